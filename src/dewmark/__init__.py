@@ -1,0 +1,57 @@
+"""dewmark: watermarks for language models that survive paraphrase and translation.
+
+The names below are the whole public surface. They are imported on first use, so that ``import dewmark``
+loads neither torch nor transformers.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+_PUBLIC = {
+    "Detection": "dewmark.types",
+    "Detector": "dewmark.detector",
+    "DewmarkError": "dewmark.errors",
+    "Generation": "dewmark.types",
+    "Key": "dewmark.core.keys",
+    "TokenScore": "dewmark.types",
+    "Verdict": "dewmark.types",
+    "Watermark": "dewmark.watermark",
+    "load_host": "dewmark.hosts",
+    "load_scheme": "dewmark.watermark",
+}
+
+__all__ = [
+    "Detection",
+    "Detector",
+    "DewmarkError",
+    "Generation",
+    "Key",
+    "TokenScore",
+    "Verdict",
+    "Watermark",
+    "__version__",
+    "load_host",
+    "load_scheme",
+]
+
+if TYPE_CHECKING:
+    from dewmark.core.keys import Key
+    from dewmark.detector import Detector
+    from dewmark.errors import DewmarkError
+    from dewmark.hosts import load_host
+    from dewmark.types import Detection, Generation, TokenScore, Verdict
+    from dewmark.watermark import Watermark, load_scheme
+
+
+def __getattr__(name: str) -> Any:  # noqa: ANN401 - any public name
+    if name in _PUBLIC:
+        return getattr(importlib.import_module(_PUBLIC[name]), name)
+    raise AttributeError(f"module 'dewmark' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return __all__

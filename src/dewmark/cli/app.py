@@ -1,0 +1,112 @@
+"""The ``dewmark`` command: its sub-commands, and how errors end it.
+
+Exit codes: 0 done (whatever the verdict), 1 a check failed, 2 bad input or usage, 130 interrupted.
+An error is one line on stderr.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import sys
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, TextIO
+
+import typer
+
+import dewmark
+from dewmark.cli import demo, detect, detector, generate, keys, models
+from dewmark.cli.console import say
+from dewmark.errors import DewmarkError
+
+__all__ = ["app", "main"]
+
+app = typer.Typer(
+    name="dewmark",
+    help="Watermarks for language models: mark, detect, and say honestly how sure one can be.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,  # a pretty traceback shows local variables: a key may be among them
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.add_typer(keys.app, name="key")
+app.add_typer(models.app, name="models")
+app.command("generate")(generate.generate)
+app.command("detect")(detect.detect)
+app.add_typer(detector.app, name="detector")
+app.command("demo")(demo.demo)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"dewmark {dewmark.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version and exit.", callback=_version, is_eager=True)
+    ] = False,
+) -> None:
+    """Watermarks for language models: mark, detect, and say honestly how sure one can be."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit code."""
+    with warnings.catch_warnings():
+        if not sys.warnoptions:
+            warnings.showwarning = _show_warning
+        try:
+            code = typer.main.get_command(app).main(
+                args=arguments, prog_name="dewmark", standalone_mode=False, windows_expand_args=False
+            )
+        except DewmarkError as error:
+            return _fail(str(error))
+        except typer.TyperException as error:
+            return _fail(error.format_message() or "give a command; dewmark --help lists them")
+        except typer.Abort:
+            return _fail("aborted")
+        except BrokenPipeError:
+            return _closed_pipe()
+        except OSError as error:
+            if error.errno is None:
+                raise
+            return _fail(_describe(error))
+        except KeyboardInterrupt:
+            code = 130
+    if code == 130:
+        say("dewmark: interrupted; generate --prompts resumes where it stopped: give the same command again")
+    return code if isinstance(code, int) else 0
+
+
+def _fail(message: str) -> int:
+    say(f"dewmark: error: {' '.join(message.split())}")
+    return 2
+
+
+def _describe(error: OSError) -> str:
+    where = f" at {error.filename}" if error.filename else ""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return f"the disk is full{where}: free some space and run the command again"
+    return f"{error.strerror or error}{where}"
+
+
+def _closed_pipe() -> int:
+    # The reader is gone: what is still buffered must not fail again when the interpreter flushes at exit.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 1
+
+
+def _show_warning(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    file: TextIO | None = None,
+    line: str | None = None,
+) -> None:
+    """Our own warnings as one line; those of other libraries are not for the person at the terminal."""
+    if Path(filename).is_relative_to(Path(__file__).parents[1]):
+        say(f"dewmark: warning: {message}")

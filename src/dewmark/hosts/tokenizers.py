@@ -1,0 +1,223 @@
+"""A transformers tokenizer as schemes see it: ids with character offsets, an identity, files of its own.
+
+Boundary: this module knows how text is cut, never what the pieces mean. It works on a private copy of the
+fast tokenizer's backend, because the original is shared and remembers the truncation, padding and
+special-token settings of whoever called it last.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dewmark.errors import ArtifactError, InputError, ModelError
+from dewmark.scheme import Tokenized
+from dewmark.storage import atomic_write
+
+if TYPE_CHECKING:
+    import tokenizers
+    from transformers import PreTrainedTokenizerBase
+
+__all__ = ["HFTokenizer"]
+
+_BACKEND_FILE = "tokenizer.json"
+_IDS_FILE = "tokenizer_ids.json"
+
+
+class HFTokenizer:
+    """The `dewmark.scheme.Tokenizer` protocol around a fast tokenizer; safe to share between threads."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        backend = getattr(tokenizer, "backend_tokenizer", None)
+        if not getattr(tokenizer, "is_fast", False) or backend is None:
+            raise ModelError(
+                f"{type(tokenizer).__name__} is a slow tokenizer without character offsets; "
+                "load it with AutoTokenizer.from_pretrained(..., use_fast=True)"
+            )
+        self._setup(
+            backend.to_str(),
+            size=len(tokenizer),
+            special=tokenizer.all_special_ids,
+            pad=tokenizer.pad_token_id,
+            bos=tokenizer.bos_token_id,
+            eos=tokenizer.eos_token_id,
+        )
+
+    def _setup(
+        self,
+        backend: str,
+        *,
+        size: int,
+        special: Iterable[int],
+        pad: int | None,
+        bos: int | None,
+        eos: int | None,
+    ) -> None:
+        from tokenizers import Tokenizer as Backend
+
+        # Truncation and padding are the last caller's, not the tokenizer's: they would cut long texts
+        # and change the identity.
+        canonical = {**json.loads(backend), "truncation": None, "padding": None}
+        self._json = json.dumps(canonical, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+        self._identity = hashlib.sha256(self._json.encode()).hexdigest()[:16]
+        self._size = size
+        flagged = {token["id"] for token in canonical.get("added_tokens", ()) if token.get("special")}
+        self._special_ids = frozenset(special) | flagged
+        self._pad_id = eos if pad is None else pad
+        self.bos_id = bos
+        self.eos_id = eos
+        self._plain: tokenizers.Tokenizer = Backend.from_str(self._json)
+        self._plain.encode_special_tokens = True  # "<|im_end|>" in a scored text is seven characters of text
+
+    @property
+    def identity(self) -> str:
+        """16 hex digits of the SHA-256 of the backend's canonical JSON."""
+        return self._identity
+
+    @property
+    def size(self) -> int:
+        """How many ids the tokenizer knows."""
+        return self._size
+
+    @property
+    def special_ids(self) -> frozenset[int]:
+        """Ids that stand for no text."""
+        return self._special_ids
+
+    @property
+    def pad_id(self) -> int | None:
+        """The padding id, or the end-of-text id where there is none."""
+        return self._pad_id
+
+    def encode(self, texts: Sequence[str]) -> list[Tokenized]:
+        """Cut texts into tokens without special tokens, also where a text spells one out.
+
+        Pieces of one character (byte-level tokenizers) share that character's offsets.
+        """
+        encodings = self._encode(self._plain, texts)
+        return [
+            Tokenized(text=text, ids=tuple(encoding.ids), offsets=tuple(encoding.offsets))
+            for text, encoding in zip(texts, encodings, strict=True)
+        ]
+
+    def encode_prompts(self, prompts: Sequence[str], *, needs_bos: bool = False) -> list[list[int]]:
+        """Prompts as the model wants them: the special prefix the tokenizer adds, then the text.
+
+        Here special tokens that a prompt spells out (a chat template's) are special. ``needs_bos`` puts the
+        begin-of-text id first where the tokenizer knows it but does not add it. An empty prompt becomes the
+        begin-of-text id, or the end-of-text id where there is none.
+        """
+        backend, prefix = self._for_prompts
+        if needs_bos and self.bos_id is not None and self.bos_id not in prefix:
+            prefix = [self.bos_id, *prefix]
+        rows = []
+        for encoding in self._encode(backend, prompts):
+            ids = list(encoding.ids)
+            if prefix and ids[: len(prefix)] == prefix:  # the template wrote the prefix itself
+                ids = ids[len(prefix) :]
+            row = prefix + ids
+            if not row:
+                start = self.eos_id if self.bos_id is None else self.bos_id
+                if start is None:
+                    raise InputError(
+                        "the prompt is empty and this model has no begin-of-text token: give a prompt"
+                    )
+                row = [start]
+            rows.append(row)
+        return rows
+
+    def decode(self, batch: Sequence[Sequence[int]]) -> list[str]:
+        """Token ids to text: special tokens left out, spaces as they are."""
+        kept = [[int(i) for i in ids if i not in self._special_ids and i < self._size] for ids in batch]
+        texts: list[str] = self._plain.decode_batch(kept, skip_special_tokens=True)
+        return texts
+
+    def save(self, folder: Path) -> None:
+        """Write ``tokenizer.json`` (readable by transformers) and the special ids beside it."""
+        ids = {
+            "identity": self._identity,
+            "size": self._size,
+            "special": sorted(self._special_ids),
+            "pad": self._pad_id,
+            "bos": self.bos_id,
+            "eos": self.eos_id,
+        }
+        with atomic_write(folder / _BACKEND_FILE) as stream:
+            stream.write(self._json.encode())
+        with atomic_write(folder / _IDS_FILE) as stream:
+            stream.write(json.dumps(ids, indent=1).encode() + b"\n")
+
+    @classmethod
+    def load(cls, folder: Path) -> HFTokenizer:
+        """Open what `save` wrote (without transformers), or any folder of a transformers tokenizer."""
+        if not (folder / _IDS_FILE).exists():
+            return cls(_auto_tokenizer(folder))
+        tokenizer = cls.__new__(cls)
+        try:
+            ids = json.loads((folder / _IDS_FILE).read_text(encoding="utf-8"))
+            backend = (folder / _BACKEND_FILE).read_text(encoding="utf-8")
+            special = [ids[name] for name in ("pad", "bos", "eos")]
+            tokenizer._setup(
+                backend,
+                size=ids["size"],
+                special=ids["special"],
+                pad=special[0],
+                bos=special[1],
+                eos=special[2],
+            )
+            expected = ids["identity"]
+        except Exception as error:  # the backend raises bare Exceptions
+            raise ArtifactError(
+                f"the tokenizer in {folder} is corrupt or incomplete: make it again"
+            ) from error
+        if tokenizer.identity != expected:
+            raise ArtifactError(
+                f"the tokenizer in {folder} is not the one that was saved there: make it again"
+            )
+        return tokenizer
+
+    def _encode(self, backend: tokenizers.Tokenizer, texts: Sequence[str]) -> list[tokenizers.Encoding]:
+        try:
+            encodings: list[tokenizers.Encoding] = backend.encode_batch(list(texts), add_special_tokens=False)
+        except TypeError:
+            bad = next((i for i, text in enumerate(texts) if not _is_unicode(text)), 0)
+            raise InputError(f"text {bad} is not valid Unicode text: decode it properly") from None
+        return encodings
+
+    @functools.cached_property
+    def _for_prompts(self) -> tuple[tokenizers.Tokenizer, list[int]]:
+        """A backend that knows special tokens, and the ids it puts before a text (begin of text, mostly)."""
+        from tokenizers import Tokenizer as Backend
+
+        backend: tokenizers.Tokenizer = Backend.from_str(self._json)
+        bare = backend.encode("a", add_special_tokens=False).ids
+        full = backend.encode("a", add_special_tokens=True).ids
+        starts = range(len(full) - len(bare) + 1)
+        start = next((i for i in starts if full[i : i + len(bare)] == bare), 0)
+        return backend, list(full[:start])
+
+
+def _auto_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
+    from transformers import AutoTokenizer
+
+    try:
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    except Exception as error:  # a broken tokenizer.json raises a bare Exception
+        raise ModelError(
+            f"cannot load a tokenizer from {folder}: {str(error).splitlines()[0][:200]}"
+        ) from error
+    return tokenizer
+
+
+def _is_unicode(text: object) -> bool:
+    if not isinstance(text, str):
+        return False
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True

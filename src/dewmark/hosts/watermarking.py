@@ -1,0 +1,77 @@
+"""A scheme as transformers' own ``watermarking_config``.
+
+    model.generate(**inputs, do_sample=True, watermarking_config=WatermarkingConfig(scheme))
+
+There the scheme sees the logits after temperature, top-k and top-p; a logits processor sees them before.
+Boundary: transformers' generate drives everything; nothing is decoded or sampled here.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from transformers.generation.configuration_utils import BaseWatermarkingConfig
+from transformers.generation.logits_process import LogitsProcessor
+
+from dewmark.errors import ConfigError, VocabularyError
+from dewmark.scheme import BoundScheme, Session
+
+__all__ = ["WatermarkingConfig"]
+
+
+class WatermarkingConfig(BaseWatermarkingConfig):
+    """Marks what ``model.generate`` writes; one object serves any number of calls."""
+
+    def __init__(self, scheme: BoundScheme) -> None:
+        self.scheme = scheme
+
+    def validate(self) -> None:
+        """Refuse what is no bound scheme; transformers calls this before it generates."""
+        if not isinstance(self.scheme, BoundScheme):
+            raise ConfigError(
+                f"WatermarkingConfig takes a scheme bound to key and host, got {type(self.scheme).__name__}: "
+                "make one with dewmark.load_scheme"
+            )
+
+    def construct_processor(self, vocab_size: int, device: object = None) -> LogitsProcessor:
+        """The logits processor of one call of generate."""
+        self.validate()
+        expected = self.scheme.host.vocab_size
+        if vocab_size != expected:
+            raise VocabularyError(
+                f"the scheme was made for {self.scheme.host.name} ({expected} ids) and this model has "
+                f"{vocab_size}: load the scheme for this model"
+            )
+        return _SessionProcessor(self.scheme)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The scheme's public configuration: its key stays out of whatever transformers writes."""
+        return {"scheme": self.scheme.scheme.name, "config_hash": self.scheme.config_hash}
+
+    def to_json_string(self) -> str:
+        """`to_dict` as JSON."""
+        return json.dumps(self.to_dict(), indent=2) + "\n"
+
+    def __iter__(self) -> Iterator[tuple[str, Any]]:
+        yield from self.to_dict().items()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> WatermarkingConfig:
+        # generate copies its configuration at every call; a bound scheme is immutable and may hold gigabytes.
+        return self
+
+
+class _SessionProcessor(LogitsProcessor):
+    """Opens a session at its first call, whose ids (batch, length) are the prompts."""
+
+    def __init__(self, scheme: BoundScheme) -> None:
+        self._scheme = scheme
+        self._session: Session | None = None
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        """Logits (batch, vocab) to marked logits of the same shape."""
+        if self._session is None:
+            self._session = self._scheme.session(input_ids)
+        return self._session(input_ids, scores)

@@ -1,0 +1,1 @@
+"""What people read: pages made from results. Reports compute nothing."""

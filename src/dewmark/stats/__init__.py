@@ -1,0 +1,1 @@
+"""Null distributions and tests. Arrays in, numbers out: no models, no text, no keys."""

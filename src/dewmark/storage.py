@@ -1,0 +1,213 @@
+"""Files that survive a kill: atomic writes, folders of arrays with checksums, JSONL that resumes.
+
+A *bundle* is a folder of ``.npy`` arrays beside ``bundle.json``, which holds the caller's metadata and the
+SHA-256 of every array. It is written to a temporary folder and renamed, so a reader sees all of it or none.
+Arrays are opened memory-mapped and read-only, so processes share their pages.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dewmark.errors import ArtifactError, InputError, StorageError
+
+__all__ = [
+    "Bundle",
+    "append_jsonl",
+    "atomic_folder",
+    "atomic_write",
+    "load_bundle",
+    "read_jsonl",
+    "save_bundle",
+    "sha256_file",
+    "trim_jsonl",
+    "write_bundle",
+]
+
+Array = NDArray[Any]
+
+
+@contextlib.contextmanager
+def _storage_errors(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except StorageError:
+        raise
+    except OSError as error:
+        # numpy reports a short write without an errno: "1000000 requested and 131056 written"
+        short = error.errno is None and "requested and" in str(error)
+        if short or error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise StorageError(
+                f"the disk is full at {path}: free some space and run the command again"
+            ) from error
+        if error.errno in (errno.EACCES, errno.EROFS, errno.EPERM):
+            raise StorageError(f"cannot write {path}: permission denied") from error
+        if error.errno in (errno.ENOTDIR, errno.EISDIR, errno.ENOENT, errno.EEXIST, errno.ENAMETOOLONG):
+            raise StorageError(f"cannot write {path}: {os.strerror(error.errno)}") from error
+        raise
+
+
+@contextlib.contextmanager
+def atomic_write(path: Path, *, private: bool = False, overwrite: bool = True) -> Iterator[IO[bytes]]:
+    """Write a file so that it appears whole or not at all; ``private`` gives it mode 0600."""
+    with _storage_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        temporary = Path(name)
+        try:
+            with os.fdopen(handle, "wb") as stream:
+                yield stream
+                stream.flush()
+                os.fsync(stream.fileno())
+            temporary.chmod(0o600 if private else 0o644)
+            if overwrite:
+                temporary.replace(path)
+            else:
+                try:
+                    os.link(temporary, path)  # fails if the path exists, also in a race
+                except FileExistsError:
+                    raise StorageError(
+                        f"{path} exists already and is not overwritten; choose another name"
+                    ) from None
+        finally:
+            temporary.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def atomic_folder(path: Path, *, private: bool = False) -> Iterator[Path]:
+    """Fill a temporary folder that replaces ``path`` when the block ends without an error."""
+    with _storage_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}."))
+        try:
+            yield temporary
+            for entry in (temporary, *temporary.rglob("*")):
+                mode = 0o700 if private else 0o755
+                entry.chmod(mode if entry.is_dir() else mode & 0o666)
+            old = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}.old."))
+            try:
+                # another process may put the same folder there, or take it away, at any moment
+                with contextlib.suppress(FileNotFoundError):
+                    path.replace(old / "replaced")
+                try:
+                    temporary.replace(path)
+                except OSError:
+                    if not path.exists():
+                        raise
+            finally:
+                shutil.rmtree(old, ignore_errors=True)
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
+
+
+def sha256_file(path: Path) -> str:
+    """Hex SHA-256 of a file's bytes."""
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """An opened bundle: its metadata and its arrays, memory-mapped read-only."""
+
+    path: Path
+    meta: dict[str, Any]
+    arrays: dict[str, Array]
+
+
+def save_bundle(
+    path: Path, *, meta: Mapping[str, Any], arrays: Mapping[str, Array], private: bool = False
+) -> None:
+    """Write arrays and metadata as one bundle, atomically."""
+    with atomic_folder(path, private=private) as folder:
+        write_bundle(folder, meta=meta, arrays=arrays)
+
+
+def write_bundle(folder: Path, *, meta: Mapping[str, Any], arrays: Mapping[str, Array]) -> None:
+    """Write a bundle's files into a folder that the caller makes atomic."""
+    sums = {}
+    for name, array in arrays.items():
+        file = folder / f"{name}.npy"
+        np.save(file, np.ascontiguousarray(array), allow_pickle=False)
+        sums[name] = sha256_file(file)
+    index = {"meta": dict(meta), "sha256": sums}
+    (folder / "bundle.json").write_text(json.dumps(index, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+
+
+def load_bundle(path: Path, *, verify: bool = True) -> Bundle:
+    """Open a bundle; ``verify`` checks every array against its checksum."""
+    try:
+        index = json.loads((path / "bundle.json").read_text(encoding="utf-8"))
+        sums, meta = dict(index["sha256"]), dict(index["meta"])
+    except (FileNotFoundError, NotADirectoryError):
+        raise ArtifactError(f"{path} is not a dewmark table: it has no bundle.json") from None
+    except (ValueError, KeyError, TypeError):
+        raise ArtifactError(f"{path}/bundle.json is corrupt: delete {path} and make it again") from None
+    arrays = {}
+    for name, expected in sums.items():
+        file = path / f"{name}.npy"
+        try:
+            if verify and sha256_file(file) != expected:
+                raise ArtifactError(
+                    f"{file} is corrupt (its checksum is wrong): delete {path} and make it again"
+                )
+            arrays[name] = np.load(file, mmap_mode="r", allow_pickle=False)
+        except (FileNotFoundError, ValueError, EOFError):
+            raise ArtifactError(f"{file} is missing or cut short: delete {path} and make it again") from None
+    return Bundle(path=path, meta=meta, arrays=arrays)
+
+
+def read_jsonl(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield (line number, object) for each non-empty line of a JSONL file."""
+    try:
+        stream = path.open("rb")
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror}") from None
+    with stream:
+        for number, raw in enumerate(stream, start=1):
+            if not raw.strip():
+                continue
+            try:
+                row = json.loads(raw.decode("utf-8-sig"))  # a first line may carry a byte-order mark
+            except (ValueError, RecursionError):
+                raise InputError(f"{path}, line {number}: not a line of JSON") from None
+            if not isinstance(row, dict):
+                raise InputError(f"{path}, line {number}: expected a JSON object, got {type(row).__name__}")
+            yield number, row
+
+
+def append_jsonl(path: Path, rows: list[dict[str, Any]]) -> None:
+    """Append rows and flush them to the disk, so that a kill loses none of them."""
+    lines = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+    # Only lone surrogates have no UTF-8; the backslash form of those is JSON's own escape.
+    data = lines.encode("utf-8", "backslashreplace")
+    with _storage_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("ab") as stream:
+            stream.write(data)
+            stream.flush()
+            os.fsync(stream.fileno())
+
+
+def trim_jsonl(path: Path) -> None:
+    """Cut a half-written last line that a killed run left behind."""
+    if not path.exists():
+        return
+    with _storage_errors(path), path.open("r+b") as stream:
+        data = stream.read()
+        end = data.rfind(b"\n") + 1
+        if end < len(data):
+            stream.truncate(end)

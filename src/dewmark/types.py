@@ -1,0 +1,120 @@
+"""The result types that every scheme, host and command shares."""
+
+from __future__ import annotations
+
+import enum
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+__all__ = ["Detection", "Generation", "TokenScore", "Verdict"]
+
+
+class Verdict(enum.StrEnum):
+    """What a detector says of a text."""
+
+    MARKED = "marked"
+    NOT_MARKED = "not marked"
+    TOO_SHORT = "too short"
+
+
+@dataclass(frozen=True, slots=True)
+class TokenScore:
+    """One unit of a text and the evidence it carries.
+
+    ``start`` and ``end`` are character offsets into the text that was scored. ``score`` is standard normal
+    on unmarked text, larger means more marked; it is 0.0 where ``scored`` is False (no context yet, a
+    special token).
+    """
+
+    text: str
+    start: int
+    end: int
+    score: float
+    scored: bool
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        return {
+            "text": self.text,
+            "start": self.start,
+            "end": self.end,
+            "score": round(self.score, 4),
+            "scored": self.scored,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Detection:
+    """The verdict on one text, and the numbers behind it.
+
+    ``score`` is the scheme's mean token score, ``z`` the standardised test statistic, ``p_value`` the
+    probability that unmarked text scores at least as high, ``effective_length`` the number of independent
+    tokens that the text's evidence is worth, ``fpr`` the level at which ``verdict`` was taken.
+    """
+
+    verdict: Verdict
+    p_value: float
+    z: float
+    score: float
+    effective_length: float
+    tokens_scored: int
+    test: str
+    fpr: float
+    scheme: str
+    key_fingerprint: str
+    tokens: tuple[TokenScore, ...] = field(default=(), repr=False)
+
+    @property
+    def is_marked(self) -> bool:
+        """Whether the verdict is `Verdict.MARKED`."""
+        return self.verdict is Verdict.MARKED
+
+    def to_dict(self, *, tokens: bool = False) -> dict[str, Any]:
+        """Plain JSON values; numbers that are not finite become None."""
+        row: dict[str, Any] = {
+            "verdict": self.verdict.value,
+            "p_value": _finite(self.p_value),
+            "z": _finite(self.z),
+            "score": _finite(self.score),
+            "effective_length": _finite(self.effective_length),
+            "tokens_scored": self.tokens_scored,
+            "test": self.test,
+            "fpr": self.fpr,
+            "scheme": self.scheme,
+            "key_fingerprint": self.key_fingerprint,
+        }
+        if tokens:
+            row["tokens"] = [token.to_dict() for token in self.tokens]
+        return row
+
+    def __str__(self) -> str:
+        return (
+            f"{self.verdict} (p = {self.p_value:.3g}, z = {self.z:.2f}, effective length "
+            f"{self.effective_length:.0f} of {self.tokens_scored} tokens, {self.test} test, "
+            f"key {self.key_fingerprint})"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """One completion. ``text`` is the completion only, never the prompt."""
+
+    prompt: str
+    text: str
+    token_ids: tuple[int, ...] = field(repr=False)
+    seed: int
+    scheme: str
+    config_hash: str
+
+    @property
+    def tokens(self) -> int:
+        """How many tokens the host wrote, an end-of-text token not counted."""
+        return len(self.token_ids)
+
+    def __str__(self) -> str:
+        return self.text
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None

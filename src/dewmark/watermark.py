@@ -1,0 +1,165 @@
+"""The facade: one scheme on one host, to mark and to detect."""
+
+from __future__ import annotations
+
+import functools
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from dewmark.config import cache_dir
+from dewmark.core.keys import Key
+from dewmark.errors import ConfigError
+from dewmark.hosts import host_info, info_from_model, load_host
+from dewmark.registry import SCHEMES
+from dewmark.scheme import DEFAULT_FPR, BoundScheme, HostInfo, Workspace
+from dewmark.types import Detection, Generation
+
+if TYPE_CHECKING:
+    from dewmark.hosts.base import Host
+
+__all__ = ["DEFAULT_HOST", "Watermark", "load_scheme"]
+
+DEFAULT_HOST = "smollm2-135m"
+
+ProgressCallback = Callable[[str, int, int], None]
+
+
+def load_scheme(
+    name: str = "dew",
+    *,
+    key: Key,
+    host: object = DEFAULT_HOST,
+    tokenizer: object = None,
+    progress: ProgressCallback | None = None,
+    **settings: object,
+) -> BoundScheme:
+    """Join a scheme to a key and a host.
+
+    ``host`` is a model's name, folder or hub id, a `HostInfo`, or a transformers model that is in memory
+    already (then ``tokenizer`` is needed too). ``settings`` are the scheme's parameters.
+    """
+    scheme = SCHEMES[name]().with_settings(settings)
+    workspace = _workspace(progress)
+    if isinstance(host, HostInfo):
+        info = host
+    elif isinstance(host, str):
+        info = host_info(host, progress=progress)
+    elif tokenizer is None:
+        raise ConfigError(f"a tokenizer is needed beside the {type(host).__name__} given as host")
+    else:
+        info = info_from_model(host, tokenizer)
+    bound: BoundScheme = scheme.bind(key, info, workspace)
+    return bound
+
+
+class Watermark:
+    """A scheme on a host: `generate` marks, `detect` finds the mark and never runs the host."""
+
+    def __init__(self, scheme: BoundScheme, open_host: Callable[[], Host]) -> None:
+        """``open_host`` loads the host's weights; it is called when the first text is generated."""
+        self.scheme = scheme
+        self._open_host = open_host
+
+    @classmethod
+    def load(
+        cls,
+        key: Key,
+        *,
+        host: str = DEFAULT_HOST,
+        scheme: str = "dew",
+        settings: Mapping[str, Any] | None = None,
+        device: str = "auto",
+        dtype: str = "auto",
+        progress: ProgressCallback | None = None,
+    ) -> Watermark:
+        """A scheme by name on a host by name; the host's weights are loaded when they are first needed."""
+        bound = load_scheme(scheme, key=key, host=host, progress=progress, **(settings or {}))
+        return cls(bound, functools.partial(load_host, host, device=device, dtype=dtype, progress=progress))
+
+    @classmethod
+    def from_default(cls, key: Key, **settings: object) -> Watermark:
+        """DEW on SmolLM2-135M with a multilingual encoder, all from packages: no hub, no GPU."""
+        return cls.load(key, settings=settings)
+
+    @functools.cached_property
+    def host(self) -> Host:
+        """The host, loaded on first use."""
+        return self._open_host()
+
+    def generate(
+        self,
+        prompt: str,
+        *,
+        max_new_tokens: int = 200,
+        seed: int | None = None,
+        temperature: float = 1.0,
+        top_p: float = 1.0,
+        top_k: int = 0,
+        no_repeat_ngram: int = 4,
+        min_new_tokens: int = 0,
+    ) -> Generation:
+        """Continue one prompt, marked."""
+        return self.generate_batch(
+            [prompt],
+            seeds=None if seed is None else [seed],
+            max_new_tokens=max_new_tokens,
+            temperature=temperature,
+            top_p=top_p,
+            top_k=top_k,
+            no_repeat_ngram=no_repeat_ngram,
+            min_new_tokens=min_new_tokens,
+        )[0]
+
+    def generate_batch(
+        self,
+        prompts: Sequence[str],
+        *,
+        seeds: Sequence[int] | None = None,
+        max_new_tokens: int = 200,
+        temperature: float = 1.0,
+        top_p: float = 1.0,
+        top_k: int = 0,
+        no_repeat_ngram: int = 4,
+        min_new_tokens: int = 0,
+        batch_size: int = 8,
+        on_batch: Callable[[list[Generation]], None] | None = None,
+    ) -> list[Generation]:
+        """Continue prompts, marked. A text depends on its own prompt and seed, not on the batch it is in."""
+        return self.host.generate(
+            prompts,
+            scheme=self.scheme,
+            seeds=seeds if seeds is not None else [secrets.randbits(31) for _ in prompts],
+            max_new_tokens=max_new_tokens,
+            temperature=temperature,
+            top_p=top_p,
+            top_k=top_k,
+            no_repeat_ngram=no_repeat_ngram,
+            min_new_tokens=min_new_tokens,
+            batch_size=batch_size,
+            on_batch=on_batch,
+        )
+
+    def detect(
+        self, text: str, *, prompt: str | None = None, fpr: float = DEFAULT_FPR, test: str | None = None
+    ) -> Detection:
+        """Score one completion; a prompt, if known, serves as context only."""
+        return self.scheme.detect(text, prompt=prompt, fpr=fpr, test=test)
+
+    def detect_batch(
+        self,
+        texts: Sequence[str],
+        *,
+        prompts: Sequence[str | None] | None = None,
+        fpr: float = DEFAULT_FPR,
+        test: str | None = None,
+    ) -> list[Detection]:
+        """Score completions in one batch."""
+        return self.scheme.detect_batch(texts, prompts=prompts, fpr=fpr, test=test)
+
+
+def _workspace(progress: ProgressCallback | None) -> Workspace:
+    find_host = functools.partial(host_info, progress=progress)
+    if progress is None:
+        return Workspace(cache=cache_dir(), find_host=find_host)
+    return Workspace(cache=cache_dir(), progress=progress, find_host=find_host)

@@ -1,0 +1,144 @@
+"""The command as a whole: help, exit codes, one-line errors, keys that stay secret."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import dewmark
+from dewmark.cli import keys
+from dewmark.cli.app import main
+from dewmark.core.keys import Key
+
+COMMANDS = [
+    [], ["key"], ["key", "new"], ["key", "show"], ["models"], ["models", "list"], ["models", "pull"],
+    ["models", "fit"], ["generate"], ["detect"], ["detector"], ["detector", "export"], ["demo"],
+]  # fmt: skip
+LEAVES = [c for c in COMMANDS if c not in ([], ["key"], ["models"], ["detector"])]
+
+
+MAIN = "import sys; from dewmark.cli.app import main; sys.exit(main())"
+
+
+def python(code: str, *arguments: object, stdout: int = subprocess.PIPE) -> subprocess.CompletedProcess[str]:
+    """Run code in a process of its own."""
+    command = [sys.executable, "-c", code, *map(str, arguments)]
+    environment = {**os.environ, "PYTHONPATH": str(Path(dewmark.__file__).parents[1])}
+    return subprocess.run(
+        command, stdout=stdout, stderr=subprocess.PIPE, text=True, env=environment, timeout=120, check=False
+    )
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_every_command_has_help(run, command):
+    result = run(*command, "--help")
+    assert result.code == 0
+    assert "Usage: dewmark" in result.out
+
+
+@pytest.mark.parametrize("command", LEAVES, ids=" ".join)
+def test_every_command_has_json(run, command):
+    assert "--json" in run(*command, "--help").out
+
+
+def test_help_is_light():
+    code = (
+        "import sys; from dewmark.cli.app import main; main(['detect', '--help']);"
+        "sys.exit(any(m in sys.modules for m in ('torch', 'transformers', 'numpy', 'scipy')))"
+    )
+    assert python(code).returncode == 0
+
+
+def test_version(run):
+    assert run("--version").out == f"dewmark {dewmark.__version__}\n"
+
+
+def test_unknown_commands(run):
+    assert "Did you mean 'detect'" in run("detcet").error
+    assert run("generate", "--key").error
+
+
+def test_no_command_prints_help_and_fails(run):
+    result = run()
+    assert result.code == 2
+    assert "Usage: dewmark" in result.out
+
+
+def test_keys(run, tmp_path):
+    path = tmp_path / "a.key"
+    made = run("key", "new", "--out", path, "--json")
+    assert made.code == 0
+    key = Key.load(path)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert key._secret.hex() not in made.out + made.err
+    assert key.fingerprint in made.out
+    before = path.read_bytes()
+    assert "not overwritten" in run("key", "new", "--out", path).error
+    assert path.read_bytes() == before
+    assert run("key", "show", path).out == key.fingerprint + "\n"
+    assert "no key file" in run("key", "show", tmp_path / "b.key").error
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (
+            OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "/big/file"),
+            "the disk is full at /big/file: free some",
+        ),
+        (PermissionError(errno.EACCES, os.strerror(errno.EACCES), "/root/x"), "Permission denied at /root/x"),
+    ],
+)
+def test_the_system_s_errors_are_one_line(run, monkeypatch, error, said):
+    def fail(row):
+        raise error
+
+    monkeypatch.setattr(keys, "emit", fail)
+    monkeypatch.setattr(Key, "save", lambda self, path: None)
+    assert said in run("key", "new", "--out", "x", "--json").error
+
+
+def test_a_bug_is_not_hidden(monkeypatch):
+    def fail(row):
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(keys, "emit", fail)
+    monkeypatch.setattr(Key, "save", lambda self, path: None)
+    with pytest.raises(ZeroDivisionError):
+        main(["key", "new", "--out", "x", "--json"])
+
+
+def test_a_closed_pipe_is_no_traceback(tmp_path):
+    path = tmp_path / "a.key"
+    Key(bytes(32)).save(path)
+    read, write = os.pipe()
+    os.close(read)
+    done = python(MAIN, "key", "show", path, stdout=write)
+    os.close(write)
+    assert done.returncode == 1
+    assert done.stderr == ""
+
+
+def test_names_with_odd_characters_do_not_reach_the_terminal():
+    done = python(MAIN, "detect", "--key", "k", "bad\x1b]0;title\x07.txt")
+    assert done.returncode == 2
+    assert "\x1b" not in done.stderr
+    assert "\x07" not in done.stderr
+
+
+def test_ctrl_c_ends_with_130():
+    code = (
+        "import os, signal, sys; from dewmark.cli import app, inputs;"
+        "inputs._read = lambda name: os.kill(os.getpid(), signal.SIGINT);"
+        "sys.exit(app.main(['detect', '-', '--key', 'k']))"
+    )
+    done = python(code)
+    assert done.returncode == 130
+    assert done.stderr.startswith("dewmark: interrupted")
+    assert len(done.stderr.splitlines()) == 1

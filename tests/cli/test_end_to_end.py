@@ -1,0 +1,85 @@
+"""The real scheme on a tiny real model, from prompts to an exported detector."""
+
+from __future__ import annotations
+
+import base64
+import json
+from pathlib import Path
+
+import pytest
+from tests.cli.conftest import SECRET
+from tests.fakes import BagEncoder
+
+from dewmark.core.keys import Key
+
+WORDS = ["the", "old", "bridge", "over", "river", "house", "water", "light", "night", "city"]
+
+
+@pytest.fixture
+def tiny(monkeypatch: pytest.MonkeyPatch, bag_encoder: BagEncoder) -> None:
+    """Every host name stands for one tiny model."""
+    import dewmark.hosts
+    import dewmark.watermark
+    from dewmark.hosts.fake import FakeHost
+
+    host = FakeHost()
+    for module in (dewmark.hosts, dewmark.watermark):
+        monkeypatch.setattr(module, "host_info", lambda name, **_: host.info)
+        monkeypatch.setattr(module, "load_host", lambda name, **_: host)
+
+
+def write_prompts(path: Path) -> None:
+    rows = [{"prompt": f"the {a} {b}"} for a in WORDS[:4] for b in WORDS[4:7]]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+
+
+def json_lines(text: str) -> list[dict]:
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def test_from_prompts_to_an_exported_detector(run, tiny, key_file, tmp_path):
+    prompts, out, unmarked = tmp_path / "in.jsonl", tmp_path / "out.jsonl", tmp_path / "unmarked.jsonl"
+    write_prompts(prompts)
+    common = ["--prompts", prompts, "--max-new-tokens", 120, "--batch-size", 4, "--seed", 11]
+    strong = ["--set", "lambda=4"]
+    assert run("generate", "--key", key_file, *common, *strong, "--out", out).code == 0
+    assert run("generate", "--scheme", "none", *common, "--out", unmarked).code == 0
+
+    data = out.read_bytes()
+    for cut in (len(data) // 3, len(data) * 4 // 5):
+        out.write_bytes(data[:cut])
+        assert run("generate", "--key", key_file, *common, *strong, "--out", out).code == 0
+        assert out.read_bytes() == data
+
+    detect = ["detect", "--key", key_file, *strong, "--json"]
+    found = json_lines(run(*detect, "--jsonl", out).out)
+    assert sum(row["p_value"] < 0.01 for row in found) >= 10
+    clean = json_lines(run(*detect, "--jsonl", unmarked).out)
+    assert sum(row["p_value"] < 0.01 for row in clean) <= 2
+    other = tmp_path / "other.key"
+    Key(bytes(32)).save(other)
+    wrong = json_lines(run("detect", "--key", other, *strong, "--json", "--jsonl", out).out)
+    assert sum(row["p_value"] < 0.01 for row in wrong) <= 2
+
+    folder = tmp_path / "detector"
+    assert run("detector", "export", "--key", key_file, *strong, "--host", "tiny", "--out", folder).code == 0
+    again = json_lines(run("detect", "--detector", folder, "--json", "--jsonl", out).out)
+    assert [row["p_value"] for row in again] == pytest.approx([row["p_value"] for row in found], rel=1e-6)
+    assert no_secret_in(tmp_path, but=key_file)
+
+
+def no_secret_in(folder: Path, *, but: Path) -> bool:
+    """No file but the key's own holds the key."""
+    shapes = (SECRET, SECRET.hex().encode(), base64.b64encode(SECRET).rstrip(b"="))
+    files = [path for path in folder.rglob("*") if path.is_file() and path != but]
+    assert len(files) > 5
+    return not any(shape in path.read_bytes() for path in files for shape in shapes)
+
+
+def test_tokens_and_page_of_a_real_text(run, tiny, key_file, tmp_path):
+    text, page = tmp_path / "a.txt", tmp_path / "a.html"
+    text.write_text(" ".join(WORDS * 5), encoding="utf-8")
+    (row,) = json_lines(run("detect", "--key", key_file, text, "--json", "--tokens", "--html", page).out)
+    assert row["tokens_scored"] == sum(token["scored"] for token in row["tokens"])
+    assert " bridge" in {token["text"] for token in row["tokens"]}
+    assert page.read_text(encoding="utf-8").count("title=") >= 50

@@ -1,0 +1,261 @@
+"""Generation from the command line: rows, seeds, and runs that resume to the same bytes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from dewmark.core.keys import Key
+
+PROMPTS = [f"Prompt number {i}, with “quotes” and ü" for i in range(11)]
+
+
+@pytest.fixture
+def prompts(tmp_path: Path) -> Path:
+    path = tmp_path / "in.jsonl"
+    rows = [{"prompt": p} if i % 2 else {"id": f"row-{i}", "prompt": p} for i, p in enumerate(PROMPTS)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
+@pytest.fixture
+def command(key_file: Path, prompts: Path):
+    return ["generate", "--key", key_file, "--prompts", prompts, "--batch-size", 4, "--max-new-tokens", 60]
+
+
+def rows_of(path: Path) -> list[dict]:
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n")[:-1]]
+
+
+def test_rows(run, host, command, tmp_path, key_file):
+    out = tmp_path / "out.jsonl"
+    result = run(*command, "--out", out, "--seed", 70, "--json")
+    assert result.code == 0
+    rows = rows_of(out)
+    assert [list(row) for row in rows] == [
+        ["id", "prompt", "text", "tokens", "seed", "scheme", "config_hash"]
+    ] * 11
+    assert [row["id"] for row in rows[:4]] == ["row-0", "1", "row-2", "3"]
+    assert [row["prompt"] for row in rows] == PROMPTS
+    assert [row["seed"] for row in rows] == list(range(70, 81))
+    assert all(row["tokens"] == len(row["text"]) for row in rows)  # one token per character in the stub
+    assert {row["scheme"] for row in rows} == {"dew"}
+    summary = json.loads(result.out)
+    assert summary["rows"] == 11
+    assert summary["config_hash"] == rows[0]["config_hash"]
+    assert host.calls == [[70, 71, 72, 73], [74, 75, 76, 77], [78, 79, 80]]
+
+
+def test_a_run_stopped_at_any_byte_resumes_to_the_same_bytes(run, host, command, tmp_path):
+    whole = tmp_path / "whole.jsonl"
+    assert run(*command, "--out", whole, "--seed", 5).code == 0
+    data = whole.read_bytes()
+    ends = [i + 1 for i, byte in enumerate(data) if byte == 0x0A]
+    cuts = {
+        0,
+        1,
+        9,
+        ends[0],
+        ends[0] + 1,
+        ends[2] - 1,
+        ends[3] - 1,
+        ends[3],
+        ends[3] + 30,
+        ends[6],
+        ends[7],
+        ends[9] + 5,
+    }
+    # inside a character of several bytes, too
+    cuts |= {data.index("–".encode()) + 1, data.rindex("é".encode()) + 1, len(data) - 1, len(data)}
+    for cut in sorted(cuts):
+        out = tmp_path / f"cut-{cut}.jsonl"
+        out.write_bytes(data[:cut])
+        host.calls.clear()
+        result = run(*command, "--out", out, "--seed", 5)
+        assert result.code == 0, (cut, result.err)
+        assert out.read_bytes() == data, cut
+        finished = sum(end <= cut for end in ends)
+        made = sum(len(seeds) for seeds in host.calls)
+        assert made == (0 if finished == 11 else 11 - finished // 4 * 4)
+
+
+def test_the_seed_of_a_resumed_run_is_the_file_s_own(run, host, command, tmp_path):
+    out = tmp_path / "out.jsonl"
+    assert run(*command, "--out", out).code == 0
+    data = out.read_bytes()
+    out.write_bytes(data[: len(data) * 2 // 3])
+    assert run(*command, "--out", out).code == 0
+    assert out.read_bytes() == data
+
+
+def test_an_interrupted_run_keeps_whole_batches_and_resumes(run, host, command, tmp_path):
+    out, whole = tmp_path / "out.jsonl", tmp_path / "whole.jsonl"
+    assert run(*command, "--out", whole, "--seed", 1).code == 0
+    host._alive = iter([None, None])
+    stopped = run(*command, "--out", out, "--seed", 1)
+    assert stopped.code == 130
+    assert "resumes" in stopped.err.splitlines()[-1]
+    assert len(rows_of(out)) == 8
+    host._alive = iter([None] * 9)
+    assert run(*command, "--out", out, "--seed", 1).code == 0
+    assert out.read_bytes() == whole.read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("extra", "said"),
+    [
+        (["--set", "k=5"], "was written with config"),
+        (["--temperature", "0.7"], "was written with config"),
+        (["--max-new-tokens", "59"], "was written with config"),
+        (["--seed", "6"], "has seed 5, this run would use 6"),
+    ],
+)
+def test_another_run_s_file_is_refused_untouched(run, host, command, tmp_path, extra, said):
+    out = tmp_path / "out.jsonl"
+    assert run(*command, "--out", out, "--seed", 5).code == 0
+    out.write_bytes(out.read_bytes()[:-7])
+    before, hash_before = out.read_bytes(), rows_of(out)[0]["config_hash"]
+    error = run(*command, "--out", out, *extra, "--quiet").error
+    assert said in error
+    assert "another --out" in error
+    if "config" in said:
+        assert hash_before in error
+    assert out.read_bytes() == before
+
+
+def test_another_key_is_another_config(run, host, command, tmp_path):
+    out, other = tmp_path / "out.jsonl", tmp_path / "other.key"
+    Key(bytes(32)).save(other)
+    assert run(*command, "--out", out).code == 0
+    command[2] = other
+    assert "was written with config" in run(*command, "--out", out, "-q").error
+
+
+def test_changed_prompts_and_foreign_files_are_refused(run, host, command, prompts, tmp_path):
+    out = tmp_path / "out.jsonl"
+    assert run(*command, "--out", out, "--seed", 5).code == 0
+    lines = prompts.read_text(encoding="utf-8").splitlines(keepends=True)
+    prompts.write_text("".join(lines[:6]), encoding="utf-8")
+    assert "only 6 rows" in run(*command, "--out", out, "-q").error
+    prompts.write_text("".join(lines[1:] + lines[:1]), encoding="utf-8")
+    assert "'row-0'" in run(*command, "--out", out, "-q").error
+    prompts.write_text("".join(lines), encoding="utf-8")
+    for foreign in ("my notes, no newline", "my notes\n", '[1, 2]\n{"id": 1}\n'):
+        out.write_text(foreign, encoding="utf-8")
+        assert str(out) in run(*command, "--out", out, "-q").error
+        assert out.read_text(encoding="utf-8") == foreign
+    assert "prompts file" in run(*command, "--out", prompts, "-q").error
+
+
+def test_scheme_none_needs_no_key_and_leaves_no_mark(run, host, prompts, tmp_path):
+    out = tmp_path / "out.jsonl"
+    result = run("generate", "--scheme", "none", "--prompts", prompts, "--out", out, "--seed", 1)
+    assert result.code == 0
+    rows = rows_of(out)
+    assert {row["scheme"] for row in rows} == {"none"}
+    assert not any("✓" in row["text"] for row in rows)
+    assert run("generate", "--scheme", "none", "--prompts", prompts, "--out", out).code == 0
+    assert "leave out --set" in run("generate", "--scheme", "none", "--prompt", "x", "--set", "k=2").error
+
+
+def test_one_prompt_goes_to_stdout(run, host, key_file):
+    result = run("generate", "--key", key_file, "--prompt", "Once", "--seed", 3, "--json")
+    row = json.loads(result.out)
+    assert (row["id"], row["prompt"], row["seed"]) == ("0", "Once", 3)
+    plain = run("generate", "--key", key_file, "--prompt", "Once", "--seed", 3)
+    assert plain.out == row["text"] + "\n"  # a pipe gets the completion only
+    assert "seed 3" in plain.err
+    assert run("generate", "--key", key_file, "--prompt", "Once", "--quiet").err == ""
+
+
+def test_settings_reach_the_scheme(run, host, key_file):
+    hashes = {
+        json.loads(run("generate", "--key", key_file, "--prompt", "x", "--json", *extra).out)["config_hash"]
+        for extra in (
+            [],
+            ["--set", "lambda=2.0"],
+            ["--set", "lambda=3"],
+            ["--set", "lambda=3", "--set", "k=4"],
+        )
+    }
+    assert len(hashes) == 3
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ([], "give either --prompt"),
+        (["--prompt", "a", "--prompts", "b"], "give either --prompt"),
+        (["--prompt", "a", "--out", "b"], "--prompts and --out go together"),
+        (["--prompts", "b"], "--prompts and --out go together"),
+        (["--prompt", "a"], "no key given: add --key FILE"),
+        (["--prompt", "a", "--key", "missing.key"], "no key file missing.key"),
+        (["--prompt", "a", "--temperature", "-1"], "temperature"),
+        (["--prompt", "a", "--temperature", "nan"], "temperature"),
+        (["--prompt", "a", "--top-p", "0"], "top_p"),
+        (["--prompt", "a", "--max-new-tokens", "0"], "max_new_tokens"),
+        (["--prompt", "a", "--max-new-tokens", "ten"], "--max-new-tokens"),
+        (["--prompt", "a", "--seed", "-1"], "--seed"),
+    ],
+)
+def test_bad_options(run, host, arguments, said):
+    assert said in run("generate", *arguments).error
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--prompt", " "], "--prompt is empty"),
+        (["--prompt", "a", "--temperature", "0"], "temperature above 0"),
+        (["--prompt", "a", "--scheme", "dewy"], "unknown scheme 'dewy'; did you mean 'dew'?"),
+        (["--prompt", "a", "--set", "lamda=2"], "unknown parameter 'lamda'; did you mean 'lambda'?"),
+        (["--prompt", "a", "--set", "k=three"], "k must be a whole number, got 'three'"),
+        (["--prompt", "a", "--set", "k"], "name=value"),
+        (["--prompt", "a", "--host", "nowhere"], "no model 'nowhere'"),
+        (["--prompts", "missing.jsonl", "--out", "x"], "cannot read missing.jsonl"),
+    ],
+)
+def test_bad_values(run, host, key_file, arguments, said):
+    assert said in run("generate", "--key", key_file, *arguments, "-q").error
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("{}", 'line 2 has no "prompt"'),
+        ('{"prompt": 3}', "line 2: prompt must be text, got int"),
+        ('{"prompt": "  "}', "line 2: prompt is empty"),
+        ('{"prompt": "a\\u0000"}', "NUL"),
+        ('{"prompt": "a\\ud800"}', "lone surrogate"),
+        ('{"prompt": "a", "id": [1]}', "line 2: id must be"),
+        ('{"prompt": ', "line 2: not a line of JSON"),
+        ("[]", "line 2: expected a JSON object"),
+    ],
+)
+def test_bad_prompt_files(run, host, key_file, tmp_path, line, said):
+    path = tmp_path / "in.jsonl"
+    path.write_text('{"prompt": "fine"}\n' + line + "\n", encoding="utf-8")
+    out = tmp_path / "out.jsonl"
+    assert said in run("generate", "--key", key_file, "--prompts", path, "--out", out, "-q").error
+    assert not out.exists()  # every line is checked before the first text is written
+
+
+def test_a_prompt_too_long_is_told_before_anything_is_written(run, host, key_file, tmp_path):
+    path, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    path.write_text(
+        "".join(json.dumps({"prompt": "a" * n}) + "\n" for n in (1, 2, 3, 2000)), encoding="utf-8"
+    )
+    command = ["generate", "--key", key_file, "--prompts", path, "--out", out, "--batch-size", 2, "-q"]
+    assert "prompt 3 is too long" in run(*command).error
+    assert not out.exists()
+
+
+def test_an_empty_prompt_file(run, host, key_file, tmp_path):
+    path = tmp_path / "in.jsonl"
+    path.touch()
+    assert (
+        "holds no prompts"
+        in run("generate", "--key", key_file, "--prompts", path, "--out", tmp_path / "o").error
+    )

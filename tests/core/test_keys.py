@@ -1,0 +1,110 @@
+from __future__ import annotations
+
+import pickle
+import stat
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from dewmark.core.keys import Key
+from dewmark.errors import KeyFileError, StorageError
+
+ZERO_TO_31 = Key(bytes(range(32)))
+
+
+def test_vectors_never_change() -> None:
+    """If these change, every text marked before is lost: do not update the numbers, find the cause."""
+    assert ZERO_TO_31.fingerprint == FINGERPRINT
+    assert ZERO_TO_31.subkey("dew/gaussian/R_T").hex() == SUBKEY
+    assert ZERO_TO_31.stream("test").words(3).tolist() == WORDS
+    np.testing.assert_allclose(ZERO_TO_31.stream("test").normals(2, 2), NORMALS, rtol=0, atol=1e-12)
+    assert ZERO_TO_31.stream("test").permutation(8).tolist() == PERMUTATION
+
+
+def test_normals_are_normal_and_uniforms_uniform() -> None:
+    normals = ZERO_TO_31.stream("law").normals(200_000)
+    assert stats.kstest(normals, "norm").pvalue > 1e-3
+    assert stats.kstest(ZERO_TO_31.stream("law").uniforms(200_000), "uniform").pvalue > 1e-3
+
+
+def test_purposes_and_keys_are_independent() -> None:
+    a = ZERO_TO_31.stream("a").normals(50_000)
+    b = ZERO_TO_31.stream("b").normals(50_000)
+    other = Key(bytes(32)).stream("a").normals(50_000)
+    # the correlation of independent samples has standard deviation 1/sqrt(50000) = 0.0045
+    assert abs(np.corrcoef(a, b)[0, 1]) < 0.02
+    assert abs(np.corrcoef(a, other)[0, 1]) < 0.02
+
+
+def test_a_stream_continues_where_it_stopped() -> None:
+    whole = ZERO_TO_31.stream("s").words(10)
+    stream = ZERO_TO_31.stream("s")
+    assert np.array_equal(np.concatenate((stream.words(3), stream.words(7))), whole)
+
+
+def test_the_secret_does_not_show() -> None:
+    secret = bytes(range(100, 132))
+    key = Key(secret)
+    for shown in (repr(key), str(key), f"{key}", f"{key!r}", str([key])):
+        assert secret.hex() not in shown
+        assert key.fingerprint in shown
+    with pytest.raises(TypeError, match="not pickled"):
+        pickle.dumps(key)
+
+
+@pytest.mark.parametrize("length", [0, 16, 31, 33, 64])
+def test_wrong_lengths_are_refused_without_showing_the_key(length: int) -> None:
+    secret = bytes([171]) * length
+    with pytest.raises(KeyFileError, match=f"32 bytes long, got {length}") as caught:
+        Key(secret)
+    assert not length or secret.hex() not in str(caught.value)
+
+
+def test_save_and_load(tmp_path) -> None:
+    key = Key.generate()
+    path = tmp_path / "folder" / "a.key"
+    key.save(path)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert Key.load(path) == key
+    with pytest.raises(StorageError, match="exists already"):
+        Key.generate().save(path)
+    assert Key.load(path) == key
+    path.chmod(0o644)
+    with pytest.warns(UserWarning, match="chmod 600"):
+        Key.load(path)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "not a key file"),
+        (b"hello\n", "not a key file"),
+        (b"\xff\xfe\x00", "not a key file"),
+        (b"dewmark-key-v1 zz\n", "not hexadecimal"),
+        (b"dewmark-key-v1 00ff\n", "holds 2 bytes"),
+    ],
+)
+def test_broken_key_files(tmp_path, content: bytes, message: str) -> None:
+    path = tmp_path / "broken.key"
+    path.write_bytes(content)
+    with pytest.raises(KeyFileError, match=message):
+        Key.load(path)
+
+
+def test_missing_key_file_says_how_to_make_one(tmp_path) -> None:
+    with pytest.raises(KeyFileError, match="dewmark key new"):
+        Key.load(tmp_path / "none.key")
+
+
+def test_equality_is_by_secret() -> None:
+    assert Key(bytes(32)) == Key(bytes(32))
+    assert Key(bytes(32)) != Key(bytes(31) + b"\x01")
+    assert len({Key(bytes(32)), Key(bytes(32))}) == 1
+
+
+FINGERPRINT = "269d4bd0fdd525ca"
+SUBKEY = "8ceac18645c8bc86791d5ddec728e8f2893404378698e7ca86d502d1910ee04b"
+WORDS = [7488818354597127802, 16471316117270806677, 11137279124050089064]
+NORMALS = [[-0.2379249382069015, 1.2421632706540597], [0.2630736957252654, 1.3392701229320587]]
+PERMUTATION = [5, 0, 6, 2, 7, 4, 1, 3]

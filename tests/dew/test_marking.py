@@ -1,0 +1,201 @@
+"""Sessions: batches, padding, errors; and the theory of what a mark does."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+
+from dewmark.core.keys import Key
+from dewmark.dew.scheme import DEW
+from dewmark.errors import ConfigError, InputError, NumericalError, UnknownNameError, VocabularyError
+from dewmark.hosts.fake import FakeHost
+from dewmark.scheme import Workspace
+from dewmark.types import Verdict
+
+PROMPT = " the old bridge over the river"
+LENGTH = 60
+
+
+@pytest.fixture(scope="module")
+def host() -> FakeHost:
+    return FakeHost(400)
+
+
+@pytest.fixture
+def bound(host, bag_encoder, tmp_path):
+    return DEW().bind(Key(bytes(range(32))), host.info, Workspace(cache=tmp_path))
+
+
+@pytest.mark.parametrize("context", ["composed", "window"])
+def test_padding_and_batching_change_nothing(host, bag_encoder, tmp_path, context) -> None:
+    bound = DEW(context=context).bind(Key(bytes(32)), host.info, Workspace(cache=tmp_path))
+    pad = host.info.tokenizer.pad_id
+    rows = [list(t.ids) for t in host.info.tokenizer.encode([PROMPT, " the", " water and light of the day"])]
+    width = max(len(row) for row in rows)
+    padded = torch.tensor([[pad] * (width - len(row)) + row for row in rows])
+    mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in rows])
+    logits = torch.randn(3, host.info.vocab_size, generator=torch.Generator().manual_seed(1))
+    together = bound.session(padded)(padded, logits)
+    assert torch.equal(together, bound.session(padded, mask)(padded, logits))
+    for i, row in enumerate(rows):
+        ids = torch.tensor([row])
+        torch.testing.assert_close(
+            bound.session(ids)(ids, logits[i : i + 1])[0], together[i], atol=1e-5, rtol=0
+        )
+
+
+def test_padding_that_is_a_word_is_masked_out(host, bag_encoder, tmp_path) -> None:
+    ids = torch.tensor([[50, 60, 70]])
+    padded = torch.tensor([[40, 40, 50, 60, 70]])  # 40 is an ordinary token here
+    mask = torch.tensor([[0, 0, 1, 1, 1]])
+    logits = torch.zeros(1, host.info.vocab_size)
+    wide = DEW(k=4).bind(Key(bytes(32)), host.info, Workspace(cache=tmp_path))
+    expected = wide.session(ids)(ids, logits)
+    torch.testing.assert_close(wide.session(padded, mask)(padded, logits), expected)
+    assert not torch.equal(wide.session(padded)(padded, logits), expected)
+
+
+def test_sessions_share_nothing(bound) -> None:
+    """The second text is independent of the first."""
+    ids = torch.tensor([[50, 60, 70]])
+    other = torch.tensor([[90, 91, 92, 93]])
+    logits = torch.randn(1, 400, generator=torch.Generator().manual_seed(2))
+    first = bound.session(ids)(ids, logits)
+    bound.session(other)(other, logits)
+    assert torch.equal(bound.session(ids)(ids, logits), first)
+    assert torch.equal(bound.processor(ids)(ids, logits), first)
+
+
+def test_bad_logits_are_refused(bound) -> None:
+    ids = torch.tensor([[50, 60, 70]])
+    with pytest.raises(VocabularyError, match="300 logits"):
+        bound.session(ids)(ids, torch.zeros(1, 300))
+    bad = torch.zeros(1, 400)
+    bad[0, 3] = math.nan
+    with pytest.raises(NumericalError, match="NaN"):
+        bound.session(ids)(ids, bad)
+
+
+def test_forbidden_tokens_stay_forbidden(bound) -> None:
+    ids = torch.tensor([[50, 60, 70]])
+    logits = torch.full((1, 400), -math.inf)
+    logits[0, [100, 101]] = 0.0
+    marked = bound.session(ids)(ids, logits)
+    assert torch.isfinite(marked).nonzero()[:, 1].tolist() == [100, 101]
+
+
+def generate(host, scheme, count: int):
+    """Texts of at least half the length asked for: the tiny host ends some early."""
+    written = host.generate(
+        [PROMPT] * 3 * count, scheme=scheme, seeds=range(3 * count), max_new_tokens=LENGTH, batch_size=64
+    )
+    return [text for text in written if text.tokens >= LENGTH / 2][:count]
+
+
+def test_marked_text_is_found_and_nothing_else(host, bag_encoder, tmp_path) -> None:
+    """Under the right key z shifts; under wrong keys, and on unmarked text, p-values are uniform."""
+    key = Key(bytes(range(32)))
+    scheme = DEW(lambda_=3.0).bind(key, host.info, Workspace(cache=tmp_path))
+    marked = [g.text for g in generate(host, scheme, 40)]
+    unmarked = [g.text for g in generate(host, None, 40)]
+    prompts = [PROMPT] * 40
+    found = scheme.detect_batch(marked, prompts=prompts)
+    assert np.mean([d.p_value < 0.01 for d in found]) > 0.9
+    p = []
+    for i in range(12):
+        wrong = DEW().bind(Key(bytes([i]) * 32), host.info, Workspace(cache=tmp_path))
+        p += [
+            wrong.detect_batch([text])[0].p_value
+            for text in (unmarked[2 * i], marked[2 * i], marked[2 * i + 1])
+        ]
+    # 36 p-values of independent keys or texts: a Kolmogorov-Smirnov test at one in a thousand
+    assert stats.kstest(p, "uniform").pvalue > 1e-3
+    assert np.mean([d.is_marked for d in scheme.detect_batch(unmarked, prompts=prompts)]) < 0.15
+
+
+def test_the_mean_shift_is_the_one_the_bias_implies(host, bag_encoder, tmp_path) -> None:
+    """One step, many draws: E[b] under the biased softmax, exactly."""
+    scheme = DEW(m=400, lambda_=1.5).bind(Key(bytes(32)), host.info, Workspace(cache=tmp_path))
+    ids = torch.tensor([host.info.tokenizer.encode([PROMPT])[0].ids])
+    logits = torch.randn(1, 400, generator=torch.Generator().manual_seed(3))
+    marked = scheme.session(ids)(ids, logits)
+    b = (marked - logits)[0].numpy().astype(np.float64)
+    probabilities = torch.softmax(marked[0].double(), -1).numpy()
+    draws = np.random.default_rng(0).choice(400, size=20_000, p=probabilities)
+    mean, sd = float(probabilities @ b), float(b.std())
+    assert mean > 0.3
+    assert b[draws].mean() == pytest.approx(mean, abs=4.5 * sd / math.sqrt(20_000))
+
+
+def test_detection_without_the_prompt_scores_all_but_k(host, bound) -> None:
+    written = generate(host, bound, 1)[0]
+    text = written.text
+    with_prompt, without = bound.detect(text, prompt=PROMPT), bound.detect(text)
+    assert with_prompt.tokens_scored == written.tokens
+    assert without.tokens_scored == written.tokens - 3
+    assert [t.score for t in without.tokens[3:]] == pytest.approx(
+        [t.score for t in with_prompt.tokens[3:]], abs=1e-5
+    )
+    assert "".join(token.text for token in without.tokens) == text
+
+
+def test_batch_equals_single(host, bound) -> None:
+    texts = [g.text for g in generate(host, bound, 5)] + [" the old bridge over the river and the water"]
+    batch = bound.detect_batch(texts)
+    for text, detection in zip(texts, batch, strict=True):
+        single = bound.detect(text)
+        assert single.z == pytest.approx(detection.z, abs=1e-4)
+        assert single.effective_length == pytest.approx(detection.effective_length, rel=1e-4)
+
+
+def test_short_texts_say_so(bound) -> None:
+    assert bound.detect(" the old bridge over the river").verdict is Verdict.TOO_SHORT
+    nothing = bound.detect(" the")
+    assert (nothing.verdict, nothing.p_value, nothing.tokens_scored) == (Verdict.TOO_SHORT, 1.0, 0)
+    repeated = bound.detect(" the old bridge" * 500)  # long, but worth three tokens
+    assert repeated.verdict is Verdict.TOO_SHORT
+    assert repeated.effective_length < 5
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [("", "empty"), (" \n\t", "empty"), ("a\x00b", "NUL"), ("a\ud800b", "surrogate at character 1")],
+)
+def test_what_is_no_text_is_refused(bound, text, message) -> None:
+    with pytest.raises(InputError, match=message):
+        bound.detect(text)
+
+
+def test_bad_calls(bound) -> None:
+    with pytest.raises(UnknownNameError, match="did you mean 'gaussian'"):
+        bound.detect("some text", test="gausian")
+    with pytest.raises(ConfigError, match="fpr"):
+        bound.detect("some text", fpr=1.5)
+    with pytest.raises(InputError, match="2 texts but 1 prompts"):
+        bound.detect_batch(["a b", "c d"], prompts=["x"])
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"lambda": "-1"}, "lambda must be positive"),
+        ({"gamma": 0}, "gamma must be positive"),
+        ({"k": 0}, "k must be at least 1"),
+        ({"m": 0}, "m must be"),
+        ({"nucleus": 1.5}, "nucleus must lie"),
+        ({"mode": "some"}, "mode must be one of both"),
+        ({"lamda": 2}, "did you mean 'lambda'"),
+    ],
+)
+def test_bad_parameters(settings, message) -> None:
+    with pytest.raises(ConfigError, match=message):
+        DEW().with_settings(settings)
+
+
+def test_config_round_trips() -> None:
+    scheme = DEW(lambda_=2.5, k=5, nucleus=0.9, mode="token_only", donor="x")
+    assert DEW().with_settings(scheme.to_dict()) == scheme

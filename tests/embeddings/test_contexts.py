@@ -1,0 +1,125 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from tests.fakes import BagEncoder
+
+from dewmark.core.whitening import Whitening, normalize_rows
+from dewmark.embeddings.contexts import (
+    ABSENT,
+    ComposedContexts,
+    WindowContexts,
+    fit_statistics,
+    load_statistics,
+    ordinary_texts,
+    save_statistics,
+    token_vectors,
+    windows_of,
+)
+from dewmark.errors import ArtifactError, ConfigError
+from dewmark.hosts.fake import FakeHost
+from dewmark.scheme import Workspace
+
+
+@pytest.fixture(scope="module")
+def host() -> FakeHost:
+    return FakeHost(300, padded_vocab=5)
+
+
+def test_windows() -> None:
+    windows = windows_of((5, 6, 0, 7), k=2, special=frozenset({0}))
+    assert windows.tolist() == [[ABSENT, ABSENT], [ABSENT, 5], [5, 6], [6, ABSENT]]
+    assert windows_of((), k=2, special=frozenset()).shape == (0, 2)
+
+
+def test_composed_is_the_whitened_mean(host, tmp_path) -> None:
+    """Whitening the table once equals whitening each mean: the map is affine and the weights sum to one."""
+    encoder, workspace = BagEncoder(), Workspace(cache=tmp_path)
+    whitening = Whitening.fit(np.random.default_rng(0).normal(1.0, 2.0, size=(500, encoder.dim)))
+    table = token_vectors(encoder, host.info, whitening=whitening, workspace=workspace)
+    windows = np.array([[10, 20, 30], [ABSENT, 40, 41], [ABSENT, ABSENT, ABSENT]])
+    got = ComposedContexts(table).vectors(windows)
+    for i, ids in enumerate(([10, 20, 30], [40, 41])):
+        raw = encoder.encode(host.info.tokenizer.decode([[j] for j in ids])).mean(axis=0, keepdims=True)
+        np.testing.assert_allclose(
+            got[i], normalize_rows(whitening.apply(raw))[0], atol=5e-3
+        )  # float16 table
+    assert (got[2] == 0).all()
+    assert (table[:4] == 0).all()
+    assert (table[300:] == 0).all()
+
+
+def test_token_vectors_are_encoded_once_ever(host, tmp_path) -> None:
+    encoder, workspace = BagEncoder(), Workspace(cache=tmp_path)
+    first = token_vectors(encoder, host.info, whitening=None, workspace=workspace)
+    assert sum(encoder.calls) == 296
+    assert np.array_equal(token_vectors(encoder, host.info, whitening=None, workspace=workspace), first)
+    assert sum(encoder.calls) == 296
+
+
+def test_window_is_the_encoding_of_the_text(host) -> None:
+    encoder = BagEncoder()
+    contexts = WindowContexts(encoder, host.info.tokenizer, None)
+    ids = host.info.tokenizer.encode([" the old bridge"])[0].ids
+    got = contexts.vectors(np.array([ids, [ABSENT, *ids[1:]], [ABSENT] * 3]))
+    expected = normalize_rows(encoder.encode([" the old bridge", " old bridge"]))
+    np.testing.assert_allclose(got[:2], expected, atol=1e-6)
+    assert (got[2] == 0).all()
+
+
+@pytest.mark.parametrize("context", ["composed", "window"])
+def test_white_contexts_lose_the_common_component(host, tmp_path, context) -> None:
+    encoder, workspace = BagEncoder(), Workspace(cache=tmp_path)
+    rng = np.random.default_rng(0)
+    texts = host.info.tokenizer.decode(rng.integers(4, 300, size=(60, 40)).tolist())
+    statistics = fit_statistics(
+        texts, encoder=encoder, host=host.info, context=context, k=3, workspace=workspace
+    )
+    windows = rng.integers(4, 300, size=(2000, 3))
+
+    def mean_norm(whitening: Whitening | None) -> float:
+        made = (
+            ComposedContexts(token_vectors(encoder, host.info, whitening=whitening, workspace=workspace))
+            if context == "composed"
+            else WindowContexts(encoder, host.info.tokenizer, whitening)
+        )
+        return float(np.linalg.norm(made.vectors(windows).mean(axis=0)))
+
+    assert mean_norm(None) > 0.4
+    assert mean_norm(statistics) < 0.1
+
+
+def test_statistics_are_stored_checked_and_refused_when_they_do_not_fit(host, tmp_path) -> None:
+    encoder, workspace = BagEncoder(), Workspace(cache=tmp_path)
+    fitted = load_statistics(
+        "default", encoder=encoder, host=host.info, context="composed", k=3, workspace=workspace
+    )
+    calls = len(encoder.calls)
+    again = load_statistics(
+        "default", encoder=encoder, host=host.info, context="composed", k=3, workspace=workspace
+    )
+    assert len(encoder.calls) == calls
+    np.testing.assert_array_equal(fitted.matrix, again.matrix)
+    save_statistics(fitted, tmp_path / "mine", encoder=encoder)
+    with pytest.raises(ConfigError, match="24 dimensions"):
+        load_statistics(
+            str(tmp_path / "mine"),
+            encoder=BagEncoder(8),
+            host=host.info,
+            context="composed",
+            k=3,
+            workspace=workspace,
+        )
+    with pytest.raises(ArtifactError, match="no bundle"):
+        load_statistics(
+            str(tmp_path / "none"),
+            encoder=encoder,
+            host=host.info,
+            context="composed",
+            k=3,
+            workspace=workspace,
+        )
+
+
+def test_ordinary_texts_cover_the_default_encoder_s_languages() -> None:
+    assert len(ordinary_texts()) >= 15

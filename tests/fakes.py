@@ -1,0 +1,42 @@
+"""Small stand-ins for unit tests: an encoder that needs no model, a scheme on the tiny fake host."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dewmark.embeddings.encoders import Encoder
+
+
+class BagEncoder(Encoder):
+    """A pseudo-random vector per character trigram, summed, plus a constant: like texts, like vectors."""
+
+    def __init__(self, dim: int = 24) -> None:
+        super().__init__("bag", f"bag:{dim}")
+        self._dim = dim
+        self.calls: list[int] = []
+
+    @property
+    def dim(self) -> int:
+        return self._dim
+
+    def encode(self, texts: Sequence[str]) -> NDArray[np.float32]:
+        self.calls.append(len(texts))
+        return np.array([self._one(text) for text in texts], dtype=np.float32).reshape(len(texts), self._dim)
+
+    def _one(self, text: str) -> NDArray[np.float64]:
+        padded = f"  {text} "
+        total = np.full(self._dim, 0.5)
+        for i in range(len(padded) - 2):
+            total += _trigram(padded[i : i + 3], self._dim) / np.sqrt(len(padded))
+        return total
+
+
+@functools.cache
+def _trigram(text: str, dim: int) -> NDArray[np.float64]:
+    seed = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
+    return np.random.default_rng(seed).normal(size=dim)

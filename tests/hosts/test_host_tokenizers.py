@@ -1,0 +1,162 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+from tokenizers import processors
+
+from dewmark.errors import ArtifactError, InputError, ModelError
+from dewmark.hosts.fake import tiny_tokenizer
+from dewmark.hosts.tokenizers import HFTokenizer
+
+TEXT = "the naïve old ship — 你好, 1984 <eos> and 🙂 <bos>the sea\n"
+
+
+@pytest.fixture(scope="module", params=["words", "bytes"])
+def tokenizer(request):
+    return HFTokenizer(tiny_tokenizer(512, kind=request.param))
+
+
+@pytest.fixture(scope="module")
+def bytewise():
+    return HFTokenizer(tiny_tokenizer(512, kind="bytes"))
+
+
+def test_offsets_slice_back_to_the_text(bytewise):
+    tokenized = bytewise.encode([TEXT])[0]
+    assert len(tokenized.ids) == len(tokenized.offsets)
+    covered = set()
+    for i, (start, end) in zip(tokenized.ids, tokenized.offsets, strict=True):
+        assert 0 <= start < end <= len(TEXT)
+        covered.update(range(start, end))
+        piece = bytewise.decode([[i]])[0]
+        assert piece == TEXT[start:end] or "�" in piece  # a piece of a character shows as a replacement
+    assert covered == set(range(len(TEXT)))
+
+
+def test_pieces_of_one_character_share_its_offsets(bytewise):
+    tokenized = bytewise.encode(["a你b"])[0]
+    assert tokenized.offsets == ((0, 1), (1, 2), (1, 2), (1, 2), (2, 3))
+
+
+def test_text_round_trips_exactly(bytewise):
+    texts = [TEXT, " leading and  double spaces , kept .", "\n\n", "x"]
+    assert bytewise.decode([t.ids for t in bytewise.encode(texts)]) == texts
+
+
+def test_a_text_that_spells_special_tokens_out_is_text(tokenizer):
+    ids = tokenizer.encode(["the <eos> sea <pad>"])[0].ids
+    assert not {0, 1, 2} & set(ids)
+    assert 2 in tokenizer.encode_prompts(["the <eos> sea"])[0]  # in a prompt they are special
+
+
+def test_decode_leaves_special_and_unknown_ids_out(tokenizer):
+    the = tokenizer.encode([" the"])[0].ids
+    assert tokenizer.decode([[1, *the, 2, 0, 512, 9999], []]) == [" the", ""]
+
+
+def test_sizes_and_special_ids(tokenizer):
+    assert tokenizer.size == 512
+    assert tokenizer.special_ids == {0, 1, 2, 3}
+    assert tokenizer.pad_id == 0
+
+
+def test_the_end_of_text_pads_where_there_is_no_padding():
+    plain = tiny_tokenizer(64)
+    plain.pad_token = None
+    assert HFTokenizer(plain).pad_id == 2
+
+
+def test_identity_is_stable_over_save_and_load(tokenizer, tmp_path):
+    tokenizer.save(tmp_path)
+    again = HFTokenizer.load(tmp_path)
+    assert again.identity == tokenizer.identity
+    assert again.encode([TEXT]) == tokenizer.encode([TEXT])
+    assert (again.size, again.special_ids, again.pad_id) == (512, tokenizer.special_ids, 0)
+    again.save(tmp_path / "second")
+    assert HFTokenizer.load(tmp_path / "second").identity == tokenizer.identity
+
+
+def test_identity_is_stable_over_transformers_own_files(tmp_path):
+    original = tiny_tokenizer(512)
+    original.save_pretrained(tmp_path)
+    assert HFTokenizer.load(tmp_path).identity == HFTokenizer(original).identity
+
+
+def test_identity_tells_tokenizers_apart():
+    identities = {HFTokenizer(tiny_tokenizer(size)).identity for size in (64, 65)}
+    assert len(identities) == 2
+    assert all(len(identity) == 16 for identity in identities)
+
+
+def test_a_callers_truncation_and_padding_leave_no_trace():
+    shared = tiny_tokenizer(512)
+    before = HFTokenizer(shared)
+    shared(["the old bridge over the river"], truncation=True, max_length=2, padding="max_length")
+    after = HFTokenizer(shared)
+    assert after.identity == before.identity
+    assert len(after.encode(["the old bridge over the river"])[0].ids) == 6
+    assert len(before.encode(["the old bridge over the river"])[0].ids) == 6
+
+
+def test_loading_a_saved_tokenizer_needs_no_transformers(tokenizer, tmp_path):
+    tokenizer.save(tmp_path)
+    code = (
+        "import sys, pathlib; from dewmark.hosts.tokenizers import HFTokenizer;"
+        "HFTokenizer.load(pathlib.Path(sys.argv[1])).encode(['the sea']);"
+        "assert not {'torch', 'transformers'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=True)
+
+
+def test_damaged_files_are_refused(tokenizer, tmp_path):
+    tokenizer.save(tmp_path)
+    changed = json.loads((tmp_path / "tokenizer.json").read_text())
+    changed["added_tokens"] = changed["added_tokens"][:-1]
+    (tmp_path / "tokenizer.json").write_text(json.dumps(changed))
+    with pytest.raises(ArtifactError, match="not the one"):
+        HFTokenizer.load(tmp_path)
+    (tmp_path / "tokenizer.json").write_text("{")
+    with pytest.raises(ArtifactError, match="corrupt"):
+        HFTokenizer.load(tmp_path)
+    with pytest.raises(ModelError, match="cannot load a tokenizer"):
+        HFTokenizer.load(tmp_path / "nothing")
+
+
+def test_prompts_get_the_prefix_that_the_tokenizer_adds_and_no_suffix():
+    adding = tiny_tokenizer(512)
+    adding.backend_tokenizer.post_processor = processors.TemplateProcessing(
+        single="<bos> $A <eos>", special_tokens=[("<bos>", 1), ("<eos>", 2)]
+    )
+    tokenizer = HFTokenizer(adding)
+    the = list(tokenizer.encode([" the"])[0].ids)
+    assert tokenizer.encode_prompts(["the", "<bos> the", ""]) == [[1, *the], [1, *the], [1]]
+
+
+def test_begin_of_text_by_hand_where_the_model_needs_it(tokenizer):
+    the = list(tokenizer.encode([" the"])[0].ids)
+    assert tokenizer.encode_prompts([" the", ""]) == [the, [1]]
+    assert tokenizer.encode_prompts([" the", "", "<bos> the"], needs_bos=True) == [[1, *the], [1], [1, *the]]
+
+
+def test_a_megabyte_of_text(tokenizer):
+    text = (TEXT * 40_000)[: 1 << 20]
+    tokenized = tokenizer.encode([text])[0]
+    assert tokenized.offsets[-1][1] == len(text)
+    assert len(tokenized.ids) > 100_000
+
+
+def test_what_is_no_text_is_refused(tokenizer):
+    with pytest.raises(InputError, match="text 1"):
+        tokenizer.encode(["the", "a\ud800b"])
+    assert tokenizer.encode([]) == []
+
+
+def test_a_slow_tokenizer_is_refused():
+    class SlowTokenizer:
+        is_fast = False
+
+    with pytest.raises(ModelError, match="slow tokenizer"):
+        HFTokenizer(SlowTokenizer())

@@ -1,0 +1,143 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+from transformers.generation.logits_process import (
+    NoRepeatNGramLogitsProcessor,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
+
+from dewmark.hosts.base import Decoding
+from dewmark.hosts.sampling import NGramBlocker, RandomStreams, choose, keep_top_k, keep_top_p
+
+
+def random_logits(batch=4, vocab=300, seed=0, scale=3.0):
+    return torch.randn(batch, vocab, generator=torch.Generator().manual_seed(seed)) * scale
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 4])
+def test_ngram_blocking_equals_transformers(n):
+    rng = np.random.default_rng(n)
+    rows = rng.integers(0, 5, size=(3, 6))  # five ids only, so that n-grams repeat all the time
+    reference = NoRepeatNGramLogitsProcessor(n)
+    blocker = NGramBlocker(rows.tolist(), n)
+    blocked = 0
+    for _ in range(60):
+        scores = torch.zeros(3, 5)
+        expected = reference(torch.from_numpy(rows), scores.clone())
+        actual = blocker.block(scores.clone())
+        assert torch.equal(actual, expected)
+        blocked += int(torch.isinf(actual).sum())
+        new = rng.integers(0, 5, size=3)
+        rows = np.concatenate([rows, new[:, None]], axis=1)
+        blocker.append(new.tolist())
+    assert blocked > 0
+
+
+def test_ngram_blocking_of_prompts_shorter_than_n_and_ids_beyond_the_logits():
+    blocker = NGramBlocker([[1], [8, 9, 8]], 2)
+    scores = blocker.block(torch.zeros(2, 5))
+    assert torch.isfinite(scores).all()  # row 0 has no bigram yet, row 1 forbids id 9, which has no logit
+
+
+@pytest.mark.parametrize("top_k", [1, 5, 299, 1000])
+def test_top_k_equals_transformers(top_k):
+    scores = random_logits()
+    assert torch.equal(keep_top_k(scores, top_k), TopKLogitsWarper(top_k)(None, scores))
+
+
+def test_top_k_keeps_ties_like_transformers():
+    scores = torch.tensor([[3.0, 2.0, 2.0, 2.0, 1.0]])
+    assert torch.equal(keep_top_k(scores, 2), TopKLogitsWarper(2)(None, scores))
+    assert torch.isfinite(keep_top_k(scores, 2)).sum() == 4
+
+
+@pytest.mark.parametrize("top_p", [1e-6, 0.1, 0.5, 0.9, 0.999])
+def test_top_p_equals_transformers(top_p):
+    scores = random_logits()
+    assert torch.equal(keep_top_p(scores, top_p), TopPLogitsWarper(top_p)(None, scores))
+
+
+def exponentials(batch, vocab, seed=0):
+    return RandomStreams(range(seed, seed + batch), 1, device=torch.device("cpu")).exponentials(0, vocab)
+
+
+def test_the_race_samples_from_the_warped_distribution():
+    scores = random_logits(batch=1, vocab=50, scale=1.0)
+    warped = TemperatureLogitsWarper(0.7)(None, scores)
+    warped = TopPLogitsWarper(0.8)(None, TopKLogitsWarper(20)(None, warped))
+    expected = warped.double().softmax(-1)[0].numpy()
+    count = 20_000
+    ids, fine = choose(
+        scores.expand(count, -1), exponentials(count, 50), Decoding(temperature=0.7, top_k=20, top_p=0.8)
+    )
+    visits = np.bincount(ids.numpy(), minlength=50)
+    assert fine.all()
+    assert (expected > 0).sum() >= 5
+    assert visits[expected == 0].sum() == 0
+    assert stats.chisquare(visits[expected > 0], count * expected[expected > 0]).pvalue > 0.001
+
+
+def test_random_numbers_are_those_of_splitmix64():
+    state = int(np.random.Philox(9).random_raw(3)[2])
+    actual = RandomStreams([9], 3, device=torch.device("cpu")).exponentials(2, 5)[0]
+    for value in actual.tolist():
+        state = (state + 0x9E3779B97F4A7C15) % 2**64
+        z = (state ^ (state >> 30)) * 0xBF58476D1CE4E5B9 % 2**64
+        z = (z ^ (z >> 27)) * 0x94D049BB133111EB % 2**64
+        z ^= z >> 31
+        assert value == pytest.approx(-np.log(((z >> 12) + 0.5) / 2**52), rel=1e-12)
+
+
+def test_random_numbers_are_exponential_and_independent_of_row_and_step():
+    streams = RandomStreams([1, 2], 2, device=torch.device("cpu"))
+    first, second = streams.exponentials(0, 20_000), streams.exponentials(1, 20_000)
+    for row in (first[0], first[1], second[0]):
+        assert stats.kstest(row.numpy(), "expon").pvalue > 0.001
+    assert abs(np.corrcoef(first[0], first[1])[0, 1]) < 0.03
+    assert abs(np.corrcoef(first[0], second[0])[0, 1]) < 0.03
+    assert abs(np.corrcoef(first[0][1:], first[0][:-1])[0, 1]) < 0.03
+
+
+def test_rounding_of_logits_hardly_ever_changes_the_winner():
+    rows = 400
+    scores = random_logits(batch=rows, vocab=5000, scale=1.5)
+    moved = scores + 5e-5 * torch.randn(scores.shape, generator=torch.Generator().manual_seed(1))
+    noise = exponentials(rows, 5000)
+    changed = int((choose(scores, noise, Decoding())[0] != choose(moved, noise, Decoding())[0]).sum())
+    assert changed <= 1  # inverting the cumulative distribution would change some twenty
+
+
+def test_greedy_takes_the_likeliest():
+    scores = random_logits()
+    ids, fine = choose(scores, exponentials(4, 300), Decoding(temperature=0.0))
+    assert torch.equal(ids, scores.argmax(-1))
+    assert fine.all()
+
+
+@pytest.mark.parametrize("settings", [{}, {"temperature": 0.0}, {"top_k": 3}, {"top_p": 0.5}])
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_broken_logits_are_flagged_in_their_row_only(settings, value):
+    scores = random_logits(batch=3, vocab=10)
+    scores[1, 4] = value
+    ids, fine = choose(scores, exponentials(3, 10), Decoding(**settings))
+    assert fine.tolist() == [True, False, True]
+    assert ids.max() < 10
+
+
+def test_no_token_left_is_flagged():
+    _, fine = choose(torch.full((1, 4), -float("inf")), exponentials(1, 4), Decoding())
+    assert not fine.any()
+
+
+def test_a_row_has_its_own_stream_whatever_the_batch_and_the_length():
+    both = RandomStreams([11, 12], 50, device=torch.device("cpu")).exponentials(7, 30)
+    alone = RandomStreams([12], 8, device=torch.device("cpu")).exponentials(7, 40)
+    assert torch.equal(both[1], alone[0, :30])
+    assert not torch.equal(both[0], both[1])
+    assert both.dtype == torch.float64
+    assert ((both > 0) & torch.isfinite(both)).all()

@@ -1,0 +1,166 @@
+"""The page: it reproduces the text exactly, runs nothing and fetches nothing."""
+
+from __future__ import annotations
+
+import random
+import re
+from html.parser import HTMLParser
+
+import pytest
+
+from dewmark.reports import words
+from dewmark.reports.html import render_html, write_html
+from dewmark.reports.spans import level, spans
+from dewmark.types import Detection, TokenScore, Verdict
+
+
+def detection(tokens=(), *, verdict=Verdict.MARKED, p=1e-5) -> Detection:
+    return Detection(verdict, p, 4.2, 0.5, 90.0, 100, "key", 0.01, "dew", "ab12", tuple(tokens))
+
+
+class Texts(HTMLParser):
+    """Collects what stands inside each ``div class=text``, and all titles."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.texts: list[str] = []
+        self.titles: list[str] = []
+        self.tags: list[tuple[str, dict]] = []
+        self._inside = False
+
+    def handle_starttag(self, tag, attrs):
+        attributes = dict(attrs)
+        self.tags.append((tag, attributes))
+        if tag == "div" and attributes.get("class") == "text":
+            self.texts.append("")
+            self._inside = True
+        if "title" in attributes:
+            self.titles.append(attributes["title"])
+
+    def handle_endtag(self, tag):
+        if tag == "div":
+            self._inside = False
+
+    def handle_data(self, data):
+        if self._inside:
+            self.texts[-1] += data
+
+
+def parse(page: str) -> Texts:
+    parser = Texts()
+    parser.feed(page)
+    parser.close()
+    return parser
+
+
+def cut(text: str, *places: tuple[int, int]) -> list[TokenScore]:
+    return [TokenScore(text[a:b], a, b, 1.0 + i, i > 0) for i, (a, b) in enumerate(places)]
+
+
+EVIL = "</div><script>alert(\"x\")</script> & <b title='y'>\r\nline two\r\ttabbed\n\n  שלום &amp; 𝄞🙂 end"
+
+
+@pytest.mark.parametrize(
+    ("text", "places"),
+    [
+        ("", []),
+        ("no tokens at all", []),
+        ("abc", [(0, 1), (1, 2), (2, 3)]),
+        ("a🙂b", [(0, 1), (1, 2), (1, 2), (1, 2), (1, 2), (2, 3)]),  # byte-level pieces of one character
+        ("🙂🙂", [(0, 1), (0, 2), (1, 2)]),  # a piece that ends one character and begins the next
+        (" gap  here ", [(1, 4), (6, 10)]),
+        ("zero", [(0, 0), (0, 2), (2, 2), (2, 4), (4, 4)]),
+        ("zero in a gap", [(0, 4), (6, 6), (8, 9)]),
+        ("out of range", [(0, 3), (3, 99)]),
+        ("unsorted", [(4, 8), (0, 4)]),
+        (EVIL, [(0, 6), (6, 14), (14, 40), (40, 41), (41, 60)]),
+    ],
+)
+def test_the_text_comes_back_exactly(text, places):
+    tokens = cut(text, *places)
+    pieces = spans(text, tokens)
+    assert "".join(piece.text for piece in pieces) == text
+    if text:
+        assert sum(len(piece.tokens) for piece in pieces) == len(tokens)  # no token is lost
+    assert parse(render_html([("x", text, detection(tokens))])).texts == [text]
+
+
+def test_random_offsets_never_lose_or_repeat_a_character():
+    draw = random.Random(7)
+    for _ in range(300):
+        text = "".join(draw.choice("ab <>&\"'\r\n🙂é") for _ in range(draw.randrange(1, 20)))
+        places = []
+        for _ in range(draw.randrange(8)):
+            start = draw.randrange(len(text) + 1)
+            places.append((start, draw.randrange(start, len(text) + 1)))
+        assert parse(render_html([("x", text, detection(cut(text, *places)))])).texts == [text]
+
+
+def test_pieces_of_one_character_are_one_span():
+    pieces = spans("a🙂b", cut("a🙂b", (0, 1), (1, 2), (1, 2), (2, 3)))
+    assert [piece.text for piece in pieces] == ["a", "🙂", "b"]
+    assert len(pieces[1].tokens) == 2
+    assert pieces[1].score == pytest.approx((2.0 + 3.0) / 2**0.5)
+
+
+def test_nothing_runs_and_nothing_is_fetched():
+    page = render_html([(EVIL, EVIL, detection(cut(EVIL, (0, 10), (10, 30))))])
+    parsed = parse(page)
+    assert not {tag for tag, _ in parsed.tags} & {"script", "img", "link", "iframe", "b", "object"}
+    assert not [
+        name for _, attributes in parsed.tags for name in attributes if name in ("src", "href", "style")
+    ]
+    assert "url(" not in page
+    assert "@import" not in page
+    policy = next(a["content"] for t, a in parsed.tags if a.get("http-equiv") == "Content-Security-Policy")
+    assert policy.startswith("default-src 'none'")
+
+
+def test_the_card_says_what_was_found(tmp_path):
+    tokens = [TokenScore("mark", 0, 4, 2.34, True), TokenScore("ed", 4, 6, -0.1, False)]
+    items = [
+        ("one.txt", "marked", detection(tokens)),
+        ("two.txt", "x", detection(verdict=Verdict.TOO_SHORT, p=0.7)),
+        ("three.txt", "x", detection(verdict=Verdict.NOT_MARKED, p=0.2)),
+    ]
+    path = tmp_path / "deep" / "page.html"
+    write_html(path, items)
+    page = path.read_text(encoding="utf-8")
+    assert "1 of 3 texts marked" in page
+    assert re.search(r'class="verdict marked">marked<', page)
+    assert re.search(r'class="verdict too-short">too short<', page)
+    assert "1e-05" in page
+    assert "1 in 100,000" in page
+    assert "20 in 100" in page
+    assert "does not mean" in page
+    assert "'mark': +2.34" in parse(page).titles
+    assert "not scored" in parse(page).titles
+    assert "prefers-color-scheme: dark" in page
+
+
+def test_levels():
+    assert [level(u) for u in (0.0, 0.29, -0.29, 0.4, -0.4, 2.2, -9.0, float("nan"), float("inf"))] == [
+        0, 0, 0, 1, -1, 4, -4, 0, 0,
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("p", "said"),
+    [
+        (1.0, "100 in 100"),
+        (0.4, "40 in 100"),
+        (0.011, "1 in 91"),
+        (3.2e-4, "1 in 3,100"),
+        (2e-9, "1 in 500,000,000"),
+        (2e-13, "1 in 10^12"),
+        (0.0, "fewer than 1 in 10^300"),
+        (float("nan"), "an unknown share"),
+    ],
+)
+def test_one_in(p, said):
+    assert words.one_in(p) == said
+
+
+def test_a_sentence_for_every_verdict():
+    assert "p = 1e-05 (1 in 100,000 unmarked texts" in words.sentence(detection())
+    assert "too few independent tokens" in words.sentence(detection(verdict=Verdict.TOO_SHORT))

@@ -1,0 +1,161 @@
+"""What must hold of the package as a whole: a light import, the public names, the data it carries."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import tomllib
+from importlib.resources import files
+from pathlib import Path
+
+import pytest
+
+import dewmark
+from dewmark.errors import DewmarkError
+
+ROOT = Path(__file__).parent.parent
+DATA = files("dewmark") / "data"
+HEAVY = ("accelerate", "gguf", "rich", "scipy", "sentence_transformers", "torch", "transformers", "typer")
+PUBLIC = [
+    "Detection",
+    "Detector",
+    "DewmarkError",
+    "Generation",
+    "Key",
+    "TokenScore",
+    "Verdict",
+    "Watermark",
+    "__version__",
+    "load_host",
+    "load_scheme",
+]
+LANGUAGES = ["ar", "de", "en", "es", "fr", "it", "ja", "ko", "nl", "pl", "pt", "ru", "th", "tr", "zh"]
+
+
+def heavy_after(code: str) -> list[str]:
+    """Which heavy libraries a fresh interpreter has loaded after running ``code``."""
+    probe = f"{code}\nimport sys\nprint(*[name for name in {HEAVY!r} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True)
+    return done.stdout.split()
+
+
+class TestImport:
+    def test_importing_dewmark_is_light(self):
+        assert heavy_after("import dewmark") == []
+
+    def test_result_types_and_errors_are_light_too(self):
+        assert heavy_after("import dewmark; dewmark.Verdict, dewmark.Detection, dewmark.DewmarkError") == []
+
+    def test_a_key_needs_no_torch(self):
+        loaded = heavy_after("import dewmark; dewmark.Key.generate()")
+        assert not {"torch", "transformers"} & set(loaded)
+
+    def test_the_probe_sees_what_is_loaded(self):
+        assert heavy_after("import rich") == ["rich"]
+
+
+class TestPublicNames:
+    def test_the_surface_is_exactly_this(self):
+        assert dewmark.__all__ == PUBLIC
+        assert dir(dewmark) == sorted(PUBLIC)
+
+    @pytest.mark.parametrize("name", PUBLIC)
+    def test_every_name_resolves(self, name):
+        assert getattr(dewmark, name) is not None
+
+    def test_other_names_do_not(self):
+        with pytest.raises(AttributeError, match="has no attribute 'Watermrk'"):
+            dewmark.Watermrk  # noqa: B018
+
+    def test_every_error_has_the_one_base(self):
+        from dewmark import errors
+
+        assert all(issubclass(getattr(errors, name), DewmarkError) for name in errors.__all__)
+
+    def test_every_error_stands_in_the_module_s_tree(self):
+        from dewmark import errors
+
+        drawn = re.findall(r"[A-Z]\w+Error\b", errors.__doc__ or "")
+        assert sorted(drawn) == sorted(errors.__all__)
+
+
+def test_the_version_is_written_the_same_everywhere():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert project["version"] == dewmark.__version__
+    assert f"## [{dewmark.__version__}]" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+
+
+@pytest.fixture(scope="module")
+def rows() -> list[dict[str, str]]:
+    text = (DATA / "openings.jsonl").read_text(encoding="utf-8")
+    return [json.loads(line) for line in text.splitlines()]
+
+
+class TestOpenings:
+    def test_there_are_enough_and_none_twice(self, rows):
+        assert len(rows) >= 320
+        assert len({row["id"] for row in rows}) == len(rows)
+        assert len({row["prompt"].casefold() for row in rows}) == len(rows)
+
+    def test_each_row_has_the_three_fields_and_a_telling_id(self, rows):
+        for row in rows:
+            assert set(row) == {"id", "genre", "prompt"}
+            assert re.fullmatch(rf"{row['genre']}-\d{{3}}", row["id"])
+
+    def test_each_opening_is_long_enough_to_continue_and_short_enough_to_be_one(self, rows):
+        for row in rows:
+            assert 18 <= len(row["prompt"].split()) <= 40, row["id"]
+            assert row["prompt"] == row["prompt"].strip(), row["id"]
+            assert row["prompt"].isprintable(), row["id"]
+
+    def test_genres_are_many_and_even(self, rows):
+        genres = [row["genre"] for row in rows]
+        counts = {genre: genres.count(genre) for genre in set(genres)}
+        assert len(counts) >= 12
+        assert min(counts.values()) >= 25
+
+    def test_any_stretch_of_the_file_mixes_the_genres(self, rows):
+        assert len({row["genre"] for row in rows[:12]}) == 12
+
+    def test_openings_begin_differently(self, rows):
+        starts = [tuple(row["prompt"].split()[:3]) for row in rows]
+        assert len(set(starts)) >= 0.95 * len(starts)
+
+    def test_no_opening_is_a_variation_of_another(self, rows):
+        seen: dict[tuple[str, ...], str] = {}
+        for row in rows:
+            words = re.findall(r"\w+", row["prompt"].lower())
+            for i in range(len(words) - 6):
+                gram = tuple(words[i : i + 7])
+                assert seen.setdefault(gram, row["id"]) == row["id"], (gram, row["id"])
+
+
+class TestOrdinaryText:
+    def test_fifteen_languages(self):
+        found = sorted(entry.name for entry in (DATA / "ordinary").iterdir())
+        assert found == [f"{language}.txt" for language in LANGUAGES]
+
+    @pytest.mark.parametrize("language", LANGUAGES)
+    def test_sentences(self, language):
+        lines = (DATA / "ordinary" / f"{language}.txt").read_text(encoding="utf-8").split("\n")
+        assert lines.pop() == ""  # the file ends with one line end
+        assert len(lines) >= (150 if language == "en" else 25)
+        assert len(set(lines)) == len(lines)
+        assert all(line == line.strip() and len(line) >= 6 for line in lines)
+
+    @pytest.mark.parametrize(
+        ("language", "letters"),
+        [
+            ("ar", "\u0600-\u06ff"),
+            ("ja", "\u3040-\u30ff"),
+            ("ko", "\uac00-\ud7a3"),
+            ("ru", "\u0400-\u04ff"),
+            ("th", "\u0e00-\u0e7f"),
+            ("zh", "\u4e00-\u9fff"),
+        ],
+    )
+    def test_each_line_is_in_its_own_script(self, language, letters):
+        for line in (DATA / "ordinary" / f"{language}.txt").read_text(encoding="utf-8").splitlines():
+            assert re.search(f"[{letters}]", line), line

@@ -1,0 +1,93 @@
+from __future__ import annotations
+
+import sys
+from importlib.metadata import EntryPoint
+
+import pytest
+
+from dewmark import registry
+from dewmark.errors import ConfigError, MissingExtraError, UnknownNameError
+from dewmark.extras import require
+from dewmark.registry import SCHEMES, Registry, unknown_name
+
+
+@pytest.fixture
+def fruit() -> Registry:
+    return Registry("fruit", {"plum": "fractions:Fraction", "apple": "colorsys:rgb_to_hsv"})
+
+
+def test_a_name_gives_what_its_target_names(fruit):
+    from fractions import Fraction
+
+    assert fruit["plum"] is Fraction
+
+
+def test_nothing_is_imported_until_it_is_asked_for(fruit, monkeypatch):
+    monkeypatch.delitem(sys.modules, "colorsys", raising=False)
+    assert list(fruit) == ["apple", "plum"]
+    assert len(fruit) == 2
+    assert "apple" in fruit
+    assert "colorsys" not in sys.modules
+    assert callable(fruit["apple"])
+    assert "colorsys" in sys.modules
+
+
+def test_a_misspelt_name_gets_a_hint(fruit):
+    with pytest.raises(UnknownNameError, match="unknown fruit 'aple'; did you mean 'apple'?"):
+        fruit["aple"]
+
+
+def test_a_name_like_no_other_gets_the_list(fruit):
+    with pytest.raises(UnknownNameError, match="unknown fruit 'zzz'; known: apple, plum"):
+        fruit["zzz"]
+
+
+def test_the_error_is_a_config_error_on_one_line():
+    error = unknown_name("scheme", "kwg", {"kgw": 1, "dew": 2})
+    assert isinstance(error, ConfigError)
+    assert str(error) == "unknown scheme 'kwg'; did you mean 'kgw'?"
+
+
+def test_other_packages_publish_names_but_cannot_replace_ours(monkeypatch):
+    published = [
+        EntryPoint(name="pear", value="fractions:Fraction", group="fruits"),
+        EntryPoint(name="plum", value="decimal:Decimal", group="fruits"),
+    ]
+    asked = []
+
+    def entry_points(*, group: str) -> list[EntryPoint]:
+        asked.append(group)
+        return published
+
+    monkeypatch.setattr(registry, "entry_points", entry_points)
+    table = Registry("fruit", {"plum": "fractions:Fraction"}, group="fruits")
+    from fractions import Fraction
+
+    assert list(table) == ["pear", "plum"]
+    assert "pear" in table
+    assert table["pear"] is Fraction
+    assert table["plum"] is Fraction
+    assert set(asked) == {"fruits"}
+
+
+def test_dew_is_registered():
+    assert "dew" in SCHEMES
+
+
+def test_require_gives_the_module():
+    assert require("json", extra="anything").loads("1") == 1
+
+
+def test_require_names_the_command_that_installs_it():
+    with pytest.raises(
+        MissingExtraError, match=r"no_such_library is not installed; .*pip install 'dewmark\[nice\]'"
+    ):
+        require("no_such_library.part", extra="nice")
+
+
+def test_require_does_not_hide_a_fault_inside_an_installed_library(tmp_path, monkeypatch):
+    (tmp_path / "half_installed.py").write_text("import another_missing_library\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ModuleNotFoundError, match="another_missing_library") as caught:
+        require("half_installed", extra="nice")
+    assert not isinstance(caught.value, MissingExtraError)

@@ -1,0 +1,307 @@
+from __future__ import annotations
+
+import errno
+import json
+import os
+import stat
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dewmark import storage
+from dewmark.errors import ArtifactError, StorageError
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def fail_with(code: int):
+    def fail(*args: object, **kwargs: object) -> None:
+        raise OSError(code, os.strerror(code))
+
+    return fail
+
+
+class TestAtomicWrite:
+    def test_the_file_appears_whole_with_its_parents(self, tmp_path):
+        path = tmp_path / "a" / "b" / "file.bin"
+        with storage.atomic_write(path) as stream:
+            stream.write(b"one")
+            assert not path.exists()
+            stream.write(b"two")
+        assert path.read_bytes() == b"onetwo"
+        assert names(path.parent) == ["file.bin"]
+
+    def test_an_error_leaves_nothing(self, tmp_path):
+        with pytest.raises(RuntimeError, match="stop"), storage.atomic_write(tmp_path / "file") as stream:
+            stream.write(b"half")
+            raise RuntimeError("stop")
+        assert names(tmp_path) == []
+
+    def test_an_error_keeps_the_old_file(self, tmp_path):
+        path = tmp_path / "file"
+        path.write_bytes(b"old")
+        with pytest.raises(KeyboardInterrupt), storage.atomic_write(path) as stream:
+            stream.write(b"new")
+            raise KeyboardInterrupt
+        assert path.read_bytes() == b"old"
+        assert names(tmp_path) == ["file"]
+
+    @pytest.mark.parametrize(("private", "expected"), [(True, 0o600), (False, 0o644)])
+    def test_modes(self, tmp_path, private, expected):
+        with storage.atomic_write(tmp_path / "file", private=private) as stream:
+            stream.write(b"x")
+        assert mode(tmp_path / "file") == expected
+
+    def test_a_private_file_is_never_readable_by_others_while_it_grows(self, tmp_path):
+        with storage.atomic_write(tmp_path / "file", private=True) as stream:
+            stream.write(b"x")
+            (growing,) = tmp_path.iterdir()
+            assert mode(growing) == 0o600
+
+    def test_overwriting_is_the_default_and_can_be_refused(self, tmp_path):
+        path = tmp_path / "file"
+        for content in (b"one", b"two"):
+            with storage.atomic_write(path) as stream:
+                stream.write(content)
+        with (
+            pytest.raises(StorageError, match="exists already and is not overwritten"),
+            storage.atomic_write(path, overwrite=False) as stream,
+        ):
+            stream.write(b"three")
+        assert path.read_bytes() == b"two"
+        assert names(tmp_path) == ["file"]
+
+    def test_no_overwrite_still_writes_a_new_file(self, tmp_path):
+        with storage.atomic_write(tmp_path / "file", private=True, overwrite=False) as stream:
+            stream.write(b"x")
+        assert (tmp_path / "file").read_bytes() == b"x"
+        assert mode(tmp_path / "file") == 0o600
+        assert names(tmp_path) == ["file"]
+
+    @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT])
+    def test_a_full_disk_is_said_plainly(self, tmp_path, monkeypatch, code):
+        monkeypatch.setattr(storage.os, "fsync", fail_with(code))
+        with (
+            pytest.raises(StorageError, match="the disk is full at .*file: free some space"),
+            storage.atomic_write(tmp_path / "file") as stream,
+        ):
+            stream.write(b"x")
+        assert names(tmp_path) == []
+
+    @pytest.mark.parametrize("code", [errno.EACCES, errno.EROFS, errno.EPERM])
+    def test_a_forbidden_path_is_said_plainly(self, tmp_path, monkeypatch, code):
+        monkeypatch.setattr(storage.tempfile, "mkstemp", fail_with(code))
+        with (
+            pytest.raises(StorageError, match="cannot write .*file: permission denied"),
+            storage.atomic_write(tmp_path / "file"),
+        ):
+            pass
+
+    def test_a_parent_that_is_a_file(self, tmp_path):
+        (tmp_path / "parent").write_text("a file")
+        for path in (tmp_path / "parent" / "file", tmp_path / "parent" / "deeper" / "file"):
+            with pytest.raises(StorageError, match="cannot write"), storage.atomic_write(path):
+                pass
+
+    def test_a_target_that_is_a_folder(self, tmp_path):
+        (tmp_path / "target").mkdir()
+        with pytest.raises(StorageError, match="cannot write"), storage.atomic_write(tmp_path / "target"):
+            pass
+        assert names(tmp_path) == ["target"]
+
+    def test_a_name_too_long(self, tmp_path):
+        with pytest.raises(StorageError, match="cannot write"), storage.atomic_write(tmp_path / ("x" * 300)):
+            pass
+
+    def test_errors_it_does_not_know_stay_themselves(self, tmp_path, monkeypatch):
+        monkeypatch.setattr(storage.os, "fsync", fail_with(errno.EIO))
+        with pytest.raises(OSError, match="Input/output") as caught, storage.atomic_write(tmp_path / "file"):
+            pass
+        assert not isinstance(caught.value, StorageError)
+
+
+class TestAtomicFolder:
+    def test_the_folder_appears_whole(self, tmp_path):
+        path = tmp_path / "deep" / "model"
+        with storage.atomic_folder(path) as folder:
+            (folder / "sub").mkdir()
+            (folder / "sub" / "a.txt").write_text("a")
+            assert not path.exists()
+        assert (path / "sub" / "a.txt").read_text() == "a"
+        assert names(path.parent) == ["model"]
+        assert mode(path) == 0o755
+
+    def test_an_error_leaves_nothing_and_keeps_the_old_folder(self, tmp_path):
+        path = tmp_path / "model"
+        with storage.atomic_folder(path) as folder:
+            (folder / "a").write_text("old")
+        with pytest.raises(ValueError, match="stop"), storage.atomic_folder(path) as folder:
+            (folder / "a").write_text("new")
+            raise ValueError("stop")
+        assert (path / "a").read_text() == "old"
+        assert names(tmp_path) == ["model"]
+
+    def test_a_second_one_replaces_the_first_entirely(self, tmp_path):
+        path = tmp_path / "model"
+        for name in ("old", "new"):
+            with storage.atomic_folder(path) as folder:
+                (folder / name).write_text(name)
+        assert names(path) == ["new"]
+        assert names(tmp_path) == ["model"]
+
+    def test_private_modes_reach_every_file(self, tmp_path):
+        path = tmp_path / "secret"
+        with storage.atomic_folder(path, private=True) as folder:
+            assert mode(folder) == 0o700
+            (folder / "sub").mkdir()
+            (folder / "sub" / "table").write_text("x")
+        assert mode(path) == 0o700
+        assert mode(path / "sub" / "table") == 0o600
+
+    def test_two_writers_of_one_folder(self, tmp_path):
+        path = tmp_path / "model"
+        with storage.atomic_folder(path) as slow:
+            (slow / "a").write_text("slow")
+            with storage.atomic_folder(path) as quick:
+                (quick / "a").write_text("quick")
+        assert (path / "a").read_text() in {"slow", "quick"}
+        assert names(tmp_path) == ["model"]
+
+
+@pytest.fixture
+def bundle(tmp_path) -> Path:
+    path = tmp_path / "table"
+    arrays = {"Q": np.arange(12, dtype=np.float32).reshape(3, 4), "mean": np.ones(4)}
+    storage.save_bundle(path, meta={"host": "tiny", "d": 4}, arrays=arrays)
+    return path
+
+
+class TestBundles:
+    def test_round_trip(self, bundle):
+        opened = storage.load_bundle(bundle)
+        assert opened.meta == {"host": "tiny", "d": 4}
+        assert set(opened.arrays) == {"Q", "mean"}
+        assert opened.arrays["Q"].dtype == np.float32
+        np.testing.assert_array_equal(opened.arrays["Q"], np.arange(12).reshape(3, 4))
+
+    def test_arrays_are_mapped_and_read_only(self, bundle):
+        table = storage.load_bundle(bundle).arrays["Q"]
+        assert isinstance(table, np.memmap)
+        with pytest.raises(ValueError, match="read-only"):
+            table[0, 0] = 1.0
+
+    def test_arrays_in_column_order_keep_their_values(self, tmp_path):
+        array = np.asfortranarray(np.arange(6.0).reshape(2, 3))
+        storage.save_bundle(tmp_path / "b", meta={}, arrays={"x": array})
+        opened = storage.load_bundle(tmp_path / "b").arrays["x"]
+        np.testing.assert_array_equal(opened, array)
+        assert opened.flags.c_contiguous
+
+    def test_a_private_bundle_is_closed_to_others(self, tmp_path):
+        storage.save_bundle(tmp_path / "b", meta={}, arrays={"x": np.ones(2)}, private=True)
+        assert mode(tmp_path / "b") == 0o700
+        assert {mode(file) for file in (tmp_path / "b").iterdir()} == {0o600}
+
+    def test_saving_again_replaces_it(self, bundle):
+        storage.save_bundle(bundle, meta={"host": "other"}, arrays={"R": np.zeros(1)})
+        opened = storage.load_bundle(bundle)
+        assert opened.meta == {"host": "other"}
+        assert names(bundle) == ["R.npy", "bundle.json"]
+
+    @pytest.mark.parametrize("position", [0, 60, -1])
+    def test_one_flipped_byte_is_found(self, bundle, position):
+        file = bundle / "Q.npy"
+        data = bytearray(file.read_bytes())
+        data[position] ^= 1
+        file.write_bytes(data)
+        with pytest.raises(ArtifactError, match=r"Q\.npy is corrupt .*delete .*table and make it again"):
+            storage.load_bundle(bundle)
+
+    @pytest.mark.parametrize("verify", [True, False])
+    def test_a_file_cut_short_is_found_even_unverified(self, bundle, verify):
+        file = bundle / "Q.npy"
+        file.write_bytes(file.read_bytes()[:-8])
+        with pytest.raises(ArtifactError, match="make it again"):
+            storage.load_bundle(bundle, verify=verify)
+
+    @pytest.mark.parametrize("verify", [True, False])
+    @pytest.mark.parametrize("content", [None, b""])
+    def test_a_missing_or_empty_array_is_found(self, bundle, verify, content):
+        (bundle / "mean.npy").unlink()
+        if content is not None:
+            (bundle / "mean.npy").write_bytes(content)
+        with pytest.raises(ArtifactError, match=r"mean\.npy is .*make it again"):
+            storage.load_bundle(bundle, verify=verify)
+
+    @pytest.mark.parametrize(
+        "text",
+        [
+            "",
+            "{",
+            "[]",
+            "3",
+            "{}",
+            '{"meta": {}}',
+            '{"meta": {}, "sha256": 5}',
+            '{"meta": 5, "sha256": {}}',
+            "\x00",
+        ],
+    )
+    def test_a_broken_index_is_found(self, bundle, text):
+        (bundle / "bundle.json").write_text(text)
+        with pytest.raises(ArtifactError, match=r"bundle\.json is corrupt: delete"):
+            storage.load_bundle(bundle)
+
+    def test_an_index_of_bytes_that_are_no_text_is_found(self, bundle):
+        (bundle / "bundle.json").write_bytes(b"\xff\xfe\xfa")
+        with pytest.raises(ArtifactError, match=r"bundle\.json is corrupt: delete"):
+            storage.load_bundle(bundle)
+
+    def test_what_is_no_bundle_is_said_so(self, tmp_path):
+        (tmp_path / "file").write_text("x")
+        for path in (tmp_path, tmp_path / "nothing", tmp_path / "file"):
+            with pytest.raises(ArtifactError, match=r"is not a dewmark table: it has no bundle\.json"):
+                storage.load_bundle(path)
+
+    def test_arrays_of_objects_are_refused_both_ways(self, bundle, tmp_path):
+        with pytest.raises(ValueError, match="allow_pickle"):
+            storage.save_bundle(tmp_path / "b", meta={}, arrays={"x": np.array([{}, []], dtype=object)})
+        assert not (tmp_path / "b").exists()
+        np.save(bundle / "Q.npy", np.array([{}], dtype=object), allow_pickle=True)
+        with pytest.raises(ArtifactError):
+            storage.load_bundle(bundle, verify=False)
+
+    def test_a_full_disk_leaves_nothing(self, tmp_path, monkeypatch):
+        monkeypatch.setattr(storage.np, "save", fail_with(errno.ENOSPC))
+        with pytest.raises(StorageError, match="the disk is full"):
+            storage.save_bundle(tmp_path / "b", meta={}, arrays={"x": np.ones(2)})
+        assert names(tmp_path) == []
+
+    def test_numpy_s_own_word_for_a_full_disk_is_understood(self, tmp_path, monkeypatch):
+        def short_write(*args: object, **kwargs: object) -> None:
+            raise OSError("1000000 requested and 131056 written")
+
+        monkeypatch.setattr(storage.np, "save", short_write)
+        with pytest.raises(StorageError, match="the disk is full"):
+            storage.save_bundle(tmp_path / "b", meta={}, arrays={"x": np.ones(2)})
+        assert names(tmp_path) == []
+
+
+def test_sha256_of_a_known_file(tmp_path):
+    (tmp_path / "abc").write_bytes(b"abc")
+    assert storage.sha256_file(tmp_path / "abc") == (
+        "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
+    )
+
+
+def test_a_bundle_is_plain_files_that_others_can_read(bundle):
+    index = json.loads((bundle / "bundle.json").read_text())
+    assert index["sha256"]["Q"] == storage.sha256_file(bundle / "Q.npy")
+    np.testing.assert_array_equal(np.load(bundle / "mean.npy"), np.ones(4))

@@ -1,0 +1,94 @@
+from __future__ import annotations
+
+import json
+from dataclasses import FrozenInstanceError, replace
+
+import pytest
+
+from dewmark.types import Detection, Generation, TokenScore, Verdict
+
+
+@pytest.fixture
+def detection() -> Detection:
+    return Detection(
+        verdict=Verdict.MARKED,
+        p_value=1.25e-6,
+        z=4.71,
+        score=0.33,
+        effective_length=161.4,
+        tokens_scored=197,
+        test="key",
+        fpr=0.01,
+        scheme="dew",
+        key_fingerprint="a1b2c3d4",
+        tokens=(
+            TokenScore(text=" bridge", start=3, end=10, score=1.23456789, scored=True),
+            TokenScore(text=" the", start=10, end=14, score=0.0, scored=False),
+        ),
+    )
+
+
+def test_a_verdict_is_its_text():
+    assert str(Verdict.NOT_MARKED) == "not marked"
+    assert f"{Verdict.TOO_SHORT}" == "too short"
+    assert Verdict("marked") is Verdict.MARKED
+    assert json.dumps({"verdict": Verdict.MARKED}) == '{"verdict": "marked"}'
+
+
+def test_only_marked_is_marked(detection):
+    assert detection.is_marked
+    assert not replace(detection, verdict=Verdict.NOT_MARKED).is_marked
+    assert not replace(detection, verdict=Verdict.TOO_SHORT).is_marked
+
+
+def test_results_cannot_be_changed(detection):
+    with pytest.raises(FrozenInstanceError):
+        detection.p_value = 0.5
+    with pytest.raises(FrozenInstanceError):
+        detection.tokens[0].score = 9.0
+
+
+def test_the_line_it_prints_holds_every_number(detection):
+    assert str(detection) == (
+        "marked (p = 1.25e-06, z = 4.71, effective length 161 of 197 tokens, key test, key a1b2c3d4)"
+    )
+
+
+def test_the_repr_leaves_out_long_fields(detection):
+    assert "bridge" not in repr(detection)
+    generation = Generation(
+        prompt="p", text="t", token_ids=(50123, 50124), seed=1, scheme="dew", config_hash="0"
+    )
+    assert "50123" not in repr(generation)
+
+
+def test_plain_values_are_json(detection):
+    row = detection.to_dict()
+    assert json.loads(json.dumps(row, allow_nan=False)) == row
+    assert row["verdict"] == "marked"
+    assert "tokens" not in row
+    assert detection.to_dict(tokens=True)["tokens"] == [
+        {"text": " bridge", "start": 3, "end": 10, "score": 1.2346, "scored": True},
+        {"text": " the", "start": 10, "end": 14, "score": 0.0, "scored": False},
+    ]
+
+
+def test_small_p_values_are_not_rounded_away(detection):
+    assert replace(detection, p_value=1e-200).to_dict()["p_value"] == 1e-200
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+def test_what_is_not_finite_becomes_none(detection, value):
+    odd = replace(detection, p_value=value, z=value, score=value, effective_length=value)
+    row = odd.to_dict()
+    assert [row[name] for name in ("p_value", "z", "score", "effective_length")] == [None] * 4
+    json.dumps(row, allow_nan=False)
+    assert str(odd).startswith("marked (p = ")
+
+
+def test_a_generation_reads_as_its_completion():
+    generation = Generation(
+        prompt="Once", text=" upon a time", token_ids=(4, 5, 6), seed=7, scheme="dew", config_hash="ab"
+    )
+    assert str(generation) == " upon a time"
+    assert generation.tokens == 3

@@ -1,0 +1,177 @@
+"""The facade and the exported detector, through real folders on disk and the tiny model."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import stat
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import dewmark
+from dewmark.errors import ArtifactError, ConfigError, ModelError, StorageError, UnknownNameError
+from dewmark.hosts.fake import tiny_model
+from dewmark.hosts.watermarking import WatermarkingConfig
+
+PROMPT = " the old bridge over the river"
+SECRET = bytes(range(7, 39))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("model")
+    model, tokenizer = tiny_model(400)
+    model.save_pretrained(path)
+    tokenizer.save_pretrained(path)
+    return path
+
+
+@pytest.fixture
+def watermark(folder: Path, bag_encoder) -> dewmark.Watermark:
+    return dewmark.Watermark.load(dewmark.Key(SECRET), host=str(folder), settings={"lambda": 3.0})
+
+
+def long_text(watermark: dewmark.Watermark) -> str:
+    return watermark.generate(PROMPT, max_new_tokens=100, min_new_tokens=100, seed=1).text
+
+
+def test_generate_and_detect(watermark) -> None:
+    text = long_text(watermark)
+    assert watermark.detect(text).is_marked
+    wrong = dewmark.Watermark(
+        dewmark.load_scheme(key=dewmark.Key(bytes(32)), host=watermark.scheme.host), lambda: watermark.host
+    )
+    assert not wrong.detect(text).is_marked
+
+
+def test_detection_does_not_load_the_host(folder, bag_encoder, monkeypatch) -> None:
+    key = dewmark.Key(SECRET)
+    dewmark.Watermark.load(key, host=str(folder))  # builds the token table
+    monkeypatch.setattr(
+        "dewmark.hosts.transformers.load_host", lambda *a, **k: pytest.fail("the host was loaded")
+    )
+    assert dewmark.Watermark.load(key, host=str(folder)).detect(PROMPT * 9).tokens_scored > 0
+
+
+def test_the_texts_of_a_batch_are_those_of_single_calls(watermark) -> None:
+    batch = watermark.generate_batch([PROMPT, " the"], seeds=[1, 2], max_new_tokens=20)
+    assert batch[0].text == watermark.generate(PROMPT, seed=1, max_new_tokens=20).text
+    assert batch[1].text == watermark.generate(" the", seed=2, max_new_tokens=20).text
+    assert batch[0].config_hash == batch[1].config_hash
+
+
+def test_the_eight_lines_with_anybody_s_model(bag_encoder) -> None:
+    """The processor in transformers' own generate, with padding, and through watermarking_config."""
+    model, tokenizer = tiny_model(400)
+    scheme = dewmark.load_scheme("dew", key=dewmark.Key(SECRET), host=model, tokenizer=tokenizer, lambda_=4.0)
+    tokenizer.padding_side = "left"
+    inputs = tokenizer([PROMPT, " the"], return_tensors="pt", padding=True)
+    inputs.pop("token_type_ids", None)
+    settings = {
+        "do_sample": True,
+        "max_new_tokens": 80,
+        "min_new_tokens": 80,
+        "pad_token_id": tokenizer.pad_token_id,
+    }
+    ways = (
+        {"logits_processor": [scheme.processor(inputs.input_ids)]},
+        {"watermarking_config": WatermarkingConfig(scheme)},
+    )
+    for way in ways:
+        torch.manual_seed(0)
+        out = model.generate(**inputs, **settings, **way)
+        texts = tokenizer.batch_decode(out[:, inputs.input_ids.shape[1] :], skip_special_tokens=True)
+        assert all(detection.is_marked for detection in scheme.detect_batch(texts))
+
+
+def test_the_config_hash_names_key_host_and_parameters(watermark, folder, bag_encoder) -> None:
+    other_key = dewmark.load_scheme(key=dewmark.Key(bytes(32)), host=str(folder), lambda_=3.0)
+    other_k = dewmark.load_scheme(key=dewmark.Key(SECRET), host=str(folder), lambda_=3.0, k=4)
+    same = dewmark.load_scheme(key=dewmark.Key(SECRET), host=str(folder), lambda_=3)
+    hashes = {s.config_hash for s in (watermark.scheme, other_key, other_k)}
+    assert len(hashes) == 3
+    assert same.config_hash == watermark.scheme.config_hash
+
+
+def test_bad_calls(folder) -> None:
+    key = dewmark.Key(SECRET)
+    with pytest.raises(UnknownNameError, match="did you mean 'dew'"):
+        dewmark.load_scheme("deww", key=key, host=str(folder))
+    with pytest.raises(ConfigError, match="tokenizer is needed"):
+        dewmark.load_scheme("dew", key=key, host=tiny_model(300)[0])
+    with pytest.raises(ModelError):
+        dewmark.load_scheme("dew", key=key, host=str(folder / "nothing-here"))
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"context": "window"},
+        {"context": "window", "contexts": "raw"},
+        {"mode": "token_only"},
+        {"mode": "neither"},
+    ],
+)
+def test_an_exported_detector_says_the_same_without_weights(folder, bag_encoder, tmp_path, settings) -> None:
+    scheme = dewmark.load_scheme(key=dewmark.Key(SECRET), host=str(folder), lambda_=3.0, **settings)
+    watermark = dewmark.Watermark(scheme, lambda: dewmark.load_host(str(folder)))
+    texts = [long_text(watermark), PROMPT * 12]
+    dewmark.Detector.export(scheme, tmp_path / "detector")
+    assert not list((tmp_path / "detector").rglob("*.safetensors"))
+    for file in (tmp_path / "detector").rglob("*"):
+        assert stat.S_IMODE(file.stat().st_mode) & 0o077 == 0, file
+        assert file.is_dir() or SECRET not in file.read_bytes()
+        assert file.is_dir() or SECRET.hex().encode() not in file.read_bytes()
+    detector = dewmark.Detector.load(tmp_path / "detector")
+    assert detector.fingerprint == scheme.fingerprint
+    for ours, theirs in zip(detector.detect_batch(texts), scheme.detect_batch(texts), strict=True):
+        assert ours.p_value == pytest.approx(theirs.p_value, rel=1e-6)
+        assert ours.tokens == theirs.tokens
+    assert detector.detect(texts[0]).is_marked
+
+
+@pytest.fixture
+def exported(watermark, tmp_path) -> Path:
+    dewmark.Detector.export(watermark.scheme, tmp_path / "detector")
+    return tmp_path / "detector"
+
+
+def test_broken_detectors_are_refused(watermark, exported, tmp_path) -> None:
+    with pytest.raises(StorageError, match="exists already"):
+        dewmark.Detector.export(watermark.scheme, exported)
+    with pytest.raises(ArtifactError, match="no detector"):
+        dewmark.Detector.load(tmp_path / "none")
+    table = exported / "state" / "Q.npy"
+    good = table.read_bytes()
+    table.write_bytes(good[:-8] + b"\x00" * 8)
+    with pytest.raises(ArtifactError, match=r"Q\.npy is corrupt"):
+        dewmark.Detector.load(exported)
+    table.unlink()
+    with pytest.raises(ArtifactError, match="missing"):
+        dewmark.Detector.load(exported)
+    table.write_bytes(good)
+    index = json.loads((exported / "detector.json").read_text())
+    (exported / "detector.json").write_text(json.dumps({**index, "format": 99}))
+    with pytest.raises(ArtifactError, match="format"):
+        dewmark.Detector.load(exported)
+    (exported / "detector.json").write_text("{")
+    with pytest.raises(ArtifactError, match="corrupt"):
+        dewmark.Detector.load(exported)
+
+
+def test_a_detector_with_another_tokenizer_is_refused(exported, tmp_path) -> None:
+    _, other = tiny_model(300, kind="bytes")
+    shutil.rmtree(exported / "tokenizer")
+    other.save_pretrained(exported / "tokenizer")
+    with pytest.raises(ModelError, match="not the one"):
+        dewmark.Detector.load(exported)
+
+
+def test_tables_are_shared_memory_maps(exported) -> None:
+    bound = dewmark.Detector.load(exported).bound
+    assert isinstance(bound.token_rows, np.memmap)
+    assert not bound.token_rows.flags.writeable
