@@ -69,33 +69,3 @@ class TestJsonl:
         monkeypatch.setattr(storage.os, "fsync", full)
         with pytest.raises(StorageError, match="the disk is full"):
             storage.append_jsonl(tmp_path / "rows.jsonl", [{"id": 1}])
-
-    def test_trimming_cuts_half_a_line_only(self, tmp_path):
-        path = tmp_path / "rows.jsonl"
-        path.write_bytes(b'{"id": 1}\n{"id": 2}\n{"id": 3, "te')
-        storage.trim_jsonl(path)
-        assert path.read_bytes() == b'{"id": 1}\n{"id": 2}\n'
-        storage.trim_jsonl(path)
-        assert path.read_bytes() == b'{"id": 1}\n{"id": 2}\n'
-
-    @pytest.mark.parametrize("content", [b"", b'{"id": 1'])
-    def test_trimming_may_leave_nothing(self, tmp_path, content):
-        path = tmp_path / "rows.jsonl"
-        path.write_bytes(content)
-        storage.trim_jsonl(path)
-        assert path.read_bytes() == b""
-
-    def test_trimming_a_file_that_is_not_there(self, tmp_path):
-        storage.trim_jsonl(tmp_path / "rows.jsonl")
-        assert list(tmp_path.iterdir()) == []
-
-    def test_a_run_killed_at_any_byte_resumes_with_whole_rows(self, tmp_path):
-        path = tmp_path / "rows.jsonl"
-        rows = [{"id": i, "text": "äöü" * i} for i in range(3)]
-        storage.append_jsonl(path, rows)
-        whole = path.read_bytes()
-        for cut in range(len(whole) + 1):
-            path.write_bytes(whole[:cut])
-            storage.trim_jsonl(path)
-            left = [row for _, row in storage.read_jsonl(path)]
-            assert left == rows[: whole[:cut].count(b"\n")]

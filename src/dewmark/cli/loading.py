@@ -44,8 +44,7 @@ class Writer:
 
     def config_hash(self, decoding: Decoding) -> str:
         """The ``config_hash`` that the host will give its texts, known before it is loaded."""
-        marked = NONE if self.scheme is None else self.scheme.config_hash
-        return config.config_hash(marked, dataclasses.asdict(decoding), self.info.identity)
+        return decoding.config_hash(self.scheme, self.info)
 
     def write(
         self, prompts: Sequence[str], *, seeds: Sequence[int], decoding: Decoding, batch_size: int = 8

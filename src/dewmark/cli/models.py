@@ -93,7 +93,9 @@ def pull(
         if used_as is Role.ENCODER:
             from dewmark.embeddings.encoders import load_encoder
 
-            load_encoder(name, progress=progress)
+            load_encoder(name, progress=progress).encode(
+                [""]
+            )  # loads it, so an interrupted download is finished
         else:
             from dewmark.hosts import load_host
 

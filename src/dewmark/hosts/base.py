@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -60,6 +61,11 @@ class Decoding:
                 "the choice between tokens: use a temperature above 0"
             )
 
+    def config_hash(self, scheme: BoundScheme | None, info: HostInfo) -> str:
+        """Names all that decides a text but its prompt and seed: scheme, key, decoding, host."""
+        marked = "none" if scheme is None else scheme.config_hash
+        return cfg.config_hash(marked, dataclasses.asdict(self), info.identity)
+
 
 class Host(ABC):
     """A language model that can write, marked or not."""
@@ -102,11 +108,7 @@ class Host(ABC):
         self._check_vocabulary(scheme)
         self.check_prompts(prompts, decoding.max_new_tokens)
         marked_by = "none" if scheme is None else scheme.scheme.name
-        config_hash = cfg.config_hash(
-            "none" if scheme is None else scheme.config_hash,
-            {field: getattr(decoding, field) for field in Decoding.__slots__},
-            self.info.identity,
-        )
+        config_hash = decoding.config_hash(scheme, self.info)
         special = self.info.tokenizer.special_ids
         done: list[Generation] = []
         for start in range(0, len(prompts), batch_size):
