@@ -57,7 +57,7 @@ def test_scores_equal_algorithm_2(host, bag_encoder, tmp_path, mode, projection,
     tokenized = host.info.tokenizer.encode([text])[0]
     detection = bound.detect(text)
     rows, projections = literal_tables(bound, KEY)
-    windows = windows_of(tokenized.ids, k=3, special=host.info.tokenizer.special_ids)
+    windows = windows_of(tokenized.ids, k=3, host=host.info)
     vectors = bound.contexts.vectors(windows).astype(np.float64)
     assert detection.tokens_scored == len(tokenized.ids) - 3
     total = 0.0

@@ -69,7 +69,7 @@ def test_mismatches_are_refused(host) -> None:
     short = dataclasses.replace(host.info, embeddings=lambda: host.info.embeddings()[:100])
     with pytest.raises(VocabularyError, match="312 entries"):
         build_token_table(short)
-    small = dataclasses.replace(host.info, vocab_size=200)
+    small = dataclasses.replace(host.info, vocab_size=40)
     with pytest.raises(VocabularyError, match="do not belong together"):
         markable_ids(small)
     bad = dataclasses.replace(host.info, embeddings=lambda: np.full((312, 8), np.nan, dtype=np.float32))
@@ -83,3 +83,9 @@ def test_an_unused_token_without_embedding_gets_no_row(host) -> None:
     rows = build_token_table(dataclasses.replace(host.info, embeddings=lambda: E))
     assert (rows[77] == 0).all()
     assert (rows[78] != 0).any()
+
+
+def test_a_tokenizer_may_know_a_few_ids_more_than_the_model(host) -> None:
+    fewer = dataclasses.replace(host.info, vocab_size=298, embeddings=lambda: host.info.embeddings()[:298])
+    assert markable_ids(fewer)[-1] == 297
+    assert build_token_table(fewer).shape[0] == 298

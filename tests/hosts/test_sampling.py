@@ -105,11 +105,11 @@ def test_random_numbers_are_exponential_and_independent_of_row_and_step():
 
 def test_rounding_of_logits_hardly_ever_changes_the_winner():
     rows = 400
-    scores = random_logits(batch=rows, vocab=5000, scale=1.5)
-    moved = scores + 5e-5 * torch.randn(scores.shape, generator=torch.Generator().manual_seed(1))
-    noise = exponentials(rows, 5000)
+    scores = random_logits(batch=rows, vocab=20_000, scale=1.5)
+    moved = scores + 1e-3 * torch.randn(scores.shape, generator=torch.Generator().manual_seed(1))
+    noise = exponentials(rows, 20_000)
     changed = int((choose(scores, noise, Decoding())[0] != choose(moved, noise, Decoding())[0]).sum())
-    assert changed <= 1  # inverting the cumulative distribution would change some twenty
+    assert changed <= 3  # inverting the cumulative distribution changes about 40 of these 400
 
 
 def test_greedy_takes_the_likeliest():

@@ -93,9 +93,8 @@ def pull(
         if used_as is Role.ENCODER:
             from dewmark.embeddings.encoders import load_encoder
 
-            load_encoder(name, progress=progress).encode(
-                [""]
-            )  # loads it, so an interrupted download is finished
+            # encoding finishes a download that was interrupted
+            load_encoder(name, progress=progress).encode([""])
         else:
             from dewmark.hosts import load_host
 

@@ -114,11 +114,11 @@ class BoundDEW(BoundScheme):
 
     def evidence(self, texts: Sequence[Tokenized], prompts: Sequence[Tokenized]) -> list[Evidence]:
         """The alignments of texts, each distinct context and token of the batch looked up once."""
-        k, special = self.scheme.k, self.host.tokenizer.special_ids
+        k = self.scheme.k
         windows, scored = [np.zeros((0, k), dtype=np.int64)], [np.zeros(0, dtype=bool)]
         for text, prompt in zip(texts, prompts, strict=True):
             before = prompt.ids[-k:]
-            rows = windows_of(before + text.ids, k=k, special=special)[len(before) :]
+            rows = windows_of(before + text.ids, k=k, host=self.host)[len(before) :]
             usable = (rows != ABSENT).any(axis=1)
             if not before:
                 usable[:k] = (
@@ -127,9 +127,10 @@ class BoundDEW(BoundScheme):
             windows.append(rows)
             scored.append(usable)
         tokens = np.array([i for text in texts for i in text.ids], dtype=np.int64)
-        distinct_tokens, token_index = np.unique(tokens, return_inverse=True)
+        known = tokens < self.host.vocab_size
+        distinct_tokens, token_index = np.unique(np.where(known, tokens, 0), return_inverse=True)
         token_rows = np.asarray(self.token_rows[distinct_tokens], dtype=np.float32)
-        usable = np.concatenate(scored) & np.any(token_rows != 0, axis=1)[token_index]
+        usable = np.concatenate(scored) & known & np.any(token_rows != 0, axis=1)[token_index]
         distinct_windows, window_index = np.unique(
             np.concatenate(windows)[usable], axis=0, return_inverse=True
         )

@@ -105,9 +105,10 @@ class WindowContexts(Contexts):
         return np.stack([found[key] for key in keys]) if keys else np.zeros((0, self.dim), dtype=np.float32)
 
 
-def windows_of(ids: Sequence[int], *, k: int, special: frozenset[int]) -> I64:
+def windows_of(ids: Sequence[int], *, k: int, host: HostInfo) -> I64:
     """The window before every position of ``ids``: (len(ids), k), oldest first, `ABSENT` where none is."""
-    plain = np.array([ABSENT if i in special else i for i in ids], dtype=np.int64)
+    special, size = host.tokenizer.special_ids, host.vocab_size
+    plain = np.array([ABSENT if i in special or i >= size else i for i in ids], dtype=np.int64)
     padded = np.concatenate((np.full(k, ABSENT, dtype=np.int64), plain))
     return np.lib.stride_tricks.sliding_window_view(padded, k)[: len(ids)]
 
@@ -157,9 +158,8 @@ def fit_statistics(
     texts: Iterable[str], *, encoder: Encoder, host: HostInfo, context: str, k: int, workspace: Workspace
 ) -> Whitening:
     """Mean and whitening of the contexts of ordinary texts; no key and no mark is involved."""
-    special = host.tokenizer.special_ids
     windows = np.concatenate(
-        [windows_of(t.ids, k=k, special=special)[k:] for t in host.tokenizer.encode(list(texts))]
+        [windows_of(t.ids, k=k, host=host)[k:] for t in host.tokenizer.encode(list(texts))]
     )
     if context == "composed":
         table = np.asarray(

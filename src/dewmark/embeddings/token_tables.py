@@ -28,6 +28,7 @@ F32 = NDArray[np.float32]
 
 _FORMAT = 1
 _BLOCK = 8192
+_ADDED_TOKENS = 256  # a tokenizer may know a few ids more than its model has (Gemma 3's image token)
 
 
 def token_table(host: HostInfo, *, whiten: bool, donor: HostInfo | None, workspace: Workspace) -> F16:
@@ -73,13 +74,13 @@ def build_token_table(host: HostInfo, *, whiten: bool = True, donor: HostInfo | 
 
 
 def markable_ids(host: HostInfo) -> NDArray[np.int64]:
-    """The ids that stand for text, ascending."""
-    if host.tokenizer.size > host.vocab_size:
+    """The ids that stand for text and that the host can write, ascending."""
+    if host.tokenizer.size > host.vocab_size + _ADDED_TOKENS:
         raise VocabularyError(
             f"{host.name}: the tokenizer knows {host.tokenizer.size} tokens, "
             f"the model only {host.vocab_size}; they do not belong together"
         )
-    known = np.arange(host.tokenizer.size, dtype=np.int64)
+    known = np.arange(min(host.tokenizer.size, host.vocab_size), dtype=np.int64)
     return known[~np.isin(known, np.fromiter(host.tokenizer.special_ids, dtype=np.int64))]
 
 

@@ -5,9 +5,9 @@ Boundary: pure functions of logits (batch, vocab) and the rows' own random numbe
 Sampling is an exponential race: token i, of probability p_i, wins if E_i / p_i is least, with E_i ~ Exp(1) of
 its own (the Gumbel-max trick, without the outer logarithm). P(i wins) = p_i exactly. E_i depends on the
 row's seed, the step and i alone, so a row draws the same numbers in every batch and on every device. The
-race is also what rounding disturbs least: if logits move by 1e-5, as they do between batch sizes, so
-does the chance of another winner. Inverting the cumulative distribution instead, where every rounding
-shifts all later boundaries, was seen to change one token in a hundred.
+race is also what rounding disturbs least: a winner changes only where two tokens nearly tie. Inverting the
+cumulative distribution, where each rounding shifts all later boundaries, changed 14 of 4,800 tokens between
+a row alone and the same row in a batch of 8 (SmolLM2-135M, float32); the race changed none.
 """
 
 from __future__ import annotations
