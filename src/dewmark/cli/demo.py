@@ -26,6 +26,7 @@ __all__ = ["demo"]
 
 PROMPT = "My grandmother kept a small shop at the end of the harbour, and every summer"
 TOKENS = 200
+TOP_P = 0.9  # a small model's unlikely tokens make dull reading
 
 
 @dataclass(frozen=True)
@@ -98,7 +99,7 @@ def _run(key: Key, wrong_key: Key, seed: int, *, progress: Progress, quiet: bool
     unmarked_writer = Writer(None, watermark.scheme.host, lambda: marked_writer.host)
     _ = marked_writer.host
     clock.told(f"key {key.fingerprint}, {watermark.scheme.host.name}: ready in")
-    decoding = Decoding(max_new_tokens=TOKENS, min_new_tokens=TOKENS, no_repeat_ngram=4)
+    decoding = Decoding(max_new_tokens=TOKENS, min_new_tokens=TOKENS, top_p=TOP_P, no_repeat_ngram=4)
     progress(f"writing {TOKENS} tokens, twice", 0, 0)
     marked, unmarked = (
         writer.write([PROMPT], seeds=[seed], decoding=decoding)[0].text
