@@ -3,7 +3,7 @@
     python benchmarks/detection_speed.py --texts 100
 
 Texts are cut from the package's openings to 200 tokens each, so no language model is needed. Rows: texts one
-by one, all in one batch, and (``window``) token by token as Algorithm 2 is written, one encoder call for each.
+by one, all in one batch, and (``window``) token by token as Algorithm 2 is written, one encoder call each.
 Every row starts with an empty memory of windows. Times are medians over repeats.
 """
 

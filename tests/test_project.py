@@ -20,7 +20,6 @@ DATA = files("dewmark") / "data"
 HEAVY = ("accelerate", "gguf", "rich", "scipy", "sentence_transformers", "torch", "transformers", "typer")
 PUBLIC = [
     "Detection",
-    "Detector",
     "DewmarkError",
     "Generation",
     "Key",
@@ -28,6 +27,8 @@ PUBLIC = [
     "Verdict",
     "Watermark",
     "__version__",
+    "export_detector",
+    "load_detector",
     "load_host",
     "load_scheme",
 ]

@@ -120,13 +120,13 @@ def test_an_exported_detector_says_the_same_without_weights(folder, bag_encoder,
     scheme = dewmark.load_scheme(key=dewmark.Key(SECRET), host=str(folder), lambda_=3.0, **settings)
     watermark = dewmark.Watermark(scheme, lambda: dewmark.load_host(str(folder)))
     texts = [long_text(watermark), PROMPT * 12]
-    dewmark.Detector.export(scheme, tmp_path / "detector")
+    dewmark.export_detector(scheme, tmp_path / "detector")
     assert not list((tmp_path / "detector").rglob("*.safetensors"))
     for file in (tmp_path / "detector").rglob("*"):
         assert stat.S_IMODE(file.stat().st_mode) & 0o077 == 0, file
         assert file.is_dir() or SECRET not in file.read_bytes()
         assert file.is_dir() or SECRET.hex().encode() not in file.read_bytes()
-    detector = dewmark.Detector.load(tmp_path / "detector")
+    detector = dewmark.load_detector(tmp_path / "detector")
     assert detector.fingerprint == scheme.fingerprint
     for ours, theirs in zip(detector.detect_batch(texts), scheme.detect_batch(texts), strict=True):
         assert ours.p_value == pytest.approx(theirs.p_value, rel=1e-6)
@@ -136,31 +136,31 @@ def test_an_exported_detector_says_the_same_without_weights(folder, bag_encoder,
 
 @pytest.fixture
 def exported(watermark, tmp_path) -> Path:
-    dewmark.Detector.export(watermark.scheme, tmp_path / "detector")
+    dewmark.export_detector(watermark.scheme, tmp_path / "detector")
     return tmp_path / "detector"
 
 
 def test_broken_detectors_are_refused(watermark, exported, tmp_path) -> None:
     with pytest.raises(StorageError, match="exists already"):
-        dewmark.Detector.export(watermark.scheme, exported)
+        dewmark.export_detector(watermark.scheme, exported)
     with pytest.raises(ArtifactError, match="no detector"):
-        dewmark.Detector.load(tmp_path / "none")
+        dewmark.load_detector(tmp_path / "none")
     table = exported / "state" / "Q.npy"
     good = table.read_bytes()
     table.write_bytes(good[:-8] + b"\x00" * 8)
     with pytest.raises(ArtifactError, match=r"Q\.npy is corrupt"):
-        dewmark.Detector.load(exported)
+        dewmark.load_detector(exported)
     table.unlink()
     with pytest.raises(ArtifactError, match="missing"):
-        dewmark.Detector.load(exported)
+        dewmark.load_detector(exported)
     table.write_bytes(good)
     index = json.loads((exported / "detector.json").read_text())
     (exported / "detector.json").write_text(json.dumps({**index, "format": 99}))
     with pytest.raises(ArtifactError, match="format"):
-        dewmark.Detector.load(exported)
+        dewmark.load_detector(exported)
     (exported / "detector.json").write_text("{")
     with pytest.raises(ArtifactError, match="corrupt"):
-        dewmark.Detector.load(exported)
+        dewmark.load_detector(exported)
 
 
 def test_a_detector_with_another_tokenizer_is_refused(exported, tmp_path) -> None:
@@ -168,10 +168,10 @@ def test_a_detector_with_another_tokenizer_is_refused(exported, tmp_path) -> Non
     shutil.rmtree(exported / "tokenizer")
     other.save_pretrained(exported / "tokenizer")
     with pytest.raises(ModelError, match="not the one"):
-        dewmark.Detector.load(exported)
+        dewmark.load_detector(exported)
 
 
 def test_tables_are_shared_memory_maps(exported) -> None:
-    bound = dewmark.Detector.load(exported).bound
+    bound = dewmark.load_detector(exported)
     assert isinstance(bound.token_rows, np.memmap)
     assert not bound.token_rows.flags.writeable

@@ -13,20 +13,20 @@ __version__ = "0.1.0"
 
 _PUBLIC = {
     "Detection": "dewmark.types",
-    "Detector": "dewmark.detector",
     "DewmarkError": "dewmark.errors",
     "Generation": "dewmark.types",
     "Key": "dewmark.core.keys",
     "TokenScore": "dewmark.types",
     "Verdict": "dewmark.types",
     "Watermark": "dewmark.watermark",
+    "export_detector": "dewmark.detector",
+    "load_detector": "dewmark.detector",
     "load_host": "dewmark.hosts",
     "load_scheme": "dewmark.watermark",
 }
 
 __all__ = [
     "Detection",
-    "Detector",
     "DewmarkError",
     "Generation",
     "Key",
@@ -34,13 +34,15 @@ __all__ = [
     "Verdict",
     "Watermark",
     "__version__",
+    "export_detector",
+    "load_detector",
     "load_host",
     "load_scheme",
 ]
 
 if TYPE_CHECKING:
     from dewmark.core.keys import Key
-    from dewmark.detector import Detector
+    from dewmark.detector import export_detector, load_detector
     from dewmark.errors import DewmarkError
     from dewmark.hosts import load_host
     from dewmark.types import Detection, Generation, TokenScore, Verdict

@@ -44,6 +44,8 @@ __all__ = [
     "Workspace",
 ]
 
+Progress = Callable[[str, int, int], None]
+
 DEFAULT_FPR = 0.01
 MIN_EFFECTIVE_LENGTH = 16.0
 
@@ -102,6 +104,10 @@ class HostInfo:
     embeddings: Callable[[], NDArray[np.float32]]
 
 
+def silent(description: str, done: int, total: int) -> None:
+    """Progress that goes nowhere."""
+
+
 @dataclass(frozen=True)
 class Workspace:
     """Where a scheme keeps derived files, and how it reports long work.
@@ -111,7 +117,7 @@ class Workspace:
     """
 
     cache: Path
-    progress: Callable[[str, int, int], None] = lambda description, done, total: None
+    progress: Progress = silent
     find_host: Callable[[str], HostInfo] | None = None
 
 

@@ -12,7 +12,7 @@ from dewmark.core.keys import Key
 from dewmark.errors import ConfigError
 from dewmark.hosts import host_info, info_from_model, load_host
 from dewmark.registry import SCHEMES
-from dewmark.scheme import DEFAULT_FPR, BoundScheme, HostInfo, Workspace
+from dewmark.scheme import DEFAULT_FPR, BoundScheme, HostInfo, Progress, Workspace, silent
 from dewmark.types import Detection, Generation
 
 if TYPE_CHECKING:
@@ -22,8 +22,6 @@ __all__ = ["DEFAULT_HOST", "Watermark", "load_scheme"]
 
 DEFAULT_HOST = "smollm2-135m"
 
-ProgressCallback = Callable[[str, int, int], None]
-
 
 def load_scheme(
     name: str = "dew",
@@ -31,7 +29,7 @@ def load_scheme(
     key: Key,
     host: object = DEFAULT_HOST,
     tokenizer: object = None,
-    progress: ProgressCallback | None = None,
+    progress: Progress | None = None,
     **settings: object,
 ) -> BoundScheme:
     """Join a scheme to a key and a host.
@@ -40,7 +38,8 @@ def load_scheme(
     already (then ``tokenizer`` is needed too). ``settings`` are the scheme's parameters.
     """
     scheme = SCHEMES[name]().with_settings(settings)
-    workspace = _workspace(progress)
+    find_host = functools.partial(host_info, progress=progress)
+    workspace = Workspace(cache=cache_dir(), progress=progress or silent, find_host=find_host)
     if isinstance(host, HostInfo):
         info = host
     elif isinstance(host, str):
@@ -71,7 +70,7 @@ class Watermark:
         settings: Mapping[str, Any] | None = None,
         device: str = "auto",
         dtype: str = "auto",
-        progress: ProgressCallback | None = None,
+        progress: Progress | None = None,
     ) -> Watermark:
         """A scheme by name on a host by name; the host's weights are loaded when they are first needed."""
         bound = load_scheme(scheme, key=key, host=host, progress=progress, **(settings or {}))
@@ -156,10 +155,3 @@ class Watermark:
     ) -> list[Detection]:
         """Score completions in one batch."""
         return self.scheme.detect_batch(texts, prompts=prompts, fpr=fpr, test=test)
-
-
-def _workspace(progress: ProgressCallback | None) -> Workspace:
-    find_host = functools.partial(host_info, progress=progress)
-    if progress is None:
-        return Workspace(cache=cache_dir(), find_host=find_host)
-    return Workspace(cache=cache_dir(), progress=progress, find_host=find_host)

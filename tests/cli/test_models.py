@@ -92,11 +92,11 @@ def test_fit(run, host, monkeypatch, tmp_path):
 
 def test_export_and_use_a_detector(run, host, key_file, monkeypatch, tmp_path):
     stored = {}
-    detector = dewmark.detector.Detector
+    detector = dewmark.detector
     monkeypatch.setattr(
-        detector, "export", staticmethod(lambda bound, folder: stored.update({Path(folder): bound}))
+        detector, "export_detector", lambda bound, folder: stored.update({Path(folder): bound})
     )
-    monkeypatch.setattr(detector, "load", classmethod(lambda cls, folder, **_: cls(stored[Path(folder)])))
+    monkeypatch.setattr(detector, "load_detector", lambda folder, **_: stored[Path(folder)])
     out, text = tmp_path / "detector", tmp_path / "a.txt"
     text.write_text("A text of ordinary words, long enough.", encoding="utf-8")
     result = run("detector", "export", "--key", key_file, "--out", out, "--set", "k=5", "--json")

