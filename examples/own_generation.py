@@ -1,0 +1,36 @@
+"""Mark inside your own transformers code, then detect in a process that never loads the model.
+
+    python examples/own_generation.py MODEL
+
+MODEL is a folder or hub id of any causal language model of transformers.
+"""
+
+import sys
+import tempfile
+from pathlib import Path
+
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+import dewmark
+
+model = AutoModelForCausalLM.from_pretrained(sys.argv[1])
+tokenizer = AutoTokenizer.from_pretrained(sys.argv[1])
+key = dewmark.Key.generate()
+scheme = dewmark.load_scheme("dew", key=key, host=model, tokenizer=tokenizer)
+
+inputs = tokenizer("The old bridge over the river", return_tensors="pt")
+output = model.generate(
+    **inputs,
+    do_sample=True,
+    min_new_tokens=200,
+    max_new_tokens=200,
+    logits_processor=[scheme.processor(inputs.input_ids)],
+)
+text = tokenizer.decode(output[0, inputs.input_ids.shape[1] :], skip_special_tokens=True)
+print(text)
+print(scheme.detect(text))
+
+with tempfile.TemporaryDirectory() as folder:
+    dewmark.export_detector(scheme, Path(folder) / "detector")
+    detector = dewmark.load_detector(Path(folder) / "detector")
+    print(detector.detect(text))  # the same verdict, from tokenizer and tables alone
