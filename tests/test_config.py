@@ -201,5 +201,5 @@ class TestCacheDir:
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
         assert config.cache_dir() == tmp_path / "dewmark"
         monkeypatch.delenv("XDG_CACHE_HOME")
-        monkeypatch.setenv("HOME", "/home/somebody")
-        assert config.cache_dir() == Path("/home/somebody/.cache/dewmark")
+        monkeypatch.setenv("HOME", "/users/somebody")
+        assert config.cache_dir() == Path("/users/somebody/.cache/dewmark")

