@@ -62,9 +62,8 @@ def _score_batch(
         inputs["position_ids"] = (mask.cumsum(dim=-1) - 1).clamp(min=0)
     if "logits_to_keep" in accepted:
         inputs["logits_to_keep"] = longest + 1
-    logits = model(**inputs).logits[
-        :, -longest - 1 : -1
-    ]  # (rows, longest, vocab): left padding lines ends up
+    # (rows, longest, vocab): left padding lines the ends up
+    logits = model(**inputs).logits[:, -longest - 1 : -1]
     targets = ids[:, -longest:]
     # In pieces, and by logsumexp: a float32 copy of all logits would double the memory.
     pieces = []

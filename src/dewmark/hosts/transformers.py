@@ -116,9 +116,8 @@ class TransformersHost(Host):
                 f"{what} has {len(ids)} tokens and leaves no room for {new} more in the context of "
                 f"{self._context} tokens of {self.name}: shorten it"
             )
-        if (
-            max(ids) >= self.info.vocab_size
-        ):  # a special token of a sister model, which this one has no vector for
+        # a special token of a sister model, for which this one has no vector
+        if max(ids) >= self.info.vocab_size:
             raise InputError(f"{what} holds token {max(ids)}, which {self.name} does not know: leave it out")
 
     def _out_of_memory(self, what: str) -> ModelError:
@@ -169,9 +168,8 @@ def info_from_model(model: CausalLM, tokenizer: HFTokenizer | PreTrainedTokenize
             f"the model has {weight.shape[0]} embeddings but logits of {vocab_size} ids: check its config"
         )
     digest = hashlib.sha256(f"{wrapped.identity} {tuple(weight.shape)}".encode())
-    for start in range(
-        0, weight.shape[0], _ROWS_AT_ONCE
-    ):  # as float32, so that dtype and device do not matter
+    # as float32, so that dtype and device do not matter
+    for start in range(0, weight.shape[0], _ROWS_AT_ONCE):
         digest.update(to_float32(weight[start : start + _ROWS_AT_ONCE]).tobytes())
     name = getattr(model.config, "_name_or_path", "") or str(model.config.model_type)
     return HostInfo(
