@@ -1,0 +1,44 @@
+"""The whole way on SmolLM2-135M and USE-m v3: what the README shows, with fixed keys and seeds."""
+
+from __future__ import annotations
+
+import runpy
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import dewmark
+
+pytestmark = pytest.mark.models
+
+PROMPTS = [
+    "The old bridge over the river",
+    "My grandmother kept a small shop at the end of the harbour, and every summer",
+    "Dear editor, I have read your paper for thirty years, and",
+    "To repair a bicycle tyre you need",
+]
+LENGTH = {"max_new_tokens": 200, "min_new_tokens": 200}
+
+
+@pytest.mark.parametrize("context", ["composed", "window"])
+def test_marked_is_found_and_nothing_else(context: str, tmp_path: Path) -> None:
+    watermark = dewmark.Watermark.load(dewmark.Key(bytes(range(32))), settings={"context": context})
+    marked = [g.text for g in watermark.generate_batch(PROMPTS, seeds=range(4), **LENGTH)]
+    unmarked = watermark.host.generate(PROMPTS, scheme=None, seeds=range(4), **LENGTH, no_repeat_ngram=4)
+    found = watermark.detect_batch(marked)
+    # four texts with z near 5 each: their mean lies below 3.5 once in a thousand
+    assert np.mean([d.z for d in found]) > 3.5
+    assert all(d.is_marked for d in found)
+    assert not any(d.is_marked for d in watermark.detect_batch([g.text for g in unmarked], fpr=1e-3))
+    wrong = dewmark.load_scheme(key=dewmark.Key(bytes(32)), host=watermark.scheme.host, context=context)
+    assert not any(d.is_marked for d in wrong.detect_batch(marked, fpr=1e-3))
+
+    dewmark.export_detector(watermark.scheme, tmp_path / "detector")
+    again = dewmark.load_detector(tmp_path / "detector").detect_batch(marked)
+    assert [d.p_value for d in again] == pytest.approx([d.p_value for d in found], rel=1e-4)
+
+
+def test_the_eight_lines_run_as_written(capsys: pytest.CaptureFixture[str]) -> None:
+    runpy.run_path(str(Path(__file__).parent.parent / "examples" / "eight_lines.py"))
+    assert "p = " in capsys.readouterr().out
