@@ -125,6 +125,13 @@ def test_another_run_s_file_is_refused_untouched(run, host, command, tmp_path, e
     assert out.read_bytes() == before
 
 
+def test_an_output_that_is_no_file_is_refused(run, host, command, tmp_path):
+    for out in (Path("/dev/zero"), tmp_path):
+        result = run(*command, "--out", out)
+        assert result.code == 2
+        assert "no ordinary file" in result.error
+
+
 def test_another_key_is_another_config(run, host, command, tmp_path):
     out, other = tmp_path / "out.jsonl", tmp_path / "other.key"
     Key(bytes(32)).save(other)

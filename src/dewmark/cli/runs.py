@@ -175,6 +175,8 @@ _REMEDY = "give the options and prompts of the run that wrote it, or another --o
 
 def _read_lines(path: Path) -> tuple[list[bytes], bytes]:
     """The whole lines of a file, and what follows the last of them."""
+    if path.exists() and not path.is_file():
+        raise StorageError(f"cannot use {path}: it is no ordinary file, and a run must be able to resume")
     try:
         *lines, tail = path.read_bytes().split(b"\n")
     except FileNotFoundError:
