@@ -2,8 +2,9 @@
 
     python benchmarks/detection_speed.py --texts 100
 
-Texts are cut from the package's openings to 200 tokens each, so no language model is needed. Rows: texts one
-by one, all in one batch, and (``window``) token by token as Algorithm 2 is written, one encoder call each.
+The package's openings and ordinary sentences, end to end, are cut into texts of 200 tokens: no language model
+is needed, and texts share only the windows that ordinary texts share. Rows: texts one by one, all in one
+batch, and (``window``) token by token as Algorithm 2 is written, one encoder call each.
 Every row starts with an empty memory of windows. Times are medians over repeats.
 """
 
@@ -16,10 +17,8 @@ import time
 from collections.abc import Callable
 from importlib import resources
 
-import numpy as np
-
 import dewmark
-from dewmark.embeddings.contexts import WindowContexts, windows_of
+from dewmark.embeddings.contexts import WindowContexts, ordinary_texts, windows_of
 
 
 def main() -> None:
@@ -63,13 +62,13 @@ def main() -> None:
 
 
 def _texts(scheme: dewmark.watermark.BoundScheme, count: int) -> list[str]:
-    """Distinct texts of 200 tokens: openings in a different order each."""
+    """Texts of 200 tokens, no two from the same place."""
     lines = (resources.files("dewmark") / "data" / "openings.jsonl").read_text(encoding="utf-8").splitlines()
-    prompts = [json.loads(line)["prompt"] for line in lines]
-    random = np.random.default_rng(0)
-    texts = [" ".join(random.permutation(prompts)[:12]) for _ in range(count)]
-    cut = [scheme.host.tokenizer.encode([text])[0].ids[:200] for text in texts]
-    return scheme.host.tokenizer.decode(cut)
+    whole = "\n".join([json.loads(line)["prompt"] for line in lines] + ordinary_texts())
+    ids = scheme.host.tokenizer.encode([whole])[0].ids
+    if len(ids) < 200 * count:
+        raise SystemExit(f"there is text for {len(ids) // 200} texts only, --texts was {count}")
+    return scheme.host.tokenizer.decode([ids[200 * i : 200 * (i + 1)] for i in range(count)])
 
 
 def _token_by_token(scheme: dewmark.watermark.BoundScheme, text: str) -> None:

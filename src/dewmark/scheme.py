@@ -36,12 +36,14 @@ __all__ = [
     "BoundScheme",
     "HostInfo",
     "Needs",
+    "Progress",
     "Scheme",
     "Session",
     "State",
     "Tokenized",
     "Tokenizer",
     "Workspace",
+    "silent",
 ]
 
 Progress = Callable[[str, int, int], None]

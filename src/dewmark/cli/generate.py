@@ -152,9 +152,8 @@ def _many(
         config_hash=writer.config_hash(decoding),
     )
     resumed = run.done
-    if run.done < len(
-        prompts
-    ):  # all of them now: a prompt that is too long must not stop a run in its middle
+    # all of them now: a prompt that is too long must not stop a run in its middle
+    if run.done < len(prompts):
         writer.host.check_prompts([prompt.text for prompt in prompts], decoding.max_new_tokens)
     description = f"writing {out.name}"
     progress(description, run.done, len(prompts))

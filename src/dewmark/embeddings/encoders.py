@@ -19,10 +19,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dewmark.embeddings.foreign import folder_hash, load_use, quiet_libraries
-from dewmark.embeddings.packaged import PACKAGED, Progress, fetch
+from dewmark.embeddings.packaged import PACKAGED, fetch
 from dewmark.errors import DewmarkError, ModelError
 from dewmark.extras import require
 from dewmark.registry import unknown_name
+from dewmark.scheme import Progress, silent
 
 __all__ = ["Encoder", "SentenceTransformerEncoder", "USEEncoder", "load_encoder"]
 
@@ -241,7 +242,7 @@ def _from_hub(name: str, *, progress: Progress | None, device: str) -> Encoder:
         device=device,
     )
     if on_disk is None:
-        report = progress or (lambda description, done, total: None)
+        report = progress or silent
         report(f"downloading {name}", 0, 1)
         encoder.encode([""])
         report(f"downloading {name}", 1, 1)

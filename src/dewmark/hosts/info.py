@@ -12,11 +12,10 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from dewmark.hosts.base import Progress
 from dewmark.hosts.gguf import quiet
 from dewmark.hosts.sources import Source, load_error, resolve
 from dewmark.hosts.tokenizers import HFTokenizer
-from dewmark.scheme import HostInfo
+from dewmark.scheme import HostInfo, Progress
 
 __all__ = ["describe", "host_info"]
 

@@ -17,10 +17,10 @@ from typing import Any
 from dewmark.config import cache_dir
 from dewmark.embeddings.packaged import PACKAGED, PackagedModel, fetch
 from dewmark.errors import ConfigError, ModelError
-from dewmark.hosts.base import Progress
 from dewmark.hosts.gguf import convert_gguf
 from dewmark.hosts.tokenizers import HFTokenizer
 from dewmark.registry import unknown_name
+from dewmark.scheme import Progress
 from dewmark.storage import atomic_folder, sha256_file
 
 __all__ = ["Source", "load_error", "resolve"]

@@ -13,7 +13,7 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase
 
 from dewmark.errors import ConfigError, InputError, ModelError, VocabularyError
-from dewmark.hosts.base import Decoding, Host, Progress
+from dewmark.hosts.base import Decoding, Host
 from dewmark.hosts.decoding import CausalLM, decode
 from dewmark.hosts.gguf import quiet
 from dewmark.hosts.info import describe, host_info
@@ -22,7 +22,7 @@ from dewmark.hosts.sources import load_error, resolve
 from dewmark.hosts.tokenizers import HFTokenizer
 from dewmark.hosts.watermarking import WatermarkingConfig
 from dewmark.hosts.weights import to_float32
-from dewmark.scheme import BoundScheme, HostInfo
+from dewmark.scheme import BoundScheme, HostInfo, Progress
 
 __all__ = ["TransformersHost", "WatermarkingConfig", "host_info", "info_from_model", "load_host"]
 
