@@ -15,8 +15,9 @@ from dewmark.config import cache_dir
 from dewmark.errors import ArtifactError, ModelError, StorageError, VocabularyError
 from dewmark.hosts.tokenizers import HFTokenizer
 from dewmark.registry import SCHEMES
-from dewmark.scheme import BoundScheme, HostInfo, Progress, State, Workspace, silent
+from dewmark.scheme import BoundScheme, State
 from dewmark.storage import atomic_folder, load_bundle, write_bundle
+from dewmark.workspace import HostInfo, Progress, Workspace, silent
 
 __all__ = ["export_detector", "load_detector"]
 

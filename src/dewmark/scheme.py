@@ -17,110 +17,36 @@ import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar
 
-import numpy as np
 from numpy.typing import NDArray
 
 from dewmark import config as cfg
 from dewmark.errors import ConfigError, InputError
+from dewmark.registry import unknown_name
 from dewmark.types import Detection, Verdict
+from dewmark.workspace import HostInfo, Tokenized, Workspace
 
 if TYPE_CHECKING:
     import torch
 
     from dewmark.core.keys import Key
+    from dewmark.evidence import Evidence
 
 __all__ = [
     "BoundScheme",
-    "HostInfo",
     "Needs",
-    "Progress",
     "Scheme",
     "Session",
     "State",
-    "Tokenized",
-    "Tokenizer",
-    "Workspace",
-    "silent",
+    "check_test",
+    "check_text",
+    "check_texts",
+    "decide",
 ]
-
-Progress = Callable[[str, int, int], None]
 
 DEFAULT_FPR = 0.01
 MIN_EFFECTIVE_LENGTH = 16.0
-
-
-@dataclass(frozen=True, slots=True)
-class Tokenized:
-    """A text as token ids, each with its (start, end) character offsets into the text."""
-
-    text: str
-    ids: tuple[int, ...]
-    offsets: tuple[tuple[int, int], ...]
-
-
-class Tokenizer(Protocol):
-    """What a scheme needs of a host's tokenizer."""
-
-    @property
-    def identity(self) -> str:
-        """A hash that two tokenizers share only if they cut every text alike."""
-
-    @property
-    def size(self) -> int:
-        """How many ids the tokenizer knows (a host's logits may have more)."""
-
-    @property
-    def special_ids(self) -> frozenset[int]:
-        """Ids that stand for no text (begin, end, padding, …)."""
-
-    @property
-    def pad_id(self) -> int | None:
-        """The id that pads prompts on the left, if there is one."""
-
-    def encode(self, texts: Sequence[str]) -> list[Tokenized]:
-        """Cut texts into tokens, without special tokens."""
-
-    def decode(self, batch: Sequence[Sequence[int]]) -> list[str]:
-        """Token ids to text, special tokens left out."""
-
-    def save(self, folder: Path) -> None:
-        """Write the tokenizer's files into a folder."""
-
-
-@dataclass(frozen=True)
-class HostInfo:
-    """What may be known of a host model without running it.
-
-    ``vocab_size`` is the width of the host's logits. ``embeddings`` gives the input-embedding table,
-    (vocab_size, d_T) float32, and is called only when no cached table serves. ``identity`` changes
-    whenever the weights of that table or the tokenizer change.
-    """
-
-    name: str
-    identity: str
-    vocab_size: int
-    tokenizer: Tokenizer
-    embeddings: Callable[[], NDArray[np.float32]]
-
-
-def silent(description: str, done: int, total: int) -> None:
-    """Progress that goes nowhere."""
-
-
-@dataclass(frozen=True)
-class Workspace:
-    """Where a scheme keeps derived files, and how it reports long work.
-
-    ``progress(description, done, total)`` is called now and then during work of more than a second.
-    ``find_host`` turns another host's name into its `HostInfo` (a donor of token embeddings).
-    """
-
-    cache: Path
-    progress: Progress = silent
-    find_host: Callable[[str], HostInfo] | None = None
 
 
 @dataclass(frozen=True, repr=False)
@@ -133,13 +59,18 @@ class State:
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """What a scheme asks of its surroundings; a mismatch is refused before anything runs."""
+    """What a scheme asks of its surroundings; a mismatch is refused before anything runs.
+
+    ``final`` says that its sessions must see the final distribution, after temperature, top-k and top-p;
+    others see the host's own logits.
+    """
 
     embeddings: bool = False
     encoder: bool = False
     artifact: bool = False
     host_at_detection: bool = False
     sampling: bool = True
+    final: bool = False
 
 
 @dataclass(frozen=True)
@@ -177,7 +108,7 @@ class Scheme(ABC):
 
 
 class Session(ABC):
-    """Marks one batch of texts: call it with ids (batch, length) and logits (batch, vocab)."""
+    """Marks one batch of texts: call it once a step with ids (batch, length) and logits (batch, vocab)."""
 
     @abstractmethod
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
@@ -185,12 +116,18 @@ class Session(ABC):
 
         ``input_ids`` (batch, length) holds prompts and what was written so far, padded on the left;
         ``scores`` (batch, vocab) the host's logits for the next token. This is the signature of a
-        transformers logits processor.
+        transformers logits processor. A scheme that chooses the token itself returns logits in which only
+        that token is finite.
         """
 
 
 class BoundScheme(ABC):
-    """A scheme joined to a key and a host's vocabulary: it marks and it detects."""
+    """A scheme joined to a key and a host's vocabulary: it marks and it detects.
+
+    ``tests`` names the statistical tests it knows, the default first.
+    """
+
+    tests: ClassVar[tuple[str, ...]]
 
     def __init__(self, scheme: Scheme, host: HostInfo, fingerprint: str) -> None:
         self.scheme = scheme
@@ -203,16 +140,44 @@ class BoundScheme(ABC):
         return cfg.config_hash(self.scheme.name, self.scheme.to_dict(), self.host.identity, self.fingerprint)
 
     @abstractmethod
-    def session(self, prompt_ids: torch.Tensor, attention_mask: torch.Tensor | None = None) -> Session:
+    def session(
+        self,
+        prompt_ids: torch.Tensor,
+        attention_mask: torch.Tensor | None = None,
+        *,
+        seeds: Sequence[int] | None = None,
+    ) -> Session:
         """Start marking a batch of prompts, (batch, length), padded on the left.
 
         ``attention_mask`` (batch, length) says what is padding; without it a leading run of the
-        tokenizer's padding id is taken for padding.
+        tokenizer's padding id is taken for padding. ``seeds``, one per row, fix whatever unkeyed randomness
+        the scheme needs; without them it is drawn.
         """
 
-    def processor(self, prompt_ids: torch.Tensor, attention_mask: torch.Tensor | None = None) -> Session:
-        """A logits processor for anybody's ``model.generate(logits_processor=[…])``."""
-        return self.session(prompt_ids, attention_mask)
+    def processor(
+        self,
+        prompt_ids: torch.Tensor,
+        attention_mask: torch.Tensor | None = None,
+        *,
+        seeds: Sequence[int] | None = None,
+        temperature: float = 1.0,
+        top_k: int = 0,
+        top_p: float = 1.0,
+    ) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
+        """A logits processor for anybody's ``model.generate(logits_processor=[…])``.
+
+        Such a processor runs before the model's own temperature, top-k and top-p. A scheme that needs the
+        final distribution is therefore given them here; it applies them, chooses the token, and leaves only
+        that one finite, so whatever comes after cannot change it. For other schemes they are ignored.
+        """
+        session = self.session(prompt_ids, attention_mask, seeds=seeds)
+        if not self.scheme.needs.final:
+            return session
+        from dewmark.sampling import Choosing
+
+        return Choosing(
+            session, rows=len(prompt_ids), seeds=seeds, temperature=temperature, top_k=top_k, top_p=top_p
+        )
 
     @abstractmethod
     def detect_batch(
@@ -225,6 +190,13 @@ class BoundScheme(ABC):
     ) -> list[Detection]:
         """Score completions. A prompt, where given, is context only: it is never scored itself."""
 
+    def evidence(self, texts: Sequence[Tokenized], prompts: Sequence[Tokenized]) -> list[Evidence]:
+        """The evidence of tokenised texts, each after its prompt: what scans and multi-key tests work on."""
+        raise ConfigError(
+            f"{self.scheme.name} has no known covariance of token scores over keys, which this needs: "
+            "use another scheme, or detect with an empirical calibration"
+        )
+
     @abstractmethod
     def state(self) -> State:
         """All that detection needs beside the tokenizer. As secret as the key."""
@@ -234,6 +206,15 @@ class BoundScheme(ABC):
     ) -> Detection:
         """Score one completion."""
         return self.detect_batch([text], prompts=[prompt], fpr=fpr, test=test)[0]
+
+
+def check_test(test: str | None, known: Sequence[str]) -> str:
+    """The name of the test to use: the one asked for, or the scheme's default."""
+    if test is None:
+        return known[0]
+    if test not in known:
+        raise unknown_name("test", test, known)
+    return test
 
 
 def check_texts(texts: Sequence[str], prompts: Sequence[str | None] | None, fpr: float) -> list[str]:

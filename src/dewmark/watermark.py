@@ -12,8 +12,9 @@ from dewmark.core.keys import Key
 from dewmark.errors import ConfigError
 from dewmark.hosts import host_info, info_from_model, load_host
 from dewmark.registry import SCHEMES
-from dewmark.scheme import DEFAULT_FPR, BoundScheme, HostInfo, Progress, Workspace, silent
+from dewmark.scheme import DEFAULT_FPR, BoundScheme
 from dewmark.types import Detection, Generation
+from dewmark.workspace import HostInfo, Progress, Workspace, silent
 
 if TYPE_CHECKING:
     from dewmark.hosts.base import Host

@@ -17,8 +17,9 @@ from dewmark.core.keys import Key
 from dewmark.errors import InputError, ModelError
 from dewmark.hosts.base import Host
 from dewmark.registry import SCHEMES
-from dewmark.scheme import BoundScheme, HostInfo, Scheme, State, Tokenized, check_texts, decide
+from dewmark.scheme import BoundScheme, Scheme, State, check_texts, decide
 from dewmark.types import Detection, TokenScore
+from dewmark.workspace import HostInfo, Tokenized
 
 SECRET = bytes(range(100, 132))
 MARK = "✓"  # the stub's mark: every marked token carries one
@@ -64,7 +65,7 @@ class StubScheme(Scheme):
 class StubBound(BoundScheme):
     """Calls a text marked if it carries the mark of its key's fingerprint."""
 
-    def session(self, prompt_ids, attention_mask=None):
+    def session(self, prompt_ids, attention_mask=None, *, seeds=None):
         raise NotImplementedError
 
     def state(self) -> State:

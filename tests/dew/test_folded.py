@@ -16,7 +16,7 @@ from dewmark.dew.modes import HashedContexts, permuted_rows
 from dewmark.dew.scheme import DEW
 from dewmark.embeddings.contexts import windows_of
 from dewmark.hosts.fake import FakeHost
-from dewmark.scheme import Workspace
+from dewmark.workspace import Workspace
 
 KEY = Key(bytes(range(32)))
 MODES = ("both", "context_only", "token_only", "neither")

@@ -13,8 +13,8 @@ from dewmark.core.keys import Key
 from dewmark.dew.scheme import DEW
 from dewmark.errors import ConfigError, InputError, NumericalError, UnknownNameError, VocabularyError
 from dewmark.hosts.fake import FakeHost
-from dewmark.scheme import Workspace
 from dewmark.types import Verdict
+from dewmark.workspace import Workspace
 
 PROMPT = " the old bridge over the river"
 LENGTH = 60

@@ -18,7 +18,7 @@ from dewmark.embeddings.contexts import (
 )
 from dewmark.errors import ArtifactError, ConfigError
 from dewmark.hosts.fake import FakeHost
-from dewmark.scheme import Workspace
+from dewmark.workspace import Workspace
 
 
 @pytest.fixture(scope="module")

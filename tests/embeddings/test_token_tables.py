@@ -9,7 +9,7 @@ from dewmark.core.whitening import Whitening, normalize_rows
 from dewmark.embeddings.token_tables import build_token_table, markable_ids, token_table
 from dewmark.errors import NumericalError, VocabularyError
 from dewmark.hosts.fake import FakeHost
-from dewmark.scheme import Workspace
+from dewmark.workspace import Workspace
 
 
 @pytest.fixture(scope="module")

@@ -33,7 +33,7 @@ class BoundForce(BoundScheme):
         super().__init__(*args)
         self.opened = []
 
-    def session(self, prompt_ids, attention_mask=None):
+    def session(self, prompt_ids, attention_mask=None, *, seeds=None):
         self.opened.append((prompt_ids.clone(), None if attention_mask is None else attention_mask.clone()))
         return ForceSession(self.scheme.token)
 

@@ -12,7 +12,8 @@ from transformers.generation.logits_process import (
 )
 
 from dewmark.hosts.base import Decoding
-from dewmark.hosts.sampling import NGramBlocker, RandomStreams, choose, keep_top_k, keep_top_p
+from dewmark.hosts.sampling import NGramBlocker, choose
+from dewmark.sampling import RandomStreams, keep_top_k, keep_top_p
 
 
 def random_logits(batch=4, vocab=300, seed=0, scale=3.0):
@@ -63,7 +64,7 @@ def test_top_p_equals_transformers(top_p):
 
 
 def exponentials(batch, vocab, seed=0):
-    return RandomStreams(range(seed, seed + batch), 1, device=torch.device("cpu")).exponentials(0, vocab)
+    return RandomStreams(range(seed, seed + batch), device=torch.device("cpu")).exponentials(0, vocab)
 
 
 def test_the_race_samples_from_the_warped_distribution():
@@ -84,7 +85,7 @@ def test_the_race_samples_from_the_warped_distribution():
 
 def test_random_numbers_are_those_of_splitmix64():
     state = int(np.random.Philox(9).random_raw(3)[2])
-    actual = RandomStreams([9], 3, device=torch.device("cpu")).exponentials(2, 5)[0]
+    actual = RandomStreams([9], device=torch.device("cpu")).exponentials(2, 5)[0]
     for value in actual.tolist():
         state = (state + 0x9E3779B97F4A7C15) % 2**64
         z = (state ^ (state >> 30)) * 0xBF58476D1CE4E5B9 % 2**64
@@ -94,7 +95,7 @@ def test_random_numbers_are_those_of_splitmix64():
 
 
 def test_random_numbers_are_exponential_and_independent_of_row_and_step():
-    streams = RandomStreams([1, 2], 2, device=torch.device("cpu"))
+    streams = RandomStreams([1, 2], device=torch.device("cpu"))
     first, second = streams.exponentials(0, 20_000), streams.exponentials(1, 20_000)
     for row in (first[0], first[1], second[0]):
         assert stats.kstest(row.numpy(), "expon").pvalue > 0.001
@@ -135,8 +136,8 @@ def test_no_token_left_is_flagged():
 
 
 def test_a_row_has_its_own_stream_whatever_the_batch_and_the_length():
-    both = RandomStreams([11, 12], 50, device=torch.device("cpu")).exponentials(7, 30)
-    alone = RandomStreams([12], 8, device=torch.device("cpu")).exponentials(7, 40)
+    both = RandomStreams([11, 12], device=torch.device("cpu")).exponentials(7, 30)
+    alone = RandomStreams([12], device=torch.device("cpu")).exponentials(7, 40)
     assert torch.equal(both[1], alone[0, :30])
     assert not torch.equal(both[0], both[1])
     assert both.dtype == torch.float64

@@ -9,10 +9,28 @@ import pytest
 from scipy import stats
 
 from dewmark.core.whitening import normalize_rows
+from dewmark.evidence import Evidence
 from dewmark.stats import key_test as kt
 from dewmark.stats.key_test import gaussian_test, key_test, score_variance
+from dewmark.stats.nulls import tanh_kernel
 
 GAMMA = 0.5
+
+
+def evidence(
+    T: np.ndarray, C: np.ndarray, *, u: np.ndarray | None = None, w: np.ndarray | None = None
+) -> Evidence:
+    length = len(T)
+    u = np.zeros(length) if u is None else u
+    return Evidence(
+        scores=np.tanh(GAMMA * u),
+        alignments=u,
+        weights=np.ones(length) if w is None else w.astype(float),
+        positions=np.arange(length),
+        T=T,
+        C=C,
+        kernel=tanh_kernel(GAMMA),
+    )
 
 
 def text_like(length: int, d_T: int = 24, d_C: int = 16, *, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
@@ -43,11 +61,11 @@ def test_variance_and_p_values_match_fresh_keys(length: int) -> None:
     T, C = text_like(length)
     u = alignments_under_keys(T, C, keys=3000)
     sums = np.tanh(GAMMA * u).sum(axis=1)
-    variance = score_variance(np.ones(length), T, C, gamma=GAMMA)
+    variance = score_variance(evidence(T, C))
     # a standard deviation from 3,000 draws is known to 1/sqrt(6000) = 1.3%; 4% leaves room for finite n
     assert sums.std() == pytest.approx(math.sqrt(variance), rel=0.04)
     assert abs(sums.mean()) < 4.5 * math.sqrt(variance / 3000)
-    p = np.array([key_test(row, np.ones(length), T, C, gamma=GAMMA).p_value for row in u[:1000]])
+    p = np.array([key_test(evidence(T, C, u=row)).p_value for row in u[:1000]])
     assert stats.kstest(p, "uniform").pvalue > 1e-3
 
 
@@ -55,9 +73,8 @@ def test_the_paper_s_test_is_wrong_on_the_same_text() -> None:
     """Correlated contexts: the test that takes L_eff = L alarms far too often, the key test does not."""
     T, C = text_like(120)
     u = alignments_under_keys(T, C, keys=1000)
-    ones = np.ones(120)
-    naive = np.mean([gaussian_test(row, ones, gamma=GAMMA).p_value < 0.01 for row in u])
-    honest = np.mean([key_test(row, ones, T, C, gamma=GAMMA).p_value < 0.01 for row in u])
+    naive = np.mean([gaussian_test(evidence(T, C, u=row)).p_value < 0.01 for row in u])
+    honest = np.mean([key_test(evidence(T, C, u=row)).p_value < 0.01 for row in u])
     assert naive > 0.04
     assert honest < 0.01 + 3.5 * math.sqrt(0.01 * 0.99 / 1000)
 
@@ -67,8 +84,8 @@ def test_weights_equal_repetition() -> None:
     u = np.random.default_rng(3).normal(size=40)
     counts = np.random.default_rng(4).integers(1, 5, size=40)
     again = np.repeat(np.arange(40), counts)
-    once = key_test(u, counts.astype(float), T, C, gamma=GAMMA)
-    many = key_test(u[again], np.ones(len(again)), T[again], C[again], gamma=GAMMA)
+    once = key_test(evidence(T, C, u=u, w=counts))
+    many = key_test(evidence(T[again], C[again], u=u[again]))
     assert once.z == pytest.approx(many.z, rel=1e-4)
     assert once.effective_length == pytest.approx(many.effective_length, rel=1e-4)
 
@@ -76,8 +93,8 @@ def test_weights_equal_repetition() -> None:
 def test_a_repeated_paragraph_is_worth_one() -> None:
     T, C = text_like(60)
     ones = np.ones(60)
-    single = key_test(np.ones(60), ones, T, C, gamma=GAMMA)
-    tenfold = key_test(np.ones(60), 10 * ones, T, C, gamma=GAMMA)
+    single = key_test(evidence(T, C, u=ones))
+    tenfold = key_test(evidence(T, C, u=ones, w=10 * ones))
     assert tenfold.effective_length == pytest.approx(single.effective_length, rel=1e-4)
     assert tenfold.z == pytest.approx(single.z, rel=1e-4)
 
@@ -85,16 +102,16 @@ def test_a_repeated_paragraph_is_worth_one() -> None:
 def test_blocks_do_not_change_the_sum(monkeypatch: pytest.MonkeyPatch) -> None:
     T, C = text_like(150)
     w = np.random.default_rng(0).integers(1, 4, size=150).astype(float)
-    whole = score_variance(w, T, C, gamma=GAMMA)
+    whole = score_variance(evidence(T, C, w=w))
     monkeypatch.setattr(kt, "BLOCK", 32)
-    assert score_variance(w, T, C, gamma=GAMMA) == pytest.approx(whole, rel=1e-5)
+    assert score_variance(evidence(T, C, w=w)) == pytest.approx(whole, rel=1e-5)
 
 
 def test_very_long_texts_are_estimated_closely(monkeypatch: pytest.MonkeyPatch) -> None:
     T, C = text_like(2000, 32, 32)
-    exact = score_variance(np.ones(2000), T, C, gamma=GAMMA)
+    exact = score_variance(evidence(T, C))
     monkeypatch.setattr(kt, "EXACT_LIMIT", 1600)
-    assert score_variance(np.ones(2000), T, C, gamma=GAMMA) == pytest.approx(exact, rel=0.02)
+    assert score_variance(evidence(T, C)) == pytest.approx(exact, rel=0.02)
 
 
 def test_labels_are_orthogonal_unit_vectors(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -102,18 +119,15 @@ def test_labels_are_orthogonal_unit_vectors(monkeypatch: pytest.MonkeyPatch) -> 
     rng = np.random.default_rng(5)
     labels = rng.integers(0, 20, size=90)
     one_hot = np.eye(20, dtype=np.float32)[labels]
-    w = np.ones(90)
     pairs = np.arange(90)
     for limit in (kt.EXACT_LIMIT, 80):
         monkeypatch.setattr(kt, "EXACT_LIMIT", limit)
         for a, b in (((labels, C), (one_hot, C)), ((T, labels), (T, one_hot))):
-            assert score_variance(w, *a, gamma=GAMMA) == pytest.approx(
-                score_variance(w, *b, gamma=GAMMA), rel=1e-5
-            )
-    assert score_variance(w, pairs, pairs, gamma=GAMMA) == pytest.approx(90 * kt.kappa_one(GAMMA), rel=1e-5)
+            assert score_variance(evidence(*a)) == pytest.approx(score_variance(evidence(*b)), rel=1e-5)
+    assert score_variance(evidence(pairs, pairs)) == pytest.approx(90 * sum(tanh_kernel(GAMMA)), rel=1e-5)
 
 
 def test_nothing_scored_is_no_evidence() -> None:
     empty = np.zeros((0, 4), dtype=np.float32)
-    statistic = key_test(np.zeros(0), np.zeros(0), empty, empty, gamma=GAMMA)
+    statistic = key_test(evidence(empty, empty))
     assert (statistic.z, statistic.p_value, statistic.effective_length) == (0.0, 1.0, 0.0)

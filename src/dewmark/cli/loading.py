@@ -15,9 +15,10 @@ if TYPE_CHECKING:
     from dewmark.cli.progress import Progress
     from dewmark.core.keys import Key
     from dewmark.hosts.base import Decoding, Host
-    from dewmark.scheme import BoundScheme, HostInfo
+    from dewmark.scheme import BoundScheme
     from dewmark.types import Generation
     from dewmark.watermark import Watermark
+    from dewmark.workspace import HostInfo
 
 __all__ = ["NONE", "Writer", "load_key", "load_unmarked", "load_watermark"]
 

@@ -126,8 +126,8 @@ def fit(
     from dewmark.embeddings.encoders import load_encoder
     from dewmark.errors import StorageError
     from dewmark.hosts import host_info
-    from dewmark.scheme import Workspace
     from dewmark.watermark import DEFAULT_HOST
+    from dewmark.workspace import Workspace
 
     if out.exists():
         raise StorageError(f"{out} exists already and is not overwritten; choose another name")

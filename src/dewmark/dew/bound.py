@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,53 +12,30 @@ from numpy.typing import NDArray
 from dewmark.dew.folded import Fold, scale_contexts
 from dewmark.dew.modes import HashedContexts
 from dewmark.embeddings.contexts import ABSENT, ComposedContexts, Contexts, WindowContexts, windows_of
-from dewmark.registry import unknown_name
-from dewmark.scheme import (
-    DEFAULT_FPR,
-    BoundScheme,
-    HostInfo,
-    Session,
-    State,
-    Tokenized,
-    check_texts,
-    decide,
-)
-from dewmark.stats.key_test import Factor, Statistic, gaussian_test, key_test
+from dewmark.evidence import Evidence
+from dewmark.scheme import DEFAULT_FPR, BoundScheme, Session, State, check_test, check_texts, decide
+from dewmark.stats.key_test import Statistic, gaussian_test, key_test
+from dewmark.stats.nulls import tanh_kernel
 from dewmark.types import Detection, TokenScore
+from dewmark.workspace import HostInfo, Tokenized
 
 if TYPE_CHECKING:
     import torch
 
     from dewmark.dew.scheme import DEW
 
-__all__ = ["BoundDEW", "Evidence"]
+__all__ = ["BoundDEW"]
 
 F16 = NDArray[np.float16]
 F32 = NDArray[np.float32]
-I64 = NDArray[np.int64]
 
-TESTS = ("key", "gaussian")
 _TOKENS_PER_CHUNK = 100_000
-
-
-@dataclass(frozen=True)
-class Evidence:
-    """The evidence of one text: its N distinct (context, token) pairs, and where they occur.
-
-    ``u`` (N,) alignments, ``weights`` (N,) how often each pair occurs, ``T`` and ``C`` the factors of the
-    pairs' key correlations, ``positions`` (L,) for each token of the text its pair, or -1 if not scored.
-    """
-
-    u: F32
-    weights: NDArray[np.float64]
-    T: Factor
-    C: Factor
-    positions: I64
 
 
 class BoundDEW(BoundScheme):
     """DEW for one key and one vocabulary."""
 
+    tests = ("key", "gaussian")
     scheme: DEW
 
     def __init__(
@@ -77,7 +53,13 @@ class BoundDEW(BoundScheme):
         self.table = table
         self.contexts = contexts
 
-    def session(self, prompt_ids: torch.Tensor, attention_mask: torch.Tensor | None = None) -> Session:
+    def session(
+        self,
+        prompt_ids: torch.Tensor,
+        attention_mask: torch.Tensor | None = None,
+        *,
+        seeds: Sequence[int] | None = None,
+    ) -> Session:
         """Start marking a batch of prompts (batch, length)."""
         from dewmark.dew.session import DewSession
 
@@ -97,9 +79,7 @@ class BoundDEW(BoundScheme):
         test: str | None = None,
     ) -> list[Detection]:
         """Score completions. Tests: ``key`` (default), ``gaussian`` (the paper's)."""
-        test = test or "key"
-        if test not in TESTS:
-            raise unknown_name("test", test, TESTS)
+        test = check_test(test, self.tests)
         starts = check_texts(texts, prompts, fpr)
         tokenized = self.host.tokenizer.encode(list(texts))
         before = self.host.tokenizer.encode(starts)
@@ -147,23 +127,23 @@ class BoundDEW(BoundScheme):
             w, t = np.divmod(distinct, max(len(distinct_tokens), 1))
             positions = np.full(len(mine), -1, dtype=np.int64)
             positions[mine >= 0] = inverse
+            u = np.einsum("ij,ij->i", Q[t], scaled_contexts[w])
             found.append(
                 Evidence(
-                    u=np.einsum("ij,ij->i", Q[t], scaled_contexts[w]),
+                    scores=np.tanh(self.scheme.gamma * u.astype(np.float64)),
+                    alignments=u,
                     weights=counts.astype(np.float64),
+                    positions=positions,
                     T=token_rows[t] if self.scheme.token_semantics else t,
                     C=context_rows[w] if self.scheme.context_semantics else w,
-                    positions=positions,
+                    kernel=tanh_kernel(self.scheme.gamma),
                 )
             )
         return found
 
     def statistic(self, evidence: Evidence, *, test: str) -> Statistic:
         """The chosen test on one text's evidence."""
-        gamma = self.scheme.gamma
-        if test == "gaussian":
-            return gaussian_test(evidence.u, evidence.weights, gamma=gamma)
-        return key_test(evidence.u, evidence.weights, evidence.T, evidence.C, gamma=gamma)
+        return gaussian_test(evidence) if test == "gaussian" else key_test(evidence)
 
     def state(self) -> State:
         """Q, G and Ê_T, and what the contexts need. As secret as the key."""
@@ -186,11 +166,7 @@ class BoundDEW(BoundScheme):
 
     def _detection(self, text: Tokenized, evidence: Evidence, *, test: str, fpr: float) -> Detection:
         statistic = self.statistic(evidence, test=test)
-        length = int(evidence.weights.sum())
-        total = float(np.dot(evidence.weights, np.tanh(self.scheme.gamma * evidence.u))) if length else 0.0
-        scores = np.where(
-            evidence.positions >= 0, np.append(evidence.u, 0.0)[evidence.positions], 0.0
-        ).tolist()
+        scores = np.append(evidence.alignments, 0.0)[evidence.positions].tolist()
         tokens = tuple(
             TokenScore(text=text.text[start:end], start=start, end=end, score=score, scored=pair >= 0)
             for (start, end), score, pair in zip(
@@ -201,9 +177,9 @@ class BoundDEW(BoundScheme):
             verdict=decide(statistic.p_value, statistic.effective_length, fpr),
             p_value=statistic.p_value,
             z=statistic.z,
-            score=self.scheme.lambda_ * total / length if length else 0.0,
+            score=self.scheme.lambda_ * evidence.total / max(evidence.length, 1),
             effective_length=statistic.effective_length,
-            tokens_scored=length,
+            tokens_scored=evidence.length,
             test=test,
             fpr=fpr,
             scheme=self.scheme.name,

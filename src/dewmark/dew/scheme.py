@@ -23,7 +23,8 @@ from dewmark.embeddings.contexts import (
 from dewmark.embeddings.encoders import load_encoder
 from dewmark.embeddings.token_tables import token_table
 from dewmark.errors import ArtifactError, ConfigError, VocabularyError
-from dewmark.scheme import HostInfo, Needs, Scheme, State, Workspace
+from dewmark.scheme import Needs, Scheme, State
+from dewmark.workspace import HostInfo, Workspace
 
 __all__ = ["DEW"]
 

@@ -25,8 +25,8 @@ from numpy.typing import NDArray
 from dewmark.core.whitening import Whitening, normalize_rows
 from dewmark.embeddings.encoders import Encoder
 from dewmark.errors import ArtifactError, ConfigError
-from dewmark.scheme import HostInfo, Tokenizer, Workspace
 from dewmark.storage import load_bundle, save_bundle
+from dewmark.workspace import HostInfo, Tokenizer, Workspace
 
 __all__ = [
     "ABSENT",

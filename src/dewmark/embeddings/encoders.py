@@ -23,7 +23,7 @@ from dewmark.embeddings.packaged import PACKAGED, fetch
 from dewmark.errors import DewmarkError, ModelError
 from dewmark.extras import require
 from dewmark.registry import unknown_name
-from dewmark.scheme import Progress, silent
+from dewmark.workspace import Progress, silent
 
 __all__ = ["Encoder", "SentenceTransformerEncoder", "USEEncoder", "load_encoder"]
 

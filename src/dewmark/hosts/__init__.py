@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from dewmark.hosts.transformers import TransformersHost
-    from dewmark.scheme import HostInfo, Progress
+    from dewmark.workspace import HostInfo, Progress
 
 __all__ = ["host_info", "info_from_model", "load_host"]
 

@@ -14,8 +14,9 @@ from dataclasses import dataclass
 
 from dewmark import config as cfg
 from dewmark.errors import ConfigError, InputError, VocabularyError
-from dewmark.scheme import BoundScheme, HostInfo
+from dewmark.scheme import BoundScheme
 from dewmark.types import Generation
+from dewmark.workspace import HostInfo
 
 __all__ = ["Decoding", "Host", "OnBatch"]
 

@@ -1,7 +1,8 @@
 """The decoding loop over any causal language model of transformers: left-padded batches and a KV cache.
 
 Each step: special and unknown ids, repeated n-grams and an early end are forbidden, the scheme's
-session marks the logits, then temperature, top-k, top-p, and each row samples with its own random numbers.
+session marks the logits (before temperature, top-k and top-p or after them, as the scheme needs), and each
+row samples with its own random numbers.
 Boundary: token ids in, token ids out; text belongs to the host.
 
 The device is waited for only where n-gram blocking must see the tokens, and every 16 steps to look whether
@@ -10,21 +11,22 @@ all rows have ended or a number went wrong.
 
 from __future__ import annotations
 
+import functools
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from dewmark.errors import ModelError, NumericalError
 from dewmark.hosts.base import Decoding
-from dewmark.hosts.sampling import NGramBlocker, RandomStreams, choose
-from dewmark.scheme import Session
+from dewmark.hosts.sampling import NGramBlocker, choose
+from dewmark.sampling import RandomStreams
+from dewmark.scheme import BoundScheme
 
 __all__ = ["CachedForward", "CausalLM", "decode", "forward_parameters", "pad_left"]
 
 CausalLM = Any  # any causal language model of transformers, whose classes carry few types
-OpenSession = Callable[[torch.Tensor, torch.Tensor], Session]
 
 _CHECK_EVERY = 16
 
@@ -36,7 +38,7 @@ def decode(
     *,
     decoding: Decoding,
     seeds: Sequence[int],
-    open_session: OpenSession | None,
+    scheme: BoundScheme | None,
     eos_ids: Sequence[int],
     fill_id: int,
     writable: torch.Tensor,
@@ -51,9 +53,10 @@ def decode(
     start, steps = max(len(prompt) for prompt in prompts), decoding.max_new_tokens
     ids, mask = pad_left(prompts, fill_id=fill_id, extra=steps, device=device)
     forward = CachedForward(model, mask if start * len(prompts) != sum(map(len, prompts)) else None)
-    session = open_session(ids[:, :start], mask[:, :start]) if open_session is not None else None
+    session = None if scheme is None else scheme.session(ids[:, :start], mask[:, :start], seeds=seeds)
+    final = scheme is not None and scheme.scheme.needs.final
     blocker = NGramBlocker(prompts, decoding.no_repeat_ngram) if decoding.no_repeat_ngram else None
-    noise = RandomStreams(seeds, steps, device=device)
+    noise = RandomStreams(seeds, device=device)
     eos = torch.tensor(sorted(eos_ids), dtype=torch.long, device=device)
     forbidden = (~writable).to(device)
     forbidden[eos] = False
@@ -68,10 +71,9 @@ def decode(
             scores[:, eos] = -float("inf")
         if blocker is not None:
             scores = blocker.block(scores)
-        if session is not None:
-            scores = session(ids[:, :length], scores)
-        scores = scores.to(noise.device)
-        chosen, fine = choose(scores, noise.exponentials(step, scores.shape[1]), decoding)
+        mark = None if session is None else functools.partial(session, ids[:, :length])
+        exponentials = noise.exponentials(step, scores.shape[1])
+        chosen, fine = choose(scores, exponentials, decoding, mark, final=final)
         sound &= fine.to(device) | finished
         chosen = chosen.to(device).masked_fill(finished, fill_id)
         ids[:, length] = chosen

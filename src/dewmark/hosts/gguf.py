@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from dewmark.errors import DewmarkError, ModelError, StorageError
-from dewmark.scheme import Progress
+from dewmark.workspace import Progress
 
 __all__ = ["convert_gguf", "quiet"]
 

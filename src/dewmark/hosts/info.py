@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from dewmark.hosts.gguf import quiet
 from dewmark.hosts.sources import Source, load_error, resolve
 from dewmark.hosts.tokenizers import HFTokenizer
-from dewmark.scheme import HostInfo, Progress
+from dewmark.workspace import HostInfo, Progress
 
 __all__ = ["describe", "host_info"]
 

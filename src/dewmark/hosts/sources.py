@@ -20,8 +20,8 @@ from dewmark.errors import ConfigError, ModelError
 from dewmark.hosts.gguf import convert_gguf
 from dewmark.hosts.tokenizers import HFTokenizer
 from dewmark.registry import unknown_name
-from dewmark.scheme import Progress
 from dewmark.storage import atomic_folder, sha256_file
+from dewmark.workspace import Progress
 
 __all__ = ["Source", "load_error", "resolve"]
 

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dewmark.errors import ArtifactError, InputError, ModelError
-from dewmark.scheme import Tokenized
 from dewmark.storage import atomic_write
+from dewmark.workspace import Tokenized
 
 if TYPE_CHECKING:
     import tokenizers

@@ -22,7 +22,8 @@ from dewmark.hosts.sources import load_error, resolve
 from dewmark.hosts.tokenizers import HFTokenizer
 from dewmark.hosts.watermarking import WatermarkingConfig
 from dewmark.hosts.weights import to_float32
-from dewmark.scheme import BoundScheme, HostInfo, Progress
+from dewmark.scheme import BoundScheme
+from dewmark.workspace import HostInfo, Progress
 
 __all__ = ["TransformersHost", "WatermarkingConfig", "host_info", "info_from_model", "load_host"]
 
@@ -82,7 +83,7 @@ class TransformersHost(Host):
                     rows,
                     decoding=decoding,
                     seeds=seeds,
-                    open_session=None if scheme is None else scheme.session,
+                    scheme=scheme,
                     eos_ids=sorted(self.eos_ids),
                     fill_id=self._fill_id,
                     writable=self._writable,

@@ -1,16 +1,12 @@
 """The key test: fix the text, let the key be random.
 
-Under H0 the text does not depend on the key, so over keys its token alignments u_i are standard normal with
-covariance ρ_ij = ⟨ê_T,i, ê_T,j⟩⟨ê_C,i, ê_C,j⟩, and S = Σ_i tanh(γ u_i) has mean 0 and variance Σ_ij κ(ρ_ij).
-Then
+Under H0 the text does not depend on the key, so over keys its scores s_i have mean 0 and a covariance f(ρ_ij)
+that the text alone decides (`dewmark.evidence`). S = Σ_i w_i s_i has variance Σ_ij w_i w_j f(ρ_ij), and
 
-    z = S / √Σ_ij κ(ρ_ij),    p = 1 − Φ(z),    L_eff = L² κ(1) / Σ_ij κ(ρ_ij)
+    z = S / √Σ_ij w_i w_j f(ρ_ij),    p = 1 − Φ(z),    L_eff = L² f(1) / Σ_ij w_i w_j f(ρ_ij)
 
 hold for every text, language, length and repetition, with no calibration set. Pairs that occur several
 times enter once, with a weight. The sum runs over square blocks, so memory does not grow with L².
-
-Each factor of ρ is given either as unit rows (N, d) or, where an ablation has removed the semantics and two
-entries are correlated only if they are the same, as integer labels (N,).
 """
 
 from __future__ import annotations
@@ -21,15 +17,16 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from dewmark.stats.nulls import kappa, kappa_coefficients, one_sided_p
+from dewmark.evidence import Evidence, Factor
+from dewmark.stats.nulls import one_sided_p, power_series
 
-__all__ = ["Statistic", "gaussian_test", "key_test", "score_variance"]
+__all__ = ["Statistic", "covariance", "cross_variance", "gaussian_test", "key_test", "score_variance"]
 
 F32 = NDArray[np.float32]
-Factor = NDArray[np.floating] | NDArray[np.integer]
+Index = slice | NDArray[np.int64]
 
 BLOCK = 2048
-EXACT_LIMIT = 65_536
+EXACT_LIMIT = 16_384
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,70 +38,71 @@ class Statistic:
     effective_length: float
 
 
-def key_test(
-    u: NDArray[np.floating], weights: NDArray[np.floating], T: Factor, C: Factor, *, gamma: float
-) -> Statistic:
-    """Test alignments u (N,) of N distinct (context, token) pairs, pair i seen weights[i] times.
-
-    T and C are the token and context factors of the pairs' key correlations.
-    """
-    length = float(weights.sum())
-    if length == 0.0:
-        return Statistic(z=0.0, p_value=1.0, effective_length=0.0)
-    total = float(np.dot(weights, np.tanh(gamma * np.asarray(u, dtype=np.float64))))
-    variance = score_variance(weights, T, C, gamma=gamma)
-    z = total / math.sqrt(variance)
-    return Statistic(z=z, p_value=one_sided_p(z), effective_length=length**2 * kappa_one(gamma) / variance)
+NOTHING = Statistic(z=0.0, p_value=1.0, effective_length=0.0)
 
 
-def gaussian_test(
-    u: NDArray[np.floating],
-    weights: NDArray[np.floating],
-    *,
-    gamma: float,
-    effective_length: float | None = None,
-) -> Statistic:
+def key_test(evidence: Evidence) -> Statistic:
+    """Test one text against random keys."""
+    if len(evidence) == 0:
+        return NOTHING
+    variance = score_variance(evidence)
+    z = evidence.total / math.sqrt(variance)
+    return Statistic(z, one_sided_p(z), evidence.length**2 * evidence.variance / variance)
+
+
+def gaussian_test(evidence: Evidence, *, effective_length: float | None = None) -> Statistic:
     """The paper's test (appendix A.3): tokens taken as independent, L_eff = L unless given."""
-    length = float(weights.sum())
-    if length == 0.0:
-        return Statistic(z=0.0, p_value=1.0, effective_length=0.0)
-    effective = length if effective_length is None else effective_length
-    mean = float(np.dot(weights, np.tanh(gamma * np.asarray(u, dtype=np.float64)))) / length
-    z = mean * math.sqrt(effective / kappa_one(gamma))
-    return Statistic(z=z, p_value=one_sided_p(z), effective_length=effective)
+    if len(evidence) == 0:
+        return NOTHING
+    effective = float(evidence.length) if effective_length is None else effective_length
+    z = evidence.total / evidence.length * math.sqrt(effective / evidence.variance)
+    return Statistic(z, one_sided_p(z), effective)
 
 
-def kappa_one(gamma: float) -> float:
-    """κ(1) = E[tanh²(γU)], the variance of one saturated score over λ²."""
-    return math.fsum(kappa_coefficients(gamma))
+def covariance(evidence: Evidence, rows: Index, columns: Index) -> F32:
+    """The covariance over keys of the scores of some pairs with those of others, (rows, columns)."""
+    T, C = evidence.T, evidence.C
+    return power_series(_gram(T[rows], T[columns]) * _gram(C[rows], C[columns]), evidence.kernel)
 
 
-def score_variance(weights: NDArray[np.floating], T: Factor, C: Factor, *, gamma: float) -> float:
-    """Σ_ij w_i w_j κ(ρ_ij) over N distinct pairs.
+def cross_variance(a: Evidence, b: Evidence) -> float:
+    """Σ_ij w_i w_j f(ρ_ij) between the pairs i of one text and j of another: the covariance of their sums."""
+    w, v = a.weights, b.weights.astype(np.float32)
+    total = 0.0
+    for i in range(0, len(a), BLOCK):
+        rows = slice(i, i + BLOCK)
+        for j in range(0, len(b), BLOCK):
+            columns = slice(j, j + BLOCK)
+            rho = _gram(a.T[rows], b.T[columns]) * _gram(a.C[rows], b.C[columns])
+            total += float(w[rows] @ (power_series(rho, a.kernel) @ v[columns]))
+    return total
 
-    Up to `EXACT_LIMIT` pairs the sum is exact. Beyond, the term linear in ρ is still exact (it is a norm and
-    costs O(N)), κ's higher terms are exact on the diagonal, and off it they are estimated on a subsample.
+
+def score_variance(evidence: Evidence) -> float:
+    """Σ_ij w_i w_j f(ρ_ij), the variance over keys of the sum of scores.
+
+    Exact up to `EXACT_LIMIT` distinct pairs. Beyond, the term of f linear in ρ is still exact (it is a norm
+    and costs O(N)), the higher terms are exact on the diagonal and between pairs of the same token, where
+    nearly all of their weight is, and elsewhere they are estimated from a fixed random sample of pairs.
     """
-    w = np.asarray(weights, dtype=np.float32)
-    if len(w) <= EXACT_LIMIT:
-        return _pairwise(w, T, C, gamma=gamma)
-    chosen = np.random.default_rng(0).choice(len(w), size=EXACT_LIMIT // 4, replace=False)
-    c1 = kappa_coefficients(gamma)[0]
-    higher = kappa_one(gamma) - c1
-    ws, Ts, Cs = w[chosen], T[chosen], C[chosen]
-    off_diagonal = _pairwise(ws, Ts, Cs, gamma=gamma) - c1 * _linear(ws, Ts, Cs) - higher * float(ws @ ws)
-    scale = (len(w) / len(chosen)) ** 2
-    return c1 * _linear(w, T, C) + higher * float(w @ w) + scale * max(off_diagonal, 0.0)
+    if len(evidence) <= EXACT_LIMIT:
+        return _pairwise(evidence)
+    linear, higher = evidence.kernel[0], (0.0, *evidence.kernel[1:])
+    w = evidence.weights.astype(np.float32)
+    total = linear * _linear(w, evidence.T, evidence.C) + sum(higher) * float(
+        evidence.weights @ evidence.weights
+    )
+    return total + _same_token(evidence, w, higher) + _other_tokens(evidence, w, higher)
 
 
-def _pairwise(w: F32, T: Factor, C: Factor, *, gamma: float) -> float:
+def _pairwise(evidence: Evidence) -> float:
+    w = evidence.weights.astype(np.float32)
     total = 0.0
     for i in range(0, len(w), BLOCK):
         rows = slice(i, i + BLOCK)
         for j in range(i, len(w), BLOCK):
             columns = slice(j, j + BLOCK)
-            rho = _gram(T[rows], T[columns]) * _gram(C[rows], C[columns])
-            block = float(w[rows].astype(np.float64) @ (kappa(rho, gamma) @ w[columns]))
+            block = float(evidence.weights[rows] @ (covariance(evidence, rows, columns) @ w[columns]))
             total += block if i == j else 2.0 * block
     return total
 
@@ -129,3 +127,41 @@ def _linear(w: F32, T: Factor, C: Factor) -> float:
     for i in range(0, len(w), BLOCK):
         total += (T[i : i + BLOCK] * w[i : i + BLOCK, None]).T @ C[i : i + BLOCK]
     return float(np.sum(total**2))
+
+
+def _tokens(T: Factor) -> NDArray[np.int64]:
+    """A label (N,) for each distinct row of T."""
+    if T.ndim == 1:
+        return np.unique(T, return_inverse=True)[1]
+    # a random projection to one float64 tells rows apart as well as comparing them
+    direction = np.random.default_rng(0).standard_normal(T.shape[1])
+    codes = np.concatenate([T[i : i + BLOCK] @ direction for i in range(0, len(T), BLOCK)])
+    return np.unique(codes, return_inverse=True)[1]
+
+
+def _same_token(evidence: Evidence, w: F32, kernel: tuple[float, ...]) -> float:
+    """The terms of ``kernel`` summed over pairs i ≠ j of the same token."""
+    labels = _tokens(evidence.T)
+    order = np.argsort(labels, kind="stable")
+    total = 0.0
+    for members in np.split(order, np.flatnonzero(np.diff(labels[order])) + 1):
+        for i in range(0, len(members), BLOCK):
+            rows = members[i : i + BLOCK]
+            gram = power_series(_gram(evidence.C[rows], evidence.C[members]), kernel)
+            total += float(w[rows].astype(np.float64) @ (gram @ w[members]))
+    return total - sum(kernel) * float(evidence.weights @ evidence.weights)
+
+
+def _other_tokens(evidence: Evidence, w: F32, kernel: tuple[float, ...]) -> float:
+    """The terms of ``kernel`` over pairs of different tokens, from a sample of `EXACT_LIMIT` / 4 pairs."""
+    rng = np.random.default_rng(0)
+    chosen = np.sort(rng.choice(len(w), size=EXACT_LIMIT // 4, replace=False))
+    labels = _tokens(evidence.T)[chosen]
+    T, C, v = evidence.T[chosen], evidence.C[chosen], w[chosen]
+    total = 0.0
+    for i in range(0, len(chosen), BLOCK):
+        rows = slice(i, i + BLOCK)
+        gram = power_series(_gram(T[rows], T) * _gram(C[rows], C), kernel)
+        gram[labels[rows, None] == labels[None, :]] = 0.0
+        total += float(v[rows].astype(np.float64) @ (gram @ v))
+    return total * len(w) * (len(w) - 1) / (len(chosen) * (len(chosen) - 1))

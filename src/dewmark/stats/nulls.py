@@ -22,15 +22,15 @@ from numpy.polynomial import hermite_e
 from numpy.typing import NDArray
 from scipy.special import ndtr, ndtri
 
-__all__ = ["gaussian_threshold", "kappa", "kappa_coefficients", "one_sided_p"]
+__all__ = ["gaussian_threshold", "one_sided_p", "power_series", "tanh_kernel"]
 
 TERMS = 5
 _NODES = 200
 
 
 @functools.cache
-def kappa_coefficients(gamma: float) -> tuple[float, ...]:
-    """c_1², c_3², … for ρ, ρ³, …; their sum is κ(1) = E[tanh²(γU)]."""
+def tanh_kernel(gamma: float) -> tuple[float, ...]:
+    """κ's coefficients of ρ, ρ², ρ³, …: c_1², 0, c_3², …; their sum is κ(1) = E[tanh²(γU)]."""
     x, w = hermite_e.hermegauss(_NODES)
     w = w / math.sqrt(2.0 * math.pi)
     f = np.tanh(gamma * x)
@@ -40,17 +40,20 @@ def kappa_coefficients(gamma: float) -> tuple[float, ...]:
         he = hermite_e.hermeval(x, [0.0] * j + [1.0])
         squares.append(float(np.dot(w, f * he)) ** 2 / math.factorial(j))
     squares[-1] += float(np.dot(w, f * f)) - math.fsum(squares)
-    return tuple(squares)
+    return tuple(square for odd in squares for square in (odd, 0.0))[:-1]
 
 
-def kappa(rho: NDArray[np.floating], gamma: float) -> NDArray[np.floating]:
-    """κ(ρ), elementwise, in the dtype of ``rho``."""
-    coefficients = kappa_coefficients(gamma)
-    square = rho * rho
-    total = np.full_like(rho, coefficients[-1])
-    for c in reversed(coefficients[:-1]):
-        total *= square
-        total += rho.dtype.type(c)
+def power_series(rho: NDArray[np.float32], coefficients: tuple[float, ...]) -> NDArray[np.float32]:
+    """Σ_j coefficients[j] ρ^(j+1), elementwise (Horner; in ρ² where only odd powers occur)."""
+    odd = not any(coefficients[1::2])
+    terms = coefficients[::2] if odd else coefficients
+    if len(terms) == 1:
+        return rho * np.float32(terms[0])
+    step = rho * rho if odd else rho
+    total = np.full_like(rho, terms[-1])
+    for c in reversed(terms[:-1]):
+        total *= step
+        total += np.float32(c)
     total *= rho
     return total
 
