@@ -32,7 +32,7 @@ def main() -> None:
     key = dewmark.Key(bytes(range(32)))
     composed = dewmark.load_scheme("dew", key=key, context="composed")
     window = dewmark.load_scheme("dew", key=key, context="window")
-    texts = _texts(composed, args.texts)
+    texts = plain_texts(composed, args.texts)
     composed.detect_batch(texts[:2])
     window.detect_batch(texts[:2])
 
@@ -61,7 +61,7 @@ def main() -> None:
         print(f"{name:24} {value:8.2f} ms a text   {value / cut:7.1f} x tokenising")
 
 
-def _texts(scheme: dewmark.watermark.BoundScheme, count: int) -> list[str]:
+def plain_texts(scheme: dewmark.watermark.BoundScheme, count: int) -> list[str]:
     """Texts of 200 tokens, no two from the same place."""
     lines = (resources.files("dewmark") / "data" / "openings.jsonl").read_text(encoding="utf-8").splitlines()
     whole = "\n".join([json.loads(line)["prompt"] for line in lines] + ordinary_texts())

@@ -17,5 +17,5 @@ def private_cache(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: p
 def bag_encoder(monkeypatch: pytest.MonkeyPatch) -> BagEncoder:
     """DEW with a small encoder that needs no model."""
     encoder = BagEncoder()
-    monkeypatch.setattr("dewmark.dew.scheme.load_encoder", lambda name, **_: encoder)
+    monkeypatch.setattr("dewmark.dew.public.load_encoder", lambda name, **_: encoder)
     return encoder

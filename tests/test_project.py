@@ -17,20 +17,25 @@ from dewmark.errors import DewmarkError
 
 ROOT = Path(__file__).parent.parent
 DATA = files("dewmark") / "data"
-HEAVY = ("accelerate", "gguf", "rich", "scipy", "sentence_transformers", "torch", "transformers", "typer")
+HEAVY = ("accelerate", "gguf", "matplotlib", "rich", "scipy", "sentence_transformers", "torch", "transformers", "typer")
 PUBLIC = [
+    "Attribution",
     "Detection",
     "DewmarkError",
     "Generation",
     "Key",
+    "Located",
+    "Passage",
     "TokenScore",
     "Verdict",
     "Watermark",
     "__version__",
     "export_detector",
+    "identify",
     "load_detector",
     "load_host",
     "load_scheme",
+    "locate",
 ]
 LANGUAGES = ["ar", "de", "en", "es", "fr", "it", "ja", "ko", "nl", "pl", "pt", "ru", "th", "tr", "zh"]
 

@@ -12,32 +12,42 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 _PUBLIC = {
+    "Attribution": "dewmark.types",
     "Detection": "dewmark.types",
     "DewmarkError": "dewmark.errors",
     "Generation": "dewmark.types",
     "Key": "dewmark.core.keys",
+    "Located": "dewmark.passages",
+    "Passage": "dewmark.passages",
     "TokenScore": "dewmark.types",
     "Verdict": "dewmark.types",
     "Watermark": "dewmark.watermark",
     "export_detector": "dewmark.detector",
+    "identify": "dewmark.watermark",
     "load_detector": "dewmark.detector",
     "load_host": "dewmark.hosts",
     "load_scheme": "dewmark.watermark",
+    "locate": "dewmark.passages",
 }
 
 __all__ = [
+    "Attribution",
     "Detection",
     "DewmarkError",
     "Generation",
     "Key",
+    "Located",
+    "Passage",
     "TokenScore",
     "Verdict",
     "Watermark",
     "__version__",
     "export_detector",
+    "identify",
     "load_detector",
     "load_host",
     "load_scheme",
+    "locate",
 ]
 
 if TYPE_CHECKING:
@@ -45,8 +55,9 @@ if TYPE_CHECKING:
     from dewmark.detector import export_detector, load_detector
     from dewmark.errors import DewmarkError
     from dewmark.hosts import load_host
-    from dewmark.types import Detection, Generation, TokenScore, Verdict
-    from dewmark.watermark import Watermark, load_scheme
+    from dewmark.passages import Located, Passage, locate
+    from dewmark.types import Attribution, Detection, Generation, TokenScore, Verdict
+    from dewmark.watermark import Watermark, identify, load_scheme
 
 
 def __getattr__(name: str) -> Any:  # noqa: ANN401 - any public name

@@ -2,22 +2,24 @@
 
 ``detector.json`` holds the configuration and what the folder belongs to, ``tokenizer/`` the host's tokenizer,
 ``state/`` the scheme's arrays with their checksums. The folder detects, so it is as secret as the key: all
-its files have mode 0600.
+its files have mode 0600. A scheme that runs its host to detect finds it by the name in ``detector.json``.
 """
 
 from __future__ import annotations
 
+import functools
 import json
 from pathlib import Path
 from typing import Any, NoReturn
 
 from dewmark.config import cache_dir
 from dewmark.errors import ArtifactError, ModelError, StorageError, VocabularyError
+from dewmark.hosts import load_host
 from dewmark.hosts.tokenizers import HFTokenizer
 from dewmark.registry import SCHEMES
 from dewmark.scheme import BoundScheme, State
 from dewmark.storage import atomic_folder, load_bundle, write_bundle
-from dewmark.workspace import HostInfo, Progress, Workspace, silent
+from dewmark.workspace import HostInfo, LanguageModel, Progress, Workspace, silent
 
 __all__ = ["export_detector", "load_detector"]
 
@@ -64,7 +66,17 @@ def load_detector(
         )
     bundle = load_bundle(folder / "state", verify=verify)
     host = HostInfo(**index["host"], tokenizer=tokenizer, embeddings=_no_weights)
-    workspace = Workspace(cache=cache_dir(), progress=progress or silent)
+
+    @functools.cache
+    def open_host(name: str | None) -> LanguageModel:
+        loaded = load_host(name or host.name, progress=progress)
+        if name is None and loaded.info.tokenizer.identity != tokenizer.identity:
+            raise VocabularyError(
+                f"{host.name} has another tokenizer than the detector in {folder}: export it again"
+            )
+        return loaded
+
+    workspace = Workspace(cache=cache_dir(), progress=progress or silent, open_host=open_host)
     state = State(meta=bundle.meta, arrays=bundle.arrays)
     bound: BoundScheme = scheme.restore(state, host, index["key_fingerprint"], workspace)
     return bound

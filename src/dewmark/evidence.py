@@ -64,7 +64,7 @@ class Evidence:
     @property
     def length(self) -> int:
         """How many units are scored, repetitions counted."""
-        return int(self.weights.sum())
+        return round(float(self.weights.sum()))
 
     @property
     def total(self) -> float:

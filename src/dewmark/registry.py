@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import functools
 import importlib
 from collections.abc import Iterable, Iterator, Mapping
 from importlib.metadata import entry_points
@@ -21,6 +22,11 @@ def unknown_name(kind: str, name: str, known: Iterable[str]) -> UnknownNameError
     return UnknownNameError(f"unknown {kind} {name!r}; {hint}")
 
 
+@functools.cache  # looking through all installed packages takes milliseconds
+def _published(group: str) -> dict[str, str]:
+    return {point.name: point.value for point in entry_points(group=group)}
+
+
 class Registry(Mapping[str, Any]):
     """Names of one kind, built in or published by another package's entry points."""
 
@@ -32,8 +38,7 @@ class Registry(Mapping[str, Any]):
     def _table(self) -> dict[str, str]:
         if self._group is None:
             return self._targets
-        published = {point.name: point.value for point in entry_points(group=self._group)}
-        return {**published, **self._targets}
+        return {**_published(self._group), **self._targets}
 
     def __getitem__(self, name: str) -> Any:  # noqa: ANN401 - whatever the table names
         table = self._table()
@@ -52,4 +57,19 @@ class Registry(Mapping[str, Any]):
         return len(self._table())
 
 
-SCHEMES = Registry("scheme", {"dew": "dewmark.dew.scheme:DEW"}, group="dewmark.schemes")
+SCHEMES = Registry(
+    "scheme",
+    {
+        "dew": "dewmark.dew.scheme:DEW",
+        "dipmark": "dewmark.baselines.dipmark:DiPmark",
+        "ewd": "dewmark.baselines.ewd:EWD",
+        "exp": "dewmark.baselines.exp:EXP",
+        "kgw": "dewmark.baselines.kgw:KGW",
+        "morphmark": "dewmark.baselines.morphmark:MorphMark",
+        "sweet": "dewmark.baselines.sweet:SWEET",
+        "synthid": "dewmark.baselines.synthid:SynthID",
+        "unbiased": "dewmark.baselines.unbiased:Unbiased",
+        "unigram": "dewmark.baselines.unigram:Unigram",
+    },
+    group="dewmark.schemes",
+)

@@ -98,6 +98,27 @@ class Scheme(ABC):
     def restore(self, state: State, host: HostInfo, fingerprint: str, workspace: Workspace) -> BoundScheme:
         """Rebuild a detector from what `BoundScheme.state` gave; it detects, it need not mark."""
 
+    def detect_keys(
+        self,
+        keys: Sequence[Key],
+        texts: Sequence[str],
+        host: HostInfo,
+        workspace: Workspace,
+        *,
+        prompts: Sequence[str | None] | None = None,
+        fpr: float = DEFAULT_FPR,
+        test: str | None = None,
+    ) -> list[list[Detection]]:
+        """For each text one detection per key, in the order of the keys; the best one has token scores.
+
+        Here every key is bound and detects on its own; a scheme that shares work between keys does better.
+        """
+        columns = [
+            self.bind(key, host, workspace).detect_batch(texts, prompts=prompts, fpr=fpr, test=test)
+            for key in keys
+        ]
+        return [list(row) for row in zip(*columns, strict=True)]
+
     def with_settings(self, settings: dict[str, object]) -> Scheme:
         """A copy with some fields changed, by their public names."""
         return cfg.replace(self, settings)
@@ -133,6 +154,11 @@ class BoundScheme(ABC):
         self.scheme = scheme
         self.host = host
         self.fingerprint = fingerprint
+
+    @property
+    def needs(self) -> Needs:
+        """What the scheme asks for as it is configured."""
+        return self.scheme.needs
 
     @property
     def config_hash(self) -> str:
@@ -171,7 +197,7 @@ class BoundScheme(ABC):
         that one finite, so whatever comes after cannot change it. For other schemes they are ignored.
         """
         session = self.session(prompt_ids, attention_mask, seeds=seeds)
-        if not self.scheme.needs.final:
+        if not self.needs.final:
             return session
         from dewmark.sampling import Choosing
 

@@ -7,7 +7,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["Detection", "Generation", "TokenScore", "Verdict"]
+__all__ = ["Attribution", "Detection", "Generation", "TokenScore", "Verdict"]
 
 
 class Verdict(enum.StrEnum):
@@ -94,6 +94,45 @@ class Detection:
             f"{self.effective_length:.0f} of {self.tokens_scored} tokens, {self.test} test, "
             f"key {self.key_fingerprint})"
         )
+
+
+@dataclass(frozen=True, slots=True)
+class Attribution:
+    """Which of several keys a text carries, if any.
+
+    ``detections`` holds one result per key, in the order given; ``best`` is the one with the smallest
+    p-value, ``index`` its place. ``p_value`` is corrected for the number of keys, and ``verdict`` is taken
+    on it.
+    """
+
+    detections: tuple[Detection, ...] = field(repr=False)
+    index: int
+    p_value: float
+    verdict: Verdict
+
+    @property
+    def best(self) -> Detection:
+        """The result under the key that fits best."""
+        return self.detections[self.index]
+
+    @property
+    def keys(self) -> int:
+        """How many keys were tried."""
+        return len(self.detections)
+
+    @property
+    def is_marked(self) -> bool:
+        """Whether the verdict is `Verdict.MARKED`."""
+        return self.verdict is Verdict.MARKED
+
+    def to_dict(self, *, tokens: bool = False) -> dict[str, Any]:
+        """Plain JSON values: the best key's result, with verdict and p-value corrected for all keys."""
+        best = self.best.to_dict(tokens=tokens)
+        corrected = {"verdict": self.verdict.value, "p_value": _finite(self.p_value)}
+        return {**best, **corrected, "p_value_of_key": best["p_value"], "keys": self.keys}
+
+    def __str__(self) -> str:
+        return f"{self.verdict} (p = {self.p_value:.3g} over {self.keys} keys; best {self.best})"
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,16 +10,17 @@ from typing import TYPE_CHECKING, Any
 from dewmark.config import cache_dir
 from dewmark.core.keys import Key
 from dewmark.errors import ConfigError
-from dewmark.hosts import host_info, info_from_model, load_host
+from dewmark.hosts import host_info, info_from_model, load_host, wrap_model
 from dewmark.registry import SCHEMES
-from dewmark.scheme import DEFAULT_FPR, BoundScheme
-from dewmark.types import Detection, Generation
-from dewmark.workspace import HostInfo, Progress, Workspace, silent
+from dewmark.scheme import DEFAULT_FPR, BoundScheme, decide
+from dewmark.stats.multiple import sidak_min
+from dewmark.types import Attribution, Detection, Generation
+from dewmark.workspace import HostInfo, LanguageModel, Progress, Workspace, silent
 
 if TYPE_CHECKING:
     from dewmark.hosts.base import Host
 
-__all__ = ["DEFAULT_HOST", "Watermark", "load_scheme"]
+__all__ = ["DEFAULT_HOST", "Watermark", "identify", "load_scheme"]
 
 DEFAULT_HOST = "smollm2-135m"
 
@@ -38,9 +39,54 @@ def load_scheme(
     ``host`` is a model's name, folder or hub id, a `HostInfo`, or a transformers model that is in memory
     already (then ``tokenizer`` is needed too). ``settings`` are the scheme's parameters.
     """
+    load = functools.partial(load_host, progress=progress)
     scheme = SCHEMES[name]().with_settings(settings)
-    find_host = functools.partial(host_info, progress=progress)
-    workspace = Workspace(cache=cache_dir(), progress=progress or silent, find_host=find_host)
+    bound: BoundScheme = scheme.bind(
+        key, *_surroundings(host, tokenizer=tokenizer, load=load, progress=progress)
+    )
+    return bound
+
+
+def identify(
+    texts: Sequence[str],
+    keys: Sequence[Key],
+    *,
+    host: object = DEFAULT_HOST,
+    tokenizer: object = None,
+    scheme: str = "dew",
+    settings: Mapping[str, Any] | None = None,
+    prompts: Sequence[str | None] | None = None,
+    fpr: float = DEFAULT_FPR,
+    test: str | None = None,
+    progress: Progress | None = None,
+) -> list[Attribution]:
+    """Say for each text which of several keys (models, tenants) marked it, if any.
+
+    Unmarked text depends on none of the keys, so its results under K keys are independent and the smallest
+    p-value is corrected exactly: 1 − (1 − p)^K. Texts are read once, whatever the number of keys.
+    """
+    if not keys:
+        raise ConfigError("no key to compare with: give at least one")
+    load = functools.partial(load_host, progress=progress)
+    info, workspace = _surroundings(host, tokenizer=tokenizer, load=load, progress=progress)
+    chosen = SCHEMES[scheme]().with_settings(settings or {})
+    rows = chosen.detect_keys(keys, texts, info, workspace, prompts=prompts, fpr=fpr, test=test)
+    return [_attribute(row, fpr) for row in rows]
+
+
+def _attribute(detections: Sequence[Detection], fpr: float) -> Attribution:
+    index = min(range(len(detections)), key=lambda i: (detections[i].p_value, -detections[i].z))
+    best = detections[index]
+    p_value = sidak_min(best.p_value, tests=len(detections))
+    return Attribution(
+        tuple(detections), index=index, p_value=p_value, verdict=decide(p_value, best.effective_length, fpr)
+    )
+
+
+def _surroundings(
+    host: object, *, tokenizer: object, load: Callable[[str], LanguageModel], progress: Progress | None
+) -> tuple[HostInfo, Workspace]:
+    """What schemes see of a host; ``load`` opens weights by name, for schemes that run the host to detect."""
     if isinstance(host, HostInfo):
         info = host
     elif isinstance(host, str):
@@ -49,12 +95,26 @@ def load_scheme(
         raise ConfigError(f"a tokenizer is needed beside the {type(host).__name__} given as host")
     else:
         info = info_from_model(host, tokenizer)
-    bound: BoundScheme = scheme.bind(key, info, workspace)
-    return bound
+
+    @functools.cache
+    def open_host(other: str | None) -> LanguageModel:
+        if other is None and not isinstance(host, (str, HostInfo)):
+            return wrap_model(host, tokenizer, info)
+        return load(other or info.name)
+
+    return info, Workspace(
+        cache=cache_dir(),
+        progress=progress or silent,
+        find_host=functools.partial(host_info, progress=progress),
+        open_host=open_host,
+    )
 
 
 class Watermark:
-    """A scheme on a host: `generate` marks, `detect` finds the mark and never runs the host."""
+    """A scheme on a host: `generate` marks, `detect` finds the mark.
+
+    Detection never runs the host, unless the scheme's needs say so (``host_at_detection``).
+    """
 
     def __init__(self, scheme: BoundScheme, open_host: Callable[[], Host]) -> None:
         """``open_host`` loads the host's weights; it is called when the first text is generated."""
@@ -74,8 +134,11 @@ class Watermark:
         progress: Progress | None = None,
     ) -> Watermark:
         """A scheme by name on a host by name; the host's weights are loaded when they are first needed."""
-        bound = load_scheme(scheme, key=key, host=host, progress=progress, **(settings or {}))
-        return cls(bound, functools.partial(load_host, host, device=device, dtype=dtype, progress=progress))
+        # cached: a scheme that runs the host to detect shares it with `generate`
+        load = functools.cache(functools.partial(load_host, device=device, dtype=dtype, progress=progress))
+        chosen = SCHEMES[scheme]().with_settings(settings or {})
+        bound = chosen.bind(key, *_surroundings(host, tokenizer=None, load=load, progress=progress))
+        return cls(bound, functools.partial(load, bound.host.name))
 
     @classmethod
     def from_default(cls, key: Key, **settings: object) -> Watermark:

@@ -11,6 +11,7 @@ from typing import ClassVar
 
 import numpy as np
 import pytest
+from tests.fakes import BagEncoder
 
 from dewmark.cli.app import main
 from dewmark.core.keys import Key
@@ -64,6 +65,8 @@ class StubScheme(Scheme):
 
 class StubBound(BoundScheme):
     """Calls a text marked if it carries the mark of its key's fingerprint."""
+
+    tests = ("key", "gaussian")
 
     def session(self, prompt_ids, attention_mask=None, *, seeds=None):
         raise NotImplementedError
@@ -194,6 +197,33 @@ def host(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> StubHost:
     monkeypatch.setattr(type(SCHEMES), "__getitem__", _stub_scheme(type(SCHEMES).__getitem__))
     monkeypatch.setenv("DEWMARK_CACHE", str(tmp_path / "cache"))
     return stub
+
+
+@pytest.fixture
+def numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The stub reads a text's z from the text itself, "… z=1.5 …"; the word "brief" makes it too short."""
+    from dewmark.stats.nulls import one_sided_p
+
+    def one(self: StubBound, text: str, fpr: float, test: str | None) -> Detection:
+        z, length = float(text.partition("z=")[2].split()[0]), 5.0 if "brief" in text else 100.0
+        p = one_sided_p(z)
+        verdict = decide(p, length, fpr)
+        return Detection(verdict, p, z, 0.0, length, 100, test or "key", fpr, "dew", self.fingerprint)
+
+    monkeypatch.setattr(StubBound, "_one", one)
+
+
+@pytest.fixture
+def tiny(monkeypatch: pytest.MonkeyPatch, bag_encoder: BagEncoder) -> None:
+    """Every host name stands for one tiny model."""
+    import dewmark.hosts
+    import dewmark.watermark
+    from dewmark.hosts.fake import FakeHost
+
+    host = FakeHost()
+    for module in (dewmark.hosts, dewmark.watermark):
+        monkeypatch.setattr(module, "host_info", lambda name, **_: host.info)
+        monkeypatch.setattr(module, "load_host", lambda name, **_: host)
 
 
 def _stub_scheme(original):

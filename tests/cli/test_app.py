@@ -18,7 +18,8 @@ from dewmark.core.keys import Key
 
 COMMANDS = [
     [], ["key"], ["key", "new"], ["key", "show"], ["models"], ["models", "list"], ["models", "pull"],
-    ["models", "fit"], ["generate"], ["detect"], ["detector"], ["detector", "export"], ["demo"],
+    ["models", "fit"], ["generate"], ["detect"], ["calibrate"], ["audit"], ["power"], ["retention"],
+    ["detector"], ["detector", "export"], ["demo"],
 ]  # fmt: skip
 LEAVES = [c for c in COMMANDS if c not in ([], ["key"], ["models"], ["detector"])]
 

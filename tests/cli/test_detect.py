@@ -60,7 +60,8 @@ def test_words_for_people(detect, texts):
     assert "marked.txt: marked: p = 1e-06 (1 in 1,000,000 unmarked texts scores this high), z = 4.75" in first
     assert "plain.txt: not marked: p = 0.4 (40 in 100 unmarked texts score this high)" in second
     assert f"of {len(PLAIN) - 3} tokens scored" in second
-    assert summary == "1 of 2 texts marked"
+    assert first.endswith("tokens scored, q = 2e-06")
+    assert summary == "1 of 2 texts marked at level 0.01; 1 with q ≤ 0.01 (Benjamini-Hochberg over 2 texts)"
 
 
 def test_tokens_as_plain_lines_in_a_pipe(detect, texts):
@@ -182,7 +183,11 @@ def test_bad_rows(detect, tmp_path, line, said):
         (["TEXT", "--fpr", "0"], "--fpr must lie in (0, 1), got 0"),
         (["TEXT", "--fpr", "1e400"], "--fpr"),
         (["TEXT", "--fpr", "one"], "--fpr"),
-        (["TEXT", "--test", "magic"], "--test"),
+        (["TEXT", "--test", "magic"], "unknown test 'magic'; known: empirical, gaussian, key"),
+        (["TEXT", "--test", "gausian"], "did you mean 'gaussian'?"),
+        (["TEXT", "--test", "empirical"], "--test empirical needs --calibration"),
+        (["TEXT", "--group", "de"], "give --calibration"),
+        (["TEXT", "--by", "language"], "give --calibration"),
         (["TEXT", "--scheme", "none"], "no mark to detect"),
         (["TEXT", "--scheme", "dwe"], "unknown scheme 'dwe'"),
         (["TEXT", "--set", "gama=1"], "unknown parameter 'gama'"),

@@ -4,28 +4,15 @@ from __future__ import annotations
 
 import base64
 import json
+import random
 from pathlib import Path
 
 import pytest
 from tests.cli.conftest import SECRET
-from tests.fakes import BagEncoder
 
 from dewmark.core.keys import Key
 
 WORDS = ["the", "old", "bridge", "over", "river", "house", "water", "light", "night", "city"]
-
-
-@pytest.fixture
-def tiny(monkeypatch: pytest.MonkeyPatch, bag_encoder: BagEncoder) -> None:
-    """Every host name stands for one tiny model."""
-    import dewmark.hosts
-    import dewmark.watermark
-    from dewmark.hosts.fake import FakeHost
-
-    host = FakeHost()
-    for module in (dewmark.hosts, dewmark.watermark):
-        monkeypatch.setattr(module, "host_info", lambda name, **_: host.info)
-        monkeypatch.setattr(module, "load_host", lambda name, **_: host)
 
 
 def write_prompts(path: Path) -> None:
@@ -83,3 +70,42 @@ def test_tokens_and_page_of_a_real_text(run, tiny, key_file, tmp_path):
     assert row["tokens_scored"] == sum(token["scored"] for token in row["tokens"])
     assert " bridge" in {token["text"] for token in row["tokens"]}
     assert page.read_text(encoding="utf-8").count("title=") >= 50
+
+
+def test_a_calibration_serves_the_key_and_its_exported_detector(run, tiny, key_file, tmp_path):
+    negatives, folder, text = tmp_path / "neg.jsonl", tmp_path / "detector", tmp_path / "a.txt"
+    rows = [{"text": " ".join(random.Random(i).choices(WORDS, k=80))} for i in range(30)]
+    negatives.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    text.write_text(" ".join(WORDS * 5), encoding="utf-8")
+    assert run("detector", "export", "--key", key_file, "--host", "tiny", "--out", folder).code == 0
+    common = ["calibrate", "--negatives", negatives, "-q", "--json"]
+    by_key = json_lines(run(*common, "--key", key_file, "--out", tmp_path / "a.json").out)
+    by_folder = json_lines(run(*common, "--detector", folder, "--out", tmp_path / "b.json").out)
+    assert by_key[0]["config_hash"] == by_folder[0]["config_hash"]
+    assert by_key[0]["pooled"]["negatives"] == 30
+    ranks = [
+        json_lines(run("detect", *given, text, "--json", "-q").out)[0]["p_value"]
+        for given in (
+            ("--key", key_file, "--calibration", tmp_path / "a.json"),
+            ("--detector", folder, "--calibration", tmp_path / "a.json"),
+            ("--detector", folder, "--calibration", tmp_path / "b.json"),
+        )
+    ]
+    assert ranks[0] == ranks[1] == ranks[2]
+    assert no_secret_in(tmp_path, but=key_file)
+
+
+def test_which_key_a_real_text_carries(run, tiny, key_file, tmp_path):
+    prompts, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    write_prompts(prompts)
+    common = ["--prompts", prompts, "--max-new-tokens", 120, "--seed", 11, "--set", "lambda=4", "--out", out]
+    assert run("generate", "--key", key_file, *common).code == 0
+    for i in range(4):
+        Key(bytes([i] * 32)).save(tmp_path / f"other{i}.key")
+    found = json_lines(run("detect", "--keys", tmp_path, "--set", "lambda=4", "--jsonl", out, "--json").out)
+    assert sum(row["verdict"] == "marked" and row["key_file"] == str(key_file) for row in found) >= 10
+    alone = json_lines(run("detect", "--key", key_file, "--set", "lambda=4", "--jsonl", out, "--json").out)
+    for one, many in zip(alone, found, strict=True):
+        if many["key_file"] == str(key_file):
+            assert many["p_value_of_key"] == pytest.approx(one["p_value"], rel=1e-3)
+            assert many["keys"] == 5

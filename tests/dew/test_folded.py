@@ -28,7 +28,7 @@ def host() -> FakeHost:
 
 
 def bind(host: FakeHost, tmp_path, **settings):
-    return DEW().with_settings(settings).bind(KEY, host.info, Workspace(cache=tmp_path))
+    return DEW().with_settings({"centred": False, **settings}).bind(KEY, host.info, Workspace(cache=tmp_path))
 
 
 def literal_tables(bound, key: Key):

@@ -8,9 +8,10 @@ from html.parser import HTMLParser
 
 import pytest
 
+from dewmark.passages import Located, Passage
 from dewmark.reports import words
 from dewmark.reports.html import render_html, write_html
-from dewmark.reports.spans import level, spans
+from dewmark.reports.spans import grouped, level, spans
 from dewmark.types import Detection, TokenScore, Verdict
 
 
@@ -164,3 +165,59 @@ def test_one_in(p, said):
 def test_a_sentence_for_every_verdict():
     assert "p = 1e-05 (1 in 100,000 unmarked texts" in words.sentence(detection())
     assert "too few independent tokens" in words.sentence(detection(verdict=Verdict.TOO_SHORT))
+
+
+def passage(text: str, start: int, end: int, *, p: float = 1e-4) -> Passage:
+    return Passage(start, end, text[start:end], 5.1, p, p / 100, 80.0, 100, 0.9)
+
+
+@pytest.mark.parametrize("places", [[], [(0, 6)], [(3, 9), (14, 40)], [(6, 14), (14, 40)], [(0, len(EVIL))]])
+def test_passages_are_framed_and_the_text_still_comes_back_exactly(places):
+    tokens = cut(EVIL, (0, 6), (6, 14), (14, 40), (40, 41), (41, 60))
+    found = [passage(EVIL, *place) for place in places]
+    parsed = parse(render_html([("x", EVIL, detection(tokens))], passages=[found]))
+    assert parsed.texts == [EVIL]
+    frames = [attributes for _, attributes in parsed.tags if attributes.get("class") == "passage"]
+    assert len(frames) == len(places)
+    for number, frame in enumerate(frames, start=1):
+        assert frame["data-number"] == str(number)
+        assert frame["title"] == frame["aria-label"]
+        assert f"marked passage {number}: " in frame["title"]
+        assert "p = 0.0001" in frame["title"]
+        assert frame["role"] == "group"
+    if places:  # a token's own tooltip covers the passage's, so it says it too
+        assert any(title.endswith("; in marked passage 1, p = 0.0001") for title in parsed.titles)
+    assert [tag for tag, _ in parsed.tags].count("li") == len(places)
+    assert not {tag for tag, _ in parsed.tags} & {"script", "b"}
+
+
+def test_a_page_says_whether_passages_were_looked_for():
+    items = [("x", "some text", detection())]
+    assert "passage" not in re.sub(r"(?s)<style>.*</style>", "", render_html(items))
+    nothing = render_html(items, passages=[[]])
+    assert '<span class="verdict not-marked">no marked passage</span>' in nothing
+    assert '<span class="verdict marked">whole text: marked</span>' in nothing
+    assert "marked passages in 0 of 1 text<" in nothing
+
+
+def test_random_passages_never_lose_or_repeat_a_character():
+    draw = random.Random(8)
+    for _ in range(200):
+        text = "".join(draw.choice("ab <>&\r\n🙂é") for _ in range(draw.randrange(2, 30)))
+        ends = sorted(draw.sample(range(len(text) + 1), k=2))
+        tokens = cut(text, *((i, min(i + 2, len(text))) for i in range(0, len(text), 2)))
+        groups = grouped(spans(text, tokens), [(ends[0], ends[1])])
+        assert "".join(span.text for _, inside in groups for span in inside) == text
+        inside = "".join(span.text for place, each in groups if place == 0 for span in each)
+        assert text[ends[0] : ends[1]] in inside
+        assert len(inside) <= ends[1] - ends[0] + 2
+
+
+def test_passages_in_words():
+    one = passage("x" * 400, 100, 300)
+    found = Located((one,), detection([TokenScore("x", i, i + 1, 0.0, True) for i in range(400)]), 0.05)
+    assert words.located(found).startswith("1 marked passage at level 0.05, about 22% of its tokens marked; ")
+    assert "characters 100 to 300, p = 0.0001 over all passages tried, z = 5.10" in words.passage(one)
+    assert words.located(Located((), detection(), 0.05)).startswith(
+        "no marked passage at level 0.05; whole text"
+    )

@@ -17,7 +17,20 @@ from typing import Annotated, TextIO
 import typer
 
 import dewmark
-from dewmark.cli import demo, detect, detector, generate, keys, models
+from dewmark.cli import (
+    audit,
+    calibrate,
+    demo,
+    detect,
+    detector,
+    generate,
+    keys,
+    locate,
+    models,
+    power,
+    retention,
+    schemes,
+)
 from dewmark.cli.console import say
 from dewmark.errors import DewmarkError
 
@@ -32,9 +45,15 @@ app = typer.Typer(
 )
 app.add_typer(keys.app, name="key")
 app.add_typer(models.app, name="models")
+app.command("schemes")(schemes.schemes)
 app.command("generate")(generate.generate)
 app.command("detect")(detect.detect)
+app.command("locate")(locate.locate)
+app.command("calibrate")(calibrate.calibrate)
 app.add_typer(detector.app, name="detector")
+app.command("audit")(audit.audit)
+app.command("power")(power.power)
+app.command("retention")(retention.retention)
 app.command("demo")(demo.demo)
 
 

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
+from typing import Any
 
 from dewmark import storage
 from dewmark.errors import InputError
@@ -18,11 +19,12 @@ __all__ = ["Item", "batched", "count_lines", "read_files", "read_rows"]
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """One text with its name and, if known, the prompt that it continues."""
+    """One text with its name and, if known, the prompt that it continues and the group it belongs to."""
 
     id: str | int
     text: str
     prompt: str | None
+    group: str | None = None
 
 
 def read_files(names: Sequence[str], *, prompt: str | None) -> list[Item]:
@@ -32,20 +34,21 @@ def read_files(names: Sequence[str], *, prompt: str | None) -> list[Item]:
     ]
 
 
-def read_rows(path: Path, *, prompt: str | None) -> Iterator[Item]:
+def read_rows(path: Path, *, prompt: str | None, by: str | None = None) -> Iterator[Item]:
     """Read ``text``, and ``prompt`` and ``id`` if present, from each line of a JSONL file.
 
-    The first line is read at once, so that a wrong file is told before models are loaded. A blank text is
-    passed on: an empty completion is a row of its file like any other.
+    ``by`` names the field that holds a text's group; every line must then have it. The first line is read at
+    once, so that a wrong file is told before models are loaded. A blank text is passed on: an empty
+    completion is a row of its file like any other.
     """
-    rows = _rows(path, prompt)
+    rows = _rows(path, prompt, by)
     first = next(rows, None)
     if first is None:
         raise InputError(f"{path} is empty: there is nothing to score")
     return chain((first,), rows)
 
 
-def _rows(path: Path, prompt: str | None) -> Iterator[Item]:
+def _rows(path: Path, prompt: str | None, by: str | None) -> Iterator[Item]:
     for index, (number, row) in enumerate(storage.read_jsonl(path)):
         where = f"{path}, line {number}"
         if "text" not in row:
@@ -59,7 +62,17 @@ def _rows(path: Path, prompt: str | None) -> Iterator[Item]:
             check_text(context, f"{where}: prompt")
         if name is None or isinstance(name, bool) or not isinstance(name, str | int):
             name = str(index)
-        yield Item(name, text, prompt if context is None else context)
+        group = None if by is None else _group(row, by, where)
+        yield Item(name, text, prompt if context is None else context, group)
+
+
+def _group(row: dict[str, Any], by: str, where: str) -> str:
+    if by not in row:
+        raise InputError(f'{where} has no "{by}"')
+    group = row[by]
+    if isinstance(group, bool) or not isinstance(group, str | int):
+        raise InputError(f"{where}: {by} must be text or a whole number, got {type(group).__name__}")
+    return str(group)
 
 
 def count_lines(path: Path) -> int:

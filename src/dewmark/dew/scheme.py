@@ -2,28 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import numpy as np
 
 from dewmark.core.keys import Key
-from dewmark.core.projections import draw_projections, projection_dim
-from dewmark.core.whitening import Whitening
+from dewmark.core.projections import draw_projections
 from dewmark.dew.bound import BoundDEW
 from dewmark.dew.folded import FoldedTable, StoredTable
-from dewmark.dew.modes import HashedContexts, Mode, permuted_rows
-from dewmark.embeddings.contexts import (
-    ComposedContexts,
-    Contexts,
-    WindowContexts,
-    load_statistics,
-    token_vectors,
-)
-from dewmark.embeddings.encoders import load_encoder
-from dewmark.embeddings.token_tables import token_table
+from dewmark.dew.modes import Mode
+from dewmark.dew.public import Public, open_public, restored_contexts
+from dewmark.dew.sweep import detect_keys
 from dewmark.errors import ArtifactError, ConfigError, VocabularyError
-from dewmark.scheme import Needs, Scheme, State
+from dewmark.scheme import DEFAULT_FPR, Needs, Scheme, State
+from dewmark.types import Detection
 from dewmark.workspace import HostInfo, Workspace
 
 __all__ = ["DEW"]
@@ -37,14 +31,20 @@ class DEW(Scheme):
     summary: ClassVar[str] = "dual-embedding watermark: keyed alignment of token and context meaning"
     needs: ClassVar[Needs] = Needs(embeddings=True, encoder=True)
 
+    sampler: Literal["bias", "gumbel"] = "bias"
+    """How the mark is put in: a bias on the logits (the paper), or keyed noise in Gumbel sampling (ours)."""
     lambda_: float = 2.0
-    """Watermark strength λ: the largest bias that a logit can get."""
+    """Strength λ of the bias: the most that a logit can get."""
+    alpha: float = 0.25
+    """Share of the Gumbel sampler's randomness that comes from the key."""
+    fresh_on_repeat: bool = True
+    """Whether the Gumbel sampler leaves the key aside where a context recurs in a text word for word."""
     gamma: float = 0.5
     """Saturation γ: how fast tanh(γu) reaches its ends."""
     k: int = 3
     """Context width: how many tokens before the one that is scored."""
-    m: int = 32
-    """How many of the likeliest candidates get a bias."""
+    m: int | None = None
+    """How many of the likeliest candidates are scored; by default 32 with a bias, 256 with Gumbel."""
     nucleus: float | None = None
     """If set, bias the smallest set of candidates that holds this much probability, instead of the top m."""
     n: int | None = None
@@ -63,6 +63,10 @@ class DEW(Scheme):
     """Whitening statistics of the contexts: ``default``, or a folder written by ``dewmark models fit``."""
     token_whitening: bool = True
     """Whether token embeddings are whitened (the paper does)."""
+    centred: bool = True
+    """Whether the key test subtracts the text's mean token from each (ours; marking is the same)."""
+    score: Literal["tanh", "linear"] | None = None
+    """What the key test sums: tanh(γu), by default with a bias, or u itself, by default with Gumbel."""
     donor: str | None = None
     """Another model whose input embeddings stand in for the host's (appendix C.2)."""
 
@@ -72,13 +76,24 @@ class DEW(Scheme):
             (self.lambda_ > 0.0, "lambda", "be positive", self.lambda_),
             (self.gamma > 0.0, "gamma", "be positive", self.gamma),
             (self.k >= 1, "k", "be at least 1", self.k),
-            (self.m >= 1, "m", "be at least 1", self.m),
+            (0.0 < self.alpha <= 1.0, "alpha", "lie in (0, 1]", self.alpha),
+            (self.m is None or self.m >= 1, "m", "be at least 1", self.m),
             (self.nucleus is None or 0.0 < self.nucleus <= 1.0, "nucleus", "lie in (0, 1]", self.nucleus),
             (self.n is None or self.n >= 2, "n", "be at least 2", self.n),
         )
         for holds, name, rule, value in checks:
             if not holds:
                 raise ConfigError(f"{name} must {rule}, got {value}")
+
+    @property
+    def candidates(self) -> int:
+        """How many of the likeliest candidates are scored."""
+        return self.m if self.m is not None else 256 if self.sampler == "gumbel" else 32
+
+    @property
+    def scores_linearly(self) -> bool:
+        """Whether the key test sums u itself."""
+        return self.score == "linear" or (self.score is None and self.sampler == "gumbel")
 
     @property
     def token_semantics(self) -> bool:
@@ -92,66 +107,41 @@ class DEW(Scheme):
 
     def bind(self, key: Key, host: HostInfo, workspace: Workspace) -> BoundDEW:
         """Draw the projections and open (or build) the token table and the contexts."""
-        donor = None
-        if self.donor is not None:
-            if workspace.find_host is None:
-                raise ConfigError(
-                    f"the donor {self.donor!r} cannot be looked up here; bind through dewmark.load_scheme"
-                )
-            donor = workspace.find_host(self.donor)
-        rows = token_table(host, whiten=self.token_whitening, donor=donor, workspace=workspace)
-        contexts = self._contexts(key, host, workspace)
-        n = projection_dim(rows.shape[1], contexts.dim, kind=self.projection, n=self.n)
-        projections = draw_projections(key, d_T=rows.shape[1], d_C=contexts.dim, kind=self.projection, n=n)
-        source = None
-        if not self.token_semantics:
-            source = permuted_rows(key, np.flatnonzero(np.any(rows != 0, axis=1)), host.vocab_size)
-        table = FoldedTable(rows, projections, source=source)
-        return BoundDEW(self, host, key.fingerprint, token_rows=rows, table=table, contexts=contexts)
+        public = open_public(self, host, workspace)
+        projections = draw_projections(
+            key, d_T=public.token_rows.shape[1], d_C=public.d_C, kind=self.projection, n=public.n
+        )
+        table = FoldedTable(public.token_rows, projections, source=public.sources_of(key))
+        return BoundDEW(public, key.fingerprint, table=table, contexts=public.contexts_of(key))
+
+    def detect_keys(
+        self,
+        keys: Sequence[Key],
+        texts: Sequence[str],
+        host: HostInfo,
+        workspace: Workspace,
+        *,
+        prompts: Sequence[str | None] | None = None,
+        fpr: float = DEFAULT_FPR,
+        test: str | None = None,
+    ) -> list[list[Detection]]:
+        """Score texts under many keys, reading them once."""
+        public = open_public(self, host, workspace)
+        return detect_keys(
+            public, keys, texts, prompts=prompts, fpr=fpr, test=test, progress=workspace.progress
+        )
 
     def restore(self, state: State, host: HostInfo, fingerprint: str, workspace: Workspace) -> BoundDEW:
         """A detector from stored tables: no key, no host weights."""
         try:
             arrays = state.arrays
             table = StoredTable(arrays["Q"], np.asarray(arrays["G"]), int(state.meta["n"]))
-            rows = arrays["token_rows"]
-            contexts: Contexts
-            if not self.context_semantics:
-                contexts = HashedContexts(arrays["context_secret"].tobytes(), table.G.shape[0])
-            elif self.context == "composed":
-                contexts = ComposedContexts(arrays["context_rows"])
-            else:
-                encoder = load_encoder(self.encoder, progress=workspace.progress)
-                if encoder.identity != state.meta["encoder"]:
-                    raise VocabularyError(
-                        f"the detector was made with encoder {state.meta['encoder']}, "
-                        f"{encoder.identity} is here; export the detector again"
-                    )
-                white = self.contexts == "white"
-                whitening = Whitening(np.array(arrays["mean"]), np.array(arrays["matrix"])) if white else None
-                contexts = WindowContexts(encoder, host.tokenizer, whitening)
+            rows, contexts = arrays["token_rows"], restored_contexts(self, state, host, workspace)
         except KeyError as missing:
             raise ArtifactError(f"the stored detector lacks {missing}; export it again") from None
         if len(rows) != host.vocab_size:
             raise VocabularyError(
                 f"the stored table has {len(rows)} tokens, the vocabulary {host.vocab_size}"
             )
-        return BoundDEW(self, host, fingerprint, token_rows=rows, table=table, contexts=contexts)
-
-    def _contexts(self, key: Key, host: HostInfo, workspace: Workspace) -> Contexts:
-        encoder = load_encoder(self.encoder, progress=workspace.progress)
-        if not self.context_semantics:
-            return HashedContexts(key.subkey("dew/token_only"), encoder.dim)
-        whitening = None
-        if self.contexts == "white":
-            whitening = load_statistics(
-                self.statistics,
-                encoder=encoder,
-                host=host,
-                context=self.context,
-                k=self.k,
-                workspace=workspace,
-            )
-        if self.context == "window":
-            return WindowContexts(encoder, host.tokenizer, whitening)
-        return ComposedContexts(token_vectors(encoder, host, whitening=whitening, workspace=workspace))
+        public = Public(self, host, token_rows=rows, contexts=contexts, d_C=contexts.dim, n=table.n)
+        return BoundDEW(public, fingerprint, table=table, contexts=contexts)

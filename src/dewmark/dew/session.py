@@ -1,11 +1,19 @@
-"""Marking (Algorithm 1, batched): one call per generation step, for all rows at once.
+"""Marking, one call per generation step for all rows at once: Algorithm 1 (bias), or keyed Gumbel sampling.
 
 With composed contexts a step is one gather of k token vectors, one d_C x d_C product, the top-m of the
 logits, one gather of m rows and one dot product, all on the logits' device.
+
+The Gumbel sampler takes the noise of Gumbel-max sampling partly from the key. Over keys u is standard normal,
+so with fresh r ~ N(0, 1) the mixture x = √α u + √(1−α) r is too, E = −log Φ(x) is Exp(1), and the token with
+the largest p_i/E_i is, averaged over keys, a draw from p. α is the share of the randomness that is keyed:
+with α = 0 the text is the unmarked one of the same seed.
 """
 
 from __future__ import annotations
 
+import math
+from abc import abstractmethod
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -14,12 +22,13 @@ import torch
 from dewmark.dew.folded import scale_contexts_torch
 from dewmark.embeddings.contexts import ABSENT, ComposedContexts
 from dewmark.errors import NumericalError, VocabularyError
+from dewmark.sampling import RandomStreams, drawn_seeds, race
 from dewmark.scheme import Session
 
 if TYPE_CHECKING:
     from dewmark.dew.bound import BoundDEW
 
-__all__ = ["DewSession"]
+__all__ = ["BiasSession", "GumbelSession"]
 
 
 class DeviceTables:
@@ -49,7 +58,7 @@ class DeviceTables:
 
 
 class DewSession(Session):
-    """Adds b = λ tanh(γu) to the candidates of each row. Keeps no state but where each row's text begins."""
+    """What both samplers share: each row's window, its context, and the alignments of its candidates."""
 
     def __init__(
         self, bound: BoundDEW, prompt_ids: torch.Tensor, attention_mask: torch.Tensor | None
@@ -75,15 +84,17 @@ class DewSession(Session):
             )
         if scores.device.type == "cpu" and bool(torch.isnan(scores).any()):
             raise NumericalError("the host's logits hold NaN; load it in float32 or check its weights")
-        tables = DeviceTables.of(self._bound, scores.device)
-        contexts = self._contexts(self._windows(input_ids.to(scores.device), tables), tables)
-        candidates, kept = self._candidates(scores)
+        return self._mark(input_ids.to(scores.device), scores, DeviceTables.of(self._bound, scores.device))
+
+    @abstractmethod
+    def _mark(self, ids: torch.Tensor, scores: torch.Tensor, tables: DeviceTables) -> torch.Tensor:
+        """Mark logits (batch, vocab) of the token after ids (batch, length)."""
+
+    def _alignments(self, ids: torch.Tensor, candidates: torch.Tensor, tables: DeviceTables) -> torch.Tensor:
+        """u of the candidates (batch, m), float32; 0 where token or context carries no mark."""
+        contexts = self._contexts(self._windows(ids, tables), tables)
         scaled = scale_contexts_torch(contexts, tables.G, self._bound.table.n)
-        u = (tables.Q[candidates] @ scaled.unsqueeze(-1)).squeeze(-1)
-        bias = self._scheme.lambda_ * torch.tanh(self._scheme.gamma * u)
-        if kept is not None:
-            bias = bias * kept
-        return scores.scatter_add(1, candidates, bias.to(scores.dtype))
+        return (tables.Q[candidates] @ scaled.unsqueeze(-1)).squeeze(-1)
 
     def _windows(self, ids: torch.Tensor, tables: DeviceTables) -> torch.Tensor:
         """The last k ids of each row (batch, k); padding and special tokens become the empty row."""
@@ -104,12 +115,67 @@ class DewSession(Session):
         vectors = self._bound.contexts.vectors(np.where(ids == self._absent, ABSENT, ids))
         return torch.from_numpy(vectors).to(windows.device)
 
+
+class BiasSession(DewSession):
+    """Adds b = λ tanh(γu) to the candidates of each row (Algorithm 1)."""
+
+    def _mark(self, ids: torch.Tensor, scores: torch.Tensor, tables: DeviceTables) -> torch.Tensor:
+        candidates, kept = self._candidates(scores)
+        u = self._alignments(ids, candidates, tables)
+        bias = self._scheme.lambda_ * torch.tanh(self._scheme.gamma * u)
+        if kept is not None:
+            bias = bias * kept
+        return scores.scatter_add(1, candidates, bias.to(scores.dtype))
+
     def _candidates(self, scores: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Candidate ids (batch, m) and, for a nucleus, which of them belong to it (batch, m)."""
         if self._scheme.nucleus is None:
-            return scores.topk(min(self._scheme.m, scores.shape[1]), dim=-1).indices, None
+            return scores.topk(min(self._scheme.candidates, scores.shape[1]), dim=-1).indices, None
         probabilities, order = scores.float().softmax(dim=-1).sort(dim=-1, descending=True)
         before = probabilities.cumsum(dim=-1) - probabilities
         inside = before < self._scheme.nucleus
         width = int(inside.sum(dim=-1).max())
         return order[:, :width], inside[:, :width]
+
+
+class GumbelSession(DewSession):
+    """Chooses each row's token by a race whose noise is partly the key's; leaves only it finite."""
+
+    def __init__(
+        self,
+        bound: BoundDEW,
+        prompt_ids: torch.Tensor,
+        attention_mask: torch.Tensor | None,
+        seeds: Sequence[int] | None,
+    ) -> None:
+        super().__init__(bound, prompt_ids, attention_mask)
+        self._noise = RandomStreams(drawn_seeds(len(prompt_ids), seeds), device=prompt_ids.device)
+        self._start = prompt_ids.shape[1]
+
+    def _mark(self, ids: torch.Tensor, scores: torch.Tensor, tables: DeviceTables) -> torch.Tensor:
+        candidates = scores.topk(min(self._scheme.candidates, scores.shape[1]), dim=-1).indices
+        u = self._alignments(ids, candidates, tables).to(self._noise.device, torch.float64)
+        if self._scheme.fresh_on_repeat:
+            u = u.masked_fill(self._seen_before(ids).to(u.device), 0.0)
+        uniforms = self._noise.uniforms(ids.shape[1] - self._start, scores.shape[1])
+        chosen = candidates.to(u.device)
+        keyed = math.sqrt(self._scheme.alpha) * u + math.sqrt(1.0 - self._scheme.alpha) * torch.special.ndtri(
+            uniforms.gather(1, chosen)
+        )
+        race_numbers = uniforms.log().neg_()
+        scored = u != 0.0  # an exact 0 is a token or context without a mark: its noise stays fresh
+        race_numbers.scatter_(
+            1, chosen, torch.where(scored, -torch.special.log_ndtr(keyed), race_numbers.gather(1, chosen))
+        )
+        winner, _ = race(scores.to(race_numbers.device, torch.float64), race_numbers.clamp_min_(1e-300))
+        only = torch.full_like(scores, -math.inf)
+        best = scores.amax(dim=-1, keepdim=True)  # NaN and an empty row stay visible to the host
+        return only.scatter(1, winner.to(scores.device).unsqueeze(1), best)
+
+    def _seen_before(self, ids: torch.Tensor) -> torch.Tensor:
+        """Whether each row's window (batch, 1) occurred earlier in that row."""
+        k = self._scheme.k
+        if ids.shape[1] <= k:
+            return torch.zeros((len(ids), 1), dtype=torch.bool, device=ids.device)
+        windows = ids.unfold(1, k, 1)
+        return (windows[:, :-1] == windows[:, -1:]).all(dim=-1).any(dim=-1, keepdim=True)

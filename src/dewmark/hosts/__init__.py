@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from dewmark.hosts.transformers import TransformersHost
     from dewmark.workspace import HostInfo, Progress
 
-__all__ = ["host_info", "info_from_model", "load_host"]
+__all__ = ["host_info", "info_from_model", "load_host", "wrap_model"]
 
 
 def load_host(
@@ -35,3 +35,10 @@ def info_from_model(model: Any, tokenizer: Any) -> HostInfo:  # noqa: ANN401 - t
     from dewmark.hosts import transformers
 
     return transformers.info_from_model(model, tokenizer)
+
+
+def wrap_model(model: Any, tokenizer: Any, info: HostInfo) -> TransformersHost:  # noqa: ANN401 - as above
+    """A transformers model in memory as a host."""
+    from dewmark.hosts import transformers
+
+    return transformers.TransformersHost(model, tokenizer, info=info)

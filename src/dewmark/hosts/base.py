@@ -55,7 +55,7 @@ class Decoding:
 
     def check_scheme(self, scheme: BoundScheme | None) -> None:
         """Refuse what the scheme cannot work with."""
-        if self.temperature == 0.0 and scheme is not None and scheme.scheme.needs.sampling:
+        if self.temperature == 0.0 and scheme is not None and scheme.needs.sampling:
             raise ConfigError(
                 f"temperature 0 always takes the likeliest token, and {scheme.scheme.name} hides its mark in "
                 "the choice between tokens: use a temperature above 0"

@@ -54,7 +54,7 @@ def decode(
     ids, mask = pad_left(prompts, fill_id=fill_id, extra=steps, device=device)
     forward = CachedForward(model, mask if start * len(prompts) != sum(map(len, prompts)) else None)
     session = None if scheme is None else scheme.session(ids[:, :start], mask[:, :start], seeds=seeds)
-    final = scheme is not None and scheme.scheme.needs.final
+    final = scheme is not None and scheme.needs.final
     blocker = NGramBlocker(prompts, decoding.no_repeat_ngram) if decoding.no_repeat_ngram else None
     noise = RandomStreams(seeds, device=device)
     eos = torch.tensor(sorted(eos_ids), dtype=torch.long, device=device)

@@ -7,7 +7,7 @@ decides nothing about schemes.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase
@@ -17,7 +17,7 @@ from dewmark.hosts.base import Decoding, Host
 from dewmark.hosts.decoding import CausalLM, decode
 from dewmark.hosts.gguf import quiet
 from dewmark.hosts.info import describe, host_info
-from dewmark.hosts.likelihood import score_completions
+from dewmark.hosts.likelihood import completion_logits, score_completions
 from dewmark.hosts.sources import load_error, resolve
 from dewmark.hosts.tokenizers import HFTokenizer
 from dewmark.hosts.watermarking import WatermarkingConfig
@@ -93,12 +93,8 @@ class TransformersHost(Host):
 
     def log_likelihood(self, prompts: Sequence[str], texts: Sequence[str]) -> list[tuple[float, int]]:
         """Sum of log-probabilities (nats) and number of tokens of each completion."""
-        if len(prompts) != len(texts):
-            raise InputError(f"{len(prompts)} prompts but {len(texts)} texts: give one prompt per text")
-        rows = self.tokenizer.encode_prompts(prompts, needs_bos=self._needs_bos)
         completions = [tokenized.ids for tokenized in self.tokenizer.encode(texts)]
-        for i, (row, completion) in enumerate(zip(rows, completions, strict=True)):
-            self._check_row(f"prompt {i} with its text", [*row, *completion], 0)
+        rows = self._completion_rows(prompts, completions)
         try:
             sums = score_completions(
                 self.model, rows, completions, fill_id=self._fill_id, vocab_size=self.info.vocab_size
@@ -106,6 +102,38 @@ class TransformersHost(Host):
         except torch.OutOfMemoryError:
             raise self._out_of_memory("texts of this length") from None
         return [(score, len(completion)) for score, completion in zip(sums, completions, strict=True)]
+
+    def next_logits(
+        self, prompts: Sequence[str], completions: Sequence[Sequence[int]]
+    ) -> Iterator[torch.Tensor]:
+        """For each completion of L ids the logits (L, vocab), float32, in the order given.
+
+        Row i is what the model predicts for id i after the prompt and the ids before it. Unusable rows are
+        refused at once; the model runs when the logits are asked for, a batch at a time.
+        """
+        return self._logits(self._completion_rows(prompts, completions), completions)
+
+    def _logits(
+        self, rows: Sequence[Sequence[int]], completions: Sequence[Sequence[int]]
+    ) -> Iterator[torch.Tensor]:
+        try:
+            for logits in completion_logits(
+                self.model, rows, completions, fill_id=self._fill_id, vocab_size=self.info.vocab_size
+            ):
+                yield logits.float()
+        except torch.OutOfMemoryError:
+            raise self._out_of_memory("texts of this length") from None
+
+    def _completion_rows(
+        self, prompts: Sequence[str], completions: Sequence[Sequence[int]]
+    ) -> list[list[int]]:
+        """Prompts as ids, checked together with their completions."""
+        if len(prompts) != len(completions):
+            raise InputError(f"{len(prompts)} prompts but {len(completions)} texts: give one prompt per text")
+        rows = self.tokenizer.encode_prompts(prompts, needs_bos=self._needs_bos)
+        for i, (row, completion) in enumerate(zip(rows, completions, strict=True)):
+            self._check_row(f"prompt {i} with its text", [*row, *completion], 0)
+        return rows
 
     @property
     def _fill_id(self) -> int:

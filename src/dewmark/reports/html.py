@@ -1,6 +1,8 @@
 """Detections as one self-contained page: verdict cards and coloured tokens, no script, no outside request.
 
-The scored text is untrusted: it is inserted escaped, and the page's policy forbids scripts and fetches.
+Marked passages, where they were looked for, are framed and numbered in the text and told in a list above it,
+so that neither colour nor a pointer is needed to find them. The scored text is untrusted: it is inserted
+escaped, and the page's policy forbids scripts and fetches.
 """
 
 from __future__ import annotations
@@ -8,11 +10,15 @@ from __future__ import annotations
 import html
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from dewmark import __version__, storage
 from dewmark.reports import words
-from dewmark.reports.spans import LEVELS, Span, level, spans
+from dewmark.reports.spans import LEVELS, Span, grouped, level, spans
 from dewmark.types import Detection, Verdict
+
+if TYPE_CHECKING:
+    from dewmark.passages import Passage
 
 __all__ = ["render_html", "write_html"]
 
@@ -42,25 +48,42 @@ dt, footer, .caveat, .legend { color: var(--soft); font-size: .85rem; } dd { mar
   border-top: 1px solid var(--line); padding-top: .75rem; }
 .text span, .legend span { border-radius: 3px; } .u { color: var(--soft); opacity: .75; }
 .legend span { padding: 0 .4rem; color: var(--ink); }
+.passage { border: 2px solid #15803d; border-radius: 4px; padding: .1rem .15rem;
+  box-decoration-break: clone; -webkit-box-decoration-break: clone; }
+.passage::before { content: attr(data-number); background: #15803d; color: #fff; font-size: .7rem;
+  font-weight: 700; padding: 0 .35rem; margin-right: .2rem; border-radius: 99px; vertical-align: .15rem; }
 """
 
 
-def write_html(path: Path, items: Sequence[tuple[str, str, Detection]]) -> None:
-    """Write the page for (id, text, detection) items; the file appears whole or not at all."""
+def write_html(
+    path: Path,
+    items: Sequence[tuple[str, str, Detection]],
+    *,
+    passages: Sequence[Sequence[Passage]] | None = None,
+) -> None:
+    """Write the page for (id, text, detection) items; the file appears whole or not at all.
+
+    ``passages``, one sequence per item, are those in which a mark was located; None if nobody looked.
+    """
     with storage.atomic_write(path) as stream:
-        stream.write(render_html(items).encode("utf-8"))
+        stream.write(render_html(items, passages=passages).encode("utf-8"))
 
 
-def render_html(items: Sequence[tuple[str, str, Detection]]) -> str:
+def render_html(
+    items: Sequence[tuple[str, str, Detection]], *, passages: Sequence[Sequence[Passage]] | None = None
+) -> str:
     """The page as a string."""
-    cards = "".join(_card(name, text, detection) for name, text, detection in items)
-    caveats = f'<p class="caveat">{_escape(" ".join(words.CAVEATS))}</p>\n'
+    found = [None] * len(items) if passages is None else passages
+    cards = "".join(_card(*item, mine) for item, mine in zip(items, found, strict=True))
+    summary = _summary(items) if passages is None else _summary_of_passages(passages)
+    said = words.CAVEATS if passages is None else (*words.CAVEATS, *words.PASSAGE_CAVEATS)
+    caveats = f'<p class="caveat">{_escape(" ".join(said))}</p>\n'
     return (
         f'<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">\n'
         f'<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>dewmark: {_summary(items)}</title>\n<style>{_STYLE}{_level_styles()}</style>\n</head>\n"
-        f"<body>\n<main>\n<h1>Watermark detection: {_summary(items)}</h1>\n{_legend()}{cards}"
+        f"<title>dewmark: {summary}</title>\n<style>{_STYLE}{_level_styles()}</style>\n</head>\n"
+        f"<body>\n<main>\n<h1>Watermark detection: {summary}</h1>\n{_legend()}{cards}"
         f"<section>\n<h2>What a verdict does not mean</h2>\n{caveats}</section>\n"
         f"<footer>dewmark {__version__}</footer>\n</main>\n</body>\n</html>\n"
     )
@@ -70,6 +93,11 @@ def _summary(items: Sequence[tuple[str, str, Detection]]) -> str:
     marked = sum(detection.is_marked for _, _, detection in items)
     texts = "1 text" if len(items) == 1 else f"{len(items)} texts"
     return f"{marked} of {texts} marked"
+
+
+def _summary_of_passages(passages: Sequence[Sequence[Passage]]) -> str:
+    texts = "1 text" if len(passages) == 1 else f"{len(passages)} texts"
+    return f"marked passages in {sum(map(bool, passages))} of {texts}"
 
 
 def _level_styles() -> str:
@@ -91,7 +119,7 @@ def _legend() -> str:
     )
 
 
-def _card(name: str, text: str, detection: Detection) -> str:
+def _card(name: str, text: str, detection: Detection, passages: Sequence[Passage] | None) -> str:
     verdict = detection.verdict.value
     numbers = {
         "p-value": words.p_value(detection.p_value).removeprefix("p = ").removeprefix("p "),
@@ -106,26 +134,52 @@ def _card(name: str, text: str, detection: Detection) -> str:
     rows = "".join(
         f"<div><dt>{_escape(term)}</dt><dd>{_escape(value)}</dd></div>" for term, value in numbers.items()
     )
-    body = "".join(_span(span) for span in spans(text, detection.tokens))
-    badge = f'<span class="verdict {verdict.replace(" ", "-")}">{verdict}</span>'
+    pieces = grouped(spans(text, detection.tokens), [(each.start, each.end) for each in passages or ()])
+    body = "".join(_group(place, inside, passages or ()) for place, inside in pieces)
+    badges = [(verdict, verdict)]
+    if passages is not None:
+        found = ("marked" if passages else "not marked", words.count_of(passages))
+        badges = [found, (verdict, f"whole text: {verdict}")]
+    badge = " ".join(f'<span class="verdict {kind.replace(" ", "-")}">{said}</span>' for kind, said in badges)
     return (
-        f"<article>\n<h2><bdi>{_escape(name)}</bdi> {badge}</h2>\n<dl>{rows}</dl>\n"
+        f"<article>\n<h2><bdi>{_escape(name)}</bdi> {badge}</h2>\n<dl>{rows}</dl>\n{_list(passages)}"
         f'<div class="text" dir="auto">{body}</div>\n</article>\n'
     )
 
 
-def _span(span: Span) -> str:
+def _list(passages: Sequence[Passage] | None) -> str:
+    """The passages in words, for those who cannot see them framed."""
+    if not passages:
+        return ""
+    rows = "".join(f"<li>{_escape(words.passage(each))}</li>" for each in passages)
+    return f"<p>Marked passages:</p>\n<ol>{rows}</ol>\n"
+
+
+def _group(place: int | None, inside: Sequence[Span], passages: Sequence[Passage]) -> str:
+    if place is None:
+        return "".join(_span(span) for span in inside)
+    said = _escape(f"marked passage {place + 1}: {words.passage(passages[place])}")
+    note = f"; in marked passage {place + 1}, {words.p_value(passages[place].p_value)}"
+    body = "".join(_span(span, note) for span in inside)
+    return (
+        f'<span class="passage" role="group" data-number="{place + 1}" title="{said}" aria-label="{said}">'
+        f"{body}</span>"
+    )
+
+
+def _span(span: Span, note: str = "") -> str:
+    """One span; ``note`` is added to its tooltip, which hides that of the passage around it."""
     if not span.tokens:
         return _escape(span.text)
     if not span.scored:
-        return f'<span class="u" title="not scored">{_escape(span.text)}</span>'
+        return f'<span class="u" title="not scored{_escape(note)}">{_escape(span.text)}</span>'
     step = level(span.score)
     colour = f' class="{"p" if step > 0 else "m"}{abs(step)}"' if step else ""
     title = "; ".join(
         f"{token.text!r}: " + (f"{token.score:+.2f}" if token.scored else "not scored")
         for token in span.tokens
     )
-    return f'<span{colour} title="{_escape(title)}">{_escape(span.text)}</span>'
+    return f'<span{colour} title="{_escape(title + note)}">{_escape(span.text)}</span>'
 
 
 def _escape(text: str) -> str:

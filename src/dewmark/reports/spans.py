@@ -7,12 +7,12 @@ and some characters belong to no token. The spans made here join up to the text 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from dewmark.types import TokenScore
 
-__all__ = ["LEVELS", "Span", "level", "spans"]
+__all__ = ["LEVELS", "Span", "grouped", "level", "spans"]
 
 LEVELS = 4
 _STEP = 0.6
@@ -62,6 +62,25 @@ def spans(text: str, tokens: Iterable[TokenScore]) -> list[Span]:
     if end < len(text):
         pieces.append(Span(text[end:], ()))
     return pieces
+
+
+def grouped(pieces: Iterable[Span], places: Sequence[tuple[int, int]]) -> list[tuple[int | None, list[Span]]]:
+    """Group spans by the place they lie in: (index of the place or None, its spans), in order.
+
+    ``places`` are disjoint (start, end) character offsets, in order. A span that only touches a place belongs
+    to it, to the first if it touches two.
+    """
+    groups: list[tuple[int | None, list[Span]]] = []
+    at = 0
+    for piece in pieces:
+        end = at + len(piece.text)
+        place = next((i for i, (first, last) in enumerate(places) if at < last and end > first), None)
+        if groups and groups[-1][0] == place:
+            groups[-1][1].append(piece)
+        else:
+            groups.append((place, [piece]))
+        at = end
+    return groups
 
 
 def level(score: float) -> int:

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from dewmark.types import Detection, Verdict
 
-__all__ = ["CAVEATS", "one_in", "p_value", "sentence"]
+if TYPE_CHECKING:
+    from dewmark.passages import Located, Passage
+
+__all__ = ["CAVEATS", "PASSAGE_CAVEATS", "count_of", "located", "one_in", "p_value", "passage", "sentence"]
 
 CAVEATS = (
     "“Marked” means that unmarked text rarely scores this high: about once in 1/p texts, for a random key.",
@@ -15,6 +20,12 @@ CAVEATS = (
     "“Not marked” means that no mark of this key was found. It does not mean that a person wrote the text:",
     "another model, another key or heavy rewriting leaves no mark that this detector can see.",
     "“Too short” means that the text holds too few independent tokens for any verdict.",
+)
+
+PASSAGE_CAVEATS = (
+    "A passage’s p-value counts all the passages that were tried: for what share of keys anything in an",
+    "unmarked text would look as striking. A passage is where the evidence lies: its first and last words",
+    "may be off by a sentence or two, and short marked stretches may go unseen.",
 )
 
 
@@ -50,4 +61,26 @@ def sentence(detection: Detection) -> str:
     return (
         f"{p_value(detection.p_value)} ({one_in(detection.p_value)} unmarked texts {verb} this high), "
         f"z = {detection.z:.2f}, {length}"
+    )
+
+
+def located(found: Located) -> str:
+    """What was found in a text, in one line."""
+    share = f", about {100 * found.share:.0f}% of its tokens marked" if found.passages else ""
+    whole = f"whole text {found.detection.verdict.value}, {p_value(found.detection.p_value)}"
+    return f"{count_of(found.passages)} at level {found.fpr:g}{share}; {whole}"
+
+
+def count_of(passages: Sequence[Passage]) -> str:
+    """How many passages there are."""
+    return {0: "no marked passage", 1: "1 marked passage"}.get(
+        len(passages), f"{len(passages)} marked passages"
+    )
+
+
+def passage(found: Passage) -> str:
+    """The numbers behind a passage, in one line."""
+    return (
+        f"characters {found.start} to {found.end}, {p_value(found.p_value)} over all passages tried, "
+        f"z = {found.z:.2f}, {found.tokens} tokens, about {100 * found.share:.0f}% of them marked"
     )

@@ -6,7 +6,8 @@ that the text alone decides (`dewmark.evidence`). S = Σ_i w_i s_i has variance 
     z = S / √Σ_ij w_i w_j f(ρ_ij),    p = 1 − Φ(z),    L_eff = L² f(1) / Σ_ij w_i w_j f(ρ_ij)
 
 hold for every text, language, length and repetition, with no calibration set. Pairs that occur several
-times enter once, with a weight. The sum runs over square blocks, so memory does not grow with L².
+times enter once, with a weight, and L_eff never exceeds their number. The sum runs over square blocks, so
+memory does not grow with L².
 """
 
 from __future__ import annotations
@@ -20,13 +21,22 @@ from numpy.typing import NDArray
 from dewmark.evidence import Evidence, Factor
 from dewmark.stats.nulls import one_sided_p, power_series
 
-__all__ = ["Statistic", "covariance", "cross_variance", "gaussian_test", "key_test", "score_variance"]
+__all__ = [
+    "Statistic",
+    "covariance",
+    "cross_variance",
+    "effective_length",
+    "gaussian_test",
+    "key_test",
+    "score_variance",
+]
 
 F32 = NDArray[np.float32]
 Index = slice | NDArray[np.int64]
 
 BLOCK = 2048
 EXACT_LIMIT = 16_384
+LINEAR_LIMIT = 400  # beyond, a norm of d_T x d_C numbers is cheaper than the pairs
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,13 +51,18 @@ class Statistic:
 NOTHING = Statistic(z=0.0, p_value=1.0, effective_length=0.0)
 
 
-def key_test(evidence: Evidence) -> Statistic:
-    """Test one text against random keys."""
+def key_test(evidence: Evidence, *, variance: float | None = None) -> Statistic:
+    """Test one text against random keys; ``variance`` is `score_variance`, where it is known already."""
     if len(evidence) == 0:
         return NOTHING
-    variance = score_variance(evidence)
+    variance = score_variance(evidence) if variance is None else variance
     z = evidence.total / math.sqrt(variance)
-    return Statistic(z, one_sided_p(z), evidence.length**2 * evidence.variance / variance)
+    return Statistic(z, one_sided_p(z), effective_length(evidence, variance))
+
+
+def effective_length(evidence: Evidence, variance: float) -> float:
+    """L_eff for a sum of scores of this variance; never more than there are distinct pairs."""
+    return min(evidence.length**2 * evidence.variance / variance, float(len(evidence)))
 
 
 def gaussian_test(evidence: Evidence, *, effective_length: float | None = None) -> Statistic:
@@ -81,15 +96,19 @@ def cross_variance(a: Evidence, b: Evidence) -> float:
 def score_variance(evidence: Evidence) -> float:
     """Σ_ij w_i w_j f(ρ_ij), the variance over keys of the sum of scores.
 
-    Exact up to `EXACT_LIMIT` distinct pairs. Beyond, the term of f linear in ρ is still exact (it is a norm
-    and costs O(N)), the higher terms are exact on the diagonal and between pairs of the same token, where
-    nearly all of their weight is, and elsewhere they are estimated from a fixed random sample of pairs.
+    Exact where f is linear: then it is a norm, ‖Σ_i w_i t_i ⊗ c_i‖², and costs O(N). Exact otherwise up to
+    `EXACT_LIMIT` distinct pairs. Beyond, the higher terms of f are exact on the diagonal and between pairs of
+    the same token, where nearly all of their weight is, and elsewhere they are estimated from a fixed random
+    sample of pairs.
     """
-    if len(evidence) <= EXACT_LIMIT:
+    linear = not any(evidence.kernel[1:])
+    if len(evidence) <= (LINEAR_LIMIT if linear else EXACT_LIMIT):
         return _pairwise(evidence)
-    linear, higher = evidence.kernel[0], (0.0, *evidence.kernel[1:])
+    if linear:
+        return evidence.kernel[0] * _linear(evidence.weights.astype(np.float32), evidence.T, evidence.C)
+    first, higher = evidence.kernel[0], (0.0, *evidence.kernel[1:])
     w = evidence.weights.astype(np.float32)
-    total = linear * _linear(w, evidence.T, evidence.C) + sum(higher) * float(
+    total = first * _linear(w, evidence.T, evidence.C) + sum(higher) * float(
         evidence.weights @ evidence.weights
     )
     return total + _same_token(evidence, w, higher) + _other_tokens(evidence, w, higher)

@@ -1,0 +1,50 @@
+"""What the benchmarks of several schemes compare: each scheme as the paper's comparison configures it.
+
+Unigram, EXP, SWEET and EWD are not in the paper's table of configurations: they keep their own defaults.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+
+import dewmark
+from dewmark.config import cache_dir
+from dewmark.hosts import host_info
+from dewmark.hosts.base import Host
+from dewmark.registry import SCHEMES, unknown_name
+from dewmark.scheme import BoundScheme
+from dewmark.workspace import Workspace
+
+CONFIGURATIONS: Mapping[str, tuple[str, Mapping[str, object]]] = {
+    "dew": ("dew", {"sampler": "bias"}),
+    "dew-gumbel": ("dew", {"sampler": "gumbel"}),
+    "kgw": ("kgw", {"prefix": 3, "gamma": 0.5, "delta": 2.0, "hashing": "left"}),
+    "kgw-self": ("kgw", {"prefix": 4, "gamma": 0.5, "delta": 2.0, "hashing": "self"}),
+    "unigram": ("unigram", {}),
+    "sweet": ("sweet", {}),
+    "ewd": ("ewd", {}),
+    "morphmark": ("morphmark", {"form": "exponential", "k": 1.3, "p0": 0.15, "gamma": 0.5, "prefix": 1}),
+    "exp": ("exp", {}),
+    "synthid": ("synthid", {"depth": 30, "leaves": 2, "prefix": 3, "history": 1024}),
+    "unbiased": ("unbiased", {"reweight": "gamma", "grid": 10, "prefix": 3, "repeats": "skip"}),
+    "dipmark": ("dipmark", {"alpha": 0.45, "gamma": 0.5, "prefix": 3, "repeats": "keep"}),
+    "dew-paper": ("dew", {"sampler": "bias", "context": "window", "contexts": "raw"}),
+}
+
+
+def chosen(names: Sequence[str] | None) -> list[str]:
+    """The configurations asked for, or all of them."""
+    for name in names or ():
+        if name not in CONFIGURATIONS:
+            raise unknown_name("configuration", name, CONFIGURATIONS)
+    return list(names or CONFIGURATIONS)
+
+
+def bind(name: str, host: Host, *, number: int = 0) -> BoundScheme:
+    """A configuration with the ``number``-th key of the benchmarks; detection shares the host in memory."""
+    scheme, settings = CONFIGURATIONS[name]
+    key = dewmark.Key(hashlib.sha256(f"benchmark-{number}".encode()).digest())
+    workspace = Workspace(cache=cache_dir(), find_host=host_info, open_host=lambda other: host)
+    bound: BoundScheme = SCHEMES[scheme]().with_settings(dict(settings)).bind(key, host.info, workspace)
+    return bound

@@ -1,0 +1,175 @@
+"""Every scheme on the same prompts: how often its text is found, unmarked text accused, and at what quality.
+
+    python benchmarks/schemes.py --out results/ --human english=en.jsonl --human german=de.jsonl:300:500
+
+Each configuration of `configurations` continues the package's openings under several keys. All texts are
+scored without their prompts by the scheme's own default test. The table gives the share of marked texts with
+p < 0.01 and their mean z; the share of accused ones (mean over keys, worst key) among the host's unmarked
+completions of the same prompts and among human texts (JSONL rows with ``text`` or ``response``, cut to about
+the same length); and the median perplexity under the host. A run that was stopped goes on where it was: what
+is done is read from ``--out``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from common import openings, quality, read_texts
+from configurations import CONFIGURATIONS, bind, chosen
+
+import dewmark
+from dewmark.hosts.base import Decoding, Host
+from dewmark.scheme import BoundScheme
+from dewmark.storage import append_jsonl, atomic_write, read_jsonl
+
+LEVEL = 0.01
+UNMARKED = "unmarked completions"
+
+
+def main() -> None:
+    """Run the benchmark."""
+    args = _arguments()
+    out = Path(args.out)
+    out.mkdir(parents=True, exist_ok=True)
+    host = dewmark.load_host(args.host, device=args.device, dtype=args.dtype)
+    prompts = openings(args.texts)
+    plain = _written(out / "unmarked.jsonl", host, prompts, None, args)
+    nulls = {UNMARKED: plain} | {name: read_texts(source, args.tokens) for name, source in args.human}
+    baseline = {"name": "none", **quality(host, prompts, plain)}
+    rows = [_row(name, out, host, prompts, nulls, args) for name in chosen(args.schemes)]
+    _table(baseline, rows, list(nulls))
+
+
+def _row(
+    name: str,
+    out: Path,
+    host: Host,
+    prompts: list[str],
+    nulls: dict[str, list[str]],
+    args: argparse.Namespace,
+) -> dict[str, Any]:
+    """One configuration's numbers, from its file or measured now."""
+    path = out / f"{name}.json"
+    asked = {
+        "settings": CONFIGURATIONS[name],
+        "host": host.info.identity,
+        "keys": args.keys,
+        "texts": len(prompts),
+        "tokens": args.tokens,
+        "nulls": {kind: len(texts) for kind, texts in nulls.items()},
+    }
+    asked = json.loads(json.dumps(asked))
+    if path.exists():
+        row: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        if row["asked"] == asked:
+            return row
+    marked: list[str] = []
+    p_values: dict[str, list[Any]] = {kind: [] for kind in ("marked", *nulls)}
+    z: list[float] = []
+    started = time.perf_counter()
+    for number in range(args.keys):
+        scheme = bind(name, host, number=number)
+        mine = _written(out / f"{name}-{number}.jsonl", host, prompts, scheme, args)
+        marked += mine
+        for kind, texts in (("marked", mine), *nulls.items()):
+            found = _detected(scheme, texts, args.batch_size)
+            p_values[kind].append([p for p, _ in found])
+            z += [value for _, value in found] if kind == "marked" else []
+    row = {
+        "name": name,
+        "asked": asked,
+        "seconds": round(time.perf_counter() - started, 1),
+        "found": float(np.mean(np.array(p_values["marked"]) < LEVEL)),
+        "found_1e-4": float(np.mean(np.array(p_values["marked"]) < 1e-4)),
+        "mean_z": float(np.mean(z)),
+        "accused": {kind: [float(np.mean(np.array(p) < LEVEL)) for p in p_values[kind]] for kind in nulls},
+        **quality(host, prompts * args.keys, marked),
+    }
+    with atomic_write(path) as stream:
+        stream.write((json.dumps(row, indent=1) + "\n").encode())
+    print(f"{name}: {json.dumps({k: v for k, v in row.items() if k != 'asked'})}", flush=True)
+    return row
+
+
+def _written(
+    path: Path, host: Host, prompts: list[str], scheme: BoundScheme | None, args: argparse.Namespace
+) -> list[str]:
+    """Completions from the file, if it holds these, or written now and kept."""
+    decoding = Decoding(max_new_tokens=args.tokens, min_new_tokens=args.tokens, no_repeat_ngram=4)
+    if path.exists():
+        rows = [row for _, row in read_jsonl(path)]
+        expected = [(prompt, decoding.config_hash(scheme, host.info)) for prompt in prompts]
+        if [(row["prompt"], row["config_hash"]) for row in rows] == expected:
+            return [row["text"] for row in rows]
+        path.unlink()
+    made = host.generate(
+        prompts,
+        scheme=scheme,
+        seeds=range(len(prompts)),
+        batch_size=args.batch_size,
+        **dataclasses.asdict(decoding),
+    )
+    append_jsonl(path, [{"prompt": g.prompt, "text": g.text, "config_hash": g.config_hash} for g in made])
+    return [g.text for g in made]
+
+
+def _detected(scheme: BoundScheme, texts: Sequence[str], batch_size: int) -> list[tuple[float, float]]:
+    """p-value and z of each text, in batches."""
+    found = []
+    for start in range(0, len(texts), batch_size):
+        # a small model now and then writes nothing, or a NUL, which detectors refuse
+        batch = [text.replace("\0", " ") for text in texts[start : start + batch_size]]
+        batch = [text if text.strip() else "." for text in batch]
+        found += [(d.p_value, d.z) for d in scheme.detect_batch(batch)]
+    return found
+
+
+def _table(baseline: dict[str, Any], rows: list[dict[str, Any]], nulls: list[str]) -> None:
+    columns = ["scheme", "found at p < 0.01", "p < 1e-4", "mean z", *(f"accused: {kind}" for kind in nulls)]
+    columns += ["perplexity", "distinct-3"]
+    print("|", " | ".join(columns), "|")
+    print("| --- " * len(columns) + "|")
+    for row in (baseline, *rows):
+        cells = [row["name"]]
+        if row is baseline:
+            cells += ["–"] * (3 + len(nulls))
+        else:
+            cells += [f"{row['found']:.3f}", f"{row['found_1e-4']:.3f}", f"{row['mean_z']:.2f}"]
+            for kind in nulls:
+                shares = row["accused"][kind]
+                cells.append(f"{np.mean(shares):.2%} ({max(shares):.1%})")
+        print("|", " | ".join([*cells, f"{row['perplexity']:.1f}", f"{row['distinct_3']:.3f}"]), "|")
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--host", default="smollm2-135m")
+    parser.add_argument("--texts", type=int, default=200, help="openings continued under each key")
+    parser.add_argument("--tokens", type=int, default=200)
+    parser.add_argument("--keys", type=int, default=3)
+    parser.add_argument("--schemes", nargs="*", metavar="NAME", help=", ".join(CONFIGURATIONS))
+    parser.add_argument(
+        "--human",
+        action="append",
+        default=[],
+        metavar="NAME=FILE[:FIRST:LAST]",
+        type=lambda text: tuple(text.split("=", 1)),
+    )
+    parser.add_argument("--batch-size", type=int, default=250)
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--dtype", default="auto")
+    parser.add_argument("--out", required=True)
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()

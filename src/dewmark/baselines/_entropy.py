@@ -1,0 +1,114 @@
+"""Green lists whose detection weighs each token by what the host thought of its place.
+
+The host runs once over each text, batched, after its prompt where that is known. Under H0 the text, and so
+its weights, do not depend on the key: given the weights the green pairs are still independent.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from dewmark.baselines._greenlist import GreenBound
+from dewmark.baselines._tokens import F64, TokenScheme
+from dewmark.errors import ConfigError
+from dewmark.scheme import DEFAULT_FPR
+from dewmark.workspace import HostInfo, LanguageModel, Tokenized, Workspace
+
+if TYPE_CHECKING:
+    import torch
+
+    from dewmark.core.keys import Key
+    from dewmark.types import Detection
+
+__all__ = ["EntropyBound", "EntropyScheme"]
+
+Place = tuple[str, tuple[int, ...]]  # a prompt's text and the ids after it
+
+_ROWS_AT_ONCE = 8  # what fits a cache: a few times as fast as all places of a text at once
+
+
+class EntropyScheme(TokenScheme):
+    """A scheme that asks the host at detection."""
+
+    @abstractmethod
+    def join(self, secret: bytes, host: HostInfo, fingerprint: str, workspace: Workspace) -> EntropyBound:
+        """The scheme with a secret of 32 bytes and a host's vocabulary."""
+
+    def detect_keys(
+        self,
+        keys: Sequence[Key],
+        texts: Sequence[str],
+        host: HostInfo,
+        workspace: Workspace,
+        *,
+        prompts: Sequence[str | None] | None = None,
+        fpr: float = DEFAULT_FPR,
+        test: str | None = None,
+    ) -> list[list[Detection]]:
+        """For each text one detection per key; the host runs once for all keys."""
+        known: dict[Place, F64] = {}
+        columns = []
+        for key in keys:
+            bound = self.join(self.secret_of(key), host, key.fingerprint, workspace)
+            bound.known = known
+            columns.append(bound.detect_batch(texts, prompts=prompts, fpr=fpr, test=test))
+        return [list(row) for row in zip(*columns, strict=True)]
+
+
+class EntropyBound(GreenBound):
+    """Such a scheme with its secret and a vocabulary; the host is opened when it is first needed.
+
+    ``known`` holds weights that need no second look at the text; by default nothing is kept.
+    """
+
+    known: dict[Place, F64] | None = None
+
+    def __init__(
+        self,
+        scheme: EntropyScheme,
+        host: HostInfo,
+        fingerprint: str,
+        *,
+        secret: bytes,
+        gamma: float,
+        width: int,
+        workspace: Workspace,
+    ) -> None:
+        super().__init__(scheme, host, fingerprint, secret=secret, gamma=gamma, width=width)
+        self._workspace = workspace
+
+    @abstractmethod
+    def weigh(self, logits: torch.Tensor) -> torch.Tensor:
+        """Logits (n, vocab) of the host for n places to their weights (n,), none negative."""
+
+    def position_weights(
+        self, texts: Sequence[Tokenized], prompts: Sequence[Tokenized]
+    ) -> Iterator[F64 | None]:
+        """For each text the weights (L,) of its tokens."""
+        known = {} if self.known is None else self.known
+        places = [(prompt.text, text.ids) for text, prompt in zip(texts, prompts, strict=True)]
+        new = [place for place in dict.fromkeys(places) if place not in known]
+        if new:
+            rows = self._model().next_logits([prompt for prompt, _ in new], [ids for _, ids in new])
+            known.update(zip(new, map(self._weights, rows), strict=True))
+        for place in places:
+            yield known[place]
+
+    def _weights(self, logits: torch.Tensor) -> F64:
+        weights = [
+            self.weigh(logits[i : i + _ROWS_AT_ONCE].float()).cpu().numpy()
+            for i in range(0, len(logits), _ROWS_AT_ONCE)
+        ]
+        return np.concatenate(weights).astype(np.float64) if weights else np.zeros(0)
+
+    def _model(self) -> LanguageModel:
+        if self._workspace.open_host is None:
+            raise ConfigError(
+                f"{self.scheme.name} runs the host to detect, and here is none: "
+                "load the scheme with dewmark.load_scheme, or choose one that detects without"
+            )
+        return self._workspace.open_host(None)

@@ -1,0 +1,145 @@
+"""``dewmark calibrate``: the scores of unmarked texts under one key, for ``detect --calibration``."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from dewmark.cli import options
+from dewmark.cli.console import emit, printable, results, write
+from dewmark.cli.progress import Progress
+from dewmark.cli.scoring import detect_items, open_scheme
+from dewmark.errors import ConfigError, StorageError
+
+if TYPE_CHECKING:
+    from dewmark.scheme import BoundScheme
+    from dewmark.stats.calibration import Calibration
+    from dewmark.types import Detection
+
+__all__ = ["calibrate"]
+
+_LEVELS = (0.05, 0.01, 0.001)
+
+
+def calibrate(
+    negatives: Annotated[
+        Path, typer.Option(metavar="NEG.jsonl", help="Unmarked texts like those to be judged, one a line.")
+    ],
+    out: Annotated[Path, typer.Option(metavar="CAL.json", help="Where to write the calibration.")],
+    key: options.OptionalKeyFile = None,
+    by: Annotated[
+        str | None,
+        typer.Option(metavar="FIELD", help="Rank apart by this field of the lines, e.g. --by language."),
+    ] = None,
+    host: options.Host = None,
+    scheme: options.SchemeName = None,
+    settings: options.Settings = None,
+    detector: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="An exported detector, instead of --key, --host and --set."),
+    ] = None,
+    test: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            show_default="the scheme's first, for dew: key",
+            help="The test whose z is ranked.",
+        ),
+    ] = None,
+    batch_size: options.BatchSize = 32,
+    json_: options.Json = False,
+    quiet: options.Quiet = False,
+) -> None:
+    """Score unmarked texts under a key, so that detect can rank other texts among them.
+
+    The file holds numbers and what they belong to, no key and no text. A level of 1% needs 99 texts, in every
+    group that is to be used; 0.1% needs 999.
+    """
+    from dewmark.cli.inputs import read_rows
+    from dewmark.scheme import check_test
+    from dewmark.stats.calibration import Calibration
+
+    if out.is_dir():
+        raise StorageError(f"--out {out} is a folder: name a file")
+    if out.exists() and negatives.exists() and out.samefile(negatives):
+        raise ConfigError(f"--out is the file of negatives {negatives} itself: choose another name")
+    # every line is looked at before models are loaded, if the file can be read twice
+    total = sum(1 for _ in read_rows(negatives, prompt=None, by=by)) if negatives.is_file() else 0
+    with Progress(quiet=quiet) as progress:
+        bound = open_scheme(detector, key, host, scheme, settings, progress=progress)
+        check_test(test, bound.tests)
+        scored = _scored(
+            bound, negatives, by=by, test=test, batch_size=batch_size, total=total, progress=progress
+        )
+        made = Calibration.from_detections(scored, config_hash=bound.config_hash, by=by)
+    made.save(out)
+    if json_:
+        emit(_summary(made, out))
+    else:
+        _print(made, out)
+
+
+def _scored(
+    bound: BoundScheme,
+    path: Path,
+    *,
+    by: str | None,
+    test: str | None,
+    batch_size: int,
+    total: int,
+    progress: Progress,
+) -> Iterator[tuple[Detection, str | None]]:
+    from dewmark.cli.inputs import batched, read_rows
+
+    done = 0
+    for batch in batched(read_rows(path, prompt=None, by=by), batch_size):
+        detections = detect_items(bound, batch, fpr=_LEVELS[0], test=test)
+        yield from zip(detections, (item.group for item in batch), strict=True)
+        done += len(batch)
+        progress("scoring negatives", done, total)
+
+
+def _summary(made: Calibration, out: Path) -> dict[str, Any]:
+    def group(name: str | None) -> dict[str, Any]:
+        thresholds = {f"{level:g}": made.threshold(level, group=name) for level in _LEVELS}
+        return {
+            "negatives": len(made.negatives(name)),
+            "thresholds": {level: z if math.isfinite(z) else None for level, z in thresholds.items()},
+        }
+
+    return {
+        "path": str(out),
+        "scheme": made.scheme,
+        "test": made.test,
+        "key_fingerprint": made.key_fingerprint,
+        "config_hash": made.config_hash,
+        "by": made.by,
+        "too_short": made.too_short,
+        "groups": {name: group(name) for name in made.groups},
+        "pooled": group(None),
+    }
+
+
+def _print(made: Calibration, out: Path) -> None:
+    from rich.table import Table
+
+    from dewmark.stats.calibration import negatives_needed
+
+    write(
+        f"wrote {printable(str(out))}: key {made.key_fingerprint}, {made.scheme}, z of the {made.test} test, "
+        f"texts left out as too short: {made.too_short}\n"
+    )
+    table = Table(printable(made.by or "texts"), box=None)
+    for head in ("negatives", *(f"{level:g}: z above" for level in _LEVELS)):
+        table.add_column(head, justify="right")
+    for name in (*(made.groups if made.by else ()), None):
+        cells = []
+        for level in _LEVELS:
+            z = made.threshold(level, group=name)
+            cells.append(f"{z:.2f}" if math.isfinite(z) else f"needs {negatives_needed(level)}")
+        table.add_row("all" if name is None else printable(name), str(len(made.negatives(name))), *cells)
+    results().print(table, soft_wrap=False)

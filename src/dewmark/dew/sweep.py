@@ -1,0 +1,143 @@
+"""The same texts under many keys: no text is read twice, no context encoded twice.
+
+A key's projections are drawn as ever, but applied only to the distinct tokens and contexts of the texts, and
+the variance over keys is the texts' own: it is computed once. Keys are drawn on as many threads as there are
+cores, since drawing a key's projections is most of the work.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+import os
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dewmark.core.keys import Key
+from dewmark.core.projections import draw_projections
+from dewmark.dew.public import Public
+from dewmark.dew.reading import Reading, chunks, read
+from dewmark.dew.scoring import TESTS, Scored, detection_of, statistic_of, token_scores
+from dewmark.evidence import Evidence
+from dewmark.scheme import check_test, check_texts
+from dewmark.stats.key_test import score_variance
+from dewmark.types import Detection
+from dewmark.workspace import Progress, Tokenized
+
+__all__ = ["detect_keys"]
+
+F32 = NDArray[np.float32]
+
+
+def detect_keys(
+    public: Public,
+    keys: Sequence[Key],
+    texts: Sequence[str],
+    *,
+    prompts: Sequence[str | None] | None,
+    fpr: float,
+    test: str | None,
+    progress: Progress,
+) -> list[list[Detection]]:
+    """For each text one detection per key, in the order of the keys; only the best one's has token scores."""
+    test = check_test(test, TESTS)
+    tokenizer = public.host.tokenizer
+    before = tokenizer.encode(check_texts(texts, prompts, fpr))
+    tokenized = tokenizer.encode(list(texts))
+    found: list[list[Detection]] = []
+    for chunk in chunks(tokenized):
+        reading = read(
+            [tokenized[i] for i in chunk],
+            [before[i] for i in chunk],
+            k=public.scheme.k,
+            host=public.host,
+            token_rows=public.token_rows,
+        )
+        found += _detect(
+            public, keys, [tokenized[i] for i in chunk], reading, test=test, fpr=fpr, progress=progress
+        )
+    return found
+
+
+def _detect(
+    public: Public,
+    keys: Sequence[Key],
+    texts: Sequence[Tokenized],
+    reading: Reading,
+    *,
+    test: str,
+    fpr: float,
+    progress: Progress,
+) -> list[list[Detection]]:
+    scheme = public.scheme
+    contexts = None if public.contexts is None else public.contexts.vectors(reading.windows)
+    rows = np.zeros((len(reading.windows), 0), dtype=np.float32) if contexts is None else contexts
+    scored = [Scored.of(pairs, reading, rows, scheme, test=test) for pairs in reading.texts]
+    variances = [score_variance(s.blank) if test == "key" and len(s.blank) else None for s in scored]
+    found: list[list[Detection]] = [[] for _ in texts]
+    best: list[tuple[int, Evidence]] = [(0, s.blank) for s in scored]
+    for number, evidences in enumerate(_evidences(public, keys, reading, contexts, scored)):
+        if number % 50 == 0:
+            progress("trying keys", number, len(keys))
+        for i, evidence in enumerate(evidences):
+            statistic = statistic_of(
+                scored[i], evidence, scheme, test=test, n=public.n, variance=variances[i]
+            )
+            detection = detection_of(
+                texts[i],
+                evidence,
+                statistic,
+                scheme,
+                test=test,
+                fpr=fpr,
+                fingerprint=keys[number].fingerprint,
+                tokens=False,
+            )
+            if not found[i] or detection.z > found[i][best[i][0]].z:
+                best[i] = (number, evidence)
+            found[i].append(detection)
+    progress("trying keys", len(keys), len(keys))
+    for text, row, (number, evidence) in zip(texts, found, best, strict=True):
+        row[number] = dataclasses.replace(row[number], tokens=token_scores(text, evidence))
+    return found
+
+
+def _evidences(
+    public: Public,
+    keys: Sequence[Key],
+    reading: Reading,
+    contexts: F32 | None,
+    scored: Sequence[Scored],
+) -> Iterator[list[Evidence]]:
+    """For each key the evidence of every text; a few keys at a time."""
+    one = functools.partial(_under_key, public=public, reading=reading, shared=contexts, scored=scored)
+    workers = os.cpu_count() or 1
+    with ThreadPoolExecutor(workers) as pool:
+        for i in range(0, len(keys), 4 * workers):
+            yield from pool.map(one, keys[i : i + 4 * workers])
+
+
+def _under_key(
+    key: Key, *, public: Public, reading: Reading, shared: F32 | None, scored: Sequence[Scored]
+) -> list[Evidence]:
+    tokens, sources = reading.token_rows, public.sources_of(key)
+    if sources is not None:
+        tokens = np.asarray(public.token_rows[sources[reading.ids]], dtype=np.float32)
+    contexts = public.contexts_of(key).vectors(reading.windows) if shared is None else shared
+    projections = draw_projections(
+        key, d_T=tokens.shape[1], d_C=public.d_C, kind=public.scheme.projection, n=public.n
+    )
+    P_T = _unit(tokens @ projections.R_T.astype(np.float32))
+    P_C = _unit(contexts @ projections.R_C.astype(np.float32))
+    P_T *= np.float32(math.sqrt(public.n))
+    return [text.under(P_T, P_C) for text in scored]
+
+
+def _unit(rows: F32) -> F32:
+    norms = np.linalg.norm(rows, axis=1, keepdims=True)
+    unit: F32 = np.divide(rows, norms, out=np.zeros_like(rows), where=norms > 0.0)
+    return unit

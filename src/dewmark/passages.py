@@ -1,0 +1,137 @@
+"""Which passages of a text are marked: a document that is partly human, partly marked.
+
+Works with every scheme that gives `Evidence` (its scores' covariance over keys), from a key or from an
+exported detector. The statistics are in `dewmark.stats.locate`; here units become characters.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+from dewmark.evidence import Evidence
+from dewmark.scheme import BoundScheme, check_texts
+from dewmark.stats.key_test import Statistic, key_test
+from dewmark.stats.locate import Segment, Test
+from dewmark.stats.locate import locate as find_segments
+from dewmark.types import Detection, TokenScore
+
+__all__ = ["Located", "Passage", "locate"]
+
+DEFAULT_FPR = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Passage:
+    """A marked passage: characters [start, end) of the text.
+
+    ``p_value`` is corrected for all passages that were tried: the share of keys for which anything in an
+    unmarked text like this one looks as striking. ``p_alone`` is that of this passage by itself, as if
+    nobody had searched for it. ``share`` is the expected share of marked tokens among its ``tokens``.
+    """
+
+    start: int
+    end: int
+    text: str
+    z: float
+    p_value: float
+    p_alone: float
+    effective_length: float
+    tokens: int
+    share: float
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        return {
+            "start": self.start,
+            "end": self.end,
+            "text": self.text,
+            "z": self.z,
+            "p_value": self.p_value,
+            "p_alone": self.p_alone,
+            "effective_length": self.effective_length,
+            "tokens": self.tokens,
+            "share": self.share,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Located:
+    """The marked passages of a text, in order, and the verdict on the text as a whole.
+
+    If nothing in the text is marked, any passage at all is found with probability at most ``fpr`` over keys;
+    and in a mixed text so is a passage that holds no marked token.
+    """
+
+    passages: tuple[Passage, ...]
+    detection: Detection
+    fpr: float
+
+    @property
+    def share(self) -> float:
+        """The expected share of the text's tokens that are marked, those in no passage taken as unmarked."""
+        total = len(self.detection.tokens)
+        return sum(passage.share * passage.tokens for passage in self.passages) / total if total else 0.0
+
+    def to_dict(self, *, tokens: bool = False) -> dict[str, Any]:
+        """Plain JSON values."""
+        return {
+            "passages": [passage.to_dict() for passage in self.passages],
+            "share": self.share,
+            "fpr": self.fpr,
+            "detection": self.detection.to_dict(tokens=tokens),
+        }
+
+    def __str__(self) -> str:
+        found = "; ".join(
+            f"characters {passage.start} to {passage.end} (p = {passage.p_value:.2g})"
+            for passage in self.passages
+        )
+        return f"marked passages: {found or 'none'}; whole text: {self.detection}"
+
+
+def locate(text: str, bound: BoundScheme, *, prompt: str | None = None, fpr: float = DEFAULT_FPR) -> Located:
+    """Find the marked passages of a text; a prompt, if known, serves as context only."""
+    (before,) = check_texts([text], [prompt], fpr)
+    detection = bound.detect(text, prompt=prompt, fpr=fpr)
+    (evidence,) = bound.evidence(bound.host.tokenizer.encode([text]), bound.host.tokenizer.encode([before]))
+    segments = find_segments(evidence, fpr=fpr, test=_own_test(bound, evidence))
+    passages = (_passage(text, detection.tokens[s.start : s.end], s) for s in segments)
+    return Located(passages=tuple(passages), detection=detection, fpr=fpr)
+
+
+def _passage(text: str, tokens: tuple[TokenScore, ...], segment: Segment) -> Passage:
+    start, end = min(token.start for token in tokens), max(token.end for token in tokens)
+    inside = text[start:end]
+    # tokens carry the blank before a word: it belongs to no passage
+    start += len(inside) - len(inside.lstrip())
+    end -= len(inside) - len(inside.rstrip())
+    return Passage(
+        start=start,
+        end=max(start, end),
+        text=text[start:end],
+        z=segment.z,
+        p_value=segment.corrected,
+        p_alone=segment.p_value,
+        effective_length=segment.effective_length,
+        tokens=len(tokens),
+        share=segment.share,
+    )
+
+
+@runtime_checkable
+class _HasLaw(Protocol):
+    """A scheme that knows the law of its own scores better than the normal approximation does."""
+
+    def statistic(self, evidence: Evidence, *, test: str) -> Statistic:
+        """One of its tests on one text's evidence."""
+
+
+def _own_test(bound: BoundScheme, evidence: Evidence) -> Test:
+    """The first of the scheme's own tests that knows this kind of evidence, else the key test."""
+    if isinstance(bound, _HasLaw):
+        for name in bound.tests:
+            if bound.statistic(evidence, test=name).effective_length > 0.0:
+                return functools.partial(bound.statistic, test=name)
+    return key_test

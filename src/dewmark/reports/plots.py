@@ -1,0 +1,197 @@
+"""Figures in one plain style: light, no ornament, colours that the colour-blind tell apart.
+
+Each function takes arrays and gives a matplotlib figure; `save_figure` writes it, `png` and `svg` give its
+bytes. matplotlib is imported when the first figure is drawn, and its global state is never touched.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from dewmark import storage
+from dewmark.errors import ConfigError
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    from dewmark.stats.metrics import Rate
+
+__all__ = ["COLOURS", "png", "power_curve", "qq_plot", "save_figure", "svg"]
+
+# Okabe and Ito's colours, those that read well on white first; the yellow is left out.
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
+_INK, _SOFT, _LINE = "#16181d", "#5b616e", "#dcdfe4"
+
+_STYLE: Any = {  # matplotlib types the keys one by one
+    "figure.facecolor": "white",
+    "figure.constrained_layout.use": True,
+    "font.family": "sans-serif",
+    "font.sans-serif": ["DejaVu Sans"],  # comes with matplotlib: the same picture on every machine
+    "font.size": 10,
+    "text.color": _INK,
+    "axes.edgecolor": _SOFT,
+    "axes.labelcolor": _INK,
+    "axes.titlesize": 11,
+    "axes.titleweight": "bold",
+    "axes.titlelocation": "left",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": _LINE,
+    "grid.linewidth": 0.8,
+    "xtick.color": _SOFT,
+    "ytick.color": _SOFT,
+    "xtick.labelcolor": _INK,
+    "ytick.labelcolor": _INK,
+    "legend.frameon": False,
+    "lines.linewidth": 1.8,
+    "lines.solid_capstyle": "round",
+    "svg.hashsalt": "dewmark",  # the same figure gives the same bytes
+    "savefig.dpi": 150,
+}
+_FORMATS = ("png", "svg", "pdf")
+_LEVELS = (0.05, 0.01, 0.001)
+_SMALLEST = 1e-300  # of p-values shown; beyond, a float64 is 0 and has no logarithm
+_MOST_POINTS = 2_000
+
+
+def qq_plot(p_values: ArrayLike, *, groups: Mapping[str, ArrayLike] | None = None, title: str = "") -> Figure:
+    """Observed against expected −log10 p of p-values (N,), uniform if the test is right.
+
+    The grey band holds 95% of each point if it is: the i-th smallest of N uniforms is Beta(i, N + 1 − i).
+    The first five ``groups`` are drawn as thin lines beside all texts.
+    """
+    from scipy.special import betaincinv
+
+    p = np.asarray(p_values, dtype=np.float64)
+    if len(p) == 0:
+        raise ConfigError("a QQ plot needs at least one p-value, got none")
+    with _styled():
+        figure, axes = _figure(title, width=5.6, height=5.0)
+        ranks = _spread_ranks(len(p))
+        expected, observed = _qq(p, ranks)
+        low, high = (-np.log10(betaincinv(ranks, len(p) + 1 - ranks, share)) for share in (0.975, 0.025))
+        axes.fill_between(expected, low, high, color=_LINE, linewidth=0, label="95% if uniform")
+        axes.plot([0.0, expected[0]], [0.0, expected[0]], color=_SOFT, linewidth=1.0)
+        for colour, (name, values) in zip(COLOURS[1:], (groups or {}).items(), strict=False):
+            theirs = np.asarray(values, dtype=np.float64)
+            x, y = _qq(theirs, _spread_ranks(len(theirs)))
+            axes.plot(x, y, color=colour, linewidth=1.1, label=f"{name} ({len(theirs):,})")
+        axes.plot(expected, observed, "o", color=COLOURS[0], markersize=3.2, label=f"all texts ({len(p):,})")
+        top = 1.05 * max(float(expected[0]), min(float(observed[0]), 12.0), float(high[0]))
+        for level in _LEVELS:
+            if -np.log10(level) < top:
+                _guide(axes, -np.log10(level), f"p = {level:g}")
+        axes.set(xlabel="expected −log10 p", ylabel="observed −log10 p", xlim=(0.0, None), ylim=(0.0, top))
+        axes.legend(loc="upper left", fontsize=9)
+    return figure
+
+
+def power_curve(
+    lengths: ArrayLike,
+    tpr: ArrayLike,
+    low: ArrayLike,
+    high: ArrayLike,
+    *,
+    measured: Mapping[int, Rate] | None = None,
+    fpr: float,
+    title: str = "",
+) -> Figure:
+    """The share of marked texts found, (N,), by length in tokens, with its band and what was measured."""
+    with _styled():
+        figure, axes = _figure(title, width=6.4, height=4.0)
+        axes.fill_between(lengths, low, high, color=COLOURS[0], alpha=0.18, linewidth=0, label="95% interval")
+        axes.plot(lengths, tpr, color=COLOURS[0], label="model")
+        if measured:
+            shares = list(measured.values())
+            errors = [[r.rate - r.low for r in shares], [r.high - r.rate for r in shares]]
+            axes.errorbar(
+                list(measured),
+                [r.rate for r in shares],
+                yerr=errors,
+                fmt="o",
+                color=COLOURS[1],
+                markersize=5,
+                elinewidth=1.2,
+                label="measured share",
+            )
+        _guide(axes, fpr, f"false positives {fpr:.3g}")
+        axes.set(xlabel="length (tokens)", ylabel="share of marked texts found", ylim=(0.0, 1.03))
+        axes.legend(loc="lower right", bbox_to_anchor=(1.0, 0.08), fontsize=9)
+    return figure
+
+
+def save_figure(figure: Figure, path: str | Path) -> None:
+    """Write a figure as its name's ending says (.png, .svg, .pdf); it appears whole or not at all."""
+    path = Path(path)
+    kind = path.suffix.removeprefix(".").lower()
+    if kind not in _FORMATS:
+        raise ConfigError(f"a figure is saved as .png, .svg or .pdf, got {path.name}")
+    with storage.atomic_write(path) as stream:
+        stream.write(_render(figure, kind))
+
+
+def png(figure: Figure) -> bytes:
+    """The figure as a PNG file's bytes."""
+    return _render(figure, "png")
+
+
+def svg(figure: Figure) -> str:
+    """The figure as an SVG document."""
+    return _render(figure, "svg").decode("utf-8")
+
+
+def _render(figure: Figure, kind: str) -> bytes:
+    stream = io.BytesIO()
+    # without a date and a version, which would make every file differ
+    metadata = {"png": {"Software": None}, "svg": {"Date": None}, "pdf": {"CreationDate": None}}[kind]
+    with _styled():
+        figure.savefig(stream, format=kind, metadata=metadata)
+    return stream.getvalue()
+
+
+@contextlib.contextmanager
+def _styled() -> Iterator[None]:
+    import matplotlib as mpl
+
+    with mpl.rc_context(_STYLE):
+        yield
+
+
+def _figure(title: str, *, width: float, height: float) -> tuple[Figure, Axes]:
+    """A figure of one plot; without pyplot no window system is asked for and nothing is kept alive."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height))
+    axes = figure.add_subplot()
+    axes.set_title(title)
+    return figure, axes
+
+
+def _guide(axes: Axes, height: float, label: str) -> None:
+    """A dotted line across the plot, named at its right end."""
+    axes.axhline(height, color=_SOFT, linewidth=0.8, linestyle=(0, (1, 3)))
+    place: Any = ("axes fraction", "data")
+    axes.annotate(label, (1.0, height), xycoords=place, ha="right", va="bottom", fontsize=8, color=_SOFT)
+
+
+def _spread_ranks(count: int) -> NDArray[np.int64]:
+    """Ranks 1 … N, thinned evenly on the logarithmic axis where there are too many to draw."""
+    if count <= _MOST_POINTS:
+        return np.arange(1, count + 1)
+    return np.unique(np.geomspace(1, count, _MOST_POINTS).round().astype(np.int64))
+
+
+def _qq(p: NDArray[np.float64], ranks: NDArray[np.int64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Expected and observed −log10 p of the given ranks."""
+    ordered = np.sort(np.maximum(p, _SMALLEST))
+    return -np.log10(ranks / (len(p) + 1)), -np.log10(ordered[ranks - 1])

@@ -1,0 +1,219 @@
+"""Measures for experiments: how well scores of marked texts stand apart from those of unmarked ones.
+
+Everywhere a score is a number per text, larger means more marked; *positives* are marked texts, *negatives*
+are not. A threshold τ calls a text marked if its score is above τ.
+
+**The threshold at a false-positive rate** is the smallest negative τ with #{negatives > τ} ≤ fpr · N. It is
+conservative: no interpolation, and of negatives with equal scores all or none are let through. With fewer
+than 1/fpr negatives it is the largest of them.
+
+Boundary: numbers in, small frozen results out, each with ``to_dict()``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dewmark.errors import ConfigError, InputError, NumericalError
+
+__all__ = [
+    "HeldOut",
+    "Interval",
+    "LeaveOneSeedOut",
+    "Rate",
+    "Spread",
+    "auroc",
+    "bootstrap",
+    "leave_one_seed_out",
+    "rate",
+    "spread",
+    "threshold_at",
+    "tpr_at_fpr",
+]
+
+F64 = NDArray[np.float64]
+Scores = Sequence[float] | NDArray[np.floating]
+Statistic = Callable[[F64, F64], float]
+
+
+class _Result:
+    """A frozen dataclass of plain values."""
+
+    __slots__ = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        return dataclasses.asdict(self)  # type: ignore[call-overload, no-any-return]
+
+
+@dataclass(frozen=True, slots=True)
+class Rate(_Result):
+    """``hits`` of ``trials``, with the exact (Clopper-Pearson) interval that covers at ``confidence``."""
+
+    hits: int
+    trials: int
+    rate: float
+    low: float
+    high: float
+    confidence: float
+
+
+@dataclass(frozen=True, slots=True)
+class Interval(_Result):
+    """An estimate with a bootstrap interval."""
+
+    value: float
+    low: float
+    high: float
+    confidence: float
+
+
+@dataclass(frozen=True, slots=True)
+class Spread(_Result):
+    """A figure over seeds: its mean, and half the distance from the least to the greatest."""
+
+    mean: float
+    half_range: float
+    values: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class HeldOut(_Result):
+    """One seed, judged by the threshold that the other seeds' negatives give."""
+
+    seed: int | str
+    threshold: float
+    tpr: float
+    fpr: float
+
+
+@dataclass(frozen=True, slots=True)
+class LeaveOneSeedOut(_Result):
+    """What every seed got from the others' thresholds at the nominal false-positive rate ``level``."""
+
+    level: float
+    seeds: tuple[HeldOut, ...]
+    tpr: Spread
+    fpr: Spread
+
+
+def auroc(positives: Scores, negatives: Scores) -> float:
+    """P(a positive scores above a negative), equal scores counting half (the Mann-Whitney statistic)."""
+    from scipy.stats import rankdata
+
+    high, low = _checked(positives, "positives"), _checked(negatives, "negatives")
+    ranks = rankdata(np.concatenate([high, low]))[: len(high)].sum()
+    return float((ranks - len(high) * (len(high) + 1) / 2) / (len(high) * len(low)))
+
+
+def threshold_at(negatives: Scores, *, fpr: float) -> float:
+    """The smallest negative τ with #{negatives > τ} ≤ fpr · N."""
+    scores = np.sort(_checked(negatives, "negatives"))[::-1]
+    if not 0.0 <= fpr < 1.0:
+        raise ConfigError(f"fpr must lie in [0, 1), got {fpr}")
+    allowed = math.floor(fpr * len(scores) * (1.0 + 1e-12))  # 0.29 · 100 is 28.999… in floating point
+    return float(scores[min(allowed, len(scores) - 1)])
+
+
+def tpr_at_fpr(positives: Scores, negatives: Scores, *, fpr: float) -> float:
+    """The share of positives above the negatives' threshold at ``fpr``."""
+    return float(np.mean(_checked(positives, "positives") > threshold_at(negatives, fpr=fpr)))
+
+
+def leave_one_seed_out(
+    positives: Mapping[Any, Scores], negatives: Mapping[Any, Scores], *, fpr: float
+) -> LeaveOneSeedOut:
+    """Judge each seed's texts by the threshold of all other seeds' negatives, so none is fitted on itself."""
+    if positives.keys() != negatives.keys() or len(negatives) < 2:
+        raise InputError(
+            "leave-one-seed-out needs the same two or more seeds with positives and with negatives, "
+            f"got {sorted(map(str, positives))} and {sorted(map(str, negatives))}"
+        )
+    held_out = []
+    for seed in positives:
+        others = np.concatenate(
+            [_checked(negatives[other], "negatives") for other in negatives if other != seed]
+        )
+        threshold = threshold_at(others, fpr=fpr)
+        held_out.append(
+            HeldOut(
+                seed=seed,
+                threshold=threshold,
+                tpr=float(np.mean(_checked(positives[seed], "positives") > threshold)),
+                fpr=float(np.mean(_checked(negatives[seed], "negatives") > threshold)),
+            )
+        )
+    return LeaveOneSeedOut(
+        level=fpr,
+        seeds=tuple(held_out),
+        tpr=spread([seed.tpr for seed in held_out]),
+        fpr=spread([seed.fpr for seed in held_out]),
+    )
+
+
+def spread(values: Scores) -> Spread:
+    """Mean and half-range of one figure over seeds."""
+    figures = _checked(values, "figures")
+    return Spread(
+        mean=float(figures.mean()),
+        half_range=float(figures.max() - figures.min()) / 2.0,
+        values=tuple(figures.tolist()),
+    )
+
+
+def bootstrap(
+    statistic: Statistic,
+    positives: Scores,
+    negatives: Scores,
+    *,
+    resamples: int = 2000,
+    confidence: float = 0.95,
+    seed: int = 0,
+) -> Interval:
+    """A percentile interval of ``statistic(positives, negatives)``; the two are resampled apart.
+
+    A statistic at the end of its range (an AUROC of 1) gets an interval of no width, which says nothing of
+    the texts that were not seen: for shares use `rate`, whose interval is exact.
+    """
+    _check_confidence(confidence)
+    if resamples < 1:
+        raise ConfigError(f"resamples must be at least 1, got {resamples}")
+    high, low = _checked(positives, "positives"), _checked(negatives, "negatives")
+    rng = np.random.default_rng(seed)
+    drawn = [
+        statistic(rng.choice(high, size=len(high)), rng.choice(low, size=len(low))) for _ in range(resamples)
+    ]
+    ends = np.quantile(drawn, [(1.0 - confidence) / 2.0, (1.0 + confidence) / 2.0])
+    return Interval(float(statistic(high, low)), float(ends[0]), float(ends[1]), confidence)
+
+
+def rate(hits: int, trials: int, *, confidence: float = 0.95) -> Rate:
+    """A share with its exact two-sided (Clopper-Pearson) confidence interval."""
+    from scipy.stats import binomtest
+
+    _check_confidence(confidence)
+    if not 0 <= hits <= trials or trials < 1:
+        raise InputError(f"a rate needs 0 <= hits <= trials and at least one trial, got {hits} of {trials}")
+    ends = binomtest(hits, trials).proportion_ci(confidence_level=confidence, method="exact")
+    return Rate(hits, trials, hits / trials, float(ends.low), float(ends.high), confidence)
+
+
+def _checked(scores: Scores, what: str) -> F64:
+    values = np.asarray(scores, dtype=np.float64)
+    if values.ndim != 1 or not len(values):
+        raise InputError(f"{what} must be a list of at least one number, got shape {values.shape}")
+    if np.isnan(values).any():
+        raise NumericalError(f"{what} {int(np.isnan(values).argmax())} is NaN: leave out what was not scored")
+    return values
+
+
+def _check_confidence(confidence: float) -> None:
+    if not 0.0 < confidence < 1.0:
+        raise ConfigError(f"confidence must lie in (0, 1), got {confidence}")

@@ -1,0 +1,73 @@
+"""Many tests at once: p-values corrected for how many there are.
+
+Benjamini-Hochberg bounds the share of false alarms among the texts called marked (for independent or
+positively dependent tests); Holm and Šidák bound the chance of a single false alarm, Holm under any
+dependence, Šidák for independent tests. An adjusted p-value at most α is a rejection at level α.
+
+Boundary: arrays of p-values in, adjusted p-values out; what the tests were does not matter here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dewmark.errors import ConfigError, NumericalError
+
+__all__ = ["benjamini_hochberg", "holm", "sidak", "sidak_min"]
+
+F64 = NDArray[np.float64]
+PValues = Sequence[float] | NDArray[np.floating]
+
+
+def benjamini_hochberg(p_values: PValues) -> F64:
+    """Adjusted p-values (m,) in the order given: q_(i) = min over k ≥ i of min(1, p_(k) m / k)."""
+    p = _checked(p_values)
+    order = np.argsort(p, kind="stable")
+    ranks = np.arange(1, len(p) + 1)
+    adjusted = np.minimum.accumulate((p[order] * (len(p) / ranks))[::-1])[::-1]
+    return _in_order(np.minimum(adjusted, 1.0), order)
+
+
+def holm(p_values: PValues) -> F64:
+    """Adjusted p-values (m,) in the order given: max over k ≤ i of min(1, p_(k) (m − k + 1))."""
+    p = _checked(p_values)
+    order = np.argsort(p, kind="stable")
+    adjusted = np.maximum.accumulate(p[order] * np.arange(len(p), 0, -1))
+    return _in_order(np.minimum(adjusted, 1.0), order)
+
+
+def sidak(p_values: PValues) -> F64:
+    """Adjusted p-values (m,) in the order given: 1 − (1 − p)^m, exact for independent tests."""
+    p = _checked(p_values)
+    return np.array([sidak_min(value, tests=len(p)) for value in p.tolist()], dtype=np.float64)
+
+
+def sidak_min(p_value: float, *, tests: int) -> float:
+    """The p-value of the smallest of ``tests`` independent p-values, 1 − (1 − p)^tests."""
+    if tests < 1:
+        raise ConfigError(f"a correction needs at least one test, got {tests}")
+    (p,) = _checked([p_value]).tolist()
+    # through logarithms, or p = 1e-20 would be lost beside 1
+    return 1.0 if p == 1.0 else -math.expm1(tests * math.log1p(-p))
+
+
+def _checked(p_values: PValues) -> F64:
+    p = np.asarray(p_values, dtype=np.float64)
+    if p.ndim != 1:
+        raise ConfigError(f"p-values must be a list of numbers, got an array of shape {p.shape}")
+    if np.isnan(p).any():
+        raise NumericalError(f"p-value {int(np.isnan(p).argmax())} is NaN: leave out what was not tested")
+    outside = (p < 0.0) | (p > 1.0)
+    if outside.any():
+        raise ConfigError(f"a p-value must lie in [0, 1], got {p[outside][0]:g}")
+    return p
+
+
+def _in_order(adjusted: F64, order: NDArray[np.intp]) -> F64:
+    restored = np.empty_like(adjusted)
+    restored[order] = adjusted
+    return restored

@@ -1,0 +1,161 @@
+"""How long a text must be: the share of marked texts that the key test finds, by length.
+
+Cut each marked text at several lengths L and score every cut: that gives the z-scores z_i(L) and the measured
+share with p below the level. Between and beyond these lengths a model speaks. Evidence adds up, so z grows
+like √L; texts differ in how much they let themselves be marked, so the slope differs from text to text:
+
+    z_i(L) = m_i √L + e,   m_i ~ N(μ, τ²),   e ~ N(0, σ²)    hence   z(L) ~ N(μ√L, σ² + τ²L)
+    TPR(L) = Φ((μ√L − z_α) / √(σ² + τ²L)),   z_α = −Φ⁻¹(fpr)
+
+μ is fitted by least squares, σ² and τ² by non-negative least squares on the variance at each length, relative
+to that variance. Even very long texts are found with at most Φ(μ/τ). Intervals resample the texts.
+
+Boundary: z-scores in, numbers out. The sample should come from the host, settings and kind of prompt of
+interest; it says nothing about texts that were rewritten.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from scipy.optimize import nnls
+from scipy.special import ndtr, ndtri
+
+from dewmark.errors import InputError
+from dewmark.stats.metrics import Interval, Rate, rate
+
+__all__ = ["Model", "Power", "Row", "choose_cuts", "fit_model", "measure_power"]
+
+F64 = NDArray[np.float64]
+
+TARGETS = (0.5, 0.9, 0.99)
+FEWEST_TEXTS = 4
+_SHORTEST = 25  # tokens; cuts below are mostly start-up
+_CUTS = 8
+_RESAMPLES = 1000
+_ROUNDS = 4  # of the variance's fit; more change nothing
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """z(L) ~ N(``slope`` √L, ``noise`` + ``between`` L)."""
+
+    slope: float
+    noise: float
+    between: float
+
+    def tpr(self, lengths: ArrayLike, *, fpr: float) -> F64:
+        """The expected share found at each length, same shape."""
+        L = np.asarray(lengths, dtype=np.float64)
+        spread = np.sqrt(np.maximum(self.noise + self.between * L, 1e-12))
+        share: F64 = ndtr((self.slope * np.sqrt(L) + ndtri(fpr)) / spread)
+        return share
+
+    def length_for(self, tpr: float, *, fpr: float) -> int | None:
+        """The smallest length at which the share reaches ``tpr``, or None if none does below a million."""
+        if self.tpr(1_000_000, fpr=fpr) < tpr:
+            return None
+        low, high = 0, 1_000_000  # the share rises with the length wherever the slope is positive
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (low, middle) if self.tpr(middle, fpr=fpr) >= tpr else (middle, high)
+        return high
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One length: the model's share with its interval, and what the texts that are so long have shown."""
+
+    length: int
+    tpr: Interval
+    measured: Rate | None
+    mean_z: float | None
+    sd_z: float | None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        return dataclasses.asdict(self)
+
+
+@dataclass(frozen=True)
+class Power:
+    """A sample of marked texts, summed up at one false-positive rate."""
+
+    fpr: float
+    z: F64 = dataclasses.field(repr=False)
+    cuts: tuple[int, ...]
+    model: Model
+    resampled: tuple[Model, ...] = dataclasses.field(repr=False)
+
+    @property
+    def texts(self) -> int:
+        """How many texts the sample has."""
+        return len(self.z)
+
+    def row(self, length: int) -> Row:
+        """What is expected, and was measured, at one length."""
+        measured = mean = sd = None
+        if length in self.cuts:
+            z = self.z[:, self.cuts.index(length)]
+            z = z[~np.isnan(z)]
+            if len(z) >= 2:
+                found = int(np.count_nonzero(ndtr(-z) < self.fpr))
+                measured, mean, sd = rate(found, len(z)), float(z.mean()), float(z.std(ddof=1))
+        return Row(length, self.interval([length])[0], measured, mean, sd)
+
+    def interval(self, lengths: Sequence[int]) -> list[Interval]:
+        """The model's share at each length, with a 95% bootstrap interval."""
+        values = self.model.tpr(lengths, fpr=self.fpr)
+        drawn = np.array([model.tpr(lengths, fpr=self.fpr) for model in self.resampled])
+        ends = np.quantile(drawn, [0.025, 0.975], axis=0)
+        return [Interval(float(v), float(a), float(b), 0.95) for v, a, b in zip(values, *ends, strict=True)]
+
+    @property
+    def shortest(self) -> dict[float, int | None]:
+        """The smallest length that reaches each of the `TARGETS`, or None where no length does."""
+        return {target: self.model.length_for(target, fpr=self.fpr) for target in TARGETS}
+
+
+def choose_cuts(lengths: Sequence[int], longest: int) -> list[int]:
+    """Where to cut texts of up to ``longest`` tokens: at the lengths asked for, and at some in between."""
+    if longest < _SHORTEST:
+        raise InputError(
+            f"a power estimate needs texts of at least {_SHORTEST} tokens, the longest has {longest}"
+        )
+    between = np.geomspace(_SHORTEST, longest, _CUTS).round().astype(int).tolist()
+    return sorted({*between, *(length for length in lengths if length <= longest)})
+
+
+def measure_power(z: F64, cuts: Sequence[int], *, fpr: float, seed: int = 0) -> Power:
+    """Sum up the z-scores (texts, cuts) of marked texts, NaN where a text is shorter than the cut."""
+    z = z[~np.isnan(z).all(axis=1)]
+    if len(z) < FEWEST_TEXTS:
+        raise InputError(
+            f"a power estimate needs {FEWEST_TEXTS} marked texts of at least {min(cuts)} tokens, got {len(z)}"
+        )
+    rng = np.random.default_rng(seed)
+    resampled = tuple(fit_model(z[rng.integers(len(z), size=len(z))], cuts) for _ in range(_RESAMPLES))
+    return Power(fpr=fpr, z=z, cuts=tuple(cuts), model=fit_model(z, cuts), resampled=resampled)
+
+
+def fit_model(z: F64, cuts: Sequence[int]) -> Model:
+    """Fit the model to z-scores (texts, cuts) with NaN where a text is too short."""
+    L = np.asarray(cuts, dtype=np.float64)
+    known = ~np.isnan(z)
+    slope = float(np.nansum(z * np.sqrt(L)) / (known * L).sum())
+    count = known.sum(axis=0)
+    enough = count >= 2
+    left = (z - slope * np.sqrt(L))[:, enough]
+    variance = np.nansum(left**2, axis=0) / (count[enough] - 1)
+    # a sample variance is known to a share of the true one, so errors count relative to the fitted variance
+    columns = np.column_stack([np.ones(len(variance)), L[enough]])
+    fitted = columns.sum(axis=1)
+    for _ in range(_ROUNDS):
+        (noise, between), _ = nnls(columns / fitted[:, None], variance / fitted)
+        fitted = np.maximum(columns @ (noise, between), 1e-9)
+    return Model(slope=slope, noise=float(noise), between=float(between))

@@ -1,0 +1,198 @@
+"""What the checks of a scheme work on: the scheme on a tiny host, many keys, marked and unmarked texts.
+
+Everything is made when a check first asks for it, and kept. Boundary: no check is made here.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import random
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dewmark.core.keys import Key
+from dewmark.hosts.fake import FakeHost
+from dewmark.scheme import BoundScheme, Scheme
+from dewmark.workspace import Workspace
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["Trial"]
+
+VOCABULARY = 400
+TEXTS = 16
+
+Processor = Callable[["torch.Tensor", "torch.Tensor"], "torch.Tensor"]
+
+
+class Trial:
+    """One scheme, to be checked.
+
+    ``tokens`` is the length of the texts, ``keys`` the number of random keys that p-values and evidence are
+    taken over. ``cache`` keeps what the scheme derives; a temporary folder by default.
+    """
+
+    def __init__(
+        self, scheme: Scheme, *, tokens: int = 200, keys: int = 200, cache: Path | None = None
+    ) -> None:
+        self._temporary = tempfile.TemporaryDirectory() if cache is None else None
+        self.folder = Path(self._temporary.name) if self._temporary is not None else Path(str(cache))
+        self.scheme = scheme
+        self.tokens = tokens
+        self.host = tiny_host()
+        remembering = Remembering(self.host)
+        self.workspace = Workspace(
+            cache=self.folder, find_host=lambda name: self.host.info, open_host=lambda name: remembering
+        )
+        self.secret = _secret("the right key")
+        self._keys = keys
+
+    def close(self) -> None:
+        """Delete the temporary folder; without this it goes with the object."""
+        if self._temporary is not None:
+            self._temporary.cleanup()
+
+    def bind(self, secret: bytes) -> BoundScheme:
+        """The scheme with a key of these 32 bytes."""
+        return self.scheme.bind(Key(secret), self.host.info, self.workspace)
+
+    @functools.cached_property
+    def bound(self) -> BoundScheme:
+        """The scheme with the key that marks."""
+        return self.bind(self.secret)
+
+    @functools.cached_property
+    def others(self) -> list[BoundScheme]:
+        """The scheme with many other keys."""
+        return [self.bind(_secret(f"wrong key {i}")) for i in range(self._keys)]
+
+    @property
+    def prompts(self) -> list[str]:
+        """Openings of different lengths."""
+        return _prompts()
+
+    @functools.cached_property
+    def marked(self) -> list[str]:
+        """Texts that the host wrote with the mark."""
+        return self.write(self.prompts, self.bound)
+
+    @functools.cached_property
+    def nulls(self) -> dict[str, list[str]]:
+        """Texts without a mark, by kind; the repetitive ones are where careless p-values break."""
+        rng = random.Random(1)
+        return {
+            "the host's own text": _unmarked(self.tokens),
+            "random tokens": _decode([_random_ids(rng, self.tokens) for _ in range(TEXTS)]),
+            "repetitive text": _decode(
+                [_random_ids(rng, 40) * (self.tokens // 40 + 1) for _ in range(TEXTS)]
+            ),
+        }
+
+    @functools.cached_property
+    def p_values(self) -> dict[str, list[float]]:
+        """What other keys say of each kind of text, one p-value a key: they are independent."""
+        kinds = {**self.nulls, "text marked with another key": self.marked}
+        found: dict[str, list[float]] = {kind: [] for kind in kinds}
+        for i, bound in enumerate(self.others):
+            detections = bound.detect_batch([texts[i % TEXTS] for texts in kinds.values()])
+            for kind, detection in zip(kinds, detections, strict=True):
+                found[kind].append(detection.p_value)
+        return found
+
+    def write(
+        self, prompts: Sequence[str], scheme: BoundScheme, *, tokens: int | None = None, first_seed: int = 0
+    ) -> list[str]:
+        """Marked completions, row i with seed ``first_seed`` + i."""
+        return _write(prompts, scheme, tokens or self.tokens, first_seed)
+
+    def steps(
+        self, rows: Sequence[int], *, processor: bool = False, mask: bool = False, device: str = "cpu"
+    ) -> torch.Tensor:
+        """Probabilities (steps, rows, vocab) that marking gives some prompts, while they grow.
+
+        The prompts are padded on the left to one length. Each row's logits and the tokens it grows by depend
+        on the row alone, so a row must get the same probabilities in any company. The tokens repeat.
+        """
+        import torch
+
+        pad = self.host.info.tokenizer.pad_id
+        prompts = [list(t.ids) for t in self.host.info.tokenizer.encode([self.prompts[row] for row in rows])]
+        width = max(map(len, prompts))
+        ids = torch.tensor([[pad] * (width - len(p)) + p for p in prompts], device=device)
+        real = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in prompts], device=device)
+        seeds = [100 + row for row in rows]
+        given = real if mask else None
+        mark: Processor
+        if processor:
+            mark = self.bound.processor(ids, given, seeds=seeds, temperature=0.8, top_k=100, top_p=0.95)
+        else:
+            mark = self.bound.session(ids, given, seeds=seeds)
+        sources = [torch.Generator().manual_seed(row) for row in rows]
+        growth = [_random_ids(random.Random(row), 4) * 3 for row in rows]
+        found = []
+        for step in range(len(growth[0])):
+            logits = torch.stack([2.0 * torch.randn(VOCABULARY, generator=source) for source in sources])
+            marked = mark(ids, logits.to(device))
+            found.append(marked.float().softmax(dim=-1).cpu())
+            ids = torch.cat((ids, torch.tensor([[row[step]] for row in growth], device=device)), dim=1)
+        return torch.stack(found)
+
+
+class Remembering:
+    """The host as a detector may run it; a text that it saw before, under another key, is not run again."""
+
+    def __init__(self, host: FakeHost) -> None:
+        self._host = host
+        self._seen: dict[tuple[str, tuple[int, ...]], torch.Tensor] = {}
+
+    def next_logits(
+        self, prompts: Sequence[str], completions: Sequence[Sequence[int]]
+    ) -> Iterator[torch.Tensor]:
+        """For each completion of L ids the logits (L, vocab)."""
+        asked = [(prompt, tuple(ids)) for prompt, ids in zip(prompts, completions, strict=True)]
+        new = [each for each in dict.fromkeys(asked) if each not in self._seen]
+        found = self._host.next_logits([prompt for prompt, _ in new], [ids for _, ids in new])
+        self._seen.update(zip(new, found, strict=True))
+        return (self._seen[each].clone() for each in asked)
+
+
+@functools.cache
+def tiny_host() -> FakeHost:
+    """One small host for all trials of a process."""
+    return FakeHost(VOCABULARY)
+
+
+@functools.cache
+def _prompts() -> list[str]:
+    rng = random.Random(0)
+    return _decode([_random_ids(rng, 1 + i % 9) for i in range(TEXTS)])
+
+
+@functools.cache
+def _unmarked(tokens: int) -> list[str]:
+    return _write(_prompts(), None, tokens, 1000)
+
+
+def _write(prompts: Sequence[str], scheme: BoundScheme | None, tokens: int, first_seed: int) -> list[str]:
+    seeds = range(first_seed, first_seed + len(prompts))
+    written = tiny_host().generate(
+        prompts, scheme=scheme, seeds=seeds, max_new_tokens=tokens, min_new_tokens=tokens, batch_size=TEXTS
+    )
+    return [generation.text for generation in written]
+
+
+def _random_ids(rng: random.Random, count: int) -> list[int]:
+    words = [i for i in range(VOCABULARY) if i not in tiny_host().info.tokenizer.special_ids]
+    return rng.choices(words, k=count)
+
+
+def _decode(rows: list[list[int]]) -> list[str]:
+    return tiny_host().info.tokenizer.decode(rows)
+
+
+def _secret(name: str) -> bytes:
+    return hashlib.sha256(f"dewmark.testing: {name}".encode()).digest()

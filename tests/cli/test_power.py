@@ -1,0 +1,108 @@
+"""The power of a mark from the command line, by DEW on the tiny model."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dewmark.core.keys import Key
+
+STRONG = ["--set", "lambda=4"]
+
+
+@pytest.fixture
+def power(run, tiny):
+    def invoke(*arguments: object):
+        return run("power", *arguments, *STRONG, "-q")
+
+    return invoke
+
+
+def test_a_sample_is_written_measured_and_drawn(power, tmp_path):
+    out = tmp_path / "power"
+    result = power("--length", "30,60", "--number", 8, "--out", out, "--json", "--seed", 3)
+    assert result.code == 0, result.err
+    row = json.loads(result.out)
+    assert row == json.loads((out / "power.json").read_text(encoding="utf-8"))
+    assert (out / "power.png").read_bytes().startswith(b"\x89PNG")
+    assert (row["texts"], row["fpr"], row["config"]["lambda"]) == (8, 0.01, 4.0)
+    short, long = row["lengths"]
+    assert (short["length"], long["length"]) == (30, 60)
+    assert short["measured"]["trials"] == long["measured"]["trials"] == 8
+    assert short["mean_z"] < long["mean_z"]
+    assert 0.0 <= short["tpr"]["value"] < long["tpr"]["value"] <= 1.0
+    assert 0 < row["shortest"]["0.5"] < row["shortest"]["0.9"]
+
+
+@pytest.fixture
+def marked(run, tiny, key_file, tmp_path) -> Path:
+    """Four texts of 80 tokens, marked with the known key."""
+    prompts, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    rows = ({"prompt": f"the old {word}"} for word in ("bridge", "sea", "hill", "town"))
+    prompts.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    length = ["--max-new-tokens", 80, "--min-new-tokens", 80]
+    run("generate", "--key", key_file, "--prompts", prompts, *length, "--seed", 1, "--out", out, *STRONG)
+    return out
+
+
+def test_given_texts_and_a_length_beyond_them(power, marked, key_file):
+    result = power("--key", key_file, "--texts", marked, "--length", "50,1000")
+    assert result.code == 0, result.err
+    table = result.out.splitlines()
+    assert table[1].split()[0] == "50"
+    assert "of 4" in table[1]
+    assert table[2].split()[0] == "1,000"
+    assert "–" in table[2].split()  # not measured: the model alone speaks
+    assert "At a false-positive rate of 0.01, from 4 marked texts: " in result.out
+
+
+def test_a_cut_scores_as_the_shorter_text_does(power, run, key_file, tmp_path):
+    rng = np.random.default_rng(0)
+    texts = [rng.choice(["the", "old", "bridge", "river", "city", "sea"], size=60).tolist() for _ in range(5)]
+    whole, short = tmp_path / "whole.jsonl", tmp_path / "short.jsonl"
+    for path, length in ((whole, 60), (short, 40)):
+        path.write_text("".join(json.dumps({"text": " ".join(words[:length])}) + "\n" for words in texts))
+    row = json.loads(power("--key", key_file, "--texts", whole, "--length", 40, "--json").out)
+    rows = run("detect", "--key", key_file, "--jsonl", short, "--json", "-q", *STRONG).out.splitlines()
+    z = [json.loads(line)["z"] for line in rows]
+    assert row["lengths"][0]["mean_z"] == pytest.approx(np.mean(z), abs=1e-3)
+    assert row["lengths"][0]["sd_z"] == pytest.approx(np.std(z, ddof=1), abs=1e-3)
+
+
+def test_the_wrong_key_finds_nothing(power, marked, tmp_path):
+    Key(bytes(32)).save(tmp_path / "other.key")
+    row = json.loads(power("--key", tmp_path / "other.key", "--texts", marked, "--length", 60, "--json").out)
+    assert abs(row["lengths"][0]["mean_z"]) < 2.0  # the mean of four standard normals
+    assert row["lengths"][0]["measured"]["hits"] <= 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--length", "many"], "--length needs whole numbers of tokens such as 50,100,200, got 'many'"),
+        (["--length", "0,50"], "--length needs whole numbers"),
+        (["--length", ","], "--length needs whole numbers"),
+        (["--fpr", "1"], "--fpr must lie in (0, 1), got 1"),
+        (["--number", "2"], "--number"),
+        (["--number", "5000"], "--number must not exceed that, got 5000"),
+        (["--scheme", "none"], "no mark to find"),
+        (["--texts", "TEXTS"], "no key given"),
+        (["--texts", "missing.jsonl"], "cannot read missing.jsonl"),
+    ],
+)
+def test_bad_options(power, tmp_path, arguments, said):
+    path = tmp_path / "t.jsonl"
+    path.write_text('{"text": "the old bridge"}\n')
+    assert said in power(*[path if argument == "TEXTS" else argument for argument in arguments]).error
+
+
+def test_too_few_texts(power, key_file, tmp_path):
+    path: Path = tmp_path / "t.jsonl"
+    rows = [{"text": "the old bridge over the river " * 10}, *({"text": f"the old {w}"} for w in "abc")]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert (
+        "needs 4 marked texts of at least 25 tokens, got 1" in power("--texts", path, "--key", key_file).error
+    )

@@ -1,0 +1,87 @@
+"""Many keys on the same texts: the same numbers as one key at a time, and each text read once."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+from scipy import stats
+
+import dewmark
+from dewmark.core.keys import Key
+from dewmark.dew.scheme import DEW
+from dewmark.hosts.fake import FakeHost
+from dewmark.types import Verdict
+from dewmark.workspace import Workspace
+
+KEYS = [Key(bytes([i] * 32)) for i in range(6)]
+TEXT = " the river and the old bridge over the water was light and the night was old and the sea was new"
+LONG = " ".join(f"{a} {b}" for a in TEXT.split()[:16] for b in TEXT.split()[3:8])
+
+
+@pytest.fixture(scope="module")
+def host() -> FakeHost:
+    return FakeHost(300, padded_vocab=20)
+
+
+@pytest.mark.parametrize("mode", ["both", "context_only", "token_only", "neither"])
+@pytest.mark.parametrize("test", ["key", "gaussian", "beta"])
+def test_each_key_gets_what_it_gets_alone(host, bag_encoder, tmp_path, mode, test) -> None:
+    workspace = Workspace(cache=tmp_path)
+    scheme = DEW().with_settings({"mode": mode})
+    rows = scheme.detect_keys(KEYS, [TEXT, LONG], host.info, workspace, prompts=["of the", None], test=test)
+    for number, key in enumerate(KEYS):
+        alone = scheme.bind(key, host.info, workspace).detect_batch(
+            [TEXT, LONG], prompts=["of the", None], test=test
+        )
+        for i, expected in enumerate(alone):
+            found = rows[i][number]
+            assert found.z == pytest.approx(expected.z, abs=1e-4)
+            assert found.p_value == pytest.approx(expected.p_value, rel=1e-3)
+            assert found.effective_length == pytest.approx(expected.effective_length, rel=1e-5)
+            assert found.key_fingerprint == key.fingerprint
+            if found.tokens:
+                for token, same in zip(found.tokens, expected.tokens, strict=True):
+                    assert dataclasses.replace(token, score=0.0) == dataclasses.replace(same, score=0.0)
+                    assert token.score == pytest.approx(same.score, abs=1e-4)
+    for row in rows:
+        best = max(row, key=lambda detection: detection.z)
+        assert [bool(detection.tokens) for detection in row] == [detection is best for detection in row]
+
+
+def test_windows_are_encoded_once_for_all_keys(host, bag_encoder, tmp_path) -> None:
+    scheme = DEW().with_settings({"context": "window", "contexts": "raw"})
+    bag_encoder.calls.clear()
+    scheme.detect_keys(KEYS, [TEXT], host.info, Workspace(cache=tmp_path))
+    windows = len(TEXT.split()) - 3
+    assert sum(bag_encoder.calls) <= windows
+
+
+def test_identify_names_the_key(host, bag_encoder) -> None:
+    scheme = dewmark.load_scheme(key=KEYS[3], host=host.info)
+    prompts = ["the old river", "a new day"]
+    marked = host.generate(prompts, scheme=scheme, seeds=[1, 2], max_new_tokens=150, no_repeat_ngram=4)
+    found = dewmark.identify([g.text for g in marked], KEYS, host=host.info, prompts=prompts)
+    for attribution in found:
+        assert attribution.index == 3
+        assert attribution.best.key_fingerprint == KEYS[3].fingerprint
+        assert attribution.keys == len(KEYS)
+        p = attribution.best.p_value
+        assert attribution.p_value == pytest.approx(1 - (1 - p) ** 6, rel=1e-6)
+        assert attribution.verdict is Verdict.MARKED
+        assert attribution.to_dict()["p_value_of_key"] == p
+
+
+def test_the_correction_makes_the_smallest_p_uniform(host, bag_encoder) -> None:
+    """Unmarked text and 600 sets of three fresh keys: the corrected p-values are uniform."""
+    keys = [Key(bytes([i % 256, i // 256] * 16)) for i in range(1800)]
+    rows = DEW().detect_keys(keys, [LONG], host.info, Workspace(cache=dewmark.config.cache_dir()))
+    p = np.array([detection.p_value for detection in rows[0]]).reshape(600, 3)
+    corrected = 1 - (1 - p.min(axis=1)) ** 3
+    assert stats.kstest(corrected, "uniform").pvalue > 1e-3
+
+
+def test_no_key_is_an_error(host) -> None:
+    with pytest.raises(dewmark.DewmarkError, match="no key"):
+        dewmark.identify([TEXT], [], host=host.info)

@@ -1,0 +1,60 @@
+"""The page of an audit: complete in itself, readable, and safe whatever the labels hold."""
+
+from __future__ import annotations
+
+import base64
+import re
+
+import numpy as np
+import pytest
+
+from dewmark.reports.audit_page import percent, render_audit
+from dewmark.stats.audit import Audit, audit
+
+PICTURE = b"\x89PNG not really"
+
+
+def example(*, lean: bool, language: str = "de") -> Audit:
+    p = np.random.default_rng(0).uniform(size=500)
+    if lean:
+        p[:100] **= 3
+    return audit(p, languages=[language] * 100 + ["en"] * 400, lengths=[120] * 500)
+
+
+def page(found: Audit) -> str:
+    return render_audit(found, title="Audit of key 0123", notes=["a <note>"], plot=PICTURE)
+
+
+def test_it_asks_for_nothing_from_outside() -> None:
+    source = page(example(lean=False))
+    assert not re.search(r"(?:https?:)?//|@import|<script|<link|url\(", source)
+    assert "default-src 'none'" in source
+    (picture,) = re.findall(r'src="data:image/png;base64,([^"]+)"', source)
+    assert base64.b64decode(picture) == PICTURE
+
+
+def test_verdict_and_table() -> None:
+    found = example(lean=True)
+    source = page(found)
+    assert 'class="outcome fails">fails<' in source
+    assert found.sentence.replace("'", "&#x27;") in source
+    assert source.count("<tr>") == 1 + 3  # heads, all texts, de, en
+    assert source.count('class="bad"') == sum(cell.significant for cell in found.cells) > 0
+    calm = page(example(lean=False))
+    assert 'class="outcome passes">passes<' in calm
+    assert 'class="bad"' not in calm
+
+
+def test_labels_are_text_not_markup() -> None:
+    source = page(example(lean=False, language="<img src=x>"))
+    assert "<img src=x>" not in source
+    assert "&lt;img src=x&gt;" in source
+    assert "a &lt;note&gt;" in source
+
+
+@pytest.mark.parametrize(
+    ("share", "said"),
+    [(0.0, "0.00%"), (0.00171, "0.17%"), (0.00996, "1.0%"), (0.0456, "4.6%"), (0.0996, "10%"), (1.0, "100%")],
+)
+def test_percentages(share: float, said: str) -> None:
+    assert percent(share) == said

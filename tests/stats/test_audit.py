@@ -1,0 +1,136 @@
+"""An audit is itself a test: it must not fail good keys, must find bad ones, and must know when it cannot."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from dewmark.errors import InputError
+from dewmark.stats.audit import ALPHA, LEVELS, POWER, Audit, Outcome, audit, length_band, texts_needed
+
+
+def labels(count: int, seed: int = 0) -> dict:
+    rng = np.random.default_rng(seed)
+    return {
+        "languages": rng.choice(["de", "en", "fr"], size=count).tolist(),
+        "lengths": rng.choice([30, 80, 150, 250, 500], size=count),
+    }
+
+
+def uniform(count: int, seed: int = 0) -> Audit:
+    return audit(np.random.default_rng(seed).uniform(size=count), **labels(count, seed))
+
+
+def test_a_right_key_seldom_fails() -> None:
+    """Holm bounds the chance that any of the 27 cells is called wrong by 5%, however the cells overlap."""
+    failed = sum(uniform(500, seed).outcome is Outcome.FAILS for seed in range(300))
+    # at most Binomial(300, 0.05): 15 on average, 29 with probability 0.0005
+    assert failed <= 29
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("tests", [3, 27])
+def test_so_many_texts_show_a_doubled_rate(level: float, tests: int) -> None:
+    alpha = ALPHA / tests
+    needed = texts_needed(level, alpha=alpha)
+
+    def power(texts: int) -> float:
+        least = int(stats.binom.isf(alpha, texts, level)) + 1  # P(X ≥ least) ≤ alpha
+        return float(stats.binom.sf(least - 1, texts, 2 * level))
+
+    assert all(power(texts) >= POWER for texts in range(needed, needed + needed // 2, max(1, needed // 200)))
+    assert power(int(0.8 * needed)) < POWER
+
+
+def test_a_key_that_leans_in_one_language_is_caught_there() -> None:
+    rng = np.random.default_rng(1)
+    given = labels(900)
+    german = np.array(given["languages"]) == "de"
+    p = np.where(german, stats.norm.sf(rng.normal(0.8, 1.0, size=900)), rng.uniform(size=900))
+    found = audit(p, **given)
+    assert found.outcome is Outcome.FAILS
+    assert (found.worst.kind, found.worst.group) == ("language", "de")
+    assert found.sentence.startswith("The key fails for de: at ")
+    assert not any(cell.significant for cell in found.cells if cell.group in ("en", "fr"))
+
+
+def test_too_few_texts_cannot_pass() -> None:
+    found = uniform(40)
+    assert found.outcome is Outcome.CANNOT_TELL
+    needed = {cell.level: cell.needed for cell in found.overall}
+    assert found.sentence == (
+        f"Cannot tell: 40 texts are too few to see a doubled rate; it takes {needed[0.001]:,} at 0.1%, "
+        f"{needed[0.01]:,} at 1%, {needed[0.05]:,} at 5%."
+    )
+
+
+def test_but_they_can_fail() -> None:
+    assert audit(np.full(40, 1e-4), **labels(40)).outcome is Outcome.FAILS
+
+
+def test_a_pass_says_at_which_levels_it_would_have_seen_something() -> None:
+    found = uniform(800)
+    assert found.outcome is Outcome.PASSES
+    assert [cell.resolves for cell in found.overall] == [False, False, True]
+    assert "One twice as high would have shown at 5%; elsewhere that takes more texts, " in found.sentence
+    every = audit(
+        np.random.default_rng(2).uniform(size=30_000), languages=["en"] * 30_000, lengths=[80] * 30_000
+    )
+    assert every.outcome is Outcome.PASSES
+    assert every.sentence.endswith("would have shown at 0.1% and 1% and 5%.")
+
+
+def test_counts_and_exact_intervals() -> None:
+    p = [0.0005] * 3 + [0.005] * 4 + [0.03] * 10 + [0.5] * 83
+    found = audit(p, languages=["en"] * 100, lengths=[60] * 100)
+    assert [cell.kind for cell in found.cells] == ["all"] * 3  # one language, one band: nothing to set apart
+    assert [cell.alarms for cell in found.cells] == [3, 7, 17]
+    for cell in found.cells:
+        exact = stats.binomtest(cell.alarms, 100).proportion_ci(0.95, method="exact")
+        assert (cell.rate.low, cell.rate.high) == pytest.approx((exact.low, exact.high))
+        one_sided = stats.binomtest(cell.alarms, 100, cell.level, alternative="greater").pvalue
+        assert cell.p_value == pytest.approx(one_sided)
+    raw = sorted(cell.p_value for cell in found.cells)
+    assert found.worst.corrected == pytest.approx(3 * raw[0])
+
+
+def test_a_p_value_equal_to_the_level_is_no_alarm() -> None:
+    found = audit([0.01] * 50, languages=["en"] * 50, lengths=[60] * 50)
+    assert [cell.alarms for cell in found.cells] == [0, 0, 50]
+
+
+def test_small_groups_are_counted_with_all_texts_only() -> None:
+    found = audit([0.5] * 100, languages=["en"] * 75 + ["de"] * 20 + ["fr"] * 5, lengths=[60] * 100)
+    groups = {(cell.kind, cell.group): cell.texts for cell in found.cells}
+    assert groups == {("all", "all texts"): 100, ("language", "de"): 20, ("language", "en"): 75}
+
+
+def test_length_bands() -> None:
+    bands = [length_band(n) for n in (0, 49, 50, 99, 199, 200, 399, 400, 10_000)]
+    assert bands == [
+        "under 50",
+        "under 50",
+        "50–99",
+        "50–99",
+        "100–199",
+        "200–399",
+        "200–399",
+        "400+",
+        "400+",
+    ]
+
+
+def test_plain_values() -> None:
+    row = json.loads(json.dumps(uniform(500).to_dict()))
+    assert row["outcome"] in {"passes", "fails", "cannot tell"}
+    assert {"kind", "group", "level", "texts", "alarms", "rate", "low", "high", "resolves"} <= row["cells"][
+        0
+    ].keys()
+
+
+def test_nothing_to_judge() -> None:
+    with pytest.raises(InputError, match="no text is long enough"):
+        audit([], languages=[], lengths=[])

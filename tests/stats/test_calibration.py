@@ -1,0 +1,246 @@
+"""Empirical calibration: ranks that hold for every N, files that survive, calibrations that do not fit."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import dewmark
+from dewmark.errors import ArtifactError, ConfigError, InputError, NumericalError, UnknownNameError
+from dewmark.stats.calibration import Calibration, negatives_needed
+from dewmark.types import Detection, Verdict
+
+HASH, KEY = "0123456789abcdef", "feedfacecafebeef"
+
+
+def detection(z: float, *, fpr: float = 0.01, **changes: object) -> Detection:
+    made = Detection(Verdict.NOT_MARKED, 0.5, z, 0.1, 90.0, 120, "key", fpr, "dew", KEY)
+    return dataclasses.replace(made, **changes)
+
+
+def calibrate(values, group: str | None = None) -> Calibration:
+    return Calibration.from_detections(((detection(float(z)), group) for z in values), config_hash=HASH)
+
+
+class TestRanks:
+    def test_the_definition(self):
+        calibration = calibrate([3.0, 1.0, 2.0, 2.0])
+        p = [calibration.p_value(z) for z in (0.0, 1.0, 1.5, 2.0, 2.5, 3.0, 3.1)]
+        assert p == [5 / 5, 5 / 5, 4 / 5, 4 / 5, 2 / 5, 2 / 5, 1 / 5]
+
+    @pytest.mark.parametrize("n", [1, 9, 19, 50])
+    def test_every_order_of_exchangeable_scores_gives_each_p_value_once(self, n):
+        """Exact, not simulated: of N + 1 distinct scores each may be the text, and p runs through k/(N+1)."""
+        scores = np.random.default_rng(n).normal(size=n + 1)
+        p = [calibrate(np.delete(scores, i)).p_value(scores[i]) for i in range(n + 1)]
+        assert sorted(p) == pytest.approx([k / (n + 1) for k in range(1, n + 2)])
+        for level in (0.05, 0.1, 0.3):  # valid at every level, and tight to less than 1/(N + 1)
+            share = np.mean(np.array(p) <= level)
+            assert level - 1 / (n + 1) < share <= level + 1e-12
+
+    @pytest.mark.parametrize("values", [3, 10])
+    def test_with_ties_it_errs_on_the_safe_side(self, values):
+        scores = np.random.default_rng(values).integers(0, values, size=60).astype(float)
+        p = np.array([calibrate(np.delete(scores, i)).p_value(scores[i]) for i in range(60)])
+        for level in np.arange(1, 61) / 60:
+            assert np.mean(p <= level) <= level + 1e-12
+
+    @pytest.mark.parametrize("draw", ["normal", "standard_cauchy", "exponential"])
+    def test_simulated_false_alarms_are_at_most_the_level(self, draw):
+        """Fresh negatives and a fresh text each time: P(p ≤ α) = ⌊α(N + 1)⌋/(N + 1) for any law."""
+        rng = np.random.default_rng(2)
+        trials, n = 4000, 39
+        draws = getattr(rng, draw)(size=(trials, n + 1))
+        p = np.array(
+            [Calibration("dew", "key", HASH, KEY, {"all": np.sort(x[1:])}).p_value(x[0]) for x in draws]
+        )
+        for level, exact in ((0.05, 2 / 40), (0.06, 2 / 40), (0.2, 8 / 40)):
+            assert np.mean(p <= level) == pytest.approx(
+                exact, abs=4 * math.sqrt(exact * (1 - exact) / trials)
+            )
+
+    def test_nan_has_no_rank(self):
+        with pytest.raises(NumericalError, match="NaN"):
+            calibrate([1.0]).p_value(math.nan)
+
+
+class TestThresholds:
+    @pytest.mark.parametrize("n", [1, 19, 99, 100, 250])
+    @pytest.mark.parametrize("fpr", [0.005, 0.01, 0.05, 0.07, 0.29, 0.5])
+    def test_above_the_threshold_is_what_the_p_value_rejects(self, n, fpr):
+        values = np.round(np.random.default_rng(n).normal(size=n), 1)
+        calibration = calibrate(values)
+        threshold = calibration.threshold(fpr)
+        for z in (*values, *(values + 0.05), -9.0, 9.0):
+            assert (calibration.p_value(z) <= fpr) == (z > threshold)
+        assert math.isinf(threshold) == (n < negatives_needed(fpr))
+
+    @pytest.mark.parametrize(
+        ("fpr", "needed"),
+        [(0.5, 1), (0.05, 19), (0.01, 99), (0.001, 999), (1e-6, 999_999), (0.07, 14), (0.9, 1)],
+    )
+    def test_how_many_negatives_a_level_needs(self, fpr, needed):
+        assert negatives_needed(fpr) == needed
+        assert 1 / (needed + 1) <= fpr
+        assert needed == 1 or 1 / needed > fpr
+
+    def test_too_few_negatives_say_so_in_one_line(self):
+        calibration = calibrate(range(20), "de")
+        line = calibration.shortage(0.001, group="de")
+        assert line == (
+            "20 negatives of group de cannot reach the level 0.001: the smallest p-value is 1/21; "
+            "calibrate on at least 999"
+        )
+        assert calibration.threshold(0.001) == math.inf
+
+    def test_a_level_outside_is_refused(self):
+        with pytest.raises(ConfigError, match="got 0"):
+            negatives_needed(0)
+
+
+class TestApply:
+    def test_p_value_and_verdict(self):
+        calibration = calibrate(range(99))
+        found = calibration.apply(detection(98.5))
+        assert (found.p_value, found.verdict, found.test, found.z) == (
+            0.01,
+            Verdict.MARKED,
+            "empirical",
+            98.5,
+        )
+        assert calibration.apply(detection(97.5)).verdict is Verdict.NOT_MARKED
+        assert calibration.apply(detection(98.5, fpr=0.009)).verdict is Verdict.NOT_MARKED
+
+    def test_groups_are_ranked_apart_and_pooled_without_one(self):
+        pairs = [(detection(float(z)), "en") for z in range(9)] + [
+            (detection(z + 10.0), "de") for z in range(9)
+        ]
+        calibration = Calibration.from_detections(pairs, config_hash=HASH, by="language")
+        text = detection(9.5)
+        assert calibration.apply(text, group="en").p_value == 1 / 10
+        assert calibration.apply(text, group="de").p_value == 10 / 10
+        assert calibration.apply(text).p_value == 10 / 19
+        with pytest.raises(UnknownNameError, match=r"unknown language 'nl'; known: de, en"):
+            calibration.apply(text, group="nl")
+
+    def test_short_texts_take_no_part(self):
+        short = detection(50.0, verdict=Verdict.TOO_SHORT)
+        calibration = Calibration.from_detections([(detection(1.0), None), (short, None)], config_hash=HASH)
+        assert (len(calibration.pooled), calibration.too_short) == (1, 1)
+        found = calibration.apply(short)
+        assert (found.p_value, found.verdict) == (1.0, Verdict.TOO_SHORT)
+
+    @pytest.mark.parametrize(
+        "change", [{"key_fingerprint": "0" * 16}, {"test": "gaussian"}, {"scheme": "kgw"}]
+    )
+    def test_detections_made_otherwise_are_refused(self, change):
+        with pytest.raises(ConfigError, match="the calibration ranks z of"):
+            calibrate([1.0]).apply(detection(1.0, **change))
+        with pytest.raises(ConfigError, match="scored alike"):
+            Calibration.from_detections(
+                [(detection(1.0), None), (detection(1.0, **change), None)], config_hash=HASH
+            )
+
+    def test_negatives_that_are_no_numbers_or_not_there(self):
+        with pytest.raises(NumericalError, match="not a finite number"):
+            calibrate([1.0, math.inf])
+        with pytest.raises(InputError, match="of 1 texts all are too short"):
+            Calibration.from_detections([(detection(1.0, verdict=Verdict.TOO_SHORT), None)], config_hash=HASH)
+
+
+class TestFiles:
+    def test_a_file_gives_back_the_same_ranks(self, tmp_path: Path):
+        rng = np.random.default_rng(0)
+        pairs = [(detection(float(z)), f"g{i % 3}") for i, z in enumerate(rng.normal(size=50))]
+        made = Calibration.from_detections(pairs, config_hash=HASH, by="genre\u2028\udfff")
+        path = tmp_path / "new folder" / "cal.json"
+        made.save(path)
+        read = Calibration.load(path)
+        assert (read.scheme, read.test, read.config_hash, read.key_fingerprint) == ("dew", "key", HASH, KEY)
+        assert (read.by, read.too_short) == (made.by, 0)
+        for name, values in made.groups.items():
+            assert read.groups[name].tolist() == values.tolist()
+
+    def test_it_holds_numbers_and_names_only(self, tmp_path: Path):
+        path = tmp_path / "cal.json"
+        calibrate([1.0, 2.0]).save(path)
+        assert json.loads(path.read_text()) == {
+            "format": "dewmark-calibration-v1",
+            "scheme": "dew",
+            "test": "key",
+            "config_hash": HASH,
+            "key_fingerprint": KEY,
+            "groups": {"all": [1.0, 2.0]},
+            "by": None,
+            "too_short": 0,
+            "version": dewmark.__version__,
+        }
+
+    @pytest.mark.parametrize(
+        ("change", "said"),
+        [
+            ({"format": "dewmark-calibration-v0"}, "no calibration that this version reads"),
+            ({"groups": {}}, "it has no groups"),
+            ({"groups": {"all": []}}, "group 'all' is no list of numbers"),
+            ({"groups": {"all": [1, "2"]}}, "group 'all' is no list of numbers"),
+            ({"groups": {"all": [2.0, 1.0]}}, "not finite and ascending"),
+            ({"groups": {"all": [math.nan]}}, "not finite and ascending"),
+            ({"groups": {"all": [10**400]}}, "is damaged"),
+            ({"groups": [1.0]}, "it has no groups"),
+            ({"scheme": None}, "a name in it is no text"),
+            ({"too_short": 1.5}, "of the wrong type"),
+            ({"config_hash": ...}, "it lacks 'config_hash'"),
+        ],
+    )
+    def test_damaged_files(self, tmp_path: Path, change, said):
+        path = tmp_path / "cal.json"
+        calibrate([1.0, 2.0]).save(path)
+        content = {**json.loads(path.read_text()), **change}
+        path.write_text(json.dumps({name: value for name, value in content.items() if value is not ...}))
+        with pytest.raises(ArtifactError) as raised:
+            Calibration.load(path)
+        assert said in str(raised.value)
+        assert "\n" not in str(raised.value)
+
+    @pytest.mark.parametrize("data", [b"", b"{", b"[1]", b"\xff\xfe", b"[" * 100_000, b'{"text": "x"}'])
+    def test_what_is_no_calibration(self, tmp_path: Path, data):
+        path = tmp_path / "cal.json"
+        path.write_bytes(data)
+        with pytest.raises(ArtifactError, match="dewmark calibrate"):
+            Calibration.load(path)
+
+    def test_a_cut_file_and_a_missing_one(self, tmp_path: Path):
+        path = tmp_path / "cal.json"
+        calibrate(range(100)).save(path)
+        path.write_bytes(path.read_bytes()[:300])
+        with pytest.raises(ArtifactError, match="damaged"):
+            Calibration.load(path)
+        with pytest.raises(InputError, match="cannot read calibration"):
+            Calibration.load(tmp_path / "none.json")
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"key_fingerprint": "0" * 16}, f"made with key {KEY}, not {'0' * 16}"),
+        ({"scheme": "kgw"}, "made with scheme dew, not kgw"),
+        ({"config_hash": "f" * 16}, "other settings or another host"),
+    ],
+)
+def test_a_calibration_of_something_else_is_refused(change, said):
+    belongs = {"scheme": "dew", "config_hash": HASH, "key_fingerprint": KEY}
+    calibrate([1.0]).check(**belongs)
+    with pytest.raises(ConfigError) as raised:
+        calibrate([1.0]).check(**{**belongs, **change})
+    assert said in str(raised.value)
+
+
+def test_a_calibration_of_another_version_is_refused():
+    old = dataclasses.replace(calibrate([1.0]), version="0.0.1")
+    with pytest.raises(ConfigError, match=r"made with dewmark 0\.0\.1, which may score differently"):
+        old.check(scheme="dew", config_hash=HASH, key_fingerprint=KEY)

@@ -1,0 +1,171 @@
+"""Measures for experiments, against their definitions and against closed forms."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from dewmark.errors import ConfigError, InputError, NumericalError
+from dewmark.stats.metrics import auroc, bootstrap, leave_one_seed_out, rate, spread, threshold_at, tpr_at_fpr
+
+
+def scores(shift: float, size: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).normal(shift, 1.0, size)
+
+
+class TestAuroc:
+    @pytest.mark.parametrize("seed", range(5))
+    def test_the_definition_with_ties(self, seed):
+        rng = np.random.default_rng(seed)
+        high, low = rng.integers(2, 8, size=30), rng.integers(0, 6, size=40)
+        wins = (high[:, None] > low[None, :]) + 0.5 * (high[:, None] == low[None, :])
+        assert auroc(high, low) == pytest.approx(wins.mean(), abs=1e-12)
+
+    def test_its_ends_and_its_middle(self):
+        assert auroc([2, 3], [0, 1]) == 1.0
+        assert auroc([0, 1], [2, 3]) == 0.0
+        assert auroc([1, 1, 1], [1, 1]) == 0.5
+
+    def test_normal_scores(self):
+        """Two unit normals 2 apart: P(X > Y) = Φ(2/√2)."""
+        n = 4000
+        expected = stats.norm.cdf(2 / math.sqrt(2))
+        error = math.sqrt(expected * (1 - expected) / n)  # more than the Mann-Whitney standard error
+        assert auroc(scores(2, n), scores(0, n, 1)) == pytest.approx(expected, abs=4 * error)
+
+
+class TestThreshold:
+    @pytest.mark.parametrize("fpr", [0.0, 0.01, 0.07, 0.29, 0.3, 0.5, 0.999])
+    @pytest.mark.parametrize("size", [1, 7, 99, 100, 101, 1000])
+    def test_the_rate_is_never_above_and_the_threshold_as_low_as_it_can_be(self, fpr, size):
+        for negatives in (scores(0, size), np.round(scores(0, size), 1)):
+            threshold = threshold_at(negatives, fpr=fpr)
+            allowed = math.floor(round(fpr * size, 6))
+            assert np.sum(negatives > threshold) <= allowed
+            below = negatives[negatives < threshold]
+            if len(below):
+                assert np.sum(negatives > below.max()) > allowed
+
+    def test_equal_scores_pass_all_or_none(self):
+        assert threshold_at([0, 1, 1, 1], fpr=0.5) == 1.0
+        assert tpr_at_fpr([1, 2], [0, 1, 1, 1], fpr=0.5) == 0.5
+
+    def test_decimals_are_meant_as_written(self):
+        assert threshold_at(np.arange(100), fpr=0.29) == 70  # 71 … 99 are 29 of 100
+        assert threshold_at(np.arange(100), fpr=0.57) == 42
+
+    def test_too_few_negatives_give_the_largest(self):
+        assert threshold_at([3.0, 1.0, 2.0], fpr=0.01) == 3.0
+
+    def test_tpr_of_normal_scores(self):
+        n = 20_000
+        expected = stats.norm.sf(stats.norm.isf(0.05) - 1.5)
+        found = tpr_at_fpr(scores(1.5, n), scores(0, n, 1), fpr=0.05)
+        # the threshold's own error: √(fpr(1−fpr)/n)/φ(τ), seen through the positives' density
+        quantile = stats.norm.isf(0.05)
+        slope = stats.norm.pdf(quantile - 1.5) / stats.norm.pdf(quantile)
+        error = math.sqrt(expected * (1 - expected) / n + 0.05 * 0.95 / n * slope**2)
+        assert found == pytest.approx(expected, abs=4 * error)
+
+
+class TestLeaveOneSeedOut:
+    def test_every_seed_is_judged_by_the_others(self):
+        negatives = {1: [0.0, 1.0], 2: [10.0, 11.0], 3: [20.0, 21.0]}
+        positives = {1: [15.0, 25.0], 2: [15.0, 25.0], 3: [15.0, 5.0]}
+        found = leave_one_seed_out(positives, negatives, fpr=0.25)
+        assert [seed.threshold for seed in found.seeds] == [20.0, 20.0, 10.0]
+        assert [seed.tpr for seed in found.seeds] == [0.5, 0.5, 0.5]
+        assert [seed.fpr for seed in found.seeds] == [0.0, 0.0, 1.0]
+        assert found.tpr == spread([0.5, 0.5, 0.5])
+        assert found.fpr.mean == pytest.approx(1 / 3)
+        assert found.fpr.half_range == 0.5
+
+    def test_the_rate_on_held_out_negatives_is_the_nominal_one(self):
+        """Exchangeable seeds: a held-out score exceeds the k-th largest of N with probability k/(N + 1)."""
+        negatives = {seed: scores(0, 5000, seed) for seed in range(5)}
+        found = leave_one_seed_out(negatives, negatives, fpr=0.05)
+        error = math.sqrt(0.05 * 0.95 / 25_000) * 2  # the thresholds' own errors at most double it
+        assert found.fpr.mean == pytest.approx(1001 / 20_001, abs=4 * error)
+
+    def test_json(self):
+        found = leave_one_seed_out({"a": [1.0], "b": [2.0]}, {"a": [0.0], "b": [0.5]}, fpr=0.1)
+        row = json.loads(json.dumps(found.to_dict()))
+        assert row["level"] == 0.1
+        assert row["seeds"][0] == {"seed": "a", "threshold": 0.5, "tpr": 1.0, "fpr": 0.0}
+        assert row["tpr"] == {"mean": 1.0, "half_range": 0.0, "values": [1.0, 1.0]}
+
+    @pytest.mark.parametrize("seeds", [["a"], ["a", "c"]])
+    def test_seeds_that_do_not_match_are_refused(self, seeds):
+        with pytest.raises(InputError, match="two or more seeds"):
+            leave_one_seed_out({seed: [1.0] for seed in seeds}, {"a": [0.0], "b": [0.0]}, fpr=0.1)
+
+
+class TestIntervals:
+    def test_bootstrap_is_seeded_and_stratified(self):
+        high, low = scores(1, 60), scores(0, 80, 1)
+        sizes = set()
+
+        def statistic(a, b):
+            sizes.add((len(a), len(b)))
+            assert set(a) <= set(high)
+            assert set(b) <= set(low)
+            return auroc(a, b)
+
+        first = bootstrap(statistic, high, low, resamples=200, seed=3)
+        assert sizes == {(60, 80)}
+        assert first == bootstrap(auroc, high, low, resamples=200, seed=3)
+        assert first != bootstrap(auroc, high, low, resamples=200, seed=4)
+        assert first.low < first.value == auroc(high, low) < first.high
+
+    def test_bootstrap_width_is_that_of_the_mean_s_normal_interval(self):
+        high, low = scores(0, 400), scores(0, 300, 1)
+        found = bootstrap(lambda a, b: float(a.mean() - b.mean()), high, low, resamples=4000)
+        wide = 2 * 1.96 * math.sqrt(high.var() / 400 + low.var() / 300)
+        assert found.high - found.low == pytest.approx(wide, rel=0.1)  # quantiles of 4,000: 3% standard error
+
+    def test_clopper_pearson_against_the_beta_law(self):
+        found = rate(3, 50, confidence=0.9)
+        assert found.rate == 0.06
+        assert found.low == pytest.approx(stats.beta.ppf(0.05, 3, 48))
+        assert found.high == pytest.approx(stats.beta.ppf(0.95, 4, 47))
+        assert json.loads(json.dumps(found.to_dict()))["hits"] == 3
+
+    def test_clopper_pearson_ends(self):
+        assert (rate(0, 10).low, rate(10, 10).high) == (0.0, 1.0)
+        assert rate(0, 10).high == pytest.approx(1 - 0.025 ** (1 / 10))
+
+    @pytest.mark.parametrize("p", [0.01, 0.3])
+    def test_clopper_pearson_covers_at_least_at_its_confidence(self, p):
+        n = 40
+        intervals = [rate(k, n) for k in range(n + 1)]
+        covered = sum(stats.binom.pmf(k, n, p) for k, i in enumerate(intervals) if i.low <= p <= i.high)
+        assert 0.95 <= covered < 1.0
+
+
+def test_spread():
+    found = spread([0.9, 0.8, 0.94])
+    assert found.mean == pytest.approx(0.88)
+    assert found.half_range == pytest.approx(0.07)
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "said"),
+    [
+        (lambda: auroc([], [1.0]), InputError, "positives must be"),
+        (lambda: auroc([1.0], [[1.0]]), InputError, "negatives must be"),
+        (lambda: auroc([1.0], [0.0, math.nan]), NumericalError, "negatives 1 is NaN"),
+        (lambda: threshold_at([1.0], fpr=1.0), ConfigError, "got 1.0"),
+        (lambda: rate(3, 2), InputError, "3 of 2"),
+        (lambda: rate(0, 0), InputError, "0 of 0"),
+        (lambda: rate(1, 2, confidence=95), ConfigError, "got 95"),
+        (lambda: bootstrap(auroc, [1.0], [0.0], resamples=0), ConfigError, "got 0"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused(call, error, said):
+    with pytest.raises(error) as raised:
+        call()
+    assert said in str(raised.value)

@@ -1,0 +1,92 @@
+"""The simulated key test against literal projections, and the closed form against the simulation."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from dewmark.core.whitening import normalize_rows
+from dewmark.evidence import Evidence
+from dewmark.stats.key_test import score_variance
+from dewmark.stats.monte_carlo import monte_carlo_sums, monte_carlo_test
+from dewmark.stats.nulls import tanh_kernel
+
+GAMMA = 0.5
+
+
+def saturate(u: np.ndarray) -> np.ndarray:
+    return np.tanh(GAMMA * u)
+
+
+def text(length: int, *, d_T: int = 24, d_C: int = 16, labels: str = "", seed: int = 0) -> Evidence:
+    """Pairs with repeated tokens, correlated contexts and uneven weights; ``labels`` drops semantics."""
+    rng = np.random.default_rng(seed)
+    vocabulary = normalize_rows(rng.normal(size=(max(length // 3, 2), d_T)))
+    which = rng.integers(len(vocabulary), size=length)
+    return Evidence(
+        scores=np.zeros(length),
+        alignments=np.zeros(length),
+        weights=rng.integers(1, 4, size=length).astype(float),
+        positions=np.arange(length),
+        T=which if "T" in labels else vocabulary[which],
+        C=np.arange(length) if "C" in labels else normalize_rows(rng.normal(size=(length, d_C)) + 0.3),
+        kernel=tanh_kernel(GAMMA),
+    )
+
+
+@pytest.mark.parametrize(
+    ("kind", "labels", "n"),
+    [("gaussian", "", 128), ("orthogonal", "", 48), ("gaussian", "T", 128), ("gaussian", "C", 128),
+     ("gaussian", "TC", 128)],
+)  # fmt: skip
+def test_the_closed_form_has_the_simulated_spread(kind: str, labels: str, n: int) -> None:
+    """Gaussian and orthogonal projections, all four modes."""
+    evidence = text(60, labels=labels)
+    sums = monte_carlo_sums(evidence, saturate, n=n, kind=kind, keys=2000)
+    # a standard deviation from 2,000 draws is known to 1/sqrt(4000) = 1.6%; 3.5 of them, and 1/n for finite n
+    assert sums.std() == pytest.approx(math.sqrt(score_variance(evidence)), rel=0.056 + 1 / n)
+    assert abs(sums.mean()) < 4.5 * sums.std() / math.sqrt(2000)
+
+
+def test_imaginary_keys_have_the_law_of_literal_ones() -> None:
+    evidence = text(40)
+    n, rng = 32, np.random.default_rng(5)
+    literal = np.empty(1500)
+    for i in range(len(literal)):
+        P_T = normalize_rows(evidence.T @ rng.normal(size=(24, n)))
+        P_C = normalize_rows(evidence.C @ rng.normal(size=(16, n)))
+        u = math.sqrt(n) * np.einsum("ij,ij->i", P_T, P_C)
+        literal[i] = evidence.weights @ saturate(u)
+    imagined = monte_carlo_sums(evidence, saturate, n=n, keys=1500)
+    assert stats.ks_2samp(literal, imagined).pvalue > 1e-3
+
+
+@pytest.mark.parametrize("n", [4, 16])
+def test_ranks_are_uniform_even_in_few_dimensions(n: int) -> None:
+    """The rank needs no limit: a text's sums under literal keys rank uniformly among imaginary ones."""
+    evidence = text(12)
+    sums = monte_carlo_sums(evidence, saturate, n=n, keys=99)
+    again = monte_carlo_sums(dataclasses.replace(evidence, scores=np.ones(12)), saturate, n=n, keys=99)
+    assert np.array_equal(sums, again)  # the same text always meets the same keys, whatever it scored
+    rng = np.random.default_rng(1)
+    p = []
+    for _ in range(300):
+        P_T = normalize_rows(evidence.T @ rng.normal(size=(24, n)))
+        P_C = normalize_rows(evidence.C @ rng.normal(size=(16, n)))
+        scores = saturate(math.sqrt(n) * np.einsum("ij,ij->i", P_T, P_C))
+        p.append((1 + np.count_nonzero(sums >= evidence.weights @ scores)) / 100)
+    # 100 possible values: compare with the discrete uniform law by its mean and its lower tail
+    assert np.mean(p) == pytest.approx(0.505, abs=4.5 * math.sqrt(1 / 12 / 300))
+    assert np.mean(np.array(p) <= 0.1) < 0.1 + 4.5 * math.sqrt(0.09 / 300) + 0.06  # 99 keys know 10% to 3%
+
+
+def test_the_test_reports_rank_and_spread() -> None:
+    evidence = text(50)
+    strong = dataclasses.replace(evidence, scores=np.full(50, 0.4))
+    statistic = monte_carlo_test(strong, saturate, n=64, keys=199)
+    assert statistic.p_value == pytest.approx(1 / 200)
+    assert statistic.z == pytest.approx(strong.total / math.sqrt(score_variance(strong)), rel=0.2)

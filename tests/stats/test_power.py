@@ -1,0 +1,108 @@
+"""The power model on z-scores that follow it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from scipy.stats import norm
+
+from dewmark.errors import InputError
+from dewmark.stats import power
+from dewmark.stats.power import Model, choose_cuts, fit_model, measure_power
+
+LENGTHS = (25, 50, 100, 200, 400)
+
+
+def marked(count: int, *, mean: float, spread: float, length: int = 400, seed: int = 0) -> np.ndarray:
+    """z (texts, LENGTHS) of texts whose scores are N(m_i, 1), m_i ~ N(mean, spread²), NaN beyond ``length``.
+
+    The sum of L scores over √L: z(L) ~ N(mean √L, 1 + spread² L).
+    """
+    rng = np.random.default_rng(seed)
+    scores = rng.normal(rng.normal(mean, spread, size=(count, 1)), 1.0, size=(count, max(LENGTHS)))
+    z = scores.cumsum(axis=1)[:, np.array(LENGTHS) - 1] / np.sqrt(LENGTHS)
+    z[:, np.array(LENGTHS) > length] = np.nan
+    return z
+
+
+def test_the_fit_finds_the_truth() -> None:
+    model = fit_model(marked(600, mean=0.3, spread=0.1), LENGTHS)
+    # the mean over 600 texts is known to √((1 + 0.01·400)/600/400) < 0.005, variances to √(2/600) = 6%
+    assert model.slope == pytest.approx(0.3, abs=0.018)
+    assert model.between == pytest.approx(0.01, rel=0.25)
+    assert model.noise == pytest.approx(1.0, rel=0.25)
+
+
+def test_expected_and_measured_shares_agree() -> None:
+    found = measure_power(marked(400, mean=0.25, spread=0.08), LENGTHS, fpr=0.01)
+    for length in LENGTHS:
+        row = found.row(length)
+        assert row.measured is not None
+        truth = norm.sf((norm.isf(0.01) - 0.25 * np.sqrt(length)) / np.sqrt(1 + 0.0064 * length))
+        # a share of 400 texts has a standard error of at most 0.025
+        assert row.measured.rate == pytest.approx(truth, abs=0.1)
+        assert row.tpr.value == pytest.approx(truth, abs=0.06)
+        assert row.tpr.low <= row.tpr.value <= row.tpr.high
+        assert row.mean_z == pytest.approx(0.25 * np.sqrt(length), abs=0.4)
+
+
+def test_the_interval_covers_the_truth(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Texts of 200 tokens tell of 400: a 95% interval from 30 texts should hold the truth 95 times in 100."""
+    truth = norm.sf((norm.isf(0.01) - 0.25 * 20.0) / np.sqrt(1 + 0.0064 * 400))
+    monkeypatch.setattr(power, "_RESAMPLES", 200)
+    inside = 0
+    for seed in range(25):
+        found = measure_power(marked(30, mean=0.25, spread=0.08, length=200, seed=seed), LENGTHS, fpr=0.01)
+        row = found.row(400)
+        assert row.measured is None
+        inside += row.tpr.low <= truth <= row.tpr.high
+    # percentile intervals of small samples are a little narrow; Binomial(25, 0.88) is below 17 with 0.2%
+    assert inside >= 17
+
+
+def test_the_smallest_length_is_where_the_share_is_reached() -> None:
+    model = Model(slope=0.3, noise=1.0, between=0.002)
+    for target in (0.5, 0.9, 0.99):
+        least = model.length_for(target, fpr=0.01)
+        assert least is not None
+        assert model.tpr(least, fpr=0.01) >= target > model.tpr(least - 1, fpr=0.01)
+    # μ√L = z_α at TPR 1/2, whatever the spread
+    assert model.length_for(0.5, fpr=0.01) == int(np.ceil((norm.isf(0.01) / 0.3) ** 2))
+
+
+def test_texts_that_take_no_mark_bound_what_length_can_do() -> None:
+    """TPR tends to Φ(μ/τ): with μ = τ no length finds nine texts in ten."""
+    model = Model(slope=0.1, noise=1.0, between=0.01)
+    assert model.length_for(0.9, fpr=0.01) is None
+    assert model.tpr(1e9, fpr=0.01) == pytest.approx(norm.cdf(1.0), abs=1e-3)
+    assert Model(slope=-0.1, noise=1.0, between=0.0).length_for(0.5, fpr=0.01) is None
+
+
+def test_unmarked_texts_are_found_at_the_false_positive_rate() -> None:
+    found = measure_power(marked(300, mean=0.0, spread=0.0), LENGTHS, fpr=0.05)
+    # the slope of 300 texts is 0 ± 0.003, so at 400 tokens z is 0 ± 0.06: a share of 0.05 ± 0.007
+    assert found.row(400).tpr.value == pytest.approx(0.05, abs=0.03)
+    assert found.row(100).measured.rate == pytest.approx(0.05, abs=0.05)
+
+
+def test_shorter_texts_speak_for_shorter_lengths() -> None:
+    z = np.vstack([marked(6, mean=0.4, spread=0.05), marked(6, mean=0.4, spread=0.05, length=60, seed=1)])
+    found = measure_power(z, LENGTHS, fpr=0.01)
+    assert found.row(50).measured.trials == 12
+    assert found.row(200).measured.trials == 6
+    assert found.row(150).measured is None  # no cut there
+
+
+def test_cuts_are_the_lengths_asked_for_and_some_between() -> None:
+    cuts = choose_cuts([50, 100, 1000], 300)
+    assert {50, 100} <= set(cuts)
+    assert (cuts[0], cuts[-1]) == (25, 300)
+    assert len(cuts) >= 8
+
+
+def test_too_little_to_go_by() -> None:
+    z = np.vstack([marked(3, mean=0.3, spread=0.1), np.full((9, len(LENGTHS)), np.nan)])
+    with pytest.raises(InputError, match="needs 4 marked texts of at least 25 tokens, got 3"):
+        measure_power(z, LENGTHS, fpr=0.01)
+    with pytest.raises(InputError, match="texts of at least 25 tokens, the longest has 20"):
+        choose_cuts([50], 20)

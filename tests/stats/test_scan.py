@@ -1,0 +1,177 @@
+"""The scan of all windows: exact variances, and family-wise p-values that are what they say."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import tracemalloc
+
+import numpy as np
+import pytest
+from scipy.special import ndtr
+from tests.stats.synthetic import scores_under_keys, text_like, under, with_scores
+
+from dewmark.evidence import Evidence
+from dewmark.stats import scan as module
+from dewmark.stats.key_test import covariance, key_test
+from dewmark.stats.scan import Units, scan
+
+
+def window_sums(evidence: Evidence, scores: np.ndarray, start: np.ndarray, end: np.ndarray) -> np.ndarray:
+    """S_w under several keys' scores (keys, N): (keys, W)."""
+    units = Units.of(evidence)
+    total = np.cumsum(scores[:, units.pair] * units.weight, axis=1)
+    total = np.hstack([np.zeros((len(scores), 1)), total])
+    return total[:, end] - total[:, start]
+
+
+def independent(scores: np.ndarray) -> Evidence:
+    return Evidence.independent(scores, np.ones(len(scores)), np.arange(len(scores)))
+
+
+@pytest.fixture(scope="module")
+def text() -> Evidence:
+    evidence = text_like(260)
+    return under(evidence, scores_under_keys(evidence, 1)[0])
+
+
+@pytest.fixture(scope="module")
+def windows(text):
+    return scan(text)
+
+
+def test_each_window_has_the_z_of_the_key_test_on_its_units_alone(text, windows):
+    units = Units.of(text)
+    for w in np.random.default_rng(0).choice(len(windows.z), size=25, replace=False):
+        inside = units.pair[windows.start[w] : windows.end[w]]
+        pairs, counts = np.unique(inside, return_counts=True)
+        part = dataclasses.replace(
+            text, scores=text.scores[pairs], weights=counts.astype(float), T=text.T[pairs], C=text.C[pairs]
+        )
+        statistic = key_test(part)
+        assert windows.z[w] == pytest.approx(statistic.z, rel=1e-4, abs=1e-5)
+        assert statistic.effective_length >= module.MIN_EFFECTIVE_LENGTH - 1e-3
+
+
+def test_the_family_covers_the_text_at_every_length(windows, text):
+    length = len(Units.of(text))
+    sizes = windows.end - windows.start
+    assert sizes.max() == length
+    assert windows.start.min() == 0
+    assert windows.end.max() == length
+    assert np.all(np.diff(np.unique(sizes)) <= np.maximum(0.16 * np.unique(sizes)[:-1], 2))
+    assert windows.share.sum() == pytest.approx(
+        1.0, abs=0.25
+    )  # short windows of few independent units are out
+
+
+def test_family_wise_p_values_hold_over_keys(text, windows):
+    """Correlated contexts and repeats, 1,500 fresh keys: alarms at most nominal, and not far below it."""
+    keys = 1500
+    sd = window_sums(text, text.scores[None], windows.start, windows.end)[0] / windows.z
+    z = window_sums(text, scores_under_keys(text, keys, seed=7), windows.start, windows.end) / sd
+    least = np.array([with_scores(windows, row).corrected.min() for row in z])
+    for level in (0.05, 0.2):
+        # the draws add up to two standard errors of their own (some 10%) on the cautious side, and sums of
+        # saturated scores have lighter tails than normal ones: the true rate lies between half and nominal
+        margin = 3.5 * math.sqrt(level * (1.0 - level) / keys)
+        assert 0.5 * level - margin < np.mean(least <= level) <= level + margin
+    bonferroni = np.mean(np.min(ndtr(-z) / windows.share, axis=1) <= 0.2)
+    assert bonferroni < 0.1  # what is gained over it
+
+
+def test_the_curve_is_the_law_of_the_least_q(text, windows):
+    """P(Q ≤ q) from conditional draws against plain simulation of normal scores, down to 1%."""
+    rng, draws = np.random.default_rng(3), 4000
+    every = np.arange(len(text))
+    K = covariance(text, every, every).astype(float)
+    values, vectors = np.linalg.eigh(K)
+    normal = rng.normal(size=(draws, len(K))) @ (vectors * np.sqrt(np.maximum(values, 0.0))).T
+    sd = window_sums(text, text.scores[None], windows.start, windows.end)[0] / windows.z
+    least = np.min(ndtr(-window_sums(text, normal, windows.start, windows.end) / sd) / windows.share, axis=1)
+    for share in (0.3, 0.1, 0.03, 0.01):
+        q = float(np.quantile(least, share))
+        said = windows.correct(0, q * windows.share[0])
+        # 4 standard errors of the simulated quantile; above, room for the scan's own two and their error
+        error = math.sqrt(share * (1.0 - share) / draws)
+        assert share - 4.0 * error < said < 1.25 * share + 4.0 * error
+
+
+def test_far_tails_lie_between_the_raw_p_and_bonferroni(windows):
+    for z in (5.0, 8.0, 12.0, 30.0):
+        one = with_scores(windows, np.full_like(windows.z, z))
+        p = ndtr(-z)
+        assert np.all(one.corrected <= np.minimum(p / windows.share, 1.0) * (1 + 1e-9))
+        assert np.all(one.corrected >= p)
+    steps = np.linspace(-3.0, 40.0, 200)
+    p = [with_scores(windows, np.full_like(windows.z, z)).corrected[0] for z in steps]
+    assert np.all(np.diff(p) <= 0.0)
+
+
+def test_one_text_one_answer(text, windows):
+    again = scan(text)
+    assert np.array_equal(again.corrected, windows.corrected)
+    other = scan(under(text, -text.scores))
+    assert np.array_equal(other.crowding, windows.crowding)  # the draws do not see the scores
+    assert np.array_equal(other.z, -windows.z)
+
+
+def test_long_texts_are_cut_into_chunks(monkeypatch, text, windows):
+    whole = dict(zip(zip(windows.start, windows.end, strict=True), windows.z, strict=True))
+    monkeypatch.setattr(module, "REACH", 64)
+    cut = scan(text)
+    assert (cut.end - cut.start).max() == 64
+    shared = [w for w in range(len(cut.z)) if (cut.start[w], cut.end[w]) in whole]
+    assert len(shared) > 100
+    for w in shared:
+        assert cut.z[w] == pytest.approx(whole[cut.start[w], cut.end[w]], rel=1e-4, abs=1e-5)
+    assert len({*zip(cut.start, cut.end, strict=True)}) == len(cut.z)  # no window belongs to two chunks
+
+
+def test_chunks_are_only_more_cautious(monkeypatch):
+    rng = np.random.default_rng(5)
+    scores = rng.normal(size=(400, 320))
+    monkeypatch.setattr(module, "REACH", 64)
+    cut = scan(independent(scores[0]))
+    z = window_sums(independent(scores[0]), scores, cut.start, cut.end) / np.sqrt(cut.end - cut.start)
+    alarms = np.mean([with_scores(cut, row).corrected.min() <= 0.1 for row in z])
+    assert 0.03 < alarms < 0.1 + 3.5 * math.sqrt(0.1 * 0.9 / 400)
+
+
+def test_memory_does_not_grow_with_the_square_of_the_text(monkeypatch):
+    monkeypatch.setattr(module, "REACH", 64)
+    monkeypatch.setattr(module, "_BATCH", 16)
+    text = independent(np.random.default_rng(0).normal(size=4000))
+    tracemalloc.start()
+    try:
+        scan(text, draws=100)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 4000**2 * 8 / 4  # a quarter of the one matrix that it does not make
+
+
+def test_pairs_that_a_scheme_counts_once_count_where_they_first_occur():
+    positions = np.tile(np.arange(60), 2)
+    scores = np.random.default_rng(0).normal(size=60)
+    once = Evidence.independent(scores, np.full(60, 0.5), positions)
+    units = Units.of(once)
+    assert units.place.tolist() == list(range(60))
+    assert np.all(units.weight == 0.5)
+    assert Units.of(Evidence.independent(scores, np.full(60, 2.0), positions)).weight.sum() == 120
+
+
+@pytest.mark.parametrize("units", [0, 1, 12])
+def test_too_short_a_text_has_no_windows(units):
+    windows = scan(independent(np.ones(units)))
+    assert len(windows.z) == len(windows.corrected) == 0
+
+
+def test_scores_that_cancel_are_no_evidence():
+    """Two tokens of opposite meaning in one context, by turns: every other window sums to nothing."""
+    turns = np.where(np.arange(80) % 2 == 0, 1.0, -1.0)
+    T = np.outer(turns, [0.6, 0.8]).astype(np.float32)
+    text = Evidence(turns, turns, np.ones(80), np.arange(80), T, np.ones((80, 1), dtype=np.float32), (1.0,))
+    windows = scan(text)
+    assert np.all(np.isfinite(windows.z))
+    assert windows.corrected.min() > 0.05
