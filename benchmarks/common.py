@@ -32,7 +32,7 @@ def quality(host: Host, prompts: Sequence[str], texts: Sequence[str]) -> dict[st
 
 
 def read_texts(source: str, tokens: int) -> list[str]:
-    """Texts of FILE[:FIRST:LAST], JSONL rows with ``text`` or ``response``, cut to about ``tokens`` tokens."""
+    """JSONL rows (``text`` or ``response``) of FILE[:FIRST:LAST], cut to about ``tokens`` tokens."""
     name, *rows = source.split(":")
     lines = [json.loads(line) for line in Path(name).read_text(encoding="utf-8").splitlines()]
     if rows:

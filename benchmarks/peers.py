@@ -30,7 +30,7 @@ ABSENT = {
     "dew": "not in markllm 0.1.5",
     "dew-gumbel": "not in markllm 0.1.5",
     "dew-paper": "not in markllm 0.1.5",
-    "kgw-self": "draws a permutation of the vocabulary for every candidate: hours for one text",
+    "kgw-self": "not run: it draws a permutation of the vocabulary for each of the candidates of a step",
     "morphmark": "not in markllm 0.1.5",
     "synthid": "not in markllm 0.1.5",
     "unbiased": "not in markllm 0.1.5",

@@ -17,7 +17,17 @@ from dewmark.errors import DewmarkError
 
 ROOT = Path(__file__).parent.parent
 DATA = files("dewmark") / "data"
-HEAVY = ("accelerate", "gguf", "matplotlib", "rich", "scipy", "sentence_transformers", "torch", "transformers", "typer")
+HEAVY = (
+    "accelerate",
+    "gguf",
+    "matplotlib",
+    "rich",
+    "scipy",
+    "sentence_transformers",
+    "torch",
+    "transformers",
+    "typer",
+)
 PUBLIC = [
     "Attribution",
     "Detection",

@@ -39,4 +39,4 @@ def test_defaults(name: str, check: Check, bag_encoder: object) -> None:
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
 @pytest.mark.parametrize("configuration", VARIANTS)
 def test_variants(configuration: str, check: Check, bag_encoder: object) -> None:
-    check(trial_of(configuration, 60))
+    check(trial_of(configuration, 40))
