@@ -116,6 +116,10 @@ def fit(
     host: Host = None,
     context: Annotated[Context, typer.Option(help="How contexts are embedded.")] = Context.COMPOSED,
     k: Annotated[int, typer.Option(min=1, help="Context width in tokens.")] = 3,
+    drop: Annotated[
+        int | None,
+        typer.Option(min=0, metavar="N", help="Do not whiten: centre, and drop the N strongest directions."),
+    ] = None,
     json_: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -141,8 +145,10 @@ def fit(
             context=context.value,
             k=k,
             workspace=Workspace(cache=cache_dir(), progress=progress),
+            drop=drop,
         )
-    save_statistics(whitening, out, encoder=loaded, note=f"fitted on {len(items)} texts")
+    how = "whitened" if drop is None else f"centred, {drop} directions dropped"
+    save_statistics(whitening, out, encoder=loaded, note=f"{how}, fitted on {len(items)} texts")
     if json_:
         emit({"path": str(out), "encoder": loaded.name, "texts": len(items)})
     else:

@@ -5,6 +5,10 @@ one that does not depend on the signs or the order of eigenvectors, so every lin
 the same map and a key gives the same mark on every machine. ε is a share of the mean eigenvalue: directions
 in which the data hardly varies (a singular covariance, fewer samples than dimensions) are bounded, not
 blown up.
+
+The robust alternative (``drop``) takes only what it is sure of: it centres and removes the strongest
+directions, I − U_r U_rᵀ, and leaves all others as they are. It needs far less text to fit than a whole
+covariance, and it too does not depend on signs or order.
 """
 
 from __future__ import annotations
@@ -47,9 +51,16 @@ class Whitening:
 
     @classmethod
     def fit(
-        cls, blocks: Iterable[NDArray[np.floating]] | NDArray[np.floating], *, ridge: float = 1e-3
+        cls,
+        blocks: Iterable[NDArray[np.floating]] | NDArray[np.floating],
+        *,
+        ridge: float = 1e-3,
+        drop: int | None = None,
     ) -> Whitening:
-        """Fit on rows, given whole (N, d) or as blocks (N_b, d); ``ridge`` is ε over the mean eigenvalue."""
+        """Fit on rows, given whole (N, d) or as blocks (N_b, d); ``ridge`` is ε over the mean eigenvalue.
+
+        With ``drop`` the map only centres and removes that many of the strongest directions.
+        """
         if isinstance(blocks, np.ndarray):
             whole = blocks
             blocks = (whole[i : i + _BLOCK] for i in range(0, len(whole), _BLOCK))
@@ -67,7 +78,8 @@ class Whitening:
         covariance = outer / count - np.outer(mean, mean)
         if not np.isfinite(covariance).all():
             raise NumericalError("cannot fit whitening: the embeddings hold NaN or infinite values")
-        return cls(mean=mean.astype(np.float32), matrix=_inverse_root(covariance, ridge).astype(np.float32))
+        matrix = _inverse_root(covariance, ridge) if drop is None else _without_strongest(covariance, drop)
+        return cls(mean=mean.astype(np.float32), matrix=matrix.astype(np.float32))
 
     def apply(self, x: NDArray[np.floating]) -> F32:
         """Map rows (N, d) to whitened rows (N, d)."""
@@ -81,3 +93,12 @@ def _inverse_root(covariance: F64, ridge: float) -> F64:
         raise NumericalError("cannot fit whitening: all embeddings are equal")
     roots = 1.0 / np.sqrt(np.clip(values, 0.0, None) + ridge * scale)
     return np.asarray((vectors * roots) @ vectors.T)
+
+
+def _without_strongest(covariance: F64, drop: int) -> F64:
+    if not 0 <= drop < len(covariance):
+        raise InputError(
+            f"of {len(covariance)} directions between 0 and {len(covariance) - 1} can be dropped, got {drop}"
+        )
+    strongest = np.linalg.eigh(covariance)[1][:, len(covariance) - drop :]
+    return np.asarray(np.eye(len(covariance)) - strongest @ strongest.T)

@@ -155,9 +155,19 @@ def _encode_vocabulary(encoder: Encoder, host: HostInfo, workspace: Workspace) -
 
 
 def fit_statistics(
-    texts: Iterable[str], *, encoder: Encoder, host: HostInfo, context: str, k: int, workspace: Workspace
+    texts: Iterable[str],
+    *,
+    encoder: Encoder,
+    host: HostInfo,
+    context: str,
+    k: int,
+    workspace: Workspace,
+    drop: int | None = None,
 ) -> Whitening:
-    """Mean and whitening of the contexts of ordinary texts; no key and no mark is involved."""
+    """Mean and whitening of the contexts of ordinary texts; no key and no mark is involved.
+
+    With ``drop`` contexts are only centred, and their strongest directions removed.
+    """
     windows = np.concatenate(
         [windows_of(t.ids, k=k, host=host)[k:] for t in host.tokenizer.encode(list(texts))]
     )
@@ -166,7 +176,7 @@ def fit_statistics(
             token_vectors(encoder, host, whitening=None, workspace=workspace), dtype=np.float32
         )
         return Whitening.fit(
-            table[windows[i : i + _CHUNK]].mean(axis=1) for i in range(0, len(windows), _CHUNK)
+            (table[windows[i : i + _CHUNK]].mean(axis=1) for i in range(0, len(windows), _CHUNK)), drop=drop
         )
     windows = np.unique(windows, axis=0)
     blocks = []
@@ -174,7 +184,7 @@ def fit_statistics(
         workspace.progress("encoding contexts", i, len(windows))
         blocks.append(encode_windows(encoder, host.tokenizer, windows[i : i + _CHUNK]))
     workspace.progress("encoding contexts", len(windows), len(windows))
-    return Whitening.fit(blocks)
+    return Whitening.fit(blocks, drop=drop)
 
 
 def ordinary_texts() -> list[str]:
