@@ -1,0 +1,240 @@
+"""What requests and answers look like, for validation and for the OpenAPI document.
+
+Answers are built as plain dictionaries (thousands of token scores need no second look) and described here.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+__all__ = [
+    "AuditRequest",
+    "DetectRequest",
+    "DetectResponse",
+    "ErrorResponse",
+    "ExtractResponse",
+    "JobList",
+    "JobResponse",
+    "JobState",
+    "LocateRequest",
+    "LocateResponse",
+    "Whoami",
+]
+
+VerdictName = Literal["marked", "not marked", "too short"]
+Share = Annotated[float, Field(gt=0.0, lt=1.0)]
+TenantId = Annotated[str, Field(max_length=64)]
+TestName = Annotated[str, Field(max_length=64)]
+
+
+class _Request(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class DetectRequest(_Request):
+    """Texts to judge: ``text``, or ``texts``. A prompt is context only and never scored itself."""
+
+    text: str | None = Field(None, examples=["The old bridge over the river was built by …"])
+    texts: list[str] | None = Field(None, min_length=1)
+    prompt: str | None = None
+    prompts: list[str | None] | None = None
+    tenants: list[TenantId] | None = Field(None, min_length=1, max_length=1000)
+    fpr: Share | None = Field(None, description="Share of unmarked texts that may be called marked.")
+    test: TestName | None = Field(None, description="The scheme's first test by default.")
+    tokens: bool = Field(False, description="Also give every token's score and place.")
+
+
+class LocateRequest(_Request):
+    """A text to search for marked passages."""
+
+    text: str
+    prompt: str | None = None
+    tenant: TenantId | None = None
+    fpr: Share = Field(0.05, description="Share of unmarked texts in which any passage may be found.")
+    tokens: bool = False
+
+
+class AuditText(_Request):
+    """One text that is known to be unmarked."""
+
+    text: str
+    id: str | None = Field(None, max_length=1000)
+    language: str | None = Field(None, max_length=35)
+    prompt: str | None = None
+
+
+class AuditRequest(_Request):
+    """Unmarked texts on which a key's real false-positive rate is measured."""
+
+    texts: list[AuditText] = Field(min_length=1)
+    tenant: TenantId | None = None
+    test: TestName | None = None
+
+
+class ErrorDetail(BaseModel):
+    """Why there is no answer."""
+
+    code: str
+    type: str
+    message: str
+    param: None = None
+    request_id: str
+
+
+class ErrorResponse(BaseModel):
+    """Every refusal has this shape."""
+
+    error: ErrorDetail
+
+
+class Language(BaseModel):
+    """A guess; ``supported`` says whether the scheme's encoder knows the language."""
+
+    code: str | None
+    supported: bool | None
+
+
+class Token(BaseModel):
+    """One token: offsets count Unicode characters; the score is standard normal on unmarked text."""
+
+    text: str
+    start: int
+    end: int
+    score: float
+    scored: bool
+
+
+class TenantResult(BaseModel):
+    """What one tenant's key alone says."""
+
+    tenant: str
+    p_value: float | None
+    z: float | None
+    verdict: VerdictName
+
+
+class Result(BaseModel):
+    """The verdict on one text; ``p_value`` is corrected for the number of keys that were tried."""
+
+    verdict: VerdictName
+    p_value: float | None
+    p_value_of_key: float | None
+    keys: int
+    tenant: str | None
+    one_in: str
+    sentence: str
+    z: float | None
+    score: float | None
+    effective_length: float | None
+    tokens_scored: int
+    test: str
+    fpr: float
+    scheme: str
+    key_fingerprint: str | None
+    language: Language
+    characters: int
+    scored_characters: int
+    truncated: bool
+    rounded: bool
+    tokens: list[Token] | None
+    per_tenant: list[TenantResult] | None
+
+
+class DetectResponse(BaseModel):
+    """One result per text, in their order."""
+
+    request_id: str
+    results: list[Result]
+
+
+class PassageResult(BaseModel):
+    """A marked passage; ``p_value`` counts all the passages that were tried."""
+
+    start: int
+    end: int
+    text: str
+    z: float
+    p_value: float
+    p_alone: float
+    effective_length: float
+    tokens: int
+    share: float
+
+
+class LocateResponse(BaseModel):
+    """The marked passages of a text, and the verdict on the whole of it."""
+
+    request_id: str
+    tenant: str
+    passages: list[PassageResult]
+    share: float
+    fpr: float
+    sentence: str
+    detection: Result
+
+
+class JobState(BaseModel):
+    """An audit that waits, runs or has ended."""
+
+    id: str
+    kind: Literal["audit"]
+    state: Literal["queued", "running", "done", "failed"]
+    done: int
+    total: int
+    created: str
+    finished: str | None
+    tenant: str
+    error: str | None
+    result: dict[str, Any] | None = Field(description="The audit's report, once it is done.")
+
+
+class JobResponse(BaseModel):
+    """An accepted audit."""
+
+    request_id: str
+    job: JobState
+
+
+class JobList(BaseModel):
+    """The caller's latest audits, without their reports."""
+
+    jobs: list[JobState]
+
+
+class ExtractResponse(BaseModel):
+    """The text of a document."""
+
+    request_id: str
+    name: str
+    text: str
+    characters: int
+
+
+class TenantInfo(BaseModel):
+    """A key that the caller may ask for."""
+
+    id: str
+    scheme: str
+    key_fingerprint: str | None
+    host: str
+    tests: list[str]
+
+
+class Whoami(BaseModel):
+    """What the caller may do, and the service's limits."""
+
+    authenticated: bool
+    open: bool
+    token: str | None
+    scopes: list[str]
+    budget_left: int | None
+    tenants: list[TenantInfo]
+    languages: list[str] | None
+    limits: dict[str, float]
+    defaults: dict[str, float]
+    generate: dict[str, list[str]] | None
+    caveats: list[str]
+    passage_caveats: list[str]
+    version: str

@@ -1,0 +1,86 @@
+// The service, as functions. The access token lives here and in sessionStorage, nowhere else.
+
+const STORED = "dewmark-access";
+const PATIENCE = 5; // seconds of Retry-After that are waited for without asking
+const TRIES = 4;
+
+/** An error that the service reported, with its one sentence; `code` as in its JSON. */
+export class ServiceError extends Error {
+  constructor(status, code, message) {
+    super(message);
+    this.status = status;
+    this.code = code;
+  }
+}
+
+export const access = {
+  get: () => sessionStorage.getItem(STORED),
+  set: (token) => sessionStorage.setItem(STORED, token),
+  forget: () => sessionStorage.removeItem(STORED),
+};
+
+export const whoami = () => call("GET", "/v1/whoami");
+
+/** The verdict on one text, with its token scores if the token's scope allows them. */
+export async function detect(text, { prompt, tenant, fpr, fine, signal }) {
+  const body = { text, prompt: prompt || null, tenants: tenant ? [tenant] : null };
+  if (fine) Object.assign(body, { fpr, tokens: true });
+  const { results } = await call("POST", "/v1/detect", { body, signal });
+  return results[0];
+}
+
+export const locate = (text, { prompt, tenant, fpr, signal }) =>
+  call("POST", "/v1/locate", { body: { text, prompt: prompt || null, tenant, fpr }, signal });
+
+export const startAudit = async (texts, tenant) =>
+  (await call("POST", "/v1/audit", { body: { texts, tenant: tenant || null } })).job;
+
+export const jobs = async () => (await call("GET", "/v1/jobs")).jobs;
+
+export const job = (id) => call("GET", `/v1/jobs/${encodeURIComponent(id)}`);
+
+export const deleteJob = (id) => call("DELETE", `/v1/jobs/${encodeURIComponent(id)}`);
+
+/** The text inside a .pdf or .docx file. */
+export async function extract(file, signal) {
+  const form = new FormData();
+  form.append("file", file, file.name);
+  return (await call("POST", "/v1/extract", { form, signal })).text;
+}
+
+async function call(method, path, { body, form, signal } = {}) {
+  const headers = {};
+  if (access.get()) headers.Authorization = `Bearer ${access.get()}`;
+  if (body) headers["Content-Type"] = "application/json";
+  const request = { method, headers, signal, body: form ?? (body && JSON.stringify(body)), credentials: "same-origin" };
+  for (let attempt = 1; ; attempt++) {
+    const response = await send(path, request);
+    if (response.ok) return response.status === 204 ? null : response.json();
+    const wait = Number(response.headers.get("Retry-After") ?? Infinity);
+    const passing = response.status === 429 || response.status === 503;
+    if (!passing || attempt === TRIES || wait > PATIENCE) throw await failure(response, wait);
+    await new Promise((done) => setTimeout(done, 1000 * Math.max(wait, 0.5)));
+    signal?.throwIfAborted();
+  }
+}
+
+async function send(path, request) {
+  try {
+    return await fetch(path, request);
+  } catch (error) {
+    if (error.name === "AbortError") throw error;
+    throw new ServiceError(0, "unreachable", "The service cannot be reached. Nothing was checked; try again.");
+  }
+}
+
+async function failure(response, wait) {
+  const { error } = await response.json().catch(() => ({}));
+  const later = Number.isFinite(wait) ? ` Try again in ${wait} s.` : "";
+  const message = error?.message ?? `The service answered ${response.status}.`;
+  return new ServiceError(response.status, error?.code ?? "unknown", sentence(message) + later);
+}
+
+function sentence(message) {
+  const text = message.charAt(0).toUpperCase() + message.slice(1);
+  return /[.!?]$/.test(text) ? text : `${text}.`;
+}

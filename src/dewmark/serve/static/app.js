@@ -1,0 +1,135 @@
+// The page's start: tabs, access, settings; the tabs themselves are in check.js and audit.js.
+
+import { access, whoami } from "/static/api.js";
+import * as audit from "/static/audit.js";
+import * as check from "/static/check.js";
+import { $, complain, copy, make } from "/static/dom.js";
+import * as plot from "/static/plot.js";
+import { LEVELS, fromAddress, link, listenLook, toAddress } from "/static/settings.js";
+import * as tokens from "/static/tokens.js";
+import { level } from "/static/words.js";
+
+const TABS = ["check", "audit"];
+let tab = "check";
+let standard = "0.01"; // the service's own level
+
+function select(name, { focus = false } = {}) {
+  tab = name;
+  for (const each of TABS) {
+    const mine = each === name;
+    $(`tab-${each}`).setAttribute("aria-selected", mine);
+    $(`tab-${each}`).tabIndex = mine ? 0 : -1;
+    $(`panel-${each}`).hidden = !mine;
+  }
+  tokens.hideTip();
+  if (focus) $(`tab-${name}`).focus();
+}
+
+function listenTabs() {
+  for (const name of TABS) {
+    $(`tab-${name}`).addEventListener("click", () => choose(name));
+    $(`tab-${name}`).addEventListener("keydown", (event) => {
+      const to = { ArrowRight: 1, ArrowLeft: -1, Home: -TABS.indexOf(name), End: TABS.length - 1 - TABS.indexOf(name) }[
+        event.key
+      ];
+      if (to === undefined) return;
+      event.preventDefault();
+      choose(TABS[(TABS.indexOf(name) + to + TABS.length) % TABS.length], { focus: true });
+    });
+  }
+}
+
+function choose(name, options) {
+  select(name, options);
+  toAddress(tab);
+}
+
+function applyAddress() {
+  const wanted = fromAddress();
+  select(wanted.tab);
+  $("level").value = wanted.level ?? standard;
+  if ([...$("tenant").options].some((option) => option.value === wanted.tenant)) $("tenant").value = wanted.tenant;
+  describeSettings();
+}
+
+function describeSettings() {
+  const key = $("tenant").value ? `, key ${$("tenant").value}` : "";
+  $("settings-now").textContent = `(level ${level(Number($("level").value))}${key})`;
+}
+
+function listenSettings() {
+  for (const id of ["level", "tenant"]) {
+    $(id).addEventListener("change", () => {
+      toAddress(tab);
+      describeSettings();
+    });
+  }
+  $("permalink").addEventListener("click", () => copy($("permalink"), link(tab)));
+  addEventListener("hashchange", applyAddress);
+}
+
+/** Ask the service who we are; show what that allows. */
+async function connect() {
+  const known = await whoami();
+  const options = known.tenants.map(({ id }) => make("option", { value: id }, id));
+  $("tenant").replaceChildren(make("option", { value: "" }, "All keys"), ...options);
+  $("tenant").closest("label").hidden = options.length < 2;
+  $("audit-tenant").replaceChildren(...options.map((option) => option.cloneNode(true)));
+  $("audit-choice").hidden = options.length < 2;
+  // others get verdicts only: no level to choose, no token scores, no passages, no audits
+  known.fine = known.scopes.includes("detect") || known.scopes.includes("admin");
+  $("level").disabled = known.authenticated && !known.fine;
+  if (LEVELS.includes(String(known.defaults.fpr))) standard = String(known.defaults.fpr);
+  $("access").hidden = known.open;
+  $("about").textContent = `dewmark ${known.version}`;
+  check.serve(known);
+  audit.serve(known);
+  applyAddress();
+  return known;
+}
+
+function askAccess(message) {
+  complain($("access-error"), message);
+  $("access-forget").hidden = !access.get();
+  $("access-token").value = "";
+  if (!$("access-dialog").open) $("access-dialog").showModal();
+}
+
+function listenAccess() {
+  $("access").addEventListener("click", () => askAccess(null));
+  $("access-cancel").addEventListener("click", () => $("access-dialog").close());
+  $("access-forget").addEventListener("click", async () => {
+    access.forget();
+    $("access-dialog").close();
+    await connect();
+  });
+  $("access-form").addEventListener("submit", async (event) => {
+    event.preventDefault();
+    access.set($("access-token").value.trim());
+    const known = await connect();
+    if (known.authenticated) return $("access-dialog").close();
+    access.forget();
+    askAccess("The service does not know this token.");
+  });
+}
+
+$("skip").addEventListener("click", (event) => {
+  event.preventDefault(); // the fragment belongs to the settings
+  $("main").focus();
+});
+listenLook();
+listenTabs();
+listenSettings();
+listenAccess();
+tokens.listen();
+plot.listen();
+const unauthorized = () => askAccess(access.get() ? "The service no longer accepts this token." : null);
+check.listen(unauthorized);
+audit.listen(unauthorized);
+applyAddress();
+try {
+  const known = await connect();
+  if (!known.open && !known.authenticated) askAccess(null);
+} catch (error) {
+  complain($("check-error"), error.message);
+}

@@ -1,0 +1,268 @@
+// The tab "Check a text": take a text, ask the service, show verdict, tokens, passages and plot.
+
+import { detect, locate } from "/static/api.js";
+import { $, announce, complain, copy, define, make } from "/static/dom.js";
+import { acceptDrops, readText } from "/static/files.js";
+import { pointTo, showPlot } from "/static/plot.js";
+import { hideTip, inspectPassage, showTokens } from "/static/tokens.js";
+import { VERDICTS, count, decimal, howSure, language, level, meaning, pValue } from "/static/words.js";
+
+let service = null; // what whoami said
+let running = null; // the AbortController of the check under way
+let latest = null; // {text, result, located, searching}: what is on the page
+let refused = false; // a check waits for a token
+let needAccess = () => {};
+
+/** Take over the tab; `unauthorized` is called when the service asks for a token. */
+export function listen(unauthorized) {
+  needAccess = unauthorized;
+  $("check-form").addEventListener("submit", (event) => {
+    event.preventDefault();
+    check();
+  });
+  $("text").addEventListener("paste", (event) => {
+    const files = [...event.clipboardData.files];
+    if (!files.length) return setTimeout(check); // once the text is in
+    event.preventDefault();
+    take(files);
+  });
+  $("text").addEventListener("input", () => {
+    tally();
+    $("stale").hidden = !latest || $("text").value === latest.text;
+  });
+  $("text").addEventListener("keydown", (event) => {
+    if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) check();
+  });
+  for (const id of ["level", "tenant"]) $(id).addEventListener("change", () => latest && check());
+  $("file").addEventListener("change", () => {
+    take([...$("file").files]);
+    $("file").value = "";
+  });
+  $("clear").addEventListener("click", clear);
+  $("copy").addEventListener("click", () => copy($("copy"), summary(latest)));
+  acceptDrops($("panel-check"), take);
+  tally();
+}
+
+/** Learn what the service allows; a check that it refused before is made now. */
+export function serve(known) {
+  service = known;
+  if (refused && known.authenticated) check();
+}
+
+async function take(files) {
+  if (!files.length) return;
+  stop();
+  running = new AbortController();
+  complain($("check-error"), null);
+  busy(`Reading ${files[0].name}`);
+  try {
+    $("text").value = await readText(files[0], running.signal);
+  } catch (error) {
+    return fail(error);
+  }
+  tally();
+  await check();
+  if (files.length > 1) warn("Only the first file was read.", "To check many texts of your own, use the audit.");
+}
+
+function clear() {
+  stop();
+  $("text").value = "";
+  $("prompt").value = "";
+  forget();
+  $("text").rows = 8;
+  complain($("check-error"), null);
+  tally();
+  $("text").focus();
+}
+
+function forget() {
+  latest = null;
+  $("result").hidden = true;
+  hideTip();
+}
+
+function tally() {
+  const characters = Array.from($("text").value).length;
+  $("count").textContent = characters ? count(characters, "character") : "";
+}
+
+function stop() {
+  running?.abort();
+  running = null;
+}
+
+async function check() {
+  const text = $("text").value;
+  stop();
+  refused = false;
+  if (latest?.text !== text) forget(); // no verdict stands beside another text
+  if (!text.trim()) return fail(new Error("There is no text yet. Paste one, or drop a file."));
+  running = new AbortController();
+  const { signal } = running;
+  const fine = service?.fine ?? true;
+  const options = { prompt: $("prompt").value, tenant: $("tenant").value, fpr: Number($("level").value), fine, signal };
+  complain($("check-error"), null);
+  busy("Checking the text");
+  try {
+    const result = await detect(text, options);
+    const searching = fine && result.tokens && result.verdict !== "too short";
+    latest = { text, result, located: null, searching };
+    show();
+    if (searching) {
+      latest = { text, result, located: await locate(text, { ...options, tenant: result.tenant }) };
+      show();
+    }
+  } catch (error) {
+    return fail(error);
+  }
+  busy(null);
+  announce(summary(latest).split("\n").slice(0, 3).join(" "));
+}
+
+function busy(what) {
+  $("check").textContent = what ? "Checking …" : "Check";
+  $("check").setAttribute("aria-disabled", Boolean(what));
+  if (what) announce(`${what} …`);
+}
+
+function fail(error) {
+  if (error.name === "AbortError") return;
+  busy(null);
+  refused = error.status === 401;
+  if (refused) return needAccess();
+  complain($("check-error"), error.message);
+}
+
+function show() {
+  const { text, result, located, searching } = latest;
+  const passages = located?.passages ?? [];
+  const first = $("result").hidden;
+  $("result").hidden = false;
+  $("stale").hidden = true;
+  $("text").rows = 4; // the text is below, coloured: the verdict comes into view
+  $("verdict-card").className = `card verdict ${result.verdict.replace(" ", "-")}`;
+  $("verdict").textContent = VERDICTS[result.verdict];
+  const [share, rest] = howSure(result);
+  $("sure").hidden = result.verdict === "too short";
+  $("sure").replaceChildren(make("strong", {}, share), ` ${rest}`);
+  $("said").textContent = meaning(result);
+  $("warnings").replaceChildren();
+  warnings(result, located).forEach(([head, body]) => warn(head, body));
+  define($("numbers"), numbers(result));
+  caveats(result);
+  $("scored-title").textContent = result.tokens ? "The text, token by token" : "The text";
+  showTokens(text, result.tokens, passages, pointTo);
+  listPassages(located, searching);
+  showPlot(result, passages);
+  if (first) $("text").scrollTop = 0;
+  if (first) $("verdict-card").scrollIntoView({ block: "nearest" });
+}
+
+function warnings(result, located) {
+  const found = [];
+  const passages = located?.passages ?? [];
+  if (result.verdict === "too short") {
+    const least = service?.limits.min_effective_length ?? 16;
+    found.push([
+      "The text is too short.",
+      `It is worth ${Math.floor(result.effective_length)} independent tokens; a verdict takes ${least}, ` +
+        "and a sure one often some hundred. Give more of the text.",
+    ]);
+  }
+  if (result.language.supported === false) {
+    const name = language(result.language.code);
+    found.push([
+      `${name} is outside the encoder’s languages.`,
+      "False alarms stay as rare as promised, but a mark is harder to find: “not marked” says less than usual.",
+    ]);
+  }
+  if (result.truncated) {
+    const [scored, all] = [result.scored_characters, result.characters].map((n) => n.toLocaleString("en"));
+    found.push(["Only the beginning was scored.", `${scored} of ${all} characters; check the rest apart.`]);
+  }
+  if (result.verdict === "not marked" && passages.length) {
+    found.push([
+      `${count(passages.length, "passage")} in the text ${passages.length === 1 ? "is" : "are"} marked.`,
+      "The text as a whole is not: a marked part among much unmarked text.",
+    ]);
+  }
+  if (result.rounded) {
+    found.push(["Rounded numbers.", "Your access shows the order of magnitude only, and no token scores."]);
+  }
+  return found;
+}
+
+function warn(head, body) {
+  $("warnings").append(make("p", { className: "warning" }, make("strong", {}, head), ` ${body}`));
+}
+
+function numbers(result) {
+  return [
+    ["p-value", pValue(result.p_value)],
+    ["z", result.z === null ? null : decimal(result.z, result.rounded ? 0 : 2)],
+    ["effective length", `${Math.round(result.effective_length)} of ${count(result.tokens_scored, "token")}`],
+    ["level", level(result.fpr)],
+    ["language", language(result.language.code)],
+    ["test", `${result.scheme}, ${result.test} test`],
+    ["key", keyOf(result)],
+    ["fingerprint", result.keys === 1 || result.verdict === "marked" ? result.key_fingerprint : null],
+  ];
+}
+
+/** Whose key it is; of several that all miss, the nearest is nobody's business. */
+function keyOf({ verdict, keys, tenant }) {
+  if (keys === 1) return tenant;
+  return verdict === "marked" ? `${tenant}, of ${keys} tried` : `${keys} tried`;
+}
+
+/** The service's own caveats, a paragraph for each verdict, that of this verdict first. */
+function caveats(result) {
+  const all = (service?.caveats ?? []).join(" ").split(/ (?=“(?:Marked|Not marked|Too short)”)/);
+  const mine = all.findIndex((each) => each.toLowerCase().startsWith(`“${result.verdict}”`));
+  const ordered = mine > 0 ? [all[mine], ...all.filter((_, i) => i !== mine)] : all;
+  $("caveat-list").replaceChildren(...ordered.map((each) => make("p", {}, each)));
+  $("caveats").hidden = !service?.caveats.length;
+}
+
+function listPassages(located, searching) {
+  $("passages").hidden = !located && !searching;
+  $("passages-title").textContent = "Looking for marked passages …";
+  $("passage-list").replaceChildren();
+  $("passage-help").textContent = "";
+  if (!located) return;
+  const { passages } = located;
+  $("passages-title").textContent = passages.length ? count(passages.length, "marked passage") : "No marked passage";
+  $("passage-list").hidden = !passages.length;
+  $("passage-list").replaceChildren(
+    ...passages.map((passage, place) => {
+      const go = make("button", { className: "link", type: "button" }, `Characters ${passage.start} to ${passage.end}`);
+      go.addEventListener("click", () => inspectPassage(place));
+      const share = `about ${Math.round(100 * passage.share)}% of them marked`;
+      const said = `: ${count(passage.tokens, "token")}, ${share}, p = ${pValue(passage.p_value)}`;
+      return make("li", {}, go, said);
+    }),
+  );
+  const searched = located.detection;
+  const part = searched.truncated
+    ? ` Only the first ${count(searched.scored_characters, "character")} were searched.`
+    : "";
+  const said = passages.length
+    ? (service?.passage_caveats ?? []).join(" ")
+    : `No stretch of the text stands out at level ${level(located.fpr)}. ` +
+      "Marked stretches of fewer than about 30 tokens go unseen.";
+  $("passage-help").textContent = said + part;
+}
+
+/** The result as plain text, without the text that was checked. */
+function summary({ result, located }) {
+  const [share, rest] = howSure(result);
+  const sure = result.verdict === "too short" ? "" : `${share} ${rest}`;
+  const found = located ? `${count(located.passages.length, "marked passage")} found.` : "";
+  const warned = warnings(result, located).map((pair) => pair.join(" "));
+  const rows = numbers(result)
+    .filter(([, value]) => value !== null)
+    .map((pair) => pair.join(": "));
+  return [`${VERDICTS[result.verdict]}.`, sure, [found, ...warned].join(" ").trim(), "", ...rows].join("\n");
+}

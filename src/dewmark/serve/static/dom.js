@@ -1,0 +1,52 @@
+// Small helpers for building elements. Text only ever becomes a text node: nothing here parses markup.
+
+const SVG = "http://www.w3.org/2000/svg";
+
+export const $ = (id) => document.getElementById(id);
+
+/** An element with properties, dataset and children (strings become text nodes). */
+export function make(tag, { data = {}, aria = {}, ...properties } = {}, ...children) {
+  const element = Object.assign(document.createElement(tag), properties);
+  Object.assign(element.dataset, data);
+  for (const [name, value] of Object.entries(aria)) element.setAttribute(`aria-${name}`, value);
+  element.append(...children);
+  return element;
+}
+
+/** An SVG element with attributes. */
+export function draw(tag, attributes = {}, ...children) {
+  const element = document.createElementNS(SVG, tag);
+  for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, value);
+  element.append(...children);
+  return element;
+}
+
+/** Fill a definition list from [term, value] pairs; pairs without a value are left out. */
+export function define(list, pairs) {
+  const known = pairs.filter(([, value]) => value !== null && value !== undefined);
+  list.replaceChildren(...known.flatMap(([term, value]) => [make("dt", {}, term), make("dd", {}, value)]));
+}
+
+/** Show an error (an element with role alert), or hide it again. */
+export function complain(element, message) {
+  element.textContent = message ?? "";
+  element.hidden = !message;
+}
+
+/** Tell a screen reader. */
+export function announce(message) {
+  $("status").textContent = message;
+}
+
+/** Put text on the clipboard and say so on the button for a moment. */
+export async function copy(button, text) {
+  const label = button.textContent;
+  try {
+    await navigator.clipboard.writeText(text);
+    button.textContent = "Copied";
+  } catch {
+    button.textContent = "The browser did not allow it";
+  }
+  announce(button.textContent);
+  setTimeout(() => (button.textContent = label), 2000);
+}

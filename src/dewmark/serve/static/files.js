@@ -1,0 +1,96 @@
+// Files that a person drops or chooses, as texts. Plain text is decoded here; .pdf and .docx go to the service.
+
+import { extract } from "/static/api.js";
+
+const PLAIN = [".txt", ".md"];
+const DOCUMENTS = [".pdf", ".docx"];
+const MARKS = [
+  [[0xef, 0xbb, 0xbf], "utf-8"],
+  [[0xff, 0xfe], "utf-16le"],
+  [[0xfe, 0xff], "utf-16be"],
+];
+
+const suffix = (name) => name.slice(name.lastIndexOf(".")).toLowerCase();
+
+/** The text of one file; an error of one sentence if it has none. */
+export async function readText(file, signal) {
+  const kind = suffix(file.name);
+  if (DOCUMENTS.includes(kind)) return extract(file, signal);
+  if (PLAIN.includes(kind)) return plain(file);
+  throw new Error(`${file.name}: only .txt, .md, .pdf and .docx are read. Paste the text instead.`);
+}
+
+/** The texts of one file for an audit, [{id, text, language, prompt}]: .jsonl holds one in each line. */
+export async function readTexts(file, signal) {
+  if (suffix(file.name) !== ".jsonl") return [{ id: file.name, text: await readText(file, signal) }];
+  const lines = (await plain(file)).split("\n");
+  return lines.flatMap((line, index) => (line.trim() ? [row(file.name, index + 1, line)] : []));
+}
+
+function row(name, number, line) {
+  let value;
+  try {
+    value = JSON.parse(line);
+  } catch {
+    throw new Error(`${name}, line ${number}: not JSON.`);
+  }
+  if (typeof value?.text !== "string") throw new Error(`${name}, line ${number}: no “text”.`);
+  const optional = (field) => (typeof value[field] === "string" ? value[field] : null);
+  return { id: `${name}:${number}`, text: value.text, language: optional("language"), prompt: optional("prompt") };
+}
+
+async function plain(file) {
+  const bytes = new Uint8Array(await file.arrayBuffer());
+  const encoding = MARKS.find(([mark]) => mark.every((byte, i) => bytes[i] === byte))?.[1] ?? "utf-8";
+  let text;
+  try {
+    text = new TextDecoder(encoding, { fatal: true }).decode(bytes);
+  } catch {
+    throw new Error(`${file.name} is not ${encoding.toUpperCase()} text: save it as UTF-8.`);
+  }
+  if (!text.trim()) throw new Error(`${file.name} holds no text.`);
+  if (text.includes("\0")) throw new Error(`${file.name} is not a text file.`);
+  return text.replaceAll("\r\n", "\n");
+}
+
+/** All files of a drop, those inside dropped folders included. */
+export async function dropped(transfer) {
+  const files = [...transfer.files]; // both lists are empty once this event is over
+  const entries = [...transfer.items].map((item) => item.webkitGetAsEntry?.()).filter(Boolean);
+  if (!entries.some((entry) => entry.isDirectory)) return files;
+  return (await Promise.all(entries.map(within))).flat();
+}
+
+async function within(entry) {
+  if (entry.isFile) return [await new Promise((resolve, reject) => entry.file(resolve, reject))];
+  const reader = entry.createReader();
+  const found = [];
+  for (;;) {
+    const some = await new Promise((resolve, reject) => reader.readEntries(resolve, reject));
+    if (!some.length) break; // a reader gives a hundred at a time
+    found.push(...(await Promise.all(some.map(within))).flat());
+  }
+  return found.filter((file) => !file.name.startsWith("."));
+}
+
+/** Let files be dropped on an element; `take` gets the array of files. Dropped text is left to the browser. */
+export function acceptDrops(element, take) {
+  const carriesFiles = (event) => event.dataTransfer?.types.includes("Files");
+  const mark = (on) => element.classList.toggle("dropping", on);
+  for (const kind of ["dragenter", "dragover"]) {
+    element.addEventListener(kind, (event) => {
+      if (!carriesFiles(event)) return;
+      event.preventDefault();
+      mark(true);
+    });
+  }
+  element.addEventListener("dragleave", (event) => {
+    if (!element.contains(event.relatedTarget)) mark(false);
+  });
+  element.addEventListener("drop", async (event) => {
+    if (!carriesFiles(event)) return;
+    event.preventDefault();
+    mark(false);
+    take(await dropped(event.dataTransfer));
+  });
+}

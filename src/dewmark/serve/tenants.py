@@ -1,0 +1,133 @@
+"""Whose keys a service knows: one detector per tenant, asked for by its id.
+
+A tenant is an exported detector folder, whose tables are memory-mapped and so shared by all processes, or a
+key file, bound to a host's vocabulary. A request names ids only; key material never crosses the wire.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+
+from dewmark import config
+from dewmark.core.keys import Key
+from dewmark.detector import load_detector
+from dewmark.errors import ConfigError
+from dewmark.scheme import BoundScheme
+from dewmark.serve.settings import Settings
+from dewmark.watermark import Watermark, bind_scheme
+from dewmark.workspace import Progress
+
+__all__ = ["Tenant", "open_tenants", "open_writer", "tenant_paths"]
+
+_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_DEFAULT_ENCODER = "use-m3"
+
+
+@dataclass(frozen=True)
+class Tenant:
+    """One key's detector."""
+
+    id: str
+    bound: BoundScheme
+
+    @functools.cached_property
+    def languages(self) -> tuple[str, ...] | None:
+        """The languages that the scheme's encoder knows; None where nobody says."""
+        if self.bound.scheme.to_dict().get("encoder") != _DEFAULT_ENCODER:
+            return None
+        # the package carries ordinary sentences in each language of its default encoder
+        files = (resources.files("dewmark") / "data" / "ordinary").iterdir()
+        return tuple(sorted(file.name.removesuffix(".txt") for file in files if file.name.endswith(".txt")))
+
+
+def tenant_paths(given: Sequence[str]) -> list[tuple[str, str]]:
+    """(id, folder) pairs of ``--detector`` values: ``DIR``, ``ID=DIR``, or a folder of detector folders."""
+    found: list[tuple[str, str]] = []
+    for value in given:
+        name, equals, path = value.partition("=")
+        if equals and _ID.fullmatch(name):
+            found.append((name, path))
+            continue
+        folder = Path(value)
+        if not (folder / "detector.json").exists() and folder.is_dir():
+            inside = sorted(path.parent for path in folder.glob("*/detector.json"))
+            if inside:
+                found += [(path.name, str(path)) for path in inside]
+                continue
+        found.append((folder.resolve().name, value))
+    return found
+
+
+def open_tenants(
+    settings: Settings, *, verify: bool = True, progress: Progress | None = None
+) -> dict[str, Tenant]:
+    """Open every detector and key; a key that a detector folder was made from is not asked twice."""
+    tenants: dict[str, Tenant] = {}
+    owners: dict[str, str] = {}  # by fingerprint
+    for id_, folder in settings.detectors:
+        _add(tenants, owners, id_, load_detector(folder, verify=verify, progress=progress))
+    for id_, file in settings.keys:
+        key = Key.load(file)
+        if key.fingerprint not in owners:
+            _add(tenants, owners, id_, _bind(key, settings, progress))
+    return tenants
+
+
+def open_writer(
+    settings: Settings, tenants: Mapping[str, Tenant], *, progress: Progress | None = None
+) -> Watermark:
+    """The host that writes, marked with the first key, in the way in which its detector detects."""
+    if settings.host_model is None or not settings.keys:
+        raise ConfigError("marking needs --host-model MODEL and --key FILE: a detector cannot mark")
+    key = Key.load(settings.keys[0][1])
+    scheme = settings.scheme
+    values: Mapping[str, object] = config.parse_settings(settings.scheme_settings)
+    same = next((t.bound for t in tenants.values() if t.bound.fingerprint == key.fingerprint), None)
+    if same is not None:
+        scheme, values = same.scheme.name, same.scheme.to_dict()
+    watermark = Watermark.load(
+        key,
+        host=settings.host_model,
+        scheme=scheme or "dew",
+        settings=values,
+        device=settings.device,
+        dtype=settings.dtype,
+        progress=progress,
+    )
+    if same is not None and not same.scheme.host_free:
+        theirs, ours = same.host.tokenizer.identity, watermark.scheme.host.tokenizer.identity
+        if theirs != ours:
+            raise ConfigError(
+                f"the detector of key {key.fingerprint} is for {same.host.name}, which cuts text otherwise "
+                f"than {settings.host_model}: export a detector for that model"
+            )
+    return watermark
+
+
+def _bind(key: Key, settings: Settings, progress: Progress | None) -> BoundScheme:
+    return bind_scheme(
+        key,
+        scheme=settings.scheme or "dew",
+        settings=config.parse_settings(settings.scheme_settings),
+        host=settings.vocabulary or settings.host_model,
+        progress=progress,
+    )
+
+
+def _add(tenants: dict[str, Tenant], owners: dict[str, str], id_: str, bound: BoundScheme) -> None:
+    if not _ID.fullmatch(id_):
+        raise ConfigError(f"a tenant's id has letters, digits and ._- only, got {id_!r}: use ID=DIR")
+    if id_ in tenants:
+        raise ConfigError(f"two tenants are called {id_!r}: name one of them otherwise, with ID=DIR")
+    if bound.fingerprint in owners:
+        raise ConfigError(
+            f"tenants {owners[bound.fingerprint]} and {id_} have the same key {bound.fingerprint}: "
+            "give it once"
+        )
+    owners[bound.fingerprint] = id_
+    tenants[id_] = Tenant(id_, bound)

@@ -1,0 +1,261 @@
+"""API tokens: who may ask what, how often, and how much in all.
+
+A token reads ``dwm_<id>_<secret>``. The store keeps the id and the SHA-256 of the secret (32 random bytes
+need no slow hash); the secret is shown once, when the token is made. Rate limit and budget are one
+conditional UPDATE, so that they hold over all workers: the limit is a leaky bucket, kept as the moment
+``free_at`` at which everything asked so far will have been paid off at the token's rate.
+
+Boundary: who is asking. What an answer shows to whom is decided in `scoring` and the routes.
+"""
+
+from __future__ import annotations
+
+import enum
+import hashlib
+import hmac
+import math
+import secrets
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import sqlalchemy as sa
+
+from dewmark.errors import ConfigError, UnknownNameError
+from dewmark.serve.store import Store
+from dewmark.serve.store import tokens as table
+
+__all__ = ["OPEN", "PREFIX", "Caller", "Denied", "Refusal", "Scope", "Tokens"]
+
+PREFIX = "dwm"
+BURST = 60.0  # seconds of a token's rate that it may use at once
+_REMEMBERED = 1.0  # seconds for which a look at the store is believed: so fast is a token revoked
+_MOST_REMEMBERED = 10_000
+
+
+class Scope(enum.StrEnum):
+    """What a token may be used for."""
+
+    DETECT = "detect"
+    DETECT_PUBLIC = "detect-public"
+    GENERATE = "generate"
+    ADMIN = "admin"
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Somebody who asks: a token without its secret. An empty id is anybody, at an open service."""
+
+    id: str
+    name: str
+    scopes: frozenset[Scope]
+    tenants: frozenset[str] = frozenset()
+    per_minute: float = math.inf
+    budget: int | None = None
+    used: int = 0
+    created: float = 0.0
+    expires: float | None = None
+    revoked: float | None = None
+
+    @property
+    def sees_all(self) -> bool:
+        """Whether exact numbers and token scores may be shown."""
+        return bool(self.scopes & {Scope.DETECT, Scope.ADMIN})
+
+    def may(self, *scopes: Scope) -> bool:
+        """Whether the token has one of the scopes; ``admin`` has all."""
+        return bool(self.scopes & {*scopes, Scope.ADMIN})
+
+    def may_use(self, tenant: str) -> bool:
+        """Whether the token may ask for a tenant's key."""
+        return not self.tenants or tenant in self.tenants
+
+    def is_valid(self, now: float) -> bool:
+        """Whether the token is neither revoked nor expired."""
+        return self.revoked is None and (self.expires is None or now < self.expires)
+
+
+OPEN = Caller("", "open", frozenset(Scope))
+
+
+class Refusal(enum.StrEnum):
+    """Why a known caller gets no answer."""
+
+    RATE = "rate"
+    BUDGET = "budget"
+
+
+@dataclass(frozen=True, slots=True)
+class Denied:
+    """A refusal; ``wait`` is after how many seconds it is worth trying again."""
+
+    why: Refusal
+    wait: float = 0.0
+
+
+class Tokens:
+    """The tokens of a store."""
+
+    def __init__(self, store: Store, *, clock: Callable[[], float] = time.time) -> None:
+        self._store, self._clock = store, clock
+        self._lock = threading.Lock()
+        self._seen: dict[str, tuple[float, tuple[Caller, str] | None]] = {}
+        self._any: tuple[float, bool] = (-math.inf, False)
+
+    def new(
+        self,
+        name: str,
+        scopes: Sequence[str],
+        *,
+        tenants: Sequence[str] = (),
+        per_minute: float = 600.0,
+        budget: int | None = None,
+        days: float | None = None,
+    ) -> tuple[Caller, str]:
+        """Make a token; returns it and its text, which is nowhere else to be had."""
+        chosen = frozenset(_scope(scope) for scope in scopes)
+        if not chosen:
+            raise ConfigError(f"a token needs a scope: {', '.join(Scope)}")
+        if not 0.0 < per_minute < math.inf:
+            raise ConfigError(f"per-minute must be positive, got {per_minute:g}")
+        if budget is not None and budget < 1:
+            raise ConfigError(f"budget must be at least 1, got {budget}")
+        if days is not None and not 0.0 < days < 36_525.0:
+            raise ConfigError(f"days must lie between 0 and 36525, got {days:g}")
+        now = self._clock()
+        caller = Caller(
+            secrets.token_hex(6), name, chosen, frozenset(tenants), per_minute, budget, 0, now,
+            None if days is None else now + 86_400.0 * days,
+        )  # fmt: skip
+        secret = secrets.token_urlsafe(32)
+        row = {
+            "id": caller.id,
+            "name": name,
+            "digest": _digest(secret),
+            "scopes": " ".join(sorted(chosen)),
+            "tenants": " ".join(sorted(tenants)),
+            "created": now,
+            "expires": caller.expires,
+            "per_minute": per_minute,
+            "free_at": 0.0,
+            "budget": budget,
+            "used": 0,
+        }
+        with self._store.write() as connection:
+            connection.execute(sa.insert(table).values(row))
+        self._any = (now, True)
+        return caller, f"{PREFIX}_{caller.id}_{secret}"
+
+    def all(self) -> list[Caller]:
+        """Every token ever made, the oldest first."""
+        with self._store.read() as connection:
+            rows = connection.execute(sa.select(table).order_by(table.c.created)).all()
+        return [_caller(row) for row in rows]
+
+    def revoke(self, id_: str) -> Caller:
+        """Make a token worthless."""
+        with self._store.write() as connection:
+            row = connection.execute(sa.select(table).where(table.c.id == id_)).first()
+            if row is None:
+                raise UnknownNameError(f"no token {id_!r}: dewmark token list shows their ids")
+            revoked = self._clock() if row.revoked is None else row.revoked
+            connection.execute(sa.update(table).where(table.c.id == id_).values(revoked=revoked))
+        self._seen.pop(id_, None)
+        return replace(_caller(row), revoked=revoked)
+
+    def exist(self) -> bool:
+        """Whether a token was ever made: from then on nobody is served without one."""
+        now = self._clock()
+        asked, found = self._any
+        if not found and now - asked > _REMEMBERED:
+            with self._store.read() as connection:
+                found = connection.execute(sa.select(table.c.id).limit(1)).first() is not None
+            self._any = (now, found)
+        return found
+
+    def caller(self, text: str) -> Caller | None:
+        """Whose token this is, if it is anybody's and valid."""
+        prefix, _, rest = text.partition("_")
+        id_, _, secret = rest.partition("_")
+        if prefix != PREFIX or not id_.isalnum() or len(id_) > 16 or not secret or len(text) > 200:
+            return None
+        found = self._look_up(id_)
+        # an unknown id is compared too, so that the time taken does not tell which ids exist
+        caller, digest = found or (OPEN, _digest(""))
+        same = hmac.compare_digest(digest, _digest(secret))
+        return caller if found and same and caller.is_valid(self._clock()) else None
+
+    def spend(self, caller: Caller, texts: int, *, requests: int | None = None) -> Denied | None:
+        """Count texts against the caller's budget and, unless ``requests`` says otherwise, its rate.
+
+        A refusal counts nothing.
+        """
+        if not caller.id:
+            return None
+        now, cost = self._clock(), 60.0 * (texts if requests is None else requests) / caller.per_minute
+        paid = sa.case((table.c.free_at > now, table.c.free_at), else_=now) + cost
+        # a request larger than the burst is let through when nothing is owed, and then waited for
+        fits = sa.or_(paid <= now + BURST, table.c.free_at <= now)
+        affordable = sa.or_(table.c.budget.is_(None), table.c.used + texts <= table.c.budget)
+        change = (
+            sa.update(table)
+            .where(table.c.id == caller.id, fits, affordable)
+            .values(free_at=paid, used=table.c.used + texts)
+        )
+        with self._store.write() as connection:
+            if connection.execute(change).rowcount:
+                return None
+            row = connection.execute(sa.select(table).where(table.c.id == caller.id)).one()
+        if row.budget is not None and row.used + texts > row.budget:
+            return Denied(Refusal.BUDGET)
+        return Denied(Refusal.RATE, min(row.free_at, row.free_at + cost - BURST) - now)
+
+    def left(self, caller: Caller) -> int | None:
+        """How many texts of the caller's budget are left."""
+        if caller.budget is None:
+            return None
+        with self._store.read() as connection:
+            used = connection.execute(sa.select(table.c.used).where(table.c.id == caller.id)).scalar_one()
+        return max(0, caller.budget - int(used))
+
+    def _look_up(self, id_: str) -> tuple[Caller, str] | None:
+        now = self._clock()
+        asked, found = self._seen.get(id_, (-math.inf, None))
+        if now - asked <= _REMEMBERED:
+            return found
+        with self._store.read() as connection:
+            row = connection.execute(sa.select(table).where(table.c.id == id_)).first()
+        found = None if row is None else (_caller(row), row.digest)
+        with self._lock:
+            if len(self._seen) >= _MOST_REMEMBERED:
+                self._seen.clear()
+            self._seen[id_] = (now, found)
+        return found
+
+
+def _caller(row: Any) -> Caller:  # noqa: ANN401 - a row of SQLAlchemy
+    return Caller(
+        id=row.id,
+        name=row.name,
+        scopes=frozenset(Scope(scope) for scope in row.scopes.split()),
+        tenants=frozenset(row.tenants.split()),
+        per_minute=row.per_minute,
+        budget=row.budget,
+        used=row.used,
+        created=row.created,
+        expires=row.expires,
+        revoked=row.revoked,
+    )
+
+
+def _scope(name: str) -> Scope:
+    try:
+        return Scope(name)
+    except ValueError:
+        raise UnknownNameError(f"unknown scope {name!r}: choose from {', '.join(Scope)}") from None
+
+
+def _digest(secret: str) -> str:
+    return hashlib.sha256(secret.encode("utf-8", "surrogatepass")).hexdigest()

@@ -1,0 +1,61 @@
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("fastapi")
+
+import sqlalchemy as sa
+from fastapi.testclient import TestClient
+from tests.serve.live import make_service
+
+from dewmark.serve.app import create_app
+from dewmark.serve.service import Service
+from dewmark.serve.store import metadata
+
+Open = Callable[..., TestClient]
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def store_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """An empty store; PostgreSQL where ``DEWMARK_TEST_POSTGRESQL`` names a database to be emptied."""
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path}/a/service.db"
+    url = os.environ.get("DEWMARK_TEST_POSTGRESQL")
+    if not url:
+        pytest.skip("no DEWMARK_TEST_POSTGRESQL")
+    engine = sa.create_engine(url)
+    metadata.drop_all(engine)
+    engine.dispose()
+    return url
+
+
+@pytest.fixture
+def open_service(tmp_path: Path) -> Iterator[Open]:
+    """Start services in this process; their clients have the service as ``client.service``."""
+    with ExitStack() as stack:
+
+        def start(service: Service | None = None, **options: Any) -> TestClient:
+            service = service or make_service(tmp_path, **options)
+            client = TestClient(create_app(service), base_url="http://127.0.0.1:8080")
+            client.service = service
+            return stack.enter_context(client)
+
+        yield start
+
+
+@pytest.fixture
+def client(open_service: Open) -> TestClient:
+    """An open service with one tenant."""
+    return open_service()
+
+
+def bearer(client: TestClient, *scopes: str, **options: Any) -> dict[str, str]:
+    """Headers with a fresh token of these scopes."""
+    _, text = client.service.tokens.new("test", scopes, **options)
+    return {"Authorization": f"Bearer {text}"}

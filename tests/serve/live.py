@@ -1,0 +1,128 @@
+"""A small real service for tests: DEW on the tiny host, in this process, offline.
+
+``make_service(folder)`` gives a `Service` with one tenant "acme" (and "beta" if asked); ``live_service`` runs
+it behind a real uvicorn on a free loopback port, in a thread:
+
+    with live_service(tmp_path) as url:
+        httpx.get(f"{url}/healthz")
+
+``marked_text(seed)`` and ``plain_text(seed)`` are texts of about 300 words of the tiny host; the first kind
+carries acme's mark and is called marked by it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import uvicorn
+from tests.fakes import BagEncoder
+
+from dewmark.core.keys import Key
+from dewmark.hosts.fake import FakeHost
+from dewmark.scheme import BoundScheme
+from dewmark.serve.app import create_app
+from dewmark.serve.chat import transcript
+from dewmark.serve.generation import Writer
+from dewmark.serve.service import Service
+from dewmark.serve.settings import Settings
+from dewmark.serve.tenants import Tenant
+from dewmark.watermark import Watermark, load_scheme
+
+SECRETS = {"acme": bytes(range(32)), "beta": bytes(range(32, 64))}
+
+
+@functools.cache
+def host() -> FakeHost:
+    return FakeHost(context=2048)
+
+
+@functools.cache
+def bound(tenant: str) -> BoundScheme:
+    """DEW under a tenant's key, with an encoder that needs no model."""
+    with mock.patch("dewmark.embeddings.encoders.load_encoder", return_value=BagEncoder()):
+        return load_scheme(
+            "dew", key=Key(SECRETS[tenant]), host=host().info, units="token", sampler="gumbel", alpha=0.9
+        )
+
+
+@functools.cache
+def marked_texts(count: int, words: int) -> tuple[str, ...]:
+    """Texts with seeds 0, 1, …, written together, which is much faster than one by one."""
+    return _written(bound("acme"), count, words)
+
+
+@functools.cache
+def plain_texts(count: int, words: int) -> tuple[str, ...]:
+    return _written(None, count, words)
+
+
+def marked_text(seed: int = 1) -> str:
+    return marked_texts(8, 300)[seed]
+
+
+def plain_text(seed: int = 1) -> str:
+    return plain_texts(8, 300)[seed]
+
+
+def _written(scheme: BoundScheme | None, count: int, words: int) -> tuple[str, ...]:
+    starts = ["the old bridge", "a house by the sea", "rain over the city"]
+    made = host().generate(
+        [starts[seed % 3] for seed in range(count)],
+        scheme=scheme,
+        seeds=range(count),
+        max_new_tokens=words,
+        min_new_tokens=words,
+        no_repeat_ngram=4,
+        batch_size=count,
+    )
+    return tuple(one.text for one in made)
+
+
+def make_service(
+    folder: Path, *, tenants: tuple[str, ...] = ("acme",), writes: bool = False, **settings: Any
+) -> Service:
+    """A service that nobody has started yet; ``settings`` are fields of `Settings`."""
+    told = {"store": f"sqlite:///{folder / 'service.db'}", "detectors": (("acme", "in memory"),), **settings}
+    known = {name: Tenant(name, bound(name)) for name in tenants}
+    writer = None
+    if writes:
+        watermark = Watermark(bound("acme"), host)
+        writer = Writer(watermark, name="tiny", render=transcript, waiting=32, batch=8)
+    return Service(Settings(**told), known, writer=writer)
+
+
+@contextlib.contextmanager
+def live_service(folder: Path, *, service: Service | None = None, **options: Any) -> Iterator[str]:
+    """Serve on loopback; gives the URL. ``options`` are those of `make_service`."""
+    listening = socket.create_server(("127.0.0.1", 0))
+    app = create_app(service or make_service(folder, **options))
+    config = uvicorn.Config(
+        app, log_config=None, access_log=False, lifespan="on", timeout_graceful_shutdown=5
+    )
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
+    thread.start()
+    while not server.started:
+        assert thread.is_alive()
+        time.sleep(0.01)
+    try:
+        yield f"http://127.0.0.1:{listening.getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        thread.join(20)
+
+
+def export(folder: Path, tenant: str = "acme") -> Path:
+    """A detector folder of the tiny host, for services that run in processes of their own."""
+    from dewmark.detector import export_detector
+
+    export_detector(bound(tenant), folder / tenant)
+    return folder / tenant

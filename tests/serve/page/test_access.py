@@ -1,0 +1,122 @@
+"""A service that asks for tokens and has several keys: what the page asks, keeps, shows and withholds."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+import pytest
+from playwright.sync_api import expect
+from tests.serve.live import live_service, make_service
+
+pytestmark = pytest.mark.serve
+
+
+@pytest.fixture(scope="module")
+def guarded(tmp_path_factory):
+    """(URL, a function that makes a token of some scope) of a service with two keys."""
+    folder = tmp_path_factory.mktemp("guarded")
+    service = make_service(folder, tenants=("acme", "beta"))
+    with live_service(folder, service=service) as url:
+
+        def token(scope: str) -> str:
+            return service.tokens.new("test", [scope])[1]
+
+        token("admin")  # from the first token on nobody gets in without one
+        yield url, token
+
+
+@pytest.fixture
+def enter(desk, guarded) -> Callable[[str], object]:
+    """Open the page and give it a fresh token of some scope."""
+    url, token = guarded
+
+    def come_in(scope: str):
+        one = desk(url=url)
+        one.page.fill("#access-token", token(scope))
+        one.page.keyboard.press("Enter")
+        expect(one.page.locator("#access-dialog")).to_be_hidden()
+        return one
+
+    return come_in
+
+
+def test_the_page_asks_for_a_token_first(desk, guarded):
+    one = desk(url=guarded[0])
+    page = one.page
+    expect(page.get_by_role("dialog", name="Access token")).to_be_visible()
+    expect(page.locator("#access-token")).to_be_focused()
+    assert one.serious() == []
+    page.fill("#access-token", "dwm_wrong")
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("alert")).to_have_text("The service does not know this token.")
+    assert page.evaluate("sessionStorage.length") == 0
+
+
+def test_a_token_lasts_as_long_as_the_tab_and_is_in_no_address(enter, guarded, marked):
+    one = enter("detect")
+    page = one.page
+    assert one.check(marked) == "Marked"
+    page.reload()
+    expect(page.locator("#access")).to_be_visible()
+    expect(page.locator("#access-dialog")).to_be_hidden()
+    kept = page.evaluate("[...Object.values(sessionStorage)]")
+    assert len(kept) == 1
+    assert kept[0] not in page.evaluate("JSON.stringify(localStorage)")
+    assert not [request.url for request in one.requests if kept[0] in request.url]
+    page.click("#access")
+    page.click("#access-forget")
+    assert page.evaluate("sessionStorage.length") == 0
+
+
+def test_a_check_without_a_token_asks_for_one_and_goes_on(desk, guarded, marked):
+    url, token = guarded
+    one = desk(url=url)
+    one.page.click("#access-cancel")
+    one.paste(marked)
+    expect(one.page.locator("#access-dialog")).to_be_visible()
+    expect(one.page.locator("#result")).to_be_hidden()
+    one.page.fill("#access-token", token("detect"))
+    one.page.keyboard.press("Enter")
+    assert one.verdict() == "Marked"
+    one.errors.clear()  # Chromium notes the 401
+
+
+def test_of_several_keys_the_one_that_fits_is_named(enter, marked, unmarked):
+    one = enter("detect")
+    page = one.page
+    one.check(marked)
+    expect(page.locator("#said")).to_contain_text("the key “acme” was found")
+    expect(page.locator("#numbers")).to_contain_text("acme, of 2 tried")
+    expect(page.locator("#plot-said")).to_contain_text("2.57")  # the level corrected for two keys
+    one.check(unmarked)
+    expect(page.locator("#said")).to_have_text("None of 2 keys was found.")
+    expect(page.locator("#numbers")).not_to_contain_text(re.compile("acme|beta"))
+
+
+def test_one_key_can_be_chosen_and_linked(enter, marked):
+    one = enter("detect")
+    page = one.page
+    page.locator("summary", has_text="Settings").click()
+    page.select_option("#tenant", "beta")
+    assert page.url.endswith("#tab=check&level=0.01&key=beta")
+    assert one.check(marked) == "Not marked"
+    page.reload()
+    expect(page.locator("#settings-now")).to_have_text("(level 1%, key beta)")
+    page.click("#tab-audit")
+    assert page.locator("#audit-tenant option").all_inner_texts() == ["acme", "beta"]
+
+
+def test_a_public_token_gets_a_verdict_and_round_numbers_only(enter, marked):
+    one = enter("detect-public")
+    page = one.page
+    assert one.check(marked) == "Marked"
+    expect(page.locator("#sure")).to_have_text(re.compile(r"^At most 1 in 1[0,]+ unmarked texts scores"))
+    expect(page.locator("#warnings .warning")).to_contain_text("no token scores")
+    expect(page.locator("#scored-title")).to_have_text("The text")
+    assert page.locator("#tokens [data-index]").count() == 0
+    assert page.locator("#tokens").inner_text() == marked
+    for hidden in ("#inspector", "#legend", "#plot", "#passages"):
+        expect(page.locator(hidden)).to_be_hidden()
+    assert page.locator("#level").is_disabled()
+    assert not [request for request in one.requests if "locate" in request.url]

@@ -1,0 +1,179 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+from tests.serve.conftest import bearer
+from tests.serve.live import bound, marked_text, marked_texts, plain_text, plain_texts
+
+from dewmark.stats.multiple import sidak_min
+
+
+def results(response):
+    assert response.status_code == 200, response.text
+    return response.json()["results"]
+
+
+class TestDetect:
+    def test_the_answer_is_the_library_s(self, client):
+        for text, verdict in ((marked_text(), "marked"), (plain_text(), "not marked")):
+            (found,) = results(client.post("/v1/detect", json={"text": text, "tokens": True}))
+            own = bound("acme").detect(text)
+            assert found["verdict"] == verdict == own.verdict
+            assert found["p_value"] == own.p_value == found["p_value_of_key"]
+            assert (found["z"], found["effective_length"]) == (own.z, own.effective_length)
+            assert found["tokens"] == [token.to_dict() for token in own.tokens]
+            assert (found["tenant"], found["keys"], found["per_tenant"]) == ("acme", 1, None)
+            assert (found["characters"], found["truncated"]) == (len(text), False)
+
+    def test_a_batch_keeps_its_order_and_needs_no_tokens(self, client):
+        texts = [marked_text(seed) if seed % 2 else plain_text(seed) for seed in range(1, 5)]
+        found = results(client.post("/v1/detect", json={"texts": texts}))
+        assert [one["verdict"] for one in found] == ["marked", "not marked"] * 2
+        assert all(one["tokens"] is None for one in found)
+
+    def test_the_prompt_is_context(self, client):
+        text = marked_text()
+        alone, after = (
+            results(client.post("/v1/detect", json={"text": text, "prompt": prompt}))[0]
+            for prompt in (None, "the old bridge over the river")
+        )
+        assert after["tokens_scored"] == alone["tokens_scored"] + 3
+
+    def test_the_level_decides_the_verdict(self, client):
+        text = plain_text()
+        p_value = bound("acme").detect(text).p_value
+        for fpr, verdict in ((min(0.99, 1.1 * p_value), "marked"), (0.9 * p_value, "not marked")):
+            (found,) = results(client.post("/v1/detect", json={"text": text, "fpr": fpr}))
+            assert (found["verdict"], found["fpr"]) == (verdict, fpr)
+
+    def test_a_short_text_is_too_short(self, client):
+        (found,) = results(client.post("/v1/detect", json={"text": "the old bridge"}))
+        assert found["verdict"] == "too short"
+
+    def test_only_the_beginning_of_a_very_long_text_is_scored(self, open_service):
+        client = open_service(scored_bytes=1000)
+        text = "é" + plain_text()
+        (found,) = results(client.post("/v1/detect", json={"text": text, "tokens": True}))
+        assert found["truncated"]
+        assert found["scored_characters"] == 999
+        assert found["tokens"][-1]["end"] == 999
+        (blank,) = [client.post("/v1/detect", json={"text": " " * 1000 + "a"})]
+        assert blank.status_code == 422
+
+    def test_language_is_guessed(self, client):
+        german = "Der alte Mann ging langsam über die Brücke und sah auf das Wasser des Flusses hinab."
+        (found,) = results(client.post("/v1/detect", json={"text": german}))
+        assert found["language"] == {"code": "de", "supported": True}
+        (found,) = results(client.post("/v1/detect", json={"text": "12 34 56"}))
+        assert found["language"] == {"code": None, "supported": None}
+        (found,) = results(client.post("/v1/detect", json={"text": "Το παλιό γεφύρι πάνω από το ποτάμι"}))
+        assert found["language"] == {"code": "el", "supported": False}
+
+
+class TestTenants:
+    def test_the_p_value_is_corrected_for_the_number_of_keys(self, open_service):
+        client = open_service(tenants=("acme", "beta"))
+        (found,) = results(client.post("/v1/detect", json={"text": plain_text(3)}))
+        alone = {name: bound(name).detect(plain_text(3)) for name in ("acme", "beta")}
+        best = min(alone, key=lambda name: alone[name].p_value)
+        assert (found["tenant"], found["keys"]) == (best, 2)
+        assert found["p_value"] == pytest.approx(sidak_min(alone[best].p_value, tests=2))
+        assert {row["tenant"]: row["p_value"] for row in found["per_tenant"]} == {
+            name: detection.p_value for name, detection in alone.items()
+        }
+
+    def test_the_right_tenant_is_named(self, open_service):
+        client = open_service(tenants=("beta", "acme"))
+        (found,) = results(client.post("/v1/detect", json={"text": marked_text()}))
+        assert (found["verdict"], found["tenant"]) == ("marked", "acme")
+        only = client.post("/v1/detect", json={"text": marked_text(), "tenants": ["beta"]})
+        assert results(only)[0]["verdict"] == "not marked"
+
+    def test_unknown_tenants_and_those_of_others_look_the_same(self, open_service):
+        client = open_service(tenants=("acme", "beta"))
+        head = bearer(client, "detect", tenants=["acme"])
+        other, unknown = (
+            client.post("/v1/detect", json={"text": "a b c", "tenants": [name]}, headers=head)
+            for name in ("beta", "nobody")
+        )
+        assert other.status_code == unknown.status_code == 404
+        assert other.json()["error"]["message"] == unknown.json()["error"]["message"]
+        (found,) = results(client.post("/v1/detect", json={"text": plain_text()}, headers=head))
+        assert found["keys"] == 1
+
+
+class TestPublic:
+    def test_numbers_are_rounded_and_tokens_kept_back(self, client):
+        head = bearer(client, "detect-public")
+        for text in (marked_text(), plain_text(), plain_text(2)):
+            (found,) = results(client.post("/v1/detect", json={"text": text}, headers=head))
+            own = bound("acme").detect(text)
+            assert found["verdict"] == own.verdict
+            assert found["rounded"]
+            assert math.log10(found["p_value"]) == round(math.log10(found["p_value"]))
+            assert max(own.p_value, 1e-6) <= found["p_value"] <= max(10 * own.p_value, 1e-6)
+            assert found["z"] == max(-5, min(5, round(own.z)))
+            assert found["effective_length"] % 10 == 0
+            for name in ("tokens", "score", "key_fingerprint", "p_value_of_key", "per_tenant"):
+                assert found[name] is None
+            assert str(own.p_value)[:6] not in str(found)
+
+    def test_it_may_not_search_for_the_threshold(self, client):
+        head = bearer(client, "detect-public")
+        for choice in ({"fpr": 0.02}, {"test": "key"}, {"tokens": True}):
+            assert client.post("/v1/detect", json={"text": "a", **choice}, headers=head).status_code == 403
+        assert client.post("/v1/locate", json={"text": "a"}, headers=head).status_code == 403
+        assert client.post("/v1/audit", json={"texts": [{"text": "a"}]}, headers=head).status_code == 403
+        tenants = client.get("/v1/whoami", headers=head).json()["tenants"]
+        assert [tenant["key_fingerprint"] for tenant in tenants] == [None]
+
+
+class TestLocate:
+    def test_the_marked_half_is_found(self, client):
+        plain, marked = plain_texts(1, 150)[0], marked_texts(1, 150)[0]
+        response = client.post("/v1/locate", json={"text": plain + marked, "tokens": True})
+        assert response.status_code == 200
+        found = response.json()
+        (passage,) = found["passages"]
+        # boundaries are good to a few tokens: 5 characters each here
+        assert abs(passage["start"] - len(plain)) < 200
+        assert passage["end"] > len(plain + marked) - 200
+        assert passage["text"] == (plain + marked)[passage["start"] : passage["end"]]
+        assert found["tenant"] == "acme"
+        assert len(found["detection"]["tokens"]) == 300
+        assert found["detection"]["fpr"] == 0.01
+
+    def test_nothing_is_found_in_unmarked_text(self, client):
+        found = client.post("/v1/locate", json={"text": plain_text()}).json()
+        assert (found["passages"], found["share"]) == ([], 0.0)
+
+
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [
+        ({}, 422),
+        ({"text": "a", "texts": ["b"]}, 422),
+        ({"texts": []}, 422),
+        ({"texts": ["a"] * 65}, 422),
+        ({"texts": ["a", "b"], "prompts": ["c"]}, 422),
+        ({"texts": ["a"], "prompt": "b"}, 422),
+        ({"text": "a", "prompts": ["b"]}, 422),
+        ({"text": 5}, 422),
+        ({"text": "a", "fpr": 0}, 422),
+        ({"text": "a", "fpr": "0.1"}, 422),
+        ({"text": "a", "test": "nonsense"}, 422),
+        ({"text": "a", "unknown": 1}, 422),
+        ({"text": "a", "tenants": []}, 422),
+        ({"text": "a", "tenants": ["nobody"]}, 404),
+        ({"text": " \n"}, 422),
+        ({"text": "x" * 1_000_001}, 413),
+        ({"text": "a", "prompt": "x" * 1_000_001}, 413),
+    ],
+)
+def test_what_cannot_be_answered_is_refused(client, body, status):
+    response = client.post("/v1/detect", json=body)
+    assert response.status_code == status
+    error = response.json()["error"]
+    assert error["request_id"] == response.headers["x-request-id"]
+    assert len(error["message"]) < 300

@@ -1,0 +1,195 @@
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+
+import pytest
+from tests.serve.conftest import bearer
+from tests.serve.live import bound, host
+
+from dewmark.serve.chat import transcript
+from dewmark.serve.generation import Stream, Wish, _settled
+
+COMMON = {"model": "tiny", "max_tokens": 40, "seed": 7}
+
+
+@pytest.fixture
+def client(open_service):
+    return open_service(writes=True)
+
+
+def events(response) -> list[dict]:
+    assert response.status_code == 200, response.text
+    assert response.headers["content-type"].startswith("text/event-stream")
+    lines = [line for line in response.text.split("\n\n") if line]
+    assert lines[-1] == "data: [DONE]"
+    return [json.loads(line.removeprefix("data: ")) for line in lines[:-1]]
+
+
+def library_text(prompt: str, *, seed: int, tokens: int) -> str:
+    (made,) = host().generate(
+        [prompt], scheme=bound("acme"), seeds=[seed], max_new_tokens=tokens, no_repeat_ngram=4
+    )
+    return made.text
+
+
+class TestCompletions:
+    def test_the_text_is_the_library_s(self, client):
+        body = client.post("/v1/completions", json={**COMMON, "prompt": "the old bridge"}).json()
+        (choice,) = body["choices"]
+        assert choice["text"] == library_text("the old bridge", seed=7, tokens=40)
+        assert body["usage"]["completion_tokens"] <= 40
+        assert body["usage"]["prompt_tokens"] == 3
+        assert (body["object"], body["model"]) == ("text_completion", "tiny")
+
+    def test_streaming_gives_the_same_text_in_pieces(self, client):
+        wanted = {**COMMON, "prompt": "the old bridge", "stream": True}
+        pieces = events(client.post("/v1/completions", json=wanted))
+        text = "".join(piece["choices"][0]["text"] for piece in pieces)
+        assert text == library_text("the old bridge", seed=7, tokens=40)
+        assert len(pieces) > 20
+        assert pieces[-1]["choices"][0]["finish_reason"] in ("length", "stop")
+
+    def test_several_prompts_and_choices_have_seeds_of_their_own(self, client):
+        wanted = {**COMMON, "prompt": ["the old bridge", "a house"], "n": 2}
+        texts = [one["text"] for one in client.post("/v1/completions", json=wanted).json()["choices"]]
+        assert texts == [
+            library_text(prompt, seed=seed, tokens=40)
+            for prompt in ("the old bridge", "a house")
+            for seed in (7, 8)
+        ]
+
+    def test_requests_that_share_a_batch_get_their_own_texts(self, client):
+        found = {}
+
+        def ask(seed: int) -> None:
+            wanted = {
+                **COMMON,
+                "prompt": f"the old {'bridge ' * seed}",
+                "seed": seed,
+                "max_tokens": 20 + seed,
+            }
+            found[seed] = client.post("/v1/completions", json=wanted).json()["choices"][0]["text"]
+
+        threads = [threading.Thread(target=ask, args=(seed,)) for seed in range(6)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        for seed, text in found.items():
+            assert text == library_text(f"the old {'bridge ' * seed}", seed=seed, tokens=20 + seed)
+
+    def test_it_stops_where_it_is_told(self, client):
+        whole = library_text("the old bridge", seed=7, tokens=40)
+        stop = whole.split()[10]
+        wanted = {**COMMON, "prompt": "the old bridge", "stop": [f" {stop}", "never"]}
+        for stream in (False, True):
+            response = client.post("/v1/completions", json={**wanted, "stream": stream})
+            if stream:
+                text = "".join(piece["choices"][0]["text"] for piece in events(response))
+            else:
+                (choice,) = response.json()["choices"]
+                text = choice["text"]
+                assert choice["finish_reason"] == "stop"
+            assert text == whole[: whole.index(f" {stop}")]
+
+
+class TestChat:
+    def test_an_answer_and_its_pieces(self, client):
+        messages = [{"role": "user", "content": [{"type": "text", "text": "tell of the river"}]}]
+        wanted = {**COMMON, "messages": messages}
+        body = client.post("/v1/chat/completions", json=wanted).json()
+        expected = library_text("User: tell of the river\n\nAssistant:", seed=7, tokens=40)
+        assert body["choices"][0]["message"] == {"role": "assistant", "content": expected, "refusal": None}
+        assert body["object"] == "chat.completion"
+        streamed = {**wanted, "stream": True, "stream_options": {"include_usage": True}}
+        pieces = events(client.post("/v1/chat/completions", json=streamed))
+        assert pieces[0]["choices"][0]["delta"]["role"] == "assistant"
+        text = "".join(piece["choices"][0]["delta"].get("content", "") for piece in pieces[:-1])
+        assert text == expected
+        assert pieces[-1]["choices"] == []
+        assert pieces[-1]["usage"] == body["usage"]
+
+    def test_what_it_writes_it_finds(self, client):
+        wanted = {**COMMON, "max_tokens": 250, "messages": [{"role": "user", "content": "the sea"}]}
+        text = client.post("/v1/chat/completions", json=wanted).json()["choices"][0]["message"]["content"]
+        found = client.post("/v1/detect", json={"text": text}).json()["results"][0]
+        assert found["verdict"] == "marked"
+
+
+@pytest.mark.parametrize(
+    ("change", "status"),
+    [
+        ({"temperature": 0}, 422),
+        ({"temperature": 3}, 422),
+        ({"temperature": 1e-300}, 422),
+        ({"temperature": 0.01, "top_p": 1e-6}, 200),
+        ({"top_p": 0}, 422),
+        ({"max_tokens": 5000}, 422),
+        ({"max_tokens": 0}, 422),
+        ({"n": 100}, 422),
+        ({"logprobs": 5}, 422),
+        ({"echo": True}, 422),
+        ({"stop": ["a"] * 5}, 422),
+        ({"prompt": "the " * 3000}, 422),
+        ({"prompt": "a\ud800"}, 422),
+        ({"prompt": []}, 422),
+        ({"model": "anything", "user": "x", "presence_penalty": 0.5}, 200),
+        ({"prompt": ""}, 200),
+        ({"temperature": 0.7, "top_p": 0.9, "seed": None}, 200),
+    ],
+)
+def test_what_can_be_asked_for(client, change, status):
+    data = json.dumps({**COMMON, "prompt": "the", "max_tokens": 3, **change}).encode()
+    response = client.post("/v1/completions", content=data, headers={"content-type": "application/json"})
+    assert response.status_code == status, response.text
+
+
+def test_writing_has_a_scope_of_its_own(client):
+    wanted = {**COMMON, "prompt": "the", "max_tokens": 2}
+    for scope, status in (("detect", 403), ("generate", 200), ("admin", 200)):
+        head = bearer(client, scope)
+        assert client.post("/v1/completions", json=wanted, headers=head).status_code == status
+        assert client.get("/v1/models", headers=head).status_code == status
+
+
+def test_a_detector_alone_does_not_write(open_service):
+    client = open_service()
+    assert client.post("/v1/completions", json={**COMMON, "prompt": "the"}).status_code == 404
+    assert "/v1/completions" not in client.get("/openapi.json").json()["paths"]
+
+
+class TestStreams:
+    @pytest.mark.parametrize(
+        ("text", "stops", "settled"),
+        [
+            ("abc", (), 3),
+            ("abc\ufffd\ufffd", (), 3),
+            ("abcST", ("STOP",), 3),
+            ("abcSTOX", ("STOP",), 7),
+            ("a\n", ("\n\n", "\nUser"), 1),
+        ],
+    )
+    def test_what_may_still_change_is_held_back(self, text, stops, settled):
+        assert _settled(text, stops) == settled
+
+    def test_a_character_in_pieces_comes_whole(self):
+        data = "a né 👩 z".encode()
+
+        async def main() -> list[str]:
+            wish = Wish("", seed=0, max_new_tokens=100)
+            stream = Stream(wish, lambda ids: bytes(ids).decode(errors="replace"))
+            for byte in data:
+                stream.take(byte)
+            stream.take(None)
+            return [piece async for piece in stream]
+
+        pieces = asyncio.run(main())
+        assert "".join(pieces).encode() == data
+        assert not any("\ufffd" in piece for piece in pieces)
+
+
+def test_a_transcript_names_who_speaks():
+    messages = [{"role": "system", "content": "Be brief. "}, {"role": "user", "content": "Hello"}]
+    assert transcript(messages) == "System: Be brief.\n\nUser: Hello\n\nAssistant:"

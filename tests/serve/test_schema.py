@@ -1,0 +1,73 @@
+"""Requests made from the OpenAPI document itself, by schemathesis: nothing makes the service fail."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from tests.serve.live import live_service, make_service
+
+pytest.importorskip("schemathesis")
+
+import schemathesis
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis.errors import Unsatisfiable
+from schemathesis.specs.openapi.checks import positive_data_acceptance
+
+pytestmark = pytest.mark.serve
+
+
+@pytest.fixture(scope="module")
+def document(tmp_path_factory):
+    limits = {"new_tokens": 8, "open_jobs": 10_000, "all_jobs": 10_000}  # what is made up is all accepted
+    service = make_service(tmp_path_factory.mktemp("schema"), writes=True, **limits)
+    _, token = service.tokens.new("test", ["admin"], per_minute=1e6)
+    with live_service(Path(), service=service) as url:
+        yield schemathesis.openapi.from_url(f"{url}/openapi.json"), {"Authorization": f"Bearer {token}"}
+
+
+OPERATIONS = [
+    ("/healthz", "GET"),
+    ("/metrics", "GET"),
+    ("/v1/whoami", "GET"),
+    ("/v1/extract", "POST"),
+    ("/v1/detect", "POST"),
+    ("/v1/locate", "POST"),
+    ("/v1/audit", "POST"),
+    ("/v1/jobs", "GET"),
+    ("/v1/jobs/{job}", "GET"),
+    ("/v1/jobs/{job}", "DELETE"),
+    ("/v1/models", "GET"),
+    ("/v1/completions", "POST"),
+    ("/v1/chat/completions", "POST"),
+]
+
+
+def test_every_operation_is_tried(document):
+    described = document[0].raw_schema["paths"]
+    assert {(path, method.upper()) for path in described for method in described[path]} == set(OPERATIONS)
+
+
+@pytest.mark.parametrize(("path", "method"), OPERATIONS)
+@pytest.mark.parametrize("mode", ["POSITIVE", "NEGATIVE"])
+def test_no_request_makes_it_fail(document, path, method, mode):
+    operation, token = document[0][path][method], document[1]
+
+    @settings(
+        max_examples=40,
+        deadline=None,
+        derandomize=True,
+        suppress_health_check=list(HealthCheck),
+        phases=[Phase.generate],
+    )
+    @given(case=operation.as_strategy(generation_mode=schemathesis.GenerationMode[mode]))
+    def ask(case):
+        response = case.call(headers=token)
+        assert response.status_code < 500, response.text
+        # that a text must not be blank, or that there is one of two fields, stands in no schema
+        case.validate_response(response, excluded_checks=[positive_data_acceptance])
+
+    try:
+        ask()
+    except Unsatisfiable:
+        assert (method, mode) != ("POST", "POSITIVE")  # a GET without parameters cannot be asked wrongly
