@@ -1,7 +1,7 @@
-"""Green lists whose detection weighs each token by what the host thought of its place.
+"""Schemes whose detection weighs each token by what the host thought of its place.
 
 The host runs once over each text, batched, after its prompt where that is known. Under H0 the text, and so
-its weights, do not depend on the key: given the weights the green pairs are still independent.
+its weights, do not depend on the key: given the weights the law of the scores over keys is what it was.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from dewmark.baselines._greenlist import GreenBound
-from dewmark.baselines._tokens import F64, TokenScheme
+from dewmark.baselines._tokens import F64, TokenBound, TokenScheme
 from dewmark.errors import ConfigError
 from dewmark.scheme import DEFAULT_FPR
 from dewmark.workspace import HostInfo, LanguageModel, Tokenized, Workspace
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from dewmark.core.keys import Key
     from dewmark.types import Detection
 
-__all__ = ["EntropyBound", "EntropyScheme"]
+__all__ = ["EntropyBound", "EntropyScheme", "WeighedBound"]
 
 Place = tuple[str, tuple[int, ...]]  # a prompt's text and the ids after it
 
@@ -35,7 +35,7 @@ class EntropyScheme(TokenScheme):
     """A scheme that asks the host at detection."""
 
     @abstractmethod
-    def join(self, secret: bytes, host: HostInfo, fingerprint: str, workspace: Workspace) -> EntropyBound:
+    def join(self, secret: bytes, host: HostInfo, fingerprint: str, workspace: Workspace) -> WeighedBound:
         """The scheme with a secret of 32 bytes and a host's vocabulary."""
 
     def detect_keys(
@@ -59,27 +59,15 @@ class EntropyScheme(TokenScheme):
         return [list(row) for row in zip(*columns, strict=True)]
 
 
-class EntropyBound(GreenBound):
+class WeighedBound(TokenBound):
     """Such a scheme with its secret and a vocabulary; the host is opened when it is first needed.
 
     ``known`` holds weights that need no second look at the text; by default nothing is kept.
     """
 
     known: dict[Place, F64] | None = None
-
-    def __init__(
-        self,
-        scheme: EntropyScheme,
-        host: HostInfo,
-        fingerprint: str,
-        *,
-        secret: bytes,
-        gamma: float,
-        width: int,
-        workspace: Workspace,
-    ) -> None:
-        super().__init__(scheme, host, fingerprint, secret=secret, gamma=gamma, width=width)
-        self._workspace = workspace
+    measure: str | None = None  # the model that is asked, if it is not the host itself
+    _workspace: Workspace
 
     @abstractmethod
     def weigh(self, logits: torch.Tensor) -> torch.Tensor:
@@ -111,4 +99,22 @@ class EntropyBound(GreenBound):
                 f"{self.scheme.name} runs the host to detect, and here is none: "
                 "load the scheme with dewmark.load_scheme, or choose one that detects without"
             )
-        return self._workspace.open_host(None)
+        return self._workspace.open_host(self.measure)
+
+
+class EntropyBound(WeighedBound, GreenBound):
+    """A green list of this kind."""
+
+    def __init__(
+        self,
+        scheme: EntropyScheme,
+        host: HostInfo,
+        fingerprint: str,
+        *,
+        secret: bytes,
+        gamma: float,
+        width: int,
+        workspace: Workspace,
+    ) -> None:
+        super().__init__(scheme, host, fingerprint, secret=secret, gamma=gamma, width=width)
+        self._workspace = workspace

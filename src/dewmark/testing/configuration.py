@@ -73,7 +73,9 @@ def keeps_its_secret(trial: Trial) -> None:
     shown = {
         "repr of the bound scheme": repr(bound),
         "str of the bound scheme": str(bound),
-        "repr of a session": repr(bound.session(torch.tensor([[5, 6, 7]]))),
+        "repr of a session": repr(
+            bound.drafts(["a text"]) if bound.needs.drafts else bound.session(torch.tensor([[5, 6, 7]]))
+        ),
         "to_dict": json.dumps(bound.scheme.to_dict()),
         "config_hash": bound.config_hash,
         "repr of the state": repr(state),

@@ -68,7 +68,7 @@ def detections_are_complete(trial: Trial) -> None:
         expect(found.key_fingerprint == trial.bound.fingerprint, "key_fingerprint: expected the key's own")
         numbers = (found.p_value, found.z, found.score, found.effective_length)
         expect(all(map(math.isfinite, numbers)), f"expected finite numbers, got {numbers}")
-        length = len(trial.host.info.tokenizer.encode([text])[0].ids)
+        length = len(trial.bound.tokenize([text])[0].ids)
         expect(
             0 < found.tokens_scored <= length,
             f"tokens_scored: expected between 1 and the text's {length} tokens, got {found.tokens_scored}",
@@ -104,7 +104,7 @@ def prompt_is_context_only(trial: Trial) -> None:
         accused <= 3,
         f"expected unmarked text after a marked prompt to be unmarked, {accused} of {len(found)} are",
     )
-    lengths = [len(text.ids) for text in trial.host.info.tokenizer.encode(texts)]
+    lengths = [len(text.ids) for text in trial.bound.tokenize(texts)]
     for detection, length in zip(found, lengths, strict=True):
         expect(
             detection.tokens_scored <= length,

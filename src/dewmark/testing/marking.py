@@ -1,4 +1,8 @@
-"""Checks of sessions: what a scheme does to logits, and that texts do not disturb each other."""
+"""Checks of sessions: what a scheme does to logits, and that texts do not disturb each other.
+
+A scheme that chooses between drafts of sentences has no sessions: what a check promises is then looked at in
+the texts that come of it.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +12,7 @@ import unittest
 import torch
 
 from dewmark.errors import NumericalError, VocabularyError
+from dewmark.testing import drafting
 from dewmark.testing.expectations import expect, expect_close, expect_refusal
 from dewmark.testing.trial import VOCABULARY, Trial
 
@@ -20,6 +25,9 @@ _ROUNDING = 1e-4  # of a probability: a batch may sum in another order than a si
 
 def padding_changes_nothing(trial: Trial) -> None:
     """A row in a left-padded batch is marked as it is alone, with a mask and without."""
+    if trial.scheme.needs.drafts:
+        drafting.order_changes_nothing(trial, _ROWS, tokens=_SHORT)
+        return
     for what, processor in (("session", False), ("processor", True)):
         together = trial.steps(_ROWS, processor=processor, mask=True)
         unmasked = trial.steps(_ROWS, processor=processor)
@@ -31,6 +39,9 @@ def padding_changes_nothing(trial: Trial) -> None:
 
 def sessions_share_nothing(trial: Trial) -> None:
     """The second text is independent of the first: a session gives the same before and after another one."""
+    if trial.scheme.needs.drafts:
+        drafting.batches_share_nothing(trial, tokens=_SHORT)
+        return
     first = trial.steps([3])
     trial.steps([8])
     expect_close(trial.steps([3]), first, "the same text marked again after another one", within=0.0)
@@ -49,15 +60,17 @@ def batches_do_not_change_texts(trial: Trial) -> None:
 
 def same_seeds_give_the_same_text(trial: Trial) -> None:
     """Prompt, seed and key decide a text; a second bound scheme writes it again."""
-    texts = (
-        trial.write(trial.prompts, bound, tokens=_SHORT) for bound in (trial.bound, trial.bind(trial.secret))
-    )
+    prompts = trial.prompts[:4] if trial.scheme.needs.drafts else trial.prompts  # drafts take their time
+    texts = (trial.write(prompts, bound, tokens=_SHORT) for bound in (trial.bound, trial.bind(trial.secret)))
     for i, (first, second) in enumerate(zip(*texts, strict=True)):
         expect(first == second, f"text {i}: expected the same text from the same prompt, seed and key")
 
 
 def forbidden_tokens_stay_forbidden(trial: Trial) -> None:
     """A token of logit -inf keeps probability 0, and the others get all of it."""
+    if trial.scheme.needs.drafts:
+        drafting.sessions_are_refused(trial)
+        return
     ids = torch.tensor([[50, 60, 70, 80]])
     for allowed in ([100], [100, 101], [*range(90, 120)]):
         logits = torch.full((1, VOCABULARY), -math.inf)
@@ -76,6 +89,9 @@ def forbidden_tokens_stay_forbidden(trial: Trial) -> None:
 
 def bad_logits_are_refused(trial: Trial) -> None:
     """Logits of another vocabulary, and NaN, are errors and not a silent loss of the mark."""
+    if trial.scheme.needs.drafts:
+        drafting.odd_drafts_do_not_pass(trial)
+        return
     ids = torch.tensor([[50, 60, 70]])
     session = trial.bound.session(ids, seeds=[1])
     expect_refusal(lambda: session(ids, torch.zeros(1, VOCABULARY - 100)), VocabularyError, "too few logits")
@@ -88,6 +104,8 @@ def devices_agree(trial: Trial) -> None:
     """CPU and GPU mark alike, so that text marked on one is found on the other."""
     if not torch.cuda.is_available():
         raise unittest.SkipTest("needs CUDA")
+    if trial.scheme.needs.drafts:
+        raise unittest.SkipTest("the scheme sees texts, and no device")
     for processor in (False, True):
         cpu = trial.steps(_ROWS, processor=processor)
         gpu = trial.steps(_ROWS, processor=processor, device="cuda")

@@ -42,9 +42,8 @@ def evidence_keeps_its_claims(trial: Trial) -> None:
     margins follow from the number of keys K: the mean of K numbers of variance 1 has a standard deviation of
     1/√K, their sample variance one of √((kurtosis − 1)/K).
     """
-    tokenizer = trial.host.info.tokenizer
     for kind, texts in trial.nulls.items():
-        text, prompt = tokenizer.encode([texts[0], trial.prompts[0]])
+        text, prompt = trial.bound.tokenize([texts[0], trial.prompts[0]])
         try:
             found = [bound.evidence([text], [prompt])[0] for bound in trial.others]
         except ConfigError as reason:

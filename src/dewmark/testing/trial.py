@@ -14,14 +14,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dewmark.core.keys import Key
-from dewmark.hosts.fake import FakeHost
+from dewmark.hosts.fake import FakeHost, Kind
 from dewmark.scheme import BoundScheme, Scheme
 from dewmark.workspace import Workspace
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Trial"]
+__all__ = ["Trial", "host_for"]
 
 VOCABULARY = 400
 TEXTS = 16
@@ -43,7 +43,7 @@ class Trial:
         self.folder = Path(self._temporary.name) if self._temporary is not None else Path(str(cache))
         self.scheme = scheme
         self.tokens = tokens
-        self.host = tiny_host()
+        self.host = host_for(scheme)
         remembering = Remembering(self.host)
         self.workspace = Workspace(
             cache=self.folder, find_host=lambda name: self.host.info, open_host=lambda name: remembering
@@ -73,7 +73,7 @@ class Trial:
     @property
     def prompts(self) -> list[str]:
         """Openings of different lengths."""
-        return _prompts()
+        return _prompts(self.host)
 
     @functools.cached_property
     def marked(self) -> list[str]:
@@ -85,10 +85,13 @@ class Trial:
         """Texts without a mark, by kind; the repetitive ones are where careless p-values break."""
         rng = random.Random(1)
         return {
-            "the host's own text": _unmarked(self.tokens),
-            "random tokens": _decode([_random_ids(rng, self.tokens) for _ in range(TEXTS)]),
+            "the host's own text": _unmarked(self.host, self.tokens),
+            "random tokens": _decode(
+                self.host, [_random_ids(self.host, rng, self.tokens) for _ in range(TEXTS)]
+            ),
             "repetitive text": _decode(
-                [_random_ids(rng, 40) * (self.tokens // 40 + 1) for _ in range(TEXTS)]
+                self.host,
+                [_random_ids(self.host, rng, 40) * (self.tokens // 40 + 1) for _ in range(TEXTS)],
             ),
         }
 
@@ -107,7 +110,7 @@ class Trial:
         self, prompts: Sequence[str], scheme: BoundScheme, *, tokens: int | None = None, first_seed: int = 0
     ) -> list[str]:
         """Marked completions, row i with seed ``first_seed`` + i."""
-        return _write(prompts, scheme, tokens or self.tokens, first_seed)
+        return _write(self.host, prompts, scheme, tokens or self.tokens, first_seed)
 
     def steps(
         self, rows: Sequence[int], *, processor: bool = False, mask: bool = False, device: str = "cpu"
@@ -132,7 +135,7 @@ class Trial:
         else:
             mark = self.bound.session(ids, given, seeds=seeds)
         sources = [torch.Generator().manual_seed(row) for row in rows]
-        growth = [_random_ids(random.Random(row), 4) * 3 for row in rows]
+        growth = [_random_ids(self.host, random.Random(row), 4) * 3 for row in rows]
         found = []
         for step in range(len(growth[0])):
             logits = torch.stack([2.0 * torch.randn(VOCABULARY, generator=source) for source in sources])
@@ -161,37 +164,44 @@ class Remembering:
 
 
 @functools.cache
-def tiny_host() -> FakeHost:
-    """One small host for all trials of a process."""
-    return FakeHost(VOCABULARY)
+def tiny_host(kind: Kind = "words") -> FakeHost:
+    """One small host of each kind for all trials of a process."""
+    return FakeHost(VOCABULARY, kind=kind)
+
+
+def host_for(scheme: Scheme) -> FakeHost:
+    """A host that writes what the scheme can mark: sentences, or just words."""
+    return tiny_host("sentences") if scheme.needs.drafts else tiny_host()
 
 
 @functools.cache
-def _prompts() -> list[str]:
+def _prompts(host: FakeHost) -> list[str]:
     rng = random.Random(0)
-    return _decode([_random_ids(rng, 1 + i % 9) for i in range(TEXTS)])
+    return _decode(host, [_random_ids(host, rng, 1 + i % 9) for i in range(TEXTS)])
 
 
 @functools.cache
-def _unmarked(tokens: int) -> list[str]:
-    return _write(_prompts(), None, tokens, 1000)
+def _unmarked(host: FakeHost, tokens: int) -> list[str]:
+    return _write(host, _prompts(host), None, tokens, 1000)
 
 
-def _write(prompts: Sequence[str], scheme: BoundScheme | None, tokens: int, first_seed: int) -> list[str]:
+def _write(
+    host: FakeHost, prompts: Sequence[str], scheme: BoundScheme | None, tokens: int, first_seed: int
+) -> list[str]:
     seeds = range(first_seed, first_seed + len(prompts))
-    written = tiny_host().generate(
+    written = host.generate(
         prompts, scheme=scheme, seeds=seeds, max_new_tokens=tokens, min_new_tokens=tokens, batch_size=TEXTS
     )
     return [generation.text for generation in written]
 
 
-def _random_ids(rng: random.Random, count: int) -> list[int]:
-    words = [i for i in range(VOCABULARY) if i not in tiny_host().info.tokenizer.special_ids]
+def _random_ids(host: FakeHost, rng: random.Random, count: int) -> list[int]:
+    words = [i for i in range(VOCABULARY) if i not in host.info.tokenizer.special_ids]
     return rng.choices(words, k=count)
 
 
-def _decode(rows: list[list[int]]) -> list[str]:
-    return tiny_host().info.tokenizer.decode(rows)
+def _decode(host: FakeHost, rows: list[list[int]]) -> list[str]:
+    return host.info.tokenizer.decode(rows)
 
 
 def _secret(name: str) -> bytes:

@@ -1,0 +1,97 @@
+"""Where the sentences of a text begin and end: one rule for marking, which sees a text grow, and detection.
+
+A sentence ends at a line break, or at a run of . ! ? … and their sisters in other scripts, with whatever
+quotes and brackets close after it, if a space or the end of the text follows (the wide marks of Chinese and
+Japanese need no space). It does not end inside "3.14" or "example.org", after an abbreviation or an initial
+("Dr. Ada B. King"), or before it holds a letter, so "1." and "* * *" belong to the sentence after them.
+
+The text is read from left to right and each end depends on its own sentence and the one character after it:
+what is certain stays so, however the text goes on, and a text may be cut at any end and read on from there.
+The rule need not be the best one for any language. It must be the same on both sides.
+
+Boundary: text only, no vectors.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+__all__ = ["Sentence", "first_end", "sentences"]
+
+_WIDE = "。！？｡"
+_END = re.compile(
+    r"(?P<line>[\n\r\x0b\x0c\x85\u2028\u2029])"
+    rf"|(?P<mark>[.!?…‽؟۔।॥։።{_WIDE}]+)(?P<close>[\"'”’»›)\]}}」』）】]*)"
+)
+_LAST_WORD = re.compile(r"[^\W\d_]+\Z")
+# English titles, references and months, then German, French, Italian, Spanish
+_ABBREVIATIONS = (
+    "mr mrs ms dr prof st sr jr vs etc al cf ca approx inc ltd co corp dept fig figs no nos vol pp ed eds "
+    "gen col lt sgt capt rev hon jan feb mar apr jun jul aug sep sept oct nov dec "
+    "bzw usw vgl nr bd hr fr str evtl ggf sog mme mlle sig sra dott núm pág"
+)
+_ABBREVIATED = frozenset(_ABBREVIATIONS.split())
+
+
+class Sentence(NamedTuple):
+    """One sentence by its (start, end) character offsets; only a text's last can be incomplete."""
+
+    start: int
+    end: int
+    complete: bool
+
+
+def sentences(text: str) -> list[Sentence]:
+    """The sentences of a text; what stands after the last of them and holds no letter belongs to none."""
+    found = []
+    start = 0
+    while (end := first_end(text, start=start, last=True)) is not None:
+        found.append(_trimmed(text, start, end, complete=True))
+        start = end
+    if _has_letter(text[start:]):
+        found.append(_trimmed(text, start, len(text), complete=False))
+    return found
+
+
+def first_end(text: str, *, start: int = 0, last: bool = False) -> int | None:
+    """Where the sentence that begins at ``start`` ends, or None if that is not, or not yet, certain.
+
+    ``last`` says that nothing follows the text. The line break that ends a sentence is counted with it.
+    """
+    lettered = False
+    seen = start
+    for match in _END.finditer(text, start):
+        lettered = lettered or _has_letter(text[seen : match.start()])
+        seen = match.end()
+        if not lettered:
+            continue
+        if match["line"]:
+            return match.end()
+        after = text[match.end() : match.end() + 1]
+        if not after:  # a digit, a quote or another mark may follow
+            return match.end() if last else None
+        if match["mark"][-1] in _WIDE or (after.isspace() and not _abbreviated(text, start, match)):
+            return match.end()
+    return None
+
+
+def _abbreviated(text: str, start: int, match: re.Match[str]) -> bool:
+    """Whether a single full stop belongs to the word before it: "Dr.", "B.", "e.g."."""
+    if match["mark"] != ".":
+        return False
+    word = _LAST_WORD.search(text, max(start, match.start() - 20), match.start())
+    if word is None:
+        return False
+    letters = word.group()
+    initial = len(letters) == 1 and (text[word.start() - 1 : word.start()] == "." or letters not in "aAI")
+    return initial or letters.lower() in _ABBREVIATED
+
+
+def _has_letter(text: str) -> bool:
+    return any(character.isalpha() for character in text)
+
+
+def _trimmed(text: str, start: int, end: int, *, complete: bool) -> Sentence:
+    piece = text[start:end]
+    return Sentence(start + len(piece) - len(piece.lstrip()), start + len(piece.rstrip()), complete)

@@ -1,0 +1,295 @@
+"""PASA (Ai and He 2026): the key picks the next token's cluster of meaning, the host the token within it.
+
+Tokens fall into K clusters f(x) by their embeddings. After a history of h clusters the host's final
+distribution gives each cluster a mass Q_c. An auxiliary variable ζ is drawn with keyed noise,
+
+    P(ζ = c) = min(Q_c, α),   P(ζ = overflow) = Σ_c (Q_c − α)⁺,   ζ = argmax P(ζ) / −ln PRF(key, history, ζ),
+
+and the token from the host's distribution within cluster ζ (after an overflow, from (Q_c − α)⁺ / Q_c · p).
+Over keys the token follows the host exactly; a history that comes back is left to the host.
+
+Detection runs a language model once over the text (the host, or a surrogate with its tokenizer), draws ζ
+again from its masses Q̃ and looks whether f(x_t) = ζ_t. Fix the text and let the key be random: at the first
+occurrences of histories the matches B_t are independent, and B_t = 1 with probability q_t = min(Q̃_f(x), α)
+exactly, whatever the model is: a wrong model or prompt costs strength, never validity.
+
+- ``weighted``: Σ w_t B_t with w_t = logit r_t − logit q_t, the likelihood ratio if a share 1 − ``slack`` of
+  the places still follows the mark: r_t = (1 − slack) min(1, α / Q̃) + slack q_t. Weights are rounded to whole
+  levels (any weights are valid), and the law of the sum is computed by convolution.
+- ``count``: the paper's score Σ B_t, with its exact law.
+- ``race``: no model. −ln(1 − u) of the distinct (history, cluster) pairs, whose sum follows the Gamma law.
+
+Boundary: scoring; `_pasa` has the public parts, `_pasa_session` marks.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+from scipy.special import logit, ndtri
+
+from dewmark.baselines._pasa import F32, auxiliary, bernoulli_law, cluster_masses, token_clusters
+from dewmark.baselines._reweight import ReweightBound
+from dewmark.baselines._tests import check, gamma_test, z_test
+from dewmark.baselines._tokens import F64, I64, Pairs, TokenScheme, stored_secret
+from dewmark.core.prf import PairHash, combine, to_uniforms
+from dewmark.embeddings.contexts import ABSENT, windows_of
+from dewmark.errors import ArtifactError, ConfigError, VocabularyError
+from dewmark.evidence import Evidence
+from dewmark.scheme import DEFAULT_FPR, Needs, Session, State
+from dewmark.stats.key_test import NOTHING, Statistic
+from dewmark.workspace import HostInfo, Tokenized, Workspace
+
+if TYPE_CHECKING:
+    import torch
+
+    from dewmark.core.keys import Key
+    from dewmark.types import Detection
+
+__all__ = ["PASA", "BoundPASA"]
+
+Place = tuple[str, tuple[int, ...]]  # a prompt's text and the ids after it
+
+_ROWS_AT_ONCE = 32
+_LEVELS = 128
+_TOTAL = 1 << 17  # how far the levels of a long text may add up
+
+
+@dataclass(frozen=True)
+class PASA(TokenScheme):
+    """Keyed clusters of meaning."""
+
+    name: ClassVar[str] = "pasa"
+    summary: ClassVar[str] = "the key picks the next token's semantic cluster, the model the token within"
+    needs: ClassVar[Needs] = Needs(embeddings=True, final=True, host_at_detection=True)
+
+    clusters: int = 64
+    """How many clusters K the vocabulary falls into."""
+    history: int = 2
+    """How many clusters before a token, h, decide its keyed noise."""
+    alpha: float = 0.5
+    """Largest probability α that the auxiliary variable gives a cluster; 1 cuts nothing."""
+    slack: float = 0.3
+    """Share of places that the weighted test expects to follow the mark no more."""
+    surrogate: str | None = None
+    """The model that detection runs, with the host's tokenizer; by default the host itself."""
+    temperature: float = 1.0
+    """The temperature that detection assumes the text was written at."""
+    top_k: int = 0
+    """The top-k that detection assumes; 0 is none."""
+    top_p: float = 1.0
+    """The top-p that detection assumes; 1 is none."""
+
+    def validate(self) -> None:
+        """Refuse values out of range."""
+        check(
+            (self.clusters >= 2, "clusters", "be at least 2", self.clusters),
+            (self.history >= 1, "history", "be at least 1", self.history),
+            (0.0 < self.alpha <= 1.0, "alpha", "lie in (0, 1]", self.alpha),
+            (0.0 < self.slack < 1.0, "slack", "lie in (0, 1)", self.slack),
+            (self.temperature > 0.0, "temperature", "be positive", self.temperature),
+            (self.top_k >= 0, "top_k", "be at least 0", self.top_k),
+            (0.0 < self.top_p <= 1.0, "top_p", "lie in (0, 1]", self.top_p),
+        )
+
+    def join(self, secret: bytes, host: HostInfo, fingerprint: str, workspace: Workspace) -> BoundPASA:
+        """The scheme with its secret and a host's vocabulary, clustered."""
+        clusters = token_clusters(host, self.clusters, workspace)
+        return BoundPASA(self, host, fingerprint, secret=secret, clusters=clusters, workspace=workspace)
+
+    def restore(self, state: State, host: HostInfo, fingerprint: str, workspace: Workspace) -> BoundPASA:
+        """Take secret and clusters from a stored detector."""
+        try:
+            clusters = np.asarray(state.arrays["clusters"], dtype=np.int64)
+        except KeyError as missing:
+            raise ArtifactError(f"the stored detector lacks {missing}; export it again") from None
+        return BoundPASA(
+            self, host, fingerprint, secret=stored_secret(state), clusters=clusters, workspace=workspace
+        )
+
+    def detect_keys(
+        self,
+        keys: Sequence[Key],
+        texts: Sequence[str],
+        host: HostInfo,
+        workspace: Workspace,
+        *,
+        prompts: Sequence[str | None] | None = None,
+        fpr: float = DEFAULT_FPR,
+        test: str | None = None,
+    ) -> list[list[Detection]]:
+        """For each text one detection per key; the model runs once for all keys."""
+        known: dict[Place, F32] = {}
+        columns = []
+        for key in keys:
+            bound = self.join(self.secret_of(key), host, key.fingerprint, workspace)
+            bound.known = known
+            columns.append(bound.detect_batch(texts, prompts=prompts, fpr=fpr, test=test))
+        return [list(row) for row in zip(*columns, strict=True)]
+
+
+@dataclass(frozen=True)
+class MatchEvidence(Evidence):
+    """Matches B_t and their chances q_t, both (N,)."""
+
+    matches: F64 = dataclasses.field(default_factory=lambda: np.zeros(0))
+    chances: F64 = dataclasses.field(default_factory=lambda: np.zeros(0))
+
+
+class BoundPASA(ReweightBound):
+    """PASA for one key and one vocabulary.
+
+    ``known`` holds cluster masses that need no second look at the text; by default nothing is kept.
+    """
+
+    tests = ("weighted", "count", "race")
+    scheme: PASA
+    known: dict[Place, F32] | None = None
+
+    def __init__(
+        self,
+        scheme: PASA,
+        host: HostInfo,
+        fingerprint: str,
+        *,
+        secret: bytes,
+        clusters: I64,
+        workspace: Workspace,
+    ) -> None:
+        super().__init__(scheme, host, fingerprint, secret=secret, prefix=scheme.history, repeats="skip")
+        self.clusters = clusters
+        # what is hashed are the values of ζ: clusters, "no text", and the overflow
+        self.hash = PairHash(secret, scheme.clusters + 2)
+        self._workspace = workspace
+
+    def session(
+        self,
+        prompt_ids: torch.Tensor,
+        attention_mask: torch.Tensor | None = None,
+        *,
+        seeds: Sequence[int] | None = None,
+    ) -> Session:
+        """Start marking a batch of prompts (batch, length)."""
+        from dewmark.baselines._pasa_session import ClusterSession
+
+        return ClusterSession(self, prompt_ids, attention_mask)
+
+    def reduce(self, windows: I64, tokens: I64) -> I64:
+        """The clusters of the h ids before each token, (N, h)."""
+        return np.where(windows == ABSENT, ABSENT, self.clusters[np.maximum(windows, 0)])
+
+    def pair_scores(self, contexts: I64, tokens: I64) -> F64:
+        """−ln(1 − u) − 1 of histories (N, h) and tokens (N,)."""
+        return -np.log1p(-self.hash.uniforms(contexts, self.clusters[tokens])) - 1.0
+
+    def evidence(self, texts: Sequence[Tokenized], prompts: Sequence[Tokenized]) -> list[Evidence]:
+        """The weighted matches of texts."""
+        return self.evidence_for("weighted", texts, prompts)
+
+    def evidence_for(
+        self, test: str, texts: Sequence[Tokenized], prompts: Sequence[Tokenized]
+    ) -> list[Evidence]:
+        """For ``race`` the clusters' own numbers, for the others matches with ζ."""
+        if test == "race":
+            return super().evidence(texts, prompts)
+        found = zip(texts, prompts, self._masses(texts, prompts), strict=True)
+        return [
+            self._matches(self._pairs(text, prompt, self.first_contexts(text, prompt)), masses, test)
+            for text, prompt, masses in found
+        ]
+
+    def statistic(self, evidence: Evidence, *, test: str) -> Statistic:
+        """The exact law of the sum."""
+        if test == "race" or not isinstance(evidence, MatchEvidence):
+            return gamma_test(evidence)
+        if not len(evidence):
+            return NOTHING
+        normal = z_test(evidence)
+        weights = evidence.weights / np.sqrt(evidence.chances * (1.0 - evidence.chances))
+        steps = min(_LEVELS, max(_TOTAL // len(evidence), 1))
+        levels = np.maximum(np.rint(weights * (steps / weights.max())).astype(np.int64), 0)
+        observed = int(levels @ evidence.matches.astype(np.int64))
+        p_value = float(bernoulli_law(levels, evidence.chances)[observed:].sum())
+        return Statistic(normal.z, min(p_value, 1.0), normal.effective_length)
+
+    def first_contexts(self, text: Tokenized, prompt: Tokenized) -> F64:
+        """1 where a token's history occurs for the first time in the text, else 0: (L,)."""
+        before = prompt.ids[-self.width :]
+        ids = before + text.ids
+        windows = windows_of(ids, k=self.width, host=self.host)[len(before) :]
+        first = np.zeros(len(text.ids))
+        histories = self.reduce(windows, np.array(text.ids, dtype=np.int64))
+        first[np.unique(histories, axis=0, return_index=True)[1]] = 1.0
+        return first
+
+    def state(self) -> State:
+        """The secret and the clusters. As secret as the key."""
+        secret = super().state()
+        return State(meta=secret.meta, arrays={**secret.arrays, "clusters": self.clusters.astype(np.uint32)})
+
+    def _matches(self, pairs: Pairs, masses: F32, test: str) -> Evidence:
+        """Whether each pair's cluster is ζ, by the masses Q̃ (L, K + 1) at every position of the text."""
+        import torch
+
+        positions = np.flatnonzero(pairs.positions >= 0)
+        positions = positions[np.argsort(pairs.positions[positions])]  # in the order of the pairs
+        alpha, slack = self.scheme.alpha, self.scheme.slack
+        Q = masses[positions]
+        law = auxiliary(torch.from_numpy(Q), alpha).numpy().astype(np.float64)
+        seeds = self.hash.seeds(pairs.contexts)
+        words = combine(seeds[:, :1], seeds[:, 1:], self.hash.token_words[None])
+        zeta = (law / -np.log(to_uniforms(words))).argmax(axis=1)
+        clusters, rows = self.clusters[pairs.tokens], np.arange(len(pairs))
+        q = law[rows, clusters] / law.sum(axis=1)
+        r = (1.0 - slack) * np.minimum(1.0, alpha / np.maximum(Q[rows, clusters], 1e-30)) + slack * q
+        kept = (q > 0.0) & (q < r)  # elsewhere a match tells nothing
+        matches, q, r = (zeta == clusters)[kept].astype(np.float64), q[kept], np.minimum(r[kept], 1.0)
+        weights = np.ones(len(q)) if test == "count" else logit(r) - logit(q)
+        spread = np.sqrt(q * (1.0 - q))
+        numbered = np.full(len(pairs) + 1, -1, dtype=np.int64)
+        numbered[:-1][kept] = np.arange(len(q))
+        found = Evidence.independent((matches - q) / spread, weights * spread, numbered[pairs.positions])
+        shown = ndtri(np.where(matches > 0.0, 1.0 - q / 2.0, (1.0 - q) / 2.0))  # the middle of each outcome
+        return MatchEvidence(**{**vars(found), "alignments": shown}, matches=matches, chances=q)
+
+    def _masses(self, texts: Sequence[Tokenized], prompts: Sequence[Tokenized]) -> list[F32]:
+        """For each text the clusters' masses Q̃ (L, K + 1) at its positions."""
+        known = {} if self.known is None else self.known
+        places = [(prompt.text, text.ids) for text, prompt in zip(texts, prompts, strict=True)]
+        new = [place for place in dict.fromkeys(places) if place not in known]
+        if new:
+            if self._workspace.open_host is None:
+                raise ConfigError(
+                    "pasa runs a language model to detect, which cannot be opened here: bind through "
+                    "dewmark.load_scheme, or use test='race'"
+                )
+            model = self._workspace.open_host(self.scheme.surrogate)
+            rows = model.next_logits([prompt for prompt, _ in new], [ids for _, ids in new])
+            known.update(zip(new, map(self._summed, rows), strict=True))
+        return [known[place] for place in places]
+
+    def _summed(self, logits: torch.Tensor) -> F32:
+        """Logits (L, vocab) of the model to masses (L, K + 1)."""
+        import torch
+
+        from dewmark.sampling import warp
+
+        scheme = self.scheme
+        if logits.shape[1] != self.host.vocab_size:
+            raise VocabularyError(
+                f"{scheme.surrogate or self.host.name} gives {logits.shape[1]} logits, {self.host.name} has "
+                f"{self.host.vocab_size} ids: name a surrogate with the same vocabulary"
+            )
+        forbidden = torch.from_numpy(~self.markable).to(logits.device)
+        clusters = torch.from_numpy(self.clusters).to(logits.device)
+        masses = np.zeros((len(logits), scheme.clusters + 1), dtype=np.float32)
+        for start in range(0, len(logits), _ROWS_AT_ONCE):
+            part = logits[start : start + _ROWS_AT_ONCE].masked_fill(forbidden, -float("inf"))
+            part = warp(part, temperature=scheme.temperature, top_k=scheme.top_k, top_p=scheme.top_p)
+            found = cluster_masses(part, clusters.expand(len(part), -1), scheme.clusters)
+            masses[start : start + len(part)] = found.cpu().numpy()
+        return masses

@@ -1,0 +1,96 @@
+"""``dewmark train``: make a scheme's artifact for a host of one's own."""
+
+from __future__ import annotations
+
+import functools
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from dewmark.cli import options
+from dewmark.cli.console import emit, say, write
+from dewmark.cli.progress import Progress
+from dewmark.errors import ConfigError
+from dewmark.registry import TRAINERS
+
+__all__ = ["train"]
+
+_ENCODER = "use-m3"
+
+
+def train(
+    scheme: Annotated[str, typer.Argument(metavar="SCHEME", help=f"One of: {', '.join(TRAINERS)}.")],
+    out: Annotated[
+        Path, typer.Option(metavar="DIR", help="Where the artifact goes; a stopped training is resumed.")
+    ],
+    host: options.Host = None,
+    encoder: Annotated[
+        str | None,
+        typer.Option(metavar="MODEL", show_default=_ENCODER, help="Encoder: a name, a folder, a hub id."),
+    ] = None,
+    texts: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            show_default="the host writes them",
+            help="Training texts: JSONL with a text a line, or text in paragraphs.",
+        ),
+    ] = None,
+    lexicon: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Bilingual lexicon for xsir: two words a line, with a tab between."
+        ),
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the training.")] = 0,
+    steps: Annotated[
+        int | None, typer.Option(min=1, show_default="the scheme's own", help="Training steps.")
+    ] = None,
+    device: options.Device = "auto",
+    dtype: options.Dtype = "auto",
+    json_: options.Json = False,
+    quiet: options.Quiet = False,
+) -> None:
+    """Train the artifact of a scheme; use it with --set artifact=DIR."""
+    trainer = TRAINERS[scheme]
+    if lexicon is not None and not lexicon.is_file():
+        raise ConfigError(f"there is no lexicon at {lexicon}: give a file with two words a line")
+    from dewmark import hosts
+    from dewmark.config import cache_dir
+    from dewmark.embeddings import encoders
+    from dewmark.training.job import Job, run
+    from dewmark.training.texts import FileTexts, HostTexts
+    from dewmark.watermark import DEFAULT_HOST
+
+    name = host or DEFAULT_HOST
+    started = time.perf_counter()
+    with Progress(quiet=quiet) as progress:
+        info = hosts.host_info(name, progress=progress)
+        load = functools.partial(hosts.load_host, name, device=device, dtype=dtype, progress=progress)
+        open_host = functools.cache(load)
+        job = Job(
+            scheme=scheme,
+            info=info,
+            open_host=open_host,
+            encoder=encoders.load_encoder(encoder or _ENCODER, progress=progress, device=device),
+            texts=FileTexts(texts)
+            if texts is not None
+            else HostTexts(info, open_host, cache=cache_dir(), seed=seed, progress=progress),
+            out=out,
+            progress=progress,
+            lexicon=lexicon,
+            device=device,
+            seed=seed,
+            steps=steps,
+        )
+        artifact, report = run(trainer, job)
+    size = sum(array.nbytes for array in artifact.arrays.values())
+    if json_:
+        emit({"out": str(out), "scheme": scheme, "identity": artifact.identity, "bytes": size, **report})
+    else:
+        write(f"artifact of {scheme} for {name} in {out}, {size / 1e6:.2f} MB\n")
+        for what, value in report.items():
+            write(f"  {what}: {value:g}\n")
+    say(f"use it with --set artifact={out}, {time.perf_counter() - started:.1f} s", quiet=quiet)

@@ -1,0 +1,1 @@
+"""Training of schemes' artifacts: one module per scheme, found through `dewmark.registry.TRAINERS`."""

@@ -1,0 +1,151 @@
+"""Texts to train on: a file of the user's, or what the host itself writes without a mark.
+
+By default the host continues the package's openings (the same ones again, with other seeds, once all are
+used). Its texts are kept in the cache, by host and seed, and appended batch by batch: an interrupted run goes
+on, and the next training for that host starts at once.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from dewmark import config, storage
+from dewmark.errors import InputError
+from dewmark.hosts.base import Host
+from dewmark.scheme import check_text
+from dewmark.workspace import HostInfo, Progress
+
+__all__ = ["FileTexts", "HostTexts", "Texts"]
+
+TOKENS = 200  # of one of the host's own texts
+_BATCH = 16
+
+
+class Texts(ABC):
+    """Where training texts come from.
+
+    ``source`` says so in the card, ``option`` is what ``--texts`` was given (a file's name), ``identity``
+    changes whenever the texts do.
+    """
+
+    def __init__(self, source: str, *, identity: str, option: str | None = None) -> None:
+        self.source = source
+        self.identity = identity
+        self.option = option
+
+    @abstractmethod
+    def take(self, number: int, *, least: int) -> list[str]:
+        """``number`` texts, always the same ones; a file gives all that it has, ``least`` or more."""
+
+    def record(self, texts: Sequence[str]) -> dict[str, Any]:
+        """What the card says of the texts that were used."""
+        digest = hashlib.sha256("\x00".join(texts).encode()).hexdigest()
+        return {"source": self.source, "number": len(texts), "sha256": digest}
+
+
+class FileTexts(Texts):
+    """The lines of a JSONL file with ``text`` (or ``response``) each, or the paragraphs of a text file."""
+
+    def __init__(self, path: Path) -> None:
+        try:
+            digest = storage.sha256_file(path)
+        except OSError as error:
+            raise InputError(f"cannot read {path}: {error.strerror}") from None
+        super().__init__(path.name, identity=digest, option=path.name)
+        self.path = path
+
+    def take(self, number: int, *, least: int) -> list[str]:
+        """All texts of the file; it must hold at least ``least`` of them."""
+        texts = list(dict.fromkeys(self._read()))
+        if len(texts) < least:
+            raise InputError(
+                f"{self.path} holds {len(texts)} different texts and at least {least} are needed: add more"
+            )
+        return texts
+
+    def _read(self) -> list[str]:
+        if self.path.suffix != ".jsonl":
+            try:
+                whole = self.path.read_text(encoding="utf-8-sig")
+            except UnicodeDecodeError as error:
+                raise InputError(f"{self.path} is not UTF-8 text (byte {error.start})") from None
+            return [part.strip() for part in whole.split("\n\n") if part.strip()]
+        texts = []
+        for number, row in storage.read_jsonl(self.path):
+            text = str(row.get("text", row.get("response", "")))
+            check_text(text, f"{self.path}, line {number}: text")
+            texts.append(text)
+        return texts
+
+
+class HostTexts(Texts):
+    """Unmarked continuations of the package's openings by the host, 200 tokens each."""
+
+    def __init__(
+        self,
+        info: HostInfo,
+        open_host: Callable[[], Host],
+        *,
+        cache: Path,
+        seed: int,
+        progress: Progress,
+    ) -> None:
+        decoding: dict[str, Any] = {
+            "max_new_tokens": TOKENS,
+            "no_repeat_ngram": 4,
+            "min_new_tokens": TOKENS // 2,
+        }
+        identity = config.config_hash(info.identity, info.tokenizer.identity, seed, decoding)
+        super().__init__("the host's own continuations of the package's openings", identity=identity)
+        self._open_host = open_host
+        self._seed = seed
+        self._progress = progress
+        self._decoding = decoding
+        self._file = cache / "training" / f"texts-{identity}.jsonl"
+        self._host_name = info.name
+
+    def take(self, number: int, *, least: int) -> list[str]:
+        """``number`` texts; those that the cache lacks are written now."""
+        texts = self._kept()
+        wanted = -(-number // _BATCH) * _BATCH  # whole batches, so that a text never depends on the number
+        prompts = openings()
+        description = f"{self._host_name} is writing training texts"
+        while len(texts) < wanted:
+            self._progress(description, len(texts), wanted)
+            rows = range(len(texts), len(texts) + _BATCH)
+            made = self._open_host().generate(
+                [prompts[i % len(prompts)] for i in rows],
+                scheme=None,
+                seeds=[self._seed + i for i in rows],
+                batch_size=_BATCH,
+                **self._decoding,
+            )
+            batch = [f"{each.prompt}{each.text}" for each in made]
+            storage.append_jsonl(self._file, [{"text": text} for text in batch])
+            texts += batch
+        self._progress(description, wanted, wanted)
+        return texts[:number]
+
+    def _kept(self) -> list[str]:
+        """The texts of all whole batches in the cache; what a kill left of another is cut off."""
+        if not self._file.exists():
+            return []
+        lines = self._file.read_bytes().splitlines(keepends=True)
+        if lines and not lines[-1].endswith(b"\n"):
+            lines.pop()
+        whole = lines[: len(lines) // _BATCH * _BATCH]
+        os.truncate(self._file, sum(map(len, whole)))
+        return [json.loads(line)["text"] for line in whole]
+
+
+def openings() -> list[str]:
+    """The package's openings; any stretch of them mixes the genres."""
+    file = resources.files("dewmark") / "data" / "openings.jsonl"
+    return [json.loads(line)["prompt"] for line in file.read_text(encoding="utf-8").splitlines()]

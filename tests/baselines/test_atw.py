@@ -1,0 +1,221 @@
+"""ATW: the gate, the gain, the context's half of the vocabulary, and the exact law over keys."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from tests.baselines.numbers import HOST, VOCAB, Numbers, ToyModel, key, numbers
+
+from dewmark.baselines._atw_law import balanced, context_rows, exact_tail
+from dewmark.baselines._atw_network import LAYERS, SemanticMap, prefix_vectors
+from dewmark.baselines.atw import ATW, BoundATW
+from dewmark.errors import ConfigError, VocabularyError
+from dewmark.evidence import Evidence
+from dewmark.hosts.fake import FakeHost
+from dewmark.stats.key_test import key_test
+from dewmark.workspace import HostInfo, Workspace
+
+OPEN, SURE = torch.zeros(VOCAB), torch.zeros(VOCAB)
+SURE[7] = 30.0
+
+
+def semantics(outputs: int = 12) -> SemanticMap:
+    """A random network on random token vectors of 8 numbers."""
+    rng = np.random.default_rng(0)
+    sizes = [(8, 10), (10, 10), (10, 10), (10, outputs)]
+    layers = tuple(
+        (rng.normal(size=size).astype(np.float32) / math.sqrt(size[0]), np.zeros(size[1], dtype=np.float32))
+        for size in sizes
+    )
+    return SemanticMap(rng.normal(size=(VOCAB, 8)).astype(np.float16), layers, "test")
+
+
+SEMANTICS = semantics()
+
+
+def bound(index: int = 0, *, model: object = None, **settings: object) -> BoundATW:
+    """ATW on the numbers."""
+    scheme = ATW().with_settings(settings)
+    workspace = Workspace(cache=Path(), open_host=lambda _: model or ToyModel())  # type: ignore[arg-type,return-value]
+    secret = scheme.secret_of(key(index))
+    return BoundATW(scheme, HOST, "test", secret=secret, semantics=SEMANTICS, workspace=workspace)
+
+
+def shift_of(scheme: BoundATW, written: list[int], logits: torch.Tensor) -> torch.Tensor:
+    """What marking adds to the logits of the token after ``written``, (vocab,)."""
+    prompt = torch.tensor([[9, 8]])
+    ids = torch.cat((prompt, torch.tensor([written], dtype=torch.long)), dim=1)
+    return (scheme.session(prompt)(ids, logits[None]) - logits)[0]
+
+
+def test_the_gate_opens_where_the_next_token_is_uncertain() -> None:
+    """Beyond the opening a sure place is left alone; in the opening every place is marked."""
+    scheme, written = bound(opening=3), list(range(10, 25))
+    assert shift_of(scheme, written, torch.randn(VOCAB)).any()
+    assert not shift_of(scheme, written, SURE).any()
+    assert shift_of(scheme, [10, 11], SURE)[7] in (0.0, pytest.approx(0.2 * math.log(VOCAB), rel=1e-3))
+    assert any(shift_of(bound(i, opening=3), [10, 11], SURE)[7] for i in range(8))
+
+
+def test_green_tokens_gain_by_how_likely_they_are() -> None:
+    """δ · log(p V) above the uniform level, nothing below, whatever constant is added to the logits."""
+    scheme, written = bound(delta=0.5, alpha=0.0), list(range(10, 30))
+    logits = 2.0 * torch.randn(VOCAB, generator=torch.Generator().manual_seed(0))
+    gain = 0.5 * (logits.log_softmax(dim=0) + math.log(VOCAB)).clamp(min=0.0)
+    shift = shift_of(scheme, written, logits)
+    green = shift > 0
+    torch.testing.assert_close(shift[green], gain[green], atol=1e-5, rtol=1e-4)
+    assert (
+        0.3 < float(green[3:300].sum() / (gain[3:300] > 0).sum()) < 0.7
+    )  # about half of those that can gain
+    torch.testing.assert_close(shift_of(scheme, written, logits - 50.0), shift, atol=1e-4, rtol=1e-3)
+    assert not green[[0, 1, 2, 300, 319]].any()
+
+
+def test_the_half_follows_the_meaning_and_the_key() -> None:
+    logits = torch.randn(VOCAB, generator=torch.Generator().manual_seed(1))
+    text = list(range(10, 40))
+    reference = shift_of(bound(), text, logits)
+    torch.testing.assert_close(shift_of(bound(), [*text, 200, 201], logits), reference)  # not yet due
+    assert not torch.equal(shift_of(bound(), [100 + i for i in text], logits), reference)
+    assert not torch.equal(shift_of(bound(1), text, logits), reference)
+    opening = shift_of(bound(), text[:3], logits)
+    torch.testing.assert_close(shift_of(bound(), [77, 78], logits), opening)  # fixed, whatever was written
+
+
+def test_prefixes_are_unit_sums_of_their_tokens() -> None:
+    table, ids = SEMANTICS.table, [5, 6, 7, 400, 8, 9]  # 400 is no id of this vocabulary
+    found = prefix_vectors(table, ids, [0, 3, 6])
+    expected = table[[5, 6, 7, 8, 9]].astype(np.float64).sum(axis=0)
+    assert not found[0].any()
+    np.testing.assert_allclose(found[2], expected / np.linalg.norm(expected), rtol=1e-5)
+
+
+def test_detection_counts_open_places_and_the_opening() -> None:
+    """The toy host is sure at even places: of 40 tokens the first 10 and then the odd ones count."""
+    found = bound().detect(numbers(40))
+    assert [token.scored for token in found.tokens] == [i < 10 or i % 2 == 1 for i in range(40)]
+    assert {token.score for token in found.tokens if token.scored} <= {-1.0, 1.0}
+
+
+def _evidence(signs: np.ndarray, tokens: list[int], weights: list[int], scores: list[int]) -> Evidence:
+    return Evidence(
+        scores=np.array(scores, dtype=np.float64),
+        alignments=np.array(scores, dtype=np.float64),
+        weights=np.array(weights, dtype=np.float64),
+        positions=np.arange(len(tokens)),
+        T=np.array(tokens),
+        C=context_rows(signs.astype(np.int8)),
+        kernel=(1.0,),
+    )
+
+
+def test_the_law_over_keys_is_exact() -> None:
+    """Against all keys of three places: every token's place, sign and opening sign, one after the other."""
+    signs = np.array([[1, -1, 1], [1, 1, -1], [0, 0, 0], [-1, 1, 1]])
+    tokens, weights = [4, 4, 4, 9], [2, 1, 1, 3]
+    sums = []
+    for pi, sigma, tau in itertools.product(range(3), (-1, 1), (-1, 1)):
+        four = sigma * (2 * signs[0, pi] + signs[1, pi]) + tau
+        sums += [four + 3 * s * signs[3, place] for place, s in itertools.product(range(3), (-1, 1))]
+    law = np.array(sums)
+    for total in range(-7, 8):
+        evidence = _evidence(signs, tokens, weights, [0, 0, total, 0])  # only the weighted sum matters
+        assert exact_tail(evidence) == pytest.approx(float((law >= total).mean()), abs=1e-12)
+    evidence = _evidence(signs, tokens, weights, [1, 1, 1, 1])
+    assert evidence.total**2 / key_test(evidence).z ** 2 == pytest.approx(law.var(), rel=1e-6)
+
+
+def test_balanced_weights_give_the_largest_z() -> None:
+    """For equal scores everywhere: against plain counts, and against every change of one token's weight."""
+    scheme = bound()
+    text = scheme.host.tokenizer.encode([numbers(160, top=30)])[0]
+    plain = scheme._evidence(text, None)
+    best = balanced(plain)
+
+    def z(weights: np.ndarray) -> float:
+        even = dataclasses.replace(plain, scores=np.ones(len(plain)), weights=weights)
+        return key_test(even).z
+
+    assert z(best.weights) > 1.02 * z(plain.weights)
+    for token in np.unique(plain.T)[:10]:
+        for factor in (0.5, 2.0):
+            assert z(best.weights * np.where(token == plain.T, factor, 1.0)) < 1.01 * z(best.weights)
+    assert np.array_equal(best.weights, np.rint(best.weights))
+    alone = _evidence(np.array([[1, -1], [-1, 1]]), [4, 9], [3, 3], [1, 1])
+    assert balanced(alone).weights[0] == balanced(alone).weights[1]
+
+
+@pytest.mark.parametrize("test", ["weighted", "count", "key"])
+def test_p_values_are_honest_over_keys(test: str) -> None:
+    """P(p ≤ a) ≤ a within 4.5 standard deviations on a text that repeats itself; the host runs once."""
+    model, text = ToyModel(), numbers(160, top=40)
+    p, known = [], {}
+    for i in range(300):
+        scheme = bound(i, model=model)
+        scheme.known = known
+        p.append(scheme.detect(text, test=test).p_value)
+    assert len(model.calls) == 1
+    for a in (0.01, 0.05, 0.2, 0.5):
+        assert np.mean(np.array(p) <= a) <= a + 4.5 * math.sqrt(a * (1.0 - a) / len(p))
+    assert 0.4 < np.mean(p) < 0.62  # nor is it far too cautious: ties alone raise the mean above 1/2
+
+
+class _Sure(ToyModel):
+    """A measurement model that is sure of everything, and counts how often it was asked."""
+
+    def follow(self, attention_mask: torch.Tensor):
+        self.masks = attention_mask
+        return lambda ids: SURE.repeat(len(ids), 1)
+
+
+def test_another_model_can_measure() -> None:
+    scheme, written = bound(measure="other", model=_Sure(), opening=3), list(range(10, 20))
+    assert not shift_of(scheme, written, torch.randn(VOCAB)).any()
+    with pytest.raises(ConfigError, match="measure"):
+        bound(measure="other").session(torch.tensor([[5]]))
+
+
+def test_a_measurement_model_with_other_tokens_is_refused() -> None:
+    class Other(Numbers):
+        identity = "other"
+
+    info = HostInfo("other", "other", VOCAB, Other(), HOST.embeddings)
+    scheme, workspace = ATW(measure="other"), Workspace(cache=Path(), find_host=lambda _: info)
+    with pytest.raises(VocabularyError, match="tokenizer"):
+        BoundATW(scheme, HOST, "x", secret=bytes(32), semantics=SEMANTICS, workspace=workspace)
+
+
+def test_a_host_that_follows_predicts_what_it_predicts_alone() -> None:
+    """With a KV cache and left padding, step by step."""
+    host = FakeHost(64)
+    ids = torch.tensor([[0, 0, 5, 6, 9, 11, 30], [7, 8, 20, 21, 22, 23, 24]])
+    follow = host.follow((ids[:, :4] != 0).long())
+    for length in (4, 5, 7):
+        found = follow(ids[:, :length])
+        for row, start in ((0, 2), (1, 0)):
+            with torch.no_grad():
+                alone = host.model(ids[row : row + 1, start:length]).logits[0, -1]
+            torch.testing.assert_close(found[row], alone, atol=1e-4, rtol=1e-4)
+
+
+def test_bad_settings_and_torn_networks_are_refused() -> None:
+    for setting in (
+        {"alpha": -1.0},
+        {"delta": 0.0},
+        {"opening": -1},
+        {"refresh": 0},
+        {"opening_delta": -0.1},
+    ):
+        with pytest.raises(ConfigError):
+            ATW().with_settings(setting)
+    arrays = SEMANTICS.arrays()
+    assert set(arrays) == {f"{name}.{part}" for name in LAYERS for part in "Wb"}
+    with pytest.raises(VocabularyError):
+        SemanticMap.of(SEMANTICS.table[:-1], arrays, "test", HOST)

@@ -1,0 +1,60 @@
+"""SIR's losses and training, on synthetic contexts; the command is in tests/cli/test_train.py."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from dewmark.training.sir import CHUNK, PREFIXES, Learner, TransformNetwork, contexts_of, losses
+
+
+def unit(rows):
+    return rows / np.linalg.norm(rows, axis=1, keepdims=True)
+
+
+class TestLosses:
+    def test_signs_that_follow_the_meaning_cost_nothing(self):
+        """Two topics, outputs ±1 by topic and balanced: cosines are ±1 and so are the targets."""
+        topics = torch.tensor([0, 1] * 4)
+        e = torch.nn.functional.one_hot(topics, 2).float()
+        pattern = torch.tensor([1.0, -1.0, 1.0, -1.0])
+        T = torch.where(topics[:, None] == 0, pattern, -pattern)
+        likeness, balance, off_zero = losses(e, e, T, T)
+        # cosines are 1 and 0 in equal number; torch's median is the lower one, whose target is 0
+        assert float(balance) == 0.0
+        assert float(off_zero) == 0.0
+        assert abs(float(likeness) - 0.5) < 1e-6
+
+    def test_one_sided_outputs_are_unbalanced(self):
+        e, T = torch.eye(4), torch.ones(4, 6)
+        assert abs(float(losses(e, e, T, T)[1]) - 0.2) < 1e-6
+
+    def test_outputs_near_zero_cost(self):
+        e, T = torch.eye(4), torch.zeros(4, 6)
+        assert abs(float(losses(e, e, T, T)[2]) - 0.05) < 1e-6
+
+
+def test_training_makes_like_contexts_alike_and_others_not():
+    rng = np.random.default_rng(0)
+    topics = rng.normal(size=(60, 20))
+    groups = np.repeat(np.arange(60), 3)
+    contexts = unit(topics[groups] + 0.4 * rng.normal(size=(180, 20))).astype(np.float32)
+    network = TransformNetwork(20, 0, hidden=32, outputs=60)
+    learner = Learner(network, contexts, groups, seed=0)
+    for index in range(150):
+        learner.step(index)
+    found = learner.judge()
+    assert found["same_text"] > 0.7
+    assert abs(found["other_texts"]) < 0.1
+
+
+def test_contexts_are_whole_chunks_and_many_languages():
+    texts = [" ".join(f"w{i}" for i in range(10 * n + 7)) for n in range(1, 41)]
+    contexts, groups = contexts_of(texts, seed=0)
+    assert len(contexts) == len(groups)
+    mine = [context for context, group in zip(contexts, groups, strict=True) if group < len(texts)]
+    assert len(mine) == sum(min(n, PREFIXES) for n in range(1, 41))
+    assert all(len(context.split()) % CHUNK == 0 for context in mine)
+    assert len(contexts) > len(mine) + 200
+    assert contexts_of(texts, seed=0)[0] == contexts
+    assert contexts_of(texts, seed=1)[0] != contexts

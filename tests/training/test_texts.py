@@ -1,0 +1,89 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from dewmark.errors import InputError
+from dewmark.testing.trial import tiny_host
+from dewmark.training.texts import FileTexts, HostTexts
+from dewmark.workspace import silent
+
+
+class CountingHost:
+    """The tiny host; says how many texts it was asked for, and may be killed."""
+
+    def __init__(self, stop_after: int = 10**9) -> None:
+        self.written = 0
+        self._stop_after = stop_after
+
+    def generate(self, prompts, *, max_new_tokens, min_new_tokens, **options):
+        if self.written >= self._stop_after:
+            raise KeyboardInterrupt
+        self.written += len(prompts)
+        return tiny_host().generate(prompts, max_new_tokens=6, min_new_tokens=6, **options)
+
+
+def texts_of(host, cache, *, seed=0):
+    return HostTexts(tiny_host().info, lambda: host, cache=cache, seed=seed, progress=silent)
+
+
+def test_the_host_writes_once_and_the_cache_serves_later(tmp_path):
+    host = CountingHost()
+    first = texts_of(host, tmp_path).take(20, least=20)
+    assert len(first) == 20
+    assert host.written == 32  # whole batches of 16
+    assert texts_of(host, tmp_path).take(20, least=20) == first
+    assert host.written == 32
+    more = texts_of(host, tmp_path).take(40, least=40)
+    assert more[:20] == first
+    assert host.written == 48
+
+
+def test_texts_continue_the_openings_and_differ_by_seed(tmp_path):
+    first, other = (texts_of(CountingHost(), tmp_path, seed=seed).take(16, least=16) for seed in (0, 100))
+    assert first != other
+    assert [text[:12] for text in first] == [text[:12] for text in other]  # the same openings
+
+
+@pytest.mark.parametrize(
+    "damage", [b"", b'{"text": "cut sh', b'{"text": "whole line of an unfinished batch"}\n']
+)
+def test_a_killed_run_goes_on_to_the_same_texts(tmp_path, damage):
+    whole = texts_of(CountingHost(), tmp_path / "whole").take(48, least=48)
+    with pytest.raises(KeyboardInterrupt):
+        texts_of(CountingHost(stop_after=16), tmp_path / "killed").take(48, least=48)
+    file = next((tmp_path / "killed").rglob("texts-*.jsonl"))
+    file.write_bytes(file.read_bytes() + damage)
+    host = CountingHost()
+    assert texts_of(host, tmp_path / "killed").take(48, least=48) == whole
+    assert host.written == 32
+
+
+class TestFiles:
+    def test_jsonl_and_paragraphs(self, tmp_path):
+        jsonl, plain = tmp_path / "a.jsonl", tmp_path / "a.txt"
+        rows = [{"text": "one"}, {"response": "two"}, {"text": "one"}]
+        jsonl.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        plain.write_text("one\n\n\ntwo\n")
+        for path in (jsonl, plain):
+            texts = FileTexts(path)
+            assert texts.take(100, least=2) == ["one", "two"]
+            assert texts.option == path.name
+
+    def test_too_few_texts_are_refused(self, tmp_path):
+        path = tmp_path / "a.txt"
+        path.write_text("one\n\ntwo")
+        with pytest.raises(InputError, match=r"2 different texts and at least 3"):
+            FileTexts(path).take(3, least=3)
+
+    def test_another_file_has_another_identity(self, tmp_path):
+        path = tmp_path / "a.txt"
+        path.write_text("one")
+        first = FileTexts(path).identity
+        path.write_text("two")
+        assert FileTexts(path).identity != first
+
+    def test_what_is_no_file_is_refused(self, tmp_path):
+        with pytest.raises(InputError, match="cannot read"):
+            FileTexts(tmp_path / "none.jsonl")
