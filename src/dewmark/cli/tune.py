@@ -1,0 +1,158 @@
+"""``dewmark tune``: the strongest settings for a host that keep its texts as they are."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from dewmark.cli import options
+from dewmark.cli.console import emit, results, say, write
+from dewmark.cli.progress import Progress
+
+if TYPE_CHECKING:
+    from dewmark.tuning.choice import Tuning
+
+__all__ = ["tune"]
+
+
+def tune(
+    host: options.Host = None,
+    budget_perplexity: Annotated[
+        float, typer.Option(metavar="RATIO", help="Most that perplexity may change, up or down.")
+    ] = 1.05,
+    texts: Annotated[int, typer.Option(min=2, help="Texts to write per configuration and key.")] = 24,
+    tokens: Annotated[int, typer.Option(min=25, help="Tokens per text.")] = 120,
+    keys: Annotated[int, typer.Option(min=1, help="Keys to measure each configuration with.")] = 1,
+    sampler: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Try only this sampler: bias or gumbel.")
+    ] = None,
+    grid: Annotated[
+        list[str] | None,
+        typer.Option("--grid", metavar="NAME=V,V,…", help="Values to try, e.g. --grid k=3,5; repeatable."),
+    ] = None,
+    prompts: Annotated[
+        Path | None, typer.Option(metavar="IN.jsonl", help="Continue these prompts, not the package's own.")
+    ] = None,
+    scheme: options.SchemeName = None,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the first text, text i gets seed + i.")] = 0,
+    temperature: Annotated[float, typer.Option(help="Sampling temperature.")] = 1.0,
+    top_p: Annotated[float, typer.Option(help="Nucleus.")] = 1.0,
+    batch_size: options.BatchSize = 8,
+    device: options.Device = "auto",
+    dtype: options.Dtype = "auto",
+    out: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Write tune.json and tune.png here; a stopped run goes on."),
+    ] = None,
+    json_: options.Json = False,
+    quiet: options.Quiet = False,
+) -> None:
+    """Choose a scheme's settings for a host under a quality budget, by measuring.
+
+    Exit code 1 says that no configuration keeps to the budget.
+    """
+    from dewmark.cli.corpus import openings
+    from dewmark.cli.runs import read_prompts
+    from dewmark.hosts import load_host
+    from dewmark.tuning.choice import check_budget, choose
+    from dewmark.tuning.grid import expand, parse_grid
+    from dewmark.tuning.measuring import Sample, measure
+    from dewmark.watermark import DEFAULT_HOST
+
+    check_budget(budget_perplexity)
+    named = [*(grid or ()), *([] if sampler is None else [f"sampler={sampler}"])]
+    configurations = expand(parse_grid(named), scheme=scheme or "dew")
+    openers = (
+        openings(texts, option="--texts")
+        if prompts is None
+        else [prompt.text for prompt in read_prompts(prompts)][:texts]
+    )
+    sample = Sample(openers, tokens=tokens, keys=keys, seed=seed, temperature=temperature, top_p=top_p)
+    with Progress(quiet=quiet) as progress:
+        opened = load_host(host or DEFAULT_HOST, device=device, dtype=dtype, progress=progress)
+        unmarked, measured = measure(
+            opened,
+            configurations,
+            sample,
+            scheme=scheme or "dew",
+            batch_size=batch_size,
+            out=out,
+            progress=progress,
+        )
+    tuning = choose(unmarked, measured, budget=budget_perplexity)
+    summary = {
+        "host": opened.name,
+        "scheme": scheme or "dew",
+        "tokens": tokens,
+        "keys": keys,
+        **tuning.to_dict(),
+    }
+    if out is not None:
+        _save(out, tuning, summary)
+        say(f"wrote {out / 'tune.png'} and tune.json beside it", quiet=quiet)
+    if json_:
+        emit(summary)
+    else:
+        _print(tuning)
+    if tuning.chosen is None:
+        raise typer.Exit(1)
+
+
+def _print(tuning: Tuning) -> None:
+    from rich.table import Table
+
+    from dewmark.tuning.choice import DIVERSITY, FOUND_AT
+    from dewmark.tuning.grid import describe, flags, varying
+    from dewmark.tuning.measuring import DELETED
+
+    columns = ("perpl.", "ratio (95%)", "dist-3", "z", "found", f"z −{DELETED:.0%}", "fits")
+    table = Table("configuration", *columns, box=None, pad_edge=False, collapse_padding=True)
+    table.add_row("unmarked", f"{tuning.perplexity:.1f}", "", f"{tuning.distinct_3:.3f}", *[""] * 4)
+    names = [describe(settings) for settings in varying([result.settings for result in tuning.results])]
+    for name, result in zip(names, tuning.results, strict=True):
+        ratio = result.ratio
+        table.add_row(
+            name,
+            f"{result.perplexity:.1f}",
+            f"{ratio.value:.2f} ({ratio.low:.2f}–{ratio.high:.2f})",
+            f"{result.distinct_3:.3f}",
+            f"{result.z:.2f}",
+            f"{result.found:.2f}",
+            f"{result.z_deleted:.2f}",
+            ("chosen" if result is tuning.chosen else "yes") if result.within else "no",
+        )
+    results().print(table, soft_wrap=False)
+    write(
+        f"found: share of texts with p < {FOUND_AT:g}; z −{DELETED:.0%}: z after that share of the words was "
+        f"deleted;\nfits: ratio within {1 / tuning.budget:.3f}–{tuning.budget:.3f} and distinct-3 within "
+        f"{DIVERSITY:g} of the unmarked texts\n\n"
+    )
+    if tuning.chosen is not None:
+        write(f"{flags(tuning.chosen.settings)}\n")
+    for note in tuning.notes:
+        write(f"Note: {note}.\n")
+
+
+def _save(out: Path, tuning: Tuning, summary: dict[str, Any]) -> None:
+    from dewmark import storage
+    from dewmark.reports import plots
+    from dewmark.tuning.grid import curve_of
+
+    curves: dict[str, list[tuple[float, float, str]]] = {}
+    for result in tuning.results:
+        curve, label = curve_of(result.settings)
+        curves.setdefault(curve, []).append((result.perplexity, result.z, label))
+    chosen = tuning.chosen
+    figure = plots.trade_off(
+        curves,
+        unmarked=tuning.perplexity,
+        budget=tuning.budget,
+        chosen=None if chosen is None else (chosen.perplexity, chosen.z),
+        title=f"{summary['scheme']} on {summary['host']}",
+    )
+    plots.save_figure(figure, out / "tune.png")
+    with storage.atomic_write(out / "tune.json") as stream:
+        stream.write((json.dumps(summary, indent=1) + "\n").encode("utf-8"))
