@@ -1,6 +1,7 @@
 """What the benchmarks of several schemes compare: each scheme as the paper's comparison configures it.
 
-Unigram, EXP, SWEET and EWD are not in the paper's table of configurations: they keep their own defaults.
+Unigram, EXP, SWEET, EWD, SimKey, WaterPool and PASA are not in the paper's table of configurations: they keep
+their own defaults. So do TS and ATW, whose strengths come with their artifacts.
 """
 
 from __future__ import annotations
@@ -17,8 +18,9 @@ from dewmark.scheme import BoundScheme
 from dewmark.workspace import Workspace
 
 CONFIGURATIONS: Mapping[str, tuple[str, Mapping[str, object]]] = {
-    "dew": ("dew", {"sampler": "bias"}),
-    "dew-gumbel": ("dew", {"sampler": "gumbel"}),
+    "dew": ("dew", {}),
+    "dew-bias": ("dew", {"units": "token", "sampler": "bias"}),
+    "dew-gumbel": ("dew", {"units": "token", "sampler": "gumbel", "alpha": 0.25}),
     "kgw": ("kgw", {"prefix": 3, "gamma": 0.5, "delta": 2.0, "hashing": "left"}),
     "kgw-self": ("kgw", {"prefix": 4, "gamma": 0.5, "delta": 2.0, "hashing": "self"}),
     "unigram": ("unigram", {}),
@@ -29,7 +31,19 @@ CONFIGURATIONS: Mapping[str, tuple[str, Mapping[str, object]]] = {
     "synthid": ("synthid", {"depth": 30, "leaves": 2, "prefix": 3, "history": 1024}),
     "unbiased": ("unbiased", {"reweight": "gamma", "grid": 10, "prefix": 3, "repeats": "skip"}),
     "dipmark": ("dipmark", {"alpha": 0.45, "gamma": 0.5, "prefix": 3, "repeats": "keep"}),
-    "dew-paper": ("dew", {"sampler": "bias", "context": "window", "contexts": "raw"}),
+    "semstamp": ("semstamp", {"dimensions": 3, "gamma": 0.25, "margin": 0.01, "tries": 100}),
+    "ksemstamp": ("ksemstamp", {"gamma": 0.25, "margin": 0.035, "tries": 100}),
+    "ts": ("ts", {}),
+    "atw": ("atw", {}),
+    "simkey": ("simkey", {}),
+    "waterpool": ("waterpool", {}),
+    "pasa": ("pasa", {}),
+    "sir": ("sir", {"delta": 1.0, "chunk": 10}),
+    "xsir": ("xsir", {"delta": 1.0, "chunk": 10}),
+    "dew-paper": (
+        "dew",
+        {"units": "token", "sampler": "bias", "context": "window", "contexts": "raw"},
+    ),
 }
 
 

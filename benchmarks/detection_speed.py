@@ -39,8 +39,8 @@ def main() -> None:
     def timed(work: Callable[[], object]) -> float:
         seconds = []
         for _ in range(args.repeats):
-            window.contexts = WindowContexts(
-                window.contexts.encoder, window.host.tokenizer, window.contexts.whitening
+            window.reader.contexts = WindowContexts(
+                window.reader.contexts.encoder, window.host.tokenizer, window.reader.contexts.whitening
             )
             started = time.perf_counter()
             work()
@@ -74,7 +74,7 @@ def plain_texts(scheme: dewmark.watermark.BoundScheme, count: int) -> list[str]:
 def _token_by_token(scheme: dewmark.watermark.BoundScheme, text: str) -> None:
     ids = scheme.host.tokenizer.encode([text])[0].ids
     for row in windows_of(ids, k=scheme.scheme.k, host=scheme.host)[scheme.scheme.k :]:
-        scheme.contexts.vectors(row[None, :])
+        scheme.reader.contexts.vectors(row[None, :])
     scheme.detect(text)
 
 

@@ -28,6 +28,7 @@ import dewmark
 from dewmark.hosts.base import Decoding, Host
 from dewmark.scheme import BoundScheme
 from dewmark.storage import append_jsonl, atomic_write, read_jsonl
+from dewmark.types import Generation
 
 LEVEL = 0.01
 UNMARKED = "unmarked completions"
@@ -91,6 +92,7 @@ def _row(
         "mean_z": float(np.mean(z)),
         "accused": {kind: [float(np.mean(np.array(p) < LEVEL)) for p in p_values[kind]] for kind in nulls},
         **quality(host, prompts * args.keys, marked),
+        **_drafts([out / f"{name}-{number}.jsonl" for number in range(args.keys)]),
     }
     with atomic_write(path) as stream:
         stream.write((json.dumps(row, indent=1) + "\n").encode())
@@ -116,8 +118,20 @@ def _written(
         batch_size=args.batch_size,
         **dataclasses.asdict(decoding),
     )
-    append_jsonl(path, [{"prompt": g.prompt, "text": g.text, "config_hash": g.config_hash} for g in made])
+    append_jsonl(path, [_kept(generation) for generation in made])
     return [g.text for g in made]
+
+
+def _kept(made: Generation) -> dict[str, Any]:
+    """What the file keeps of one text."""
+    row = {"prompt": made.prompt, "text": made.text, "config_hash": made.config_hash}
+    return row if made.drafts is None else {**row, "drafts": made.drafts.to_dict()}
+
+
+def _drafts(paths: Sequence[Path]) -> dict[str, Any]:
+    """What drafts cost, where a scheme chooses between drafts: totals over all texts."""
+    counts = [row["drafts"] for path in paths for _, row in read_jsonl(path) if "drafts" in row]
+    return {"drafts": {name: sum(count[name] for count in counts) for name in counts[0]}} if counts else {}
 
 
 def _detected(scheme: BoundScheme, texts: Sequence[str], batch_size: int) -> list[tuple[float, float]]:

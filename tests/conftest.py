@@ -13,9 +13,20 @@ def private_cache(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: p
         monkeypatch.setenv("DEWMARK_CACHE", str(tmp_path / "cache"))
 
 
+@pytest.fixture(scope="session")
+def tiny_artifacts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a tiny artifact for every scheme that needs one."""
+    from tests.tiny_artifacts import make_all
+
+    folder = tmp_path_factory.mktemp("artifacts")
+    make_all(folder)
+    return folder
+
+
 @pytest.fixture
-def bag_encoder(monkeypatch: pytest.MonkeyPatch) -> BagEncoder:
-    """DEW with a small encoder that needs no model."""
+def bag_encoder(monkeypatch: pytest.MonkeyPatch, tiny_artifacts: Path) -> BagEncoder:
+    """Schemes with a small encoder that needs no model, and with artifacts that are made for it."""
     encoder = BagEncoder()
-    monkeypatch.setattr("dewmark.dew.public.load_encoder", lambda name, **_: encoder)
+    monkeypatch.setattr("dewmark.embeddings.encoders.load_encoder", lambda name, **_: encoder)
+    monkeypatch.setattr("dewmark.artifacts.shipped", lambda: tiny_artifacts)
     return encoder

@@ -11,6 +11,9 @@ from numpy.typing import NDArray
 
 from dewmark.embeddings.encoders import Encoder
 
+PAPER = {"units": "token", "sampler": "bias"}
+"""DEW as the paper has it: the host's tokens, a bias on their logits."""
+
 
 class BagEncoder(Encoder):
     """A pseudo-random vector per character trigram, summed, plus a constant: like texts, like vectors."""
@@ -29,7 +32,7 @@ class BagEncoder(Encoder):
         return np.array([self._one(text) for text in texts], dtype=np.float32).reshape(len(texts), self._dim)
 
     def _one(self, text: str) -> NDArray[np.float64]:
-        padded = f"  {text} "
+        padded = f" {text} "
         total = np.full(self._dim, 0.5)
         for i in range(len(padded) - 2):
             total += _trigram(padded[i : i + 3], self._dim) / np.sqrt(len(padded))
@@ -38,5 +41,5 @@ class BagEncoder(Encoder):
 
 @functools.cache
 def _trigram(text: str, dim: int) -> NDArray[np.float64]:
-    seed = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
+    seed = int.from_bytes(hashlib.blake2b(b"a" + text.encode(), digest_size=8).digest(), "little")
     return np.random.default_rng(seed).normal(size=dim)

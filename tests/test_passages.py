@@ -6,6 +6,7 @@ import json
 import random
 
 import pytest
+from tests.fakes import PAPER
 
 import dewmark
 from dewmark.errors import ConfigError, InputError
@@ -22,7 +23,7 @@ def host() -> FakeHost:
 
 @pytest.fixture
 def scheme(host, bag_encoder):
-    return dewmark.load_scheme("dew", key=KEY, host=host.info, lambda_=6.0)
+    return dewmark.load_scheme("dew", key=KEY, host=host.info, **PAPER, lambda_=6.0)
 
 
 def words(host: FakeHost, count: int, *, seed: int) -> str:
@@ -62,7 +63,7 @@ def test_the_marked_passage_is_found(host, scheme):
 
 def test_another_key_finds_nothing(host, scheme, bag_encoder):
     text, _, _ = mixed(host, scheme)
-    other = dewmark.load_scheme("dew", key=dewmark.Key(bytes(32)), host=host.info, lambda_=6.0)
+    other = dewmark.load_scheme("dew", key=dewmark.Key(bytes(32)), host=host.info, **PAPER, lambda_=6.0)
     located = dewmark.locate(text, other, fpr=1e-3)
     assert located.passages == ()
     assert located.share == 0.0

@@ -19,14 +19,17 @@ ROOT = Path(__file__).parent.parent
 DATA = files("dewmark") / "data"
 HEAVY = (
     "accelerate",
+    "fastapi",
     "gguf",
     "matplotlib",
     "rich",
     "scipy",
     "sentence_transformers",
+    "sqlalchemy",
     "torch",
     "transformers",
     "typer",
+    "uvicorn",
 )
 PUBLIC = [
     "Attribution",

@@ -21,17 +21,22 @@ PROMPTS = [
 LENGTH = {"max_new_tokens": 200, "min_new_tokens": 200}
 
 
-@pytest.mark.parametrize("context", ["composed", "window"])
-def test_marked_is_found_and_nothing_else(context: str, tmp_path: Path) -> None:
-    watermark = dewmark.Watermark.load(dewmark.Key(bytes(range(32))), settings={"context": context})
+PAPER = {"units": "token", "sampler": "bias"}
+
+
+@pytest.mark.parametrize(
+    "settings", [{}, PAPER, {**PAPER, "context": "window"}], ids=["words", "tokens", "window"]
+)
+def test_marked_is_found_and_nothing_else(settings: dict[str, str], tmp_path: Path) -> None:
+    watermark = dewmark.Watermark.load(dewmark.Key(bytes(range(32))), settings=settings)
     marked = [g.text for g in watermark.generate_batch(PROMPTS, seeds=range(4), **LENGTH)]
     unmarked = watermark.host.generate(PROMPTS, scheme=None, seeds=range(4), **LENGTH, no_repeat_ngram=4)
     found = watermark.detect_batch(marked)
-    # z is near 5 with a spread of about 1 in each text, so their mean has one of about 0.5
+    # z is near 5 on tokens with a bias, 10 on words, with a spread of about 1 in each text: 0.5 in their mean
     assert np.mean([d.z for d in found]) > 3.5
     assert sum(d.is_marked for d in found) >= 3
     assert not any(d.is_marked for d in watermark.detect_batch([g.text for g in unmarked], fpr=1e-3))
-    wrong = dewmark.load_scheme(key=dewmark.Key(bytes(32)), host=watermark.scheme.host, context=context)
+    wrong = dewmark.load_scheme(key=dewmark.Key(bytes(32)), host=watermark.scheme.host, **settings)
     assert not any(d.is_marked for d in wrong.detect_batch(marked, fpr=1e-3))
 
     dewmark.export_detector(watermark.scheme, tmp_path / "detector")

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from tests.fakes import PAPER
 
 import dewmark
 from dewmark.errors import ArtifactError, ConfigError, ModelError, StorageError, UnknownNameError
@@ -31,7 +32,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def watermark(folder: Path, bag_encoder) -> dewmark.Watermark:
-    return dewmark.Watermark.load(dewmark.Key(SECRET), host=str(folder), settings={"lambda": 3.0})
+    return dewmark.Watermark.load(dewmark.Key(SECRET), host=str(folder), settings={**PAPER, "lambda": 3.0})
 
 
 def long_text(watermark: dewmark.Watermark) -> str:
@@ -88,9 +89,9 @@ def test_the_eight_lines_with_anybody_s_model(bag_encoder) -> None:
 
 
 def test_the_config_hash_names_key_host_and_parameters(watermark, folder, bag_encoder) -> None:
-    other_key = dewmark.load_scheme(key=dewmark.Key(bytes(32)), host=str(folder), lambda_=3.0)
-    other_k = dewmark.load_scheme(key=dewmark.Key(SECRET), host=str(folder), lambda_=3.0, k=4)
-    same = dewmark.load_scheme(key=dewmark.Key(SECRET), host=str(folder), lambda_=3)
+    other_key = dewmark.load_scheme(key=dewmark.Key(bytes(32)), host=str(folder), **PAPER, lambda_=3.0)
+    other_k = dewmark.load_scheme(key=dewmark.Key(SECRET), host=str(folder), **PAPER, lambda_=3.0, k=4)
+    same = dewmark.load_scheme(key=dewmark.Key(SECRET), host=str(folder), **PAPER, lambda_=3)
     hashes = {s.config_hash for s in (watermark.scheme, other_key, other_k)}
     assert len(hashes) == 3
     assert same.config_hash == watermark.scheme.config_hash
@@ -109,15 +110,15 @@ def test_bad_calls(folder) -> None:
 @pytest.mark.parametrize(
     "settings",
     [
-        {},
-        {"context": "window"},
-        {"context": "window", "contexts": "raw"},
-        {"mode": "token_only"},
-        {"mode": "neither"},
+        {"lambda_": 3.0},
+        {"lambda_": 3.0, "context": "window"},
+        {"lambda_": 3.0, "context": "window", "contexts": "raw"},
+        {"lambda_": 3.0, "mode": "token_only"},
+        {"lambda_": 3.0, "mode": "neither"},
     ],
 )
 def test_an_exported_detector_says_the_same_without_weights(folder, bag_encoder, tmp_path, settings) -> None:
-    scheme = dewmark.load_scheme(key=dewmark.Key(SECRET), host=str(folder), lambda_=3.0, **settings)
+    scheme = dewmark.load_scheme(key=dewmark.Key(SECRET), host=str(folder), **PAPER, **settings)
     watermark = dewmark.Watermark(scheme, lambda: dewmark.load_host(str(folder)))
     texts = [long_text(watermark), PROMPT * 12]
     dewmark.export_detector(scheme, tmp_path / "detector")
@@ -145,10 +146,10 @@ def test_broken_detectors_are_refused(watermark, exported, tmp_path) -> None:
         dewmark.export_detector(watermark.scheme, exported)
     with pytest.raises(ArtifactError, match="no detector"):
         dewmark.load_detector(tmp_path / "none")
-    table = exported / "state" / "Q.npy"
+    table = exported / "state" / "fold_product.npy"
     good = table.read_bytes()
     table.write_bytes(good[:-8] + b"\x00" * 8)
-    with pytest.raises(ArtifactError, match=r"Q\.npy is corrupt"):
+    with pytest.raises(ArtifactError, match=r"fold_product\.npy is corrupt"):
         dewmark.load_detector(exported)
     table.unlink()
     with pytest.raises(ArtifactError, match="missing"):
@@ -173,5 +174,5 @@ def test_a_detector_with_another_tokenizer_is_refused(exported, tmp_path) -> Non
 
 def test_tables_are_shared_memory_maps(exported) -> None:
     bound = dewmark.load_detector(exported)
-    assert isinstance(bound.token_rows, np.memmap)
-    assert not bound.token_rows.flags.writeable
+    assert isinstance(bound.reader.token_rows, np.memmap)
+    assert not bound.reader.token_rows.flags.writeable

@@ -1,8 +1,9 @@
 """A detector in a folder: tokenizer, folded table, configuration; no key, no host weights (Algorithm 2).
 
-``detector.json`` holds the configuration and what the folder belongs to, ``tokenizer/`` the host's tokenizer,
-``state/`` the scheme's arrays with their checksums. The folder detects, so it is as secret as the key: all
-its files have mode 0600. A scheme that runs its host to detect finds it by the name in ``detector.json``.
+``detector.json`` holds the configuration and what the folder belongs to, ``tokenizer/`` the host's tokenizer
+(unless the scheme does without one), ``state/`` the scheme's arrays with their checksums. The folder detects,
+so it is as secret as the key: all its files have mode 0600. A scheme that runs its host to detect finds it by
+the name in ``detector.json``.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from dewmark.hosts.tokenizers import HFTokenizer
 from dewmark.registry import SCHEMES
 from dewmark.scheme import BoundScheme, State
 from dewmark.storage import atomic_folder, load_bundle, write_bundle
-from dewmark.workspace import HostInfo, LanguageModel, Progress, Workspace, silent
+from dewmark.workspace import HostInfo, LanguageModel, Progress, Workspace, no_host, silent
 
 __all__ = ["export_detector", "load_detector"]
 
@@ -31,19 +32,20 @@ def export_detector(bound: BoundScheme, folder: str | Path) -> None:
     folder = Path(folder)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise StorageError(f"{folder} exists already and is not overwritten; choose another name")
-    state, host = bound.state(), bound.host
+    state, host = bound.state(), None if bound.scheme.host_free else bound.host
     index = {
         "format": _FORMAT,
         "scheme": bound.scheme.name,
         "config": bound.scheme.to_dict(),
         "key_fingerprint": bound.fingerprint,
-        "host": {"name": host.name, "identity": host.identity, "vocab_size": host.vocab_size},
-        "tokenizer": host.tokenizer.identity,
+        "host": host and {"name": host.name, "identity": host.identity, "vocab_size": host.vocab_size},
+        "tokenizer": host and host.tokenizer.identity,
     }
     with atomic_folder(folder, private=True) as temporary:
-        for name in ("tokenizer", "state"):
-            (temporary / name).mkdir()
-        host.tokenizer.save(temporary / "tokenizer")
+        (temporary / "state").mkdir()
+        if host is not None:
+            (temporary / "tokenizer").mkdir()
+            host.tokenizer.save(temporary / "tokenizer")
         write_bundle(temporary / "state", meta=state.meta, arrays=state.arrays)
         (temporary / "detector.json").write_text(json.dumps(index, indent=1) + "\n", encoding="utf-8")
 
@@ -59,18 +61,13 @@ def load_detector(
     folder = Path(folder)
     index = _read_index(folder)
     scheme = SCHEMES[index["scheme"]]().with_settings(index["config"])
-    tokenizer = HFTokenizer.load(folder / "tokenizer")
-    if tokenizer.identity != index["tokenizer"]:
-        raise VocabularyError(
-            f"{folder}/tokenizer is not the one the detector was made with; export it again"
-        )
+    host = no_host() if index["host"] is None else _host(folder, index)
     bundle = load_bundle(folder / "state", verify=verify)
-    host = HostInfo(**index["host"], tokenizer=tokenizer, embeddings=_no_weights)
 
     @functools.cache
     def open_host(name: str | None) -> LanguageModel:
         loaded = load_host(name or host.name, progress=progress)
-        if name is None and loaded.info.tokenizer.identity != tokenizer.identity:
+        if name is None and loaded.info.tokenizer.identity != host.tokenizer.identity:
             raise VocabularyError(
                 f"{host.name} has another tokenizer than the detector in {folder}: export it again"
             )
@@ -80,6 +77,15 @@ def load_detector(
     state = State(meta=bundle.meta, arrays=bundle.arrays)
     bound: BoundScheme = scheme.restore(state, host, index["key_fingerprint"], workspace)
     return bound
+
+
+def _host(folder: Path, index: dict[str, Any]) -> HostInfo:
+    tokenizer = HFTokenizer.load(folder / "tokenizer")
+    if tokenizer.identity != index["tokenizer"]:
+        raise VocabularyError(
+            f"{folder}/tokenizer is not the one the detector was made with; export it again"
+        )
+    return HostInfo(**index["host"], tokenizer=tokenizer, embeddings=_no_weights)
 
 
 def _read_index(folder: Path) -> dict[str, Any]:

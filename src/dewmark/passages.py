@@ -95,7 +95,7 @@ def locate(text: str, bound: BoundScheme, *, prompt: str | None = None, fpr: flo
     """Find the marked passages of a text; a prompt, if known, serves as context only."""
     (before,) = check_texts([text], [prompt], fpr)
     detection = bound.detect(text, prompt=prompt, fpr=fpr)
-    (evidence,) = bound.evidence(bound.host.tokenizer.encode([text]), bound.host.tokenizer.encode([before]))
+    (evidence,) = bound.evidence(bound.tokenize([text]), bound.tokenize([before]))
     segments = find_segments(evidence, fpr=fpr, test=_own_test(bound, evidence))
     passages = (_passage(text, detection.tokens[s.start : s.end], s) for s in segments)
     return Located(passages=tuple(passages), detection=detection, fpr=fpr)

@@ -11,7 +11,7 @@ from typing import Any
 
 from dewmark.errors import UnknownNameError
 
-__all__ = ["SCHEMES", "Registry", "unknown_name"]
+__all__ = ["SCHEMES", "TRAINERS", "Registry", "unknown_name"]
 
 
 def unknown_name(kind: str, name: str, known: Iterable[str]) -> UnknownNameError:
@@ -60,16 +60,39 @@ class Registry(Mapping[str, Any]):
 SCHEMES = Registry(
     "scheme",
     {
+        "atw": "dewmark.baselines.atw:ATW",
         "dew": "dewmark.dew.scheme:DEW",
         "dipmark": "dewmark.baselines.dipmark:DiPmark",
         "ewd": "dewmark.baselines.ewd:EWD",
         "exp": "dewmark.baselines.exp:EXP",
         "kgw": "dewmark.baselines.kgw:KGW",
+        "ksemstamp": "dewmark.baselines.ksemstamp:KSemStamp",
         "morphmark": "dewmark.baselines.morphmark:MorphMark",
+        "pasa": "dewmark.baselines.pasa:PASA",
+        "simkey": "dewmark.baselines.simkey:SimKey",
+        "sir": "dewmark.baselines.sir:SIR",
+        "semstamp": "dewmark.baselines.semstamp:SemStamp",
         "sweet": "dewmark.baselines.sweet:SWEET",
         "synthid": "dewmark.baselines.synthid:SynthID",
+        "ts": "dewmark.baselines.ts:TS",
         "unbiased": "dewmark.baselines.unbiased:Unbiased",
         "unigram": "dewmark.baselines.unigram:Unigram",
+        "waterpool": "dewmark.baselines.waterpool:WaterPool",
+        "xsir": "dewmark.baselines.xsir:XSIR",
     },
     group="dewmark.schemes",
+)
+
+# What ``dewmark train`` can train: scheme name to its ``train(job)``.
+TRAINERS = Registry(
+    "trainable scheme",
+    {
+        "atw": "dewmark.training.atw:train",
+        "ksemstamp": "dewmark.training.ksemstamp:train",
+        "semstamp": "dewmark.training.semstamp:train",
+        "sir": "dewmark.training.sir:train",
+        "ts": "dewmark.training.ts:train",
+        "xsir": "dewmark.training.xsir:train",
+    },
+    group="dewmark.trainers",
 )

@@ -103,8 +103,9 @@ def keep_top_p(scores: torch.Tensor, top_p: float) -> torch.Tensor:
     """Logits (batch, vocab) cut to the smallest set of likeliest tokens whose mass reaches ``top_p``."""
     ordered, order = scores.sort(dim=-1, descending=True)
     mass = ordered.softmax(dim=-1)
-    before = mass.cumsum(dim=-1) - mass  # what the likelier tokens hold already; 0 for the first, which stays
-    drop = torch.zeros_like(scores, dtype=torch.bool).scatter(1, order, before >= top_p)
+    beyond = mass.cumsum(dim=-1) - mass >= top_p  # what the likelier tokens hold already
+    beyond[:, 0] = False  # the likeliest stays, also where a tiny top_p is 0 in float32
+    drop = torch.zeros_like(scores, dtype=torch.bool).scatter(1, order, beyond)
     return scores.masked_fill(drop, _MINUS_INF)
 
 
@@ -126,6 +127,7 @@ class Choosing:
                 f"the mark is in the choice between tokens: temperature must be positive, got {temperature:g}"
             )
         self._session = session
+        self._rows = rows
         self._seeds = drawn_seeds(rows, seeds)
         self._warp = functools.partial(warp, temperature=temperature, top_k=top_k, top_p=top_p)
         self._noise: RandomStreams | None = None
@@ -133,6 +135,12 @@ class Choosing:
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         """Logits (batch, vocab) to logits with one finite entry per row."""
+        if len(input_ids) != self._rows:
+            raise ConfigError(
+                f"the processor was made for {self._rows} prompts and is asked for {len(input_ids)} rows: "
+                "each row draws its own tokens, so beam search is not possible (use num_beams=1), and "
+                "num_return_sequences needs prompts that are repeated as often"
+            )
         if self._noise is None:
             self._noise = RandomStreams(self._seeds, device=scores.device)
         marked = self._session(input_ids, self._warp(scores.float())).to(self._noise.device)

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     import torch
 
     from dewmark.core.keys import Key
+    from dewmark.drafts import Drafts
     from dewmark.evidence import Evidence
 
 __all__ = [
@@ -62,7 +63,8 @@ class Needs:
     """What a scheme asks of its surroundings; a mismatch is refused before anything runs.
 
     ``final`` says that its sessions must see the final distribution, after temperature, top-k and top-p;
-    others see the host's own logits.
+    others see the host's own logits. ``drafts`` says that it has no sessions: it chooses between drafts of
+    whole sentences (`dewmark.drafts`).
     """
 
     embeddings: bool = False
@@ -71,6 +73,7 @@ class Needs:
     host_at_detection: bool = False
     sampling: bool = True
     final: bool = False
+    drafts: bool = False
 
 
 @dataclass(frozen=True)
@@ -119,6 +122,11 @@ class Scheme(ABC):
         ]
         return [list(row) for row in zip(*columns, strict=True)]
 
+    @property
+    def host_free(self) -> bool:
+        """Whether it detects without anything of the host, not even its tokenizer."""
+        return False
+
     def with_settings(self, settings: dict[str, object]) -> Scheme:
         """A copy with some fields changed, by their public names."""
         return cfg.replace(self, settings)
@@ -145,10 +153,12 @@ class Session(ABC):
 class BoundScheme(ABC):
     """A scheme joined to a key and a host's vocabulary: it marks and it detects.
 
-    ``tests`` names the statistical tests it knows, the default first.
+    ``tests`` names the statistical tests it knows, the default first. ``artifact_identity`` is that of the
+    artifact it uses, if it uses one: two artifacts are two configurations.
     """
 
     tests: ClassVar[tuple[str, ...]]
+    artifact_identity: str | None = None
 
     def __init__(self, scheme: Scheme, host: HostInfo, fingerprint: str) -> None:
         self.scheme = scheme
@@ -162,8 +172,16 @@ class BoundScheme(ABC):
 
     @property
     def config_hash(self) -> str:
-        """Names scheme, parameters, host and key, and gives none of them away."""
-        return cfg.config_hash(self.scheme.name, self.scheme.to_dict(), self.host.identity, self.fingerprint)
+        """Names scheme, parameters, host (unless any will do) and key, and gives none of them away."""
+        host = "" if self.scheme.host_free else self.host.identity
+        parts = [self.scheme.name, self.scheme.to_dict(), host, self.fingerprint]
+        if self.artifact_identity is not None:
+            parts.append(self.artifact_identity)
+        return cfg.config_hash(*parts)
+
+    def tokenize(self, texts: Sequence[str]) -> list[Tokenized]:
+        """Cut texts into the units that the scheme scores: by default the host's tokens."""
+        return self.host.tokenizer.encode(list(texts))
 
     @abstractmethod
     def session(
@@ -178,6 +196,16 @@ class BoundScheme(ABC):
         ``attention_mask`` (batch, length) says what is padding; without it a leading run of the
         tokenizer's padding id is taken for padding. ``seeds``, one per row, fix whatever unkeyed randomness
         the scheme needs; without them it is drawn.
+        """
+
+    def drafts(self, prompts: Sequence[str]) -> Drafts:
+        """Start choosing the sentences that follow these prompts; for schemes whose needs say ``drafts``."""
+        raise ConfigError(f"{self.scheme.name} marks token by token: use its session")
+
+    def finished(self, texts: Sequence[str], *, seeds: Sequence[int]) -> None:  # noqa: B027 - most keep none
+        """Hear of finished texts, whose sessions had these seeds; a scheme that keeps records does so here.
+
+        Hosts call it after every batch. With a `processor` in a loop of your own, call it yourself.
         """
 
     def processor(

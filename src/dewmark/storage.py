@@ -26,6 +26,7 @@ from dewmark.errors import ArtifactError, InputError, StorageError
 
 __all__ = [
     "Bundle",
+    "append_at",
     "append_jsonl",
     "atomic_folder",
     "atomic_write",
@@ -196,6 +197,18 @@ def append_jsonl(path: Path, rows: list[dict[str, Any]]) -> None:
     with _storage_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("ab") as stream:
+            stream.write(data)
+            stream.flush()
+            os.fsync(stream.fileno())
+
+
+def append_at(path: Path, data: bytes, *, end: int) -> None:
+    """Cut a private file (mode 0600) to its first ``end`` bytes, append to them, and flush it to the disk."""
+    with _storage_errors(path):
+        handle = os.open(path, os.O_CREAT | os.O_RDWR, 0o600)
+        with os.fdopen(handle, "r+b") as stream:
+            stream.truncate(end)
+            stream.seek(end)
             stream.write(data)
             stream.flush()
             os.fsync(stream.fileno())

@@ -7,7 +7,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["Attribution", "Detection", "Generation", "TokenScore", "Verdict"]
+__all__ = ["Attribution", "Detection", "DraftCount", "Generation", "TokenScore", "Verdict"]
 
 
 class Verdict(enum.StrEnum):
@@ -136,8 +136,36 @@ class Attribution:
 
 
 @dataclass(frozen=True, slots=True)
+class DraftCount:
+    """What choosing between drafts cost one text: its sentences, all their drafts, and the failures.
+
+    ``gave_up`` counts the sentences of which no draft within the bound carried the mark.
+    """
+
+    sentences: int
+    drafts: int
+    gave_up: int
+
+    def to_dict(self) -> dict[str, int]:
+        """Plain JSON values."""
+        return {"sentences": self.sentences, "drafts": self.drafts, "gave_up": self.gave_up}
+
+    def __add__(self, other: DraftCount) -> DraftCount:
+        return DraftCount(
+            self.sentences + other.sentences, self.drafts + other.drafts, self.gave_up + other.gave_up
+        )
+
+    def __str__(self) -> str:
+        mean = self.drafts / self.sentences if self.sentences else 0.0
+        return f"{self.sentences} sentences, {mean:.1f} drafts each, {self.gave_up} without the mark"
+
+
+@dataclass(frozen=True, slots=True)
 class Generation:
-    """One completion. ``text`` is the completion only, never the prompt."""
+    """One completion. ``text`` is the completion only, never the prompt.
+
+    ``drafts`` is there where the scheme chose between drafts of sentences.
+    """
 
     prompt: str
     text: str
@@ -145,6 +173,7 @@ class Generation:
     seed: int
     scheme: str
     config_hash: str
+    drafts: DraftCount | None = None
 
     @property
     def tokens(self) -> int:

@@ -12,15 +12,15 @@ from dewmark.core.keys import Key
 from dewmark.errors import ConfigError
 from dewmark.hosts import host_info, info_from_model, load_host, wrap_model
 from dewmark.registry import SCHEMES
-from dewmark.scheme import DEFAULT_FPR, BoundScheme, decide
+from dewmark.scheme import DEFAULT_FPR, BoundScheme, Scheme
 from dewmark.stats.multiple import sidak_min
-from dewmark.types import Attribution, Detection, Generation
-from dewmark.workspace import HostInfo, LanguageModel, Progress, Workspace, silent
+from dewmark.types import Attribution, Detection, Generation, Verdict
+from dewmark.workspace import HostInfo, LanguageModel, Progress, Workspace, no_host, silent
 
 if TYPE_CHECKING:
     from dewmark.hosts.base import Host
 
-__all__ = ["DEFAULT_HOST", "Watermark", "identify", "load_scheme"]
+__all__ = ["DEFAULT_HOST", "Watermark", "attribute", "bind_scheme", "identify", "load_scheme"]
 
 DEFAULT_HOST = "smollm2-135m"
 
@@ -29,7 +29,7 @@ def load_scheme(
     name: str = "dew",
     *,
     key: Key,
-    host: object = DEFAULT_HOST,
+    host: object = None,
     tokenizer: object = None,
     progress: Progress | None = None,
     **settings: object,
@@ -37,12 +37,26 @@ def load_scheme(
     """Join a scheme to a key and a host.
 
     ``host`` is a model's name, folder or hub id, a `HostInfo`, or a transformers model that is in memory
-    already (then ``tokenizer`` is needed too). ``settings`` are the scheme's parameters.
+    already (then ``tokenizer`` is needed too). Without it a scheme that detects without any host is bound to
+    none, every other to the default host. ``settings`` are the scheme's parameters.
     """
+    return bind_scheme(key, scheme=name, settings=settings, host=host, tokenizer=tokenizer, progress=progress)
+
+
+def bind_scheme(
+    key: Key,
+    *,
+    scheme: str,
+    settings: Mapping[str, Any],
+    host: object = None,
+    tokenizer: object = None,
+    progress: Progress | None = None,
+) -> BoundScheme:
+    """`load_scheme` with the settings in a mapping, whatever their names."""
     load = functools.partial(load_host, progress=progress)
-    scheme = SCHEMES[name]().with_settings(settings)
-    bound: BoundScheme = scheme.bind(
-        key, *_surroundings(host, tokenizer=tokenizer, load=load, progress=progress)
+    chosen = SCHEMES[scheme]().with_settings(settings)
+    bound: BoundScheme = chosen.bind(
+        key, *_surroundings(_default(host, chosen), tokenizer=tokenizer, load=load, progress=progress)
     )
     return bound
 
@@ -51,7 +65,7 @@ def identify(
     texts: Sequence[str],
     keys: Sequence[Key],
     *,
-    host: object = DEFAULT_HOST,
+    host: object = None,
     tokenizer: object = None,
     scheme: str = "dew",
     settings: Mapping[str, Any] | None = None,
@@ -68,19 +82,28 @@ def identify(
     if not keys:
         raise ConfigError("no key to compare with: give at least one")
     load = functools.partial(load_host, progress=progress)
-    info, workspace = _surroundings(host, tokenizer=tokenizer, load=load, progress=progress)
     chosen = SCHEMES[scheme]().with_settings(settings or {})
+    info, workspace = _surroundings(_default(host, chosen), tokenizer=tokenizer, load=load, progress=progress)
     rows = chosen.detect_keys(keys, texts, info, workspace, prompts=prompts, fpr=fpr, test=test)
-    return [_attribute(row, fpr) for row in rows]
+    return [attribute(row, fpr=fpr) for row in rows]
 
 
-def _attribute(detections: Sequence[Detection], fpr: float) -> Attribution:
+def attribute(detections: Sequence[Detection], *, fpr: float) -> Attribution:
+    """One text's results under several keys, corrected for their number as in `identify`."""
     index = min(range(len(detections)), key=lambda i: (detections[i].p_value, -detections[i].z))
     best = detections[index]
     p_value = sidak_min(best.p_value, tests=len(detections))
-    return Attribution(
-        tuple(detections), index=index, p_value=p_value, verdict=decide(p_value, best.effective_length, fpr)
-    )
+    verdict = Verdict.MARKED if p_value < fpr else Verdict.NOT_MARKED
+    if best.verdict is Verdict.TOO_SHORT:  # in whatever units the scheme counts
+        verdict = Verdict.TOO_SHORT
+    return Attribution(tuple(detections), index=index, p_value=p_value, verdict=verdict)
+
+
+def _default(host: object, scheme: Scheme) -> object:
+    """The host to bind to where none was named."""
+    if host is not None:
+        return host
+    return no_host() if scheme.host_free else DEFAULT_HOST
 
 
 def _surroundings(

@@ -8,15 +8,27 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NoReturn, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
+from dewmark.errors import ConfigError
+
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["HostInfo", "LanguageModel", "Progress", "Tokenized", "Tokenizer", "Workspace", "silent"]
+__all__ = [
+    "Follower",
+    "HostInfo",
+    "LanguageModel",
+    "Progress",
+    "Tokenized",
+    "Tokenizer",
+    "Workspace",
+    "no_host",
+    "silent",
+]
 
 Progress = Callable[[str, int, int], None]
 
@@ -75,6 +87,22 @@ class HostInfo:
     embeddings: Callable[[], NDArray[np.float32]]
 
 
+class _NoTokenizer:
+    """Stands where a tokenizer would, and says that there is none."""
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise ConfigError("no host is known here, which is enough to detect: name the host that is to write")
+
+
+def no_host() -> HostInfo:
+    """What a scheme that detects without any host is bound to (`Scheme.host_free`)."""
+
+    def embeddings() -> NoReturn:
+        raise ConfigError("no host is known here: it has no embeddings")
+
+    return HostInfo("any", identity="", vocab_size=0, tokenizer=_NoTokenizer(), embeddings=embeddings)
+
+
 class LanguageModel(Protocol):
     """A host as a detector may run it: only schemes whose `Needs` declare ``host_at_detection`` do."""
 
@@ -85,6 +113,18 @@ class LanguageModel(Protocol):
 
         Row i is what the host predicts for id i after the prompt (or its own start token, where the prompt
         is empty) and the ids before. Texts are batched inside; one text's logits are held at a time.
+        """
+
+
+@runtime_checkable
+class Follower(LanguageModel, Protocol):
+    """A language model that can also go along while another one writes."""
+
+    def follow(self, attention_mask: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]:
+        """A function of ids (batch, length), longer at each call, to the logits (batch, vocab) after them.
+
+        ``attention_mask`` (batch, prompt length) says what of the prompts is padding. Keys and values of what
+        was read are kept from call to call.
         """
 
 

@@ -19,9 +19,10 @@ from dewmark.core.keys import Key
 COMMANDS = [
     [], ["key"], ["key", "new"], ["key", "show"], ["models"], ["models", "list"], ["models", "pull"],
     ["models", "fit"], ["generate"], ["detect"], ["calibrate"], ["audit"], ["power"], ["retention"],
-    ["detector"], ["detector", "export"], ["demo"],
+    ["detector"], ["detector", "export"], ["demo"], ["serve"], ["token"], ["token", "new"], ["token", "list"],
+    ["token", "revoke"],
 ]  # fmt: skip
-LEAVES = [c for c in COMMANDS if c not in ([], ["key"], ["models"], ["detector"])]
+LEAVES = [c for c in COMMANDS if c not in ([], ["key"], ["models"], ["detector"], ["token"])]
 
 
 MAIN = "import sys; from dewmark.cli.app import main; sys.exit(main())"
@@ -50,8 +51,8 @@ def test_every_command_has_json(run, command):
 
 def test_help_is_light():
     code = (
-        "import sys; from dewmark.cli.app import main; main(['detect', '--help']);"
-        "sys.exit(any(m in sys.modules for m in ('torch', 'transformers', 'numpy', 'scipy')))"
+        "import sys; from dewmark.cli.app import main; main(['serve', '--help']);"
+        "sys.exit(any(m in sys.modules for m in ('torch', 'transformers', 'numpy', 'scipy', 'fastapi')))"
     )
     assert python(code).returncode == 0
 

@@ -12,6 +12,74 @@ from tests.cli.conftest import SECRET
 
 from dewmark.core.keys import Key
 
+MANY = [
+    "the",
+    "of",
+    "and",
+    "to",
+    "in",
+    "is",
+    "was",
+    "for",
+    "on",
+    "that",
+    "with",
+    "as",
+    "by",
+    "it",
+    "at",
+    "from",
+    "his",
+    "her",
+    "they",
+    "this",
+    "are",
+    "be",
+    "an",
+    "which",
+    "were",
+    "not",
+    "have",
+    "had",
+    "but",
+    "or",
+    "one",
+    "all",
+    "out",
+    "who",
+    "more",
+    "when",
+    "there",
+    "old",
+    "new",
+    "river",
+    "bridge",
+    "over",
+    "under",
+    "house",
+    "water",
+    "light",
+    "day",
+    "night",
+    "time",
+    "people",
+    "city",
+    "town",
+    "road",
+    "tree",
+    "hill",
+    "sea",
+    "ship",
+    "wind",
+    "rain",
+    "sun",
+    "story",
+    "book",
+    "word",
+    "hand",
+    "eye",
+    "heart",
+]
 WORDS = ["the", "old", "bridge", "over", "river", "house", "water", "light", "night", "city"]
 
 
@@ -68,13 +136,13 @@ def test_tokens_and_page_of_a_real_text(run, tiny, key_file, tmp_path):
     text.write_text(" ".join(WORDS * 5), encoding="utf-8")
     (row,) = json_lines(run("detect", "--key", key_file, text, "--json", "--tokens", "--html", page).out)
     assert row["tokens_scored"] == sum(token["scored"] for token in row["tokens"])
-    assert " bridge" in {token["text"] for token in row["tokens"]}
+    assert "bridge" in {token["text"] for token in row["tokens"]}
     assert page.read_text(encoding="utf-8").count("title=") >= 50
 
 
 def test_a_calibration_serves_the_key_and_its_exported_detector(run, tiny, key_file, tmp_path):
     negatives, folder, text = tmp_path / "neg.jsonl", tmp_path / "detector", tmp_path / "a.txt"
-    rows = [{"text": " ".join(random.Random(i).choices(WORDS, k=80))} for i in range(30)]
+    rows = [{"text": " ".join(random.Random(i).choices(MANY, k=160))} for i in range(30)]
     negatives.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     text.write_text(" ".join(WORDS * 5), encoding="utf-8")
     assert run("detector", "export", "--key", key_file, "--host", "tiny", "--out", folder).code == 0

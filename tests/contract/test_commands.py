@@ -13,17 +13,18 @@ import dewmark.watermark
 from dewmark.cli.app import main
 from dewmark.core.keys import Key
 from dewmark.registry import SCHEMES
-from dewmark.testing.trial import tiny_host
+from dewmark.testing.trial import host_for
 
 SETTINGS = {"dew": "k=2", "kgw": "prefix=3"}  # one --set each; others keep their defaults
 
 
 @pytest.fixture
-def key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bag_encoder: object) -> Path:
+def key(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bag_encoder: object) -> Path:
     """A key file; every host that a command asks for is the tiny one."""
+    host = host_for(SCHEMES[name]())
     for module in (dewmark.hosts, dewmark.watermark, dewmark.detector):
-        monkeypatch.setattr(module, "host_info", lambda name, **_: tiny_host().info, raising=False)
-        monkeypatch.setattr(module, "load_host", lambda name, **_: tiny_host(), raising=False)
+        monkeypatch.setattr(module, "host_info", lambda name, **_: host.info, raising=False)
+        monkeypatch.setattr(module, "load_host", lambda name, **_: host, raising=False)
     path = tmp_path / "the.key"
     Key(bytes(range(32))).save(path)
     return path

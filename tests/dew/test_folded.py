@@ -7,7 +7,7 @@ import itertools
 import numpy as np
 import pytest
 import torch
-from tests.fakes import BagEncoder
+from tests.fakes import PAPER, BagEncoder
 
 from dewmark.core.keys import Key
 from dewmark.core.projections import draw_projections
@@ -28,14 +28,18 @@ def host() -> FakeHost:
 
 
 def bind(host: FakeHost, tmp_path, **settings):
-    return DEW().with_settings({"centred": False, **settings}).bind(KEY, host.info, Workspace(cache=tmp_path))
+    return (
+        DEW()
+        .with_settings({"centred": False, **PAPER, **settings})
+        .bind(KEY, host.info, Workspace(cache=tmp_path))
+    )
 
 
 def literal_tables(bound, key: Key):
     """Ê_T, R_T, R_C as the paper has them, float64, with the ablation's permutation applied to the rows."""
-    rows = np.asarray(bound.token_rows, dtype=np.float64)
+    rows = np.asarray(bound.reader.token_rows, dtype=np.float64)
     projections = draw_projections(
-        key, d_T=rows.shape[1], d_C=bound.contexts.dim, kind=bound.scheme.projection, n=bound.table.n
+        key, d_T=rows.shape[1], d_C=bound.public.d_C, kind=bound.scheme.projection, n=bound.fold.n
     )
     if not bound.scheme.token_semantics:
         rows = rows[permuted_rows(key, np.flatnonzero(np.any(rows != 0, axis=1)), len(rows))]
@@ -58,7 +62,7 @@ def test_scores_equal_algorithm_2(host, bag_encoder, tmp_path, mode, projection,
     detection = bound.detect(text)
     rows, projections = literal_tables(bound, KEY)
     windows = windows_of(tokenized.ids, k=3, host=host.info)
-    vectors = bound.contexts.vectors(windows).astype(np.float64)
+    vectors = (bound.hashed or bound.reader.contexts).vectors(windows).astype(np.float64)
     assert detection.tokens_scored == len(tokenized.ids) - 3
     total = 0.0
     for i, token in enumerate(tokenized.ids):
@@ -81,7 +85,7 @@ def test_marked_logits_equal_algorithm_1(host, bag_encoder, tmp_path, mode) -> N
     logits[:, :4] = logits[:, 300:] = -20.0  # tokens without a row are tested below
     marked = bound.session(ids)(ids, logits)
     rows, projections = literal_tables(bound, KEY)
-    e_C = bound.contexts.vectors(ids[:, -3:].numpy())[0].astype(np.float64)
+    e_C = (bound.hashed or bound.reader.contexts).vectors(ids[:, -3:].numpy())[0].astype(np.float64)
     expected = reference.insert(
         logits[0].numpy().astype(np.float64),
         e_C,

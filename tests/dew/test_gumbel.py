@@ -10,8 +10,8 @@ import torch
 from scipy import stats
 
 from dewmark.core.keys import Key
+from dewmark.dew.channels import TokenChannel
 from dewmark.dew.scheme import DEW
-from dewmark.dew.session import GumbelSession
 from dewmark.errors import ConfigError
 from dewmark.hosts.fake import FakeHost
 from dewmark.sampling import warp
@@ -27,7 +27,7 @@ def host() -> FakeHost:
 
 def bind(host: FakeHost, tmp_path, number: int = 0, **settings):
     key = Key(number.to_bytes(32, "big"))
-    chosen = DEW().with_settings({"sampler": "gumbel", **settings})
+    chosen = DEW().with_settings({"units": "token", "sampler": "gumbel", **settings})
     return chosen.bind(key, host.info, Workspace(cache=tmp_path))
 
 
@@ -45,7 +45,7 @@ def test_over_keys_the_choice_follows_the_model(host, bag_encoder, tmp_path, alp
     them, mutually nearly orthogonal, hold all the probability here, as the exact statement needs.
     """
     ids = torch.tensor([host.info.tokenizer.encode([PROMPT])[0].ids])
-    rows = np.asarray(bind(host, tmp_path).token_rows, dtype=np.float32)
+    rows = np.asarray(bind(host, tmp_path).reader.token_rows, dtype=np.float32)
     gram = np.abs(rows[4:] @ rows[4:].T)
     first = 10
     second = int(gram[first].argmin())
@@ -57,7 +57,7 @@ def test_over_keys_the_choice_follows_the_model(host, bag_encoder, tmp_path, alp
     counts = np.zeros(3)
     for number in range(800):
         bound = bind(host, tmp_path, number, alpha=alpha)
-        session = GumbelSession(bound, ids, None, [number])
+        session = bound.session(ids, seeds=[number])
         counts[tokens.index(chosen_token(session, ids, logits)[0])] += 1
     assert stats.chisquare(counts, 800 * p).pvalue > 1e-3
 
@@ -100,12 +100,12 @@ def test_extreme_alignments_keep_their_order(host, bag_encoder, tmp_path, monkey
     def extreme(*_):
         return u
 
-    monkeypatch.setattr(GumbelSession, "_alignments", extreme)
+    monkeypatch.setattr(TokenChannel, "alignments", extreme)
     logits = torch.full((1, 400), -50.0)
     logits[0, 50:54] = torch.tensor([0.03, 0.02, 0.01, 0.0])  # the four likeliest, nearly equal
-    assert chosen_token(GumbelSession(bound, ids, None, [3]), ids, logits) == [50]
+    assert chosen_token(bound.session(ids, seeds=[3]), ids, logits) == [50]
     u[0, :4] = torch.tensor([-8.0, 8.0, 7.5, 3.0])
-    assert chosen_token(GumbelSession(bound, ids, None, [3]), ids, logits) == [51]
+    assert chosen_token(bound.session(ids, seeds=[3]), ids, logits) == [51]
 
 
 def test_a_context_that_recurs_gets_fresh_noise(host, bag_encoder, tmp_path) -> None:
@@ -116,7 +116,7 @@ def test_a_context_that_recurs_gets_fresh_noise(host, bag_encoder, tmp_path) -> 
     logits[0, :4] = -math.inf
     for fresh, expected in ((False, 1), (True, 20)):
         bound = bind(host, tmp_path, alpha=1.0, fresh_on_repeat=fresh, m=400)
-        found = {chosen_token(GumbelSession(bound, ids, None, [s]), ids, logits)[0] for s in range(40)}
+        found = {chosen_token(bound.session(ids, seeds=[s]), ids, logits)[0] for s in range(40)}
         assert (len(found) >= expected) if fresh else (len(found) == expected)
 
 
@@ -145,6 +145,6 @@ def test_settings_out_of_range_are_refused(settings) -> None:
 def test_null_p_values_are_uniform_with_linear_scores(host, bag_encoder, tmp_path) -> None:
     text = " ".join(f"{a} {b} {c}" for a in PROMPT.split() for b, c in (("light", "day"), ("time", "city")))
     keys = [Key(i.to_bytes(32, "big")) for i in range(1, 801)]
-    scheme = DEW().with_settings({"sampler": "gumbel"})
+    scheme = DEW().with_settings({"units": "token", "sampler": "gumbel"})
     rows = scheme.detect_keys(keys, [text], host.info, Workspace(cache=tmp_path))
     assert stats.kstest([d.p_value for d in rows[0]], "uniform").pvalue > 1e-3

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from scipy import stats
+from tests.fakes import PAPER
 
 from dewmark.core.keys import Key
 from dewmark.dew.scheme import DEW
@@ -27,12 +28,12 @@ def host() -> FakeHost:
 
 @pytest.fixture
 def bound(host, bag_encoder, tmp_path):
-    return DEW().bind(Key(bytes(range(32))), host.info, Workspace(cache=tmp_path))
+    return DEW(**PAPER).bind(Key(bytes(range(32))), host.info, Workspace(cache=tmp_path))
 
 
 @pytest.mark.parametrize("context", ["composed", "window"])
 def test_padding_and_batching_change_nothing(host, bag_encoder, tmp_path, context) -> None:
-    bound = DEW(context=context).bind(Key(bytes(32)), host.info, Workspace(cache=tmp_path))
+    bound = DEW(**PAPER, context=context).bind(Key(bytes(32)), host.info, Workspace(cache=tmp_path))
     pad = host.info.tokenizer.pad_id
     rows = [list(t.ids) for t in host.info.tokenizer.encode([PROMPT, " the", " water and light of the day"])]
     width = max(len(row) for row in rows)
@@ -53,7 +54,7 @@ def test_padding_that_is_a_word_is_masked_out(host, bag_encoder, tmp_path) -> No
     padded = torch.tensor([[40, 40, 50, 60, 70]])  # 40 is an ordinary token here
     mask = torch.tensor([[0, 0, 1, 1, 1]])
     logits = torch.zeros(1, host.info.vocab_size)
-    wide = DEW(k=4).bind(Key(bytes(32)), host.info, Workspace(cache=tmp_path))
+    wide = DEW(**PAPER, k=4).bind(Key(bytes(32)), host.info, Workspace(cache=tmp_path))
     expected = wide.session(ids)(ids, logits)
     torch.testing.assert_close(wide.session(padded, mask)(padded, logits), expected)
     assert not torch.equal(wide.session(padded)(padded, logits), expected)
@@ -99,7 +100,7 @@ def generate(host, scheme, count: int):
 def test_marked_text_is_found_and_nothing_else(host, bag_encoder, tmp_path) -> None:
     """Under the right key z shifts; under wrong keys, and on unmarked text, p-values are uniform."""
     key = Key(bytes(range(32)))
-    scheme = DEW(lambda_=3.0).bind(key, host.info, Workspace(cache=tmp_path))
+    scheme = DEW(**PAPER, lambda_=3.0).bind(key, host.info, Workspace(cache=tmp_path))
     marked = [g.text for g in generate(host, scheme, 40)]
     unmarked = [g.text for g in generate(host, None, 40)]
     prompts = [PROMPT] * 40
@@ -107,7 +108,7 @@ def test_marked_text_is_found_and_nothing_else(host, bag_encoder, tmp_path) -> N
     assert np.mean([d.p_value < 0.01 for d in found]) > 0.9
     p = []
     for i in range(12):
-        wrong = DEW().bind(Key(bytes([i]) * 32), host.info, Workspace(cache=tmp_path))
+        wrong = DEW(**PAPER).bind(Key(bytes([i]) * 32), host.info, Workspace(cache=tmp_path))
         p += [
             wrong.detect_batch([text])[0].p_value
             for text in (unmarked[2 * i], marked[2 * i], marked[2 * i + 1])
@@ -119,7 +120,7 @@ def test_marked_text_is_found_and_nothing_else(host, bag_encoder, tmp_path) -> N
 
 def test_the_mean_shift_is_the_one_the_bias_implies(host, bag_encoder, tmp_path) -> None:
     """One step, many draws: E[b] under the biased softmax, exactly."""
-    scheme = DEW(m=400, lambda_=1.5).bind(Key(bytes(32)), host.info, Workspace(cache=tmp_path))
+    scheme = DEW(**PAPER, m=400, lambda_=1.5).bind(Key(bytes(32)), host.info, Workspace(cache=tmp_path))
     ids = torch.tensor([host.info.tokenizer.encode([PROMPT])[0].ids])
     logits = torch.randn(1, 400, generator=torch.Generator().manual_seed(3))
     marked = scheme.session(ids)(ids, logits)
@@ -201,5 +202,5 @@ def test_bad_parameters(settings, message) -> None:
 
 
 def test_config_round_trips() -> None:
-    scheme = DEW(lambda_=2.5, k=5, nucleus=0.9, mode="token_only", donor="x")
+    scheme = DEW(**PAPER, lambda_=2.5, k=5, nucleus=0.9, mode="token_only", donor="x")
     assert DEW().with_settings(scheme.to_dict()) == scheme

@@ -7,12 +7,14 @@ import dataclasses
 import numpy as np
 import pytest
 from scipy import stats
+from tests.fakes import PAPER
 
 import dewmark
 from dewmark.core.keys import Key
 from dewmark.dew.scheme import DEW
 from dewmark.hosts.fake import FakeHost
 from dewmark.types import Verdict
+from dewmark.watermark import bind_scheme
 from dewmark.workspace import Workspace
 
 KEYS = [Key(bytes([i] * 32)) for i in range(6)]
@@ -29,7 +31,7 @@ def host() -> FakeHost:
 @pytest.mark.parametrize("test", ["key", "gaussian", "beta"])
 def test_each_key_gets_what_it_gets_alone(host, bag_encoder, tmp_path, mode, test) -> None:
     workspace = Workspace(cache=tmp_path)
-    scheme = DEW().with_settings({"mode": mode})
+    scheme = DEW().with_settings({**PAPER, "mode": mode})
     rows = scheme.detect_keys(KEYS, [TEXT, LONG], host.info, workspace, prompts=["of the", None], test=test)
     for number, key in enumerate(KEYS):
         alone = scheme.bind(key, host.info, workspace).detect_batch(
@@ -51,7 +53,7 @@ def test_each_key_gets_what_it_gets_alone(host, bag_encoder, tmp_path, mode, tes
 
 
 def test_windows_are_encoded_once_for_all_keys(host, bag_encoder, tmp_path) -> None:
-    scheme = DEW().with_settings({"context": "window", "contexts": "raw"})
+    scheme = DEW().with_settings({**PAPER, "context": "window", "contexts": "raw"})
     bag_encoder.calls.clear()
     scheme.detect_keys(KEYS, [TEXT], host.info, Workspace(cache=tmp_path))
     windows = len(TEXT.split()) - 3
@@ -59,10 +61,13 @@ def test_windows_are_encoded_once_for_all_keys(host, bag_encoder, tmp_path) -> N
 
 
 def test_identify_names_the_key(host, bag_encoder) -> None:
-    scheme = dewmark.load_scheme(key=KEYS[3], host=host.info)
+    settings = {**PAPER, "lambda": 4.0}
+    scheme = bind_scheme(KEYS[3], scheme="dew", settings=settings, host=host.info)
     prompts = ["the old river", "a new day"]
     marked = host.generate(prompts, scheme=scheme, seeds=[1, 2], max_new_tokens=150, no_repeat_ngram=4)
-    found = dewmark.identify([g.text for g in marked], KEYS, host=host.info, prompts=prompts)
+    found = dewmark.identify(
+        [g.text for g in marked], KEYS, host=host.info, settings={**PAPER, "lambda": 4.0}, prompts=prompts
+    )
     for attribution in found:
         assert attribution.index == 3
         assert attribution.best.key_fingerprint == KEYS[3].fingerprint
@@ -76,7 +81,7 @@ def test_identify_names_the_key(host, bag_encoder) -> None:
 def test_the_correction_makes_the_smallest_p_uniform(host, bag_encoder) -> None:
     """Unmarked text and 600 sets of three fresh keys: the corrected p-values are uniform."""
     keys = [Key(bytes([i % 256, i // 256] * 16)) for i in range(1800)]
-    rows = DEW().detect_keys(keys, [LONG], host.info, Workspace(cache=dewmark.config.cache_dir()))
+    rows = DEW(**PAPER).detect_keys(keys, [LONG], host.info, Workspace(cache=dewmark.config.cache_dir()))
     p = np.array([detection.p_value for detection in rows[0]]).reshape(600, 3)
     corrected = 1 - (1 - p.min(axis=1)) ** 3
     assert stats.kstest(corrected, "uniform").pvalue > 1e-3

@@ -160,3 +160,20 @@ def test_a_slow_tokenizer_is_refused():
 
     with pytest.raises(ModelError, match="slow tokenizer"):
         HFTokenizer(SlowTokenizer())
+
+
+def test_control_tokens_that_a_file_lists_as_text_are_no_text(tmp_path):
+    from dewmark.hosts.gguf import _flag_controls
+
+    tokenizer = tiny_tokenizer(64)
+    tokenizer.backend_tokenizer.add_tokens(["<start_of_image>", "<table>"])
+    before = HFTokenizer(tokenizer)
+    image, table = (tokenizer.convert_tokens_to_ids(name) for name in ("<start_of_image>", "<table>"))
+    assert image not in before.special_ids
+    _flag_controls(tokenizer)
+    tokenizer.save_pretrained(tmp_path)
+    after = HFTokenizer.load(tmp_path)
+    assert after.special_ids - before.special_ids == {image}
+    assert after.size == before.size
+    assert after.decode([[image, table]]) == ["<table>"]
+    assert image not in after.encode([" the <start_of_image>"])[0].ids

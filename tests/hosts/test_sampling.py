@@ -63,6 +63,11 @@ def test_top_p_equals_transformers(top_p):
     assert torch.equal(keep_top_p(scores, top_p), TopPLogitsWarper(top_p)(None, scores))
 
 
+def test_the_likeliest_token_survives_any_top_p() -> None:
+    scores = torch.tensor([[0.0, 3.0, 1.0]])
+    assert torch.isfinite(keep_top_p(scores, 1e-300)).tolist() == [[False, True, False]]
+
+
 def exponentials(batch, vocab, seed=0):
     return RandomStreams(range(seed, seed + batch), device=torch.device("cpu")).exponentials(0, vocab)
 

@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from scipy import stats
 
 from dewmark.errors import ConfigError
-from dewmark.reports.plots import png, power_curve, qq_plot, save_figure, svg
+from dewmark.reports.plots import png, power_curve, qq_plot, save_figure, svg, trade_off
 from dewmark.stats.metrics import rate
 
 UNIFORM = np.random.default_rng(0).uniform(size=300)
@@ -103,3 +103,22 @@ def test_matplotlib_is_loaded_late_and_left_as_it_was() -> None:
         "assert 'matplotlib.pyplot' not in sys.modules\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_the_trade_off_shows_every_point_the_budget_and_the_choice() -> None:
+    curves = {
+        "bias": [(50.0, 2.0, "lambda=1"), (40.0, 4.0, "lambda=2")],
+        "gumbel": [(60.0, 6.0, "alpha=0.5")],
+    }
+    figure = trade_off(curves, unmarked=60.0, budget=1.05, chosen=(60.0, 6.0), title="T")
+    (axes,) = figure.axes
+    drawn = [(line.get_label(), list(zip(*line.get_data(), strict=True))) for line in axes.lines]
+    assert ("bias", [(50.0, 2.0), (40.0, 4.0)]) in drawn
+    assert ("gumbel", [(60.0, 6.0)]) in drawn
+    assert drawn[-1] == ("chosen", [(60.0, 6.0)])
+    (band,) = axes.patches
+    assert band.get_x() == pytest.approx(60.0 / 1.05)
+    assert band.get_x() + band.get_width() == pytest.approx(60.0 * 1.05)
+    assert [text.get_text() for text in axes.texts] == ["lambda=1", "lambda=2", "alpha=0.5"]
+    without = trade_off(curves, unmarked=60.0, budget=1.05)
+    assert "chosen" not in [line.get_label() for line in without.axes[0].lines]

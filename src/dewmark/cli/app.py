@@ -30,6 +30,10 @@ from dewmark.cli import (
     power,
     retention,
     schemes,
+    serve,
+    tokens,
+    train,
+    tune,
 )
 from dewmark.cli.console import say
 from dewmark.errors import DewmarkError
@@ -54,6 +58,10 @@ app.add_typer(detector.app, name="detector")
 app.command("audit")(audit.audit)
 app.command("power")(power.power)
 app.command("retention")(retention.retention)
+app.command("tune")(tune.tune)
+app.command("train")(train.train)
+app.command("serve")(serve.serve)
+app.add_typer(tokens.app, name="token")
 app.command("demo")(demo.demo)
 
 
@@ -96,7 +104,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         except KeyboardInterrupt:
             code = 130
     if code == 130:
-        say("dewmark: interrupted; generate --prompts resumes where it stopped: give the same command again")
+        say("dewmark: interrupted; generate --prompts and train resume: give the same command again")
     return code if isinstance(code, int) else 0
 
 

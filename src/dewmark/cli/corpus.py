@@ -5,17 +5,19 @@ A text that is empty or occurs twice is left out: counts and intervals hold for 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from dewmark import storage
 from dewmark.cli.inputs import read_files
-from dewmark.errors import InputError
+from dewmark.errors import ConfigError, InputError
 from dewmark.scheme import check_text
 
-__all__ = ["Entry", "read_entries", "read_texts"]
+__all__ = ["Entry", "openings", "read_entries", "read_texts"]
 
 _FIELDS = ("text", "response")  # where a JSONL line may hold its text, the first that is there
 
@@ -28,6 +30,17 @@ class Entry:
     id: str | int | None = None
     prompt: str | None = None
     language: str | None = None
+
+
+def openings(number: int, *, option: str) -> list[str]:
+    """The first of the package's openings, as ``option`` asks for; any stretch of them mixes the genres."""
+    file = resources.files("dewmark") / "data" / "openings.jsonl"
+    lines = file.read_text(encoding="utf-8").splitlines()
+    if number > len(lines):
+        raise ConfigError(
+            f"the package has {len(lines)} openings: {option} must not exceed that, got {number}"
+        )
+    return [json.loads(line)["prompt"] for line in lines[:number]]
 
 
 def read_texts(names: Sequence[str]) -> list[Entry]:

@@ -9,7 +9,7 @@ import typer
 
 from dewmark.cli import options
 from dewmark.cli.console import emit, write
-from dewmark.cli.loading import NONE, load_key, load_watermark
+from dewmark.cli.loading import NONE, load_key, load_scheme
 from dewmark.cli.progress import Progress
 from dewmark.errors import ConfigError, StorageError
 
@@ -42,20 +42,20 @@ def export(
         raise StorageError(f"{out} is not empty and nothing in it is overwritten: name a new or empty folder")
     secret = load_key(key)
     with Progress(quiet=quiet) as progress:
-        watermark = load_watermark(secret, host=host, scheme=scheme, settings=settings, progress=progress)
+        bound = load_scheme(secret, host=host, scheme=scheme, settings=settings, progress=progress)
         from dewmark.detector import export_detector
 
-        export_detector(watermark.scheme, out)
+        export_detector(bound, out)
     if json_:
         emit(
             {
                 "path": str(out),
-                "fingerprint": watermark.scheme.fingerprint,
-                "scheme": watermark.scheme.scheme.name,
+                "fingerprint": bound.fingerprint,
+                "scheme": bound.scheme.name,
             }
         )
     else:
         write(
-            f"wrote {out}, key {watermark.scheme.fingerprint}\n"
+            f"wrote {out}, key {bound.fingerprint}\n"
             "It is as secret as the key: who has it can detect, forge and remove the mark.\n"
         )

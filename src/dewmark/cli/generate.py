@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import operator
 import secrets
 import time
 from pathlib import Path
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
 
     from dewmark.cli.runs import Prompt
     from dewmark.hosts.base import Decoding
+    from dewmark.types import Generation
 
 __all__ = ["generate"]
 
@@ -126,7 +129,7 @@ def _one(
         console.print(printable(made.text))
     else:
         write(made.text + "\n")  # the completion only, so that it can be piped into a detector
-    return f"{made.tokens} tokens, scheme {made.scheme}, seed {made.seed}"
+    return f"{made.tokens} tokens{_cost(made)}, scheme {made.scheme}, seed {made.seed}"
 
 
 def _many(
@@ -157,9 +160,12 @@ def _many(
         writer.host.check_prompts([prompt.text for prompt in prompts], decoding.max_new_tokens)
     description = f"writing {out.name}"
     progress(description, run.done, len(prompts))
+    written: list[Generation] = []
     for batch, seeds in run.batches():
         texts = [prompt.text for prompt in batch]
-        run.append(batch, writer.write(texts, seeds=seeds, decoding=decoding, batch_size=batch_size))
+        made = writer.write(texts, seeds=seeds, decoding=decoding, batch_size=batch_size)
+        run.append(batch, made)
+        written += made
         progress(description, run.done, len(prompts))
     progress.clear()
     if json_:
@@ -167,4 +173,10 @@ def _many(
         emit({**summary, "config_hash": run.config_hash})
     else:
         write(f"{run.done} rows in {out}\n")
-    return f"{run.done - resumed} rows written, {resumed} were there, seed {run.seed}"
+    return f"{run.done - resumed} rows written{_cost(*written)}, {resumed} were there, seed {run.seed}"
+
+
+def _cost(*made: Generation) -> str:
+    """What choosing between drafts cost, where a scheme does."""
+    counts = [each.drafts for each in made if each.drafts is not None]
+    return f", {functools.reduce(operator.add, counts)}" if counts else ""

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from dewmark.watermark import Watermark
     from dewmark.workspace import HostInfo
 
-__all__ = ["NONE", "Writer", "load_key", "load_unmarked", "load_watermark"]
+__all__ = ["NONE", "Writer", "load_key", "load_scheme", "load_unmarked", "load_watermark"]
 
 NONE = "none"  # the scheme that leaves no mark and needs no key
 
@@ -87,6 +87,21 @@ def load_watermark(
         dtype=dtype,
         progress=progress,
     )
+
+
+def load_scheme(
+    key: Key,
+    *,
+    host: str | None,
+    scheme: str | None,
+    settings: Sequence[str] | None,
+    progress: Progress,
+) -> BoundScheme:
+    """The scheme for the options given, to detect with: a host is looked up only if the scheme needs it."""
+    from dewmark.watermark import bind_scheme
+
+    chosen = config.parse_settings(settings or ())
+    return bind_scheme(key, scheme=scheme or "dew", settings=chosen, host=host, progress=progress)
 
 
 def load_unmarked(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -60,7 +59,7 @@ def power(
     quiet: options.Quiet = False,
 ) -> None:
     """Say what share of marked texts is found at each length, for this host and these settings."""
-    from dewmark.cli.corpus import read_entries
+    from dewmark.cli.corpus import openings, read_entries
     from dewmark.cli.loading import NONE, load_key, load_watermark
     from dewmark.core.keys import Key
     from dewmark.stats.power import measure_power
@@ -71,7 +70,7 @@ def power(
     if scheme == NONE:
         raise ConfigError("scheme none leaves no mark to find: name a scheme")
     given = read_entries(texts) if texts is not None else []
-    prompts = _openings(number) if texts is None else []
+    prompts = openings(number, option="--number") if texts is None else []
     secret = load_key(key) if key is not None or texts is not None else Key.generate()
     with Progress(quiet=quiet) as progress:
         watermark = load_watermark(
@@ -113,17 +112,6 @@ def _lengths(given: str) -> list[int]:
     return lengths
 
 
-def _openings(number: int) -> list[str]:
-    """The first of the package's openings; any stretch of them mixes the genres."""
-    file = resources.files("dewmark") / "data" / "openings.jsonl"
-    lines = file.read_text(encoding="utf-8").splitlines()
-    if number > len(lines):
-        raise ConfigError(
-            f"the package has {len(lines)} openings: --number must not exceed that, got {number}"
-        )
-    return [json.loads(line)["prompt"] for line in lines[:number]]
-
-
 def _write_sample(
     watermark: Watermark,
     prompts: Sequence[str],
@@ -162,7 +150,7 @@ def _z_scores(
     from dewmark.stats.key_test import key_test
     from dewmark.stats.power import choose_cuts
 
-    encode = bound.host.tokenizer.encode
+    encode = bound.tokenize
     texts, prompts = encode([text for text, _ in sample]), encode([prompt or "" for _, prompt in sample])
     cuts = choose_cuts(lengths, max((len(text.ids) for text in texts), default=0))
     z = np.full((len(texts), len(cuts)), np.nan)

@@ -39,7 +39,7 @@ def retention(
 ) -> None:
     """Say what share of a mark's z-score paraphrase or translation keeps. Needs no key and no marked text."""
     from dewmark.cli.corpus import read_entries
-    from dewmark.cli.loading import NONE, load_watermark
+    from dewmark.cli.loading import NONE, load_scheme
     from dewmark.core.keys import Key
     from dewmark.stats.retention import summarise
 
@@ -48,9 +48,7 @@ def retention(
     pairs = _pairs(read_entries(original), read_entries(rewritten), names=(original, rewritten))
     with Progress(quiet=quiet) as progress:
         # any key will do: only the covariance over keys is used
-        bound = load_watermark(
-            Key.generate(), host=host, scheme=scheme, settings=settings, progress=progress
-        ).scheme
+        bound = load_scheme(Key.generate(), host=host, scheme=scheme, settings=settings, progress=progress)
         kept, unrelated = _measure(bound, pairs, progress=progress)
     found = summarise(kept, unrelated)
     if json_:
@@ -98,10 +96,9 @@ def _measure(
     kept: list[float] = []
     unrelated: list[float] = []
     done = 0
-    tokenizer = bound.host.tokenizer
     for part in np.array_split(order, max(1, len(order) // _PAIRS_AT_ONCE)):
-        texts = tokenizer.encode([text for i in part for text in pairs[i]])
-        evidence = bound.evidence(texts, tokenizer.encode([""] * len(texts)))
+        texts = bound.tokenize([text for i in part for text in pairs[i]])
+        evidence = bound.evidence(texts, bound.tokenize([""] * len(texts)))
         both = [(a, b) for a, b in zip(evidence[::2], evidence[1::2], strict=True) if len(a) and len(b)]
         if len(both) > 1:
             own, other = pair_retentions([a for a, _ in both], [b for _, b in both])

@@ -65,6 +65,7 @@ def read_prompts(path: Path) -> list[Prompt]:
 
 def row(name: str | int, generation: Generation) -> dict[str, Any]:
     """What is written of one completion; never the key."""
+    drafts = {} if generation.drafts is None else {"drafts": generation.drafts.to_dict()}
     return {
         "id": name,
         "prompt": generation.prompt,
@@ -73,6 +74,7 @@ def row(name: str | int, generation: Generation) -> dict[str, Any]:
         "seed": generation.seed,
         "scheme": generation.scheme,
         "config_hash": generation.config_hash,
+        **drafts,
     }
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dewmark.cli.console import printable
-from dewmark.cli.loading import NONE, load_key, load_watermark
+from dewmark.cli.loading import NONE, load_key, load_scheme
 from dewmark.errors import ConfigError, KeyFileError
 from dewmark.types import Attribution, Detection, Verdict
 
@@ -53,7 +53,7 @@ def open_scheme(
         raise ConfigError("scheme none leaves no mark to detect: name the scheme that marked the text")
     if folder is None:
         secret = load_key(key)
-        return load_watermark(secret, host=host, scheme=scheme, settings=settings, progress=progress).scheme
+        return load_scheme(secret, host=host, scheme=scheme, settings=settings, progress=progress)
     given = {"--key": key, "--host": host, "--scheme": scheme, "--set": settings}
     clash = [name for name, value in given.items() if value]
     if clash:

@@ -3,56 +3,76 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+import threading
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dewmark.dew.folded import Fold, scale_contexts
+from dewmark.dew.folded import Fold
 from dewmark.dew.modes import HashedContexts
 from dewmark.dew.public import Public
-from dewmark.dew.reading import chunks, read
+from dewmark.dew.reading import Reading, TokenReader, chunks
 from dewmark.dew.scoring import TESTS, Scored, detection_of, statistic_of
-from dewmark.embeddings.contexts import ComposedContexts, Contexts, WindowContexts
+from dewmark.dew.words import WordReader
+from dewmark.embeddings.contexts import ComposedContexts, WindowContexts
 from dewmark.evidence import Evidence
 from dewmark.scheme import DEFAULT_FPR, BoundScheme, Needs, Session, State, check_test, check_texts
 from dewmark.types import Detection
-from dewmark.workspace import Tokenized
+from dewmark.workspace import Progress, Tokenized, silent
 
 if TYPE_CHECKING:
     import torch
 
+    from dewmark.dew.channels import Channel
     from dewmark.dew.scheme import DEW
 
 __all__ = ["BoundDEW"]
 
-F16 = NDArray[np.float16]
 F32 = NDArray[np.float32]
+I64 = NDArray[np.int64]
+T = TypeVar("T")
 
 
 class BoundDEW(BoundScheme):
-    """DEW for one key and one vocabulary."""
+    """DEW for one key: what it shares with other keys is ``public``, what the key gives is the rest.
+
+    ``source`` (vocab,) and ``hashed`` belong to modes in which the key does without the meaning of tokens or
+    of contexts; otherwise they are None.
+    """
 
     tests = TESTS
     scheme: DEW
 
-    def __init__(self, public: Public, fingerprint: str, *, table: Fold, contexts: Contexts) -> None:
+    def __init__(
+        self,
+        public: Public,
+        fingerprint: str,
+        *,
+        fold: Fold,
+        source: I64 | None = None,
+        hashed: HashedContexts | None = None,
+        progress: Progress = silent,
+    ) -> None:
         super().__init__(public.scheme, public.host, fingerprint)
         self.public = public
-        self.table = table
-        self.contexts = contexts
+        self.reader = public.reader
+        self.fold = fold
+        self.source = source
+        self.hashed = hashed
+        self.progress = progress
+        self._shared: dict[str, Any] = {}
+        self._lock = threading.Lock()
 
     @property
     def needs(self) -> Needs:
         """The Gumbel sampler chooses the token, so it must see the final distribution."""
         return dataclasses.replace(self.scheme.needs, final=self.scheme.sampler == "gumbel")
 
-    @property
-    def token_rows(self) -> F16:
-        """Ê_T, (vocab, d_T)."""
-        return self.public.token_rows
+    def tokenize(self, texts: Sequence[str]) -> list[Tokenized]:
+        """Cut texts into the host's tokens, or into words."""
+        return self.reader.tokenize(texts)
 
     def session(
         self,
@@ -64,14 +84,28 @@ class BoundDEW(BoundScheme):
         """Start marking a batch of prompts (batch, length)."""
         from dewmark.dew.session import BiasSession, GumbelSession
 
+        channel, size = self._channel(prompt_ids, attention_mask), self.host.vocab_size
         if self.scheme.sampler == "gumbel":
-            return GumbelSession(self, prompt_ids, attention_mask, seeds)
-        return BiasSession(self, prompt_ids, attention_mask)
+            return GumbelSession(self.scheme, channel, vocab_size=size, prompt_ids=prompt_ids, seeds=seeds)
+        return BiasSession(self.scheme, channel, vocab_size=size)
 
-    @functools.cached_property
-    def folded_rows(self) -> F32:
-        """Q, (|V|, d_C): all candidates' rows, made when the first text is marked or exported."""
-        return self.table.all_rows()
+    def _channel(self, prompt_ids: torch.Tensor, attention_mask: torch.Tensor | None) -> Channel:
+        if isinstance(self.reader, WordReader):
+            from dewmark.dew.word_channel import WordChannel
+
+            return WordChannel(self, self.reader, prompt_ids, attention_mask)
+        from dewmark.dew.channels import TokenChannel
+
+        assert isinstance(self.reader, TokenReader)
+        return TokenChannel(self, self.reader, prompt_ids, attention_mask)
+
+    def shared(self, name: str, make: Callable[[], T]) -> T:
+        """Something that all sessions of this bound scheme share, made by the first that needs it."""
+        with self._lock:
+            if name not in self._shared:
+                self._shared[name] = make()
+            found: T = self._shared[name]
+            return found
 
     def detect_batch(
         self,
@@ -84,13 +118,12 @@ class BoundDEW(BoundScheme):
         """Score completions. Tests: ``key`` (default), its simulation, and the paper's two."""
         test = check_test(test, self.tests)
         starts = check_texts(texts, prompts, fpr)
-        tokenized = self.host.tokenizer.encode(list(texts))
-        before = self.host.tokenizer.encode(starts)
+        tokenized, before = self.tokenize(texts), self.tokenize(starts)
         detections = []
         for chunk in chunks(tokenized):
             found = self._score([tokenized[i] for i in chunk], [before[i] for i in chunk], test=test)
             for i, (scored, evidence) in zip(chunk, found, strict=True):
-                statistic = statistic_of(scored, evidence, self.scheme, test=test, n=self.table.n)
+                statistic = statistic_of(scored, evidence, self.scheme, test=test, n=self.fold.n)
                 detections.append(
                     detection_of(
                         tokenized[i],
@@ -111,30 +144,44 @@ class BoundDEW(BoundScheme):
     def _score(
         self, texts: Sequence[Tokenized], prompts: Sequence[Tokenized], *, test: str
     ) -> list[tuple[Scored, Evidence]]:
-        reading = read(texts, prompts, k=self.scheme.k, host=self.host, token_rows=self.token_rows)
-        context_rows = self.contexts.vectors(reading.windows)
-        scaled = scale_contexts(context_rows, self.table.G, self.table.n)
-        Q = self.table.rows(reading.ids)
+        reading = self.reader.read(texts, prompts)
+        context_rows = self._context_rows(reading)
+        scaled = self.fold.contexts(context_rows)
+        Q = self.fold.rows(self._token_rows(reading))
         prepared = [
             Scored.of(pairs, reading, context_rows, self.scheme, test=test) for pairs in reading.texts
         ]
         return [(scored, scored.under(Q, scaled)) for scored in prepared]
 
+    def _token_rows(self, reading: Reading) -> F32:
+        if self.source is None or not isinstance(self.reader, TokenReader):
+            return reading.token_rows
+        return np.asarray(self.reader.token_rows[self.source[reading.ids]], dtype=np.float32)
+
+    def _context_rows(self, reading: Reading) -> F32:
+        if self.hashed is not None:
+            return self.hashed.vectors(reading.windows)
+        assert reading.context_rows is not None
+        return reading.context_rows
+
     def state(self) -> State:
-        """Q, G and Ê_T, and what the contexts need. As secret as the key."""
-        arrays: dict[str, NDArray[Any]] = {
-            "Q": self.folded_rows,
-            "G": self.table.G,
-            "token_rows": self.token_rows,
-        }
-        meta: dict[str, Any] = {"n": self.table.n}
-        if isinstance(self.contexts, ComposedContexts):
-            arrays["context_rows"] = self.contexts.table
-        elif isinstance(self.contexts, HashedContexts):
-            arrays["context_secret"] = self.contexts.secret_array()
-        elif isinstance(self.contexts, WindowContexts):
-            meta["encoder"] = self.contexts.encoder.identity
-            if self.contexts.whitening is not None:
-                arrays["mean"] = self.contexts.whitening.mean
-                arrays["matrix"] = self.contexts.whitening.matrix
+        """The fold, and what reading needs. As secret as the key."""
+        arrays: dict[str, NDArray[Any]] = self.fold.arrays()
+        meta: dict[str, Any] = {"n": self.fold.n}
+        if isinstance(self.reader, WordReader):
+            return State(meta=meta | self.reader.meta(), arrays=arrays | self.reader.arrays())
+        assert isinstance(self.reader, TokenReader)
+        arrays["token_rows"] = self.reader.token_rows
+        if self.source is not None:
+            arrays["source"] = self.source
+        if self.hashed is not None:
+            arrays["context_secret"] = self.hashed.secret_array()
+        contexts = self.reader.contexts
+        if isinstance(contexts, ComposedContexts):
+            arrays["context_rows"] = contexts.table
+        elif isinstance(contexts, WindowContexts):
+            meta["encoder"] = contexts.encoder.identity
+            if contexts.whitening is not None:
+                arrays["mean"] = contexts.whitening.mean
+                arrays["matrix"] = contexts.whitening.matrix
         return State(meta=meta, arrays=arrays)

@@ -1,35 +1,37 @@
-"""How DEW reads a batch of texts, before any key: distinct tokens, distinct contexts, and their pairs.
+"""How DEW reads a batch of texts, before any key: distinct units, distinct contexts, and their pairs.
 
-Every distinct context and token of the batch is looked up once. One key's alignments are then a small
-product, so scoring the same texts under many keys repeats no encoder work.
+Every distinct context and unit of the batch is looked up once. One key's alignments are then a small
+product, so scoring the same texts under many keys repeats no encoder work. Units are the host's tokens
+(`TokenReader`, the paper) or words (`dewmark.dew.words.WordReader`).
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dewmark.embeddings.contexts import ABSENT, windows_of
+from dewmark.embeddings.contexts import ABSENT, Contexts, windows_of
 from dewmark.workspace import HostInfo, Tokenized
 
-__all__ = ["Pairs", "Reading", "chunks", "read"]
+__all__ = ["Pairs", "Reader", "Reading", "TokenReader", "chunks", "pairs_of"]
 
 F16 = NDArray[np.float16]
 F32 = NDArray[np.float32]
 I64 = NDArray[np.int64]
 
-_TOKENS_PER_CHUNK = 100_000
+_UNITS_PER_CHUNK = 100_000
 
 
 @dataclass(frozen=True)
 class Pairs:
-    """The N distinct (context, token) pairs of one text of L tokens.
+    """The N distinct (context, unit) pairs of one text of L units.
 
-    ``tokens`` and ``windows`` (N,) index the batch's distinct tokens and windows, ``weights`` (N,) count the
-    occurrences, ``positions`` (L,) give each token's pair, or -1 if it is not scored.
+    ``tokens`` and ``windows`` (N,) index the batch's distinct units and windows, ``weights`` (N,) count the
+    occurrences, ``positions`` (L,) give each unit's pair, or -1 if it is not scored.
     """
 
     tokens: I64
@@ -40,59 +42,100 @@ class Pairs:
 
 @dataclass(frozen=True)
 class Reading:
-    """A batch: distinct token ids (V,) with unit rows (V, d_T), distinct windows (W, k), pairs per text."""
+    """A batch: V distinct units with ê_T (V, d_T), W distinct windows with ê_C (W, d_C), pairs per text.
 
-    ids: I64
+    Host tokens also come with their ``ids`` (V,) and ``windows`` (W, k), for modes in which a key does
+    without meaning; ``context_rows`` is None where the key makes the contexts itself.
+    """
+
     token_rows: F32
-    windows: I64
+    context_rows: F32 | None
     texts: tuple[Pairs, ...]
+    ids: I64
+    windows: I64
 
 
-def read(
-    texts: Sequence[Tokenized], prompts: Sequence[Tokenized], *, k: int, host: HostInfo, token_rows: F16
-) -> Reading:
-    """Read texts, each after its prompt; ``token_rows`` (vocab, d_T) is Ê_T."""
-    windows, scored = [np.zeros((0, k), dtype=np.int64)], [np.zeros(0, dtype=bool)]
-    for text, prompt in zip(texts, prompts, strict=True):
-        before = prompt.ids[-k:]
-        mine = windows_of(before + text.ids, k=k, host=host)[len(before) :]
-        usable = (mine != ABSENT).any(axis=1)
-        if not before:
-            usable[:k] = False  # without the prompt the first k contexts are not the ones that were marked
-        windows.append(mine)
-        scored.append(usable)
-    tokens = np.array([i for text in texts for i in text.ids], dtype=np.int64)
-    known = tokens < host.vocab_size
-    ids, token_index = np.unique(np.where(known, tokens, 0), return_inverse=True)
-    rows = np.asarray(token_rows[ids], dtype=np.float32)
-    usable = np.concatenate(scored) & known & np.any(rows != 0, axis=1)[token_index]
-    distinct, window_index = np.unique(np.concatenate(windows)[usable], axis=0, return_inverse=True)
+class Reader(ABC):
+    """Cuts texts into units and looks up what they and their contexts mean."""
 
-    # one integer per (context, token) pair, -1 where nothing is scored, cut back into texts
-    pairs = np.full(len(tokens), -1, dtype=np.int64)
-    pairs[usable] = window_index * len(ids) + token_index[usable]
-    ends = np.cumsum([len(text.ids) for text in texts])[:-1]
-    found = tuple(_pairs(mine, len(ids)) for mine in np.split(pairs, ends)) if len(texts) else ()
-    return Reading(ids=ids, token_rows=rows, windows=distinct, texts=found)
+    @abstractmethod
+    def tokenize(self, texts: Sequence[str]) -> list[Tokenized]:
+        """Cut texts into units."""
+
+    @abstractmethod
+    def read(self, texts: Sequence[Tokenized], prompts: Sequence[Tokenized]) -> Reading:
+        """Read texts, each after its prompt."""
+
+
+class TokenReader(Reader):
+    """Reads the host's tokens; ``token_rows`` (vocab, d_T) is Ê_T, ``contexts`` None if a key makes them."""
+
+    def __init__(self, host: HostInfo, token_rows: F16, contexts: Contexts | None, *, k: int) -> None:
+        self.host = host
+        self.token_rows = token_rows
+        self.contexts = contexts
+        self.k = k
+
+    def tokenize(self, texts: Sequence[str]) -> list[Tokenized]:
+        """Cut texts into the host's tokens."""
+        return self.host.tokenizer.encode(list(texts))
+
+    def read(self, texts: Sequence[Tokenized], prompts: Sequence[Tokenized]) -> Reading:
+        """Read texts, each after its prompt."""
+        k = self.k
+        windows, scored = [np.zeros((0, k), dtype=np.int64)], [np.zeros(0, dtype=bool)]
+        for text, prompt in zip(texts, prompts, strict=True):
+            before = prompt.ids[-k:]
+            mine = windows_of(before + text.ids, k=k, host=self.host)[len(before) :]
+            usable = (mine != ABSENT).any(axis=1)
+            if not before:
+                usable[:k] = (
+                    False  # without the prompt the first k contexts are not the ones that were marked
+                )
+            windows.append(mine)
+            scored.append(usable)
+        tokens = np.array([i for text in texts for i in text.ids], dtype=np.int64)
+        known = tokens < self.host.vocab_size
+        ids, token_index = np.unique(np.where(known, tokens, 0), return_inverse=True)
+        rows = np.asarray(self.token_rows[ids], dtype=np.float32)
+        usable = np.concatenate(scored) & known & np.any(rows != 0, axis=1)[token_index]
+        distinct, found = np.unique(np.concatenate(windows)[usable], axis=0, return_inverse=True)
+        window_index = np.full(len(tokens), -1, dtype=np.int64)
+        window_index[usable] = found
+        return Reading(
+            token_rows=rows,
+            context_rows=None if self.contexts is None else self.contexts.vectors(distinct),
+            texts=pairs_of(token_index, window_index, [len(text.ids) for text in texts]),
+            ids=ids,
+            windows=distinct,
+        )
+
+
+def pairs_of(units: I64, windows: I64, lengths: Sequence[int]) -> tuple[Pairs, ...]:
+    """Indices of units and windows (all units of all texts,), -1 where none is scored, to pairs per text."""
+    width = int(units.max(initial=0)) + 1
+    codes = np.where(windows >= 0, windows * width + units, -1)  # one integer per (context, unit) pair
+    ends = np.cumsum(lengths)
+    return tuple(_pairs(codes[end - length : end], width) for end, length in zip(ends, lengths, strict=True))
+
+
+def _pairs(mine: I64, width: int) -> Pairs:
+    distinct, inverse, counts = np.unique(mine[mine >= 0], return_inverse=True, return_counts=True)
+    windows, units = np.divmod(distinct, width)
+    positions = np.full(len(mine), -1, dtype=np.int64)
+    positions[mine >= 0] = inverse
+    return Pairs(tokens=units, windows=windows, weights=counts.astype(np.float64), positions=positions)
 
 
 def chunks(texts: Sequence[Tokenized]) -> Iterator[list[int]]:
-    """Indices in runs of about `_TOKENS_PER_CHUNK` tokens, so that memory does not grow with the batch."""
+    """Indices in runs of about `_UNITS_PER_CHUNK` units, so that memory does not grow with the batch."""
     chunk: list[int] = []
     size = 0
     for i, text in enumerate(texts):
-        if chunk and size + len(text.ids) > _TOKENS_PER_CHUNK:
+        if chunk and size + len(text.ids) > _UNITS_PER_CHUNK:
             yield chunk
             chunk, size = [], 0
         chunk.append(i)
         size += len(text.ids)
     if chunk:
         yield chunk
-
-
-def _pairs(mine: I64, tokens: int) -> Pairs:
-    distinct, inverse, counts = np.unique(mine[mine >= 0], return_inverse=True, return_counts=True)
-    windows, ids = np.divmod(distinct, max(tokens, 1))
-    positions = np.full(len(mine), -1, dtype=np.int64)
-    positions[mine >= 0] = inverse
-    return Pairs(tokens=ids, windows=windows, weights=counts.astype(np.float64), positions=positions)

@@ -6,16 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-import numpy as np
-
 from dewmark.core.keys import Key
 from dewmark.core.projections import draw_projections
 from dewmark.dew.bound import BoundDEW
-from dewmark.dew.folded import FoldedTable, StoredTable
-from dewmark.dew.modes import Mode
-from dewmark.dew.public import Public, open_public, restored_contexts
+from dewmark.dew.folded import Fold
+from dewmark.dew.modes import HashedContexts, Mode
+from dewmark.dew.public import open_public, restored_public
 from dewmark.dew.sweep import detect_keys
-from dewmark.errors import ArtifactError, ConfigError, VocabularyError
+from dewmark.errors import ArtifactError, ConfigError
 from dewmark.scheme import DEFAULT_FPR, Needs, Scheme, State
 from dewmark.types import Detection
 from dewmark.workspace import HostInfo, Workspace
@@ -31,18 +29,20 @@ class DEW(Scheme):
     summary: ClassVar[str] = "dual-embedding watermark: keyed alignment of token and context meaning"
     needs: ClassVar[Needs] = Needs(embeddings=True, encoder=True)
 
-    sampler: Literal["bias", "gumbel"] = "bias"
+    units: Literal["token", "word"] = "word"
+    """What is scored: the host's tokens (the paper), or words, which need nothing of the host to detect."""
+    sampler: Literal["bias", "gumbel"] = "gumbel"
     """How the mark is put in: a bias on the logits (the paper), or keyed noise in Gumbel sampling (ours)."""
     lambda_: float = 2.0
     """Strength λ of the bias: the most that a logit can get."""
-    alpha: float = 0.25
+    alpha: float = 0.5
     """Share of the Gumbel sampler's randomness that comes from the key."""
     fresh_on_repeat: bool = True
     """Whether the Gumbel sampler leaves the key aside where a context recurs in a text word for word."""
     gamma: float = 0.5
     """Saturation γ: how fast tanh(γu) reaches its ends."""
     k: int = 3
-    """Context width: how many tokens before the one that is scored."""
+    """Context width: how many tokens (or words) before the one that is scored."""
     m: int | None = None
     """How many of the likeliest candidates are scored; by default 32 with a bias, 256 with Gumbel."""
     nucleus: float | None = None
@@ -63,8 +63,10 @@ class DEW(Scheme):
     """Whitening statistics of the contexts: ``default``, or a folder written by ``dewmark models fit``."""
     token_whitening: bool = True
     """Whether token embeddings are whitened (the paper does)."""
-    centred: bool = True
-    """Whether the key test subtracts the text's mean token from each (ours; marking is the same)."""
+    centre: Literal["running", "rare"] = "running"
+    """Where words are centred: at running text, for the stronger mark, or at rare words."""
+    centred: bool | None = None
+    """Whether the key test subtracts the text's mean unit from each: by default tokens (ours), not words."""
     score: Literal["tanh", "linear"] | None = None
     """What the key test sums: tanh(γu), by default with a bias, or u itself, by default with Gumbel."""
     donor: str | None = None
@@ -84,6 +86,14 @@ class DEW(Scheme):
         for holds, name, rule, value in checks:
             if not holds:
                 raise ConfigError(f"{name} must {rule}, got {value}")
+        if self.units == "word" and (self.mode != "both" or self.donor is not None):
+            what = f"mode={self.mode}" if self.mode != "both" else f"donor={self.donor}"
+            raise ConfigError(f"{what} is about a host's token table, which units=word does without")
+
+    @property
+    def host_free(self) -> bool:
+        """Words are cut without the host's tokenizer."""
+        return self.units == "word"
 
     @property
     def candidates(self) -> int:
@@ -94,6 +104,11 @@ class DEW(Scheme):
     def scores_linearly(self) -> bool:
         """Whether the key test sums u itself."""
         return self.score == "linear" or (self.score is None and self.sampler == "gumbel")
+
+    @property
+    def subtracts_mean(self) -> bool:
+        """Whether the key test subtracts the text's mean unit."""
+        return self.centred if self.centred is not None else self.units == "token"
 
     @property
     def token_semantics(self) -> bool:
@@ -108,11 +123,15 @@ class DEW(Scheme):
     def bind(self, key: Key, host: HostInfo, workspace: Workspace) -> BoundDEW:
         """Draw the projections and open (or build) the token table and the contexts."""
         public = open_public(self, host, workspace)
-        projections = draw_projections(
-            key, d_T=public.token_rows.shape[1], d_C=public.d_C, kind=self.projection, n=public.n
+        projections = draw_projections(key, d_T=public.d_T, d_C=public.d_C, kind=self.projection, n=public.n)
+        return BoundDEW(
+            public,
+            key.fingerprint,
+            fold=Fold.of(projections),
+            source=public.sources_of(key),
+            hashed=public.contexts_of(key),
+            progress=workspace.progress,
         )
-        table = FoldedTable(public.token_rows, projections, source=public.sources_of(key))
-        return BoundDEW(public, key.fingerprint, table=table, contexts=public.contexts_of(key))
 
     def detect_keys(
         self,
@@ -133,15 +152,16 @@ class DEW(Scheme):
 
     def restore(self, state: State, host: HostInfo, fingerprint: str, workspace: Workspace) -> BoundDEW:
         """A detector from stored tables: no key, no host weights."""
+        arrays = state.arrays
         try:
-            arrays = state.arrays
-            table = StoredTable(arrays["Q"], np.asarray(arrays["G"]), int(state.meta["n"]))
-            rows, contexts = arrays["token_rows"], restored_contexts(self, state, host, workspace)
+            public = restored_public(self, state, host, workspace)
+            fold = Fold.stored(arrays, public.n)
+            source = None if self.token_semantics else arrays["source"]
+            hashed = (
+                None
+                if self.context_semantics
+                else HashedContexts(arrays["context_secret"].tobytes(), public.d_C)
+            )
         except KeyError as missing:
             raise ArtifactError(f"the stored detector lacks {missing}; export it again") from None
-        if len(rows) != host.vocab_size:
-            raise VocabularyError(
-                f"the stored table has {len(rows)} tokens, the vocabulary {host.vocab_size}"
-            )
-        public = Public(self, host, token_rows=rows, contexts=contexts, d_C=contexts.dim, n=table.n)
-        return BoundDEW(public, fingerprint, table=table, contexts=contexts)
+        return BoundDEW(public, fingerprint, fold=fold, source=source, hashed=hashed)

@@ -68,7 +68,7 @@ class Scored:
         norms = None
         if scheme.token_semantics:
             T = reading.token_rows[pairs.tokens]
-            if ours and scheme.centred and len(np.unique(pairs.tokens)) > 1:
+            if ours and scheme.subtracts_mean and len(np.unique(pairs.tokens)) > 1:
                 T = T - _mean(T, pairs)
                 norms = np.linalg.norm(T, axis=1)
                 T = T / norms[:, None]

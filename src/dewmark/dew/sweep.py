@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from dewmark.core.keys import Key
 from dewmark.core.projections import draw_projections
 from dewmark.dew.public import Public
-from dewmark.dew.reading import Reading, chunks, read
+from dewmark.dew.reading import Reading, TokenReader, chunks
 from dewmark.dew.scoring import TESTS, Scored, detection_of, statistic_of, token_scores
 from dewmark.evidence import Evidence
 from dewmark.scheme import check_test, check_texts
@@ -45,21 +45,13 @@ def detect_keys(
 ) -> list[list[Detection]]:
     """For each text one detection per key, in the order of the keys; only the best one's has token scores."""
     test = check_test(test, TESTS)
-    tokenizer = public.host.tokenizer
-    before = tokenizer.encode(check_texts(texts, prompts, fpr))
-    tokenized = tokenizer.encode(list(texts))
+    before = public.reader.tokenize(check_texts(texts, prompts, fpr))
+    tokenized = public.reader.tokenize(texts)
     found: list[list[Detection]] = []
     for chunk in chunks(tokenized):
-        reading = read(
-            [tokenized[i] for i in chunk],
-            [before[i] for i in chunk],
-            k=public.scheme.k,
-            host=public.host,
-            token_rows=public.token_rows,
-        )
-        found += _detect(
-            public, keys, [tokenized[i] for i in chunk], reading, test=test, fpr=fpr, progress=progress
-        )
+        some = [tokenized[i] for i in chunk]
+        reading = public.reader.read(some, [before[i] for i in chunk])
+        found += _detect(public, keys, some, reading, test=test, fpr=fpr, progress=progress)
     return found
 
 
@@ -74,13 +66,13 @@ def _detect(
     progress: Progress,
 ) -> list[list[Detection]]:
     scheme = public.scheme
-    contexts = None if public.contexts is None else public.contexts.vectors(reading.windows)
+    contexts = reading.context_rows
     rows = np.zeros((len(reading.windows), 0), dtype=np.float32) if contexts is None else contexts
     scored = [Scored.of(pairs, reading, rows, scheme, test=test) for pairs in reading.texts]
     variances = [score_variance(s.blank) if test == "key" and len(s.blank) else None for s in scored]
     found: list[list[Detection]] = [[] for _ in texts]
     best: list[tuple[int, Evidence]] = [(0, s.blank) for s in scored]
-    for number, evidences in enumerate(_evidences(public, keys, reading, contexts, scored)):
+    for number, evidences in enumerate(_evidences(public, keys, reading, scored)):
         if number % 50 == 0:
             progress("trying keys", number, len(keys))
         for i, evidence in enumerate(evidences):
@@ -110,7 +102,6 @@ def _evidences(
     public: Public,
     keys: Sequence[Key],
     reading: Reading,
-    contexts: F32 | None,
     scored: Sequence[Scored],
 ) -> Iterator[list[Evidence]]:
     """For each key the evidence of every text.
@@ -118,24 +109,26 @@ def _evidences(
     In turns: some keys are drawn on all cores, then their products are taken, by a BLAS that has threads of
     its own. At the same time the two would fight for the cores and take three times as long.
     """
-    draw = functools.partial(_drawn, public=public, d_T=reading.token_rows.shape[1])
+    draw = functools.partial(_drawn, public=public)
     workers = os.cpu_count() or 1
     with ThreadPoolExecutor(workers) as pool:
         for i in range(0, len(keys), 8 * workers):
             some = keys[i : i + 8 * workers]
             for key, (R_T, R_C) in zip(some, list(pool.map(draw, some)), strict=True):
                 tokens, sources = reading.token_rows, public.sources_of(key)
-                if sources is not None:
-                    tokens = np.asarray(public.token_rows[sources[reading.ids]], dtype=np.float32)
-                rows = public.contexts_of(key).vectors(reading.windows) if contexts is None else contexts
+                if sources is not None and isinstance(public.reader, TokenReader):
+                    tokens = np.asarray(public.reader.token_rows[sources[reading.ids]], dtype=np.float32)
+                hashed, rows = public.contexts_of(key), reading.context_rows
+                rows = hashed.vectors(reading.windows) if hashed is not None else rows
+                assert rows is not None
                 P_T, P_C = _unit(tokens @ R_T), _unit(rows @ R_C)
                 P_T *= np.float32(math.sqrt(public.n))
                 yield [text.under(P_T, P_C) for text in scored]
 
 
-def _drawn(key: Key, *, public: Public, d_T: int) -> tuple[F32, F32]:
+def _drawn(key: Key, *, public: Public) -> tuple[F32, F32]:
     """R_T and R_C of one key."""
-    drawn = draw_projections(key, d_T=d_T, d_C=public.d_C, kind=public.scheme.projection, n=public.n)
+    drawn = draw_projections(key, d_T=public.d_T, d_C=public.d_C, kind=public.scheme.projection, n=public.n)
     return drawn.R_T.astype(np.float32), drawn.R_C.astype(np.float32)
 
 

@@ -61,12 +61,18 @@ def load_use(folder: Path) -> Any:  # noqa: ANN401 - the package's own class
     sys.modules[name] = module  # the package's relative imports look it up there
     try:
         spec.loader.exec_module(module)
-        model = module.USE(threads=min(os.cpu_count() or 1, _MAX_THREADS))
+        model = module.USE(threads=_threads())
         model.encode([""])  # its weights load at the first text, and not safely in two threads
     except Exception as error:
         del sys.modules[name]
         raise ModelError(f"cannot load use-m3 ({error}): delete {folder.parent} and run again") from error
     return model
+
+
+def _threads() -> int:
+    """As many as there are cores, or as ``OMP_NUM_THREADS`` allows, like torch and numpy."""
+    allowed = os.environ.get("OMP_NUM_THREADS", "")
+    return int(allowed) if allowed.isdigit() and int(allowed) else min(os.cpu_count() or 1, _MAX_THREADS)
 
 
 @contextlib.contextmanager

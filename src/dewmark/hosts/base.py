@@ -1,7 +1,8 @@
 """The contract of a host: prompts in, completions and log-likelihoods out.
 
 `Host` validates what it was asked for, cuts the work into batches and names the result; an engine fills in
-`complete` (token ids of one batch) and `log_likelihood`. Boundary: no engine is imported here.
+`complete` (token ids of one batch), `log_likelihood` and, where it can, `complete_drafts`. Boundary: no
+engine is imported here.
 """
 
 from __future__ import annotations
@@ -13,14 +14,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from dewmark import config as cfg
+from dewmark.drafts import Drafts
 from dewmark.errors import ConfigError, InputError, VocabularyError
 from dewmark.scheme import BoundScheme
-from dewmark.types import Generation
+from dewmark.types import DraftCount, Generation
 from dewmark.workspace import HostInfo
 
-__all__ = ["Decoding", "Host", "OnBatch"]
+__all__ = ["Decoding", "Host", "OnBatch", "OnStep"]
 
 OnBatch = Callable[[list[Generation]], None]
+OnStep = Callable[[list[int | None]], bool]
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,9 +116,18 @@ class Host(ABC):
         done: list[Generation] = []
         for start in range(0, len(prompts), batch_size):
             batch, batch_seeds = prompts[start : start + batch_size], seeds[start : start + batch_size]
-            rows = self.complete(batch, scheme=scheme, seeds=batch_seeds, decoding=decoding)
+            counts: list[DraftCount | None] = [None] * len(batch)
+            if scheme is not None and scheme.needs.drafts:
+                drafted = self.complete_drafts(
+                    batch, drafts=scheme.drafts(batch), seeds=batch_seeds, decoding=decoding
+                )
+                rows, counts = [row for row, _ in drafted], [count for _, count in drafted]
+            else:
+                rows = self.complete(batch, scheme=scheme, seeds=batch_seeds, decoding=decoding)
             rows = [[token for token in row if token not in special] for row in rows]
             texts = self.info.tokenizer.decode(rows)
+            if scheme is not None:
+                scheme.finished(texts, seeds=batch_seeds)
             finished = [
                 Generation(
                     prompt=prompt,
@@ -124,13 +136,47 @@ class Host(ABC):
                     seed=seed,
                     scheme=marked_by,
                     config_hash=config_hash,
+                    drafts=count,
                 )
-                for prompt, text, row, seed in zip(batch, texts, rows, batch_seeds, strict=True)
+                for prompt, text, row, seed, count in zip(
+                    batch, texts, rows, batch_seeds, counts, strict=True
+                )
             ]
             done.extend(finished)
             if on_batch is not None:
                 on_batch(finished)
         return done
+
+    def stream(
+        self,
+        prompts: Sequence[str],
+        *,
+        scheme: BoundScheme | None,
+        seeds: Sequence[int],
+        decoding: Decoding,
+        on_step: OnStep,
+    ) -> None:
+        """Write the texts of `generate` as one batch, telling ``on_step`` their ids as they are chosen.
+
+        It gets for every row the next id, or None once the row has ended, and stops the batch by returning
+        False.
+        """
+        decoding.check_scheme(scheme)
+        _check_rows(prompts, seeds)
+        self._check_vocabulary(scheme)
+        self.check_prompts(prompts, decoding.max_new_tokens)
+        if scheme is not None and scheme.needs.drafts:
+            drafted = self.complete_drafts(
+                prompts, drafts=scheme.drafts(prompts), seeds=seeds, decoding=decoding
+            )
+            rows = [row for row, _ in drafted]
+            _tell_steps(rows, on_step)
+        else:
+            rows = self.complete_steps(
+                prompts, scheme=scheme, seeds=seeds, decoding=decoding, on_step=on_step
+            )
+        if scheme is not None:
+            scheme.finished(self.info.tokenizer.decode(rows), seeds=seeds)
 
     @abstractmethod
     def check_prompts(self, prompts: Sequence[str], max_new_tokens: int) -> None:
@@ -141,6 +187,29 @@ class Host(ABC):
         self, prompts: Sequence[str], *, scheme: BoundScheme | None, seeds: Sequence[int], decoding: Decoding
     ) -> list[list[int]]:
         """Token ids of one batch of completions, the prompts and end-of-text tokens left out."""
+
+    def complete_steps(
+        self,
+        prompts: Sequence[str],
+        *,
+        scheme: BoundScheme | None,
+        seeds: Sequence[int],
+        decoding: Decoding,
+        on_step: OnStep,
+    ) -> list[list[int]]:
+        """As `complete`, calling ``on_step`` in every step; an engine that cannot tells all at the end."""
+        rows = self.complete(prompts, scheme=scheme, seeds=seeds, decoding=decoding)
+        _tell_steps(rows, on_step)
+        return rows
+
+    def complete_drafts(
+        self, prompts: Sequence[str], *, drafts: Drafts, seeds: Sequence[int], decoding: Decoding
+    ) -> list[tuple[list[int], DraftCount]]:
+        """As `complete`, for a scheme that chooses between drafts of sentences; a host need not offer it."""
+        raise ConfigError(
+            f"{self.name} runs in an engine that writes no drafts of sentences: run it in transformers, or "
+            "use a scheme that marks token by token"
+        )
 
     @abstractmethod
     def log_likelihood(self, prompts: Sequence[str], texts: Sequence[str]) -> list[tuple[float, int]]:
@@ -158,6 +227,13 @@ class Host(ABC):
                 f"the scheme was made for {theirs.name} ({theirs.vocab_size} ids) and {ours.name} has "
                 f"another vocabulary ({ours.vocab_size} ids): load the scheme for this host"
             )
+
+
+def _tell_steps(rows: Sequence[Sequence[int]], on_step: OnStep) -> None:
+    """Finished rows as if they were being written."""
+    for step in range(max(map(len, rows)) + 1):
+        if not on_step([row[step] if step < len(row) else None for row in rows]):
+            return
 
 
 def _check_rows(prompts: Sequence[str], seeds: Sequence[int]) -> None:

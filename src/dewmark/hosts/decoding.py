@@ -19,12 +19,12 @@ from typing import Any
 import torch
 
 from dewmark.errors import ModelError, NumericalError
-from dewmark.hosts.base import Decoding
+from dewmark.hosts.base import Decoding, OnStep
 from dewmark.hosts.sampling import NGramBlocker, choose
 from dewmark.sampling import RandomStreams
 from dewmark.scheme import BoundScheme
 
-__all__ = ["CachedForward", "CausalLM", "decode", "forward_parameters", "pad_left"]
+__all__ = ["CachedForward", "CausalLM", "check_sound", "decode", "forward_parameters", "pad_left"]
 
 CausalLM = Any  # any causal language model of transformers, whose classes carry few types
 
@@ -42,12 +42,13 @@ def decode(
     eos_ids: Sequence[int],
     fill_id: int,
     writable: torch.Tensor,
+    on_step: OnStep | None = None,
 ) -> list[list[int]]:
     """Complete one batch of prompts; returns new ids per row, cut before its first end-of-text id.
 
     ``fill_id`` pads prompts on the left and finished rows on the right. Only ids that are True in
     ``writable`` (vocab,) or end a text are chosen: not special tokens, which stand for no text, nor those of
-    a padded vocabulary.
+    a padded vocabulary. ``on_step`` gets each row's next id, or None once it has ended, and may say stop.
     """
     device = model.get_input_embeddings().weight.device
     start, steps = max(len(prompt) for prompt in prompts), decoding.max_new_tokens
@@ -79,13 +80,18 @@ def decode(
         ids[:, length] = chosen
         length += 1
         finished |= torch.isin(chosen, eos)
-        if waits or (step + 1) % _CHECK_EVERY == 0:
-            _check(sound, model)
+        if waits or on_step is not None or (step + 1) % _CHECK_EVERY == 0:
+            check_sound(sound, model)
+            if on_step is not None:
+                ended = finished.tolist()
+                told = zip(chosen.tolist(), ended, strict=True)
+                if not on_step([None if over else token for token, over in told]):
+                    break
             if bool(finished.all()):
                 break
         if blocker is not None and step + 1 < steps:
             blocker.append(chosen.tolist())
-    _check(sound, model)
+    check_sound(sound, model)
     ends = set(eos_ids)
     return [_until(row, ends) for row in ids[:, start:length].tolist()]
 
@@ -148,7 +154,8 @@ def pad_left(
     return ids.to(device), mask.to(device)
 
 
-def _check(sound: torch.Tensor, model: CausalLM) -> None:
+def check_sound(sound: torch.Tensor, model: CausalLM) -> None:
+    """Refuse to go on where a row (batch,) had no token to choose."""
     if not bool(sound.all()):
         row = int(sound.to(torch.int8).argmin())
         raise NumericalError(

@@ -1,8 +1,9 @@
 """A tiny host for tests: a randomly initialised two-layer Llama and a real fast tokenizer, made in memory.
 
-Everything runs through the true code paths in milliseconds, offline. Two tokenizers: ``words`` (one id per
-word, so that text and ids round-trip exactly) and ``bytes`` (byte-level BPE with few merges, so that
-characters outside ASCII fall apart into pieces that share offsets).
+Everything runs through the true code paths in milliseconds, offline. Three tokenizers: ``words`` (one id per
+word, so that text and ids round-trip exactly), ``sentences`` (the same, with every eighth id a run of marks
+that ends a sentence) and ``bytes`` (byte-level BPE with few merges, so that characters outside ASCII fall
+apart into pieces that share offsets).
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from dewmark.hosts.transformers import TransformersHost
 
 __all__ = ["FakeHost", "tiny_model", "tiny_tokenizer"]
 
-Kind = Literal["words", "bytes"]
+Kind = Literal["words", "sentences", "bytes"]
 
 _SPECIAL = {"pad_token": "<pad>", "bos_token": "<bos>", "eos_token": "<eos>", "unk_token": "<unk>"}
 _ENGLISH = (
@@ -33,11 +34,12 @@ _ENGLISH = (
 )
 _SPACE = "Ġ"  # how byte-level tokenizers write the space before a word
 _HIDDEN = 32
+_MARK_EVERY = 8  # ids of the ``sentences`` tokenizer
 
 
 def tiny_tokenizer(vocab_size: int = 512, *, kind: Kind = "words") -> PreTrainedTokenizerBase:
     """A fast tokenizer of exactly ``vocab_size`` ids, the first four of them special."""
-    backend = _word_backend(vocab_size) if kind == "words" else _byte_backend(vocab_size)
+    backend = _byte_backend(vocab_size) if kind == "bytes" else _word_backend(vocab_size, kind=kind)
     backend.add_special_tokens(
         [AddedToken(token, special=True, normalized=False) for token in _SPECIAL.values()]
     )
@@ -90,11 +92,10 @@ class FakeHost(TransformersHost):
         super().__init__(model, tokenizer)
 
 
-def _word_backend(vocab_size: int) -> Backend:
-    words = [
-        *_SPECIAL.values(),
-        *(_SPACE + word for word in itertools.islice(_words(), vocab_size - len(_SPECIAL))),
-    ]
+def _word_backend(vocab_size: int, *, kind: Kind) -> Backend:
+    spaced = (_SPACE + word for word in _words())
+    pieces = _with_marks(spaced) if kind == "sentences" else spaced
+    words = [*_SPECIAL.values(), *itertools.islice(pieces, vocab_size - len(_SPECIAL))]
     if not len(_SPECIAL) < vocab_size == len(words):
         raise ConfigError(f"a tiny vocabulary of words has between 5 and {len(words)} ids, got {vocab_size}")
     vocab = {word: i for i, word in enumerate(words)}
@@ -125,6 +126,14 @@ def _byte_backend(vocab_size: int) -> Backend:
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
     return backend
+
+
+def _with_marks(words: Iterator[str]) -> Iterator[str]:
+    """Words, and after every seven of them another run of marks that end a sentence."""
+    marks = ("".join(run) for length in itertools.count(1) for run in itertools.product(".!?", repeat=length))
+    while True:
+        yield from itertools.islice(words, _MARK_EVERY - 1)
+        yield next(marks)
 
 
 def _words() -> Iterator[str]:

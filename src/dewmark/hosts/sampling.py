@@ -63,6 +63,11 @@ class NGramBlocker:
         for row, token in enumerate(tokens):
             self._append(row, token)
 
+    def keep(self, rows: Sequence[int]) -> None:
+        """Go on with these rows alone."""
+        self._tails = [self._tails[row] for row in rows]
+        self._followers = [self._followers[row] for row in rows]
+
     def block(self, scores: torch.Tensor) -> torch.Tensor:
         """Set the forbidden tokens' logits (batch, vocab) to -inf, in place."""
         pairs = [

@@ -7,14 +7,16 @@ decides nothing about schemes.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase
 
+from dewmark.drafts import Drafts
 from dewmark.errors import ConfigError, InputError, ModelError, VocabularyError
-from dewmark.hosts.base import Decoding, Host
-from dewmark.hosts.decoding import CausalLM, decode
+from dewmark.hosts.base import Decoding, Host, OnStep
+from dewmark.hosts.decoding import CachedForward, CausalLM, decode
+from dewmark.hosts.drafting import write_drafts
 from dewmark.hosts.gguf import quiet
 from dewmark.hosts.info import describe, host_info
 from dewmark.hosts.likelihood import completion_logits, score_completions
@@ -23,12 +25,14 @@ from dewmark.hosts.tokenizers import HFTokenizer
 from dewmark.hosts.watermarking import WatermarkingConfig
 from dewmark.hosts.weights import to_float32
 from dewmark.scheme import BoundScheme
+from dewmark.types import DraftCount
 from dewmark.workspace import HostInfo, Progress
 
 __all__ = ["TransformersHost", "WatermarkingConfig", "host_info", "info_from_model", "load_host"]
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _ROWS_AT_ONCE = 4096
+_LONGEST = 1 << 15  # of a followed text, where the model names no limit
 
 
 class TransformersHost(Host):
@@ -75,6 +79,29 @@ class TransformersHost(Host):
         self, prompts: Sequence[str], *, scheme: BoundScheme | None, seeds: Sequence[int], decoding: Decoding
     ) -> list[list[int]]:
         """Token ids of one batch of completions."""
+        return self._decode(prompts, scheme=scheme, seeds=seeds, decoding=decoding)
+
+    def complete_steps(
+        self,
+        prompts: Sequence[str],
+        *,
+        scheme: BoundScheme | None,
+        seeds: Sequence[int],
+        decoding: Decoding,
+        on_step: OnStep,
+    ) -> list[list[int]]:
+        """The same, telling ``on_step`` every row's next id as it is chosen."""
+        return self._decode(prompts, scheme=scheme, seeds=seeds, decoding=decoding, on_step=on_step)
+
+    def _decode(
+        self,
+        prompts: Sequence[str],
+        *,
+        scheme: BoundScheme | None,
+        seeds: Sequence[int],
+        decoding: Decoding,
+        on_step: OnStep | None = None,
+    ) -> list[list[int]]:
         rows = self.tokenizer.encode_prompts(prompts, needs_bos=self._needs_bos)
         try:
             with quiet():  # some models warn of rows that end in padding, as finished ones do
@@ -87,9 +114,31 @@ class TransformersHost(Host):
                     eos_ids=sorted(self.eos_ids),
                     fill_id=self._fill_id,
                     writable=self._writable,
+                    on_step=on_step,
                 )
         except torch.OutOfMemoryError:
             raise self._out_of_memory(f"{len(rows)} texts at once") from None
+
+    def complete_drafts(
+        self, prompts: Sequence[str], *, drafts: Drafts, seeds: Sequence[int], decoding: Decoding
+    ) -> list[tuple[list[int], DraftCount]]:
+        """Token ids of one batch of completions whose sentences ``drafts`` chose."""
+        rows = self.tokenizer.encode_prompts(prompts, needs_bos=self._needs_bos)
+        try:
+            with quiet():
+                return write_drafts(
+                    self.model,
+                    rows,
+                    drafts=drafts,
+                    decoding=decoding,
+                    seeds=seeds,
+                    tokenizer=self.tokenizer,
+                    eos_ids=sorted(self.eos_ids),
+                    fill_id=self._fill_id,
+                    writable=self._writable,
+                )
+        except torch.OutOfMemoryError:
+            raise self._out_of_memory(f"{len(rows)} texts of {drafts.at_once} drafts at once") from None
 
     def log_likelihood(self, prompts: Sequence[str], texts: Sequence[str]) -> list[tuple[float, int]]:
         """Sum of log-probabilities (nats) and number of tokens of each completion."""
@@ -112,6 +161,14 @@ class TransformersHost(Host):
         refused at once; the model runs when the logits are asked for, a batch at a time.
         """
         return self._logits(self._completion_rows(prompts, completions), completions)
+
+    def follow(self, attention_mask: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]:
+        """A function of growing ids (batch, length) to the logits (batch, vocab) that come after."""
+        device = self.model.get_input_embeddings().weight.device
+        room = max((self._context or _LONGEST) - attention_mask.shape[1], 0)
+        mask = torch.nn.functional.pad(attention_mask.to(device).long(), (0, room), value=1)
+        forward = CachedForward(self.model, mask)
+        return torch.no_grad()(lambda ids: forward(ids.to(device)).float())
 
     def _logits(
         self, rows: Sequence[Sequence[int]], completions: Sequence[Sequence[int]]

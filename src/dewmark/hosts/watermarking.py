@@ -3,17 +3,20 @@
     model.generate(**inputs, do_sample=True, watermarking_config=WatermarkingConfig(scheme))
 
 There the scheme sees the logits after temperature, top-k and top-p; a logits processor sees them before.
+A scheme that needs this final distribution hides its mark in the draw from it, so greedy decoding and beam
+search, which draw nothing, are refused.
 Boundary: transformers' generate drives everything; nothing is decoded or sampled here.
 """
 
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator
 from typing import Any
 
 import torch
-from transformers.generation.configuration_utils import BaseWatermarkingConfig
+from transformers.generation.configuration_utils import BaseWatermarkingConfig, GenerationConfig
 from transformers.generation.logits_process import LogitsProcessor
 
 from dewmark.errors import ConfigError, VocabularyError
@@ -39,6 +42,8 @@ class WatermarkingConfig(BaseWatermarkingConfig):
     def construct_processor(self, vocab_size: int, device: object = None) -> LogitsProcessor:
         """The logits processor of one call of generate."""
         self.validate()
+        # transformers hands over nothing of its decoding; its own name for it is all there is to ask
+        self._check_decoding(sys._getframe(1).f_locals.get("generation_config"))
         expected = self.scheme.host.vocab_size
         if vocab_size != expected:
             raise VocabularyError(
@@ -46,6 +51,21 @@ class WatermarkingConfig(BaseWatermarkingConfig):
                 f"{vocab_size}: load the scheme for this model"
             )
         return _SessionProcessor(self.scheme)
+
+    def _check_decoding(self, decoding: object) -> None:
+        if not self.scheme.needs.final or not isinstance(decoding, GenerationConfig):
+            return
+        name = self.scheme.scheme.name
+        if (decoding.num_beams or 1) > 1:
+            raise ConfigError(
+                f"num_beams={decoding.num_beams} keeps the likeliest texts, and {name} hides its mark in the "
+                "draw of each token: use num_beams=1 and do_sample=True"
+            )
+        if not decoding.do_sample:
+            raise ConfigError(
+                f"greedy decoding always takes the likeliest token, and {name} hides its mark in the choice "
+                "between tokens: use do_sample=True"
+            )
 
     def to_dict(self) -> dict[str, Any]:
         """The scheme's public configuration: its key stays out of whatever transformers writes."""

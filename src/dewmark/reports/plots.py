@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import io
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from dewmark.stats.metrics import Rate
 
-__all__ = ["COLOURS", "png", "power_curve", "qq_plot", "save_figure", "svg"]
+__all__ = ["COLOURS", "png", "power_curve", "qq_plot", "save_figure", "svg", "trade_off"]
 
 # Okabe and Ito's colours, those that read well on white first; the yellow is left out.
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
@@ -127,6 +127,37 @@ def power_curve(
         _guide(axes, fpr, f"false positives {fpr:.3g}")
         axes.set(xlabel="length (tokens)", ylabel="share of marked texts found", ylim=(0.0, 1.03))
         axes.legend(loc="lower right", bbox_to_anchor=(1.0, 0.08), fontsize=9)
+    return figure
+
+
+def trade_off(
+    curves: Mapping[str, Sequence[tuple[float, float, str]]],
+    *,
+    unmarked: float,
+    budget: float,
+    chosen: tuple[float, float] | None = None,
+    title: str = "",
+) -> Figure:
+    """Mean z against median perplexity: curves of (perplexity, z, label) points, drawn in the order given.
+
+    The grey band is the budget around the ``unmarked`` texts' perplexity; ``chosen`` is ringed.
+    """
+    with _styled():
+        figure, axes = _figure(title, width=6.4, height=4.4)
+        axes.axvspan(unmarked / budget, unmarked * budget, color=_LINE, linewidth=0, label="within budget")
+        axes.axvline(unmarked, color=_SOFT, linewidth=1.0, label="unmarked")
+        for i, (name, points) in enumerate(curves.items()):
+            x, y = [point[0] for point in points], [point[1] for point in points]
+            axes.plot(x, y, "o-", color=COLOURS[i % len(COLOURS)], markersize=5, label=name)
+            for perplexity, z, label in points:
+                axes.annotate(
+                    label, (perplexity, z), xytext=(5, 4), textcoords="offset points", fontsize=8, color=_SOFT
+                )
+        if chosen is not None:
+            axes.plot(*chosen, "o", markersize=13, markerfacecolor="none", color=_INK, label="chosen")
+        axes.margins(x=0.15, y=0.12)  # room for the labels
+        axes.set(xlabel="median perplexity under the host", ylabel="mean key-test z", ylim=(0.0, None))
+        axes.legend(loc="best", fontsize=9)
     return figure
 
 

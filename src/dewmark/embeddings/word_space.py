@@ -1,0 +1,250 @@
+"""Words as the two sides of DEW: unit rows ê_T of words, and ê_C of the words before them.
+
+Word vectors share components that have nothing to do with what a text says: its language, its kind (a shop's
+page, a novel, a forum) and how frequent a word is. Under one key such a component is a standing preference
+that correlates unrelated texts, and it hides that "Brücke" means "bridge". So, fitted once per encoder on
+texts in many languages and of many kinds, each with its mean context vector μ_g:
+
+    P        removes the `REMOVED` directions in which the μ_g differ most
+    ê_T(w) = normalise(P (M(w) − centre of running words, or of rare ones))
+    ê_C    = normalise(Σ_j α(w_j) P (M(w_j) − centre of the μ_g)),   over the last k words w_j
+    α(w)   = a / (a + p(w)),   p(w) the frequency of w: "the", "und" and "の" say little
+
+With the centre of running words ("the" counts as often as it occurs) the words that compete for a place have
+little in common, which makes the mark stronger. With the centre of rare words a rewrite keeps a larger share
+of a weaker mark. (docs/results/beyond.md has both.)
+
+p(w) comes from a short list of frequent words per language, ordered by frequency, by Zipf's law; a word that
+is in no list has weight 1. (The log of experiments says why nothing is whitened here.)
+
+For detection: `segmentation.words` cuts a text, `windows_before` gives each word's context, `WordTokens` and
+`WordContexts` give the rows. For marking: `streams.TokenStream` says per candidate which word it makes
+and which words stand before it.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dewmark.core.whitening import normalize_rows
+from dewmark.embeddings.contexts import ordinary_texts
+from dewmark.embeddings.segmentation import VERSION, words
+from dewmark.embeddings.words import RowMemo, WordVectors
+from dewmark.errors import ArtifactError, ConfigError, InputError
+from dewmark.storage import load_bundle, save_bundle
+from dewmark.workspace import Workspace
+
+__all__ = [
+    "REMOVED",
+    "STATISTICS",
+    "Centre",
+    "WordContexts",
+    "WordStatistics",
+    "WordTokens",
+    "fit_word_statistics",
+    "load_word_statistics",
+    "register_texts",
+    "save_word_statistics",
+    "windows_before",
+    "word_weight",
+]
+
+F32 = NDArray[np.float32]
+F64 = NDArray[np.float64]
+Window = tuple[str, ...]
+Centre = Literal["running", "rare"]
+
+STATISTICS = ("running_centre", "rare_centre", "context_centre", "removed")
+
+REMOVED = 14
+"""How many directions are taken out of all word vectors."""
+
+_SIF = 3e-4  # a: from this frequency on a word counts less than half
+_ZIPF = 0.1  # the word of rank r has frequency 0.1 / (r + 1)
+_CHUNK = 2048
+
+
+@dataclass(frozen=True)
+class WordStatistics:
+    """Centres (d,) of running words, rare words and contexts; ``removed`` (r, d), orthonormal rows."""
+
+    running_centre: F32
+    rare_centre: F32
+    context_centre: F32
+    removed: F32
+
+    def tokens(self, vectors: F32, *, centre: Centre = "running") -> F32:
+        """M(w), rows (N, d), to ê_T, unit rows (N, d)."""
+        chosen = self.running_centre if centre == "running" else self.rare_centre
+        return normalize_rows(self._project(vectors - chosen))
+
+    def contexts(self, vectors: F32) -> F32:
+        """M(w), rows (N, d), to what is summed up in a context (N, d)."""
+        return self._project(vectors - self.context_centre)
+
+    def _project(self, x: F32) -> F32:
+        return np.asarray(x - (x @ self.removed.T) @ self.removed, dtype=np.float32)
+
+
+class WordTokens:
+    """ê_T of words."""
+
+    def __init__(
+        self, vectors: WordVectors, statistics: WordStatistics, *, centre: Centre = "running"
+    ) -> None:
+        self.dim = vectors.dim
+        self._memo = RowMemo(lambda new: statistics.tokens(vectors.vectors(new), centre=centre), vectors.dim)
+
+    def vectors(self, words: Sequence[str]) -> F32:
+        """Words to rows (N, dim) of unit length (to float16's rounding)."""
+        return self._memo.rows(words)
+
+
+class WordContexts:
+    """ê_C of windows: the words before a word, weighted by how much they say."""
+
+    def __init__(self, vectors: WordVectors, statistics: WordStatistics) -> None:
+        self.dim = vectors.dim
+        self._memo = RowMemo(lambda new: statistics.contexts(vectors.vectors(new)), vectors.dim)
+
+    def vectors(self, windows: Sequence[Window]) -> F32:
+        """Windows of any length to unit rows (N, dim); an empty window gives a zero row."""
+        sums = np.zeros((len(windows), self.dim), dtype=np.float32)
+        for i in range(0, len(windows), _CHUNK):
+            chunk = windows[i : i + _CHUNK]
+            flat = [word for window in chunk for word in window]
+            if flat:
+                weights = np.array([word_weight(word) for word in flat], dtype=np.float32)
+                lengths = np.array([len(window) for window in chunk])
+                starts = np.cumsum(lengths) - lengths
+                rows = self._memo.rows(flat) * weights[:, None]
+                sums[i : i + _CHUNK][lengths > 0] = np.add.reduceat(rows, starts[lengths > 0], axis=0)
+        return normalize_rows(sums)
+
+
+def windows_before(forms: Sequence[str], *, k: int, before: Sequence[str] = ()) -> list[Window]:
+    """For each word of a text the k words before it, fewer at the start; ``before``: the prompt's words."""
+    known = (*before, *forms)
+    return [known[max(i - k, 0) : i] for i in range(len(before), len(known))]
+
+
+def word_weight(form: str) -> float:
+    """α(w) = a / (a + p(w)), in (0, 1]."""
+    return _SIF / (_SIF + _frequencies().get(form, 0.0))
+
+
+@functools.cache
+def _frequencies() -> dict[str, float]:
+    found: dict[str, float] = {}
+    file = resources.files("dewmark") / "data" / "frequent.txt"
+    for line in file.read_text(encoding="utf-8").splitlines():
+        _, listed = line.split(":", 1)
+        for rank, form in enumerate(dict.fromkeys(word.form for word in words(listed)), start=1):
+            found[form] = max(found.get(form, 0.0), _ZIPF / (rank + 1))
+    return found
+
+
+def fit_word_statistics(
+    vectors: WordVectors, *, languages: Sequence[str], registers: Sequence[str], workspace: Workspace
+) -> WordStatistics:
+    """Fit on texts in many languages and on texts of many kinds (in one language); one text per group.
+
+    ``languages`` and ``registers`` are by default `contexts.ordinary_texts` and `register_texts`. No key and
+    no mark is involved. Words that occur once in all registers stand for rare words.
+    """
+    groups = [[word.form for word in words(text)] for text in (*languages, *registers)]
+    kinds = groups[len(languages) :]
+    counts = Counter(form for group in kinds for form in group)
+    rare = [form for form, count in counts.items() if count == 1]
+    if len(groups) <= REMOVED or not rare or not all(groups):
+        raise InputError(
+            f"word statistics need more than {REMOVED} texts that hold words, got {sum(map(bool, groups))}"
+        )
+    vectors.prepare([form for group in groups for form in group], progress=workspace.progress)
+    means = np.array([_mean(vectors, group) for group in groups])
+    centre = means[len(languages) :].mean(axis=0)
+    removed = np.linalg.svd(means - centre, full_matrices=False)[2][:REMOVED]
+    return WordStatistics(
+        running_centre=vectors.vectors([form for group in kinds for form in group]).mean(axis=0),
+        rare_centre=vectors.vectors(rare).mean(axis=0),
+        context_centre=centre.astype(np.float32),
+        removed=removed.astype(np.float32),
+    )
+
+
+def _mean(vectors: WordVectors, forms: Sequence[str]) -> F64:
+    weights = np.array([word_weight(form) for form in forms])
+    mean: F64 = weights @ vectors.vectors(forms).astype(np.float64) / weights.sum()
+    return mean
+
+
+def register_texts() -> list[str]:
+    """The package's own English texts by kind: registers of the web, and its openings by genre."""
+    data = resources.files("dewmark") / "data"
+    files = sorted((data / "registers").iterdir(), key=lambda file: file.name)
+    texts = [file.read_text(encoding="utf-8") for file in files if file.name.endswith(".txt")]
+    genres: dict[str, list[str]] = defaultdict(list)
+    for line in (data / "openings.jsonl").read_text(encoding="utf-8").splitlines():
+        opening = json.loads(line)
+        genres[opening["genre"]].append(opening["prompt"])
+    return texts + ["\n".join(genres[genre]) for genre in sorted(genres)]
+
+
+def load_word_statistics(source: str, *, vectors: WordVectors, workspace: Workspace) -> WordStatistics:
+    """Statistics from a folder, or the default for the encoder.
+
+    The default ships with the package for the default encoder. For any other it is fitted once on the
+    package's own texts, and cached.
+    """
+    encoder = vectors.encoder
+    if source != "default":
+        return _read(Path(source), vectors)
+    shipped = Path(str(resources.files("dewmark") / "data" / "whitening" / f"{encoder.name}-word"))
+    if (shipped / "bundle.json").exists():
+        return _read(shipped, vectors)
+    name = hashlib.sha256(f"{VERSION}|{encoder.identity}".encode()).hexdigest()[:20]
+    path = workspace.cache / "whitening" / f"word-{name}"
+    try:
+        return _read(path, vectors)
+    except ArtifactError:
+        fitted = fit_word_statistics(
+            vectors, languages=ordinary_texts(), registers=register_texts(), workspace=workspace
+        )
+        save_word_statistics(fitted, path, vectors=vectors)
+        return fitted
+
+
+def save_word_statistics(
+    statistics: WordStatistics, path: Path, *, vectors: WordVectors, note: str = ""
+) -> None:
+    """Write fitted statistics where `load_word_statistics` finds them."""
+    save_bundle(
+        path,
+        meta={"encoder": vectors.encoder.name, "dim": vectors.dim, "words": VERSION, "note": note},
+        arrays={name: getattr(statistics, name) for name in STATISTICS},
+    )
+
+
+def _read(path: Path, vectors: WordVectors) -> WordStatistics:
+    bundle = load_bundle(path)
+    try:
+        found = WordStatistics(*(np.array(bundle.arrays[name], dtype=np.float32) for name in STATISTICS))
+    except KeyError:
+        raise ArtifactError(f"{path} holds no word statistics; fit them with: dewmark models fit") from None
+    if found.removed.shape[1] != vectors.dim:
+        raise ConfigError(
+            f"the statistics in {path} are for {found.removed.shape[1]} dimensions, "
+            f"{vectors.encoder.name} has {vectors.dim}"
+        )
+    return found

@@ -1,0 +1,154 @@
+"""Word units: any host marks, nothing of it is needed to detect, and both read the same words."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+from tests.fakes import BagEncoder
+
+import dewmark
+from dewmark.core.keys import Key
+from dewmark.dew.scheme import DEW
+from dewmark.dew.word_channel import WordChannel
+from dewmark.errors import ConfigError, VocabularyError
+from dewmark.hosts.fake import FakeHost
+from dewmark.watermark import bind_scheme
+from dewmark.workspace import Workspace, no_host
+
+KEY = Key(bytes(range(32)))
+WORDS = {"units": "word", "sampler": "gumbel", "alpha": 0.5}
+PROMPT = "the old bridge over the river"
+
+
+@pytest.fixture(scope="module")
+def host() -> FakeHost:
+    return FakeHost(400)
+
+
+def bind(host: FakeHost, tmp_path, key: Key = KEY, **settings):
+    return DEW().with_settings(WORDS | settings).bind(key, host.info, Workspace(cache=tmp_path))
+
+
+def write(host: FakeHost, scheme, count: int = 6, tokens: int = 120) -> list[str]:
+    made = host.generate(
+        [PROMPT] * count, scheme=scheme, seeds=range(count), max_new_tokens=tokens, min_new_tokens=tokens
+    )
+    return [g.text for g in made]
+
+
+def test_one_detector_without_any_host_finds_the_texts_of_two_hosts(host, bag_encoder, tmp_path) -> None:
+    """The detector is bound to no host: it has seen neither tokenizer."""
+    detector = DEW().with_settings(WORDS).bind(KEY, no_host(), Workspace(cache=tmp_path))
+    other = DEW().with_settings(WORDS).bind(Key(bytes(32)), no_host(), Workspace(cache=tmp_path))
+    for writer in (host, FakeHost(300)):
+        texts = write(writer, bind(writer, tmp_path, alpha=1.0), tokens=200)
+        z = [d.z for d in detector.detect_batch(texts)]
+        assert np.mean(z) > 3.0  # unmarked: mean 0, deviation 1/√6
+        assert abs(np.mean([d.z for d in other.detect_batch(texts)])) < 4.5 / np.sqrt(len(texts))
+
+
+def test_without_a_host_marking_is_refused(bag_encoder, tmp_path) -> None:
+    detector = DEW().with_settings(WORDS).bind(KEY, no_host(), Workspace(cache=tmp_path))
+    with pytest.raises(ConfigError, match="name the host"):
+        detector.session(torch.tensor([[1, 2, 3]]))
+
+
+@pytest.mark.parametrize("kind", ["words", "bytes"])
+def test_marking_and_detection_see_the_same_alignments(kind, bag_encoder, tmp_path) -> None:
+    """Every token that ends a word is offered the u that detection later reads for that word."""
+    writer = FakeHost(400, kind=kind)
+    bound = bind(writer, tmp_path)
+    text = {
+        "words": " the light of the night and the sea under the old hill was the story of all the people",
+        "bytes": " the lighted houses of another town, and bridges under it: old waters all the night",
+    }[kind]
+    prompt = writer.info.tokenizer.encode([PROMPT])[0]
+    tokens = writer.info.tokenizer.encode([text])[0]
+    ids = torch.tensor([prompt.ids])
+    channel = WordChannel(bound, bound.reader, ids, None)
+    offered = []
+    for token in tokens.ids:
+        scores = torch.full((1, 400), -30.0)
+        scores[0, token] = 0.0  # likely enough to be scored wherever it stands
+        offered.append(float(channel.alignments(ids, torch.tensor([[token]]), scores)[0, 0]))
+        ids = torch.cat((ids, torch.tensor([[token]])), dim=1)
+    found = bound.detect(text, prompt=PROMPT)
+    checked = 0
+    for word in found.tokens[1:]:  # the first may join the prompt's last word
+        last = [i for i, (_, end) in enumerate(tokens.offsets) if end == word.end]
+        if last and word.scored and text[word.start : word.end].isascii():
+            assert word.score == pytest.approx(offered[last[-1]], abs=2e-2)  # rows are kept as float16
+            checked += 1
+    assert checked >= 5
+
+
+def test_a_context_that_recurs_gets_fresh_noise(host, bag_encoder, tmp_path) -> None:
+    bound = bind(host, tmp_path)
+    loop = "the old bridge of the old bridge"
+    ids = torch.tensor([host.info.tokenizer.encode([loop])[0].ids])
+    fresh = WordChannel(bound, bound.reader, ids[:, :3], None)
+    for length in range(3, ids.shape[1] + 1):
+        fresh.alignments(ids[:, :length], torch.tensor([[5]]), torch.zeros(1, 400))
+        assert fresh.repeated(ids[:, :length]).item() == (length == ids.shape[1])
+
+
+def test_null_p_values_are_uniform_over_keys(bag_encoder, tmp_path) -> None:
+    text = " ".join(
+        f"{a} {b} und {c}" for a in PROMPT.split() for b, c in (("light", "day"), ("Zeit", "ville"))
+    )
+    keys = [Key(i.to_bytes(32, "big")) for i in range(1, 601)]
+    rows = DEW().with_settings(WORDS).detect_keys(keys, [text], no_host(), Workspace(cache=tmp_path))
+    assert stats.kstest([d.p_value for d in rows[0]], "uniform").pvalue > 1e-3
+
+
+def test_an_exported_detector_holds_nothing_of_the_host(host, bag_encoder, tmp_path) -> None:
+    bound = bind(host, tmp_path)
+    texts = write(host, bound, count=3)
+    dewmark.export_detector(bound, tmp_path / "detector")
+    assert not (tmp_path / "detector" / "tokenizer").exists()
+    index = json.loads((tmp_path / "detector" / "detector.json").read_text())
+    assert index["host"] is None
+    size = sum(file.stat().st_size for file in (tmp_path / "detector").rglob("*") if file.is_file())
+    assert size < 100_000  # three matrices of the tiny encoder
+    detector = dewmark.load_detector(tmp_path / "detector")
+    for mine, theirs in zip(detector.detect_batch(texts), bound.detect_batch(texts), strict=True):
+        assert mine.p_value == pytest.approx(theirs.p_value, rel=1e-4)
+    with pytest.raises(ConfigError, match="name the host"):
+        detector.session(torch.tensor([[1, 2, 3]]))
+
+
+def test_another_encoder_is_refused(host, bag_encoder, tmp_path, monkeypatch) -> None:
+    dewmark.export_detector(bind(host, tmp_path), tmp_path / "detector")
+    monkeypatch.setattr("dewmark.embeddings.encoders.load_encoder", lambda name, **_: BagEncoder(25))
+    with pytest.raises(VocabularyError, match="made with encoder bag:24, bag:25 is here"):
+        dewmark.load_detector(tmp_path / "detector")
+
+
+def test_library_detects_without_looking_for_a_host(bag_encoder, monkeypatch) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise AssertionError("a host was looked up")
+
+    monkeypatch.setattr("dewmark.watermark.host_info", fail)
+    bound = bind_scheme(KEY, scheme="dew", settings=WORDS)
+    assert bound.detect("a text of some words that nobody marked, long enough to be read").tokens_scored > 5
+    (found,) = dewmark.identify(["a text that nobody marked at all"], [KEY], settings=WORDS)
+    assert not found.best.is_marked
+
+
+def test_what_needs_a_token_table_is_refused() -> None:
+    for settings in ({"mode": "token_only"}, {"donor": "gemma3-270m"}):
+        with pytest.raises(ConfigError, match="units=word does without"):
+            DEW().with_settings({"units": "word", **settings})
+
+
+def test_words_have_offsets_and_punctuation_has_none(bag_encoder, tmp_path) -> None:
+    detector = DEW().with_settings(WORDS).bind(KEY, no_host(), Workspace(cache=tmp_path))
+    text = "Don't panic! L'été coûte 3.14 €, 東京は大きい。 สวัสดีครับ"
+    found = detector.detect(text)
+    assert [token.text for token in found.tokens][:5] == ["Don't", "panic", "L'été", "coûte", "3.14"]
+    assert all(text[token.start : token.end] == token.text for token in found.tokens)
+    assert len(found.tokens) >= 8

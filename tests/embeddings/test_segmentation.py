@@ -1,0 +1,140 @@
+from __future__ import annotations
+
+import time
+
+import pytest
+import regex
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dewmark.embeddings.segmentation import MAX_FORM, form_of, open_tail, words
+
+# Letters, digits, marks and joiners of many scripts, dense enough that every rule meets every other.
+SPACED = "aZéßñ’'.:,;_-\"  \n19٣۴אבגжЖمر각ʼ·‿\u0301\u200d\u00ad\u05b0\u2060💧🇩½"
+UNSPACED = "日本語のカナー々今天是ทุกเช้า๑。、，"
+
+
+def forms(text: str) -> list[str]:
+    return [word.form for word in words(text)]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("Don't panic: l’eau, mother-in-law.", ["don't", "panic", "l'eau", "mother", "in", "law"]),
+        ("3.14 1,000 12th U.S. a:b e.g.,", ["3.14", "1,000", "12th", "u.s", "a:b", "e.g"]),
+        ("_emphasis_ snake_case __ ... $5 C++", ["emphasis", "snake_case", "5", "c"]),
+        ("so\u00adft wo\u200drd e\u0301te\u0301 \ufb01ne ＷＩＤＥ", ["soft", "word", "été", "fine", "wide"]),
+        ("GROSS Groß İzmir ΛΌΓΟΣ", ["gross", "groß", "izmir", "λόγος"]),
+        ("צה\"ל ג' שָׁלוֹם", ['צה"ל', "ג'", "שלום"]),
+        ("كِتَابٌ ـكـتـاب ٣٫١٤", ["كتاب", "كتاب", "٣٫١٤"]),
+        ("ok👨‍👩‍👧🇩🇪 ... ½ →", ["ok"]),
+        ("\ufeff\u200b\u202eabc\u202c", ["abc"]),
+        ("ລາວ ភាសាខ្មែរ မြန်မာ", ["ລາວ", "ភាសាខ្មែរ", "မြန်မာ"]),
+        ("", []),
+    ],
+)
+def test_words_by_unicode_rules(text, expected) -> None:
+    assert forms(text) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("公園は朝から人でいっぱいだ。", "公園 は 朝 から 人 で いっぱい だ"),
+        ("新幹線の窓から富士山が見える", "新幹線 の 窓 から 富士山 が 見える"),
+        ("高铁从北京到广州只要八个小时，我爸爸", "高铁 从 北京 到 广州 只要 八 个 小时 我 爸爸"),
+        ("ขอเผ็ดน้อยได้ไหมคะ", "ขอ เผ็ด น้อย ได้ ไหม คะ"),
+        ("iPhone手机 と ギター12本", "iphone 手机 と ギター 12 本"),
+    ],
+)
+def test_scripts_without_spaces(text, expected) -> None:
+    """Fixed: other models would cut otherwise, and texts marked before would be lost."""
+    assert forms(text) == expected.split()
+
+
+def spans_by_the_rules(text: str) -> list[tuple[int, int]]:
+    """UAX 29, rules WB5 to WB13 as they are written: is there a break between two characters?"""
+    classes = [next((name for name in CLASSES if regex.match(rf"\p{{WB={name}}}", c)), "Other") for c in text]
+    # WB4: marks belong to the character before them, but not to a line break or to nothing
+    units = [
+        i
+        for i, (name, before) in enumerate(zip(classes, ["LF", *classes], strict=False))
+        if name not in MARKS or before == "LF"
+    ]
+    kinds = ["", "", *(classes[i] for i in units), "", ""]
+    bounds = [*units, len(text)]
+    spans, start = [], 0
+    for n in range(1, len(units) + 1):
+        two_before, before, after, two_after = kinds[n : n + 4]
+        joined = (
+            (before in LETTERS and after in LETTERS)  # WB5
+            or (before in LETTERS and after in MID_LETTERS and two_after in LETTERS)  # WB6
+            or (two_before in LETTERS and before in MID_LETTERS and after in LETTERS)  # WB7
+            or (before == "Hebrew_Letter" and after == "Single_Quote")  # WB7a
+            or (before == two_after == "Hebrew_Letter" and after == "Double_Quote")  # WB7b
+            or (two_before == after == "Hebrew_Letter" and before == "Double_Quote")  # WB7c
+            or (before in (*LETTERS, "Numeric") and after == "Numeric")  # WB8, WB9
+            or (before == "Numeric" and after in LETTERS)  # WB10
+            or (two_before == after == "Numeric" and before in MID_DIGITS)  # WB11
+            or (before == two_after == "Numeric" and after in MID_DIGITS)  # WB12
+            or (before in (*LETTERS, "Numeric", "ExtendNumLet") and after == "ExtendNumLet")  # WB13a
+            or (before == "ExtendNumLet" and after in (*LETTERS, "Numeric"))  # WB13b
+        )
+        if not joined:
+            spans.append((bounds[start], bounds[n]))
+            start = n
+    return spans
+
+
+MARKS = ("Extend", "Format", "ZWJ")
+LETTERS = ("ALetter", "Hebrew_Letter")
+MID_LETTERS = ("MidLetter", "MidNumLet", "Single_Quote")
+MID_DIGITS = ("MidNum", "MidNumLet", "Single_Quote")
+CLASSES = {*MARKS, *LETTERS, *MID_LETTERS, *MID_DIGITS, "Numeric", "ExtendNumLet", "Double_Quote", "LF"}
+
+
+@given(st.text(alphabet=SPACED, max_size=30))
+@settings(max_examples=500, deadline=None)
+def test_spaced_scripts_follow_the_rules_as_they_are_written(text) -> None:
+    carries = regex.compile(r"[\p{L}\p{Nd}]")
+    expected = [
+        (start, end)
+        for start, end in spans_by_the_rules(text)
+        if carries.search(text, start, end) and form_of(text[start:end])
+    ]
+    assert [(word.start, word.end) for word in words(text)] == expected
+
+
+@given(st.text(alphabet=SPACED + UNSPACED, max_size=60))
+@settings(max_examples=300, deadline=None)
+def test_offsets_and_forms(text) -> None:
+    end = 0
+    for word in words(text):
+        assert end <= word.start < word.end
+        end = word.end
+        assert form_of(text[word.start : word.end]) == word.form
+        assert form_of(word.form) == word.form
+        assert word.form.strip()
+
+
+@given(st.text(alphabet=SPACED + UNSPACED, max_size=40), st.text(alphabet=SPACED + UNSPACED, max_size=10))
+@settings(max_examples=500, deadline=None)
+def test_nothing_appended_changes_words_before_the_open_tail(text, more) -> None:
+    tail = open_tail(text)
+    head = text[: len(text) - len(tail)]
+    assert forms(text) == forms(head) + forms(tail)
+    assert forms(text + more) == forms(head) + forms(tail + more)
+
+
+@pytest.mark.parametrize(
+    "unit", ["a", "a.", "1,", "'", "_", "e\u0301", "\u200d", 'א"', "ก", "的", "あ", "the "]
+)
+def test_a_megabyte_of_anything_takes_linear_time(unit) -> None:
+    """A quadratic step would take hours; the bound is fifty times what an idle machine needs."""
+    text = unit * (300_000 // len(unit.encode()))
+    start = time.perf_counter()
+    found = words(text)
+    open_tail(text)
+    assert time.perf_counter() - start < 60.0
+    assert all(len(word.form) <= MAX_FORM for word in found)

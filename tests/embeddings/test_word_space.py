@@ -1,0 +1,169 @@
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from tests.fakes import BagEncoder
+
+from dewmark.core.whitening import normalize_rows
+from dewmark.embeddings import word_space
+from dewmark.embeddings.contexts import ordinary_texts
+from dewmark.embeddings.segmentation import words
+from dewmark.embeddings.word_space import (
+    STATISTICS,
+    WordContexts,
+    WordStatistics,
+    WordTokens,
+    fit_word_statistics,
+    load_word_statistics,
+    register_texts,
+    save_word_statistics,
+    windows_before,
+    word_weight,
+)
+from dewmark.embeddings.words import WordVectors
+from dewmark.errors import ArtifactError, ConfigError, InputError
+from dewmark.workspace import Workspace
+
+LANGUAGES, DIM = 15, 64  # fifteen means differ in fourteen directions, and so many are removed
+
+
+class AccentEncoder(BagEncoder):
+    """Words of language i begin with "ix"; all its vectors share a component of their own."""
+
+    def encode(self, texts: Sequence[str]) -> NDArray[np.float32]:
+        parts = [text.rpartition("x") for text in texts]
+        meaning = super().encode([meant for _, _, meant in parts])
+        accents = np.random.default_rng(0).normal(size=(LANGUAGES, self.dim))
+        spoken = [int(language or 0) for language, _, _ in parts]
+        return (meaning / np.linalg.norm(meaning, axis=1, keepdims=True) + 0.15 * accents[spoken]).astype(
+            np.float32
+        )
+
+
+def speak(language: int, seed: int, length: int = 400) -> str:
+    rng = np.random.default_rng(seed)
+    return " ".join(f"{language}x{''.join(rng.choice(list('abcdefgh'), 4))}" for _ in range(length))
+
+
+@pytest.fixture(scope="module")
+def workspace(tmp_path_factory) -> Workspace:
+    return Workspace(cache=tmp_path_factory.mktemp("cache"))
+
+
+@pytest.fixture(scope="module")
+def spoken(workspace) -> tuple[WordVectors, WordStatistics]:
+    vectors = WordVectors(AccentEncoder(DIM), None)
+    texts = [speak(i, i) for i in range(LANGUAGES)]
+    return vectors, fit_word_statistics(
+        vectors, languages=texts[5:], registers=texts[:5], workspace=workspace
+    )
+
+
+def test_frequent_words_weigh_little_in_every_language() -> None:
+    for frequent in ("the", "und", "de", "の", "的", "ที่", "и", "في"):
+        assert 0.0 < word_weight(frequent) < 0.05
+    assert word_weight("the") < word_weight("between") < word_weight("bridge") == 1.0
+
+
+def test_windows_before_each_word() -> None:
+    assert windows_before(["a", "b", "c"], k=2) == [(), ("a",), ("a", "b")]
+    assert windows_before(["a", "b"], k=2, before=["x", "y", "z"]) == [("y", "z"), ("z", "a")]
+    assert windows_before([], k=2, before=["x"]) == []
+
+
+def test_contexts_are_weighted_sums(spoken) -> None:
+    vectors, statistics = spoken
+    window = ("0xabcd", "the", "1xhgfe")
+    got = WordContexts(vectors, statistics).vectors([window, (), window[:1], ()])
+    rows = statistics.contexts(vectors.vectors(window))
+    expected = sum(word_weight(word) * row for word, row in zip(window, rows, strict=True))
+    np.testing.assert_allclose(got[0], normalize_rows(expected[None])[0], atol=2e-3)  # float16 rows
+    np.testing.assert_allclose(got[2], normalize_rows(rows[:1])[0], atol=2e-3)
+    assert (got[[1, 3]] == 0).all()
+    assert WordContexts(vectors, statistics).vectors([]).shape == (0, DIM)
+
+
+def test_many_windows_are_summed_in_blocks(spoken) -> None:
+    vectors, statistics = spoken
+    forms = [word.form for word in words(speak(3, 9, 5000))]
+    windows = windows_before(forms, k=4)
+    contexts = WordContexts(vectors, statistics)
+    got = contexts.vectors(windows)
+    picked = [0, 1, 2047, 2048, 2049, 4999]
+    np.testing.assert_allclose(got[picked], contexts.vectors([windows[i] for i in picked]), atol=1e-5)
+
+
+def test_tokens_are_unit_rows_without_the_removed_directions(spoken) -> None:
+    vectors, statistics = spoken
+    rows = WordTokens(vectors, statistics).vectors([f"{i}xabcd" for i in range(LANGUAGES)])
+    np.testing.assert_allclose(np.linalg.norm(rows, axis=1), 1.0, atol=2e-3)
+    gram = statistics.removed @ statistics.removed.T
+    np.testing.assert_allclose(gram, np.eye(word_space.REMOVED), atol=1e-5)
+    assert np.abs(rows @ statistics.removed.T).max() < 5e-3
+
+
+def test_what_a_language_adds_is_removed(spoken) -> None:
+    """Unrelated texts of one language share it in raw contexts, and a translated word differs by it."""
+    vectors, statistics = spoken
+    forms = {seed: [word.form for word in words(speak(7, seed))] for seed in (100, 101)}
+    raw = {seed: normalize_rows(vectors.vectors(f) - statistics.context_centre) for seed, f in forms.items()}
+    contexts = WordContexts(vectors, statistics)
+    clean = {seed: contexts.vectors([(form,) for form in f]) for seed, f in forms.items()}
+    shared = float(np.mean(raw[100] @ raw[101].T))
+    left = float(np.mean(clean[100] @ clean[101].T))
+    assert shared > 0.2
+    assert abs(left) < 0.05  # means of 400 words in 50 directions: an error of 1/400 in each of two means
+    same = [f"{i}xfade" for i in range(LANGUAGES)]
+    unit = normalize_rows(vectors.vectors(same) - statistics.running_centre)
+    tokens = WordTokens(vectors, statistics).vectors(same)
+    assert float(np.mean(tokens @ tokens.T)) > float(np.mean(unit @ unit.T)) + 0.1
+
+
+def test_fitting_needs_enough_texts(workspace) -> None:
+    vectors = WordVectors(BagEncoder(), None)
+    with pytest.raises(InputError, match="more than 14 texts"):
+        fit_word_statistics(vectors, languages=["one text"], registers=["another one"], workspace=workspace)
+    with pytest.raises(InputError, match="got 15"):
+        fit_word_statistics(vectors, languages=["word"] * 15, registers=["...", "?"], workspace=workspace)
+
+
+def test_the_package_has_texts_of_many_kinds() -> None:
+    texts = register_texts()
+    assert len(texts) >= 30
+    assert min(len(words(text)) for text in texts) > 80
+    assert len(ordinary_texts()) == 15
+
+
+def test_statistics_are_fitted_once_and_read_again(tmp_path) -> None:
+    encoder, workspace = BagEncoder(), Workspace(cache=tmp_path)
+    fitted = load_word_statistics("default", vectors=WordVectors(encoder, None), workspace=workspace)
+    encoder.calls.clear()
+    again = load_word_statistics("default", vectors=WordVectors(encoder, None), workspace=workspace)
+    assert encoder.calls == []
+    for name in STATISTICS:
+        assert np.array_equal(getattr(fitted, name), getattr(again, name))
+
+
+def test_shipped_statistics_are_read_without_the_encoder(workspace) -> None:
+    class Named(BagEncoder):
+        def __init__(self) -> None:
+            super().__init__(512)
+            self.name = "use-m3"
+
+    vectors = WordVectors(Named(), None)
+    statistics = load_word_statistics("default", vectors=vectors, workspace=workspace)
+    assert statistics.removed.shape == (word_space.REMOVED, 512)
+    assert vectors.encoder.calls == []
+
+
+def test_statistics_that_do_not_fit_are_refused(tmp_path, spoken) -> None:
+    vectors, statistics = spoken
+    save_word_statistics(statistics, tmp_path / "mine", vectors=vectors)
+    other = WordVectors(BagEncoder(), None)
+    with pytest.raises(ConfigError, match="64 dimensions, bag has 24"):
+        load_word_statistics(str(tmp_path / "mine"), vectors=other, workspace=Workspace(cache=tmp_path))
+    with pytest.raises(ArtifactError, match="no bundle.json"):
+        load_word_statistics(str(tmp_path / "none"), vectors=other, workspace=Workspace(cache=tmp_path))

@@ -1,0 +1,138 @@
+"""Hosts write drafts, end them at sentences, and go on with the first that passes."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+import transformers
+from tests.hosts.test_architectures import CONFIGS
+
+from dewmark.drafts import Drafts
+from dewmark.errors import ConfigError
+from dewmark.hosts.base import Decoding, Host
+from dewmark.hosts.branches import Branches
+from dewmark.hosts.decoding import CachedForward, pad_left
+from dewmark.hosts.drafting import _seed
+from dewmark.hosts.fake import FakeHost
+
+PROMPTS = [" the old bridge", " water", " people of the city were there when"]
+
+
+class Even(Drafts):
+    """Sentences end at a mark that a word follows; one passes if its number of characters is even."""
+
+    tries, at_once = 12, 4
+
+    def __init__(self, *, passes=lambda text: len(text) % 2 == 0) -> None:
+        self.passes = passes
+        self.judged: list[tuple[int, str]] = []
+        self.accepted: dict[int, list[str]] = {}
+
+    def end(self, row, draft, *, last=False):
+        body = draft.lstrip(" .!?")
+        for i in range(len(draft) - len(body), len(draft)):
+            after = draft[i + 1 : i + 2]
+            if draft[i] in ".!?" and (after == " " or (last and not after)):
+                return i + 1
+        return None
+
+    def judge(self, rows, drafts):
+        self.judged += zip(rows, drafts, strict=True)
+        return [1.0 if self.passes(draft) else -1.0 / len(draft) for draft in drafts]
+
+    def accept(self, row, draft):
+        self.accepted.setdefault(row, []).append(draft)
+
+
+@pytest.fixture(scope="module")
+def host() -> FakeHost:
+    return FakeHost(400, kind="sentences")
+
+
+def write(host, drafts, prompts=PROMPTS, seeds=None, **options):
+    decoding = Decoding(**{"max_new_tokens": 40, "min_new_tokens": 40, **options})
+    seeds = range(len(prompts)) if seeds is None else seeds
+    return host.complete_drafts(prompts, drafts=drafts, seeds=list(seeds), decoding=decoding)
+
+
+def test_accepted_drafts_pass_and_make_the_text(host) -> None:
+    drafts = Even()
+    for row, (ids, count) in enumerate(write(host, drafts)):
+        text = host.tokenizer.decode([ids])[0]
+        assert text.startswith("".join(drafts.accepted[row]))
+        assert all(len(draft) % 2 == 0 for draft in drafts.accepted[row])
+        assert len(ids) == 40
+        assert count.sentences == len(drafts.accepted[row])
+        assert count.gave_up == 0
+        assert count.drafts >= count.sentences
+
+
+def test_a_text_depends_on_its_prompt_and_seed_alone(host) -> None:
+    together = write(host, Even())
+    for i, prompt in enumerate(PROMPTS):
+        assert write(host, Even(), [prompt], seeds=[i])[0] == together[i]
+    wide = Even()
+    wide.at_once = 12
+    assert [ids for ids, _ in write(host, wide)] == [ids for ids, _ in together]
+    assert write(host, Even(), seeds=[5, 6, 7])[0] != together[0]
+
+
+def test_the_bound_on_tries_is_kept_and_told(host) -> None:
+    drafts = Even(passes=lambda text: False)
+    for row, (_, count) in enumerate(write(host, drafts)):
+        assert count.gave_up == count.sentences == len(drafts.accepted[row])
+        assert count.drafts == 12 * count.sentences
+        # the best of them was taken: here the longest
+        first = [draft for r, draft in drafts.judged if r == row][:12]
+        assert drafts.accepted[row][0] in first
+
+
+def test_only_the_first_draft_ends_a_text(host) -> None:
+    """With no least length the text ends where draft 0 of some sentence says so, as in ordinary decoding."""
+    everything = Even(passes=lambda text: True)
+    for ids, count in write(host, everything, min_new_tokens=0, max_new_tokens=120):
+        assert count.drafts == count.sentences
+        assert 0 < len(ids) <= 120
+        assert not set(ids) & host.tokenizer.special_ids
+
+
+def test_ngrams_are_not_repeated(host) -> None:
+    for ids, _ in write(host, Even(), no_repeat_ngram=2):
+        pairs = list(itertools.pairwise(ids))
+        assert len(set(pairs)) == len(pairs)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_branches_compute_what_the_ordinary_loop_does(name) -> None:
+    """Rows that grow unevenly, are copied and dropped have the logits of a fresh pass over their ids."""
+    torch.manual_seed(0)
+    model = transformers.AutoModelForCausalLM.from_config(CONFIGS[name]()).eval()
+    rows = [[5, 6, 7], [8], [9, 10]]
+    with torch.inference_mode():
+        branches = Branches(model, rows, fill_id=0)
+        branches.extend([[11, 12, 20, 21, 22, 23], [], [13]])
+        copy = branches.select([2, 0, 2])
+        copy.extend([[14], [15], [16]])
+        copy.keep([2, 1])
+        for grown, logits in (
+            ([[5, 6, 7, 11, 12, 20, 21, 22, 23], [8], [9, 10, 13]], branches.logits),
+            ([[9, 10, 13, 16], [5, 6, 7, 11, 12, 20, 21, 22, 23, 15]], copy.logits),
+        ):
+            ids, mask = pad_left(grown, fill_id=0, device=torch.device("cpu"))
+            assert torch.allclose(logits, CachedForward(model, mask)(ids), atol=1e-4)
+
+
+def test_seeds_of_drafts_differ() -> None:
+    seeds = {_seed(row, sentence, draft) for row in range(5) for sentence in range(5) for draft in range(20)}
+    assert len(seeds) == 500
+    assert all(0 <= seed < 2**63 for seed in seeds)
+
+
+def test_a_host_that_writes_no_drafts_says_so(host) -> None:
+    class Plain(FakeHost):
+        complete_drafts = Host.complete_drafts
+
+    with pytest.raises(ConfigError, match="writes no drafts"):
+        write(Plain(64), Even())
