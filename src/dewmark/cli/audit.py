@@ -42,10 +42,7 @@ def audit(
     host: options.Host = None,
     scheme: options.SchemeName = None,
     settings: options.Settings = None,
-    detector: Annotated[
-        Path | None,
-        typer.Option(metavar="DIR", help="An exported detector, instead of --key, --host and --set."),
-    ] = None,
+    detector: options.Detector = None,
     test: Annotated[
         str | None, typer.Option(metavar="NAME", show_default="key", help="The statistical test to audit.")
     ] = None,

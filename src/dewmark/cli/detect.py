@@ -42,17 +42,11 @@ def detect(
         Path | None,
         typer.Option(metavar="IN.jsonl", help="Score each line's text (after its prompt, if any)."),
     ] = None,
-    prompt: Annotated[
-        str | None,
-        typer.Option(metavar="TEXT", help="What the texts continue: context, never scored itself."),
-    ] = None,
+    prompt: options.Prompt = None,
     host: options.Host = None,
     scheme: options.SchemeName = None,
     settings: options.Settings = None,
-    detector: Annotated[
-        Path | None,
-        typer.Option(metavar="DIR", help="An exported detector, instead of --key, --host and --set."),
-    ] = None,
+    detector: options.Detector = None,
     fpr: Annotated[float, typer.Option(help="Share of unmarked texts that may be called marked.")] = 0.01,
     test: Annotated[
         str | None,

@@ -9,12 +9,14 @@ import typer
 
 __all__ = [
     "BatchSize",
+    "Detector",
     "Device",
     "Dtype",
     "Host",
     "Json",
     "KeyFile",
     "OptionalKeyFile",
+    "Prompt",
     "Quiet",
     "SchemeName",
     "Settings",
@@ -41,6 +43,16 @@ Settings = Annotated[
     typer.Option(
         "--set", metavar="NAME=VALUE", help="A parameter of the scheme, e.g. --set k=5; repeatable."
     ),
+]
+Detector = Annotated[
+    Path | None,
+    typer.Option(
+        "--detector", metavar="DIR", help="An exported detector, instead of --key, --host and --set."
+    ),
+]
+Prompt = Annotated[
+    str | None,
+    typer.Option("--prompt", metavar="TEXT", help="What the texts continue: context, never scored itself."),
 ]
 Device = Annotated[str, typer.Option("--device", help="auto, cpu, cuda, cuda:1, mps …")]
 Dtype = Annotated[str, typer.Option("--dtype", help="Number format of the host: auto, float32, bfloat16 …")]
