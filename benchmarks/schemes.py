@@ -2,12 +2,13 @@
 
     python benchmarks/schemes.py --out results/ --human english=en.jsonl --human german=de.jsonl:300:500
 
-Each configuration of `configurations` continues the package's openings under several keys. All texts are
+Each configuration of `dewmark.bench` continues the package's openings under several keys. All texts are
 scored without their prompts by the scheme's own default test. The table gives the share of marked texts with
 p < 0.01 and their mean z; the share of accused ones (mean over keys, worst key) among the host's unmarked
 completions of the same prompts and among human texts (JSONL rows with ``text`` or ``response``, cut to about
-the same length); and the median perplexity under the host. A run that was stopped goes on where it was: what
-is done is read from ``--out``.
+the same length); the median perplexity under the host; and seconds per text, in batches, to write and to
+detect (the unmarked completions, once everything is warm). A configuration may be changed on the spot:
+``--schemes atw:delta=0.2``. A run that was stopped goes on where it was: what is done is read from ``--out``.
 """
 
 from __future__ import annotations
@@ -22,9 +23,9 @@ from typing import Any
 
 import numpy as np
 from common import openings, quality, read_texts
-from configurations import CONFIGURATIONS, bind, chosen
 
 import dewmark
+from dewmark.bench.configurations import CONFIGURATIONS, bind, chosen, configuration
 from dewmark.hosts.base import Decoding, Host
 from dewmark.scheme import BoundScheme
 from dewmark.storage import append_jsonl, atomic_write, read_jsonl
@@ -41,9 +42,9 @@ def main() -> None:
     out.mkdir(parents=True, exist_ok=True)
     host = dewmark.load_host(args.host, device=args.device, dtype=args.dtype)
     prompts = openings(args.texts)
-    plain = _written(out / "unmarked.jsonl", host, prompts, None, args)
+    plain, seconds = _written(out / "unmarked.jsonl", host, prompts, None, args)
     nulls = {UNMARKED: plain} | {name: read_texts(source, args.tokens) for name, source in args.human}
-    baseline = {"name": "none", **quality(host, prompts, plain)}
+    baseline = {"name": "none", "write_s": seconds, **quality(host, prompts, plain)}
     rows = [_row(name, out, host, prompts, nulls, args) for name in chosen(args.schemes)]
     _table(baseline, rows, list(nulls))
 
@@ -59,7 +60,7 @@ def _row(
     """One configuration's numbers, from its file or measured now."""
     path = out / f"{name}.json"
     asked = {
-        "settings": CONFIGURATIONS[name],
+        "settings": configuration(name),
         "host": host.info.identity,
         "keys": args.keys,
         "texts": len(prompts),
@@ -74,19 +75,24 @@ def _row(
     marked: list[str] = []
     p_values: dict[str, list[Any]] = {kind: [] for kind in ("marked", *nulls)}
     z: list[float] = []
-    started = time.perf_counter()
+    write, detect = [], []
     for number in range(args.keys):
         scheme = bind(name, host, number=number)
-        mine = _written(out / f"{name}-{number}.jsonl", host, prompts, scheme, args)
+        mine, seconds = _written(out / f"{name}-{number}.jsonl", host, prompts, scheme, args)
         marked += mine
+        write.append(seconds)
         for kind, texts in (("marked", mine), *nulls.items()):
+            started = time.perf_counter()
             found = _detected(scheme, texts, args.batch_size)
+            if kind == UNMARKED:
+                detect.append((time.perf_counter() - started) / len(texts))
             p_values[kind].append([p for p, _ in found])
             z += [value for _, value in found] if kind == "marked" else []
     row = {
         "name": name,
         "asked": asked,
-        "seconds": round(time.perf_counter() - started, 1),
+        "write_s": float(np.median(write)),
+        "detect_s": float(np.median(detect)),
         "found": float(np.mean(np.array(p_values["marked"]) < LEVEL)),
         "found_1e-4": float(np.mean(np.array(p_values["marked"]) < 1e-4)),
         "mean_z": float(np.mean(z)),
@@ -102,15 +108,16 @@ def _row(
 
 def _written(
     path: Path, host: Host, prompts: list[str], scheme: BoundScheme | None, args: argparse.Namespace
-) -> list[str]:
-    """Completions from the file, if it holds these, or written now and kept."""
+) -> tuple[list[str], float]:
+    """Completions and seconds per text, from the file if it holds these, or written now and kept."""
     decoding = Decoding(max_new_tokens=args.tokens, min_new_tokens=args.tokens, no_repeat_ngram=4)
     if path.exists():
         rows = [row for _, row in read_jsonl(path)]
         expected = [(prompt, decoding.config_hash(scheme, host.info)) for prompt in prompts]
         if [(row["prompt"], row["config_hash"]) for row in rows] == expected:
-            return [row["text"] for row in rows]
+            return [row["text"] for row in rows], rows[0]["seconds"]
         path.unlink()
+    started = time.perf_counter()
     made = host.generate(
         prompts,
         scheme=scheme,
@@ -118,8 +125,9 @@ def _written(
         batch_size=args.batch_size,
         **dataclasses.asdict(decoding),
     )
-    append_jsonl(path, [_kept(generation) for generation in made])
-    return [g.text for g in made]
+    seconds = round((time.perf_counter() - started) / len(made), 4)
+    append_jsonl(path, [_kept(generation) | {"seconds": seconds} for generation in made])
+    return [g.text for g in made], seconds
 
 
 def _kept(made: Generation) -> dict[str, Any]:
@@ -147,7 +155,7 @@ def _detected(scheme: BoundScheme, texts: Sequence[str], batch_size: int) -> lis
 
 def _table(baseline: dict[str, Any], rows: list[dict[str, Any]], nulls: list[str]) -> None:
     columns = ["scheme", "found at p < 0.01", "p < 1e-4", "mean z", *(f"accused: {kind}" for kind in nulls)]
-    columns += ["perplexity", "distinct-3"]
+    columns += ["perplexity", "distinct-3", "s to write", "s to detect"]
     print("|", " | ".join(columns), "|")
     print("| --- " * len(columns) + "|")
     for row in (baseline, *rows):
@@ -159,7 +167,8 @@ def _table(baseline: dict[str, Any], rows: list[dict[str, Any]], nulls: list[str
             for kind in nulls:
                 shares = row["accused"][kind]
                 cells.append(f"{np.mean(shares):.2%} ({max(shares):.1%})")
-        print("|", " | ".join([*cells, f"{row['perplexity']:.1f}", f"{row['distinct_3']:.3f}"]), "|")
+        cells += [f"{row['perplexity']:.1f}", f"{row['distinct_3']:.3f}", f"{row['write_s']:.3f}"]
+        print("|", " | ".join([*cells, f"{row['detect_s']:.4f}" if row is not baseline else "–"]), "|")
 
 
 def _arguments() -> argparse.Namespace:

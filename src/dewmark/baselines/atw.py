@@ -53,7 +53,7 @@ class ATW(EntropyScheme):
     """A folder that ``dewmark train atw`` wrote; by default the one for SmolLM2-135M that comes along."""
     alpha: float = 3.0
     """Entropy α, in nats, from which on a place is marked and counted."""
-    delta: float = 0.35
+    delta: float = 0.2
     """What green tokens gain, δ, as a share of the logarithm of how much likelier than a guess they are."""
     opening: int = 10
     """How many tokens at the start, M, are marked with the fixed secret half, whatever their entropy."""

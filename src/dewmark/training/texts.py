@@ -25,7 +25,7 @@ from dewmark.workspace import HostInfo, Progress
 __all__ = ["FileTexts", "HostTexts", "Texts"]
 
 TOKENS = 200  # of one of the host's own texts
-_BATCH = 16
+_BATCH = 32
 
 
 class Texts(ABC):
