@@ -24,11 +24,24 @@ if TYPE_CHECKING:
 
     from dewmark.stats.metrics import Rate
 
-__all__ = ["COLOURS", "png", "power_curve", "qq_plot", "save_figure", "svg", "trade_off"]
+__all__ = [
+    "COLOURS",
+    "INK",
+    "LINE",
+    "SOFT",
+    "guide",
+    "png",
+    "power_curve",
+    "qq_plot",
+    "save_figure",
+    "styled",
+    "svg",
+    "trade_off",
+]
 
 # Okabe and Ito's colours, those that read well on white first; the yellow is left out.
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
-_INK, _SOFT, _LINE = "#16181d", "#5b616e", "#dcdfe4"
+INK, SOFT, LINE = "#16181d", "#5b616e", "#dcdfe4"
 
 _STYLE: Any = {  # matplotlib types the keys one by one
     "figure.facecolor": "white",
@@ -36,9 +49,9 @@ _STYLE: Any = {  # matplotlib types the keys one by one
     "font.family": "sans-serif",
     "font.sans-serif": ["DejaVu Sans"],  # comes with matplotlib: the same picture on every machine
     "font.size": 10,
-    "text.color": _INK,
-    "axes.edgecolor": _SOFT,
-    "axes.labelcolor": _INK,
+    "text.color": INK,
+    "axes.edgecolor": SOFT,
+    "axes.labelcolor": INK,
     "axes.titlesize": 11,
     "axes.titleweight": "bold",
     "axes.titlelocation": "left",
@@ -46,12 +59,12 @@ _STYLE: Any = {  # matplotlib types the keys one by one
     "axes.spines.right": False,
     "axes.grid": True,
     "axes.axisbelow": True,
-    "grid.color": _LINE,
+    "grid.color": LINE,
     "grid.linewidth": 0.8,
-    "xtick.color": _SOFT,
-    "ytick.color": _SOFT,
-    "xtick.labelcolor": _INK,
-    "ytick.labelcolor": _INK,
+    "xtick.color": SOFT,
+    "ytick.color": SOFT,
+    "xtick.labelcolor": INK,
+    "ytick.labelcolor": INK,
     "legend.frameon": False,
     "lines.linewidth": 1.8,
     "lines.solid_capstyle": "round",
@@ -75,13 +88,13 @@ def qq_plot(p_values: ArrayLike, *, groups: Mapping[str, ArrayLike] | None = Non
     p = np.asarray(p_values, dtype=np.float64)
     if len(p) == 0:
         raise ConfigError("a QQ plot needs at least one p-value, got none")
-    with _styled():
+    with styled():
         figure, axes = _figure(title, width=5.6, height=5.0)
         ranks = _spread_ranks(len(p))
         expected, observed = _qq(p, ranks)
         low, high = (-np.log10(betaincinv(ranks, len(p) + 1 - ranks, share)) for share in (0.975, 0.025))
-        axes.fill_between(expected, low, high, color=_LINE, linewidth=0, label="95% if uniform")
-        axes.plot([0.0, expected[0]], [0.0, expected[0]], color=_SOFT, linewidth=1.0)
+        axes.fill_between(expected, low, high, color=LINE, linewidth=0, label="95% if uniform")
+        axes.plot([0.0, expected[0]], [0.0, expected[0]], color=SOFT, linewidth=1.0)
         for colour, (name, values) in zip(COLOURS[1:], (groups or {}).items(), strict=False):
             theirs = np.asarray(values, dtype=np.float64)
             x, y = _qq(theirs, _spread_ranks(len(theirs)))
@@ -90,7 +103,7 @@ def qq_plot(p_values: ArrayLike, *, groups: Mapping[str, ArrayLike] | None = Non
         top = 1.05 * max(float(expected[0]), min(float(observed[0]), 12.0), float(high[0]))
         for level in _LEVELS:
             if -np.log10(level) < top:
-                _guide(axes, -np.log10(level), f"p = {level:g}")
+                guide(axes, -np.log10(level), f"p = {level:g}")
         axes.set(xlabel="expected −log10 p", ylabel="observed −log10 p", xlim=(0.0, None), ylim=(0.0, top))
         axes.legend(loc="upper left", fontsize=9)
     return figure
@@ -107,7 +120,7 @@ def power_curve(
     title: str = "",
 ) -> Figure:
     """The share of marked texts found, (N,), by length in tokens, with its band and what was measured."""
-    with _styled():
+    with styled():
         figure, axes = _figure(title, width=6.4, height=4.0)
         axes.fill_between(lengths, low, high, color=COLOURS[0], alpha=0.18, linewidth=0, label="95% interval")
         axes.plot(lengths, tpr, color=COLOURS[0], label="model")
@@ -124,7 +137,7 @@ def power_curve(
                 elinewidth=1.2,
                 label="measured share",
             )
-        _guide(axes, fpr, f"false positives {fpr:.3g}")
+        guide(axes, fpr, f"false positives {fpr:.3g}")
         axes.set(xlabel="length (tokens)", ylabel="share of marked texts found", ylim=(0.0, 1.03))
         axes.legend(loc="lower right", bbox_to_anchor=(1.0, 0.08), fontsize=9)
     return figure
@@ -142,19 +155,19 @@ def trade_off(
 
     The grey band is the budget around the ``unmarked`` texts' perplexity; ``chosen`` is ringed.
     """
-    with _styled():
+    with styled():
         figure, axes = _figure(title, width=6.4, height=4.4)
-        axes.axvspan(unmarked / budget, unmarked * budget, color=_LINE, linewidth=0, label="within budget")
-        axes.axvline(unmarked, color=_SOFT, linewidth=1.0, label="unmarked")
+        axes.axvspan(unmarked / budget, unmarked * budget, color=LINE, linewidth=0, label="within budget")
+        axes.axvline(unmarked, color=SOFT, linewidth=1.0, label="unmarked")
         for i, (name, points) in enumerate(curves.items()):
             x, y = [point[0] for point in points], [point[1] for point in points]
             axes.plot(x, y, "o-", color=COLOURS[i % len(COLOURS)], markersize=5, label=name)
             for perplexity, z, label in points:
                 axes.annotate(
-                    label, (perplexity, z), xytext=(5, 4), textcoords="offset points", fontsize=8, color=_SOFT
+                    label, (perplexity, z), xytext=(5, 4), textcoords="offset points", fontsize=8, color=SOFT
                 )
         if chosen is not None:
-            axes.plot(*chosen, "o", markersize=13, markerfacecolor="none", color=_INK, label="chosen")
+            axes.plot(*chosen, "o", markersize=13, markerfacecolor="none", color=INK, label="chosen")
         axes.margins(x=0.15, y=0.12)  # room for the labels
         axes.set(xlabel="median perplexity under the host", ylabel="mean key-test z", ylim=(0.0, None))
         axes.legend(loc="best", fontsize=9)
@@ -185,13 +198,14 @@ def _render(figure: Figure, kind: str) -> bytes:
     stream = io.BytesIO()
     # without a date and a version, which would make every file differ
     metadata = {"png": {"Software": None}, "svg": {"Date": None}, "pdf": {"CreationDate": None}}[kind]
-    with _styled():
+    with styled():
         figure.savefig(stream, format=kind, metadata=metadata)
     return stream.getvalue()
 
 
 @contextlib.contextmanager
-def _styled() -> Iterator[None]:
+def styled() -> Iterator[None]:
+    """Draw inside this block: the style of every figure, without touching matplotlib's global state."""
     import matplotlib as mpl
 
     with mpl.rc_context(_STYLE):
@@ -208,11 +222,11 @@ def _figure(title: str, *, width: float, height: float) -> tuple[Figure, Axes]:
     return figure, axes
 
 
-def _guide(axes: Axes, height: float, label: str) -> None:
+def guide(axes: Axes, height: float, label: str) -> None:
     """A dotted line across the plot, named at its right end."""
-    axes.axhline(height, color=_SOFT, linewidth=0.8, linestyle=(0, (1, 3)))
+    axes.axhline(height, color=SOFT, linewidth=0.8, linestyle=(0, (1, 3)))
     place: Any = ("axes fraction", "data")
-    axes.annotate(label, (1.0, height), xycoords=place, ha="right", va="bottom", fontsize=8, color=_SOFT)
+    axes.annotate(label, (1.0, height), xycoords=place, ha="right", va="bottom", fontsize=8, color=SOFT)
 
 
 def _spread_ranks(count: int) -> NDArray[np.int64]:

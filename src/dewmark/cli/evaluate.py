@@ -1,0 +1,174 @@
+"""``dewmark evaluate``: how well scores of marked texts stand apart from those of unmarked ones."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from dewmark.cli import options
+from dewmark.cli.console import emit, results, say, write
+from dewmark.cli.progress import Progress
+from dewmark.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from rich.table import Table
+
+    from dewmark.evaluation.results import Cell, Evaluation
+    from dewmark.stats.metrics import Rate
+
+__all__ = ["evaluate"]
+
+
+def evaluate(
+    positives: Annotated[
+        list[str] | None,
+        typer.Option(metavar="[ATTACK=]FILE.jsonl", help="Marked texts, after ATTACK if one is named."),
+    ] = None,
+    negatives: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="[ATTACK=]FILE.jsonl",
+            help="Unmarked texts of the same model; those after ATTACK are its matched null.",
+        ),
+    ] = None,
+    human: Annotated[
+        list[str] | None, typer.Option(metavar="[ATTACK=]FILE.jsonl", help="Texts that people wrote.")
+    ] = None,
+    scores: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="SCORES.jsonl", help="Instead of these: all rows of a run of dewmark reproduce."
+        ),
+    ] = None,
+    field: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME", show_default="z, else score", help="The field of scored rows to compare by."
+        ),
+    ] = None,
+    seeds: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FIELD",
+            help="The field that tells runs apart, each with its key; thresholds come from the other runs.",
+        ),
+    ] = None,
+    rates: Annotated[
+        str, typer.Option("--fpr", metavar="R,R,…", help="Nominal false-positive rates.")
+    ] = "0.01,0.05",
+    key: options.OptionalKeyFile = None,
+    host: options.Host = None,
+    scheme: options.SchemeName = None,
+    settings: options.Settings = None,
+    detector: options.Detector = None,
+    test: Annotated[
+        str | None, typer.Option(metavar="NAME", help="The test to score texts with, as in dewmark detect.")
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Write a report here: scores, tables, figures, one HTML page."),
+    ] = None,
+    batch_size: options.BatchSize = 32,
+    json_: options.Json = False,
+    quiet: options.Quiet = False,
+) -> None:
+    """Compare marked with unmarked texts: AUROC, the share found at a false-positive rate, its real rate.
+
+    Rows hold numbers already (as dewmark detect --json writes them), or a text each, which is scored now if a
+    --key or --detector is given.
+    """
+    from dewmark.cli.scored import Sources, read_numbers, score_texts
+    from dewmark.evaluation.protocol import evaluate as judge
+    from dewmark.evaluation.scores import read_scores
+
+    levels = _rates(rates)
+    sources = Sources.named(positives or (), negatives or (), human or ())
+    if scores is not None:
+        if sources.files or key is not None or detector is not None:
+            raise ConfigError("--scores holds everything: leave out --positives, --negatives, --human, --key")
+        rows = read_scores(scores)
+    elif key is not None or detector is not None:
+        from dewmark.cli.scoring import open_scheme
+
+        sources.check()
+        with Progress(quiet=quiet) as progress:
+            bound = open_scheme(detector, key, host, scheme, settings, progress=progress)
+            rows = score_texts(
+                bound, sources, seeds=seeds, test=test, batch_size=batch_size, progress=progress
+            )
+    else:
+        sources.check()
+        rows = read_numbers(sources, field=field, seeds=seeds)
+    found = judge(rows, rates=levels)
+    if out is not None:
+        from dewmark.evaluation.scores import write_scores
+        from dewmark.reports.experiment_page import write_report
+
+        write_scores(out / "scores.jsonl", rows)
+        found.save(out / "evaluation.json")
+        configuration: dict[str, Any] = {"files": sources.to_dict(), "rates": levels}
+        write_report(out, title="Evaluation", table="", configuration=configuration, commands=[])
+        say(f"wrote {out / 'report.html'}, tables and figures beside it", quiet=quiet)
+    if json_:
+        emit(found.to_dict())
+    else:
+        results().print(_table(found), soft_wrap=False)
+        write("".join(f"\n{note[0].upper()}{note[1:]}." for note in found.notes) + "\n" * bool(found.notes))
+
+
+def _rates(given: str) -> list[float]:
+    try:
+        return sorted({float(part) for part in given.split(",") if part.strip()})
+    except ValueError:
+        raise ConfigError(f"--fpr needs rates such as 0.01,0.05, got {given!r}") from None
+
+
+def _table(found: Evaluation) -> Table:
+    """A line for each kind of negatives of each cell, and one for its p-values; exact 95% intervals."""
+    from rich.table import Table
+
+    from dewmark.evaluation.scores import CLEAN
+
+    several = len(found.schemes) > 1
+    table = Table(box=None)
+    for head in ("scheme",) * several + ("marked texts", "negatives"):
+        table.add_column(head, no_wrap=True)
+    for head in ("AUROC", *(f"found at {100 * rate:g}%" for rate in found.rates), "real FPR"):
+        table.add_column(head, justify="right", no_wrap=True)
+    for cell in found.cells:
+        name = "unattacked" if cell.attack == CLEAN else cell.attack
+        first = (cell.scheme,) * several + (f"{name} ({cell.texts:,})",)
+        for line in (*_by_scores(cell), *_by_p_values(cell)):
+            table.add_row(*first, *line)
+            first = ("",) * len(first)
+    return table
+
+
+def _by_scores(cell: Cell) -> Iterator[Sequence[str]]:
+    """A line for each kind of negatives; the real rate is that of texts after the cell's attack."""
+    from dewmark.evaluation.scores import CLEAN
+
+    for each in cell.against:
+        if cell.attack == CLEAN and each.negatives.endswith("matched"):
+            continue  # the same texts again
+        found = [_share(at.found) for at in each.at]
+        yield each.negatives, f"{each.auroc.mean:.3f}", *found, _real([at.attacked for at in each.at])
+
+
+def _by_p_values(cell: Cell) -> Iterator[Sequence[str]]:
+    if cell.shares:
+        real = [share.unmarked or share.human for share in cell.shares]
+        yield "by p-value", "", *(_share(share.found) for share in cell.shares), _real(real)
+
+
+def _share(rate: Rate) -> str:
+    """A share in per cent with its interval, short enough for a terminal."""
+    return f"{100 * rate.rate:.0f}% ({100 * rate.low:.0f}–{100 * rate.high:.0f})"
+
+
+def _real(rates: Sequence[Rate | None]) -> str:
+    return ", ".join("–" if rate is None else f"{100 * rate.rate:.1f}%" for rate in rates)

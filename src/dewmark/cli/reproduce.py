@@ -1,0 +1,177 @@
+"""``dewmark reproduce``: a table of the paper, from prompts to a report."""
+
+from __future__ import annotations
+
+import shlex
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from dewmark.cli import options
+from dewmark.cli.console import emit, say, write
+from dewmark.cli.progress import Progress
+from dewmark.errors import ConfigError
+
+__all__ = ["reproduce"]
+
+
+def reproduce(
+    table: Annotated[
+        str,
+        typer.Argument(
+            metavar="TABLE",
+            help="main, efficiency, ablation, encoders, cross-host, human-negatives, lexical, dipper, "
+            "stealing, or a recipe of your own (FILE.yaml).",
+        ),
+    ],
+    profile: Annotated[
+        str,
+        typer.Option(metavar="NAME", help="local: models from packages; paper: the paper's, from the hub."),
+    ] = "local",
+    texts: Annotated[
+        int | None, typer.Option(min=2, show_default="the recipe's", help="Texts per scheme and seed.")
+    ] = None,
+    seeds: Annotated[
+        int | None, typer.Option(min=1, show_default="the recipe's", help="Seeds, each with its own key.")
+    ] = None,
+    schemes: Annotated[
+        str | None,
+        typer.Option(metavar="A,B,…", help="Rows: labels or the groups dew, surface, semantic, paper, all."),
+    ] = None,
+    attacks: Annotated[
+        str | None, typer.Option(metavar="A,B,…", help="Columns: some of the recipe's attacks, or none.")
+    ] = None,
+    stages: Annotated[
+        str | None,
+        typer.Option(metavar="A,B,…", help="Only these stages, e.g. generate,attack; the rest later."),
+    ] = None,
+    host: Annotated[
+        str | None, typer.Option(metavar="MODEL", help="Write with this model instead of the recipe's.")
+    ] = None,
+    judge: Annotated[
+        str | None, typer.Option(metavar="MODEL", help="Take perplexity under this model instead.")
+    ] = None,
+    prompts: Annotated[
+        str | None, typer.Option(metavar="IN.jsonl", help="Continue these prompts instead of the recipe's.")
+    ] = None,
+    human: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=FILE", help="Texts that people wrote, JSONL; repeatable."),
+    ] = None,
+    tokens: Annotated[
+        int | None, typer.Option(min=1, show_default="the recipe's", help="New tokens per text.")
+    ] = None,
+    jobs: Annotated[int, typer.Option(min=1, help="Processes that work side by side.")] = 1,
+    engine: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME",
+            help="Where they work: local, or ray (the cluster that RAY_ADDRESS names, else here).",
+        ),
+    ] = "local",
+    batch_size: options.BatchSize = 8,
+    device: options.Device = "auto",
+    dtype: options.Dtype = "auto",
+    out: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", show_default="reproduced/TABLE-PROFILE", help="Where results go."),
+    ] = None,
+    work: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR", show_default="--out", help="Where texts go; tables that share it share them."
+        ),
+    ] = None,
+    json_: options.Json = False,
+    quiet: options.Quiet = False,
+) -> None:
+    """Make a table of the paper again: write, attack, score, judge, evaluate and report.
+
+    A run that was stopped goes on where it was: give the same command again.
+    """
+    from dewmark.experiments.recipe import load_recipe
+    from dewmark.experiments.stages import Run
+    from dewmark.experiments.stages import reproduce as run_stages
+    from dewmark.experiments.workers import Workers
+
+    recipe = load_recipe(table, profile=profile)
+    if host is not None:
+        recipe = recipe.on_host(host)
+    recipe = recipe.narrowed(
+        schemes=_names(schemes),
+        attacks=_names(attacks),
+        stages=_names(stages),
+        texts=texts,
+        seeds=seeds,
+        judge=judge,
+        prompts=prompts,
+        tokens=tokens,
+    )
+    folder = out or Path("reproduced") / f"{recipe.name}-{profile}"
+    started = time.perf_counter()
+    command = _command(
+        table,
+        profile=profile,
+        texts=recipe.texts,
+        seeds=recipe.seeds,
+        schemes=schemes,
+        attacks=attacks,
+        host=host,
+        judge=judge,
+        prompts=prompts,
+        tokens=tokens,
+        human=human,
+    )
+    with (
+        Progress(quiet=quiet) as progress,
+        Workers(jobs=jobs, engine=engine, device=device, dtype=dtype, progress=progress) as workers,
+    ):
+        run = Run(
+            recipe,
+            folder,
+            (work or folder).absolute(),  # workers may stand elsewhere
+            workers,
+            human=_human(human or ()),
+            batch_size=batch_size,
+            commands=[command],
+        )
+        files = run_stages(run)
+    if json_:
+        emit(
+            {
+                "table": recipe.name,
+                "profile": profile,
+                "out": str(folder),
+                "stages": list(recipe.stages),
+                "files": [str(file) for file in files],
+            }
+        )
+    else:
+        for file in files:
+            write(f"{file}\n")
+    say(f"{', '.join(recipe.stages)} done in {time.perf_counter() - started:.1f} s", quiet=quiet)
+
+
+def _command(table: str, **given: object) -> str:
+    """The command line as far as it decides the results: how they are worked out is left out."""
+    words = ["dewmark", "reproduce", table]
+    for name, value in given.items():
+        for each in value if isinstance(value, list) else [value]:
+            words += [] if each is None else [f"--{name}", str(each)]
+    return shlex.join(words)
+
+
+def _names(given: str | None) -> list[str]:
+    return [name.strip() for name in (given or "").split(",") if name.strip()]
+
+
+def _human(given: list[str] | tuple[()]) -> dict[str, str]:
+    found = {}
+    for each in given:
+        name, equals, file = each.partition("=")
+        if not equals or not name or not file:
+            raise ConfigError(f"--human must read NAME=FILE.jsonl, got {each!r}")
+        found[name] = file
+    return found

@@ -1,0 +1,1 @@
+"""What experiments measure: scores against nulls, text quality, preference, running time."""

@@ -1,0 +1,285 @@
+"""Recipes: what a table of the paper compares, as data (``data/recipes/*.yaml``), and how a run narrows it.
+
+A recipe names its schemes by label; labels and groups of them are in ``schemes.yaml``. Each profile says with
+which models and texts the table is made: ``paper`` as the paper has it, ``local`` with what packages carry.
+Boundary: files to checked dataclasses; nothing is loaded or run here.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from dewmark.core.keys import Key
+from dewmark.errors import ConfigError
+from dewmark.hosts.base import Decoding
+from dewmark.registry import SCHEMES, unknown_name
+from dewmark.scheme import Scheme
+
+__all__ = ["STAGES", "AttackEntry", "Recipe", "SchemeEntry", "experiment_key", "load_recipe", "tables"]
+
+STAGES = (
+    "generate",
+    "attack",
+    "score",
+    "quality",
+    "preference",
+    "runtime",
+    "steal",
+    "evaluate",
+    "report",
+)
+_CATALOGUE = "schemes"
+_ALL = "all"
+Settings = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class SchemeEntry:
+    """One row of a table: a scheme with settings, its test (None: its own default), and its host."""
+
+    label: str
+    scheme: str
+    host: str
+    settings: Settings = field(default_factory=dict)
+    test: str | None = None
+
+    def build(self) -> Scheme:
+        """The scheme as configured; wrong settings are refused here."""
+        built: Scheme = SCHEMES[self.scheme]().with_settings(dict(self.settings))
+        return built
+
+
+@dataclass(frozen=True)
+class AttackEntry:
+    """One column of a table: an attack with settings."""
+
+    label: str
+    attack: str
+    settings: Settings = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A table of one profile, whole. ``prompts`` is ``openings``, ``c4`` or a JSONL file.
+
+    ``settings`` are the profile's own, by scheme: they go over those of every row that is added.
+    """
+
+    name: str
+    profile: str
+    title: str
+    stages: tuple[str, ...]
+    schemes: tuple[SchemeEntry, ...]
+    attacks: tuple[AttackEntry, ...]
+    decoding: Decoding
+    prompts: str
+    prompt_tokens: int
+    texts: int
+    seeds: int
+    judge: str
+    human: bool = False
+    settings: Mapping[str, Settings] = field(default_factory=dict)
+    options: Mapping[str, Settings] = field(default_factory=dict)
+
+    def narrowed(
+        self,
+        *,
+        schemes: Sequence[str] = (),
+        attacks: Sequence[str] = (),
+        stages: Sequence[str] = (),
+        tokens: int | None = None,
+        **changes: Any,  # noqa: ANN401 - fields of this class
+    ) -> Recipe:
+        """A copy with only some schemes (labels or groups), attacks and stages, and other fields replaced.
+
+        ``tokens`` sets how many tokens each text gets; what is None stays.
+        """
+        chosen = {name: value for name, value in changes.items() if value is not None}
+        if tokens is not None:
+            chosen["decoding"] = dataclasses.replace(
+                self.decoding, max_new_tokens=tokens, min_new_tokens=tokens
+            )
+        if schemes:
+            host = self.schemes[0].host
+            known = {entry.label: entry for entry in self.schemes}
+            wanted = _labels(schemes, own=list(known))
+            # a row that the recipe does not have comes as the catalogue has it
+            chosen["schemes"] = tuple(
+                known[label] if label in known else _entry(label, self.settings, host) for label in wanted
+            )
+        if attacks:
+            table = {entry.label: entry for entry in self.attacks}
+            for label in attacks:
+                if label not in table and label != "none":
+                    raise unknown_name("attack of this recipe", label, table)
+            chosen["attacks"] = tuple(table[label] for label in attacks if label != "none")
+        for stage in stages:
+            if stage not in STAGES:
+                raise unknown_name("stage", stage, STAGES)
+        if stages:
+            chosen["stages"] = tuple(stage for stage in self.stages if stage in stages)
+        return _checked(dataclasses.replace(self, **chosen))
+
+    def on_host(self, host: str) -> Recipe:
+        """The same with another host for every row."""
+        rows = tuple(dataclasses.replace(entry, host=host) for entry in self.schemes)
+        return dataclasses.replace(self, schemes=rows)
+
+    def to_dict(self) -> dict[str, Any]:
+        """What decides the results, as plain values: not which stages were run now."""
+        return {name: value for name, value in dataclasses.asdict(self).items() if name != "stages"}
+
+
+def experiment_key(seed: int) -> Key:
+    """The key of a seed: the same in every run, so that runs agree, and therefore no secret."""
+    return Key(hashlib.sha256(f"dewmark reproduce, seed {seed}".encode()).digest())
+
+
+def tables() -> list[str]:
+    """The tables that come with the package."""
+    files = (resources.files("dewmark") / "data" / "recipes").iterdir()
+    names = (file.name.removesuffix(".yaml") for file in files if file.name.endswith(".yaml"))
+    return sorted(name for name in names if name != _CATALOGUE)
+
+
+def load_recipe(name: str, *, profile: str) -> Recipe:
+    """A table of the package by name, or a recipe of one's own by its ``.yaml`` file."""
+    raw = _read(name)
+    table = Path(name).stem
+    profiles = raw.pop("profiles", {})
+    if profile not in profiles:
+        raise unknown_name(f"profile of {table}", profile, profiles)
+    whole = {**raw, **profiles[profile]}
+    if "missing" in whole:
+        raise ConfigError(f"{table} in profile {profile}: {whole['missing']}")
+    return _recipe(table, profile, whole)
+
+
+def _read(name: str) -> dict[str, Any]:
+    """The mapping of a recipe, over that of its ``base`` if it names one."""
+    if name.endswith((".yaml", ".yml")):
+        try:
+            text = Path(name).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"cannot read the recipe {name}: {error}") from None
+    elif name in tables():
+        text = _shipped(name)
+    else:
+        raise unknown_name("table", name, tables())
+    raw = _parse(text, name)
+    if "base" not in raw:
+        return raw
+    base = _read(raw.pop("base"))
+    mine = raw.get("profiles", {})
+    profiles = {each: {**own, **mine.get(each, {})} for each, own in base["profiles"].items()}
+    return {**base, **raw, "profiles": {**mine, **profiles}}
+
+
+def _recipe(name: str, profile: str, raw: dict[str, Any]) -> Recipe:
+    """A recipe of the merged mapping; what it does not know is refused."""
+    try:
+        host = raw.pop("host")
+        overrides = raw.pop("settings", {})
+        schemes = raw.pop("schemes")
+        rows: list[SchemeEntry] = []
+        if isinstance(schemes, Mapping):  # rows of the recipe's own, by label
+            rows = [_own_entry(label, row, overrides, host) for label, row in schemes.items()]
+        else:
+            rows = [_entry(label, overrides, host) for label in _labels(schemes)]
+        attacks = tuple(
+            AttackEntry(
+                label,
+                attack["attack"],
+                {setting: value for setting, value in attack.items() if setting != "attack"},
+            )
+            for label, attack in raw.pop("attacks", {}).items()
+        )
+        decoding = Decoding(**raw.pop("decoding"))
+        stages = tuple(raw.pop("stages"))
+        return _checked(
+            Recipe(
+                name=name,
+                profile=profile,
+                schemes=tuple(rows),
+                attacks=attacks,
+                decoding=decoding,
+                stages=stages,
+                settings=overrides,
+                **raw,
+            )
+        )
+    except KeyError as missing:
+        raise ConfigError(f"the recipe {name} ({profile}) lacks {missing}: add it") from None
+    except (TypeError, AttributeError) as error:
+        raise ConfigError(f"the recipe {name} ({profile}) is not in order: {error}") from None
+
+
+def _checked(recipe: Recipe) -> Recipe:
+    numbers: tuple[tuple[str, object, int], ...] = (  # of a file, so perhaps no numbers
+        ("texts", recipe.texts, 2),
+        ("seeds", recipe.seeds, 1),
+        ("prompt_tokens", recipe.prompt_tokens, 1),
+    )
+    for what, value, least in numbers:
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            raise ConfigError(f"{what} must be a whole number of at least {least}, got {value!r}")
+    for entry in recipe.schemes:
+        entry.build()
+    return recipe
+
+
+def _labels(names: Sequence[str], *, own: Sequence[str] = ()) -> list[str]:
+    """Labels and groups to labels, each once, in the order asked for; ``own`` are a recipe's rows."""
+    catalogue = _catalogue()
+    groups: dict[str, list[str]] = {_ALL: list(own or catalogue)}
+    for label, row in catalogue.items():
+        for group in row["groups"]:
+            groups.setdefault(group, []).append(label)
+    found: list[str] = []
+    for name in names:
+        if name in own or name in catalogue:
+            found.append(name)
+        elif name in groups:
+            found += groups[name]
+        else:
+            raise unknown_name("scheme or group", name, [*own, *catalogue, *groups])
+    return list(dict.fromkeys(found))
+
+
+def _entry(label: str, overrides: Mapping[str, Settings], host: str) -> SchemeEntry:
+    """A row of the catalogue; ``overrides`` are a profile's settings by scheme."""
+    return _own_entry(label, _catalogue()[label], overrides, host)
+
+
+def _own_entry(label: str, row: Settings, overrides: Mapping[str, Settings], host: str) -> SchemeEntry:
+    settings = {**row.get("settings", {}), **overrides.get(row["scheme"], {})}
+    return SchemeEntry(label, row["scheme"], row.get("host", host), settings, row.get("test"))
+
+
+@functools.cache
+def _catalogue() -> dict[str, dict[str, Any]]:
+    """All labels that recipes share."""
+    return _parse(_shipped(_CATALOGUE), _CATALOGUE)
+
+
+def _shipped(name: str) -> str:
+    return (resources.files("dewmark") / "data" / "recipes" / f"{name}.yaml").read_text(encoding="utf-8")
+
+
+def _parse(text: str, where: str) -> dict[str, Any]:
+    import yaml
+
+    try:
+        raw = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{where} is no YAML: {' '.join(str(error).split())}") from None
+    if not isinstance(raw, dict):
+        raise ConfigError(f"{where} must be a mapping, got {type(raw).__name__}")
+    return raw

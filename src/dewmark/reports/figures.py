@@ -1,0 +1,302 @@
+"""The figures of an experiment: scores, ROC curves, robustness at a glance, by length, and against quality.
+
+Marked texts are blue everywhere, unmarked ones orange, unattacked ones grey; solid lines and filled points
+are judged by the matched null (negatives after the same attack), dashed lines and hollow points by the
+unattacked one. The look is that of `plots`. Boundary: rows and results in, matplotlib figures out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dewmark.evaluation.results import Cell, Evaluation, Operating
+from dewmark.evaluation.scores import CLEAN, HUMAN, KINDS, MARKED, UNMARKED, ScoreRow
+from dewmark.reports.canvas import DASHED, DOTTED, Line, curve, grid, legend, panels
+from dewmark.reports.columns import attack_name, is_cut
+from dewmark.reports.plots import COLOURS, INK, LINE, SOFT, styled
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+__all__ = ["at_a_glance", "by_length", "rewriting_attacks", "roc_curves", "score_distributions", "trade_offs"]
+
+F64 = NDArray[np.float64]
+BySeed = Mapping[int, F64]
+
+_MOST_ATTACKS = 6  # as many as there are colours
+
+
+def rewriting_attacks(evaluation: Evaluation) -> list[str]:
+    """No attack, then those that change texts otherwise than by cutting them short."""
+    found = [each for each in evaluation.attacks if not is_cut(each)]
+    return sorted(found, key=lambda attack: attack != CLEAN)[:_MOST_ATTACKS]
+
+
+def score_distributions(rows: Sequence[ScoreRow], evaluation: Evaluation, *, rate: float = 0.01) -> Figure:
+    """Histograms of scores: a row for each scheme, a panel for each attack, with the unattacked threshold."""
+    scores = _scores(rows)
+    null, bar = _null(scores)
+    schemes, attacks = evaluation.schemes, rewriting_attacks(evaluation)
+    with styled():
+        figure, cells = grid(len(schemes), len(attacks), width=2.3, height=1.05, share_x="row")
+        for scheme, row in zip(schemes, cells, strict=True):
+            low, high = _range(scores, scheme, attacks)
+            for attack, axes in zip(attacks, row, strict=True):
+                _histogram(axes, _pooled(scores, scheme, attack, null), low, high, COLOURS[1])
+                _histogram(axes, _pooled(scores, scheme, attack, MARKED), low, high, COLOURS[0])
+                if attack != CLEAN:
+                    _histogram(axes, _pooled(scores, scheme, CLEAN, null), low, high, SOFT, outline=True)
+                cell = evaluation.cell(scheme, attack)
+                if cell is not None and (at := cell.at(bar, rate)) is not None:
+                    axes.axvline(float(np.mean(at.thresholds)), color=INK, linewidth=0.9, linestyle=DASHED)
+                axes.set(yticks=[], xlim=(low, high))
+                axes.grid(visible=False)
+                axes.spines["left"].set_visible(False)
+                axes.tick_params(labelsize=7, length=2)
+            row[0].set_ylabel(scheme, rotation=0, ha="right", va="center", fontsize=9)
+        for axes, attack in zip(cells[0], attacks, strict=True):
+            axes.set_title(attack_name(attack), fontsize=9)
+        legend(
+            figure,
+            [
+                ("marked", {"color": COLOURS[0], "linewidth": 6, "alpha": 0.6}),
+                (f"{null}, same attack", {"color": COLOURS[1], "linewidth": 6, "alpha": 0.6}),
+                (f"{null}, unattacked", {"color": SOFT, "linewidth": 1.2}),
+                (f"unattacked threshold at {100 * rate:g}%", {"color": INK, "linestyle": DASHED}),
+            ],
+        )
+    return figure
+
+
+def _histogram(
+    axes: Axes, values: F64, low: float, high: float, colour: str, *, outline: bool = False
+) -> None:
+    """The density of scores between two ends; those beyond are counted at the ends."""
+    if len(values):
+        heights, edges = np.histogram(np.clip(values, low, high), np.linspace(low, high, 37), density=True)
+        alpha = 1.0 if outline else 0.6
+        width = 1.0 if outline else 0.0
+        axes.stairs(heights, edges, fill=not outline, color=colour, alpha=alpha, linewidth=width)
+
+
+def roc_curves(rows: Sequence[ScoreRow], evaluation: Evaluation) -> Figure:
+    """A panel for each scheme, a colour for each attack; solid by the matched null, dashed by the other."""
+    scores = _scores(rows)
+    null, _ = _null(scores)
+    attacks = rewriting_attacks(evaluation)
+    sizes = (len(each) for (*_, kind), seeds in scores.items() if kind == null for each in seeds.values())
+    least = min(sizes, default=1)
+    fpr = np.geomspace(min(1.0 / least, 0.01), 1.0, 80)  # below 1/N there is nothing to see
+    with styled():
+        figure, drawn = panels(len(evaluation.schemes), width=2.5, height=2.5, share_x=True, share_y=True)
+        for axes, scheme in zip(drawn, evaluation.schemes, strict=True):
+            for colour, attack in zip(COLOURS, attacks, strict=False):
+                positives = scores.get((scheme, attack, MARKED), {})
+                for under, style in ((attack, "-"), (CLEAN, DASHED)):
+                    tpr = _roc(positives, scores.get((scheme, under, null), {}), fpr)
+                    if tpr is not None and not (style == DASHED and attack == CLEAN):
+                        axes.plot(fpr, tpr, color=colour, linestyle=style, linewidth=1.5)
+            axes.plot(fpr, fpr, color=SOFT, linewidth=0.8, linestyle=DOTTED)
+            axes.axvline(0.01, color=LINE, linewidth=1.2, zorder=0)
+            axes.set(xscale="log", xlim=(fpr[0], 1.0), ylim=(0.0, 1.02))
+            axes.set_xticks([0.01, 0.1, 1.0], ["1%", "10%", "100%"])
+            axes.set_title(scheme, fontsize=9)
+            axes.tick_params(labelsize=8)
+        figure.supxlabel("false-positive rate", fontsize=9)
+        figure.supylabel("share of marked texts found", fontsize=9)
+        names = [attack_name(attack) for attack in attacks]
+        lines: list[Line] = [(name, {"color": colour}) for name, colour in zip(names, COLOURS, strict=False)]
+        nulls: list[Line] = [
+            ("matched null", {"color": SOFT}),
+            ("unattacked null", {"color": SOFT, "linestyle": DASHED}),
+        ]
+        legend(figure, [*lines, *nulls])
+    return figure
+
+
+def at_a_glance(evaluation: Evaluation, *, rate: float = 0.01) -> Figure:
+    """TPR of every scheme under every attack: filled by the matched null, hollow by the unattacked one."""
+    schemes, attacks = evaluation.schemes[::-1], rewriting_attacks(evaluation)
+    with styled():
+        height = 0.27 * len(schemes) + 0.2
+        figure, cells = grid(1, len(attacks), width=2.3, height=height, share_x=True, share_y=True)
+        for axes, attack in zip(cells[0], attacks, strict=True):
+            for y, scheme in enumerate(schemes):
+                cell = evaluation.cell(scheme, attack)
+                if cell is not None:
+                    _dumbbell(axes, y, cell, rate)
+            axes.set(xlim=(-0.03, 1.03), ylim=(-0.6, len(schemes) - 0.4), xticks=[0.0, 0.5, 1.0])
+            axes.set_yticks(range(len(schemes)), schemes)
+            axes.axvline(rate, color=SOFT, linewidth=0.8, linestyle=DOTTED)
+            axes.set_title(attack_name(attack), fontsize=9)
+            axes.tick_params(axis="y", length=0)
+            axes.spines["left"].set_visible(False)
+        figure.supxlabel(f"share of marked texts found at {100 * rate:g}% false positives", fontsize=9)
+        dot: dict[str, Any] = {"color": COLOURS[0], "marker": "o", "linestyle": "", "markersize": 6}
+        hollow = {**dot, "markerfacecolor": "white", "color": COLOURS[1]}
+        legend(figure, [("matched null, 95% interval", dot), ("unattacked null (the paper's)", hollow)])
+    return figure
+
+
+def by_length(evaluation: Evaluation, *, rate: float = 0.01) -> Figure | None:
+    """TPR against the length of texts that were cut short; None if none were."""
+    cut = [each for each in evaluation.attacks if is_cut(each)]
+    if not cut:
+        return None
+    with styled():
+        figure, ((axes,),) = grid(1, 1, width=6.2, height=3.8)
+        for number, scheme in enumerate(evaluation.schemes):
+            cells = [cell for each in (*cut, CLEAN) if (cell := evaluation.cell(scheme, each)) is not None]
+            points = [
+                (cell.tokens, at.found)
+                for cell in sorted(cells, key=lambda cell: cell.tokens)
+                if (at := _strictest(cell, rate)) is not None
+            ]
+            if not points:
+                continue
+            lengths, found = zip(*points, strict=True)
+            look = curve(number)
+            axes.plot(lengths, [each.rate for each in found], label=scheme, markersize=4, **look)
+            if len(evaluation.schemes) <= len(COLOURS):  # more bands than that hide each other
+                ends = [each.low for each in found], [each.high for each in found]
+                axes.fill_between(lengths, *ends, color=look["color"], alpha=0.12, linewidth=0)
+        axes.set(
+            xlabel="length (tokens scored)",
+            ylabel=f"share of marked texts found at {100 * rate:g}%",
+            ylim=(0.0, 1.03),
+            xlim=(0.0, None),
+        )
+        axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), fontsize=8)
+    return figure
+
+
+def trade_offs(
+    families: Mapping[str, Sequence[tuple[str, str]]],
+    evaluation: Evaluation,
+    quality: Mapping[str, float],
+    *,
+    unmarked: float | None,
+    label: str,
+    rate: float = 0.01,
+) -> Figure | None:
+    """Robustness against quality: a panel for each attack, a curve for each family over its strengths.
+
+    ``families`` are [(scheme, strength)] by name, ``quality`` one number per scheme, called ``label``;
+    ``unmarked`` is that of unmarked texts. None if no scheme has both.
+    """
+    attacks = [each for each in rewriting_attacks(evaluation) if each != CLEAN] or [CLEAN]
+    known = {
+        name: [(scheme, strength) for scheme, strength in members if scheme in quality]
+        for name, members in families.items()
+    }
+    if not any(known.values()):
+        return None
+    with styled():
+        figure, drawn = panels(len(attacks), width=3.4, height=3.0, share_x=True, share_y=True)
+        for axes, attack in zip(drawn, attacks, strict=True):
+            if unmarked is not None:
+                axes.axvline(unmarked, color=SOFT, linewidth=1.0, linestyle=DASHED)
+            for number, members in enumerate(known.values()):
+                _strengths(axes, members, evaluation, attack, quality, number, rate)
+            axes.set_title(attack_name(attack), fontsize=9)
+            axes.set(ylim=(-0.03, 1.05))
+            axes.margins(x=0.12)
+        figure.supxlabel(label, fontsize=9)
+        figure.supylabel(f"found at {100 * rate:g}%, matched null", fontsize=9)
+        lines = [(name, {**curve(i), "markersize": 4}) for i, name in enumerate(known)]
+        if unmarked is not None:
+            lines.append(("unmarked texts", {"color": SOFT, "linestyle": DASHED}))
+        legend(figure, lines)
+    return figure
+
+
+def _dumbbell(axes: Axes, y: int, cell: Cell, rate: float) -> None:
+    """One scheme's two figures, joined by a line: how long it is, the null's shift is."""
+    clean = cell.at("clean", rate) or cell.at("human", rate)
+    matched = cell.at("matched", rate) or cell.at("human-matched", rate)
+    if clean is not None and matched is not None:
+        axes.plot([clean.tpr.mean, matched.tpr.mean], [y, y], color=LINE, linewidth=3.0, zorder=1)
+    if clean is not None:
+        axes.plot(clean.tpr.mean, y, "o", color=COLOURS[1], markerfacecolor="white", markersize=6, zorder=2)
+    if matched is not None:
+        axes.plot([matched.found.low, matched.found.high], [y, y], color=COLOURS[0], linewidth=1.4, zorder=3)
+        axes.plot(matched.tpr.mean, y, "o", color=COLOURS[0], markersize=5, zorder=4)
+
+
+def _strengths(
+    axes: Axes,
+    members: Sequence[tuple[str, str]],
+    evaluation: Evaluation,
+    attack: str,
+    quality: Mapping[str, float],
+    number: int,
+    rate: float,
+) -> None:
+    """One family's curve over its strengths, each point named by its strength."""
+    points = [
+        (quality[scheme], at.tpr.mean, strength)
+        for scheme, strength in members
+        if (cell := evaluation.cell(scheme, attack)) and (at := _strictest(cell, rate))
+    ]
+    if not points:
+        return
+    x, y, strengths = zip(*points, strict=True)
+    axes.plot(x, y, markersize=4.5, **curve(number))
+    for across, up, strength in zip(x, y, strengths, strict=True):
+        if len(points) > 1:
+            axes.annotate(
+                strength, (across, up), xytext=(4, 4), textcoords="offset points", fontsize=7, color=SOFT
+            )
+
+
+def _strictest(cell: Cell, rate: float) -> Operating | None:
+    """By the matched null where there is one, else by the unattacked or people's."""
+    found = (cell.at(null, rate) for null in ("matched", "human-matched", "clean", "human"))
+    return next((each for each in found if each is not None), None)
+
+
+def _scores(rows: Sequence[ScoreRow]) -> dict[tuple[str, str, str], dict[int, F64]]:
+    """Scores by (scheme, attack, kind) and seed."""
+    lists: dict[tuple[str, str, str], dict[int, list[float]]] = {}
+    for row in rows:
+        lists.setdefault((row.scheme, row.attack, row.kind), {}).setdefault(row.seed, []).append(row.score)
+    return {
+        place: {seed: np.array(values) for seed, values in seeds.items()} for place, seeds in lists.items()
+    }
+
+
+def _null(scores: Mapping[tuple[str, str, str], BySeed]) -> tuple[str, str]:
+    """The kind of texts without a mark that a run has, and its threshold: the host's own, else people's."""
+    return (UNMARKED, "clean") if any(kind == UNMARKED for *_, kind in scores) else (HUMAN, "human")
+
+
+def _pooled(scores: Mapping[tuple[str, str, str], BySeed], scheme: str, attack: str, kind: str) -> F64:
+    seeds = scores.get((scheme, attack, kind), {})
+    return np.concatenate(list(seeds.values())) if seeds else np.empty(0)
+
+
+def _range(
+    scores: Mapping[tuple[str, str, str], BySeed], scheme: str, attacks: Sequence[str]
+) -> tuple[float, float]:
+    """The axis of a scheme: all of its scores but a few far ones, which stand at the ends."""
+    values = [_pooled(scores, scheme, attack, kind) for attack in attacks for kind in KINDS]
+    together = np.concatenate(values)
+    low, high = (float(end) for end in np.quantile(together, [0.001, 0.999]))
+    return (low, high) if high > low else (low - 1.0, high + 1.0)
+
+
+def _roc(positives: BySeed, negatives: BySeed, fpr: F64) -> F64 | None:
+    """TPR at each rate: the mean over seeds, each with its own negatives; None without any."""
+    curves = []
+    for seed in positives.keys() & negatives.keys():
+        high, low = np.sort(positives[seed]), np.sort(negatives[seed])[::-1]
+        # the conservative threshold of `stats.metrics.threshold_at`, at all rates at once
+        bars = low[np.minimum(np.floor(fpr * len(low) * (1.0 + 1e-12)).astype(np.int64), len(low) - 1)]
+        found = 1.0 - np.searchsorted(high, bars, side="right") / len(high)
+        curves.append(np.where(fpr < 1.0, found, 1.0))
+    return np.mean(curves, axis=0) if curves else None

@@ -1,0 +1,110 @@
+"""The paper's table, and our figures beside those of the paper that measure the same thing.
+
+An attack is the same if it has the same label. Where ours is another of the same family (a translation into
+another language, say), it stands beside the paper's too, under both names.
+"""
+
+from __future__ import annotations
+
+from dewmark.evaluation.results import Evaluation
+from dewmark.evaluation.scores import CLEAN
+from dewmark.reports.columns import attack_name, measure_column, of_spread
+from dewmark.reports.paper import PaperColumn, PaperTable, PaperValue
+from dewmark.reports.run_files import RunFiles
+from dewmark.reports.tables import Column, Figure, Row, Table
+from dewmark.stats.metrics import Spread
+
+__all__ = ["beside_paper", "paper_as_table"]
+
+
+def paper_as_table(paper: PaperTable) -> Table:
+    """The paper's own table."""
+    columns = tuple(
+        measure_column(each.measure, each.rate, group=attack_name(each.attack) if each.attack else "")
+        for each in paper.columns
+    )
+    rows = tuple(
+        Row(row.label, tuple(map(_figure, row.values)), row.group or "", baseline=row.scheme == CLEAN)
+        for row in paper.rows
+    )
+    size = f"; {paper.texts} texts a cell and seed, seeds: {paper.seeds}" if paper.texts else ""
+    return Table(f"The paper: {paper.source}", columns, rows, (f"{paper.about}{size}.",))
+
+
+def beside_paper(run: RunFiles, paper: PaperTable) -> Table | None:
+    """Ours and the paper's figure in neighbouring columns; None if nothing was measured in both."""
+    labels = {scheme: row.label for scheme in run.schemes if (row := paper.row(scheme)) is not None}
+    schemes = list(labels)
+    columns: list[Column] = []
+    figures: list[list[Figure | None]] = []
+    for column in paper.columns:
+        for attack in _ours_for(run.evaluation, column):
+            ours = [of_spread(_measured(run, scheme, column, attack, paper.negatives)) for scheme in schemes]
+            theirs = [_figure(paper.value(scheme, column)) for scheme in schemes]
+            if any(ours) and any(theirs):
+                group = _heading(column, attack)
+                shown = measure_column(column.measure, column.rate, group=group)
+                for who, side in (("ours", ours), ("paper", theirs)):
+                    columns.append(
+                        Column(f"{shown.head} {who}", group, shown.decimals, "", shown.sign, shown.shade)
+                    )
+                    figures.append(side)
+    if not columns:
+        return None
+    rows = tuple(
+        Row(
+            f"{scheme}: {labels[scheme]}" if labels[scheme] != scheme else scheme,
+            tuple(side[i] for side in figures),
+        )
+        for i, scheme in enumerate(schemes)
+    )
+    note = (
+        "Models, texts and attackers differ (see the configuration): compare the order of schemes and the "
+        "direction of effects before the figures themselves."
+    )
+    return Table(f"Beside the paper ({paper.source})", tuple(columns), rows, (note,))
+
+
+def _ours_for(evaluation: Evaluation | None, column: PaperColumn) -> list[str | None]:
+    """Our attacks that answer to a column of the paper: the same, or others of its family."""
+    if column.attack is None:
+        return [None]
+    attacks = evaluation.attacks if evaluation else []
+    if column.attack in attacks:
+        return [column.attack]
+    family = column.attack.split("-")[0]
+    return [each for each in attacks if each.split("-")[0] == family]
+
+
+def _measured(
+    run: RunFiles, scheme: str, column: PaperColumn, attack: str | None, negatives: str
+) -> Spread | None:
+    """Our figure of the column's measure."""
+    if attack is None:
+        quality, time = run.quality.get(scheme), run.runtime.get(scheme)
+        return {
+            "perplexity": quality.perplexity if quality else None,
+            "nps": run.preference.get(scheme),
+            "generate": time.generate if time else None,
+            "detect": time.detect if time else None,
+        }[column.measure]
+    cell = run.evaluation.cell(scheme, attack) if run.evaluation else None
+    if cell is None:
+        return None
+    if column.measure == "auroc":
+        beside = cell.beside(negatives)
+        return beside.auroc if beside else None
+    at = cell.at(negatives, column.rate or 0.0)
+    return at.tpr if at else None
+
+
+def _heading(column: PaperColumn, attack: str | None) -> str:
+    if attack is None or column.attack is None:
+        return ""
+    if attack == column.attack:
+        return attack_name(attack)
+    return f"{attack_name(attack)} (paper: {attack_name(column.attack)})"
+
+
+def _figure(value: PaperValue | None) -> Figure | None:
+    return None if value is None else Figure(value.value, value.half_range)

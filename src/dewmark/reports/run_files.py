@@ -1,0 +1,156 @@
+"""What a run left behind, read and summed up over seeds: evaluation, quality, preference, run time, theft.
+
+Files that a run did not write are simply absent; only ``evaluation.json`` or ``scores.jsonl`` must be there,
+unless nothing but run times was measured.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from dewmark import storage
+from dewmark.errors import InputError
+from dewmark.evaluation.protocol import evaluate
+from dewmark.evaluation.results import Evaluation
+from dewmark.evaluation.scores import ScoreRow, read_scores
+from dewmark.stats.metrics import Spread, spread
+
+__all__ = ["Quality", "RunFiles", "RunTime", "read_run"]
+
+
+@dataclass(frozen=True, slots=True)
+class Quality:
+    """A scheme's texts over seeds: the median perplexity, means of the other measures."""
+
+    kind: str
+    perplexity: Spread | None
+    tokens: Spread | None
+    distinct: tuple[Spread | None, ...]
+    repetition: Spread | None
+
+
+@dataclass(frozen=True, slots=True)
+class RunTime:
+    """Seconds per text and peak memory of a scheme; None where the phase was not timed."""
+
+    generate: Spread | None
+    detect: Spread | None
+    peak_mib: float | None
+    devices: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class RunFiles:
+    """Everything that a report shows."""
+
+    evaluation: Evaluation | None
+    scores: Sequence[ScoreRow]
+    quality: Mapping[str, Quality] = field(default_factory=dict)
+    preference: Mapping[str, Spread] = field(default_factory=dict)
+    runtime: Mapping[str, RunTime] = field(default_factory=dict)
+    stealing: Mapping[str, Mapping[str, Spread]] = field(default_factory=dict)
+
+    @property
+    def schemes(self) -> list[str]:
+        """All rows of tables: schemes, and ``none`` where unmarked texts were judged or timed."""
+        evaluated = self.evaluation.schemes if self.evaluation else []
+        return list(dict.fromkeys([*evaluated, *self.quality, *self.preference, *self.runtime]))
+
+
+def read_run(folder: Path) -> RunFiles:
+    """Read a run's folder."""
+    scores = read_scores(path) if (path := folder / "scores.jsonl").is_file() else []
+    evaluation = None
+    if (path := folder / "evaluation.json").is_file():
+        evaluation = Evaluation.load(path)
+    elif scores:
+        evaluation = evaluate(scores)
+    run = RunFiles(
+        evaluation=evaluation,
+        scores=scores,
+        quality=_quality(_rows(folder / "quality.jsonl")),
+        preference=_preference(_rows(folder / "preference.jsonl")),
+        runtime=_runtime(_rows(folder / "runtime.jsonl")),
+        stealing=_stealing(_rows(folder / "stealing.jsonl")),
+    )
+    if not run.schemes:
+        raise InputError(
+            f"{folder} holds no results: it needs evaluation.json, scores.jsonl or runtime.jsonl"
+        )
+    return run
+
+
+def _rows(path: Path) -> list[dict[str, Any]]:
+    return [row for _, row in storage.read_jsonl(path)] if path.is_file() else []
+
+
+def _by(rows: Sequence[dict[str, Any]], name: str) -> dict[Any, list[dict[str, Any]]]:
+    groups: dict[Any, list[dict[str, Any]]] = {}
+    for row in rows:
+        groups.setdefault(row[name], []).append(row)
+    return groups
+
+
+def _over_seeds(
+    rows: Sequence[dict[str, Any]], name: str, middle: Callable[[list[float]], float]
+) -> Spread | None:
+    """Each seed's mean or median of a field, spread over seeds; missing values are left out."""
+    values = {
+        seed: [float(row[name]) for row in mine if row.get(name) is not None]
+        for seed, mine in _by(rows, "seed").items()
+    }
+    figures = [middle(each) for _, each in sorted(values.items()) if each]
+    return spread(figures) if figures else None
+
+
+def _quality(rows: Sequence[dict[str, Any]]) -> dict[str, Quality]:
+    return {
+        scheme: Quality(
+            kind=mine[0]["kind"],
+            perplexity=_over_seeds(mine, "perplexity", statistics.median),
+            tokens=_over_seeds(mine, "tokens", statistics.fmean),
+            distinct=tuple(_over_seeds(mine, f"distinct_{n}", statistics.fmean) for n in (1, 2, 3)),
+            repetition=_over_seeds(mine, "repetition", statistics.fmean),
+        )
+        for scheme, mine in _by(rows, "scheme").items()
+    }
+
+
+def _preference(rows: Sequence[dict[str, Any]]) -> dict[str, Spread]:
+    """The net preference score: (wins − losses) / pairs, for each scheme over seeds."""
+    scores = {
+        scheme: _over_seeds(mine, "outcome", statistics.fmean) for scheme, mine in _by(rows, "scheme").items()
+    }
+    return {scheme: score for scheme, score in scores.items() if score is not None}
+
+
+def _stealing(rows: Sequence[dict[str, Any]]) -> dict[str, dict[str, Spread]]:
+    """Every number of each victim and attack over seeds; the rows are named "victim attack"."""
+    named = [{**row, "name": f"{row['scheme']} {row['attack']}"} for row in rows]
+    found: dict[str, dict[str, Spread]] = {}
+    for name, mine in _by(named, "name").items():
+        numbers = [key for key, value in mine[0].items() if isinstance(value, int | float)]
+        over = {key: _over_seeds(mine, key, statistics.fmean) for key in numbers}
+        found[name] = {key: value for key, value in over.items() if value is not None}
+    return found
+
+
+def _runtime(rows: Sequence[dict[str, Any]]) -> dict[str, RunTime]:
+    found = {}
+    for scheme, mine in _by(rows, "scheme").items():
+        phases = _by(mine, "phase")
+        seconds = {
+            phase: spread([float(row["seconds_per_text"]) for row in each]) for phase, each in phases.items()
+        }
+        peaks = [float(row["peak_mib"]) for row in mine if row.get("peak_mib") is not None]
+        found[scheme] = RunTime(
+            generate=seconds.get("generate"),
+            detect=seconds.get("detect"),
+            peak_mib=max(peaks) if peaks else None,
+            devices=tuple(sorted({str(row["device"]) for row in mine if row.get("device")})),
+        )
+    return found

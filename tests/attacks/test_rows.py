@@ -1,0 +1,103 @@
+"""Runs over rows: what a row becomes, stopping at any byte, files of other runs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from dewmark.attacks import load_attack, text_seed
+from dewmark.attacks.rows import attack_rows, attacked_row, row_seeds
+from dewmark.errors import ConfigError, DewmarkError, StorageError
+
+TEXTS = [f" old text number {i} with some words \u2028 é" for i in range(7)]
+TEXTS[2] = ""
+ROWS = [{"id": f"r{i}", "prompt": "p é", "text": text, "seed": i} for i, text in enumerate(TEXTS)]
+DELETE = load_attack("delete")
+
+
+@pytest.fixture
+def out(tmp_path: Path) -> Path:
+    return tmp_path / "deep" / "out.jsonl"
+
+
+def test_a_row_keeps_its_fields_and_tells_what_was_done(out: Path):
+    assert attack_rows(DELETE, ROWS, out, seed=3) == 0
+    made = [json.loads(line) for line in out.read_text(encoding="utf-8").split("\n")[:-1]]
+    assert len(made) == len(ROWS)
+    for row, new in zip(ROWS, made, strict=True):
+        assert list(new) == [*row, "attack", "original_text"]
+        assert new["attack"] == {"name": "delete", "r": 0.3, "seed": 3}
+        assert new["original_text"] == row["text"]
+        assert {**new, "text": row["text"]} == {**new, **row}
+        assert [new["text"]] == DELETE.apply([row["text"]], seeds=[text_seed(3, row["id"])])
+
+
+def test_two_attacks_one_after_the_other():
+    once = attacked_row(ROWS[0], "first", attack={"name": "a"})
+    twice = attacked_row(once, "second", attack={"name": "b"})
+    assert twice["attack"] == {"name": "b", "after": {"name": "a"}}
+    assert twice["original_text"] == ROWS[0]["text"]
+
+
+def test_rows_without_an_id_are_told_apart_by_their_number():
+    assert row_seeds([{"text": "a"}, {"text": "a"}, {"text": "a", "id": 7}], 1) == [
+        text_seed(1, 0),
+        text_seed(1, 1),
+        text_seed(1, 7),
+    ]
+
+
+def test_a_run_stopped_at_any_byte_ends_the_same(out: Path):
+    attack_rows(DELETE, ROWS, out, batch_size=3)
+    whole = out.read_bytes()
+    ends = [i + step for i, byte in enumerate(whole) if byte == 10 for step in (0, 1, 2)]
+    for end in sorted({*range(0, len(whole), 29), *ends} & set(range(len(whole)))):
+        out.write_bytes(whole[:end])
+        lines = whole[:end].count(b"\n")
+        assert attack_rows(DELETE, ROWS, out, batch_size=3) == lines // 3 * 3
+        assert out.read_bytes() == whole
+    assert attack_rows(DELETE, ROWS, out, batch_size=3) == len(ROWS)  # nothing left to do
+    assert out.read_bytes() == whole
+
+
+def test_the_size_of_batches_does_not_matter(out: Path, tmp_path: Path):
+    attack_rows(DELETE, ROWS, out, batch_size=2)
+    attack_rows(DELETE, ROWS, tmp_path / "b.jsonl", batch_size=64)
+    assert out.read_bytes() == (tmp_path / "b.jsonl").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("attack", "rows", "seed", "said"),
+    [
+        (load_attack("delete", r=0.5), ROWS, 0, "line 1 is not what this run would write (attack differs)"),
+        (DELETE, ROWS, 1, "attack differs"),
+        (DELETE, [{**row, "text": "other"} for row in ROWS], 0, "original_text differs"),
+        (DELETE, [{**row, "prompt": "other"} for row in ROWS], 0, "prompt differs"),
+        (DELETE, [{k: row[k] for k in ("id", "text", "prompt")} for row in ROWS], 0, "another field differs"),
+        (DELETE, ROWS[:3], 0, "line 4: there are only 3 texts"),
+    ],
+)
+def test_a_file_of_another_run_is_refused_untouched(out: Path, attack, rows, seed, said):
+    attack_rows(DELETE, ROWS, out)
+    before = out.read_bytes()
+    with pytest.raises(ConfigError) as told:
+        attack_rows(attack, rows, out, seed=seed)
+    assert said in str(told.value)
+    assert "another --out" in str(told.value)
+    assert out.read_bytes() == before
+
+
+@pytest.mark.parametrize("foreign", [b"no json\n", b"[]\n", b"{}\n", b'{"id": "other', b"half a line"])
+def test_what_no_run_wrote_is_refused_untouched(out: Path, foreign: bytes):
+    out.parent.mkdir()
+    out.write_bytes(foreign)
+    with pytest.raises(DewmarkError, match="line 1"):
+        attack_rows(DELETE, ROWS, out)
+    assert out.read_bytes() == foreign
+
+
+def test_a_folder_is_no_output(tmp_path: Path):
+    with pytest.raises(StorageError, match="no ordinary file"):
+        attack_rows(DELETE, ROWS, tmp_path)

@@ -1,0 +1,149 @@
+"""The whole attack on the tiny host: who is deceived by forged and scrubbed texts, and who is not."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+import dewmark
+from dewmark.attacks.stealing import StealSettings, steal
+from dewmark.attacks.stealing_curve import forgery_curve
+from dewmark.attacks.stealing_judge import Judge
+from dewmark.attacks.stealing_writing import decoding_of, write_texts
+from dewmark.errors import ConfigError, InputError
+from dewmark.hosts.fake import FakeHost
+
+PROMPTS = [f"the {word}" for word in ("sea", "hill", "town", "river")] * 5
+
+
+@pytest.fixture(scope="module")
+def host() -> FakeHost:
+    return FakeHost(512)
+
+
+def texts_of(host, scheme, number, *, seed):
+    prompts = (PROMPTS * number)[:number]
+    made = host.generate(
+        prompts,
+        scheme=scheme,
+        seeds=range(seed, seed + number),
+        max_new_tokens=80,
+        min_new_tokens=80,
+        batch_size=number,
+    )
+    return [g.text for g in made]
+
+
+@pytest.fixture(scope="module")
+def unigram(host):
+    """A unigram victim with a corpus: 200 marked, 200 base, 60 "human" texts (of another model)."""
+    victim = dewmark.load_scheme("unigram", key=dewmark.Key(bytes(range(32))), host=host.info)
+    humans = texts_of(FakeHost(512, seed=5), None, 60, seed=0)
+    return victim, texts_of(host, victim, 200, seed=0), texts_of(host, None, 200, seed=1000), humans
+
+
+SMALL = {"texts": 20, "tokens": 80, "batch_size": 20}
+
+
+def test_a_unigram_mark_is_forged_and_without_strength_nothing_is(host, unigram, tmp_path):
+    victim, *corpus = unigram
+    result = steal(
+        victim, host, *corpus, settings=StealSettings(strength=10.0, **SMALL), prompts=PROMPTS, keep=tmp_path
+    )
+    assert result.genuine_found > 0.9
+    assert result.found > 0.8
+    assert result.above > 0.8
+    # at a true level of 1% five of 20 control texts are found with probability 1e-6
+    assert result.control_found < 0.25
+    assert (result.written, result.observed, result.base, result.humans) == (20, 200, 200, 60)
+    assert result.cosine is None is result.kept
+    row = json.loads(json.dumps(result.to_dict()))
+    assert "texts" not in row
+    assert row["victim"] == "unigram"
+    idle = steal(
+        victim, host, *corpus, settings=StealSettings(strength=0.0, **SMALL), prompts=PROMPTS, keep=tmp_path
+    )
+    assert idle.found == idle.control_found == result.control_found
+    assert idle.perplexity == result.control_perplexity
+
+
+def test_a_unigram_mark_is_scrubbed(host, unigram):
+    victim, marked, base, humans = unigram
+    settings = StealSettings(mode="scrub", strength=8.0, fidelity=9.0, empty_weight=100.0, **SMALL)
+    result = steal(
+        victim, host, marked[20:], base, humans, settings=settings, prompts=PROMPTS, targets=marked[:20]
+    )
+    assert result.genuine_found > 0.9
+    assert result.found < result.control_found - 0.3
+    assert 0.0 < result.kept < result.control_kept < 1.0
+
+
+def test_more_texts_make_a_better_forger(host, bag_encoder):
+    key = dewmark.Key(bytes(range(32)))
+    victim = dewmark.load_scheme("dew", key=key, host=host.info, units="token", sampler="bias", lambda_=4.0)
+    marked, base = texts_of(host, victim, 80, seed=0), texts_of(host, None, 80, seed=1000)
+    humans = texts_of(FakeHost(512, seed=5), None, 40, seed=0)
+    settings = StealSettings(strength=5.0, **SMALL)
+    points = forgery_curve(
+        victim, host, marked, base, humans, prompts=PROMPTS, settings=settings, sizes=(6, 80, 500)
+    )
+    assert [point.texts for point in points] == [6, 80]  # there are no 500
+    assert points[1].cosine > points[0].cosine + 0.1
+    assert points[1].mean_z > points[0].mean_z
+    assert points[1].found > 0.5
+    with pytest.raises(InputError, match="fewer than"):
+        forgery_curve(victim, host, marked[:5], base, humans, prompts=PROMPTS, sizes=(6,))
+
+
+def test_a_stopped_run_goes_on_with_the_same_texts(host, tmp_path):
+    arguments = {"seeds": range(8), "decoding": decoding_of(12), "batch_size": 3, "keep": tmp_path}
+    whole = write_texts(host, None, PROMPTS[:8], **arguments)
+    (file,) = tmp_path.iterdir()
+    data = file.read_bytes()
+    for cut in (0, 10, len(data) // 2, len(data) - 1):
+        file.write_bytes(data[:cut])
+        assert write_texts(host, None, PROMPTS[:8], **arguments) == whole
+        assert file.read_bytes() == data
+
+
+def test_the_judge_takes_blank_texts_for_unmarked_and_needs_humans(host, unigram):
+    victim, marked, _, humans = unigram
+    judge = Judge.of(victim, humans)
+    found = judge.judge(["", "a\0b the sea", *marked[:8]])
+    assert (found.p_values[0], found.z[0]) == (1.0, 0.0)
+    assert found.found >= 0.7
+    assert np.mean([d.p_value < 0.01 for d in victim.detect_batch(humans)]) == judge.human_found
+    with pytest.raises(InputError, match="human"):
+        Judge.of(victim, [])
+
+
+def test_refusals(host, unigram):
+    victim, marked, base, humans = unigram
+    with pytest.raises(InputError, match="20 prompts and 1 texts"):
+        steal(
+            victim,
+            host,
+            marked,
+            base,
+            humans,
+            settings=StealSettings(mode="scrub"),
+            prompts=PROMPTS,
+            targets=["a"],
+        )
+    with pytest.raises(InputError, match="got 0 and 200"):
+        steal(victim, host, [], base, humans, settings=StealSettings(), prompts=PROMPTS)
+    with pytest.raises(ConfigError, match="use method counts"):
+        steal(victim, host, marked, base, humans, settings=StealSettings(method="embedding"), prompts=PROMPTS)
+    for wrong in (
+        {"strength": -1.0},
+        {"method": "guess"},
+        {"mode": "x"},
+        {"observed": 0},
+        {"tilt": 0.0},
+        {"texts": 0},
+        {"h": 9},
+    ):
+        with pytest.raises(ConfigError):
+            StealSettings(**wrong)

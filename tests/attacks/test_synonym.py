@@ -1,0 +1,163 @@
+"""Substitution of words, on a tiny BERT with random weights, a tiny WordNet and a tiny host."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from tests.attacks.tiny import WORDS, tiny_bert, tiny_wordnet
+from transformers import AutoModelForMaskedLM, AutoTokenizer
+
+from dewmark.attacks import load_attack
+from dewmark.attacks.masked_lm import MaskedLM, find_masked_lm
+from dewmark.attacks.synonym import Synonym
+from dewmark.errors import ConfigError, ModelError
+from dewmark.hosts.fake import FakeHost, tiny_tokenizer
+
+TEXT = (
+    '  "The old House," is over the RIVER;\n\nthe walk was new (old city) and the people of the home walked.'
+)
+KNOWN = ["old", "House", "RIVER", "walk", "old", "city", "home", "walked"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("synonym")
+    tiny_wordnet(path / "wordnet")
+    tiny_bert(path / "bert")
+    return path
+
+
+@pytest.fixture
+def masked(folder: Path) -> Synonym:
+    return Synonym(model=str(folder / "bert"), wordnet=str(folder / "wordnet"), device="cpu")
+
+
+@pytest.fixture
+def weighed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Synonym:
+    host = FakeHost()
+    monkeypatch.setattr("dewmark.hosts.load_host", lambda name, **_: host)
+    monkeypatch.setattr("dewmark.hosts.host_info", lambda name: host.info)
+    return Synonym(method="wordnet", wordnet=str(folder / "wordnet"), r=1.0, device="cpu")
+
+
+def bare(text: str) -> list[str]:
+    return [word.strip('".,;()') for word in text.split()]
+
+
+class TestMaskedLM:
+    def test_a_gap_gets_the_likeliest_whole_word(self, folder: Path):
+        location = str(folder / "bert")
+        filler = MaskedLM(find_masked_lm(location), device="cpu")
+        tokenizer, model = (
+            AutoTokenizer.from_pretrained(location),
+            AutoModelForMaskedLM.from_pretrained(location),
+        )
+        contexts = [("the old", "is new."), ("", "of the city"), ("people walk over the", "")]
+        made = filler.fill(contexts, window=64, batch_size=2)
+        words = [token for token in tokenizer.get_vocab() if token.isalpha()]  # no pieces, marks, specials
+        for (left, right), word in zip(contexts, made, strict=True):
+            ids = tokenizer(f"{left} [MASK] {right}", return_tensors="pt")
+            with torch.inference_mode():
+                logits = model.eval()(**ids).logits[0]
+            at = ids["input_ids"][0].tolist().index(tokenizer.mask_token_id)
+            assert word == max(words, key=lambda w: logits[at, tokenizer.get_vocab()[w]].item())
+
+    def test_what_lies_outside_the_window_is_not_seen(self, folder: Path):
+        filler = MaskedLM(find_masked_lm(str(folder / "bert")), device="cpu")
+        near = [("old house walk " * 20 + "the river is", "over the city " + "home " * 50)]
+        far = [("new people " * 30 + "the river is", "over the city " + "light " * 50)]
+        assert filler._rows(near, 6) == filler._rows(far, 6)
+        assert filler._rows(near, 12) != filler._rows(far, 12)
+
+    def test_long_texts_stay_within_the_model(self, folder: Path):
+        attack = Synonym(model=str(folder / "bert"), wordnet=str(folder / "wordnet"), r=0.01, device="cpu")
+        made = attack.apply(["old house " * 500], seeds=[0])[0]
+        assert len(made.split()) == 1000
+
+    def test_a_model_without_a_mask(self, folder: Path, tmp_path: Path):
+        tiny_tokenizer().save_pretrained(tmp_path)
+        AutoModelForMaskedLM.from_pretrained(folder / "bert").save_pretrained(tmp_path)
+        with pytest.raises(ConfigError, match="has no mask token"):
+            MaskedLM(find_masked_lm(str(tmp_path)), device="cpu")
+
+    def test_no_model_says_what_else_there_is(self, monkeypatch: pytest.MonkeyPatch):
+        monkeypatch.setattr("dewmark.hosts.sources._hub", _unreachable)
+        with pytest.raises(ModelError, match=r"'bert-large-uncased' \(no google-bert/.*\): .*method=wordnet"):
+            find_masked_lm("bert-large-uncased")
+
+
+def _unreachable(name: str) -> None:
+    raise ModelError(f"no {name}: use the packaged host")
+
+
+class TestMasked:
+    @pytest.mark.parametrize("r", [0.0, 0.1, 0.3, 1.0])
+    def test_a_share_of_all_words_is_drawn_from_those_that_wordnet_knows(self, masked: Synonym, r: float):
+        attack = load_attack("synonym", r=r, model=masked.model, wordnet=masked.wordnet, device="cpu")
+        old = bare(TEXT)
+        wanted = min(round(r * len(old)), len(KNOWN))
+        changed = set()
+        for text in attack.apply([TEXT] * 12, seeds=range(12)):
+            new = bare(text)
+            places = [i for i, (a, b) in enumerate(zip(old, new, strict=True)) if a != b]
+            assert len(places) <= wanted  # a word may be its own best replacement
+            assert all(old[i] in KNOWN for i in places)
+            changed |= set(places)
+        assert bool(changed) == (r > 0)
+
+    def test_marks_spaces_and_capitals_stay(self, masked: Synonym):
+        attack = load_attack("synonym", r=1.0, model=masked.model, wordnet=masked.wordnet, device="cpu")
+        text = attack.apply([TEXT], seeds=[3])[0]
+        words = iter(bare(TEXT))
+        new = bare(text)
+        assert text == "".join(_put(TEXT, words, new))
+        assert new[2][0].isupper()  # House
+        assert new[2][1:].islower() or len(new[2]) == 1
+        assert new[6].isupper()  # RIVER
+        assert {word.lower() for word in new} <= set(WORDS) | set("abcdefghijklmnopqrstuvwxyz")
+
+    def test_which_words_is_the_seed_s_choice(self, masked: Synonym):
+        made = masked.apply([TEXT] * 10, seeds=range(10))
+        assert len(set(made)) > 3
+
+
+def _put(text: str, old: object, new: list[str]) -> list[str]:
+    """The text with its bare words replaced one after the other."""
+    out, at = [], 0
+    for word, other in zip(old, new, strict=True):
+        start = text.index(word, at)
+        out += [text[at:start], other]
+        at = start + len(word)
+    return [*out, text[at:]]
+
+
+class TestWeighed:
+    def test_the_synonym_is_the_one_the_host_finds_likeliest(self, weighed: Synonym):
+        text = "the old city was over the house"
+        host = FakeHost()
+        made = weighed.apply([text], seeds=[0])[0].split()
+        assert made[2] == "metropolis"  # its only one; "old" has three letters and stays
+        assert made[1] == "old"
+        scored = {
+            new: host.log_likelihood(["the old city was over the"], [f" {new}"])[0][0]
+            for new in ("home", "dwelling", "shelter")
+        }
+        assert made[6] == max(scored, key=scored.__getitem__)
+
+    def test_the_methods_have_two_labels_and_identities(self, masked: Synonym, weighed: Synonym):
+        assert (masked.label, weighed.label) == ("synonym", "synonym-wordnet")
+        assert masked.identity()["model"].startswith("bert@")
+        assert "host" not in masked.identity()
+        assert "model" not in weighed.identity()
+        assert {"wordnet", "method", "r"} <= set(masked.identity()) & set(weighed.identity())
+
+    def test_a_text_without_synonyms_stays(self, weighed: Synonym):
+        assert weighed.apply(["the of and", "x"], seeds=[0, 1]) == ["the of and", "x"]
+
+
+@pytest.mark.parametrize("wrong", [{"r": 1.5}, {"method": "guess"}, {"window": 1}, {"batch_size": 0}])
+def test_wrong_settings(wrong: dict[str, object]):
+    with pytest.raises(ConfigError, match=next(iter(wrong))):
+        load_attack("synonym", **wrong)

@@ -1,0 +1,72 @@
+"""Many short texts, and a detector without any model that every process can open."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+from pathlib import Path
+from typing import Any
+
+from dewmark.cli.detect_run import Workers
+
+WORDS = ["the", "old", "bridge", "over", "a", "river", "was", "built", "by", "people", "who", "came", "from"]
+
+
+def export_kgw(folder: Path) -> Path:
+    """A detector of the KGW scheme on a fake host's tokenizer."""
+    import dewmark
+    from dewmark.hosts.fake import FakeHost
+
+    bound = dewmark.load_scheme("kgw", key=dewmark.Key(bytes(range(32))), host=FakeHost().info)
+    dewmark.export_detector(bound, folder)
+    return folder
+
+
+def texts(count: int, *, seed: int = 1) -> list[dict[str, Any]]:
+    """Rows of short texts; every fifth has nothing to score, ids are whole numbers."""
+    draw = random.Random(seed)
+    return [
+        {"id": i, "text": "" if i % 5 == 4 else " ".join(draw.choices(WORDS, k=draw.randint(12, 25)))}
+        for i in range(count)
+    ]
+
+
+def write_jsonl(path: Path, rows: list[dict[str, Any]]) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
+def write_parquet(path: Path, rows: list[dict[str, Any]]) -> Path:
+    import pyarrow
+    import pyarrow.parquet
+
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path, row_group_size=100)
+    return path
+
+
+def read(path: Path) -> list[dict[str, Any]]:
+    """The rows that a run wrote, from either format."""
+    if path.suffix == ".jsonl":
+        return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    import pyarrow.parquet
+
+    rows: list[dict[str, Any]] = pyarrow.parquet.read_table(path).to_pylist()
+    return rows
+
+
+class Mortal(Workers):
+    """Workers of which the first at row 24 kills itself."""
+
+    def __call__(self):
+        work = super().__call__()
+
+        def one(block):
+            died = Path(os.environ["DEWMARK_TEST_DIED"])
+            if block.first == 24 and not died.exists():
+                died.touch()
+                os.kill(os.getpid(), signal.SIGKILL)
+            return work(block)
+
+        return one

@@ -1,0 +1,120 @@
+"""Detection over a real Ray cluster of two workers, one of which is killed (run: make test-ray)."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import pytest
+from tests.cli.conftest import SECRET
+from tests.cli.many import Mortal, export_kgw, read, texts, write_jsonl, write_parquet
+
+from dewmark.cli import detect_run
+from dewmark.hosts.fake import tiny_model
+
+pytestmark = pytest.mark.ray
+
+
+def test_one_of_two_workers_is_killed(run, tmp_path, monkeypatch):
+    detector, rows = export_kgw(tmp_path / "detector"), texts(400)
+    given = write_parquet(tmp_path / "in.parquet", rows)
+    local, made = tmp_path / "local.parquet", tmp_path / "ray.parquet"
+    assert run("detect", "--detector", detector, "--in", given, "--out", local).code == 0
+    monkeypatch.setattr(detect_run, "Workers", Mortal)
+    monkeypatch.setenv("DEWMARK_TEST_DIED", str(tmp_path / "died"))
+    result = run(
+        "detect", "--detector", detector, "--in", given, "--out", made, "--engine", "ray", "--workers", 2,
+        "--block-size", 8, "--json",
+    )  # fmt: skip
+    assert result.code == 0, result.err
+    assert (tmp_path / "died").exists()
+    told = json.loads(result.out)  # one line: nothing of Ray's on standard output
+    assert told["blocks_retried"] >= 1
+    assert [row["id"] for row in read(made)] == list(range(400))  # every text exactly once
+    assert read(made) == read(local)
+
+
+@pytest.fixture
+def logs():
+    """Ray's folder. Its path must be short: sockets are in it."""
+    folder = Path(tempfile.mkdtemp(prefix="dw"))
+    yield folder
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+COMMAND = [sys.executable, "-c", "import sys; from dewmark.cli.app import main; sys.exit(main())", "detect"]
+
+
+def test_a_cluster_that_is_there_already(logs, tmp_path):
+    """RAY_ADDRESS names a cluster of another process: it is used, and lives on."""
+    detector, given = export_kgw(tmp_path / "detector"), write_jsonl(tmp_path / "in.jsonl", texts(60))
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    start = [
+        sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block", f"--port={port}",
+        "--num-cpus=2", "--include-dashboard=false", f"--temp-dir={logs}",
+        "--object-store-memory=100000000", "--disable-usage-stats",
+    ]  # fmt: skip
+    # the cluster lets in who knows its token; this one is drawn for the test
+    token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+    environment = {**os.environ, **token}
+    with subprocess.Popen(start, env=environment, stdout=subprocess.DEVNULL) as cluster:
+        try:
+            environment["RAY_ADDRESS"] = f"127.0.0.1:{port}"
+            _answers(port)
+            for name in ("first", "second"):
+                made = tmp_path / f"{name}.parquet"
+                command = [*COMMAND, "--detector", detector, "--in", given, "--out", made, "--engine", "ray"]
+                subprocess.run([*command, "--block-size", "9"], env=environment, check=True)
+                assert [row["id"] for row in read(made)] == list(range(60))
+            assert cluster.poll() is None
+        finally:
+            cluster.terminate()
+
+
+def _answers(port: int) -> None:
+    for _ in range(300):
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
+            return
+        time.sleep(0.2)
+    pytest.fail("the cluster did not start")
+
+
+def test_a_killed_command_goes_on_and_leaves_no_key_behind(key_file, logs, tmp_path):
+    """The command itself is killed half-way; the next one scores only what is missing."""
+    for part in tiny_model():
+        part.save_pretrained(tmp_path / "host")
+    given = write_jsonl(tmp_path / "in.jsonl", texts(100))
+    made, parts = tmp_path / "out.jsonl", tmp_path / "out.jsonl.parts"
+    command = [
+        *COMMAND, "--key", key_file, "--scheme", "kgw", "--host", tmp_path / "host", "--in", given,
+        "--out", made, "--engine", "ray", "--workers", "2", "--block-size", "1", "--json",
+    ]  # fmt: skip
+    environment = {**os.environ, "RAY_TMPDIR": str(logs)}
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE) as first:
+        while first.poll() is None and len(list(parts.glob("0*.jsonl"))) < 10:
+            time.sleep(0.05)
+        first.send_signal(signal.SIGKILL)
+    kept = len(list(parts.glob("0*.jsonl")))
+    assert 10 <= kept < 100
+    second = subprocess.run([*command, "-q"], env=environment, capture_output=True, text=True, check=True)
+    assert json.loads(second.stdout)["resumed_from"] == kept
+    assert second.stderr == ""  # a terminal is for progress, and quiet is quiet
+    assert [row["id"] for row in read(made)] == list(range(100))
+    files = [path for path in logs.rglob("*") if path.is_file()]
+    assert files
+    for file in files:
+        data = file.read_bytes()
+        assert SECRET not in data, file
+        assert SECRET.hex().encode() not in data, file

@@ -1,0 +1,39 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from dewmark.evaluation.quality import distinct, median_perplexity, quality, repetition
+from dewmark.hosts.fake import FakeHost
+
+
+def test_distinct_and_repetition_count_runs_of_words():
+    text = "a b c d a b c d"
+    assert distinct(text, 1) == 4 / 8
+    assert distinct(text, 2) == 4 / 7  # ab bc cd da
+    assert distinct(text, 3) == 4 / 6
+    assert repetition(text) == pytest.approx(1 / 5)  # abcd twice among five runs
+    assert (distinct("", 1), distinct("one two", 3), repetition("one two")) == (1.0, 1.0, 0.0)
+
+
+def test_perplexity_is_that_of_the_completion_alone():
+    """Against the model itself: softmax of its logits, one text at a time."""
+    import torch
+
+    host = FakeHost()
+    prompts, texts = ["the river", "old people of the town"], [" and the sea was light", " house"]
+    found = quality(host, prompts, texts)
+    for prompt, text, one in zip(prompts, texts, found, strict=True):
+        ids = [tokenized.ids for tokenized in host.tokenizer.encode([text])]
+        (logits,) = host.next_logits([prompt], ids)
+        log_p = torch.log_softmax(logits.double(), dim=-1)[range(len(ids[0])), list(ids[0])]
+        assert one.tokens == len(ids[0])
+        assert one.perplexity == pytest.approx(math.exp(-float(log_p.mean())), rel=1e-4)
+    assert median_perplexity(found) == pytest.approx((found[0].perplexity + found[1].perplexity) / 2)
+
+
+def test_a_text_without_tokens_has_no_perplexity():
+    found = quality(FakeHost(), ["the river", "the sea"], ["", " the wind"])
+    assert found[0].perplexity is None
+    assert median_perplexity(found) == found[1].perplexity

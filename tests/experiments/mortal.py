@@ -1,0 +1,49 @@
+"""Run a command in one process after another, each of which kills itself in the middle of a write.
+
+    python mortal.py N,N,… COMMAND…
+
+Process i dies by SIGKILL when it has written half of its N_i-th batch; the one after them finishes.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import signal
+import sys
+from pathlib import Path
+
+
+def main() -> int:
+    import torch
+
+    from dewmark import storage
+    from dewmark.cli.app import main as command
+
+    torch.set_num_threads(1)
+    for module in ("dewmark.experiments.stages", "dewmark.hosts.transformers", "scipy.stats"):
+        importlib.import_module(module)  # once, for all children
+    whole, ends = storage.append_jsonl, [int(number) for number in sys.argv[1].split(",")]
+
+    def mortal(path: Path, rows: list[dict[str, object]]) -> None:
+        before = path.stat().st_size if path.exists() else 0
+        whole(path, rows)
+        left[0] -= 1
+        if left[0] == 0:
+            os.truncate(path, (before + path.stat().st_size) // 2)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    for end in (*ends, None):
+        left = [end or -1]
+        child = os.fork()
+        if child == 0:
+            storage.append_jsonl = mortal
+            os._exit(command(sys.argv[2:]))
+        _, status = os.waitpid(child, 0)
+        if (os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL) != (end is not None):
+            return 3
+    return os.WEXITSTATUS(status)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,93 @@
+from __future__ import annotations
+
+import pytest
+
+from dewmark.attacks.registry import ATTACKS
+from dewmark.errors import ConfigError, UnknownNameError
+from dewmark.experiments.recipe import STAGES, load_recipe, tables
+
+PAPER = ["kgw", "synthid", "dipmark", "unbiased", "morphmark", "ksemstamp", "sir", "xsir", "atw", "ts"]
+
+
+def every_recipe():
+    return [
+        (table, profile)
+        for table in tables()
+        for profile in ("local", "paper")
+        if (table, profile) != ("dipper", "local")
+    ]
+
+
+@pytest.mark.parametrize(("table", "profile"), every_recipe())
+def test_shipped_recipes_are_whole(table, profile):
+    recipe = load_recipe(table, profile=profile)
+    assert recipe.seeds == 3
+    assert recipe.decoding.max_new_tokens == 200
+    assert recipe.decoding.no_repeat_ngram == 4
+    assert recipe.prompt_tokens == 30
+    assert set(recipe.stages) <= set(STAGES)
+    assert list(recipe.stages) == [stage for stage in STAGES if stage in recipe.stages]
+    assert len({entry.label for entry in recipe.schemes}) == len(recipe.schemes)
+    for attack in recipe.attacks:
+        assert attack.attack in ATTACKS
+
+
+def test_the_main_table_has_the_rows_of_the_paper():
+    labels = {entry.label for entry in load_recipe("main", profile="paper").schemes}
+    assert labels == {"dew-paper-2.0", "dew-paper-2.5", *PAPER}
+
+
+def test_groups_and_labels_choose_rows_in_order():
+    recipe = load_recipe("main", profile="local")
+    chosen = [entry.label for entry in recipe.narrowed(schemes=["synthid", "dew", "kgw"]).schemes]
+    assert (chosen[0], chosen[-1]) == ("synthid", "kgw")
+    assert {"dew-paper-2.0", "dew-paper-2.5", "dew-white-2.0", "dew-white-2.5", "dew-default"} <= set(chosen)
+    everything = recipe.narrowed(schemes=["all"]).schemes
+    assert everything == recipe.schemes
+
+
+def test_a_row_that_is_added_gets_the_settings_of_the_profile():
+    paper = load_recipe("main", profile="paper").narrowed(schemes=["dew-white-2.0", "dew-paper-2.0"])
+    assert all("mpnet" in str(entry.settings["encoder"]) for entry in paper.schemes)
+    assert paper.schemes[0].settings["contexts"] == "white"
+
+
+def test_names_that_nobody_knows_are_refused():
+    recipe = load_recipe("main", profile="local")
+    for wrong in ({"schemes": ["kgv"]}, {"attacks": ["delete"]}, {"stages": ["scores"]}):
+        with pytest.raises(UnknownNameError, match="did you mean"):
+            recipe.narrowed(**wrong)
+    with pytest.raises(UnknownNameError, match="main"):
+        load_recipe("mian", profile="local")
+    with pytest.raises(UnknownNameError, match="local"):
+        load_recipe("main", profile="lokal")
+
+
+def test_what_no_package_carries_is_told_in_one_line():
+    with pytest.raises(ConfigError, match="DIPPER is an 11B model"):
+        load_recipe("dipper", profile="local")
+
+
+def test_a_recipe_of_ones_own(tmp_path):
+    file = tmp_path / "mine.yaml"
+    file.write_text(
+        "base: main\n"
+        "profiles:\n"
+        "  local:\n"
+        "    texts: 7\n"
+        "    schemes: {strong: {scheme: kgw, settings: {delta: 4.0}}}\n"
+        "    attacks: {half: {attack: delete, r: 0.5}}\n",
+        encoding="utf-8",
+    )
+    recipe = load_recipe(str(file), profile="local")
+    assert (recipe.name, recipe.texts, recipe.schemes[0].host) == ("mine", 7, "smollm2-135m")
+    assert [(entry.label, entry.settings) for entry in recipe.schemes] == [("strong", {"delta": 4.0})]
+    file.write_text("base: main\nprofiles: {local: {schemes: {a: {scheme: kgw, settings: {delt: 1}}}}}\n")
+    with pytest.raises(UnknownNameError, match="delta"):
+        load_recipe(str(file), profile="local")
+    file.write_text("base: main\nprofiles: {local: {text: 5}}\n")
+    with pytest.raises(ConfigError, match="not in order"):
+        load_recipe(str(file), profile="local")
+    file.write_text("base: main\nprofiles: {local: {texts: many}}\n")
+    with pytest.raises(ConfigError, match="texts must be a whole number"):
+        load_recipe(str(file), profile="local")

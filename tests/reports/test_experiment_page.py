@@ -1,0 +1,226 @@
+"""The report of an experiment: whole, self-contained, with the paper's figures beside ours."""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.evaluation.synthetic import scored
+
+from dewmark.errors import InputError
+from dewmark.evaluation.protocol import evaluate
+from dewmark.evaluation.scores import CLEAN, write_scores
+from dewmark.reports.experiment_page import write_report
+from dewmark.reports.experiment_tables import report_tables
+from dewmark.reports.families import families
+from dewmark.reports.paper import PaperTable, paper_table
+from dewmark.reports.paper_beside import beside_paper, paper_as_table
+from dewmark.reports.run_files import read_run
+
+SCHEMES = {"dew-paper-2.0": 3.0, "dew-paper-2.5": 4.0, "kgw": 3.5}
+ATTACKS = {CLEAN: (1.0, 0.0), "delete-0.3": (0.6, 0.0), "translate": (0.2, 1.3)}
+CONFIGURATION = {"host": "tiny <host>", "schemes": [{"label": "kgw", "settings": {"delta": 2.0}}]}
+
+
+def write_rows(path: Path, rows: list[dict[str, Any]]) -> None:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run's results; tests that change them copy the folder first."""
+    tmp_path = tmp_path_factory.mktemp("run")
+    rows = scored(SCHEMES, ATTACKS, texts=100, seeds=2, human=True)
+    write_scores(tmp_path / "scores.jsonl", rows)
+    evaluate(rows).save(tmp_path / "evaluation.json")
+    texts = [(scheme, seed, i) for scheme in (CLEAN, *SCHEMES) for seed in (0, 1) for i in range(3)]
+    write_rows(
+        tmp_path / "quality.jsonl",
+        [
+            {
+                "scheme": scheme, "seed": seed, "kind": "unmarked" if scheme == CLEAN else "marked",
+                "id": str(i), "perplexity": [10.0, 20.0, None][i] if seed else 40.0, "tokens": 200,
+                "distinct_1": 0.5, "distinct_2": 0.8, "distinct_3": 0.9, "repetition": 0.01,
+            }
+            for scheme, seed, i in texts
+        ],
+    )  # fmt: skip
+    outcomes = [-1, 0, 1, 1]
+    write_rows(
+        tmp_path / "preference.jsonl",
+        [{"scheme": "kgw", "seed": 0, "id": str(i), "outcome": each} for i, each in enumerate(outcomes)],
+    )
+    write_rows(
+        tmp_path / "runtime.jsonl",
+        [
+            {
+                "scheme": scheme,
+                "phase": "generate",
+                "seconds_per_text": seconds,
+                "peak_mib": 900,
+                "device": "cpu",
+            }
+            for scheme, seconds in ((CLEAN, 2.0), ("kgw", 2.5), ("kgw", 3.5))
+        ],
+    )
+    return tmp_path
+
+
+@pytest.fixture(scope="module")
+def texts(run: Path) -> dict[str, str]:
+    """The report's files but its pictures."""
+    return report(run)
+
+
+def report(run: Path, table: str = "main") -> dict[str, str]:
+    files = write_report(
+        run, title="A <run>", table=table, configuration=CONFIGURATION, commands=["dewmark reproduce main"]
+    )
+    assert all(file.is_file() for file in files)
+    return {file.name: file.read_text(encoding="utf-8") for file in files if file.suffix != ".png"}
+
+
+def main_table() -> PaperTable:
+    found = paper_table("main")
+    assert found is not None
+    return found
+
+
+def test_what_is_written(run: Path, texts: dict[str, str]) -> None:
+    assert set(texts) == {"report.md", "report.html", "table.tex", "table.csv"}
+    pictures = {file.stem for file in (run / "figures").iterdir()}
+    assert pictures == {"at-a-glance", "scores", "roc", "robustness-perplexity", "robustness-preference"}
+    for name in pictures:
+        assert f"](figures/{name}.png)" in texts["report.md"]
+    for text in (texts["report.md"], texts["report.html"]):
+        assert "dewmark reproduce main" in text
+        assert "in 3 of 6 attacked cells unmarked texts pass an unattacked threshold more often" in text
+        assert "Beside the paper (Table 1)" in text
+    assert '"host": "tiny <host>"' in texts["report.md"]
+
+
+def test_the_page_needs_nothing_else(texts: dict[str, str]) -> None:
+    page = texts["report.html"]
+    assert page.count("data:image/png;base64,") == 5
+    assert not re.search(r"https?://|<script|<link|src=\"(?!data:)", page)
+    assert "A &lt;run&gt;" in page
+    assert "<run>" not in page
+    assert "tiny &lt;host&gt;" in page
+
+
+def test_the_same_results_give_the_same_files(run: Path, texts: dict[str, str]) -> None:
+    first = {file: file.read_bytes() for file in run.rglob("*") if file.is_file()}
+    assert report(run) == texts
+    assert {file: file.read_bytes() for file in run.rglob("*") if file.is_file()} == first
+
+
+def test_the_csv_holds_what_the_evaluation_found(run: Path, texts: dict[str, str]) -> None:
+    rows = list(csv.DictReader(texts["table.csv"].splitlines()))
+    found = read_run(run).evaluation
+    assert found is not None
+    for row in rows:
+        cell = found.cell(row["Watermark"], "translate")
+        assert cell is not None
+        at = cell.at("clean", 0.05)
+        assert at is not None
+        assert float(row["translate TPR@5%"]) == pytest.approx(at.tpr.mean, rel=1e-5)
+        assert float(row["translate TPR@5% half-range"]) == pytest.approx(at.tpr.half_range, rel=1e-5)
+    assert [row["text quality NPS"] for row in rows] == ["", "", "0.25"]
+
+
+def test_quality_is_a_median_over_texts_and_a_mean_over_seeds(run: Path) -> None:
+    read = read_run(run)
+    perplexity = read.quality["kgw"].perplexity
+    assert perplexity is not None
+    assert perplexity.values == (40.0, 15.0)
+    assert read.preference["kgw"].mean == 0.25
+    generate = read.runtime["kgw"].generate
+    assert generate is not None
+    assert (generate.mean, generate.half_range) == (3.0, 0.5)
+    (times,) = (table for table in report_tables(read, None) if table.title == "Seconds per text")
+    over = next(row.figures[1] for row in times.rows if row.label == "kgw")
+    assert over is not None
+    assert over.value == 1.5
+
+
+@pytest.mark.parametrize(
+    ("table", "first"),
+    [
+        ("main", "Marked texts found: the host's own unmarked texts, unattacked"),
+        ("human-negatives", "Marked texts found: texts by people, unattacked"),
+        ("encoders", "AUROC"),
+        ("efficiency", "Seconds per text"),
+        ("a recipe of one's own", "Marked texts found: the host's own unmarked texts, unattacked"),
+    ],
+)
+def test_a_report_opens_with_what_its_table_is_about(run: Path, table: str, first: str) -> None:
+    assert report_tables(read_run(run), paper_table(table))[0].title.startswith(first)
+
+
+def test_the_paper_stands_beside_ours(run: Path) -> None:
+    beside = beside_paper(read_run(run), main_table())
+    assert beside is not None
+    groups = list(dict.fromkeys(column.group for column in beside.columns))
+    assert groups == ["unattacked", "translate (paper: translate-de)", "translate (paper: translate-fr)", ""]
+    kgw = next(row for row in beside.rows if row.label == "kgw: KGW")
+    theirs = [
+        figure for column, figure in zip(beside.columns, kgw.figures, strict=True) if "paper" in column.head
+    ]
+    assert [figure.value for figure in theirs if figure] == [0.999, 0.027, 0.080, 0.019, 0.071, 10.46, -0.113]
+
+
+def test_the_papers_table_is_whole() -> None:
+    shown = paper_as_table(main_table())
+    assert len(shown.rows) == 12
+    assert [group for group, _ in shown.spans()] == [
+        "unattacked",
+        "paraphrase",
+        "translate-de",
+        "translate-fr",
+        "",
+    ]
+    assert {row.group for row in shown.rows} == {"semantic", "surface-level"}
+
+
+def test_run_times_alone_are_a_report(run: Path, tmp_path: Path) -> None:
+    shutil.copy(run / "runtime.jsonl", tmp_path)
+    assert "Seconds per text" in report(tmp_path, "efficiency")["table.tex"]
+    (tmp_path / "runtime.jsonl").unlink()
+    with pytest.raises(InputError, match="holds no results"):
+        report(tmp_path)
+
+
+def test_stolen_marks_have_a_table(run: Path, tmp_path: Path) -> None:
+    shutil.copy(run / "scores.jsonl", tmp_path)
+    rows = [
+        {"scheme": "kgw", "attack": "spoof", "seed": seed, "mode": "spoof", "above": above, "cosine": None}
+        for seed, above in enumerate((0.5, 0.7))
+    ]
+    write_rows(tmp_path / "stealing.jsonl", rows)
+    stolen = report_tables(read_run(tmp_path), paper_table("stealing"))[1]
+    assert stolen.title == "Stolen marks"
+    assert [column.head for column in stolen.columns] == ["TPR@1%"]
+    ((row,), (figure,)) = stolen.rows, stolen.rows[0].figures
+    assert row.label == "kgw spoof"
+    assert figure is not None
+    assert (figure.value, figure.half_range) == pytest.approx((0.6, 0.1))
+
+
+def test_families() -> None:
+    schemes = [
+        {"label": "dew-paper-2.5", "settings": {"lambda": 2.5}},
+        {"label": "dew-paper-2.0", "settings": {"lambda": 2.0}},
+        {"label": "dew-paper-2.0-key", "settings": {"lambda": 2.0}},
+    ]
+    labels = ["dew-paper-2.5", "dew-paper-2.0", "dew-paper-2.0-key", "use-m3-10", "use-m3-9", "kgw-self"]
+    assert families(labels, {"schemes": schemes}) == {
+        "dew-paper": [("dew-paper-2.0", "λ=2"), ("dew-paper-2.5", "λ=2.5")],
+        "dew-paper-key": [("dew-paper-2.0-key", "λ=2")],
+        "use-m3": [("use-m3-9", "9"), ("use-m3-10", "10")],
+        "kgw-self": [("kgw-self", "")],
+    }

@@ -1,0 +1,139 @@
+"""The figures of an experiment: what is drawn is what was measured."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from matplotlib.figure import Figure
+from tests.evaluation.synthetic import scored
+
+from dewmark.evaluation.protocol import evaluate
+from dewmark.evaluation.scores import CLEAN, MARKED, UNMARKED, ScoreRow
+from dewmark.reports.canvas import curve, panels, small_png
+from dewmark.reports.figures import at_a_glance, by_length, roc_curves, score_distributions, trade_offs
+from dewmark.stats.metrics import tpr_at_fpr
+
+ATTACKS = {CLEAN: (1.0, 0.0), "delete-0.3": (0.6, 0.0), "translate": (0.4, 1.0)}
+CUT = {"truncate-50": (0.5, 0.0), "truncate-100": (0.7, 0.0)}
+ROWS = scored(
+    {"dew-2.0": 3.0, "dew-2.5": 4.0, "kgw": 3.5},
+    {**ATTACKS, **CUT},
+    texts=120,
+    seeds=2,
+    tokens={"truncate-50": 50, "truncate-100": 100},
+)
+FOUND = evaluate(ROWS)
+
+
+def of(scheme: str, attack: str, kind: str, seed: int) -> list[float]:
+    def same(row: ScoreRow) -> bool:
+        return (row.scheme, row.attack, row.kind, row.seed) == (scheme, attack, kind, seed)
+
+    return [row.score for row in ROWS if same(row)]
+
+
+def lines(figure: Figure, panel: int, style: str) -> list:
+    return [line for line in figure.axes[panel].lines if line.get_linestyle() == style]
+
+
+def test_roc_curves_are_tpr_at_fpr_against_both_nulls() -> None:
+    figure = roc_curves(ROWS, FOUND)
+    assert [axes.get_title(loc="left") for axes in figure.axes[:3]] == FOUND.schemes
+    solid, (*dashed, diagonal) = lines(figure, 0, "-")[:3], lines(figure, 0, "--")
+    assert (len(solid), len(dashed)) == (3, 2)  # unattacked texts have one null only
+    assert list(diagonal.get_xdata()) == list(diagonal.get_ydata())
+    fpr = solid[2].get_xdata()
+    assert fpr[0] == pytest.approx(1 / 120)
+    for drawn, null in ((solid[2], "translate"), (dashed[1], CLEAN)):
+        for index in (0, 30, 60):
+            expected = np.mean(
+                [
+                    tpr_at_fpr(
+                        of("dew-2.0", "translate", MARKED, seed),
+                        of("dew-2.0", null, UNMARKED, seed),
+                        fpr=fpr[index],
+                    )
+                    for seed in (0, 1)
+                ]
+            )
+            assert drawn.get_ydata()[index] == pytest.approx(expected)
+        assert drawn.get_ydata()[-1] == 1.0
+
+
+def test_at_a_glance_shows_both_thresholds() -> None:
+    figure = at_a_glance(FOUND)
+    panel = figure.axes[2]
+    assert panel.get_title(loc="left") == "translate"
+    drawn = {
+        (float(line.get_xdata()[0]), float(line.get_ydata()[0]))
+        for line in panel.lines
+        if line.get_marker() == "o"
+    }
+    for y, scheme in enumerate(FOUND.schemes[::-1]):
+        cell = FOUND.cell(scheme, "translate")
+        assert cell is not None
+        for null in ("clean", "matched"):
+            at = cell.at(null, 0.01)
+            assert at is not None
+            assert (at.tpr.mean, float(y)) in drawn
+
+
+def test_score_distributions_have_a_panel_for_each_cell_but_cuts() -> None:
+    figure = score_distributions(ROWS, FOUND)
+    assert len(figure.axes) == 3 * 3
+    assert [axes.get_title(loc="left") for axes in figure.axes[:3]] == [
+        "unattacked",
+        "delete-0.3",
+        "translate",
+    ]
+    cell = FOUND.cell("dew-2.0", "translate")
+    assert cell is not None
+    at = cell.at("clean", 0.01)
+    assert at is not None
+    (threshold,) = figure.axes[2].lines
+    assert threshold.get_xdata()[0] == pytest.approx(np.mean(at.thresholds))
+
+
+def test_length_is_an_axis() -> None:
+    figure = by_length(FOUND)
+    assert figure is not None
+    first = figure.axes[0].lines[0]
+    assert list(first.get_xdata()) == [50.0, 100.0, 200.0]
+    assert list(first.get_ydata()) == sorted(first.get_ydata())
+    assert by_length(evaluate([row for row in ROWS if row.attack in ATTACKS])) is None
+
+
+def test_a_line_joins_the_strengths_of_one_scheme() -> None:
+    families = {"dew": [("dew-2.0", "λ=2"), ("dew-2.5", "λ=2.5")], "kgw": [("kgw", "")]}
+    quality = {"dew-2.0": 50.0, "dew-2.5": 45.0, "kgw": 40.0}
+    figure = trade_offs(families, FOUND, quality, unmarked=60.0, label="perplexity")
+    assert figure is not None
+    panel = figure.axes[1]
+    assert panel.get_title(loc="left") == "translate"
+    joined = next(line for line in panel.lines if len(line.get_xdata()) == 2 and line.get_marker() == "o")
+    assert list(joined.get_xdata()) == [50.0, 45.0]
+    cells = [FOUND.cell(scheme, "translate") for scheme in ("dew-2.0", "dew-2.5")]
+    expected = [at.tpr.mean for cell in cells if cell and (at := cell.at("matched", 0.01))]
+    assert list(joined.get_ydata()) == pytest.approx(expected)
+    assert [text.get_text() for text in panel.texts] == ["λ=2", "λ=2.5"]
+    assert trade_offs(families, FOUND, {}, unmarked=None, label="perplexity") is None
+
+
+def test_no_two_of_24_curves_look_alike() -> None:
+    looks = {tuple(map(str, curve(number).values())) for number in range(24)}
+    assert len(looks) == 24
+
+
+@pytest.mark.parametrize(("number", "shape"), [(1, (1, 1)), (5, (1, 5)), (6, (2, 3)), (13, (3, 5))])
+def test_panels_fill_their_rows(number: int, shape: tuple[int, int]) -> None:
+    figure, drawn = panels(number, width=1.0, height=1.0)
+    assert len(drawn) == number
+    assert sum(axes.get_visible() for axes in figure.axes) == number
+    assert len(figure.axes) == shape[0] * shape[1]
+
+
+def test_pictures_are_small_and_the_same_every_time() -> None:
+    first, second = (small_png(at_a_glance(FOUND)) for _ in range(2))
+    assert first == second
+    assert first.startswith(b"\x89PNG")
+    assert len(first) < 60_000
