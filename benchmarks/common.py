@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from dewmark.config import parse_settings
+from dewmark.evaluation.quality import distinct
 from dewmark.hosts.base import Host
 
 
@@ -27,7 +28,7 @@ def quality(host: Host, prompts: Sequence[str], texts: Sequence[str]) -> dict[st
     pairs = host.log_likelihood(prompts, texts)
     found = {"perplexity": float(np.median([math.exp(-total / count) for total, count in pairs]))}
     for n in (2, 3):
-        found[f"distinct_{n}"] = float(np.mean([_distinct(text.split(), n) for text in texts]))
+        found[f"distinct_{n}"] = float(np.mean([distinct(text, n) for text in texts]))
     return found
 
 
@@ -49,8 +50,3 @@ def with_configs(parser: argparse.ArgumentParser) -> argparse.Namespace:
         (name.rstrip(":"), parse_settings(settings)) for name, *settings in args.config or [["dew:"]]
     ]
     return args
-
-
-def _distinct(words: Sequence[str], n: int) -> float:
-    grams = [tuple(words[i : i + n]) for i in range(len(words) - n + 1)]
-    return len(set(grams)) / len(grams) if grams else 1.0

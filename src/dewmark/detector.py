@@ -8,6 +8,8 @@ the name in ``detector.json``.
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import functools
 import json
 from pathlib import Path
@@ -76,6 +78,7 @@ def load_detector(
     workspace = Workspace(cache=cache_dir(), progress=progress or silent, open_host=open_host)
     state = State(meta=bundle.meta, arrays=bundle.arrays)
     bound: BoundScheme = scheme.restore(state, host, index["key_fingerprint"], workspace)
+    _give_back_memory()
     return bound
 
 
@@ -86,6 +89,12 @@ def _host(folder: Path, index: dict[str, Any]) -> HostInfo:
             f"{folder}/tokenizer is not the one the detector was made with; export it again"
         )
     return HostInfo(**index["host"], tokenizer=tokenizer, embeddings=_no_weights)
+
+
+def _give_back_memory() -> None:
+    """Let the C library return what parsing left over: tens of megabytes after a large tokenizer."""
+    with contextlib.suppress(OSError, AttributeError):  # other systems than Linux with glibc
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def _read_index(folder: Path) -> dict[str, Any]:

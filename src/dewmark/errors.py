@@ -13,6 +13,7 @@ with code 2; nothing else in the library catches these.
     ├── ArtifactError          a stored table or detector that is corrupt or incomplete
     ├── NumericalError         NaN or infinite numbers where finite ones are needed
     ├── StorageError           the disk is full or a path cannot be written
+    ├── WorkerError            a worker process failed, or died over the same work again and again
     └── MissingExtraError      an optional library that is not installed (says the install command)
 """
 
@@ -30,6 +31,7 @@ __all__ = [
     "StorageError",
     "UnknownNameError",
     "VocabularyError",
+    "WorkerError",
 ]
 
 
@@ -71,6 +73,10 @@ class NumericalError(DewmarkError, ArithmeticError):
 
 class StorageError(DewmarkError, OSError):
     """The disk is full, or a path cannot be written."""
+
+
+class WorkerError(DewmarkError, RuntimeError):
+    """A worker process failed, or died over the same work again and again."""
 
 
 class MissingExtraError(DewmarkError, ImportError):

@@ -21,7 +21,15 @@ import torch
 
 from dewmark.errors import ConfigError
 
-__all__ = ["Choosing", "RandomStreams", "keep_top_k", "keep_top_p", "race", "warp"]
+__all__ = [
+    "Choosing",
+    "RandomStreams",
+    "keep_top_k",
+    "keep_top_p",
+    "race",
+    "token_uniforms",
+    "warp",
+]
 
 Processor = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
@@ -51,20 +59,29 @@ class RandomStreams:
         self._sources = [np.random.Philox(seed, counter=[0, 0, 0, purpose]) for seed in seeds]
         self._states = torch.zeros((len(seeds), 0), dtype=torch.int64, device=self.device)
 
-    def uniforms(self, step: int, vocab: int) -> torch.Tensor:
-        """Numbers of one step, (batch, vocab) float64, strictly within (0, 1)."""
+    def states(self, step: int) -> torch.Tensor:
+        """The rows' states in one step, (batch, 1) int64, for `token_uniforms`."""
         while step >= self._states.shape[1]:
             more = np.stack([source.random_raw(_STEPS_AT_ONCE).view(np.int64) for source in self._sources])
             self._states = torch.cat((self._states, torch.from_numpy(more).to(self.device)), dim=1)
-        z = self._states[:, step, None] + torch.arange(1, vocab + 1, device=self.device) * _GOLDEN
-        z = (z ^ _shift(z, 30)).mul_(_MIX_1)
-        z = (z ^ _shift(z, 27)).mul_(_MIX_2)
-        z ^= _shift(z, 31)
-        return _shift(z, 12).to(torch.float64).add_(0.5).mul_(2.0**-52)
+        return self._states[:, step, None]
+
+    def uniforms(self, step: int, vocab: int) -> torch.Tensor:
+        """Numbers of one step, (batch, vocab) float64, strictly within (0, 1)."""
+        return token_uniforms(self.states(step), torch.arange(vocab, device=self.device))
 
     def exponentials(self, step: int, vocab: int) -> torch.Tensor:
         """Exp(1) numbers of one step, (batch, vocab) float64, none of them 0 or infinite."""
         return self.uniforms(step, vocab).log_().neg_()
+
+
+def token_uniforms(states: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+    """The numbers of tokens (…, m) in steps of these states (batch, 1): (batch, m) float64, in (0, 1)."""
+    z = states + (tokens + 1) * _GOLDEN
+    z = (z ^ _shift(z, 30)).mul_(_MIX_1)
+    z = (z ^ _shift(z, 27)).mul_(_MIX_2)
+    z ^= _shift(z, 31)
+    return _shift(z, 12).to(torch.float64).add_(0.5).mul_(2.0**-52)
 
 
 def _shift(z: torch.Tensor, bits: int) -> torch.Tensor:

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from dewmark.core.keys import Key
     from dewmark.drafts import Drafts
     from dewmark.evidence import Evidence
+    from dewmark.rows import Rows
 
 __all__ = [
     "BoundScheme",
@@ -123,6 +124,11 @@ class Scheme(ABC):
         return [list(row) for row in zip(*columns, strict=True)]
 
     @property
+    def needs_as_set(self) -> Needs:
+        """What the scheme asks for as it is configured."""
+        return self.needs
+
+    @property
     def host_free(self) -> bool:
         """Whether it detects without anything of the host, not even its tokenizer."""
         return False
@@ -149,6 +155,13 @@ class Session(ABC):
         that token is finite.
         """
 
+    def ahead(self, input_ids: torch.Tensor) -> None:  # noqa: B027 - most have nothing to begin
+        """Hear of input_ids (batch, length) before the host computes the logits of what follows them.
+
+        A loop that calls this lets work which needs no logits run beside the host; one that does not gets
+        the same marks.
+        """
+
 
 class BoundScheme(ABC):
     """A scheme joined to a key and a host's vocabulary: it marks and it detects.
@@ -168,7 +181,7 @@ class BoundScheme(ABC):
     @property
     def needs(self) -> Needs:
         """What the scheme asks for as it is configured."""
-        return self.scheme.needs
+        return self.scheme.needs_as_set
 
     @property
     def config_hash(self) -> str:
@@ -207,6 +220,12 @@ class BoundScheme(ABC):
 
         Hosts call it after every batch. With a `processor` in a loop of your own, call it yourself.
         """
+
+    def rows(self, device: torch.device) -> Rows:
+        """For engines whose batches change from step to step: here one session a row (`dewmark.rows`)."""
+        from dewmark.rows import SessionRows
+
+        return SessionRows(self, device)
 
     def processor(
         self,

@@ -14,7 +14,7 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -30,7 +30,9 @@ __all__ = [
     "append_jsonl",
     "atomic_folder",
     "atomic_write",
+    "encode_jsonl",
     "load_bundle",
+    "parse_jsonl",
     "read_jsonl",
     "save_bundle",
     "sha256_file",
@@ -177,23 +179,33 @@ def read_jsonl(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror}") from None
     with stream:
-        for number, raw in enumerate(stream, start=1):
-            if not raw.strip():
-                continue
-            try:
-                row = json.loads(raw.decode("utf-8-sig"))  # a first line may carry a byte-order mark
-            except (ValueError, RecursionError):
-                raise InputError(f"{path}, line {number}: not a line of JSON") from None
-            if not isinstance(row, dict):
-                raise InputError(f"{path}, line {number}: expected a JSON object, got {type(row).__name__}")
-            yield number, row
+        yield from parse_jsonl(stream, name=str(path))
+
+
+def parse_jsonl(lines: Iterable[bytes], *, name: str, first: int = 1) -> Iterator[tuple[int, dict[str, Any]]]:
+    """`read_jsonl` of lines that are read already; ``first`` is the number of the first of them."""
+    for number, raw in enumerate(lines, start=first):
+        if not raw.strip():
+            continue
+        try:
+            row = json.loads(raw.decode("utf-8-sig"))  # a first line may carry a byte-order mark
+        except (ValueError, RecursionError):
+            raise InputError(f"{name}, line {number}: not a line of JSON") from None
+        if not isinstance(row, dict):
+            raise InputError(f"{name}, line {number}: expected a JSON object, got {type(row).__name__}")
+        yield number, row
+
+
+def encode_jsonl(rows: Iterable[Mapping[str, Any]]) -> bytes:
+    """Rows as lines of JSON."""
+    lines = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+    # Only lone surrogates have no UTF-8; the backslash form of those is JSON's own escape.
+    return lines.encode("utf-8", "backslashreplace")
 
 
 def append_jsonl(path: Path, rows: list[dict[str, Any]]) -> None:
     """Append rows and flush them to the disk, so that a kill loses none of them."""
-    lines = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
-    # Only lone surrogates have no UTF-8; the backslash form of those is JSON's own escape.
-    data = lines.encode("utf-8", "backslashreplace")
+    data = encode_jsonl(rows)
     with _storage_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("ab") as stream:

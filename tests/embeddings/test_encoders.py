@@ -11,6 +11,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from tests.tiny_encoder import tiny_bert
 
 from dewmark.embeddings import encoders
 from dewmark.embeddings.encoders import Encoder, SentenceTransformerEncoder, load_encoder
@@ -27,26 +28,10 @@ def fresh_memory(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    torch = pytest.importorskip("torch")
     library = pytest.importorskip("sentence_transformers")
     from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
-    from transformers import BertConfig, BertModel, BertTokenizerFast
 
-    base = tmp_path_factory.mktemp("bert")
-    vocabulary = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS]
-    (base / "vocab.txt").write_text("\n".join(vocabulary) + "\n")
-    config = BertConfig(
-        vocab_size=len(vocabulary),
-        hidden_size=16,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        intermediate_size=32,
-        max_position_embeddings=64,
-        initializer_range=0.5,
-    )
-    torch.manual_seed(0)
-    BertModel(config).save_pretrained(base)
-    BertTokenizerFast(vocab=str(base / "vocab.txt")).save_pretrained(base)
+    base = tiny_bert(tmp_path_factory.mktemp("bert"), WORDS)
     folder = tmp_path_factory.mktemp("models") / "tiny"
     transformer = Transformer(str(base))
     model = library.SentenceTransformer(modules=[transformer, Pooling(16)], device="cpu")

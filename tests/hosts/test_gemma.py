@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import dewmark
-from dewmark.tuning.measuring import distinct
+from dewmark.evaluation.quality import distinct
 
 pytestmark = pytest.mark.models
 

@@ -5,7 +5,8 @@ import subprocess
 import sys
 
 import pytest
-from tokenizers import processors
+from tokenizers import Tokenizer, processors
+from transformers import PreTrainedTokenizerFast
 
 from dewmark.errors import ArtifactError, InputError, ModelError
 from dewmark.hosts.fake import tiny_tokenizer
@@ -114,7 +115,9 @@ def test_loading_a_saved_tokenizer_needs_no_transformers(tokenizer, tmp_path):
 def test_damaged_files_are_refused(tokenizer, tmp_path):
     tokenizer.save(tmp_path)
     changed = json.loads((tmp_path / "tokenizer.json").read_text())
-    changed["added_tokens"] = changed["added_tokens"][:-1]
+    pieces = changed["model"]["vocab"]
+    one, other = list(pieces)[-2:]
+    pieces[one], pieces[other] = pieces[other], pieces[one]
     (tmp_path / "tokenizer.json").write_text(json.dumps(changed))
     with pytest.raises(ArtifactError, match="not the one"):
         HFTokenizer.load(tmp_path)
@@ -177,3 +180,21 @@ def test_control_tokens_that_a_file_lists_as_text_are_no_text(tmp_path):
     assert after.size == before.size
     assert after.decode([[image, table]]) == ["<table>"]
     assert image not in after.encode([" the <start_of_image>"])[0].ids
+
+
+def test_the_identity_is_of_how_texts_are_cut_not_of_a_file():
+    fast = tiny_tokenizer(512, kind="bytes")
+    written = json.loads(fast.backend_tokenizer.to_str())
+    merges = [merge if isinstance(merge, str) else " ".join(merge) for merge in written["model"]["merges"]]
+
+    def identity(**changes):
+        model = {**written["model"], **changes.pop("model", {})}
+        changed = json.dumps({**written, **changes, "model": model})
+        fast_again = PreTrainedTokenizerFast(tokenizer_object=Tokenizer.from_str(changed))
+        return HFTokenizer(fast_again).identity
+
+    assert identity() == HFTokenizer(fast).identity
+    assert identity(model={"merges": merges}) == identity()  # as older files spell them
+    assert identity(added_tokens=written["added_tokens"][::-1]) == identity()
+    assert identity(model={"merges": [*merges[1:], merges[0]]}) != identity()
+    assert identity(pre_tokenizer={"type": "Digits", "individual_digits": True}) != identity()

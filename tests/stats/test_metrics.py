@@ -10,7 +10,16 @@ import pytest
 from scipy import stats
 
 from dewmark.errors import ConfigError, InputError, NumericalError
-from dewmark.stats.metrics import auroc, bootstrap, leave_one_seed_out, rate, spread, threshold_at, tpr_at_fpr
+from dewmark.stats.metrics import (
+    auroc,
+    auroc_interval,
+    bootstrap,
+    leave_one_seed_out,
+    rate,
+    spread,
+    threshold_at,
+    tpr_at_fpr,
+)
 
 
 def scores(shift: float, size: int, seed: int = 0) -> np.ndarray:
@@ -36,6 +45,34 @@ class TestAuroc:
         expected = stats.norm.cdf(2 / math.sqrt(2))
         error = math.sqrt(expected * (1 - expected) / n)  # more than the Mann-Whitney standard error
         assert auroc(scores(2, n), scores(0, n, 1)) == pytest.approx(expected, abs=4 * error)
+
+
+class TestAurocInterval:
+    @pytest.mark.parametrize("shift", [0.0, 1.0, 2.5])
+    def test_it_covers_the_truth_about_as_often_as_it_says(self, shift):
+        """Unit normals apart by ``shift``; 400 draws, so 95% coverage is seen within ±3·1.1%."""
+        truth, covered = stats.norm.cdf(shift / math.sqrt(2.0)), 0
+        for seed in range(400):
+            value = auroc(scores(shift, 60, seed), scores(0.0, 90, 10_000 + seed))
+            found = auroc_interval(value, positives=60, negatives=90)
+            covered += found.low <= truth <= found.high
+        assert covered / 400 > 0.95 - 3 * math.sqrt(0.95 * 0.05 / 400)
+
+    def test_a_perfect_separation_is_not_certain(self):
+        few, many = (auroc_interval(1.0, positives=n, negatives=n) for n in (20, 500))
+        assert (few.value, few.high) == (1.0, 1.0)
+        assert 0.8 < few.low < many.low < 0.999
+
+    def test_marked_and_unmarked_are_alike(self):
+        low, high = (auroc_interval(value, positives=30, negatives=50) for value in (0.2, 0.8))
+        assert (low.low, low.high) == pytest.approx((1 - high.high, 1 - high.low))
+        assert auroc_interval(0.0, positives=5, negatives=5).low == 0.0
+
+    @pytest.mark.parametrize("bad", [{"value": 1.2}, {"positives": 0}, {"negatives": 0}])
+    def test_what_is_refused(self, bad):
+        given = {"value": 0.9, "positives": 5, "negatives": 5, **bad}
+        with pytest.raises(InputError, match="AUROC in"):
+            auroc_interval(given.pop("value"), **given)
 
 
 class TestThreshold:

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from dewmark.scheme import State
+from dewmark.scheme import Session, State
 from dewmark.stats.nulls import one_sided_p
 from dewmark.testing import CHECKS, Report, SchemeContract, Trial, check_scheme
 from dewmark.testing.expectations import expect_close, expect_refusal, expect_valid
@@ -101,7 +101,15 @@ class Marks(Bound):
 
     def session(self, prompt_ids, attention_mask=None, *, seeds=None):
         inner = super().session(prompt_ids, attention_mask, seeds=seeds)
-        return lambda ids, scores: self.mark(inner, prompt_ids, ids, scores)
+        return MutantSession(lambda ids, scores: self.mark(inner, prompt_ids, ids, scores))
+
+
+class MutantSession(Session):
+    def __init__(self, marked):
+        self.marked = marked
+
+    def __call__(self, input_ids, scores):
+        return self.marked(input_ids, scores)
 
 
 class RemembersTheLastText(Marks):

@@ -32,12 +32,12 @@ def test_the_host_writes_once_and_the_cache_serves_later(tmp_path):
     host = CountingHost()
     first = texts_of(host, tmp_path).take(20, least=20)
     assert len(first) == 20
-    assert host.written == 32  # whole batches of 16
+    assert host.written == 32  # whole batches of 32
     assert texts_of(host, tmp_path).take(20, least=20) == first
     assert host.written == 32
     more = texts_of(host, tmp_path).take(40, least=40)
     assert more[:20] == first
-    assert host.written == 48
+    assert host.written == 64
 
 
 def test_texts_continue_the_openings_and_differ_by_seed(tmp_path):
@@ -50,14 +50,14 @@ def test_texts_continue_the_openings_and_differ_by_seed(tmp_path):
     "damage", [b"", b'{"text": "cut sh', b'{"text": "whole line of an unfinished batch"}\n']
 )
 def test_a_killed_run_goes_on_to_the_same_texts(tmp_path, damage):
-    whole = texts_of(CountingHost(), tmp_path / "whole").take(48, least=48)
+    whole = texts_of(CountingHost(), tmp_path / "whole").take(96, least=96)
     with pytest.raises(KeyboardInterrupt):
-        texts_of(CountingHost(stop_after=16), tmp_path / "killed").take(48, least=48)
+        texts_of(CountingHost(stop_after=32), tmp_path / "killed").take(96, least=96)
     file = next((tmp_path / "killed").rglob("texts-*.jsonl"))
     file.write_bytes(file.read_bytes() + damage)
     host = CountingHost()
-    assert texts_of(host, tmp_path / "killed").take(48, least=48) == whole
-    assert host.written == 32
+    assert texts_of(host, tmp_path / "killed").take(96, least=96) == whole
+    assert host.written == 64
 
 
 class TestFiles:

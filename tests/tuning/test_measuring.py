@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from dewmark.errors import ConfigError
+from dewmark.evaluation.quality import distinct
 from dewmark.hosts.fake import FakeHost
-from dewmark.tuning.measuring import Sample, delete_words, distinct, measure
+from dewmark.tuning.measuring import Sample, delete_words, measure
 
 WORDS = ("bridge", "river", "sea", "ship", "town", "hill", "city", "road")
 SAMPLE = Sample([f"the old {word}" for word in WORDS], tokens=40)

@@ -18,19 +18,24 @@ import typer
 
 import dewmark
 from dewmark.cli import (
+    attack,
     audit,
+    bench,
     calibrate,
     demo,
     detect,
     detector,
+    evaluate,
     generate,
     keys,
     locate,
     models,
     power,
+    reproduce,
     retention,
     schemes,
     serve,
+    steal,
     tokens,
     train,
     tune,
@@ -56,9 +61,14 @@ app.command("locate")(locate.locate)
 app.command("calibrate")(calibrate.calibrate)
 app.add_typer(detector.app, name="detector")
 app.command("audit")(audit.audit)
+app.command("evaluate")(evaluate.evaluate)
 app.command("power")(power.power)
 app.command("retention")(retention.retention)
 app.command("tune")(tune.tune)
+app.command("attack")(attack.attack)
+app.command("steal")(steal.steal)
+app.command("reproduce")(reproduce.reproduce)
+app.add_typer(bench.app, name="bench")
 app.command("train")(train.train)
 app.command("serve")(serve.serve)
 app.add_typer(tokens.app, name="token")
@@ -104,7 +114,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         except KeyboardInterrupt:
             code = 130
     if code == 130:
-        say("dewmark: interrupted; generate --prompts and train resume: give the same command again")
+        say(
+            "dewmark: interrupted; generate --prompts, detect --out, attack --in and train resume: "
+            "give the command again"
+        )
     return code if isinstance(code, int) else 0
 
 

@@ -11,17 +11,16 @@ import typer
 from dewmark.cli import options
 from dewmark.cli.console import say
 from dewmark.cli.progress import Progress
-from dewmark.cli.scoring import ManyKeys, OneKey, load_keys, open_scheme
+from dewmark.cli.scoring import EMPIRICAL, Scoring
 from dewmark.errors import ConfigError
 
 if TYPE_CHECKING:
     from dewmark.cli.scoring import Scored
-    from dewmark.stats.calibration import Calibration
+    from dewmark.cli.sources import Source
 
 __all__ = ["detect"]
 
 _HELD = 10_000  # up to so many texts wait for the column that needs them all
-_EMPIRICAL = "empirical"
 
 
 def detect(
@@ -42,6 +41,37 @@ def detect(
         Path | None,
         typer.Option(metavar="IN.jsonl", help="Score each line's text (after its prompt, if any)."),
     ] = None,
+    in_: Annotated[
+        str | None,
+        typer.Option(
+            "--in",
+            metavar="FILE|URL",
+            help="The same from JSONL or Parquet (by its ending; a folder holds Parquet): a path, s3://, "
+            "gs://, http(s)://.",
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="OUT.parquet|.jsonl",
+            help="Write results there instead of printing them; a run that was stopped goes on where it was.",
+        ),
+    ] = None,
+    engine: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME", help="With --out: local, or ray (the cluster that RAY_ADDRESS names, else here)."
+        ),
+    ] = "local",
+    workers: Annotated[
+        int | None,
+        typer.Option(
+            min=1, show_default="1, with ray all CPUs", help="With --out: processes, each with a detector."
+        ),
+    ] = None,
+    block_size: Annotated[
+        int, typer.Option(min=1, help="With --out: texts that a worker scores and stores together.")
+    ] = 1024,
     prompt: options.Prompt = None,
     host: options.Host = None,
     scheme: options.SchemeName = None,
@@ -72,7 +102,7 @@ def detect(
         bool | None,
         typer.Option(
             "--adjust/--no-adjust",
-            show_default="up to 10,000 texts, without --tokens",
+            show_default="with --out, or up to 10,000 texts without --tokens",
             help="Give each of several texts q (in JSON: p_adjusted), its p-value after Benjamini-Hochberg: "
             "of all texts with q ≤ 0.01 about 1% at most are unmarked. Results are then printed after the "
             "last text; otherwise as they come, and only the closing line counts the q.",
@@ -92,40 +122,65 @@ def detect(
     quiet: options.Quiet = False,
 ) -> None:
     """Score texts against a key: verdict, p-value, z, effective length; against several: which one it is."""
-    from dewmark.cli.inputs import batched, count_lines, read_files, read_rows
+    from dewmark.cli.inputs import batched, read_files, read_rows
     from dewmark.cli.verdicts import Verdicts
-    from dewmark.scheme import check_test
 
-    if not texts and jsonl is None:
-        raise ConfigError("nothing to score: give text files, - for standard input, or --jsonl IN.jsonl")
+    if not texts and jsonl is None and in_ is None:
+        raise ConfigError(
+            "nothing to score: give text files, - for standard input, --jsonl IN.jsonl or --in FILE"
+        )
     if not 0.0 < fpr < 1.0:
         raise ConfigError(f"--fpr must lie in (0, 1), got {fpr:g}")
-    many = keys is not None or len(key or ()) > 1
-    _check_calibrated(test, calibration, group=group, by=by, files=bool(texts), many=many)
+    scoring = Scoring(
+        key=tuple(key or ()),
+        keys=keys,
+        detector=detector,
+        host=host,
+        scheme=scheme,
+        settings=tuple(settings or ()),
+        fpr=fpr,
+        test=test,
+        tokens=tokens,
+        calibration=calibration,
+        group=group,
+    )
+    _check_calibrated(scoring, by=by, files=bool(texts))
+    source = _source(jsonl, in_, prompt=prompt, by=by)
+    if out is not None:
+        if texts or html is not None or source is None:
+            raise ConfigError("--out takes the rows of a file: give --in FILE, no text files and no --html")
+        from dewmark.cli.detect_run import score_file
+
+        _check_groups(scoring, source if by is not None else None)
+        score_file(
+            source,
+            out,
+            scoring,
+            engine=engine,
+            workers=workers,
+            block_size=block_size,
+            batch_size=batch_size,
+            adjust=adjust is not False,
+            json_=json_,
+            quiet=quiet,
+        )
+        return
+    if engine != "local" or workers is not None:
+        raise ConfigError("--engine and --workers are for a run into a file: add --out OUT.parquet")
     files = read_files(texts or [], prompt=prompt)
-    rows = read_rows(jsonl, prompt=prompt, by=by) if jsonl is not None else iter(())
-    total = len(files) + (count_lines(jsonl) if jsonl is not None else 0)
-    ranks = None
-    if calibration is not None:
-        ranks = _load_calibration(calibration, jsonl if by is not None else None, by=by, group=group, fpr=fpr)
+    blocks = source.blocks(_HELD) if source is not None else []
+    if source is not None:
+        rows = source.items(blocks)
+    else:
+        rows = read_rows(jsonl, prompt=prompt, by=by) if jsonl is not None else iter(())
+    total = len(files) + sum(block.rows for block in blocks)
+    _check_groups(scoring, source if by is not None else None)
     if adjust is None:
         adjust = 0 < total <= _HELD and not tokens
-    secrets = load_keys(key or [], keys) if many else {}
-    first = Path(next(iter(secrets))) if many else next(iter(key or ()), None)
     verdicts = Verdicts(json_=json_, tokens=tokens, total=total, adjust=adjust, fpr=fpr, quiet=quiet)
     kept: list[Scored] = []
     with Progress(quiet=quiet) as progress:
-        bound = open_scheme(detector, first, host, scheme, settings, progress=progress)
-        check_test(test, (*bound.tests, _EMPIRICAL))
-        scorer: OneKey | ManyKeys
-        if many:
-            scorer = ManyKeys(secrets, bound, fpr=fpr, test=test, tokens=tokens, progress=progress)
-        else:
-            if ranks is not None:
-                ranks.check(
-                    scheme=bound.scheme.name, config_hash=bound.config_hash, key_fingerprint=bound.fingerprint
-                )
-            scorer = OneKey(bound, fpr=fpr, test=test, tokens=tokens, calibration=ranks, group=group)
+        scorer = scoring.open(progress=progress)
         for batch in batched(chain(files, rows), batch_size or scorer.batch_size):
             for scored in scorer(batch):
                 if verdicts.prints_at_once:
@@ -143,23 +198,23 @@ def detect(
         say(f"wrote {html}", quiet=quiet)
 
 
-def _check_calibrated(
-    test: str | None, calibration: Path | None, *, group: str | None, by: str | None, files: bool, many: bool
-) -> None:
+def _check_calibrated(scoring: Scoring, *, by: str | None, files: bool) -> None:
     """Which of the options about calibrations go together."""
-    if calibration is None:
-        if test == _EMPIRICAL:
+    if scoring.calibration is None:
+        if scoring.test == EMPIRICAL:
             raise ConfigError("--test empirical needs --calibration CAL.json, made by: dewmark calibrate")
-        if group is not None or by is not None:
+        if scoring.group is not None or by is not None:
             raise ConfigError(
                 "--group and --by choose a calibration's negatives: give --calibration CAL.json"
             )
         return
-    if test not in (None, _EMPIRICAL):
-        raise ConfigError(f"--calibration is for --test empirical, not {test}: leave out one of the two")
-    if many:
+    if scoring.test not in (None, EMPIRICAL):
+        raise ConfigError(
+            f"--calibration is for --test empirical, not {scoring.test}: leave out one of the two"
+        )
+    if scoring.many:
         raise ConfigError("a calibration belongs to one key: give one --key with --calibration")
-    if group is not None and by is not None:
+    if scoring.group is not None and by is not None:
         raise ConfigError(
             "--group names one group for all texts, --by a field of each row: give one of the two"
         )
@@ -169,19 +224,32 @@ def _check_calibrated(
         )
 
 
-def _load_calibration(
-    path: Path, jsonl: Path | None, *, by: str | None, group: str | None, fpr: float
-) -> Calibration:
-    """Read a calibration; a group that it lacks, or that is too small, is told before anything is scored."""
-    from dewmark.cli.inputs import read_rows
+def _source(jsonl: Path | None, in_: str | None, *, prompt: str | None, by: str | None) -> Source | None:
+    """The file that rows come from; None if there is none, or if it is a pipe, which is read only once."""
+    from dewmark.cli.sources import JsonlSource, open_source
+
+    if jsonl is not None and in_ is not None:
+        raise ConfigError("--jsonl and --in both name the rows: give one of the two")
+    if in_ is not None:
+        return open_source(in_, prompt=prompt, by=by)
+    if jsonl is not None and (jsonl.is_file() or not jsonl.exists()):
+        return JsonlSource(str(jsonl), prompt, by)
+    return None
+
+
+def _check_groups(scoring: Scoring, source: Source | None) -> None:
+    """A group that the calibration lacks, or that is too small, is told before anything is scored.
+
+    ``source`` has groups of its own: it is looked through, since a run should not stop in its middle.
+    """
+    if scoring.calibration is None:
+        return
     from dewmark.stats.calibration import Calibration
 
-    calibration = Calibration.load(path)
-    groups = {group}
-    if jsonl is not None:
-        # what can be read twice is looked through first: a run should not stop in its middle
-        groups = {item.group for item in read_rows(jsonl, prompt=None, by=by)} if jsonl.is_file() else set()
+    calibration = Calibration.load(scoring.calibration)
+    groups = {scoring.group}
+    if source is not None:
+        groups = {item.group for item in source.items(source.blocks(_HELD))}
     for name in sorted(groups, key=str):
-        if shortage := calibration.shortage(fpr, group=name):
+        if shortage := calibration.shortage(scoring.fpr, group=name):
             say(f"dewmark: warning: {shortage}")
-    return calibration

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import codecs
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
@@ -14,7 +14,7 @@ from dewmark import storage
 from dewmark.errors import InputError
 from dewmark.scheme import check_text
 
-__all__ = ["Item", "batched", "count_lines", "read_files", "read_rows"]
+__all__ = ["Item", "batched", "count_lines", "make_item", "read_files", "read_rows"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,23 +50,27 @@ def read_rows(path: Path, *, prompt: str | None, by: str | None = None) -> Itera
 
 def _rows(path: Path, prompt: str | None, by: str | None) -> Iterator[Item]:
     for index, (number, row) in enumerate(storage.read_jsonl(path)):
-        where = f"{path}, line {number}"
-        if "text" not in row:
-            raise InputError(f'{where} has no "text"')
-        text, context, name = row["text"], row.get("prompt"), row.get("id")
-        if not isinstance(text, str) or text.strip():
-            check_text(text, f"{where}: text")
-        if context is not None and not isinstance(context, str):
-            raise InputError(f"{where}: prompt must be text, got {type(context).__name__}")
-        if context and context.strip():
-            check_text(context, f"{where}: prompt")
-        if name is None or isinstance(name, bool) or not isinstance(name, str | int):
-            name = str(index)
-        group = None if by is None else _group(row, by, where)
-        yield Item(name, text, prompt if context is None else context, group)
+        yield make_item(row, f"{path}, line {number}", index=index, prompt=prompt, by=by)
 
 
-def _group(row: dict[str, Any], by: str, where: str) -> str:
+def make_item(row: Mapping[str, Any], where: str, *, index: int, prompt: str | None, by: str | None) -> Item:
+    """The text of one row; ``index``, its place, is its name if it has none."""
+    if "text" not in row:
+        raise InputError(f'{where} has no "text"')
+    text, context, name = row["text"], row.get("prompt"), row.get("id")
+    if not isinstance(text, str) or text.strip():
+        check_text(text, f"{where}: text")
+    if context is not None and not isinstance(context, str):
+        raise InputError(f"{where}: prompt must be text, got {type(context).__name__}")
+    if context and context.strip():
+        check_text(context, f"{where}: prompt")
+    if name is None or isinstance(name, bool) or not isinstance(name, str | int):
+        name = str(index)
+    group = None if by is None else _group(row, by, where)
+    return Item(name, text, prompt if context is None else context, group)
+
+
+def _group(row: Mapping[str, Any], by: str, where: str) -> str:
     if by not in row:
         raise InputError(f'{where} has no "{by}"')
     group = row[by]

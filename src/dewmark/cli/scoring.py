@@ -23,7 +23,9 @@ if TYPE_CHECKING:
     from dewmark.scheme import BoundScheme
     from dewmark.stats.calibration import Calibration
 
-__all__ = ["ManyKeys", "OneKey", "Scored", "detect_items", "load_keys", "open_scheme"]
+__all__ = ["EMPIRICAL", "ManyKeys", "OneKey", "Scored", "Scoring", "detect_items", "load_keys", "open_scheme"]
+
+EMPIRICAL = "empirical"  # the test that ranks a text among a calibration's negatives
 
 _RESULTS_AT_ONCE = 1 << 18
 
@@ -37,6 +39,58 @@ class Scored:
     detection: Detection
     row: dict[str, Any]
     note: str = ""
+
+
+@dataclass(frozen=True)
+class Scoring:
+    """How texts are to be scored, as the options say it: names and paths, so it may go to another process."""
+
+    key: tuple[Path, ...] = ()
+    keys: Path | None = None
+    detector: Path | None = None
+    host: str | None = None
+    scheme: str | None = None
+    settings: tuple[str, ...] = ()
+    fpr: float = 0.01
+    test: str | None = None
+    tokens: bool = False
+    calibration: Path | None = None
+    group: str | None = None
+
+    @property
+    def many(self) -> bool:
+        """Whether it is asked which of several keys a text carries."""
+        return self.keys is not None or len(self.key) > 1
+
+    def absolute(self) -> Scoring:
+        """The same for a process with another working directory."""
+        named = {name: getattr(self, name) for name in ("keys", "detector", "calibration")}
+        paths: dict[str, Any] = {name: path and path.absolute() for name, path in named.items()}
+        return dataclasses.replace(self, key=tuple(path.absolute() for path in self.key), **paths)
+
+    def open(self, *, progress: Progress) -> OneKey | ManyKeys:
+        """Load keys, detector and calibration, and see that they go together."""
+        from dewmark.scheme import check_test
+
+        secrets = load_keys(self.key, self.keys) if self.many else {}
+        first = Path(next(iter(secrets))) if self.many else next(iter(self.key), None)
+        bound = open_scheme(self.detector, first, self.host, self.scheme, self.settings, progress=progress)
+        check_test(self.test, (*bound.tests, EMPIRICAL))
+        if self.many:
+            return ManyKeys(
+                secrets, bound, fpr=self.fpr, test=self.test, tokens=self.tokens, progress=progress
+            )
+        ranks = None
+        if self.calibration is not None:
+            from dewmark.stats.calibration import Calibration
+
+            ranks = Calibration.load(self.calibration)
+            ranks.check(
+                scheme=bound.scheme.name, config_hash=bound.config_hash, key_fingerprint=bound.fingerprint
+            )
+        return OneKey(
+            bound, fpr=self.fpr, test=self.test, tokens=self.tokens, calibration=ranks, group=self.group
+        )
 
 
 def open_scheme(
@@ -113,6 +167,11 @@ class OneKey:
         group: str | None = None,
     ) -> None:
         self._bound, self._fpr, self._tokens = bound, fpr, tokens
+        self.identity: dict[str, object] = {
+            "scheme": bound.scheme.name,
+            "config_hash": bound.config_hash,
+            "keys": [bound.fingerprint],
+        }
         self._test = test if calibration is None else calibration.test
         self._calibration, self._group = calibration, group
 
@@ -146,6 +205,11 @@ class ManyKeys:
         """``bound`` is the scheme under one of the keys: it names host and settings and keeps tables open."""
         self._names, self._keys = list(keys), list(keys.values())
         self._bound, self._progress = bound, progress
+        self.identity: dict[str, object] = {
+            "scheme": bound.scheme.name,
+            "config_hash": bound.config_hash,
+            "keys": [key.fingerprint for key in self._keys],
+        }
         self._fpr, self._test, self._tokens = fpr, test, tokens
 
     @property

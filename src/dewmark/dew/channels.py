@@ -8,13 +8,16 @@ logits' device. `dewmark.dew.word_channel` reads words.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
 from dewmark.dew.folded import scale_contexts_torch
+from dewmark.dew.hot import fused
 from dewmark.dew.reading import TokenReader
+from dewmark.dew.window_rows import window_rows
 from dewmark.embeddings.contexts import ABSENT, ComposedContexts
 from dewmark.workspace import Tokenizer
 
@@ -39,6 +42,9 @@ class Channel(ABC):
     def repeated(self, ids: torch.Tensor) -> torch.Tensor:
         """Whether each row's context (batch, 1) occurred earlier in that row; asked after `alignments`."""
 
+    def ahead(self, ids: torch.Tensor) -> None:  # noqa: B027 - most have nothing to begin
+        """Begin what the next `alignments` need of ids (batch, length), before the logits are there."""
+
 
 def padding_of(
     tokenizer: Tokenizer, prompt_ids: torch.Tensor, attention_mask: torch.Tensor | None
@@ -53,20 +59,41 @@ def padding_of(
     return attention_mask.to(torch.int8).argmax(dim=1).unsqueeze(1)
 
 
+@dataclass(frozen=True)
 class DeviceTables:
-    """A bound scheme's tables on one device, shared by all its sessions there."""
+    """A bound scheme's tables on one device, shared by all its sessions there.
 
-    def __init__(self, bound: BoundDEW, reader: TokenReader, device: torch.device) -> None:
-        self.Q = torch.from_numpy(bound.fold.table(reader.token_rows, source=bound.source)).to(device)
-        self.G = torch.from_numpy(np.ascontiguousarray(bound.fold.G)).to(device)
+    Q (vocab, d_C) and G (d_C, d_C), float32. ``special`` (vocab + 1,) and ``context_rows`` (vocab + 1, d_C)
+    have one row more, for places where nothing stands; without composed contexts there are no such rows.
+    """
+
+    Q: torch.Tensor
+    G: torch.Tensor
+    special: torch.Tensor
+    context_rows: torch.Tensor | None
+
+    @classmethod
+    def of(cls, bound: BoundDEW, device: torch.device) -> DeviceTables:
+        """The tables of a scheme that reads host tokens."""
+        return bound.shared(f"tables on {device}", lambda: cls._made(bound, device))
+
+    @classmethod
+    def _made(cls, bound: BoundDEW, device: torch.device) -> DeviceTables:
+        reader = bound.reader
+        assert isinstance(reader, TokenReader)
         special = torch.zeros(bound.host.vocab_size + 1, dtype=torch.bool)
         special[[i for i in bound.host.tokenizer.special_ids if i < bound.host.vocab_size]] = True
         special[-1] = True
-        self.special = special.to(device)
-        self.context_rows = None
+        context_rows = None
         if isinstance(reader.contexts, ComposedContexts):
             rows = torch.from_numpy(np.array(reader.contexts.table))  # a copy: it may be a read-only map
-            self.context_rows = torch.cat((rows, rows.new_zeros(1, rows.shape[1]))).to(device)
+            context_rows = torch.cat((rows, rows.new_zeros(1, rows.shape[1]))).to(device)
+        return cls(
+            Q=torch.from_numpy(bound.fold.table(reader.token_rows, source=bound.source)).to(device),
+            G=torch.from_numpy(np.ascontiguousarray(bound.fold.G)).to(device),
+            special=special.to(device),
+            context_rows=context_rows,
+        )
 
 
 class TokenChannel(Channel):
@@ -81,18 +108,43 @@ class TokenChannel(Channel):
     ) -> None:
         self._bound = bound
         self._contexts = bound.hashed or reader.contexts
-        self._tables = bound.shared(
-            f"tables on {prompt_ids.device}", lambda: DeviceTables(bound, reader, prompt_ids.device)
-        )
+        self._tables = DeviceTables.of(bound, prompt_ids.device)
         self._k = reader.k
-        self._absent = bound.host.vocab_size  # the extra, empty row of the tables
+        self.absent = bound.host.vocab_size  # the extra, empty row of the tables
         self._padding = padding_of(bound.host.tokenizer, prompt_ids, attention_mask)
+        device, contexts = prompt_ids.device, self._contexts
+        self._encoded = bound.shared(f"windows on {device}", lambda: window_rows(contexts, device))
+        self._begun: tuple[int, torch.Tensor] | None = None  # a length, and where its windows' contexts are
 
     def alignments(self, ids: torch.Tensor, candidates: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         """u of the candidates (batch, m)."""
-        contexts = self._context_rows(self._windows(ids))
+        return self._aligned(self._after(ids), candidates)
+
+    def ahead(self, ids: torch.Tensor) -> None:
+        """Begin to encode the windows at the end of ids (batch, length)."""
+        if self._encoded is not None:
+            windows = self._plain(self._windows(ids))
+            self._begun = (ids.shape[1], self._encoded.index(windows, absent=self.absent))
+
+    def of_windows(self, windows: torch.Tensor, candidates: torch.Tensor) -> torch.Tensor:
+        """u of the candidates (batch, m) after windows (batch, k) of ids; `absent` stands where none is."""
+        return self._aligned(self._contexts_of(windows), candidates)
+
+    def _aligned(self, contexts: torch.Tensor, candidates: torch.Tensor) -> torch.Tensor:
         scaled = scale_contexts_torch(contexts, self._tables.G, self._bound.fold.n)
-        return (self._tables.Q[candidates] @ scaled.unsqueeze(-1)).squeeze(-1)
+        return (torch.nn.functional.embedding(candidates, self._tables.Q) @ scaled.unsqueeze(-1)).squeeze(-1)
+
+    def biased(self, ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        """Logits (batch, vocab) with the bias added, where `can_fuse` says so."""
+        return self._fused(self._after(ids), scores)
+
+    def biased_after(self, windows: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        """The same after windows (batch, k) of ids."""
+        return self._fused(self._contexts_of(windows), scores)
+
+    def _fused(self, contexts: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        tables, bound = self._tables, self._bound
+        return fused(bound.scheme, scores, Q=tables.Q, contexts=contexts, G=tables.G, n=bound.fold.n)
 
     def repeated(self, ids: torch.Tensor) -> torch.Tensor:
         """Whether each row's window occurred earlier in that row, (batch, 1)."""
@@ -102,21 +154,33 @@ class TokenChannel(Channel):
         return (windows[:, :-1] == windows[:, -1:]).all(dim=-1).any(dim=-1, keepdim=True)
 
     def _windows(self, ids: torch.Tensor) -> torch.Tensor:
-        """The last k ids of each row (batch, k); padding and special tokens become the empty row."""
+        """The last k ids of each row (batch, k); padding becomes the empty row."""
         k, length = self._k, ids.shape[1]
         if length < k:
-            ids = torch.nn.functional.pad(ids, (k - length, 0), value=self._absent)
+            ids = torch.nn.functional.pad(ids, (k - length, 0), value=self.absent)
         first = torch.arange(length - k, length, device=ids.device).unsqueeze(0)
         window = ids[:, -k:]
-        window = window.masked_fill(first < self._padding, self._absent)
-        return window.masked_fill(self._tables.special[window], self._absent)
+        return window.masked_fill(first < self._padding, self.absent)
 
-    def _context_rows(self, windows: torch.Tensor) -> torch.Tensor:
-        """ê_C (batch, d_C), float32."""
+    def _plain(self, windows: torch.Tensor) -> torch.Tensor:
+        """Windows without special tokens, which stand for no text."""
+        return windows.masked_fill(self._tables.special[windows], self.absent)
+
+    def _after(self, ids: torch.Tensor) -> torch.Tensor:
+        """ê_C (batch, d_C) of what follows ids (batch, length): begun ahead, or computed now."""
+        if self._encoded is not None and self._begun is not None and self._begun[0] == ids.shape[1]:
+            return self._encoded.rows(self._begun[1])
+        return self._contexts_of(self._windows(ids))
+
+    def _contexts_of(self, windows: torch.Tensor) -> torch.Tensor:
+        """ê_C (batch, d_C) of windows (batch, k), float32; special tokens are absent from a context."""
+        windows = self._plain(windows)
         if self._tables.context_rows is not None:
             total = self._tables.context_rows[windows].float().sum(dim=1)
             return torch.nn.functional.normalize(total, dim=-1, eps=1e-12)
+        if self._encoded is not None:
+            return self._encoded.rows(self._encoded.index(windows, absent=self.absent))
         assert self._contexts is not None
         ids = windows.cpu().numpy().astype(np.int64)
-        vectors = self._contexts.vectors(np.where(ids == self._absent, ABSENT, ids))
+        vectors = self._contexts.vectors(np.where(ids == self.absent, ABSENT, ids))
         return torch.from_numpy(vectors).to(windows.device)

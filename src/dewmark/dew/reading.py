@@ -15,15 +15,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dewmark.embeddings.contexts import ABSENT, Contexts, windows_of
+from dewmark.embeddings.mapped import rows_of
+from dewmark.embeddings.parts import Parts
 from dewmark.workspace import HostInfo, Tokenized
 
-__all__ = ["Pairs", "Reader", "Reading", "TokenReader", "chunks", "pairs_of"]
+__all__ = ["Pairs", "Reader", "Reading", "TokenReader", "chunks", "pairs_of", "units_per_chunk"]
 
 F16 = NDArray[np.float16]
 F32 = NDArray[np.float32]
 I64 = NDArray[np.int64]
 
 _UNITS_PER_CHUNK = 100_000
+_BYTES_PER_CHUNK = 32 << 20
 
 
 @dataclass(frozen=True)
@@ -44,15 +47,26 @@ class Pairs:
 class Reading:
     """A batch: V distinct units with ê_T (V, d_T), W distinct windows with ê_C (W, d_C), pairs per text.
 
+    ``contexts`` are the ê_C, whole or as sums of a few vectors each; None where the key makes them itself.
     Host tokens also come with their ``ids`` (V,) and ``windows`` (W, k), for modes in which a key does
-    without meaning; ``context_rows`` is None where the key makes the contexts itself.
+    without meaning.
     """
 
     token_rows: F32
-    context_rows: F32 | None
+    contexts: F32 | Parts | None
     texts: tuple[Pairs, ...]
     ids: I64
     windows: I64
+
+    @property
+    def parts(self) -> Parts | None:
+        """The contexts as sums, where they are such."""
+        return self.contexts if isinstance(self.contexts, Parts) else None
+
+    @property
+    def context_rows(self) -> F32 | None:
+        """ê_C (W, d_C), or None where the key makes them itself."""
+        return self.contexts.vectors if isinstance(self.contexts, Parts) else self.contexts
 
 
 class Reader(ABC):
@@ -97,18 +111,34 @@ class TokenReader(Reader):
         tokens = np.array([i for text in texts for i in text.ids], dtype=np.int64)
         known = tokens < self.host.vocab_size
         ids, token_index = np.unique(np.where(known, tokens, 0), return_inverse=True)
-        rows = np.asarray(self.token_rows[ids], dtype=np.float32)
+        rows = rows_of(self.token_rows, ids)
         usable = np.concatenate(scored) & known & np.any(rows != 0, axis=1)[token_index]
-        distinct, found = np.unique(np.concatenate(windows)[usable], axis=0, return_inverse=True)
+        distinct, found = _distinct(np.concatenate(windows)[usable], self.host.vocab_size)
         window_index = np.full(len(tokens), -1, dtype=np.int64)
         window_index[usable] = found
+        contexts: F32 | Parts | None = None
+        if self.contexts is not None:
+            parts = self.contexts.parts(distinct)
+            contexts = self.contexts.vectors(distinct) if parts is None else parts
         return Reading(
             token_rows=rows,
-            context_rows=None if self.contexts is None else self.contexts.vectors(distinct),
+            contexts=contexts,
             texts=pairs_of(token_index, window_index, [len(text.ids) for text in texts]),
             ids=ids,
             windows=distinct,
         )
+
+
+def _distinct(windows: I64, size: int) -> tuple[I64, I64]:
+    """The distinct rows of windows (N, k), ids under ``size`` or `ABSENT`, and each row's place in them."""
+    k = windows.shape[1]
+    if (size + 1) ** k >= 1 << 63:
+        return np.unique(windows, axis=0, return_inverse=True)
+    powers = (size + 1) ** np.arange(
+        k - 1, -1, -1, dtype=np.int64
+    )  # one integer per window sorts ten times faster
+    codes, found = np.unique((windows - ABSENT) @ powers, return_inverse=True)
+    return (codes[:, None] // powers) % (size + 1) + ABSENT, found
 
 
 def pairs_of(units: I64, windows: I64, lengths: Sequence[int]) -> tuple[Pairs, ...]:
@@ -127,12 +157,17 @@ def _pairs(mine: I64, width: int) -> Pairs:
     return Pairs(tokens=units, windows=windows, weights=counts.astype(np.float64), positions=positions)
 
 
-def chunks(texts: Sequence[Tokenized]) -> Iterator[list[int]]:
-    """Indices in runs of about `_UNITS_PER_CHUNK` units, so that memory does not grow with the batch."""
+def units_per_chunk(d_T: int, d_C: int) -> int:
+    """How many units to read at once: their vectors, and contexts before and after scaling, take 32 MB."""
+    return max(_BYTES_PER_CHUNK // (4 * (d_T + 2 * d_C)), 1)
+
+
+def chunks(texts: Sequence[Tokenized], *, units: int = _UNITS_PER_CHUNK) -> Iterator[list[int]]:
+    """Indices in runs of about ``units`` units, so that memory does not grow with the batch."""
     chunk: list[int] = []
     size = 0
     for i, text in enumerate(texts):
-        if chunk and size + len(text.ids) > _UNITS_PER_CHUNK:
+        if chunk and size + len(text.ids) > units:
             yield chunk
             chunk, size = [], 0
         chunk.append(i)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
@@ -89,6 +90,11 @@ class DEW(Scheme):
         if self.units == "word" and (self.mode != "both" or self.donor is not None):
             what = f"mode={self.mode}" if self.mode != "both" else f"donor={self.donor}"
             raise ConfigError(f"{what} is about a host's token table, which units=word does without")
+
+    @property
+    def needs_as_set(self) -> Needs:
+        """The Gumbel sampler chooses the token, so it must see the final distribution."""
+        return dataclasses.replace(self.needs, final=self.sampler == "gumbel")
 
     @property
     def host_free(self) -> bool:

@@ -69,9 +69,9 @@ class Scored:
         if scheme.token_semantics:
             T = reading.token_rows[pairs.tokens]
             if ours and scheme.subtracts_mean and len(np.unique(pairs.tokens)) > 1:
-                T = T - _mean(T, pairs)
+                T -= _mean(T, pairs)
                 norms = np.linalg.norm(T, axis=1)
-                T = T / norms[:, None]
+                T /= norms[:, None]
         blank = Evidence(
             scores=nothing.astype(np.float64),
             alignments=nothing,
@@ -87,7 +87,8 @@ class Scored:
         """The evidence under a key that maps the batch's tokens and contexts to rows whose products are u."""
         rows = tokens[self.pairs.tokens]
         if self.norms is not None:
-            rows = (rows - _mean(rows, self.pairs)) / self.norms[:, None]
+            rows -= _mean(rows, self.pairs)
+            rows /= self.norms[:, None]
         u: F32 = np.einsum("ij,ij->i", rows, contexts[self.pairs.windows])
         return dataclasses.replace(self.blank, scores=self.score(u.astype(np.float64)), alignments=u)
 
@@ -150,8 +151,9 @@ def detection_of(
 
 def token_scores(text: Tokenized, evidence: Evidence) -> tuple[TokenScore, ...]:
     """Every token of the text with its alignment and its place."""
+    if not text.offsets:
+        return ()
     scores = np.append(evidence.alignments, 0.0)[evidence.positions].tolist()
-    return tuple(
-        TokenScore(text=text.text[start:end], start=start, end=end, score=score, scored=pair >= 0)
-        for (start, end), score, pair in zip(text.offsets, scores, evidence.positions.tolist(), strict=True)
-    )
+    pieces = [text.text[start:end] for start, end in text.offsets]
+    starts, ends = zip(*text.offsets, strict=True)
+    return tuple(map(TokenScore, pieces, starts, ends, scores, (evidence.positions >= 0).tolist()))

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from dewmark.dew.channels import Channel
+from dewmark.dew.channels import Channel, TokenChannel
+from dewmark.dew.hot import can_fuse
 from dewmark.errors import NumericalError, VocabularyError
 from dewmark.sampling import RandomStreams, drawn_seeds, race
 from dewmark.scheme import Session
@@ -44,6 +45,10 @@ class DewSession(Session):
             raise NumericalError("the host's logits hold NaN; load it in float32 or check its weights")
         return self._mark(input_ids.to(scores.device), scores)
 
+    def ahead(self, input_ids: torch.Tensor) -> None:
+        """Begin to read the contexts at the end of input_ids (batch, length)."""
+        self._channel.ahead(input_ids)
+
     @abstractmethod
     def _mark(self, ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         """Mark logits (batch, vocab) of the token after ids (batch, length)."""
@@ -53,6 +58,8 @@ class BiasSession(DewSession):
     """Adds b = λ tanh(γu) to the candidates of each row (Algorithm 1)."""
 
     def _mark(self, ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        if isinstance(self._channel, TokenChannel) and can_fuse(self._scheme, scores.device):
+            return self._channel.biased(ids, scores)
         candidates, kept = self._candidates(scores)
         u = self._channel.alignments(ids, candidates, scores)
         bias = self._scheme.lambda_ * torch.tanh(self._scheme.gamma * u)

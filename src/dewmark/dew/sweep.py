@@ -22,6 +22,7 @@ from dewmark.core.projections import draw_projections
 from dewmark.dew.public import Public
 from dewmark.dew.reading import Reading, TokenReader, chunks
 from dewmark.dew.scoring import TESTS, Scored, detection_of, statistic_of, token_scores
+from dewmark.embeddings.mapped import rows_of
 from dewmark.evidence import Evidence
 from dewmark.scheme import check_test, check_texts
 from dewmark.stats.key_test import score_variance
@@ -117,7 +118,7 @@ def _evidences(
             for key, (R_T, R_C) in zip(some, list(pool.map(draw, some)), strict=True):
                 tokens, sources = reading.token_rows, public.sources_of(key)
                 if sources is not None and isinstance(public.reader, TokenReader):
-                    tokens = np.asarray(public.reader.token_rows[sources[reading.ids]], dtype=np.float32)
+                    tokens = rows_of(public.reader.token_rows, sources[reading.ids])
                 hashed, rows = public.contexts_of(key), reading.context_rows
                 rows = hashed.vectors(reading.windows) if hashed is not None else rows
                 assert rows is not None

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from dewmark.dew.bound import BoundDEW
     from dewmark.dew.folded import Fold
 
-__all__ = ["WordChannel"]
+__all__ = ["WordChannel", "WordReading", "WordRow", "likely_of"]
 
 _LEAST = 0.01  # probability from which a candidate that makes a word longer is scored
 _NO_WORD, _ASK = 0, -1
@@ -87,65 +87,65 @@ class Vocabulary:
         self.begins = torch.from_numpy(rows).to(device)
 
 
-class WordChannel(Channel):
-    """Reads the words that the host's tokens make."""
+class WordRow:
+    """One text as words while it grows: the words before its next one, and those that stood there earlier."""
 
-    def __init__(
-        self,
-        bound: BoundDEW,
-        reader: WordReader,
-        prompt_ids: torch.Tensor,
-        attention_mask: torch.Tensor | None,
-    ) -> None:
-        device = prompt_ids.device
+    def __init__(self, spelling: Spelling, prompt: Sequence[int], *, k: int) -> None:
+        self.stream = TokenStream(spelling, prompt)
+        self._k = k
+        self._seen: set[Window] = set()
+        self.window: Window = self.stream.recent(k)
+
+    def push(self, token: int) -> None:
+        """The text goes on with one token."""
+        self.stream.push(token)
+        window = self.stream.recent(self._k)
+        if window != self.window:
+            self._seen.add(self.window)
+            self.window = window
+
+    @property
+    def repeated(self) -> bool:
+        """Whether the words before the next word stood before another word already."""
+        return self.window in self._seen
+
+
+class WordReading:
+    """Reads any rows of texts under one key, on one device."""
+
+    def __init__(self, bound: BoundDEW, reader: WordReader, device: torch.device) -> None:
         self._vocabulary = bound.shared(f"words on {device}", lambda: Vocabulary(bound, reader, device))
         self._reader, self._fold = reader, bound.fold
-        padding = padding_of(bound.host.tokenizer, prompt_ids, attention_mask).flatten().tolist()
-        self._streams = [
-            TokenStream(self._vocabulary.spelling, row[pad:])
-            for row, pad in zip(prompt_ids.tolist(), padding, strict=True)
-        ]
-        self._length = prompt_ids.shape[1]
-        self._windows: list[Window] = [()] * len(self._streams)
-        self._seen: list[set[Window]] = [set() for _ in self._streams]
 
-    def alignments(self, ids: torch.Tensor, candidates: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        """u of the candidates (batch, m)."""
-        self._follow(ids)
+    def row(self, prompt: Sequence[int]) -> WordRow:
+        """Begin to read a text."""
+        return WordRow(self._vocabulary.spelling, prompt, k=self._reader.k)
+
+    def alignments(
+        self, rows: Sequence[WordRow], candidates: torch.Tensor, likely: torch.Tensor
+    ) -> torch.Tensor:
+        """u of the candidates (batch, m); ``likely`` (batch, m) says which are worth asking the row for."""
         begins = self._vocabulary.begins[candidates]
         asked = begins == _ASK
-        likely = scores.gather(1, candidates) - scores.logsumexp(dim=-1, keepdim=True) >= math.log(_LEAST)
-        windows: dict[Window, int] = {window: i for i, window in enumerate(dict.fromkeys(self._windows))}
-        own = [windows[window] for window in self._windows]
-        places, forms, contexts = self._ask(candidates, asked & likely, windows)
-        rows = self._vocabulary.words.index(forms)
-        scaled = torch.from_numpy(self._scaled(list(windows))).to(scores.device)
+        windows: dict[Window, int] = {window: i for i, window in enumerate({row.window: 0 for row in rows})}
+        own = [windows[row.window] for row in rows]
+        places, forms, contexts = self._ask(rows, candidates, asked & likely, windows)
+        index = self._vocabulary.words.index(forms)
+        scaled = torch.from_numpy(self._scaled(list(windows))).to(candidates.device)
         Q = self._vocabulary.words.rows
-        u = (Q[begins.masked_fill(asked, _NO_WORD)] @ scaled[own].unsqueeze(-1)).squeeze(-1)
+        found = torch.nn.functional.embedding(begins.masked_fill(asked, _NO_WORD), Q)
+        u = (found @ scaled[own].unsqueeze(-1)).squeeze(-1)
         if places:
             at = torch.tensor(places, device=u.device)
-            u[at[:, 0], at[:, 1]] = (Q[rows] * scaled[contexts]).sum(dim=-1)
+            u[at[:, 0], at[:, 1]] = (Q[index] * scaled[contexts]).sum(dim=-1)
         return u
 
-    def repeated(self, ids: torch.Tensor) -> torch.Tensor:
-        """Whether the words before each row's next word stood before another word already, (batch, 1)."""
-        found = [window in seen for window, seen in zip(self._windows, self._seen, strict=True)]
-        return torch.tensor(found, device=ids.device).unsqueeze(1)
-
-    def _follow(self, ids: torch.Tensor) -> None:
-        """Let the streams read what was written since the last step."""
-        for stream, new in zip(self._streams, ids[:, self._length :].tolist(), strict=True):
-            for token in new:
-                stream.push(token)
-        self._length = ids.shape[1]
-        for i, stream in enumerate(self._streams):
-            window = stream.recent(self._reader.k)
-            if window != self._windows[i]:
-                self._seen[i].add(self._windows[i])
-                self._windows[i] = window
-
     def _ask(
-        self, candidates: torch.Tensor, asked: torch.Tensor, windows: dict[Window, int]
+        self,
+        rows: Sequence[WordRow],
+        candidates: torch.Tensor,
+        asked: torch.Tensor,
+        windows: dict[Window, int],
     ) -> tuple[list[tuple[int, int]], list[str], list[int]]:
         """For the candidates that depend on the text: place (row, column), word, and index into windows."""
         places: list[tuple[int, int]] = []
@@ -159,7 +159,7 @@ class WordChannel(Channel):
             end = start
             while end < len(where) and where[end][0] == row:
                 end += 1
-            stream = self._streams[row]
+            stream = rows[row].stream
             for place, made in zip(where[start:end], stream.candidates(tokens[start:end]), strict=True):
                 if made.form is not None:
                     window = stream.context(made, k=self._reader.k)
@@ -171,3 +171,39 @@ class WordChannel(Channel):
 
     def _scaled(self, windows: Sequence[Window]) -> NDArray[np.float32]:
         return self._fold.contexts(self._reader.contexts.vectors(windows))
+
+
+class WordChannel(Channel):
+    """Reads the words that the host's tokens make."""
+
+    def __init__(
+        self,
+        bound: BoundDEW,
+        reader: WordReader,
+        prompt_ids: torch.Tensor,
+        attention_mask: torch.Tensor | None,
+    ) -> None:
+        self._reading = WordReading(bound, reader, prompt_ids.device)
+        padding = padding_of(bound.host.tokenizer, prompt_ids, attention_mask).flatten().tolist()
+        self._rows = [
+            self._reading.row(row[pad:]) for row, pad in zip(prompt_ids.tolist(), padding, strict=True)
+        ]
+        self._length = prompt_ids.shape[1]
+
+    def alignments(self, ids: torch.Tensor, candidates: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        """u of the candidates (batch, m)."""
+        for row, new in zip(self._rows, ids[:, self._length :].tolist(), strict=True):
+            for token in new:
+                row.push(token)
+        self._length = ids.shape[1]
+        likely = likely_of(scores.gather(1, candidates), scores.logsumexp(dim=-1, keepdim=True))
+        return self._reading.alignments(self._rows, candidates, likely)
+
+    def repeated(self, ids: torch.Tensor) -> torch.Tensor:
+        """Whether the words before each row's next word stood before another word already, (batch, 1)."""
+        return torch.tensor([row.repeated for row in self._rows], device=ids.device).unsqueeze(1)
+
+
+def likely_of(logits: torch.Tensor, total: torch.Tensor) -> torch.Tensor:
+    """Which candidates (batch, m) are worth asking for; ``total`` (batch, 1) is their logsumexp."""
+    return logits - total >= math.log(_LEAST)

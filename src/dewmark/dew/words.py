@@ -70,7 +70,7 @@ class WordReader(Reader):
             windows += [contexts.setdefault(window, len(contexts)) for window in around]
         return Reading(
             token_rows=self.tokens.vectors(list(forms)),
-            context_rows=self.contexts.vectors(list(contexts)),
+            contexts=self.contexts.parts(list(contexts)),
             texts=pairs_of(
                 np.array(units, dtype=np.int64),
                 np.array(windows, dtype=np.int64),

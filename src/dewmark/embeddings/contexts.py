@@ -24,6 +24,8 @@ from numpy.typing import NDArray
 
 from dewmark.core.whitening import Whitening, normalize_rows
 from dewmark.embeddings.encoders import Encoder
+from dewmark.embeddings.mapped import rows_of
+from dewmark.embeddings.parts import Parts
 from dewmark.errors import ArtifactError, ConfigError
 from dewmark.storage import load_bundle, save_bundle
 from dewmark.workspace import HostInfo, Tokenizer, Workspace
@@ -59,6 +61,10 @@ class Contexts(ABC):
     def vectors(self, windows: I64) -> F32:
         """Windows (N, k) of ids or `ABSENT` to ê_C (N, dim), unit rows; empty windows give zero rows."""
 
+    def parts(self, windows: I64) -> Parts | None:
+        """The same contexts as sums of a few vectors each, where they are such sums."""
+        return None
+
 
 class ComposedContexts(Contexts):
     """Sums the vectors of a window's tokens; ``table`` (vocab_size, d_C), zero rows for special tokens."""
@@ -69,13 +75,15 @@ class ComposedContexts(Contexts):
 
     def vectors(self, windows: I64) -> F32:
         """Windows (N, k) to unit rows (N, dim)."""
-        out = np.empty((len(windows), self.dim), dtype=np.float32)
-        for i in range(0, len(windows), _CHUNK):
-            chunk = windows[i : i + _CHUNK]
-            rows = np.asarray(self.table[np.maximum(chunk, 0)], dtype=np.float32)
-            rows[chunk == ABSENT] = 0.0
-            out[i : i + _CHUNK] = rows.sum(axis=1)
-        return normalize_rows(out)
+        return self.parts(windows).vectors
+
+    def parts(self, windows: I64) -> Parts:
+        """Windows (N, k) as sums of their tokens' vectors."""
+        ids, index = np.unique(windows, return_inverse=True)
+        index = index.reshape(windows.shape)
+        if len(ids) and ids[0] == ABSENT:
+            ids, index = ids[1:], index - 1
+        return Parts(rows_of(self.table, ids), index)
 
 
 class WindowContexts(Contexts):

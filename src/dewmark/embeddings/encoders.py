@@ -13,7 +13,7 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +24,11 @@ from dewmark.errors import DewmarkError, ModelError
 from dewmark.extras import require
 from dewmark.registry import unknown_name
 from dewmark.workspace import Progress, silent
+
+if TYPE_CHECKING:
+    import torch
+
+    from dewmark.embeddings.graphed import GraphedEncoder
 
 __all__ = ["Encoder", "SentenceTransformerEncoder", "USEEncoder", "load_encoder"]
 
@@ -55,6 +60,10 @@ class Encoder(ABC):
     @abstractmethod
     def encode(self, texts: Sequence[str]) -> F32:
         """N texts, which may be empty strings, to (N, dim); rows need not have unit norm."""
+
+    def graphed(self, device: torch.device) -> GraphedEncoder | None:
+        """The encoder as CUDA graphs on that device, if it can run so."""
+        return None
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.identity!r})"
@@ -110,6 +119,7 @@ class SentenceTransformerEncoder(Encoder):
         self._device = device
         self._dtype = dtype
         self._model: Any = None
+        self._graphs: GraphedEncoder | None = None
 
     @property
     def dim(self) -> int:
@@ -135,6 +145,18 @@ class SentenceTransformerEncoder(Encoder):
                 for i, row in zip(batch, found, strict=True):
                     rows[i] = row
         return np.stack(rows).astype(np.float32, copy=False)
+
+    def graphed(self, device: torch.device) -> GraphedEncoder | None:
+        """The encoder as CUDA graphs, if it was loaded onto that device."""
+        from dewmark.embeddings.graphed import GraphedEncoder
+
+        with self._lock:
+            model = self._loaded()
+            if model.device.type != device.type or (model.device.index or 0) != (device.index or 0):
+                return None
+            if self._graphs is None:
+                self._graphs = GraphedEncoder(model, prefix=self._prefix)
+            return self._graphs
 
     def _loaded(self) -> Any:  # noqa: ANN401 - a SentenceTransformer
         with self._lock:
@@ -208,6 +230,10 @@ def _make(name: str, *, progress: Progress | None, device: str) -> Encoder:
             dim=package.dim,
             device=device,
         )
+    if name.startswith("random:"):  # for timing
+        from dewmark.embeddings.random import random_encoder
+
+        return random_encoder(name, device=device)
     folder = Path(name).expanduser()
     if folder.is_dir():
         return _from_folder(folder.resolve(), device=device)

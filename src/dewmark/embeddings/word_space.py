@@ -39,6 +39,7 @@ from numpy.typing import NDArray
 
 from dewmark.core.whitening import normalize_rows
 from dewmark.embeddings.contexts import ordinary_texts
+from dewmark.embeddings.parts import Parts
 from dewmark.embeddings.segmentation import VERSION, words
 from dewmark.embeddings.words import RowMemo, WordVectors
 from dewmark.errors import ArtifactError, ConfigError, InputError
@@ -72,7 +73,6 @@ REMOVED = 14
 
 _SIF = 3e-4  # a: from this frequency on a word counts less than half
 _ZIPF = 0.1  # the word of rank r has frequency 0.1 / (r + 1)
-_CHUNK = 2048
 
 
 @dataclass(frozen=True)
@@ -120,17 +120,18 @@ class WordContexts:
 
     def vectors(self, windows: Sequence[Window]) -> F32:
         """Windows of any length to unit rows (N, dim); an empty window gives a zero row."""
-        sums = np.zeros((len(windows), self.dim), dtype=np.float32)
-        for i in range(0, len(windows), _CHUNK):
-            chunk = windows[i : i + _CHUNK]
-            flat = [word for window in chunk for word in window]
-            if flat:
-                weights = np.array([word_weight(word) for word in flat], dtype=np.float32)
-                lengths = np.array([len(window) for window in chunk])
-                starts = np.cumsum(lengths) - lengths
-                rows = self._memo.rows(flat) * weights[:, None]
-                sums[i : i + _CHUNK][lengths > 0] = np.add.reduceat(rows, starts[lengths > 0], axis=0)
-        return normalize_rows(sums)
+        return self.parts(windows).vectors
+
+    def parts(self, windows: Sequence[Window]) -> Parts:
+        """The same contexts as sums of weighted vectors, one for each distinct word."""
+        found: dict[str, int] = {}
+        lengths = np.fromiter(map(len, windows), dtype=np.int64, count=len(windows))
+        index = np.full((len(windows), int(lengths.max(initial=0))), -1, dtype=np.int64)
+        index[np.arange(index.shape[1]) < lengths[:, None]] = [
+            found.setdefault(word, len(found)) for window in windows for word in window
+        ]
+        weights = np.array([word_weight(word) for word in found], dtype=np.float32)
+        return Parts(self._memo.rows(list(found)) * weights[:, None], index)
 
 
 def windows_before(forms: Sequence[str], *, k: int, before: Sequence[str] = ()) -> list[Window]:

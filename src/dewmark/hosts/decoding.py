@@ -66,6 +66,8 @@ def decode(
     waits = device.type == "cpu" or blocker is not None  # the step is waited for anyway
     length = start
     for step in range(steps):
+        if session is not None:
+            session.ahead(ids[:, :length])
         scores = forward(ids[:, :length]).to(torch.float32, copy=True)
         scores.masked_fill_(forbidden, -float("inf"))
         if step < decoding.min_new_tokens:

@@ -41,6 +41,7 @@ def convert_gguf(gguf: Path, folder: Path, progress: Progress) -> None:
                 quantization_config=GgufConfig(dequantize=True),
             )
             _flag_controls(tokenizer)
+            _cut_digits(tokenizer, gguf)
             tokenizer.save_pretrained(str(folder))
             model.save_pretrained(str(folder))
     except DewmarkError:
@@ -66,6 +67,22 @@ def _flag_controls(tokenizer: PreTrainedTokenizerBase) -> None:
         tokenizer.backend_tokenizer.add_special_tokens(
             [AddedToken(token, special=True, normalized=False) for token in present]
         )
+
+
+def _cut_digits(tokenizer: PreTrainedTokenizerBase, gguf: Path) -> None:
+    """Let a tokenizer of SmolLM cut numbers into digits, as it was trained to.
+
+    A GGUF file names how its model cuts text before merging, and llama.cpp obeys; transformers passes over
+    this name and cuts as GPT-2 does.
+    """
+    from gguf import GGUFReader
+    from tokenizers import pre_tokenizers
+
+    field = GGUFReader(gguf).get_field("tokenizer.ggml.pre")
+    if field is not None and field.contents() == "smollm":
+        digits = pre_tokenizers.Digits(individual_digits=True)
+        rest = tokenizer.backend_tokenizer.pre_tokenizer
+        tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence([digits, rest])
 
 
 @contextlib.contextmanager

@@ -27,7 +27,7 @@ __all__ = ["Source", "load_error", "resolve"]
 
 _MANIFEST = "manifest.json"
 _TOKENIZER = "dewmark_tokenizer"
-_FORMAT = 2
+_FORMAT = 3
 _SMALL_FILE = 1 << 24
 _HUB_TIMEOUT = 10.0
 

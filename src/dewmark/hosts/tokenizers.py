@@ -28,6 +28,27 @@ _BACKEND_FILE = "tokenizer.json"
 _IDS_FILE = "tokenizer_ids.json"
 
 
+# What normalisers, pre-tokenizers and models treat differently, a little of each.
+_PROBES = (
+    "The old bridge over the river, which my grandmother's father built in 1857, doesn't stand any more.",
+    " leading, trailing ",
+    "two  spaces   three\ttab\nline\r\nWindows line\n\n\nparagraph",
+    "",
+    "UPPER lower Title camelCase snake_case kebab-case SHOUTING!!! what?! (well...) [no] {yes} <b>bold</b>",
+    "0 1 12 123 1234 12345 3.14159 1,000,000 50% $5 €7 £9 №3 ½ ² 1st 2nd 10:30 2024-01-31",
+    "def f(x): return x**2 if x != 0 else None  # comment\n    for i in range(10):\n        print(i)",
+    "https://example.org/a/b?c=d&e=f user@example.org C:\\Users\\x /usr/local/bin",
+    "naïve café Ångström Straße Œuvre ñandú çà İstanbul ﬁne e\u0301 u\u0308 n\u0303",
+    "Die Brücke über den Fluß; le pont sur la rivière; el puente sobre el río; a ponte sobre o rio",
+    "Старый мост через реку. Παλιά γέφυρα. הגשר הישן. الجسر القديم فوق النهر",
+    "古い橋が川にかかっている。旧桥横跨河流，很长。강 위의 오래된 다리. สะพานเก่าข้ามแม่น้ำ पुराना पुल",
+    "🙂 👩‍👩‍👧 🏳️‍🌈 ✓ → ≤ ∑ ‘single’ “double” – — … \u00a0nbsp\u200bzero \ufeffbom \u3000wide",
+    "it's we're they've I'll he'd o'clock rock'n'roll don’t John's dogs'",
+    "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa abcabcabcabc xyzzy qwertyuiop Donaudampfschifffahrt",
+    "<|im_start|> <s> </s> [CLS] [MASK] <unk> <pad> <|endoftext|>",
+)
+
+
 class HFTokenizer:
     """The `dewmark.scheme.Tokenizer` protocol around a fast tokenizer; safe to share between threads."""
 
@@ -59,11 +80,9 @@ class HFTokenizer:
     ) -> None:
         from tokenizers import Tokenizer as Backend
 
-        # Truncation and padding are the last caller's, not the tokenizer's: they would cut long texts
-        # and change the identity.
+        # Truncation and padding are the last caller's, not the tokenizer's: they would cut long texts.
         canonical = {**json.loads(backend), "truncation": None, "padding": None}
         self._json = json.dumps(canonical, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
-        self._identity = hashlib.sha256(self._json.encode()).hexdigest()[:16]
         self._size = size
         flagged = {token["id"] for token in canonical.get("added_tokens", ()) if token.get("special")}
         self._special_ids = frozenset(special) | flagged
@@ -72,10 +91,11 @@ class HFTokenizer:
         self.eos_id = eos
         self._plain: tokenizers.Tokenizer = Backend.from_str(self._json)
         self._plain.encode_special_tokens = True  # "<|im_end|>" in a scored text is seven characters of text
+        self._identity = _identity(self._plain, canonical["model"].get("merges") or ())
 
     @property
     def identity(self) -> str:
-        """16 hex digits of the SHA-256 of the backend's canonical JSON."""
+        """16 hex digits that are the same for tokenizers that cut texts alike, whoever wrote their files."""
         return self._identity
 
     @property
@@ -176,7 +196,8 @@ class HFTokenizer:
             ) from error
         if tokenizer.identity != expected:
             raise ArtifactError(
-                f"the tokenizer in {folder} is not the one that was saved there: make it again"
+                f"the tokenizer in {folder} is not the one that was saved there: delete {folder.parent}, it "
+                "will be made again"
             )
         return tokenizer
 
@@ -199,6 +220,19 @@ class HFTokenizer:
         starts = range(len(full) - len(bare) + 1)
         start = next((i for i in starts if full[i : i + len(bare)] == bare), 0)
         return backend, list(full[:start])
+
+
+def _identity(backend: tokenizers.Tokenizer, merges: Sequence[str | Sequence[str]]) -> str:
+    """Hash of what decides how texts are cut: the vocabulary, the merges, and how the probes are cut.
+
+    Not of the file: each version of the libraries writes the same tokenizer a little differently, and a table
+    or a trained network that was made beside one version serves beside the next.
+    """
+    vocabulary = sorted((place, token) for token, place in backend.get_vocab(with_added_tokens=True).items())
+    pairs = [merge if isinstance(merge, str) else " ".join(merge) for merge in merges]
+    cut = [encoding.ids for encoding in backend.encode_batch(_PROBES, add_special_tokens=False)]
+    whole = json.dumps([vocabulary, pairs, cut], separators=(",", ":"), ensure_ascii=True)
+    return hashlib.sha256(whole.encode()).hexdigest()[:16]
 
 
 def _auto_tokenizer(folder: Path) -> PreTrainedTokenizerBase:

@@ -28,7 +28,15 @@ from dewmark.scheme import BoundScheme
 from dewmark.types import DraftCount
 from dewmark.workspace import HostInfo, Progress
 
-__all__ = ["TransformersHost", "WatermarkingConfig", "host_info", "info_from_model", "load_host"]
+__all__ = [
+    "TransformersHost",
+    "WatermarkingConfig",
+    "host_info",
+    "info_from_model",
+    "load_host",
+    "torch_device",
+    "torch_dtype",
+]
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _ROWS_AT_ONCE = 4096
@@ -221,8 +229,8 @@ def load_host(
     many CPUs emulate bfloat16 at a fraction of the speed, and only float32 keeps a text independent of its
     batch.
     """
-    target = _device(device)
-    kind = _dtype(dtype, target)
+    target = torch_device(device)
+    kind = torch_dtype(dtype, target)
     source = resolve(name, weights=True, progress=progress)
     if progress is not None:
         progress(f"loading {name}", 0, 1)
@@ -267,7 +275,8 @@ def info_from_model(model: CausalLM, tokenizer: HFTokenizer | PreTrainedTokenize
     )
 
 
-def _device(name: str) -> torch.device:
+def torch_device(name: str) -> torch.device:
+    """The device by its name; ``auto`` is CUDA where there is one."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
@@ -279,7 +288,8 @@ def _device(name: str) -> torch.device:
     return device
 
 
-def _dtype(name: str, device: torch.device) -> torch.dtype:
+def torch_dtype(name: str, device: torch.device) -> torch.dtype:
+    """The number type by its name; ``auto`` is bfloat16 on CUDA, else float32."""
     if name == "auto":
         return torch.bfloat16 if device.type == "cuda" else torch.float32
     if name not in _DTYPES:

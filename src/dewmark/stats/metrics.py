@@ -30,6 +30,7 @@ __all__ = [
     "Rate",
     "Spread",
     "auroc",
+    "auroc_interval",
     "bootstrap",
     "leave_one_seed_out",
     "rate",
@@ -67,7 +68,7 @@ class Rate(_Result):
 
 @dataclass(frozen=True, slots=True)
 class Interval(_Result):
-    """An estimate with a bootstrap interval."""
+    """An estimate with its confidence interval."""
 
     value: float
     low: float
@@ -111,6 +112,33 @@ def auroc(positives: Scores, negatives: Scores) -> float:
     high, low = _checked(positives, "positives"), _checked(negatives, "negatives")
     ranks = rankdata(np.concatenate([high, low]))[: len(high)].sum()
     return float((ranks - len(high) * (len(high) + 1) / 2) / (len(high) * len(low)))
+
+
+def auroc_interval(value: float, *, positives: int, negatives: int, confidence: float = 0.95) -> Interval:
+    """The AUROCs θ that do not contradict an observed ``value``: |value − θ| ≤ z·√Var(θ).
+
+    Var(θ) = θ(1−θ)·(1 + (N−1)·((1−θ)/(2−θ) + θ/(1+θ))) / (positives·negatives), N = their mean number: the
+    variance for exponential scores (Hanley and McNeil) in Newcombe's symmetric form. As for Wilson's interval
+    it is taken at θ, not at ``value``, so the interval has a width at 0 and 1 as well.
+    """
+    from scipy.optimize import brentq
+    from scipy.special import ndtri
+
+    _check_confidence(confidence)
+    if not 0.0 <= value <= 1.0 or positives < 1 or negatives < 1:
+        raise InputError(
+            f"an AUROC in [0, 1] of texts of both kinds is needed, got {value} of {positives}, {negatives}"
+        )
+    z, mean = float(ndtri((1.0 + confidence) / 2.0)), (positives + negatives) / 2.0
+
+    def excess(theta: float) -> float:
+        spread = 1.0 + (mean - 1.0) * ((1.0 - theta) / (2.0 - theta) + theta / (1.0 + theta))
+        return abs(value - theta) - z * math.sqrt(theta * (1.0 - theta) * spread / (positives * negatives))
+
+    tiny = 1e-12  # from an end of the range, where the variance is 0 and so is the distance
+    low = float(brentq(excess, 0.0, min(value, 1.0 - tiny))) if value > tiny else 0.0
+    high = float(brentq(excess, max(value, tiny), 1.0)) if value < 1.0 - tiny else 1.0
+    return Interval(value, low, high, confidence)
 
 
 def threshold_at(negatives: Scores, *, fpr: float) -> float:
@@ -196,13 +224,15 @@ def bootstrap(
 
 def rate(hits: int, trials: int, *, confidence: float = 0.95) -> Rate:
     """A share with its exact two-sided (Clopper-Pearson) confidence interval."""
-    from scipy.stats import binomtest
+    from scipy.special import betaincinv
 
     _check_confidence(confidence)
     if not 0 <= hits <= trials or trials < 1:
         raise InputError(f"a rate needs 0 <= hits <= trials and at least one trial, got {hits} of {trials}")
-    ends = binomtest(hits, trials).proportion_ci(confidence_level=confidence, method="exact")
-    return Rate(hits, trials, hits / trials, float(ends.low), float(ends.high), confidence)
+    tail, misses = (1.0 - confidence) / 2.0, trials - hits
+    low = float(betaincinv(hits, misses + 1, tail)) if hits else 0.0
+    high = float(betaincinv(hits + 1, misses, 1.0 - tail)) if misses else 1.0
+    return Rate(hits, trials, hits / trials, low, high, confidence)
 
 
 def _checked(scores: Scores, what: str) -> F64:

@@ -23,6 +23,7 @@ import dewmark
 from dewmark import config, storage
 from dewmark.core.keys import Key
 from dewmark.errors import ConfigError
+from dewmark.evaluation.quality import distinct
 from dewmark.hosts.base import Host
 from dewmark.registry import SCHEMES
 from dewmark.scheme import BoundScheme
@@ -31,7 +32,7 @@ from dewmark.types import Generation
 from dewmark.watermark import bind_scheme
 from dewmark.workspace import Progress, silent
 
-__all__ = ["DELETED", "Measured", "Sample", "delete_words", "distinct", "measure"]
+__all__ = ["DELETED", "Measured", "Sample", "delete_words", "measure"]
 
 F64 = NDArray[np.float64]
 Row = dict[str, Any]  # one text and its measures
@@ -91,13 +92,6 @@ def measure(
     work.tell(0)
     unmarked = work.measured(None)
     return unmarked, [work.measured(settings) for settings in configurations]
-
-
-def distinct(text: str, n: int) -> float:
-    """The share of a text's runs of n words that are different; 1 where it has none."""
-    words = text.split()
-    grams = [tuple(words[i : i + n]) for i in range(len(words) - n + 1)]
-    return len(set(grams)) / len(grams) if grams else 1.0
 
 
 def delete_words(text: str, share: float, *, seed: int) -> str:

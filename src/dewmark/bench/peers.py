@@ -1,4 +1,4 @@
-"""The same schemes in PyPI's ``markllm``, for `scheme_speed`: optional, best in an environment of its own.
+"""The same schemes in PyPI's ``markllm``, to compare with: optional, best in an environment of its own.
 
     pip install --no-deps markllm==0.1.5
 
@@ -8,6 +8,7 @@ DiPmark. Each is configured as ours is in `configurations`, on the same model in
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import json
 import tempfile
@@ -18,6 +19,8 @@ from typing import Any
 import torch
 
 from dewmark.hosts.transformers import TransformersHost
+
+__all__ = ["ABSENT", "PEERS", "Peer", "generate", "installed"]
 
 PEERS: Mapping[str, tuple[str, Mapping[str, object]]] = {
     "kgw": ("KGW", {"prefix_length": 3, "f_scheme": "time", "window_scheme": "left"}),
@@ -48,15 +51,14 @@ class Peer:
     """One of markllm's schemes: a step on logits, texts of one prompt, detection of one text."""
 
     def __init__(self, name: str, host: TransformersHost) -> None:
-        from markllm.utils.transformers_config import TransformersConfig
-        from markllm.watermark.auto_watermark import AutoWatermark
-
+        configurations = importlib.import_module("markllm.utils.transformers_config")
+        schemes = importlib.import_module("markllm.watermark.auto_watermark")
         algorithm, settings = PEERS[name]
         self.batches = algorithm != "EXP"  # EXP is a loop over one text, the others are logits processors
         self._host = host
         self._tokenizer = _tokenizer(host)
         configuration = {"algorithm_name": algorithm, "sequence_length": 200, **_KEY, **settings}
-        surroundings = TransformersConfig(
+        surroundings = configurations.TransformersConfig(
             model=host.model,
             tokenizer=self._tokenizer,
             vocab_size=host.info.vocab_size,
@@ -65,7 +67,7 @@ class Peer:
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "configuration.json"
             path.write_text(json.dumps(configuration), encoding="utf-8")
-            self._scheme: Any = AutoWatermark.load(algorithm, str(path), surroundings)
+            self._scheme: Any = schemes.AutoWatermark.load(algorithm, str(path), surroundings)
 
     def step(self) -> Callable[[torch.Tensor, torch.Tensor], object]:
         """What marks the logits (batch, vocab) of one step; for EXP what chooses the token of one text."""
@@ -118,6 +120,7 @@ def _tokenizer(host: TransformersHost) -> Any:  # noqa: ANN401 - transformers ty
 
     with tempfile.TemporaryDirectory() as folder:
         host.tokenizer.save(Path(folder))
-        tokenizer = PreTrainedTokenizerFast(tokenizer_file=f"{folder}/tokenizer.json")
+        file = f"{folder}/tokenizer.json"
+        tokenizer = PreTrainedTokenizerFast(tokenizer_file=file)  # type: ignore[no-untyped-call]
     tokenizer.pad_token_id = host.tokenizer.pad_id
     return tokenizer

@@ -1,0 +1,166 @@
+"""Scoring many short texts: one worker, two, and two over Ray of which one is killed half-way.
+
+    python benchmarks/ray_scoring.py --texts 100000 --from FILE.jsonl
+
+Texts of 20 to 30 words are cut at random places of the rows of FILE (``prompt``, ``text``, ``response``), by
+default of the package's own registers. All runs are the command itself on one exported detector of the
+default scheme, after a first run over every word has filled the cache of word vectors. What is checked:
+every text is scored exactly once; and it is told how far the rows of the runs differ. Rates are told for the
+whole command, loading and start of the cluster included, and from the first finished block to the last.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import dewmark
+from dewmark.embeddings.word_space import register_texts
+
+COMMAND = [sys.executable, "-c", "import sys; from dewmark.cli.app import main; sys.exit(main())", "detect"]
+RUNS = {
+    "local, 1 worker": (["--workers", "1"], False),
+    "local, 2 workers": (["--workers", "2"], False),
+    "ray, 2 workers": (["--engine", "ray", "--workers", "2"], False),
+    "ray, 2 workers, one killed": (["--engine", "ray", "--workers", "2"], True),
+}
+
+
+def main() -> None:
+    """Run the benchmark."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--texts", type=int, default=100_000)
+    parser.add_argument("--from", dest="source", type=Path)
+    parser.add_argument("--block-size", type=int, default=1024)
+    parser.add_argument("--runs", nargs="+", default=list(RUNS), choices=list(RUNS))
+    args = parser.parse_args()
+    documents = _documents(args.source)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        scheme = dewmark.load_scheme("dew", key=dewmark.Key.generate())
+        dewmark.export_detector(scheme, folder / "detector")
+        started = time.perf_counter()
+        scheme.detect_batch([" ".join(document) for document in documents])
+        print(f"every word once: {time.perf_counter() - started:.1f} s", flush=True)
+        _write(folder / "in.parquet", documents, args.texts)
+        del scheme
+        first: list[dict[str, Any]] | None = None
+        for run in args.runs:
+            options, kill = RUNS[run]
+            rows = _run(run, folder, [*options, "--block-size", str(args.block_size)], args.texts, kill=kill)
+            ids = [row["id"] for row in rows]
+            assert ids == list(range(args.texts)), "not every text exactly once"
+            first = first or rows
+            pairs = list(zip(first, rows, strict=True))
+            other = sum(one["z"] != two["z"] for one, two in pairs)
+            far = max(abs(one["z"] - two["z"]) for one, two in pairs)
+            turned = sum(one["verdict"] != two["verdict"] for one, two in pairs)
+            print(
+                f"{'':28}each text once; against the first run {other} z differ, by at most {far:.1g}, "
+                f"and {turned} verdicts",
+                flush=True,
+            )
+
+
+def _documents(source: Path | None) -> list[list[str]]:
+    if source is None:
+        return [text.split() for text in register_texts()]
+    rows = [json.loads(line) for line in source.read_text(encoding="utf-8").splitlines()]
+    fields = ("prompt", "text", "response")
+    texts = (" ".join(str(row.get(field) or "") for field in fields).split() for row in rows)
+    return [words for words in texts if len(words) >= 30]
+
+
+def _write(path: Path, documents: list[list[str]], count: int) -> None:
+    import pyarrow
+    import pyarrow.parquet
+
+    draw = random.Random(1)
+    rows = []
+    for i in range(count):
+        words, length = draw.choice(documents), draw.randint(20, 30)
+        start = draw.randint(0, len(words) - length)
+        rows.append({"id": i, "text": " ".join(words[start : start + length])})
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path, row_group_size=20_000)
+
+
+def _run(name: str, folder: Path, options: list[str], count: int, *, kill: bool) -> list[dict[str, Any]]:
+    out = folder / f"{name.replace(' ', '-')}.parquet"
+    parts = out.with_name(f"{out.name}.parts")
+    where = ["--detector", str(folder / "detector"), "--in", str(folder / "in.parquet"), "--out", str(out)]
+    started, done, begun, ended, peak = time.perf_counter(), 0, 0.0, 0.0, 0
+    at_first = 0
+    with subprocess.Popen([*COMMAND, *where, *options, "--json", "-q"], stdout=subprocess.PIPE) as command:
+        while command.poll() is None:
+            time.sleep(0.2)
+            now, found = time.perf_counter() - started, len(list(parts.glob("0*.jsonl")))
+            if found and not begun:
+                begun, at_first = now, found
+            if found > done:
+                done, ended = found, now
+            family = _family(command.pid)
+            peak = max(peak, sum(map(_memory, family)))
+            if kill and done >= count // 2048:
+                worker = next(one for one in family if b"ray::" in _title(one) and b"Map" in _title(one))
+                os.kill(worker, signal.SIGKILL)
+                kill = False
+        told = json.loads(command.stdout.read() if command.stdout else b"")
+    seconds = time.perf_counter() - started
+    assert not kill, "the run was over before a worker could be killed"
+    block = count / max(done, 1)
+    steady = (done - at_first) * block / max(ended - begun, 1e-9)
+    print(
+        f"{name:28}{seconds:6.1f} s, {count / seconds:6.0f} texts/s; scoring {steady:6.0f} texts/s; first "
+        f"block after {begun:4.1f} s; {peak / 2**30:.2f} GiB; {told['blocks_retried']} blocks begun again",
+        flush=True,
+    )
+    import pyarrow.parquet
+
+    rows: list[dict[str, Any]] = pyarrow.parquet.read_table(out).to_pylist()
+    return rows
+
+
+def _family(process: int) -> list[int]:
+    """A process and all that it started, from /proc."""
+    parents = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                parents[int(entry.name)] = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+            except OSError:
+                continue
+    found = [process]
+    for one in found:
+        found += [child for child, parent in parents.items() if parent == one]
+    return found
+
+
+def _title(process: int) -> bytes:
+    try:
+        return Path(f"/proc/{process}/cmdline").read_bytes()
+    except OSError:
+        return b""
+
+
+def _memory(process: int) -> int:
+    """Bytes of a process's own: what it shares with others (mapped tables, libraries) is not counted."""
+    try:
+        fields = Path(f"/proc/{process}/statm").read_text().split()
+    except OSError:
+        return 0
+    return (int(fields[1]) - int(fields[2])) * os.sysconf("SC_PAGESIZE")
+
+
+if __name__ == "__main__":
+    main()

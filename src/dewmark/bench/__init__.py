@@ -1,0 +1,1 @@
+"""What marking and detecting cost, on one's own machine: works timed in turn."""

@@ -1,0 +1,156 @@
+"""What schemes may know of a GGUF model that llama-cpp-python has open: tokenizer, vocabulary, embeddings.
+
+The tokenizer is llama.cpp's own. The embeddings are read from the GGUF file and rounded to bfloat16, as
+`dewmark.hosts.gguf` does when transformers is to run the same file, so both give the same tables and a text
+the same p-value. A scheme that marks words needs the tokenizer only, and transformers not at all.
+
+Boundary: reads the vocabulary and one tensor; never runs the model.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dewmark.errors import ConfigError, ModelError
+from dewmark.extras import require
+from dewmark.workspace import HostInfo, Tokenized
+
+__all__ = ["Llama", "LlamaCppTokenizer", "llamacpp_info"]
+
+Llama = Any  # llama_cpp.Llama, which ships no types
+
+_CONTROL, _UNKNOWN, _UNUSED = 1 << 3, 1 << 0, 1 << 1  # llama_token_attr
+_EMBEDDINGS = "token_embd.weight"
+_LONGEST = 512  # bytes of one token
+
+
+def llamacpp_info(llm: Llama) -> HostInfo:
+    """Describe a ``llama_cpp.Llama`` to schemes: pass it to `dewmark.load_scheme` as ``host``."""
+    path = Path(llm.model_path)
+    tokenizer = LlamaCppTokenizer(llm)
+    stat = path.stat()
+    # size and time, not contents: reading gigabytes would delay every start
+    stamp = hashlib.sha256(f"{stat.st_size} {stat.st_mtime_ns} {tokenizer.identity}".encode()).hexdigest()
+    return HostInfo(
+        name=path.name,
+        identity=f"{path.name}@{stamp[:12]}",
+        vocab_size=tokenizer.size,
+        tokenizer=tokenizer,
+        embeddings=functools.partial(_embeddings, path, tokenizer.size),
+    )
+
+
+class LlamaCppTokenizer:
+    """The `dewmark.workspace.Tokenizer` protocol around llama.cpp's tokenizer."""
+
+    def __init__(self, llm: Llama) -> None:
+        self._llm = llm
+        self._size = int(llm.n_vocab())
+        api = require("llama_cpp", extra="llamacpp")
+        vocab = api.llama_model_get_vocab(llm.model)
+        attributes = [int(api.llama_vocab_get_attr(vocab, i)) for i in range(self._size)]
+        self._special_ids = frozenset(
+            i for i, attribute in enumerate(attributes) if attribute & (_CONTROL | _UNKNOWN | _UNUSED)
+        )
+        self._pieces = [_piece(api, vocab, i) for i in range(self._size)]
+        pad = int(api.llama_vocab_pad(vocab))
+        self._pad_id = pad if pad >= 0 else int(llm.token_eos())
+
+    @functools.cached_property
+    def identity(self) -> str:
+        """16 hex digits of the SHA-256 of all tokens' bytes and kinds."""
+        digest = hashlib.sha256(b"llama.cpp")
+        for i, piece in enumerate(self._pieces):
+            digest.update(b"%d %d " % (len(piece), i in self._special_ids) + piece)
+        return digest.hexdigest()[:16]
+
+    @property
+    def size(self) -> int:
+        """How many ids the tokenizer knows."""
+        return self._size
+
+    @property
+    def special_ids(self) -> frozenset[int]:
+        """Ids that stand for no text."""
+        return self._special_ids
+
+    @property
+    def pad_id(self) -> int | None:
+        """The padding id, or the end-of-text id where there is none."""
+        return self._pad_id
+
+    def encode(self, texts: Sequence[str]) -> list[Tokenized]:
+        """Cut texts into tokens without special tokens, also where a text spells one out."""
+        return [self._encode(text) for text in texts]
+
+    def decode(self, batch: Sequence[Sequence[int]]) -> list[str]:
+        """Token ids to text, special tokens left out; bytes that make no character become U+FFFD."""
+        return [self._bytes(ids).decode("utf-8", "replace") for ids in batch]
+
+    def save(self, folder: Path) -> None:
+        """There is no file of its own to write: the tokenizer is inside the GGUF file."""
+        raise ConfigError(
+            "llama.cpp's tokenizer cannot be stored with a detector: bind the scheme with host=FILE.gguf to "
+            "export it, or use a scheme that detects without a tokenizer (dew with units=word)"
+        )
+
+    def _encode(self, text: str) -> Tokenized:
+        data = text.encode("utf-8")
+        ids = tuple(self._llm.tokenize(data, add_bos=False, special=False)) if data else ()
+        joined = self._bytes(ids)
+        extra = len(joined) - len(data)  # some tokenizers put a space before the first word
+        if joined[extra:] != data or joined[:extra].strip():
+            raise ModelError(
+                "this GGUF model's tokenizer changes the text that it cuts, so places in it are not known: "
+                "use a scheme that detects without a tokenizer (dew with units=word)"
+            )
+        # the character of each byte; a token that ends inside a character shares it with the next one
+        character = np.cumsum([0, *((byte & 0xC0) != 0x80 for byte in data)])
+        ends = np.clip(np.cumsum([len(self._pieces[i]) for i in ids]) - extra, 0, len(data)).tolist()
+        starts = [0, *ends][:-1]
+        offsets = tuple(
+            (
+                max(int(character[start + 1]) - 1, 0) if end > start else int(character[start]),
+                int(character[end]),
+            )
+            for start, end in zip(starts, ends, strict=True)
+        )
+        return Tokenized(text=text, ids=ids, offsets=offsets)
+
+    def _bytes(self, ids: Sequence[int]) -> bytes:
+        known = (int(i) for i in ids if i < self._size and i not in self._special_ids)
+        return b"".join(self._pieces[i] for i in known)
+
+
+def _piece(api: Any, vocab: Any, token: int) -> bytes:  # noqa: ANN401 - ctypes
+    buffer = ctypes.create_string_buffer(_LONGEST)
+    length = api.llama_token_to_piece(vocab, token, buffer, _LONGEST, 0, False)
+    if length < 0:
+        raise ModelError(f"token {token} of the GGUF model is longer than {_LONGEST} bytes")
+    return buffer.raw[:length]
+
+
+def _embeddings(path: Path, vocab_size: int) -> NDArray[np.float32]:
+    """The input embeddings (vocab_size, d) of a GGUF file, dequantised and rounded to bfloat16."""
+    from gguf import GGUFReader
+    from gguf.quants import dequantize
+
+    tensor = next((t for t in GGUFReader(path).tensors if t.name == _EMBEDDINGS), None)
+    if tensor is None or int(tensor.shape[1]) < vocab_size:
+        raise ModelError(f"{path.name} holds no input embeddings ({_EMBEDDINGS}) for its {vocab_size} tokens")
+    return round_to_bfloat16(np.asarray(dequantize(tensor.data, tensor.tensor_type), np.float32)[:vocab_size])
+
+
+def round_to_bfloat16(table: NDArray[np.float32]) -> NDArray[np.float32]:
+    """float32 numbers rounded to the nearest bfloat16, ties to even, and kept as float32."""
+    bits = np.ascontiguousarray(table).view(np.uint32)
+    rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) & np.uint32(0xFFFF0000)
+    return rounded.view(np.float32)

@@ -1,0 +1,115 @@
+"""What is timed and how figures are made of it; no test asserts a time."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from dewmark.bench.configurations import CONFIGURATIONS, chosen, configuration
+from dewmark.bench.generating import NONE, base_rows, decoding_works, step_works
+from dewmark.bench.models import open_host
+from dewmark.bench.peers import ABSENT, PEERS
+from dewmark.bench.running import against_lengths, against_vocabulary, bench_detection, bench_generation
+from dewmark.bench.texts import plain_texts, prompts
+from dewmark.bench.timing import time_works
+from dewmark.errors import UnknownNameError
+from dewmark.registry import SCHEMES
+
+NAMES = ["kgw", "dew-bias:encoder=random:32"]
+
+
+@pytest.fixture(scope="module")
+def host():
+    return open_host("random:tiny", device="cpu")
+
+
+def test_ratios_are_taken_within_rounds_and_the_first_round_does_not_count() -> None:
+    # the machine is twice as slow in every second round: ratios do not see it
+    times = {"base": [99.0, 1.0, 2.0, 1.0], "slow": [0.0, 1.5, 3.0, 1.5]}
+    costs = time_works(
+        "x",
+        {name: values.__getitem__ for name, values in times.items()},
+        repeats=3,
+        base={"slow": "base"},
+    )
+    assert costs["slow"].ratio == 1.5
+    assert costs["base"].ratio is None
+    assert costs["base"].least == 1.0
+    assert costs["slow"].median == 1.5
+
+
+def test_nobody_is_always_first() -> None:
+    order: list[tuple[int, str]] = []
+    works = {name: lambda number, name=name: order.append((number, name)) or 1.0 for name in "abc"}
+    time_works("x", works, repeats=2)
+    assert "".join(name for _, name in order) == "abcbcacab"
+
+
+def test_every_configuration_is_one_that_its_scheme_takes() -> None:
+    for name in CONFIGURATIONS:
+        scheme, settings = configuration(name)
+        SCHEMES[scheme]().with_settings(settings)
+    assert configuration("kgw:gamma=0.1,delta=3")[1]["gamma"] == "0.1"
+    with pytest.raises(UnknownNameError, match="did you mean"):
+        chosen(["kgv"])
+    assert PEERS.keys() | ABSENT.keys() <= CONFIGURATIONS.keys()
+
+
+def test_texts_have_the_length_asked_for_and_do_not_repeat(host) -> None:
+    texts = plain_texts(host.tokenizer, 4, tokens=120, seed=1)
+    assert texts == plain_texts(host.tokenizer, 4, tokens=120, seed=1)
+    assert len(set(texts) | set(plain_texts(host.tokenizer, 4, tokens=120, seed=2))) == 8
+    lengths = [len(cut.ids) for cut in host.tokenizer.encode(texts)]
+    assert np.abs(np.array(lengths) - 120).max() <= 2
+    windows = [tuple(words[i : i + 3]) for words in map(str.split, texts) for i in range(len(words) - 2)]
+    assert len(set(windows)) > 0.9 * len(windows)
+    assert prompts(3, first=400) != prompts(3)
+
+
+def test_a_step_marks_and_decoding_writes_what_was_asked(host, monkeypatch: pytest.MonkeyPatch) -> None:
+    from dewmark.bench.configurations import bind
+
+    schemes = {"kgw": bind("kgw", host)}
+    step = step_works(host, schemes, {}, batch=3, steps=2)
+    assert step.keys() == {"kgw"}
+    assert step["kgw"](0) > 0.0
+    asked = []
+    generate = type(host).generate
+
+    def watched(self, texts, **settings):
+        asked.append((len(texts), settings["scheme"], settings["max_new_tokens"], settings["batch_size"]))
+        return generate(self, texts, **settings)
+
+    monkeypatch.setattr(type(host), "generate", watched)
+    works = decoding_works(host, schemes, {}, batch=3, tokens=4)
+    for work in works.values():
+        assert work(1) > 0.0
+    assert asked == [(3, None, 4, 3), (3, schemes["kgw"], 4, 3)]
+    assert base_rows(works) == {NONE: NONE, "kgw": NONE}
+
+
+def test_all_measures_have_a_row_for_every_scheme(host) -> None:
+    written = list(bench_generation(host, NAMES, batches=[1, 2], tokens=3, steps=2, repeats=1))
+    assert {row.measure for row in written} == {
+        f"{kind}, batch {batch}" for kind in ("step", "decoding") for batch in (1, 2)
+    }
+    assert {row.row for row in written} == {NONE, *NAMES}
+    assert all((row.cost.ratio is not None) == row.measure.startswith("decoding") for row in written)
+    found = list(bench_detection(host, NAMES, texts=8, tokens=40, repeats=1))
+    assert {row.measure for row in found} == {"detection, a batch of 8", "detection, one by one"}
+    json.dumps([row.to_dict() for row in written + found])
+
+
+def test_costs_against_length_and_vocabulary_name_their_points(host) -> None:
+    by_length = list(against_lengths(host, NAMES, lengths=[30, 60], repeats=1))
+    assert [row.measure for row in by_length] == ["30 tokens"] * 2 + ["60 tokens"] * 2
+    by_size = list(
+        against_vocabulary(
+            ["kgw", "dew-bias"], sizes=[600, 900], steps=2, repeats=1, device=torch.device("cpu")
+        )
+    )
+    assert {row.measure for row in by_size} == {"600 ids", "900 ids"}
+    assert {row.row for row in by_size} == {"kgw", "dew-bias"}

@@ -1,0 +1,162 @@
+"""Detection of many texts: packed, looked up once, on a device; and what a stored detector maps."""
+
+from __future__ import annotations
+
+import mmap
+
+import numpy as np
+import pytest
+import torch
+from tests.fakes import PAPER, BagEncoder
+
+import dewmark
+from dewmark.core.projections import draw_projections
+from dewmark.dew.folded import Fold, FoldedRows
+from dewmark.dew.on_device import _groups
+from dewmark.dew.reading import _distinct, chunks, pairs_of, units_per_chunk
+from dewmark.embeddings.contexts import ABSENT, ComposedContexts
+from dewmark.embeddings.mapped import rows_of
+from dewmark.embeddings.parts import Parts
+from dewmark.hosts.fake import FakeHost
+from dewmark.workspace import Tokenized
+
+KEY = dewmark.Key(bytes(range(32)))
+CONFIGURATIONS = {
+    "words": {},
+    "tokens": {"units": "token"},
+    "bias": PAPER,
+    "window": {**PAPER, "context": "window"},
+    "plain tokens": {**PAPER, "centred": "false"},
+}
+
+
+@pytest.fixture(scope="module")
+def host() -> FakeHost:
+    return FakeHost()
+
+
+@pytest.fixture
+def texts(host: FakeHost) -> list[str]:
+    """Texts of 1 to 300 tokens, some of which repeat themselves."""
+    random = np.random.default_rng(0)
+    lengths = [1, 2, 3, 4, 5, 30, 31, 90, 200, 300]
+    rows = [(4 + random.zipf(1.3, size=n) % 500).tolist() for n in lengths]
+    rows += [[7] * 60, [7, 8, 9] * 40]
+    return host.tokenizer.decode(rows)
+
+
+def numbers(detections):
+    return np.array([(d.z, d.p_value, d.effective_length, d.score, d.tokens_scored) for d in detections])
+
+
+@pytest.mark.parametrize("settings", CONFIGURATIONS.values(), ids=CONFIGURATIONS)
+def test_a_batch_a_text_alone_a_device_and_small_chunks_agree(
+    settings, host: FakeHost, texts, bag_encoder: BagEncoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bound = dewmark.load_scheme("dew", key=KEY, host=host.info, **settings)
+    alone = [bound.detect(text) for text in texts]
+    # float32 sums in another order: a few units in its 24th bit
+    close = {"rtol": 1e-5, "atol": 1e-6}
+    np.testing.assert_allclose(numbers(bound.detect_batch(texts)), numbers(alone), **close)
+    monkeypatch.setattr("dewmark.dew.reading._BYTES_PER_CHUNK", 40 * 4 * 3 * 24)
+    np.testing.assert_allclose(numbers(bound.detect_batch(texts)), numbers(alone), **close)
+    moved = bound.on("cpu")
+    moved._device = torch.device("cpu")  # as on an accelerator
+    batched = moved.detect_batch(texts)
+    np.testing.assert_allclose(numbers(batched), numbers(alone), **close)
+    for one, other in zip(batched, alone, strict=True):
+        assert [t.scored for t in one.tokens] == [t.scored for t in other.tokens]
+        np.testing.assert_allclose([t.score for t in one.tokens], [t.score for t in other.tokens], **close)
+
+
+def test_padded_batches_take_every_text_once_and_stay_small() -> None:
+    lengths = [3, 4000, 0, 12, 700, 700, 1, 2500, 0, 90] * 5
+    units = np.arange(sum(lengths)) % 97
+    texts = pairs_of(units, np.arange(len(units)), lengths)
+    groups = list(_groups(texts))
+    assert sorted(i for group in groups for i in group) == [i for i, n in enumerate(lengths) if n]
+    for group in groups:
+        widest = max(len(texts[i].tokens) for i in group)
+        assert len(group) == 1 or len(group) * widest <= 1 << 15
+        assert len(group) == 1 or len(group) * widest**2 <= 1 << 26
+
+
+def test_chunks_follow_the_width_of_the_vectors() -> None:
+    assert units_per_chunk(3072, 768) == (32 << 20) // (4 * (3072 + 2 * 768))
+    texts = [Tokenized("", tuple(range(n)), ()) for n in (30, 30, 30, 100, 5)]
+    assert list(chunks(texts, units=64)) == [[0, 1], [2], [3], [4]]
+
+
+def test_sums_of_parts_are_the_contexts_and_their_quadratic_form() -> None:
+    random = np.random.default_rng(1)
+    table = random.normal(size=(50, 16)).astype(np.float16)
+    windows = random.integers(-1, 50, size=(300, 3))
+    windows[7] = ABSENT
+    parts = ComposedContexts(table).parts(windows)
+    padded = np.concatenate((table.astype(np.float64), np.zeros((1, 16))))
+    sums = padded[windows].sum(axis=1)
+    expected = sums / np.maximum(np.linalg.norm(sums, axis=1), 1e-30)[:, None]
+    np.testing.assert_allclose(parts.vectors, expected, atol=1e-6)
+    R = random.normal(size=(16, 40))
+    G = (R @ R.T).astype(np.float32)
+    np.testing.assert_allclose(
+        parts.squares(G), np.einsum("ij,jk,ik->i", expected, G, expected), rtol=1e-4, atol=1e-5
+    )
+    empty = Parts(np.zeros((0, 16), dtype=np.float32), np.zeros((0, 3), dtype=np.int64))
+    assert empty.vectors.shape == (0, 16)
+
+
+@pytest.mark.parametrize("k", [1, 3, 5])
+def test_distinct_windows_are_numpys(k: int) -> None:
+    windows = np.random.default_rng(k).integers(ABSENT, 4, size=(500, k))
+    for size in (5, 200_000):  # with k = 5 the larger one does not fit into one integer
+        rows, places = _distinct(windows, size)
+        expected, inverse = np.unique(windows, axis=0, return_inverse=True)
+        assert (rows == expected).all()
+        assert (places == inverse).all()
+
+
+def test_rows_of_a_mapped_table_are_copied_and_its_pages_given_back(tmp_path) -> None:
+    table = np.random.default_rng(0).normal(size=(3000, 8)).astype(np.float16)
+    np.save(tmp_path / "table.npy", table)
+    mapped = np.load(tmp_path / "table.npy", mmap_mode="r")
+    ids = np.random.default_rng(1).integers(0, 3000, size=1300)
+    assert (rows_of(mapped, ids) == table[ids].astype(np.float32)).all()
+    assert (rows_of(table, ids) == table[ids].astype(np.float32)).all()
+    assert isinstance(mapped._mmap, mmap.mmap)  # what numpy calls it: rows_of depends on it
+
+
+def test_remembered_rows_are_the_folded_ones_also_when_there_is_no_room(monkeypatch) -> None:
+    monkeypatch.setattr("dewmark.dew.folded._REMEMBERED", 4 * 12 * 40)  # 40 rows
+    fold = Fold.of(draw_projections(KEY, d_T=20, d_C=12, kind="gaussian", n=20))
+    table = np.random.default_rng(0).normal(size=(100, 20)).astype(np.float32)
+    memo = FoldedRows(fold, 100)
+    for ids in (np.arange(30), np.arange(10, 45), np.arange(100), np.array([3, 99]), np.arange(60, 100)):
+        np.testing.assert_allclose(memo.rows(table[ids], ids), fold.rows(table[ids]), rtol=1e-5)
+
+
+@pytest.mark.parametrize("settings", [CONFIGURATIONS["tokens"], {**PAPER, "mode": "context_only"}])
+def test_a_stored_detector_maps_its_tables_in_half_precision(
+    settings, host: FakeHost, texts, bag_encoder: BagEncoder, tmp_path
+) -> None:
+    bound = dewmark.load_scheme("dew", key=KEY, host=host.info, **settings)
+    dewmark.export_detector(bound, tmp_path / "detector")
+    stored = dewmark.load_detector(tmp_path / "detector")
+    rows, contexts = stored.reader.token_rows, stored.reader.contexts.table
+    for table in (rows, contexts):
+        assert isinstance(table, np.memmap)
+        assert table.dtype == np.float16
+    assert isinstance(stored.fold._product, np.memmap)
+    assert stored.fold._gram is None  # d_T x d_T numbers, 38 MB for Llama-3.2-3B
+    assert stored.fold._norms.shape == (host.info.vocab_size,)
+    np.testing.assert_allclose(
+        numbers(stored.detect_batch(texts)), numbers(bound.detect_batch(texts)), rtol=1e-5
+    )
+    again = stored.state()
+    assert again.arrays.keys() == bound.state().arrays.keys()
+    np.testing.assert_allclose(
+        stored.fold.table(rows, source=stored.source),
+        bound.fold.table(rows, source=bound.source),
+        rtol=1e-4,
+        atol=1e-6,
+    )

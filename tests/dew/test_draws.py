@@ -1,0 +1,105 @@
+"""Drawing for engines: the same candidates, the same distribution, and mostly the same choices."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+
+from dewmark.dew.draws import Field, likeliest
+from dewmark.rows import Warping
+from dewmark.sampling import RandomStreams, race, token_uniforms
+
+
+def random_logits(batch=6, vocab=300, seed=0, scale=3.0):
+    return torch.randn(batch, vocab, generator=torch.Generator().manual_seed(seed)) * scale
+
+
+def states_of(seeds) -> torch.Tensor:
+    return RandomStreams(list(seeds), device=torch.device("cpu")).states(0)
+
+
+def drawn(scores: torch.Tensor, warpings: list[Warping], m: int, seeds) -> list[int]:
+    field = Field(scores, warpings, m)
+    states = states_of(seeds)
+    return field.winners(-token_uniforms(states, field.candidates).log(), states).flatten().tolist()
+
+
+@pytest.mark.parametrize("vocab", [40, 1024, 1031, 5000])
+@pytest.mark.parametrize("m", [1, 7, 32, 64])
+def test_the_likeliest_are_those_of_topk(vocab, m) -> None:
+    scores = random_logits(vocab=vocab, seed=m)
+    scores[0, 20:] = -torch.inf
+    values, ids = likeliest(scores, m)
+    expected = scores.topk(min(m, vocab), dim=-1)
+    assert torch.equal(values, expected.values)
+    assert torch.equal(ids[1:], expected.indices[1:])
+    finite = torch.isfinite(values[0])  # fewer than m, where half of the vocabulary is
+    assert torch.equal(ids[0][finite], expected.indices[0][finite])
+    assert int(ids.max()) < vocab
+
+
+@pytest.mark.parametrize(
+    "warping",
+    [
+        Warping(top_k=1),
+        Warping(top_k=20, temperature=0.7),
+        Warping(top_p=0.8, temperature=0.5),
+        Warping(min_p=0.05),
+        Warping(top_k=25, top_p=0.9, min_p=0.01, temperature=1.3),
+    ],
+)
+def test_where_the_candidates_decide_alone_the_choice_is_that_of_the_full_race(warping) -> None:
+    scores = random_logits(batch=40, vocab=1000)
+    expected, _ = race(
+        warping(scores).double(), RandomStreams(range(40), device=scores.device).exponentials(0, 1000)
+    )
+    assert torch.isfinite(warping(scores)).sum(dim=1).max() <= 64  # so that this tests what it says
+    assert drawn(scores, [warping] * 40, 64, range(40)) == expected.tolist()
+
+
+@pytest.mark.parametrize(
+    "warping",
+    [Warping(), Warping(temperature=2.0), Warping(top_k=20), Warping(top_p=0.95), Warping(min_p=0.02)],
+)
+def test_with_few_candidates_the_distribution_is_the_same(warping) -> None:
+    """Chi-square of 6,000 draws against the warped distribution; 4 of 40 tokens are candidates."""
+    scores = random_logits(batch=1, vocab=40, scale=1.0)
+    p = warping(scores).softmax(dim=-1)[0].double().numpy()
+    draws = drawn(scores.expand(6000, -1).clone(), [warping] * 6000, 4, range(6000))
+    counts = np.bincount(draws, minlength=40)
+    assert counts[p == 0.0].sum() == 0
+    kept = p > 0.0
+    assert kept.sum() > 8
+    assert stats.chisquare(counts[kept], 6000 * p[kept] / p.sum()).pvalue > 1e-3
+
+
+def test_rows_with_different_settings_do_not_disturb_each_other() -> None:
+    scores = random_logits(batch=5, vocab=400)
+    warpings = [
+        Warping(),
+        Warping(top_k=3),
+        Warping(top_p=0.5),
+        Warping(temperature=5.0, top_p=0.99),
+        Warping(min_p=0.3),
+    ]
+    together = drawn(scores, warpings, 16, range(5))
+    alone = [drawn(scores[i : i + 1], [warpings[i]], 16, [i])[0] for i in range(5)]
+    assert together == alone
+
+
+def test_rows_that_leave_nothing_to_choose_win_nothing() -> None:
+    scores = random_logits(batch=3, vocab=100)
+    scores[0] = -torch.inf
+    scores[2, 5] = torch.nan
+    winners = drawn(scores, [Warping(), Warping(), Warping(top_p=0.9)], 16, range(3))
+    assert winners[0] == winners[2] == -1
+    assert winners[1] >= 0
+
+
+def test_masked_tokens_are_never_drawn() -> None:
+    """As a grammar leaves them: fewer tokens than candidates."""
+    scores = torch.full((200, 100), -torch.inf)
+    scores[:, [3, 50, 99]] = torch.tensor([0.0, 1.0, -1.0])
+    assert set(drawn(scores, [Warping()] * 200, 16, range(200))) == {3, 50, 99}

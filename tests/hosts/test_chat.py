@@ -1,0 +1,242 @@
+"""Local chat models, answers kept on disk, and the settings that name a model."""
+
+from __future__ import annotations
+
+import json
+import signal
+import stat
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from tests.hosts.chat_server import KEY, Reply, echo, serving
+
+from dewmark.errors import ConfigError, ModelError
+from dewmark.hosts.answers import RememberingChat
+from dewmark.hosts.chat import LocalChat, chat_template
+from dewmark.hosts.chat_settings import ChatSettings
+from dewmark.hosts.fake import FakeHost
+from dewmark.serve.chat import transcript
+
+TEMPLATE = "{% for m in messages %}{{ m['role'] }} {{ m['content'] }} {% endfor %}the"
+
+
+def said(*texts: str) -> list[list[dict[str, str]]]:
+    return [[{"role": "user", "content": text}] for text in texts]
+
+
+class Counting:
+    """Answers with the text, its seed and the length, and counts."""
+
+    def __init__(self, *, fail_after: int | None = None, name: str = "counting"):
+        self.asked: list[str] = []
+        self._fail_after = fail_after
+        self._name = name
+
+    def identity(self):
+        return {"model": self._name}
+
+    def complete(self, conversations, *, seeds, max_new_tokens, on_answer=None):
+        answers = []
+        for index, (conversation, seed) in enumerate(zip(conversations, seeds, strict=True)):
+            if len(self.asked) == self._fail_after:
+                raise ModelError("killed")
+            self.asked.append(conversation[-1]["content"])
+            answers.append(f"{self.asked[-1]} {seed} {max_new_tokens}")
+            if on_answer is not None:
+                on_answer(index, answers[-1])
+        return answers
+
+
+class TestRemembering:
+    def test_a_killed_run_asks_only_for_what_is_missing(self, tmp_path: Path):
+        with pytest.raises(ModelError, match="killed"):
+            RememberingChat(Counting(fail_after=2), tmp_path).complete(
+                said("a", "b", "c"), seeds=[1, 2, 3], max_new_tokens=5
+            )
+        again = Counting()
+        chat = RememberingChat(again, tmp_path)
+        assert chat.missing(said("a", "b", "c"), seeds=[1, 2, 3], max_new_tokens=5) == [2]
+        arrived: dict[int, str] = {}
+        answers = chat.complete(
+            said("a", "b", "c"), seeds=[1, 2, 3], max_new_tokens=5, on_answer=arrived.__setitem__
+        )
+        assert answers == ["a 1 5", "b 2 5", "c 3 5"] == [arrived[i] for i in range(3)]
+        assert again.asked == ["c"]
+
+    def test_seed_length_and_model_decide_an_answer(self, tmp_path: Path):
+        model = Counting()
+        chat = RememberingChat(model, tmp_path)
+        for seed, length in [(1, 5), (2, 5), (1, 6), (1, 5)]:
+            assert chat.complete(said("a"), seeds=[seed], max_new_tokens=length) == [f"a {seed} {length}"]
+        assert len(model.asked) == 3
+        other = RememberingChat(Counting(name="other"), tmp_path)
+        assert other.missing(said("a"), seeds=[1], max_new_tokens=5) == [0]
+
+    def test_equal_requests_are_asked_once(self, tmp_path: Path):
+        model = Counting()
+        answers = RememberingChat(model, tmp_path).complete(
+            said("a", "b", "a"), seeds=[1, 1, 1], max_new_tokens=5
+        )
+        assert answers == ["a 1 5", "b 1 5", "a 1 5"]
+        assert model.asked == ["a", "b"]
+
+    @pytest.mark.parametrize("damage", [b"", b"{", b"[]", b'{"request": {}, "answer": "x"}'])
+    def test_a_damaged_answer_counts_as_missing(self, tmp_path: Path, damage: bytes):
+        RememberingChat(Counting(), tmp_path).complete(said("a"), seeds=[1], max_new_tokens=5)
+        (file,) = (path for path in tmp_path.rglob("*") if path.is_file())
+        assert stat.S_IMODE(file.stat().st_mode) == 0o600
+        file.write_bytes(damage)
+        model = Counting()
+        assert RememberingChat(model, tmp_path).complete(said("a"), seeds=[1], max_new_tokens=5) == ["a 1 5"]
+        assert model.asked == ["a"]
+
+
+class TestLocalChat:
+    def test_answers_are_the_host_s_and_depend_on_text_and_seed_only(self):
+        host = FakeHost()
+        chat = LocalChat(lambda: host, identity="fake", render=transcript, batch_size=2)
+        arrived: dict[int, str] = {}
+        answers = chat.complete(
+            said("the river", "the old bridge", "the sea"),
+            seeds=[5, 6, 7],
+            max_new_tokens=12,
+            on_answer=arrived.__setitem__,
+        )
+        assert answers == [arrived[i] for i in range(3)]
+        assert chat.complete(said("the sea"), seeds=[7], max_new_tokens=12) == answers[2:]
+        assert chat.complete(said("the sea"), seeds=[8], max_new_tokens=12) != answers[2:]
+        written = host.generate([transcript(said("the sea")[0])], scheme=None, seeds=[7], max_new_tokens=12)
+        assert answers[2] == written[0].text.strip()
+
+    def test_by_name_with_the_model_s_template_and_weights_only_when_asked(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ):
+        host = FakeHost()
+        host.model.save_pretrained(tmp_path / "tiny")
+        tokenizer = _tokenizer()
+        tokenizer.save_pretrained(tmp_path / "tiny")
+        name = str(tmp_path / "tiny")
+        assert chat_template(name) is None
+        with pytest.raises(ConfigError, match="has no chat template"):
+            LocalChat.load(name)
+
+        tokenizer.chat_template = TEMPLATE
+        tokenizer.save_pretrained(tmp_path / "tiny")
+        chat = ChatSettings(host=name, device="cpu", answers=str(tmp_path / "answers")).open()
+        answers = chat.complete(said("the river"), seeds=[3], max_new_tokens=6)
+        expected = host.generate(["user the river the"], scheme=None, seeds=[3], max_new_tokens=6)
+        assert answers == [expected[0].text.strip()]
+
+        monkeypatch.setattr("dewmark.hosts.load_host", lambda *_, **__: pytest.fail("weights were loaded"))
+        kept = ChatSettings(host=name, answers=str(tmp_path / "answers")).open()
+        assert kept.complete(said("the river"), seeds=[3], max_new_tokens=6) == answers
+
+
+def _tokenizer():
+    from dewmark.hosts.fake import tiny_tokenizer
+
+    return tiny_tokenizer()
+
+
+class TestSettings:
+    def test_an_endpoint_by_environment_and_the_key_is_written_nowhere(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ):
+        with serving() as server:
+            monkeypatch.setenv("OPENAI_BASE_URL", server.url)
+            monkeypatch.setenv("MY_KEY", KEY)
+            settings = ChatSettings(model="m", key_env="MY_KEY", answers=str(tmp_path))
+            chat = settings.open()
+            assert chat.complete(said("x"), seeds=[0], max_new_tokens=5) == ["X"]
+            assert chat.complete(said("x"), seeds=[0], max_new_tokens=5) == ["X"]
+        assert len(server.bodies) == 1
+        assert server.headers[0]["authorization"] == f"Bearer {KEY}"
+        (file,) = (path for path in tmp_path.rglob("*") if path.is_file())
+        kept = json.loads(file.read_text())
+        assert kept["answer"] == "X"
+        assert kept["request"]["model"] == {
+            "base_url": server.url,
+            "model": "m",
+            "temperature": None,
+            "top_p": None,
+        }
+        assert KEY not in file.read_text() + repr(settings) + str(chat.identity())
+
+    def test_a_killed_run_over_http_loses_no_answer(self, tmp_path: Path):
+        def script(body, n):
+            return Reply(status=400) if body["messages"][0]["content"] == "d" else echo(body, n)
+
+        with serving(script) as server:
+            settings = ChatSettings(base_url=server.url, model="m", concurrency=1, answers=str(tmp_path))
+            with pytest.raises(ModelError):
+                settings.open().complete(said(*"abcdef"), seeds=[0] * 6, max_new_tokens=5)
+            missing = settings.open().missing(said(*"abcdef"), seeds=[0] * 6, max_new_tokens=5)
+        assert set(missing) >= {3}
+        assert {0, 1, 2}.isdisjoint(missing)
+
+    def test_sigkill_costs_at_most_the_request_on_its_way(self, tmp_path: Path):
+        with serving(lambda body, n: Reply(echo(body, n).content, delay=0.1)) as server:
+            texts = [f"text {i}" for i in range(6)]
+            code = (
+                "from dewmark.hosts.chat_settings import ChatSettings\n"
+                f"chat = ChatSettings(base_url={server.url!r}, model='m', concurrency=1, "
+                f"answers={str(tmp_path)!r}).open()\n"
+                f"chat.complete({said(*texts)!r}, seeds=range(6), max_new_tokens=5)"
+            )
+            process = subprocess.Popen([sys.executable, "-c", code])
+            deadline = time.monotonic() + 60
+            while len(server.bodies) < 4 and time.monotonic() < deadline:
+                time.sleep(0.01)
+            process.kill()
+            assert process.wait() == -signal.SIGKILL
+            before = len(server.bodies)
+            settings = ChatSettings(base_url=server.url, model="m", answers=str(tmp_path))
+            answers = settings.open().complete(said(*texts), seeds=range(6), max_new_tokens=5)
+        assert answers == [text.upper() for text in texts]
+        assert before >= 4
+        assert len(server.bodies) <= 6 + 1  # the one that was on its way
+
+    def test_answers_go_to_the_cache_folder_unless_told_otherwise(self, tmp_path: Path, monkeypatch):
+        monkeypatch.setenv("DEWMARK_CACHE", str(tmp_path / "cache"))
+        with serving() as server:
+            ChatSettings(base_url=server.url, model="m").open().complete(
+                said("x"), seeds=[0], max_new_tokens=5
+            )
+        assert len(list((tmp_path / "cache" / "answers").rglob("*.json"))) == 1
+
+    def test_nothing_is_asked_of_a_model_that_nobody_named(self, monkeypatch: pytest.MonkeyPatch):
+        monkeypatch.delenv("OPENAI_BASE_URL", raising=False)
+        for settings in (ChatSettings(), ChatSettings(model="gpt-4o-mini-2024-07-18")):
+            with pytest.raises(ConfigError, match="no chat model is named"):
+                settings.open()
+
+    @pytest.mark.parametrize(
+        ("wrong", "why"),
+        [
+            ({"host": "smollm2-135m", "model": "m"}, "give one of both"),
+            ({"max_new_tokens": 0}, "max_new_tokens must be at least 1"),
+            ({"temperature": -1.0}, "temperature must be at least 0"),
+            ({"top_p": 0.0}, "top_p must lie"),
+            ({"timeout": 0.0}, "timeout must be above 0"),
+            ({"base_url": "ftp://example.org"}, "must read like"),
+            ({"length_field": "tokens"}, "length_field must be one of"),
+        ],
+    )
+    def test_wrong_settings_are_refused(self, wrong: dict[str, object], why: str):
+        with pytest.raises(ConfigError, match=why):
+            ChatSettings(**wrong)
+
+    def test_the_estimate_counts_tokens_and_money(self):
+        # 400 bytes are 100 tokens, and 4 more for the message; answers of 40 bytes are 10 tokens
+        settings = ChatSettings(model="m", price_in=2.0, price_out=5.0)
+        estimate = settings.estimate(said("x" * 400) * 1000, answers=["y" * 40] * 1000)
+        assert (estimate.requests, estimate.tokens_in, estimate.tokens_out) == (1000, 104_000, 10_000)
+        assert estimate.cost == pytest.approx(0.104 * 2 + 0.01 * 5)
+        assert "about 0.258 at the prices given" in str(estimate)
+        assert ChatSettings(model="m").estimate(said("x"), answers=["y"]).cost is None
+
+    def test_no_more_is_expected_than_may_be_written(self):
+        assert ChatSettings(max_new_tokens=7).estimate(said("x"), answers=["y" * 4000]).tokens_out == 7

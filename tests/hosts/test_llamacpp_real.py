@@ -1,0 +1,143 @@
+"""Marks by llama-cpp-python itself on the packaged SmolLM2, scored as transformers' tables score them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import dewmark
+from dewmark.embeddings.packaged import PACKAGED, fetch
+from dewmark.errors import NumericalError
+from dewmark.hosts import host_info
+from dewmark.hosts.llamacpp import LlamaCppProcessor, llamacpp_info
+
+pytestmark = [pytest.mark.llamacpp, pytest.mark.models]
+
+HOST = "smollm2-135m"
+KEY, WRONG = dewmark.Key(bytes(range(32))), dewmark.Key(bytes(32))
+PROMPTS = [
+    "The old bridge over the river",
+    "My grandmother kept a small shop at the end of the harbour, and every summer",
+]
+TEXTS = [
+    "Die alte Brücke über den Fluß wurde 1923 gebaut – “really”, she said, 3.14 km away…",
+    "  two spaces,\ttabs\n\nand lines; naïve café 日本語のテキスト 🙂 end",
+    "<|im_start|>user\nWhat is this?<|im_end|>",
+]
+CONFIGURATIONS = {
+    "words": {},
+    "tokens": {"units": "token"},
+    "bias": {"units": "token", "sampler": "bias", "lambda": 3.0},
+}
+
+
+@pytest.fixture(scope="module")
+def llm():
+    llama_cpp = pytest.importorskip("llama_cpp", reason="not installed here: make test-llamacpp")
+    path = fetch(HOST) / PACKAGED[HOST].entry
+    return llama_cpp.Llama(str(path), n_ctx=512, n_threads=1, seed=1, verbose=False)
+
+
+@pytest.fixture(scope="module")
+def infos(llm):
+    """The host as llama.cpp and as transformers describe it."""
+    return {"llama.cpp": llamacpp_info(llm), "transformers": host_info(HOST)}
+
+
+def cut_alike(infos, text: str) -> bool:
+    """Whether both tokenizers cut a text alike."""
+    ours, theirs = (info.tokenizer.encode([text])[0].ids for info in infos.values())
+    return ours == theirs
+
+
+def write(llm, mark: LlamaCppProcessor | None, prompt: str, **settings: object) -> str:
+    from llama_cpp import LogitsProcessorList, StoppingCriteriaList
+
+    more = {}
+    if mark is not None:
+        more = {
+            "logits_processor": LogitsProcessorList([mark]),
+            "stopping_criteria": StoppingCriteriaList([mark.check]),
+        }
+    llm.reset()  # a prompt that is in the cache already is not read again, and rounds otherwise
+    answer = llm(
+        prompt, max_tokens=120, top_k=0, top_p=1.0, min_p=0.0, **{"temperature": 1.0, **settings}, **more
+    )
+    return answer["choices"][0]["text"]
+
+
+@pytest.mark.parametrize("settings", CONFIGURATIONS.values(), ids=CONFIGURATIONS)
+def test_marks_are_found_and_scored_alike_in_both_engines(llm, infos, settings) -> None:
+    bound = {name: dewmark.load_scheme("dew", key=KEY, host=info, **settings) for name, info in infos.items()}
+    marking = bound["transformers" if settings else "llama.cpp"]  # either will do
+    mark = LlamaCppProcessor(marking, llm, seed=7)
+    marked = [write(llm, mark, prompt) for prompt in PROMPTS]
+    plain = [write(llm, None, prompt) for prompt in PROMPTS]
+    found = {name: scheme.detect_batch(marked + plain) for name, scheme in bound.items()}
+    p = {name: [d.p_value for d in detections] for name, detections in found.items()}
+    # words are encoded in batches and rounded to float16: another batch may round one up and not down
+    alike = [not settings or cut_alike(infos, text) for text in marked + plain]
+    assert sum(alike) >= 3
+    pairs = [pair for pair, same in zip(zip(*p.values(), strict=True), alike, strict=True) if same]
+    assert [a for a, _ in pairs] == pytest.approx([b for _, b in pairs], rel=1e-9 if settings else 1e-4)
+    # at 120 tokens z is about 4 with the bias and above 6 with Gumbel, give or take 1
+    assert np.mean([d.z for d in found["llama.cpp"][:2]]) > 2.5
+    assert all(d.p_value < 0.05 for d in found["llama.cpp"][:2])
+    assert all(d.p_value > 1e-3 for d in found["llama.cpp"][2:])
+    wrong = dewmark.load_scheme("dew", key=WRONG, host=infos["transformers"], **settings)
+    assert all(d.p_value > 1e-3 for d in wrong.detect_batch(marked))
+
+
+def test_nothing_is_cut_into_nothing(infos) -> None:
+    assert infos["llama.cpp"].tokenizer.encode([""])[0].ids == ()
+
+
+def test_both_tokenizers_cut_and_place_alike(infos) -> None:
+    ours, theirs = (infos[name].tokenizer for name in ("llama.cpp", "transformers"))
+    for text, a, b in zip(TEXTS, ours.encode(TEXTS), theirs.encode(TEXTS), strict=True):
+        assert a.ids == b.ids, text
+        assert a.offsets == b.offsets, text
+        assert ours.decode([a.ids]) == theirs.decode([b.ids]) == [text]
+    assert ours.special_ids == theirs.special_ids
+    assert ours.size == theirs.size
+
+
+def test_both_embedding_tables_are_the_same(infos) -> None:
+    tables = [info.embeddings() for info in infos.values()]
+    assert (tables[0] == tables[1]).all()
+
+
+def test_the_samplers_settings_of_llama_cpp_cannot_change_a_chosen_token(llm, infos) -> None:
+    scheme = dewmark.load_scheme("dew", key=KEY, host=infos["llama.cpp"], units="token")
+    texts = {
+        write(llm, LlamaCppProcessor(scheme, llm, seed=5), PROMPTS[0], **settings)
+        for settings in ({}, {"temperature": 0.2}, {"temperature": 0.0}, {"repeat_penalty": 1.3})
+    }
+    assert len(texts) == 1
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # what C swallows
+def test_an_error_in_a_step_ends_the_call(llm, infos) -> None:
+    scheme = dewmark.load_scheme("dew", key=KEY, host=infos["llama.cpp"], units="token")
+    mark = LlamaCppProcessor(scheme, llm)
+    broken = mark._begin
+
+    def begin(prompt):
+        raise NumericalError("broken on purpose")
+
+    mark._begin = begin
+    with pytest.raises(NumericalError, match="on purpose"):
+        write(llm, mark, PROMPTS[0])
+    mark._begin = broken
+    assert write(llm, mark, PROMPTS[0])
+
+
+def test_a_logit_bias_drops_the_mark_as_the_docs_warn(llm, infos) -> None:
+    """If this fails, llama-cpp-python was repaired: take the warning out of docs/llamacpp.md."""
+    calls = []
+    scheme = dewmark.load_scheme("dew", key=KEY, host=infos["llama.cpp"], units="token")
+    mark = LlamaCppProcessor(scheme, llm)
+    original = mark._begin
+    mark._begin = lambda prompt: calls.append(1) or original(prompt)
+    write(llm, mark, PROMPTS[0], logit_bias={"5": 0.0})
+    assert not calls

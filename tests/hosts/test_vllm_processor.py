@@ -1,0 +1,260 @@
+"""The vLLM processor over a stand-in for vLLM: requests keep their marks wherever they move in the batch."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import random
+import sys
+from dataclasses import dataclass, field
+
+import pytest
+import torch
+from tests.hosts.vllm_stub import (
+    BatchUpdate,
+    MoveDirectionality,
+    SamplingParams,
+    engine_config,
+    processor_module,
+)
+
+from dewmark.core.keys import Key
+from dewmark.errors import ConfigError, MissingExtraError, VocabularyError
+from dewmark.hosts.fake import FakeHost
+from dewmark.registry import SCHEMES
+from dewmark.rows import Warping
+from dewmark.workspace import Workspace
+
+VOCAB = 300
+CPU = torch.device("cpu")
+KEYS = {"acme": Key(bytes(32)), "globex": Key(bytes(range(32)))}
+
+
+@pytest.fixture(scope="module")
+def host() -> FakeHost:
+    return FakeHost(VOCAB)
+
+
+@pytest.fixture
+def start(host, bag_encoder, tmp_path, monkeypatch):
+    """Starts a processor on the tiny host, with two tenants' keys."""
+    module = processor_module(monkeypatch)
+    monkeypatch.setattr(module, "host_info", lambda name: host.info)
+    for name, key in KEYS.items():
+        key.save(tmp_path / f"{name}.key")
+
+    def started(scheme="dew", settings='units = "token"', vocab=VOCAB, **engine):
+        file = tmp_path / "dewmark.toml"
+        file.write_text(
+            f'scheme = "{scheme}"\ndefault_key = "acme"\nsettings = {{ {settings} }}\n'
+            '[keys]\nacme = "acme.key"\nglobex = "globex.key"\n',
+            encoding="utf-8",
+        )
+        monkeypatch.setenv("DEWMARK_VLLM_CONFIG", str(file))
+        module.config_from_environment.__globals__["_load"].cache_clear()
+        return module.DewLogitsProcessor(engine_config("tiny", vocab, **engine), CPU, False)
+
+    return started
+
+
+@dataclass(eq=False)
+class Request:
+    """A request of the plain model: it is marked, token by token, by rows opened anew for every step."""
+
+    number: int
+    key_id: str | None
+    params: SamplingParams
+    prompt: list[int]
+    written: list[int] = field(default_factory=list)
+
+    def logits(self) -> torch.Tensor:
+        """What a host would say: it depends on the last token."""
+        seed = ([*self.prompt, *self.written][-1] << 8) + len(self.written)
+        return torch.randn(1, VOCAB, generator=torch.Generator().manual_seed(seed)) * 2.0
+
+    def expected(self, markers) -> torch.Tensor:
+        if self.key_id is None:
+            return self.logits()
+        warping = Warping(self.params.temperature, self.params.top_k, self.params.top_p, self.params.min_p)
+        row = markers[self.key_id].open(self.prompt, list(self.written), seed=self.number, warping=warping)
+        return markers[self.key_id].mark([row], self.logits())
+
+
+def a_request(number: int, chance: random.Random) -> Request:
+    key_id = chance.choice([None, "acme", "globex"])
+    said = {"dewmark": False} if key_id is None else {"dewmark_key_id": key_id}
+    params = SamplingParams(
+        temperature=chance.choice([0.6, 1.0]),
+        top_p=chance.choice([0.9, 1.0]),
+        top_k=chance.choice([0, 0, 30]),
+        min_p=chance.choice([0.0, 0.0, 0.05]),
+        seed=number,
+        extra_args=said,
+    )
+    return Request(
+        number, key_id, params, [chance.randrange(4, VOCAB) for _ in range(chance.randrange(1, 9))]
+    )
+
+
+class Engine:
+    """The plain model of vLLM's persistent batch: a list of requests, and what changed in it."""
+
+    def __init__(self, chance: random.Random) -> None:
+        self.chance = chance
+        self.batch: list[Request] = []
+        self.preempted: list[Request] = []
+        self.made = 0
+
+    def change(self) -> BatchUpdate | None:
+        """Remove, add into the gaps, fill the gaps that are left from the end, and swap a few."""
+        chance, slots = self.chance, list(self.batch)
+        gone = [i for i in range(len(slots)) if chance.random() < 0.15]
+        for i in gone:
+            if chance.random() < 0.5:
+                self.preempted.append(slots[i])
+            slots[i] = None
+        added, moved = [], []
+        for _ in range(chance.choice([0, 0, 1, 3])):
+            if len(self.batch) - len(gone) + len(added) >= 8:
+                break
+            resume = self.preempted and chance.random() < 0.6
+            request = self.preempted.pop() if resume else a_request(self.made, chance)
+            self.made += not resume
+            request.written = list(request.written)  # a resumed request comes with a list of its own
+            gap = next((i for i, slot in enumerate(slots) if slot is None), len(slots))
+            slots[gap : gap + 1] = [request]
+            added.append((gap, request.params, request.prompt, request.written))
+        removed = [i for i in gone if slots[i] is None]
+        while None in slots:
+            if slots[-1] is not None:
+                gap = slots.index(None)
+                moved.append((len(slots) - 1, gap, MoveDirectionality.UNIDIRECTIONAL))
+                slots[gap] = slots[-1]
+            slots.pop()
+        for _ in range(chance.choice([0, 0, 1, 2]) if len(slots) > 1 else 0):
+            a, b = chance.sample(range(len(slots)), 2)
+            slots[a], slots[b] = slots[b], slots[a]
+            moved.append((a, b, MoveDirectionality.SWAP))
+        self.batch = slots
+        if not (removed or added or moved):
+            return None
+        return BatchUpdate(len(slots), removed=sorted(removed, reverse=True), added=added, moved=moved)
+
+
+@pytest.mark.parametrize("settings", ['units = "token"', "", 'units = "token", sampler = "bias", m = 16'])
+@pytest.mark.parametrize("number", range(3))
+def test_whatever_happens_to_the_batch_every_request_is_marked_as_if_alone(
+    host, start, tmp_path, settings, number
+) -> None:
+    processor = start(settings=settings)
+    scheme = processor._config.scheme
+    markers = {
+        name: scheme.bind(key, host.info, Workspace(cache=tmp_path)).rows(CPU) for name, key in KEYS.items()
+    }
+    engine = Engine(random.Random(number))
+    seen = 0
+    for _ in range(40):
+        processor.update_state(engine.change())
+        if not engine.batch:
+            continue
+        logits = torch.cat([request.logits() for request in engine.batch])
+        marked = processor.apply(logits)
+        assert marked.shape == logits.shape
+        for row, request in zip(marked, engine.batch, strict=True):
+            expected = request.expected(markers)[0]
+            torch.testing.assert_close(row.softmax(-1), expected.softmax(-1))
+            request.written.append(int(expected.argmax()))
+            seen += request.key_id is not None
+    assert seen > 40
+
+
+def test_a_row_whose_last_token_is_not_known_is_left_alone_for_that_step(start, caplog) -> None:
+    processor = start()
+    written = [7, -1]
+    params = SamplingParams(seed=1)
+    processor.update_state(
+        BatchUpdate(2, [], [(0, params, [5, 6], written), (1, params, [5, 6], [7, 8])], [])
+    )
+    logits = torch.zeros(2, VOCAB)
+    with caplog.at_level(logging.WARNING, logger="vllm.dewmark"):
+        processor.apply(logits)
+        marked = processor.apply(torch.zeros(2, VOCAB))
+    assert torch.isfinite(marked[0]).all()
+    assert torch.isfinite(marked[1]).sum() == 1
+    assert [record.message for record in caplog.records if "--no-async-scheduling" in record.message] != []
+    assert len(caplog.records) == 1  # said once, not in every step
+    written[-1] = 8
+    again = processor.apply(torch.zeros(2, VOCAB))
+    assert torch.equal(again[0], again[1])
+
+
+def test_requests_without_a_seed_differ_on_one_rank_and_agree_on_several(start) -> None:
+    def drawn(processor) -> list[int]:
+        added = [(i, SamplingParams(), [5, 6, 7], []) for i in range(4)]
+        processor.update_state(BatchUpdate(4, [], added, []))
+        return processor.apply(torch.zeros(4, VOCAB)).argmax(dim=1).tolist()
+
+    assert len(set(drawn(start()))) > 1
+    assert drawn(start(ranks=2)) == drawn(start(ranks=2))
+
+
+@pytest.mark.parametrize(
+    ("params", "message"),
+    [
+        (SamplingParams(temperature=0.0), "temperature 0 always takes the likeliest token"),
+        (SamplingParams(repetition_penalty=1.2), "repetition_penalty=1.2 would come after dew"),
+        (SamplingParams(presence_penalty=0.5), "presence_penalty=0.5"),
+        (SamplingParams(frequency_penalty=-0.5), "frequency_penalty=-0.5"),
+        (SamplingParams(extra_args={"dewmark_kid": "acme"}), "unknown request parameter 'dewmark_kid'"),
+    ],
+)
+def test_requests_that_cannot_be_marked_are_refused(start, params, message) -> None:
+    processor = start()
+    with pytest.raises(ValueError, match="dewmark|dew ") as caught:
+        processor.validate_params(params)
+    assert message in str(caught.value)
+    if params.extra_args is None:
+        params.extra_args = {"dewmark": False}
+        processor.validate_params(params)  # the remedy that the message names
+
+
+def test_a_bias_leaves_penalties_to_vllm(start) -> None:
+    processor = start(settings='units = "token", sampler = "bias"')
+    processor.validate_params(SamplingParams(repetition_penalty=1.2))
+    assert not processor.is_argmax_invariant()
+
+
+def test_schemes_and_engines_that_do_not_fit_are_refused_at_the_start(start) -> None:
+    with pytest.raises(ConfigError, match="drafts of sentences"):
+        start("semstamp", "")
+    with pytest.raises(ConfigError, match="keeps a record"):
+        start("waterpool", "")
+    with pytest.raises(VocabularyError, match="vLLM serves a model of 301 ids"):
+        start(vocab=301)
+    with pytest.raises(ConfigError, match="pass --logits-processors"):
+        start(asynchronous=True, given=False)
+    start(asynchronous=True)
+
+
+def test_no_key_is_logged(start, tmp_path, caplog) -> None:
+    with caplog.at_level(logging.DEBUG):
+        processor = start("kgw", "")
+    secret = (tmp_path / "acme.key").read_text(encoding="utf-8").split()[-1]
+    assert KEYS["acme"].fingerprint in caplog.text
+    assert secret not in caplog.text + repr(vars(processor))
+
+
+def test_without_vllm_the_import_says_how_to_get_it(monkeypatch) -> None:
+    monkeypatch.setitem(sys.modules, "vllm", None)
+    monkeypatch.delitem(sys.modules, "dewmark.hosts.vllm", raising=False)
+    with pytest.raises(MissingExtraError, match=r"dewmark\[vllm\]"):
+        importlib.import_module("dewmark.hosts.vllm")
+
+
+def test_any_scheme_with_sessions_runs(start) -> None:
+    for scheme in ("kgw", "exp"):
+        assert scheme in SCHEMES
+        processor = start(scheme, "")
+        processor.update_state(BatchUpdate(1, [], [(0, SamplingParams(seed=3), [5, 6, 7], [])], []))
+        marked = processor.apply(torch.zeros(1, VOCAB))
+        assert not torch.equal(marked, torch.zeros(1, VOCAB))

@@ -1,0 +1,69 @@
+"""The part of vLLM's interface that the processor uses, for tests where vLLM is not installed."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from types import ModuleType, SimpleNamespace
+
+_NAME = "vllm.v1.sample.logits_processor"
+
+
+class MoveDirectionality(Enum):
+    UNIDIRECTIONAL = auto()
+    SWAP = auto()
+
+
+class LogitsProcessor:
+    pass
+
+
+@dataclass(frozen=True)
+class BatchUpdate:
+    batch_size: int
+    removed: list
+    added: list
+    moved: list
+
+
+@dataclass
+class SamplingParams:
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    seed: int | None = None
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    extra_args: dict | None = field(default=None)
+
+
+def processor_module(monkeypatch) -> ModuleType:
+    """`dewmark.hosts.vllm`, imported over these classes and forgotten after the test."""
+    module = ModuleType(_NAME)
+    module.LogitsProcessor, module.MoveDirectionality = LogitsProcessor, MoveDirectionality
+    parts = _NAME.split(".")
+    for i in range(1, len(parts)):
+        monkeypatch.setitem(sys.modules, ".".join(parts[:i]), ModuleType(".".join(parts[:i])))
+    monkeypatch.setitem(sys.modules, _NAME, module)
+    monkeypatch.delitem(sys.modules, "dewmark.hosts.vllm", raising=False)
+    found = importlib.import_module("dewmark.hosts.vllm")
+    monkeypatch.setitem(sys.modules, "dewmark.hosts.vllm", found)
+    return found
+
+
+def engine_config(model: str, vocab: int, *, asynchronous: bool = False, given: bool = True, ranks: int = 1):
+    """What the processor reads of a VllmConfig."""
+    return SimpleNamespace(
+        scheduler_config=SimpleNamespace(async_scheduling=asynchronous),
+        parallel_config=SimpleNamespace(world_size=ranks),
+        model_config=SimpleNamespace(
+            model=model,
+            seed=0,
+            logits_processors=["dewmark.hosts.vllm:DewLogitsProcessor"] if given else None,
+            get_vocab_size=lambda: vocab,
+        ),
+    )

@@ -1,0 +1,138 @@
+"""The runner of this machine, and with it the rules that all runners keep."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+
+import pytest
+from tests.runners.jobs import BAD, BROKEN, DEADLY, Opener
+
+from dewmark.errors import ConfigError, InputError, UnknownNameError, WorkerError
+from dewmark.runners import open_runner
+from dewmark.runners.base import ATTEMPTS
+
+
+@pytest.fixture
+def local():
+    """Opens runners; none outlives its test."""
+    with contextlib.ExitStack() as stack:
+        yield lambda workers=1: stack.enter_context(open_runner("local", workers=workers))
+
+
+@pytest.fixture
+def opener(tmp_path: Path) -> Opener:
+    return Opener(tmp_path)
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+@pytest.mark.parametrize("ordered", [True, False])
+def test_every_job_once(local, opener, workers, ordered):
+    jobs = list(range(40))
+    found = list(local(workers).map(jobs, opener, ordered=ordered))
+    assert sorted((index, square) for index, (square, _) in found) == [(i, i**2) for i in jobs]
+    if ordered:
+        assert [index for index, _ in found] == jobs
+    # each worker opened its thing once, whatever the number of its jobs
+    assert opener.opened() == len({process for _, (_, process) in found}) <= workers
+
+
+def test_one_worker_is_this_process(local, opener):
+    ((_, (_, process)),) = local().map([3], opener)
+    assert process == os.getpid()
+
+
+def test_no_jobs_open_nothing(local, opener):
+    for workers in (1, 2):
+        assert list(local(workers).map([], opener)) == []
+    assert opener.opened() == 0
+
+
+@pytest.mark.parametrize("ordered", [True, False])
+def test_a_worker_that_is_killed_is_replaced_and_its_job_done_again(local, tmp_path, ordered):
+    opener, runner = Opener(tmp_path, dies_at=9), local(2)
+    found = list(runner.map(range(30), opener, ordered=ordered))
+    assert sorted((index, square) for index, (square, _) in found) == [(i, i**2) for i in range(30)]
+    if ordered:
+        assert [index for index, _ in found] == list(range(30))
+    assert runner.retried == 1
+    assert opener.opened() == 3
+
+
+def test_a_job_that_kills_every_worker_ends_the_run(local, opener):
+    runner = local(2)
+    with pytest.raises(WorkerError, match=f"job 2 has ended {ATTEMPTS} workers"):
+        list(runner.map([1, 2, DEADLY, 4], opener))
+    assert runner.retried == ATTEMPTS - 1
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_an_error_of_ours_arrives_as_it_was_raised(local, opener, workers):
+    with pytest.raises(InputError, match="^row 7 is bad: mend it$"):
+        list(local(workers).map([1, BAD, 2], opener))
+
+
+def test_another_error_arrives_with_its_trace(local, opener):
+    runner = local(2)
+    with pytest.raises(WorkerError, match="a worker failed: ZeroDivisionError: by nought") as caught:
+        list(runner.map([1, BROKEN, 2], opener))
+    assert runner.retried == 0  # it would raise again
+    assert "raise ZeroDivisionError" in "".join(caught.value.__notes__)
+
+
+def test_a_slow_consumer_holds_the_workers_up(local, tmp_path):
+    class Counted(list):
+        given = 0
+
+        def __getitem__(self, index):
+            Counted.given += 1
+            return super().__getitem__(index)
+
+    for ordered, ahead in ((False, 4), (True, 4 + 2 * 4)):
+        Counted.given = 0
+        folder = tmp_path / str(ordered)
+        folder.mkdir()
+        results = local(2).map(Counted(range(1000)), Opener(folder), ordered=ordered)
+        for taken in range(1, 20):
+            next(results)
+            assert Counted.given <= taken + ahead
+        results.close()
+
+
+def alive(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def test_workers_that_are_busy_end_with_the_run_and_all_with_the_runner(local, tmp_path):
+    opener = Opener(tmp_path, seconds=0.05)
+    with local(2) as runner:
+        results = runner.map(range(50), opener)
+        processes = {next(results)[1][1] for _ in range(6)}
+        results.close()
+        assert not any(map(alive, processes))
+        processes = {process for _, (_, process) in runner.map(range(8), opener)}
+        assert all(map(alive, processes))  # they wait for more
+    assert not any(map(alive, processes))
+
+
+def test_the_next_run_finds_the_workers_open_unless_it_opens_something_else(local, tmp_path):
+    with local(2) as runner:
+        for _ in range(3):
+            assert len(list(runner.map(range(12), Opener(tmp_path)))) == 12
+        assert Opener(tmp_path).opened() <= 2
+        (tmp_path / "other").mkdir()
+        other = Opener(tmp_path / "other")
+        assert len(list(runner.map(range(12), other))) == 12
+        assert other.opened() >= 1
+
+
+def test_wrong_engines_and_numbers():
+    with pytest.raises(UnknownNameError, match="unknown engine 'rya'; did you mean 'ray'"):
+        open_runner("rya")
+    with pytest.raises(ConfigError, match="workers must be at least 1, got -1"):
+        open_runner("local", workers=-1)
