@@ -8,14 +8,16 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
 from dewmark.baselines._greenlist import GreenBound
+from dewmark.baselines._tests import check
 from dewmark.baselines._tokens import F64, TokenBound, TokenScheme
 from dewmark.errors import ConfigError
-from dewmark.scheme import DEFAULT_FPR
+from dewmark.scheme import DEFAULT_FPR, Needs
 from dewmark.workspace import HostInfo, LanguageModel, Tokenized, Workspace
 
 if TYPE_CHECKING:
@@ -24,7 +26,7 @@ if TYPE_CHECKING:
     from dewmark.core.keys import Key
     from dewmark.types import Detection
 
-__all__ = ["EntropyBound", "EntropyScheme", "WeighedBound"]
+__all__ = ["EntropyBound", "EntropyScheme", "GreenEntropyScheme", "WeighedBound"]
 
 Place = tuple[str, tuple[int, ...]]  # a prompt's text and the ids after it
 
@@ -57,6 +59,28 @@ class EntropyScheme(TokenScheme):
             bound.known = known
             columns.append(bound.detect_batch(texts, prompts=prompts, fpr=fpr, test=test))
         return [list(row) for row in zip(*columns, strict=True)]
+
+
+@dataclass(frozen=True)
+class GreenEntropyScheme(EntropyScheme):
+    """Green lists by the hash of the ids before a token, and the host's opinion on top of them."""
+
+    needs: ClassVar[Needs] = Needs(host_at_detection=True)
+
+    gamma: float = 0.5
+    """Share γ of the vocabulary that is green."""
+    delta: float = 2.0
+    """What is added to green logits, δ."""
+    prefix: int = 1
+    """Context width h: how many ids before a token decide its green list."""
+
+    def validate(self) -> None:
+        """Refuse values out of range."""
+        check(
+            (0.0 < self.gamma < 1.0, "gamma", "lie in (0, 1)", self.gamma),
+            (self.delta > 0.0, "delta", "be positive", self.delta),
+            (self.prefix >= 1, "prefix", "be at least 1", self.prefix),
+        )
 
 
 class WeighedBound(TokenBound):

@@ -20,11 +20,11 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from dewmark.baselines._entropy import EntropyBound, EntropyScheme
-from dewmark.baselines._tests import check, z_test
+from dewmark.baselines._entropy import EntropyBound, GreenEntropyScheme
+from dewmark.baselines._tests import z_test
 from dewmark.baselines._tokens import F64, I64
 from dewmark.evidence import Evidence
-from dewmark.scheme import Needs, Session
+from dewmark.scheme import Session
 from dewmark.stats.key_test import Statistic
 from dewmark.workspace import HostInfo, Workspace
 
@@ -38,27 +38,11 @@ EXACT_LIMIT = 1024
 
 
 @dataclass(frozen=True)
-class EWD(EntropyScheme):
+class EWD(GreenEntropyScheme):
     """The green list with entropy-weighted detection."""
 
     name: ClassVar[str] = "ewd"
     summary: ClassVar[str] = "KGW whose test weighs tokens by the model's spike entropy"
-    needs: ClassVar[Needs] = Needs(host_at_detection=True)
-
-    gamma: float = 0.5
-    """Share γ of the vocabulary that is green."""
-    delta: float = 2.0
-    """What is added to green logits, δ."""
-    prefix: int = 1
-    """Context width h: how many ids before a token decide its green list."""
-
-    def validate(self) -> None:
-        """Refuse values out of range."""
-        check(
-            (0.0 < self.gamma < 1.0, "gamma", "lie in (0, 1)", self.gamma),
-            (self.delta > 0.0, "delta", "be positive", self.delta),
-            (self.prefix >= 1, "prefix", "be at least 1", self.prefix),
-        )
 
     @property
     def modulus(self) -> float:

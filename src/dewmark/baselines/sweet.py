@@ -12,9 +12,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from dewmark.baselines._entropy import EntropyBound, EntropyScheme
+from dewmark.baselines._entropy import EntropyBound, GreenEntropyScheme
 from dewmark.baselines._tests import check
-from dewmark.scheme import Needs, Session
+from dewmark.scheme import Session
 from dewmark.workspace import HostInfo, Workspace
 
 if TYPE_CHECKING:
@@ -24,30 +24,19 @@ __all__ = ["SWEET"]
 
 
 @dataclass(frozen=True)
-class SWEET(EntropyScheme):
+class SWEET(GreenEntropyScheme):
     """The entropy-gated green list."""
 
     name: ClassVar[str] = "sweet"
     summary: ClassVar[str] = "green lists only where the model is unsure, in marking and in detection"
-    needs: ClassVar[Needs] = Needs(host_at_detection=True)
 
-    gamma: float = 0.5
-    """Share γ of the vocabulary that is green."""
-    delta: float = 2.0
-    """What is added to green logits, δ."""
-    prefix: int = 1
-    """Context width h: how many ids before a token decide its green list."""
     threshold: float = 0.9
     """Entropy, in nats, above which a place is marked and counted."""
 
     def validate(self) -> None:
         """Refuse values out of range."""
-        check(
-            (0.0 < self.gamma < 1.0, "gamma", "lie in (0, 1)", self.gamma),
-            (self.delta > 0.0, "delta", "be positive", self.delta),
-            (self.prefix >= 1, "prefix", "be at least 1", self.prefix),
-            (self.threshold >= 0.0, "threshold", "not be negative", self.threshold),
-        )
+        super().validate()
+        check((self.threshold >= 0.0, "threshold", "not be negative", self.threshold))
 
     def join(self, secret: bytes, host: HostInfo, fingerprint: str, workspace: Workspace) -> BoundSWEET:
         """SWEET with a secret and a vocabulary."""

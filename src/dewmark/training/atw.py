@@ -25,7 +25,8 @@ from dewmark.core.whitening import Whitening, normalize_rows
 from dewmark.embeddings.contexts import load_statistics, token_vectors
 from dewmark.errors import InputError
 from dewmark.training.job import Job, Trained
-from dewmark.training.loop import TorchLearner, device_of, generator, rng, run_steps
+from dewmark.training.loop import TorchLearner, device_of, rng, run_steps
+from dewmark.training.residual import ResidualNetwork
 from dewmark.workspace import Workspace
 
 __all__ = ["SignNetwork", "losses", "train"]
@@ -61,32 +62,15 @@ def train(job: Job) -> Trained:
     return Trained(parameters={}, arrays=arrays, report={"loss": loss, **learner.judge()})
 
 
-class SignNetwork(torch.nn.Module):
+class SignNetwork(ResidualNetwork):
     """d_C → 512 → two residual blocks → 384."""
 
     def __init__(self, width: int, seed: int) -> None:
-        super().__init__()
-        sizes = {"input": (width, HIDDEN), "first": (HIDDEN, HIDDEN), "second": (HIDDEN, HIDDEN)}
-        source = generator(seed, _FAR)
-        for name, (rows, columns) in {**sizes, "output": (HIDDEN, OUTPUTS)}.items():
-            weights = torch.randn(rows, columns, generator=source) / math.sqrt(rows)
-            self.register_parameter(f"{name}_W", torch.nn.Parameter(weights))
-            self.register_parameter(f"{name}_b", torch.nn.Parameter(torch.zeros(columns)))
+        super().__init__(width, seed, hidden=HIDDEN, outputs=OUTPUTS)
 
     def forward(self, e: torch.Tensor) -> torch.Tensor:
         """Unit vectors (N, d_C) to T, (N, 384)."""
-        h = torch.relu(self._layer("input", e * math.sqrt(e.shape[1])))
-        for name in ("first", "second"):
-            h = h + torch.relu(self._layer(name, h))
-        return self._layer("output", h)
-
-    def arrays(self) -> dict[str, NDArray[np.float16]]:
-        """Weights and biases by the names that the scheme reads."""
-        found = ((name.replace("_", "."), tensor) for name, tensor in self.named_parameters())
-        return {name: tensor.detach().half().cpu().numpy() for name, tensor in found}
-
-    def _layer(self, name: str, h: torch.Tensor) -> torch.Tensor:
-        return h @ self.get_parameter(f"{name}_W") + self.get_parameter(f"{name}_b")
+        return self.after_input(torch.relu(self.layer("input", e * math.sqrt(e.shape[1]))))
 
 
 class Learner(TorchLearner):

@@ -13,7 +13,6 @@ prefix of the same text as its partner, so that texts which grow are among the p
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
@@ -26,7 +25,8 @@ from dewmark.core.whitening import normalize_rows
 from dewmark.embeddings.contexts import ordinary_texts
 from dewmark.errors import InputError
 from dewmark.training.job import Job, Trained
-from dewmark.training.loop import TorchLearner, device_of, generator, rng, run_steps
+from dewmark.training.loop import TorchLearner, device_of, rng, run_steps
+from dewmark.training.residual import ResidualNetwork
 
 __all__ = ["Learner", "TransformNetwork", "contexts_of", "fit", "losses", "train"]
 
@@ -92,32 +92,15 @@ def _encoded(job: Job, contexts: list[str]) -> F32:
     return np.concatenate(rows)
 
 
-class TransformNetwork(torch.nn.Module):
+class TransformNetwork(ResidualNetwork):
     """d_C → 500 → two residual blocks → 300."""
 
     def __init__(self, width: int, seed: int, *, hidden: int = HIDDEN, outputs: int = OUTPUTS) -> None:
-        super().__init__()
-        sizes = {"input": (width, hidden), "first": (hidden, hidden), "second": (hidden, hidden)}
-        source = generator(seed, _FAR)
-        for name, (rows, columns) in {**sizes, "output": (hidden, outputs)}.items():
-            weights = torch.randn(rows, columns, generator=source) / math.sqrt(rows)
-            self.register_parameter(f"{name}_W", torch.nn.Parameter(weights))
-            self.register_parameter(f"{name}_b", torch.nn.Parameter(torch.zeros(columns)))
+        super().__init__(width, seed, hidden=hidden, outputs=outputs)
 
     def forward(self, e: torch.Tensor) -> torch.Tensor:
         """Centred unit embeddings (N, d_C) to T (N, K)."""
-        h = self._layer("input", e)
-        for name in ("first", "second"):
-            h = h + torch.relu(self._layer(name, h))
-        return self._layer("output", h)
-
-    def arrays(self) -> dict[str, NDArray[np.float16]]:
-        """Weights and biases by the names that the scheme reads."""
-        found = ((name.replace("_", "."), tensor) for name, tensor in self.named_parameters())
-        return {name: tensor.detach().half().cpu().numpy() for name, tensor in found}
-
-    def _layer(self, name: str, h: torch.Tensor) -> torch.Tensor:
-        return h @ self.get_parameter(f"{name}_W") + self.get_parameter(f"{name}_b")
+        return self.after_input(self.layer("input", e))
 
 
 class Learner(TorchLearner):
