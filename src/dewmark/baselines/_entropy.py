@@ -15,50 +15,27 @@ import numpy as np
 
 from dewmark.baselines._greenlist import GreenBound
 from dewmark.baselines._tests import check
-from dewmark.baselines._tokens import F64, TokenBound, TokenScheme
+from dewmark.baselines._tokens import F64, HostReadingScheme, Place, TokenBound
 from dewmark.errors import ConfigError
-from dewmark.scheme import DEFAULT_FPR, Needs
+from dewmark.scheme import Needs
 from dewmark.workspace import HostInfo, LanguageModel, Tokenized, Workspace
 
 if TYPE_CHECKING:
     import torch
 
-    from dewmark.core.keys import Key
-    from dewmark.types import Detection
 
 __all__ = ["EntropyBound", "EntropyScheme", "GreenEntropyScheme", "WeighedBound"]
 
-Place = tuple[str, tuple[int, ...]]  # a prompt's text and the ids after it
 
 _ROWS_AT_ONCE = 8  # what fits a cache: a few times as fast as all places of a text at once
 
 
-class EntropyScheme(TokenScheme):
+class EntropyScheme(HostReadingScheme):
     """A scheme that asks the host at detection."""
 
     @abstractmethod
     def join(self, secret: bytes, host: HostInfo, fingerprint: str, workspace: Workspace) -> WeighedBound:
         """The scheme with a secret of 32 bytes and a host's vocabulary."""
-
-    def detect_keys(
-        self,
-        keys: Sequence[Key],
-        texts: Sequence[str],
-        host: HostInfo,
-        workspace: Workspace,
-        *,
-        prompts: Sequence[str | None] | None = None,
-        fpr: float = DEFAULT_FPR,
-        test: str | None = None,
-    ) -> list[list[Detection]]:
-        """For each text one detection per key; the host runs once for all keys."""
-        known: dict[Place, F64] = {}
-        columns = []
-        for key in keys:
-            bound = self.join(self.secret_of(key), host, key.fingerprint, workspace)
-            bound.known = known
-            columns.append(bound.detect_batch(texts, prompts=prompts, fpr=fpr, test=test))
-        return [list(row) for row in zip(*columns, strict=True)]
 
 
 @dataclass(frozen=True)

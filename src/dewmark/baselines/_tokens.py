@@ -13,7 +13,7 @@ import functools
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,11 +31,20 @@ from dewmark.workspace import HostInfo, Tokenized, Workspace
 if TYPE_CHECKING:
     from dewmark.baselines._prf import VocabularyHash
 
-__all__ = ["Pairs", "TokenBound", "TokenScheme", "markable_ids", "stored_secret"]
+__all__ = [
+    "HostReadingScheme",
+    "Pairs",
+    "Place",
+    "TokenBound",
+    "TokenScheme",
+    "markable_ids",
+    "stored_secret",
+]
 
 F64 = NDArray[np.float64]
 I64 = NDArray[np.int64]
 Mask = NDArray[np.bool_]
+Place = tuple[str, tuple[int, ...]]  # a prompt's text and the ids after it
 
 _TOKENS_PER_CHUNK = 100_000
 
@@ -75,6 +84,30 @@ class TokenScheme(Scheme):
     def restore(self, state: State, host: HostInfo, fingerprint: str, workspace: Workspace) -> TokenBound:
         """Take the secret from a stored detector."""
         return self.join(stored_secret(state), host, fingerprint, workspace)
+
+
+class HostReadingScheme(TokenScheme):
+    """One whose bound form asks the host at detection, and keeps the answers in ``known`` if it is given."""
+
+    def detect_keys(
+        self,
+        keys: Sequence[Key],
+        texts: Sequence[str],
+        host: HostInfo,
+        workspace: Workspace,
+        *,
+        prompts: Sequence[str | None] | None = None,
+        fpr: float = DEFAULT_FPR,
+        test: str | None = None,
+    ) -> list[list[Detection]]:
+        """For each text one detection per key; the host runs once for all keys."""
+        known: dict[Place, Any] = {}
+        columns = []
+        for key in keys:
+            bound: Any = self.bind(key, host, workspace)
+            bound.known = known
+            columns.append(bound.detect_batch(texts, prompts=prompts, fpr=fpr, test=test))
+        return [list(row) for row in zip(*columns, strict=True)]
 
 
 class TokenBound(BoundScheme):

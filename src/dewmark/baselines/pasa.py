@@ -35,24 +35,21 @@ from scipy.special import logit, ndtri
 from dewmark.baselines._pasa import F32, auxiliary, bernoulli_law, cluster_masses, token_clusters
 from dewmark.baselines._reweight import ReweightBound
 from dewmark.baselines._tests import check, gamma_test, z_test
-from dewmark.baselines._tokens import F64, I64, Pairs, TokenScheme, stored_secret
+from dewmark.baselines._tokens import F64, I64, HostReadingScheme, Pairs, Place, stored_secret
 from dewmark.core.prf import PairHash, combine, to_uniforms
 from dewmark.embeddings.contexts import ABSENT, windows_of
 from dewmark.errors import ArtifactError, ConfigError, VocabularyError
 from dewmark.evidence import Evidence
-from dewmark.scheme import DEFAULT_FPR, Needs, Session, State
+from dewmark.scheme import Needs, Session, State
 from dewmark.stats.key_test import NOTHING, Statistic
 from dewmark.workspace import HostInfo, Tokenized, Workspace
 
 if TYPE_CHECKING:
     import torch
 
-    from dewmark.core.keys import Key
-    from dewmark.types import Detection
 
 __all__ = ["PASA", "BoundPASA"]
 
-Place = tuple[str, tuple[int, ...]]  # a prompt's text and the ids after it
 
 _ROWS_AT_ONCE = 32
 _LEVELS = 128
@@ -60,7 +57,7 @@ _TOTAL = 1 << 17  # how far the levels of a long text may add up
 
 
 @dataclass(frozen=True)
-class PASA(TokenScheme):
+class PASA(HostReadingScheme):
     """Keyed clusters of meaning."""
 
     name: ClassVar[str] = "pasa"
@@ -110,26 +107,6 @@ class PASA(TokenScheme):
         return BoundPASA(
             self, host, fingerprint, secret=stored_secret(state), clusters=clusters, workspace=workspace
         )
-
-    def detect_keys(
-        self,
-        keys: Sequence[Key],
-        texts: Sequence[str],
-        host: HostInfo,
-        workspace: Workspace,
-        *,
-        prompts: Sequence[str | None] | None = None,
-        fpr: float = DEFAULT_FPR,
-        test: str | None = None,
-    ) -> list[list[Detection]]:
-        """For each text one detection per key; the model runs once for all keys."""
-        known: dict[Place, F32] = {}
-        columns = []
-        for key in keys:
-            bound = self.join(self.secret_of(key), host, key.fingerprint, workspace)
-            bound.known = known
-            columns.append(bound.detect_batch(texts, prompts=prompts, fpr=fpr, test=test))
-        return [list(row) for row in zip(*columns, strict=True)]
 
 
 @dataclass(frozen=True)
