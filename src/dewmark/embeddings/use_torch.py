@@ -1,0 +1,130 @@
+"""The forward pass of Universal Sentence Encoder multilingual v3 in torch, for batches on a CUDA device.
+
+Each piece's embedding x (512) goes through three branches of 256, of orders n = 2, 3 and 5, each two
+residual convolutions over n neighbouring pieces; embedding and branches are normalised, summed over the text
+and divided by √length, and a small network makes the vector of the text from the sum. Convolutions are
+products of matrices here: those are in full float32 unless torch is told otherwise, while cuDNN's
+convolutions are in TF32.
+Boundary: texts or padded ids in, unit rows out; what becomes of them is the callers' business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import chain
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch.nn.functional import layer_norm, normalize, pad, relu
+
+from dewmark.errors import ModelError
+
+if TYPE_CHECKING:
+    from dewmark.embeddings.use import WordPieces
+
+__all__ = ["TorchUSE", "batches", "padded"]
+
+F32 = NDArray[np.float32]
+I64 = NDArray[np.int64]
+
+_ORDERS = ((2, 0), (3, 1), (5, 2))  # neighbours in all, and how many of them stand before the piece
+# Pieces in a batch, padding included: about 3,000 windows, and half a gigabyte while they are computed.
+_BUDGET = 1 << 15
+
+
+class TorchUSE:
+    """The weights of one file on a device; safe to share between threads."""
+
+    def __init__(self, weights: Path, pieces: WordPieces, *, device: torch.device) -> None:
+        try:
+            with np.load(weights, allow_pickle=False) as file:
+                arrays = {name: file[name] for name in file.files}
+            chunks = [arrays.pop(f"q{i + 1}") for i in range(len(arrays["lo"]))]
+            for name in ("proj{}", "proj_b{}", "ln_g{}", "ln_b{}"):  # the three branches side by side
+                joined = [arrays.pop(name.format(n)) for n, _ in _ORDERS]
+                arrays[name.format("s")] = np.concatenate(joined, axis=-1)
+        except (OSError, KeyError, ValueError) as error:
+            raise ModelError(
+                f"cannot read {weights} ({error}): delete {weights.parents[2]} and run again"
+            ) from error
+        self.device = device
+        self._pieces = pieces
+        self._eps = float(arrays.pop("eps"))
+        # Row i is row i // 17 of the chunk i % 17. It stays in bytes: 65 MB, where float32 would be 262.
+        table = np.stack(chunks, axis=1).reshape(-1, chunks[0].shape[1])
+        self._table = torch.from_numpy(table).to(device)
+        self._weights = {name: torch.from_numpy(array).to(device) for name, array in arrays.items()}
+        self.dim = int(arrays["d3"].shape[1])
+
+    @torch.no_grad()
+    def encode(self, texts: Sequence[str]) -> F32:
+        """N texts to (N, dim), unit rows, in batches of like length."""
+        found = [self._pieces.ids(text) for text in texts]
+        rows = np.empty((len(found), self.dim), dtype=np.float32)
+        for batch in batches(np.fromiter(map(len, found), dtype=np.int64, count=len(found)), budget=_BUDGET):
+            ids, mask = padded([found[i] for i in batch.tolist()])
+            rows[batch] = self(ids.to(self.device), mask.to(self.device)).cpu().numpy()
+        return rows
+
+    def tokenize(self, texts: Sequence[str], *, multiple: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Ids and mask (N, T) of N texts, on the CPU; T is a multiple of ``multiple``."""
+        return padded([self._pieces.ids(text) for text in texts], multiple=multiple)
+
+    def __call__(self, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        """Ids and mask (N, T), each row with a piece at least, to unit rows (N, dim), float32."""
+        weights, eps = self._weights, self._eps
+        present = mask.to(torch.float32).unsqueeze(-1)
+        chunk = ids % len(weights["lo"])
+        x = self._table[ids].float() * weights["scale"][chunk, None] + weights["lo"][chunk, None]
+        branches = _affine(x, weights["projs"], weights["proj_bs"])
+        branches = layer_norm(branches, branches.shape[-1:], weights["ln_gs"], weights["ln_bs"], eps)
+        features = [x]
+        for (n, before), h in zip(_ORDERS, branches.mul_(present).chunk(len(_ORDERS), dim=-1), strict=True):
+            for layer in (1, 2):
+                c = _affine(_neighbours(h, n, before), weights[f"w{layer}_{n}"], weights[f"b{layer}_{n}"])
+                h = (relu(c) + h).mul_(present)  # beyond the text's ends there is nothing
+            features.append(h)
+        y = torch.cat(features, dim=-1)
+        y = layer_norm(y, y.shape[-1:], weights["ln_g"], weights["ln_b"], eps).mul_(present).sum(dim=1)
+        length = present.sum(dim=1)
+        # The projection of a sum, in place of the sum of projections.
+        y = (y @ weights["cnn_W"] + length * weights["cnn_b"]) / length.sqrt()
+        y = relu(y @ weights["p1"] + relu(y @ weights["d0"]) @ weights["d1"])
+        y = torch.tanh(y @ weights["p3"] + relu(y @ weights["d2"]) @ weights["d3"])
+        return normalize(y, dim=-1, eps=eps**0.5)
+
+
+def _affine(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+    """(N, T, a) to (N, T, b), as one product."""
+    return torch.addmm(bias, x.flatten(0, 1), weight).view(*x.shape[:2], -1)
+
+
+def _neighbours(x: torch.Tensor, n: int, before: int) -> torch.Tensor:
+    """(N, T, a) to (N, T, n a): each piece with those around it, zero beyond the edges."""
+    tokens = x.shape[1]
+    wide = pad(x, (0, 0, before, n - 1 - before))
+    return torch.cat([wide[:, i : i + tokens] for i in range(n)], dim=-1)
+
+
+def padded(rows: Sequence[Sequence[int]], *, multiple: int = 1) -> tuple[torch.Tensor, torch.Tensor]:
+    """Rows of ids as ids and mask (N, T), 0 where none is; T is a multiple of ``multiple``."""
+    lengths = np.fromiter(map(len, rows), dtype=np.int64, count=len(rows))
+    tokens = -(-int(lengths.max()) // multiple) * multiple
+    mask = np.arange(tokens) < lengths[:, None]
+    ids = np.zeros(mask.shape, dtype=np.int64)
+    ids[mask] = np.fromiter(chain.from_iterable(rows), dtype=np.int64, count=int(lengths.sum()))
+    return torch.from_numpy(ids), torch.from_numpy(mask.astype(np.int64))
+
+
+def batches(lengths: I64, *, budget: int) -> Iterator[I64]:
+    """Indices of rows, by length; padded, a batch is at most ``budget`` ids, or one row."""
+    order = np.argsort(lengths, kind="stable")
+    ordered = lengths[order].tolist()
+    start = 0
+    for end in range(1, len(ordered) + 1):
+        if end == len(ordered) or (end + 1 - start) * ordered[end] > budget:
+            yield order[start:end]
+            start = end

@@ -1,0 +1,209 @@
+"""The encoder use-m3 in torch against a plain forward pass, and its ids against the package's tokenizer."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from tests.tiny_use import WIDTH, TinyTokenizer, forward, tiny_weights
+
+from dewmark.embeddings import encoders, use, use_torch
+from dewmark.embeddings.contexts import ordinary_texts
+from dewmark.embeddings.encoders import load_encoder
+from dewmark.embeddings.foreign import load_use, load_use_tokenizer
+from dewmark.embeddings.packaged import PACKAGED, fetch
+from dewmark.embeddings.use import WordPieces
+from dewmark.embeddings.use_torch import TorchUSE, batches, padded
+from dewmark.errors import ModelError
+
+CPU = torch.device("cpu")
+TEXTS = ["the river", "", "bridge", "an old stone bridge over the river " * 5, " the  river\n", "a b c d"]
+
+
+@pytest.fixture
+def weights(tmp_path: Path) -> Path:
+    return tiny_weights(tmp_path / "weights.npz")
+
+
+@pytest.fixture
+def model(weights: Path) -> TorchUSE:
+    return TorchUSE(weights, WordPieces(TinyTokenizer()), device=CPU)
+
+
+def test_forward_is_the_plain_one(model: TorchUSE, weights: Path) -> None:
+    """float32 against float64 over a dozen layers of width 12: rounding stays far below 1e-5."""
+    rows = model.encode(TEXTS)
+    assert (rows.shape, rows.dtype, model.dim) == ((len(TEXTS), WIDTH), np.float32, WIDTH)
+    expected = [forward(weights, TinyTokenizer().encode(text)) for text in TEXTS]
+    np.testing.assert_allclose(rows, expected, atol=1e-5)
+    np.testing.assert_array_equal(rows[0], rows[4])
+    assert np.abs(rows[0] - rows[2]).max() > 0.01
+    assert model.encode([]).shape == (0, WIDTH)
+
+
+def test_order_is_kept_in_batches_of_like_length(model: TorchUSE, monkeypatch: pytest.MonkeyPatch) -> None:
+    texts = [" ".join("abcdefgh"[: 1 + 5 * i % 8]) + " " * (i % 3) for i in range(40)]
+    rows = model.encode(texts)
+    monkeypatch.setattr(use_torch, "_BUDGET", 24)
+    np.testing.assert_allclose(model.encode(texts), rows, atol=1e-6)
+
+
+def test_more_padding_and_other_rows_change_nothing(model: TorchUSE) -> None:
+    """As in a graph, whose buffers are larger than what they hold."""
+    ids, mask = model.tokenize(TEXTS, multiple=8)
+    assert ids.shape[1] % 8 == 0
+    assert (ids[mask == 0] == 0).all()
+    wide = torch.full((len(TEXTS) + 3, ids.shape[1] + 8), 7)
+    held = torch.ones_like(wide)
+    wide[: len(TEXTS), : ids.shape[1]], held[: len(TEXTS)] = ids, 0
+    held[: len(TEXTS), : ids.shape[1]] = mask
+    np.testing.assert_allclose(model(wide, held)[: len(TEXTS)].numpy(), model.encode(TEXTS), atol=1e-6)
+
+
+def test_batches_hold_every_row_once_within_the_budget() -> None:
+    lengths = np.random.default_rng(0).geometric(0.1, size=500)
+    found = list(batches(lengths, budget=64))
+    assert sorted(np.concatenate(found).tolist()) == list(range(500))
+    assert all(len(batch) * lengths[batch].max() <= 64 or len(batch) == 1 for batch in found)
+    assert any(lengths[batch].max() > 64 for batch in found)  # longer than the budget, so alone
+    assert list(batches(np.zeros(0, dtype=np.int64), budget=64)) == []
+
+
+def test_padded() -> None:
+    ids, mask = padded([[5], [6, 7, 8]], multiple=4)
+    assert ids.tolist() == [[5, 0, 0, 0], [6, 7, 8, 0]]
+    assert mask.tolist() == [[1, 0, 0, 0], [1, 1, 1, 0]]
+
+
+def test_words_are_cut_once() -> None:
+    tokenizer = TinyTokenizer()
+    pieces = WordPieces(tokenizer)
+    texts = [*TEXTS, "the bridge", "river\tbridge", "   "]
+    for _ in range(2):
+        assert [pieces.ids(text) for text in texts] == [TinyTokenizer().encode(text) for text in texts]
+    assert len(tokenizer.asked) == len(set(tokenizer.asked))
+
+
+def test_few_words_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(use, "_MEMO_LIMIT", 3)
+    pieces = WordPieces(TinyTokenizer())
+    for text in ("one two", "three four five six one", "o" * 200):
+        assert pieces.ids(text) == TinyTokenizer().encode(text)
+        assert len(pieces._memo) <= 3
+    assert "o" * 200 not in pieces._memo
+
+
+def test_broken_weights_are_a_model_error(tmp_path: Path) -> None:
+    path = tmp_path / "package" / "resources" / "weights.npz"
+    path.parent.mkdir(parents=True)
+    np.savez(path, lo=np.zeros(2))
+    with pytest.raises(ModelError, match="cannot read .*weights.npz.*delete .* and run again"):
+        TorchUSE(path, WordPieces(TinyTokenizer()), device=CPU)
+
+
+PACKAGE = {
+    "__init__.py": "class USE:\n    def __init__(self, threads): pass\n"
+    "    def encode(self, texts): return [[1.0] * 512 for _ in texts]\n",
+    "tokenizer.py": "class UseTokenizer:\n    def __init__(self, path): self.path = path\n",
+}
+
+
+@pytest.fixture
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path / PACKAGED["use-m3"].entry
+    folder.mkdir()
+    for name, source in PACKAGE.items():
+        (folder / name).write_text(source)
+    monkeypatch.setattr(use, "fetch", lambda name, *, progress: tmp_path)
+    monkeypatch.setattr(encoders, "_loaded", {})
+    return folder
+
+
+def test_on_the_cpu_the_package_runs(package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    for device in ("auto", "cpu", "cpu:0"):
+        encoder = load_encoder("use-m3", device=device)
+        np.testing.assert_array_equal(encoder.encode(["a", "b"]), np.ones((2, 512)))
+        assert encoder.graphed(torch.device("cuda")) is None
+        assert load_encoder("use-m3", device=device) is encoder
+
+
+def test_elsewhere_torch_runs(package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = []
+
+    def make(weights: Path, pieces: WordPieces, *, device: torch.device) -> TorchUSE:
+        made.append((device, pieces._tokenizer.path.name))
+        return TorchUSE(tiny_weights(package / "weights.npz"), WordPieces(TinyTokenizer()), device=CPU)
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(use_torch, "TorchUSE", make)
+    for device in ("auto", "cuda:1"):
+        assert load_encoder("use-m3", device=device).encode(["a", "b"]).shape == (2, WIDTH)
+    assert made == [(torch.device("cuda"), "sp.model"), (torch.device("cuda:1"), "sp.model")]
+
+
+def test_a_device_that_does_not_exist_is_a_model_error(package: Path) -> None:
+    with pytest.raises(ModelError, match="cannot load the encoder use-m3") as caught:
+        load_encoder("use-m3", device="abacus").encode(["a"])
+    assert "\n" not in str(caught.value)
+
+
+@pytest.fixture(scope="module")
+def real() -> Path:
+    return fetch("use-m3") / PACKAGED["use-m3"].entry
+
+
+ODD = [" ", "  ", "\n", "\t", "\r\n", "\x00", "\x1f", "\u00a0", "\u200b", "\u3000", "\ufeff", "\ufffd", "▁"]
+ODD += ["\u0301", "A\u0300", "¨", "ﷺ", "￣", "゛", "<s>", "</s>", "<unk>", "🙂", "﷽", "ﬁ", "½"]
+
+
+def odd_texts(count: int) -> list[str]:
+    """Words, white space of many kinds, signs that are normalised to several, any character at all."""
+    draw = random.Random(0)
+    kinds = (ODD, "abcdef ,.", range(0x20, 0x3000), range(0x3000, 0xD800), range(0xE000, 0x110000))
+
+    def sign() -> str:
+        found = draw.choice(draw.choices(kinds, weights=(8, 6, 4, 1, 1))[0])
+        return found if isinstance(found, str) else chr(found)
+
+    return ["".join(sign() for _ in range(draw.randint(1, 12))) for _ in range(count)]
+
+
+def pieces_of_ordinary_texts(each: int) -> list[str]:
+    draw = random.Random(1)
+    texts = ordinary_texts()
+    starts = [(text, draw.randrange(len(text))) for text in texts for _ in range(each)]
+    return [*texts, *(text[i : i + draw.randint(1, 40)] for text, i in starts)]
+
+
+@pytest.mark.models
+def test_real_ids_are_the_tokenizer_s(real: Path) -> None:
+    tokenizer = load_use_tokenizer(real)
+    pieces = WordPieces(tokenizer)
+    for text in [
+        "",
+        " ",
+        "a \u200b b",
+        "x ¨b",
+        "a¨ b",
+        "a￣ b",
+        *odd_texts(5000),
+        *pieces_of_ordinary_texts(100),
+    ]:
+        expected = tokenizer.encode(text)
+        assert pieces.ids(text) == expected, repr(text)
+        assert pieces.ids(text) == expected, repr(text)
+    assert not any("▁" in piece[1:] for piece in tokenizer._pieces)
+    assert not (np.array(tokenizer._scores, dtype=np.float64) * 2**22 % 1).any()
+
+
+@pytest.mark.models
+def test_real_vectors_are_the_package_s(real: Path) -> None:
+    """Measured 3e-7 on a CPU; what is derived from them is kept in float16, in steps of 1e-3 of a value."""
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    model = TorchUSE(real / "resources" / "weights.npz", WordPieces(load_use_tokenizer(real)), device=device)
+    texts = ["", "word " * 600, *odd_texts(100), *pieces_of_ordinary_texts(12)]
+    np.testing.assert_allclose(model.encode(texts), load_use(real).encode(texts), atol=1e-5)
