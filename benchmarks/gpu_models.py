@@ -1,19 +1,33 @@
-"""Models of random weights for timing: a decoder in Llama-3.2-3B's shape, an encoder in MPNet-base's.
+"""Random weights for timing: a decoder in Llama-3.2-3B's shape, an encoder in MPNet-base's, a mark's tables.
 
-`Decoder` and `Encoder` are plain PyTorch with fixed shapes, so that a whole step can be captured in a CUDA
-graph; `llama` and `sentence_encoder` are models of transformers and sentence-transformers. What they say
-means nothing; their cost is that of the real ones.
+`Decoder` is plain PyTorch with fixed shapes, so that a whole step can be captured in a CUDA graph; `llama`
+and `sentence_encoder` are models of transformers and sentence-transformers. What they say means nothing;
+their cost is that of the real ones.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 
 import torch
 from torch.nn import functional
 
+from dewmark.dew.channels import DeviceTables, TokenChannel
+from dewmark.dew.hot import WindowMark
+from dewmark.dew.scheme import DEW
+from dewmark.dew.session import BiasSession
+from dewmark.dew.window_rows import window_rows
+from dewmark.embeddings.contexts import WindowContexts
 from dewmark.embeddings.encoders import SentenceTransformerEncoder
+
+DEVICE = torch.device("cuda")
+N = 3072
+SCHEME = DEW(units="token", sampler="bias")
 
 
 @dataclass(frozen=True)
@@ -101,42 +115,6 @@ def _turned(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tens
     return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1)
 
 
-class Encoder:
-    """Sentence vectors (batch, width) of ids and mask (batch, length): the mean over the tokens."""
-
-    def __init__(self, shape: Shape, *, device: torch.device) -> None:
-        self.shape = shape
-        sizes = {
-            "qkv": (3 * shape.width, shape.width),
-            "out": (shape.width, shape.width),
-            "up": (shape.hidden, shape.width),
-            "down": (shape.width, shape.hidden),
-        }
-        self.layers = [
-            {name: _matrix(*size, device=device) for name, size in sizes.items()} for _ in range(shape.layers)
-        ]
-        self.embedding = _matrix(shape.vocab, shape.width, device=device)
-
-    def __call__(self, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-        """Vectors (batch, width), float32."""
-        shape, (batch, length) = self.shape, ids.shape
-        x = self.embedding[ids]
-        seen = mask.bool()[:, None, None, :]
-        for weights in self.layers:
-            qkv = functional.linear(x, weights["qkv"]).view(batch, length, 3, shape.heads, -1)
-            q, k, v = qkv.permute(2, 0, 3, 1, 4)
-            mixed = functional.scaled_dot_product_attention(q, k, v, attn_mask=seen).transpose(1, 2)
-            x = functional.layer_norm(
-                x + functional.linear(mixed.reshape(x.shape), weights["out"]), (shape.width,)
-            )
-            x = functional.layer_norm(
-                x + functional.linear(functional.gelu(functional.linear(x, weights["up"])), weights["down"]),
-                (shape.width,),
-            )
-        weights_of_tokens = mask.unsqueeze(-1).float()
-        return (x.float() * weights_of_tokens).sum(dim=1) / weights_of_tokens.sum(dim=1).clamp_min(1.0)
-
-
 def spellings() -> list[str]:
     """A word for every token of the host."""
     return [" " + "".join(LETTERS[(i // 26**j) % 26] for j in range(3)) for i in range(LLAMA_3B.vocab)]
@@ -181,3 +159,48 @@ def sentence_encoder(folder: Path) -> SentenceTransformerEncoder:
     return SentenceTransformerEncoder(
         "random", identity="random", source=lambda: str(folder), device="cuda", dtype="bfloat16"
     )
+
+
+class Setting:
+    """A scheme's tables as if of some key, an encoder of random weights, a tokenizer that spells."""
+
+    def __init__(self) -> None:
+        vocab, width = LLAMA_3B.vocab, MPNET_BASE.width
+        rows = torch.randn(vocab + 1, width, device=DEVICE, dtype=torch.float16)
+        rows[-1] = 0.0
+        R_C = torch.randn(width, N, device=DEVICE)
+        Q = torch.randn(vocab, width, device=DEVICE) / N**0.5
+        self.composed = DeviceTables(Q=Q, G=R_C @ R_C.T, context_rows=rows)
+        self.window = dataclasses.replace(self.composed, context_rows=None)
+        spelling = spellings()
+        self.tokenizer = SimpleNamespace(
+            pad_id=None,
+            special_ids=(),
+            decode=lambda texts: ["".join(spelling[i] for i in text) for text in texts],
+        )
+        encoder = sentence_encoder(Path(tempfile.mkdtemp()))
+        self.contexts = WindowContexts(encoder, self.tokenizer, None)
+
+    def window_mark(self, batch: int) -> WindowMark:
+        """The mark with window contexts for a captured host."""
+        encoded = window_rows(self.contexts, DEVICE)
+        return WindowMark(SCHEME, self.window, n=N, batch=batch, encoded=encoded)
+
+    def session(self, kind: str, prompt: torch.Tensor) -> BiasSession:
+        """A session of the library over a bound scheme that has what sessions ask for."""
+        shared: dict[str, object] = {f"tables on {prompt.device}": getattr(self, kind)}
+
+        def share(name: str, make: Callable[[], object]) -> object:
+            if name not in shared:
+                shared[name] = make()
+            return shared[name]
+
+        bound = SimpleNamespace(
+            scheme=SCHEME,
+            hashed=None,
+            fold=SimpleNamespace(n=N),
+            host=SimpleNamespace(vocab_size=LLAMA_3B.vocab, tokenizer=self.tokenizer),
+            shared=share,
+        )
+        reader = SimpleNamespace(k=SCHEME.k, contexts=self.contexts if kind == "window" else None)
+        return BiasSession(SCHEME, TokenChannel(bound, reader, prompt, None), vocab_size=LLAMA_3B.vocab)

@@ -2,7 +2,7 @@
 
 A `Channel` belongs to one session. `TokenChannel` reads the host's tokens: with composed contexts a step is
 one gather of k token vectors, one d_C x d_C product, one gather of m rows and one dot product, all on the
-logits' device. `dewmark.dew.word_channel` reads words.
+logits' device; on CUDA the bias goes through `dewmark.dew.hot`. `dewmark.dew.word_channel` reads words.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ import numpy as np
 import torch
 
 from dewmark.dew.folded import scale_contexts_torch
-from dewmark.dew.hot import fused
+from dewmark.dew.hot import Steps
 from dewmark.dew.reading import TokenReader
-from dewmark.dew.window_rows import window_rows
+from dewmark.dew.window_rows import Window, window_rows
 from dewmark.embeddings.contexts import ABSENT, ComposedContexts
 from dewmark.workspace import Tokenizer
 
@@ -63,13 +63,12 @@ def padding_of(
 class DeviceTables:
     """A bound scheme's tables on one device, shared by all its sessions there.
 
-    Q (vocab, d_C) and G (d_C, d_C), float32. ``special`` (vocab + 1,) and ``context_rows`` (vocab + 1, d_C)
-    have one row more, for places where nothing stands; without composed contexts there are no such rows.
+    Q (vocab, d_C) and G (d_C, d_C), float32. ``context_rows`` (vocab + 1, d_C) has one row more, for places
+    where nothing stands; it and those of special tokens are zero. Without composed contexts there are none.
     """
 
     Q: torch.Tensor
     G: torch.Tensor
-    special: torch.Tensor
     context_rows: torch.Tensor | None
 
     @classmethod
@@ -81,17 +80,14 @@ class DeviceTables:
     def _made(cls, bound: BoundDEW, device: torch.device) -> DeviceTables:
         reader = bound.reader
         assert isinstance(reader, TokenReader)
-        special = torch.zeros(bound.host.vocab_size + 1, dtype=torch.bool)
-        special[[i for i in bound.host.tokenizer.special_ids if i < bound.host.vocab_size]] = True
-        special[-1] = True
         context_rows = None
         if isinstance(reader.contexts, ComposedContexts):
             rows = torch.from_numpy(np.array(reader.contexts.table))  # a copy: it may be a read-only map
+            rows[[i for i in bound.host.tokenizer.special_ids if i < len(rows)]] = 0.0
             context_rows = torch.cat((rows, rows.new_zeros(1, rows.shape[1]))).to(device)
         return cls(
             Q=torch.from_numpy(bound.fold.table(reader.token_rows, source=bound.source)).to(device),
             G=torch.from_numpy(np.ascontiguousarray(bound.fold.G)).to(device),
-            special=special.to(device),
             context_rows=context_rows,
         )
 
@@ -111,10 +107,13 @@ class TokenChannel(Channel):
         self._tables = DeviceTables.of(bound, prompt_ids.device)
         self._k = reader.k
         self.absent = bound.host.vocab_size  # the extra, empty row of the tables
+        self._no_text = frozenset(bound.host.tokenizer.special_ids) | {self.absent}
         self._padding = padding_of(bound.host.tokenizer, prompt_ids, attention_mask)
-        device, contexts = prompt_ids.device, self._contexts
+        self._start = prompt_ids.shape[1]
+        device, tables, contexts = prompt_ids.device, self._tables, self._contexts
+        self._steps = bound.shared(f"steps on {device}", lambda: Steps(bound.scheme, tables, n=bound.fold.n))
         self._encoded = bound.shared(f"windows on {device}", lambda: window_rows(contexts, device))
-        self._begun: tuple[int, torch.Tensor] | None = None  # a length, and where its windows' contexts are
+        self._begun: tuple[int, torch.Tensor] | None = None  # a length, and the contexts at its end
 
     def alignments(self, ids: torch.Tensor, candidates: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         """u of the candidates (batch, m)."""
@@ -123,8 +122,7 @@ class TokenChannel(Channel):
     def ahead(self, ids: torch.Tensor) -> None:
         """Begin to encode the windows at the end of ids (batch, length)."""
         if self._encoded is not None:
-            windows = self._plain(self._windows(ids))
-            self._begun = (ids.shape[1], self._encoded.index(windows, absent=self.absent))
+            self._begun = (ids.shape[1], self._encoded.begin(self._listed(self._windows(ids))))
 
     def of_windows(self, windows: torch.Tensor, candidates: torch.Tensor) -> torch.Tensor:
         """u of the candidates (batch, m) after windows (batch, k) of ids; `absent` stands where none is."""
@@ -136,15 +134,13 @@ class TokenChannel(Channel):
 
     def biased(self, ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         """Logits (batch, vocab) with the bias added, where `can_fuse` says so."""
-        return self._fused(self._after(ids), scores)
+        composed = self._tables.context_rows is not None
+        return self._steps(self._windows(ids) if composed else self._after(ids), scores)
 
     def biased_after(self, windows: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         """The same after windows (batch, k) of ids."""
-        return self._fused(self._contexts_of(windows), scores)
-
-    def _fused(self, contexts: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        tables, bound = self._tables, self._bound
-        return fused(bound.scheme, scores, Q=tables.Q, contexts=contexts, G=tables.G, n=bound.fold.n)
+        composed = self._tables.context_rows is not None
+        return self._steps(windows if composed else self._contexts_of(windows), scores)
 
     def repeated(self, ids: torch.Tensor) -> torch.Tensor:
         """Whether each row's window occurred earlier in that row, (batch, 1)."""
@@ -156,31 +152,30 @@ class TokenChannel(Channel):
     def _windows(self, ids: torch.Tensor) -> torch.Tensor:
         """The last k ids of each row (batch, k); padding becomes the empty row."""
         k, length = self._k, ids.shape[1]
+        if length >= self._start + k:  # the prompt, and with it all padding, is out of sight
+            return ids[:, -k:]
         if length < k:
             ids = torch.nn.functional.pad(ids, (k - length, 0), value=self.absent)
         first = torch.arange(length - k, length, device=ids.device).unsqueeze(0)
-        window = ids[:, -k:]
-        return window.masked_fill(first < self._padding, self.absent)
+        return ids[:, -k:].masked_fill(first < self._padding, self.absent)
 
-    def _plain(self, windows: torch.Tensor) -> torch.Tensor:
-        """Windows without special tokens, which stand for no text."""
-        return windows.masked_fill(self._tables.special[windows], self.absent)
+    def _listed(self, windows: torch.Tensor) -> list[Window]:
+        """Windows (batch, k) on the CPU, without special tokens, which stand for no text."""
+        return [tuple(ABSENT if i in self._no_text else i for i in row) for row in windows.tolist()]
 
     def _after(self, ids: torch.Tensor) -> torch.Tensor:
-        """ê_C (batch, d_C) of what follows ids (batch, length): begun ahead, or computed now."""
+        """e_C (batch, d_C) of what follows ids (batch, length): begun ahead, or computed now."""
         if self._encoded is not None and self._begun is not None and self._begun[0] == ids.shape[1]:
-            return self._encoded.rows(self._begun[1])
+            return self._encoded.ready(self._begun[1])
         return self._contexts_of(self._windows(ids))
 
     def _contexts_of(self, windows: torch.Tensor) -> torch.Tensor:
-        """ê_C (batch, d_C) of windows (batch, k), float32; special tokens are absent from a context."""
-        windows = self._plain(windows)
+        """e_C (batch, d_C) of windows (batch, k), float32, of any length."""
         if self._tables.context_rows is not None:
-            total = self._tables.context_rows[windows].float().sum(dim=1)
-            return torch.nn.functional.normalize(total, dim=-1, eps=1e-12)
+            return self._tables.context_rows[windows].float().sum(dim=1)
+        listed = self._listed(windows)
         if self._encoded is not None:
-            return self._encoded.rows(self._encoded.index(windows, absent=self.absent))
+            return self._encoded.ready(self._encoded.begin(listed))
         assert self._contexts is not None
-        ids = windows.cpu().numpy().astype(np.int64)
-        vectors = self._contexts.vectors(np.where(ids == self.absent, ABSENT, ids))
+        vectors = self._contexts.vectors(np.array(listed, dtype=np.int64).reshape(windows.shape))
         return torch.from_numpy(vectors).to(windows.device)

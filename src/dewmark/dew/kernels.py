@@ -1,10 +1,15 @@
 """The bias mark on a GPU as two kernels: find each row's m likeliest tokens, score and bias them in place.
 
-A library call for the top m of a large vocabulary costs more than all the rest of a marking step. Here every
-block of the vocabulary keeps its own m best, and one program per row merges them, reads their rows of Q,
-and adds λ tanh(γu) to their logits. A logit and its id travel as one 64-bit number, so that sorting moves
-both and ties go to the smaller id. Nothing is allocated and nothing waits for the device: both kernels can
-be captured in a CUDA graph. Needs Triton, which comes with torch for CUDA.
+A library call for the top m of a large vocabulary costs more than all the rest of a marking step, and so does
+sorting every part of it. The first kernel reads the logits once and keeps maxima: of blocks of 32 logits, and
+of groups of 32 blocks. Let blocks be ordered by their maximum, the earlier block first where two are equal:
+a token outside the m first blocks has m tokens before it, one in each of them. So the second kernel, one
+program per row, takes the m first groups, of their blocks the m first, of their tokens the m first, whatever
+the logits are; then it reads these tokens' rows of Q and adds λ tanh(γu) to their logits.
+
+A number and its place travel as one 64-bit number, so that sorting moves both and ties go to the smaller
+place. Nothing is allocated and nothing waits for the device: both kernels can be captured in a CUDA graph.
+Needs Triton, which comes with torch for CUDA.
 """
 
 from __future__ import annotations
@@ -15,33 +20,54 @@ import torch
 import triton
 import triton.language as tl
 
-__all__ = ["bias_top_", "blocks_of"]
+__all__ = ["MOST", "bias_top_", "maxima_of"]
 
-_BLOCK = 1024
+MOST = 128
+"""The largest m: the second kernel sorts 32 m numbers in registers."""
+
+_BLOCK = 32  # logits in a block, and blocks in a group
+_TILE = 4  # groups that one program of the first kernel reads
+_CELLS = 1 << 14  # of Q, at most, that a program of the second kernel holds at once
 
 
-def blocks_of(vocab: int) -> int:
-    """How many blocks a vocabulary is cut into: the second size of the workspace of `bias_top_`."""
-    return -(-vocab // _BLOCK)
+def maxima_of(batch: int, vocab: int, *, device: torch.device) -> torch.Tensor:
+    """Workspace of `bias_top_` (batch, maxima), int32: of each row's blocks, then of its groups."""
+    groups = -(-vocab // (_BLOCK * _BLOCK * _TILE)) * _TILE
+    return torch.empty(batch, groups * (_BLOCK + 1), dtype=torch.int32, device=device)
+
+
+@triton.jit
+def _ordered(values):  # type: ignore[no-untyped-def]
+    """Integers in the order of the floats; 0.0 and -0.0 are one number."""
+    bits = (values.to(tl.float32) + 0.0).to(tl.int32, bitcast=True)
+    return bits ^ ((bits >> 31) & 0x7FFFFFFF)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _best_of_blocks(logits, best, vocab, stride, BLOCK: tl.constexpr, KEPT: tl.constexpr):  # type: ignore[no-untyped-def]
-    row, block = tl.program_id(0), tl.program_id(1)
-    ids = block * BLOCK + tl.arange(0, BLOCK)
+def _first(ordered, places, KEPT: tl.constexpr):  # type: ignore[no-untyped-def]
+    """The places of the largest, from the largest down."""
+    packed = (ordered.to(tl.int64) << 32) | (0x7FFFFFFF - places).to(tl.int64)
+    best = tl.topk(tl.reshape(packed, (ordered.numel,)), KEPT)
+    return 0x7FFFFFFF - (best & 0xFFFFFFFF).to(tl.int32)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _keep_maxima(logits, maxima, vocab, stride, groups, BLOCK: tl.constexpr, TILE: tl.constexpr):  # type: ignore[no-untyped-def]
+    row, tile = tl.program_id(0), tl.program_id(1)
+    blocks = tile * TILE * BLOCK + tl.arange(0, TILE * BLOCK)
+    ids = blocks[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :]
     values = tl.load(logits + row.to(tl.int64) * stride + ids, mask=ids < vocab, other=float("-inf"))
-    bits = values.to(tl.float32).to(tl.int32, bitcast=True)
-    ordered = bits ^ ((bits >> 31) & 0x7FFFFFFF)  # integers in the order of the floats
-    packed = (ordered.to(tl.int64) << 32) | (0x7FFFFFFF - ids).to(tl.int64)
-    kept = tl.topk(packed, KEPT)
-    place = (row * tl.num_programs(1) + block) * KEPT + tl.arange(0, KEPT)
-    tl.store(best + place, kept)
+    largest = tl.max(_ordered(values), axis=1)
+    mine = maxima + row * groups * (BLOCK + 1)
+    tl.store(mine + blocks, largest)
+    of_groups = tl.max(tl.reshape(largest, (TILE, BLOCK)), axis=1)
+    tl.store(mine + groups * BLOCK + tile * TILE + tl.arange(0, TILE), of_groups)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _bias_best(  # type: ignore[no-untyped-def]
     logits,
-    best,
+    maxima,
     Q,
     contexts,
     products,
@@ -49,36 +75,43 @@ def _bias_best(  # type: ignore[no-untyped-def]
     gamma,
     root_n,
     stride,
-    kept_in_row,
+    groups,
     m,
     vocab,
-    width,
-    ALL: tl.constexpr,
+    BLOCK: tl.constexpr,
+    GROUPS: tl.constexpr,
     KEPT: tl.constexpr,
     WIDTH: tl.constexpr,
+    COLUMNS: tl.constexpr,
 ):
     row = tl.program_id(0)
-    places = tl.arange(0, ALL)
-    packed = tl.load(best + row * kept_in_row + places, mask=places < kept_in_row, other=-(1 << 63))
-    top = tl.topk(packed, KEPT)  # from the largest down
-    ids = 0x7FFFFFFF - (top & 0xFFFFFFFF)
+    mine = maxima + row * groups * (BLOCK + 1)
+    inner = tl.arange(0, BLOCK)[None, :]
+    places = tl.arange(0, GROUPS)
+    ordered = tl.load(mine + groups * BLOCK + places, mask=places < groups, other=-(1 << 31))
+    places = _first(ordered, places, KEPT)[:, None] * BLOCK + inner
+    ordered = tl.load(mine + places, mask=places < groups * BLOCK, other=-(1 << 31))
+    places = _first(ordered, places, KEPT)[:, None] * BLOCK + inner
+    at = logits + row.to(tl.int64) * stride
+    values = tl.load(at + places, mask=places < vocab, other=float("-inf"))
+    ids = _first(_ordered(values), places, KEPT)
     inside = (tl.arange(0, KEPT) < m) & (ids < vocab)
     ids = tl.where(inside, ids, 0)
-    columns = tl.arange(0, WIDTH)
-    e = tl.load(contexts + row * width + columns, mask=columns < width, other=0.0)
-    Ge = tl.load(products + row * width + columns, mask=columns < width, other=0.0)
-    length = tl.sqrt(tl.sum(e * Ge, axis=0))
-    rows = tl.load(
-        Q + ids[:, None] * width + columns[None, :],
-        mask=inside[:, None] & (columns < width)[None, :],
-        other=0.0,
-    )
-    u = tl.sum(rows.to(tl.float32) * e[None, :], axis=1) * root_n / length
-    u = tl.where(length > 0.0, u, 0.0)  # an empty context carries no mark
+    u = tl.zeros((KEPT,), dtype=tl.float32)
+    square = 0.0
+    for start in tl.static_range(0, WIDTH, COLUMNS):
+        columns = start + tl.arange(0, COLUMNS)
+        known = columns < WIDTH
+        e = tl.load(contexts + row * WIDTH + columns, mask=known, other=0.0)
+        Ge = tl.load(products + row * WIDTH + columns, mask=known, other=0.0)
+        cells = Q + ids.to(tl.int64)[:, None] * WIDTH + columns[None, :]
+        rows = tl.load(cells, mask=inside[:, None] & known[None, :], other=0.0)
+        u += tl.sum(rows.to(tl.float32) * e[None, :], axis=1)
+        square += tl.sum(e * Ge, axis=0)
+    u = tl.where(square > 0.0, u * root_n / tl.sqrt(square), 0.0)  # an empty context carries no mark
     bias = strength * (2.0 * tl.sigmoid(2.0 * gamma * u) - 1.0)
-    at = logits + row.to(tl.int64) * stride + ids
-    values = tl.load(at, mask=inside, other=0.0)
-    tl.store(at, (values.to(tl.float32) + bias).to(values.dtype), mask=inside)
+    values = tl.load(at + ids, mask=inside, other=0.0)
+    tl.store(at + ids, (values.to(tl.float32) + bias).to(values.dtype), mask=inside)
 
 
 def bias_top_(
@@ -87,26 +120,26 @@ def bias_top_(
     contexts: torch.Tensor,
     products: torch.Tensor,
     *,
-    best: torch.Tensor,
+    maxima: torch.Tensor,
     m: int,
     strength: float,
     gamma: float,
     n: int,
 ) -> torch.Tensor:
-    """Add λ tanh(γu) to the m largest of each row of logits (batch, vocab), in place.
+    """Add λ tanh(γu) to the m largest of each row of logits (batch, vocab), in place; m at most `MOST`.
 
     ``Q`` (vocab, d_C); ``contexts`` e (batch, d_C) of any length and ``products`` eG (batch, d_C), float32:
-    u = √n Q[x]·e / √(e G eᵀ), whatever the length of e. ``best`` (batch, blocks, m rounded up to a power of
-    two) int64 is workspace.
+    u = √n Q[x]·e / √(e G eᵀ), whatever the length of e. ``maxima`` is workspace from `maxima_of`.
     """
     batch, vocab = logits.shape
-    kept = best.shape[-1]
-    blocks: Any = _best_of_blocks[(batch, best.shape[1])]
-    blocks(logits, best, vocab, logits.stride(0), BLOCK=_BLOCK, KEPT=kept, num_warps=4)
-    rows: Any = _bias_best[(batch,)]
-    rows(
+    groups = maxima.shape[1] // (_BLOCK + 1)
+    width, kept = Q.shape[1], max(16, triton.next_power_of_2(m))
+    first: Any = _keep_maxima[(batch, groups // _TILE)]
+    first(logits, maxima, vocab, logits.stride(0), groups, BLOCK=_BLOCK, TILE=_TILE, num_warps=4)
+    second: Any = _bias_best[(batch,)]
+    second(
         logits,
-        best,
+        maxima,
         Q,
         contexts,
         products,
@@ -114,13 +147,14 @@ def bias_top_(
         gamma,
         n**0.5,
         logits.stride(0),
-        best.shape[1] * kept,
+        groups,
         m,
         vocab,
-        Q.shape[1],
-        ALL=triton.next_power_of_2(best.shape[1] * kept),
+        BLOCK=_BLOCK,
+        GROUPS=max(kept, triton.next_power_of_2(groups)),
         KEPT=kept,
-        WIDTH=triton.next_power_of_2(Q.shape[1]),
+        WIDTH=width,
+        COLUMNS=min(_CELLS // kept, 256, triton.next_power_of_2(width)),
         num_warps=8,
     )
     return logits

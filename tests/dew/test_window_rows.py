@@ -1,0 +1,124 @@
+"""Contexts of windows that are begun ahead, on the CPU: streams are stand-ins, all else is as on a GPU."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from tests.fakes import PAPER, BagEncoder
+
+import dewmark
+from dewmark.core.whitening import Whitening, normalize_rows
+from dewmark.dew import hot, window_rows
+from dewmark.dew.channels import DeviceTables
+from dewmark.dew.hot import WindowMark
+from dewmark.dew.window_rows import WindowRows
+from dewmark.embeddings.contexts import ABSENT, WindowContexts
+from dewmark.testing.trial import tiny_host
+
+CPU = torch.device("cpu")
+
+
+class Stream:
+    """Work is done when it is queued, so nobody waits."""
+
+    def wait_stream(self, other):
+        """Nothing to wait for."""
+
+
+class Graphed:
+    """An encoder that gives tensors, as one in CUDA graphs does."""
+
+    def __init__(self, encoder):
+        self.stream = Stream()
+        self._encoder = encoder
+
+    def encode(self, texts):
+        return torch.from_numpy(self._encoder.encode(texts))
+
+
+@pytest.fixture
+def host():
+    return tiny_host().info
+
+
+@pytest.fixture(autouse=True)
+def streams(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: contextlib.nullcontext())
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: Stream())
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: tensor)
+    monkeypatch.setattr(torch.Tensor, "record_stream", lambda tensor, stream: None)
+
+
+def windows_of(host, *, rows, seed):
+    windows = np.random.default_rng(seed).integers(5, host.vocab_size, (rows, 3))
+    windows[0] = ABSENT
+    windows[1, 0] = ABSENT
+    return windows
+
+
+@pytest.mark.parametrize("whitened", [True, False])
+def test_rows_are_the_contexts_up_to_their_length(host, monkeypatch, whitened):
+    monkeypatch.setattr(window_rows, "_FIRST", 8)  # so that the rows grow
+    encoder = BagEncoder()
+    whitening = None
+    if whitened:
+        random = np.random.default_rng(1)
+        whitening = Whitening(
+            mean=random.normal(size=24).astype(np.float32),
+            matrix=random.normal(size=(24, 24)).astype(np.float32),
+        )
+    contexts = WindowContexts(encoder, host.tokenizer, whitening)
+    rows = WindowRows(contexts, Graphed(encoder), CPU)
+    for seed in range(4):
+        windows = windows_of(host, rows=9, seed=seed)
+        with torch.inference_mode(seed % 2 == 0):
+            found = rows.ready(rows.begin([tuple(row) for row in windows.tolist()])).numpy()
+        np.testing.assert_allclose(normalize_rows(found), contexts.vectors(windows), atol=1e-5)
+        assert not found[0].any()
+
+
+def test_a_window_is_encoded_once(host, monkeypatch):
+    encoder = BagEncoder()
+    rows = WindowRows(WindowContexts(encoder, host.tokenizer, None), Graphed(encoder), CPU)
+    first = [(5, 6, 7), (8, 9, 10), (5, 6, 7), (ABSENT,) * 3]
+    before = rows.begin(first)
+    encoder.calls.clear()
+    assert torch.equal(rows.begin(first), before)
+    assert encoder.calls == []
+    rows.begin([(5, 6, 7), (11, 12, 13)])
+    assert encoder.calls == [1]
+    monkeypatch.setattr(window_rows, "_MOST", 4)  # full: it begins again
+    assert torch.equal(rows.begin([(20, 21, 22), *first])[1:], before)
+
+
+def test_a_mark_for_graphs_follows_the_windows_of_its_rows(host, bag_encoder, monkeypatch):
+    """A row may begin again, and special tokens stand for nothing."""
+    monkeypatch.setattr(hot, "can_fuse", lambda scheme, device: True)
+    kernels = SimpleNamespace(maxima_of=lambda batch, vocab, device: torch.empty(0))
+    monkeypatch.setitem(sys.modules, "dewmark.dew.kernels", kernels)
+    monkeypatch.setattr(
+        window_rows,
+        "window_rows",
+        lambda contexts, device: WindowRows(contexts, Graphed(bag_encoder), device),
+    )
+    key = dewmark.Key(bytes(range(32)))
+    bound = dewmark.load_scheme("dew", key=key, host=host, context="window", **PAPER)
+    mark = WindowMark.of(bound, batch=2, device=CPU)
+    special = min(host.tokenizer.special_ids)
+    ids = torch.tensor([[40, 41, 42, 43, special, 44, 45], [50, 51, 52, 53, 54, 55, 56]])
+    mark.begin(0, ids[0, :5].tolist())
+    for step in range(5):
+        mark.start([44 if step else 60, int(ids[1, step])])
+    mark.begin(0, ids[0, :5].tolist())
+    for step in (5, 6):
+        mark.start(ids[:, step].tolist())
+    mark.wait()
+    expected = bound.reader.contexts.vectors(np.array([[ABSENT, 44, 45], [54, 55, 56]]))
+    np.testing.assert_allclose(normalize_rows(mark.contexts.numpy()), expected, atol=1e-5)
+    G = DeviceTables.of(bound, CPU).G
+    torch.testing.assert_close(mark.products, mark.contexts @ G, atol=1e-3, rtol=1e-5)
