@@ -92,7 +92,7 @@ def main_table() -> PaperTable:
 
 
 def test_what_is_written(run: Path, texts: dict[str, str]) -> None:
-    assert set(texts) == {"report.md", "report.html", "table.tex", "table.csv"}
+    assert set(texts) == {"report.md", "report.html", "table.tex", "table.csv", "results.csv"}
     pictures = {file.stem for file in (run / "figures").iterdir()}
     assert pictures == {"at-a-glance", "scores", "roc", "robustness-perplexity", "robustness-preference"}
     for name in pictures:

@@ -95,26 +95,41 @@ class Synonym(Attack):
         progress("substituting words", steps, steps)
 
     def _fill_weighed(self, cut: Sequence[_Gaps], progress: Progress) -> None:
-        """All candidates of a text in the text as it was, text by text."""
-        for done, gaps in enumerate(cut):
+        """Every candidate in its text as it was; many texts at once, so that a device is busy."""
+        for done in range(0, len(cut), self.batch_size):
             progress("substituting words", done, len(cut))
-            options = [(place, new) for place in gaps.places for new in self._candidates(gaps.pieces[place])]
-            if not options:
-                continue
-            passages = [_passage(*gaps.around(place), new) for place, new in options]
-            scores = self._host_model.log_likelihood(
-                [before for before, _ in passages], [after for _, after in passages]
-            )
-            best: dict[int, tuple[float, str]] = {}
-            for (place, new), (score, _) in zip(options, scores, strict=True):
-                if place not in best or score > best[place][0]:
-                    best[place] = (score, new)
-            for place, (_, new) in best.items():
-                gaps.put(place, new)
+            places = [(gaps, place) for gaps in cut[done : done + self.batch_size] for place in gaps.places]
+            choices = [self._candidates(gaps.pieces[place]) for gaps, place in places]
+            contexts, passages = [], []
+            for (gaps, place), synonyms in zip(places, choices, strict=True):
+                context, space, after = _passage(*gaps.around(place))
+                contexts += [context] * len(synonyms)
+                passages += [f"{space}{word}{after}" for word in synonyms]
+            scores = iter(self._likelihoods(contexts, passages))
+            for (gaps, place), synonyms in zip(places, choices, strict=True):
+                gaps.put(place, max(synonyms, key=lambda _: next(scores)))
         progress("substituting words", len(cut), len(cut))
 
+    def _likelihoods(self, contexts: Sequence[str], passages: Sequence[str]) -> list[float]:
+        """Log-likelihood of each passage after its context; in float32, whose products may be rounded."""
+        import torch
+
+        before = torch.get_float32_matmul_precision()
+        torch.set_float32_matmul_precision("high")  # for the tensor cores of a GPU
+        try:
+            return [score for score, _ in self._host_model.log_likelihood(contexts, passages)]
+        finally:
+            torch.set_float32_matmul_precision(before)
+
     def _candidates(self, word: str) -> list[str]:
-        return self._lexicon.synonyms(word)[:_CANDIDATES]
+        word = word.lower()
+        if word not in self._looked_up:
+            self._looked_up[word] = self._lexicon.synonyms(word)[:_CANDIDATES]
+        return self._looked_up[word]
+
+    @functools.cached_property
+    def _looked_up(self) -> dict[str, list[str]]:
+        return {}
 
     def _has_synonyms(self, word: str) -> bool:
         return len(word) >= _LEAST_LETTERS and bool(self._candidates(word))
@@ -181,11 +196,10 @@ def _core(word: str) -> tuple[int, str]:
     return (letters[0], word[letters[0] : letters[-1] + 1]) if letters else (0, "")
 
 
-def _passage(left: str, right: str, word: str) -> tuple[str, str]:
-    """(context, passage): the words before the gap, and the word with what follows; spaces as in the text."""
-    before = words(left)
+def _passage(left: str, right: str) -> tuple[str, str, str]:
+    """The words before a gap (the context), the space between them and the gap, and the words after it."""
+    before, after = words(left), words(right)
     start = before[-_WORDS_BEFORE].start() if len(before) >= _WORDS_BEFORE else 0
     context = left[start:].rstrip()
-    after = words(right)
     end = after[_WORDS_AFTER - 1].end() if len(after) >= _WORDS_AFTER else len(right)
-    return context, left[start + len(context) :] + word + right[:end]
+    return context, left[start + len(context) :], right[:end]

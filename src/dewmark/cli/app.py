@@ -115,8 +115,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             code = 130
     if code == 130:
         say(
-            "dewmark: interrupted; generate --prompts, detect --out, attack --in and train resume: "
-            "give the command again"
+            "dewmark: interrupted; reproduce, generate --prompts, detect --out, attack --in and train go on "
+            "where they were: give the same command again"
         )
     return code if isinstance(code, int) else 0
 

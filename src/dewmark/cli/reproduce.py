@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import time
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -89,7 +90,7 @@ def reproduce(
 ) -> None:
     """Make a table of the paper again: write, attack, score, judge, evaluate and report.
 
-    A run that was stopped goes on where it was: give the same command again.
+    A run that was stopped, by Ctrl-C too, goes on where it was: give the same command again.
     """
     from dewmark.experiments.recipe import load_recipe
     from dewmark.experiments.stages import Run
@@ -136,6 +137,7 @@ def reproduce(
             human=_human(human or ()),
             batch_size=batch_size,
             commands=[command],
+            tell=partial(say, quiet=quiet),
         )
         files = run_stages(run)
     if json_:

@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 
 from dewmark.errors import ConfigError, InputError
+from dewmark.hosts.answers import RememberingChat
 from dewmark.hosts.chat import ChatModel, Conversation
 from dewmark.hosts.chat_settings import ChatSettings, Estimate
 from dewmark.workspace import Progress
@@ -123,9 +124,15 @@ def judge_conversations(pair: Pair) -> tuple[Conversation, Conversation]:
     )
 
 
-def judge_estimate(settings: ChatSettings, pairs: Sequence[Pair]) -> Estimate:
-    """What judging these pairs will ask of a model, if none of its answers is kept yet."""
+def judge_estimate(
+    settings: ChatSettings, pairs: Sequence[Pair], *, kept: RememberingChat | None = None
+) -> Estimate:
+    """What judging these pairs will ask of a model, less the answers that are ``kept`` already."""
     questions = [question for pair in pairs for question in judge_conversations(pair)]
+    if kept is not None:
+        seeds = [pair.seed for pair in pairs for _ in range(2)]
+        missing = kept.missing(questions, seeds=seeds, max_new_tokens=_ANSWER_TOKENS)
+        questions = [questions[index] for index in missing]
     return settings.estimate(questions, answers=["TIE"] * len(questions))
 
 

@@ -87,6 +87,7 @@ def _cell(groups: Groups, scheme: str, attack: str, rates: Sequence[float]) -> C
         against=tuple(each for each in compared if each is not None),
         shares=tuple(_shares(groups, scheme, attack, rates)),
         shift=_shift(clean, matched),
+        kept=float(np.mean(kept)) if (kept := [row.kept for row in marked if row.kept is not None]) else None,
     )
 
 

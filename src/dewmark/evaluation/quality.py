@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 
-__all__ = ["Judge", "Quality", "distinct", "median_perplexity", "quality", "repetition"]
+__all__ = ["Judge", "Quality", "distinct", "median_perplexity", "quality", "repetition", "words_kept"]
 
 _RUN = 4  # words in a run that counts as repeated
 
@@ -73,3 +74,9 @@ def distinct(text: str, n: int) -> float:
 def repetition(text: str) -> float:
     """The share of a text's runs of four words that it had already."""
     return 1.0 - distinct(text, _RUN)
+
+
+def words_kept(before: str, after: str) -> float:
+    """The share of a text's words that are still there after an attack, wherever they stand."""
+    old, new = Counter(before.split()), Counter(after.split())
+    return round((old & new).total() / max(old.total(), 1), 4)

@@ -83,7 +83,8 @@ class Cell:
     """One scheme under one attack.
 
     ``tokens`` is the median length of the marked texts. ``shift`` is how far the attack moves the mean score
-    of the host's unmarked texts, in standard deviations of the unattacked ones.
+    of the host's unmarked texts, in standard deviations of the unattacked ones. ``kept`` is the mean share of
+    the words of marked texts that the attack left, where that is known.
     """
 
     scheme: str
@@ -94,6 +95,7 @@ class Cell:
     against: tuple[Against, ...]
     shares: tuple[Share, ...]
     shift: float | None
+    kept: float | None = None
 
     def beside(self, negatives: str) -> Against | None:
         """The comparison with one kind of negatives, if the run had them."""

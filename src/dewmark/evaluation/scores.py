@@ -29,7 +29,10 @@ CLEAN = "none"  # the attack that changes nothing
 
 @dataclass(frozen=True, slots=True)
 class ScoreRow:
-    """One text's score under one key; ``p_value`` is None where the detector gives none."""
+    """One text's score under one key; ``p_value`` is None where the detector gives none.
+
+    ``kept`` is the share of its words that an attack left, where that is known.
+    """
 
     scheme: str
     attack: str
@@ -39,6 +42,7 @@ class ScoreRow:
     score: float
     p_value: float | None
     tokens: int
+    kept: float | None = None
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
@@ -55,13 +59,16 @@ class ScoreRow:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values."""
-        return dataclasses.asdict(self)
+        found = dataclasses.asdict(self)
+        if self.kept is None:
+            del found["kept"]
+        return found
 
     @classmethod
     def from_dict(cls, row: Mapping[str, Any]) -> ScoreRow:
         """Read `to_dict`'s fields; others are ignored."""
         try:
-            p_value = row.get("p_value")
+            p_value, kept = row.get("p_value"), row.get("kept")
             return cls(
                 scheme=str(row["scheme"]),
                 attack=str(row["attack"]),
@@ -71,6 +78,7 @@ class ScoreRow:
                 score=float(row["score"]),
                 p_value=None if p_value is None else float(p_value),
                 tokens=int(row["tokens"]),
+                kept=None if kept is None else float(kept),
             )
         except KeyError as error:
             raise InputError(f"a scored text needs the field {error}") from None

@@ -28,12 +28,16 @@ __all__ = ["Cells", "Source"]
 
 @dataclass(frozen=True)
 class Source:
-    """Texts that a scheme's detector is to score: their kind, the attack they went through, their cell."""
+    """Texts that a scheme's detector is to score: their kind, the attack they went through, their cell.
+
+    ``tokens`` is how many of their tokens it is shown; None is all.
+    """
 
     kind: str
     attack: str
     cell: Cell
     rows: int
+    tokens: int | None = None
 
 
 @dataclass
@@ -120,6 +124,10 @@ class Cells:
     def _attacks(self) -> dict[str, Attack]:
         return {each.label: load_attack(each.attack, **each.settings) for each in self.recipe.attacks}
 
+    def attack(self, label: str) -> Attack:
+        """An attack of the recipe by its label."""
+        return self._attacks[label]
+
     def column(self, attack: AttackEntry) -> str:
         """What tables call an attack: the recipe's label, unless that is the attack's mere name.
 
@@ -137,11 +145,12 @@ class Cells:
 
         return hosts.host_info(self.recipe.judge).identity
 
-    def scored(self, entry: SchemeEntry, seed: int, source: Cell) -> Cell:
-        """The scores of a cell's texts under a scheme's detector with the key of a seed."""
+    def scored(self, entry: SchemeEntry, seed: int, source: Cell, *, tokens: int | None = None) -> Cell:
+        """The scores of a cell's texts, or of their first tokens, under a scheme with the key of a seed."""
         return Cell(
             "score",
             {
+                **({} if tokens is None else {"tokens": tokens}),
                 "scheme": self._scheme(entry, seed),
                 "host": "" if entry.build().host_free else self.infos[entry.host].identity,
                 "test": entry.test,
@@ -152,15 +161,25 @@ class Cells:
         )
 
     def sources(self, entry: SchemeEntry, seed: int) -> Iterator[Source]:
-        """All texts that a scheme's detector scores under the key of a seed, clean ones first."""
+        """All texts that a scheme's detector scores under the key of a seed, clean ones first.
+
+        The host's texts come in all lengths of the recipe too, as if cut short by an attack.
+        """
         number = self.recipe.texts
         plain = [
             (MARKED, self.marked(entry, seed), number),
             (UNMARKED, self.unmarked(entry.host, seed), number),
         ]
+        short = [
+            Source(kind, f"truncate-{tokens}", cell, rows, tokens)
+            for kind, cell, rows in plain
+            for tokens in self.recipe.lengths
+            if tokens < self.recipe.decoding.max_new_tokens
+        ]
         plain += [(HUMAN, *people) for people in self.peoples(entry.host)]
         for kind, cell, rows in plain:
             yield Source(kind, CLEAN, cell, rows)
+        yield from short
         for attack in self.recipe.attacks:
             for kind, cell, rows in plain:
                 yield Source(kind, self.column(attack), self.attacked(cell, attack), rows)

@@ -69,7 +69,8 @@ class AttackEntry:
 class Recipe:
     """A table of one profile, whole. ``prompts`` is ``openings``, ``c4`` or a JSONL file.
 
-    ``settings`` are the profile's own, by scheme: they go over those of every row that is added.
+    ``lengths`` are numbers of tokens to which texts are cut for the figure over lengths. ``settings`` are the
+    profile's own, by scheme: they go over those of every row that is added.
     """
 
     name: str
@@ -84,6 +85,7 @@ class Recipe:
     texts: int
     seeds: int
     judge: str
+    lengths: Sequence[int] = ()
     human: bool = False
     settings: Mapping[str, Settings] = field(default_factory=dict)
     options: Mapping[str, Settings] = field(default_factory=dict)
@@ -226,6 +228,7 @@ def _checked(recipe: Recipe) -> Recipe:
         ("texts", recipe.texts, 2),
         ("seeds", recipe.seeds, 1),
         ("prompt_tokens", recipe.prompt_tokens, 1),
+        *(("lengths", length, 1) for length in recipe.lengths),
     )
     for what, value, least in numbers:
         if isinstance(value, bool) or not isinstance(value, int) or value < least:

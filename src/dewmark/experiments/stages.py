@@ -15,22 +15,25 @@ from pathlib import Path
 from dewmark import storage
 from dewmark.errors import ConfigError
 from dewmark.evaluation.scores import CLEAN, MARKED, UNMARKED
+from dewmark.experiments.asking import judge_preferences, tell_costs
 from dewmark.experiments.cells import Cells
 from dewmark.experiments.prompts import cut, human_texts, prompt_texts
 from dewmark.experiments.recipe import Recipe, SchemeEntry
-from dewmark.experiments.store import Cell, Row, Rows, write_rows
-from dewmark.experiments.tasks import Attacking, Judging, Preparing, Scoring, Task, Writing
+from dewmark.experiments.scoring import Scoring, effort, scoring_tasks
+from dewmark.experiments.store import Cell, Row, write_rows
+from dewmark.experiments.tasks import Attacking, Judging, Preparing, Task, Writing
 from dewmark.experiments.workers import Workers
 from dewmark.workspace import Progress
 
 __all__ = ["Run", "reproduce"]
 
-_ATTACKED_AT_ONCE = 32  # rows that a kill can cost
-
 
 @dataclass
 class Run:
-    """One run of a recipe: where its cells (``work``) and results (``out``) are, and who works on it."""
+    """One run of a recipe: where its cells (``work``) and results (``out``) are, and who works on it.
+
+    ``tell`` gets lines for the person who waits: what will be asked of an endpoint.
+    """
 
     recipe: Recipe
     out: Path
@@ -39,6 +42,7 @@ class Run:
     human: Mapping[str, str] = field(default_factory=dict)
     batch_size: int = 8
     commands: Sequence[str] = ()
+    tell: Callable[[str], None] = lambda line: None
     files: list[Path] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -71,7 +75,7 @@ def _generate(run: Run) -> None:
     recipe, cells, number = run.recipe, run.cells, run.recipe.texts
     tasks: dict[Path, Writing] = {}
     prompts: dict[str, list[Row]] = {}
-    for seed in run.seeds:  # seed by seed: the first round meets every scheme once
+    for seed in run.seeds:
         wanted: list[tuple[str, SchemeEntry | None, Cell]] = []
         wanted += [(host, None, cells.unmarked(host, seed)) for host in cells.hosts]
         wanted += [(entry.host, entry, cells.marked(entry, seed)) for entry in recipe.schemes]
@@ -87,11 +91,12 @@ def _generate(run: Run) -> None:
             tasks[rows.path] = Writing(
                 number, rows, host, entry, seed, prompts[host], recipe.decoding, run.batch_size
             )
-    _prepare(run, list(tasks.values()))
-    run.workers.map("writing texts", list(tasks.values()))
+    longest_first = sorted(tasks.values(), key=lambda task: -effort(task.entry) if task.entry else 0)
+    _prepare(run, longest_first)
+    run.workers.map("writing texts", longest_first)
 
 
-def _prepare(run: Run, tasks: Sequence[Writing]) -> None:
+def _prepare(run: Run, tasks: Sequence[Writing | Scoring]) -> None:
     """Build what schemes keep in the cache before several processes would, each for itself."""
     if min(run.workers.jobs, len(tasks)) < 2:
         return
@@ -109,7 +114,7 @@ def _prepare(run: Run, tasks: Sequence[Writing]) -> None:
 def _attack(run: Run) -> None:
     cells = run.cells
     _people(run)
-    tasks: dict[Path, Task] = {}
+    tasks: dict[Path, Attacking] = {}
     for attack in run.recipe.attacks:
         sources: list[tuple[Cell, int]] = []
         for host in cells.hosts:
@@ -120,7 +125,8 @@ def _attack(run: Run) -> None:
         for cell, number in sources:
             target = cells.attacked(cell, attack).rows(run.work)
             if target.count() < number and target.path not in tasks:
-                tasks[target.path] = Attacking(number, cell.rows(run.work), target, attack, _ATTACKED_AT_ONCE)
+                tasks[target.path] = Attacking(number, cell.rows(run.work), target, attack)
+    tell_costs(run, list(tasks.values()))
     run.workers.map("attacking texts", list(tasks.values()))
 
 
@@ -148,29 +154,17 @@ def _people(run: Run) -> None:
 
 def _score(run: Run) -> None:
     _people(run)
-    tasks: list[Task] = []
-    for seed in run.seeds:
-        for entry in run.recipe.schemes:
-            # a task per column: enough of them for many workers, and each binds its scheme once
-            columns: dict[str, list[tuple[Rows, Rows, int]]] = {}
-            for source in run.cells.sources(entry, seed):
-                target = run.cells.scored(entry, seed, source.cell).rows(run.work)
-                if target.count() < source.rows:
-                    pair = source.cell.rows(run.work), target, source.rows
-                    columns.setdefault(source.attack, []).append(pair)
-            wrote = run.cells.marked(entry, seed).rows(run.work), run.recipe.texts
-            tasks += [
-                Scoring(sum(number for *_, number in pairs), entry, seed, wrote, tuple(pairs), run.batch_size)
-                for pairs in columns.values()
-            ]
+    tasks = scoring_tasks(run)
+    if "generate" not in run.recipe.stages:  # it may have been another machine that wrote
+        _prepare(run, tasks)
     run.workers.map("scoring texts", tasks)
     rows = []
     for entry in run.recipe.schemes:
         for seed in run.seeds:
             for source in run.cells.sources(entry, seed):
                 label = {"scheme": entry.label, "attack": source.attack, "seed": seed, "kind": source.kind}
-                scored = run.cells.scored(entry, seed, source.cell).rows(run.work).read(source.rows)
-                rows += [{**label, **row} for row in scored]
+                scored = run.cells.scored(entry, seed, source.cell, tokens=source.tokens)
+                rows += [{**label, **row} for row in scored.rows(run.work).read(source.rows)]
     write_rows(run.out / "scores.jsonl", rows)
 
 
@@ -202,22 +196,6 @@ def _quality(run: Run) -> None:
 def _unmarked_label(run: Run, host: str) -> str:
     """``none``, or with several hosts ``none (HOST)``."""
     return CLEAN if len(run.cells.hosts) == 1 else f"{CLEAN} ({host})"
-
-
-def _preference(run: Run) -> None:
-    """Pairs of marked and unmarked texts before a chat model, whose answers are kept on disk."""
-    from dewmark.evaluation.preference import judge_pairs, pair_rows
-    from dewmark.hosts.chat_settings import ChatSettings
-
-    chat = ChatSettings(**run.recipe.options.get("preference", {})).open(run.progress)
-    number, rows = run.recipe.texts, []
-    for entry in run.recipe.schemes:
-        for seed in run.seeds:
-            marked = run.cells.marked(entry, seed).rows(run.work).read(number)
-            unmarked = run.cells.unmarked(entry.host, seed).rows(run.work).read(number)
-            pairs = pair_rows(marked, unmarked, seed=seed)
-            rows += judge_pairs(chat, pairs, scheme=entry.label, progress=run.progress)
-    write_rows(run.out / "preference.jsonl", rows)
 
 
 def _runtime(run: Run) -> None:
@@ -265,7 +243,7 @@ _STAGES: dict[str, Callable[[Run], None]] = {
     "attack": _attack,
     "score": _score,
     "quality": _quality,
-    "preference": _preference,
+    "preference": judge_preferences,
     "runtime": _runtime,
     "steal": _steal,
     "evaluate": _evaluate,

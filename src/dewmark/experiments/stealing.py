@@ -17,8 +17,9 @@ from dewmark import storage
 from dewmark.evaluation.scores import CLEAN, HUMAN, MARKED
 from dewmark.experiments.prompts import cut, held_out
 from dewmark.experiments.recipe import SchemeEntry
+from dewmark.experiments.scoring import Scoring, Sheet
 from dewmark.experiments.store import Cell, Row, Rows, write_rows
-from dewmark.experiments.tasks import Bench, Scoring, Task, Tell
+from dewmark.experiments.tasks import Bench, Task, Tell
 
 if TYPE_CHECKING:
     from dewmark.experiments.stages import Run
@@ -93,23 +94,22 @@ def steal_marks(run: Run) -> None:
     said: list[Row] = []
     for entry in run.recipe.schemes:
         for seed in run.seeds:
-            pairs: dict[Path, tuple[Rows, Rows, int]] = {}
-            wrote = run.cells.marked(entry, seed).rows(run.work), run.recipe.texts
+            sheets: dict[Path, Sheet] = {}
             for each in _judged(run, entry, seed, stolen[entry.label, seed]):
                 target = run.cells.scored(entry, seed, each.cell).rows(run.work)
                 place = {"scheme": each.label, "attack": CLEAN, "seed": seed, "kind": each.kind}
                 scores.append((place, target, each.number))
                 if target.count() < each.number:
-                    pairs[target.path] = (each.cell.rows(run.work), target, each.number)
-            if pairs:
-                total = sum(number for *_, number in pairs.values())
-                scoring.append(Scoring(total, entry, seed, wrote, tuple(pairs.values()), run.batch_size))
+                    rows = each.cell.rows(run.work)
+                    sheets[target.path] = Sheet(rows, {entry.test: target}, each.number)
+            if sheets:
+                scoring.append(Scoring.of(run, entry, seed, list(sheets.values())))
             for label, task in stolen[entry.label, seed].items():
                 result = json.loads((task.target.path.parent / _RESULT).read_text(encoding="utf-8"))
                 said.append({"scheme": entry.label, "attack": label, "seed": seed, **result})
     run.workers.map("scoring texts", scoring)
-    rows = [{**place, **row} for place, target, number in scores for row in target.read(number)]
-    write_rows(run.out / "scores.jsonl", rows)
+    scored = [{**place, **row} for place, target, number in scores for row in target.read(number)]
+    write_rows(run.out / "scores.jsonl", scored)
     write_rows(run.out / "stealing.jsonl", said)
 
 

@@ -1,4 +1,4 @@
-"""The pieces of work that workers run: write texts, attack them, score them, judge them.
+"""The pieces of work that workers run: write texts, attack them, judge them; scoring is in `scoring`.
 
 Every task is plain data that travels to another process, reads finished rows and appends to one or more
 cells, a batch at a time. Boundary: what depends on what is decided in `stages`.
@@ -7,7 +7,6 @@ cells, a batch at a time. Boundary: what depends on what is decided in `stages`.
 from __future__ import annotations
 
 import dataclasses
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -25,10 +24,9 @@ if TYPE_CHECKING:
     from dewmark.scheme import BoundScheme
     from dewmark.workspace import LanguageModel
 
-__all__ = ["Attacking", "Bench", "Judging", "Preparing", "Scoring", "Task", "Writing"]
+__all__ = ["Attacking", "Bench", "Judging", "Preparing", "Task", "Tell", "Writing"]
 
 Tell = Callable[[int], None]  # how many rows of a task are done
-_LARGEST = 1e6  # a score beyond this says no more, and JSON has no infinity
 
 
 class Bench:
@@ -76,8 +74,15 @@ class Bench:
             if wrote is not None:
                 own = wrote[0].read(wrote[1])
                 bound.finished([row["text"] for row in own], seeds=[row["seed"] for row in own])
-            self._scheme = wanted, bound
+            self._scheme = wanted, self._on_device(bound)
         return self._scheme[1]
+
+    def _on_device(self, bound: BoundScheme) -> BoundScheme:
+        """A scheme whose test can run on a device does so on ours."""
+        from dewmark.hosts.transformers import torch_device
+
+        move = getattr(bound, "on", None)
+        return bound if move is None else move(str(torch_device(self.device)))
 
     def attack(self, entry: AttackEntry) -> Attack:
         """An attack with its settings."""
@@ -169,13 +174,12 @@ class Attacking(Task):
     source: Rows
     target: Rows
     attack: AttackEntry
-    batch_size: int
 
     def run(self, bench: Bench, tell: Tell) -> None:
         """Attack batch by batch; every other field of a row stays."""
-        with self.target.growing(self.rows, batch=self.batch_size) as batches:
+        attack = bench.attack(self.attack)
+        with self.target.growing(self.rows, batch=attack.at_once) as batches:
             for batch in batches:
-                attack = bench.attack(self.attack)
                 rows = self.source.read(batch.stop)[batch.start :]
                 texts = [row["text"] for row in rows]
                 made = attack.apply(texts, seeds=[row["seed"] for row in rows])
@@ -186,48 +190,6 @@ class Attacking(Task):
                     ]
                 )
                 tell(batch.stop)
-
-
-@dataclass(frozen=True)
-class Scoring(Task):
-    """Score texts with one scheme's detector under the key of a seed: ``pairs`` of (source, target, number).
-
-    ``wrote`` holds the scheme's own texts and their number. Prompts are not used: a detector finds the
-    completion alone.
-    """
-
-    entry: SchemeEntry
-    seed: int
-    wrote: tuple[Rows, int]
-    pairs: Sequence[tuple[Rows, Rows, int]]
-    batch_size: int
-
-    def run(self, bench: Bench, tell: Tell) -> None:
-        """Score batch by batch."""
-        before = 0
-        for source, target, number in self.pairs:
-            with target.growing(number, batch=self.batch_size) as batches:
-                for batch in batches:
-                    bound = bench.scheme(self.entry, self.seed, wrote=self.wrote)
-                    rows = source.read(batch.stop)[batch.start :]
-                    target.append(_scores(bound, rows, test=self.entry.test))
-                    tell(before + batch.stop)
-            before += number
-
-
-def _scores(bound: BoundScheme, rows: Sequence[Row], *, test: str | None) -> list[Row]:
-    """Score, p-value and length of each row's text; a blank text carries no evidence."""
-    texts = [row["text"].replace("\x00", " ") for row in rows]
-    found = iter(bound.detect_batch([text for text in texts if text.strip()], test=test))
-    scored: list[Row] = []
-    for row, text in zip(rows, texts, strict=True):
-        if not text.strip():
-            scored.append({"id": row["id"], "score": 0.0, "p_value": 1.0, "tokens": 0})
-            continue
-        one = next(found)
-        score = min(max(one.z, -_LARGEST), _LARGEST) if not math.isnan(one.z) else 0.0
-        scored.append({"id": row["id"], "score": score, "p_value": one.p_value, "tokens": one.tokens_scored})
-    return scored
 
 
 @dataclass(frozen=True)

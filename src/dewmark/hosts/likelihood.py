@@ -6,6 +6,7 @@ vocab), so rows are batched by that number and only the completions' logits are 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -16,8 +17,11 @@ from dewmark.hosts.decoding import CausalLM, forward_parameters, pad_left
 
 __all__ = ["completion_logits", "score_completions"]
 
-_LOGITS_AT_ONCE = 1 << 26
-_POSITIONS_AT_ONCE = 64
+# by the kind of device: logits (rows, completion tokens, vocab) and padded tokens of a batch, and logits that
+# are turned into log-probabilities at once
+_LOGITS_AT_ONCE = {"cpu": 1 << 26, "cuda": 1 << 28}
+_TOKENS_AT_ONCE = {"cpu": 1 << 13, "cuda": 1 << 16}
+_SUMMED_AT_ONCE = {"cpu": 1 << 22, "cuda": 1 << 27}
 
 Rows = Sequence[Sequence[int]]
 
@@ -28,21 +32,33 @@ def score_completions(
     """Sum of log p(token | all before it) over each completion's tokens; prompts are not empty."""
     sums = [0.0] * len(prompts)
     # rows of like length share a batch, so that little of it is padding
-    order = sorted(range(len(prompts)), key=lambda i: -(len(prompts[i]) + len(completions[i])))
-    rows = completion_logits(
-        model,
-        [prompts[i] for i in order],
-        [completions[i] for i in order],
-        fill_id=fill_id,
-        vocab_size=vocab_size,
-    )
-    for i, logits in zip(order, rows, strict=True):
-        targets = torch.tensor(completions[i], dtype=torch.long, device=logits.device)
-        # In pieces, and by logsumexp: a float32 copy of all logits would double the memory.
-        for start in range(0, len(targets), _POSITIONS_AT_ONCE):
-            part = logits[start : start + _POSITIONS_AT_ONCE].float()
-            wanted = targets[start : start + _POSITIONS_AT_ONCE, None]
-            sums[i] += float((part.gather(1, wanted).squeeze(1) - part.logsumexp(dim=-1)).double().sum())
+    order = sorted(range(len(prompts)), key=lambda i: (-len(prompts[i]) - len(completions[i]), i))
+    sorted_prompts, sorted_completions = [prompts[i] for i in order], [completions[i] for i in order]
+    for batch in _batches(model, sorted_prompts, sorted_completions, vocab_size):
+        chosen = [sorted_completions[i] for i in batch]
+        logits = _batch_logits(model, [sorted_prompts[i] for i in batch], chosen, fill_id, vocab_size)
+        for i, found in zip(batch, _summed(logits, chosen), strict=True):
+            if math.isnan(found):
+                raise _not_a_number(model, order[i])
+            sums[order[i]] = found
+    return sums
+
+
+def _summed(logits: torch.Tensor, completions: Rows) -> list[float]:
+    """Log-probabilities of completions, summed, from logits (rows, longest completion, vocab)."""
+    rows, longest, vocab = logits.shape
+    if not longest:
+        return [0.0] * rows
+    ids, mask = pad_left(completions, fill_id=0, device=logits.device)
+    sums: list[float] = []
+    # in pieces: a float32 copy of all logits would double the memory
+    step = max(_SUMMED_AT_ONCE[_kind(logits.device)] // (longest * vocab), 1)
+    for start in range(0, rows, step):
+        part = logits[start : start + step].float()
+        wanted = ids[start : start + step, :, None]
+        found = part.gather(2, wanted).squeeze(2) - part.logsumexp(dim=-1)
+        outside = mask[start : start + step] == 0
+        sums += found.double().masked_fill(outside, 0.0).sum(dim=1).tolist()
     return sums
 
 
@@ -51,20 +67,23 @@ def completion_logits(
 ) -> Iterator[torch.Tensor]:
     """For each completion of L ids the logits (L, vocab) of its tokens, in the model's own precision.
 
-    Prompts are not empty. Neighbours share a batch of at most `_LOGITS_AT_ONCE` logits (or one row).
+    Prompts are not empty. Neighbours share a batch.
     """
-    lengths = [len(p) + len(c) for p, c in zip(prompts, completions, strict=True)]
-    for batch in _batches(lengths, _LOGITS_AT_ONCE // vocab_size):
+    for batch in _batches(model, prompts, completions, vocab_size):
         chosen = [completions[i] for i in batch]
         logits = _batch_logits(model, [prompts[i] for i in batch], chosen, fill_id, vocab_size)
         for i, row, completion in zip(batch, logits, chosen, strict=True):
             own = row[row.shape[0] - len(completion) :]
             if bool(torch.isnan(own).any()):
-                raise NumericalError(
-                    f"{type(model).__name__} gives NaN for text {i} in {model.dtype}: "
-                    "load the host with dtype='float32'"
-                )
+                raise _not_a_number(model, i)
             yield own
+
+
+def _not_a_number(model: CausalLM, text: int) -> NumericalError:
+    return NumericalError(
+        f"{type(model).__name__} gives NaN for text {text} in {model.dtype}: "
+        "load the host with dtype='float32'"
+    )
 
 
 @torch.no_grad()  # not inference mode: whoever gets the logits may work on them in place
@@ -93,15 +112,26 @@ def _batch_logits(
     return logits
 
 
-def _batches(lengths: Sequence[int], positions: int) -> Iterator[list[int]]:
-    """Neighbouring rows, each batch of at most ``positions`` padded tokens (or one row)."""
+def _batches(model: CausalLM, prompts: Rows, completions: Rows, vocab_size: int) -> Iterator[list[int]]:
+    """Neighbouring rows, as many as memory has room for (or one row)."""
+    kind = _kind(model.get_input_embeddings().weight.device)
+    cut = "logits_to_keep" in forward_parameters(model)  # else there are logits of the prompts too
     batch: list[int] = []
-    width = 0
-    for i, length in enumerate(lengths):
-        if batch and (len(batch) + 1) * max(width, length) > positions:
+    width = kept = 0
+    for i, (prompt, completion) in enumerate(zip(prompts, completions, strict=True)):
+        width = max(width, len(prompt) + len(completion))
+        kept = max(kept, len(completion) + 1) if cut else width
+        rows = len(batch) + 1
+        if batch and (
+            rows * width > _TOKENS_AT_ONCE[kind] or rows * kept * vocab_size > _LOGITS_AT_ONCE[kind]
+        ):
             yield batch
-            batch, width = [], 0
+            batch, width = [], len(prompt) + len(completion)
+            kept = len(completion) + 1 if cut else width
         batch.append(i)
-        width = max(width, length)
     if batch:
         yield batch
+
+
+def _kind(device: torch.device) -> str:
+    return "cuda" if device.type == "cuda" else "cpu"

@@ -195,7 +195,10 @@ class TransformersHost(Host):
         """Prompts as ids, checked together with their completions."""
         if len(prompts) != len(completions):
             raise InputError(f"{len(prompts)} prompts but {len(completions)} texts: give one prompt per text")
-        rows = self.tokenizer.encode_prompts(prompts, needs_bos=self._needs_bos)
+        distinct = list(dict.fromkeys(prompts))  # many texts may follow one prompt
+        found = self.tokenizer.encode_prompts(distinct, needs_bos=self._needs_bos)
+        known = dict(zip(distinct, found, strict=True))
+        rows = [known[prompt] for prompt in prompts]
         for i, (row, completion) in enumerate(zip(rows, completions, strict=True)):
             self._check_row(f"prompt {i} with its text", [*row, *completion], 0)
         return rows

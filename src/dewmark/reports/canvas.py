@@ -28,7 +28,7 @@ _LOOKS: tuple[tuple[Any, str], ...] = (
     ((0, (5, 1.5, 1, 1.5)), "D"),
 )
 _WIDEST = 5  # panels side by side
-_PALETTE = 96  # colours of a picture, blends at edges counted
+_PALETTE = 48  # colours of a picture, blends at edges counted
 _LABELS = 1.4  # inches beside a grid that names and axis labels take
 
 

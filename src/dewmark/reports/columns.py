@@ -6,7 +6,9 @@ from dewmark.evaluation.scores import CLEAN
 from dewmark.reports.tables import Column, Figure
 from dewmark.stats.metrics import Rate, Spread
 
-__all__ = ["attack_name", "is_cut", "measure_column", "of_rate", "of_spread"]
+__all__ = ["SHIFTED", "attack_name", "is_cut", "measure_column", "of_rate", "of_spread"]
+
+SHIFTED = 0.01  # a real false-positive rate above the nominal one is flagged below this p-value
 
 
 def attack_name(attack: str) -> str:

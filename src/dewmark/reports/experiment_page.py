@@ -1,7 +1,7 @@
 """The report of an experiment: Markdown, one self-contained HTML page, a LaTeX table, CSV, and its figures.
 
-It opens with what was run (configuration and commands) and what to keep in mind; then our tables, the
-paper's beside them, and the figures. The page fetches nothing and runs no script.
+It opens with what was run (configuration and commands) and what it shows; then our tables, the paper's
+beside them, and the figures. The page fetches nothing and runs no script.
 """
 
 from __future__ import annotations
@@ -9,20 +9,20 @@ from __future__ import annotations
 import base64
 import html
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dewmark import __version__, storage
-from dewmark.evaluation.results import Evaluation
-from dewmark.evaluation.scores import CLEAN
 from dewmark.reports import figures
 from dewmark.reports.canvas import small_png
-from dewmark.reports.experiment_tables import SHIFTED, report_tables
+from dewmark.reports.experiment_tables import report_tables
 from dewmark.reports.families import families
+from dewmark.reports.long_csv import long_csv
 from dewmark.reports.paper import paper_table
 from dewmark.reports.paper_beside import beside_paper, paper_as_table
 from dewmark.reports.run_files import RunFiles, read_run
+from dewmark.reports.summary import findings
 from dewmark.reports.tables import Table, to_csv, to_html, to_latex, to_markdown
 
 if TYPE_CHECKING:
@@ -80,9 +80,10 @@ def write_report(
     configuration: Mapping[str, Any],
     commands: Sequence[str],
 ) -> list[Path]:
-    """Write report.md, report.html, table.tex, table.csv and figures/*.png beside a run's results.
+    """Write report.md, report.html, table.tex, table.csv, results.csv and figures/*.png beside the results.
 
-    ``table`` is the recipe's name: the paper's table of that name is set beside ours.
+    ``table`` is the recipe's name: the paper's table of that name is set beside ours. table.csv is the table
+    that the report opens with, table.tex has all, results.csv every number of the evaluation.
     """
     run, paper = read_run(run_dir), paper_table(table)
     tables = report_tables(run, paper)
@@ -93,13 +94,14 @@ def write_report(
         every = tables
     drawn = _draw(run, configuration)
     settings = json.dumps(configuration, indent=1, ensure_ascii=False, default=str)
-    notes = [*_findings(run.evaluation), *run.evaluation.notes] if run.evaluation else []
+    notes = [*findings(run, paper), *(run.evaluation.notes if run.evaluation else ())]
     pictures = [(name, caption, small_png(figure)) for name, caption, figure in drawn]
     files = {
         "report.md": _markdown(title, notes, commands, settings, every, pictures),
         "report.html": _page(title, notes, commands, settings, every, pictures),
-        "table.tex": "\n".join(to_latex(each) for each in tables[:1]),
+        "table.tex": "\n".join(map(to_latex, tables)),
         "table.csv": "".join(to_csv(each) for each in tables[:1]),
+        **({"results.csv": long_csv(run.evaluation)} if run.evaluation else {}),
     }
     written = []
     for name, data in (
@@ -143,11 +145,18 @@ def _draw(run: RunFiles, configuration: Mapping[str, Any]) -> list[Drawn]:
         (
             "by-length",
             f"Share of marked texts found at {level}, by length; bands are exact 95% intervals.",
-            figures.by_length(evaluation, rate=rate),
+            figures.by_length(evaluation, whole=_tokens(configuration), rate=rate),
         )
     )
     drawn += _quality_figures(run, configuration)
     return [(name, caption, figure) for name, caption, figure in drawn if figure is not None]
+
+
+def _tokens(configuration: Mapping[str, Any]) -> float | None:
+    """How many tokens every text of a run has, if they all have as many."""
+    decoding = configuration.get("decoding", {})
+    ends = decoding.get("min_new_tokens"), decoding.get("max_new_tokens")
+    return ends[1] if ends[0] == ends[1] else None
 
 
 def _quality_figures(run: RunFiles, configuration: Mapping[str, Any]) -> list[tuple[str, str, Figure | None]]:
@@ -177,36 +186,6 @@ def _quality_figures(run: RunFiles, configuration: Mapping[str, Any]) -> list[tu
     ]
 
 
-def _findings(evaluation: Evaluation) -> Iterator[str]:
-    """The worst of the shifted nulls, in words: what a table of shares would hide."""
-    attacked = [
-        (cell, at)
-        for cell in evaluation.cells
-        for rate in evaluation.rates
-        if cell.attack != CLEAN and (at := cell.at("clean", rate)) is not None and at.attacked is not None
-    ]
-    shifted = [
-        (at.attacked.rate / at.rate, cell, at)
-        for cell, at in attacked
-        if at.attacked is not None and at.shift_p is not None and at.shift_p < SHIFTED
-    ]
-    cells = len({(cell.scheme, cell.attack) for cell, _ in attacked})
-    if shifted:
-        moved = len({(cell.scheme, cell.attack) for _, cell, _ in shifted})
-        times, cell, at = max(shifted, key=lambda each: each[0])
-        yield (
-            f"in {moved} of {cells} attacked cells unmarked texts pass an unattacked threshold more often "
-            f"after the attack (p < {SHIFTED:g}), at most {100 * times * at.rate:.0f}% of them at "
-            f"{100 * at.rate:g}% ({cell.scheme} under {cell.attack}): compare schemes by the matched null"
-        )
-    elif attacked:
-        texts = min(at.attacked.trials for _, at in attacked if at.attacked is not None)
-        yield (
-            f"no attack makes unmarked texts pass an unattacked threshold significantly more often (p < "
-            f"{SHIFTED:g}, from {texts} texts a cell)"
-        )
-
-
 def _markdown(
     title: str,
     notes: Sequence[str],
@@ -218,7 +197,8 @@ def _markdown(
     parts = [f"# {title}\n", f"Written by dewmark {__version__}.\n"]
     if commands:
         parts.append("```bash\n" + "\n".join(commands) + "\n```\n")
-    parts += [f"- {note}" for note in notes] + [""] * bool(notes)
+    if notes:
+        parts += ["## What this shows\n", *(f"- {note}" for note in notes), ""]
     parts += [to_markdown(table) for table in tables]
     parts += [f"![{caption}](figures/{name}.png)\n\n{caption}\n" for name, caption, _ in pictures]
     parts.append(f"## Configuration\n\n```json\n{settings}\n```\n")
@@ -233,7 +213,8 @@ def _page(
     tables: Sequence[Table],
     pictures: Sequence[tuple[str, str, bytes]],
 ) -> str:
-    said = "".join(f"<li>{_escape(note)}</li>" for note in notes)
+    listed = "".join(f"<li>{_escape(note)}</li>" for note in notes)
+    said = f"<section><h2>What this shows</h2><ul>{listed}</ul></section>\n" if notes else ""
     asked = f"<pre>{_escape(chr(10).join(commands))}</pre>" if commands else ""
     drawn = [
         f'<section><figure><img alt="{_escape(caption)}" '
@@ -246,7 +227,7 @@ def _page(
         f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">\n'
         f'<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         f"<title>{_escape(title)}</title>\n<style>{_STYLE}</style>\n</head>\n<body>\n<main>\n"
-        f"<h1>{_escape(title)}</h1>\n{asked}<ul>{said}</ul>\n"
+        f"<h1>{_escape(title)}</h1>\n{asked}{said}"
         f"<details><summary>Configuration</summary><pre>{_escape(settings)}</pre></details>\n"
         f"{''.join(map(to_html, tables[:2]))}{''.join(drawn[:1])}"
         f"{''.join(map(to_html, tables[2:]))}{''.join(drawn[1:])}"

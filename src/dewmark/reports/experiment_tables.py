@@ -12,15 +12,14 @@ from functools import partial
 
 from dewmark.evaluation.results import NEGATIVES, Cell, Evaluation
 from dewmark.evaluation.scores import CLEAN
-from dewmark.reports.columns import attack_name, is_cut, measure_column, of_rate, of_spread
+from dewmark.reports.columns import SHIFTED, attack_name, is_cut, measure_column, of_rate, of_spread
 from dewmark.reports.paper import PaperTable
 from dewmark.reports.run_files import RunFiles
 from dewmark.reports.side_tables import quality_table, runtime_table, stealing_table
 from dewmark.reports.tables import Column, Figure, Row, Table
 
-__all__ = ["SHIFTED", "report_tables"]
+__all__ = ["report_tables"]
 
-SHIFTED = 0.01  # a real false-positive rate above the nominal one is flagged below this p-value
 _FEW, _SHIFT = "†", "!"
 _NULLS = {
     "clean": "the host's own unmarked texts, unattacked (the paper's protocol)",
@@ -110,11 +109,13 @@ def _null_table(evaluation: Evaluation) -> Table:
         for rate in evaluation.rates
     ]
     takes.append((Column("shift (SD)", decimals=2, better="", sign=True), _shift))
+    takes.append((Column("words kept", decimals=2, better=""), _kept))
     note = (
         "The share of unmarked texts, after the attack, above the threshold that unattacked ones gave, with "
         f"its exact 95% interval; {_SHIFT} = higher than for unattacked texts (Fisher's exact test, "
         f"p < {SHIFTED:g}). Shift: how far the attack moves the mean score of unmarked texts, in their "
-        "standard deviations."
+        "standard deviations. Words kept: the share of marked texts' words that the attack left, wherever "
+        "they stand."
     )
     return Table("What the thresholds really let through", *_by_attack(evaluation, takes), notes=(note,))
 
@@ -128,6 +129,10 @@ def _real_fpr(cell: Cell, *, rate: float) -> Figure | None:
 
 def _shift(cell: Cell) -> Figure | None:
     return None if cell.shift is None or cell.attack == CLEAN else Figure(cell.shift)
+
+
+def _kept(cell: Cell) -> Figure | None:
+    return None if cell.kept is None else Figure(cell.kept)
 
 
 def _p_value_table(evaluation: Evaluation) -> Table:

@@ -7,6 +7,7 @@ unattacked one. The look is that of `plots`. Boundary: rows and results in, matp
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +30,8 @@ F64 = NDArray[np.float64]
 BySeed = Mapping[int, F64]
 
 _MOST_ATTACKS = 6  # as many as there are colours
+_MOST_CURVES = 9  # in one panel
+_FEW_PANELS = 10  # more of them are drawn smaller
 
 
 def rewriting_attacks(evaluation: Evaluation) -> list[str]:
@@ -93,7 +96,8 @@ def roc_curves(rows: Sequence[ScoreRow], evaluation: Evaluation) -> Figure:
     least = min(sizes, default=1)
     fpr = np.geomspace(min(1.0 / least, 0.01), 1.0, 80)  # below 1/N there is nothing to see
     with styled():
-        figure, drawn = panels(len(evaluation.schemes), width=2.5, height=2.5, share_x=True, share_y=True)
+        size = 2.5 if len(evaluation.schemes) <= _FEW_PANELS else 1.9
+        figure, drawn = panels(len(evaluation.schemes), width=size, height=size, share_x=True, share_y=True)
         for axes, scheme in zip(drawn, evaluation.schemes, strict=True):
             for colour, attack in zip(COLOURS, attacks, strict=False):
                 positives = scores.get((scheme, attack, MARKED), {})
@@ -143,35 +147,37 @@ def at_a_glance(evaluation: Evaluation, *, rate: float = 0.01) -> Figure:
     return figure
 
 
-def by_length(evaluation: Evaluation, *, rate: float = 0.01) -> Figure | None:
-    """TPR against the length of texts that were cut short; None if none were."""
+def by_length(evaluation: Evaluation, *, whole: float | None = None, rate: float = 0.01) -> Figure | None:
+    """TPR against the length of texts that were cut short; None if none were.
+
+    Lengths are those that the attacks' names tell, and ``whole`` is that of uncut texts; where they are not
+    known, as many tokens as the detector scored.
+    """
     cut = [each for each in evaluation.attacks if is_cut(each)]
     if not cut:
         return None
+    schemes = evaluation.schemes
+    several = math.ceil(len(schemes) / _MOST_CURVES)
+    share = math.ceil(len(schemes) / several)
     with styled():
-        figure, ((axes,),) = grid(1, 1, width=6.2, height=3.8)
-        for number, scheme in enumerate(evaluation.schemes):
-            cells = [cell for each in (*cut, CLEAN) if (cell := evaluation.cell(scheme, each)) is not None]
-            points = [
-                (cell.tokens, at.found)
-                for cell in sorted(cells, key=lambda cell: cell.tokens)
-                if (at := _strictest(cell, rate)) is not None
-            ]
-            if not points:
-                continue
-            lengths, found = zip(*points, strict=True)
-            look = curve(number)
-            axes.plot(lengths, [each.rate for each in found], label=scheme, markersize=4, **look)
-            if len(evaluation.schemes) <= len(COLOURS):  # more bands than that hide each other
-                ends = [each.low for each in found], [each.high for each in found]
-                axes.fill_between(lengths, *ends, color=look["color"], alpha=0.12, linewidth=0)
-        axes.set(
-            xlabel="length (tokens scored)",
-            ylabel=f"share of marked texts found at {100 * rate:g}%",
-            ylim=(0.0, 1.03),
-            xlim=(0.0, None),
-        )
-        axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), fontsize=8)
+        figure, drawn = panels(several, width=4.2 if several > 1 else 6.2, height=3.6, share_y=True)
+        for number, axes in enumerate(drawn):
+            for place, scheme in enumerate(schemes[number * share : (number + 1) * share]):
+                cells = [evaluation.cell(scheme, each) for each in (*cut, CLEAN)]
+                points = sorted(
+                    (_length(cell, whole), at.found.rate, at.found.low, at.found.high)
+                    for cell in cells
+                    if cell is not None and (at := _strictest(cell, rate)) is not None
+                )
+                if points:
+                    lengths, found, low, high = zip(*points, strict=True)
+                    look = curve(place)
+                    axes.plot(lengths, found, label=scheme, markersize=4, **look)
+                    if len(schemes) <= len(COLOURS):  # more bands than that hide each other
+                        axes.fill_between(lengths, low, high, color=look["color"], alpha=0.12, linewidth=0)
+            axes.set(xlabel="length (tokens)", ylim=(0.0, 1.03), xlim=(0.0, None))
+            axes.legend(loc="lower right", fontsize=7)
+        figure.supylabel(f"share of marked texts found at {100 * rate:g}%", fontsize=9)
     return figure
 
 
@@ -213,6 +219,13 @@ def trade_offs(
             lines.append(("unmarked texts", {"color": SOFT, "linestyle": DASHED}))
         legend(figure, lines)
     return figure
+
+
+def _length(cell: Cell, whole: float | None) -> float:
+    told = cell.attack.rpartition("-")[2]
+    if is_cut(cell.attack) and told.isdigit():
+        return float(told)
+    return cell.tokens if whole is None or cell.attack != CLEAN else whole
 
 
 def _dumbbell(axes: Axes, y: int, cell: Cell, rate: float) -> None:

@@ -6,6 +6,8 @@ another language, say), it stands beside the paper's too, under both names.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from dewmark.evaluation.results import Evaluation
 from dewmark.evaluation.scores import CLEAN
 from dewmark.reports.columns import attack_name, measure_column, of_spread
@@ -14,7 +16,7 @@ from dewmark.reports.run_files import RunFiles
 from dewmark.reports.tables import Column, Figure, Row, Table
 from dewmark.stats.metrics import Spread
 
-__all__ = ["beside_paper", "paper_as_table"]
+__all__ = ["beside_paper", "pairs_beside", "paper_as_table"]
 
 
 def paper_as_table(paper: PaperTable) -> Table:
@@ -63,6 +65,23 @@ def beside_paper(run: RunFiles, paper: PaperTable) -> Table | None:
         "direction of effects before the figures themselves."
     )
     return Table(f"Beside the paper ({paper.source})", tuple(columns), rows, (note,))
+
+
+def pairs_beside(run: RunFiles, paper: PaperTable) -> Iterator[tuple[str, dict[str, tuple[float, float]]]]:
+    """For each column that both have: its heading, and (ours, the paper's) by scheme."""
+    schemes = {scheme: row.label for scheme in run.schemes if (row := paper.row(scheme)) is not None}
+    distinct = {label: scheme for scheme, label in reversed(schemes.items())}  # a row of the paper once
+    for column in paper.columns:
+        for attack in _ours_for(run.evaluation, column):
+            pairs = {}
+            for scheme in distinct.values():
+                ours = _measured(run, scheme, column, attack, paper.negatives)
+                theirs = paper.value(scheme, column)
+                if ours is not None and theirs is not None:
+                    pairs[scheme] = (ours.mean, theirs.value)
+            if pairs:
+                head = measure_column(column.measure, column.rate).head
+                yield f"{_heading(column, attack)} {head}".strip(), pairs
 
 
 def _ours_for(evaluation: Evaluation | None, column: PaperColumn) -> list[str | None]:
