@@ -4,9 +4,10 @@
     python benchmarks/vllm_throughput.py --verdicts 200 --tokens 100
 
 Run it where vLLM is installed (make test-vllm makes such an environment). One engine with the processor
-loaded writes marked and unmarked batches in turn, so whatever else the machine does meets both. With
-``--verdicts N`` N marked and N unmarked requests share one batch, and a detector that knows nothing of the
-engine scores their texts.
+loaded writes marked and unmarked batches in turn, so whatever else the machine does meets both. Beside the
+rates it tells the same ratio in processor seconds of the process that runs the model (Linux): where other
+work goes on that is the steadier number. With ``--verdicts N`` N marked and N unmarked requests share one
+batch, and a detector that knows nothing of the engine scores their texts.
 """
 
 from __future__ import annotations
@@ -111,16 +112,43 @@ def throughput(llm: Engine, given: argparse.Namespace) -> dict[str, object]:
     for on in (False, True):
         write(llm, [on] * given.requests, 4, 0)  # both ways are warm
     seconds: dict[bool, list[float]] = {True: [], False: []}
+    busy: dict[bool, list[float]] = {True: [], False: []}
     for number in range(given.rounds):
         for on in (number % 2 == 1, number % 2 == 0):
+            before = processor_seconds()
             seconds[on].append(write(llm, [on] * given.requests, given.tokens, number)[2])
+            after = processor_seconds()
+            busy[on].append(max(after[one] - before.get(one, 0.0) for one in after))
     rate = {on: given.requests * given.tokens / statistics.median(seconds[on]) for on in seconds}
     return {
         "marked_tokens_per_s": round(rate[True], 1),
         "unmarked_tokens_per_s": round(rate[False], 1),
-        "ratio": round(rate[True] / rate[False], 3),
-        "rounds": given.rounds,
+        **ratios("ratio", seconds),
+        **ratios("processor_ratio", busy),
     }
+
+
+def ratios(name: str, seconds: dict[bool, list[float]]) -> dict[str, object]:
+    """Speed with the mark over speed without it: the median over rounds, and each of them."""
+    found = [plain / mark for mark, plain in zip(seconds[True], seconds[False], strict=True)]
+    return {name: round(statistics.median(found), 3), f"{name}_by_round": [round(one, 3) for one in found]}
+
+
+def processor_seconds() -> dict[int, float]:
+    """Seconds of a processor that this process and each one it started has used, from /proc."""
+    parents, used, tick = {}, {}, os.sysconf("SC_CLK_TCK")
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                fields = (entry / "stat").read_text().rpartition(")")[2].split()
+            except OSError:
+                continue
+            parents[int(entry.name)] = int(fields[1])
+            used[int(entry.name)] = (int(fields[11]) + int(fields[12])) / tick
+    family = [os.getpid()]
+    for one in family:
+        family += [child for child, parent in parents.items() if parent == one]
+    return {one: used[one] for one in family}
 
 
 def verdicts(
@@ -132,12 +160,15 @@ def verdicts(
     bound = dewmark.load_scheme(given.scheme, key=dewmark.Key.load(key_file), host=given.host, **settings)
     found = bound.detect_batch(texts, prompts=prompts, fpr=0.001)
     p = {on: sorted(d.p_value for d, m in zip(found, marked, strict=True) if m is on) for on in (True, False)}
+    z = [d.z for d, m in zip(found, marked, strict=True) if m]
     return {
         "marked_below_0.001": sum(value < 0.001 for value in p[True]),
         "unmarked_below_0.001": sum(value < 0.001 for value in p[False]),
         "of_each": given.verdicts,
         "largest_marked_p": p[True][-1],
         "smallest_unmarked_p": p[False][0],
+        "marked_z_mean_and_sd": [round(statistics.mean(z), 2), round(statistics.stdev(z), 2)],
+        "units_scored": round(statistics.mean(d.tokens_scored for d in found), 1),
         "seconds": round(seconds, 1),
     }
 

@@ -155,6 +155,13 @@ def test_a_row_without_any_usable_logit_goes_back_as_it_came(host, bag_encoder, 
         assert torch.equal(marked[1], scores[1])
 
 
+def test_no_request_waits_for_the_encoder_to_load(host, bag_encoder, tmp_path) -> None:
+    bound_for("dew words", host, tmp_path).rows(CPU)  # every word of the vocabulary is on the disk now
+    bag_encoder.calls.clear()
+    bound_for("dew words", host, tmp_path).rows(CPU)
+    assert bag_encoder.calls == [1]
+
+
 def test_temperature_must_be_positive() -> None:
     with pytest.raises(ConfigError, match="temperature must be positive, got 0"):
         Warping(temperature=0.0)

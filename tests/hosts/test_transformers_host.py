@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import subprocess
 import sys
 from pathlib import Path
@@ -168,13 +169,27 @@ def test_a_failed_conversion_leaves_nothing_behind(cache, tmp_path):
     assert list((cache / "hosts").iterdir()) == []
 
 
-def test_a_packaged_host_is_converted_from_its_package(cache, tmp_path, monkeypatch):
-    calls = []
+def packaged(tmp_path, monkeypatch, *, tokenizer):
+    """A package smollm2-135m that holds the tiny model of `converter`; gives the calls of the latter."""
+    calls, package = [], dataclasses.replace(sources.PACKAGED["smollm2-135m"], tokenizer=tokenizer)
+    monkeypatch.setitem(sources.PACKAGED, package.name, package)
     monkeypatch.setattr(sources, "convert_gguf", converter(tmp_path, calls))
-    entry = tmp_path / sources.PACKAGED["smollm2-135m"].entry
+    entry = tmp_path / package.entry
     entry.parent.mkdir()
     entry.write_bytes(b"weights")
     monkeypatch.setattr(sources, "fetch", lambda name, *, progress: tmp_path)
+    return calls
+
+
+def test_a_packaged_host_whose_tokenizer_was_read_wrongly_is_refused(cache, tmp_path, monkeypatch):
+    packaged(tmp_path, monkeypatch, tokenizer="0123456789abcdef")
+    with pytest.raises(ModelError, match="expected 0123456789abcdef.*transformers>=") as error:
+        host_info("smollm2-135m")
+    assert "\n" not in str(error.value)
+
+
+def test_a_packaged_host_is_converted_from_its_package(cache, tmp_path, monkeypatch):
+    calls = packaged(tmp_path, monkeypatch, tokenizer="")
     info = host_info("smollm2-135m")
     assert info.name == "smollm2-135m"
     assert info.identity.startswith("smollm2-135m@")

@@ -209,7 +209,8 @@ def _report(found: Sequence[Measured], *, json_: bool) -> None:
                 line.append("–")
                 continue
             ratio = "" if cost.ratio is None else f"  x{cost.ratio:.3g}"
-            line.append(f"{1000 * cost.least:.3g} ms{ratio}")
+            ms = 1000 * cost.least
+            line.append((f"{ms:.3g} ms" if ms < 999.5 else f"{ms:,.0f} ms") + ratio)
         table.add_row(name, *line)
     results().print(table, soft_wrap=False)
     write("fastest round; x: over the first row (for markllm over its own), median of the rounds' ratios\n")

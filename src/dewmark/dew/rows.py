@@ -117,6 +117,7 @@ class _Tokens(_Reader):
 class _Words(_Reader):
     def __init__(self, bound: BoundDEW, reader: WordReader, device: torch.device) -> None:
         self._reading = WordReading(bound, reader, device)
+        reader.vectors.load()  # seconds, which the requests of a running engine would wait
 
     def begin(self, prompt: Sequence[int]) -> WordRow:
         return self._reading.row(prompt[-_PROMPT:])

@@ -49,6 +49,7 @@ class PackagedModel:
     license: str
     summary: str
     pieces: tuple[str, ...] = ()
+    tokenizer: str = ""
 
     @property
     def distribution(self) -> str:
@@ -117,6 +118,7 @@ PACKAGED: dict[str, PackagedModel] = {
             dim=576,
             license="Apache-2.0",
             summary="SmolLM2-135M-Instruct, English, GGUF Q4_1",
+            tokenizer="9a6d7ac0ed13523e",
         ),
         PackagedModel(
             name="gemma3-270m",
@@ -147,6 +149,7 @@ PACKAGED: dict[str, PackagedModel] = {
             dim=640,
             license="Gemma Terms of Use",
             summary="Gemma-3-270M, many languages, GGUF Q4_K_M",
+            tokenizer="bc7ac94d4ae85b22",
             pieces=tuple(_gemma_piece(number) for number in range(1, len(_GEMMA_PIECES) + 1)),
         ),
         PackagedModel(

@@ -94,7 +94,10 @@ class WordStatistics:
         return self._project(vectors - self.context_centre)
 
     def _project(self, x: F32) -> F32:
-        return np.asarray(x - (x @ self.removed.T) @ self.removed, dtype=np.float32)
+        # in float64: the last bit of a product depends on how many rows it has, and rounding to float16 after
+        # it would make a word's row depend on the words that turned up with it
+        removed = self.removed.astype(np.float64)
+        return np.asarray(x - (x @ removed.T) @ removed, dtype=np.float32)
 
 
 class WordTokens:

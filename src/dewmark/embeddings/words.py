@@ -93,6 +93,10 @@ class WordVectors:
         """Words, in the form that `segmentation` gives them, to unit rows (N, dim)."""
         return self._memo.rows(words)
 
+    def load(self) -> None:
+        """Load the encoder now, for who cannot wait for it at the first new word."""
+        self.encoder.encode([""])
+
     def prepare(self, words: Collection[str], *, progress: Progress = silent) -> None:
         """Encode a whole vocabulary ahead of its use; what is known already costs a look-up."""
         distinct = list(dict.fromkeys(words))

@@ -12,6 +12,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from dewmark.embeddings.packaged import PACKAGED
+from dewmark.errors import ModelError
 from dewmark.hosts.gguf import quiet
 from dewmark.hosts.sources import Source, load_error, resolve
 from dewmark.hosts.tokenizers import HFTokenizer
@@ -36,6 +38,7 @@ def describe(source: Source, progress: Progress | None = None) -> tuple[HostInfo
         tokenizer, vocab_size = HFTokenizer.load(own), _vocab_size(Path(source.location))
     else:
         tokenizer, vocab_size = _ask_transformers(source)
+    _check_tokenizer(source, tokenizer)
 
     def embeddings() -> NDArray[np.float32]:
         from dewmark.hosts.weights import read_embeddings
@@ -50,6 +53,20 @@ def describe(source: Source, progress: Progress | None = None) -> tuple[HostInfo
         embeddings=embeddings,
     )
     return info, tokenizer
+
+
+def _check_tokenizer(source: Source, tokenizer: HFTokenizer) -> None:
+    """Refuse a packaged host whose texts are cut otherwise than it was trained: it would write nonsense.
+
+    The libraries read tokenizers out of GGUF files, and not every version reads each of them rightly
+    (transformers 5.17: not Gemma's).
+    """
+    package = PACKAGED.get(source.name)
+    if package is not None and package.tokenizer and package.tokenizer != tokenizer.identity:
+        raise ModelError(
+            f"the tokenizer of {source.name} was read wrongly (identity {tokenizer.identity}, expected "
+            f"{package.tokenizer}): pip install 'transformers>=5.22', delete {source.location}, try again"
+        )
 
 
 def _vocab_size(folder: Path) -> int:
