@@ -113,6 +113,7 @@ def test_a_report(run, marked, unmarked, tmp_path):
     written = {file.name for file in out.iterdir()}
     assert written == {
         "scores.jsonl", "evaluation.json", "report.md", "report.html", "table.tex", "table.csv", "figures",
+        "results.csv",
     }  # fmt: skip
     assert str(tmp_path) not in (out / "report.md").read_text()  # files by name: a report travels
     again = run("evaluate", "--scores", out / "scores.jsonl", "--json")

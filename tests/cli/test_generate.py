@@ -96,7 +96,7 @@ def test_an_interrupted_run_keeps_whole_batches_and_resumes(run, host, command, 
     host._alive = iter([None, None])
     stopped = run(*command, "--out", out, "--seed", 1)
     assert stopped.code == 130
-    assert "resume" in stopped.err.splitlines()[-1]
+    assert "generate --prompts" in stopped.err.splitlines()[-1]
     assert len(rows_of(out)) == 8
     host._alive = iter([None] * 9)
     assert run(*command, "--out", out, "--seed", 1).code == 0

@@ -10,6 +10,7 @@ import torch
 from scipy import stats
 
 from dewmark.errors import ConfigError, InputError, ModelError, NumericalError, VocabularyError
+from dewmark.hosts import likelihood
 from dewmark.hosts.base import Decoding
 from dewmark.hosts.fake import FakeHost
 
@@ -190,8 +191,9 @@ def test_log_likelihood_is_that_of_the_completion_only(host):
 def test_log_likelihood_in_small_batches_is_the_same(host, monkeypatch):
     texts = [row.text for row in write(host)]
     expected = host.log_likelihood(PROMPTS, texts)
-    monkeypatch.setattr("dewmark.hosts.likelihood._LOGITS_AT_ONCE", 512 * 30)
-    monkeypatch.setattr("dewmark.hosts.likelihood._POSITIONS_AT_ONCE", 5)
+    monkeypatch.setitem(likelihood._LOGITS_AT_ONCE, "cpu", 512 * 30)
+    monkeypatch.setitem(likelihood._TOKENS_AT_ONCE, "cpu", 60)
+    monkeypatch.setitem(likelihood._SUMMED_AT_ONCE, "cpu", 512 * 5)
     for (a, n), (b, m) in zip(host.log_likelihood(PROMPTS, texts), expected, strict=True):
         assert n == m
         assert a == pytest.approx(b, abs=1e-3)
