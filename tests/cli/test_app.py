@@ -57,6 +57,13 @@ def test_help_is_light():
     assert python(code).returncode == 0
 
 
+def test_the_package_is_the_command_too():
+    done = python(
+        "import runpy, sys; sys.argv[1:] = ['--version']; runpy.run_module('dewmark', run_name='__main__')"
+    )
+    assert done.stdout.split() == ["dewmark", dewmark.__version__]
+
+
 def test_version(run):
     assert run("--version").out == f"dewmark {dewmark.__version__}\n"
 

@@ -15,7 +15,7 @@ from dewmark.core.whitening import normalize_rows
 from dewmark.dew.window_rows import window_rows
 from dewmark.embeddings.contexts import ABSENT, WindowContexts
 from dewmark.embeddings.encoders import SentenceTransformerEncoder
-from dewmark.embeddings.graphed import GraphedEncoder, SentenceTransformerParts
+from dewmark.embeddings.graphed import GraphedEncoder, SentenceTransformerParts, padded
 from dewmark.embeddings.use import WordPieces
 from dewmark.embeddings.use_torch import TorchUSE
 from dewmark.testing.trial import tiny_host
@@ -46,6 +46,13 @@ def test_parts_make_up_the_encoder(encoder, monkeypatch, side):
     assert parts.tokenize(["river " * 100], multiple=8)[0].shape == (1, model.max_seq_length)
     found = parts(ids.to(DEVICE), mask.to(DEVICE))
     np.testing.assert_allclose(found.cpu().numpy(), encoder.encode(TEXTS), atol=1e-5)
+
+
+def test_padded():
+    ids, mask = padded([[5], [6, 7, 8]], multiple=4)
+    assert ids.tolist() == [[5, 0, 0, 0], [6, 7, 8, 0]]
+    assert mask.tolist() == [[1, 0, 0, 0], [1, 1, 1, 0]]
+    assert padded([[5], [6, 7]], fill=9)[0].tolist() == [[5, 9], [6, 7]]
 
 
 @cuda

@@ -16,7 +16,7 @@ from dewmark.embeddings.encoders import load_encoder
 from dewmark.embeddings.foreign import load_use, load_use_tokenizer
 from dewmark.embeddings.packaged import PACKAGED, fetch
 from dewmark.embeddings.use import WordPieces
-from dewmark.embeddings.use_torch import TorchUSE, batches, padded
+from dewmark.embeddings.use_torch import TorchUSE, batches
 from dewmark.errors import ModelError
 
 CPU = torch.device("cpu")
@@ -70,12 +70,6 @@ def test_batches_hold_every_row_once_within_the_budget() -> None:
     assert all(len(batch) * lengths[batch].max() <= 64 or len(batch) == 1 for batch in found)
     assert any(lengths[batch].max() > 64 for batch in found)  # longer than the budget, so alone
     assert list(batches(np.zeros(0, dtype=np.int64), budget=64)) == []
-
-
-def test_padded() -> None:
-    ids, mask = padded([[5], [6, 7, 8]], multiple=4)
-    assert ids.tolist() == [[5, 0, 0, 0], [6, 7, 8, 0]]
-    assert mask.tolist() == [[1, 0, 0, 0], [1, 1, 1, 0]]
 
 
 def test_words_are_cut_once() -> None:

@@ -92,5 +92,5 @@ class WindowRows:
             self._rows[start:end] = fresh
         else:  # (fresh - mean) @ matrix
             shift, matrix = self._whitening
-            self._rows[start:end] = torch.addmm(shift, fresh, matrix)
+            torch.addmm(shift, fresh, matrix, out=self._rows[start:end])
         self._index.update(zip(new, range(start, end), strict=True))

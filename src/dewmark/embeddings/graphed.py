@@ -8,14 +8,18 @@ Boundary: texts in, rows on the device out; nothing waits for the device.
 
 from __future__ import annotations
 
-import copy
 import threading
 from collections.abc import Sequence
+from itertools import chain
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 
-__all__ = ["Graphable", "GraphedEncoder", "SentenceTransformerParts"]
+from dewmark.embeddings.cutting import cutter_of
+from dewmark.embeddings.short_bert import short_bert
+
+__all__ = ["Graphable", "GraphedEncoder", "SentenceTransformerParts", "padded"]
 
 _MULTIPLE = 8
 _MOST_ROWS = 256
@@ -40,16 +44,15 @@ class SentenceTransformerParts:
         self._model = model
         self._prefix = prefix
         self.device: torch.device = model.device
-        self._cutter = _cutter(model)
+        self._cutter = cutter_of(model.tokenizer, model.max_seq_length)
+        first, *self._after = list(model)
+        self._short = short_bert(getattr(first, "auto_model", None)) if self._after else None
 
     def tokenize(self, texts: Sequence[str], *, multiple: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Ids and mask (N, T), each text cut at the model's own maximal length."""
         texts, tokenizer = [self._prefix + text for text in texts], self._model.tokenizer
         if self._cutter is not None:
-            rows = [found.ids for found in self._cutter.encode_batch_fast(texts)]
-            width, fill = -(-max(map(len, rows)) // multiple) * multiple, tokenizer.pad_token_id
-            ids = torch.tensor([row + [fill] * (width - len(row)) for row in rows])
-            return ids, torch.tensor([[1] * len(row) + [0] * (width - len(row)) for row in rows])
+            return padded(self._cutter.rows(texts), multiple=multiple, fill=tokenizer.pad_token_id)
         cut = tokenizer(
             texts,
             truncation=True,
@@ -63,28 +66,25 @@ class SentenceTransformerParts:
     def __call__(self, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         """Ids and mask (N, T) to rows (N, dim), in the model's precision."""
         features: Any = {"input_ids": ids, "attention_mask": mask}
-        for module in self._model:
+        modules = self._model
+        if self._short is not None and ids.shape[1] <= self._short.longest:
+            features["token_embeddings"], modules = self._short(ids, mask), self._after
+        for module in modules:
             features = module(features)
         found: torch.Tensor = features["sentence_embedding"]
         return found
 
 
-def _cutter(model: Any) -> Any:  # noqa: ANN401 - a SentenceTransformer, a Tokenizer of tokenizers or None
-    """A copy of the model's tokenizer that cuts long texts and pads none, if it is one of the usual kind.
-
-    What transformers puts around it costs as much again as the tokenizer itself, and every step waits for it.
-    """
-    tokenizer, longest = model.tokenizer, model.max_seq_length
-    usual = (
-        getattr(tokenizer, "is_fast", False)
-        and tokenizer.padding_side == tokenizer.truncation_side == "right"
-    )
-    if not usual or longest is None or tokenizer.pad_token_id is None:
-        return None
-    cutter = copy.deepcopy(tokenizer.backend_tokenizer)
-    cutter.no_padding()
-    cutter.enable_truncation(longest)
-    return cutter
+def padded(
+    rows: Sequence[Sequence[int]], *, multiple: int = 1, fill: int = 0
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Rows of ids as ids and mask (N, T), ``fill`` where none is; T is a multiple of ``multiple``."""
+    lengths = np.fromiter(map(len, rows), dtype=np.int64, count=len(rows))
+    tokens = -(-int(lengths.max()) // multiple) * multiple
+    mask = np.arange(tokens) < lengths[:, None]
+    ids = np.full(mask.shape, fill, dtype=np.int64)
+    ids[mask] = np.fromiter(chain.from_iterable(rows), dtype=np.int64, count=int(lengths.sum()))
+    return torch.from_numpy(ids), torch.from_numpy(mask.astype(np.int64))
 
 
 class _Shape:
@@ -103,16 +103,15 @@ class _Shape:
         stream: torch.cuda.Stream,
         pool: Any,  # noqa: ANN401 - torch does not name the type for others
     ) -> None:
-        self.ids = torch.zeros(rows, tokens, dtype=torch.long, device=model.device)
-        self.mask = torch.ones(rows, tokens, dtype=torch.long, device=model.device)
+        self.given = torch.ones(2, rows, tokens, dtype=torch.long, device=model.device)  # ids and mask
         stream.wait_stream(torch.cuda.current_stream(model.device))
         with torch.cuda.stream(stream):
             for _ in range(3):  # what is allocated or chosen at a first call must not be captured
-                model(self.ids, self.mask)
+                model(*self.given)
         stream.synchronize()
         self.graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self.graph, pool=pool, stream=stream):
-            self.rows = model(self.ids, self.mask)
+            self.rows = model(*self.given).float()
 
 
 class GraphedEncoder:
@@ -131,16 +130,15 @@ class GraphedEncoder:
         with self._lock:  # the buffers of a shape are filled and read by one thread at a time
             found = [self._encode(texts[i : i + _MOST_ROWS]) for i in range(0, len(texts), _MOST_ROWS)]
         with torch.cuda.stream(self.stream):
-            return torch.cat(found)
+            return torch.cat(found) if len(found) > 1 else found[0]
 
     def _encode(self, texts: Sequence[str]) -> torch.Tensor:
-        ids, mask = self._model.tokenize(texts, multiple=_MULTIPLE)
-        at = 1 << (len(texts) - 1).bit_length(), ids.shape[1]
+        given = torch.stack(self._model.tokenize(texts, multiple=_MULTIPLE))
+        at = 1 << (len(texts) - 1).bit_length(), given.shape[2]
         if at not in self._shapes:
             self._shapes[at] = _Shape(self._model, *at, stream=self.stream, pool=self._pool)
         shape = self._shapes[at]
         with torch.cuda.stream(self.stream):
-            shape.ids[: len(ids)].copy_(ids.pin_memory(), non_blocking=True)
-            shape.mask[: len(ids)].copy_(mask.pin_memory(), non_blocking=True)
+            shape.given[:, : len(texts)].copy_(given.pin_memory(), non_blocking=True)
             shape.graph.replay()
-            return shape.rows[: len(texts)].float().clone()
+            return shape.rows[: len(texts)].clone()

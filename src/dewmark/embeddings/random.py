@@ -9,13 +9,18 @@ from __future__ import annotations
 import hashlib
 import zlib
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dewmark.embeddings.encoders import Encoder
+from dewmark.embeddings.encoders import Encoder, same_device
 from dewmark.registry import unknown_name
+
+if TYPE_CHECKING:
+    import torch
+
+    from dewmark.embeddings.graphed import GraphedEncoder
 
 __all__ = ["PREFIX", "random_encoder"]
 
@@ -68,7 +73,8 @@ class RandomTransformer(Encoder):
     def __init__(self, name: str, *, device: str) -> None:
         super().__init__(name, identity=name)
         self._device = device
-        self._model: Any = None
+        self._parts: RandomParts | None = None
+        self._graphs: GraphedEncoder | None = None
 
     @property
     def dim(self) -> int:
@@ -79,37 +85,70 @@ class RandomTransformer(Encoder):
         """N texts to (N, 768)."""
         import torch
 
-        model = self._loaded()
-        rows = []
+        parts = self._loaded()
+        rows = np.zeros((len(texts), self.dim), dtype=np.float32)
         for i in range(0, len(texts), _BATCH):
-            pieces = [
-                [5 + zlib.crc32(word.encode()) % (_SHAPE["vocab_size"] - 5) for word in text.split()]
-                for text in texts[i : i + _BATCH]
-            ]
-            width = max(map(len, pieces), default=0) + 2
-            ids = torch.tensor(
-                [[0, *row, 2] + [1] * (width - len(row) - 2) for row in pieces], device=model.device
-            )
-            mask = ids != 1
+            ids, mask = parts.tokenize(texts[i : i + _BATCH], multiple=1)
             with torch.inference_mode():
-                states = model(input_ids=ids, attention_mask=mask).last_hidden_state * mask.unsqueeze(-1)
-            rows.append((states.sum(dim=1) / mask.sum(dim=1, keepdim=True)).float().cpu().numpy())
-        return np.concatenate(rows) if rows else np.zeros((0, self.dim), dtype=np.float32)
+                found = parts(ids.to(parts.device), mask.to(parts.device))
+            rows[i : i + _BATCH] = found.float().cpu().numpy()
+        return rows
 
-    def _loaded(self) -> Any:  # noqa: ANN401 - transformers types little
+    def graphed(self, device: torch.device) -> GraphedEncoder | None:
+        """The encoder as CUDA graphs, if it was loaded onto that device."""
+        from dewmark.embeddings.graphed import GraphedEncoder
+
+        with self._lock:
+            parts = self._loaded()
+            if device.type != "cuda" or not same_device(parts.device, device):
+                return None
+            if self._graphs is None:
+                self._graphs = GraphedEncoder(parts)
+            return self._graphs
+
+    def _loaded(self) -> RandomParts:
+        import torch
+
+        with self._lock:
+            if self._parts is None:
+                cuda = self._device == "auto" and torch.cuda.is_available()
+                target = torch.device("cuda" if cuda else "cpu" if self._device == "auto" else self._device)
+                self._parts = RandomParts(target)
+            return self._parts
+
+
+class RandomParts:
+    """Its two parts (`dewmark.embeddings.graphed.Graphable`): the CPU's, texts to ids, and the device's."""
+
+    def __init__(self, device: torch.device) -> None:
         import torch
         from transformers import XLMRobertaConfig, XLMRobertaModel
 
-        with self._lock:
-            if self._model is None:
-                cuda = self._device == "auto" and torch.cuda.is_available()
-                target = torch.device("cuda" if cuda else "cpu" if self._device == "auto" else self._device)
-                config = XLMRobertaConfig(
-                    **_SHAPE, intermediate_size=3072, max_position_embeddings=514, type_vocab_size=1
-                )
-                with torch.random.fork_rng(devices=[]):
-                    torch.manual_seed(0)
-                    model: Any = XLMRobertaModel(config, add_pooling_layer=False)  # type: ignore[no-untyped-call]
-                kind = torch.bfloat16 if target.type == "cuda" else torch.float32
-                self._model = model.eval().to(target, kind)
-            return self._model
+        from dewmark.embeddings.short_bert import short_bert
+
+        config = XLMRobertaConfig(
+            **_SHAPE, intermediate_size=3072, max_position_embeddings=514, type_vocab_size=1
+        )
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            model: Any = XLMRobertaModel(config, add_pooling_layer=False)  # type: ignore[no-untyped-call]
+        self._model = model.eval().to(device, torch.bfloat16 if device.type == "cuda" else torch.float32)
+        self._short = short_bert(self._model)
+        self.device = device
+
+    def tokenize(self, texts: Sequence[str], *, multiple: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Ids and mask (N, T), one id a word between those of beginning and end."""
+        from dewmark.embeddings.graphed import padded
+
+        words = _SHAPE["vocab_size"] - 5
+        rows = [[0, *(5 + zlib.crc32(word.encode()) % words for word in text.split()), 2] for text in texts]
+        return padded(rows, multiple=multiple, fill=1)
+
+    def __call__(self, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        """Ids and mask (N, T) to rows (N, 768), in the model's precision."""
+        if self._short is not None and ids.shape[1] <= self._short.longest:
+            states = self._short(ids, mask)
+        else:
+            states = self._model(input_ids=ids, attention_mask=mask).last_hidden_state
+        present = mask.unsqueeze(-1).to(states.dtype)
+        return (states * present).sum(dim=1) / present.sum(dim=1)

@@ -11,7 +11,6 @@ Boundary: texts or padded ids in, unit rows out; what becomes of them is the cal
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,12 +19,13 @@ import torch
 from numpy.typing import NDArray
 from torch.nn.functional import layer_norm, normalize, pad, relu
 
+from dewmark.embeddings.graphed import padded
 from dewmark.errors import ModelError
 
 if TYPE_CHECKING:
     from dewmark.embeddings.use import WordPieces
 
-__all__ = ["TorchUSE", "batches", "padded"]
+__all__ = ["TorchUSE", "batches"]
 
 F32 = NDArray[np.float32]
 I64 = NDArray[np.int64]
@@ -107,16 +107,6 @@ def _neighbours(x: torch.Tensor, n: int, before: int) -> torch.Tensor:
     tokens = x.shape[1]
     wide = pad(x, (0, 0, before, n - 1 - before))
     return torch.cat([wide[:, i : i + tokens] for i in range(n)], dim=-1)
-
-
-def padded(rows: Sequence[Sequence[int]], *, multiple: int = 1) -> tuple[torch.Tensor, torch.Tensor]:
-    """Rows of ids as ids and mask (N, T), 0 where none is; T is a multiple of ``multiple``."""
-    lengths = np.fromiter(map(len, rows), dtype=np.int64, count=len(rows))
-    tokens = -(-int(lengths.max()) // multiple) * multiple
-    mask = np.arange(tokens) < lengths[:, None]
-    ids = np.zeros(mask.shape, dtype=np.int64)
-    ids[mask] = np.fromiter(chain.from_iterable(rows), dtype=np.int64, count=int(lengths.sum()))
-    return torch.from_numpy(ids), torch.from_numpy(mask.astype(np.int64))
 
 
 def batches(lengths: I64, *, budget: int) -> Iterator[I64]:

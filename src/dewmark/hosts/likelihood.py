@@ -15,13 +15,20 @@ import torch
 from dewmark.errors import NumericalError
 from dewmark.hosts.decoding import CausalLM, forward_parameters, pad_left
 
-__all__ = ["completion_logits", "score_completions"]
+__all__ = [
+    "LOGITS_AT_ONCE",
+    "SUMMED_AT_ONCE",
+    "completion_logits",
+    "device_kind",
+    "not_a_number",
+    "score_completions",
+]
 
 # by the kind of device: logits (rows, completion tokens, vocab) and padded tokens of a batch, and logits that
 # are turned into log-probabilities at once
-_LOGITS_AT_ONCE = {"cpu": 1 << 26, "cuda": 1 << 28}
+LOGITS_AT_ONCE = {"cpu": 1 << 26, "cuda": 1 << 29}
 _TOKENS_AT_ONCE = {"cpu": 1 << 13, "cuda": 1 << 16}
-_SUMMED_AT_ONCE = {"cpu": 1 << 22, "cuda": 1 << 27}
+SUMMED_AT_ONCE = {"cpu": 1 << 22, "cuda": 1 << 27}
 
 Rows = Sequence[Sequence[int]]
 
@@ -39,7 +46,7 @@ def score_completions(
         logits = _batch_logits(model, [sorted_prompts[i] for i in batch], chosen, fill_id, vocab_size)
         for i, found in zip(batch, _summed(logits, chosen), strict=True):
             if math.isnan(found):
-                raise _not_a_number(model, order[i])
+                raise not_a_number(model, order[i])
             sums[order[i]] = found
     return sums
 
@@ -52,11 +59,10 @@ def _summed(logits: torch.Tensor, completions: Rows) -> list[float]:
     ids, mask = pad_left(completions, fill_id=0, device=logits.device)
     sums: list[float] = []
     # in pieces: a float32 copy of all logits would double the memory
-    step = max(_SUMMED_AT_ONCE[_kind(logits.device)] // (longest * vocab), 1)
+    step = max(SUMMED_AT_ONCE[device_kind(logits.device)] // (longest * vocab), 1)
     for start in range(0, rows, step):
-        part = logits[start : start + step].float()
-        wanted = ids[start : start + step, :, None]
-        found = part.gather(2, wanted).squeeze(2) - part.logsumexp(dim=-1)
+        part = logits[start : start + step].log_softmax(dim=-1, dtype=torch.float32)
+        found = part.gather(2, ids[start : start + step, :, None]).squeeze(2)
         outside = mask[start : start + step] == 0
         sums += found.double().masked_fill(outside, 0.0).sum(dim=1).tolist()
     return sums
@@ -75,11 +81,12 @@ def completion_logits(
         for i, row, completion in zip(batch, logits, chosen, strict=True):
             own = row[row.shape[0] - len(completion) :]
             if bool(torch.isnan(own).any()):
-                raise _not_a_number(model, i)
+                raise not_a_number(model, i)
             yield own
 
 
-def _not_a_number(model: CausalLM, text: int) -> NumericalError:
+def not_a_number(model: CausalLM, text: int) -> NumericalError:
+    """What to say of a text whose probabilities are no numbers."""
     return NumericalError(
         f"{type(model).__name__} gives NaN for text {text} in {model.dtype}: "
         "load the host with dtype='float32'"
@@ -114,7 +121,7 @@ def _batch_logits(
 
 def _batches(model: CausalLM, prompts: Rows, completions: Rows, vocab_size: int) -> Iterator[list[int]]:
     """Neighbouring rows, as many as memory has room for (or one row)."""
-    kind = _kind(model.get_input_embeddings().weight.device)
+    kind = device_kind(model.get_input_embeddings().weight.device)
     cut = "logits_to_keep" in forward_parameters(model)  # else there are logits of the prompts too
     batch: list[int] = []
     width = kept = 0
@@ -123,7 +130,7 @@ def _batches(model: CausalLM, prompts: Rows, completions: Rows, vocab_size: int)
         kept = max(kept, len(completion) + 1) if cut else width
         rows = len(batch) + 1
         if batch and (
-            rows * width > _TOKENS_AT_ONCE[kind] or rows * kept * vocab_size > _LOGITS_AT_ONCE[kind]
+            rows * width > _TOKENS_AT_ONCE[kind] or rows * kept * vocab_size > LOGITS_AT_ONCE[kind]
         ):
             yield batch
             batch, width = [], len(prompt) + len(completion)
@@ -133,5 +140,6 @@ def _batches(model: CausalLM, prompts: Rows, completions: Rows, vocab_size: int)
         yield batch
 
 
-def _kind(device: torch.device) -> str:
+def device_kind(device: torch.device) -> str:
+    """The name under which bounds on memory are kept."""
     return "cuda" if device.type == "cuda" else "cpu"
