@@ -125,7 +125,10 @@ def test_one_seed_is_judged_by_itself_and_said_so() -> None:
     assert not clean.held_out
     assert at.fpr.mean == 0.05
     assert at.tpr.half_range == 0.0
-    assert any(note.startswith("one seed only (s)") for note in found.notes)
+    assert any(note.startswith("one seed only: ") for note in found.notes)
+    rows = (scored({name: 3.0}, UNCHANGED, texts=50, seeds=seeds) for name, seeds in (("s", 1), ("t", 3)))
+    both = [row for some in rows for row in some]
+    assert any(note.startswith("one seed only (s): ") for note in evaluate(both).notes)
 
 
 def test_too_few_negatives_are_flagged() -> None:

@@ -203,10 +203,10 @@ def _notes(cells: Sequence[Cell]) -> Iterable[str]:
         )
     single = {cell.scheme for cell in cells if any(not each.held_out for each in cell.against)}
     if single:
-        yield (
-            f"one seed only ({', '.join(sorted(single))}): "
-            "thresholds are set on the same negatives that they are counted on"
+        which = (
+            "" if len(single) == len({cell.scheme for cell in cells}) else f" ({', '.join(sorted(single))})"
         )
+        yield f"one seed only{which}: thresholds are set on the same negatives that they are counted on"
     unmatched = {
         cell.attack
         for cell in cells

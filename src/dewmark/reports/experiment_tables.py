@@ -64,7 +64,12 @@ def _tpr_table(run: RunFiles, evaluation: Evaluation, null: str, *, whole: bool)
     columns, rows = _by_attack(evaluation, takes)
     if whole:
         columns, rows = _with_quality(run, columns, rows)
-    notes = [f"Mean ± half-range over seeds; thresholds from {_NULLS[null]}, of the other seeds."]
+    seeds = {seed for cell in evaluation.cells for seed in cell.seeds}
+    notes = [
+        f"Mean ± half-range over seeds; thresholds from {_NULLS[null]}, of the other seeds."
+        if len(seeds) > 1
+        else f"One seed; thresholds from {_NULLS[null]}."
+    ]
     if any(figure and _FEW in figure.flag for row in rows for figure in row.figures):
         notes.append(
             f"{_FEW} Fewer calibrating texts than 1/rate: the threshold is merely the largest score."
