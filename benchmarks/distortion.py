@@ -6,7 +6,9 @@ Averaged over keys each candidate's noise is exact, so with unrelated candidates
 from the host's distribution. Related candidates (" big", " large") share noise under one key. Over keys the
 alignments of the candidates in one context are jointly normal with covariance ⟨t_i, t_j⟩, so no key need be
 drawn: for places in real text the benchmark simulates the race and gives the total variation distance between
-the host's probabilities and the mean choice, beside what as many draws show for independent noise.
+the host's probabilities and the mean choice, and by how many nats the mean choice is less likely than a draw
+from the host (what the logarithm of perplexity gains), each beside what as many draws show for independent
+noise.
 """
 
 from __future__ import annotations
@@ -43,8 +45,8 @@ def main() -> None:
     logits = [
         each[-1].double().numpy() for each in host.next_logits([""] * len(texts), [t.ids for t in texts])
     ]
-    print("| configuration | α | mean distance | largest | the same with independent noise |")
-    print("| --- | --- | --- | --- | --- |")
+    print("| configuration | α | mean distance | largest | independent noise | nats | independent noise |")
+    print("| --- | --- | --- | --- | --- | --- | --- |")
     for name, settings in args.config:
         scheme = dewmark.load_scheme("dew", key=dewmark.Key(bytes(32)), host=host.info, **settings)
         for alpha in args.alpha:
@@ -55,12 +57,19 @@ def main() -> None:
                 p = np.exp(scores[top] - scores[top].max())
                 rows = candidates(scheme, text.ids[:-1], top)
                 rng = np.random.default_rng(i)
-                found.append(distance(p / p.sum(), rows, alpha, args.draws, rng))
-                base.append(distance(p / p.sum(), np.zeros((len(p), 1)), alpha, args.draws, rng))
+                found.append(moved(p / p.sum(), rows, alpha, args.draws, rng))
+                base.append(moved(p / p.sum(), np.zeros((len(p), 1)), alpha, args.draws, rng))
+            (distances, nats), (chance, noise) = np.transpose(found), np.transpose(base)
             print(
-                f"| {name} | {alpha:g} | {np.mean(found):.4f} | {np.max(found):.4f} | {np.mean(base):.4f} |",
+                f"| {name} | {alpha:g} | {distances.mean():.4f} | {distances.max():.4f} "
+                f"| {chance.mean():.4f} | {_mean(nats)} | {_mean(noise)} |",
                 flush=True,
             )
+
+
+def _mean(values: F64) -> str:
+    """A mean and its standard error over places."""
+    return f"{values.mean():+.4f} ± {values.std(ddof=1) / np.sqrt(len(values)):.4f}"
 
 
 def candidates(scheme: BoundScheme, before: tuple[int, ...], top: NDArray[np.int64]) -> F64:
@@ -76,8 +85,8 @@ def candidates(scheme: BoundScheme, before: tuple[int, ...], top: NDArray[np.int
     return rows
 
 
-def distance(p: F64, rows: F64, alpha: float, draws: int, rng: np.random.Generator) -> float:
-    """Total variation between p (m,) and the mean choice of the race under random keys."""
+def moved(p: F64, rows: F64, alpha: float, draws: int, rng: np.random.Generator) -> tuple[float, float]:
+    """From p (m,) to the mean choice of the race under random keys: total variation, and nats lost."""
     marked = np.any(rows != 0, axis=1)
     counts = np.zeros(len(p))
     for start in range(0, draws, 2000):
@@ -87,7 +96,8 @@ def distance(p: F64, rows: F64, alpha: float, draws: int, rng: np.random.Generat
         x = np.where(marked, np.sqrt(alpha) * u + np.sqrt(1.0 - alpha) * fresh, fresh)
         winners = np.argmin(-log_ndtr(x) / p, axis=1)
         counts += np.bincount(winners, minlength=len(p))
-    return float(0.5 * np.abs(counts / draws - p).sum())
+    change = counts / draws - p
+    return float(0.5 * np.abs(change).sum()), float(-change @ np.log(p))
 
 
 if __name__ == "__main__":
