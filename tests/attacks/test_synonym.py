@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from transformers import AutoModelForMaskedLM, AutoTokenizer
 
 from dewmark.attacks import load_attack
 from dewmark.attacks.masked_lm import MaskedLM, find_masked_lm
-from dewmark.attacks.synonym import Synonym
+from dewmark.attacks.synonym import Synonym, _Gaps
 from dewmark.errors import ConfigError, ModelError
 from dewmark.hosts.fake import FakeHost, tiny_tokenizer
 
@@ -134,24 +135,56 @@ def _put(text: str, old: object, new: list[str]) -> list[str]:
 
 
 class TestWeighed:
-    def test_the_synonym_is_the_one_the_host_finds_likeliest(self, weighed: Synonym):
-        text = "the old city was over the house"
-        host = FakeHost()
-        made = weighed.apply([text], seeds=[0])[0].split()
-        assert made[2] == "metropolis"  # its only one; "old" has three letters and stays
-        assert made[1] == "old"
-        scored = {
-            new: host.log_likelihood(["the old city was over the"], [f" {new}"])[0][0]
-            for new in ("home", "dwelling", "shelter")
+    @pytest.mark.parametrize("seed", range(8))
+    @pytest.mark.parametrize(
+        ("after", "rest"), [("", ""), (" by the sea", ""), (" by the sea on", " the water and in the sun")]
+    )
+    def test_the_synonym_is_the_one_the_host_finds_likeliest(
+        self, weighed: Synonym, after: str, rest: str, seed: int, monkeypatch: pytest.MonkeyPatch
+    ):
+        host = FakeHost(seed=seed)
+        synonyms = ["river", "bridge", "road", "tree", "ship", "story", "heart"]  # a token each
+        monkeypatch.setattr("dewmark.hosts.load_host", lambda name, **_: host)
+        monkeypatch.setattr(Synonym, "_candidates", lambda _, word: synonyms if word == "house" else [])
+        before = "the old city was new and there was light in the night of the town that is over the"
+        (made,) = weighed.apply([f"{before} house{after}{rest}"], seeds=[0])
+        scored = host.log_likelihood([f"<bos>{before}"] * 7, [f" {new}{after}" for new in synonyms])
+        _, best = max(zip(scored, synonyms, strict=True))
+        assert made == f"{before} {best}{after}{rest}"
+
+    def test_words_of_three_letters_stay(self, weighed: Synonym):
+        assert weighed.apply(["the old city"], seeds=[0]) == ["the old metropolis"]
+
+    def test_neither_the_batch_nor_its_size_changes_a_text(self, weighed: Synonym):
+        texts = [TEXT, "the house was over the city", "the walk", TEXT.lower() * 3, "house " * 40]
+        seeds = range(len(texts))
+        alone = [weighed.apply([text], seeds=[seed])[0] for text, seed in zip(texts, seeds, strict=True)]
+        assert weighed.apply(texts, seeds=seeds) == alone
+        assert weighed.apply(texts[::-1], seeds=seeds[::-1])[::-1] == alone
+        assert dataclasses.replace(weighed, batch_size=2).apply(texts, seeds=seeds) == alone
+
+    def test_a_word_is_weighed_with_the_capitals_that_it_gets(self, weighed: Synonym):
+        gaps = _Gaps('The "House" was RIVER-like, a WALK', 0, 1.0, weighed._has_synonyms)
+        assert set(gaps.branches(weighed._candidates)) == {
+            *((5, f'{word}" was RIVER-like, a WALK') for word in ("Home", "Dwelling", "Shelter")),
+            (30, "STROLL"),
         }
-        assert made[6] == max(scored, key=scored.__getitem__)
 
     def test_the_methods_have_two_labels_and_identities(self, masked: Synonym, weighed: Synonym):
         assert (masked.label, weighed.label) == ("synonym", "synonym-wordnet")
         assert masked.identity()["model"].startswith("bert@")
         assert "host" not in masked.identity()
         assert "model" not in weighed.identity()
+        assert weighed.identity()["ranking"] == "whole-left"  # earlier versions saw 16 words
+        assert "ranking" not in masked.identity()
         assert {"wordnet", "method", "r"} <= set(masked.identity()) & set(weighed.identity())
+
+    def test_the_host_is_described_once(self, weighed: Synonym, monkeypatch: pytest.MonkeyPatch):
+        first = weighed.identity()
+        monkeypatch.setattr(
+            "dewmark.hosts.host_info", None
+        )  # it reads files, and rows carry an identity each
+        assert weighed.identity() == first
 
     def test_a_text_without_synonyms_stays(self, weighed: Synonym):
         assert weighed.apply(["the of and", "x"], seeds=[0, 1]) == ["the of and", "x"]

@@ -21,9 +21,7 @@ WORDS = [
 
 def bert():
     """As of BERT, MiniLM and MPNet."""
-    tokenizer = Tokenizer(
-        models.WordPiece({piece: i for i, piece in enumerate(PIECES)}, unk_token="[UNK]")
-    )
+    tokenizer = Tokenizer(models.WordPiece({piece: i for i, piece in enumerate(PIECES)}, unk_token="[UNK]"))
     tokenizer.normalizer = normalizers.BertNormalizer()
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     tokenizer.post_processor = processors.BertProcessing(("[SEP]", 3), ("[CLS]", 2))

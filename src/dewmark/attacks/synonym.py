@@ -5,14 +5,15 @@ Two methods, with two labels, because they are different attacks:
 - ``masked``, the paper's: of a text's W words ⌊r·W⌉, drawn among those with a WordNet entry, are masked one
   after the other, and the likeliest word of a masked language model takes the place (it may be the old one).
 - ``wordnet``, where no masked model can be had: the words are drawn among those with WordNet synonyms, and
-  that synonym takes the place under which a causal host finds the passage likeliest.
+  that synonym takes the place which a causal host finds likeliest, together with the words after it, behind
+  all the text before it.
 """
 
 from __future__ import annotations
 
 import functools
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
 
@@ -23,14 +24,14 @@ from dewmark.workspace import Progress
 
 if TYPE_CHECKING:
     from dewmark.attacks.masked_lm import MaskedLM
-    from dewmark.hosts.base import Host
     from dewmark.hosts.sources import Source
+    from dewmark.hosts.transformers import TransformersHost
 
 __all__ = ["Synonym"]
 
 _CANDIDATES = 5  # synonyms of one word that are weighed, frequent senses first
 _LEAST_LETTERS = 4  # shorter words have odd synonyms: "he" is helium
-_WORDS_BEFORE, _WORDS_AFTER = 16, 4  # the passage in which synonyms are weighed
+_WORDS_AFTER = 4  # that are weighed together with a synonym
 
 
 @dataclass(frozen=True)
@@ -68,9 +69,7 @@ class Synonym(Attack):
         common = {"name": self.name, "method": self.method, "r": self.r, "wordnet": self._lexicon.identity}
         if self.method == "masked":
             return {**common, "model": self._source.identity, "window": self.window}
-        from dewmark.hosts import host_info
-
-        return {**common, "host": host_info(self.host).identity}
+        return {**common, "host": self._host_identity, "ranking": "whole-left"}
 
     def rewrite(self, texts: Sequence[str], *, seeds: Sequence[int], progress: Progress) -> list[str]:
         """Each text with some words replaced."""
@@ -98,26 +97,24 @@ class Synonym(Attack):
         """Every candidate in its text as it was; many texts at once, so that a device is busy."""
         for done in range(0, len(cut), self.batch_size):
             progress("substituting words", done, len(cut))
-            places = [(gaps, place) for gaps in cut[done : done + self.batch_size] for place in gaps.places]
-            choices = [self._candidates(gaps.pieces[place]) for gaps, place in places]
-            contexts, passages = [], []
-            for (gaps, place), synonyms in zip(places, choices, strict=True):
-                context, space, after = _passage(*gaps.around(place))
-                contexts += [context] * len(synonyms)
-                passages += [f"{space}{word}{after}" for word in synonyms]
-            scores = iter(self._likelihoods(contexts, passages))
-            for (gaps, place), synonyms in zip(places, choices, strict=True):
-                gaps.put(place, max(synonyms, key=lambda _: next(scores)))
+            batch = cut[done : done + self.batch_size]
+            scores = self._likelihoods(
+                [gaps.text for gaps in batch], [gaps.branches(self._candidates) for gaps in batch]
+            )
+            for gaps, scored in zip(batch, scores, strict=True):
+                gaps.choose(self._candidates, scored)
         progress("substituting words", len(cut), len(cut))
 
-    def _likelihoods(self, contexts: Sequence[str], passages: Sequence[str]) -> list[float]:
-        """Log-likelihood of each passage after its context; in float32, whose products may be rounded."""
+    def _likelihoods(
+        self, texts: Sequence[str], branches: Sequence[Sequence[tuple[int, str]]]
+    ) -> list[list[float]]:
+        """Log-likelihood of each text's branches; in float32, whose products may be rounded."""
         import torch
 
         before = torch.get_float32_matmul_precision()
         torch.set_float32_matmul_precision("high")  # for the tensor cores of a GPU
         try:
-            return [score for score, _ in self._host_model.log_likelihood(contexts, passages)]
+            return self._host_model.branch_log_likelihood(texts, branches)
         finally:
             torch.set_float32_matmul_precision(before)
 
@@ -151,7 +148,13 @@ class Synonym(Attack):
         return MaskedLM(self._source, device=self.device)
 
     @functools.cached_property
-    def _host_model(self) -> Host:
+    def _host_identity(self) -> str:  # kept: a run asks for it with every text, and files are read for it
+        from dewmark.hosts import host_info
+
+        return host_info(self.host).identity
+
+    @functools.cached_property
+    def _host_model(self) -> TransformersHost:
         from dewmark.hosts import load_host
 
         return load_host(self.host, device=self.device, dtype="float32")
@@ -162,19 +165,24 @@ class _Gaps:
 
     def __init__(self, text: str, seed: int, share: float, known: Callable[[str], bool]) -> None:
         found = words(text)
-        cores = [(word.start(), *_core(word.group())) for word in found]
-        eligible = [(start + at, core) for start, at, core in cores if core.isalpha() and known(core)]
+        cores = [(word.start(), i, *_core(word.group())) for i, word in enumerate(found)]
+        eligible = [(start + at, i, core) for start, i, at, core in cores if core.isalpha() and known(core)]
         wanted = min(round(share * len(found)), len(eligible))
         drawn = random.Random(seed).sample(eligible, wanted)
+        self.text = text
         self.pieces: list[str] = []
+        self._passages: list[tuple[int, str]] = []  # where a place's word begins, and some words after it
         at = 0
         numbers = {}
-        for start, core in sorted(drawn):
+        for start, _, core in sorted(drawn):
             self.pieces += [text[at:start], core]
             numbers[start] = len(self.pieces) - 1
             at = start + len(core)
         self.pieces.append(text[at:])
-        self.places = [numbers[start] for start, _ in drawn]
+        self.places = [numbers[start] for start, _, _ in drawn]
+        for start, i, core in drawn:
+            end = found[min(i + _WORDS_AFTER, len(found) - 1)].end()
+            self._passages.append((start, text[start + len(core) : end]))
 
     def around(self, place: int) -> tuple[str, str]:
         """The text before and after a place, as it is now."""
@@ -182,24 +190,31 @@ class _Gaps:
 
     def put(self, place: int, word: str) -> None:
         """Replace the word at a place, with the old one's capitals."""
-        old = self.pieces[place]
-        if len(old) > 1 and old.isupper():
-            word = word.upper()
-        elif old[0].isupper():
-            word = word[0].upper() + word[1:]
-        self.pieces[place] = word
+        self.pieces[place] = _cased(word, self.pieces[place])
+
+    def branches(self, candidates: Callable[[str], list[str]]) -> list[tuple[int, str]]:
+        """For each place and each candidate for its word: where the text goes on with it, and how."""
+        return [
+            (start, _cased(word, self.pieces[place]) + after)
+            for place, (start, after) in zip(self.places, self._passages, strict=True)
+            for word in candidates(self.pieces[place])
+        ]
+
+    def choose(self, candidates: Callable[[str], list[str]], scores: Iterable[float]) -> None:
+        """Put the best candidate at each place, by scores in the order of `branches`."""
+        score = iter(scores)
+        for place in self.places:
+            self.put(place, max(candidates(self.pieces[place]), key=lambda _: next(score)))
+
+
+def _cased(word: str, old: str) -> str:
+    """A word with the capitals of the one that it replaces."""
+    if len(old) > 1 and old.isupper():
+        return word.upper()
+    return word[0].upper() + word[1:] if old[0].isupper() else word
 
 
 def _core(word: str) -> tuple[int, str]:
     """A word without the marks around it, and how many stand before it."""
     letters = [i for i, character in enumerate(word) if character.isalnum()]
     return (letters[0], word[letters[0] : letters[-1] + 1]) if letters else (0, "")
-
-
-def _passage(left: str, right: str) -> tuple[str, str, str]:
-    """The words before a gap (the context), the space between them and the gap, and the words after it."""
-    before, after = words(left), words(right)
-    start = before[-_WORDS_BEFORE].start() if len(before) >= _WORDS_BEFORE else 0
-    context = left[start:].rstrip()
-    end = after[_WORDS_AFTER - 1].end() if len(after) >= _WORDS_AFTER else len(right)
-    return context, left[start + len(context) :], right[:end]

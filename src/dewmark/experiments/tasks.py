@@ -178,6 +178,7 @@ class Attacking(Task):
     def run(self, bench: Bench, tell: Tell) -> None:
         """Attack batch by batch; every other field of a row stays."""
         attack = bench.attack(self.attack)
+        identity = attack.identity()
         with self.target.growing(self.rows, batch=attack.at_once) as batches:
             for batch in batches:
                 rows = self.source.read(batch.stop)[batch.start :]
@@ -185,7 +186,7 @@ class Attacking(Task):
                 made = attack.apply(texts, seeds=[row["seed"] for row in rows])
                 self.target.append(
                     [
-                        {**row, "text": text, "attack": attack.identity(), "original_text": row["text"]}
+                        {**row, "text": text, "attack": identity, "original_text": row["text"]}
                         for row, text in zip(rows, made, strict=True)
                     ]
                 )

@@ -6,6 +6,7 @@ decides nothing about schemes.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
 
@@ -15,6 +16,7 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase
 from dewmark.drafts import Drafts
 from dewmark.errors import ConfigError, InputError, ModelError, VocabularyError
 from dewmark.hosts.base import Decoding, Host, OnStep
+from dewmark.hosts.branch_likelihood import cut_branches, packable_length, score_branches
 from dewmark.hosts.decoding import CachedForward, CausalLM, decode
 from dewmark.hosts.drafting import write_drafts
 from dewmark.hosts.gguf import quiet
@@ -159,6 +161,30 @@ class TransformersHost(Host):
         except torch.OutOfMemoryError:
             raise self._out_of_memory("texts of this length") from None
         return [(score, len(completion)) for score, completion in zip(sums, completions, strict=True)]
+
+    def branch_log_likelihood(
+        self, texts: Sequence[str], branches: Sequence[Sequence[tuple[int, str]]]
+    ) -> list[list[float]]:
+        """For each text the log-probabilities (nats) of its branches, of each the sum over its tokens.
+
+        A branch (at, passage) is what would follow ``text[:at]``; a text stands after an empty prompt. Texts
+        are read once, with their branches packed behind them; where the model cannot (see
+        `branch_likelihood.packable_length`), each branch is a row with all the text before it.
+        """
+        (root,) = self.tokenizer.encode_prompts([""], needs_bos=self._needs_bos)
+        trunks, cut = cut_branches(self.tokenizer, texts, branches, root=root, context=self._context)
+        for row in (*trunks, *([*root, *branch.ids] for branch in cut)):
+            self._check_row("a text or branch", row, 0)
+        ids = {"fill_id": self._fill_id, "vocab_size": self.info.vocab_size}
+        try:
+            sums = iter(score_branches(self.model, trunks, cut, packable=self._packable, **ids))
+        except torch.OutOfMemoryError:
+            raise self._out_of_memory("texts of this length") from None
+        return [[next(sums) for _ in leaves] for leaves in branches]
+
+    @functools.cached_property
+    def _packable(self) -> int:
+        return packable_length(self.model, fill_id=self._fill_id, vocab_size=self.info.vocab_size)
 
     def next_logits(
         self, prompts: Sequence[str], completions: Sequence[Sequence[int]]
