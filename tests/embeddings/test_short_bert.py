@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch.nn.functional import layer_norm, scaled_dot_product_attention
 
-from dewmark.embeddings.short_bert import ShortBert, short_bert
+from dewmark.embeddings.short_bert import ShortBert, _known, short_bert
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1" and importlib.util.find_spec("triton") is not None
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -100,3 +100,14 @@ def test_only_known_encoders_on_cuda_have_a_short_form():
     assert short_bert(other.to(DEVICE)) is None
     assert short_bert(model_of("Bert").cpu()) is None
     assert (short_bert(model_of("Bert")) is not None) == (DEVICE.type == "cuda")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_weights_that_are_not_plain_are_left_to_the_model(kind):
+    class Adapted(torch.nn.Linear):
+        """Stands for a layer that adds something to its product, or keeps its weights packed."""
+
+    model = model_of(kind)
+    assert _known(model)
+    model.encoder.layer[1].attention.self.value = Adapted(48, 48)
+    assert not _known(model)

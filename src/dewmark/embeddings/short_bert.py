@@ -20,10 +20,23 @@ _KINDS = ("BertModel", "RobertaModel", "XLMRobertaModel")
 
 def short_bert(model: Any) -> ShortBert | None:  # noqa: ANN401 - any model of transformers
     """The model's layers in this form, where it is of a known kind on a CUDA device with Triton."""
-    known = type(model).__name__ in _KINDS and not model.config.is_decoder
-    if not known or model.device.type != "cuda" or importlib.util.find_spec("triton") is None:
+    if not _known(model) or model.device.type != "cuda" or importlib.util.find_spec("triton") is None:
         return None
     return ShortBert(model)
+
+
+def _known(model: Any) -> bool:  # noqa: ANN401 - see `short_bert`
+    """Whether the model is of a kind whose layers are known here, without adapters or packed weights."""
+    return (
+        type(model).__name__ in _KINDS
+        and not model.config.is_decoder
+        and all(type(part) is torch.nn.Linear for layer in model.encoder.layer for part in _products(layer))
+    )
+
+
+def _products(layer: Any) -> tuple[Any, Any, Any]:  # noqa: ANN401 - a module of transformers
+    attention = layer.attention.self
+    return attention.query, attention.key, attention.value
 
 
 class _Layer(NamedTuple):
@@ -45,7 +58,7 @@ class ShortBert:
         self._embeddings = model.embeddings
         self._heads: int = model.config.num_attention_heads
         self._layers = [
-            _Layer(_joined(layer.attention.self), layer.attention.output, layer.intermediate, layer.output)
+            _Layer(_joined(layer), layer.attention.output, layer.intermediate, layer.output)
             for layer in model.encoder.layer
         ]
 
@@ -62,8 +75,7 @@ class ShortBert:
         return x
 
 
-def _joined(attention: Any) -> tuple[torch.Tensor, torch.Tensor]:  # noqa: ANN401 - a module of transformers
+def _joined(layer: Any) -> tuple[torch.Tensor, torch.Tensor]:  # noqa: ANN401 - a module of transformers
     """Weights and biases of queries, keys and values, one below the other."""
-    parts = (attention.query, attention.key, attention.value)
-    weight = torch.cat([part.weight.detach() for part in parts])
-    return weight, torch.cat([part.bias.detach() for part in parts])
+    weight = torch.cat([part.weight.detach() for part in _products(layer)])
+    return weight, torch.cat([part.bias.detach() for part in _products(layer)])

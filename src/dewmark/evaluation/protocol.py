@@ -203,9 +203,8 @@ def _notes(cells: Sequence[Cell]) -> Iterable[str]:
         )
     single = {cell.scheme for cell in cells if any(not each.held_out for each in cell.against)}
     if single:
-        which = (
-            "" if len(single) == len({cell.scheme for cell in cells}) else f" ({', '.join(sorted(single))})"
-        )
+        everywhere = single == {cell.scheme for cell in cells}
+        which = "" if everywhere else f" ({', '.join(sorted(single))})"
         yield f"one seed only{which}: thresholds are set on the same negatives that they are counted on"
     unmatched = {
         cell.attack
