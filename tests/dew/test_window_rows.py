@@ -82,6 +82,16 @@ def test_rows_are_the_contexts_up_to_their_length(host, monkeypatch, whitened):
         assert not found[0].any()
 
 
+def test_rows_that_were_given_stay_when_the_memory_begins_again(host, monkeypatch):
+    monkeypatch.setattr(window_rows, "_MOST", 4)
+    encoder = BagEncoder()
+    rows = WindowRows(WindowContexts(encoder, host.tokenizer, None), Graphed(encoder), CPU)
+    first = rows.begin([(5, 6, 7), (8, 9, 10)])
+    kept = first.clone()
+    rows.begin([(20, 21, 22), (23, 24, 25), (26, 27, 28)])
+    assert torch.equal(first, kept)
+
+
 def test_a_window_is_encoded_once(host, monkeypatch):
     encoder = BagEncoder()
     rows = WindowRows(WindowContexts(encoder, host.tokenizer, None), Graphed(encoder), CPU)

@@ -38,13 +38,13 @@ def text_of(host):
 
 def test_a_local_folder_round_trips(folder):
     model, tokenizer = tiny_model(128, padded_vocab=16, seed=4)
-    loaded = load_host(str(folder))
+    loaded = load_host(str(folder), device="cpu")
     assert loaded.model.dtype == torch.float32
     assert text_of(loaded) == text_of(TransformersHost(model, tokenizer))
 
 
 def test_info_of_a_folder_is_that_of_its_model_without_loading_it(folder, monkeypatch):
-    loaded = load_host(str(folder))
+    loaded = load_host(str(folder), device="cpu")
     monkeypatch.setattr("transformers.AutoModelForCausalLM.from_pretrained", None)
     info = host_info(str(folder))
     table = info.embeddings()

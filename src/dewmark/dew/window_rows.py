@@ -63,12 +63,15 @@ class WindowRows:
         """
         # buffers that live on must be writable in any mode
         with self._lock, torch.cuda.stream(self.stream), torch.inference_mode(False), torch.no_grad():
-            wanted = [key for key in dict.fromkeys(windows) if any(i != ABSENT for i in key)]
+            wanted = [key for key in dict.fromkeys(windows) if key.count(ABSENT) < len(key)]
             if len(self._index) + len(wanted) > _MOST:
                 self._index = {}
+                self._rows = torch.zeros_like(self._rows[:_FIRST])  # others may still read the former rows
             new = [key for key in wanted if key not in self._index]
             if new:
-                self._add(new)
+                fresh = self._add(new)
+                if len(new) == len(windows):  # in their order, none twice
+                    return fresh if out is None else out.copy_(fresh)
             index = torch.tensor([self._index.get(key, 0) for key in windows], dtype=torch.long).pin_memory()
             return torch.index_select(self._rows, 0, index.to(self._rows.device, non_blocking=True), out=out)
 
@@ -79,18 +82,23 @@ class WindowRows:
         begun.record_stream(stream)
         return begun
 
-    def _add(self, new: list[Window]) -> None:
+    def _add(self, new: list[Window]) -> torch.Tensor:
+        """Encode windows that are not known; their rows."""
         start = len(self._index) + 1
         end = start + len(new)
-        texts = self._tokenizer.decode([[i for i in key if i != ABSENT] for key in new])
+        texts = self._tokenizer.decode(
+            [[i for i in key if i != ABSENT] if ABSENT in key else key for key in new]
+        )
         fresh = self._encoder.encode(texts)
         if end > len(self._rows):
             grown = torch.zeros(max(end, 2 * len(self._rows)), fresh.shape[1], device=fresh.device)
             grown[:start] = self._rows[:start]
             self._rows = grown
+        rows = self._rows[start:end]
         if self._whitening is None:
-            self._rows[start:end] = fresh
+            rows.copy_(fresh)
         else:  # (fresh - mean) @ matrix
             shift, matrix = self._whitening
-            torch.addmm(shift, fresh, matrix, out=self._rows[start:end])
+            torch.addmm(shift, fresh, matrix, out=rows)
         self._index.update(zip(new, range(start, end), strict=True))
+        return rows

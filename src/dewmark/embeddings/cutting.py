@@ -13,6 +13,7 @@ import copy
 import json
 import unicodedata
 from collections.abc import Sequence
+from itertools import chain
 from typing import Any
 
 __all__ = ["Cutter", "cutter_of"]
@@ -52,47 +53,48 @@ class Cutter:
         self._words.no_truncation()
         self._longest = longest
         self._around = self._special_ids() if _cuts_at_spaces(self._backend) else None
-        self._memo: dict[str, _Ids | None] = {}  # None: not to be cut from what stands before it
+        self._memo: dict[str, _Ids] = {}
+        self._joined: set[str] = set()  # words not to be cut from what stands before them
 
     def rows(self, texts: Sequence[str]) -> list[Sequence[int]]:
         """The ids of each text, special ones included."""
         if self._around is None:
             return self._whole(texts)
         cut = [text.split(" ") for text in texts]
-        self._learn(cut)
-        get, (before, after) = self._memo.get, self._around
-        room = self._longest - len(before) - len(after)
-        rows: list[Sequence[int]] = []
-        whole = []
-        for place, words in enumerate(cut):
-            row = list(before)
-            for word in words:
-                known = get(word)
-                if known is None:
-                    whole.append(place)
-                    break
-                row += known
-            del row[len(before) + room :]
-            row += after
-            rows.append(row)
-        for place, found in zip(whole, self._whole([texts[i] for i in whole]), strict=True):
-            rows[place] = found
+        rows = [self._known(words) for words in cut]
+        if not all(rows):
+            self._learn([words for words, row in zip(cut, rows, strict=True) if not row])
+            rows = [row or self._known(words) for words, row in zip(cut, rows, strict=True)]
+            rest = iter(self._whole([text for text, row in zip(texts, rows, strict=True) if not row]))
+            return [row or next(rest) for row in rows]
         return rows
+
+    def _known(self, words: Sequence[str]) -> Sequence[int]:
+        """The ids of a text of known words, at least one; nothing, if there are others."""
+        assert self._around is not None
+        before, after = self._around
+        try:
+            row = [*before, *chain.from_iterable(map(self._memo.__getitem__, words)), *after]
+        except KeyError:
+            return ()
+        if len(row) > self._longest:
+            row[self._longest - len(after) :] = after
+        return row
 
     def _learn(self, cut: Sequence[Sequence[str]]) -> None:
         """Cut the words that are new."""
-        memo = self._memo
-        new = list(dict.fromkeys(word for words in cut for word in words if word not in memo))
-        if not new:
-            return
-        if len(memo) + len(new) > _LIMIT:
-            memo.clear()
-            new = list(dict.fromkeys(word for words in cut for word in words))
+        words = dict.fromkeys(chain.from_iterable(cut))
+        if len(self._memo) + len(words) > _LIMIT:
+            self._memo.clear()
+            self._joined.clear()
+        new = [word for word in words if word not in self._memo and word not in self._joined]
         for word, found in zip(
             new, self._words.encode_batch_fast(new, add_special_tokens=False), strict=True
         ):
-            alone = len(word) <= _CHARACTERS and not (word and _leans(word[0]))
-            memo[word] = tuple(found.ids) if alone else None
+            if len(word) <= _CHARACTERS and not (word and _leans(word[0])):
+                self._memo[word] = tuple(found.ids)
+            else:
+                self._joined.add(word)
 
     def _whole(self, texts: Sequence[str]) -> list[Sequence[int]]:
         return [found.ids for found in self._backend.encode_batch_fast(list(texts))] if texts else []

@@ -30,8 +30,8 @@ class Graphable(Protocol):
 
     device: torch.device
 
-    def tokenize(self, texts: Sequence[str], *, multiple: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Ids and mask (N, T) of N texts, int64 on the CPU; T is a multiple of ``multiple``."""
+    def tokenize(self, texts: Sequence[str], *, multiple: int) -> torch.Tensor:
+        """Ids and mask (2, N, T) of N texts, int64 on the CPU; T is a multiple of ``multiple``."""
 
     def __call__(self, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         """Ids and mask (N, T) on the device to rows (N, dim) on it, without a look at the values."""
@@ -48,8 +48,8 @@ class SentenceTransformerParts:
         first, *self._after = list(model)
         self._short = short_bert(getattr(first, "auto_model", None)) if self._after else None
 
-    def tokenize(self, texts: Sequence[str], *, multiple: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Ids and mask (N, T), each text cut at the model's own maximal length."""
+    def tokenize(self, texts: Sequence[str], *, multiple: int) -> torch.Tensor:
+        """Ids and mask (2, N, T), each text cut at the model's own maximal length."""
         texts, tokenizer = [self._prefix + text for text in texts], self._model.tokenizer
         if self._cutter is not None:
             return padded(self._cutter.rows(texts), multiple=multiple, fill=tokenizer.pad_token_id)
@@ -61,7 +61,7 @@ class SentenceTransformerParts:
             pad_to_multiple_of=multiple,
             return_tensors="pt",
         )
-        return cut["input_ids"], cut["attention_mask"]
+        return torch.stack((cut["input_ids"], cut["attention_mask"]))
 
     def __call__(self, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         """Ids and mask (N, T) to rows (N, dim), in the model's precision."""
@@ -75,16 +75,15 @@ class SentenceTransformerParts:
         return found
 
 
-def padded(
-    rows: Sequence[Sequence[int]], *, multiple: int = 1, fill: int = 0
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Rows of ids as ids and mask (N, T), ``fill`` where none is; T is a multiple of ``multiple``."""
-    lengths = np.fromiter(map(len, rows), dtype=np.int64, count=len(rows))
+def padded(rows: Sequence[Sequence[int]], *, multiple: int = 1, fill: int = 0) -> torch.Tensor:
+    """Rows of ids as ids and mask (2, N, T), ``fill`` where none is; T is a multiple of ``multiple``."""
+    lengths = np.array(list(map(len, rows)))
     tokens = -(-int(lengths.max()) // multiple) * multiple
-    mask = np.arange(tokens) < lengths[:, None]
-    ids = np.full(mask.shape, fill, dtype=np.int64)
-    ids[mask] = np.fromiter(chain.from_iterable(rows), dtype=np.int64, count=int(lengths.sum()))
-    return torch.from_numpy(ids), torch.from_numpy(mask.astype(np.int64))
+    given = np.full((2, len(rows), tokens), fill, dtype=np.int64)
+    there = np.arange(tokens) < lengths[:, None]
+    given[0][there] = list(chain.from_iterable(rows))
+    given[1] = there
+    return torch.from_numpy(given)
 
 
 class _Shape:
@@ -133,7 +132,7 @@ class GraphedEncoder:
             return torch.cat(found) if len(found) > 1 else found[0]
 
     def _encode(self, texts: Sequence[str]) -> torch.Tensor:
-        given = torch.stack(self._model.tokenize(texts, multiple=_MULTIPLE))
+        given = self._model.tokenize(texts, multiple=_MULTIPLE)
         at = 1 << (len(texts) - 1).bit_length(), given.shape[2]
         if at not in self._shapes:
             self._shapes[at] = _Shape(self._model, *at, stream=self.stream, pool=self._pool)

@@ -136,8 +136,8 @@ class RandomParts:
         self._short = short_bert(self._model)
         self.device = device
 
-    def tokenize(self, texts: Sequence[str], *, multiple: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Ids and mask (N, T), one id a word between those of beginning and end."""
+    def tokenize(self, texts: Sequence[str], *, multiple: int) -> torch.Tensor:
+        """Ids and mask (2, N, T), one id a word between those of beginning and end."""
         from dewmark.embeddings.graphed import padded
 
         words = _SHAPE["vocab_size"] - 5

@@ -69,8 +69,8 @@ class TorchUSE:
             rows[batch] = self(ids.to(self.device), mask.to(self.device)).cpu().numpy()
         return rows
 
-    def tokenize(self, texts: Sequence[str], *, multiple: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Ids and mask (N, T) of N texts, on the CPU; T is a multiple of ``multiple``."""
+    def tokenize(self, texts: Sequence[str], *, multiple: int) -> torch.Tensor:
+        """Ids and mask (2, N, T) of N texts, on the CPU; T is a multiple of ``multiple``."""
         return padded([self._pieces.ids(text) for text in texts], multiple=multiple)
 
     def __call__(self, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
