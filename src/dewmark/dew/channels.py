@@ -161,7 +161,11 @@ class TokenChannel(Channel):
 
     def _listed(self, windows: torch.Tensor) -> list[Window]:
         """Windows (batch, k) on the CPU, without special tokens, which stand for no text."""
-        return [tuple(ABSENT if i in self._no_text else i for i in row) for row in windows.tolist()]
+        none = self._no_text
+        return [
+            tuple(row) if none.isdisjoint(row) else tuple(ABSENT if i in none else i for i in row)
+            for row in windows.tolist()
+        ]
 
     def _after(self, ids: torch.Tensor) -> torch.Tensor:
         """e_C (batch, d_C) of what follows ids (batch, length): begun ahead, or computed now."""
