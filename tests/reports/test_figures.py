@@ -94,6 +94,20 @@ def test_score_distributions_have_a_panel_for_each_cell_but_cuts() -> None:
     assert threshold.get_xdata()[0] == pytest.approx(np.mean(at.thresholds))
 
 
+def test_no_attack_is_left_out() -> None:
+    """Seven attacks and none: a panel each; of ROC curves as many as there are colours."""
+    attacks = {CLEAN: (1.0, 0.0), **{f"delete-{r}": (1.0 - r / 10, 0.0) for r in range(1, 8)}}
+    rows = scored({"dew": 3.0}, attacks, texts=40, seeds=2)
+    found = evaluate(rows)
+    names = ["unattacked", *(f"delete-{r}" for r in range(1, 8))]
+    for figure in (at_a_glance(found), score_distributions(rows, found)):
+        drawn = [axes for axes in figure.axes if axes.get_visible()]
+        assert [axes.get_title(loc="left") for axes in drawn] == names
+    solid = lines(roc_curves(rows, found), 0, "-")
+    colours = [line.get_color() for line in solid if len(line.get_xdata()) > 2]
+    assert len(colours) == len(set(colours)) == 7
+
+
 def test_length_is_an_axis() -> None:
     figure = by_length(FOUND)
     assert figure is not None

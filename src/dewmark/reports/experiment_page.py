@@ -141,10 +141,11 @@ def _draw(run: RunFiles, configuration: Mapping[str, Any]) -> list[Drawn]:
                 figures.roc_curves(run.scores, evaluation),
             ),
         ]
+    bands = "; bands are exact 95% intervals" if figures.has_bands(evaluation) else ""
     drawn.append(
         (
             "by-length",
-            f"Share of marked texts found at {level}, by length; bands are exact 95% intervals.",
+            f"Share of marked texts found at {level}, by length{bands}.",
             figures.by_length(evaluation, whole=_tokens(configuration), rate=rate),
         )
     )

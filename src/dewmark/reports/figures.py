@@ -24,12 +24,20 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["at_a_glance", "by_length", "rewriting_attacks", "roc_curves", "score_distributions", "trade_offs"]
+__all__ = [
+    "at_a_glance",
+    "by_length",
+    "has_bands",
+    "rewriting_attacks",
+    "roc_curves",
+    "score_distributions",
+    "trade_offs",
+]
 
 F64 = NDArray[np.float64]
 BySeed = Mapping[int, F64]
 
-_MOST_ATTACKS = 6  # as many as there are colours
+_ROC_COLOURS = (INK, *COLOURS)  # of no attack, and of as many attacks as are drawn
 _MOST_CURVES = 9  # in one panel
 _FEW_PANELS = 10  # more of them are drawn smaller
 
@@ -37,7 +45,7 @@ _FEW_PANELS = 10  # more of them are drawn smaller
 def rewriting_attacks(evaluation: Evaluation) -> list[str]:
     """No attack, then those that change texts otherwise than by cutting them short."""
     found = [each for each in evaluation.attacks if not is_cut(each)]
-    return sorted(found, key=lambda attack: attack != CLEAN)[:_MOST_ATTACKS]
+    return sorted(found, key=lambda attack: attack != CLEAN)
 
 
 def score_distributions(rows: Sequence[ScoreRow], evaluation: Evaluation, *, rate: float = 0.01) -> Figure:
@@ -88,10 +96,14 @@ def _histogram(
 
 
 def roc_curves(rows: Sequence[ScoreRow], evaluation: Evaluation) -> Figure:
-    """A panel for each scheme, a colour for each attack; solid by the matched null, dashed by the other."""
+    """A panel for each scheme, a colour for each attack; solid by the matched null, dashed by the other.
+
+    Of more than six attacks the first six are drawn.
+    """
     scores = _scores(rows)
     null, _ = _null(scores)
-    attacks = rewriting_attacks(evaluation)
+    rewriting = rewriting_attacks(evaluation)
+    colours = dict(zip(rewriting, _ROC_COLOURS if CLEAN in rewriting else COLOURS, strict=False))
     sizes = (len(each) for (*_, kind), seeds in scores.items() if kind == null for each in seeds.values())
     least = min(sizes, default=1)
     fpr = np.geomspace(min(1.0 / least, 0.01), 1.0, 80)  # below 1/N there is nothing to see
@@ -99,7 +111,7 @@ def roc_curves(rows: Sequence[ScoreRow], evaluation: Evaluation) -> Figure:
         size = 2.5 if len(evaluation.schemes) <= _FEW_PANELS else 1.9
         figure, drawn = panels(len(evaluation.schemes), width=size, height=size, share_x=True, share_y=True)
         for axes, scheme in zip(drawn, evaluation.schemes, strict=True):
-            for colour, attack in zip(COLOURS, attacks, strict=False):
+            for attack, colour in colours.items():
                 positives = scores.get((scheme, attack, MARKED), {})
                 for under, style in ((attack, "-"), (CLEAN, DASHED)):
                     tpr = _roc(positives, scores.get((scheme, under, null), {}), fpr)
@@ -113,8 +125,7 @@ def roc_curves(rows: Sequence[ScoreRow], evaluation: Evaluation) -> Figure:
             axes.tick_params(labelsize=8)
         figure.supxlabel("false-positive rate", fontsize=9)
         figure.supylabel("share of marked texts found", fontsize=9)
-        names = [attack_name(attack) for attack in attacks]
-        lines: list[Line] = [(name, {"color": colour}) for name, colour in zip(names, COLOURS, strict=False)]
+        lines: list[Line] = [(attack_name(attack), {"color": colour}) for attack, colour in colours.items()]
         nulls: list[Line] = [
             ("matched null", {"color": SOFT}),
             ("unattacked null", {"color": SOFT, "linestyle": DASHED}),
@@ -128,8 +139,8 @@ def at_a_glance(evaluation: Evaluation, *, rate: float = 0.01) -> Figure:
     schemes, attacks = evaluation.schemes[::-1], rewriting_attacks(evaluation)
     with styled():
         height = 0.27 * len(schemes) + 0.2
-        figure, cells = grid(1, len(attacks), width=2.3, height=height, share_x=True, share_y=True)
-        for axes, attack in zip(cells[0], attacks, strict=True):
+        figure, drawn = panels(len(attacks), width=2.3, height=height, share_x=True, share_y=True)
+        for axes, attack in zip(drawn, attacks, strict=True):
             for y, scheme in enumerate(schemes):
                 cell = evaluation.cell(scheme, attack)
                 if cell is not None:
@@ -173,12 +184,17 @@ def by_length(evaluation: Evaluation, *, whole: float | None = None, rate: float
                     lengths, found, low, high = zip(*points, strict=True)
                     look = curve(place)
                     axes.plot(lengths, found, label=scheme, markersize=4, **look)
-                    if len(schemes) <= len(COLOURS):  # more bands than that hide each other
+                    if has_bands(evaluation):
                         axes.fill_between(lengths, low, high, color=look["color"], alpha=0.12, linewidth=0)
             axes.set(xlabel="length (tokens)", ylim=(0.0, 1.03), xlim=(0.0, None))
             axes.legend(loc="lower right", fontsize=7)
         figure.supylabel(f"share of marked texts found at {100 * rate:g}%", fontsize=9)
     return figure
+
+
+def has_bands(evaluation: Evaluation) -> bool:
+    """Whether `by_length` draws intervals: those of more schemes hide each other."""
+    return len(evaluation.schemes) <= len(COLOURS)
 
 
 def trade_offs(
