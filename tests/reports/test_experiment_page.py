@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 import re
 import shutil
 from pathlib import Path
@@ -131,6 +132,31 @@ def test_the_csv_holds_what_the_evaluation_found(run: Path, texts: dict[str, str
         assert float(row["translate TPR@5%"]) == pytest.approx(at.tpr.mean, rel=1e-5)
         assert float(row["translate TPR@5% half-range"]) == pytest.approx(at.tpr.half_range, rel=1e-5)
     assert [row["text quality NPS"] for row in rows] == ["", "", "0.25"]
+
+
+def test_perplexity_is_compared_with_the_unmarked_text_of_the_same_prompt(tmp_path: Path) -> None:
+    """Texts differ tenfold between prompts; the mark's part is the same in all, and is found."""
+    rows = [
+        {
+            "scheme": scheme, "seed": seed, "kind": kind, "id": str(i), "tokens": 200,
+            "perplexity": None if (scheme, i) == ("kgw", 7) else 10.0**i * factor * (seed + 1),
+        }
+        for scheme, kind, factor in ((CLEAN, "unmarked", 1.0), ("kgw", "marked", 1.5))
+        for seed in (0, 1)
+        for i in range(8)
+    ]  # fmt: skip
+    write_rows(tmp_path / "quality.jsonl", rows)
+    write_rows(tmp_path / "preference.jsonl", [{"scheme": "kgw", "seed": 0, "id": "0", "outcome": 1}])
+    read = read_run(tmp_path)
+    over = read.quality["kgw"].over_unmarked
+    assert over is not None
+    assert (over.low, over.value, over.high) == pytest.approx((math.log(1.5),) * 3)
+    assert read.quality[CLEAN].over_unmarked is None
+    (table,) = (table for table in report_tables(read, None) if table.title == "Text quality")
+    heads = [column.head for column in table.columns]
+    (figure,) = (row.figures[heads.index("over unmarked (nats)")] for row in table.rows if row.label == "kgw")
+    assert figure is not None
+    assert (figure.value, figure.low) == pytest.approx((math.log(1.5),) * 2)
 
 
 def test_quality_is_a_median_over_texts_and_a_mean_over_seeds(run: Path) -> None:

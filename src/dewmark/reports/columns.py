@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dewmark.evaluation.scores import CLEAN
 from dewmark.reports.tables import Column, Figure
-from dewmark.stats.metrics import Rate, Spread
+from dewmark.stats.metrics import Interval, Rate, Spread
 
-__all__ = ["SHIFTED", "attack_name", "is_cut", "measure_column", "of_rate", "of_spread"]
+__all__ = ["SHIFTED", "attack_name", "is_cut", "measure_column", "of_interval", "of_rate", "of_spread"]
 
 SHIFTED = 0.01  # a real false-positive rate above the nominal one is flagged below this p-value
 
@@ -43,3 +43,8 @@ def of_spread(spread: Spread | None, flag: str = "") -> Figure | None:
 def of_rate(rate: Rate | None, flag: str = "") -> Figure | None:
     """A share with its exact interval."""
     return None if rate is None else Figure(rate.rate, low=rate.low, high=rate.high, flag=flag)
+
+
+def of_interval(interval: Interval | None) -> Figure | None:
+    """An estimate with its interval."""
+    return None if interval is None else Figure(interval.value, low=interval.low, high=interval.high)

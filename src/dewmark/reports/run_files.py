@@ -6,6 +6,7 @@ unless nothing but run times was measured.
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,17 +18,22 @@ from dewmark.errors import InputError
 from dewmark.evaluation.protocol import evaluate
 from dewmark.evaluation.results import Evaluation
 from dewmark.evaluation.scores import ScoreRow, read_scores
-from dewmark.stats.metrics import Spread, spread
+from dewmark.stats.metrics import Interval, Spread, mean_interval, spread
 
 __all__ = ["Quality", "RunFiles", "RunTime", "read_run"]
 
 
 @dataclass(frozen=True, slots=True)
 class Quality:
-    """A scheme's texts over seeds: the median perplexity, means of the other measures."""
+    """A scheme's texts over seeds: the median perplexity, means of the other measures.
+
+    ``over_unmarked`` is how much larger the logarithm of perplexity is than that of the unmarked text with
+    the same prompt and seed: the mean over prompts, in nats a token.
+    """
 
     kind: str
     perplexity: Spread | None
+    over_unmarked: Interval | None
     tokens: Spread | None
     distinct: tuple[Spread | None, ...]
     repetition: Spread | None
@@ -108,16 +114,32 @@ def _over_seeds(
 
 
 def _quality(rows: Sequence[dict[str, Any]]) -> dict[str, Quality]:
+    plain = {(row["seed"], row["id"]): row.get("perplexity") for row in rows if row["kind"] != "marked"}
     return {
         scheme: Quality(
             kind=mine[0]["kind"],
             perplexity=_over_seeds(mine, "perplexity", statistics.median),
+            over_unmarked=_over_unmarked(mine, plain) if mine[0]["kind"] == "marked" else None,
             tokens=_over_seeds(mine, "tokens", statistics.fmean),
             distinct=tuple(_over_seeds(mine, f"distinct_{n}", statistics.fmean) for n in (1, 2, 3)),
             repetition=_over_seeds(mine, "repetition", statistics.fmean),
         )
         for scheme, mine in _by(rows, "scheme").items()
     }
+
+
+def _over_unmarked(
+    rows: Sequence[dict[str, Any]], plain: Mapping[tuple[Any, Any], float | None]
+) -> Interval | None:
+    """Prompts are what the interval is over: a prompt's texts under several seeds count as one."""
+    differences: dict[Any, list[float]] = {}
+    for row in rows:
+        mine, other = row.get("perplexity"), plain.get((row["seed"], row["id"]))
+        if mine is not None and other is not None:
+            differences.setdefault(row["id"], []).append(math.log(mine / other))
+    if len(differences) < 2:
+        return None
+    return mean_interval([statistics.fmean(each) for each in differences.values()])
 
 
 def _preference(rows: Sequence[dict[str, Any]]) -> dict[str, Spread]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from dewmark.evaluation.scores import CLEAN
-from dewmark.reports.columns import measure_column, of_spread
+from dewmark.reports.columns import measure_column, of_interval, of_spread
 from dewmark.reports.run_files import RunFiles
 from dewmark.reports.tables import Column, Figure, Row, Table
 
@@ -29,23 +29,25 @@ _STOLEN = (  # a field of stealing.jsonl, its heading, decimals, whether it is a
 def quality_table(run: RunFiles) -> Table:
     """Perplexity, preference, diversity and length of each scheme's texts, and of unmarked ones."""
     others = (("distinct-1", 3), ("distinct-2", 3), ("distinct-3", 3), ("repetition", 3), ("tokens", 0))
-    columns = [measure_column("perplexity"), measure_column("nps")]
+    columns = [measure_column("perplexity"), Column("over unmarked (nats)", better="", sign=True)]
+    columns.append(measure_column("nps"))
     columns += [Column(head, decimals=decimals, better="") for head, decimals in others]
     rows = []
     for scheme, quality in run.quality.items():
-        measures = (
-            quality.perplexity,
-            run.preference.get(scheme),
-            *quality.distinct,
-            quality.repetition,
-            quality.tokens,
-        )
+        measures = (run.preference.get(scheme), *quality.distinct, quality.repetition, quality.tokens)
         plain = quality.kind != "marked"
         name = f"{scheme} (no watermark)" if plain else scheme
-        rows.append(Row(name, tuple(of_spread(each) for each in measures), baseline=plain))
+        figures = (
+            of_spread(quality.perplexity),
+            of_interval(quality.over_unmarked),
+            *map(of_spread, measures),
+        )
+        rows.append(Row(name, figures, baseline=plain))
     note = (
-        "Median perplexity under the judge, other measures are means; mean ± half-range over seeds. A bias "
-        "on likely tokens lowers perplexity: read it beside the share of distinct runs of words."
+        "Median perplexity under the judge, other measures are means; mean ± half-range over seeds. Over "
+        "unmarked: the logarithm of perplexity less that of the unmarked text with the same prompt and seed, "
+        "mean over prompts with its 95% interval. A bias on likely tokens lowers perplexity: read it beside "
+        "the share of distinct runs of words."
     )
     return _without_empty(Table("Text quality", tuple(columns), tuple(rows), (note,)))
 

@@ -33,6 +33,7 @@ __all__ = [
     "auroc_interval",
     "bootstrap",
     "leave_one_seed_out",
+    "mean_interval",
     "rate",
     "spread",
     "threshold_at",
@@ -220,6 +221,20 @@ def bootstrap(
     ]
     ends = np.quantile(drawn, [(1.0 - confidence) / 2.0, (1.0 + confidence) / 2.0])
     return Interval(float(statistic(high, low)), float(ends[0]), float(ends[1]), confidence)
+
+
+def mean_interval(values: Scores, *, confidence: float = 0.95) -> Interval:
+    """The mean of two independent values or more, with Student's interval."""
+    from scipy.special import stdtrit
+
+    _check_confidence(confidence)
+    found = _checked(values, "values")
+    if len(found) < 2:
+        raise InputError("an interval for a mean needs two values or more; got 1")
+    mean = float(found.mean())
+    error = float(found.std(ddof=1)) / math.sqrt(len(found))
+    half = float(stdtrit(len(found) - 1, (1.0 + confidence) / 2.0)) * error
+    return Interval(mean, mean - half, mean + half, confidence)
 
 
 def rate(hits: int, trials: int, *, confidence: float = 0.95) -> Rate:
