@@ -95,7 +95,7 @@ def test_score_distributions_have_a_panel_for_each_cell_but_cuts() -> None:
 
 
 def test_no_attack_is_left_out() -> None:
-    """Seven attacks and none: a panel each; of ROC curves as many as there are colours."""
+    """Seven attacks and none: a panel each; of ROC curves as many as there are colours, and a word on it."""
     attacks = {CLEAN: (1.0, 0.0), **{f"delete-{r}": (1.0 - r / 10, 0.0) for r in range(1, 8)}}
     rows = scored({"dew": 3.0}, attacks, texts=40, seeds=2)
     found = evaluate(rows)
@@ -103,7 +103,9 @@ def test_no_attack_is_left_out() -> None:
     for figure in (at_a_glance(found), score_distributions(rows, found)):
         drawn = [axes for axes in figure.axes if axes.get_visible()]
         assert [axes.get_title(loc="left") for axes in drawn] == names
-    solid = lines(roc_curves(rows, found), 0, "-")
+    curves = roc_curves(rows, found)
+    assert "1 more, not drawn" in [text.get_text() for text in curves.legends[0].get_texts()]
+    solid = lines(curves, 0, "-")
     colours = [line.get_color() for line in solid if len(line.get_xdata()) > 2]
     assert len(colours) == len(set(colours)) == 7
 

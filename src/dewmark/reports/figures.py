@@ -98,7 +98,7 @@ def _histogram(
 def roc_curves(rows: Sequence[ScoreRow], evaluation: Evaluation) -> Figure:
     """A panel for each scheme, a colour for each attack; solid by the matched null, dashed by the other.
 
-    Of more than six attacks the first six are drawn.
+    Of more than six attacks the first six are drawn, and the legend says how many are not.
     """
     scores = _scores(rows)
     null, _ = _null(scores)
@@ -126,6 +126,8 @@ def roc_curves(rows: Sequence[ScoreRow], evaluation: Evaluation) -> Figure:
         figure.supxlabel("false-positive rate", fontsize=9)
         figure.supylabel("share of marked texts found", fontsize=9)
         lines: list[Line] = [(attack_name(attack), {"color": colour}) for attack, colour in colours.items()]
+        if left := len(rewriting) - len(colours):
+            lines.append((f"{left} more, not drawn", {"color": "none"}))
         nulls: list[Line] = [
             ("matched null", {"color": SOFT}),
             ("unattacked null", {"color": SOFT, "linestyle": DASHED}),
