@@ -174,6 +174,8 @@ class Setting:
         self.window = dataclasses.replace(self.composed, context_rows=None)
         spelling = spellings()
         self.tokenizer = SimpleNamespace(
+            identity="spelled",
+            size=vocab,
             pad_id=None,
             special_ids=(),
             decode=lambda texts: ["".join(spelling[i] for i in text) for text in texts],

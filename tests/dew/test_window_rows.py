@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import threading
 from types import SimpleNamespace
 
 import numpy as np
@@ -29,12 +30,22 @@ class Stream:
     def wait_stream(self, other):
         """Nothing to wait for."""
 
+    def wait_event(self, event):
+        """Nothing to wait for."""
+
+
+class Event:
+    """Nobody waits for it."""
+
+    def record(self, stream):
+        """Nothing to record."""
+
 
 class Graphed:
     """An encoder that gives tensors, as one in CUDA graphs does."""
 
     def __init__(self, encoder):
-        self.stream = Stream()
+        self.stream, self.lock = Stream(), threading.Lock()
         self._encoder = encoder
 
     def encode(self, texts):
@@ -49,8 +60,8 @@ def host():
 @pytest.fixture(autouse=True)
 def streams(monkeypatch):
     monkeypatch.setattr(torch.cuda, "stream", lambda stream: contextlib.nullcontext())
+    monkeypatch.setattr(torch.cuda, "Event", Event)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: Stream())
-    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: tensor)
     monkeypatch.setattr(torch.Tensor, "record_stream", lambda tensor, stream: None)
 
 

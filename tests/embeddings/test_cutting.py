@@ -9,6 +9,7 @@ from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processor
 
 from dewmark.embeddings import cutting
 from dewmark.embeddings.cutting import Cutter, cutter_of
+from dewmark.embeddings.packing import unpacked
 
 PIECES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", *"abcdefghijklmnopqrstuvwxyz0123456789.,'!?-é中文"]
 PIECES += [f"##{piece}" for piece in PIECES[4:]] + ["river", "##bridge", "the", "stone", "##s"]
@@ -53,15 +54,18 @@ def texts(seed):
 
 @pytest.mark.parametrize("made", [bert, xlm])
 @pytest.mark.parametrize("longest", [128, 7])
-def test_ids_are_the_tokenizers(made, longest, monkeypatch):
+@pytest.mark.parametrize("learned", [True, False])
+def test_ids_are_the_tokenizers(made, longest, learned, monkeypatch):
     monkeypatch.setattr(cutting, "_LIMIT", 64)  # so that it forgets now and then
     backend = made()
     cutter = Cutter(backend, longest=longest)
     assert cutter._around is not None
+    if learned:
+        cutter.learn([f" {word}" for word in WORDS])
     backend.enable_truncation(longest)
     for seed in range(3):
         given = texts(seed)
-        assert [list(row) for row in cutter.rows(given)] == [
+        assert [unpacked(row) for row in cutter.rows(given)] == [
             found.ids for found in backend.encode_batch(given)
         ]
 
@@ -69,9 +73,22 @@ def test_ids_are_the_tokenizers(made, longest, monkeypatch):
 def test_known_words_are_not_cut_again(monkeypatch):
     cutter = Cutter(bert(), longest=128)
     first = cutter.rows(["the river", "stone bridge"])
-    monkeypatch.setattr(cutter, "_words", None)  # would fail if asked
+    monkeypatch.setattr(cutter._words, "_backend", None)  # would fail if asked
     monkeypatch.setattr(cutter, "_backend", None)
     assert cutter.rows(["the river", "stone bridge"]) == first
+
+
+def test_learned_words_are_never_cut_again(monkeypatch):
+    monkeypatch.setattr(cutting, "_LIMIT", 2)
+    cutter = Cutter(bert(), longest=128)
+    first = cutter.rows([" the river", "stone's"])
+    cutter.learn([" the", " river", "stone's"])
+    for word in "abcdefg":
+        cutter.rows([word])
+    monkeypatch.setattr(cutter._words, "_backend", None)  # would fail if asked
+    monkeypatch.setattr(cutter, "_backend", None)
+    assert cutter.rows([" the river", "stone's"]) == first
+    assert len(cutter._words) <= 4 + 2
 
 
 def test_other_tokenizers_are_asked_for_the_whole_text():
@@ -81,7 +98,9 @@ def test_other_tokenizers_are_asked_for_the_whole_text():
     assert cutter._around is None
     backend.enable_truncation(9)
     given = texts(0)
-    assert cutter.rows(given) == [found.ids for found in backend.encode_batch(given)]
+    assert [unpacked(row) for row in cutter.rows(given)] == [
+        found.ids for found in backend.encode_batch(given)
+    ]
 
 
 def test_a_token_with_a_space_in_it_needs_the_whole_text():

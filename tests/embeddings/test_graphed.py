@@ -15,7 +15,8 @@ from dewmark.core.whitening import normalize_rows
 from dewmark.dew.window_rows import window_rows
 from dewmark.embeddings.contexts import ABSENT, WindowContexts
 from dewmark.embeddings.encoders import SentenceTransformerEncoder
-from dewmark.embeddings.graphed import GraphedEncoder, SentenceTransformerParts, padded
+from dewmark.embeddings.graphed import GraphedEncoder, SentenceTransformerParts
+from dewmark.embeddings.packing import ids_and_mask
 from dewmark.embeddings.use import WordPieces
 from dewmark.embeddings.use_torch import TorchUSE
 from dewmark.testing.trial import tiny_host
@@ -34,6 +35,11 @@ def encoder(tmp_path_factory):
     )
 
 
+def encoded(graphs, texts):
+    with graphs.lock, torch.cuda.stream(graphs.stream):
+        return graphs.encode(texts).cpu().numpy()
+
+
 @torch.no_grad()
 @pytest.mark.parametrize("side", ["right", "left"])
 def test_parts_make_up_the_encoder(encoder, monkeypatch, side):
@@ -41,28 +47,22 @@ def test_parts_make_up_the_encoder(encoder, monkeypatch, side):
     monkeypatch.setattr(model.tokenizer, "padding_side", side)  # left: the tokenizer's own way around
     parts = SentenceTransformerParts(model, prefix="the ")
     monkeypatch.setattr(model.tokenizer, "padding_side", "right")
-    ids, mask = parts.tokenize(TEXTS, multiple=8)
-    assert ids.shape == mask.shape == (len(TEXTS), 16)
-    assert parts.tokenize(["river " * 100], multiple=8)[0].shape == (1, model.max_seq_length)
-    found = parts(ids.to(DEVICE), mask.to(DEVICE))
+    parts.learn([" river"])
+    given = parts.tokenize(TEXTS, multiple=8)
+    assert given.shape == (len(TEXTS), 2, 16)
+    assert given.dtype == torch.int32
+    assert parts.tokenize(["river " * 100], multiple=8).shape == (1, 2, model.max_seq_length)
+    found = parts(*ids_and_mask(given.to(DEVICE)))
     np.testing.assert_allclose(found.cpu().numpy(), encoder.encode(TEXTS), atol=1e-5)
-
-
-def test_padded():
-    ids, mask = padded([[5], [6, 7, 8]], multiple=4)
-    assert ids.tolist() == [[5, 0, 0, 0], [6, 7, 8, 0]]
-    assert mask.tolist() == [[1, 0, 0, 0], [1, 1, 1, 0]]
-    assert padded([[5], [6, 7]], fill=9)[0].tolist() == [[5, 9], [6, 7]]
 
 
 @cuda
 def test_graphs_give_what_the_encoder_gives(encoder):
     graphs = encoder.graphed(DEVICE)
     assert encoder.graphed(DEVICE) is graphs
+    graphs.learn(tiny_host().info.tokenizer)
     for texts in (TEXTS[:1], TEXTS, TEXTS * 60, TEXTS[::-1]):  # several shapes, one of them twice
-        found = graphs.encode(texts)
-        torch.cuda.current_stream().wait_stream(graphs.stream)
-        np.testing.assert_allclose(found.cpu().numpy(), encoder.encode(texts), atol=1e-5)
+        np.testing.assert_allclose(encoded(graphs, texts), encoder.encode(texts), atol=1e-5)
 
 
 @cuda
@@ -70,9 +70,7 @@ def test_graphs_of_use_give_what_it_gives(tmp_path):
     model = TorchUSE(tiny_weights(tmp_path / "weights.npz"), WordPieces(TinyTokenizer()), device=DEVICE)
     graphs = GraphedEncoder(model)
     for texts in (TEXTS[:1], TEXTS, TEXTS * 60, TEXTS[::-1], ["river " * 50], TEXTS[:1]):
-        found = graphs.encode(texts)
-        torch.cuda.current_stream().wait_stream(graphs.stream)
-        np.testing.assert_allclose(found.cpu().numpy(), model.encode(texts), atol=1e-5)
+        np.testing.assert_allclose(encoded(graphs, texts), model.encode(texts), atol=1e-5)
 
 
 @cuda

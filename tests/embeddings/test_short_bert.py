@@ -73,7 +73,8 @@ def test_attention(tokens, dtype):
     q, k, v = qkv.float().view(5, tokens, 3, heads, head).permute(2, 0, 3, 1, 4)
     expected = scaled_dot_product_attention(q, k, v, attn_mask=mask[:, None, None, :] == 1)
     expected = expected.transpose(1, 2).reshape(5, tokens, -1)
-    found = attend(qkv, mask, heads=heads).float()
+    between = torch.stack((mask, 1 - mask), dim=1)[:, 0]  # the rows are apart in memory
+    found = attend(qkv, between, heads=heads).float()
     # bfloat16 keeps 8 bits: shares and result are each rounded by at most 2^-9 of values up to 4
     within = 1e-5 if dtype == torch.float32 else 4 * 2 * 2**-9
     torch.testing.assert_close(found, expected, rtol=0, atol=within)

@@ -15,6 +15,7 @@ from dewmark.embeddings.contexts import ordinary_texts
 from dewmark.embeddings.encoders import load_encoder
 from dewmark.embeddings.foreign import load_use, load_use_tokenizer
 from dewmark.embeddings.packaged import PACKAGED, fetch
+from dewmark.embeddings.packing import ids_and_mask, unpacked
 from dewmark.embeddings.use import WordPieces
 from dewmark.embeddings.use_torch import TorchUSE, batches
 from dewmark.errors import ModelError
@@ -53,7 +54,7 @@ def test_order_is_kept_in_batches_of_like_length(model: TorchUSE, monkeypatch: p
 
 def test_more_padding_and_other_rows_change_nothing(model: TorchUSE) -> None:
     """As in a graph, whose buffers are larger than what they hold."""
-    ids, mask = model.tokenize(TEXTS, multiple=8)
+    ids, mask = ids_and_mask(model.tokenize(TEXTS, multiple=8))
     assert ids.shape[1] % 8 == 0
     assert (ids[mask == 0] == 0).all()
     wide = torch.full((len(TEXTS) + 3, ids.shape[1] + 8), 7)
@@ -77,7 +78,9 @@ def test_words_are_cut_once() -> None:
     pieces = WordPieces(tokenizer)
     texts = [*TEXTS, "the bridge", "river\tbridge", "   "]
     for _ in range(2):
-        assert [pieces.ids(text) for text in texts] == [TinyTokenizer().encode(text) for text in texts]
+        assert [unpacked(pieces.row(text)) for text in texts] == [
+            TinyTokenizer().encode(text) for text in texts
+        ]
     assert len(tokenizer.asked) == len(set(tokenizer.asked))
 
 
@@ -85,7 +88,7 @@ def test_few_words_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(use, "_MEMO_LIMIT", 3)
     pieces = WordPieces(TinyTokenizer())
     for text in ("one two", "three four five six one", "o" * 200):
-        assert pieces.ids(text) == TinyTokenizer().encode(text)
+        assert unpacked(pieces.row(text)) == TinyTokenizer().encode(text)
         assert len(pieces._memo) <= 3
     assert "o" * 200 not in pieces._memo
 
@@ -188,8 +191,8 @@ def test_real_ids_are_the_tokenizer_s(real: Path) -> None:
         *pieces_of_ordinary_texts(100),
     ]:
         expected = tokenizer.encode(text)
-        assert pieces.ids(text) == expected, repr(text)
-        assert pieces.ids(text) == expected, repr(text)
+        assert unpacked(pieces.row(text)) == expected, repr(text)
+        assert unpacked(pieces.row(text)) == expected, repr(text)
     assert not any("▁" in piece[1:] for piece in tokenizer._pieces)
     assert not (np.array(tokenizer._scores, dtype=np.float64) * 2**22 % 1).any()
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from itertools import chain
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -161,11 +162,10 @@ class TokenChannel(Channel):
 
     def _listed(self, windows: torch.Tensor) -> list[Window]:
         """Windows (batch, k) on the CPU, without special tokens, which stand for no text."""
-        none = self._no_text
-        return [
-            tuple(row) if none.isdisjoint(row) else tuple(ABSENT if i in none else i for i in row)
-            for row in windows.tolist()
-        ]
+        rows, none = windows.tolist(), self._no_text
+        if none.isdisjoint(chain.from_iterable(rows)):
+            return [tuple(row) for row in rows]
+        return [tuple(ABSENT if i in none else i for i in row) for row in rows]
 
     def _after(self, ids: torch.Tensor) -> torch.Tensor:
         """e_C (batch, d_C) of what follows ids (batch, length): begun ahead, or computed now."""

@@ -8,7 +8,6 @@ touches the kept rows runs on that stream, so it never waits for the host's.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -33,7 +32,10 @@ def window_rows(contexts: object, device: torch.device) -> WindowRows | None:
     if device.type != "cuda" or not isinstance(contexts, WindowContexts):
         return None
     encoder = contexts.encoder.graphed(device)
-    return None if encoder is None else WindowRows(contexts, encoder, device)
+    if encoder is None:
+        return None
+    encoder.learn(contexts.tokenizer)
+    return WindowRows(contexts, encoder, device)
 
 
 class WindowRows:
@@ -43,9 +45,10 @@ class WindowRows:
         self._tokenizer = contexts.tokenizer
         self._encoder = encoder
         self.stream = encoder.stream
-        self._lock = threading.Lock()
+        self._done = torch.cuda.Event()  # type: ignore[no-untyped-call]  # of all that was begun
         self._index: dict[Window, int] = {}
-        with torch.inference_mode(False):
+        self._used = 1
+        with torch.inference_mode(False):  # rows that can be written in any mode
             self._rows = torch.zeros(_FIRST, contexts.dim, device=device)
             self._whitening = None
             if contexts.whitening is not None:
@@ -61,39 +64,46 @@ class WindowRows:
 
         Nothing is waited for: use them through `ready`, or wait for the stream.
         """
-        # buffers that live on must be writable in any mode
-        with self._lock, torch.cuda.stream(self.stream), torch.inference_mode(False), torch.no_grad():
-            wanted = [key for key in dict.fromkeys(windows) if key.count(ABSENT) < len(key)]
-            if len(self._index) + len(wanted) > _MOST:
-                self._index = {}
-                self._rows = torch.zeros_like(self._rows[:_FIRST])  # others may still read the former rows
-            new = [key for key in wanted if key not in self._index]
-            if new:
-                fresh = self._add(new)
-                if len(new) == len(windows):  # in their order, none twice
-                    return fresh if out is None else out.copy_(fresh)
-            index = torch.tensor([self._index.get(key, 0) for key in windows], dtype=torch.long).pin_memory()
-            return torch.index_select(self._rows, 0, index.to(self._rows.device, non_blocking=True), out=out)
+        with self._encoder.lock, torch.cuda.stream(self.stream):
+            found = self._rows_of(windows, out)
+            self._done.record(self.stream)
+        return found
 
     def ready(self, begun: torch.Tensor) -> torch.Tensor:
         """What `begin` gave, for the current stream, which waits for it."""
         stream = torch.cuda.current_stream(begun.device)
-        stream.wait_stream(self.stream)
+        stream.wait_event(self._done)
         begun.record_stream(stream)
         return begun
 
+    def _rows_of(self, windows: Sequence[Window], out: torch.Tensor | None) -> torch.Tensor:
+        keys = dict.fromkeys(windows)
+        new = [key for key in keys if key not in self._index]
+        if self._used + len(new) > _MOST:
+            self._index, self._used = {}, 1
+            self._grow(_FIRST)  # others may still read the former rows
+            new = list(keys)
+        if new and (nothing := (ABSENT,) * len(new[0])) in new:
+            self._index[nothing] = 0
+            new.remove(nothing)
+        if new:
+            fresh = self._add(new)
+            if len(new) == len(windows):  # in their order, none twice
+                return fresh if out is None else out.copy_(fresh)
+        index = torch.tensor([self._index[key] for key in windows], dtype=torch.long)
+        return torch.index_select(self._rows, 0, index.to(self._rows.device, non_blocking=True), out=out)
+
     def _add(self, new: list[Window]) -> torch.Tensor:
         """Encode windows that are not known; their rows."""
-        start = len(self._index) + 1
-        end = start + len(new)
+        start, end = self._used, self._used + len(new)
         texts = self._tokenizer.decode(
             [[i for i in key if i != ABSENT] if ABSENT in key else key for key in new]
         )
         fresh = self._encoder.encode(texts)
         if end > len(self._rows):
-            grown = torch.zeros(max(end, 2 * len(self._rows)), fresh.shape[1], device=fresh.device)
-            grown[:start] = self._rows[:start]
-            self._rows = grown
+            former = self._rows
+            self._grow(max(end, 2 * len(former)))
+            self._rows[:start] = former[:start]
         rows = self._rows[start:end]
         if self._whitening is None:
             rows.copy_(fresh)
@@ -101,4 +111,10 @@ class WindowRows:
             shift, matrix = self._whitening
             torch.addmm(shift, fresh, matrix, out=rows)
         self._index.update(zip(new, range(start, end), strict=True))
+        self._used = end
         return rows
+
+    @torch.inference_mode(False)
+    def _grow(self, size: int) -> None:
+        """Other rows, all of them zero."""
+        self._rows = torch.zeros(size, self._rows.shape[1], device=self._rows.device)

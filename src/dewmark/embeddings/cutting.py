@@ -4,7 +4,8 @@ Windows of a growing text share all their words but one, and every step of a dec
 ids. `Cutter` keeps the ids of words where the tokenizer cuts at spaces before all else, so that the ids of a
 text are those of its words. It works on a copy of the tokenizer's backend, without the padding and with the
 truncation of the model.
-Boundary: texts in, rows of ids out, as the tokenizer itself gives them with its special tokens.
+Boundary: texts in, rows of ids out (as bytes, `dewmark.embeddings.packing`), those that the tokenizer itself
+gives with its special tokens.
 """
 
 from __future__ import annotations
@@ -12,13 +13,15 @@ from __future__ import annotations
 import copy
 import json
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import chain
 from typing import Any
 
+from dewmark.embeddings.packing import WIDTH, packed
+
 __all__ = ["Cutter", "cutter_of"]
 
-_LIMIT = 1 << 17  # words in memory
+_LIMIT = 1 << 17  # words in memory, beside those learned beforehand
 _CHARACTERS = 48  # of a word that is kept
 # Pre-tokenizers that cut at every space, and normalisers that look at no more than one character or one run
 # of marks with what carries them: none of them sees two words at once.
@@ -26,8 +29,6 @@ _CUT_AT_SPACES = frozenset({"BertPreTokenizer", "WhitespaceSplit", "Whitespace"}
 _LOCAL = frozenset(
     {"BertNormalizer", "Precompiled", "NFC", "NFD", "NFKC", "NFKD", "Lowercase", "StripAccents", "Nmt"}
 )
-
-_Ids = tuple[int, ...]
 
 
 def cutter_of(tokenizer: Any, longest: int | None) -> Cutter | None:  # noqa: ANN401 - any of transformers
@@ -48,70 +49,84 @@ class Cutter:
         self._backend = copy.deepcopy(backend)
         self._backend.no_padding()
         self._backend.enable_truncation(longest)
-        self._words = copy.deepcopy(backend)
-        self._words.no_padding()
-        self._words.no_truncation()
         self._longest = longest
-        self._around = self._special_ids() if _cuts_at_spaces(self._backend) else None
-        self._memo: dict[str, _Ids] = {}
-        self._joined: set[str] = set()  # words not to be cut from what stands before them
+        self._words = _Words(backend)
+        self._around = self._words.around() if _cuts_at_spaces(self._backend) else None
 
-    def rows(self, texts: Sequence[str]) -> list[Sequence[int]]:
+    def learn(self, texts: Iterable[str]) -> None:
+        """Cut the words of texts beforehand, and never forget them."""
+        if self._around is not None:
+            self._words.learn(dict.fromkeys(chain.from_iterable(text.split(" ") for text in texts)))
+
+    def rows(self, texts: Sequence[str]) -> list[bytes]:
         """The ids of each text, special ones included."""
         if self._around is None:
             return self._whole(texts)
-        cut = [text.split(" ") for text in texts]
-        rows = [self._known(words) for words in cut]
-        if not all(rows):
-            self._learn([words for words, row in zip(cut, rows, strict=True) if not row])
-            rows = [row or self._known(words) for words, row in zip(cut, rows, strict=True)]
-            rest = iter(self._whole([text for text, row in zip(texts, rows, strict=True) if not row]))
-            return [row or next(rest) for row in rows]
+        try:
+            return self._by_words(texts)
+        except KeyError:
+            return [self._row(text) for text in texts]
+
+    def _by_words(self, texts: Sequence[str]) -> list[bytes]:
+        """The ids of texts that can be cut at their spaces; a `KeyError`, if one cannot."""
+        assert self._around is not None
+        (before, after), most, ids = self._around, self._longest * WIDTH, self._words.__getitem__
+        rows = [b"".join((before, *map(ids, text.split(" ")), after)) for text in texts]
+        if max(map(len, rows), default=0) > most:
+            rows = [row if len(row) <= most else row[: most - len(after)] + after for row in rows]
         return rows
 
-    def _known(self, words: Sequence[str]) -> Sequence[int]:
-        """The ids of a text of known words, at least one; nothing, if there are others."""
-        assert self._around is not None
-        before, after = self._around
+    def _row(self, text: str) -> bytes:
         try:
-            row = [*before, *chain.from_iterable(map(self._memo.__getitem__, words)), *after]
+            return self._by_words([text])[0]
         except KeyError:
-            return ()
-        if len(row) > self._longest:
-            row[self._longest - len(after) :] = after
-        return row
+            return self._whole([text])[0]
 
-    def _learn(self, cut: Sequence[Sequence[str]]) -> None:
-        """Cut the words that are new."""
-        words = dict.fromkeys(chain.from_iterable(cut))
-        if len(self._memo) + len(words) > _LIMIT:
-            self._memo.clear()
-            self._joined.clear()
-        new = [word for word in words if word not in self._memo and word not in self._joined]
-        for word, found in zip(
-            new, self._words.encode_batch_fast(new, add_special_tokens=False), strict=True
-        ):
-            if len(word) <= _CHARACTERS and not (word and _leans(word[0])):
-                self._memo[word] = tuple(found.ids)
-            else:
-                self._joined.add(word)
+    def _whole(self, texts: Sequence[str]) -> list[bytes]:
+        return [packed(found.ids) for found in self._backend.encode_batch_fast(list(texts))]
 
-    def _whole(self, texts: Sequence[str]) -> list[Sequence[int]]:
-        return [found.ids for found in self._backend.encode_batch_fast(list(texts))] if texts else []
 
-    def _special_ids(self) -> tuple[_Ids, _Ids] | None:
+class _Words(dict[str, bytes]):
+    """The ids of words, cut when they are first asked for.
+
+    A `KeyError` is a word that cannot be cut without what stands before it, or is too long to be kept.
+    """
+
+    def __init__(self, backend: Any) -> None:  # noqa: ANN401 - a Tokenizer of tokenizers
+        self._backend = copy.deepcopy(backend)
+        self._backend.no_padding()
+        self._backend.no_truncation()
+        self._learned: dict[str, bytes] = {}
+
+    def __missing__(self, word: str) -> bytes:
+        if not _stands_alone(word):
+            raise KeyError
+        if len(self) >= _LIMIT + len(self._learned):
+            self.clear()
+            self.update(self._learned)
+        ids = self[word] = packed(self._backend.encode(word, add_special_tokens=False).ids)
+        return ids
+
+    def learn(self, words: Iterable[str]) -> None:
+        """Cut words, never to forget them."""
+        self._learned |= {word: self[word] for word in words if _stands_alone(word)}
+        self.update(self._learned)
+
+    def around(self) -> tuple[bytes, bytes] | None:
         """What the tokenizer puts before and after a text."""
-        plain = self._words.encode("a", add_special_tokens=False).ids
-        full = self._words.encode("a").ids
+        plain = self._backend.encode("a", add_special_tokens=False).ids
+        full = self._backend.encode("a").ids
         for start in range(len(full) - len(plain) + 1):
             if plain and full[start : start + len(plain)] == plain:
-                return tuple(full[:start]), tuple(full[start + len(plain) :])
+                return packed(full[:start]), packed(full[start + len(plain) :])
         return None
 
 
-def _leans(character: str) -> bool:
-    """Whether a character may join with what stands before it, even a space."""
-    return unicodedata.category(character)[0] == "M" or character in "\u200c\u200d"
+def _stands_alone(word: str) -> bool:
+    """Whether a word is cut alike after anything: it begins with nothing that may join, even with a space."""
+    first = word[:1]
+    joins = first != "" and (unicodedata.category(first)[0] == "M" or first in "\u200c\u200d")
+    return not joins and len(word) <= _CHARACTERS
 
 
 def _cuts_at_spaces(backend: Any) -> bool:  # noqa: ANN401 - a Tokenizer of tokenizers

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dewmark.embeddings.encoders import Encoder, same_device
+from dewmark.embeddings.packing import ids_and_mask, packed, padded
 from dewmark.registry import unknown_name
 
 if TYPE_CHECKING:
@@ -88,9 +89,9 @@ class RandomTransformer(Encoder):
         parts = self._loaded()
         rows = np.zeros((len(texts), self.dim), dtype=np.float32)
         for i in range(0, len(texts), _BATCH):
-            ids, mask = parts.tokenize(texts[i : i + _BATCH], multiple=1)
+            given = parts.tokenize(texts[i : i + _BATCH], multiple=1).to(parts.device)
             with torch.inference_mode():
-                found = parts(ids.to(parts.device), mask.to(parts.device))
+                found = parts(*ids_and_mask(given))
             rows[i : i + _BATCH] = found.float().cpu().numpy()
         return rows
 
@@ -136,13 +137,14 @@ class RandomParts:
         self._short = short_bert(self._model)
         self.device = device
 
-    def tokenize(self, texts: Sequence[str], *, multiple: int) -> torch.Tensor:
-        """Ids and mask (2, N, T), one id a word between those of beginning and end."""
-        from dewmark.embeddings.graphed import padded
+    def learn(self, texts: Sequence[str]) -> None:
+        """Nothing: words are not looked up."""
 
+    def tokenize(self, texts: Sequence[str], *, multiple: int) -> torch.Tensor:
+        """Ids and mask (N, 2, T), one id a word between those of beginning and end."""
         words = _SHAPE["vocab_size"] - 5
         rows = [[0, *(5 + zlib.crc32(word.encode()) % words for word in text.split()), 2] for text in texts]
-        return padded(rows, multiple=multiple, fill=1)
+        return padded([packed(row) for row in rows], multiple=multiple, fill=1)
 
     def __call__(self, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         """Ids and mask (N, T) to rows (N, 768), in the model's precision."""

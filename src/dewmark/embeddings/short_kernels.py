@@ -59,8 +59,9 @@ def _add_norm(x, y, weight, bias, out, width, eps, COLUMNS: tl.constexpr):  # ty
 def attend(qkv: torch.Tensor, mask: torch.Tensor, *, heads: int) -> torch.Tensor:
     """Attention of every head: queries, keys and values (N, T, 3 * width) side by side to (N, T, width).
 
-    ``mask`` (N, T) is 0 where no token stands; T is at most `MOST_TOKENS`. All tensors are contiguous.
+    ``mask`` (N, T) is 0 where no token stands; T is at most `MOST_TOKENS`.
     """
+    qkv, mask = qkv.contiguous(), mask.contiguous()
     texts, tokens, width = qkv.shape[0], qkv.shape[1], qkv.shape[2] // 3
     head = width // heads
     out = qkv.new_empty(texts, tokens, width)

@@ -8,7 +8,7 @@ identity.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from dewmark.embeddings.encoders import Encoder, cannot_load, same_device
 from dewmark.embeddings.foreign import load_use, load_use_tokenizer
 from dewmark.embeddings.packaged import PACKAGED, fetch
+from dewmark.embeddings.packing import packed
 from dewmark.errors import DewmarkError
 from dewmark.workspace import Progress
 
@@ -29,7 +30,7 @@ __all__ = ["USEEncoder", "WordPieces"]
 
 F32 = NDArray[np.float32]
 
-_UNKNOWN, _BEGIN, _END = 0, 1, 2
+_UNKNOWN, _BEGIN, _END = packed([0]), packed([1]), packed([2])
 _MEMO_LIMIT = 1 << 17
 _MEMO_CHARACTERS = 48
 
@@ -105,24 +106,29 @@ class WordPieces:
 
     def __init__(self, tokenizer: Any) -> None:  # noqa: ANN401 - the package's own class
         self._tokenizer = tokenizer
-        self._memo: dict[str, tuple[int, ...]] = {}
+        self._memo: dict[str, bytes] = {}
 
-    def ids(self, text: str) -> list[int]:
+    def learn(self, texts: Iterable[str]) -> None:
+        """Cut the words of texts beforehand."""
+        for text in texts:
+            self.row(text)
+
+    def row(self, text: str) -> bytes:
         """The ids of a text between those of its beginning and end; a text without words is one unknown."""
-        get = self._memo.get
-        found = [_BEGIN]
-        for word in text.split(" "):
-            known = get(word)
-            found += self._cut(word) if known is None else known
-        if len(found) == 1:
-            found.append(_UNKNOWN)
-        found.append(_END)
-        return found
+        words = text.split(" ")
+        try:
+            ids = b"".join(map(self._memo.__getitem__, words))
+        except KeyError:
+            ids = b"".join(map(self._cut, words))
+        return _BEGIN + (ids or _UNKNOWN) + _END
 
-    def _cut(self, word: str) -> tuple[int, ...]:
-        ids = tuple(self._tokenizer.encode(word, add_bos=False, add_eos=False))
-        if ids == (_UNKNOWN,):  # nothing but white space: an unknown word has the sign of a space before it
-            ids = ()
+    def _cut(self, word: str) -> bytes:
+        known = self._memo.get(word)
+        if known is not None:
+            return known
+        ids = packed(self._tokenizer.encode(word, add_bos=False, add_eos=False))
+        if ids == _UNKNOWN:  # nothing but white space: an unknown word has the sign of a space before it
+            ids = b""
         if len(word) <= _MEMO_CHARACTERS:
             if len(self._memo) >= _MEMO_LIMIT:
                 self._memo.clear()

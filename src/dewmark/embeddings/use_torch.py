@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch.nn.functional import layer_norm, normalize, pad, relu
 
-from dewmark.embeddings.graphed import padded
+from dewmark.embeddings.packing import ids_and_mask, padded
 from dewmark.errors import ModelError
 
 if TYPE_CHECKING:
@@ -62,16 +62,20 @@ class TorchUSE:
     @torch.no_grad()
     def encode(self, texts: Sequence[str]) -> F32:
         """N texts to (N, dim), unit rows, in batches of like length."""
-        found = [self._pieces.ids(text) for text in texts]
+        found = [self._pieces.row(text) for text in texts]
         rows = np.empty((len(found), self.dim), dtype=np.float32)
         for batch in batches(np.fromiter(map(len, found), dtype=np.int64, count=len(found)), budget=_BUDGET):
-            ids, mask = padded([found[i] for i in batch.tolist()])
-            rows[batch] = self(ids.to(self.device), mask.to(self.device)).cpu().numpy()
+            given = padded([found[i] for i in batch.tolist()]).to(self.device)
+            rows[batch] = self(*ids_and_mask(given)).cpu().numpy()
         return rows
 
+    def learn(self, texts: Sequence[str]) -> None:
+        """Cut the words of texts beforehand."""
+        self._pieces.learn(texts)
+
     def tokenize(self, texts: Sequence[str], *, multiple: int) -> torch.Tensor:
-        """Ids and mask (2, N, T) of N texts, on the CPU; T is a multiple of ``multiple``."""
-        return padded([self._pieces.ids(text) for text in texts], multiple=multiple)
+        """Ids and mask (N, 2, T) of N texts, on the CPU; T is a multiple of ``multiple``."""
+        return padded([self._pieces.row(text) for text in texts], multiple=multiple)
 
     def __call__(self, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         """Ids and mask (N, T), each row with a piece at least, to unit rows (N, dim), float32."""
