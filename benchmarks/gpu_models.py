@@ -178,7 +178,7 @@ class Setting:
             size=vocab,
             pad_id=None,
             special_ids=(),
-            decode=lambda texts: ["".join(spelling[i] for i in text) for text in texts],
+            decode=lambda texts: ["".join(map(spelling.__getitem__, text)) for text in texts],
         )
         encoder = sentence_encoder(Path(tempfile.mkdtemp()))
         self.contexts = WindowContexts(encoder, self.tokenizer, None)

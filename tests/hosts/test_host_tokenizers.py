@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 from tokenizers import Tokenizer, processors
 from transformers import PreTrainedTokenizerFast
@@ -45,6 +46,26 @@ def test_pieces_of_one_character_share_its_offsets(bytewise):
 def test_text_round_trips_exactly(bytewise):
     texts = [TEXT, " leading and  double spaces , kept .", "\n\n", "x"]
     assert bytewise.decode([t.ids for t in bytewise.encode(texts)]) == texts
+
+
+def test_texts_of_any_ids_are_the_backends(bytewise):
+    random = np.random.default_rng(0)
+    rows = [random.integers(0, 530, size=random.integers(0, 6)) for _ in range(300)]
+    ids = [row.tolist() for row in rows] + [list(t.ids) for t in bytewise.encode([TEXT, "a你b🙂"])]
+    expected = bytewise._decode(ids)
+    assert any("\ufffd" in text for text in expected)
+    assert any("\ufffd" not in text for text in expected)
+    for _ in range(2):
+        assert bytewise.decode(ids) == expected
+        assert bytewise.decode(rows) == expected[:300]
+
+
+def test_texts_of_known_ids_are_joined_without_the_backend(monkeypatch):
+    tokenizer = HFTokenizer(tiny_tokenizer(512, kind="bytes"))
+    ids = [list(tokenized.ids) for tokenized in tokenizer.encode([" the sea", "a river"])]
+    assert tokenizer.decode(ids) == [" the sea", "a river"]
+    monkeypatch.setattr(tokenizer, "_plain", None)  # would fail if asked
+    assert tokenizer.decode(ids[::-1]) == ["a river", " the sea"]
 
 
 def test_a_text_that_spells_special_tokens_out_is_text(tokenizer):

@@ -254,10 +254,13 @@ class Steps:
             if self._stream is not None and self._stream != stream:
                 stream.wait_stream(self._stream)
             self._stream = stream
-            step.into[:rows].copy_(before)
-            step.scores[:rows].copy_(scores)
+            into, held = step.into, step.scores
+            if rows < len(held):
+                into, held = into[:rows], held[:rows]
+            into.copy_(before)
+            held.copy_(scores)
             step.replay()
-            return step.scores[:rows].clone()
+            return held.clone()
 
     def _step(self, size: tuple[int, torch.dtype]) -> _Step | None:
         """The captured step of a size, or None as long as it is rare."""

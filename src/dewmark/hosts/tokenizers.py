@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dewmark.errors import ArtifactError, InputError, ModelError
+from dewmark.hosts.pieces import Pieces
 from dewmark.storage import atomic_write
 from dewmark.workspace import Tokenized
 
@@ -92,6 +93,8 @@ class HFTokenizer:
         self._plain: tokenizers.Tokenizer = Backend.from_str(self._json)
         self._plain.encode_special_tokens = True  # "<|im_end|>" in a scored text is seven characters of text
         self._identity = _identity(self._plain, canonical["model"].get("merges") or ())
+        by_bytes = (canonical.get("decoder") or {}).get("type") == "ByteLevel"
+        self._texts = Pieces(self._decode).decode if by_bytes else self._decode
 
     @property
     def identity(self) -> str:
@@ -156,6 +159,9 @@ class HFTokenizer:
 
     def decode(self, batch: Sequence[Sequence[int]]) -> list[str]:
         """Token ids to text: special tokens left out, spaces as they are."""
+        return self._texts(batch)
+
+    def _decode(self, batch: Sequence[Sequence[int]]) -> list[str]:
         kept = [[int(i) for i in ids if i not in self._special_ids and i < self._size] for ids in batch]
         texts: list[str] = self._plain.decode_batch(kept, skip_special_tokens=True)
         return texts
