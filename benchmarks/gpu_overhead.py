@@ -6,9 +6,10 @@ Random weights in the shapes of Llama-3.2-3B (host) and MPNet-base (encoder), bf
 Rows: no mark; ``composed`` contexts; ``window`` contexts, whose encoder runs in a CUDA graph of its own while
 the host computes the next logits. Host, marks and sampling in the graph are captured with a higher priority
 than the encoder's (``--priority 0``: with the same). All rows take turns, round after round; printed are
-milliseconds per token, of the ratios to no mark in the same round the median and the quartiles, and the ratio
-of the two tenth percentiles (``quiet``): an eager host is bound by the CPU, and other work on the machine
-disturbs most rounds. ``--parts`` also times what a step is made of, each part alone.
+milliseconds per token, of the ratios to no mark in the same round the median with its 95% interval and the
+quartiles, and the ratio of the two tenth percentiles (``quiet``): an eager host is bound by the CPU, and
+other work on the machine disturbs most rounds. Its rounds are short, so that both sides of a ratio are
+disturbed alike. ``--parts`` also times what a step is made of, each part alone.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import argparse
 import functools
 import gc
 import json
+import math
 import os
 import statistics
 import time
@@ -88,7 +90,11 @@ def main() -> None:
 
 
 def timed(loops: dict[str, Loop], steps: int, rounds: int) -> dict[str, dict[str, Any]]:
-    """Milliseconds per token (median), and ratio to the first row: median, quartiles, undisturbed."""
+    """Milliseconds per token (median), and ratio to the first row: median, quartiles, undisturbed.
+
+    The interval of the median is between the ratios 0.98 √rounds places before and after the middle: how many
+    of the ratios lie below the true median is binomial, with standard deviation √rounds / 2.
+    """
     times: dict[str, list[float]] = {name: [] for name in loops}
     for number in range(rounds + 1):
         names = list(loops)
@@ -102,10 +108,13 @@ def timed(loops: dict[str, Loop], steps: int, rounds: int) -> dict[str, dict[str
     plain = times[next(iter(loops))][1:]  # the first round compiles and captures
     rows = {}
     for name, mine in times.items():
-        quartiles = statistics.quantiles([a / b for a, b in zip(mine[1:], plain, strict=True)], n=4)
+        ratios = sorted(a / b for a, b in zip(mine[1:], plain, strict=True))
+        quartiles, reach = statistics.quantiles(ratios, n=4), 0.98 * len(ratios) ** 0.5
+        low, high = math.floor(len(ratios) / 2 - reach), math.ceil(len(ratios) / 2 + reach)
         rows[name] = {
             "ms": round(statistics.median(mine[1:]), 4),
             "ratio": round(quartiles[1], 4),
+            "interval": [round(ratios[max(low, 0)], 4), round(ratios[min(high, len(ratios) - 1)], 4)],
             "quartiles": [round(quartiles[0], 4), round(quartiles[2], 4)],
             "quiet": round(_tenth(mine[1:]) / _tenth(plain), 4),
         }

@@ -50,6 +50,7 @@ class SentenceTransformerParts:
         self._prefix = prefix
         self.device: torch.device = model.device
         self._cutter = cutter_of(model.tokenizer, model.max_seq_length)
+        self._fill: int = model.tokenizer.pad_token_id or 0  # looked up, it takes as long as a padded batch
         first, *self._after = list(model)
         self._short = short_bert(getattr(first, "auto_model", None)) if self._after else None
 
@@ -60,12 +61,11 @@ class SentenceTransformerParts:
 
     def tokenize(self, texts: Sequence[str], *, multiple: int) -> torch.Tensor:
         """Ids and mask (N, 2, T), each text cut at the model's own maximal length."""
-        tokenizer = self._model.tokenizer
         if self._prefix:
             texts = [self._prefix + text for text in texts]
         if self._cutter is not None:
-            return padded(self._cutter.rows(texts), multiple=multiple, fill=tokenizer.pad_token_id)
-        cut = tokenizer(
+            return padded(self._cutter.rows(texts), multiple=multiple, fill=self._fill)
+        cut = self._model.tokenizer(
             list(texts),
             truncation=True,
             max_length=self._model.max_seq_length,
