@@ -85,7 +85,9 @@ def test_the_eight_lines_with_anybody_s_model(bag_encoder) -> None:
         torch.manual_seed(0)
         out = model.generate(**inputs, **settings, **way)
         texts = tokenizer.batch_decode(out[:, inputs.input_ids.shape[1] :], skip_special_tokens=True)
-        assert all(detection.is_marked for detection in scheme.detect_batch(texts))
+        found = scheme.detect_batch(texts)
+        # chance: of 23,040 such texts none had a p-value above 3e-5
+        assert all(detection.is_marked for detection in found), (list(way), found, texts, out.tolist())
 
 
 def test_the_config_hash_names_key_host_and_parameters(watermark, folder, bag_encoder) -> None:
