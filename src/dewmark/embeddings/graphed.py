@@ -147,7 +147,7 @@ class GraphedEncoder:
         shape = self._shapes.get(at)
         if shape is None:
             shape = self._shapes[at] = _Shape(self._model, *at, stream=self.stream, pool=self._pool)
-        # so small a copy is taken up by the launch itself: memory need not be pinned to be free at once
+        # the driver has taken up memory that is not pinned when it returns, and the device copies it later
         shape.given[: len(texts)].copy_(given, non_blocking=True)
         shape.graph.replay()
         return shape.rows[: len(texts)]
