@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+from array import array
 from collections.abc import Sequence
 
 import numpy as np
@@ -13,6 +14,11 @@ from dewmark.embeddings.encoders import Encoder
 
 PAPER = {"units": "token", "sampler": "bias"}
 """DEW as the paper has it: the host's tokens, a bias on their logits."""
+
+
+def unpacked(row: bytes) -> list[int]:
+    """The ids of a row of `dewmark.embeddings.packing`."""
+    return array("i", row).tolist()
 
 
 class BagEncoder(Encoder):

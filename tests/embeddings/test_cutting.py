@@ -5,11 +5,11 @@ from __future__ import annotations
 import random
 
 import pytest
+from tests.fakes import unpacked
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 
 from dewmark.embeddings import cutting
 from dewmark.embeddings.cutting import Cutter, cutter_of
-from dewmark.embeddings.packing import unpacked
 
 PIECES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", *"abcdefghijklmnopqrstuvwxyz0123456789.,'!?-é中文"]
 PIECES += [f"##{piece}" for piece in PIECES[4:]] + ["river", "##bridge", "the", "stone", "##s"]

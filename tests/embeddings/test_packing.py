@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import torch
+from tests.fakes import unpacked
 
-from dewmark.embeddings.packing import WIDTH, ids_and_mask, packed, padded, unpacked
+from dewmark.embeddings.packing import WIDTH, ids_and_mask, packed, padded
 
 
 def test_packed_and_back():

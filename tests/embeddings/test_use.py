@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from tests.fakes import unpacked
 from tests.tiny_use import WIDTH, TinyTokenizer, forward, tiny_weights
 
 from dewmark.embeddings import encoders, use, use_torch
@@ -15,7 +16,7 @@ from dewmark.embeddings.contexts import ordinary_texts
 from dewmark.embeddings.encoders import load_encoder
 from dewmark.embeddings.foreign import load_use, load_use_tokenizer
 from dewmark.embeddings.packaged import PACKAGED, fetch
-from dewmark.embeddings.packing import ids_and_mask, unpacked
+from dewmark.embeddings.packing import ids_and_mask
 from dewmark.embeddings.use import WordPieces
 from dewmark.embeddings.use_torch import TorchUSE, batches
 from dewmark.errors import ModelError

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["WIDTH", "ids_and_mask", "packed", "padded", "unpacked"]
+__all__ = ["WIDTH", "ids_and_mask", "packed", "padded"]
 
 _INT = "i"
 WIDTH = array(_INT).itemsize  # bytes of an id
@@ -23,11 +23,6 @@ WIDTH = array(_INT).itemsize  # bytes of an id
 def packed(ids: Iterable[int]) -> bytes:
     """Ids as bytes."""
     return array(_INT, ids).tobytes()
-
-
-def unpacked(row: bytes) -> list[int]:
-    """The ids of a row."""
-    return array(_INT, row).tolist()
 
 
 def padded(rows: Sequence[bytes], *, multiple: int = 1, fill: int = 0) -> torch.Tensor:
