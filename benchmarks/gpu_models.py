@@ -178,6 +178,7 @@ class Setting:
             size=vocab,
             pad_id=None,
             special_ids=(),
+            pieces=spelling,
             decode=lambda texts: ["".join(map(spelling.__getitem__, text)) for text in texts],
         )
         encoder = sentence_encoder(Path(tempfile.mkdtemp()))

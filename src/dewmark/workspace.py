@@ -61,6 +61,10 @@ class Tokenizer(Protocol):
     def pad_id(self) -> int | None:
         """The id that pads prompts on the left, if there is one."""
 
+    @property
+    def pieces(self) -> Sequence[str | None] | None:
+        """The text of each id, None for half a character, where the text of ids is theirs joined."""
+
     def encode(self, texts: Sequence[str]) -> list[Tokenized]:
         """Cut texts into tokens, without special tokens."""
 

@@ -48,8 +48,11 @@ class Graphed:
         self.stream, self.lock = Stream(), threading.Lock()
         self._encoder = encoder
 
-    def encode(self, texts):
-        return torch.from_numpy(self._encoder.encode(texts))
+    def of_windows(self, tokenizer):
+        return lambda windows: tokenizer.decode([[i for i in window if i != ABSENT] for window in windows])
+
+    def encode(self, windows, cut):
+        return torch.from_numpy(self._encoder.encode(cut(windows)))
 
 
 @pytest.fixture
@@ -103,7 +106,7 @@ def test_rows_that_were_given_stay_when_the_memory_begins_again(host, monkeypatc
     assert torch.equal(first, kept)
 
 
-def test_a_window_is_encoded_once(host, monkeypatch):
+def test_known_windows_are_not_encoded_again(host, monkeypatch):
     encoder = BagEncoder()
     rows = WindowRows(WindowContexts(encoder, host.tokenizer, None), Graphed(encoder), CPU)
     first = [(5, 6, 7), (8, 9, 10), (5, 6, 7), (ABSENT,) * 3]
@@ -111,10 +114,41 @@ def test_a_window_is_encoded_once(host, monkeypatch):
     encoder.calls.clear()
     assert torch.equal(rows.begin(first), before)
     assert encoder.calls == []
-    rows.begin([(5, 6, 7), (11, 12, 13)])
+    some = rows.begin([(5, 6, 7), (8, 9, 10), (11, 12, 13)])
     assert encoder.calls == [1]
+    assert torch.equal(some[:2], before[:2])
+    assert torch.equal(rows.begin([(11, 12, 13), (5, 6, 7)]), some[[2, 0]])
+    assert encoder.calls == [1]
+    most = rows.begin([(14, 15, 16), (5, 6, 7)])  # half of them new: all are encoded
+    assert encoder.calls == [1, 2]
+    assert torch.equal(most[1], before[0])
+    assert torch.equal(rows.begin([(14, 15, 16)]), most[:1])
     monkeypatch.setattr(window_rows, "_MOST", 4)  # full: it begins again
     assert torch.equal(rows.begin([(20, 21, 22), *first])[1:], before)
+
+
+@pytest.mark.parametrize("known", [0, 3])
+def test_windows_that_failed_are_encoded_when_they_come_again(host, known):
+    class Broken(BagEncoder):
+        broken = False
+
+        def encode(self, texts):
+            if self.broken:
+                raise RuntimeError("out of memory")
+            return super().encode(texts)
+
+    encoder = Broken()
+    rows = WindowRows(WindowContexts(encoder, host.tokenizer, None), Graphed(encoder), CPU)
+    old = [(20 + i, 21, 22) for i in range(known)]
+    if old:
+        rows.begin(old)
+    encoder.broken = True
+    with pytest.raises(RuntimeError, match="out of memory"):
+        rows.begin([*old, (5, 6, 7), (8, 9, 10)])
+    encoder.broken = False
+    found = rows.begin([(5, 6, 7), (8, 9, 10)])
+    fresh = WindowRows(WindowContexts(encoder, host.tokenizer, None), Graphed(encoder), CPU)
+    assert torch.equal(found, fresh.begin([(5, 6, 7), (8, 9, 10)]))
 
 
 def test_a_mark_for_graphs_follows_the_windows_of_its_rows(host, bag_encoder, monkeypatch):

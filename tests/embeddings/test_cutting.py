@@ -8,7 +8,7 @@ import pytest
 from tests.fakes import unpacked
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 
-from dewmark.embeddings import cutting
+from dewmark.embeddings import joining
 from dewmark.embeddings.cutting import Cutter, cutter_of
 
 PIECES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", *"abcdefghijklmnopqrstuvwxyz0123456789.,'!?-é中文"]
@@ -56,10 +56,10 @@ def texts(seed):
 @pytest.mark.parametrize("longest", [128, 7])
 @pytest.mark.parametrize("learned", [True, False])
 def test_ids_are_the_tokenizers(made, longest, learned, monkeypatch):
-    monkeypatch.setattr(cutting, "_LIMIT", 64)  # so that it forgets now and then
+    monkeypatch.setattr(joining, "_LIMIT", 64)  # so that it forgets now and then
     backend = made()
     cutter = Cutter(backend, longest=longest)
-    assert cutter._around is not None
+    assert cutter.around is not None
     if learned:
         cutter.learn([f" {word}" for word in WORDS])
     backend.enable_truncation(longest)
@@ -73,29 +73,29 @@ def test_ids_are_the_tokenizers(made, longest, learned, monkeypatch):
 def test_known_words_are_not_cut_again(monkeypatch):
     cutter = Cutter(bert(), longest=128)
     first = cutter.rows(["the river", "stone bridge"])
-    monkeypatch.setattr(cutter._words, "_backend", None)  # would fail if asked
+    monkeypatch.setattr(cutter, "_plain", None)  # would fail if asked
     monkeypatch.setattr(cutter, "_backend", None)
     assert cutter.rows(["the river", "stone bridge"]) == first
 
 
 def test_learned_words_are_never_cut_again(monkeypatch):
-    monkeypatch.setattr(cutting, "_LIMIT", 2)
+    monkeypatch.setattr(joining, "_LIMIT", 2)
     cutter = Cutter(bert(), longest=128)
     first = cutter.rows([" the river", "stone's"])
     cutter.learn([" the", " river", "stone's"])
     for word in "abcdefg":
         cutter.rows([word])
-    monkeypatch.setattr(cutter._words, "_backend", None)  # would fail if asked
+    monkeypatch.setattr(cutter, "_plain", None)  # would fail if asked
     monkeypatch.setattr(cutter, "_backend", None)
     assert cutter.rows([" the river", "stone's"]) == first
-    assert len(cutter._words) <= 4 + 2
+    assert len(cutter._words) <= 5 + 2
 
 
 def test_other_tokenizers_are_asked_for_the_whole_text():
     backend = bert()
     backend.pre_tokenizer = pre_tokenizers.ByteLevel()  # a space belongs to the word after it
     cutter = Cutter(backend, longest=9)
-    assert cutter._around is None
+    assert cutter.around is None
     backend.enable_truncation(9)
     given = texts(0)
     assert [unpacked(row) for row in cutter.rows(given)] == [
@@ -106,7 +106,7 @@ def test_other_tokenizers_are_asked_for_the_whole_text():
 def test_a_token_with_a_space_in_it_needs_the_whole_text():
     backend = bert()
     backend.add_tokens(["the river"])
-    assert Cutter(backend, longest=9)._around is None
+    assert Cutter(backend, longest=9).around is None
 
 
 def test_a_slow_tokenizer_has_no_cutter():

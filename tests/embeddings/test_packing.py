@@ -18,16 +18,17 @@ def test_packed_and_back():
 def test_padded():
     found = padded([packed([5]), packed([6, 7, 8]), b""], multiple=4)
     assert found.dtype == torch.int32
-    ids, mask = ids_and_mask(found)
+    assert found.tolist() == [[5, -1, -1, -1], [6, 7, 8, -1], [-1, -1, -1, -1]]
+    assert padded([packed([5]), packed([6, 7])]).tolist() == [[5, -1], [6, 7]]
+    ids, mask = ids_and_mask(found, fill=9)
     assert ids.dtype == mask.dtype == torch.int64
     assert ids.is_contiguous()
     assert mask.is_contiguous()  # kernels go over them row after row
-    assert ids.tolist() == [[5, 0, 0, 0], [6, 7, 8, 0], [0, 0, 0, 0]]
+    assert ids.tolist() == [[5, 9, 9, 9], [6, 7, 8, 9], [9, 9, 9, 9]]
     assert mask.tolist() == [[1, 0, 0, 0], [1, 1, 1, 0], [0, 0, 0, 0]]
-    assert padded([packed([5]), packed([6, 7])], fill=9)[:, 0].tolist() == [[5, 9], [6, 7]]
 
 
 def test_a_batch_is_memory_of_its_own():
     row = packed([5, 6])
-    padded([row])[0, 0, 0] = 9
+    padded([row])[0, 0] = 9
     assert unpacked(row) == [5, 6]

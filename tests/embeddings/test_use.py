@@ -11,7 +11,7 @@ import torch
 from tests.fakes import unpacked
 from tests.tiny_use import WIDTH, TinyTokenizer, forward, tiny_weights
 
-from dewmark.embeddings import encoders, use, use_torch
+from dewmark.embeddings import encoders, joining, use, use_torch
 from dewmark.embeddings.contexts import ordinary_texts
 from dewmark.embeddings.encoders import load_encoder
 from dewmark.embeddings.foreign import load_use, load_use_tokenizer
@@ -79,19 +79,19 @@ def test_words_are_cut_once() -> None:
     pieces = WordPieces(tokenizer)
     texts = [*TEXTS, "the bridge", "river\tbridge", "   "]
     for _ in range(2):
-        assert [unpacked(pieces.row(text)) for text in texts] == [
+        assert [unpacked(row) for row in pieces.rows(texts)] == [
             TinyTokenizer().encode(text) for text in texts
         ]
     assert len(tokenizer.asked) == len(set(tokenizer.asked))
 
 
 def test_few_words_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(use, "_MEMO_LIMIT", 3)
+    monkeypatch.setattr(joining, "_LIMIT", 3)
     pieces = WordPieces(TinyTokenizer())
     for text in ("one two", "three four five six one", "o" * 200):
-        assert unpacked(pieces.row(text)) == TinyTokenizer().encode(text)
-        assert len(pieces._memo) <= 3
-    assert "o" * 200 not in pieces._memo
+        assert unpacked(pieces.rows([text])[0]) == TinyTokenizer().encode(text)
+        assert len(pieces._words) <= 1 + 3
+    assert "o" * 200 not in pieces._words
 
 
 def test_broken_weights_are_a_model_error(tmp_path: Path) -> None:
@@ -192,8 +192,8 @@ def test_real_ids_are_the_tokenizer_s(real: Path) -> None:
         *pieces_of_ordinary_texts(100),
     ]:
         expected = tokenizer.encode(text)
-        assert unpacked(pieces.row(text)) == expected, repr(text)
-        assert unpacked(pieces.row(text)) == expected, repr(text)
+        assert unpacked(pieces.rows([text])[0]) == expected, repr(text)
+        assert unpacked(pieces.rows([text])[0]) == expected, repr(text)
     assert not any("▁" in piece[1:] for piece in tokenizer._pieces)
     assert not (np.array(tokenizer._scores, dtype=np.float64) * 2**22 % 1).any()
 

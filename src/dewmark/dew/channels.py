@@ -110,7 +110,7 @@ class TokenChannel(Channel):
         self.absent = bound.host.vocab_size  # the extra, empty row of the tables
         self._no_text = frozenset(bound.host.tokenizer.special_ids) | {self.absent}
         self._padding = padding_of(bound.host.tokenizer, prompt_ids, attention_mask)
-        self._start = prompt_ids.shape[1]
+        self._padded = int(self._padding.max()) if len(prompt_ids) else 0  # waits for the device, once
         device, tables, contexts = prompt_ids.device, self._tables, self._contexts
         self._steps = bound.shared(f"steps on {device}", lambda: Steps(bound.scheme, tables, n=bound.fold.n))
         self._encoded = bound.shared(f"windows on {device}", lambda: window_rows(contexts, device))
@@ -153,7 +153,7 @@ class TokenChannel(Channel):
     def _windows(self, ids: torch.Tensor) -> torch.Tensor:
         """The last k ids of each row (batch, k); padding becomes the empty row."""
         k, length = self._k, ids.shape[1]
-        if length >= self._start + k:  # the prompt, and with it all padding, is out of sight
+        if length >= self._padded + k:  # no padding is in sight
             return ids[:, -k:]
         if length < k:
             ids = torch.nn.functional.pad(ids, (k - length, 0), value=self.absent)
@@ -162,10 +162,10 @@ class TokenChannel(Channel):
 
     def _listed(self, windows: torch.Tensor) -> list[Window]:
         """Windows (batch, k) on the CPU, without special tokens, which stand for no text."""
-        rows, none = windows.tolist(), self._no_text
-        if none.isdisjoint(chain.from_iterable(rows)):
-            return [tuple(row) for row in rows]
-        return [tuple(ABSENT if i in none else i for i in row) for row in rows]
+        columns, none = windows.t().tolist(), self._no_text
+        if not none.isdisjoint(chain.from_iterable(columns)):
+            columns = [[ABSENT if i in none else i for i in column] for column in columns]
+        return list(zip(*columns, strict=True))
 
     def _after(self, ids: torch.Tensor) -> torch.Tensor:
         """e_C (batch, d_C) of what follows ids (batch, length): begun ahead, or computed now."""

@@ -10,6 +10,7 @@ beside the host's forward pass, and only `mark_` waits for the logits.
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -36,11 +37,17 @@ def can_fuse(scheme: DEW, device: torch.device) -> bool:
     """Whether the kernels do this scheme's step: a fixed number of candidates, on a GPU with Triton."""
     if device.type != "cuda" or scheme.sampler != "bias" or scheme.nucleus is not None:
         return False
+    return scheme.candidates <= _most_candidates()
+
+
+@functools.cache
+def _most_candidates() -> int:
+    """How many the kernels take; none without Triton."""
     try:
         from dewmark.dew.kernels import MOST
     except ImportError:
-        return False
-    return scheme.candidates <= MOST
+        return 0
+    return MOST
 
 
 def captured(work: Callable[[], object], *, device: torch.device, priority: int = 0) -> Callable[[], None]:

@@ -2,8 +2,9 @@
 
 The encoder needs the text of the last k tokens and no logits. So a session is told of the tokens before the
 host computes with them (`Session.ahead`): new windows are encoded on a stream of their own, whitened and
-kept, and when the logits are there the contexts are too. Every distinct window is encoded once. All that
-touches the kept rows runs on that stream, so it never waits for the host's.
+kept, and when the logits are there the contexts are too. A batch of known windows is looked up; one in which
+at least half are new is encoded as it is, which costs the CPU less than to put it together. All that touches
+the kept rows runs on that stream, so it never waits for the host's.
 """
 
 from __future__ import annotations
@@ -34,7 +35,6 @@ def window_rows(contexts: object, device: torch.device) -> WindowRows | None:
     encoder = contexts.encoder.graphed(device)
     if encoder is None:
         return None
-    encoder.learn(contexts.tokenizer)
     return WindowRows(contexts, encoder, device)
 
 
@@ -42,8 +42,8 @@ class WindowRows:
     """e_C by window, of any length; row 0 is zero, for a window in which nothing stands."""
 
     def __init__(self, contexts: WindowContexts, encoder: GraphedEncoder, device: torch.device) -> None:
-        self._tokenizer = contexts.tokenizer
         self._encoder = encoder
+        self._cut = encoder.of_windows(contexts.tokenizer)
         self.stream = encoder.stream
         self._done = torch.cuda.Event()  # type: ignore[no-untyped-call]  # of all that was begun
         self._index: dict[Window, int] = {}
@@ -77,29 +77,38 @@ class WindowRows:
         return begun
 
     def _rows_of(self, windows: Sequence[Window], out: torch.Tensor | None) -> torch.Tensor:
-        keys = dict.fromkeys(windows)
-        new = [key for key in keys if key not in self._index]
-        if self._used + len(new) > _MOST:
+        if not windows:
+            return self._rows[:0]
+        if self._used + len(windows) > _MOST:
             self._index, self._used = {}, 1
             self._grow(_FIRST)  # others may still read the former rows
-            new = list(keys)
-        if new and (nothing := (ABSENT,) * len(new[0])) in new:
-            self._index[nothing] = 0
-            new.remove(nothing)
-        if new:
-            fresh = self._add(new)
-            if len(new) == len(windows):  # in their order, none twice
+        self._index[(ABSENT,) * len(windows[0])] = 0
+        ahead = range(self._used, self._used + len(windows))
+        places = list(map(self._index.setdefault, windows, ahead))
+        new = [
+            window
+            for window, place, next_one in zip(windows, places, ahead, strict=True)
+            if place == next_one
+        ]
+        try:
+            if 2 * len(new) >= len(windows) and 0 not in places:  # the few others are cheaper than to look up
+                fresh = self._add(windows)
                 return fresh if out is None else out.copy_(fresh)
-        index = torch.tensor([self._index[key] for key in windows], dtype=torch.long)
-        return torch.index_select(self._rows, 0, index.to(self._rows.device, non_blocking=True), out=out)
+            if new:
+                self._index.update(zip(new, ahead, strict=False))
+                self._add(new)
+                places = [self._index[window] for window in windows]
+        except BaseException:
+            for window in new:  # they have places without rows
+                del self._index[window]
+            raise
+        index = torch.tensor(places, dtype=torch.long).to(self._rows.device, non_blocking=True)
+        return torch.index_select(self._rows, 0, index, out=out)
 
-    def _add(self, new: list[Window]) -> torch.Tensor:
-        """Encode windows that are not known; their rows."""
-        start, end = self._used, self._used + len(new)
-        texts = self._tokenizer.decode(
-            [[i for i in key if i != ABSENT] if ABSENT in key else key for key in new]
-        )
-        fresh = self._encoder.encode(texts)
+    def _add(self, windows: Sequence[Window]) -> torch.Tensor:
+        """Encode windows; their rows, the next ones."""
+        start, end = self._used, self._used + len(windows)
+        fresh = self._encoder.encode(windows, self._cut)
         if end > len(self._rows):
             former = self._rows
             self._grow(max(end, 2 * len(former)))
@@ -110,7 +119,6 @@ class WindowRows:
         else:  # (fresh - mean) @ matrix
             shift, matrix = self._whitening
             torch.addmm(shift, fresh, matrix, out=rows)
-        self._index.update(zip(new, range(start, end), strict=True))
         self._used = end
         return rows
 

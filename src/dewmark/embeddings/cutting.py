@@ -13,16 +13,14 @@ from __future__ import annotations
 import copy
 import json
 import unicodedata
-from collections.abc import Iterable, Sequence
-from itertools import chain
+from collections.abc import Sequence
 from typing import Any
 
+from dewmark.embeddings.joining import SEPARATOR, UNKNOWN, Around, WordCutter, Words
 from dewmark.embeddings.packing import WIDTH, packed
 
 __all__ = ["Cutter", "cutter_of"]
 
-_LIMIT = 1 << 17  # words in memory, beside those learned beforehand
-_CHARACTERS = 48  # of a word that is kept
 # Pre-tokenizers that cut at every space, and normalisers that look at no more than one character or one run
 # of marks with what carries them: none of them sees two words at once.
 _CUT_AT_SPACES = frozenset({"BertPreTokenizer", "WhitespaceSplit", "Whitespace"})
@@ -42,91 +40,65 @@ def cutter_of(tokenizer: Any, longest: int | None) -> Cutter | None:  # noqa: AN
     return Cutter(tokenizer.backend_tokenizer, longest=longest)
 
 
-class Cutter:
+class Cutter(WordCutter):
     """A tokenizer that gives rows of ids; used by one thread at a time."""
 
     def __init__(self, backend: Any, *, longest: int) -> None:  # noqa: ANN401 - a Tokenizer of tokenizers
-        self._backend = copy.deepcopy(backend)
-        self._backend.no_padding()
+        self._plain = copy.deepcopy(backend)
+        self._plain.no_padding()
+        self._plain.no_truncation()
+        self._backend = copy.deepcopy(self._plain)
         self._backend.enable_truncation(longest)
         self._longest = longest
-        self._words = _Words(backend)
-        self._around = self._words.around() if _cuts_at_spaces(self._backend) else None
-
-    def learn(self, texts: Iterable[str]) -> None:
-        """Cut the words of texts beforehand, and never forget them."""
-        if self._around is not None:
-            self._words.learn(dict.fromkeys(chain.from_iterable(text.split(" ") for text in texts)))
+        super().__init__(_around(self._plain) if _cuts_at_spaces(backend) else None, Words(self._cut))
 
     def rows(self, texts: Sequence[str]) -> list[bytes]:
         """The ids of each text, special ones included."""
-        if self._around is None:
+        if self.around is None or not texts:
             return self._whole(texts)
-        try:
-            return self._by_words(texts)
-        except KeyError:
-            return [self._row(text) for text in texts]
+        rows = self.joined(SEPARATOR.join(texts), self.around)
+        return [
+            self._whole([text])[0] if row == UNKNOWN else row for text, row in zip(texts, rows, strict=True)
+        ]
 
-    def _by_words(self, texts: Sequence[str]) -> list[bytes]:
-        """The ids of texts that can be cut at their spaces; a `KeyError`, if one cannot."""
-        assert self._around is not None
-        (before, after), most, ids = self._around, self._longest * WIDTH, self._words.__getitem__
-        rows = [b"".join((before, *map(ids, text.split(" ")), after)) for text in texts]
-        if max(map(len, rows), default=0) > most:
-            rows = [row if len(row) <= most else row[: most - len(after)] + after for row in rows]
-        return rows
-
-    def _row(self, text: str) -> bytes:
-        try:
-            return self._by_words([text])[0]
-        except KeyError:
-            return self._whole([text])[0]
+    def finished(self, rows: list[bytes]) -> list[bytes]:
+        """Rows, none of them longer than the encoder takes."""
+        assert self.around is not None
+        after, most = self.around[1], self._longest * WIDTH
+        if max(map(len, rows)) <= most:
+            return rows
+        return [row if len(row) <= most else row[: most - len(after)] + after for row in rows]
 
     def _whole(self, texts: Sequence[str]) -> list[bytes]:
         return [packed(found.ids) for found in self._backend.encode_batch_fast(list(texts))]
 
+    def _cut(self, words: Sequence[str]) -> list[bytes]:
+        """The ids of words; `UNKNOWN` for those that cannot be cut without what stands before."""
+        if len(words) == 1:  # less work before and after it than a batch
+            found = [self._plain.encode(words[0], add_special_tokens=False)]
+        else:
+            found = self._plain.encode_batch_fast(list(words), add_special_tokens=False)
+        return [
+            packed(each.ids) if _stands_alone(word) else UNKNOWN
+            for word, each in zip(words, found, strict=True)
+        ]
 
-class _Words(dict[str, bytes]):
-    """The ids of words, cut when they are first asked for.
 
-    A `KeyError` is a word that cannot be cut without what stands before it, or is too long to be kept.
-    """
-
-    def __init__(self, backend: Any) -> None:  # noqa: ANN401 - a Tokenizer of tokenizers
-        self._backend = copy.deepcopy(backend)
-        self._backend.no_padding()
-        self._backend.no_truncation()
-        self._learned: dict[str, bytes] = {}
-
-    def __missing__(self, word: str) -> bytes:
-        if not _stands_alone(word):
-            raise KeyError
-        if len(self) >= _LIMIT + len(self._learned):
-            self.clear()
-            self.update(self._learned)
-        ids = self[word] = packed(self._backend.encode(word, add_special_tokens=False).ids)
-        return ids
-
-    def learn(self, words: Iterable[str]) -> None:
-        """Cut words, never to forget them."""
-        self._learned |= {word: self[word] for word in words if _stands_alone(word)}
-        self.update(self._learned)
-
-    def around(self) -> tuple[bytes, bytes] | None:
-        """What the tokenizer puts before and after a text."""
-        plain = self._backend.encode("a", add_special_tokens=False).ids
-        full = self._backend.encode("a").ids
-        for start in range(len(full) - len(plain) + 1):
-            if plain and full[start : start + len(plain)] == plain:
-                return packed(full[:start]), packed(full[start + len(plain) :])
-        return None
+def _around(backend: Any) -> Around | None:  # noqa: ANN401 - a Tokenizer of tokenizers
+    """What the tokenizer puts before and after a text."""
+    plain = backend.encode("a", add_special_tokens=False).ids
+    full = backend.encode("a").ids
+    for start in range(len(full) - len(plain) + 1):
+        if plain and full[start : start + len(plain)] == plain:
+            return packed(full[:start]), packed(full[start + len(plain) :])
+    return None
 
 
 def _stands_alone(word: str) -> bool:
     """Whether a word is cut alike after anything: it begins with nothing that may join, even with a space."""
     first = word[:1]
     joins = first != "" and (unicodedata.category(first)[0] == "M" or first in "\u200c\u200d")
-    return not joins and len(word) <= _CHARACTERS
+    return not joins
 
 
 def _cuts_at_spaces(backend: Any) -> bool:  # noqa: ANN401 - a Tokenizer of tokenizers

@@ -10,7 +10,7 @@ lock, is on its stream, and copies what it gives before the next call.
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -18,25 +18,32 @@ import torch
 from dewmark.embeddings.cutting import cutter_of
 from dewmark.embeddings.packing import ids_and_mask, padded
 from dewmark.embeddings.short_bert import short_bert
+from dewmark.embeddings.token_rows import TokenRows, texts_of, token_rows
 from dewmark.workspace import Tokenizer
 
-__all__ = ["Graphable", "GraphedEncoder", "SentenceTransformerParts"]
+__all__ = ["Cut", "Graphable", "GraphedEncoder", "SentenceTransformerParts"]
+
+Cut = Callable[[Sequence[Any]], torch.Tensor]
+"""N texts, or N windows of a host's ids, to ids (N, T), int32 on the CPU, -1 where none is."""
 
 _MULTIPLE = 8
 _MOST_ROWS = 256
-_TOKENS = 1 << 16  # of a host, learned beforehand: the frequent ones come first; a second or so
 
 
 class Graphable(Protocol):
-    """An encoder in two parts: what the CPU does with texts, and what the device does with ids."""
+    """An encoder in two parts: what the CPU does with texts, and what the device does with ids.
+
+    The id ``fill`` stands where a row has ended.
+    """
 
     device: torch.device
-
-    def learn(self, texts: Sequence[str]) -> None:
-        """Hear of short texts of whose words many will be made."""
+    fill: int
 
     def tokenize(self, texts: Sequence[str], *, multiple: int) -> torch.Tensor:
-        """Ids and mask (N, 2, T) of N texts, int32 on the CPU; T is a multiple of ``multiple``."""
+        """Ids (N, T) of N texts, int32 on the CPU, -1 where none is; T is a multiple of ``multiple``."""
+
+    def of_windows(self, tokenizer: Tokenizer) -> TokenRows | None:
+        """The rows of windows of a host's ids, -1 where none is, if there is a faster way than by texts."""
 
     def __call__(self, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         """Ids and mask (N, T), int64 on the device, to rows (N, dim) on it, without a look at the values."""
@@ -50,21 +57,16 @@ class SentenceTransformerParts:
         self._prefix = prefix
         self.device: torch.device = model.device
         self._cutter = cutter_of(model.tokenizer, model.max_seq_length)
-        self._fill: int = model.tokenizer.pad_token_id or 0  # looked up, it takes as long as a padded batch
+        self.fill: int = model.tokenizer.pad_token_id or 0
         first, *self._after = list(model)
         self._short = short_bert(getattr(first, "auto_model", None)) if self._after else None
 
-    def learn(self, texts: Sequence[str]) -> None:
-        """Cut the words of texts beforehand."""
-        if self._cutter is not None:
-            self._cutter.learn(texts)
-
     def tokenize(self, texts: Sequence[str], *, multiple: int) -> torch.Tensor:
-        """Ids and mask (N, 2, T), each text cut at the model's own maximal length."""
+        """Ids (N, T), each text cut at the model's own maximal length."""
         if self._prefix:
             texts = [self._prefix + text for text in texts]
         if self._cutter is not None:
-            return padded(self._cutter.rows(texts), multiple=multiple, fill=self._fill)
+            return padded(self._cutter.rows(texts), multiple=multiple)
         cut = self._model.tokenizer(
             list(texts),
             truncation=True,
@@ -73,7 +75,12 @@ class SentenceTransformerParts:
             pad_to_multiple_of=multiple,
             return_tensors="pt",
         )
-        return torch.stack((cut["input_ids"], cut["attention_mask"]), dim=1).int()
+        ids: torch.Tensor = cut["input_ids"].int().masked_fill_(cut["attention_mask"] == 0, -1)
+        return ids
+
+    def of_windows(self, tokenizer: Tokenizer) -> TokenRows | None:
+        """The rows of windows of a host's ids, whose tokens are cut beforehand."""
+        return None if self._cutter is None else token_rows(self._cutter, tokenizer, prefix=self._prefix)
 
     def __call__(self, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         """Ids and mask (N, T) to rows (N, dim), in the model's precision."""
@@ -105,15 +112,15 @@ class _Shape:
         stream: torch.cuda.Stream,
         pool: Any,  # noqa: ANN401 - torch does not name the type for others
     ) -> None:
-        self.given = torch.ones(rows, 2, tokens, dtype=torch.int32, device=model.device)  # ids and mask
+        self.given = torch.ones(rows, tokens, dtype=torch.int32, device=model.device)
         stream.wait_stream(torch.cuda.current_stream(model.device))
         with torch.cuda.stream(stream):
             for _ in range(3):  # what is allocated or chosen at a first call must not be captured
-                model(*ids_and_mask(self.given))
+                model(*ids_and_mask(self.given, fill=model.fill))
         stream.synchronize()
         self.graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self.graph, pool=pool, stream=stream):
-            self.rows = model(*ids_and_mask(self.given)).float()
+            self.rows = model(*ids_and_mask(self.given, fill=model.fill)).float()
 
 
 class GraphedEncoder:
@@ -123,31 +130,45 @@ class GraphedEncoder:
         self._model = model
         self._shapes: dict[tuple[int, int], _Shape] = {}
         self._pool = torch.cuda.graph_pool_handle()
-        self._learned: set[str] = set()
+        self._cuts: dict[str, Cut] = {}
         self.lock = threading.Lock()
         self.stream: torch.cuda.Stream = torch.cuda.Stream(model.device)  # type: ignore[no-untyped-call]
 
-    def learn(self, tokenizer: Tokenizer) -> None:
-        """Hear of a host's tokens: texts will be made of them."""
+    def of_windows(self, tokenizer: Tokenizer) -> Cut:
+        """How `encode` cuts windows of a host's ids."""
         with self.lock:
-            if tokenizer.identity not in self._learned:
-                self._model.learn(tokenizer.decode([[i] for i in range(min(tokenizer.size, _TOKENS))]))
-                self._learned.add(tokenizer.identity)
+            if tokenizer.identity not in self._cuts:
+                self._cuts[tokenizer.identity] = self._cut_of(tokenizer)
+            return self._cuts[tokenizer.identity]
 
-    def encode(self, texts: Sequence[str]) -> torch.Tensor:
-        """N texts to (N, dim), float32 on the device, computed on `stream`; the next call overwrites them."""
-        if len(texts) <= _MOST_ROWS:
-            return self._encode(texts)
-        parts = (texts[i : i + _MOST_ROWS] for i in range(0, len(texts), _MOST_ROWS))
-        return torch.cat([self._encode(part).clone() for part in parts])
+    def _cut_of(self, tokenizer: Tokenizer) -> Cut:
+        rows = self._model.of_windows(tokenizer)
+        if rows is None:
+            return lambda windows: self._of_texts(texts_of(tokenizer, windows))
+        return lambda windows: padded(rows(windows), multiple=_MULTIPLE)
 
-    def _encode(self, texts: Sequence[str]) -> torch.Tensor:
-        given = self._model.tokenize(texts, multiple=_MULTIPLE)
-        at = 1 << (len(texts) - 1).bit_length(), given.shape[2]
+    def encode(self, given: Sequence[Any], cut: Cut | None = None) -> torch.Tensor:
+        """N texts, or what ``cut`` takes, to (N, dim), float32 on the device, computed on `stream`.
+
+        The next call overwrites them.
+        """
+        cut = cut or self._of_texts
+        if len(given) <= _MOST_ROWS:
+            return self._encode(cut(given))
+        parts = (given[i : i + _MOST_ROWS] for i in range(0, len(given), _MOST_ROWS))
+        return torch.cat([self._encode(cut(part)).clone() for part in parts])
+
+    def _of_texts(self, texts: Sequence[str]) -> torch.Tensor:
+        return self._model.tokenize(texts, multiple=_MULTIPLE)
+
+    def _encode(self, ids: torch.Tensor) -> torch.Tensor:
+        rows, tokens = ids.shape
+        at = 1 << (rows - 1).bit_length(), tokens
         shape = self._shapes.get(at)
         if shape is None:
             shape = self._shapes[at] = _Shape(self._model, *at, stream=self.stream, pool=self._pool)
         # the driver has taken up memory that is not pinned when it returns, and the device copies it later
-        shape.given[: len(texts)].copy_(given, non_blocking=True)
+        given, found = (shape.given, shape.rows) if rows == at[0] else (shape.given[:rows], shape.rows[:rows])
+        given.copy_(ids, non_blocking=True)
         shape.graph.replay()
-        return shape.rows[: len(texts)]
+        return found

@@ -6,7 +6,6 @@ kept as the bytes of an int32 array: those of a text are joined in one call, and
 
 from __future__ import annotations
 
-import functools
 from array import array
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
@@ -18,6 +17,7 @@ __all__ = ["WIDTH", "ids_and_mask", "packed", "padded"]
 
 _INT = "i"
 WIDTH = array(_INT).itemsize  # bytes of an id
+_NO_ID = b"\xff"  # each byte of -1
 
 
 def packed(ids: Iterable[int]) -> bytes:
@@ -25,27 +25,17 @@ def packed(ids: Iterable[int]) -> bytes:
     return array(_INT, ids).tobytes()
 
 
-def padded(rows: Sequence[bytes], *, multiple: int = 1, fill: int = 0) -> torch.Tensor:
-    """Rows of ids as ids and mask (N, 2, T), int32, ``fill`` where no id is; T is a multiple of ``multiple``.
-
-    One row of the batch after the other, so that some of them are one piece of memory.
-    """
+def padded(rows: Sequence[bytes], *, multiple: int = 1) -> torch.Tensor:
+    """Rows of ids as one batch (N, T), int32, -1 where no id is; T is a multiple of ``multiple``."""
     import torch
 
-    longest = max(map(len, rows)) or WIDTH
-    tokens = -(-longest // (WIDTH * multiple)) * multiple
-    joined = bytearray().join([part for row in rows for part in (row, _rest(len(row), tokens, fill))])
-    return torch.frombuffer(joined, dtype=torch.int32).view(len(rows), 2, tokens)
+    longest, step = max(map(len, rows)) or WIDTH, WIDTH * multiple
+    width = -(-longest // step) * step
+    joined = bytearray().join([row.ljust(width, _NO_ID) for row in rows])
+    return torch.frombuffer(joined, dtype=torch.int32).view(len(rows), -1)
 
 
-def ids_and_mask(batch: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Ids and mask, (N, T) each, int64 and contiguous, of a batch (N, 2, T)."""
-    ids, mask = batch.unbind(1)
-    return ids.long().contiguous(), mask.long().contiguous()
-
-
-@functools.lru_cache(maxsize=4096)
-def _rest(length: int, tokens: int, fill: int) -> bytes:
-    """What follows a row of so many bytes: ``fill`` up to ``tokens``, and the mask."""
-    empty, present, absent = (packed([value]) * tokens for value in (fill, 1, 0))
-    return empty[length:] + present[:length] + absent[length:]
+def ids_and_mask(batch: torch.Tensor, *, fill: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+    """Ids and mask, (N, T) each, int64, of a batch (N, T); the id ``fill`` stands where none is."""
+    present = batch >= 0
+    return batch.long().masked_fill_(~present, fill), present.long()

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     import torch
 
     from dewmark.embeddings.graphed import GraphedEncoder
+    from dewmark.workspace import Tokenizer
 
 __all__ = ["PREFIX", "random_encoder"]
 
@@ -91,7 +92,7 @@ class RandomTransformer(Encoder):
         for i in range(0, len(texts), _BATCH):
             given = parts.tokenize(texts[i : i + _BATCH], multiple=1).to(parts.device)
             with torch.inference_mode():
-                found = parts(*ids_and_mask(given))
+                found = parts(*ids_and_mask(given, fill=parts.fill))
             rows[i : i + _BATCH] = found.float().cpu().numpy()
         return rows
 
@@ -121,6 +122,8 @@ class RandomTransformer(Encoder):
 class RandomParts:
     """Its two parts (`dewmark.embeddings.graphed.Graphable`): the CPU's, texts to ids, and the device's."""
 
+    fill = 1
+
     def __init__(self, device: torch.device) -> None:
         import torch
         from transformers import XLMRobertaConfig, XLMRobertaModel
@@ -137,14 +140,14 @@ class RandomParts:
         self._short = short_bert(self._model)
         self.device = device
 
-    def learn(self, texts: Sequence[str]) -> None:
-        """Nothing: words are not looked up."""
-
     def tokenize(self, texts: Sequence[str], *, multiple: int) -> torch.Tensor:
-        """Ids and mask (N, 2, T), one id a word between those of beginning and end."""
+        """Ids (N, T), one id a word between those of beginning and end."""
         words = _SHAPE["vocab_size"] - 5
         rows = [[0, *(5 + zlib.crc32(word.encode()) % words for word in text.split()), 2] for text in texts]
-        return padded([packed(row) for row in rows], multiple=multiple, fill=1)
+        return padded([packed(row) for row in rows], multiple=multiple)
+
+    def of_windows(self, tokenizer: Tokenizer) -> None:
+        """Nothing: words are not looked up."""
 
     def __call__(self, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         """Ids and mask (N, T) to rows (N, 768), in the model's precision."""

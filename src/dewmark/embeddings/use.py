@@ -8,7 +8,7 @@ identity.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from dewmark.embeddings.encoders import Encoder, cannot_load, same_device
 from dewmark.embeddings.foreign import load_use, load_use_tokenizer
+from dewmark.embeddings.joining import SEPARATOR, WordCutter, Words
 from dewmark.embeddings.packaged import PACKAGED, fetch
 from dewmark.embeddings.packing import packed
 from dewmark.errors import DewmarkError
@@ -30,9 +31,8 @@ __all__ = ["USEEncoder", "WordPieces"]
 
 F32 = NDArray[np.float32]
 
-_UNKNOWN, _BEGIN, _END = packed([0]), packed([1]), packed([2])
-_MEMO_LIMIT = 1 << 17
-_MEMO_CHARACTERS = 48
+_UNKNOWN, _AROUND = packed([0]), (packed([1]), packed([2]))
+_EMPTY, _NO_WORDS = b"".join(_AROUND), _UNKNOWN.join(_AROUND)
 
 
 class USEEncoder(Encoder):
@@ -95,7 +95,7 @@ class USEEncoder(Encoder):
         return TorchUSE(folder / "resources" / "weights.npz", pieces, device=device)
 
 
-class WordPieces:
+class WordPieces(WordCutter):
     """The ids that the package's tokenizer gives, word by word: most words have been seen before.
 
     That cutting at spaces changes nothing rests on three facts about its file: no rule of the normaliser
@@ -106,31 +106,20 @@ class WordPieces:
 
     def __init__(self, tokenizer: Any) -> None:  # noqa: ANN401 - the package's own class
         self._tokenizer = tokenizer
-        self._memo: dict[str, bytes] = {}
+        super().__init__(_AROUND, Words(self._cut))
 
-    def learn(self, texts: Iterable[str]) -> None:
-        """Cut the words of texts beforehand."""
-        for text in texts:
-            self.row(text)
+    def rows(self, texts: Sequence[str]) -> list[bytes]:
+        """The ids of each text and those of its two ends."""
+        return self.joined(SEPARATOR.join(texts), _AROUND) if texts else []
 
-    def row(self, text: str) -> bytes:
-        """The ids of a text between those of its beginning and end; a text without words is one unknown."""
-        words = text.split(" ")
-        try:
-            ids = b"".join(map(self._memo.__getitem__, words))
-        except KeyError:
-            ids = b"".join(map(self._cut, words))
-        return _BEGIN + (ids or _UNKNOWN) + _END
+    def finished(self, rows: list[bytes]) -> list[bytes]:
+        """Rows; a text without words is one unknown word."""
+        return [row if row != _EMPTY else _NO_WORDS for row in rows]
 
-    def _cut(self, word: str) -> bytes:
-        known = self._memo.get(word)
-        if known is not None:
-            return known
-        ids = packed(self._tokenizer.encode(word, add_bos=False, add_eos=False))
-        if ids == _UNKNOWN:  # nothing but white space: an unknown word has the sign of a space before it
-            ids = b""
-        if len(word) <= _MEMO_CHARACTERS:
-            if len(self._memo) >= _MEMO_LIMIT:
-                self._memo.clear()
-            self._memo[word] = ids
-        return ids
+    def _cut(self, words: Sequence[str]) -> list[bytes]:
+        """The ids of words. White space is cut as one unknown word, though it is none.
+
+        An unknown word has the sign of a space before it.
+        """
+        cut = (packed(self._tokenizer.encode(word, add_bos=False, add_eos=False)) for word in words)
+        return [b"" if ids == _UNKNOWN else ids for ids in cut]

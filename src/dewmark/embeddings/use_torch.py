@@ -20,7 +20,9 @@ from numpy.typing import NDArray
 from torch.nn.functional import layer_norm, normalize, pad, relu
 
 from dewmark.embeddings.packing import ids_and_mask, padded
+from dewmark.embeddings.token_rows import TokenRows, token_rows
 from dewmark.errors import ModelError
+from dewmark.workspace import Tokenizer
 
 if TYPE_CHECKING:
     from dewmark.embeddings.use import WordPieces
@@ -37,6 +39,8 @@ _BUDGET = 1 << 15
 
 class TorchUSE:
     """The weights of one file on a device; safe to share between threads."""
+
+    fill = 0
 
     def __init__(self, weights: Path, pieces: WordPieces, *, device: torch.device) -> None:
         try:
@@ -62,20 +66,20 @@ class TorchUSE:
     @torch.no_grad()
     def encode(self, texts: Sequence[str]) -> F32:
         """N texts to (N, dim), unit rows, in batches of like length."""
-        found = [self._pieces.row(text) for text in texts]
+        found = self._pieces.rows(texts)
         rows = np.empty((len(found), self.dim), dtype=np.float32)
         for batch in batches(np.fromiter(map(len, found), dtype=np.int64, count=len(found)), budget=_BUDGET):
             given = padded([found[i] for i in batch.tolist()]).to(self.device)
             rows[batch] = self(*ids_and_mask(given)).cpu().numpy()
         return rows
 
-    def learn(self, texts: Sequence[str]) -> None:
-        """Cut the words of texts beforehand."""
-        self._pieces.learn(texts)
-
     def tokenize(self, texts: Sequence[str], *, multiple: int) -> torch.Tensor:
-        """Ids and mask (N, 2, T) of N texts, on the CPU; T is a multiple of ``multiple``."""
-        return padded([self._pieces.row(text) for text in texts], multiple=multiple)
+        """Ids (N, T) of N texts, on the CPU, -1 where none is; T is a multiple of ``multiple``."""
+        return padded(self._pieces.rows(texts), multiple=multiple)
+
+    def of_windows(self, tokenizer: Tokenizer) -> TokenRows | None:
+        """The rows of windows of a host's ids, whose tokens are cut beforehand."""
+        return token_rows(self._pieces, tokenizer)
 
     def __call__(self, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         """Ids and mask (N, T), each row with a piece at least, to unit rows (N, dim), float32."""

@@ -87,6 +87,10 @@ class LlamaCppTokenizer:
         """The padding id, or the end-of-text id where there is none."""
         return self._pad_id
 
+    @property
+    def pieces(self) -> None:
+        """Not offered: the engine keeps ids on the CPU, where nobody waits for the text of windows."""
+
     def encode(self, texts: Sequence[str]) -> list[Tokenized]:
         """Cut texts into tokens without special tokens, also where a text spells one out."""
         return [self._encode(text) for text in texts]

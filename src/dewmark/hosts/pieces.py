@@ -28,6 +28,11 @@ class Pieces(dict[int, str]):
         self[int(token)] = text
         return text
 
+    def of_all(self, size: int) -> list[str | None]:
+        """The text of every id below ``size``; None, where its bytes are not whole characters."""
+        texts = self._slow([[token] for token in range(size)])
+        return [None if _REPLACED in text else text for text in texts]
+
     def decode(self, batch: Sequence[Sequence[int]]) -> list[str]:
         """The text of each row of ids."""
         try:

@@ -94,7 +94,7 @@ class HFTokenizer:
         self._plain.encode_special_tokens = True  # "<|im_end|>" in a scored text is seven characters of text
         self._identity = _identity(self._plain, canonical["model"].get("merges") or ())
         by_bytes = (canonical.get("decoder") or {}).get("type") == "ByteLevel"
-        self._texts = Pieces(self._decode).decode if by_bytes else self._decode
+        self._by_pieces = Pieces(self._decode) if by_bytes else None
 
     @property
     def identity(self) -> str:
@@ -115,6 +115,11 @@ class HFTokenizer:
     def pad_id(self) -> int | None:
         """The padding id, or the end-of-text id where there is none."""
         return self._pad_id
+
+    @functools.cached_property
+    def pieces(self) -> list[str | None] | None:
+        """The text of each id, None for half a character, for byte-level tokenizers."""
+        return None if self._by_pieces is None else self._by_pieces.of_all(self._size)
 
     def encode(self, texts: Sequence[str]) -> list[Tokenized]:
         """Cut texts into tokens without special tokens, also where a text spells one out.
@@ -159,7 +164,7 @@ class HFTokenizer:
 
     def decode(self, batch: Sequence[Sequence[int]]) -> list[str]:
         """Token ids to text: special tokens left out, spaces as they are."""
-        return self._texts(batch)
+        return self._decode(batch) if self._by_pieces is None else self._by_pieces.decode(batch)
 
     def _decode(self, batch: Sequence[Sequence[int]]) -> list[str]:
         kept = [[int(i) for i in ids if i not in self._special_ids and i < self._size] for ids in batch]
