@@ -13,6 +13,7 @@ from tests.tiny_use import TinyTokenizer
 from dewmark.embeddings.cutting import Cutter
 from dewmark.embeddings.token_rows import token_rows
 from dewmark.embeddings.use import WordPieces
+from dewmark.errors import InputError
 from dewmark.hosts.pieces import Pieces
 from dewmark.testing.trial import tiny_host
 
@@ -77,6 +78,13 @@ def test_many_texts_are_the_single_ones(kind):
     cutter, texts = CUTTERS[kind](), ["", " the river", "stone ", "", "a  b", "the\u0301 \u0301", "x" * 300]
     assert cutter.rows(texts) == [cutter.rows([text])[0] for text in texts]
     assert cutter.rows([]) == []
+
+
+@pytest.mark.parametrize("kind", ["bert", "use"])
+@pytest.mark.parametrize("text", ["\ud800", "a \ud800 b", "a\ud801b"])
+def test_half_of_a_surrogate_pair_is_refused(kind, text):
+    with pytest.raises(InputError, match="lone surrogate"):
+        CUTTERS[kind]().rows(["the river", text])
 
 
 @pytest.mark.parametrize("kind", ["bert", "use"])

@@ -16,7 +16,7 @@ import unicodedata
 from collections.abc import Sequence
 from typing import Any
 
-from dewmark.embeddings.joining import SEPARATOR, UNKNOWN, Around, WordCutter, Words
+from dewmark.embeddings.joining import UNKNOWN, Around, WordCutter, Words
 from dewmark.embeddings.packing import WIDTH, packed
 
 __all__ = ["Cutter", "cutter_of"]
@@ -56,7 +56,7 @@ class Cutter(WordCutter):
         """The ids of each text, special ones included."""
         if self.around is None or not texts:
             return self._whole(texts)
-        rows = self.joined(SEPARATOR.join(texts), self.around)
+        rows = self.many(texts, self.around)
         return [
             self._whole([text])[0] if row == UNKNOWN else row for text, row in zip(texts, rows, strict=True)
         ]

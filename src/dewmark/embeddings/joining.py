@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
 
 from dewmark.embeddings.packing import packed
+from dewmark.errors import InputError
 
 __all__ = ["HALF", "SEPARATOR", "UNKNOWN", "Around", "WordCutter", "Words"]
 
@@ -85,6 +86,13 @@ class WordCutter(ABC):
     def part(self, text: str) -> bytes:
         """The ids of some words."""
         return b"".join(map(self._words.__getitem__, text.split(" ")))
+
+    def many(self, texts: Sequence[str], around: Around) -> list[bytes]:
+        """The row of each of some texts; `UNKNOWN`, if one must be seen as a whole."""
+        joined = SEPARATOR.join(texts)
+        if joined.count(_WORD) >= len(texts) or HALF in joined:
+            raise InputError("a text holds a lone surrogate, which is no character: decode it properly")
+        return self.joined(joined, around)
 
     def joined(self, texts: str, around: Around) -> list[bytes]:
         """The rows of texts with `SEPARATOR` between them; `UNKNOWN`, if one must be seen as a whole."""

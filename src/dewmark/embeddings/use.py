@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from dewmark.embeddings.encoders import Encoder, cannot_load, same_device
 from dewmark.embeddings.foreign import load_use, load_use_tokenizer
-from dewmark.embeddings.joining import SEPARATOR, WordCutter, Words
+from dewmark.embeddings.joining import WordCutter, Words
 from dewmark.embeddings.packaged import PACKAGED, fetch
 from dewmark.embeddings.packing import packed
 from dewmark.errors import DewmarkError
@@ -110,7 +110,7 @@ class WordPieces(WordCutter):
 
     def rows(self, texts: Sequence[str]) -> list[bytes]:
         """The ids of each text and those of its two ends."""
-        return self.joined(SEPARATOR.join(texts), _AROUND) if texts else []
+        return self.many(texts, _AROUND) if texts else []
 
     def finished(self, rows: list[bytes]) -> list[bytes]:
         """Rows; a text without words is one unknown word."""
