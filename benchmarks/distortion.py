@@ -21,12 +21,11 @@ from numpy.typing import NDArray
 from scipy.special import log_ndtr
 
 import dewmark
+from dewmark.arrays import F64
 from dewmark.dew.reading import TokenReader
 from dewmark.dew.scheme import DEW
 from dewmark.embeddings.streams import Spelling, TokenStream
 from dewmark.scheme import BoundScheme
-
-F64 = NDArray[np.float64]
 
 
 def main() -> None:

@@ -22,6 +22,7 @@ from common import with_configs
 from numpy.typing import NDArray
 
 import dewmark
+from dewmark.arrays import F64
 from dewmark.attacks.machine_translation import open_engine
 from dewmark.scheme import BoundScheme
 from dewmark.stats.metrics import auroc
@@ -29,7 +30,6 @@ from dewmark.storage import atomic_write
 from dewmark.workspace import silent
 
 Row = dict[str, str]
-F64 = NDArray[np.float64]
 STAGES = {"text": "clean", "pt": "English→Portuguese", "en": "and back"}
 
 

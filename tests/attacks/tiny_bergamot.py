@@ -12,6 +12,7 @@ import yaml
 from numpy.typing import NDArray
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
+from dewmark.arrays import F64
 from dewmark.attacks.bergamot_file import FLOAT32, INT8, INTGEMM8, SETTINGS
 
 HEADS, DIM, WIDE = 4, 16, 24
@@ -34,7 +35,6 @@ CONFIG = {
     "transformer-train-position-embeddings": False,
 }
 
-F64 = NDArray[np.float64]
 Item = tuple[int, tuple[int, ...], bytes]
 
 

@@ -23,13 +23,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from dewmark.arrays import F32
 from dewmark.errors import ModelError
 
 __all__ = ["EMBEDDINGS", "FLOAT32", "INT8", "INTGEMM8", "SETTINGS", "MarianFile", "read_marian"]
 
-F32 = NDArray[np.float32]
 
 FLOAT32, INT8, INTGEMM8 = 0x404, 0x101, 0x4101
 EMBEDDINGS = "Wemb"

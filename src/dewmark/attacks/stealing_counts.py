@@ -31,12 +31,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from dewmark.arrays import F32, I64
 from dewmark.errors import ConfigError, InputError
 
 __all__ = ["CountRules", "Counts", "StolenBoosts", "count_contexts", "learn_boosts"]
 
-F32 = NDArray[np.float32]
-I64 = NDArray[np.int64]
 
 _TIE = 1e-4
 

@@ -31,8 +31,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from dewmark.arrays import F32, F64
 from dewmark.dew.bound import BoundDEW
 from dewmark.dew.folded import Fold
 from dewmark.dew.reading import Reader
@@ -51,8 +51,6 @@ __all__ = [
     "sum_moments",
 ]
 
-F32 = NDArray[np.float32]
-F64 = NDArray[np.float64]
 
 _TEXTS_AT_ONCE = 50
 _FRESH_PAIRS = 20_000

@@ -22,13 +22,11 @@ import dataclasses
 import numpy as np
 from numpy.typing import NDArray
 
+from dewmark.arrays import F32, F64, I64
 from dewmark.evidence import Evidence
 
 __all__ = ["LONGEST", "balanced", "context_rows", "exact_tail"]
 
-F32 = NDArray[np.float32]
-F64 = NDArray[np.float64]
-I64 = NDArray[np.int64]
 
 LONGEST = 1 << 14  # of a law: the work grows with its square
 _LEVELS = 16

@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from dewmark.arrays import F16, F32, I8
 from dewmark.artifacts import Artifact
 from dewmark.core.whitening import Whitening, normalize_rows
 from dewmark.embeddings import encoders
@@ -32,10 +33,6 @@ from dewmark.workspace import HostInfo, Workspace
 
 __all__ = ["HIDDEN", "LAYERS", "OUTPUTS", "SemanticMap", "open_map", "prefix_vectors"]
 
-F16 = NDArray[np.float16]
-F32 = NDArray[np.float32]
-I8 = NDArray[np.int8]
-I64 = NDArray[np.int64]
 
 HIDDEN, OUTPUTS = 512, 384
 LAYERS = ("input", "first", "second", "output")

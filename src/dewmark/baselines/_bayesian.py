@@ -30,6 +30,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import expit, ndtri
 
+from dewmark.arrays import F64
 from dewmark.errors import ArtifactError, InputError
 from dewmark.stats.key_test import NOTHING, Statistic
 from dewmark.stats.nulls import one_sided_p
@@ -37,7 +38,6 @@ from dewmark.storage import load_bundle, save_bundle
 
 __all__ = ["Bayesian", "Null", "fit"]
 
-F64 = NDArray[np.float64]
 Bits = NDArray[np.uint8]
 
 _SAMPLE = 1 << 16

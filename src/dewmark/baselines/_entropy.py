@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
+from dewmark.arrays import F64
 from dewmark.baselines._greenlist import GreenBound
 from dewmark.baselines._tests import check
-from dewmark.baselines._tokens import F64, HostReadingScheme, Place, TokenBound
+from dewmark.baselines._tokens import HostReadingScheme, Place, TokenBound
 from dewmark.errors import ConfigError
 from dewmark.scheme import Needs
 from dewmark.workspace import HostInfo, LanguageModel, Tokenized, Workspace

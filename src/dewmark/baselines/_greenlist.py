@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from dewmark.arrays import F64, I64
 from dewmark.baselines._tests import binomial_test, z_test
-from dewmark.baselines._tokens import F64, I64, TokenBound, TokenScheme
+from dewmark.baselines._tokens import TokenBound, TokenScheme
 from dewmark.evidence import Evidence
 from dewmark.scheme import Session
 from dewmark.stats.key_test import Statistic

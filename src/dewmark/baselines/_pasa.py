@@ -9,9 +9,9 @@ import hashlib
 from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
-from dewmark.baselines._tokens import F64, I64, markable_ids
+from dewmark.arrays import F32, F64, I64
+from dewmark.baselines._tokens import markable_ids
 from dewmark.embeddings.token_tables import token_table
 from dewmark.errors import ArtifactError, ConfigError
 from dewmark.storage import load_bundle, save_bundle
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
 __all__ = ["auxiliary", "bernoulli_law", "cluster_masses", "token_clusters"]
 
-F32 = NDArray[np.float32]
 
 _FITTED = 16_384  # centres are fitted to the first ids, which tokenizers give to the most frequent pieces
 _OFFSET, _TEMPER = 10.0, 0.5  # weights (rank + 10)^-0.5

@@ -22,11 +22,11 @@ from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from numpy.typing import NDArray
 
+from dewmark.arrays import F32
 from dewmark.errors import ArtifactError
 
-__all__ = ["F32", "Places", "Pool", "Records", "checksum", "first_of", "most_alike"]
+__all__ = ["Places", "Pool", "Records", "checksum", "first_of", "most_alike"]
 
-F32 = NDArray[np.float32]
 Places = NDArray[np.int64]
 Records = NDArray[Any]
 

@@ -26,7 +26,8 @@ from typing import Any
 
 import numpy as np
 
-from dewmark.baselines._pool import F32, Places, Pool, Records, checksum, first_of, most_alike
+from dewmark.arrays import F32
+from dewmark.baselines._pool import Places, Pool, Records, checksum, first_of, most_alike
 from dewmark.errors import ArtifactError, ConfigError
 from dewmark.storage import append_at, atomic_write
 

@@ -16,7 +16,8 @@ from typing import Literal
 
 import numpy as np
 
-from dewmark.baselines._tokens import F64, TokenBound, TokenScheme
+from dewmark.arrays import F64
+from dewmark.baselines._tokens import TokenBound, TokenScheme
 from dewmark.embeddings.contexts import windows_of
 from dewmark.workspace import HostInfo, Tokenized
 

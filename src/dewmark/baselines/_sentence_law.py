@@ -20,13 +20,12 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
+from dewmark.arrays import F64, I64
 from dewmark.stats.key_test import NOTHING, Statistic
 from dewmark.stats.nulls import one_sided_p
 
 __all__ = ["acceptance_law", "exact_test", "least_p_value", "paper_test", "score_of"]
 
-F64 = NDArray[np.float64]
-I64 = NDArray[np.int64]
 Mask = NDArray[np.bool_]
 
 

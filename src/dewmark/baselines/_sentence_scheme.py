@@ -20,9 +20,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from dewmark.arrays import F32, F64, I64
 from dewmark.artifacts import load_artifact
-from dewmark.baselines._sentence_law import F64, I64, Mask, exact_test, least_p_value, paper_test
-from dewmark.baselines._sentence_space import F32, SentenceSpace
+from dewmark.baselines._sentence_law import Mask, exact_test, least_p_value, paper_test
+from dewmark.baselines._sentence_space import SentenceSpace
 from dewmark.baselines._sentences import Sentence, sentences
 from dewmark.baselines._tests import check
 from dewmark.baselines._tokens import stored_secret

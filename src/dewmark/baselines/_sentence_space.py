@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from dewmark.arrays import F32
 from dewmark.artifacts import Artifact
 from dewmark.embeddings import encoders
 from dewmark.embeddings.encoders import Encoder
@@ -26,7 +27,6 @@ from dewmark.workspace import Workspace
 
 __all__ = ["SentenceSpace", "adapt", "encode"]
 
-F32 = NDArray[np.float32]
 
 _CHARACTERS = 1000  # of a sentence that the encoder reads: one without an end must not take for ever
 _AT_ONCE = 512

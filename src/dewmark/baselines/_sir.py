@@ -25,12 +25,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from dewmark.arrays import F64, I8, I64
 from dewmark.artifacts import Artifact, load_artifact
 from dewmark.baselines._atw_law import context_rows, exact_tail
 from dewmark.baselines._sir_chunks import chunks_before, context_of
 from dewmark.baselines._sir_network import Transform, open_transform
 from dewmark.baselines._tests import check
-from dewmark.baselines._tokens import F64, I64, TokenBound, TokenScheme, stored_secret
+from dewmark.baselines._tokens import TokenBound, TokenScheme, stored_secret
 from dewmark.embeddings import encoders
 from dewmark.embeddings.streams import Spelling
 from dewmark.errors import ArtifactError, VocabularyError
@@ -44,7 +45,6 @@ if TYPE_CHECKING:
 
 __all__ = ["BoundSIR", "InvariantScheme"]
 
-I8 = NDArray[np.int8]
 
 _GRID = 8  # weights are rounded to eighths for the exact law
 _EXACT_LIMIT = 1000.0  # of the sum of weights; beyond, the normal law is as good

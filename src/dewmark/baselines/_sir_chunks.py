@@ -15,11 +15,11 @@ import re
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
+
+from dewmark.arrays import I64
 
 __all__ = ["GrowingWords", "chunks_before", "context_of", "words_of"]
 
-I64 = NDArray[np.int64]
 
 # Thai, Lao, Burmese, Khmer, kana and Han put no spaces between words.
 _UNSPACED = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"

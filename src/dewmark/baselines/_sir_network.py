@@ -20,13 +20,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from dewmark.arrays import F64, I8
 from dewmark.embeddings.encoders import Encoder
 from dewmark.errors import ArtifactError
 
 __all__ = ["HIDDEN", "LAYERS", "OUTPUTS", "Transform", "open_transform"]
 
-F64 = NDArray[np.float64]
-I8 = NDArray[np.int8]
 
 HIDDEN, OUTPUTS = 500, 300
 LAYERS = ("input", "first", "second", "output")

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from dewmark.arrays import F64, I64
 from dewmark.core.keys import Key
 from dewmark.core.prf import SECRET_BYTES, PairHash
 from dewmark.embeddings.contexts import windows_of
@@ -41,8 +42,6 @@ __all__ = [
     "stored_secret",
 ]
 
-F64 = NDArray[np.float64]
-I64 = NDArray[np.int64]
 Mask = NDArray[np.bool_]
 Place = tuple[str, tuple[int, ...]]  # a prompt's text and the ids after it
 

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
+from dewmark.arrays import F64
 from dewmark.baselines._reweight_session import ReweightSession
 
 if TYPE_CHECKING:
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
 __all__ = ["TournamentSession", "tournament"]
 
-F64 = NDArray[np.float64]
 
 _AT_ONCE = 10
 

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from dewmark.arrays import F32, F64
 from dewmark.artifacts import Artifact
 from dewmark.errors import ArtifactError
 from dewmark.storage import load_bundle, save_bundle
@@ -27,8 +28,6 @@ from dewmark.workspace import HostInfo, Workspace
 
 __all__ = ["ARRAYS", "HIDDEN", "LEAST", "Tables", "inputs", "token_tables"]
 
-F32 = NDArray[np.float32]
-F64 = NDArray[np.float64]
 
 HIDDEN = 64
 ARRAYS = tuple(f"{net}.{part}" for net in ("gamma", "delta") for part in ("A", "a", "B", "b"))

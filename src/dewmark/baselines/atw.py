@@ -23,12 +23,13 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from dewmark.arrays import F64, I64
 from dewmark.artifacts import load_artifact
 from dewmark.baselines._atw_law import LONGEST, balanced, context_rows, exact_tail
 from dewmark.baselines._atw_network import SemanticMap, open_map, prefix_vectors
 from dewmark.baselines._entropy import EntropyScheme, WeighedBound
 from dewmark.baselines._tests import check
-from dewmark.baselines._tokens import F64, I64, stored_secret
+from dewmark.baselines._tokens import stored_secret
 from dewmark.errors import ArtifactError, ConfigError, VocabularyError
 from dewmark.evidence import Evidence
 from dewmark.scheme import Needs, Session, State

@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
+from dewmark.arrays import F64, I64
 from dewmark.baselines._entropy import EntropyBound, GreenEntropyScheme
 from dewmark.baselines._tests import z_test
-from dewmark.baselines._tokens import F64, I64
 from dewmark.evidence import Evidence
 from dewmark.scheme import Session
 from dewmark.stats.key_test import Statistic

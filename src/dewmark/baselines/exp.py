@@ -18,9 +18,10 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
+from dewmark.arrays import F64, I64
 from dewmark.baselines._reweight import Repeats, ReweightBound
 from dewmark.baselines._tests import check, gamma_test, z_test
-from dewmark.baselines._tokens import F64, I64, TokenScheme
+from dewmark.baselines._tokens import TokenScheme
 from dewmark.evidence import Evidence
 from dewmark.scheme import Needs, Session
 from dewmark.stats.key_test import Statistic

@@ -25,9 +25,10 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from dewmark.arrays import I64
 from dewmark.baselines._greenlist import GreenBound
 from dewmark.baselines._tests import check
-from dewmark.baselines._tokens import I64, TokenScheme
+from dewmark.baselines._tokens import TokenScheme
 from dewmark.scheme import Session
 from dewmark.workspace import HostInfo, Workspace
 

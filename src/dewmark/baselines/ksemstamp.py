@@ -13,9 +13,9 @@ from typing import ClassVar
 
 import numpy as np
 
-from dewmark.baselines._sentence_law import F64, I64
+from dewmark.arrays import F32, F64, I64
 from dewmark.baselines._sentence_scheme import SentenceBound, SentenceScheme
-from dewmark.baselines._sentence_space import F32, SentenceSpace
+from dewmark.baselines._sentence_space import SentenceSpace
 from dewmark.baselines._tests import check
 from dewmark.errors import ArtifactError
 from dewmark.workspace import HostInfo

@@ -32,10 +32,11 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 from scipy.special import logit, ndtri
 
-from dewmark.baselines._pasa import F32, auxiliary, bernoulli_law, cluster_masses, token_clusters
+from dewmark.arrays import F32, F64, I64
+from dewmark.baselines._pasa import auxiliary, bernoulli_law, cluster_masses, token_clusters
 from dewmark.baselines._reweight import ReweightBound
 from dewmark.baselines._tests import check, gamma_test, z_test
-from dewmark.baselines._tokens import F64, I64, HostReadingScheme, Pairs, Place, stored_secret
+from dewmark.baselines._tokens import HostReadingScheme, Pairs, Place, stored_secret
 from dewmark.core.prf import PairHash, combine, to_uniforms
 from dewmark.embeddings.contexts import ABSENT, windows_of
 from dewmark.errors import ArtifactError, ConfigError, VocabularyError

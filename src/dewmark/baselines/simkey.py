@@ -26,9 +26,10 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 from scipy.special import gammainc
 
+from dewmark.arrays import F64, I64
 from dewmark.baselines._reweight import Repeats, ReweightBound
 from dewmark.baselines._tests import check, gamma_test, z_test
-from dewmark.baselines._tokens import F64, I64, TokenScheme
+from dewmark.baselines._tokens import TokenScheme
 from dewmark.core.keys import KeyStream
 from dewmark.embeddings import encoders
 from dewmark.embeddings.contexts import WindowContexts, windows_of

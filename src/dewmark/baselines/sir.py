@@ -14,8 +14,8 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from dewmark.arrays import I64
 from dewmark.baselines._sir import InvariantScheme
-from dewmark.baselines._tokens import I64
 from dewmark.scheme import Needs
 from dewmark.workspace import HostInfo
 

@@ -30,10 +30,11 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from dewmark.arrays import F64, I64
 from dewmark.baselines._bayesian import Bayesian, fit
 from dewmark.baselines._reweight import ReweightBound
 from dewmark.baselines._tests import binomial_test, check, z_test
-from dewmark.baselines._tokens import F64, I64, TokenScheme, stored_secret
+from dewmark.baselines._tokens import TokenScheme, stored_secret
 from dewmark.evidence import Evidence
 from dewmark.scheme import Needs, Session, State
 from dewmark.stats.key_test import Statistic

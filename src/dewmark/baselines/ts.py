@@ -21,9 +21,10 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
+from dewmark.arrays import F64, I64
 from dewmark.artifacts import load_artifact
 from dewmark.baselines._tests import check, z_test
-from dewmark.baselines._tokens import F64, I64, TokenBound, TokenScheme, stored_secret
+from dewmark.baselines._tokens import TokenBound, TokenScheme, stored_secret
 from dewmark.baselines._ts_networks import Tables, token_tables
 from dewmark.embeddings.contexts import windows_of
 from dewmark.errors import ArtifactError

@@ -31,9 +31,10 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 import numpy as np
 from scipy.special import logsumexp, ndtri_exp
 
+from dewmark.arrays import F64, I64
 from dewmark.baselines._reweight import Repeats, ReweightBound
 from dewmark.baselines._tests import binomial_test, check, gamma_test
-from dewmark.baselines._tokens import F64, I64, Pairs, TokenScheme
+from dewmark.baselines._tokens import Pairs, TokenScheme
 from dewmark.core.prf import PairHash
 from dewmark.errors import ConfigError
 from dewmark.evidence import Evidence

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from dewmark.arrays import F64
 from dewmark.cli import options
 from dewmark.cli.console import emit, results, say, write
 from dewmark.cli.progress import Progress
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from dewmark.scheme import BoundScheme
-    from dewmark.stats.power import F64, Power, Row
+    from dewmark.stats.power import Power, Row
     from dewmark.types import Generation
     from dewmark.watermark import Watermark
     from dewmark.workspace import Tokenized

@@ -20,12 +20,11 @@ import hashlib
 import numpy as np
 from numpy.typing import NDArray
 
+from dewmark.arrays import I64, U32
 from dewmark.core.keys import KeyStream
 
 __all__ = ["MULTIPLIER", "SECRET_BYTES", "PairHash", "combine", "to_uniforms"]
 
-U32 = NDArray[np.uint32]
-I64 = NDArray[np.int64]
 
 SECRET_BYTES = 32
 MULTIPLIER = 0x7FEB352D  # odd, and its multiples spread well

@@ -18,15 +18,14 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
+from dewmark.arrays import F64
 from dewmark.core.keys import Key, KeyStream
 from dewmark.errors import ConfigError
 
 __all__ = ["Projections", "draw_projections", "haar_orthogonal"]
 
 Kind = Literal["gaussian", "orthogonal"]
-F64 = NDArray[np.float64]
 
 
 @dataclass(frozen=True, repr=False)

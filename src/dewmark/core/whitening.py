@@ -19,12 +19,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from dewmark.arrays import F32, F64
 from dewmark.errors import InputError, NumericalError
 
 __all__ = ["Whitening", "normalize_rows"]
 
-F32 = NDArray[np.float32]
-F64 = NDArray[np.float64]
 
 _BLOCK = 8192
 

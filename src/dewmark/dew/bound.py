@@ -7,9 +7,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import numpy as np
-from numpy.typing import NDArray
-
+from dewmark.arrays import F32, I64
 from dewmark.dew.folded import Fold, FoldedRows
 from dewmark.dew.modes import HashedContexts
 from dewmark.dew.public import Public
@@ -33,8 +31,6 @@ if TYPE_CHECKING:
 
 __all__ = ["BoundDEW"]
 
-F32 = NDArray[np.float32]
-I64 = NDArray[np.int64]
 T = TypeVar("T")
 
 

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from dewmark.arrays import F16, F32, I64
 from dewmark.core.projections import Projections
 from dewmark.embeddings.mapped import rows_of
 from dewmark.embeddings.parts import Parts
@@ -31,9 +32,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Fold", "FoldedRows", "scale_contexts_torch"]
 
-F16 = NDArray[np.float16]
-F32 = NDArray[np.float32]
-I64 = NDArray[np.int64]
 
 _BLOCK = 8192
 _REMEMBERED = 32 << 20  # bytes of rows of Q

@@ -20,6 +20,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from dewmark.arrays import F32, I64
 from dewmark.core.keys import Key, KeyStream
 from dewmark.core.whitening import normalize_rows
 from dewmark.embeddings.contexts import ABSENT, Contexts
@@ -27,9 +28,6 @@ from dewmark.embeddings.contexts import ABSENT, Contexts
 __all__ = ["HashedContexts", "Mode", "permuted_rows"]
 
 Mode = Literal["both", "context_only", "token_only", "neither"]
-
-F32 = NDArray[np.float32]
-I64 = NDArray[np.int64]
 
 
 def permuted_rows(key: Key, markable: I64, vocab_size: int) -> I64:

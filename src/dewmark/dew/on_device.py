@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from dewmark.arrays import F32
 from dewmark.dew.folded import scale_contexts_torch
 from dewmark.dew.reading import Pairs, Reading
 from dewmark.dew.scoring import saturate
@@ -28,8 +29,6 @@ __all__ = ["LONGEST", "score_on"]
 LONGEST = 4096  # pairs of one text; beyond, its covariance is better summed in blocks
 _ROWS = 1 << 15  # padded pairs of one batch
 _CELLS = 1 << 26  # of its covariances
-
-F32 = NDArray[np.float32]
 
 
 @torch.inference_mode()

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
+from dewmark.arrays import I64
 from dewmark.core.keys import Key
 from dewmark.core.projections import projection_dim
 from dewmark.core.whitening import Whitening
@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from dewmark.dew.scheme import DEW
 
 __all__ = ["Public", "open_public", "restored_public"]
-
-I64 = NDArray[np.int64]
 
 
 @dataclass(frozen=True)

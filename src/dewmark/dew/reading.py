@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from dewmark.arrays import F16, F32, I64
 from dewmark.embeddings.contexts import ABSENT, Contexts, windows_of
 from dewmark.embeddings.mapped import rows_of
 from dewmark.embeddings.parts import Parts
@@ -21,9 +22,6 @@ from dewmark.workspace import HostInfo, Tokenized
 
 __all__ = ["Pairs", "Reader", "Reading", "TokenReader", "chunks", "pairs_of", "units_per_chunk"]
 
-F16 = NDArray[np.float16]
-F32 = NDArray[np.float32]
-I64 = NDArray[np.int64]
 
 _UNITS_PER_CHUNK = 100_000
 _BYTES_PER_CHUNK = 32 << 20

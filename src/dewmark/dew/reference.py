@@ -9,11 +9,10 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from numpy.typing import NDArray
+
+from dewmark.arrays import F64
 
 __all__ = ["insert", "score"]
-
-F64 = NDArray[np.float64]
 
 
 def normalize(v: F64) -> F64:

@@ -22,8 +22,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
+from dewmark.arrays import F32, F64
 from dewmark.dew.reading import Pairs, Reading
 from dewmark.evidence import Evidence, Factor
 from dewmark.scheme import decide
@@ -39,8 +39,6 @@ if TYPE_CHECKING:
 
 __all__ = ["TESTS", "Scored", "detection_of", "saturate", "statistic_of", "token_scores"]
 
-F32 = NDArray[np.float32]
-F64 = NDArray[np.float64]
 
 TESTS = ("key", "monte-carlo", "gaussian", "beta")
 

@@ -15,8 +15,8 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
-from numpy.typing import NDArray
 
+from dewmark.arrays import F32
 from dewmark.core.keys import Key
 from dewmark.core.projections import draw_projections
 from dewmark.dew.public import Public
@@ -30,8 +30,6 @@ from dewmark.types import Detection
 from dewmark.workspace import Progress, Tokenized
 
 __all__ = ["detect_keys"]
-
-F32 = NDArray[np.float32]
 
 
 def detect_keys(

@@ -20,8 +20,8 @@ from importlib import resources
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
+from dewmark.arrays import F16, F32, I64
 from dewmark.core.whitening import Whitening, normalize_rows
 from dewmark.embeddings.encoders import Encoder
 from dewmark.embeddings.mapped import rows_of
@@ -44,9 +44,6 @@ __all__ = [
 
 ABSENT = -1
 
-F16 = NDArray[np.float16]
-F32 = NDArray[np.float32]
-I64 = NDArray[np.int64]
 
 _MEMO_LIMIT = 200_000
 _CHUNK = 2048

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
+from dewmark.arrays import F32
 from dewmark.embeddings.foreign import folder_hash, quiet_libraries
 from dewmark.embeddings.packaged import PACKAGED, fetch
 from dewmark.errors import DewmarkError, ModelError
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Encoder", "SentenceTransformerEncoder", "cannot_load", "load_encoder", "same_device"]
 
-F32 = NDArray[np.float32]
 
 _BATCH, _BATCH_CHARACTERS = 256, 1 << 14
 # E5 models are trained with a prefix; "query: " is the one for texts that are compared with each other.

@@ -13,10 +13,10 @@ import mmap
 import numpy as np
 from numpy.typing import NDArray
 
+from dewmark.arrays import F32, I64
+
 __all__ = ["rows_of"]
 
-F32 = NDArray[np.float32]
-I64 = NDArray[np.int64]
 
 _AT_ONCE = 16  # the kernel may map two megabytes around each row
 

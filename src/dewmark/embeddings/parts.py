@@ -10,12 +10,10 @@ import functools
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
+
+from dewmark.arrays import F32, I64
 
 __all__ = ["Parts"]
-
-F32 = NDArray[np.float32]
-I64 = NDArray[np.int64]
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from dewmark.arrays import F32
 from dewmark.embeddings.encoders import Encoder, same_device
 from dewmark.embeddings.packing import ids_and_mask, packed, padded
 from dewmark.registry import unknown_name
@@ -34,8 +34,6 @@ _SHAPE: dict[str, Any] = {
     "num_attention_heads": 12,
 }
 _BATCH = 512
-
-F32 = NDArray[np.float32]
 
 
 def random_encoder(name: str, *, device: str) -> Encoder:

@@ -16,6 +16,7 @@ import hashlib
 import numpy as np
 from numpy.typing import NDArray
 
+from dewmark.arrays import F16, F32
 from dewmark.core.whitening import Whitening, normalize_rows
 from dewmark.errors import ArtifactError, NumericalError, VocabularyError
 from dewmark.storage import load_bundle, save_bundle
@@ -23,8 +24,6 @@ from dewmark.workspace import HostInfo, Workspace
 
 __all__ = ["build_token_table", "markable_ids", "token_table"]
 
-F16 = NDArray[np.float16]
-F32 = NDArray[np.float32]
 
 _FORMAT = 1
 _BLOCK = 8192

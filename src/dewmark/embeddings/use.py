@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from dewmark.arrays import F32
 from dewmark.embeddings.encoders import Encoder, cannot_load, same_device
 from dewmark.embeddings.foreign import load_use, load_use_tokenizer
 from dewmark.embeddings.joining import WordCutter, Words
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
 __all__ = ["USEEncoder", "WordPieces"]
 
-F32 = NDArray[np.float32]
 
 _UNKNOWN, _AROUND = packed([0]), (packed([1]), packed([2]))
 _EMPTY, _NO_WORDS = b"".join(_AROUND), _UNKNOWN.join(_AROUND)

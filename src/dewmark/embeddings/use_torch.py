@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch.nn.functional import layer_norm, normalize, pad, relu
 
+from dewmark.arrays import F32, I64
 from dewmark.embeddings.packing import ids_and_mask, padded
 from dewmark.embeddings.token_rows import TokenRows, token_rows
 from dewmark.errors import ModelError
@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 
 __all__ = ["TorchUSE", "batches"]
 
-F32 = NDArray[np.float32]
-I64 = NDArray[np.int64]
 
 _ORDERS = ((2, 0), (3, 1), (5, 2))  # neighbours in all, and how many of them stand before the piece
 # Pieces in a batch, padding included: about 3,000 windows, and half a gigabyte while they are computed.

@@ -35,8 +35,8 @@ from pathlib import Path
 from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
+from dewmark.arrays import F32, F64
 from dewmark.core.whitening import normalize_rows
 from dewmark.embeddings.contexts import ordinary_texts
 from dewmark.embeddings.parts import Parts
@@ -61,8 +61,6 @@ __all__ = [
     "word_weight",
 ]
 
-F32 = NDArray[np.float32]
-F64 = NDArray[np.float64]
 Window = tuple[str, ...]
 Centre = Literal["running", "rare"]
 

@@ -21,6 +21,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from dewmark.arrays import F16, F32
 from dewmark.core.whitening import normalize_rows
 from dewmark.embeddings.encoders import Encoder
 from dewmark.embeddings.segmentation import VERSION
@@ -28,8 +29,6 @@ from dewmark.workspace import Progress, silent
 
 __all__ = ["RowMemo", "WordVectors"]
 
-F16 = NDArray[np.float16]
-F32 = NDArray[np.float32]
 
 _MEMORY_LIMIT = 300_000  # words: 300 MB at 512 dimensions
 _DISK_LIMIT = 1 << 30  # bytes

@@ -19,8 +19,8 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
+from dewmark.arrays import F64
 from dewmark.errors import ConfigError, InputError
 from dewmark.evaluation.results import Against, Cell, Evaluation, Operating, Share
 from dewmark.evaluation.scores import CLEAN, HUMAN, MARKED, UNMARKED, ScoreRow
@@ -39,7 +39,6 @@ __all__ = ["RATES", "Evaluation", "evaluate"]
 
 RATES = (0.01, 0.05)
 
-F64 = NDArray[np.float64]
 BySeed = Mapping[int, F64]
 Groups = dict[tuple[str, str, str], list[ScoreRow]]  # by scheme, attack and kind
 

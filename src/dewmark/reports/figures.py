@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from dewmark.arrays import F64
 from dewmark.evaluation.results import Cell, Evaluation, Operating
 from dewmark.evaluation.scores import CLEAN, HUMAN, KINDS, MARKED, UNMARKED, ScoreRow
 from dewmark.reports.canvas import DASHED, DOTTED, Line, curve, grid, legend, panels
@@ -34,7 +34,6 @@ __all__ = [
     "trade_offs",
 ]
 
-F64 = NDArray[np.float64]
 BySeed = Mapping[int, F64]
 
 _ROC_COLOURS = (INK, *COLOURS)  # of no attack, and of as many attacks as are drawn

@@ -18,15 +18,14 @@ import functools
 import math
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy import fft, optimize, special
 
+from dewmark.arrays import F64
 from dewmark.evidence import Evidence
 from dewmark.stats.key_test import NOTHING, Statistic, gaussian_test
 
 __all__ = ["alignment_sf", "beta_test", "saturated_variance", "sum_sf"]
 
-F64 = NDArray[np.float64]
 
 _CELLS = 4096
 _LONGEST = 2000  # beyond, the sum is normal to far more digits than the law of its terms deserves

@@ -28,9 +28,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from dewmark import __version__, storage
+from dewmark.arrays import F64
 from dewmark.errors import ArtifactError, ConfigError, InputError, NumericalError
 from dewmark.registry import unknown_name
 from dewmark.types import Detection, Verdict
@@ -40,8 +40,6 @@ __all__ = ["EMPIRICAL", "Calibration", "negatives_needed"]
 EMPIRICAL = "empirical"
 UNGROUPED = "all"
 _FORMAT = "dewmark-calibration-v1"
-
-F64 = NDArray[np.float64]
 
 
 def negatives_needed(fpr: float) -> int:

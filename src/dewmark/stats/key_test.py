@@ -18,6 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from dewmark.arrays import F32
 from dewmark.evidence import Evidence, Factor
 from dewmark.stats.nulls import one_sided_p, power_series
 
@@ -31,7 +32,6 @@ __all__ = [
     "score_variance",
 ]
 
-F32 = NDArray[np.float32]
 Index = slice | NDArray[np.int64]
 
 BLOCK = 2048

@@ -20,16 +20,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from dewmark.arrays import F64, I64
 from dewmark.evidence import Evidence
 from dewmark.stats.key_test import Statistic, key_test
 from dewmark.stats.scan import Scan, Units, scan
 
 __all__ = ["Segment", "locate", "posterior"]
 
-F64 = NDArray[np.float64]
-I64 = NDArray[np.int64]
 Test = Callable[[Evidence], Statistic]
 
 COST = 8.0

@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from dewmark.arrays import F64
 from dewmark.errors import ConfigError, InputError, NumericalError
 
 __all__ = [
@@ -40,7 +41,6 @@ __all__ = [
     "tpr_at_fpr",
 ]
 
-F64 = NDArray[np.float64]
 Scores = Sequence[float] | NDArray[np.floating]
 Statistic = Callable[[F64, F64], float]
 

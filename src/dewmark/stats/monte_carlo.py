@@ -26,13 +26,12 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from dewmark.arrays import F32, F64
 from dewmark.evidence import Evidence, Factor
 from dewmark.stats.key_test import NOTHING, Statistic, effective_length
 
 __all__ = ["KEYS", "monte_carlo_sums", "monte_carlo_test"]
 
-F32 = NDArray[np.float32]
-F64 = NDArray[np.float64]
 Score = Callable[[F64], F64]
 Kind = Literal["gaussian", "orthogonal"]
 

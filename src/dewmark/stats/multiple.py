@@ -15,11 +15,11 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from dewmark.arrays import F64
 from dewmark.errors import ConfigError, NumericalError
 
 __all__ = ["benjamini_hochberg", "holm", "sidak", "sidak_min"]
 
-F64 = NDArray[np.float64]
 PValues = Sequence[float] | NDArray[np.floating]
 
 

@@ -22,16 +22,16 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 from scipy.optimize import nnls
 from scipy.special import ndtr, ndtri
 
+from dewmark.arrays import F64
 from dewmark.errors import InputError
 from dewmark.stats.metrics import Interval, Rate, rate
 
 __all__ = ["Model", "Power", "Row", "choose_cuts", "fit_model", "measure_power"]
 
-F64 = NDArray[np.float64]
 
 TARGETS = (0.5, 0.9, 0.99)
 FEWEST_TEXTS = 4

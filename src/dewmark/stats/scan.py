@@ -33,13 +33,12 @@ from numpy.typing import NDArray
 from scipy.linalg import cholesky
 from scipy.special import log_ndtr, ndtri
 
+from dewmark.arrays import F64, I64
 from dewmark.evidence import Evidence
 from dewmark.stats.key_test import covariance
 
 __all__ = ["Scan", "Units", "scan"]
 
-F64 = NDArray[np.float64]
-I64 = NDArray[np.int64]
 
 REACH = 1024
 SHORTEST = 30

@@ -20,6 +20,7 @@ import torch
 from numpy.typing import NDArray
 
 from dewmark import config
+from dewmark.arrays import F32, I64
 from dewmark.baselines._atw_network import HIDDEN, OUTPUTS
 from dewmark.core.whitening import Whitening, normalize_rows
 from dewmark.embeddings.contexts import load_statistics, token_vectors
@@ -31,8 +32,6 @@ from dewmark.workspace import Workspace
 
 __all__ = ["SignNetwork", "losses", "train"]
 
-F32 = NDArray[np.float32]
-I64 = NDArray[np.int64]
 
 STEPS = 1000
 TEXTS, BATCH, RATE = 256, 64, 1e-3

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
+from dewmark.arrays import F32, I64
 from dewmark.core.whitening import normalize_rows
 from dewmark.errors import InputError
 
@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 
 __all__ = ["cluster", "forms_of", "near_pairs", "read_lexicon"]
 
-F32 = NDArray[np.float32]
-I64 = NDArray[np.int64]
 Edge = tuple[int, int]
 
 LARGE = 20  # forms: a larger cluster is split

@@ -8,8 +8,8 @@ those before); the start with the largest mean cosine wins.
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
+from dewmark.arrays import F32
 from dewmark.errors import InputError
 from dewmark.training.job import Job, Trained
 from dewmark.training.loop import rng
@@ -17,7 +17,6 @@ from dewmark.training.semstamp import MARGIN, train_space
 
 __all__ = ["cosine_k_means", "train"]
 
-F32 = NDArray[np.float32]
 
 CLUSTERS = 8
 _STARTS = 8

@@ -20,6 +20,7 @@ import torch
 from numpy.typing import NDArray
 from torch.nn.functional import cosine_similarity
 
+from dewmark.arrays import F32, I64
 from dewmark.baselines._sentence_space import adapt, encode
 from dewmark.errors import InputError
 from dewmark.training.job import Arrays, Job, Trained
@@ -29,8 +30,6 @@ from dewmark.training.texts import FileTexts
 
 __all__ = ["Space", "train", "train_space"]
 
-F32 = NDArray[np.float32]
-I64 = NDArray[np.int64]
 
 TEXTS = 320
 STEPS = 800

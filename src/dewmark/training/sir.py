@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from dewmark.arrays import F32, I64
 from dewmark.baselines._sir_chunks import context_of, words_of
 from dewmark.baselines._sir_network import HIDDEN, OUTPUTS
 from dewmark.core.whitening import normalize_rows
@@ -30,8 +31,6 @@ from dewmark.training.residual import ResidualNetwork
 
 __all__ = ["Learner", "TransformNetwork", "contexts_of", "fit", "losses", "train"]
 
-F32 = NDArray[np.float32]
-I64 = NDArray[np.int64]
 
 STEPS, BATCH, RATE = 500, 32, 1e-3
 TEXTS, PREFIXES = 256, 5  # of each text

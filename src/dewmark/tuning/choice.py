@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from dewmark.arrays import F64
 from dewmark.errors import ConfigError
 from dewmark.stats.metrics import Interval
 from dewmark.tuning.grid import Settings, describe, flags
@@ -24,7 +25,6 @@ from dewmark.tuning.measuring import Measured
 
 __all__ = ["DIVERSITY", "FOUND_AT", "Result", "Tuning", "check_budget", "choose"]
 
-F64 = NDArray[np.float64]
 
 FOUND_AT = 1e-4  # a text counts as found below this p-value
 DIVERSITY = 0.02  # how far distinct-3 may be from the unmarked texts'

@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 import dewmark
 from dewmark import config, storage
+from dewmark.arrays import F64
 from dewmark.core.keys import Key
 from dewmark.errors import ConfigError
 from dewmark.evaluation.quality import distinct
@@ -34,7 +34,6 @@ from dewmark.workspace import Progress, silent
 
 __all__ = ["DELETED", "Measured", "Sample", "delete_words", "measure"]
 
-F64 = NDArray[np.float64]
 Row = dict[str, Any]  # one text and its measures
 
 DELETED = 0.3  # the share of words that the attack takes out
