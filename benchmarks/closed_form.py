@@ -17,7 +17,7 @@ from common import read_texts
 
 import dewmark
 from dewmark.config import parse_settings
-from dewmark.dew.scoring import saturate
+from dewmark.dew.detection import saturate
 from dewmark.stats.key_test import score_variance
 from dewmark.stats.monte_carlo import monte_carlo_sums
 

@@ -12,8 +12,8 @@ from pathlib import Path
 import numpy as np
 
 from dewmark.config import parse_settings
-from dewmark.evaluation.quality import distinct
 from dewmark.hosts.base import Host
+from dewmark.lab.evaluation.quality import distinct
 
 
 def openings(count: int) -> list[str]:

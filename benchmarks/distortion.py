@@ -24,8 +24,8 @@ import dewmark
 from dewmark.arrays import F64
 from dewmark.dew.reading import TokenReader
 from dewmark.dew.scheme import DEW
-from dewmark.embeddings.streams import Spelling, TokenStream
 from dewmark.scheme import BoundScheme
+from dewmark.text.growing import Spelling, TokenStream
 
 
 def main() -> None:

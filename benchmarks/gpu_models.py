@@ -17,13 +17,13 @@ from types import SimpleNamespace
 import torch
 from torch.nn import functional
 
-from dewmark.dew.channels import DeviceTables, TokenChannel
-from dewmark.dew.hot import WindowMark
+from dewmark.cuda.bias_step import WindowMark
+from dewmark.cuda.window_contexts import window_rows
+from dewmark.dew.alignment import DeviceTables, TokenChannel
+from dewmark.dew.marking import BiasSession
 from dewmark.dew.scheme import DEW
-from dewmark.dew.session import BiasSession
-from dewmark.dew.window_rows import window_rows
-from dewmark.embeddings.contexts import WindowContexts
-from dewmark.embeddings.encoders import SentenceTransformerEncoder
+from dewmark.encoders.base import SentenceTransformerEncoder
+from dewmark.encoders.contexts import WindowContexts
 
 DEVICE = torch.device("cuda")
 N = 3072

@@ -29,9 +29,9 @@ from typing import Any
 import torch
 from gpu_models import DEVICE, LLAMA_3B, SCHEME, Decoder, N, Setting, llama
 
-from dewmark.dew.hot import GraphMark, Steps, WindowMark, captured
-from dewmark.dew.session import BiasSession
-from dewmark.hosts.decoding import CachedForward
+from dewmark.cuda.bias_step import GraphMark, Steps, WindowMark, captured
+from dewmark.dew.marking import BiasSession
+from dewmark.hosts.transformers.decoding import CachedForward
 from dewmark.sampling import race
 
 Loop = Callable[[], Callable[[int], None]]  # makes ready what then writes so many tokens

@@ -57,14 +57,12 @@ def main() -> None:
 def make_detector(folder: Path, *, vocab: int, token_dim: int, context_dim: int) -> None:
     """Export a detector of the token units of DEW, composed contexts, with random tables."""
     from dewmark.core.projections import projection_dim
-    from dewmark.dew.bound import BoundDEW
-    from dewmark.dew.folded import Fold
-    from dewmark.dew.public import Public
-    from dewmark.dew.reading import TokenReader
-    from dewmark.dew.scheme import DEW
-    from dewmark.embeddings.contexts import ComposedContexts
+    from dewmark.dew.projection import Fold
+    from dewmark.dew.reading import Public, TokenReader
+    from dewmark.dew.scheme import DEW, BoundDEW
+    from dewmark.encoders.contexts import ComposedContexts
     from dewmark.hosts.fake import tiny_tokenizer
-    from dewmark.hosts.tokenizers import HFTokenizer
+    from dewmark.hosts.transformers.tokenizer import HFTokenizer
     from dewmark.workspace import no_host
 
     tokenizer = HFTokenizer(tiny_tokenizer(vocab, kind="bytes"))

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import dewmark
-from dewmark.embeddings.word_space import register_texts
+from dewmark.encoders.word_vectors import register_texts
 
 COMMAND = [sys.executable, "-c", "import sys; from dewmark.cli.app import main; sys.exit(main())", "detect"]
 RUNS = {

@@ -2,7 +2,7 @@
 
     python benchmarks/schemes.py --out results/ --human english=en.jsonl --human german=de.jsonl:300:500
 
-Each configuration of `dewmark.bench` continues the package's openings under several keys. All texts are
+Each configuration of `dewmark.lab.bench` continues the package's openings under several keys. All texts are
 scored without their prompts by the scheme's own default test. The table gives the share of marked texts with
 p < 0.01 and their mean z; the share of accused ones (mean over keys, worst key) among the host's unmarked
 completions of the same prompts and among human texts (JSONL rows with ``text`` or ``response``, cut to about
@@ -25,8 +25,8 @@ import numpy as np
 from common import openings, quality, read_texts
 
 import dewmark
-from dewmark.bench.configurations import CONFIGURATIONS, bind, chosen, configuration
 from dewmark.hosts.base import Decoding, Host
+from dewmark.lab.bench.subjects import CONFIGURATIONS, bind, chosen, configuration
 from dewmark.scheme import BoundScheme
 from dewmark.storage import append_jsonl, atomic_write, read_jsonl
 from dewmark.types import Generation

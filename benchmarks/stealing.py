@@ -2,7 +2,8 @@
 
     python benchmarks/stealing.py --out results/ --human en.jsonl:300:500 --device cuda --jobs 8
 
-Every victim (a configuration of `dewmark.bench`) continues the package's openings; the attacker gets those
+Every victim (a configuration of `dewmark.lab.bench`) continues the package's openings; the attacker gets
+those
 texts, as many unmarked ones of the same host, and openings of its own. By counts it forges and scrubs every
 victim; by embeddings it forges DEW from 50, 100, 200 … texts and scrubs it. The victim's own detector judges
 at p < 0.01 and at the threshold that 1% of the human texts exceed. Cells run in ``--jobs`` processes, each
@@ -25,12 +26,12 @@ from typing import Any
 from common import openings, read_texts
 
 import dewmark
-from dewmark.attacks.stealing import StealSettings, steal
-from dewmark.attacks.stealing_curve import SIZES, forgery_curve
-from dewmark.attacks.stealing_judge import Judge
-from dewmark.attacks.stealing_writing import decoding_of, write_texts
-from dewmark.bench.configurations import bind
+from dewmark.attacks.stealing.attack import StealSettings, steal
+from dewmark.attacks.stealing.curve import SIZES, forgery_curve
+from dewmark.attacks.stealing.judging import Judge
+from dewmark.attacks.stealing.writing import decoding_of, write_texts
 from dewmark.hosts.base import Host
+from dewmark.lab.bench.subjects import bind
 from dewmark.scheme import BoundScheme
 from dewmark.storage import atomic_write
 

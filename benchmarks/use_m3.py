@@ -20,12 +20,11 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from dewmark.embeddings.contexts import ordinary_texts
-from dewmark.embeddings.foreign import load_use, load_use_tokenizer
-from dewmark.embeddings.graphed import GraphedEncoder
-from dewmark.embeddings.packaged import PACKAGED, fetch
-from dewmark.embeddings.use import WordPieces
-from dewmark.embeddings.use_torch import TorchUSE
+from dewmark.cuda.encoder import GraphedEncoder
+from dewmark.encoders.contexts import ordinary_texts
+from dewmark.encoders.use import TorchUSE, WordPieces
+from dewmark.models.packaged import PACKAGED, fetch
+from dewmark.models.unpacked import load_use, load_use_tokenizer
 
 
 def windows(count: int) -> list[str]:

@@ -25,7 +25,7 @@ from common import openings
 
 import dewmark
 from dewmark.config import parse_settings
-from dewmark.hosts.sources import resolve
+from dewmark.hosts.transformers.files import resolve
 
 Engine = Any  # vLLM's LLM
 
@@ -89,7 +89,7 @@ def engine(folder: str, given: argparse.Namespace) -> Engine:
         enforce_eager=True,
         max_model_len=512,
         max_num_seqs=given.requests,
-        logits_processors=["dewmark.hosts.vllm:DewLogitsProcessor"],
+        logits_processors=["dewmark.hosts.engines.vllm:DewLogitsProcessor"],
     )
 
 

@@ -12,10 +12,10 @@ from typing import ClassVar
 import numpy as np
 import torch
 
-from dewmark.baselines.parts import TokenBound, TokenScheme, TokenSession, VocabularyHash
+from dewmark.baselines.token_schemes import TokenBound, TokenScheme, TokenSession, VocabularyHash
 from dewmark.errors import ConfigError
-from dewmark.evidence import Evidence
 from dewmark.scheme import Session
+from dewmark.stats.evidence import Evidence
 from dewmark.stats.key_test import Statistic, key_test
 from dewmark.testing import check_scheme
 from dewmark.workspace import HostInfo, Workspace

@@ -27,6 +27,6 @@ def tiny_artifacts(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def bag_encoder(monkeypatch: pytest.MonkeyPatch, tiny_artifacts: Path) -> BagEncoder:
     """Schemes with a small encoder that needs no model, and with artifacts that are made for it."""
     encoder = BagEncoder()
-    monkeypatch.setattr("dewmark.embeddings.encoders.load_encoder", lambda name, **_: encoder)
+    monkeypatch.setattr("dewmark.encoders.base.load_encoder", lambda name, **_: encoder)
     monkeypatch.setattr("dewmark.artifacts.shipped", lambda: tiny_artifacts)
     return encoder

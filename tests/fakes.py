@@ -10,14 +10,14 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from dewmark.embeddings.encoders import Encoder
+from dewmark.encoders.base import Encoder
 
 PAPER = {"units": "token", "sampler": "bias"}
 """DEW as the paper has it: the host's tokens, a bias on their logits."""
 
 
 def unpacked(row: bytes) -> list[int]:
-    """The ids of a row of `dewmark.embeddings.packing`."""
+    """The ids of a row of `dewmark.encoders.window_ids`."""
     return array("i", row).tolist()
 
 

@@ -11,7 +11,7 @@ from dewmark.core.keys import Key
 from dewmark.errors import ConfigError, VocabularyError
 from dewmark.hosts.fake import FakeHost
 from dewmark.registry import SCHEMES
-from dewmark.rows import SessionRows, Warping
+from dewmark.sampling import SessionRows, Warping
 from dewmark.workspace import Workspace
 
 CPU = torch.device("cpu")

@@ -16,7 +16,7 @@ from tests.fakes import PAPER
 import dewmark
 from dewmark.errors import ArtifactError, ConfigError, ModelError, StorageError, UnknownNameError
 from dewmark.hosts.fake import tiny_model
-from dewmark.hosts.watermarking import WatermarkingConfig
+from dewmark.hosts.transformers.watermarking_config import WatermarkingConfig
 
 PROMPT = " the old bridge over the river"
 SECRET = bytes(range(7, 39))
@@ -53,7 +53,7 @@ def test_detection_does_not_load_the_host(folder, bag_encoder, monkeypatch) -> N
     key = dewmark.Key(SECRET)
     dewmark.Watermark.load(key, host=str(folder))  # builds the token table
     monkeypatch.setattr(
-        "dewmark.hosts.transformers.load_host", lambda *a, **k: pytest.fail("the host was loaded")
+        "dewmark.hosts.transformers.model.load_host", lambda *a, **k: pytest.fail("the host was loaded")
     )
     assert dewmark.Watermark.load(key, host=str(folder)).detect(PROMPT * 9).tokens_scored > 0
 

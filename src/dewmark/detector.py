@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 from dewmark.config import cache_dir
 from dewmark.errors import ArtifactError, ModelError, StorageError, VocabularyError
 from dewmark.hosts import load_host
-from dewmark.hosts.tokenizers import HFTokenizer
+from dewmark.hosts.transformers.tokenizer import HFTokenizer
 from dewmark.registry import SCHEMES
 from dewmark.scheme import BoundScheme, State
 from dewmark.storage import atomic_folder, load_bundle, write_bundle

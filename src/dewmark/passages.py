@@ -1,7 +1,7 @@
 """Which passages of a text are marked: a document that is partly human, partly marked.
 
 Works with every scheme that gives `Evidence` (its scores' covariance over keys), from a key or from an
-exported detector. The statistics are in `dewmark.stats.locate`; here units become characters.
+exported detector. The statistics are in `dewmark.stats.passages`; here units become characters.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ import functools
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
-from dewmark.evidence import Evidence
 from dewmark.scheme import BoundScheme, check_texts
+from dewmark.stats.evidence import Evidence
 from dewmark.stats.key_test import Statistic, key_test
-from dewmark.stats.locate import Segment, Test
-from dewmark.stats.locate import locate as find_segments
+from dewmark.stats.passages import Segment, Test
+from dewmark.stats.passages import locate as find_segments
 from dewmark.types import Detection, TokenScore
 
 __all__ = ["Located", "Passage", "locate"]

@@ -9,6 +9,14 @@ Three objects, each with one lifetime:
 
 A bound scheme sees a host only through `HostInfo`: tokenizer, vocabulary size, input embeddings. Scoring
 therefore never runs the host, unless the scheme's `Needs` declare it.
+
+The second way of marking: a scheme chooses between drafts of the next sentence, which a host writes.
+
+A scheme whose `Needs` declare ``drafts`` cannot say anything about one token's logits. For a batch of texts
+it offers a `Drafts` object instead; the host writes several drafts of each row's next sentence, asks where
+they end and which of them carry the mark, and goes on with the first that does.
+
+Boundary: the contract only. `dewmark.hosts.transformers.drafting` drives it, `dewmark.baselines` fill it in.
 """
 
 from __future__ import annotations
@@ -31,12 +39,12 @@ if TYPE_CHECKING:
     import torch
 
     from dewmark.core.keys import Key
-    from dewmark.drafts import Drafts
-    from dewmark.evidence import Evidence
-    from dewmark.rows import Rows
+    from dewmark.sampling import Rows
+    from dewmark.stats.evidence import Evidence
 
 __all__ = [
     "BoundScheme",
+    "Drafts",
     "Needs",
     "Scheme",
     "Session",
@@ -48,6 +56,7 @@ __all__ = [
 ]
 
 DEFAULT_FPR = 0.01
+
 MIN_EFFECTIVE_LENGTH = 16.0
 
 
@@ -65,7 +74,7 @@ class Needs:
 
     ``final`` says that its sessions must see the final distribution, after temperature, top-k and top-p;
     others see the host's own logits. ``drafts`` says that it has no sessions: it chooses between drafts of
-    whole sentences (`dewmark.drafts`).
+    whole sentences (`dewmark.scheme`).
     """
 
     embeddings: bool = False
@@ -222,8 +231,8 @@ class BoundScheme(ABC):
         """
 
     def rows(self, device: torch.device) -> Rows:
-        """For engines whose batches change from step to step: here one session a row (`dewmark.rows`)."""
-        from dewmark.rows import SessionRows
+        """For engines whose batches change from step to step: here one session a row (`dewmark.sampling`)."""
+        from dewmark.sampling import SessionRows
 
         return SessionRows(self, device)
 
@@ -328,3 +337,33 @@ def decide(p_value: float, effective_length: float, fpr: float) -> Verdict:
 def scheme_fields(scheme: type[Scheme]) -> dict[str, object]:
     """A scheme's parameters and their defaults, by public name."""
     return {f.name.rstrip("_"): f.default for f in dataclasses.fields(scheme)}
+
+
+class Drafts(ABC):
+    """Judges drafts of the sentences of one batch of texts, and dies with the batch.
+
+    ``tries`` bounds the drafts of one sentence; ``at_once`` says how many of them a host may write together,
+    which changes the time it takes and nothing else. A draft is the text that would follow what the row
+    holds already.
+    """
+
+    tries: int
+    at_once: int
+
+    @abstractmethod
+    def end(self, row: int, draft: str, *, last: bool = False) -> int | None:
+        """How many characters of the draft make its sentence complete; None if it is not, or not yet surely.
+
+        ``last`` says that nothing can follow the draft.
+        """
+
+    @abstractmethod
+    def judge(self, rows: Sequence[int], drafts: Sequence[str]) -> list[float]:
+        """A number for each draft of a whole sentence, all in one call: above 0 it passes.
+
+        Larger is better. -inf means that the draft changes a sentence which was accepted before.
+        """
+
+    @abstractmethod
+    def accept(self, row: int, draft: str) -> None:
+        """The row goes on with this draft, which was judged."""

@@ -10,10 +10,8 @@ import pytest
 import torch
 from tests.attacks.tiny_bergamot import LETTERS, VOCABULARY, tiny_bergamot, translated
 
-from dewmark.attacks import bergamot
-from dewmark.attacks.bergamot import END, Network
-from dewmark.attacks.bergamot_file import read_marian
-from dewmark.attacks.bergamot_text import LONGEST, TextTranslator, _halves
+from dewmark.attacks.translation import bergamot
+from dewmark.attacks.translation.bergamot import END, LONGEST, Network, TextTranslator, _halves, read_marian
 from dewmark.errors import ModelError
 
 CPU = torch.device("cpu")

@@ -8,11 +8,11 @@ import pytest
 import torch
 from transformers import T5Config, T5ForConditionalGeneration
 
-from dewmark.attacks.dipper import Dipper, chunks, prompt
+from dewmark.attacks.rewriting.dipper import Dipper, chunks, prompt
 from dewmark.errors import ConfigError, ModelError
 from dewmark.hosts.base import Decoding
 from dewmark.hosts.fake import tiny_tokenizer
-from dewmark.hosts.seq2seq import Seq2Seq, load_seq2seq
+from dewmark.hosts.transformers.seq2seq import Seq2Seq, load_seq2seq
 
 TEXT = "The river is old.  The bridge is new.\nThe sea is over the hill. The sun was out. It was night"
 

@@ -10,10 +10,12 @@ import pytest
 from tests.attacks.tiny import fake_apertium, fake_neural, no_neural
 from tests.attacks.tiny_bergamot import tiny_bergamot
 
-from dewmark.attacks import apertium, load_attack, machine_translation
-from dewmark.attacks.apertium import Apertium
-from dewmark.embeddings.packaged import PACKAGED
+from dewmark.attacks import load_attack
+from dewmark.attacks.translation import apertium
+from dewmark.attacks.translation import attack as machine_translation
+from dewmark.attacks.translation.apertium import Apertium
 from dewmark.errors import ConfigError, MissingExtraError, ModelError
+from dewmark.models.packaged import PACKAGED
 
 TEXTS = ["one two [three]", " ", "four\nfive é", "six", "sève \0 eight"]
 SEEDS = [0] * len(TEXTS)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from dewmark.attacks import load_attack
-from dewmark.attacks.mixing import _parts
+from dewmark.attacks.lexical import _parts
 from dewmark.errors import ConfigError, InputError
 
 TEXT = " ".join(f"own{i}" for i in range(100))

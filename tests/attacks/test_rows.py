@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from dewmark.attacks import load_attack, text_seed
-from dewmark.attacks.rows import attack_rows, attacked_row, row_seeds
+from dewmark.batch.attacking import attack_rows, attacked_row, row_seeds
 from dewmark.errors import ConfigError, DewmarkError, StorageError
 
 TEXTS = [f" old text number {i} with some words \u2028 é" for i in range(7)]

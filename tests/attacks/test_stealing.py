@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 import dewmark
-from dewmark.attacks.stealing import StealSettings, steal
-from dewmark.attacks.stealing_curve import forgery_curve
-from dewmark.attacks.stealing_judge import Judge
-from dewmark.attacks.stealing_writing import decoding_of, write_texts
+from dewmark.attacks.stealing.attack import StealSettings, steal
+from dewmark.attacks.stealing.curve import forgery_curve
+from dewmark.attacks.stealing.judging import Judge
+from dewmark.attacks.stealing.writing import decoding_of, write_texts
 from dewmark.errors import ConfigError, InputError
 from dewmark.hosts.fake import FakeHost
 

@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 import torch
 
-from dewmark.attacks.stealing_counts import (
+from dewmark.attacks.stealing.counting import (
     CountRules,
     StolenBoosts,
     count_contexts,
     learn_boosts,
     token_codes,
 )
-from dewmark.attacks.stealing_session import CountsForger, Rewriter
+from dewmark.attacks.stealing.forging import CountsForger, Rewriter
 from dewmark.errors import ConfigError, InputError, VocabularyError
 from dewmark.hosts.fake import FakeHost
 

@@ -7,7 +7,7 @@ import pytest
 from tests.fakes import PAPER
 
 import dewmark
-from dewmark.attacks.stealing_dew import (
+from dewmark.attacks.stealing.regression import (
     Baseline,
     Moments,
     as_dew,
@@ -16,8 +16,8 @@ from dewmark.attacks.stealing_dew import (
     forged,
     moments_of,
     pairs_of,
+    residual_moments,
 )
-from dewmark.attacks.stealing_residuals import residual_moments
 from dewmark.errors import ConfigError, InputError
 from dewmark.hosts.fake import FakeHost
 

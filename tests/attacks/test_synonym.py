@@ -11,8 +11,7 @@ from tests.attacks.tiny import WORDS, tiny_bert, tiny_wordnet
 from transformers import AutoModelForMaskedLM, AutoTokenizer
 
 from dewmark.attacks import load_attack
-from dewmark.attacks.masked_lm import MaskedLM, find_masked_lm
-from dewmark.attacks.synonym import Synonym, _Gaps
+from dewmark.attacks.rewriting.synonyms import MaskedLM, Synonym, _Gaps, find_masked_lm
 from dewmark.errors import ConfigError, ModelError
 from dewmark.hosts.fake import FakeHost, tiny_tokenizer
 
@@ -84,7 +83,7 @@ class TestMaskedLM:
             MaskedLM(find_masked_lm(str(tmp_path)), device="cpu")
 
     def test_no_model_says_what_else_there_is(self, monkeypatch: pytest.MonkeyPatch):
-        monkeypatch.setattr("dewmark.hosts.sources._hub", _unreachable)
+        monkeypatch.setattr("dewmark.hosts.transformers.files._hub", _unreachable)
         with pytest.raises(ModelError, match=r"'bert-large-uncased' \(no google-bert/.*\): .*method=wordnet"):
             find_masked_lm("bert-large-uncased")
 

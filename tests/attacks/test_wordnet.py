@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from tests.attacks.tiny import tiny_wordnet
 
-from dewmark.attacks.wordnet import WordNet
+from dewmark.attacks.rewriting.wordnet import WordNet
 from dewmark.errors import ModelError
 
 

@@ -18,7 +18,8 @@ from transformers import (
     T5ForConditionalGeneration,
 )
 
-from dewmark.attacks import apertium, machine_translation
+from dewmark.attacks.translation import apertium
+from dewmark.attacks.translation import attack as machine_translation
 from dewmark.errors import ModelError
 from dewmark.hosts.fake import tiny_tokenizer
 

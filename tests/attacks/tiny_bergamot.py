@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from dewmark.arrays import F64
-from dewmark.attacks.bergamot_file import FLOAT32, INT8, INTGEMM8, SETTINGS
+from dewmark.attacks.translation.bergamot import FLOAT32, INT8, INTGEMM8, SETTINGS
 
 HEADS, DIM, WIDE = 4, 16, 24
 LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789.,!?-éã"

@@ -12,12 +12,19 @@ import pytest
 import torch
 from tests.baselines.numbers import HOST, VOCAB, Numbers, ToyModel, key, numbers
 
-from dewmark.baselines._atw_law import balanced, context_rows, exact_tail
-from dewmark.baselines._atw_network import LAYERS, SemanticMap, prefix_vectors
-from dewmark.baselines.atw import ATW, BoundATW
+from dewmark.baselines.learned.atw import (
+    ATW,
+    LAYERS,
+    BoundATW,
+    SemanticMap,
+    balanced,
+    context_rows,
+    exact_tail,
+    prefix_vectors,
+)
 from dewmark.errors import ConfigError, VocabularyError
-from dewmark.evidence import Evidence
 from dewmark.hosts.fake import FakeHost
+from dewmark.stats.evidence import Evidence
 from dewmark.stats.key_test import key_test
 from dewmark.workspace import HostInfo, Workspace
 

@@ -11,10 +11,10 @@ import pytest
 import torch
 from tests.baselines.numbers import HOST, VOCAB, ToyModel, bind, key, numbers
 
-from dewmark.baselines import ewd
-from dewmark.baselines._green_session import entropy
-from dewmark.baselines.ewd import EWD, BoundEWD, weighted_law
-from dewmark.baselines.sweet import SWEET
+from dewmark.baselines.green import ewd
+from dewmark.baselines.green.ewd import EWD, BoundEWD, weighted_law
+from dewmark.baselines.green.lists import entropy
+from dewmark.baselines.green.sweet import SWEET
 from dewmark.errors import ConfigError
 from dewmark.hosts.fake import FakeHost
 from dewmark.workspace import Workspace

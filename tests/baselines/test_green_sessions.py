@@ -7,8 +7,8 @@ import pytest
 import torch
 from tests.baselines.numbers import KNOWN, SPECIAL, VOCAB, ToyModel, bind
 
-from dewmark.baselines._greenlist import GreenBound
-from dewmark.baselines._prf import VocabularyHash, below, below_on_device, combine, to_uniforms
+from dewmark.baselines.green.lists import GreenBound
+from dewmark.baselines.keyed_words import VocabularyHash, below, below_on_device, combine, to_uniforms
 from dewmark.core import prf
 from dewmark.core.prf import PairHash
 from dewmark.errors import NumericalError, VocabularyError

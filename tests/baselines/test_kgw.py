@@ -10,7 +10,7 @@ import torch
 from scipy.stats import binom
 from tests.baselines.numbers import HOST, KNOWN, VOCAB, bind, key, numbers
 
-from dewmark.baselines.kgw import KGW, BoundKGW
+from dewmark.baselines.green.kgw import KGW, BoundKGW
 from dewmark.errors import ConfigError
 from dewmark.hosts.fake import FakeHost
 from dewmark.types import Verdict

@@ -9,7 +9,7 @@ from tests.baselines.numbers import key
 from transformers import WatermarkDetector, WatermarkingConfig
 from transformers.generation.logits_process import WatermarkLogitsProcessor
 
-from dewmark.baselines.kgw import KGW, BoundKGW
+from dewmark.baselines.green.kgw import KGW, BoundKGW
 from dewmark.hosts import info_from_model
 from dewmark.hosts.fake import tiny_model
 from dewmark.workspace import Tokenized

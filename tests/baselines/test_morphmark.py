@@ -8,7 +8,7 @@ import pytest
 import torch
 from tests.baselines.numbers import KNOWN, SPECIAL, VOCAB, bind, key
 
-from dewmark.baselines.morphmark import BoundMorphMark, MorphMark
+from dewmark.baselines.green.morphmark import BoundMorphMark, MorphMark
 from dewmark.errors import ConfigError
 from dewmark.hosts.fake import FakeHost
 from dewmark.workspace import Workspace

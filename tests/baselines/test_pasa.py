@@ -11,10 +11,9 @@ import pytest
 import torch
 from tests.baselines.numbers import HOST, VOCAB, ToyModel, key, numbers
 
-from dewmark.baselines._pasa import auxiliary, bernoulli_law, cluster_masses, token_clusters
-from dewmark.baselines.pasa import PASA
+from dewmark.baselines.sampling.pasa import PASA, auxiliary, bernoulli_law, cluster_masses, token_clusters
 from dewmark.errors import ConfigError, VocabularyError
-from dewmark.testing.expectations import expect_valid
+from dewmark.testing.checks import expect_valid
 from dewmark.workspace import HostInfo, Workspace
 
 KEYS = 120

@@ -10,9 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dewmark.baselines import _pool_disk
-from dewmark.baselines._pool import Pool
-from dewmark.baselines._pool_disk import DiskPool
+from dewmark.baselines.retrieval import pool as _pool_disk
+from dewmark.baselines.retrieval.pool import DiskPool, Pool
 from dewmark.errors import ArtifactError, ConfigError, StorageError
 
 DIM = 12

@@ -8,11 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from dewmark.baselines._prf import to_uniforms
-from dewmark.baselines._race import _BOUND, keyed_race
-from dewmark.baselines._reweight_session import support
-from dewmark.baselines._slots import SLOTS, delta_factors, dip_factors, slot_masses, slots_of
-from dewmark.baselines._tournament import tournament
+from dewmark.baselines.keyed_words import to_uniforms
+from dewmark.baselines.reweight.slots import SLOTS, delta_factors, dip_factors, slot_masses, slots_of, support
+from dewmark.baselines.sampling.race import _BOUND, keyed_race
+from dewmark.baselines.sampling.synthid import tournament
 from dewmark.sampling import race
 
 GENERATOR = torch.Generator()

@@ -13,9 +13,9 @@ from tests.fakes import BagEncoder
 from tests.tiny_artifacts import MAKERS, card_of
 
 from dewmark.artifacts import save_artifact
-from dewmark.baselines.ksemstamp import KSemStamp
-from dewmark.baselines.semstamp import SemStamp
-from dewmark.cli.runs import row as row_of
+from dewmark.baselines.sentence.ksemstamp import KSemStamp
+from dewmark.baselines.sentence.semstamp import SemStamp
+from dewmark.batch.prompts_run import row as row_of
 from dewmark.core.keys import Key
 from dewmark.errors import ArtifactError, ConfigError
 from dewmark.testing.trial import tiny_host

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dewmark.baselines._sentences import first_end, sentences
+from dewmark.text.sentences import first_end, sentences
 
 CASES = {
     "It rained. We stayed in!": ["It rained.", "We stayed in!"],

@@ -8,9 +8,9 @@ import torch
 from scipy.stats import chisquare, kstest
 from tests.baselines.numbers import VOCAB, bind, numbers
 
-from dewmark.baselines.simkey import SimKey
+from dewmark.baselines.sampling.simkey import SimKey
 from dewmark.errors import ConfigError, UnknownNameError
-from dewmark.testing.expectations import expect_valid
+from dewmark.testing.checks import expect_valid
 
 KEYS = 120
 TEXTS = {

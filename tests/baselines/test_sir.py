@@ -12,8 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import kstest
 
-from dewmark.baselines._sir_chunks import GrowingWords, chunks_before, context_of, words_of
-from dewmark.baselines._sir_network import LAYERS, Transform
+from dewmark.baselines.learned.sir import LAYERS, GrowingWords, Transform, chunks_before, context_of, words_of
 from dewmark.core.keys import Key
 from dewmark.errors import ArtifactError, ConfigError
 from dewmark.hosts.fake import FakeHost
@@ -82,7 +81,7 @@ class TestNetwork:
 
     def test_it_is_what_training_trains(self, bag_encoder):
         """The numpy network against torch, to the signs."""
-        from dewmark.training.sir import TransformNetwork
+        from dewmark.lab.training.sir import TransformNetwork
 
         network = TransformNetwork(5, 0, hidden=7, outputs=11)
         arrays = {"mean": np.zeros(5, dtype=np.float32), **network.arrays()}

@@ -9,9 +9,7 @@ from transformers import SynthIDTextWatermarkingConfig
 from transformers.generation import BayesianDetectorConfig, BayesianDetectorModel
 from transformers.generation.logits_process import SynthIDTextWatermarkLogitsProcessor
 
-from dewmark.baselines._bayesian import Bayesian, fit
-from dewmark.baselines._tournament import tournament
-from dewmark.baselines.synthid import BoundSynthID, SynthID, fit_bayesian
+from dewmark.baselines.sampling.synthid import Bayesian, BoundSynthID, SynthID, fit, fit_bayesian, tournament
 from dewmark.core.keys import Key
 from dewmark.errors import ArtifactError, InputError
 from dewmark.hosts.fake import FakeHost

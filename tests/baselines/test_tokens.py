@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from tests.baselines.numbers import HOST, KNOWN, VOCAB, bind, key, numbers
 
-from dewmark.baselines import _tokens
-from dewmark.baselines._tokens import TokenBound
-from dewmark.baselines.kgw import KGW
+from dewmark.baselines import token_schemes as _tokens
+from dewmark.baselines.green.kgw import KGW
+from dewmark.baselines.token_schemes import TokenBound
 from dewmark.errors import ArtifactError
 from dewmark.scheme import State
 from dewmark.types import Verdict

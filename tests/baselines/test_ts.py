@@ -14,8 +14,7 @@ from scipy.stats import binom, kstest
 from tests.baselines.numbers import HOST, VOCAB, key, numbers
 
 from dewmark.artifacts import load_artifact, save_artifact
-from dewmark.baselines._ts_networks import ARRAYS, Tables, inputs, token_tables
-from dewmark.baselines.ts import TS, BoundTS, bernoulli_law
+from dewmark.baselines.learned.ts import ARRAYS, TS, BoundTS, Tables, bernoulli_law, inputs, token_tables
 from dewmark.errors import ArtifactError, ConfigError
 from dewmark.hosts.fake import FakeHost
 from dewmark.workspace import Workspace

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import dewmark
-from dewmark.baselines.unbiased import Unbiased
+from dewmark.baselines.reweight.unbiased import Unbiased
 from dewmark.core.keys import Key
 from dewmark.errors import ConfigError
 from dewmark.hosts.fake import FakeHost, tiny_model

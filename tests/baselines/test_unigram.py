@@ -9,7 +9,7 @@ import pytest
 import torch
 from tests.baselines.numbers import KNOWN, SPECIAL, VOCAB, bind, key
 
-from dewmark.baselines.unigram import Unigram
+from dewmark.baselines.green.unigram import Unigram
 from dewmark.errors import ConfigError
 from dewmark.hosts.fake import FakeHost
 from dewmark.workspace import Workspace

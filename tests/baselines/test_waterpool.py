@@ -10,13 +10,13 @@ import pytest
 from scipy.stats import kstest
 from tests.fakes import BagEncoder
 
-from dewmark.baselines.waterpool import WaterPool
+from dewmark.baselines.retrieval.waterpool import WaterPool
 from dewmark.core.keys import Key
 from dewmark.core.whitening import normalize_rows
 from dewmark.errors import ArtifactError, ConfigError, UnknownNameError
 from dewmark.hosts.fake import FakeHost
 from dewmark.scheme import State
-from dewmark.testing.expectations import expect_valid
+from dewmark.testing.checks import expect_valid
 from dewmark.types import Verdict
 from dewmark.workspace import Workspace
 

@@ -8,14 +8,20 @@ import numpy as np
 import pytest
 import torch
 
-from dewmark.bench.configurations import CONFIGURATIONS, chosen, configuration
-from dewmark.bench.generating import NONE, base_rows, decoding_works, step_works
-from dewmark.bench.models import open_host
-from dewmark.bench.peers import ABSENT, PEERS
-from dewmark.bench.running import against_lengths, against_vocabulary, bench_detection, bench_generation
-from dewmark.bench.texts import plain_texts, prompts
-from dewmark.bench.timing import time_works
 from dewmark.errors import UnknownNameError
+from dewmark.lab.bench.markllm import ABSENT, PEERS
+from dewmark.lab.bench.measures import (
+    NONE,
+    against_lengths,
+    against_vocabulary,
+    base_rows,
+    bench_detection,
+    bench_generation,
+    decoding_works,
+    step_works,
+)
+from dewmark.lab.bench.subjects import CONFIGURATIONS, chosen, configuration, open_host, plain_texts, prompts
+from dewmark.lab.bench.timing import time_works
 from dewmark.registry import SCHEMES
 
 NAMES = ["kgw", "dew-bias:encoder=random:32"]
@@ -70,7 +76,7 @@ def test_texts_have_the_length_asked_for_and_do_not_repeat(host) -> None:
 
 
 def test_a_step_marks_and_decoding_writes_what_was_asked(host, monkeypatch: pytest.MonkeyPatch) -> None:
-    from dewmark.bench.configurations import bind
+    from dewmark.lab.bench.subjects import bind
 
     schemes = {"kgw": bind("kgw", host)}
     step = step_works(host, schemes, {}, batch=3, steps=2)

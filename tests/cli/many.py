@@ -9,7 +9,7 @@ import signal
 from pathlib import Path
 from typing import Any
 
-from dewmark.cli.detect_run import Workers
+from dewmark.batch.detecting import Workers
 
 WORDS = ["the", "old", "bridge", "over", "a", "river", "was", "built", "by", "people", "who", "came", "from"]
 

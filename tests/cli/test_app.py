@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import dewmark
-from dewmark.cli import keys
+from dewmark.cli import key as keys
 from dewmark.cli.app import main
 from dewmark.core.keys import Key
 

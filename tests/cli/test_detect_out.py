@@ -11,10 +11,10 @@ import pytest
 from tests.cli.conftest import SECRET
 from tests.cli.many import Mortal, export_kgw, read, texts, write_jsonl, write_parquet
 
-from dewmark.cli import detect_run
-from dewmark.cli.detect_run import Workers
-from dewmark.cli.scoring import Scoring
-from dewmark.cli.sources import open_source
+from dewmark.batch import detecting as detect_run
+from dewmark.batch.detecting import Workers
+from dewmark.batch.scoring import Scoring
+from dewmark.batch.sources import open_source
 from dewmark.core.keys import Key
 from dewmark.stats.multiple import benjamini_hochberg
 

@@ -19,7 +19,7 @@ import pytest
 from tests.cli.conftest import SECRET
 from tests.cli.many import Mortal, export_kgw, read, texts, write_jsonl, write_parquet
 
-from dewmark.cli import detect_run
+from dewmark.batch import detecting as detect_run
 from dewmark.hosts.fake import tiny_model
 
 pytestmark = pytest.mark.ray

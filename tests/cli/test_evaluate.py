@@ -8,9 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dewmark.evaluation.protocol import evaluate
-from dewmark.evaluation.results import Evaluation
-from dewmark.evaluation.scores import read_scores
+from dewmark.lab.evaluation.protocol import evaluate
+from dewmark.lab.evaluation.results import Evaluation, read_scores
 from dewmark.stats.nulls import one_sided_p
 
 

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 import dewmark.detector
-import dewmark.embeddings.contexts
-import dewmark.embeddings.encoders
-import dewmark.embeddings.packaged as packaged
+import dewmark.encoders.base
+import dewmark.encoders.contexts
 import dewmark.hosts
+import dewmark.models.packaged as packaged
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ def calls(monkeypatch, tmp_path) -> list[tuple[str, object]]:
     monkeypatch.setenv("DEWMARK_CACHE", str(tmp_path))
     monkeypatch.setattr(packaged, "fetch", record("fetch"))
     monkeypatch.setattr(dewmark.hosts, "load_host", record("host"))
-    monkeypatch.setattr(dewmark.embeddings.encoders, "load_encoder", record("encoder"))
+    monkeypatch.setattr(dewmark.encoders.base, "load_encoder", record("encoder"))
     return made
 
 
@@ -74,13 +74,13 @@ def test_pull_refuses(run, calls):
 def test_fit(run, host, monkeypatch, tmp_path):
     seen = {}
     monkeypatch.setattr(
-        dewmark.embeddings.encoders, "load_encoder", lambda name, **_: type("E", (), {"name": name})()
+        dewmark.encoders.base, "load_encoder", lambda name, **_: type("E", (), {"name": name})()
     )
     monkeypatch.setattr(
-        dewmark.embeddings.contexts, "fit_statistics", lambda texts, **rest: seen.update(rest, texts=texts)
+        dewmark.encoders.contexts, "fit_statistics", lambda texts, **rest: seen.update(rest, texts=texts)
     )
     monkeypatch.setattr(
-        dewmark.embeddings.contexts, "save_statistics", lambda fitted, path, **rest: seen.update(path=path)
+        dewmark.encoders.contexts, "save_statistics", lambda fitted, path, **rest: seen.update(path=path)
     )
     text, out = tmp_path / "a.txt", tmp_path / "out"
     text.write_text("ordinary words", encoding="utf-8")

@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
-from dewmark.cli import progress as module
-from dewmark.cli.progress import Progress
+from dewmark.cli import terminal as module
+from dewmark.cli.terminal import Progress
 
 
 @pytest.fixture

@@ -12,8 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from dewmark.cli.remote import open_binary, shown, size_of
-from dewmark.cli.sources import JsonlSource, ParquetSource, open_source
+from dewmark.batch.sources import JsonlSource, ParquetSource, open_binary, open_source, shown, size_of
 from dewmark.errors import ConfigError, InputError, MissingExtraError
 
 ROWS = [{"id": f"t{i}", "text": f"Text number {i}, naïve – 文", "language": "de"} for i in range(23)]
@@ -189,7 +188,7 @@ def test_over_http(tmp_path, name):
 def test_through_pyarrow_s_file_systems(tmp_path, name, monkeypatch):
     """The way that s3:// and gs:// go, with the file system of this machine in their place."""
     here = WRITERS[name](tmp_path / name)
-    monkeypatch.setattr("dewmark.cli.remote._ARROW", ("file",))
+    monkeypatch.setattr("dewmark.batch.sources._ARROW", ("file",))
     source, local = open_source(f"file://{here}"), open_source(here)
     blocks = source.blocks(6)
     assert blocks == local.blocks(6)

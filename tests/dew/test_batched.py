@@ -11,12 +11,11 @@ from tests.fakes import PAPER, BagEncoder
 
 import dewmark
 from dewmark.core.projections import draw_projections
-from dewmark.dew.folded import Fold, FoldedRows
-from dewmark.dew.on_device import _groups
+from dewmark.cuda.key_test import _groups
+from dewmark.dew.projection import Fold, FoldedRows
 from dewmark.dew.reading import _distinct, chunks, pairs_of, units_per_chunk
-from dewmark.embeddings.contexts import ABSENT, ComposedContexts
-from dewmark.embeddings.mapped import rows_of
-from dewmark.embeddings.parts import Parts
+from dewmark.encoders.contexts import ABSENT, ComposedContexts, Parts
+from dewmark.encoders.token_tables import rows_of
 from dewmark.hosts.fake import FakeHost
 from dewmark.workspace import Tokenized
 
@@ -127,7 +126,7 @@ def test_rows_of_a_mapped_table_are_copied_and_its_pages_given_back(tmp_path) ->
 
 
 def test_remembered_rows_are_the_folded_ones_also_when_there_is_no_room(monkeypatch) -> None:
-    monkeypatch.setattr("dewmark.dew.folded._REMEMBERED", 4 * 12 * 40)  # 40 rows
+    monkeypatch.setattr("dewmark.dew.projection._REMEMBERED", 4 * 12 * 40)  # 40 rows
     fold = Fold.of(draw_projections(KEY, d_T=20, d_C=12, kind="gaussian", n=20))
     table = np.random.default_rng(0).normal(size=(100, 20)).astype(np.float32)
     memo = FoldedRows(fold, 100)

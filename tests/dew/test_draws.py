@@ -7,9 +7,7 @@ import pytest
 import torch
 from scipy import stats
 
-from dewmark.dew.draws import Field, likeliest
-from dewmark.rows import Warping
-from dewmark.sampling import RandomStreams, race, token_uniforms
+from dewmark.sampling import Field, RandomStreams, Warping, likeliest, race, token_uniforms
 
 
 def random_logits(batch=6, vocab=300, seed=0, scale=3.0):

@@ -12,9 +12,9 @@ from tests.fakes import PAPER, BagEncoder
 from dewmark.core.keys import Key
 from dewmark.core.projections import draw_projections
 from dewmark.dew import reference
-from dewmark.dew.modes import HashedContexts, permuted_rows
+from dewmark.dew.ablation import HashedContexts, permuted_rows
 from dewmark.dew.scheme import DEW
-from dewmark.embeddings.contexts import windows_of
+from dewmark.encoders.contexts import windows_of
 from dewmark.hosts.fake import FakeHost
 from dewmark.workspace import Workspace
 

@@ -10,7 +10,7 @@ import torch
 from scipy import stats
 
 from dewmark.core.keys import Key
-from dewmark.dew.channels import TokenChannel
+from dewmark.dew.alignment import TokenChannel
 from dewmark.dew.scheme import DEW
 from dewmark.errors import ConfigError
 from dewmark.hosts.fake import FakeHost

@@ -19,9 +19,9 @@ import torch
 from tests.fakes import PAPER
 
 import dewmark
-from dewmark.dew import hot
-from dewmark.dew.channels import DeviceTables
-from dewmark.dew.hot import GraphMark, Steps, WindowMark, can_fuse
+from dewmark.cuda import bias_step as hot
+from dewmark.cuda.bias_step import GraphMark, Steps, WindowMark, can_fuse
+from dewmark.dew.alignment import DeviceTables
 from dewmark.dew.scheme import DEW
 from dewmark.errors import ConfigError
 from dewmark.testing.trial import tiny_host
@@ -91,7 +91,7 @@ def rows_of_logits(kind, vocab, random):
     ],
 )
 def test_the_kernels_bias_the_likeliest(kind, vocab, m, dtype):
-    from dewmark.dew.kernels import bias_top_, maxima_of
+    from dewmark.cuda.bias_kernels import bias_top_, maxima_of
 
     random = torch.Generator().manual_seed(vocab + m)
     logits = torch.cat((rows_of_logits(kind, vocab, random), torch.randn(1, vocab, generator=random)))
@@ -119,7 +119,7 @@ def on_cpu(monkeypatch):
     kernels = SimpleNamespace(
         MOST=128, bias_top_=biased, maxima_of=lambda batch, vocab, device: torch.empty(batch, 0)
     )
-    monkeypatch.setitem(sys.modules, "dewmark.dew.kernels", kernels)
+    monkeypatch.setitem(sys.modules, "dewmark.cuda.bias_kernels", kernels)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: "stream")
     sizes = []

@@ -15,12 +15,13 @@ from tests.fakes import PAPER, BagEncoder
 
 import dewmark
 from dewmark.core.whitening import Whitening, normalize_rows
-from dewmark.dew import hot, window_rows
-from dewmark.dew.channels import DeviceTables
-from dewmark.dew.hot import WindowMark
-from dewmark.dew.window_rows import WindowRows
-from dewmark.embeddings.contexts import ABSENT, WindowContexts
-from dewmark.embeddings.token_rows import texts_of
+from dewmark.cuda import bias_step as hot
+from dewmark.cuda import window_contexts as window_rows
+from dewmark.cuda.bias_step import WindowMark
+from dewmark.cuda.window_contexts import WindowRows
+from dewmark.dew.alignment import DeviceTables
+from dewmark.encoders.contexts import ABSENT, WindowContexts
+from dewmark.encoders.window_ids import texts_of
 from dewmark.testing.trial import tiny_host
 
 CPU = torch.device("cpu")
@@ -157,7 +158,7 @@ def test_a_mark_for_graphs_follows_the_windows_of_its_rows(host, bag_encoder, mo
     """A row may begin again, and special tokens stand for nothing."""
     monkeypatch.setattr(hot, "can_fuse", lambda scheme, device: True)
     kernels = SimpleNamespace(maxima_of=lambda batch, vocab, device: torch.empty(0))
-    monkeypatch.setitem(sys.modules, "dewmark.dew.kernels", kernels)
+    monkeypatch.setitem(sys.modules, "dewmark.cuda.bias_kernels", kernels)
     monkeypatch.setattr(
         window_rows,
         "window_rows",

@@ -12,8 +12,8 @@ from tests.fakes import BagEncoder
 
 import dewmark
 from dewmark.core.keys import Key
+from dewmark.dew.alignment import WordChannel
 from dewmark.dew.scheme import DEW
-from dewmark.dew.word_channel import WordChannel
 from dewmark.errors import ConfigError, VocabularyError
 from dewmark.hosts.fake import FakeHost
 from dewmark.watermark import bind_scheme
@@ -123,7 +123,7 @@ def test_an_exported_detector_holds_nothing_of_the_host(host, bag_encoder, tmp_p
 
 def test_another_encoder_is_refused(host, bag_encoder, tmp_path, monkeypatch) -> None:
     dewmark.export_detector(bind(host, tmp_path), tmp_path / "detector")
-    monkeypatch.setattr("dewmark.embeddings.encoders.load_encoder", lambda name, **_: BagEncoder(25))
+    monkeypatch.setattr("dewmark.encoders.base.load_encoder", lambda name, **_: BagEncoder(25))
     with pytest.raises(VocabularyError, match="made with encoder bag:24, bag:25 is here"):
         dewmark.load_detector(tmp_path / "detector")
 

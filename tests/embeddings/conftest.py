@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from dewmark.embeddings import packaged
+from dewmark.models import packaged
 
 
 @pytest.fixture

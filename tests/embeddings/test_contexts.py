@@ -5,7 +5,7 @@ import pytest
 from tests.fakes import BagEncoder
 
 from dewmark.core.whitening import Whitening, normalize_rows
-from dewmark.embeddings.contexts import (
+from dewmark.encoders.contexts import (
     ABSENT,
     ComposedContexts,
     WindowContexts,

@@ -8,8 +8,8 @@ import pytest
 from tests.fakes import unpacked
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 
-from dewmark.embeddings import joining
-from dewmark.embeddings.cutting import Cutter, cutter_of
+from dewmark.encoders import window_ids as joining
+from dewmark.encoders.window_ids import Cutter, cutter_of
 
 PIECES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", *"abcdefghijklmnopqrstuvwxyz0123456789.,'!?-é中文"]
 PIECES += [f"##{piece}" for piece in PIECES[4:]] + ["river", "##bridge", "the", "stone", "##s"]

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 from tests.tiny_encoder import tiny_bert
 
-from dewmark.embeddings import encoders
-from dewmark.embeddings.encoders import Encoder, SentenceTransformerEncoder, load_encoder
+from dewmark.encoders import base as encoders
+from dewmark.encoders.base import Encoder, SentenceTransformerEncoder, load_encoder
 from dewmark.errors import ModelError, UnknownNameError
 
 WORDS = ["the", "old", "bridge", "over", "a", "cat", "sat", "on", "mat", "dog", "ran", "away", "query", ":"]

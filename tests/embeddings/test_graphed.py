@@ -12,13 +12,12 @@ from tests.tiny_encoder import tiny_bert
 from tests.tiny_use import TinyTokenizer, tiny_weights
 
 from dewmark.core.whitening import normalize_rows
-from dewmark.dew.window_rows import window_rows
-from dewmark.embeddings.contexts import ABSENT, WindowContexts
-from dewmark.embeddings.encoders import SentenceTransformerEncoder
-from dewmark.embeddings.graphed import GraphedEncoder, SentenceTransformerParts
-from dewmark.embeddings.packing import ids_and_mask
-from dewmark.embeddings.use import WordPieces
-from dewmark.embeddings.use_torch import TorchUSE
+from dewmark.cuda.encoder import GraphedEncoder, SentenceTransformerParts
+from dewmark.cuda.window_contexts import window_rows
+from dewmark.encoders.base import SentenceTransformerEncoder
+from dewmark.encoders.contexts import ABSENT, WindowContexts
+from dewmark.encoders.use import TorchUSE, WordPieces
+from dewmark.encoders.window_ids import ids_and_mask
 from dewmark.testing.trial import tiny_host
 
 cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")

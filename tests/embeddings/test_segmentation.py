@@ -7,7 +7,7 @@ import regex
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dewmark.embeddings.segmentation import MAX_FORM, form_of, open_tail, words
+from dewmark.text.words import MAX_FORM, form_of, open_tail, words
 
 # Letters, digits, marks and joiners of many scripts, dense enough that every rule meets every other.
 SPACED = "aZéßñ’'.:,;_-\"  \n19٣۴אבגжЖمر각ʼ·‿\u0301\u200d\u00ad\u05b0\u2060💧🇩½"

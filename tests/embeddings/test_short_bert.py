@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch.nn.functional import layer_norm, scaled_dot_product_attention
 
-from dewmark.embeddings.short_bert import ShortBert, _known, short_bert
+from dewmark.cuda.short_bert import ShortBert, _known, short_bert
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1" and importlib.util.find_spec("triton") is not None
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -62,7 +62,7 @@ def test_vectors_are_the_models(kind, tokens):
 @pytest.mark.parametrize("tokens", [1, 8, 33, 64])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_attention(tokens, dtype):
-    from dewmark.embeddings.short_kernels import attend
+    from dewmark.cuda.encoder_kernels import attend
 
     if INTERPRETED and dtype == torch.bfloat16:
         pytest.skip("Triton's interpreter multiplies no bfloat16")
@@ -82,7 +82,7 @@ def test_attention(tokens, dtype):
 
 @with_kernels
 def test_a_sum_is_normalised():
-    from dewmark.embeddings.short_kernels import add_norm
+    from dewmark.cuda.encoder_kernels import add_norm
 
     generator = torch.Generator().manual_seed(0)
     x, y = (torch.randn(2, 3, 50, generator=generator).to(DEVICE) for _ in range(2))

@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dewmark.embeddings.segmentation import words
-from dewmark.embeddings.streams import Extension, Spelling, TokenStream, WordStream, extend
 from dewmark.hosts.fake import FakeHost
+from dewmark.text.growing import Extension, Spelling, TokenStream, WordStream, extend
+from dewmark.text.words import words
 
 TEXT = (
     "L'été, the old bridge doesn't move: 1,000 rivers in the U.S. (water_light) \"über alles\" Ωμέγα 東京 x."

@@ -10,11 +10,10 @@ from tests.embeddings.test_cutting import bert, xlm
 from tests.fakes import unpacked
 from tests.tiny_use import TinyTokenizer
 
-from dewmark.embeddings.cutting import Cutter
-from dewmark.embeddings.token_rows import token_rows
-from dewmark.embeddings.use import WordPieces
+from dewmark.encoders.use import WordPieces
+from dewmark.encoders.window_ids import Cutter, token_rows
 from dewmark.errors import InputError
-from dewmark.hosts.pieces import Pieces
+from dewmark.hosts.transformers.tokenizer import Pieces
 from dewmark.testing.trial import tiny_host
 
 PIECES = [

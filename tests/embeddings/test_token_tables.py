@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from dewmark.core.whitening import Whitening, normalize_rows
-from dewmark.embeddings.token_tables import build_token_table, markable_ids, token_table
+from dewmark.encoders.token_tables import build_token_table, markable_ids, token_table
 from dewmark.errors import NumericalError, VocabularyError
 from dewmark.hosts.fake import FakeHost
 from dewmark.workspace import Workspace

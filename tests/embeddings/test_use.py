@@ -11,15 +11,17 @@ import torch
 from tests.fakes import unpacked
 from tests.tiny_use import WIDTH, TinyTokenizer, forward, tiny_weights
 
-from dewmark.embeddings import encoders, joining, use, use_torch
-from dewmark.embeddings.contexts import ordinary_texts
-from dewmark.embeddings.encoders import load_encoder
-from dewmark.embeddings.foreign import load_use, load_use_tokenizer
-from dewmark.embeddings.packaged import PACKAGED, fetch
-from dewmark.embeddings.packing import ids_and_mask
-from dewmark.embeddings.use import WordPieces
-from dewmark.embeddings.use_torch import TorchUSE, batches
+from dewmark.encoders import base as encoders
+from dewmark.encoders import use
+from dewmark.encoders import use as use_torch
+from dewmark.encoders import window_ids as joining
+from dewmark.encoders.base import load_encoder
+from dewmark.encoders.contexts import ordinary_texts
+from dewmark.encoders.use import TorchUSE, WordPieces, batches
+from dewmark.encoders.window_ids import ids_and_mask
 from dewmark.errors import ModelError
+from dewmark.models.packaged import PACKAGED, fetch
+from dewmark.models.unpacked import load_use, load_use_tokenizer
 
 CPU = torch.device("cpu")
 TEXTS = ["the river", "", "bridge", "an old stone bridge over the river " * 5, " the  river\n", "a b c d"]

@@ -8,14 +8,14 @@ from numpy.typing import NDArray
 from tests.fakes import BagEncoder
 
 from dewmark.core.whitening import normalize_rows
-from dewmark.embeddings import word_space
-from dewmark.embeddings.contexts import ordinary_texts
-from dewmark.embeddings.segmentation import words
-from dewmark.embeddings.word_space import (
+from dewmark.encoders import word_vectors as word_space
+from dewmark.encoders.contexts import ordinary_texts
+from dewmark.encoders.word_vectors import (
     STATISTICS,
     WordContexts,
     WordStatistics,
     WordTokens,
+    WordVectors,
     fit_word_statistics,
     load_word_statistics,
     register_texts,
@@ -23,8 +23,8 @@ from dewmark.embeddings.word_space import (
     windows_before,
     word_weight,
 )
-from dewmark.embeddings.words import WordVectors
 from dewmark.errors import ArtifactError, ConfigError, InputError
+from dewmark.text.words import words
 from dewmark.workspace import Workspace
 
 LANGUAGES, DIM = 15, 64  # fifteen means differ in fourteen directions, and so many are removed

@@ -9,7 +9,7 @@ import pytest
 from tests.fakes import BagEncoder
 
 from dewmark.core.whitening import normalize_rows
-from dewmark.embeddings.words import RowMemo, WordVectors
+from dewmark.encoders.word_vectors import RowMemo, WordVectors
 
 WORDS = ["bridge", "über", "東京", "don't", "1,000"]
 

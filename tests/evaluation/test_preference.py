@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 
 from dewmark.errors import ConfigError, InputError
-from dewmark.evaluation.preference import (
+from dewmark.hosts.chat.answers import RememberingChat
+from dewmark.hosts.chat.settings import ChatSettings
+from dewmark.lab.evaluation.preference import (
     Pair,
     judge_conversations,
     judge_estimate,
@@ -17,8 +19,6 @@ from dewmark.evaluation.preference import (
     pair_rows,
     verdict,
 )
-from dewmark.hosts.answers import RememberingChat
-from dewmark.hosts.chat_settings import ChatSettings
 
 
 class Judge:

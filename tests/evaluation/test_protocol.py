@@ -13,9 +13,8 @@ from scipy import stats
 from tests.evaluation.synthetic import UNCHANGED, scored
 
 from dewmark.errors import ConfigError, InputError
-from dewmark.evaluation.protocol import evaluate
-from dewmark.evaluation.results import Evaluation
-from dewmark.evaluation.scores import CLEAN, HUMAN, MARKED, UNMARKED, ScoreRow
+from dewmark.lab.evaluation.protocol import evaluate
+from dewmark.lab.evaluation.results import CLEAN, HUMAN, MARKED, UNMARKED, Evaluation, ScoreRow
 
 ATTACKS = {CLEAN: (1.0, 0.0), "delete": (0.6, 0.0), "translate": (0.0, 1.3)}
 

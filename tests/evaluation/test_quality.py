@@ -4,8 +4,8 @@ import math
 
 import pytest
 
-from dewmark.evaluation.quality import distinct, median_perplexity, quality, repetition
 from dewmark.hosts.fake import FakeHost
+from dewmark.lab.evaluation.quality import distinct, median_perplexity, quality, repetition
 
 
 def test_distinct_and_repetition_count_runs_of_words():

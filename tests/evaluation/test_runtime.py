@@ -3,9 +3,9 @@ from __future__ import annotations
 import pytest
 
 from dewmark.core.keys import Key
-from dewmark.evaluation.runtime import DETECT, GENERATE, NO_MARK, time_round, warm_up
 from dewmark.hosts.base import Decoding
 from dewmark.hosts.fake import FakeHost
+from dewmark.lab.evaluation.runtime import DETECT, GENERATE, NO_MARK, time_round, warm_up
 from dewmark.watermark import bind_scheme
 
 DECODING = Decoding(max_new_tokens=8, min_new_tokens=8)
@@ -56,7 +56,7 @@ def test_seconds_are_per_text_and_each_round_begins_elsewhere(host, schemes, mon
     monkeypatch.setattr(host, "generate", generate)
     for bound in schemes.values():
         monkeypatch.setattr(type(bound), "detect", detected)
-    monkeypatch.setattr("dewmark.evaluation.runtime._now", lambda host: now[0])
+    monkeypatch.setattr("dewmark.lab.evaluation.runtime._now", lambda host: now[0])
     for number in range(3):
         rows = time_round(host, schemes, ["the river", "the sea"], decoding=DECODING, number=number)
         assert {row.seconds_per_text for row in rows if row.phase == GENERATE} == {1.0}

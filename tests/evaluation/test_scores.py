@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from dewmark.errors import InputError
-from dewmark.evaluation.scores import ScoreRow, read_scores, write_scores
+from dewmark.lab.evaluation.results import ScoreRow, read_scores, write_scores
 
 ROW = ScoreRow("dew", "none", 1, "marked", "opening-1", 4.25, 0.001, 200)
 

@@ -21,7 +21,7 @@ def main() -> int:
     from dewmark.cli.app import main as command
 
     torch.set_num_threads(1)
-    for module in ("dewmark.experiments.stages", "dewmark.hosts.transformers", "scipy.stats"):
+    for module in ("dewmark.lab.experiments.stages", "dewmark.hosts.transformers.model", "scipy.stats"):
         importlib.import_module(module)  # once, for all children
     whole, ends = storage.append_jsonl, [int(number) for number in sys.argv[1].split(",")]
 

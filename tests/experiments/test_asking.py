@@ -11,7 +11,7 @@ from tests.hosts.chat_server import Reply, serving
 
 from dewmark import storage
 from dewmark.cli.app import main
-from dewmark.evaluation.preference import net_preference
+from dewmark.lab.evaluation.preference import net_preference
 
 RECIPE = """
 base: main

@@ -5,8 +5,15 @@ import json
 import pytest
 
 from dewmark.errors import ConfigError, InputError
-from dewmark.experiments.prompts import cut, held_out, human_texts, openings, prompt_texts, source_identity
 from dewmark.hosts.fake import FakeHost
+from dewmark.lab.experiments.prompts import (
+    cut,
+    held_out,
+    human_texts,
+    openings,
+    prompt_texts,
+    source_identity,
+)
 
 
 def test_openings_are_taken_in_order_and_not_twice():

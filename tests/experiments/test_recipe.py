@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import pytest
 
-from dewmark.attacks.registry import ATTACKS
+from dewmark.attacks.base import ATTACKS
 from dewmark.errors import ConfigError, UnknownNameError
-from dewmark.experiments.recipe import STAGES, load_recipe, tables
+from dewmark.lab.experiments.recipe import STAGES, load_recipe, tables
 
 PAPER = ["kgw", "synthid", "dipmark", "unbiased", "morphmark", "ksemstamp", "sir", "xsir", "atw", "ts"]
 

@@ -12,10 +12,10 @@ import pytest
 from tests.experiments.conftest import options, tree
 
 from dewmark.cli.app import main
-from dewmark.experiments.recipe import SchemeEntry, experiment_key, load_recipe
-from dewmark.experiments.scoring import Scoring, Sheet, effort
-from dewmark.experiments.store import Cell
-from dewmark.experiments.tasks import Bench
+from dewmark.lab.experiments.recipe import SchemeEntry, experiment_key, load_recipe
+from dewmark.lab.experiments.scoring import Scoring, Sheet, effort
+from dewmark.lab.experiments.store import Cell
+from dewmark.lab.experiments.tasks import Bench
 
 HERE = Path(__file__).parent
 
@@ -152,7 +152,7 @@ def test_two_machines_share_the_work_by_copying_the_folder(tiny_folder, tmp_path
     def refuse(*_: object, **__: object) -> None:
         raise AssertionError("everything is there")
 
-    monkeypatch.setattr("dewmark.hosts.transformers.load_host", refuse)
+    monkeypatch.setattr("dewmark.hosts.transformers.model.load_host", refuse)
     assert on(tiny_folder, here, "--stages", "score,quality,evaluate,report") == 0
     cells = ("generate/", "attack/", "score/", "quality/")
     assert {name: data for name, data in tree(alone).items() if name.startswith(cells)} == tree(here)
@@ -188,6 +188,6 @@ def test_the_costly_schemes_come_first():
 def test_a_scheme_that_can_detect_on_a_device_does(tiny_folder, bag_encoder, monkeypatch):
     entry, _ = two_tests(tiny_folder)
     asked: list[str] = []
-    monkeypatch.setattr("dewmark.dew.bound.BoundDEW.on", lambda self, device: asked.append(device) or self)
+    monkeypatch.setattr("dewmark.dew.scheme.BoundDEW.on", lambda self, device: asked.append(device) or self)
     Bench("cpu").scheme(entry, 0)
     assert asked == ["cpu"]

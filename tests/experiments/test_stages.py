@@ -47,7 +47,7 @@ def test_scores_are_those_of_every_kind_attack_and_seed(finished):
 
 
 def test_scores_agree_with_the_library(finished, tiny_folder):
-    from dewmark.experiments.recipe import experiment_key
+    from dewmark.lab.experiments.recipe import experiment_key
     from dewmark.watermark import bind_scheme
 
     settings = {"prefix": 3, "gamma": 0.5, "delta": 2.0, "hashing": "left"}
@@ -83,7 +83,7 @@ def test_a_second_run_makes_nothing_again(finished, tiny_folder, monkeypatch):
     def refuse(*_: object, **__: object) -> None:
         raise AssertionError("a finished run loads no model")
 
-    monkeypatch.setattr("dewmark.hosts.transformers.load_host", refuse)
+    monkeypatch.setattr("dewmark.hosts.transformers.model.load_host", refuse)
     assert main(options(tiny_folder, finished)) == 0
     assert tree(finished) == before
 

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from dewmark.errors import ConfigError, StorageError
-from dewmark.experiments.store import Cell
+from dewmark.lab.experiments.store import Cell
 
 
 @pytest.fixture

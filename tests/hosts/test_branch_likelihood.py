@@ -8,11 +8,11 @@ import transformers
 from tests.hosts.test_architectures import CONFIGS
 
 from dewmark.errors import InputError, NumericalError
-from dewmark.hosts import branch_likelihood, likelihood
-from dewmark.hosts.branch_likelihood import Branch, cut_branches, packable_length, score_branches
 from dewmark.hosts.fake import FakeHost, tiny_tokenizer
-from dewmark.hosts.likelihood import score_completions
-from dewmark.hosts.transformers import TransformersHost
+from dewmark.hosts.transformers import branch_likelihood, likelihood
+from dewmark.hosts.transformers.branch_likelihood import Branch, cut_branches, packable_length, score_branches
+from dewmark.hosts.transformers.likelihood import score_completions
+from dewmark.hosts.transformers.model import TransformersHost
 
 TEXT = "the old bridge over the river was on the hill"
 PLACES = [0, 3, 4, 8, 14, 14, 14, 23, 33, 45]

@@ -14,11 +14,11 @@ import pytest
 from tests.hosts.chat_server import KEY, Reply, echo, serving
 
 from dewmark.errors import ConfigError, ModelError
-from dewmark.hosts.answers import RememberingChat
-from dewmark.hosts.chat import LocalChat, chat_template
-from dewmark.hosts.chat_settings import ChatSettings
+from dewmark.hosts.chat.answers import RememberingChat
+from dewmark.hosts.chat.models import LocalChat, chat_template
+from dewmark.hosts.chat.settings import ChatSettings
 from dewmark.hosts.fake import FakeHost
-from dewmark.serve.chat import transcript
+from dewmark.serve.generation import transcript
 
 TEMPLATE = "{% for m in messages %}{{ m['role'] }} {{ m['content'] }} {% endfor %}the"
 
@@ -181,7 +181,7 @@ class TestSettings:
         with serving(lambda body, n: Reply(echo(body, n).content, delay=0.1)) as server:
             texts = [f"text {i}" for i in range(6)]
             code = (
-                "from dewmark.hosts.chat_settings import ChatSettings\n"
+                "from dewmark.hosts.chat.settings import ChatSettings\n"
                 f"chat = ChatSettings(base_url={server.url!r}, model='m', concurrency=1, "
                 f"answers={str(tmp_path)!r}).open()\n"
                 f"chat.complete({said(*texts)!r}, seeds=range(6), max_new_tokens=5)"

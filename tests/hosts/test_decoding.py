@@ -10,9 +10,9 @@ import torch
 from scipy import stats
 
 from dewmark.errors import ConfigError, InputError, ModelError, NumericalError, VocabularyError
-from dewmark.hosts import likelihood
 from dewmark.hosts.base import Decoding
 from dewmark.hosts.fake import FakeHost
+from dewmark.hosts.transformers import likelihood
 
 PROMPTS = [
     "the old bridge over the river",
@@ -36,7 +36,7 @@ def test_batch_equals_single_and_padded_equals_unpadded(host):
 
 
 def test_logits_of_a_padded_row_equal_those_of_the_row_alone(host):
-    from dewmark.hosts.decoding import CachedForward, pad_left
+    from dewmark.hosts.transformers.decoding import CachedForward, pad_left
 
     rows = [[4, 41, 44, 45, 4, 43], [4, 60]]
     ids, mask = pad_left(rows, fill_id=0, device=torch.device("cpu"))
@@ -47,7 +47,7 @@ def test_logits_of_a_padded_row_equal_those_of_the_row_alone(host):
 
 
 def test_cached_steps_equal_one_pass_over_the_whole_text(host):
-    from dewmark.hosts.decoding import CachedForward, pad_left
+    from dewmark.hosts.transformers.decoding import CachedForward, pad_left
 
     ids, mask = pad_left([[4, 41, 44, 45, 9, 43], [4, 60, 70, 9]], fill_id=0, device=torch.device("cpu"))
     with torch.inference_mode():

@@ -9,13 +9,12 @@ import torch
 import transformers
 from tests.hosts.test_architectures import CONFIGS
 
-from dewmark.drafts import Drafts
 from dewmark.errors import ConfigError
 from dewmark.hosts.base import Decoding, Host
-from dewmark.hosts.branches import Branches
-from dewmark.hosts.decoding import CachedForward, pad_left
-from dewmark.hosts.drafting import _seed
 from dewmark.hosts.fake import FakeHost
+from dewmark.hosts.transformers.decoding import CachedForward, pad_left
+from dewmark.hosts.transformers.drafting import Branches, _seed
+from dewmark.scheme import Drafts
 
 PROMPTS = [" the old bridge", " water", " people of the city were there when"]
 

@@ -12,8 +12,7 @@ import pytest
 from tests.hosts.chat_server import KEY, Reply, echo, serving
 
 from dewmark.errors import ConfigError, ModelError
-from dewmark.hosts.endpoint import EndpointChat
-from dewmark.hosts.pacing import Pace, backoff, retry_after
+from dewmark.hosts.chat.endpoint import EndpointChat, Pace, backoff, retry_after
 
 QUICK = {"first_pause": 0.005, "timeout": 5.0}
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import dewmark
-from dewmark.evaluation.quality import distinct
+from dewmark.lab.evaluation.quality import distinct
 
 pytestmark = pytest.mark.models
 

@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerFast
 
 from dewmark.errors import ArtifactError, InputError, ModelError
 from dewmark.hosts.fake import tiny_tokenizer
-from dewmark.hosts.tokenizers import HFTokenizer
+from dewmark.hosts.transformers.tokenizer import HFTokenizer
 
 TEXT = "the naïve old ship — 你好, 1984 <eos> and 🙂 <bos>the sea\n"
 
@@ -126,7 +126,7 @@ def test_a_callers_truncation_and_padding_leave_no_trace():
 def test_loading_a_saved_tokenizer_needs_no_transformers(tokenizer, tmp_path):
     tokenizer.save(tmp_path)
     code = (
-        "import sys, pathlib; from dewmark.hosts.tokenizers import HFTokenizer;"
+        "import sys, pathlib; from dewmark.hosts.transformers.tokenizer import HFTokenizer;"
         "HFTokenizer.load(pathlib.Path(sys.argv[1])).encode(['the sea']);"
         "assert not {'torch', 'transformers'} & set(sys.modules)"
     )
@@ -187,7 +187,7 @@ def test_a_slow_tokenizer_is_refused():
 
 
 def test_control_tokens_that_a_file_lists_as_text_are_no_text(tmp_path):
-    from dewmark.hosts.gguf import _flag_controls
+    from dewmark.hosts.transformers.gguf import _flag_controls
 
     tokenizer = tiny_tokenizer(64)
     tokenizer.backend_tokenizer.add_tokens(["<start_of_image>", "<table>"])

@@ -8,9 +8,8 @@ import torch
 
 import dewmark
 from dewmark.errors import ConfigError, NumericalError, VocabularyError
+from dewmark.hosts.engines.llamacpp import LlamaCppProcessor, round_to_bfloat16
 from dewmark.hosts.fake import FakeHost
-from dewmark.hosts.llamacpp import LlamaCppProcessor
-from dewmark.hosts.llamacpp_info import round_to_bfloat16
 
 KEY = dewmark.Key(bytes(range(32)))
 PROMPT = "the old bridge over the river"

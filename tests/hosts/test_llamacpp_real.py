@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 import dewmark
-from dewmark.embeddings.packaged import PACKAGED, fetch
 from dewmark.errors import NumericalError
 from dewmark.hosts import host_info
-from dewmark.hosts.llamacpp import LlamaCppProcessor, llamacpp_info
+from dewmark.hosts.engines.llamacpp import LlamaCppProcessor, llamacpp_info
+from dewmark.models.packaged import PACKAGED, fetch
 
 pytestmark = [pytest.mark.llamacpp, pytest.mark.models]
 

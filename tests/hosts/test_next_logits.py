@@ -50,7 +50,7 @@ def test_batches_are_bounded_and_change_nothing(host, monkeypatch):
         return forward(self, **inputs)
 
     monkeypatch.setattr(type(host.model), "forward", counted)
-    monkeypatch.setattr("dewmark.hosts.likelihood._TOKENS_AT_ONCE", {"cpu": 20})
+    monkeypatch.setattr("dewmark.hosts.transformers.likelihood._TOKENS_AT_ONCE", {"cpu": 20})
     rows = host.next_logits(PROMPTS, completions(host))
     assert shapes == []  # nothing runs before it is asked for
     for row, other in zip(rows, expected, strict=True):

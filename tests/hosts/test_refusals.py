@@ -9,7 +9,7 @@ import torch
 from tests.hosts.conftest import BoundForce, Force
 
 from dewmark.errors import ConfigError
-from dewmark.hosts.transformers import WatermarkingConfig
+from dewmark.hosts.transformers.model import WatermarkingConfig
 from dewmark.scheme import Needs
 
 IDS = torch.tensor([[4, 60], [60, 4]])

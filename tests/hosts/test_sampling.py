@@ -12,7 +12,7 @@ from transformers.generation.logits_process import (
 )
 
 from dewmark.hosts.base import Decoding
-from dewmark.hosts.sampling import NGramBlocker, choose
+from dewmark.hosts.transformers.decoding import NGramBlocker, choose
 from dewmark.sampling import RandomStreams, keep_top_k, keep_top_p
 
 

@@ -12,10 +12,11 @@ import torch
 from transformers import AutoTokenizer, GenerationConfig
 
 from dewmark.errors import ConfigError, ModelError, UnknownNameError, VocabularyError
-from dewmark.hosts import host_info, load_host, sources
+from dewmark.hosts import host_info, load_host
 from dewmark.hosts.fake import FakeHost, tiny_model
-from dewmark.hosts.tokenizers import HFTokenizer
-from dewmark.hosts.transformers import TransformersHost, WatermarkingConfig, info_from_model
+from dewmark.hosts.transformers import files as sources
+from dewmark.hosts.transformers.model import TransformersHost, WatermarkingConfig, info_from_model
+from dewmark.hosts.transformers.tokenizer import HFTokenizer
 
 
 @pytest.fixture
@@ -65,7 +66,7 @@ def test_embeddings_of_sharded_and_half_precision_weights(tmp_path):
 
 
 def test_embeddings_under_an_unknown_name_come_from_the_model(folder, monkeypatch):
-    monkeypatch.setattr("dewmark.hosts.weights._EMBEDDING_NAMES", ("no.such.name",))
+    monkeypatch.setattr("dewmark.hosts.transformers.files._EMBEDDING_NAMES", ("no.such.name",))
     assert host_info(str(folder)).embeddings().shape == (144, 32)
 
 

@@ -22,7 +22,7 @@ from dewmark.core.keys import Key
 from dewmark.errors import ConfigError, MissingExtraError, VocabularyError
 from dewmark.hosts.fake import FakeHost
 from dewmark.registry import SCHEMES
-from dewmark.rows import Warping
+from dewmark.sampling import Warping
 from dewmark.workspace import Workspace
 
 VOCAB = 300
@@ -246,9 +246,9 @@ def test_no_key_is_logged(start, tmp_path, caplog) -> None:
 
 def test_without_vllm_the_import_says_how_to_get_it(monkeypatch) -> None:
     monkeypatch.setitem(sys.modules, "vllm", None)
-    monkeypatch.delitem(sys.modules, "dewmark.hosts.vllm", raising=False)
+    monkeypatch.delitem(sys.modules, "dewmark.hosts.engines.vllm", raising=False)
     with pytest.raises(MissingExtraError, match=r"dewmark\[vllm\]"):
-        importlib.import_module("dewmark.hosts.vllm")
+        importlib.import_module("dewmark.hosts.engines.vllm")
 
 
 def test_any_scheme_with_sessions_runs(start) -> None:

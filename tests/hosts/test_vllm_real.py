@@ -16,13 +16,13 @@ import numpy as np
 import pytest
 
 import dewmark
-from dewmark.hosts.sources import resolve
+from dewmark.hosts.transformers.files import resolve
 
 pytestmark = [pytest.mark.vllm, pytest.mark.models]
 pytest.importorskip("vllm", reason="not installed here: make test-vllm")
 
 HOST = "smollm2-135m"
-PROCESSOR = "dewmark.hosts.vllm:DewLogitsProcessor"
+PROCESSOR = "dewmark.hosts.engines.vllm:DewLogitsProcessor"
 ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
@@ -179,7 +179,7 @@ from vllm import LLM, SamplingParams
 if __name__ == "__main__":
     model, prompts = sys.argv[1], json.loads(sys.argv[2])
     llm = LLM(model=model, dtype="float32", enforce_eager=True, max_model_len=256, max_num_seqs=16,
-              logits_processors=["dewmark.hosts.vllm:DewLogitsProcessor"])
+              logits_processors=["dewmark.hosts.engines.vllm:DewLogitsProcessor"])
     params = [SamplingParams(max_tokens=120, ignore_eos=True, seed=i, top_p=0.98,
                              extra_args={"dewmark": i % 2 == 0}) for i in range(len(prompts))]
     texts = [output.outputs[0].text for output in llm.generate(prompts, params, use_tqdm=False)]

@@ -42,16 +42,16 @@ class SamplingParams:
 
 
 def processor_module(monkeypatch) -> ModuleType:
-    """`dewmark.hosts.vllm`, imported over these classes and forgotten after the test."""
+    """`dewmark.hosts.engines.vllm`, imported over these classes and forgotten after the test."""
     module = ModuleType(_NAME)
     module.LogitsProcessor, module.MoveDirectionality = LogitsProcessor, MoveDirectionality
     parts = _NAME.split(".")
     for i in range(1, len(parts)):
         monkeypatch.setitem(sys.modules, ".".join(parts[:i]), ModuleType(".".join(parts[:i])))
     monkeypatch.setitem(sys.modules, _NAME, module)
-    monkeypatch.delitem(sys.modules, "dewmark.hosts.vllm", raising=False)
-    found = importlib.import_module("dewmark.hosts.vllm")
-    monkeypatch.setitem(sys.modules, "dewmark.hosts.vllm", found)
+    monkeypatch.delitem(sys.modules, "dewmark.hosts.engines.vllm", raising=False)
+    found = importlib.import_module("dewmark.hosts.engines.vllm")
+    monkeypatch.setitem(sys.modules, "dewmark.hosts.engines.vllm", found)
     return found
 
 
@@ -63,7 +63,7 @@ def engine_config(model: str, vocab: int, *, asynchronous: bool = False, given: 
         model_config=SimpleNamespace(
             model=model,
             seed=0,
-            logits_processors=["dewmark.hosts.vllm:DewLogitsProcessor"] if given else None,
+            logits_processors=["dewmark.hosts.engines.vllm:DewLogitsProcessor"] if given else None,
             get_vocab_size=lambda: vocab,
         ),
     )

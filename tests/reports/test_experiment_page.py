@@ -14,13 +14,12 @@ import pytest
 from tests.evaluation.synthetic import scored
 
 from dewmark.errors import InputError
-from dewmark.evaluation.protocol import evaluate
-from dewmark.evaluation.scores import CLEAN, write_scores
+from dewmark.lab.evaluation.protocol import evaluate
+from dewmark.lab.evaluation.results import CLEAN, write_scores
 from dewmark.reports.experiment_page import write_report
 from dewmark.reports.experiment_tables import report_tables
-from dewmark.reports.families import families
-from dewmark.reports.paper import PaperTable, paper_table
-from dewmark.reports.paper_beside import beside_paper, paper_as_table
+from dewmark.reports.figures import families
+from dewmark.reports.paper import PaperTable, beside_paper, paper_as_table, paper_table
 from dewmark.reports.run_files import read_run
 
 SCHEMES = {"dew-paper-2.0": 3.0, "dew-paper-2.5": 4.0, "kgw": 3.5}

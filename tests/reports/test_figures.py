@@ -7,10 +7,10 @@ import pytest
 from matplotlib.figure import Figure
 from tests.evaluation.synthetic import scored
 
-from dewmark.evaluation.protocol import evaluate
-from dewmark.evaluation.scores import CLEAN, MARKED, UNMARKED, ScoreRow
-from dewmark.reports.canvas import curve, panels, small_png
+from dewmark.lab.evaluation.protocol import evaluate
+from dewmark.lab.evaluation.results import CLEAN, MARKED, UNMARKED, ScoreRow
 from dewmark.reports.figures import at_a_glance, by_length, roc_curves, score_distributions, trade_offs
+from dewmark.reports.plots import curve, panels, small_png
 from dewmark.stats.metrics import tpr_at_fpr
 
 ATTACKS = {CLEAN: (1.0, 0.0), "delete-0.3": (0.6, 0.0), "translate": (0.4, 1.0)}

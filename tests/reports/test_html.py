@@ -9,9 +9,8 @@ from html.parser import HTMLParser
 import pytest
 
 from dewmark.passages import Located, Passage
-from dewmark.reports import words
-from dewmark.reports.html import render_html, write_html
-from dewmark.reports.spans import grouped, level, spans
+from dewmark.reports import detection_page as words
+from dewmark.reports.detection_page import grouped, level, render_html, spans, write_html
 from dewmark.types import Detection, TokenScore, Verdict
 
 

@@ -7,10 +7,10 @@ from importlib import resources
 import pytest
 import yaml
 
-from dewmark.evaluation.results import NEGATIVES
+from dewmark.lab.evaluation.results import NEGATIVES
 from dewmark.registry import SCHEMES
-from dewmark.reports.columns import measure_column
 from dewmark.reports.paper import PaperColumn, PaperTable, paper_table, paper_tables
+from dewmark.reports.tables import measure_column
 
 NAMES = [
     "main", "efficiency", "ablation", "encoders", "cross-host", "human-negatives", "lexical", "dipper",

@@ -10,13 +10,12 @@ from pathlib import Path
 import pytest
 from tests.evaluation.synthetic import scored
 
-from dewmark.evaluation.protocol import evaluate
-from dewmark.evaluation.results import Evaluation
-from dewmark.evaluation.scores import CLEAN
-from dewmark.reports.long_csv import long_csv
+from dewmark.lab.evaluation.protocol import evaluate
+from dewmark.lab.evaluation.results import CLEAN, Evaluation
+from dewmark.reports.experiment_page import findings
 from dewmark.reports.paper import paper_table
 from dewmark.reports.run_files import RunFiles, read_run
-from dewmark.reports.summary import findings
+from dewmark.reports.tables import long_csv
 
 SCHEMES = {"dew-paper-2.0": 3.0, "dew-paper-2.5": 4.0, "kgw": 1.0, "synthid": 0.5, "sir": 2.0}
 ATTACKS = {CLEAN: (2.0, 0.0), "delete-0.3": (1.0, 0.0), "translate-pt": (0.8, 1.5)}

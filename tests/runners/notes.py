@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dewmark.errors import ConfigError
-from dewmark.experiments.tasks import Bench, Task
+from dewmark.lab.experiments.tasks import Bench, Task
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from tests.runners.jobs import BAD, BROKEN, DEADLY, Opener
 
+from dewmark.batch.runners import open_runner
+from dewmark.batch.runners.base import ATTEMPTS
 from dewmark.errors import ConfigError, InputError, UnknownNameError, WorkerError
-from dewmark.runners import open_runner
-from dewmark.runners.base import ATTEMPTS
 
 
 @pytest.fixture

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from tests.runners.jobs import BAD, DEADLY, Opener
 
+from dewmark.batch.runners import Runner, open_runner
 from dewmark.errors import InputError, WorkerError
-from dewmark.runners import Runner, open_runner
 
 pytestmark = pytest.mark.ray
 
@@ -79,7 +79,7 @@ def test_tasks_of_an_experiment(runner: Runner, tmp_path):
     from tests.runners.notes import Noting
 
     from dewmark.errors import ConfigError
-    from dewmark.experiments.workers import Workers
+    from dewmark.lab.experiments.workers import Workers
 
     told: list[tuple[str, int, int]] = []
     tasks = [Noting(2, tmp_path / str(i)) for i in range(5)]

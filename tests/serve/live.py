@@ -29,8 +29,7 @@ from dewmark.core.keys import Key
 from dewmark.hosts.fake import FakeHost
 from dewmark.scheme import BoundScheme
 from dewmark.serve.app import create_app
-from dewmark.serve.chat import transcript
-from dewmark.serve.generation import Writer
+from dewmark.serve.generation import Writer, transcript
 from dewmark.serve.service import Service
 from dewmark.serve.settings import Settings
 from dewmark.serve.tenants import Tenant
@@ -47,7 +46,7 @@ def host() -> FakeHost:
 @functools.cache
 def bound(tenant: str) -> BoundScheme:
     """DEW under a tenant's key, with an encoder that needs no model."""
-    with mock.patch("dewmark.embeddings.encoders.load_encoder", return_value=BagEncoder()):
+    with mock.patch("dewmark.encoders.base.load_encoder", return_value=BagEncoder()):
         return load_scheme(
             "dew", key=Key(SECRETS[tenant]), host=host().info, units="token", sampler="gumbel", alpha=0.9
         )

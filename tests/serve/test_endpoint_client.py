@@ -8,7 +8,7 @@ import pytest
 from tests.serve.live import live_service
 
 from dewmark.errors import ModelError
-from dewmark.hosts.endpoint import EndpointChat
+from dewmark.hosts.chat.endpoint import EndpointChat
 
 CHATS = [
     [{"role": "user", "content": text}] for text in ("tell of the sea", "the old bridge", "tell of rain")

@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dewmark.errors import InputError, UnknownNameError
-from dewmark.serve import extract
-from dewmark.serve.extract import SUFFIXES, extract_text
+from dewmark.serve import uploads as extract
+from dewmark.serve.uploads import SUFFIXES, extract_text
 
 W = 'xmlns:w="http://schemas.openxmlformats.org/wordprocessingml/2006/main"'
 MC = 'xmlns:mc="http://schemas.openxmlformats.org/markup-compatibility/2006"'

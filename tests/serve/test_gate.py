@@ -10,8 +10,8 @@ import sqlalchemy as sa
 from tests.serve.conftest import bearer
 from tests.serve.live import plain_text
 
-from dewmark.serve import scoring
-from dewmark.serve.logs import JsonLines
+from dewmark.serve import verdicts as scoring
+from dewmark.serve.observability import JsonLines
 
 SECRET = "a sentence that nobody but its writer may ever see again"
 ROUTES = [
@@ -221,7 +221,7 @@ class TestAnswers:
         def explode(*_: object, **__: object) -> None:
             raise RuntimeError(SECRET)
 
-        monkeypatch.setattr("dewmark.serve.scoring.detect", explode)
+        monkeypatch.setattr("dewmark.serve.verdicts.detect", explode)
         with caplog.at_level(logging.INFO, "dewmark.serve"):
             response = client.post("/v1/detect", json={"text": SECRET})
         assert response.status_code == 500

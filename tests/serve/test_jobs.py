@@ -8,7 +8,7 @@ import sqlalchemy as sa
 from tests.serve.conftest import bearer
 from tests.serve.live import bound, make_service, marked_texts, plain_text, plain_texts
 
-from dewmark.serve.jobs import ATTEMPTS, Jobs, Scored, TooManyJobs
+from dewmark.serve.audit_jobs import ATTEMPTS, Jobs, Scored, TooManyJobs
 from dewmark.serve.store import Store, items
 
 TEXTS = plain_texts(24, 60)

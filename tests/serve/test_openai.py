@@ -8,8 +8,7 @@ import pytest
 from tests.serve.conftest import bearer
 from tests.serve.live import bound, host
 
-from dewmark.serve.chat import transcript
-from dewmark.serve.generation import Stream, Wish, _settled
+from dewmark.serve.generation import Stream, Wish, _settled, transcript
 
 COMMON = {"model": "tiny", "max_tokens": 40, "seed": 7}
 

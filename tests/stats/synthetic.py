@@ -7,9 +7,9 @@ import dataclasses
 import numpy as np
 
 from dewmark.core.whitening import normalize_rows
-from dewmark.evidence import Evidence
+from dewmark.stats.evidence import Evidence
 from dewmark.stats.nulls import tanh_kernel
-from dewmark.stats.scan import Scan
+from dewmark.stats.passages import Scan
 
 GAMMA = 0.5
 

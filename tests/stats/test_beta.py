@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from scipy import integrate, stats
 
-from dewmark.evidence import Evidence
 from dewmark.stats.beta import alignment_sf, beta_test, saturated_variance, sum_sf
+from dewmark.stats.evidence import Evidence
 from dewmark.stats.nulls import tanh_kernel
 
 

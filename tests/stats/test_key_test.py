@@ -9,8 +9,8 @@ import pytest
 from scipy import stats
 
 from dewmark.core.whitening import normalize_rows
-from dewmark.evidence import Evidence
 from dewmark.stats import key_test as kt
+from dewmark.stats.evidence import Evidence
 from dewmark.stats.key_test import gaussian_test, key_test, score_variance
 from dewmark.stats.nulls import tanh_kernel
 

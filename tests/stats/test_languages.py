@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dewmark.stats.languages import guess_language
+from dewmark.text.languages import guess_language
 
 HELD_OUT = {
     "ar": ["سافرت أختي إلى الجنوب لتزور صديقتها القديمة.", "هل تعرف متى يفتح المتحف أبوابه؟"],

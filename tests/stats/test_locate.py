@@ -9,11 +9,11 @@ import pytest
 from scipy.special import gammaincc, ndtri
 from tests.stats.synthetic import scores_under_keys, text_like, under, with_scores
 
-from dewmark.evidence import Evidence
-from dewmark.stats import locate as module
-from dewmark.stats import scan as scanning
+from dewmark.stats import passages as module
+from dewmark.stats import passages as scanning
+from dewmark.stats.evidence import Evidence
 from dewmark.stats.key_test import Statistic, key_test
-from dewmark.stats.locate import locate, posterior
+from dewmark.stats.passages import locate, posterior
 
 
 def independent(scores: np.ndarray, positions: np.ndarray | None = None) -> Evidence:

@@ -10,7 +10,7 @@ import pytest
 from scipy import stats
 
 from dewmark.core.whitening import normalize_rows
-from dewmark.evidence import Evidence
+from dewmark.stats.evidence import Evidence
 from dewmark.stats.key_test import score_variance
 from dewmark.stats.monte_carlo import monte_carlo_sums, monte_carlo_test
 from dewmark.stats.nulls import tanh_kernel

@@ -11,10 +11,10 @@ import pytest
 from scipy.special import ndtr
 from tests.stats.synthetic import scores_under_keys, text_like, under, with_scores
 
-from dewmark.evidence import Evidence
-from dewmark.stats import scan as module
+from dewmark.stats import passages as module
+from dewmark.stats.evidence import Evidence
 from dewmark.stats.key_test import covariance, key_test
-from dewmark.stats.scan import Units, scan
+from dewmark.stats.passages import Units, scan
 
 
 def window_sums(evidence: Evidence, scores: np.ndarray, start: np.ndarray, end: np.ndarray) -> np.ndarray:

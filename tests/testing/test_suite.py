@@ -16,7 +16,7 @@ import torch
 from dewmark.scheme import Session, State
 from dewmark.stats.nulls import one_sided_p
 from dewmark.testing import CHECKS, Report, SchemeContract, Trial, check_scheme
-from dewmark.testing.expectations import expect_close, expect_refusal, expect_valid
+from dewmark.testing.checks import expect_close, expect_refusal, expect_valid
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "own_scheme.py"
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from dewmark.errors import InputError
-from dewmark.training.clusters import LARGE, cluster, forms_of, near_pairs, read_lexicon
+from dewmark.lab.training.xsir import LARGE, cluster, forms_of, near_pairs, read_lexicon
 
 
 def test_forms_are_whole_words_in_lower_case():

@@ -8,10 +8,9 @@ import torch
 from tests.fakes import BagEncoder
 
 from dewmark.errors import NumericalError
+from dewmark.lab.training.job import FileTexts, Job
+from dewmark.lab.training.loop import TorchLearner, generator, rng, run_steps
 from dewmark.testing.trial import tiny_host
-from dewmark.training.job import Job
-from dewmark.training.loop import TorchLearner, generator, rng, run_steps
-from dewmark.training.texts import FileTexts
 from dewmark.workspace import silent
 
 STEPS = 12

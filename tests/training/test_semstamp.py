@@ -10,16 +10,15 @@ import numpy as np
 import pytest
 from tests.fakes import BagEncoder
 
-from dewmark.baselines._sentence_space import adapt, encode
+from dewmark.baselines.sentence.space import adapt, encode
 from dewmark.core.keys import Key
 from dewmark.errors import InputError
+from dewmark.lab.training import semstamp
+from dewmark.lab.training.job import FileTexts, Job, run
+from dewmark.lab.training.ksemstamp import cosine_k_means
+from dewmark.lab.training.semstamp import given_pairs, made_pairs
 from dewmark.registry import SCHEMES, TRAINERS
 from dewmark.testing.trial import tiny_host
-from dewmark.training import semstamp
-from dewmark.training.job import Job, run
-from dewmark.training.ksemstamp import cosine_k_means
-from dewmark.training.paraphrases import given_pairs, made_pairs
-from dewmark.training.texts import FileTexts
 from dewmark.workspace import Workspace, silent
 
 WORDS = [
@@ -126,7 +125,7 @@ def test_a_stopped_training_ends_with_the_same_bytes(job, monkeypatch: pytest.Mo
             raise KeyboardInterrupt
         return step(self, index)
 
-    monkeypatch.setattr("dewmark.training.loop._SECONDS", 0.0)
+    monkeypatch.setattr("dewmark.lab.training.loop._SECONDS", 0.0)
     monkeypatch.setattr(semstamp.Ranking, "step", stops)
     with pytest.raises(KeyboardInterrupt):
         run(TRAINERS["ksemstamp"], job("ksemstamp", steps=12, out="again"))

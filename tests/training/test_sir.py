@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from dewmark.training.sir import CHUNK, PREFIXES, Learner, TransformNetwork, contexts_of, losses
+from dewmark.lab.training.sir import CHUNK, PREFIXES, Learner, TransformNetwork, contexts_of, losses
 
 
 def unit(rows):

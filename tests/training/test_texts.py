@@ -5,8 +5,8 @@ import json
 import pytest
 
 from dewmark.errors import InputError
+from dewmark.lab.training.job import FileTexts, HostTexts
 from dewmark.testing.trial import tiny_host
-from dewmark.training.texts import FileTexts, HostTexts
 from dewmark.workspace import silent
 
 

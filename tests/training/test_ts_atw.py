@@ -11,14 +11,13 @@ import torch
 from tests.fakes import BagEncoder
 
 from dewmark.artifacts import Artifact
-from dewmark.baselines._atw_network import SemanticMap
+from dewmark.baselines.learned.atw import SemanticMap
 from dewmark.core.keys import Key
 from dewmark.errors import InputError
+from dewmark.lab.training import atw, ts
+from dewmark.lab.training.job import FileTexts, Job, run
 from dewmark.registry import SCHEMES, TRAINERS
 from dewmark.testing.trial import tiny_host
-from dewmark.training import atw, ts
-from dewmark.training.job import Job, run
-from dewmark.training.texts import FileTexts
 from dewmark.workspace import Workspace, silent
 
 

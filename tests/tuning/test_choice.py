@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from dewmark.errors import ConfigError
-from dewmark.tuning.choice import choose
-from dewmark.tuning.measuring import Measured
+from dewmark.lab.tuning import Measured, choose
 
 PROMPTS = 400
 BASE = np.random.default_rng(0).lognormal(4.0, 0.5, size=(1, PROMPTS))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dewmark.errors import ConfigError, UnknownNameError
-from dewmark.tuning.grid import curve_of, describe, expand, flags, parse_grid, varying
+from dewmark.lab.tuning import curve_of, describe, expand, flags, parse_grid, varying
 
 
 def test_each_sampler_gets_its_own_strengths_only():

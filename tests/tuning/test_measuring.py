@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from dewmark.errors import ConfigError
-from dewmark.evaluation.quality import distinct
 from dewmark.hosts.fake import FakeHost
-from dewmark.tuning.measuring import Sample, delete_words, measure
+from dewmark.lab.evaluation.quality import distinct
+from dewmark.lab.tuning import Sample, delete_words, measure
 
 WORDS = ("bridge", "river", "sea", "ship", "town", "hill", "city", "road")
 SAMPLE = Sample([f"the old {word}" for word in WORDS], tokens=40)
@@ -112,7 +112,7 @@ def test_what_decides_the_texts_decides_the_file_and_a_broken_file_is_made_again
 
 
 def test_files_hold_no_key(host, tmp_path):
-    from dewmark.tuning.measuring import _keys
+    from dewmark.lab.tuning import _keys
 
     measure(host, [STRONG], Sample(SAMPLE.prompts[:2], tokens=25), out=tmp_path)
     (secret,) = (key.subkey("test").hex() for key in _keys(1))

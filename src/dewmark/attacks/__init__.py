@@ -6,7 +6,6 @@ package loads no heavy library; the attack that needs one does.
 
 from __future__ import annotations
 
-from dewmark.attacks.base import Attack, text_seed
-from dewmark.attacks.registry import ATTACKS, load_attack
+from dewmark.attacks.base import ATTACKS, Attack, load_attack, text_seed
 
 __all__ = ["ATTACKS", "Attack", "load_attack", "text_seed"]

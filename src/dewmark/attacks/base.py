@@ -3,6 +3,8 @@
 An attack is a frozen dataclass: its fields are its settings. What it makes of a text is decided by the text,
 the text's seed and `Attack.identity`, never by the other texts of a batch; a field made with `run_option`
 says how the work is done (device, batch size, how many at once) and is left out of the identity.
+
+The table of attacks: a name maps to a class, imported when it is first asked for.
 """
 
 from __future__ import annotations
@@ -16,9 +18,19 @@ from typing import Any, ClassVar
 
 from dewmark import config
 from dewmark.errors import ConfigError, InputError
+from dewmark.registry import Registry, unknown_name
 from dewmark.workspace import Progress, silent
 
-__all__ = ["Attack", "check_least", "check_share", "run_option", "text_seed"]
+__all__ = [
+    "ATTACKS",
+    "Attack",
+    "attack_class",
+    "check_least",
+    "check_share",
+    "load_attack",
+    "run_option",
+    "text_seed",
+]
 
 _IDENTITY = "identity"
 
@@ -108,3 +120,44 @@ def check_least(name: str, value: int, least: int) -> None:
     """Refuse a number that is too small."""
     if value < least:
         raise ConfigError(f"{name} must be at least {least}, got {value}")
+
+
+ATTACKS = Registry(
+    "attack",
+    {
+        "copy-paste": "dewmark.attacks.lexical:CopyPaste",
+        "delete": "dewmark.attacks.lexical:Delete",
+        "dipper": "dewmark.attacks.rewriting.dipper:Dipper",
+        "none": "dewmark.attacks.lexical:Identity",
+        "paraphrase": "dewmark.attacks.rewriting.chat_model:Paraphrase",
+        "round-trip": "dewmark.attacks.translation.attack:RoundTrip",
+        "synonym": "dewmark.attacks.rewriting.synonyms:Synonym",
+        "translate": "dewmark.attacks.translation.attack:Translate",
+        "truncate": "dewmark.attacks.lexical:Truncate",
+    },
+    group="dewmark.attacks",
+)
+
+# Attacks of one name whose engines have settings of their own: (name, engine) to the engine's class.
+_BY_ENGINE = Registry("engine", {"translate/llm": "dewmark.attacks.rewriting.chat_model:LlmTranslate"})
+
+
+def attack_class(name: str, *, engine: object = None) -> type[Attack]:
+    """The class behind a name; an engine with settings of its own has its own class."""
+    special = f"{name}/{engine}"
+    found: type[Attack] = _BY_ENGINE[special] if special in _BY_ENGINE else ATTACKS[name]
+    return found
+
+
+def load_attack(name: str, **settings: object) -> Attack:
+    """An attack by name with some settings changed; a value may be text, as on a command line."""
+    kind = attack_class(name, engine=settings.get("engine"))
+    fields = {field.name.rstrip("_"): field.name for field in dataclasses.fields(kind)}
+    chosen = {}
+    for setting, value in settings.items():
+        public = setting.rstrip("_")
+        if public in fields:
+            chosen[fields[public]] = value
+        elif public != "engine" or kind is ATTACKS[name]:
+            raise unknown_name(f"setting of {name}", setting, fields)
+    return kind(**chosen)

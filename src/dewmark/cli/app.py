@@ -16,7 +16,6 @@ from typing import Annotated, TextIO
 
 import typer
 
-import dewmark
 from dewmark.cli import (
     attack,
     audit,
@@ -27,7 +26,6 @@ from dewmark.cli import (
     detector,
     evaluate,
     generate,
-    keys,
     locate,
     models,
     power,
@@ -36,12 +34,14 @@ from dewmark.cli import (
     schemes,
     serve,
     steal,
-    tokens,
     train,
     tune,
 )
-from dewmark.cli.console import say
+from dewmark.cli import key as keys
+from dewmark.cli import token as tokens
+from dewmark.cli.terminal import say
 from dewmark.errors import DewmarkError
+from dewmark.version import __version__
 
 __all__ = ["app", "main"]
 
@@ -77,7 +77,7 @@ app.command("demo")(demo.demo)
 
 def _version(wanted: bool) -> None:
     if wanted:
-        typer.echo(f"dewmark {dewmark.__version__}")
+        typer.echo(f"dewmark {__version__}")
         raise typer.Exit
 
 

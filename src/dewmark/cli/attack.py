@@ -11,8 +11,7 @@ import typer
 
 from dewmark import config
 from dewmark.cli import options
-from dewmark.cli.console import emit, say, write
-from dewmark.cli.progress import Progress
+from dewmark.cli.terminal import Progress, emit, say, write
 from dewmark.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -56,7 +55,7 @@ def attack(
     quiet: options.Quiet = False,
 ) -> None:
     """Attack texts: delete or replace words, paraphrase, translate, mix, cut; give it negatives too."""
-    from dewmark.attacks.rows import row_seeds
+    from dewmark.batch.attacking import row_seeds
     from dewmark.cli.inputs import read_files
 
     if bool(texts) == (in_ is not None):
@@ -86,7 +85,7 @@ def attack(
 
 
 def _load(name: str, settings: list[str] | None, jobs: int | None) -> Attack:
-    from dewmark.attacks.registry import attack_class, load_attack
+    from dewmark.attacks.base import attack_class, load_attack
 
     given: dict[str, Any] = dict(config.parse_settings(settings or ()))
     fields = {field.name for field in dataclasses.fields(attack_class(name, engine=given.get("engine")))}
@@ -115,7 +114,7 @@ def _to_file(
     progress: Progress,
     json_: bool,
 ) -> None:
-    from dewmark.attacks.rows import attack_rows
+    from dewmark.batch.attacking import attack_rows
 
     resumed = attack_rows(chosen, rows, out, seed=seed, batch_size=batch_size, progress=progress)
     progress.clear()
@@ -129,7 +128,7 @@ def _to_file(
 def _to_stdout(
     chosen: Attack, rows: list[dict[str, Any]], *, seed: int, progress: Progress, json_: bool
 ) -> None:
-    from dewmark.attacks.rows import attacked_row, row_seeds
+    from dewmark.batch.attacking import attacked_row, row_seeds
 
     made = chosen.apply([row["text"] for row in rows], seeds=row_seeds(rows, seed), progress=progress)
     progress.clear()

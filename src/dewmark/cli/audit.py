@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dewmark.cli import options
-from dewmark.cli.console import emit, results, say, write
-from dewmark.cli.progress import Progress
+from dewmark.cli.terminal import Progress, emit, results, say, write
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
     from rich.table import Table
     from rich.text import Text
 
-    from dewmark.cli.negatives import Judged, Negatives
+    from dewmark.cli.unmarked import Judged, Negatives
     from dewmark.scheme import BoundScheme
     from dewmark.stats.audit import Audit, Cell
     from dewmark.types import Detection
@@ -55,8 +54,8 @@ def audit(
     quiet: options.Quiet = False,
 ) -> None:
     """Measure a key's real false-positive rate on unmarked texts, by language and length."""
-    from dewmark.cli.negatives import Negatives, audit_of
-    from dewmark.cli.scoring import open_scheme
+    from dewmark.batch.scoring import open_scheme
+    from dewmark.cli.unmarked import Negatives, audit_of
     from dewmark.stats.audit import Outcome
 
     texts = Negatives.read([*(negatives or ()), *(more or ())], option="--negatives")

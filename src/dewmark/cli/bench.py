@@ -10,12 +10,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from dewmark.cli import options
-from dewmark.cli.console import emit, results, say, write
-from dewmark.cli.progress import Progress
+from dewmark.cli.terminal import Progress, emit, results, say, write
 from dewmark.errors import ConfigError
 
 if TYPE_CHECKING:
-    from dewmark.bench.running import Measured
+    from dewmark.lab.bench.measures import Measured
 
 __all__ = ["app"]
 
@@ -81,9 +80,9 @@ def generate(
 
     Schemes take turns in every round, so that a busy machine disturbs them alike; trust ratios, not times.
     """
-    from dewmark.bench.models import open_host
-    from dewmark.bench.running import against_vocabulary, bench_generation
-    from dewmark.hosts.transformers import torch_device
+    from dewmark.hosts.transformers.model import torch_device
+    from dewmark.lab.bench.measures import against_vocabulary, bench_generation
+    from dewmark.lab.bench.subjects import open_host
 
     _check(plot, against)
     names, batches = _names(schemes), _numbers(batch_sizes, "--batch-sizes")
@@ -137,8 +136,8 @@ def detect(
 
     Texts are new in every round. --device matters to schemes that run the host to detect, and to DEW.
     """
-    from dewmark.bench.models import open_host
-    from dewmark.bench.running import against_lengths, bench_detection
+    from dewmark.lab.bench.measures import against_lengths, bench_detection
+    from dewmark.lab.bench.subjects import open_host
 
     _check(plot, against)
     names = _names(schemes)
@@ -158,7 +157,7 @@ def detect(
 
 
 def _names(schemes: Sequence[str] | None) -> list[str]:
-    from dewmark.bench.configurations import chosen
+    from dewmark.lab.bench.subjects import chosen
 
     given = [name for part in schemes or STANDARD for name in _split(part)]
     return chosen(None if given == ["all"] else given)
@@ -217,8 +216,7 @@ def _report(found: Sequence[Measured], *, json_: bool) -> None:
 
 
 def _draw(found: Iterable[Measured], plot: Path, *, xlabel: str, title: str, quiet: bool) -> None:
-    from dewmark.reports.cost import cost_curves
-    from dewmark.reports.plots import save_figure
+    from dewmark.reports.plots import cost_curves, save_figure
 
     curves: dict[str, list[tuple[float, float]]] = {}
     for row in found:

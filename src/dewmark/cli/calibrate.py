@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from dewmark.batch.scoring import detect_items, open_scheme
 from dewmark.cli import options
-from dewmark.cli.console import emit, printable, results, write
-from dewmark.cli.progress import Progress
-from dewmark.cli.scoring import detect_items, open_scheme
+from dewmark.cli.terminal import Progress, emit, printable, results, write
 from dewmark.errors import ConfigError, StorageError
 
 if TYPE_CHECKING:

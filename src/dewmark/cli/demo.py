@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dewmark.cli.console import emit, printable, results, say
 from dewmark.cli.loading import Writer, load_watermark
 from dewmark.cli.options import Json, Quiet
-from dewmark.cli.progress import Progress
+from dewmark.cli.terminal import Progress, emit, printable, results, say
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -75,7 +74,7 @@ def demo(
     else:
         _print(results(), cases)
     if svg is not None:
-        from dewmark.cli.render import save_svg
+        from dewmark.cli.terminal import save_svg
 
         save_svg(svg, lambda console: _draw(console, cases[:2]), title="dewmark demo")
         say(f"wrote {svg}", quiet=quiet)
@@ -144,7 +143,7 @@ def _print(console: Console, cases: list[Case]) -> None:
     _draw(console, cases[:2])
     from rich.table import Table
 
-    from dewmark.reports import words
+    from dewmark.reports import detection_page as words
 
     table = Table("text", "verdict", "p-value", "z", "effective length", "right", box=None)
     for case in cases:
@@ -163,7 +162,7 @@ def _print(console: Console, cases: list[Case]) -> None:
 def _draw(console: Console, cases: list[Case]) -> None:
     from rich.text import Text
 
-    from dewmark.cli.render import colour_tokens, legend, verdict_line
+    from dewmark.cli.terminal import colour_tokens, legend, verdict_line
 
     for case in cases:
         console.print(verdict_line(case.name, case.detection))

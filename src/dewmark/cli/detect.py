@@ -1,24 +1,121 @@
-"""``dewmark detect``: is a text marked, by which key, and how sure can one be."""
+"""``dewmark detect``: is a text marked, by which key, and how sure can one be.
+
+How ``detect`` shows its results: a line or a JSON object each, coloured tokens, and a sum at the end.
+
+A Benjamini-Hochberg value needs all p-values, so lines that carry one wait for the last text; others are
+printed as they come, and only their p-values are kept, for the sum.
+"""
 
 from __future__ import annotations
 
+import dataclasses
+import sys
+from array import array
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from dewmark.batch.scoring import EMPIRICAL, Scoring
 from dewmark.cli import options
-from dewmark.cli.console import say
-from dewmark.cli.progress import Progress
-from dewmark.cli.scoring import EMPIRICAL, Scoring
+from dewmark.cli.terminal import Progress, emit, results, say, write
 from dewmark.errors import ConfigError
+from dewmark.types import Verdict
 
 if TYPE_CHECKING:
-    from dewmark.cli.scoring import Scored
-    from dewmark.cli.sources import Source
+    from collections.abc import Sequence
 
-__all__ = ["detect"]
+    from dewmark.batch.scoring import Scored
+    from dewmark.batch.sources import Source
+
+__all__ = ["Verdicts", "detect"]
+
+
+class Verdicts:
+    """Prints results; ``adjust`` holds them until `close` and gives each its value after the correction."""
+
+    def __init__(
+        self, *, json_: bool, tokens: bool, total: int, adjust: bool, fpr: float, quiet: bool
+    ) -> None:
+        self._json, self._tokens, self._total = json_, tokens, total
+        self._adjust, self._fpr, self._quiet = adjust, fpr, quiet
+        self._console = results()
+        self._held: list[Scored] = []
+        self._p_values = array("d")  # of the texts that are long enough for a verdict
+        self._marked = 0
+        self.count = 0
+        self.on_terminal = sys.stdout.isatty()
+
+    @property
+    def prints_at_once(self) -> bool:
+        """Whether lines appear on a terminal while texts are still being scored."""
+        return self.on_terminal and not self._adjust
+
+    def add(self, scored: Scored) -> None:
+        """Take one result."""
+        self.count += 1
+        self._marked += scored.detection.is_marked
+        if scored.detection.verdict is not Verdict.TOO_SHORT:
+            self._p_values.append(scored.detection.p_value)
+        if not self._adjust:
+            self._print(scored)
+        elif self._tokens or self._total == 1:
+            self._held.append(scored)
+        else:  # neither tokens nor text will be shown: memory stays small
+            detection = dataclasses.replace(scored.detection, tokens=())
+            self._held.append(dataclasses.replace(scored, text="", detection=detection))
+
+    def close(self) -> None:
+        """Print what was held, and sum up if there was more than one text."""
+        adjusted = self._adjusted()
+        values = iter(adjusted)
+        for scored in self._held:
+            q = None if scored.detection.verdict is Verdict.TOO_SHORT else next(values)
+            if self._json:
+                scored.row["p_adjusted"] = q
+            self._print(scored, q)
+        if self.count > 1:
+            self._sum_up(sum(q <= self._fpr for q in adjusted))
+
+    def _sum_up(self, rejected: int) -> None:
+        line = (
+            f"{self._marked} of {self.count} texts marked at level {self._fpr:g}; "
+            f"{rejected} with q ≤ {self._fpr:g} (Benjamini-Hochberg over {len(self._p_values)} texts)"
+        )
+        if not self._json:
+            write(line + "\n")
+        elif not self._adjust:  # stdout is rows only, and these do not say it
+            say(line, quiet=self._quiet)
+
+    def _adjusted(self) -> Sequence[float]:
+        if not self._p_values:
+            return []
+        from dewmark.stats.multiple import benjamini_hochberg
+
+        adjusted: list[float] = benjamini_hochberg(self._p_values).tolist()
+        return adjusted
+
+    def _print(self, scored: Scored, q: float | None = None) -> None:
+        if self._json:
+            emit(scored.row)
+            return
+        from dewmark.cli.terminal import colour_tokens, legend, token_table, verdict_line
+
+        line = verdict_line(str(scored.id), scored.detection).append(scored.note)
+        if q is not None and self.count > 1:
+            line.append(f", q = {q:.2g}")
+        self._console.print(line)
+        if self.on_terminal and (self._tokens or self._total == 1):
+            self._console.print(
+                colour_tokens(self._console, scored.text, scored.detection),
+                legend(self._console),
+                sep="\n\n",
+                end="\n\n",
+            )
+        elif self._tokens:
+            write(token_table(scored.detection))
+
 
 _HELD = 10_000  # up to so many texts wait for the column that needs them all
 
@@ -123,7 +220,6 @@ def detect(
 ) -> None:
     """Score texts against a key: verdict, p-value, z, effective length; against several: which one it is."""
     from dewmark.cli.inputs import batched, read_files, read_rows
-    from dewmark.cli.verdicts import Verdicts
 
     if not texts and jsonl is None and in_ is None:
         raise ConfigError(
@@ -149,7 +245,7 @@ def detect(
     if out is not None:
         if texts or html is not None or source is None:
             raise ConfigError("--out takes the rows of a file: give --in FILE, no text files and no --html")
-        from dewmark.cli.detect_run import score_file
+        from dewmark.batch.detecting import score_file
 
         _check_groups(scoring, source if by is not None else None)
         score_file(
@@ -192,7 +288,7 @@ def detect(
                 progress("scoring", verdicts.count, total)
     verdicts.close()
     if html is not None:
-        from dewmark.reports.html import write_html
+        from dewmark.reports.detection_page import write_html
 
         write_html(html, [(str(scored.id), scored.text, scored.detection) for scored in kept])
         say(f"wrote {html}", quiet=quiet)
@@ -226,7 +322,7 @@ def _check_calibrated(scoring: Scoring, *, by: str | None, files: bool) -> None:
 
 def _source(jsonl: Path | None, in_: str | None, *, prompt: str | None, by: str | None) -> Source | None:
     """The file that rows come from; None if there is none, or if it is a pipe, which is read only once."""
-    from dewmark.cli.sources import JsonlSource, open_source
+    from dewmark.batch.sources import JsonlSource, open_source
 
     if jsonl is not None and in_ is not None:
         raise ConfigError("--jsonl and --in both name the rows: give one of the two")

@@ -8,9 +8,8 @@ from typing import Annotated
 import typer
 
 from dewmark.cli import options
-from dewmark.cli.console import emit, write
 from dewmark.cli.loading import NONE, load_key, load_scheme
-from dewmark.cli.progress import Progress
+from dewmark.cli.terminal import Progress, emit, write
 from dewmark.errors import ConfigError, StorageError
 
 __all__ = ["app"]

@@ -12,15 +12,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from dewmark.cli import options
-from dewmark.cli.console import emit, printable, results, say, write
 from dewmark.cli.loading import NONE, Writer, load_key, load_unmarked, load_watermark
-from dewmark.cli.progress import Progress
+from dewmark.cli.terminal import Progress, emit, printable, results, say, write
 from dewmark.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from dewmark.cli.runs import Prompt
+    from dewmark.batch.prompts_run import Prompt
     from dewmark.hosts.base import Decoding
     from dewmark.types import Generation
 
@@ -61,7 +60,7 @@ def generate(
     quiet: options.Quiet = False,
 ) -> None:
     """Write watermarked text."""
-    from dewmark.cli.runs import check_prompt, read_prompts
+    from dewmark.batch.prompts_run import check_prompt, read_prompts
     from dewmark.hosts.base import Decoding
 
     if (prompt is None) == (prompts is None):
@@ -114,7 +113,7 @@ def _one(
     writer: Writer, prompt: str, decoding: Decoding, *, seed: int | None, progress: Progress, json_: bool
 ) -> str:
     """Continue one prompt to stdout; returns what to say of it."""
-    from dewmark.cli.runs import row
+    from dewmark.batch.prompts_run import row
 
     seeds = [secrets.randbelow(_SEEDS) if seed is None else seed]
     host = writer.host  # loading tells its own progress
@@ -144,7 +143,7 @@ def _many(
     json_: bool,
 ) -> str:
     """Continue a file of prompts into ``out``; returns what to say of it."""
-    from dewmark.cli.runs import Run
+    from dewmark.batch.prompts_run import Run
 
     run = Run.open(
         out,

@@ -12,7 +12,7 @@ from dewmark import config
 from dewmark.errors import ConfigError
 
 if TYPE_CHECKING:
-    from dewmark.cli.progress import Progress
+    from dewmark.cli.terminal import Progress
     from dewmark.core.keys import Key
     from dewmark.hosts.base import Decoding, Host
     from dewmark.scheme import BoundScheme

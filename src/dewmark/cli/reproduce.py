@@ -11,8 +11,7 @@ from typing import Annotated
 import typer
 
 from dewmark.cli import options
-from dewmark.cli.console import emit, say, write
-from dewmark.cli.progress import Progress
+from dewmark.cli.terminal import Progress, emit, say, write
 from dewmark.errors import ConfigError
 
 __all__ = ["reproduce"]
@@ -92,10 +91,10 @@ def reproduce(
 
     A run that was stopped, by Ctrl-C too, goes on where it was: give the same command again.
     """
-    from dewmark.experiments.recipe import load_recipe
-    from dewmark.experiments.stages import Run
-    from dewmark.experiments.stages import reproduce as run_stages
-    from dewmark.experiments.workers import Workers
+    from dewmark.lab.experiments.recipe import load_recipe
+    from dewmark.lab.experiments.stages import Run
+    from dewmark.lab.experiments.stages import reproduce as run_stages
+    from dewmark.lab.experiments.workers import Workers
 
     recipe = load_recipe(table, profile=profile)
     if host is not None:

@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from dewmark.cli import options
-from dewmark.cli.console import emit, say, write
-from dewmark.cli.progress import Progress
+from dewmark.cli.terminal import Progress, emit, say, write
 from dewmark.errors import ConfigError, InputError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from dewmark.cli.corpus import Entry
+    from dewmark.cli.inputs import Entry
     from dewmark.scheme import BoundScheme
     from dewmark.stats.metrics import Interval
 
@@ -38,7 +37,7 @@ def retention(
     quiet: options.Quiet = False,
 ) -> None:
     """Say what share of a mark's z-score paraphrase or translation keeps. Needs no key and no marked text."""
-    from dewmark.cli.corpus import read_entries
+    from dewmark.cli.inputs import read_entries
     from dewmark.cli.loading import NONE, load_scheme
     from dewmark.core.keys import Key
     from dewmark.stats.retention import summarise

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dewmark.cli.console import emit, results, write
 from dewmark.cli.options import Json, Quiet
+from dewmark.cli.terminal import emit, results, write
 from dewmark.errors import ConfigError
 
 if TYPE_CHECKING:

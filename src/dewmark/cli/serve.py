@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from dewmark.cli import options
-from dewmark.cli.console import emit, say
-from dewmark.cli.progress import Progress
+from dewmark.cli.terminal import Progress, emit, say
 from dewmark.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -82,7 +81,7 @@ def serve(
 
     for module in ("fastapi", "uvicorn", "sqlalchemy", "prometheus_client", "multipart"):
         require(module, extra="serve")
-    from dewmark.serve import logs
+    from dewmark.serve import observability as logs
     from dewmark.serve.settings import Settings, default_store
     from dewmark.serve.supervisor import Supervisor, listen
     from dewmark.serve.tenants import tenant_paths
@@ -124,7 +123,7 @@ def serve(
 
 def _keys(key: Path | None, folder: Path | None) -> list[tuple[str, str]]:
     """(tenant id, key file) pairs: the --key first, it is the one that marks."""
-    from dewmark.cli.scoring import load_keys
+    from dewmark.batch.scoring import load_keys
 
     if key is None and folder is None:
         return []

@@ -9,16 +9,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dewmark.cli import options
-from dewmark.cli.console import emit, say, write
-from dewmark.cli.progress import Progress
+from dewmark.cli.terminal import Progress, emit, say, write
 from dewmark.errors import ConfigError, InputError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from dewmark.attacks.stealing import StealingResult, StealSettings
-    from dewmark.attacks.stealing_curve import CurvePoint
-    from dewmark.cli.corpus import Entry
+    from dewmark.attacks.stealing.attack import StealingResult, StealSettings
+    from dewmark.attacks.stealing.curve import CurvePoint
+    from dewmark.cli.inputs import Entry
 
 __all__ = ["steal"]
 
@@ -68,10 +67,10 @@ def steal(
 
     The key is for the detector that judges; the attacker never sees it.
     """
-    from dewmark.attacks.stealing import StealSettings
-    from dewmark.attacks.stealing import steal as run
-    from dewmark.attacks.stealing_curve import forgery_curve
-    from dewmark.cli.corpus import read_entries, read_texts
+    from dewmark.attacks.stealing.attack import StealSettings
+    from dewmark.attacks.stealing.attack import steal as run
+    from dewmark.attacks.stealing.curve import forgery_curve
+    from dewmark.cli.inputs import read_entries, read_texts
     from dewmark.cli.loading import NONE, load_key, load_watermark
     from dewmark.config import parse_settings, replace
 
@@ -125,8 +124,8 @@ def _work(
     corpus: list[Entry], settings: StealSettings, prompts: Path | None, marked: Path
 ) -> tuple[list[str], list[str], list[str]]:
     """Prompts, the texts to scrub, and the texts that the attacker may observe."""
-    from dewmark.cli.corpus import openings
-    from dewmark.cli.runs import read_prompts
+    from dewmark.batch.prompts_run import read_prompts
+    from dewmark.cli.inputs import openings
 
     if settings.mode == "spoof":
         if prompts is None:

@@ -10,8 +10,7 @@ from typing import Annotated
 import typer
 
 from dewmark.cli import options
-from dewmark.cli.console import emit, say, write
-from dewmark.cli.progress import Progress
+from dewmark.cli.terminal import Progress, emit, say, write
 from dewmark.errors import ConfigError
 from dewmark.registry import TRAINERS
 
@@ -59,9 +58,8 @@ def train(
         raise ConfigError(f"there is no lexicon at {lexicon}: give a file with two words a line")
     from dewmark import hosts
     from dewmark.config import cache_dir
-    from dewmark.embeddings import encoders
-    from dewmark.training.job import Job, run
-    from dewmark.training.texts import FileTexts, HostTexts
+    from dewmark.encoders import base as encoders
+    from dewmark.lab.training.job import FileTexts, HostTexts, Job, run
     from dewmark.watermark import DEFAULT_HOST
 
     name = host or DEFAULT_HOST

@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dewmark.cli import options
-from dewmark.cli.console import emit, results, say, write
-from dewmark.cli.progress import Progress
+from dewmark.cli.terminal import Progress, emit, results, say, write
 
 if TYPE_CHECKING:
-    from dewmark.tuning.choice import Tuning
+    from dewmark.lab.tuning import Tuning
 
 __all__ = ["tune"]
 
@@ -54,12 +53,10 @@ def tune(
 
     Exit code 1 says that no configuration keeps to the budget.
     """
-    from dewmark.cli.corpus import openings
-    from dewmark.cli.runs import read_prompts
+    from dewmark.batch.prompts_run import read_prompts
+    from dewmark.cli.inputs import openings
     from dewmark.hosts import load_host
-    from dewmark.tuning.choice import check_budget, choose
-    from dewmark.tuning.grid import expand, parse_grid
-    from dewmark.tuning.measuring import Sample, measure
+    from dewmark.lab.tuning import Sample, check_budget, choose, expand, measure, parse_grid
     from dewmark.watermark import DEFAULT_HOST
 
     check_budget(budget_perplexity)
@@ -104,9 +101,7 @@ def tune(
 def _print(tuning: Tuning) -> None:
     from rich.table import Table
 
-    from dewmark.tuning.choice import DIVERSITY, FOUND_AT
-    from dewmark.tuning.grid import describe, flags, varying
-    from dewmark.tuning.measuring import DELETED
+    from dewmark.lab.tuning import DELETED, DIVERSITY, FOUND_AT, describe, flags, varying
 
     columns = ("perpl.", "ratio (95%)", "dist-3", "z", "found", f"z −{DELETED:.0%}", "fits")
     table = Table("configuration", *columns, box=None, pad_edge=False, collapse_padding=True)
@@ -138,8 +133,8 @@ def _print(tuning: Tuning) -> None:
 
 def _save(out: Path, tuning: Tuning, summary: dict[str, Any]) -> None:
     from dewmark import storage
+    from dewmark.lab.tuning import curve_of
     from dewmark.reports import plots
-    from dewmark.tuning.grid import curve_of
 
     curves: dict[str, list[tuple[float, float, str]]] = {}
     for result in tuning.results:

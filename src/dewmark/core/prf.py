@@ -10,7 +10,7 @@ together: different tokens have independent t, different contexts independent a.
 and two tokens would still be linearly related; the context's own multiplier and what follows it break that.
 Marking hashes one context per row and does the last line once per candidate; scoring a token needs one pair.
 
-Boundary: numpy only. `dewmark.baselines._prf` computes the same words on other devices.
+Boundary: numpy only. `dewmark.baselines.keyed_words` computes the same words on other devices.
 """
 
 from __future__ import annotations

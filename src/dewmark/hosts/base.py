@@ -14,9 +14,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from dewmark import config as cfg
-from dewmark.drafts import Drafts
 from dewmark.errors import ConfigError, InputError, VocabularyError
-from dewmark.scheme import BoundScheme
+from dewmark.scheme import BoundScheme, Drafts
 from dewmark.types import DraftCount, Generation
 from dewmark.workspace import HostInfo
 

@@ -18,8 +18,8 @@ from tokenizers import Tokenizer as Backend
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from dewmark.errors import ConfigError
-from dewmark.hosts.decoding import CausalLM
-from dewmark.hosts.transformers import TransformersHost
+from dewmark.hosts.transformers.decoding import CausalLM
+from dewmark.hosts.transformers.model import TransformersHost
 
 __all__ = ["FakeHost", "tiny_model", "tiny_tokenizer"]
 

@@ -7,8 +7,8 @@ import html
 from collections.abc import Sequence
 from itertools import groupby
 
-from dewmark import __version__
 from dewmark.stats.audit import LEVELS, Audit, Cell
+from dewmark.version import __version__
 
 __all__ = ["percent", "render_audit"]
 

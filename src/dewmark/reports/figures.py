@@ -3,22 +3,46 @@
 Marked texts are blue everywhere, unmarked ones orange, unattacked ones grey; solid lines and filled points
 are judged by the matched null (negatives after the same attack), dashed lines and hollow points by the
 unattacked one. The look is that of `plots`. Boundary: rows and results in, matplotlib figures out.
+
+Which rows of an experiment are one scheme at several strengths, so that a figure joins them by a line.
 """
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from dewmark.arrays import F64
-from dewmark.evaluation.results import Cell, Evaluation, Operating
-from dewmark.evaluation.scores import CLEAN, HUMAN, KINDS, MARKED, UNMARKED, ScoreRow
-from dewmark.reports.canvas import DASHED, DOTTED, Line, curve, grid, legend, panels
-from dewmark.reports.columns import attack_name, is_cut
-from dewmark.reports.plots import COLOURS, INK, LINE, SOFT, styled
+from dewmark.lab.evaluation.results import (
+    CLEAN,
+    HUMAN,
+    KINDS,
+    MARKED,
+    UNMARKED,
+    Cell,
+    Evaluation,
+    Operating,
+    ScoreRow,
+)
+from dewmark.reports.plots import (
+    COLOURS,
+    DASHED,
+    DOTTED,
+    INK,
+    LINE,
+    SOFT,
+    Line,
+    curve,
+    grid,
+    legend,
+    panels,
+    styled,
+)
+from dewmark.reports.tables import attack_name, is_cut
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -27,6 +51,7 @@ if TYPE_CHECKING:
 __all__ = [
     "at_a_glance",
     "by_length",
+    "families",
     "has_bands",
     "rewriting_attacks",
     "roc_curves",
@@ -34,10 +59,45 @@ __all__ = [
     "trade_offs",
 ]
 
+_STRENGTHS = ("lambda", "delta", "alpha")
+
+_SYMBOLS = {"lambda": "λ", "delta": "δ", "alpha": "α"}
+
+_NUMBER = re.compile(r"[-_ ]([0-9]+(?:\.[0-9]+)?)(?=$|[-_ ])")
+
+
+def families(labels: Sequence[str], configuration: Mapping[str, Any]) -> dict[str, list[tuple[str, str]]]:
+    """Members by family: (label, strength), in rising strength.
+
+    Rows of ``configuration["schemes"]`` (dicts with ``label`` and ``settings``) that differ in one strength
+    are told by it; a label without such a row is cut at its number (``kgw-2.0`` is kgw at 2.0).
+    """
+    known = {row["label"]: row for row in configuration.get("schemes", ()) if isinstance(row, Mapping)}
+    found: dict[str, list[tuple[float, str, str]]] = {}
+    for label in labels:
+        name, strength, said = _member(label, known.get(label))
+        found.setdefault(name, []).append((strength, label, said))
+    return {name: [(label, said) for _, label, said in sorted(members)] for name, members in found.items()}
+
+
+def _member(label: str, row: Mapping[str, Any] | None) -> tuple[str, float, str]:
+    """(family, strength as a number, strength as a label)."""
+    number = _NUMBER.search(label)
+    name = label if number is None else (label[: number.start()] + label[number.end() :]).strip("-_ ")
+    settings = row.get("settings", {}) if row is not None else {}
+    for setting in _STRENGTHS:
+        value = settings.get(setting)
+        if isinstance(value, int | float):
+            return name, float(value), f"{_SYMBOLS[setting]}={value:g}"
+    return name, float(number.group(1)) if number else 0.0, number.group(1) if number else ""
+
+
 BySeed = Mapping[int, F64]
 
 _ROC_COLOURS = (INK, *COLOURS)  # of no attack, and of as many attacks as are drawn
+
 _MOST_CURVES = 9  # in one panel
+
 _FEW_PANELS = 10  # more of them are drawn smaller
 
 

@@ -2,15 +2,22 @@
 
 Each function takes arrays and gives a matplotlib figure; `save_figure` writes it, `png` and `svg` give its
 bytes. matplotlib is imported when the first figure is drawn, and its global state is never touched.
+
+What figures of several panels share: grids, one legend above them, the look of the n-th curve.
+
+Boundary: matplotlib only; what is drawn is in `figures`.
+
+What marking and detecting cost, drawn against what it may depend on: length, size of the vocabulary.
 """
 
 from __future__ import annotations
 
 import contextlib
 import io
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -26,14 +33,23 @@ if TYPE_CHECKING:
 
 __all__ = [
     "COLOURS",
+    "DASHED",
+    "DOTTED",
     "INK",
     "LINE",
     "SOFT",
+    "Line",
+    "cost_curves",
+    "curve",
+    "grid",
     "guide",
+    "legend",
+    "panels",
     "png",
     "power_curve",
     "qq_plot",
     "save_figure",
+    "small_png",
     "styled",
     "svg",
     "trade_off",
@@ -41,6 +57,7 @@ __all__ = [
 
 # Okabe and Ito's colours, those that read well on white first; the yellow is left out.
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
+
 INK, SOFT, LINE = "#16181d", "#5b616e", "#dcdfe4"
 
 _STYLE: Any = {  # matplotlib types the keys one by one
@@ -71,9 +88,13 @@ _STYLE: Any = {  # matplotlib types the keys one by one
     "svg.hashsalt": "dewmark",  # the same figure gives the same bytes
     "savefig.dpi": 150,
 }
+
 _FORMATS = ("png", "svg", "pdf")
+
 _LEVELS = (0.05, 0.01, 0.001)
+
 _SMALLEST = 1e-300  # of p-values shown; beyond, a float64 is 0 and has no logarithm
+
 _MOST_POINTS = 2_000
 
 
@@ -240,3 +261,99 @@ def _qq(p: NDArray[np.float64], ranks: NDArray[np.int64]) -> tuple[NDArray[np.fl
     """Expected and observed −log10 p of the given ranks."""
     ordered = np.sort(np.maximum(p, _SMALLEST))
     return -np.log10(ranks / (len(p) + 1)), -np.log10(ordered[ranks - 1])
+
+
+Line = tuple[str, Mapping[str, Any]]  # of a legend: its name, and how it is drawn
+
+DASHED, DOTTED = (0, (4, 2)), (0, (1, 3))
+
+_LOOKS: tuple[tuple[Any, str], ...] = (
+    ("-", "o"),
+    ((0, (4, 1.5)), "s"),
+    ((0, (1, 1.2)), "^"),
+    ((0, (5, 1.5, 1, 1.5)), "D"),
+)
+
+_WIDEST = 5  # panels side by side
+
+_PALETTE = 48  # colours of a picture, blends at edges counted
+
+_LABELS = 1.4  # inches beside a grid that names and axis labels take
+
+
+def grid(
+    rows: int,
+    columns: int,
+    *,
+    width: float,
+    height: float,
+    share_x: bool | Literal["row"] = False,
+    share_y: bool = False,
+) -> tuple[Figure, list[list[Axes]]]:
+    """A figure of rows x columns panels of the given size in inches, which may share their axes."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width * columns + _LABELS, height * rows + 0.9))
+    axes = figure.subplots(rows, columns, squeeze=False, sharex=share_x, sharey=share_y)
+    return figure, [list(row) for row in axes]
+
+
+def panels(
+    number: int, *, width: float, height: float, share_x: bool = False, share_y: bool = False
+) -> tuple[Figure, list[Axes]]:
+    """A figure of ``number`` panels in rows of at most five, of one length but for the last."""
+    rows = math.ceil(number / _WIDEST)
+    columns = math.ceil(number / rows)
+    figure, axes = grid(rows, columns, width=width, height=height, share_x=share_x, share_y=share_y)
+    flat = [each for row in axes for each in row]
+    for spare in flat[number:]:
+        spare.set_visible(False)
+    for lowest in flat[max(number - columns, 0) : number]:
+        lowest.tick_params(labelbottom=True)  # below it may be an empty panel
+    return figure, flat[:number]
+
+
+def curve(number: int) -> dict[str, Any]:
+    """The look of the n-th curve: six colours, then the same with other dashes and marks."""
+    dashes, mark = _LOOKS[number // len(COLOURS) % len(_LOOKS)]
+    return {"color": COLOURS[number % len(COLOURS)], "linestyle": dashes, "marker": mark}
+
+
+def legend(figure: Figure, lines: Sequence[Line]) -> None:
+    """One legend for all panels, above them."""
+    from matplotlib.lines import Line2D
+
+    handles = [Line2D([], [], label=name, **look) for name, look in lines]
+    wide = max(2, int(figure.get_figwidth() / 1.9))
+    figure.legend(handles=handles, loc="outside upper center", ncols=min(len(handles), wide), fontsize=8)
+
+
+def small_png(figure: Figure) -> bytes:
+    """The figure as a PNG with a palette, a third as large: plots have few colours."""
+    from PIL import Image
+
+    stream = io.BytesIO()
+    picture = Image.open(io.BytesIO(png(figure))).convert("RGB")
+    picture.quantize(_PALETTE, dither=Image.Dither.NONE).save(stream, format="png", optimize=True)
+    return stream.getvalue()
+
+
+def _some_minor(value: float, place: float) -> str:
+    """Names 2 and 5 times a power of ten; the other small ticks stay bare."""
+    digit = round(value / 10.0 ** math.floor(math.log10(value)))
+    return f"{value:,g}" if digit in (2, 5) else ""
+
+
+def cost_curves(curves: Mapping[str, Sequence[tuple[float, float]]], *, xlabel: str, title: str) -> Figure:
+    """Curves of (x, milliseconds) points by name, both axes logarithmic."""
+    with styled():
+        figure, [[axes]] = grid(1, 1, width=5.0, height=3.2)
+        for number, points in enumerate(curves.values()):
+            look = {**curve(number), "markersize": 4}
+            axes.plot([x for x, _ in points], [y for _, y in points], **look)
+        axes.set(xscale="log", yscale="log", xlabel=xlabel, ylabel="milliseconds", title=title)
+        for axis in (axes.xaxis, axes.yaxis):
+            axis.set_major_formatter("{x:,g}")
+            axis.set_minor_formatter(_some_minor)
+        legend(figure, [(name, {**curve(i), "markersize": 4}) for i, name in enumerate(curves)])
+    return figure

@@ -15,9 +15,8 @@ from typing import Any
 
 from dewmark import storage
 from dewmark.errors import InputError
-from dewmark.evaluation.protocol import evaluate
-from dewmark.evaluation.results import Evaluation
-from dewmark.evaluation.scores import ScoreRow, read_scores
+from dewmark.lab.evaluation.protocol import evaluate
+from dewmark.lab.evaluation.results import Evaluation, ScoreRow, read_scores
 from dewmark.stats.metrics import Interval, Spread, mean_interval, spread
 
 __all__ = ["Quality", "RunFiles", "RunTime", "read_run"]

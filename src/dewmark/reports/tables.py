@@ -4,6 +4,10 @@ A table has columns in groups (an attack, say), rows in groups (semantic, surfac
 their spread or interval. The best figure of a column is bold. A figure keeps full precision in CSV.
 
 Boundary: values in, text out; what the figures mean is `experiment_tables`.
+
+How columns are headed and figures made of results, the same in every table.
+
+Every number of an evaluation as CSV, a line per scheme, attack, kind of negatives and nominal rate.
 """
 
 from __future__ import annotations
@@ -15,7 +19,27 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-__all__ = ["Column", "Figure", "Row", "Table", "to_csv", "to_html", "to_latex", "to_markdown"]
+from dewmark.lab.evaluation.results import CLEAN, Cell, Evaluation
+from dewmark.stats.metrics import Interval, Rate, Spread
+
+__all__ = [
+    "SHIFTED",
+    "Column",
+    "Figure",
+    "Row",
+    "Table",
+    "attack_name",
+    "is_cut",
+    "long_csv",
+    "measure_column",
+    "of_interval",
+    "of_rate",
+    "of_spread",
+    "to_csv",
+    "to_html",
+    "to_latex",
+    "to_markdown",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,3 +247,103 @@ def _latex(text: str) -> str:
 
 def _html(text: str) -> str:
     return html.escape(text, quote=True)
+
+
+SHIFTED = 0.01  # a real false-positive rate above the nominal one is flagged below this p-value
+
+
+def attack_name(attack: str) -> str:
+    """How a heading calls an attack."""
+    return "unattacked" if attack == CLEAN else attack
+
+
+def is_cut(attack: str) -> bool:
+    """Whether an attack only cuts texts short: those belong on an axis of lengths."""
+    return attack.startswith("truncate")
+
+
+def measure_column(measure: str, rate: float | None = None, *, group: str = "") -> Column:
+    """The column of a measure, under the same heading in every table."""
+    return {
+        "tpr": Column(f"TPR@{100 * (rate or 0.0):g}%", group, shade=True),
+        "auroc": Column("AUROC", group, shade=True),
+        "perplexity": Column("PPL", group, decimals=2, better="lower"),
+        "nps": Column("NPS", group, sign=True),
+        "generate": Column("generation (s)", group, better="lower"),
+        "detect": Column("detection (s)", group, decimals=4, better="lower"),
+    }[measure]
+
+
+def of_spread(spread: Spread | None, flag: str = "") -> Figure | None:
+    """A figure over seeds."""
+    if spread is None:
+        return None
+    return Figure(spread.mean, spread.half_range if len(spread.values) > 1 else None, flag=flag)
+
+
+def of_rate(rate: Rate | None, flag: str = "") -> Figure | None:
+    """A share with its exact interval."""
+    return None if rate is None else Figure(rate.rate, low=rate.low, high=rate.high, flag=flag)
+
+
+def of_interval(interval: Interval | None) -> Figure | None:
+    """An estimate with its interval."""
+    return None if interval is None else Figure(interval.value, low=interval.low, high=interval.high)
+
+
+_COLUMNS = (
+    *("scheme", "attack", "judged_by", "rate", "texts", "found", "found_low", "found_high"),
+    *("tpr", "tpr_half_range", "fpr", "fpr_low", "fpr_high", "shift_p"),
+    *("auroc", "auroc_low", "auroc_high", "shift_sd", "words_kept", "tokens"),
+)
+
+Line = dict[str, object]
+
+
+def long_csv(evaluation: Evaluation) -> str:
+    """``judged_by`` is a kind of negatives, or ``p-value``; ``fpr`` is of negatives after the same attack."""
+    stream = io.StringIO()
+    writer = csv.DictWriter(stream, _COLUMNS, restval="", lineterminator="\n")
+    writer.writeheader()
+    for cell in evaluation.cells:
+        for line in _lines(cell):
+            plain = {name: f"{each:.6g}" if isinstance(each, float) else each for name, each in line.items()}
+            writer.writerow({name: "" if each is None else each for name, each in plain.items()})
+    return stream.getvalue()
+
+
+def _lines(cell: Cell) -> Iterator[Line]:
+    about: Line = {
+        "scheme": cell.scheme,
+        "attack": cell.attack,
+        "texts": cell.texts,
+        "shift_sd": cell.shift,
+        "words_kept": cell.kept,
+        "tokens": cell.tokens,
+    }
+    for against in cell.against:
+        area: Line = {
+            "judged_by": against.negatives,
+            "auroc": against.auroc.mean,
+            "auroc_low": against.interval.low,
+            "auroc_high": against.interval.high,
+        }
+        for at in against.at:
+            spread = {"tpr": at.tpr.mean, "tpr_half_range": at.tpr.half_range, "shift_p": at.shift_p}
+            real = at.attacked or at.passed
+            yield {
+                **about,
+                **area,
+                "rate": at.rate,
+                **spread,
+                **_rate("found", at.found),
+                **_rate("fpr", real),
+            }
+    for share in cell.shares:
+        false = share.unmarked or share.human
+        told = _rate("found", share.found) | ({} if false is None else _rate("fpr", false))
+        yield {**about, "judged_by": "p-value", "rate": share.rate, **told}
+
+
+def _rate(name: str, rate: Rate) -> Line:
+    return {name: rate.rate, f"{name}_low": rate.low, f"{name}_high": rate.high}

@@ -8,11 +8,11 @@ from collections.abc import AsyncIterator
 from anyio import to_thread
 from fastapi import FastAPI
 
-import dewmark
 from dewmark.serve.errors import add_handlers
 from dewmark.serve.gate import Gate
 from dewmark.serve.routes import audits, detection, openai, pages
 from dewmark.serve.service import Service
+from dewmark.version import __version__
 
 __all__ = ["create_app"]
 
@@ -33,7 +33,7 @@ def create_app(service: Service) -> FastAPI:
 
     app = FastAPI(
         title="dewmark",
-        version=dewmark.__version__,
+        version=__version__,
         description=_ABOUT,
         docs_url=None,  # the page that comes with it loads scripts from elsewhere
         redoc_url=None,

@@ -16,7 +16,7 @@ from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException
 
 from dewmark.errors import DewmarkError
-from dewmark.serve.jobs import TooManyJobs
+from dewmark.serve.audit_jobs import TooManyJobs
 from dewmark.serve.pool import Overloaded
 
 __all__ = ["ApiError", "add_handlers", "error_body", "overloaded"]

@@ -20,7 +20,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from dewmark.serve.errors import ApiError, error_body, overloaded
-from dewmark.serve.logs import log_request
+from dewmark.serve.observability import log_request
 from dewmark.serve.settings import is_loopback
 from dewmark.serve.tokens import OPEN, Caller
 

@@ -5,6 +5,8 @@ so sharing a batch changes nobody's text. One thread runs the host; each request
 they come, through a queue of its own event loop.
 
 Boundary: prompts in, pieces of text out; OpenAI's formats are in `openai_format`.
+
+From a conversation to a prompt: the model's own chat template, or a plain transcript where it has none.
 """
 
 from __future__ import annotations
@@ -19,18 +21,39 @@ from dataclasses import dataclass, field
 
 from dewmark.errors import DewmarkError
 from dewmark.hosts.base import Decoding
-from dewmark.hosts.tokenizers import HFTokenizer
-from dewmark.serve.chat import Render
+from dewmark.hosts.chat.models import Conversation, Render, chat_template
+from dewmark.hosts.transformers.tokenizer import HFTokenizer
 from dewmark.serve.pool import Overloaded
 from dewmark.watermark import Watermark
 
-__all__ = ["Stream", "Wish", "Writer"]
+__all__ = ["Render", "Stream", "Wish", "Writer", "chat_renderer", "transcript"]
 
 _log = logging.getLogger("dewmark.serve")
 
+_SPEAKERS = {"system": "System", "developer": "System", "user": "User", "assistant": "Assistant"}
+
+
+def chat_renderer(name: str) -> Render:
+    """How a host by name wants conversations to be written."""
+    try:
+        return chat_template(name) or transcript
+    except DewmarkError as error:
+        _log.warning("no chat template was found", exc_info=error)
+        return transcript
+
+
+def transcript(messages: Conversation) -> str:
+    """A conversation as a base model may have seen one."""
+    lines = [f"{_SPEAKERS[message['role']]}: {message['content'].strip()}" for message in messages]
+    return "\n\n".join([*lines, "Assistant:"])
+
+
 _GATHER = 0.02  # seconds that the first of a batch waits for others
+
 _NO_REPEAT = 4  # as in `Watermark.generate`
+
 _PATIENCE = 10.0  # seconds to name when there is no telling how long the texts before take
+
 _UNFINISHED = "\N{REPLACEMENT CHARACTER}"  # how a character looks of which not all bytes are there
 
 

@@ -1,6 +1,6 @@
 """The child process that reads one PDF: its bytes from standard input, its text to standard output.
 
-Started by `dewmark.serve.extract`. It limits its own processor time and memory, so that a hostile file can
+Started by `dewmark.serve.uploads`. It limits its own processor time and memory, so that a hostile file can
 hurt nobody but this process. Exit code 3 comes with a line for the user; any other failure is the file's.
 """
 

@@ -7,15 +7,13 @@ from typing import TypeVar, TypeVarTuple
 
 import anyio
 
-from dewmark.serve.audits import AuditRunner
+from dewmark.serve.audit_jobs import AuditRunner, Jobs
 from dewmark.serve.errors import ApiError
 from dewmark.serve.generation import Writer
-from dewmark.serve.jobs import Jobs
-from dewmark.serve.metrics import Metrics
+from dewmark.serve.observability import Metrics
 from dewmark.serve.pool import Pool
-from dewmark.serve.query_log import QueryLog
 from dewmark.serve.settings import Settings
-from dewmark.serve.store import Store
+from dewmark.serve.store import QueryLog, Store
 from dewmark.serve.tenants import Tenant
 from dewmark.serve.tokens import OPEN, Caller, Refusal, Scope, Tokens
 

@@ -4,12 +4,22 @@ Every change is one short transaction. SQLite runs in WAL mode, so that workers 
 begins with BEGIN IMMEDIATE, which waits its turn instead of failing half-way. Times are seconds since 1970.
 
 Boundary: tables and connections. What the rows mean is in `tokens`, `jobs` and `query_log`.
+
+An optional log of queries: who asked about which text when, the text as a keyed hash only.
+
+The same text always gives the same hash, so a person with the store can find who asked about a text that they
+hold, or who sends many variations; from the log alone no text can be read or guessed without the store's own
+HMAC key, which lies beside it.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import hashlib
+import hmac
+import secrets
+import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +28,7 @@ from sqlalchemy.engine import Connection, Engine
 
 from dewmark.errors import ConfigError, StorageError
 
-__all__ = ["Store", "items", "jobs", "metadata", "queries", "secrets_", "tokens"]
+__all__ = ["QueryLog", "Store", "items", "jobs", "metadata", "queries", "secrets_", "tokens"]
 
 metadata = sa.MetaData()
 
@@ -169,3 +179,55 @@ def _reason(error: sa.exc.SQLAlchemyError) -> str:
     """The driver's own words in one line, without the statement and its values."""
     cause = getattr(error, "orig", None) or error
     return " ".join(str(cause).split())[:200]
+
+
+_KEY = "query-log"
+
+
+class QueryLog:
+    """Writes queries to a store."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._key = _secret(store)
+
+    def digest(self, text: str) -> str:
+        """The hash under which a text stands in the log."""
+        return hmac.new(self._key, text.encode(), hashlib.sha256).hexdigest()
+
+    def write(
+        self,
+        *,
+        request: str,
+        token: str,
+        endpoint: str,
+        texts: Sequence[str],
+        answers: Sequence[dict[str, Any]],
+    ) -> None:
+        """One row per text."""
+        now = time.time()
+        rows = [
+            {
+                "time": now,
+                "request": request,
+                "token": token,
+                "endpoint": endpoint,
+                "digest": self.digest(text),
+                "characters": len(text),
+                "tenant": answer["tenant"] or "",
+                "verdict": answer["verdict"],
+            }
+            for text, answer in zip(texts, answers, strict=True)
+        ]
+        with self._store.write() as connection:
+            connection.execute(sa.insert(queries), rows)
+
+
+def _secret(store: Store) -> bytes:
+    """The store's HMAC key, made on first use."""
+    with store.write() as connection:
+        found = connection.execute(sa.select(secrets_.c.value).where(secrets_.c.name == _KEY)).scalar()
+        if found is None:
+            found = secrets.token_hex(32)
+            connection.execute(sa.insert(secrets_).values(name=_KEY, value=found))
+    return bytes.fromhex(found)

@@ -17,10 +17,9 @@ from types import FrameType
 
 import uvicorn
 
-from dewmark.serve import logs
+from dewmark.serve import observability as logs
 from dewmark.serve.app import create_app
-from dewmark.serve.chat import chat_renderer
-from dewmark.serve.generation import Writer
+from dewmark.serve.generation import Writer, chat_renderer
 from dewmark.serve.service import Service
 from dewmark.serve.settings import Settings
 from dewmark.serve.tenants import open_tenants, open_writer

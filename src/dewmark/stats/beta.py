@@ -21,7 +21,7 @@ import numpy as np
 from scipy import fft, optimize, special
 
 from dewmark.arrays import F64
-from dewmark.evidence import Evidence
+from dewmark.stats.evidence import Evidence
 from dewmark.stats.key_test import NOTHING, Statistic, gaussian_test
 
 __all__ = ["alignment_sf", "beta_test", "saturated_variance", "sum_sf"]

@@ -29,11 +29,12 @@ from typing import Any
 
 import numpy as np
 
-from dewmark import __version__, storage
+from dewmark import storage
 from dewmark.arrays import F64
 from dewmark.errors import ArtifactError, ConfigError, InputError, NumericalError
 from dewmark.registry import unknown_name
 from dewmark.types import Detection, Verdict
+from dewmark.version import __version__
 
 __all__ = ["EMPIRICAL", "Calibration", "negatives_needed"]
 

@@ -1,7 +1,7 @@
 """The key test: fix the text, let the key be random.
 
 Under H0 the text does not depend on the key, so over keys its scores s_i have mean 0 and a covariance f(ρ_ij)
-that the text alone decides (`dewmark.evidence`). S = Σ_i w_i s_i has variance Σ_ij w_i w_j f(ρ_ij), and
+that the text alone decides (`dewmark.stats.evidence`). S = Σ_i w_i s_i has variance Σ_ij w_i w_j f(ρ_ij), and
 
     z = S / √Σ_ij w_i w_j f(ρ_ij),    p = 1 − Φ(z),    L_eff = L² f(1) / Σ_ij w_i w_j f(ρ_ij)
 
@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dewmark.arrays import F32
-from dewmark.evidence import Evidence, Factor
+from dewmark.stats.evidence import Evidence, Factor
 from dewmark.stats.nulls import one_sided_p, power_series
 
 __all__ = [

@@ -27,7 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dewmark.arrays import F32, F64
-from dewmark.evidence import Evidence, Factor
+from dewmark.stats.evidence import Evidence, Factor
 from dewmark.stats.key_test import NOTHING, Statistic, effective_length
 
 __all__ = ["KEYS", "monte_carlo_sums", "monte_carlo_test"]

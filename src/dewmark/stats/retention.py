@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dewmark.errors import InputError
-from dewmark.evidence import Evidence
+from dewmark.stats.evidence import Evidence
 from dewmark.stats.key_test import cross_variance, score_variance
 from dewmark.stats.metrics import Interval, bootstrap
 

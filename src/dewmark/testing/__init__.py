@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from dewmark.scheme import Scheme
-from dewmark.testing import configuration, detecting, marking, statistics
+from dewmark.testing import checks
 from dewmark.testing.trial import Trial
 
 __all__ = ["CHECKS", "Outcome", "Report", "SchemeContract", "Trial", "check_scheme"]
@@ -28,10 +28,10 @@ __all__ = ["CHECKS", "Outcome", "Report", "SchemeContract", "Trial", "check_sche
 Check = Callable[[Trial], None]
 
 CHECKS: tuple[Check, ...] = (
-    *configuration.CHECKS,
-    *marking.CHECKS,
-    *detecting.CHECKS,
-    *statistics.CHECKS,
+    *checks.CHECKS,
+    *checks.CHECKS_MARKING,
+    *checks.CHECKS_DETECTING,
+    *checks.CHECKS_STATISTICS,
 )
 """All checks: each takes a `Trial` and raises AssertionError (broken) or unittest.SkipTest (cannot tell)."""
 

@@ -7,8 +7,7 @@ import random
 import pytest
 from scipy.stats import norm
 
-from dewmark.reports.spans import grouped, level, spans
-from dewmark.reports.words import one_in
+from dewmark.reports.detection_page import grouped, level, one_in, spans
 from dewmark.types import TokenScore
 
 pytestmark = pytest.mark.serve

@@ -9,14 +9,14 @@ from fastapi.responses import JSONResponse, Response
 
 from dewmark.errors import InputError
 from dewmark.scheme import check_test, check_text
+from dewmark.serve.audit_jobs import Job
 from dewmark.serve.errors import ApiError
-from dewmark.serve.jobs import Job
 from dewmark.serve.routes.common import CallerOf, RequestId, ServiceOf, refusals, token
 from dewmark.serve.schemas import AuditRequest, JobList, JobResponse, JobState
 from dewmark.serve.service import Service, require
 from dewmark.serve.settings import Settings
 from dewmark.serve.tokens import Caller, Scope
-from dewmark.stats.languages import guess_language
+from dewmark.text.languages import guess_language
 
 __all__ = ["router"]
 

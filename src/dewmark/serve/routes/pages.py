@@ -10,18 +10,18 @@ import anyio
 from fastapi import APIRouter, Depends, File, UploadFile
 from fastapi.responses import FileResponse, JSONResponse, PlainTextResponse, Response
 
-import dewmark
 from dewmark.errors import InputError, UnknownNameError
 from dewmark.passages import DEFAULT_FPR as LOCATE_FPR
-from dewmark.reports import words
+from dewmark.reports import detection_page as words
 from dewmark.scheme import MIN_EFFECTIVE_LENGTH
 from dewmark.serve.errors import ApiError, overloaded
-from dewmark.serve.metrics import CONTENT_TYPE
+from dewmark.serve.observability import CONTENT_TYPE
 from dewmark.serve.routes.common import CallerOf, RequestId, ServiceOf, refusals, token
 from dewmark.serve.schemas import ExtractResponse, Whoami
 from dewmark.serve.service import require
 from dewmark.serve.tenants import Tenant
 from dewmark.serve.tokens import Caller, Scope
+from dewmark.version import __version__
 
 __all__ = ["router"]
 
@@ -61,7 +61,7 @@ async def static(name: str) -> Response:
 async def healthz(service: ServiceOf) -> JSONResponse:
     """200 while requests are taken, 503 when the service is stopping."""
     state = "draining" if service.draining else "ok"
-    return JSONResponse({"status": state, "version": dewmark.__version__}, 503 if service.draining else 200)
+    return JSONResponse({"status": state, "version": __version__}, 503 if service.draining else 200)
 
 
 @router.get(
@@ -113,7 +113,7 @@ async def whoami(service: ServiceOf, caller: CallerOf) -> JSONResponse:
             "generate": None if service.writer is None else {"models": [service.writer.name]},
             "caveats": list(words.CAVEATS),
             "passage_caveats": list(words.PASSAGE_CAVEATS),
-            "version": dewmark.__version__,
+            "version": __version__,
         }
     )
 
@@ -130,7 +130,7 @@ async def extract(
     file: Annotated[UploadFile, File()], service: ServiceOf, caller: CallerOf, request_id: RequestId
 ) -> JSONResponse:
     """Read a .pdf, .docx, .txt or .md file; nothing is kept."""
-    from dewmark.serve.extract import extract_text
+    from dewmark.serve.uploads import extract_text
 
     caller = require(caller, Scope.DETECT, Scope.DETECT_PUBLIC)
     data = await file.read()

@@ -1,0 +1,1 @@
+"""Attacks that rewrite: synonyms, paraphrase."""

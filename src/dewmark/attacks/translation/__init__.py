@@ -1,0 +1,1 @@
+"""Attacks by machine translation."""

@@ -1,0 +1,497 @@
+"""Marian's binary model files, as the Bergamot project publishes its small translators: read into numpy.
+
+A file of version 1 is, in little-endian order::
+
+    version, n                                          2 × uint64
+    n × (length of name, type, dimensions, bytes)       4 × uint64 each
+    n names, each ended by a zero byte
+    n shapes                                            int32 each
+    padding, and that many bytes                        uint64
+    n × data
+
+Types are float32, int8 (texts such as the settings) and intgemm8: int8 elements q followed by the float32
+multiplier m with which they were made, so that an element's value is q / m. Matrices of the last type lie
+transposed in the file, except the embeddings. Boundary: bytes in, arrays out; no network, no torch.
+
+The network of Bergamot's small translators ("tiny11") and its greedy decoding, for many sentences at once.
+
+An encoder of Transformer layers and a decoder whose self-attention is a recurrent unit (SSRU): with x the
+layer's input and f = σ(x W_f + b_f), its state is c = f ∘ c' + (1 − f) ∘ (x W) and its output relu(c). Every
+sublayer is followed by x ← LayerNorm(x + output). Embeddings are shared by source, target and output.
+
+The likeliest piece must not hang on rounding, which differs with a batch's shape and with the device. So a
+sentence in whose decoding the best two pieces came nearer than `NEAR` is told apart (`Decoded.sure`), for the
+caller to decode again in float64. Boundary: ids in, ids out; texts are
+`dewmark.attacks.translation.bergamot`'s.
+
+Texts through one of Bergamot's small translators: cut into sentences, translated, put together again.
+
+The translators know sentences. A text is cut at line breaks and at the ends of sentences, an overlong
+sentence near its middle, after a comma if there is one; the sentences of all texts are sorted by length,
+translated in batches and put back into the white space from which they were taken. What holds no letter
+stays as it is, and so does a sentence of which the translator makes nothing.
+
+A sentence's translation is that of the network in float64: float32 decides where it is certain
+(`dewmark.attacks.translation.bergamot`), so neither the other sentences of a batch nor the device change it.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import re
+import struct
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from tokenizers import Tokenizer
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.functional import layer_norm, linear, scaled_dot_product_attention
+
+from dewmark.arrays import F32
+from dewmark.errors import ModelError
+from dewmark.text.sentences import sentences
+
+__all__ = [
+    "EMBEDDINGS",
+    "END",
+    "FLOAT32",
+    "INT8",
+    "INTGEMM8",
+    "LONGEST",
+    "NEAR",
+    "SETTINGS",
+    "Decoded",
+    "MarianFile",
+    "Network",
+    "TextTranslator",
+    "read_marian",
+]
+
+
+FLOAT32, INT8, INTGEMM8 = 0x404, 0x101, 0x4101
+
+EMBEDDINGS = "Wemb"
+
+SETTINGS = "special:model.yml"
+
+_VERSION = 1
+
+
+@dataclass(frozen=True)
+class MarianFile:
+    """A model: its settings, and its arrays by name in the shapes that Marian calls them by."""
+
+    settings: dict[str, Any]
+    arrays: dict[str, F32]
+
+
+def read_marian(path: Path) -> MarianFile:
+    """Read a file whole."""
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise ModelError(f"cannot read {path}: {error.strerror}") from error
+    try:
+        return _parse(data)
+    except (struct.error, ValueError) as error:
+        raise ModelError(
+            f"{path.name} is no Marian model of version {_VERSION} ({error}): delete it and fetch it again"
+        ) from error
+
+
+def _parse(data: bytes) -> MarianFile:
+    import yaml
+
+    version, number = struct.unpack_from("<QQ", data, 0)
+    if version != _VERSION:
+        raise ValueError(f"version {version}")
+    at = 16
+    heads = list(struct.iter_unpack("<QQQQ", data[at : at + 32 * number]))
+    if len(heads) != number:
+        raise ValueError("cut short")
+    at += 32 * number
+    names, shapes = [], []
+    for length, _, _, _ in heads:
+        names.append(data[at : at + length].rstrip(b"\0").decode("utf-8"))
+        at += length
+    for _, _, dimensions, _ in heads:
+        shapes.append(struct.unpack_from(f"<{dimensions}i", data, at))
+        at += 4 * dimensions
+    (padding,) = struct.unpack_from("<Q", data, at)
+    at += 8 + padding
+    arrays: dict[str, F32] = {}
+    settings: dict[str, Any] = {}
+    for name, (_, kind, _, size), shape in zip(names, heads, shapes, strict=True):
+        item = data[at : at + size]
+        at += size
+        if name == SETTINGS:
+            settings = yaml.safe_load(item.rstrip(b"\0").decode("utf-8"))
+        elif kind != INT8:
+            arrays[name] = _array(item, kind, shape, transposed=name != EMBEDDINGS)
+    if at > len(data):
+        raise ValueError("cut short")
+    if not settings or not arrays:
+        raise ValueError("it holds no settings or no arrays")
+    return MarianFile(settings, arrays)
+
+
+def _array(item: bytes, kind: int, shape: tuple[int, ...], *, transposed: bool) -> F32:
+    count = math.prod(shape)
+    if kind == FLOAT32:
+        return np.frombuffer(item, "<f4", count).reshape(shape)
+    if kind != INTGEMM8:
+        raise ValueError(f"unknown type {kind:#x}")
+    (multiplier,) = struct.unpack_from("<f", item, count)
+    values = np.frombuffer(item, np.int8, count).astype(np.float32) / np.float32(multiplier)
+    return values.reshape(shape[::-1]).T if transposed else values.reshape(shape)
+
+
+END, UNKNOWN = 0, 1  # Marian's ids for the end of a sentence and for what no piece covers
+
+NEAR = 2e-3
+
+"""A difference of logits that rounding in float32 stays far below: it was seen to move one by 7e-5."""
+
+_LENGTH_FACTOR = 2.5  # a translation has at most so many times the pieces of its source
+
+_EPSILON = 1e-6
+
+_EXACT = [SDPBackend.FLASH_ATTENTION, SDPBackend.MATH]  # the first on a CPU; on CUDA it takes no float32
+
+# What the settings must say for the network to be the one that is written here.
+_EXPECTED = {
+    "type": "transformer",
+    "dec-cell": "ssru",
+    "transformer-decoder-autoreg": "rnn",
+    "transformer-ffn-activation": "relu",
+    "transformer-ffn-depth": 2,
+    "transformer-preprocess": "",
+    "transformer-postprocess": "dan",
+    "transformer-postprocess-emb": "d",
+    "transformer-postprocess-top": "",
+    "transformer-train-position-embeddings": False,
+    "tied-embeddings-all": True,
+}
+
+
+class Decoded(NamedTuple):
+    """A translation by its ids, without the end, and whether no other choice of a piece came near."""
+
+    ids: list[int]
+    sure: bool
+
+
+class Network:
+    """One direction of translation, in one number type on one device."""
+
+    def __init__(self, file: MarianFile, *, device: torch.device, dtype: torch.dtype) -> None:
+        _check(file)
+        self._device, self._dtype = device, dtype
+        self._arrays = file.arrays
+        self._heads = int(file.settings["transformer-heads"])
+        self._embeddings = self._tensor(EMBEDDINGS)  # (vocab, dim)
+        self._dim = self._embeddings.shape[1]
+        self._output = self._embeddings.T.contiguous()  # in this order a CPU multiplies few rows faster
+        self._bias = self._tensor("decoder_ff_logit_out_b").reshape(-1)
+        self._bias[UNKNOWN] = -torch.inf  # never written, as in Marian
+        self._encoder = [self._encoder_layer(f"encoder_l{n + 1}") for n in range(file.settings["enc-depth"])]
+        self._decoder = [self._decoder_layer(f"decoder_l{n + 1}") for n in range(file.settings["dec-depth"])]
+
+    @torch.inference_mode()
+    def translate(self, sources: Sequence[Sequence[int]]) -> list[Decoded]:
+        """Decode greedily; each source is a sentence's ids and ends in `END`."""
+        width = max(len(source) for source in sources)
+        padded = [[*source, *[END] * (width - len(source))] for source in sources]
+        lengths = torch.tensor([len(source) for source in sources], device=self._device)
+        limits = (lengths * _LENGTH_FACTOR).ceil().long()
+        steps = int(limits.max())
+        positions = _positions(max(width, steps), self._dim).to(self._device, self._dtype)
+        ids = torch.tensor(padded, device=self._device)
+        hidden = torch.arange(width, device=self._device) >= lengths[:, None]  # (rows, width): padding
+        memory = self._encode(ids, hidden, positions)
+
+        number = len(sources)
+        rows = torch.arange(number, device=self._device)  # those still being written
+        written = ids.new_zeros(number, steps)  # zeros: END
+        gaps = positions.new_full((number,), torch.inf)
+        states = positions.new_zeros(len(self._decoder), number, self._dim)
+        last = positions.new_zeros(number, self._dim)  # no piece stands before the first
+        for step in range(steps):
+            logits, states = self._step(last + positions[step], states, memory, hidden)
+            best, pieces = logits.max(dim=1)
+            second = logits.scatter_(1, pieces[:, None], -torch.inf).amax(dim=1)
+            gaps[rows] = torch.minimum(gaps[rows], best - second)
+            written[rows, step] = pieces
+            going = (pieces != END) & (step + 1 < limits[rows])
+            kept = going.nonzero()[:, 0]
+            if len(kept) == 0:
+                break
+            if len(kept) < len(rows):
+                rows, pieces, hidden = rows[kept], pieces[kept], hidden[kept]
+                states = states[:, kept]
+                memory = [(keys[kept], values[kept]) for keys, values in memory]
+            last = self._embeddings[pieces] * math.sqrt(self._dim)
+        sure = (gaps >= NEAR).tolist()
+        return [Decoded(_until_end(row), ok) for row, ok in zip(written.tolist(), sure, strict=True)]
+
+    def _encode(
+        self, ids: torch.Tensor, hidden: torch.Tensor, positions: torch.Tensor
+    ) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """Keys and values (rows, heads, width, dim / heads) of the sources for every decoder layer."""
+        x = self._embeddings[ids] * math.sqrt(self._dim) + positions[: ids.shape[1]]
+        for layer in self._encoder:
+            queries, keys, values = (self._split(part) for part in layer.qkv(x).chunk(3, dim=-1))
+            x = layer.norm(x + layer.out(_attend(queries, keys, values, hidden)))
+            x = layer.feed(x)
+        return [
+            (self._split(keys), self._split(values))
+            for keys, values in (layer.kv(x).chunk(2, dim=-1) for layer in self._decoder)
+        ]
+
+    def _step(
+        self,
+        x: torch.Tensor,
+        states: torch.Tensor,
+        memory: list[tuple[torch.Tensor, torch.Tensor]],
+        hidden: torch.Tensor,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Logits (rows, vocab) and new states (layers, rows, dim) from the inputs (rows, dim) of a step."""
+        after = []
+        for layer, state, (keys, values) in zip(self._decoder, states, memory, strict=True):
+            new, forget = layer.cell(x).chunk(2, dim=-1)
+            forget = torch.sigmoid(forget)
+            after.append(forget * state + (1 - forget) * new)
+            x = layer.cell_norm(x + torch.relu(after[-1]))
+            query = self._split(layer.query(x)[:, None])
+            x = layer.norm(x + layer.out(_attend(query, keys, values, hidden)[:, 0]))
+            x = layer.feed(x)
+        return torch.addmm(self._bias, x, self._output), torch.stack(after)
+
+    def _split(self, x: torch.Tensor) -> torch.Tensor:
+        """(rows, width, dim) -> (rows, heads, width, dim / heads)."""
+        return x.view(*x.shape[:2], self._heads, -1).transpose(1, 2)
+
+    def _tensor(self, name: str) -> torch.Tensor:
+        array = self._arrays.get(name)
+        if array is None:
+            raise ModelError(f"the translator has no array {name}: delete its folder and fetch it again")
+        return torch.tensor(array, dtype=self._dtype, device=self._device)
+
+    def _linear(self, *names: tuple[str, str | None]) -> _Linear:
+        """Affine maps of (weight, bias) side by side; the arrays are (inputs, outputs)."""
+        weights = [self._tensor(weight) for weight, _ in names]
+        biases = [
+            self._tensor(bias).reshape(-1) if bias else weight.new_zeros(weight.shape[1])
+            for weight, (_, bias) in zip(weights, names, strict=True)
+        ]
+        return _Linear(torch.cat(weights, dim=1), torch.cat(biases))
+
+    def _norm(self, prefix: str) -> _Norm:
+        return _Norm(*(self._tensor(f"{prefix}_ln_{part}").reshape(-1) for part in ("scale", "bias")))
+
+    def _feed(self, prefix: str) -> _Feed:
+        first, second = (self._linear((f"{prefix}_ffn_W{n}", f"{prefix}_ffn_b{n}")) for n in (1, 2))
+        return _Feed(first, second, self._norm(f"{prefix}_ffn_ffn"))
+
+    def _encoder_layer(self, prefix: str) -> _EncoderLayer:
+        own = f"{prefix}_self"
+        return _EncoderLayer(
+            qkv=self._linear(*((f"{own}_W{part}", f"{own}_b{part}") for part in "qkv")),
+            out=self._linear((f"{own}_Wo", f"{own}_bo")),
+            norm=self._norm(f"{own}_Wo"),
+            feed=self._feed(prefix),
+        )
+
+    def _decoder_layer(self, prefix: str) -> _DecoderLayer:
+        cell, context = f"{prefix}_rnn", f"{prefix}_context"
+        return _DecoderLayer(
+            cell=self._linear((f"{cell}_W", None), (f"{cell}_Wf", f"{cell}_bf")),
+            cell_norm=self._norm(f"{cell}_ffn"),
+            query=self._linear((f"{context}_Wq", f"{context}_bq")),
+            kv=self._linear(*((f"{context}_W{part}", f"{context}_b{part}") for part in "kv")),
+            out=self._linear((f"{context}_Wo", f"{context}_bo")),
+            norm=self._norm(f"{context}_Wo"),
+            feed=self._feed(prefix),
+        )
+
+
+class _Linear(NamedTuple):
+    weight: torch.Tensor  # (inputs, outputs)
+    bias: torch.Tensor
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return linear(x, self.weight.T, self.bias)
+
+
+class _Norm(NamedTuple):
+    scale: torch.Tensor
+    bias: torch.Tensor
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return layer_norm(x, self.scale.shape, self.scale, self.bias, _EPSILON)
+
+
+class _Feed(NamedTuple):
+    first: _Linear
+    second: _Linear
+    norm: _Norm
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return self.norm(x + self.second(torch.relu(self.first(x))))
+
+
+class _EncoderLayer(NamedTuple):
+    qkv: _Linear
+    out: _Linear
+    norm: _Norm
+    feed: _Feed
+
+
+class _DecoderLayer(NamedTuple):
+    cell: _Linear
+    cell_norm: _Norm
+    query: _Linear
+    kv: _Linear
+    out: _Linear
+    norm: _Norm
+    feed: _Feed
+
+
+def _attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
+    """Attention of queries (rows, heads, n, d) to what is not hidden -> (rows, n, heads · d)."""
+    with sdpa_kernel(_EXACT):
+        mixed = scaled_dot_product_attention(q, k, v, attn_mask=~hidden[:, None, None])
+    return mixed.transpose(1, 2).flatten(2)
+
+
+def _positions(number: int, dim: int) -> torch.Tensor:
+    """Marian's sinusoids (number, dim): the sines of all wavelengths, then the cosines."""
+    half = dim // 2
+    rates = torch.exp(torch.arange(half, dtype=torch.float64) * (-math.log(10_000) / max(1, half - 1)))
+    angles = torch.arange(number, dtype=torch.float64)[:, None] * rates
+    return torch.cat([angles.sin(), angles.cos()], dim=1)
+
+
+def _until_end(row: list[int]) -> list[int]:
+    return row[: row.index(END)] if END in row else row
+
+
+def _check(file: MarianFile) -> None:
+    for name, value in _EXPECTED.items():
+        found = file.settings.get(name)
+        if found != value:
+            raise ModelError(
+                f"this translator has {name}: {found!r}, dewmark knows {value!r} only: use a tiny11 model"
+            )
+
+
+LONGEST = 128
+
+"""Pieces of a sentence, at most; longer ones are cut."""
+
+Span = tuple[int, int]
+
+_PIECES = {"cpu": 2048, "cuda": 32768}  # of a batch, with padding: what keeps the device busy
+
+_LINE = re.compile(r"[^\n\r\x0b\x0c\x85\u2028\u2029]+")
+
+_PAUSE = re.compile(r"(?<=[,;:])\s+")
+
+_SPACE = re.compile(r"\s+")
+
+
+class TextTranslator:
+    """One direction: a folder with Marian's binary model and a ``tokenizer.json``."""
+
+    def __init__(self, folder: Path, *, device: torch.device) -> None:
+        models = sorted(folder.glob("model.*.bin"))
+        if len(models) != 1:
+            raise ModelError(f"{folder} holds {len(models)} models, not one: delete it and fetch it again")
+        try:
+            self._tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+        except Exception as error:  # tokenizers raises nothing narrower
+            raise ModelError(f"cannot read {folder / 'tokenizer.json'}: {error}") from error
+        self._file: MarianFile = read_marian(models[0])
+        self._device = device
+        self._network = Network(self._file, device=device, dtype=torch.float32)
+
+    def translate(self, texts: Sequence[str], *, tell: Callable[[int, int], None]) -> list[str]:
+        """The translations; ``tell`` hears how many of how many sentences are done."""
+        texts = [text.encode("utf-8", "replace").decode("utf-8") for text in texts]  # no lone surrogates
+        spans = [list(self._spans(text)) for text in texts]
+        wanted = dict.fromkeys(text[a:b] for text, cut in zip(texts, spans, strict=True) for a, b in cut)
+        made = dict(zip(wanted, self._sentences(list(wanted), tell), strict=True))
+        return [_put(text, cut, made) for text, cut in zip(texts, spans, strict=True)]
+
+    def _spans(self, text: str) -> Iterator[Span]:
+        """Where the sentences of a text are, in parts that are short enough."""
+        for line in _LINE.finditer(text):
+            for sentence in sentences(line.group()):
+                yield from self._short(text, line.start() + sentence.start, line.start() + sentence.end)
+
+    def _short(self, text: str, start: int, end: int) -> Iterator[Span]:
+        # a piece has a character or more, so most sentences need no counting
+        if end - start <= LONGEST or len(self._tokenizer.encode(text[start:end]).ids) <= LONGEST:
+            yield start, end
+            return
+        left, right = _halves(text[start:end])
+        yield from self._short(text, start, start + left)
+        yield from self._short(text, start + right, end)
+
+    def _sentences(self, given: Sequence[str], tell: Callable[[int, int], None]) -> list[str]:
+        sources = [[*cut.ids, END] for cut in self._tokenizer.encode_batch(list(given))]
+        order = sorted(range(len(given)), key=lambda i: len(sources[i]))
+        found: dict[int, list[int]] = {}
+        unsure: list[int] = []
+        for batch in self._batches(order, sources):
+            for i, decoded in zip(batch, self._network.translate([sources[i] for i in batch]), strict=True):
+                found[i] = decoded.ids
+                if not decoded.sure:
+                    unsure.append(i)
+            tell(len(found) - len(unsure), len(given))
+        for batch in self._batches(unsure, sources):
+            for i, decoded in zip(batch, self._exact.translate([sources[i] for i in batch]), strict=True):
+                found[i] = decoded.ids
+        tell(len(given), len(given))
+        written = self._tokenizer.decode_batch([found[i] for i in range(len(given))])
+        return [new.strip() or old for old, new in zip(given, written, strict=True)]
+
+    def _batches(self, order: Sequence[int], sources: Sequence[Sequence[int]]) -> Iterator[list[int]]:
+        """Sentences in the order of their lengths, as many at once as the device takes."""
+        room = _PIECES.get(self._device.type, _PIECES["cpu"])
+        batch: list[int] = []
+        for i in order:
+            if batch and (len(batch) + 1) * len(sources[i]) > room:
+                yield batch
+                batch = []
+            batch.append(i)
+        if batch:
+            yield batch
+
+    @functools.cached_property
+    def _exact(self) -> Network:
+        return Network(self._file, device=self._device, dtype=torch.float64)
+
+
+def _put(text: str, spans: Sequence[Span], made: dict[str, str]) -> str:
+    """The text with its sentences replaced and all between them kept."""
+    parts, at = [], 0
+    for start, end in spans:
+        parts += [text[at:start], made[text[start:end]]]
+        at = end
+    return "".join([*parts, text[at:]])
+
+
+def _halves(sentence: str) -> Span:
+    """Where the first half ends and the second begins: at the pause or else space nearest to the middle."""
+    size = len(sentence)
+    for pattern in (_PAUSE, _SPACE):
+        places = [m.span() for m in pattern.finditer(sentence) if size // 4 < m.start() <= size - size // 4]
+        if places:
+            return min(places, key=lambda place: abs(place[0] - size // 2))
+    return size // 2, size // 2

@@ -1,0 +1,1 @@
+"""Green-list schemes: KGW and its descendants."""

@@ -1,0 +1,1 @@
+"""Schemes with a trained network."""

@@ -1,0 +1,1 @@
+"""Schemes that keep what they wrote."""

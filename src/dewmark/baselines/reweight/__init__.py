@@ -1,0 +1,1 @@
+"""Schemes that reweight a keyed order of the vocabulary."""

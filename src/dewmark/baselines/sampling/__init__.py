@@ -1,0 +1,1 @@
+"""Schemes whose key decides the draw of the next token."""

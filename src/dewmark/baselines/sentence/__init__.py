@@ -1,0 +1,1 @@
+"""Schemes that mark whole sentences."""

@@ -1,0 +1,1 @@
+"""Rows in, rows out: sources, resumable runs, runners."""

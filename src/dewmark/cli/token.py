@@ -1,0 +1,122 @@
+"""``dewmark token``: who may use the service."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from dewmark.cli import options
+from dewmark.cli.terminal import emit, write
+
+if TYPE_CHECKING:
+    from dewmark.serve.tokens import Caller, Tokens
+
+__all__ = ["app"]
+
+app = typer.Typer(help="Make, list and revoke tokens for: dewmark serve.", no_args_is_help=True)
+
+StoreUrl = Annotated[
+    str | None,
+    typer.Option(
+        "--store",
+        metavar="URL",
+        show_default="$DEWMARK_STORE, or a file of yours",
+        help="The service's store: sqlite:///FILE, or postgresql+psycopg://…",
+    ),
+]
+
+
+@app.command()
+def new(
+    scope: Annotated[
+        list[str],
+        typer.Option(
+            metavar="SCOPE",
+            help="detect: exact numbers and token scores; detect-public: rounded numbers only; generate: "
+            "write marked text; admin: everything. Repeatable.",
+        ),
+    ],
+    name: Annotated[str, typer.Option(metavar="TEXT", help="What the token is for.")] = "",
+    tenant: Annotated[
+        list[str] | None,
+        typer.Option(metavar="ID", show_default="all", help="A tenant it may ask for; repeatable."),
+    ] = None,
+    per_minute: Annotated[float, typer.Option(metavar="N", help="Texts a minute.")] = 600.0,
+    budget: Annotated[
+        int | None, typer.Option(metavar="N", show_default="none", help="Texts in its whole life.")
+    ] = None,
+    days: Annotated[
+        float | None, typer.Option(metavar="N", show_default="for ever", help="How long it is valid.")
+    ] = None,
+    store: StoreUrl = None,
+    json_: options.Json = False,
+) -> None:
+    """Make a token and print it, once: the store keeps only its hash."""
+    made, text = _open(store).new(
+        name, scope, tenants=tenant or (), per_minute=per_minute, budget=budget, days=days
+    )
+    if json_:
+        emit({"token": text, **_row(made)})
+    else:
+        write(f"{text}\n")
+
+
+@app.command("list")
+def list_(store: StoreUrl = None, json_: options.Json = False) -> None:
+    """List tokens by their ids; the tokens themselves are stored nowhere."""
+    for caller in _open(store).all():
+        row = _row(caller)
+        if json_:
+            emit(row)
+            continue
+        spent = f"{row['used']} of {row['budget']}" if row["budget"] else f"{row['used']}"
+        ended = f"  revoked {row['revoked']}" if row["revoked"] else ""
+        until = f"  until {row['expires']}" if row["expires"] else ""
+        named = f"  {row['name']}" if row["name"] else ""
+        write(f"{row['id']}  {','.join(row['scopes'])}  {spent} texts{until}{ended}{named}\n")
+
+
+@app.command()
+def revoke(
+    id_: Annotated[str, typer.Argument(metavar="ID", help="A token's id, from: dewmark token list.")],
+    store: StoreUrl = None,
+    json_: options.Json = False,
+) -> None:
+    """Make a token worthless; a running service knows it within a second."""
+    revoked = _open(store).revoke(id_)
+    if json_:
+        emit(_row(revoked))
+    else:
+        write(f"revoked {revoked.id}\n")
+
+
+def _open(url: str | None) -> Tokens:
+    from dewmark.extras import require
+
+    require("sqlalchemy", extra="serve")
+    from dewmark.serve.settings import default_store
+    from dewmark.serve.store import Store
+    from dewmark.serve.tokens import Tokens
+
+    return Tokens(Store(url or default_store()))
+
+
+def _row(caller: Caller) -> dict[str, Any]:
+    return {
+        "id": caller.id,
+        "name": caller.name,
+        "scopes": sorted(caller.scopes),
+        "tenants": sorted(caller.tenants),
+        "per_minute": caller.per_minute,
+        "budget": caller.budget,
+        "used": caller.used,
+        "created": _moment(caller.created),
+        "expires": _moment(caller.expires),
+        "revoked": _moment(caller.revoked),
+    }
+
+
+def _moment(seconds: float | None) -> str | None:
+    return None if seconds is None else datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds")

@@ -1,0 +1,143 @@
+"""The key test of many texts on an accelerator: texts of like length in padded batches, all products there.
+
+The numbers are those that `scoring` and `dewmark.stats.key_test` give one text after the other, to float32's
+rounding: u of every pair, and the variance Σ_ij w_i w_j f(ρ_ij) of their sum over keys. Padding weighs 0.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from dewmark.arrays import F32
+from dewmark.dew.detection import saturate
+from dewmark.dew.projection import scale_contexts_torch
+from dewmark.dew.reading import Pairs, Reading
+from dewmark.stats.evidence import Evidence
+from dewmark.stats.nulls import tanh_kernel
+
+if TYPE_CHECKING:
+    from dewmark.dew.scheme import DEW
+
+__all__ = ["LONGEST", "score_on"]
+
+LONGEST = 4096  # pairs of one text; beyond, its covariance is better summed in blocks
+_ROWS = 1 << 15  # padded pairs of one batch
+_CELLS = 1 << 26  # of its covariances
+
+
+@torch.inference_mode()
+def score_on(
+    device: torch.device,
+    reading: Reading,
+    *,
+    Q: F32,
+    G: F32,
+    n: int,
+    scheme: DEW,
+) -> list[tuple[Evidence, float]]:
+    """Evidence of each text of a reading, and the variance of its sum over keys.
+
+    ``Q`` (V, d_C) are the units' rows under the key. The evidence has scores only: in place of T and C stand
+    labels, since the variance is known already.
+    """
+    tables = _Tables(reading, Q, G, n, device)
+    kernel = (1.0,) if scheme.scores_linearly else tanh_kernel(scheme.gamma)
+    nothing = Evidence.independent(np.zeros(0), np.zeros(0), np.zeros(0, dtype=np.int64))
+    found = [(dataclasses.replace(nothing, positions=text.positions), 0.0) for text in reading.texts]
+    for group in _groups(reading.texts):
+        pairs = [reading.texts[i] for i in group]
+        u, variances = tables.score(pairs, kernel=kernel, centred=scheme.subtracts_mean)
+        for i, mine, row, variance in zip(group, pairs, u, variances, strict=True):
+            aligned = row[: len(mine.tokens)].astype(np.float32)
+            values = aligned.astype(np.float64)
+            evidence = Evidence(
+                scores=values if scheme.scores_linearly else saturate(values, gamma=scheme.gamma),
+                alignments=aligned,
+                weights=mine.weights,
+                positions=mine.positions,
+                T=mine.tokens,
+                C=mine.windows,
+                kernel=kernel,
+            )
+            found[i] = (evidence, float(variance))
+    return found
+
+
+class _Tables:
+    """What a batch of texts is looked up in, on the device."""
+
+    def __init__(self, reading: Reading, Q: F32, G: F32, n: int, device: torch.device) -> None:
+        self._device = device
+        self._T, self._Q = (torch.from_numpy(x).to(device) for x in (reading.token_rows, Q))
+        self._C = self._contexts(reading)
+        self._scaled = scale_contexts_torch(self._C, torch.from_numpy(np.array(G)).to(device), n)
+
+    def _contexts(self, reading: Reading) -> torch.Tensor:
+        """ê_C (W, d_C); sums are taken here, from a few thousand rows."""
+        parts = reading.parts
+        if parts is None:
+            assert reading.context_rows is not None
+            return torch.from_numpy(reading.context_rows).to(self._device)
+        rows = torch.from_numpy(parts.rows).to(self._device)
+        rows = torch.cat((rows, rows.new_zeros(1, rows.shape[1])))  # -1 takes the last
+        sums = rows[torch.from_numpy(parts.index).to(self._device)].sum(dim=1)
+        return torch.nn.functional.normalize(sums, dim=-1, eps=1e-12)
+
+    def score(
+        self, texts: Sequence[Pairs], *, kernel: tuple[float, ...], centred: bool
+    ) -> tuple[F32, NDArray[np.float64]]:
+        """u (B, N) of the texts' pairs, padded, and the variances (B,) of their sums."""
+        tokens, windows = (self._padded([getattr(t, name) for t in texts]) for name in ("tokens", "windows"))
+        w = self._padded([text.weights for text in texts]).float()
+        t, q, c = self._T[tokens], self._Q[tokens], self._C[windows]
+        if centred:
+            several = [len(np.unique(text.tokens)) > 1 for text in texts]  # a lone token is not its own mean
+            share = w / w.sum(dim=1, keepdim=True)
+            share *= torch.tensor(several, device=self._device).unsqueeze(1)
+            t = t - share.unsqueeze(1) @ t
+            q = q - share.unsqueeze(1) @ q
+            plain = (w == 0) | ~torch.tensor(several, device=self._device).unsqueeze(1)
+            norms = t.norm(dim=-1).masked_fill(plain, 1.0).unsqueeze(-1)
+            t, q = t / norms, q / norms
+        u = (q * self._scaled[windows]).sum(dim=-1)
+        rho = (t @ t.mT) * (c @ c.mT)
+        variance = ((_power_series(rho, kernel) @ w.unsqueeze(-1)).squeeze(-1).double() * w.double()).sum(
+            dim=1
+        )
+        return u.cpu().numpy(), variance.cpu().numpy()
+
+    def _padded(self, rows: Sequence[NDArray[np.generic]]) -> torch.Tensor:
+        width = max(map(len, rows))
+        out = np.zeros((len(rows), width), dtype=rows[0].dtype)
+        for line, row in zip(out, rows, strict=True):
+            line[: len(row)] = row
+        return torch.from_numpy(out).to(self._device)
+
+
+def _power_series(rho: torch.Tensor, coefficients: tuple[float, ...]) -> torch.Tensor:
+    """Σ_j coefficients[j] ρ^(j+1), elementwise."""
+    total = torch.full_like(rho, coefficients[-1])
+    for c in reversed(coefficients[:-1]):
+        total = total * rho + c
+    return total * rho
+
+
+def _groups(texts: Sequence[Pairs]) -> Iterator[list[int]]:
+    """Indices of texts, shortest first, in batches that stay small when padded to their longest."""
+    group: list[int] = []
+    for i in sorted(range(len(texts)), key=lambda i: len(texts[i].tokens)):
+        width = len(texts[i].tokens)
+        if width == 0:
+            continue
+        if group and (len(group) + 1) * width > min(_ROWS, _CELLS // width):
+            yield group
+            group = []
+        group.append(i)
+    if group:
+        yield group

@@ -1,0 +1,58 @@
+"""The four semantic modes of the ablation (appendix C.1), keyed and reproducible.
+
+- ``both``: DEW as it is.
+- ``context_only``: token semantics removed; the token rows are permuted by the key.
+- ``token_only``: context semantics removed; the context vector is a pseudo-random direction that depends on
+  the key and the context's token ids only.
+- ``neither``: both.
+
+The pseudo-random direction is drawn in the context space and then projected like any other. Over keys its
+projection is uniform on the unit sphere of R^n, which is what the ablation asks for, and the folded table
+serves it unchanged.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dewmark.arrays import F32, I64
+from dewmark.core.keys import Key, KeyStream
+from dewmark.core.whitening import normalize_rows
+from dewmark.encoders.contexts import ABSENT, Contexts
+
+__all__ = ["HashedContexts", "Mode", "permuted_rows"]
+
+Mode = Literal["both", "context_only", "token_only", "neither"]
+
+
+def permuted_rows(key: Key, markable: I64, vocab_size: int) -> I64:
+    """For each token the row it borrows: a keyed permutation of the markable ids, the rest left alone."""
+    source = np.arange(vocab_size, dtype=np.int64)
+    source[markable] = markable[key.stream("dew/context_only").permutation(len(markable))]
+    return source
+
+
+class HashedContexts(Contexts):
+    """A pseudo-random unit vector per window, from the key and the window's ids."""
+
+    def __init__(self, secret: bytes, dim: int) -> None:
+        self._secret = secret
+        self.dim = dim
+
+    def secret_array(self) -> NDArray[np.uint8]:
+        """The secret, for a detector that is stored. As secret as the key."""
+        return np.frombuffer(self._secret, dtype=np.uint8)
+
+    def vectors(self, windows: I64) -> F32:
+        """Windows (N, k) to pseudo-random unit rows (N, dim); empty windows give zero rows."""
+        out = np.zeros((len(windows), self.dim))
+        for i, window in enumerate(np.ascontiguousarray(windows, dtype="<i8")):
+            if (window != ABSENT).any():
+                seed = hmac.digest(self._secret, window.tobytes(), hashlib.sha256)
+                out[i] = KeyStream(seed).normals(self.dim)
+        return normalize_rows(out)

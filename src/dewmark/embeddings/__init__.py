@@ -1,1 +1,0 @@
-"""Where vectors come from: packaged models, context encoders, token tables, contexts."""

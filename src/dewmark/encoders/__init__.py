@@ -1,0 +1,1 @@
+"""Encoders: where vectors of words, tokens and contexts come from."""

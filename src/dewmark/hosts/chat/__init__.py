@@ -1,0 +1,1 @@
+"""Chat models: hosts of ours or endpoints."""

@@ -1,0 +1,1 @@
+"""Schemes inside serving engines: vLLM, llama.cpp."""

@@ -1,0 +1,259 @@
+"""The decoding loop over any causal language model of transformers: left-padded batches and a KV cache.
+
+Each step: special and unknown ids, repeated n-grams and an early end are forbidden, the scheme's
+session marks the logits (before temperature, top-k and top-p or after them, as the scheme needs), and each
+row samples with its own random numbers.
+Boundary: token ids in, token ids out; text belongs to the host.
+
+The device is waited for only where n-gram blocking must see the tokens, and every 16 steps to look whether
+all rows have ended or a number went wrong.
+
+How a host chooses one next token: n-gram blocking, then warping, marking and a race.
+
+Boundary: pure functions of logits (batch, vocab) and the rows' own random numbers; no model.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from dewmark.errors import ModelError, NumericalError
+from dewmark.hosts.base import Decoding, OnStep
+from dewmark.sampling import RandomStreams, race, warp
+from dewmark.scheme import BoundScheme
+
+__all__ = [
+    "CachedForward",
+    "CausalLM",
+    "NGramBlocker",
+    "check_sound",
+    "choose",
+    "decode",
+    "forward_parameters",
+    "pad_left",
+]
+
+_MINUS_INF = -float("inf")
+
+Mark = Callable[[torch.Tensor], torch.Tensor]
+
+
+def choose(
+    scores: torch.Tensor,
+    exponentials: torch.Tensor,
+    decoding: Decoding,
+    mark: Mark | None = None,
+    *,
+    final: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Pick one id per row from logits (batch, vocab), with Exp(1) numbers of the same shape.
+
+    ``mark`` changes the logits: before temperature, top-k and top-p, or after them if ``final``. Returns ids
+    (batch,) and a flag (batch,) that is False where the logits held NaN or +inf, or left no token to choose.
+    """
+    if mark is not None and not final:
+        scores = mark(scores)
+    if decoding.temperature == 0.0:
+        best, ids = scores.max(dim=-1)
+        return ids, torch.isfinite(best)
+    scores = warp(scores, temperature=decoding.temperature, top_k=decoding.top_k, top_p=decoding.top_p)
+    if mark is not None and final:
+        scores = mark(scores)
+    return race(scores.to(exponentials.device), exponentials)
+
+
+class NGramBlocker:
+    """Forbids, row by row, each token that would complete an n-gram which the row already holds.
+
+    Keeps a table from every (n-1)-gram to the tokens that followed it, so a step costs the same however
+    long the text is. Padding is no part of a row.
+    """
+
+    def __init__(self, prompts: Sequence[Sequence[int]], n: int) -> None:
+        self._n = n
+        self._tails: list[tuple[int, ...]] = [() for _ in prompts]
+        self._followers: list[dict[tuple[int, ...], list[int]]] = [{} for _ in prompts]
+        for row, prompt in enumerate(prompts):
+            for token in prompt:
+                self._append(row, token)
+
+    def append(self, tokens: Sequence[int]) -> None:
+        """Add one token to each row."""
+        for row, token in enumerate(tokens):
+            self._append(row, token)
+
+    def keep(self, rows: Sequence[int]) -> None:
+        """Go on with these rows alone."""
+        self._tails = [self._tails[row] for row in rows]
+        self._followers = [self._followers[row] for row in rows]
+
+    def block(self, scores: torch.Tensor) -> torch.Tensor:
+        """Set the forbidden tokens' logits (batch, vocab) to -inf, in place."""
+        pairs = [
+            (row, token)
+            for row, (tail, followers) in enumerate(zip(self._tails, self._followers, strict=True))
+            for token in followers.get(tail, ())
+            if token < scores.shape[-1]
+        ]
+        if pairs:
+            rows, tokens = torch.tensor(pairs, device=scores.device).unbind(dim=1)
+            scores[rows, tokens] = _MINUS_INF
+        return scores
+
+    def _append(self, row: int, token: int) -> None:
+        tail = self._tails[row]
+        if len(tail) == self._n - 1:
+            self._followers[row].setdefault(tail, []).append(token)
+            tail = (*tail, token)[1:]
+        else:
+            tail = (*tail, token)
+        self._tails[row] = tail
+
+
+CausalLM = Any  # any causal language model of transformers, whose classes carry few types
+
+_CHECK_EVERY = 16
+
+
+@torch.inference_mode()
+def decode(
+    model: CausalLM,
+    prompts: Sequence[Sequence[int]],
+    *,
+    decoding: Decoding,
+    seeds: Sequence[int],
+    scheme: BoundScheme | None,
+    eos_ids: Sequence[int],
+    fill_id: int,
+    writable: torch.Tensor,
+    on_step: OnStep | None = None,
+) -> list[list[int]]:
+    """Complete one batch of prompts; returns new ids per row, cut before its first end-of-text id.
+
+    ``fill_id`` pads prompts on the left and finished rows on the right. Only ids that are True in
+    ``writable`` (vocab,) or end a text are chosen: not special tokens, which stand for no text, nor those of
+    a padded vocabulary. ``on_step`` gets each row's next id, or None once it has ended, and may say stop.
+    """
+    device = model.get_input_embeddings().weight.device
+    start, steps = max(len(prompt) for prompt in prompts), decoding.max_new_tokens
+    ids, mask = pad_left(prompts, fill_id=fill_id, extra=steps, device=device)
+    forward = CachedForward(model, mask if start * len(prompts) != sum(map(len, prompts)) else None)
+    session = None if scheme is None else scheme.session(ids[:, :start], mask[:, :start], seeds=seeds)
+    final = scheme is not None and scheme.needs.final
+    blocker = NGramBlocker(prompts, decoding.no_repeat_ngram) if decoding.no_repeat_ngram else None
+    noise = RandomStreams(seeds, device=device)
+    eos = torch.tensor(sorted(eos_ids), dtype=torch.long, device=device)
+    forbidden = (~writable).to(device)
+    forbidden[eos] = False
+    finished = torch.zeros(len(prompts), dtype=torch.bool, device=device)
+    sound = torch.ones_like(finished)
+    waits = device.type == "cpu" or blocker is not None  # the step is waited for anyway
+    length = start
+    for step in range(steps):
+        if session is not None:
+            session.ahead(ids[:, :length])
+        scores = forward(ids[:, :length]).to(torch.float32, copy=True)
+        scores.masked_fill_(forbidden, -float("inf"))
+        if step < decoding.min_new_tokens:
+            scores[:, eos] = -float("inf")
+        if blocker is not None:
+            scores = blocker.block(scores)
+        mark = None if session is None else functools.partial(session, ids[:, :length])
+        exponentials = noise.exponentials(step, scores.shape[1])
+        chosen, fine = choose(scores, exponentials, decoding, mark, final=final)
+        sound &= fine.to(device) | finished
+        chosen = chosen.to(device).masked_fill(finished, fill_id)
+        ids[:, length] = chosen
+        length += 1
+        finished |= torch.isin(chosen, eos)
+        if waits or on_step is not None or (step + 1) % _CHECK_EVERY == 0:
+            check_sound(sound, model)
+            if on_step is not None:
+                ended = finished.tolist()
+                told = zip(chosen.tolist(), ended, strict=True)
+                if not on_step([None if over else token for token, over in told]):
+                    break
+            if bool(finished.all()):
+                break
+        if blocker is not None and step + 1 < steps:
+            blocker.append(chosen.tolist())
+    check_sound(sound, model)
+    ends = set(eos_ids)
+    return [_until(row, ends) for row in ids[:, start:length].tolist()]
+
+
+class CachedForward:
+    """Runs a model over a growing batch of ids, keeping what it computed in the KV cache.
+
+    ``mask`` (batch, full length) marks real tokens; None says that no row is padded, which lets the model
+    take its faster attention and spares a look at the mask in every step.
+    """
+
+    def __init__(self, model: CausalLM, mask: torch.Tensor | None) -> None:
+        self._model = model
+        self._mask = mask
+        self._positions = None if mask is None else (mask.cumsum(dim=-1) - 1).clamp(min=0)
+        self._cache: Any = None
+        self._seen = 0
+        self._accepted = forward_parameters(model)
+
+    def __call__(self, ids: torch.Tensor) -> torch.Tensor:
+        """Logits (batch, vocab) of the token after ``ids`` (batch, length)."""
+        length = ids.shape[1]
+        inputs: dict[str, Any] = {"input_ids": ids[:, self._seen :], "use_cache": True, "return_dict": True}
+        if self._cache is not None:
+            inputs["past_key_values"] = self._cache
+        if self._mask is not None and self._positions is not None:
+            inputs["attention_mask"] = self._mask[:, :length]
+            if "position_ids" in self._accepted:  # models with relative positions read the mask alone
+                inputs["position_ids"] = self._positions[:, self._seen : length]
+        if "logits_to_keep" in self._accepted:
+            inputs["logits_to_keep"] = 1
+        output = self._model(**inputs)
+        self._cache = getattr(output, "past_key_values", None)
+        if self._cache is None:
+            raise ModelError(
+                f"{type(self._model).__name__} keeps no key-value cache, which this loop needs: "
+                "use scheme.processor with the model's own generate"
+            )
+        self._seen = length
+        logits: torch.Tensor = output.logits[:, -1]
+        return logits
+
+
+def forward_parameters(model: CausalLM) -> frozenset[str]:
+    """Names of the arguments that the model's forward takes (an adapter's wrapper hides them)."""
+    inner = model.get_base_model() if hasattr(model, "get_base_model") else model
+    return frozenset(inspect.signature(inner.forward).parameters)
+
+
+def pad_left(
+    rows: Sequence[Sequence[int]], *, fill_id: int, device: torch.device, extra: int = 0
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Ids and mask, both (batch, longest + extra): padded on the left, ``extra`` open places on the right."""
+    longest = max(len(row) for row in rows)
+    ids = torch.full((len(rows), longest + extra), fill_id, dtype=torch.long)
+    mask = torch.ones_like(ids)
+    for i, row in enumerate(rows):
+        ids[i, longest - len(row) : longest] = torch.tensor(row, dtype=torch.long)
+        mask[i, : longest - len(row)] = 0
+    return ids.to(device), mask.to(device)
+
+
+def check_sound(sound: torch.Tensor, model: CausalLM) -> None:
+    """Refuse to go on where a row (batch,) had no token to choose."""
+    if not bool(sound.all()):
+        row = int(sound.to(torch.int8).argmin())
+        raise NumericalError(
+            f"row {row} of the batch has no usable logits (NaN, infinite, or every token forbidden) in "
+            f"{model.dtype}: load the host with dtype='float32', or relax n-gram blocking"
+        )
+
+
+def _until(row: list[int], ends: set[int]) -> list[int]:
+    return next((row[:i] for i, token in enumerate(row) if token in ends), row)

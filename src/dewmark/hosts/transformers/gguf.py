@@ -1,0 +1,128 @@
+"""GGUF files to transformers folders: bfloat16 safetensors beside the tokenizer.
+
+Boundary: one file in, one folder out; caching and checksums belong to `dewmark.hosts.transformers.files`.
+Also holds
+`quiet`, which keeps transformers' own bars and warnings off the terminal.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dewmark.errors import DewmarkError, ModelError, StorageError
+from dewmark.workspace import Progress
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+__all__ = ["convert_gguf", "quiet"]
+
+# Tokens that stand for no text although GGUF files list them as text: Gemma 3 writes an image's place with a
+# probability of 12% in the middle of a sentence.
+_CONTROLS = frozenset({"[multimodal]", "<start_of_image>", "<end_of_image>"})
+
+
+def convert_gguf(gguf: Path, folder: Path, progress: Progress) -> None:
+    """Write the model and the tokenizer of ``gguf`` into ``folder``, in bfloat16."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
+
+    description = f"converting {gguf.name}"
+    progress(description, 0, 1)
+    try:
+        with quiet(), _tensor_progress(description, progress):
+            tokenizer = AutoTokenizer.from_pretrained(str(gguf.parent), gguf_file=gguf.name)
+            model = AutoModelForCausalLM.from_pretrained(
+                str(gguf.parent),
+                gguf_file=gguf.name,
+                dtype=torch.bfloat16,
+                quantization_config=GgufConfig(dequantize=True),
+            )
+            _flag_controls(tokenizer)
+            _cut_digits(tokenizer, gguf)
+            tokenizer.save_pretrained(str(folder))
+            model.save_pretrained(str(folder))
+    except DewmarkError:
+        raise
+    except Exception as error:  # the readers and writers below raise many classes
+        if "No space left" in str(error):
+            raise StorageError(
+                f"the disk is full at {folder.parent}: free some space and try again"
+            ) from error
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+        raise ModelError(
+            f"cannot convert {gguf}: {reason}; it may be damaged or of a kind that transformers cannot read"
+        ) from error
+    progress(description, 1, 1)
+
+
+def _flag_controls(tokenizer: PreTrainedTokenizerBase) -> None:
+    """Mark the control tokens among a tokenizer's added ones as special."""
+    from transformers import AddedToken
+
+    present = sorted(_CONTROLS & {str(token) for token in tokenizer.added_tokens_decoder.values()})
+    if present:
+        tokenizer.backend_tokenizer.add_special_tokens(
+            [AddedToken(token, special=True, normalized=False) for token in present]
+        )
+
+
+def _cut_digits(tokenizer: PreTrainedTokenizerBase, gguf: Path) -> None:
+    """Let a tokenizer of SmolLM cut numbers into digits, as it was trained to.
+
+    A GGUF file names how its model cuts text before merging, and llama.cpp obeys; transformers passes over
+    this name and cuts as GPT-2 does.
+    """
+    from gguf import GGUFReader
+    from tokenizers import pre_tokenizers
+
+    field = GGUFReader(gguf).get_field("tokenizer.ggml.pre")
+    if field is not None and field.contents() == "smollm":
+        digits = pre_tokenizers.Digits(individual_digits=True)
+        rest = tokenizer.backend_tokenizer.pre_tokenizer
+        tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence([digits, rest])
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Silence transformers' progress bars and warnings, and restore what was set before."""
+    from transformers.utils import logging
+
+    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)
+        if bars:
+            logging.enable_progress_bar()  # type: ignore[no-untyped-call]
+
+
+@contextlib.contextmanager
+def _tensor_progress(description: str, progress: Progress) -> Iterator[None]:
+    """Report dequantised tensors to ``progress`` instead of to a bar.
+
+    The GGUF reader draws its bar with tqdm itself, outside transformers' switch for bars, so its name for
+    tqdm is replaced for the time being. If that name goes, a bar appears, nothing worse.
+    """
+    from transformers import modeling_gguf_pytorch_utils as reader
+
+    def follow(tensors: Iterable[Any], **options: object) -> Iterator[Any]:
+        items = list(tensors)
+        for done, item in enumerate(items):
+            progress(description, done, len(items))
+            yield item
+
+    original = getattr(reader, "tqdm", None)
+    if original is None:
+        yield
+        return
+    vars(reader)["tqdm"] = follow
+    try:
+        yield
+    finally:
+        vars(reader)["tqdm"] = original

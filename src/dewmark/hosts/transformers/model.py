@@ -1,0 +1,323 @@
+"""Hosts that run in transformers: load one by name, wrap one in memory, or describe one without its weights.
+
+Boundary: this module joins files (`sources`), tokenizer, decoding loop and likelihood into a `Host`; it
+decides nothing about schemes.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase
+
+from dewmark.errors import ConfigError, InputError, ModelError, VocabularyError
+from dewmark.hosts.base import Decoding, Host, OnStep
+from dewmark.hosts.transformers.branch_likelihood import cut_branches, packable_length, score_branches
+from dewmark.hosts.transformers.decoding import CachedForward, CausalLM, decode
+from dewmark.hosts.transformers.drafting import write_drafts
+from dewmark.hosts.transformers.files import describe, host_info, load_error, resolve, to_float32
+from dewmark.hosts.transformers.gguf import quiet
+from dewmark.hosts.transformers.likelihood import completion_logits, score_completions
+from dewmark.hosts.transformers.tokenizer import HFTokenizer
+from dewmark.hosts.transformers.watermarking_config import WatermarkingConfig
+from dewmark.scheme import BoundScheme, Drafts
+from dewmark.types import DraftCount
+from dewmark.workspace import HostInfo, Progress
+
+__all__ = [
+    "TransformersHost",
+    "WatermarkingConfig",
+    "host_info",
+    "info_from_model",
+    "load_host",
+    "torch_device",
+    "torch_dtype",
+]
+
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+_ROWS_AT_ONCE = 4096
+_LONGEST = 1 << 15  # of a followed text, where the model names no limit
+
+
+class TransformersHost(Host):
+    """A causal language model in memory and its tokenizer."""
+
+    def __init__(
+        self,
+        model: CausalLM,
+        tokenizer: HFTokenizer | PreTrainedTokenizerBase,
+        *,
+        info: HostInfo | None = None,
+    ) -> None:
+        self.model = model.eval()
+        self.tokenizer = tokenizer if isinstance(tokenizer, HFTokenizer) else HFTokenizer(tokenizer)
+        self._info = info or info_from_model(model, self.tokenizer)
+        text_config = model.config.get_text_config()
+        self._context: int | None = getattr(text_config, "max_position_embeddings", None)
+        self._writable = torch.zeros(self._info.vocab_size, dtype=torch.bool)
+        self._writable[: self.tokenizer.size] = True
+        self._writable[[i for i in self.tokenizer.special_ids if i < self._info.vocab_size]] = False
+        self._needs_bos = str(model.config.model_type).startswith("gemma")  # without it Gemma repeats itself
+
+    @property
+    def info(self) -> HostInfo:
+        """What schemes may know of this host."""
+        return self._info
+
+    @property
+    def eos_ids(self) -> frozenset[int]:
+        """Ids that end a text, by the model's configuration and its tokenizer."""
+        configs = (getattr(self.model, "generation_config", None), self.model.config.get_text_config())
+        found: set[int] = set() if self.tokenizer.eos_id is None else {self.tokenizer.eos_id}
+        for config in configs:
+            ids = getattr(config, "eos_token_id", None)
+            found.update(ids if isinstance(ids, (list, tuple)) else [] if ids is None else [ids])
+        return frozenset(i for i in found if i < self.info.vocab_size)
+
+    def check_prompts(self, prompts: Sequence[str], max_new_tokens: int) -> None:
+        """Refuse prompts that do not fit into the context or hold ids without an embedding."""
+        for i, row in enumerate(self.tokenizer.encode_prompts(prompts, needs_bos=self._needs_bos)):
+            self._check_row(f"prompt {i}", row, max_new_tokens)
+
+    def complete(
+        self, prompts: Sequence[str], *, scheme: BoundScheme | None, seeds: Sequence[int], decoding: Decoding
+    ) -> list[list[int]]:
+        """Token ids of one batch of completions."""
+        return self._decode(prompts, scheme=scheme, seeds=seeds, decoding=decoding)
+
+    def complete_steps(
+        self,
+        prompts: Sequence[str],
+        *,
+        scheme: BoundScheme | None,
+        seeds: Sequence[int],
+        decoding: Decoding,
+        on_step: OnStep,
+    ) -> list[list[int]]:
+        """The same, telling ``on_step`` every row's next id as it is chosen."""
+        return self._decode(prompts, scheme=scheme, seeds=seeds, decoding=decoding, on_step=on_step)
+
+    def _decode(
+        self,
+        prompts: Sequence[str],
+        *,
+        scheme: BoundScheme | None,
+        seeds: Sequence[int],
+        decoding: Decoding,
+        on_step: OnStep | None = None,
+    ) -> list[list[int]]:
+        rows = self.tokenizer.encode_prompts(prompts, needs_bos=self._needs_bos)
+        try:
+            with quiet():  # some models warn of rows that end in padding, as finished ones do
+                return decode(
+                    self.model,
+                    rows,
+                    decoding=decoding,
+                    seeds=seeds,
+                    scheme=scheme,
+                    eos_ids=sorted(self.eos_ids),
+                    fill_id=self._fill_id,
+                    writable=self._writable,
+                    on_step=on_step,
+                )
+        except torch.OutOfMemoryError:
+            raise self._out_of_memory(f"{len(rows)} texts at once") from None
+
+    def complete_drafts(
+        self, prompts: Sequence[str], *, drafts: Drafts, seeds: Sequence[int], decoding: Decoding
+    ) -> list[tuple[list[int], DraftCount]]:
+        """Token ids of one batch of completions whose sentences ``drafts`` chose."""
+        rows = self.tokenizer.encode_prompts(prompts, needs_bos=self._needs_bos)
+        try:
+            with quiet():
+                return write_drafts(
+                    self.model,
+                    rows,
+                    drafts=drafts,
+                    decoding=decoding,
+                    seeds=seeds,
+                    tokenizer=self.tokenizer,
+                    eos_ids=sorted(self.eos_ids),
+                    fill_id=self._fill_id,
+                    writable=self._writable,
+                )
+        except torch.OutOfMemoryError:
+            raise self._out_of_memory(f"{len(rows)} texts of {drafts.at_once} drafts at once") from None
+
+    def log_likelihood(self, prompts: Sequence[str], texts: Sequence[str]) -> list[tuple[float, int]]:
+        """Sum of log-probabilities (nats) and number of tokens of each completion."""
+        completions = [tokenized.ids for tokenized in self.tokenizer.encode(texts)]
+        rows = self._completion_rows(prompts, completions)
+        try:
+            sums = score_completions(
+                self.model, rows, completions, fill_id=self._fill_id, vocab_size=self.info.vocab_size
+            )
+        except torch.OutOfMemoryError:
+            raise self._out_of_memory("texts of this length") from None
+        return [(score, len(completion)) for score, completion in zip(sums, completions, strict=True)]
+
+    def branch_log_likelihood(
+        self, texts: Sequence[str], branches: Sequence[Sequence[tuple[int, str]]]
+    ) -> list[list[float]]:
+        """For each text the log-probabilities (nats) of its branches, of each the sum over its tokens.
+
+        A branch (at, passage) is what would follow ``text[:at]``; a text stands after an empty prompt. Texts
+        are read once, with their branches packed behind them; where the model cannot (see
+        `branch_likelihood.packable_length`), each branch is a row with all the text before it.
+        """
+        (root,) = self.tokenizer.encode_prompts([""], needs_bos=self._needs_bos)
+        trunks, cut = cut_branches(self.tokenizer, texts, branches, root=root, context=self._context)
+        for row in (*trunks, *([*root, *branch.ids] for branch in cut)):
+            self._check_row("a text or branch", row, 0)
+        ids = {"fill_id": self._fill_id, "vocab_size": self.info.vocab_size}
+        try:
+            sums = iter(score_branches(self.model, trunks, cut, packable=self._packable, **ids))
+        except torch.OutOfMemoryError:
+            raise self._out_of_memory("texts of this length") from None
+        return [[next(sums) for _ in leaves] for leaves in branches]
+
+    @functools.cached_property
+    def _packable(self) -> int:
+        return packable_length(self.model, fill_id=self._fill_id, vocab_size=self.info.vocab_size)
+
+    def next_logits(
+        self, prompts: Sequence[str], completions: Sequence[Sequence[int]]
+    ) -> Iterator[torch.Tensor]:
+        """For each completion of L ids the logits (L, vocab), float32, in the order given.
+
+        Row i is what the model predicts for id i after the prompt and the ids before it. Unusable rows are
+        refused at once; the model runs when the logits are asked for, a batch at a time.
+        """
+        return self._logits(self._completion_rows(prompts, completions), completions)
+
+    def follow(self, attention_mask: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]:
+        """A function of growing ids (batch, length) to the logits (batch, vocab) that come after."""
+        device = self.model.get_input_embeddings().weight.device
+        room = max((self._context or _LONGEST) - attention_mask.shape[1], 0)
+        mask = torch.nn.functional.pad(attention_mask.to(device).long(), (0, room), value=1)
+        forward = CachedForward(self.model, mask)
+        return torch.no_grad()(lambda ids: forward(ids.to(device)).float())
+
+    def _logits(
+        self, rows: Sequence[Sequence[int]], completions: Sequence[Sequence[int]]
+    ) -> Iterator[torch.Tensor]:
+        try:
+            for logits in completion_logits(
+                self.model, rows, completions, fill_id=self._fill_id, vocab_size=self.info.vocab_size
+            ):
+                yield logits.float()
+        except torch.OutOfMemoryError:
+            raise self._out_of_memory("texts of this length") from None
+
+    def _completion_rows(
+        self, prompts: Sequence[str], completions: Sequence[Sequence[int]]
+    ) -> list[list[int]]:
+        """Prompts as ids, checked together with their completions."""
+        if len(prompts) != len(completions):
+            raise InputError(f"{len(prompts)} prompts but {len(completions)} texts: give one prompt per text")
+        distinct = list(dict.fromkeys(prompts))  # many texts may follow one prompt
+        found = self.tokenizer.encode_prompts(distinct, needs_bos=self._needs_bos)
+        known = dict(zip(distinct, found, strict=True))
+        rows = [known[prompt] for prompt in prompts]
+        for i, (row, completion) in enumerate(zip(rows, completions, strict=True)):
+            self._check_row(f"prompt {i} with its text", [*row, *completion], 0)
+        return rows
+
+    @property
+    def _fill_id(self) -> int:
+        return 0 if self.tokenizer.pad_id is None else self.tokenizer.pad_id
+
+    def _check_row(self, what: str, ids: Sequence[int], new: int) -> None:
+        if self._context is not None and len(ids) + new > self._context:
+            raise InputError(
+                f"{what} has {len(ids)} tokens and leaves no room for {new} more in the context of "
+                f"{self._context} tokens of {self.name}: shorten it"
+            )
+        # a special token of a sister model, for which this one has no vector
+        if max(ids) >= self.info.vocab_size:
+            raise InputError(f"{what} holds token {max(ids)}, which {self.name} does not know: leave it out")
+
+    def _out_of_memory(self, what: str) -> ModelError:
+        return ModelError(
+            f"{self.name} has no memory for {what}: use a smaller batch_size or dtype='bfloat16'"
+        )
+
+
+def load_host(
+    name: str, *, device: str = "auto", dtype: str = "auto", progress: Progress | None = None
+) -> TransformersHost:
+    """Load a host: a packaged name, a local folder or .gguf file, or a hub id (``owner/model``).
+
+    ``device="auto"`` is CUDA where there is one. ``dtype="auto"`` is bfloat16 on CUDA and float32 on a CPU:
+    many CPUs emulate bfloat16 at a fraction of the speed, and only float32 keeps a text independent of its
+    batch.
+    """
+    target = torch_device(device)
+    kind = torch_dtype(dtype, target)
+    source = resolve(name, weights=True, progress=progress)
+    if progress is not None:
+        progress(f"loading {name}", 0, 1)
+    info, tokenizer = describe(source, progress)
+    try:
+        with quiet():
+            model: CausalLM = AutoModelForCausalLM.from_pretrained(
+                source.location, dtype=kind, **source.options
+            )
+            model = model.to(target)
+    except torch.OutOfMemoryError:
+        raise ModelError(f"{name} does not fit into the memory of {target}: use device='cpu'") from None
+    except Exception as error:
+        raise load_error(name, error) from error
+    if progress is not None:
+        progress(f"loading {name}", 1, 1)
+    return TransformersHost(model, tokenizer, info=info)
+
+
+def info_from_model(model: CausalLM, tokenizer: HFTokenizer | PreTrainedTokenizerBase) -> HostInfo:
+    """Describe anybody's model in memory; its identity is the hash of its embeddings and tokenizer."""
+    wrapped = tokenizer if isinstance(tokenizer, HFTokenizer) else HFTokenizer(tokenizer)
+    vocab_size = int(model.config.get_text_config().vocab_size)
+    weight = model.get_input_embeddings().weight
+    if weight.is_meta:
+        raise ModelError("the model's embeddings are offloaded: load the model without offloading")
+    if weight.shape[0] < vocab_size:
+        raise VocabularyError(
+            f"the model has {weight.shape[0]} embeddings but logits of {vocab_size} ids: check its config"
+        )
+    digest = hashlib.sha256(f"{wrapped.identity} {tuple(weight.shape)}".encode())
+    # as float32, so that dtype and device do not matter
+    for start in range(0, weight.shape[0], _ROWS_AT_ONCE):
+        digest.update(to_float32(weight[start : start + _ROWS_AT_ONCE]).tobytes())
+    name = getattr(model.config, "_name_or_path", "") or str(model.config.model_type)
+    return HostInfo(
+        name=name,
+        identity=f"{model.config.model_type}@{digest.hexdigest()[:12]}",
+        vocab_size=vocab_size,
+        tokenizer=wrapped,
+        embeddings=lambda: to_float32(weight[:vocab_size]).copy(),  # the weights themselves are the model's
+    )
+
+
+def torch_device(name: str) -> torch.device:
+    """The device by its name; ``auto`` is CUDA where there is one."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise ConfigError(f"unknown device {name!r}: use auto, cpu, cuda or cuda:N") from None
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ConfigError(f"device {name!r} was asked for, but torch finds no CUDA here: use device='cpu'")
+    return device
+
+
+def torch_dtype(name: str, device: torch.device) -> torch.dtype:
+    """The number type by its name; ``auto`` is bfloat16 on CUDA, else float32."""
+    if name == "auto":
+        return torch.bfloat16 if device.type == "cuda" else torch.float32
+    if name not in _DTYPES:
+        raise ConfigError(f"unknown dtype {name!r}: use auto, {', '.join(_DTYPES)}")
+    return _DTYPES[name]

@@ -1,0 +1,1 @@
+"""Research: experiments, evaluation, training, tuning, benchmarks."""

@@ -1,0 +1,240 @@
+"""Net Preference Score: whether a judge likes marked completions as much as unmarked ones of the same prompt.
+
+A chat model reads prompt and two completions, with the DEW paper's prompts (appendix E) word by word, and
+says 1, 2 or TIE. Each pair is shown in both orders: a side wins only if it is preferred in both, everything
+else is a tie, so a judge that always likes the first text gives ties only. With W wins and L losses of the
+marked side in N pairs
+
+    NPS = (W − L) / N,
+
+positive where the marked texts are preferred. An answer that is none of the three words makes its pair a tie
+and is counted, since a judge that cannot answer would otherwise pass for one that sees no difference.
+
+Boundary: texts and a `ChatModel` in, rows and numbers out. `ChatSettings.open` gives a judge whose answers
+are kept on disk, which is what makes a killed run resume.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from dewmark.errors import ConfigError, InputError
+from dewmark.hosts.chat.answers import RememberingChat
+from dewmark.hosts.chat.models import ChatModel, Conversation
+from dewmark.hosts.chat.settings import ChatSettings, Estimate
+from dewmark.workspace import Progress
+
+__all__ = [
+    "JUDGE_PROMPT",
+    "JUDGE_QUERY",
+    "Pair",
+    "Preference",
+    "judge_conversations",
+    "judge_estimate",
+    "judge_pairs",
+    "net_preference",
+    "pair_rows",
+    "verdict",
+]
+
+JUDGE_PROMPT = (
+    "You are an expert evaluator focused on assessing text quality. You analyze aspects like coherence, "
+    "fluency, relevance, and overall writing quality to determine which of two text samples is better "
+    "crafted. Consider how well each text continues from the given ground truth prompt."
+)
+JUDGE_QUERY = """Prompt: {prompt}
+=== Start of Sample 1 ===
+{completion1}
+=== End of Sample 1 ===
+=== Start of Sample 2 ===
+{completion2}
+=== End of Sample 2 ===
+Please evaluate the answers based on the system prompt and return a single number.
+Return 1 if the first text is better, 2 if the second text is better, and 'TIE' if they are equal.
+Only return the number without any additional text."""
+
+_ANSWER_TOKENS = 8  # "TIE" and a quote or two around it
+_ANSWER = re.compile(r"\W*(1|2|tie)\W*", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """A marked and an unmarked completion of one prompt; ``seed`` is the run's."""
+
+    id: str
+    seed: int
+    prompt: str
+    marked: str
+    unmarked: str
+
+
+@dataclass(frozen=True, slots=True)
+class Preference:
+    """The score with its bootstrap interval, and what it was counted from.
+
+    ``unreadable`` counts answers, two to a pair, that were none of 1, 2 and TIE.
+    """
+
+    score: float
+    low: float
+    high: float
+    confidence: float
+    wins: int
+    losses: int
+    ties: int
+    unreadable: int
+
+    @property
+    def pairs(self) -> int:
+        """How many pairs were judged."""
+        return self.wins + self.losses + self.ties
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        return {**asdict(self), "pairs": self.pairs}
+
+
+def pair_rows(
+    marked: Sequence[Mapping[str, Any]], unmarked: Sequence[Mapping[str, Any]], *, seed: int
+) -> list[Pair]:
+    """Pairs of text rows (``id``, ``prompt``, ``text``) with one id, in the order of ``marked``."""
+    others = {str(row["id"]): row for row in unmarked}
+    pairs = []
+    for row in marked:
+        name = str(row["id"])
+        other = others.get(name)
+        if other is None:
+            raise InputError(f"text {name} has no unmarked text to compare it with: write one for each id")
+        if other["prompt"] != row["prompt"]:
+            raise InputError(f"the two texts {name} have different prompts: give completions of one prompt")
+        pairs.append(Pair(name, seed, row["prompt"], row["text"], other["text"]))
+    return pairs
+
+
+def judge_conversations(pair: Pair) -> tuple[Conversation, Conversation]:
+    """The two questions about a pair: the marked text first, then the unmarked one first."""
+    return (
+        _question(pair.prompt, pair.marked, pair.unmarked),
+        _question(pair.prompt, pair.unmarked, pair.marked),
+    )
+
+
+def judge_estimate(
+    settings: ChatSettings, pairs: Sequence[Pair], *, kept: RememberingChat | None = None
+) -> Estimate:
+    """What judging these pairs will ask of a model, less the answers that are ``kept`` already."""
+    questions = [question for pair in pairs for question in judge_conversations(pair)]
+    if kept is not None:
+        seeds = [pair.seed for pair in pairs for _ in range(2)]
+        missing = kept.missing(questions, seeds=seeds, max_new_tokens=_ANSWER_TOKENS)
+        questions = [questions[index] for index in missing]
+    return settings.estimate(questions, answers=["TIE"] * len(questions))
+
+
+def judge_pairs(
+    judge: ChatModel,
+    pairs: Sequence[Pair],
+    *,
+    scheme: str,
+    max_new_tokens: int = _ANSWER_TOKENS,
+    progress: Progress | None = None,
+) -> list[dict[str, Any]]:
+    """Ask both questions about every pair; one row ``scheme, seed, id, outcome, unreadable`` each, in order.
+
+    ``outcome`` is 1 if the marked text won, −1 if it lost, 0 for a tie; ``unreadable`` counts the answers of
+    the two that were none of the three. A judge that thinks aloud before it
+    answers needs more ``max_new_tokens``, and its answer must still be the one word.
+    """
+    questions = [question for pair in pairs for question in judge_conversations(pair)]
+    done = 0
+
+    def told(_index: int, _answer: str) -> None:
+        nonlocal done
+        done += 1
+        if progress is not None:
+            progress(f"judging {scheme}", done, len(questions))
+
+    answers = judge.complete(
+        questions,
+        seeds=[pair.seed for pair in pairs for _ in range(2)],
+        max_new_tokens=max_new_tokens,
+        on_answer=told,
+    )
+    verdicts = [verdict(answer) for answer in answers]
+    return [
+        {
+            "scheme": scheme,
+            "seed": pair.seed,
+            "id": pair.id,
+            "outcome": _outcome(first, second),
+            "unreadable": (first, second).count(None),
+        }
+        for pair, first, second in zip(pairs, verdicts[0::2], verdicts[1::2], strict=True)
+    ]
+
+
+def verdict(answer: str) -> int | None:
+    """1 or 2 for the sample preferred, 0 for a tie, None for an answer that is none of the three.
+
+    The first line decides: some judges explain themselves after it.
+    """
+    match = _ANSWER.fullmatch(answer.strip().partition("\n")[0])
+    return None if match is None else {"1": 1, "2": 2}.get(match[1], 0)
+
+
+def net_preference(
+    judgements: Sequence[Mapping[str, Any]],
+    *,
+    confidence: float = 0.95,
+    resamples: int = 2000,
+    seed: int = 0,
+) -> Preference:
+    """The score of rows with ``id`` and ``outcome``, with a percentile bootstrap interval.
+
+    Prompts are resampled, not pairs: pairs of one id under several seeds are drawn together, as one prompt
+    may favour one side every time.
+    """
+    if not judgements:
+        raise InputError("a preference score needs at least one judged pair, got none")
+    if not 0.0 < confidence < 1.0 or resamples < 1:
+        raise ConfigError(
+            f"confidence must lie in (0, 1) and resamples be at least 1, got {confidence}, {resamples}"
+        )
+    by_prompt: dict[str, list[int]] = {}
+    for row in judgements:
+        if row["outcome"] not in (-1, 0, 1):
+            raise InputError(f"the outcome of pair {row['id']} must be -1, 0 or 1, got {row['outcome']!r}")
+        by_prompt.setdefault(str(row["id"]), []).append(int(row["outcome"]))
+    sums = np.array([sum(outcomes) for outcomes in by_prompt.values()], dtype=np.float64)
+    sizes = np.array([len(outcomes) for outcomes in by_prompt.values()], dtype=np.float64)
+    drawn = np.random.default_rng(seed).integers(len(sums), size=(resamples, len(sums)))
+    scores = sums[drawn].sum(axis=1) / sizes[drawn].sum(axis=1)
+    low, high = np.quantile(scores, [(1.0 - confidence) / 2.0, (1.0 + confidence) / 2.0]).tolist()
+    outcomes = [outcome for group in by_prompt.values() for outcome in group]
+    return Preference(
+        score=float(sums.sum() / sizes.sum()),
+        low=low,
+        high=high,
+        confidence=confidence,
+        wins=outcomes.count(1),
+        losses=outcomes.count(-1),
+        ties=outcomes.count(0),
+        unreadable=sum(int(row.get("unreadable", 0)) for row in judgements),
+    )
+
+
+def _question(prompt: str, first: str, second: str) -> Conversation:
+    query = JUDGE_QUERY.format(prompt=prompt, completion1=first, completion2=second)
+    return [{"role": "system", "content": JUDGE_PROMPT}, {"role": "user", "content": query}]
+
+
+def _outcome(marked_first: int | None, marked_second: int | None) -> int:
+    """From the verdicts of both orders to the marked text's win (1), loss (−1) or tie (0)."""
+    if (marked_first, marked_second) == (1, 2):
+        return 1
+    return -1 if (marked_first, marked_second) == (2, 1) else 0

@@ -1,0 +1,147 @@
+"""Seconds per text to generate and to detect, and the most memory each took, schemes side by side.
+
+All schemes take their turn in every round, nobody always first, so that a busy machine disturbs them alike;
+the first, short round is not counted: it builds tables, fills caches and compiles kernels. Texts are written
+and detected one by one, each round has prompts of its own, and a scheme detects what it wrote.
+Boundary: a host and bound schemes in memory; nothing is stored here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import platform
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dewmark.hosts.base import Decoding
+from dewmark.hosts.transformers.model import TransformersHost
+from dewmark.scheme import BoundScheme
+
+__all__ = ["DETECT", "GENERATE", "NO_MARK", "Timing", "device_name", "time_round", "warm_up"]
+
+GENERATE, DETECT = "generate", "detect"
+NO_MARK = "none"
+_WARM_TOKENS = 24
+_MIB = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """One scheme's cost in one round; ``peak_mib`` is None where the system does not tell."""
+
+    scheme: str
+    phase: str
+    round: int
+    seconds_per_text: float
+    peak_mib: float | None
+    device: str
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        return dataclasses.asdict(self)
+
+
+def device_name(host: TransformersHost) -> str:
+    """What the host runs on."""
+    import torch
+
+    device = host.model.device
+    if device.type == "cuda":
+        return str(torch.cuda.get_device_name(device))
+    return f"{device.type} ({platform.machine()}, {torch.get_num_threads()} threads)"
+
+
+def warm_up(
+    host: TransformersHost, schemes: Mapping[str, BoundScheme], prompt: str, *, decoding: Decoding
+) -> None:
+    """One short text of every scheme, written and detected."""
+    tokens = min(_WARM_TOKENS, decoding.max_new_tokens)
+    short = dataclasses.replace(decoding, max_new_tokens=tokens, min_new_tokens=tokens)
+    for bound in (None, *schemes.values()):
+        made = _written(host, bound, prompt, 0, short)
+        if bound is not None and made.strip():
+            bound.detect(made)
+
+
+def time_round(
+    host: TransformersHost,
+    schemes: Mapping[str, BoundScheme],
+    prompts: Sequence[str],
+    *,
+    decoding: Decoding,
+    number: int,
+) -> list[Timing]:
+    """Round ``number``: every scheme and no mark on these prompts, in an order that moves on each round."""
+    rows: dict[str, BoundScheme | None] = {NO_MARK: None, **schemes}
+    labels = list(rows)
+    start = number % len(labels)
+    device = device_name(host)
+    timings: dict[tuple[str, str], Timing] = {}
+    for label in labels[start:] + labels[:start]:
+        bound = rows[label]
+        with _peak(host) as peak:
+            began = _now(host)
+            texts = [_written(host, bound, prompt, i, decoding) for i, prompt in enumerate(prompts)]
+            seconds = (_now(host) - began) / len(prompts)
+        timings[label, GENERATE] = Timing(label, GENERATE, number, seconds, peak.mib, device)
+        if bound is None:
+            continue
+        full = [text for text in texts if text.strip()] or ["."]
+        with _peak(host) as peak:
+            began = _now(host)
+            for text in full:
+                bound.detect(text)
+            seconds = (_now(host) - began) / len(full)
+        timings[label, DETECT] = Timing(label, DETECT, number, seconds, peak.mib, device)
+    return [
+        timings[label, phase] for phase in (GENERATE, DETECT) for label in labels if (label, phase) in timings
+    ]
+
+
+def _written(
+    host: TransformersHost, bound: BoundScheme | None, prompt: str, seed: int, decoding: Decoding
+) -> str:
+    made = host.generate([prompt], scheme=bound, seeds=[seed], batch_size=1, **dataclasses.asdict(decoding))
+    return made[0].text.replace("\x00", " ")  # which detectors refuse
+
+
+def _now(host: TransformersHost) -> float:
+    if host.model.device.type == "cuda":
+        import torch
+
+        torch.cuda.synchronize()
+    return time.perf_counter()
+
+
+@dataclass
+class _Peak:
+    mib: float | None = None
+
+
+@contextlib.contextmanager
+def _peak(host: TransformersHost) -> Iterator[_Peak]:
+    """The most memory in use within the block: the GPU's, or on a CPU the process's resident memory."""
+    peak = _Peak()
+    if host.model.device.type == "cuda":
+        import torch
+
+        torch.cuda.reset_peak_memory_stats()
+        yield peak
+        peak.mib = round(torch.cuda.max_memory_allocated() / _MIB, 1)
+        return
+    with contextlib.suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # resets the high-water mark (Linux)
+    yield peak
+    peak.mib = _resident_peak()
+
+
+def _resident_peak() -> float | None:
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
+            if line.startswith("VmHWM:"):
+                return round(int(line.split()[1]) / 1024, 1)
+    return None

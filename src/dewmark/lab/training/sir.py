@@ -1,0 +1,193 @@
+"""Training of SIR's transform network: contexts that mean alike get like signs, others get independent ones.
+
+With e and e' the centred unit embeddings of two contexts, T and T' their outputs, and m the median cosine of
+a batch's pairs, a step lowers the mean over pairs of
+
+    | tanh(20 (cos(e, e') − m)) − cos(T, T') |                 alike stays alike, the rest is spread evenly
+    + 0.1 (mean of T's row means² + of its column means²)      no output and no context leans to one sign
+    + relu(0.05 − |T|)                                         outputs stay off zero, where signs are unsure
+
+for two batches of 32 contexts, all pairs between them. Every other context of the second batch is another
+prefix of the same text as its partner, so that texts which grow are among the pairs.
+
+The network that SIR and ATW train: an input layer, two residual blocks, an output layer.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from dewmark.arrays import F32, I64
+from dewmark.baselines.learned.sir import HIDDEN, OUTPUTS, context_of, words_of
+from dewmark.core.whitening import normalize_rows
+from dewmark.encoders.contexts import ordinary_texts
+from dewmark.errors import InputError
+from dewmark.lab.training.job import Job, Trained
+from dewmark.lab.training.loop import TorchLearner, device_of, generator, rng, run_steps
+
+__all__ = ["Learner", "ResidualNetwork", "TransformNetwork", "contexts_of", "fit", "losses", "train"]
+
+_FAR = 1 << 40  # a step number that no training reaches
+
+
+class ResidualNetwork(torch.nn.Module):
+    """d → hidden → two residual blocks → outputs; what the first layer reads is for subclasses to say."""
+
+    def __init__(self, width: int, seed: int, *, hidden: int, outputs: int) -> None:
+        super().__init__()
+        sizes = {"input": (width, hidden), "first": (hidden, hidden), "second": (hidden, hidden)}
+        source = generator(seed, _FAR)
+        for name, (rows, columns) in {**sizes, "output": (hidden, outputs)}.items():
+            weights = torch.randn(rows, columns, generator=source) / math.sqrt(rows)
+            self.register_parameter(f"{name}_W", torch.nn.Parameter(weights))
+            self.register_parameter(f"{name}_b", torch.nn.Parameter(torch.zeros(columns)))
+
+    def arrays(self) -> dict[str, NDArray[np.float16]]:
+        """Weights and biases by the names that the schemes read."""
+        found = ((name.replace("_", "."), tensor) for name, tensor in self.named_parameters())
+        return {name: tensor.detach().half().cpu().numpy() for name, tensor in found}
+
+    def layer(self, name: str, h: torch.Tensor) -> torch.Tensor:
+        """One layer's affine map of rows (N, ·)."""
+        return h @ self.get_parameter(f"{name}_W") + self.get_parameter(f"{name}_b")
+
+    def after_input(self, h: torch.Tensor) -> torch.Tensor:
+        """What the first layer gave, (N, hidden), through the rest: (N, outputs)."""
+        for name in ("first", "second"):
+            h = h + torch.relu(self.layer(name, h))
+        return self.layer("output", h)
+
+
+STEPS, BATCH, RATE = 500, 32, 1e-3
+
+TEXTS, PREFIXES = 256, 5  # of each text
+
+CHUNK, REACH = 10, 20  # the scheme's defaults
+
+GAIN, OFF_ZERO, BALANCE = 20.0, 0.05, 0.1
+
+_ENCODED = 64  # contexts between two looks at the clock
+
+
+def train(job: Job) -> Trained:
+    """Train the network for an encoder, on prefixes of a host's texts."""
+    arrays, report = fit(job)
+    return Trained(parameters={"outputs": OUTPUTS, "hidden": HIDDEN}, arrays=arrays, report=report)
+
+
+def fit(job: Job) -> tuple[dict[str, NDArray[Any]], dict[str, float]]:
+    """The network's arrays, and how the training went."""
+    contexts, groups = contexts_of(job.texts_for(TEXTS, least=BATCH), seed=job.seed)
+    vectors = normalize_rows(job.keep("contexts", lambda: {"vectors": _encoded(job, contexts)})["vectors"])
+    mean = vectors.mean(axis=0)
+    network = TransformNetwork(job.encoder.dim, job.seed).to(device_of(job))
+    learner = Learner(network, normalize_rows(vectors - mean), groups, seed=job.seed)
+    loss = run_steps(learner, job, steps=job.steps or STEPS, description="training the network")
+    return {"mean": mean, **network.arrays()}, {"loss": loss, **learner.judge()}
+
+
+def contexts_of(texts: list[str], *, seed: int) -> tuple[list[str], I64]:
+    """Contexts as the scheme sees them, and the text that each is from, (N,).
+
+    Some prefixes of every text, and the package's own sentences in many languages, two by two.
+    """
+    source = rng(seed, _FAR)
+    contexts: list[str] = []
+    groups: list[int] = []
+    for group, text in enumerate(texts):
+        words = words_of(text)
+        whole = len(words) // CHUNK
+        for count in source.permutation(whole)[:PREFIXES] + 1:
+            contexts.append(context_of(words, int(count), size=CHUNK, reach=REACH))
+            groups.append(group)
+    if len(set(groups)) < BATCH:
+        raise InputError(
+            f"{len(set(groups))} training texts have {CHUNK} words or more and {BATCH} are needed: add some"
+        )
+    for ordinary in ordinary_texts():
+        lines = ordinary.splitlines()
+        contexts += [" ".join(lines[i : i + 2]) for i in range(0, len(lines), 2)]
+    own = range(len(texts), len(texts) + len(contexts) - len(groups))
+    return contexts, np.array([*groups, *own], dtype=np.int64)
+
+
+def _encoded(job: Job, contexts: list[str]) -> F32:
+    rows = []
+    for i in range(0, len(contexts), _ENCODED):
+        job.progress("encoding contexts", i, len(contexts))
+        rows.append(job.encoder.encode(contexts[i : i + _ENCODED]))
+    job.progress("encoding contexts", len(contexts), len(contexts))
+    return np.concatenate(rows)
+
+
+class TransformNetwork(ResidualNetwork):
+    """d_C → 500 → two residual blocks → 300."""
+
+    def __init__(self, width: int, seed: int, *, hidden: int = HIDDEN, outputs: int = OUTPUTS) -> None:
+        super().__init__(width, seed, hidden=hidden, outputs=outputs)
+
+    def forward(self, e: torch.Tensor) -> torch.Tensor:
+        """Centred unit embeddings (N, d_C) to T (N, K)."""
+        return self.after_input(self.layer("input", e))
+
+
+class Learner(TorchLearner):
+    """The network under Adam; contexts (N, d_C) with the text that each is from, (N,)."""
+
+    def __init__(self, network: TransformNetwork, contexts: F32, groups: I64, *, seed: int) -> None:
+        self._adam = torch.optim.Adam(network.parameters(), lr=RATE)
+        super().__init__({"network": network}, {"adam": self._adam})
+        self._network = network
+        self._contexts = torch.from_numpy(contexts).to(next(network.parameters()).device)
+        self._groups = groups
+        self._order = np.argsort(groups, kind="stable")
+        self._ends = np.cumsum(np.bincount(groups))
+        self._seed = seed
+
+    def step(self, index: int) -> float:
+        """One step; returns the sum of the three losses."""
+        first, second = (self._contexts[chosen] for chosen in self._pairs(rng(self._seed, index)))
+        loss = torch.stack(losses(first, second, self._network(first), self._network(second))).sum()
+        self._adam.zero_grad()
+        torch.autograd.backward(loss)
+        self._adam.step()
+        return float(loss.detach())
+
+    @torch.no_grad()
+    def judge(self) -> dict[str, float]:
+        """Mean products of signs: between prefixes of one text, and between different texts."""
+        T = self._network(self._contexts)
+        signs = torch.where(T - T.mean(dim=1, keepdim=True) >= 0.0, 1.0, -1.0)
+        product = (signs @ signs.T / signs.shape[1]).cpu().numpy()
+        same = self._groups[:, None] == self._groups[None, :]
+        np.fill_diagonal(product, np.nan)
+        return {
+            "same_text": float(np.nanmean(product[same])),
+            "other_texts": float(np.nanmean(product[~same])),
+            "spread": float(np.nanstd(product[~same])),
+        }
+
+    def _pairs(self, source: np.random.Generator) -> tuple[I64, I64]:
+        """Two batches of contexts; every other one of the second is of the same text as its partner."""
+        first, second = source.integers(len(self._groups), size=(2, BATCH))
+        group = self._groups[first[::2]]
+        sizes = np.diff(self._ends, prepend=0)[group]
+        second[::2] = self._order[self._ends[group] - 1 - source.integers(sizes)]
+        return first, second
+
+
+def losses(
+    e: torch.Tensor, e_other: torch.Tensor, T: torch.Tensor, T_other: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Likeness, balance and distance from zero, of two batches' embeddings (N, d_C) and outputs (N, K)."""
+    cosine = e @ e_other.T
+    unit, unit_other = (torch.nn.functional.normalize(each, dim=-1) for each in (T, T_other))
+    likeness = (torch.tanh(GAIN * (cosine - cosine.median())) - unit @ unit_other.T).abs().mean()
+    both = torch.cat((T, T_other))
+    balance = BALANCE * (both.mean(dim=0).square().mean() + both.mean(dim=1).square().mean())
+    return likeness, balance, torch.relu(OFF_ZERO - both.abs()).mean()

@@ -1,0 +1,223 @@
+"""Training of TS: γ and δ after each token, for detectability and meaning at once.
+
+The host reads unmarked texts once and its likeliest candidates of every place are kept. A step marks a batch
+of them as if under a fresh key. With a keyed uniform u per candidate a token is green if u < γ; its
+relaxation
+
+    m = sigmoid((logit γ − logit u) / τ),    τ = 0.1
+
+is the Gumbel softmax of a coin of chance γ, and lets gradients through. With p' = softmax(logits + δ m):
+
+    L_D = −z,      z = Σ_t (Σ_v p'_tv m_tv − γ_t) / √Σ_t γ_t(1 − γ_t)
+    L_S = −cos of the meanings of two texts, one token per place drawn from p' and from p with the same noise
+
+The meaning of a text is the sum of its tokens' vectors, the encoder applied to each token and whitened: the
+packaged encoder runs in numpy and has no gradient, but this composed form of it, which DEW's contexts use
+too, is linear. Drawn tokens are one-hot forward and soft backward (straight through). Texts are fixed, so a
+difference at one place does not send the rest of the text elsewhere: what is compared is the choice of words,
+not two different stories. MGDA then takes the shortest vector between the two gradients, along which both
+losses fall, until none can without the other rising.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch.nn.functional import cosine_similarity, softplus
+
+from dewmark import config
+from dewmark.baselines.learned.ts import HIDDEN, LEAST, inputs
+from dewmark.encoders.contexts import load_statistics, token_vectors
+from dewmark.errors import InputError
+from dewmark.lab.training.job import Job, Trained
+from dewmark.lab.training.loop import TorchLearner, device_of, generator, run_steps
+from dewmark.workspace import LanguageModel, Workspace
+
+__all__ = ["min_norm", "train"]
+
+STEPS = 500
+TEXTS, LENGTH, CANDIDATES = 256, 96, 512
+BATCH, RATE = 16, 1e-4
+GAMMA, DELTA = 0.25, 2.0  # where the networks begin: KGW's values
+TAU = 0.1
+_DRAW_TAU = 0.5  # of the tokens' own softmax, backward only
+_JUDGED = 4  # batches that the report is taken on
+_FAR = 1 << 40  # step numbers that no training reaches
+
+
+def train(job: Job) -> Trained:
+    """Train both networks for a host."""
+    texts = job.texts_for(TEXTS)
+    kept = job.keep("candidates", lambda: _candidates(job, texts))
+    device = device_of(job)
+    width = job.info.embeddings().shape[1]
+    starts = {
+        "gamma": math.log((GAMMA - LEAST) / (1.0 - LEAST - GAMMA)),
+        "delta": math.log(math.expm1(DELTA)),
+    }
+    networks = torch.nn.ModuleDict(
+        {name: Network(width, start, job.seed + i) for i, (name, start) in enumerate(starts.items())}
+    ).to(device)
+    learner = Learner(networks, _Material.of(job, kept, device), seed=job.seed)
+    before = learner.judge()
+    run_steps(learner, job, steps=job.steps or STEPS)
+    after = learner.judge()
+    arrays = {
+        f"{name}.{part}": tensor.detach().float().cpu().numpy()
+        for name, network in networks.items()
+        for part, tensor in network.named_parameters()
+    }
+    report = {**{f"{name}_at_start": value for name, value in before.items()}, **after}
+    return Trained(parameters={"tokens": LENGTH}, arrays=arrays, report=report)
+
+
+class Network(torch.nn.Module):
+    """x ↦ relu(x A + a) B + b; nearly the constant ``start`` before training."""
+
+    def __init__(self, width: int, start: float, seed: int) -> None:
+        super().__init__()
+        source = generator(seed, _FAR)
+        self.A = torch.nn.Parameter(torch.randn(width, HIDDEN, generator=source) / math.sqrt(width))
+        self.a = torch.nn.Parameter(torch.zeros(HIDDEN))
+        self.B = torch.nn.Parameter(0.01 * torch.randn(HIDDEN, 1, generator=source) / math.sqrt(HIDDEN))
+        self.b = torch.nn.Parameter(torch.tensor([start]))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Inputs (…, d_T) to numbers (…)."""
+        return (torch.relu(x @ self.A + self.a) @ self.B + self.b).squeeze(-1)
+
+
+@dataclass(frozen=True)
+class _Material:
+    """What N texts of T places are marked with.
+
+    ``before`` (N, T) is the token before each place, ``ids`` and ``logits`` (N, T, m) are its likeliest
+    candidates, ``x`` (vocab + 1, d_T) the networks' inputs, ``meanings`` (vocab, d_C) the tokens' vectors.
+    """
+
+    before: torch.Tensor
+    ids: torch.Tensor
+    logits: torch.Tensor
+    x: torch.Tensor
+    meanings: torch.Tensor
+
+    @classmethod
+    def of(cls, job: Job, kept: Mapping[str, NDArray[Any]], device: torch.device) -> _Material:
+        workspace = Workspace(cache=config.cache_dir(), progress=job.progress)
+        whitening = load_statistics(
+            "default", encoder=job.encoder, host=job.info, context="composed", k=1, workspace=workspace
+        )
+        meanings = token_vectors(job.encoder, job.info, whitening=whitening, workspace=workspace)
+        x = inputs(job.info.embeddings())
+        arrays = (kept["before"], kept["ids"], kept["logits"], x, meanings.astype(np.float32))
+        return cls(*(torch.from_numpy(np.array(array)).to(device) for array in arrays))
+
+
+class Learner(TorchLearner):
+    """Both networks under Adam; a step is one MGDA step on a batch of texts and a fresh key."""
+
+    def __init__(self, networks: torch.nn.ModuleDict, material: _Material, *, seed: int) -> None:
+        self._parameters = list(networks.parameters())
+        self._adam = torch.optim.Adam(self._parameters, lr=RATE)
+        super().__init__({"networks": networks}, {"adam": self._adam})
+        self._networks = networks
+        self._material = material
+        self._seed = seed
+
+    def step(self, index: int) -> float:
+        """One step; returns L_D + L_S."""
+        detect, mean = self._losses(index)
+        first = torch.autograd.grad(detect, self._parameters, retain_graph=True)
+        second = torch.autograd.grad(mean, self._parameters)
+        share = min_norm(first, second)
+        for parameter, a, b in zip(self._parameters, first, second, strict=True):
+            parameter.grad = share * a + (1.0 - share) * b
+        self._adam.step()
+        return float((detect + mean).detach())
+
+    @torch.no_grad()
+    def judge(self) -> dict[str, float]:
+        """z of `LENGTH` tokens, cosine, and the means of γ and δ, on batches that no step draws."""
+        losses = np.array([[float(loss) for loss in self._losses(_FAR + i)] for i in range(_JUDGED)])
+        gamma, delta = self._shares(self._material.before)
+        z, cosine = -losses.mean(axis=0)
+        return {
+            "z": z,
+            "cosine": cosine,
+            "gamma": float(gamma.mean()),
+            "gamma_deviation": float(gamma.std()),
+            "delta": float(delta.mean()),
+            "delta_deviation": float(delta.std()),
+        }
+
+    def _shares(self, before: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """γ and δ after tokens, both of their shape."""
+        x = self._material.x[before]
+        share = LEAST + (1.0 - 2.0 * LEAST) * torch.sigmoid(self._networks["gamma"](x))
+        return share, softplus(self._networks["delta"](x))
+
+    def _losses(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """L_D and L_S of one batch under one key."""
+        source, material = generator(self._seed, index), self._material
+        chosen = torch.randperm(len(material.before), generator=source)[:BATCH].to(material.before.device)
+        ids, logits = material.ids[chosen].long(), material.logits[chosen].float()
+        gamma, delta = self._shares(material.before[chosen])
+        u, v = (_uniforms(logits.shape, source).to(logits.device) for _ in range(2))
+        green = torch.sigmoid((torch.logit(gamma)[..., None] - torch.logit(u)) / TAU)
+        marked = logits + delta[..., None] * green
+        found = (marked.softmax(dim=-1) * green).sum(dim=-1)
+        z = (found - gamma).sum(dim=1) / (gamma * (1.0 - gamma)).sum(dim=1).sqrt()
+        noise = -(-v.log()).log()
+        ours, theirs = (self._meaning(ids, _drawn(each + noise)) for each in (marked, logits))
+        return -z.mean(), -cosine_similarity(ours, theirs.detach(), dim=-1).mean()
+
+    def _meaning(self, ids: torch.Tensor, drawn: torch.Tensor) -> torch.Tensor:
+        """Σ of the vectors of drawn tokens (batch, T, m) over each text, (batch, d_C)."""
+        counts = drawn.new_zeros((len(ids), len(self._material.meanings)))
+        counts = counts.scatter_add(1, ids.flatten(1), drawn.flatten(1))
+        return counts @ self._material.meanings
+
+
+def min_norm(first: tuple[torch.Tensor, ...], second: tuple[torch.Tensor, ...]) -> float:
+    """The share of the first gradient in the shortest vector between the two (MGDA for two losses)."""
+    a, b = (torch.cat([part.flatten() for part in each]).double() for each in (first, second))
+    apart = float((a - b) @ (a - b))
+    return min(max(float((b - a) @ b) / apart, 0.0), 1.0) if apart > 0.0 else 0.5
+
+
+def _drawn(noisy: torch.Tensor) -> torch.Tensor:
+    """The candidate with the largest noisy logit as one-hot (batch, T, m), with the gradient of a softmax."""
+    soft = (noisy / _DRAW_TAU).softmax(dim=-1)
+    hard = torch.zeros_like(soft).scatter(-1, noisy.argmax(dim=-1, keepdim=True), 1.0)
+    return hard + (soft - soft.detach())
+
+
+def _uniforms(shape: torch.Size, source: torch.Generator) -> torch.Tensor:
+    return torch.rand(shape, generator=source).clamp_(1e-6, 1.0 - 1e-6)
+
+
+def _candidates(job: Job, texts: Sequence[str]) -> dict[str, NDArray[Any]]:
+    """What the host thinks of every place of the training texts: its `CANDIDATES` likeliest tokens."""
+    tokenized = job.info.tokenizer.encode(texts)
+    rows = [text.ids[:LENGTH] for text in tokenized if len(text.ids) >= LENGTH][:TEXTS]
+    if len(rows) < BATCH:
+        raise InputError(
+            f"{len(rows)} training texts have {LENGTH} tokens or more and {BATCH} are needed: add longer ones"
+        )
+    ids, logits = [], []
+    width = min(CANDIDATES, job.info.vocab_size)
+    host = cast(LanguageModel, job.open_host())
+    for done, whole in enumerate(host.next_logits([""] * len(rows), rows)):
+        job.progress("reading the training texts", done, len(rows))
+        best = whole[1:].topk(width, dim=-1)
+        ids.append(best.indices.int().cpu().numpy())
+        logits.append(best.values.half().cpu().numpy())
+    job.progress("reading the training texts", len(rows), len(rows))
+    before = np.array([row[:-1] for row in rows], dtype=np.int64)
+    return {"before": before, "ids": np.stack(ids), "logits": np.stack(logits)}

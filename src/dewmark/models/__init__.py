@@ -1,0 +1,1 @@
+"""Models that packages carry: downloads, checks, unpacking."""

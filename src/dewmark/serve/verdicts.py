@@ -1,0 +1,161 @@
+"""What the service says of texts: verdicts over one or several tenants' keys, as plain JSON values.
+
+Also how much of it is said. Who may only ask in public (`detect-public`) gets a verdict, a p-value rounded up
+to a power of ten and a z rounded to a whole number: each answer then tells an attacker little about how far
+one change of a text moved its score.
+
+Boundary: texts that were checked in, JSON out; no HTTP.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from dewmark.errors import InputError
+from dewmark.passages import locate
+from dewmark.reports import detection_page as words
+from dewmark.scheme import check_text, decide
+from dewmark.serve.tenants import Tenant
+from dewmark.text.languages import UNDETERMINED, guess_language
+from dewmark.types import Attribution, Detection
+from dewmark.watermark import attribute
+
+__all__ = ["Query", "detect", "find_passages"]
+
+LEAST_PUBLIC_P = 1e-6
+MOST_PUBLIC_Z = 5
+_PUBLIC_LENGTH = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """One text and how it is to be judged; ``public`` says that little may be told."""
+
+    text: str = dataclasses.field(repr=False)
+    prompt: str | None = dataclasses.field(default=None, repr=False)
+    fpr: float = 0.01
+    tokens: bool = False
+    public: bool = False
+
+    def check(self, what: str) -> None:
+        """Refuse what is no text."""
+        check_text(self.text, what)
+        if self.prompt and self.prompt.strip():
+            check_text(self.prompt, f"the prompt of {what}")
+
+    def beginning(self, limit: int) -> str:
+        """The text, or as much of it from its beginning as ``limit`` bytes hold."""
+        if len(self.text) * 4 <= limit:
+            return self.text
+        data = self.text.encode()
+        return self.text if len(data) <= limit else data[:limit].decode(errors="ignore")
+
+
+def detect(
+    queries: Sequence[Query], tenants: Sequence[Tenant], *, test: str | None, limit: int
+) -> list[dict[str, Any]]:
+    """One answer per text, from ``limit`` bytes of it at most; all texts are read in one batch per tenant."""
+    texts = [query.beginning(limit) for query in queries]
+    for text in texts:
+        if not text.strip():
+            raise InputError(f"the first {limit} bytes of the text are blank: there is nothing to score")
+    prompts = [query.prompt for query in queries]
+    columns = [tenant.bound.detect_batch(texts, prompts=prompts, test=test) for tenant in tenants]
+    return [
+        _answer(query, text, tenants, row)
+        for query, text, row in zip(queries, texts, zip(*columns, strict=True), strict=True)
+    ]
+
+
+def find_passages(query: Query, tenants: Sequence[Tenant], *, limit: int, text_fpr: float) -> dict[str, Any]:
+    """The marked passages of one text, under the tenant whose key fits it best."""
+    text = query.beginning(limit)
+    (whole,) = detect([dataclasses.replace(query, fpr=text_fpr)], tenants, test=None, limit=limit)
+    tenant = next(tenant for tenant in tenants if tenant.id == whole["tenant"])
+    found = locate(text, tenant.bound, prompt=query.prompt, fpr=query.fpr)
+    return {
+        "tenant": tenant.id,
+        "passages": [passage.to_dict() for passage in found.passages],
+        "share": found.share,
+        "fpr": query.fpr,
+        "sentence": words.located(found),
+        "detection": whole,
+    }
+
+
+def _answer(
+    query: Query, text: str, tenants: Sequence[Tenant], detections: Sequence[Detection]
+) -> dict[str, Any]:
+    judged = [
+        dataclasses.replace(
+            each, fpr=query.fpr, verdict=decide(each.p_value, each.effective_length, query.fpr)
+        )
+        for each in detections
+    ]
+    found = attribute(judged, fpr=query.fpr)
+    tenant = tenants[found.index]
+    answer = _public(found) if query.public else _full(found, tokens=query.tokens)
+    known = not query.public or found.is_marked  # an outsider need not learn whose key came close
+    return {
+        **answer,
+        "tenant": tenant.id if known else None,
+        "language": _language(text, tenant),
+        "characters": len(query.text),
+        "scored_characters": len(text),
+        "truncated": len(text) < len(query.text),
+        "rounded": query.public,
+        "per_tenant": None
+        if query.public or len(tenants) == 1
+        else [
+            {"tenant": t.id, "p_value": each["p_value"], "z": each["z"], "verdict": each["verdict"]}
+            for t, each in ((t, d.to_dict()) for t, d in zip(tenants, judged, strict=True))
+        ],
+    }
+
+
+def _full(found: Attribution, *, tokens: bool) -> dict[str, Any]:
+    told = dataclasses.replace(found.best, verdict=found.verdict, p_value=found.p_value)
+    return {"tokens": None, **found.to_dict(tokens=tokens), **_in_words(told)}
+
+
+def _public(found: Attribution) -> dict[str, Any]:
+    best = found.best
+    told = dataclasses.replace(
+        best,
+        verdict=found.verdict,
+        p_value=_rounded_up(found.p_value),
+        z=float(max(-MOST_PUBLIC_Z, min(MOST_PUBLIC_Z, round(best.z)))) if math.isfinite(best.z) else best.z,
+        effective_length=_PUBLIC_LENGTH * round(best.effective_length / _PUBLIC_LENGTH),
+        tokens=(),
+    )
+    return {
+        **told.to_dict(),
+        "score": None,
+        "key_fingerprint": None,
+        "p_value_of_key": None,
+        "keys": found.keys,
+        "tokens": None,
+        **_in_words(told),
+    }
+
+
+def _in_words(told: Detection) -> dict[str, str]:
+    return {"one_in": words.one_in(told.p_value), "sentence": words.sentence(told)}
+
+
+def _rounded_up(p_value: float) -> float:
+    """The next power of ten, never less than what is told in public."""
+    if not p_value > LEAST_PUBLIC_P:
+        return LEAST_PUBLIC_P
+    return min(1.0, float(f"1e{math.ceil(math.log10(p_value) - 1e-9)}"))
+
+
+def _language(text: str, tenant: Tenant) -> dict[str, Any]:
+    code = guess_language(text)
+    if code == UNDETERMINED:
+        return {"code": None, "supported": None}
+    return {"code": code, "supported": None if tenant.languages is None else code in tenant.languages}

@@ -1,0 +1,1 @@
+"""Text: words, growing texts, sentences and languages; no models, no keys."""

@@ -1,0 +1,162 @@
+"""The words of a text that grows piece by piece, and what each candidate for the next piece makes of them.
+
+A candidate begins a word, makes the last one longer, or is no word. Whatever it does is judged from the open
+end of the text alone, so the answers are remembered by (open end, piece) and shared by all rows and steps.
+Words that the stream has seen are the words that `segmentation.words` cuts from the same text; the last few
+may still change as it grows.
+
+Boundary: text and token ids; no vectors, no keys.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections import deque
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from dewmark.text.words import MAX_FORM, open_tail, words
+from dewmark.workspace import Tokenizer
+
+__all__ = ["Extension", "Spelling", "TokenStream", "WordStream", "extend"]
+
+_KEPT = 64  # how many words a stream remembers: the widest context
+_OPEN = 6  # how many of the last words a piece may still change, in scripts without spaces
+_LONGEST = 4 * MAX_FORM
+_ENOUGH = 8192  # characters at the end of a long text that hold all words a stream remembers
+_UNDECODED = "\N{REPLACEMENT CHARACTER}"
+_UTF8 = 4
+
+
+class Extension(NamedTuple):
+    """What a piece does to the words so far.
+
+    ``form`` is the word that the text then ends with: a new one, or the last one grown longer; None if the
+    piece makes none (spaces, punctuation, part of a character). ``back`` says how many of the last words are
+    replaced: 0 by a new word, 1 by the last one grown. ``between`` are words that come before ``form`` then
+    and did not before: none, but where a piece makes several, or a script without spaces is cut anew. The
+    context to score the word in is `WordStream.context`.
+    """
+
+    form: str | None
+    back: int = 0
+    between: tuple[str, ...] = ()
+
+
+NOTHING = Extension(None)
+
+
+@functools.lru_cache(maxsize=1 << 18)
+def extend(tail: str, piece: str) -> Extension:
+    """What ``piece`` does after a text with the open end ``tail`` ("" if no word is open)."""
+    if _UNDECODED in piece:
+        return NOTHING
+    before, after = _forms(tail), _forms(tail + piece)
+    same = 0
+    while same < min(len(before), len(after)) and before[same] == after[same]:
+        same += 1
+    if same == len(after):
+        return NOTHING
+    return Extension(after[-1], len(before) - same, tuple(after[same:-1]))
+
+
+def _forms(text: str) -> list[str]:
+    return [word.form for word in words(text)]
+
+
+class WordStream:
+    """The last words of one growing text."""
+
+    def __init__(self, text: str = "") -> None:
+        self._final: deque[str] = deque(maxlen=_KEPT)
+        self._open: list[str] = []
+        self._tail = ""
+        self.append(text)
+
+    def append(self, piece: str) -> None:
+        """The text goes on with ``piece``."""
+        text = self._tail + piece[-_ENOUGH:]
+        tail = open_tail(text)
+        self._final.extend(_forms(text[: len(text) - len(tail)]))
+        found = words(tail)
+        kept = found[-_OPEN:] if len(tail) <= _LONGEST else found[-1:]
+        self._final.extend(word.form for word in found[: len(found) - len(kept)])
+        tail = tail[kept[0].start :] if kept else ""
+        if len(tail) > _LONGEST:
+            tail = tail[:MAX_FORM] + tail[-2:]  # one endless word: its form, and what joins the next piece
+        self._open = [word.form for word in kept]
+        self._tail = tail
+
+    def extensions(self, pieces: Iterable[str]) -> list[Extension]:
+        """What each of the candidates for the next piece would make."""
+        tail = self._tail
+        # after a space nothing depends on the tail: one answer serves all texts
+        return [extend("" if piece[:1].isspace() else tail, piece) for piece in pieces]
+
+    def recent(self, k: int) -> tuple[str, ...]:
+        """The last ``k`` words (at most 64; fewer at the start), oldest first."""
+        return self.context(Extension(None), k=k)
+
+    def context(self, extension: Extension, *, k: int) -> tuple[str, ...]:
+        """The ``k`` words that stand before the word which an extension of this text makes, oldest first."""
+        known = [*self._final, *self._open]
+        before = (*known[: len(known) - extension.back], *extension.between)
+        return before[max(len(before) - k, 0) :]
+
+
+class Spelling:
+    """The text of every token of a tokenizer, as it stands after other text: spaces are kept."""
+
+    def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
+        self._tokenizer = tokenizer
+        self._anchor = tokenizer.encode(["a"])[0].ids[-1:]
+        self._prefix = tokenizer.decode([self._anchor])[0]
+        known = [[i] for i in range(min(tokenizer.size, vocab_size))]
+        self.pieces = self.decode(known) + [""] * (vocab_size - len(known))
+        """One text per id; "" for special and unknown ids, U+FFFD where a token is part of a character."""
+
+    def decode(self, batch: Sequence[Sequence[int]]) -> list[str]:
+        """Token ids to text as it stands after other text."""
+        # many tokenizers swallow the space before the first token, so there is one before it
+        texts = self._tokenizer.decode([[*self._anchor, *ids] for ids in batch])
+        return [text[len(self._prefix) :] for text in texts]
+
+    def forms(self) -> list[str]:
+        """The words that single tokens make, sorted: worth encoding before the first text is marked."""
+        return sorted({form for piece in self.pieces if (form := extend("", piece).form) is not None})
+
+    def is_special(self, token: int) -> bool:
+        """Whether an id stands for no text."""
+        return token in self._tokenizer.special_ids
+
+
+class TokenStream(WordStream):
+    """The last words of one text that a host writes token by token; special tokens end a word."""
+
+    def __init__(self, spelling: Spelling, ids: Sequence[int] = ()) -> None:
+        super().__init__()
+        self._spelling = spelling
+        self._pending: list[int] = []
+        for token in ids[-_ENOUGH:]:
+            self.push(token)
+
+    def candidates(self, tokens: Sequence[int]) -> list[Extension]:
+        """What each of these tokens would make if it came next."""
+        if self._pending:
+            return self.extensions(self._spelling.decode([[*self._pending, token] for token in tokens]))
+        return self.extensions(self._spelling.pieces[token] for token in tokens)
+
+    def push(self, token: int) -> None:
+        """The text goes on with one token. Bytes of one character wait for each other."""
+        if self._spelling.is_special(token):
+            self._pending = []
+            self.append("\n")
+            return
+        piece = self._spelling.pieces[token]
+        if self._pending or _UNDECODED in piece:
+            self._pending.append(token)
+            piece = self._spelling.decode([self._pending])[0]
+            if piece.endswith(_UNDECODED) and len(self._pending) < _UTF8:
+                return
+            self._pending = []
+        self.append(piece)
