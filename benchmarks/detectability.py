@@ -24,6 +24,7 @@ import numpy as np
 from common import openings, quality, with_configs
 
 import dewmark
+from dewmark.decoding import Decoding
 from dewmark.hosts.base import Host
 from dewmark.scheme import BoundScheme
 from dewmark.storage import append_jsonl
@@ -41,9 +42,7 @@ def main() -> None:
     host = dewmark.load_host(args.host, device=args.device, dtype=args.dtype)
     prompts = openings(args.texts)
     sampling = {
-        "max_new_tokens": args.tokens,
-        "min_new_tokens": args.tokens,
-        "no_repeat_ngram": 4,
+        "decoding": Decoding(max_new_tokens=args.tokens, min_new_tokens=args.tokens, no_repeat_ngram=4),
         "batch_size": args.batch_size,
     }
     unmarked = _written(out / "unmarked", host, prompts, None, sampling)
@@ -96,7 +95,7 @@ ATTACKS: dict[str, Attack] = {
 
 
 def _written(
-    path: Path, host: Host, prompts: Texts, scheme: BoundScheme | None, sampling: dict[str, int]
+    path: Path, host: Host, prompts: Texts, scheme: BoundScheme | None, sampling: dict[str, Any]
 ) -> Texts:
     """Completions from the file, or written now and kept."""
     kept = path.with_suffix(".jsonl")

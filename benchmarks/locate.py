@@ -24,6 +24,7 @@ from pathlib import Path
 import numpy as np
 
 import dewmark
+from dewmark.decoding import Decoding
 from dewmark.scheme import BoundScheme
 from dewmark.storage import append_jsonl
 from dewmark.types import Generation
@@ -119,9 +120,7 @@ def _inserts(args: argparse.Namespace, scheme: BoundScheme) -> list[str]:
             _openings()[len(rows) : args.texts],
             scheme=scheme,
             seeds=list(range(len(rows), args.texts)),
-            max_new_tokens=args.tokens,
-            min_new_tokens=args.tokens,
-            no_repeat_ngram=4,
+            decoding=Decoding(max_new_tokens=args.tokens, min_new_tokens=args.tokens, no_repeat_ngram=4),
             batch_size=args.batch_size,
             on_batch=keep,
         )

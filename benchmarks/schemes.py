@@ -14,7 +14,6 @@ detect (the unmarked completions, once everything is warm). A configuration may 
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import json
 import time
 from collections.abc import Sequence
@@ -25,7 +24,8 @@ import numpy as np
 from common import openings, quality, read_texts
 
 import dewmark
-from dewmark.hosts.base import Decoding, Host
+from dewmark.decoding import Decoding
+from dewmark.hosts.base import Host, generation_hash
 from dewmark.lab.bench.subjects import CONFIGURATIONS, bind, chosen, configuration
 from dewmark.scheme import BoundScheme
 from dewmark.storage import append_jsonl, atomic_write, read_jsonl
@@ -113,7 +113,7 @@ def _written(
     decoding = Decoding(max_new_tokens=args.tokens, min_new_tokens=args.tokens, no_repeat_ngram=4)
     if path.exists():
         rows = [row for _, row in read_jsonl(path)]
-        expected = [(prompt, decoding.config_hash(scheme, host.info)) for prompt in prompts]
+        expected = [(prompt, generation_hash(decoding, scheme, host.info)) for prompt in prompts]
         if [(row["prompt"], row["config_hash"]) for row in rows] == expected:
             return [row["text"] for row in rows], rows[0]["seconds"]
         path.unlink()
@@ -123,7 +123,7 @@ def _written(
         scheme=scheme,
         seeds=range(len(prompts)),
         batch_size=args.batch_size,
-        **dataclasses.asdict(decoding),
+        decoding=decoding,
     )
     seconds = round((time.perf_counter() - started) / len(made), 4)
     append_jsonl(path, [_kept(generation) | {"seconds": seconds} for generation in made])

@@ -9,6 +9,7 @@ import pytest
 from tests.fakes import PAPER
 
 import dewmark
+from dewmark.decoding import Decoding
 from dewmark.errors import ConfigError, InputError
 from dewmark.hosts.fake import FakeHost
 
@@ -36,7 +37,10 @@ def words(host: FakeHost, count: int, *, seed: int) -> str:
 def mixed(host: FakeHost, scheme: dewmark.BoundScheme) -> tuple[str, int, int]:
     """120 unmarked words, 120 marked ones, 120 unmarked; and where the marked ones stand."""
     (marked,) = host.generate(
-        [PROMPT], scheme=scheme, seeds=[1], max_new_tokens=120, min_new_tokens=120, no_repeat_ngram=3
+        [PROMPT],
+        scheme=scheme,
+        seeds=[1],
+        decoding=Decoding(max_new_tokens=120, min_new_tokens=120, no_repeat_ngram=3),
     )
     insert = marked.text.strip()
     before, after = words(host, 120, seed=1) + " ", " " + words(host, 120, seed=2)

@@ -33,6 +33,7 @@ HEAVY = (
 )
 PUBLIC = [
     "Attribution",
+    "Decoding",
     "Detection",
     "DewmarkError",
     "Generation",

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import dewmark
+from dewmark.decoding import Decoding
 
 pytestmark = pytest.mark.models
 
@@ -30,7 +31,9 @@ PAPER = {"units": "token", "sampler": "bias"}
 def test_marked_is_found_and_nothing_else(settings: dict[str, str], tmp_path: Path) -> None:
     watermark = dewmark.Watermark.load(dewmark.Key(bytes(range(32))), settings=settings)
     marked = [g.text for g in watermark.generate_batch(PROMPTS, seeds=range(4), **LENGTH)]
-    unmarked = watermark.host.generate(PROMPTS, scheme=None, seeds=range(4), **LENGTH, no_repeat_ngram=4)
+    unmarked = watermark.host.generate(
+        PROMPTS, scheme=None, seeds=range(4), decoding=Decoding(**LENGTH, no_repeat_ngram=4)
+    )
     found = watermark.detect_batch(marked)
     # z is near 5 on tokens with a bias, 10 on words, with a spread of about 1 in each text: 0.5 in their mean
     assert np.mean([d.z for d in found]) > 3.5

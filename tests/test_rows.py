@@ -8,10 +8,11 @@ import pytest
 import torch
 
 from dewmark.core.keys import Key
+from dewmark.decoding import Decoding
 from dewmark.errors import ConfigError, VocabularyError
 from dewmark.hosts.fake import FakeHost
 from dewmark.registry import SCHEMES
-from dewmark.sampling import SessionRows, Warping
+from dewmark.sampling import SessionRows
 from dewmark.workspace import Workspace
 
 CPU = torch.device("cpu")
@@ -60,7 +61,7 @@ class Text:
         chance = random.Random(number)
         self.prompt = [chance.randrange(4, VOCAB) for _ in range(chance.randrange(1, 12))]
         self.seed = number
-        self.warping = Warping(
+        self.decoding = Decoding(
             temperature=chance.choice([0.7, 1.0, 1.2]), top_k=40, top_p=chance.choice([0.9, 1.0])
         )
         self.ids: list[int] = []
@@ -70,9 +71,7 @@ class Text:
             prompt,
             torch.ones_like(prompt),
             seeds=[number],
-            temperature=self.warping.temperature,
-            top_k=40,
-            top_p=self.warping.top_p,
+            decoding=self.decoding,
         )
         for _ in range(length):
             ids = [*self.prompt, *self.ids]
@@ -82,7 +81,7 @@ class Text:
     def open(self, rows, step: int):
         """The row, and the list that grows under it."""
         written = self.ids[:step]
-        return rows.open(self.prompt, written, seed=self.seed, warping=self.warping), written
+        return rows.open(self.prompt, written, seed=self.seed, decoding=self.decoding), written
 
 
 @pytest.mark.parametrize("name", SCHEME_SETTINGS)
@@ -133,7 +132,7 @@ def test_the_seed_decides_what_is_drawn(host, bag_encoder, tmp_path) -> None:
     bound = bound_for("dew tokens", host, tmp_path)
     for rows in (bound.rows(CPU), SessionRows(bound, CPU)):
         scores = torch.zeros(3, VOCAB)
-        opened = [rows.open([5, 6, 7], [], seed=seed, warping=Warping()) for seed in (1, 1, 2)]
+        opened = [rows.open([5, 6, 7], [], seed=seed, decoding=Decoding()) for seed in (1, 1, 2)]
         first, again, other = rows.mark(opened, scores).argmax(dim=1).tolist()
         assert first == again != other
 
@@ -141,13 +140,13 @@ def test_the_seed_decides_what_is_drawn(host, bag_encoder, tmp_path) -> None:
 def test_logits_of_another_width_are_refused(host, bag_encoder, tmp_path) -> None:
     rows = bound_for("dew tokens", host, tmp_path).rows(CPU)
     with pytest.raises(VocabularyError, match="401 logits"):
-        rows.mark([rows.open([5], [], seed=0, warping=Warping())], torch.zeros(1, 401))
+        rows.mark([rows.open([5], [], seed=0, decoding=Decoding())], torch.zeros(1, 401))
 
 
 def test_a_row_without_any_usable_logit_goes_back_as_it_came(host, bag_encoder, tmp_path) -> None:
     for name in ("dew tokens", "dew words", "exp"):
         rows = bound_for(name, host, tmp_path).rows(CPU)
-        opened = [rows.open([5, 6, 7], [], seed=seed, warping=Warping()) for seed in (1, 2)]
+        opened = [rows.open([5, 6, 7], [], seed=seed, decoding=Decoding()) for seed in (1, 2)]
         scores = torch.zeros(2, VOCAB)
         scores[1] = -torch.inf
         marked = rows.mark(opened, scores)
@@ -162,9 +161,10 @@ def test_no_request_waits_for_the_encoder_to_load(host, bag_encoder, tmp_path) -
     assert bag_encoder.calls == [1]
 
 
-def test_temperature_must_be_positive() -> None:
+def test_temperature_must_be_positive(host, tmp_path) -> None:
+    rows = bound_for("kgw", host, tmp_path).rows(CPU)
     with pytest.raises(ConfigError, match="temperature must be positive, got 0"):
-        Warping(temperature=0.0)
+        rows.open([5], [], seed=0, decoding=Decoding(temperature=0.0))
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
@@ -176,7 +176,7 @@ def test_a_gpu_marks_rows_as_a_cpu_does(host, bag_encoder, tmp_path, name) -> No
     for device in ("cpu", "cuda"):
         rows = bound.rows(torch.device(device))
         opened = [
-            rows.open([5 + i, 6, 7], [8, 9 + i], seed=i, warping=Warping(top_p=(0.9, 1.0)[i % 2]))
+            rows.open([5 + i, 6, 7], [8, 9 + i], seed=i, decoding=Decoding(top_p=(0.9, 1.0)[i % 2]))
             for i in range(6)
         ]
         marked.append(rows.mark(opened, scores.to(device)).softmax(-1).cpu())

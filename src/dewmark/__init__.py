@@ -13,6 +13,7 @@ from dewmark.version import __version__
 
 _PUBLIC = {
     "Attribution": "dewmark.types",
+    "Decoding": "dewmark.decoding",
     "Detection": "dewmark.types",
     "DewmarkError": "dewmark.errors",
     "Generation": "dewmark.types",
@@ -32,6 +33,7 @@ _PUBLIC = {
 
 __all__ = [
     "Attribution",
+    "Decoding",
     "Detection",
     "DewmarkError",
     "Generation",
@@ -52,6 +54,7 @@ __all__ = [
 
 if TYPE_CHECKING:
     from dewmark.core.keys import Key
+    from dewmark.decoding import Decoding
     from dewmark.detector import export_detector, load_detector
     from dewmark.errors import DewmarkError
     from dewmark.hosts import load_host

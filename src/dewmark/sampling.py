@@ -31,17 +31,16 @@ top-k, top-p or min-p leave no more than m tokens, the choice is the same too.
 
 from __future__ import annotations
 
-import functools
 import math
 import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
+from dewmark.decoding import Decoding
 from dewmark.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -54,7 +53,7 @@ __all__ = [
     "Row",
     "Rows",
     "SessionRows",
-    "Warping",
+    "filter_logits",
     "keep_top_k",
     "keep_top_p",
     "likeliest",
@@ -134,13 +133,20 @@ def race(scores: torch.Tensor, exponentials: torch.Tensor) -> tuple[torch.Tensor
     return ids, torch.isfinite(best)
 
 
-def warp(scores: torch.Tensor, *, temperature: float, top_k: int, top_p: float) -> torch.Tensor:
-    """Logits (batch, vocab) after temperature, top-k and top-p, in this order."""
-    scores = scores / temperature
-    if top_k > 0:
-        scores = keep_top_k(scores, top_k)
-    if top_p < 1.0:
-        scores = keep_top_p(scores, top_p)
+def warp(scores: torch.Tensor, decoding: Decoding) -> torch.Tensor:
+    """Logits (batch, vocab) after temperature, min-p, top-k and top-p, in this order."""
+    return filter_logits(scores / decoding.temperature, decoding)
+
+
+def filter_logits(scores: torch.Tensor, decoding: Decoding) -> torch.Tensor:
+    """Logits (batch, vocab), already divided by the temperature, after min-p, top-k and top-p."""
+    if decoding.min_p > 0.0:
+        below_top = scores - scores.amax(dim=-1, keepdim=True)
+        scores = scores.masked_fill(below_top.exp() < decoding.min_p, _MINUS_INF)
+    if decoding.top_k > 0:
+        scores = keep_top_k(scores, decoding.top_k)
+    if decoding.top_p < 1.0:
+        scores = keep_top_p(scores, decoding.top_p)
     return scores
 
 
@@ -169,18 +175,13 @@ class Choosing:
         *,
         rows: int,
         seeds: Sequence[int] | None,
-        temperature: float,
-        top_k: int,
-        top_p: float,
+        decoding: Decoding,
     ) -> None:
-        if not temperature > 0.0:
-            raise ConfigError(
-                f"the mark is in the choice between tokens: temperature must be positive, got {temperature:g}"
-            )
+        decoding.check_samples()
         self._session = session
         self._rows = rows
         self._seeds = drawn_seeds(rows, seeds)
-        self._warp = functools.partial(warp, temperature=temperature, top_k=top_k, top_p=top_p)
+        self._decoding = decoding
         self._noise: RandomStreams | None = None
         self._step = 0
 
@@ -194,61 +195,31 @@ class Choosing:
             )
         if self._noise is None:
             self._noise = RandomStreams(self._seeds, device=scores.device)
-        marked = self._session(input_ids, self._warp(scores.float())).to(self._noise.device)
+        marked = self._session(input_ids, warp(scores.float(), self._decoding)).to(self._noise.device)
         chosen, _ = race(marked, self._noise.exponentials(self._step, scores.shape[1]))
         self._step += 1
         only = torch.full_like(scores, _MINUS_INF)
         return only.scatter(1, chosen.to(scores.device).unsqueeze(1), 0.0)
 
 
-@dataclass(frozen=True, slots=True)
-class Warping:
-    """How a text's next token is drawn: temperature, then min-p, top-k, top-p (0, 0 and 1 filter nothing)."""
-
-    temperature: float = 1.0
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
-
-    def __post_init__(self) -> None:
-        if not self.temperature > 0.0:
-            raise ConfigError(
-                "the mark is in the choice between tokens: temperature must be positive, "
-                f"got {self.temperature:g}"
-            )
-
-    @property
-    def filters(self) -> bool:
-        """Whether it takes tokens out."""
-        return self.top_k > 0 or self.top_p < 1.0 or self.min_p > 0.0
-
-    def __call__(self, scores: torch.Tensor) -> torch.Tensor:
-        """Logits (batch, vocab) after temperature and filters."""
-        return self.filtered(scores / self.temperature)
-
-    def filtered(self, scores: torch.Tensor) -> torch.Tensor:
-        """Logits (batch, vocab) that have seen the temperature, after the filters."""
-        if self.min_p > 0.0:
-            below_top = scores - scores.amax(dim=-1, keepdim=True)
-            scores = scores.masked_fill(below_top.exp() < self.min_p, _MINUS_INF)
-        return warp(scores, temperature=1.0, top_k=self.top_k, top_p=self.top_p)
-
-
 class Row:
     """One text: the ids it began with, those written since (the engine extends that list), and its seed."""
 
-    def __init__(self, prompt: Sequence[int], written: Sequence[int], *, seed: int, warping: Warping) -> None:
+    def __init__(
+        self, prompt: Sequence[int], written: Sequence[int], *, seed: int, decoding: Decoding
+    ) -> None:
+        decoding.check_samples()
         self.prompt = prompt
         self.written = written
         self.seed = seed
-        self.warping = warping
+        self.decoding = decoding
 
 
 class Rows(ABC):
     """Marks for one bound scheme on one device."""
 
     @abstractmethod
-    def open(self, prompt: Sequence[int], written: Sequence[int], *, seed: int, warping: Warping) -> Row:
+    def open(self, prompt: Sequence[int], written: Sequence[int], *, seed: int, decoding: Decoding) -> Row:
         """Begin to follow a text; ``written`` may hold tokens already, and grows under the engine's hand."""
 
     @abstractmethod
@@ -276,10 +247,10 @@ class SessionRows(Rows):
         self._device = device
 
     def open(
-        self, prompt: Sequence[int], written: Sequence[int], *, seed: int, warping: Warping
+        self, prompt: Sequence[int], written: Sequence[int], *, seed: int, decoding: Decoding
     ) -> _SessionRow:
         """Begin to follow a text."""
-        return _SessionRow(prompt, written, seed=seed, warping=warping)
+        return _SessionRow(prompt, written, seed=seed, decoding=decoding)
 
     def mark(self, rows: Sequence[Row], scores: torch.Tensor) -> torch.Tensor:
         """Logits (rows, vocab) to marked ones, same shape."""
@@ -305,7 +276,7 @@ class SessionRows(Rows):
             return session(ids, scores)
         if row.noise is None:
             row.noise = RandomStreams([row.seed], device=self._device)
-        final = session(ids, row.warping(scores)).to(row.noise.device)
+        final = session(ids, warp(scores, row.decoding)).to(row.noise.device)
         chosen, sound = race(final, row.noise.exponentials(step, scores.shape[1]))
         only = torch.full_like(scores, _MINUS_INF).scatter_(1, chosen.to(scores.device).unsqueeze(1), 0.0)
         # a row that leaves nothing to choose goes back as it came: the engine says so
@@ -356,10 +327,10 @@ def _best(
 class Field:
     """The runners of one step: each row's m likeliest tokens, warped as the row asks, and the rest."""
 
-    def __init__(self, scores: torch.Tensor, warpings: Sequence[Warping], m: int) -> None:
+    def __init__(self, scores: torch.Tensor, decodings: Sequence[Decoding], m: int) -> None:
         """``scores`` (batch, vocab) are the host's logits, float32; they are left as they are."""
         device = scores.device
-        settings = [(w.temperature, w.top_k or math.inf, w.top_p, w.min_p) for w in warpings]
+        settings = [(d.temperature, d.top_k or math.inf, d.top_p, d.min_p) for d in decodings]
         temperature, top_k, top_p, min_p = (
             torch.tensor(settings, dtype=torch.float32).to(device).unsqueeze(-1).unbind(1)
         )
@@ -367,13 +338,13 @@ class Field:
         self._scores = self._folded.flatten(1)
         self._peaks = self._folded.amax(dim=1)
         self.values, self.candidates = _best(self._folded, self._peaks, m, vocab=scores.shape[1])
-        self.closed = torch.tensor([w.filters for w in warpings])
+        self.closed = torch.tensor([d.filters for d in decodings])
         """Rows (batch,) that chose from their candidates alone."""
         if bool(self.closed.any()):
-            self._filter(warpings, top_k, top_p, min_p)
+            self._filter(decodings, top_k, top_p, min_p)
 
     def _filter(
-        self, warpings: Sequence[Warping], top_k: torch.Tensor, top_p: torch.Tensor, min_p: torch.Tensor
+        self, decodings: Sequence[Decoding], top_k: torch.Tensor, top_p: torch.Tensor, min_p: torch.Tensor
     ) -> None:
         """Take out what top-k, top-p and min-p do; rows with more than m survivors go a longer way."""
         values = self.values
@@ -392,7 +363,7 @@ class Field:
         self.values = values.masked_fill(~kept & closed.unsqueeze(1), _MINUS_INF_DRAWS)
         for row in (closed & (beyond.squeeze(1) | kept[:, -1])).nonzero().flatten().tolist():
             self.closed[row] = False
-            self._scores[row] = warpings[row].filtered(self._scores[row : row + 1])[0]
+            self._scores[row] = filter_logits(self._scores[row : row + 1], decodings[row])[0]
             self._peaks[row] = self._folded[row].amax(dim=0)
             self.values[row] = self._scores[row, self.candidates[row]]
 

@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from numpy.typing import NDArray
 
 from dewmark import config as cfg
+from dewmark.decoding import Decoding
 from dewmark.errors import ConfigError, InputError
 from dewmark.registry import unknown_name
 from dewmark.types import Detection, Verdict
@@ -242,24 +243,20 @@ class BoundScheme(ABC):
         attention_mask: torch.Tensor | None = None,
         *,
         seeds: Sequence[int] | None = None,
-        temperature: float = 1.0,
-        top_k: int = 0,
-        top_p: float = 1.0,
+        decoding: Decoding = Decoding(),
     ) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
         """A logits processor for anybody's ``model.generate(logits_processor=[…])``.
 
         Such a processor runs before the model's own temperature, top-k and top-p. A scheme that needs the
-        final distribution is therefore given them here; it applies them, chooses the token, and leaves only
-        that one finite, so whatever comes after cannot change it. For other schemes they are ignored.
+        final distribution is therefore given them here, in ``decoding``; it applies them, chooses the token,
+        and leaves only that one finite, so whatever comes after cannot change it. Other schemes ignore them.
         """
         session = self.session(prompt_ids, attention_mask, seeds=seeds)
         if not self.needs.final:
             return session
         from dewmark.sampling import Choosing
 
-        return Choosing(
-            session, rows=len(prompt_ids), seeds=seeds, temperature=temperature, top_k=top_k, top_p=top_p
-        )
+        return Choosing(session, rows=len(prompt_ids), seeds=seeds, decoding=decoding)
 
     @abstractmethod
     def detect_batch(

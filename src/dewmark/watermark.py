@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import secrets
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from dewmark.config import cache_dir
 from dewmark.core.keys import Key
+from dewmark.decoding import Decoding, DecodingOptions
 from dewmark.errors import ConfigError
 from dewmark.hosts import host_info, info_from_model, load_host, wrap_model
 from dewmark.registry import SCHEMES
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["DEFAULT_HOST", "Watermark", "attribute", "bind_scheme", "identify", "load_scheme"]
 
 DEFAULT_HOST = "smollm2-135m"
+DEFAULT_DECODING = Decoding(no_repeat_ngram=4)
 
 
 def load_scheme(
@@ -177,51 +180,30 @@ class Watermark:
         self,
         prompt: str,
         *,
-        max_new_tokens: int = 200,
         seed: int | None = None,
-        temperature: float = 1.0,
-        top_p: float = 1.0,
-        top_k: int = 0,
-        no_repeat_ngram: int = 4,
-        min_new_tokens: int = 0,
+        decoding: Decoding = DEFAULT_DECODING,
+        **options: Unpack[DecodingOptions],
     ) -> Generation:
-        """Continue one prompt, marked."""
-        return self.generate_batch(
-            [prompt],
-            seeds=None if seed is None else [seed],
-            max_new_tokens=max_new_tokens,
-            temperature=temperature,
-            top_p=top_p,
-            top_k=top_k,
-            no_repeat_ngram=no_repeat_ngram,
-            min_new_tokens=min_new_tokens,
-        )[0]
+        """Continue one prompt, marked; ``options`` (``max_new_tokens=…``) change fields of ``decoding``."""
+        seeds = None if seed is None else [seed]
+        return self.generate_batch([prompt], seeds=seeds, decoding=decoding, **options)[0]
 
     def generate_batch(
         self,
         prompts: Sequence[str],
         *,
         seeds: Sequence[int] | None = None,
-        max_new_tokens: int = 200,
-        temperature: float = 1.0,
-        top_p: float = 1.0,
-        top_k: int = 0,
-        no_repeat_ngram: int = 4,
-        min_new_tokens: int = 0,
+        decoding: Decoding = DEFAULT_DECODING,
         batch_size: int = 8,
         on_batch: Callable[[list[Generation]], None] | None = None,
+        **options: Unpack[DecodingOptions],
     ) -> list[Generation]:
         """Continue prompts, marked. A text depends on its own prompt and seed, not on the batch it is in."""
         return self.host.generate(
             prompts,
             scheme=self.scheme,
             seeds=seeds if seeds is not None else [secrets.randbits(31) for _ in prompts],
-            max_new_tokens=max_new_tokens,
-            temperature=temperature,
-            top_p=top_p,
-            top_k=top_k,
-            no_repeat_ngram=no_repeat_ngram,
-            min_new_tokens=min_new_tokens,
+            decoding=dataclasses.replace(decoding, **options),
             batch_size=batch_size,
             on_batch=on_batch,
         )

@@ -9,8 +9,8 @@ import torch
 from transformers import T5Config, T5ForConditionalGeneration
 
 from dewmark.attacks.rewriting.dipper import Dipper, chunks, prompt
+from dewmark.decoding import Decoding
 from dewmark.errors import ConfigError, ModelError
-from dewmark.hosts.base import Decoding
 from dewmark.hosts.fake import tiny_tokenizer
 from dewmark.hosts.transformers.seq2seq import Seq2Seq, load_seq2seq
 

@@ -12,6 +12,7 @@ from dewmark.attacks.stealing.attack import StealSettings, steal
 from dewmark.attacks.stealing.curve import forgery_curve
 from dewmark.attacks.stealing.judging import Judge
 from dewmark.attacks.stealing.writing import decoding_of, write_texts
+from dewmark.decoding import Decoding
 from dewmark.errors import ConfigError, InputError
 from dewmark.hosts.fake import FakeHost
 
@@ -29,8 +30,7 @@ def texts_of(host, scheme, number, *, seed):
         prompts,
         scheme=scheme,
         seeds=range(seed, seed + number),
-        max_new_tokens=80,
-        min_new_tokens=80,
+        decoding=Decoding(max_new_tokens=80, min_new_tokens=80),
         batch_size=number,
     )
     return [g.text for g in made]

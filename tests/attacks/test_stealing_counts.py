@@ -17,6 +17,7 @@ from dewmark.attacks.stealing.counting import (
     token_codes,
 )
 from dewmark.attacks.stealing.forging import CountsForger, Rewriter
+from dewmark.decoding import Decoding
 from dewmark.errors import ConfigError, InputError, VocabularyError
 from dewmark.hosts.fake import FakeHost
 
@@ -149,10 +150,14 @@ def test_a_forger_writes_what_was_boosted_and_nothing_else_with_strength_zero(ho
 
     def share(strength):
         forger = CountsForger(boosts, host.info, strength=strength)
-        made = host.generate(["the sea", "a hill"] * 4, scheme=forger, seeds=range(8), max_new_tokens=30)
+        made = host.generate(
+            ["the sea", "a hill"] * 4, scheme=forger, seeds=range(8), decoding=Decoding(max_new_tokens=30)
+        )
         return [g.text for g in made], np.mean([token == favourite for g in made for token in g.token_ids])
 
-    plain = host.generate(["the sea", "a hill"] * 4, scheme=None, seeds=range(8), max_new_tokens=30)
+    plain = host.generate(
+        ["the sea", "a hill"] * 4, scheme=None, seeds=range(8), decoding=Decoding(max_new_tokens=30)
+    )
     texts, idle = share(0.0)
     assert texts == [g.text for g in plain]
     assert share(12.0)[1] > 0.5 > idle
@@ -165,7 +170,10 @@ def test_a_rewriter_keeps_the_original_as_fidelity_says(host):
     def kept(fidelity):
         rewriter = Rewriter(None, originals, host.info, fidelity=fidelity)
         made = host.generate(
-            ["the sea", "a hill"], scheme=rewriter, seeds=[3, 4], max_new_tokens=30, min_new_tokens=30
+            ["the sea", "a hill"],
+            scheme=rewriter,
+            seeds=[3, 4],
+            decoding=Decoding(max_new_tokens=30, min_new_tokens=30),
         )
         rows = zip((g.token_ids for g in made), originals.values(), strict=True)
         return np.mean([a == b for row, ids in rows for a, b in zip(row, ids, strict=False)])

@@ -18,6 +18,7 @@ from dewmark.attacks.stealing.regression import (
     pairs_of,
     residual_moments,
 )
+from dewmark.decoding import Decoding
 from dewmark.errors import ConfigError, InputError
 from dewmark.hosts.fake import FakeHost
 
@@ -126,7 +127,11 @@ def texts_of(host, scheme, number, *, seed):
     prompts = [f"the {word}" for word in ("sea", "hill", "town", "river")] * (number // 4)
     seeds = range(seed, seed + number)
     made = host.generate(
-        prompts, scheme=scheme, seeds=seeds, max_new_tokens=50, min_new_tokens=50, batch_size=number
+        prompts,
+        scheme=scheme,
+        seeds=seeds,
+        decoding=Decoding(max_new_tokens=50, min_new_tokens=50),
+        batch_size=number,
     )
     return [g.text for g in made]
 

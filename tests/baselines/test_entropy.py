@@ -15,6 +15,7 @@ from dewmark.baselines.green import ewd
 from dewmark.baselines.green.ewd import EWD, BoundEWD, weighted_law
 from dewmark.baselines.green.lists import entropy
 from dewmark.baselines.green.sweet import SWEET
+from dewmark.decoding import Decoding
 from dewmark.errors import ConfigError
 from dewmark.hosts.fake import FakeHost
 from dewmark.workspace import Workspace
@@ -117,7 +118,9 @@ def test_the_tiny_host_marks_and_its_entropies_help_to_find(scheme: SWEET | EWD,
     host = FakeHost()
     bound = scheme.bind(key(1), host.info, Workspace(cache=tmp_path, open_host=lambda _: host))
     prompts = ["the old bridge", "people of the city by the sea and"]
-    marked = host.generate(prompts, scheme=bound, seeds=[1, 2], max_new_tokens=80, min_new_tokens=80)
+    marked = host.generate(
+        prompts, scheme=bound, seeds=[1, 2], decoding=Decoding(max_new_tokens=80, min_new_tokens=80)
+    )
     for found in bound.detect_batch([text.text for text in marked], prompts=prompts):
         assert found.p_value < 1e-4
 

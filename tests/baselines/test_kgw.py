@@ -11,6 +11,7 @@ from scipy.stats import binom
 from tests.baselines.numbers import HOST, KNOWN, VOCAB, bind, key, numbers
 
 from dewmark.baselines.green.kgw import KGW, BoundKGW
+from dewmark.decoding import Decoding
 from dewmark.errors import ConfigError
 from dewmark.hosts.fake import FakeHost
 from dewmark.types import Verdict
@@ -127,8 +128,12 @@ def test_the_tiny_host_marks_and_the_detector_finds(hashing: str, tmp_path: obje
     host = FakeHost()
     bound = KGW(hashing=hashing).bind(key(1), host.info, Workspace(cache=tmp_path))
     prompts = ["the old bridge", "people of the city by the sea and", "rain"]
-    marked = host.generate(prompts, scheme=bound, seeds=[1, 2, 3], max_new_tokens=80, min_new_tokens=80)
-    plain = host.generate(prompts, scheme=None, seeds=[1, 2, 3], max_new_tokens=80, min_new_tokens=80)
+    marked = host.generate(
+        prompts, scheme=bound, seeds=[1, 2, 3], decoding=Decoding(max_new_tokens=80, min_new_tokens=80)
+    )
+    plain = host.generate(
+        prompts, scheme=None, seeds=[1, 2, 3], decoding=Decoding(max_new_tokens=80, min_new_tokens=80)
+    )
     for text, prompt in zip(marked, prompts, strict=True):
         assert bound.detect(text.text).p_value < 1e-4
         assert bound.detect(text.text, prompt=prompt).tokens_scored >= bound.detect(text.text).tokens_scored

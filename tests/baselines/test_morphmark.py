@@ -9,6 +9,7 @@ import torch
 from tests.baselines.numbers import KNOWN, SPECIAL, VOCAB, bind, key
 
 from dewmark.baselines.green.morphmark import BoundMorphMark, MorphMark
+from dewmark.decoding import Decoding
 from dewmark.errors import ConfigError
 from dewmark.hosts.fake import FakeHost
 from dewmark.workspace import Workspace
@@ -87,10 +88,7 @@ def test_the_mark_is_in_the_final_distribution_and_is_found(tmp_path: object) ->
         ["rain over", "the old town"],
         scheme=bound,
         seeds=[1, 2],
-        max_new_tokens=80,
-        min_new_tokens=80,
-        temperature=0.9,
-        top_k=100,
+        decoding=Decoding(max_new_tokens=80, min_new_tokens=80, temperature=0.9, top_k=100),
     )
     assert all(found.p_value < 1e-4 for found in bound.detect_batch([text.text for text in marked]))
 

@@ -10,6 +10,7 @@ import torch
 from scipy import stats
 
 from dewmark.core.keys import Key
+from dewmark.decoding import Decoding
 from dewmark.errors import ArtifactError, ConfigError, NumericalError, VocabularyError
 from dewmark.hosts.fake import FakeHost
 from dewmark.registry import SCHEMES
@@ -49,7 +50,9 @@ def bind(host, tmp_path):
 
 def repetitive_texts(host) -> list[str]:
     """Text of the tiny host, followed by repeated phrases and a copy of its own beginning."""
-    written = host.generate([PROMPT] * 4, scheme=None, seeds=range(4), max_new_tokens=40, min_new_tokens=40)
+    written = host.generate(
+        [PROMPT] * 4, scheme=None, seeds=range(4), decoding=Decoding(max_new_tokens=40, min_new_tokens=40)
+    )
     return [g.text + " the city and the sea" * 6 + g.text[: len(g.text) // 2] for g in written]
 
 
@@ -76,7 +79,11 @@ def test_marks_are_found_under_their_key_alone(host, bind, name, settings, test)
     bound, wrong = bind(name, settings), bind(name, settings, bytes(32))
     prompts = [PROMPT, " the", " water and light of the day"] * 2
     written = host.generate(
-        prompts, scheme=bound, seeds=range(6), max_new_tokens=80, min_new_tokens=80, batch_size=6
+        prompts,
+        scheme=bound,
+        seeds=range(6),
+        decoding=Decoding(max_new_tokens=80, min_new_tokens=80),
+        batch_size=6,
     )
     texts = [g.text for g in written]
     found = bound.detect_batch(texts, prompts=prompts, test=test)

@@ -17,6 +17,7 @@ from dewmark.baselines.sentence.ksemstamp import KSemStamp
 from dewmark.baselines.sentence.semstamp import SemStamp
 from dewmark.batch.prompts_run import row as row_of
 from dewmark.core.keys import Key
+from dewmark.decoding import Decoding
 from dewmark.errors import ArtifactError, ConfigError
 from dewmark.testing.trial import tiny_host
 from dewmark.types import Verdict
@@ -153,7 +154,10 @@ class TestBoth:
 
     def test_the_cost_is_told(self, kind, bind) -> None:
         made = tiny_host("sentences").generate(
-            [" the old bridge"], scheme=bind(kind()), seeds=[1], max_new_tokens=30, min_new_tokens=30
+            [" the old bridge"],
+            scheme=bind(kind()),
+            seeds=[1],
+            decoding=Decoding(max_new_tokens=30, min_new_tokens=30),
         )[0]
         assert json.loads(json.dumps(row_of(0, made)))["drafts"] == made.drafts.to_dict()
         assert made.drafts.drafts >= made.drafts.sentences > 0

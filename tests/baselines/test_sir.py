@@ -14,6 +14,7 @@ from scipy.stats import kstest
 
 from dewmark.baselines.learned.sir import LAYERS, GrowingWords, Transform, chunks_before, context_of, words_of
 from dewmark.core.keys import Key
+from dewmark.decoding import Decoding
 from dewmark.errors import ArtifactError, ConfigError
 from dewmark.hosts.fake import FakeHost
 from dewmark.registry import SCHEMES
@@ -40,7 +41,12 @@ def bind(bag_encoder, tmp_path):
 def unmarked(number: int, tokens: int = 120) -> str:
     return (
         tiny_host()
-        .generate([" the old"], scheme=None, seeds=[number], max_new_tokens=tokens, min_new_tokens=tokens)[0]
+        .generate(
+            [" the old"],
+            scheme=None,
+            seeds=[number],
+            decoding=Decoding(max_new_tokens=tokens, min_new_tokens=tokens),
+        )[0]
         .text
     )
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import dewmark
+from dewmark.decoding import Decoding
 
 pytestmark = pytest.mark.models
 
@@ -22,7 +23,9 @@ LENGTH = {"max_new_tokens": 150, "min_new_tokens": 150}
 def test_marked_is_found_and_nothing_else(scheme: str) -> None:
     watermark = dewmark.Watermark.load(dewmark.Key(bytes(range(32))), scheme=scheme)
     marked = [each.text for each in watermark.generate_batch(PROMPTS, seeds=range(4), **LENGTH)]
-    unmarked = watermark.host.generate(PROMPTS, scheme=None, seeds=range(4), **LENGTH, no_repeat_ngram=4)
+    unmarked = watermark.host.generate(
+        PROMPTS, scheme=None, seeds=range(4), decoding=Decoding(**LENGTH, no_repeat_ngram=4)
+    )
     found = watermark.detect_batch(marked, prompts=PROMPTS)
     # four independent texts: for unmarked ones the mean z has a standard deviation of 0.5
     assert np.mean([each.z for each in found]) > 2.0

@@ -11,6 +11,7 @@ from transformers.generation.logits_process import SynthIDTextWatermarkLogitsPro
 
 from dewmark.baselines.sampling.synthid import Bayesian, BoundSynthID, SynthID, fit, fit_bayesian, tournament
 from dewmark.core.keys import Key
+from dewmark.decoding import Decoding
 from dewmark.errors import ArtifactError, InputError
 from dewmark.hosts.fake import FakeHost
 from dewmark.workspace import Workspace
@@ -142,7 +143,7 @@ def test_the_tail_is_that_of_simulated_unmarked_texts(n) -> None:
 
 
 def test_a_fitted_detector_is_the_stronger_test_under_any_key(host, workspace, tmp_path) -> None:
-    settings = {"max_new_tokens": 60, "min_new_tokens": 60, "batch_size": 60}
+    settings = {"decoding": Decoding(max_new_tokens=60, min_new_tokens=60), "batch_size": 60}
     teacher = SynthID().bind(Key(bytes(32)), host.info, workspace)
     prompts = [" " + word for word in host.info.tokenizer.decode([[i] for i in range(4, 124)])]
     lessons = host.generate(prompts, scheme=teacher, seeds=range(120), **settings)

@@ -11,6 +11,7 @@ import torch
 import dewmark
 from dewmark.baselines.reweight.unbiased import Unbiased
 from dewmark.core.keys import Key
+from dewmark.decoding import Decoding
 from dewmark.errors import ConfigError
 from dewmark.hosts.fake import FakeHost, tiny_model
 from dewmark.workspace import Workspace
@@ -89,7 +90,11 @@ def test_the_ratio_sees_what_was_marked(tmp_path, reweight) -> None:
     host = FakeHost(400)
     bound = bind(host, tmp_path, host, reweight=reweight)
     prompts = [PROMPT, " the", " water and light of the day", " of the sea"]
-    settings = {"scheme": bound, "seeds": range(4), "max_new_tokens": 100, "min_new_tokens": 100}
+    settings = {
+        "scheme": bound,
+        "seeds": range(4),
+        "decoding": Decoding(max_new_tokens=100, min_new_tokens=100),
+    }
     texts = [g.text for g in host.generate(prompts, **settings)]
     ratio = bound.detect_batch(texts, prompts=prompts)
     order = bound.detect_batch(texts, prompts=prompts, test="order")
@@ -108,7 +113,10 @@ def test_the_assumed_decoding_matters(tmp_path) -> None:
     host = FakeHost(400)
     plain, told = bind(host, tmp_path, host), bind(host, tmp_path, host, temperature=0.5)
     written = host.generate(
-        [PROMPT] * 6, scheme=plain, seeds=range(6), max_new_tokens=100, min_new_tokens=100, temperature=0.5
+        [PROMPT] * 6,
+        scheme=plain,
+        seeds=range(6),
+        decoding=Decoding(max_new_tokens=100, min_new_tokens=100, temperature=0.5),
     )
     texts = [g.text for g in written]
     right, wrong = (b.detect_batch(texts, prompts=[PROMPT] * 6) for b in (told, plain))

@@ -10,6 +10,7 @@ import torch
 from tests.baselines.numbers import KNOWN, SPECIAL, VOCAB, bind, key
 
 from dewmark.baselines.green.unigram import Unigram
+from dewmark.decoding import Decoding
 from dewmark.errors import ConfigError
 from dewmark.hosts.fake import FakeHost
 from dewmark.workspace import Workspace
@@ -52,7 +53,9 @@ def test_p_values_are_honest_however_often_a_text_repeats_itself(count: int) -> 
 def test_the_tiny_host_marks_and_the_detector_finds(tmp_path: object) -> None:
     host = FakeHost()
     bound = Unigram().bind(key(1), host.info, Workspace(cache=tmp_path))
-    text = host.generate(["rain over"], scheme=bound, seeds=[1], max_new_tokens=80, min_new_tokens=80)[0].text
+    text = host.generate(
+        ["rain over"], scheme=bound, seeds=[1], decoding=Decoding(max_new_tokens=80, min_new_tokens=80)
+    )[0].text
     assert bound.detect(text).p_value < 1e-4
     shuffled = " ".join(np.random.default_rng(0).permutation(text.split()).tolist())
     assert bound.detect(" " + shuffled).p_value < 1e-4  # order does not matter

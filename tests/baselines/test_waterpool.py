@@ -13,6 +13,7 @@ from tests.fakes import BagEncoder
 from dewmark.baselines.retrieval.waterpool import WaterPool
 from dewmark.core.keys import Key
 from dewmark.core.whitening import normalize_rows
+from dewmark.decoding import Decoding
 from dewmark.errors import ArtifactError, ConfigError, UnknownNameError
 from dewmark.hosts.fake import FakeHost
 from dewmark.scheme import State
@@ -41,7 +42,9 @@ def bind(host: FakeHost, cache: Path, key: Key = KEY, **settings):
 
 def write(host: FakeHost, scheme, *, tokens: int = 80, first_seed: int = 0) -> list[str]:
     seeds = range(first_seed, first_seed + len(PROMPTS))
-    made = host.generate(PROMPTS, scheme=scheme, seeds=seeds, max_new_tokens=tokens, min_new_tokens=tokens)
+    made = host.generate(
+        PROMPTS, scheme=scheme, seeds=seeds, decoding=Decoding(max_new_tokens=tokens, min_new_tokens=tokens)
+    )
     return [generation.text for generation in made]
 
 

@@ -14,6 +14,7 @@ from tests.fakes import BagEncoder
 
 import dewmark
 from dewmark.core.keys import Key
+from dewmark.decoding import Decoding
 
 STRONG = ("--set", "lambda=6")
 
@@ -37,7 +38,10 @@ def document(tiny, tmp_path) -> Path:
     """A file of 100 unmarked words, 120 marked ones and 100 unmarked again."""
     scheme = dewmark.load_scheme("dew", key=Key(SECRET), host=tiny.info, lambda_=6.0)
     (marked,) = tiny.generate(
-        ["the old bridge"], scheme=scheme, seeds=[5], max_new_tokens=120, min_new_tokens=120
+        ["the old bridge"],
+        scheme=scheme,
+        seeds=[5],
+        decoding=Decoding(max_new_tokens=120, min_new_tokens=120),
     )
     draw = random.Random(1)
     plain = [

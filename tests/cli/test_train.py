@@ -9,6 +9,7 @@ import pytest
 import dewmark.hosts
 from dewmark.artifacts import load_artifact
 from dewmark.cli.app import main
+from dewmark.decoding import Decoding
 from dewmark.testing.trial import tiny_host
 
 
@@ -16,7 +17,10 @@ from dewmark.testing.trial import tiny_host
 def lines():
     """Forty texts of the tiny host as JSONL."""
     made = tiny_host().generate(
-        [" the old bridge"] * 40, scheme=None, seeds=range(40), max_new_tokens=50, min_new_tokens=50
+        [" the old bridge"] * 40,
+        scheme=None,
+        seeds=range(40),
+        decoding=Decoding(max_new_tokens=50, min_new_tokens=50),
     )
     return "".join(json.dumps({"text": each.text}) + "\n" for each in made)
 

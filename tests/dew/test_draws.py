@@ -7,7 +7,8 @@ import pytest
 import torch
 from scipy import stats
 
-from dewmark.sampling import Field, RandomStreams, Warping, likeliest, race, token_uniforms
+from dewmark.decoding import Decoding
+from dewmark.sampling import Field, RandomStreams, likeliest, race, token_uniforms, warp
 
 
 def random_logits(batch=6, vocab=300, seed=0, scale=3.0):
@@ -18,8 +19,8 @@ def states_of(seeds) -> torch.Tensor:
     return RandomStreams(list(seeds), device=torch.device("cpu")).states(0)
 
 
-def drawn(scores: torch.Tensor, warpings: list[Warping], m: int, seeds) -> list[int]:
-    field = Field(scores, warpings, m)
+def drawn(scores: torch.Tensor, decodings: list[Decoding], m: int, seeds) -> list[int]:
+    field = Field(scores, decodings, m)
     states = states_of(seeds)
     return field.winners(-token_uniforms(states, field.candidates).log(), states).flatten().tolist()
 
@@ -39,33 +40,33 @@ def test_the_likeliest_are_those_of_topk(vocab, m) -> None:
 
 
 @pytest.mark.parametrize(
-    "warping",
+    "decoding",
     [
-        Warping(top_k=1),
-        Warping(top_k=20, temperature=0.7),
-        Warping(top_p=0.8, temperature=0.5),
-        Warping(min_p=0.05),
-        Warping(top_k=25, top_p=0.9, min_p=0.01, temperature=1.3),
+        Decoding(top_k=1),
+        Decoding(top_k=20, temperature=0.7),
+        Decoding(top_p=0.8, temperature=0.5),
+        Decoding(min_p=0.05),
+        Decoding(top_k=25, top_p=0.9, min_p=0.01, temperature=1.3),
     ],
 )
-def test_where_the_candidates_decide_alone_the_choice_is_that_of_the_full_race(warping) -> None:
+def test_where_the_candidates_decide_alone_the_choice_is_that_of_the_full_race(decoding) -> None:
     scores = random_logits(batch=40, vocab=1000)
     expected, _ = race(
-        warping(scores).double(), RandomStreams(range(40), device=scores.device).exponentials(0, 1000)
+        warp(scores, decoding).double(), RandomStreams(range(40), device=scores.device).exponentials(0, 1000)
     )
-    assert torch.isfinite(warping(scores)).sum(dim=1).max() <= 64  # so that this tests what it says
-    assert drawn(scores, [warping] * 40, 64, range(40)) == expected.tolist()
+    assert torch.isfinite(warp(scores, decoding)).sum(dim=1).max() <= 64  # so that this tests what it says
+    assert drawn(scores, [decoding] * 40, 64, range(40)) == expected.tolist()
 
 
 @pytest.mark.parametrize(
-    "warping",
-    [Warping(), Warping(temperature=2.0), Warping(top_k=20), Warping(top_p=0.95), Warping(min_p=0.02)],
+    "decoding",
+    [Decoding(), Decoding(temperature=2.0), Decoding(top_k=20), Decoding(top_p=0.95), Decoding(min_p=0.02)],
 )
-def test_with_few_candidates_the_distribution_is_the_same(warping) -> None:
+def test_with_few_candidates_the_distribution_is_the_same(decoding) -> None:
     """Chi-square of 6,000 draws against the warped distribution; 4 of 40 tokens are candidates."""
     scores = random_logits(batch=1, vocab=40, scale=1.0)
-    p = warping(scores).softmax(dim=-1)[0].double().numpy()
-    draws = drawn(scores.expand(6000, -1).clone(), [warping] * 6000, 4, range(6000))
+    p = warp(scores, decoding).softmax(dim=-1)[0].double().numpy()
+    draws = drawn(scores.expand(6000, -1).clone(), [decoding] * 6000, 4, range(6000))
     counts = np.bincount(draws, minlength=40)
     assert counts[p == 0.0].sum() == 0
     kept = p > 0.0
@@ -75,15 +76,15 @@ def test_with_few_candidates_the_distribution_is_the_same(warping) -> None:
 
 def test_rows_with_different_settings_do_not_disturb_each_other() -> None:
     scores = random_logits(batch=5, vocab=400)
-    warpings = [
-        Warping(),
-        Warping(top_k=3),
-        Warping(top_p=0.5),
-        Warping(temperature=5.0, top_p=0.99),
-        Warping(min_p=0.3),
+    decodings = [
+        Decoding(),
+        Decoding(top_k=3),
+        Decoding(top_p=0.5),
+        Decoding(temperature=5.0, top_p=0.99),
+        Decoding(min_p=0.3),
     ]
-    together = drawn(scores, warpings, 16, range(5))
-    alone = [drawn(scores[i : i + 1], [warpings[i]], 16, [i])[0] for i in range(5)]
+    together = drawn(scores, decodings, 16, range(5))
+    alone = [drawn(scores[i : i + 1], [decodings[i]], 16, [i])[0] for i in range(5)]
     assert together == alone
 
 
@@ -91,7 +92,7 @@ def test_rows_that_leave_nothing_to_choose_win_nothing() -> None:
     scores = random_logits(batch=3, vocab=100)
     scores[0] = -torch.inf
     scores[2, 5] = torch.nan
-    winners = drawn(scores, [Warping(), Warping(), Warping(top_p=0.9)], 16, range(3))
+    winners = drawn(scores, [Decoding(), Decoding(), Decoding(top_p=0.9)], 16, range(3))
     assert winners[0] == winners[2] == -1
     assert winners[1] >= 0
 
@@ -100,4 +101,4 @@ def test_masked_tokens_are_never_drawn() -> None:
     """As a grammar leaves them: fewer tokens than candidates."""
     scores = torch.full((200, 100), -torch.inf)
     scores[:, [3, 50, 99]] = torch.tensor([0.0, 1.0, -1.0])
-    assert set(drawn(scores, [Warping()] * 200, 16, range(200))) == {3, 50, 99}
+    assert set(drawn(scores, [Decoding()] * 200, 16, range(200))) == {3, 50, 99}

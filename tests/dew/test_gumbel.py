@@ -10,6 +10,7 @@ import torch
 from scipy import stats
 
 from dewmark.core.keys import Key
+from dewmark.decoding import Decoding
 from dewmark.dew.alignment import TokenChannel
 from dewmark.dew.scheme import DEW
 from dewmark.errors import ConfigError
@@ -64,7 +65,7 @@ def test_over_keys_the_choice_follows_the_model(host, bag_encoder, tmp_path, alp
 
 def test_without_a_key_s_share_the_text_is_the_unmarked_one(host, bag_encoder, tmp_path) -> None:
     bound = bind(host, tmp_path, alpha=1e-12)
-    options = {"seeds": [1, 2], "max_new_tokens": 40, "temperature": 0.9, "top_p": 0.95}
+    options = {"seeds": [1, 2], "decoding": Decoding(max_new_tokens=40, temperature=0.9, top_p=0.95)}
     marked = host.generate([PROMPT] * 2, scheme=bound, **options)
     plain = host.generate([PROMPT] * 2, scheme=None, **options)
     assert [g.token_ids for g in marked] == [g.token_ids for g in plain]
@@ -72,21 +73,25 @@ def test_without_a_key_s_share_the_text_is_the_unmarked_one(host, bag_encoder, t
 
 def test_it_marks_and_only_its_key_finds_it(host, bag_encoder, tmp_path) -> None:
     bound, other = bind(host, tmp_path, alpha=0.5), bind(host, tmp_path, 1, alpha=0.5)
-    length = {"max_new_tokens": 120, "min_new_tokens": 120, "no_repeat_ngram": 4}
-    marked = host.generate([PROMPT] * 6, scheme=bound, seeds=range(6), **length)
+    length = Decoding(max_new_tokens=120, min_new_tokens=120, no_repeat_ngram=4)
+    marked = host.generate([PROMPT] * 6, scheme=bound, seeds=range(6), decoding=length)
     z = [d.z for d in bound.detect_batch([g.text for g in marked])]
     wrong = [d.z for d in other.detect_batch([g.text for g in marked])]
     assert min(z) > 4.0
     assert max(wrong) < 4.0
-    again = host.generate([PROMPT] * 6, scheme=bound, seeds=range(6), **length)
+    again = host.generate([PROMPT] * 6, scheme=bound, seeds=range(6), decoding=length)
     assert [g.token_ids for g in again] == [g.token_ids for g in marked]
 
 
 def test_rows_do_not_depend_on_their_batch(host, bag_encoder, tmp_path) -> None:
     bound = bind(host, tmp_path, alpha=0.5)
     prompts, seeds = [PROMPT, "the sea", "a new day and the night"], [5, 6, 7]
-    together = host.generate(prompts, scheme=bound, seeds=seeds, max_new_tokens=30, batch_size=3)
-    alone = host.generate(prompts, scheme=bound, seeds=seeds, max_new_tokens=30, batch_size=1)
+    together = host.generate(
+        prompts, scheme=bound, seeds=seeds, decoding=Decoding(max_new_tokens=30), batch_size=3
+    )
+    alone = host.generate(
+        prompts, scheme=bound, seeds=seeds, decoding=Decoding(max_new_tokens=30), batch_size=1
+    )
     assert [g.token_ids for g in together] == [g.token_ids for g in alone]
 
 
@@ -124,16 +129,16 @@ def test_a_processor_warps_and_chooses(host, bag_encoder, tmp_path) -> None:
     bound = bind(host, tmp_path, alpha=0.5)
     ids = torch.tensor([host.info.tokenizer.encode([PROMPT])[0].ids])
     logits = torch.randn(1, 400, generator=torch.Generator().manual_seed(2)) * 3
-    allowed = torch.isfinite(warp(logits, temperature=0.7, top_k=5, top_p=1.0))[0]
+    allowed = torch.isfinite(warp(logits, Decoding(temperature=0.7, top_k=5)))[0]
     for seed in range(20):
-        processor = bound.processor(ids, seeds=[seed], temperature=0.7, top_k=5)
+        processor = bound.processor(ids, seeds=[seed], decoding=Decoding(temperature=0.7, top_k=5))
         out = processor(ids, logits)
         assert torch.isfinite(out).sum() == 1
         assert allowed[int(out.argmax())]
     with pytest.raises(ConfigError, match="temperature"):
-        bound.processor(ids, temperature=0.0)
+        bound.processor(ids, decoding=Decoding(temperature=0.0))
     with pytest.raises(ConfigError, match="temperature 0"):
-        host.generate([PROMPT], scheme=bound, seeds=[1], temperature=0.0)
+        host.generate([PROMPT], scheme=bound, seeds=[1], decoding=Decoding(temperature=0.0))
 
 
 @pytest.mark.parametrize("settings", [{"alpha": 0.0}, {"alpha": 1.5}, {"sampler": "greedy"}])

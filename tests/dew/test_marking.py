@@ -11,6 +11,7 @@ from scipy import stats
 from tests.fakes import PAPER
 
 from dewmark.core.keys import Key
+from dewmark.decoding import Decoding
 from dewmark.dew.scheme import DEW
 from dewmark.errors import ConfigError, InputError, NumericalError, UnknownNameError, VocabularyError
 from dewmark.hosts.fake import FakeHost
@@ -92,7 +93,11 @@ def test_forbidden_tokens_stay_forbidden(bound) -> None:
 def generate(host, scheme, count: int):
     """Texts of at least half the length asked for: the tiny host ends some early."""
     written = host.generate(
-        [PROMPT] * 3 * count, scheme=scheme, seeds=range(3 * count), max_new_tokens=LENGTH, batch_size=64
+        [PROMPT] * 3 * count,
+        scheme=scheme,
+        seeds=range(3 * count),
+        decoding=Decoding(max_new_tokens=LENGTH),
+        batch_size=64,
     )
     return [text for text in written if text.tokens >= LENGTH / 2][:count]
 

@@ -11,6 +11,7 @@ from tests.fakes import PAPER
 
 import dewmark
 from dewmark.core.keys import Key
+from dewmark.decoding import Decoding
 from dewmark.dew.scheme import DEW
 from dewmark.hosts.fake import FakeHost
 from dewmark.types import Verdict
@@ -64,7 +65,9 @@ def test_identify_names_the_key(host, bag_encoder) -> None:
     settings = {**PAPER, "lambda": 4.0}
     scheme = bind_scheme(KEYS[3], scheme="dew", settings=settings, host=host.info)
     prompts = ["the old river", "a new day"]
-    marked = host.generate(prompts, scheme=scheme, seeds=[1, 2], max_new_tokens=150, no_repeat_ngram=4)
+    marked = host.generate(
+        prompts, scheme=scheme, seeds=[1, 2], decoding=Decoding(max_new_tokens=150, no_repeat_ngram=4)
+    )
     found = dewmark.identify(
         [g.text for g in marked], KEYS, host=host.info, settings={**PAPER, "lambda": 4.0}, prompts=prompts
     )

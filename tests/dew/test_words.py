@@ -12,6 +12,7 @@ from tests.fakes import BagEncoder
 
 import dewmark
 from dewmark.core.keys import Key
+from dewmark.decoding import Decoding
 from dewmark.dew.alignment import WordChannel
 from dewmark.dew.scheme import DEW
 from dewmark.errors import ConfigError, VocabularyError
@@ -35,7 +36,10 @@ def bind(host: FakeHost, tmp_path, key: Key = KEY, **settings):
 
 def write(host: FakeHost, scheme, count: int = 6, tokens: int = 120) -> list[str]:
     made = host.generate(
-        [PROMPT] * count, scheme=scheme, seeds=range(count), max_new_tokens=tokens, min_new_tokens=tokens
+        [PROMPT] * count,
+        scheme=scheme,
+        seeds=range(count),
+        decoding=Decoding(max_new_tokens=tokens, min_new_tokens=tokens),
     )
     return [g.text for g in made]
 

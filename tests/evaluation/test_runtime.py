@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from dewmark.core.keys import Key
-from dewmark.hosts.base import Decoding
+from dewmark.decoding import Decoding
 from dewmark.hosts.fake import FakeHost
 from dewmark.lab.evaluation.runtime import DETECT, GENERATE, NO_MARK, time_round, warm_up
 from dewmark.watermark import bind_scheme

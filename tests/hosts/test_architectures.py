@@ -7,6 +7,7 @@ import pytest
 import torch
 import transformers
 
+from dewmark.decoding import Decoding
 from dewmark.errors import InputError
 from dewmark.hosts import host_info, load_host
 from dewmark.hosts.fake import tiny_tokenizer
@@ -43,7 +44,7 @@ def model(request):
 
 def test_batch_equals_single(model):
     host = TransformersHost(model, tiny_tokenizer(96))
-    settings = {"scheme": None, "max_new_tokens": 20, "no_repeat_ngram": 3}
+    settings = {"scheme": None, "decoding": Decoding(max_new_tokens=20, no_repeat_ngram=3)}
     batched = host.generate(PROMPTS, seeds=[1, 2, 3], **settings)
     single = [host.generate([p], seeds=[s], **settings)[0] for p, s in zip(PROMPTS, [1, 2, 3], strict=True)]
     assert batched == single
@@ -56,7 +57,9 @@ def test_batch_equals_single(model):
 
 def test_greedy_text_equals_that_of_transformers_own_generate(model):
     host = TransformersHost(model, tiny_tokenizer(96))
-    row = host.generate(PROMPTS[:1], scheme=None, seeds=[0], max_new_tokens=16, temperature=0.0)[0]
+    row = host.generate(
+        PROMPTS[:1], scheme=None, seeds=[0], decoding=Decoding(max_new_tokens=16, temperature=0.0)
+    )[0]
     ids = torch.tensor(host.tokenizer.encode_prompts(PROMPTS[:1], needs_bos=host._needs_bos))
     options = {"attention_mask": torch.ones_like(ids), "do_sample": False, "max_new_tokens": 16}
     reference = model.generate(ids, **options, suppress_tokens=[0, 1, 3])[0, ids.shape[1] :]
@@ -79,6 +82,15 @@ def test_learned_positions_end_where_the_context_does(tmp_path):
     model.save_pretrained(tmp_path)
     tiny_tokenizer(96).save_pretrained(tmp_path)
     host = load_host(str(tmp_path))
-    assert host.generate([" the" * 40], scheme=None, seeds=[1], max_new_tokens=24)[0].tokens <= 24
+    assert (
+        host.generate([" the" * 40], scheme=None, seeds=[1], decoding=Decoding(max_new_tokens=24))[0].tokens
+        <= 24
+    )
     with pytest.raises(InputError, match="prompt 1 .* context of 64"):
-        host.generate(["sea", " the" * 41], scheme=None, seeds=[1, 2], max_new_tokens=24, batch_size=1)
+        host.generate(
+            ["sea", " the" * 41],
+            scheme=None,
+            seeds=[1, 2],
+            decoding=Decoding(max_new_tokens=24),
+            batch_size=1,
+        )

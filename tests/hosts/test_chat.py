@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from tests.hosts.chat_server import KEY, Reply, echo, serving
 
+from dewmark.decoding import Decoding
 from dewmark.errors import ConfigError, ModelError
 from dewmark.hosts.chat.answers import RememberingChat
 from dewmark.hosts.chat.models import LocalChat, chat_template
@@ -108,7 +109,9 @@ class TestLocalChat:
         assert answers == [arrived[i] for i in range(3)]
         assert chat.complete(said("the sea"), seeds=[7], max_new_tokens=12) == answers[2:]
         assert chat.complete(said("the sea"), seeds=[8], max_new_tokens=12) != answers[2:]
-        written = host.generate([transcript(said("the sea")[0])], scheme=None, seeds=[7], max_new_tokens=12)
+        written = host.generate(
+            [transcript(said("the sea")[0])], scheme=None, seeds=[7], decoding=Decoding(max_new_tokens=12)
+        )
         assert answers[2] == written[0].text.strip()
 
     def test_by_name_with_the_model_s_template_and_weights_only_when_asked(
@@ -127,7 +130,9 @@ class TestLocalChat:
         tokenizer.save_pretrained(tmp_path / "tiny")
         chat = ChatSettings(host=name, device="cpu", answers=str(tmp_path / "answers")).open()
         answers = chat.complete(said("the river"), seeds=[3], max_new_tokens=6)
-        expected = host.generate(["user the river the"], scheme=None, seeds=[3], max_new_tokens=6)
+        expected = host.generate(
+            ["user the river the"], scheme=None, seeds=[3], decoding=Decoding(max_new_tokens=6)
+        )
         assert answers == [expected[0].text.strip()]
 
         monkeypatch.setattr("dewmark.hosts.load_host", lambda *_, **__: pytest.fail("weights were loaded"))

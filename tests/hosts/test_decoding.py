@@ -9,8 +9,8 @@ import pytest
 import torch
 from scipy import stats
 
+from dewmark.decoding import Decoding
 from dewmark.errors import ConfigError, InputError, ModelError, NumericalError, VocabularyError
-from dewmark.hosts.base import Decoding
 from dewmark.hosts.fake import FakeHost
 from dewmark.hosts.transformers import likelihood
 
@@ -24,8 +24,10 @@ SEEDS = [5, 6, 7, 8]
 SETTINGS = {"max_new_tokens": 24, "no_repeat_ngram": 3, "temperature": 0.9, "top_p": 0.95, "top_k": 200}
 
 
-def write(host, prompts=PROMPTS, seeds=SEEDS, **changes):
-    return host.generate(prompts, scheme=None, seeds=seeds, **{**SETTINGS, **changes})
+def write(host, prompts=PROMPTS, seeds=SEEDS, *, batch_size=8, on_batch=None, **changes):
+    decoding = Decoding(**{**SETTINGS, **changes})
+    options = {"decoding": decoding, "batch_size": batch_size, "on_batch": on_batch}
+    return host.generate(prompts, scheme=None, seeds=seeds, **options)
 
 
 def test_batch_equals_single_and_padded_equals_unpadded(host):
@@ -94,7 +96,11 @@ def test_no_ngram_is_repeated(host):
 def test_sampling_follows_the_models_distribution(host):
     count = 3000
     rows = host.generate(
-        ["the old bridge"] * count, scheme=None, seeds=range(count), max_new_tokens=1, batch_size=1000
+        ["the old bridge"] * count,
+        scheme=None,
+        seeds=range(count),
+        decoding=Decoding(max_new_tokens=1),
+        batch_size=1000,
     )
     ids = torch.tensor(host.tokenizer.encode_prompts(["the old bridge"]))
     with torch.inference_mode():
@@ -115,17 +121,24 @@ def test_sampling_follows_the_models_distribution(host):
 
 def test_rows_stop_at_end_of_text(host, force):
     ended = host.generate(
-        ["the old bridge", "the"], scheme=force(host.info, 2), seeds=[1, 2], max_new_tokens=50
+        ["the old bridge", "the"],
+        scheme=force(host.info, 2),
+        seeds=[1, 2],
+        decoding=Decoding(max_new_tokens=50),
     )
     assert [(row.text, row.token_ids) for row in ended] == [("", ()), ("", ())]
 
 
 def test_every_end_of_text_id_of_a_list_counts_and_other_rows_go_on():
     host = FakeHost(seed=3)
-    plain = host.generate(["the sea", "the sun"], scheme=None, seeds=[1, 2], max_new_tokens=40)
+    plain = host.generate(
+        ["the sea", "the sun"], scheme=None, seeds=[1, 2], decoding=Decoding(max_new_tokens=40)
+    )
     stop = next(t for t in plain[0].token_ids[5:] if t not in plain[1].token_ids)
     host.model.generation_config.eos_token_id = [2, stop]
-    cut = host.generate(["the sea", "the sun"], scheme=None, seeds=[1, 2], max_new_tokens=40)
+    cut = host.generate(
+        ["the sea", "the sun"], scheme=None, seeds=[1, 2], decoding=Decoding(max_new_tokens=40)
+    )
     assert cut[0].token_ids == plain[0].token_ids[: plain[0].token_ids.index(stop)]
     assert cut[1].token_ids == plain[1].token_ids
 
@@ -134,20 +147,27 @@ def test_the_loop_ends_when_all_rows_have(host, force, monkeypatch):
     calls = []
     forward = type(host.model).forward
     monkeypatch.setattr(type(host.model), "forward", lambda *a, **k: calls.append(1) or forward(*a, **k))
-    host.generate(["the old bridge", "the"], scheme=force(host.info, 2), seeds=[1, 2], max_new_tokens=50)
+    host.generate(
+        ["the old bridge", "the"],
+        scheme=force(host.info, 2),
+        seeds=[1, 2],
+        decoding=Decoding(max_new_tokens=50),
+    )
     assert len(calls) == 1
 
 
 def test_padded_vocabulary_is_never_sampled():
     host = FakeHost(64, padded_vocab=64)
     assert host.info.vocab_size == 128
-    rows = host.generate(["the"] * 40, scheme=None, seeds=range(40), max_new_tokens=30, batch_size=40)
+    rows = host.generate(
+        ["the"] * 40, scheme=None, seeds=range(40), decoding=Decoding(max_new_tokens=30), batch_size=40
+    )
     assert max(max(row.token_ids) for row in rows) < 64
 
 
 def test_sessions_get_prompts_and_mask(host, force):
     scheme = force(host.info, 7)
-    rows = host.generate(["the sea", "the"], scheme=scheme, seeds=[1, 2], max_new_tokens=3)
+    rows = host.generate(["the sea", "the"], scheme=scheme, seeds=[1, 2], decoding=Decoding(max_new_tokens=3))
     assert [row.token_ids for row in rows] == [(7, 7, 7), (7, 7, 7)]
     assert rows[0].scheme == "force"
     ids, mask = scheme.opened[0]
@@ -157,7 +177,13 @@ def test_sessions_get_prompts_and_mask(host, force):
 
 def test_each_batch_has_its_own_session(host, force):
     scheme = force(host.info, -1)
-    host.generate(["the sea", "the", "sun"], scheme=scheme, seeds=[1, 2, 3], max_new_tokens=2, batch_size=1)
+    host.generate(
+        ["the sea", "the", "sun"],
+        scheme=scheme,
+        seeds=[1, 2, 3],
+        decoding=Decoding(max_new_tokens=2),
+        batch_size=1,
+    )
     assert len(scheme.opened) == 3
 
 
@@ -166,12 +192,14 @@ def test_nan_logits_are_one_clear_error():
     with torch.no_grad():
         host.model.lm_head.weight[5] = float("nan")
     with pytest.raises(NumericalError, match="float32") as error:
-        host.generate(["the"], scheme=None, seeds=[1], max_new_tokens=40)
+        host.generate(["the"], scheme=None, seeds=[1], decoding=Decoding(max_new_tokens=40))
     assert "\n" not in str(error.value)
 
 
 def test_special_tokens_are_left_out(host, force):
-    row = host.generate(["the"], scheme=force(host.info, 3), seeds=[1], max_new_tokens=5)[0]
+    row = host.generate(["the"], scheme=force(host.info, 3), seeds=[1], decoding=Decoding(max_new_tokens=5))[
+        0
+    ]
     assert (row.text, row.token_ids) == ("", ())
 
 
@@ -202,20 +230,27 @@ def test_log_likelihood_in_small_batches_is_the_same(host, monkeypatch):
 def test_prompts_that_do_not_fit_are_refused():
     host = FakeHost(context=32)
     with pytest.raises(InputError, match="context of 32"):
-        host.generate(["the " * 30], scheme=None, seeds=[1], max_new_tokens=8)
-    assert host.generate(["the " * 20], scheme=None, seeds=[1], max_new_tokens=8)[0].tokens <= 8
+        host.generate(["the " * 30], scheme=None, seeds=[1], decoding=Decoding(max_new_tokens=8))
+    assert (
+        host.generate(["the " * 20], scheme=None, seeds=[1], decoding=Decoding(max_new_tokens=8))[0].tokens
+        <= 8
+    )
     with pytest.raises(InputError, match="context of 32"):
         host.log_likelihood(["the"], [" the" * 40])
 
 
 def test_a_scheme_for_another_vocabulary_is_refused(host, force):
     with pytest.raises(VocabularyError, match="another vocabulary"):
-        host.generate(["the"], scheme=force(FakeHost(64).info), seeds=[1], max_new_tokens=2)
+        host.generate(
+            ["the"], scheme=force(FakeHost(64).info), seeds=[1], decoding=Decoding(max_new_tokens=2)
+        )
 
 
 def test_greedy_is_refused_for_schemes_that_need_sampling(host, force):
     with pytest.raises(ConfigError, match="temperature above 0"):
-        host.generate(["the"], scheme=force(host.info), seeds=[1], max_new_tokens=2, temperature=0.0)
+        host.generate(
+            ["the"], scheme=force(host.info), seeds=[1], decoding=Decoding(max_new_tokens=2, temperature=0.0)
+        )
     first, second = (write(host, temperature=0.0, seeds=s) for s in (SEEDS, [1, 2, 3, 4]))
     assert [row.text for row in first] == [row.text for row in second]
 
@@ -228,7 +263,7 @@ def test_models_without_a_cache_are_refused(host, monkeypatch):
 
     monkeypatch.setattr(type(host.model), "forward", without_cache)
     with pytest.raises(ModelError, match="key-value cache"):
-        host.generate(["the"], scheme=None, seeds=[1], max_new_tokens=2)
+        host.generate(["the"], scheme=None, seeds=[1], decoding=Decoding(max_new_tokens=2))
 
 
 @pytest.mark.parametrize(
@@ -264,7 +299,9 @@ def test_decoding_parameters_out_of_range_are_named(settings):
 )
 def test_unusable_rows_are_refused(host, prompts, seeds, batch_size, message):
     with pytest.raises((InputError, ConfigError), match=message):
-        host.generate(prompts, scheme=None, seeds=seeds, max_new_tokens=1, batch_size=batch_size)
+        host.generate(
+            prompts, scheme=None, seeds=seeds, decoding=Decoding(max_new_tokens=1), batch_size=batch_size
+        )
 
 
 def test_no_prompts_no_generations(host):
@@ -274,9 +311,8 @@ def test_no_prompts_no_generations(host):
 def test_no_text_ends_before_its_least_length():
     host = FakeHost(64)
     host.model.generation_config.eos_token_id = list(range(2, 40))  # most tokens end a text
-    settings = {"scheme": None, "seeds": range(20), "max_new_tokens": 12}
-    free = host.generate(["the"] * 20, **settings)
-    held = host.generate(["the"] * 20, **settings, min_new_tokens=6)
+    free = write(host, ["the"] * 20, range(20), max_new_tokens=12)
+    held = write(host, ["the"] * 20, range(20), max_new_tokens=12, min_new_tokens=6)
     assert min(row.tokens for row in free) < 6
     assert min(row.tokens for row in held) >= 6
     with pytest.raises(ConfigError, match="min_new_tokens"):

@@ -9,8 +9,9 @@ import torch
 import transformers
 from tests.hosts.test_architectures import CONFIGS
 
+from dewmark.decoding import Decoding
 from dewmark.errors import ConfigError
-from dewmark.hosts.base import Decoding, Host
+from dewmark.hosts.base import Host
 from dewmark.hosts.fake import FakeHost
 from dewmark.hosts.transformers.decoding import CachedForward, pad_left
 from dewmark.hosts.transformers.drafting import Branches, _seed

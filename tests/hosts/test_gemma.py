@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import dewmark
+from dewmark.decoding import Decoding
 from dewmark.lab.evaluation.quality import distinct
 
 pytestmark = pytest.mark.models
@@ -27,7 +28,7 @@ def watermark() -> dewmark.Watermark:
 
 def test_it_writes_fluent_text_and_no_control_tokens(watermark):
     host = watermark.host
-    options = {"seeds": range(4), "max_new_tokens": 60, "min_new_tokens": 60}
+    options = {"seeds": range(4), "decoding": Decoding(max_new_tokens=60, min_new_tokens=60)}
     texts = [made.text for made in host.generate(PROMPTS, scheme=None, **options)]
     assert host.info.embeddings().shape == (262_144, 640)
     assert not any("_of_image>" in text or "<unused" in text for text in texts)

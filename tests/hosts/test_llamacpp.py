@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import dewmark
+from dewmark.decoding import Decoding
 from dewmark.errors import ConfigError, NumericalError, VocabularyError
 from dewmark.hosts.engines.llamacpp import LlamaCppProcessor, round_to_bfloat16
 from dewmark.hosts.fake import FakeHost
@@ -82,7 +83,9 @@ def test_the_mark_is_found_in_the_text_and_not_under_another_key(host: FakeHost)
 
 def test_bias_schemes_see_the_hosts_own_logits_and_leave_sampling_to_llama_cpp(host: FakeHost) -> None:
     scheme = bind(host, "kgw", delta=3.0)
-    mark = LlamaCppProcessor(scheme, StandIn(host), seed=1, temperature=0.3)  # llama.cpp's own one counts
+    mark = LlamaCppProcessor(
+        scheme, StandIn(host), seed=1, decoding=Decoding(temperature=0.3)
+    )  # llama.cpp's own one counts
     logits = np.random.default_rng(0).normal(size=host.info.vocab_size).astype(np.single)
     marked = mark(np.array([5, 6, 7], dtype=np.intc), logits.copy())
     difference = np.round(marked - logits, 4)
@@ -125,7 +128,7 @@ def test_another_vocabulary_is_refused_before_anything_is_written(host: FakeHost
 
 def test_greedy_decoding_is_refused(host: FakeHost) -> None:
     with pytest.raises(ConfigError, match="temperature"):
-        LlamaCppProcessor(bind(host), StandIn(host), temperature=0.0)
+        LlamaCppProcessor(bind(host), StandIn(host), decoding=Decoding(temperature=0.0))
 
 
 def test_what_goes_wrong_in_a_step_is_raised_by_the_stopping_criterion(

@@ -8,6 +8,7 @@ import pytest
 import torch
 from tests.hosts.conftest import BoundForce, Force
 
+from dewmark.decoding import Decoding
 from dewmark.errors import ConfigError
 from dewmark.hosts.transformers.model import WatermarkingConfig
 from dewmark.scheme import Needs
@@ -68,7 +69,7 @@ def test_a_choosing_processor_refuses_beams(host, chooser):
 
 def test_a_choosing_processor_refuses_greedy_decoding_and_outlives_transformers_own(host, chooser):
     with pytest.raises(ConfigError, match="temperature must be positive, got 0"):
-        chooser.processor(IDS, temperature=0.0)
+        chooser.processor(IDS, decoding=Decoding(temperature=0.0))
     # only the chosen token is finite, so that transformers' argmax takes it
     written = generate(host, logits_processor=[chooser.processor(IDS)], do_sample=False)
     assert written[:, 2:].tolist() == [[9] * 3] * 2
@@ -76,4 +77,4 @@ def test_a_choosing_processor_refuses_greedy_decoding_and_outlives_transformers_
 
 def test_the_host_refuses_temperature_zero(host, chooser):
     with pytest.raises(ConfigError, match="temperature 0 always takes the likeliest token, and force"):
-        host.generate(["the sea"], scheme=chooser, seeds=[1], temperature=0.0)
+        host.generate(["the sea"], scheme=chooser, seeds=[1], decoding=Decoding(temperature=0.0))

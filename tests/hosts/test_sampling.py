@@ -11,7 +11,7 @@ from transformers.generation.logits_process import (
     TopPLogitsWarper,
 )
 
-from dewmark.hosts.base import Decoding
+from dewmark.decoding import Decoding
 from dewmark.hosts.transformers.decoding import NGramBlocker, choose
 from dewmark.sampling import RandomStreams, keep_top_k, keep_top_p
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from dewmark.decoding import Decoding
 from dewmark.errors import ConfigError, InputError
-from dewmark.hosts.base import Decoding, Host
+from dewmark.hosts.base import Host
 from dewmark.hosts.fake import FakeHost
 
 PROMPTS = ["the old bridge", "rain", "a house by the sea and the river"]
@@ -34,7 +35,9 @@ def streamed(host: Host, *, steps: int | None = None) -> list[list[int]]:
 
 
 def test_the_ids_are_those_of_generate(host):
-    made = host.generate(PROMPTS, scheme=None, seeds=[1, 2, 3], max_new_tokens=40, no_repeat_ngram=4)
+    made = host.generate(
+        PROMPTS, scheme=None, seeds=[1, 2, 3], decoding=Decoding(max_new_tokens=40, no_repeat_ngram=4)
+    )
     assert [tuple(row) for row in streamed(host)] == [one.token_ids for one in made]
 
 

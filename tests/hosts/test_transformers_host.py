@@ -11,6 +11,7 @@ import pytest
 import torch
 from transformers import AutoTokenizer, GenerationConfig
 
+from dewmark.decoding import Decoding
 from dewmark.errors import ConfigError, ModelError, UnknownNameError, VocabularyError
 from dewmark.hosts import host_info, load_host
 from dewmark.hosts.fake import FakeHost, tiny_model
@@ -34,7 +35,9 @@ def cache(tmp_path, monkeypatch):
 
 
 def text_of(host):
-    return host.generate(["the old bridge"], scheme=None, seeds=[3], max_new_tokens=20)[0].text
+    return host.generate(["the old bridge"], scheme=None, seeds=[3], decoding=Decoding(max_new_tokens=20))[
+        0
+    ].text
 
 
 def test_a_local_folder_round_trips(folder):
@@ -315,8 +318,12 @@ def test_watermarking_config_refuses_another_vocabulary_and_what_is_no_scheme(fo
 def test_the_real_default_host_writes_and_reads():
     host = load_host("smollm2-135m")
     prompts = ["The old bridge over the river", "In the beginning"]
-    rows = host.generate(prompts, scheme=None, seeds=[1, 2], max_new_tokens=24, no_repeat_ngram=4)
-    single = host.generate(prompts[:1], scheme=None, seeds=[1], max_new_tokens=24, no_repeat_ngram=4)
+    rows = host.generate(
+        prompts, scheme=None, seeds=[1, 2], decoding=Decoding(max_new_tokens=24, no_repeat_ngram=4)
+    )
+    single = host.generate(
+        prompts[:1], scheme=None, seeds=[1], decoding=Decoding(max_new_tokens=24, no_repeat_ngram=4)
+    )
     assert single == rows[:1]
     assert all(row.tokens > 5 for row in rows)
     assert host.info.embeddings().shape == (49152, 576)

@@ -8,7 +8,7 @@ import pytest
 
 from dewmark.core.keys import Key
 from dewmark.errors import ConfigError, UnknownNameError
-from dewmark.hosts.engines.vllm import CONFIG, KEY_FILE, EngineConfig, config_from_environment
+from dewmark.hosts.engines.vllm_config import CONFIG, KEY_FILE, EngineConfig, config_from_environment
 from dewmark.registry import SCHEMES
 
 TOML = """

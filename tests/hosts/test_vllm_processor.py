@@ -19,10 +19,10 @@ from tests.hosts.vllm_stub import (
 )
 
 from dewmark.core.keys import Key
+from dewmark.decoding import Decoding
 from dewmark.errors import ConfigError, MissingExtraError, VocabularyError
 from dewmark.hosts.fake import FakeHost
 from dewmark.registry import SCHEMES
-from dewmark.sampling import Warping
 from dewmark.workspace import Workspace
 
 VOCAB = 300
@@ -75,8 +75,13 @@ class Request:
     def expected(self, markers) -> torch.Tensor:
         if self.key_id is None:
             return self.logits()
-        warping = Warping(self.params.temperature, self.params.top_k, self.params.top_p, self.params.min_p)
-        row = markers[self.key_id].open(self.prompt, list(self.written), seed=self.number, warping=warping)
+        decoding = Decoding(
+            temperature=self.params.temperature,
+            top_k=self.params.top_k,
+            top_p=self.params.top_p,
+            min_p=self.params.min_p,
+        )
+        row = markers[self.key_id].open(self.prompt, list(self.written), seed=self.number, decoding=decoding)
         return markers[self.key_id].mark([row], self.logits())
 
 

@@ -26,6 +26,7 @@ import uvicorn
 from tests.fakes import BagEncoder
 
 from dewmark.core.keys import Key
+from dewmark.decoding import Decoding
 from dewmark.hosts.fake import FakeHost
 from dewmark.scheme import BoundScheme
 from dewmark.serve.app import create_app
@@ -77,9 +78,7 @@ def _written(scheme: BoundScheme | None, count: int, words: int) -> tuple[str, .
         [starts[seed % 3] for seed in range(count)],
         scheme=scheme,
         seeds=range(count),
-        max_new_tokens=words,
-        min_new_tokens=words,
-        no_repeat_ngram=4,
+        decoding=Decoding(max_new_tokens=words, min_new_tokens=words, no_repeat_ngram=4),
         batch_size=count,
     )
     return tuple(one.text for one in made)

@@ -8,6 +8,7 @@ import pytest
 from tests.serve.conftest import bearer
 from tests.serve.live import bound, host
 
+from dewmark.decoding import Decoding
 from dewmark.serve.generation import Stream, Wish, _settled, transcript
 
 COMMON = {"model": "tiny", "max_tokens": 40, "seed": 7}
@@ -28,7 +29,10 @@ def events(response) -> list[dict]:
 
 def library_text(prompt: str, *, seed: int, tokens: int) -> str:
     (made,) = host().generate(
-        [prompt], scheme=bound("acme"), seeds=[seed], max_new_tokens=tokens, no_repeat_ngram=4
+        [prompt],
+        scheme=bound("acme"),
+        seeds=[seed],
+        decoding=Decoding(max_new_tokens=tokens, no_repeat_ngram=4),
     )
     return made.text
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import json
 
 import pytest
@@ -17,11 +18,13 @@ class CountingHost:
         self.written = 0
         self._stop_after = stop_after
 
-    def generate(self, prompts, *, max_new_tokens, min_new_tokens, **options):
+    def generate(self, prompts, *, decoding, **options):
         if self.written >= self._stop_after:
             raise KeyboardInterrupt
         self.written += len(prompts)
-        return tiny_host().generate(prompts, max_new_tokens=6, min_new_tokens=6, **options)
+        return tiny_host().generate(
+            prompts, decoding=dataclasses.replace(decoding, max_new_tokens=6, min_new_tokens=6), **options
+        )
 
 
 def texts_of(host, cache, *, seed=0):

@@ -89,7 +89,7 @@ def demo(
 
 def _run(key: Key, wrong_key: Key, seed: int, *, progress: Progress, quiet: bool) -> list[Case]:
     """Load, write and detect, with the time of each stage told."""
-    from dewmark.hosts.base import Decoding
+    from dewmark.decoding import Decoding
     from dewmark.types import Verdict
 
     clock = _Clock(progress, quiet=quiet)

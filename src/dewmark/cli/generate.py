@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from dewmark.batch.prompts_run import Prompt
-    from dewmark.hosts.base import Decoding
+    from dewmark.decoding import Decoding
     from dewmark.types import Generation
 
 __all__ = ["generate"]
@@ -61,7 +61,8 @@ def generate(
 ) -> None:
     """Write watermarked text."""
     from dewmark.batch.prompts_run import check_prompt, read_prompts
-    from dewmark.hosts.base import Decoding
+    from dewmark.decoding import Decoding
+    from dewmark.hosts.base import check_decoding
 
     if (prompt is None) == (prompts is None):
         raise ConfigError("give either --prompt TEXT or --prompts IN.jsonl with --out OUT.jsonl")
@@ -99,7 +100,7 @@ def generate(
                     dtype=dtype,
                 )
             )
-        decoding.check_scheme(writer.scheme)
+        check_decoding(decoding, writer.scheme)
         if out is not None:
             told = _many(
                 writer, rows, out, decoding, seed=seed, batch_size=batch_size, progress=progress, json_=json_

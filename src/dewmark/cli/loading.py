@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -14,7 +13,8 @@ from dewmark.errors import ConfigError
 if TYPE_CHECKING:
     from dewmark.cli.terminal import Progress
     from dewmark.core.keys import Key
-    from dewmark.hosts.base import Decoding, Host
+    from dewmark.decoding import Decoding
+    from dewmark.hosts.base import Host
     from dewmark.scheme import BoundScheme
     from dewmark.types import Generation
     from dewmark.watermark import Watermark
@@ -45,14 +45,16 @@ class Writer:
 
     def config_hash(self, decoding: Decoding) -> str:
         """The ``config_hash`` that the host will give its texts, known before it is loaded."""
-        return decoding.config_hash(self.scheme, self.info)
+        from dewmark.hosts.base import generation_hash
+
+        return generation_hash(decoding, self.scheme, self.info)
 
     def write(
         self, prompts: Sequence[str], *, seeds: Sequence[int], decoding: Decoding, batch_size: int = 8
     ) -> list[Generation]:
         """Continue prompts."""
         return self.host.generate(
-            prompts, scheme=self.scheme, seeds=seeds, batch_size=batch_size, **dataclasses.asdict(decoding)
+            prompts, scheme=self.scheme, seeds=seeds, batch_size=batch_size, decoding=decoding
         )
 
 

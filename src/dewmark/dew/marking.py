@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from dewmark.cuda.bias_step import can_fuse
+from dewmark.decoding import Decoding
 from dewmark.dew.alignment import Channel, TokenChannel, WordReading, WordRow, likely_of
 from dewmark.dew.reading import TokenReader, WordReader
 from dewmark.errors import NumericalError, VocabularyError
@@ -29,7 +30,6 @@ from dewmark.sampling import (
     RandomStreams,
     Row,
     Rows,
-    Warping,
     drawn_seeds,
     likeliest,
     race,
@@ -141,9 +141,9 @@ class DewRow(Row):
     """A text that DEW marks: its ids as far as they were read, and its random numbers."""
 
     def __init__(
-        self, reader: _Reader, prompt: Sequence[int], written: Sequence[int], *, seed: int, warping: Warping
+        self, reader: _Reader, prompt: Sequence[int], written: Sequence[int], *, seed: int, decoding: Decoding
     ) -> None:
-        super().__init__(prompt, written, seed=seed, warping=warping)
+        super().__init__(prompt, written, seed=seed, decoding=decoding)
         self._reader = reader
         self._read = 0
         self.text = reader.begin(prompt)
@@ -248,9 +248,9 @@ class DewRows(Rows):
             assert isinstance(bound.reader, TokenReader)
             self._reader = _Tokens(bound, bound.reader, device)
 
-    def open(self, prompt: Sequence[int], written: Sequence[int], *, seed: int, warping: Warping) -> DewRow:
+    def open(self, prompt: Sequence[int], written: Sequence[int], *, seed: int, decoding: Decoding) -> DewRow:
         """Begin to follow a text."""
-        return DewRow(self._reader, prompt, written, seed=seed, warping=warping)
+        return DewRow(self._reader, prompt, written, seed=seed, decoding=decoding)
 
     def mark(self, rows: Sequence[Row], scores: torch.Tensor) -> torch.Tensor:
         """Logits (rows, vocab) float32 to marked ones, same shape."""
@@ -276,7 +276,7 @@ class DewRows(Rows):
 
     def _choose(self, rows: Sequence[DewRow], scores: torch.Tensor) -> torch.Tensor:
         """Keyed Gumbel sampling (`dewmark.dew.marking`): only the chosen token stays finite."""
-        field = Field(scores, [row.warping for row in rows], self._scheme.candidates)
+        field = Field(scores, [row.decoding for row in rows], self._scheme.candidates)
         u = self._reader.alignments(rows, field.values, field.candidates).double()
         if self._scheme.fresh_on_repeat:
             repeated = torch.tensor([row.text.repeated for row in rows]).to(u.device)

@@ -7,66 +7,35 @@ engine is imported here.
 
 from __future__ import annotations
 
-import dataclasses
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from dewmark import config as cfg
+from dewmark.decoding import Decoding, check_int
 from dewmark.errors import ConfigError, InputError, VocabularyError
 from dewmark.scheme import BoundScheme, Drafts
 from dewmark.types import DraftCount, Generation
 from dewmark.workspace import HostInfo
 
-__all__ = ["Decoding", "Host", "OnBatch", "OnStep"]
+__all__ = ["Host", "OnBatch", "OnStep", "check_decoding", "generation_hash"]
 
 OnBatch = Callable[[list[Generation]], None]
 OnStep = Callable[[list[int | None]], bool]
 
 
-@dataclass(frozen=True, slots=True)
-class Decoding:
-    """How the next token is chosen.
+def check_decoding(decoding: Decoding, scheme: BoundScheme | None) -> None:
+    """Raise `ConfigError` where the scheme cannot mark text that is decoded like this."""
+    if decoding.temperature == 0.0 and scheme is not None and scheme.needs.sampling:
+        raise ConfigError(
+            f"temperature 0 always takes the likeliest token, and {scheme.scheme.name} hides its mark in "
+            "the choice between tokens: use a temperature above 0"
+        )
 
-    ``temperature`` 0 is greedy. ``top_p`` 1 and ``top_k`` 0 filter nothing. ``no_repeat_ngram`` n > 0
-    forbids every n-gram that prompt or completion already holds. No text ends before ``min_new_tokens``.
-    """
 
-    max_new_tokens: int = 200
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
-    no_repeat_ngram: int = 0
-    min_new_tokens: int = 0
-
-    def __post_init__(self) -> None:
-        _check_int("max_new_tokens", self.max_new_tokens, least=1)
-        _check_int("min_new_tokens", self.min_new_tokens, least=0)
-        if self.min_new_tokens > self.max_new_tokens:
-            raise ConfigError(
-                f"min_new_tokens must not exceed max_new_tokens = {self.max_new_tokens}, "
-                f"got {self.min_new_tokens}"
-            )
-        _check_int("top_k", self.top_k, least=0)
-        _check_int("no_repeat_ngram", self.no_repeat_ngram, least=0)
-        if not (_is_number(self.temperature) and 0.0 <= self.temperature < math.inf):
-            raise ConfigError(f"temperature must be a number of at least 0, got {self.temperature}")
-        if not (_is_number(self.top_p) and 0.0 < self.top_p <= 1.0):
-            raise ConfigError(f"top_p must lie in (0, 1], got {self.top_p}")
-
-    def check_scheme(self, scheme: BoundScheme | None) -> None:
-        """Refuse what the scheme cannot work with."""
-        if self.temperature == 0.0 and scheme is not None and scheme.needs.sampling:
-            raise ConfigError(
-                f"temperature 0 always takes the likeliest token, and {scheme.scheme.name} hides its mark in "
-                "the choice between tokens: use a temperature above 0"
-            )
-
-    def config_hash(self, scheme: BoundScheme | None, info: HostInfo) -> str:
-        """Names all that decides a text but its prompt and seed: scheme, key, decoding, host."""
-        marked = "none" if scheme is None else scheme.config_hash
-        return cfg.config_hash(marked, dataclasses.asdict(self), info.identity)
+def generation_hash(decoding: Decoding, scheme: BoundScheme | None, info: HostInfo) -> str:
+    """Identifies everything that decides a text except its prompt and seed: scheme, key, decoding, host."""
+    marked = "none" if scheme is None else scheme.config_hash
+    return cfg.config_hash(marked, decoding.to_dict(), info.identity)
 
 
 class Host(ABC):
@@ -88,12 +57,7 @@ class Host(ABC):
         *,
         scheme: BoundScheme | None,
         seeds: Sequence[int],
-        max_new_tokens: int = 200,
-        temperature: float = 1.0,
-        top_p: float = 1.0,
-        top_k: int = 0,
-        no_repeat_ngram: int = 0,
-        min_new_tokens: int = 0,
+        decoding: Decoding = Decoding(),
         batch_size: int = 8,
         on_batch: OnBatch | None = None,
     ) -> list[Generation]:
@@ -103,14 +67,13 @@ class Host(ABC):
         on the other rows of the batch (up to the engine's rounding, which low-precision weights make
         visible). ``on_batch`` gets every batch as soon as it is finished.
         """
-        decoding = Decoding(max_new_tokens, temperature, top_p, top_k, no_repeat_ngram, min_new_tokens)
-        decoding.check_scheme(scheme)
-        _check_int("batch_size", batch_size, least=1)
+        check_decoding(decoding, scheme)
+        check_int("batch_size", batch_size, least=1)
         _check_rows(prompts, seeds)
         self._check_vocabulary(scheme)
         self.check_prompts(prompts, decoding.max_new_tokens)
         marked_by = "none" if scheme is None else scheme.scheme.name
-        config_hash = decoding.config_hash(scheme, self.info)
+        config_hash = generation_hash(decoding, scheme, self.info)
         special = self.info.tokenizer.special_ids
         done: list[Generation] = []
         for start in range(0, len(prompts), batch_size):
@@ -160,7 +123,7 @@ class Host(ABC):
         It gets for every row the next id, or None once the row has ended, and stops the batch by returning
         False.
         """
-        decoding.check_scheme(scheme)
+        check_decoding(decoding, scheme)
         _check_rows(prompts, seeds)
         self._check_vocabulary(scheme)
         self.check_prompts(prompts, decoding.max_new_tokens)
@@ -244,13 +207,4 @@ def _check_rows(prompts: Sequence[str], seeds: Sequence[int]) -> None:
         if not isinstance(prompt, str):
             raise InputError(f"prompt {i} must be a string, got {type(prompt).__name__}")
     for i, seed in enumerate(seeds):
-        _check_int(f"seed {i}", seed, least=0)
-
-
-def _check_int(name: str, value: object, *, least: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise ConfigError(f"{name} must be a whole number of at least {least}, got {value!r}")
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and not math.isnan(value)
+        check_int(f"seed {i}", seed, least=0)

@@ -36,6 +36,7 @@ from numpy.typing import NDArray
 from dewmark import config, storage
 from dewmark.arrays import F64
 from dewmark.core.keys import Key
+from dewmark.decoding import Decoding
 from dewmark.errors import ConfigError
 from dewmark.hosts.base import Host
 from dewmark.lab.evaluation.quality import distinct
@@ -301,11 +302,13 @@ class _Work:
             sample.prompts,
             scheme=bound,
             seeds=range(sample.seed, sample.seed + len(sample.prompts)),
-            max_new_tokens=sample.tokens,
-            min_new_tokens=sample.tokens,
-            temperature=sample.temperature,
-            top_p=sample.top_p,
-            no_repeat_ngram=sample.no_repeat_ngram,
+            decoding=Decoding(
+                max_new_tokens=sample.tokens,
+                min_new_tokens=sample.tokens,
+                temperature=sample.temperature,
+                top_p=sample.top_p,
+                no_repeat_ngram=sample.no_repeat_ngram,
+            ),
             batch_size=self.batch_size,
             on_batch=tell,
         )

@@ -19,8 +19,9 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 
+from dewmark.decoding import Decoding
 from dewmark.errors import DewmarkError
-from dewmark.hosts.base import Decoding
+from dewmark.hosts.base import check_decoding
 from dewmark.hosts.chat.models import Conversation, Render, chat_template
 from dewmark.hosts.transformers.tokenizer import HFTokenizer
 from dewmark.serve.pool import Overloaded
@@ -71,7 +72,12 @@ class Wish:
     @property
     def decoding(self) -> Decoding:
         """How its tokens are chosen; raises `ConfigError` for what makes no sense."""
-        return Decoding(self.max_new_tokens, self.temperature, self.top_p, no_repeat_ngram=_NO_REPEAT)
+        return Decoding(
+            max_new_tokens=self.max_new_tokens,
+            temperature=self.temperature,
+            top_p=self.top_p,
+            no_repeat_ngram=_NO_REPEAT,
+        )
 
 
 class Stream:
@@ -166,7 +172,7 @@ class Writer:
 
     def check(self, wish: Wish) -> None:
         """Refuse what the host or the scheme cannot do, before it waits."""
-        wish.decoding.check_scheme(self.watermark.scheme)
+        check_decoding(wish.decoding, self.watermark.scheme)
         self.host.check_prompts([wish.prompt], wish.max_new_tokens)
 
     def count(self, prompt: str) -> int:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dewmark.core.keys import Key
+from dewmark.decoding import Decoding
 from dewmark.hosts.fake import FakeHost, Kind
 from dewmark.scheme import BoundScheme, Scheme
 from dewmark.workspace import Workspace
@@ -25,6 +26,7 @@ __all__ = ["Trial", "host_for"]
 
 VOCABULARY = 400
 TEXTS = 16
+DECODING = Decoding(temperature=0.8, top_k=100, top_p=0.95)  # of processors
 
 Processor = Callable[["torch.Tensor", "torch.Tensor"], "torch.Tensor"]
 
@@ -131,7 +133,7 @@ class Trial:
         given = real if mask else None
         mark: Processor
         if processor:
-            mark = self.bound.processor(ids, given, seeds=seeds, temperature=0.8, top_k=100, top_p=0.95)
+            mark = self.bound.processor(ids, given, seeds=seeds, decoding=DECODING)
         else:
             mark = self.bound.session(ids, given, seeds=seeds)
         sources = [torch.Generator().manual_seed(row) for row in rows]
@@ -189,9 +191,8 @@ def _write(
     host: FakeHost, prompts: Sequence[str], scheme: BoundScheme | None, tokens: int, first_seed: int
 ) -> list[str]:
     seeds = range(first_seed, first_seed + len(prompts))
-    written = host.generate(
-        prompts, scheme=scheme, seeds=seeds, max_new_tokens=tokens, min_new_tokens=tokens, batch_size=TEXTS
-    )
+    decoding = Decoding(max_new_tokens=tokens, min_new_tokens=tokens)
+    written = host.generate(prompts, scheme=scheme, seeds=seeds, decoding=decoding, batch_size=TEXTS)
     return [generation.text for generation in written]
 
 

@@ -98,7 +98,7 @@ class Dipper(Attack):
         return done
 
     def _batch(self, texts: Sequence[str], seeds: Sequence[int]) -> list[str]:
-        from dewmark.hosts.base import Decoding
+        from dewmark.decoding import Decoding
 
         decoding = Decoding(
             max_new_tokens=self.max_new_tokens, temperature=self.temperature, top_p=self.top_p

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dewmark import config, storage
-from dewmark.hosts.base import Decoding, Host
+from dewmark.decoding import Decoding
+from dewmark.hosts.base import Host, generation_hash
 from dewmark.scheme import BoundScheme
 from dewmark.workspace import Progress, silent
 
@@ -58,7 +59,7 @@ def write_texts(
     ``keep`` is the folder of the runs, ``about`` whatever decides the texts beside scheme, host and options.
     """
     name = config.config_hash(
-        decoding.config_hash(scheme, host.info), list(prompts), list(seeds), lengths, batch_size, about
+        generation_hash(decoding, scheme, host.info), list(prompts), list(seeds), lengths, batch_size, about
     )
     path = None if keep is None else keep / f"{name}.jsonl"
     done, end = _finished(path, len(prompts), batch_size)
@@ -71,7 +72,7 @@ def write_texts(
             scheme=scheme,
             seeds=seeds[batch],
             batch_size=batch_size,
-            **dataclasses.asdict(decoding),
+            decoding=decoding,
         )
         ids = [list(each.token_ids) for each in made]
         texts = [each.text for each in made]

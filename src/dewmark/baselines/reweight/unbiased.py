@@ -35,6 +35,7 @@ from dewmark.arrays import F64, I64
 from dewmark.baselines.reweight.slots import Repeats, ReweightBound
 from dewmark.baselines.token_schemes import Pairs, TokenScheme, binomial_test, check, gamma_test
 from dewmark.core.prf import PairHash
+from dewmark.decoding import Decoding
 from dewmark.errors import ConfigError
 from dewmark.scheme import Needs, Session
 from dewmark.stats.evidence import Evidence
@@ -198,6 +199,7 @@ class BoundUnbiased(ReweightBound):
         from dewmark.sampling import warp
 
         scheme = self.scheme
+        decoding = Decoding(temperature=scheme.temperature, top_k=scheme.top_k, top_p=scheme.top_p)
         positions = np.flatnonzero(pairs.positions >= 0)
         positions = positions[np.argsort(pairs.positions[positions])]  # in the order of the pairs
         forbidden = torch.from_numpy(~self.markable).to(logits.device)
@@ -206,7 +208,7 @@ class BoundUnbiased(ReweightBound):
             part = slice(start, start + _ROWS_AT_ONCE)
             scores = logits[torch.from_numpy(positions[part]).to(logits.device)]
             scores = scores.masked_fill(forbidden, -float("inf"))
-            scores = warp(scores, temperature=scheme.temperature, top_k=scheme.top_k, top_p=scheme.top_p)
+            scores = warp(scores, decoding)
             contexts = torch.from_numpy(pairs.contexts[part]).to(logits.device)
             slots = slots_of(self.vocabulary.words(contexts))
             masses = slot_masses(scores.softmax(dim=1), slots)

@@ -54,6 +54,7 @@ from dewmark.baselines.token_schemes import (
     z_test,
 )
 from dewmark.core.prf import PairHash, combine, to_uniforms
+from dewmark.decoding import Decoding
 from dewmark.encoders.contexts import ABSENT, windows_of
 from dewmark.encoders.token_tables import token_table
 from dewmark.errors import ArtifactError, ConfigError, VocabularyError
@@ -422,12 +423,13 @@ class BoundPASA(ReweightBound):
                 f"{scheme.surrogate or self.host.name} gives {logits.shape[1]} logits, {self.host.name} has "
                 f"{self.host.vocab_size} ids: name a surrogate with the same vocabulary"
             )
+        decoding = Decoding(temperature=scheme.temperature, top_k=scheme.top_k, top_p=scheme.top_p)
         forbidden = torch.from_numpy(~self.markable).to(logits.device)
         clusters = torch.from_numpy(self.clusters).to(logits.device)
         masses = np.zeros((len(logits), scheme.clusters + 1), dtype=np.float32)
         for start in range(0, len(logits), _ROWS_AT_ONCE_PASA):
             part = logits[start : start + _ROWS_AT_ONCE_PASA].masked_fill(forbidden, -float("inf"))
-            part = warp(part, temperature=scheme.temperature, top_k=scheme.top_k, top_p=scheme.top_p)
+            part = warp(part, decoding)
             found = cluster_masses(part, clusters.expand(len(part), -1), scheme.clusters)
             masses[start : start + len(part)] = found.cpu().numpy()
         return masses

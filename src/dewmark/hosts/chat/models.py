@@ -11,6 +11,7 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol
 
+from dewmark.decoding import Decoding
 from dewmark.errors import ConfigError, InputError
 
 if TYPE_CHECKING:
@@ -155,9 +156,9 @@ class LocalChat:
             [self._render(conversation) for conversation in conversations],
             scheme=None,
             seeds=seeds,
-            max_new_tokens=max_new_tokens,
-            temperature=self._temperature,
-            top_p=self._top_p,
+            decoding=Decoding(
+                max_new_tokens=max_new_tokens, temperature=self._temperature, top_p=self._top_p
+            ),
             batch_size=self._batch_size,
             on_batch=collect,
         )

@@ -36,9 +36,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from dewmark.decoding import Decoding
 from dewmark.errors import ConfigError, ModelError, VocabularyError
 from dewmark.extras import require
-from dewmark.hosts.base import Decoding
+from dewmark.hosts.base import check_decoding
 from dewmark.scheme import BoundScheme
 from dewmark.workspace import HostInfo, Tokenized
 
@@ -189,8 +190,8 @@ class LlamaCppProcessor:
 
     A call whose ids do not extend those of the call before by one token begins another text, with a session
     of its own. With ``seed`` the first text draws from that seed, the next one from seed + 1, and so on;
-    without it seeds are drawn. ``temperature``, ``top_k`` and ``top_p`` serve schemes that need the final
-    distribution; for others llama.cpp's own are used, and these are ignored.
+    without it seeds are drawn. ``decoding`` serves schemes that need the final distribution; for others
+    llama.cpp's own temperature and filters are used, and it is ignored.
     """
 
     def __init__(
@@ -199,18 +200,16 @@ class LlamaCppProcessor:
         llm: Llama,
         *,
         seed: int | None = None,
-        temperature: float = 1.0,
-        top_k: int = 0,
-        top_p: float = 1.0,
+        decoding: Decoding = Decoding(),
     ) -> None:
-        Decoding(temperature=temperature, top_k=top_k, top_p=top_p).check_scheme(scheme)
+        check_decoding(decoding, scheme)
         if scheme.needs.drafts:
             raise ConfigError(
                 f"{scheme.scheme.name} chooses between drafts of sentences, which llama.cpp does not write: "
                 "run it in transformers, or use a scheme that marks token by token"
             )
         _check_vocabulary(scheme, llm)
-        self._open = functools.partial(scheme.processor, temperature=temperature, top_k=top_k, top_p=top_p)
+        self._open = functools.partial(scheme.processor, decoding=decoding)
         self._seed = seed
         self._texts = 0
         self._ids: NDArray[np.int64] = np.zeros(0, dtype=np.int64)

@@ -22,8 +22,9 @@ from typing import Any
 
 import torch
 
+from dewmark.decoding import Decoding
 from dewmark.errors import ModelError, NumericalError
-from dewmark.hosts.base import Decoding, OnStep
+from dewmark.hosts.base import OnStep
 from dewmark.sampling import RandomStreams, race, warp
 from dewmark.scheme import BoundScheme
 
@@ -61,7 +62,7 @@ def choose(
     if decoding.temperature == 0.0:
         best, ids = scores.max(dim=-1)
         return ids, torch.isfinite(best)
-    scores = warp(scores, temperature=decoding.temperature, top_k=decoding.top_k, top_p=decoding.top_p)
+    scores = warp(scores, decoding)
     if mark is not None and final:
         scores = mark(scores)
     return race(scores.to(exponentials.device), exponentials)

@@ -33,8 +33,8 @@ from typing import Any
 
 import torch
 
+from dewmark.decoding import Decoding
 from dewmark.errors import ModelError
-from dewmark.hosts.base import Decoding
 from dewmark.hosts.transformers.decoding import (
     CausalLM,
     NGramBlocker,

@@ -13,8 +13,9 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase
 
+from dewmark.decoding import Decoding
 from dewmark.errors import ConfigError, InputError, ModelError, VocabularyError
-from dewmark.hosts.base import Decoding, Host, OnStep
+from dewmark.hosts.base import Host, OnStep
 from dewmark.hosts.transformers.branch_likelihood import cut_branches, packable_length, score_branches
 from dewmark.hosts.transformers.decoding import CachedForward, CausalLM, decode
 from dewmark.hosts.transformers.drafting import write_drafts

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from dewmark.decoding import Decoding
 from dewmark.errors import ModelError
-from dewmark.hosts.base import Decoding
 from dewmark.hosts.transformers.decoding import check_sound, choose
 from dewmark.hosts.transformers.files import load_error, resolve
 from dewmark.hosts.transformers.gguf import quiet

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dewmark.hosts.base import Decoding
+from dewmark.decoding import Decoding
 from dewmark.hosts.transformers.model import TransformersHost
 from dewmark.scheme import BoundScheme
 
@@ -105,7 +105,7 @@ def time_round(
 def _written(
     host: TransformersHost, bound: BoundScheme | None, prompt: str, seed: int, decoding: Decoding
 ) -> str:
-    made = host.generate([prompt], scheme=bound, seeds=[seed], batch_size=1, **dataclasses.asdict(decoding))
+    made = host.generate([prompt], scheme=bound, seeds=[seed], batch_size=1, decoding=decoding)
     return made[0].text.replace("\x00", " ")  # which detectors refuse
 
 

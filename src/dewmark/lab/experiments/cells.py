@@ -7,7 +7,6 @@ Boundary: hashes and paths; nothing is written here, and no weights are loaded.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -93,7 +92,7 @@ class Cells:
                 "host": self.infos[host].identity,
                 "prompts": self._prompts,
                 "prompt_tokens": self.recipe.prompt_tokens,
-                "decoding": dataclasses.asdict(self.recipe.decoding),
+                "decoding": self.recipe.decoding.to_dict(),
                 "seed": seed,
                 "scheme": scheme,
             },

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from dewmark.core.keys import Key
+from dewmark.decoding import Decoding
 from dewmark.errors import ConfigError
-from dewmark.hosts.base import Decoding
 from dewmark.registry import SCHEMES, unknown_name
 from dewmark.scheme import Scheme
 

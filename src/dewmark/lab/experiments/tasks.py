@@ -19,7 +19,7 @@ from dewmark.workspace import Progress, Workspace, silent
 
 if TYPE_CHECKING:
     from dewmark.attacks.base import Attack
-    from dewmark.hosts.base import Decoding
+    from dewmark.decoding import Decoding
     from dewmark.hosts.transformers.model import TransformersHost
     from dewmark.scheme import BoundScheme
     from dewmark.workspace import LanguageModel
@@ -142,7 +142,7 @@ class Writing(Task):
                     scheme=bound,
                     seeds=[text_seed(self.seed, i) for i in batch],
                     batch_size=self.batch_size,
-                    **dataclasses.asdict(self.decoding),
+                    decoding=self.decoding,
                 )
                 self.target.append(
                     [

@@ -28,6 +28,7 @@ from numpy.typing import NDArray
 
 from dewmark import config, storage
 from dewmark.artifacts import CARD, Artifact, load_artifact, save_artifact
+from dewmark.decoding import Decoding
 from dewmark.encoders.base import Encoder
 from dewmark.errors import ArtifactError, ConfigError, InputError
 from dewmark.hosts.base import Host
@@ -121,7 +122,7 @@ class HostTexts(Texts):
         self._open_host = open_host
         self._seed = seed
         self._progress = progress
-        self._decoding = decoding
+        self._decoding = Decoding(**decoding)
         self._file = cache / "training" / f"texts-{identity}.jsonl"
         self._host_name = info.name
 
@@ -139,7 +140,7 @@ class HostTexts(Texts):
                 scheme=None,
                 seeds=[self._seed + i for i in rows],
                 batch_size=_BATCH,
-                **self._decoding,
+                decoding=self._decoding,
             )
             batch = [f"{each.prompt}{each.text}" for each in made]
             storage.append_jsonl(self._file, [{"text": text} for text in batch])

@@ -1,0 +1,90 @@
+"""Decoding options: how a text's next token is chosen, and when the text ends.
+
+The one description that hosts, logits processors, serving engines and experiments share. Boundary: values and
+their checks; `dewmark.sampling` applies them to logits.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass
+from typing import TypedDict
+
+from dewmark.errors import ConfigError
+
+__all__ = ["Decoding", "DecodingOptions", "check_int"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decoding:
+    """How the next token is chosen.
+
+    ``temperature`` comes first (0 is greedy), then ``min_p``, ``top_k`` and ``top_p``, which at 0, 0 and 1
+    filter nothing. ``no_repeat_ngram`` n > 0 forbids every n-gram that the prompt or the completion already
+    contains. No text ends before ``min_new_tokens``.
+    """
+
+    max_new_tokens: int = 200
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    no_repeat_ngram: int = 0
+    min_new_tokens: int = 0
+
+    def __post_init__(self) -> None:
+        check_int("max_new_tokens", self.max_new_tokens, least=1)
+        check_int("min_new_tokens", self.min_new_tokens, least=0)
+        if self.min_new_tokens > self.max_new_tokens:
+            raise ConfigError(
+                f"min_new_tokens must not exceed max_new_tokens = {self.max_new_tokens}, "
+                f"got {self.min_new_tokens}"
+            )
+        check_int("top_k", self.top_k, least=0)
+        check_int("no_repeat_ngram", self.no_repeat_ngram, least=0)
+        if not (_is_number(self.temperature) and 0.0 <= self.temperature < math.inf):
+            raise ConfigError(f"temperature must be a number of at least 0, got {self.temperature}")
+        if not (_is_number(self.top_p) and 0.0 < self.top_p <= 1.0):
+            raise ConfigError(f"top_p must lie in (0, 1], got {self.top_p}")
+        if not (_is_number(self.min_p) and 0.0 <= self.min_p <= 1.0):
+            raise ConfigError(f"min_p must lie in [0, 1], got {self.min_p}")
+
+    @property
+    def filters(self) -> bool:
+        """Whether any token can be filtered out."""
+        return self.top_k > 0 or self.top_p < 1.0 or self.min_p > 0.0
+
+    def check_samples(self) -> None:
+        """Raise `ConfigError` for greedy decoding, which leaves a mark in the sampling no room."""
+        if self.temperature == 0.0:
+            raise ConfigError("the mark is in the choice between tokens: temperature must be positive, got 0")
+
+    def to_dict(self) -> dict[str, int | float]:
+        """Plain JSON values; ``min_p`` is left out where it filters nothing, so that older hashes hold."""
+        values = dataclasses.asdict(self)
+        if not self.min_p:
+            del values["min_p"]
+        return values
+
+
+class DecodingOptions(TypedDict, total=False):
+    """The fields of `Decoding` as keyword arguments."""
+
+    max_new_tokens: int
+    temperature: float
+    top_p: float
+    top_k: int
+    min_p: float
+    no_repeat_ngram: int
+    min_new_tokens: int
+
+
+def check_int(name: str, value: object, *, least: int) -> None:
+    """Raise `ConfigError` unless ``value`` is an integer of at least ``least``."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise ConfigError(f"{name} must be a whole number of at least {least}, got {value!r}")
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and not math.isnan(value)

@@ -1,0 +1,134 @@
+"""How marking in vLLM is set up: a scheme and its keys by the operator, on or off and whose key by a request.
+
+The operator names a key file in ``DEWMARK_KEY_FILE``, or a file in ``DEWMARK_VLLM_CONFIG`` (TOML or JSON):
+
+    scheme = "dew"                # any scheme that marks token by token
+    mark = true                   # whether requests that do not say are marked
+    host = "smollm2-135m"         # dewmark's name for the model, if it is not the one vLLM was given
+    default_key = "acme"          # for requests that name no key; needed with several
+    settings = { units = "token" }
+    [keys]                        # key id = key file, relative to this file
+    acme = "acme.key"
+
+A request may say ``{"dewmark": false}`` or ``{"dewmark_key_id": "acme"}`` in its ``vllm_xargs``
+(``extra_args`` in Python). Boundary: no engine, no weights; key files are named here, not read.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dewmark.errors import ConfigError
+from dewmark.registry import SCHEMES, unknown_name
+from dewmark.scheme import Scheme
+
+__all__ = ["CONFIG", "KEY_FILE", "EngineConfig", "config_from_environment"]
+
+KEY_FILE = "DEWMARK_KEY_FILE"
+
+CONFIG = "DEWMARK_VLLM_CONFIG"
+
+_FIELDS = ("default_key", "host", "keys", "mark", "scheme", "settings")
+
+_SWITCH, _KEY_ID = "dewmark", "dewmark_key_id"
+
+_TRUTH = {"true": True, "1": True, "1.0": True, "false": False, "0": False, "0.0": False}
+
+
+@dataclass(frozen=True)
+class EngineConfig:
+    """``keys`` are key files by key id; ``default_key`` serves requests that name none."""
+
+    scheme: Scheme
+    keys: Mapping[str, Path]
+    default_key: str
+    mark: bool = True
+    host: str | None = None
+
+    def key_id(self, extra_args: Mapping[str, Any] | None) -> str | None:
+        """The id of the key that a request is to be marked with; None if it is not to be marked."""
+        mine = {name: value for name, value in (extra_args or {}).items() if str(name).startswith(_SWITCH)}
+        for name in mine:
+            if name not in (_SWITCH, _KEY_ID):
+                raise unknown_name("request parameter", name, (_SWITCH, _KEY_ID))
+        marked = _switch(mine[_SWITCH]) if _SWITCH in mine else self.mark or _KEY_ID in mine
+        if not marked:
+            if _KEY_ID in mine:
+                raise ConfigError(f"{_KEY_ID} names a key and {_SWITCH} is false: leave one of them out")
+            return None
+        key_id = str(mine.get(_KEY_ID, self.default_key))
+        if key_id not in self.keys:  # the ids of other tenants are nobody's business
+            raise ConfigError(f"unknown {_KEY_ID} {key_id[:80]!r}: use one that this server has a key for")
+        return key_id
+
+
+def config_from_environment() -> EngineConfig:
+    """What the environment says; read once for the same values."""
+    return _load(os.environ.get(CONFIG), os.environ.get(KEY_FILE))
+
+
+@functools.cache
+def _load(config: str | None, key_file: str | None) -> EngineConfig:
+    if config and key_file:
+        raise ConfigError(f"both {CONFIG} and {KEY_FILE} are set: name the key in the file, or unset one")
+    if config:
+        return _from_file(Path(config).expanduser())
+    if not key_file:
+        raise ConfigError(
+            f"no key to mark with: set {KEY_FILE} to a key file (make one with: dewmark key new --out FILE), "
+            f"or {CONFIG} to a configuration"
+        )
+    return EngineConfig(SCHEMES["dew"](), {"default": Path(key_file).expanduser()}, "default")
+
+
+def _from_file(path: Path) -> EngineConfig:
+    values = _read(path)
+    for name in values:
+        if name not in _FIELDS:
+            raise unknown_name(f"field of {path}", name, _FIELDS)
+    keys, settings = values.get("keys"), values.get("settings", {})
+    if not isinstance(keys, dict) or not keys or not all(isinstance(file, str) for file in keys.values()):
+        raise ConfigError(f"{path} must name its key files by key id under keys, got {type(keys).__name__}")
+    if not isinstance(settings, dict):
+        raise ConfigError(f"settings in {path} must be a table of the scheme's parameters")
+    default = values.get("default_key", next(iter(keys)) if len(keys) == 1 else None)
+    if default not in keys:
+        raise ConfigError(f"default_key in {path} must be one of {', '.join(keys)}, got {default!r}")
+    mark, host = values.get("mark", True), values.get("host")
+    if not isinstance(mark, bool):
+        raise ConfigError(f"mark in {path} must be true or false, got {mark!r}")
+    if host is not None and not isinstance(host, str):
+        raise ConfigError(f"host in {path} must be a model's name or folder, got {host!r}")
+    scheme = SCHEMES[str(values.get("scheme", "dew"))]().with_settings(settings)
+    files = {name: path.parent / Path(file).expanduser() for name, file in keys.items()}
+    return EngineConfig(scheme, files, str(default), mark=mark, host=host)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        text = path.read_text(encoding="utf-8")
+        values = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}, which {CONFIG} names: {error.strerror}") from None
+    except ValueError as error:  # both parsers' errors, and text that is not UTF-8
+        raise ConfigError(
+            f"{path} is not valid {'JSON' if path.suffix == '.json' else 'TOML'}: {error}"
+        ) from None
+    if not isinstance(values, dict):
+        raise ConfigError(f"{path} must hold a table of fields, got {type(values).__name__}")
+    return values
+
+
+def _switch(value: object) -> bool:
+    """A request's on or off; over HTTP vLLM turns true into a number."""
+    try:
+        return _TRUTH[str(value).lower()]
+    except KeyError:
+        raise ConfigError(f"{_SWITCH} must be true or false, got {str(value)[:80]!r}") from None
