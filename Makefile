@@ -8,7 +8,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 TORCH := $(shell grep '^torch==' constraints.txt)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo reproduce-smoke test test-models test-serve test-ray test-llamacpp test-vllm lint format clean
+.PHONY: help setup demo reproduce-smoke test test-models test-serve test-ray test-llamacpp test-vllm lint docs format clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -46,12 +46,15 @@ lint: $(VENV)/.dev ## style, types and import rules
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
 
+docs: .venv-docs/.ready ## the documentation site, in site/; warnings are errors
+	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/python -m mkdocs build --strict --quiet
+
 format: $(VENV)/.dev ## put the code into the project's format
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
 clean: ## delete the environment, caches and build outputs (fetched models stay)
-	rm -rf $(VENV) .venv-llamacpp .venv-vllm build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) .venv-llamacpp .venv-vllm .venv-docs build dist site .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The stamps: .run is the library, .dev adds the tools and the optional parts, .serve what drives the service,
@@ -90,6 +93,16 @@ $(VENV)/.serve: $(VENV)/.dev
 	$(PIP) install -q -c constraints.txt -e '.[serve-tests]'
 	@command -v chromium >/dev/null || { apt-get update -qq && apt-get install -y -qq chromium; } || \
 		{ echo "the browser tests need chromium: install it and run make test-serve again" >&2; exit 2; }
+	@touch $@
+
+# The site is built from sources: its environment has no torch and takes less than a minute to install.
+DOCS := import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["docs"])
+
+.venv-docs/.ready: pyproject.toml constraints.txt
+	@echo "Installing MkDocs ..."
+	$(PYTHON) -m venv .venv-docs
+	.venv-docs/bin/python -m pip --disable-pip-version-check install -q -c constraints.txt \
+		$$(.venv-docs/bin/python -c '$(DOCS)')
 	@touch $@
 
 # llama.cpp in an environment of its own, compiled for any processor of this kind: with all that the compiler
