@@ -25,7 +25,7 @@ from dewmark.arrays import F64
 from dewmark.dew.reading import TokenReader
 from dewmark.dew.scheme import DEW
 from dewmark.scheme import BoundScheme
-from dewmark.text.growing import Spelling, TokenStream
+from dewmark.text.growing_text import Spelling, TokenStream
 
 
 def main() -> None:

@@ -22,8 +22,8 @@ from dewmark.cuda.window_contexts import window_rows
 from dewmark.dew.alignment import DeviceTables, TokenChannel
 from dewmark.dew.marking import BiasSession
 from dewmark.dew.scheme import DEW
-from dewmark.encoders.base import SentenceTransformerEncoder
 from dewmark.encoders.contexts import WindowContexts
+from dewmark.encoders.sentence_transformers import SentenceTransformerEncoder
 
 DEVICE = torch.device("cuda")
 N = 3072

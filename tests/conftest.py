@@ -3,7 +3,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from tests.fakes import BagEncoder
+from tests.fakes import BagEncoder, replace_encoders
 
 
 @pytest.fixture(autouse=True)
@@ -27,6 +27,6 @@ def tiny_artifacts(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def bag_encoder(monkeypatch: pytest.MonkeyPatch, tiny_artifacts: Path) -> BagEncoder:
     """Schemes with a small encoder that needs no model, and with artifacts that are made for it."""
     encoder = BagEncoder()
-    monkeypatch.setattr("dewmark.encoders.base.load_encoder", lambda name, **_: encoder)
+    replace_encoders(monkeypatch, encoder)
     monkeypatch.setattr("dewmark.artifacts.shipped", lambda: tiny_artifacts)
     return encoder

@@ -8,6 +8,7 @@ from array import array
 from collections.abc import Sequence
 
 import numpy as np
+import pytest
 from numpy.typing import NDArray
 
 from dewmark.encoders.base import Encoder
@@ -17,15 +18,22 @@ PAPER = {"units": "token", "sampler": "bias"}
 
 
 def unpacked(row: bytes) -> list[int]:
-    """The ids of a row of `dewmark.encoders.window_ids`."""
+    """The ids of a row of `dewmark.text.windows`."""
     return array("i", row).tolist()
+
+
+def replace_encoders(monkeypatch: pytest.MonkeyPatch, encoder: Encoder) -> None:
+    """Let `load_encoder` return this encoder, whatever the name."""
+    monkeypatch.setattr("dewmark.encoders._loaded", {})
+    monkeypatch.setattr("dewmark.encoders._create", lambda name, **_: encoder)
 
 
 class BagEncoder(Encoder):
     """A pseudo-random vector per character trigram, summed, plus a constant: like texts, like vectors."""
 
     def __init__(self, dim: int = 24) -> None:
-        super().__init__("bag", f"bag:{dim}")
+        super().__init__()
+        self.name, self.identity = "bag", f"bag:{dim}"
         self._dim = dim
         self.calls: list[int] = []
 

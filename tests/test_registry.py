@@ -16,13 +16,13 @@ def fruit() -> Registry:
     return Registry("fruit", {"plum": "fractions:Fraction", "apple": "colorsys:rgb_to_hsv"})
 
 
-def test_a_name_gives_what_its_target_names(fruit):
+def test_a_name_gives_its_target(fruit):
     from fractions import Fraction
 
     assert fruit["plum"] is Fraction
 
 
-def test_nothing_is_imported_until_it_is_asked_for(fruit, monkeypatch):
+def test_nothing_is_imported_before_the_first_lookup(fruit, monkeypatch):
     monkeypatch.delitem(sys.modules, "colorsys", raising=False)
     assert list(fruit) == ["apple", "plum"]
     assert len(fruit) == 2
@@ -37,7 +37,7 @@ def test_a_misspelt_name_gets_a_hint(fruit):
         fruit["aple"]
 
 
-def test_a_name_like_no_other_gets_the_list(fruit):
+def test_an_unlike_name_gets_the_list(fruit):
     with pytest.raises(UnknownNameError, match="unknown fruit 'zzz'; known: apple, plum"):
         fruit["zzz"]
 
@@ -68,6 +68,16 @@ def test_other_packages_publish_names_but_cannot_replace_ours(monkeypatch):
     assert table["pear"] is Fraction
     assert table["plum"] is Fraction
     assert set(asked) == {"fruits"}
+
+
+def test_a_program_registers_names_but_cannot_replace_ours(fruit):
+    fruit.register("pear", len)
+    fruit.register("fig", "fractions:Fraction")
+    assert list(fruit) == ["apple", "fig", "pear", "plum"]
+    assert fruit["pear"] is len
+    assert fruit["fig"] is fruit["plum"]
+    with pytest.raises(ConfigError, match="fruit 'plum' is built in"):
+        fruit.register("plum", len)
 
 
 def test_dew_is_registered():

@@ -13,8 +13,8 @@ from typing import Any, Protocol, runtime_checkable
 from dewmark.scheme import BoundScheme, check_texts
 from dewmark.stats.evidence import Evidence
 from dewmark.stats.key_test import Statistic, key_test
-from dewmark.stats.passages import Segment, Test
-from dewmark.stats.passages import locate as find_segments
+from dewmark.stats.scan import Segment, Test
+from dewmark.stats.scan import locate as find_segments
 from dewmark.types import Detection, TokenScore
 
 __all__ = ["Located", "Passage", "locate"]

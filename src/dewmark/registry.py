@@ -1,4 +1,7 @@
-"""Lazy tables of names: a name maps to ``module:attribute`` and is imported when it is first asked for."""
+"""Lazy tables of names: a name maps to ``module:attribute``, which is imported at the first lookup.
+
+Other packages add names through entry points, and programs through `Registry.register`.
+"""
 
 from __future__ import annotations
 
@@ -9,42 +12,51 @@ from collections.abc import Iterable, Iterator, Mapping
 from importlib.metadata import entry_points
 from typing import Any
 
-from dewmark.errors import UnknownNameError
+from dewmark.errors import ConfigError, UnknownNameError
 
-__all__ = ["SCHEMES", "TRAINERS", "Registry", "unknown_name"]
+__all__ = ["ENCODERS", "SCHEMES", "TRAINERS", "Registry", "unknown_name"]
 
 
 def unknown_name(kind: str, name: str, known: Iterable[str]) -> UnknownNameError:
-    """Build the error for a name that no table knows, with the nearest known name."""
+    """The error for an unknown name, with the nearest known one."""
     names = sorted(known)
     near = difflib.get_close_matches(name, names, n=1)
     hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(names)}"
     return UnknownNameError(f"unknown {kind} {name!r}; {hint}")
 
 
-@functools.cache  # looking through all installed packages takes milliseconds
+@functools.cache  # scanning all installed packages takes milliseconds
 def _published(group: str) -> dict[str, str]:
     return {point.name: point.value for point in entry_points(group=group)}
 
 
 class Registry(Mapping[str, Any]):
-    """Names of one kind, built in or published by another package's entry points."""
+    """Names of one kind: built in, published by another package's entry points, or registered."""
 
     def __init__(self, kind: str, built_in: Mapping[str, str], *, group: str | None = None) -> None:
         self.kind = kind
-        self._targets = dict(built_in)
+        self._built_in = built_in
         self._group = group
+        self._registered: dict[str, object] = {}
 
-    def _table(self) -> dict[str, str]:
-        if self._group is None:
-            return self._targets
-        return {**_published(self._group), **self._targets}
+    def register(self, name: str, target: object) -> None:
+        """Add a name for the rest of this process; ``target`` is the object, or ``module:attribute``."""
+        if name in self._built_in:
+            raise ConfigError(f"{self.kind} {name!r} is built in; register another name")
+        self._registered[name] = target
 
-    def __getitem__(self, name: str) -> Any:  # noqa: ANN401 - whatever the table names
+    def _table(self) -> dict[str, object]:
+        published = {} if self._group is None else _published(self._group)
+        return {**published, **self._registered, **self._built_in}
+
+    def __getitem__(self, name: str) -> Any:  # noqa: ANN401 - whatever is registered
         table = self._table()
         if name not in table:
             raise unknown_name(self.kind, name, table)
-        module, _, attribute = table[name].partition(":")
+        target = table[name]
+        if not isinstance(target, str):
+            return target
+        module, _, attribute = target.partition(":")
         return getattr(importlib.import_module(module), attribute)
 
     def __contains__(self, name: object) -> bool:
@@ -83,7 +95,19 @@ SCHEMES = Registry(
     group="dewmark.schemes",
 )
 
-# What ``dewmark train`` can train: scheme name to its ``train(job)``.
+# Called with ``progress`` and ``device``, and before these with what follows the colon, if the name ends in
+# one.
+ENCODERS = Registry(
+    "encoder",
+    {
+        "minilm": "dewmark.encoders.sentence_transformers:minilm",
+        "random:": "dewmark.lab.bench.random_encoders:random_encoder",  # for timing
+        "use-m3": "dewmark.encoders.use:USEEncoder",
+    },
+    group="dewmark.encoders",
+)
+
+# The ``train(job)`` function of every scheme that ``dewmark train`` can train.
 TRAINERS = Registry(
     "trainable scheme",
     {

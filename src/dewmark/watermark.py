@@ -15,7 +15,7 @@ from dewmark.errors import ConfigError
 from dewmark.hosts import host_info, info_from_model, load_host, wrap_model
 from dewmark.registry import SCHEMES
 from dewmark.scheme import DEFAULT_FPR, BoundScheme, Scheme
-from dewmark.stats.multiple import sidak_min
+from dewmark.stats.multiple_testing import sidak_min
 from dewmark.types import Attribution, Detection, Generation, Verdict
 from dewmark.workspace import HostInfo, LanguageModel, Progress, Workspace, no_host, silent
 

@@ -202,7 +202,7 @@ def host(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> StubHost:
 @pytest.fixture
 def numbers(monkeypatch: pytest.MonkeyPatch) -> None:
     """The stub reads a text's z from the text itself, "… z=1.5 …"; the word "brief" makes it too short."""
-    from dewmark.stats.nulls import one_sided_p
+    from dewmark.stats.key_test import one_sided_p
 
     def one(self: StubBound, text: str, fpr: float, test: str | None) -> Detection:
         z, length = float(text.partition("z=")[2].split()[0]), 5.0 if "brief" in text else 100.0

@@ -11,7 +11,7 @@ import pytest
 from tests.cli.conftest import MARK, SECRET, Result, StubBound
 
 from dewmark.core.keys import Key
-from dewmark.stats.multiple import benjamini_hochberg
+from dewmark.stats.multiple_testing import benjamini_hochberg
 
 Z = [3.5, 0.2, 2.6, -1.0, 2.4]
 

@@ -16,7 +16,7 @@ from dewmark.batch.detecting import Workers
 from dewmark.batch.scoring import Scoring
 from dewmark.batch.sources import open_source
 from dewmark.core.keys import Key
-from dewmark.stats.multiple import benjamini_hochberg
+from dewmark.stats.multiple_testing import benjamini_hochberg
 
 ROWS = texts(57)
 

@@ -10,7 +10,7 @@ import pytest
 
 from dewmark.lab.evaluation.protocol import evaluate
 from dewmark.lab.evaluation.results import Evaluation, read_scores
-from dewmark.stats.nulls import one_sided_p
+from dewmark.stats.key_test import one_sided_p
 
 
 def z_values(mean: float, seed: int, size: int = 120) -> np.ndarray:

@@ -11,7 +11,7 @@ from tests.cli.conftest import StubBound
 
 from dewmark.core.keys import Key
 from dewmark.scheme import decide
-from dewmark.stats.nulls import one_sided_p
+from dewmark.stats.key_test import one_sided_p
 from dewmark.types import Detection
 
 WORDS = ["the", "old", "bridge", "over", "river", "house", "water", "light", "night", "city", "hill", "sea"]

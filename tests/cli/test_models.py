@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 import dewmark.detector
-import dewmark.encoders.base
 import dewmark.encoders.contexts
 import dewmark.hosts
 import dewmark.models.packaged as packaged
@@ -29,7 +28,7 @@ def calls(monkeypatch, tmp_path) -> list[tuple[str, object]]:
     monkeypatch.setenv("DEWMARK_CACHE", str(tmp_path))
     monkeypatch.setattr(packaged, "fetch", record("fetch"))
     monkeypatch.setattr(dewmark.hosts, "load_host", record("host"))
-    monkeypatch.setattr(dewmark.encoders.base, "load_encoder", record("encoder"))
+    monkeypatch.setattr(dewmark.encoders, "load_encoder", record("encoder"))
     return made
 
 
@@ -73,20 +72,22 @@ def test_pull_refuses(run, calls):
 
 def test_fit(run, host, monkeypatch, tmp_path):
     seen = {}
+    monkeypatch.setattr(dewmark.encoders, "load_encoder", lambda name, **_: type("E", (), {"name": name})())
     monkeypatch.setattr(
-        dewmark.encoders.base, "load_encoder", lambda name, **_: type("E", (), {"name": name})()
+        dewmark.encoders.contexts,
+        "fit_context_whitening",
+        lambda texts, **rest: seen.update(rest, texts=texts),
     )
     monkeypatch.setattr(
-        dewmark.encoders.contexts, "fit_statistics", lambda texts, **rest: seen.update(rest, texts=texts)
-    )
-    monkeypatch.setattr(
-        dewmark.encoders.contexts, "save_statistics", lambda fitted, path, **rest: seen.update(path=path)
+        dewmark.encoders.contexts,
+        "save_context_whitening",
+        lambda fitted, path, **rest: seen.update(path=path),
     )
     text, out = tmp_path / "a.txt", tmp_path / "out"
     text.write_text("ordinary words", encoding="utf-8")
     result = run("models", "fit", text, text, "--out", out, "--k", 5, "--context", "window", "--json")
     assert json.loads(result.out) == {"path": str(out), "encoder": "use-m3", "texts": 2}
-    assert (seen["texts"], seen["k"], seen["context"]) == (["ordinary words"] * 2, 5, "window")
+    assert (seen["texts"], seen["k"], seen["encoding"]) == (["ordinary words"] * 2, 5, "window")
     assert seen["path"] == out
     out.mkdir()
     assert "not overwritten" in run("models", "fit", text, "--out", out).error

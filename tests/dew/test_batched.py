@@ -14,9 +14,10 @@ from dewmark.core.projections import draw_projections
 from dewmark.cuda.key_test import _groups
 from dewmark.dew.projection import Fold, FoldedRows
 from dewmark.dew.reading import _distinct, chunks, pairs_of, units_per_chunk
-from dewmark.encoders.contexts import ABSENT, ComposedContexts, Parts
+from dewmark.encoders.contexts import ComposedContexts, Parts
 from dewmark.encoders.token_tables import rows_of
 from dewmark.hosts.fake import FakeHost
+from dewmark.text.windows import ABSENT
 from dewmark.workspace import Tokenized
 
 KEY = dewmark.Key(bytes(range(32)))

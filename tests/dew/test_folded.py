@@ -14,8 +14,8 @@ from dewmark.core.projections import draw_projections
 from dewmark.dew import reference
 from dewmark.dew.ablation import HashedContexts, permuted_rows
 from dewmark.dew.scheme import DEW
-from dewmark.encoders.contexts import windows_of
 from dewmark.hosts.fake import FakeHost
+from dewmark.text.windows import windows_of
 from dewmark.workspace import Workspace
 
 KEY = Key(bytes(range(32)))

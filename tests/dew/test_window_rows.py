@@ -20,9 +20,9 @@ from dewmark.cuda import window_contexts as window_rows
 from dewmark.cuda.bias_step import WindowMark
 from dewmark.cuda.window_contexts import WindowRows
 from dewmark.dew.alignment import DeviceTables
-from dewmark.encoders.contexts import ABSENT, WindowContexts
-from dewmark.encoders.window_ids import texts_of
+from dewmark.encoders.contexts import WindowContexts
 from dewmark.testing.trial import tiny_host
+from dewmark.text.windows import ABSENT, window_texts
 
 CPU = torch.device("cpu")
 
@@ -52,7 +52,7 @@ class Graphed:
         self._encoder = encoder
 
     def of_windows(self, tokenizer):
-        return functools.partial(texts_of, tokenizer)
+        return functools.partial(window_texts, tokenizer)
 
     def encode(self, windows, cut):
         return torch.from_numpy(self._encoder.encode(cut(windows)))

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 
 from dewmark.lab.evaluation.results import CLEAN, HUMAN, MARKED, UNMARKED, ScoreRow
-from dewmark.stats.nulls import one_sided_p
+from dewmark.stats.key_test import one_sided_p
 
 Attacks = Mapping[str, tuple[float, float]]  # the share of the mark that it keeps, how far it moves the null
 

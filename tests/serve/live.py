@@ -47,7 +47,10 @@ def host() -> FakeHost:
 @functools.cache
 def bound(tenant: str) -> BoundScheme:
     """DEW under a tenant's key, with an encoder that needs no model."""
-    with mock.patch("dewmark.encoders.base.load_encoder", return_value=BagEncoder()):
+    with (
+        mock.patch.dict("dewmark.encoders._loaded", clear=True),
+        mock.patch("dewmark.encoders._create", return_value=BagEncoder()),
+    ):
         return load_scheme(
             "dew", key=Key(SECRETS[tenant]), host=host().info, units="token", sampler="gumbel", alpha=0.9
         )

@@ -6,7 +6,7 @@ import pytest
 from tests.serve.conftest import bearer
 from tests.serve.live import bound, marked_text, marked_texts, plain_text, plain_texts
 
-from dewmark.stats.multiple import sidak_min
+from dewmark.stats.multiple_testing import sidak_min
 
 
 def results(response):

@@ -8,8 +8,8 @@ import numpy as np
 
 from dewmark.core.whitening import normalize_rows
 from dewmark.stats.evidence import Evidence
-from dewmark.stats.nulls import tanh_kernel
-from dewmark.stats.passages import Scan
+from dewmark.stats.scan import Scan
+from dewmark.stats.score_law import tanh_kernel
 
 GAMMA = 0.5
 

@@ -13,7 +13,7 @@ from dewmark.core.whitening import normalize_rows
 from dewmark.stats.evidence import Evidence
 from dewmark.stats.key_test import score_variance
 from dewmark.stats.monte_carlo import monte_carlo_sums, monte_carlo_test
-from dewmark.stats.nulls import tanh_kernel
+from dewmark.stats.score_law import tanh_kernel
 
 GAMMA = 0.5
 

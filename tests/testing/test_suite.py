@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from dewmark.scheme import Session, State
-from dewmark.stats.nulls import one_sided_p
+from dewmark.stats.key_test import one_sided_p
 from dewmark.testing import CHECKS, Report, SchemeContract, Trial, check_scheme
 from dewmark.testing.checks import expect_close, expect_refusal, expect_valid
 

@@ -33,12 +33,11 @@ from scipy.special import bdtrc, gammaincc
 from dewmark.arrays import F64, I64
 from dewmark.core.keys import Key
 from dewmark.core.prf import SECRET_BYTES, PairHash
-from dewmark.encoders.contexts import ABSENT, windows_of
 from dewmark.errors import ArtifactError, ConfigError, NumericalError, VocabularyError
 from dewmark.scheme import DEFAULT_FPR, BoundScheme, Scheme, Session, State, check_test, check_texts, decide
 from dewmark.stats.evidence import Evidence
-from dewmark.stats.key_test import NOTHING, Statistic
-from dewmark.stats.nulls import one_sided_p
+from dewmark.stats.key_test import NOTHING, Statistic, one_sided_p
+from dewmark.text.windows import ABSENT, windows_of
 from dewmark.types import Detection, TokenScore
 from dewmark.workspace import HostInfo, Tokenized, Workspace
 

@@ -49,7 +49,7 @@ class Sum:
                 p_values.append(row["p_value"])
         self.adjusted: Sequence[float] = []
         if p_values:
-            from dewmark.stats.multiple import benjamini_hochberg
+            from dewmark.stats.multiple_testing import benjamini_hochberg
 
             self.adjusted = benjamini_hochberg(p_values).tolist()
 

@@ -91,7 +91,7 @@ class Verdicts:
     def _adjusted(self) -> Sequence[float]:
         if not self._p_values:
             return []
-        from dewmark.stats.multiple import benjamini_hochberg
+        from dewmark.stats.multiple_testing import benjamini_hochberg
 
         adjusted: list[float] = benjamini_hochberg(self._p_values).tolist()
         return adjusted

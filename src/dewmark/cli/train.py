@@ -58,7 +58,7 @@ def train(
         raise ConfigError(f"there is no lexicon at {lexicon}: give a file with two words a line")
     from dewmark import hosts
     from dewmark.config import cache_dir
-    from dewmark.encoders import base as encoders
+    from dewmark.encoders import load_encoder
     from dewmark.lab.training.job import FileTexts, HostTexts, Job, run
     from dewmark.watermark import DEFAULT_HOST
 
@@ -72,7 +72,7 @@ def train(
             scheme=scheme,
             info=info,
             open_host=open_host,
-            encoder=encoders.load_encoder(encoder or _ENCODER, progress=progress, device=device),
+            encoder=load_encoder(encoder or _ENCODER, progress=progress, device=device),
             texts=FileTexts(texts)
             if texts is not None
             else HostTexts(info, open_host, cache=cache_dir(), seed=seed, progress=progress),

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from dewmark.encoders.contexts import ABSENT
 from dewmark.errors import ConfigError
+from dewmark.text.windows import ABSENT
 
 if TYPE_CHECKING:
     from dewmark.cuda.window_contexts import WindowRows

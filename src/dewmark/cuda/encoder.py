@@ -16,7 +16,14 @@ from typing import Any, Protocol
 import torch
 
 from dewmark.cuda.short_bert import short_bert
-from dewmark.encoders.window_ids import TokenRows, cutter_of, ids_and_mask, padded, texts_of, token_rows
+from dewmark.text.windows import (
+    WindowTokenizer,
+    fast_word_tokenizer,
+    ids_and_mask,
+    pad_rows,
+    window_texts,
+    window_tokenizer,
+)
 from dewmark.workspace import Tokenizer
 
 __all__ = ["Cut", "Graphable", "GraphedEncoder", "SentenceTransformerParts"]
@@ -40,7 +47,7 @@ class Graphable(Protocol):
     def tokenize(self, texts: Sequence[str], *, multiple: int) -> torch.Tensor:
         """Ids (N, T) of N texts, int32 on the CPU, -1 where none is; T is a multiple of ``multiple``."""
 
-    def of_windows(self, tokenizer: Tokenizer) -> TokenRows | None:
+    def of_windows(self, tokenizer: Tokenizer) -> WindowTokenizer | None:
         """The rows of windows of a host's ids, -1 where none is, if there is a faster way than by texts."""
 
     def __call__(self, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
@@ -54,7 +61,7 @@ class SentenceTransformerParts:
         self._model = model
         self._prefix = prefix
         self.device: torch.device = model.device
-        self._cutter = cutter_of(model.tokenizer, model.max_seq_length)
+        self._words = fast_word_tokenizer(model.tokenizer, model.max_seq_length)
         self.fill: int = model.tokenizer.pad_token_id or 0
         first, *self._after = list(model)
         self._short = short_bert(getattr(first, "auto_model", None)) if self._after else None
@@ -63,8 +70,8 @@ class SentenceTransformerParts:
         """Ids (N, T), each text cut at the model's own maximal length."""
         if self._prefix:
             texts = [self._prefix + text for text in texts]
-        if self._cutter is not None:
-            return padded(self._cutter.rows(texts), multiple=multiple)
+        if self._words is not None:
+            return pad_rows(self._words.rows(texts), multiple=multiple)
         cut = self._model.tokenizer(
             list(texts),
             truncation=True,
@@ -76,9 +83,9 @@ class SentenceTransformerParts:
         ids: torch.Tensor = cut["input_ids"].int().masked_fill_(cut["attention_mask"] == 0, -1)
         return ids
 
-    def of_windows(self, tokenizer: Tokenizer) -> TokenRows | None:
+    def of_windows(self, tokenizer: Tokenizer) -> WindowTokenizer | None:
         """The rows of windows of a host's ids, whose tokens are cut beforehand."""
-        return None if self._cutter is None else token_rows(self._cutter, tokenizer, prefix=self._prefix)
+        return None if self._words is None else window_tokenizer(self._words, tokenizer, prefix=self._prefix)
 
     def __call__(self, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         """Ids and mask (N, T) to rows (N, dim), in the model's precision."""
@@ -142,8 +149,8 @@ class GraphedEncoder:
     def _cut_of(self, tokenizer: Tokenizer) -> Cut:
         rows = self._model.of_windows(tokenizer)
         if rows is None:
-            return lambda windows: self._of_texts(texts_of(tokenizer, windows))
-        return lambda windows: padded(rows(windows), multiple=_MULTIPLE)
+            return lambda windows: self._of_texts(window_texts(tokenizer, windows))
+        return lambda windows: pad_rows(rows(windows), multiple=_MULTIPLE)
 
     def encode(self, given: Sequence[Any], cut: Cut | None = None) -> torch.Tensor:
         """N texts, or what ``cut`` takes, to (N, dim), float32 on the device, computed on `stream`.

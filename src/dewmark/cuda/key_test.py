@@ -19,7 +19,7 @@ from dewmark.dew.detection import saturate
 from dewmark.dew.projection import scale_contexts_torch
 from dewmark.dew.reading import Pairs, Reading
 from dewmark.stats.evidence import Evidence
-from dewmark.stats.nulls import tanh_kernel
+from dewmark.stats.score_law import tanh_kernel
 
 if TYPE_CHECKING:
     from dewmark.dew.scheme import DEW

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from dewmark.encoders.contexts import ABSENT, WindowContexts
+from dewmark.encoders.contexts import WindowContexts
+from dewmark.text.windows import ABSENT
 
 if TYPE_CHECKING:
     from dewmark.cuda.encoder import GraphedEncoder

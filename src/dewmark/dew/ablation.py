@@ -23,7 +23,8 @@ from numpy.typing import NDArray
 from dewmark.arrays import F32, I64
 from dewmark.core.keys import Key, KeyStream
 from dewmark.core.whitening import normalize_rows
-from dewmark.encoders.contexts import ABSENT, Contexts
+from dewmark.encoders.contexts import Contexts
+from dewmark.text.windows import ABSENT
 
 __all__ = ["HashedContexts", "Mode", "permuted_rows"]
 

@@ -34,8 +34,9 @@ from dewmark.cuda.bias_step import Steps
 from dewmark.cuda.window_contexts import Window, window_rows
 from dewmark.dew.projection import scale_contexts_torch
 from dewmark.dew.reading import TokenReader, WordReader
-from dewmark.encoders.contexts import ABSENT, ComposedContexts
-from dewmark.text.growing import Spelling, TokenStream, extend
+from dewmark.encoders.contexts import ComposedContexts
+from dewmark.text.growing_text import Spelling, TokenStream, extend
+from dewmark.text.windows import ABSENT
 from dewmark.workspace import Tokenizer
 
 if TYPE_CHECKING:

@@ -26,11 +26,10 @@ import numpy as np
 from dewmark.arrays import F32, F64
 from dewmark.dew.reading import Pairs, Reading
 from dewmark.scheme import decide
-from dewmark.stats.beta import beta_test
 from dewmark.stats.evidence import Evidence, Factor
 from dewmark.stats.key_test import Statistic, gaussian_test, key_test
 from dewmark.stats.monte_carlo import Score, monte_carlo_test
-from dewmark.stats.nulls import tanh_kernel
+from dewmark.stats.score_law import beta_test, tanh_kernel
 from dewmark.types import Detection, TokenScore
 from dewmark.workspace import Tokenized
 

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from dewmark.arrays import F16, F32, I64
 from dewmark.core.projections import Projections
-from dewmark.encoders.contexts import Parts
+from dewmark.encoders.contexts import SummedContexts
 from dewmark.encoders.token_tables import rows_of
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ class Fold:
             Q[ids] = self.rows(rows_of(token_rows, used), ids=used)
         return Q
 
-    def contexts(self, c: F32, *, parts: Parts | None = None) -> F32:
+    def contexts(self, c: F32, *, parts: SummedContexts | None = None) -> F32:
         """Unit contexts c (N, d_C) to √n c/‖c R_C‖, so that u is a plain dot product with rows of Q.
 
         ``parts``, where contexts are sums of a few vectors each, make it cheaper.

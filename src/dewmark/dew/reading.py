@@ -29,16 +29,14 @@ from dewmark.core.keys import Key
 from dewmark.core.projections import projection_dim
 from dewmark.core.whitening import Whitening
 from dewmark.dew.ablation import HashedContexts, permuted_rows
-from dewmark.encoders import base as encoders
+from dewmark.encoders import load_encoder
 from dewmark.encoders.contexts import (
-    ABSENT,
     ComposedContexts,
     Contexts,
-    Parts,
+    SummedContexts,
     WindowContexts,
-    load_statistics,
+    load_context_whitening,
     token_vectors,
-    windows_of,
 )
 from dewmark.encoders.token_tables import rows_of, token_table
 from dewmark.encoders.word_vectors import (
@@ -53,6 +51,7 @@ from dewmark.encoders.word_vectors import (
 )
 from dewmark.errors import ConfigError, VocabularyError
 from dewmark.scheme import State
+from dewmark.text.windows import ABSENT, windows_of
 from dewmark.text.words import MAX_FORM, VERSION, form_of, words
 from dewmark.workspace import HostInfo, Tokenized, Workspace
 
@@ -105,20 +104,20 @@ class Reading:
     """
 
     token_rows: F32
-    contexts: F32 | Parts | None
+    contexts: F32 | SummedContexts | None
     texts: tuple[Pairs, ...]
     ids: I64
     windows: I64
 
     @property
-    def parts(self) -> Parts | None:
+    def parts(self) -> SummedContexts | None:
         """The contexts as sums, where they are such."""
-        return self.contexts if isinstance(self.contexts, Parts) else None
+        return self.contexts if isinstance(self.contexts, SummedContexts) else None
 
     @property
     def context_rows(self) -> F32 | None:
         """ê_C (W, d_C), or None where the key makes them itself."""
-        return self.contexts.vectors if isinstance(self.contexts, Parts) else self.contexts
+        return self.contexts.vectors if isinstance(self.contexts, SummedContexts) else self.contexts
 
 
 class Reader(ABC):
@@ -168,9 +167,9 @@ class TokenReader(Reader):
         distinct, found = _distinct(np.concatenate(windows)[usable], self.host.vocab_size)
         window_index = np.full(len(tokens), -1, dtype=np.int64)
         window_index[usable] = found
-        contexts: F32 | Parts | None = None
+        contexts: F32 | SummedContexts | None = None
         if self.contexts is not None:
-            parts = self.contexts.parts(distinct)
+            parts = self.contexts.summed(distinct)
             contexts = self.contexts.vectors(distinct) if parts is None else parts
         return Reading(
             token_rows=rows,
@@ -263,7 +262,7 @@ class WordReader(Reader):
             windows += [contexts.setdefault(window, len(contexts)) for window in around]
         return Reading(
             token_rows=self.tokens.vectors(list(forms)),
-            contexts=self.contexts.parts(list(contexts)),
+            contexts=self.contexts.summed(list(contexts)),
             texts=pairs_of(
                 np.array(units, dtype=np.int64),
                 np.array(windows, dtype=np.int64),
@@ -284,7 +283,7 @@ class WordReader(Reader):
 
 def open_words(scheme: DEW, workspace: Workspace) -> WordReader:
     """A reader with the encoder that the scheme names."""
-    encoder = encoders.load_encoder(scheme.encoder, progress=workspace.progress)
+    encoder = load_encoder(scheme.encoder, progress=workspace.progress)
     vectors = WordVectors(encoder, workspace.cache / _FOLDER)
     statistics = load_word_statistics(scheme.statistics, vectors=vectors, workspace=workspace)
     return WordReader(vectors, statistics, k=scheme.k, centre=scheme.centre)
@@ -292,7 +291,7 @@ def open_words(scheme: DEW, workspace: Workspace) -> WordReader:
 
 def restored_words(scheme: DEW, state: State, workspace: Workspace) -> WordReader:
     """The reader of a detector that was stored."""
-    encoder = encoders.load_encoder(scheme.encoder, progress=workspace.progress)
+    encoder = load_encoder(scheme.encoder, progress=workspace.progress)
     here = {"encoder": encoder.identity, "words": VERSION}
     for name, value in here.items():
         if state.meta[name] != value:
@@ -380,16 +379,16 @@ def _public(scheme: DEW, host: HostInfo, reader: Reader, *, d_T: int, d_C: int) 
 
 
 def _contexts(scheme: DEW, host: HostInfo, workspace: Workspace) -> tuple[Contexts | None, int]:
-    encoder = encoders.load_encoder(scheme.encoder, progress=workspace.progress)
+    encoder = load_encoder(scheme.encoder, progress=workspace.progress)
     if not scheme.context_semantics:
         return None, encoder.dim
     whitening = None
     if scheme.contexts == "white":
-        whitening = load_statistics(
+        whitening = load_context_whitening(
             scheme.statistics,
             encoder=encoder,
             host=host,
-            context=scheme.context,
+            encoding=scheme.context,
             k=scheme.k,
             workspace=workspace,
         )
@@ -419,7 +418,7 @@ def _restored_contexts(scheme: DEW, state: State, host: HostInfo, workspace: Wor
         return None
     if scheme.context == "composed":
         return ComposedContexts(arrays["context_rows"])
-    encoder = encoders.load_encoder(scheme.encoder, progress=workspace.progress)
+    encoder = load_encoder(scheme.encoder, progress=workspace.progress)
     if encoder.identity != state.meta["encoder"]:
         raise VocabularyError(
             f"the detector was made with encoder {state.meta['encoder']}, "

@@ -1,1 +1,64 @@
-"""Encoders: where vectors of words, tokens and contexts come from."""
+"""Encoders: vectors of texts, and the vectors of words, tokens and contexts derived from them.
+
+`load_encoder` finds an encoder by name. To add one, subclass `dewmark.encoders.base.Encoder` and register the
+class under a name in `dewmark.registry.ENCODERS`, or publish it as an entry point of ``dewmark.encoders``.
+"""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dewmark.errors import ModelError
+from dewmark.registry import ENCODERS, unknown_name
+from dewmark.workspace import Progress, silent
+
+if TYPE_CHECKING:
+    from dewmark.encoders.base import Encoder
+
+__all__ = ["load_encoder"]
+
+_loaded: dict[tuple[str, str], Encoder] = {}
+_lock = threading.Lock()
+
+
+def load_encoder(name: str, *, progress: Progress | None = None, device: str = "auto") -> Encoder:
+    """Load an encoder: a registered name (``use-m3``, ``minilm``), a local folder, or a hub id.
+
+    Weights are loaded at the first `Encoder.encode`; only a hub id that is not in the hub's cache is
+    downloaded at once. The same name and device give the same object throughout a process. ``device`` is a
+    torch device, or ``auto``: CUDA if available, else the CPU.
+    """
+    with _lock:
+        if (name, device) not in _loaded:
+            _loaded[name, device] = _create(name, progress=progress or silent, device=device)
+        return _loaded[name, device]
+
+
+def _create(name: str, *, progress: Progress, device: str) -> Encoder:
+    encoder: Encoder
+    family, colon, argument = name.partition(":")
+    if colon and f"{family}:" in ENCODERS:
+        encoder = ENCODERS[f"{family}:"](argument, progress=progress, device=device)
+    elif name in ENCODERS:
+        encoder = ENCODERS[name](progress=progress, device=device)
+    else:
+        encoder = _from_files(name, progress=progress, device=device)
+    return encoder
+
+
+def _from_files(name: str, *, progress: Progress, device: str) -> Encoder:
+    from dewmark.encoders import sentence_transformers
+
+    folder = Path(name).expanduser()
+    if folder.is_dir():
+        return sentence_transformers.from_folder(folder.resolve(), device=device)
+    if name.startswith(("/", ".", "~")):
+        raise ModelError(
+            f"model folder {name} does not exist: give an existing folder, a hub id, or one of "
+            f"{', '.join(ENCODERS)}"
+        )
+    if "/" in name:
+        return sentence_transformers.from_hub(name, progress=progress, device=device)
+    raise unknown_name("encoder", name, ENCODERS)

@@ -1,19 +1,16 @@
-"""From the last k tokens to a unit context vector ê_C.
+"""Contexts of DEW: from the last k tokens to a unit vector ê_C.
 
 ``window`` (the paper): e_C = M_C(text of the last k tokens). Every distinct window is encoded once.
 ``composed`` (ours): e_C = mean of M_C(token) over the last k tokens. Every token is encoded once ever, the
-table is cached on disk, and no encoder runs while a text is written or read.
+table is cached on disk, and no encoder runs during generation or detection.
 
-``white`` contexts are centred and whitened before normalisation: raw context vectors share a large common
-component, which one fixed key turns into a standing preference for some tokens. Whitening is linear, so for
-composed contexts it is applied to the table once. ``raw`` contexts are the paper.
+Whitened contexts are centred and whitened before normalisation: raw context vectors share a large common
+component, which a fixed key turns into a standing preference for some tokens. Whitening is linear, so for
+composed contexts it is applied to the table once. The paper uses raw contexts.
 
-A window is k token ids; positions before the text, and special tokens, are `ABSENT`.
-
-Contexts that are sums of a few vectors: the vectors of a window's tokens, or of its words.
-
-A batch has far fewer distinct tokens than windows. A product that is linear in the context is therefore taken
-once per token and summed per window: with s = Σ_j x_j the quadratic form s G sᵀ is s · Σ_j (x_j G).
+A batch has far fewer distinct tokens than windows. Where contexts are sums of a few vectors
+(`SummedContexts`), a product that is linear in the context is taken once per token and summed per window:
+with s = Σ_j x_j the quadratic form s G sᵀ is s · Σ_j (x_j G).
 """
 
 from __future__ import annotations
@@ -21,7 +18,7 @@ from __future__ import annotations
 import functools
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -34,25 +31,28 @@ from dewmark.encoders.base import Encoder
 from dewmark.encoders.token_tables import rows_of
 from dewmark.errors import ArtifactError, ConfigError
 from dewmark.storage import load_bundle, save_bundle
+from dewmark.text.windows import ABSENT, window_texts, windows_of
 from dewmark.workspace import HostInfo, Tokenizer, Workspace
 
 __all__ = [
-    "ABSENT",
     "ComposedContexts",
     "Contexts",
-    "Parts",
+    "SummedContexts",
     "WindowContexts",
-    "fit_statistics",
-    "load_statistics",
+    "fit_context_whitening",
+    "load_context_whitening",
     "ordinary_texts",
+    "save_context_whitening",
     "token_vectors",
-    "windows_of",
 ]
+
+_MEMO_LIMIT = 200_000
+_CHUNK = 2048
 
 
 @dataclass(frozen=True)
-class Parts:
-    """W contexts as sums of P vectors: ``rows`` (P, d), ``index`` (W, k) with -1 where nothing stands."""
+class SummedContexts:
+    """W contexts as sums of up to k of P vectors: ``rows`` (P, d), ``index`` (W, k) padded with -1."""
 
     rows: F32
     index: I64
@@ -64,7 +64,7 @@ class Parts:
 
     @functools.cached_property
     def _normalised(self) -> tuple[F32, F32]:
-        """Unit rows (W, d), and what each sum was divided by, (W,): infinity for an empty one."""
+        """Unit rows (W, d), and the length of each sum (W,), infinity for an empty one."""
         sums = self.sums(self.rows)
         lengths = np.linalg.norm(sums, axis=1)
         lengths[lengths <= 1e-12] = np.inf
@@ -72,8 +72,8 @@ class Parts:
         return sums, lengths
 
     def sums(self, rows: F32) -> F32:
-        """Σ_j rows[index_j], (W, d), for any rows (P, d) that stand for the parts."""
-        extended = np.concatenate((rows, np.zeros((1, rows.shape[1]), dtype=np.float32)))  # -1 takes the last
+        """Σ_j rows[index_j], (W, d), for any rows (P, d) in place of the vectors."""
+        extended = np.concatenate((rows, np.zeros((1, rows.shape[1]), dtype=np.float32)))  # for index -1
         if not self.index.shape[1]:
             return np.zeros((len(self.index), rows.shape[1]), dtype=np.float32)
         total = extended[self.index[:, 0]]
@@ -87,14 +87,6 @@ class Parts:
         return np.asarray(np.einsum("ij,ij->i", vectors, self.sums(self.rows @ G)) / lengths)
 
 
-ABSENT = -1
-
-
-_MEMO_LIMIT = 200_000
-
-_CHUNK = 2048
-
-
 class Contexts(ABC):
     """Maps windows of token ids to unit vectors."""
 
@@ -104,13 +96,13 @@ class Contexts(ABC):
     def vectors(self, windows: I64) -> F32:
         """Windows (N, k) of ids or `ABSENT` to ê_C (N, dim), unit rows; empty windows give zero rows."""
 
-    def parts(self, windows: I64) -> Parts | None:
-        """The same contexts as sums of a few vectors each, where they are such sums."""
+    def summed(self, windows: I64) -> SummedContexts | None:
+        """The same contexts as sums of a few vectors each, if they are such sums."""
         return None
 
 
 class ComposedContexts(Contexts):
-    """Sums the vectors of a window's tokens; ``table`` (vocab_size, d_C), zero rows for special tokens."""
+    """Sums the vectors of a window's tokens; ``table`` (vocab_size, d_C) has zero rows for special tokens."""
 
     def __init__(self, table: F16) -> None:
         self.table = table
@@ -118,19 +110,19 @@ class ComposedContexts(Contexts):
 
     def vectors(self, windows: I64) -> F32:
         """Windows (N, k) to unit rows (N, dim)."""
-        return self.parts(windows).vectors
+        return self.summed(windows).vectors
 
-    def parts(self, windows: I64) -> Parts:
+    def summed(self, windows: I64) -> SummedContexts:
         """Windows (N, k) as sums of their tokens' vectors."""
         ids, index = np.unique(windows, return_inverse=True)
         index = index.reshape(windows.shape)
         if len(ids) and ids[0] == ABSENT:
             ids, index = ids[1:], index - 1
-        return Parts(rows_of(self.table, ids), index)
+        return SummedContexts(rows_of(self.table, ids), index)
 
 
 class WindowContexts(Contexts):
-    """Encodes the text of each distinct window once, and remembers it."""
+    """Encodes the text of each distinct window once, and caches it."""
 
     def __init__(self, encoder: Encoder, tokenizer: Tokenizer, whitening: Whitening | None) -> None:
         self.encoder = encoder
@@ -140,13 +132,13 @@ class WindowContexts(Contexts):
         self._memo: dict[bytes, F32] = {}
 
     def vectors(self, windows: I64) -> F32:
-        """Windows (N, k) to unit rows (N, dim); one encoder call for all that are new."""
+        """Windows (N, k) to unit rows (N, dim); one encoder call for all new ones."""
         windows = np.ascontiguousarray(windows, dtype=np.int64)
         keys = [row.tobytes() for row in windows]
         new = {key: i for i, key in enumerate(keys) if key not in self._memo}
         found = {key: self._memo[key] for key in keys if key not in new}
         if new:
-            fresh = encode_windows(self.encoder, self.tokenizer, windows[list(new.values())])
+            fresh = _encode_windows(self.encoder, self.tokenizer, windows[list(new.values())])
             unit = normalize_rows(self.whitening.apply(fresh) if self.whitening else fresh)
             unit[(windows[list(new.values())] == ABSENT).all(axis=1)] = 0.0
             found.update(zip(new, unit, strict=True))
@@ -156,24 +148,10 @@ class WindowContexts(Contexts):
         return np.stack([found[key] for key in keys]) if keys else np.zeros((0, self.dim), dtype=np.float32)
 
 
-def windows_of(ids: Sequence[int], *, k: int, host: HostInfo) -> I64:
-    """The window before every position of ``ids``: (len(ids), k), oldest first, `ABSENT` where none is."""
-    special, size = host.tokenizer.special_ids, host.vocab_size
-    plain = np.array([ABSENT if i in special or i >= size else i for i in ids], dtype=np.int64)
-    padded = np.concatenate((np.full(k, ABSENT, dtype=np.int64), plain))
-    return np.lib.stride_tricks.sliding_window_view(padded, k)[: len(ids)]
-
-
-def encode_windows(encoder: Encoder, tokenizer: Tokenizer, windows: I64) -> F32:
-    """M_C of each window's text: (N, k) to (N, d_C), neither centred nor normalised."""
-    texts = tokenizer.decode([[i for i in row if i != ABSENT] for row in windows.tolist()])
-    return encoder.encode(texts)
-
-
 def token_vectors(
     encoder: Encoder, host: HostInfo, *, whitening: Whitening | None, workspace: Workspace
 ) -> F16:
-    """The table behind composed contexts: M_C of every token's text, (vocab_size, d_C); cached."""
+    """The table of composed contexts: M_C of every token's text, (vocab_size, d_C); cached on disk."""
     name = f"1|{encoder.identity}|{host.tokenizer.identity}|{host.vocab_size}"
     path = workspace.cache / "contexts" / hashlib.sha256(name.encode()).hexdigest()[:20]
     try:
@@ -205,24 +183,25 @@ def _encode_vocabulary(encoder: Encoder, host: HostInfo, workspace: Workspace) -
     return rows
 
 
-def fit_statistics(
+def fit_context_whitening(
     texts: Iterable[str],
     *,
     encoder: Encoder,
     host: HostInfo,
-    context: str,
+    encoding: str,
     k: int,
     workspace: Workspace,
     drop: int | None = None,
 ) -> Whitening:
-    """Mean and whitening of the contexts of ordinary texts; no key and no mark is involved.
+    """Fit mean and whitening on the contexts of ordinary, unmarked texts; no key is involved.
 
-    With ``drop`` contexts are only centred, and their strongest directions removed.
+    ``encoding`` is ``composed`` or ``window``. With ``drop`` contexts are only centred, and that many of
+    their strongest directions removed.
     """
     windows = np.concatenate(
         [windows_of(t.ids, k=k, host=host)[k:] for t in host.tokenizer.encode(list(texts))]
     )
-    if context == "composed":
+    if encoding == "composed":
         table = np.asarray(
             token_vectors(encoder, host, whitening=None, workspace=workspace), dtype=np.float32
         )
@@ -233,13 +212,13 @@ def fit_statistics(
     blocks = []
     for i in range(0, len(windows), _CHUNK):
         workspace.progress("encoding contexts", i, len(windows))
-        blocks.append(encode_windows(encoder, host.tokenizer, windows[i : i + _CHUNK]))
+        blocks.append(_encode_windows(encoder, host.tokenizer, windows[i : i + _CHUNK]))
     workspace.progress("encoding contexts", len(windows), len(windows))
     return Whitening.fit(blocks, drop=drop)
 
 
 def ordinary_texts() -> list[str]:
-    """The package's own sentences in the languages of the default encoder."""
+    """The package's own sentences in the languages of the default encoder, one text per language."""
     folder = resources.files("dewmark") / "data" / "ordinary"
     files = sorted(
         (file for file in folder.iterdir() if file.name.endswith(".txt")), key=lambda file: file.name
@@ -247,38 +226,38 @@ def ordinary_texts() -> list[str]:
     return [file.read_text(encoding="utf-8") for file in files]
 
 
-def load_statistics(
-    source: str, *, encoder: Encoder, host: HostInfo, context: str, k: int, workspace: Workspace
+def load_context_whitening(
+    source: str, *, encoder: Encoder, host: HostInfo, encoding: str, k: int, workspace: Workspace
 ) -> Whitening:
-    """The whitening of contexts: a folder written by ``dewmark models fit``, or the default for the encoder.
+    """The whitening of contexts: from a folder written by ``dewmark models fit``, or the encoder's default.
 
-    Default statistics ship with the package for the packaged encoders. For any other encoder they are fitted
+    Defaults ship with the package for the packaged encoders. For any other encoder the whitening is fitted
     once on the package's own ordinary texts, and cached.
     """
     if source != "default":
-        return _read_statistics(Path(source), encoder)
-    shipped = Path(str(resources.files("dewmark") / "data" / "whitening" / f"{encoder.name}-{context}"))
+        return _read_whitening(Path(source), encoder)
+    shipped = Path(str(resources.files("dewmark") / "data" / "whitening" / f"{encoder.name}-{encoding}"))
     if (shipped / "bundle.json").exists():
-        return _read_statistics(shipped, encoder)
-    name = f"1|{encoder.identity}|{host.tokenizer.identity}|{context}|{k if context == 'window' else ''}"
+        return _read_whitening(shipped, encoder)
+    name = f"1|{encoder.identity}|{host.tokenizer.identity}|{encoding}|{k if encoding == 'window' else ''}"
     path = workspace.cache / "whitening" / hashlib.sha256(name.encode()).hexdigest()[:20]
     try:
-        return _read_statistics(path, encoder)
+        return _read_whitening(path, encoder)
     except ArtifactError:
-        fitted = fit_statistics(
-            ordinary_texts(), encoder=encoder, host=host, context=context, k=k, workspace=workspace
+        fitted = fit_context_whitening(
+            ordinary_texts(), encoder=encoder, host=host, encoding=encoding, k=k, workspace=workspace
         )
-        save_statistics(fitted, path, encoder=encoder)
+        save_context_whitening(fitted, path, encoder=encoder)
         return fitted
 
 
-def save_statistics(whitening: Whitening, path: Path, *, encoder: Encoder, note: str = "") -> None:
-    """Write fitted statistics where `load_statistics` finds them."""
+def save_context_whitening(whitening: Whitening, path: Path, *, encoder: Encoder, note: str = "") -> None:
+    """Write a fitted whitening for `load_context_whitening`."""
     arrays = {"mean": whitening.mean, "matrix": whitening.matrix}
     save_bundle(path, meta={"encoder": encoder.name, "dim": whitening.dim, "note": note}, arrays=arrays)
 
 
-def _read_statistics(path: Path, encoder: Encoder) -> Whitening:
+def _read_whitening(path: Path, encoder: Encoder) -> Whitening:
     bundle = load_bundle(path)
     try:
         mean, matrix = bundle.arrays["mean"], bundle.arrays["matrix"]
@@ -291,3 +270,8 @@ def _read_statistics(path: Path, encoder: Encoder) -> Whitening:
             f"the statistics in {path} are for {mean.shape[0]} dimensions, {encoder.name} has {encoder.dim}"
         )
     return Whitening(mean=np.array(mean, dtype=np.float32), matrix=np.array(matrix, dtype=np.float32))
+
+
+def _encode_windows(encoder: Encoder, tokenizer: Tokenizer, windows: I64) -> F32:
+    """M_C of each window's text: (N, k) to (N, d_C), neither centred nor normalised."""
+    return encoder.encode(window_texts(tokenizer, windows.tolist()))

@@ -53,7 +53,7 @@ from numpy.typing import NDArray
 from dewmark.arrays import F16, F32, F64
 from dewmark.core.whitening import normalize_rows
 from dewmark.encoders.base import Encoder
-from dewmark.encoders.contexts import Parts, ordinary_texts
+from dewmark.encoders.contexts import SummedContexts, ordinary_texts
 from dewmark.errors import ArtifactError, ConfigError, InputError
 from dewmark.storage import load_bundle, save_bundle
 from dewmark.text.words import VERSION, words
@@ -284,9 +284,9 @@ class WordContexts:
 
     def vectors(self, windows: Sequence[Window]) -> F32:
         """Windows of any length to unit rows (N, dim); an empty window gives a zero row."""
-        return self.parts(windows).vectors
+        return self.summed(windows).vectors
 
-    def parts(self, windows: Sequence[Window]) -> Parts:
+    def summed(self, windows: Sequence[Window]) -> SummedContexts:
         """The same contexts as sums of weighted vectors, one for each distinct word."""
         found: dict[str, int] = {}
         lengths = np.fromiter(map(len, windows), dtype=np.int64, count=len(windows))
@@ -295,7 +295,7 @@ class WordContexts:
             found.setdefault(word, len(found)) for window in windows for word in window
         ]
         weights = np.array([word_weight(word) for word in found], dtype=np.float32)
-        return Parts(self._memo.rows(list(found)) * weights[:, None], index)
+        return SummedContexts(self._memo.rows(list(found)) * weights[:, None], index)
 
 
 def windows_before(forms: Sequence[str], *, k: int, before: Sequence[str] = ()) -> list[Window]:

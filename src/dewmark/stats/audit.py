@@ -27,7 +27,7 @@ from scipy.special import betainc
 
 from dewmark.errors import InputError
 from dewmark.stats.metrics import Rate, rate
-from dewmark.stats.multiple import holm
+from dewmark.stats.multiple_testing import holm
 
 __all__ = ["LEVELS", "Audit", "Cell", "Outcome", "audit", "length_band", "texts_needed"]
 

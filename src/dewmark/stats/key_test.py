@@ -17,10 +17,10 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.special import ndtr
 
 from dewmark.arrays import F32
 from dewmark.stats.evidence import Evidence, Factor
-from dewmark.stats.nulls import one_sided_p, power_series
 
 __all__ = [
     "Statistic",
@@ -29,6 +29,8 @@ __all__ = [
     "effective_length",
     "gaussian_test",
     "key_test",
+    "one_sided_p",
+    "power_series",
     "score_variance",
 ]
 
@@ -65,6 +67,11 @@ def effective_length(evidence: Evidence, variance: float) -> float:
     return min(evidence.length**2 * evidence.variance / variance, float(len(evidence)))
 
 
+def one_sided_p(z: float) -> float:
+    """P(N(0,1) > z)."""
+    return float(ndtr(-z))
+
+
 def gaussian_test(evidence: Evidence, *, effective_length: float | None = None) -> Statistic:
     """The paper's test (appendix A.3): tokens taken as independent, L_eff = L unless given."""
     if len(evidence) == 0:
@@ -72,6 +79,21 @@ def gaussian_test(evidence: Evidence, *, effective_length: float | None = None) 
     effective = float(evidence.length) if effective_length is None else effective_length
     z = evidence.total / evidence.length * math.sqrt(effective / evidence.variance)
     return Statistic(z, one_sided_p(z), effective)
+
+
+def power_series(rho: F32, coefficients: tuple[float, ...]) -> F32:
+    """Σ_j coefficients[j] ρ^(j+1), elementwise (Horner; in ρ² where only odd powers occur)."""
+    odd = not any(coefficients[1::2])
+    terms = coefficients[::2] if odd else coefficients
+    if len(terms) == 1:
+        return rho * np.float32(terms[0])
+    step = rho * rho if odd else rho
+    total = np.full_like(rho, terms[-1])
+    for c in reversed(terms[:-1]):
+        total *= step
+        total += np.float32(c)
+    total *= rho
+    return total
 
 
 def covariance(evidence: Evidence, rows: Index, columns: Index) -> F32:

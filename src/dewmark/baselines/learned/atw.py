@@ -67,7 +67,7 @@ from dewmark.baselines.green.entropy import EntropyScheme, WeighedBound
 from dewmark.baselines.green.lists import entropy
 from dewmark.baselines.token_schemes import TokenSession, check, stored_secret
 from dewmark.core.whitening import Whitening, normalize_rows
-from dewmark.encoders import base as encoders
+from dewmark.encoders import load_encoder
 from dewmark.encoders.contexts import token_vectors
 from dewmark.errors import ArtifactError, ConfigError, VocabularyError
 from dewmark.scheme import Needs, Session, State
@@ -244,7 +244,7 @@ def open_map(artifact: Artifact, host: HostInfo, workspace: Workspace) -> Semant
     name = (artifact.identity, host.tokenizer.identity, host.vocab_size, str(workspace.cache))
     found = _OPEN.get(name)
     if found is None:
-        encoder = encoders.load_encoder(artifact.encoder, progress=workspace.progress)
+        encoder = load_encoder(artifact.encoder, progress=workspace.progress)
         artifact.require_encoder(encoder.identity, name=encoder.name)
         try:
             mean, matrix = (np.asarray(artifact.arrays[part], np.float32) for part in ("mean", "matrix"))

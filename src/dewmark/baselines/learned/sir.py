@@ -66,13 +66,13 @@ from dewmark.arrays import F64, I8, I64
 from dewmark.artifacts import Artifact, load_artifact
 from dewmark.baselines.learned.atw import context_rows, exact_tail
 from dewmark.baselines.token_schemes import TokenBound, TokenScheme, TokenSession, check, stored_secret
-from dewmark.encoders import base as encoders
+from dewmark.encoders import load_encoder
 from dewmark.encoders.base import Encoder
 from dewmark.errors import ArtifactError, VocabularyError
 from dewmark.scheme import Needs, Session, State
 from dewmark.stats.evidence import Evidence
 from dewmark.stats.key_test import Statistic, key_test
-from dewmark.text.growing import Spelling
+from dewmark.text.growing_text import Spelling
 from dewmark.workspace import HostInfo, Tokenized, Workspace
 
 if TYPE_CHECKING:
@@ -335,7 +335,7 @@ class InvariantScheme(TokenScheme):
         """The scheme with a secret, a vocabulary and its artifact."""
         artifact = load_artifact(self.artifact, scheme=self.name)
         self.require(artifact, host)
-        encoder = encoders.load_encoder(artifact.encoder, progress=workspace.progress)
+        encoder = load_encoder(artifact.encoder, progress=workspace.progress)
         artifact.require_encoder(encoder.identity, name=encoder.name)
         arrays = dict(artifact.arrays)
         transform = open_transform(encoder, artifact.identity, arrays)
@@ -357,7 +357,7 @@ class InvariantScheme(TokenScheme):
             labels = np.asarray(arrays["labels"], dtype=np.int64)
         except KeyError as missing:
             raise ArtifactError(f"the stored detector lacks {missing}; export it again") from None
-        encoder = encoders.load_encoder(name, progress=workspace.progress)
+        encoder = load_encoder(name, progress=workspace.progress)
         if encoder.identity != identity:
             raise ArtifactError(
                 f"the encoder {name} is not the one the detector was made with: export it again"

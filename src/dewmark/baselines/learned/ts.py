@@ -48,12 +48,12 @@ from dewmark.baselines.token_schemes import (
     stored_secret,
     z_test,
 )
-from dewmark.encoders.contexts import windows_of
 from dewmark.errors import ArtifactError
 from dewmark.scheme import Needs, Session, State
 from dewmark.stats.evidence import Evidence
 from dewmark.stats.key_test import Statistic
 from dewmark.storage import load_bundle, save_bundle
+from dewmark.text.windows import windows_of
 from dewmark.workspace import HostInfo, Tokenized, Workspace
 
 if TYPE_CHECKING:

@@ -33,7 +33,8 @@ from dewmark.baselines.token_schemes import check, stored_secret
 from dewmark.config import parse_settings
 from dewmark.core.keys import Key
 from dewmark.core.whitening import normalize_rows
-from dewmark.encoders import base as encoders
+from dewmark.encoders import load_encoder
+from dewmark.encoders.base import Encoder
 from dewmark.errors import ConfigError
 from dewmark.registry import SCHEMES
 from dewmark.scheme import (
@@ -47,7 +48,7 @@ from dewmark.scheme import (
     check_texts,
     decide,
 )
-from dewmark.stats.multiple import sidak_min
+from dewmark.stats.multiple_testing import sidak_min
 from dewmark.types import Detection, TokenScore
 from dewmark.workspace import HostInfo, Workspace
 
@@ -109,7 +110,7 @@ class WaterPool(Scheme):
 
     def bind(self, key: Key, host: HostInfo, workspace: Workspace) -> BoundWaterPool:
         """Open the key's pool."""
-        encoder = encoders.load_encoder(self.encoder, progress=workspace.progress)
+        encoder = load_encoder(self.encoder, progress=workspace.progress)
         secret = key.subkey("waterpool/pool")
         folder = self._folder(key.fingerprint, encoder, workspace)
         return BoundWaterPool(
@@ -125,7 +126,7 @@ class WaterPool(Scheme):
 
     def restore(self, state: State, host: HostInfo, fingerprint: str, workspace: Workspace) -> BoundWaterPool:
         """Open the pool that a stored detector names or carries; it detects, it does not mark."""
-        encoder = encoders.load_encoder(self.encoder, progress=workspace.progress)
+        encoder = load_encoder(self.encoder, progress=workspace.progress)
         secret, folder = stored_secret(state), state.meta.get("pool")
         pool = self._open_pool(Path(folder) if folder else None, secret, encoder, fingerprint)
         if folder is None:
@@ -141,7 +142,7 @@ class WaterPool(Scheme):
             workspace=workspace,
         )
 
-    def _folder(self, fingerprint: str, encoder: encoders.Encoder, workspace: Workspace) -> Path | None:
+    def _folder(self, fingerprint: str, encoder: Encoder, workspace: Workspace) -> Path | None:
         if self.pool == _MEMORY:
             return None
         if self.pool != _DEFAULT:
@@ -149,9 +150,7 @@ class WaterPool(Scheme):
         name = f"{fingerprint}|{encoder.identity}|{self.inner}"
         return workspace.cache / "pools" / hashlib.sha256(name.encode()).hexdigest()[:20]
 
-    def _open_pool(
-        self, folder: Path | None, secret: bytes, encoder: encoders.Encoder, fingerprint: str
-    ) -> Pool:
+    def _open_pool(self, folder: Path | None, secret: bytes, encoder: Encoder, fingerprint: str) -> Pool:
         if folder is None:
             return Pool(secret=secret, dim=encoder.dim)
         return DiskPool(
@@ -178,7 +177,7 @@ class BoundWaterPool(BoundScheme):
         secret: bytes,
         outputs: bytes | None,
         pool: Pool,
-        encoder: encoders.Encoder,
+        encoder: Encoder,
         workspace: Workspace,
     ) -> None:
         super().__init__(scheme, host, fingerprint)

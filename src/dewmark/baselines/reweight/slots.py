@@ -48,7 +48,7 @@ import torch
 
 from dewmark.arrays import F64
 from dewmark.baselines.token_schemes import TokenBound, TokenScheme, TokenSession
-from dewmark.encoders.contexts import windows_of
+from dewmark.text.windows import windows_of
 from dewmark.workspace import HostInfo, Tokenized
 
 __all__ = [

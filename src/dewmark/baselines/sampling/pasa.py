@@ -55,13 +55,13 @@ from dewmark.baselines.token_schemes import (
 )
 from dewmark.core.prf import PairHash, combine, to_uniforms
 from dewmark.decoding import Decoding
-from dewmark.encoders.contexts import ABSENT, windows_of
 from dewmark.encoders.token_tables import token_table
 from dewmark.errors import ArtifactError, ConfigError, VocabularyError
 from dewmark.scheme import Needs, Session, State
 from dewmark.stats.evidence import Evidence
 from dewmark.stats.key_test import NOTHING, Statistic
 from dewmark.storage import load_bundle, save_bundle
+from dewmark.text.windows import ABSENT, windows_of
 from dewmark.workspace import HostInfo, Tokenized, Workspace
 
 if TYPE_CHECKING:

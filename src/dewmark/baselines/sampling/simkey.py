@@ -34,12 +34,14 @@ from dewmark.baselines.reweight.slots import Repeats, ReweightBound
 from dewmark.baselines.sampling.race import RaceSession
 from dewmark.baselines.token_schemes import TokenScheme, check, gamma_test, z_test
 from dewmark.core.keys import KeyStream
-from dewmark.encoders import base as encoders
-from dewmark.encoders.contexts import WindowContexts, windows_of
+from dewmark.encoders import load_encoder
+from dewmark.encoders.base import Encoder
+from dewmark.encoders.contexts import WindowContexts
 from dewmark.sampling import RandomStreams, drawn_seeds
 from dewmark.scheme import Needs, Session
 from dewmark.stats.evidence import Evidence
 from dewmark.stats.key_test import NOTHING, Statistic
+from dewmark.text.windows import windows_of
 from dewmark.workspace import HostInfo, Tokenized, Tokenizer, Workspace
 
 if TYPE_CHECKING:
@@ -118,14 +120,14 @@ class SimKey(TokenScheme):
 
     def join(self, secret: bytes, host: HostInfo, fingerprint: str, workspace: Workspace) -> BoundSimKey:
         """The scheme with its secret, a host's vocabulary and the encoder."""
-        encoder = encoders.load_encoder(self.encoder, progress=workspace.progress)
+        encoder = load_encoder(self.encoder, progress=workspace.progress)
         return BoundSimKey(self, host, fingerprint, secret=secret, encoder=encoder)
 
 
 _shared: dict[tuple[str, str], WindowContexts] = {}
 
 
-def _reading(encoder: encoders.Encoder, tokenizer: Tokenizer) -> WindowContexts:
+def _reading(encoder: Encoder, tokenizer: Tokenizer) -> WindowContexts:
     """No key enters a window's vector: all keys of a process read each window once."""
     name = (encoder.identity, tokenizer.identity)
     return _shared.setdefault(name, WindowContexts(encoder, tokenizer, None))
@@ -138,7 +140,7 @@ class BoundSimKey(ReweightBound):
     scheme: SimKey
 
     def __init__(
-        self, scheme: SimKey, host: HostInfo, fingerprint: str, *, secret: bytes, encoder: encoders.Encoder
+        self, scheme: SimKey, host: HostInfo, fingerprint: str, *, secret: bytes, encoder: Encoder
     ) -> None:
         super().__init__(
             scheme, host, fingerprint, secret=secret, prefix=scheme.window, repeats=scheme.repeats

@@ -70,8 +70,7 @@ from dewmark.baselines.token_schemes import TokenScheme, binomial_test, check, s
 from dewmark.errors import ArtifactError, InputError
 from dewmark.scheme import Needs, Session, State
 from dewmark.stats.evidence import Evidence
-from dewmark.stats.key_test import NOTHING, Statistic
-from dewmark.stats.nulls import one_sided_p
+from dewmark.stats.key_test import NOTHING, Statistic, one_sided_p
 from dewmark.storage import load_bundle, save_bundle
 from dewmark.workspace import HostInfo, Tokenized, Workspace
 

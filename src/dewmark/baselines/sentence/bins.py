@@ -54,8 +54,7 @@ from dewmark.scheme import (
     check_texts,
 )
 from dewmark.stats.evidence import Evidence
-from dewmark.stats.key_test import NOTHING, Statistic
-from dewmark.stats.nulls import one_sided_p
+from dewmark.stats.key_test import NOTHING, Statistic, one_sided_p
 from dewmark.text.sentences import Sentence, first_end, sentences
 from dewmark.types import Detection, TokenScore, Verdict
 from dewmark.workspace import HostInfo, Tokenized, Workspace

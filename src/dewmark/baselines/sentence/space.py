@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from dewmark.arrays import F32
 from dewmark.artifacts import Artifact
-from dewmark.encoders import base as encoders
+from dewmark.encoders import load_encoder
 from dewmark.encoders.base import Encoder
 from dewmark.errors import ArtifactError, VocabularyError
 from dewmark.scheme import State
@@ -61,7 +61,7 @@ class SentenceSpace:
     @classmethod
     def of(cls, artifact: Artifact, workspace: Workspace) -> SentenceSpace:
         """The space that was trained."""
-        encoder = encoders.load_encoder(artifact.encoder, progress=workspace.progress)
+        encoder = load_encoder(artifact.encoder, progress=workspace.progress)
         artifact.require_encoder(encoder.identity, name=encoder.name)
         try:
             return cls._joined(encoder, artifact.arrays, artifact.identity)
@@ -72,7 +72,7 @@ class SentenceSpace:
     def restored(cls, state: State, workspace: Workspace) -> SentenceSpace:
         """The space of a stored detector."""
         try:
-            encoder = encoders.load_encoder(state.meta["encoder"], progress=workspace.progress)
+            encoder = load_encoder(state.meta["encoder"], progress=workspace.progress)
             if encoder.identity != state.meta["encoder_identity"]:
                 raise VocabularyError(
                     f"the detector was made with encoder {state.meta['encoder_identity']}, "

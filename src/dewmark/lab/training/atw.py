@@ -23,7 +23,7 @@ from dewmark import config
 from dewmark.arrays import F32, I64
 from dewmark.baselines.learned.atw import HIDDEN, OUTPUTS
 from dewmark.core.whitening import Whitening, normalize_rows
-from dewmark.encoders.contexts import load_statistics, token_vectors
+from dewmark.encoders.contexts import load_context_whitening, token_vectors
 from dewmark.errors import InputError
 from dewmark.lab.training.job import Job, Trained
 from dewmark.lab.training.loop import TorchLearner, device_of, rng, run_steps
@@ -43,8 +43,8 @@ _FAR = 1 << 40  # a step number that no training reaches
 def train(job: Job) -> Trained:
     """Train the network for an encoder, on a host's tokens."""
     workspace = Workspace(cache=config.cache_dir(), progress=job.progress)
-    whitening = load_statistics(
-        "default", encoder=job.encoder, host=job.info, context="composed", k=1, workspace=workspace
+    whitening = load_context_whitening(
+        "default", encoder=job.encoder, host=job.info, encoding="composed", k=1, workspace=workspace
     )
     # whitened with what the artifact will hold, to its last bit
     matrix = whitening.matrix.astype(np.float16)

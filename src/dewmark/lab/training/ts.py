@@ -33,7 +33,7 @@ from torch.nn.functional import cosine_similarity, softplus
 
 from dewmark import config
 from dewmark.baselines.learned.ts import HIDDEN, LEAST, inputs
-from dewmark.encoders.contexts import load_statistics, token_vectors
+from dewmark.encoders.contexts import load_context_whitening, token_vectors
 from dewmark.errors import InputError
 from dewmark.lab.training.job import Job, Trained
 from dewmark.lab.training.loop import TorchLearner, device_of, generator, run_steps
@@ -110,8 +110,8 @@ class _Material:
     @classmethod
     def of(cls, job: Job, kept: Mapping[str, NDArray[Any]], device: torch.device) -> _Material:
         workspace = Workspace(cache=config.cache_dir(), progress=job.progress)
-        whitening = load_statistics(
-            "default", encoder=job.encoder, host=job.info, context="composed", k=1, workspace=workspace
+        whitening = load_context_whitening(
+            "default", encoder=job.encoder, host=job.info, encoding="composed", k=1, workspace=workspace
         )
         meanings = token_vectors(job.encoder, job.info, whitening=whitening, workspace=workspace)
         x = inputs(job.info.embeddings())

@@ -28,7 +28,7 @@ from dewmark.errors import InputError
 from dewmark.lab.training.job import Job, Trained
 from dewmark.lab.training.loop import device_of
 from dewmark.lab.training.sir import fit
-from dewmark.text.growing import Spelling
+from dewmark.text.growing_text import Spelling
 from dewmark.workspace import Workspace
 
 if TYPE_CHECKING:

@@ -14,11 +14,12 @@ from tests.tiny_use import TinyTokenizer, tiny_weights
 from dewmark.core.whitening import normalize_rows
 from dewmark.cuda.encoder import GraphedEncoder, SentenceTransformerParts
 from dewmark.cuda.window_contexts import window_rows
-from dewmark.encoders.base import SentenceTransformerEncoder
-from dewmark.encoders.contexts import ABSENT, WindowContexts
-from dewmark.encoders.use import TorchUSE, WordPieces
-from dewmark.encoders.window_ids import ids_and_mask
+from dewmark.encoders.contexts import WindowContexts
+from dewmark.encoders.sentence_transformers import SentenceTransformerEncoder
+from dewmark.encoders.use import USEWordTokenizer
+from dewmark.encoders.use_torch import TorchUSE
 from dewmark.testing.trial import tiny_host
+from dewmark.text.windows import ABSENT, ids_and_mask
 
 cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -64,7 +65,7 @@ def test_graphs_give_what_the_encoder_gives(encoder):
 
 @cuda
 def test_graphs_of_use_give_what_it_gives(tmp_path):
-    model = TorchUSE(tiny_weights(tmp_path / "weights.npz"), WordPieces(TinyTokenizer()), device=DEVICE)
+    model = TorchUSE(tiny_weights(tmp_path / "weights.npz"), USEWordTokenizer(TinyTokenizer()), device=DEVICE)
     graphs = GraphedEncoder(model)
     for texts in (TEXTS[:1], TEXTS, TEXTS * 60, TEXTS[::-1], ["river " * 50], TEXTS[:1]):
         np.testing.assert_allclose(encoded(graphs, texts), model.encode(texts), atol=1e-5)

@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from string import ascii_lowercase
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 from tests.tiny_encoder import tiny_bert
 
-from dewmark.encoders import base as encoders
-from dewmark.encoders.base import Encoder, SentenceTransformerEncoder, load_encoder
+import dewmark.encoders
+from dewmark.encoders import load_encoder, sentence_transformers
+from dewmark.encoders.base import Encoder
+from dewmark.encoders.sentence_transformers import SentenceTransformerEncoder
 from dewmark.errors import ModelError, UnknownNameError
+from dewmark.models.hub import folder_hash
+from dewmark.registry import ENCODERS
 
 WORDS = ["the", "old", "bridge", "over", "a", "cat", "sat", "on", "mat", "dog", "ran", "away", "query", ":"]
 TEXTS = ["the old bridge", "", "a cat sat on the mat", "dog", "the dog ran away over the bridge"]
@@ -23,7 +29,7 @@ TEXTS = ["the old bridge", "", "a cat sat on the mat", "dog", "the dog ran away 
 
 @pytest.fixture(autouse=True)
 def fresh_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(encoders, "_loaded", {})
+    monkeypatch.setattr(dewmark.encoders, "_loaded", {})
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +59,7 @@ def test_shapes_and_determinism(tiny: Path) -> None:
 
 
 def load_fresh(folder: Path) -> Encoder:
-    encoders._loaded.clear()
+    dewmark.encoders._loaded.clear()
     return load_encoder(str(folder), device="cpu")
 
 
@@ -67,7 +73,7 @@ def test_order_is_kept_whatever_the_lengths(tiny: Path) -> None:
 
 def test_one_long_text_does_not_pad_the_others() -> None:
     texts = ["short"] * 600 + ["long " * 2000]
-    batches = list(encoders._batches(texts))
+    batches = list(sentence_transformers._batches(texts))
     assert sorted(i for batch in batches for i in batch) == list(range(601))
     assert [600] in batches
     assert max(map(len, batches)) <= 256
@@ -113,7 +119,7 @@ def test_e5_models_get_their_prefix(tiny: Path, tmp_path: Path) -> None:
     ],
 )
 def test_what_counts_as_e5(name: str, prefix: str) -> None:
-    assert encoders._prefix(name) == prefix
+    assert sentence_transformers._prefix(name) == prefix
 
 
 def test_identity_follows_content_not_place(tiny: Path, tmp_path: Path) -> None:
@@ -132,10 +138,10 @@ def test_identity_samples_large_files(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     weights = np.zeros(8 << 20, dtype=np.uint8)
     weights.tofile(tmp_path / "model.safetensors")
-    before = encoders.folder_hash(tmp_path)
+    before = folder_hash(tmp_path)
     rng = np.random.default_rng(0)
     (weights + rng.integers(0, 2, weights.size, dtype=np.uint8)).tofile(tmp_path / "model.safetensors")
-    assert encoders.folder_hash(tmp_path) != before
+    assert folder_hash(tmp_path) != before
 
 
 def test_threads_share_an_encoder(tiny: Path) -> None:
@@ -241,14 +247,37 @@ def test_broken_weights_are_a_model_error(tiny: Path, tmp_path: Path) -> None:
 def test_names_that_mean_nothing(tmp_path: Path) -> None:
     with pytest.raises(UnknownNameError, match="did you mean 'minilm'"):
         load_encoder("minlm")
-    with pytest.raises(UnknownNameError, match="known: minilm, use-m3"):
+    with pytest.raises(UnknownNameError, match="known: minilm, random:, use-m3"):
         load_encoder("smollm2-135m")  # packaged, but a host
-    with pytest.raises(ModelError, match="no such model folder"):
+    with pytest.raises(ModelError, match="folder ./no/such/folder does not exist"):
         load_encoder("./no/such/folder")
     with pytest.raises(ModelError, match="cannot load the encoder a/b/c"):
         load_encoder("a/b/c")
     with pytest.raises(ModelError, match="neither modules.json nor config.json"):
         load_encoder(str(tmp_path))
+
+
+class Letters(Encoder):
+    """The smallest encoder: three attributes and a method."""
+
+    name = "letters"
+    identity = "letters-1"
+    dim = 26
+
+    def encode(self, texts: Sequence[str]) -> NDArray[np.float32]:
+        return np.array([[t.count(c) for c in ascii_lowercase] for t in texts], dtype=np.float32)
+
+
+def test_anyone_can_register_an_encoder(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ENCODERS, "_registered", {})
+    ENCODERS.register("letters", Letters)
+    encoder = load_encoder("letters", device="cpu")
+    assert isinstance(encoder, Letters)
+    assert load_encoder("letters", device="cpu") is encoder
+    assert encoder.encode(["abba"])[0, :3].tolist() == [2.0, 2.0, 0.0]
+    assert repr(encoder) == "Letters('letters-1')"
+    with pytest.raises(UnknownNameError, match="did you mean 'letters'"):
+        load_encoder("letter")
 
 
 PAIRS = [

@@ -7,7 +7,12 @@ import pytest
 from scipy import stats
 
 from dewmark.errors import ConfigError, NumericalError
-from dewmark.stats.multiple import benjamini_hochberg, holm, sidak, sidak_min
+from dewmark.stats.multiple_testing import (
+    benjamini_hochberg,
+    holm,
+    sidak,
+    sidak_min,
+)
 
 CORRECTIONS = [benjamini_hochberg, holm, sidak]
 

@@ -5,7 +5,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dewmark.hosts.fake import FakeHost
-from dewmark.text.growing import Extension, Spelling, TokenStream, WordStream, extend
+from dewmark.text.growing_text import (
+    Extension,
+    Spelling,
+    TokenStream,
+    WordStream,
+    extend,
+)
 from dewmark.text.words import words
 
 TEXT = (

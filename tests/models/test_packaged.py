@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.embeddings.wheel_files import fake_pip, unpacked, write_wheel
+from tests.models.wheel_files import fake_pip, unpacked, write_wheel
 
 from dewmark.errors import ModelError, StorageError, UnknownNameError
 from dewmark.models import packaged

@@ -6,18 +6,17 @@ from tests.fakes import BagEncoder
 
 from dewmark.core.whitening import Whitening, normalize_rows
 from dewmark.encoders.contexts import (
-    ABSENT,
     ComposedContexts,
     WindowContexts,
-    fit_statistics,
-    load_statistics,
+    fit_context_whitening,
+    load_context_whitening,
     ordinary_texts,
-    save_statistics,
+    save_context_whitening,
     token_vectors,
-    windows_of,
 )
 from dewmark.errors import ArtifactError, ConfigError
 from dewmark.hosts.fake import FakeHost
+from dewmark.text.windows import ABSENT, windows_of
 from dewmark.workspace import Workspace
 
 
@@ -80,8 +79,8 @@ def test_white_contexts_lose_the_common_component(host, tmp_path, context) -> No
     encoder, workspace = BagEncoder(), Workspace(cache=tmp_path)
     rng = np.random.default_rng(0)
     texts = host.info.tokenizer.decode(rng.integers(4, 300, size=(60, 40)).tolist())
-    statistics = fit_statistics(
-        texts, encoder=encoder, host=host.info, context=context, k=3, workspace=workspace
+    statistics = fit_context_whitening(
+        texts, encoder=encoder, host=host.info, encoding=context, k=3, workspace=workspace
     )
     windows = rng.integers(4, 300, size=(2000, 3))
 
@@ -99,31 +98,31 @@ def test_white_contexts_lose_the_common_component(host, tmp_path, context) -> No
 
 def test_statistics_are_stored_checked_and_refused_when_they_do_not_fit(host, tmp_path) -> None:
     encoder, workspace = BagEncoder(), Workspace(cache=tmp_path)
-    fitted = load_statistics(
-        "default", encoder=encoder, host=host.info, context="composed", k=3, workspace=workspace
+    fitted = load_context_whitening(
+        "default", encoder=encoder, host=host.info, encoding="composed", k=3, workspace=workspace
     )
     calls = len(encoder.calls)
-    again = load_statistics(
-        "default", encoder=encoder, host=host.info, context="composed", k=3, workspace=workspace
+    again = load_context_whitening(
+        "default", encoder=encoder, host=host.info, encoding="composed", k=3, workspace=workspace
     )
     assert len(encoder.calls) == calls
     np.testing.assert_array_equal(fitted.matrix, again.matrix)
-    save_statistics(fitted, tmp_path / "mine", encoder=encoder)
+    save_context_whitening(fitted, tmp_path / "mine", encoder=encoder)
     with pytest.raises(ConfigError, match="24 dimensions"):
-        load_statistics(
+        load_context_whitening(
             str(tmp_path / "mine"),
             encoder=BagEncoder(8),
             host=host.info,
-            context="composed",
+            encoding="composed",
             k=3,
             workspace=workspace,
         )
     with pytest.raises(ArtifactError, match="no bundle"):
-        load_statistics(
+        load_context_whitening(
             str(tmp_path / "none"),
             encoder=encoder,
             host=host.info,
-            context="composed",
+            encoding="composed",
             k=3,
             workspace=workspace,
         )

@@ -1,15 +1,25 @@
-"""The paper's exact null law (appendix A.2): alignments as if every token had a fresh random direction.
+"""The law of DEW's scores on unmarked text, over random keys.
 
-For unit vectors p_T, p_C in R^n of which one is uniform on the sphere, (1 + p_T·p_C)/2 follows
-Beta((n−1)/2, (n−1)/2), so u = √n p_T·p_C has the density ∝ (1 − u²/n)^((n−3)/2) on [−√n, √n], mean 0,
-variance 1 and the standard normal as its limit. The score of one token is tanh(γu).
+**One token** (the paper's appendix A.2). For unit vectors p_T, p_C in R^n, one of them uniform on the sphere,
+(1 + p_T·p_C)/2 follows Beta((n−1)/2, (n−1)/2). So the alignment u = √n p_T·p_C has density
+∝ (1 − u²/n)^((n−3)/2) on [−√n, √n], mean 0, variance 1, and the standard normal as its limit. The score is
+b = λ tanh(γu).
 
-The sum of L such scores has no closed form; its law is computed to full relative precision by an FFT of the
-exponentially tilted law of one score: with q_θ(x) ∝ q(x) e^{θx} and M(θ) = E e^{θX},
+**Two tokens.** Taking u as normal, scores whose alignments have correlation ρ have covariance λ² κ(ρ) with
+
+    κ(ρ) = E[tanh(γU) tanh(γV)],  corr(U, V) = ρ
+         = Σ_{j odd} c_j² ρ^j,    c_j = E[tanh(γU) He_j(U)] / √j!     (Mehler's formula)
+
+because tanh is odd. The coefficients come from Gauss-Hermite quadrature. The series is truncated after
+`TERMS` odd powers and the remainder of κ(1) is added to the last one, so κ(1) is exact and κ(ρ) is never too
+small for 0 ≤ ρ ≤ 1: truncation can only make the test more conservative.
+
+**A sum of L independent scores** has no closed form. Its law is computed to full relative precision by an FFT
+of the exponentially tilted law of one score: with q_θ(x) ∝ q(x) e^{θx} and M(θ) = E e^{θX},
 
     P(S ≥ s) = M(θ)^L Σ_{x ≥ s} q_θ^{*L}(x) e^{−θx},
 
-where θ puts the mean of q_θ^{*L} at s, so that nothing that matters is lost to rounding.
+where θ puts the mean of q_θ^{*L} at s, so that rounding loses nothing that matters.
 """
 
 from __future__ import annotations
@@ -18,17 +28,46 @@ import functools
 import math
 
 import numpy as np
+from numpy.polynomial import hermite_e
 from scipy import fft, optimize, special
 
 from dewmark.arrays import F64
 from dewmark.stats.evidence import Evidence
 from dewmark.stats.key_test import NOTHING, Statistic, gaussian_test
 
-__all__ = ["alignment_sf", "beta_test", "saturated_variance", "sum_sf"]
+__all__ = [
+    "alignment_sf",
+    "beta_test",
+    "gaussian_threshold",
+    "saturated_variance",
+    "sum_sf",
+    "tanh_kernel",
+]
 
-
+TERMS = 5
+_NODES = 200
 _CELLS = 4096
-_LONGEST = 2000  # beyond, the sum is normal to far more digits than the law of its terms deserves
+_LONGEST = 2000  # beyond this, the sum is normal to far more digits than the law of its terms deserves
+
+
+@functools.cache
+def tanh_kernel(gamma: float) -> tuple[float, ...]:
+    """κ's coefficients of ρ, ρ², ρ³, …: c_1², 0, c_3², …; their sum is κ(1) = E[tanh²(γU)]."""
+    x, w = hermite_e.hermegauss(_NODES)
+    w = w / math.sqrt(2.0 * math.pi)
+    f = np.tanh(gamma * x)
+    squares = []
+    for term in range(TERMS):
+        j = 2 * term + 1
+        he = hermite_e.hermeval(x, [0.0] * j + [1.0])
+        squares.append(float(np.dot(w, f * he)) ** 2 / math.factorial(j))
+    squares[-1] += float(np.dot(w, f * f)) - math.fsum(squares)
+    return tuple(square for odd in squares for square in (odd, 0.0))[:-1]
+
+
+def gaussian_threshold(fpr: float, *, variance: float, effective_length: float) -> float:
+    """τ_α of appendix A.3: the mean score that unmarked text exceeds with probability ``fpr``."""
+    return -float(special.ndtri(fpr)) * math.sqrt(variance / effective_length)
 
 
 def alignment_sf(u: float, n: int) -> float:

@@ -6,7 +6,7 @@ import dataclasses
 from pathlib import Path
 
 import pytest
-from tests.embeddings.wheel_files import fake_pip, unpacked, write_wheel
+from tests.models.wheel_files import fake_pip, unpacked, write_wheel
 
 from dewmark.errors import ModelError
 from dewmark.models import packaged

@@ -1,7 +1,7 @@
-"""Encoders that mean nothing, for timing: what a step costs depends on shapes, not on what vectors say.
+"""Encoders with random output, for timing: the cost of a step depends on shapes, not on values.
 
-``random:768`` gives every text a pseudo-random vector of that width, at no cost. ``random:mpnet-base`` runs a
-transformer with random weights in the shape of the paper's context encoder.
+``random:768`` gives every text a pseudo-random vector of that dimension, at no cost. ``random:mpnet-base``
+runs a transformer with random weights in the shape of the paper's context encoder.
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dewmark.arrays import F32
-from dewmark.encoders.base import Encoder, same_device
-from dewmark.encoders.window_ids import ids_and_mask, packed, padded
+from dewmark.encoders.base import Encoder, same_device, torch_device
 from dewmark.registry import unknown_name
+from dewmark.text.windows import ids_and_mask, pack_ids, pad_rows
+from dewmark.workspace import Progress, silent
 
 if TYPE_CHECKING:
     import torch
@@ -24,9 +25,8 @@ if TYPE_CHECKING:
     from dewmark.cuda.encoder import GraphedEncoder
     from dewmark.workspace import Tokenizer
 
-__all__ = ["PREFIX", "random_encoder"]
+__all__ = ["RandomTransformer", "RandomVectors", "random_encoder"]
 
-PREFIX = "random:"
 _SHAPE: dict[str, Any] = {
     "vocab_size": 250_002,
     "hidden_size": 768,
@@ -36,26 +36,26 @@ _SHAPE: dict[str, Any] = {
 _BATCH = 512
 
 
-def random_encoder(name: str, *, device: str) -> Encoder:
-    """The encoder that ``random:WIDTH`` or ``random:mpnet-base`` names."""
-    kind = name.removeprefix(PREFIX)
+def random_encoder(kind: str, *, progress: Progress = silent, device: str = "auto") -> Encoder:
+    """The encoder ``random:<kind>``, where ``kind`` is a dimension or ``mpnet-base``."""
     if kind == "mpnet-base":
-        return RandomTransformer(name, device=device)
+        return RandomTransformer(device=device)
     if not (kind.isdigit() and int(kind) > 1):
-        raise unknown_name("encoder", name, [f"{PREFIX}768", f"{PREFIX}mpnet-base"])
-    return RandomVectors(name, dim=int(kind))
+        raise unknown_name("encoder", f"random:{kind}", ["random:768", "random:mpnet-base"])
+    return RandomVectors(int(kind))
 
 
 class RandomVectors(Encoder):
     """A vector per text, from the hash of its bytes."""
 
-    def __init__(self, name: str, *, dim: int) -> None:
-        super().__init__(name, identity=name)
+    def __init__(self, dim: int) -> None:
+        super().__init__(device="cpu")
+        self.name = self.identity = f"random:{dim}"
         self._dim = dim
 
     @property
     def dim(self) -> int:
-        """The width of the vectors."""
+        """The dimension of the vectors."""
         return self._dim
 
     def encode(self, texts: Sequence[str]) -> F32:
@@ -68,17 +68,18 @@ class RandomVectors(Encoder):
 
 
 class RandomTransformer(Encoder):
-    """XLM-RoBERTa-base with random weights; words are ids by their hash, the mean state is the vector."""
+    """XLM-RoBERTa-base with random weights, mean pooling, and ids that are hashes of words."""
 
-    def __init__(self, name: str, *, device: str) -> None:
-        super().__init__(name, identity=name)
-        self._device = device
+    name = identity = "random:mpnet-base"
+
+    def __init__(self, *, device: str = "auto") -> None:
+        super().__init__(device=device)
         self._parts: RandomParts | None = None
         self._graphs: GraphedEncoder | None = None
 
     @property
     def dim(self) -> int:
-        """The width of the vectors."""
+        """The dimension of the vectors."""
         return int(_SHAPE["hidden_size"])
 
     def encode(self, texts: Sequence[str]) -> F32:
@@ -95,7 +96,7 @@ class RandomTransformer(Encoder):
         return rows
 
     def graphed(self, device: torch.device) -> GraphedEncoder | None:
-        """The encoder as CUDA graphs, if it was loaded onto that device."""
+        """The encoder as CUDA graphs, if it was loaded onto this device."""
         from dewmark.cuda.encoder import GraphedEncoder
 
         with self._lock:
@@ -107,18 +108,14 @@ class RandomTransformer(Encoder):
             return self._graphs
 
     def _loaded(self) -> RandomParts:
-        import torch
-
         with self._lock:
             if self._parts is None:
-                cuda = self._device == "auto" and torch.cuda.is_available()
-                target = torch.device("cuda" if cuda else "cpu" if self._device == "auto" else self._device)
-                self._parts = RandomParts(target)
+                self._parts = RandomParts(torch_device(self.device))
             return self._parts
 
 
 class RandomParts:
-    """Its two parts (`dewmark.cuda.encoder.Graphable`): the CPU's, texts to ids, and the device's."""
+    """Texts to ids on the CPU and ids to vectors on the device, as `dewmark.cuda.encoder.Graphable`."""
 
     fill = 1
 
@@ -139,13 +136,13 @@ class RandomParts:
         self.device = device
 
     def tokenize(self, texts: Sequence[str], *, multiple: int) -> torch.Tensor:
-        """Ids (N, T), one id a word between those of beginning and end."""
+        """Ids (N, T): one per word, between the start and end ids."""
         words = _SHAPE["vocab_size"] - 5
         rows = [[0, *(5 + zlib.crc32(word.encode()) % words for word in text.split()), 2] for text in texts]
-        return padded([packed(row) for row in rows], multiple=multiple)
+        return pad_rows([pack_ids(row) for row in rows], multiple=multiple)
 
     def of_windows(self, tokenizer: Tokenizer) -> None:
-        """Nothing: words are not looked up."""
+        """None: words are hashed, not looked up."""
 
     def __call__(self, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         """Ids and mask (N, T) to rows (N, 768), in the model's precision."""

@@ -11,17 +11,15 @@ import torch
 from tests.fakes import unpacked
 from tests.tiny_use import WIDTH, TinyTokenizer, forward, tiny_weights
 
-from dewmark.encoders import base as encoders
-from dewmark.encoders import use
-from dewmark.encoders import use as use_torch
-from dewmark.encoders import window_ids as joining
-from dewmark.encoders.base import load_encoder
+import dewmark.encoders
+from dewmark.encoders import load_encoder, use, use_torch
 from dewmark.encoders.contexts import ordinary_texts
-from dewmark.encoders.use import TorchUSE, WordPieces, batches
-from dewmark.encoders.window_ids import ids_and_mask
+from dewmark.encoders.use import USEWordTokenizer, load_numpy_model, load_tokenizer
+from dewmark.encoders.use_torch import TorchUSE, _batches
 from dewmark.errors import ModelError
 from dewmark.models.packaged import PACKAGED, fetch
-from dewmark.models.unpacked import load_use, load_use_tokenizer
+from dewmark.text import windows
+from dewmark.text.windows import ids_and_mask
 
 CPU = torch.device("cpu")
 TEXTS = ["the river", "", "bridge", "an old stone bridge over the river " * 5, " the  river\n", "a b c d"]
@@ -34,7 +32,7 @@ def weights(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def model(weights: Path) -> TorchUSE:
-    return TorchUSE(weights, WordPieces(TinyTokenizer()), device=CPU)
+    return TorchUSE(weights, USEWordTokenizer(TinyTokenizer()), device=CPU)
 
 
 def test_forward_is_the_plain_one(model: TorchUSE, weights: Path) -> None:
@@ -69,16 +67,16 @@ def test_more_padding_and_other_rows_change_nothing(model: TorchUSE) -> None:
 
 def test_batches_hold_every_row_once_within_the_budget() -> None:
     lengths = np.random.default_rng(0).geometric(0.1, size=500)
-    found = list(batches(lengths, budget=64))
+    found = list(_batches(lengths, budget=64))
     assert sorted(np.concatenate(found).tolist()) == list(range(500))
     assert all(len(batch) * lengths[batch].max() <= 64 or len(batch) == 1 for batch in found)
     assert any(lengths[batch].max() > 64 for batch in found)  # longer than the budget, so alone
-    assert list(batches(np.zeros(0, dtype=np.int64), budget=64)) == []
+    assert list(_batches(np.zeros(0, dtype=np.int64), budget=64)) == []
 
 
 def test_words_are_cut_once() -> None:
     tokenizer = TinyTokenizer()
-    pieces = WordPieces(tokenizer)
+    pieces = USEWordTokenizer(tokenizer)
     texts = [*TEXTS, "the bridge", "river\tbridge", "   "]
     for _ in range(2):
         assert [unpacked(row) for row in pieces.rows(texts)] == [
@@ -88,8 +86,8 @@ def test_words_are_cut_once() -> None:
 
 
 def test_few_words_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(joining, "_LIMIT", 3)
-    pieces = WordPieces(TinyTokenizer())
+    monkeypatch.setattr(windows, "_CACHED_WORDS", 3)
+    pieces = USEWordTokenizer(TinyTokenizer())
     for text in ("one two", "three four five six one", "o" * 200):
         assert unpacked(pieces.rows([text])[0]) == TinyTokenizer().encode(text)
         assert len(pieces._words) <= 1 + 3
@@ -101,7 +99,7 @@ def test_broken_weights_are_a_model_error(tmp_path: Path) -> None:
     path.parent.mkdir(parents=True)
     np.savez(path, lo=np.zeros(2))
     with pytest.raises(ModelError, match="cannot read .*weights.npz.*delete .* and run again"):
-        TorchUSE(path, WordPieces(TinyTokenizer()), device=CPU)
+        TorchUSE(path, USEWordTokenizer(TinyTokenizer()), device=CPU)
 
 
 PACKAGE = {
@@ -118,7 +116,7 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name, source in PACKAGE.items():
         (folder / name).write_text(source)
     monkeypatch.setattr(use, "fetch", lambda name, *, progress: tmp_path)
-    monkeypatch.setattr(encoders, "_loaded", {})
+    monkeypatch.setattr(dewmark.encoders, "_loaded", {})
     return folder
 
 
@@ -134,9 +132,9 @@ def test_on_the_cpu_the_package_runs(package: Path, monkeypatch: pytest.MonkeyPa
 def test_elsewhere_torch_runs(package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = []
 
-    def make(weights: Path, pieces: WordPieces, *, device: torch.device) -> TorchUSE:
+    def make(weights: Path, pieces: USEWordTokenizer, *, device: torch.device) -> TorchUSE:
         made.append((device, pieces._tokenizer.path.name))
-        return TorchUSE(tiny_weights(package / "weights.npz"), WordPieces(TinyTokenizer()), device=CPU)
+        return TorchUSE(tiny_weights(package / "weights.npz"), USEWordTokenizer(TinyTokenizer()), device=CPU)
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(use_torch, "TorchUSE", make)
@@ -181,8 +179,8 @@ def pieces_of_ordinary_texts(each: int) -> list[str]:
 
 @pytest.mark.models
 def test_real_ids_are_the_tokenizer_s(real: Path) -> None:
-    tokenizer = load_use_tokenizer(real)
-    pieces = WordPieces(tokenizer)
+    tokenizer = load_tokenizer(real)
+    pieces = USEWordTokenizer(tokenizer)
     for text in [
         "",
         " ",
@@ -204,6 +202,8 @@ def test_real_ids_are_the_tokenizer_s(real: Path) -> None:
 def test_real_vectors_are_the_package_s(real: Path) -> None:
     """Measured 3e-7 on a CPU; what is derived from them is kept in float16, in steps of 1e-3 of a value."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    model = TorchUSE(real / "resources" / "weights.npz", WordPieces(load_use_tokenizer(real)), device=device)
+    model = TorchUSE(
+        real / "resources" / "weights.npz", USEWordTokenizer(load_tokenizer(real)), device=device
+    )
     texts = ["", "word " * 600, *odd_texts(100), *pieces_of_ordinary_texts(12)]
-    np.testing.assert_allclose(model.encode(texts), load_use(real).encode(texts), atol=1e-5)
+    np.testing.assert_allclose(model.encode(texts), load_numpy_model(real).encode(texts), atol=1e-5)

@@ -1,13 +1,13 @@
-"""Encoders that mean nothing: the right shapes, the same vectors every time."""
+"""Random encoders: the right shapes, the same vectors every time."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
-from dewmark.encoders.base import load_encoder
-from dewmark.encoders.random_weights import random_encoder
+from dewmark.encoders import load_encoder
 from dewmark.errors import UnknownNameError
+from dewmark.lab.bench.random_encoders import random_encoder
 
 
 def test_vectors_depend_on_the_text_alone() -> None:
@@ -23,8 +23,8 @@ def test_vectors_depend_on_the_text_alone() -> None:
 
 def test_the_transformer_has_the_shape_and_ignores_padding(monkeypatch: pytest.MonkeyPatch) -> None:
     small = {"vocab_size": 1000, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
-    monkeypatch.setattr("dewmark.encoders.random_weights._SHAPE", small)
-    encoder = random_encoder("random:mpnet-base", device="cpu")
+    monkeypatch.setattr("dewmark.lab.bench.random_encoders._SHAPE", small)
+    encoder = random_encoder("mpnet-base", device="cpu")
     texts = ["over the river", "a", "", "the old bridge over the river"]
     rows = encoder.encode(texts)
     assert rows.shape == (4, encoder.dim) == (4, 32)
@@ -34,6 +34,6 @@ def test_the_transformer_has_the_shape_and_ignores_padding(monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize("name", ["random:", "random:x", "random:1"])
-def test_other_names_are_refused(name: str) -> None:
+def test_other_names_are_rejected(name: str) -> None:
     with pytest.raises(UnknownNameError, match="random:768"):
-        random_encoder(name, device="cpu")
+        load_encoder(name, device="cpu")

@@ -1,0 +1,85 @@
+"""Models in local folders and on the Hugging Face hub: which version it is, and loading it quietly."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import logging
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from dewmark.extras import require
+
+__all__ = ["cached_commit", "folder_hash", "latest_commit", "quiet_libraries"]
+
+# The files that determine a model's vectors; exports for other runtimes and model cards do not.
+_HASHED = {".bin", ".json", ".model", ".safetensors", ".txt"}
+_NOT_HASHED = {"onnx", "openvino"}
+_WHOLE = 1 << 22
+_SAMPLES, _SAMPLE = 64, 1 << 14
+
+
+def folder_hash(folder: Path) -> str:
+    """16 hex digits that identical copies of a model folder share and a retrained model does not.
+
+    Small files are hashed in full. For large ones the size, both ends and evenly spaced samples are hashed:
+    training moves every weight, so there is no need to read a gigabyte each time.
+    """
+    digest = hashlib.sha256()
+    files = (file for file in folder.rglob("*") if file.suffix in _HASHED and file.is_file())
+    for file in sorted(files, key=lambda file: file.relative_to(folder).as_posix()):
+        relative = file.relative_to(folder)
+        if any(part in _NOT_HASHED or part.startswith(".") for part in relative.parts):
+            continue
+        size = file.stat().st_size
+        digest.update(f"{relative.as_posix()}\0{size}\0".encode())
+        with file.open("rb") as stream:
+            if size <= _WHOLE:
+                digest.update(stream.read())
+                continue
+            for i in range(_SAMPLES):
+                stream.seek((size - _SAMPLE) * i // (_SAMPLES - 1))
+                digest.update(stream.read(_SAMPLE))
+    return digest.hexdigest()[:16]
+
+
+def cached_commit(name: str) -> str | None:
+    """The commit of a hub id in the local cache, which stays in use until it is deleted there."""
+    hub = require("huggingface_hub", extra="encoders")
+    folder = os.environ.get("SENTENCE_TRANSFORMERS_HOME")
+    files = (hub.try_to_load_from_cache(name, file, folder) for file in ("modules.json", "config.json"))
+    found = next((file for file in files if isinstance(file, str)), None)
+    return Path(found).parent.name if found else None  # …/snapshots/<commit>/modules.json
+
+
+def latest_commit(name: str) -> str:
+    """The newest commit of a hub id, which needs the network."""
+    hub = require("huggingface_hub", extra="encoders")
+    with quiet_libraries():
+        return str(hub.HfApi().model_info(name, timeout=10).sha)
+
+
+@contextlib.contextmanager
+def quiet_libraries() -> Iterator[None]:
+    """Silence the libraries' progress bars and all log lines below an error, then restore both."""
+    hub = require("huggingface_hub", extra="encoders").utils
+    bars = require("transformers", extra="encoders").utils.logging
+    loggers = [
+        logging.getLogger(name) for name in ("sentence_transformers", "transformers", "huggingface_hub")
+    ]
+    levels = [logger.level for logger in loggers]
+    shown = bars.is_progress_bar_enabled(), not hub.are_progress_bars_disabled()
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
+    bars.disable_progress_bar()
+    hub.disable_progress_bars()
+    try:
+        yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
+        if shown[0]:
+            bars.enable_progress_bar()
+        if shown[1]:
+            hub.enable_progress_bars()
