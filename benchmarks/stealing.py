@@ -26,10 +26,9 @@ from typing import Any
 from common import openings, read_texts
 
 import dewmark
-from dewmark.attacks.stealing.attack import StealSettings, steal
-from dewmark.attacks.stealing.curve import SIZES, forgery_curve
+from dewmark.attacks.stealing.forging import fixed_length, generate_texts
 from dewmark.attacks.stealing.judging import Judge
-from dewmark.attacks.stealing.writing import decoding_of, write_texts
+from dewmark.attacks.stealing.steal import SIZES, StealSettings, forgery_curve, steal
 from dewmark.hosts.base import Host
 from dewmark.lab.bench.subjects import bind
 from dewmark.scheme import BoundScheme
@@ -92,14 +91,14 @@ def _write(args: argparse.Namespace, task: tuple[str, int]) -> list[str]:
     end = min(start + CHUNK, _size(name, args))
     prompts = _openings(first=True)
     first = 10_000_000 if name == BASE else 0
-    made = write_texts(
+    made = generate_texts(
         host,
         _victim(name, host),
         [prompts[i % len(prompts)] for i in range(start, end)],
         seeds=range(first + start, first + end),
-        decoding=decoding_of(args.tokens),
+        decoding=fixed_length(args.tokens),
         batch_size=CHUNK,
-        keep=Path(args.out) / "corpora",
+        resume_dir=Path(args.out) / "corpora",
     )
     return [row.text for row in made]
 
@@ -172,7 +171,7 @@ def _attack(args: argparse.Namespace, name: str, kind: str) -> list[dict[str, An
             settings=settings,
             sizes=sizes,
             judge=judge,
-            keep=keep,
+            resume_dir=keep,
         )
         return [point.to_dict() for point in points]
     strength = args.strength if method == "counts" else None
@@ -193,7 +192,7 @@ def _attack(args: argparse.Namespace, name: str, kind: str) -> list[dict[str, An
         prompts=prompts,
         targets=targets,
         judge=judge,
-        keep=keep,
+        resume_dir=keep,
     )
     return [result.to_dict()]
 

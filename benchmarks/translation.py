@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 import dewmark
 from dewmark.arrays import F64
-from dewmark.attacks.translation.attack import open_engine
+from dewmark.attacks.translation.machine_translation import open_engine
 from dewmark.scheme import BoundScheme
 from dewmark.stats.metrics import auroc
 from dewmark.storage import atomic_write

@@ -43,7 +43,7 @@ class TestPrompts:
     def test_unknown_and_equal_languages_are_refused(self):
         with pytest.raises(UnknownNameError, match="unknown language 'german'"):
             LlmTranslate(target="german")
-        with pytest.raises(ConfigError, match="choose two languages"):
+        with pytest.raises(ConfigError, match="choose two different languages"):
             LlmTranslate(source="de", target="de")
         assert len(set(LANGUAGES.values())) == len(LANGUAGES)
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from dewmark.attacks import load_attack
-from dewmark.attacks.lexical import _parts
+from dewmark.attacks.lexical import _random_partition
 from dewmark.errors import ConfigError, InputError
 
 TEXT = " ".join(f"own{i}" for i in range(100))
@@ -68,7 +68,7 @@ class TestCopyPaste:
         assert load_attack("copy-paste", human=str(copy)).identity() != first
 
     def test_what_cannot_be_used(self, tmp_path):
-        with pytest.raises(ConfigError, match="give human=FILE.jsonl"):
+        with pytest.raises(ConfigError, match="set human=FILE.jsonl"):
             load_attack("copy-paste")
         with pytest.raises(ConfigError, match="share must lie in"):
             load_attack("copy-paste", human="x", share=2)
@@ -76,7 +76,7 @@ class TestCopyPaste:
             load_attack("copy-paste", human=str(tmp_path / "none.jsonl")).apply(["a b c d"], seeds=[0])
         empty = tmp_path / "empty.jsonl"
         empty.write_text('{"text": " "}\n', encoding="utf-8")
-        with pytest.raises(InputError, match="holds no words"):
+        with pytest.raises(InputError, match="contains no words"):
             load_attack("copy-paste", human=str(empty)).apply(["a b c d"], seeds=[0])
         empty.write_text('{"prompt": "a"}\n', encoding="utf-8")
         with pytest.raises(InputError, match='line 1 has no "text"'):
@@ -85,9 +85,9 @@ class TestCopyPaste:
 
 def test_parts_are_uniform_over_all_ways_to_cut():
     rng, draws = random.Random(0), 6000
-    counts = Counter(tuple(_parts(rng, 5, 3, least=1)) for _ in range(draws))
+    counts = Counter(tuple(_random_partition(rng, 5, 3, least=1)) for _ in range(draws))
     assert all(sum(parts) == 5 and min(parts) >= 1 for parts in counts)
     assert len(counts) == 6  # (4 choose 2)
     # each is drawn with probability 1/6: a standard deviation of 28.9
     assert all(abs(count - draws / 6) < 5 * 28.9 for count in counts.values())
-    assert _parts(rng, 4, 1, least=0) == [4]
+    assert _random_partition(rng, 4, 1, least=0) == [4]

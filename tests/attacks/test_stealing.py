@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 
 import dewmark
-from dewmark.attacks.stealing.attack import StealSettings, steal
-from dewmark.attacks.stealing.curve import forgery_curve
+from dewmark.attacks.stealing.forging import fixed_length, generate_texts
 from dewmark.attacks.stealing.judging import Judge
-from dewmark.attacks.stealing.writing import decoding_of, write_texts
+from dewmark.attacks.stealing.steal import StealSettings, forgery_curve, steal
 from dewmark.decoding import Decoding
 from dewmark.errors import ConfigError, InputError
 from dewmark.hosts.fake import FakeHost
@@ -50,7 +49,12 @@ SMALL = {"texts": 20, "tokens": 80, "batch_size": 20}
 def test_a_unigram_mark_is_forged_and_without_strength_nothing_is(host, unigram, tmp_path):
     victim, *corpus = unigram
     result = steal(
-        victim, host, *corpus, settings=StealSettings(strength=10.0, **SMALL), prompts=PROMPTS, keep=tmp_path
+        victim,
+        host,
+        *corpus,
+        settings=StealSettings(strength=10.0, **SMALL),
+        prompts=PROMPTS,
+        resume_dir=tmp_path,
     )
     assert result.genuine_found > 0.9
     assert result.found > 0.8
@@ -63,7 +67,12 @@ def test_a_unigram_mark_is_forged_and_without_strength_nothing_is(host, unigram,
     assert "texts" not in row
     assert row["victim"] == "unigram"
     idle = steal(
-        victim, host, *corpus, settings=StealSettings(strength=0.0, **SMALL), prompts=PROMPTS, keep=tmp_path
+        victim,
+        host,
+        *corpus,
+        settings=StealSettings(strength=0.0, **SMALL),
+        prompts=PROMPTS,
+        resume_dir=tmp_path,
     )
     assert idle.found == idle.control_found == result.control_found
     assert idle.perplexity == result.control_perplexity
@@ -98,13 +107,13 @@ def test_more_texts_make_a_better_forger(host, bag_encoder):
 
 
 def test_a_stopped_run_goes_on_with_the_same_texts(host, tmp_path):
-    arguments = {"seeds": range(8), "decoding": decoding_of(12), "batch_size": 3, "keep": tmp_path}
-    whole = write_texts(host, None, PROMPTS[:8], **arguments)
+    arguments = {"seeds": range(8), "decoding": fixed_length(12), "batch_size": 3, "resume_dir": tmp_path}
+    whole = generate_texts(host, None, PROMPTS[:8], **arguments)
     (file,) = tmp_path.iterdir()
     data = file.read_bytes()
     for cut in (0, 10, len(data) // 2, len(data) - 1):
         file.write_bytes(data[:cut])
-        assert write_texts(host, None, PROMPTS[:8], **arguments) == whole
+        assert generate_texts(host, None, PROMPTS[:8], **arguments) == whole
         assert file.read_bytes() == data
 
 

@@ -187,7 +187,7 @@ def test_refusals(host):
     forger = CountsForger(boosts, host.info, strength=1.0)
     with pytest.raises(ConfigError, match="no detector"):
         forger.detect("some text")
-    with pytest.raises(ConfigError, match="seeds"):
+    with pytest.raises(ConfigError, match="one seed per row"):
         Rewriter(None, {}, host.info, fidelity=1.0).session(torch.zeros(1, 1, dtype=torch.long))
     with pytest.raises(VocabularyError, match="512 tokens"):
         CountsForger(boosts, FakeHost(300).info, strength=1.0)

@@ -11,7 +11,7 @@ from tests.attacks.tiny import WORDS, tiny_bert, tiny_wordnet
 from transformers import AutoModelForMaskedLM, AutoTokenizer
 
 from dewmark.attacks import load_attack
-from dewmark.attacks.rewriting.synonyms import MaskedLM, Synonym, _Gaps, find_masked_lm
+from dewmark.attacks.rewriting.synonyms import MaskedLM, Synonym, _GappedText, find_masked_lm
 from dewmark.errors import ConfigError, ModelError
 from dewmark.hosts.fake import FakeHost, tiny_tokenizer
 
@@ -163,7 +163,7 @@ class TestWeighed:
         assert dataclasses.replace(weighed, batch_size=2).apply(texts, seeds=seeds) == alone
 
     def test_a_word_is_weighed_with_the_capitals_that_it_gets(self, weighed: Synonym):
-        gaps = _Gaps('The "House" was RIVER-like, a WALK', 0, 1.0, weighed._has_synonyms)
+        gaps = _GappedText('The "House" was RIVER-like, a WALK', 0, 1.0, weighed._has_synonyms)
         assert set(gaps.branches(weighed._candidates)) == {
             *((5, f'{word}" was RIVER-like, a WALK') for word in ("Home", "Dwelling", "Shelter")),
             (30, "STROLL"),

@@ -18,8 +18,7 @@ from transformers import (
     T5ForConditionalGeneration,
 )
 
-from dewmark.attacks.translation import apertium
-from dewmark.attacks.translation import attack as machine_translation
+from dewmark.attacks.translation import apertium, machine_translation
 from dewmark.errors import ModelError
 from dewmark.hosts.fake import tiny_tokenizer
 
@@ -100,9 +99,9 @@ def fake_neural(monkeypatch: pytest.MonkeyPatch) -> None:
         def __init__(self, folder: str, direction: str, device: str) -> None:
             self.direction = direction
 
-        def translate(self, texts: Sequence[str], *, tell: Callable[[int, int], None]) -> list[str]:
+        def translate(self, texts: Sequence[str], *, on_progress: Callable[[int, int], None]) -> list[str]:
             assert all(text.strip() for text in texts)
-            tell(len(texts), len(texts))
+            on_progress(len(texts), len(texts))
             return [" ".join([self.direction, *reversed(text.split())]) for text in texts]
 
     monkeypatch.setattr(machine_translation, "fetch", lambda name, **_: Path(name))

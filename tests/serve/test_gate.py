@@ -11,7 +11,7 @@ from tests.serve.conftest import bearer
 from tests.serve.live import plain_text
 
 from dewmark.serve import verdicts as scoring
-from dewmark.serve.observability import JsonLines
+from dewmark.serve.monitoring import JsonLines
 
 SECRET = "a sentence that nobody but its writer may ever see again"
 ROUTES = [

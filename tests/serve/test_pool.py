@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from dewmark.serve.pool import Overloaded, Pool
+from dewmark.serve.thread_pool import Overloaded, Pool
 
 
 @pytest.fixture

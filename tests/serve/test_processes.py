@@ -17,8 +17,8 @@ import httpx
 import pytest
 from tests.serve.live import export, marked_text, plain_texts
 
+from dewmark.serve.api_tokens import Tokens
 from dewmark.serve.store import Store
-from dewmark.serve.tokens import Tokens
 
 pytestmark = pytest.mark.serve
 

@@ -9,8 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from dewmark.errors import ConfigError, StorageError, UnknownNameError
+from dewmark.serve.api_tokens import BURST, Refusal, Scope, Tokens
 from dewmark.serve.store import Store
-from dewmark.serve.tokens import BURST, Refusal, Scope, Tokens
 
 
 class Clock:

@@ -1,7 +1,7 @@
-"""Attacks: what people and programs do to a text before a detector sees it.
+"""Attacks: edits that people and programs make to a text before a detector sees it.
 
-An attack is found by name (`load_attack`) and applied to marked and unmarked texts alike. Importing this
-package loads no heavy library; the attack that needs one does.
+`load_attack` finds an attack by name; it applies to marked and unmarked texts alike. Importing this package
+loads no heavy library: each attack imports what it needs when it runs.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
-"""The contract of an attack: texts and seeds in, one rewritten text for each out.
+"""The contract of an attack, and the registry of attacks by name.
 
-An attack is a frozen dataclass: its fields are its settings. What it makes of a text is decided by the text,
-the text's seed and `Attack.identity`, never by the other texts of a batch; a field made with `run_option`
-says how the work is done (device, batch size, how many at once) and is left out of the identity.
-
-The table of attacks: a name maps to a class, imported when it is first asked for.
+An attack maps each text and its seed to one rewritten text. It is a frozen dataclass whose fields are its
+settings. Its output depends only on the text, the text's seed and `Attack.identity`, never on the other texts
+of a batch. A field made with `run_option` says how to run (device, batch size, concurrency) and is not part
+of the identity. The registry imports an attack's class on first use.
 """
 
 from __future__ import annotations
@@ -36,53 +35,53 @@ _IDENTITY = "identity"
 
 
 def run_option(default: Any) -> Any:  # noqa: ANN401 - a dataclass field of any type, as dataclasses.field
-    """A field that changes how an attack runs and not what it makes of a text."""
+    """A field that changes how an attack runs, but not its output."""
     return dataclasses.field(default=default, metadata={_IDENTITY: False})
 
 
 @dataclass(frozen=True)
 class Attack(ABC):
-    """An attack with its settings. Subclasses fill in `rewrite`, and `validate` where values can be bad."""
+    """An attack with its settings. Subclasses implement `rewrite`, and `validate` if values can be bad."""
 
     name: ClassVar[str]
     summary: ClassVar[str]
     at_once: ClassVar[int] = 32
-    """Texts that a long run gives it in one call: what a kill can cost."""
+    """Texts per call in a long run, which is the most work that an interrupted run loses."""
 
     def __post_init__(self) -> None:
         for name, value in config.coerced(self).items():
             object.__setattr__(self, name, value)  # 1 and 1.0 are one attack, with one identity
         self.validate()
 
-    def validate(self) -> None:  # noqa: B027 - most attacks have settings to check, some have none
+    def validate(self) -> None:  # noqa: B027 - some attacks have nothing to check
         """Raise `ConfigError` if a setting is out of range."""
 
     @property
     def language(self) -> str:
-        """The language of what it writes."""
+        """The language of the output."""
         return "en"
 
     @property
     def label(self) -> str:
-        """What a table calls it: two methods that differ in kind have two labels."""
+        """The name in tables; different methods have different labels."""
         return self.name
 
     def identity(self) -> dict[str, object]:
-        """Everything that decides the output beside text and seed: the name, and settings by public name."""
-        decisive = {f.name.rstrip("_") for f in dataclasses.fields(self) if f.metadata.get(_IDENTITY, True)}
-        settings = {name: value for name, value in config.to_dict(self).items() if name in decisive}
+        """Everything that determines the output besides text and seed: the name and the settings."""
+        included = {f.name.rstrip("_") for f in dataclasses.fields(self) if f.metadata.get(_IDENTITY, True)}
+        settings = {name: value for name, value in config.to_dict(self).items() if name in included}
         return {"name": self.name, **settings}
 
     def plan(self, texts: Sequence[str], *, seeds: Sequence[int]) -> object | None:
-        """What attacking these texts will cost, to be told before a long run; None where it costs nothing."""
+        """The cost of attacking these texts, to report before a long run; None if it is free."""
         return None
 
     def apply(
         self, texts: Sequence[str], *, seeds: Sequence[int], progress: Progress | None = None
     ) -> list[str]:
-        """Rewrite texts, in their order; a blank text comes back as it is."""
-        if isinstance(texts, str):  # a sequence of one-letter texts, to Python
-            raise InputError("texts must be a list, got one text: put it in a list")
+        """Rewrite texts in order; blank texts are returned unchanged."""
+        if isinstance(texts, str):  # which is also a sequence of strings
+            raise InputError("texts must be a list, got a string: put it in a list")
         if len(texts) != len(seeds):
             raise InputError(f"{len(texts)} texts but {len(seeds)} seeds: give one seed per text")
         written = [index for index, text in enumerate(texts) if text.strip()]
@@ -98,26 +97,26 @@ class Attack(ABC):
 
     @abstractmethod
     def rewrite(self, texts: Sequence[str], *, seeds: Sequence[int], progress: Progress) -> list[str]:
-        """One output for each text; no text is blank. Batches are made inside."""
+        """Return one output per text. No text is blank; the attack forms its own batches."""
 
 
 def text_seed(seed: int, name: str | int) -> int:
-    """The seed of one text of a run, 0 to 2^63 − 1: it depends on the run's seed and the text's id only.
+    """The seed of one text in a run, in [0, 2^63): it depends only on the run's seed and the text's id.
 
-    So a text is attacked alike wherever it stands in a file, and the same places of two texts are not.
+    So a text is attacked the same way wherever it stands in a file, and two texts are attacked differently.
     """
     digest = hashlib.sha256(f"dewmark attack\n{seed}\n{name}".encode()).digest()
     return int.from_bytes(digest[:8], "big") >> 1
 
 
 def check_share(name: str, value: float) -> None:
-    """Refuse what is no share between 0 and 1."""
+    """Raise `ConfigError` unless the value lies in [0, 1]."""
     if not 0.0 <= value <= 1.0:
         raise ConfigError(f"{name} must lie in [0, 1], got {value}")
 
 
 def check_least(name: str, value: int, least: int) -> None:
-    """Refuse a number that is too small."""
+    """Raise `ConfigError` if the value is below ``least``."""
     if value < least:
         raise ConfigError(f"{name} must be at least {least}, got {value}")
 
@@ -130,27 +129,27 @@ ATTACKS = Registry(
         "dipper": "dewmark.attacks.rewriting.dipper:Dipper",
         "none": "dewmark.attacks.lexical:Identity",
         "paraphrase": "dewmark.attacks.rewriting.chat_model:Paraphrase",
-        "round-trip": "dewmark.attacks.translation.attack:RoundTrip",
+        "round-trip": "dewmark.attacks.translation.machine_translation:RoundTrip",
         "synonym": "dewmark.attacks.rewriting.synonyms:Synonym",
-        "translate": "dewmark.attacks.translation.attack:Translate",
+        "translate": "dewmark.attacks.translation.machine_translation:Translate",
         "truncate": "dewmark.attacks.lexical:Truncate",
     },
     group="dewmark.attacks",
 )
 
-# Attacks of one name whose engines have settings of their own: (name, engine) to the engine's class.
+# Engines of an attack that have their own settings, and so their own class.
 _BY_ENGINE = Registry("engine", {"translate/llm": "dewmark.attacks.rewriting.chat_model:LlmTranslate"})
 
 
 def attack_class(name: str, *, engine: object = None) -> type[Attack]:
-    """The class behind a name; an engine with settings of its own has its own class."""
+    """The class of an attack; an engine with its own settings has its own class."""
     special = f"{name}/{engine}"
     found: type[Attack] = _BY_ENGINE[special] if special in _BY_ENGINE else ATTACKS[name]
     return found
 
 
 def load_attack(name: str, **settings: object) -> Attack:
-    """An attack by name with some settings changed; a value may be text, as on a command line."""
+    """Load an attack by name with some settings changed; values may be strings, as on a command line."""
     kind = attack_class(name, engine=settings.get("engine"))
     fields = {field.name.rstrip("_"): field.name for field in dataclasses.fields(kind)}
     chosen = {}

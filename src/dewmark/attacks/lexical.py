@@ -1,12 +1,8 @@
-"""Attacks on words alone, with no model: nothing at all, deletion, truncation.
+"""Attacks on words that need no model: none, deletion, truncation and copy-paste.
 
-A word is what stands between white space. Boundary: texts in, texts out; only truncation by tokens looks at
-a host, and there at its tokenizer.
-
-Copy-paste: pieces of the text put into somebody else's, with the length kept.
-
-Of a text's W words the share s stays, in k pieces; between and around the pieces stand W − s·W words of a
-human text. Pieces and places are drawn by the seed; the order of the pieces stays.
+A word is a maximal run of non-space characters. Copy-paste keeps a share s of a text's W words, in k segments
+in their original order, and fills up with (1 − s)·W words of a human text around them; the seed draws the
+segments and their positions. Only truncation by tokens uses a host, and only its tokenizer.
 """
 
 from __future__ import annotations
@@ -34,27 +30,27 @@ _WORD = re.compile(r"\S+")
 
 
 def words(text: str) -> list[re.Match[str]]:
-    """The words of a text, each with its place."""
+    """The words of a text with their positions."""
     return list(_WORD.finditer(text))
 
 
 @dataclass(frozen=True)
 class Identity(Attack):
-    """Leaves every text as it is: the clean row of a table."""
+    """Returns every text unchanged: the clean row of a table."""
 
     name: ClassVar[str] = "none"
-    summary: ClassVar[str] = "nothing: the clean texts"
+    summary: ClassVar[str] = "no attack: the clean texts"
 
     def rewrite(self, texts: Sequence[str], *, seeds: Sequence[int], progress: Progress) -> list[str]:
-        """The texts themselves."""
+        """Return the texts unchanged."""
         return list(texts)
 
 
 @dataclass(frozen=True)
 class Delete(Attack):
-    """Deletes each word with probability ``r``, independently; the space after it goes too.
+    """Deletes each word, and the space after it, independently with probability ``r``.
 
-    A text never loses its last word: where all fall, one of them, chosen by the seed, stays.
+    If every word would go, the seed picks one that stays.
     """
 
     name: ClassVar[str] = "delete"
@@ -62,17 +58,17 @@ class Delete(Attack):
     r: float = 0.3
 
     def validate(self) -> None:
-        """r is a probability."""
+        """Raise `ConfigError` if r is not a probability."""
         check_share("r", self.r)
 
     def rewrite(self, texts: Sequence[str], *, seeds: Sequence[int], progress: Progress) -> list[str]:
-        """Each text with fewer words."""
-        return [self._thinned(text, seed) for text, seed in zip(texts, seeds, strict=True)]
+        """Delete words from each text."""
+        return [self._delete_words(text, seed) for text, seed in zip(texts, seeds, strict=True)]
 
-    def _thinned(self, text: str, seed: int) -> str:
+    def _delete_words(self, text: str, seed: int) -> str:
         rng, found = random.Random(seed), words(text)
         kept = [i for i in range(len(found)) if rng.random() >= self.r] or [rng.randrange(len(found))]
-        after = [word.start() for word in found[1:]]  # a word owns the space after it; the last one has none
+        after = [word.start() for word in found[1:]]  # a word owns the space after it
         body = "".join(text[found[i].start() : after[i]] for i in kept[:-1]) + found[kept[-1]].group()
         return text[: found[0].start()] + body + text[found[-1].end() :]
 
@@ -88,20 +84,20 @@ class Truncate(Attack):
     host: str = "smollm2-135m"
 
     def validate(self) -> None:
-        """Something must remain."""
+        """Raise `ConfigError` if nothing would remain."""
         check_least("n", self.n, 1)
 
     def identity(self) -> dict[str, object]:
-        """A host decides only where tokens are counted, and there by its tokenizer."""
+        """The host counts only for truncation by tokens, and only through its tokenizer."""
         host: dict[str, object] = {} if self.unit == "words" else {"host": self._info.tokenizer.identity}
         return {"name": self.name, "n": self.n, "unit": self.unit, **host}
 
     def rewrite(self, texts: Sequence[str], *, seeds: Sequence[int], progress: Progress) -> list[str]:
-        """The beginning of each text."""
+        """Truncate each text."""
         if self.unit == "words":
             ends = [[word.end() for word in words(text)] for text in texts]
         else:
-            ends = [[end for _, end in cut.offsets] for cut in self._info.tokenizer.encode(texts)]
+            ends = [[end for _, end in tokenized.offsets] for tokenized in self._info.tokenizer.encode(texts)]
         return [text[: max(end[: self.n], default=0)] for text, end in zip(texts, ends, strict=True)]
 
     @functools.cached_property
@@ -113,45 +109,45 @@ class Truncate(Attack):
 
 @dataclass(frozen=True)
 class CopyPaste(Attack):
-    """Keeps ``share`` of a text's words in ``segments`` pieces and fills up with words of ``human`` texts.
+    """Keeps ``share`` of a text's words in ``segments`` segments, among words of ``human`` texts.
 
-    ``human`` names a JSONL file with a ``text`` in each line, or one plain text.
+    ``human`` is a JSONL file with a ``text`` field per line, or a plain text file.
     """
 
     name: ClassVar[str] = "copy-paste"
-    summary: ClassVar[str] = "puts pieces of the text into human text of the same total length"
+    summary: ClassVar[str] = "pastes segments of the text into human text of the same total length"
     human: str = ""
     share: float = 0.25
     segments: int = 1
 
     def validate(self) -> None:
-        """There must be human texts to put the pieces into."""
+        """Raise `ConfigError` if a setting is out of range or there is no human text."""
         check_share("share", self.share)
         check_least("segments", self.segments, 1)
         if not self.human:
-            raise ConfigError("copy-paste needs human texts to paste into: give human=FILE.jsonl")
+            raise ConfigError("copy-paste needs human texts to paste into: set human=FILE.jsonl")
 
     def identity(self) -> dict[str, object]:
-        """The human texts count by what they say, not by where they lie."""
+        """Human texts count by content, not by path."""
         human = {"human": f"sha256:{_digest(Path(self.human))}"}
         return {"name": self.name, "share": self.share, "segments": self.segments, **human}
 
     def rewrite(self, texts: Sequence[str], *, seeds: Sequence[int], progress: Progress) -> list[str]:
-        """Each text's pieces among human words."""
-        return [self._mixed(text, seed) for text, seed in zip(texts, seeds, strict=True)]
+        """Paste each text's segments into human text."""
+        return [self._paste(text, seed) for text, seed in zip(texts, seeds, strict=True)]
 
-    def _mixed(self, text: str, seed: int) -> str:
+    def _paste(self, text: str, seed: int) -> str:
         rng = random.Random(seed)
         own = [word.group() for word in words(text)]
         kept = max(1, round(self.share * len(own)))
         if kept == len(own):
             return text
-        pieces = min(self.segments, kept)
+        segments = min(self.segments, kept)
         foreign = self._passage(rng, len(own) - kept)
-        # before, between and after the pieces: in the text what is left out, in the result what is put in
-        lengths = _parts(rng, kept, pieces, least=1)
-        skipped = _parts(rng, len(own) - kept, pieces + 1, least=0)
-        filled = _parts(rng, len(foreign), pieces + 1, least=0)
+        # words before, between and after the segments: skipped in the text, filled in in the result
+        lengths = _random_partition(rng, kept, segments, least=1)
+        skipped = _random_partition(rng, len(own) - kept, segments + 1, least=0)
+        filled = _random_partition(rng, len(foreign), segments + 1, least=0)
         out: list[str] = []
         at = used = 0
         for i, length in enumerate(lengths):
@@ -163,7 +159,7 @@ class CopyPaste(Attack):
         return " ".join(out + foreign[used:])
 
     def _passage(self, rng: random.Random, length: int) -> list[str]:
-        """That many consecutive words of a human text; a short text is followed by others."""
+        """``length`` consecutive words of a human text; if it is too short, others follow."""
         texts = self._texts
         chosen = texts[rng.randrange(len(texts))]
         start = rng.randrange(max(1, len(chosen) - length + 1))
@@ -182,18 +178,18 @@ class CopyPaste(Attack):
         texts = []
         for where, text in found:
             if not isinstance(text, str):
-                raise InputError(f'{where} has no "text": copy-paste needs human texts')
+                raise InputError(f'{where} has no "text" string: copy-paste needs human texts')
             if split := text.split():
                 texts.append(split)
         if not texts:
-            raise InputError(f"{path} holds no words: copy-paste needs human texts")
+            raise InputError(f"{path} contains no words: copy-paste needs human texts")
         return texts
 
 
-def _parts(rng: random.Random, total: int, count: int, *, least: int) -> list[int]:
-    """``count`` whole numbers of at least ``least`` with the given sum, every such list equally likely."""
+def _random_partition(rng: random.Random, total: int, count: int, *, least: int) -> list[int]:
+    """``count`` integers of at least ``least`` that sum to ``total``, all such lists equally likely."""
     free = total - least * count
-    cuts = sorted(rng.sample(range(free + count - 1), count - 1))  # bars among stars
+    cuts = sorted(rng.sample(range(free + count - 1), count - 1))  # stars and bars
     edges = [-1, *cuts, free + count - 1]
     return [b - a - 1 + least for a, b in itertools.pairwise(edges)]
 

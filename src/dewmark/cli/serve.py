@@ -81,7 +81,7 @@ def serve(
 
     for module in ("fastapi", "uvicorn", "sqlalchemy", "prometheus_client", "multipart"):
         require(module, extra="serve")
-    from dewmark.serve import observability as logs
+    from dewmark.serve import monitoring
     from dewmark.serve.settings import Settings, default_store
     from dewmark.serve.supervisor import Supervisor, listen
     from dewmark.serve.tenants import tenant_paths
@@ -109,7 +109,7 @@ def serve(
     listening = listen(host, port)
     shown = f"[{host}]" if ":" in host else host
     url = f"http://{shown}:{listening.getsockname()[1]}"
-    logs.set_up()
+    monitoring.set_up()
     supervisor = Supervisor(wanted, listening)
     supervisor.handle_signals()
 
@@ -133,9 +133,9 @@ def _keys(key: Path | None, folder: Path | None) -> list[tuple[str, str]]:
 
 def _check(wanted: Settings, progress: Progress) -> None:
     """Find out here, in words, what would make every worker die: also verifies and builds the tables."""
+    from dewmark.serve.api_tokens import Tokens
     from dewmark.serve.store import Store
     from dewmark.serve.tenants import open_tenants
-    from dewmark.serve.tokens import Tokens
 
     if wanted.host_model is not None and not wanted.keys:
         raise ConfigError("--host-model needs --key FILE: a detector cannot mark")

@@ -15,8 +15,7 @@ from dewmark.errors import ConfigError, InputError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from dewmark.attacks.stealing.attack import StealingResult, StealSettings
-    from dewmark.attacks.stealing.curve import CurvePoint
+    from dewmark.attacks.stealing.steal import CurvePoint, StealingResult, StealSettings
     from dewmark.cli.inputs import Entry
 
 __all__ = ["steal"]
@@ -67,9 +66,8 @@ def steal(
 
     The key is for the detector that judges; the attacker never sees it.
     """
-    from dewmark.attacks.stealing.attack import StealSettings
-    from dewmark.attacks.stealing.attack import steal as run
-    from dewmark.attacks.stealing.curve import forgery_curve
+    from dewmark.attacks.stealing.steal import StealSettings, forgery_curve
+    from dewmark.attacks.stealing.steal import steal as run
     from dewmark.cli.inputs import read_entries, read_texts
     from dewmark.cli.loading import NONE, load_key, load_watermark
     from dewmark.config import parse_settings, replace
@@ -96,12 +94,19 @@ def steal(
         summary: dict[str, Any] = {"scheme": watermark.scheme.scheme.name, "host": watermark.host.name}
         summary |= {"key_fingerprint": watermark.scheme.fingerprint, "settings": chosen.to_dict()}
         if curve:
-            points = forgery_curve(*arguments, prompts=openers, settings=chosen, keep=keep, progress=progress)
+            points = forgery_curve(
+                *arguments, prompts=openers, settings=chosen, resume_dir=keep, progress=progress
+            )
             summary["curve"] = [point.to_dict() for point in points]
             told = _curve_words(points)
         else:
             result = run(
-                *arguments, settings=chosen, prompts=openers, targets=targets, keep=keep, progress=progress
+                *arguments,
+                settings=chosen,
+                prompts=openers,
+                targets=targets,
+                resume_dir=keep,
+                progress=progress,
             )
             summary |= result.to_dict()
             told = _words(result)

@@ -11,7 +11,7 @@ from dewmark.cli import options
 from dewmark.cli.terminal import emit, write
 
 if TYPE_CHECKING:
-    from dewmark.serve.tokens import Caller, Tokens
+    from dewmark.serve.api_tokens import Caller, Tokens
 
 __all__ = ["app"]
 
@@ -96,9 +96,9 @@ def _open(url: str | None) -> Tokens:
     from dewmark.extras import require
 
     require("sqlalchemy", extra="serve")
+    from dewmark.serve.api_tokens import Tokens
     from dewmark.serve.settings import default_store
     from dewmark.serve.store import Store
-    from dewmark.serve.tokens import Tokens
 
     return Tokens(Store(url or default_store()))
 

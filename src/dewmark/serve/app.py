@@ -8,8 +8,8 @@ from collections.abc import AsyncIterator
 from anyio import to_thread
 from fastapi import FastAPI
 
-from dewmark.serve.errors import add_handlers
-from dewmark.serve.gate import Gate
+from dewmark.serve.http_errors import add_handlers
+from dewmark.serve.middleware import Gate
 from dewmark.serve.routes import audits, detection, openai, pages
 from dewmark.serve.service import Service
 from dewmark.version import __version__

@@ -23,9 +23,9 @@ import sqlalchemy as sa
 
 from dewmark.errors import DewmarkError
 from dewmark.scheme import DEFAULT_FPR
-from dewmark.serve.pool import Overloaded, Pool
 from dewmark.serve.store import Store, items, jobs
 from dewmark.serve.tenants import Tenant
+from dewmark.serve.thread_pool import Overloaded, Pool
 from dewmark.serve.verdicts import Query
 from dewmark.stats.audit import audit
 from dewmark.types import Verdict

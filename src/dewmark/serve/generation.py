@@ -24,7 +24,7 @@ from dewmark.errors import DewmarkError
 from dewmark.hosts.base import check_decoding
 from dewmark.hosts.chat.models import Conversation, Render, chat_template
 from dewmark.hosts.transformers.tokenizer import HFTokenizer
-from dewmark.serve.pool import Overloaded
+from dewmark.serve.thread_pool import Overloaded
 from dewmark.watermark import Watermark
 
 __all__ = ["Render", "Stream", "Wish", "Writer", "chat_renderer", "transcript"]

@@ -7,15 +7,15 @@ from typing import TypeVar, TypeVarTuple
 
 import anyio
 
+from dewmark.serve.api_tokens import OPEN, Caller, Refusal, Scope, Tokens
 from dewmark.serve.audit_jobs import AuditRunner, Jobs
-from dewmark.serve.errors import ApiError
 from dewmark.serve.generation import Writer
-from dewmark.serve.observability import Metrics
-from dewmark.serve.pool import Pool
+from dewmark.serve.http_errors import ApiError
+from dewmark.serve.monitoring import Metrics
 from dewmark.serve.settings import Settings
 from dewmark.serve.store import QueryLog, Store
 from dewmark.serve.tenants import Tenant
-from dewmark.serve.tokens import OPEN, Caller, Refusal, Scope, Tokens
+from dewmark.serve.thread_pool import Pool
 
 __all__ = ["Service", "require"]
 

@@ -17,7 +17,7 @@ from types import FrameType
 
 import uvicorn
 
-from dewmark.serve import observability as logs
+from dewmark.serve import monitoring
 from dewmark.serve.app import create_app
 from dewmark.serve.generation import Writer, chat_renderer
 from dewmark.serve.service import Service
@@ -91,7 +91,7 @@ def _stop_with_supervisor() -> None:
 
 def main() -> None:
     """Run as a worker."""
-    logs.set_up()
+    monitoring.set_up()
     settings = Settings.from_json(sys.stdin.readline())
     threading.Thread(target=_stop_with_supervisor, daemon=True).start()
     serve(settings, socket.socket(fileno=int(sys.argv[1])))

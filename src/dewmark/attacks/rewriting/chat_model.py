@@ -1,8 +1,8 @@
-"""Paraphrase and translation by a chat model, with the prompts of the DEW paper's appendix E, word by word.
+"""Paraphrasing and translation by a chat model, with the exact prompts of the DEW paper's appendix E.
 
-The model is any OpenAI-compatible endpoint or a local host with a chat template; the settings are those of
-`dewmark.hosts.chat.settings`. Answers are kept on disk, which is also what makes an endpoint's rewrite of a
-text repeatable. Boundary: prompts and settings only; asking is done in `dewmark.hosts`.
+The model is an OpenAI-compatible endpoint or a local host with a chat template, configured as in
+`dewmark.hosts.chat.settings`. Answers are cached on disk, which also makes an endpoint's rewrites
+reproducible. Boundary: prompts and settings only; `dewmark.hosts` sends the requests.
 """
 
 from __future__ import annotations
@@ -69,12 +69,12 @@ LANGUAGES = {
     "vi": "Vietnamese",
     "zh": "Chinese",
 }
-"""Language codes and what a prompt calls them."""
+"""Language codes and their names in prompts."""
 
 
 @dataclass(frozen=True)
-class _Rewrite(Attack, ChatSettings):
-    """One instruction to a chat model, applied to every text."""
+class _ChatRewrite(Attack, ChatSettings):
+    """Applies one instruction to every text with a chat model."""
 
     @property
     @abstractmethod
@@ -87,11 +87,11 @@ class _Rewrite(Attack, ChatSettings):
 
     @functools.cached_property
     def chat(self) -> RememberingChat:
-        """The model with its answers; weights are loaded when an answer is missing."""
+        """The model with its cached answers; weights are loaded on the first cache miss."""
         return self.open()
 
     def identity(self) -> dict[str, object]:
-        """The attack, the model (by its files, or by endpoint and name), its sampling and the prompt."""
+        """The attack, the model (by files, or by endpoint and name), its decoding options and the prompt."""
         return {
             "name": self.name,
             **self.chat.identity(),
@@ -100,27 +100,27 @@ class _Rewrite(Attack, ChatSettings):
         }
 
     def plan(self, texts: Sequence[str], *, seeds: Sequence[int]) -> Estimate | None:
-        """What an endpoint will be asked for these texts; None if nothing, or if the model runs here."""
+        """The cost of the requests to an endpoint; None if all answers are cached or the model is local."""
         if self.host is not None:
             return None
         missing = self.chat.missing(
             self._conversations(texts), seeds=seeds, max_new_tokens=self.max_new_tokens
         )
-        left = [texts[index] for index in missing if texts[index].strip()]  # blank ones are never sent
+        left = [texts[index] for index in missing if texts[index].strip()]  # blank texts are never sent
         return self.estimate(self._conversations(left), answers=left) if left else None
 
     def rewrite(self, texts: Sequence[str], *, seeds: Sequence[int], progress: Progress) -> list[str]:
-        """One answer for each text; empty where the model gave none, as a content filter makes it."""
+        """One answer per text; empty if the model gave none (because of a content filter, say)."""
         description = f"{self.name} by {self.host or self.model}"
         done = 0
 
-        def told(_index: int, _answer: str) -> None:
+        def report(_index: int, _answer: str) -> None:
             nonlocal done
             done += 1
             progress(description, done, len(texts))
 
         return self.chat.complete(
-            self._conversations(texts), seeds=seeds, max_new_tokens=self.max_new_tokens, on_answer=told
+            self._conversations(texts), seeds=seeds, max_new_tokens=self.max_new_tokens, on_answer=report
         )
 
     def _conversations(self, texts: Sequence[str]) -> list[Conversation]:
@@ -129,11 +129,11 @@ class _Rewrite(Attack, ChatSettings):
 
 
 @dataclass(frozen=True)
-class Paraphrase(_Rewrite):
-    """A chat model says the same in other words."""
+class Paraphrase(_ChatRewrite):
+    """A chat model paraphrases each text."""
 
     name: ClassVar[str] = "paraphrase"
-    summary: ClassVar[str] = "rewritten by a chat model, endpoint or local, with the paper's prompt"
+    summary: ClassVar[str] = "paraphrases with a chat model, remote or local, using the paper's prompt"
 
     @property
     def instruction(self) -> str:
@@ -142,11 +142,11 @@ class Paraphrase(_Rewrite):
 
 
 @dataclass(frozen=True)
-class LlmTranslate(_Rewrite):
-    """A chat model translates; languages are given by their codes (``de``)."""
+class LlmTranslate(_ChatRewrite):
+    """A chat model translates each text; languages are two-letter codes (``de``)."""
 
     name: ClassVar[str] = "translate"
-    summary: ClassVar[str] = "translated by a chat model, endpoint or local, with the paper's prompt"
+    summary: ClassVar[str] = "translates with a chat model, remote or local, using the paper's prompt"
 
     source: str = "en"
     target: str = "de"
@@ -158,7 +158,7 @@ class LlmTranslate(_Rewrite):
             if code not in LANGUAGES:
                 raise unknown_name("language", code, LANGUAGES)
         if self.source == self.target:
-            raise ConfigError(f"source and target are both {self.source!r}: choose two languages")
+            raise ConfigError(f"source and target are both {self.source!r}: choose two different languages")
 
     @property
     def instruction(self) -> str:
@@ -167,7 +167,7 @@ class LlmTranslate(_Rewrite):
 
     @property
     def language(self) -> str:
-        """The target."""
+        """The target language."""
         return self.target
 
     @property
@@ -176,5 +176,5 @@ class LlmTranslate(_Rewrite):
         return f"{self.name}-llm-{self.target}"
 
     def identity(self) -> dict[str, object]:
-        """Also the engine and the two languages."""
+        """Adds the engine and the two languages."""
         return {**super().identity(), "engine": "llm", "source": self.source, "target": self.target}

@@ -1,13 +1,12 @@
-"""DIPPER: an 11B-parameter T5 that paraphrases with control over words and order (Krishna et al., 2023).
+"""DIPPER: an 11B-parameter T5 that paraphrases with controlled diversity (Krishna et al., 2023).
 
-A text is cut into chunks of three sentences. Each chunk is sent with its control codes, 100 minus the
-diversity asked for, and what was written so far as context:
+A text is split into chunks of three sentences. The model reads each chunk with two control codes (100 minus
+the requested lexical and order diversity) and the output so far as context:
 
     lexical = 40, order = 100 The first chunk, rewritten. <sent> The second chunk. </sent>
 
-Sentences are cut by dewmark's own rule, and the running context begins with the first chunk's output, as the
-prompt of a text is not known to an attacker. Boundary: codes, chunks and context; sampling is in
-`dewmark.hosts.transformers.seq2seq`.
+Sentences are split by `dewmark.text.sentences`. The first chunk has no context, because an attacker does not
+know a text's prompt. Boundary: codes, chunks and context; `dewmark.hosts.transformers.seq2seq` samples.
 """
 
 from __future__ import annotations
@@ -32,14 +31,14 @@ _DIVERSITIES = (0, 20, 40, 60, 80, 100)
 
 @dataclass(frozen=True)
 class Dipper(Attack):
-    """Paraphrase with lexical diversity ``ld`` and order diversity ``od``, each 0 to 100 in steps of 20.
+    """Paraphrases with lexical diversity ``ld`` and order diversity ``od``, each 0 to 100 in steps of 20.
 
-    ``top_p`` and ``max_new_tokens`` (of a chunk) are those of the model's published usage. ``model`` and
-    ``tokenizer`` are hub ids or local folders; ``tokenizer=none`` takes the model's own.
+    ``top_p`` and ``max_new_tokens`` (per chunk) default to the model card's values. ``model`` and
+    ``tokenizer`` are hub ids or local folders; ``tokenizer=none`` uses the model's own.
     """
 
     name: ClassVar[str] = "dipper"
-    summary: ClassVar[str] = "paraphrased by the DIPPER model (T5, 11B) at given diversities"
+    summary: ClassVar[str] = "paraphrases with DIPPER (T5, 11B) at a given diversity"
 
     ld: int = 60
     od: int = 0
@@ -67,11 +66,11 @@ class Dipper(Attack):
 
     @property
     def label(self) -> str:
-        """The name with its two diversities."""
+        """The name and the two diversities."""
         return f"dipper-{self.ld}-{self.od}"
 
     def identity(self) -> dict[str, object]:
-        """The settings, with the model and its tokenizer by their files."""
+        """The settings, with model and tokenizer identified by their files."""
         from dewmark.hosts.transformers.files import resolve
 
         named = {"model": self.model, "tokenizer": self.tokenizer}
@@ -89,7 +88,7 @@ class Dipper(Attack):
         return load_seq2seq(self.model, tokenizer=self.tokenizer, device=self.device, dtype=self.dtype)
 
     def rewrite(self, texts: Sequence[str], *, seeds: Sequence[int], progress: Progress) -> list[str]:
-        """Rewrite every text chunk by chunk, a batch of texts in step."""
+        """Rewrite texts chunk by chunk, a batch of texts in parallel."""
         done: list[str] = []
         for start in range(0, len(texts), self.batch_size):
             batch = slice(start, start + self.batch_size)
@@ -103,12 +102,15 @@ class Dipper(Attack):
         decoding = Decoding(
             max_new_tokens=self.max_new_tokens, temperature=self.temperature, top_p=self.top_p
         )
-        cut = [chunks(text, interval=self.interval) for text in texts]
+        chunked = [chunks(text, interval=self.interval) for text in texts]
         written = [""] * len(texts)
-        for turn in range(max(map(len, cut))):
-            open_rows = [row for row, pieces in enumerate(cut) if turn < len(pieces)]
+        for turn in range(max(map(len, chunked))):
+            open_rows = [row for row, pieces in enumerate(chunked) if turn < len(pieces)]
             outputs = self.paraphraser.write(
-                [prompt(cut[row][turn], ld=self.ld, od=self.od, context=written[row]) for row in open_rows],
+                [
+                    prompt(chunked[row][turn], ld=self.ld, od=self.od, context=written[row])
+                    for row in open_rows
+                ],
                 seeds=[seeds[row] for row in open_rows],
                 decoding=decoding,
                 first_step=turn * self.max_new_tokens,
@@ -119,13 +121,13 @@ class Dipper(Attack):
 
 
 def chunks(text: str, *, interval: int) -> list[str]:
-    """A text in runs of ``interval`` sentences, spaces and line breaks made one space; never empty."""
+    """Split a text into chunks of ``interval`` sentences, with white space collapsed; at least one chunk."""
     flat = " ".join(text.split())
     found = [flat[sentence.start : sentence.end] for sentence in sentences(flat)] or [flat]
     return [" ".join(found[i : i + interval]) for i in range(0, len(found), interval)]
 
 
 def prompt(chunk: str, *, ld: int, od: int, context: str) -> str:
-    """What the model reads: 100 minus each diversity, the text so far, and the chunk between its marks."""
+    """The model's input: control codes, the output so far, and the chunk between its tags."""
     codes = f"lexical = {100 - ld}, order = {100 - od}"
     return " ".join(part for part in (codes, context, f"<sent> {chunk} </sent>") if part)

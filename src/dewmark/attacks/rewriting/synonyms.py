@@ -1,16 +1,11 @@
-"""Substitution of words: those that WordNet knows are replaced by what a model would put there.
+"""Word substitution: words that WordNet knows are replaced by words that a model finds likely there.
 
-Two methods, with two labels, because they are different attacks:
+There are two methods. They are different attacks, so they have different labels:
 
-- ``masked``, the paper's: of a text's W words ⌊r·W⌉, drawn among those with a WordNet entry, are masked one
-  after the other, and the likeliest word of a masked language model takes the place (it may be the old one).
-- ``wordnet``, where no masked model can be had: the words are drawn among those with WordNet synonyms, and
-  that synonym takes the place which a causal host finds likeliest, together with the words after it, behind
-  all the text before it.
-
-A masked language model that fills one gap in each of many texts.
-
-Boundary: (left, right) contexts in, one word each out; which words become gaps is the caller's business.
+- ``masked``, as in the paper: of a text's W words, ⌊r·W⌉ words with a WordNet entry are drawn and masked one
+  after another, and each is replaced by the most likely word of a masked language model (possibly itself).
+- ``wordnet``, if no masked model is available: the words are drawn among those with WordNet synonyms, and
+  each is replaced by the synonym that, followed by the next few words, a causal host finds most likely.
 """
 
 from __future__ import annotations
@@ -36,28 +31,210 @@ if TYPE_CHECKING:
 
 __all__ = ["MaskedLM", "Synonym", "find_masked_lm"]
 
-_CHARACTERS = 16  # of a token at most: what is further away cannot fall into the window
+_CANDIDATES = 5  # synonyms per word that the host compares, most frequent senses first
+_LEAST_LETTERS = 4  # shorter words have odd synonyms: "he" is helium
+_WORDS_AFTER = 4  # words whose likelihood is counted together with a synonym's
+_TOKEN_CHARACTERS = 16  # at most, per token: text further away cannot fall into the window
+_WORD_STARTS = ("Ġ", "▁")  # the space before a word in byte-level and SentencePiece vocabularies
+_REMEDY = "set model=NAME to a folder or a hub id, or use method=wordnet"
 
-_WORD_STARTS = ("Ġ", "▁")  # how byte-level and SentencePiece tokenizers write the space before a word
 
-_REMEDY = "name a folder or a hub id with model=NAME, or use method=wordnet"
+@dataclass(frozen=True)
+class Synonym(Attack):
+    """Replaces a share ``r`` of a text's words, drawn by the seed among those that WordNet knows.
+
+    ``method=masked`` uses ``model`` and ``window`` (how many tokens it sees around a gap);
+    ``method=wordnet`` uses ``host``. ``wordnet`` is the database folder.
+    """
+
+    name: ClassVar[str] = "synonym"
+    summary: ClassVar[str] = "replaces a share r of the words, in context"
+    r: float = 0.3
+    method: Literal["masked", "wordnet"] = "masked"
+    model: str = "bert-large-uncased"
+    window: int = 256
+    host: str = "smollm2-135m"
+    wordnet: str | None = None
+    device: str = run_option("auto")
+    batch_size: int = run_option(32)
+
+    def validate(self) -> None:
+        """Raise `ConfigError` if a setting is out of range."""
+        check_share("r", self.r)
+        check_least("window", self.window, 2)
+        check_least("batch_size", self.batch_size, 1)
+
+    @property
+    def label(self) -> str:
+        """The name, with the method if it is not the paper's."""
+        return self.name if self.method == "masked" else f"{self.name}-{self.method}"
+
+    def identity(self) -> dict[str, object]:
+        """Models and WordNet count by content; settings of the other method do not count."""
+        common = {"name": self.name, "method": self.method, "r": self.r, "wordnet": self._lexicon.identity}
+        if self.method == "masked":
+            return {**common, "model": self._source.identity, "window": self.window}
+        return {**common, "host": self._host_identity, "ranking": "whole-left"}
+
+    def rewrite(self, texts: Sequence[str], *, seeds: Sequence[int], progress: Progress) -> list[str]:
+        """Replace words in each text."""
+        eligible = self._lexicon.has_entry if self.method == "masked" else self._has_synonyms
+        gapped = [_GappedText(text, seed, self.r, eligible) for text, seed in zip(texts, seeds, strict=True)]
+        if self.method == "masked":
+            self._fill_masked(gapped, progress)
+        else:
+            self._fill_synonyms(gapped, progress)
+        return ["".join(gaps.pieces) for gaps in gapped]
+
+    def _fill_masked(self, gapped: Sequence[_GappedText], progress: Progress) -> None:
+        """Fill the first gap of every text, then the second, and so on: each sees those filled before."""
+        steps = max(len(gaps.places) for gaps in gapped)
+        for step in range(steps):
+            progress("substituting words", step, steps)
+            left = [gaps for gaps in gapped if step < len(gaps.places)]
+            contexts = [gaps.around(gaps.places[step]) for gaps in left]
+            found = self._masked_lm.fill(contexts, window=self.window, batch_size=self.batch_size)
+            for gaps, word in zip(left, found, strict=True):
+                gaps.put(gaps.places[step], word)
+        progress("substituting words", steps, steps)
+
+    def _fill_synonyms(self, gapped: Sequence[_GappedText], progress: Progress) -> None:
+        """Compare each gap's candidates in the original text, many texts at once to keep the device busy."""
+        for done in range(0, len(gapped), self.batch_size):
+            progress("substituting words", done, len(gapped))
+            batch = gapped[done : done + self.batch_size]
+            scores = self._likelihoods(
+                [gaps.text for gaps in batch], [gaps.branches(self._candidates) for gaps in batch]
+            )
+            for gaps, scored in zip(batch, scores, strict=True):
+                gaps.choose(self._candidates, scored)
+        progress("substituting words", len(gapped), len(gapped))
+
+    def _likelihoods(
+        self, texts: Sequence[str], branches: Sequence[Sequence[tuple[int, str]]]
+    ) -> list[list[float]]:
+        """Log-likelihoods of each text's branches, in float32 with reduced-precision products."""
+        import torch
+
+        before = torch.get_float32_matmul_precision()
+        torch.set_float32_matmul_precision("high")  # for the tensor cores of a GPU
+        try:
+            return self._host_model.branch_log_likelihood(texts, branches)
+        finally:
+            torch.set_float32_matmul_precision(before)
+
+    def _candidates(self, word: str) -> list[str]:
+        word = word.lower()
+        if word not in self._looked_up:
+            self._looked_up[word] = self._lexicon.synonyms(word)[:_CANDIDATES]
+        return self._looked_up[word]
+
+    @functools.cached_property
+    def _looked_up(self) -> dict[str, list[str]]:
+        return {}
+
+    def _has_synonyms(self, word: str) -> bool:
+        return len(word) >= _LEAST_LETTERS and bool(self._candidates(word))
+
+    @functools.cached_property
+    def _lexicon(self) -> WordNet:
+        return WordNet.open(self.wordnet)
+
+    @functools.cached_property
+    def _source(self) -> Source:
+        return find_masked_lm(self.model)
+
+    @functools.cached_property
+    def _masked_lm(self) -> MaskedLM:
+        return MaskedLM(self._source, device=self.device)
+
+    @functools.cached_property
+    def _host_identity(self) -> str:  # cached: a run asks for it with every text, and it reads files
+        from dewmark.hosts import host_info
+
+        return host_info(self.host).identity
+
+    @functools.cached_property
+    def _host_model(self) -> TransformersHost:
+        from dewmark.hosts import load_host
+
+        return load_host(self.host, device=self.device, dtype="float32")
+
+
+class _GappedText:
+    """A text split into pieces; those at ``places``, listed in filling order, are words to replace."""
+
+    def __init__(self, text: str, seed: int, share: float, eligible: Callable[[str], bool]) -> None:
+        found = words(text)
+        cores = [(word.start(), i, *_core(word.group())) for i, word in enumerate(found)]
+        known = [(start + at, i, core) for start, i, at, core in cores if core.isalpha() and eligible(core)]
+        drawn = random.Random(seed).sample(known, min(round(share * len(found)), len(known)))
+        self.text = text
+        self.pieces: list[str] = []
+        self._passages: list[tuple[int, str]] = []  # where each place's word starts, and the words after it
+        at = 0
+        numbers = {}
+        for start, _, core in sorted(drawn):
+            self.pieces += [text[at:start], core]
+            numbers[start] = len(self.pieces) - 1
+            at = start + len(core)
+        self.pieces.append(text[at:])
+        self.places = [numbers[start] for start, _, _ in drawn]
+        for start, i, core in drawn:
+            end = found[min(i + _WORDS_AFTER, len(found) - 1)].end()
+            self._passages.append((start, text[start + len(core) : end]))
+
+    def around(self, place: int) -> tuple[str, str]:
+        """The current text before and after a place."""
+        return "".join(self.pieces[:place]), "".join(self.pieces[place + 1 :])
+
+    def put(self, place: int, word: str) -> None:
+        """Replace the word at a place, keeping its capitalization."""
+        self.pieces[place] = _cased(word, self.pieces[place])
+
+    def branches(self, candidates: Callable[[str], list[str]]) -> list[tuple[int, str]]:
+        """For each place and candidate: where it branches off the text, and how the text continues."""
+        return [
+            (start, _cased(word, self.pieces[place]) + after)
+            for place, (start, after) in zip(self.places, self._passages, strict=True)
+            for word in candidates(self.pieces[place])
+        ]
+
+    def choose(self, candidates: Callable[[str], list[str]], scores: Iterable[float]) -> None:
+        """Put the best candidate at each place; scores are in the order of `branches`."""
+        score = iter(scores)
+        for place in self.places:
+            self.put(place, max(candidates(self.pieces[place]), key=lambda _: next(score)))
+
+
+def _cased(word: str, old: str) -> str:
+    """A word capitalized like the one that it replaces."""
+    if len(old) > 1 and old.isupper():
+        return word.upper()
+    return word[0].upper() + word[1:] if old[0].isupper() else word
+
+
+def _core(word: str) -> tuple[int, str]:
+    """Where a word's core starts, and the core: the word without surrounding punctuation."""
+    letters = [i for i, character in enumerate(word) if character.isalnum()]
+    return (letters[0], word[letters[0] : letters[-1] + 1]) if letters else (0, "")
 
 
 def find_masked_lm(name: str) -> Source:
-    """The files of a masked language model: a folder or a hub id (``bert-…`` is short for google-bert/…)."""
+    """The files of a masked language model: a folder or a hub id (``bert-…`` means google-bert/bert-…)."""
     from dewmark.hosts.transformers.files import resolve
 
     short = "/" not in name and not Path(name).is_dir()
     try:
         return resolve(f"google-bert/{name}" if short else name, weights=False)
     except DewmarkError as error:
-        # the host's own remedy, after the colon, is a packaged host: none of those is a masked model
+        # drop the remedy after the colon: it suggests packaged hosts, none of which is a masked model
         reason = str(error).rpartition(": ")[0] or str(error)
         raise ModelError(f"no masked language model {name!r} ({reason}): {_REMEDY}") from error
 
 
 class MaskedLM:
-    """A model with a mask token, in float32 so that the likeliest word does not hang on rounding."""
+    """A masked language model, in float32 so that rounding does not change the most likely word."""
 
     def __init__(self, source: Source, *, device: str = "auto") -> None:
         import torch
@@ -92,20 +269,20 @@ class MaskedLM:
         self._barred = barred.to(chosen)
 
     def fill(self, contexts: Sequence[tuple[str, str]], *, window: int, batch_size: int) -> list[str]:
-        """For each (left, right) the likeliest whole word between them, seen through ``window`` tokens."""
+        """For each (left, right) context of ``window`` tokens, the most likely whole word between them."""
         found: list[str] = []
         for start in range(0, len(contexts), batch_size):
             found += self._best(self._rows(contexts[start : start + batch_size], window))
         return found
 
     def _rows(self, contexts: Sequence[tuple[str, str]], window: int) -> list[tuple[list[int], int]]:
-        """Token ids of each context with the mask in it, and where the mask is."""
-        room = window * _CHARACTERS
+        """Each context's token ids with the mask, and the mask's position."""
+        room = window * _TOKEN_CHARACTERS
         sides = [side for left, right in contexts for side in (left[-room:].rstrip(), right[:room])]
-        ids = [list(cut.ids) for cut in self.tokenizer.encode(sides)]
+        ids = [list(tokenized.ids) for tokenized in self.tokenizer.encode(sides)]
         rows = []
         for left, right in zip(ids[::2], ids[1::2], strict=True):
-            # half of the window on each side; what one side does not need goes to the other
+            # half of the window per side; what one side does not need goes to the other
             after = min(len(right), max(window // 2, window - len(left)))
             kept = left[max(0, len(left) - (window - after)) :]
             row = [*self._before, *kept, self._mask_id, *right[:after], *self._after]
@@ -128,206 +305,15 @@ class MaskedLM:
 
 
 def _whole_words(tokenizer: Any) -> dict[int, str]:  # noqa: ANN401 - transformers is not imported here
-    """The ids that stand for a whole word of letters, and the word."""
+    """Ids that stand for a whole word of letters, and their words."""
     vocabulary: dict[str, int] = tokenizer.get_vocab()
     special = set(tokenizer.all_special_tokens)
-    starts = next((s for s in _WORD_STARTS if any(token.startswith(s) for token in vocabulary)), "")
-    words = {
-        index: token.removeprefix(starts)
+    start = next((s for s in _WORD_STARTS if any(token.startswith(s) for token in vocabulary)), "")
+    found = {
+        index: token.removeprefix(start)
         for token, index in vocabulary.items()
-        if token.startswith(starts) and token.removeprefix(starts).isalpha() and token not in special
+        if token.startswith(start) and token.removeprefix(start).isalpha() and token not in special
     }
-    if not words:
+    if not found:
         raise ModelError(f"the tokenizer has no whole words to fill gaps with: {_REMEDY}")
-    return words
-
-
-_CANDIDATES = 5  # synonyms of one word that are weighed, frequent senses first
-
-_LEAST_LETTERS = 4  # shorter words have odd synonyms: "he" is helium
-
-_WORDS_AFTER = 4  # that are weighed together with a synonym
-
-
-@dataclass(frozen=True)
-class Synonym(Attack):
-    """Replaces a share ``r`` of a text's words, chosen by the seed among those that WordNet knows.
-
-    ``model`` and ``window`` (tokens that it sees around a gap) belong to ``method=masked``, ``host`` to
-    ``method=wordnet``; ``wordnet`` is the folder of the database.
-    """
-
-    name: ClassVar[str] = "synonym"
-    summary: ClassVar[str] = "replaces a share r of the words, in context"
-    r: float = 0.3
-    method: Literal["masked", "wordnet"] = "masked"
-    model: str = "bert-large-uncased"
-    window: int = 256
-    host: str = "smollm2-135m"
-    wordnet: str | None = None
-    device: str = run_option("auto")
-    batch_size: int = run_option(32)
-
-    def validate(self) -> None:
-        """r is a share; the model must see something."""
-        check_share("r", self.r)
-        check_least("window", self.window, 2)
-        check_least("batch_size", self.batch_size, 1)
-
-    @property
-    def label(self) -> str:
-        """The second method is not the paper's attack, and says so."""
-        return self.name if self.method == "masked" else f"{self.name}-{self.method}"
-
-    def identity(self) -> dict[str, object]:
-        """Models and the lexicon count by their contents; those of the other method do not count."""
-        common = {"name": self.name, "method": self.method, "r": self.r, "wordnet": self._lexicon.identity}
-        if self.method == "masked":
-            return {**common, "model": self._source.identity, "window": self.window}
-        return {**common, "host": self._host_identity, "ranking": "whole-left"}
-
-    def rewrite(self, texts: Sequence[str], *, seeds: Sequence[int], progress: Progress) -> list[str]:
-        """Each text with some words replaced."""
-        known = self._lexicon.has_entry if self.method == "masked" else self._has_synonyms
-        cut = [_Gaps(text, seed, self.r, known) for text, seed in zip(texts, seeds, strict=True)]
-        if self.method == "masked":
-            self._fill_masked(cut, progress)
-        else:
-            self._fill_weighed(cut, progress)
-        return ["".join(gaps.pieces) for gaps in cut]
-
-    def _fill_masked(self, cut: Sequence[_Gaps], progress: Progress) -> None:
-        """The first gap of every text, then the second of every text, …: each sees those filled before."""
-        steps = max(len(gaps.places) for gaps in cut)
-        for step in range(steps):
-            progress("substituting words", step, steps)
-            left = [gaps for gaps in cut if step < len(gaps.places)]
-            contexts = [gaps.around(gaps.places[step]) for gaps in left]
-            found = self._masked_lm.fill(contexts, window=self.window, batch_size=self.batch_size)
-            for gaps, word in zip(left, found, strict=True):
-                gaps.put(gaps.places[step], word)
-        progress("substituting words", steps, steps)
-
-    def _fill_weighed(self, cut: Sequence[_Gaps], progress: Progress) -> None:
-        """Every candidate in its text as it was; many texts at once, so that a device is busy."""
-        for done in range(0, len(cut), self.batch_size):
-            progress("substituting words", done, len(cut))
-            batch = cut[done : done + self.batch_size]
-            scores = self._likelihoods(
-                [gaps.text for gaps in batch], [gaps.branches(self._candidates) for gaps in batch]
-            )
-            for gaps, scored in zip(batch, scores, strict=True):
-                gaps.choose(self._candidates, scored)
-        progress("substituting words", len(cut), len(cut))
-
-    def _likelihoods(
-        self, texts: Sequence[str], branches: Sequence[Sequence[tuple[int, str]]]
-    ) -> list[list[float]]:
-        """Log-likelihood of each text's branches; in float32, whose products may be rounded."""
-        import torch
-
-        before = torch.get_float32_matmul_precision()
-        torch.set_float32_matmul_precision("high")  # for the tensor cores of a GPU
-        try:
-            return self._host_model.branch_log_likelihood(texts, branches)
-        finally:
-            torch.set_float32_matmul_precision(before)
-
-    def _candidates(self, word: str) -> list[str]:
-        word = word.lower()
-        if word not in self._looked_up:
-            self._looked_up[word] = self._lexicon.synonyms(word)[:_CANDIDATES]
-        return self._looked_up[word]
-
-    @functools.cached_property
-    def _looked_up(self) -> dict[str, list[str]]:
-        return {}
-
-    def _has_synonyms(self, word: str) -> bool:
-        return len(word) >= _LEAST_LETTERS and bool(self._candidates(word))
-
-    @functools.cached_property
-    def _lexicon(self) -> WordNet:
-        return WordNet.open(self.wordnet)
-
-    @functools.cached_property
-    def _source(self) -> Source:
-
-        return find_masked_lm(self.model)
-
-    @functools.cached_property
-    def _masked_lm(self) -> MaskedLM:
-
-        return MaskedLM(self._source, device=self.device)
-
-    @functools.cached_property
-    def _host_identity(self) -> str:  # kept: a run asks for it with every text, and files are read for it
-        from dewmark.hosts import host_info
-
-        return host_info(self.host).identity
-
-    @functools.cached_property
-    def _host_model(self) -> TransformersHost:
-        from dewmark.hosts import load_host
-
-        return load_host(self.host, device=self.device, dtype="float32")
-
-
-class _Gaps:
-    """A text in pieces: some, at ``places`` in the order in which they are filled, are words to replace."""
-
-    def __init__(self, text: str, seed: int, share: float, known: Callable[[str], bool]) -> None:
-        found = words(text)
-        cores = [(word.start(), i, *_core(word.group())) for i, word in enumerate(found)]
-        eligible = [(start + at, i, core) for start, i, at, core in cores if core.isalpha() and known(core)]
-        wanted = min(round(share * len(found)), len(eligible))
-        drawn = random.Random(seed).sample(eligible, wanted)
-        self.text = text
-        self.pieces: list[str] = []
-        self._passages: list[tuple[int, str]] = []  # where a place's word begins, and some words after it
-        at = 0
-        numbers = {}
-        for start, _, core in sorted(drawn):
-            self.pieces += [text[at:start], core]
-            numbers[start] = len(self.pieces) - 1
-            at = start + len(core)
-        self.pieces.append(text[at:])
-        self.places = [numbers[start] for start, _, _ in drawn]
-        for start, i, core in drawn:
-            end = found[min(i + _WORDS_AFTER, len(found) - 1)].end()
-            self._passages.append((start, text[start + len(core) : end]))
-
-    def around(self, place: int) -> tuple[str, str]:
-        """The text before and after a place, as it is now."""
-        return "".join(self.pieces[:place]), "".join(self.pieces[place + 1 :])
-
-    def put(self, place: int, word: str) -> None:
-        """Replace the word at a place, with the old one's capitals."""
-        self.pieces[place] = _cased(word, self.pieces[place])
-
-    def branches(self, candidates: Callable[[str], list[str]]) -> list[tuple[int, str]]:
-        """For each place and each candidate for its word: where the text goes on with it, and how."""
-        return [
-            (start, _cased(word, self.pieces[place]) + after)
-            for place, (start, after) in zip(self.places, self._passages, strict=True)
-            for word in candidates(self.pieces[place])
-        ]
-
-    def choose(self, candidates: Callable[[str], list[str]], scores: Iterable[float]) -> None:
-        """Put the best candidate at each place, by scores in the order of `branches`."""
-        score = iter(scores)
-        for place in self.places:
-            self.put(place, max(candidates(self.pieces[place]), key=lambda _: next(score)))
-
-
-def _cased(word: str, old: str) -> str:
-    """A word with the capitals of the one that it replaces."""
-    if len(old) > 1 and old.isupper():
-        return word.upper()
-    return word[0].upper() + word[1:] if old[0].isupper() else word
-
-
-def _core(word: str) -> tuple[int, str]:
-    """A word without the marks around it, and how many stand before it."""
-    letters = [i for i, character in enumerate(word) if character.isalnum()]
-    return (letters[0], word[letters[0] : letters[-1] + 1]) if letters else (0, "")
+    return found

@@ -1,8 +1,8 @@
-"""A reader of the WordNet database files: which words have entries, and what their synonyms are.
+"""A reader of WordNet's database files: which words have entries, and their synonyms.
 
-The files are those of WordNet 3.x, as Debian's ``wordnet-base`` puts them under /usr/share/wordnet:
-``index.POS`` maps a lemma to the places of its synsets in ``data.POS``, ``POS.exc`` lists irregular forms.
-Boundary: lemmas and synsets only; no relations between synsets.
+It reads WordNet 3.x as Debian's ``wordnet-base`` installs it under /usr/share/wordnet: ``index.POS`` maps a
+lemma to the offsets of its synsets in ``data.POS``, and ``POS.exc`` lists irregular forms. Boundary: lemmas
+and synsets only, no relations between synsets.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from dewmark.errors import ModelError
 __all__ = ["WordNet"]
 
 _FOLDER = "/usr/share/wordnet"
-_VARIABLE = "WNSEARCHDIR"  # as WordNet's own programs read it
+_VARIABLE = "WNSEARCHDIR"  # as in WordNet's own programs
 
 _PARTS = ("noun", "verb", "adj", "adv")
 
-# An inflected form's ending and what stands there in the lemma, by part of speech (WordNet's morphology).
+# By part of speech: an inflected form's ending and its replacement in the lemma (WordNet's morphology).
 _ENDINGS = {
     "noun": (("s", ""), ("ses", "s"), ("xes", "x"), ("zes", "z"), ("ches", "ch"), ("shes", "sh"),
              ("men", "man"), ("ies", "y")),
@@ -33,43 +33,46 @@ _ENDINGS = {
     "adv": (),
 }  # fmt: skip
 
+# The regular ending behind each spelling of it.
+_PLAIN = {"ses": "s", "xes": "s", "zes": "s", "ches": "s", "shes": "s", "ies": "s", "es": "s", "men": "s"}
+
 
 @dataclass(frozen=True)
 class WordNet:
-    """The database in one folder; each file is read when it is first needed."""
+    """The database in a folder; each file is read on first use."""
 
     folder: Path
 
     @classmethod
     def open(cls, folder: str | None = None) -> WordNet:
-        """The database in a folder, else in ``$WNSEARCHDIR``, else Debian's; all its files must be there."""
+        """The database in a folder (default: ``$WNSEARCHDIR``, else Debian's), checked to be complete."""
         path = Path(folder or os.environ.get(_VARIABLE) or _FOLDER).expanduser()
         for part in _PARTS:
             for file in (f"index.{part}", f"data.{part}"):
                 if not (path / file).is_file():
                     raise ModelError(
-                        f"there is no WordNet at {path} ({file} is missing): install it with "
-                        "'apt-get install wordnet-base', or name its folder with wordnet=FOLDER"
+                        f"no WordNet at {path} ({file} is missing): install it with "
+                        "'apt-get install wordnet-base', or set wordnet=FOLDER"
                     )
         return cls(path)
 
     @functools.cached_property
     def identity(self) -> str:
-        """Changes when the database does."""
+        """A hash of the database."""
         sums = hashlib.sha256()
         for part in _PARTS:
             sums.update((self.folder / f"index.{part}").read_bytes())
         return sums.hexdigest()[:16]
 
     def has_entry(self, word: str) -> bool:
-        """Whether a word, or a lemma that it is a form of, has an entry."""
+        """Whether a word or its lemma has an entry."""
         return next(self._lemmas(word), None) is not None
 
     def synonyms(self, word: str) -> list[str]:
-        """Other words of the word's synsets, frequent senses first, in the form of the word itself.
+        """Synonyms of a word, most frequent senses first, inflected like the word.
 
-        Names and lemmas of several words are left out. Where the word is a regular form of its lemma
-        (``houses``), the synonyms get the same ending (``homes``); an irregular form (``ran``) has none.
+        Names and multi-word lemmas are left out. If the word is a regular form of its lemma (``houses``), its
+        synonyms get the same ending (``homes``); irregular forms (``ran``) have no synonyms.
         """
         word = word.lower()
         found: dict[str, None] = {}  # an ordered set
@@ -101,7 +104,7 @@ class WordNet:
                     yield part, lemma, _PLAIN.get(ending, ending)
 
     def _synsets(self, part: str, lemma: str) -> Iterator[list[str]]:
-        """The words of each of a lemma's synsets; only names have capitals."""
+        """The words of each synset of a lemma; only names are capitalized."""
         # lemma pos synset_cnt p_cnt [ptr_symbol …] sense_cnt tagsense_cnt offset …
         fields = self._index[part][lemma].split()
         data = self._data[part]
@@ -114,23 +117,23 @@ class WordNet:
 
     @functools.cached_property
     def _index(self) -> dict[str, dict[str, str]]:
-        """By part of speech: lemma to the rest of its line."""
+        """By part of speech: lemma to the rest of its index line."""
         tables = {}
         for part in _PARTS:
             with (self.folder / f"index.{part}").open(encoding="utf-8") as stream:
-                # the licence at the top is indented
+                # skip the licence at the top, which is indented
                 lines = (line.split(" ", 1) for line in stream if not line.startswith(" "))
                 tables[part] = {line[0]: line[1] for line in lines if len(line) == 2}
         return tables
 
     @functools.cached_property
     def _data(self) -> dict[str, bytes]:
-        """By part of speech: the file of synsets, 22 MB in all; an index gives places in bytes."""
+        """By part of speech: the bytes of the synset file (22 MB in all); index offsets count bytes."""
         return {part: (self.folder / f"data.{part}").read_bytes() for part in _PARTS}
 
     @functools.cached_property
     def _exceptions(self) -> dict[str, dict[str, str]]:
-        """By part of speech: irregular form to its (first) lemma."""
+        """By part of speech: irregular form to its first lemma."""
         tables: dict[str, dict[str, str]] = {}
         for part in _PARTS:
             file = self.folder / f"{part}.exc"
@@ -139,12 +142,8 @@ class WordNet:
         return tables
 
 
-# The regular ending behind each spelling of it.
-_PLAIN = {"ses": "s", "xes": "s", "zes": "s", "ches": "s", "shes": "s", "ies": "s", "es": "s", "men": "s"}
-
-
 def _inflected(lemma: str, ending: str) -> str:
-    """A lemma with a regular ending: s, ed, ing, er or est."""
+    """A lemma with one of the regular endings s, ed, ing, er and est."""
     if not ending:
         return lemma
     if ending == "s":

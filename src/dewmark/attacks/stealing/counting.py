@@ -1,23 +1,23 @@
-"""Watermark stealing by counting: which token follows which context more often than it should.
+"""Watermark stealing by counting: find tokens that follow a context more often in marked text.
 
-For every position of every observed text the next token is counted under all subsets of the h tokens before
-it, without their order (a pair of tokens is a context wherever its two tokens stand). With the same counts of
-unmarked text, each (context, token) gets a boost in [0, 1]:
+At every position of every observed text, the next token is counted under each subset of the h preceding
+tokens, ignoring their order. With the same counts from unmarked (base) text, each (context, token) pair gets
+a boost in [0, 1]:
 
-    ratio = P_marked(token | context) / P_base(token | context),   above all others if base never saw the pair
-    boost = 0 if ratio < 1 or the marked count is too small, else min(ratio, clip) / clip,
+    ratio = P_marked(token | context) / P_base(token | context),   the context's largest if base lacks it
+    boost = 0 if ratio < 1 or the marked count is too small, else min(ratio, clip) / clip.
 
-ties within a context broken by the count, then scaled so that the context's best token has 1. While writing,
-a token's boost is the weighted mean of three: its boost in the full context, in the context of the
-strongest single token, and in the empty one. A token S of the context is the strongest if for each other
-one R the boosts after {S, R} look more like those after {S} than those after {R} (cosine); where none or
-several are, that term is left out. (Jovanović et al., 2024. Their look-ahead term, which needs a second
-model, is not here.)
+Ties within a context are broken by the count, and boosts are scaled so that the context's best token has 1.
+During generation, a token's boost is the weighted mean of three: its boost in the full context, in the
+context of the strongest single token, and in the empty context. A token S is the strongest if, for every
+other token R of the context, the boosts after {S, R} are closer (in cosine) to those after {S} than to those
+after {R}; if there is no such token, that term is dropped. (Jovanović et al., 2024, without their look-ahead
+term, which needs a second model.)
 
-A context is one 64-bit number, the sum of its tokens' random numbers: order-free, and two of a few million
-contexts share one with probability 10⁻⁶. Boosts are kept as sorted arrays.
+A context is represented by one 64-bit number, the sum of its tokens' random codes: this ignores order, and
+any two of a few million contexts collide with probability about 10⁻⁶. Boosts are stored as sorted arrays.
 
-Boundary: token ids and boosts; who writes with them is in `stealing_session`.
+Boundary: token ids and boosts; `forging` generates with them.
 """
 
 from __future__ import annotations
@@ -36,22 +36,21 @@ from dewmark.errors import ConfigError, InputError
 
 __all__ = ["CountRules", "Counts", "StolenBoosts", "count_contexts", "learn_boosts"]
 
-
 _TIE = 1e-4
 
 
 @dataclass(frozen=True)
 class CountRules:
-    """What counts as evidence, and how the three terms are weighed."""
+    """What counts as evidence, and the weights of the three terms."""
 
     h: int = 3
-    """How many tokens before a token are its context."""
+    """Context length: how many preceding tokens are used."""
     min_count: int = 2
-    """Least marked count of a (context, token) pair that gets a boost."""
+    """Smallest count in marked text at which a (context, token) pair gets a boost."""
     min_share: float = 7e-5
     """The same for the empty context, as a share of all base tokens."""
     clip: float = 2.0
-    """Ratios from here on are equally good."""
+    """Larger ratios count as this one."""
     full_weight: float = 2.0
     single_weight: float = 1.0
     empty_weight: float = 0.5
@@ -61,7 +60,7 @@ class CountRules:
             raise ConfigError(f"h must lie in 1 … 8, got {self.h}")
         if self.min_count < 1 or not 0.0 <= self.min_share < 1.0:
             raise ConfigError(
-                f"min_count must be at least 1 and min_share lie in [0, 1), "
+                f"min_count must be at least 1 and min_share must lie in [0, 1), "
                 f"got {self.min_count} and {self.min_share}"
             )
         if not self.clip > 1.0:
@@ -72,9 +71,10 @@ class CountRules:
 
 @dataclass(frozen=True)
 class Counts:
-    """How often each token followed each context: P distinct pairs, sorted by ``pairs``, their code.
+    """How often each token followed each context.
 
-    ``contexts`` and ``tokens`` (P,) say what a pair is, ``counts`` (P,) how often it occurred.
+    All arrays are (P,), one entry per distinct pair: the pair's code (``pairs``, ascending), its context's
+    code, its token, and its count.
     """
 
     pairs: I64
@@ -83,12 +83,12 @@ class Counts:
     counts: I64
 
     def of(self, pairs: I64) -> I64:
-        """The counts of other pairs (N,), 0 where one never occurred."""
+        """The counts (N,) of the given pairs (N,); 0 if a pair never occurred."""
         place = np.minimum(np.searchsorted(self.pairs, pairs), len(self.pairs) - 1)
         return np.where(self.pairs[place] == pairs, self.counts[place], 0)
 
     def totals(self) -> tuple[I64, I64]:
-        """The distinct contexts, ascending, and how many tokens followed each."""
+        """The distinct contexts in ascending order, and how many tokens followed each."""
         contexts, inverse = np.unique(self.contexts, return_inverse=True)
         return contexts, np.bincount(inverse, weights=self.counts).astype(np.int64)
 
@@ -99,28 +99,28 @@ def token_codes(vocab_size: int) -> I64:
 
 
 def subsets_of(h: int) -> list[tuple[int, ...]]:
-    """All subsets of the places 0 … h − 1, the empty one first."""
+    """All subsets of the positions 0 … h − 1, the empty one first."""
     return [chosen for size in range(h + 1) for chosen in itertools.combinations(range(h), size)]
 
 
 def count_contexts(texts: Sequence[Sequence[int]], *, h: int, vocab_size: int) -> Counts:
-    """Count the tokens of texts (token ids) under all subsets of the h tokens before; all 2^h are kept."""
+    """Count the tokens of texts (token ids) under all 2^h subsets of the h preceding tokens."""
     codes = token_codes(vocab_size)
     places = subsets_of(h)
     contexts: list[I64] = []
     tokens: list[I64] = []
     for text in texts:
         ids = np.asarray(text, dtype=np.int64)
-        ids = ids[ids < vocab_size]  # a tokenizer may know more than the host can write
+        ids = ids[ids < vocab_size]  # a tokenizer may know ids that the host has no logits for
         if len(ids) <= h:
             continue
         before = np.lib.stride_tricks.sliding_window_view(codes[ids], h)[:-1]  # wraps modulo 2^64
         contexts += [before[:, place].sum(axis=1) for place in places]
         tokens += [ids[h:]] * len(places)
     if not contexts:
-        raise InputError(f"no text has more than h = {h} tokens: there is nothing to count")
+        raise InputError(f"no text has more than h = {h} tokens: give longer texts or a smaller h")
     of, after = np.concatenate(contexts), np.concatenate(tokens)
-    # a multiplication by an odd number mixes the token's code, so that {a} → b is not {b} → a
+    # multiplying by an odd number scrambles the token's code, so that {a} → b differs from {b} → a
     pairs, first, counts = np.unique(
         of + codes[after] * 0x2545F4914F6CDD1D, return_index=True, return_counts=True
     )
@@ -128,7 +128,7 @@ def count_contexts(texts: Sequence[Sequence[int]], *, h: int, vocab_size: int) -
 
 
 class StolenBoosts:
-    """The boosts that were learned: ``contexts`` (U,) ascending; those of context i from ``starts[i]`` on."""
+    """The learned boosts: ``contexts`` (U,) ascending; context i owns entries ``starts[i]:starts[i + 1]``."""
 
     def __init__(
         self, contexts: I64, starts: I64, tokens: I64, values: F32, *, rules: CountRules, vocab_size: int
@@ -143,18 +143,18 @@ class StolenBoosts:
 
     @property
     def identity(self) -> str:
-        """Names what was learned."""
+        """A hash of the learned boosts and their rules."""
         digest = hashlib.sha256(repr((self.rules, self.vocab_size)).encode())
         for array in (self.contexts, self.starts, self.tokens, self.values):
             digest.update(array.tobytes())
         return digest.hexdigest()[:16]
 
     def empty(self) -> F32:
-        """The boosts (vocab,) whatever the context."""
+        """The boosts (vocab,) of the empty context."""
         return self.rows(torch.zeros(1, dtype=torch.int64))[0].numpy()
 
     def rows(self, contexts: torch.Tensor) -> torch.Tensor:
-        """Boosts (N, vocab) float32 after contexts (N,), on their device; zero rows for unknown ones."""
+        """Boosts (N, vocab) float32 after contexts (N,), on their device; unknown contexts get zeros."""
         known, starts, tokens, values, _ = self._tables(contexts.device)
         out = torch.zeros(len(contexts), self.vocab_size, device=contexts.device)
         if not len(known):
@@ -168,7 +168,7 @@ class StolenBoosts:
         return out
 
     def after(self, window: torch.Tensor) -> torch.Tensor:
-        """The weighted boosts (batch, vocab) after the last h ids (batch, h)."""
+        """The weighted mean boosts (batch, vocab) after the last h ids (batch, h)."""
         rules, h, batch = self.rules, self.rules.h, len(window)
         codes = self._tables(window.device)[-1][window]
         total = rules.full_weight * self.rows(codes.sum(dim=1))
@@ -186,7 +186,7 @@ class StolenBoosts:
         return total / weight
 
     def _strongest(self, codes: torch.Tensor, singles: torch.Tensor) -> torch.Tensor:
-        """The place of the one token that rules each context (batch,), -1 where none does alone."""
+        """The position (batch,) of each context's strongest token, -1 if there is none."""
         batch, h = codes.shape
         wins = torch.ones((batch, h), dtype=torch.bool, device=codes.device)
         for i, j in itertools.combinations(range(h), 2):
@@ -205,14 +205,14 @@ class StolenBoosts:
 
 
 def learn_boosts(marked: Counts, base: Counts, *, rules: CountRules, vocab_size: int) -> StolenBoosts:
-    """Boosts from the counts of marked and of unmarked text."""
+    """Learn boosts from counts of marked and unmarked text."""
     contexts, totals = marked.totals()
     base_contexts, base_totals = base.totals()
     place = np.searchsorted(contexts, marked.contexts)
     at = np.minimum(np.searchsorted(base_contexts, marked.contexts), len(base_contexts) - 1)
     base_total = np.where(base_contexts[at] == marked.contexts, base_totals[at], 0)
     base_count = base.of(marked.pairs)
-    tokens_seen = int(base_totals[base_contexts == 0].sum())  # the empty context was before every token
+    tokens_seen = int(base_totals[base_contexts == 0].sum())  # every token follows the empty context
     least = np.where(marked.contexts == 0, round(rules.min_share * tokens_seen), rules.min_count)
     enough = marked.counts >= np.maximum(least, 1)
     ratio = np.zeros(len(marked.pairs))
@@ -235,7 +235,7 @@ def _sorted_boosts(
     rules: CountRules,
     vocab_size: int,
 ) -> StolenBoosts:
-    """Clip, break ties and scale within each context; then order by context."""
+    """Clip, break ties and scale within each context, and sort by context."""
     order = np.flatnonzero(kept)[np.argsort(place[kept], kind="stable")]
     if not len(order):
         none = np.zeros(0, dtype=np.int64)

@@ -1,55 +1,72 @@
-"""An attacker's own writing with a stolen mark, in the form that hosts run: a scheme without a key.
+"""How an attacker generates text with a stolen mark: keyless schemes that a host runs in batches.
 
-`CountsForger` adds (or, to scrub, subtracts) the boosts that `stealing_counts` learned. `Rewriter` makes any
-forger rewrite given texts token by token: each place prefers the original's token by ``fidelity`` nats, so
-that only tokens which the stolen mark speaks against, or the host finds unlikely, are replaced.
+`CountsForger` adds the boosts learned by `counting` (or subtracts them, to scrub). `Rewriter` makes any
+forger rewrite given texts token by token: at each position the original token gets a bonus of ``fidelity``
+nats, so that only tokens that the stolen mark opposes, or that the host finds unlikely, are replaced.
+`generate_texts` runs a forger and keeps finished batches on disk, so that a stopped run can resume.
 
-Boundary: neither knows the victim's key, nor detects anything: scoring is the victim's.
+Boundary: nothing here knows the victim's key or detects anything; the victim's detector does the scoring.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import ClassVar, NoReturn
 
 import torch
 
+from dewmark import config, storage
 from dewmark.attacks.stealing.counting import StolenBoosts
 from dewmark.core.keys import Key
+from dewmark.decoding import Decoding
 from dewmark.errors import ConfigError, VocabularyError
+from dewmark.hosts.base import Host, generation_hash
 from dewmark.scheme import BoundScheme, Needs, Scheme, Session, State
 from dewmark.types import Detection
-from dewmark.workspace import HostInfo, Workspace
+from dewmark.workspace import HostInfo, Progress, Workspace, silent
 
-__all__ = ["CountsForger", "Rewriter"]
+__all__ = [
+    "CountsForger",
+    "GeneratedText",
+    "Rewriter",
+    "attacker_seeds",
+    "fixed_length",
+    "generate_texts",
+]
+
+_FIRST_SEED = 1 << 40
+_PROGRESS = "generating with the stolen mark"
 
 
 @dataclass(frozen=True)
 class Forgery(Scheme):
-    """How an attacker writes: what was learned (its hash), how strongly it is used, what is followed."""
+    """The configuration of a forger: a hash of what it learned, its strength, and its fidelity."""
 
     name: ClassVar[str] = "forgery"
-    summary: ClassVar[str] = "a stolen mark, written without the key"
+    summary: ClassVar[str] = "a stolen mark, applied without the key"
 
     learned: str = ""
     strength: float = 0.0
     fidelity: float = 0.0
 
     def validate(self) -> None:
-        """Every strength will do: a negative one scrubs."""
+        """Any strength is valid; a negative one scrubs."""
 
     def bind(self, key: Key, host: HostInfo, workspace: Workspace) -> NoReturn:
-        """A forger has no key."""
-        raise ConfigError("a forgery has no key: make one with dewmark.attacks.stealing.attack.steal")
+        """Not supported: a forger has no key."""
+        raise ConfigError("a forgery has no key: make one with dewmark.attacks.stealing.steal.steal")
 
     def restore(self, state: State, host: HostInfo, fingerprint: str, workspace: Workspace) -> NoReturn:
-        """Nothing of it is stored."""
-        raise ConfigError("a forgery is not stored: make one with dewmark.attacks.stealing.attack.steal")
+        """Not supported: a forger is never stored."""
+        raise ConfigError("a forgery is not stored: make one with dewmark.attacks.stealing.steal.steal")
 
 
 class Forger(BoundScheme):
-    """What all forgers share: they write and do not detect."""
+    """Base class of forgers, which generate but do not detect."""
 
     tests: ClassVar[tuple[str, ...]] = ()
 
@@ -61,21 +78,21 @@ class Forger(BoundScheme):
         fpr: float = 0.01,
         test: str | None = None,
     ) -> list[Detection]:
-        """An attacker has no detector."""
+        """Not supported: an attacker has no detector."""
         raise ConfigError("a forger has no detector: score its texts with the victim's")
 
     def state(self) -> State:
-        """Nothing of it is stored."""
+        """Not supported: a forger is never stored."""
         raise ConfigError("a forger is not stored")
 
 
 class CountsForger(Forger):
-    """Writes with the boosts that counting gave, times ``strength``."""
+    """Adds ``strength`` times the boosts learned by counting."""
 
     def __init__(self, boosts: StolenBoosts, host: HostInfo, *, strength: float) -> None:
         if boosts.vocab_size != host.vocab_size:
             raise VocabularyError(
-                f"the counts are of {boosts.vocab_size} tokens, {host.name} has {host.vocab_size}: "
+                f"the counts cover {boosts.vocab_size} tokens, {host.name} has {host.vocab_size}: "
                 "count with the attacker's own tokenizer"
             )
         super().__init__(Forgery(learned=boosts.identity, strength=strength), host, "")
@@ -89,7 +106,7 @@ class CountsForger(Forger):
         *,
         seeds: Sequence[int] | None = None,
     ) -> Session:
-        """Start writing after prompts (batch, length)."""
+        """Start generating after prompts (batch, length)."""
         return _CountsSession(self._boosts, self._strength)
 
 
@@ -99,7 +116,7 @@ class _CountsSession(Session):
         self._strength = strength
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        """Logits (batch, vocab) plus strength times boost; a context shorter than h gets none."""
+        """Logits (batch, vocab) plus strength times boost; unchanged while the context is shorter than h."""
         h = self._boosts.rules.h
         if input_ids.shape[1] < h or not self._strength:
             return scores
@@ -108,7 +125,7 @@ class _CountsSession(Session):
 
 
 class Rewriter(Forger):
-    """Writes the ``originals`` (token ids, by the row's seed) again, in a forger's way."""
+    """Rewrites the ``originals`` (token ids, by the row's seed) with a forger."""
 
     def __init__(
         self,
@@ -126,7 +143,7 @@ class Rewriter(Forger):
 
     @property
     def needs(self) -> Needs:
-        """It follows the originals by their logits, so it must see them before they are warped."""
+        """The bonus is added to raw logits, so it comes before warping."""
         return Needs()
 
     def session(
@@ -136,9 +153,9 @@ class Rewriter(Forger):
         *,
         seeds: Sequence[int] | None = None,
     ) -> Session:
-        """Start rewriting; the rows' seeds say which texts."""
+        """Start rewriting; each row's seed selects its original."""
         if seeds is None:
-            raise ConfigError("a rewriter finds its originals by the rows' seeds: give them")
+            raise ConfigError("a rewriter looks up its originals by seed: give one seed per row")
         inner = (
             None if self._forger is None else self._forger.session(prompt_ids, attention_mask, seeds=seeds)
         )
@@ -156,7 +173,7 @@ class _RewriteSession(Session):
         self._fidelity = fidelity
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        """Logits (batch, vocab), marked by the forger, plus ``fidelity`` on each original's next token."""
+        """The forger's logits (batch, vocab), plus ``fidelity`` at each original's next token."""
         if self._inner is not None:
             scores = self._inner(input_ids, scores)
         step = input_ids.shape[1] - self._start
@@ -167,3 +184,83 @@ class _RewriteSession(Session):
         followed = scores.clone()
         followed[rows, tokens] += self._fidelity
         return followed
+
+
+@dataclass(frozen=True, slots=True)
+class GeneratedText:
+    """A text and its token ids."""
+
+    text: str
+    ids: tuple[int, ...]
+
+
+def fixed_length(tokens: int) -> Decoding:
+    """Plain sampling of exactly ``tokens`` tokens, without repeated 4-grams."""
+    return Decoding(max_new_tokens=tokens, min_new_tokens=tokens, no_repeat_ngram=4)
+
+
+def attacker_seeds(seed: int, number: int) -> range:
+    """Seeds far from the small ones that victims use: a shared seed would draw the same random numbers."""
+    return range(_FIRST_SEED + seed, _FIRST_SEED + seed + number)
+
+
+def generate_texts(
+    host: Host,
+    scheme: BoundScheme | None,
+    prompts: Sequence[str],
+    *,
+    seeds: Sequence[int],
+    decoding: Decoding,
+    batch_size: int,
+    lengths: Sequence[int] | None = None,
+    about: object = None,
+    resume_dir: Path | None = None,
+    progress: Progress = silent,
+) -> list[GeneratedText]:
+    """Continue prompts; text i is truncated to ``lengths[i]`` tokens.
+
+    With ``resume_dir``, finished batches are appended to a JSONL file there, named by a hash of everything
+    that determines the texts. ``about`` is hashed too: it stands for anything beyond scheme, host and
+    decoding options.
+    """
+    name = config.config_hash(
+        generation_hash(decoding, scheme, host.info), list(prompts), list(seeds), lengths, batch_size, about
+    )
+    path = None if resume_dir is None else resume_dir / f"{name}.jsonl"
+    done, end = _finished(path, len(prompts), batch_size)
+    tokenizer = host.info.tokenizer
+    for start in range(len(done), len(prompts), batch_size):
+        progress(_PROGRESS, start, len(prompts))
+        batch = slice(start, start + batch_size)
+        made = host.generate(
+            prompts[batch],
+            scheme=scheme,
+            seeds=seeds[batch],
+            batch_size=batch_size,
+            decoding=decoding,
+        )
+        ids = [list(each.token_ids) for each in made]
+        texts = [each.text for each in made]
+        if lengths is not None:
+            ids = [row[:length] for row, length in zip(ids, lengths[batch], strict=True)]
+            texts = tokenizer.decode(ids)
+        rows = [GeneratedText(text, tuple(row)) for text, row in zip(texts, ids, strict=True)]
+        if path is not None:
+            lines = "".join(json.dumps(dataclasses.asdict(row)) + "\n" for row in rows).encode()
+            path.parent.mkdir(parents=True, exist_ok=True)
+            storage.append_at(path, lines, end=end)
+            end += len(lines)
+        done += rows
+    progress(_PROGRESS, len(prompts), len(prompts))
+    return done
+
+
+def _finished(path: Path | None, number: int, batch_size: int) -> tuple[list[GeneratedText], int]:
+    """The rows of complete batches that an earlier run left, and where they end in the file."""
+    if path is None or not path.exists():
+        return [], 0
+    *lines, _ = path.read_bytes().split(b"\n")
+    whole = len(lines) if len(lines) == number else len(lines) // batch_size * batch_size
+    rows = [json.loads(line) for line in lines[:whole]]
+    size = sum(len(line) + 1 for line in lines[:whole])
+    return [GeneratedText(row["text"], tuple(row["ids"])) for row in rows], size

@@ -1,7 +1,4 @@
-"""Who is deceived: texts before the victim's own detector, beside human texts.
-
-Boundary: scores and shares; what is written, and how, is in `stealing`.
-"""
+"""The victim's detector as judge of an attack: p-values, z-scores and a threshold from human texts."""
 
 from __future__ import annotations
 
@@ -16,15 +13,15 @@ from dewmark.hosts.base import Host
 from dewmark.scheme import BoundScheme
 from dewmark.stats.metrics import threshold_at
 
-__all__ = ["LEVEL", "Judge", "Judged", "median_perplexity"]
+__all__ = ["LEVEL", "Judge", "Judgement", "median_perplexity"]
 
 LEVEL = 0.01
-_TEXTS_AT_ONCE = 100
+_BATCH_SIZE = 100
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
-    """How texts fared: each one's p-value and z, the share with p < 0.01, the share above the threshold."""
+class Judgement:
+    """Each text's p-value and z-score, the share with p < 0.01, and the share above the threshold."""
 
     p_values: tuple[float, ...]
     z: tuple[float, ...]
@@ -39,9 +36,10 @@ class Judged:
 
 @dataclass(frozen=True)
 class Judge:
-    """A victim's detector, and the z that 1% of ``humans`` human texts exceed.
+    """The victim's detector and its ``threshold``, the z-score that 1% of human texts exceed.
 
-    ``human_found`` is the share of them with p < 0.01: what the p-value really is worth.
+    ``humans`` is the number of human texts and ``human_found`` the share of them with p < 0.01, that is, the
+    detector's actual false-positive rate.
     """
 
     victim: BoundScheme
@@ -51,7 +49,7 @@ class Judge:
 
     @classmethod
     def of(cls, victim: BoundScheme, humans: Sequence[str]) -> Judge:
-        """A judge with human texts, each scored without a prompt."""
+        """A judge whose threshold comes from human texts, scored without prompts."""
         if not humans:
             raise InputError("no human texts: the victim's threshold needs some")
         p_values, z = _scores(victim, humans)
@@ -59,10 +57,10 @@ class Judge:
             victim, threshold_at(z, fpr=LEVEL), len(humans), float(np.mean(np.array(p_values) < LEVEL))
         )
 
-    def judge(self, texts: Sequence[str]) -> Judged:
-        """Score texts without their prompts, as a detector meets them."""
+    def judge(self, texts: Sequence[str]) -> Judgement:
+        """Score texts without their prompts, as a detector would see them."""
         p_values, z = _scores(self.victim, texts)
-        return Judged(
+        return Judgement(
             p_values=tuple(p_values),
             z=tuple(z),
             found=float(np.mean(np.array(p_values) < LEVEL)),
@@ -77,12 +75,12 @@ def median_perplexity(host: Host, prompts: Sequence[str], texts: Sequence[str]) 
 
 
 def _scores(victim: BoundScheme, texts: Sequence[str]) -> tuple[list[float], list[float]]:
-    """p-values and z-scores; a blank text carries no evidence."""
-    clean = [text.replace("\0", " ") for text in texts]  # small models write one now and then
+    """p-values and z-scores; blank texts get 1 and 0."""
+    clean = [text.replace("\0", " ") for text in texts]  # small models occasionally generate NUL
     known = [i for i, text in enumerate(clean) if text.strip()]
     p_values, z = [1.0] * len(clean), [0.0] * len(clean)
-    for start in range(0, len(known), _TEXTS_AT_ONCE):
-        some = known[start : start + _TEXTS_AT_ONCE]
+    for start in range(0, len(known), _BATCH_SIZE):
+        some = known[start : start + _BATCH_SIZE]
         for i, found in zip(some, victim.detect_batch([clean[i] for i in some]), strict=True):
             p_values[i], z[i] = found.p_value, found.z
     return p_values, z

@@ -1,30 +1,28 @@
-"""Stealing DEW by its form: regress what was written on public embeddings, and get the secret product.
+"""Stealing DEW by regression: estimate its secret matrix from marked text and public embeddings.
 
-All of DEW but the key is public. Its score of unit t in context c is u ≈ tᵀWc with W = R_T R_Cᵀ/√n, whose
-d_T·d_C entries are about standard normal over keys. Marking tilts the choice between candidates by about
-exp(βu) (β ≈ λγ for a bias, and a number near 1 for keyed sampling), so to first order
+Everything in DEW but the key is public. It scores unit t in context c with u ≈ tᵀWc, where W = R_T R_Cᵀ/√n
+has d_T·d_C entries that are approximately standard normal over keys. Marking tilts the choice between
+candidates by about exp(βu) (β ≈ λγ for a bias, close to 1 for keyed sampling), so to first order
 
     E[t | c] − E_base[t | c] ≈ β Cov(t) W c,      A = E[t cᵀ] − E_base[t cᵀ] ≈ β Σ_T W Σ_C,
 
-with Σ_T the covariance of units and Σ_C = E[c cᵀ]. A from N marked and N' base units has noise of variance
-σ_a τ_b (1/N + 1/N') in the eigenbases of Σ_T (eigenvalues σ) and Σ_C (τ). With the prior W_ab ~ N(0, 1) the
-posterior mean is a ridge regression in closed form:
+where Σ_T is the covariance of units and Σ_C = E[c cᵀ]. Estimated from N marked and N' base units, A has noise
+of variance σ_a τ_b (1/N + 1/N') in the eigenbases of Σ_T (eigenvalues σ) and Σ_C (τ). Under the prior
+W_ab ~ N(0, 1) the posterior mean is a ridge regression in closed form:
 
     Ŵ_ab ∝ A_ab / (σ_a τ_b + (1/N + 1/N')/β²).
 
-Few texts: Ŵ ∝ A, the average outer product. Many: Σ_T⁻¹ A Σ_C⁻¹. If both spaces are isotropic the cosine
-between tᵀŴc and u is s/√(1 + s²) with s² = β² N/(d_T d_C) for N' = ∞: a forger needs about d_T·d_C/β² units,
-fewer where the contexts share a component (τ_1 large), which is then a standing preference for some tokens
-that any text gives away.
+With few texts, Ŵ ∝ A, the average outer product; with many, Ŵ ∝ Σ_T⁻¹ A Σ_C⁻¹. If both spaces are isotropic,
+the cosine between tᵀŴc and u is s/√(1 + s²) with s² = β² N/(d_T d_C) for N' = ∞, so a forger needs about
+d_T·d_C/β² units. It needs fewer if the contexts share a component (τ_1 large), because that component is a
+constant preference for some tokens that every text reveals.
 
-The estimate stands in a `Fold`, so that DEW itself writes the forgery. Boundary: estimation and the forged
-scheme; who writes and who is deceived is in `stealing`.
+An attacker who runs the victim's own host can do better (`residual_moments`) by regressing
+t − E_host[t | prefix]. At each position, the host's expectation removes the text's topic, and with it most of
+the noise; base text does so only on average. This works for units that are host tokens, not for words.
 
-A sharper look at marked text, for an attacker who runs the victim's own host: t − E_host[t | before].
-
-The host says which tokens could have stood in a place. Subtracting their mean takes out what the text is
-about, which base text can only do on average, and with it most of the noise. Host tokens only: which words a
-host would write is not asked here.
+The estimate goes into a `Fold`, so that DEW itself generates the forgery. Boundary: estimation and the forged
+scheme; `steal` generates and judges.
 """
 
 from __future__ import annotations
@@ -64,17 +62,15 @@ __all__ = [
     "sum_moments",
 ]
 
-
-_TEXTS_AT_ONCE = 50
-
+_BATCH_SIZE = 50
 _FRESH_PAIRS = 20_000
-
-_NOTHING = "no text holds a unit with a context: there is nothing to learn from"
+_CANDIDATES = 256  # the host's expectation is over this many most likely tokens
+_NO_PAIRS = "no text contains a unit with a context: give longer texts"
 
 
 @dataclass(frozen=True)
 class Moments:
-    """Sums over ``count`` units: of t cᵀ (d_T, d_C), t (d_T,) and c (d_C,)."""
+    """Sums over ``count`` pairs of t cᵀ (d_T, d_C), t (d_T,) and c (d_C,)."""
 
     count: int
     cross: F64
@@ -112,7 +108,7 @@ class Baseline:
 
     @classmethod
     def of(cls, blocks: Iterable[tuple[F32, F32]]) -> Baseline:
-        """From blocks of units and contexts."""
+        """The baseline of (units, contexts) blocks."""
         total: Moments | None = None
         units, contexts = np.zeros(()), np.zeros(())
         for T, C in blocks:
@@ -120,7 +116,7 @@ class Baseline:
             total = mine if total is None else total + mine
             units, contexts = units + T.T @ T, contexts + C.T @ C
         if total is None:
-            raise InputError(_NOTHING)
+            raise InputError(_NO_PAIRS)
         mean = total.unit / total.count
         sigma, V_T = np.linalg.eigh(units / total.count - np.outer(mean, mean))
         tau, V_C = np.linalg.eigh(contexts / total.count)
@@ -128,23 +124,23 @@ class Baseline:
 
 
 def as_dew(victim: BoundScheme) -> BoundDEW:
-    """The victim as the DEW that it must be: with meaning on both sides."""
+    """The victim, which must be DEW with embeddings of both units and contexts."""
     if not isinstance(victim, BoundDEW):
         raise ConfigError(
-            f"the attack by embeddings knows the form of dew, not of {victim.scheme.name}: use method counts"
+            f"the embedding method attacks dew only, not {victim.scheme.name}: use method counts"
         )
     if victim.scheme.mode != "both":
         raise ConfigError(
-            f"mode {victim.scheme.mode} hides the embeddings behind the key, which leaves nothing to regress "
+            f"mode={victim.scheme.mode} replaces embeddings by keyed hashes, which leaves nothing to regress "
             "on: use method counts"
         )
     return victim
 
 
 def pairs_of(reader: Reader, texts: Sequence[str]) -> Iterator[tuple[F32, F32]]:
-    """Blocks of units (N, d_T) and contexts (N, d_C): the distinct pairs of each text, no prompt known."""
-    for start in range(0, len(texts), _TEXTS_AT_ONCE):
-        some = texts[start : start + _TEXTS_AT_ONCE]
+    """Blocks of units (N, d_T) and contexts (N, d_C): each text's distinct pairs, without a prompt."""
+    for start in range(0, len(texts), _BATCH_SIZE):
+        some = texts[start : start + _BATCH_SIZE]
         reading = reader.read(reader.tokenize(some), reader.tokenize([""] * len(some)))
         assert reading.context_rows is not None
         units = np.concatenate([pairs.tokens for pairs in reading.texts])
@@ -159,18 +155,18 @@ def moments_of(reader: Reader, texts: Sequence[str]) -> Moments:
 
 
 def sum_moments(parts: Iterable[Moments]) -> Moments:
-    """The moments of all texts together."""
+    """The total of several moments."""
     found = [part for part in parts if part.count]
     if not found:
-        raise InputError(_NOTHING)
+        raise InputError(_NO_PAIRS)
     return functools.reduce(operator.add, found)
 
 
 def estimate(marked: Moments, base: Baseline, *, tilt: float = 0.3, residual: bool = False) -> F32:
-    """Ŵ (d_T, d_C) up to a factor, scaled so that tᵀŴc has variance 1 over unrelated units and contexts.
+    """Ŵ (d_T, d_C), scaled so that tᵀŴc has variance 1 over unrelated units and contexts.
 
-    ``tilt`` is β as the attacker supposes it; it only sets how much of the estimate is taken for noise.
-    ``residual`` says that ``marked`` is of t − E[t | c] (`stealing_residuals`): nothing is left to subtract.
+    ``tilt`` is the β that the attacker assumes; it only sets the ridge penalty. ``residual`` says that
+    ``marked`` comes from `residual_moments`, so that the base text's mean is not subtracted again.
     """
     if residual:
         A, ridge = marked.cross / marked.count, 1.0 / (marked.count * tilt**2)
@@ -182,14 +178,14 @@ def estimate(marked: Moments, base: Baseline, *, tilt: float = 0.3, residual: bo
     rotated = (base.V_T.T @ A @ base.V_C) / (variances + ridge)
     spread = float(np.sqrt((rotated**2 * variances).sum()))
     if not spread > 0.0:
-        raise InputError("marked and base texts are the same: there is no mark to learn")
+        raise InputError("marked and base texts are identical: there is no mark to learn")
     return np.asarray(base.V_T @ rotated @ base.V_C.T / spread, dtype=np.float32)
 
 
 def forged(victim: BoundDEW, W: F32, *, strength: float) -> BoundDEW:
-    """DEW with an estimated product in place of the key's, adding strength · tanh(γ tᵀWc) to logits.
+    """DEW with an estimated W in place of the key's, which adds strength · tanh(γ tᵀWc) to logits.
 
-    Only the victim's public part is used. A negative strength turns the mark around.
+    Only the victim's key-independent part is used. A negative strength inverts the mark.
     """
     d_T, d_C = W.shape
     scheme = dataclasses.replace(victim.scheme, sampler="bias", lambda_=max(abs(strength), 1e-9))
@@ -201,10 +197,10 @@ def forged(victim: BoundDEW, W: F32, *, strength: float) -> BoundDEW:
 
 
 def cosine(victim: BoundDEW, W: F32, texts: Sequence[str], *, seed: int = 0) -> float:
-    """The correlation of tᵀWc with the victim's u over units and contexts of fresh texts at random."""
+    """The correlation of tᵀWc with the victim's u over random units and contexts of fresh texts."""
     blocks = list(pairs_of(victim.reader, texts))
     if not blocks:
-        raise InputError(_NOTHING)
+        raise InputError(_NO_PAIRS)
     T, C = (np.concatenate(side) for side in zip(*blocks, strict=True))
     rng = np.random.default_rng(seed)
     picked = rng.integers(len(T), size=(2, _FRESH_PAIRS))
@@ -214,17 +210,14 @@ def cosine(victim: BoundDEW, W: F32, texts: Sequence[str], *, seed: int = 0) -> 
     return float(np.corrcoef(true, ours)[0, 1])
 
 
-_CANDIDATES = 256  # the likeliest tokens stand for all
-
-
 def residual_moments(host: Host, reader: Reader, texts: Sequence[str]) -> Moments:
-    """The moments of marked texts, each unit less what the host expected in its place."""
+    """The moments of marked texts, with the host's expected unit at each position subtracted."""
     if not isinstance(reader, TokenReader) or not isinstance(host, Follower):
-        raise ConfigError("expectation host needs units=token and a transformers host: use expectation base")
-    return sum_moments(_each(host, reader, texts))
+        raise ConfigError("expectation=host needs units=token and a transformers host: use expectation=base")
+    return sum_moments(_text_residuals(host, reader, texts))
 
 
-def _each(host: Follower, reader: TokenReader, texts: Sequence[str]) -> Iterator[Moments]:
+def _text_residuals(host: Follower, reader: TokenReader, texts: Sequence[str]) -> Iterator[Moments]:
     import torch
 
     table: torch.Tensor | None = None
@@ -239,6 +232,6 @@ def _each(host: Follower, reader: TokenReader, texts: Sequence[str]) -> Iterator
         assert reading.context_rows is not None
         (pairs,) = reading.texts
         scored = np.flatnonzero(pairs.positions >= 0)
-        _, first = np.unique(pairs.positions[scored], return_index=True)  # where each pair occurs first
+        _, first = np.unique(pairs.positions[scored], return_index=True)  # the first occurrence of each pair
         T = reading.token_rows[pairs.tokens] - expected[scored[first]]
         yield Moments.of(T, reading.context_rows[pairs.windows])

@@ -1,1 +1,1 @@
-"""Attacks by machine translation."""
+"""Machine translation and round trips, by Bergamot's neural models or by Apertium."""

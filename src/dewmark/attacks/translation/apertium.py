@@ -1,9 +1,9 @@
-"""Rule-based machine translation by Apertium, whose programs and language pairs Debian packages.
+"""Rule-based machine translation by Apertium, whose programs and language pairs come as Debian packages.
 
-A pair's mode file is a pipe of small programs, each of which answers a text that ends in a NUL at once. So
-many texts go through each program in one run, which saves loading its dictionaries for every text. Only the
-tagger carries rounding errors from text to text; it is started anew for each, so that a text's translation
-does not depend on its neighbours. Boundary: plain text in, plain text out.
+A language pair's mode file is a pipeline of small programs, which process NUL-terminated texts one by one. So
+many texts go through each program in one run, which loads its dictionaries once. Only the tagger carries
+rounding errors from text to text; it is restarted for each, so that a translation does not depend on the
+other texts. Boundary: plain text in, plain text out.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ _LONG = {
     "is": "isl",
     "pt": "por",
 }
-_ALONE = "apertium-tagger"
+_TAGGER = "apertium-tagger"
 _TEXT_TO_STREAM, _STREAM_TO_TEXT = "apertium-destxt", "apertium-retxt"
 _INSTALL = "install it with 'apt-get install apertium apertium-eng-spa'"
 
 
 def pairs() -> list[str]:
-    """The installed directions, by two-letter codes where there are any: ``en-es``."""
+    """The installed directions such as ``en-es``, in two-letter codes where they exist."""
     short = {long: code for code, long in _LONG.items()}
     names = [mode.stem.split("-") for mode in sorted(MODES.glob("*-*.mode"))]
     return ["-".join(short.get(part, part) for part in name) for name in names if len(name) == 2]
@@ -48,7 +48,7 @@ def pairs() -> list[str]:
 
 @dataclass(frozen=True)
 class Apertium:
-    """One direction, ``source`` to ``target``, two-letter codes."""
+    """One direction, from ``source`` to ``target`` (two-letter codes)."""
 
     source: str
     target: str
@@ -59,13 +59,13 @@ class Apertium:
         if self._mode is None:
             have = ", ".join(pairs()) or "none"
             raise ModelError(
-                f"apertium has no pair {self.source}-{self.target} here (installed: {have}): install the "
-                "Debian package of that pair (apt-cache search apertium), or choose another target"
+                f"apertium has no pair {self.source}-{self.target} (installed: {have}): install its Debian "
+                "package (apt-cache search apertium), or choose another target"
             )
 
     @functools.cached_property
     def identity(self) -> str:
-        """Changes when the programs called or the dictionaries do."""
+        """A hash of the pipeline's commands and dictionaries."""
         sums = hashlib.sha256()
         for program, *arguments in self._stages:
             sums.update(program.encode())
@@ -74,29 +74,29 @@ class Apertium:
         return f"apertium-{self.source}-{self.target}@{sums.hexdigest()[:12]}"
 
     def translate(self, texts: Sequence[str]) -> list[str]:
-        """The translations; words that the dictionaries do not know stay as they are."""
+        """Translate texts; words that the dictionaries do not contain stay untranslated."""
         streams = [
             _run([_TEXT_TO_STREAM], text.replace("\0", " ").encode("utf-8", "replace")) for text in texts
         ]
         for stage in self._stages:
             together = [stream + b"\0" for stream in streams]
-            flushing = [stage[0], "-z", *stage[1:]]  # answers each NUL at once
-            if stage[0] == _ALONE:
+            flushing = [stage[0], "-z", *stage[1:]]  # -z: flush after each NUL
+            if stage[0] == _TAGGER:
                 streams = [_run(flushing, stream).split(b"\0")[0] for stream in together]
             else:
                 streams = _run(flushing, b"".join(together)).split(b"\0")[: len(texts)]
         if len(streams) != len(texts):
             raise ModelError(
-                f"apertium gave {len(streams)} translations of {len(texts)} texts: {_INSTALL} anew"
+                f"apertium returned {len(streams)} translations of {len(texts)} texts: re{_INSTALL}"
             )
         return [_run([_STREAM_TO_TEXT], stream).decode("utf-8", "replace") for stream in streams]
 
     @functools.cached_property
     def _stages(self) -> list[list[str]]:
-        """The programs of the pipe with their arguments."""
+        """The commands of the pipeline."""
         mode = self._mode
-        assert mode is not None, "checked when made"
-        # $1 says how unknown words look (-n: plain), $2 asks for a tagger's ambiguities
+        assert mode is not None, "checked by __post_init__"
+        # $1 formats unknown words (-n: plain), $2 shows a tagger's ambiguities
         line = mode.read_text(encoding="utf-8").replace("$1", "-n").replace("$2", "")
         return [shlex.split(stage) for stage in line.strip().split("|")]
 
@@ -114,5 +114,5 @@ def _run(command: Sequence[str], data: bytes) -> bytes:
         raise MissingExtraError(f"cannot run {command[0]} ({error.strerror}): {_INSTALL}") from None
     if done.returncode != 0:
         reason = done.stderr.decode("utf-8", "replace").strip().partition("\n")[0]
-        raise ModelError(f"{command[0]} failed ({reason or done.returncode}): {_INSTALL} anew")
+        raise ModelError(f"{command[0]} failed ({reason or done.returncode}): re{_INSTALL}")
     return done.stdout

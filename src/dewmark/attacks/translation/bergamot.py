@@ -1,38 +1,27 @@
-"""Marian's binary model files, as the Bergamot project publishes its small translators: read into numpy.
+"""Bergamot's small translation models ("tiny11"): sentence splitting, the network, and Marian's model files.
 
-A file of version 1 is, in little-endian order::
+Texts: the network translates sentences. A text is split at line breaks and sentence ends, and a sentence that
+is too long near its middle, at a comma if possible. The sentences of all texts are sorted by length,
+translated in batches, and put back into their original white space. A sentence without letters, or one that
+the network translates to nothing, stays unchanged.
+
+Network: a Transformer encoder, and a decoder that replaces self-attention by a recurrent unit (SSRU): for a
+layer input x and f = σ(x W_f + b_f), the state is c = f ∘ c' + (1 − f) ∘ (x W) and the output relu(c). Every
+sublayer is followed by x ← LayerNorm(x + output). Source, target and output share their embeddings. Decoding
+is greedy, and rounding, which varies with the batch shape and the device, must not change the translation: a
+sentence for which the two best pieces ever come closer than `NEAR` is decoded again in float64.
+
+Model files: Marian's binary format, version 1, little-endian::
 
     version, n                                          2 × uint64
-    n × (length of name, type, dimensions, bytes)       4 × uint64 each
-    n names, each ended by a zero byte
+    n × (name length, type, dimensions, bytes)          4 × uint64 each
+    n names, each terminated by a zero byte
     n shapes                                            int32 each
-    padding, and that many bytes                        uint64
+    padding length and the padding                      uint64, bytes
     n × data
 
-Types are float32, int8 (texts such as the settings) and intgemm8: int8 elements q followed by the float32
-multiplier m with which they were made, so that an element's value is q / m. Matrices of the last type lie
-transposed in the file, except the embeddings. Boundary: bytes in, arrays out; no network, no torch.
-
-The network of Bergamot's small translators ("tiny11") and its greedy decoding, for many sentences at once.
-
-An encoder of Transformer layers and a decoder whose self-attention is a recurrent unit (SSRU): with x the
-layer's input and f = σ(x W_f + b_f), its state is c = f ∘ c' + (1 − f) ∘ (x W) and its output relu(c). Every
-sublayer is followed by x ← LayerNorm(x + output). Embeddings are shared by source, target and output.
-
-The likeliest piece must not hang on rounding, which differs with a batch's shape and with the device. So a
-sentence in whose decoding the best two pieces came nearer than `NEAR` is told apart (`Decoded.sure`), for the
-caller to decode again in float64. Boundary: ids in, ids out; texts are
-`dewmark.attacks.translation.bergamot`'s.
-
-Texts through one of Bergamot's small translators: cut into sentences, translated, put together again.
-
-The translators know sentences. A text is cut at line breaks and at the ends of sentences, an overlong
-sentence near its middle, after a comma if there is one; the sentences of all texts are sorted by length,
-translated in batches and put back into the white space from which they were taken. What holds no letter
-stays as it is, and so does a sentence of which the translator makes nothing.
-
-A sentence's translation is that of the network in float64: float32 decides where it is certain
-(`dewmark.attacks.translation.bergamot`), so neither the other sentences of a batch nor the device change it.
+Types are float32, int8 (text such as the settings) and intgemm8: int8 elements q followed by their float32
+multiplier m, for values q / m. Matrices of type intgemm8 are stored transposed, except for the embeddings.
 """
 
 from __future__ import annotations
@@ -72,98 +61,29 @@ __all__ = [
     "read_marian",
 ]
 
-
+LONGEST = 128
+"""The most pieces per sentence; longer sentences are split."""
+NEAR = 2e-3
+"""A logit difference far above float32 rounding, which was observed to change one by 7e-5."""
+END, UNKNOWN = 0, 1  # Marian's ids for the end of a sentence and the unknown piece
 FLOAT32, INT8, INTGEMM8 = 0x404, 0x101, 0x4101
-
 EMBEDDINGS = "Wemb"
-
 SETTINGS = "special:model.yml"
 
+Span = tuple[int, int]
+OnProgress = Callable[[int, int], None]
+
+_BATCH_PIECES = {"cpu": 2048, "cuda": 32768}  # pieces per batch, padding included, that keep the device busy
+_LENGTH_FACTOR = 2.5  # a translation has at most this many times the pieces of its source
+_EPSILON = 1e-6
+_EXACT = [SDPBackend.FLASH_ATTENTION, SDPBackend.MATH]  # flash on a CPU; on CUDA it does not take float32
 _VERSION = 1
 
+_LINE = re.compile(r"[^\n\r\x0b\x0c\x85\u2028\u2029]+")
+_PAUSE = re.compile(r"(?<=[,;:])\s+")
+_SPACE = re.compile(r"\s+")
 
-@dataclass(frozen=True)
-class MarianFile:
-    """A model: its settings, and its arrays by name in the shapes that Marian calls them by."""
-
-    settings: dict[str, Any]
-    arrays: dict[str, F32]
-
-
-def read_marian(path: Path) -> MarianFile:
-    """Read a file whole."""
-    try:
-        data = path.read_bytes()
-    except OSError as error:
-        raise ModelError(f"cannot read {path}: {error.strerror}") from error
-    try:
-        return _parse(data)
-    except (struct.error, ValueError) as error:
-        raise ModelError(
-            f"{path.name} is no Marian model of version {_VERSION} ({error}): delete it and fetch it again"
-        ) from error
-
-
-def _parse(data: bytes) -> MarianFile:
-    import yaml
-
-    version, number = struct.unpack_from("<QQ", data, 0)
-    if version != _VERSION:
-        raise ValueError(f"version {version}")
-    at = 16
-    heads = list(struct.iter_unpack("<QQQQ", data[at : at + 32 * number]))
-    if len(heads) != number:
-        raise ValueError("cut short")
-    at += 32 * number
-    names, shapes = [], []
-    for length, _, _, _ in heads:
-        names.append(data[at : at + length].rstrip(b"\0").decode("utf-8"))
-        at += length
-    for _, _, dimensions, _ in heads:
-        shapes.append(struct.unpack_from(f"<{dimensions}i", data, at))
-        at += 4 * dimensions
-    (padding,) = struct.unpack_from("<Q", data, at)
-    at += 8 + padding
-    arrays: dict[str, F32] = {}
-    settings: dict[str, Any] = {}
-    for name, (_, kind, _, size), shape in zip(names, heads, shapes, strict=True):
-        item = data[at : at + size]
-        at += size
-        if name == SETTINGS:
-            settings = yaml.safe_load(item.rstrip(b"\0").decode("utf-8"))
-        elif kind != INT8:
-            arrays[name] = _array(item, kind, shape, transposed=name != EMBEDDINGS)
-    if at > len(data):
-        raise ValueError("cut short")
-    if not settings or not arrays:
-        raise ValueError("it holds no settings or no arrays")
-    return MarianFile(settings, arrays)
-
-
-def _array(item: bytes, kind: int, shape: tuple[int, ...], *, transposed: bool) -> F32:
-    count = math.prod(shape)
-    if kind == FLOAT32:
-        return np.frombuffer(item, "<f4", count).reshape(shape)
-    if kind != INTGEMM8:
-        raise ValueError(f"unknown type {kind:#x}")
-    (multiplier,) = struct.unpack_from("<f", item, count)
-    values = np.frombuffer(item, np.int8, count).astype(np.float32) / np.float32(multiplier)
-    return values.reshape(shape[::-1]).T if transposed else values.reshape(shape)
-
-
-END, UNKNOWN = 0, 1  # Marian's ids for the end of a sentence and for what no piece covers
-
-NEAR = 2e-3
-
-"""A difference of logits that rounding in float32 stays far below: it was seen to move one by 7e-5."""
-
-_LENGTH_FACTOR = 2.5  # a translation has at most so many times the pieces of its source
-
-_EPSILON = 1e-6
-
-_EXACT = [SDPBackend.FLASH_ATTENTION, SDPBackend.MATH]  # the first on a CPU; on CUDA it takes no float32
-
-# What the settings must say for the network to be the one that is written here.
+# The settings of the architecture implemented here.
 _EXPECTED = {
     "type": "transformer",
     "dec-cell": "ssru",
@@ -179,15 +99,107 @@ _EXPECTED = {
 }
 
 
+class TextTranslator:
+    """One direction, from a folder with Marian's binary model and a ``tokenizer.json``."""
+
+    def __init__(self, folder: Path, *, device: torch.device) -> None:
+        models = sorted(folder.glob("model.*.bin"))
+        if len(models) != 1:
+            raise ModelError(f"{folder} has {len(models)} models, not one: delete it to download it again")
+        try:
+            self._tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+        except Exception as error:  # tokenizers raises nothing more specific
+            raise ModelError(f"cannot read {folder / 'tokenizer.json'}: {error}") from error
+        self._file: MarianFile = read_marian(models[0])
+        self._device = device
+        self._network = Network(self._file, device=device, dtype=torch.float32)
+
+    def translate(self, texts: Sequence[str], *, on_progress: OnProgress) -> list[str]:
+        """Translate texts; ``on_progress`` gets the number of finished sentences and of all sentences."""
+        texts = [text.encode("utf-8", "replace").decode("utf-8") for text in texts]  # removes lone surrogates
+        spans = [list(self._spans(text)) for text in texts]
+        distinct = dict.fromkeys(text[a:b] for text, own in zip(texts, spans, strict=True) for a, b in own)
+        made = dict(zip(distinct, self._translate(list(distinct), on_progress), strict=True))
+        return [_replace(text, own, made) for text, own in zip(texts, spans, strict=True)]
+
+    def _spans(self, text: str) -> Iterator[Span]:
+        """The spans of a text's sentences; long sentences are split."""
+        for line in _LINE.finditer(text):
+            for sentence in sentences(line.group()):
+                yield from self._split(text, line.start() + sentence.start, line.start() + sentence.end)
+
+    def _split(self, text: str, start: int, end: int) -> Iterator[Span]:
+        # a piece has at least one character, so most sentences need no tokenizing
+        if end - start <= LONGEST or len(self._tokenizer.encode(text[start:end]).ids) <= LONGEST:
+            yield start, end
+            return
+        left, right = _halves(text[start:end])
+        yield from self._split(text, start, start + left)
+        yield from self._split(text, start + right, end)
+
+    def _translate(self, given: Sequence[str], on_progress: OnProgress) -> list[str]:
+        sources = [[*encoded.ids, END] for encoded in self._tokenizer.encode_batch(list(given))]
+        order = sorted(range(len(given)), key=lambda i: len(sources[i]))
+        found: dict[int, list[int]] = {}
+        unsure: list[int] = []
+        for batch in self._batches(order, sources):
+            for i, decoded in zip(batch, self._network.translate([sources[i] for i in batch]), strict=True):
+                found[i] = decoded.ids
+                if not decoded.sure:
+                    unsure.append(i)
+            on_progress(len(found) - len(unsure), len(given))
+        for batch in self._batches(unsure, sources):
+            for i, decoded in zip(batch, self._exact.translate([sources[i] for i in batch]), strict=True):
+                found[i] = decoded.ids
+        on_progress(len(given), len(given))
+        written = self._tokenizer.decode_batch([found[i] for i in range(len(given))])
+        return [new.strip() or old for old, new in zip(given, written, strict=True)]
+
+    def _batches(self, order: Sequence[int], sources: Sequence[Sequence[int]]) -> Iterator[list[int]]:
+        """Consecutive sentences, as many per batch as the device handles well."""
+        room = _BATCH_PIECES.get(self._device.type, _BATCH_PIECES["cpu"])
+        batch: list[int] = []
+        for i in order:
+            if batch and (len(batch) + 1) * len(sources[i]) > room:
+                yield batch
+                batch = []
+            batch.append(i)
+        if batch:
+            yield batch
+
+    @functools.cached_property
+    def _exact(self) -> Network:
+        return Network(self._file, device=self._device, dtype=torch.float64)
+
+
+def _replace(text: str, spans: Sequence[Span], made: dict[str, str]) -> str:
+    """The text with its sentences replaced and everything between them kept."""
+    parts, at = [], 0
+    for start, end in spans:
+        parts += [text[at:start], made[text[start:end]]]
+        at = end
+    return "".join([*parts, text[at:]])
+
+
+def _halves(sentence: str) -> Span:
+    """Where the first half ends and the second begins: at the pause or else space nearest the middle."""
+    size = len(sentence)
+    for pattern in (_PAUSE, _SPACE):
+        places = [m.span() for m in pattern.finditer(sentence) if size // 4 < m.start() <= size - size // 4]
+        if places:
+            return min(places, key=lambda place: abs(place[0] - size // 2))
+    return size // 2, size // 2
+
+
 class Decoded(NamedTuple):
-    """A translation by its ids, without the end, and whether no other choice of a piece came near."""
+    """A translation's ids without the end, and whether every choice of a piece was clear."""
 
     ids: list[int]
     sure: bool
 
 
 class Network:
-    """One direction of translation, in one number type on one device."""
+    """The network of one direction, with one dtype on one device."""
 
     def __init__(self, file: MarianFile, *, device: torch.device, dtype: torch.dtype) -> None:
         _check(file)
@@ -196,15 +208,15 @@ class Network:
         self._heads = int(file.settings["transformer-heads"])
         self._embeddings = self._tensor(EMBEDDINGS)  # (vocab, dim)
         self._dim = self._embeddings.shape[1]
-        self._output = self._embeddings.T.contiguous()  # in this order a CPU multiplies few rows faster
+        self._output = self._embeddings.T.contiguous()  # this layout is faster on a CPU for few rows
         self._bias = self._tensor("decoder_ff_logit_out_b").reshape(-1)
-        self._bias[UNKNOWN] = -torch.inf  # never written, as in Marian
+        self._bias[UNKNOWN] = -torch.inf  # never generated, as in Marian
         self._encoder = [self._encoder_layer(f"encoder_l{n + 1}") for n in range(file.settings["enc-depth"])]
         self._decoder = [self._decoder_layer(f"decoder_l{n + 1}") for n in range(file.settings["dec-depth"])]
 
     @torch.inference_mode()
     def translate(self, sources: Sequence[Sequence[int]]) -> list[Decoded]:
-        """Decode greedily; each source is a sentence's ids and ends in `END`."""
+        """Decode greedily; each source holds a sentence's ids and ends in `END`."""
         width = max(len(source) for source in sources)
         padded = [[*source, *[END] * (width - len(source))] for source in sources]
         lengths = torch.tensor([len(source) for source in sources], device=self._device)
@@ -216,11 +228,11 @@ class Network:
         memory = self._encode(ids, hidden, positions)
 
         number = len(sources)
-        rows = torch.arange(number, device=self._device)  # those still being written
+        rows = torch.arange(number, device=self._device)  # rows that are not finished
         written = ids.new_zeros(number, steps)  # zeros: END
         gaps = positions.new_full((number,), torch.inf)
         states = positions.new_zeros(len(self._decoder), number, self._dim)
-        last = positions.new_zeros(number, self._dim)  # no piece stands before the first
+        last = positions.new_zeros(number, self._dim)  # the first piece has no predecessor
         for step in range(steps):
             logits, states = self._step(last + positions[step], states, memory, hidden)
             best, pieces = logits.max(dim=1)
@@ -242,7 +254,7 @@ class Network:
     def _encode(
         self, ids: torch.Tensor, hidden: torch.Tensor, positions: torch.Tensor
     ) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """Keys and values (rows, heads, width, dim / heads) of the sources for every decoder layer."""
+        """The sources' keys and values (rows, heads, width, dim / heads) for every decoder layer."""
         x = self._embeddings[ids] * math.sqrt(self._dim) + positions[: ids.shape[1]]
         for layer in self._encoder:
             queries, keys, values = (self._split(part) for part in layer.qkv(x).chunk(3, dim=-1))
@@ -260,7 +272,7 @@ class Network:
         memory: list[tuple[torch.Tensor, torch.Tensor]],
         hidden: torch.Tensor,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Logits (rows, vocab) and new states (layers, rows, dim) from the inputs (rows, dim) of a step."""
+        """One step: inputs (rows, dim) to logits (rows, vocab) and new states (layers, rows, dim)."""
         after = []
         for layer, state, (keys, values) in zip(self._decoder, states, memory, strict=True):
             new, forget = layer.cell(x).chunk(2, dim=-1)
@@ -279,11 +291,11 @@ class Network:
     def _tensor(self, name: str) -> torch.Tensor:
         array = self._arrays.get(name)
         if array is None:
-            raise ModelError(f"the translator has no array {name}: delete its folder and fetch it again")
+            raise ModelError(f"the translator has no array {name}: delete its folder to download it again")
         return torch.tensor(array, dtype=self._dtype, device=self._device)
 
     def _linear(self, *names: tuple[str, str | None]) -> _Linear:
-        """Affine maps of (weight, bias) side by side; the arrays are (inputs, outputs)."""
+        """Affine maps, given by (weight, bias) names, side by side; weights are (inputs, outputs)."""
         weights = [self._tensor(weight) for weight, _ in names]
         biases = [
             self._tensor(bias).reshape(-1) if bias else weight.new_zeros(weight.shape[1])
@@ -363,14 +375,14 @@ class _DecoderLayer(NamedTuple):
 
 
 def _attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
-    """Attention of queries (rows, heads, n, d) to what is not hidden -> (rows, n, heads · d)."""
+    """Attention of queries (rows, heads, n, d) to unmasked positions -> (rows, n, heads · d)."""
     with sdpa_kernel(_EXACT):
         mixed = scaled_dot_product_attention(q, k, v, attn_mask=~hidden[:, None, None])
     return mixed.transpose(1, 2).flatten(2)
 
 
 def _positions(number: int, dim: int) -> torch.Tensor:
-    """Marian's sinusoids (number, dim): the sines of all wavelengths, then the cosines."""
+    """Marian's position embeddings (number, dim): the sines of all wavelengths, then the cosines."""
     half = dim // 2
     rates = torch.exp(torch.arange(half, dtype=torch.float64) * (-math.log(10_000) / max(1, half - 1)))
     angles = torch.arange(number, dtype=torch.float64)[:, None] * rates
@@ -386,112 +398,74 @@ def _check(file: MarianFile) -> None:
         found = file.settings.get(name)
         if found != value:
             raise ModelError(
-                f"this translator has {name}: {found!r}, dewmark knows {value!r} only: use a tiny11 model"
+                f"this translator has {name}: {found!r}, dewmark supports only {value!r}: use a tiny11 model"
             )
 
 
-LONGEST = 128
+@dataclass(frozen=True)
+class MarianFile:
+    """A model's settings and its arrays by name."""
 
-"""Pieces of a sentence, at most; longer ones are cut."""
-
-Span = tuple[int, int]
-
-_PIECES = {"cpu": 2048, "cuda": 32768}  # of a batch, with padding: what keeps the device busy
-
-_LINE = re.compile(r"[^\n\r\x0b\x0c\x85\u2028\u2029]+")
-
-_PAUSE = re.compile(r"(?<=[,;:])\s+")
-
-_SPACE = re.compile(r"\s+")
+    settings: dict[str, Any]
+    arrays: dict[str, F32]
 
 
-class TextTranslator:
-    """One direction: a folder with Marian's binary model and a ``tokenizer.json``."""
-
-    def __init__(self, folder: Path, *, device: torch.device) -> None:
-        models = sorted(folder.glob("model.*.bin"))
-        if len(models) != 1:
-            raise ModelError(f"{folder} holds {len(models)} models, not one: delete it and fetch it again")
-        try:
-            self._tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-        except Exception as error:  # tokenizers raises nothing narrower
-            raise ModelError(f"cannot read {folder / 'tokenizer.json'}: {error}") from error
-        self._file: MarianFile = read_marian(models[0])
-        self._device = device
-        self._network = Network(self._file, device=device, dtype=torch.float32)
-
-    def translate(self, texts: Sequence[str], *, tell: Callable[[int, int], None]) -> list[str]:
-        """The translations; ``tell`` hears how many of how many sentences are done."""
-        texts = [text.encode("utf-8", "replace").decode("utf-8") for text in texts]  # no lone surrogates
-        spans = [list(self._spans(text)) for text in texts]
-        wanted = dict.fromkeys(text[a:b] for text, cut in zip(texts, spans, strict=True) for a, b in cut)
-        made = dict(zip(wanted, self._sentences(list(wanted), tell), strict=True))
-        return [_put(text, cut, made) for text, cut in zip(texts, spans, strict=True)]
-
-    def _spans(self, text: str) -> Iterator[Span]:
-        """Where the sentences of a text are, in parts that are short enough."""
-        for line in _LINE.finditer(text):
-            for sentence in sentences(line.group()):
-                yield from self._short(text, line.start() + sentence.start, line.start() + sentence.end)
-
-    def _short(self, text: str, start: int, end: int) -> Iterator[Span]:
-        # a piece has a character or more, so most sentences need no counting
-        if end - start <= LONGEST or len(self._tokenizer.encode(text[start:end]).ids) <= LONGEST:
-            yield start, end
-            return
-        left, right = _halves(text[start:end])
-        yield from self._short(text, start, start + left)
-        yield from self._short(text, start + right, end)
-
-    def _sentences(self, given: Sequence[str], tell: Callable[[int, int], None]) -> list[str]:
-        sources = [[*cut.ids, END] for cut in self._tokenizer.encode_batch(list(given))]
-        order = sorted(range(len(given)), key=lambda i: len(sources[i]))
-        found: dict[int, list[int]] = {}
-        unsure: list[int] = []
-        for batch in self._batches(order, sources):
-            for i, decoded in zip(batch, self._network.translate([sources[i] for i in batch]), strict=True):
-                found[i] = decoded.ids
-                if not decoded.sure:
-                    unsure.append(i)
-            tell(len(found) - len(unsure), len(given))
-        for batch in self._batches(unsure, sources):
-            for i, decoded in zip(batch, self._exact.translate([sources[i] for i in batch]), strict=True):
-                found[i] = decoded.ids
-        tell(len(given), len(given))
-        written = self._tokenizer.decode_batch([found[i] for i in range(len(given))])
-        return [new.strip() or old for old, new in zip(given, written, strict=True)]
-
-    def _batches(self, order: Sequence[int], sources: Sequence[Sequence[int]]) -> Iterator[list[int]]:
-        """Sentences in the order of their lengths, as many at once as the device takes."""
-        room = _PIECES.get(self._device.type, _PIECES["cpu"])
-        batch: list[int] = []
-        for i in order:
-            if batch and (len(batch) + 1) * len(sources[i]) > room:
-                yield batch
-                batch = []
-            batch.append(i)
-        if batch:
-            yield batch
-
-    @functools.cached_property
-    def _exact(self) -> Network:
-        return Network(self._file, device=self._device, dtype=torch.float64)
+def read_marian(path: Path) -> MarianFile:
+    """Read a model file."""
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise ModelError(f"cannot read {path}: {error.strerror}") from error
+    try:
+        return _parse(data)
+    except (struct.error, ValueError) as error:
+        raise ModelError(
+            f"{path.name} is not a Marian model of version {_VERSION} ({error}): delete it to download again"
+        ) from error
 
 
-def _put(text: str, spans: Sequence[Span], made: dict[str, str]) -> str:
-    """The text with its sentences replaced and all between them kept."""
-    parts, at = [], 0
-    for start, end in spans:
-        parts += [text[at:start], made[text[start:end]]]
-        at = end
-    return "".join([*parts, text[at:]])
+def _parse(data: bytes) -> MarianFile:
+    import yaml
+
+    version, number = struct.unpack_from("<QQ", data, 0)
+    if version != _VERSION:
+        raise ValueError(f"version {version}")
+    at = 16
+    heads = list(struct.iter_unpack("<QQQQ", data[at : at + 32 * number]))
+    if len(heads) != number:
+        raise ValueError("truncated")
+    at += 32 * number
+    names, shapes = [], []
+    for length, _, _, _ in heads:
+        names.append(data[at : at + length].rstrip(b"\0").decode("utf-8"))
+        at += length
+    for _, _, dimensions, _ in heads:
+        shapes.append(struct.unpack_from(f"<{dimensions}i", data, at))
+        at += 4 * dimensions
+    (padding,) = struct.unpack_from("<Q", data, at)
+    at += 8 + padding
+    arrays: dict[str, F32] = {}
+    settings: dict[str, Any] = {}
+    for name, (_, kind, _, size), shape in zip(names, heads, shapes, strict=True):
+        item = data[at : at + size]
+        at += size
+        if name == SETTINGS:
+            settings = yaml.safe_load(item.rstrip(b"\0").decode("utf-8"))
+        elif kind != INT8:
+            arrays[name] = _array(item, kind, shape, transposed=name != EMBEDDINGS)
+    if at > len(data):
+        raise ValueError("truncated")
+    if not settings or not arrays:
+        raise ValueError("no settings or no arrays")
+    return MarianFile(settings, arrays)
 
 
-def _halves(sentence: str) -> Span:
-    """Where the first half ends and the second begins: at the pause or else space nearest to the middle."""
-    size = len(sentence)
-    for pattern in (_PAUSE, _SPACE):
-        places = [m.span() for m in pattern.finditer(sentence) if size // 4 < m.start() <= size - size // 4]
-        if places:
-            return min(places, key=lambda place: abs(place[0] - size // 2))
-    return size // 2, size // 2
+def _array(item: bytes, kind: int, shape: tuple[int, ...], *, transposed: bool) -> F32:
+    count = math.prod(shape)
+    if kind == FLOAT32:
+        return np.frombuffer(item, "<f4", count).reshape(shape)
+    if kind != INTGEMM8:
+        raise ValueError(f"unknown type {kind:#x}")
+    (multiplier,) = struct.unpack_from("<f", item, count)
+    values = np.frombuffer(item, np.int8, count).astype(np.float32) / np.float32(multiplier)
+    return values.reshape(shape[::-1]).T if transposed else values.reshape(shape)

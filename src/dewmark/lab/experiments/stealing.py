@@ -45,7 +45,7 @@ class Stealing(Task):
 
     def run(self, bench: Bench, tell: Tell) -> None:
         """Write all texts, and what the attack says of itself; finished batches survive a kill."""
-        from dewmark.attacks.stealing.attack import StealSettings, steal
+        from dewmark.attacks.stealing.steal import StealSettings, steal
 
         with self.target.growing(self.rows, batch=self.rows) as batches:
             for _ in batches:
@@ -63,7 +63,7 @@ class Stealing(Task):
                     settings=StealSettings(**self.settings),
                     prompts=prompts,
                     targets=[row["text"] for row in scrubbed],
-                    keep=self.target.path.parent / "written",
+                    resume_dir=self.target.path.parent / "written",
                     progress=bench.progress,
                 )
                 with storage.atomic_write(self.target.path.parent / _RESULT) as stream:

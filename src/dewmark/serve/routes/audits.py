@@ -9,13 +9,13 @@ from fastapi.responses import JSONResponse, Response
 
 from dewmark.errors import InputError
 from dewmark.scheme import check_test, check_text
+from dewmark.serve.api_tokens import Caller, Scope
 from dewmark.serve.audit_jobs import Job
-from dewmark.serve.errors import ApiError
-from dewmark.serve.routes.common import CallerOf, RequestId, ServiceOf, refusals, token
+from dewmark.serve.http_errors import ApiError
+from dewmark.serve.routes.dependencies import CallerOf, RequestId, ServiceOf, refusals, token
 from dewmark.serve.schemas import AuditRequest, JobList, JobResponse, JobState
 from dewmark.serve.service import Service, require
 from dewmark.serve.settings import Settings
-from dewmark.serve.tokens import Caller, Scope
 from dewmark.text.languages import guess_language
 
 __all__ = ["router"]

@@ -10,12 +10,12 @@ from fastapi.responses import JSONResponse
 
 from dewmark.scheme import check_test
 from dewmark.serve import verdicts as scoring
-from dewmark.serve.errors import ApiError
-from dewmark.serve.routes.common import CallerOf, RequestId, ServiceOf, refusals, token
+from dewmark.serve.api_tokens import Caller, Scope
+from dewmark.serve.http_errors import ApiError
+from dewmark.serve.routes.dependencies import CallerOf, RequestId, ServiceOf, refusals, token
 from dewmark.serve.schemas import DetectRequest, DetectResponse, LocateRequest, LocateResponse
 from dewmark.serve.service import Service, require
 from dewmark.serve.tenants import Tenant
-from dewmark.serve.tokens import Caller, Scope
 from dewmark.serve.verdicts import Query
 
 __all__ = ["router"]

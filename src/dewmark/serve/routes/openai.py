@@ -13,8 +13,9 @@ from fastapi.responses import JSONResponse, Response, StreamingResponse
 
 from dewmark.errors import DewmarkError
 from dewmark.scheme import check_text
-from dewmark.serve.errors import ApiError, error_body
+from dewmark.serve.api_tokens import Caller, Scope
 from dewmark.serve.generation import Stream, Wish, Writer
+from dewmark.serve.http_errors import ApiError, error_body
 from dewmark.serve.openai_format import (
     ChatRequest,
     Choice,
@@ -26,9 +27,8 @@ from dewmark.serve.openai_format import (
     event,
     models,
 )
-from dewmark.serve.routes.common import CallerOf, RequestId, ServiceOf, refusals, token
+from dewmark.serve.routes.dependencies import CallerOf, RequestId, ServiceOf, refusals, token
 from dewmark.serve.service import Service, require
-from dewmark.serve.tokens import Caller, Scope
 
 __all__ = ["router"]
 

@@ -14,13 +14,13 @@ from dewmark.errors import InputError, UnknownNameError
 from dewmark.passages import DEFAULT_FPR as LOCATE_FPR
 from dewmark.reports import detection_page as words
 from dewmark.scheme import MIN_EFFECTIVE_LENGTH
-from dewmark.serve.errors import ApiError, overloaded
-from dewmark.serve.observability import CONTENT_TYPE
-from dewmark.serve.routes.common import CallerOf, RequestId, ServiceOf, refusals, token
+from dewmark.serve.api_tokens import Caller, Scope
+from dewmark.serve.http_errors import ApiError, overloaded
+from dewmark.serve.monitoring import CONTENT_TYPE
+from dewmark.serve.routes.dependencies import CallerOf, RequestId, ServiceOf, refusals, token
 from dewmark.serve.schemas import ExtractResponse, Whoami
 from dewmark.serve.service import require
 from dewmark.serve.tenants import Tenant
-from dewmark.serve.tokens import Caller, Scope
 from dewmark.version import __version__
 
 __all__ = ["router"]

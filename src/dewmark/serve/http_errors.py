@@ -17,7 +17,7 @@ from starlette.exceptions import HTTPException
 
 from dewmark.errors import DewmarkError
 from dewmark.serve.audit_jobs import TooManyJobs
-from dewmark.serve.pool import Overloaded
+from dewmark.serve.thread_pool import Overloaded
 
 __all__ = ["ApiError", "add_handlers", "error_body", "overloaded"]
 

@@ -7,9 +7,9 @@ from typing import Annotated, Any
 from fastapi import Depends, Request
 from fastapi.security import HTTPBearer
 
+from dewmark.serve.api_tokens import Caller
 from dewmark.serve.schemas import ErrorResponse
 from dewmark.serve.service import Service
-from dewmark.serve.tokens import Caller
 
 __all__ = ["CallerOf", "RequestId", "ServiceOf", "refusals", "token"]
 

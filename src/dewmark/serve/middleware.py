@@ -19,10 +19,10 @@ from fastapi.responses import JSONResponse
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from dewmark.serve.errors import ApiError, error_body, overloaded
-from dewmark.serve.observability import log_request
+from dewmark.serve.api_tokens import OPEN, Caller
+from dewmark.serve.http_errors import ApiError, error_body, overloaded
+from dewmark.serve.monitoring import log_request
 from dewmark.serve.settings import is_loopback
-from dewmark.serve.tokens import OPEN, Caller
 
 if TYPE_CHECKING:
     from dewmark.serve.service import Service

@@ -1,10 +1,9 @@
-"""Translation into another language, and the round trip back, by engines that packages carry.
+"""The attacks ``translate`` and ``round-trip`` by machine translation.
 
-Engines: ``neural`` is Bergamot's small translator (English↔Portuguese,
-`dewmark.attacks.translation.bergamot`),
-fetched on first use like other packaged models; ``apertium`` is the rule-based translator of that name
-(English↔Spanish and others). ``auto`` is the first of these that knows the language. Translation by a chat
-model is `dewmark.attacks.rewriting.chat_model`.
+The engine ``neural`` is Bergamot's small model (English↔Portuguese, `bergamot`), downloaded on first use like
+other packaged models; ``apertium`` is the rule-based translator of that name (English↔Spanish and others,
+`apertium`); ``auto`` is the first of the two that supports the language. For translation by a chat model see
+`dewmark.attacks.rewriting.chat_model`.
 """
 
 from __future__ import annotations
@@ -29,10 +28,10 @@ if TYPE_CHECKING:
 __all__ = ["Engine", "RoundTrip", "Translate", "open_engine"]
 
 AUTO = "auto"
-_AT_ONCE = 16  # texts that go through Apertium's programs in one run, at most
+_APERTIUM_BATCH = 16  # at most, texts per run of Apertium's programs
 _BERGAMOT = "bergamot-pt"
-_NEURAL_VERSION = 1  # changes with whatever in the bergamot modules changes a translation
-_USUAL = {"neural": "pt", "apertium": "es"}  # an engine's language where none is named
+_NEURAL_VERSION = 1  # increase it when a change to `bergamot` changes translations
+_DEFAULT_TARGET = {"neural": "pt", "apertium": "es"}
 
 EngineName = Literal["auto", "neural", "apertium"]
 
@@ -42,15 +41,15 @@ class Engine(Protocol):
 
     @property
     def identity(self) -> str:
-        """Changes when the translations may."""
+        """Changes whenever translations may change."""
 
-    def translate(self, texts: Sequence[str], *, told: str, progress: Progress) -> list[str]:
-        """The translations of texts, none of which is blank; ``told`` is what the work is called."""
+    def translate(self, texts: Sequence[str], *, task: str, progress: Progress) -> list[str]:
+        """Translate texts, none of which is blank; ``task`` is the progress bar's label."""
 
 
 @dataclass(frozen=True)
-class Neural:
-    """Bergamot's translator, which is loaded with the first texts."""
+class NeuralEngine:
+    """Bergamot's translator, loaded on first use."""
 
     source: str
     target: str
@@ -59,53 +58,54 @@ class Neural:
     def __post_init__(self) -> None:
         if {self.source, self.target} != {"en", "pt"}:
             raise ModelError(
-                f"the neural translator knows English and Portuguese only, not {self.source}-{self.target}: "
+                f"the neural translator supports only en and pt, not {self.source}-{self.target}: "
                 "use target=pt"
             )
 
     @property
     def identity(self) -> str:
-        """The package and its version, the direction, and the version of what runs it here."""
+        """The model package and its version, the direction, and the version of `bergamot`."""
         return f"{PACKAGED[_BERGAMOT].identity} {self.source}-{self.target} torch-{_NEURAL_VERSION}"
 
-    def translate(self, texts: Sequence[str], *, told: str, progress: Progress) -> list[str]:
-        """All at once: their sentences are sorted by length and translated in batches."""
+    def translate(self, texts: Sequence[str], *, task: str, progress: Progress) -> list[str]:
+        """Translate all texts in one call, which sorts their sentences by length and batches them."""
         folder = fetch(_BERGAMOT, progress=progress)
         translator = _translator(str(folder), f"{self.source}{self.target}", self.device)
-        description = f"{told}, sentences"
-        return translator.translate(texts, tell=lambda done, total: progress(description, done, total))
+        return translator.translate(
+            texts, on_progress=lambda done, total: progress(f"{task}, sentences", done, total)
+        )
 
 
 @dataclass(frozen=True)
-class Rules:
-    """Apertium in several threads, each of which runs its programs."""
+class ApertiumEngine:
+    """Apertium in several threads, each of which runs its own processes."""
 
     direction: apertium.Apertium
     jobs: int = 0
 
     @property
     def identity(self) -> str:
-        """The programs and dictionaries."""
+        """A hash of the programs and dictionaries."""
         return self.direction.identity
 
-    def translate(self, texts: Sequence[str], *, told: str, progress: Progress) -> list[str]:
-        """A few texts at a time."""
+    def translate(self, texts: Sequence[str], *, task: str, progress: Progress) -> list[str]:
+        """Translate texts in small batches."""
         threads = self.jobs or os.cpu_count() or 1
-        size = max(1, min(_AT_ONCE, len(texts) // threads))
-        parts = [texts[start : start + size] for start in range(0, len(texts), size)]
+        size = max(1, min(_APERTIUM_BATCH, len(texts) // threads))
+        batches = [texts[start : start + size] for start in range(0, len(texts), size)]
         out: list[str] = []
         with ThreadPoolExecutor(threads) as pool:
-            for made in pool.map(self.direction.translate, parts):
+            for made in pool.map(self.direction.translate, batches):
                 out += made
-                progress(told, len(out), len(texts))
+                progress(task, len(out), len(texts))
         return out
 
 
 @dataclass(frozen=True)
 class _MachineTranslation(Attack):
-    """What translation and round trip share: an engine, a foreign language, where and how it runs.
+    """Base of translation and round trip: an engine and a foreign language.
 
-    ``device`` is the neural engine's, ``jobs`` the number of Apertium's threads.
+    ``device`` is for the neural engine; ``jobs`` is the number of Apertium threads (0: one per core).
     """
 
     at_once: ClassVar[int] = 320
@@ -116,19 +116,19 @@ class _MachineTranslation(Attack):
     jobs: int = run_option(0)
 
     def validate(self) -> None:
-        """Languages have two letters."""
+        """Raise `ConfigError` if a setting is invalid."""
         if self.target != AUTO and not (len(self.target) == 2 and self.target.isalpha()):
             raise ConfigError(
-                f"target must be a language's two letters, such as es, or auto; got {self.target!r}"
+                f"target must be a two-letter language code such as es, or auto; got {self.target!r}"
             )
         check_least("jobs", self.jobs, 0)
 
     @functools.cached_property
     def chosen(self) -> tuple[str, str]:
-        """(engine, foreign language) after ``auto`` has been looked up; nothing is fetched for it."""
-        neural = self.target in (AUTO, _USUAL["neural"])
+        """(engine, foreign language) with ``auto`` resolved; downloads nothing."""
+        neural = self.target in (AUTO, _DEFAULT_TARGET["neural"])
         engine = ("neural" if neural else "apertium") if self.engine == AUTO else self.engine
-        return engine, _USUAL[engine] if self.target == AUTO else self.target
+        return engine, _DEFAULT_TARGET[engine] if self.target == AUTO else self.target
 
     @property
     def label(self) -> str:
@@ -144,13 +144,11 @@ class _MachineTranslation(Attack):
     def _open(self, source: str, target: str) -> Engine:
         return open_engine(self.chosen[0], source, target, device=self.device, jobs=self.jobs)
 
-    def _translated(
-        self, texts: Sequence[str], direction: Engine, progress: Progress, told: str
-    ) -> list[str]:
-        """The translations; blank texts, which a first translation may give, stay blank."""
+    def _translate(self, texts: Sequence[str], direction: Engine, progress: Progress, task: str) -> list[str]:
+        """Translate texts; blank texts, which a first translation may produce, stay blank."""
         written = [i for i, text in enumerate(texts) if text.strip()]
         out = list(texts)
-        made = direction.translate([texts[i] for i in written], told=told, progress=progress)
+        made = direction.translate([texts[i] for i in written], task=task, progress=progress)
         for i, text in zip(written, made, strict=True):
             out[i] = text
         return out
@@ -158,14 +156,14 @@ class _MachineTranslation(Attack):
 
 @dataclass(frozen=True)
 class Translate(_MachineTranslation):
-    """Translates English text into ``target``; the texts stay in that language."""
+    """Translates English text into ``target``."""
 
     name: ClassVar[str] = "translate"
     summary: ClassVar[str] = "translates into another language"
 
     @property
     def language(self) -> str:
-        """The language of the translations."""
+        """The target language."""
         return self.chosen[1]
 
     def identity(self) -> dict[str, object]:
@@ -173,8 +171,8 @@ class Translate(_MachineTranslation):
         return self._identity(self._there)
 
     def rewrite(self, texts: Sequence[str], *, seeds: Sequence[int], progress: Progress) -> list[str]:
-        """The translations; nothing in them is random."""
-        return self._translated(texts, self._there, progress, f"translating into {self.language}")
+        """Translate each text; seeds have no effect."""
+        return self._translate(texts, self._there, progress, f"translating into {self.language}")
 
     @functools.cached_property
     def _there(self) -> Engine:
@@ -183,7 +181,7 @@ class Translate(_MachineTranslation):
 
 @dataclass(frozen=True)
 class RoundTrip(_MachineTranslation):
-    """Translates English text into ``target`` and back into English: a paraphrase by machine."""
+    """Translates English text into ``target`` and back into English."""
 
     name: ClassVar[str] = "round-trip"
     summary: ClassVar[str] = "translates into another language and back"
@@ -193,10 +191,10 @@ class RoundTrip(_MachineTranslation):
         return self._identity(*self._both)
 
     def rewrite(self, texts: Sequence[str], *, seeds: Sequence[int], progress: Progress) -> list[str]:
-        """English again; nothing in it is random."""
+        """Translate each text there and back; seeds have no effect."""
         there, back = self._both
-        abroad = self._translated(texts, there, progress, f"translating into {self.chosen[1]}")
-        return self._translated(abroad, back, progress, "translating back")
+        foreign = self._translate(texts, there, progress, f"translating into {self.chosen[1]}")
+        return self._translate(foreign, back, progress, "translating back")
 
     @functools.cached_property
     def _both(self) -> tuple[Engine, Engine]:
@@ -205,20 +203,20 @@ class RoundTrip(_MachineTranslation):
 
 
 def open_engine(engine: str, source: str, target: str, *, device: str = "auto", jobs: int = 0) -> Engine:
-    """An engine for one direction, or a one-line error with the remedy."""
+    """The engine ``neural`` or ``apertium`` for one direction."""
     if engine == "neural":
-        return Neural(source, target, device)
-    return Rules(apertium.Apertium(source, target), jobs)
+        return NeuralEngine(source, target, device)
+    return ApertiumEngine(apertium.Apertium(source, target), jobs)
 
 
 @functools.cache
 def _translator(folder: str, direction: str, device: str) -> TextTranslator:
-    """One direction's translator, shared by all attacks of a process."""
+    """The translator of one direction, shared by all attacks in the process."""
     from dewmark.attacks.translation.bergamot import TextTranslator
     from dewmark.hosts.transformers.model import torch_device
 
     models = Path(folder) / PACKAGED[_BERGAMOT].entry
     found = sorted(models.glob(f"{direction}-*"))
     if len(found) != 1:
-        raise ModelError(f"{models} has no one {direction}: delete it and fetch it again")
+        raise ModelError(f"{models} has no single {direction}: delete it to download it again")
     return TextTranslator(found[0], device=torch_device(device))

@@ -1,0 +1,394 @@
+"""Watermark stealing: learn a mark from texts that carry it, then forge or scrub it without the key.
+
+The attacker observes texts marked by the victim and can generate unmarked text with the same host. There are
+two ways to learn the mark: ``counts`` (`counting`) knows nothing about the scheme, ``embedding``
+(`regression`) knows that it is DEW and how DEW reads text, everything but the key. The mark is then used in
+one of two modes: ``spoof`` generates new texts that the victim's detector should accept, ``scrub`` rewrites
+marked texts so that it should reject them. The victim's own detector judges the results against human texts;
+the control is the same generation at strength 0.
+
+`forgery_curve` measures how many observed texts a forger of DEW needs.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from dewmark import config
+from dewmark.arrays import F32
+from dewmark.attacks.stealing.counting import CountRules, count_contexts, learn_boosts
+from dewmark.attacks.stealing.forging import (
+    CountsForger,
+    GeneratedText,
+    Rewriter,
+    attacker_seeds,
+    fixed_length,
+    generate_texts,
+)
+from dewmark.attacks.stealing.judging import Judge, median_perplexity
+from dewmark.attacks.stealing.regression import (
+    Baseline,
+    Moments,
+    as_dew,
+    cosine,
+    estimate,
+    forged,
+    moments_of,
+    pairs_of,
+    residual_moments,
+)
+from dewmark.dew.scheme import BoundDEW
+from dewmark.errors import ConfigError, InputError
+from dewmark.hosts.base import Host
+from dewmark.scheme import BoundScheme
+from dewmark.workspace import Progress, silent
+
+__all__ = ["SIZES", "CurvePoint", "StealSettings", "StealingResult", "forgery_curve", "steal"]
+
+SIZES = (50, 100, 200, 500, 1000, 2000)
+"""Numbers of observed texts at which `forgery_curve` measures."""
+
+_STRENGTHS = {"counts": 6.5, "embedding": 4.0}
+
+
+@dataclass(frozen=True)
+class StealSettings:
+    """How the mark is learned and used."""
+
+    method: Literal["counts", "embedding"] = "counts"
+    mode: Literal["spoof", "scrub"] = "spoof"
+    strength: float | None = None
+    """The largest change to a logit (default: 6.5 for counts, 4 for embedding); 0 is no attack."""
+    observed: int | None = None
+    """How many of the marked texts the attacker observes (default: all)."""
+    texts: int = 100
+    """How many texts to forge or scrub, at most one per prompt."""
+    tokens: int = 200
+    """Length of a forged text."""
+    fidelity: float = 6.0
+    """Bonus in nats for the original token when a text is scrubbed."""
+    tilt: float = 0.3
+    """The mark's strength β that the embedding method assumes; it sets the ridge penalty."""
+    expectation: Literal["base", "host"] = "base"
+    """Subtract from each embedding the mean over base texts, or the host's expectation at that position."""
+    h: int = 3
+    min_count: int = 2
+    min_share: float = 7e-5
+    clip: float = 2.0
+    full_weight: float = 2.0
+    single_weight: float = 1.0
+    empty_weight: float = 0.5
+    seed: int = 0
+    batch_size: int = 50
+
+    def __post_init__(self) -> None:
+        for name, value in config.coerced(self).items():
+            object.__setattr__(self, name, value)
+        for name, least in (("texts", 1), ("tokens", 1), ("seed", 0), ("batch_size", 1)):
+            if getattr(self, name) < least:
+                raise ConfigError(f"{name} must be at least {least}, got {getattr(self, name)}")
+        if self.observed is not None and self.observed < 1:
+            raise ConfigError(f"observed must be at least 1, got {self.observed}")
+        if self.strength is not None and self.strength < 0.0:
+            raise ConfigError(f"strength must not be negative, got {self.strength}: use mode scrub")
+        if not (self.tilt > 0.0 and self.fidelity >= 0.0):
+            raise ConfigError(
+                f"tilt must be positive and fidelity not negative, got {self.tilt} and {self.fidelity}"
+            )
+        _ = self.rules
+
+    @property
+    def rules(self) -> CountRules:
+        """The settings of the counts method."""
+        names = [field.name for field in dataclasses.fields(CountRules)]
+        return CountRules(**{name: getattr(self, name) for name in names})
+
+    @property
+    def chosen_strength(self) -> float:
+        """The given strength, or the method's default."""
+        return _STRENGTHS[self.method] if self.strength is None else self.strength
+
+    def to_dict(self) -> dict[str, Any]:
+        """The settings as plain values."""
+        return config.to_dict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class StealingResult:
+    """How the victim's detector judged the attacker's texts.
+
+    ``found`` is the share with p < 0.01; ``above`` is the share above the z-score that 1% of human texts
+    exceed. A spoof succeeds if they are high, a scrub if they are low. ``control_…`` is the same generation
+    at strength 0, ``genuine_…`` the victim's own texts. ``cosine`` (embedding only) is the correlation of
+    estimated and true scores on fresh pairs; ``kept`` (scrub only) is the share of unchanged tokens.
+    """
+
+    victim: str
+    method: str
+    mode: str
+    strength: float
+    observed: int
+    base: int
+    written: int
+    found: float
+    above: float
+    mean_z: float
+    perplexity: float
+    control_found: float
+    control_above: float
+    control_perplexity: float
+    genuine_found: float
+    genuine_above: float
+    human_found: float
+    humans: int
+    threshold: float
+    cosine: float | None
+    kept: float | None
+    control_kept: float | None
+    p_values: tuple[float, ...] = dataclasses.field(repr=False)
+    texts: tuple[str, ...] = dataclasses.field(repr=False)
+
+    def to_dict(self, *, texts: bool = False) -> dict[str, Any]:
+        """Plain JSON values; includes every text and its p-value if ``texts``."""
+        row = dataclasses.asdict(self)
+        if not texts:
+            del row["texts"], row["p_values"]
+        return row
+
+
+@dataclass(frozen=True, slots=True)
+class CurvePoint:
+    """How well a forger does that has observed ``texts`` texts, or ``units`` (unit, context) pairs.
+
+    The other fields mean the same as in `StealingResult`.
+    """
+
+    texts: int
+    units: int
+    cosine: float
+    found: float
+    above: float
+    mean_z: float
+    perplexity: float
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        return dataclasses.asdict(self)
+
+
+def steal(
+    victim: BoundScheme,
+    host: Host,
+    marked: Sequence[str],
+    base: Sequence[str],
+    humans: Sequence[str],
+    *,
+    settings: StealSettings,
+    prompts: Sequence[str],
+    targets: Sequence[str] = (),
+    judge: Judge | None = None,
+    resume_dir: Path | None = None,
+    progress: Progress = silent,
+) -> StealingResult:
+    """Learn the victim's mark from ``marked`` texts and unmarked ``base`` texts, and use it.
+
+    A spoof continues ``prompts``; a scrub rewrites ``targets``, the marked texts that continue them.
+    ``humans`` set the detector's threshold. Finished batches are kept in ``resume_dir``, so that a stopped
+    run can resume.
+    """
+    if not prompts:
+        raise InputError("no prompts: the attacker has nothing to continue")
+    if settings.mode == "scrub" and len(targets) != len(prompts):
+        raise InputError(
+            f"scrubbing needs the text that continues each prompt: got {len(prompts)} prompts and "
+            f"{len(targets)} texts"
+        )
+    judge = judge or Judge.of(victim, humans)
+    sign = 1.0 if settings.mode == "spoof" else -1.0
+    progress("learning the mark", 0, 1)
+    forger, fit = _learn(
+        victim, host, marked, base, humans, settings=settings, strength=sign * settings.chosen_strength
+    )
+    progress("learning the mark", 1, 1)
+    run = _GenerationRun(
+        host, settings, list(prompts)[: settings.texts], list(targets)[: settings.texts], resume_dir, progress
+    )
+    genuine = judge.judge(run.targets or list(marked)[: settings.texts])
+    control = run.generate(None)
+    made = run.generate(forger) if settings.chosen_strength else control
+    attacked, unattacked = judge.judge(_texts(made)), judge.judge(_texts(control))
+    return StealingResult(
+        victim=victim.scheme.name,
+        method=settings.method,
+        mode=settings.mode,
+        strength=settings.chosen_strength,
+        observed=len(list(marked)[: settings.observed]),
+        base=len(base),
+        written=len(made),
+        found=attacked.found,
+        above=attacked.above,
+        mean_z=attacked.mean_z,
+        perplexity=median_perplexity(host, run.prompts, _texts(made)),
+        control_found=unattacked.found,
+        control_above=unattacked.above,
+        control_perplexity=median_perplexity(host, run.prompts, _texts(control)),
+        genuine_found=genuine.found,
+        genuine_above=genuine.above,
+        human_found=judge.human_found,
+        humans=judge.humans,
+        threshold=judge.threshold,
+        cosine=fit,
+        kept=run.kept(made),
+        control_kept=run.kept(control),
+        p_values=attacked.p_values,
+        texts=tuple(_texts(made)),
+    )
+
+
+def forgery_curve(
+    victim: BoundScheme,
+    host: Host,
+    marked: Sequence[str],
+    base: Sequence[str],
+    humans: Sequence[str],
+    *,
+    prompts: Sequence[str],
+    settings: StealSettings | None = None,
+    sizes: Sequence[int] = SIZES,
+    judge: Judge | None = None,
+    resume_dir: Path | None = None,
+    progress: Progress = silent,
+) -> list[CurvePoint]:
+    """Forge DEW from the first n marked texts, for each n in ``sizes`` up to ``len(marked)``.
+
+    Each text is read once. ``settings`` give the strength, the number and length of forged texts, and the
+    tilt.
+    """
+    chosen = dataclasses.replace(settings or StealSettings(), method="embedding", mode="spoof")
+    dew = as_dew(victim)
+    known = sorted({size for size in sizes if 0 < size <= len(marked)})
+    if not known:
+        raise InputError(f"{len(marked)} marked texts are fewer than the least of {sorted(sizes)}")
+    judge = judge or Judge.of(victim, humans)
+    baseline = Baseline.of(pairs_of(dew.reader, base))
+    run = _GenerationRun(host, chosen, list(prompts)[: chosen.texts], [], resume_dir, silent)
+    points: list[CurvePoint] = []
+    moments: Moments | None = None
+    for i, (first, last) in enumerate(zip([0, *known], known, strict=False)):
+        progress("forging", i, len(known))
+        more = _moments(dew, host, marked[first:last], chosen)
+        moments = more if moments is None else moments + more
+        W = _estimate(moments, baseline, chosen)
+        texts = _texts(run.generate(forged(dew, W, strength=chosen.chosen_strength)))
+        judged = judge.judge(texts)
+        points.append(
+            CurvePoint(
+                texts=last,
+                units=moments.count,
+                cosine=cosine(dew, W, humans),
+                found=judged.found,
+                above=judged.above,
+                mean_z=judged.mean_z,
+                perplexity=median_perplexity(host, run.prompts, texts),
+            )
+        )
+    progress("forging", len(known), len(known))
+    return points
+
+
+def _learn(
+    victim: BoundScheme,
+    host: Host,
+    marked: Sequence[str],
+    base: Sequence[str],
+    fresh: Sequence[str],
+    *,
+    settings: StealSettings,
+    strength: float,
+) -> tuple[BoundScheme, float | None]:
+    """A forger and, for the embedding method, its cosine with the true scores on ``fresh`` texts."""
+    seen = list(marked)[: settings.observed]
+    if not seen or not base:
+        raise InputError(f"stealing needs marked and base texts, got {len(seen)} and {len(base)}")
+    if settings.method == "embedding":
+        dew = as_dew(victim)
+        baseline = Baseline.of(pairs_of(dew.reader, base))
+        W = _estimate(_moments(dew, host, seen, settings), baseline, settings)
+        return forged(dew, W, strength=strength), cosine(dew, W, fresh) if fresh else None
+    info, rules = host.info, settings.rules
+    counts = [
+        count_contexts([t.ids for t in info.tokenizer.encode(texts)], h=rules.h, vocab_size=info.vocab_size)
+        for texts in (seen, list(base))
+    ]
+    boosts = learn_boosts(*counts, rules=rules, vocab_size=info.vocab_size)
+    return CountsForger(boosts, info, strength=strength), None
+
+
+def _moments(dew: BoundDEW, host: Host, texts: Sequence[str], settings: StealSettings) -> Moments:
+    if settings.expectation == "host":
+        return residual_moments(host, dew.reader, texts)
+    return moments_of(dew.reader, texts)
+
+
+def _estimate(moments: Moments, baseline: Baseline, settings: StealSettings) -> F32:
+    return estimate(moments, baseline, tilt=settings.tilt, residual=settings.expectation == "host")
+
+
+@dataclass
+class _GenerationRun:
+    """The prompts that a spoof continues, or the targets that a scrub rewrites."""
+
+    host: Host
+    settings: StealSettings
+    prompts: list[str]
+    targets: list[str]
+    resume_dir: Path | None
+    progress: Progress
+
+    def __post_init__(self) -> None:
+        self.originals = [t.ids for t in self.host.info.tokenizer.encode(self.targets)]
+
+    def generate(self, forger: BoundScheme | None) -> list[GeneratedText]:
+        """Generate with a forger, or without one."""
+        settings = self.settings
+        seeds = attacker_seeds(settings.seed, len(self.prompts))
+        if settings.mode == "spoof":
+            tokens, scheme, lengths = settings.tokens, forger, None
+        else:
+            originals = dict(zip(seeds, self.originals, strict=True))
+            scheme = Rewriter(forger, originals, self.host.info, fidelity=settings.fidelity)
+            lengths = [len(ids) for ids in self.originals]
+            tokens = max(lengths)
+        return generate_texts(
+            self.host,
+            scheme,
+            self.prompts,
+            seeds=seeds,
+            decoding=fixed_length(tokens),
+            batch_size=settings.batch_size,
+            lengths=lengths,
+            about=self.targets,
+            resume_dir=self.resume_dir,
+            progress=self.progress,
+        )
+
+    def kept(self, made: Sequence[GeneratedText]) -> float | None:
+        """The share of the originals' tokens that are unchanged; None for a spoof."""
+        if self.settings.mode == "spoof":
+            return None
+        same = [
+            np.mean([a == b for a, b in zip(row.ids, ids, strict=False)])
+            for row, ids in zip(made, self.originals, strict=True)
+            if ids
+        ]
+        return float(np.mean(same))
+
+
+def _texts(rows: Sequence[GeneratedText]) -> list[str]:
+    return [row.text for row in rows]
