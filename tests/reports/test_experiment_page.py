@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.evaluation.synthetic import scored
+from tests.lab.evaluation.synthetic import scored
 
 from dewmark.errors import InputError
 from dewmark.lab.evaluation.protocol import evaluate

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from matplotlib.figure import Figure
-from tests.evaluation.synthetic import scored
+from tests.lab.evaluation.synthetic import scored
 
 from dewmark.lab.evaluation.protocol import evaluate
 from dewmark.lab.evaluation.results import CLEAN, MARKED, UNMARKED, ScoreRow

@@ -8,7 +8,7 @@ import io
 from pathlib import Path
 
 import pytest
-from tests.evaluation.synthetic import scored
+from tests.lab.evaluation.synthetic import scored
 
 from dewmark.lab.evaluation.protocol import evaluate
 from dewmark.lab.evaluation.results import CLEAN, Evaluation

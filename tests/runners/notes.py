@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dewmark.errors import ConfigError
-from dewmark.lab.experiments.tasks import Bench, Task
+from dewmark.lab.experiments.workers import LoadedModels, Task
 
 
 @dataclass(frozen=True)
@@ -16,7 +16,7 @@ class Noting(Task):
 
     target: Path | None
 
-    def run(self, bench: Bench, tell) -> None:
+    def run(self, models: LoadedModels, on_rows) -> None:
         if self.target is None:
             raise ConfigError("no file")
         with self.target.open("a") as stream:

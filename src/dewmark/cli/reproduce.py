@@ -92,9 +92,10 @@ def reproduce(
     A run that was stopped, by Ctrl-C too, goes on where it was: give the same command again.
     """
     from dewmark.lab.experiments.recipe import load_recipe
-    from dewmark.lab.experiments.stages import Run
+    from dewmark.lab.experiments.run import Run
     from dewmark.lab.experiments.stages import reproduce as run_stages
     from dewmark.lab.experiments.workers import Workers
+    from dewmark.reports.experiment_page import write_report
 
     recipe = load_recipe(table, profile=profile)
     if host is not None:
@@ -135,10 +136,10 @@ def reproduce(
             workers,
             human=_human(human or ()),
             batch_size=batch_size,
-            commands=[command],
-            tell=partial(say, quiet=quiet),
+            notify=partial(say, quiet=quiet),
         )
-        files = run_stages(run)
+        page = partial(write_report, title=recipe.title, table=recipe.name, commands=[command])
+        files = run_stages(run, write_report=page)
     if json_:
         emit(
             {

@@ -1,8 +1,8 @@
-"""Recipes: what a table of the paper compares, as data (``data/recipes/*.yaml``), and how a run narrows it.
+"""Recipes: the rows, columns, models and texts of one table of the paper (``data/recipes/*.yaml``).
 
-A recipe names its schemes by label; labels and groups of them are in ``schemes.yaml``. Each profile says with
-which models and texts the table is made: ``paper`` as the paper has it, ``local`` with what packages carry.
-Boundary: files to checked dataclasses; nothing is loaded or run here.
+A recipe refers to schemes by label; labels and their groups are defined in ``schemes.yaml``. A profile
+chooses the models and texts: ``paper`` those of the paper, ``local`` those that packages provide. Boundary:
+YAML files in, validated dataclasses out; no model is loaded here.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from dewmark.core.keys import Key
-from dewmark.decoding import Decoding
+from dewmark.decoding import Decoding, check_int
 from dewmark.errors import ConfigError
 from dewmark.registry import SCHEMES, unknown_name
 from dewmark.scheme import Scheme
@@ -37,12 +37,13 @@ STAGES = (
 )
 _CATALOGUE = "schemes"
 _ALL = "all"
+
 Settings = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
 class SchemeEntry:
-    """One row of a table: a scheme with settings, its test (None: its own default), and its host."""
+    """A row of a table: a scheme, its settings, its host and its test (None for the scheme's default)."""
 
     label: str
     scheme: str
@@ -51,14 +52,26 @@ class SchemeEntry:
     test: str | None = None
 
     def build(self) -> Scheme:
-        """The scheme as configured; wrong settings are refused here."""
+        """The configured scheme; invalid settings raise `ConfigError`."""
         built: Scheme = SCHEMES[self.scheme]().with_settings(dict(self.settings))
         return built
+
+    @property
+    def relative_cost(self) -> int:
+        """Roughly how long a text takes, relative to a scheme that only looks up tables.
+
+        Drafting sentences costs most, then running an encoder (unless contexts are composed from tables),
+        then running the host to detect.
+        """
+        scheme = self.build()
+        needs = scheme.needs_as_set
+        encodes = needs.encoder and getattr(scheme, "context", "window") == "window"
+        return 1 + 4 * needs.host_at_detection + 8 * encodes + 32 * needs.drafts
 
 
 @dataclass(frozen=True)
 class AttackEntry:
-    """One column of a table: an attack with settings."""
+    """A column of a table: an attack and its settings."""
 
     label: str
     attack: str
@@ -67,10 +80,11 @@ class AttackEntry:
 
 @dataclass(frozen=True)
 class Recipe:
-    """A table of one profile, whole. ``prompts`` is ``openings``, ``c4`` or a JSONL file.
+    """A table under one profile. ``prompts`` is a source of `dewmark.lab.prompts`.
 
-    ``lengths`` are numbers of tokens to which texts are cut for the figure over lengths. ``settings`` are the
-    profile's own, by scheme: they go over those of every row that is added.
+    ``lengths`` are the numbers of tokens to which texts are truncated for the figure over lengths.
+    ``settings`` are the profile's settings by scheme, which override those of the scheme's rows. ``options``
+    configure stages by name.
     """
 
     name: str
@@ -99,9 +113,9 @@ class Recipe:
         tokens: int | None = None,
         **changes: Any,  # noqa: ANN401 - fields of this class
     ) -> Recipe:
-        """A copy with only some schemes (labels or groups), attacks and stages, and other fields replaced.
+        """A copy with only these schemes (labels or groups), attacks and stages, and other fields replaced.
 
-        ``tokens`` sets how many tokens each text gets; what is None stays.
+        ``tokens`` is the number of tokens of each text; values of None change nothing.
         """
         chosen = {name: value for name, value in changes.items() if value is not None}
         if tokens is not None:
@@ -112,7 +126,7 @@ class Recipe:
             host = self.schemes[0].host
             known = {entry.label: entry for entry in self.schemes}
             wanted = _labels(schemes, own=list(known))
-            # a row that the recipe does not have comes as the catalogue has it
+            # rows that the recipe lacks come from the catalogue
             chosen["schemes"] = tuple(
                 known[label] if label in known else _entry(label, self.settings, host) for label in wanted
             )
@@ -130,29 +144,31 @@ class Recipe:
         return _checked(dataclasses.replace(self, **chosen))
 
     def on_host(self, host: str) -> Recipe:
-        """The same with another host for every row."""
+        """A copy that uses another host for every row."""
         rows = tuple(dataclasses.replace(entry, host=host) for entry in self.schemes)
         return dataclasses.replace(self, schemes=rows)
 
     def to_dict(self) -> dict[str, Any]:
-        """What decides the results, as plain values: not which stages were run now."""
-        return {name: value for name, value in dataclasses.asdict(self).items() if name != "stages"}
+        """Everything that determines the results, as plain values; the stages of this run are left out."""
+        values = {**dataclasses.asdict(self), "decoding": self.decoding.to_dict()}
+        del values["stages"]
+        return values
 
 
 def experiment_key(seed: int) -> Key:
-    """The key of a seed: the same in every run, so that runs agree, and therefore no secret."""
+    """The key of a seed. It is the same in every run, so that runs agree; it is not a secret."""
     return Key(hashlib.sha256(f"dewmark reproduce, seed {seed}".encode()).digest())
 
 
 def tables() -> list[str]:
-    """The tables that come with the package."""
+    """The names of the recipes that the package provides."""
     files = (resources.files("dewmark") / "data" / "recipes").iterdir()
     names = (file.name.removesuffix(".yaml") for file in files if file.name.endswith(".yaml"))
     return sorted(name for name in names if name != _CATALOGUE)
 
 
 def load_recipe(name: str, *, profile: str) -> Recipe:
-    """A table of the package by name, or a recipe of one's own by its ``.yaml`` file."""
+    """Load one of the package's recipes by name, or any recipe by the path of its ``.yaml`` file."""
     raw = _read(name)
     table = Path(name).stem
     profiles = raw.pop("profiles", {})
@@ -165,7 +181,7 @@ def load_recipe(name: str, *, profile: str) -> Recipe:
 
 
 def _read(name: str) -> dict[str, Any]:
-    """The mapping of a recipe, over that of its ``base`` if it names one."""
+    """The mapping in a recipe's file, merged over its ``base`` if it has one."""
     if name.endswith((".yaml", ".yml")):
         try:
             text = Path(name).read_text(encoding="utf-8")
@@ -185,13 +201,13 @@ def _read(name: str) -> dict[str, Any]:
 
 
 def _recipe(name: str, profile: str, raw: dict[str, Any]) -> Recipe:
-    """A recipe of the merged mapping; what it does not know is refused."""
+    """A `Recipe` from the merged mapping; unknown fields raise `ConfigError`."""
     try:
         host = raw.pop("host")
         overrides = raw.pop("settings", {})
         schemes = raw.pop("schemes")
         rows: list[SchemeEntry] = []
-        if isinstance(schemes, Mapping):  # rows of the recipe's own, by label
+        if isinstance(schemes, Mapping):  # the recipe defines its own rows, by label
             rows = [_own_entry(label, row, overrides, host) for label, row in schemes.items()]
         else:
             rows = [_entry(label, overrides, host) for label in _labels(schemes)]
@@ -218,28 +234,24 @@ def _recipe(name: str, profile: str, raw: dict[str, Any]) -> Recipe:
             )
         )
     except KeyError as missing:
-        raise ConfigError(f"the recipe {name} ({profile}) lacks {missing}: add it") from None
+        raise ConfigError(f"the recipe {name} ({profile}) has no {missing}: add it") from None
     except (TypeError, AttributeError) as error:
-        raise ConfigError(f"the recipe {name} ({profile}) is not in order: {error}") from None
+        raise ConfigError(f"the recipe {name} ({profile}) is invalid: {error}") from None
 
 
 def _checked(recipe: Recipe) -> Recipe:
-    numbers: tuple[tuple[str, object, int], ...] = (  # of a file, so perhaps no numbers
-        ("texts", recipe.texts, 2),
-        ("seeds", recipe.seeds, 1),
-        ("prompt_tokens", recipe.prompt_tokens, 1),
-        *(("lengths", length, 1) for length in recipe.lengths),
-    )
-    for what, value, least in numbers:
-        if isinstance(value, bool) or not isinstance(value, int) or value < least:
-            raise ConfigError(f"{what} must be a whole number of at least {least}, got {value!r}")
+    check_int("texts", recipe.texts, least=2)
+    check_int("seeds", recipe.seeds, least=1)
+    check_int("prompt_tokens", recipe.prompt_tokens, least=1)
+    for length in recipe.lengths:
+        check_int("lengths", length, least=1)
     for entry in recipe.schemes:
         entry.build()
     return recipe
 
 
 def _labels(names: Sequence[str], *, own: Sequence[str] = ()) -> list[str]:
-    """Labels and groups to labels, each once, in the order asked for; ``own`` are a recipe's rows."""
+    """Expand groups: the distinct labels in the given order. ``own`` are the labels of a recipe's rows."""
     catalogue = _catalogue()
     groups: dict[str, list[str]] = {_ALL: list(own or catalogue)}
     for label, row in catalogue.items():
@@ -257,7 +269,7 @@ def _labels(names: Sequence[str], *, own: Sequence[str] = ()) -> list[str]:
 
 
 def _entry(label: str, overrides: Mapping[str, Settings], host: str) -> SchemeEntry:
-    """A row of the catalogue; ``overrides`` are a profile's settings by scheme."""
+    """A row of the catalogue; ``overrides`` are the profile's settings by scheme."""
     return _own_entry(label, _catalogue()[label], overrides, host)
 
 
@@ -268,7 +280,7 @@ def _own_entry(label: str, row: Settings, overrides: Mapping[str, Settings], hos
 
 @functools.cache
 def _catalogue() -> dict[str, dict[str, Any]]:
-    """All labels that recipes share."""
+    """The rows that recipes share, by label."""
     return _parse(_shipped(_CATALOGUE), _CATALOGUE)
 
 
@@ -282,7 +294,7 @@ def _parse(text: str, where: str) -> dict[str, Any]:
     try:
         raw = yaml.safe_load(text)
     except yaml.YAMLError as error:
-        raise ConfigError(f"{where} is no YAML: {' '.join(str(error).split())}") from None
+        raise ConfigError(f"{where} is not valid YAML: {' '.join(str(error).split())}") from None
     if not isinstance(raw, dict):
         raise ConfigError(f"{where} must be a mapping, got {type(raw).__name__}")
     return raw

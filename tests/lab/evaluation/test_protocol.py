@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from scipy import stats
-from tests.evaluation.synthetic import UNCHANGED, scored
+from tests.lab.evaluation.synthetic import UNCHANGED, scored
 
 from dewmark.errors import ConfigError, InputError
 from dewmark.lab.evaluation.protocol import evaluate

@@ -9,13 +9,13 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.experiments.conftest import options, tree
+from tests.lab.experiments.conftest import options, tree
 
 from dewmark.cli.app import main
+from dewmark.lab.experiments.outputs import StageOutput
 from dewmark.lab.experiments.recipe import SchemeEntry, experiment_key, load_recipe
-from dewmark.lab.experiments.scoring import Scoring, Sheet, effort
-from dewmark.lab.experiments.store import Cell
-from dewmark.lab.experiments.tasks import Bench
+from dewmark.lab.experiments.scoring_stage import PendingScores, ScoreTexts
+from dewmark.lab.experiments.workers import LoadedModels
 
 HERE = Path(__file__).parent
 
@@ -24,20 +24,20 @@ def rows(file: Path) -> list[dict]:
     return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
 
 
-def two_tests(host: Path) -> tuple[SchemeEntry, dict[str, Cell]]:
+def two_tests(host: Path) -> tuple[SchemeEntry, dict[str, StageOutput]]:
     """DEW with windows of text, and a cell for each of two tests."""
     settings = {"units": "token", "sampler": "bias", "context": "window", "contexts": "raw"}
     entry = SchemeEntry("dew", "dew", str(host), settings)
-    return entry, {test: Cell("score", {"test": test}) for test in ("key", "gaussian")}
+    return entry, {test: StageOutput("score", {"test": test}) for test in ("key", "gaussian")}
 
 
 @pytest.fixture
-def written(tmp_path: Path) -> Cell:
-    source = Cell("generate", {"texts": "by hand"})
+def written(tmp_path: Path) -> StageOutput:
+    source = StageOutput("generate", {"texts": "by hand"})
     target = source.rows(tmp_path)
     line = "the river ran under the old bridge and people of the city came over it to walk home "
     texts = [line[4 * i :] + line[: 4 * i] for i in range(5)] + [" "]
-    with target.growing(6, batch=6) as batches:
+    with target.missing_batches(6, size=6) as batches:
         for batch in batches:
             target.append([{"id": str(i), "text": texts[i], "seed": i} for i in batch])
     return source
@@ -54,13 +54,15 @@ def test_two_tests_of_one_mark_encode_a_text_once(tiny_folder, tmp_path, written
 
     monkeypatch.setattr(type(bag_encoder), "encode", counted)
     source = written.rows(tmp_path)
-    bench, wrote = Bench("cpu"), (source, 6)
+    models, own_texts = LoadedModels("cpu"), (source, 6)
 
-    def scored(targets: dict[str, Cell], folder: str) -> int:
-        sheet = Sheet(source, {test: cell.rows(tmp_path / folder) for test, cell in targets.items()}, 6)
-        bench._scheme = None  # as a new worker: nothing remembered
+    def scored(targets: dict[str, StageOutput], folder: str) -> int:
+        pending = PendingScores(
+            source, {test: cell.rows(tmp_path / folder) for test, cell in targets.items()}, 6
+        )
+        models._scheme = None  # as a new worker: nothing remembered
         encoded.clear()
-        Scoring(6, entry, 0, wrote, (sheet,), 2).run(bench, lambda _: None)
+        ScoreTexts(6, entry, 0, own_texts, (pending,), 2).run(models, lambda _: None)
         return len(encoded)
 
     alone = [scored({test: cell}, "alone") for test, cell in cells.items()]
@@ -79,7 +81,9 @@ def test_a_test_that_is_behind_catches_up(tiny_folder, tmp_path, written, bag_en
 
     def score(folder: str) -> dict[str, bytes]:
         targets = {test: cell.rows(tmp_path / folder) for test, cell in cells.items()}
-        Scoring(6, entry, 0, (source, 6), (Sheet(source, targets, 6),), 2).run(Bench("cpu"), lambda _: None)
+        ScoreTexts(6, entry, 0, (source, 6), (PendingScores(source, targets, 6),), 2).run(
+            LoadedModels("cpu"), lambda _: None
+        )
         return {test: target.path.read_bytes() for test, target in targets.items()}
 
     expected = score("whole")
@@ -180,7 +184,7 @@ def test_a_run_killed_between_two_tests_ends_with_the_same_bytes(tiny_folder, tm
 
 
 def test_the_costly_schemes_come_first():
-    efforts = {entry.label: effort(entry) for entry in load_recipe("main", profile="local").schemes}
+    efforts = {entry.label: entry.relative_cost for entry in load_recipe("main", profile="local").schemes}
     assert efforts["ksemstamp"] > efforts["dew-paper-2.0"] > efforts["sweet"] > efforts["kgw"]
     assert efforts["dew-default"] == efforts["dew-white-2.0"] == efforts["kgw"]
 
@@ -189,5 +193,5 @@ def test_a_scheme_that_can_detect_on_a_device_does(tiny_folder, bag_encoder, mon
     entry, _ = two_tests(tiny_folder)
     asked: list[str] = []
     monkeypatch.setattr("dewmark.dew.scheme.BoundDEW.on", lambda self, device: asked.append(device) or self)
-    Bench("cpu").scheme(entry, 0)
+    LoadedModels("cpu").scheme(entry, 0)
     assert asked == ["cpu"]

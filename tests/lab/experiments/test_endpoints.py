@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 
 import pytest
-from tests.experiments.conftest import options, tree
 from tests.hosts.chat_server import Reply, serving
+from tests.lab.experiments.conftest import options, tree
 
 from dewmark import storage
 from dewmark.cli.app import main

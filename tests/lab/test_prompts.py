@@ -6,14 +6,7 @@ import pytest
 
 from dewmark.errors import ConfigError, InputError
 from dewmark.hosts.fake import FakeHost
-from dewmark.lab.experiments.prompts import (
-    cut,
-    held_out,
-    human_texts,
-    openings,
-    prompt_texts,
-    source_identity,
-)
+from dewmark.lab.prompts import held_out, human_texts, openings, prompt_texts, source_identity, truncate
 
 
 def test_openings_are_taken_in_order_and_not_twice():
@@ -47,13 +40,13 @@ def test_prompts_of_a_file(tmp_path):
     with pytest.raises(InputError, match="there is no file"):
         prompt_texts("nowhere.jsonl", 2)
     file.write_text('{"words": 3}\n', encoding="utf-8")
-    with pytest.raises(InputError, match="line 1 has no prompt or text or response"):
+    with pytest.raises(InputError, match="line 1: prompt or text or response must be a string"):
         prompt_texts(str(file), 1)
 
 
 def test_texts_are_cut_after_whole_tokens():
     tokenizer = FakeHost().tokenizer
-    rows = cut(
+    rows = truncate(
         [{"id": "a", "text": "the river and the sea"}, {"id": "b", "text": "rain"}], tokenizer, tokens=3
     )
     assert [row["text"] for row in rows] == ["the river and", "rain"]

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.experiments.conftest import options, tree
+from tests.lab.experiments.conftest import options, tree
 
 from dewmark.cli.app import main
 

@@ -86,8 +86,8 @@ def test_a_recipe_of_ones_own(tmp_path):
     with pytest.raises(UnknownNameError, match="delta"):
         load_recipe(str(file), profile="local")
     file.write_text("base: main\nprofiles: {local: {text: 5}}\n")
-    with pytest.raises(ConfigError, match="not in order"):
+    with pytest.raises(ConfigError, match="is invalid"):
         load_recipe(str(file), profile="local")
     file.write_text("base: main\nprofiles: {local: {texts: many}}\n")
-    with pytest.raises(ConfigError, match="texts must be a whole number"):
+    with pytest.raises(ConfigError, match="texts must be"):
         load_recipe(str(file), profile="local")

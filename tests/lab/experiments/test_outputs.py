@@ -5,17 +5,17 @@ import json
 import pytest
 
 from dewmark.errors import ConfigError, StorageError
-from dewmark.lab.experiments.store import Cell
+from dewmark.lab.experiments.outputs import StageOutput
 
 
 @pytest.fixture
 def rows(tmp_path):
-    return Cell("generate", {"host": "a", "seed": 0}).rows(tmp_path)
+    return StageOutput("generate", {"host": "a", "seed": 0}).rows(tmp_path)
 
 
 def fill(rows, number, batch):
     made = []
-    with rows.growing(number, batch=batch) as batches:
+    with rows.missing_batches(number, size=batch) as batches:
         for each in batches:
             made.append((each.start, each.stop))
             rows.append([{"i": i} for i in each])
@@ -23,10 +23,10 @@ def fill(rows, number, batch):
 
 
 def test_a_hash_names_everything_that_decides_the_rows():
-    one = Cell("generate", {"host": "a", "seed": 0})
-    assert one.hash == Cell("generate", {"seed": 0, "host": "a"}).hash
-    assert one.hash != Cell("attack", {"host": "a", "seed": 0}).hash
-    assert one.hash != Cell("generate", {"host": "a", "seed": 1}).hash
+    one = StageOutput("generate", {"host": "a", "seed": 0})
+    assert one.hash == StageOutput("generate", {"seed": 0, "host": "a"}).hash
+    assert one.hash != StageOutput("attack", {"host": "a", "seed": 0}).hash
+    assert one.hash != StageOutput("generate", {"host": "a", "seed": 1}).hash
 
 
 def test_batches_are_fixed_by_the_order_of_rows(rows):
@@ -70,7 +70,7 @@ def test_a_writer_waits_for_the_other(rows, tmp_path):
     def other():
         order.append(fill(rows, 4, 2))
 
-    with rows.growing(4, batch=2) as batches:
+    with rows.missing_batches(4, size=2) as batches:
         thread = threading.Thread(target=other)
         thread.start()
         for each in batches:

@@ -3,7 +3,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from tests.experiments.conftest import tree
+from tests.lab.experiments.conftest import tree
 
 from dewmark.cli.app import main
 

@@ -1,0 +1,132 @@
+"""The stages that measure what a mark costs: ``quality`` of texts, ``preference`` of a judge, ``runtime``."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from dewmark.lab.evaluation.results import CLEAN, MARKED, UNMARKED
+from dewmark.lab.experiments.outputs import RowFile, StageOutput, write_rows
+from dewmark.lab.experiments.run import Run
+from dewmark.lab.experiments.workers import LoadedModels, Task
+
+__all__ = ["judge_preferences", "measure_quality", "time_schemes"]
+
+
+def measure_quality(run: Run) -> None:
+    """Measure marked and unmarked texts and write ``quality.jsonl``."""
+    outputs, number = run.outputs, run.recipe.texts
+    labelled: list[tuple[str, int, str, StageOutput]] = []
+    for seed in run.seeds:
+        for host in outputs.hosts:
+            label = CLEAN if len(outputs.hosts) == 1 else f"{CLEAN} ({host})"
+            labelled.append((label, seed, UNMARKED, outputs.unmarked(host, seed)))
+        labelled += [(entry.label, seed, MARKED, outputs.marked(entry, seed)) for entry in run.recipe.schemes]
+    tasks: dict[Path, Task] = {}
+    for *_, texts in labelled:
+        target = outputs.quality(texts).rows(run.work)
+        if target.count() < number:
+            tasks[target.path] = _MeasureQuality(
+                number, texts.rows(run.work), target, run.recipe.judge, run.batch_size
+            )
+    run.workers.map(f"judging texts by {run.recipe.judge}", list(tasks.values()))
+    rows = []
+    for label, seed, kind, texts in labelled:
+        measured = outputs.quality(texts).rows(run.work).read(number)
+        rows += [{"scheme": label, "seed": seed, "kind": kind, **row} for row in measured]
+    write_rows(run.out / "quality.jsonl", rows)
+
+
+@dataclass(frozen=True)
+class _MeasureQuality(Task):
+    """Measure perplexity under the judge, diversity and repetition of texts."""
+
+    source: RowFile
+    target: RowFile
+    judge: str
+    batch_size: int
+
+    def run(self, models: LoadedModels, on_rows: Callable[[int], None]) -> None:
+        """Measure batch by batch."""
+        from dewmark.lab.evaluation.quality import quality
+
+        with self.target.missing_batches(self.rows, size=self.batch_size) as batches:
+            for batch in batches:
+                rows = self.source.read(batch.stop)[batch.start :]
+                prompts, texts = ([row[name] for row in rows] for name in ("prompt", "text"))
+                measured = quality(models.host(self.judge), prompts, texts)
+                self.target.append(
+                    [{"id": row["id"], **one.to_dict()} for row, one in zip(rows, measured, strict=True)]
+                )
+                on_rows(batch.stop)
+
+
+def judge_preferences(run: Run) -> None:
+    """Let a chat model compare marked with unmarked texts and write ``preference.jsonl``.
+
+    Its answers are kept on disk.
+    """
+    from dewmark.hosts.chat.settings import ChatSettings
+    from dewmark.lab.evaluation.preference import judge_estimate, judge_pairs, pair_rows
+
+    settings = ChatSettings(**run.recipe.options.get("preference", {}))
+    chat, number = settings.open(run.progress), run.recipe.texts
+    pairs = {}
+    for entry in run.recipe.schemes:
+        for seed in run.seeds:
+            marked = run.outputs.marked(entry, seed).rows(run.work).read(number)
+            unmarked = run.outputs.unmarked(entry.host, seed).rows(run.work).read(number)
+            pairs[entry.label, seed] = pair_rows(marked, unmarked, seed=seed)
+    cost = judge_estimate(settings, [pair for each in pairs.values() for pair in each], kept=chat)
+    if settings.host is None and cost.requests:
+        run.notify(f"preference: {cost}")
+    rows = []
+    for (label, _), each in pairs.items():
+        rows += judge_pairs(chat, each, scheme=label, progress=run.progress)
+    write_rows(run.out / "preference.jsonl", rows)
+
+
+def time_schemes(run: Run) -> None:
+    """Time all schemes in this process, round by round, and write ``runtime.jsonl``.
+
+    Each of the recipe's seeds is a round and each round has its own prompts. A killed run keeps its finished
+    rounds.
+    """
+    from dewmark.lab.evaluation.runtime import device_name, time_round, warm_up
+
+    recipe, models = run.recipe, run.workers.models()
+    timings = []
+    for name in run.outputs.hosts:
+        entries = [entry for entry in recipe.schemes if entry.host == name]
+        per_round = 2 * len(entries) + 1  # unmarked text is generated but not detected
+        host = models.host(name)
+        output = StageOutput(
+            "runtime",
+            {
+                "device": device_name(host),
+                "schemes": [run.outputs.marked(entry, 0).hash for entry in entries],
+                "labels": [entry.label for entry in entries],
+                "unmarked": run.outputs.unmarked(name, 0).hash,
+                "texts": recipe.texts,
+            },
+        )
+        target, total = output.rows(run.work), per_round * recipe.seeds
+        if target.count() < total:
+            prompts = [row["text"] for row in run.prompts(name, recipe.texts * recipe.seeds)]
+            schemes = {}
+            for entry in entries:
+                schemes[entry.label] = models.scheme(entry, 0)
+                run.progress("binding schemes", len(schemes), len(entries))
+            warm_up(host, schemes, prompts[0], decoding=recipe.decoding)
+            with target.missing_batches(total, size=per_round) as batches:
+                for batch in batches:
+                    number = batch.start // per_round
+                    run.progress("timing rounds", number, recipe.seeds)
+                    own = prompts[number * recipe.texts : (number + 1) * recipe.texts]
+                    timed = time_round(host, schemes, own, decoding=recipe.decoding, number=number)
+                    target.append([dataclasses.asdict(each) for each in timed])
+            run.progress("timing rounds", recipe.seeds, recipe.seeds)
+        timings += target.read(total)
+    write_rows(run.out / "runtime.jsonl", timings)

@@ -1,0 +1,169 @@
+"""The ``score`` stage: every scheme's detector scores all texts of the run under each key.
+
+Rows of a table that differ only in their test are scored together, batch by batch, by one bound scheme, so
+that texts are looked up and encoded once for all tests. Truncated texts, which only the figure over lengths
+needs, are made here and scored right after the whole ones. Prompts are not used: the detector sees
+completions only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dewmark.lab.evaluation.quality import words_kept
+from dewmark.lab.evaluation.results import CLEAN
+from dewmark.lab.experiments.outputs import RowFile, write_rows
+from dewmark.lab.experiments.recipe import SchemeEntry
+from dewmark.lab.experiments.run import Run
+from dewmark.lab.experiments.workers import LoadedModels, Task
+from dewmark.lab.prompts import Row
+
+if TYPE_CHECKING:
+    from dewmark.scheme import BoundScheme
+
+__all__ = ["PendingScores", "ScoreTexts", "score_texts"]
+
+_LARGEST = 1e6  # larger scores are clipped: JSON has no infinity
+
+
+def score_texts(run: Run) -> None:
+    """Score all texts and write ``scores.jsonl``."""
+    run.store_human_texts()
+    tasks = _tasks(run)
+    if "generate" not in run.recipe.stages:  # otherwise that stage has built the caches
+        run.build_scheme_caches([task.entry for task in tasks], tasks=len(tasks))
+    run.workers.map("scoring texts", tasks)
+    rows = []
+    for entry in run.recipe.schemes:
+        for seed in run.seeds:
+            for each in run.outputs.texts_to_score(entry, seed):
+                label = {"scheme": entry.label, "attack": each.attack, "seed": seed, "kind": each.kind}
+                scores = run.outputs.scores(entry, seed, each.texts, tokens=each.tokens)
+                rows += [{**label, **row} for row in scores.rows(run.work).read(each.number)]
+    write_rows(run.out / "scores.jsonl", rows)
+
+
+@dataclass(frozen=True)
+class PendingScores:
+    """The first ``number`` rows of ``source``, to be scored by each test into its target.
+
+    ``tokens`` truncates texts to so many of the host's tokens; None keeps them whole.
+    """
+
+    source: RowFile
+    targets: Mapping[str | None, RowFile]
+    number: int
+    tokens: int | None = None
+
+    @contextlib.contextmanager
+    def missing_batches(self, *, size: int) -> Iterator[Iterator[tuple[range, list[str | None]]]]:
+        """Lock the targets and yield each missing batch with the tests that still need it.
+
+        A killed run may have left one target ahead of another. Locks are taken in the order of paths, so that
+        two runs in one work folder cannot deadlock.
+        """
+        with contextlib.ExitStack() as stack:
+            wanted: dict[range, list[str | None]] = {}
+            for test, target in sorted(self.targets.items(), key=lambda pair: pair[1].path):
+                for batch in stack.enter_context(target.missing_batches(self.number, size=size)):
+                    wanted.setdefault(batch, []).append(test)
+            yield ((batch, wanted[batch]) for batch in sorted(wanted, key=lambda batch: batch.start))
+
+
+@dataclass(frozen=True)
+class ScoreTexts(Task):
+    """Score texts with one scheme's detector under the key of a seed.
+
+    ``own_texts`` are the texts that the scheme wrote under that key, and how many there are.
+    """
+
+    entry: SchemeEntry
+    seed: int
+    own_texts: tuple[RowFile, int]
+    pending: Sequence[PendingScores]
+    batch_size: int
+
+    @classmethod
+    def for_run(cls, run: Run, entry: SchemeEntry, seed: int, pending: Sequence[PendingScores]) -> ScoreTexts:
+        """A task with the scheme's own texts and the batch size of a run."""
+        own_texts = run.outputs.marked(entry, seed).rows(run.work), run.recipe.texts
+        number = sum(each.number for each in pending)
+        return cls(number, entry, seed, own_texts, tuple(pending), run.batch_size)
+
+    def run(self, models: LoadedModels, on_rows: Callable[[int], None]) -> None:
+        """Score batch by batch."""
+        before = 0
+        for pending in self.pending:
+            all_rows = pending.source.read(pending.number)
+            with pending.missing_batches(size=self.batch_size) as batches:
+                for batch, tests in batches:
+                    bound = models.scheme(self.entry, self.seed, own_texts=self.own_texts)
+                    rows = all_rows[batch.start : batch.stop]
+                    texts = [row["text"].replace("\x00", " ") for row in rows]
+                    if pending.tokens is not None:
+                        texts = _first_tokens(bound, texts, pending.tokens)
+                    for test in tests:
+                        pending.targets[test].append(_scores(bound, rows, texts, test=test))
+                    on_rows(before + batch.stop)
+            before += pending.number
+
+
+def _tasks(run: Run) -> list[ScoreTexts]:
+    """Tasks for all missing scores, one per scheme, seed and attack, the longest first.
+
+    That makes enough tasks for many workers, while each task binds its scheme only once.
+    """
+    tasks: list[ScoreTexts] = []
+    for seed in run.seeds:
+        for group in _group_by_mark(run.recipe.schemes):
+            entry, columns = group[0], dict[str, list[PendingScores]]()
+            for each in run.outputs.texts_to_score(entry, seed):
+                targets: dict[Path, tuple[str | None, RowFile]] = {}
+                for member in group:
+                    scores = run.outputs.scores(member, seed, each.texts, tokens=each.tokens)
+                    target = scores.rows(run.work)
+                    if target.count() < each.number:
+                        targets[target.path] = member.test, target
+                if targets:
+                    source = each.texts.rows(run.work)
+                    pending = PendingScores(source, dict(targets.values()), each.number, each.tokens)
+                    columns.setdefault(CLEAN if each.tokens else each.attack, []).append(pending)
+            tasks += [ScoreTexts.for_run(run, entry, seed, column) for column in columns.values()]
+    return sorted(tasks, key=lambda task: -task.entry.relative_cost * task.rows)
+
+
+def _group_by_mark(entries: Sequence[SchemeEntry]) -> list[list[SchemeEntry]]:
+    """Group entries that mark alike and differ only in label and test."""
+    groups: dict[str, list[SchemeEntry]] = {}
+    for entry in entries:
+        mark = json.dumps([entry.scheme, entry.build().to_dict(), entry.host], sort_keys=True)
+        groups.setdefault(mark, []).append(entry)
+    return list(groups.values())
+
+
+def _first_tokens(bound: BoundScheme, texts: Sequence[str], tokens: int) -> list[str]:
+    """Each text up to the end of its first ``tokens`` tokens."""
+    pieces = bound.host.tokenizer.encode(texts)
+    return [piece.text[: max((end for _, end in piece.offsets[:tokens]), default=0)] for piece in pieces]
+
+
+def _scores(bound: BoundScheme, rows: Sequence[Row], texts: Sequence[str], *, test: str | None) -> list[Row]:
+    """Score, p-value and length of each text; a blank text has score 0 and p-value 1."""
+    found = iter(bound.detect_batch([text for text in texts if text.strip()], test=test))
+    scored: list[Row] = []
+    for row, text in zip(rows, texts, strict=True):
+        kept = {"kept": words_kept(row["original_text"], text)} if "original_text" in row else {}
+        if not text.strip():
+            scored.append({"id": row["id"], "score": 0.0, "p_value": 1.0, "tokens": 0, **kept})
+            continue
+        one = next(found)
+        score = min(max(one.z, -_LARGEST), _LARGEST) if not math.isnan(one.z) else 0.0
+        numbers = {"score": score, "p_value": one.p_value, "tokens": one.tokens_scored}
+        scored.append({"id": row["id"], **numbers, **kept})
+    return scored

@@ -1,0 +1,142 @@
+"""The stages that make texts: ``generate`` writes marked and unmarked ones, ``attack`` edits them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from dewmark.attacks.base import Attack
+from dewmark.decoding import Decoding
+from dewmark.lab.experiments.outputs import RowFile, StageOutput
+from dewmark.lab.experiments.recipe import AttackEntry, SchemeEntry
+from dewmark.lab.experiments.run import Run
+from dewmark.lab.experiments.workers import LoadedModels, Task
+from dewmark.lab.prompts import Row
+
+__all__ = ["attack_texts", "generate_texts"]
+
+
+def generate_texts(run: Run) -> None:
+    """Write every scheme's texts and every host's unmarked ones, under each seed."""
+    recipe, outputs, number = run.recipe, run.outputs, run.recipe.texts
+    tasks: dict[Path, _Generate] = {}
+    prompts: dict[str, list[Row]] = {}
+    for seed in run.seeds:
+        wanted: list[tuple[str, SchemeEntry | None, StageOutput]] = []
+        wanted += [(host, None, outputs.unmarked(host, seed)) for host in outputs.hosts]
+        wanted += [(entry.host, entry, outputs.marked(entry, seed)) for entry in recipe.schemes]
+        for host, entry, output in wanted:
+            target = output.rows(run.work)
+            if target.path in tasks or target.count() >= number:
+                continue
+            if host not in prompts:
+                prompts[host] = run.prompts(host, number)
+            tasks[target.path] = _Generate(
+                number, target, host, entry, seed, prompts[host], recipe.decoding, run.batch_size
+            )
+    longest_first = sorted(tasks.values(), key=lambda task: -task.entry.relative_cost if task.entry else 0)
+    entries = [task.entry for task in longest_first if task.entry is not None]
+    run.build_scheme_caches(entries, tasks=len(tasks))
+    run.workers.map("writing texts", longest_first)
+
+
+@dataclass(frozen=True)
+class _Generate(Task):
+    """Complete prompts, marked by ``entry`` under the key of ``seed``, or unmarked if it is None."""
+
+    target: RowFile
+    host: str
+    entry: SchemeEntry | None
+    seed: int
+    prompts: Sequence[Row]
+    decoding: Decoding
+    batch_size: int
+
+    def run(self, models: LoadedModels, on_rows: Callable[[int], None]) -> None:
+        """Write texts batch by batch; each text has its own sampling seed, the same in every run."""
+        with self.target.missing_batches(self.rows, size=self.batch_size) as batches:
+            for batch in batches:
+                bound = None if self.entry is None else models.scheme(self.entry, self.seed)
+                prompts = [self.prompts[i] for i in batch]
+                generations = models.host(self.host).generate(
+                    [prompt["text"] for prompt in prompts],
+                    scheme=bound,
+                    seeds=[1_000_000 * self.seed + i for i in batch],
+                    batch_size=self.batch_size,
+                    decoding=self.decoding,
+                )
+                self.target.append(
+                    [
+                        {
+                            "id": prompt["id"],
+                            "prompt": one.prompt,
+                            "text": one.text,
+                            "tokens": one.tokens,
+                            "seed": one.seed,
+                            "scheme": one.scheme,
+                            "config_hash": one.config_hash,
+                            **({} if one.drafts is None else {"drafts": one.drafts.to_dict()}),
+                        }
+                        for prompt, one in zip(prompts, generations, strict=True)
+                    ]
+                )
+                on_rows(batch.stop)
+
+
+def attack_texts(run: Run) -> None:
+    """Put marked, unmarked and human-written texts through every attack of the recipe."""
+    outputs = run.outputs
+    run.store_human_texts()
+    sources: list[tuple[StageOutput, int]] = []
+    for host in outputs.hosts:
+        sources += [(outputs.unmarked(host, seed), run.recipe.texts) for seed in run.seeds]
+        sources += outputs.all_human_texts(host)
+    for entry in run.recipe.schemes:
+        sources += [(outputs.marked(entry, seed), run.recipe.texts) for seed in run.seeds]
+    tasks: dict[Path, _AttackTexts] = {}
+    for attack in run.recipe.attacks:
+        for texts, number in sources:
+            target = outputs.attacked(texts, attack).rows(run.work)
+            if target.count() < number and target.path not in tasks:
+                tasks[target.path] = _AttackTexts(number, texts.rows(run.work), target, attack)
+    _announce_costs(run, list(tasks.values()))
+    run.workers.map("attacking texts", list(tasks.values()))
+
+
+@dataclass(frozen=True)
+class _AttackTexts(Task):
+    """Put texts through an attack, seeded by each text's own seed."""
+
+    source: RowFile
+    target: RowFile
+    attack: AttackEntry
+
+    def run(self, models: LoadedModels, on_rows: Callable[[int], None]) -> None:
+        """Attack batch by batch; a row keeps its other fields."""
+        attack = models.attack(self.attack)
+        identity = attack.identity()
+        with self.target.missing_batches(self.rows, size=attack.at_once) as batches:
+            for batch in batches:
+                rows = self.source.read(batch.stop)[batch.start :]
+                texts = [row["text"] for row in rows]
+                attacked = attack.apply(texts, seeds=[row["seed"] for row in rows])
+                self.target.append(
+                    [
+                        {**row, "text": text, "attack": identity, "original_text": row["text"]}
+                        for row, text in zip(rows, attacked, strict=True)
+                    ]
+                )
+                on_rows(batch.stop)
+
+
+def _announce_costs(run: Run, tasks: Sequence[_AttackTexts]) -> None:
+    """Tell the user what each attack will request from an endpoint, over all its texts."""
+    for label in dict.fromkeys(task.attack.label for task in tasks):
+        attack = run.outputs.attacks[label]
+        if type(attack).plan is Attack.plan:  # this attack needs no endpoint
+            continue
+        rows = [row for task in tasks if task.attack.label == label for row in task.source.read(task.rows)]
+        cost = attack.plan([row["text"] for row in rows], seeds=[row["seed"] for row in rows])
+        if cost is not None:
+            run.notify(f"{label}: {cost}")
