@@ -10,11 +10,12 @@ from __future__ import annotations
 import contextlib
 import errno
 import hashlib
+import itertools
 import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -22,15 +23,17 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dewmark.errors import ArtifactError, InputError, StorageError
+from dewmark.errors import ArtifactError, ConfigError, InputError, StorageError
 
 __all__ = [
     "Bundle",
+    "ResumableRows",
     "append_at",
     "append_jsonl",
     "atomic_folder",
     "atomic_write",
     "encode_jsonl",
+    "first_row",
     "load_bundle",
     "parse_jsonl",
     "read_jsonl",
@@ -203,19 +206,19 @@ def encode_jsonl(rows: Iterable[Mapping[str, Any]]) -> bytes:
     return lines.encode("utf-8", "backslashreplace")
 
 
-def append_jsonl(path: Path, rows: list[dict[str, Any]]) -> None:
-    """Append rows and flush them to the disk, so that a kill loses none of them."""
-    data = encode_jsonl(rows)
+def append_jsonl(path: Path, rows: Iterable[Mapping[str, Any]], *, private: bool = False) -> None:
+    """Append rows and flush them to the disk; ``private`` creates the file with mode 0600."""
     with _storage_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("ab") as stream:
-            stream.write(data)
+        handle = os.open(path, os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o600 if private else 0o666)
+        with os.fdopen(handle, "ab") as stream:
+            stream.write(encode_jsonl(rows))
             stream.flush()
             os.fsync(stream.fileno())
 
 
 def append_at(path: Path, data: bytes, *, end: int) -> None:
-    """Cut a private file (mode 0600) to its first ``end`` bytes, append to them, and flush it to the disk."""
+    """Cut a private file (mode 0600) to its first ``end`` bytes, append ``data`` and flush it to disk."""
     with _storage_errors(path):
         handle = os.open(path, os.O_CREAT | os.O_RDWR, 0o600)
         with os.fdopen(handle, "r+b") as stream:
@@ -224,3 +227,115 @@ def append_at(path: Path, data: bytes, *, end: int) -> None:
             stream.write(data)
             stream.flush()
             os.fsync(stream.fileno())
+
+
+def first_row(path: Path) -> dict[str, Any] | None:
+    """The first row of a JSONL file, or None if the file has no complete row."""
+    try:
+        with path.open("rb") as stream:
+            line = stream.readline()
+    except OSError:
+        return None
+    return _parse_row(line) if line.endswith(b"\n") else None
+
+
+class ResumableRows:
+    """A JSONL file that grows batch by batch and can be killed at any byte: it resumes to the same bytes.
+
+    A finished file has ``total`` rows. They are made in order, in batches of ``batch_size``, and a finished
+    batch is appended and flushed to the disk. Opening the file cuts off an unfinished batch, so a resumed run
+    makes the batches that an uninterrupted run would make.
+
+    ``expected(i)`` returns row i as far as it is known in advance, with ``...`` for each field that is not;
+    a file that does not match, because another run wrote it, is rejected and left untouched. Without
+    ``expected`` the path must identify the run, and the file may hold more rows than are asked for.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        total: int,
+        *,
+        batch_size: int,
+        expected: Callable[[int], Mapping[str, Any]] | None = None,
+        private: bool = False,
+    ) -> None:
+        self.path, self.total, self.batch_size = path, total, batch_size
+        self._expected, self._private = expected, private
+        self.done = self._resume()
+
+    def pending(self) -> Iterator[range]:
+        """The batches that are still to be made, as ranges of row numbers."""
+        for start in range(self.done, self.total, self.batch_size):
+            yield range(start, min(start + self.batch_size, self.total))
+
+    def append(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Add the rows of a finished batch."""
+        append_jsonl(self.path, rows, private=self._private)
+        self.done += len(rows)
+
+    def read(self) -> Iterator[dict[str, Any]]:
+        """The finished rows, at most ``total``."""
+        if self.done:
+            yield from (row for _, row in itertools.islice(read_jsonl(self.path), self.done))
+
+    def _resume(self) -> int:
+        """Check the file, cut off an unfinished batch, and return how many rows remain."""
+        if self.path.exists() and not self.path.is_file():
+            raise StorageError(f"cannot resume {self.path}: it is not a regular file")
+        done = end = size = 0
+        try:
+            with self.path.open("rb") as stream:
+                for index, line in enumerate(stream):
+                    if self._expected is not None:
+                        self._check(index, line, self._expected)
+                    elif index == self.total:
+                        return self.total
+                    size += len(line)
+                    rows = index + line.endswith(b"\n")
+                    if rows == self.total or (rows > index and rows % self.batch_size == 0):
+                        done, end = rows, size
+            if end < size:
+                os.truncate(self.path, end)
+        except FileNotFoundError:
+            return 0
+        except OSError as error:
+            if isinstance(error, StorageError):
+                raise
+            raise StorageError(f"cannot resume {self.path}: {error.strerror}") from error
+        return done
+
+    def _check(self, index: int, line: bytes, expected: Callable[[int], Mapping[str, Any]]) -> None:
+        where = f"{self.path}, line {index + 1}"
+        if index >= self.total:
+            raise ConfigError(f"{where} belongs to another run (this one has {self.total} rows): {_RESUME}")
+        wanted = expected(index)
+        if not line.endswith(b"\n"):  # cut short by a kill: only the fields before the first unknown count
+            known = dict(itertools.takewhile(lambda field: field[1] is not ..., wanted.items()))
+            head = encode_jsonl([known])[:-2]
+            if line[: len(head)] != head[: len(line)]:
+                raise ConfigError(f"{where} belongs to another run: {_RESUME}")
+            return
+        found = _parse_row(line)
+        if found is None:
+            raise InputError(f"{where} is not a row of this run: {_RESUME}")
+        for name in (*wanted, *found):
+            value = wanted.get(name)
+            if name not in found or name not in wanted:
+                raise ConfigError(f"{where} belongs to another run (field {name} differs): {_RESUME}")
+            if value is not ... and found[name] != (value := json.loads(json.dumps(value))):
+                said = f"{name} is {found[name]!r} and not {value!r}"
+                said = said if len(said) <= _SHOWN else f"{name} differs"
+                raise ConfigError(f"{where} belongs to another run ({said}): {_RESUME}")
+
+
+_RESUME = "repeat that run's options and inputs, or choose another output file"
+_SHOWN = 100  # characters of two differing values that an error message shows
+
+
+def _parse_row(line: bytes) -> dict[str, Any] | None:
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return row if isinstance(row, dict) else None

@@ -11,7 +11,6 @@ Boundary: nothing here knows the victim's key or detects anything; the victim's 
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -226,8 +225,12 @@ def generate_texts(
     name = config.config_hash(
         generation_hash(decoding, scheme, host.info), list(prompts), list(seeds), lengths, batch_size, about
     )
-    path = None if resume_dir is None else resume_dir / f"{name}.jsonl"
-    done, end = _finished(path, len(prompts), batch_size)
+    file = None
+    done: list[GeneratedText] = []
+    if resume_dir is not None:
+        path = resume_dir / f"{name}.jsonl"
+        file = storage.ResumableRows(path, len(prompts), batch_size=batch_size, private=True)
+        done = [GeneratedText(row["text"], tuple(row["ids"])) for row in file.read()]
     tokenizer = host.info.tokenizer
     for start in range(len(done), len(prompts), batch_size):
         progress(_PROGRESS, start, len(prompts))
@@ -245,22 +248,8 @@ def generate_texts(
             ids = [row[:length] for row, length in zip(ids, lengths[batch], strict=True)]
             texts = tokenizer.decode(ids)
         rows = [GeneratedText(text, tuple(row)) for text, row in zip(texts, ids, strict=True)]
-        if path is not None:
-            lines = "".join(json.dumps(dataclasses.asdict(row)) + "\n" for row in rows).encode()
-            path.parent.mkdir(parents=True, exist_ok=True)
-            storage.append_at(path, lines, end=end)
-            end += len(lines)
+        if file is not None:
+            file.append([dataclasses.asdict(row) for row in rows])
         done += rows
     progress(_PROGRESS, len(prompts), len(prompts))
     return done
-
-
-def _finished(path: Path | None, number: int, batch_size: int) -> tuple[list[GeneratedText], int]:
-    """The rows of complete batches that an earlier run left, and where they end in the file."""
-    if path is None or not path.exists():
-        return [], 0
-    *lines, _ = path.read_bytes().split(b"\n")
-    whole = len(lines) if len(lines) == number else len(lines) // batch_size * batch_size
-    rows = [json.loads(line) for line in lines[:whole]]
-    size = sum(len(line) + 1 for line in lines[:whole])
-    return [GeneratedText(row["text"], tuple(row["ids"])) for row in rows], size

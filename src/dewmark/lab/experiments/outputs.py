@@ -110,25 +110,13 @@ class RowFile:
                 with storage.atomic_write(folder / "inputs.json") as stream:
                     text = json.dumps(self.inputs, indent=1, ensure_ascii=False, sort_keys=True)
                     stream.write((text + "\n").encode())
-            done = self._truncate(number, size)
-            yield (range(start, min(start + size, number)) for start in range(done, number, size))
+            yield storage.ResumableRows(self.path, number, batch_size=size).pending()
         finally:
             os.close(lock)
 
     def append(self, rows: Sequence[Row]) -> None:
         """Add a finished batch and flush it to disk."""
         storage.append_jsonl(self.path, list(rows))
-
-    def _truncate(self, number: int, size: int) -> int:
-        """Cut the file after its last complete batch; returns how many rows it keeps."""
-        if not self.path.exists():
-            return 0
-        lines = self.path.read_bytes().split(b"\n")[:-1]
-        if len(lines) >= number:
-            return number
-        done = len(lines) // size * size
-        os.truncate(self.path, sum(len(line) + 1 for line in lines[:done]))
-        return done
 
 
 def write_rows(path: Path, rows: Sequence[Row]) -> None:

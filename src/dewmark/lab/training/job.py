@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import shlex
 import shutil
 from abc import ABC, abstractmethod
@@ -128,13 +127,12 @@ class HostTexts(Texts):
 
     def take(self, number: int, *, least: int) -> list[str]:
         """``number`` texts; those that the cache lacks are written now."""
-        texts = self._kept()
         wanted = -(-number // _BATCH) * _BATCH  # whole batches, so that a text never depends on the number
+        file = storage.ResumableRows(self._file, wanted, batch_size=_BATCH)
         prompts = openings()
         description = f"{self._host_name} is writing training texts"
-        while len(texts) < wanted:
-            self._progress(description, len(texts), wanted)
-            rows = range(len(texts), len(texts) + _BATCH)
+        for rows in file.pending():
+            self._progress(description, rows.start, wanted)
             made = self._open_host().generate(
                 [prompts[i % len(prompts)] for i in rows],
                 scheme=None,
@@ -142,22 +140,9 @@ class HostTexts(Texts):
                 batch_size=_BATCH,
                 decoding=self._decoding,
             )
-            batch = [f"{each.prompt}{each.text}" for each in made]
-            storage.append_jsonl(self._file, [{"text": text} for text in batch])
-            texts += batch
+            file.append([{"text": f"{each.prompt}{each.text}"} for each in made])
         self._progress(description, wanted, wanted)
-        return texts[:number]
-
-    def _kept(self) -> list[str]:
-        """The texts of all whole batches in the cache; what a kill left of another is cut off."""
-        if not self._file.exists():
-            return []
-        lines = self._file.read_bytes().splitlines(keepends=True)
-        if lines and not lines[-1].endswith(b"\n"):
-            lines.pop()
-        whole = lines[: len(lines) // _BATCH * _BATCH]
-        os.truncate(self._file, sum(map(len, whole)))
-        return [json.loads(line)["text"] for line in whole]
+        return [row["text"] for row in file.read()][:number]
 
 
 def openings() -> list[str]:
