@@ -2,68 +2,73 @@
 
 Three objects, each with one lifetime:
 
-- a `Scheme` is a frozen dataclass: its fields are its configuration, nothing else. It lives for ever.
-- a `BoundScheme` is a scheme with a key and a host's vocabulary: immutable, shared by threads. It marks
-  (through sessions) and it scores.
-- a `Session` marks one batch of texts and dies with it, so nothing leaks from text to text.
+- A `Scheme` is a frozen dataclass whose fields are its configuration and nothing else.
+- A `BoundScheme` is a scheme joined to a key and a host's vocabulary. It is immutable and shared by threads; it
+  marks through sessions, and it detects.
+- A `Session` (`dewmark.sampling`) marks one batch of texts and ends with it.
 
 A bound scheme sees a host only through `HostInfo`: tokenizer, vocabulary size, input embeddings. Scoring
-therefore never runs the host, unless the scheme's `Needs` declare it.
+therefore never runs the host, unless the scheme's `Needs` say so.
 
-The second way of marking: a scheme chooses between drafts of the next sentence, which a host writes.
+**Detection** is a template. `BoundScheme.detect_batch` checks the texts, tokenizes them and builds each
+`Detection`; a scheme fills in `BoundScheme.test_texts`, which returns the evidence and the test's result for each
+text.
 
-A scheme whose `Needs` declare ``drafts`` cannot say anything about one token's logits. For a batch of texts
-it offers a `Drafts` object instead; the host writes several drafts of each row's next sentence, asks where
-they end and which of them carry the mark, and goes on with the first that does.
-
-Boundary: the contract only. `dewmark.hosts.transformers.drafting` drives it, `dewmark.baselines` fill it in.
+**Marking by drafts.** A scheme whose `Needs` declare ``drafts`` marks whole sentences. It offers a `Drafts`
+object instead of a session: the host writes several drafts of each row's next sentence, asks where they end and
+which of them carry the mark, and continues with the first that does (`dewmark.hosts.transformers.drafting`).
 """
 
 from __future__ import annotations
 
 import dataclasses
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import numpy as np
 from numpy.typing import NDArray
 
 from dewmark import config as cfg
 from dewmark.decoding import Decoding
 from dewmark.errors import ConfigError, InputError
 from dewmark.registry import unknown_name
-from dewmark.types import Detection, Verdict
+from dewmark.types import Detection, TokenScore, Verdict
 from dewmark.workspace import HostInfo, Tokenized, Workspace
 
 if TYPE_CHECKING:
     import torch
 
     from dewmark.core.keys import Key
-    from dewmark.sampling import Rows
+    from dewmark.sampling import Rows, Session
     from dewmark.stats.evidence import Evidence
+    from dewmark.stats.key_test import Statistic
 
 __all__ = [
+    "DEFAULT_FPR",
     "BoundScheme",
     "Drafts",
     "Needs",
     "Scheme",
-    "Session",
     "State",
     "check_test",
     "check_text",
     "check_texts",
     "decide",
+    "make_detection",
+    "text_chunks",
+    "token_scores",
 ]
 
 DEFAULT_FPR = 0.01
-
 MIN_EFFECTIVE_LENGTH = 16.0
+UNITS_PER_CHUNK = 100_000
 
 
 @dataclass(frozen=True, repr=False)
 class State:
-    """What a detector needs of a bound scheme, ready to be stored. As secret as the key."""
+    """Everything a stored detector needs of a bound scheme. As secret as the key."""
 
     meta: Mapping[str, Any]
     arrays: Mapping[str, NDArray[Any]]
@@ -71,11 +76,10 @@ class State:
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """What a scheme asks of its surroundings; a mismatch is refused before anything runs.
+    """What a scheme requires; a mismatch is rejected before anything runs.
 
-    ``final`` says that its sessions must see the final distribution, after temperature, top-k and top-p;
-    others see the host's own logits. ``drafts`` says that it has no sessions: it chooses between drafts of
-    whole sentences (`dewmark.scheme`).
+    ``final`` says that its sessions must see the final distribution, after temperature, top-k and top-p, instead
+    of the host's own logits. ``drafts`` says that it has no sessions and chooses between drafts of sentences.
     """
 
     embeddings: bool = False
@@ -110,7 +114,7 @@ class Scheme(ABC):
 
     @abstractmethod
     def restore(self, state: State, host: HostInfo, fingerprint: str, workspace: Workspace) -> BoundScheme:
-        """Rebuild a detector from what `BoundScheme.state` gave; it detects, it need not mark."""
+        """Rebuild a detector from what `BoundScheme.state` returned; it need not be able to mark."""
 
     def detect_keys(
         self,
@@ -123,9 +127,9 @@ class Scheme(ABC):
         fpr: float = DEFAULT_FPR,
         test: str | None = None,
     ) -> list[list[Detection]]:
-        """For each text one detection per key, in the order of the keys; the best one has token scores.
+        """For each text one detection per key, in the order of the keys; at least the best has token scores.
 
-        Here every key is bound and detects on its own; a scheme that shares work between keys does better.
+        By default every key is bound and detects on its own; a scheme can override this to share work.
         """
         columns = [
             self.bind(key, host, workspace).detect_batch(texts, prompts=prompts, fpr=fpr, test=test)
@@ -135,12 +139,12 @@ class Scheme(ABC):
 
     @property
     def needs_as_set(self) -> Needs:
-        """What the scheme asks for as it is configured."""
+        """What the scheme requires with its present settings."""
         return self.needs
 
     @property
     def host_free(self) -> bool:
-        """Whether it detects without anything of the host, not even its tokenizer."""
+        """Whether it detects without the host, even without its tokenizer."""
         return False
 
     def with_settings(self, settings: dict[str, object]) -> Scheme:
@@ -152,36 +156,17 @@ class Scheme(ABC):
         return cfg.to_dict(self)
 
 
-class Session(ABC):
-    """Marks one batch of texts: call it once a step with ids (batch, length) and logits (batch, vocab)."""
-
-    @abstractmethod
-    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        """Return marked logits, same shape.
-
-        ``input_ids`` (batch, length) holds prompts and what was written so far, padded on the left;
-        ``scores`` (batch, vocab) the host's logits for the next token. This is the signature of a
-        transformers logits processor. A scheme that chooses the token itself returns logits in which only
-        that token is finite.
-        """
-
-    def ahead(self, input_ids: torch.Tensor) -> None:  # noqa: B027 - most have nothing to begin
-        """Hear of input_ids (batch, length) before the host computes the logits of what follows them.
-
-        A loop that calls this lets work which needs no logits run beside the host; one that does not gets
-        the same marks.
-        """
-
-
 class BoundScheme(ABC):
     """A scheme joined to a key and a host's vocabulary: it marks and it detects.
 
-    ``tests`` names the statistical tests it knows, the default first. ``artifact_identity`` is that of the
-    artifact it uses, if it uses one: two artifacts are two configurations.
+    ``tests`` names the statistical tests it offers, the default first. ``artifact_identity`` identifies the
+    artifact it uses, if any: two artifacts are two configurations. ``units_per_chunk`` bounds the units that
+    detection holds in memory at once.
     """
 
     tests: ClassVar[tuple[str, ...]]
     artifact_identity: str | None = None
+    units_per_chunk: int = UNITS_PER_CHUNK
 
     def __init__(self, scheme: Scheme, host: HostInfo, fingerprint: str) -> None:
         self.scheme = scheme
@@ -190,21 +175,19 @@ class BoundScheme(ABC):
 
     @property
     def needs(self) -> Needs:
-        """What the scheme asks for as it is configured."""
+        """What the scheme requires with its present settings."""
         return self.scheme.needs_as_set
 
     @property
     def config_hash(self) -> str:
-        """Names scheme, parameters, host (unless any will do) and key, and gives none of them away."""
+        """Identifies scheme, parameters, key and (unless any will do) host, without revealing them."""
         host = "" if self.scheme.host_free else self.host.identity
         parts = [self.scheme.name, self.scheme.to_dict(), host, self.fingerprint]
         if self.artifact_identity is not None:
             parts.append(self.artifact_identity)
         return cfg.config_hash(*parts)
 
-    def tokenize(self, texts: Sequence[str]) -> list[Tokenized]:
-        """Cut texts into the units that the scheme scores: by default the host's tokens."""
-        return self.host.tokenizer.encode(list(texts))
+    # Marking
 
     @abstractmethod
     def session(
@@ -216,26 +199,21 @@ class BoundScheme(ABC):
     ) -> Session:
         """Start marking a batch of prompts, (batch, length), padded on the left.
 
-        ``attention_mask`` (batch, length) says what is padding; without it a leading run of the
-        tokenizer's padding id is taken for padding. ``seeds``, one per row, fix whatever unkeyed randomness
-        the scheme needs; without them it is drawn.
-        """
-
-    def drafts(self, prompts: Sequence[str]) -> Drafts:
-        """Start choosing the sentences that follow these prompts; for schemes whose needs say ``drafts``."""
-        raise ConfigError(f"{self.scheme.name} marks token by token: use its session")
-
-    def finished(self, texts: Sequence[str], *, seeds: Sequence[int]) -> None:  # noqa: B027 - most keep none
-        """Hear of finished texts, whose sessions had these seeds; a scheme that keeps records does so here.
-
-        Hosts call it after every batch. With a `processor` in a loop of your own, call it yourself.
+        ``attention_mask`` (batch, length) marks real tokens; without it, a leading run of the tokenizer's
+        padding id counts as padding. ``seeds``, one per row, fix any unkeyed randomness that the scheme needs;
+        without them it is fresh.
         """
 
     def rows(self, device: torch.device) -> Rows:
-        """For engines whose batches change from step to step: here one session a row (`dewmark.sampling`)."""
+        """Mark for engines whose batches change from step to step; by default with one session per row."""
+        import torch
+
         from dewmark.sampling import SessionRows
 
-        return SessionRows(self, device)
+        def open_session(prompt: torch.Tensor, seed: int) -> Session:
+            return self.session(prompt, torch.ones_like(prompt), seeds=[seed])
+
+        return SessionRows(open_session, device, final=self.needs.final)
 
     def processor(
         self,
@@ -243,22 +221,45 @@ class BoundScheme(ABC):
         attention_mask: torch.Tensor | None = None,
         *,
         seeds: Sequence[int] | None = None,
-        decoding: Decoding = Decoding(),
+        decoding: Decoding | None = None,
     ) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
         """A logits processor for anybody's ``model.generate(logits_processor=[…])``.
 
-        Such a processor runs before the model's own temperature, top-k and top-p. A scheme that needs the
-        final distribution is therefore given them here, in ``decoding``; it applies them, chooses the token,
-        and leaves only that one finite, so whatever comes after cannot change it. Other schemes ignore them.
+        Such a processor runs before the model's own temperature, top-k and top-p. A scheme that needs the final
+        distribution therefore takes them from ``decoding``: it applies them, draws the token, and leaves only
+        that one finite, so that nothing later can change it. Other schemes ignore ``decoding``.
         """
         session = self.session(prompt_ids, attention_mask, seeds=seeds)
         if not self.needs.final:
             return session
-        from dewmark.sampling import Choosing
+        from dewmark.sampling import SessionProcessor
 
-        return Choosing(session, rows=len(prompt_ids), seeds=seeds, decoding=decoding)
+        return SessionProcessor(
+            session, rows=len(prompt_ids), seeds=seeds, decoding=decoding or Decoding(), final=True
+        )
 
-    @abstractmethod
+    def drafts(self, prompts: Sequence[str]) -> Drafts:
+        """Start choosing the sentences that follow these prompts, if the scheme's needs say ``drafts``."""
+        raise ConfigError(f"{self.scheme.name} marks token by token: use its session")
+
+    def finished(self, texts: Sequence[str], *, seeds: Sequence[int]) -> None:  # noqa: B027 - optional
+        """Called by hosts after every batch with the finished texts and their seeds.
+
+        A scheme that keeps records does so here. With a `processor` in your own loop, call it yourself.
+        """
+
+    # Detection
+
+    def tokenize(self, texts: Sequence[str]) -> list[Tokenized]:
+        """Split texts into the units that the scheme scores, by default the host's tokens."""
+        return self.host.tokenizer.encode(list(texts))
+
+    def detect(
+        self, text: str, *, prompt: str | None = None, fpr: float = DEFAULT_FPR, test: str | None = None
+    ) -> Detection:
+        """Score one completion."""
+        return self.detect_batch([text], prompts=[prompt], fpr=fpr, test=test)[0]
+
     def detect_batch(
         self,
         texts: Sequence[str],
@@ -267,28 +268,88 @@ class BoundScheme(ABC):
         fpr: float = DEFAULT_FPR,
         test: str | None = None,
     ) -> list[Detection]:
-        """Score completions. A prompt, where given, is context only: it is never scored itself."""
+        """Score completions. A prompt, if given, is context only: it is never scored itself."""
+        test = check_test(test, self.tests)
+        starts = check_texts(texts, prompts, fpr)
+        tokenized, before = self.tokenize(texts), self.tokenize(starts)
+        detections: list[Detection] = []
+        for part in text_chunks(tokenized, units=self.units_per_chunk):
+            found = self.test_texts(tokenized[part], before[part], test=test)
+            detections += [
+                self.detection(text, *result, test=test, fpr=fpr)
+                for text, result in zip(tokenized[part], found, strict=True)
+            ]
+        return detections
+
+    @abstractmethod
+    def test_texts(
+        self, texts: Sequence[Tokenized], prompts: Sequence[Tokenized], *, test: str
+    ) -> Iterable[tuple[Evidence, Statistic]]:
+        """The evidence of each text after its prompt, and what the named test makes of it."""
 
     def evidence(self, texts: Sequence[Tokenized], prompts: Sequence[Tokenized]) -> list[Evidence]:
-        """The evidence of tokenised texts, each after its prompt: what scans and multi-key tests work on."""
+        """The evidence of tokenized texts, each after its prompt, for scans and tests over many keys."""
         raise ConfigError(
             f"{self.scheme.name} has no known covariance of token scores over keys, which this needs: "
             "use another scheme, or detect with an empirical calibration"
         )
 
+    def mean_score(self, evidence: Evidence) -> float:
+        """The score that a detection reports: the mean over the scored units."""
+        weight = float(evidence.weights.sum())
+        return evidence.total / weight if weight else 0.0
+
+    def detection(
+        self, text: Tokenized, evidence: Evidence, statistic: Statistic, *, test: str, fpr: float
+    ) -> Detection:
+        """The result for one text."""
+        return make_detection(
+            evidence,
+            statistic,
+            score=self.mean_score(evidence),
+            test=test,
+            fpr=fpr,
+            scheme=self.scheme.name,
+            fingerprint=self.fingerprint,
+            tokens=token_scores(text, evidence),
+        )
+
     @abstractmethod
     def state(self) -> State:
-        """All that detection needs beside the tokenizer. As secret as the key."""
+        """Everything detection needs besides the tokenizer. As secret as the key."""
 
-    def detect(
-        self, text: str, *, prompt: str | None = None, fpr: float = DEFAULT_FPR, test: str | None = None
-    ) -> Detection:
-        """Score one completion."""
-        return self.detect_batch([text], prompts=[prompt], fpr=fpr, test=test)[0]
+
+class Drafts(ABC):
+    """Judges drafts of the sentences of one batch of texts, and ends with the batch.
+
+    ``tries`` bounds the drafts of one sentence. ``at_once`` is how many of them a host may write together, which
+    affects the time it takes and nothing else. A draft is text that would follow what the row already holds.
+    """
+
+    tries: int
+    at_once: int
+
+    @abstractmethod
+    def end(self, row: int, draft: str, *, last: bool = False) -> int | None:
+        """How many characters of the draft complete its sentence; None if it is not (yet certainly) complete.
+
+        ``last`` says that nothing can follow the draft.
+        """
+
+    @abstractmethod
+    def judge(self, rows: Sequence[int], drafts: Sequence[str]) -> list[float]:
+        """A score for each draft of a whole sentence, all in one call: it passes above 0, larger is better.
+
+        -inf means that the draft changes a sentence that was accepted before.
+        """
+
+    @abstractmethod
+    def accept(self, row: int, draft: str) -> None:
+        """The row continues with this draft, which was judged before."""
 
 
 def check_test(test: str | None, known: Sequence[str]) -> str:
-    """The name of the test to use: the one asked for, or the scheme's default."""
+    """The test to use: the one asked for, or the scheme's default."""
     if test is None:
         return known[0]
     if test not in known:
@@ -297,7 +358,7 @@ def check_test(test: str | None, known: Sequence[str]) -> str:
 
 
 def check_texts(texts: Sequence[str], prompts: Sequence[str | None] | None, fpr: float) -> list[str]:
-    """Validate what a detector was given; returns the prompts with None replaced by ''."""
+    """Validate a detector's input; returns the prompts with None replaced by ''."""
     if not 0.0 < fpr < 1.0:
         raise ConfigError(f"fpr must lie in (0, 1), got {fpr}")
     given = [None] * len(texts) if prompts is None else list(prompts)
@@ -309,7 +370,7 @@ def check_texts(texts: Sequence[str], prompts: Sequence[str | None] | None, fpr:
 
 
 def check_text(text: str, what: str) -> None:
-    """Refuse what is no text: nothing, NUL characters, lone surrogates."""
+    """Raise `InputError` for empty text, NUL characters and lone surrogates."""
     if not isinstance(text, str):
         raise InputError(f"{what} must be a string, got {type(text).__name__}")
     if not text.strip():
@@ -331,36 +392,55 @@ def decide(p_value: float, effective_length: float, fpr: float) -> Verdict:
     return Verdict.MARKED if p_value < fpr else Verdict.NOT_MARKED
 
 
+def make_detection(
+    evidence: Evidence,
+    statistic: Statistic,
+    *,
+    score: float,
+    test: str,
+    fpr: float,
+    scheme: str,
+    fingerprint: str,
+    tokens: tuple[TokenScore, ...] = (),
+) -> Detection:
+    """Put a test's result and its verdict together; every scheme's detections are made here."""
+    return Detection(
+        verdict=decide(statistic.p_value, statistic.effective_length, fpr),
+        p_value=statistic.p_value,
+        z=statistic.z,
+        score=score,
+        effective_length=statistic.effective_length,
+        tokens_scored=int(np.count_nonzero(evidence.positions >= 0)),
+        test=test,
+        fpr=fpr,
+        scheme=scheme,
+        key_fingerprint=fingerprint,
+        tokens=tokens,
+    )
+
+
+def token_scores(text: Tokenized, evidence: Evidence) -> tuple[TokenScore, ...]:
+    """Every unit of the text with its alignment and its offsets."""
+    if not text.offsets:
+        return ()
+    scores = np.append(evidence.alignments, 0.0)[evidence.positions].tolist()
+    pieces = [text.text[start:end] for start, end in text.offsets]
+    starts, ends = zip(*text.offsets, strict=True)
+    return tuple(map(TokenScore, pieces, starts, ends, scores, (evidence.positions >= 0).tolist()))
+
+
+def text_chunks(texts: Sequence[Tokenized], *, units: int) -> Iterator[slice]:
+    """Slices of at most about ``units`` units each, so that memory does not grow with the batch."""
+    start = size = 0
+    for i, text in enumerate(texts):
+        if i > start and size + len(text.ids) > units:
+            yield slice(start, i)
+            start, size = i, 0
+        size += len(text.ids)
+    if start < len(texts):
+        yield slice(start, len(texts))
+
+
 def scheme_fields(scheme: type[Scheme]) -> dict[str, object]:
     """A scheme's parameters and their defaults, by public name."""
     return {f.name.rstrip("_"): f.default for f in dataclasses.fields(scheme)}
-
-
-class Drafts(ABC):
-    """Judges drafts of the sentences of one batch of texts, and dies with the batch.
-
-    ``tries`` bounds the drafts of one sentence; ``at_once`` says how many of them a host may write together,
-    which changes the time it takes and nothing else. A draft is the text that would follow what the row
-    holds already.
-    """
-
-    tries: int
-    at_once: int
-
-    @abstractmethod
-    def end(self, row: int, draft: str, *, last: bool = False) -> int | None:
-        """How many characters of the draft make its sentence complete; None if it is not, or not yet surely.
-
-        ``last`` says that nothing can follow the draft.
-        """
-
-    @abstractmethod
-    def judge(self, rows: Sequence[int], drafts: Sequence[str]) -> list[float]:
-        """A number for each draft of a whole sentence, all in one call: above 0 it passes.
-
-        Larger is better. -inf means that the draft changes a sentence which was accepted before.
-        """
-
-    @abstractmethod
-    def accept(self, row: int, draft: str) -> None:
-        """The row goes on with this draft, which was judged."""

@@ -7,14 +7,14 @@ import mmap
 import numpy as np
 import pytest
 import torch
+from dewmark.cuda.key_test import _groups
 from tests.fakes import PAPER, BagEncoder
 
 import dewmark
 from dewmark.core.projections import draw_projections
-from dewmark.cuda.key_test import _groups
 from dewmark.dew.projection import Fold, FoldedRows
 from dewmark.dew.reading import _distinct, chunks, pairs_of, units_per_chunk
-from dewmark.encoders.contexts import ComposedContexts, Parts
+from dewmark.encoders.contexts import ComposedContexts, SummedContexts
 from dewmark.encoders.token_tables import rows_of
 from dewmark.hosts.fake import FakeHost
 from dewmark.text.windows import ABSENT
@@ -102,7 +102,7 @@ def test_sums_of_parts_are_the_contexts_and_their_quadratic_form() -> None:
     np.testing.assert_allclose(
         parts.squares(G), np.einsum("ij,jk,ik->i", expected, G, expected), rtol=1e-4, atol=1e-5
     )
-    empty = Parts(np.zeros((0, 16), dtype=np.float32), np.zeros((0, 3), dtype=np.int64))
+    empty = SummedContexts(np.zeros((0, 16), dtype=np.float32), np.zeros((0, 3), dtype=np.int64))
     assert empty.vectors.shape == (0, 16)
 
 

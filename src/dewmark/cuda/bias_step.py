@@ -1,11 +1,7 @@
-"""The bias mark on a CUDA device: what a step costs beside the host is a few small kernels.
+"""DEW's bias step on a CUDA device, captured in CUDA graphs.
 
-`Steps` is the marking step of ordinary sessions. From Python each kernel costs as much to launch as the
-device needs for it, so the step is captured in a CUDA graph and replayed, one launch for all of it.
-
-`GraphMark` and `WindowMark` are the same mark with buffers of fixed shape, for decoding loops that are
-themselves captured in CUDA graphs. Contexts depend on the last tokens alone, so a loop has them computed
-beside the host's forward pass, and only `mark_` waits for the logits.
+Launched one by one from Python, the step's few small kernels cost as much CPU time as the device needs to run
+them. So the step is captured once per batch size, and every later step is one launch.
 """
 
 from __future__ import annotations
@@ -13,35 +9,20 @@ from __future__ import annotations
 import functools
 import threading
 from collections import Counter
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 
-from dewmark.errors import ConfigError
-from dewmark.text.windows import ABSENT
+__all__ = ["BiasParameters", "BiasStep", "BiasSteps", "captured", "max_candidates"]
 
-if TYPE_CHECKING:
-    from dewmark.cuda.window_contexts import WindowRows
-    from dewmark.dew.alignment import DeviceTables
-    from dewmark.dew.scheme import DEW, BoundDEW
-
-__all__ = ["GraphMark", "Steps", "WindowMark", "can_fuse", "captured"]
-
-_LARGEST = 64  # rows of a captured step: beyond, the device needs longer than the launches
-_SEEN_BEFORE = 4  # steps of a size before it is captured, so that a short text pays for no capture
-
-
-def can_fuse(scheme: DEW, device: torch.device) -> bool:
-    """Whether the kernels do this scheme's step: a fixed number of candidates, on a GPU with Triton."""
-    if device.type != "cuda" or scheme.sampler != "bias" or scheme.nucleus is not None:
-        return False
-    return scheme.candidates <= _most_candidates()
+_LARGEST_BATCH = 64  # captured; beyond it the device takes longer than the launches
+_EAGER_STEPS = 4  # per batch size before it is captured, so that a short text pays for no capture
 
 
 @functools.cache
-def _most_candidates() -> int:
-    """How many the kernels take; none without Triton."""
+def max_candidates() -> int:
+    """How many candidates per row the kernels can score; 0 without Triton."""
     try:
         from dewmark.cuda.bias_kernels import MOST
     except ImportError:
@@ -49,15 +30,14 @@ def _most_candidates() -> int:
     return MOST
 
 
-def captured(work: Callable[[], object], *, device: torch.device, priority: int = 0) -> Callable[[], None]:
-    """The work as a CUDA graph to replay, after it ran a few times on a stream with a workspace of its own.
-
-    The graph's kernels keep the ``priority`` of the stream on which they were captured.
-    """
-    stream: torch.cuda.Stream = torch.cuda.Stream(device, priority=priority)  # type: ignore[no-untyped-call]
+def captured(work: Callable[[], object], *, device: torch.device) -> Callable[[], None]:
+    """Capture ``work`` as a CUDA graph, after a few warm-up runs on a stream of its own; returns the replay."""
+    stream: torch.cuda.Stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
     stream.wait_stream(torch.cuda.current_stream(device))
     with torch.cuda.stream(stream):
-        for _ in range(3):  # what is compiled, allocated or chosen at a first call must not be captured
+        for _ in range(
+            3
+        ):  # a first call compiles, allocates and picks algorithms, which must not be captured
             work()
     stream.synchronize()
     graph = torch.cuda.CUDAGraph()
@@ -65,224 +45,138 @@ def captured(work: Callable[[], object], *, device: torch.device, priority: int 
         work()
     torch.cuda.current_stream(device).wait_stream(stream)
 
-    def replay(kept: Callable[[], object] = work) -> None:  # the graph uses its buffers
+    def replay(kept: Callable[[], object] = work) -> None:  # keeps the buffers alive that the graph uses
         graph.replay()
 
     return replay
 
 
-class _Mark:
-    """Buffers of a batch of fixed size: contexts e (batch, d_C) of any length, and their products with G."""
+@dataclass(frozen=True, repr=False)
+class BiasParameters:
+    """λ, γ, m, n and the tables: Q (vocab, d_C), G (d_C, d_C), float32, on the device.
 
-    def __init__(self, scheme: DEW, tables: DeviceTables, *, n: int, batch: int) -> None:
+    ``context_rows`` (vocab + 1, d_C) holds the vectors that composed contexts are sums of; the last row is zero,
+    for positions before a text begins. Without composed contexts it is None.
+    """
+
+    strength: float
+    gamma: float
+    m: int
+    n: int
+    Q: torch.Tensor
+    G: torch.Tensor
+    context_rows: torch.Tensor | None
+
+
+class BiasStep:
+    """One step for a batch of fixed size; `read` and `bias_` can be captured in a CUDA graph.
+
+    ``inputs`` is the buffer to fill before each step: windows of ids (batch, k) where contexts are composed,
+    otherwise contexts (batch, d_C) of any length.
+    """
+
+    def __init__(self, parameters: BiasParameters, *, batch: int, k: int) -> None:
         from dewmark.cuda.bias_kernels import maxima_of
 
-        device, (vocab, width) = tables.Q.device, tables.Q.shape
-        self._scheme, self._tables, self._n = scheme, tables, n
-        self._m = min(scheme.candidates, vocab)
-        with torch.inference_mode(False):  # buffers that are written in any mode
-            self.contexts = torch.zeros(batch, width, device=device)
-            self.products = torch.zeros(batch, width, device=device)
+        self._parameters = parameters
+        device, (vocab, width) = parameters.Q.device, parameters.Q.shape
+        with torch.inference_mode(False):  # buffers that can be written in any mode
+            self._contexts = torch.zeros(batch, width, device=device)
+            self._products = torch.zeros(batch, width, device=device)
             self._maxima = maxima_of(batch, vocab, device=device)
+            self.inputs = self._contexts
+            if parameters.context_rows is not None:
+                self.inputs = torch.full((batch, k), vocab, device=device)
 
     def read(self) -> None:
-        """Compute what the mark needs of the contexts."""
-        torch.mm(self.contexts, self._tables.G, out=self.products)
+        """Compute the contexts and their products with G."""
+        rows = self._parameters.context_rows
+        if rows is not None:
+            torch.sum(rows[self.inputs], dim=1, dtype=torch.float32, out=self._contexts)
+        torch.mm(self._contexts, self._parameters.G, out=self._products)
 
-    def mark_(self, scores: torch.Tensor) -> torch.Tensor:
-        """Bias the candidates of logits (batch, vocab), in place; can be captured in a CUDA graph."""
+    def bias_(self, scores: torch.Tensor) -> torch.Tensor:
+        """Add the bias to the likeliest candidates of logits (batch, vocab), in place."""
         from dewmark.cuda.bias_kernels import bias_top_
 
+        p = self._parameters
         return bias_top_(
             scores,
-            self._tables.Q,
-            self.contexts,
-            self.products,
+            p.Q,
+            self._contexts,
+            self._products,
             maxima=self._maxima,
-            m=self._m,
-            strength=self._scheme.lambda_,
-            gamma=self._scheme.gamma,
-            n=self._n,
+            m=min(p.m, len(p.Q)),
+            strength=p.strength,
+            gamma=p.gamma,
+            n=p.n,
         )
 
 
-class GraphMark(_Mark):
-    """Marks a batch of fixed size with composed contexts; every method can be captured in a CUDA graph.
+class _CapturedStep:
+    """A `BiasStep` with a buffer for the logits, captured."""
 
-    ``windows`` (batch, k) are the rows' last ids; write into it when a row begins another text. The id that
-    stands for nothing (before a text's start) is ``absent``.
-    """
-
-    def __init__(self, scheme: DEW, tables: DeviceTables, *, n: int, batch: int) -> None:
-        super().__init__(scheme, tables, n=n, batch=batch)
-        if tables.context_rows is None:
-            raise ConfigError("GraphMark is for context=composed: with context=window use WindowMark")
-        self._rows = tables.context_rows
-        self.absent = len(tables.Q)
-        with torch.inference_mode(False):
-            self.windows = torch.full((batch, scheme.k), self.absent, device=tables.Q.device)
-
-    @classmethod
-    def of(cls, bound: BoundDEW, *, batch: int, device: torch.device) -> GraphMark:
-        """The mark of a bound scheme on a CUDA device."""
-        return cls(bound.scheme, _tables(bound, device), n=bound.fold.n, batch=batch)
-
-    def observe(self, ids: torch.Tensor) -> None:
-        """Append each row's next id (batch,) to its window."""
-        self.windows.copy_(torch.cat((self.windows[:, 1:], ids.unsqueeze(1)), dim=1))
-
-    def read(self) -> None:
-        """Compute the contexts of what follows the windows, and what the mark needs of them."""
-        torch.sum(self._rows[self.windows], dim=1, dtype=torch.float32, out=self.contexts)
-        super().read()
-
-
-class WindowMark(_Mark):
-    """Marks a batch of fixed size with window contexts; only `mark_` belongs into a CUDA graph.
-
-    The encoder needs text, so the tokens come to the CPU. A loop queues the host's forward pass, takes the
-    last ids, calls `start`, which encodes beside the host, then `wait`, and replays the rest of the step:
-    `mark_` and the choice of the next ids.
-    """
-
-    def __init__(
-        self,
-        scheme: DEW,
-        tables: DeviceTables,
-        *,
-        n: int,
-        batch: int,
-        encoded: WindowRows,
-        special: frozenset[int] = frozenset(),
-    ) -> None:
-        super().__init__(scheme, tables, n=n, batch=batch)
-        self._encoded, self._special, self._k = encoded, special, scheme.k
-        self._windows = [(ABSENT,) * scheme.k] * batch
-
-    @classmethod
-    def of(cls, bound: BoundDEW, *, batch: int, device: torch.device) -> WindowMark:
-        """The mark of a bound scheme on a CUDA device, which must be its encoder's too."""
-        from dewmark.cuda.window_contexts import window_rows
-
-        tables, contexts = _tables(bound, device), bound.hashed or getattr(bound.reader, "contexts", None)
-        encoded = bound.shared(f"windows on {device}", lambda: window_rows(contexts, device))
-        if encoded is None:
-            raise ConfigError(
-                f"WindowMark needs context=window and an encoder that runs on {device}; got "
-                f"context={bound.scheme.context} encoder={bound.scheme.encoder}"
-            )
-        special = frozenset(bound.host.tokenizer.special_ids)
-        return cls(bound.scheme, tables, n=bound.fold.n, batch=batch, encoded=encoded, special=special)
-
-    def begin(self, row: int, ids: Sequence[int]) -> None:
-        """A row begins another text with these ids."""
-        self._windows[row] = (ABSENT,) * self._k
-        for token in ids[-self._k :]:
-            self._push(row, token)
-
-    def start(self, ids: Sequence[int]) -> None:
-        """Append each row's next id to its window, and have the contexts of what follows computed.
-
-        What was marked before these ids were chosen is done with the contexts: nothing else is waited for.
-        """
-        for row, token in enumerate(ids):
-            self._push(row, token)
-        with torch.cuda.stream(self._encoded.stream):
-            self._encoded.begin(self._windows, out=self.contexts)
-            self.read()
-
-    def wait(self) -> None:
-        """Let what is queued from here on wait for the contexts."""
-        torch.cuda.current_stream(self.contexts.device).wait_stream(self._encoded.stream)
-
-    def _push(self, row: int, token: int) -> None:
-        self._windows[row] = (*self._windows[row][1:], ABSENT if token in self._special else token)
-
-
-def _tables(bound: BoundDEW, device: torch.device) -> DeviceTables:
-    """Tables on a device where the scheme's step can be captured, or a refusal."""
-    from dewmark.dew.alignment import DeviceTables
-
-    scheme = bound.scheme
-    if scheme.units != "token" or not can_fuse(scheme, device):
-        raise ConfigError(
-            "a mark inside a CUDA graph needs units=token, sampler=bias, no nucleus, at most 128 candidates, "
-            f"CUDA, Triton; got units={scheme.units} sampler={scheme.sampler} nucleus={scheme.nucleus} "
-            f"m={scheme.candidates} on {device}"
-        )
-    return DeviceTables.of(bound, device)
-
-
-class _Step:
-    """One size of step, captured: logits and windows, or contexts, are copied in; `replay` marks them."""
-
-    def __init__(self, mark: _Mark, vocab: int, dtype: torch.dtype) -> None:
-        device = mark.contexts.device
-        self.into = mark.windows if isinstance(mark, GraphMark) else mark.contexts
+    def __init__(self, step: BiasStep, *, batch: int, vocab: int, dtype: torch.dtype) -> None:
+        self.inputs = step.inputs
         with torch.inference_mode(False), torch.no_grad():
-            self.scores = torch.zeros(len(self.into), vocab, dtype=dtype, device=device)
+            self.scores = torch.zeros(batch, vocab, dtype=dtype, device=step.inputs.device)
 
             def work() -> None:
-                mark.read()
-                mark.mark_(self.scores)
+                step.read()
+                step.bias_(self.scores)
 
-            self.replay = captured(work, device=device)
+            self.replay = captured(work, device=step.inputs.device)
 
 
-class Steps:
-    """The marking steps of a bound scheme's sessions on one device: logits in, marked logits out.
+class BiasSteps:
+    """The bias step for batches of any size, shared by all sessions of one key on one device.
 
-    A batch is padded to a power of two rows; a size that comes again and again is captured.
+    A batch is padded to a power of two rows; a size that keeps coming is captured.
     """
 
-    def __init__(self, scheme: DEW, tables: DeviceTables, *, n: int) -> None:
-        self._scheme, self._tables, self._n = scheme, tables, n
+    def __init__(self, parameters: BiasParameters, *, k: int) -> None:
+        self._parameters, self._k = parameters, k
         self._lock = threading.Lock()
         self._seen: Counter[tuple[int, torch.dtype]] = Counter()
-        self._steps: dict[tuple[int, torch.dtype], _Step] = {}
+        self._captured: dict[tuple[int, torch.dtype], _CapturedStep] = {}
         self._stream: torch.cuda.Stream | None = None  # of the last replay
 
     @torch.no_grad()
-    def __call__(self, before: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        """Marked logits (batch, vocab), a new tensor; the logits given stay.
-
-        ``before`` is what decides the contexts: windows of ids (batch, k) where contexts are composed, else
-        contexts (batch, d_C) of any length, float32.
-        """
+    def __call__(self, inputs: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        """Marked logits (batch, vocab) in a new tensor; for ``inputs`` see `BiasStep`."""
         rows = len(scores)
-        if rows > _LARGEST or torch.cuda.is_current_stream_capturing():
-            return self._plain(before, scores)
-        with self._lock:  # the buffers of a size are shared by all sessions
-            step = self._step((1 << (rows - 1).bit_length(), scores.dtype))
+        if rows > _LARGEST_BATCH or torch.cuda.is_current_stream_capturing():
+            return self._eager(inputs, scores)
+        with self._lock:  # all sessions share the buffers of a size
+            step = self._step(1 << (rows - 1).bit_length(), scores.dtype)
             if step is None:
-                return self._plain(before, scores)
+                return self._eager(inputs, scores)
             stream = torch.cuda.current_stream(scores.device)
             if self._stream is not None and self._stream != stream:
                 stream.wait_stream(self._stream)
             self._stream = stream
-            into, held = step.into, step.scores
+            given, held = step.inputs, step.scores
             if rows < len(held):
-                into, held = into[:rows], held[:rows]
-            into.copy_(before)
+                given, held = given[:rows], held[:rows]
+            given.copy_(inputs)
             held.copy_(scores)
             step.replay()
             return held.clone()
 
-    def _step(self, size: tuple[int, torch.dtype]) -> _Step | None:
-        """The captured step of a size, or None as long as it is rare."""
-        found = self._steps.get(size)
+    def _step(self, batch: int, dtype: torch.dtype) -> _CapturedStep | None:
+        """The captured step of a size, or None while the size is still rare."""
+        size = batch, dtype
+        found = self._captured.get(size)
         if found is None:
             self._seen[size] += 1
-            if self._seen[size] > _SEEN_BEFORE:
-                found = self._steps[size] = _Step(self._mark(size[0]), len(self._tables.Q), size[1])
+            if self._seen[size] > _EAGER_STEPS:
+                step = BiasStep(self._parameters, batch=batch, k=self._k)
+                found = _CapturedStep(step, batch=batch, vocab=len(self._parameters.Q), dtype=dtype)
+                self._captured[size] = found
         return found
 
-    def _plain(self, before: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        mark = self._mark(len(scores))
-        (mark.windows if isinstance(mark, GraphMark) else mark.contexts).copy_(before)
-        mark.read()
-        return mark.mark_(scores.clone(memory_format=torch.contiguous_format))
-
-    def _mark(self, batch: int) -> _Mark:
-        kind = _Mark if self._tables.context_rows is None else GraphMark
-        return kind(self._scheme, self._tables, n=self._n, batch=batch)
+    def _eager(self, inputs: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        step = BiasStep(self._parameters, batch=len(scores), k=self._k)
+        step.inputs.copy_(inputs)
+        step.read()
+        return step.bias_(scores.clone(memory_format=torch.contiguous_format))

@@ -1,5 +1,6 @@
-"""Dual-Embedding Watermarking.
+"""Dual-Embedding Watermarking (DEW).
 
-Read `reference` first: it is the paper's two algorithms, word for word. `folded` is the same mathematics with
-less memory, `modes` the four ablations, `session` marks, `bound` detects, `scheme` holds the parameters.
+Start with `reference`, the paper's two algorithms word for word. `settings` lists the parameters, `scheme` joins
+them to a key. To follow a text to its p-value: `reading` → `projection` → `detection`. To follow logits to the
+drawn token: `alignment` → `marking`.
 """

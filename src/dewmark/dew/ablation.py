@@ -1,21 +1,20 @@
 """The four semantic modes of the ablation (appendix C.1), keyed and reproducible.
 
-- ``both``: DEW as it is.
-- ``context_only``: token semantics removed; the token rows are permuted by the key.
-- ``token_only``: context semantics removed; the context vector is a pseudo-random direction that depends on
-  the key and the context's token ids only.
-- ``neither``: both.
+- ``both``: DEW itself.
+- ``context_only``: token semantics removed; the key permutes the token rows.
+- ``token_only``: context semantics removed; the context vector is a pseudo-random direction that depends only on
+  the key and the context's token ids.
+- ``neither``: both removed.
 
-The pseudo-random direction is drawn in the context space and then projected like any other. Over keys its
-projection is uniform on the unit sphere of R^n, which is what the ablation asks for, and the folded table
-serves it unchanged.
+The pseudo-random direction is drawn in the context space and then projected like any other vector. Over keys its
+projection is uniform on the unit sphere of R^n, as the ablation requires, and the folded table serves it
+unchanged.
 """
 
 from __future__ import annotations
 
 import hashlib
 import hmac
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,13 +25,11 @@ from dewmark.core.whitening import normalize_rows
 from dewmark.encoders.contexts import Contexts
 from dewmark.text.windows import ABSENT
 
-__all__ = ["HashedContexts", "Mode", "permuted_rows"]
-
-Mode = Literal["both", "context_only", "token_only", "neither"]
+__all__ = ["HashedContexts", "permuted_rows"]
 
 
 def permuted_rows(key: Key, markable: I64, vocab_size: int) -> I64:
-    """For each token the row it borrows: a keyed permutation of the markable ids, the rest left alone."""
+    """For each token the row it borrows: a keyed permutation of the markable ids; other ids keep their own."""
     source = np.arange(vocab_size, dtype=np.int64)
     source[markable] = markable[key.stream("dew/context_only").permutation(len(markable))]
     return source
@@ -46,7 +43,7 @@ class HashedContexts(Contexts):
         self.dim = dim
 
     def secret_array(self) -> NDArray[np.uint8]:
-        """The secret, for a detector that is stored. As secret as the key."""
+        """The secret, for a stored detector. As secret as the key."""
         return np.frombuffer(self._secret, dtype=np.uint8)
 
     def vectors(self, windows: I64) -> F32:

@@ -1,19 +1,18 @@
-"""How a mark reads a batch of texts while they grow: each candidate's alignment u with what came before.
+"""How well each candidate fits the context it would follow: u, while texts are being written.
 
-A `Channel` belongs to one session. `TokenChannel` reads the host's tokens: with composed contexts a step is
-one gather of k token vectors, one d_C x d_C product, one gather of m rows and one dot product, all on the
-logits' device; on CUDA the bias goes through `dewmark.cuda.bias_step`. `dewmark.dew.alignment` reads words.
+An *aligner* belongs to one key on one device and is shared by all sessions there. `TokenAligner` scores the
+host's tokens: with composed contexts a step is one gather of k token vectors, one d_C x d_C product, one gather
+of m rows and one dot product, all on the logits' device.
 
-Marking word by word on a host that writes token by token.
+`WordAligner` scores words on a host that writes tokens. A candidate that begins a word is scored as that word,
+after the k words before it. One that extends the last word is scored as the longer word, after the words before
+that one: "run" and then "ning" are two choices in one context. Other candidates carry no mark. In scripts with
+spaces most candidates begin a word, the same one in every text, so their rows are looked up by token id on the
+device. The rest depend on the text, and a word that no single token makes is encoded when it first occurs;
+candidates less likely than `_LEAST` are not worth that and carry no mark.
 
-A candidate that begins a word is scored as that word, after the k words before it. One that makes the last
-word longer is scored as the longer word, after the words before that one: "run" and then "ning" are two
-choices in one context. Candidates that make no word carry no mark.
-
-Most candidates of a spaced script begin a word, the same one in every text: their rows are looked up by
-token id, on the logits' device. The rest are asked of each row's `TokenStream`, and a word that no
-token makes alone is encoded when it first occurs. Unlikely ones (under `_LEAST`) are not worth that: they go
-without a mark.
+*Texts* say what a batch's next tokens depend on: `TokenTexts`, `WordTexts`. The classes that follow a batch while
+it grows produce them: `TokenBatch` and `WordBatch` for sessions, `TokenText` and `WordText` for one text each.
 """
 
 from __future__ import annotations
@@ -21,199 +20,285 @@ from __future__ import annotations
 import math
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
-from dewmark.cuda.bias_step import Steps
-from dewmark.cuda.window_contexts import Window, window_rows
-from dewmark.dew.projection import scale_contexts_torch
+from dewmark.arrays import F32
+from dewmark.cuda.bias_step import BiasParameters, BiasSteps, max_candidates
+from dewmark.cuda.window_contexts import Window, WindowCache
+from dewmark.dew.projection import Fold, scale_contexts
 from dewmark.dew.reading import TokenReader, WordReader
-from dewmark.encoders.contexts import ComposedContexts
+from dewmark.dew.settings import DewSettings
+from dewmark.encoders.contexts import ComposedContexts, Contexts, WindowContexts
+from dewmark.sampling import left_padding
 from dewmark.text.growing_text import Spelling, TokenStream, extend
 from dewmark.text.windows import ABSENT
-from dewmark.workspace import Tokenizer
+from dewmark.workspace import HostInfo, Progress
 
-if TYPE_CHECKING:
-    from dewmark.dew.projection import Fold
-    from dewmark.dew.scheme import BoundDEW
+__all__ = [
+    "Batch",
+    "Texts",
+    "TokenAligner",
+    "TokenBatch",
+    "TokenText",
+    "TokenTexts",
+    "WordAligner",
+    "WordBatch",
+    "WordText",
+    "WordTexts",
+]
 
-__all__ = ["Channel", "TokenChannel", "WordChannel", "WordReading", "WordRow", "likely_of", "padding_of"]
+_LEAST = 0.01  # probability from which a candidate that extends a word is scored
+_NO_WORD, _DEPENDS = 0, -1  # rows of tokens that make no word, or one that depends on the text
+_WORDS_AT_ONCE = 8192
+
+WordWindow = tuple[str, ...]
 
 
-class Channel(ABC):
-    """Reads one batch of texts while they grow."""
+class Texts(ABC):
+    """What the next tokens of a batch of texts depend on, at one step."""
 
     @abstractmethod
-    def alignments(self, ids: torch.Tensor, candidates: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        """u of the candidates (batch, m) for what follows ids (batch, length), float32.
+    def alignments(
+        self, candidates: torch.Tensor, values: torch.Tensor, log_totals: torch.Tensor
+    ) -> torch.Tensor:
+        """u of the candidates (batch, m), float32; an exact 0 is a candidate or context without a mark.
 
-        ``scores`` (batch, vocab) are the logits they were taken from. An exact 0 is a candidate, or a
-        context, that carries no mark. Called once a step.
+        ``values`` (batch, m) are their logits, ``log_totals`` (batch, 1) the log-sum-exp of all logits.
         """
 
     @abstractmethod
-    def repeated(self, ids: torch.Tensor) -> torch.Tensor:
-        """Whether each row's context (batch, 1) occurred earlier in that row; asked after `alignments`."""
-
-    def ahead(self, ids: torch.Tensor) -> None:  # noqa: B027 - most have nothing to begin
-        """Begin what the next `alignments` need of ids (batch, length), before the logits are there."""
+    def repeated(self) -> torch.Tensor:
+        """Whether each text's context has occurred before in that text, (batch, 1)."""
 
 
-def padding_of(
-    tokenizer: Tokenizer, prompt_ids: torch.Tensor, attention_mask: torch.Tensor | None
-) -> torch.Tensor:
-    """How many of each row's ids (batch, length) are padding on the left: (batch, 1)."""
-    if attention_mask is None:
-        pad = tokenizer.pad_id
-        attention_mask = (prompt_ids != pad) if pad is not None else torch.ones_like(prompt_ids)
-    if not prompt_ids.shape[1]:
-        return prompt_ids.new_zeros(len(prompt_ids), 1)
-    # argmax finds the first True: the length of the leading run of padding
-    return attention_mask.to(torch.int8).argmax(dim=1).unsqueeze(1)
+class Batch(ABC):
+    """Follows the texts of one session while they grow."""
+
+    @abstractmethod
+    def texts(self, ids: torch.Tensor) -> Texts:
+        """The texts at ids (batch, length); called once per step."""
+
+    def ahead(self, ids: torch.Tensor) -> None:  # noqa: B027 - optional
+        """Start whatever the next step needs of ids (batch, length) and not of the logits."""
 
 
-@dataclass(frozen=True)
-class DeviceTables:
-    """A bound scheme's tables on one device, shared by all its sessions there.
+# Tokens
 
-    Q (vocab, d_C) and G (d_C, d_C), float32. ``context_rows`` (vocab + 1, d_C) has one row more, for places
-    where nothing stands; it and those of special tokens are zero. Without composed contexts there are none.
+
+class TokenAligner:
+    """Scores the host's tokens under one key, on one device.
+
+    ``fused`` adds the bias by CUDA kernels, where they support the settings; it is None elsewhere.
     """
-
-    Q: torch.Tensor
-    G: torch.Tensor
-    context_rows: torch.Tensor | None
-
-    @classmethod
-    def of(cls, bound: BoundDEW, device: torch.device) -> DeviceTables:
-        """The tables of a scheme that reads host tokens."""
-        return bound.shared(f"tables on {device}", lambda: cls._made(bound, device))
-
-    @classmethod
-    def _made(cls, bound: BoundDEW, device: torch.device) -> DeviceTables:
-        reader = bound.reader
-        assert isinstance(reader, TokenReader)
-        context_rows = None
-        if isinstance(reader.contexts, ComposedContexts):
-            rows = torch.from_numpy(np.array(reader.contexts.table))  # a copy: it may be a read-only map
-            rows[[i for i in bound.host.tokenizer.special_ids if i < len(rows)]] = 0.0
-            context_rows = torch.cat((rows, rows.new_zeros(1, rows.shape[1]))).to(device)
-        return cls(
-            Q=torch.from_numpy(bound.fold.table(reader.token_rows, source=bound.source)).to(device),
-            G=torch.from_numpy(np.ascontiguousarray(bound.fold.G)).to(device),
-            context_rows=context_rows,
-        )
-
-
-class TokenChannel(Channel):
-    """Reads the host's tokens."""
 
     def __init__(
         self,
-        bound: BoundDEW,
+        settings: DewSettings,
         reader: TokenReader,
-        prompt_ids: torch.Tensor,
-        attention_mask: torch.Tensor | None,
+        fold: Fold,
+        contexts: Contexts,
+        device: torch.device,
+        *,
+        source: np.ndarray | None = None,
     ) -> None:
-        self._bound = bound
-        self._contexts = bound.hashed or reader.contexts
-        self._tables = DeviceTables.of(bound, prompt_ids.device)
-        self._k = reader.k
-        self.absent = bound.host.vocab_size  # the extra, empty row of the tables
-        self._no_text = frozenset(bound.host.tokenizer.special_ids) | {self.absent}
-        self._padding = padding_of(bound.host.tokenizer, prompt_ids, attention_mask)
-        self._padded = int(self._padding.max()) if len(prompt_ids) else 0  # waits for the device, once
-        device, tables, contexts = prompt_ids.device, self._tables, self._contexts
-        self._steps = bound.shared(f"steps on {device}", lambda: Steps(bound.scheme, tables, n=bound.fold.n))
-        self._encoded = bound.shared(f"windows on {device}", lambda: window_rows(contexts, device))
-        self._begun: tuple[int, torch.Tensor] | None = None  # a length, and the contexts at its end
+        special = reader.host.tokenizer.special_ids
+        self.k = reader.k
+        self.device = device
+        self.pad_id = reader.host.tokenizer.pad_id
+        self.absent = reader.host.vocab_size  # the id of the extra, empty context row
+        self._no_text = special | {self.absent}
+        self._contexts = contexts
+        self._n = fold.n
+        self._Q = torch.from_numpy(fold.table(reader.token_rows, source=source)).to(device)
+        self._G = torch.from_numpy(np.ascontiguousarray(fold.G)).to(device)
+        self._context_rows = None
+        if isinstance(contexts, ComposedContexts):
+            rows = torch.from_numpy(np.array(contexts.table))  # a copy: the table may be a read-only map
+            rows[[i for i in special if i < len(rows)]] = 0.0
+            self._context_rows = torch.cat((rows, rows.new_zeros(1, rows.shape[1]))).to(device)
+        self.windows = _window_cache(contexts, device)
+        self.fused = self._fused(settings)
 
-    def alignments(self, ids: torch.Tensor, candidates: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        """u of the candidates (batch, m)."""
-        return self._aligned(self._after(ids), candidates)
+    def _fused(self, settings: DewSettings) -> BiasSteps | None:
+        if self.device.type != "cuda" or settings.sampler != "bias" or settings.nucleus is not None:
+            return None
+        if settings.candidates > max_candidates():
+            return None
+        parameters = BiasParameters(
+            strength=settings.lambda_,
+            gamma=settings.gamma,
+            m=settings.candidates,
+            n=self._n,
+            Q=self._Q,
+            G=self._G,
+            context_rows=self._context_rows,
+        )
+        return BiasSteps(parameters, k=self.k)
 
-    def ahead(self, ids: torch.Tensor) -> None:
-        """Begin to encode the windows at the end of ids (batch, length)."""
-        if self._encoded is not None:
-            self._begun = (ids.shape[1], self._encoded.begin(self._listed(self._windows(ids))))
+    def alignments(self, contexts: torch.Tensor, candidates: torch.Tensor) -> torch.Tensor:
+        """u of candidates (batch, m) after contexts (batch, d_C) of any length."""
+        scaled = scale_contexts(contexts, self._G, self._n)
+        return (torch.nn.functional.embedding(candidates, self._Q) @ scaled.unsqueeze(-1)).squeeze(-1)
 
-    def of_windows(self, windows: torch.Tensor, candidates: torch.Tensor) -> torch.Tensor:
-        """u of the candidates (batch, m) after windows (batch, k) of ids; `absent` stands where none is."""
-        return self._aligned(self._contexts_of(windows), candidates)
+    def contexts(self, windows: torch.Tensor) -> torch.Tensor:
+        """e_C (batch, d_C) of windows (batch, k) of ids or `absent`, float32, of any length."""
+        if self._context_rows is not None:
+            return self._context_rows[windows].float().sum(dim=1)
+        listed = self.listed(windows)
+        if self.windows is not None:
+            return self.windows.ready(self.windows.begin(listed))
+        vectors = self._contexts.vectors(np.array(listed, dtype=np.int64).reshape(windows.shape))
+        return torch.from_numpy(vectors).to(windows.device)
 
-    def _aligned(self, contexts: torch.Tensor, candidates: torch.Tensor) -> torch.Tensor:
-        scaled = scale_contexts_torch(contexts, self._tables.G, self._bound.fold.n)
-        return (torch.nn.functional.embedding(candidates, self._tables.Q) @ scaled.unsqueeze(-1)).squeeze(-1)
+    @property
+    def composed(self) -> bool:
+        """Whether contexts are sums of token vectors, which windows of ids determine on the device."""
+        return self._context_rows is not None
 
-    def biased(self, ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        """Logits (batch, vocab) with the bias added, where `can_fuse` says so."""
-        composed = self._tables.context_rows is not None
-        return self._steps(self._windows(ids) if composed else self._after(ids), scores)
-
-    def biased_after(self, windows: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        """The same after windows (batch, k) of ids."""
-        composed = self._tables.context_rows is not None
-        return self._steps(windows if composed else self._contexts_of(windows), scores)
-
-    def repeated(self, ids: torch.Tensor) -> torch.Tensor:
-        """Whether each row's window occurred earlier in that row, (batch, 1)."""
-        if ids.shape[1] <= self._k:
-            return torch.zeros((len(ids), 1), dtype=torch.bool, device=ids.device)
-        windows = ids.unfold(1, self._k, 1)
-        return (windows[:, :-1] == windows[:, -1:]).all(dim=-1).any(dim=-1, keepdim=True)
-
-    def _windows(self, ids: torch.Tensor) -> torch.Tensor:
-        """The last k ids of each row (batch, k); padding becomes the empty row."""
-        k, length = self._k, ids.shape[1]
-        if length >= self._padded + k:  # no padding is in sight
-            return ids[:, -k:]
-        if length < k:
-            ids = torch.nn.functional.pad(ids, (k - length, 0), value=self.absent)
-        first = torch.arange(length - k, length, device=ids.device).unsqueeze(0)
-        return ids[:, -k:].masked_fill(first < self._padding, self.absent)
-
-    def _listed(self, windows: torch.Tensor) -> list[Window]:
-        """Windows (batch, k) on the CPU, without special tokens, which stand for no text."""
+    def listed(self, windows: torch.Tensor) -> list[Window]:
+        """Windows (batch, k) on the CPU; special tokens, which stand for no text, become `ABSENT`."""
         columns, none = windows.t().tolist(), self._no_text
         if not none.isdisjoint(chain.from_iterable(columns)):
             columns = [[ABSENT if i in none else i for i in column] for column in columns]
         return list(zip(*columns, strict=True))
 
-    def _after(self, ids: torch.Tensor) -> torch.Tensor:
-        """e_C (batch, d_C) of what follows ids (batch, length): begun ahead, or computed now."""
-        if self._encoded is not None and self._begun is not None and self._begun[0] == ids.shape[1]:
-            return self._encoded.ready(self._begun[1])
-        return self._contexts_of(self._windows(ids))
 
-    def _contexts_of(self, windows: torch.Tensor) -> torch.Tensor:
-        """e_C (batch, d_C) of windows (batch, k), float32, of any length."""
-        if self._tables.context_rows is not None:
-            return self._tables.context_rows[windows].float().sum(dim=1)
-        listed = self._listed(windows)
-        if self._encoded is not None:
-            return self._encoded.ready(self._encoded.begin(listed))
-        assert self._contexts is not None
-        vectors = self._contexts.vectors(np.array(listed, dtype=np.int64).reshape(windows.shape))
-        return torch.from_numpy(vectors).to(windows.device)
-
-
-_LEAST = 0.01  # probability from which a candidate that makes a word longer is scored
-
-_NO_WORD, _ASK = 0, -1
-
-_AT_ONCE = 8192
-
-WordWindow = tuple[str, ...]
+def _window_cache(contexts: Contexts, device: torch.device) -> WindowCache | None:
+    """A cache of encoded windows on the device, if contexts are windows and their encoder runs there."""
+    if device.type != "cuda" or not isinstance(contexts, WindowContexts):
+        return None
+    encoder = contexts.encoder.graphed(device)
+    if encoder is None:
+        return None
+    whitening = contexts.whitening
+    return WindowCache(
+        encoder,
+        encoder.of_windows(contexts.tokenizer),
+        dim=contexts.dim,
+        absent=ABSENT,
+        whitening=None
+        if whitening is None
+        else (
+            torch.from_numpy(np.array(whitening.mean, dtype=np.float32)),
+            torch.from_numpy(np.array(whitening.matrix, dtype=np.float32)),
+        ),
+        device=device,
+    )
 
 
-class WordRows:
-    """Rows of Q by word, on one device; row 0 is zero. They grow as new words turn up."""
+@dataclass(frozen=True)
+class TokenTexts(Texts):
+    """Texts by their windows (batch, k); ``begun`` are their contexts, if they were begun ahead."""
+
+    aligner: TokenAligner
+    windows: torch.Tensor
+    find_repeated: Callable[[], torch.Tensor]
+    begun: torch.Tensor | None = None
+
+    @property
+    def contexts(self) -> torch.Tensor:
+        """e_C (batch, d_C), of any length."""
+        if self.begun is not None and self.aligner.windows is not None:
+            return self.aligner.windows.ready(self.begun)
+        return self.aligner.contexts(self.windows)
+
+    def alignments(
+        self, candidates: torch.Tensor, values: torch.Tensor, log_totals: torch.Tensor
+    ) -> torch.Tensor:
+        """u of the candidates (batch, m)."""
+        return self.aligner.alignments(self.contexts, candidates)
+
+    def biased(self, scores: torch.Tensor) -> torch.Tensor | None:
+        """Logits (batch, vocab) with the bias added by CUDA kernels; None where they do not apply."""
+        if self.aligner.fused is None:
+            return None
+        return self.aligner.fused(self.windows if self.aligner.composed else self.contexts, scores)
+
+    def repeated(self) -> torch.Tensor:
+        """Whether each window has occurred before in its text, (batch, 1)."""
+        return self.find_repeated()
+
+
+class TokenBatch(Batch):
+    """Follows the tokens of a session's texts, without waiting for the device."""
+
+    def __init__(
+        self, aligner: TokenAligner, prompt_ids: torch.Tensor, attention_mask: torch.Tensor | None
+    ) -> None:
+        self._aligner = aligner
+        self._padding = left_padding(prompt_ids, attention_mask, pad_id=aligner.pad_id)
+        self._most_padding = int(self._padding.max()) if len(prompt_ids) else 0  # waits for the device, once
+        self._begun: tuple[int, torch.Tensor] | None = None  # a length, and the contexts at its end
+
+    def ahead(self, ids: torch.Tensor) -> None:
+        """Start encoding the windows at the end of ids (batch, length)."""
+        cache = self._aligner.windows
+        if cache is not None:
+            self._begun = (ids.shape[1], cache.begin(self._aligner.listed(self._windows(ids))))
+
+    def texts(self, ids: torch.Tensor) -> TokenTexts:
+        """The texts at ids (batch, length)."""
+        begun = self._begun[1] if self._begun is not None and self._begun[0] == ids.shape[1] else None
+        return TokenTexts(self._aligner, self._windows(ids), lambda: self._repeated(ids), begun)
+
+    def _repeated(self, ids: torch.Tensor) -> torch.Tensor:
+        k = self._aligner.k
+        if ids.shape[1] <= k:
+            return torch.zeros((len(ids), 1), dtype=torch.bool, device=ids.device)
+        windows = ids.unfold(1, k, 1)
+        return (windows[:, :-1] == windows[:, -1:]).all(dim=-1).any(dim=-1, keepdim=True)
+
+    def _windows(self, ids: torch.Tensor) -> torch.Tensor:
+        """The last k ids of each row (batch, k); padding becomes the empty row."""
+        k, absent, length = self._aligner.k, self._aligner.absent, ids.shape[1]
+        if length >= self._most_padding + k:  # no padding in reach
+            return ids[:, -k:]
+        if length < k:
+            ids = torch.nn.functional.pad(ids, (k - length, 0), value=absent)
+        first = torch.arange(length - k, length, device=ids.device).unsqueeze(0)
+        return ids[:, -k:].masked_fill(first < self._padding, absent)
+
+
+class TokenText:
+    """The last k ids of one text, and every k-gram of ids it has had."""
+
+    def __init__(self, prompt: Sequence[int], *, k: int) -> None:
+        self._k = k
+        self.tail: tuple[int, ...] = ()
+        self._seen: set[tuple[int, ...]] = set()
+        self.repeated = False
+        for token in prompt:
+            self.push(token)
+
+    def push(self, token: int) -> None:
+        """Append one token."""
+        if len(self.tail) == self._k:
+            self._seen.add(self.tail)
+        self.tail = (*self.tail, token)[-self._k :]
+        self.repeated = self.tail in self._seen
+
+
+def token_texts(aligner: TokenAligner, texts: Sequence[TokenText]) -> TokenTexts:
+    """Single texts as a batch."""
+    absent = (aligner.absent,)
+    windows = torch.tensor([absent * (aligner.k - len(text.tail)) + text.tail for text in texts])
+    return TokenTexts(aligner, windows.to(aligner.device), lambda: _repeated(texts, aligner.device))
+
+
+def _repeated(texts: Sequence[TokenText | WordText], device: torch.device) -> torch.Tensor:
+    return torch.tensor([text.repeated for text in texts], device=device).unsqueeze(1)
+
+
+# Words
+
+
+class _WordRows:
+    """Rows of Q by word on one device, growing as new words occur; row 0 is zero."""
 
     def __init__(self, reader: WordReader, fold: Fold, device: torch.device) -> None:
         self._reader = reader
@@ -223,11 +308,11 @@ class WordRows:
         self.rows = torch.zeros(1, reader.vectors.dim, device=device)
 
     def index(self, words: Sequence[str]) -> list[int]:
-        """The row of each word; words that are new get one."""
+        """The row number of each word; new words get one."""
         with self._lock:
             new = [word for word in dict.fromkeys(words) if word not in self._index]
-            for i in range(0, len(new), _AT_ONCE):
-                self._add(new[i : i + _AT_ONCE])
+            for i in range(0, len(new), _WORDS_AT_ONCE):
+                self._add(new[i : i + _WORDS_AT_ONCE])
             return [self._index[word] for word in words]
 
     def _add(self, new: list[str]) -> None:
@@ -241,28 +326,85 @@ class WordRows:
         self._index.update(zip(new, range(start, end), strict=True))
 
 
-class Vocabulary:
-    """A host's vocabulary as words under one key: which row of `WordRows` each token begins."""
+class WordAligner:
+    """Scores words under one key, on one device."""
 
-    def __init__(self, bound: BoundDEW, reader: WordReader, device: torch.device) -> None:
-        host = bound.host
+    def __init__(
+        self, host: HostInfo, reader: WordReader, fold: Fold, device: torch.device, *, progress: Progress
+    ) -> None:
+        self.k = reader.k
+        self.device = device
+        self.pad_id = host.tokenizer.pad_id
         self.spelling = Spelling(host.tokenizer, host.vocab_size)
-        reader.vectors.prepare(self.spelling.forms(), progress=bound.progress)
-        self.words = WordRows(reader, bound.fold, device)
+        self._contexts = reader.contexts
+        self._fold = fold
+        reader.vectors.prepare(self.spelling.forms(), progress=progress)
+        self._words = _WordRows(reader, fold, device)
         begun: dict[int, str] = {}
         rows = np.full(host.vocab_size, _NO_WORD, dtype=np.int64)
         for token, piece in enumerate(self.spelling.pieces):
             made = extend("", piece)
             if not piece[:1].isspace() or made.between:
-                rows[token] = _NO_WORD if piece == "" else _ASK  # it depends on what stands before
+                rows[token] = _NO_WORD if piece == "" else _DEPENDS
             elif made.form is not None:
                 begun[token] = made.form
-        rows[list(begun)] = self.words.index(list(begun.values()))
-        self.begins = torch.from_numpy(rows).to(device)
+        rows[list(begun)] = self._words.index(list(begun.values()))
+        self._begins = torch.from_numpy(rows).to(device)
+
+    def alignments(
+        self, texts: Sequence[WordText], candidates: torch.Tensor, likely: torch.Tensor
+    ) -> torch.Tensor:
+        """u of candidates (batch, m); ``likely`` (batch, m) are those worth the text's own look-up."""
+        begins = self._begins[candidates]
+        depends = begins == _DEPENDS
+        windows: dict[WordWindow, int] = {}
+        own = [windows.setdefault(text.window, len(windows)) for text in texts]
+        places, forms, contexts = self._extended(texts, candidates, depends & likely, windows)
+        index = self._words.index(forms)
+        scaled = torch.from_numpy(self._scaled(list(windows))).to(candidates.device)
+        Q = self._words.rows
+        found = torch.nn.functional.embedding(begins.masked_fill(depends, _NO_WORD), Q)
+        u = (found @ scaled[own].unsqueeze(-1)).squeeze(-1)
+        if places:
+            at = torch.tensor(places, device=u.device)
+            u[at[:, 0], at[:, 1]] = (Q[index] * scaled[contexts]).sum(dim=-1)
+        return u
+
+    def _extended(
+        self,
+        texts: Sequence[WordText],
+        candidates: torch.Tensor,
+        wanted: torch.Tensor,
+        windows: dict[WordWindow, int],
+    ) -> tuple[list[tuple[int, int]], list[str], list[int]]:
+        """Place (row, column), word and context index of each wanted candidate that makes a word."""
+        places: list[tuple[int, int]] = []
+        forms: list[str] = []
+        contexts: list[int] = []
+        where = wanted.nonzero().tolist()
+        tokens = candidates[wanted].tolist()
+        start = 0
+        while start < len(where):
+            row = where[start][0]
+            end = start
+            while end < len(where) and where[end][0] == row:
+                end += 1
+            stream = texts[row].stream
+            for place, made in zip(where[start:end], stream.candidates(tokens[start:end]), strict=True):
+                if made.form is not None:
+                    window = stream.context(made, k=self.k)
+                    places.append((place[0], place[1]))
+                    forms.append(made.form)
+                    contexts.append(windows.setdefault(window, len(windows)))
+            start = end
+        return places, forms, contexts
+
+    def _scaled(self, windows: Sequence[WordWindow]) -> F32:
+        return self._fold.contexts(self._contexts.vectors(windows))
 
 
-class WordRow:
-    """One text as words while it grows: the words before its next one, and those that stood there earlier."""
+class WordText:
+    """One text as words while it grows: the words before its next one, and all earlier such windows."""
 
     def __init__(self, spelling: Spelling, prompt: Sequence[int], *, k: int) -> None:
         self.stream = TokenStream(spelling, prompt)
@@ -271,7 +413,7 @@ class WordRow:
         self.window: WordWindow = self.stream.recent(k)
 
     def push(self, token: int) -> None:
-        """The text goes on with one token."""
+        """Append one token."""
         self.stream.push(token)
         window = self.stream.recent(self._k)
         if window != self.window:
@@ -280,106 +422,46 @@ class WordRow:
 
     @property
     def repeated(self) -> bool:
-        """Whether the words before the next word stood before another word already."""
+        """Whether the words before the next word have preceded another word already."""
         return self.window in self._seen
 
 
-class WordReading:
-    """Reads any rows of texts under one key, on one device."""
+@dataclass(frozen=True)
+class WordTexts(Texts):
+    """Texts as words."""
 
-    def __init__(self, bound: BoundDEW, reader: WordReader, device: torch.device) -> None:
-        self._vocabulary = bound.shared(f"words on {device}", lambda: Vocabulary(bound, reader, device))
-        self._reader, self._fold = reader, bound.fold
-
-    def row(self, prompt: Sequence[int]) -> WordRow:
-        """Begin to read a text."""
-        return WordRow(self._vocabulary.spelling, prompt, k=self._reader.k)
+    aligner: WordAligner
+    rows: Sequence[WordText]
 
     def alignments(
-        self, rows: Sequence[WordRow], candidates: torch.Tensor, likely: torch.Tensor
+        self, candidates: torch.Tensor, values: torch.Tensor, log_totals: torch.Tensor
     ) -> torch.Tensor:
-        """u of the candidates (batch, m); ``likely`` (batch, m) says which are worth asking the row for."""
-        begins = self._vocabulary.begins[candidates]
-        asked = begins == _ASK
-        windows: dict[WordWindow, int] = {
-            window: i for i, window in enumerate({row.window: 0 for row in rows})
-        }
-        own = [windows[row.window] for row in rows]
-        places, forms, contexts = self._ask(rows, candidates, asked & likely, windows)
-        index = self._vocabulary.words.index(forms)
-        scaled = torch.from_numpy(self._scaled(list(windows))).to(candidates.device)
-        Q = self._vocabulary.words.rows
-        found = torch.nn.functional.embedding(begins.masked_fill(asked, _NO_WORD), Q)
-        u = (found @ scaled[own].unsqueeze(-1)).squeeze(-1)
-        if places:
-            at = torch.tensor(places, device=u.device)
-            u[at[:, 0], at[:, 1]] = (Q[index] * scaled[contexts]).sum(dim=-1)
-        return u
+        """u of the candidates (batch, m)."""
+        return self.aligner.alignments(self.rows, candidates, values - log_totals >= math.log(_LEAST))
 
-    def _ask(
-        self,
-        rows: Sequence[WordRow],
-        candidates: torch.Tensor,
-        asked: torch.Tensor,
-        windows: dict[WordWindow, int],
-    ) -> tuple[list[tuple[int, int]], list[str], list[int]]:
-        """For the candidates that depend on the text: place (row, column), word, and index into windows."""
-        places: list[tuple[int, int]] = []
-        forms: list[str] = []
-        contexts: list[int] = []
-        where = asked.nonzero().tolist()
-        tokens = candidates[asked].tolist()
-        start = 0
-        while start < len(where):
-            row = where[start][0]
-            end = start
-            while end < len(where) and where[end][0] == row:
-                end += 1
-            stream = rows[row].stream
-            for place, made in zip(where[start:end], stream.candidates(tokens[start:end]), strict=True):
-                if made.form is not None:
-                    window = stream.context(made, k=self._reader.k)
-                    places.append((place[0], place[1]))
-                    forms.append(made.form)
-                    contexts.append(windows.setdefault(window, len(windows)))
-            start = end
-        return places, forms, contexts
-
-    def _scaled(self, windows: Sequence[WordWindow]) -> NDArray[np.float32]:
-        return self._fold.contexts(self._reader.contexts.vectors(windows))
+    def repeated(self) -> torch.Tensor:
+        """Whether the words before each text's next word have preceded another word already, (batch, 1)."""
+        return _repeated(self.rows, self.aligner.device)
 
 
-class WordChannel(Channel):
-    """Reads the words that the host's tokens make."""
+class WordBatch(Batch):
+    """Follows the words that the tokens of a session's texts make."""
 
     def __init__(
-        self,
-        bound: BoundDEW,
-        reader: WordReader,
-        prompt_ids: torch.Tensor,
-        attention_mask: torch.Tensor | None,
+        self, aligner: WordAligner, prompt_ids: torch.Tensor, attention_mask: torch.Tensor | None
     ) -> None:
-        self._reading = WordReading(bound, reader, prompt_ids.device)
-        padding = padding_of(bound.host.tokenizer, prompt_ids, attention_mask).flatten().tolist()
+        self._aligner = aligner
+        padding = left_padding(prompt_ids, attention_mask, pad_id=aligner.pad_id).flatten().tolist()
         self._rows = [
-            self._reading.row(row[pad:]) for row, pad in zip(prompt_ids.tolist(), padding, strict=True)
+            WordText(aligner.spelling, row[pad:], k=aligner.k)
+            for row, pad in zip(prompt_ids.tolist(), padding, strict=True)
         ]
         self._length = prompt_ids.shape[1]
 
-    def alignments(self, ids: torch.Tensor, candidates: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        """u of the candidates (batch, m)."""
+    def texts(self, ids: torch.Tensor) -> WordTexts:
+        """The texts at ids (batch, length)."""
         for row, new in zip(self._rows, ids[:, self._length :].tolist(), strict=True):
             for token in new:
                 row.push(token)
         self._length = ids.shape[1]
-        likely = likely_of(scores.gather(1, candidates), scores.logsumexp(dim=-1, keepdim=True))
-        return self._reading.alignments(self._rows, candidates, likely)
-
-    def repeated(self, ids: torch.Tensor) -> torch.Tensor:
-        """Whether the words before each row's next word stood before another word already, (batch, 1)."""
-        return torch.tensor([row.repeated for row in self._rows], device=ids.device).unsqueeze(1)
-
-
-def likely_of(logits: torch.Tensor, total: torch.Tensor) -> torch.Tensor:
-    """Which candidates (batch, m) are worth asking for; ``total`` (batch, 1) is their logsumexp."""
-    return logits - total >= math.log(_LEAST)
+        return WordTexts(self._aligner, self._rows)

@@ -1,8 +1,8 @@
 """The same texts under many keys: no text is read twice, no context encoded twice.
 
-A key's projections are drawn as ever, but applied only to the distinct tokens and contexts of the texts, and
-the variance over keys is the texts' own: it is computed once. Keys are drawn on as many threads as there are
-cores, since drawing a key's projections is most of the work.
+Each key's projections are applied only to the distinct units and contexts of the texts, and the variance over
+keys depends on the texts alone, so it is computed once. Drawing a key's projections is most of the work, so it
+runs on as many threads as there are cores.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ import numpy as np
 from dewmark.arrays import F32
 from dewmark.core.keys import Key
 from dewmark.core.projections import draw_projections
-from dewmark.dew.detection import TESTS, Scored, detection_of, statistic_of, token_scores
-from dewmark.dew.reading import Public, Reading, TokenReader, chunks
+from dewmark.dew.detection import TESTS, TextEvidence, mean_score, run_test
+from dewmark.dew.reading import KeyIndependent, Reading, TokenReader
 from dewmark.encoders.token_tables import rows_of
-from dewmark.scheme import check_test, check_texts
+from dewmark.scheme import UNITS_PER_CHUNK, check_test, check_texts, make_detection, text_chunks, token_scores
 from dewmark.stats.evidence import Evidence
 from dewmark.stats.key_test import score_variance
 from dewmark.types import Detection
@@ -32,7 +32,7 @@ __all__ = ["detect_keys"]
 
 
 def detect_keys(
-    public: Public,
+    shared: KeyIndependent,
     keys: Sequence[Key],
     texts: Sequence[str],
     *,
@@ -41,20 +41,19 @@ def detect_keys(
     test: str | None,
     progress: Progress,
 ) -> list[list[Detection]]:
-    """For each text one detection per key, in the order of the keys; only the best one's has token scores."""
+    """For each text one detection per key, in the order of the keys; only the best one has token scores."""
     test = check_test(test, TESTS)
-    before = public.reader.tokenize(check_texts(texts, prompts, fpr))
-    tokenized = public.reader.tokenize(texts)
+    before = shared.reader.tokenize(check_texts(texts, prompts, fpr))
+    tokenized = shared.reader.tokenize(texts)
     found: list[list[Detection]] = []
-    for chunk in chunks(tokenized):
-        some = [tokenized[i] for i in chunk]
-        reading = public.reader.read(some, [before[i] for i in chunk])
-        found += _detect(public, keys, some, reading, test=test, fpr=fpr, progress=progress)
+    for part in text_chunks(tokenized, units=UNITS_PER_CHUNK):
+        reading = shared.reader.read(tokenized[part], before[part])
+        found += _detect(shared, keys, tokenized[part], reading, test=test, fpr=fpr, progress=progress)
     return found
 
 
 def _detect(
-    public: Public,
+    shared: KeyIndependent,
     keys: Sequence[Key],
     texts: Sequence[Tokenized],
     reading: Reading,
@@ -63,29 +62,26 @@ def _detect(
     fpr: float,
     progress: Progress,
 ) -> list[list[Detection]]:
-    scheme = public.scheme
+    scheme = shared.scheme
     contexts = reading.context_rows
     rows = np.zeros((len(reading.windows), 0), dtype=np.float32) if contexts is None else contexts
-    scored = [Scored.of(pairs, reading, rows, scheme, test=test) for pairs in reading.texts]
+    scored = [TextEvidence.of(pairs, reading, rows, scheme, test=test) for pairs in reading.texts]
     variances = [score_variance(s.blank) if test == "key" and len(s.blank) else None for s in scored]
     found: list[list[Detection]] = [[] for _ in texts]
     best: list[tuple[int, Evidence]] = [(0, s.blank) for s in scored]
-    for number, evidences in enumerate(_evidences(public, keys, reading, scored)):
+    for number, evidences in enumerate(_evidences(shared, keys, reading, scored)):
         if number % 50 == 0:
             progress("trying keys", number, len(keys))
         for i, evidence in enumerate(evidences):
-            statistic = statistic_of(
-                scored[i], evidence, scheme, test=test, n=public.n, variance=variances[i]
-            )
-            detection = detection_of(
-                texts[i],
+            statistic = run_test(scored[i], evidence, scheme, test=test, n=shared.n, variance=variances[i])
+            detection = make_detection(
                 evidence,
                 statistic,
-                scheme,
+                score=mean_score(evidence, scheme),
                 test=test,
                 fpr=fpr,
+                scheme=scheme.name,
                 fingerprint=keys[number].fingerprint,
-                tokens=False,
             )
             if not found[i] or detection.z > found[i][best[i][0]].z:
                 best[i] = (number, evidence)
@@ -97,36 +93,36 @@ def _detect(
 
 
 def _evidences(
-    public: Public,
+    shared: KeyIndependent,
     keys: Sequence[Key],
     reading: Reading,
-    scored: Sequence[Scored],
+    scored: Sequence[TextEvidence],
 ) -> Iterator[list[Evidence]]:
     """For each key the evidence of every text.
 
-    In turns: some keys are drawn on all cores, then their products are taken, by a BLAS that has threads of
-    its own. At the same time the two would fight for the cores and take three times as long.
+    Keys are drawn on all cores, then their products are taken by a BLAS with threads of its own, in turns: at the
+    same time the two would compete for the cores and take three times as long.
     """
-    draw = functools.partial(_drawn, public=public)
+    draw = functools.partial(_drawn, shared=shared)
     workers = os.cpu_count() or 1
     with ThreadPoolExecutor(workers) as pool:
         for i in range(0, len(keys), 8 * workers):
             some = keys[i : i + 8 * workers]
             for key, (R_T, R_C) in zip(some, list(pool.map(draw, some)), strict=True):
-                tokens, sources = reading.token_rows, public.sources_of(key)
-                if sources is not None and isinstance(public.reader, TokenReader):
-                    tokens = rows_of(public.reader.token_rows, sources[reading.ids])
-                hashed, rows = public.contexts_of(key), reading.context_rows
+                tokens, sources = reading.token_rows, shared.sources_of(key)
+                if sources is not None and isinstance(shared.reader, TokenReader):
+                    tokens = rows_of(shared.reader.token_rows, sources[reading.ids])
+                hashed, rows = shared.contexts_of(key), reading.context_rows
                 rows = hashed.vectors(reading.windows) if hashed is not None else rows
                 assert rows is not None
                 P_T, P_C = _unit(tokens @ R_T), _unit(rows @ R_C)
-                P_T *= np.float32(math.sqrt(public.n))
+                P_T *= np.float32(math.sqrt(shared.n))
                 yield [text.under(P_T, P_C) for text in scored]
 
 
-def _drawn(key: Key, *, public: Public) -> tuple[F32, F32]:
+def _drawn(key: Key, *, shared: KeyIndependent) -> tuple[F32, F32]:
     """R_T and R_C of one key."""
-    drawn = draw_projections(key, d_T=public.d_T, d_C=public.d_C, kind=public.scheme.projection, n=public.n)
+    drawn = draw_projections(key, d_T=shared.d_T, d_C=shared.d_C, kind=shared.scheme.projection, n=shared.n)
     return drawn.R_T.astype(np.float32), drawn.R_C.astype(np.float32)
 
 

@@ -1,15 +1,15 @@
-"""What one key does to embeddings, folded: the paper's numbers from a quarter of the memory.
+"""One key's projections of both embeddings, folded: the paper's numbers in a quarter of the memory.
 
 With unit rows ê, the projected cosine is
 
     p_T·p_C = ê_T R_T R_Cᵀ ê_Cᵀ / (‖ê_T R_T‖ ‖ê_C R_C‖),
 
-so instead of P_T (|V| x n) it is enough to know three small matrices, R_T R_Cᵀ, R_T R_Tᵀ and G = R_C R_Cᵀ:
+so three small matrices, R_T R_Cᵀ, R_T R_Tᵀ and G = R_C R_Cᵀ, replace P_T (|V| x n):
 
     Q = diag(1/‖ê_T R_T‖) Ê_T (R_T R_Cᵀ),   u = √n Q[x]·ê_C / √(ê_C G ê_Cᵀ).
 
-Rows of Q are made on demand for detection (a text has a few hundred distinct tokens) and all at once for
-marking. The matrices are as secret as the key.
+Detection computes rows of Q on demand (a text has a few hundred distinct tokens), marking computes all of them at
+once. The matrices are as secret as the key.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ from dewmark.encoders.token_tables import rows_of
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Fold", "FoldedRows", "scale_contexts_torch"]
+__all__ = ["Fold", "FoldedRows", "scale_contexts"]
 
 
 _BLOCK = 8192
-_REMEMBERED = 32 << 20  # bytes of rows of Q
+_CACHE_BYTES = 32 << 20  # bytes of rows of Q
 
 
 class Fold:
     """R_T R_Cᵀ (d_T, d_C), R_T R_Tᵀ (d_T, d_T), G = R_C R_Cᵀ (d_C, d_C), and n.
 
-    A stored detector of host tokens has, instead of R_T R_Tᵀ, the norms ‖ê_T R_T‖ (|V|,) of all of them.
+    For host tokens a stored detector holds the norms ‖ê_T R_T‖ (|V|,) instead of R_T R_Tᵀ.
     """
 
     def __init__(
@@ -61,14 +61,14 @@ class Fold:
 
     @classmethod
     def stored(cls, arrays: Mapping[str, NDArray[Any]], n: int) -> Fold:
-        """A fold that `arrays` gave, read again; what is large stays in the mapped file."""
+        """Restore a fold from `arrays`; large arrays stay in the mapped file."""
         product, G = arrays["fold_product"], np.array(arrays["fold_G"], dtype=np.float32)
         if "token_norms" in arrays:
             return cls(product, None, G, n, norms=arrays["token_norms"])
         return cls(product, arrays["fold_gram"], G, n)
 
     def arrays(self, token_rows: F16 | None = None) -> dict[str, NDArray[Any]]:
-        """What a detector stores, for words or for the tokens of Ê_T (|V|, d_T). As secret as the key."""
+        """The arrays a detector stores, for words or for the tokens of Ê_T (|V|, d_T). As secret as the key."""
         stored: dict[str, NDArray[Any]] = {"fold_product": self._product, "fold_G": self.G}
         if token_rows is None:
             assert self._gram is not None
@@ -79,9 +79,9 @@ class Fold:
         return {**stored, "token_norms": np.concatenate([self._norms_of(rows, None) for rows in blocks])}
 
     def rows(self, tokens: F32, *, ids: I64 | None = None) -> F32:
-        """Rows ê_T (N, d_T) to rows of Q (N, d_C); zero rows, of tokens that carry no mark, stay zero.
+        """Rows ê_T (N, d_T) to rows of Q (N, d_C); the zero rows of unmarkable tokens stay zero.
 
-        ``ids`` (N,) say which rows of Ê_T they are, which a stored detector of host tokens must know.
+        ``ids`` (N,) are their row numbers in Ê_T, which a stored detector of host tokens needs.
         """
         norms = self._norms_of(tokens, ids)[:, None]
         folded = tokens @ self._product
@@ -96,7 +96,7 @@ class Fold:
         return np.asarray(np.sqrt(np.einsum("ij,ij->i", tokens @ self._gram, tokens)))
 
     def table(self, token_rows: F16, *, source: I64 | None = None) -> F32:
-        """Q (|V|, d_C) of a whole vocabulary; ``source`` (|V|,) gives the row of Ê_T that each token uses."""
+        """Q (|V|, d_C) of the whole vocabulary; ``source`` (|V|,) is the row of Ê_T that each token uses."""
         Q = np.empty((len(token_rows), self.G.shape[0]), dtype=np.float32)
         for ids in _blocks(len(token_rows)):
             used = ids if source is None else source[ids]
@@ -106,7 +106,7 @@ class Fold:
     def contexts(self, c: F32, *, parts: SummedContexts | None = None) -> F32:
         """Unit contexts c (N, d_C) to √n c/‖c R_C‖, so that u is a plain dot product with rows of Q.
 
-        ``parts``, where contexts are sums of a few vectors each, make it cheaper.
+        ``parts`` makes it cheaper where contexts are sums of a few vectors each.
         """
         squares = np.einsum("ij,ij->i", c @ self.G, c) if parts is None else parts.squares(self.G)
         norms = np.sqrt(np.maximum(squares, 0.0))
@@ -115,21 +115,18 @@ class Fold:
 
 
 class FoldedRows:
-    """Rows of Q by their place in Ê_T, made once and remembered; forgotten all together when they are many.
-
-    Safe to share between threads.
-    """
+    """A thread-safe cache of rows of Q by row number in Ê_T, emptied when it is full."""
 
     def __init__(self, fold: Fold, size: int) -> None:
         width = fold.G.shape[0]
         self._fold = fold
         self._places = np.full(size, -1, dtype=np.int32)
-        self._rows: F32 = np.empty((min(_REMEMBERED // (4 * width), size), width), dtype=np.float32)
+        self._rows: F32 = np.empty((min(_CACHE_BYTES // (4 * width), size), width), dtype=np.float32)
         self._used = 0
         self._lock = threading.Lock()
 
     def rows(self, tokens: F32, ids: I64) -> F32:
-        """Rows of Q (N, d_C) of the rows ê_T (N, d_T) that have these distinct ids (N,)."""
+        """Rows of Q (N, d_C) for rows ê_T (N, d_T) with these distinct ids (N,)."""
         if len(ids) > len(self._rows):
             return self._fold.rows(tokens, ids=ids)
         with self._lock:
@@ -150,7 +147,7 @@ def _blocks(size: int) -> Iterator[I64]:
         yield np.arange(i, min(i + _BLOCK, size))
 
 
-def scale_contexts_torch(c: torch.Tensor, G: torch.Tensor, n: int) -> torch.Tensor:
-    """`Fold.contexts` on a device: (B, d_C) to (B, d_C); empty contexts stay zero."""
+def scale_contexts(c: torch.Tensor, G: torch.Tensor, n: int) -> torch.Tensor:
+    """`Fold.contexts` in torch: (B, d_C) to (B, d_C); empty contexts stay zero."""
     squares = ((c @ G) * c).sum(-1, keepdim=True)
     return c * (math.sqrt(n) * squares.clamp_min(1e-20).rsqrt())

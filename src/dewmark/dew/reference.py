@@ -1,7 +1,7 @@
 """Algorithms 1 and 2 of the paper, literally, for one generation step.
 
-Slow, float64, and only there to be read and to test the fast path against: `folded` must give the same
-numbers. Names are the paper's. Rows of E_T are token embeddings, whitened already if whitening is used.
+Slow and in float64: it is here to be read, and to test the fast path against (`projection` must give the same
+numbers). Names are the paper's. Rows of E_T are token embeddings, already whitened if whitening is used.
 """
 
 from __future__ import annotations

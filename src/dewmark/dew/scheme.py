@@ -1,38 +1,33 @@
-"""DEW's parameters, and how they become a working watermark.
-
-DEW with a key and a vocabulary: scoring (Algorithm 2, batched), verdicts, and what a detector stores.
-"""
+"""DEW as a scheme: its settings joined to a key and a host's vocabulary."""
 
 from __future__ import annotations
 
 import copy
-import dataclasses
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from dewmark.arrays import F32, I64
 from dewmark.core.keys import Key
 from dewmark.core.projections import draw_projections
-from dewmark.dew.ablation import HashedContexts, Mode
-from dewmark.dew.detection import TESTS, Scored, detection_of, statistic_of
+from dewmark.dew.ablation import HashedContexts
+from dewmark.dew.detection import TESTS, TextEvidence, mean_score, run_test
 from dewmark.dew.many_keys import detect_keys
 from dewmark.dew.projection import Fold, FoldedRows
 from dewmark.dew.reading import (
-    Public,
+    KeyIndependent,
     Reading,
     TokenReader,
     WordReader,
-    chunks,
-    open_public,
-    restored_public,
-    units_per_chunk,
+    open_key_independent,
+    restore_key_independent,
 )
+from dewmark.dew.settings import DewSettings
 from dewmark.encoders.contexts import ComposedContexts, WindowContexts
 from dewmark.encoders.token_tables import rows_of
-from dewmark.errors import ArtifactError, ConfigError
-from dewmark.scheme import DEFAULT_FPR, BoundScheme, Needs, Scheme, Session, State, check_test, check_texts
+from dewmark.errors import ArtifactError
+from dewmark.scheme import DEFAULT_FPR, UNITS_PER_CHUNK, BoundScheme, State
 from dewmark.stats.evidence import Evidence
 from dewmark.stats.key_test import Statistic, key_test
 from dewmark.types import Detection
@@ -41,27 +36,76 @@ from dewmark.workspace import HostInfo, Progress, Tokenized, Workspace, silent
 if TYPE_CHECKING:
     import torch
 
-    from dewmark.dew.alignment import Channel
-    from dewmark.sampling import Rows
+    from dewmark.dew.alignment import Batch, TokenAligner, WordAligner
+    from dewmark.sampling import Rows, Session
 
 __all__ = ["DEW", "BoundDEW"]
 
-T = TypeVar("T")
+_CHUNK_BYTES = 32 << 20  # of the vectors read at once on a CPU
+
+
+@dataclass(frozen=True)
+class DEW(DewSettings):
+    """Dual-Embedding Watermarking."""
+
+    def bind(self, key: Key, host: HostInfo, workspace: Workspace) -> BoundDEW:
+        """Draw the projections and open (or build) the token table and the contexts."""
+        shared = open_key_independent(self, host, workspace)
+        projections = draw_projections(key, d_T=shared.d_T, d_C=shared.d_C, kind=self.projection, n=shared.n)
+        return BoundDEW(
+            shared,
+            key.fingerprint,
+            fold=Fold.of(projections),
+            source=shared.sources_of(key),
+            hashed=shared.contexts_of(key),
+            progress=workspace.progress,
+        )
+
+    def detect_keys(
+        self,
+        keys: Sequence[Key],
+        texts: Sequence[str],
+        host: HostInfo,
+        workspace: Workspace,
+        *,
+        prompts: Sequence[str | None] | None = None,
+        fpr: float = DEFAULT_FPR,
+        test: str | None = None,
+    ) -> list[list[Detection]]:
+        """Score texts under many keys, reading them once."""
+        shared = open_key_independent(self, host, workspace)
+        return detect_keys(
+            shared, keys, texts, prompts=prompts, fpr=fpr, test=test, progress=workspace.progress
+        )
+
+    def restore(self, state: State, host: HostInfo, fingerprint: str, workspace: Workspace) -> BoundDEW:
+        """A detector from stored tables: no key, no host weights."""
+        arrays = state.arrays
+        try:
+            shared = restore_key_independent(self, state, host, workspace)
+            fold = Fold.stored(arrays, shared.n)
+            source = None if self.token_semantics else arrays["source"]
+            hashed = None
+            if not self.context_semantics:
+                hashed = HashedContexts(arrays["context_secret"].tobytes(), shared.d_C)
+        except KeyError as missing:
+            raise ArtifactError(f"the stored detector lacks {missing}; export it again") from None
+        return BoundDEW(shared, fingerprint, fold=fold, source=source, hashed=hashed)
 
 
 class BoundDEW(BoundScheme):
-    """DEW for one key: what it shares with other keys is ``public``, what the key gives is the rest.
+    """DEW under one key. ``shared`` is common to all keys; ``fold``, ``source`` and ``hashed`` come from this one.
 
-    ``source`` (vocab,) and ``hashed`` belong to modes in which the key does without the meaning of tokens or
-    of contexts; otherwise they are None.
+    ``source`` (vocab,) and ``hashed`` serve the ablation modes that ignore the meaning of tokens or of contexts;
+    otherwise they are None.
     """
 
     tests = TESTS
-    scheme: DEW
+    scheme: DewSettings
 
     def __init__(
         self,
-        public: Public,
+        shared: KeyIndependent,
         fingerprint: str,
         *,
         fold: Fold,
@@ -69,21 +113,21 @@ class BoundDEW(BoundScheme):
         hashed: HashedContexts | None = None,
         progress: Progress = silent,
     ) -> None:
-        super().__init__(public.scheme, public.host, fingerprint)
-        self.public = public
-        self.reader = public.reader
+        super().__init__(shared.scheme, shared.host, fingerprint)
+        self.shared = shared
+        self.reader = shared.reader
         self.fold = fold
         self.source = source
         self.hashed = hashed
         self.progress = progress
-        self._folded = FoldedRows(fold, public.host.vocab_size)
+        # the vectors of units, and of contexts before and after scaling, fit in _CHUNK_BYTES
+        self.units_per_chunk = max(_CHUNK_BYTES // (4 * (shared.d_T + 2 * shared.d_C)), 1)
+        self._folded = FoldedRows(fold, shared.host.vocab_size)
         self._device: torch.device | None = None
-        self._shared: dict[str, Any] = {}
+        self._aligners: dict[torch.device, TokenAligner | WordAligner] = {}
         self._lock = threading.Lock()
 
-    def tokenize(self, texts: Sequence[str]) -> list[Tokenized]:
-        """Cut texts into the host's tokens, or into words."""
-        return self.reader.tokenize(texts)
+    # Marking
 
     def session(
         self,
@@ -93,109 +137,96 @@ class BoundDEW(BoundScheme):
         seeds: Sequence[int] | None = None,
     ) -> Session:
         """Start marking a batch of prompts (batch, length)."""
+        from dewmark.dew.alignment import TokenBatch, WordAligner, WordBatch
         from dewmark.dew.marking import BiasSession, GumbelSession
 
-        channel, size = self._channel(prompt_ids, attention_mask), self.host.vocab_size
+        aligner, size = self._aligner(prompt_ids.device), self.host.vocab_size
+        batch: Batch
+        if isinstance(aligner, WordAligner):
+            batch = WordBatch(aligner, prompt_ids, attention_mask)
+        else:
+            batch = TokenBatch(aligner, prompt_ids, attention_mask)
         if self.scheme.sampler == "gumbel":
-            return GumbelSession(self.scheme, channel, vocab_size=size, prompt_ids=prompt_ids, seeds=seeds)
-        return BiasSession(self.scheme, channel, vocab_size=size)
+            return GumbelSession(self.scheme, batch, vocab_size=size, prompt_ids=prompt_ids, seeds=seeds)
+        return BiasSession(self.scheme, batch, vocab_size=size)
 
     def rows(self, device: torch.device) -> Rows:
-        """Mark the rows of a changing batch together; a nucleus of each row's own size goes row by row."""
-        if self.scheme.sampler == "bias" and self.scheme.nucleus is not None:
-            return super().rows(device)
+        """Mark the rows of a changing batch together."""
         from dewmark.dew.marking import DewRows
 
-        return DewRows(self, device)
-
-    def _channel(self, prompt_ids: torch.Tensor, attention_mask: torch.Tensor | None) -> Channel:
         if isinstance(self.reader, WordReader):
-            from dewmark.dew.alignment import WordChannel
+            self.reader.vectors.load()  # seconds that requests of a running engine would otherwise wait
+        return DewRows(self.scheme, self._aligner(device), vocab_size=self.host.vocab_size)
 
-            return WordChannel(self, self.reader, prompt_ids, attention_mask)
-        from dewmark.dew.alignment import TokenChannel
-
-        assert isinstance(self.reader, TokenReader)
-        return TokenChannel(self, self.reader, prompt_ids, attention_mask)
-
-    def shared(self, name: str, make: Callable[[], T]) -> T:
-        """Something that all sessions of this bound scheme share, made by the first that needs it."""
+    def _aligner(self, device: torch.device) -> TokenAligner | WordAligner:
+        """This key's tables on a device, built for the first session there and shared by all."""
         with self._lock:
-            if name not in self._shared:
-                self._shared[name] = make()
-            found: T = self._shared[name]
-            return found
+            if device not in self._aligners:
+                self._aligners[device] = self._make_aligner(device)
+            return self._aligners[device]
 
-    def detect_batch(
-        self,
-        texts: Sequence[str],
-        *,
-        prompts: Sequence[str | None] | None = None,
-        fpr: float = DEFAULT_FPR,
-        test: str | None = None,
-    ) -> list[Detection]:
-        """Score completions. Tests: ``key`` (default), its simulation, and the paper's two."""
-        test = check_test(test, self.tests)
-        starts = check_texts(texts, prompts, fpr)
-        tokenized, before = self.tokenize(texts), self.tokenize(starts)
-        detections = []
-        small = units_per_chunk(self.public.d_T, self.public.d_C)
-        for chunk in chunks(tokenized, units=small) if self._device is None else chunks(tokenized):
-            found = self._tested([tokenized[i] for i in chunk], [before[i] for i in chunk], test=test)
-            for i, (evidence, statistic) in zip(chunk, found, strict=True):
-                detections.append(
-                    detection_of(
-                        tokenized[i],
-                        evidence,
-                        statistic,
-                        self.scheme,
-                        test=test,
-                        fpr=fpr,
-                        fingerprint=self.fingerprint,
-                    )
-                )
-        return detections
+    def _make_aligner(self, device: torch.device) -> TokenAligner | WordAligner:
+        from dewmark.dew.alignment import TokenAligner, WordAligner
+
+        if isinstance(self.reader, WordReader):
+            return WordAligner(self.host, self.reader, self.fold, device, progress=self.progress)
+        assert isinstance(self.reader, TokenReader)
+        contexts = self.hashed or self.reader.contexts
+        assert contexts is not None
+        return TokenAligner(self.scheme, self.reader, self.fold, contexts, device, source=self.source)
+
+    # Detection
+
+    def tokenize(self, texts: Sequence[str]) -> list[Tokenized]:
+        """Split texts into the host's tokens, or into words."""
+        return self.reader.tokenize(texts)
+
+    def test_texts(
+        self, texts: Sequence[Tokenized], prompts: Sequence[Tokenized], *, test: str
+    ) -> Iterator[tuple[Evidence, Statistic]]:
+        """Evidence and result of each text. Tests: ``key`` (default), its simulation, and the paper's two."""
+        reading = self.reader.read(texts, prompts)
+        if self._device is not None and test == "key" and self.scheme.mode == "both":
+            from dewmark.dew.batch_detection import MAX_PAIRS, score_batch
+
+            if max(len(pairs.tokens) for pairs in reading.texts) <= MAX_PAIRS:
+                Q, n = self._folded_rows(reading), self.fold.n
+                found = score_batch(self._device, reading, Q=Q, G=self.fold.G, n=n, scheme=self.scheme)
+                yield from ((evidence, key_test(evidence, variance=v)) for evidence, v in found)
+                return
+        for text, evidence in self._score(reading, test=test):
+            yield evidence, run_test(text, evidence, self.scheme, test=test, n=self.fold.n)
 
     def evidence(self, texts: Sequence[Tokenized], prompts: Sequence[Tokenized]) -> list[Evidence]:
         """The evidence of texts, as the key test sees it."""
         reading = self.reader.read(texts, prompts)
         return [evidence for _, evidence in self._score(reading, test="key")]
 
+    def mean_score(self, evidence: Evidence) -> float:
+        """The mean score per unit; with a bias it is the paper's."""
+        return mean_score(evidence, self.scheme)
+
     def on(self, device: str) -> BoundDEW:
-        """The same detector with the products of its key test on a torch device; on the CPU it is numpy."""
+        """The same detector with its key test on a torch device; on the CPU it uses numpy."""
         from torch import device as torch_device
 
         moved = copy.copy(self)
         moved._device = None if device == "cpu" else torch_device(device)
+        if moved._device is not None:
+            moved.units_per_chunk = UNITS_PER_CHUNK
         return moved
 
-    def _tested(
-        self, texts: Sequence[Tokenized], prompts: Sequence[Tokenized], *, test: str
-    ) -> Iterator[tuple[Evidence, Statistic]]:
-        """Evidence and result of each text."""
-        reading = self.reader.read(texts, prompts)
-        if self._device is not None and test == "key" and self.scheme.mode == "both":
-            from dewmark.cuda.key_test import LONGEST, score_on
-
-            if max(len(pairs.tokens) for pairs in reading.texts) <= LONGEST:
-                Q, n = self._folded_rows(reading), self.fold.n
-                found = score_on(self._device, reading, Q=Q, G=self.fold.G, n=n, scheme=self.scheme)
-                yield from ((evidence, key_test(evidence, variance=v)) for evidence, v in found)
-                return
-        for scored, evidence in self._score(reading, test=test):
-            yield evidence, statistic_of(scored, evidence, self.scheme, test=test, n=self.fold.n)
-
-    def _score(self, reading: Reading, *, test: str) -> Iterator[tuple[Scored, Evidence]]:
-        """One text after the other: its evidence is much larger than what is kept of it."""
+    def _score(self, reading: Reading, *, test: str) -> Iterator[tuple[TextEvidence, Evidence]]:
+        """One text at a time: a text's evidence is much larger than what is kept of it."""
         context_rows = self._context_rows(reading)
         scaled = self.fold.contexts(context_rows, parts=reading.parts)
         Q = self._folded_rows(reading)
         for pairs in reading.texts:
-            scored = Scored.of(pairs, reading, context_rows, self.scheme, test=test)
-            yield scored, scored.under(Q, scaled)
+            text = TextEvidence.of(pairs, reading, context_rows, self.scheme, test=test)
+            yield text, text.under(Q, scaled)
 
     def _folded_rows(self, reading: Reading) -> F32:
-        """Rows of Q of the reading's units (V, d_C)."""
+        """Rows of Q for the reading's units (V, d_C)."""
         if not isinstance(self.reader, TokenReader):
             return self.fold.rows(reading.token_rows)
         if self.source is None:
@@ -210,7 +241,7 @@ class BoundDEW(BoundScheme):
         return reading.context_rows
 
     def state(self) -> State:
-        """The fold, and what reading needs. As secret as the key."""
+        """The fold and what reading needs. As secret as the key."""
         meta: dict[str, Any] = {"n": self.fold.n}
         if isinstance(self.reader, WordReader):
             return State(meta=meta | self.reader.meta(), arrays=self.fold.arrays() | self.reader.arrays())
@@ -230,154 +261,3 @@ class BoundDEW(BoundScheme):
                 arrays["mean"] = contexts.whitening.mean
                 arrays["matrix"] = contexts.whitening.matrix
         return State(meta=meta, arrays=arrays)
-
-
-@dataclass(frozen=True)
-class DEW(Scheme):
-    """Dual-Embedding Watermarking. Names and defaults are the paper's where it has them."""
-
-    name: ClassVar[str] = "dew"
-    summary: ClassVar[str] = "dual-embedding watermark: keyed alignment of token and context meaning"
-    needs: ClassVar[Needs] = Needs(embeddings=True, encoder=True)
-
-    units: Literal["token", "word"] = "word"
-    """What is scored: the host's tokens (the paper), or words, which need nothing of the host to detect."""
-    sampler: Literal["bias", "gumbel"] = "gumbel"
-    """How the mark is put in: a bias on the logits (the paper), or keyed noise in Gumbel sampling (ours)."""
-    lambda_: float = 2.0
-    """Strength λ of the bias: the most that a logit can get."""
-    alpha: float = 0.5
-    """Share of the Gumbel sampler's randomness that comes from the key."""
-    fresh_on_repeat: bool = True
-    """Whether the Gumbel sampler leaves the key aside where a context recurs in a text word for word."""
-    gamma: float = 0.5
-    """Saturation γ: how fast tanh(γu) reaches its ends."""
-    k: int = 3
-    """Context width: how many tokens (or words) before the one that is scored."""
-    m: int | None = None
-    """How many of the likeliest candidates are scored; by default 32 with a bias, 256 with Gumbel."""
-    nucleus: float | None = None
-    """If set, bias the smallest set of candidates that holds this much probability, instead of the top m."""
-    n: int | None = None
-    """Projection dimensionality; by default max(d_T, d_C), for orthogonal projections lcm(d_T, d_C)."""
-    projection: Literal["gaussian", "orthogonal"] = "gaussian"
-    """How R_T and R_C are drawn: section 3.1, or the isometric blocks of appendix B."""
-    mode: Mode = "both"
-    """Which semantics are used; the other three are the paper's ablation."""
-    context: Literal["composed", "window"] = "composed"
-    """How a context is embedded: mean of its tokens' vectors, or the encoder run on its text (the paper)."""
-    contexts: Literal["white", "raw"] = "white"
-    """Whether context vectors are whitened (ours) or used as they come (the paper)."""
-    encoder: str = "use-m3"
-    """The context encoder M_C: a packaged name, a folder, or a hub id of a sentence-transformers model."""
-    statistics: str = "default"
-    """Whitening statistics of the contexts: ``default``, or a folder written by ``dewmark models fit``."""
-    token_whitening: bool = True
-    """Whether token embeddings are whitened (the paper does)."""
-    centre: Literal["running", "rare"] = "running"
-    """Where words are centred: at running text, for the stronger mark, or at rare words."""
-    centred: bool | None = None
-    """Whether the key test subtracts the text's mean unit from each: by default tokens (ours), not words."""
-    score: Literal["tanh", "linear"] | None = None
-    """What the key test sums: tanh(γu), by default with a bias, or u itself, by default with Gumbel."""
-    donor: str | None = None
-    """Another model whose input embeddings stand in for the host's (appendix C.2)."""
-
-    def validate(self) -> None:
-        """Refuse values out of range."""
-        checks = (
-            (self.lambda_ > 0.0, "lambda", "be positive", self.lambda_),
-            (self.gamma > 0.0, "gamma", "be positive", self.gamma),
-            (self.k >= 1, "k", "be at least 1", self.k),
-            (0.0 < self.alpha <= 1.0, "alpha", "lie in (0, 1]", self.alpha),
-            (self.m is None or self.m >= 1, "m", "be at least 1", self.m),
-            (self.nucleus is None or 0.0 < self.nucleus <= 1.0, "nucleus", "lie in (0, 1]", self.nucleus),
-            (self.n is None or self.n >= 2, "n", "be at least 2", self.n),
-        )
-        for holds, name, rule, value in checks:
-            if not holds:
-                raise ConfigError(f"{name} must {rule}, got {value}")
-        if self.units == "word" and (self.mode != "both" or self.donor is not None):
-            what = f"mode={self.mode}" if self.mode != "both" else f"donor={self.donor}"
-            raise ConfigError(f"{what} is about a host's token table, which units=word does without")
-
-    @property
-    def needs_as_set(self) -> Needs:
-        """The Gumbel sampler chooses the token, so it must see the final distribution."""
-        return dataclasses.replace(self.needs, final=self.sampler == "gumbel")
-
-    @property
-    def host_free(self) -> bool:
-        """Words are cut without the host's tokenizer."""
-        return self.units == "word"
-
-    @property
-    def candidates(self) -> int:
-        """How many of the likeliest candidates are scored."""
-        return self.m if self.m is not None else 256 if self.sampler == "gumbel" else 32
-
-    @property
-    def scores_linearly(self) -> bool:
-        """Whether the key test sums u itself."""
-        return self.score == "linear" or (self.score is None and self.sampler == "gumbel")
-
-    @property
-    def subtracts_mean(self) -> bool:
-        """Whether the key test subtracts the text's mean unit."""
-        return self.centred if self.centred is not None else self.units == "token"
-
-    @property
-    def token_semantics(self) -> bool:
-        """Whether similar tokens get similar scores."""
-        return self.mode in ("both", "token_only")
-
-    @property
-    def context_semantics(self) -> bool:
-        """Whether similar contexts give similar scores."""
-        return self.mode in ("both", "context_only")
-
-    def bind(self, key: Key, host: HostInfo, workspace: Workspace) -> BoundDEW:
-        """Draw the projections and open (or build) the token table and the contexts."""
-        public = open_public(self, host, workspace)
-        projections = draw_projections(key, d_T=public.d_T, d_C=public.d_C, kind=self.projection, n=public.n)
-        return BoundDEW(
-            public,
-            key.fingerprint,
-            fold=Fold.of(projections),
-            source=public.sources_of(key),
-            hashed=public.contexts_of(key),
-            progress=workspace.progress,
-        )
-
-    def detect_keys(
-        self,
-        keys: Sequence[Key],
-        texts: Sequence[str],
-        host: HostInfo,
-        workspace: Workspace,
-        *,
-        prompts: Sequence[str | None] | None = None,
-        fpr: float = DEFAULT_FPR,
-        test: str | None = None,
-    ) -> list[list[Detection]]:
-        """Score texts under many keys, reading them once."""
-        public = open_public(self, host, workspace)
-        return detect_keys(
-            public, keys, texts, prompts=prompts, fpr=fpr, test=test, progress=workspace.progress
-        )
-
-    def restore(self, state: State, host: HostInfo, fingerprint: str, workspace: Workspace) -> BoundDEW:
-        """A detector from stored tables: no key, no host weights."""
-        arrays = state.arrays
-        try:
-            public = restored_public(self, state, host, workspace)
-            fold = Fold.stored(arrays, public.n)
-            source = None if self.token_semantics else arrays["source"]
-            hashed = (
-                None
-                if self.context_semantics
-                else HashedContexts(arrays["context_secret"].tobytes(), public.d_C)
-            )
-        except KeyError as missing:
-            raise ArtifactError(f"the stored detector lacks {missing}; export it again") from None
-        return BoundDEW(public, fingerprint, fold=fold, source=source, hashed=hashed)

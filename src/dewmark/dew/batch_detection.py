@@ -1,14 +1,13 @@
-"""The key test of many texts on an accelerator: texts of like length in padded batches, all products there.
+"""The key test of many texts on an accelerator, in padded batches of texts of similar length.
 
-The numbers are those that `scoring` and `dewmark.stats.key_test` give one text after the other, to float32's
-rounding: u of every pair, and the variance Σ_ij w_i w_j f(ρ_ij) of their sum over keys. Padding weighs 0.
+Up to float32 rounding the numbers are those that `dewmark.dew.detection` and `dewmark.stats.key_test` give one
+text at a time: u of every pair, and the variance Σ_ij w_i w_j f(ρ_ij) of their sum over keys. Padding weighs 0.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -16,35 +15,33 @@ from numpy.typing import NDArray
 
 from dewmark.arrays import F32
 from dewmark.dew.detection import saturate
-from dewmark.dew.projection import scale_contexts_torch
+from dewmark.dew.projection import scale_contexts
 from dewmark.dew.reading import Pairs, Reading
+from dewmark.dew.settings import DewSettings
 from dewmark.stats.evidence import Evidence
 from dewmark.stats.score_law import tanh_kernel
 
-if TYPE_CHECKING:
-    from dewmark.dew.scheme import DEW
+__all__ = ["MAX_PAIRS", "score_batch"]
 
-__all__ = ["LONGEST", "score_on"]
-
-LONGEST = 4096  # pairs of one text; beyond, its covariance is better summed in blocks
+MAX_PAIRS = 4096  # per text; the covariance of a longer one is better summed in blocks
 _ROWS = 1 << 15  # padded pairs of one batch
-_CELLS = 1 << 26  # of its covariances
+_CELLS = 1 << 26  # entries of its covariance matrices
 
 
 @torch.inference_mode()
-def score_on(
+def score_batch(
     device: torch.device,
     reading: Reading,
     *,
     Q: F32,
     G: F32,
     n: int,
-    scheme: DEW,
+    scheme: DewSettings,
 ) -> list[tuple[Evidence, float]]:
-    """Evidence of each text of a reading, and the variance of its sum over keys.
+    """The evidence of each text of a reading, and the variance of its sum over keys.
 
-    ``Q`` (V, d_C) are the units' rows under the key. The evidence has scores only: in place of T and C stand
-    labels, since the variance is known already.
+    ``Q`` (V, d_C) are the units' rows under the key. T and C of the evidence are mere labels, since the variance
+    is already known.
     """
     tables = _Tables(reading, Q, G, n, device)
     kernel = (1.0,) if scheme.scores_linearly else tanh_kernel(scheme.gamma)
@@ -52,7 +49,7 @@ def score_on(
     found = [(dataclasses.replace(nothing, positions=text.positions), 0.0) for text in reading.texts]
     for group in _groups(reading.texts):
         pairs = [reading.texts[i] for i in group]
-        u, variances = tables.score(pairs, kernel=kernel, centred=scheme.subtracts_mean)
+        u, variances = tables.score(pairs, kernel=kernel, subtract_mean=scheme.subtracts_mean)
         for i, mine, row, variance in zip(group, pairs, u, variances, strict=True):
             aligned = row[: len(mine.tokens)].astype(np.float32)
             values = aligned.astype(np.float64)
@@ -70,33 +67,33 @@ def score_on(
 
 
 class _Tables:
-    """What a batch of texts is looked up in, on the device."""
+    """The vectors of a batch of texts on the device."""
 
     def __init__(self, reading: Reading, Q: F32, G: F32, n: int, device: torch.device) -> None:
         self._device = device
         self._T, self._Q = (torch.from_numpy(x).to(device) for x in (reading.token_rows, Q))
         self._C = self._contexts(reading)
-        self._scaled = scale_contexts_torch(self._C, torch.from_numpy(np.array(G)).to(device), n)
+        self._scaled = scale_contexts(self._C, torch.from_numpy(np.array(G)).to(device), n)
 
     def _contexts(self, reading: Reading) -> torch.Tensor:
-        """ê_C (W, d_C); sums are taken here, from a few thousand rows."""
+        """ê_C (W, d_C); sums are taken on the device, from a few thousand rows."""
         parts = reading.parts
         if parts is None:
             assert reading.context_rows is not None
             return torch.from_numpy(reading.context_rows).to(self._device)
         rows = torch.from_numpy(parts.rows).to(self._device)
-        rows = torch.cat((rows, rows.new_zeros(1, rows.shape[1])))  # -1 takes the last
+        rows = torch.cat((rows, rows.new_zeros(1, rows.shape[1])))  # index -1 is the last row
         sums = rows[torch.from_numpy(parts.index).to(self._device)].sum(dim=1)
         return torch.nn.functional.normalize(sums, dim=-1, eps=1e-12)
 
     def score(
-        self, texts: Sequence[Pairs], *, kernel: tuple[float, ...], centred: bool
+        self, texts: Sequence[Pairs], *, kernel: tuple[float, ...], subtract_mean: bool
     ) -> tuple[F32, NDArray[np.float64]]:
         """u (B, N) of the texts' pairs, padded, and the variances (B,) of their sums."""
         tokens, windows = (self._padded([getattr(t, name) for t in texts]) for name in ("tokens", "windows"))
         w = self._padded([text.weights for text in texts]).float()
         t, q, c = self._T[tokens], self._Q[tokens], self._C[windows]
-        if centred:
+        if subtract_mean:
             several = [len(np.unique(text.tokens)) > 1 for text in texts]  # a lone token is not its own mean
             share = w / w.sum(dim=1, keepdim=True)
             share *= torch.tensor(several, device=self._device).unsqueeze(1)

@@ -1,0 +1,119 @@
+"""DEW's parameters."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from dewmark.errors import ConfigError
+from dewmark.scheme import Needs, Scheme
+
+__all__ = ["DewSettings", "Mode"]
+
+Mode = Literal["both", "context_only", "token_only", "neither"]
+
+
+@dataclass(frozen=True)
+class DewSettings(Scheme):
+    """DEW's parameters. Names and defaults are the paper's where it has them."""
+
+    name: ClassVar[str] = "dew"
+    summary: ClassVar[str] = "dual-embedding watermark: keyed alignment of token and context meaning"
+    needs: ClassVar[Needs] = Needs(embeddings=True, encoder=True)
+
+    units: Literal["token", "word"] = "word"
+    """What is scored: the host's tokens (the paper), or words, which are detected without the host."""
+    sampler: Literal["bias", "gumbel"] = "gumbel"
+    """How the mark is embedded: a bias on the logits (the paper), or keyed noise in Gumbel sampling (ours)."""
+    lambda_: float = 2.0
+    """Strength λ of the bias: the most that a logit can gain."""
+    alpha: float = 0.5
+    """Share of the Gumbel sampler's randomness that comes from the key."""
+    fresh_on_repeat: bool = True
+    """Whether the Gumbel sampler ignores the key where a text repeats a context word for word."""
+    gamma: float = 0.5
+    """Saturation γ: how fast tanh(γu) reaches its limits."""
+    k: int = 3
+    """Context width: how many tokens (or words) before the scored one."""
+    m: int | None = None
+    """How many of the likeliest candidates are scored; by default 32 with a bias, 256 with Gumbel."""
+    nucleus: float | None = None
+    """If set, bias the smallest set of candidates with this much probability instead of the top m."""
+    n: int | None = None
+    """Projection dimensionality; by default max(d_T, d_C), for orthogonal projections lcm(d_T, d_C)."""
+    projection: Literal["gaussian", "orthogonal"] = "gaussian"
+    """How R_T and R_C are drawn: section 3.1 of the paper, or the isometric blocks of its appendix B."""
+    mode: Mode = "both"
+    """Which meanings are used: both, or one of the paper's ablations."""
+    context_encoding: Literal["composed", "window"] = "composed"
+    """How a context is embedded: the mean of its tokens' vectors, or the encoder run on its text (the paper)."""
+    whiten_contexts: bool = True
+    """Whether context vectors are whitened (ours) or used as they come (the paper)."""
+    encoder: str = "use-m3"
+    """The context encoder M_C: a packaged name, a folder, or a hub id of a sentence-transformers model."""
+    statistics: str = "default"
+    """Whitening statistics of the contexts: ``default``, or a folder written by ``dewmark models fit``."""
+    whiten_tokens: bool = True
+    """Whether token embeddings are whitened (the paper does)."""
+    word_centre: Literal["running", "rare"] = "running"
+    """The mean subtracted from word vectors: that of running text, for the stronger mark, or of rare words."""
+    subtract_text_mean: bool | None = None
+    """Whether the key test subtracts the text's mean unit from each; by default for tokens, not for words."""
+    score: Literal["tanh", "linear"] | None = None
+    """What the key test sums: tanh(γu), the default with a bias, or u itself, the default with Gumbel."""
+    donor: str | None = None
+    """Another model whose input embeddings replace the host's (appendix C.2)."""
+
+    def validate(self) -> None:
+        """Reject values out of range."""
+        checks = (
+            (self.lambda_ > 0.0, "lambda", "be positive", self.lambda_),
+            (self.gamma > 0.0, "gamma", "be positive", self.gamma),
+            (self.k >= 1, "k", "be at least 1", self.k),
+            (0.0 < self.alpha <= 1.0, "alpha", "lie in (0, 1]", self.alpha),
+            (self.m is None or self.m >= 1, "m", "be at least 1", self.m),
+            (self.nucleus is None or 0.0 < self.nucleus <= 1.0, "nucleus", "lie in (0, 1]", self.nucleus),
+            (self.n is None or self.n >= 2, "n", "be at least 2", self.n),
+        )
+        for holds, name, rule, value in checks:
+            if not holds:
+                raise ConfigError(f"{name} must {rule}, got {value}")
+        if self.units == "word" and (self.mode != "both" or self.donor is not None):
+            what = f"mode={self.mode}" if self.mode != "both" else f"donor={self.donor}"
+            raise ConfigError(f"{what} concerns the host's token table, which units=word does not use")
+
+    @property
+    def needs_as_set(self) -> Needs:
+        """The Gumbel sampler draws the token, so it must see the final distribution."""
+        return dataclasses.replace(self.needs, final=self.sampler == "gumbel")
+
+    @property
+    def host_free(self) -> bool:
+        """Words are found without the host's tokenizer."""
+        return self.units == "word"
+
+    @property
+    def candidates(self) -> int:
+        """How many of the likeliest candidates are scored."""
+        return self.m if self.m is not None else 256 if self.sampler == "gumbel" else 32
+
+    @property
+    def scores_linearly(self) -> bool:
+        """Whether the key test sums u itself."""
+        return self.score == "linear" or (self.score is None and self.sampler == "gumbel")
+
+    @property
+    def subtracts_mean(self) -> bool:
+        """Whether the key test subtracts the text's mean unit."""
+        return self.subtract_text_mean if self.subtract_text_mean is not None else self.units == "token"
+
+    @property
+    def token_semantics(self) -> bool:
+        """Whether similar tokens get similar scores."""
+        return self.mode in ("both", "token_only")
+
+    @property
+    def context_semantics(self) -> bool:
+        """Whether similar contexts give similar scores."""
+        return self.mode in ("both", "context_only")
