@@ -1,6 +1,6 @@
 """How often a marked text is found, at what quality, clean and after words were deleted, on real models.
 
-    python benchmarks/detectability.py --out results/ --config raw: contexts=raw --config white:
+    python benchmarks/detectability.py --out results/ --config raw: whiten_contexts=false --config white:
 
 For every configuration (``--config NAME: SETTING=VALUE …``) and key, the package's openings are continued
 under the key, and once without a mark. Everything is scored by the key test on the completion alone. The

@@ -1,6 +1,6 @@
 """The real false-positive rate of many keys on unmarked text, in every cell of text that is given.
 
-    python benchmarks/false_alarms.py --cell german=de.jsonl --config white: --config raw: contexts=raw
+    python benchmarks/false_alarms.py --cell de=de.jsonl --config white: --config raw: whiten_contexts=false
 
 A cell is NAME=FILE[:FIRST:LAST] with JSONL rows that hold ``text`` or ``response``; texts are cut to about
 ``--tokens`` tokens. For each configuration and test the table shows, at nominal 1%, the mean over keys (worst

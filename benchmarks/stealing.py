@@ -39,7 +39,7 @@ VICTIMS = (
     "dew-paper",
     "dew-gumbel",
     "dew-bias",
-    "dew-bias:contexts=raw",
+    "dew-bias:whiten_contexts=false",
     "synthid",
     "kgw",
     "kgw:prefix=1",

@@ -26,7 +26,7 @@ PAPER = {"units": "token", "sampler": "bias"}
 
 
 @pytest.mark.parametrize(
-    "settings", [{}, PAPER, {**PAPER, "context": "window"}], ids=["words", "tokens", "window"]
+    "settings", [{}, PAPER, {**PAPER, "context_encoding": "window"}], ids=["words", "tokens", "window"]
 )
 def test_marked_is_found_and_nothing_else(settings: dict[str, str], tmp_path: Path) -> None:
     watermark = dewmark.Watermark.load(dewmark.Key(bytes(range(32))), settings=settings)

@@ -115,8 +115,8 @@ def test_bad_calls(folder) -> None:
     "settings",
     [
         {"lambda_": 3.0},
-        {"lambda_": 3.0, "context": "window"},
-        {"lambda_": 3.0, "context": "window", "contexts": "raw"},
+        {"lambda_": 3.0, "context_encoding": "window"},
+        {"lambda_": 3.0, "context_encoding": "window", "whiten_contexts": False},
         {"lambda_": 3.0, "mode": "token_only"},
         {"lambda_": 3.0, "mode": "neither"},
     ],

@@ -2,13 +2,13 @@
 
 **The race.** Token i, of probability p_i, wins if E_i / p_i is smallest, where every E_i is an independent
 Exp(1) number (the Gumbel-max trick without the outer logarithm); P(i wins) = p_i exactly. E_i depends only on
-the row's seed, the step and i, so a row draws the same numbers in every batch and on every device. The race is
-also robust to rounding: the winner changes only where two tokens nearly tie. Inverting the cumulative
+the row's seed, the step and i, so a row draws the same numbers in every batch and on every device. The race
+is also robust to rounding: the winner changes only where two tokens nearly tie. Inverting the cumulative
 distribution, where each rounding error shifts all later boundaries, changed 14 of 4,800 tokens between a row
 alone and the same row in a batch of 8 (SmolLM2-135M, float32); the race changed none.
 
-**Who draws.** `draw` takes one step for a whole batch, marked or not, and every host calls it. A `Session` marks
-the logits and leaves the draw to `draw`; a `ChoosingSession` draws the token itself, usually with a
+**Who draws.** `draw` takes one step for a whole batch, marked or not, and every host calls it. A `Session`
+marks the logits and leaves the draw to `draw`; a `ChoosingSession` draws the token itself, usually with a
 `CandidateRace`. Engines whose batches change from step to step go through `Rows`.
 
 Boundary: functions of logits (batch, vocab) and of the rows' own random numbers. No model, no scheme.
@@ -69,12 +69,15 @@ def fresh_seeds(rows: int, seeds: Sequence[int] | None) -> list[int]:
     return list(seeds) if seeds is not None else [secrets.randbits(63) for _ in range(rows)]
 
 
+drawn_seeds = fresh_seeds  # transition
+
+
 class RandomStreams:
     """Random numbers for each row, step and token.
 
-    A row's seed starts a Philox stream, which yields one 64-bit state per step; SplitMix64 turns the state into
-    one number per token. Integer arithmetic modulo 2^64 gives the same numbers on every device. ``purpose``
-    separates the streams that different users derive from one seed.
+    A row's seed starts a Philox stream, which yields one 64-bit state per step; SplitMix64 turns the state
+    into one number per token. Integer arithmetic modulo 2^64 gives the same numbers on every device.
+    ``purpose`` separates the streams that different users derive from one seed.
     """
 
     def __init__(self, seeds: Sequence[int], *, device: torch.device, purpose: int = 0) -> None:
@@ -170,7 +173,7 @@ def draw(
     input_ids: torch.Tensor | None = None,
     final: bool = False,
 ) -> Choice:
-    """Draw the next id of each row from the host's logits (batch, vocab), marked by ``session`` if there is one.
+    """Draw each row's next id from the host's logits (batch, vocab), marked by ``session`` if there is one.
 
     ``input_ids`` (batch, length) is the text so far. ``final`` says that the session marks the final
     distribution, after temperature and filters, instead of the host's own logits.
@@ -210,8 +213,8 @@ def _folded(scores: torch.Tensor) -> torch.Tensor:
 def _largest(folded: torch.Tensor, m: int, *, vocab: int) -> tuple[torch.Tensor, torch.Tensor]:
     """The m largest entries of each folded row.
 
-    They lie in the m columns with the largest maxima, so one cheap pass over the vocabulary and two searches in
-    a sixteenth of it find them (five times faster on one CPU core for m = 32).
+    They lie in the m columns with the largest maxima, so one cheap pass over the vocabulary and two searches
+    in a sixteenth of it find them (five times faster on one CPU core for m = 32).
     """
     columns = folded.shape[2]
     if columns < 2 * m:
@@ -321,19 +324,19 @@ class CandidateRace:
 
 
 class Session(ABC):
-    """Marks one batch of texts while they grow, and ends with the batch, so nothing leaks from text to text."""
+    """Marks one batch of texts while they grow and ends with it, so nothing leaks from text to text."""
 
     @abstractmethod
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         """Return marked logits, same shape; called once per step.
 
         ``input_ids`` (batch, length) holds the prompts and the tokens written so far, padded on the left;
-        ``scores`` (batch, vocab) holds the host's logits for the next token, before temperature and filters or
-        after them, as the scheme's `Needs` say. The signature is that of a transformers logits processor.
+        ``scores`` (batch, vocab) holds the host's logits for the next token, before temperature and filters
+        or after them, as the scheme's `Needs` say. The signature is that of a transformers logits processor.
         """
 
     def ahead(self, input_ids: torch.Tensor) -> None:  # noqa: B027 - optional
-        """Called with ``input_ids`` before the host's forward pass, so that work without logits can overlap it.
+        """Called with ``input_ids`` before the host's forward pass, so that other work can overlap it.
 
         Optional for hosts: the marks are the same without it.
         """
@@ -362,7 +365,7 @@ def one_hot_logits(scores: torch.Tensor, choice: Choice) -> torch.Tensor:
 
 
 def check_logits(scores: torch.Tensor, vocab_size: int) -> None:
-    """Raise if logits (batch, vocab) have another width than the scheme's vocabulary, or hold NaN (CPU only)."""
+    """Raise if logits (batch, vocab) do not match the scheme's vocabulary, or hold NaN (CPU only)."""
     if scores.shape[1] != vocab_size:
         raise VocabularyError(
             f"the host gives {scores.shape[1]} logits, but the watermark was made for {vocab_size}"
@@ -432,6 +435,7 @@ class Row:
     def __init__(
         self, prompt: Sequence[int], written: Sequence[int], *, seed: int, decoding: Decoding
     ) -> None:
+        decoding.check_samples()
         self.prompt = prompt
         self.written = written
         self.seed = seed
@@ -441,18 +445,18 @@ class Row:
 class Rows(ABC):
     """Marks the rows of a batch that changes from step to step, as serving engines batch.
 
-    Rows come and go, are at different steps, and move about in the batch, so each `Row` carries its own state.
-    A row that the engine preempts is opened again with what it has written; it reads that first and goes on as
-    if it had stayed.
+    Rows come and go, are at different steps, and move about in the batch, so each `Row` carries its own
+    state. A row that the engine preempts is opened again with what it has written; it reads that first and
+    goes on as if it had stayed.
     """
 
     @abstractmethod
     def open(self, prompt: Sequence[int], written: Sequence[int], *, seed: int, decoding: Decoding) -> Row:
-        """Start following a text; ``written`` may already hold tokens and grows as the engine appends to it."""
+        """Start following a text; ``written`` may hold tokens already and grows as the engine appends."""
 
     @abstractmethod
     def mark(self, rows: Sequence[Row], scores: torch.Tensor) -> torch.Tensor:
-        """Turn the host's logits (rows, vocab) float32 for each row's next token into marked ones, same shape.
+        """Mark the host's logits (rows, vocab) float32 for each row's next token; same shape.
 
         A scheme that needs the final distribution applies each row's own decoding, draws with its seed, and
         leaves only the chosen token finite.

@@ -3,20 +3,21 @@
 Three objects, each with one lifetime:
 
 - A `Scheme` is a frozen dataclass whose fields are its configuration and nothing else.
-- A `BoundScheme` is a scheme joined to a key and a host's vocabulary. It is immutable and shared by threads; it
-  marks through sessions, and it detects.
+- A `BoundScheme` is a scheme joined to a key and a host's vocabulary. It is immutable and shared by threads;
+  it marks through sessions, and it detects.
 - A `Session` (`dewmark.sampling`) marks one batch of texts and ends with it.
 
 A bound scheme sees a host only through `HostInfo`: tokenizer, vocabulary size, input embeddings. Scoring
 therefore never runs the host, unless the scheme's `Needs` say so.
 
 **Detection** is a template. `BoundScheme.detect_batch` checks the texts, tokenizes them and builds each
-`Detection`; a scheme fills in `BoundScheme.test_texts`, which returns the evidence and the test's result for each
-text.
+`Detection`; a scheme fills in `BoundScheme.test_texts`, which returns the evidence and the test's result for
+each text.
 
 **Marking by drafts.** A scheme whose `Needs` declare ``drafts`` marks whole sentences. It offers a `Drafts`
-object instead of a session: the host writes several drafts of each row's next sentence, asks where they end and
-which of them carry the mark, and continues with the first that does (`dewmark.hosts.transformers.drafting`).
+object instead of a session: the host writes several drafts of each row's next sentence, asks where they end
+and which of them carry the mark, and continues with the first that does
+(`dewmark.hosts.transformers.drafting`).
 """
 
 from __future__ import annotations
@@ -78,8 +79,9 @@ class State:
 class Needs:
     """What a scheme requires; a mismatch is rejected before anything runs.
 
-    ``final`` says that its sessions must see the final distribution, after temperature, top-k and top-p, instead
-    of the host's own logits. ``drafts`` says that it has no sessions and chooses between drafts of sentences.
+    ``final`` says that its sessions must see the final distribution, after temperature, top-k and top-p,
+    instead of the host's own logits. ``drafts`` says that it has no sessions and chooses between drafts of
+    sentences.
     """
 
     embeddings: bool = False
@@ -200,8 +202,8 @@ class BoundScheme(ABC):
         """Start marking a batch of prompts, (batch, length), padded on the left.
 
         ``attention_mask`` (batch, length) marks real tokens; without it, a leading run of the tokenizer's
-        padding id counts as padding. ``seeds``, one per row, fix any unkeyed randomness that the scheme needs;
-        without them it is fresh.
+        padding id counts as padding. ``seeds``, one per row, fix any unkeyed randomness that the scheme
+        needs; without them it is fresh.
         """
 
     def rows(self, device: torch.device) -> Rows:
@@ -221,22 +223,20 @@ class BoundScheme(ABC):
         attention_mask: torch.Tensor | None = None,
         *,
         seeds: Sequence[int] | None = None,
-        decoding: Decoding | None = None,
+        decoding: Decoding = Decoding(),
     ) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
         """A logits processor for anybody's ``model.generate(logits_processor=[…])``.
 
-        Such a processor runs before the model's own temperature, top-k and top-p. A scheme that needs the final
-        distribution therefore takes them from ``decoding``: it applies them, draws the token, and leaves only
-        that one finite, so that nothing later can change it. Other schemes ignore ``decoding``.
+        Such a processor runs before the model's own temperature, top-k and top-p. A scheme that needs the
+        final distribution therefore takes them from ``decoding``: it applies them, draws the token, and
+        leaves only that one finite, so that nothing later can change it. Other schemes ignore ``decoding``.
         """
         session = self.session(prompt_ids, attention_mask, seeds=seeds)
         if not self.needs.final:
             return session
         from dewmark.sampling import SessionProcessor
 
-        return SessionProcessor(
-            session, rows=len(prompt_ids), seeds=seeds, decoding=decoding or Decoding(), final=True
-        )
+        return SessionProcessor(session, rows=len(prompt_ids), seeds=seeds, decoding=decoding, final=True)
 
     def drafts(self, prompts: Sequence[str]) -> Drafts:
         """Start choosing the sentences that follow these prompts, if the scheme's needs say ``drafts``."""
@@ -281,11 +281,11 @@ class BoundScheme(ABC):
             ]
         return detections
 
-    @abstractmethod
     def test_texts(
         self, texts: Sequence[Tokenized], prompts: Sequence[Tokenized], *, test: str
     ) -> Iterable[tuple[Evidence, Statistic]]:
         """The evidence of each text after its prompt, and what the named test makes of it."""
+        raise ConfigError(f"{self.scheme.name} has no test of its own")  # transition: becomes abstract
 
     def evidence(self, texts: Sequence[Tokenized], prompts: Sequence[Tokenized]) -> list[Evidence]:
         """The evidence of tokenized texts, each after its prompt, for scans and tests over many keys."""
@@ -322,8 +322,9 @@ class BoundScheme(ABC):
 class Drafts(ABC):
     """Judges drafts of the sentences of one batch of texts, and ends with the batch.
 
-    ``tries`` bounds the drafts of one sentence. ``at_once`` is how many of them a host may write together, which
-    affects the time it takes and nothing else. A draft is text that would follow what the row already holds.
+    ``tries`` bounds the drafts of one sentence. ``at_once`` is how many of them a host may write together,
+    which affects the time it takes and nothing else. A draft is text that would follow what the row already
+    holds.
     """
 
     tries: int
@@ -444,3 +445,11 @@ def text_chunks(texts: Sequence[Tokenized], *, units: int) -> Iterator[slice]:
 def scheme_fields(scheme: type[Scheme]) -> dict[str, object]:
     """A scheme's parameters and their defaults, by public name."""
     return {f.name.rstrip("_"): f.default for f in dataclasses.fields(scheme)}
+
+
+def __getattr__(name: str) -> Any:  # noqa: ANN401 - transition: sessions live in dewmark.sampling
+    if name == "Session":
+        from dewmark.sampling import Session
+
+        return Session
+    raise AttributeError(name)

@@ -130,6 +130,6 @@ def test_a_real_scheme_shares_its_reading(run, tiny, bag_encoder, tmp_path):
     asked = []
     for command in (one, one, many):  # the first also fits the encoder's statistics
         bag_encoder.calls.clear()
-        run(*command, "--set", "units=token", "--set", "context=window", "-q")
+        run(*command, "--set", "units=token", "--set", "context_encoding=window", "-q")
         asked.append(sum(bag_encoder.calls))
     assert asked[2] == asked[1] > 0

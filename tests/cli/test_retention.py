@@ -15,11 +15,11 @@ RAW = [
     "--set",
     "units=token",
     "--set",
-    "contexts=raw",
+    "whiten_contexts=false",
     "--set",
-    "token_whitening=false",
+    "whiten_tokens=false",
     "--set",
-    "centred=false",
+    "subtract_text_mean=false",
 ]
 
 

@@ -11,7 +11,7 @@ from scipy import stats
 
 from dewmark.core.keys import Key
 from dewmark.decoding import Decoding
-from dewmark.dew.alignment import TokenChannel
+from dewmark.dew.alignment import TokenTexts
 from dewmark.dew.scheme import DEW
 from dewmark.errors import ConfigError
 from dewmark.hosts.fake import FakeHost
@@ -105,7 +105,7 @@ def test_extreme_alignments_keep_their_order(host, bag_encoder, tmp_path, monkey
     def extreme(*_):
         return u
 
-    monkeypatch.setattr(TokenChannel, "alignments", extreme)
+    monkeypatch.setattr(TokenTexts, "alignments", extreme)
     logits = torch.full((1, 400), -50.0)
     logits[0, 50:54] = torch.tensor([0.03, 0.02, 0.01, 0.0])  # the four likeliest, nearly equal
     assert chosen_token(bound.session(ids, seeds=[3]), ids, logits) == [50]

@@ -32,9 +32,9 @@ def bound(host, bag_encoder, tmp_path):
     return DEW(**PAPER).bind(Key(bytes(range(32))), host.info, Workspace(cache=tmp_path))
 
 
-@pytest.mark.parametrize("context", ["composed", "window"])
-def test_padding_and_batching_change_nothing(host, bag_encoder, tmp_path, context) -> None:
-    bound = DEW(**PAPER, context=context).bind(Key(bytes(32)), host.info, Workspace(cache=tmp_path))
+@pytest.mark.parametrize("encoding", ["composed", "window"])
+def test_padding_and_batching_change_nothing(host, bag_encoder, tmp_path, encoding) -> None:
+    bound = DEW(**PAPER, context_encoding=encoding).bind(Key(bytes(32)), host.info, Workspace(cache=tmp_path))
     pad = host.info.tokenizer.pad_id
     rows = [list(t.ids) for t in host.info.tokenizer.encode([PROMPT, " the", " water and light of the day"])]
     width = max(len(row) for row in rows)

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 import torch
 from scipy import stats
-from tests.fakes import BagEncoder, replace_encoders
+from tests.fakes import BagEncoder
 
 import dewmark
 from dewmark.core.keys import Key
 from dewmark.decoding import Decoding
-from dewmark.dew.alignment import WordChannel
+from dewmark.dew.alignment import WordBatch
 from dewmark.dew.scheme import DEW
 from dewmark.errors import ConfigError, VocabularyError
 from dewmark.hosts.fake import FakeHost
@@ -73,12 +73,12 @@ def test_marking_and_detection_see_the_same_alignments(kind, bag_encoder, tmp_pa
     prompt = writer.info.tokenizer.encode([PROMPT])[0]
     tokens = writer.info.tokenizer.encode([text])[0]
     ids = torch.tensor([prompt.ids])
-    channel = WordChannel(bound, bound.reader, ids, None)
+    batch = WordBatch(bound._aligner(ids.device), ids, None)
+    certain = torch.zeros(1, 1)
     offered = []
     for token in tokens.ids:
-        scores = torch.full((1, 400), -30.0)
-        scores[0, token] = 0.0  # likely enough to be scored wherever it stands
-        offered.append(float(channel.alignments(ids, torch.tensor([[token]]), scores)[0, 0]))
+        u = batch.texts(ids).alignments(torch.tensor([[token]]), certain, certain)
+        offered.append(float(u[0, 0]))
         ids = torch.cat((ids, torch.tensor([[token]])), dim=1)
     found = bound.detect(text, prompt=PROMPT)
     checked = 0
@@ -94,10 +94,9 @@ def test_a_context_that_recurs_gets_fresh_noise(host, bag_encoder, tmp_path) -> 
     bound = bind(host, tmp_path)
     loop = "the old bridge of the old bridge"
     ids = torch.tensor([host.info.tokenizer.encode([loop])[0].ids])
-    fresh = WordChannel(bound, bound.reader, ids[:, :3], None)
+    batch = WordBatch(bound._aligner(ids.device), ids[:, :3], None)
     for length in range(3, ids.shape[1] + 1):
-        fresh.alignments(ids[:, :length], torch.tensor([[5]]), torch.zeros(1, 400))
-        assert fresh.repeated(ids[:, :length]).item() == (length == ids.shape[1])
+        assert batch.texts(ids[:, :length]).repeated().item() == (length == ids.shape[1])
 
 
 def test_null_p_values_are_uniform_over_keys(bag_encoder, tmp_path) -> None:
@@ -127,8 +126,8 @@ def test_an_exported_detector_holds_nothing_of_the_host(host, bag_encoder, tmp_p
 
 def test_another_encoder_is_refused(host, bag_encoder, tmp_path, monkeypatch) -> None:
     dewmark.export_detector(bind(host, tmp_path), tmp_path / "detector")
-    replace_encoders(monkeypatch, BagEncoder(25))
-    with pytest.raises(VocabularyError, match="made with encoder bag:24, bag:25 is here"):
+    monkeypatch.setattr("dewmark.encoders.base.load_encoder", lambda name, **_: BagEncoder(25))
+    with pytest.raises(VocabularyError, match="made with encoder bag:24, but here it is bag:25"):
         dewmark.load_detector(tmp_path / "detector")
 
 
@@ -145,7 +144,7 @@ def test_library_detects_without_looking_for_a_host(bag_encoder, monkeypatch) ->
 
 def test_what_needs_a_token_table_is_refused() -> None:
     for settings in ({"mode": "token_only"}, {"donor": "gemma3-270m"}):
-        with pytest.raises(ConfigError, match="units=word does without"):
+        with pytest.raises(ConfigError, match="units=word does not use"):
             DEW().with_settings({"units": "word", **settings})
 
 

@@ -12,8 +12,8 @@ from transformers.generation.logits_process import (
 )
 
 from dewmark.decoding import Decoding
-from dewmark.hosts.transformers.decoding import NGramBlocker, choose
-from dewmark.sampling import RandomStreams, keep_top_k, keep_top_p
+from dewmark.hosts.transformers.decoding import NGramBlocker
+from dewmark.sampling import RandomStreams, draw, filter_logits
 
 
 def random_logits(batch=4, vocab=300, seed=0, scale=3.0):
@@ -48,28 +48,28 @@ def test_ngram_blocking_of_prompts_shorter_than_n_and_ids_beyond_the_logits():
 @pytest.mark.parametrize("top_k", [1, 5, 299, 1000])
 def test_top_k_equals_transformers(top_k):
     scores = random_logits()
-    assert torch.equal(keep_top_k(scores, top_k), TopKLogitsWarper(top_k)(None, scores))
+    assert torch.equal(filter_logits(scores, Decoding(top_k=top_k)), TopKLogitsWarper(top_k)(None, scores))
 
 
 def test_top_k_keeps_ties_like_transformers():
     scores = torch.tensor([[3.0, 2.0, 2.0, 2.0, 1.0]])
-    assert torch.equal(keep_top_k(scores, 2), TopKLogitsWarper(2)(None, scores))
-    assert torch.isfinite(keep_top_k(scores, 2)).sum() == 4
+    assert torch.equal(filter_logits(scores, Decoding(top_k=2)), TopKLogitsWarper(2)(None, scores))
+    assert torch.isfinite(filter_logits(scores, Decoding(top_k=2))).sum() == 4
 
 
 @pytest.mark.parametrize("top_p", [1e-6, 0.1, 0.5, 0.9, 0.999])
 def test_top_p_equals_transformers(top_p):
     scores = random_logits()
-    assert torch.equal(keep_top_p(scores, top_p), TopPLogitsWarper(top_p)(None, scores))
+    assert torch.equal(filter_logits(scores, Decoding(top_p=top_p)), TopPLogitsWarper(top_p)(None, scores))
 
 
 def test_the_likeliest_token_survives_any_top_p() -> None:
     scores = torch.tensor([[0.0, 3.0, 1.0]])
-    assert torch.isfinite(keep_top_p(scores, 1e-300)).tolist() == [[False, True, False]]
+    assert torch.isfinite(filter_logits(scores, Decoding(top_p=1e-300))).tolist() == [[False, True, False]]
 
 
-def exponentials(batch, vocab, seed=0):
-    return RandomStreams(range(seed, seed + batch), device=torch.device("cpu")).exponentials(0, vocab)
+def drawn(scores, decoding):
+    return draw(scores, decoding, RandomStreams(range(len(scores)), device=torch.device("cpu")), 0)
 
 
 def test_the_race_samples_from_the_warped_distribution():
@@ -78,9 +78,7 @@ def test_the_race_samples_from_the_warped_distribution():
     warped = TopPLogitsWarper(0.8)(None, TopKLogitsWarper(20)(None, warped))
     expected = warped.double().softmax(-1)[0].numpy()
     count = 20_000
-    ids, fine = choose(
-        scores.expand(count, -1), exponentials(count, 50), Decoding(temperature=0.7, top_k=20, top_p=0.8)
-    )
+    ids, fine = drawn(scores.expand(count, -1), Decoding(temperature=0.7, top_k=20, top_p=0.8))
     visits = np.bincount(ids.numpy(), minlength=50)
     assert fine.all()
     assert (expected > 0).sum() >= 5
@@ -113,14 +111,13 @@ def test_rounding_of_logits_hardly_ever_changes_the_winner():
     rows = 400
     scores = random_logits(batch=rows, vocab=20_000, scale=1.5)
     moved = scores + 1e-3 * torch.randn(scores.shape, generator=torch.Generator().manual_seed(1))
-    noise = exponentials(rows, 20_000)
-    changed = int((choose(scores, noise, Decoding())[0] != choose(moved, noise, Decoding())[0]).sum())
+    changed = int((drawn(scores, Decoding())[0] != drawn(moved, Decoding())[0]).sum())
     assert changed <= 3  # inverting the cumulative distribution changes about 40 of these 400
 
 
 def test_greedy_takes_the_likeliest():
     scores = random_logits()
-    ids, fine = choose(scores, exponentials(4, 300), Decoding(temperature=0.0))
+    ids, fine = drawn(scores, Decoding(temperature=0.0))
     assert torch.equal(ids, scores.argmax(-1))
     assert fine.all()
 
@@ -130,13 +127,13 @@ def test_greedy_takes_the_likeliest():
 def test_broken_logits_are_flagged_in_their_row_only(settings, value):
     scores = random_logits(batch=3, vocab=10)
     scores[1, 4] = value
-    ids, fine = choose(scores, exponentials(3, 10), Decoding(**settings))
+    ids, fine = drawn(scores, Decoding(**settings))
     assert fine.tolist() == [True, False, True]
     assert ids.max() < 10
 
 
 def test_no_token_left_is_flagged():
-    _, fine = choose(torch.full((1, 4), -float("inf")), exponentials(1, 4), Decoding())
+    _, fine = drawn(torch.full((1, 4), -float("inf")), Decoding())
     assert not fine.any()
 
 

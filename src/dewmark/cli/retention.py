@@ -60,7 +60,7 @@ def retention(
     if not found.sound:
         say(
             f"dewmark: warning: unrelated texts share {found.unrelated.value:.2f} of the z-score: so much of "
-            "what is kept is a preference common to all texts, not the mark (contexts=white removes it)"
+            "what is kept is a preference common to all texts, not the mark (whiten_contexts=true removes it)"
         )
 
 

@@ -31,7 +31,7 @@ def max_candidates() -> int:
 
 
 def captured(work: Callable[[], object], *, device: torch.device) -> Callable[[], None]:
-    """Capture ``work`` as a CUDA graph, after a few warm-up runs on a stream of its own; returns the replay."""
+    """Capture ``work`` as a CUDA graph, after a few warm-up runs on its own stream; returns the replay."""
     stream: torch.cuda.Stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
     stream.wait_stream(torch.cuda.current_stream(device))
     with torch.cuda.stream(stream):
@@ -55,8 +55,8 @@ def captured(work: Callable[[], object], *, device: torch.device) -> Callable[[]
 class BiasParameters:
     """λ, γ, m, n and the tables: Q (vocab, d_C), G (d_C, d_C), float32, on the device.
 
-    ``context_rows`` (vocab + 1, d_C) holds the vectors that composed contexts are sums of; the last row is zero,
-    for positions before a text begins. Without composed contexts it is None.
+    ``context_rows`` (vocab + 1, d_C) holds the vectors that composed contexts are sums of; the last row is
+    zero, for positions before a text begins. Without composed contexts it is None.
     """
 
     strength: float

@@ -1,10 +1,10 @@
 """Contexts of windows on a CUDA device, encoded as soon as a window's last token is known.
 
-The encoder needs the text of the last k tokens and no logits. So a session announces the tokens before the host
-computes with them (`Session.ahead`): new windows are encoded on a stream of their own, whitened and cached, and
-their contexts are ready when the logits are. Known windows are looked up; a batch in which at least half are new
-is encoded as a whole, which costs the CPU less than assembling it. Everything that touches the cached rows runs
-on that stream, so it never waits for the host's.
+The encoder needs the text of the last k tokens and no logits. So a session announces the tokens before the
+host computes with them (`Session.ahead`): new windows are encoded on a stream of their own, whitened and
+cached, and their contexts are ready when the logits are. Known windows are looked up; a batch in which at
+least half are new is encoded as a whole, which costs the CPU less than assembling it. Everything that touches
+the cached rows runs on that stream, so it never waits for the host's.
 """
 
 from __future__ import annotations

@@ -2,12 +2,12 @@
 
 - ``both``: DEW itself.
 - ``context_only``: token semantics removed; the key permutes the token rows.
-- ``token_only``: context semantics removed; the context vector is a pseudo-random direction that depends only on
-  the key and the context's token ids.
+- ``token_only``: context semantics removed; the context vector is a pseudo-random direction that depends only
+  on the key and the context's token ids.
 - ``neither``: both removed.
 
-The pseudo-random direction is drawn in the context space and then projected like any other vector. Over keys its
-projection is uniform on the unit sphere of R^n, as the ablation requires, and the folded table serves it
+The pseudo-random direction is drawn in the context space and then projected like any other vector. Over keys
+its projection is uniform on the unit sphere of R^n, as the ablation requires, and the folded table serves it
 unchanged.
 """
 
@@ -29,7 +29,7 @@ __all__ = ["HashedContexts", "permuted_rows"]
 
 
 def permuted_rows(key: Key, markable: I64, vocab_size: int) -> I64:
-    """For each token the row it borrows: a keyed permutation of the markable ids; other ids keep their own."""
+    """The row each token borrows: a keyed permutation of the markable ids; other ids keep their own."""
     source = np.arange(vocab_size, dtype=np.int64)
     source[markable] = markable[key.stream("dew/context_only").permutation(len(markable))]
     return source

@@ -1,18 +1,19 @@
 """How well each candidate fits the context it would follow: u, while texts are being written.
 
 An *aligner* belongs to one key on one device and is shared by all sessions there. `TokenAligner` scores the
-host's tokens: with composed contexts a step is one gather of k token vectors, one d_C x d_C product, one gather
-of m rows and one dot product, all on the logits' device.
+host's tokens: with composed contexts a step is one gather of k token vectors, one d_C x d_C product, one
+gather of m rows and one dot product, all on the logits' device.
 
-`WordAligner` scores words on a host that writes tokens. A candidate that begins a word is scored as that word,
-after the k words before it. One that extends the last word is scored as the longer word, after the words before
-that one: "run" and then "ning" are two choices in one context. Other candidates carry no mark. In scripts with
-spaces most candidates begin a word, the same one in every text, so their rows are looked up by token id on the
-device. The rest depend on the text, and a word that no single token makes is encoded when it first occurs;
-candidates less likely than `_LEAST` are not worth that and carry no mark.
+`WordAligner` scores words on a host that writes tokens. A candidate that begins a word is scored as that
+word, after the k words before it. One that extends the last word is scored as the longer word, after the
+words before that one: "run" and then "ning" are two choices in one context. Other candidates carry no mark.
+In scripts with spaces most candidates begin a word, the same one in every text, so their rows are looked up
+by token id on the device. The rest depend on the text, and a word that no single token makes is encoded when
+it first occurs; candidates less likely than `_LEAST` are not worth that and carry no mark.
 
-*Texts* say what a batch's next tokens depend on: `TokenTexts`, `WordTexts`. The classes that follow a batch while
-it grows produce them: `TokenBatch` and `WordBatch` for sessions, `TokenText` and `WordText` for one text each.
+*Texts* say what a batch's next tokens depend on: `TokenTexts`, `WordTexts`. The classes that follow a batch
+while it grows produce them: `TokenBatch` and `WordBatch` for sessions, `TokenText` and `WordText` for one
+text each.
 """
 
 from __future__ import annotations

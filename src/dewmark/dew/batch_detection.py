@@ -1,7 +1,8 @@
 """The key test of many texts on an accelerator, in padded batches of texts of similar length.
 
-Up to float32 rounding the numbers are those that `dewmark.dew.detection` and `dewmark.stats.key_test` give one
-text at a time: u of every pair, and the variance Σ_ij w_i w_j f(ρ_ij) of their sum over keys. Padding weighs 0.
+Up to float32 rounding the numbers are those that `dewmark.dew.detection` and `dewmark.stats.key_test` give
+one text at a time: u of every pair, and the variance Σ_ij w_i w_j f(ρ_ij) of their sum over keys. Padding
+weighs 0.
 """
 
 from __future__ import annotations
@@ -40,8 +41,8 @@ def score_batch(
 ) -> list[tuple[Evidence, float]]:
     """The evidence of each text of a reading, and the variance of its sum over keys.
 
-    ``Q`` (V, d_C) are the units' rows under the key. T and C of the evidence are mere labels, since the variance
-    is already known.
+    ``Q`` (V, d_C) are the units' rows under the key. T and C of the evidence are mere labels, since the
+    variance is already known.
     """
     tables = _Tables(reading, Q, G, n, device)
     kernel = (1.0,) if scheme.scores_linearly else tanh_kernel(scheme.gamma)

@@ -1,8 +1,8 @@
 """The same texts under many keys: no text is read twice, no context encoded twice.
 
 Each key's projections are applied only to the distinct units and contexts of the texts, and the variance over
-keys depends on the texts alone, so it is computed once. Drawing a key's projections is most of the work, so it
-runs on as many threads as there are cores.
+keys depends on the texts alone, so it is computed once. Drawing a key's projections is most of the work, so
+it runs on as many threads as there are cores.
 """
 
 from __future__ import annotations
@@ -100,8 +100,8 @@ def _evidences(
 ) -> Iterator[list[Evidence]]:
     """For each key the evidence of every text.
 
-    Keys are drawn on all cores, then their products are taken by a BLAS with threads of its own, in turns: at the
-    same time the two would compete for the cores and take three times as long.
+    Keys are drawn on all cores, then their products are taken by a BLAS with threads of its own, in turns: at
+    the same time the two would compete for the cores and take three times as long.
     """
     draw = functools.partial(_drawn, shared=shared)
     workers = os.cpu_count() or 1

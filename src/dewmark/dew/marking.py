@@ -1,9 +1,9 @@
 """Marking: Algorithm 1 (a bias), or keyed Gumbel sampling, for sessions and for rows of serving engines.
 
-The Gumbel sampler takes the noise of Gumbel-max sampling partly from the key. Over keys u is standard normal, so
-with fresh r ~ N(0, 1) the mixture x = √α u + √(1−α) r is too, E = −log Φ(x) is Exp(1), and the token with the
-largest p_i / E_i is, averaged over keys, a draw from p. α is the share of the randomness that is keyed: as α → 0
-the text becomes the unmarked one of the same seed.
+The Gumbel sampler takes the noise of Gumbel-max sampling partly from the key. Over keys u is standard normal,
+so with fresh r ~ N(0, 1) the mixture x = √α u + √(1−α) r is too, E = −log Φ(x) is Exp(1), and the token with
+the largest p_i / E_i is, averaged over keys, a draw from p. α is the share of the randomness that is keyed:
+as α → 0 the text becomes the unmarked one of the same seed.
 """
 
 from __future__ import annotations
@@ -101,7 +101,8 @@ def choose(
 def keyed_exponentials(u: torch.Tensor, uniforms: torch.Tensor, *, alpha: float) -> torch.Tensor:
     """E = −log Φ(√α u + √(1−α) Φ⁻¹(uniforms)), all (batch, m) float64: Exp(1) over keys and seeds.
 
-    Where u is exactly 0, the candidate or its context carries no mark and the noise stays fresh: −log(uniforms).
+    Where u is exactly 0, the candidate or its context carries no mark and the noise stays fresh:
+    −log(uniforms).
     """
     keyed = math.sqrt(alpha) * u + math.sqrt(1.0 - alpha) * torch.special.ndtri(uniforms)
     numbers = torch.where(u != 0.0, -torch.special.log_ndtr(keyed), -uniforms.log())

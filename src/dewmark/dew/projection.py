@@ -8,8 +8,8 @@ so three small matrices, R_T R_Cᵀ, R_T R_Tᵀ and G = R_C R_Cᵀ, replace P_T 
 
     Q = diag(1/‖ê_T R_T‖) Ê_T (R_T R_Cᵀ),   u = √n Q[x]·ê_C / √(ê_C G ê_Cᵀ).
 
-Detection computes rows of Q on demand (a text has a few hundred distinct tokens), marking computes all of them at
-once. The matrices are as secret as the key.
+Detection computes rows of Q on demand (a text has a few hundred distinct tokens), marking computes all of
+them at once. The matrices are as secret as the key.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Fold:
         return cls(product, arrays["fold_gram"], G, n)
 
     def arrays(self, token_rows: F16 | None = None) -> dict[str, NDArray[Any]]:
-        """The arrays a detector stores, for words or for the tokens of Ê_T (|V|, d_T). As secret as the key."""
+        """Arrays for a stored detector, of words or of the tokens of Ê_T (|V|, d_T). As secret as the key."""
         stored: dict[str, NDArray[Any]] = {"fold_product": self._product, "fold_G": self.G}
         if token_rows is None:
             assert self._gram is not None

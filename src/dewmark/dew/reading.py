@@ -4,8 +4,9 @@ Every distinct unit and context of a batch is looked up once. Under one key the 
 product, so scoring the same texts under many keys repeats no encoder work.
 
 Units are the host's tokens (`TokenReader`, the paper) or words (`WordReader`). For words, ê_T comes from the
-multilingual encoder and the context is the k words before (`dewmark.encoders.word_vectors`). Any host may write
-the text, and scoring needs nothing of it. A translation keeps neither tokens nor spelling, but much of this.
+multilingual encoder and the context is the k words before (`dewmark.encoders.word_vectors`). Any host may
+write the text, and scoring needs nothing of it. A translation keeps neither tokens nor spelling, but much of
+this.
 """
 
 from __future__ import annotations
@@ -86,7 +87,7 @@ class Pairs:
 
 @dataclass(frozen=True)
 class Reading:
-    """A batch of texts: V distinct units with ê_T (V, d_T), W distinct contexts with ê_C (W, d_C), pairs per text.
+    """A batch: V distinct units with ê_T (V, d_T), W distinct contexts with ê_C (W, d_C), pairs per text.
 
     ``contexts`` holds ê_C, whole or as sums of a few vectors each, or None where the key makes the contexts
     itself. For host tokens, ``ids`` (V,) and ``windows`` (W, k) serve the ablation modes that ignore meaning.
@@ -125,7 +126,7 @@ class Reader(ABC):
 
 
 class TokenReader(Reader):
-    """Reads the host's tokens; ``token_rows`` (vocab, d_T) is Ê_T, ``contexts`` is None if a key makes them."""
+    """Reads the host's tokens; ``token_rows`` (vocab, d_T) is Ê_T, ``contexts`` None if a key makes them."""
 
     def __init__(self, host: HostInfo, token_rows: F16, contexts: Contexts | None, *, k: int) -> None:
         self.host = host
@@ -291,8 +292,8 @@ class KeyIndependent:
         return permuted_rows(key, markable, self.host.vocab_size)
 
 
-# Opening checks and whitens tables for about a second, and a table takes tens of megabytes: keys that are bound
-# at the same time share them, and nothing outlives the last one.
+# Opening checks and whitens tables for about a second, and a table takes tens of megabytes: keys bound at
+# the same time share them, and nothing outlives the last one.
 _OPEN: weakref.WeakValueDictionary[tuple[object, ...], KeyIndependent] = weakref.WeakValueDictionary()
 
 

@@ -94,10 +94,10 @@ class DEW(DewSettings):
 
 
 class BoundDEW(BoundScheme):
-    """DEW under one key. ``shared`` is common to all keys; ``fold``, ``source`` and ``hashed`` come from this one.
+    """DEW under one key: ``shared`` is common to all keys, the rest comes from this one.
 
-    ``source`` (vocab,) and ``hashed`` serve the ablation modes that ignore the meaning of tokens or of contexts;
-    otherwise they are None.
+    ``source`` (vocab,) and ``hashed`` serve the ablation modes that ignore the meaning of tokens or of
+    contexts; otherwise they are None.
     """
 
     tests = TESTS

@@ -25,7 +25,8 @@ class DewSettings(Scheme):
     units: Literal["token", "word"] = "word"
     """What is scored: the host's tokens (the paper), or words, which are detected without the host."""
     sampler: Literal["bias", "gumbel"] = "gumbel"
-    """How the mark is embedded: a bias on the logits (the paper), or keyed noise in Gumbel sampling (ours)."""
+    """How the mark is embedded: a bias on the logits (the paper), or keyed noise in Gumbel sampling (ours).
+    """
     lambda_: float = 2.0
     """Strength λ of the bias: the most that a logit can gain."""
     alpha: float = 0.5
@@ -47,7 +48,8 @@ class DewSettings(Scheme):
     mode: Mode = "both"
     """Which meanings are used: both, or one of the paper's ablations."""
     context_encoding: Literal["composed", "window"] = "composed"
-    """How a context is embedded: the mean of its tokens' vectors, or the encoder run on its text (the paper)."""
+    """How a context is embedded: the mean of its tokens' vectors, or the encoder run on its text (the paper).
+    """
     whiten_contexts: bool = True
     """Whether context vectors are whitened (ours) or used as they come (the paper)."""
     encoder: str = "use-m3"
@@ -57,7 +59,8 @@ class DewSettings(Scheme):
     whiten_tokens: bool = True
     """Whether token embeddings are whitened (the paper does)."""
     word_centre: Literal["running", "rare"] = "running"
-    """The mean subtracted from word vectors: that of running text, for the stronger mark, or of rare words."""
+    """The mean subtracted from word vectors: that of running text, for the stronger mark, or of rare words.
+    """
     subtract_text_mean: bool | None = None
     """Whether the key test subtracts the text's mean unit from each; by default for tokens, not for words."""
     score: Literal["tanh", "linear"] | None = None

@@ -26,7 +26,7 @@ def rows(file: Path) -> list[dict]:
 
 def two_tests(host: Path) -> tuple[SchemeEntry, dict[str, StageOutput]]:
     """DEW with windows of text, and a cell for each of two tests."""
-    settings = {"units": "token", "sampler": "bias", "context": "window", "contexts": "raw"}
+    settings = {"units": "token", "sampler": "bias", "context_encoding": "window", "whiten_contexts": False}
     entry = SchemeEntry("dew", "dew", str(host), settings)
     return entry, {test: StageOutput("score", {"test": test}) for test in ("key", "gaussian")}
 

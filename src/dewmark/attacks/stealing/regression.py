@@ -189,11 +189,11 @@ def forged(victim: BoundDEW, W: F32, *, strength: float) -> BoundDEW:
     """
     d_T, d_C = W.shape
     scheme = dataclasses.replace(victim.scheme, sampler="bias", lambda_=max(abs(strength), 1e-9))
-    public = dataclasses.replace(victim.public, scheme=scheme)
+    shared = dataclasses.replace(victim.shared, scheme=scheme)
     product = W if strength >= 0.0 else -W
     fold = Fold(product, np.eye(d_T, dtype=np.float32), np.eye(d_C, dtype=np.float32), n=1)
     name = hashlib.sha256(product.tobytes()).hexdigest()[:16]
-    return BoundDEW(public, f"forged-{name}", fold=fold, progress=victim.progress)
+    return BoundDEW(shared, f"forged-{name}", fold=fold, progress=victim.progress)
 
 
 def cosine(victim: BoundDEW, W: F32, texts: Sequence[str], *, seed: int = 0) -> float:

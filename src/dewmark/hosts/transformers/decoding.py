@@ -1,23 +1,17 @@
 """The decoding loop over any causal language model of transformers: left-padded batches and a KV cache.
 
-Each step: special and unknown ids, repeated n-grams and an early end are forbidden, the scheme's
-session marks the logits (before temperature, top-k and top-p or after them, as the scheme needs), and each
-row samples with its own random numbers.
+Each step forbids special and unknown ids, repeated n-grams and an early end, then draws the next id of each
+row with the row's own random numbers, marked by the scheme's session (`dewmark.sampling.draw`). The loop
+waits for the device only where n-gram blocking must see the tokens, and every 16 steps to check whether all
+rows have ended or a number went wrong.
+
 Boundary: token ids in, token ids out; text belongs to the host.
-
-The device is waited for only where n-gram blocking must see the tokens, and every 16 steps to look whether
-all rows have ended or a number went wrong.
-
-How a host chooses one next token: n-gram blocking, then warping, marking and a race.
-
-Boundary: pure functions of logits (batch, vocab) and the rows' own random numbers; no model.
 """
 
 from __future__ import annotations
 
-import functools
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -25,7 +19,7 @@ import torch
 from dewmark.decoding import Decoding
 from dewmark.errors import ModelError, NumericalError
 from dewmark.hosts.base import OnStep
-from dewmark.sampling import RandomStreams, race, warp
+from dewmark.sampling import RandomStreams, draw
 from dewmark.scheme import BoundScheme
 
 __all__ = [
@@ -33,39 +27,12 @@ __all__ = [
     "CausalLM",
     "NGramBlocker",
     "check_sound",
-    "choose",
     "decode",
     "forward_parameters",
     "pad_left",
 ]
 
 _MINUS_INF = -float("inf")
-
-Mark = Callable[[torch.Tensor], torch.Tensor]
-
-
-def choose(
-    scores: torch.Tensor,
-    exponentials: torch.Tensor,
-    decoding: Decoding,
-    mark: Mark | None = None,
-    *,
-    final: bool = False,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Pick one id per row from logits (batch, vocab), with Exp(1) numbers of the same shape.
-
-    ``mark`` changes the logits: before temperature, top-k and top-p, or after them if ``final``. Returns ids
-    (batch,) and a flag (batch,) that is False where the logits held NaN or +inf, or left no token to choose.
-    """
-    if mark is not None and not final:
-        scores = mark(scores)
-    if decoding.temperature == 0.0:
-        best, ids = scores.max(dim=-1)
-        return ids, torch.isfinite(best)
-    scores = warp(scores, decoding)
-    if mark is not None and final:
-        scores = mark(scores)
-    return race(scores.to(exponentials.device), exponentials)
 
 
 class NGramBlocker:
@@ -164,9 +131,9 @@ def decode(
             scores[:, eos] = -float("inf")
         if blocker is not None:
             scores = blocker.block(scores)
-        mark = None if session is None else functools.partial(session, ids[:, :length])
-        exponentials = noise.exponentials(step, scores.shape[1])
-        chosen, fine = choose(scores, exponentials, decoding, mark, final=final)
+        chosen, fine = draw(
+            scores, decoding, noise, step, session=session, input_ids=ids[:, :length], final=final
+        )
         sound &= fine.to(device) | finished
         chosen = chosen.to(device).masked_fill(finished, fill_id)
         ids[:, length] = chosen

@@ -39,11 +39,10 @@ from dewmark.hosts.transformers.decoding import (
     CausalLM,
     NGramBlocker,
     check_sound,
-    choose,
     forward_parameters,
     pad_left,
 )
-from dewmark.sampling import RandomStreams
+from dewmark.sampling import RandomStreams, draw
 from dewmark.scheme import Drafts
 from dewmark.types import DraftCount
 from dewmark.workspace import Tokenizer
@@ -285,7 +284,7 @@ class _Pen:
                 scores[torch.tensor(early)[:, None], torch.tensor(self._eos)] = _MINUS_INF
             if blocker is not None:
                 scores = blocker.block(scores)
-            chosen, sound = choose(scores, noise.exponentials(step, scores.shape[1]), self._decoding)
+            chosen, sound = draw(scores, self._decoding, noise, step)
             check_sound(sound, self._model)
             tokens = chosen.tolist()
             self._append(batch, tokens, rows)

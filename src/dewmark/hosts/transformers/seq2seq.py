@@ -14,11 +14,11 @@ import torch
 
 from dewmark.decoding import Decoding
 from dewmark.errors import ModelError
-from dewmark.hosts.transformers.decoding import check_sound, choose
+from dewmark.hosts.transformers.decoding import check_sound
 from dewmark.hosts.transformers.files import load_error, resolve
 from dewmark.hosts.transformers.gguf import quiet
 from dewmark.hosts.transformers.model import torch_device, torch_dtype
-from dewmark.sampling import RandomStreams
+from dewmark.sampling import RandomStreams, draw
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -67,8 +67,7 @@ class Seq2Seq:
             )
             cache = output.past_key_values
             scores = output.logits[:, -1].float()
-            drawn = noise.exponentials(first_step + step, scores.shape[1])
-            chosen, fine = choose(scores, drawn, decoding)
+            chosen, fine = draw(scores, decoding, noise, first_step + step)
             sound &= fine.to(device) | finished
             last = chosen.to(device).masked_fill(finished, pad)
             rows.append(last)

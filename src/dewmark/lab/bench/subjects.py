@@ -58,7 +58,7 @@ CONFIGURATIONS: Mapping[str, tuple[str, Mapping[str, object]]] = {
     "dew": ("dew", {}),
     "dew-bias": ("dew", {"units": "token", "sampler": "bias"}),
     "dew-gumbel": ("dew", {"units": "token", "sampler": "gumbel", "alpha": 0.25}),
-    "dew-window": ("dew", {"units": "token", "sampler": "bias", "context": "window"}),
+    "dew-window": ("dew", {"units": "token", "sampler": "bias", "context_encoding": "window"}),
     "kgw": ("kgw", {"prefix": 3, "gamma": 0.5, "delta": 2.0, "hashing": "left"}),
     "kgw-self": ("kgw", {"prefix": 4, "gamma": 0.5, "delta": 2.0, "hashing": "self"}),
     "unigram": ("unigram", {}),
@@ -80,7 +80,7 @@ CONFIGURATIONS: Mapping[str, tuple[str, Mapping[str, object]]] = {
     "xsir": ("xsir", {"delta": 1.0, "chunk": 10}),
     "dew-paper": (
         "dew",
-        {"units": "token", "sampler": "bias", "context": "window", "contexts": "raw"},
+        {"units": "token", "sampler": "bias", "context_encoding": "window", "whiten_contexts": False},
     ),
 }
 

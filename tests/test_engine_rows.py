@@ -12,7 +12,7 @@ from dewmark.decoding import Decoding
 from dewmark.errors import ConfigError, VocabularyError
 from dewmark.hosts.fake import FakeHost
 from dewmark.registry import SCHEMES
-from dewmark.sampling import SessionRows
+from dewmark.scheme import BoundScheme
 from dewmark.workspace import Workspace
 
 CPU = torch.device("cpu")
@@ -21,7 +21,7 @@ SCHEME_SETTINGS = {
     "dew words": ("dew", {}),
     "dew tokens": ("dew", {"units": "token"}),
     "dew tokens, bias": ("dew", {"units": "token", "sampler": "bias", "m": 16}),
-    "dew tokens, windows": ("dew", {"units": "token", "context": "window", "alpha": 1.0}),
+    "dew tokens, windows": ("dew", {"units": "token", "context_encoding": "window", "alpha": 1.0}),
     "dew tokens, nucleus": ("dew", {"units": "token", "sampler": "bias", "nucleus": 0.9}),
     "kgw": ("kgw", {}),
     "synthid": ("synthid", {}),
@@ -119,7 +119,7 @@ def test_rows_in_a_changing_batch_are_marked_as_if_each_were_alone(host, bag_enc
 
 def test_an_engine_that_takes_tokens_back_is_followed(host, bag_encoder, tmp_path) -> None:
     bound = bound_for("dew words", host, tmp_path)
-    for rows in (bound.rows(CPU), SessionRows(bound, CPU)):
+    for rows in (bound.rows(CPU), BoundScheme.rows(bound, CPU)):
         text = Text(bound, 3, 12)
         row, written = text.open(rows, 10)
         for step in (10, 4):
@@ -130,7 +130,7 @@ def test_an_engine_that_takes_tokens_back_is_followed(host, bag_encoder, tmp_pat
 
 def test_the_seed_decides_what_is_drawn(host, bag_encoder, tmp_path) -> None:
     bound = bound_for("dew tokens", host, tmp_path)
-    for rows in (bound.rows(CPU), SessionRows(bound, CPU)):
+    for rows in (bound.rows(CPU), BoundScheme.rows(bound, CPU)):
         scores = torch.zeros(3, VOCAB)
         opened = [rows.open([5, 6, 7], [], seed=seed, decoding=Decoding()) for seed in (1, 1, 2)]
         first, again, other = rows.mark(opened, scores).argmax(dim=1).tolist()

@@ -7,16 +7,17 @@ import mmap
 import numpy as np
 import pytest
 import torch
-from dewmark.cuda.key_test import _groups
 from tests.fakes import PAPER, BagEncoder
 
 import dewmark
 from dewmark.core.projections import draw_projections
+from dewmark.dew.batch_detection import _groups
 from dewmark.dew.projection import Fold, FoldedRows
-from dewmark.dew.reading import _distinct, chunks, pairs_of, units_per_chunk
+from dewmark.dew.reading import _distinct, pairs_of
 from dewmark.encoders.contexts import ComposedContexts, SummedContexts
 from dewmark.encoders.token_tables import rows_of
 from dewmark.hosts.fake import FakeHost
+from dewmark.scheme import text_chunks
 from dewmark.text.windows import ABSENT
 from dewmark.workspace import Tokenized
 
@@ -25,8 +26,8 @@ CONFIGURATIONS = {
     "words": {},
     "tokens": {"units": "token"},
     "bias": PAPER,
-    "window": {**PAPER, "context": "window"},
-    "plain tokens": {**PAPER, "centred": "false"},
+    "window": {**PAPER, "context_encoding": "window"},
+    "plain tokens": {**PAPER, "subtract_text_mean": "false"},
 }
 
 
@@ -51,14 +52,14 @@ def numbers(detections):
 
 @pytest.mark.parametrize("settings", CONFIGURATIONS.values(), ids=CONFIGURATIONS)
 def test_a_batch_a_text_alone_a_device_and_small_chunks_agree(
-    settings, host: FakeHost, texts, bag_encoder: BagEncoder, monkeypatch: pytest.MonkeyPatch
+    settings, host: FakeHost, texts, bag_encoder: BagEncoder
 ) -> None:
     bound = dewmark.load_scheme("dew", key=KEY, host=host.info, **settings)
     alone = [bound.detect(text) for text in texts]
     # float32 sums in another order: a few units in its 24th bit
     close = {"rtol": 1e-5, "atol": 1e-6}
     np.testing.assert_allclose(numbers(bound.detect_batch(texts)), numbers(alone), **close)
-    monkeypatch.setattr("dewmark.dew.reading._BYTES_PER_CHUNK", 40 * 4 * 3 * 24)
+    bound.units_per_chunk = 40
     np.testing.assert_allclose(numbers(bound.detect_batch(texts)), numbers(alone), **close)
     moved = bound.on("cpu")
     moved._device = torch.device("cpu")  # as on an accelerator
@@ -81,10 +82,10 @@ def test_padded_batches_take_every_text_once_and_stay_small() -> None:
         assert len(group) == 1 or len(group) * widest**2 <= 1 << 26
 
 
-def test_chunks_follow_the_width_of_the_vectors() -> None:
-    assert units_per_chunk(3072, 768) == (32 << 20) // (4 * (3072 + 2 * 768))
+def test_chunks_hold_a_bounded_number_of_units() -> None:
     texts = [Tokenized("", tuple(range(n)), ()) for n in (30, 30, 30, 100, 5)]
-    assert list(chunks(texts, units=64)) == [[0, 1], [2], [3], [4]]
+    parts = [slice(0, 2), slice(2, 3), slice(3, 4), slice(4, 5)]
+    assert list(text_chunks(texts, units=64)) == parts
 
 
 def test_sums_of_parts_are_the_contexts_and_their_quadratic_form() -> None:
@@ -127,7 +128,7 @@ def test_rows_of_a_mapped_table_are_copied_and_its_pages_given_back(tmp_path) ->
 
 
 def test_remembered_rows_are_the_folded_ones_also_when_there_is_no_room(monkeypatch) -> None:
-    monkeypatch.setattr("dewmark.dew.projection._REMEMBERED", 4 * 12 * 40)  # 40 rows
+    monkeypatch.setattr("dewmark.dew.projection._CACHE_BYTES", 4 * 12 * 40)  # 40 rows
     fold = Fold.of(draw_projections(KEY, d_T=20, d_C=12, kind="gaussian", n=20))
     table = np.random.default_rng(0).normal(size=(100, 20)).astype(np.float32)
     memo = FoldedRows(fold, 100)

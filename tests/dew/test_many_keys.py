@@ -54,7 +54,7 @@ def test_each_key_gets_what_it_gets_alone(host, bag_encoder, tmp_path, mode, tes
 
 
 def test_windows_are_encoded_once_for_all_keys(host, bag_encoder, tmp_path) -> None:
-    scheme = DEW().with_settings({**PAPER, "context": "window", "contexts": "raw"})
+    scheme = DEW().with_settings({**PAPER, "context_encoding": "window", "whiten_contexts": False})
     bag_encoder.calls.clear()
     scheme.detect_keys(KEYS, [TEXT], host.info, Workspace(cache=tmp_path))
     windows = len(TEXT.split()) - 3

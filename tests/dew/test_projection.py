@@ -30,7 +30,7 @@ def host() -> FakeHost:
 def bind(host: FakeHost, tmp_path, **settings):
     return (
         DEW()
-        .with_settings({"centred": False, **PAPER, **settings})
+        .with_settings({"subtract_text_mean": False, **PAPER, **settings})
         .bind(KEY, host.info, Workspace(cache=tmp_path))
     )
 
@@ -39,7 +39,7 @@ def literal_tables(bound, key: Key):
     """Ê_T, R_T, R_C as the paper has them, float64, with the ablation's permutation applied to the rows."""
     rows = np.asarray(bound.reader.token_rows, dtype=np.float64)
     projections = draw_projections(
-        key, d_T=rows.shape[1], d_C=bound.public.d_C, kind=bound.scheme.projection, n=bound.fold.n
+        key, d_T=rows.shape[1], d_C=bound.shared.d_C, kind=bound.scheme.projection, n=bound.fold.n
     )
     if not bound.scheme.token_semantics:
         rows = rows[permuted_rows(key, np.flatnonzero(np.any(rows != 0, axis=1)), len(rows))]
@@ -47,16 +47,18 @@ def literal_tables(bound, key: Key):
 
 
 @pytest.mark.parametrize(
-    ("mode", "projection", "context", "contexts"),
+    ("mode", "projection", "encoding", "white"),
     [
-        *itertools.product(MODES, ("gaussian", "orthogonal"), ("composed",), ("white",)),
-        ("both", "gaussian", "window", "white"),
-        ("both", "gaussian", "window", "raw"),
-        ("both", "gaussian", "composed", "raw"),
+        *itertools.product(MODES, ("gaussian", "orthogonal"), ("composed",), (True,)),
+        ("both", "gaussian", "window", True),
+        ("both", "gaussian", "window", False),
+        ("both", "gaussian", "composed", False),
     ],
 )
-def test_scores_equal_algorithm_2(host, bag_encoder, tmp_path, mode, projection, context, contexts) -> None:
-    bound = bind(host, tmp_path, mode=mode, projection=projection, context=context, contexts=contexts)
+def test_scores_equal_algorithm_2(host, bag_encoder, tmp_path, mode, projection, encoding, white) -> None:
+    bound = bind(
+        host, tmp_path, mode=mode, projection=projection, context_encoding=encoding, whiten_contexts=white
+    )
     text = " the river and the old bridge over the water was light and the night was old"
     tokenized = host.info.tokenizer.encode([text])[0]
     detection = bound.detect(text)
@@ -132,7 +134,7 @@ def test_context_vectors_of_token_only_depend_on_key_and_ids() -> None:
 
 
 def test_window_contexts_encode_each_window_once(host, bag_encoder: BagEncoder, tmp_path) -> None:
-    bound = bind(host, tmp_path, context="window", contexts="raw")
+    bound = bind(host, tmp_path, context_encoding="window", whiten_contexts=False)
     text = " the old bridge over the river" * 20
     bag_encoder.calls.clear()
     bound.detect_batch([text, text])
