@@ -93,7 +93,7 @@ def test_sums_of_parts_are_the_contexts_and_their_quadratic_form() -> None:
     table = random.normal(size=(50, 16)).astype(np.float16)
     windows = random.integers(-1, 50, size=(300, 3))
     windows[7] = ABSENT
-    parts = ComposedContexts(table).parts(windows)
+    parts = ComposedContexts(table).summed(windows)
     padded = np.concatenate((table.astype(np.float64), np.zeros((1, 16))))
     sums = padded[windows].sum(axis=1)
     expected = sums / np.maximum(np.linalg.norm(sums, axis=1), 1e-30)[:, None]

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from scipy import stats
-from tests.fakes import BagEncoder
+from tests.fakes import BagEncoder, replace_encoders
 
 import dewmark
 from dewmark.core.keys import Key
@@ -126,7 +126,7 @@ def test_an_exported_detector_holds_nothing_of_the_host(host, bag_encoder, tmp_p
 
 def test_another_encoder_is_refused(host, bag_encoder, tmp_path, monkeypatch) -> None:
     dewmark.export_detector(bind(host, tmp_path), tmp_path / "detector")
-    monkeypatch.setattr("dewmark.encoders.base.load_encoder", lambda name, **_: BagEncoder(25))
+    replace_encoders(monkeypatch, BagEncoder(25))
     with pytest.raises(VocabularyError, match="made with encoder bag:24, but here it is bag:25"):
         dewmark.load_detector(tmp_path / "detector")
 
