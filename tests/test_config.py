@@ -159,7 +159,7 @@ class TestParseSettings:
 
     @pytest.mark.parametrize("setting", ["k", "", "=5", " =5"])
     def test_what_is_no_setting_is_refused(self, setting):
-        with pytest.raises(ConfigError, match="must read name=value"):
+        with pytest.raises(ConfigError, match="must have the form name=value"):
             config.parse_settings([setting])
 
 

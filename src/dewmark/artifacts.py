@@ -1,10 +1,10 @@
-"""Trained parts of schemes: a folder with ``card.json`` and ``artifact.safetensors``.
+"""Artifacts, the trained parts of schemes: folders with ``card.json`` and ``artifact.safetensors``.
 
-The card says what the arrays are, for which host and encoder they were made, by which command, from which
-seed and texts, and holds their SHA-256; it has no date, so the same training gives the same bytes. An
-artifact is public: keys are no part of it. Small ones for the default host and encoder come with the package.
+The card describes the arrays: the host and encoder they were trained for, the command, seed and texts, and
+their SHA-256. It has no date, so the same training gives the same bytes. An artifact is public and
+independent of keys. Small ones for the default host and encoder ship with the package.
 
-Boundary: files and what they claim; what the arrays mean is up to the scheme.
+Boundary: files and their metadata; schemes interpret the arrays.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _FORMAT = 1
 
 @dataclass(frozen=True)
 class Artifact:
-    """A loaded artifact. Two of them have the same ``identity`` only if card and arrays are the same."""
+    """A loaded artifact; two share an ``identity`` only if their cards and arrays are equal."""
 
     path: Path
     scheme: str
@@ -43,28 +43,28 @@ class Artifact:
 
     @property
     def parameters(self) -> dict[str, Any]:
-        """What the scheme's training wrote beside the arrays."""
+        """The parameters that training stored with the arrays."""
         return dict(self.card["parameters"])
 
     @property
     def encoder(self) -> str:
-        """The name of the encoder that it was trained with."""
+        """The name of the encoder it was trained with."""
         return str(self.card["encoder"]["name"])
 
     def require_host(self, host: HostInfo) -> None:
-        """Refuse a host with other input embeddings or another tokenizer than it was trained for."""
+        """Raise unless the host has the input embeddings and tokenizer it was trained for."""
         made_for = self.card["host"]
         if made_for["identity"] != host.identity:
             raise self._mismatch(f"the host {made_for['name']}", host.name, f"--host {host.name}")
 
     def require_tokenizer(self, host: HostInfo) -> None:
-        """Refuse a host that cuts texts otherwise than the one it was trained for; weights may differ."""
+        """Raise unless the host has the tokenizer it was trained for; weights may differ."""
         made_for = self.card["host"]
         if made_for["tokenizer"] != host.tokenizer.identity or made_for["vocab_size"] != host.vocab_size:
             raise self._mismatch(f"the vocabulary of {made_for['name']}", host.name, f"--host {host.name}")
 
     def require_encoder(self, identity: str, *, name: str) -> None:
-        """Refuse an encoder that gives other vectors than the one it was trained with."""
+        """Raise unless the encoder is the one it was trained with."""
         made_for = self.card["encoder"]
         if made_for["identity"] != identity:
             raise self._mismatch(f"the encoder {made_for['name']}", name, f"--encoder {name}")
@@ -72,22 +72,22 @@ class Artifact:
     def _mismatch(self, made_for: str, asked: str, option: str) -> ConfigError:
         return ConfigError(
             f"the artifact {self.path} of {self.scheme} was trained for {made_for}, not for {asked}: "
-            f"train one with: dewmark train {self.scheme} {option} --out DIR, and give it by artifact=DIR"
+            f"train one with: dewmark train {self.scheme} {option} --out DIR, and set artifact=DIR"
         )
 
 
 def shipped() -> Path:
-    """The folder of the artifacts that come with the package, one sub-folder per scheme."""
+    """The folder of the artifacts that ship with the package, one subfolder per scheme."""
     return Path(str(resources.files("dewmark"))) / "data" / "artifacts"
 
 
 def load_artifact(where: str | None, *, scheme: str) -> Artifact:
-    """Read a scheme's artifact from a folder; None means the one that comes with the package."""
+    """Read a scheme's artifact from a folder, or from the package if ``where`` is None."""
     folder = shipped() / scheme if where is None else Path(where).expanduser()
     card = _read_card(folder, scheme)
     if card["scheme"] != scheme:
         raise ArtifactError(
-            f"{folder} holds an artifact of {card['scheme']}, not of {scheme}: {_remedy(scheme)}"
+            f"{folder} contains an artifact of {card['scheme']}, not of {scheme}: {_remedy(scheme)}"
         )
     file = folder / _ARRAYS
     try:
@@ -107,7 +107,7 @@ def load_artifact(where: str | None, *, scheme: str) -> Artifact:
 
 
 def save_artifact(folder: Path, card: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> None:
-    """Write an artifact; the card comes last, so a folder with a card is whole.
+    """Write an artifact; the card comes last, so a folder with a card is complete.
 
     ``card`` holds ``scheme``, ``host`` (name, identity, tokenizer, vocab_size), ``encoder`` (name, identity,
     dim), ``parameters`` and ``training``, all plain JSON values.
@@ -134,7 +134,7 @@ def _read_card(folder: Path, scheme: str) -> dict[str, Any]:
     try:
         card = json.loads(file.read_text(encoding="utf-8"))
         if card["format"] != _FORMAT:
-            raise ArtifactError(f"{file} has the format {card['format']}, known is {_FORMAT}: train it again")
+            raise ArtifactError(f"{file} has format {card['format']}, expected {_FORMAT}: train it again")
         missing = {"scheme", "host", "encoder", "parameters", "training", "sha256"} - set(card)
         if missing:
             raise KeyError(*missing)

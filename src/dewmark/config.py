@@ -1,7 +1,7 @@
 """Configuration as data: frozen dataclasses to and from plain values, ``name=value`` settings, hashes.
 
-A scheme's fields are its configuration. A field whose paper name is a Python keyword carries a trailing
-underscore (``lambda_``); outside Python the underscore is dropped (``--set lambda=2.5``).
+A scheme's fields are its configuration. A field whose name in the paper is a Python keyword has a trailing
+underscore (``lambda_``), which is dropped outside Python (``--set lambda=2.5``).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 
 def cache_dir() -> Path:
-    """Where fetched and derived files live: ``$DEWMARK_CACHE``, else the user's cache folder."""
+    """The folder of downloaded and derived files: ``$DEWMARK_CACHE``, else in the user's cache folder."""
     explicit = os.environ.get("DEWMARK_CACHE")
     if explicit:
         return Path(explicit).expanduser()
@@ -42,7 +42,7 @@ def to_dict(config: object) -> dict[str, Any]:
 
 
 def replace(config: T, values: Mapping[str, Any]) -> T:
-    """A copy of ``config`` with ``values`` (public names) put in, each coerced to its field's type."""
+    """A copy of ``config`` with ``values`` (by public name), each converted to its field's type."""
     fields = {f.name.rstrip("_"): f.name for f in dataclasses.fields(config)}  # type: ignore[arg-type]
     hints = typing.get_type_hints(type(config))
     changes = {}
@@ -64,12 +64,12 @@ def coerced(config: object) -> dict[str, Any]:
 
 
 def parse_settings(settings: Iterable[str]) -> dict[str, str]:
-    """``["k=5", "contexts=raw"]`` to a mapping; values stay text until `replace` knows their type."""
+    """``["k=5", "units=token"]`` to a mapping; `replace` converts the values from text."""
     parsed = {}
     for setting in settings:
         name, equals, value = setting.partition("=")
         if not equals or not name.strip():
-            raise ConfigError(f"a setting must read name=value, got {setting!r}")
+            raise ConfigError(f"a setting must have the form name=value, got {setting!r}")
         parsed[name.strip()] = value.strip()
     return parsed
 
@@ -123,15 +123,15 @@ def _convert(value: Any, hint: Any) -> Any:  # noqa: ANN401 - any field type
     raise TypeError(f"no conversion to {hint}")
 
 
-def _number(value: Any) -> float:  # noqa: ANN401 - any value a caller may give
-    """Text or a number (numpy's too) as a finite float; ValueError for anything else."""
+def _number(value: Any) -> float:  # noqa: ANN401 - any value
+    """Text or a number, numpy's included, as a finite float; ValueError for anything else."""
     if isinstance(value, bool) or not (isinstance(value, str) or hasattr(value, "__float__")):
         raise ValueError(value)
     try:
         number = float(value)
     except (OverflowError, TypeError):
         raise ValueError(value) from None
-    if not math.isfinite(number):  # no parameter is infinite, and comparisons with NaN pass unnoticed
+    if not math.isfinite(number):  # range checks miss NaN, and no parameter is infinite
         raise ValueError(value)
     return number
 

@@ -1,20 +1,20 @@
-"""Every error dewmark raises on purpose.
+"""Every error that dewmark raises on purpose.
 
-A message is one line: what was wrong, the value, and the remedy. The command line prints it and exits
-with code 2; nothing else in the library catches these.
+A message is one line: the problem, the value and the remedy. The command line prints it and exits with code
+2; nothing else in the library catches these errors.
 
     DewmarkError
-    ├── ConfigError            a parameter out of range, or two that do not go together
-    │   └── UnknownNameError   no such scheme, model, encoder or parameter (says what was probably meant)
-    ├── InputError             a text, prompt or input file that cannot be used
-    ├── KeyFileError           a key of the wrong length, a broken or missing key file
-    ├── ModelError             a model that cannot be fetched, found or loaded
-    │   └── VocabularyError    a table, tokenizer and model that do not belong together
-    ├── ArtifactError          a stored table or detector that is corrupt or incomplete
-    ├── NumericalError         NaN or infinite numbers where finite ones are needed
-    ├── StorageError           the disk is full or a path cannot be written
-    ├── WorkerError            a worker process failed, or died over the same work again and again
-    └── MissingExtraError      an optional library that is not installed (says the install command)
+    ├── ConfigError            a parameter is out of range, or two are incompatible
+    │   └── UnknownNameError   no such scheme, model, encoder or parameter (suggests the nearest name)
+    ├── InputError             a text, prompt or input file cannot be used
+    ├── KeyFileError           a key has the wrong length, or a key file is damaged or missing
+    ├── ModelError             a model cannot be fetched, found or loaded
+    │   └── VocabularyError    a table, a tokenizer and a model do not belong together
+    ├── ArtifactError          a stored table or detector is corrupt or incomplete
+    ├── NumericalError         NaN or infinite values where finite ones are needed
+    ├── StorageError           the disk is full, or a path cannot be written
+    ├── WorkerError            a worker process failed, or died repeatedly on the same work
+    └── MissingExtraError      an optional library is not installed (gives the install command)
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ class DewmarkError(Exception):
 
 
 class ConfigError(DewmarkError, ValueError):
-    """A parameter is out of range, or two parameters do not go together."""
+    """A parameter is out of range, or two parameters are incompatible."""
 
 
 class UnknownNameError(ConfigError):
-    """A name that no table knows."""
+    """A name that is not registered."""
 
 
 class InputError(DewmarkError, ValueError):
@@ -52,7 +52,7 @@ class InputError(DewmarkError, ValueError):
 
 
 class KeyFileError(DewmarkError, ValueError):
-    """A key has the wrong length, or a key file is broken or missing."""
+    """A key has the wrong length, or a key file is damaged or missing."""
 
 
 class ModelError(DewmarkError, RuntimeError):
@@ -68,7 +68,7 @@ class ArtifactError(DewmarkError, RuntimeError):
 
 
 class NumericalError(DewmarkError, ArithmeticError):
-    """NaN or infinite numbers appeared where finite ones are needed."""
+    """NaN or infinite values appeared where finite ones are needed."""
 
 
 class StorageError(DewmarkError, OSError):
@@ -76,7 +76,7 @@ class StorageError(DewmarkError, OSError):
 
 
 class WorkerError(DewmarkError, RuntimeError):
-    """A worker process failed, or died over the same work again and again."""
+    """A worker process failed, or died repeatedly on the same work."""
 
 
 class MissingExtraError(DewmarkError, ImportError):

@@ -11,7 +11,7 @@ __all__ = ["require"]
 
 
 def require(module: str, *, extra: str) -> ModuleType:
-    """Import ``module`` or say which extra of dewmark installs it."""
+    """Import ``module``, or raise an error that names the extra of dewmark that installs it."""
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:

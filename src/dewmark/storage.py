@@ -1,7 +1,7 @@
 """Files that survive a kill: atomic writes, folders of arrays with checksums, JSONL that resumes.
 
 A *bundle* is a folder of ``.npy`` arrays beside ``bundle.json``, which holds the caller's metadata and the
-SHA-256 of every array. It is written to a temporary folder and renamed, so a reader sees all of it or none.
+SHA-256 of every array. It is written to a temporary folder and renamed, so readers see all of it or nothing.
 Arrays are opened memory-mapped and read-only, so processes share their pages.
 """
 
@@ -67,7 +67,7 @@ def _storage_errors(path: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def atomic_write(path: Path, *, private: bool = False, overwrite: bool = True) -> Iterator[IO[bytes]]:
-    """Write a file so that it appears whole or not at all; ``private`` gives it mode 0600."""
+    """Write a file that appears complete or not at all; ``private`` gives it mode 0600."""
     with _storage_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
@@ -82,7 +82,7 @@ def atomic_write(path: Path, *, private: bool = False, overwrite: bool = True) -
                 temporary.replace(path)
             else:
                 try:
-                    os.link(temporary, path)  # fails if the path exists, also in a race
+                    os.link(temporary, path)  # fails if the path exists, even in a race
                 except FileExistsError:
                     raise StorageError(
                         f"{path} exists already and is not overwritten; choose another name"
@@ -93,7 +93,7 @@ def atomic_write(path: Path, *, private: bool = False, overwrite: bool = True) -
 
 @contextlib.contextmanager
 def atomic_folder(path: Path, *, private: bool = False) -> Iterator[Path]:
-    """Fill a temporary folder that replaces ``path`` when the block ends without an error."""
+    """A temporary folder that replaces ``path`` if the block ends without an error."""
     with _storage_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}."))
@@ -104,7 +104,7 @@ def atomic_folder(path: Path, *, private: bool = False) -> Iterator[Path]:
                 entry.chmod(mode if entry.is_dir() else mode & 0o666)
             old = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}.old."))
             try:
-                # another process may put the same folder there, or take it away, at any moment
+                # another process may create or remove the same folder at any moment
                 with contextlib.suppress(FileNotFoundError):
                     path.replace(old / "replaced")
                 try:
@@ -142,7 +142,7 @@ def save_bundle(
 
 
 def write_bundle(folder: Path, *, meta: Mapping[str, Any], arrays: Mapping[str, Array]) -> None:
-    """Write a bundle's files into a folder that the caller makes atomic."""
+    """Write a bundle's files into a folder from `atomic_folder`."""
     sums = {}
     for name, array in arrays.items():
         file = folder / f"{name}.npy"

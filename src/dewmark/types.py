@@ -11,7 +11,7 @@ __all__ = ["Attribution", "Detection", "DraftCount", "Generation", "TokenScore",
 
 
 class Verdict(enum.StrEnum):
-    """What a detector says of a text."""
+    """A detector's answer."""
 
     MARKED = "marked"
     NOT_MARKED = "not marked"
@@ -20,11 +20,10 @@ class Verdict(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class TokenScore:
-    """One unit of a text and the evidence it carries.
+    """One unit (token, word or sentence) of a text and its evidence.
 
-    ``start`` and ``end`` are character offsets into the text that was scored. ``score`` is standard normal
-    on unmarked text, larger means more marked; it is 0.0 where ``scored`` is False (no context yet, a
-    special token).
+    ``start`` and ``end`` are character offsets into the scored text. ``score`` is standard normal on unmarked
+    text and larger on marked text; it is 0.0 if ``scored`` is False (no context yet, or a special token).
     """
 
     text: str
@@ -46,11 +45,11 @@ class TokenScore:
 
 @dataclass(frozen=True, slots=True)
 class Detection:
-    """The verdict on one text, and the numbers behind it.
+    """The verdict on one text and the numbers behind it.
 
     ``score`` is the scheme's mean token score, ``z`` the standardised test statistic, ``p_value`` the
     probability that unmarked text scores at least as high, ``effective_length`` the number of independent
-    tokens that the text's evidence is worth, ``fpr`` the level at which ``verdict`` was taken.
+    tokens with the same amount of evidence, and ``fpr`` the false-positive rate of ``verdict``.
     """
 
     verdict: Verdict
@@ -71,7 +70,7 @@ class Detection:
         return self.verdict is Verdict.MARKED
 
     def to_dict(self, *, tokens: bool = False) -> dict[str, Any]:
-        """Plain JSON values; numbers that are not finite become None."""
+        """Plain JSON values; None for numbers that are not finite."""
         row: dict[str, Any] = {
             "verdict": self.verdict.value,
             "p_value": _finite(self.p_value),
@@ -98,11 +97,10 @@ class Detection:
 
 @dataclass(frozen=True, slots=True)
 class Attribution:
-    """Which of several keys a text carries, if any.
+    """Which of several keys, if any, marked a text.
 
-    ``detections`` holds one result per key, in the order given; ``best`` is the one with the smallest
-    p-value, ``index`` its place. ``p_value`` is corrected for the number of keys, and ``verdict`` is taken
-    on it.
+    ``detections`` holds one result per key, in the given order; ``best`` is the one with the smallest p-value
+    and ``index`` its position. ``p_value`` is corrected for the number of keys and decides ``verdict``.
     """
 
     detections: tuple[Detection, ...] = field(repr=False)
@@ -112,12 +110,12 @@ class Attribution:
 
     @property
     def best(self) -> Detection:
-        """The result under the key that fits best."""
+        """The result under the best key."""
         return self.detections[self.index]
 
     @property
     def keys(self) -> int:
-        """How many keys were tried."""
+        """The number of keys tried."""
         return len(self.detections)
 
     @property
@@ -137,9 +135,9 @@ class Attribution:
 
 @dataclass(frozen=True, slots=True)
 class DraftCount:
-    """What choosing between drafts cost one text: its sentences, all their drafts, and the failures.
+    """The cost of choosing between drafts: the sentences of a text, all their drafts, and the failures.
 
-    ``gave_up`` counts the sentences of which no draft within the bound carried the mark.
+    ``gave_up`` counts the sentences for which no draft within the limit carried the mark.
     """
 
     sentences: int
@@ -162,9 +160,9 @@ class DraftCount:
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """One completion. ``text`` is the completion only, never the prompt.
+    """One completion; ``text`` does not include the prompt.
 
-    ``drafts`` is there where the scheme chose between drafts of sentences.
+    ``drafts`` is set if the scheme chose between drafts of sentences.
     """
 
     prompt: str
@@ -177,7 +175,7 @@ class Generation:
 
     @property
     def tokens(self) -> int:
-        """How many tokens the host wrote, an end-of-text token not counted."""
+        """The number of generated tokens, without the end-of-text token."""
         return len(self.token_ids)
 
     def __str__(self) -> str:

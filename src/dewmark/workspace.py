@@ -1,6 +1,6 @@
-"""What a scheme may see of the world: a host's vocabulary, its tokenizer, a cache folder, a progress bar.
+"""The environment of a scheme: a host's vocabulary, its tokenizer, a cache folder, progress reports.
 
-Boundary: descriptions and protocols only; engines fill them in, schemes use them.
+Boundary: descriptions and protocols only. Hosts implement them, schemes use them.
 """
 
 from __future__ import annotations
@@ -10,9 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn, Protocol, runtime_checkable
 
-import numpy as np
-from numpy.typing import NDArray
-
+from dewmark.arrays import F32
 from dewmark.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -43,33 +41,33 @@ class Tokenized:
 
 
 class Tokenizer(Protocol):
-    """What a scheme needs of a host's tokenizer."""
+    """A host's tokenizer, as schemes use it."""
 
     @property
     def identity(self) -> str:
-        """A hash that two tokenizers share only if they cut every text alike."""
+        """A hash that two tokenizers share only if they tokenize every text the same way."""
 
     @property
     def size(self) -> int:
-        """How many ids the tokenizer knows (a host's logits may have more)."""
+        """The number of ids (the host's logits may have more)."""
 
     @property
     def special_ids(self) -> frozenset[int]:
-        """Ids that stand for no text (begin, end, padding, …)."""
+        """Ids without text (start, end, padding, …)."""
 
     @property
     def pad_id(self) -> int | None:
-        """The id that pads prompts on the left, if there is one."""
+        """The id for left-padding of prompts, if there is one."""
 
     @property
     def pieces(self) -> Sequence[str | None] | None:
-        """The text of each id, None for half a character, where the text of ids is theirs joined."""
+        """The text of each id, None for part of a character; None if joining them does not decode ids."""
 
     def encode(self, texts: Sequence[str]) -> list[Tokenized]:
-        """Cut texts into tokens, without special tokens."""
+        """Tokenize texts, without special tokens."""
 
     def decode(self, batch: Sequence[Sequence[int]]) -> list[str]:
-        """Token ids to text, special tokens left out."""
+        """Token ids to texts, without special tokens."""
 
     def save(self, folder: Path) -> None:
         """Write the tokenizer's files into a folder."""
@@ -77,72 +75,74 @@ class Tokenizer(Protocol):
 
 @dataclass(frozen=True)
 class HostInfo:
-    """What may be known of a host model without running it.
+    """A host model's description, available without running it.
 
-    ``vocab_size`` is the width of the host's logits. ``embeddings`` gives the input-embedding table,
-    (vocab_size, d_T) float32, and is called only when no cached table serves. ``identity`` changes
-    whenever the weights of that table or the tokenizer change.
+    ``vocab_size`` is the width of the host's logits. ``embeddings`` returns the input-embedding table,
+    (vocab_size, d_T) float32, and is only called if no cached table exists. ``identity`` changes whenever
+    that table or the tokenizer changes.
     """
 
     name: str
     identity: str
     vocab_size: int
     tokenizer: Tokenizer
-    embeddings: Callable[[], NDArray[np.float32]]
+    embeddings: Callable[[], F32]
 
 
 class _NoTokenizer:
-    """Stands where a tokenizer would, and says that there is none."""
+    """The tokenizer of `no_host`: every use is an error."""
 
     def __getattr__(self, name: str) -> NoReturn:
-        raise ConfigError("no host is known here, which is enough to detect: name the host that is to write")
+        raise ConfigError(
+            "no host is given, which is enough only for detection: name a host to generate with"
+        )
 
 
 def no_host() -> HostInfo:
-    """What a scheme that detects without any host is bound to (`Scheme.host_free`)."""
+    """The stand-in host for schemes that detect without one (`Scheme.host_free`)."""
 
     def embeddings() -> NoReturn:
-        raise ConfigError("no host is known here: it has no embeddings")
+        raise ConfigError("no host is given, so there are no embeddings: name the host")
 
     return HostInfo("any", identity="", vocab_size=0, tokenizer=_NoTokenizer(), embeddings=embeddings)
 
 
 class LanguageModel(Protocol):
-    """A host as a detector may run it: only schemes whose `Needs` declare ``host_at_detection`` do."""
+    """A host that detection can run; only schemes whose `Needs` declare ``host_at_detection`` do so."""
 
     def next_logits(
         self, prompts: Sequence[str], completions: Sequence[Sequence[int]]
     ) -> Iterator[torch.Tensor]:
-        """For each completion of L ids the host's logits (L, vocab), float32, in the order given.
+        """The host's logits (L, vocab), float32, for each completion of L ids, in the given order.
 
-        Row i is what the host predicts for id i after the prompt (or its own start token, where the prompt
-        is empty) and the ids before. Texts are batched inside; one text's logits are held at a time.
+        Row i predicts id i from the prompt (or the host's start token if the prompt is empty) and the ids
+        before it. Texts are batched internally; the logits of one text are held at a time.
         """
 
 
 @runtime_checkable
 class Follower(LanguageModel, Protocol):
-    """A language model that can also go along while another one writes."""
+    """A language model that can also run alongside another one that generates."""
 
     def follow(self, attention_mask: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]:
-        """A function of ids (batch, length), longer at each call, to the logits (batch, vocab) after them.
+        """A function from ids (batch, length), longer at each call, to the next logits (batch, vocab).
 
-        ``attention_mask`` (batch, prompt length) says what of the prompts is padding. Keys and values of what
-        was read are kept from call to call.
+        ``attention_mask`` (batch, prompt length) is that of the prompts. The key-value cache is kept between
+        calls.
         """
 
 
 def silent(description: str, done: int, total: int) -> None:
-    """Progress that goes nowhere."""
+    """Report no progress."""
 
 
 @dataclass(frozen=True)
 class Workspace:
-    """Where a scheme keeps derived files, and how it reports long work.
+    """The folder for derived files, and callbacks to report progress and find hosts.
 
-    ``progress(description, done, total)`` is called now and then during work of more than a second.
-    ``find_host`` turns another host's name into its `HostInfo` (a donor of token embeddings);
-    ``open_host`` loads the weights of the host that the scheme is bound to, or of another by its name.
+    ``progress(description, done, total)`` is called periodically during work of more than a second.
+    ``find_host`` returns another host's `HostInfo` by name (a donor of token embeddings); ``open_host`` loads
+    the weights of the scheme's own host, or of another one by name.
     """
 
     cache: Path

@@ -211,7 +211,7 @@ def test_no_key(run, host, texts):
     [
         (b"", "is not a key file"),
         (b"\xff\xfe", "is not a key file"),
-        (b"dewmark-key-v1 " + SECRET[:31].hex().encode(), "holds 31 bytes, a key has 32"),
+        (b"dewmark-key-v1 " + SECRET[:31].hex().encode(), "has 31 bytes, expected 32"),
         (b"dewmark-key-v1 " + SECRET.hex().encode()[:-1] + b"g", "not hexadecimal"),
     ],
 )

@@ -49,7 +49,7 @@ def test_the_secret_does_not_show() -> None:
     for shown in (repr(key), str(key), f"{key}", f"{key!r}", str([key])):
         assert secret.hex() not in shown
         assert key.fingerprint in shown
-    with pytest.raises(TypeError, match="not pickled"):
+    with pytest.raises(TypeError, match="cannot be pickled"):
         pickle.dumps(key)
 
 
@@ -82,7 +82,7 @@ def test_save_and_load(tmp_path) -> None:
         (b"hello\n", "not a key file"),
         (b"\xff\xfe\x00", "not a key file"),
         (b"dewmark-key-v1 zz\n", "not hexadecimal"),
-        (b"dewmark-key-v1 00ff\n", "holds 2 bytes"),
+        (b"dewmark-key-v1 00ff\n", "has 2 bytes"),
     ],
 )
 def test_broken_key_files(tmp_path, content: bytes, message: str) -> None:

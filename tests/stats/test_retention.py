@@ -82,5 +82,5 @@ def test_means_and_their_intervals() -> None:
 
 
 def test_one_pair_is_not_enough() -> None:
-    with pytest.raises(InputError, match="at least two pairs of texts with something to score, got 1"):
+    with pytest.raises(InputError, match="at least two pairs of texts with scored units, got 1"):
         summarise([0.5], [0.0])

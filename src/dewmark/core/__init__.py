@@ -1,1 +1,1 @@
-"""Keys, keyed projections and whitening: the parts of DEW that know neither models nor text."""
+"""Keys, pseudo-random functions, projections and whitening: independent of models and text."""

@@ -1,11 +1,11 @@
-"""Secret keys, and the randomness that is drawn from them.
+"""Secret keys and the random numbers derived from them.
 
 A key is 32 secret bytes. It is never used directly: HKDF-SHA256 derives one sub-key per purpose, an
 AES-256-CTR keystream under that sub-key gives bits, 53 of them give a uniform in (0, 1), and the inverse
 normal CDF turns uniforms into normals, in float64 on the CPU. The same key and purpose therefore give the
 same numbers on every machine, device and library version.
 
-A key shows itself only as a fingerprint: never in a repr, an error, a log or a file other than its own.
+Only the fingerprint of a key is ever shown: the key itself appears in no repr, error, log or other file.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from numpy.typing import NDArray
 from scipy.special import ndtri
 
+from dewmark.arrays import F64, I64
 from dewmark.errors import KeyFileError
 from dewmark.storage import atomic_write
 
@@ -51,7 +52,7 @@ class Key:
 
     @classmethod
     def generate(cls) -> Key:
-        """Draw a fresh key from the operating system's secure source."""
+        """A new key from the operating system's secure random source."""
         return cls(secrets.token_bytes(KEY_BYTES))
 
     @classmethod
@@ -75,24 +76,24 @@ class Key:
         except ValueError:
             raise KeyFileError(f"key file {path} is damaged: its key is not hexadecimal") from None
         if len(secret) != KEY_BYTES:
-            raise KeyFileError(f"key file {path} holds {len(secret)} bytes, a key has {KEY_BYTES}")
+            raise KeyFileError(f"key file {path} has {len(secret)} bytes, expected {KEY_BYTES}")
         if mode & (stat.S_IRWXG | stat.S_IRWXO):
-            warnings.warn(f"key file {path} can be read by others; run: chmod 600 {path}", stacklevel=2)
+            warnings.warn(f"key file {path} is readable by others; run: chmod 600 {path}", stacklevel=2)
         return cls(secret)
 
     def save(self, path: str | Path) -> None:
-        """Write the key to a new file of mode 0600; an existing file is never overwritten."""
+        """Write the key to a new file with mode 0600; an existing file is never overwritten."""
         with atomic_write(Path(path), private=True, overwrite=False) as stream:
             stream.write(f"{_HEADER} {self._secret.hex()}\n".encode("ascii"))
 
     def subkey(self, purpose: str) -> bytes:
-        """32 bytes that depend on the key and the purpose, and give neither away."""
+        """32 bytes derived from the key and the purpose, which reveal nothing about the key."""
         return HKDF(algorithm=SHA256(), length=32, salt=None, info=f"dewmark/{purpose}".encode()).derive(
             self._secret
         )
 
     def stream(self, purpose: str) -> KeyStream:
-        """The key's random numbers for one purpose, from their beginning."""
+        """The key's random numbers for one purpose, from the start."""
         return KeyStream(self.subkey(purpose))
 
     def __eq__(self, other: object) -> bool:
@@ -105,11 +106,11 @@ class Key:
         return f"Key(fingerprint={self.fingerprint!r})"
 
     def __reduce__(self) -> NoReturn:
-        raise TypeError("a Key is not pickled: save it to a file of mode 0600 and pass the path")
+        raise TypeError("a Key cannot be pickled: save it to a file and pass the path")
 
 
 class KeyStream:
-    """Random numbers from a 32-byte seed: an AES-256-CTR keystream, read from its beginning."""
+    """Random numbers from a 32-byte seed: an AES-256-CTR keystream, read from its start."""
 
     def __init__(self, seed: bytes) -> None:
         self._cipher = Cipher(algorithms.AES(seed), modes.CTR(bytes(16))).encryptor()
@@ -118,15 +119,15 @@ class KeyStream:
         """``count`` uniform 64-bit words."""
         return np.frombuffer(self._cipher.update(bytes(8 * count)), dtype="<u8").astype(np.uint64, copy=False)
 
-    def uniforms(self, count: int) -> NDArray[np.float64]:
+    def uniforms(self, count: int) -> F64:
         """``count`` uniforms in the open interval (0, 1), on a grid of 2⁻⁵³."""
         return ((self.words(count) >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53
 
-    def normals(self, *shape: int) -> NDArray[np.float64]:
+    def normals(self, *shape: int) -> F64:
         """Standard normals of the given shape, filled row by row."""
-        normal: NDArray[np.float64] = ndtri(self.uniforms(int(np.prod(shape))))
+        normal: F64 = ndtri(self.uniforms(int(np.prod(shape))))
         return normal.reshape(shape)
 
-    def permutation(self, size: int) -> NDArray[np.int64]:
+    def permutation(self, size: int) -> I64:
         """A uniform permutation of ``range(size)``."""
         return np.argsort(self.words(size), kind="stable")

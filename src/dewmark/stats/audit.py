@@ -1,16 +1,16 @@
-"""The real false-positive rate of one key, from the p-values of texts that are not marked.
+"""The actual false-positive rate of one key, from the p-values of unmarked texts.
 
-The key test is right on average over keys; one key may still lean in one language or kind of text. Count
-how many unmarked texts have p below a level: that is binomial, so its interval (Clopper-Pearson) and the test
+The key test is valid on average over keys; a single key may still be biased in one language or kind of text.
+The number of unmarked texts with p below a level is binomial, so its interval (Clopper-Pearson) and the test
 "is the rate above the level?" are exact. Every level in every group of texts is one cell, and the tests of
-all cells together are corrected by Holm's method: a key that is right in every cell fails with probability
-at most `ALPHA`, however the cells overlap.
+all cells are corrected together by Holm's method: a key that is valid in every cell fails with probability at
+most `ALPHA`, however the cells overlap.
 
-A test that sees nothing proves little if it could not have seen anything. A cell *resolves* its level if a
-rate of twice the level would be found with probability `POWER`; a key passes at the levels that the whole
-sample resolves, and if there are none the answer is "cannot tell".
+A test that finds nothing proves little without power. A cell *resolves* its level if it would detect twice
+that rate with probability `POWER`; a key passes at the levels that the whole sample resolves, and if there
+are none the outcome is "cannot tell".
 
-Boundary: numbers and labels in, a verdict out. How texts are scored and shown is not known here.
+Boundary: numbers and labels in, a verdict out.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ LEVELS = (0.001, 0.01, 0.05)
 ALPHA = 0.05
 POWER = 0.8
 _BANDS = (50, 100, 200, 400)  # tokens; each band ends below its bound
-_SMALLEST_GROUP = 20  # texts; fewer cannot speak for themselves, and every cell costs the others power
+_SMALLEST_GROUP = 20  # texts; a smaller group resolves nothing, and every cell costs the others power
 
 
 class Outcome(enum.StrEnum):
-    """What an audit finds."""
+    """The outcome of an audit."""
 
     PASSES = "passes"
     FAILS = "fails"
@@ -50,8 +50,9 @@ class Outcome(enum.StrEnum):
 class Cell:
     """One group of texts at one level.
 
-    ``kind`` is "all", "language" or "length". ``p_value`` is the exact probability of so many alarms or more
-    if the rate is the level, ``corrected`` the same after Holm; ``needed`` texts would show a doubled rate.
+    ``kind`` is "all", "language" or "length". ``p_value`` is the exact probability of at least this many
+    false alarms if the rate equals the level, ``corrected`` the same after Holm; ``needed`` is the number of
+    texts that would reveal a doubled rate.
     """
 
     kind: str
@@ -65,22 +66,22 @@ class Cell:
 
     @property
     def name(self) -> str:
-        """The group in a few words."""
+        """The group's display name."""
         return f"{self.group} tokens" if self.kind == "length" else self.group
 
     @property
     def rate(self) -> Rate:
-        """The share of texts that raise an alarm, with the exact 95% interval of the real rate."""
+        """The share of texts that raise an alarm, with an exact 95% interval."""
         return rate(self.alarms, self.texts)
 
     @property
     def resolves(self) -> bool:
-        """Whether the texts are enough to see a doubling of the rate."""
+        """Whether there are enough texts to detect a doubled rate."""
         return self.texts >= self.needed
 
     @property
     def significant(self) -> bool:
-        """Whether the rate is above the level, beyond what chance does in any of the cells."""
+        """Whether the rate is above the level, after correction for all cells."""
         return self.corrected < ALPHA
 
     def to_dict(self) -> dict[str, Any]:
@@ -97,23 +98,23 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class Audit:
-    """The real false-positive rates of one key; the first cells are those of all texts together."""
+    """The actual false-positive rates of one key; the first cells are those of all texts together."""
 
     cells: tuple[Cell, ...]
 
     @property
     def overall(self) -> tuple[Cell, ...]:
-        """The cells of all texts together, by rising level."""
+        """The cells of all texts together, by ascending level."""
         return tuple(cell for cell in self.cells if cell.kind == "all")
 
     @property
     def texts(self) -> int:
-        """How many texts were judged."""
+        """The number of texts."""
         return self.cells[0].texts
 
     @property
     def worst(self) -> Cell:
-        """The cell that speaks most against the key."""
+        """The cell with the smallest p-value."""
         return min(self.cells, key=lambda cell: cell.p_value)
 
     @property
@@ -159,13 +160,13 @@ def audit(p_values: ArrayLike, *, languages: Sequence[str], lengths: ArrayLike) 
     """Audit the p-values (N,) of unmarked texts with their languages (N) and lengths in tokens (N,)."""
     p = np.asarray(p_values, dtype=np.float64)
     if len(p) == 0:
-        raise InputError("no text is long enough to be judged: give longer texts")
+        raise InputError("no text is long enough for a verdict: give longer texts")
     groups = [("all", "all texts", np.ones(len(p), dtype=bool))]
     bands = [length_band(int(length)) for length in np.asarray(lengths)]
     order = [length_band(bound - 1) for bound in (*_BANDS, _BANDS[-1] + 1)]
     for kind, labels, names in (("language", languages, sorted(set(languages))), ("length", bands, order)):
         members = {name: np.array([label == name for label in labels]) for name in names}
-        if max(mine.sum() for mine in members.values()) < len(p):  # else the one group is all texts again
+        if max(mine.sum() for mine in members.values()) < len(p):  # a single group would repeat "all"
             groups += [(kind, name, mine) for name, mine in members.items() if mine.sum() >= _SMALLEST_GROUP]
     tests = len(groups) * len(LEVELS)
     counts = [
@@ -194,7 +195,7 @@ def audit(p_values: ArrayLike, *, languages: Sequence[str], lengths: ArrayLike) 
 
 
 def length_band(tokens: int) -> str:
-    """The band that a text of so many tokens belongs to, in words."""
+    """The display name of the length band of a text."""
     low = 0
     for bound in _BANDS:
         if tokens < bound:
@@ -205,13 +206,13 @@ def length_band(tokens: int) -> str:
 
 @functools.cache
 def texts_needed(level: float, *, alpha: float) -> int:
-    """From how many texts on the exact one-sided test at ``alpha`` finds the rate 2 ``level`` with `POWER`.
+    """The number of texts from which the exact one-sided test at ``alpha`` detects 2 ``level`` with `POWER`.
 
-    The power falls by a step at each number of texts that asks for one more alarm; it is taken there.
+    The power drops at each number of texts that requires one more alarm, so it is evaluated there.
     """
     alarms, texts = 1, 1
     while True:
-        # the fewest texts of which ``alarms`` alarms are no longer significant
+        # the fewest texts for which this many alarms are no longer significant
         low, high = texts - 1, texts
         while _tail(alarms, high, level) <= alpha:
             low, high = high, 2 * high

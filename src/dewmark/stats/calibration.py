@@ -1,18 +1,18 @@
-"""Empirical calibration: a text's rank among texts that are known to carry no mark.
+"""Empirical calibration: a text's rank among texts that are known to be unmarked.
 
 Score N negatives and a text with the same key, scheme and test. If the text is unmarked and drawn like the
 negatives, all N + 1 statistics are exchangeable, so its rank is uniform and
 
     p = (1 + #{negatives ≥ z}) / (N + 1),    P(p ≤ α) ≤ α
 
-exactly, for every N and every distribution, also with ties. The smallest p that N negatives can give is
-1/(N + 1): a level below it needs more of them. Nothing is smoothed or extrapolated.
+exactly, for every N and every distribution, even with ties. The smallest p that N negatives can give is
+1/(N + 1): a lower level needs more negatives. Nothing is smoothed or extrapolated.
 
-Groups (say, languages) are ranked apart; without a group a text is ranked among all negatives, which holds
-for texts that mix the groups as the negatives do. Texts too short for a verdict take no part: whether a text
-is too short does not depend on how it scores, so those that are long enough stay exchangeable.
+Groups (such as languages) are ranked separately; without a group a text is ranked among all negatives, which
+is valid for texts that mix the groups as the negatives do. Texts too short for a verdict are left out:
+whether a text is too short does not depend on its score, so the rest remain exchangeable.
 
-Boundary: numbers only. A calibration holds statistics and names what they belong to, never a key or a text.
+Boundary: numbers only. A calibration stores statistics and their provenance, never a key or a text.
 """
 
 from __future__ import annotations
@@ -41,22 +41,23 @@ __all__ = ["EMPIRICAL", "Calibration", "negatives_needed"]
 EMPIRICAL = "empirical"
 UNGROUPED = "all"
 _FORMAT = "dewmark-calibration-v1"
+_REMEDY = "make one with: dewmark calibrate"
 
 
 def negatives_needed(fpr: float) -> int:
-    """The smallest N with 1/(N + 1) ≤ fpr: fewer negatives cannot reach the level."""
+    """The smallest N with 1/(N + 1) ≤ fpr; fewer negatives cannot reach the level."""
     if not 0.0 < fpr < 1.0:
         raise ConfigError(f"fpr must lie in (0, 1), got {fpr}")
-    return math.ceil(1 / Fraction(str(float(fpr)))) - 1  # the decimal that was written: 0.01 needs 99
+    return math.ceil(1 / Fraction(str(float(fpr)))) - 1  # the decimal as written: 0.01 needs 99
 
 
 @dataclass(frozen=True, eq=False)
 class Calibration:
     """The statistics of negatives under one key and configuration, by group.
 
-    ``test`` is the test whose z was ranked, ``groups`` maps a group's name to its statistics (N,), ascending;
-    ``by`` names what the groups are, or is None if there is only one. ``too_short`` counts what was left out.
-    ``version`` is the dewmark that scored: another one may score differently.
+    ``test`` is the test whose z is ranked. ``groups`` maps a group's name to its statistics (N,), ascending,
+    and ``by`` names the kind of group, or is None if there is only one. ``too_short`` counts the texts left
+    out. ``version`` is the version of dewmark that scored them; another one may score differently.
     """
 
     scheme: str
@@ -84,19 +85,17 @@ class Calibration:
                 groups.setdefault(UNGROUPED if group is None else group, []).append(detection.z)
         if not groups:
             raise InputError(
-                f"no negatives to calibrate on: of {too_short} texts all are too short for a verdict"
+                f"no negatives to calibrate on: all {too_short} texts are too short for a verdict"
             )
         if len(made) > 1:
             raise ConfigError(
-                f"negatives must be scored alike, these mix {', '.join(map(str, sorted(made)))}"
+                f"negatives must share scheme, test and key, got {', '.join(map(str, sorted(made)))}"
             )
         ((scheme, test, fingerprint),) = made
         values = {name: np.sort(np.array(groups[name], dtype=np.float64)) for name in sorted(groups)}
         for name, z in values.items():
             if not np.isfinite(z).all():
-                raise NumericalError(
-                    f"a negative of group {name!r} has a statistic that is not a finite number"
-                )
+                raise NumericalError(f"a negative of group {name!r} has a statistic that is not finite")
         return cls(scheme, test, config_hash, fingerprint, values, by, too_short)
 
     @functools.cached_property
@@ -115,22 +114,22 @@ class Calibration:
     def p_value(self, z: float, *, group: str | None = None) -> float:
         """(1 + #{negatives ≥ z}) / (N + 1)."""
         if math.isnan(z):
-            raise NumericalError("a text's statistic is NaN: it has no rank among the negatives")
+            raise NumericalError("the statistic of a text is NaN, which has no rank among the negatives")
         negatives = self.negatives(group)
         return (1 + len(negatives) - int(np.searchsorted(negatives, z, side="left"))) / (len(negatives) + 1)
 
     def threshold(self, fpr: float, *, group: str | None = None) -> float:
-        """The τ with p ≤ fpr exactly if z > τ: the ⌊fpr (N + 1)⌋-th largest negative.
+        """The τ for which p ≤ fpr if and only if z > τ: the ⌊fpr (N + 1)⌋-th largest negative.
 
-        Infinite if there are fewer negatives than `negatives_needed` says.
+        Infinite if there are fewer negatives than `negatives_needed`.
         """
         negatives = self.negatives(group)
-        ranks = np.arange(1, len(negatives) + 1) / (len(negatives) + 1)  # the p-values there are, 1 left out
+        ranks = np.arange(1, len(negatives) + 1) / (len(negatives) + 1)  # all possible p-values but 1
         allowed = int(np.count_nonzero(ranks <= fpr))
         return float(negatives[-allowed]) if allowed else math.inf
 
     def shortage(self, fpr: float, *, group: str | None = None) -> str | None:
-        """One line on why no text can be called marked at this level, or None if one can."""
+        """The reason why no text can be called marked at this level, or None if one can."""
         have, needed = len(self.negatives(group)), negatives_needed(fpr)
         if have >= needed:
             return None
@@ -141,8 +140,8 @@ class Calibration:
         )
 
     def check(self, *, scheme: str, config_hash: str, key_fingerprint: str) -> None:
-        """Refuse to serve a detector of another key, scheme, configuration or version."""
-        remedy = "calibrate again with this one"
+        """Raise unless key, scheme, configuration and version are those of the calibration."""
+        remedy = "calibrate again"
         if self.version != __version__:
             raise ConfigError(
                 f"the calibration was made with dewmark {self.version}, which may score differently from "
@@ -157,13 +156,13 @@ class Calibration:
         if self.config_hash != config_hash:
             raise ConfigError(
                 f"the calibration was made with other settings or another host (config {self.config_hash}, "
-                f"this is {config_hash}): {remedy}"
+                f"not {config_hash}): {remedy}"
             )
 
     def apply(self, detection: Detection, *, group: str | None = None) -> Detection:
-        """The detection with its rank among the negatives as p-value, and the verdict that follows.
+        """The detection with its rank among the negatives as p-value, and the resulting verdict.
 
-        A text too short for a verdict gets p = 1: the negatives say nothing of texts that short.
+        A text too short for a verdict gets p = 1: the negatives say nothing about such texts.
         """
         made = (detection.scheme, detection.test, detection.key_fingerprint)
         if made != (self.scheme, self.test, self.key_fingerprint):
@@ -178,7 +177,7 @@ class Calibration:
         return dataclasses.replace(detection, p_value=p, verdict=verdict, test=EMPIRICAL)
 
     def save(self, path: str | Path) -> None:
-        """Write the calibration as JSON; the file appears whole or not at all."""
+        """Write the calibration as JSON; the file appears complete or not at all."""
         fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         fields["groups"] = {name: z.tolist() for name, z in self.groups.items()}
         with storage.atomic_write(Path(path)) as stream:
@@ -192,27 +191,24 @@ class Calibration:
         except OSError as error:
             raise InputError(f"cannot read calibration {path}: {error.strerror}") from None
         except (ValueError, RecursionError):
-            raise ArtifactError(f"{path} is no calibration, or a damaged one: {_REMEDY}") from None
+            raise ArtifactError(f"{path} is not a calibration, or is damaged: {_REMEDY}") from None
         if not isinstance(content, dict) or content.get("format") != _FORMAT:
-            raise ArtifactError(f"{path} is no calibration that this version reads: {_REMEDY}")
+            raise ArtifactError(f"{path} is not a calibration that this version can read: {_REMEDY}")
         try:
             return cls(groups=_parse_groups(content.pop("groups")), **_parse_names(content))
         except KeyError as missing:
-            raise ArtifactError(f"{path} is damaged (it lacks {missing}): {_REMEDY}") from None
+            raise ArtifactError(f"{path} is damaged ({missing} is missing): {_REMEDY}") from None
         except (ValueError, OverflowError) as error:
             raise ArtifactError(f"{path} is damaged ({error}): {_REMEDY}") from None
 
 
-_REMEDY = "make one with: dewmark calibrate"
-
-
-def _parse_groups(groups: Any) -> dict[str, F64]:  # noqa: ANN401 - whatever a file holds
+def _parse_groups(groups: Any) -> dict[str, F64]:  # noqa: ANN401 - any content of a file
     if not isinstance(groups, dict) or not groups:
         raise ValueError("it has no groups")
     values = {}
     for name, z in groups.items():
         if not isinstance(z, list) or not z or not all(type(x) in (int, float) for x in z):
-            raise ValueError(f"group {name!r} is no list of numbers")
+            raise ValueError(f"group {name!r} is not a list of numbers")
         values[name] = np.array(z, dtype=np.float64)
         if not np.isfinite(values[name]).all() or (np.diff(values[name]) < 0).any():
             raise ValueError(f"group {name!r} is not finite and ascending")
@@ -222,8 +218,8 @@ def _parse_groups(groups: Any) -> dict[str, F64]:  # noqa: ANN401 - whatever a f
 def _parse_names(content: dict[str, Any]) -> dict[str, Any]:
     names = {name: content[name] for name in ("scheme", "test", "config_hash", "key_fingerprint", "version")}
     if not all(isinstance(value, str) for value in names.values()):
-        raise ValueError("a name in it is no text")
+        raise ValueError("a name is not text")
     by, too_short = content["by"], content["too_short"]
     if not (by is None or isinstance(by, str)) or type(too_short) is not int:
-        raise ValueError("by or too_short is of the wrong type")
+        raise ValueError("by or too_short has the wrong type")
     return {**names, "by": by, "too_short": too_short}

@@ -1,10 +1,10 @@
-"""The evidence that one text carries, in the form that every test over random keys needs.
+"""The evidence in one text, in the form that every test over random keys uses.
 
 Fix the text and let the key be random: each distinct (context, unit) pair of the text has a score of mean 0,
-and two scores have a covariance that depends on the text alone. With it one has the variance of any weighted
-sum of scores, and so tests, scans and retention, for every scheme alike.
+and the covariance of two scores depends on the text alone. It gives the variance of any weighted sum of
+scores, and with it tests, scans and retention for every scheme.
 
-Boundary: arrays and their meaning; the statistics are in `dewmark.stats`.
+Boundary: arrays and their meaning; the statistics are in the other modules of `dewmark.stats`.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from dewmark.arrays import F64, I64
+
 __all__ = ["Evidence", "Factor"]
 
 Factor = NDArray[np.floating] | NDArray[np.integer]
@@ -21,21 +23,21 @@ Factor = NDArray[np.floating] | NDArray[np.integer]
 
 @dataclass(frozen=True)
 class Evidence:
-    """N distinct pairs of one text of L units.
+    """The N distinct pairs of one text of L units.
 
-    ``scores`` (N,) are what the scheme sums, of mean 0 over keys, larger means more marked. ``alignments``
-    (N,) show the same on a standard normal scale, for people to look at. ``weights`` (N,) say how often each
-    pair occurs, ``positions`` (L,) give for each unit of the text its pair, or -1 if it is not scored.
+    ``scores`` (N,) are the terms of the scheme's sum: mean 0 over keys, larger if marked. ``alignments`` (N,)
+    are the same on a standard normal scale, for display. ``weights`` (N,) count how often each pair occurs,
+    and ``positions`` (L,) hold the pair of each unit of the text, or -1 if the unit is not scored.
 
-    The covariance of two scores over keys is f(ρ_ij), f(ρ) = kernel[0] ρ + kernel[1] ρ² + …, and
-    ρ_ij = T_ij C_ij: ``T`` and ``C`` give each factor either as unit rows (N, d), T_ij = ⟨t_i, t_j⟩, or as
-    integer labels (N,), T_ij = 1 if they are equal and 0 if not.
+    The covariance of two scores over keys is f(ρ_ij) with f(ρ) = kernel[0] ρ + kernel[1] ρ² + … and
+    ρ_ij = T_ij C_ij. ``T`` and ``C`` hold each factor either as unit rows (N, d), T_ij = ⟨t_i, t_j⟩, or as
+    integer labels (N,), T_ij = 1 if they are equal, else 0.
     """
 
-    scores: NDArray[np.float64]
+    scores: F64
     alignments: NDArray[np.floating]
-    weights: NDArray[np.float64]
-    positions: NDArray[np.int64]
+    weights: F64
+    positions: I64
     T: Factor
     C: Factor
     kernel: tuple[float, ...]
@@ -45,11 +47,11 @@ class Evidence:
         cls,
         scores: NDArray[np.floating],
         weights: NDArray[np.floating],
-        positions: NDArray[np.int64],
+        positions: I64,
         *,
         variance: float = 1.0,
     ) -> Evidence:
-        """Scores (N,) that are independent over keys, each of the given variance."""
+        """Scores (N,) that are independent over keys, each with the given variance."""
         values = np.asarray(scores, dtype=np.float64)
         return cls(
             scores=values,
@@ -63,12 +65,12 @@ class Evidence:
 
     @property
     def length(self) -> int:
-        """How many units are scored, repetitions counted."""
+        """The number of scored units, including repetitions."""
         return round(float(self.weights.sum()))
 
     @property
     def total(self) -> float:
-        """The sum of all scores, repetitions counted."""
+        """The sum of all scores, including repetitions."""
         return float(self.weights @ self.scores)
 
     @property

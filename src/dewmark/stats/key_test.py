@@ -1,13 +1,14 @@
 """The key test: fix the text, let the key be random.
 
 Under H0 the text does not depend on the key, so over keys its scores s_i have mean 0 and a covariance f(ρ_ij)
-that the text alone decides (`dewmark.stats.evidence`). S = Σ_i w_i s_i has variance Σ_ij w_i w_j f(ρ_ij), and
+that depends on the text alone (`dewmark.stats.evidence`). S = Σ_i w_i s_i has variance Σ_ij w_i w_j f(ρ_ij),
+and
 
     z = S / √Σ_ij w_i w_j f(ρ_ij),    p = 1 − Φ(z),    L_eff = L² f(1) / Σ_ij w_i w_j f(ρ_ij)
 
-hold for every text, language, length and repetition, with no calibration set. Pairs that occur several
-times enter once, with a weight, and L_eff never exceeds their number. The sum runs over square blocks, so
-memory does not grow with L².
+hold for every text, in any language, of any length and with any repetition, without a calibration set. A pair
+that occurs several times enters once, with a weight, and L_eff never exceeds the number of distinct pairs.
+The sum runs over square blocks, so memory does not grow with L².
 """
 
 from __future__ import annotations
@@ -16,10 +17,9 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.special import ndtr
 
-from dewmark.arrays import F32
+from dewmark.arrays import F32, I64
 from dewmark.stats.evidence import Evidence, Factor
 
 __all__ = [
@@ -34,11 +34,11 @@ __all__ = [
     "score_variance",
 ]
 
-Index = slice | NDArray[np.int64]
+Index = slice | I64
 
 BLOCK = 2048
 EXACT_LIMIT = 16_384
-LINEAR_LIMIT = 400  # beyond, a norm of d_T x d_C numbers is cheaper than the pairs
+LINEAR_LIMIT = 400  # beyond this, a norm of d_T x d_C numbers is cheaper than all pairs
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ NOTHING = Statistic(z=0.0, p_value=1.0, effective_length=0.0)
 
 
 def key_test(evidence: Evidence, *, variance: float | None = None) -> Statistic:
-    """Test one text against random keys; ``variance`` is `score_variance`, where it is known already."""
+    """Test one text against random keys; ``variance`` is its `score_variance`, if already known."""
     if len(evidence) == 0:
         return NOTHING
     variance = score_variance(evidence) if variance is None else variance
@@ -63,7 +63,7 @@ def key_test(evidence: Evidence, *, variance: float | None = None) -> Statistic:
 
 
 def effective_length(evidence: Evidence, variance: float) -> float:
-    """L_eff for a sum of scores of this variance; never more than there are distinct pairs."""
+    """L_eff of a sum of scores with this variance; at most the number of distinct pairs."""
     return min(evidence.length**2 * evidence.variance / variance, float(len(evidence)))
 
 
@@ -73,7 +73,7 @@ def one_sided_p(z: float) -> float:
 
 
 def gaussian_test(evidence: Evidence, *, effective_length: float | None = None) -> Statistic:
-    """The paper's test (appendix A.3): tokens taken as independent, L_eff = L unless given."""
+    """The paper's test (appendix A.3), which treats tokens as independent: L_eff = L unless given."""
     if len(evidence) == 0:
         return NOTHING
     effective = float(evidence.length) if effective_length is None else effective_length
@@ -82,7 +82,7 @@ def gaussian_test(evidence: Evidence, *, effective_length: float | None = None) 
 
 
 def power_series(rho: F32, coefficients: tuple[float, ...]) -> F32:
-    """Σ_j coefficients[j] ρ^(j+1), elementwise (Horner; in ρ² where only odd powers occur)."""
+    """Σ_j coefficients[j] ρ^(j+1), elementwise (by Horner, in ρ² if all powers are odd)."""
     odd = not any(coefficients[1::2])
     terms = coefficients[::2] if odd else coefficients
     if len(terms) == 1:
@@ -97,13 +97,13 @@ def power_series(rho: F32, coefficients: tuple[float, ...]) -> F32:
 
 
 def covariance(evidence: Evidence, rows: Index, columns: Index) -> F32:
-    """The covariance over keys of the scores of some pairs with those of others, (rows, columns)."""
+    """The covariance over keys between the scores of two sets of pairs, (rows, columns)."""
     T, C = evidence.T, evidence.C
     return power_series(_gram(T[rows], T[columns]) * _gram(C[rows], C[columns]), evidence.kernel)
 
 
 def cross_variance(a: Evidence, b: Evidence) -> float:
-    """Σ_ij w_i w_j f(ρ_ij) between the pairs i of one text and j of another: the covariance of their sums."""
+    """Σ_ij w_i w_j f(ρ_ij) over pairs i of one text and j of another: the covariance of their sums."""
     w, v = a.weights, b.weights.astype(np.float32)
     total = 0.0
     for i in range(0, len(a), BLOCK):
@@ -118,10 +118,10 @@ def cross_variance(a: Evidence, b: Evidence) -> float:
 def score_variance(evidence: Evidence) -> float:
     """Σ_ij w_i w_j f(ρ_ij), the variance over keys of the sum of scores.
 
-    Exact where f is linear: then it is a norm, ‖Σ_i w_i t_i ⊗ c_i‖², and costs O(N). Exact otherwise up to
-    `EXACT_LIMIT` distinct pairs. Beyond, the higher terms of f are exact on the diagonal and between pairs of
-    the same token, where nearly all of their weight is, and elsewhere they are estimated from a fixed random
-    sample of pairs.
+    Exact if f is linear: then it is a norm, ‖Σ_i w_i t_i ⊗ c_i‖², and costs O(N). Otherwise exact up to
+    `EXACT_LIMIT` distinct pairs. Beyond that, the higher terms of f are exact on the diagonal and between
+    pairs of the same token, which carry nearly all of their weight, and elsewhere estimated from a fixed
+    random sample of pairs.
     """
     linear = not any(evidence.kernel[1:])
     if len(evidence) <= (LINEAR_LIMIT if linear else EXACT_LIMIT):
@@ -155,7 +155,7 @@ def _gram(a: Factor, b: Factor) -> F32:
 
 
 def _linear(w: F32, T: Factor, C: Factor) -> float:
-    """Σ_ij w_i w_j ρ_ij = ‖Σ_i w_i t_i ⊗ c_i‖², with labels standing for orthogonal unit vectors."""
+    """Σ_ij w_i w_j ρ_ij = ‖Σ_i w_i t_i ⊗ c_i‖², with labels as orthogonal unit vectors."""
     if T.ndim == 1 and C.ndim == 1:
         return float(w.astype(np.float64) @ w)  # pairs are distinct, so no two share both labels
     if T.ndim == 1 or C.ndim == 1:
@@ -170,18 +170,18 @@ def _linear(w: F32, T: Factor, C: Factor) -> float:
     return float(np.sum(total**2))
 
 
-def _tokens(T: Factor) -> NDArray[np.int64]:
+def _tokens(T: Factor) -> I64:
     """A label (N,) for each distinct row of T."""
     if T.ndim == 1:
         return np.unique(T, return_inverse=True)[1]
-    # a random projection to one float64 tells rows apart as well as comparing them
+    # a random projection to one float64 separates rows as well as comparing them does
     direction = np.random.default_rng(0).standard_normal(T.shape[1])
     codes = np.concatenate([T[i : i + BLOCK] @ direction for i in range(0, len(T), BLOCK)])
     return np.unique(codes, return_inverse=True)[1]
 
 
 def _same_token(evidence: Evidence, w: F32, kernel: tuple[float, ...]) -> float:
-    """The terms of ``kernel`` summed over pairs i ≠ j of the same token."""
+    """The terms of ``kernel`` summed over i ≠ j of the same token."""
     labels = _tokens(evidence.T)
     order = np.argsort(labels, kind="stable")
     total = 0.0
@@ -194,7 +194,7 @@ def _same_token(evidence: Evidence, w: F32, kernel: tuple[float, ...]) -> float:
 
 
 def _other_tokens(evidence: Evidence, w: F32, kernel: tuple[float, ...]) -> float:
-    """The terms of ``kernel`` over pairs of different tokens, from a sample of `EXACT_LIMIT` / 4 pairs."""
+    """The terms of ``kernel`` summed over different tokens, from a sample of `EXACT_LIMIT` / 4 pairs."""
     rng = np.random.default_rng(0)
     chosen = np.sort(rng.choice(len(w), size=EXACT_LIMIT // 4, replace=False))
     labels = _tokens(evidence.T)[chosen]

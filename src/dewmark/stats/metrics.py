@@ -1,11 +1,11 @@
-"""Measures for experiments: how well scores of marked texts stand apart from those of unmarked ones.
+"""Metrics for experiments: how well the scores of marked texts separate from those of unmarked ones.
 
-Everywhere a score is a number per text, larger means more marked; *positives* are marked texts, *negatives*
-are not. A threshold τ calls a text marked if its score is above τ.
+A score is a number per text, larger if marked; *positives* are the scores of marked texts, *negatives* those
+of unmarked ones. A text is called marked if its score is above the threshold τ.
 
 **The threshold at a false-positive rate** is the smallest negative τ with #{negatives > τ} ≤ fpr · N. It is
-conservative: no interpolation, and of negatives with equal scores all or none are let through. With fewer
-than 1/fpr negatives it is the largest of them.
+conservative: there is no interpolation, and negatives with equal scores pass together or not at all. With
+fewer than 1/fpr negatives it is the largest of them.
 
 Boundary: numbers in, small frozen results out, each with ``to_dict()``.
 """
@@ -57,7 +57,7 @@ class _Result:
 
 @dataclass(frozen=True, slots=True)
 class Rate(_Result):
-    """``hits`` of ``trials``, with the exact (Clopper-Pearson) interval that covers at ``confidence``."""
+    """``hits`` of ``trials``, with the exact (Clopper-Pearson) confidence interval."""
 
     hits: int
     trials: int
@@ -79,7 +79,7 @@ class Interval(_Result):
 
 @dataclass(frozen=True, slots=True)
 class Spread(_Result):
-    """A figure over seeds: its mean, and half the distance from the least to the greatest."""
+    """A figure over seeds: its mean, and half its range."""
 
     mean: float
     half_range: float
@@ -88,7 +88,7 @@ class Spread(_Result):
 
 @dataclass(frozen=True, slots=True)
 class HeldOut(_Result):
-    """One seed, judged by the threshold that the other seeds' negatives give."""
+    """One seed, evaluated at the threshold from the other seeds' negatives."""
 
     seed: int | str
     threshold: float
@@ -98,7 +98,7 @@ class HeldOut(_Result):
 
 @dataclass(frozen=True, slots=True)
 class LeaveOneSeedOut(_Result):
-    """What every seed got from the others' thresholds at the nominal false-positive rate ``level``."""
+    """Every seed at the other seeds' threshold, for the nominal false-positive rate ``level``."""
 
     level: float
     seeds: tuple[HeldOut, ...]
@@ -116,11 +116,11 @@ def auroc(positives: Scores, negatives: Scores) -> float:
 
 
 def auroc_interval(value: float, *, positives: int, negatives: int, confidence: float = 0.95) -> Interval:
-    """The AUROCs θ that do not contradict an observed ``value``: |value − θ| ≤ z·√Var(θ).
+    """The AUROCs θ compatible with an observed ``value``: |value − θ| ≤ z·√Var(θ).
 
-    Var(θ) = θ(1−θ)·(1 + (N−1)·((1−θ)/(2−θ) + θ/(1+θ))) / (positives·negatives), N = their mean number: the
-    variance for exponential scores (Hanley and McNeil) in Newcombe's symmetric form. As for Wilson's interval
-    it is taken at θ, not at ``value``, so the interval has a width at 0 and 1 as well.
+    Var(θ) = θ(1−θ)·(1 + (N−1)·((1−θ)/(2−θ) + θ/(1+θ))) / (positives·negatives), where N is their mean number:
+    the variance for exponential scores (Hanley and McNeil) in Newcombe's symmetric form. As in Wilson's
+    interval it is taken at θ, not at ``value``, so the interval has positive width at 0 and 1 too.
     """
     from scipy.optimize import brentq
     from scipy.special import ndtri
@@ -128,7 +128,8 @@ def auroc_interval(value: float, *, positives: int, negatives: int, confidence: 
     _check_confidence(confidence)
     if not 0.0 <= value <= 1.0 or positives < 1 or negatives < 1:
         raise InputError(
-            f"an AUROC in [0, 1] of texts of both kinds is needed, got {value} of {positives}, {negatives}"
+            f"an AUROC must lie in [0, 1] and have positives and negatives, got {value} "
+            f"from {positives} and {negatives}"
         )
     z, mean = float(ndtri((1.0 + confidence) / 2.0)), (positives + negatives) / 2.0
 
@@ -136,7 +137,7 @@ def auroc_interval(value: float, *, positives: int, negatives: int, confidence: 
         spread = 1.0 + (mean - 1.0) * ((1.0 - theta) / (2.0 - theta) + theta / (1.0 + theta))
         return abs(value - theta) - z * math.sqrt(theta * (1.0 - theta) * spread / (positives * negatives))
 
-    tiny = 1e-12  # from an end of the range, where the variance is 0 and so is the distance
+    tiny = 1e-12  # distance from the ends of the range, where variance and distance are both 0
     low = float(brentq(excess, 0.0, min(value, 1.0 - tiny))) if value > tiny else 0.0
     high = float(brentq(excess, max(value, tiny), 1.0)) if value < 1.0 - tiny else 1.0
     return Interval(value, low, high, confidence)
@@ -159,10 +160,10 @@ def tpr_at_fpr(positives: Scores, negatives: Scores, *, fpr: float) -> float:
 def leave_one_seed_out(
     positives: Mapping[Any, Scores], negatives: Mapping[Any, Scores], *, fpr: float
 ) -> LeaveOneSeedOut:
-    """Judge each seed's texts by the threshold of all other seeds' negatives, so none is fitted on itself."""
+    """Evaluate each seed at the threshold from the other seeds' negatives, so none is fitted on itself."""
     if positives.keys() != negatives.keys() or len(negatives) < 2:
         raise InputError(
-            "leave-one-seed-out needs the same two or more seeds with positives and with negatives, "
+            "leave-one-seed-out needs at least two seeds, the same for positives and negatives, "
             f"got {sorted(map(str, positives))} and {sorted(map(str, negatives))}"
         )
     held_out = []
@@ -206,10 +207,10 @@ def bootstrap(
     confidence: float = 0.95,
     seed: int = 0,
 ) -> Interval:
-    """A percentile interval of ``statistic(positives, negatives)``; the two are resampled apart.
+    """A percentile interval of ``statistic(positives, negatives)``; the two are resampled separately.
 
-    A statistic at the end of its range (an AUROC of 1) gets an interval of no width, which says nothing of
-    the texts that were not seen: for shares use `rate`, whose interval is exact.
+    A statistic at the end of its range (an AUROC of 1) gets an interval of zero width, which says nothing
+    about unseen texts: for shares use `rate`, whose interval is exact.
     """
     _check_confidence(confidence)
     if resamples < 1:
@@ -224,13 +225,13 @@ def bootstrap(
 
 
 def mean_interval(values: Scores, *, confidence: float = 0.95) -> Interval:
-    """The mean of two independent values or more, with Student's interval."""
+    """The mean of two or more independent values, with Student's interval."""
     from scipy.special import stdtrit
 
     _check_confidence(confidence)
     found = _checked(values, "values")
     if len(found) < 2:
-        raise InputError("an interval for a mean needs two values or more; got 1")
+        raise InputError("an interval for a mean needs at least two values, got 1")
     mean = float(found.mean())
     error = float(found.std(ddof=1)) / math.sqrt(len(found))
     half = float(stdtrit(len(found) - 1, (1.0 + confidence) / 2.0)) * error
@@ -255,7 +256,7 @@ def _checked(scores: Scores, what: str) -> F64:
     if values.ndim != 1 or not len(values):
         raise InputError(f"{what} must be a list of at least one number, got shape {values.shape}")
     if np.isnan(values).any():
-        raise NumericalError(f"{what} {int(np.isnan(values).argmax())} is NaN: leave out what was not scored")
+        raise NumericalError(f"{what} {int(np.isnan(values).argmax())} is NaN: leave out unscored texts")
     return values
 
 

@@ -1,19 +1,18 @@
-"""The key test by simulation: score the same text under many imaginary keys and rank the real one among them.
+"""The key test by simulation: score the same text under many simulated keys and rank the real one among them.
 
-Under H0 the real key is exchangeable with fresh ones, so the rank
+Under H0 the real key is exchangeable with fresh ones, so
 
     p = (1 + #{k : S_k ≥ S}) / (K + 1)
 
-is a valid p-value exactly, whatever n, γ and the text: no normality, no series, no limit. It is the oracle
-that the closed form is tested against.
+is an exactly valid p-value for every n, γ and text: no normality, no series, no limit. It is the oracle
+against which the closed form is tested.
 
-Over keys the projected rows X = ÊR are, for Gaussian projections, normal with row covariance ÊÊᵀ, so with
-AAᵀ = ÊÊᵀ and standard normal N the rows of A N have exactly their law. For orthogonal projections the same
-holds with blocks of orthonormal rows in the place of N. A has as many columns as the text has distinct
-tokens (or contexts), which is less work than drawing keys. Entries that carry no semantics (labels) are
-independent, A = I.
+For Gaussian projections the projected rows X = ÊR are normal over keys with row covariance ÊÊᵀ, so with
+AAᵀ = ÊÊᵀ and standard normal N the rows of A N have exactly the same law. For orthogonal projections the same
+holds with blocks of orthonormal rows in place of N. A has as many columns as the text has distinct tokens (or
+contexts), which is less work than drawing keys. Labels, which carry no semantics, are independent: A = I.
 
-The imaginary keys come from a hash of the text, so the same text always gets the same p-value.
+The simulated keys come from a hash of the text, so the same text always gets the same p-value.
 """
 
 from __future__ import annotations
@@ -24,9 +23,8 @@ from collections.abc import Callable
 from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
-from dewmark.arrays import F32, F64
+from dewmark.arrays import F32, F64, I64
 from dewmark.stats.evidence import Evidence, Factor
 from dewmark.stats.key_test import NOTHING, Statistic, effective_length
 
@@ -41,7 +39,7 @@ KEYS = 999
 def monte_carlo_test(
     evidence: Evidence, score: Score, *, n: int, kind: Kind = "gaussian", keys: int = KEYS
 ) -> Statistic:
-    """Rank a text's sum among those of ``keys`` imaginary keys; ``score`` turns alignments into scores."""
+    """Rank a text's sum among those of ``keys`` simulated keys; ``score`` maps alignments to scores."""
     if len(evidence) == 0:
         return NOTHING
     sums = monte_carlo_sums(evidence, score, n=n, kind=kind, keys=keys)
@@ -57,7 +55,7 @@ def monte_carlo_test(
 def monte_carlo_sums(
     evidence: Evidence, score: Score, *, n: int, kind: Kind = "gaussian", keys: int = KEYS
 ) -> F64:
-    """Σ_i w_i score(u_i) under imaginary keys, (keys,)."""
+    """Σ_i w_i score(u_i) under simulated keys, (keys,)."""
     rng = np.random.default_rng(_seed(evidence))
     tokens, t = _side(evidence.T)
     contexts, c = _side(evidence.C)
@@ -71,8 +69,8 @@ def monte_carlo_sums(
     return sums
 
 
-def _side(factor: Factor) -> tuple[F32 | int, NDArray[np.int64]]:
-    """A (N, r) with AAᵀ = the Gram matrix of the distinct rows (or their number), and each pair's row."""
+def _side(factor: Factor) -> tuple[F32 | int, I64]:
+    """A (N, r) with AAᵀ the Gram matrix of distinct rows (or the number of labels), and each pair's row."""
     if factor.ndim == 1:
         labels, index = np.unique(factor, return_inverse=True)
         return len(labels), index
@@ -102,13 +100,13 @@ def _project(side: F32 | int, d: int, n: int, kind: Kind, rng: np.random.Generat
 
 
 def _orthonormal_rows(rows: int, d: int, rng: np.random.Generator) -> F32:
-    """(rows, d) uniform among matrices with orthonormal rows."""
+    """A uniform random matrix (rows, d) with orthonormal rows."""
     q, r = np.linalg.qr(rng.standard_normal((d, rows)))
     return np.asarray((q * np.sign(np.diag(r))).T, dtype=np.float32)
 
 
 def _seed(evidence: Evidence) -> list[int]:
-    """A seed from the text alone: what of the evidence does not depend on the key."""
+    """A seed from the parts of the evidence that do not depend on the key."""
     digest = hashlib.sha256()
     for array in (evidence.T, evidence.C, evidence.weights):
         digest.update(np.ascontiguousarray(array).tobytes())

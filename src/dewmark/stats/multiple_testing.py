@@ -1,10 +1,8 @@
-"""Many tests at once: p-values corrected for how many there are.
+"""Multiple testing: p-values adjusted for the number of tests.
 
-Benjamini-Hochberg bounds the share of false alarms among the texts called marked (for independent or
-positively dependent tests); Holm and Šidák bound the chance of a single false alarm, Holm under any
-dependence, Šidák for independent tests. An adjusted p-value at most α is a rejection at level α.
-
-Boundary: arrays of p-values in, adjusted p-values out; what the tests were does not matter here.
+Benjamini-Hochberg bounds the share of false positives among the texts called marked (for independent or
+positively dependent tests); Holm and Šidák bound the probability of a single false positive, Holm under any
+dependence, Šidák for independent tests. An adjusted p-value of at most α is a rejection at level α.
 """
 
 from __future__ import annotations
@@ -24,7 +22,7 @@ PValues = Sequence[float] | NDArray[np.floating]
 
 
 def benjamini_hochberg(p_values: PValues) -> F64:
-    """Adjusted p-values (m,) in the order given: q_(i) = min over k ≥ i of min(1, p_(k) m / k)."""
+    """Adjusted p-values (m,) in the given order: q_(i) = min over k ≥ i of min(1, p_(k) m / k)."""
     p = _checked(p_values)
     order = np.argsort(p, kind="stable")
     ranks = np.arange(1, len(p) + 1)
@@ -33,7 +31,7 @@ def benjamini_hochberg(p_values: PValues) -> F64:
 
 
 def holm(p_values: PValues) -> F64:
-    """Adjusted p-values (m,) in the order given: max over k ≤ i of min(1, p_(k) (m − k + 1))."""
+    """Adjusted p-values (m,) in the given order: max over k ≤ i of min(1, p_(k) (m − k + 1))."""
     p = _checked(p_values)
     order = np.argsort(p, kind="stable")
     adjusted = np.maximum.accumulate(p[order] * np.arange(len(p), 0, -1))
@@ -41,7 +39,7 @@ def holm(p_values: PValues) -> F64:
 
 
 def sidak(p_values: PValues) -> F64:
-    """Adjusted p-values (m,) in the order given: 1 − (1 − p)^m, exact for independent tests."""
+    """Adjusted p-values (m,) in the given order: 1 − (1 − p)^m, exact for independent tests."""
     p = _checked(p_values)
     return np.array([sidak_min(value, tests=len(p)) for value in p.tolist()], dtype=np.float64)
 
@@ -51,7 +49,7 @@ def sidak_min(p_value: float, *, tests: int) -> float:
     if tests < 1:
         raise ConfigError(f"a correction needs at least one test, got {tests}")
     (p,) = _checked([p_value]).tolist()
-    # through logarithms, or p = 1e-20 would be lost beside 1
+    # by logarithms: 1 - 1e-20 rounds to 1
     return 1.0 if p == 1.0 else -math.expm1(tests * math.log1p(-p))
 
 
@@ -60,7 +58,7 @@ def _checked(p_values: PValues) -> F64:
     if p.ndim != 1:
         raise ConfigError(f"p-values must be a list of numbers, got an array of shape {p.shape}")
     if np.isnan(p).any():
-        raise NumericalError(f"p-value {int(np.isnan(p).argmax())} is NaN: leave out what was not tested")
+        raise NumericalError(f"p-value {int(np.isnan(p).argmax())} is NaN: leave out untested texts")
     outside = (p < 0.0) | (p > 1.0)
     if outside.any():
         raise ConfigError(f"a p-value must lie in [0, 1], got {p[outside][0]:g}")

@@ -1,17 +1,17 @@
-"""How long a text must be: the share of marked texts that the key test finds, by length.
+"""Power by length: the share of marked texts that the key test detects, and how long a text must be.
 
-Cut each marked text at several lengths L and score every cut: that gives the z-scores z_i(L) and the measured
-share with p below the level. Between and beyond these lengths a model speaks. Evidence adds up, so z grows
-like √L; texts differ in how much they let themselves be marked, so the slope differs from text to text:
+Truncate each marked text at several lengths L and score the truncated texts: this gives z-scores z_i(L) and
+the measured share with p below the level. A model interpolates and extrapolates. Evidence adds up, so z grows
+like √L; texts differ in how strongly they can be marked, so the slope differs between texts:
 
     z_i(L) = m_i √L + e,   m_i ~ N(μ, τ²),   e ~ N(0, σ²)    hence   z(L) ~ N(μ√L, σ² + τ²L)
     TPR(L) = Φ((μ√L − z_α) / √(σ² + τ²L)),   z_α = −Φ⁻¹(fpr)
 
 μ is fitted by least squares, σ² and τ² by non-negative least squares on the variance at each length, relative
-to that variance. Even very long texts are found with at most Φ(μ/τ). Intervals resample the texts.
+to that variance. Even for very long texts the rate is at most Φ(μ/τ). Intervals come from resampling texts.
 
 Boundary: z-scores in, numbers out. The sample should come from the host, settings and kind of prompt of
-interest; it says nothing about texts that were rewritten.
+interest; it says nothing about rewritten texts.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ __all__ = ["Model", "Power", "Row", "choose_cuts", "fit_model", "measure_power"]
 
 TARGETS = (0.5, 0.9, 0.99)
 FEWEST_TEXTS = 4
-_SHORTEST = 25  # tokens; cuts below are mostly start-up
+_SHORTEST = 25  # tokens; most of a shorter text has no full context
 _CUTS = 8
 _RESAMPLES = 1000
-_ROUNDS = 4  # of the variance's fit; more change nothing
+_ROUNDS = 4  # of reweighting the variance fit; more change nothing
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,17 +50,17 @@ class Model:
     between: float
 
     def tpr(self, lengths: ArrayLike, *, fpr: float) -> F64:
-        """The expected share found at each length, same shape."""
+        """The expected detection rate at each length, same shape."""
         L = np.asarray(lengths, dtype=np.float64)
         spread = np.sqrt(np.maximum(self.noise + self.between * L, 1e-12))
         share: F64 = ndtr((self.slope * np.sqrt(L) + ndtri(fpr)) / spread)
         return share
 
     def length_for(self, tpr: float, *, fpr: float) -> int | None:
-        """The smallest length at which the share reaches ``tpr``, or None if none does below a million."""
+        """The smallest length at which the rate reaches ``tpr``, or None if it takes more than a million."""
         if self.tpr(1_000_000, fpr=fpr) < tpr:
             return None
-        low, high = 0, 1_000_000  # the share rises with the length wherever the slope is positive
+        low, high = 0, 1_000_000  # the rate rises with length if the slope is positive
         while high - low > 1:
             middle = (low + high) // 2
             low, high = (low, middle) if self.tpr(middle, fpr=fpr) >= tpr else (middle, high)
@@ -69,7 +69,7 @@ class Model:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One length: the model's share with its interval, and what the texts that are so long have shown."""
+    """One length: the model's rate with its interval, and the measured rate of texts that are long enough."""
 
     length: int
     tpr: Interval
@@ -84,7 +84,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Power:
-    """A sample of marked texts, summed up at one false-positive rate."""
+    """The power estimated from a sample of marked texts at one false-positive rate."""
 
     fpr: float
     z: F64 = dataclasses.field(repr=False)
@@ -94,11 +94,11 @@ class Power:
 
     @property
     def texts(self) -> int:
-        """How many texts the sample has."""
+        """The number of texts in the sample."""
         return len(self.z)
 
     def row(self, length: int) -> Row:
-        """What is expected, and was measured, at one length."""
+        """The expected and the measured rate at one length."""
         measured = mean = sd = None
         if length in self.cuts:
             z = self.z[:, self.cuts.index(length)]
@@ -109,7 +109,7 @@ class Power:
         return Row(length, self.interval([length])[0], measured, mean, sd)
 
     def interval(self, lengths: Sequence[int]) -> list[Interval]:
-        """The model's share at each length, with a 95% bootstrap interval."""
+        """The model's rate at each length, with a 95% bootstrap interval."""
         values = self.model.tpr(lengths, fpr=self.fpr)
         drawn = np.array([model.tpr(lengths, fpr=self.fpr) for model in self.resampled])
         ends = np.quantile(drawn, [0.025, 0.975], axis=0)
@@ -117,12 +117,12 @@ class Power:
 
     @property
     def shortest(self) -> dict[float, int | None]:
-        """The smallest length that reaches each of the `TARGETS`, or None where no length does."""
+        """The smallest length that reaches each of the `TARGETS`, or None if no length does."""
         return {target: self.model.length_for(target, fpr=self.fpr) for target in TARGETS}
 
 
 def choose_cuts(lengths: Sequence[int], longest: int) -> list[int]:
-    """Where to cut texts of up to ``longest`` tokens: at the lengths asked for, and at some in between."""
+    """The lengths at which to truncate texts of up to ``longest`` tokens: ``lengths`` and some in between."""
     if longest < _SHORTEST:
         raise InputError(
             f"a power estimate needs texts of at least {_SHORTEST} tokens, the longest has {longest}"
@@ -132,7 +132,7 @@ def choose_cuts(lengths: Sequence[int], longest: int) -> list[int]:
 
 
 def measure_power(z: F64, cuts: Sequence[int], *, fpr: float, seed: int = 0) -> Power:
-    """Sum up the z-scores (texts, cuts) of marked texts, NaN where a text is shorter than the cut."""
+    """Estimate power from z-scores (texts, cuts) of marked texts, NaN where a text is too short."""
     z = z[~np.isnan(z).all(axis=1)]
     if len(z) < FEWEST_TEXTS:
         raise InputError(
@@ -144,7 +144,7 @@ def measure_power(z: F64, cuts: Sequence[int], *, fpr: float, seed: int = 0) -> 
 
 
 def fit_model(z: F64, cuts: Sequence[int]) -> Model:
-    """Fit the model to z-scores (texts, cuts) with NaN where a text is too short."""
+    """Fit the model to z-scores (texts, cuts), NaN where a text is too short."""
     L = np.asarray(cuts, dtype=np.float64)
     known = ~np.isnan(z)
     slope = float(np.nansum(z * np.sqrt(L)) / (known * L).sum())
@@ -152,7 +152,7 @@ def fit_model(z: F64, cuts: Sequence[int]) -> Model:
     enough = count >= 2
     left = (z - slope * np.sqrt(L))[:, enough]
     variance = np.nansum(left**2, axis=0) / (count[enough] - 1)
-    # a sample variance is known to a share of the true one, so errors count relative to the fitted variance
+    # the error of a sample variance is proportional to the variance, so errors count relative to the fit
     columns = np.column_stack([np.ones(len(variance)), L[enough]])
     fitted = columns.sum(axis=1)
     for _ in range(_ROUNDS):

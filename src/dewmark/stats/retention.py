@@ -1,14 +1,13 @@
-"""How much of a mark a rewrite keeps, without a key and without a marked text.
+"""How much of the mark survives a rewrite, measured without a key or a marked text.
 
-Over random keys the scores of a text x and of its rewrite y are two sums with a known covariance; their
-correlation
+Over random keys the total scores of a text x and of its rewrite y have a known covariance. Their correlation
 
     Σ_ij w_i v_j f(ρ_ij(x, y)) / √(Var S_x · Var S_y)
 
-is the share of x's z-score that y is expected to keep. For unrelated texts it must be near 0: anything else
-is a standing preference that all texts share, which no honest test counts as a mark.
+is the expected share of x's z-score that y retains. For unrelated texts it must be near 0: anything else is a
+standing preference shared by all texts, which no honest test counts as a mark.
 
-Boundary: evidence in, numbers out; the evidence may come from any key, only its covariance is used.
+Boundary: evidence in, numbers out; the evidence may come from any key, because only its covariance is used.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ NEAR_ZERO = 0.05
 
 @dataclass(frozen=True, slots=True)
 class Retention:
-    """The mean share of z that rewrites keep, and the same between texts that have nothing in common."""
+    """The mean share of z that rewrites retain, and the same for unrelated texts."""
 
     pairs: int
     kept: Interval
@@ -38,7 +37,7 @@ class Retention:
 
     @property
     def sound(self) -> bool:
-        """Whether unrelated texts share next to nothing, as they must."""
+        """Whether unrelated texts share next to nothing, as they should."""
         return abs(self.unrelated.value) <= NEAR_ZERO
 
     def to_dict(self) -> dict[str, Any]:
@@ -54,9 +53,9 @@ class Retention:
 def pair_retentions(
     originals: Sequence[Evidence], rewritten: Sequence[Evidence]
 ) -> tuple[list[float], list[float]]:
-    """What each original keeps in its own rewrite, and in that of the next one.
+    """The retention of each original in its own rewrite, and in the rewrite of the next original.
 
-    All must come from one call of `BoundScheme.evidence`, where equal labels mean equal things.
+    All must come from one call of `BoundScheme.evidence`, so that labels are comparable.
     """
     x, y = ([math.sqrt(score_variance(text)) for text in texts] for texts in (originals, rewritten))
 
@@ -68,11 +67,9 @@ def pair_retentions(
 
 
 def summarise(kept: Sequence[float], unrelated: Sequence[float]) -> Retention:
-    """The means with their bootstrap intervals, pairs resampled."""
+    """The means with bootstrap intervals; pairs are resampled."""
     if len(kept) < 2:
-        raise InputError(
-            f"retention needs at least two pairs of texts with something to score, got {len(kept)}"
-        )
+        raise InputError(f"retention needs at least two pairs of texts with scored units, got {len(kept)}")
     return Retention(
         pairs=len(kept),
         kept=bootstrap(lambda own, _: float(own.mean()), kept, unrelated),

@@ -1,39 +1,37 @@
-"""Every window of a text tested at once, with the family-wise error controlled.
+"""Which parts of a text are marked: a scan finds significant windows, a posterior their boundaries.
 
-A window w of consecutive scored units has z_w = S_w / √Var_w, S_w the weighted sum of its scores and Var_w
-the block sum of the key covariance over its units. Fix the text and let the key be random: the z_w are then
-jointly normal, with correlations that the text alone decides. Windows of every length compete, so each has a
-share v_w of the error: all lengths (a geometric grid) have the same, and so have all windows of one length.
+**The scan.** A window w of consecutive scored units has z_w = S_w / √Var_w, where S_w is the weighted sum of
+its scores and Var_w the block sum of the key covariance over its units. Fix the text and let the key be
+random: the z_w are jointly normal, with correlations that depend on the text alone. Windows of all lengths
+compete, so each gets a share v_w of the error: all lengths (a geometric grid) get the same, and so do all
+windows of one length.
 
     q_w = P(N(0,1) > z_w) / v_w,    Q = min_w q_w
 
-Bonferroni's bound is P(Q ≤ q) ≤ q Σ v_w, far too cautious where windows overlap. Exact is
+Bonferroni's bound P(Q ≤ q) ≤ q Σ v_w is far too conservative for overlapping windows. The exact value is
 
-    P(Q ≤ q) = q Σ_w v_w E[ 1/N(q) | q_w ≤ q ],    N(q) = how many windows have q_w ≤ q,
+    P(Q ≤ q) = q Σ_w v_w E[ 1/N(q) | q_w ≤ q ],    N(q) = the number of windows with q_w ≤ q,
 
-since the sum of the windows' own probabilities counts a key for which N windows pass N times. So: draw a
-window by its share, its z from the tail beyond its threshold, all other scores given that z, and count. No
-rare event is waited for: the draws are as good at 1e-12 as at 0.05. Two standard errors are added, and the
-sum is never above Bonferroni's.
+because the sum of the windows' own probabilities counts a key for which N windows pass N times. So: draw a
+window by its share, its z from the tail beyond its threshold, all other scores given that z, and count. There
+is no rare event to wait for: the estimate is as good at 1e-12 as at 0.05. Two standard errors are added, and
+the result never exceeds Bonferroni's bound.
 
-A text of up to 2 x `REACH` scored units is one chunk, with windows of every length. A longer one is cut into
-overlapping chunks: windows are up to `REACH` units long, each belongs to the chunk in which it begins, and N
-counts windows of the same chunk only, which makes the answer more cautious, never less. Memory beyond the
-windows themselves does not grow with the text, and time grows in proportion to it.
+A text of up to 2 x `REACH` scored units is one chunk, with windows of every length. A longer one is divided
+into overlapping chunks: windows are up to `REACH` units long, each belongs to the chunk in which it begins,
+and N counts only windows of the same chunk, which can only make the result more conservative. Memory beyond
+the windows themselves does not grow with the text, and time is linear in its length.
 
-Which parts of a text are marked: the scan says what is significant, a posterior where it begins and ends.
-
-`dewmark.stats.passages` gives every window a family-wise p-value. With probability at least 1 − fpr over
-keys all
-windows with p ≤ fpr hold marked units, all at once; so any choice among them keeps that guarantee, and the
-choice may be made for good boundaries. It is: the disjoint significant windows that maximise
+**The segments.** With probability at least 1 − fpr over keys, all windows with p ≤ fpr contain marked units,
+all at once; so any choice among them keeps that guarantee, and the choice can aim at good boundaries. It
+takes the disjoint significant windows that maximise
 
     Σ_w ( Σ_{i in w} (π_i − ½) − COST ),    π_i = P(unit i is marked | scores),
 
-found exactly, as a longest path. Neighbours are joined where that raises the same sum (what holds marked
-units still does when it is made longer). π is the posterior of a two-state chain: scores are independent,
-N(0, 1) in unmarked and N(μ, 1) in marked stretches, stretches have geometric lengths, and strength μ and mean
-length are averaged over a grid. Where this picture is wrong the boundaries suffer, never the error rate.
+found exactly, as a longest path. Neighbours are merged if that increases the same sum (a window that contains
+marked units still does when extended). π is the posterior of a two-state chain: scores are independent, N(0,
+1) in unmarked and N(μ, 1) in marked stretches, stretches have geometric lengths, and the strength μ and the
+mean length are averaged over a grid. If this model is wrong, the boundaries suffer, but never the error rate.
 """
 
 from __future__ import annotations
@@ -55,33 +53,30 @@ from dewmark.stats.key_test import Statistic, covariance, key_test
 
 __all__ = ["Scan", "Segment", "Units", "locate", "posterior", "scan"]
 
+Test = Callable[[Evidence], Statistic]
 
 REACH = 1024
-
 SHORTEST = 30
-
 MIN_EFFECTIVE_LENGTH = 16.0
-
 DRAWS = 1000
-
+COST = 8.0
 _RATIO = 1.12  # of one window length to the next
-
 _STEPS = 14  # windows begin 1/14 of their length apart
-
 _BATCH = 64  # draws held at a time
-
-_JITTER = 1e-3  # of a score's variance: lets the covariance of near-equal pairs be factorised
-
-# log10 of the levels q at which P(Q ≤ q) is computed; in between it is interpolated
+_JITTER = 1e-3  # relative to a score's variance; lets the covariance of near-equal pairs be factorised
+# log10 of the levels q at which P(Q ≤ q) is computed; it is interpolated in between
 _LEVELS = np.array([1.5, 1.0, 0.6, 0.3, 0.0, -0.3, -0.6, -1.0, -1.5, -2.0, -3.0, -4.5, -7.0, -11.0, -16.0])
+_STRENGTHS = (0.35, 0.5, 0.75, 1.1)  # μ in standard deviations of one score
+_LENGTHS = (60.0, 200.0, 600.0)  # mean length of marked stretches, in units
+_MARKED = 0.3  # the prior share of marked units
 
 
 @dataclass(frozen=True)
 class Units:
-    """The n scored units of a text: ``place`` (n,) in the text, ``pair`` (n,) and ``weight`` (n,) in the sum.
+    """The n scored units of a text: position ``place``, ``pair`` and ``weight`` in the sum, (n,) each.
 
-    A pair whose weight is the number of its occurrences counts wherever it occurs. A scheme that counts each
-    pair once gives other weights: there a pair counts where it first occurs.
+    If weights are the numbers of occurrences, a pair counts wherever it occurs. If a scheme counts each pair
+    once, its weights differ and a pair counts where it first occurs.
     """
 
     place: I64
@@ -90,7 +85,7 @@ class Units:
 
     @classmethod
     def of(cls, evidence: Evidence) -> Units:
-        """The units that the evidence of a text scores."""
+        """The scored units of a text."""
         place = np.flatnonzero(evidence.positions >= 0)
         pair = evidence.positions[place]
         if not np.array_equal(evidence.weights, np.bincount(pair, minlength=len(evidence))):
@@ -107,7 +102,7 @@ class Units:
 
 @dataclass(frozen=True)
 class Scan:
-    """Windows [start, end) of scored units, their z and their share of the error; all (W,).
+    """Windows [start, end) of scored units, their z and their share of the error, (W,) each.
 
     ``crowding`` (levels,) is Σ_w v_w E[1/N | q_w ≤ q] at the levels of this module.
     """
@@ -124,11 +119,11 @@ class Scan:
         return self._family_wise(log_ndtr(-self.z) / math.log(10.0) - np.log10(self.share))
 
     def correct(self, window: int, p_value: float) -> float:
-        """The family-wise p-value of a window whose own is known otherwise, e.g. from an exact law."""
+        """The family-wise p-value of a window whose p-value comes from elsewhere, such as an exact law."""
         return float(self._family_wise(np.log10([max(p_value, 1e-320) / self.share[window]]))[0])
 
     def _family_wise(self, log_q: F64) -> F64:
-        """P(Q ≤ q) for each log10 q; below the last level Bonferroni's bound."""
+        """P(Q ≤ q) for each log10 q; Bonferroni's bound below the last level."""
         log_p = np.minimum(_LEVELS + np.log10(np.maximum(self.crowding, 1e-300)), 0.0)
         inside = np.interp(log_q, _LEVELS[::-1], log_p[::-1], right=0.0)
         below = np.minimum(log_q, log_p[-1])
@@ -136,10 +131,10 @@ class Scan:
 
 
 def scan(evidence: Evidence, *, draws: int = DRAWS) -> Scan:
-    """Test every window of a text; windows count scored units only.
+    """Test every window of a text; windows consist of scored units only.
 
-    Windows worth fewer than `MIN_EFFECTIVE_LENGTH` independent units are left out. The draws have a fixed
-    seed and do not depend on the scores, so one text always gets one answer.
+    Windows with an effective length below `MIN_EFFECTIVE_LENGTH` are left out. The draws have a fixed seed
+    and do not depend on the scores, so the result is deterministic.
     """
     units = Units.of(evidence)
     step = REACH if len(units) > 2 * REACH else max(len(units), 1)
@@ -157,14 +152,100 @@ def scan(evidence: Evidence, *, draws: int = DRAWS) -> Scan:
             inverse = chunk.inverse_counts(mine, max(_BATCH, round(draws * mass)), rng)
             crowding += mass * inverse.mean(axis=0)
             variance += mass**2 * inverse.var(axis=0) / len(inverse)
-    windows = _joined(kept)
+    windows = _concatenate(kept)
     bound = np.minimum(crowding + 2.0 * np.sqrt(variance), windows.share.sum())
     return Scan(windows.start, windows.end, np.concatenate(z), windows.share, bound)
 
 
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """Units [start, end) of a text, with the evidence that they are marked.
+
+    ``z``, ``p_value`` and ``effective_length`` are those of the test on these units alone. ``corrected`` is
+    the family-wise p-value: the share of keys for which some window of this text would look as striking if it
+    were unmarked. ``share`` is the expected share of marked units.
+    """
+
+    start: int
+    end: int
+    z: float
+    p_value: float
+    corrected: float
+    effective_length: float
+    share: float
+
+
+def locate(evidence: Evidence, *, fpr: float = 0.05, test: Test = key_test) -> list[Segment]:
+    """The marked segments of a text, in order and disjoint.
+
+    ``test`` is the scheme's own test of a whole text. If it gives a window a larger p-value than the normal
+    law does (an exact law of few or skewed scores), that p-value counts.
+    """
+    units, windows = Units.of(evidence), scan(evidence)
+    corrected = windows.corrected
+    if not np.any(corrected <= fpr):
+        return []
+    marked = posterior(evidence)
+    gain = np.concatenate([[0.0], np.cumsum(marked - 0.5)])
+    checked: set[int] = set()
+    while True:
+        chosen = _choose(windows, np.flatnonzero(corrected <= fpr), gain)
+        unchecked = [w for w in chosen if w not in checked]
+        if not unchecked:
+            break
+        for w in unchecked:
+            own = test(_restrict(evidence, units[windows.start[w] : windows.end[w]]))
+            corrected[w] = max(corrected[w], windows.correct(w, own.p_value))
+        checked.update(unchecked)
+    segments = []
+    for members in _merge_neighbours(windows, chosen, gain):
+        start, end = int(windows.start[members[0]]), int(windows.end[members[-1]])
+        own = test(_restrict(evidence, units[start:end]))
+        segments.append(
+            Segment(
+                start=int(units.place[start]),
+                end=int(units.place[end - 1]) + 1,
+                z=own.z,
+                p_value=own.p_value,
+                corrected=float(corrected[members].min()),
+                effective_length=own.effective_length,
+                share=float(marked[start:end].mean()),
+            )
+        )
+    return segments
+
+
+def posterior(evidence: Evidence) -> F64:
+    """π (n,): the probability that each scored unit is marked, in order."""
+    units = Units.of(evidence)
+    if len(units) == 0:
+        return np.zeros(0)
+    x = evidence.scores[units.pair] / np.sqrt(evidence.variance)
+    strength, length = np.array(list(itertools.product(_STRENGTHS, _LENGTHS))).T
+    leave = 1.0 / length
+    enter = leave * _MARKED / (1.0 - _MARKED)
+    ratio = np.exp(x[:, None] * strength - strength**2 / 2.0)  # of densities, N(μ, 1) over N(0, 1)
+    # forward: P(marked | scores up to i), and the likelihood of all scores; (n, grid)
+    forward, likelihood = np.empty_like(ratio), np.zeros(len(strength))
+    ahead = np.full(len(strength), _MARKED)
+    for i, r in enumerate(ratio):
+        total = ahead * r + 1.0 - ahead
+        forward[i] = ahead * r / total
+        ahead = forward[i] * (1.0 - leave) + (1.0 - forward[i]) * enter
+        likelihood += np.log(total)
+    # backward: the likelihood ratio of the remaining scores after a marked and after an unmarked unit
+    backward = np.ones_like(ratio)
+    for i in range(len(x) - 2, -1, -1):
+        r = ratio[i + 1] * backward[i + 1]
+        backward[i] = ((1.0 - leave) * r + leave) / (enter * r + 1.0 - enter)
+    odds = forward * backward
+    weight = np.exp(likelihood - likelihood.max())
+    return np.asarray((odds / (odds + 1.0 - forward)) @ (weight / weight.sum()))
+
+
 @dataclass(frozen=True)
 class _Windows:
-    """Windows [start, end) and each one's share v of the error; all (W,)."""
+    """Windows [start, end) and their shares v of the error, (W,) each."""
 
     start: I64
     end: I64
@@ -177,7 +258,7 @@ class _Windows:
         return _Windows(self.start + by, self.end + by, self.share)
 
 
-def _joined(parts: Sequence[_Windows]) -> _Windows:
+def _concatenate(parts: Sequence[_Windows]) -> _Windows:
     none = np.zeros(0, dtype=np.int64)
     return _Windows(
         np.concatenate([none, *(part.start for part in parts)]),
@@ -194,9 +275,9 @@ def _family(length: int, *, longest: int) -> _Windows:
     parts = []
     for size in sizes.tolist():
         start = np.arange(0, length - size + 1, max(size // _STEPS, 1))
-        start = np.union1d(start, [length - size])  # the text's last units are in a window of every length
+        start = np.union1d(start, [length - size])  # windows of every length cover the last units
         parts.append(_Windows(start, start + size, np.full(len(start), 1.0 / (len(sizes) * len(start)))))
-    return _joined(parts)
+    return _concatenate(parts)
 
 
 class _Chunk:
@@ -216,24 +297,24 @@ class _Chunk:
         np.cumsum(self._block, axis=1, out=self._block)
 
     def deviation(self, windows: _Windows) -> F64:
-        """√Var_w, (W,); where opposite scores all but cancel, what is left is rounding, and a floor holds."""
+        """√Var_w, (W,), with a floor where opposite scores cancel up to rounding."""
         a, b, block = windows.start, windows.end, self._block
         squares = np.concatenate([[0.0], np.cumsum(self._weight**2)])
         floor = _JITTER * self._variance * (squares[b] - squares[a])
         return np.asarray(np.sqrt(np.maximum(block[a, a] - 2.0 * block[a, b] + block[b, b], floor)))
 
     def effective_length(self, windows: _Windows) -> F64:
-        """How many independent units each window is worth, (W,)."""
+        """The effective length of each window, (W,)."""
         total = np.concatenate([[0.0], np.cumsum(self._weight)])
         length = total[windows.end] - total[windows.start]
         return np.asarray(length**2 * self._variance / self.deviation(windows) ** 2)
 
     def z(self, windows: _Windows) -> F64:
-        """z_w of the text's own scores, (W,)."""
+        """z_w of the text's scores, (W,)."""
         return self._sums(self._scores[:, None], windows)[:, 0] / self.deviation(windows)
 
     def inverse_counts(self, windows: _Windows, draws: int, rng: np.random.Generator) -> F64:
-        """1/N(q) at each level, (draws, levels): for each draw one window, by its share, is made to pass."""
+        """1/N(q) at each level, (draws, levels); each draw makes one window pass, chosen by its share."""
         sd = self.deviation(windows)[:, None]
         jitter = _JITTER * self._variance * np.eye(len(self._scores))
         factor = cholesky(self._covariance + jitter, lower=True, overwrite_a=True)
@@ -254,115 +335,18 @@ class _Chunk:
         return out
 
     def _sums(self, scores: F64, windows: _Windows) -> F64:
-        """Weighted sums over windows (W, M) of M draws of the distinct pairs' scores (N, M)."""
+        """Weighted sums (W, M) over windows, for M draws of the scores of distinct pairs (N, M)."""
         total = np.zeros((len(self._pair) + 1, scores.shape[1]))
         np.cumsum(scores[self._pair] * self._weight[:, None], axis=0, out=total[1:])
         return total[windows.end] - total[windows.start]
 
 
-Test = Callable[[Evidence], Statistic]
-
-COST = 8.0
-
-_STRENGTHS = (0.35, 0.5, 0.75, 1.1)  # μ in standard deviations of one score
-
-_LENGTHS = (60.0, 200.0, 600.0)  # mean length of marked stretches, in units
-
-_MARKED = 0.3  # the share of marked units that is expected beforehand
-
-
-@dataclass(frozen=True, slots=True)
-class Segment:
-    """Units [start, end) of a text, with the evidence that they are marked.
-
-    ``z``, ``p_value`` and ``effective_length`` are those of the test on these units alone. ``corrected`` is
-    the family-wise p-value: for what share of keys some window of this text, if it were unmarked, would look
-    as striking. ``share`` is the expected share of marked units among these.
-    """
-
-    start: int
-    end: int
-    z: float
-    p_value: float
-    corrected: float
-    effective_length: float
-    share: float
-
-
-def locate(evidence: Evidence, *, fpr: float = 0.05, test: Test = key_test) -> list[Segment]:
-    """The marked segments of a text, in order, none overlapping another.
-
-    ``test`` is the scheme's own test of a whole text. Where it gives a window a larger p-value than the
-    normal law does (an exact law of few or skewed scores), that one counts.
-    """
-    units, windows = Units.of(evidence), scan(evidence)
-    corrected = windows.corrected
-    if not np.any(corrected <= fpr):
-        return []
-    marked = posterior(evidence)
-    gain = np.concatenate([[0.0], np.cumsum(marked - 0.5)])
-    checked: set[int] = set()
-    while True:
-        chosen = _choose(windows, np.flatnonzero(corrected <= fpr), gain)
-        unchecked = [w for w in chosen if w not in checked]
-        if not unchecked:
-            break
-        for w in unchecked:
-            own = test(_part(evidence, units[windows.start[w] : windows.end[w]]))
-            corrected[w] = max(corrected[w], windows.correct(w, own.p_value))
-        checked.update(unchecked)
-    segments = []
-    for members in _neighbours(windows, chosen, gain):
-        start, end = int(windows.start[members[0]]), int(windows.end[members[-1]])
-        own = test(_part(evidence, units[start:end]))
-        segments.append(
-            Segment(
-                start=int(units.place[start]),
-                end=int(units.place[end - 1]) + 1,
-                z=own.z,
-                p_value=own.p_value,
-                corrected=float(corrected[members].min()),
-                effective_length=own.effective_length,
-                share=float(marked[start:end].mean()),
-            )
-        )
-    return segments
-
-
-def posterior(evidence: Evidence) -> F64:
-    """π (n,): for each scored unit, in order, the probability that it is marked."""
-    units = Units.of(evidence)
-    if len(units) == 0:
-        return np.zeros(0)
-    x = evidence.scores[units.pair] / np.sqrt(evidence.variance)
-    strength, length = np.array(list(itertools.product(_STRENGTHS, _LENGTHS))).T
-    leave = 1.0 / length
-    enter = leave * _MARKED / (1.0 - _MARKED)
-    ratio = np.exp(x[:, None] * strength - strength**2 / 2.0)  # of the densities N(μ, 1) and N(0, 1)
-    # forward: P(marked | scores up to i), and the likelihood of all scores; (n, grid)
-    forward, likelihood = np.empty_like(ratio), np.zeros(len(strength))
-    ahead = np.full(len(strength), _MARKED)
-    for i, r in enumerate(ratio):
-        total = ahead * r + 1.0 - ahead
-        forward[i] = ahead * r / total
-        ahead = forward[i] * (1.0 - leave) + (1.0 - forward[i]) * enter
-        likelihood += np.log(total)
-    # backward: the ratio of the likelihoods of what follows a marked and an unmarked unit
-    backward = np.ones_like(ratio)
-    for i in range(len(x) - 2, -1, -1):
-        r = ratio[i + 1] * backward[i + 1]
-        backward[i] = ((1.0 - leave) * r + leave) / (enter * r + 1.0 - enter)
-    odds = forward * backward
-    weight = np.exp(likelihood - likelihood.max())
-    return np.asarray((odds / (odds + 1.0 - forward)) @ (weight / weight.sum()))
-
-
-def _choose(windows: Scan, open_: I64, gain: F64) -> list[int]:
-    """Of the windows ``open_`` to choice the disjoint ones with the greatest sum of gains, in order."""
-    order = open_[np.argsort(windows.end[open_], kind="stable")]
+def _choose(windows: Scan, significant: I64, gain: F64) -> list[int]:
+    """The disjoint windows among the significant ones with the largest sum of gains, in order."""
+    order = significant[np.argsort(windows.end[significant], kind="stable")]
     start, end = windows.start[order], windows.end[order]
     value = gain[end] - gain[start] - COST
-    before = np.searchsorted(end, start, side="right")  # how many windows end before this one begins
+    before = np.searchsorted(end, start, side="right")  # windows that end before this one begins
     best = np.zeros(len(order) + 1)
     for i in range(len(order)):
         best[i + 1] = max(best[i], best[before[i]] + value[i])
@@ -373,13 +357,13 @@ def _choose(windows: Scan, open_: I64, gain: F64) -> list[int]:
             i = int(before[i - 1])
         else:
             i -= 1
-    if not chosen and len(order):  # significant, but nowhere likely: the least unlikely window
+    if not chosen and len(order):  # significant, but likely nowhere: take the least unlikely window
         chosen = [int(order[np.argmax(value)])]
     return chosen[::-1]
 
 
-def _neighbours(windows: Scan, chosen: list[int], gain: F64) -> list[list[int]]:
-    """Group windows between which there is less to lose than a segment costs."""
+def _merge_neighbours(windows: Scan, chosen: list[int], gain: F64) -> list[list[int]]:
+    """Group windows if the gap between them loses less than a segment costs."""
     groups: list[list[int]] = []
     for w in chosen:
         if groups and gain[windows.start[w]] - gain[windows.end[groups[-1][-1]]] > -COST:
@@ -389,8 +373,8 @@ def _neighbours(windows: Scan, chosen: list[int], gain: F64) -> list[list[int]]:
     return groups
 
 
-def _part(evidence: Evidence, units: Units) -> Evidence:
-    """The evidence of some units alone; its positions are theirs."""
+def _restrict(evidence: Evidence, units: Units) -> Evidence:
+    """The evidence of some units alone, with positions among them."""
     pairs, inverse = np.unique(units.pair, return_inverse=True)
     return dataclasses.replace(
         evidence,

@@ -52,7 +52,7 @@ _LONGEST = 2000  # beyond this, the sum is normal to far more digits than the la
 
 @functools.cache
 def tanh_kernel(gamma: float) -> tuple[float, ...]:
-    """κ's coefficients of ρ, ρ², ρ³, …: c_1², 0, c_3², …; their sum is κ(1) = E[tanh²(γU)]."""
+    """The coefficients of ρ, ρ², ρ³, … in κ: c_1², 0, c_3², …; their sum is κ(1) = E[tanh²(γU)]."""
     x, w = hermite_e.hermegauss(_NODES)
     w = w / math.sqrt(2.0 * math.pi)
     f = np.tanh(gamma * x)
@@ -101,7 +101,7 @@ def sum_sf(total: float, length: int, *, gamma: float, n: int) -> float:
     sums = length * float(x[0]) + step * np.arange(len(power))
     first = max(int((total - sums[0]) / step - 0.5), 0)
     sums, power = sums[first:], np.maximum(power[first:], 0.0)
-    # the cell that holds the total counts by the share of it that lies above
+    # the cell that contains the total counts by its share above it
     share = np.clip((sums - total) / step + 0.5, 0.0, 1.0)
     tail = float(np.sum(share * power * np.exp(-theta * (sums - total))))
     return min(1.0, math.exp(length * log_M - theta * total) * tail)

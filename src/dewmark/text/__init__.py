@@ -1,1 +1,1 @@
-"""Text: words, growing texts, sentences and languages; no models, no keys."""
+"""Text: words, growing texts, sentences, languages and windows; independent of models and keys."""

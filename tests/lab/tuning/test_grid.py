@@ -47,7 +47,7 @@ def test_another_scheme_has_no_default_grid():
     [
         (["lambda="], ConfigError, "--grid lambda needs at least one value"),
         (["lambda= , "], ConfigError, "--grid lambda needs at least one value"),
-        (["lambda"], ConfigError, "must read name=value"),
+        (["lambda"], ConfigError, "must have the form name=value"),
         (["lamda=1"], UnknownNameError, "did you mean 'lambda'"),
         (["lambda=-1"], ConfigError, "lambda must be positive"),
         (["sampler=bias", "alpha=0.5"], ConfigError, "alpha has no meaning for any sampler of the grid"),
