@@ -12,7 +12,8 @@ from typing import ClassVar
 import numpy as np
 import torch
 
-from dewmark.baselines.token_schemes import TokenBound, TokenScheme, TokenSession, VocabularyHash
+from dewmark.baselines.keyed_words import VocabularyHash
+from dewmark.baselines.token_schemes import TokenBound, TokenScheme, TokenSession
 from dewmark.errors import ConfigError
 from dewmark.scheme import Session
 from dewmark.stats.evidence import Evidence

@@ -11,15 +11,11 @@ import torch
 from tests.tiny_encoder import tiny_bert
 from tests.tiny_use import TinyTokenizer, tiny_weights
 
-from dewmark.core.whitening import normalize_rows
 from dewmark.cuda.encoder import GraphedEncoder, SentenceTransformerParts
-from dewmark.cuda.window_contexts import window_rows
-from dewmark.encoders.contexts import WindowContexts
 from dewmark.encoders.sentence_transformers import SentenceTransformerEncoder
 from dewmark.encoders.use import USEWordTokenizer
 from dewmark.encoders.use_torch import TorchUSE
-from dewmark.testing.trial import tiny_host
-from dewmark.text.windows import ABSENT, ids_and_mask
+from dewmark.text.windows import ids_and_mask
 
 cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -69,21 +65,3 @@ def test_graphs_of_use_give_what_it_gives(tmp_path):
     graphs = GraphedEncoder(model)
     for texts in (TEXTS[:1], TEXTS, TEXTS * 60, TEXTS[::-1], ["river " * 50], TEXTS[:1]):
         np.testing.assert_allclose(encoded(graphs, texts), model.encode(texts), atol=1e-5)
-
-
-@cuda
-def test_rows_of_windows_are_the_contexts(encoder):
-    host = tiny_host().info
-    contexts = WindowContexts(encoder, host.tokenizer, None)
-    rows = window_rows(contexts, DEVICE)
-    absent, size = host.vocab_size, host.vocab_size
-    for seed in range(3):
-        windows = torch.randint(5, size, (7, 3), generator=torch.Generator().manual_seed(seed))
-        windows[0] = absent
-        windows[1, 0] = absent
-        listed = np.where(windows.numpy() == absent, ABSENT, windows.numpy())
-        found = normalize_rows(rows.ready(rows.begin([tuple(row) for row in listed.tolist()])).cpu().numpy())
-        expected = contexts.vectors(listed)
-        np.testing.assert_allclose(found, expected, atol=1e-5)
-    assert not found[0].any()
-    assert window_rows(contexts, torch.device("cpu")) is None
