@@ -67,13 +67,13 @@ class TestServe:
         keys = tmp_path / "keys"
         keys.mkdir()
         Key(bytes(32)).save(keys / "the.key")
-        assert "two tenants are called 'the'" in run("serve", "--key", key_file, "--keys", keys).error
+        assert "two tenants have the id 'the'" in run("serve", "--key", key_file, "--keys", keys).error
 
 
 def test_settings_travel_to_the_workers_whole():
     from dewmark.serve.settings import Settings
 
-    settings = Settings(detectors=(("a", "/x"),), names=("desk.example",), store="sqlite:///secret.db")
+    settings = Settings(detectors=(("a", "/x"),), host_names=("desk.example",), store="sqlite:///secret.db")
     assert Settings.from_json(settings.to_json()) == settings
     assert "secret" not in repr(settings)
 

@@ -30,7 +30,7 @@ from dewmark.decoding import Decoding
 from dewmark.hosts.fake import FakeHost
 from dewmark.scheme import BoundScheme
 from dewmark.serve.app import create_app
-from dewmark.serve.generation import Writer, transcript
+from dewmark.serve.generation import TextGenerator, transcript
 from dewmark.serve.service import Service
 from dewmark.serve.settings import Settings
 from dewmark.serve.tenants import Tenant
@@ -88,16 +88,16 @@ def _written(scheme: BoundScheme | None, count: int, words: int) -> tuple[str, .
 
 
 def make_service(
-    folder: Path, *, tenants: tuple[str, ...] = ("acme",), writes: bool = False, **settings: Any
+    folder: Path, *, tenants: tuple[str, ...] = ("acme",), generates: bool = False, **settings: Any
 ) -> Service:
     """A service that nobody has started yet; ``settings`` are fields of `Settings`."""
     told = {"store": f"sqlite:///{folder / 'service.db'}", "detectors": (("acme", "in memory"),), **settings}
     known = {name: Tenant(name, bound(name)) for name in tenants}
-    writer = None
-    if writes:
+    generator = None
+    if generates:
         watermark = Watermark(bound("acme"), host)
-        writer = Writer(watermark, name="tiny", render=transcript, waiting=32, batch=8)
-    return Service(Settings(**told), known, writer=writer)
+        generator = TextGenerator(watermark, name="tiny", render=transcript, max_waiting=32, batch_size=8)
+    return Service(Settings(**told), known, generator=generator)
 
 
 @contextlib.contextmanager

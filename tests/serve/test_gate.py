@@ -10,7 +10,7 @@ import sqlalchemy as sa
 from tests.serve.conftest import bearer
 from tests.serve.live import plain_text
 
-from dewmark.serve import verdicts as scoring
+from dewmark.serve import verdicts
 from dewmark.serve.monitoring import JsonLines
 
 SECRET = "a sentence that nobody but its writer may ever see again"
@@ -111,10 +111,10 @@ class TestBodies:
 
 class TestOverload:
     def test_too_much_is_refused_at_once_and_the_rest_is_answered(self, open_service, monkeypatch):
-        client = open_service(waiting=2)
+        client = open_service(max_waiting=2)
         gate = threading.Event()
-        real = scoring.detect
-        monkeypatch.setattr(scoring, "detect", lambda *a, **k: gate.wait(10) and real(*a, **k))
+        real = verdicts.detect
+        monkeypatch.setattr(verdicts, "detect", lambda *a, **k: gate.wait(10) and real(*a, **k))
         answers: list[int] = []
 
         def ask() -> None:
@@ -195,7 +195,7 @@ class TestAnswers:
         assert len(bad) == 16
 
     def test_an_open_service_answers_to_its_names_only(self, open_service):
-        client = open_service(names=("desk.example",))
+        client = open_service(host_names=("desk.example",))
         for host, status in (
             ("evil.example", 400),
             ("localhost:8080", 200),

@@ -46,7 +46,7 @@ def submit(jobs: Jobs, owner: str = "me", **limits: int):
         test=None,
         texts=[(f"text {i}", None, "en") for i in range(5)],
         left_out=0,
-        **{"most_own": 4, "most": 8, **limits},
+        **{"owner_limit": 4, "limit": 8, **limits},
     )
 
 
@@ -111,11 +111,11 @@ class TestLeases:
 
     def test_there_is_an_end_to_what_may_wait(self, workers):
         for _ in range(2):
-            submit(workers[0], most_own=2)
+            submit(workers[0], owner_limit=2)
         with pytest.raises(TooManyJobs) as own:
-            submit(workers[0], most_own=2)
+            submit(workers[0], owner_limit=2)
         with pytest.raises(TooManyJobs) as all_:
-            submit(workers[0], "you", most=2)
+            submit(workers[0], "you", limit=2)
         assert (own.value.own, all_.value.own) == (True, False)
 
 
@@ -167,7 +167,7 @@ class TestAudit:
         assert client.post("/v1/audit", json={**body, "tenant": "beta"}).status_code == 202
 
     def test_audits_have_limits(self, open_service):
-        client = open_service(open_jobs=1, audit_texts=30)
+        client = open_service(jobs_per_token=1, audit_texts=30)
         client.service._audits.close()  # nothing is worked off
         assert client.post("/v1/audit", json={"texts": [{"text": "a"}] * 31}).status_code == 422
         assert client.post("/v1/audit", json={"texts": [{"text": "x" * 1_000_001}]}).status_code == 413
@@ -179,7 +179,7 @@ class TestAudit:
         first = make_service(tmp_path)
         job = first.jobs.submit(
             "", tenant="acme", test=None, texts=[(text, None, "en") for text in TEXTS], left_out=0,
-            most_own=9, most=9,
+            owner_limit=9, limit=9,
         )  # fmt: skip
         taken = first.jobs.claim(["acme"])
         first.jobs.record(taken, [Scored(i, 57, 0.5) for i in range(10)])

@@ -9,14 +9,14 @@ from tests.serve.conftest import bearer
 from tests.serve.live import bound, host
 
 from dewmark.decoding import Decoding
-from dewmark.serve.generation import Stream, Wish, _settled, transcript
+from dewmark.serve.generation import GenerationRequest, TextStream, _settled, transcript
 
 COMMON = {"model": "tiny", "max_tokens": 40, "seed": 7}
 
 
 @pytest.fixture
 def client(open_service):
-    return open_service(writes=True)
+    return open_service(generates=True)
 
 
 def events(response) -> list[dict]:
@@ -181,8 +181,8 @@ class TestStreams:
         data = "a né 👩 z".encode()
 
         async def main() -> list[str]:
-            wish = Wish("", seed=0, max_new_tokens=100)
-            stream = Stream(wish, lambda ids: bytes(ids).decode(errors="replace"))
+            request = GenerationRequest("", seed=0, decoding=Decoding(max_new_tokens=100))
+            stream = TextStream(request, lambda ids: bytes(ids).decode(errors="replace"))
             for byte in data:
                 stream.take(byte)
             stream.take(None)

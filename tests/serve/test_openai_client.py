@@ -15,7 +15,7 @@ WANTED = {"model": "tiny", "max_tokens": 250, "seed": 3, "temperature": 1.0}
 
 @pytest.fixture(scope="module")
 def client(tmp_path_factory):
-    with live_service(tmp_path_factory.mktemp("openai"), writes=True) as url:
+    with live_service(tmp_path_factory.mktemp("openai"), generates=True) as url:
         yield openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
 
 

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from dewmark.serve.thread_pool import Overloaded, Pool
+from dewmark.serve.thread_pool import BatchingPool, Overloaded
 
 
 @pytest.fixture
@@ -14,7 +14,7 @@ def make():
     made = []
 
     def pool(**options):
-        made.append(Pool(**{"threads": 1, "waiting": 8, "batch": 4, **options}))
+        made.append(BatchingPool(**{"threads": 1, "max_waiting": 8, "batch_size": 4, **options}))
         return made[-1]
 
     yield pool
@@ -36,7 +36,7 @@ class Recorder:
 
 
 def test_what_waits_together_is_done_together(make):
-    pool, work = make(waiting=20), Recorder()
+    pool, work = make(max_waiting=20), Recorder()
 
     async def main():
         asked = [asyncio.ensure_future(pool.run(work, [0, 0], group="a"))]
@@ -53,7 +53,7 @@ def test_what_waits_together_is_done_together(make):
 
 
 def test_overload_is_refused_at_once(make):
-    pool, work = make(waiting=3), Recorder()
+    pool, work = make(max_waiting=3), Recorder()
 
     async def main():
         first = asyncio.ensure_future(pool.run(work, [0]))
@@ -73,7 +73,7 @@ def test_overload_is_refused_at_once(make):
 
 
 def test_a_request_larger_than_the_queue_is_served_when_nothing_waits(make):
-    pool, work = make(waiting=3), Recorder()
+    pool, work = make(max_waiting=3), Recorder()
     work.gate.set()
     assert asyncio.run(pool.run(work, list(range(10)))) == [2 * i for i in range(10)]
 
@@ -134,6 +134,6 @@ def test_closing_finishes_what_was_taken(make):
 
 
 def test_background_work_is_never_refused(make):
-    pool, work = make(waiting=1), Recorder()
+    pool, work = make(max_waiting=1), Recorder()
     work.gate.set()
     assert pool.run_background(work, [1, 2, 3]) == [2, 4, 6]

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.serve
 @pytest.fixture(scope="module")
 def document(tmp_path_factory):
     limits = {"new_tokens": 8, "open_jobs": 10_000, "all_jobs": 10_000}  # what is made up is all accepted
-    service = make_service(tmp_path_factory.mktemp("schema"), writes=True, **limits)
+    service = make_service(tmp_path_factory.mktemp("schema"), generates=True, **limits)
     _, token = service.tokens.new("test", ["admin"], per_minute=1e6)
     with live_service(Path(), service=service) as url:
         yield schemathesis.openapi.from_url(f"{url}/openapi.json"), {"Authorization": f"Bearer {token}"}

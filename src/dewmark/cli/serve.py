@@ -81,7 +81,7 @@ def serve(
 
     for module in ("fastapi", "uvicorn", "sqlalchemy", "prometheus_client", "multipart"):
         require(module, extra="serve")
-    from dewmark.serve import monitoring
+    from dewmark.serve.monitoring import set_up_logging
     from dewmark.serve.settings import Settings, default_store
     from dewmark.serve.supervisor import Supervisor, listen
     from dewmark.serve.tenants import tenant_paths
@@ -100,7 +100,7 @@ def serve(
         workers=workers,
         store=store or default_store(),
         without_tokens=without_tokens,
-        names=tuple(each.lower() for each in name or ()),
+        host_names=tuple(each.lower() for each in name or ()),
         log_queries=log_queries,
         fpr=fpr,
     )
@@ -109,7 +109,7 @@ def serve(
     listening = listen(host, port)
     shown = f"[{host}]" if ":" in host else host
     url = f"http://{shown}:{listening.getsockname()[1]}"
-    monitoring.set_up()
+    set_up_logging()
     supervisor = Supervisor(wanted, listening)
     supervisor.handle_signals()
 

@@ -1,9 +1,9 @@
-"""The service: detection over HTTP for a desk, and marked text in OpenAI's format.
+"""The HTTP service: detection with a web page, and marked text generation in OpenAI's format.
 
-Read `app` first: it puts the parts together. `settings` is what a service is told, `tenants` whose keys it
-knows, `scoring` what it says of a text, `pool` how requests share the work, `store`, `tokens`, `jobs` what
-outlives a process, `generation` and `openai_format` the writing side, `supervisor` and `worker` the
-processes.
+Start with `app`, which puts the parts together. `settings` configures a service, `tenants` opens its
+detectors and keys, `verdicts` answers questions about texts, `thread_pool` batches requests, `generation`
+runs the host that generates marked text. `store`, `api_tokens` and `audit_jobs` hold what outlives a process.
+`supervisor` starts the `worker` processes.
 
-Boundary: nobody but the command line imports this package; its libraries are the extra ``serve``.
+Boundary: only the command line imports this package; its libraries are the extra ``serve``.
 """

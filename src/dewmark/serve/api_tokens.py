@@ -1,11 +1,11 @@
-"""API tokens: who may ask what, how often, and how much in all.
+"""API tokens: scopes, rate limits and budgets of callers.
 
-A token reads ``dwm_<id>_<secret>``. The store keeps the id and the SHA-256 of the secret (32 random bytes
-need no slow hash); the secret is shown once, when the token is made. Rate limit and budget are one
-conditional UPDATE, so that they hold over all workers: the limit is a leaky bucket, kept as the moment
-``free_at`` at which everything asked so far will have been paid off at the token's rate.
+A token has the form ``dwm_<id>_<secret>``. The store keeps the id and the SHA-256 of the secret (32 random
+bytes need no slow hash); the secret is shown once, when the token is created. Rate limit and budget are
+checked by one conditional UPDATE, so they hold across workers. The rate limit is a leaky bucket, stored as
+the time ``free_at`` at which past requests will have been paid off at the token's rate.
 
-Boundary: who is asking. What an answer shows to whom is decided in `scoring` and the routes.
+Boundary: who is asking; `verdicts` and the routes decide how much an answer reveals to whom.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from dewmark.serve.store import tokens as table
 __all__ = ["OPEN", "PREFIX", "Caller", "Denied", "Refusal", "Scope", "Tokens"]
 
 PREFIX = "dwm"
-BURST = 60.0  # seconds of a token's rate that it may use at once
-_REMEMBERED = 1.0  # seconds for which a look at the store is believed: so fast is a token revoked
-_MOST_REMEMBERED = 10_000
+BURST = 60.0  # how many seconds of its rate a token may use at once
+_CACHE_SECONDS = 1.0  # how long a lookup is cached, and so how long a revocation takes
+_CACHE_SIZE = 10_000
 
 
 class Scope(enum.StrEnum):
-    """What a token may be used for."""
+    """What a token allows."""
 
     DETECT = "detect"
     DETECT_PUBLIC = "detect-public"
@@ -46,7 +46,7 @@ class Scope(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Somebody who asks: a token without its secret. An empty id is anybody, at an open service."""
+    """A token without its secret. The empty id stands for anyone, at a service without tokens."""
 
     id: str
     name: str
@@ -61,15 +61,15 @@ class Caller:
 
     @property
     def sees_all(self) -> bool:
-        """Whether exact numbers and token scores may be shown."""
+        """Whether the caller may see exact numbers and token scores."""
         return bool(self.scopes & {Scope.DETECT, Scope.ADMIN})
 
     def may(self, *scopes: Scope) -> bool:
-        """Whether the token has one of the scopes; ``admin`` has all."""
+        """Whether the token has one of the scopes; ``admin`` includes all."""
         return bool(self.scopes & {*scopes, Scope.ADMIN})
 
     def may_use(self, tenant: str) -> bool:
-        """Whether the token may ask for a tenant's key."""
+        """Whether the token may use a tenant's key."""
         return not self.tenants or tenant in self.tenants
 
     def is_valid(self, now: float) -> bool:
@@ -81,7 +81,7 @@ OPEN = Caller("", "open", frozenset(Scope))
 
 
 class Refusal(enum.StrEnum):
-    """Why a known caller gets no answer."""
+    """Why a known caller is rejected."""
 
     RATE = "rate"
     BUDGET = "budget"
@@ -89,7 +89,7 @@ class Refusal(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Denied:
-    """A refusal; ``wait`` is after how many seconds it is worth trying again."""
+    """A rejection; ``wait`` is the number of seconds after which to retry."""
 
     why: Refusal
     wait: float = 0.0
@@ -114,10 +114,10 @@ class Tokens:
         budget: int | None = None,
         days: float | None = None,
     ) -> tuple[Caller, str]:
-        """Make a token; returns it and its text, which is nowhere else to be had."""
+        """Create a token; returns it and its text, which is stored nowhere else."""
         chosen = frozenset(_scope(scope) for scope in scopes)
         if not chosen:
-            raise ConfigError(f"a token needs a scope: {', '.join(Scope)}")
+            raise ConfigError(f"a token needs at least one scope: {', '.join(Scope)}")
         if not 0.0 < per_minute < math.inf:
             raise ConfigError(f"per-minute must be positive, got {per_minute:g}")
         if budget is not None and budget < 1:
@@ -149,54 +149,54 @@ class Tokens:
         return caller, f"{PREFIX}_{caller.id}_{secret}"
 
     def all(self) -> list[Caller]:
-        """Every token ever made, the oldest first."""
+        """All tokens ever created, oldest first."""
         with self._store.read() as connection:
             rows = connection.execute(sa.select(table).order_by(table.c.created)).all()
         return [_caller(row) for row in rows]
 
     def revoke(self, id_: str) -> Caller:
-        """Make a token worthless."""
+        """Revoke a token."""
         with self._store.write() as connection:
             row = connection.execute(sa.select(table).where(table.c.id == id_)).first()
             if row is None:
-                raise UnknownNameError(f"no token {id_!r}: dewmark token list shows their ids")
+                raise UnknownNameError(f"no token {id_!r}: list the ids with dewmark token list")
             revoked = self._clock() if row.revoked is None else row.revoked
             connection.execute(sa.update(table).where(table.c.id == id_).values(revoked=revoked))
         self._seen.pop(id_, None)
         return replace(_caller(row), revoked=revoked)
 
     def exist(self) -> bool:
-        """Whether a token was ever made: from then on nobody is served without one."""
+        """Whether any token was ever created: from then on, every request needs one."""
         now = self._clock()
         asked, found = self._any
-        if not found and now - asked > _REMEMBERED:
+        if not found and now - asked > _CACHE_SECONDS:
             with self._store.read() as connection:
                 found = connection.execute(sa.select(table.c.id).limit(1)).first() is not None
             self._any = (now, found)
         return found
 
     def caller(self, text: str) -> Caller | None:
-        """Whose token this is, if it is anybody's and valid."""
+        """The caller with this token, if it is valid."""
         prefix, _, rest = text.partition("_")
         id_, _, secret = rest.partition("_")
         if prefix != PREFIX or not id_.isalnum() or len(id_) > 16 or not secret or len(text) > 200:
             return None
         found = self._look_up(id_)
-        # an unknown id is compared too, so that the time taken does not tell which ids exist
+        # compare for unknown ids, too, so that timing does not reveal which ids exist
         caller, digest = found or (OPEN, _digest(""))
         same = hmac.compare_digest(digest, _digest(secret))
         return caller if found and same and caller.is_valid(self._clock()) else None
 
     def spend(self, caller: Caller, texts: int, *, requests: int | None = None) -> Denied | None:
-        """Count texts against the caller's budget and, unless ``requests`` says otherwise, its rate.
+        """Count texts against the caller's budget, and texts (or ``requests``) against its rate.
 
-        A refusal counts nothing.
+        A rejected request costs nothing.
         """
         if not caller.id:
             return None
         now, cost = self._clock(), 60.0 * (texts if requests is None else requests) / caller.per_minute
         paid = sa.case((table.c.free_at > now, table.c.free_at), else_=now) + cost
-        # a request larger than the burst is let through when nothing is owed, and then waited for
+        # a request larger than the burst is allowed if nothing is owed; the next one waits for it
         fits = sa.or_(paid <= now + BURST, table.c.free_at <= now)
         affordable = sa.or_(table.c.budget.is_(None), table.c.used + texts <= table.c.budget)
         change = (
@@ -213,7 +213,7 @@ class Tokens:
         return Denied(Refusal.RATE, min(row.free_at, row.free_at + cost - BURST) - now)
 
     def left(self, caller: Caller) -> int | None:
-        """How many texts of the caller's budget are left."""
+        """The rest of the caller's budget, in texts; None: no limit."""
         if caller.budget is None:
             return None
         with self._store.read() as connection:
@@ -223,13 +223,13 @@ class Tokens:
     def _look_up(self, id_: str) -> tuple[Caller, str] | None:
         now = self._clock()
         asked, found = self._seen.get(id_, (-math.inf, None))
-        if now - asked <= _REMEMBERED:
+        if now - asked <= _CACHE_SECONDS:
             return found
         with self._store.read() as connection:
             row = connection.execute(sa.select(table).where(table.c.id == id_)).first()
         found = None if row is None else (_caller(row), row.digest)
         with self._lock:
-            if len(self._seen) >= _MOST_REMEMBERED:
+            if len(self._seen) >= _CACHE_SIZE:
                 self._seen.clear()
             self._seen[id_] = (now, found)
         return found

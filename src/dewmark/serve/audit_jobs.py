@@ -1,10 +1,9 @@
-"""Audits that wait, run and have ended, in the store: an accepted one survives the death of its worker.
+"""Audit jobs: kept in the store, so that they survive the death of a worker, and run beside requests.
 
-A worker takes a job by a lease and renews it with every piece of results that it writes. If it dies, the
-lease runs out and another worker goes on after the last piece. A worker that was only slow finds that the
-lease is no longer its own, and lets go. Texts are deleted when their job ends.
-
-The thread of a worker process that runs audits, a small piece at a time, beside the requests.
+A worker leases a job and renews the lease with every chunk of results that it writes. If it dies, the lease
+expires and another worker continues after the last chunk; a worker that was merely slow finds that it has
+lost the lease, and stops. Texts are deleted when their job ends. `AuditRunner` is the thread of a worker
+process that runs jobs, a small chunk at a time, in the pool that also serves requests.
 """
 
 from __future__ import annotations
@@ -25,22 +24,26 @@ from dewmark.errors import DewmarkError
 from dewmark.scheme import DEFAULT_FPR
 from dewmark.serve.store import Store, items, jobs
 from dewmark.serve.tenants import Tenant
-from dewmark.serve.thread_pool import Overloaded, Pool
-from dewmark.serve.verdicts import Query
+from dewmark.serve.thread_pool import BatchingPool, Overloaded
+from dewmark.serve.verdicts import truncate_bytes
 from dewmark.stats.audit import audit
 from dewmark.types import Verdict
 
 __all__ = ["AuditRunner", "Item", "Job", "Jobs", "Scored", "TooManyJobs"]
 
-ATTEMPTS = 5  # a job whose workers keep dying is given up
+ATTEMPTS = 5  # a job whose workers keep dying fails after this many
 
 _OPEN = ("queued", "running")
+_LISTED = 50  # the most jobs that `Jobs.of` returns
+_CHUNK = 16  # texts scored and recorded at a time; a killed worker loses at most one chunk
+_CHUNK_CHARACTERS = 32_768
+_POLL_SECONDS = 0.5
 
-_SHOWN = 50
+_log = logging.getLogger("dewmark.serve")
 
 
 class TooManyJobs(Exception):  # noqa: N818 - a state, not a fault
-    """The caller, or everybody together, has enough jobs waiting; ``own`` says which."""
+    """The limit of open jobs is reached: the caller's own (``own``) or that of the service."""
 
     def __init__(self, *, own: bool) -> None:
         super().__init__("too many open jobs")
@@ -59,7 +62,7 @@ class Item:
 
 @dataclass(frozen=True, slots=True)
 class Scored:
-    """How one text scored; no p-value: too short to be judged."""
+    """The result for one text; without a p-value it was too short for a verdict."""
 
     number: int
     length: int
@@ -68,7 +71,7 @@ class Scored:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One audit as the store knows it."""
+    """An audit's row in the store."""
 
     id: str
     owner: str
@@ -91,8 +94,8 @@ class Job:
             "state": self.state,
             "done": self.done,
             "total": self.total,
-            "created": _moment(self.created),
-            "finished": None if self.finished is None else _moment(self.finished),
+            "created": _timestamp(self.created),
+            "finished": None if self.finished is None else _timestamp(self.finished),
             "tenant": self.tenant,
             "error": self.error,
             "result": json.loads(self.result) if result and self.result else None,
@@ -100,7 +103,7 @@ class Job:
 
 
 class Jobs:
-    """The jobs of a store; ``worker`` names this process in leases."""
+    """The jobs of a store; ``worker`` identifies this process in leases."""
 
     def __init__(self, store: Store, *, lease: float, clock: Callable[[], float] = time.time) -> None:
         self._store, self._lease, self._clock = store, lease, clock
@@ -114,16 +117,16 @@ class Jobs:
         test: str | None,
         texts: Sequence[tuple[str, str | None, str]],
         left_out: int,
-        most_own: int,
-        most: int,
+        owner_limit: int,
+        limit: int,
     ) -> Job:
-        """Accept (text, prompt, language) triples; from here on nothing but a deletion loses them."""
+        """Store a job of (text, prompt, language) triples."""
         id_ = f"j_{secrets.token_urlsafe(16)}"
         with self._store.write() as connection:
             waiting = sa.select(sa.func.count()).select_from(jobs).where(jobs.c.state.in_(_OPEN))
-            if connection.execute(waiting.where(jobs.c.owner == owner)).scalar_one() >= most_own:
+            if connection.execute(waiting.where(jobs.c.owner == owner)).scalar_one() >= owner_limit:
                 raise TooManyJobs(own=True)
-            if connection.execute(waiting).scalar_one() >= most:
+            if connection.execute(waiting).scalar_one() >= limit:
                 raise TooManyJobs(own=False)
             row = {
                 "id": id_,
@@ -147,40 +150,40 @@ class Jobs:
                 ],
             )
         found = self.get(id_)
-        assert found is not None  # it was written above
+        assert found is not None  # just written
         return found
 
     def get(self, id_: str) -> Job | None:
-        """One job, if there is one of this id."""
+        """The job with this id, if any."""
         with self._store.read() as connection:
             row = connection.execute(sa.select(jobs).where(jobs.c.id == id_)).first()
         return None if row is None else _job(row)
 
     def of(self, owner: str | None) -> list[Job]:
-        """The latest jobs of an owner, or of everybody, the newest first."""
-        chosen = sa.select(jobs).order_by(jobs.c.created.desc()).limit(_SHOWN)
+        """The latest jobs of an owner, or of all, newest first."""
+        chosen = sa.select(jobs).order_by(jobs.c.created.desc()).limit(_LISTED)
         with self._store.read() as connection:
             rows = connection.execute(chosen if owner is None else chosen.where(jobs.c.owner == owner)).all()
         return [_job(row) for row in rows]
 
     def delete(self, id_: str) -> None:
-        """Forget a job and its texts; a worker that runs it finds out and stops."""
+        """Delete a job and its texts; a worker that runs it notices and stops."""
         with self._store.write() as connection:
             connection.execute(sa.delete(items).where(items.c.job == id_))
             connection.execute(sa.delete(jobs).where(jobs.c.id == id_))
 
     def claim(self, tenants: Sequence[str]) -> Job | None:
-        """Take the oldest job that nobody works on, of a tenant that this process knows."""
+        """Lease the oldest free job of the given tenants."""
         now = self._clock()
         free = sa.or_(jobs.c.state == "queued", sa.and_(jobs.c.state == "running", jobs.c.leased_until < now))
-        with self._store.read() as connection:  # most looks find nothing and need no lock
+        with self._store.read() as connection:  # most polls find nothing and need no lock
             if connection.execute(sa.select(jobs.c.id).where(free).limit(1)).first() is None:
                 return None
         with self._store.write() as connection:
             connection.execute(
                 sa.update(jobs)
                 .where(free, jobs.c.attempts >= ATTEMPTS)
-                .values(state="failed", finished=now, error=f"given up: {ATTEMPTS} workers died while at it")
+                .values(state="failed", finished=now, error=f"given up after {ATTEMPTS} workers died")
             )
             chosen = sa.select(jobs).where(free, jobs.c.tenant.in_(tenants)).order_by(jobs.c.created).limit(1)
             row = connection.execute(chosen).first()
@@ -199,20 +202,20 @@ class Jobs:
         return _job(row) if taken else None
 
     def open_items(self, job: Job, *, count: int) -> list[Item]:
-        """The next texts of a job that have no result yet."""
+        """The next texts of a job without a result."""
         chosen = sa.select(items).where(items.c.job == job.id, items.c.length.is_(None))
         with self._store.read() as connection:
             rows = connection.execute(chosen.order_by(items.c.number).limit(count)).all()
         return [Item(row.number, row.text, row.prompt, row.language) for row in rows]
 
     def record(self, job: Job, scored: Sequence[Scored]) -> bool:
-        """Write results and renew the lease; False if the job is no longer this worker's."""
+        """Write results and renew the lease; False if this worker has lost the lease."""
         with self._store.write() as connection:
             mine = connection.execute(
                 self._own(job).values(
                     done=jobs.c.done + len(scored),
                     leased_until=self._clock() + self._lease,
-                    attempts=1,  # it moves on: what died before was not its fault
+                    attempts=1,  # the job makes progress, so it did not kill its workers
                 )
             ).rowcount
             for one in scored if mine else ():
@@ -224,7 +227,7 @@ class Jobs:
         return bool(mine)
 
     def outcomes(self, job: Job) -> list[tuple[str, Scored]]:
-        """(language, result) of every text."""
+        """The language and result of every text."""
         with self._store.read() as connection:
             rows = connection.execute(
                 sa.select(items).where(items.c.job == job.id).order_by(items.c.number)
@@ -232,7 +235,7 @@ class Jobs:
         return [(row.language, Scored(row.number, row.length, row.p_value)) for row in rows]
 
     def finish(self, job: Job, *, result: dict[str, Any] | None = None, error: str | None = None) -> None:
-        """End a job, well or badly, and delete its texts."""
+        """End a job with a result or an error, and delete its texts."""
         values = {
             "state": "done" if error is None else "failed",
             "finished": self._clock(),
@@ -244,53 +247,35 @@ class Jobs:
                 connection.execute(sa.delete(items).where(items.c.job == job.id))
 
     def release(self, job: Job) -> None:
-        """Give a job back unfinished: this worker stops, another goes on at once."""
+        """Return an unfinished job to the queue, because this worker stops."""
         with self._store.write() as connection:
             connection.execute(self._own(job).values(state="queued", leased_until=0.0, attempts=0))
 
     def _own(self, job: Job) -> sa.Update:
-        """An update that happens only while the lease is this worker's."""
+        """An update that applies only while this worker holds the lease."""
         return sa.update(jobs).where(
             jobs.c.id == job.id, jobs.c.state == "running", jobs.c.worker == self.worker
         )
 
 
-def _job(row: Any) -> Job:  # noqa: ANN401 - a row of SQLAlchemy
-    names = Job.__dataclass_fields__
-    return Job(**{name: getattr(row, name) for name in names})
-
-
-def _moment(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
-
-
-_log = logging.getLogger("dewmark.serve")
-
-_PIECE = 16  # texts scored and written at a time: what a killed worker has to do again
-
-_PIECE_BYTES = 32_768
-
-_LOOK_EVERY = 0.5  # seconds between two looks for a job
-
-
 class AuditRunner:
-    """Takes jobs from the store until it is closed; what is unfinished then is given back."""
+    """Runs jobs from the store until it is closed, and then returns an unfinished one to the queue."""
 
-    def __init__(self, jobs: Jobs, tenants: Mapping[str, Tenant], pool: Pool, *, limit: int) -> None:
+    def __init__(self, jobs: Jobs, tenants: Mapping[str, Tenant], pool: BatchingPool, *, limit: int) -> None:
         self._jobs, self._tenants, self._pool, self._limit = jobs, tenants, pool, limit
         self._stop, self._wake = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._run, name="audits", daemon=True)
 
     def start(self) -> None:
-        """Begin to look for jobs."""
+        """Start polling for jobs."""
         self._thread.start()
 
     def wake(self) -> None:
-        """Look for a job now."""
+        """Poll now."""
         self._wake.set()
 
     def close(self) -> None:
-        """Stop after the piece in work."""
+        """Stop after the current chunk."""
         self._stop.set()
         self._wake.set()
         self._thread.join()
@@ -302,35 +287,35 @@ class AuditRunner:
                 if job is not None:
                     self._work(job)
                     continue
-            except Exception as error:  # noqa: BLE001 - a thread that dies would leave jobs lying
-                # the store is away for a moment: the job keeps its lease, or another worker takes it up
-                _log.exception("audits", exc_info=error)
-            self._wake.wait(_LOOK_EVERY)
+            except Exception as error:  # noqa: BLE001 - the thread must not die
+                # the store may be briefly unavailable: the job keeps its lease, or another worker takes over
+                _log.exception("running audits failed", exc_info=error)
+            self._wake.wait(_POLL_SECONDS)
             self._wake.clear()
 
     def _work(self, job: Job) -> None:
         tenant = self._tenants[job.tenant]
         try:
-            while piece := _piece(self._jobs.open_items(job, count=_PIECE)):
+            while chunk := _chunk(self._jobs.open_items(job, count=_CHUNK)):
                 if self._stop.is_set():
                     self._jobs.release(job)
                     return
-                scored = self._pool.run_background(lambda some: self._score(some, job, tenant), piece)
+                scored = self._pool.run_background(lambda some: self._score(some, job, tenant), chunk)
                 if not self._jobs.record(job, scored):
                     return
             self._jobs.finish(job, result=self._report(job, tenant))
-        except Overloaded:  # the pool has closed: the service stops
+        except Overloaded:  # the pool has closed, because the service stops
             self._jobs.release(job)
         except DewmarkError as error:
             self._jobs.finish(job, error=str(error))
-        except Exception as error:  # noqa: BLE001 - told to whoever asks for the job
+        except Exception as error:  # noqa: BLE001 - reported with the job
             _log.exception("audit failed", exc_info=error)
-            self._jobs.finish(job, error="internal error: see the service's log")
+            self._jobs.finish(job, error="internal error, see the service's log")
 
-    def _score(self, piece: Sequence[Item], job: Job, tenant: Tenant) -> list[Scored]:
-        texts = [Query(item.text).beginning(self._limit) for item in piece]
+    def _score(self, chunk: Sequence[Item], job: Job, tenant: Tenant) -> list[Scored]:
+        texts = [truncate_bytes(item.text, self._limit) for item in chunk]
         found = tenant.bound.detect_batch(
-            texts, prompts=[item.prompt for item in piece], fpr=DEFAULT_FPR, test=job.test
+            texts, prompts=[item.prompt for item in chunk], fpr=DEFAULT_FPR, test=job.test
         )
         return [
             Scored(
@@ -338,7 +323,7 @@ class AuditRunner:
                 each.tokens_scored,
                 None if each.verdict is Verdict.TOO_SHORT else each.p_value,
             )
-            for item, each in zip(piece, found, strict=True)
+            for item, each in zip(chunk, found, strict=True)
         ]
 
     def _report(self, job: Job, tenant: Tenant) -> dict[str, Any]:
@@ -366,13 +351,22 @@ class AuditRunner:
         }
 
 
-def _piece(waiting: Sequence[Item]) -> list[Item]:
-    """As many of the texts as make a small piece of work, but one at least."""
-    piece: list[Item] = []
+def _job(row: Any) -> Job:  # noqa: ANN401 - a row of SQLAlchemy
+    names = Job.__dataclass_fields__
+    return Job(**{name: getattr(row, name) for name in names})
+
+
+def _timestamp(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
+
+
+def _chunk(waiting: Sequence[Item]) -> list[Item]:
+    """The first texts, up to `_CHUNK_CHARACTERS` but at least one."""
+    chunk: list[Item] = []
     size = 0
     for item in waiting:
         size += len(item.text)
-        if piece and size > _PIECE_BYTES:
+        if chunk and size > _CHUNK_CHARACTERS:
             break
-        piece.append(item)
-    return piece
+        chunk.append(item)
+    return chunk

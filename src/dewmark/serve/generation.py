@@ -1,23 +1,23 @@
-"""Marked text for many requests at once: those that wait together and sample alike are written in one batch.
+"""Marked text for many requests at once: requests that wait together and sample alike form one batch.
 
-A text depends on its own prompt, seed and settings, not on the batch it is written in (`dewmark.hosts.base`),
-so sharing a batch changes nobody's text. One thread runs the host; each request gets its pieces of text as
-they come, through a queue of its own event loop.
+A text depends only on its own prompt, seed and decoding options, not on its batch (`dewmark.hosts.base`), so
+batching changes no text. One thread runs the host; each request gets its text piece by piece through a queue
+in its own event loop. A conversation becomes a prompt by the model's chat template, or by a plain transcript
+if the model has none.
 
-Boundary: prompts in, pieces of text out; OpenAI's formats are in `openai_format`.
-
-From a conversation to a prompt: the model's own chat template, or a plain transcript where it has none.
+Boundary: prompts in, pieces of text out; `routes.openai` handles OpenAI's formats.
 """
 
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import logging
 import threading
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from dewmark.decoding import Decoding
 from dewmark.errors import DewmarkError
@@ -27,15 +27,18 @@ from dewmark.hosts.transformers.tokenizer import HFTokenizer
 from dewmark.serve.thread_pool import Overloaded
 from dewmark.watermark import Watermark
 
-__all__ = ["Render", "Stream", "Wish", "Writer", "chat_renderer", "transcript"]
+__all__ = ["GenerationRequest", "TextGenerator", "TextStream", "chat_renderer", "transcript"]
+
+_SPEAKERS = {"system": "System", "developer": "System", "user": "User", "assistant": "Assistant"}
+_GATHER_SECONDS = 0.02  # how long the first request of a batch waits for others
+_RETRY_SECONDS = 10.0  # suggested to rejected callers, as the remaining time is unknown
+_UNFINISHED = "\N{REPLACEMENT CHARACTER}"  # the decoding of an incomplete character
 
 _log = logging.getLogger("dewmark.serve")
 
-_SPEAKERS = {"system": "System", "developer": "System", "user": "User", "assistant": "Assistant"}
-
 
 def chat_renderer(name: str) -> Render:
-    """How a host by name wants conversations to be written."""
+    """The function that turns a conversation into a host's prompt."""
     try:
         return chat_template(name) or transcript
     except DewmarkError as error:
@@ -44,92 +47,77 @@ def chat_renderer(name: str) -> Render:
 
 
 def transcript(messages: Conversation) -> str:
-    """A conversation as a base model may have seen one."""
+    """A conversation as a transcript, for base models."""
     lines = [f"{_SPEAKERS[message['role']]}: {message['content'].strip()}" for message in messages]
     return "\n\n".join([*lines, "Assistant:"])
 
 
-_GATHER = 0.02  # seconds that the first of a batch waits for others
-
-_NO_REPEAT = 4  # as in `Watermark.generate`
-
-_PATIENCE = 10.0  # seconds to name when there is no telling how long the texts before take
-
-_UNFINISHED = "\N{REPLACEMENT CHARACTER}"  # how a character looks of which not all bytes are there
-
-
 @dataclass(frozen=True, slots=True)
-class Wish:
-    """One completion that somebody asks for."""
+class GenerationRequest:
+    """One completion to generate; it ends before the first of its ``stop`` sequences."""
 
-    prompt: str = field(repr=False)
+    prompt: str = dataclasses.field(repr=False)
     seed: int
-    max_new_tokens: int
-    temperature: float = 1.0
-    top_p: float = 1.0
+    decoding: Decoding
     stop: tuple[str, ...] = ()
 
-    @property
-    def decoding(self) -> Decoding:
-        """How its tokens are chosen; raises `ConfigError` for what makes no sense."""
-        return Decoding(
-            max_new_tokens=self.max_new_tokens,
-            temperature=self.temperature,
-            top_p=self.top_p,
-            no_repeat_ngram=_NO_REPEAT,
+    def samples_like(self, other: GenerationRequest) -> bool:
+        """Whether the decoding options differ in length at most."""
+        return (
+            dataclasses.replace(self.decoding, max_new_tokens=other.decoding.max_new_tokens) == other.decoding
         )
 
 
-class Stream:
-    """The pieces of one text as they are written; iterate over it in the event loop that made it."""
+class TextStream:
+    """The text of one request in pieces; iterate over it in the event loop that created it."""
 
-    def __init__(self, wish: Wish, decode: Callable[[list[int]], str]) -> None:
-        self.wish = wish
+    def __init__(self, request: GenerationRequest, decode: Callable[[list[int]], str]) -> None:
+        self.request = request
         self.tokens = 0
-        self.reason = "stop"  # or "length"; known when the last piece has come
+        self.reason = "stop"  # or "length"; final after the last piece
         self._decode = decode
         self._ids: list[int] = []
-        self._told = 0  # characters handed out
+        self._sent = 0  # characters
         self._open = True
         self._loop = asyncio.get_running_loop()
         self._pieces: asyncio.Queue[str | BaseException | None] = asyncio.Queue()
 
     @property
     def open(self) -> bool:
-        """Whether more tokens are wanted."""
+        """Whether more tokens are needed."""
         return self._open
 
     def cancel(self) -> None:
-        """Nobody reads any more."""
+        """Stop, because the reader has gone."""
         self._open = False
 
     def take(self, token: int | None) -> None:
-        """The next token, or None at the text's end. Called by the writing thread."""
+        """Add the next token, or None at the end of the text. Called by the generating thread."""
         if token is None:
             self.end()
             return
         self._ids.append(token)
         self.tokens = len(self._ids)
         text = self._decode(self._ids)
-        found = [place for place in (text.find(stop) for stop in self.wish.stop) if place >= 0]
+        found = [place for place in (text.find(stop) for stop in self.request.stop) if place >= 0]
         if found:
-            self._tell(text, min(found))
+            self._send(text, min(found))
             self._close()
-        elif self.tokens >= self.wish.max_new_tokens:
+        elif self.tokens >= self.request.decoding.max_new_tokens:
             self.reason = "length"
             self.end()
         else:
-            self._tell(text, _settled(text, self.wish.stop))
+            self._send(text, _settled(text, self.request.stop))
 
     def end(self) -> None:
-        """No more tokens come. Called by the writing thread."""
+        """Send the rest of the text. Called by the generating thread."""
         if self._open:
             text = self._decode(self._ids)
-            self._tell(text, len(text))
+            self._send(text, len(text))
             self._close()
 
     def fail(self, error: BaseException) -> None:
-        """Nothing comes any more. Called by the writing thread."""
+        """End with an error. Called by the generating thread."""
         if self._open:
             self._open = False
             self._put(error)
@@ -140,10 +128,10 @@ class Stream:
                 raise piece
             yield piece
 
-    def _tell(self, text: str, until: int) -> None:
-        if until > self._told:
-            self._put(text[self._told : until])
-            self._told = until
+    def _send(self, text: str, until: int) -> None:
+        if until > self._sent:
+            self._put(text[self._sent : until])
+            self._sent = until
 
     def _close(self) -> None:
         self._open = False
@@ -152,91 +140,88 @@ class Stream:
     def _put(self, piece: str | BaseException | None) -> None:
         try:
             self._loop.call_soon_threadsafe(self._pieces.put_nowait, piece)
-        except RuntimeError:  # the event loop has closed: nobody reads
+        except RuntimeError:  # the event loop has closed, so there is no reader
             self._open = False
 
 
-class Writer:
-    """A host that writes marked text, one batch after another, in a thread of its own."""
+class TextGenerator:
+    """A host that generates marked text, batch by batch, in its own thread."""
 
-    def __init__(self, watermark: Watermark, *, name: str, render: Render, waiting: int, batch: int) -> None:
+    def __init__(
+        self, watermark: Watermark, *, name: str, render: Render, max_waiting: int, batch_size: int
+    ) -> None:
         """``render`` turns a conversation into a prompt."""
         self.watermark, self.name, self.render = watermark, name, render
-        self.host = watermark.host  # loads the weights now, not when the first request waits
-        self._most, self._batch = waiting, batch
-        self._streams: deque[Stream] = deque()
+        self.host = watermark.host  # loads the weights now instead of during the first request
+        self._max_waiting, self._batch_size = max_waiting, batch_size
+        self._streams: deque[TextStream] = deque()
         self._changed = threading.Condition()
         self._closing = False
-        self._thread = threading.Thread(target=self._run, name="writer", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="generator", daemon=True)
         self._thread.start()
 
-    def check(self, wish: Wish) -> None:
-        """Refuse what the host or the scheme cannot do, before it waits."""
-        check_decoding(wish.decoding, self.watermark.scheme)
-        self.host.check_prompts([wish.prompt], wish.max_new_tokens)
+    def check(self, request: GenerationRequest) -> None:
+        """Raise an error if the host or the scheme cannot serve the request."""
+        check_decoding(request.decoding, self.watermark.scheme)
+        self.host.check_prompts([request.prompt], request.decoding.max_new_tokens)
 
-    def count(self, prompt: str) -> int:
-        """How many tokens a prompt has; a chat template's marks are one each where the engine knows them."""
+    def count_tokens(self, prompt: str) -> int:
+        """The number of tokens in a prompt; special tokens of a chat template count once if recognized."""
         tokenizer = self.host.info.tokenizer
         if isinstance(tokenizer, HFTokenizer):
             return len(tokenizer.encode_prompts([prompt])[0])
         return len(tokenizer.encode([prompt])[0].ids)
 
-    def submit(self, wishes: Sequence[Wish]) -> list[Stream]:
-        """Queue checked wishes; call it in the event loop that reads the streams."""
-        streams = [Stream(wish, self._decoded) for wish in wishes]
+    def submit(self, requests: Sequence[GenerationRequest]) -> list[TextStream]:
+        """Queue checked requests; call it in the event loop that reads the streams."""
+        streams = [TextStream(request, self._decode) for request in requests]
         with self._changed:
-            if self._closing or (self._streams and len(self._streams) + len(streams) > self._most):
-                raise Overloaded(_PATIENCE)
+            if self._closing or (self._streams and len(self._streams) + len(streams) > self._max_waiting):
+                raise Overloaded(_RETRY_SECONDS)
             self._streams.extend(streams)
             self._changed.notify()
         return streams
 
     def close(self) -> None:
-        """Finish what was taken, then stop."""
+        """Finish accepted requests, then stop."""
         with self._changed:
             self._closing = True
             self._changed.notify()
         self._thread.join()
 
-    def _decoded(self, ids: list[int]) -> str:
+    def _decode(self, ids: list[int]) -> str:
         return self.host.info.tokenizer.decode([ids])[0]
 
     def _run(self) -> None:
         while streams := self._take():
             try:
-                self._write(streams)
-            except DewmarkError as error:
-                for stream in streams:
-                    stream.fail(error)
-            except Exception as error:  # noqa: BLE001 - whoever waits gets it
-                _log.exception("writing failed", exc_info=error)
+                self._generate(streams)
+            except Exception as error:  # noqa: BLE001 - goes to the callers
+                if not isinstance(error, DewmarkError):
+                    _log.exception("generation failed", exc_info=error)
                 for stream in streams:
                     stream.fail(error)
 
-    def _take(self) -> list[Stream]:
-        """The next streams that sample alike; nothing when the writer has closed."""
+    def _take(self) -> list[TextStream]:
+        """The next streams that sample alike; empty once the generator has closed."""
         with self._changed:
             while not self._streams:
                 if self._closing:
                     return []
                 self._changed.wait()
-        time.sleep(_GATHER)
+        time.sleep(_GATHER_SECONDS)
         with self._changed:
-            first = self._streams[0].wish
-            alike = [
-                stream
-                for stream in self._streams
-                if (stream.wish.temperature, stream.wish.top_p) == (first.temperature, first.top_p)
-            ][: self._batch]
-            self._streams = deque(stream for stream in self._streams if stream not in alike)
-        return alike
+            first = self._streams[0].request
+            alike = [stream for stream in self._streams if stream.request.samples_like(first)]
+            taken = alike[: self._batch_size]
+            self._streams = deque(stream for stream in self._streams if stream not in taken)
+        return taken
 
-    def _write(self, streams: list[Stream]) -> None:
+    def _generate(self, streams: list[TextStream]) -> None:
         streams = [stream for stream in streams if stream.open]
         if not streams:
             return
-        longest = max((stream.wish for stream in streams), key=lambda wish: wish.max_new_tokens)
+        decodings = [stream.request.decoding for stream in streams]
 
         def hand_out(step: list[int | None]) -> bool:
             for stream, token in zip(streams, step, strict=True):
@@ -245,10 +230,10 @@ class Writer:
             return any(stream.open for stream in streams)
 
         self.host.stream(
-            [stream.wish.prompt for stream in streams],
+            [stream.request.prompt for stream in streams],
             scheme=self.watermark.scheme,
-            seeds=[stream.wish.seed for stream in streams],
-            decoding=longest.decoding,
+            seeds=[stream.request.seed for stream in streams],
+            decoding=max(decodings, key=lambda decoding: decoding.max_new_tokens),
             on_step=hand_out,
         )
         for stream in streams:
@@ -256,7 +241,7 @@ class Writer:
 
 
 def _settled(text: str, stops: Sequence[str]) -> int:
-    """How much of a growing text will not change any more, nor turn out to begin a stop sequence."""
+    """How many characters of a growing text are final: complete, and not the start of a stop sequence."""
     end = len(text.rstrip(_UNFINISHED))
     for stop in stops:
         for size in range(min(len(stop) - 1, end), 0, -1):

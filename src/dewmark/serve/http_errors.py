@@ -1,6 +1,6 @@
-"""Every answer that is a refusal: one shape, one plain sentence, and never a piece of what was sent.
+"""Error responses: one JSON shape and one plain sentence, which never quotes the request.
 
-The shape is that of OpenAI's errors with the request's id added, so that both kinds of client understand it.
+The shape is that of OpenAI's errors plus the request's id, so that OpenAI's clients understand it, too.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ from dewmark.errors import DewmarkError
 from dewmark.serve.audit_jobs import TooManyJobs
 from dewmark.serve.thread_pool import Overloaded
 
-__all__ = ["ApiError", "add_handlers", "error_body", "overloaded"]
+__all__ = ["INTERNAL", "ApiError", "add_handlers", "error_body", "overloaded"]
+
+INTERNAL = "the service failed; see its log"
 
 _log = logging.getLogger("dewmark.serve")
 
@@ -30,12 +32,12 @@ _CODES = {
     408: "timeout",
     415: "unsupported_media_type",
 }
-_SENTENCES = {404: "there is nothing at this address", 405: "this address does not know that method"}
-_LONGEST_WAIT = 3600.0
+_SENTENCES = {404: "there is nothing at this URL", 405: "this URL does not support that method"}
+_MAX_WAIT = 3600.0
 
 
 class ApiError(HTTPException):
-    """A refusal with its status and code; ``wait`` becomes Retry-After."""
+    """An error response; ``wait`` becomes its Retry-After header."""
 
     def __init__(
         self,
@@ -46,20 +48,20 @@ class ApiError(HTTPException):
         wait: float | None = None,
         headers: dict[str, str] | None = None,
     ) -> None:
-        every = dict(headers or {})
+        all_headers = dict(headers or {})
         if wait is not None:
-            every["Retry-After"] = str(max(1, math.ceil(min(wait, _LONGEST_WAIT))))
-        super().__init__(status, message, every)
+            all_headers["Retry-After"] = str(max(1, math.ceil(min(wait, _MAX_WAIT))))
+        super().__init__(status, message, all_headers)
         self.code = code
 
 
-def overloaded(wait: float, why: str = "too much is waiting") -> ApiError:
-    """503: come back later."""
+def overloaded(wait: float, why: str = "too many requests are waiting") -> ApiError:
+    """A 503 response."""
     return ApiError(503, "overloaded", f"{why}; try again later", wait=wait)
 
 
 def error_body(status: int, code: str, message: str, request_id: str) -> dict[str, object]:
-    """The JSON of a refusal."""
+    """The JSON body of an error response."""
     kind = "server_error" if status >= 500 else "invalid_request_error"
     return {
         "error": {"code": code, "type": kind, "message": message, "param": None, "request_id": request_id}
@@ -67,13 +69,13 @@ def error_body(status: int, code: str, message: str, request_id: str) -> dict[st
 
 
 def add_handlers(app: FastAPI) -> None:
-    """Turn every exception that a route may raise into a refusal."""
-    app.add_exception_handler(HTTPException, _http)
-    app.add_exception_handler(RequestValidationError, _invalid)
-    app.add_exception_handler(DewmarkError, _refused)
-    app.add_exception_handler(Overloaded, _busy)
-    app.add_exception_handler(TooManyJobs, _too_many)
-    app.add_exception_handler(sa.exc.SQLAlchemyError, _store)
+    """Turn every exception that a route may raise into an error response."""
+    app.add_exception_handler(HTTPException, _http_error)
+    app.add_exception_handler(RequestValidationError, _invalid_request)
+    app.add_exception_handler(DewmarkError, _library_error)
+    app.add_exception_handler(Overloaded, _overloaded)
+    app.add_exception_handler(TooManyJobs, _too_many_jobs)
+    app.add_exception_handler(sa.exc.SQLAlchemyError, _store_error)
 
 
 def _response(request: Request, error: ApiError) -> Response:
@@ -81,7 +83,7 @@ def _response(request: Request, error: ApiError) -> Response:
     return JSONResponse(body, error.status_code, error.headers)
 
 
-async def _http(request: Request, error: Exception) -> Response:
+async def _http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     if not isinstance(error, ApiError):
         status = error.status_code
@@ -91,38 +93,38 @@ async def _http(request: Request, error: Exception) -> Response:
     return _response(request, error)
 
 
-async def _invalid(request: Request, error: Exception) -> Response:
-    """The first fault in words; what was sent is not repeated."""
+async def _invalid_request(request: Request, error: Exception) -> Response:
+    """Report the first error without quoting the request."""
     assert isinstance(error, RequestValidationError)
     first = error.errors()[0]
     if first["type"] == "json_invalid":
-        return _response(request, ApiError(400, "bad_request", "the body is not JSON"))
+        return _response(request, ApiError(400, "bad_request", "the body is not valid JSON"))
     where = ".".join(str(part) for part in first["loc"] if part != "body") or "the body"
     message = str(first["msg"]).removeprefix("Value error, ")
-    printable = where.encode("ascii", "replace").decode()[:80]  # a field's name is the sender's
+    printable = where.encode("ascii", "replace").decode()[:80]  # the sender chose the field's name
     return _response(request, ApiError(422, "invalid_request", f"{printable}: {message}"))
 
 
-async def _refused(request: Request, error: Exception) -> Response:
-    if isinstance(error, ValueError):  # what was asked for is at fault: `InputError`, `ConfigError`
+async def _library_error(request: Request, error: Exception) -> Response:
+    if isinstance(error, ValueError):  # the request is at fault: `InputError`, `ConfigError`
         return _response(request, ApiError(422, "invalid_request", str(error)))
-    _log.error("refused by the library", exc_info=error)
-    return _response(request, ApiError(500, "internal", "the service failed; its log says more"))
+    _log.error("a request failed", exc_info=error)
+    return _response(request, ApiError(500, "internal", INTERNAL))
 
 
-async def _busy(request: Request, error: Exception) -> Response:
+async def _overloaded(request: Request, error: Exception) -> Response:
     assert isinstance(error, Overloaded)
     return _response(request, overloaded(error.wait))
 
 
-async def _too_many(request: Request, error: Exception) -> Response:
+async def _too_many_jobs(request: Request, error: Exception) -> Response:
     assert isinstance(error, TooManyJobs)
     if error.own:
-        message = "you have as many open audits as you may: wait for one to end, or delete it"
+        message = "this token has too many open audits: wait for one to finish, or delete one"
         return _response(request, ApiError(429, "too_many_requests", message, wait=30.0))
     return _response(request, overloaded(30.0, "too many audits are waiting"))
 
 
-async def _store(request: Request, error: Exception) -> Response:
-    _log.error("the store does not answer", exc_info=error)
-    return _response(request, overloaded(2.0, "the store does not answer"))
+async def _store_error(request: Request, error: Exception) -> Response:
+    _log.error("the store is unavailable", exc_info=error)
+    return _response(request, overloaded(2.0, "the store is unavailable"))

@@ -1,9 +1,10 @@
-"""What every request passes first: its id, who asks, how much may be sent; and what every answer carries.
+"""The middleware around the application: request ids, authentication, size limits, headers and logging.
 
-It decides before a byte of the body is read. Everything needs a token but the addresses in `_PUBLIC`.
+It rejects requests before it reads their body. Every path except those in `_PUBLIC` needs a token.
 
-An open service (on loopback, nobody ever made a token) answers only to the names of loopback and those it was
-told: otherwise a page on the web could have its own name point here and read the answers (DNS rebinding).
+A service without tokens (on loopback, before the first token is created) answers only to loopback names and
+the configured host names: otherwise a web page could point its own name here and read the answers (DNS
+rebinding).
 """
 
 from __future__ import annotations
@@ -13,26 +14,23 @@ import logging
 import re
 import secrets
 import time
-from typing import TYPE_CHECKING
 
 from fastapi.responses import JSONResponse
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from dewmark.serve.api_tokens import OPEN, Caller
-from dewmark.serve.http_errors import ApiError, error_body, overloaded
+from dewmark.serve.http_errors import INTERNAL, ApiError, error_body, overloaded
 from dewmark.serve.monitoring import log_request
+from dewmark.serve.service import Service
 from dewmark.serve.settings import is_loopback
 
-if TYPE_CHECKING:
-    from dewmark.serve.service import Service
-
-__all__ = ["Gate"]
+__all__ = ["AccessMiddleware"]
 
 _log = logging.getLogger("dewmark.serve")
 
 _PUBLIC = re.compile(r"/|/docs|/healthz|/openapi\.json|/static/[^/]*|/favicon\.ico")
-_ASKS_ONLY = "/v1/whoami"  # tells who one is, also that one is nobody
+_WHOAMI = "/v1/whoami"  # also answers callers without a token
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _BODY_SECONDS = 60.0
 
@@ -48,14 +46,14 @@ HEADERS = {
 }
 
 
-class Gate:
+class AccessMiddleware:
     """ASGI middleware around the whole application."""
 
     def __init__(self, app: ASGIApp, service: Service) -> None:
         self._app, self._service = app, service
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass one request on, or refuse it."""
+        """Pass a request on, or reject it."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -78,36 +76,36 @@ class Gate:
         try:
             try:
                 state["caller"] = await self._caller(scope["path"], headers)
-                self._check(scope["method"], headers, body.limit)
+                self._check_body(scope["method"], headers, body.limit)
                 await self._app(scope, body, answer)
             except ApiError as error:
                 content = error_body(error.status_code, error.code, error.detail, request_id)
                 await JSONResponse(content, error.status_code, error.headers)(scope, receive, answer)
-            except Exception as error:  # noqa: BLE001 - the one place where nothing gets past
-                _log.error("failed", exc_info=error, extra={"fields": {"request_id": request_id}})
+            except Exception as error:  # noqa: BLE001 - the last resort
+                _log.error("a request failed", exc_info=error, extra={"fields": {"request_id": request_id}})
                 if not status:
-                    content = error_body(500, "internal", "the service failed; its log says more", request_id)
+                    content = error_body(500, "internal", INTERNAL, request_id)
                     await JSONResponse(content, 500)(scope, receive, answer)
         finally:
-            self._tell(scope, request_id, status, time.monotonic() - started, body.received)
+            self._report(scope, request_id, status, time.monotonic() - started, body.received)
 
     async def _caller(self, path: str, headers: Headers) -> Caller | None:
-        """Who asks; None where it does not matter."""
+        """The caller; None if a public path is requested without a valid token."""
         service = self._service
         public = bool(_PUBLIC.fullmatch(path)) or (path == "/metrics" and service.settings.loopback)
         kind, _, text = headers.get("authorization", "").partition(" ")
         caller = await service.in_thread(service.caller, text.strip() if kind.lower() == "bearer" else "")
         if caller is OPEN:
             name = re.sub(r":\d+$", "", headers.get("host", ""))
-            if not (is_loopback(name) or name.lower() in service.settings.names):
-                raise ApiError(400, "bad_request", "the service does not go by that name: see --name")
-        elif caller is None and not public and path != _ASKS_ONLY:
+            if not (is_loopback(name) or name.lower() in service.settings.host_names):
+                raise ApiError(400, "bad_request", "unknown host name: allow it with --name")
+        elif caller is None and not public and path != _WHOAMI:
             raise ApiError(
                 401, "unauthorized", "a valid token is needed", headers={"WWW-Authenticate": "Bearer"}
             )
         return caller
 
-    def _check(self, method: str, headers: Headers, limit: int) -> None:
+    def _check_body(self, method: str, headers: Headers, limit: int) -> None:
         if self._service.draining and method != "GET":
             raise overloaded(1.0, "the service is stopping")
         length = headers.get("content-length", "0")
@@ -125,7 +123,7 @@ class Gate:
         headers["X-Request-Id"] = request_id
         headers.setdefault("Cache-Control", "no-store" if path.startswith("/v1/") else "no-cache")
 
-    def _tell(self, scope: Scope, request_id: str, status: int, seconds: float, received: int) -> None:
+    def _report(self, scope: Scope, request_id: str, status: int, seconds: float, received: int) -> None:
         route = getattr(scope.get("route"), "path", "other")
         caller = scope["state"].get("caller")
         metrics = self._service.metrics
@@ -144,7 +142,7 @@ class Gate:
 
 
 class _Body:
-    """Counts what a request sends, whether it said beforehand how much or not."""
+    """Counts and limits the bytes of a request body, whether or not it declared its length."""
 
     def __init__(self, receive: Receive, limit: int) -> None:
         self._receive, self.limit = receive, limit
@@ -152,7 +150,7 @@ class _Body:
         self._complete = False
 
     async def __call__(self) -> Message:
-        if self._complete:  # what comes now is the caller hanging up
+        if self._complete:  # the next message is the disconnect
             return await self._receive()
         try:
             message = await asyncio.wait_for(self._receive(), _BODY_SECONDS)
@@ -167,4 +165,4 @@ class _Body:
 
 
 def _too_large(limit: int) -> ApiError:
-    return ApiError(413, "body_too_large", f"the body may have {limit:,} bytes: send less at a time")
+    return ApiError(413, "body_too_large", f"the body may have at most {limit:,} bytes")

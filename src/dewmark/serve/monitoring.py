@@ -1,12 +1,9 @@
-"""Structured logs: one JSON object a line on stderr, with request ids, and never a text or a key.
+"""Logs and metrics, which never contain a text, a key or a token's secret.
 
-An exception is logged by its kind and the places in the code that it went through, without its message: a
-message may quote what somebody sent.
-
-What Prometheus may know: counts and times, no texts, no tokens.
-
-With several worker processes the numbers lie in files that all of them share (the supervisor names their
-folder in ``PROMETHEUS_MULTIPROC_DIR``), so any worker answers for all.
+Logs are JSON lines on stderr with request ids. An exception is logged as its type and the code locations it
+passed through, without its message, which may quote a request. Metrics are counts and times for Prometheus;
+worker processes keep them in shared files (the supervisor sets ``PROMETHEUS_MULTIPROC_DIR``), so that any
+worker can report for all.
 """
 
 from __future__ import annotations
@@ -22,22 +19,25 @@ from typing import Any
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.multiprocess import MultiProcessCollector
 
-__all__ = ["CONTENT_TYPE", "JsonLines", "Metrics", "log_request", "set_up"]
+__all__ = ["CONTENT_TYPE", "JsonLines", "Metrics", "log_request", "set_up_logging"]
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 
 _log = logging.getLogger("dewmark.serve")
 
 
 class JsonLines(logging.Formatter):
-    """Log records as JSON; only the fields below and a record's ``fields`` are written."""
+    """Formats a log record as JSON, with only the fields below and the record's ``fields``."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """One line."""
+        """One line of JSON."""
         own = record.name.startswith("dewmark")
         row: dict[str, Any] = {
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname.lower(),
             "process": os.getpid(),
-            # a library's message is kept as its template: the values in it may be anybody's
+            # a library's message is logged as its template, because its values may come from a request
             "event": record.getMessage() if own else f"{record.name}: {record.msg}"[:200],
             **getattr(record, "fields", {}),
         }
@@ -51,23 +51,23 @@ class JsonLines(logging.Formatter):
         return json.dumps(row, ensure_ascii=True)
 
 
-def set_up(*, level: str = "info") -> None:
-    """Send the logs of the service and of uvicorn to stderr as JSON."""
+def set_up_logging() -> None:
+    """Log the service and uvicorn to stderr as JSON."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonLines())
     for name in ("dewmark.serve", "uvicorn", "uvicorn.error", "asyncio"):
         logger = logging.getLogger(name)
         logger.handlers[:] = [handler]
         logger.propagate = False
-        logger.setLevel(level.upper())
+        logger.setLevel(logging.INFO)
     logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
-    logging.getLogger("uvicorn.access").disabled = True  # it writes whole addresses; see `log_request`
+    logging.getLogger("uvicorn.access").disabled = True  # it logs whole URLs; see `log_request`
 
 
 def log_request(
     *, request_id: str, method: str, route: str, status: int, seconds: float, received: int, token: str
 ) -> None:
-    """One line for one answered request."""
+    """Log one answered request."""
     fields = {
         "request_id": request_id,
         "method": method,
@@ -80,35 +80,29 @@ def log_request(
     _log.info("request", extra={"fields": fields})
 
 
-CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-
-_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
-
-
 class Metrics:
-    """The numbers of one process."""
+    """The metrics of one process."""
 
     def __init__(self) -> None:
-        self._registry = CollectorRegistry()
-        own = self._registry
+        self._registry = own = CollectorRegistry()
         self.requests = Counter(
             "dewmark_requests", "Answered requests.", ["method", "route", "status"], registry=own
         )
         self.seconds = Histogram(
             "dewmark_request_seconds",
-            "Time to the end of the answer.",
+            "Seconds until the end of the response.",
             ["route"],
             buckets=_SECONDS,
             registry=own,
         )
-        self.texts = Counter("dewmark_texts", "Texts judged.", ["endpoint", "verdict"], registry=own)
-        self.written = Counter("dewmark_written_tokens", "Tokens written.", registry=own)
+        self.texts = Counter("dewmark_texts", "Scored texts.", ["endpoint", "verdict"], registry=own)
+        self.written = Counter("dewmark_written_tokens", "Generated tokens.", registry=own)
         self.waiting = Gauge(
-            "dewmark_waiting", "Texts that wait for a thread.", multiprocess_mode="livesum", registry=own
+            "dewmark_waiting", "Texts waiting for a thread.", multiprocess_mode="livesum", registry=own
         )
 
     def render(self) -> bytes:
-        """All numbers as Prometheus reads them."""
+        """All metrics in Prometheus's text format."""
         if "PROMETHEUS_MULTIPROC_DIR" not in os.environ:
             return generate_latest(self._registry)
         shared = CollectorRegistry()

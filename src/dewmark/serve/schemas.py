@@ -1,6 +1,7 @@
-"""What requests and answers look like, for validation and for the OpenAPI document.
+"""The shapes of requests and responses, for validation and for the OpenAPI document.
 
-Answers are built as plain dictionaries (thousands of token scores need no second look) and described here.
+Responses are built as plain dictionaries, because validating thousands of token scores would be slow; they
+are described here only.
 """
 
 from __future__ import annotations
@@ -34,16 +35,16 @@ class _Request(BaseModel):
 
 
 class DetectRequest(_Request):
-    """Texts to judge: ``text``, or ``texts``. A prompt is context only and never scored itself."""
+    """Texts to check: either ``text`` or ``texts``. A prompt serves as context and is never scored."""
 
     text: str | None = Field(None, examples=["The old bridge over the river was built by …"])
     texts: list[str] | None = Field(None, min_length=1)
     prompt: str | None = None
     prompts: list[str | None] | None = None
     tenants: list[TenantId] | None = Field(None, min_length=1, max_length=1000)
-    fpr: Share | None = Field(None, description="Share of unmarked texts that may be called marked.")
-    test: TestName | None = Field(None, description="The scheme's first test by default.")
-    tokens: bool = Field(False, description="Also give every token's score and place.")
+    fpr: Share | None = Field(None, description="False-positive rate at which a text counts as marked.")
+    test: TestName | None = Field(None, description="Default: the scheme's first test.")
+    tokens: bool = Field(False, description="Include every token's score and offsets.")
 
 
 class LocateRequest(_Request):
@@ -52,12 +53,12 @@ class LocateRequest(_Request):
     text: str
     prompt: str | None = None
     tenant: TenantId | None = None
-    fpr: Share = Field(0.05, description="Share of unmarked texts in which any passage may be found.")
+    fpr: Share = Field(0.05, description="Share of unmarked texts in which any passage is found.")
     tokens: bool = False
 
 
 class AuditText(_Request):
-    """One text that is known to be unmarked."""
+    """A text that is known to be unmarked."""
 
     text: str
     id: str | None = Field(None, max_length=1000)
@@ -66,7 +67,7 @@ class AuditText(_Request):
 
 
 class AuditRequest(_Request):
-    """Unmarked texts on which a key's real false-positive rate is measured."""
+    """Unmarked texts on which to measure a key's false-positive rate."""
 
     texts: list[AuditText] = Field(min_length=1)
     tenant: TenantId | None = None
@@ -74,7 +75,7 @@ class AuditRequest(_Request):
 
 
 class ErrorDetail(BaseModel):
-    """Why there is no answer."""
+    """What went wrong."""
 
     code: str
     type: str
@@ -84,20 +85,20 @@ class ErrorDetail(BaseModel):
 
 
 class ErrorResponse(BaseModel):
-    """Every refusal has this shape."""
+    """The shape of every error response."""
 
     error: ErrorDetail
 
 
 class Language(BaseModel):
-    """A guess; ``supported`` says whether the scheme's encoder knows the language."""
+    """The guessed language, and whether the scheme's encoder supports it."""
 
     code: str | None
     supported: bool | None
 
 
 class Token(BaseModel):
-    """One token: offsets count Unicode characters; the score is standard normal on unmarked text."""
+    """A token: offsets count Unicode characters; on unmarked text, scores are standard normal."""
 
     text: str
     start: int
@@ -107,7 +108,7 @@ class Token(BaseModel):
 
 
 class TenantResult(BaseModel):
-    """What one tenant's key alone says."""
+    """The result for one tenant's key alone."""
 
     tenant: str
     p_value: float | None
@@ -116,7 +117,7 @@ class TenantResult(BaseModel):
 
 
 class Result(BaseModel):
-    """The verdict on one text; ``p_value`` is corrected for the number of keys that were tried."""
+    """The verdict on one text; ``p_value`` is corrected for the number of keys tried."""
 
     verdict: VerdictName
     p_value: float | None
@@ -143,14 +144,14 @@ class Result(BaseModel):
 
 
 class DetectResponse(BaseModel):
-    """One result per text, in their order."""
+    """One result per text, in order."""
 
     request_id: str
     results: list[Result]
 
 
 class PassageResult(BaseModel):
-    """A marked passage; ``p_value`` counts all the passages that were tried."""
+    """A marked passage; ``p_value`` is corrected for all passages tried."""
 
     start: int
     end: int
@@ -164,7 +165,7 @@ class PassageResult(BaseModel):
 
 
 class LocateResponse(BaseModel):
-    """The marked passages of a text, and the verdict on the whole of it."""
+    """The marked passages of a text, and the verdict on the whole text."""
 
     request_id: str
     tenant: str
@@ -176,7 +177,7 @@ class LocateResponse(BaseModel):
 
 
 class JobState(BaseModel):
-    """An audit that waits, runs or has ended."""
+    """The state of an audit."""
 
     id: str
     kind: Literal["audit"]
@@ -187,7 +188,7 @@ class JobState(BaseModel):
     finished: str | None
     tenant: str
     error: str | None
-    result: dict[str, Any] | None = Field(description="The audit's report, once it is done.")
+    result: dict[str, Any] | None = Field(description="The report, once the audit is done.")
 
 
 class JobResponse(BaseModel):
@@ -213,7 +214,7 @@ class ExtractResponse(BaseModel):
 
 
 class TenantInfo(BaseModel):
-    """A key that the caller may ask for."""
+    """A key that the caller may use."""
 
     id: str
     scheme: str
@@ -223,7 +224,7 @@ class TenantInfo(BaseModel):
 
 
 class Whoami(BaseModel):
-    """What the caller may do, and the service's limits."""
+    """The caller's permissions and the service's limits."""
 
     authenticated: bool
     open: bool

@@ -1,4 +1,4 @@
-"""The parts of one worker process and their life: opened together, closed in the right order."""
+"""The parts of one worker process, opened together and closed in the right order."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from typing import TypeVar, TypeVarTuple
 
 import anyio
 
-from dewmark.serve.api_tokens import OPEN, Caller, Refusal, Scope, Tokens
+from dewmark.serve.api_tokens import OPEN, Caller, Refusal, Tokens
 from dewmark.serve.audit_jobs import AuditRunner, Jobs
-from dewmark.serve.generation import Writer
+from dewmark.serve.generation import TextGenerator
 from dewmark.serve.http_errors import ApiError
 from dewmark.serve.monitoring import Metrics
 from dewmark.serve.settings import Settings
 from dewmark.serve.store import QueryLog, Store
 from dewmark.serve.tenants import Tenant
-from dewmark.serve.thread_pool import Pool
+from dewmark.serve.thread_pool import BatchingPool
 
-__all__ = ["Service", "require"]
+__all__ = ["Service"]
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
@@ -27,49 +27,51 @@ class Service:
     """Everything that the routes use."""
 
     def __init__(
-        self, settings: Settings, tenants: Mapping[str, Tenant], *, writer: Writer | None = None
+        self, settings: Settings, tenants: Mapping[str, Tenant], *, generator: TextGenerator | None = None
     ) -> None:
-        self.settings, self.tenants, self.writer = settings, dict(tenants), writer
+        self.settings, self.tenants, self.generator = settings, dict(tenants), generator
         self.store = Store(settings.store)
         self.tokens = Tokens(self.store)
-        self.jobs = Jobs(self.store, lease=settings.lease)
+        self.jobs = Jobs(self.store, lease=settings.lease_seconds)
         self.query_log = QueryLog(self.store) if settings.log_queries else None
         self.metrics = Metrics()
-        self.pool = Pool(threads=settings.threads, waiting=settings.waiting, batch=settings.batch)
+        self.pool = BatchingPool(
+            threads=settings.threads, max_waiting=settings.max_waiting, batch_size=settings.batch_size
+        )
         self._audits = AuditRunner(self.jobs, self.tenants, self.pool, limit=settings.scored_bytes)
         self.extractions = anyio.CapacityLimiter(2)
         self.draining = False
 
     def start(self) -> None:
-        """Begin with the work that nobody waits for."""
+        """Start the background work."""
         self._audits.start()
 
     def close(self) -> None:
-        """Finish what was taken, give back what another worker can do, and let go of the store."""
+        """Finish accepted requests, return unfinished jobs to the queue, and close the store."""
         self.draining = True
         self._audits.close()
-        if self.writer is not None:
-            self.writer.close()
+        if self.generator is not None:
+            self.generator.close()
         self.pool.close()
         self.store.close()
 
     def wake_audits(self) -> None:
-        """There is a new job."""
+        """Poll for a new job now."""
         self._audits.wake()
 
     def caller(self, token: str) -> Caller | None:
-        """Who asks: `OPEN` where nobody needs a token, None for a token that is not valid."""
-        free = self.settings.without_tokens or self.settings.loopback
-        if free and not self.tokens.exist():
+        """The caller with a token: `OPEN` if no token is needed, None if the token is invalid."""
+        may_be_open = self.settings.without_tokens or self.settings.loopback
+        if may_be_open and not self.tokens.exist():
             return OPEN
         return self.tokens.caller(token) if token else None
 
     async def in_thread(self, function: Callable[[*Ts], T], *arguments: *Ts) -> T:
-        """Run what waits for the store."""
+        """Run a blocking function, such as one that uses the store, in a thread."""
         return await anyio.to_thread.run_sync(function, *arguments)
 
     async def spend(self, caller: Caller, texts: int, *, requests: int | None = None) -> None:
-        """Count texts against the caller's budget, and them (or ``requests``) against its rate."""
+        """Count texts against the caller's budget, and texts (or ``requests``) against its rate."""
         if not caller.id:
             return
         denied = await self.in_thread(lambda: self.tokens.spend(caller, texts, requests=requests))
@@ -78,23 +80,16 @@ class Service:
         if denied.why is Refusal.BUDGET:
             raise ApiError(403, "budget_spent", f"the token's budget does not cover {texts} more texts")
         raise ApiError(
-            429, "too_many_requests", "the token's rate limit is reached: send less", wait=denied.wait
+            429, "too_many_requests", "the token's rate limit is reached; try again later", wait=denied.wait
         )
 
     def may_use(self, caller: Caller) -> list[Tenant]:
-        """The tenants that a caller may ask for."""
+        """The tenants that a caller may use."""
         return [tenant for tenant in self.tenants.values() if caller.may_use(tenant.id)]
 
     def tenant(self, id_: str, caller: Caller) -> Tenant:
-        """One tenant by its id."""
+        """The tenant with an id."""
         tenant = self.tenants.get(id_)
         if tenant is None or not caller.may_use(id_):
-            raise ApiError(404, "not_found", "there is no such tenant, or not for this token")
+            raise ApiError(404, "not_found", "no such tenant, or this token may not use it")
         return tenant
-
-
-def require(caller: Caller | None, *scopes: Scope) -> Caller:
-    """The caller, if it has one of the scopes."""
-    if caller is None or not caller.may(*scopes):
-        raise ApiError(403, "forbidden", f"the token needs the scope {' or '.join(scopes)}")
-    return caller

@@ -1,8 +1,7 @@
-"""What one service is told: addresses, folders, limits.
+"""The configuration of a service: addresses, files and limits.
 
-Plain values, so that worker processes get them as JSON.
-
-Boundary: names of files only. Keys and detectors are opened from them by `tenants`, in each process.
+All values are plain, so that worker processes can get them as JSON. Boundary: file names only; each process
+opens keys and detectors itself (`tenants`).
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ _KIB, _MIB = 1 << 10, 1 << 20
 
 
 def default_store() -> str:
-    """The store that commands use unless told otherwise: ``$DEWMARK_STORE``, else a file of the user."""
+    """The default store: ``$DEWMARK_STORE``, else an SQLite file in the user's state folder."""
     explicit = os.environ.get("DEWMARK_STORE")
     if explicit:
         return explicit
@@ -33,7 +32,7 @@ def default_store() -> str:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach an address."""
+    """Whether an address is reachable from this machine only."""
     try:
         return ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:
@@ -42,78 +41,81 @@ def is_loopback(host: str) -> bool:
 
 @dataclass(frozen=True)
 class Settings:
-    """One service's settings. ``detectors`` and ``keys`` are (tenant id, path) pairs."""
+    """The settings of one service. ``detectors`` and ``keys`` are (tenant id, path) pairs."""
 
     detectors: tuple[tuple[str, str], ...] = ()
     keys: tuple[tuple[str, str], ...] = ()
     scheme: str | None = None
     scheme_settings: tuple[str, ...] = ()
     vocabulary: str | None = None
-    """The host whose vocabulary the keys are used with; its weights are not loaded."""
+    """The host whose vocabulary the keys are bound to; its weights are not loaded."""
     host_model: str | None = None
-    """The host that writes; without it the service only detects."""
+    """The host that generates marked text; without it the service only detects."""
     device: str = "auto"
     dtype: str = "auto"
 
     host: str = "127.0.0.1"
     port: int = 8080
     workers: int = 1
-    store: str = dataclasses.field(default="", repr=False)  # the URL may hold a password
+    store: str = dataclasses.field(default="", repr=False)  # the URL may contain a password
     without_tokens: bool = False
-    """Serve beyond loopback although nobody needs a token."""
-    names: tuple[str, ...] = ()
-    """Host names under which an open service may be asked, beside those of loopback."""
+    """Serve without API tokens even beyond loopback."""
+    host_names: tuple[str, ...] = ()
+    """Host names that a service without tokens answers to, besides loopback names."""
     log_queries: bool = False
 
     fpr: float = 0.01
     text_bytes: int = 1_000_000
     texts: int = 64
+    """The most texts per request."""
     body_bytes: int = 8 * _MIB
     extract_bytes: int = 8 * _MIB
     audit_bytes: int = 64 * _MIB
     audit_texts: int = 20_000
-    open_jobs: int = 4
-    """Audits that one token may have waiting or running."""
-    all_jobs: int = 64
+    jobs_per_token: int = 4
+    """The most audits that one token may have waiting or running."""
+    max_jobs: int = 64
+    """The most audits that may be waiting or running in all."""
     scored_bytes: int = 64 * _KIB
-    """Bytes of a text, from its beginning, that are scored: what the longest request may cost."""
+    """How much of a text is scored, from its start; bounds the cost of a request."""
     located_bytes: int = 32 * _KIB
-    """The same where passages are searched, which takes longer."""
-    waiting: int = 256
-    """Texts that may wait in one process before it answers 503."""
-    batch: int = 32
+    """How much of a text is searched for passages, which takes longer than scoring."""
+    max_waiting: int = 256
+    """The most texts that may wait in one process before it answers 503."""
+    batch_size: int = 32
     threads: int = 1
-    """Detections that run at the same time in one process."""
-    new_tokens: int = 1024
-    writing: int = 32
-    """Completions that may wait in one process before it answers 503."""
-    writing_batch: int = 8
-    grace: int = 30
-    """Seconds that requests in work have to finish when the service stops."""
-    lease: float = 10.0
-    """Seconds without a sign of life after which another worker takes up a job."""
+    """Detection threads per process."""
+    max_new_tokens: int = 1024
+    max_waiting_completions: int = 32
+    """The most completions that may wait in one process before it answers 503."""
+    generation_batch_size: int = 8
+    grace_seconds: int = 30
+    """How long running requests may take to finish when the service stops."""
+    lease_seconds: float = 10.0
+    """How long a worker may be silent before another worker takes over its job."""
 
     def __post_init__(self) -> None:
         if not self.detectors and not self.keys:
             raise ConfigError("nothing to detect with: give --detector DIR, --key FILE or --keys DIR")
         if not 0.0 < self.fpr < 1.0:
             raise ConfigError(f"--fpr must lie in (0, 1), got {self.fpr:g}")
-        for name in ("workers", "threads", "batch", "waiting", "scored_bytes", "writing", "writing_batch"):
+        positive = ("workers", "threads", "batch_size", "max_waiting", "scored_bytes")
+        for name in (*positive, "max_waiting_completions", "generation_batch_size"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
 
     @property
     def loopback(self) -> bool:
-        """Whether only this machine can reach the service."""
+        """Whether the service is reachable from this machine only."""
         return is_loopback(self.host)
 
     def to_json(self) -> str:
-        """For a worker process. It holds the store's URL: never print it."""
+        """JSON for a worker process. It contains the store's URL: never print it."""
         return json.dumps(dataclasses.asdict(self))
 
     @classmethod
     def from_json(cls, text: str) -> Settings:
-        """What `to_json` wrote."""
+        """The inverse of `to_json`."""
         return cls(**{name: _tuples(value) for name, value in json.loads(text).items()})
 
 

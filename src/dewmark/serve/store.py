@@ -1,15 +1,12 @@
-"""What outlives a process: tokens, jobs and, if wanted, a log of queries, in SQLite or PostgreSQL.
+"""The database of a service (SQLite or PostgreSQL): API tokens, audit jobs and an optional query log.
 
-Every change is one short transaction. SQLite runs in WAL mode, so that workers read while one writes; a write
-begins with BEGIN IMMEDIATE, which waits its turn instead of failing half-way. Times are seconds since 1970.
+Every change is one short transaction. SQLite runs in WAL mode, so that workers can read while one writes; a
+write starts with BEGIN IMMEDIATE, which waits for its turn instead of failing half-way. Times are seconds
+since 1970. Boundary: tables and connections; `api_tokens` and `audit_jobs` give the rows their meaning.
 
-Boundary: tables and connections. What the rows mean is in `tokens`, `jobs` and `query_log`.
-
-An optional log of queries: who asked about which text when, the text as a keyed hash only.
-
-The same text always gives the same hash, so a person with the store can find who asked about a text that they
-hold, or who sends many variations; from the log alone no text can be read or guessed without the store's own
-HMAC key, which lies beside it.
+The query log records who asked about which text and when, with the text as a keyed hash. Equal texts have
+equal hashes, so whoever holds the store can find out who asked about a given text. Without the HMAC key,
+which is kept in the same store, the log reveals no text, not even to guessing.
 """
 
 from __future__ import annotations
@@ -30,6 +27,8 @@ from dewmark.errors import ConfigError, StorageError
 
 __all__ = ["QueryLog", "Store", "items", "jobs", "metadata", "queries", "secrets_", "tokens"]
 
+_QUERY_LOG_KEY = "query-log"
+
 metadata = sa.MetaData()
 
 tokens = sa.Table(
@@ -38,14 +37,14 @@ tokens = sa.Table(
     sa.Column("id", sa.String(16), primary_key=True),
     sa.Column("name", sa.Text, nullable=False),
     sa.Column("digest", sa.String(64), nullable=False),  # SHA-256 of the secret part
-    sa.Column("scopes", sa.Text, nullable=False),  # separated by blanks
-    sa.Column("tenants", sa.Text, nullable=False),  # ids separated by blanks; none: all
+    sa.Column("scopes", sa.Text, nullable=False),  # space-separated
+    sa.Column("tenants", sa.Text, nullable=False),  # space-separated ids; empty: all
     sa.Column("created", sa.Float, nullable=False),
     sa.Column("expires", sa.Float),
     sa.Column("revoked", sa.Float),
     sa.Column("per_minute", sa.Float, nullable=False),
-    sa.Column("free_at", sa.Float, nullable=False),  # when the rate limit will have been paid off
-    sa.Column("budget", sa.BigInteger),  # texts in the token's life; none: no limit
+    sa.Column("free_at", sa.Float, nullable=False),  # when past requests will have been paid off
+    sa.Column("budget", sa.BigInteger),  # texts over the token's lifetime; NULL: no limit
     sa.Column("used", sa.BigInteger, nullable=False),
 )
 
@@ -53,7 +52,7 @@ jobs = sa.Table(
     "dewmark_jobs",
     metadata,
     sa.Column("id", sa.String(40), primary_key=True),
-    sa.Column("owner", sa.String(16), nullable=False, index=True),  # a token's id; empty: an open service
+    sa.Column("owner", sa.String(16), nullable=False, index=True),  # a token's id; empty: no token needed
     sa.Column("state", sa.String(10), nullable=False, index=True),
     sa.Column("tenant", sa.Text, nullable=False),
     sa.Column("test", sa.Text),
@@ -62,7 +61,7 @@ jobs = sa.Table(
     sa.Column("done", sa.Integer, nullable=False),
     sa.Column("created", sa.Float, nullable=False),
     sa.Column("finished", sa.Float),
-    sa.Column("worker", sa.String(40)),  # who holds the lease
+    sa.Column("worker", sa.String(40)),  # the holder of the lease
     sa.Column("leased_until", sa.Float, nullable=False),
     sa.Column("attempts", sa.Integer, nullable=False),
     sa.Column("error", sa.Text),
@@ -70,7 +69,7 @@ jobs = sa.Table(
 )
 
 items = sa.Table(
-    "dewmark_items",  # the texts of a job until it has ended; then they are deleted
+    "dewmark_items",  # a job's texts, deleted when it ends
     metadata,
     sa.Column("job", sa.String(40), sa.ForeignKey("dewmark_jobs.id", ondelete="CASCADE"), primary_key=True),
     sa.Column("number", sa.Integer, primary_key=True),
@@ -78,7 +77,7 @@ items = sa.Table(
     sa.Column("prompt", sa.Text),
     sa.Column("language", sa.Text, nullable=False),
     sa.Column("length", sa.Integer),
-    sa.Column("p_value", sa.Float),  # none with a length: too short to be judged
+    sa.Column("p_value", sa.Float),  # NULL with a length: too short for a verdict
 )
 
 queries = sa.Table(
@@ -104,37 +103,76 @@ secrets_ = sa.Table(
 
 
 class Store:
-    """An open database; connections are taken from a pool, so threads may share it."""
+    """An open database; threads may share it, because connections come from a pool."""
 
     def __init__(self, url: str) -> None:
-        """Open a store by its URL, ``sqlite:///FILE`` or ``postgresql+psycopg://…``; tables are made."""
+        """Open ``sqlite:///FILE`` or ``postgresql+psycopg://…`` and create missing tables."""
         self._engine = _engine(url)
         try:
             metadata.create_all(self._engine)
         except sa.exc.SQLAlchemyError as error:
-            # two workers may make the tables at the same moment: the second try finds them
+            # two workers may create the tables at the same moment: the second attempt finds them
             try:
                 metadata.create_all(self._engine)
             except sa.exc.SQLAlchemyError:
                 raise StorageError(
-                    f"cannot open the store: {_reason(error)}; check --store and who may write there"
+                    f"cannot open the store: {_reason(error)}; check --store and its permissions"
                 ) from None
 
     @contextlib.contextmanager
     def write(self) -> Iterator[Connection]:
-        """A transaction: all of it or nothing."""
+        """A transaction."""
         with self._engine.begin() as connection:
             yield connection
 
     @contextlib.contextmanager
     def read(self) -> Iterator[Connection]:
-        """A connection that only looks."""
+        """A connection for reading."""
         with self._engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
             yield connection
 
     def close(self) -> None:
-        """Give all connections back."""
+        """Close all connections."""
         self._engine.dispose()
+
+
+class QueryLog:
+    """Logs queries to a store."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._key = _secret(store)
+
+    def digest(self, text: str) -> str:
+        """A text's hash in the log."""
+        return hmac.new(self._key, text.encode(), hashlib.sha256).hexdigest()
+
+    def write(
+        self,
+        *,
+        request: str,
+        token: str,
+        endpoint: str,
+        texts: Sequence[str],
+        answers: Sequence[dict[str, Any]],
+    ) -> None:
+        """Write one row per text."""
+        now = time.time()
+        rows = [
+            {
+                "time": now,
+                "request": request,
+                "token": token,
+                "endpoint": endpoint,
+                "digest": self.digest(text),
+                "characters": len(text),
+                "tenant": answer["tenant"] or "",
+                "verdict": answer["verdict"],
+            }
+            for text, answer in zip(texts, answers, strict=True)
+        ]
+        with self._store.write() as connection:
+            connection.execute(sa.insert(queries), rows)
 
 
 def _engine(url: str) -> Engine:
@@ -165,7 +203,7 @@ def _engine(url: str) -> Engine:
 
 
 def _prepare_sqlite(connection: Any, _: object) -> None:  # noqa: ANN401 - sqlite3's, through SQLAlchemy
-    connection.isolation_level = None  # transactions begin where `_begin_sqlite` says
+    connection.isolation_level = None  # `_begin_sqlite` starts transactions
     for pragma in ("journal_mode=WAL", "synchronous=NORMAL", "foreign_keys=ON", "secure_delete=ON"):
         connection.execute(f"PRAGMA {pragma}")
 
@@ -176,58 +214,18 @@ def _begin_sqlite(connection: Connection) -> None:
 
 
 def _reason(error: sa.exc.SQLAlchemyError) -> str:
-    """The driver's own words in one line, without the statement and its values."""
+    """The driver's message in one line, without the statement and its values."""
     cause = getattr(error, "orig", None) or error
     return " ".join(str(cause).split())[:200]
 
 
-_KEY = "query-log"
-
-
-class QueryLog:
-    """Writes queries to a store."""
-
-    def __init__(self, store: Store) -> None:
-        self._store = store
-        self._key = _secret(store)
-
-    def digest(self, text: str) -> str:
-        """The hash under which a text stands in the log."""
-        return hmac.new(self._key, text.encode(), hashlib.sha256).hexdigest()
-
-    def write(
-        self,
-        *,
-        request: str,
-        token: str,
-        endpoint: str,
-        texts: Sequence[str],
-        answers: Sequence[dict[str, Any]],
-    ) -> None:
-        """One row per text."""
-        now = time.time()
-        rows = [
-            {
-                "time": now,
-                "request": request,
-                "token": token,
-                "endpoint": endpoint,
-                "digest": self.digest(text),
-                "characters": len(text),
-                "tenant": answer["tenant"] or "",
-                "verdict": answer["verdict"],
-            }
-            for text, answer in zip(texts, answers, strict=True)
-        ]
-        with self._store.write() as connection:
-            connection.execute(sa.insert(queries), rows)
-
-
 def _secret(store: Store) -> bytes:
-    """The store's HMAC key, made on first use."""
+    """The store's HMAC key, created on first use."""
     with store.write() as connection:
-        found = connection.execute(sa.select(secrets_.c.value).where(secrets_.c.name == _KEY)).scalar()
+        found = connection.execute(
+            sa.select(secrets_.c.value).where(secrets_.c.name == _QUERY_LOG_KEY)
+        ).scalar()
         if found is None:
             found = secrets.token_hex(32)
-            connection.execute(sa.insert(secrets_).values(name=_KEY, value=found))
+            connection.execute(sa.insert(secrets_).values(name=_QUERY_LOG_KEY, value=found))
     return bytes.fromhex(found)

@@ -1,8 +1,8 @@
-"""The parent of the workers: it holds the listening socket, starts them, and starts anew whichever dies.
+"""The parent process of the workers: it holds the listening socket and restarts workers that die.
 
-Connections wait in the one socket, so a worker that dies takes only the requests it was at with it; its
-accepted jobs are in the store. Settings go through a pipe: a command line or an environment can be read by
-others.
+Connections wait in the shared socket, so a dying worker loses only the requests that it was serving; accepted
+jobs are in the store. Settings go through a pipe, because other users can read command lines and
+environments.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ __all__ = ["Supervisor", "listen"]
 
 _log = logging.getLogger("dewmark.serve")
 
-_LOOK_EVERY = 0.1
-_PAUSES = (0.0, 0.5, 1.0, 2.0, 5.0)  # before the next start, by the number of failures in a row
-_LATE = 5.0  # seconds beyond the grace after which a worker is killed
+_POLL_SECONDS = 0.1
+_PAUSES = (0.0, 0.5, 1.0, 2.0, 5.0)  # seconds before a restart, by the number of consecutive failures
+_KILL_SECONDS = 5.0  # after the grace period
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A listening socket at an address."""
+    """Open a listening socket."""
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         return socket.create_server(address[:2], family=family, backlog=1024)
     except OSError as error:
-        raise ConfigError(f"cannot listen at {host} port {port}: {error.strerror}") from None
+        raise ConfigError(f"cannot listen on {host} port {port}: {error.strerror}") from None
 
 
 class _Worker:
-    """One process and when it was seen to be ready."""
+    """A worker process."""
 
     def __init__(self, settings: Settings, listening: socket.socket, environment: dict[str, str]) -> None:
         number = listening.fileno()
@@ -51,7 +51,7 @@ class _Worker:
             stdout=subprocess.PIPE,
             pass_fds=(number,),
             env=environment,
-            process_group=0,  # Ctrl-C is for the supervisor, which then lets the workers finish
+            process_group=0,  # Ctrl-C goes to the supervisor only, which lets workers finish
             text=True,
         )
         self.ready = threading.Event()
@@ -67,14 +67,14 @@ class _Worker:
 
 
 class Supervisor:
-    """Keeps ``settings.workers`` processes running until a signal says stop."""
+    """Keeps ``settings.workers`` processes running until it is stopped."""
 
     def __init__(self, settings: Settings, listening: socket.socket) -> None:
         self._settings, self._listening = settings, listening
         self._stop = threading.Event()
         self._workers: list[_Worker] = []
-        self._metrics = ""  # a folder, while it runs
-        self._failures = 0  # in a row, of workers that never became ready
+        self._metrics_folder = ""  # set while running
+        self._failures = 0  # consecutive workers that never became ready
 
     @property
     def pids(self) -> list[int]:
@@ -82,20 +82,20 @@ class Supervisor:
         return [worker.process.pid for worker in self._workers]
 
     def stop(self) -> None:
-        """Let the workers finish what they are at, then return from `run`."""
+        """Let the workers finish their requests, then return from `run`."""
         self._stop.set()
 
     def run(self, on_ready: Callable[[], None]) -> int:
-        """Run until stopped; returns an exit code. ``on_ready`` is called when the first worker serves."""
+        """Run until stopped; returns an exit code. Calls ``on_ready`` when the first worker is ready."""
         with tempfile.TemporaryDirectory(prefix="dewmark-metrics-") as folder:
-            self._metrics = folder
+            self._metrics_folder = folder
             environment = {**os.environ, "PROMETHEUS_MULTIPROC_DIR": folder}
-            share = max(1, (os.cpu_count() or 1) // self._settings.workers)
-            environment.setdefault("OMP_NUM_THREADS", str(share))
+            cores = max(1, (os.cpu_count() or 1) // self._settings.workers)
+            environment.setdefault("OMP_NUM_THREADS", str(cores))
             try:
                 return self._run(environment, on_ready)
             finally:
-                self._end()
+                self._stop_workers()
 
     def handle_signals(self) -> None:
         """Stop on Ctrl-C and SIGTERM; call it in the main thread."""
@@ -107,38 +107,38 @@ class Supervisor:
             signal.signal(number, stop)
 
     def _run(self, environment: dict[str, str], on_ready: Callable[[], None]) -> int:
-        told = False
+        announced = False
         while True:
             while len(self._workers) < self._settings.workers and not self._stop.is_set():
                 self._workers.append(_Worker(self._settings, self._listening, environment))
-            if self._stop.wait(_LOOK_EVERY):
+            if self._stop.wait(_POLL_SECONDS):
                 return 0
             if any(worker.ready.is_set() for worker in self._workers):
                 self._failures = 0
-                if not told:
-                    told = True
+                if not announced:
+                    announced = True
                     on_ready()
             for worker in [each for each in self._workers if each.process.poll() is not None]:
-                self._bury(worker)
+                self._remove(worker)
                 if self._failures >= len(_PAUSES):
-                    _log.error("no worker becomes ready")
+                    _log.error("workers fail to start")
                     return 1
                 self._stop.wait(_PAUSES[self._failures])
 
-    def _bury(self, worker: _Worker) -> None:
-        """Note a death; the place is filled by the next look."""
+    def _remove(self, worker: _Worker) -> None:
+        """Remove a dead worker; the next poll replaces it."""
         from prometheus_client.multiprocess import mark_process_dead
 
         self._workers.remove(worker)
         self._failures += not worker.ready.is_set()
-        mark_process_dead(worker.process.pid, path=self._metrics)  # type: ignore[no-untyped-call]
+        mark_process_dead(worker.process.pid, path=self._metrics_folder)  # type: ignore[no-untyped-call]
         fields = {"pid": worker.process.pid, "code": worker.process.returncode}
         _log.warning("a worker died", extra={"fields": fields})
 
-    def _end(self) -> None:
+    def _stop_workers(self) -> None:
         for worker in self._workers:
             worker.process.terminate()
-        deadline = time.monotonic() + self._settings.grace + _LATE
+        deadline = time.monotonic() + self._settings.grace_seconds + _KILL_SECONDS
         for worker in self._workers:
             try:
                 worker.process.wait(max(0.0, deadline - time.monotonic()))

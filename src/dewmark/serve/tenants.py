@@ -1,7 +1,7 @@
-"""Whose keys a service knows: one detector per tenant, asked for by its id.
+"""The tenants of a service: one detector per key, selected by the tenant's id.
 
 A tenant is an exported detector folder, whose tables are memory-mapped and so shared by all processes, or a
-key file, bound to a host's vocabulary. A request names ids only; key material never crosses the wire.
+key file bound to a host's vocabulary. Requests name ids only; key material never crosses the wire.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from dewmark.serve.settings import Settings
 from dewmark.watermark import Watermark, bind_scheme
 from dewmark.workspace import Progress
 
-__all__ = ["Tenant", "open_tenants", "open_writer", "tenant_paths"]
+__all__ = ["Tenant", "open_tenants", "open_watermark", "tenant_paths"]
 
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _DEFAULT_ENCODER = "use-m3"
@@ -37,16 +37,16 @@ class Tenant:
 
     @functools.cached_property
     def languages(self) -> tuple[str, ...] | None:
-        """The languages that the scheme's encoder knows; None where nobody says."""
+        """The languages that the scheme's encoder supports; None if unknown."""
         if self.bound.scheme.to_dict().get("encoder") != _DEFAULT_ENCODER:
             return None
-        # the package carries ordinary sentences in each language of its default encoder
+        # the package contains ordinary sentences in each language of its default encoder
         files = (resources.files("dewmark") / "data" / "ordinary").iterdir()
         return tuple(sorted(file.name.removesuffix(".txt") for file in files if file.name.endswith(".txt")))
 
 
 def tenant_paths(given: Sequence[str]) -> list[tuple[str, str]]:
-    """(id, folder) pairs of ``--detector`` values: ``DIR``, ``ID=DIR``, or a folder of detector folders."""
+    """(id, folder) pairs from ``--detector`` values: ``DIR``, ``ID=DIR``, or a folder of detectors."""
     found: list[tuple[str, str]] = []
     for value in given:
         name, equals, path = value.partition("=")
@@ -66,7 +66,7 @@ def tenant_paths(given: Sequence[str]) -> list[tuple[str, str]]:
 def open_tenants(
     settings: Settings, *, verify: bool = True, progress: Progress | None = None
 ) -> dict[str, Tenant]:
-    """Open every detector and key; a key that a detector folder was made from is not asked twice."""
+    """Open all detectors and keys; a key that already has a detector is skipped."""
     tenants: dict[str, Tenant] = {}
     owners: dict[str, str] = {}  # by fingerprint
     for id_, folder in settings.detectors:
@@ -78,10 +78,10 @@ def open_tenants(
     return tenants
 
 
-def open_writer(
+def open_watermark(
     settings: Settings, tenants: Mapping[str, Tenant], *, progress: Progress | None = None
 ) -> Watermark:
-    """The host that writes, marked with the first key, in the way in which its detector detects."""
+    """The host with the first key's mark, configured like that key's detector if there is one."""
     if settings.host_model is None or not settings.keys:
         raise ConfigError("marking needs --host-model MODEL and --key FILE: a detector cannot mark")
     key = Key.load(settings.keys[0][1])
@@ -103,8 +103,8 @@ def open_writer(
         theirs, ours = same.host.tokenizer.identity, watermark.scheme.host.tokenizer.identity
         if theirs != ours:
             raise ConfigError(
-                f"the detector of key {key.fingerprint} is for {same.host.name}, which cuts text otherwise "
-                f"than {settings.host_model}: export a detector for that model"
+                f"the detector of key {key.fingerprint} is for {same.host.name}, whose tokenizer differs "
+                f"from that of {settings.host_model}: export a detector for that model"
             )
     return watermark
 
@@ -121,9 +121,9 @@ def _bind(key: Key, settings: Settings, progress: Progress | None) -> BoundSchem
 
 def _add(tenants: dict[str, Tenant], owners: dict[str, str], id_: str, bound: BoundScheme) -> None:
     if not _ID.fullmatch(id_):
-        raise ConfigError(f"a tenant's id has letters, digits and ._- only, got {id_!r}: use ID=DIR")
+        raise ConfigError(f"a tenant id may contain letters, digits and ._- only, got {id_!r}: use ID=DIR")
     if id_ in tenants:
-        raise ConfigError(f"two tenants are called {id_!r}: name one of them otherwise, with ID=DIR")
+        raise ConfigError(f"two tenants have the id {id_!r}: rename one with ID=DIR")
     if bound.fingerprint in owners:
         raise ConfigError(
             f"tenants {owners[bound.fingerprint]} and {id_} have the same key {bound.fingerprint}: "

@@ -1,11 +1,11 @@
-"""A bounded pool of threads in which requests share their work.
+"""A bounded pool of threads that batches requests.
 
-Requests that ask for the same thing (``group``) and wait at the same time are handed over as one batch:
-nobody waits for a batch to fill, but while one runs the next one gathers. What would wait too long is refused
-at once (`Overloaded`), so that a crowd of requests never piles up. Background work goes through the same
-threads, a small piece at a time, and is never refused.
+Requests of the same ``group`` that wait at the same time are handled as one batch. Nothing waits for a batch
+to fill up: the next batch gathers while the current one runs. A request that would have to wait too long is
+rejected at once (`Overloaded`), so that the queue stays short. Background work shares the threads, in small
+pieces, and is never rejected.
 
-Boundary: functions of lists, run in threads; what they do is not known here.
+Boundary: it runs functions of lists in threads, and knows nothing about what they do.
 """
 
 from __future__ import annotations
@@ -19,72 +19,71 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["Overloaded", "Pool"]
+__all__ = ["BatchingPool", "Overloaded"]
 
 Handler = Callable[[list[Any]], Sequence[Any]]
-_HISTORY = 0.9  # weight of the past in the mean time per item
+_DECAY = 0.9  # of the moving average of seconds per item
 
 
 class Overloaded(Exception):  # noqa: N818 - a state, not a fault
-    """More waits than can be served soon; ``wait`` is after how many seconds it is worth trying again."""
+    """Too many items are waiting; ``wait`` is the number of seconds after which to retry."""
 
     def __init__(self, wait: float) -> None:
-        super().__init__("too much is waiting")
+        super().__init__("too many requests are waiting")
         self.wait = wait
 
 
 @dataclass(frozen=True)
 class _Task:
-    group: Hashable | None  # None: shared with nobody
+    group: Hashable | None  # None: never batched with others
     handler: Handler
     items: list[Any]
     future: Future[list[Any]]
-    counted: bool
+    background: bool
 
 
-class Pool:
-    """``threads`` threads; at most ``waiting`` items wait, at most ``batch`` are handled together."""
+class BatchingPool:
+    """``threads`` threads; at most ``max_waiting`` items wait, and a batch has at most ``batch_size``."""
 
-    def __init__(self, *, threads: int, waiting: int, batch: int, name: str = "pool") -> None:
-        self._most, self._batch = waiting, batch
-        self._threads_wanted, self._name = threads, name
+    def __init__(self, *, threads: int, max_waiting: int, batch_size: int) -> None:
+        self._max_waiting, self._batch_size = max_waiting, batch_size
         self._tasks: deque[_Task] = deque()
         self._changed = threading.Condition()
         self._waiting = 0
         self._busy = 0
-        self._seconds = 0.02  # per item, as measured lately
+        self._seconds = 0.02  # per item, moving average
         self._closing = False
         self._threads = [
-            threading.Thread(target=self._work, name=f"{name}-{i}", daemon=True) for i in range(threads)
+            threading.Thread(target=self._work, name=f"pool-{i}", daemon=True) for i in range(threads)
         ]
         for thread in self._threads:
             thread.start()
 
     @property
     def waiting(self) -> int:
-        """How many items wait for a thread."""
+        """The number of waiting items."""
         return self._waiting
 
     @property
     def busy(self) -> int:
-        """How many threads are at work."""
+        """The number of busy threads."""
         return self._busy
 
     async def run(
         self, handler: Handler, items: Sequence[Any], *, group: Hashable | None = None
     ) -> list[Any]:
-        """Results of ``handler`` for the items; it may be called with those of other requests beside them.
+        """The results of ``handler`` for the items; one call may handle items of other requests, too.
 
-        A caller that goes away before its turn costs nothing.
+        If the caller is cancelled before its turn, its items are not handled.
         """
-        return await asyncio.wrap_future(self._submit(handler, items, group, counted=True))
+        return await asyncio.wrap_future(self._submit(handler, items, group, background=False))
 
     def run_background(self, handler: Handler, items: Sequence[Any]) -> list[Any]:
-        """The same from a thread of one's own, waiting for the results; never refused for overload."""
-        return self._submit(handler, items, None, counted=False).result()
+        """The same for a caller in its own thread, which blocks; never rejected for overload."""
+        return self._submit(handler, items, None, background=True).result()
 
     def close(self) -> None:
-        """Finish what was taken, then stop."""
+        """Finish accepted work, then stop."""
         with self._changed:
             self._closing = True
             self._changed.notify_all()
@@ -92,15 +91,16 @@ class Pool:
             thread.join()
 
     def _submit(
-        self, handler: Handler, items: Sequence[Any], group: Hashable | None, *, counted: bool
+        self, handler: Handler, items: Sequence[Any], group: Hashable | None, *, background: bool
     ) -> Future[list[Any]]:
-        task = _Task(group, handler, list(items), Future(), counted)
+        task = _Task(group, handler, list(items), Future(), background)
         with self._changed:
             if self._closing:
                 raise Overloaded(1.0)
-            if counted and self._waiting and self._waiting + len(task.items) > self._most:
-                raise Overloaded(self._waiting * self._seconds / len(self._threads))
-            self._waiting += len(task.items) if counted else 0
+            if not background:
+                if self._waiting and self._waiting + len(task.items) > self._max_waiting:
+                    raise Overloaded(self._waiting * self._seconds / len(self._threads))
+                self._waiting += len(task.items)
             self._tasks.append(task)
             self._changed.notify()
         return task.future
@@ -111,11 +111,11 @@ class Pool:
             items = [item for task in tasks for item in task.items]
             try:
                 results = list(tasks[0].handler(items))
-            except BaseException as error:  # noqa: BLE001 - whoever waits gets it
+            except BaseException as error:  # noqa: BLE001 - goes to the caller
                 if len(tasks) == 1:
                     tasks[0].future.set_exception(error)
                 else:
-                    for task in tasks:  # one of them is to blame, the others get their results
+                    for task in tasks:  # one of them is at fault; the others get their results
                         _run_alone(task)
             else:
                 for task in tasks:
@@ -124,10 +124,10 @@ class Pool:
             spent = (time.monotonic() - started) / max(1, len(items))
             with self._changed:
                 self._busy -= 1
-                self._seconds = _HISTORY * self._seconds + (1.0 - _HISTORY) * spent
+                self._seconds = _DECAY * self._seconds + (1.0 - _DECAY) * spent
 
     def _take(self) -> list[_Task]:
-        """The next task and all that can be done with it; nothing when the pool has closed."""
+        """The next task and those to batch with it; empty once the pool has closed."""
         with self._changed:
             while True:
                 while not self._tasks:
@@ -139,9 +139,9 @@ class Pool:
                     continue
                 taken, size = [first], len(first.items)
                 place = 0
-                while first.group is not None and place < len(self._tasks) and size < self._batch:
+                while first.group is not None and place < len(self._tasks) and size < self._batch_size:
                     other = self._tasks[place]
-                    if other.group == first.group and size + len(other.items) <= self._batch:
+                    if other.group == first.group and size + len(other.items) <= self._batch_size:
                         if (task := self._pop(place)) is not None:
                             taken.append(task)
                             size += len(task.items)
@@ -151,15 +151,15 @@ class Pool:
                 return taken
 
     def _pop(self, place: int) -> _Task | None:
-        """Take a task out; None if its caller has gone away."""
+        """Remove a task from the queue; None if its caller has been cancelled."""
         task = self._tasks[place]
         del self._tasks[place]
-        self._waiting -= len(task.items) if task.counted else 0
+        self._waiting -= 0 if task.background else len(task.items)
         return task if task.future.set_running_or_notify_cancel() else None
 
 
 def _run_alone(task: _Task) -> None:
     try:
         task.future.set_result(list(task.handler(task.items)))
-    except BaseException as error:  # noqa: BLE001 - whoever waits gets it
+    except BaseException as error:  # noqa: BLE001 - goes to the caller
         task.future.set_exception(error)

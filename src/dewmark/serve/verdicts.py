@@ -1,10 +1,10 @@
-"""What the service says of texts: verdicts over one or several tenants' keys, as plain JSON values.
+"""Verdicts on texts under one or several tenants' keys, as plain JSON values.
 
-Also how much of it is said. Who may only ask in public (`detect-public`) gets a verdict, a p-value rounded up
-to a power of ten and a z rounded to a whole number: each answer then tells an attacker little about how far
-one change of a text moved its score.
+Callers with the scope ``detect-public`` see rounded values only: the verdict, the p-value rounded up to a
+power of ten and the z-score rounded to an integer. So an answer tells an attacker little about how far an
+edit moved a text's score.
 
-Boundary: texts that were checked in, JSON out; no HTTP.
+Boundary: validated texts in, JSON out; no HTTP.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from typing import Any
 
 from dewmark.errors import InputError
 from dewmark.passages import locate
-from dewmark.reports import detection_page as words
+from dewmark.reports import detection_page
 from dewmark.scheme import check_text, decide
 from dewmark.serve.tenants import Tenant
 from dewmark.text.languages import UNDETERMINED, guess_language
 from dewmark.types import Attribution, Detection
 from dewmark.watermark import attribute
 
-__all__ = ["Query", "detect", "find_passages"]
+__all__ = ["Query", "detect", "find_passages", "truncate_bytes"]
 
 LEAST_PUBLIC_P = 1e-6
 MOST_PUBLIC_Z = 5
@@ -33,7 +33,7 @@ _PUBLIC_LENGTH = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """One text and how it is to be judged; ``public`` says that little may be told."""
+    """A text and how to judge it; ``public`` asks for rounded values."""
 
     text: str = dataclasses.field(repr=False)
     prompt: str | None = dataclasses.field(default=None, repr=False)
@@ -42,27 +42,28 @@ class Query:
     public: bool = False
 
     def check(self, what: str) -> None:
-        """Refuse what is no text."""
+        """Raise `InputError` unless text and prompt are valid; ``what`` names the text in the message."""
         check_text(self.text, what)
         if self.prompt and self.prompt.strip():
             check_text(self.prompt, f"the prompt of {what}")
 
-    def beginning(self, limit: int) -> str:
-        """The text, or as much of it from its beginning as ``limit`` bytes hold."""
-        if len(self.text) * 4 <= limit:
-            return self.text
-        data = self.text.encode()
-        return self.text if len(data) <= limit else data[:limit].decode(errors="ignore")
+
+def truncate_bytes(text: str, limit: int) -> str:
+    """The longest prefix of a text that fits into ``limit`` bytes."""
+    if len(text) * 4 <= limit:
+        return text
+    data = text.encode()
+    return text if len(data) <= limit else data[:limit].decode(errors="ignore")
 
 
 def detect(
     queries: Sequence[Query], tenants: Sequence[Tenant], *, test: str | None, limit: int
 ) -> list[dict[str, Any]]:
-    """One answer per text, from ``limit`` bytes of it at most; all texts are read in one batch per tenant."""
-    texts = [query.beginning(limit) for query in queries]
+    """One answer per text, which scores its first ``limit`` bytes; one batch per tenant."""
+    texts = [truncate_bytes(query.text, limit) for query in queries]
     for text in texts:
         if not text.strip():
-            raise InputError(f"the first {limit} bytes of the text are blank: there is nothing to score")
+            raise InputError(f"the first {limit} bytes of the text are blank: remove the leading white space")
     prompts = [query.prompt for query in queries]
     columns = [tenant.bound.detect_batch(texts, prompts=prompts, test=test) for tenant in tenants]
     return [
@@ -72,8 +73,8 @@ def detect(
 
 
 def find_passages(query: Query, tenants: Sequence[Tenant], *, limit: int, text_fpr: float) -> dict[str, Any]:
-    """The marked passages of one text, under the tenant whose key fits it best."""
-    text = query.beginning(limit)
+    """The marked passages of a text, under the tenant whose key fits best."""
+    text = truncate_bytes(query.text, limit)
     (whole,) = detect([dataclasses.replace(query, fpr=text_fpr)], tenants, test=None, limit=limit)
     tenant = next(tenant for tenant in tenants if tenant.id == whole["tenant"])
     found = locate(text, tenant.bound, prompt=query.prompt, fpr=query.fpr)
@@ -82,7 +83,7 @@ def find_passages(query: Query, tenants: Sequence[Tenant], *, limit: int, text_f
         "passages": [passage.to_dict() for passage in found.passages],
         "share": found.share,
         "fpr": query.fpr,
-        "sentence": words.located(found),
+        "sentence": detection_page.located(found),
         "detection": whole,
     }
 
@@ -99,7 +100,7 @@ def _answer(
     found = attribute(judged, fpr=query.fpr)
     tenant = tenants[found.index]
     answer = _public(found) if query.public else _full(found, tokens=query.tokens)
-    known = not query.public or found.is_marked  # an outsider need not learn whose key came close
+    known = not query.public or found.is_marked  # do not reveal whose key came close
     return {
         **answer,
         "tenant": tenant.id if known else None,
@@ -118,13 +119,13 @@ def _answer(
 
 
 def _full(found: Attribution, *, tokens: bool) -> dict[str, Any]:
-    told = dataclasses.replace(found.best, verdict=found.verdict, p_value=found.p_value)
-    return {"tokens": None, **found.to_dict(tokens=tokens), **_in_words(told)}
+    shown = dataclasses.replace(found.best, verdict=found.verdict, p_value=found.p_value)
+    return {"tokens": None, **found.to_dict(tokens=tokens), **_in_words(shown)}
 
 
 def _public(found: Attribution) -> dict[str, Any]:
     best = found.best
-    told = dataclasses.replace(
+    shown = dataclasses.replace(
         best,
         verdict=found.verdict,
         p_value=_rounded_up(found.p_value),
@@ -133,22 +134,22 @@ def _public(found: Attribution) -> dict[str, Any]:
         tokens=(),
     )
     return {
-        **told.to_dict(),
+        **shown.to_dict(),
         "score": None,
         "key_fingerprint": None,
         "p_value_of_key": None,
         "keys": found.keys,
         "tokens": None,
-        **_in_words(told),
+        **_in_words(shown),
     }
 
 
-def _in_words(told: Detection) -> dict[str, str]:
-    return {"one_in": words.one_in(told.p_value), "sentence": words.sentence(told)}
+def _in_words(shown: Detection) -> dict[str, str]:
+    return {"one_in": detection_page.one_in(shown.p_value), "sentence": detection_page.sentence(shown)}
 
 
 def _rounded_up(p_value: float) -> float:
-    """The next power of ten, never less than what is told in public."""
+    """The next power of ten, and at least `LEAST_PUBLIC_P`."""
     if not p_value > LEAST_PUBLIC_P:
         return LEAST_PUBLIC_P
     return min(1.0, float(f"1e{math.ceil(math.log10(p_value) - 1e-9)}"))

@@ -1,7 +1,7 @@
-"""One worker process: ``python -m dewmark.serve.worker FD``, started by the supervisor.
+"""A worker process: ``python -m dewmark.serve.worker FD``, started by the supervisor.
 
-It reads its settings from stdin, serves on the listening socket FD that all workers share, and writes one
-line to stdout when it is ready. When stdin ends, the supervisor is gone, and it stops too.
+It reads its settings from stdin, serves on the listening socket FD, which all workers share, and writes one
+line to stdout when it is ready. When stdin closes, the supervisor has died, and the worker stops.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from types import FrameType
 
 import uvicorn
 
-from dewmark.serve import monitoring
 from dewmark.serve.app import create_app
-from dewmark.serve.generation import Writer, chat_renderer
+from dewmark.serve.generation import TextGenerator, chat_renderer
+from dewmark.serve.monitoring import set_up_logging
 from dewmark.serve.service import Service
 from dewmark.serve.settings import Settings
-from dewmark.serve.tenants import open_tenants, open_writer
+from dewmark.serve.tenants import open_tenants, open_watermark
 
 __all__ = ["READY", "open_service", "serve"]
 
@@ -30,22 +30,22 @@ READY = "ready"
 
 
 def open_service(settings: Settings) -> Service:
-    """The service with its detectors and its host, if there is one; their tables have been verified."""
+    """Open the detectors and the host, if there is one; the command line has already verified the files."""
     tenants = open_tenants(settings, verify=False)
-    writer = None
+    generator = None
     if settings.host_model is not None:
-        writer = Writer(
-            open_writer(settings, tenants),
+        generator = TextGenerator(
+            open_watermark(settings, tenants),
             name=settings.host_model,
             render=chat_renderer(settings.host_model),
-            waiting=settings.writing,
-            batch=settings.writing_batch,
+            max_waiting=settings.max_waiting_completions,
+            batch_size=settings.generation_batch_size,
         )
-    return Service(settings, tenants, writer=writer)
+    return Service(settings, tenants, generator=generator)
 
 
 class _Server(uvicorn.Server):
-    """Says when it is ready, and tells the service when it is to stop."""
+    """Announces when it is ready, and tells the service when to stop."""
 
     def __init__(self, config: uvicorn.Config, service: Service) -> None:
         super().__init__(config)
@@ -62,7 +62,7 @@ class _Server(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """As uvicorn's, but a stop that was asked for is no failure: the signal is not raised again."""
+        """Like uvicorn's, but does not raise the signal again, because a requested stop is not a failure."""
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGINT, signal.SIGTERM):
                 signal.signal(number, self.handle_exit)
@@ -70,7 +70,7 @@ class _Server(uvicorn.Server):
 
 
 def serve(settings: Settings, listening: socket.socket) -> None:
-    """Serve until a signal says stop; requests in work are finished first."""
+    """Serve until a signal; running requests are finished first."""
     service = open_service(settings)
     config = uvicorn.Config(
         create_app(service),
@@ -79,7 +79,7 @@ def serve(settings: Settings, listening: socket.socket) -> None:
         server_header=False,
         proxy_headers=False,
         lifespan="on",
-        timeout_graceful_shutdown=settings.grace,
+        timeout_graceful_shutdown=settings.grace_seconds,
     )
     _Server(config, service).run(sockets=[listening])
 
@@ -91,7 +91,7 @@ def _stop_with_supervisor() -> None:
 
 def main() -> None:
     """Run as a worker."""
-    monitoring.set_up()
+    set_up_logging()
     settings = Settings.from_json(sys.stdin.readline())
     threading.Thread(target=_stop_with_supervisor, daemon=True).start()
     serve(settings, socket.socket(fileno=int(sys.argv[1])))

@@ -1,1 +1,1 @@
-"""The addresses of the service, by what they are for; each module has one ``router``."""
+"""The routes of the service by purpose; each module has one ``router``."""

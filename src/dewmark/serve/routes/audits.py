@@ -1,4 +1,4 @@
-"""``/v1/audit`` and ``/v1/jobs``: the real false-positive rate of a key on the caller's own texts."""
+"""``/v1/audit`` and ``/v1/jobs``: measure a key's false-positive rate on the caller's own texts."""
 
 from __future__ import annotations
 
@@ -12,9 +12,16 @@ from dewmark.scheme import check_test, check_text
 from dewmark.serve.api_tokens import Caller, Scope
 from dewmark.serve.audit_jobs import Job
 from dewmark.serve.http_errors import ApiError
-from dewmark.serve.routes.dependencies import CallerOf, RequestId, ServiceOf, refusals, token
+from dewmark.serve.routes.dependencies import (
+    CallerOf,
+    RequestId,
+    ServiceOf,
+    error_responses,
+    require,
+    token,
+)
 from dewmark.serve.schemas import AuditRequest, JobList, JobResponse, JobState
-from dewmark.serve.service import Service, require
+from dewmark.serve.service import Service
 from dewmark.serve.settings import Settings
 from dewmark.text.languages import guess_language
 
@@ -30,27 +37,27 @@ Texts = list[tuple[str, str | None, str]]
     "/audit",
     status_code=202,
     response_model=JobResponse,
-    responses=refusals(404, 408, 413, 422, 429),
+    responses=error_responses(404, 408, 413, 422, 429),
     summary="Measure a key's false-positive rate on unmarked texts",
 )
 async def audit(
     body: AuditRequest, service: ServiceOf, caller: CallerOf, request_id: RequestId
 ) -> JSONResponse:
-    """Accept an audit; it runs in the background and survives a restart.
+    """Start an audit, which runs in the background and survives a restart.
 
-    Blank and repeated texts are left out.
+    Blank and duplicate texts are left out.
     """
     caller = require(caller, Scope.DETECT)
     settings = service.settings
     if len(body.texts) > settings.audit_texts:
-        raise ApiError(422, "invalid_request", f"at most {settings.audit_texts:,} texts at a time")
+        raise ApiError(422, "invalid_request", f"texts: at most {settings.audit_texts:,} per audit")
     tenants = service.may_use(caller)
     if body.tenant is not None:
         tenants = [service.tenant(body.tenant, caller)]
     if len(tenants) != 1:
-        raise ApiError(422, "invalid_request", "tenant: an audit is of one key, name its tenant")
+        raise ApiError(422, "invalid_request", "tenant: an audit covers one key, so name its tenant")
     check_test(body.test, tenants[0].bound.tests)
-    texts = await service.in_thread(_different, body, settings)
+    texts = await service.in_thread(_distinct, body, settings)
     await service.spend(caller, len(texts), requests=1)
 
     def submit() -> Job:
@@ -60,8 +67,8 @@ async def audit(
             test=body.test,
             texts=texts,
             left_out=len(body.texts) - len(texts),
-            most_own=settings.open_jobs,
-            most=settings.all_jobs,
+            owner_limit=settings.jobs_per_token,
+            limit=settings.max_jobs,
         )
 
     job = await service.in_thread(submit)
@@ -70,9 +77,11 @@ async def audit(
     return JSONResponse(content, 202, {"Location": f"/v1/jobs/{job.id}"})
 
 
-@router.get("/jobs", response_model=JobList, responses=refusals(), summary="The caller's latest audits")
+@router.get(
+    "/jobs", response_model=JobList, responses=error_responses(), summary="The caller's latest audits"
+)
 async def jobs(service: ServiceOf, caller: CallerOf) -> JSONResponse:
-    """The latest audits that the caller may see, without their reports."""
+    """The latest audits, without their reports; ``admin`` sees those of all callers."""
     caller = require(caller, Scope.DETECT)
     owner = None if caller.may(Scope.ADMIN) else caller.id
     found = await service.in_thread(service.jobs.of, owner)
@@ -82,20 +91,20 @@ async def jobs(service: ServiceOf, caller: CallerOf) -> JSONResponse:
 @router.get(
     "/jobs/{job}",
     response_model=JobState,
-    responses=refusals(404, 422),
-    summary="How far an audit is, and its report",
+    responses=error_responses(404, 422),
+    summary="An audit's progress and report",
 )
 async def job(job: JobId, service: ServiceOf, caller: CallerOf) -> JSONResponse:
-    """State, progress and, at the end, the report."""
+    """State, progress and, once the audit is done, the report."""
     found = await _find(job, service, require(caller, Scope.DETECT))
     return JSONResponse(found.to_dict())
 
 
 @router.delete(
-    "/jobs/{job}", status_code=204, responses=refusals(404, 422), summary="Stop and forget an audit"
+    "/jobs/{job}", status_code=204, responses=error_responses(404, 422), summary="Stop and delete an audit"
 )
 async def delete(job: JobId, service: ServiceOf, caller: CallerOf) -> Response:
-    """Delete an audit with its texts and its report."""
+    """Delete an audit with its texts and report."""
     found = await _find(job, service, require(caller, Scope.DETECT))
     await service.in_thread(service.jobs.delete, found.id)
     return Response(status_code=204)
@@ -104,12 +113,12 @@ async def delete(job: JobId, service: ServiceOf, caller: CallerOf) -> Response:
 async def _find(id_: str, service: Service, caller: Caller) -> Job:
     found = await service.in_thread(service.jobs.get, id_)
     if found is None or not (found.owner == caller.id or caller.may(Scope.ADMIN)):
-        raise ApiError(404, "not_found", "there is no such job, or not for this token")
+        raise ApiError(404, "not_found", "no such job, or this token may not see it")
     return found
 
 
-def _different(body: AuditRequest, settings: Settings) -> Texts:
-    """(text, prompt, language) of the different texts: counts and intervals hold for those only."""
+def _distinct(body: AuditRequest, settings: Settings) -> Texts:
+    """(text, prompt, language) of the distinct texts; duplicates would invalidate the intervals."""
     found: dict[str, tuple[str, str | None, str]] = {}
     for i, entry in enumerate(body.texts):
         if not entry.text.strip() or entry.text in found:
@@ -123,5 +132,5 @@ def _different(body: AuditRequest, settings: Settings) -> Texts:
         language = (entry.language or "").strip() or guess_language(entry.text)
         found[entry.text] = (entry.text, entry.prompt, language)
     if not found:
-        raise InputError("no texts: all of them are blank")
+        raise InputError("all texts are blank: there is nothing to audit")
     return list(found.values())

@@ -1,4 +1,4 @@
-"""What the routes share: the service, the caller, and the refusals that any of them may give."""
+"""What the routes share: the service, the caller, scope checks, and descriptions of error responses."""
 
 from __future__ import annotations
 
@@ -7,14 +7,15 @@ from typing import Annotated, Any
 from fastapi import Depends, Request
 from fastapi.security import HTTPBearer
 
-from dewmark.serve.api_tokens import Caller
+from dewmark.serve.api_tokens import Caller, Scope
+from dewmark.serve.http_errors import ApiError
 from dewmark.serve.schemas import ErrorResponse
 from dewmark.serve.service import Service
 
-__all__ = ["CallerOf", "RequestId", "ServiceOf", "refusals", "token"]
+__all__ = ["CallerOf", "RequestId", "ServiceOf", "error_responses", "require", "token"]
 
-# For the OpenAPI document only: the gate has looked at the token before a route is reached.
-token = HTTPBearer(auto_error=False, description="An API token, made by: dewmark token new")
+# For the OpenAPI document only: the middleware has already checked the token.
+token = HTTPBearer(auto_error=False, description="An API token, created with: dewmark token new")
 
 
 def _service(request: Request) -> Service:
@@ -35,23 +36,30 @@ ServiceOf = Annotated[Service, Depends(_service)]
 CallerOf = Annotated[Caller | None, Depends(_caller)]
 RequestId = Annotated[str, Depends(_request_id)]
 
-_WHY = {
-    400: "Not JSON, or the service does not go by the name in the Host header.",
+_REASONS = {
+    400: "The body is not JSON, or the Host header has an unknown name.",
     401: "No valid token.",
     403: "The token lacks the scope, or its budget is spent.",
     404: "No such tenant or job.",
     408: "The body did not arrive in time.",
     413: "A text or the body is too large.",
-    415: "A kind of file that is not read.",
-    422: "A field is missing, of the wrong type or out of range; or a text is blank or no text.",
-    429: "The token's rate limit is reached; Retry-After says for how long.",
-    503: "Too much is waiting, or the service is stopping; Retry-After says for how long.",
+    415: "Unsupported file type.",
+    422: "A field is missing or invalid, or a text is blank or not valid Unicode.",
+    429: "The token's rate limit is reached; see Retry-After.",
+    503: "Too many requests are waiting, or the service is stopping; see Retry-After.",
 }
 
 
-def refusals(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """The refusals of a route for the OpenAPI document."""
+def require(caller: Caller | None, *scopes: Scope) -> Caller:
+    """The caller, if it has one of the scopes; else raises a 403 error."""
+    if caller is None or not caller.may(*scopes):
+        raise ApiError(403, "forbidden", f"the token needs the scope {' or '.join(scopes)}")
+    return caller
+
+
+def error_responses(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    """A route's error responses for the OpenAPI document."""
     return {
-        status: {"model": ErrorResponse, "description": _WHY[status]}
+        status: {"model": ErrorResponse, "description": _REASONS[status]}
         for status in sorted({400, 401, 403, 503, *statuses})
     }

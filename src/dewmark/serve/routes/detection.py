@@ -1,47 +1,65 @@
-"""``/v1/detect`` and ``/v1/locate``: is a text marked, by whose key, and where."""
+"""``/v1/detect``, ``/v1/locate`` and ``/v1/extract``: find marks and their passages in texts."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from pathlib import PurePosixPath
+from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends
+import anyio
+from fastapi import APIRouter, Depends, File, UploadFile
 from fastapi.responses import JSONResponse
 
+from dewmark.errors import InputError, UnknownNameError
 from dewmark.scheme import check_test
-from dewmark.serve import verdicts as scoring
+from dewmark.serve import verdicts
 from dewmark.serve.api_tokens import Caller, Scope
-from dewmark.serve.http_errors import ApiError
-from dewmark.serve.routes.dependencies import CallerOf, RequestId, ServiceOf, refusals, token
-from dewmark.serve.schemas import DetectRequest, DetectResponse, LocateRequest, LocateResponse
-from dewmark.serve.service import Service, require
+from dewmark.serve.http_errors import ApiError, overloaded
+from dewmark.serve.routes.dependencies import (
+    CallerOf,
+    RequestId,
+    ServiceOf,
+    error_responses,
+    require,
+    token,
+)
+from dewmark.serve.schemas import (
+    DetectRequest,
+    DetectResponse,
+    ExtractResponse,
+    LocateRequest,
+    LocateResponse,
+)
+from dewmark.serve.service import Service
 from dewmark.serve.tenants import Tenant
+from dewmark.serve.uploads import extract_text
 from dewmark.serve.verdicts import Query
 
 __all__ = ["router"]
 
 router = APIRouter(prefix="/v1", tags=["detection"], dependencies=[Depends(token)])
 
-_SHARED = 8_192  # bytes; a longer text is worth a batch of its own
+_BATCHED_CHARACTERS = 8_192  # longer requests are not batched with others
+_EXTRACT_SECONDS = 20.0
 
 
 @router.post(
     "/detect",
     response_model=DetectResponse,
-    responses=refusals(404, 408, 413, 422, 429),
-    summary="Say of each text whether it is marked",
+    responses=error_responses(404, 408, 413, 422, 429),
+    summary="Check whether texts are marked",
 )
 async def detect(
     body: DetectRequest, service: ServiceOf, caller: CallerOf, request_id: RequestId
 ) -> JSONResponse:
-    """Verdict, p-value, z, effective length and language of each text; token scores if asked for.
+    """Verdict, p-value, z-score, effective length and language of each text, and token scores on request.
 
-    Against several tenants' keys the p-value is corrected for their number: 1 − (1 − p)^K.
+    With K tenants' keys, the p-value is corrected for their number: 1 − (1 − p)^K.
     """
     caller = require(caller, Scope.DETECT, Scope.DETECT_PUBLIC)
-    texts, prompts = _texts(body, most=service.settings.texts)
+    texts, prompts = _texts(body, limit=service.settings.texts)
     if not caller.sees_all and (body.fpr is not None or body.test is not None or body.tokens):
-        raise ApiError(403, "forbidden", "this token may not choose fpr or test, nor see token scores")
+        raise ApiError(403, "forbidden", "this token may not set fpr or test, nor see token scores")
     tenants = _tenants(service, caller, body.tenants)
     for tenant in tenants:
         check_test(body.test, tenant.bound.tests)
@@ -61,13 +79,13 @@ async def detect(
 @router.post(
     "/locate",
     response_model=LocateResponse,
-    responses=refusals(404, 408, 413, 422, 429),
+    responses=error_responses(404, 408, 413, 422, 429),
     summary="Find the marked passages of a text",
 )
 async def locate(
     body: LocateRequest, service: ServiceOf, caller: CallerOf, request_id: RequestId
 ) -> JSONResponse:
-    """Which passages of a text are marked; their p-values count all the passages that were tried."""
+    """The marked passages of a text; their p-values are corrected for all passages tried."""
     caller = require(caller, Scope.DETECT)
     tenants = _tenants(service, caller, None if body.tenant is None else [body.tenant])
     query = Query(body.text, body.prompt, body.fpr, body.tokens)
@@ -77,7 +95,7 @@ async def locate(
 
     def find(queries: list[Query]) -> list[dict[str, Any]]:
         return [
-            scoring.find_passages(each, tenants, limit=settings.located_bytes, text_fpr=settings.fpr)
+            verdicts.find_passages(each, tenants, limit=settings.located_bytes, text_fpr=settings.fpr)
             for each in queries
         ]
 
@@ -87,18 +105,50 @@ async def locate(
     return JSONResponse({"request_id": request_id, **found})
 
 
-def _texts(body: DetectRequest, *, most: int) -> tuple[list[str], Sequence[str | None]]:
+@router.post(
+    "/extract",
+    response_model=ExtractResponse,
+    responses=error_responses(408, 413, 415, 422, 429),
+    summary="Extract the text of a document",
+)
+async def extract(
+    file: Annotated[UploadFile, File()], service: ServiceOf, caller: CallerOf, request_id: RequestId
+) -> JSONResponse:
+    """Extract the text of a .pdf, .docx, .txt or .md file, which is not stored."""
+    caller = require(caller, Scope.DETECT, Scope.DETECT_PUBLIC)
+    data = await file.read()
+    if len(data) > service.settings.extract_bytes:
+        limit = service.settings.extract_bytes
+        raise ApiError(413, "body_too_large", f"a file may have at most {limit:,} bytes")
+    if service.extractions.available_tokens < 1:
+        raise overloaded(5.0, "too many files are being read")
+    await service.spend(caller, 1)
+    name = PurePosixPath((file.filename or "").replace("\\", "/")).name
+    try:
+        with anyio.fail_after(_EXTRACT_SECONDS):
+            text = await anyio.to_thread.run_sync(
+                extract_text, name, data, limiter=service.extractions, abandon_on_cancel=True
+            )
+    except UnknownNameError as error:
+        raise ApiError(415, "unsupported_media_type", str(error)) from None
+    except TimeoutError:
+        raise InputError("reading the file takes too long: paste its text") from None
+    shown = name.encode("utf-8", "replace").decode()[:200]
+    return JSONResponse({"request_id": request_id, "name": shown, "text": text, "characters": len(text)})
+
+
+def _texts(body: DetectRequest, *, limit: int) -> tuple[list[str], Sequence[str | None]]:
     if (body.text is None) == (body.texts is None):
-        raise ApiError(422, "invalid_request", "give text or texts, one of the two")
+        raise ApiError(422, "invalid_request", "give either text or texts")
     if body.text is not None:
         if body.prompts is not None:
-            raise ApiError(422, "invalid_request", "prompts go with texts: give prompt with text")
+            raise ApiError(422, "invalid_request", "prompts goes with texts: use prompt with text")
         return [body.text], [body.prompt]
     texts = body.texts or []
     if body.prompt is not None:
-        raise ApiError(422, "invalid_request", "prompt goes with text: give prompts with texts")
-    if len(texts) > most:
-        raise ApiError(422, "invalid_request", f"at most {most} texts at a time, got {len(texts)}")
+        raise ApiError(422, "invalid_request", "prompt goes with text: use prompts with texts")
+    if len(texts) > limit:
+        raise ApiError(422, "invalid_request", f"texts: at most {limit} per request, got {len(texts)}")
     if body.prompts is not None and len(body.prompts) != len(texts):
         raise ApiError(422, "invalid_request", "give one prompt per text, or no prompts")
     return texts, body.prompts or [None] * len(texts)
@@ -108,7 +158,7 @@ def _tenants(service: Service, caller: Caller, ids: Sequence[str] | None) -> lis
     if ids is None:
         tenants = service.may_use(caller)
         if not tenants:
-            raise ApiError(404, "not_found", "there is no tenant that this token may ask for")
+            raise ApiError(404, "not_found", "this token may not use any tenant")
         return tenants
     return [service.tenant(id_, caller) for id_ in dict.fromkeys(ids)]
 
@@ -128,10 +178,10 @@ async def _detect(
     limit = service.settings.scored_bytes
 
     def handle(some: list[Query]) -> list[dict[str, Any]]:
-        return scoring.detect(some, tenants, test=test, limit=limit)
+        return verdicts.detect(some, tenants, test=test, limit=limit)
 
     size = sum(len(query.text) for query in queries)
-    group = ("detect", tuple(tenant.id for tenant in tenants), test) if size <= _SHARED else None
+    group = ("detect", tuple(tenant.id for tenant in tenants), test) if size <= _BATCHED_CHARACTERS else None
     return await service.pool.run(handle, queries, group=group)
 
 

@@ -1,34 +1,36 @@
-"""``/v1/completions``, ``/v1/chat/completions``, ``/v1/models``: marked text for OpenAI's clients."""
+"""``/v1/completions``, ``/v1/chat/completions`` and ``/v1/models``: marked text for OpenAI's clients.
+
+Supports the fields of OpenAI's API that concern a marked completion; other fields are ignored.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import json
 import secrets
 import time
 from collections.abc import AsyncIterator
-from typing import Any
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Depends
 from fastapi.responses import JSONResponse, Response, StreamingResponse
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
+from dewmark.decoding import Decoding
 from dewmark.errors import DewmarkError
 from dewmark.scheme import check_text
 from dewmark.serve.api_tokens import Caller, Scope
-from dewmark.serve.generation import Stream, Wish, Writer
-from dewmark.serve.http_errors import ApiError, error_body
-from dewmark.serve.openai_format import (
-    ChatRequest,
-    Choice,
-    CompletionRequest,
-    Head,
-    Kind,
-    body,
-    chunk,
-    event,
-    models,
+from dewmark.serve.generation import GenerationRequest, TextGenerator, TextStream
+from dewmark.serve.http_errors import INTERNAL, ApiError, error_body
+from dewmark.serve.routes.dependencies import (
+    CallerOf,
+    RequestId,
+    ServiceOf,
+    error_responses,
+    require,
+    token,
 )
-from dewmark.serve.routes.dependencies import CallerOf, RequestId, ServiceOf, refusals, token
-from dewmark.serve.service import Service, require
+from dewmark.serve.service import Service
 
 __all__ = ["router"]
 
@@ -36,46 +38,139 @@ router = APIRouter(prefix="/v1", tags=["generation"], dependencies=[Depends(toke
 
 _COMPLETION_TOKENS = 16  # OpenAI's default
 _CHAT_TOKENS = 256
+_NO_REPEAT = 4  # as in `Watermark.generate`
 _STARTED = int(time.time())
-_REFUSALS = refusals(404, 408, 413, 422, 429)
+_ERRORS = error_responses(404, 408, 413, 422, 429)
+
+Kind = Literal["text", "chat"]
+Json = dict[str, Any]
 
 
-@router.get("/models", responses=refusals(404), summary="The model that writes")
+def _not_tiny(temperature: float) -> float:
+    """Dividing logits by a tiny temperature overflows."""
+    if 0.0 < temperature < 0.01:
+        raise ValueError("temperature must be 0 or at least 0.01")
+    return temperature
+
+
+Temperature = Annotated[float, Field(ge=0.0, le=2.0), AfterValidator(_not_tiny)]
+Stop = Annotated[str, Field(min_length=1, max_length=200)]
+
+
+class _Request(BaseModel):
+    model_config = ConfigDict(extra="ignore")
+
+    model: str = Field(max_length=500)
+    max_tokens: int | None = Field(None, ge=1)
+    temperature: Temperature | None = None
+    top_p: float | None = Field(None, ge=1e-6, le=1.0)
+    n: int | None = Field(None, ge=1, le=8)
+    seed: int | None = Field(None, ge=0, lt=1 << 62)
+    stop: Stop | Annotated[list[Stop], Field(max_length=4)] | None = None
+    stream: bool | None = None
+    stream_options: Json | None = None
+
+    def decoding(self, max_new_tokens: int) -> Decoding:
+        """The decoding options, with OpenAI's defaults."""
+        return Decoding(
+            max_new_tokens=max_new_tokens,
+            temperature=1.0 if self.temperature is None else self.temperature,
+            top_p=1.0 if self.top_p is None else self.top_p,
+            no_repeat_ngram=_NO_REPEAT,
+        )
+
+    @property
+    def stops(self) -> tuple[str, ...]:
+        """The stop sequences."""
+        return () if self.stop is None else (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+
+    @property
+    def wants_usage(self) -> bool:
+        """Whether a stream ends with token counts."""
+        return bool((self.stream_options or {}).get("include_usage"))
+
+
+class CompletionRequest(_Request):
+    """Texts to continue."""
+
+    prompt: str | Annotated[list[str], Field(min_length=1, max_length=8)]
+    best_of: Literal[1] | None = None
+    echo: Literal[False] | None = None
+    logprobs: Literal[0] | None = None
+    suffix: None = None
+
+
+class Part(BaseModel):
+    """A part of a message; only text is supported."""
+
+    type: Literal["text"]
+    text: str
+
+
+class ChatMessage(BaseModel):
+    """One message of a conversation."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    role: Literal["system", "developer", "user", "assistant"]
+    content: str | list[Part]
+
+    def to_dict(self) -> dict[str, str]:
+        """Role and text."""
+        parts = self.content
+        return {
+            "role": self.role,
+            "content": parts if isinstance(parts, str) else "".join(part.text for part in parts),
+        }
+
+
+class ChatRequest(_Request):
+    """A conversation to continue."""
+
+    messages: list[ChatMessage] = Field(min_length=1, max_length=1000)
+    max_completion_tokens: int | None = Field(None, ge=1)
+    logprobs: Literal[False] | None = None
+    tools: Annotated[list[Any], Field(max_length=0)] | None = None
+
+
+@router.get("/models", responses=error_responses(404), summary="The model that generates")
 async def list_models(service: ServiceOf, caller: CallerOf) -> JSONResponse:
     """OpenAI's list of models."""
     require(caller, Scope.GENERATE)
-    return JSONResponse(models([_writer(service).name], created=_STARTED))
+    name = _generator(service).name
+    model = {"id": name, "object": "model", "created": _STARTED, "owned_by": "dewmark"}
+    return JSONResponse({"object": "list", "data": [model]})
 
 
-@router.post("/completions", responses=_REFUSALS, summary="Continue texts, marked")
+@router.post("/completions", responses=_ERRORS, summary="Continue texts, marked")
 async def completions(
-    wanted: CompletionRequest, service: ServiceOf, caller: CallerOf, request_id: RequestId
+    request: CompletionRequest, service: ServiceOf, caller: CallerOf, request_id: RequestId
 ) -> Response:
     """OpenAI's completions; every text carries the mark."""
-    prompts = [wanted.prompt] if isinstance(wanted.prompt, str) else wanted.prompt
-    return await _answer(
-        wanted, prompts, wanted.max_tokens or _COMPLETION_TOKENS, "text", service, caller, request_id
+    prompts = [request.prompt] if isinstance(request.prompt, str) else request.prompt
+    return await _respond(
+        request, prompts, request.max_tokens or _COMPLETION_TOKENS, "text", service, caller, request_id
     )
 
 
-@router.post("/chat/completions", responses=_REFUSALS, summary="Answer in a conversation, marked")
+@router.post("/chat/completions", responses=_ERRORS, summary="Answer in a conversation, marked")
 async def chat_completions(
-    wanted: ChatRequest, service: ServiceOf, caller: CallerOf, request_id: RequestId
+    request: ChatRequest, service: ServiceOf, caller: CallerOf, request_id: RequestId
 ) -> Response:
     """OpenAI's chat completions; every answer carries the mark."""
     require(caller, Scope.GENERATE)
-    writer = _writer(service)
-    messages = [message.to_dict() for message in wanted.messages]
+    generator = _generator(service)
+    messages = [message.to_dict() for message in request.messages]
     for i, message in enumerate(messages):
         if message["content"].strip():
             check_text(message["content"], f"message {i}")
-    prompt = await service.in_thread(writer.render, messages)
-    tokens = wanted.max_completion_tokens or wanted.max_tokens or _CHAT_TOKENS
-    return await _answer(wanted, [prompt], tokens, "chat", service, caller, request_id)
+    prompt = await service.in_thread(generator.render, messages)
+    tokens = request.max_completion_tokens or request.max_tokens or _CHAT_TOKENS
+    return await _respond(request, [prompt], tokens, "chat", service, caller, request_id)
 
 
-async def _answer(
-    wanted: CompletionRequest | ChatRequest,
+async def _respond(
+    request: CompletionRequest | ChatRequest,
     prompts: list[str],
     tokens: int,
     kind: Kind,
@@ -84,69 +179,75 @@ async def _answer(
     request_id: str,
 ) -> Response:
     caller = require(caller, Scope.GENERATE)
-    writer = _writer(service)
-    if tokens > service.settings.new_tokens:
-        raise ApiError(422, "invalid_request", f"max_tokens is at most {service.settings.new_tokens}")
-    seed = secrets.randbits(31) if wanted.seed is None else wanted.seed
-    wishes = [
-        Wish(
-            prompt,
-            seed=seed + i,
-            max_new_tokens=tokens,
-            temperature=1.0 if wanted.temperature is None else wanted.temperature,
-            top_p=1.0 if wanted.top_p is None else wanted.top_p,
-            stop=wanted.stops,
-        )
+    generator = _generator(service)
+    limit = service.settings.max_new_tokens
+    if tokens > limit:
+        raise ApiError(422, "invalid_request", f"max_tokens must be at most {limit}")
+    seed = secrets.randbits(31) if request.seed is None else request.seed
+    wanted = [
+        GenerationRequest(prompt, seed=seed + i, decoding=request.decoding(tokens), stop=request.stops)
         for prompt in prompts
-        for i in range(wanted.n or 1)
+        for i in range(request.n or 1)
     ]
 
     def check() -> int:
         for i, prompt in enumerate(prompts):
             if prompt.strip():
                 check_text(prompt, f"prompt {i}")
-        for wish in wishes:
-            writer.check(wish)
-        return sum(map(writer.count, prompts))
+        for one in wanted:
+            generator.check(one)
+        return sum(map(generator.count_tokens, prompts))
 
-    read = await service.in_thread(check)
-    await service.spend(caller, len(wishes))
-    head = Head(
-        id=f"{'chatcmpl' if kind == 'chat' else 'cmpl'}-{request_id}",
-        created=int(time.time()),
-        model=writer.name,
-        kind=kind,
-        fingerprint=writer.watermark.scheme.config_hash,
-    )
-    streams = writer.submit(wishes)
-    if wanted.stream:
-        pieces = _events(head, streams, service, read=read, usage=wanted.wants_usage)
-        return StreamingResponse(pieces, media_type="text/event-stream")
+    prompt_tokens = await service.in_thread(check)
+    await service.spend(caller, len(wanted))
+    head = {
+        "id": f"{'chatcmpl' if kind == 'chat' else 'cmpl'}-{request_id}",
+        "object": "chat.completion" if kind == "chat" else "text_completion",
+        "created": int(time.time()),
+        "model": generator.name,
+        "system_fingerprint": generator.watermark.scheme.config_hash,
+    }
+    streams = generator.submit(wanted)
+    if request.stream:
+        if kind == "chat":
+            head["object"] = "chat.completion.chunk"
+        prompt_count = prompt_tokens if request.wants_usage else None
+        events = _events(head, kind, streams, service, request_id, prompt_tokens=prompt_count)
+        return StreamingResponse(events, media_type="text/event-stream")
     try:
         texts = await asyncio.gather(*map(_whole, streams))
     finally:
         _finish(streams, service)
     choices = [
-        Choice.model_construct(text=text, reason=stream.reason)
-        for text, stream in zip(texts, streams, strict=True)
+        _choice(kind, index, text, stream.reason)
+        for index, (text, stream) in enumerate(zip(texts, streams, strict=True))
     ]
-    return JSONResponse(body(head, choices, _usage(read, streams)))
+    return JSONResponse({**head, "choices": choices, "usage": _usage(prompt_tokens, streams)})
 
 
 async def _events(
-    head: Head, streams: list[Stream], service: Service, *, read: int, usage: bool
+    head: Json,
+    kind: Kind,
+    streams: list[TextStream],
+    service: Service,
+    request_id: str,
+    *,
+    prompt_tokens: int | None,
 ) -> AsyncIterator[bytes]:
-    """The pieces of all texts as server-sent events, in the order in which they are written."""
-    arrived: asyncio.Queue[dict[str, Any] | BaseException | None] = asyncio.Queue()
+    """The pieces of all texts as server-sent events, as they are generated.
 
-    async def follow(index: int, stream: Stream) -> None:
+    With ``prompt_tokens``, token counts come last.
+    """
+    arrived: asyncio.Queue[Json | BaseException | None] = asyncio.Queue()
+
+    async def follow(index: int, stream: TextStream) -> None:
         try:
-            await arrived.put(chunk(head, index, "", first=True))
+            await arrived.put(_chunk(kind, index, "", first=True))
             async for piece in stream:
-                await arrived.put(chunk(head, index, piece))
-            await arrived.put(chunk(head, index, None, reason=stream.reason))
+                await arrived.put(_chunk(kind, index, piece))
+            await arrived.put(_chunk(kind, index, None, reason=stream.reason))
             await arrived.put(None)
-        except Exception as error:  # noqa: BLE001 - told to the reader below
+        except Exception as error:  # noqa: BLE001 - reported to the reader below
             await arrived.put(error)
 
     followers = [asyncio.create_task(follow(i, stream)) for i, stream in enumerate(streams)]
@@ -155,37 +256,65 @@ async def _events(
         while left:
             value = await arrived.get()
             if isinstance(value, BaseException):
-                message = str(value) if isinstance(value, DewmarkError) else "the service failed"
-                yield event(error_body(500, "internal", message, head.id.partition("-")[2]))
+                message = str(value) if isinstance(value, DewmarkError) else INTERNAL
+                yield _event(error_body(500, "internal", message, request_id))
                 return
             left -= value is None
             if value is not None:
-                yield event(value)
-        if usage:
-            yield event({**head.to_dict(streamed=True), "choices": [], "usage": _usage(read, streams)})
-        yield event("[DONE]")
+                yield _event({**head, "choices": [value]})
+        if prompt_tokens is not None:
+            yield _event({**head, "choices": [], "usage": _usage(prompt_tokens, streams)})
+        yield b"data: [DONE]\n\n"
     finally:
         for follower in followers:
             follower.cancel()
         _finish(streams, service)
 
 
-async def _whole(stream: Stream) -> str:
+def _choice(kind: Kind, index: int, text: str, reason: str) -> Json:
+    """A finished text."""
+    row: Json = {"index": index, "finish_reason": reason, "logprobs": None}
+    if kind == "text":
+        return {**row, "text": text}
+    return {**row, "message": {"role": "assistant", "content": text, "refusal": None}}
+
+
+def _chunk(
+    kind: Kind, index: int, piece: str | None, *, first: bool = False, reason: str | None = None
+) -> Json:
+    """A piece of a streamed text; None for the end, with its reason."""
+    row: Json = {"index": index, "finish_reason": reason, "logprobs": None}
+    if kind == "text":
+        return {**row, "text": piece or ""}
+    role = {"role": "assistant"} if first else {}
+    content = {} if piece is None else {"content": piece}
+    return {**row, "delta": {**role, **content}}
+
+
+def _event(value: Json) -> bytes:
+    return f"data: {json.dumps(value, ensure_ascii=False)}\n\n".encode()
+
+
+async def _whole(stream: TextStream) -> str:
     return "".join([piece async for piece in stream])
 
 
-def _finish(streams: list[Stream], service: Service) -> None:
+def _finish(streams: list[TextStream], service: Service) -> None:
     service.metrics.written.inc(sum(stream.tokens for stream in streams))
     for stream in streams:
         stream.cancel()
 
 
-def _usage(read: int, streams: list[Stream]) -> dict[str, int]:
+def _usage(prompt_tokens: int, streams: list[TextStream]) -> dict[str, int]:
     written = sum(stream.tokens for stream in streams)
-    return {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written}
+    return {
+        "prompt_tokens": prompt_tokens,
+        "completion_tokens": written,
+        "total_tokens": prompt_tokens + written,
+    }
 
 
-def _writer(service: Service) -> Writer:
-    if service.writer is None:
-        raise ApiError(404, "not_found", "this service does not write: start it with --host-model MODEL")
-    return service.writer
+def _generator(service: Service) -> TextGenerator:
+    if service.generator is None:
+        raise ApiError(404, "not_found", "this service does not generate: start it with --host-model MODEL")
+    return service.generator

@@ -1,25 +1,27 @@
-"""The page and its files, the documentation, and what machines ask: health, metrics, who am I."""
+"""The web page and its files, the API documentation, ``/healthz``, ``/metrics`` and ``/v1/whoami``."""
 
 from __future__ import annotations
 
 from importlib import resources
 from pathlib import Path, PurePosixPath
-from typing import Annotated, Any
+from typing import Any
 
-import anyio
-from fastapi import APIRouter, Depends, File, UploadFile
+from fastapi import APIRouter
 from fastapi.responses import FileResponse, JSONResponse, PlainTextResponse, Response
 
-from dewmark.errors import InputError, UnknownNameError
 from dewmark.passages import DEFAULT_FPR as LOCATE_FPR
-from dewmark.reports import detection_page as words
+from dewmark.reports import detection_page
 from dewmark.scheme import MIN_EFFECTIVE_LENGTH
 from dewmark.serve.api_tokens import Caller, Scope
-from dewmark.serve.http_errors import ApiError, overloaded
+from dewmark.serve.http_errors import ApiError
 from dewmark.serve.monitoring import CONTENT_TYPE
-from dewmark.serve.routes.dependencies import CallerOf, RequestId, ServiceOf, refusals, token
-from dewmark.serve.schemas import ExtractResponse, Whoami
-from dewmark.serve.service import require
+from dewmark.serve.routes.dependencies import (
+    CallerOf,
+    ServiceOf,
+    error_responses,
+    require,
+)
+from dewmark.serve.schemas import Whoami
 from dewmark.serve.tenants import Tenant
 from dewmark.version import __version__
 
@@ -36,30 +38,29 @@ _TYPES = {
     ".svg": "image/svg+xml",
     ".webmanifest": "application/manifest+json",
 }
-_EXTRACT_SECONDS = 20.0
 
 
 @router.get("/", include_in_schema=False)
 async def page() -> Response:
-    """The page."""
+    """The web page."""
     return _file("index.html")
 
 
 @router.get("/docs", include_in_schema=False)
 async def docs() -> Response:
-    """The OpenAPI document for people."""
+    """The API documentation."""
     return _file("docs.html")
 
 
 @router.get("/static/{name}", include_in_schema=False)
 async def static(name: str) -> Response:
-    """A file of the page."""
+    """A file of the web page."""
     return _file(name)
 
 
-@router.get("/healthz", tags=["operation"], summary="Whether the service works")
+@router.get("/healthz", tags=["operation"], summary="Whether the service accepts requests")
 async def healthz(service: ServiceOf) -> JSONResponse:
-    """200 while requests are taken, 503 when the service is stopping."""
+    """200 while the service accepts requests, 503 while it is stopping."""
     state = "draining" if service.draining else "ok"
     return JSONResponse({"status": state, "version": __version__}, 503 if service.draining else 200)
 
@@ -67,12 +68,12 @@ async def healthz(service: ServiceOf) -> JSONResponse:
 @router.get(
     "/metrics",
     tags=["operation"],
-    summary="Numbers for Prometheus",
+    summary="Metrics for Prometheus",
     response_class=PlainTextResponse,
-    responses={status: refusals()[status] for status in (401, 403)},
+    responses={status: error_responses()[status] for status in (401, 403)},
 )
 async def metrics(service: ServiceOf, caller: CallerOf) -> Response:
-    """Prometheus text. Beyond loopback a token of scope ``admin`` is needed."""
+    """Metrics in Prometheus's text format. Beyond loopback, this needs the scope ``admin``."""
     if not service.settings.loopback:
         require(caller, Scope.ADMIN)
     return Response(await service.in_thread(service.metrics.render), media_type=CONTENT_TYPE)
@@ -82,23 +83,23 @@ async def metrics(service: ServiceOf, caller: CallerOf) -> Response:
     "/v1/whoami",
     tags=["operation"],
     response_model=Whoami,
-    summary="What the caller may do",
+    summary="The caller's permissions",
 )
 async def whoami(service: ServiceOf, caller: CallerOf) -> JSONResponse:
-    """Scopes, tenants and limits; nobody is refused."""
+    """Scopes, tenants and limits; works without a token, too."""
     settings = service.settings
-    asking = caller or Caller("", "", frozenset())
-    tenants = service.may_use(asking) if caller else []
-    known = [tenant.languages for tenant in tenants]
+    known_caller = caller or Caller("", "", frozenset())
+    tenants = service.may_use(known_caller) if caller else []
+    languages = [tenant.languages for tenant in tenants]
     return JSONResponse(
         {
             "authenticated": caller is not None,
             "open": caller is not None and not caller.id,
-            "token": asking.id or None,
-            "scopes": sorted(asking.scopes),
-            "budget_left": await service.in_thread(service.tokens.left, asking),
-            "tenants": [_tenant(tenant, full=asking.sees_all) for tenant in tenants],
-            "languages": known[0] if known and all(each == known[0] for each in known) else None,
+            "token": known_caller.id or None,
+            "scopes": sorted(known_caller.scopes),
+            "budget_left": await service.in_thread(service.tokens.left, known_caller),
+            "tenants": [_tenant(tenant, full=known_caller.sees_all) for tenant in tenants],
+            "languages": languages[0] if len(set(languages)) == 1 else None,
             "limits": {
                 "text_bytes": settings.text_bytes,
                 "texts": settings.texts,
@@ -110,56 +111,20 @@ async def whoami(service: ServiceOf, caller: CallerOf) -> JSONResponse:
                 "extract_bytes": settings.extract_bytes,
             },
             "defaults": {"fpr": settings.fpr, "locate_fpr": LOCATE_FPR},
-            "generate": None if service.writer is None else {"models": [service.writer.name]},
-            "caveats": list(words.CAVEATS),
-            "passage_caveats": list(words.PASSAGE_CAVEATS),
+            "generate": None if service.generator is None else {"models": [service.generator.name]},
+            "caveats": list(detection_page.CAVEATS),
+            "passage_caveats": list(detection_page.PASSAGE_CAVEATS),
             "version": __version__,
         }
     )
 
 
-@router.post(
-    "/v1/extract",
-    tags=["detection"],
-    response_model=ExtractResponse,
-    dependencies=[Depends(token)],
-    responses=refusals(408, 413, 415, 422, 429),
-    summary="The text of a document",
-)
-async def extract(
-    file: Annotated[UploadFile, File()], service: ServiceOf, caller: CallerOf, request_id: RequestId
-) -> JSONResponse:
-    """Read a .pdf, .docx, .txt or .md file; nothing is kept."""
-    from dewmark.serve.uploads import extract_text
-
-    caller = require(caller, Scope.DETECT, Scope.DETECT_PUBLIC)
-    data = await file.read()
-    if len(data) > service.settings.extract_bytes:
-        limit = service.settings.extract_bytes
-        raise ApiError(413, "body_too_large", f"a file may have {limit:,} bytes")
-    if service.extractions.available_tokens < 1:
-        raise overloaded(5.0, "other files are being read")
-    await service.spend(caller, 1)
-    name = PurePosixPath((file.filename or "").replace("\\", "/")).name
-    try:
-        with anyio.fail_after(_EXTRACT_SECONDS):
-            text = await anyio.to_thread.run_sync(
-                extract_text, name, data, limiter=service.extractions, abandon_on_cancel=True
-            )
-    except UnknownNameError as error:
-        raise ApiError(415, "unsupported_media_type", str(error)) from None
-    except TimeoutError:
-        raise InputError("the file takes too long to read: paste its text") from None
-    shown = name.encode("utf-8", "replace").decode()[:200]
-    return JSONResponse({"request_id": request_id, "name": shown, "text": text, "characters": len(text)})
-
-
 def _file(name: str) -> Response:
-    """A file of the page's folder; only names, so nothing outside of it can be asked for."""
+    """A file from the folder ``static``; directories in the name are ignored."""
     kind = _TYPES.get(PurePosixPath(name).suffix)
     path = Path(str(resources.files("dewmark") / "serve" / "static" / PurePosixPath(name).name))
     if kind is None or not path.is_file():
-        raise ApiError(404, "not_found", "there is no such file")
+        raise ApiError(404, "not_found", "no such file")
     return FileResponse(path, media_type=kind)
 
 
