@@ -1,4 +1,4 @@
-"""The examples run, and the documentation shows them as they are."""
+"""The examples run."""
 
 from __future__ import annotations
 
@@ -29,11 +29,6 @@ def test_the_own_scheme_runs_and_keeps_the_contract() -> None:
     assert first == "halves:"
     assert len(outcomes) > 20
     assert not [line for line in outcomes if line.startswith("failed")]
-
-
-def test_the_documentation_shows_the_own_scheme_as_it_is() -> None:
-    page = (ROOT / "docs" / "add-a-scheme.md").read_text(encoding="utf-8")
-    assert f"```python\n{OWN_SCHEME.read_text(encoding='utf-8')}```" in page
 
 
 def test_the_own_scheme_is_about_sixty_lines() -> None:

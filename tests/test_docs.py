@@ -1,0 +1,52 @@
+"""The documentation names modules, functions and files that exist."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+SOURCES = ROOT / "src" / "dewmark"
+PAGES = sorted(
+    path
+    for path in [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
+    if path.name not in ("report.md", "CHANGELOG.md")  # what was true when they were written
+)
+ENTRY_POINTS = {"dewmark.attacks", "dewmark.encoders", "dewmark.hosts", "dewmark.schemes", "dewmark.trainers"}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_names_and_paths_exist(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    dotted = set(re.findall(r"(?<![\w./-])dewmark(?:\.[A-Za-z_]\w*)+(?:[:.]\w+)*", text)) - ENTRY_POINTS
+    missing = sorted(name for name in dotted if not _exists(name))
+    paths = set(re.findall(r"(?<![\w./-])((?:tests|examples|benchmarks)/[\w/.-]*\w\.py)", text))
+    missing += sorted(path for path in paths if not (ROOT / path).exists())
+    assert not missing
+
+
+def test_the_architecture_page_names_functions_where_they_are() -> None:
+    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    rows = [line.split("|") for line in page.splitlines() if re.search(r"`[\w/]+\.py` \|$", line)]
+    assert len(rows) > 15
+    for row in rows:
+        files = re.findall(r"`([\w/]+\.py)`", row[-2])
+        code = "\n".join((SOURCES / file).read_text(encoding="utf-8") for file in files)
+        for name in re.findall(r"`([\w.]+)`", row[-3]):
+            for part in name.split("."):
+                assert re.search(rf"\b(?:class|def) {part}\b", code), f"{part} is not in {files}"
+
+
+def _exists(name: str) -> bool:
+    """Whether a dotted name is a module of dewmark, or is written in one; nothing is imported."""
+    place, rest = SOURCES, name.replace(":", ".").split(".")[1:]
+    while rest and (place / rest[0]).is_dir():
+        place /= rest.pop(0)
+    if rest and (place / f"{rest[0]}.py").exists():
+        file = place / f"{rest.pop(0)}.py"
+    else:
+        file = place / "__init__.py"
+    code = file.read_text(encoding="utf-8")
+    return not rest or re.search(rf"\b{rest[0]}\b", code) is not None
