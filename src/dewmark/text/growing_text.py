@@ -1,9 +1,8 @@
-"""The words of a text that grows piece by piece, and what each candidate for the next piece makes of them.
+"""The words of a text that grows piece by piece, and the word that each next piece would make.
 
-A candidate begins a word, makes the last one longer, or is no word. Whatever it does is judged from the open
-end of the text alone, so the answers are remembered by (open end, piece) and shared by all rows and steps.
-Words that the stream has seen are the words that `segmentation.words` cuts from the same text; the last few
-may still change as it grows.
+A candidate starts a word, extends the last one, or makes no word. This depends only on the open end of the
+text, so results are cached by (open end, piece) and shared by all rows and steps. A stream has the same words
+as `dewmark.text.words.words` of the same text; the last few may still change as it grows.
 
 Boundary: text and token ids; no vectors, no keys.
 """
@@ -20,22 +19,22 @@ from dewmark.workspace import Tokenizer
 
 __all__ = ["Extension", "Spelling", "TokenStream", "WordStream", "extend"]
 
-_KEPT = 64  # how many words a stream remembers: the widest context
-_OPEN = 6  # how many of the last words a piece may still change, in scripts without spaces
+_KEPT = 64  # words that a stream remembers: the widest context
+_OPEN = 6  # last words that a piece may still change, in scripts without spaces
 _LONGEST = 4 * MAX_FORM
-_ENOUGH = 8192  # characters at the end of a long text that hold all words a stream remembers
+_ENOUGH = 8192  # characters at the end of a long text that contain all words a stream remembers
 _UNDECODED = "\N{REPLACEMENT CHARACTER}"
 _UTF8 = 4
 
 
 class Extension(NamedTuple):
-    """What a piece does to the words so far.
+    """The effect of a piece on the words so far.
 
-    ``form`` is the word that the text then ends with: a new one, or the last one grown longer; None if the
-    piece makes none (spaces, punctuation, part of a character). ``back`` says how many of the last words are
-    replaced: 0 by a new word, 1 by the last one grown. ``between`` are words that come before ``form`` then
-    and did not before: none, but where a piece makes several, or a script without spaces is cut anew. The
-    context to score the word in is `WordStream.context`.
+    ``form`` is the word at the end of the text after the piece: a new word, or the last one extended; None if
+    the piece makes no word (spaces, punctuation, part of a character). ``back`` is the number of last words
+    that are replaced: 0 for a new word, 1 for an extended one. ``between`` are new words before ``form``:
+    none unless the piece makes several words, or changes the segmentation of a script without spaces. The
+    context for scoring the word is `WordStream.context`.
     """
 
     form: str | None
@@ -48,7 +47,7 @@ NOTHING = Extension(None)
 
 @functools.lru_cache(maxsize=1 << 18)
 def extend(tail: str, piece: str) -> Extension:
-    """What ``piece`` does after a text with the open end ``tail`` ("" if no word is open)."""
+    """The effect of ``piece`` after a text with the open end ``tail`` ("" if no word is open)."""
     if _UNDECODED in piece:
         return NOTHING
     before, after = _forms(tail), _forms(tail + piece)
@@ -74,7 +73,7 @@ class WordStream:
         self.append(text)
 
     def append(self, piece: str) -> None:
-        """The text goes on with ``piece``."""
+        """Append ``piece`` to the text."""
         text = self._tail + piece[-_ENOUGH:]
         tail = open_tail(text)
         self._final.extend(_forms(text[: len(text) - len(tail)]))
@@ -83,14 +82,14 @@ class WordStream:
         self._final.extend(word.form for word in found[: len(found) - len(kept)])
         tail = tail[kept[0].start :] if kept else ""
         if len(tail) > _LONGEST:
-            tail = tail[:MAX_FORM] + tail[-2:]  # one endless word: its form, and what joins the next piece
+            tail = tail[:MAX_FORM] + tail[-2:]  # one endless word: its form, and its end
         self._open = [word.form for word in kept]
         self._tail = tail
 
     def extensions(self, pieces: Iterable[str]) -> list[Extension]:
-        """What each of the candidates for the next piece would make."""
+        """The effect of each candidate for the next piece."""
         tail = self._tail
-        # after a space nothing depends on the tail: one answer serves all texts
+        # a piece that begins with a space does not depend on the tail, so all texts share the result
         return [extend("" if piece[:1].isspace() else tail, piece) for piece in pieces]
 
     def recent(self, k: int) -> tuple[str, ...]:
@@ -98,14 +97,14 @@ class WordStream:
         return self.context(Extension(None), k=k)
 
     def context(self, extension: Extension, *, k: int) -> tuple[str, ...]:
-        """The ``k`` words that stand before the word which an extension of this text makes, oldest first."""
+        """The ``k`` words before the word that an extension makes, oldest first."""
         known = [*self._final, *self._open]
         before = (*known[: len(known) - extension.back], *extension.between)
         return before[max(len(before) - k, 0) :]
 
 
 class Spelling:
-    """The text of every token of a tokenizer, as it stands after other text: spaces are kept."""
+    """The text of every token of a tokenizer as it appears after other text, with its spaces."""
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
         self._tokenizer = tokenizer
@@ -113,25 +112,25 @@ class Spelling:
         self._prefix = tokenizer.decode([self._anchor])[0]
         known = [[i] for i in range(min(tokenizer.size, vocab_size))]
         self.pieces = self.decode(known) + [""] * (vocab_size - len(known))
-        """One text per id; "" for special and unknown ids, U+FFFD where a token is part of a character."""
+        """One text per id; "" for special and unknown ids, U+FFFD for part of a character."""
 
     def decode(self, batch: Sequence[Sequence[int]]) -> list[str]:
-        """Token ids to text as it stands after other text."""
-        # many tokenizers swallow the space before the first token, so there is one before it
+        """Token ids to text as it appears after other text."""
+        # many tokenizers drop the space of the first token, so an anchor comes first
         texts = self._tokenizer.decode([[*self._anchor, *ids] for ids in batch])
         return [text[len(self._prefix) :] for text in texts]
 
     def forms(self) -> list[str]:
-        """The words that single tokens make, sorted: worth encoding before the first text is marked."""
+        """The words that single tokens make, sorted; worth encoding before generation."""
         return sorted({form for piece in self.pieces if (form := extend("", piece).form) is not None})
 
     def is_special(self, token: int) -> bool:
-        """Whether an id stands for no text."""
+        """Whether an id has no text."""
         return token in self._tokenizer.special_ids
 
 
 class TokenStream(WordStream):
-    """The last words of one text that a host writes token by token; special tokens end a word."""
+    """The last words of a text that a host generates token by token; special tokens end a word."""
 
     def __init__(self, spelling: Spelling, ids: Sequence[int] = ()) -> None:
         super().__init__()
@@ -141,13 +140,13 @@ class TokenStream(WordStream):
             self.push(token)
 
     def candidates(self, tokens: Sequence[int]) -> list[Extension]:
-        """What each of these tokens would make if it came next."""
+        """The effect of each of these tokens if it came next."""
         if self._pending:
             return self.extensions(self._spelling.decode([[*self._pending, token] for token in tokens]))
         return self.extensions(self._spelling.pieces[token] for token in tokens)
 
     def push(self, token: int) -> None:
-        """The text goes on with one token. Bytes of one character wait for each other."""
+        """Append one token; the bytes of a character are held back until it is complete."""
         if self._spelling.is_special(token):
             self._pending = []
             self.append("\n")

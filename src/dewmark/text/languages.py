@@ -1,10 +1,10 @@
-"""Guess the language of a text, to label texts that come without a label.
+"""Guess the language of a text, to label texts that have no label.
 
-Most scripts name their language. Latin letters do not: there a naive Bayes model over pairs and triples of
-letters compares the text with the ordinary sentences that the package carries, which is all its data.
+Most scripts determine the language. For Latin letters a naive Bayes model over pairs and triples of letters
+compares the text with the ordinary sentences in the package, its only data.
 
-Boundary: labels for reports, among the languages below; "und" (ISO 639, undetermined) where unsure. A
-language that is not among them but is close to one of them (Danish, Catalan) may be taken for it.
+Boundary: labels for reports, among the languages below; "und" (ISO 639, undetermined) if unsure. Another
+language that is close to one of them (Danish, Catalan) may be mistaken for it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ UNDETERMINED = "und"
 
 _LATIN = ("de", "en", "es", "fr", "it", "nl", "pl", "pt", "tr")
 
-# Unicode's name of a script, its language, and letters of the same script that other languages write.
+# Unicode's name of a script, its language, and letters of the script that only other languages use.
 _SCRIPTS = {
     "ARABIC": ("ar", frozenset("پچژگکیےہٹڈڑ")),
     "ARMENIAN": ("hy", frozenset()),
@@ -36,13 +36,13 @@ _SCRIPTS = {
 }
 _KANA = ("HIRAGANA", "KATAKANA", "KATAKANA-HIRAGANA")
 
-_LETTERS = 1_000  # of a text, which is plenty
+_LETTERS = 1_000  # of a text are enough
 _FEWEST = 4
-_FOREIGN = 0.01  # share of letters that Arabic or Russian does not write
-_LINES = 26  # per language: one with more sentences would claim whatever looks like none
+_FOREIGN = 0.01  # tolerated share of letters that Arabic or Russian does not use
+_LINES = 26  # the same for each language: more data would attract texts of unknown languages
 _SMOOTHING = 0.3
-# Nats a pair or triple: 99% of held-out sentences of these languages reach the first, and where the two best
-# are closer than the second the guess is wrong as often as not.
+# In nats per pair or triple: 99% of held-out sentences in these languages reach the first; if the two best
+# languages are closer than the second, the guess is wrong about half the time.
 _LEAST_FIT, _LEAST_LEAD = -7.15, 0.05
 
 
@@ -54,7 +54,7 @@ def guess_language(text: str) -> str:
         return UNDETERMINED
     scripts = Counter(map(_script, letters))
     if scripts["CJK"] + scripts["KANA"] > len(letters) / 2:
-        # a Japanese text is a mixture, a Chinese one may quote a Japanese name
+        # Japanese mixes both; Chinese may quote a Japanese name
         return "ja" if scripts["KANA"] > 0.1 * len(letters) else "zh"
     script, count = scripts.most_common(1)[0]
     if count <= len(letters) / 2:
@@ -85,14 +85,14 @@ def _guess_latin(words: str) -> str:
 
 
 def _grams(words: str) -> list[str]:
-    """Pairs and triples of letters, the spaces around words included."""
+    """Pairs and triples of letters, including the spaces around words."""
     padded = f" {words} "
     return [padded[i : i + n] for n in (2, 3) for i in range(len(padded) - n + 1)]
 
 
 @functools.cache
 def _profiles() -> dict[str, tuple[dict[str, float], dict[int, float]]]:
-    """For each language log P(gram) of the grams it has shown, and by length that of any other gram."""
+    """For each language, log P(gram) of seen grams, and of an unseen gram by its length."""
     counts = {language: Counter(_grams(_sample(language))) for language in _LATIN}
     kinds = Counter(len(gram) for gram in set().union(*counts.values()))
     profiles = {}

@@ -1,15 +1,14 @@
-"""Where the sentences of a text begin and end: one rule for marking, which sees a text grow, and detection.
+"""Sentence boundaries, by one rule for detection and for marking, which sees a growing text.
 
-A sentence ends at a line break, or at a run of . ! ? … and their sisters in other scripts, with whatever
-quotes and brackets close after it, if a space or the end of the text follows (the wide marks of Chinese and
-Japanese need no space). It does not end inside "3.14" or "example.org", after an abbreviation or an initial
-("Dr. Ada B. King"), or before it holds a letter, so "1." and "* * *" belong to the sentence after them.
+A sentence ends at a line break, or at a run of . ! ? … or their equivalents in other scripts together with
+the quotes and brackets that close after it, if a space or the end of the text follows (the wide marks of
+Chinese and Japanese need no space). It does not end inside "3.14" or "example.org", after an abbreviation or
+an initial ("Dr. Ada B. King"), or before it contains a letter, so "1." and "* * *" belong to the sentence
+after them.
 
-The text is read from left to right and each end depends on its own sentence and the one character after it:
-what is certain stays so, however the text goes on, and a text may be cut at any end and read on from there.
-The rule need not be the best one for any language. It must be the same on both sides.
-
-Boundary: text only, no vectors.
+Text is read from left to right, and each end depends only on its own sentence and the next character: an end
+that is certain stays so however the text continues, and reading can resume from any end. The rule need not be
+the best one for any language, but it must be the same for marking and detection.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ _ABBREVIATED = frozenset(_ABBREVIATIONS.split())
 
 
 class Sentence(NamedTuple):
-    """One sentence by its (start, end) character offsets; only a text's last can be incomplete."""
+    """One sentence by its (start, end) character offsets; only the last of a text can be incomplete."""
 
     start: int
     end: int
@@ -43,7 +42,7 @@ class Sentence(NamedTuple):
 
 
 def sentences(text: str) -> list[Sentence]:
-    """The sentences of a text; what stands after the last of them and holds no letter belongs to none."""
+    """The sentences of a text; trailing characters without a letter belong to none."""
     found = []
     start = 0
     while (end := first_end(text, start=start, last=True)) is not None:
@@ -55,9 +54,9 @@ def sentences(text: str) -> list[Sentence]:
 
 
 def first_end(text: str, *, start: int = 0, last: bool = False) -> int | None:
-    """Where the sentence that begins at ``start`` ends, or None if that is not, or not yet, certain.
+    """The end of the sentence that begins at ``start``, or None if it is not (yet) certain.
 
-    ``last`` says that nothing follows the text. The line break that ends a sentence is counted with it.
+    ``last`` means that nothing follows the text. The line break that ends a sentence is part of it.
     """
     lettered = False
     seen = start
@@ -69,7 +68,7 @@ def first_end(text: str, *, start: int = 0, last: bool = False) -> int | None:
         if match["line"]:
             return match.end()
         after = text[match.end() : match.end() + 1]
-        if not after:  # a digit, a quote or another mark may follow
+        if not after:  # a digit, a quote or another mark could follow
             return match.end() if last else None
         if match["mark"][-1] in _WIDE or (after.isspace() and not _abbreviated(text, start, match)):
             return match.end()

@@ -1,17 +1,18 @@
-"""The words of a text: where they stand, and the form under which their meaning is looked up.
+"""The words of a text: their positions, and the normalised form under which their vector is looked up.
 
-Words are cut by the default rules of UAX 29: "don't", "l'eau", "3.14" and "12th" are one word each,
-"mother-in-law" is three; spaces, punctuation, symbols and emoji belong to no word. Scripts that put no spaces
-between words are cut by the small linear models of the `budoux` package: Han with kana as Japanese, Han alone
-as Chinese, Thai. They look three characters to either side, so a word in the middle of a text is cut the same
-whatever follows later. Lao, Khmer and Burmese stay whole between spaces.
+Segmentation follows the default rules of UAX 29: "don't", "l'eau", "3.14" and "12th" are one word each,
+"mother-in-law" is three; spaces, punctuation, symbols and emoji belong to no word. Scripts without spaces
+between words are segmented by the small linear models of the `budoux` package: Han with kana as Japanese, Han
+alone as Chinese, and Thai. They look three characters to either side, so the segmentation in the middle of a
+text does not depend on what follows later. Lao, Khmer and Burmese stay whole between spaces.
 
-A form is the word in Unicode's NFKC, in lower case, with one kind of apostrophe and without invisible
-characters, Arabic and Hebrew vowel points, elongation strokes and outer underscores. Accents and ß are kept:
-the default encoder places "élève" nearer to "pupil" than "eleve". A number is a word, its text its form.
+The form of a word is its lower-case NFKC, with one kind of apostrophe and without invisible characters,
+Arabic and Hebrew vowel points, elongation strokes and outer underscores. Accents and ß are kept: the default
+encoder places "élève" nearer to "pupil" than "eleve". A number is a word and its text its form.
 
-Marking and detection must cut alike, so whatever changes a cut or a form changes `VERSION`. Time is linear in
-the text. Boundary: text only, no vectors; a text that grows is `dewmark.text.growing`' business.
+Marking and detection must agree on words and forms, so any change to either changes `VERSION`. Time is linear
+in the text. Boundary: complete texts only; `dewmark.text.growing_text` handles texts that are being
+generated.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ __all__ = ["MAX_FORM", "VERSION", "Word", "form_of", "open_tail", "words"]
 VERSION = 1
 
 MAX_FORM = 64
-"""Forms are cut at so many characters, so that no encoder reads a megabyte of one letter."""
+"""Forms are truncated at this many characters, so that no encoder reads a megabyte of one letter."""
 
 # The classes of UAX 29. Extend, Format and ZWJ belong to the character before them (rule WB4).
 _ATTACHED = r"\p{WB=Extend}\p{WB=Format}\p{WB=ZWJ}"
@@ -40,7 +41,7 @@ _DIGIT = r"\p{WB=Numeric}"
 _MID_LETTER = r"[\p{WB=MidLetter}\p{WB=MidNumLet}\p{WB=Single_Quote}]"
 _MID_DIGIT = r"[\p{WB=MidNum}\p{WB=MidNumLet}\p{WB=Single_Quote}]"
 _HEBREW = r"\p{WB=Hebrew_Letter}"
-# Scripts without spaces, which UAX 29 leaves to dictionaries. 々 and 〇 count as Han, ー as kana.
+# Scripts without spaces, for which UAX 29 requires dictionaries. 々 and 〇 count as Han, ー as kana.
 _KANA = r"[\p{Hiragana}\p{WB=Katakana}]"
 _CJK = rf"[\p{{Han}}{_KANA}]"
 _THAI = r"[\p{Thai}&&[\p{L}\p{M}]]"
@@ -59,7 +60,7 @@ _WORD = regex.compile(
     regex.VERSION1 | regex.VERBOSE,
 )
 _HAS_KANA = regex.compile(_KANA, regex.VERSION1)
-# After such a character nothing that comes later can belong to a word before it.
+# Nothing after such a character can belong to a word before it.
 _SOFT = rf"{_LETTER}{_DIGIT}{_CJK}{_THAI}{_UNSPACED}{_MID_LETTER}{_MID_DIGIT}\p{{WB=ExtendNumLet}}"
 _HARD = regex.compile(
     rf"[^{_SOFT}{_ATTACHED}\p{{WB=Double_Quote}}] | (?<![{_HEBREW}{_ATTACHED}])\p{{WB=Double_Quote}}",
@@ -92,7 +93,7 @@ def words(text: str) -> list[Word]:
 
 @functools.lru_cache(maxsize=1 << 16)
 def form_of(word: str) -> str:
-    """The form of a word as it is written; empty if it has neither letters nor digits."""
+    """The form of a word; empty if it has neither letters nor digits."""
     plain = unicodedata.normalize("NFKC", word).lower().translate(_APOSTROPHES).replace("i\u0307", "i")
     plain = unicodedata.normalize("NFKC", _UNSEEN.sub("", plain))
     plain = plain[:MAX_FORM].rstrip("_‿⁀⁔ ")
@@ -101,7 +102,7 @@ def form_of(word: str) -> str:
 
 
 def open_tail(text: str) -> str:
-    """The end of a text on which the cutting of what is appended depends; all words before it are final."""
+    """The end of a text that can still change when text is appended; all words before it are final."""
     hard = _HARD.search(text)
     return text[hard.end() :] if hard else text
 
@@ -114,11 +115,11 @@ def _spans(text: str) -> Iterator[tuple[int, int]]:
             continue
         run = match.group()
         language = "th" if match["thai"] is not None else "ja_word" if _HAS_KANA.search(run) else "zh-hans"
-        cuts = [start + cut for cut in _cuts(run, language)]
-        yield from zip([start, *cuts], [*cuts, end], strict=True)
+        inner = [start + boundary for boundary in _boundaries(run, language)]
+        yield from zip([start, *inner], [*inner, end], strict=True)
 
 
-# Where each of a model's tables looks, relative to the possible cut: characters [first, last).
+# The characters [first, last) that each table of a model reads, relative to the possible boundary.
 _FEATURES = {
     "UW1": (-3, -2),
     "UW2": (-2, -1),
@@ -139,17 +140,17 @@ _REACH = 3
 
 @functools.cache
 def _model(language: str) -> tuple[list[tuple[dict[str, int], int, int]], int]:
-    """A model's tables with where they look, and the threshold for twice the sum of their entries."""
+    """The tables of a model with the characters they read, and the threshold for twice their sum."""
     file = resources.files("budoux") / "models" / f"{language}.json"
     tables: dict[str, dict[str, int]] = json.loads(file.read_text(encoding="utf-8"))
     threshold = sum(sum(table.values()) for table in tables.values())
     return [(table, *_FEATURES[name]) for name, table in tables.items()], threshold
 
 
-def _cuts(run: str, language: str) -> list[int]:
-    """The positions inside a run of one script at which a word ends and the next begins."""
+def _boundaries(run: str, language: str) -> list[int]:
+    """The word boundaries inside a run of one script."""
     tables, threshold = _model(language)
-    padded = "\0" * _REACH + run + "\0" * _REACH  # no table knows the padding
+    padded = "\0" * _REACH + run + "\0" * _REACH  # no table contains the padding
     return [
         i - _REACH
         for i in range(_REACH + 1, _REACH + len(run))
