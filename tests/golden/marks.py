@@ -1,0 +1,86 @@
+"""What every mark writes and says on the tiny host, through each of the ways that a text can be written."""
+
+from __future__ import annotations
+
+import functools
+import random
+from typing import Any
+
+from tests.golden import api
+
+PROMPTS = [
+    " the old bridge over the river was not there when they came",
+    " water",
+    " people of the town",
+]
+SEEDS = [11, 12, 13]
+TOKENS = 60
+SHORT = 24
+WARPING = {"temperature": 0.8, "top_k": 120, "top_p": 0.95}
+_WORDS = """
+the of and to in is was for on that with as by it at from his her they this are be an which were not have had
+but or one all out who more when there old new river bridge over under house water light day night time people
+city town road tree hill sea ship wind rain sun story book word hand eye heart
+"""
+
+GENERATE = (
+    "words gumbel",
+    "words bias",
+    "tokens gumbel, composed white contexts",
+    "tokens bias, composed white contexts",
+    "tokens bias, window raw contexts (the paper)",
+    "kgw",
+    "exp",
+    "synthid",
+)
+"""Marks that also write through transformers' own loop."""
+
+
+def unmarked(number: int, words: int = 70) -> str:
+    """A fixed text that nobody marked; sentences end after every seventh word."""
+    chosen = random.Random(1000 + number).choices(_WORDS.split(), k=words)
+    return "".join(f" {word}{'.' if i % 7 == 6 else ''}" for i, word in enumerate(chosen))
+
+
+def mark_section(name: str, world: api.World) -> dict[str, Any]:
+    """Texts, detections with token scores, other tests, many keys, evidence and the engine's texts."""
+    host, bound = world.host(name), world.bind(name)
+    written = api.write(host, bound, PROMPTS, seeds=SEEDS, tokens=TOKENS)
+    warped = api.write(host, bound, PROMPTS[:2], seeds=SEEDS[1:], tokens=SHORT, **WARPING)
+    texts = [one["text"] for one in written]
+    plain = unmarked(0)
+    found = api.detect(bound, [*texts, plain])
+    after = api.detect(bound, [texts[0], plain], prompts=[PROMPTS[0], PROMPTS[2]])
+    section: dict[str, Any] = {
+        "written": written,
+        "written with temperature and filters": warped,
+        "detected": [{**api.numbers_of(one), **api.tokens_of(one)} for one in found],
+        "detected after prompts": [{**api.numbers_of(one), **api.tokens_of(one)} for one in after],
+        "other tests": [
+            [api.detect_by(bound, text, test) for text in (texts[0], plain)]
+            for test in api.own_tests(bound)[1:]
+        ],
+        "many keys": api.many_keys(world, name, [texts[0], plain], keys=[3, 0, 4]),
+        "evidence": api.evidence_of(bound, [texts[0], plain]),
+    }
+    if not api.in_sentences(bound):
+        rows = api.write_as_an_engine(host, bound, PROMPTS, seeds=SEEDS, tokens=TOKENS)
+        section["written by an engine's rows"] = _or_same(rows, written)
+        rows = api.write_as_an_engine(host, bound, PROMPTS[:2], seeds=SEEDS[1:], tokens=SHORT, **WARPING)
+        section["written by an engine's rows with temperature and filters"] = _or_same(rows, warped)
+    if name in GENERATE:
+        section["written by transformers"] = {
+            way: api.write_by_transformers(host, bound, PROMPTS, seeds=SEEDS, tokens=SHORT, way=way)
+            for way in ("processor", "config")
+        }
+    return section
+
+
+def _or_same(rows: list[list[int]], session: list[dict[str, Any]]) -> list[Any]:
+    """The ids of texts, or a word where they are those that the session wrote."""
+    both = zip(rows, session, strict=True)
+    return ["as the session" if ids == wrote["ids"] else ids for ids, wrote in both]
+
+
+DEW_SECTIONS = {f"dew: {name}": functools.partial(mark_section, name) for name in api.DEW}
+BASELINE_SECTIONS = {f"baseline: {name}": functools.partial(mark_section, name) for name in api.BASELINES}
