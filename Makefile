@@ -8,7 +8,8 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 TORCH := $(shell grep '^torch==' constraints.txt)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo reproduce-smoke test test-models test-serve test-ray test-llamacpp test-vllm lint docs format clean
+.PHONY: help setup demo reproduce-smoke test test-models test-serve test-ray test-llamacpp test-vllm \
+	golden golden-models lint docs format clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -39,6 +40,12 @@ test-llamacpp: .venv-llamacpp/.ready ## marks inside llama.cpp, which is compile
 
 test-vllm: .venv-vllm/.ready ## marks inside vLLM: a server under concurrent requests (minutes on a CPU)
 	.venv-vllm/bin/python -m pytest -q -m vllm tests/hosts/test_vllm_real.py
+
+golden: $(VENV)/.dev ## compare texts, p-values and detectors with the golden record
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.golden.record check
+
+golden-models: $(VENV)/.dev ## the same, and what SmolLM2 writes and its detectors say
+	$(BIN)/python -m tests.golden.record check --models
 
 lint: $(VENV)/.dev ## style, types and import rules
 	$(BIN)/ruff check .

@@ -6,10 +6,16 @@ the record name a module or a parameter as the library spells it.
 
 from __future__ import annotations
 
+import contextlib
+import csv
 import dataclasses
 import functools
 import hashlib
+import io
+import json
+import math
 import random
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,22 +24,48 @@ from unittest import mock
 
 import numpy as np
 import torch
+from tests.evaluation.synthetic import scored as synthetic_scores
 from tests.fakes import BagEncoder
+from tests.hosts.test_llamacpp import StandIn
+from tests.hosts.vllm_stub import (
+    BatchUpdate,
+    MoveDirectionality,
+    SamplingParams,
+    engine_config,
+    processor_module,
+)
 from tests.tiny_artifacts import make_all
 
+from dewmark.attacks import load_attack
+from dewmark.cli.app import main as command_line
 from dewmark.core.keys import Key
+from dewmark.core.prf import PairHash
+from dewmark.core.projections import draw_projections, projection_dim
+from dewmark.detector import export_detector, load_detector
+from dewmark.embeddings.segmentation import words
 from dewmark.errors import ConfigError
+from dewmark.evaluation.protocol import evaluate
+from dewmark.evaluation.scores import read_scores
+from dewmark.hosts import load_host
 from dewmark.hosts.decoding import CachedForward, pad_left
-from dewmark.hosts.fake import FakeHost
+from dewmark.hosts.fake import FakeHost, tiny_model
+from dewmark.hosts.llamacpp import LlamaCppProcessor
 from dewmark.hosts.watermarking import WatermarkingConfig
 from dewmark.passages import locate
 from dewmark.registry import SCHEMES
 from dewmark.rows import Warping
 from dewmark.sampling import RandomStreams, race
 from dewmark.scheme import BoundScheme
+from dewmark.stats.audit import audit
+from dewmark.stats.calibration import Calibration
 from dewmark.stats.key_test import score_variance
+from dewmark.stats.languages import guess_language
+from dewmark.stats.multiple import benjamini_hochberg, holm, sidak
+from dewmark.stats.power import choose_cuts, measure_power
+from dewmark.stats.retention import pair_retentions, summarise
+from dewmark.storage import load_bundle
 from dewmark.types import Detection
-from dewmark.watermark import attribute
+from dewmark.watermark import attribute, bind_scheme
 from dewmark.workspace import Workspace
 
 Json = Any  # what json.dumps takes
@@ -305,6 +337,11 @@ def own_tests(bound: BoundScheme) -> list[str]:
     return list(bound.tests)
 
 
+def is_simulation(test: str) -> bool:
+    """Whether a test of a scheme scores texts under simulated keys."""
+    return test == TESTS["simulated keys"]
+
+
 def detect_by(bound: BoundScheme, text: str, test: str) -> dict[str, Json]:
     """One text under one of the scheme's own tests."""
     return numbers_of(bound.detect(text, test=test))
@@ -385,3 +422,332 @@ def plain(value: object) -> Json:
     if isinstance(value, np.ndarray):
         return plain(value.tolist())
     return value.item() if isinstance(value, np.generic) else value
+
+
+def leaves(value: object) -> list[float]:
+    """All numbers in a nested value, in their order: what is compared when names may change."""
+    if isinstance(value, Mapping):
+        return [number for each in value.values() for number in leaves(each)]
+    if isinstance(value, (list, tuple)):
+        return [number for each in value for number in leaves(each)]
+    return [value] if isinstance(value, (bool, int, float)) else []
+
+
+# Keys, words, statistics
+
+
+def key_numbers() -> dict[str, Json]:
+    """What is drawn from one key: its fingerprint, streams, projections, keyed hashes."""
+    key = Key(secret(0))
+    pairs = PairHash(key.subkey("golden"), 500)
+    contexts = np.arange(12).reshape(6, 2)
+    drawn = {
+        kind: draw_projections(key, d_T=12, d_C=8, kind=kind, n=projection_dim(12, 8, kind=kind, n=None))
+        for kind in ("gaussian", "orthogonal")
+    }
+    return {
+        "fingerprint": key.fingerprint,
+        "sub-key": key.subkey("golden").hex(),
+        "words": [int(word) for word in key.stream("golden").words(4)],
+        "uniforms": key.stream("golden").uniforms(4),
+        "normals": key.stream("golden").normals(2, 3),
+        "permutation": key.stream("golden").permutation(20),
+        "projections": {
+            kind: [made.n, *(_array_facts(np.asarray(one)) for one in (made.R_T, made.R_C))]
+            for kind, made in drawn.items()
+        },
+        "keyed hash": [int(word) for word in pairs.words(contexts, np.arange(6))],
+    }
+
+
+def words_of(text: str) -> list[Json]:
+    """The words of a text: where they stand, and their forms."""
+    return [[word.start, word.end, word.form] for word in words(text)]
+
+
+def language_of(text: str) -> str:
+    """The language that a text is guessed to be in."""
+    return guess_language(text)
+
+
+def audit_numbers(detections: Sequence[Detection], languages: Sequence[str]) -> dict[str, Json]:
+    """The audit of unmarked texts: the outcome, and the numbers of all cells."""
+    kept = [
+        (one, name) for one, name in zip(detections, languages, strict=True) if one.effective_length >= 16
+    ]
+    found = audit(
+        [one.p_value for one, _ in kept],
+        languages=[name for _, name in kept],
+        lengths=[one.tokens_scored for one, _ in kept],
+    )
+    return {"outcome": found.outcome.value, "texts": found.texts, "cells": leaves(found.to_dict()["cells"])}
+
+
+def retention_numbers(bound: BoundScheme, pairs: Sequence[tuple[str, str]]) -> dict[str, Json]:
+    """What share of z rewrites keep, pair by pair and in the mean."""
+    cut = bound.tokenize([text for pair in pairs for text in pair])
+    evidence = bound.evidence(cut, bound.tokenize([""] * len(cut)))
+    kept, unrelated = pair_retentions(evidence[::2], evidence[1::2])
+    return {"kept": kept, "unrelated": unrelated, "summary": leaves(summarise(kept, unrelated).to_dict())}
+
+
+def calibration_numbers(
+    negatives: Sequence[tuple[Detection, str]], detections: Sequence[Detection], folder: Path
+) -> dict[str, Json]:
+    """Thresholds and ranks among negatives, before and after the calibration was stored."""
+    made = Calibration.from_detections(negatives, config_hash="golden", by="group")
+    made.save(folder / "calibration.json")
+    again = Calibration.load(folder / "calibration.json")
+    return {
+        "negatives": {name: np.asarray(z) for name, z in again.groups.items()},
+        "too short": again.too_short,
+        "thresholds": {name: again.threshold(0.1, group=name) for name in again.groups},
+        "pooled thresholds": [again.threshold(rate) for rate in (0.05, 0.1, 0.5)],
+        "p": [again.p_value(one.z) for one in detections],
+        "p by group": [again.p_value(one.z, group=name) for one in detections for name in again.groups],
+        "verdicts": [again.apply(one).verdict.value for one in detections],
+    }
+
+
+def evaluation_numbers() -> list[float]:
+    """The protocol on scores of an imaginary run: two schemes, an attack, three seeds, human texts."""
+    attacks = {"none": (1.0, 0.0), "shifted": (0.5, 0.3)}
+    rows = synthetic_scores({"one": 3.0, "two": 1.0}, attacks, texts=60, human=True)
+    return leaves(evaluate(rows).to_dict())
+
+
+def multiple_numbers(p_values: Sequence[float]) -> dict[str, Json]:
+    """Corrections for many tests."""
+    return {
+        "p by Holm": holm(p_values),
+        "p by Benjamini and Hochberg": benjamini_hochberg(p_values),
+        "p by Šidák": sidak(p_values),
+    }
+
+
+def power_numbers() -> list[float]:
+    """Power by length, from z-scores of imaginary texts."""
+    cuts = choose_cuts([50, 100], 120)
+    rng = np.random.default_rng(0)
+    z = 0.35 * np.sqrt(np.array(cuts)) + rng.normal(size=(12, len(cuts)))
+    found = measure_power(z, cuts, fpr=0.01)
+    model = [found.model.slope, found.model.noise, found.model.between]
+    rows = [leaves(plain(found.row(length).to_dict())) for length in (50, 100, 400)]
+    return [*model, *leaves(rows), *leaves(list(found.shortest.values()))]
+
+
+def likelihoods(host: Any, prompts: Sequence[str], texts: Sequence[str]) -> list[Json]:
+    """Sum of log-probabilities and number of tokens of each completion."""
+    return [[total, count] for total, count in host.log_likelihood(list(prompts), list(texts))]
+
+
+def attacked(name: str, texts: Sequence[str], seeds: Sequence[int], **settings: object) -> list[str]:
+    """Texts after an attack that needs no model."""
+    return load_attack(name, **settings).apply(list(texts), seeds=list(seeds))
+
+
+# Engines
+
+
+def write_in_llama_cpp(host: Any, bound: BoundScheme, prompt: str, *, seed: int, tokens: int) -> list[int]:
+    """Ids from the processor for llama.cpp, on a stand-in that calls it as llama-cpp-python does."""
+    llama = StandIn(host)
+    mark = LlamaCppProcessor(bound, llama, seed=seed, temperature=0.9, top_k=150)
+    return llama.write(prompt, tokens, mark, greedy=bound.needs.final, seed=seed)
+
+
+def write_in_vllm(
+    world: World, mark: str, prompts: Sequence[str], *, seeds: Sequence[int], tokens: int
+) -> list[list[int]]:
+    """Ids from the processor for vLLM: requests come one after the other, two change places, one leaves."""
+    import pytest
+
+    scheme, settings = MARKS[mark]
+    host, patch, folder = world.host(mark), pytest.MonkeyPatch(), world.folder / "vllm"
+    folder.mkdir(exist_ok=True)
+    try:
+        module = processor_module(patch)
+        patch.setattr(module, "host_info", lambda name: host.info)
+        with contextlib.suppress(FileExistsError, OSError):
+            Key(secret(0)).save(folder / "the.key")
+        listed = ", ".join(f"{name} = {json.dumps(value)}" for name, value in settings.items())
+        (folder / "dewmark.toml").write_text(
+            f'scheme = "{scheme}"\ndefault_key = "the"\nsettings = {{ {listed} }}\n[keys]\nthe = "the.key"\n',
+            encoding="utf-8",
+        )
+        patch.setenv("DEWMARK_VLLM_CONFIG", str(folder / "dewmark.toml"))
+        module.config_from_environment.__globals__["_load"].cache_clear()
+        processor = module.DewLogitsProcessor(engine_config("tiny", VOCABULARY), CPU, False)
+        return _served(processor, host, prompts, seeds, tokens)
+    finally:
+        patch.undo()
+
+
+def _served(
+    processor: Any, host: Any, prompts: Sequence[str], seeds: Sequence[int], tokens: int
+) -> list[list[int]]:
+    ids = [list(one.ids) for one in host.info.tokenizer.encode(list(prompts))]
+    written: list[list[int]] = [[] for _ in ids]
+    slots: list[int] = []
+    for step in range(tokens + len(ids)):
+        added, moved, removed = [], [], []
+        if step < len(ids):
+            params = SamplingParams(temperature=0.9, top_k=150, seed=seeds[step])
+            added = [(len(slots), params, ids[step], written[step])]
+            slots.append(step)
+        elif step == len(ids) + 3:
+            moved = [(0, 1, MoveDirectionality.SWAP)]
+            slots[0], slots[1] = slots[1], slots[0]
+        elif step == tokens - 2:
+            removed = [len(slots) - 1]
+            slots.pop()
+        changed = added or moved or removed
+        processor.update_state(BatchUpdate(len(slots), removed, added, moved) if changed else None)
+        logits = torch.cat([_seeded_logits([*ids[i], *written[i]]) for i in slots])
+        for i, row in zip(slots, processor.apply(logits), strict=True):
+            written[i].append(int(row.argmax()))
+    return written
+
+
+def _seeded_logits(ids: Sequence[int]) -> torch.Tensor:
+    """A stand-in for a host: logits (1, vocab) that depend on the last two ids; no special id wins."""
+    seed = ids[-1] * 1000 + (ids[-2] if len(ids) > 1 else 0)
+    logits = torch.randn(1, VOCABULARY, generator=torch.Generator().manual_seed(seed)) * 2.0
+    logits[:, :4] = -float("inf")
+    return logits
+
+
+# Stored detectors
+
+
+def export(bound: BoundScheme, folder: Path) -> None:
+    """Write a detector into a new folder."""
+    export_detector(bound, folder)
+
+
+def load(folder: Path) -> BoundScheme:
+    """Open an exported detector."""
+    return load_detector(folder)
+
+
+def needs_its_host(bound: BoundScheme) -> bool:
+    """Whether a stored detector must find its host again, which a tiny one in memory cannot be."""
+    return bound.needs.host_at_detection
+
+
+def stored_facts(folder: Path) -> dict[str, Json]:
+    """What a detector's folder holds, whatever its files are called: arrays and the values beside them."""
+    bundle = load_bundle(folder / "state")
+    index = json.loads((folder / "detector.json").read_text(encoding="utf-8"))
+    arrays = sorted((_array_facts(np.asarray(one)) for one in bundle.arrays.values()), key=json.dumps)
+    return {
+        "fingerprint": index["key_fingerprint"],
+        "host": None if index["host"] is None else [index["host"]["identity"], index["host"]["vocab_size"]],
+        "tokenizer": index["tokenizer"],
+        "beside the arrays": sorted(map(str, bundle.meta.values())),
+        "arrays": arrays,
+    }
+
+
+def _array_facts(array: np.ndarray) -> dict[str, Json]:
+    """Type, shape, a digest of the bytes (compared only where numbers must be exact), and sums."""
+    values = array.astype(np.float64)
+    data = np.ascontiguousarray(array).tobytes()
+    return {
+        "type": str(array.dtype),
+        "shape": list(array.shape),
+        "sha256": hashlib.sha256(data).hexdigest(),
+        "sum": float(values.sum()),
+        "root of squares": math.sqrt(float(np.square(values).sum())),
+    }
+
+
+# Commands and their reports
+
+
+def tiny_folder(folder: Path) -> Path:
+    """A tiny model saved to a folder, which commands load as any host."""
+    if not folder.exists():
+        model, tokenizer = tiny_model()
+        with contextlib.redirect_stderr(io.StringIO()):  # a progress bar
+            model.save_pretrained(folder)
+            tokenizer.save_pretrained(folder)
+    return folder
+
+
+def command(*arguments: object) -> str:
+    """What a command prints; it must succeed."""
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        code = command_line([str(argument) for argument in arguments])
+    if code != 0:
+        raise RuntimeError(f"the command {arguments[0]} failed with {code}: {err.getvalue()}")
+    return out.getvalue()
+
+
+def score_columns(path: Path) -> dict[str, Json]:
+    """The rows of a file of scores as columns."""
+    rows = read_scores(path)
+    return {
+        "ids": [Path(row.id).name for row in rows],  # a row without an id is named by its file
+        "seeds": [row.seed for row in rows],
+        "scores": [row.score for row in rows],
+        "p": [row.p_value for row in rows],
+        "tokens": [row.tokens for row in rows],
+        "kept": [row.kept for row in rows],
+    }
+
+
+def csv_numbers(path: Path) -> list[list[float]]:
+    """The numbers in each row of a CSV file."""
+    number = re.compile(r"-?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?")
+    with path.open(encoding="utf-8", newline="") as stream:
+        return [
+            [float(found) for cell in row for found in number.findall(cell)] for row in csv.reader(stream)
+        ]
+
+
+EXPERIMENT_MARKS = {
+    "the paper's": "dew-paper-2.0",
+    "the default": "dew-default",
+    "kgw": "kgw",
+    "waterpool": "waterpool",
+}
+"""Rows of the main table, as its recipe calls them."""
+
+
+def reproduce(folder: Path, out: Path, marks: Sequence[str], *, texts: int, tokens: int) -> None:
+    """The main table on a tiny host: two seeds, one attack."""
+    host = tiny_folder(folder / "host")
+    command(
+        *("reproduce", "main", "--host", host, "--judge", host, "--texts", texts, "--seeds", 2),
+        *("--tokens", tokens, "--batch-size", texts, "--attacks", "delete-0.3", "--out", out, "-q"),
+        *("--schemes", ",".join(EXPERIMENT_MARKS[mark] for mark in marks)),
+    )
+
+
+# Real models
+
+
+REAL: dict[str, tuple[str, Settings]] = {
+    "words gumbel (the default)": ("dew", {}),
+    "words bias": ("dew", {"sampler": "bias"}),
+    "tokens gumbel, composed white contexts": ("dew", _TOKENS),
+    "tokens bias, composed white contexts": ("dew", _TOKENS_BIAS),
+    "tokens bias, window raw contexts (the paper)": MARKS["tokens bias, window raw contexts (the paper)"],
+    "kgw": ("kgw", {}),
+    "synthid": ("synthid", {}),
+    "exp": ("exp", {}),
+}
+
+
+@functools.cache
+def real_host() -> Any:
+    """SmolLM2-135M, fetched on first use."""
+    return load_host("smollm2-135m", device="cpu", dtype="float32")
+
+
+def bind_real(mark: str, key: int = 0) -> BoundScheme:
+    """A mark on the real host."""
+    scheme, settings = REAL[mark]
+    return bind_scheme(Key(secret(key)), scheme=scheme, settings=dict(settings), host="smollm2-135m")

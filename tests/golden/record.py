@@ -14,11 +14,12 @@ import json
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from tests.golden import api, marks
+from tests.golden import api, marks, models, statistics_of, stored
 from tests.golden.compare import differences, dumped, rounded
 
 RECORD = Path(__file__).parent / "record"
@@ -29,6 +30,9 @@ Section = Callable[[api.World], Any]
 FILES: dict[str, Mapping[str, Section]] = {
     "dew": marks.DEW_SECTIONS,
     "baselines": marks.BASELINE_SECTIONS,
+    "statistics": statistics_of.SECTIONS,
+    "stored": stored.SECTIONS,
+    "models": models.SECTIONS,
 }
 """The sections by the file of the record that holds them."""
 
@@ -38,9 +42,9 @@ def check(
 ) -> dict[str, list[str]]:
     """For every section what differs from the record; tells each as it is done."""
     found: dict[str, list[str]] = {}
-    with tempfile.TemporaryDirectory() as folder, api.world(Path(folder)) as world:
-        for file in files:
-            known = read(file)
+    for file in files:
+        known = read(file)
+        with _world(file) as world:
             for name, section in FILES[file].items():
                 if not only(name):
                     continue
@@ -60,10 +64,12 @@ def check(
 def write(files: Iterable[str], *, only: Callable[[str], bool] = lambda name: True) -> None:
     """Make the record of these files; sections that are left out stay as they were."""
     RECORD.mkdir(exist_ok=True)
-    with tempfile.TemporaryDirectory() as folder, api.world(Path(folder)) as world:
-        for file in files:
-            known = read(file)
-            made: dict[str, Any] = {}
+    for file in files:
+        known = read(file)
+        made: dict[str, Any] = {}
+        with _world(file) as world:
+            if file == "stored":
+                stored.keep_detectors(world)
             for name, section in FILES[file].items():
                 began = time.monotonic()
                 if only(name) or name not in known:
@@ -71,7 +77,18 @@ def write(files: Iterable[str], *, only: Callable[[str], bool] = lambda name: Tr
                     _say(f"{'wrote':8}{name} ({time.monotonic() - began:.1f} s)")
                 else:
                     made[name] = known[name]
-            (RECORD / f"{file}.json").write_text(dumped(made) + "\n", encoding="utf-8")
+        (RECORD / f"{file}.json").write_text(dumped(made) + "\n", encoding="utf-8")
+
+
+@contextmanager
+def _world(file: str) -> Iterator[api.World]:
+    """A fresh folder; real models for the file that is about them, fakes for all others."""
+    with tempfile.TemporaryDirectory() as folder:
+        if file == "models":
+            yield api.World(Path(folder))
+        else:
+            with api.world(Path(folder)) as world:
+                yield world
 
 
 def read(file: str) -> dict[str, Any]:

@@ -1,0 +1,41 @@
+"""A small part of the golden record, fast enough for every run; ``make golden`` compares all of it."""
+
+from __future__ import annotations
+
+import pytest
+from tests.golden import api, record
+from tests.golden.compare import differences
+
+SOME = {
+    "dew": (
+        "dew: words gumbel",
+        "dew: tokens gumbel, composed white contexts",
+        "dew: tokens bias, window raw contexts (the paper)",
+    ),
+    "baselines": ("baseline: kgw", "baseline: synthid"),
+    "statistics": ("keys", "words and languages", "protocol", "retention"),
+    "stored": ("detectors kept in the repository",),
+}
+
+
+@pytest.mark.parametrize("file", SOME)
+def test_nothing_has_changed(file: str) -> None:
+    found = record.check([file], only=lambda name: name in SOME[file])
+    assert sorted(found) == sorted(SOME[file])
+    assert {name: lines for name, lines in found.items() if lines} == {}
+
+
+def test_every_scheme_is_in_the_record() -> None:
+    assert api.uncovered() == []
+    assert [file for file, sections in record.FILES.items() if set(record.read(file)) != set(sections)] == []
+
+
+def test_a_difference_is_told_and_rounding_is_not() -> None:
+    was = {"ids": [1, 2], "p": 1e-40, "z": 13.1, "text": "a", "scores": [0.0, 1.0]}
+    assert list(differences(was, was)) == []
+    close = {**was, "p": 1e-40 * (1 + 1e-5), "z": 13.1 * (1 + 1e-8), "scores": [1e-9, 1.0]}
+    assert list(differences(was, close)) == []
+    assert len(list(differences(was, close, exact=True))) == 3
+    other = {"ids": [1, 3], "p": 1.001e-40, "z": 13.1001, "text": "b", "scores": [0.0]}
+    assert len(list(differences(was, other))) == 5
+    assert list(differences({"a": 1}, {"b": 1})) == ["a: gone", "b: not in the record"]
