@@ -636,7 +636,7 @@ def needs_its_host(bound: BoundScheme) -> bool:
 
 
 def stored_facts(folder: Path) -> dict[str, Json]:
-    """What a detector's folder holds, whatever its files are called: arrays and the values beside them."""
+    """What a detector's folder holds, whatever its files are called: arrays, and values that are no paths."""
     bundle = load_bundle(folder / "state")
     index = json.loads((folder / "detector.json").read_text(encoding="utf-8"))
     arrays = sorted((_array_facts(np.asarray(one)) for one in bundle.arrays.values()), key=json.dumps)
@@ -644,7 +644,7 @@ def stored_facts(folder: Path) -> dict[str, Json]:
         "fingerprint": index["key_fingerprint"],
         "host": None if index["host"] is None else [index["host"]["identity"], index["host"]["vocab_size"]],
         "tokenizer": index["tokenizer"],
-        "beside the arrays": sorted(map(str, bundle.meta.values())),
+        "beside the arrays": sorted(value for value in map(str, bundle.meta.values()) if "/" not in value),
         "arrays": arrays,
     }
 
