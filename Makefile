@@ -45,7 +45,7 @@ golden: $(VENV)/.dev ## compare texts, p-values and detectors with the golden re
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.golden.record check
 
 golden-models: $(VENV)/.dev ## the same, and what SmolLM2 writes and its detectors say
-	$(BIN)/python -m tests.golden.record check --models
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.golden.record check --models
 
 lint: $(VENV)/.dev ## style, types and import rules
 	$(BIN)/ruff check .
