@@ -24,7 +24,6 @@ from unittest import mock
 
 import numpy as np
 import torch
-from tests.evaluation.synthetic import scored as synthetic_scores
 from tests.fakes import BagEncoder
 from tests.hosts.test_llamacpp import StandIn
 from tests.hosts.vllm_stub import (
@@ -34,6 +33,7 @@ from tests.hosts.vllm_stub import (
     engine_config,
     processor_module,
 )
+from tests.lab.evaluation.synthetic import scored as synthetic_scores
 from tests.tiny_artifacts import make_all
 
 from dewmark.attacks import load_attack
@@ -41,29 +41,29 @@ from dewmark.cli.app import main as command_line
 from dewmark.core.keys import Key
 from dewmark.core.prf import PairHash
 from dewmark.core.projections import draw_projections, projection_dim
+from dewmark.decoding import Decoding
 from dewmark.detector import export_detector, load_detector
-from dewmark.embeddings.segmentation import words
 from dewmark.errors import ConfigError
-from dewmark.evaluation.protocol import evaluate
-from dewmark.evaluation.scores import read_scores
 from dewmark.hosts import load_host
-from dewmark.hosts.decoding import CachedForward, pad_left
+from dewmark.hosts.engines.llamacpp import LlamaCppProcessor
 from dewmark.hosts.fake import FakeHost, tiny_model
-from dewmark.hosts.llamacpp import LlamaCppProcessor
-from dewmark.hosts.watermarking import WatermarkingConfig
+from dewmark.hosts.transformers.decoding import CachedForward, pad_left
+from dewmark.hosts.transformers.watermarking_config import WatermarkingConfig
+from dewmark.lab.evaluation.protocol import evaluate
+from dewmark.lab.evaluation.results import read_scores
 from dewmark.passages import locate
 from dewmark.registry import SCHEMES
-from dewmark.rows import Warping
-from dewmark.sampling import RandomStreams, race
+from dewmark.sampling import RandomStreams, race, warp
 from dewmark.scheme import BoundScheme
 from dewmark.stats.audit import audit
 from dewmark.stats.calibration import Calibration
 from dewmark.stats.key_test import score_variance
-from dewmark.stats.languages import guess_language
-from dewmark.stats.multiple import benjamini_hochberg, holm, sidak
+from dewmark.stats.multiple_testing import benjamini_hochberg, holm, sidak
 from dewmark.stats.power import choose_cuts, measure_power
 from dewmark.stats.retention import pair_retentions, summarise
 from dewmark.storage import load_bundle
+from dewmark.text.languages import guess_language
+from dewmark.text.words import words
 from dewmark.types import Detection
 from dewmark.watermark import attribute, bind_scheme
 from dewmark.workspace import Workspace
@@ -81,24 +81,28 @@ _TOKENS_BIAS: Settings = {"units": "token", "sampler": "bias"}
 DEW: dict[str, Settings] = {
     "words gumbel": {},
     "words bias": {"sampler": "bias"},
-    "words gumbel, centred at rare words": {"centre": "rare"},
-    "words gumbel, mean of the text subtracted": {"centred": True},
+    "words gumbel, centred at rare words": {"word_centre": "rare"},
+    "words gumbel, mean of the text subtracted": {"subtract_text_mean": True},
     "words gumbel, contexts of two": {"k": 2},
     "words gumbel, orthogonal projections": {"projection": "orthogonal"},
     "words gumbel, all randomness keyed": {"alpha": 1.0},
     "words bias, linear scores": {"sampler": "bias", "score": "linear"},
     "tokens gumbel, composed white contexts": _TOKENS,
-    "tokens gumbel, composed raw contexts": {**_TOKENS, "contexts": "raw"},
-    "tokens gumbel, window white contexts": {**_TOKENS, "context": "window"},
-    "tokens gumbel, window raw contexts": {**_TOKENS, "context": "window", "contexts": "raw"},
+    "tokens gumbel, composed raw contexts": {**_TOKENS, "whiten_contexts": False},
+    "tokens gumbel, window white contexts": {**_TOKENS, "context_encoding": "window"},
+    "tokens gumbel, window raw contexts": {**_TOKENS, "context_encoding": "window", "whiten_contexts": False},
     "tokens bias, composed white contexts": _TOKENS_BIAS,
-    "tokens bias, composed raw contexts": {**_TOKENS_BIAS, "contexts": "raw"},
-    "tokens bias, window white contexts": {**_TOKENS_BIAS, "context": "window"},
-    "tokens bias, window raw contexts (the paper)": {**_TOKENS_BIAS, "context": "window", "contexts": "raw"},
+    "tokens bias, composed raw contexts": {**_TOKENS_BIAS, "whiten_contexts": False},
+    "tokens bias, window white contexts": {**_TOKENS_BIAS, "context_encoding": "window"},
+    "tokens bias, window raw contexts (the paper)": {
+        **_TOKENS_BIAS,
+        "context_encoding": "window",
+        "whiten_contexts": False,
+    },
     "tokens bias, strength 4 on 16 candidates": {**_TOKENS_BIAS, "lambda": 4.0, "m": 16},
     "tokens bias, nucleus": {**_TOKENS_BIAS, "nucleus": 0.9},
-    "tokens bias, raw token table": {**_TOKENS_BIAS, "token_whitening": False},
-    "tokens bias, mean of the text kept": {**_TOKENS_BIAS, "centred": False},
+    "tokens bias, raw token table": {**_TOKENS_BIAS, "whiten_tokens": False},
+    "tokens bias, mean of the text kept": {**_TOKENS_BIAS, "subtract_text_mean": False},
     "tokens bias, token meaning only": {**_TOKENS_BIAS, "mode": "token_only"},
     "tokens bias, context meaning only": {**_TOKENS_BIAS, "mode": "context_only"},
     "tokens bias, no meaning": {**_TOKENS_BIAS, "mode": "neither"},
@@ -195,7 +199,8 @@ def world(folder: Path) -> Iterator[World]:
     made = World(folder)
     encoder = BagEncoder()
     with (
-        mock.patch("dewmark.embeddings.encoders.load_encoder", return_value=encoder),
+        mock.patch("dewmark.encoders._loaded", {}),
+        mock.patch("dewmark.encoders._create", return_value=encoder),
         mock.patch("dewmark.artifacts.shipped", return_value=made.artifacts),
         mock.patch.dict("os.environ", {"DEWMARK_CACHE": str(folder / "cache")}),
     ):
@@ -214,11 +219,13 @@ def write(
     *,
     seeds: Sequence[int],
     tokens: int,
+    batch_size: int = 8,
     **more: Any,
 ) -> list[dict[str, Json]]:
     """Texts of exactly ``tokens`` tokens from the host's own loop (the session path)."""
+    decoding = Decoding(max_new_tokens=tokens, min_new_tokens=tokens, **more)
     written = host.generate(
-        prompts, scheme=bound, seeds=list(seeds), max_new_tokens=tokens, min_new_tokens=tokens, **more
+        prompts, scheme=bound, seeds=list(seeds), decoding=decoding, batch_size=batch_size
     )
     return [
         {
@@ -242,12 +249,12 @@ def write_as_an_engine(
     top_p: float = 1.0,
 ) -> list[list[int]]:
     """Ids of the same texts from the rows that serving engines use, in a batch whose order changes."""
-    warping = Warping(temperature=temperature, top_k=top_k, top_p=top_p)
+    decoding = Decoding(temperature=temperature, top_k=top_k, top_p=top_p)
     rows, model = bound.rows(CPU), host.model
     ids = [list(one.ids) for one in host.info.tokenizer.encode(list(prompts))]
     written: list[list[int]] = [[] for _ in ids]
     opened = [
-        rows.open(prompt, grows, seed=seed, warping=warping)
+        rows.open(prompt, grows, seed=seed, decoding=decoding)
         for prompt, grows, seed in zip(ids, written, seeds, strict=True)
     ]
     noise = [RandomStreams([seed], device=CPU) for seed in seeds]
@@ -266,7 +273,7 @@ def write_as_an_engine(
                 if bound.needs.final:
                     chosen = row.argmax(dim=-1)
                 else:
-                    chosen, _ = race(warping(row), noise[i].exponentials(step, row.shape[1]))
+                    chosen, _ = race(warp(row, decoding), noise[i].exponentials(step, row.shape[1]))
                 written[i].append(int(chosen))
                 padded[i, start + step] = int(chosen)
     return written
@@ -281,7 +288,11 @@ def write_by_transformers(
     more: dict[str, Any]
     if way == "processor":
         more = {
-            "logits_processor": [bound.processor(padded, mask, seeds=list(seeds), temperature=0.9, top_k=150)]
+            "logits_processor": [
+                bound.processor(
+                    padded, mask, seeds=list(seeds), decoding=Decoding(temperature=0.9, top_k=150)
+                )
+            ]
         }
     else:
         more = {"watermarking_config": WatermarkingConfig(bound), "temperature": 0.9, "top_k": 150}
@@ -552,7 +563,7 @@ def attacked(name: str, texts: Sequence[str], seeds: Sequence[int], **settings: 
 def write_in_llama_cpp(host: Any, bound: BoundScheme, prompt: str, *, seed: int, tokens: int) -> list[int]:
     """Ids from the processor for llama.cpp, on a stand-in that calls it as llama-cpp-python does."""
     llama = StandIn(host)
-    mark = LlamaCppProcessor(bound, llama, seed=seed, temperature=0.9, top_k=150)
+    mark = LlamaCppProcessor(bound, llama, seed=seed, decoding=Decoding(temperature=0.9, top_k=150))
     return llama.write(prompt, tokens, mark, greedy=bound.needs.final, seed=seed)
 
 
