@@ -8,11 +8,11 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 TORCH := $(shell grep '^torch==' constraints.txt)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo reproduce-smoke test test-models test-serve test-ray test-llamacpp test-vllm \
+.PHONY: help setup demo reproduce-smoke test test-contract test-models test-serve test-ray test-llamacpp test-vllm \
 	golden golden-models lint docs format clean
 
 help: ## show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: $(VENV)/.dev ## everything for development, in .venv
 
@@ -25,6 +25,9 @@ reproduce-smoke: $(VENV)/.attacks ## a small main table from prompts to report, 
 
 test: $(VENV)/.dev ## the fast tests: offline, no models (one thread in each of two processes)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2
+
+test-contract: $(VENV)/.dev ## the contract suite and the command line on every scheme (make test runs two)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 -m contract
 
 test-models: $(VENV)/.dev $(VENV)/.attacks ## the tests that run SmolLM2 and the encoders
 	$(BIN)/python -m pytest -q -m models

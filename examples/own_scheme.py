@@ -1,21 +1,19 @@
-"""A scheme of one's own: the key and the previous token pick half of the vocabulary, which becomes likelier.
+"""A scheme of your own: the key and the previous token pick half of the vocabulary, which becomes likelier.
 
     python examples/own_scheme.py
 
 runs the contract suite on it and prints the outcome of every check.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 import torch
 
-from dewmark.baselines.keyed_words import VocabularyHash
-from dewmark.baselines.token_schemes import TokenBound, TokenScheme, TokenSession
+from dewmark.baselines.token_schemes import PromptBatch, TokenBound, TokenScheme, TokenSession
+from dewmark.baselines.vocabulary_hash import VocabularyHash
 from dewmark.errors import ConfigError
-from dewmark.scheme import Session
 from dewmark.stats.evidence import Evidence
 from dewmark.stats.key_test import Statistic, key_test
 from dewmark.testing import check_scheme
@@ -33,34 +31,30 @@ class Halves(TokenScheme):
     """What is added to the logits of the picked half."""
 
     def validate(self) -> None:
-        """Refuse values out of range."""
+        """Check that all values are in range."""
         if not self.strength > 0.0:
             raise ConfigError(f"strength must be positive, got {self.strength}")
 
-    def join(self, secret: bytes, host: HostInfo, fingerprint: str, workspace: Workspace) -> TokenBound:
-        """With a secret that belongs to one key and this scheme."""
+    def bind_secret(
+        self, secret: bytes, host: HostInfo, fingerprint: str, workspace: Workspace
+    ) -> TokenBound:
+        """Bind the scheme to its secret, derived from a key, and to a host's vocabulary."""
         return BoundHalves(self, host, fingerprint, secret=secret)
 
 
 class BoundHalves(TokenBound):
-    """The scheme with a key and a vocabulary: a pair (previous token, token) scores +1 if picked, else -1."""
+    """The bound scheme: a pair (previous token, token) scores +1 if the token is picked, else -1."""
 
     tests = ("key",)
     width = 1
 
-    def session(
-        self,
-        prompt_ids: torch.Tensor,
-        attention_mask: torch.Tensor | None = None,
-        *,
-        seeds: Sequence[int] | None = None,
-    ) -> Session:
-        """Start marking prompts (batch, length)."""
-        return HalvesSession(self, prompt_ids, attention_mask)
+    def start_session(self, prompts: PromptBatch) -> TokenSession:
+        """Start marking a batch of prompts."""
+        return HalvesSession(prompts, self.vocabulary_hash, self.scheme.strength)
 
     def pair_scores(self, contexts: np.ndarray, tokens: np.ndarray) -> np.ndarray:
         """Contexts (N, 1) and tokens (N,) to scores (N,), of mean 0 and variance 1 over keys."""
-        return np.where(self.hash.words(contexts, tokens) % 2, 1.0, -1.0)
+        return np.where(self.pair_hash.words(contexts, tokens) % 2, 1.0, -1.0)
 
     def statistic(self, evidence: Evidence, *, test: str) -> Statistic:
         """A pair counts once, however often it occurs: the sum of N pairs has variance N."""
@@ -68,16 +62,16 @@ class BoundHalves(TokenBound):
 
 
 class HalvesSession(TokenSession):
-    """Marks one batch of texts; what a scheme must remember of them belongs here."""
+    """Marks one batch of texts; anything that a scheme must remember about them belongs here."""
 
-    def __init__(self, bound: BoundHalves, prompts: torch.Tensor, mask: torch.Tensor | None) -> None:
-        super().__init__(bound, prompts, mask)
-        self._words = VocabularyHash(bound.hash).words
-        self._strength = bound.scheme.strength
+    def __init__(self, prompts: PromptBatch, vocabulary_hash: VocabularyHash, strength: float) -> None:
+        super().__init__(prompts)
+        self._hash = vocabulary_hash
+        self._strength = strength
 
     def mark(self, windows: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        """Windows (batch, 1) and logits (batch, vocab) to marked logits: the words that detection reads."""
-        return scores + self._strength * (self._words(windows) % 2)
+        """Windows (batch, 1) and logits (batch, vocab) to marked logits, by the words that detection uses."""
+        return scores + self._strength * (self._hash.words(windows) % 2)
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 from dewmark.errors import ConfigError
 from dewmark.registry import unknown_name
 
-__all__ = ["cache_dir", "coerced", "config_hash", "parse_settings", "replace", "to_dict"]
+__all__ = ["cache_dir", "check_rules", "coerced", "config_hash", "parse_settings", "replace", "to_dict"]
 
 T = TypeVar("T")
 
@@ -32,6 +32,13 @@ def cache_dir() -> Path:
         return Path(explicit).expanduser()
     base = os.environ.get("XDG_CACHE_HOME")
     return (Path(base).expanduser() if base else Path.home() / ".cache") / "dewmark"
+
+
+def check_rules(*rules: tuple[bool, str, str, object]) -> None:
+    """Raise `ConfigError` for the first rule that fails; a rule is (holds, name, requirement, value)."""
+    for holds, name, requirement, value in rules:
+        if not holds:
+            raise ConfigError(f"{name} must {requirement}, got {value}")
 
 
 def to_dict(config: object) -> dict[str, Any]:

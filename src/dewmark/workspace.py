@@ -5,6 +5,7 @@ Boundary: descriptions and protocols only. Hosts implement them, schemes use the
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -87,6 +88,14 @@ class HostInfo:
     vocab_size: int
     tokenizer: Tokenizer
     embeddings: Callable[[], F32]
+
+    @functools.cached_property
+    def markable(self) -> NDArray[np.bool_]:
+        """Which ids, (vocab_size,), stand for text: known to the tokenizer and not special."""
+        ids = np.zeros(self.vocab_size, dtype=bool)
+        ids[: self.tokenizer.size] = True
+        ids[[i for i in self.tokenizer.special_ids if i < self.vocab_size]] = False
+        return ids
 
 
 class _NoTokenizer:

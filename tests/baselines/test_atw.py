@@ -12,16 +12,8 @@ import pytest
 import torch
 from tests.baselines.numbers import HOST, VOCAB, Numbers, ToyModel, key, numbers
 
-from dewmark.baselines.learned.atw import (
-    ATW,
-    LAYERS,
-    BoundATW,
-    SemanticMap,
-    balanced,
-    context_rows,
-    exact_tail,
-    prefix_vectors,
-)
+from dewmark.baselines.learned.atw import ATW, LAYERS, BoundATW, SemanticMap, balanced, prefix_vectors
+from dewmark.baselines.learned.keyed_signs import context_rows, exact_tail
 from dewmark.errors import ConfigError, VocabularyError
 from dewmark.hosts.fake import FakeHost
 from dewmark.stats.evidence import Evidence
@@ -166,7 +158,7 @@ def test_p_values_are_honest_over_keys(test: str) -> None:
     p, known = [], {}
     for i in range(300):
         scheme = bound(i, model=model)
-        scheme.known = known
+        scheme.readings.known = known
         p.append(scheme.detect(text, test=test).p_value)
     assert len(model.calls) == 1
     for a in (0.01, 0.05, 0.2, 0.5):

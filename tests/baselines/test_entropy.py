@@ -12,9 +12,10 @@ import torch
 from tests.baselines.numbers import HOST, VOCAB, ToyModel, bind, key, numbers
 
 from dewmark.baselines.green import ewd
-from dewmark.baselines.green.ewd import EWD, BoundEWD, weighted_law
-from dewmark.baselines.green.lists import entropy
+from dewmark.baselines.green.ewd import EWD, BoundEWD
 from dewmark.baselines.green.sweet import SWEET
+from dewmark.baselines.host_reading import entropy
+from dewmark.baselines.score_laws import weighted_bernoulli_law
 from dewmark.decoding import Decoding
 from dewmark.errors import ConfigError
 from dewmark.hosts.fake import FakeHost
@@ -97,8 +98,8 @@ def test_the_weighted_law_is_exact() -> None:
     expected = np.zeros(levels.sum() + 1)
     for outcome in itertools.product((0, 1), repeat=len(levels)):
         expected[levels @ outcome] += 0.3 ** sum(outcome) * 0.7 ** (len(levels) - sum(outcome))
-    assert weighted_law(levels, 0.3) == pytest.approx(expected, abs=1e-15)
-    equal = weighted_law(np.full(50, 4), 0.5)
+    assert weighted_bernoulli_law(levels, np.full(12, 0.3)) == pytest.approx(expected, abs=1e-15)
+    equal = weighted_bernoulli_law(np.full(50, 4), np.full(50, 0.5))
     assert equal[::4] == pytest.approx([math.comb(50, k) / 2.0**50 for k in range(51)], rel=1e-12)
     assert equal.sum() == pytest.approx(1.0)
 
@@ -127,7 +128,7 @@ def test_the_tiny_host_marks_and_its_entropies_help_to_find(scheme: SWEET | EWD,
 
 @pytest.mark.parametrize("name", ["sweet", "ewd"])
 def test_without_a_host_detection_says_what_is_missing(name: str) -> None:
-    with pytest.raises(ConfigError, match="runs the host to detect"):
+    with pytest.raises(ConfigError, match="runs a language model to detect"):
         bind(name).detect(numbers(40))
 
 

@@ -7,8 +7,8 @@ import pytest
 import torch
 from tests.baselines.numbers import KNOWN, SPECIAL, VOCAB, ToyModel, bind
 
-from dewmark.baselines.green.lists import GreenBound
-from dewmark.baselines.keyed_words import VocabularyHash, below, below_on_device, combine, to_uniforms
+from dewmark.baselines.green.green_list import GreenBound
+from dewmark.baselines.vocabulary_hash import VocabularyHash, below, below_on_device, combine, to_uniforms
 from dewmark.core import prf
 from dewmark.core.prf import PairHash
 from dewmark.errors import NumericalError, VocabularyError
@@ -47,7 +47,7 @@ def test_what_is_raised_is_what_detection_counts(name: str, settings: dict[str, 
     windows = ids[:, 9 - bound.width :].numpy()
     for row, window in zip(found, windows, strict=True):
         tokens = np.array(PLAIN)
-        contexts = bound.reduce(np.tile(window, (len(tokens), 1)), tokens)
+        contexts = bound.contexts_of(np.tile(window, (len(tokens), 1)), tokens)
         assert np.array_equal(row[PLAIN], bound.pair_scores(contexts, tokens) > 0.0)
     assert not found[:, [*SPECIAL, *range(KNOWN, VOCAB)]].any()
 

@@ -69,7 +69,7 @@ def test_green_lists_hold_the_share_they_should(hashing: str, gamma: float) -> N
     share of about 1/h, so the variance is bounded by that of 297 tokens at that share.
     """
     bound = kgw(hashing=hashing, gamma=gamma)
-    session = bound.marker()(torch.zeros(1, 0, dtype=torch.long), None)
+    session = bound.session(torch.zeros(1, 0, dtype=torch.long))
     windows = torch.randint(3, KNOWN, (200, bound.width), generator=torch.Generator().manual_seed(0))
     share = session.green(windows)[:, 3:KNOWN].float().mean().item()
     independent = 297 / 16 if hashing == "self" else 200 * 297 / (1 if hashing == "left" else 4)
@@ -78,7 +78,7 @@ def test_green_lists_hold_the_share_they_should(hashing: str, gamma: float) -> N
 
 def lists(bound: BoundKGW, *windows: list[int]) -> list[list[bool]]:
     """The green lists after windows of ids."""
-    session = bound.marker()(torch.zeros(1, 0, dtype=torch.long), None)
+    session = bound.session(torch.zeros(1, 0, dtype=torch.long))
     return session.green(torch.from_numpy(np.array(windows))).tolist()
 
 
@@ -112,7 +112,7 @@ def test_self_hashing_counts_the_candidate() -> None:
     """A candidate that outranks its context has one colour after all contexts; h = 4 has three ids before."""
     bound = kgw(hashing="self")
     assert bound.width == 3
-    ranks = bound.ranks[:-1]
+    ranks = bound._hashing.ranks[:-1]
     windows = np.random.default_rng(0).integers(3, KNOWN, (50, 3))
     found = np.array(lists(bound, *windows))[:, 3:KNOWN]
     alone = ranks[None, 3:KNOWN] < ranks[windows].min(axis=1)[:, None]

@@ -23,7 +23,7 @@ class TheirLists(BoundKGW):
 
     theirs: WatermarkLogitsProcessor
 
-    def reduce(self, windows: np.ndarray, tokens: np.ndarray) -> np.ndarray:
+    def contexts_of(self, windows: np.ndarray, tokens: np.ndarray) -> np.ndarray:
         return windows
 
     def pair_scores(self, contexts: np.ndarray, tokens: np.ndarray) -> np.ndarray:

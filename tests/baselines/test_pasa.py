@@ -11,7 +11,8 @@ import pytest
 import torch
 from tests.baselines.numbers import HOST, VOCAB, ToyModel, key, numbers
 
-from dewmark.baselines.sampling.pasa import PASA, auxiliary, bernoulli_law, cluster_masses, token_clusters
+from dewmark.baselines.keyed_sampling.pasa import PASA, auxiliary_law, cluster_masses, token_clusters
+from dewmark.baselines.score_laws import weighted_bernoulli_law
 from dewmark.errors import ConfigError, VocabularyError
 from dewmark.testing.checks import expect_valid
 from dewmark.workspace import HostInfo, Workspace
@@ -77,7 +78,7 @@ def test_the_auxiliary_law_is_a_law() -> None:
     torch.testing.assert_close(masses.sum(dim=1), torch.ones(6))
     assert (masses[:, 4] == 0).all()
     for alpha in (0.1, 0.5, 1.0):
-        law = auxiliary(masses, alpha)
+        law = auxiliary_law(masses, alpha)
         torch.testing.assert_close(law.sum(dim=1), torch.ones(6))
         assert float(law[:, :-1].max()) <= alpha + 1e-6
 
@@ -121,7 +122,7 @@ def test_the_law_of_weighted_matches_against_all_outcomes() -> None:
     expected = np.zeros(levels.sum() + 1)
     for outcome in itertools.product([0, 1], repeat=5):
         expected[levels @ outcome] += np.prod(np.where(outcome, chances, 1 - chances))
-    np.testing.assert_allclose(bernoulli_law(levels, chances), expected, atol=1e-15)
+    np.testing.assert_allclose(weighted_bernoulli_law(levels, chances), expected, atol=1e-15)
 
 
 @pytest.mark.parametrize(("kind", "scale"), [("random", 4.0), ("few words", 1.0), ("a loop", 4.0)])

@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dewmark.baselines.retrieval import pool as _pool_disk
-from dewmark.baselines.retrieval.pool import DiskPool, Pool
+from dewmark.baselines.retrieval import key_pool
+from dewmark.baselines.retrieval.key_pool import DiskPool, Pool
 from dewmark.errors import ArtifactError, ConfigError, StorageError
 
 DIM = 12
@@ -146,7 +146,7 @@ def test_a_key_opens_under_its_own_id_alone() -> None:
     forged["nonce"], forged["sealed"] = pool.records["nonce"][::-1], pool.records["sealed"][::-1]
     other = Pool(secret=SECRET, dim=DIM)
     other.take(forged.tobytes())
-    with pytest.raises(ArtifactError, match="cannot be opened"):
+    with pytest.raises(ArtifactError, match="cannot be decrypted"):
         other.nearest(vectors, 1)
 
 
@@ -158,15 +158,15 @@ def test_a_pool_of_another_kind_is_refused(tmp_path: Path) -> None:
     (folder / "pool.json").write_text("{")
     with pytest.raises(ArtifactError, match="corrupt"):
         len(open_pool(folder))
-    with pytest.raises(ArtifactError, match="holds no pool"):
+    with pytest.raises(ArtifactError, match="contains no pool"):
         open_pool(tmp_path / "elsewhere", must_exist=True).nearest(outputs(1)[2], 1)
-    with pytest.raises(ArtifactError, match="another width"):
+    with pytest.raises(ArtifactError, match="another dimension"):
         Pool(secret=SECRET, dim=DIM).take(bytes(17))
 
 
 def test_the_index_gives_what_comparing_gives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("faiss")
-    monkeypatch.setattr(_pool_disk, "INDEX_FROM", 100)
+    monkeypatch.setattr(key_pool, "INDEX_FROM", 100)
     folder = tmp_path / "pool"
     keys, texts, vectors = outputs(330)
     pool = open_pool(folder)
@@ -176,7 +176,7 @@ def test_the_index_gives_what_comparing_gives(tmp_path: Path, monkeypatch: pytes
     assert pool._open_graph(330).ntotal == 240  # what came later is compared one by one
     queries = outputs(20, seed=7)[2]
     with_index = open_pool(folder).nearest(queries, 4)
-    monkeypatch.setattr(_pool_disk, "_faiss", lambda: None)
+    monkeypatch.setattr(key_pool, "_faiss", lambda: None)
     exact = open_pool(folder).nearest(queries, 4)
     # a graph of 240 points searched 64 wide misses next to nothing
     assert np.mean([a == b for a, b in zip(with_index, exact, strict=True)]) >= 0.9

@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 import torch
 
-from dewmark.baselines.keyed_words import to_uniforms
-from dewmark.baselines.reweight.slots import SLOTS, delta_factors, dip_factors, slot_masses, slots_of, support
-from dewmark.baselines.sampling.race import _BOUND, keyed_race
-from dewmark.baselines.sampling.synthid import tournament
+from dewmark.baselines.distortion_free import support
+from dewmark.baselines.keyed_sampling.exp import _BOUND, keyed_race
+from dewmark.baselines.keyed_sampling.synthid import tournament
+from dewmark.baselines.reweight.keyed_order import SLOTS, delta_factors, dip_factors, slot_masses, slots_of
+from dewmark.baselines.vocabulary_hash import to_uniforms
 from dewmark.sampling import race
 
 GENERATOR = torch.Generator()

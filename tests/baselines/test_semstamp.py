@@ -13,8 +13,7 @@ from tests.fakes import BagEncoder
 from tests.tiny_artifacts import MAKERS, card_of
 
 from dewmark.artifacts import save_artifact
-from dewmark.baselines.sentence.ksemstamp import KSemStamp
-from dewmark.baselines.sentence.semstamp import SemStamp
+from dewmark.baselines.sentence.semstamp import KSemStamp, SemStamp
 from dewmark.batch.prompts_run import row as row_of
 from dewmark.core.keys import Key
 from dewmark.decoding import Decoding
@@ -78,7 +77,7 @@ class TestBoth:
         texts = _shuffled(40)
         scores = drafts.judge(range(40), texts)
         vectors = bound.space.vectors(["The river was high.", *(text.strip() for text in texts)])
-        bins, slack = bound.assign(vectors)
+        bins, slack = bound.bins.assign(vectors)
         for i, score in enumerate(scores):
             accepted = bound.partition[bins[0], bins[i + 1]]
             assert (score > 0.0) == (accepted and slack[i + 1] > 0.0)
@@ -168,22 +167,22 @@ def test_hyperplanes_come_from_the_key(bind) -> None:
     """Bins are signs of cosines; another key has other hyperplanes, so other bins."""
     vectors = np.random.default_rng(0).normal(size=(200, 24)).astype(np.float32)
     vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
-    bins, slack = bind(SemStamp()).assign(vectors)
-    others, _ = bind(SemStamp(), 2).assign(vectors)
+    bins, slack = bind(SemStamp()).bins.assign(vectors)
+    others, _ = bind(SemStamp(), 2).bins.assign(vectors)
     assert set(bins) == set(range(8))
     assert np.mean(bins == others) < 0.4
-    mirrored, _ = bind(SemStamp()).assign(-vectors)
+    mirrored, _ = bind(SemStamp()).bins.assign(-vectors)
     assert (bins + mirrored == 7).all()
     assert (slack > -0.01).all()
-    assert set(bind(SemStamp(dimensions=4, gamma=0.5)).assign(vectors)[0]) == set(range(16))
+    assert set(bind(SemStamp(dimensions=4, gamma=0.5)).bins.assign(vectors)[0]) == set(range(16))
 
 
 def test_clusters_are_public_and_the_nearest_centroid_decides(bind) -> None:
     vectors = np.eye(24, dtype=np.float32)[:8]
-    bins, slack = bind(KSemStamp()).assign(vectors)
+    bins, slack = bind(KSemStamp()).bins.assign(vectors)
     assert bins.tolist() == list(range(8))
     assert slack == pytest.approx(np.full(8, 1.0 - 0.035), abs=1e-6)
-    assert np.array_equal(bind(KSemStamp(), 2).assign(vectors)[0], bins)
+    assert np.array_equal(bind(KSemStamp(), 2).bins.assign(vectors)[0], bins)
 
 
 def test_an_artifact_without_centroids_is_refused(bind, tmp_path, bag_encoder) -> None:

@@ -8,7 +8,7 @@ import math
 import numpy as np
 import pytest
 
-from dewmark.baselines.sentence.bins import acceptance_law, exact_test, least_p_value, paper_test
+from dewmark.baselines.sentence.acceptance_law import acceptance_law, exact_test, least_p_value, paper_test
 
 
 def _partition(rng: np.random.Generator, bins: int, accepted: int) -> np.ndarray:

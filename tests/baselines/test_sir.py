@@ -210,7 +210,9 @@ class TestMarking:
             torch.tensor([words]), torch.zeros(1, tiny_host().info.vocab_size)
         )[0]
         labels = bound.labels
-        ids = np.flatnonzero(bound.markable & (labels != np.arange(len(labels))) & bound.markable[labels])
+        ids = np.flatnonzero(
+            bound.host.markable & (labels != np.arange(len(labels))) & bound.host.markable[labels]
+        )
         assert len(ids) > 50
         assert torch.equal(marked[ids], marked[labels[ids]])
 

@@ -9,7 +9,8 @@ from transformers import SynthIDTextWatermarkingConfig
 from transformers.generation import BayesianDetectorConfig, BayesianDetectorModel
 from transformers.generation.logits_process import SynthIDTextWatermarkLogitsProcessor
 
-from dewmark.baselines.sampling.synthid import Bayesian, BoundSynthID, SynthID, fit, fit_bayesian, tournament
+from dewmark.baselines.keyed_sampling.bayesian_detector import Bayesian, fit
+from dewmark.baselines.keyed_sampling.synthid import BoundSynthID, SynthID, fit_bayesian, tournament
 from dewmark.core.keys import Key
 from dewmark.decoding import Decoding
 from dewmark.errors import ArtifactError, InputError

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from tests.baselines.numbers import HOST, KNOWN, VOCAB, bind, key, numbers
 
-from dewmark.baselines import token_schemes as _tokens
 from dewmark.baselines.green.kgw import KGW
 from dewmark.baselines.token_schemes import TokenBound
 from dewmark.errors import ArtifactError
@@ -85,7 +84,7 @@ def test_token_scores_lie_where_their_text_is_and_are_standardised() -> None:
 def test_large_batches_are_worked_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     bound, texts = bind("kgw"), [numbers(20 + i, seed=i) for i in range(9)]
     whole = bound.detect_batch(texts)
-    monkeypatch.setattr(_tokens, "_TOKENS_PER_CHUNK", 50)
+    monkeypatch.setattr(bound, "units_per_chunk", 50)
     assert bound.detect_batch(texts) == whole
     assert bound.detect_batch([]) == []
 
@@ -112,4 +111,4 @@ def test_schemes_take_different_secrets_from_one_key() -> None:
 
 def test_a_tokenizer_larger_than_the_host_is_cut() -> None:
     host = dataclasses.replace(HOST, vocab_size=KNOWN - 50)
-    assert int(_tokens.markable_ids(host).sum()) == KNOWN - 50 - 3
+    assert int(host.markable.sum()) == KNOWN - 50 - 3

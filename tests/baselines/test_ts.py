@@ -14,7 +14,15 @@ from scipy.stats import binom, kstest
 from tests.baselines.numbers import HOST, VOCAB, key, numbers
 
 from dewmark.artifacts import load_artifact, save_artifact
-from dewmark.baselines.learned.ts import ARRAYS, TS, BoundTS, Tables, bernoulli_law, inputs, token_tables
+from dewmark.baselines.learned.ts import (
+    ARRAYS,
+    TS,
+    BoundTS,
+    TokenParameters,
+    network_inputs,
+    token_parameters,
+)
+from dewmark.baselines.score_laws import convolved
 from dewmark.errors import ArtifactError, ConfigError
 from dewmark.hosts.fake import FakeHost
 from dewmark.workspace import Workspace
@@ -23,11 +31,17 @@ GAMMA = np.linspace(0.1, 0.9, VOCAB + 1)
 DELTA = np.linspace(1.0, 3.0, VOCAB + 1)
 
 
+def green_law(shares: np.ndarray) -> np.ndarray:
+    return convolved([np.array([1.0 - share, share]) for share in shares])
+
+
 def bound(index: int = 0, *, strength: float = 1.0) -> BoundTS:
     """TS on the numbers, with γ and δ that grow with the id."""
     scheme = TS(strength=strength)
     secret = scheme.secret_of(key(index))
-    return BoundTS(scheme, HOST, "test", secret=secret, tables=Tables(GAMMA, DELTA), artifact="test")
+    return BoundTS(
+        scheme, HOST, "test", secret=secret, parameters=TokenParameters(GAMMA, DELTA), artifact="test"
+    )
 
 
 def test_the_law_of_green_pairs_is_that_of_unequal_coins() -> None:
@@ -36,10 +50,10 @@ def test_the_law_of_green_pairs_is_that_of_unequal_coins() -> None:
     for outcome in itertools.product([0, 1], repeat=5):
         heads = np.array(outcome)
         expected[heads.sum()] += np.prod(np.where(heads, shares, 1.0 - shares))
-    np.testing.assert_allclose(bernoulli_law(shares), expected, atol=1e-15)
-    equal = bernoulli_law(np.full(300, 0.3))
+    np.testing.assert_allclose(green_law(shares), expected, atol=1e-15)
+    equal = green_law(np.full(300, 0.3))
     np.testing.assert_allclose(equal, binom.pmf(np.arange(301), 300, 0.3), rtol=1e-9)
-    assert bernoulli_law(np.zeros(0)).tolist() == [1.0]
+    assert green_law(np.zeros(0)).tolist() == [1.0]
 
 
 def test_each_token_has_its_own_share_and_bias() -> None:
@@ -63,13 +77,13 @@ def test_the_statistic_is_green_pairs_less_what_the_text_itself_expects() -> Non
     ids = list(map(int, text.split()))
     pairs = sorted(set(itertools.pairwise(ids)))
     scheme = bound()
-    green = scheme.hash.words(np.array([[a] for a, _ in pairs]), np.array([b for _, b in pairs]))
+    green = scheme.pair_hash.words(np.array([[a] for a, _ in pairs]), np.array([b for _, b in pairs]))
     before = np.array([a for a, _ in pairs])
     gamma = GAMMA[before]
     G = int((green < np.rint(gamma * 2.0**32)).sum())
     found = scheme.detect(text)
     assert found.z == pytest.approx((G - gamma.sum()) / math.sqrt((gamma * (1.0 - gamma)).sum()))
-    assert found.p_value == pytest.approx(bernoulli_law(gamma)[G:].sum())
+    assert found.p_value == pytest.approx(green_law(gamma)[G:].sum())
     assert found.tokens_scored == 59  # the first token has no known context
     assert scheme.detect(text, prompt="7 8").tokens_scored == 60
 
@@ -117,8 +131,8 @@ def test_tables_come_from_the_networks_and_are_kept(tmp_path: Path) -> None:
     host = FakeHost(64)
     folder = _artifact(tmp_path / "artifact", host)
     artifact, workspace = load_artifact(str(folder), scheme="ts"), Workspace(cache=tmp_path / "cache")
-    tables = token_tables(artifact, host.info, workspace)
-    x = torch.from_numpy(inputs(host.info.embeddings()))
+    tables = token_parameters(artifact, host.info, workspace)
+    x = torch.from_numpy(network_inputs(host.info.embeddings()))
     assert x.shape == (65, 32)
     assert not x[-1].any()
     for net, table, squash in (
@@ -130,7 +144,7 @@ def test_tables_come_from_the_networks_and_are_kept(tmp_path: Path) -> None:
         expected = 0.1 + 0.8 * expected if net == "gamma" else expected
         np.testing.assert_allclose(table, expected.numpy(), rtol=1e-4)
     unreadable = dataclasses.replace(host.info, embeddings=lambda: pytest.fail("the table was not kept"))
-    again = token_tables(artifact, unreadable, workspace)
+    again = token_parameters(artifact, unreadable, workspace)
     np.testing.assert_array_equal(again.gamma, tables.gamma)
 
 
@@ -143,6 +157,6 @@ def test_another_host_or_a_torn_artifact_is_refused(tmp_path: Path) -> None:
     artifact = load_artifact(str(folder), scheme="ts")
     torn = dataclasses.replace(artifact, identity="torn", arrays={"gamma.A": artifact.arrays["gamma.A"]})
     with pytest.raises(ArtifactError, match="train it again"):
-        token_tables(torn, FakeHost(64).info, workspace)
+        token_parameters(torn, FakeHost(64).info, workspace)
     with pytest.raises(ConfigError, match="strength"):
         TS(strength=0.0)

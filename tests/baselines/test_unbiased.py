@@ -61,8 +61,8 @@ def test_each_factor_has_mean_one_over_keys(host, tmp_path, reweight) -> None:
     found = []
     for i in range(400):
         bound = bind(host, tmp_path, model, i.to_bytes(2, "big") * 16, reweight=reweight)
-        pairs = bound._pairs(text, start, bound.first_contexts(text, start))
-        found.append(bound._factors(pairs, logits))
+        pairs = bound.pairs_of(text, start, bound.first_contexts(text, start))
+        found.append(bound.pair_factors(pairs, logits))
     # E[f²] is at most 1/p, of the slot that holds the token alone: 4.5 such standard errors for ten tokens
     p = logits.softmax(1)[range(len(text.ids)), list(text.ids)].numpy()[pairs.positions >= 0]
     order = pairs.positions[pairs.positions >= 0]
@@ -130,12 +130,12 @@ def test_the_score_is_the_one_written_out(host, tmp_path) -> None:
     tokenizer = host.info.tokenizer
     (text,), (start,) = tokenizer.encode(tokenizer.decode([range(20, 30)])), tokenizer.encode([PROMPT])
     (logits,) = model.next_logits([PROMPT], [text.ids])
-    logits[:, torch.from_numpy(~bound.markable)] = -math.inf
+    logits[:, torch.from_numpy(~bound.host.markable)] = -math.inf
     p = logits.double().softmax(1).numpy()
     ids, log_sums = (*start.ids, *text.ids), np.zeros(4)
     for i, token in enumerate(text.ids):
         context = np.array([ids[len(start.ids) + i - 3 : len(start.ids) + i]])
-        u = bound.hash.uniforms(np.repeat(context, VOCAB, axis=0), np.arange(VOCAB))
+        u = bound.pair_hash.uniforms(np.repeat(context, VOCAB, axis=0), np.arange(VOCAB))
         slot = np.floor(u * 4096)
         upto = p[i][slot <= slot[token]].sum()
         factor = 2.0 * np.clip((upto - 0.5) / p[i][slot == slot[token]].sum(), 0.0, 1.0)

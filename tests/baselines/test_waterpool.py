@@ -158,7 +158,7 @@ def test_writing_again_registers_nothing_new(host, tmp_path) -> None:
 
 
 def test_bad_settings_are_refused(host, tmp_path) -> None:
-    with pytest.raises(ConfigError, match="pool of pools"):
+    with pytest.raises(ConfigError, match="cannot contain a pool"):
         WaterPool(inner="waterpool")
     with pytest.raises(UnknownNameError, match="kgw"):
         WaterPool(inner="kgv")
@@ -166,5 +166,5 @@ def test_bad_settings_are_refused(host, tmp_path) -> None:
         WaterPool(inner="kgw:delto=3")
     with pytest.raises(ConfigError, match="retrieved"):
         WaterPool(retrieved=0)
-    with pytest.raises(ArtifactError, match="holds no pool"):
+    with pytest.raises(ArtifactError, match="contains no pool"):
         bind(host, tmp_path, pool=str(tmp_path / "nothing")).detect(words(host, 40, seed=5))

@@ -16,7 +16,7 @@ import torch
 from dewmark.scheme import Session, State
 from dewmark.stats.key_test import one_sided_p
 from dewmark.testing import CHECKS, Report, SchemeContract, Trial, check_scheme
-from dewmark.testing.checks import expect_close, expect_refusal, expect_valid
+from dewmark.testing.checks import expect_close, expect_error, expect_valid
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "own_scheme.py"
 
@@ -146,15 +146,15 @@ MUTANTS = {
     ScoresThePrompt: "prompt_is_context_only",
     CountsRepetitions: "p_values_are_valid",
     AccusesOften: "wrong_keys_find_nothing",
-    ClaimsTooLittle: "evidence_keeps_its_claims",
-    PointsTheOtherWay: "scores_point_one_way",
+    ClaimsTooLittle: "evidence_has_the_moments_it_claims",
+    PointsTheOtherWay: "scores_separate_marked_from_unmarked",
     ShowsItsKey: "keeps_its_secret",
     DependsOnTheBatch: "batch_equals_single",
     ForgetsTheSecret: "exported_detector_agrees",
     RemembersTheLastText: "sessions_share_nothing",
     SeesPadding: "padding_changes_nothing",
     RevivesForbiddenTokens: "forbidden_tokens_stay_forbidden",
-    AcceptsAnything: "bad_logits_are_refused",
+    AcceptsAnything: "bad_logits_are_rejected",
     DrawsFreshNoise: "same_seeds_give_the_same_text",
 }
 
@@ -170,7 +170,7 @@ class Mutant(own.Halves):
         bound.leaked = key._secret
         return bound
 
-    def join(self, secret, host, fingerprint, workspace):
+    def bind_secret(self, secret, host, fingerprint, workspace):
         return self.kind(self, host, fingerprint, secret=secret)
 
 
@@ -223,7 +223,7 @@ def test_valid_p_values_pass_and_others_do_not() -> None:
     rng = np.random.default_rng(0)
     expect_valid(rng.uniform(size=400), "uniform")
     expect_valid(np.sqrt(rng.uniform(size=400)), "cautious")
-    with pytest.raises(AssertionError, match="accuses too often"):
+    with pytest.raises(AssertionError, match="too many false positives"):
         expect_valid(rng.uniform(size=400) ** 2, "too small")
     with pytest.raises(AssertionError, match=r"in \[0, 1\]"):
         expect_valid([0.5, float("nan")], "no number")
@@ -236,11 +236,11 @@ def test_expectations_name_what_they_wanted() -> None:
         expect_close([1.0, 2.0], [1.0, 2.5], "numbers", within=0.1)
     with pytest.raises(AssertionError, match="NaN"):
         expect_close([float("nan")], [1.0], "numbers", within=0.1)
-    with pytest.raises(AssertionError, match="expected InputError, it was accepted"):
-        expect_refusal(lambda: None, InputError, "nothing")
+    with pytest.raises(AssertionError, match="expected InputError, got no error"):
+        expect_error(lambda: None, InputError, "nothing")
 
     def other():
         raise ConfigError("another error")
 
     with pytest.raises(ConfigError):
-        expect_refusal(other, InputError, "something")
+        expect_error(other, InputError, "something")

@@ -1,4 +1,4 @@
-"""Other people's watermarks on the same contract as DEW: one file per scheme.
+"""Watermarks by other authors, on the same contract as DEW. Each family of schemes has its own package.
 
-Names with a leading underscore are what several of them share. No scheme imports another.
+`token_schemes` is the base for any scheme that marks a token by its id and the ids before it.
 """

@@ -11,7 +11,7 @@ two tokens would still be linearly related; the context's multiplier and the ste
 Marking hashes one context per row and applies the formula to every candidate token; scoring a token needs one
 pair.
 
-Boundary: numpy only. `dewmark.baselines.keyed_words` computes the same words on other devices.
+Boundary: numpy only. `dewmark.baselines.vocabulary_hash` computes the same words on other devices.
 """
 
 from __future__ import annotations

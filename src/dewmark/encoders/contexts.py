@@ -172,8 +172,7 @@ def token_vectors(
 
 
 def _encode_vocabulary(encoder: Encoder, host: HostInfo, workspace: Workspace) -> F16:
-    special = host.tokenizer.special_ids
-    ids = [i for i in range(min(host.tokenizer.size, host.vocab_size)) if i not in special]
+    ids = np.flatnonzero(host.markable).tolist()
     texts = host.tokenizer.decode([[i] for i in ids])
     rows = np.zeros((host.vocab_size, encoder.dim), dtype=np.float16)
     for i in range(0, len(ids), _CHUNK):

@@ -98,8 +98,7 @@ def markable_ids(host: HostInfo) -> I64:
             f"{host.name}: the tokenizer has {host.tokenizer.size} tokens, "
             f"the model only {host.vocab_size}; they do not belong together"
         )
-    known = np.arange(min(host.tokenizer.size, host.vocab_size), dtype=np.int64)
-    return known[~np.isin(known, np.fromiter(host.tokenizer.special_ids, dtype=np.int64))]
+    return np.flatnonzero(host.markable)
 
 
 def _through_donor(host: HostInfo, donor: HostInfo, E: F32) -> tuple[I64, F32]:

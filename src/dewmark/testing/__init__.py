@@ -1,4 +1,4 @@
-"""The contract of a scheme as tests that anybody's scheme can run.
+"""The contract of a scheme as tests that anyone can run on their own scheme.
 
 With pytest, in five lines:
 
@@ -9,7 +9,7 @@ With pytest, in five lines:
         scheme = MyScheme()
 
 Without it: ``print(check_scheme(MyScheme()))``. Everything runs offline on a tiny random language model. A
-failure says what was expected; what cannot be checked here (no CUDA, no evidence offered) is skipped.
+failure says what was expected; checks that cannot run here (no CUDA, no evidence offered) are skipped.
 """
 
 from __future__ import annotations
@@ -20,25 +20,15 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from dewmark.scheme import Scheme
-from dewmark.testing import checks
+from dewmark.testing.checks import CHECKS, Check
 from dewmark.testing.trial import Trial
 
-__all__ = ["CHECKS", "Outcome", "Report", "SchemeContract", "Trial", "check_scheme"]
-
-Check = Callable[[Trial], None]
-
-CHECKS: tuple[Check, ...] = (
-    *checks.CHECKS,
-    *checks.CHECKS_MARKING,
-    *checks.CHECKS_DETECTING,
-    *checks.CHECKS_STATISTICS,
-)
-"""All checks: each takes a `Trial` and raises AssertionError (broken) or unittest.SkipTest (cannot tell)."""
+__all__ = ["CHECKS", "Check", "Outcome", "Report", "SchemeContract", "Trial", "check_scheme"]
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What one check found: ``passed``, ``failed`` or ``skipped``, and why."""
+    """The outcome of one check, ``passed``, ``failed`` or ``skipped``, and the reason."""
 
     check: str
     outcome: str
@@ -52,7 +42,7 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """The outcomes of all checks on one scheme."""
+    """The outcomes of all checks of one scheme."""
 
     scheme: str
     outcomes: tuple[Outcome, ...]
@@ -83,25 +73,25 @@ def _run(check: Check, trial: Trial) -> Outcome:
         return Outcome(name, "skipped", str(reason))
     except AssertionError as error:
         return Outcome(name, "failed", str(error))
-    except Exception as error:  # noqa: BLE001 - whatever a scheme raises, it is the scheme that failed
+    except Exception as error:  # noqa: BLE001 - any error of a scheme is a failure
         return Outcome(name, "failed", f"{type(error).__name__}: {error}")
     return Outcome(name, "passed")
 
 
 class SchemeContract:
-    """Subclass it in a test file and set ``scheme``; pytest then runs every check as a test of its own."""
+    """Subclass it in a test file and set ``scheme``: pytest then runs every check as its own test."""
 
     scheme: ClassVar[Scheme]
     trial: ClassVar[Trial]
 
     @classmethod
     def setup_class(cls) -> None:
-        """Make the trial that the checks share; override it for texts or keys of another number."""
+        """Create the trial that the checks share; override it for other text lengths or key counts."""
         cls.trial = Trial(cls.scheme)
 
     @classmethod
     def teardown_class(cls) -> None:
-        """Delete what the trial wrote."""
+        """Delete the trial's files."""
         cls.trial.close()
 
 

@@ -1,6 +1,6 @@
-"""What the checks of a scheme work on: the scheme on a tiny host, many keys, marked and unmarked texts.
+"""The data that the checks of a scheme share: a tiny host, many keys, marked and unmarked texts.
 
-Everything is made when a check first asks for it, and kept. Boundary: no check is made here.
+Everything is created when a check first asks for it, and kept. Boundary: nothing is checked here.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from dewmark.core.keys import Key
 from dewmark.decoding import Decoding
@@ -32,10 +34,10 @@ Processor = Callable[["torch.Tensor", "torch.Tensor"], "torch.Tensor"]
 
 
 class Trial:
-    """One scheme, to be checked.
+    """One scheme under test.
 
-    ``tokens`` is the length of the texts, ``keys`` the number of random keys that p-values and evidence are
-    taken over. ``cache`` keeps what the scheme derives; a temporary folder by default.
+    ``tokens`` is the length of the texts, ``keys`` the number of random keys for p-values and evidence.
+    ``cache`` is the scheme's cache folder, by default a temporary one.
     """
 
     def __init__(
@@ -46,35 +48,35 @@ class Trial:
         self.scheme = scheme
         self.tokens = tokens
         self.host = host_for(scheme)
-        remembering = Remembering(self.host)
+        model = CachedModel(self.host)
         self.workspace = Workspace(
-            cache=self.folder, find_host=lambda name: self.host.info, open_host=lambda name: remembering
+            cache=self.folder, find_host=lambda name: self.host.info, open_host=lambda name: model
         )
         self.secret = _secret("the right key")
         self._keys = keys
 
     def close(self) -> None:
-        """Delete the temporary folder; without this it goes with the object."""
+        """Delete the temporary folder, which otherwise goes with the object."""
         if self._temporary is not None:
             self._temporary.cleanup()
 
     def bind(self, secret: bytes) -> BoundScheme:
-        """The scheme with a key of these 32 bytes."""
+        """The scheme bound to a key of these 32 bytes."""
         return self.scheme.bind(Key(secret), self.host.info, self.workspace)
 
     @functools.cached_property
     def bound(self) -> BoundScheme:
-        """The scheme with the key that marks."""
+        """The scheme bound to the key that marks."""
         return self.bind(self.secret)
 
     @functools.cached_property
     def others(self) -> list[BoundScheme]:
-        """The scheme with many other keys."""
+        """The scheme bound to many other keys."""
         return [self.bind(_secret(f"wrong key {i}")) for i in range(self._keys)]
 
     @property
     def prompts(self) -> list[str]:
-        """Openings of different lengths."""
+        """Prompts of different lengths."""
         return _prompts(self.host)
 
     @functools.cached_property
@@ -84,7 +86,7 @@ class Trial:
 
     @functools.cached_property
     def nulls(self) -> dict[str, list[str]]:
-        """Texts without a mark, by kind; the repetitive ones are where careless p-values break."""
+        """Unmarked texts by kind; careless p-values fail on the repetitive ones."""
         rng = random.Random(1)
         return {
             "the host's own text": _unmarked(self.host, self.tokens),
@@ -99,7 +101,7 @@ class Trial:
 
     @functools.cached_property
     def p_values(self) -> dict[str, list[float]]:
-        """What other keys say of each kind of text, one p-value a key: they are independent."""
+        """The p-values of each kind of text under other keys, one per key: they are independent."""
         kinds = {**self.nulls, "text marked with another key": self.marked}
         found: dict[str, list[float]] = {kind: [] for kind in kinds}
         for i, bound in enumerate(self.others):
@@ -117,10 +119,10 @@ class Trial:
     def steps(
         self, rows: Sequence[int], *, processor: bool = False, mask: bool = False, device: str = "cpu"
     ) -> torch.Tensor:
-        """Probabilities (steps, rows, vocab) that marking gives some prompts, while they grow.
+        """Probabilities (steps, rows, vocab) after marking, for some prompts while they grow.
 
-        The prompts are padded on the left to one length. Each row's logits and the tokens it grows by depend
-        on the row alone, so a row must get the same probabilities in any company. The tokens repeat.
+        The prompts are padded on the left to one length. Each row's logits and next tokens depend on the row
+        alone, so its probabilities must not depend on the other rows. The tokens repeat.
         """
         import torch
 
@@ -147,8 +149,8 @@ class Trial:
         return torch.stack(found)
 
 
-class Remembering:
-    """The host as a detector may run it; a text that it saw before, under another key, is not run again."""
+class CachedModel:
+    """The host as detectors run it; each text is run once for all keys."""
 
     def __init__(self, host: FakeHost) -> None:
         self._host = host
@@ -157,7 +159,7 @@ class Remembering:
     def next_logits(
         self, prompts: Sequence[str], completions: Sequence[Sequence[int]]
     ) -> Iterator[torch.Tensor]:
-        """For each completion of L ids the logits (L, vocab)."""
+        """The logits (L, vocab) of each completion of L ids."""
         asked = [(prompt, tuple(ids)) for prompt, ids in zip(prompts, completions, strict=True)]
         new = [each for each in dict.fromkeys(asked) if each not in self._seen]
         found = self._host.next_logits([prompt for prompt, _ in new], [ids for _, ids in new])
@@ -167,12 +169,12 @@ class Remembering:
 
 @functools.cache
 def tiny_host(kind: Kind = "words") -> FakeHost:
-    """One small host of each kind for all trials of a process."""
+    """A small host, one of each kind for all trials in a process."""
     return FakeHost(VOCABULARY, kind=kind)
 
 
 def host_for(scheme: Scheme) -> FakeHost:
-    """A host that writes what the scheme can mark: sentences, or just words."""
+    """A host that writes what the scheme can mark: sentences or just words."""
     return tiny_host("sentences") if scheme.needs.drafts else tiny_host()
 
 
@@ -197,8 +199,7 @@ def _write(
 
 
 def _random_ids(host: FakeHost, rng: random.Random, count: int) -> list[int]:
-    words = [i for i in range(VOCABULARY) if i not in host.info.tokenizer.special_ids]
-    return rng.choices(words, k=count)
+    return rng.choices(np.flatnonzero(host.info.markable).tolist(), k=count)
 
 
 def _decode(host: FakeHost, rows: list[list[int]]) -> list[str]:

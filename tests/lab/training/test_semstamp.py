@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from tests.fakes import BagEncoder
 
-from dewmark.baselines.sentence.space import adapt, encode
+from dewmark.baselines.sentence.sentence_space import adapt, encode
 from dewmark.core.keys import Key
 from dewmark.errors import InputError
 from dewmark.lab.training import semstamp

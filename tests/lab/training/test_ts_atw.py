@@ -83,7 +83,7 @@ def test_ts_trains_and_the_scheme_uses_it(job, tmp_path: Path, monkeypatch: pyte
     scheme = SCHEMES["ts"]().with_settings({"artifact": str(artifact.path)})
     bound = scheme.bind(Key(bytes(32)), tiny_host().info, Workspace(cache=tmp_path / "cache"))
     assert bound.artifact_identity == artifact.identity
-    assert bound.tables.gamma[:-1].std() > 0.0
+    assert bound.parameters.gamma[:-1].std() > 0.0
 
 
 def test_ts_losses_pull_against_each_other(job) -> None:
@@ -113,7 +113,7 @@ def test_atw_trains_like_to_like(job, tmp_path: Path) -> None:
     scheme = SCHEMES["atw"]().with_settings({"artifact": str(artifact.path)})
     bound = scheme.bind(Key(bytes(32)), tiny_host().info, Workspace(cache=tmp_path / "cache"))
     assert bound.artifact_identity == artifact.identity
-    assert bound.semantics.outputs == 384
+    assert bound.halves.semantics.outputs == 384
 
 
 def test_the_scheme_reads_the_network_that_was_trained(bag_encoder: BagEncoder) -> None:

@@ -1,1 +1,1 @@
-"""Green-list schemes: KGW and its descendants."""
+"""Schemes that raise the logits of a keyed share of the vocabulary, the green list."""

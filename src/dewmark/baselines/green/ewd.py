@@ -1,44 +1,40 @@
-"""EWD (Lu et al. 2024): KGW's marking, and a test that weighs tokens by how much mark their place could take.
+"""EWD (Lu et al. 2024): KGW's marking, and a test that weights tokens by the host's spike entropy.
 
-The weight is the spike entropy of the host's distribution p there, above its least value 1 / (1 + z),
+The weight is the spike entropy of the host's distribution p, less its minimum 1 / (1 + z),
 
     W = Σ_i p_i / (1 + z p_i) − 1 / (1 + z),    z = (1 − γ)(e^δ − 1) / (1 + γ(e^δ − 1)),
 
-and Σ W over green tokens is the statistic. Its law over keys, given the weights, is computed exactly for up
-to `EXACT_LIMIT` pairs: weights are rounded to `LEVELS` whole numbers (they are the test's own choice, so
-rounding costs no validity), and the law of Σ n_j B_j with B_j ~ Bernoulli(γ) is built by convolution. Beyond,
-the normal law stands in, as it does in the paper for every length (``z``).
+and the statistic is the sum of W over green tokens. Given the weights, its law over keys is computed exactly
+for up to `EXACT_LIMIT` pairs: weights are rounded to `LEVELS` integers (the test may choose any weights, so
+rounding costs no validity), and the law of Σ n_j B_j with B_j ~ Bernoulli(γ) is built by convolution. Beyond
+that, the normal approximation is used, as the paper does for every length (``z``).
 """
 
 from __future__ import annotations
 
-import functools
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import numpy as np
+import torch
 
-from dewmark.arrays import F64, I64
-from dewmark.baselines.green.entropy import EntropyBound, GreenEntropyScheme
-from dewmark.baselines.token_schemes import z_test
-from dewmark.scheme import Session
+from dewmark.baselines.green.green_list import BiasSession, EntropyBound, EntropyScheme
+from dewmark.baselines.score_laws import weighted_bernoulli_law, z_test
+from dewmark.baselines.token_schemes import PromptBatch
+from dewmark.sampling import Session
 from dewmark.stats.evidence import Evidence
 from dewmark.stats.key_test import Statistic
 from dewmark.workspace import HostInfo, Workspace
 
-if TYPE_CHECKING:
-    import torch
-
-__all__ = ["EWD", "weighted_law"]
+__all__ = ["EWD"]
 
 LEVELS = 64
 EXACT_LIMIT = 1024
 
 
 @dataclass(frozen=True)
-class EWD(GreenEntropyScheme):
+class EWD(EntropyScheme):
     """The green list with entropy-weighted detection."""
 
     name: ClassVar[str] = "ewd"
@@ -50,17 +46,9 @@ class EWD(GreenEntropyScheme):
         alpha = math.expm1(self.delta)
         return (1.0 - self.gamma) * alpha / (1.0 + self.gamma * alpha)
 
-    def join(self, secret: bytes, host: HostInfo, fingerprint: str, workspace: Workspace) -> BoundEWD:
-        """EWD with a secret and a vocabulary."""
-        return BoundEWD(
-            self,
-            host,
-            fingerprint,
-            secret=secret,
-            gamma=self.gamma,
-            width=self.prefix,
-            workspace=workspace,
-        )
+    def bind_secret(self, secret: bytes, host: HostInfo, fingerprint: str, workspace: Workspace) -> BoundEWD:
+        """Bind EWD to a secret and a vocabulary."""
+        return BoundEWD(self, host, fingerprint, secret=secret, workspace=workspace)
 
 
 class BoundEWD(EntropyBound):
@@ -68,6 +56,10 @@ class BoundEWD(EntropyBound):
 
     tests = ("exact", "z")
     scheme: EWD
+
+    def start_session(self, prompts: PromptBatch) -> Session:
+        """Start marking a batch of prompts."""
+        return BiasSession(prompts, self.vocabulary_hash, self.limit, delta=self.scheme.delta)
 
     def weigh(self, logits: torch.Tensor) -> torch.Tensor:
         """Logits (n, vocab) to W as a share of its upper bound 1 − 1 / (1 + z), (n,)."""
@@ -81,24 +73,6 @@ class BoundEWD(EntropyBound):
         if test == "z" or not 0 < len(evidence) <= EXACT_LIMIT:
             return normal
         levels = np.rint(evidence.weights * (LEVELS / evidence.weights.max())).astype(np.int64)
-        law = weighted_law(levels, self.gamma)
+        law = weighted_bernoulli_law(levels, np.full(len(levels), self.gamma))
         observed = int(levels[evidence.scores > 0.0].sum())
         return Statistic(normal.z, min(float(law[observed:].sum()), 1.0), normal.effective_length)
-
-    def marker(self) -> Callable[[torch.Tensor, torch.Tensor | None], Session]:
-        """What makes sessions."""
-        from dewmark.baselines.green.lists import BiasSession
-
-        return functools.partial(BiasSession, self, delta=self.scheme.delta)
-
-
-def weighted_law(levels: I64, gamma: float) -> F64:
-    """The probabilities of Σ n_j B_j = 0, 1, …, Σ n_j: whole n_j (N,), independent B_j ~ Bernoulli(γ)."""
-    law = np.zeros(int(levels.sum()) + 1)
-    law[0], top = 1.0, 0
-    for n in levels.tolist():
-        raised = gamma * law[: top + 1]
-        law[: top + 1] *= 1.0 - gamma
-        law[n : n + top + 1] += raised
-        top += n
-    return law

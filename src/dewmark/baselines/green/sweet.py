@@ -1,54 +1,49 @@
-"""SWEET: KGW that leaves places alone where the host is sure (Lee et al. 2023, "Who wrote this code?").
+"""SWEET: KGW that skips positions where the host is certain (Lee et al. 2023, Who Wrote This Code?).
 
-Only where the entropy of the host's next-token distribution exceeds a threshold are green logits raised, and
-only there are tokens counted: low-entropy text (code, quotations) keeps its quality, and places that could
-carry no mark do not dilute the test. Detection runs the host over the text.
+Green logits are raised, and tokens counted, only where the entropy of the host's next-token distribution
+exceeds a threshold. Low-entropy text (code, quotations) keeps its quality, and positions that could carry no
+mark do not dilute the test. Detection runs the host over the text.
 """
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
-from dewmark.baselines.green.entropy import EntropyBound, GreenEntropyScheme
-from dewmark.baselines.token_schemes import check
-from dewmark.scheme import Session
+import numpy as np
+import torch
+
+from dewmark.baselines.green.green_list import BiasSession, EntropyBound, EntropyScheme, as_numbers
+from dewmark.baselines.host_reading import entropy
+from dewmark.baselines.token_schemes import PromptBatch
+from dewmark.baselines.vocabulary_hash import VocabularyHash
+from dewmark.config import check_rules
+from dewmark.sampling import Session
 from dewmark.workspace import HostInfo, Workspace
-
-if TYPE_CHECKING:
-    import torch
 
 __all__ = ["SWEET"]
 
 
 @dataclass(frozen=True)
-class SWEET(GreenEntropyScheme):
+class SWEET(EntropyScheme):
     """The entropy-gated green list."""
 
     name: ClassVar[str] = "sweet"
     summary: ClassVar[str] = "green lists only where the model is unsure, in marking and in detection"
 
     threshold: float = 0.9
-    """Entropy, in nats, above which a place is marked and counted."""
+    """Entropy, in nats, above which a position is marked and counted."""
 
     def validate(self) -> None:
-        """Refuse values out of range."""
+        """Check that all values are in range."""
         super().validate()
-        check((self.threshold >= 0.0, "threshold", "not be negative", self.threshold))
+        check_rules((self.threshold >= 0.0, "threshold", "not be negative", self.threshold))
 
-    def join(self, secret: bytes, host: HostInfo, fingerprint: str, workspace: Workspace) -> BoundSWEET:
-        """SWEET with a secret and a vocabulary."""
-        return BoundSWEET(
-            self,
-            host,
-            fingerprint,
-            secret=secret,
-            gamma=self.gamma,
-            width=self.prefix,
-            workspace=workspace,
-        )
+    def bind_secret(
+        self, secret: bytes, host: HostInfo, fingerprint: str, workspace: Workspace
+    ) -> BoundSWEET:
+        """Bind SWEET to a secret and a vocabulary."""
+        return BoundSWEET(self, host, fingerprint, secret=secret, workspace=workspace)
 
 
 class BoundSWEET(EntropyBound):
@@ -56,14 +51,34 @@ class BoundSWEET(EntropyBound):
 
     scheme: SWEET
 
-    def weigh(self, logits: torch.Tensor) -> torch.Tensor:
-        """Logits (n, vocab) to 1 where the entropy exceeds the threshold, else 0, (n,)."""
-        from dewmark.baselines.green.lists import entropy
+    def start_session(self, prompts: PromptBatch) -> Session:
+        """Start marking a batch of prompts."""
+        scheme = self.scheme
+        return GatedSession(
+            prompts, self.vocabulary_hash, self.limit, delta=scheme.delta, threshold=scheme.threshold
+        )
 
+    def weigh(self, logits: torch.Tensor) -> torch.Tensor:
+        """Logits (n, vocab) to 1 where the entropy exceeds the threshold, else 0: (n,)."""
         return (entropy(logits) > self.scheme.threshold).float()
 
-    def marker(self) -> Callable[[torch.Tensor, torch.Tensor | None], Session]:
-        """What makes sessions."""
-        from dewmark.baselines.green.lists import GatedSession
 
-        return functools.partial(GatedSession, self, delta=self.scheme.delta, threshold=self.scheme.threshold)
+class GatedSession(BiasSession):
+    """Leaves rows alone whose entropy does not exceed the threshold."""
+
+    def __init__(
+        self,
+        prompts: PromptBatch,
+        vocabulary_hash: VocabularyHash,
+        limit: np.uint32,
+        *,
+        delta: float,
+        threshold: float,
+    ) -> None:
+        super().__init__(prompts, vocabulary_hash, limit, delta=delta)
+        self._threshold = threshold
+
+    def mark(self, windows: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        """Logits (batch, vocab) with δ added to those of green tokens, in rows of high entropy."""
+        unsure = as_numbers(entropy(scores) > self._threshold, scores)
+        return scores.addcmul(as_numbers(self.green(windows), scores), unsure[:, None], value=self._delta)

@@ -1,23 +1,21 @@
-"""Unigram: one keyed green list for all contexts (Zhao et al. 2023, provable robust watermarking).
+"""Unigram: one keyed green list for all contexts (Zhao et al. 2023, Provable Robust Watermarking).
 
-Nothing but the token decides, so a token counts once per text (the paper's test over unique tokens): its
-other occurrences say nothing new about the key.
+Only the token decides, so each token counts once per text (the paper's test over unique tokens): further
+occurrences say nothing new about the key.
 """
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
-from dewmark.baselines.green.lists import GreenBound
-from dewmark.baselines.token_schemes import TokenScheme, check
-from dewmark.scheme import Session
+import torch
+
+from dewmark.baselines.green.green_list import BiasSession, GreenBound, as_numbers
+from dewmark.baselines.token_schemes import PromptBatch, TokenScheme
+from dewmark.config import check_rules
+from dewmark.sampling import Session
 from dewmark.workspace import HostInfo, Workspace
-
-if TYPE_CHECKING:
-    import torch
 
 __all__ = ["Unigram"]
 
@@ -32,17 +30,19 @@ class Unigram(TokenScheme):
     gamma: float = 0.5
     """Share γ of the vocabulary that is green."""
     delta: float = 2.0
-    """What is added to green logits, δ."""
+    """Bias δ added to green logits."""
 
     def validate(self) -> None:
-        """Refuse values out of range."""
-        check(
+        """Check that all values are in range."""
+        check_rules(
             (0.0 < self.gamma < 1.0, "gamma", "lie in (0, 1)", self.gamma),
             (self.delta > 0.0, "delta", "be positive", self.delta),
         )
 
-    def join(self, secret: bytes, host: HostInfo, fingerprint: str, workspace: Workspace) -> BoundUnigram:
-        """Unigram with a secret and a vocabulary."""
+    def bind_secret(
+        self, secret: bytes, host: HostInfo, fingerprint: str, workspace: Workspace
+    ) -> BoundUnigram:
+        """Bind Unigram to a secret and a vocabulary."""
         return BoundUnigram(self, host, fingerprint, secret=secret, gamma=self.gamma, width=0)
 
 
@@ -51,8 +51,18 @@ class BoundUnigram(GreenBound):
 
     scheme: Unigram
 
-    def marker(self) -> Callable[[torch.Tensor, torch.Tensor | None], Session]:
-        """What makes sessions."""
-        from dewmark.baselines.green.lists import FixedSession
+    def start_session(self, prompts: PromptBatch) -> Session:
+        """Start marking a batch of prompts."""
+        return FixedSession(prompts, self.vocabulary_hash, self.limit, delta=self.scheme.delta)
 
-        return functools.partial(FixedSession, self, delta=self.scheme.delta)
+
+class FixedSession(BiasSession):
+    """Looks the green list up once."""
+
+    _bias: torch.Tensor | None = None
+
+    def mark(self, windows: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        """Logits (batch, vocab) with δ added to those of green tokens."""
+        if self._bias is None:
+            self._bias = self._delta * as_numbers(self.green(windows[:1]), scores)
+        return scores + self._bias

@@ -1,1 +1,1 @@
-"""Schemes with a trained network."""
+"""Schemes that use a trained network."""

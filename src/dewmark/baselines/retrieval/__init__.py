@@ -1,1 +1,1 @@
-"""Schemes that keep what they wrote."""
+"""Schemes that look up marked outputs by their meaning."""

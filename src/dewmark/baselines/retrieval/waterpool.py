@@ -1,17 +1,16 @@
-"""WaterPool (Huang and Wan 2025): every output has a key of its own, kept with the output's embedding.
+"""WaterPool (Huang and Wan 2025): every output has its own key, stored with the output's embedding.
 
-Marking: a fresh inner key per output, from the master key and the row's seed, and any inner scheme under it.
-When the text is finished its embedding and the key, encrypted, go into the pool (`_pool`).
+Marking: each output gets a fresh inner key, derived from the master key and the row's seed, and is marked by
+any inner scheme under it. When the text is finished, its embedding and the encrypted key go into the pool
+(`key_pool`).
 
-Detection: the text's embedding finds the r outputs most like it, their keys are opened, and the inner scheme
-detects under each. What counts is the inner scheme's p-value alone; being alike is no evidence. Unmarked text
+Detection: the text's embedding finds the r most similar outputs, their keys are decrypted, and the inner
+scheme detects with each. Only the inner scheme's p-value counts; similarity is no evidence. Unmarked text
 depends on none of the keys, so the smallest of r independent p-values is corrected exactly: 1 − (1 − p)^r.
 
-``correction="retrieved"`` takes r for the number of keys, which is exact where the choice of the r outputs
-does not depend on their keys. It does a little: a text that shares n-grams with an output is found by them,
-and they carry that output's mark. ``correction="pool"`` takes the size of the pool, and holds for any choice.
-
-Marking a batch whose rows have a key each: one inner session per row.
+``correction="retrieved"`` counts r keys, which is exact if the choice of the r outputs does not depend on
+their keys. It does a little: a text that shares n-grams with an output is found by them, and they carry that
+output's mark. ``correction="pool"`` counts all keys of the pool, and holds for any choice.
 """
 
 from __future__ import annotations
@@ -21,55 +20,40 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from scipy.special import ndtri
 
-from dewmark.baselines.retrieval.pool import DiskPool, Pool
-from dewmark.baselines.token_schemes import check, stored_secret
-from dewmark.config import parse_settings
+from dewmark.arrays import F32
+from dewmark.baselines.retrieval.key_pool import DiskPool, Pool
+from dewmark.baselines.token_schemes import stored_secret
+from dewmark.config import check_rules, parse_settings
 from dewmark.core.keys import Key
 from dewmark.core.whitening import normalize_rows
 from dewmark.encoders import load_encoder
 from dewmark.encoders.base import Encoder
 from dewmark.errors import ConfigError
 from dewmark.registry import SCHEMES
+from dewmark.sampling import Session, fresh_seeds
 from dewmark.scheme import (
     DEFAULT_FPR,
     BoundScheme,
     Needs,
     Scheme,
-    Session,
     State,
     check_test,
     check_texts,
     decide,
 )
+from dewmark.stats.evidence import Evidence
+from dewmark.stats.key_test import NOTHING
 from dewmark.stats.multiple_testing import sidak_min
-from dewmark.types import Detection, TokenScore
+from dewmark.types import Detection
 from dewmark.workspace import HostInfo, Workspace
 
-if TYPE_CHECKING:
-    import torch
-
 __all__ = ["BoundWaterPool", "PoolSession", "WaterPool"]
-
-
-class PoolSession(Session):
-    """Hands every row to its own session."""
-
-    def __init__(self, rows: Sequence[Session]) -> None:
-        self._rows = list(rows)
-
-    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        """Ids (batch, length) and logits (batch, vocab) to marked logits, same shape."""
-        return torch.cat(
-            [session(input_ids[i : i + 1], scores[i : i + 1]) for i, session in enumerate(self._rows)]
-        )
-
 
 _DEFAULT, _MEMORY = "default", "memory"
 
@@ -85,17 +69,17 @@ class WaterPool(Scheme):
     inner: str = "exp"
     """The scheme that marks, with its parameters: exp, kgw, kgw:delta=3,hashing=min."""
     retrieved: int = 3
-    """How many outputs most like a text, r, are tried."""
+    """Number r of most similar outputs whose keys are tried."""
     correction: Literal["retrieved", "pool"] = "retrieved"
-    """How many keys the p-value is corrected for: those tried, or all of the pool."""
+    """How many keys the p-value is corrected for: those tried (retrieved), or all of the pool (pool)."""
     encoder: str = "use-m3"
-    """The sentence encoder: use-m3, minilm, a folder or a hub id."""
+    """Sentence encoder: use-m3, minilm, a folder or a hub id."""
     pool: str = _DEFAULT
     """Folder of the pool; default is one per key in the cache, memory keeps it with the scheme."""
 
     def validate(self) -> None:
-        """Refuse values out of range."""
-        check((self.retrieved >= 1, "retrieved", "be at least 1", self.retrieved))
+        """Check that all values are in range."""
+        check_rules((self.retrieved >= 1, "retrieved", "be at least 1", self.retrieved))
         if self.marker.needs.drafts:
             raise ConfigError(f"inner must be a scheme that marks tokens, {self.inner} marks whole sentences")
 
@@ -104,7 +88,7 @@ class WaterPool(Scheme):
         """The inner scheme."""
         name, _, settings = self.inner.partition(":")
         if name == self.name:
-            raise ConfigError("a pool of pools is none: name another inner scheme, such as exp or kgw")
+            raise ConfigError("a pool cannot contain a pool: name another inner scheme, such as exp or kgw")
         chosen: Scheme = SCHEMES[name]()
         return chosen.with_settings({**parse_settings(filter(None, settings.split(",")))})
 
@@ -125,7 +109,7 @@ class WaterPool(Scheme):
         )
 
     def restore(self, state: State, host: HostInfo, fingerprint: str, workspace: Workspace) -> BoundWaterPool:
-        """Open the pool that a stored detector names or carries; it detects, it does not mark."""
+        """Open the pool that a stored detector names or contains; the result detects but does not mark."""
         encoder = load_encoder(self.encoder, progress=workspace.progress)
         secret, folder = stored_secret(state), state.meta.get("pool")
         pool = self._open_pool(Path(folder) if folder else None, secret, encoder, fingerprint)
@@ -164,7 +148,10 @@ class WaterPool(Scheme):
 
 
 class BoundWaterPool(BoundScheme):
-    """WaterPool for one master key and one vocabulary. Its pool grows with every output."""
+    """WaterPool for one master key and one vocabulary. Its pool grows with every output.
+
+    ``outputs`` derives the outputs' keys; a stored detector has none.
+    """
 
     scheme: WaterPool
 
@@ -189,12 +176,12 @@ class BoundWaterPool(BoundScheme):
         self._marker = scheme.marker
         any_key = hashlib.blake2b(key=secret, person=b"any", digest_size=32).digest()
         example = self._marker.bind(Key(any_key), host, workspace)
-        self.tests = example.tests  # type: ignore[misc]  # the inner scheme's own
+        self.tests = example.tests  # type: ignore[misc]  # the inner scheme's
         self._needs = dataclasses.replace(example.needs, encoder=True)
 
     @property
     def needs(self) -> Needs:
-        """What the inner scheme asks for, and an encoder."""
+        """What the inner scheme needs, and an encoder."""
         return self._needs
 
     def session(
@@ -204,11 +191,9 @@ class BoundWaterPool(BoundScheme):
         *,
         seeds: Sequence[int] | None = None,
     ) -> Session:
-        """Start marking prompts (batch, length), each row under its own key; end with `finished`."""
-        from dewmark.sampling import drawn_seeds
-
+        """Start marking prompts (batch, length), each row with its own key; call `finished` at the end."""
         rows = []
-        for i, seed in enumerate(drawn_seeds(len(prompt_ids), seeds)):
+        for i, seed in enumerate(fresh_seeds(len(prompt_ids), seeds)):
             bound = self._marker.bind(Key(self._output_key(seed)), self.host, self._workspace)
             mask = None if attention_mask is None else attention_mask[i : i + 1]
             rows.append(bound.session(prompt_ids[i : i + 1], mask, seeds=[seed]))
@@ -231,7 +216,7 @@ class BoundWaterPool(BoundScheme):
         fpr: float = DEFAULT_FPR,
         test: str | None = None,
     ) -> list[Detection]:
-        """Score completions under the keys of the outputs most like them."""
+        """Score completions with the keys of the most similar outputs."""
         test = check_test(test, self.tests)
         starts = check_texts(texts, prompts, fpr)
         if not texts:
@@ -240,7 +225,7 @@ class BoundWaterPool(BoundScheme):
         return [self._detect(*each, fpr=fpr, test=test) for each in zip(texts, starts, keys, strict=True)]
 
     def state(self) -> State:
-        """The secret that opens the pool, and the pool: its folder, or its entries. As secret as the key."""
+        """The pool's secret, and the pool: its folder, or its entries. As secret as the key."""
         arrays = {"secret": np.frombuffer(self._secret, dtype=np.uint8)}
         if isinstance(self.pool, DiskPool):
             return State(meta={"pool": str(self.pool.folder)}, arrays=arrays)
@@ -267,31 +252,32 @@ class BoundWaterPool(BoundScheme):
         )
 
     def _nothing(self, text: str, *, fpr: float, test: str) -> Detection:
-        """What an empty pool says of a text."""
-        (tokenized,) = self.host.tokenizer.encode([text])
-        tokens = tuple(
-            TokenScore(text=text[start:end], start=start, end=end, score=0.0, scored=False)
-            for start, end in tokenized.offsets
+        """The result for any text while the pool is empty."""
+        (tokenized,) = self.tokenize([text])
+        unscored = np.full(len(tokenized.ids), -1, dtype=np.int64)
+        found = self.detection(
+            tokenized, Evidence.independent(np.zeros(0), np.zeros(0), unscored), NOTHING, test=test, fpr=fpr
         )
-        return Detection(
-            verdict=decide(1.0, float(len(tokens)), fpr),
-            p_value=1.0,
-            z=0.0,
-            score=0.0,
-            effective_length=0.0,
-            tokens_scored=0,
-            test=test,
-            fpr=fpr,
-            scheme=self.scheme.name,
-            key_fingerprint=self.fingerprint,
-            tokens=tokens,
-        )
+        return dataclasses.replace(found, verdict=decide(1.0, float(len(tokenized.ids)), fpr))
 
     def _output_key(self, seed: int) -> bytes:
         if self._outputs is None:
-            raise ConfigError("an exported detector holds no master key: it detects, it does not mark")
+            raise ConfigError("an exported detector has no master key: it detects but does not mark")
         size = max((seed.bit_length() + 7) // 8, 8)
         return hashlib.blake2b(seed.to_bytes(size, "little"), key=self._outputs, digest_size=32).digest()
 
-    def _vectors(self, texts: Sequence[str]) -> NDArray[np.float32]:
+    def _vectors(self, texts: Sequence[str]) -> F32:
         return normalize_rows(np.asarray(self._encoder.encode(list(texts)), dtype=np.float32))
+
+
+class PoolSession(Session):
+    """Marks each row with its own session, under its own key."""
+
+    def __init__(self, rows: Sequence[Session]) -> None:
+        self._rows = list(rows)
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        """Ids (batch, length) and logits (batch, vocab) to marked logits, same shape."""
+        return torch.cat(
+            [session(input_ids[i : i + 1], scores[i : i + 1]) for i, session in enumerate(self._rows)]
+        )

@@ -1,1 +1,1 @@
-"""Schemes that reweight a keyed order of the vocabulary."""
+"""Schemes that reweight the host's distribution along a keyed order of the vocabulary."""

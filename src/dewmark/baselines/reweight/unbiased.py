@@ -1,51 +1,57 @@
-"""UnbiasedWM (Hu et al.): γ- and δ-reweighting, scored by a likelihood ratio that the host itself supplies.
+"""UnbiasedWM (Hu et al. 2024): γ- or δ-reweighting, detected by a likelihood ratio that the host supplies.
 
-Marking is a reweighting of a keyed order of the vocabulary (`_slots`): γ doubles its upper half, δ leaves one
+Marking reweights a keyed order of the vocabulary (`keyed_order`): γ doubles its upper half, δ keeps a single
 slot. Either way Q = f P with E_key[f] = 1 for every token.
 
-``llr`` runs the host once over the text. If a share d of the tokens was replaced, the text follows
+The test ``llr`` runs the host once over the text. If a share d of the tokens was replaced, the text follows
 
     Q_d = (1 − d) Q + d P,    and a token x has the log-likelihood ratio    S_d(x) = log(d + (1 − d) f(x)).
 
-For γ this is the maximin score of the paper: of all distributions within total variation d/2 of Q, Q_d is the
+For γ this is the paper's maximin score: of all distributions within total variation d/2 of Q, Q_d is the
 hardest to tell from P, up to the slot at the cut. A text's S_d is the sum over the first occurrences of its
-contexts, for each d on a grid. Let the key be random and the text be whatever it is: then E[e^S_d] = 1, the
-factors of different contexts being independent with mean 1. So the mean M of e^S_d over the grid has mean 1,
-and p = 1/M is valid by Markov's inequality; it is at most (grid points)·e^(−max S_d). Nothing in this needs
-the host to be the true one, or the text to come from it: a wrong prompt or temperature costs strength, never
-validity.
+contexts, for each d on a grid. For a fixed text and a random key, E[e^S_d] = 1, because the factors of
+different contexts are independent with mean 1. So the mean M of e^S_d over the grid has mean 1, and p = 1/M
+is valid by Markov's inequality; it is at most (grid points)·e^(−max S_d). This assumes nothing about the host
+or the origin of the text: a wrong prompt or temperature costs power, never validity.
 
-``order`` needs no host. A token's keyed number u places it in the order. For γ the number of u ≥ 1/2 is
-Binomial(N, 1/2) on unmarked text. For δ the marked token lies near the context's own keyed number v: with
-t = |u − v|, −ln t(2 − t) is exponential on unmarked text and the sum follows the Gamma law.
+The test ``order`` needs no host. A token's keyed number u places it in the order. For γ, the number of u ≥
+1/2 is Binomial(N, 1/2) on unmarked text. For δ, the marked token lies near the context's own keyed number v:
+with t = |u − v|, −ln t(2 − t) is exponential on unmarked text, and the sum follows the Gamma law.
 """
 
 from __future__ import annotations
 
-import functools
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import numpy as np
+import torch
 from scipy.special import logsumexp, ndtri_exp
 
 from dewmark.arrays import F64, I64
-from dewmark.baselines.reweight.slots import Repeats, ReweightBound
-from dewmark.baselines.token_schemes import Pairs, TokenScheme, binomial_test, check, gamma_test
+from dewmark.baselines.distortion_free import DistortionFreeBound, Repeats
+from dewmark.baselines.host_reading import open_model
+from dewmark.baselines.reweight.keyed_order import (
+    SlotFactors,
+    SlotSession,
+    delta_factors,
+    dip_factors,
+    slot_masses,
+    slots_of,
+)
+from dewmark.baselines.score_laws import binomial_test, gamma_test
+from dewmark.baselines.token_schemes import Pairs, PromptBatch, TokenScheme
+from dewmark.baselines.vocabulary_hash import VocabularyHash
+from dewmark.config import check_rules
 from dewmark.core.prf import PairHash
 from dewmark.decoding import Decoding
-from dewmark.errors import ConfigError
-from dewmark.scheme import Needs, Session
+from dewmark.sampling import Session, warp
+from dewmark.scheme import Needs
 from dewmark.stats.evidence import Evidence
 from dewmark.stats.key_test import NOTHING, Statistic
 from dewmark.workspace import HostInfo, Tokenized, Workspace
-
-if TYPE_CHECKING:
-    import torch
-
-    from dewmark.baselines.keyed_words import VocabularyHash
 
 __all__ = ["BoundUnbiased", "Unbiased"]
 
@@ -61,23 +67,23 @@ class Unbiased(TokenScheme):
     needs: ClassVar[Needs] = Needs(final=True, host_at_detection=True)
 
     reweight: Literal["gamma", "delta"] = "gamma"
-    """γ doubles the upper half of a keyed order of the vocabulary; δ picks one place of it."""
+    """γ doubles the upper half of a keyed order of the vocabulary; δ picks one slot of it."""
     prefix: int = 3
-    """Context width: how many tokens before the one that is chosen."""
+    """Context width: the number of preceding tokens that key the choice."""
     repeats: Repeats = "skip"
-    """Whether a context that occurred in the text before is left to the host (skip) or marked again."""
+    """Whether a context seen before in the text is left to the host (skip) or marked again (keep)."""
     grid: int = 10
-    """How many shares of replaced tokens, 0 to 1 − 1/grid, the likelihood ratio is averaged over."""
+    """Number of shares of replaced tokens, 0 to 1 − 1/grid, that the likelihood ratio is averaged over."""
     temperature: float = 1.0
-    """The temperature that the likelihood ratio assumes the text was written at."""
+    """Temperature that the likelihood ratio assumes the text was generated with."""
     top_k: int = 0
-    """The top-k that the likelihood ratio assumes; 0 is none."""
+    """Top-k that the likelihood ratio assumes; 0 means none."""
     top_p: float = 1.0
-    """The top-p that the likelihood ratio assumes; 1 is none."""
+    """Top-p that the likelihood ratio assumes; 1 means none."""
 
     def validate(self) -> None:
-        """Refuse values out of range."""
-        check(
+        """Check that all values are in range."""
+        check_rules(
             (self.prefix >= 1, "prefix", "be at least 1", self.prefix),
             (self.grid >= 1, "grid", "be at least 1", self.grid),
             (self.temperature > 0.0, "temperature", "be positive", self.temperature),
@@ -85,8 +91,10 @@ class Unbiased(TokenScheme):
             (0.0 < self.top_p <= 1.0, "top_p", "lie in (0, 1]", self.top_p),
         )
 
-    def join(self, secret: bytes, host: HostInfo, fingerprint: str, workspace: Workspace) -> BoundUnbiased:
-        """The scheme with its secret and a host's vocabulary; the host is opened when a text is scored."""
+    def bind_secret(
+        self, secret: bytes, host: HostInfo, fingerprint: str, workspace: Workspace
+    ) -> BoundUnbiased:
+        """Bind UnbiasedWM to a secret and a vocabulary; the host is opened when a text is scored."""
         return BoundUnbiased(self, host, fingerprint, secret=secret, workspace=workspace)
 
 
@@ -97,7 +105,7 @@ class RatioEvidence(Evidence):
     log_mean: float = 0.0
 
 
-class BoundUnbiased(ReweightBound):
+class BoundUnbiased(DistortionFreeBound):
     """UnbiasedWM for one key and one vocabulary."""
 
     tests = ("llr", "order")
@@ -107,57 +115,32 @@ class BoundUnbiased(ReweightBound):
         self, scheme: Unbiased, host: HostInfo, fingerprint: str, *, secret: bytes, workspace: Workspace
     ) -> None:
         super().__init__(
-            scheme, host, fingerprint, secret=secret, prefix=scheme.prefix, repeats=scheme.repeats
+            scheme, host, fingerprint, secret=secret, width=scheme.prefix, repeats=scheme.repeats
         )
-        self._workspace = workspace
+        self._open_model = open_model(workspace, None, scheme=scheme.name, instead="use test='order'")
         self._is_gamma = scheme.reweight == "gamma"
         self.variance = 0.25 if self._is_gamma else 1.0
+        # a keyed number per context: the word of its pair with the only token, 0
+        self.context_hash = PairHash(hashlib.blake2b(key=secret, person=b"cuts", digest_size=32).digest(), 1)
+        self._factors = _gamma_factors if self._is_gamma else _delta_factors(self.context_hash)
 
-    @functools.cached_property
-    def cut_hash(self) -> PairHash:
-        """The keyed number of a context alone: the word of its pair with the one token 0."""
-        return PairHash(hashlib.blake2b(key=self._secret, person=b"cuts", digest_size=32).digest(), 1)
-
-    @functools.cached_property
-    def cuts(self) -> VocabularyHash:
-        """The same on any device."""
-        from dewmark.baselines.keyed_words import VocabularyHash
-
-        return VocabularyHash(self.cut_hash)
-
-    def session(
-        self,
-        prompt_ids: torch.Tensor,
-        attention_mask: torch.Tensor | None = None,
-        *,
-        seeds: Sequence[int] | None = None,
-    ) -> Session:
-        """Start marking a batch of prompts (batch, length)."""
-        from dewmark.baselines.reweight.slots import SlotSession
-
-        return SlotSession(self, prompt_ids, attention_mask, factors=self.slot_factors)
-
-    def slot_factors(self, masses: torch.Tensor, contexts: torch.Tensor) -> torch.Tensor:
-        """The factors of slots, (batch, SLOTS), from their masses (batch, SLOTS) and contexts (batch, h)."""
-        from dewmark.baselines.reweight.slots import delta_factors, dip_factors
-
-        if self._is_gamma:
-            return dip_factors(masses, 0.5)
-        return delta_factors(masses, self.cuts.uniforms(contexts))
+    def start_session(self, prompts: PromptBatch) -> Session:
+        """Start marking a batch of prompts."""
+        return SlotSession(prompts, self.vocabulary_hash, repeats=self.repeats, factors=self._factors)
 
     def pair_scores(self, contexts: I64, tokens: I64) -> F64:
-        """What ``order`` sums, (N,): ±1/2 for γ, −ln t(2 − t) − 1 for δ."""
-        u = self.hash.uniforms(contexts, tokens)
+        """The scores that ``order`` sums, (N,): ±1/2 for γ, −ln t(2 − t) − 1 for δ."""
+        u = self.pair_hash.uniforms(contexts, tokens)
         if self._is_gamma:
             return (u >= 0.5).astype(np.float64) - 0.5
-        t = np.abs(u - self.cut_hash.uniforms(contexts, np.zeros(len(tokens), dtype=np.int64)))
+        t = np.abs(u - self.context_hash.uniforms(contexts, np.zeros(len(tokens), dtype=np.int64)))
         # both lie on a grid of 2⁻³² and may be equal
         return -np.log(np.maximum(t, 2.0**-34) * (2.0 - t)) - 1.0
 
     def evidence_for(
         self, test: str, texts: Sequence[Tokenized], prompts: Sequence[Tokenized]
     ) -> list[Evidence]:
-        """For ``llr`` the host's ratios, for ``order`` the tokens' places."""
+        """For ``llr`` the host's likelihood ratios, for ``order`` the tokens' places in the order."""
         return self._ratios(texts, prompts) if test == "llr" else self.evidence(texts, prompts)
 
     def statistic(self, evidence: Evidence, *, test: str) -> Statistic:
@@ -171,19 +154,14 @@ class BoundUnbiased(ReweightBound):
         return Statistic(z, float(np.exp(log_p)), float(len(evidence)))
 
     def _ratios(self, texts: Sequence[Tokenized], prompts: Sequence[Tokenized]) -> list[Evidence]:
-        if self._workspace.open_host is None:
-            raise ConfigError(
-                "the likelihood ratio runs the host, which cannot be opened here: bind through "
-                "dewmark.load_scheme, or use test='order'"
-            )
-        host = self._workspace.open_host(None)
+        host = self._open_model()
         logits = host.next_logits([prompt.text for prompt in prompts], [text.ids for text in texts])
         shares = np.arange(self.scheme.grid) / self.scheme.grid
         found: list[Evidence] = []
         for text, prompt, rows in zip(texts, prompts, logits, strict=True):
-            pairs = self._pairs(text, prompt, self.first_contexts(text, prompt))
-            factors = self._factors(pairs, rows)
-            with np.errstate(divide="ignore"):  # with d = 0 one factor of 0 rules Q out
+            pairs = self.pairs_of(text, prompt, self.first_contexts(text, prompt))
+            factors = self.pair_factors(pairs, rows)
+            with np.errstate(divide="ignore"):  # at d = 0 a single factor of 0 rules Q out
                 scores = np.log(shares[:, None] + (1.0 - shares[:, None]) * factors)
             sums = scores.sum(axis=1)
             best = Evidence.independent(scores[sums.argmax()], pairs.weights, pairs.positions)
@@ -191,28 +169,30 @@ class BoundUnbiased(ReweightBound):
             found.append(RatioEvidence(**vars(best), log_mean=log_mean))
         return found
 
-    def _factors(self, pairs: Pairs, logits: torch.Tensor) -> F64:
+    def pair_factors(self, pairs: Pairs, logits: torch.Tensor) -> F64:
         """f of each pair (N,), from the host's logits (L, vocab) at every position of the text."""
-        import torch
-
-        from dewmark.baselines.reweight.slots import slot_masses, slots_of
-        from dewmark.sampling import warp
-
-        scheme = self.scheme
+        scheme, device = self.scheme, logits.device
         decoding = Decoding(temperature=scheme.temperature, top_k=scheme.top_k, top_p=scheme.top_p)
-        positions = np.flatnonzero(pairs.positions >= 0)
-        positions = positions[np.argsort(pairs.positions[positions])]  # in the order of the pairs
-        forbidden = torch.from_numpy(~self.markable).to(logits.device)
+        forbidden = torch.from_numpy(~self.host.markable).to(device)
+        places = torch.from_numpy(pairs.places).to(device)
         factors = np.zeros(len(pairs))
         for start in range(0, len(pairs), _ROWS_AT_ONCE):
             part = slice(start, start + _ROWS_AT_ONCE)
-            scores = logits[torch.from_numpy(positions[part]).to(logits.device)]
-            scores = scores.masked_fill(forbidden, -float("inf"))
+            scores = logits[places[part]].masked_fill(forbidden, -float("inf"))
             scores = warp(scores, decoding)
-            contexts = torch.from_numpy(pairs.contexts[part]).to(logits.device)
-            slots = slots_of(self.vocabulary.words(contexts))
+            contexts = torch.from_numpy(pairs.contexts[part]).to(device)
+            slots = slots_of(self.vocabulary_hash.words(contexts))
             masses = slot_masses(scores.softmax(dim=1), slots)
-            tokens = torch.from_numpy(pairs.tokens[part]).to(logits.device).unsqueeze(1)
-            chosen = self.slot_factors(masses, contexts).gather(1, slots.gather(1, tokens))
+            tokens = torch.from_numpy(pairs.tokens[part]).to(device).unsqueeze(1)
+            chosen = self._factors(masses, contexts).gather(1, slots.gather(1, tokens))
             factors[part] = chosen.squeeze(1).cpu().numpy()
         return factors
+
+
+def _gamma_factors(masses: torch.Tensor, contexts: torch.Tensor) -> torch.Tensor:
+    return dip_factors(masses, 0.5)
+
+
+def _delta_factors(context_hash: PairHash) -> SlotFactors:
+    keyed = VocabularyHash(context_hash)
+    return lambda masses, contexts: delta_factors(masses, keyed.uniforms(contexts))

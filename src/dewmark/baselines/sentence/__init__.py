@@ -1,1 +1,1 @@
-"""Schemes that mark whole sentences."""
+"""Schemes that mark whole sentences by choosing between drafts."""

@@ -58,9 +58,7 @@ class TransformersHost(Host):
         self._info = info or info_from_model(model, self.tokenizer)
         text_config = model.config.get_text_config()
         self._context: int | None = getattr(text_config, "max_position_embeddings", None)
-        self._writable = torch.zeros(self._info.vocab_size, dtype=torch.bool)
-        self._writable[: self.tokenizer.size] = True
-        self._writable[[i for i in self.tokenizer.special_ids if i < self._info.vocab_size]] = False
+        self._writable = torch.tensor(self._info.markable)
         self._needs_bos = str(model.config.model_type).startswith("gemma")  # without it Gemma repeats itself
 
     @property

@@ -33,7 +33,7 @@ from torch.nn.functional import cosine_similarity
 
 from dewmark import storage
 from dewmark.arrays import F32, I64
-from dewmark.baselines.sentence.space import adapt, encode
+from dewmark.baselines.sentence.sentence_space import adapt, encode
 from dewmark.errors import InputError
 from dewmark.lab.training.job import Arrays, FileTexts, Job, Trained
 from dewmark.lab.training.loop import TorchLearner, device_of, rng, run_steps

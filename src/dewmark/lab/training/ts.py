@@ -32,7 +32,7 @@ from numpy.typing import NDArray
 from torch.nn.functional import cosine_similarity, softplus
 
 from dewmark import config
-from dewmark.baselines.learned.ts import HIDDEN, LEAST, inputs
+from dewmark.baselines.learned.ts import HIDDEN, LEAST, network_inputs
 from dewmark.encoders.contexts import load_context_whitening, token_vectors
 from dewmark.errors import InputError
 from dewmark.lab.training.job import Job, Trained
@@ -114,7 +114,7 @@ class _Material:
             "default", encoder=job.encoder, host=job.info, encoding="composed", k=1, workspace=workspace
         )
         meanings = token_vectors(job.encoder, job.info, whitening=whitening, workspace=workspace)
-        x = inputs(job.info.embeddings())
+        x = network_inputs(job.info.embeddings())
         arrays = (kept["before"], kept["ids"], kept["logits"], x, meanings.astype(np.float32))
         return cls(*(torch.from_numpy(np.array(array)).to(device) for array in arrays))
 

@@ -1,23 +1,17 @@
-"""A pool of outputs: for each an embedding, by which it is found again, and its own key, encrypted.
+"""A pool of outputs: each has an embedding, by which it is found again, and its own key, encrypted.
 
-An entry is one record of fixed size: an id of 16 bytes, a nonce, the key sealed by AES-256-GCM with the id as
-associated data, the unit vector in float32, and a CRC-32 of all that.
+An entry is one record of fixed size: an id of 16 bytes, a nonce, the key sealed with AES-256-GCM with the id
+as associated data, the unit vector in float32, and a CRC-32 of all that. `Pool` keeps the entries in memory.
 
-Boundary: bytes and vectors, in memory; `_pool_disk` keeps them in a folder, and what is done with a key the
-scheme knows.
+`DiskPool` keeps them in a folder of mode 0700, which many processes may read while one writes:
 
-A pool in a folder of mode 0700, which many processes may read while one writes.
+- ``pool.json``: format, encoder, dimension of the vectors, fingerprint of the master key;
+- ``entries.bin``: the records, appended under a lock and flushed to disk, never changed;
+- ``index.faiss``: a FAISS graph over the first entries, if FAISS is installed and they are many.
 
-- ``pool.json``: format, encoder, width of the vectors, fingerprint of the master key;
-- ``entries.bin``: the records, appended under a lock and flushed to the disk, never changed;
-- ``index.faiss``: a FAISS graph over the first entries, where FAISS is installed and they are many.
-
-A write that a kill cut short leaves less than a record, or records that fail their CRC, at the end: readers
-leave them out and the next writer removes them. Readers take no lock. Entries that the index lacks, or all
-of them where there is none, are compared one by one: the answers are the same, but that the graph may miss
-a neighbour.
-
-Boundary: files; what a record is, `_pool` knows.
+A killed writer leaves a partial record, or records that fail their CRC, at the end of the file: readers skip
+them and the next writer removes them. Readers take no lock. Entries that are not in the index are compared
+one by one; the answers are the same, except that the graph may miss a neighbour.
 """
 
 from __future__ import annotations
@@ -45,19 +39,23 @@ from dewmark.arrays import F32
 from dewmark.errors import ArtifactError, ConfigError
 from dewmark.storage import append_at, atomic_write
 
-__all__ = ["INDEX_FROM", "DiskPool", "Places", "Pool", "Records", "checksum", "first_of", "most_alike"]
+__all__ = ["INDEX_FROM", "DiskPool", "Places", "Pool", "Records", "checksum", "largest_of", "most_similar"]
 
 Places = NDArray[np.int64]
-
 Records = NDArray[Any]
 
-_KEY, _ID, _NONCE, _TAG, _CRC = 32, 16, 12, 16, 4
+INDEX_FROM = 4096  # comparing fewer entries is faster than building a graph
 
+_FORMAT = 1
+_KEY, _ID, _NONCE, _TAG, _CRC = 32, 16, 12, 16, 4
 _ROWS_AT_ONCE = 1 << 15
+_RECORDS_AT_ONCE = 4096
+_LINKS = 32
+_WIDTH = 64  # of the search in the graph
 
 
 class Pool:
-    """A pool in memory. ``secret`` (32 bytes) seals the keys; ``dim`` is the width of the vectors."""
+    """A pool in memory. ``secret`` (32 bytes) encrypts the keys; ``dim`` is the dimension of the vectors."""
 
     def __init__(self, *, secret: bytes, dim: int) -> None:
         self.dim = dim
@@ -86,7 +84,7 @@ class Pool:
         return len(self.records)
 
     def add(self, keys: Sequence[bytes], texts: Sequence[str], vectors: F32) -> None:
-        """Register outputs with their keys and unit vectors (n, dim); those that are there already stay."""
+        """Register outputs with their keys and unit vectors (n, dim); known outputs are skipped."""
         rows = [self._record(*each) for each in zip(keys, texts, vectors, strict=True)]
         with self._lock, self._writing():
             present = self._known_ids()
@@ -95,15 +93,18 @@ class Pool:
                 self._append(np.array(list(new.values()), dtype=self.dtype))
 
     def nearest(self, vectors: F32, count: int) -> list[list[bytes]]:
-        """For each unit row (n, dim) the distinct keys of the ``count`` entries most like it, best first."""
+        """For each unit row (n, dim), the distinct keys of the ``count`` most similar entries, best first."""
         records = self.records
         found = self._search(records, vectors, min(count, len(records)))
-        return [list(dict.fromkeys(self._opened(records, place) for place in row)) for row in found.tolist()]
+        return [
+            list(dict.fromkeys(self._decrypted_key(records, place) for place in row))
+            for row in found.tolist()
+        ]
 
     def take(self, data: bytes) -> None:
-        """Fill an empty pool with the records of another one."""
+        """Fill an empty pool with another pool's records."""
         if len(data) % self.dtype.itemsize:
-            raise ArtifactError("the stored pool is for vectors of another width; export the detector again")
+            raise ArtifactError("the stored pool has vectors of another dimension; export the detector again")
         self._records = np.frombuffer(data, dtype=self.dtype)
 
     def _record(self, key: bytes, text: str, vector: F32) -> Records:
@@ -117,14 +118,14 @@ class Pool:
         row["crc"] = checksum(row.tobytes())
         return row
 
-    def _opened(self, records: Records, place: int) -> bytes:
+    def _decrypted_key(self, records: Records, place: int) -> bytes:
         """The key of an entry."""
         row = records[place]
         try:
             return self._cipher.decrypt(row["nonce"].tobytes(), row["sealed"].tobytes(), row["id"].tobytes())
         except InvalidTag:
             raise ArtifactError(
-                f"entry {place} of the pool cannot be opened: it was sealed under another key, or changed"
+                f"entry {place} of the pool cannot be decrypted: it was changed, or another key was used"
             ) from None
 
     def _known_ids(self) -> set[bytes]:
@@ -135,15 +136,15 @@ class Pool:
 
     @contextlib.contextmanager
     def _writing(self) -> Iterator[None]:
-        """Held while entries are added."""
+        """Held while entries are being added."""
         yield
 
     def _append(self, rows: Records) -> None:
         self._records = np.concatenate((self._records, rows))
 
     def _search(self, records: Records, vectors: F32, count: int) -> Places:
-        """Where the ``count`` entries most like each row are: (n, count)."""
-        return most_alike(records["vector"], vectors, count)[1]
+        """The indices of the ``count`` entries most similar to each row: (n, count)."""
+        return most_similar(records["vector"], vectors, count)[1]
 
 
 def checksum(record: bytes) -> int:
@@ -151,39 +152,28 @@ def checksum(record: bytes) -> int:
     return zlib.crc32(record[:-_CRC])
 
 
-def most_alike(table: F32, vectors: F32, count: int) -> tuple[F32, Places]:
-    """The largest products of rows (n, dim) with a table's rows, and which these are: both (n, ≤ count)."""
+def most_similar(table: F32, vectors: F32, count: int) -> tuple[F32, Places]:
+    """The largest products of rows (n, dim) with a table's rows, and their places: both (n, ≤ count)."""
     best = np.zeros((len(vectors), 0), dtype=np.float32)
     where = np.zeros((len(vectors), 0), dtype=np.int64)
     for start in range(0, len(table) if count else 0, _ROWS_AT_ONCE):
         products = vectors @ np.ascontiguousarray(table[start : start + _ROWS_AT_ONCE]).T
         places = np.broadcast_to(np.arange(start, start + products.shape[1]), products.shape)
-        best, where = first_of((best, products), (where, places), count)
+        best, where = largest_of((best, products), (where, places), count)
     return best, where
 
 
-def first_of(products: tuple[F32, F32], places: tuple[Places, Places], count: int) -> tuple[F32, Places]:
-    """The ``count`` largest products of each row and their places, largest first, from two lists of both."""
+def largest_of(products: tuple[F32, F32], places: tuple[Places, Places], count: int) -> tuple[F32, Places]:
+    """Merge two lists: the ``count`` largest products of each row and their places, largest first."""
     both, where = np.concatenate(products, axis=1), np.concatenate(places, axis=1)
     order = np.argsort(-both, axis=1, kind="stable")[:, :count]
     return np.take_along_axis(both, order, axis=1), np.take_along_axis(where, order, axis=1)
 
 
-INDEX_FROM = 4096  # fewer entries are compared faster than a graph is built
-
-_FORMAT = 1
-
-_RECORDS_AT_ONCE = 4096
-
-_LINKS = 32
-
-_WIDTH = 64  # of the search in the graph
-
-
 class DiskPool(Pool):
-    """A pool in a folder, which is made when the first entry is added.
+    """A pool in a folder, which is created when the first entry is added.
 
-    ``must_exist`` refuses to search a folder that holds no pool; without it such a pool is empty.
+    With ``must_exist``, searching a folder without a pool is an error; otherwise such a pool is empty.
     """
 
     def __init__(
@@ -199,18 +189,18 @@ class DiskPool(Pool):
 
     @property
     def records(self) -> Records:
-        """All whole entries, (n,), with those that other processes added since the last look."""
+        """All intact entries, (n,), including those that other processes added since the last call."""
         with self._lock:
             if self._exists() and self._entries.exists():
-                count = self._whole(self._entries.stat().st_size // self.dtype.itemsize)
+                count = self._intact(self._entries.stat().st_size // self.dtype.itemsize)
                 if count > len(self._records):
                     self._records = np.memmap(self._entries, dtype=self.dtype, mode="r", shape=(count,))
             return self._records
 
-    def _whole(self, present: int) -> int:
-        """How many of the records present are whole: all but some at the end."""
+    def _intact(self, present: int) -> int:
+        """How many of the records present are intact: all but some at the end."""
         count = checked = len(self._records)
-        with self._entries.open("rb") as stream:  # not mapped: a writer may cut off a broken end meanwhile
+        with self._entries.open("rb") as stream:  # not mapped: a writer may truncate a broken end meanwhile
             stream.seek(checked * self.dtype.itemsize)
             while checked < present:
                 data = stream.read(self.dtype.itemsize * min(_RECORDS_AT_ONCE, present - checked))
@@ -231,7 +221,7 @@ class DiskPool(Pool):
         return count
 
     def _exists(self) -> bool:
-        """Whether there is a pool; refuses one that was made with another key or encoder."""
+        """Whether there is a pool; raises if it was made with another key or encoder."""
         if self._checked:
             return True
         path = self.folder / "pool.json"
@@ -240,7 +230,7 @@ class DiskPool(Pool):
         except (FileNotFoundError, NotADirectoryError):
             if self._must_exist:
                 raise ArtifactError(
-                    f"{self.folder} holds no pool: nothing was generated with it, or the path is wrong"
+                    f"{self.folder} contains no pool: nothing was generated with it, or the path is wrong"
                 ) from None
             return False
         except ValueError:
@@ -270,13 +260,13 @@ class DiskPool(Pool):
             os.close(handle)
 
     def _append(self, rows: Records) -> None:
-        # this also removes what a kill left behind
+        # this also removes what a killed writer left behind
         append_at(self._entries, rows.tobytes(), end=len(self.records) * self.dtype.itemsize)
         if _faiss() is not None:
             self._extend_graph()
 
     def _extend_graph(self) -> None:
-        """Bring the index up to date, once the entries that it lacks are many."""
+        """Bring the index up to date once it lacks many entries."""
         faiss, records = _faiss(), self.records
         graph = self._open_graph(len(records))
         indexed = 0 if graph is None else graph.ntotal
@@ -290,10 +280,10 @@ class DiskPool(Pool):
         self._graph = graph
 
     def _open_graph(self, entries: int) -> Any:  # noqa: ANN401 - a FAISS index
-        """The stored index, or None where there is none that fits."""
+        """The stored index, or None if there is none that fits."""
         path = self.folder / "index.faiss"
         if self._graph is None and path.exists():
-            with contextlib.suppress(RuntimeError):  # FAISS's own error for a broken file
+            with contextlib.suppress(RuntimeError):  # FAISS's error for a broken file
                 self._graph = _faiss().deserialize_index(np.fromfile(path, dtype=np.uint8))
         fits = self._graph is not None and self._graph.d == self.dim and self._graph.ntotal <= entries
         return self._graph if fits else None
@@ -304,8 +294,8 @@ class DiskPool(Pool):
             return super()._search(records, vectors, count)
         graph.hnsw.efSearch = max(_WIDTH, 4 * count)
         early = graph.search(np.ascontiguousarray(vectors), min(count, graph.ntotal))
-        late = most_alike(records["vector"][graph.ntotal :], vectors, count)
-        return first_of((early[0], late[0]), (early[1], late[1] + graph.ntotal), count)[1]
+        late = most_similar(records["vector"][graph.ntotal :], vectors, count)
+        return largest_of((early[0], late[0]), (early[1], late[1] + graph.ntotal), count)[1]
 
 
 @functools.cache

@@ -1,8 +1,8 @@
-"""The words of `dewmark.core.prf` for many candidates of each row, on the device that holds the logits.
+"""The pair hash of `dewmark.core.prf` over a whole vocabulary, on the device that holds the logits.
 
-A step hashes one context per row and passes once over the candidates: with numpy on a CPU (row by row, so
-that the work stays in its cache), with torch elsewhere. torch has no unsigned arithmetic, so there words are
-int32 with the same bits.
+Each step hashes one context per row and then passes once over the candidates: with numpy on a CPU (row by
+row, so that the data stays in cache), with torch elsewhere. A word is 32 keyed pseudo-random bits; torch has
+no unsigned arithmetic, so its words are int32 with the same bits.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ _SIGN = -(1 << 31)
 
 
 class VocabularyHash:
-    """A keyed pair hash, with the tokens' words kept on every device that asked for them."""
+    """A keyed pair hash that keeps a copy of the tokens' words on each device it is used on."""
 
     def __init__(self, pair_hash: PairHash) -> None:
         self._hash = pair_hash
         self._token_words: dict[torch.device, torch.Tensor] = {}
 
     def words(self, contexts: torch.Tensor, candidates: torch.Tensor | None = None) -> torch.Tensor:
-        """Contexts (batch, h) to the words of each row's candidates (batch, m), int32.
+        """Hash contexts (batch, h) with each row's candidates (batch, m): words (batch, m), int32.
 
-        Without candidates (batch, m) all tokens are meant: (batch, vocab).
+        Without candidates, hash them with every token: (batch, vocab).
         """
         if contexts.device.type != "cpu":
             return self.words_on_device(contexts, candidates)
@@ -43,7 +43,7 @@ class VocabularyHash:
         return torch.from_numpy(words.view(np.int32))
 
     def below(self, contexts: torch.Tensor, limit: np.uint32) -> torch.Tensor:
-        """Which tokens' words lie below a limit after each context (batch, h): (batch, vocab) bool."""
+        """Whether each token's word after each context (batch, h) is below a limit: (batch, vocab) bool."""
         if contexts.device.type != "cpu":
             return below_on_device(self.words_on_device(contexts), np.array([[limit]]))
         table = self._hash.token_words
@@ -54,11 +54,11 @@ class VocabularyHash:
         return torch.from_numpy(found)
 
     def uniforms(self, contexts: torch.Tensor, candidates: torch.Tensor | None = None) -> torch.Tensor:
-        """The same words as uniforms in (0, 1), float64."""
+        """The words as uniform numbers in (0, 1), float64."""
         return to_uniforms(self.words(contexts, candidates))
 
     def words_on_device(self, contexts: torch.Tensor, candidates: torch.Tensor | None = None) -> torch.Tensor:
-        """What `words` gives, with torch."""
+        """The same as `words`, computed with torch."""
         device = contexts.device
         seeds = torch.from_numpy(self._hash.seeds(contexts.cpu().numpy()).view(np.int32)).to(device)
         if device not in self._token_words:
@@ -69,7 +69,7 @@ class VocabularyHash:
 
 
 def combine(a: torch.Tensor, b: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
-    """The words of pairs from their contexts' and tokens' words, all int32; shapes broadcast."""
+    """The words of pairs, from two words per context and one per token, all int32; shapes broadcast."""
     x = (t ^ a).mul_(b | 1)
     x ^= _upper_half(x)
     x.mul_(MULTIPLIER)
@@ -78,14 +78,14 @@ def combine(a: torch.Tensor, b: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
 
 
 def below(words: torch.Tensor, limits: NDArray[np.uint32]) -> torch.Tensor:
-    """Whether words (batch or 1, m), int32, lie below their row's limit (batch, 1), both read as unsigned."""
+    """Whether words (batch or 1, m), int32 read as unsigned, are below their row's limit (batch, 1)."""
     if words.device.type == "cpu":  # numpy compares several times as fast
         return torch.from_numpy(words.numpy().view(np.uint32) < limits)
     return below_on_device(words, limits)
 
 
 def below_on_device(words: torch.Tensor, limits: NDArray[np.uint32]) -> torch.Tensor:
-    """The same with torch: flipping the sign bits turns the unsigned order into the signed one."""
+    """The same with torch: flipping the sign bit turns the unsigned order into the signed one."""
     signed = torch.from_numpy((limits ^ np.uint32(1 << 31)).view(np.int32)).to(words.device)
     return (words ^ _SIGN) < signed
 
@@ -97,5 +97,5 @@ def to_uniforms(words: torch.Tensor) -> torch.Tensor:
 
 
 def _upper_half(x: torch.Tensor) -> torch.Tensor:
-    """x >> 16 as if unsigned: torch repeats the sign."""
+    """x >> 16 as if unsigned: torch's shift repeats the sign bit."""
     return (x >> 16).bitwise_and_(0xFFFF)

@@ -1,15 +1,16 @@
-"""Sentences as vectors: a frozen encoder and a small trained map on top of it.
+"""Sentences as vectors: a frozen encoder followed by a small trained map.
 
-    v = (M_C(sentence) − μ) A,    rows normalised
+    v = (M_C(sentence) − μ) A,    rows normalized
 
-μ is the mean of ordinary sentences: around it they lie on all sides, so hyperplanes through the origin cut
-them into bins of like size, which they do not where all sentences share a component. A (d, r) comes from
-training (`dewmark.lab.training.semstamp`): it draws a sentence and its paraphrases together and others apart.
-Both are public; what is secret is what a key makes of the vectors.
+μ is the mean of ordinary sentences. Around it sentences lie on all sides, so hyperplanes through the origin
+divide them into bins of similar size, which fails where all sentences share a component. A (d, r) comes from
+training (`dewmark.lab.training.semstamp`), which pulls a sentence and its paraphrases together and pushes
+others apart. Both are public; only what a key does with the vectors is secret.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -28,12 +29,12 @@ from dewmark.workspace import Workspace
 __all__ = ["SentenceSpace", "adapt", "encode"]
 
 
-_CHARACTERS = 1000  # of a sentence that the encoder reads: one without an end must not take for ever
+_CHARACTERS = 1000  # of a sentence that the encoder reads, so that an endless one does not take forever
 _AT_ONCE = 512
 
 
 def encode(encoder: Encoder, sentences: Sequence[str]) -> F32:
-    """The encoder's vectors (N, d), a limited number at a time."""
+    """The encoder's vectors (N, d), computed in batches."""
     cut = [sentence[:_CHARACTERS] for sentence in sentences]
     parts = [encoder.encode(cut[i : i + _AT_ONCE]) for i in range(0, len(cut), _AT_ONCE)]
     return np.concatenate(parts) if parts else np.zeros((0, encoder.dim), dtype=np.float32)
@@ -47,9 +48,9 @@ def adapt(vectors: F32, mean: F32, matrix: F32) -> F32:
 
 @dataclass(frozen=True)
 class SentenceSpace:
-    """An encoder with its map: ``mean`` (d,), ``matrix`` (d, r), and ``centroids`` (k, r); k may be 0.
+    """An encoder with its map: ``mean`` (d,), ``matrix`` (d, r), and ``centroids`` (k, r), where k may be 0.
 
-    ``identity`` is the artifact's that they come from.
+    ``identity`` is that of the artifact they come from. ``known``, if given, keeps the vectors of sentences.
     """
 
     encoder: Encoder
@@ -57,10 +58,11 @@ class SentenceSpace:
     matrix: F32
     centroids: F32
     identity: str
+    known: dict[str, F32] | None = None
 
     @classmethod
     def of(cls, artifact: Artifact, workspace: Workspace) -> SentenceSpace:
-        """The space that was trained."""
+        """The space of a trained artifact."""
         encoder = load_encoder(artifact.encoder, progress=workspace.progress)
         artifact.require_encoder(encoder.identity, name=encoder.name)
         try:
@@ -76,7 +78,7 @@ class SentenceSpace:
             if encoder.identity != state.meta["encoder_identity"]:
                 raise VocabularyError(
                     f"the detector was made with encoder {state.meta['encoder_identity']}, "
-                    f"{encoder.identity} is here; export the detector again"
+                    f"but {encoder.identity} is installed; export the detector again"
                 )
             return cls._joined(encoder, state.arrays, str(state.meta["artifact"]))
         except KeyError as missing:
@@ -93,15 +95,24 @@ class SentenceSpace:
 
     @property
     def dim(self) -> int:
-        """r, the width of the vectors."""
+        """r, the dimension of the vectors."""
         return int(self.matrix.shape[1])
+
+    def remembering(self) -> SentenceSpace:
+        """The same space, which embeds each sentence only once."""
+        return dataclasses.replace(self, known={})
 
     def vectors(self, sentences: Sequence[str]) -> F32:
         """Sentences to unit rows (N, r)."""
-        return adapt(encode(self.encoder, sentences), self.mean, self.matrix)
+        known = {} if self.known is None else self.known
+        new = [sentence for sentence in dict.fromkeys(sentences) if sentence not in known]
+        if new:
+            known.update(zip(new, adapt(encode(self.encoder, new), self.mean, self.matrix), strict=True))
+        rows = [known[sentence] for sentence in sentences]
+        return np.stack(rows) if rows else np.zeros((0, self.dim), dtype=np.float32)
 
     def stored(self) -> tuple[dict[str, str], dict[str, F32]]:
-        """Metadata and arrays from which `restored` makes the same space."""
+        """Metadata and arrays from which `restored` rebuilds the space."""
         meta = {
             "encoder": self.encoder.name,
             "encoder_identity": self.encoder.identity,

@@ -1,0 +1,1 @@
+"""Schemes in which the key takes part in sampling the next token."""

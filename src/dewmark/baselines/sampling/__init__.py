@@ -1,1 +1,0 @@
-"""Schemes whose key decides the draw of the next token."""
