@@ -11,6 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn, Protocol, runtime_checkable
 
+import numpy as np
+from numpy.typing import NDArray
+
 from dewmark.arrays import F32
 from dewmark.errors import ConfigError
 
