@@ -81,12 +81,12 @@ def make_detector(folder: Path, *, vocab: int, token_dim: int, context_dim: int)
     product = random.standard_normal((token_dim, context_dim), dtype=np.float32) * n**0.5
     G = n * np.eye(context_dim, dtype=np.float32)
     fold = Fold(product, None, G, n, norms=np.full(vocab, n**0.5, dtype=np.float32))
-    dewmark.export_detector(BoundDEW(public, "0" * 12, fold=fold), folder)
+    dewmark.Detector(BoundDEW(public, "0" * 12, fold=fold)).save(folder)
 
 
 def _measure(folder: Path, texts: int, wait: bool) -> None:
     stages = {"python and dewmark": _resident()}
-    detector = dewmark.load_detector(folder)
+    detector = dewmark.Detector.load(folder).scheme
     stages["detector open"] = _resident()
     random = np.random.default_rng(1)
     words = detector.host.vocab_size - 300  # the first ids are bytes

@@ -49,7 +49,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         scheme = dewmark.load_scheme("dew", key=dewmark.Key.generate())
-        dewmark.export_detector(scheme, folder / "detector")
+        dewmark.Detector(scheme).save(folder / "detector")
         started = time.perf_counter()
         scheme.detect_batch([" ".join(document) for document in documents])
         print(f"every word once: {time.perf_counter() - started:.1f} s", flush=True)

@@ -25,7 +25,7 @@ from common import openings
 
 import dewmark
 from dewmark.config import parse_settings
-from dewmark.hosts.transformers.files import resolve
+from dewmark.hosts.transformers.model_files import resolve
 
 Engine = Any  # vLLM's LLM
 

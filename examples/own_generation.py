@@ -31,6 +31,6 @@ print(text)
 print(scheme.detect(text))
 
 with tempfile.TemporaryDirectory() as folder:
-    dewmark.export_detector(scheme, Path(folder) / "detector")
-    detector = dewmark.load_detector(Path(folder) / "detector")
+    dewmark.Detector(scheme).save(Path(folder) / "detector")
+    detector = dewmark.Detector.load(Path(folder) / "detector")
     print(detector.detect(text))  # the same verdict, from tokenizer and tables alone

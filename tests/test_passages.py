@@ -75,9 +75,10 @@ def test_another_key_finds_nothing(host, scheme, bag_encoder):
 
 def test_an_exported_detector_says_the_same(host, scheme, tmp_path):
     text, _, _ = mixed(host, scheme)
-    dewmark.export_detector(scheme, tmp_path / "detector")
+    dewmark.Detector(scheme).save(tmp_path / "detector")
     ours, theirs = (
-        dewmark.locate(text, each).passages for each in (scheme, dewmark.load_detector(tmp_path / "detector"))
+        dewmark.locate(text, each).passages
+        for each in (scheme, dewmark.Detector.load(tmp_path / "detector").scheme)
     )
     assert [(p.start, p.end) for p in ours] == [(p.start, p.end) for p in theirs]
     assert ours[0].z == pytest.approx(theirs[0].z, rel=1e-5)

@@ -29,7 +29,7 @@ PAPER = {"units": "token", "sampler": "bias"}
     "settings", [{}, PAPER, {**PAPER, "context_encoding": "window"}], ids=["words", "tokens", "window"]
 )
 def test_marked_is_found_and_nothing_else(settings: dict[str, str], tmp_path: Path) -> None:
-    watermark = dewmark.Watermark.load(dewmark.Key(bytes(range(32))), settings=settings)
+    watermark = dewmark.Watermark(key=dewmark.Key(bytes(range(32))), settings=settings)
     marked = [g.text for g in watermark.generate_batch(PROMPTS, seeds=range(4), **LENGTH)]
     unmarked = watermark.host.generate(
         PROMPTS, scheme=None, seeds=range(4), decoding=Decoding(**LENGTH, no_repeat_ngram=4)
@@ -42,8 +42,8 @@ def test_marked_is_found_and_nothing_else(settings: dict[str, str], tmp_path: Pa
     wrong = dewmark.load_scheme(key=dewmark.Key(bytes(32)), host=watermark.scheme.host, **settings)
     assert not any(d.is_marked for d in wrong.detect_batch(marked, fpr=1e-3))
 
-    dewmark.export_detector(watermark.scheme, tmp_path / "detector")
-    again = dewmark.load_detector(tmp_path / "detector").detect_batch(marked)
+    watermark.detector().save(tmp_path / "detector")
+    again = dewmark.Detector.load(tmp_path / "detector").detect_batch(marked)
     assert [d.p_value for d in again] == pytest.approx([d.p_value for d in found], rel=1e-4)
 
 

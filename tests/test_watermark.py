@@ -33,7 +33,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def watermark(folder: Path, bag_encoder) -> dewmark.Watermark:
-    return dewmark.Watermark.load(dewmark.Key(SECRET), host=str(folder), settings={**PAPER, "lambda": 3.0})
+    return dewmark.Watermark(str(folder), key=dewmark.Key(SECRET), settings={**PAPER, "lambda": 3.0})
 
 
 def long_text(watermark: dewmark.Watermark) -> str:
@@ -43,19 +43,17 @@ def long_text(watermark: dewmark.Watermark) -> str:
 def test_generate_and_detect(watermark) -> None:
     text = long_text(watermark)
     assert watermark.detect(text).is_marked
-    wrong = dewmark.Watermark(
-        dewmark.load_scheme(key=dewmark.Key(bytes(32)), host=watermark.scheme.host), lambda: watermark.host
-    )
+    wrong = dewmark.Watermark(watermark.host, key=dewmark.Key(bytes(32)))
     assert not wrong.detect(text).is_marked
 
 
 def test_detection_does_not_load_the_host(folder, bag_encoder, monkeypatch) -> None:
     key = dewmark.Key(SECRET)
-    dewmark.Watermark.load(key, host=str(folder))  # builds the token table
+    dewmark.Watermark(str(folder), key=key)  # builds the token table
     monkeypatch.setattr(
         "dewmark.hosts.transformers.model.load_host", lambda *a, **k: pytest.fail("the host was loaded")
     )
-    assert dewmark.Watermark.load(key, host=str(folder)).detect(PROMPT * 9).tokens_scored > 0
+    assert dewmark.Watermark(str(folder), key=key).detect(PROMPT * 9).tokens_scored > 0
 
 
 def test_the_texts_of_a_batch_are_those_of_single_calls(watermark) -> None:
@@ -105,7 +103,7 @@ def test_bad_calls(folder) -> None:
     key = dewmark.Key(SECRET)
     with pytest.raises(UnknownNameError, match="did you mean 'dew'"):
         dewmark.load_scheme("deww", key=key, host=str(folder))
-    with pytest.raises(ConfigError, match="tokenizer is needed"):
+    with pytest.raises(ConfigError, match="needs its tokenizer"):
         dewmark.load_scheme("dew", key=key, host=tiny_model(300)[0])
     with pytest.raises(ModelError):
         dewmark.load_scheme("dew", key=key, host=str(folder / "nothing-here"))
@@ -122,17 +120,17 @@ def test_bad_calls(folder) -> None:
     ],
 )
 def test_an_exported_detector_says_the_same_without_weights(folder, bag_encoder, tmp_path, settings) -> None:
-    scheme = dewmark.load_scheme(key=dewmark.Key(SECRET), host=str(folder), **PAPER, **settings)
-    watermark = dewmark.Watermark(scheme, lambda: dewmark.load_host(str(folder)))
+    watermark = dewmark.Watermark(str(folder), key=dewmark.Key(SECRET), settings={**PAPER, **settings})
+    scheme = watermark.scheme
     texts = [long_text(watermark), PROMPT * 12]
-    dewmark.export_detector(scheme, tmp_path / "detector")
+    watermark.detector().save(tmp_path / "detector")
     assert not list((tmp_path / "detector").rglob("*.safetensors"))
     for file in (tmp_path / "detector").rglob("*"):
         assert stat.S_IMODE(file.stat().st_mode) & 0o077 == 0, file
         assert file.is_dir() or SECRET not in file.read_bytes()
         assert file.is_dir() or SECRET.hex().encode() not in file.read_bytes()
-    detector = dewmark.load_detector(tmp_path / "detector")
-    assert detector.fingerprint == scheme.fingerprint
+    detector = dewmark.Detector.load(tmp_path / "detector")
+    assert detector.scheme.fingerprint == scheme.fingerprint
     for ours, theirs in zip(detector.detect_batch(texts), scheme.detect_batch(texts), strict=True):
         assert ours.p_value == pytest.approx(theirs.p_value, rel=1e-6)
         assert ours.tokens == theirs.tokens
@@ -141,31 +139,31 @@ def test_an_exported_detector_says_the_same_without_weights(folder, bag_encoder,
 
 @pytest.fixture
 def exported(watermark, tmp_path) -> Path:
-    dewmark.export_detector(watermark.scheme, tmp_path / "detector")
+    watermark.detector().save(tmp_path / "detector")
     return tmp_path / "detector"
 
 
 def test_broken_detectors_are_refused(watermark, exported, tmp_path) -> None:
-    with pytest.raises(StorageError, match="exists already"):
-        dewmark.export_detector(watermark.scheme, exported)
-    with pytest.raises(ArtifactError, match="no detector"):
-        dewmark.load_detector(tmp_path / "none")
+    with pytest.raises(StorageError, match="already exists"):
+        watermark.detector().save(exported)
+    with pytest.raises(ArtifactError, match="not a detector"):
+        dewmark.Detector.load(tmp_path / "none")
     table = exported / "state" / "fold_product.npy"
     good = table.read_bytes()
     table.write_bytes(good[:-8] + b"\x00" * 8)
     with pytest.raises(ArtifactError, match=r"fold_product\.npy is corrupt"):
-        dewmark.load_detector(exported)
+        dewmark.Detector.load(exported)
     table.unlink()
     with pytest.raises(ArtifactError, match="missing"):
-        dewmark.load_detector(exported)
+        dewmark.Detector.load(exported)
     table.write_bytes(good)
     index = json.loads((exported / "detector.json").read_text())
     (exported / "detector.json").write_text(json.dumps({**index, "format": 99}))
     with pytest.raises(ArtifactError, match="format"):
-        dewmark.load_detector(exported)
+        dewmark.Detector.load(exported)
     (exported / "detector.json").write_text("{")
     with pytest.raises(ArtifactError, match="corrupt"):
-        dewmark.load_detector(exported)
+        dewmark.Detector.load(exported)
 
 
 def test_a_detector_with_another_tokenizer_is_refused(exported, tmp_path) -> None:
@@ -173,10 +171,10 @@ def test_a_detector_with_another_tokenizer_is_refused(exported, tmp_path) -> Non
     shutil.rmtree(exported / "tokenizer")
     other.save_pretrained(exported / "tokenizer")
     with pytest.raises(ModelError, match="not the one"):
-        dewmark.load_detector(exported)
+        dewmark.Detector.load(exported)
 
 
 def test_tables_are_shared_memory_maps(exported) -> None:
-    bound = dewmark.load_detector(exported)
+    bound = dewmark.Detector.load(exported).scheme
     assert isinstance(bound.reader.token_rows, np.memmap)
     assert not bound.reader.token_rows.flags.writeable

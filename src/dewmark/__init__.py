@@ -1,7 +1,9 @@
 """dewmark: watermarks for language models that survive paraphrase and translation.
 
-The names below are the whole public surface. They are imported on first use, so that ``import dewmark``
-loads neither torch nor transformers.
+The names below are the whole public surface: the facade (`Watermark`, `Detector`, `load_scheme`, `identify`,
+`locate`), its results, and the contracts of the four extension points with their registries: `Scheme`,
+`Attack`, `Encoder` and `Host`. They are imported on first use, so that ``import dewmark`` loads neither torch
+nor transformers.
 """
 
 from __future__ import annotations
@@ -11,56 +13,96 @@ from typing import TYPE_CHECKING, Any
 
 from dewmark.version import __version__
 
-_PUBLIC = {
-    "Attribution": "dewmark.types",
-    "Decoding": "dewmark.decoding",
-    "Detection": "dewmark.types",
-    "DewmarkError": "dewmark.errors",
-    "Generation": "dewmark.types",
-    "Key": "dewmark.core.keys",
-    "Located": "dewmark.passages",
-    "Passage": "dewmark.passages",
-    "TokenScore": "dewmark.types",
-    "Verdict": "dewmark.types",
-    "Watermark": "dewmark.watermark",
-    "export_detector": "dewmark.detector",
-    "identify": "dewmark.watermark",
-    "load_detector": "dewmark.detector",
-    "load_host": "dewmark.hosts",
-    "load_scheme": "dewmark.watermark",
-    "locate": "dewmark.passages",
-}
+if TYPE_CHECKING:
+    from dewmark.attacks.base import ATTACKS, Attack
+    from dewmark.baselines.keyed_words import VocabularyHash
+    from dewmark.baselines.token_schemes import TokenBound, TokenScheme, TokenSession
+    from dewmark.core.keys import Key
+    from dewmark.decoding import Decoding
+    from dewmark.detector import Detector
+    from dewmark.encoders.base import Encoder
+    from dewmark.errors import ConfigError, DewmarkError
+    from dewmark.hosts import load_host
+    from dewmark.hosts.base import Host
+    from dewmark.hosts.transformers.watermarking_config import WatermarkingConfig
+    from dewmark.passages import Located, Passage, locate
+    from dewmark.registry import ENCODERS, HOSTS, SCHEMES
+    from dewmark.sampling import ChoosingSession, Session
+    from dewmark.scheme import BoundScheme, Needs, Scheme, State
+    from dewmark.stats.evidence import Evidence
+    from dewmark.stats.key_test import Statistic, key_test
+    from dewmark.types import Attribution, Detection, Generation, TokenScore, Verdict
+    from dewmark.watermark import Watermark, identify, load_scheme
+    from dewmark.workspace import HostInfo, Tokenized, Workspace
 
 __all__ = [
+    "ATTACKS",
+    "ENCODERS",
+    "HOSTS",
+    "SCHEMES",
+    "Attack",
     "Attribution",
+    "BoundScheme",
+    "ChoosingSession",
+    "ConfigError",
     "Decoding",
     "Detection",
+    "Detector",
     "DewmarkError",
+    "Encoder",
+    "Evidence",
     "Generation",
+    "Host",
+    "HostInfo",
     "Key",
     "Located",
+    "Needs",
     "Passage",
+    "Scheme",
+    "Session",
+    "State",
+    "Statistic",
+    "TokenBound",
+    "TokenScheme",
     "TokenScore",
+    "TokenSession",
+    "Tokenized",
     "Verdict",
+    "VocabularyHash",
     "Watermark",
+    "WatermarkingConfig",
+    "Workspace",
     "__version__",
-    "export_detector",
     "identify",
-    "load_detector",
+    "key_test",
     "load_host",
     "load_scheme",
     "locate",
 ]
 
-if TYPE_CHECKING:
-    from dewmark.core.keys import Key
-    from dewmark.decoding import Decoding
-    from dewmark.detector import export_detector, load_detector
-    from dewmark.errors import DewmarkError
-    from dewmark.hosts import load_host
-    from dewmark.passages import Located, Passage, locate
-    from dewmark.types import Attribution, Detection, Generation, TokenScore, Verdict
-    from dewmark.watermark import Watermark, identify, load_scheme
+_MODULES = {
+    "dewmark.attacks.base": "ATTACKS Attack",
+    "dewmark.baselines.keyed_words": "VocabularyHash",
+    "dewmark.baselines.token_schemes": "TokenBound TokenScheme TokenSession",
+    "dewmark.core.keys": "Key",
+    "dewmark.decoding": "Decoding",
+    "dewmark.detector": "Detector",
+    "dewmark.encoders.base": "Encoder",
+    "dewmark.errors": "ConfigError DewmarkError",
+    "dewmark.hosts": "load_host",
+    "dewmark.hosts.base": "Host",
+    "dewmark.hosts.transformers.watermarking_config": "WatermarkingConfig",
+    "dewmark.passages": "Located Passage locate",
+    "dewmark.registry": "ENCODERS HOSTS SCHEMES",
+    "dewmark.sampling": "ChoosingSession Session",
+    "dewmark.scheme": "BoundScheme Needs Scheme State",
+    "dewmark.stats.evidence": "Evidence",
+    "dewmark.stats.key_test": "Statistic key_test",
+    "dewmark.types": "Attribution Detection Generation TokenScore Verdict",
+    "dewmark.watermark": "Watermark identify load_scheme",
+    "dewmark.workspace": "HostInfo Tokenized Workspace",
+}
+_PUBLIC = {name: module for module, names in _MODULES.items() for name in names.split()}
 
 
 def __getattr__(name: str) -> Any:  # noqa: ANN401 - any public name

@@ -14,7 +14,7 @@ from typing import Any
 
 from dewmark.errors import ConfigError, UnknownNameError
 
-__all__ = ["ENCODERS", "SCHEMES", "TRAINERS", "Registry", "unknown_name"]
+__all__ = ["ENCODERS", "HOSTS", "SCHEMES", "TRAINERS", "Registry", "unknown_name"]
 
 
 def unknown_name(kind: str, name: str, known: Iterable[str]) -> UnknownNameError:
@@ -105,6 +105,17 @@ ENCODERS = Registry(
         "use-m3": "dewmark.encoders.use:USEEncoder",
     },
     group="dewmark.encoders",
+)
+
+# Called with the name, ``device``, ``dtype`` and ``progress``; gives a `dewmark.hosts.base.Host`. Folders,
+# .gguf files and hub ids need no entry.
+HOSTS = Registry(
+    "host",
+    {
+        "gemma3-270m": "dewmark.hosts.transformers.model:load_host",
+        "smollm2-135m": "dewmark.hosts.transformers.model:load_host",
+    },
+    group="dewmark.hosts",
 )
 
 # The ``train(job)`` function of every scheme that ``dewmark train`` can train.

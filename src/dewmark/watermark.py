@@ -6,26 +6,118 @@ import dataclasses
 import functools
 import secrets
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import Any, Unpack
 
 from dewmark.config import cache_dir
 from dewmark.core.keys import Key
 from dewmark.decoding import Decoding, DecodingOptions
+from dewmark.detector import Detector
 from dewmark.errors import ConfigError
 from dewmark.hosts import host_info, info_from_model, load_host, wrap_model
+from dewmark.hosts.base import Host, OnBatch
 from dewmark.registry import SCHEMES
 from dewmark.scheme import DEFAULT_FPR, BoundScheme, Scheme
 from dewmark.stats.multiple_testing import sidak_min
 from dewmark.types import Attribution, Detection, Generation, Verdict
-from dewmark.workspace import HostInfo, LanguageModel, Progress, Workspace, no_host, silent
+from dewmark.workspace import HostInfo, Progress, Workspace, no_host, silent
 
-if TYPE_CHECKING:
-    from dewmark.hosts.base import Host
-
-__all__ = ["DEFAULT_HOST", "Watermark", "attribute", "bind_scheme", "identify", "load_scheme"]
+__all__ = ["DEFAULT_DECODING", "DEFAULT_HOST", "Watermark", "attribute", "identify", "load_scheme"]
 
 DEFAULT_HOST = "smollm2-135m"
 DEFAULT_DECODING = Decoding(no_repeat_ngram=4)
+
+
+class Watermark:
+    """A scheme on a host: `generate` marks, `detect` finds the mark.
+
+    Detection never runs the host, unless the scheme's needs say so (``host_at_detection``).
+    """
+
+    def __init__(
+        self,
+        model: object = DEFAULT_HOST,
+        tokenizer: object = None,
+        *,
+        key: Key,
+        scheme: str = "dew",
+        settings: Mapping[str, Any] | None = None,
+        device: str = "auto",
+        dtype: str = "auto",
+        progress: Progress | None = None,
+    ) -> None:
+        """Bind a scheme, by name and ``settings``, to a key and a model.
+
+        ``model`` is a host's name, a `Host`, or a transformers model in memory with its ``tokenizer``. The
+        weights of a host given by name are loaded when they are first needed, with ``device`` and ``dtype``.
+        """
+        # cached: a scheme that runs the host to detect shares it with `generate`
+        load = functools.cache(functools.partial(load_host, device=device, dtype=dtype, progress=progress))
+        info, self._open_host = _find_host(model, tokenizer, load=load, progress=progress)
+        workspace = _workspace(self._open_host, load=load, progress=progress)
+        self.scheme: BoundScheme = SCHEMES[scheme]().with_settings(settings or {}).bind(key, info, workspace)
+
+    @classmethod
+    def from_default(cls, key: Key, **settings: object) -> Watermark:
+        """DEW on SmolLM2-135M with a multilingual encoder, all from packages: no hub, no GPU."""
+        return cls(key=key, settings=settings)
+
+    @functools.cached_property
+    def host(self) -> Host:
+        """The host, loaded on first use."""
+        return self._open_host()
+
+    def generate(
+        self,
+        prompt: str,
+        *,
+        seed: int | None = None,
+        decoding: Decoding = DEFAULT_DECODING,
+        **options: Unpack[DecodingOptions],
+    ) -> Generation:
+        """Continue one prompt, marked; ``options`` such as ``max_new_tokens`` override ``decoding``."""
+        seeds = None if seed is None else [seed]
+        return self.generate_batch([prompt], seeds=seeds, decoding=decoding, **options)[0]
+
+    def generate_batch(
+        self,
+        prompts: Sequence[str],
+        *,
+        seeds: Sequence[int] | None = None,
+        decoding: Decoding = DEFAULT_DECODING,
+        batch_size: int = 8,
+        on_batch: OnBatch | None = None,
+        **options: Unpack[DecodingOptions],
+    ) -> list[Generation]:
+        """Continue prompts, marked. A text depends on its own prompt and seed, not on its batch."""
+        return self.host.generate(
+            prompts,
+            scheme=self.scheme,
+            seeds=seeds if seeds is not None else [secrets.randbits(31) for _ in prompts],
+            decoding=dataclasses.replace(decoding, **options),
+            batch_size=batch_size,
+            on_batch=on_batch,
+        )
+
+    def detect(
+        self, text: str, *, prompt: str | None = None, fpr: float = DEFAULT_FPR, test: str | None = None
+    ) -> Detection:
+        """Score one completion; a prompt, if known, is only context."""
+        return self.scheme.detect(text, prompt=prompt, fpr=fpr, test=test)
+
+    def detect_batch(
+        self,
+        texts: Sequence[str],
+        *,
+        prompts: Sequence[str | None] | None = None,
+        fpr: float = DEFAULT_FPR,
+        test: str | None = None,
+    ) -> list[Detection]:
+        """Score completions in one batch."""
+        return self.scheme.detect_batch(texts, prompts=prompts, fpr=fpr, test=test)
+
+    def detector(self) -> Detector:
+        """The detector for these marks, which can be saved and needs no host weights."""
+        return Detector(self.scheme)
 
 
 def load_scheme(
@@ -34,33 +126,18 @@ def load_scheme(
     key: Key,
     host: object = None,
     tokenizer: object = None,
+    settings: Mapping[str, Any] | None = None,
     progress: Progress | None = None,
-    **settings: object,
+    **more_settings: object,
 ) -> BoundScheme:
-    """Join a scheme to a key and a host.
+    """Bind a scheme to a key and a host.
 
-    ``host`` is a model's name, folder or hub id, a `HostInfo`, or a transformers model that is in memory
-    already (then ``tokenizer`` is needed too). Without it a scheme that detects without any host is bound to
-    none, every other to the default host. ``settings`` are the scheme's parameters.
+    ``host`` is a host's name, a `HostInfo`, a `Host`, or a transformers model in memory with its
+    ``tokenizer``. Without it, a scheme that detects without a host is bound to none, and any other to the
+    default host. The scheme's parameters come as a mapping or as further keyword arguments.
     """
-    return bind_scheme(key, scheme=name, settings=settings, host=host, tokenizer=tokenizer, progress=progress)
-
-
-def bind_scheme(
-    key: Key,
-    *,
-    scheme: str,
-    settings: Mapping[str, Any],
-    host: object = None,
-    tokenizer: object = None,
-    progress: Progress | None = None,
-) -> BoundScheme:
-    """`load_scheme` with the settings in a mapping, whatever their names."""
-    load = functools.partial(load_host, progress=progress)
-    chosen = SCHEMES[scheme]().with_settings(settings)
-    bound: BoundScheme = chosen.bind(
-        key, *_surroundings(_default(host, chosen), tokenizer=tokenizer, load=load, progress=progress)
-    )
+    chosen = SCHEMES[name]().with_settings({**(settings or {}), **more_settings})
+    bound: BoundScheme = chosen.bind(key, *_surroundings(chosen, host, tokenizer, progress))
     return bound
 
 
@@ -79,14 +156,13 @@ def identify(
 ) -> list[Attribution]:
     """Say for each text which of several keys (models, tenants) marked it, if any.
 
-    Unmarked text depends on none of the keys, so its results under K keys are independent and the smallest
-    p-value is corrected exactly: 1 − (1 − p)^K. Texts are read once, whatever the number of keys.
+    Unmarked text does not depend on any key, so its results under K keys are independent and the smallest
+    p-value is corrected exactly: 1 − (1 − p)^K. Each text is read once, however many keys there are.
     """
     if not keys:
         raise ConfigError("no key to compare with: give at least one")
-    load = functools.partial(load_host, progress=progress)
     chosen = SCHEMES[scheme]().with_settings(settings or {})
-    info, workspace = _surroundings(_default(host, chosen), tokenizer=tokenizer, load=load, progress=progress)
+    info, workspace = _surroundings(chosen, host, tokenizer, progress)
     rows = chosen.detect_keys(keys, texts, info, workspace, prompts=prompts, fpr=fpr, test=test)
     return [attribute(row, fpr=fpr) for row in rows]
 
@@ -102,125 +178,44 @@ def attribute(detections: Sequence[Detection], *, fpr: float) -> Attribution:
     return Attribution(tuple(detections), index=index, p_value=p_value, verdict=verdict)
 
 
-def _default(host: object, scheme: Scheme) -> object:
-    """The host to bind to where none was named."""
-    if host is not None:
-        return host
-    return no_host() if scheme.host_free else DEFAULT_HOST
-
-
 def _surroundings(
-    host: object, *, tokenizer: object, load: Callable[[str], LanguageModel], progress: Progress | None
+    scheme: Scheme, host: object, tokenizer: object, progress: Progress | None
 ) -> tuple[HostInfo, Workspace]:
-    """What schemes see of a host; ``load`` opens weights by name, for schemes that run the host to detect."""
+    """The host and workspace to bind a scheme to."""
+    if host is None:
+        host = no_host() if scheme.host_free else DEFAULT_HOST
+    load = functools.partial(load_host, progress=progress)
+    info, open_own = _find_host(host, tokenizer, load=load, progress=progress)
+    return info, _workspace(open_own, load=load, progress=progress)
+
+
+def _find_host(
+    host: object, tokenizer: object, *, load: Callable[[str], Host], progress: Progress | None
+) -> tuple[HostInfo, Callable[[], Host]]:
+    """A host's description, and a function that gives the host itself."""
+    if isinstance(host, Host):
+        return host.info, lambda: host
     if isinstance(host, HostInfo):
-        info = host
-    elif isinstance(host, str):
+        return host, functools.partial(load, host.name)
+    if isinstance(host, str):
         info = host_info(host, progress=progress)
-    elif tokenizer is None:
-        raise ConfigError(f"a tokenizer is needed beside the {type(host).__name__} given as host")
-    else:
-        info = info_from_model(host, tokenizer)
+        return info, functools.partial(load, info.name)
+    if tokenizer is None:
+        raise ConfigError(f"a {type(host).__name__} in memory needs its tokenizer: give that too")
+    info = info_from_model(host, tokenizer)
+    return info, functools.partial(wrap_model, host, tokenizer, info)
 
+
+def _workspace(
+    open_own: Callable[[], Host], *, load: Callable[[str], Host], progress: Progress | None
+) -> Workspace:
     @functools.cache
-    def open_host(other: str | None) -> LanguageModel:
-        if other is None and not isinstance(host, (str, HostInfo)):
-            return wrap_model(host, tokenizer, info)
-        return load(other or info.name)
+    def open_host(name: str | None) -> Host:
+        return open_own() if name is None else load(name)
 
-    return info, Workspace(
+    return Workspace(
         cache=cache_dir(),
         progress=progress or silent,
         find_host=functools.partial(host_info, progress=progress),
         open_host=open_host,
     )
-
-
-class Watermark:
-    """A scheme on a host: `generate` marks, `detect` finds the mark.
-
-    Detection never runs the host, unless the scheme's needs say so (``host_at_detection``).
-    """
-
-    def __init__(self, scheme: BoundScheme, open_host: Callable[[], Host]) -> None:
-        """``open_host`` loads the host's weights; it is called when the first text is generated."""
-        self.scheme = scheme
-        self._open_host = open_host
-
-    @classmethod
-    def load(
-        cls,
-        key: Key,
-        *,
-        host: str = DEFAULT_HOST,
-        scheme: str = "dew",
-        settings: Mapping[str, Any] | None = None,
-        device: str = "auto",
-        dtype: str = "auto",
-        progress: Progress | None = None,
-    ) -> Watermark:
-        """A scheme by name on a host by name; the host's weights are loaded when they are first needed."""
-        # cached: a scheme that runs the host to detect shares it with `generate`
-        load = functools.cache(functools.partial(load_host, device=device, dtype=dtype, progress=progress))
-        chosen = SCHEMES[scheme]().with_settings(settings or {})
-        bound = chosen.bind(key, *_surroundings(host, tokenizer=None, load=load, progress=progress))
-        return cls(bound, functools.partial(load, bound.host.name))
-
-    @classmethod
-    def from_default(cls, key: Key, **settings: object) -> Watermark:
-        """DEW on SmolLM2-135M with a multilingual encoder, all from packages: no hub, no GPU."""
-        return cls.load(key, settings=settings)
-
-    @functools.cached_property
-    def host(self) -> Host:
-        """The host, loaded on first use."""
-        return self._open_host()
-
-    def generate(
-        self,
-        prompt: str,
-        *,
-        seed: int | None = None,
-        decoding: Decoding = DEFAULT_DECODING,
-        **options: Unpack[DecodingOptions],
-    ) -> Generation:
-        """Continue one prompt, marked; ``options`` (``max_new_tokens=…``) change fields of ``decoding``."""
-        seeds = None if seed is None else [seed]
-        return self.generate_batch([prompt], seeds=seeds, decoding=decoding, **options)[0]
-
-    def generate_batch(
-        self,
-        prompts: Sequence[str],
-        *,
-        seeds: Sequence[int] | None = None,
-        decoding: Decoding = DEFAULT_DECODING,
-        batch_size: int = 8,
-        on_batch: Callable[[list[Generation]], None] | None = None,
-        **options: Unpack[DecodingOptions],
-    ) -> list[Generation]:
-        """Continue prompts, marked. A text depends on its own prompt and seed, not on the batch it is in."""
-        return self.host.generate(
-            prompts,
-            scheme=self.scheme,
-            seeds=seeds if seeds is not None else [secrets.randbits(31) for _ in prompts],
-            decoding=dataclasses.replace(decoding, **options),
-            batch_size=batch_size,
-            on_batch=on_batch,
-        )
-
-    def detect(
-        self, text: str, *, prompt: str | None = None, fpr: float = DEFAULT_FPR, test: str | None = None
-    ) -> Detection:
-        """Score one completion; a prompt, if known, serves as context only."""
-        return self.scheme.detect(text, prompt=prompt, fpr=fpr, test=test)
-
-    def detect_batch(
-        self,
-        texts: Sequence[str],
-        *,
-        prompts: Sequence[str | None] | None = None,
-        fpr: float = DEFAULT_FPR,
-        test: str | None = None,
-    ) -> list[Detection]:
-        """Score completions in one batch."""
-        return self.scheme.detect_batch(texts, prompts=prompts, fpr=fpr, test=test)

@@ -83,7 +83,7 @@ class TestMaskedLM:
             MaskedLM(find_masked_lm(str(tmp_path)), device="cpu")
 
     def test_no_model_says_what_else_there_is(self, monkeypatch: pytest.MonkeyPatch):
-        monkeypatch.setattr("dewmark.hosts.transformers.files._hub", _unreachable)
+        monkeypatch.setattr("dewmark.hosts.transformers.model_files._hub", _unreachable)
         with pytest.raises(ModelError, match=r"'bert-large-uncased' \(no google-bert/.*\): .*method=wordnet"):
             find_masked_lm("bert-large-uncased")
 

@@ -21,7 +21,7 @@ LENGTH = {"max_new_tokens": 150, "min_new_tokens": 150}
 
 @pytest.mark.parametrize("scheme", ["sir", "xsir"])
 def test_marked_is_found_and_nothing_else(scheme: str) -> None:
-    watermark = dewmark.Watermark.load(dewmark.Key(bytes(range(32))), scheme=scheme)
+    watermark = dewmark.Watermark(key=dewmark.Key(bytes(range(32))), scheme=scheme)
     marked = [each.text for each in watermark.generate_batch(PROMPTS, seeds=range(4), **LENGTH)]
     unmarked = watermark.host.generate(
         PROMPTS, scheme=None, seeds=range(4), decoding=Decoding(**LENGTH, no_repeat_ngram=4)

@@ -175,6 +175,6 @@ def test_a_stored_detector_opens_its_host(tmp_path) -> None:
     tokenizer.save_pretrained(tmp_path / "host")
     scheme = dewmark.load_scheme("unbiased", key=Key(bytes(32)), host=str(tmp_path / "host"))
     text = scheme.host.tokenizer.decode([list(range(10, 40))])[0]
-    dewmark.export_detector(scheme, tmp_path / "detector")
-    stored = dewmark.load_detector(tmp_path / "detector")
+    dewmark.Detector(scheme).save(tmp_path / "detector")
+    stored = dewmark.Detector.load(tmp_path / "detector").scheme
     assert stored.detect(text) == scheme.detect(text)

@@ -20,7 +20,7 @@ def export_kgw(folder: Path) -> Path:
     from dewmark.hosts.fake import FakeHost
 
     bound = dewmark.load_scheme("kgw", key=dewmark.Key(bytes(range(32))), host=FakeHost().info)
-    dewmark.export_detector(bound, folder)
+    dewmark.Detector(bound).save(folder)
     return folder
 
 

@@ -95,11 +95,10 @@ def test_fit(run, host, monkeypatch, tmp_path):
 
 def test_export_and_use_a_detector(run, host, key_file, monkeypatch, tmp_path):
     stored = {}
-    detector = dewmark.detector
     monkeypatch.setattr(
-        detector, "export_detector", lambda bound, folder: stored.update({Path(folder): bound})
+        dewmark.Detector, "save", lambda self, folder: stored.update({Path(folder): self.scheme})
     )
-    monkeypatch.setattr(detector, "load_detector", lambda folder, **_: stored[Path(folder)])
+    monkeypatch.setattr(dewmark.Detector, "load", lambda folder, **_: dewmark.Detector(stored[Path(folder)]))
     out, text = tmp_path / "detector", tmp_path / "a.txt"
     text.write_text("A text of ordinary words, long enough.", encoding="utf-8")
     result = run("detector", "export", "--key", key_file, "--out", out, "--set", "k=5", "--json")
@@ -120,4 +119,4 @@ def test_export_refuses(run, host, key_file, tmp_path):
     assert "no mark to detect" in run(*export, "--scheme", "none").error
     assert "unknown parameter" in run(*export, "--set", "x=1", "-q").error
     assert not (tmp_path / "new").exists()
-    assert "no detector" in run("detect", "--detector", tmp_path / "full", key_file, "-q").error
+    assert "not a detector" in run("detect", "--detector", tmp_path / "full", key_file, "-q").error

@@ -60,7 +60,7 @@ def test_an_unknown_scheme(run) -> None:
 
 
 def test_another_package_that_is_broken_does_not_hide_the_rest(run, monkeypatch) -> None:
-    monkeypatch.setitem(SCHEMES._targets, "broken", "no_such_package:Thing")
+    monkeypatch.setitem(SCHEMES._registered, "broken", "no_such_package:Thing")
     found = {row["name"]: row for row in rows(run)}
     assert "no_such_package" in found["broken"]["error"]
     assert found["dew"]["summary"]

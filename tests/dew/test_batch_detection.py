@@ -141,8 +141,8 @@ def test_a_stored_detector_maps_its_tables_in_half_precision(
     settings, host: FakeHost, texts, bag_encoder: BagEncoder, tmp_path
 ) -> None:
     bound = dewmark.load_scheme("dew", key=KEY, host=host.info, **settings)
-    dewmark.export_detector(bound, tmp_path / "detector")
-    stored = dewmark.load_detector(tmp_path / "detector")
+    dewmark.Detector(bound).save(tmp_path / "detector")
+    stored = dewmark.Detector.load(tmp_path / "detector").scheme
     rows, contexts = stored.reader.token_rows, stored.reader.contexts.table
     for table in (rows, contexts):
         assert isinstance(table, np.memmap)

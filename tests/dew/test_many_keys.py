@@ -15,7 +15,7 @@ from dewmark.decoding import Decoding
 from dewmark.dew.scheme import DEW
 from dewmark.hosts.fake import FakeHost
 from dewmark.types import Verdict
-from dewmark.watermark import bind_scheme
+from dewmark.watermark import load_scheme
 from dewmark.workspace import Workspace
 
 KEYS = [Key(bytes([i] * 32)) for i in range(6)]
@@ -63,7 +63,7 @@ def test_windows_are_encoded_once_for_all_keys(host, bag_encoder, tmp_path) -> N
 
 def test_identify_names_the_key(host, bag_encoder) -> None:
     settings = {**PAPER, "lambda": 4.0}
-    scheme = bind_scheme(KEYS[3], scheme="dew", settings=settings, host=host.info)
+    scheme = load_scheme("dew", key=KEYS[3], settings=settings, host=host.info)
     prompts = ["the old river", "a new day"]
     marked = host.generate(
         prompts, scheme=scheme, seeds=[1, 2], decoding=Decoding(max_new_tokens=150, no_repeat_ngram=4)

@@ -17,7 +17,7 @@ from dewmark.dew.alignment import WordBatch
 from dewmark.dew.scheme import DEW
 from dewmark.errors import ConfigError, VocabularyError
 from dewmark.hosts.fake import FakeHost
-from dewmark.watermark import bind_scheme
+from dewmark.watermark import load_scheme
 from dewmark.workspace import Workspace, no_host
 
 KEY = Key(bytes(range(32)))
@@ -111,13 +111,13 @@ def test_null_p_values_are_uniform_over_keys(bag_encoder, tmp_path) -> None:
 def test_an_exported_detector_holds_nothing_of_the_host(host, bag_encoder, tmp_path) -> None:
     bound = bind(host, tmp_path)
     texts = write(host, bound, count=3)
-    dewmark.export_detector(bound, tmp_path / "detector")
+    dewmark.Detector(bound).save(tmp_path / "detector")
     assert not (tmp_path / "detector" / "tokenizer").exists()
     index = json.loads((tmp_path / "detector" / "detector.json").read_text())
     assert index["host"] is None
     size = sum(file.stat().st_size for file in (tmp_path / "detector").rglob("*") if file.is_file())
     assert size < 100_000  # three matrices of the tiny encoder
-    detector = dewmark.load_detector(tmp_path / "detector")
+    detector = dewmark.Detector.load(tmp_path / "detector").scheme
     for mine, theirs in zip(detector.detect_batch(texts), bound.detect_batch(texts), strict=True):
         assert mine.p_value == pytest.approx(theirs.p_value, rel=1e-4)
     with pytest.raises(ConfigError, match="name the host"):
@@ -125,10 +125,10 @@ def test_an_exported_detector_holds_nothing_of_the_host(host, bag_encoder, tmp_p
 
 
 def test_another_encoder_is_refused(host, bag_encoder, tmp_path, monkeypatch) -> None:
-    dewmark.export_detector(bind(host, tmp_path), tmp_path / "detector")
+    dewmark.Detector(bind(host, tmp_path)).save(tmp_path / "detector")
     replace_encoders(monkeypatch, BagEncoder(25))
     with pytest.raises(VocabularyError, match="made with encoder bag:24, but here it is bag:25"):
-        dewmark.load_detector(tmp_path / "detector")
+        dewmark.Detector.load(tmp_path / "detector")
 
 
 def test_library_detects_without_looking_for_a_host(bag_encoder, monkeypatch) -> None:
@@ -136,7 +136,7 @@ def test_library_detects_without_looking_for_a_host(bag_encoder, monkeypatch) ->
         raise AssertionError("a host was looked up")
 
     monkeypatch.setattr("dewmark.watermark.host_info", fail)
-    bound = bind_scheme(KEY, scheme="dew", settings=WORDS)
+    bound = load_scheme("dew", key=KEY, settings=WORDS)
     assert bound.detect("a text of some words that nobody marked, long enough to be read").tokens_scored > 5
     (found,) = dewmark.identify(["a text that nobody marked at all"], [KEY], settings=WORDS)
     assert not found.best.is_marked

@@ -9,9 +9,14 @@ from tests.hosts.test_architectures import CONFIGS
 
 from dewmark.errors import InputError, NumericalError
 from dewmark.hosts.fake import FakeHost, tiny_tokenizer
-from dewmark.hosts.transformers import branch_likelihood, likelihood
-from dewmark.hosts.transformers.branch_likelihood import Branch, cut_branches, packable_length, score_branches
-from dewmark.hosts.transformers.likelihood import score_completions
+from dewmark.hosts.transformers import likelihood
+from dewmark.hosts.transformers.likelihood import (
+    Branch,
+    cut_branches,
+    packable_length,
+    score_branches,
+    score_completions,
+)
 from dewmark.hosts.transformers.model import TransformersHost
 
 TEXT = "the old bridge over the river was on the hill"
@@ -95,9 +100,9 @@ class TestEqualsRows:
         # three texts in one batch, of 11 tokens each and those of its branches but their last
         assert shapes == [(3, 1, 24, 24)]
         shapes.clear()
-        monkeypatch.setattr(branch_likelihood, "_ROW_TOKENS", 16)
-        monkeypatch.setitem(branch_likelihood._PAIRS_AT_ONCE, "cpu", 2 * 16 * 16)
-        monkeypatch.setitem(likelihood.SUMMED_AT_ONCE, "cpu", 512 * 5)
+        monkeypatch.setattr(likelihood, "_ROW_TOKENS", 16)
+        monkeypatch.setitem(likelihood._PAIRS_AT_ONCE, "cpu", 2 * 16 * 16)
+        monkeypatch.setitem(likelihood._SUMMED_AT_ONCE, "cpu", 512 * 5)
         assert host.branch_log_likelihood([TEXT] * 3, [BRANCHES] * 3)[2] == pytest.approx(whole, abs=1e-4)
         assert len(shapes) > 2
         assert all(n * width * width <= 2 * 16 * 16 or n == 1 for n, _, width, _ in shapes)
@@ -134,7 +139,7 @@ class TestPackable:
         def refuse(*args, **kwargs):
             raise ValueError("attention_mask must be 2D")
 
-        monkeypatch.setattr(branch_likelihood, "_row_sums", refuse)
+        monkeypatch.setattr(likelihood, "_packed_sums", refuse)
         (scores,) = host.branch_log_likelihood([TEXT], [BRANCHES])
         assert scores == pytest.approx(rows_of(host, TEXT, BRANCHES), abs=1e-4)
 
@@ -177,7 +182,7 @@ class TestCut:
         host = FakeHost(context=16)
         with pytest.raises(InputError, match="1 texts but branches of 2"):
             host.branch_log_likelihood(["the"], [[], []])
-        with pytest.raises(InputError, match="text 0 has 3 characters and no place 4"):
+        with pytest.raises(InputError, match="text 0 has 3 characters, no branch can start at 4"):
             host.branch_log_likelihood(["the"], [[(4, "x")]])
         with pytest.raises(InputError, match="context of 16"):
             host.branch_log_likelihood(["the"], [[(3, " sea" * 16)]])

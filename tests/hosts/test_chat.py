@@ -15,8 +15,8 @@ from tests.hosts.chat_server import KEY, Reply, echo, serving
 
 from dewmark.decoding import Decoding
 from dewmark.errors import ConfigError, ModelError
-from dewmark.hosts.chat.answers import RememberingChat
-from dewmark.hosts.chat.models import LocalChat, chat_template
+from dewmark.hosts.chat.answer_cache import CachedChat
+from dewmark.hosts.chat.local import LocalChat, chat_template
 from dewmark.hosts.chat.settings import ChatSettings
 from dewmark.hosts.fake import FakeHost
 from dewmark.serve.generation import transcript
@@ -54,11 +54,11 @@ class Counting:
 class TestRemembering:
     def test_a_killed_run_asks_only_for_what_is_missing(self, tmp_path: Path):
         with pytest.raises(ModelError, match="killed"):
-            RememberingChat(Counting(fail_after=2), tmp_path).complete(
+            CachedChat(Counting(fail_after=2), tmp_path).complete(
                 said("a", "b", "c"), seeds=[1, 2, 3], max_new_tokens=5
             )
         again = Counting()
-        chat = RememberingChat(again, tmp_path)
+        chat = CachedChat(again, tmp_path)
         assert chat.missing(said("a", "b", "c"), seeds=[1, 2, 3], max_new_tokens=5) == [2]
         arrived: dict[int, str] = {}
         answers = chat.complete(
@@ -69,29 +69,27 @@ class TestRemembering:
 
     def test_seed_length_and_model_decide_an_answer(self, tmp_path: Path):
         model = Counting()
-        chat = RememberingChat(model, tmp_path)
+        chat = CachedChat(model, tmp_path)
         for seed, length in [(1, 5), (2, 5), (1, 6), (1, 5)]:
             assert chat.complete(said("a"), seeds=[seed], max_new_tokens=length) == [f"a {seed} {length}"]
         assert len(model.asked) == 3
-        other = RememberingChat(Counting(name="other"), tmp_path)
+        other = CachedChat(Counting(name="other"), tmp_path)
         assert other.missing(said("a"), seeds=[1], max_new_tokens=5) == [0]
 
     def test_equal_requests_are_asked_once(self, tmp_path: Path):
         model = Counting()
-        answers = RememberingChat(model, tmp_path).complete(
-            said("a", "b", "a"), seeds=[1, 1, 1], max_new_tokens=5
-        )
+        answers = CachedChat(model, tmp_path).complete(said("a", "b", "a"), seeds=[1, 1, 1], max_new_tokens=5)
         assert answers == ["a 1 5", "b 1 5", "a 1 5"]
         assert model.asked == ["a", "b"]
 
     @pytest.mark.parametrize("damage", [b"", b"{", b"[]", b'{"request": {}, "answer": "x"}'])
     def test_a_damaged_answer_counts_as_missing(self, tmp_path: Path, damage: bytes):
-        RememberingChat(Counting(), tmp_path).complete(said("a"), seeds=[1], max_new_tokens=5)
+        CachedChat(Counting(), tmp_path).complete(said("a"), seeds=[1], max_new_tokens=5)
         (file,) = (path for path in tmp_path.rglob("*") if path.is_file())
         assert stat.S_IMODE(file.stat().st_mode) == 0o600
         file.write_bytes(damage)
         model = Counting()
-        assert RememberingChat(model, tmp_path).complete(said("a"), seeds=[1], max_new_tokens=5) == ["a 1 5"]
+        assert CachedChat(model, tmp_path).complete(said("a"), seeds=[1], max_new_tokens=5) == ["a 1 5"]
         assert model.asked == ["a"]
 
 
@@ -215,18 +213,18 @@ class TestSettings:
     def test_nothing_is_asked_of_a_model_that_nobody_named(self, monkeypatch: pytest.MonkeyPatch):
         monkeypatch.delenv("OPENAI_BASE_URL", raising=False)
         for settings in (ChatSettings(), ChatSettings(model="gpt-4o-mini-2024-07-18")):
-            with pytest.raises(ConfigError, match="no chat model is named"):
+            with pytest.raises(ConfigError, match="no chat model given"):
                 settings.open()
 
     @pytest.mark.parametrize(
         ("wrong", "why"),
         [
-            ({"host": "smollm2-135m", "model": "m"}, "give one of both"),
+            ({"host": "smollm2-135m", "model": "m"}, "give only one"),
             ({"max_new_tokens": 0}, "max_new_tokens must be at least 1"),
             ({"temperature": -1.0}, "temperature must be at least 0"),
             ({"top_p": 0.0}, "top_p must lie"),
             ({"timeout": 0.0}, "timeout must be above 0"),
-            ({"base_url": "ftp://example.org"}, "must read like"),
+            ({"base_url": "ftp://example.org"}, "must look like"),
             ({"length_field": "tokens"}, "length_field must be one of"),
         ],
     )

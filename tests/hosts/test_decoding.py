@@ -219,9 +219,9 @@ def test_log_likelihood_is_that_of_the_completion_only(host):
 def test_log_likelihood_in_small_batches_is_the_same(host, monkeypatch):
     texts = [row.text for row in write(host)]
     expected = host.log_likelihood(PROMPTS, texts)
-    monkeypatch.setitem(likelihood.LOGITS_AT_ONCE, "cpu", 512 * 30)
+    monkeypatch.setitem(likelihood._LOGITS_AT_ONCE, "cpu", 512 * 30)
     monkeypatch.setitem(likelihood._TOKENS_AT_ONCE, "cpu", 60)
-    monkeypatch.setitem(likelihood.SUMMED_AT_ONCE, "cpu", 512 * 5)
+    monkeypatch.setitem(likelihood._SUMMED_AT_ONCE, "cpu", 512 * 5)
     for (a, n), (b, m) in zip(host.log_likelihood(PROMPTS, texts), expected, strict=True):
         assert n == m
         assert a == pytest.approx(b, abs=1e-3)

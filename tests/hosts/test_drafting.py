@@ -14,7 +14,7 @@ from dewmark.errors import ConfigError
 from dewmark.hosts.base import Host
 from dewmark.hosts.fake import FakeHost
 from dewmark.hosts.transformers.decoding import CachedForward, pad_left
-from dewmark.hosts.transformers.drafting import Branches, _seed
+from dewmark.hosts.transformers.drafting import CachedRows, _seed
 from dewmark.scheme import Drafts
 
 PROMPTS = [" the old bridge", " water", " people of the city were there when"]
@@ -111,7 +111,7 @@ def test_branches_compute_what_the_ordinary_loop_does(name) -> None:
     model = transformers.AutoModelForCausalLM.from_config(CONFIGS[name]()).eval()
     rows = [[5, 6, 7], [8], [9, 10]]
     with torch.inference_mode():
-        branches = Branches(model, rows, fill_id=0)
+        branches = CachedRows(model, rows, fill_id=0)
         branches.extend([[11, 12, 20, 21, 22, 23], [], [13]])
         copy = branches.select([2, 0, 2])
         copy.extend([[14], [15], [16]])

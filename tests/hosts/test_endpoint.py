@@ -193,9 +193,9 @@ class TestRefusals:
     @pytest.mark.parametrize(
         ("url", "why"),
         [
-            ("api.example.org/v1", "must read like"),
-            ("file:///etc/passwd", "must read like"),
-            ("http://host:port/v1", "must read like"),
+            ("api.example.org/v1", "must look like"),
+            ("file:///etc/passwd", "must look like"),
+            ("http://host:port/v1", "must look like"),
             ("https://user:secret@example.org/v1", "no user, password"),
             ("https://example.org/v1?key=secret", "no user, password"),
             ("http://example.org/v1", "unencrypted"),

@@ -126,7 +126,7 @@ class BoundAsking(BoundScheme):
 
 @pytest.fixture
 def asking(monkeypatch):
-    monkeypatch.setitem(SCHEMES._targets, "asking", "tests.hosts.test_next_logits:Asking")
+    monkeypatch.setitem(SCHEMES._registered, "asking", Asking)
 
 
 @pytest.fixture
@@ -144,7 +144,7 @@ def test_a_named_host_is_opened_once_and_when_asked_for(asking, folder, monkeypa
     monkeypatch.setattr(
         "dewmark.watermark.load_host", lambda name, **kwargs: calls.append(name) or load(name, **kwargs)
     )
-    watermark = dewmark.Watermark.load(dewmark.Key(bytes(32)), host=str(folder), scheme="asking")
+    watermark = dewmark.Watermark(str(folder), key=dewmark.Key(bytes(32)), scheme="asking")
     assert calls == []
     own = watermark.scheme.open_host(None)
     assert own is watermark.scheme.open_host(None) is watermark.host
@@ -164,8 +164,8 @@ def test_a_model_in_memory_serves_itself(asking):
 
 def test_an_exported_detector_opens_its_host(asking, folder, tmp_path):
     scheme = dewmark.load_scheme("asking", key=dewmark.Key(bytes(32)), host=str(folder))
-    dewmark.export_detector(scheme, tmp_path / "detector")
-    detector = dewmark.load_detector(tmp_path / "detector")
+    dewmark.Detector(scheme).save(tmp_path / "detector")
+    detector = dewmark.Detector.load(tmp_path / "detector").scheme
     (ours,) = detector.open_host(None).next_logits(["the"], [[5, 6]])
     (theirs,) = scheme.open_host(None).next_logits(["the"], [[5, 6]])
     assert torch.equal(ours, theirs)
@@ -173,4 +173,4 @@ def test_an_exported_detector_opens_its_host(asking, folder, tmp_path):
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     with pytest.raises(VocabularyError, match="another tokenizer"):
-        dewmark.load_detector(tmp_path / "detector").open_host(None)
+        dewmark.Detector.load(tmp_path / "detector").scheme.open_host(None)

@@ -15,9 +15,11 @@ from dewmark.decoding import Decoding
 from dewmark.errors import ConfigError, ModelError, UnknownNameError, VocabularyError
 from dewmark.hosts import host_info, load_host
 from dewmark.hosts.fake import FakeHost, tiny_model
-from dewmark.hosts.transformers import files as sources
-from dewmark.hosts.transformers.model import TransformersHost, WatermarkingConfig, info_from_model
+from dewmark.hosts.transformers import model_files as sources
+from dewmark.hosts.transformers.description import info_from_model
+from dewmark.hosts.transformers.model import TransformersHost
 from dewmark.hosts.transformers.tokenizer import HFTokenizer
+from dewmark.hosts.transformers.watermarking_config import WatermarkingConfig
 
 
 @pytest.fixture
@@ -69,7 +71,7 @@ def test_embeddings_of_sharded_and_half_precision_weights(tmp_path):
 
 
 def test_embeddings_under_an_unknown_name_come_from_the_model(folder, monkeypatch):
-    monkeypatch.setattr("dewmark.hosts.transformers.files._EMBEDDING_NAMES", ("no.such.name",))
+    monkeypatch.setattr("dewmark.hosts.transformers.description._EMBEDDING_NAMES", ("no.such.name",))
     assert host_info(str(folder)).embeddings().shape == (144, 32)
 
 

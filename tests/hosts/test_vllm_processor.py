@@ -207,7 +207,7 @@ def test_requests_without_a_seed_differ_on_one_rank_and_agree_on_several(start) 
     ("params", "message"),
     [
         (SamplingParams(temperature=0.0), "temperature 0 always takes the likeliest token"),
-        (SamplingParams(repetition_penalty=1.2), "repetition_penalty=1.2 would come after dew"),
+        (SamplingParams(repetition_penalty=1.2), "repetition_penalty=1.2 would apply after dew"),
         (SamplingParams(presence_penalty=0.5), "presence_penalty=0.5"),
         (SamplingParams(frequency_penalty=-0.5), "frequency_penalty=-0.5"),
         (SamplingParams(extra_args={"dewmark_kid": "acme"}), "unknown request parameter 'dewmark_kid'"),

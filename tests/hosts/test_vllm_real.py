@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 import dewmark
-from dewmark.hosts.transformers.files import resolve
+from dewmark.hosts.transformers.model_files import resolve
 
 pytestmark = [pytest.mark.vllm, pytest.mark.models]
 pytest.importorskip("vllm", reason="not installed here: make test-vllm")

@@ -34,7 +34,7 @@ from dewmark.serve.generation import TextGenerator, transcript
 from dewmark.serve.service import Service
 from dewmark.serve.settings import Settings
 from dewmark.serve.tenants import Tenant
-from dewmark.watermark import Watermark, load_scheme
+from dewmark.watermark import Watermark
 
 SECRETS = {"acme": bytes(range(32)), "beta": bytes(range(32, 64))}
 
@@ -45,15 +45,18 @@ def host() -> FakeHost:
 
 
 @functools.cache
-def bound(tenant: str) -> BoundScheme:
+def watermark(tenant: str) -> Watermark:
     """DEW under a tenant's key, with an encoder that needs no model."""
+    settings = {"units": "token", "sampler": "gumbel", "alpha": 0.9}
     with (
         mock.patch.dict("dewmark.encoders._loaded", clear=True),
         mock.patch("dewmark.encoders._create", return_value=BagEncoder()),
     ):
-        return load_scheme(
-            "dew", key=Key(SECRETS[tenant]), host=host().info, units="token", sampler="gumbel", alpha=0.9
-        )
+        return Watermark(host(), key=Key(SECRETS[tenant]), settings=settings)
+
+
+def bound(tenant: str) -> BoundScheme:
+    return watermark(tenant).scheme
 
 
 @functools.cache
@@ -95,8 +98,9 @@ def make_service(
     known = {name: Tenant(name, bound(name)) for name in tenants}
     generator = None
     if generates:
-        watermark = Watermark(bound("acme"), host)
-        generator = TextGenerator(watermark, name="tiny", render=transcript, max_waiting=32, batch_size=8)
+        generator = TextGenerator(
+            watermark("acme"), name="tiny", render=transcript, max_waiting=32, batch_size=8
+        )
     return Service(Settings(**told), known, generator=generator)
 
 
@@ -123,7 +127,7 @@ def live_service(folder: Path, *, service: Service | None = None, **options: Any
 
 def export(folder: Path, tenant: str = "acme") -> Path:
     """A detector folder of the tiny host, for services that run in processes of their own."""
-    from dewmark.detector import export_detector
+    from dewmark.detector import Detector
 
-    export_detector(bound(tenant), folder / tenant)
+    Detector(bound(tenant)).save(folder / tenant)
     return folder / tenant

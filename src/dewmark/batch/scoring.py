@@ -112,9 +112,9 @@ def open_scheme(
     clash = [name for name, value in given.items() if value]
     if clash:
         raise ConfigError(f"--detector holds its own key, host and settings: leave out {', '.join(clash)}")
-    from dewmark.detector import load_detector
+    from dewmark.detector import Detector
 
-    return load_detector(folder, progress=progress)
+    return Detector.load(folder, progress=progress).scheme
 
 
 def load_keys(files: Sequence[Path], folder: Path | None) -> dict[str, Key]:

@@ -42,9 +42,9 @@ def export(
     secret = load_key(key)
     with Progress(quiet=quiet) as progress:
         bound = load_scheme(secret, host=host, scheme=scheme, settings=settings, progress=progress)
-        from dewmark.detector import export_detector
+        from dewmark.detector import Detector
 
-        export_detector(bound, out)
+        Detector(bound).save(out)
     if json_:
         emit(
             {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from dewmark import config
 from dewmark.errors import ConfigError
@@ -78,12 +78,12 @@ def load_watermark(
     dtype: str = "auto",
 ) -> Watermark:
     """The facade for the options given; what was not given keeps the library's default."""
-    from dewmark.watermark import Watermark
+    from dewmark.watermark import DEFAULT_HOST, Watermark
 
-    named: dict[str, Any] = {"host": host, "scheme": scheme}
-    return Watermark.load(
-        key,
-        **{name: value for name, value in named.items() if value is not None},
+    return Watermark(
+        host or DEFAULT_HOST,
+        key=key,
+        scheme=scheme or "dew",
         settings=config.parse_settings(settings or ()),
         device=device,
         dtype=dtype,
@@ -100,10 +100,10 @@ def load_scheme(
     progress: Progress,
 ) -> BoundScheme:
     """The scheme for the options given, to detect with: a host is looked up only if the scheme needs it."""
-    from dewmark.watermark import bind_scheme
+    from dewmark import watermark
 
     chosen = config.parse_settings(settings or ())
-    return bind_scheme(key, scheme=scheme or "dew", settings=chosen, host=host, progress=progress)
+    return watermark.load_scheme(scheme or "dew", key=key, settings=chosen, host=host, progress=progress)
 
 
 def load_unmarked(

@@ -1,14 +1,18 @@
 """Hosts: the language models that write.
 
-Importing this package loads neither torch nor transformers; loading a host does.
+A name is looked up in `dewmark.registry.HOSTS`; any other is a model for transformers. Importing this package
+loads neither torch nor transformers; loading a host does.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from dewmark.models.packaged import PACKAGED
+from dewmark.registry import HOSTS
+
 if TYPE_CHECKING:
-    from dewmark.hosts.transformers.model import TransformersHost
+    from dewmark.hosts.base import Host
     from dewmark.workspace import HostInfo, Progress
 
 __all__ = ["host_info", "info_from_model", "load_host", "wrap_model"]
@@ -16,29 +20,38 @@ __all__ = ["host_info", "info_from_model", "load_host", "wrap_model"]
 
 def load_host(
     name: str, *, device: str = "auto", dtype: str = "auto", progress: Progress | None = None
-) -> TransformersHost:
-    """Load a host: a packaged name, a local folder or .gguf file, or a hub id (``owner/model``)."""
-    from dewmark.hosts.transformers import model as transformers
+) -> Host:
+    """Load a host: a registered name, a local folder or .gguf file, or a hub id (``owner/model``)."""
+    from dewmark.hosts.transformers import model
 
-    return transformers.load_host(name, device=device, dtype=dtype, progress=progress)
+    load = HOSTS[name] if _is_published(name) else model.load_host
+    host: Host = load(name, device=device, dtype=dtype, progress=progress)
+    return host
 
 
 def host_info(name: str, *, progress: Progress | None = None) -> HostInfo:
-    """Describe a host by its tokenizer and configuration; its weights are not loaded."""
-    from dewmark.hosts.transformers import files as info
+    """Describe a host for schemes, without loading the weights of a model for transformers."""
+    if _is_published(name):
+        return load_host(name, progress=progress).info
+    from dewmark.hosts.transformers import description
 
-    return info.host_info(name, progress=progress)
+    return description.host_info(name, progress=progress)
 
 
-def info_from_model(model: Any, tokenizer: Any) -> HostInfo:  # noqa: ANN401 - transformers is not imported here
+def info_from_model(model: Any, tokenizer: Any) -> HostInfo:  # noqa: ANN401 - transformers is not imported
     """Describe a transformers model in memory and its tokenizer."""
-    from dewmark.hosts.transformers import model as transformers
+    from dewmark.hosts.transformers import description
 
-    return transformers.info_from_model(model, tokenizer)
+    return description.info_from_model(model, tokenizer)
 
 
-def wrap_model(model: Any, tokenizer: Any, info: HostInfo) -> TransformersHost:  # noqa: ANN401 - as above
-    """A transformers model in memory as a host."""
-    from dewmark.hosts.transformers import model as transformers
+def wrap_model(model: Any, tokenizer: Any, info: HostInfo | None = None) -> Host:  # noqa: ANN401 - as above
+    """A transformers model in memory and its tokenizer as a host."""
+    from dewmark.hosts.transformers.model import TransformersHost
 
-    return transformers.TransformersHost(model, tokenizer, info=info)
+    return TransformersHost(model, tokenizer, info=info)
+
+
+def _is_published(name: str) -> bool:
+    """Whether another package registered the host."""
+    return name in HOSTS and name not in PACKAGED

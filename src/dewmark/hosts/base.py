@@ -1,14 +1,16 @@
 """The contract of a host: prompts in, completions and log-likelihoods out.
 
-`Host` validates what it was asked for, cuts the work into batches and names the result; an engine fills in
-`complete` (token ids of one batch), `log_likelihood` and, where it can, `complete_drafts`. Boundary: no
-engine is imported here.
+`Host` validates the request, splits the work into batches and labels the result. An engine implements `info`
+and `complete` (token ids of one batch), and where it can `complete_steps` (streaming), `complete_drafts`
+(schemes that choose between sentences) and `next_logits` (schemes that run the host to detect, perplexity).
+Boundary: no engine is imported here.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from dewmark import config as cfg
 from dewmark.decoding import Decoding, check_int
@@ -17,39 +19,91 @@ from dewmark.scheme import BoundScheme, Drafts
 from dewmark.types import DraftCount, Generation
 from dewmark.workspace import HostInfo
 
+if TYPE_CHECKING:
+    import torch
+
 __all__ = ["Host", "OnBatch", "OnStep", "check_decoding", "generation_hash"]
 
 OnBatch = Callable[[list[Generation]], None]
 OnStep = Callable[[list[int | None]], bool]
 
 
-def check_decoding(decoding: Decoding, scheme: BoundScheme | None) -> None:
-    """Raise `ConfigError` where the scheme cannot mark text that is decoded like this."""
-    if decoding.temperature == 0.0 and scheme is not None and scheme.needs.sampling:
-        raise ConfigError(
-            f"temperature 0 always takes the likeliest token, and {scheme.scheme.name} hides its mark in "
-            "the choice between tokens: use a temperature above 0"
-        )
-
-
-def generation_hash(decoding: Decoding, scheme: BoundScheme | None, info: HostInfo) -> str:
-    """Identifies everything that decides a text except its prompt and seed: scheme, key, decoding, host."""
-    marked = "none" if scheme is None else scheme.config_hash
-    return cfg.config_hash(marked, decoding.to_dict(), info.identity)
-
-
 class Host(ABC):
-    """A language model that can write, marked or not."""
+    """A language model that writes, marked or unmarked."""
 
     @property
     @abstractmethod
     def info(self) -> HostInfo:
-        """What schemes may know of this host."""
+        """The host's description for schemes."""
 
     @property
     def name(self) -> str:
         """The name it was loaded by."""
         return self.info.name
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model runs; the CPU unless a host says otherwise."""
+        import torch
+
+        return torch.device("cpu")
+
+    @abstractmethod
+    def complete(
+        self, prompts: Sequence[str], *, scheme: BoundScheme | None, seeds: Sequence[int], decoding: Decoding
+    ) -> list[list[int]]:
+        """Token ids of one batch of completions, without the prompts and end-of-text tokens."""
+
+    def complete_steps(
+        self,
+        prompts: Sequence[str],
+        *,
+        scheme: BoundScheme | None,
+        seeds: Sequence[int],
+        decoding: Decoding,
+        on_step: OnStep,
+    ) -> list[list[int]]:
+        """As `complete`, calling ``on_step`` in every step; by default only once all texts are finished."""
+        rows = self.complete(prompts, scheme=scheme, seeds=seeds, decoding=decoding)
+        _replay(rows, on_step)
+        return rows
+
+    def complete_drafts(
+        self, prompts: Sequence[str], *, drafts: Drafts, seeds: Sequence[int], decoding: Decoding
+    ) -> list[tuple[list[int], DraftCount]]:
+        """As `complete`, for schemes that choose between drafts of sentences; hosts need not support it."""
+        raise ConfigError(
+            f"{self.name} runs in an engine that writes no drafts of sentences: run it in transformers, or "
+            "use a scheme that marks token by token"
+        )
+
+    def next_logits(
+        self, prompts: Sequence[str], completions: Sequence[Sequence[int]]
+    ) -> Iterator[torch.Tensor]:
+        """For each completion of L ids the logits (L, vocab), float32, in order; hosts need not support it.
+
+        Row i predicts id i from the prompt and the ids before it.
+        """
+        raise ConfigError(
+            f"{self.name} runs in an engine that gives no logits for existing text: run it in transformers"
+        )
+
+    def log_likelihood(self, prompts: Sequence[str], texts: Sequence[str]) -> list[tuple[float, int]]:
+        """For each completion the sum of its tokens' log-probabilities (nats) and the number of tokens.
+
+        exp(−sum/number) is the completion's perplexity; the prompt is only context.
+        """
+        completions = [list(tokenized.ids) for tokenized in self.info.tokenizer.encode(texts)]
+        found = []
+        for ids, logits in zip(completions, self.next_logits(prompts, completions), strict=True):
+            log_p = logits.log_softmax(dim=-1)
+            found.append((sum(float(log_p[i, token]) for i, token in enumerate(ids)), len(ids)))
+        return found
+
+    def check_prompts(  # noqa: B027 - a host without limits has nothing to check
+        self, prompts: Sequence[str], max_new_tokens: int
+    ) -> None:
+        """Raise `InputError` for a prompt that the host cannot complete, before anything runs."""
 
     def generate(
         self,
@@ -61,17 +115,14 @@ class Host(ABC):
         batch_size: int = 8,
         on_batch: OnBatch | None = None,
     ) -> list[Generation]:
-        """Complete prompts, in their order; ``scheme=None`` writes unmarked text.
+        """Complete prompts, in order; ``scheme=None`` writes unmarked text.
 
-        Each row draws from a random stream of its own, set by its seed alone, so its text does not depend
-        on the other rows of the batch (up to the engine's rounding, which low-precision weights make
-        visible). ``on_batch`` gets every batch as soon as it is finished.
+        Each row has its own random stream, determined by its seed, so its text does not depend on the other
+        rows of the batch (up to the engine's rounding, which shows in low-precision weights). ``on_batch``
+        gets every batch as soon as it is finished.
         """
-        check_decoding(decoding, scheme)
         check_int("batch_size", batch_size, least=1)
-        _check_rows(prompts, seeds)
-        self._check_vocabulary(scheme)
-        self.check_prompts(prompts, decoding.max_new_tokens)
+        self._check_request(prompts, scheme, seeds, decoding)
         marked_by = "none" if scheme is None else scheme.scheme.name
         config_hash = generation_hash(decoding, scheme, self.info)
         special = self.info.tokenizer.special_ids
@@ -118,21 +169,18 @@ class Host(ABC):
         decoding: Decoding,
         on_step: OnStep,
     ) -> None:
-        """Write the texts of `generate` as one batch, telling ``on_step`` their ids as they are chosen.
+        """Write the texts of `generate` as one batch, reporting their ids to ``on_step`` as they are chosen.
 
-        It gets for every row the next id, or None once the row has ended, and stops the batch by returning
+        ``on_step`` gets every row's next id, or None once the row has ended, and stops the batch by returning
         False.
         """
-        check_decoding(decoding, scheme)
-        _check_rows(prompts, seeds)
-        self._check_vocabulary(scheme)
-        self.check_prompts(prompts, decoding.max_new_tokens)
+        self._check_request(prompts, scheme, seeds, decoding)
         if scheme is not None and scheme.needs.drafts:
             drafted = self.complete_drafts(
                 prompts, drafts=scheme.drafts(prompts), seeds=seeds, decoding=decoding
             )
             rows = [row for row, _ in drafted]
-            _tell_steps(rows, on_step)
+            _replay(rows, on_step)
         else:
             rows = self.complete_steps(
                 prompts, scheme=scheme, seeds=seeds, decoding=decoding, on_step=on_step
@@ -140,60 +188,39 @@ class Host(ABC):
         if scheme is not None:
             scheme.finished(self.info.tokenizer.decode(rows), seeds=seeds)
 
-    @abstractmethod
-    def check_prompts(self, prompts: Sequence[str], max_new_tokens: int) -> None:
-        """Raise `InputError` for a prompt that the host cannot complete, before anything runs."""
+    def _check_request(
+        self, prompts: Sequence[str], scheme: BoundScheme | None, seeds: Sequence[int], decoding: Decoding
+    ) -> None:
+        check_decoding(decoding, scheme)
+        _check_rows(prompts, seeds)
+        if scheme is not None:
+            theirs, ours = scheme.host, self.info
+            if theirs.vocab_size != ours.vocab_size or theirs.tokenizer.identity != ours.tokenizer.identity:
+                raise VocabularyError(
+                    f"the scheme was built for {theirs.name} ({theirs.vocab_size} ids) and {ours.name} has "
+                    f"another vocabulary ({ours.vocab_size} ids): load the scheme for this host"
+                )
+        self.check_prompts(prompts, decoding.max_new_tokens)
 
-    @abstractmethod
-    def complete(
-        self, prompts: Sequence[str], *, scheme: BoundScheme | None, seeds: Sequence[int], decoding: Decoding
-    ) -> list[list[int]]:
-        """Token ids of one batch of completions, the prompts and end-of-text tokens left out."""
 
-    def complete_steps(
-        self,
-        prompts: Sequence[str],
-        *,
-        scheme: BoundScheme | None,
-        seeds: Sequence[int],
-        decoding: Decoding,
-        on_step: OnStep,
-    ) -> list[list[int]]:
-        """As `complete`, calling ``on_step`` in every step; an engine that cannot tells all at the end."""
-        rows = self.complete(prompts, scheme=scheme, seeds=seeds, decoding=decoding)
-        _tell_steps(rows, on_step)
-        return rows
-
-    def complete_drafts(
-        self, prompts: Sequence[str], *, drafts: Drafts, seeds: Sequence[int], decoding: Decoding
-    ) -> list[tuple[list[int], DraftCount]]:
-        """As `complete`, for a scheme that chooses between drafts of sentences; a host need not offer it."""
+def check_decoding(decoding: Decoding, scheme: BoundScheme | None) -> None:
+    """Raise `ConfigError` if the scheme cannot mark text that is decoded like this."""
+    if decoding.temperature == 0.0 and scheme is not None and scheme.needs.sampling:
         raise ConfigError(
-            f"{self.name} runs in an engine that writes no drafts of sentences: run it in transformers, or "
-            "use a scheme that marks token by token"
+            f"temperature 0 always takes the likeliest token, and {scheme.scheme.name} puts its mark in "
+            "the choice between tokens: use a temperature above 0"
         )
 
-    @abstractmethod
-    def log_likelihood(self, prompts: Sequence[str], texts: Sequence[str]) -> list[tuple[float, int]]:
-        """For each completion the sum of its tokens' log-probabilities (nats) and the number of tokens.
 
-        exp(−sum/number) is the completion's perplexity; the prompt is context only.
-        """
-
-    def _check_vocabulary(self, scheme: BoundScheme | None) -> None:
-        if scheme is None:
-            return
-        theirs, ours = scheme.host, self.info
-        if theirs.vocab_size != ours.vocab_size or theirs.tokenizer.identity != ours.tokenizer.identity:
-            raise VocabularyError(
-                f"the scheme was made for {theirs.name} ({theirs.vocab_size} ids) and {ours.name} has "
-                f"another vocabulary ({ours.vocab_size} ids): load the scheme for this host"
-            )
+def generation_hash(decoding: Decoding, scheme: BoundScheme | None, info: HostInfo) -> str:
+    """Identifies everything that decides a text except its prompt and seed: scheme, key, decoding, host."""
+    marked = "none" if scheme is None else scheme.config_hash
+    return cfg.config_hash(marked, decoding.to_dict(), info.identity)
 
 
-def _tell_steps(rows: Sequence[Sequence[int]], on_step: OnStep) -> None:
-    """Finished rows as if they were being written."""
-    for step in range(max(map(len, rows)) + 1):
+def _replay(rows: Sequence[Sequence[int]], on_step: OnStep) -> None:
+    """Report finished rows step by step."""
+    for step in range(max(map(len, rows), default=0) + 1):
         if not on_step([row[step] if step < len(row) else None for row in rows]):
             return
 

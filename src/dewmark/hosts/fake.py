@@ -1,9 +1,9 @@
-"""A tiny host for tests: a randomly initialised two-layer Llama and a real fast tokenizer, made in memory.
+"""A tiny host for tests: a randomly initialized two-layer Llama and a real fast tokenizer, built in memory.
 
-Everything runs through the true code paths in milliseconds, offline. Three tokenizers: ``words`` (one id per
-word, so that text and ids round-trip exactly), ``sentences`` (the same, with every eighth id a run of marks
-that ends a sentence) and ``bytes`` (byte-level BPE with few merges, so that characters outside ASCII fall
-apart into pieces that share offsets).
+Everything runs through the real code paths in milliseconds, offline. There are three tokenizers: ``words``
+(one id per word, so that text and ids round-trip exactly), ``sentences`` (the same, but every eighth id is
+punctuation that ends a sentence) and ``bytes`` (byte-level BPE with few merges, so that characters outside
+ASCII consist of several tokens that share offsets).
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ _ENGLISH = (
     "light day night time people city town road tree hill sea ship wind rain sun story book word hand "
     "eye heart"
 )
-_SPACE = "Ġ"  # how byte-level tokenizers write the space before a word
+_SPACE = "Ġ"  # how byte-level tokenizers write a space
 _HIDDEN = 32
-_MARK_EVERY = 8  # ids of the ``sentences`` tokenizer
+_STOP_EVERY = 8  # of the ids of the ``sentences`` tokenizer, one ends a sentence
 
 
 def tiny_tokenizer(vocab_size: int = 512, *, kind: Kind = "words") -> PreTrainedTokenizerBase:
-    """A fast tokenizer of exactly ``vocab_size`` ids, the first four of them special."""
+    """A fast tokenizer with exactly ``vocab_size`` ids, the first four special."""
     backend = _byte_backend(vocab_size) if kind == "bytes" else _word_backend(vocab_size, kind=kind)
     backend.add_special_tokens(
         [AddedToken(token, special=True, normalized=False) for token in _SPECIAL.values()]
@@ -49,10 +49,10 @@ def tiny_tokenizer(vocab_size: int = 512, *, kind: Kind = "words") -> PreTrained
 def tiny_model(
     vocab_size: int = 512, *, seed: int = 0, padded_vocab: int = 0, kind: Kind = "words", context: int = 512
 ) -> tuple[CausalLM, PreTrainedTokenizerBase]:
-    """A Llama of two layers and width 32, and its tokenizer.
+    """A Llama with two layers and width 32, and its tokenizer.
 
-    ``padded_vocab`` adds that many ids to the model which the tokenizer does not know. Weights are large
-    enough that the next token depends on the context (logits have a standard deviation of about 1.7).
+    ``padded_vocab`` adds so many ids to the model that the tokenizer does not know. The weights are large
+    enough for the next token to depend on the context (logits have a standard deviation of about 1.7).
     """
     config = LlamaConfig(
         vocab_size=vocab_size + padded_vocab,
@@ -94,10 +94,10 @@ class FakeHost(TransformersHost):
 
 def _word_backend(vocab_size: int, *, kind: Kind) -> Backend:
     spaced = (_SPACE + word for word in _words())
-    pieces = _with_marks(spaced) if kind == "sentences" else spaced
+    pieces = _with_stops(spaced) if kind == "sentences" else spaced
     words = [*_SPECIAL.values(), *itertools.islice(pieces, vocab_size - len(_SPECIAL))]
     if not len(_SPECIAL) < vocab_size == len(words):
-        raise ConfigError(f"a tiny vocabulary of words has between 5 and {len(words)} ids, got {vocab_size}")
+        raise ConfigError(f"a tiny vocabulary of words has 5 to {len(words)} ids, got {vocab_size}")
     vocab = {word: i for i, word in enumerate(words)}
     backend = Backend(models.WordLevel(vocab=vocab, unk_token=_SPECIAL["unk_token"]))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
@@ -119,25 +119,23 @@ def _byte_backend(vocab_size: int) -> Backend:
                 merges.append((pieces[0], pieces[1][-1]))
                 vocab[pieces[1]] = len(vocab)
     if len(vocab) != vocab_size:
-        raise ConfigError(
-            f"a tiny byte-level vocabulary has between {least} and {len(vocab)} ids, got {vocab_size}"
-        )
+        raise ConfigError(f"a tiny byte-level vocabulary has {least} to {len(vocab)} ids, got {vocab_size}")
     backend = Backend(models.BPE(vocab=vocab, merges=merges))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
     return backend
 
 
-def _with_marks(words: Iterator[str]) -> Iterator[str]:
-    """Words, and after every seven of them another run of marks that end a sentence."""
-    marks = ("".join(run) for length in itertools.count(1) for run in itertools.product(".!?", repeat=length))
+def _with_stops(words: Iterator[str]) -> Iterator[str]:
+    """Words, and after every seven of them another run of punctuation that ends a sentence."""
+    stops = ("".join(run) for length in itertools.count(1) for run in itertools.product(".!?", repeat=length))
     while True:
-        yield from itertools.islice(words, _MARK_EVERY - 1)
-        yield next(marks)
+        yield from itertools.islice(words, _STOP_EVERY - 1)
+        yield next(stops)
 
 
 def _words() -> Iterator[str]:
-    """English words, then pronounceable ones, all different."""
+    """English words, then pronounceable made-up ones, all different."""
     english = _ENGLISH.split()
     yield from english
     syllables = [c + v for c in "bdfgklmnprstvz" for v in "aeiou"]

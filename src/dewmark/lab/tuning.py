@@ -45,7 +45,7 @@ from dewmark.scheme import BoundScheme
 from dewmark.stats.metrics import Interval
 from dewmark.types import Generation
 from dewmark.version import __version__
-from dewmark.watermark import bind_scheme
+from dewmark.watermark import load_scheme
 from dewmark.workspace import Progress, silent
 
 __all__ = [
@@ -287,9 +287,9 @@ class _Work:
     def _written(self, settings: Settings, key: Key | None) -> list[Row]:
         sample, bound = self.sample, None
         if key is not None:
-            bound = bind_scheme(
-                key,
-                scheme=self.scheme,
+            bound = load_scheme(
+                self.scheme,
+                key=key,
                 settings=dict(settings),
                 host=self.host.info,
                 progress=self.progress,

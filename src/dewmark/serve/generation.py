@@ -22,7 +22,8 @@ from dataclasses import dataclass
 from dewmark.decoding import Decoding
 from dewmark.errors import DewmarkError
 from dewmark.hosts.base import check_decoding
-from dewmark.hosts.chat.models import Conversation, Render, chat_template
+from dewmark.hosts.chat import Conversation
+from dewmark.hosts.chat.local import Render, chat_template
 from dewmark.hosts.transformers.tokenizer import HFTokenizer
 from dewmark.serve.thread_pool import Overloaded
 from dewmark.watermark import Watermark

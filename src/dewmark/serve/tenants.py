@@ -15,11 +15,11 @@ from pathlib import Path
 
 from dewmark import config
 from dewmark.core.keys import Key
-from dewmark.detector import load_detector
+from dewmark.detector import Detector
 from dewmark.errors import ConfigError
 from dewmark.scheme import BoundScheme
 from dewmark.serve.settings import Settings
-from dewmark.watermark import Watermark, bind_scheme
+from dewmark.watermark import Watermark, load_scheme
 from dewmark.workspace import Progress
 
 __all__ = ["Tenant", "open_tenants", "open_watermark", "tenant_paths"]
@@ -70,7 +70,7 @@ def open_tenants(
     tenants: dict[str, Tenant] = {}
     owners: dict[str, str] = {}  # by fingerprint
     for id_, folder in settings.detectors:
-        _add(tenants, owners, id_, load_detector(folder, verify=verify, progress=progress))
+        _add(tenants, owners, id_, Detector.load(folder, verify=verify, progress=progress).scheme)
     for id_, file in settings.keys:
         key = Key.load(file)
         if key.fingerprint not in owners:
@@ -90,9 +90,9 @@ def open_watermark(
     same = next((t.bound for t in tenants.values() if t.bound.fingerprint == key.fingerprint), None)
     if same is not None:
         scheme, values = same.scheme.name, same.scheme.to_dict()
-    watermark = Watermark.load(
-        key,
-        host=settings.host_model,
+    watermark = Watermark(
+        settings.host_model,
+        key=key,
         scheme=scheme or "dew",
         settings=values,
         device=settings.device,
@@ -110,9 +110,9 @@ def open_watermark(
 
 
 def _bind(key: Key, settings: Settings, progress: Progress | None) -> BoundScheme:
-    return bind_scheme(
-        key,
-        scheme=settings.scheme or "dew",
+    return load_scheme(
+        settings.scheme or "dew",
+        key=key,
         settings=config.parse_settings(settings.scheme_settings),
         host=settings.vocabulary or settings.host_model,
         progress=progress,

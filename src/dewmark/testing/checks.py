@@ -27,7 +27,7 @@ from numpy.typing import ArrayLike
 from scipy.stats import binom, kurtosis, mannwhitneyu, spearmanr
 
 from dewmark.core.keys import Key
-from dewmark.detector import export_detector, load_detector
+from dewmark.detector import Detector
 from dewmark.errors import (
     ConfigError,
     DewmarkError,
@@ -353,9 +353,9 @@ def exported_detector_agrees(trial: Trial) -> None:
     """A detector that was written to a folder and loaded again agrees, without the key and the weights."""
     texts = [*trial.marked[:4], *trial.nulls["the host's own text"][:2]]
     folder = trial.folder / "exported"
-    export_detector(trial.bound, folder)
+    Detector(trial.bound).save(folder)
     if trial.scheme.name in SCHEMES and not trial.scheme.needs.host_at_detection:
-        detector = load_detector(folder)
+        detector = Detector.load(folder).scheme
     else:
         bundle = load_bundle(folder / "state")
         host = dataclasses.replace(trial.host.info, embeddings=_no_weights)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from dewmark.errors import ConfigError, InputError
-from dewmark.hosts.chat.answers import RememberingChat
+from dewmark.hosts.chat.answer_cache import CachedChat
 from dewmark.hosts.chat.settings import ChatSettings
 from dewmark.lab.evaluation.preference import (
     Pair,
@@ -105,9 +105,9 @@ class TestJudging:
         assert told[-1] == ("judging dew", 6, 6)
 
     def test_a_killed_run_goes_on_from_its_answers(self, tmp_path: Path):
-        first = judge_pairs(RememberingChat(Judge(longer), tmp_path), pairs(3), scheme="dew")
+        first = judge_pairs(CachedChat(Judge(longer), tmp_path), pairs(3), scheme="dew")
         judge = Judge(longer)
-        assert judge_pairs(RememberingChat(judge, tmp_path), pairs(5), scheme="dew")[:3] == first
+        assert judge_pairs(CachedChat(judge, tmp_path), pairs(5), scheme="dew")[:3] == first
         assert judge.asked == 4  # two more pairs, in both orders
 
 

@@ -6,7 +6,7 @@ from dewmark.core.keys import Key
 from dewmark.decoding import Decoding
 from dewmark.hosts.fake import FakeHost
 from dewmark.lab.evaluation.runtime import DETECT, GENERATE, NO_MARK, time_round, warm_up
-from dewmark.watermark import bind_scheme
+from dewmark.watermark import load_scheme
 
 DECODING = Decoding(max_new_tokens=8, min_new_tokens=8)
 
@@ -19,7 +19,7 @@ def host():
 @pytest.fixture
 def schemes(host):
     return {
-        name: bind_scheme(Key(bytes(range(32))), scheme=name, settings={}, host=host.info)
+        name: load_scheme(name, key=Key(bytes(range(32))), settings={}, host=host.info)
         for name in ("kgw", "unigram")
     }
 

@@ -95,7 +95,7 @@ def test_a_test_that_is_behind_catches_up(tiny_folder, tmp_path, written, bag_en
 
 def test_texts_cut_short_are_scored_beside_the_whole_ones(tiny_folder, tmp_path):
     """Their rows are what the library says of the first tokens; the table has no column of them."""
-    from dewmark.watermark import bind_scheme
+    from dewmark.watermark import load_scheme
 
     recipe = tmp_path / "short.yaml"
     recipe.write_text(
@@ -110,7 +110,7 @@ def test_texts_cut_short_are_scored_beside_the_whole_ones(tiny_folder, tmp_path)
     assert {row["attack"] for row in scores} == {"none", "delete-0.3", "truncate-6", "truncate-9"}
     short = [row for row in scores if row["attack"] == "truncate-6"]
     assert len(short) == 2 * 2 * 4  # seeds, marked and unmarked, texts
-    bound = bind_scheme(experiment_key(0), scheme="kgw", settings={"prefix": 1}, host=str(tiny_folder))
+    bound = load_scheme("kgw", key=experiment_key(0), settings={"prefix": 1}, host=str(tiny_folder))
     texts = {
         row["id"]: row["text"]
         for file in (out / "generate").glob("*/rows.jsonl")

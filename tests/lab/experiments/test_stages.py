@@ -48,10 +48,10 @@ def test_scores_are_those_of_every_kind_attack_and_seed(finished):
 
 def test_scores_agree_with_the_library(finished, tiny_folder):
     from dewmark.lab.experiments.recipe import experiment_key
-    from dewmark.watermark import bind_scheme
+    from dewmark.watermark import load_scheme
 
     settings = {"prefix": 3, "gamma": 0.5, "delta": 2.0, "hashing": "left"}
-    bound = bind_scheme(experiment_key(1), scheme="kgw", settings=settings, host=str(tiny_folder))
+    bound = load_scheme("kgw", key=experiment_key(1), settings=settings, host=str(tiny_folder))
     texts = {
         row["id"]: row["text"]
         for file in (finished / "generate").glob("*/rows.jsonl")

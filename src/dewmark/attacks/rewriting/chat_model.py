@@ -16,8 +16,8 @@ from typing import ClassVar
 from dewmark import config
 from dewmark.attacks.base import Attack
 from dewmark.errors import ConfigError
-from dewmark.hosts.chat.answers import RememberingChat
-from dewmark.hosts.chat.models import Conversation
+from dewmark.hosts.chat import Conversation
+from dewmark.hosts.chat.answer_cache import CachedChat
 from dewmark.hosts.chat.settings import ChatSettings, Estimate
 from dewmark.registry import unknown_name
 from dewmark.workspace import Progress
@@ -86,7 +86,7 @@ class _ChatRewrite(Attack, ChatSettings):
         self.check()
 
     @functools.cached_property
-    def chat(self) -> RememberingChat:
+    def chat(self) -> CachedChat:
         """The model with its cached answers; weights are loaded on the first cache miss."""
         return self.open()
 

@@ -71,7 +71,7 @@ class Dipper(Attack):
 
     def identity(self) -> dict[str, object]:
         """The settings, with model and tokenizer identified by their files."""
-        from dewmark.hosts.transformers.files import resolve
+        from dewmark.hosts.transformers.model_files import resolve
 
         named = {"model": self.model, "tokenizer": self.tokenizer}
         files = {

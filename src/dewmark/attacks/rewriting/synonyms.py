@@ -26,8 +26,8 @@ from dewmark.workspace import Progress
 if TYPE_CHECKING:
     import torch
 
-    from dewmark.hosts.transformers.files import Source
     from dewmark.hosts.transformers.model import TransformersHost
+    from dewmark.hosts.transformers.model_files import Source
 
 __all__ = ["MaskedLM", "Synonym", "find_masked_lm"]
 
@@ -156,7 +156,7 @@ class Synonym(Attack):
 
     @functools.cached_property
     def _host_model(self) -> TransformersHost:
-        from dewmark.hosts import load_host
+        from dewmark.hosts.transformers.model import load_host
 
         return load_host(self.host, device=self.device, dtype="float32")
 
@@ -222,7 +222,7 @@ def _core(word: str) -> tuple[int, str]:
 
 def find_masked_lm(name: str) -> Source:
     """The files of a masked language model: a folder or a hub id (``bert-…`` means google-bert/bert-…)."""
-    from dewmark.hosts.transformers.files import resolve
+    from dewmark.hosts.transformers.model_files import resolve
 
     short = "/" not in name and not Path(name).is_dir()
     try:
@@ -240,12 +240,12 @@ class MaskedLM:
         import torch
         from transformers import AutoModelForMaskedLM, AutoTokenizer
 
-        from dewmark.hosts.transformers.gguf import quiet
         from dewmark.hosts.transformers.tokenizer import HFTokenizer
+        from dewmark.models.hub import quiet_libraries
 
         chosen = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
         try:
-            with quiet():
+            with quiet_libraries():
                 tokenizer: Any = AutoTokenizer.from_pretrained(source.location, **source.options)
                 model: Any = AutoModelForMaskedLM.from_pretrained(
                     source.location, dtype=torch.float32, **source.options

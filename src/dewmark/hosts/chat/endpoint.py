@@ -1,15 +1,12 @@
 """Chat models behind any OpenAI-compatible endpoint: POST {base_url}/chat/completions, many at a time.
 
-What may pass is tried again, after growing pauses or those that the server asks for: no connection, a
-timeout, statuses 408, 409, 425, 429 and 5xx, an answer that is no JSON or holds no text. Everything else ends
-the work at once; answers on their way are waited for and handed over before the error is raised.
+Transient failures are retried, with exponential backoff or after the pause that the server asks for: no
+connection, a timeout, statuses 408, 409, 425, 429 and 5xx, an answer that is not JSON or contains no text.
+Any other failure ends the work at once; answers already on their way are delivered before the error is
+raised.
 
 The API key goes into the Authorization header and nowhere else: redirects, which would carry it to another
 server, are not followed, and no error quotes it. Boundary: one request and its answer; no file is written.
-
-When to ask a server again: a steady rate, pauses it asks for, and growing ones of our own.
-
-Boundary: seconds only; what is sent is `dewmark.hosts.chat.endpoint`'s business.
 """
 
 from __future__ import annotations
@@ -32,80 +29,24 @@ from email.utils import parsedate_to_datetime
 from typing import IO, Any, Literal
 
 from dewmark.errors import ConfigError, ModelError
-from dewmark.hosts.chat.models import Conversation, OnAnswer
+from dewmark.hosts.chat import Conversation, OnAnswer
 
 __all__ = ["EndpointChat", "LengthField", "Pace", "backoff", "check_base_url", "retry_after"]
 
-_LONGEST_BACKOFF = 60.0
-
-
-class Pace:
-    """Lets at most ``per_minute`` requests of all threads start, evenly spread; 0 is no limit."""
-
-    def __init__(self, per_minute: float) -> None:
-        self._gap = 60.0 / per_minute if per_minute > 0 else 0.0
-        self._next = 0.0  # monotonic seconds before which nothing may start
-        self._lock = threading.Lock()
-
-    def wait(self, stop: threading.Event) -> bool:
-        """Wait for this thread's turn; False if ``stop`` was set meanwhile."""
-        while not stop.is_set():
-            with self._lock:
-                now = time.monotonic()
-                left = self._next - now
-                if left <= 0:
-                    self._next = now + self._gap
-                    return True
-            stop.wait(left)  # then look again: the server may have asked for a longer pause
-        return False
-
-    def hold(self, seconds: float) -> None:
-        """Let nobody start for so long."""
-        with self._lock:
-            self._next = max(self._next, time.monotonic() + seconds)
-
-
-def backoff(attempt: int, *, first: float) -> float:
-    """first · 2^attempt seconds, at most a minute, times a random number in [0.5, 1.5).
-
-    Clients that failed together must not come back together.
-    """
-    return float(min(_LONGEST_BACKOFF, first * 2.0**attempt) * random.uniform(0.5, 1.5))
-
-
-def retry_after(header: str | None) -> float | None:
-    """The seconds that a Retry-After header asks for, as a number or as a date; None if it says nothing."""
-    if header is None:
-        return None
-    try:
-        return max(0.0, float(header))
-    except ValueError:
-        pass
-    try:
-        date = parsedate_to_datetime(header)
-    except ValueError:
-        return None
-    if date.tzinfo is None:
-        date = date.replace(tzinfo=UTC)
-    return max(0.0, (date - datetime.now(UTC)).total_seconds())
-
-
 LengthField = Literal["max_tokens", "max_completion_tokens"]
 
-_AGAIN = {408, 409, 425, 429}  # and 5xx
-
-_MOST_BYTES = 1 << 24
-
-_SEEDS = 1 << 31  # some servers keep seeds in 32 bits
-
-_LONGEST_HOLD = 600.0  # a server that asks for more is asked again by the user
+_RETRIED = {408, 409, 425, 429}  # and 5xx
+_MAX_BYTES = 1 << 24
+_SEEDS = 1 << 31  # some servers store seeds in 32 bits
+_MAX_BACKOFF = 60.0  # seconds
+_MAX_HOLD = 600.0  # seconds; if a server asks for more, the user has to try again later
 
 
 class EndpointChat:
     """A model by its name at a base URL, such as ``https://api.example.org/v1``.
 
-    ``temperature`` and ``top_p`` None leave the choice to the server. Seeds are sent where ``send_seed``;
-    few servers promise the same answer for the same seed, so keep answers (`dewmark.hosts.chat.answers`).
+    ``temperature`` and ``top_p`` None leave the choice to the server. Seeds are sent if ``send_seed``; few
+    servers guarantee the same answer for the same seed, so cache answers (`dewmark.hosts.chat.answer_cache`).
     """
 
     def __init__(
@@ -126,7 +67,7 @@ class EndpointChat:
     ) -> None:
         check_base_url(base_url, with_key=key is not None)
         if key is not None and not (key.isascii() and key.isprintable() and " " not in key):
-            raise ConfigError("the API key holds a character that no key has: set its variable again")
+            raise ConfigError("the API key contains a character that no key has: set its variable again")
         self.model = model
         self.base_url = base_url.rstrip("/")
         self._key = key
@@ -141,7 +82,7 @@ class EndpointChat:
         self._opener = urllib.request.build_opener(_NoRedirects)
 
     def identity(self) -> dict[str, object]:
-        """The endpoint, the model and how it samples."""
+        """The endpoint, the model and its sampling options."""
         return {"base_url": self.base_url, "model": self.model, **self._sampling}
 
     def complete(
@@ -152,13 +93,13 @@ class EndpointChat:
         max_new_tokens: int,
         on_answer: OnAnswer | None = None,
     ) -> list[str]:
-        """One answer each; an answer that the server withholds (a content filter) is empty."""
+        """One answer each; an answer that the server withholds (content filter) is empty."""
         answers = [""] * len(conversations)
         stop, delivering = threading.Event(), threading.Lock()
 
         def work(index: int, body: bytes) -> None:
             answer = self._ask(body, stop)
-            with delivering:  # before this thread asks for more, so that a kill loses little
+            with delivering:  # before this thread sends another request, so that a kill loses little
                 answers[index] = answer
                 if on_answer is not None:
                     on_answer(index, answer)
@@ -173,7 +114,7 @@ class EndpointChat:
                     future.result()
             except BaseException:
                 stop.set()
-                pool.shutdown(cancel_futures=True)  # waits for what is on its way, and that is delivered too
+                pool.shutdown(cancel_futures=True)  # running requests still deliver their answers
                 raise
         return answers
 
@@ -190,14 +131,14 @@ class EndpointChat:
         return json.dumps(body).encode()
 
     def _ask(self, body: bytes, stop: threading.Event) -> str:
-        """One answer, after as many tries as it takes."""
+        """One answer, with retries."""
         reason = ""
         for attempt in range(self._retries + 1):
             if not self._pace.wait(stop):
                 break
             try:
                 return self._once(body)
-            except _AgainError as error:
+            except _RetryError as error:
                 reason = error.reason
                 if attempt == self._retries:
                     break
@@ -209,7 +150,7 @@ class EndpointChat:
                 else:
                     stop.wait(pause)
         if stop.is_set():
-            raise ModelError("stopped")  # another request failed for good, and its error is the one told
+            raise ModelError("stopped")  # another request failed for good, and its error is the one reported
         raise self._failed(f"gave no answer in {self._retries + 1} tries ({reason})")
 
     def _once(self, body: bytes) -> str:
@@ -219,41 +160,41 @@ class EndpointChat:
         request = urllib.request.Request(f"{self.base_url}/chat/completions", data=body, headers=headers)
         try:
             with self._opener.open(request, timeout=self._timeout) as response:
-                data = response.read(_MOST_BYTES)
+                data = response.read(_MAX_BYTES)
         except urllib.error.HTTPError as error:
             with error:
-                raise self._refused(error) from None
+                raise self._status_error(error) from None
         except urllib.error.URLError as error:
             if isinstance(error.reason, ssl.SSLCertVerificationError):
-                raise self._failed("shows a certificate that cannot be verified") from None
-            raise _AgainError(f"no connection: {error.reason}") from None
+                raise self._failed("presents a certificate that cannot be verified") from None
+            raise _RetryError(f"no connection: {error.reason}") from None
         except TimeoutError:
-            raise _AgainError(f"no answer within {self._timeout:g} s") from None
+            raise _RetryError(f"no answer within {self._timeout:g} s") from None
         except (OSError, http.client.HTTPException) as error:
-            raise _AgainError(f"the connection broke: {type(error).__name__}") from None
+            raise _RetryError(f"the connection broke: {type(error).__name__}") from None
         return _content(data)
 
-    def _refused(self, error: urllib.error.HTTPError) -> Exception:
-        """What a status other than 200 means: try again, or stop and say why."""
+    def _status_error(self, error: urllib.error.HTTPError) -> Exception:
+        """The error for a status other than 200: one to retry, or one that ends the work."""
         status = error.code
         said = self._server_message(error)
         if status in {401, 403}:
-            # the server's own words are left out: they may quote a part of the key
-            told = "without a key" if self._key is None else "with the key given"
-            return self._failed(f"refuses access (status {status}, asked {told}): check the API key variable")
+            # not the server's message, which may quote part of the key
+            asked = "without a key" if self._key is None else "with the key given"
+            return self._failed(f"denies access (status {status}, asked {asked}): check the API key variable")
         if status == 429 and "insufficient_quota" in said:
             return self._failed("says that the account has no credit left (status 429)")
-        if status < 500 and status not in _AGAIN:
-            return self._failed(f"refuses the request (status {status}): {said or error.reason}")
+        if status < 500 and status not in _RETRIED:
+            return self._failed(f"rejects the request (status {status}): {said or error.reason}")
         seconds = retry_after(error.headers.get("Retry-After"))
-        if seconds is not None and seconds > _LONGEST_HOLD:
+        if seconds is not None and seconds > _MAX_HOLD:
             return self._failed(f"asks to wait {seconds:.0f} s (status {status}): run again after that")
-        return _AgainError(
+        return _RetryError(
             f"status {status}", seconds=seconds, everybody=status == 429 or seconds is not None
         )
 
     def _server_message(self, error: urllib.error.HTTPError) -> str:
-        """One line of what the server says, with nothing secret in it."""
+        """The server's message in one line, without the key."""
         said = ""
         with contextlib.suppress(OSError, http.client.HTTPException):
             said = error.read(4096).decode("utf-8", "replace")
@@ -268,8 +209,59 @@ class EndpointChat:
         return ModelError(f"{self.model} at {self.base_url} {what}; the answers so far are kept")
 
 
-class _AgainError(Exception):
-    """A failure that may pass; ``everybody`` should wait, not only the request that met it."""
+class Pace:
+    """Rate limit for all threads together: ``per_minute`` requests start, evenly spread; 0 is no limit."""
+
+    def __init__(self, per_minute: float) -> None:
+        self._gap = 60.0 / per_minute if per_minute > 0 else 0.0
+        self._next = 0.0  # monotonic time before which nothing may start
+        self._lock = threading.Lock()
+
+    def wait(self, stop: threading.Event) -> bool:
+        """Wait for this thread's turn; False if ``stop`` was set in the meantime."""
+        while not stop.is_set():
+            with self._lock:
+                now = time.monotonic()
+                left = self._next - now
+                if left <= 0:
+                    self._next = now + self._gap
+                    return True
+            stop.wait(left)  # then check again: the server may have asked for a longer pause
+        return False
+
+    def hold(self, seconds: float) -> None:
+        """Start no request for so many seconds."""
+        with self._lock:
+            self._next = max(self._next, time.monotonic() + seconds)
+
+
+def backoff(attempt: int, *, first: float) -> float:
+    """first · 2^attempt seconds, at most a minute, with random jitter of ±50%.
+
+    The jitter keeps clients that failed together from retrying together.
+    """
+    return float(min(_MAX_BACKOFF, first * 2.0**attempt) * random.uniform(0.5, 1.5))
+
+
+def retry_after(header: str | None) -> float | None:
+    """The seconds that a Retry-After header asks for, given as a number or a date; None if there is none."""
+    if header is None:
+        return None
+    try:
+        return max(0.0, float(header))
+    except ValueError:
+        pass
+    try:
+        date = parsedate_to_datetime(header)
+    except ValueError:
+        return None
+    if date.tzinfo is None:
+        date = date.replace(tzinfo=UTC)
+    return max(0.0, (date - datetime.now(UTC)).total_seconds())
+
+
+class _RetryError(Exception):
+    """A transient failure; if ``everybody``, all requests should wait, not only the one that met it."""
 
     def __init__(self, reason: str, *, seconds: float | None = None, everybody: bool = False) -> None:
         super().__init__(reason)
@@ -279,7 +271,7 @@ class _AgainError(Exception):
 
 
 class _NoRedirects(urllib.request.HTTPRedirectHandler):
-    """A redirect would send the texts and the key to a server that nobody named."""
+    """Follows no redirect: it would send the texts and the key to a server that the user did not name."""
 
     def redirect_request(
         self,
@@ -290,11 +282,11 @@ class _NoRedirects(urllib.request.HTTPRedirectHandler):
         headers: http.client.HTTPMessage,
         newurl: str,
     ) -> None:
-        """Follow none: the status is raised as an error."""
+        """Return nothing, so that the status is raised as an error."""
 
 
 def check_base_url(url: str, *, with_key: bool) -> None:
-    """Refuse what is no address of an endpoint, holds a secret, or would send a key in the clear."""
+    """Raise `ConfigError` for a URL that is malformed, contains a secret, or would expose the key."""
     try:
         parts = urllib.parse.urlsplit(url)
         host = parts.hostname
@@ -302,20 +294,20 @@ def check_base_url(url: str, *, with_key: bool) -> None:
     except ValueError:
         host = None
     if host is None or parts.scheme not in {"http", "https"}:
-        raise ConfigError("base_url must read like https://api.example.org/v1: correct it")
+        raise ConfigError("base_url must look like https://api.example.org/v1: correct it")
     if parts.username or parts.password or parts.query or parts.fragment:
         raise ConfigError(
-            f"base_url for {host} must hold no user, password, query or fragment: keys go into a variable"
+            f"base_url for {host} must have no user, password, query or fragment: put keys into a variable"
         )
-    if with_key and parts.scheme == "http" and not _is_near(host):
+    if with_key and parts.scheme == "http" and not _is_local(host):
         raise ConfigError(
             f"http would send the API key to {host} unencrypted: use https, or key_env=none if the server "
             "needs no key"
         )
 
 
-def _is_near(host: str) -> bool:
-    """Whether a host is this machine or one of a private network."""
+def _is_local(host: str) -> bool:
+    """Whether a host is this machine or on a private network."""
     if host == "localhost":
         return True
     try:
@@ -325,15 +317,15 @@ def _is_near(host: str) -> bool:
 
 
 def _content(data: bytes) -> str:
-    """The text of an answer; empty where the server withheld it."""
+    """The text of an answer; empty if the server withheld it."""
     try:
         choice = json.loads(data)["choices"][0]
         content = choice["message"].get("content")
         withheld = choice.get("finish_reason") == "content_filter" or choice["message"].get("refusal")
     except (ValueError, KeyError, IndexError, TypeError, AttributeError):
-        raise _AgainError("the answer is no chat completion") from None
+        raise _RetryError("the answer is not a chat completion") from None
     if content is None and withheld:
         return ""
     if not isinstance(content, str):
-        raise _AgainError("the answer holds no text")
+        raise _RetryError("the answer contains no text")
     return content.strip()

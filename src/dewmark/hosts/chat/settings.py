@@ -1,7 +1,7 @@
-"""Which chat model to ask, as plain settings: an endpoint or a host of ours, its sampling, its prices.
+"""Which chat model to ask, as plain settings: an endpoint or a local host, its sampling, its prices.
 
-The same fields serve attacks, which inherit them, and judges. Boundary: nothing is loaded or asked before
-`ChatSettings.open` is called, and the API key is read from its variable there; no field holds it.
+Attacks inherit these fields and judges use them. Boundary: nothing is loaded or sent before
+`ChatSettings.open`, which reads the API key from its environment variable; no field contains it.
 """
 
 from __future__ import annotations
@@ -13,25 +13,27 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dewmark import config
+from dewmark.decoding import Decoding
 from dewmark.errors import ConfigError
-from dewmark.hosts.chat.answers import RememberingChat
+from dewmark.hosts.chat import ChatModel, Conversation
+from dewmark.hosts.chat.answer_cache import CachedChat
 from dewmark.hosts.chat.endpoint import EndpointChat, LengthField, check_base_url
-from dewmark.hosts.chat.models import ChatModel, Conversation, LocalChat
+from dewmark.hosts.chat.local import LocalChat
 from dewmark.workspace import Progress
 
 __all__ = ["BASE_URL_VARIABLE", "ChatSettings", "Estimate"]
 
 BASE_URL_VARIABLE = "OPENAI_BASE_URL"
-_PER_MESSAGE = 4  # tokens that a chat format spends on each message
+_PER_MESSAGE = 4  # tokens of overhead per message in a chat format
 
 
 @dataclass(frozen=True)
 class ChatSettings:
     """The settings of a chat model: ``base_url`` and ``model`` name an endpoint, ``host`` a local one.
 
-    ``temperature`` and ``top_p`` None are the endpoint's own defaults, and 1 for a local host. ``per_minute``
-    limits the requests that are started, 0 does not. Prices are for a million tokens, in any currency.
-    ``answers`` is the folder where answers are kept, by default one in dewmark's cache.
+    ``temperature`` and ``top_p`` None mean the endpoint's own defaults, and 1 for a local host.
+    ``per_minute`` limits how many requests are started, 0 is no limit. Prices are per million tokens, in any
+    currency. ``answers`` is the folder of cached answers, by default one in dewmark's cache.
     """
 
     base_url: str | None = None
@@ -60,7 +62,7 @@ class ChatSettings:
         self.check()
 
     def check(self) -> None:
-        """Raise `ConfigError` if a setting is out of range or two do not go together."""
+        """Raise `ConfigError` if a setting is out of range or two contradict each other."""
         for name in ("max_new_tokens", "concurrency", "batch_size"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
@@ -72,14 +74,14 @@ class ChatSettings:
         if self.top_p is not None and not 0.0 < self.top_p <= 1.0:
             raise ConfigError(f"top_p must lie in (0, 1], got {self.top_p}")
         if self.host is not None and (self.base_url is not None or self.model is not None):
-            raise ConfigError("host names a local model, base_url and model an endpoint's: give one of both")
+            raise ConfigError("host names a local model, base_url and model an endpoint: give only one")
         if self.base_url is not None:
             check_base_url(self.base_url, with_key=False)
 
-    def open(self, progress: Progress | None = None) -> RememberingChat:
-        """The model, with its answers kept on disk."""
+    def open(self, progress: Progress | None = None) -> CachedChat:
+        """The model, with its answers cached on disk."""
         folder = config.cache_dir() / "answers" if self.answers is None else Path(self.answers).expanduser()
-        return RememberingChat(self._model(progress), folder)
+        return CachedChat(self._model(progress), folder)
 
     def _model(self, progress: Progress | None) -> ChatModel:
         if self.host is not None:
@@ -87,16 +89,18 @@ class ChatSettings:
                 self.host,
                 device=self.device,
                 dtype=self.dtype,
-                temperature=1.0 if self.temperature is None else self.temperature,
-                top_p=1.0 if self.top_p is None else self.top_p,
+                decoding=Decoding(
+                    temperature=1.0 if self.temperature is None else self.temperature,
+                    top_p=1.0 if self.top_p is None else self.top_p,
+                ),
                 batch_size=self.batch_size,
                 progress=progress,
             )
         base_url = self.base_url or os.environ.get(BASE_URL_VARIABLE)
         if not base_url or self.model is None:
             raise ConfigError(
-                "no chat model is named: for an endpoint set model and base_url, such as "
-                f"https://api.openai.com/v1 (or the variable {BASE_URL_VARIABLE}); for a local one set "
+                "no chat model given: for an endpoint set model and base_url, such as "
+                f"https://api.openai.com/v1 (or the variable {BASE_URL_VARIABLE}); for a local model set "
                 "host, such as smollm2-135m"
             )
         key = os.environ.get(self.key_env, "").strip() if self.key_env is not None else ""
@@ -115,9 +119,10 @@ class ChatSettings:
         )
 
     def estimate(self, conversations: Sequence[Conversation], *, answers: Sequence[str]) -> Estimate:
-        """What asking for these conversations may take; ``answers`` are texts as long as those expected.
+        """Estimate the cost of these conversations; ``answers`` are texts as long as the expected ones.
 
-        A token is counted as 4 bytes of UTF-8: near for English, high for scripts of several bytes a letter.
+        A token is counted as 4 bytes of UTF-8: close for English, too many for scripts with several bytes per
+        letter.
         """
         sent = sum(
             _tokens(message["content"]) + _PER_MESSAGE
@@ -133,7 +138,7 @@ class ChatSettings:
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """How much a piece of work will ask of a model; ``cost`` is None where no prices are known."""
+    """The expected use of a model; ``cost`` is None if no prices are known."""
 
     model: str
     requests: int

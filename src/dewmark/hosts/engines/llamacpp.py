@@ -1,26 +1,21 @@
-"""A scheme inside llama-cpp-python: one callable that marks what a ``Llama`` writes.
+"""A scheme inside llama-cpp-python: one callable that marks the output of a ``Llama``.
 
     llm = Llama("model.gguf", n_ctx=2048)
     scheme = dewmark.load_scheme("dew", key=key, host=llamacpp_info(llm))
-    mark = LlamaCppProcessor(scheme, llm, seed=1, temperature=0.8, top_p=0.95)
+    mark = LlamaCppProcessor(scheme, llm, seed=1, decoding=Decoding(temperature=0.8, top_p=0.95))
     llm(prompt, max_tokens=200, logits_processor=LogitsProcessorList([mark]),
         stopping_criteria=StoppingCriteriaList([mark.check]))
 
 llama.cpp calls a processor before its own temperature, top-k and top-p. A scheme that needs the final
-distribution is given them here: it warps, chooses the token, and leaves only that one finite, so whatever
-comes after cannot change it.
+distribution gets them from ``decoding``: it applies them, chooses the token, and leaves only that one finite,
+so that nothing later can change it.
 
-Boundary: numpy arrays of one text in, numpy arrays out; llama.cpp drives everything, nothing of it is
-imported here.
+`llamacpp_info` describes the open GGUF model to schemes. The tokenizer is llama.cpp's own. The embeddings are
+read from the GGUF file and rounded to bfloat16, as `dewmark.hosts.transformers.gguf` does to run the same
+file in transformers, so both give the same tables and a text the same p-value. A scheme that marks words
+needs only the tokenizer, and no transformers at all.
 
-What schemes may know of a GGUF model that llama-cpp-python has open: tokenizer, vocabulary, embeddings.
-
-The tokenizer is llama.cpp's own. The embeddings are read from the GGUF file and rounded to bfloat16, as
-`dewmark.hosts.transformers.gguf` does when transformers is to run the same file, so both give the same
-tables and a text
-the same p-value. A scheme that marks words needs the tokenizer only, and transformers not at all.
-
-Boundary: reads the vocabulary and one tensor; never runs the model.
+Boundary: numpy arrays of one text in, numpy arrays out; llama.cpp drives everything.
 """
 
 from __future__ import annotations
@@ -48,18 +43,17 @@ __all__ = ["Llama", "LlamaCppProcessor", "LlamaCppTokenizer", "llamacpp_info"]
 Llama = Any  # llama_cpp.Llama, which ships no types
 
 _CONTROL, _UNKNOWN, _UNUSED = 1 << 3, 1 << 0, 1 << 1  # llama_token_attr
-
 _EMBEDDINGS = "token_embd.weight"
-
 _LONGEST = 512  # bytes of one token
+_SAMPLE = 'The old bridge – "Brücke" – over the river, 1923: 3.14 km… \n\tif (x != 42) { return; }'
 
 
 def llamacpp_info(llm: Llama) -> HostInfo:
-    """Describe a ``llama_cpp.Llama`` to schemes: pass it to `dewmark.load_scheme` as ``host``."""
+    """Describe a ``llama_cpp.Llama`` to schemes: pass the result to `dewmark.load_scheme` as ``host``."""
     path = Path(llm.model_path)
     tokenizer = LlamaCppTokenizer(llm)
     stat = path.stat()
-    # size and time, not contents: reading gigabytes would delay every start
+    # size and time instead of contents: reading gigabytes would delay every start
     stamp = hashlib.sha256(f"{stat.st_size} {stat.st_mtime_ns} {tokenizer.identity}".encode()).hexdigest()
     return HostInfo(
         name=path.name,
@@ -70,128 +64,13 @@ def llamacpp_info(llm: Llama) -> HostInfo:
     )
 
 
-class LlamaCppTokenizer:
-    """The `dewmark.workspace.Tokenizer` protocol around llama.cpp's tokenizer."""
-
-    def __init__(self, llm: Llama) -> None:
-        self._llm = llm
-        self._size = int(llm.n_vocab())
-        api = require("llama_cpp", extra="llamacpp")
-        vocab = api.llama_model_get_vocab(llm.model)
-        attributes = [int(api.llama_vocab_get_attr(vocab, i)) for i in range(self._size)]
-        self._special_ids = frozenset(
-            i for i, attribute in enumerate(attributes) if attribute & (_CONTROL | _UNKNOWN | _UNUSED)
-        )
-        self._pieces = [_piece(api, vocab, i) for i in range(self._size)]
-        pad = int(api.llama_vocab_pad(vocab))
-        self._pad_id = pad if pad >= 0 else int(llm.token_eos())
-
-    @functools.cached_property
-    def identity(self) -> str:
-        """16 hex digits of the SHA-256 of all tokens' bytes and kinds."""
-        digest = hashlib.sha256(b"llama.cpp")
-        for i, piece in enumerate(self._pieces):
-            digest.update(b"%d %d " % (len(piece), i in self._special_ids) + piece)
-        return digest.hexdigest()[:16]
-
-    @property
-    def size(self) -> int:
-        """How many ids the tokenizer knows."""
-        return self._size
-
-    @property
-    def special_ids(self) -> frozenset[int]:
-        """Ids that stand for no text."""
-        return self._special_ids
-
-    @property
-    def pad_id(self) -> int | None:
-        """The padding id, or the end-of-text id where there is none."""
-        return self._pad_id
-
-    @property
-    def pieces(self) -> None:
-        """Not offered: the engine keeps ids on the CPU, where nobody waits for the text of windows."""
-
-    def encode(self, texts: Sequence[str]) -> list[Tokenized]:
-        """Cut texts into tokens without special tokens, also where a text spells one out."""
-        return [self._encode(text) for text in texts]
-
-    def decode(self, batch: Sequence[Sequence[int]]) -> list[str]:
-        """Token ids to text, special tokens left out; bytes that make no character become U+FFFD."""
-        return [self._bytes(ids).decode("utf-8", "replace") for ids in batch]
-
-    def save(self, folder: Path) -> None:
-        """There is no file of its own to write: the tokenizer is inside the GGUF file."""
-        raise ConfigError(
-            "llama.cpp's tokenizer cannot be stored with a detector: bind the scheme with host=FILE.gguf to "
-            "export it, or use a scheme that detects without a tokenizer (dew with units=word)"
-        )
-
-    def _encode(self, text: str) -> Tokenized:
-        data = text.encode("utf-8")
-        ids = tuple(self._llm.tokenize(data, add_bos=False, special=False)) if data else ()
-        joined = self._bytes(ids)
-        extra = len(joined) - len(data)  # some tokenizers put a space before the first word
-        if joined[extra:] != data or joined[:extra].strip():
-            raise ModelError(
-                "this GGUF model's tokenizer changes the text that it cuts, so places in it are not known: "
-                "use a scheme that detects without a tokenizer (dew with units=word)"
-            )
-        # the character of each byte; a token that ends inside a character shares it with the next one
-        character = np.cumsum([0, *((byte & 0xC0) != 0x80 for byte in data)])
-        ends = np.clip(np.cumsum([len(self._pieces[i]) for i in ids]) - extra, 0, len(data)).tolist()
-        starts = [0, *ends][:-1]
-        offsets = tuple(
-            (
-                max(int(character[start + 1]) - 1, 0) if end > start else int(character[start]),
-                int(character[end]),
-            )
-            for start, end in zip(starts, ends, strict=True)
-        )
-        return Tokenized(text=text, ids=ids, offsets=offsets)
-
-    def _bytes(self, ids: Sequence[int]) -> bytes:
-        known = (int(i) for i in ids if i < self._size and i not in self._special_ids)
-        return b"".join(self._pieces[i] for i in known)
-
-
-def _piece(api: Any, vocab: Any, token: int) -> bytes:  # noqa: ANN401 - ctypes
-    buffer = ctypes.create_string_buffer(_LONGEST)
-    length = api.llama_token_to_piece(vocab, token, buffer, _LONGEST, 0, False)
-    if length < 0:
-        raise ModelError(f"token {token} of the GGUF model is longer than {_LONGEST} bytes")
-    return buffer.raw[:length]
-
-
-def _embeddings(path: Path, vocab_size: int) -> NDArray[np.float32]:
-    """The input embeddings (vocab_size, d) of a GGUF file, dequantised and rounded to bfloat16."""
-    from gguf import GGUFReader
-    from gguf.quants import dequantize
-
-    tensor = next((t for t in GGUFReader(path).tensors if t.name == _EMBEDDINGS), None)
-    if tensor is None or int(tensor.shape[1]) < vocab_size:
-        raise ModelError(f"{path.name} holds no input embeddings ({_EMBEDDINGS}) for its {vocab_size} tokens")
-    return round_to_bfloat16(np.asarray(dequantize(tensor.data, tensor.tensor_type), np.float32)[:vocab_size])
-
-
-def round_to_bfloat16(table: NDArray[np.float32]) -> NDArray[np.float32]:
-    """float32 numbers rounded to the nearest bfloat16, ties to even, and kept as float32."""
-    bits = np.ascontiguousarray(table).view(np.uint32)
-    rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) & np.uint32(0xFFFF0000)
-    return rounded.view(np.float32)
-
-
-_SAMPLE = 'The old bridge – "Brücke" – over the river, 1923: 3.14 km… \n\tif (x != 42) { return; }'
-
-
 class LlamaCppProcessor:
-    """Marks the texts of one ``Llama``, one after the other.
+    """Marks the texts of one ``Llama``, one after another.
 
-    A call whose ids do not extend those of the call before by one token begins another text, with a session
-    of its own. With ``seed`` the first text draws from that seed, the next one from seed + 1, and so on;
-    without it seeds are drawn. ``decoding`` serves schemes that need the final distribution; for others
-    llama.cpp's own temperature and filters are used, and it is ignored.
+    A call whose ids do not extend those of the previous call by one token starts another text, with its own
+    session. With ``seed`` the first text uses that seed, the next one seed + 1, and so on; without it seeds
+    are random. ``decoding`` is for schemes that need the final distribution; others ignore it, and
+    llama.cpp's own temperature and filters apply.
     """
 
     def __init__(
@@ -218,50 +97,162 @@ class LlamaCppProcessor:
 
     def __call__(self, input_ids: NDArray[np.intc], scores: NDArray[np.single]) -> NDArray[np.single]:
         """Ids (length,) of prompt and text so far and logits (vocab,) to marked logits (vocab,)."""
-        ids = np.array(input_ids, dtype=np.int64)  # a copy: llama.cpp goes on writing into its own
+        ids = np.array(input_ids, dtype=np.int64)  # a copy: llama.cpp keeps writing into its own
         rows = torch.from_numpy(ids).unsqueeze(0)
         try:
-            if self._mark is None or not self._goes_on(ids):
-                self._mark = self._begin(rows)
+            if self._mark is None or not self._continues(ids):
+                self._mark = self._start(rows)
             self._ids = ids
-            # llama.cpp lends a strided view of its own table of candidates
+            # llama.cpp passes a strided view of its own table of candidates
             logits = torch.from_numpy(np.ascontiguousarray(scores, dtype=np.float32)).unsqueeze(0)
             with torch.inference_mode():
                 marked: NDArray[np.single] = self._mark(rows, logits)[0].numpy()
         except Exception as error:
-            self._error = error  # for `check`: C swallows this one
+            self._error = error  # for `check`: the C code swallows exceptions
             raise
         return marked
 
     def check(self, input_ids: NDArray[np.intc], logits: NDArray[np.single]) -> bool:
-        """A stopping criterion that never stops, but raises what went wrong in a step.
+        """A stopping criterion that never stops, but raises the exception of a failed step.
 
-        llama.cpp calls processors out of C, where an exception is printed and forgotten: without this the
-        text would go on unmarked.
+        llama.cpp calls processors from C, which prints an exception and continues: without this, the rest of
+        the text would be unmarked.
         """
         if self._error is not None:
             error, self._error = self._error, None
             raise error
         return False
 
-    def _goes_on(self, ids: NDArray[np.int64]) -> bool:
+    def _continues(self, ids: NDArray[np.int64]) -> bool:
         return len(ids) == len(self._ids) + 1 and np.array_equal(ids[:-1], self._ids)
 
-    def _begin(self, prompt: torch.Tensor) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
+    def _start(self, prompt: torch.Tensor) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
         seeds = None if self._seed is None else [self._seed + self._texts]
         self._texts += 1
         return self._open(prompt, torch.ones_like(prompt), seeds=seeds)
 
 
+class LlamaCppTokenizer:
+    """The `dewmark.workspace.Tokenizer` protocol for llama.cpp's tokenizer."""
+
+    def __init__(self, llm: Llama) -> None:
+        self._llm = llm
+        self._size = int(llm.n_vocab())
+        api = require("llama_cpp", extra="llamacpp")
+        vocab = api.llama_model_get_vocab(llm.model)
+        attributes = [int(api.llama_vocab_get_attr(vocab, i)) for i in range(self._size)]
+        self._special_ids = frozenset(
+            i for i, attribute in enumerate(attributes) if attribute & (_CONTROL | _UNKNOWN | _UNUSED)
+        )
+        self._pieces = [_piece(api, vocab, i) for i in range(self._size)]
+        pad = int(api.llama_vocab_pad(vocab))
+        self._pad_id = pad if pad >= 0 else int(llm.token_eos())
+
+    @functools.cached_property
+    def identity(self) -> str:
+        """16 hex digits of the SHA-256 of all tokens' bytes and attributes."""
+        digest = hashlib.sha256(b"llama.cpp")
+        for i, piece in enumerate(self._pieces):
+            digest.update(b"%d %d " % (len(piece), i in self._special_ids) + piece)
+        return digest.hexdigest()[:16]
+
+    @property
+    def size(self) -> int:
+        """The number of ids that the tokenizer knows."""
+        return self._size
+
+    @property
+    def special_ids(self) -> frozenset[int]:
+        """Ids that stand for no text."""
+        return self._special_ids
+
+    @property
+    def pad_id(self) -> int | None:
+        """The padding id, or the end-of-text id if there is none."""
+        return self._pad_id
+
+    @property
+    def pieces(self) -> None:
+        """Not offered: the engine keeps ids on the CPU, where decoding windows of text is no bottleneck."""
+
+    def encode(self, texts: Sequence[str]) -> list[Tokenized]:
+        """Tokenize texts without special tokens, even if a text spells one out."""
+        return [self._encode(text) for text in texts]
+
+    def decode(self, batch: Sequence[Sequence[int]]) -> list[str]:
+        """Token ids to text, without special tokens; bytes that form no character become U+FFFD."""
+        return [self._bytes(ids).decode("utf-8", "replace") for ids in batch]
+
+    def save(self, folder: Path) -> None:
+        """Raise `ConfigError`: the tokenizer is inside the GGUF file and has no file of its own."""
+        raise ConfigError(
+            "llama.cpp's tokenizer cannot be stored with a detector: bind the scheme with host=FILE.gguf to "
+            "export it, or use a scheme that detects without a tokenizer (dew with units=word)"
+        )
+
+    def _encode(self, text: str) -> Tokenized:
+        data = text.encode("utf-8")
+        ids = tuple(self._llm.tokenize(data, add_bos=False, special=False)) if data else ()
+        joined = self._bytes(ids)
+        extra = len(joined) - len(data)  # some tokenizers add a space before the first word
+        if joined[extra:] != data or joined[:extra].strip():
+            raise ModelError(
+                "this GGUF model's tokenizer changes the text, so character offsets are unknown: "
+                "use a scheme that detects without a tokenizer (dew with units=word)"
+            )
+        # the character of each byte; a token that ends within a character shares it with the next token
+        character = np.cumsum([0, *((byte & 0xC0) != 0x80 for byte in data)])
+        ends = np.clip(np.cumsum([len(self._pieces[i]) for i in ids]) - extra, 0, len(data)).tolist()
+        starts = [0, *ends][:-1]
+        offsets = tuple(
+            (
+                max(int(character[start + 1]) - 1, 0) if end > start else int(character[start]),
+                int(character[end]),
+            )
+            for start, end in zip(starts, ends, strict=True)
+        )
+        return Tokenized(text=text, ids=ids, offsets=offsets)
+
+    def _bytes(self, ids: Sequence[int]) -> bytes:
+        known = (int(i) for i in ids if i < self._size and i not in self._special_ids)
+        return b"".join(self._pieces[i] for i in known)
+
+
+def _piece(api: Any, vocab: Any, token: int) -> bytes:  # noqa: ANN401 - ctypes
+    buffer = ctypes.create_string_buffer(_LONGEST)
+    length = api.llama_token_to_piece(vocab, token, buffer, _LONGEST, 0, False)
+    if length < 0:
+        raise ModelError(f"token {token} of the GGUF model is longer than {_LONGEST} bytes")
+    return buffer.raw[:length]
+
+
+def _embeddings(path: Path, vocab_size: int) -> NDArray[np.float32]:
+    """The input embeddings (vocab_size, d) of a GGUF file, dequantized and rounded to bfloat16."""
+    from gguf import GGUFReader
+    from gguf.quants import dequantize
+
+    tensor = next((t for t in GGUFReader(path).tensors if t.name == _EMBEDDINGS), None)
+    if tensor is None or int(tensor.shape[1]) < vocab_size:
+        raise ModelError(f"{path.name} has no input embeddings ({_EMBEDDINGS}) for its {vocab_size} tokens")
+    return round_to_bfloat16(np.asarray(dequantize(tensor.data, tensor.tensor_type), np.float32)[:vocab_size])
+
+
+def round_to_bfloat16(table: NDArray[np.float32]) -> NDArray[np.float32]:
+    """float32 values rounded to the nearest bfloat16, ties to even, still as float32."""
+    bits = np.ascontiguousarray(table).view(np.uint32)
+    rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) & np.uint32(0xFFFF0000)
+    return rounded.view(np.float32)
+
+
 def _check_vocabulary(scheme: BoundScheme, llm: Llama) -> None:
-    """Refuse a scheme that was made for another vocabulary, before anything is written."""
+    """Raise `VocabularyError` for a scheme built for another vocabulary, before anything is written."""
     theirs, ours = int(llm.n_vocab()), scheme.host.vocab_size
     same = theirs == ours
     if same:
-        cut = tuple(llm.tokenize(_SAMPLE.encode(), add_bos=False, special=False))
-        same = cut == scheme.host.tokenizer.encode([_SAMPLE])[0].ids
+        ids = tuple(llm.tokenize(_SAMPLE.encode(), add_bos=False, special=False))
+        same = ids == scheme.host.tokenizer.encode([_SAMPLE])[0].ids
     if not same:
         raise VocabularyError(
-            f"the scheme was made for {scheme.host.name} ({ours} ids) and the GGUF model has another "
+            f"the scheme was built for {scheme.host.name} ({ours} ids) and the GGUF model has another "
             f"vocabulary ({theirs} ids): bind the scheme with host=llamacpp_info(llm)"
         )

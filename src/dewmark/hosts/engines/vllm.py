@@ -4,12 +4,11 @@ r"""A scheme inside vLLM: a logits processor for its V1 engine, offline or behin
         --logits-processors dewmark.hosts.engines.vllm:DewLogitsProcessor
 
 It sees logits before vLLM's penalties, temperature, top-k and top-p. A scheme that needs the final
-distribution is therefore given a request's own settings: it warps, chooses the token by the request's seed,
-and leaves only that one finite, so whatever comes after cannot change it.
+distribution therefore gets the request's own settings: it applies them, chooses the token with the request's
+seed, and leaves only that one finite, so that nothing later can change it.
 
-Boundary: vLLM's batch in (`BatchUpdate`), marked logits out. What marks a changing batch is
-`dewmark.sampling`,
-what the operator and a request may say is `dewmark.hosts.engines.vllm_config`.
+Boundary: vLLM's batch in (`BatchUpdate`), marked logits out. `dewmark.sampling` marks a changing batch,
+`dewmark.hosts.engines.vllm_config` reads the options of operators and requests.
 """
 
 from __future__ import annotations
@@ -39,11 +38,9 @@ __all__ = ["DewLogitsProcessor"]
 
 _vllm = require("vllm.v1.sample.logits_processor", extra="vllm")
 
-_log = logging.getLogger("vllm.dewmark")  # under vLLM's own, whose handlers and level it shares
-
-_GREEDY = 1e-5  # vLLM takes the likeliest token below this temperature
-
-_PLACEHOLDER = -1  # stands in vLLM's lists for a token that is still on its way from the device
+_log = logging.getLogger("vllm.dewmark")  # a child of vLLM's logger, with its handlers and level
+_GREEDY = 1e-5  # below this temperature vLLM takes the likeliest token
+_PLACEHOLDER = -1  # in vLLM's lists, a token that is still on its way from the device
 
 _NEUTRAL = {"presence_penalty": 0.0, "frequency_penalty": 0.0, "repetition_penalty": 1.0}
 
@@ -52,7 +49,7 @@ class DewLogitsProcessor(_vllm.LogitsProcessor):  # type: ignore[misc, name-defi
     """Marks the requests of vLLM's batch, each with its own key."""
 
     def __init__(self, vllm_config: Any, device: torch.device, is_pin_memory: bool) -> None:  # noqa: ANN401
-        """Read the configuration and make the default key's tables, so that no request waits for them."""
+        """Read the configuration and build the default key's tables, so that no request waits for them."""
         self._config = config_from_environment()
         self._device = device
         _check_scheme(self._config)
@@ -61,14 +58,14 @@ class DewLogitsProcessor(_vllm.LogitsProcessor):  # type: ignore[misc, name-defi
         self._markers: dict[str, Rows] = {}
         self._batch: dict[int, tuple[str, Row]] = {}
         self._warned = False
-        # ranks that share the work must draw alike, and all see the same requests in the same order
+        # ranks that share the work need the same seeds, and all see the same requests in the same order
         together = int(vllm_config.parallel_config.world_size) > 1
         self._seeds = random.Random(vllm_config.model_config.seed if together else secrets.randbits(64))
         self._warm()
 
     @classmethod
     def validate_params(cls, sampling_params: Any) -> None:  # noqa: ANN401 - vLLM's SamplingParams
-        """Refuse a request that cannot be marked as it asks; vLLM answers it with HTTP 400."""
+        """Reject a request that cannot be marked with its settings; vLLM answers it with HTTP 400."""
         config = config_from_environment()
         if config.key_id(sampling_params.extra_args) is None:
             return
@@ -76,23 +73,23 @@ class DewLogitsProcessor(_vllm.LogitsProcessor):  # type: ignore[misc, name-defi
         remedy = 'or send {"dewmark": false}'
         if needs.sampling and sampling_params.temperature < _GREEDY:
             raise ConfigError(
-                f"temperature 0 always takes the likeliest token, and {name} hides its mark in the choice "
+                f"temperature 0 always takes the likeliest token, and {name} puts its mark in the choice "
                 f"between tokens: use a temperature above 0, {remedy}"
             )
         for field, neutral in _NEUTRAL.items():
             value = getattr(sampling_params, field)
             if needs.final and value != neutral:
                 raise ConfigError(
-                    f"{field}={value:g} would come after {name} has chosen the token: "
+                    f"{field}={value:g} would apply after {name} has chosen the token: "
                     f"leave it at {neutral:g}, {remedy}"
                 )
 
     def is_argmax_invariant(self) -> bool:
-        """No: a mark changes which token is likeliest."""
+        """False: a mark changes which token is likeliest."""
         return False
 
     def update_state(self, batch_update: Any) -> None:  # noqa: ANN401 - vLLM's BatchUpdate
-        """Follow vLLM's batch: what left it, what came, what moved; in this order."""
+        """Follow vLLM's batch: requests removed, added and moved, in this order."""
         if batch_update is None:
             return
         batch = self._batch
@@ -120,9 +117,9 @@ class DewLogitsProcessor(_vllm.LogitsProcessor):  # type: ignore[misc, name-defi
                 groups[key_id].append(index)
         for key_id, indices in groups.items():
             rows = [self._batch[index][1] for index in indices]
-            everything = len(indices) == len(logits)
-            marked = self._marker(key_id).mark(rows, logits if everything else logits[indices])
-            if everything:
+            whole_batch = len(indices) == len(logits)
+            marked = self._marker(key_id).mark(rows, logits if whole_batch else logits[indices])
+            if whole_batch:
                 return marked
             logits[indices] = marked
         return logits
@@ -138,7 +135,7 @@ class DewLogitsProcessor(_vllm.LogitsProcessor):  # type: ignore[misc, name-defi
         return self._marker(key_id).open(prompt, written, seed=seed, decoding=decoding)
 
     def _marker(self, key_id: str) -> Rows:
-        """What marks with a key; its tables are made when the first request asks for it."""
+        """The marker for a key; its tables are built for the first request that uses it."""
         if key_id not in self._markers:
             bound = self._bind(Key.load(self._config.keys[key_id]))
             self._markers[key_id] = bound.rows(self._device)
@@ -159,7 +156,7 @@ class DewLogitsProcessor(_vllm.LogitsProcessor):  # type: ignore[misc, name-defi
         bound = self._config.scheme.bind(key, self._host, workspace)
         if type(bound).finished is not BoundScheme.finished:
             raise ConfigError(
-                f"{bound.scheme.name} keeps a record of every finished text, which vLLM does not tell its "
+                f"{bound.scheme.name} keeps a record of every finished text, which vLLM does not pass to its "
                 "processors: run it in transformers, or use another scheme"
             )
         return bound
@@ -175,7 +172,7 @@ class DewLogitsProcessor(_vllm.LogitsProcessor):  # type: ignore[misc, name-defi
         if not self._warned:
             self._warned = True
             _log.warning(
-                "dewmark leaves tokens unmarked: vLLM hands over requests whose last token is not known yet; "
+                "dewmark leaves tokens unmarked: vLLM passes requests whose last token is not known yet; "
                 "start it with --no-async-scheduling"
             )
 
@@ -189,11 +186,11 @@ def _check_scheme(config: EngineConfig) -> None:
 
 
 def _check_loading(vllm_config: Any) -> None:  # noqa: ANN401 - vLLM's VllmConfig
-    """Under asynchronous scheduling vLLM fills in the last token only for processors it was told of."""
+    """Under asynchronous scheduling, vLLM gives the last token only to processors that it was given."""
     if vllm_config.scheduler_config.async_scheduling and not vllm_config.model_config.logits_processors:
         raise ConfigError(
-            "vLLM found dewmark by an entry point and schedules asynchronously, so the last token of a text "
-            "is not known when it is marked: pass "
+            "vLLM found dewmark through an entry point and schedules asynchronously, so the last token of a "
+            "text is not known when the text is marked: pass "
             "--logits-processors dewmark.hosts.engines.vllm:DewLogitsProcessor"
         )
 

@@ -1,17 +1,17 @@
-"""How marking in vLLM is set up: a scheme and its keys by the operator, on or off and whose key by a request.
+"""How marking in vLLM is configured: the operator sets scheme and keys, a request switches marking and key.
 
-The operator names a key file in ``DEWMARK_KEY_FILE``, or a file in ``DEWMARK_VLLM_CONFIG`` (TOML or JSON):
+The operator sets ``DEWMARK_KEY_FILE`` to a key file, or ``DEWMARK_VLLM_CONFIG`` to a file (TOML or JSON):
 
     scheme = "dew"                # any scheme that marks token by token
-    mark = true                   # whether requests that do not say are marked
-    host = "smollm2-135m"         # dewmark's name for the model, if it is not the one vLLM was given
-    default_key = "acme"          # for requests that name no key; needed with several
+    mark = true                   # whether to mark requests that do not say
+    host = "smollm2-135m"         # dewmark's name for the model, if different from vLLM's
+    default_key = "acme"          # for requests that name no key; required with several keys
     settings = { units = "token" }
     [keys]                        # key id = key file, relative to this file
     acme = "acme.key"
 
-A request may say ``{"dewmark": false}`` or ``{"dewmark_key_id": "acme"}`` in its ``vllm_xargs``
-(``extra_args`` in Python). Boundary: no engine, no weights; key files are named here, not read.
+A request may pass ``{"dewmark": false}`` or ``{"dewmark_key_id": "acme"}`` in its ``vllm_xargs``
+(``extra_args`` in Python). Boundary: no engine, no weights; key files are not read here.
 """
 
 from __future__ import annotations
@@ -32,19 +32,16 @@ from dewmark.scheme import Scheme
 __all__ = ["CONFIG", "KEY_FILE", "EngineConfig", "config_from_environment"]
 
 KEY_FILE = "DEWMARK_KEY_FILE"
-
 CONFIG = "DEWMARK_VLLM_CONFIG"
 
 _FIELDS = ("default_key", "host", "keys", "mark", "scheme", "settings")
-
 _SWITCH, _KEY_ID = "dewmark", "dewmark_key_id"
-
 _TRUTH = {"true": True, "1": True, "1.0": True, "false": False, "0": False, "0.0": False}
 
 
 @dataclass(frozen=True)
 class EngineConfig:
-    """``keys`` are key files by key id; ``default_key`` serves requests that name none."""
+    """``keys`` maps key ids to key files; ``default_key`` is for requests that name none."""
 
     scheme: Scheme
     keys: Mapping[str, Path]
@@ -53,24 +50,24 @@ class EngineConfig:
     host: str | None = None
 
     def key_id(self, extra_args: Mapping[str, Any] | None) -> str | None:
-        """The id of the key that a request is to be marked with; None if it is not to be marked."""
-        mine = {name: value for name, value in (extra_args or {}).items() if str(name).startswith(_SWITCH)}
-        for name in mine:
+        """The id of the key to mark a request with; None for no mark."""
+        given = {name: value for name, value in (extra_args or {}).items() if str(name).startswith(_SWITCH)}
+        for name in given:
             if name not in (_SWITCH, _KEY_ID):
                 raise unknown_name("request parameter", name, (_SWITCH, _KEY_ID))
-        marked = _switch(mine[_SWITCH]) if _SWITCH in mine else self.mark or _KEY_ID in mine
+        marked = _switch(given[_SWITCH]) if _SWITCH in given else self.mark or _KEY_ID in given
         if not marked:
-            if _KEY_ID in mine:
-                raise ConfigError(f"{_KEY_ID} names a key and {_SWITCH} is false: leave one of them out")
+            if _KEY_ID in given:
+                raise ConfigError(f"{_KEY_ID} names a key but {_SWITCH} is false: remove one of them")
             return None
-        key_id = str(mine.get(_KEY_ID, self.default_key))
-        if key_id not in self.keys:  # the ids of other tenants are nobody's business
+        key_id = str(given.get(_KEY_ID, self.default_key))
+        if key_id not in self.keys:  # the ids of other tenants stay private
             raise ConfigError(f"unknown {_KEY_ID} {key_id[:80]!r}: use one that this server has a key for")
         return key_id
 
 
 def config_from_environment() -> EngineConfig:
-    """What the environment says; read once for the same values."""
+    """The configuration that the environment variables name; cached by their values."""
     return _load(os.environ.get(CONFIG), os.environ.get(KEY_FILE))
 
 
@@ -82,8 +79,8 @@ def _load(config: str | None, key_file: str | None) -> EngineConfig:
         return _from_file(Path(config).expanduser())
     if not key_file:
         raise ConfigError(
-            f"no key to mark with: set {KEY_FILE} to a key file (make one with: dewmark key new --out FILE), "
-            f"or {CONFIG} to a configuration"
+            f"no key to mark with: set {KEY_FILE} to a key file (create one: dewmark key new --out FILE), "
+            f"or {CONFIG} to a configuration file"
         )
     return EngineConfig(SCHEMES["dew"](), {"default": Path(key_file).expanduser()}, "default")
 
@@ -95,7 +92,7 @@ def _from_file(path: Path) -> EngineConfig:
             raise unknown_name(f"field of {path}", name, _FIELDS)
     keys, settings = values.get("keys"), values.get("settings", {})
     if not isinstance(keys, dict) or not keys or not all(isinstance(file, str) for file in keys.values()):
-        raise ConfigError(f"{path} must name its key files by key id under keys, got {type(keys).__name__}")
+        raise ConfigError(f"keys in {path} must map key ids to key files, got {type(keys).__name__}")
     if not isinstance(settings, dict):
         raise ConfigError(f"settings in {path} must be a table of the scheme's parameters")
     default = values.get("default_key", next(iter(keys)) if len(keys) == 1 else None)
@@ -122,12 +119,12 @@ def _read(path: Path) -> dict[str, Any]:
             f"{path} is not valid {'JSON' if path.suffix == '.json' else 'TOML'}: {error}"
         ) from None
     if not isinstance(values, dict):
-        raise ConfigError(f"{path} must hold a table of fields, got {type(values).__name__}")
+        raise ConfigError(f"{path} must be a table of fields, got {type(values).__name__}")
     return values
 
 
 def _switch(value: object) -> bool:
-    """A request's on or off; over HTTP vLLM turns true into a number."""
+    """A request's true or false; over HTTP vLLM turns true into a number."""
     try:
         return _TRUTH[str(value).lower()]
     except KeyError:

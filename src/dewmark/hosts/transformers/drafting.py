@@ -1,26 +1,23 @@
-"""Writing for schemes that choose between drafts of sentences: one loop of rounds over a batch of prompts.
+"""Decoding for schemes that choose between drafts of sentences: rounds over a batch of prompts.
 
-In a round every unfinished row gets several drafts of its next sentence, all rows' drafts in one batch. They
-share what the cache holds of their row and each stops at the end of its sentence. Whenever half of them have
-stopped the scheme judges those in one call, and drafts that come after one which passes are given up. A row
-goes on with its first draft that passes, in the order in which they are numbered; after the scheme's bound on
-tries with the best of them. Draft t of sentence s of a row draws from a random stream that the row's seed, s
-and t decide, so neither the batch nor the size of a round changes a text.
+In each round every unfinished row gets several drafts of its next sentence, all rows' drafts in one batch.
+Drafts share their row's key-value cache, and each stops at the end of its sentence. Whenever half of them
+have stopped, the scheme judges those in one call, and drafts numbered after one that passes are abandoned. A
+row continues with its first draft that passes; after the scheme's maximum number of tries, with the best one.
+Draft t of sentence s of a row has a random stream determined by the row's seed, s and t, so neither the batch
+nor the size of a round changes a text.
 
-A text ends where the first draft of a sentence ends it. Were later drafts asked too, every end of text would
-have as many chances as there are drafts, and texts would become short. An unfinished last sentence is not
-judged: detectors do not count it.
+A text ends only where the first draft of a sentence ends it. If later drafts could end it too, every end of
+text would have as many chances as there are drafts, and texts would become short. An unfinished last sentence
+is not judged, as detectors do not count it.
 
-Boundary: token ids and text in and out; what is a sentence, and a good one, the scheme knows.
+`CachedRows` is a batch of growing texts in a model's key-value cache that can be copied, row by row, to try
+continuations. Rows grow by different numbers of ids: each call appends one block of columns, padded on the
+left; the attention mask says which columns of a row are real, and positions count only those. Nothing in the
+cache is computed again, however often a row is copied. Only layers with a sliding window would mistake
+padding for text: a model with such layers reads its rows again when they grow unevenly.
 
-A batch of growing texts in a model's key-value cache that can be copied, row by row, to try continuations.
-
-Rows grow by different numbers of ids. Each call appends one block of columns, padded on the left, and the
-attention mask says which columns of a row are real; positions count those alone. What is in the cache is
-never computed again, for however many copies of a row. Only layers that look back over a window of columns
-would take padding for text: a model that has such layers reads its rows anew when they grow unevenly.
-
-Boundary: ids in, logits out; nothing is sampled here.
+Boundary: token ids and text in and out; the scheme knows what a sentence is, and which ones are good.
 """
 
 from __future__ import annotations
@@ -47,93 +44,14 @@ from dewmark.scheme import Drafts
 from dewmark.types import DraftCount
 from dewmark.workspace import Tokenizer
 
-__all__ = ["Branches", "write_drafts"]
-
-
-class Branches:
-    """Texts in the cache of one model; ``logits`` (rows, vocab) are those of each row's next token."""
-
-    logits: torch.Tensor
-    _cache: Any
-    _mask: torch.Tensor
-
-    def __init__(self, model: CausalLM, prompts: Sequence[Sequence[int]], *, fill_id: int) -> None:
-        self._model = model
-        self._fill_id = fill_id
-        self._device: torch.device = model.get_input_embeddings().weight.device
-        self._accepted = forward_parameters(model)
-        self._ids = [list(prompt) for prompt in prompts]
-        self.logits = self._read()
-
-    def extend(self, rows: Sequence[Sequence[int]]) -> None:
-        """Append ids to each row, to some none at all."""
-        self._ids = [[*before, *row] for before, row in zip(self._ids, rows, strict=True)]
-        uneven = len({len(row) for row in rows}) > 1
-        if uneven and any(getattr(self._cache, "is_sliding", ())):
-            self.logits = self._read()
-        elif any(rows):
-            grown = torch.tensor([bool(row) for row in rows], device=self._device).unsqueeze(1)
-            self.logits = torch.where(grown, self._forward(rows), self.logits)
-
-    def select(self, rows: Sequence[int]) -> Branches:
-        """A copy that holds these rows, each as often as it is named; the original is not touched."""
-        other = copy.copy(self)
-        other._cache = copy.deepcopy(self._cache)
-        other.keep(rows)
-        return other
-
-    def keep(self, rows: Sequence[int]) -> None:
-        """Go on with these rows alone."""
-        index = torch.tensor(rows, dtype=torch.long, device=self._device)
-        self._cache.batch_select_indices(index)
-        self._ids = [self._ids[row] for row in rows]
-        self._mask = self._mask[index]
-        self.logits = self.logits[index]
-
-    def _read(self) -> torch.Tensor:
-        """Logits (rows, vocab) after all that the rows hold, with a new cache."""
-        self._cache = None
-        self._mask = torch.zeros((len(self._ids), 0), dtype=torch.long, device=self._device)
-        return self._forward(self._ids)
-
-    def _forward(self, rows: Sequence[Sequence[int]]) -> torch.Tensor:
-        """Logits (rows, vocab) after appending ids; those of a row that did not grow mean nothing."""
-        if len({len(row) for row in rows}) == 1:
-            ids = torch.tensor(rows, dtype=torch.long, device=self._device)
-            real = torch.ones_like(ids)
-        else:
-            ids, real = pad_left(rows, fill_id=self._fill_id, device=self._device)
-        before = self._mask.sum(dim=1, keepdim=True)
-        self._mask = torch.cat((self._mask, real), dim=1)
-        inputs: dict[str, Any] = {
-            "input_ids": ids,
-            "attention_mask": self._mask,
-            "use_cache": True,
-            "return_dict": True,
-        }
-        if self._cache is not None:
-            inputs["past_key_values"] = self._cache
-        if "position_ids" in self._accepted:  # models with relative positions read the mask alone
-            inputs["position_ids"] = (before + real.cumsum(dim=1) - 1).clamp(min=0)
-        if "logits_to_keep" in self._accepted:
-            inputs["logits_to_keep"] = 1
-        output = self._model(**inputs)
-        self._cache = getattr(output, "past_key_values", None)
-        if not hasattr(self._cache, "batch_select_indices"):
-            raise ModelError(
-                f"{type(self._model).__name__} keeps no key-value cache that can be copied row by row, which "
-                "writing drafts needs: use another host, or a scheme that marks token by token"
-            )
-        logits: torch.Tensor = output.logits[:, -1]
-        return logits
-
+__all__ = ["CachedRows", "write_drafts"]
 
 _MINUS_INF = -float("inf")
 
 
 @dataclass
 class _Row:
-    """One text: its prompt's ids, what was accepted, and how the sentence at hand stands."""
+    """One text: its prompt's ids, the accepted ids, and the state of the current sentence."""
 
     prompt: Sequence[int]
     seed: int
@@ -150,8 +68,8 @@ class _Row:
 class _Draft:
     """One draft of a row's next sentence: ``number`` counts the sentence's drafts from 0.
 
-    ``whole`` is set when its sentence is complete, ``done`` when it is not written on, for whatever reason;
-    ``score`` is what the scheme said of it.
+    ``whole`` is set when its sentence is complete, ``done`` when it stops growing for any reason; ``score``
+    is the scheme's judgement.
     """
 
     row: int
@@ -165,7 +83,7 @@ class _Draft:
 
     @property
     def ends_text(self) -> bool:
-        """Whether the text ends with it, in the middle of a sentence or before one."""
+        """Whether the text ends with this draft, within a sentence or before one."""
         return self.done and not self.whole and self.number == 0
 
 
@@ -182,16 +100,16 @@ def write_drafts(
     fill_id: int,
     writable: torch.Tensor,
 ) -> list[tuple[list[int], DraftCount]]:
-    """Complete one batch of prompts; returns each row's new ids and what its drafts cost.
+    """Complete one batch of prompts; returns each row's new ids and draft counts.
 
-    ``fill_id`` and ``writable`` are those of `dewmark.hosts.transformers.decoding.decode`.
+    ``fill_id`` and ``writable`` are as in `dewmark.hosts.transformers.decoding.decode`.
     """
     rows = [_Row(prompt, seed) for prompt, seed in zip(prompts, seeds, strict=True)]
-    base = Branches(model, prompts, fill_id=fill_id)
+    base = CachedRows(model, prompts, fill_id=fill_id)
     eos = sorted(eos_ids)
     forbidden = (~writable).to(base.logits.device)
     forbidden[eos] = False
-    pen = _Pen(model, drafts, decoding, tokenizer, eos, forbidden)
+    writer = _DraftWriter(model, drafts, decoding, tokenizer, eos, forbidden)
     while not all(row.finished for row in rows):
         plan = [
             _Draft(i, number, decoding.max_new_tokens - len(row.ids))
@@ -199,14 +117,14 @@ def write_drafts(
             if not row.finished
             for number in range(row.tried, min(row.tried + drafts.at_once, drafts.tries))
         ]
-        pen.write(plan, rows, base)
-        grown = _go_on(plan, rows, drafts, most=decoding.max_new_tokens)
+        writer.write(plan, rows, base)
+        grown = _accept(plan, rows, drafts, most=decoding.max_new_tokens)
         base.extend(grown)
     return [(row.ids, DraftCount(row.sentences, row.drafts, row.gave_up)) for row in rows]
 
 
 def _judge(plan: Sequence[_Draft], drafts: Drafts) -> None:
-    """Judge the whole sentences of a round; what comes after one that settles its row is given up."""
+    """Judge the complete sentences of a round; abandon drafts after one that settles its row."""
     new = [draft for draft in plan if draft.whole and draft.score is None]
     scores = drafts.judge([draft.row for draft in new], [draft.text for draft in new]) if new else []
     for draft, score in zip(new, scores, strict=True):
@@ -218,8 +136,8 @@ def _judge(plan: Sequence[_Draft], drafts: Drafts) -> None:
             settled.add(draft.row)
 
 
-def _go_on(plan: Sequence[_Draft], rows: Sequence[_Row], drafts: Drafts, *, most: int) -> list[list[int]]:
-    """Let each row go on with a draft if it can; returns what the rows grew by."""
+def _accept(plan: Sequence[_Draft], rows: Sequence[_Row], drafts: Drafts, *, most: int) -> list[list[int]]:
+    """Continue each row with a draft if one is chosen; returns the ids that the rows grew by."""
     grown: list[list[int]] = [[] for _ in rows]
     settled: set[int] = set()
     for draft in plan:
@@ -246,8 +164,8 @@ def _go_on(plan: Sequence[_Draft], rows: Sequence[_Row], drafts: Drafts, *, most
     return grown
 
 
-class _Pen:
-    """Writes the drafts of a round until each of them is done."""
+class _DraftWriter:
+    """Writes the drafts of a round until all are done."""
 
     def __init__(
         self,
@@ -266,7 +184,7 @@ class _Pen:
         self._ends = frozenset(eos)
         self._forbidden = forbidden
 
-    def write(self, plan: Sequence[_Draft], rows: Sequence[_Row], base: Branches) -> None:
+    def write(self, plan: Sequence[_Draft], rows: Sequence[_Row], base: CachedRows) -> None:
         """Fill in the drafts of ``plan``."""
         batch = list(plan)
         branches = base.select([draft.row for draft in batch])
@@ -297,7 +215,7 @@ class _Pen:
                 return
             if blocker is not None:
                 blocker.append(tokens)
-            if 2 * len(live) <= len(batch):  # a draft that is done costs as much as any other
+            if 2 * len(live) <= len(batch):  # a finished draft costs as much as any other
                 batch, tokens = [batch[i] for i in live], [tokens[i] for i in live]
                 branches.keep(live)
                 noise = self._noise(batch, rows)
@@ -306,7 +224,7 @@ class _Pen:
             branches.extend([[token] for token in tokens])
 
     def _append(self, batch: Sequence[_Draft], tokens: Sequence[int], rows: Sequence[_Row]) -> None:
-        """Give each draft its next token, and look whether it is done."""
+        """Append each draft's next token, and check whether it is done."""
         live = [(draft, token) for draft, token in zip(batch, tokens, strict=True) if not draft.done]
         for draft, token in live:
             draft.done = token in self._ends
@@ -322,7 +240,7 @@ class _Pen:
             draft.done = draft.done or draft.whole or last
 
     def _cut(self, draft: _Draft, end: int, rows: Sequence[_Row]) -> None:
-        """Leave off what was written beyond the end of the sentence, to see that it ends there."""
+        """Remove the tokens after the end of the sentence, which were only needed to see that it ends."""
         while len(draft.ids) > 1:
             shorter = _Draft(draft.row, draft.number, draft.room, ids=draft.ids[:-1])
             text = self._texts([shorter], rows)[0]
@@ -331,7 +249,7 @@ class _Pen:
             draft.ids, draft.text = shorter.ids, text
 
     def _texts(self, drafts: Sequence[_Draft], rows: Sequence[_Row]) -> list[str]:
-        """The text that each draft adds to its row; some tokenizers drop a space where a text begins."""
+        """The text that each draft adds to its row; some tokenizers drop a space at the start of a text."""
         before = [([*rows[d.row].prompt[-1:], *rows[d.row].ids])[-1:] for d in drafts]
         joined = self._tokenizer.decode([*before, *(a + d.ids for a, d in zip(before, drafts, strict=True))])
         starts, texts = joined[: len(drafts)], joined[len(drafts) :]
@@ -349,3 +267,81 @@ def _seed(row: int, sentence: int, draft: int) -> int:
     """The seed of one draft."""
     digest = hashlib.blake2b(f"{row} {sentence} {draft}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1
+
+
+class CachedRows:
+    """Texts in a model's key-value cache; ``logits`` (rows, vocab) predict each row's next token."""
+
+    logits: torch.Tensor
+    _cache: Any
+    _mask: torch.Tensor
+
+    def __init__(self, model: CausalLM, prompts: Sequence[Sequence[int]], *, fill_id: int) -> None:
+        self._model = model
+        self._fill_id = fill_id
+        self._device: torch.device = model.get_input_embeddings().weight.device
+        self._accepted = forward_parameters(model)
+        self._ids = [list(prompt) for prompt in prompts]
+        self.logits = self._read()
+
+    def extend(self, rows: Sequence[Sequence[int]]) -> None:
+        """Append ids to each row; a row may get none."""
+        self._ids = [[*before, *row] for before, row in zip(self._ids, rows, strict=True)]
+        uneven = len({len(row) for row in rows}) > 1
+        if uneven and any(getattr(self._cache, "is_sliding", ())):
+            self.logits = self._read()
+        elif any(rows):
+            grown = torch.tensor([bool(row) for row in rows], device=self._device).unsqueeze(1)
+            self.logits = torch.where(grown, self._forward(rows), self.logits)
+
+    def select(self, rows: Sequence[int]) -> CachedRows:
+        """A copy with these rows, each as often as it is listed; the original does not change."""
+        other = copy.copy(self)
+        other._cache = copy.deepcopy(self._cache)
+        other.keep(rows)
+        return other
+
+    def keep(self, rows: Sequence[int]) -> None:
+        """Keep only these rows."""
+        index = torch.tensor(rows, dtype=torch.long, device=self._device)
+        self._cache.batch_select_indices(index)
+        self._ids = [self._ids[row] for row in rows]
+        self._mask = self._mask[index]
+        self.logits = self.logits[index]
+
+    def _read(self) -> torch.Tensor:
+        """Logits (rows, vocab) after the whole rows, with a new cache."""
+        self._cache = None
+        self._mask = torch.zeros((len(self._ids), 0), dtype=torch.long, device=self._device)
+        return self._forward(self._ids)
+
+    def _forward(self, rows: Sequence[Sequence[int]]) -> torch.Tensor:
+        """Logits (rows, vocab) after appending ids; undefined for a row that did not grow."""
+        if len({len(row) for row in rows}) == 1:
+            ids = torch.tensor(rows, dtype=torch.long, device=self._device)
+            real = torch.ones_like(ids)
+        else:
+            ids, real = pad_left(rows, fill_id=self._fill_id, device=self._device)
+        before = self._mask.sum(dim=1, keepdim=True)
+        self._mask = torch.cat((self._mask, real), dim=1)
+        inputs: dict[str, Any] = {
+            "input_ids": ids,
+            "attention_mask": self._mask,
+            "use_cache": True,
+            "return_dict": True,
+        }
+        if self._cache is not None:
+            inputs["past_key_values"] = self._cache
+        if "position_ids" in self._accepted:  # models with relative positions use only the mask
+            inputs["position_ids"] = (before + real.cumsum(dim=1) - 1).clamp(min=0)
+        if "logits_to_keep" in self._accepted:
+            inputs["logits_to_keep"] = 1
+        output = self._model(**inputs)
+        self._cache = getattr(output, "past_key_values", None)
+        if not hasattr(self._cache, "batch_select_indices"):
+            raise ModelError(
+                f"{type(self._model).__name__} has no key-value cache that can be copied row by row, which "
+                "drafts need: use another host, or a scheme that marks token by token"
+            )
+        logits: torch.Tensor = output.logits[:, -1]
+        return logits

@@ -1,8 +1,6 @@
-"""GGUF files to transformers folders: bfloat16 safetensors beside the tokenizer.
+"""Converting GGUF files to transformers folders: bfloat16 safetensors and the tokenizer.
 
-Boundary: one file in, one folder out; caching and checksums belong to `dewmark.hosts.transformers.files`.
-Also holds
-`quiet`, which keeps transformers' own bars and warnings off the terminal.
+Boundary: one file in, one folder out; `dewmark.hosts.transformers.model_files` caches and verifies.
 """
 
 from __future__ import annotations
@@ -13,15 +11,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dewmark.errors import DewmarkError, ModelError, StorageError
+from dewmark.models.hub import quiet_libraries
 from dewmark.workspace import Progress
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-__all__ = ["convert_gguf", "quiet"]
+__all__ = ["convert_gguf"]
 
-# Tokens that stand for no text although GGUF files list them as text: Gemma 3 writes an image's place with a
-# probability of 12% in the middle of a sentence.
+# Control tokens that GGUF files list as text: Gemma 3 writes an image placeholder with a probability of 12%
+# in the middle of a sentence.
 _CONTROLS = frozenset({"[multimodal]", "<start_of_image>", "<end_of_image>"})
 
 
@@ -33,7 +32,7 @@ def convert_gguf(gguf: Path, folder: Path, progress: Progress) -> None:
     description = f"converting {gguf.name}"
     progress(description, 0, 1)
     try:
-        with quiet(), _tensor_progress(description, progress):
+        with quiet_libraries(), _tensor_progress(description, progress):
             tokenizer = AutoTokenizer.from_pretrained(str(gguf.parent), gguf_file=gguf.name)
             model = AutoModelForCausalLM.from_pretrained(
                 str(gguf.parent),
@@ -42,7 +41,7 @@ def convert_gguf(gguf: Path, folder: Path, progress: Progress) -> None:
                 quantization_config=GgufConfig(dequantize=True),
             )
             _flag_controls(tokenizer)
-            _cut_digits(tokenizer, gguf)
+            _split_digits(tokenizer, gguf)
             tokenizer.save_pretrained(str(folder))
             model.save_pretrained(str(folder))
     except DewmarkError:
@@ -60,7 +59,7 @@ def convert_gguf(gguf: Path, folder: Path, progress: Progress) -> None:
 
 
 def _flag_controls(tokenizer: PreTrainedTokenizerBase) -> None:
-    """Mark the control tokens among a tokenizer's added ones as special."""
+    """Mark the control tokens among a tokenizer's added tokens as special."""
     from transformers import AddedToken
 
     present = sorted(_CONTROLS & {str(token) for token in tokenizer.added_tokens_decoder.values()})
@@ -70,11 +69,11 @@ def _flag_controls(tokenizer: PreTrainedTokenizerBase) -> None:
         )
 
 
-def _cut_digits(tokenizer: PreTrainedTokenizerBase, gguf: Path) -> None:
-    """Let a tokenizer of SmolLM cut numbers into digits, as it was trained to.
+def _split_digits(tokenizer: PreTrainedTokenizerBase, gguf: Path) -> None:
+    """Make a SmolLM tokenizer split numbers into digits, as in training.
 
-    A GGUF file names how its model cuts text before merging, and llama.cpp obeys; transformers passes over
-    this name and cuts as GPT-2 does.
+    A GGUF file names its model's pre-tokenizer, and llama.cpp obeys; transformers ignores the name and
+    pre-tokenizes as GPT-2 does.
     """
     from gguf import GGUFReader
     from tokenizers import pre_tokenizers
@@ -87,27 +86,11 @@ def _cut_digits(tokenizer: PreTrainedTokenizerBase, gguf: Path) -> None:
 
 
 @contextlib.contextmanager
-def quiet() -> Iterator[None]:
-    """Silence transformers' progress bars and warnings, and restore what was set before."""
-    from transformers.utils import logging
-
-    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    logging.set_verbosity_error()  # type: ignore[no-untyped-call]
-    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-    try:
-        yield
-    finally:
-        logging.set_verbosity(verbosity)
-        if bars:
-            logging.enable_progress_bar()  # type: ignore[no-untyped-call]
-
-
-@contextlib.contextmanager
 def _tensor_progress(description: str, progress: Progress) -> Iterator[None]:
-    """Report dequantised tensors to ``progress`` instead of to a bar.
+    """Report dequantized tensors to ``progress`` instead of to a progress bar.
 
-    The GGUF reader draws its bar with tqdm itself, outside transformers' switch for bars, so its name for
-    tqdm is replaced for the time being. If that name goes, a bar appears, nothing worse.
+    The GGUF reader draws its bar with tqdm directly, whatever transformers' switch for bars says, so its
+    ``tqdm`` is replaced for a while. If transformers renames it, a bar appears, nothing worse.
     """
     from transformers import modeling_gguf_pytorch_utils as reader
 

@@ -1,46 +1,41 @@
-"""Hosts that run in transformers: load one by name, wrap one in memory, or describe one without its weights.
+"""Hosts that run in transformers: load one by name, or wrap a model in memory.
 
-Boundary: this module joins files (`sources`), tokenizer, decoding loop and likelihood into a `Host`; it
-decides nothing about schemes.
+Boundary: this module joins files, tokenizer, decoding loop and likelihoods into a `Host`; it decides nothing
+about schemes.
 """
 
 from __future__ import annotations
 
 import functools
-import hashlib
 from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase
 
 from dewmark.decoding import Decoding
-from dewmark.errors import ConfigError, InputError, ModelError, VocabularyError
+from dewmark.errors import ConfigError, InputError, ModelError
 from dewmark.hosts.base import Host, OnStep
-from dewmark.hosts.transformers.branch_likelihood import cut_branches, packable_length, score_branches
 from dewmark.hosts.transformers.decoding import CachedForward, CausalLM, decode
+from dewmark.hosts.transformers.description import describe, info_from_model
 from dewmark.hosts.transformers.drafting import write_drafts
-from dewmark.hosts.transformers.files import describe, host_info, load_error, resolve, to_float32
-from dewmark.hosts.transformers.gguf import quiet
-from dewmark.hosts.transformers.likelihood import completion_logits, score_completions
+from dewmark.hosts.transformers.likelihood import (
+    completion_logits,
+    cut_branches,
+    packable_length,
+    score_branches,
+    score_completions,
+)
+from dewmark.hosts.transformers.model_files import load_error, resolve
 from dewmark.hosts.transformers.tokenizer import HFTokenizer
-from dewmark.hosts.transformers.watermarking_config import WatermarkingConfig
+from dewmark.models.hub import quiet_libraries
 from dewmark.scheme import BoundScheme, Drafts
 from dewmark.types import DraftCount
 from dewmark.workspace import HostInfo, Progress
 
-__all__ = [
-    "TransformersHost",
-    "WatermarkingConfig",
-    "host_info",
-    "info_from_model",
-    "load_host",
-    "torch_device",
-    "torch_dtype",
-]
+__all__ = ["TransformersHost", "load_host", "torch_device", "torch_dtype"]
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-_ROWS_AT_ONCE = 4096
-_LONGEST = 1 << 15  # of a followed text, where the model names no limit
+_LONGEST = 1 << 15  # tokens of a text in `follow`, where the model names no limit
 
 
 class TransformersHost(Host):
@@ -63,12 +58,18 @@ class TransformersHost(Host):
 
     @property
     def info(self) -> HostInfo:
-        """What schemes may know of this host."""
+        """The host's description for schemes."""
         return self._info
 
     @property
+    def device(self) -> torch.device:
+        """Where the model runs."""
+        device: torch.device = self.model.get_input_embeddings().weight.device
+        return device
+
+    @property
     def eos_ids(self) -> frozenset[int]:
-        """Ids that end a text, by the model's configuration and its tokenizer."""
+        """Ids that end a text, from the model's configuration and its tokenizer."""
         configs = (getattr(self.model, "generation_config", None), self.model.config.get_text_config())
         found: set[int] = set() if self.tokenizer.eos_id is None else {self.tokenizer.eos_id}
         for config in configs:
@@ -77,29 +78,11 @@ class TransformersHost(Host):
         return frozenset(i for i in found if i < self.info.vocab_size)
 
     def check_prompts(self, prompts: Sequence[str], max_new_tokens: int) -> None:
-        """Refuse prompts that do not fit into the context or hold ids without an embedding."""
+        """Raise `InputError` for prompts that exceed the context or contain ids without an embedding."""
         for i, row in enumerate(self.tokenizer.encode_prompts(prompts, needs_bos=self._needs_bos)):
             self._check_row(f"prompt {i}", row, max_new_tokens)
 
     def complete(
-        self, prompts: Sequence[str], *, scheme: BoundScheme | None, seeds: Sequence[int], decoding: Decoding
-    ) -> list[list[int]]:
-        """Token ids of one batch of completions."""
-        return self._decode(prompts, scheme=scheme, seeds=seeds, decoding=decoding)
-
-    def complete_steps(
-        self,
-        prompts: Sequence[str],
-        *,
-        scheme: BoundScheme | None,
-        seeds: Sequence[int],
-        decoding: Decoding,
-        on_step: OnStep,
-    ) -> list[list[int]]:
-        """The same, telling ``on_step`` every row's next id as it is chosen."""
-        return self._decode(prompts, scheme=scheme, seeds=seeds, decoding=decoding, on_step=on_step)
-
-    def _decode(
         self,
         prompts: Sequence[str],
         *,
@@ -108,9 +91,10 @@ class TransformersHost(Host):
         decoding: Decoding,
         on_step: OnStep | None = None,
     ) -> list[list[int]]:
+        """Token ids of one batch of completions."""
         rows = self.tokenizer.encode_prompts(prompts, needs_bos=self._needs_bos)
         try:
-            with quiet():  # some models warn of rows that end in padding, as finished ones do
+            with quiet_libraries():  # some models warn about rows that end in padding, as finished ones do
                 return decode(
                     self.model,
                     rows,
@@ -125,13 +109,25 @@ class TransformersHost(Host):
         except torch.OutOfMemoryError:
             raise self._out_of_memory(f"{len(rows)} texts at once") from None
 
+    def complete_steps(
+        self,
+        prompts: Sequence[str],
+        *,
+        scheme: BoundScheme | None,
+        seeds: Sequence[int],
+        decoding: Decoding,
+        on_step: OnStep,
+    ) -> list[list[int]]:
+        """As `complete`, reporting every row's next id to ``on_step`` as it is chosen."""
+        return self.complete(prompts, scheme=scheme, seeds=seeds, decoding=decoding, on_step=on_step)
+
     def complete_drafts(
         self, prompts: Sequence[str], *, drafts: Drafts, seeds: Sequence[int], decoding: Decoding
     ) -> list[tuple[list[int], DraftCount]]:
-        """Token ids of one batch of completions whose sentences ``drafts`` chose."""
+        """Token ids of one batch of completions whose sentences ``drafts`` chose, and what that cost."""
         rows = self.tokenizer.encode_prompts(prompts, needs_bos=self._needs_bos)
         try:
-            with quiet():
+            with quiet_libraries():
                 return write_drafts(
                     self.model,
                     rows,
@@ -161,11 +157,11 @@ class TransformersHost(Host):
     def branch_log_likelihood(
         self, texts: Sequence[str], branches: Sequence[Sequence[tuple[int, str]]]
     ) -> list[list[float]]:
-        """For each text the log-probabilities (nats) of its branches, of each the sum over its tokens.
+        """For each text the log-probabilities (nats) of its branches, each summed over the branch's tokens.
 
-        A branch (at, passage) is what would follow ``text[:at]``; a text stands after an empty prompt. Texts
-        are read once, with their branches packed behind them; where the model cannot (see
-        `branch_likelihood.packable_length`), each branch is a row with all the text before it.
+        A branch (at, passage) would follow ``text[:at]``; the text itself follows an empty prompt. Each text
+        is read once, with its branches packed behind it; if the model cannot do that (see
+        `likelihood.packable_length`), each branch is a row with all the text before it.
         """
         (root,) = self.tokenizer.encode_prompts([""], needs_bos=self._needs_bos)
         trunks, cut = cut_branches(self.tokenizer, texts, branches, root=root, context=self._context)
@@ -187,13 +183,13 @@ class TransformersHost(Host):
     ) -> Iterator[torch.Tensor]:
         """For each completion of L ids the logits (L, vocab), float32, in the order given.
 
-        Row i is what the model predicts for id i after the prompt and the ids before it. Unusable rows are
-        refused at once; the model runs when the logits are asked for, a batch at a time.
+        Row i predicts id i from the prompt and the ids before it. Invalid rows raise at once; the model runs
+        when the logits are consumed, a batch at a time.
         """
         return self._logits(self._completion_rows(prompts, completions), completions)
 
     def follow(self, attention_mask: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]:
-        """A function of growing ids (batch, length) to the logits (batch, vocab) that come after."""
+        """A function from growing ids (batch, length) to the logits (batch, vocab) of the next token."""
         device = self.model.get_input_embeddings().weight.device
         room = max((self._context or _LONGEST) - attention_mask.shape[1], 0)
         mask = torch.nn.functional.pad(attention_mask.to(device).long(), (0, room), value=1)
@@ -214,7 +210,7 @@ class TransformersHost(Host):
     def _completion_rows(
         self, prompts: Sequence[str], completions: Sequence[Sequence[int]]
     ) -> list[list[int]]:
-        """Prompts as ids, checked together with their completions."""
+        """Prompts as ids, validated together with their completions."""
         if len(prompts) != len(completions):
             raise InputError(f"{len(prompts)} prompts but {len(completions)} texts: give one prompt per text")
         distinct = list(dict.fromkeys(prompts))  # many texts may follow one prompt
@@ -235,13 +231,13 @@ class TransformersHost(Host):
                 f"{what} has {len(ids)} tokens and leaves no room for {new} more in the context of "
                 f"{self._context} tokens of {self.name}: shorten it"
             )
-        # a special token of a sister model, for which this one has no vector
+        # a special token of a related model, for which this one has no embedding
         if max(ids) >= self.info.vocab_size:
-            raise InputError(f"{what} holds token {max(ids)}, which {self.name} does not know: leave it out")
+            raise InputError(f"{what} contains token {max(ids)}, which {self.name} does not know: remove it")
 
     def _out_of_memory(self, what: str) -> ModelError:
         return ModelError(
-            f"{self.name} has no memory for {what}: use a smaller batch_size or dtype='bfloat16'"
+            f"out of memory for {what} with {self.name}: use a smaller batch_size or dtype='bfloat16'"
         )
 
 
@@ -250,9 +246,8 @@ def load_host(
 ) -> TransformersHost:
     """Load a host: a packaged name, a local folder or .gguf file, or a hub id (``owner/model``).
 
-    ``device="auto"`` is CUDA where there is one. ``dtype="auto"`` is bfloat16 on CUDA and float32 on a CPU:
-    many CPUs emulate bfloat16 at a fraction of the speed, and only float32 keeps a text independent of its
-    batch.
+    ``device="auto"`` is CUDA if available. ``dtype="auto"`` is bfloat16 on CUDA and float32 on a CPU: many
+    CPUs emulate bfloat16 slowly, and only float32 keeps a text independent of its batch.
     """
     target = torch_device(device)
     kind = torch_dtype(dtype, target)
@@ -261,13 +256,13 @@ def load_host(
         progress(f"loading {name}", 0, 1)
     info, tokenizer = describe(source, progress)
     try:
-        with quiet():
+        with quiet_libraries():
             model: CausalLM = AutoModelForCausalLM.from_pretrained(
                 source.location, dtype=kind, **source.options
             )
             model = model.to(target)
     except torch.OutOfMemoryError:
-        raise ModelError(f"{name} does not fit into the memory of {target}: use device='cpu'") from None
+        raise ModelError(f"{name} does not fit in the memory of {target}: use device='cpu'") from None
     except Exception as error:
         raise load_error(name, error) from error
     if progress is not None:
@@ -275,33 +270,8 @@ def load_host(
     return TransformersHost(model, tokenizer, info=info)
 
 
-def info_from_model(model: CausalLM, tokenizer: HFTokenizer | PreTrainedTokenizerBase) -> HostInfo:
-    """Describe anybody's model in memory; its identity is the hash of its embeddings and tokenizer."""
-    wrapped = tokenizer if isinstance(tokenizer, HFTokenizer) else HFTokenizer(tokenizer)
-    vocab_size = int(model.config.get_text_config().vocab_size)
-    weight = model.get_input_embeddings().weight
-    if weight.is_meta:
-        raise ModelError("the model's embeddings are offloaded: load the model without offloading")
-    if weight.shape[0] < vocab_size:
-        raise VocabularyError(
-            f"the model has {weight.shape[0]} embeddings but logits of {vocab_size} ids: check its config"
-        )
-    digest = hashlib.sha256(f"{wrapped.identity} {tuple(weight.shape)}".encode())
-    # as float32, so that dtype and device do not matter
-    for start in range(0, weight.shape[0], _ROWS_AT_ONCE):
-        digest.update(to_float32(weight[start : start + _ROWS_AT_ONCE]).tobytes())
-    name = getattr(model.config, "_name_or_path", "") or str(model.config.model_type)
-    return HostInfo(
-        name=name,
-        identity=f"{model.config.model_type}@{digest.hexdigest()[:12]}",
-        vocab_size=vocab_size,
-        tokenizer=wrapped,
-        embeddings=lambda: to_float32(weight[:vocab_size]).copy(),  # the weights themselves are the model's
-    )
-
-
 def torch_device(name: str) -> torch.device:
-    """The device by its name; ``auto`` is CUDA where there is one."""
+    """The device of this name; ``auto`` is CUDA if available."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
@@ -309,12 +279,12 @@ def torch_device(name: str) -> torch.device:
     except RuntimeError:
         raise ConfigError(f"unknown device {name!r}: use auto, cpu, cuda or cuda:N") from None
     if device.type == "cuda" and not torch.cuda.is_available():
-        raise ConfigError(f"device {name!r} was asked for, but torch finds no CUDA here: use device='cpu'")
+        raise ConfigError(f"device {name!r} is not available, torch finds no CUDA here: use device='cpu'")
     return device
 
 
 def torch_dtype(name: str, device: torch.device) -> torch.dtype:
-    """The number type by its name; ``auto`` is bfloat16 on CUDA, else float32."""
+    """The dtype of this name; ``auto`` is bfloat16 on CUDA, else float32."""
     if name == "auto":
         return torch.bfloat16 if device.type == "cuda" else torch.float32
     if name not in _DTYPES:

@@ -1,8 +1,8 @@
-"""Encoder-decoder models of the T5 kind: texts in, sampled texts out, each row with its own random numbers.
+"""Encoder-decoder models such as T5: texts in, sampled texts out, each row with its own random numbers.
 
-A row's output depends on its input, its seed and the sampling alone, not on its batch (up to the rounding of
-low-precision weights), which the library's own ``generate`` cannot give. Boundary: what the texts mean, and
-how they are prepared, is the caller's business.
+A row's output depends only on its input, its seed and the decoding options, not on its batch (up to rounding
+in low-precision weights); the library's own ``generate`` cannot guarantee that. Boundary: the caller prepares
+the texts and knows what they mean.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ import torch
 from dewmark.decoding import Decoding
 from dewmark.errors import ModelError
 from dewmark.hosts.transformers.decoding import check_sound
-from dewmark.hosts.transformers.files import load_error, resolve
-from dewmark.hosts.transformers.gguf import quiet
 from dewmark.hosts.transformers.model import torch_device, torch_dtype
+from dewmark.hosts.transformers.model_files import load_error, resolve
+from dewmark.models.hub import quiet_libraries
 from dewmark.sampling import RandomStreams, draw
 
 if TYPE_CHECKING:
@@ -41,8 +41,8 @@ class Seq2Seq:
     ) -> list[str]:
         """One output for each input, as one batch.
 
-        Step t of a row draws from place ``first_step`` + t of its seed's random stream, so that one seed can
-        serve several outputs of one text.
+        Step t of a row uses step ``first_step`` + t of its seed's random stream, so that one seed can serve
+        several outputs of one text.
         """
         device = self.model.get_input_embeddings().weight.device
         encoded = self.tokenizer(list(inputs), return_tensors="pt", padding=True).to(device)
@@ -80,12 +80,12 @@ class Seq2Seq:
         return [text.strip() for text in texts]
 
     def _special(self, name: str) -> int:
-        """A special id, where the model's files keep it."""
+        """A special id, from wherever the model's files keep it."""
         for holder in (self.model.generation_config, self.model.config, self.tokenizer):
             found = getattr(holder, name, None)
             if isinstance(found, int):
                 return found
-        raise ModelError(f"the model's configuration has no {name}: give a T5 model as it was published")
+        raise ModelError(f"the model's configuration has no {name}: use a T5 model with its original files")
 
 
 def load_seq2seq(
@@ -96,29 +96,29 @@ def load_seq2seq(
     dtype: str = "auto",
     progress: Progress | None = None,
 ) -> Seq2Seq:
-    """Load a model from a local folder or a hub id; its tokenizer from another one, if so named."""
+    """Load a model from a local folder or a hub id, with the tokenizer of another one if given."""
     from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
     target = torch_device(device)
     kind = torch_dtype(dtype, target)
     source = resolve(name, progress=progress)
-    words = source if tokenizer is None else resolve(tokenizer, weights=False, progress=progress)
+    tokenizer_source = source if tokenizer is None else resolve(tokenizer, weights=False, progress=progress)
     if progress is not None:
         progress(f"loading {name}", 0, 1)
     try:
-        with quiet():
-            loaded = AutoTokenizer.from_pretrained(words.location, **words.options)
+        with quiet_libraries():
+            loaded = AutoTokenizer.from_pretrained(tokenizer_source.location, **tokenizer_source.options)
     except Exception as error:
         raise ModelError(
-            f"cannot load the tokenizer of {words.name}: check its files; one without a tokenizer.json needs "
-            "sentencepiece (pip install 'dewmark[dipper]')"
+            f"cannot load the tokenizer of {tokenizer_source.name}: check its files; without tokenizer.json "
+            "it needs sentencepiece (pip install 'dewmark[dipper]')"
         ) from error
     try:
-        with quiet():
+        with quiet_libraries():
             model = AutoModelForSeq2SeqLM.from_pretrained(source.location, dtype=kind, **source.options)
             model = model.to(target)
     except torch.OutOfMemoryError:
-        raise ModelError(f"{name} does not fit into the memory of {target}: use device='cpu'") from None
+        raise ModelError(f"{name} does not fit in the memory of {target}: use device='cpu'") from None
     except Exception as error:
         raise load_error(name, error) from error
     if progress is not None:

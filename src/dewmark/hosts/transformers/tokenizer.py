@@ -1,12 +1,9 @@
-"""Text of ids by joining the texts of single ids, for tokenizers whose ids stand for bytes.
+"""A transformers tokenizer as schemes see it: ids with character offsets, an identity, files of its own.
 
-The backend takes several times as long, and the decoding loop of a mark that reads windows waits for it.
-
-A transformers tokenizer as schemes see it: ids with character offsets, an identity, files of its own.
-
-Boundary: this module knows how text is cut, never what the pieces mean. It works on a private copy of the
-fast tokenizer's backend, because the original is shared and remembers the truncation, padding and
-special-token settings of whoever called it last.
+`HFTokenizer` works on a private copy of the fast tokenizer's backend, because the original is shared and
+keeps the truncation, padding and special-token settings of its last caller. Byte-level tokenizers decode by
+joining the texts of single ids (`Pieces`): the backend takes several times as long, and marks that read
+windows of text wait for it in every step. Boundary: ids and text; no scheme, no model.
 """
 
 from __future__ import annotations
@@ -28,54 +25,11 @@ if TYPE_CHECKING:
 
 __all__ = ["HFTokenizer", "Pieces"]
 
-_REPLACED = "\ufffd"  # what stands for bytes that are no character
-
-
-class Pieces(dict[int, str]):
-    """The texts of single ids; a `KeyError` is an id whose bytes are not whole characters.
-
-    ``slow`` gives the text of any ids. That of ids which are whole characters each is theirs joined.
-    """
-
-    def __init__(self, slow: Callable[[Sequence[Sequence[int]]], list[str]]) -> None:
-        self._slow = slow
-
-    def __missing__(self, token: int) -> str:
-        (text,) = self._slow([[token]])
-        if _REPLACED in text:
-            raise KeyError
-        self[int(token)] = text
-        return text
-
-    def of_all(self, size: int) -> list[str | None]:
-        """The text of every id below ``size``; None, where its bytes are not whole characters."""
-        texts = self._slow([[token] for token in range(size)])
-        return [None if _REPLACED in text else text for text in texts]
-
-    def decode(self, batch: Sequence[Sequence[int]]) -> list[str]:
-        """The text of each row of ids."""
-        try:
-            return self._joined(batch)
-        except KeyError:
-            return [self._decode_one(ids) for ids in batch]
-
-    def _joined(self, batch: Sequence[Sequence[int]]) -> list[str]:
-        piece = self.__getitem__
-        return ["".join(map(piece, ids)) for ids in batch]
-
-    def _decode_one(self, ids: Sequence[int]) -> str:
-        try:
-            return self._joined([ids])[0]
-        except KeyError:
-            return self._slow([ids])[0]
-
-
 _BACKEND_FILE = "tokenizer.json"
-
 _IDS_FILE = "tokenizer_ids.json"
+_REPLACEMENT = "\ufffd"  # decodes from bytes that are not a whole character
 
-
-# What normalisers, pre-tokenizers and models treat differently, a little of each.
+# Text that normalizers, pre-tokenizers and models treat differently.
 _PROBES = (
     "The old bridge over the river, which my grandmother's father built in 1857, doesn't stand any more.",
     " leading, trailing ",
@@ -97,7 +51,7 @@ _PROBES = (
 
 
 class HFTokenizer:
-    """The `dewmark.scheme.Tokenizer` protocol around a fast tokenizer; safe to share between threads."""
+    """The `dewmark.workspace.Tokenizer` protocol for a fast tokenizer; safe to share between threads."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         backend = getattr(tokenizer, "backend_tokenizer", None)
@@ -127,7 +81,7 @@ class HFTokenizer:
     ) -> None:
         from tokenizers import Tokenizer as Backend
 
-        # Truncation and padding are the last caller's, not the tokenizer's: they would cut long texts.
+        # Truncation and padding come from the last caller and would cut long texts.
         canonical = {**json.loads(backend), "truncation": None, "padding": None}
         self._json = json.dumps(canonical, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
         self._size = size
@@ -137,19 +91,19 @@ class HFTokenizer:
         self.bos_id = bos
         self.eos_id = eos
         self._plain: tokenizers.Tokenizer = Backend.from_str(self._json)
-        self._plain.encode_special_tokens = True  # "<|im_end|>" in a scored text is seven characters of text
+        self._plain.encode_special_tokens = True  # "<|im_end|>" in a scored text is ordinary text
         self._identity = _identity(self._plain, canonical["model"].get("merges") or ())
         by_bytes = (canonical.get("decoder") or {}).get("type") == "ByteLevel"
         self._by_pieces = Pieces(self._decode) if by_bytes else None
 
     @property
     def identity(self) -> str:
-        """16 hex digits that are the same for tokenizers that cut texts alike, whoever wrote their files."""
+        """16 hex digits, equal for tokenizers that tokenize alike, whichever library wrote their files."""
         return self._identity
 
     @property
     def size(self) -> int:
-        """How many ids the tokenizer knows."""
+        """The number of ids that the tokenizer knows."""
         return self._size
 
     @property
@@ -159,18 +113,18 @@ class HFTokenizer:
 
     @property
     def pad_id(self) -> int | None:
-        """The padding id, or the end-of-text id where there is none."""
+        """The padding id, or the end-of-text id if there is none."""
         return self._pad_id
 
     @functools.cached_property
     def pieces(self) -> list[str | None] | None:
-        """The text of each id, None for half a character, for byte-level tokenizers."""
+        """The text of each id (None for part of a character) for byte-level tokenizers."""
         return None if self._by_pieces is None else self._by_pieces.of_all(self._size)
 
     def encode(self, texts: Sequence[str]) -> list[Tokenized]:
-        """Cut texts into tokens without special tokens, also where a text spells one out.
+        """Tokenize texts without special tokens, even if a text spells one out.
 
-        Pieces of one character (byte-level tokenizers) share that character's offsets.
+        Tokens that are part of one character (byte-level tokenizers) share that character's offsets.
         """
         encodings = self._encode(self._plain, texts)
         return [
@@ -179,15 +133,15 @@ class HFTokenizer:
         ]
 
     def encode_ids(self, texts: Sequence[str]) -> list[list[int]]:
-        """The ids of `encode` alone, for thousands of short texts: offsets would take most of the time."""
+        """Only the ids of `encode`, for thousands of short texts: offsets would take most of the time."""
         return [encoding.ids for encoding in self._encode(self._plain, texts)]
 
     def encode_prompts(self, prompts: Sequence[str], *, needs_bos: bool = False) -> list[list[int]]:
-        """Prompts as the model wants them: the special prefix the tokenizer adds, then the text.
+        """Prompts as the model expects them: the special prefix that the tokenizer adds, then the text.
 
-        Here special tokens that a prompt spells out (a chat template's) are special. ``needs_bos`` puts the
-        begin-of-text id first where the tokenizer knows it but does not add it. An empty prompt becomes the
-        begin-of-text id, or the end-of-text id where there is none.
+        Here special tokens that a prompt spells out (from a chat template) are special. ``needs_bos`` puts
+        the begin-of-text id first if the tokenizer has one but does not add it. An empty prompt becomes the
+        begin-of-text id, or the end-of-text id if there is none.
         """
         backend, prefix = self._for_prompts
         if needs_bos and self.bos_id is not None and self.bos_id not in prefix:
@@ -209,7 +163,7 @@ class HFTokenizer:
         return rows
 
     def decode(self, batch: Sequence[Sequence[int]]) -> list[str]:
-        """Token ids to text: special tokens left out, spaces as they are."""
+        """Token ids to text, without special tokens, spaces unchanged."""
         return self._decode(batch) if self._by_pieces is None else self._by_pieces.decode(batch)
 
     def _decode(self, batch: Sequence[Sequence[int]]) -> list[str]:
@@ -234,7 +188,7 @@ class HFTokenizer:
 
     @classmethod
     def load(cls, folder: Path) -> HFTokenizer:
-        """Open what `save` wrote (without transformers), or any folder of a transformers tokenizer."""
+        """Load files that `save` wrote (without transformers), or any folder of a transformers tokenizer."""
         if not (folder / _IDS_FILE).exists():
             return cls(_auto_tokenizer(folder))
         tokenizer = cls.__new__(cls)
@@ -253,12 +207,12 @@ class HFTokenizer:
             expected = ids["identity"]
         except Exception as error:  # the backend raises bare Exceptions
             raise ArtifactError(
-                f"the tokenizer in {folder} is corrupt or incomplete: make it again"
+                f"the tokenizer in {folder} is corrupt or incomplete: create it again"
             ) from error
         if tokenizer.identity != expected:
             raise ArtifactError(
-                f"the tokenizer in {folder} is not the one that was saved there: delete {folder.parent}, it "
-                "will be made again"
+                f"the tokenizer in {folder} is not the one that was saved there: delete {folder.parent} and "
+                "run again"
             )
         return tokenizer
 
@@ -272,7 +226,7 @@ class HFTokenizer:
 
     @functools.cached_property
     def _for_prompts(self) -> tuple[tokenizers.Tokenizer, list[int]]:
-        """A backend that knows special tokens, and the ids it puts before a text (begin of text, mostly)."""
+        """A backend that knows special tokens, and the ids it puts before a text (mostly begin-of-text)."""
         from tokenizers import Tokenizer as Backend
 
         backend: tokenizers.Tokenizer = Backend.from_str(self._json)
@@ -283,16 +237,55 @@ class HFTokenizer:
         return backend, list(full[:start])
 
 
-def _identity(backend: tokenizers.Tokenizer, merges: Sequence[str | Sequence[str]]) -> str:
-    """Hash of what decides how texts are cut: the vocabulary, the merges, and how the probes are cut.
+class Pieces(dict[int, str]):
+    """The texts of single ids; an id whose bytes are not whole characters raises `KeyError`.
 
-    Not of the file: each version of the libraries writes the same tokenizer a little differently, and a table
-    or a trained network that was made beside one version serves beside the next.
+    Ids that are whole characters each decode to their texts joined; ``slow`` decodes any ids.
     """
-    vocabulary = sorted((place, token) for token, place in backend.get_vocab(with_added_tokens=True).items())
+
+    def __init__(self, slow: Callable[[Sequence[Sequence[int]]], list[str]]) -> None:
+        self._slow = slow
+
+    def __missing__(self, token: int) -> str:
+        (text,) = self._slow([[token]])
+        if _REPLACEMENT in text:
+            raise KeyError
+        self[int(token)] = text
+        return text
+
+    def of_all(self, size: int) -> list[str | None]:
+        """The text of every id below ``size``; None if its bytes are not whole characters."""
+        texts = self._slow([[token] for token in range(size)])
+        return [None if _REPLACEMENT in text else text for text in texts]
+
+    def decode(self, batch: Sequence[Sequence[int]]) -> list[str]:
+        """The text of each row of ids."""
+        try:
+            return self._joined(batch)
+        except KeyError:
+            return [self._decode_one(ids) for ids in batch]
+
+    def _joined(self, batch: Sequence[Sequence[int]]) -> list[str]:
+        piece = self.__getitem__
+        return ["".join(map(piece, ids)) for ids in batch]
+
+    def _decode_one(self, ids: Sequence[int]) -> str:
+        try:
+            return self._joined([ids])[0]
+        except KeyError:
+            return self._slow([ids])[0]
+
+
+def _identity(backend: tokenizers.Tokenizer, merges: Sequence[str | Sequence[str]]) -> str:
+    """Hash of everything that decides tokenization: the vocabulary, the merges, and the probes' tokens.
+
+    Not of the file: each library version writes the same tokenizer a little differently, and a table or a
+    trained network built with one version must stay valid with the next.
+    """
+    vocabulary = sorted((index, token) for token, index in backend.get_vocab(with_added_tokens=True).items())
     pairs = [merge if isinstance(merge, str) else " ".join(merge) for merge in merges]
-    cut = [encoding.ids for encoding in backend.encode_batch(_PROBES, add_special_tokens=False)]
-    whole = json.dumps([vocabulary, pairs, cut], separators=(",", ":"), ensure_ascii=True)
+    probes = [encoding.ids for encoding in backend.encode_batch(_PROBES, add_special_tokens=False)]
+    whole = json.dumps([vocabulary, pairs, probes], separators=(",", ":"), ensure_ascii=True)
     return hashlib.sha256(whole.encode()).hexdigest()[:16]
 
 

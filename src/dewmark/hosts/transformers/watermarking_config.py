@@ -2,10 +2,9 @@
 
     model.generate(**inputs, do_sample=True, watermarking_config=WatermarkingConfig(scheme))
 
-There the scheme sees the logits after temperature, top-k and top-p; a logits processor sees them before.
-A scheme that needs this final distribution hides its mark in the draw from it, so greedy decoding and beam
-search, which draw nothing, are refused.
-Boundary: transformers' generate drives everything; nothing is decoded or sampled here.
+There the scheme sees the logits after temperature, top-k and top-p; a logits processor sees them before. A
+scheme that needs this final distribution puts its mark in the sampling, so greedy decoding and beam search,
+which do not sample, are rejected. Boundary: transformers' generate drives everything.
 """
 
 from __future__ import annotations
@@ -20,7 +19,8 @@ from transformers.generation.configuration_utils import BaseWatermarkingConfig, 
 from transformers.generation.logits_process import LogitsProcessor
 
 from dewmark.errors import ConfigError, VocabularyError
-from dewmark.scheme import BoundScheme, Session
+from dewmark.sampling import Session
+from dewmark.scheme import BoundScheme
 
 __all__ = ["WatermarkingConfig"]
 
@@ -32,22 +32,22 @@ class WatermarkingConfig(BaseWatermarkingConfig):
         self.scheme = scheme
 
     def validate(self) -> None:
-        """Refuse what is no bound scheme; transformers calls this before it generates."""
+        """Raise `ConfigError` unless the scheme is bound; transformers calls this before it generates."""
         if not isinstance(self.scheme, BoundScheme):
             raise ConfigError(
-                f"WatermarkingConfig takes a scheme bound to key and host, got {type(self.scheme).__name__}: "
-                "make one with dewmark.load_scheme"
+                f"WatermarkingConfig takes a bound scheme, got {type(self.scheme).__name__}: "
+                "get one from dewmark.load_scheme"
             )
 
     def construct_processor(self, vocab_size: int, device: object = None) -> LogitsProcessor:
-        """The logits processor of one call of generate."""
+        """The logits processor for one call of generate."""
         self.validate()
-        # transformers hands over nothing of its decoding; its own name for it is all there is to ask
+        # transformers passes no decoding options, so look at the caller's local variable
         self._check_decoding(sys._getframe(1).f_locals.get("generation_config"))
         expected = self.scheme.host.vocab_size
         if vocab_size != expected:
             raise VocabularyError(
-                f"the scheme was made for {self.scheme.host.name} ({expected} ids) and this model has "
+                f"the scheme was built for {self.scheme.host.name} ({expected} ids) and this model has "
                 f"{vocab_size}: load the scheme for this model"
             )
         return _SessionProcessor(self.scheme)
@@ -58,17 +58,17 @@ class WatermarkingConfig(BaseWatermarkingConfig):
         name = self.scheme.scheme.name
         if (decoding.num_beams or 1) > 1:
             raise ConfigError(
-                f"num_beams={decoding.num_beams} keeps the likeliest texts, and {name} hides its mark in the "
-                "draw of each token: use num_beams=1 and do_sample=True"
+                f"num_beams={decoding.num_beams} keeps the likeliest texts, and {name} puts its mark in the "
+                "sampling of each token: use num_beams=1 and do_sample=True"
             )
         if not decoding.do_sample:
             raise ConfigError(
-                f"greedy decoding always takes the likeliest token, and {name} hides its mark in the choice "
+                f"greedy decoding always takes the likeliest token, and {name} puts its mark in the choice "
                 "between tokens: use do_sample=True"
             )
 
     def to_dict(self) -> dict[str, Any]:
-        """The scheme's public configuration: its key stays out of whatever transformers writes."""
+        """The scheme's public configuration, so that transformers never writes the key to disk."""
         return {"scheme": self.scheme.scheme.name, "config_hash": self.scheme.config_hash}
 
     def to_json_string(self) -> str:
@@ -79,12 +79,12 @@ class WatermarkingConfig(BaseWatermarkingConfig):
         yield from self.to_dict().items()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> WatermarkingConfig:
-        # generate copies its configuration at every call; a bound scheme is immutable and may hold gigabytes.
+        # generate copies its configuration at every call; a bound scheme is immutable and may take gigabytes
         return self
 
 
 class _SessionProcessor(LogitsProcessor):
-    """Opens a session at its first call, whose ids (batch, length) are the prompts."""
+    """Opens a session on its first call, whose ids (batch, length) are the prompts."""
 
     def __init__(self, scheme: BoundScheme) -> None:
         self._scheme = scheme

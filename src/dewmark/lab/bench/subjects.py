@@ -34,9 +34,10 @@ from dewmark.config import cache_dir, parse_settings
 from dewmark.core.keys import Key
 from dewmark.encoders.word_vectors import register_texts
 from dewmark.errors import ModelError
-from dewmark.hosts import host_info, load_host
+from dewmark.hosts import host_info
 from dewmark.hosts.fake import tiny_tokenizer
-from dewmark.hosts.transformers.model import TransformersHost, info_from_model, torch_device, torch_dtype
+from dewmark.hosts.transformers.description import info_from_model
+from dewmark.hosts.transformers.model import TransformersHost, load_host, torch_device, torch_dtype
 from dewmark.registry import SCHEMES, unknown_name
 from dewmark.scheme import BoundScheme
 from dewmark.workspace import Progress, Tokenizer, Workspace

@@ -24,8 +24,8 @@ from typing import Any
 import numpy as np
 
 from dewmark.errors import ConfigError, InputError
-from dewmark.hosts.chat.answers import RememberingChat
-from dewmark.hosts.chat.models import ChatModel, Conversation
+from dewmark.hosts.chat import ChatModel, Conversation
+from dewmark.hosts.chat.answer_cache import CachedChat
 from dewmark.hosts.chat.settings import ChatSettings, Estimate
 from dewmark.workspace import Progress
 
@@ -125,7 +125,7 @@ def judge_conversations(pair: Pair) -> tuple[Conversation, Conversation]:
 
 
 def judge_estimate(
-    settings: ChatSettings, pairs: Sequence[Pair], *, kept: RememberingChat | None = None
+    settings: ChatSettings, pairs: Sequence[Pair], *, kept: CachedChat | None = None
 ) -> Estimate:
     """What judging these pairs will ask of a model, less the answers that are ``kept`` already."""
     questions = [question for pair in pairs for question in judge_conversations(pair)]

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from dewmark.decoding import Decoding
-from dewmark.hosts.transformers.model import TransformersHost
+from dewmark.hosts.base import Host
 from dewmark.scheme import BoundScheme
 
 __all__ = ["DETECT", "GENERATE", "NO_MARK", "Timing", "device_name", "time_round", "warm_up"]
@@ -45,19 +45,17 @@ class Timing:
         return dataclasses.asdict(self)
 
 
-def device_name(host: TransformersHost) -> str:
+def device_name(host: Host) -> str:
     """What the host runs on."""
     import torch
 
-    device = host.model.device
+    device = host.device
     if device.type == "cuda":
         return str(torch.cuda.get_device_name(device))
     return f"{device.type} ({platform.machine()}, {torch.get_num_threads()} threads)"
 
 
-def warm_up(
-    host: TransformersHost, schemes: Mapping[str, BoundScheme], prompt: str, *, decoding: Decoding
-) -> None:
+def warm_up(host: Host, schemes: Mapping[str, BoundScheme], prompt: str, *, decoding: Decoding) -> None:
     """One short text of every scheme, written and detected."""
     tokens = min(_WARM_TOKENS, decoding.max_new_tokens)
     short = dataclasses.replace(decoding, max_new_tokens=tokens, min_new_tokens=tokens)
@@ -68,7 +66,7 @@ def warm_up(
 
 
 def time_round(
-    host: TransformersHost,
+    host: Host,
     schemes: Mapping[str, BoundScheme],
     prompts: Sequence[str],
     *,
@@ -102,15 +100,13 @@ def time_round(
     ]
 
 
-def _written(
-    host: TransformersHost, bound: BoundScheme | None, prompt: str, seed: int, decoding: Decoding
-) -> str:
+def _written(host: Host, bound: BoundScheme | None, prompt: str, seed: int, decoding: Decoding) -> str:
     made = host.generate([prompt], scheme=bound, seeds=[seed], batch_size=1, decoding=decoding)
     return made[0].text.replace("\x00", " ")  # which detectors refuse
 
 
-def _now(host: TransformersHost) -> float:
-    if host.model.device.type == "cuda":
+def _now(host: Host) -> float:
+    if host.device.type == "cuda":
         import torch
 
         torch.cuda.synchronize()
@@ -123,10 +119,10 @@ class _Peak:
 
 
 @contextlib.contextmanager
-def _peak(host: TransformersHost) -> Iterator[_Peak]:
+def _peak(host: Host) -> Iterator[_Peak]:
     """The most memory in use within the block: the GPU's, or on a CPU the process's resident memory."""
     peak = _Peak()
-    if host.model.device.type == "cuda":
+    if host.device.type == "cuda":
         import torch
 
         torch.cuda.reset_peak_memory_stats()

@@ -24,7 +24,7 @@ from dewmark.workspace import LanguageModel, Progress, Workspace, silent
 
 if TYPE_CHECKING:
     from dewmark.attacks.base import Attack
-    from dewmark.hosts.transformers.model import TransformersHost
+    from dewmark.hosts.base import Host
     from dewmark.scheme import BoundScheme
 
 __all__ = ["LoadedModels", "Task", "Workers"]
@@ -38,12 +38,12 @@ class LoadedModels:
     ) -> None:
         """``threads`` limits the threads of an attack; 0 means one per core."""
         self.device, self.dtype, self.threads, self.progress = device, dtype, threads, progress
-        self._host: TransformersHost | None = None
+        self._host: Host | None = None
         self._host_name = ""
         self._scheme: tuple[object, BoundScheme] | None = None
         self._attack: tuple[AttackEntry, Attack] | None = None
 
-    def host(self, name: str) -> TransformersHost:
+    def host(self, name: str) -> Host:
         """A host with its weights; it replaces the previous one."""
         if self._host is None or self._host_name != name:
             from dewmark import hosts

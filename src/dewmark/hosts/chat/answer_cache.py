@@ -1,8 +1,8 @@
-"""Answers of a chat model kept on disk: a run that was killed asks only for what is missing.
+"""A disk cache for the answers of a chat model: a run that was killed asks only for what is missing.
 
-An answer's file is named by the SHA-256 of all that decides it: the model's identity, the conversation, the
-seed, the length. No credential is among them. Files are written whole or not at all, and a broken one counts
-as missing, so several processes may share a folder.
+The name of an answer's file is the SHA-256 of everything that decides the answer: the model's identity, the
+conversation, the seed, the length; no credentials. Files are written atomically, and a broken one counts as
+missing, so several processes may share a folder.
 """
 
 from __future__ import annotations
@@ -12,29 +12,29 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from dewmark.hosts.chat.models import ChatModel, Conversation, OnAnswer
+from dewmark.hosts.chat import ChatModel, Conversation, OnAnswer
 from dewmark.storage import atomic_write
 
-__all__ = ["RememberingChat"]
+__all__ = ["CachedChat"]
 
 
-class RememberingChat:
-    """A chat model that asks another one only for answers that ``folder`` does not hold yet."""
+class CachedChat:
+    """A chat model that asks another one only for answers that are not in ``folder`` yet."""
 
     def __init__(self, model: ChatModel, folder: Path) -> None:
         self.model = model
         self._folder = folder
 
     def identity(self) -> dict[str, object]:
-        """That of the model behind it."""
+        """The identity of the model behind the cache."""
         return self.model.identity()
 
     def missing(
         self, conversations: Sequence[Conversation], *, seeds: Sequence[int], max_new_tokens: int
     ) -> list[int]:
-        """Indices of the conversations whose answers must still be asked for."""
+        """Indices of the conversations whose answers are not cached."""
         requests = self._requests(conversations, seeds, max_new_tokens)
-        return [index for index, request in enumerate(requests) if self._kept(request) is None]
+        return [index for index, request in enumerate(requests) if self._cached(request) is None]
 
     def complete(
         self,
@@ -44,7 +44,7 @@ class RememberingChat:
         max_new_tokens: int,
         on_answer: OnAnswer | None = None,
     ) -> list[str]:
-        """One answer each; of equal requests one is asked."""
+        """One answer each; equal requests are sent once."""
         requests = self._requests(conversations, seeds, max_new_tokens)
         places: dict[str, list[int]] = {}
         for index, request in enumerate(requests):
@@ -59,14 +59,14 @@ class RememberingChat:
 
         unknown: list[str] = []
         for request in places:
-            kept = self._kept(request)
-            if kept is None:
+            cached = self._cached(request)
+            if cached is None:
                 unknown.append(request)
             else:
-                settle(request, kept)
+                settle(request, cached)
 
         def arrived(number: int, answer: str) -> None:
-            self._keep(unknown[number], answer)
+            self._store(unknown[number], answer)
             settle(unknown[number], answer)
 
         firsts = [places[request][0] for request in unknown]
@@ -82,7 +82,7 @@ class RememberingChat:
     def _requests(
         self, conversations: Sequence[Conversation], seeds: Sequence[int], max_new_tokens: int
     ) -> list[str]:
-        """Canonical JSON of all that decides each answer."""
+        """Canonical JSON of everything that decides each answer."""
         model = self.identity()
         return [
             json.dumps(
@@ -101,7 +101,7 @@ class RememberingChat:
         digest = hashlib.sha256(request.encode()).hexdigest()
         return self._folder / digest[:2] / f"{digest}.json"
 
-    def _kept(self, request: str) -> str | None:
+    def _cached(self, request: str) -> str | None:
         try:
             row = json.loads(self._file(request).read_text(encoding="utf-8"))
             answer = row["answer"] if row["request"] == json.loads(request) else None
@@ -109,7 +109,7 @@ class RememberingChat:
             return None
         return answer if isinstance(answer, str) else None
 
-    def _keep(self, request: str, answer: str) -> None:
+    def _store(self, request: str, answer: str) -> None:
         row = {"request": json.loads(request), "answer": answer}
-        with atomic_write(self._file(request), private=True) as stream:  # it holds somebody's text
+        with atomic_write(self._file(request), private=True) as stream:  # it contains somebody's text
             stream.write(json.dumps(row, ensure_ascii=True).encode())

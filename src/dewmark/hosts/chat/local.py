@@ -1,59 +1,32 @@
-"""Chat models: conversations in, answers out, whether a host of ours writes them or somebody's endpoint.
-
-`ChatModel` is all that paraphrase, translation and judging know of a model. `LocalChat` fills it in with any
-host that has a chat template; `dewmark.hosts.chat.endpoint` does so over HTTP,
-`dewmark.hosts.chat.answers` remembers.
-"""
+"""A host with a chat template as a chat model, and the template itself."""
 
 from __future__ import annotations
 
+import dataclasses
 import functools
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from dewmark.decoding import Decoding
 from dewmark.errors import ConfigError, InputError
+from dewmark.hosts import host_info, load_host
+from dewmark.hosts.chat import Conversation, OnAnswer
 
 if TYPE_CHECKING:
     from dewmark.hosts.base import Host
     from dewmark.types import Generation
     from dewmark.workspace import Progress
 
-__all__ = ["ChatModel", "Conversation", "LocalChat", "Message", "OnAnswer", "Render", "chat_template"]
+__all__ = ["LocalChat", "Render", "chat_template"]
 
-Message = Mapping[str, str]
-"""``{"role": "system" | "user" | "assistant", "content": text}``"""
-
-Conversation = Sequence[Message]
 Render = Callable[[Conversation], str]
-OnAnswer = Callable[[int, str], None]
-
-
-class ChatModel(Protocol):
-    """A model that answers conversations."""
-
-    def identity(self) -> dict[str, object]:
-        """All that decides an answer beside conversation, seed and length; no secrets."""
-
-    def complete(
-        self,
-        conversations: Sequence[Conversation],
-        *,
-        seeds: Sequence[int],
-        max_new_tokens: int,
-        on_answer: OnAnswer | None = None,
-    ) -> list[str]:
-        """One answer each, in order; ``on_answer`` gets (index, answer) as soon as one is there.
-
-        ``on_answer`` is called in any order, by one thread at a time but not always by the caller's.
-        """
 
 
 def chat_template(name: str) -> Render | None:
-    """How a host by name wants conversations to be written, or None where its files do not say."""
+    """The chat template of a host, as a function from a conversation to a prompt; None if it has none."""
     from transformers import AutoTokenizer
 
-    from dewmark.hosts.transformers.files import load_error, resolve
+    from dewmark.hosts.transformers.model_files import load_error, resolve
 
     source = resolve(name, weights=False)
     try:
@@ -71,13 +44,15 @@ def chat_template(name: str) -> Render | None:
                 )
             )
         except Exception as error:  # a template raises whatever its author chose
-            raise InputError("the model's chat template refuses this conversation") from error
+            raise InputError(
+                "the model's chat template rejects this conversation: change its roles"
+            ) from error
 
     return render
 
 
 class LocalChat:
-    """A host that answers; ``open_host`` loads its weights when the first answer is asked for."""
+    """A host as a chat model; ``open_host`` loads its weights for the first answer."""
 
     def __init__(
         self,
@@ -85,15 +60,13 @@ class LocalChat:
         *,
         identity: str,
         render: Render,
-        temperature: float = 1.0,
-        top_p: float = 1.0,
+        decoding: Decoding = Decoding(),
         batch_size: int = 8,
     ) -> None:
         self._open_host = open_host
         self._identity = identity
         self._render = render
-        self._temperature = temperature
-        self._top_p = top_p
+        self._decoding = decoding
         self._batch_size = batch_size
 
     @classmethod
@@ -103,14 +76,11 @@ class LocalChat:
         *,
         device: str = "auto",
         dtype: str = "auto",
-        temperature: float = 1.0,
-        top_p: float = 1.0,
+        decoding: Decoding = Decoding(),
         batch_size: int = 8,
         progress: Progress | None = None,
     ) -> LocalChat:
-        """A packaged name, a local folder or .gguf file, or a hub id; it must have a chat template."""
-        from dewmark.hosts import host_info, load_host
-
+        """Load a host by any name that `load_host` takes; it must have a chat template."""
         render = chat_template(name)
         if render is None:
             raise ConfigError(
@@ -121,19 +91,22 @@ class LocalChat:
             functools.partial(load_host, name, device=device, dtype=dtype, progress=progress),
             identity=host_info(name, progress=progress).identity,
             render=render,
-            temperature=temperature,
-            top_p=top_p,
+            decoding=decoding,
             batch_size=batch_size,
         )
 
     @functools.cached_property
     def host(self) -> Host:
-        """The host with its weights."""
+        """The host, loaded on first use."""
         return self._open_host()
 
     def identity(self) -> dict[str, object]:
-        """The host's files and how it samples."""
-        return {"host": self._identity, "temperature": self._temperature, "top_p": self._top_p}
+        """The host's identity and its sampling options."""
+        return {
+            "host": self._identity,
+            "temperature": self._decoding.temperature,
+            "top_p": self._decoding.top_p,
+        }
 
     def complete(
         self,
@@ -143,7 +116,7 @@ class LocalChat:
         max_new_tokens: int,
         on_answer: OnAnswer | None = None,
     ) -> list[str]:
-        """One answer each; an answer depends on its conversation and seed, not on the batch."""
+        """One answer each; an answer depends on its conversation and seed, not on its batch."""
         answers: list[str] = []
 
         def collect(batch: list[Generation]) -> None:
@@ -156,9 +129,7 @@ class LocalChat:
             [self._render(conversation) for conversation in conversations],
             scheme=None,
             seeds=seeds,
-            decoding=Decoding(
-                max_new_tokens=max_new_tokens, temperature=self._temperature, top_p=self._top_p
-            ),
+            decoding=dataclasses.replace(self._decoding, max_new_tokens=max_new_tokens),
             batch_size=self._batch_size,
             on_batch=collect,
         )

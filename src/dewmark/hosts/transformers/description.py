@@ -1,0 +1,180 @@
+"""Describing a host to schemes: its tokenizer, its vocabulary, and its input embeddings.
+
+Boundary: no model is loaded to describe a host by its files; ``embeddings`` reads that one tensor from the
+weight files when it is called. For a converted host (a packaged one, a GGUF file) neither torch nor
+transformers is imported before that, so a detector starts fast.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dewmark.arrays import F32
+from dewmark.errors import ModelError, VocabularyError
+from dewmark.hosts.transformers.model_files import Source, load_error, resolve
+from dewmark.hosts.transformers.tokenizer import HFTokenizer
+from dewmark.models.hub import quiet_libraries
+from dewmark.models.packaged import PACKAGED
+from dewmark.workspace import HostInfo, Progress
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedTokenizerBase
+
+__all__ = ["describe", "host_info", "info_from_model"]
+
+_EMBEDDING_NAMES = ("embed_tokens.weight", "wte.weight", "word_embeddings.weight", "embed_in.weight")
+_ROWS_AT_ONCE = 4096
+
+
+def host_info(name: str, *, progress: Progress | None = None) -> HostInfo:
+    """Describe a host by its tokenizer and configuration, without loading its weights."""
+    info, _ = describe(resolve(name, weights=False, progress=progress), progress)
+    return info
+
+
+def describe(source: Source, progress: Progress | None = None) -> tuple[HostInfo, HFTokenizer]:
+    """A host's description and its tokenizer, from its files."""
+    own = source.tokenizer_folder
+    if own is not None:
+        tokenizer = HFTokenizer.load(own)
+        config = json.loads((Path(source.location) / "config.json").read_text(encoding="utf-8"))
+        vocab_size = int(config["vocab_size"])
+    else:
+        tokenizer, vocab_size = _ask_transformers(source)
+    _check_tokenizer(source, tokenizer)
+
+    def embeddings() -> F32:
+        return _read_embeddings(resolve(source.name, weights=True, progress=progress), vocab_size)
+
+    info = HostInfo(
+        name=source.name,
+        identity=source.identity,
+        vocab_size=vocab_size,
+        tokenizer=tokenizer,
+        embeddings=embeddings,
+    )
+    return info, tokenizer
+
+
+def info_from_model(
+    model: Any,  # noqa: ANN401 - any causal language model of transformers
+    tokenizer: HFTokenizer | PreTrainedTokenizerBase,
+) -> HostInfo:
+    """Describe a model in memory; its identity is the hash of its embeddings and tokenizer."""
+    wrapped = tokenizer if isinstance(tokenizer, HFTokenizer) else HFTokenizer(tokenizer)
+    vocab_size = int(model.config.get_text_config().vocab_size)
+    weight = model.get_input_embeddings().weight
+    if weight.is_meta:
+        raise ModelError("the model's embeddings are offloaded: load the model without offloading")
+    if weight.shape[0] < vocab_size:
+        raise VocabularyError(
+            f"the model has {weight.shape[0]} embeddings but logits of {vocab_size} ids: check its config"
+        )
+    digest = hashlib.sha256(f"{wrapped.identity} {tuple(weight.shape)}".encode())
+    # as float32, so that dtype and device do not matter
+    for start in range(0, weight.shape[0], _ROWS_AT_ONCE):
+        digest.update(_to_float32(weight[start : start + _ROWS_AT_ONCE]).tobytes())
+    name = getattr(model.config, "_name_or_path", "") or str(model.config.model_type)
+    return HostInfo(
+        name=name,
+        identity=f"{model.config.model_type}@{digest.hexdigest()[:12]}",
+        vocab_size=vocab_size,
+        tokenizer=wrapped,
+        embeddings=lambda: _to_float32(weight[:vocab_size]).copy(),  # never the model's own memory
+    )
+
+
+def _ask_transformers(source: Source) -> tuple[HFTokenizer, int]:
+    from transformers import AutoConfig, AutoTokenizer
+
+    try:
+        with quiet_libraries():
+            config = AutoConfig.from_pretrained(source.location, **source.options)
+            tokenizer = AutoTokenizer.from_pretrained(source.location, **source.options)
+    except Exception as error:  # a broken file raises whatever its reader does
+        raise load_error(source.name, error) from error
+    return HFTokenizer(tokenizer), int(config.get_text_config().vocab_size)
+
+
+def _check_tokenizer(source: Source, tokenizer: HFTokenizer) -> None:
+    """Reject a packaged host whose tokenizer the installed library misreads: it would write nonsense.
+
+    The libraries read tokenizers from GGUF files, and some versions get some of them wrong (transformers
+    5.17: Gemma's).
+    """
+    package = PACKAGED.get(source.name)
+    if package is not None and package.tokenizer and package.tokenizer != tokenizer.identity:
+        raise ModelError(
+            f"the tokenizer of {source.name} was misread (identity {tokenizer.identity}, expected "
+            f"{package.tokenizer}): pip install 'transformers>=5.22', delete {source.location}, try again"
+        )
+
+
+def _read_embeddings(source: Source, vocab_size: int) -> F32:
+    """The input-embedding table (vocab_size, d), from the weight files or else from the loaded model."""
+    table = _read_tensor(source)
+    if table is None or not table.is_floating_point() or table.dim() != 2 or table.shape[0] < vocab_size:
+        from transformers import AutoModelForCausalLM
+
+        try:
+            with quiet_libraries():
+                model: Any = AutoModelForCausalLM.from_pretrained(
+                    source.location, dtype="auto", **source.options
+                )
+        except Exception as error:
+            raise load_error(source.name, error) from error
+        table = model.get_input_embeddings().weight
+    return _to_float32(table[:vocab_size])
+
+
+def _read_tensor(source: Source) -> torch.Tensor | None:
+    """The embedding tensor, read by name from the one safetensors file that contains it."""
+    from safetensors import SafetensorError, safe_open
+
+    index = _find_file(source, "model.safetensors.index.json")
+    try:
+        if index is not None:
+            shards: dict[str, str] = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+            wanted = _embedding_name(shards)
+            file = None if wanted is None else _find_file(source, shards[wanted])
+        else:
+            file = _find_file(source, "model.safetensors")
+        if file is None:
+            return None
+        with safe_open(str(file), framework="pt") as tensors:
+            name = _embedding_name(tensors.keys())
+            return None if name is None else tensors.get_tensor(name)
+    except (SafetensorError, ValueError, KeyError) as error:
+        raise ModelError(
+            f"the weight files of {source.name} are damaged: download or save them again"
+        ) from error
+
+
+def _embedding_name(names: Iterable[str]) -> str | None:
+    found = [n for n in names if any(n == e or n.endswith(f".{e}") for e in _EMBEDDING_NAMES)]
+    return min(found, key=len, default=None)  # the shortest: inner modules repeat the name further down
+
+
+def _find_file(source: Source, name: str) -> Path | None:
+    from transformers.utils.hub import cached_file
+
+    try:
+        found = cached_file(
+            source.location, name, _raise_exceptions_for_missing_entries=False, **source.options
+        )
+    except OSError as error:
+        raise load_error(source.name, error) from error
+    return None if found is None else Path(found)
+
+
+def _to_float32(table: torch.Tensor) -> F32:
+    """A table on any device and in any precision, as a float32 array (shared if it is one already)."""
+    import torch
+
+    array: F32 = table.detach().to("cpu", torch.float32).contiguous().numpy()
+    return array
