@@ -42,7 +42,7 @@ from dewmark.core.keys import Key
 from dewmark.core.prf import PairHash
 from dewmark.core.projections import draw_projections, projection_dim
 from dewmark.decoding import Decoding
-from dewmark.detector import export_detector, load_detector
+from dewmark.detector import Detector
 from dewmark.errors import ConfigError
 from dewmark.hosts import load_host
 from dewmark.hosts.engines.llamacpp import LlamaCppProcessor
@@ -65,7 +65,7 @@ from dewmark.storage import load_bundle
 from dewmark.text.languages import guess_language
 from dewmark.text.words import words
 from dewmark.types import Detection
-from dewmark.watermark import attribute, bind_scheme
+from dewmark.watermark import attribute, load_scheme
 from dewmark.workspace import Workspace
 
 Json = Any  # what json.dumps takes
@@ -633,12 +633,12 @@ def _seeded_logits(ids: Sequence[int]) -> torch.Tensor:
 
 def export(bound: BoundScheme, folder: Path) -> None:
     """Write a detector into a new folder."""
-    export_detector(bound, folder)
+    Detector(bound).save(folder)
 
 
 def load(folder: Path) -> BoundScheme:
     """Open an exported detector."""
-    return load_detector(folder)
+    return Detector.load(folder).scheme
 
 
 def needs_its_host(bound: BoundScheme) -> bool:
@@ -761,4 +761,4 @@ def real_host() -> Any:
 def bind_real(mark: str, key: int = 0) -> BoundScheme:
     """A mark on the real host."""
     scheme, settings = REAL[mark]
-    return bind_scheme(Key(secret(key)), scheme=scheme, settings=dict(settings), host="smollm2-135m")
+    return load_scheme(scheme, key=Key(secret(key)), settings=dict(settings), host="smollm2-135m")

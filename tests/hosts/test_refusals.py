@@ -62,7 +62,9 @@ def test_a_bias_may_be_decoded_in_any_way(host, force):
 
 
 def test_a_choosing_processor_refuses_beams(host, chooser):
-    with pytest.raises(ConfigError, match="made for 2 prompts but is called with 6 rows.*num_beams=1") as error:
+    with pytest.raises(
+        ConfigError, match="made for 2 prompts but is called with 6 rows.*num_beams=1"
+    ) as error:
         generate(host, logits_processor=[chooser.processor(IDS)], num_beams=3)
     assert "\n" not in str(error.value)
 
