@@ -24,9 +24,9 @@ from dewmark.core.keys import Key
 from dewmark.decoding import Decoding
 from dewmark.errors import ConfigError, VocabularyError
 from dewmark.hosts.base import Host, generation_hash
-from dewmark.scheme import BoundScheme, Needs, Scheme, Session, State
-from dewmark.types import Detection
-from dewmark.workspace import HostInfo, Progress, Workspace, silent
+from dewmark.sampling import Session
+from dewmark.scheme import BoundScheme, Needs, Scheme, State
+from dewmark.workspace import HostInfo, Progress, Tokenized, Workspace, silent
 
 __all__ = [
     "CountsForger",
@@ -67,16 +67,9 @@ class Forgery(Scheme):
 class Forger(BoundScheme):
     """Base class of forgers, which generate but do not detect."""
 
-    tests: ClassVar[tuple[str, ...]] = ()
+    tests: ClassVar[tuple[str, ...]] = ("none",)
 
-    def detect_batch(
-        self,
-        texts: Sequence[str],
-        *,
-        prompts: Sequence[str | None] | None = None,
-        fpr: float = 0.01,
-        test: str | None = None,
-    ) -> list[Detection]:
+    def test_texts(self, texts: Sequence[Tokenized], prompts: Sequence[Tokenized], *, test: str) -> NoReturn:
         """Not supported: an attacker has no detector."""
         raise ConfigError("a forger has no detector: score its texts with the victim's")
 
