@@ -75,7 +75,7 @@ def test_a_finished_training_is_not_repeated_and_not_overwritten(train, tmp_path
     assert (tmp_path / "out" / "card.json").stat().st_mtime_ns == card
     code, said = train("sir", "--seed", 9)
     assert code == 2
-    assert "holds another artifact already" in said.err
+    assert "already holds another artifact" in said.err
 
 
 def test_clusters_from_a_lexicon(train, tmp_path):

@@ -59,7 +59,8 @@ def train(
     from dewmark import hosts
     from dewmark.config import cache_dir
     from dewmark.encoders import load_encoder
-    from dewmark.lab.training.job import FileTexts, HostTexts, Job, run
+    from dewmark.lab.training.job import Job, train_artifact
+    from dewmark.lab.training.texts import FileTexts, HostTexts
     from dewmark.watermark import DEFAULT_HOST
 
     name = host or DEFAULT_HOST
@@ -83,7 +84,7 @@ def train(
             seed=seed,
             steps=steps,
         )
-        artifact, report = run(trainer, job)
+        artifact, report = train_artifact(trainer, job)
     size = sum(array.nbytes for array in artifact.arrays.values())
     if json_:
         emit({"out": str(out), "scheme": scheme, "identity": artifact.identity, "bytes": size, **report})

@@ -8,8 +8,10 @@ import torch
 from tests.fakes import BagEncoder
 
 from dewmark.errors import NumericalError
-from dewmark.lab.training.job import FileTexts, Job
+from dewmark.lab.training import loop
+from dewmark.lab.training.job import Job
 from dewmark.lab.training.loop import TorchLearner, generator, rng, run_steps
+from dewmark.lab.training.texts import FileTexts
 from dewmark.testing.trial import tiny_host
 from dewmark.workspace import silent
 
@@ -62,11 +64,12 @@ def weights(learner: Line) -> bytes:
 
 
 @pytest.mark.parametrize("stop_at", [0, 1, 5, STEPS - 1])
-def test_a_killed_training_ends_in_the_same_bytes(job, tmp_path, stop_at):
+def test_a_killed_training_ends_in_the_same_bytes(job, monkeypatch, stop_at):
     whole = Line()
     loss = run_steps(whole, job, steps=STEPS, name="whole")
+    monkeypatch.setattr(loop, "CHECKPOINT_SECONDS", 0.0)
     with pytest.raises(KeyboardInterrupt):
-        run_steps(Line(stop_at), job, steps=STEPS, every=0.0)
+        run_steps(Line(stop_at), job, steps=STEPS)
     rest = Line()
     assert run_steps(rest, job, steps=STEPS) == loss
     assert rest.taken == list(range(stop_at, STEPS))
@@ -115,10 +118,10 @@ def test_kept_arrays_are_made_once_per_job(job):
         return {"x": np.arange(3)}
 
     for _ in range(2):
-        np.testing.assert_array_equal(job.keep("x", make)["x"], np.arange(3))
+        np.testing.assert_array_equal(job.cached("x", make)["x"], np.arange(3))
     assert len(made) == 1
-    dataclasses.replace(job, seed=1).keep("x", make)
+    dataclasses.replace(job, seed=1).cached("x", make)
     assert len(made) == 2
     next((job.work / "x").glob("*.npy")).write_bytes(b"damaged")
-    dataclasses.replace(job, seed=1).keep("x", make)
+    dataclasses.replace(job, seed=1).cached("x", make)
     assert len(made) == 3

@@ -14,9 +14,10 @@ from dewmark.baselines.sentence.sentence_space import adapt, encode
 from dewmark.core.keys import Key
 from dewmark.errors import InputError
 from dewmark.lab.training import semstamp
-from dewmark.lab.training.job import FileTexts, Job, run
+from dewmark.lab.training.job import Job, train_artifact
 from dewmark.lab.training.ksemstamp import cosine_k_means
-from dewmark.lab.training.semstamp import given_pairs, made_pairs
+from dewmark.lab.training.semstamp import file_pairs, synthetic_pairs
+from dewmark.lab.training.texts import FileTexts
 from dewmark.registry import SCHEMES, TRAINERS
 from dewmark.testing.trial import tiny_host
 from dewmark.workspace import Workspace, silent
@@ -73,18 +74,18 @@ def job(texts: Path, tmp_path: Path, bag_encoder: BagEncoder):
 
 def test_made_pairs_keep_some_of_the_words_and_no_others() -> None:
     sentence = "The old bridge, which was high, held all winter."
-    pairs = made_pairs([f"{sentence} Short one. {sentence}"], seed=0)
+    pairs = synthetic_pairs([f"{sentence} Short one. {sentence}"], seed=0)
     assert pairs.sentences == [sentence] * 3
     for variant in pairs.paraphrases:
         assert variant != sentence
         assert set(variant.replace(",", "").split()) <= set(
             sentence.replace(",", "").replace(".", "").split()
         ) | {"winter."}
-    assert made_pairs([sentence], seed=0) == made_pairs([sentence], seed=0)
+    assert synthetic_pairs([sentence], seed=0) == synthetic_pairs([sentence], seed=0)
 
 
 def test_given_pairs_are_matched_by_what_they_share(texts: Path) -> None:
-    pairs = given_pairs(texts)
+    pairs = file_pairs(texts)
     assert len(pairs) > 40  # of 60
     for sentence, paraphrase in zip(pairs.sentences, pairs.paraphrases, strict=True):
         shared = set(sentence.strip(".").split()) & set(paraphrase.strip(".").split())
@@ -95,18 +96,18 @@ def test_a_paraphrase_must_be_text(tmp_path: Path) -> None:
     file = tmp_path / "bad.jsonl"
     file.write_text('{"text": "A river.", "paraphrase": 3}\n', encoding="utf-8")
     with pytest.raises(InputError, match='line 1: "text" and "paraphrase"'):
-        given_pairs(file)
+        file_pairs(file)
 
 
 def test_training_brings_paraphrases_nearer(
     job, tmp_path: Path, bag_encoder: BagEncoder, texts: Path
 ) -> None:
-    artifact, report = run(TRAINERS["semstamp"], job("semstamp", steps=150))
-    _, before = run(TRAINERS["semstamp"], job("semstamp", steps=1, out="before"))
+    artifact, report = train_artifact(TRAINERS["semstamp"], job("semstamp", steps=150))
+    _, before = train_artifact(TRAINERS["semstamp"], job("semstamp", steps=1, out="before"))
     assert report["loss"] < before["loss"]
     arrays = {name: array.astype(np.float32) for name, array in artifact.arrays.items()}
     assert {name: array.shape for name, array in arrays.items()} == {"mean": (24,), "matrix": (24, 24)}
-    pairs = given_pairs(texts)
+    pairs = file_pairs(texts)
     left, right = (encode(bag_encoder, side) for side in (pairs.sentences, pairs.paraphrases))
     trained = np.sum(adapt(left, **arrays) * adapt(right, **arrays), axis=1)
     stranger = np.sum(adapt(left, **arrays) * adapt(np.roll(right, 7, axis=0), **arrays), axis=1)
@@ -117,7 +118,7 @@ def test_training_brings_paraphrases_nearer(
 
 
 def test_a_stopped_training_ends_with_the_same_bytes(job, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole, _ = run(TRAINERS["ksemstamp"], job("ksemstamp", steps=12))
+    whole, _ = train_artifact(TRAINERS["ksemstamp"], job("ksemstamp", steps=12))
     step = semstamp.Ranking.step
 
     def stops(self: semstamp.Ranking, index: int) -> float:
@@ -125,12 +126,12 @@ def test_a_stopped_training_ends_with_the_same_bytes(job, monkeypatch: pytest.Mo
             raise KeyboardInterrupt
         return step(self, index)
 
-    monkeypatch.setattr("dewmark.lab.training.loop._SECONDS", 0.0)
+    monkeypatch.setattr("dewmark.lab.training.loop.CHECKPOINT_SECONDS", 0.0)
     monkeypatch.setattr(semstamp.Ranking, "step", stops)
     with pytest.raises(KeyboardInterrupt):
-        run(TRAINERS["ksemstamp"], job("ksemstamp", steps=12, out="again"))
+        train_artifact(TRAINERS["ksemstamp"], job("ksemstamp", steps=12, out="again"))
     monkeypatch.setattr(semstamp.Ranking, "step", step)
-    resumed, _ = run(TRAINERS["ksemstamp"], job("ksemstamp", steps=12, out="again"))
+    resumed, _ = train_artifact(TRAINERS["ksemstamp"], job("ksemstamp", steps=12, out="again"))
     assert resumed.card["sha256"] == whole.card["sha256"]
     assert resumed.arrays["centroids"].shape == (8, 24)
     assert resumed.card["training"]["texts"]["number"] == 30
@@ -139,8 +140,8 @@ def test_a_stopped_training_ends_with_the_same_bytes(job, monkeypatch: pytest.Mo
 def test_too_little_text_is_refused(job, tmp_path: Path) -> None:
     file = tmp_path / "little.txt"
     file.write_text("One short text of seven words only.", encoding="utf-8")
-    with pytest.raises(InputError, match="3 pairs of sentences and 60 are needed"):
-        run(TRAINERS["semstamp"], job("semstamp", file=file, out="little"))
+    with pytest.raises(InputError, match="3 pairs of sentences, 60 are needed"):
+        train_artifact(TRAINERS["semstamp"], job("semstamp", file=file, out="little"))
 
 
 def test_k_means_finds_clusters_that_are_there() -> None:

@@ -6,7 +6,7 @@ import json
 import pytest
 
 from dewmark.errors import InputError
-from dewmark.lab.training.job import FileTexts, HostTexts
+from dewmark.lab.training.texts import FileTexts, HostTexts
 from dewmark.testing.trial import tiny_host
 from dewmark.workspace import silent
 
@@ -77,7 +77,7 @@ class TestFiles:
     def test_too_few_texts_are_refused(self, tmp_path):
         path = tmp_path / "a.txt"
         path.write_text("one\n\ntwo")
-        with pytest.raises(InputError, match=r"2 different texts and at least 3"):
+        with pytest.raises(InputError, match=r"2 distinct texts, at least 3"):
             FileTexts(path).take(3, least=3)
 
     def test_another_file_has_another_identity(self, tmp_path):

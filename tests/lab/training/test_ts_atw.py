@@ -15,7 +15,8 @@ from dewmark.baselines.learned.atw import SemanticMap
 from dewmark.core.keys import Key
 from dewmark.errors import InputError
 from dewmark.lab.training import atw, ts
-from dewmark.lab.training.job import FileTexts, Job, run
+from dewmark.lab.training.job import Job, train_artifact
+from dewmark.lab.training.texts import FileTexts
 from dewmark.registry import SCHEMES, TRAINERS
 from dewmark.testing.trial import tiny_host
 from dewmark.workspace import Workspace, silent
@@ -50,7 +51,7 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bag_encoder: BagEncoder
 
 
 def trained(job: Job) -> tuple[Artifact, dict[str, float]]:
-    return run(TRAINERS[job.scheme], job)
+    return train_artifact(TRAINERS[job.scheme], job)
 
 
 def test_min_norm_is_the_shortest_vector_between_two_gradients() -> None:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from dewmark.errors import InputError
-from dewmark.lab.training.xsir import LARGE, cluster, forms_of, near_pairs, read_lexicon
+from dewmark.lab.training.xsir import _LARGEST_CLUSTER, cluster, forms_of, near_pairs, read_lexicon
 
 
 def test_forms_are_whole_words_in_lower_case():
@@ -28,7 +28,7 @@ class TestLexicon:
     def test_an_empty_one_is_refused(self, tmp_path):
         file = tmp_path / "l.tsv"
         file.write_text("# nothing\n")
-        with pytest.raises(InputError, match="holds no pairs"):
+        with pytest.raises(InputError, match="has no word pairs"):
             read_lexicon(file)
 
 
@@ -55,7 +55,7 @@ class TestClusters:
 
     def test_a_large_cluster_is_split_where_it_is_thin(self):
         """Two cliques with one edge between them."""
-        size = LARGE
+        size = _LARGEST_CLUSTER
         forms = {str(i): [i] for i in range(2 * size)}
         cliques = {(i, j): 1.0 for i in range(size) for j in range(i)}
         both = {**cliques, **{(i + size, j + size): 1.0 for i, j in cliques}, (0, size): 1.0}

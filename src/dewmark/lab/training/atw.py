@@ -1,13 +1,13 @@
-"""Training of ATW's semantic network: like texts get like signs, unlike ones independent signs.
+"""Training of ATW's semantic network: similar texts get similar signs, others independent ones.
 
-A text's vector e is the unit mean of its tokens' whitened vectors, as in `dewmark.baselines.learned.atw`. A
-step takes a batch of prefixes of texts, each in two views: two independent thinnings of its words, the second
-of a prefix up to `GROWTH` tokens longer, as after an edit or a few steps on. With s = tanh(T(e)) and c the
-batch's median cosine between different texts, it lowers
+A text's vector e is the normalized mean of its tokens' whitened vectors, as in
+`dewmark.baselines.learned.atw`. A step takes a batch of prefixes of texts, each in two views: two random
+subsets of its tokens, the second from a prefix up to `GROWTH` tokens longer, as after an edit or a few more
+steps. With s = tanh(T(e)) and c the batch's median cosine between different texts, it reduces
 
     distance      (cos(s_i, s_j) − max(0, (cos(e_i, e_j) − c) / (1 − c)))², mean over pairs i ≠ j
-    balance       the mean squares of s's column and row means: each sign is + half of the time
-    invariance    1 − cos(s_i, s_i'), over the two views of each text.
+    balance       the mean squares of s's column and row means: half of the signs are +
+    invariance    1 − cos(s_i, s_i'), between the two views of each text.
 """
 
 from __future__ import annotations
@@ -19,42 +19,41 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from dewmark import config
 from dewmark.arrays import F32, I64
 from dewmark.baselines.learned.atw import HIDDEN, OUTPUTS
 from dewmark.core.whitening import Whitening, normalize_rows
+from dewmark.encoders.base import torch_device
 from dewmark.encoders.contexts import load_context_whitening, token_vectors
 from dewmark.errors import InputError
 from dewmark.lab.training.job import Job, Trained
-from dewmark.lab.training.loop import TorchLearner, device_of, rng, run_steps
+from dewmark.lab.training.loop import BEYOND_STEPS, TorchLearner, rng, run_steps
 from dewmark.lab.training.sir import ResidualNetwork
-from dewmark.workspace import Workspace
 
 __all__ = ["SignNetwork", "losses", "train"]
 
-
 STEPS = 1000
 TEXTS, BATCH, RATE = 256, 64, 1e-3
-SHORTEST, GROWTH = 10, 10
-KEPT = (0.5, 1.0)  # share of the words that a view keeps, drawn for each
-_FAR = 1 << 40  # a step number that no training reaches
+SHORTEST, GROWTH = 10, 10  # tokens
+KEPT = (0.5, 1.0)  # range of the share of tokens that a view keeps
 
 
 def train(job: Job) -> Trained:
-    """Train the network for an encoder, on a host's tokens."""
-    workspace = Workspace(cache=config.cache_dir(), progress=job.progress)
+    """Train the network for an encoder on a host's tokens."""
+    workspace = job.workspace
     whitening = load_context_whitening(
         "default", encoder=job.encoder, host=job.info, encoding="composed", k=1, workspace=workspace
     )
-    # whitened with what the artifact will hold, to its last bit
+    # the artifact stores half precision: train with exactly that
     matrix = whitening.matrix.astype(np.float16)
     whitening = Whitening(whitening.mean, matrix.astype(np.float32))
     table = token_vectors(job.encoder, job.info, whitening=whitening, workspace=workspace)
     tokenized = job.info.tokenizer.encode(job.texts_for(TEXTS))
     texts = [np.array(text.ids) for text in tokenized if len(text.ids) >= 2 * SHORTEST]
     if len(texts) < 4:
-        raise InputError(f"{len(texts)} training texts have {2 * SHORTEST} tokens or more: add longer ones")
-    network = SignNetwork(job.encoder.dim, job.seed).to(device_of(job))
+        raise InputError(
+            f"{len(texts)} training texts have {2 * SHORTEST} tokens or more, 4 are needed: add longer ones"
+        )
+    network = SignNetwork(job.encoder.dim, job.seed).to(torch_device(job.device))
     learner = Learner(network, table, texts, seed=job.seed)
     loss = run_steps(learner, job, steps=job.steps or STEPS)
     arrays: dict[str, NDArray[Any]] = {"mean": whitening.mean, "matrix": matrix, **network.arrays()}
@@ -73,31 +72,28 @@ class SignNetwork(ResidualNetwork):
 
 
 class Learner(TorchLearner):
-    """The network under Adam; a step sees two views of a batch of prefixes."""
+    """The network and its optimizer; a step sees two views of a batch of prefixes."""
 
     def __init__(self, network: SignNetwork, table: NDArray[Any], texts: list[I64], *, seed: int) -> None:
-        self._adam = torch.optim.Adam(network.parameters(), lr=RATE)
-        super().__init__({"network": network}, {"adam": self._adam})
+        super().__init__({"network": network}, {"adam": torch.optim.Adam(network.parameters(), lr=RATE)})
         self._network = network
         self._device = next(network.parameters()).device
         used, index = np.unique(np.concatenate(texts), return_inverse=True)
         self._rows = table[used].astype(np.float32)
-        self._texts = np.split(index, np.cumsum([len(text) for text in texts])[:-1])  # as rows of that
+        self._texts = np.split(index, np.cumsum([len(text) for text in texts])[:-1])  # as rows of _rows
         self._seed = seed
 
     def step(self, index: int) -> float:
         """One step; returns the sum of the three losses."""
         first, second = self._views(rng(self._seed, index))
-        loss = torch.stack(losses(first, second, self._network(first), self._network(second))).sum()
-        self._adam.zero_grad()
-        torch.autograd.backward(loss)
-        self._adam.step()
-        return float(loss.detach())
+        return self.minimize(
+            torch.stack(losses(first, second, self._network(first), self._network(second))).sum()
+        )
 
     @torch.no_grad()
     def judge(self) -> dict[str, float]:
-        """Of signs: how often two views agree, and the correlation between different texts."""
-        first, second = self._views(rng(self._seed, _FAR))
+        """How often the signs of two views agree, and the correlation of signs between different texts."""
+        first, second = self._views(rng(self._seed, BEYOND_STEPS))
         a, b = (torch.sign(self._network(view)) for view in (first, second))
         other = (a @ b.T / a.shape[1]).fill_diagonal_(0.0).sum() / (len(a) * (len(a) - 1))
         return {"views_agree": float((a == b).float().mean()), "texts_correlate": float(other)}
@@ -119,7 +115,7 @@ class Learner(TorchLearner):
 def losses(
     e: torch.Tensor, e_view: torch.Tensor, T: torch.Tensor, T_view: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Distance, balance and invariance, of texts' vectors (N, d_C) and outputs (N, K) in two views."""
+    """Distance, balance and invariance losses of vectors (N, d_C) and outputs (N, K) in two views."""
     s, s_view = torch.tanh(T), torch.tanh(T_view)
     unit, unit_view = (torch.nn.functional.normalize(each, dim=-1) for each in (s, s_view))
     apart = ~torch.eye(len(e), dtype=torch.bool, device=e.device)

@@ -1,8 +1,7 @@
-"""Training of k-SemStamp: SemStamp's map, then k-means by cosine in the trained space.
+"""Training of k-SemStamp: SemStamp's linear map, then cosine k-means in the trained space.
 
-The sentences' unit vectors are clustered by Lloyd's iterations with centroids kept at unit length, from
-several seeded starts (k-means++: each next centroid is drawn with a chance proportional to its distance from
-those before); the start with the largest mean cosine wins.
+The sentences' unit vectors are clustered by Lloyd's algorithm with unit centroids, from several seeded
+k-means++ starts; the start with the largest mean cosine wins.
 """
 
 from __future__ import annotations
@@ -17,19 +16,18 @@ from dewmark.lab.training.semstamp import MARGIN, train_space
 
 __all__ = ["cosine_k_means", "train"]
 
-
 CLUSTERS = 8
 _STARTS = 8
 _ITERATIONS = 100
 
 
 def train(job: Job) -> Trained:
-    """Train the map and cluster the sentences it was trained on."""
+    """Train the map and cluster the sentences that it was trained on."""
     space = train_space(job)
     vectors = space.vectors()
     if len(vectors) < 10 * CLUSTERS:
         raise InputError(
-            f"the texts hold {len(vectors)} sentences, to cluster them {10 * CLUSTERS} are needed: add text"
+            f"the texts have {len(vectors)} sentences, clustering needs {10 * CLUSTERS}: add more text"
         )
     found = [cosine_k_means(vectors, CLUSTERS, rng(job.seed, start)) for start in range(_STARTS)]
     centroids, cosine = max(found, key=lambda each: each[1])
@@ -42,7 +40,7 @@ def train(job: Job) -> Trained:
 
 
 def cosine_k_means(vectors: F32, k: int, draw: np.random.Generator) -> tuple[F32, float]:
-    """Unit rows (N, r) to k unit centroids (k, r), and the mean cosine of the rows with their own."""
+    """Unit rows (N, r) to unit centroids (k, r), and the mean cosine of rows with their nearest centroid."""
     centroids = vectors[[int(draw.integers(len(vectors)))]]
     while len(centroids) < k:
         distance = np.maximum(1.0 - (vectors @ centroids.T).max(axis=1).astype(np.float64), 1e-9)
@@ -57,6 +55,6 @@ def cosine_k_means(vectors: F32, k: int, draw: np.random.Generator) -> tuple[F32
         sums = np.zeros_like(centroids)
         np.add.at(sums, labels, vectors)
         norms = np.linalg.norm(sums, axis=1, keepdims=True)
-        # a cluster that lost all its members keeps its centroid
+        # an empty cluster keeps its centroid
         centroids = np.where(norms > 0.0, sums / np.maximum(norms, 1e-12), centroids).astype(np.float32)
     return centroids, float((vectors @ centroids.T).max(axis=1).mean())

@@ -1,8 +1,8 @@
-"""A training loop that can be killed at any moment and gives the same bytes in the end.
+"""A training loop that can be killed at any moment and still ends with the same bytes.
 
-All randomness of step i comes from the seed and i (`rng`, `generator`), so a checkpoint holds no generator:
-only the step's number and what the steps change. It is written every few seconds, between two steps, whole or
-not at all. A Ctrl-C loses the steps since then, which are made again.
+All randomness of step i comes from the seed and i (`rng`, `generator`), so a checkpoint needs no generator
+state: it holds the step's number and the learner's arrays. It is written atomically every few seconds,
+between two steps. A killed run repeats the steps since the last checkpoint.
 """
 
 from __future__ import annotations
@@ -21,30 +21,31 @@ from dewmark.storage import load_bundle, save_bundle
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Learner", "TorchLearner", "device_of", "generator", "rng", "run_steps"]
+__all__ = ["BEYOND_STEPS", "CHECKPOINT_SECONDS", "Learner", "TorchLearner", "generator", "rng", "run_steps"]
 
-_SECONDS = 10.0
-_SMOOTHING = 0.98  # of the loss that is told: about the last 50 steps
-_STRIDE = 1_000_003  # seeds s and s + 1 share no step's randomness in any training that anyone runs
+BEYOND_STEPS = 1 << 40  # a step number that no training reaches, for randomness outside of the steps
+CHECKPOINT_SECONDS = 10.0  # between two checkpoints
+_SMOOTHING = 0.98  # of the reported loss: an average over about 50 steps
+_STRIDE = 1_000_003  # between seeds of `generator`: no training has so many steps
 
 
 class Learner(Protocol):
-    """What is trained: a step changes it, its state is all that later steps depend on."""
+    """What is trained; its state is everything that later steps depend on."""
 
     def step(self, index: int) -> float:
         """Take one step; returns its loss."""
 
     def state(self) -> Mapping[str, NDArray[Any]]:
-        """Arrays that `load` restores it from, bit by bit."""
+        """Arrays from which `load` restores the learner bit by bit."""
 
     def load(self, state: Mapping[str, NDArray[Any]]) -> None:
-        """Go back to a state."""
+        """Restore a state."""
 
 
 class TorchLearner:
-    """The state of torch modules and optimizers by name; a subclass adds `step`.
+    """Torch modules and optimizers by name; a subclass adds `step`.
 
-    A learning rate that changes is set by the step's number, not by a scheduler object.
+    A learning rate that changes must be set from the step's number, not by a scheduler object.
     """
 
     def __init__(
@@ -53,22 +54,33 @@ class TorchLearner:
         self._modules = dict(modules)
         self._optimizers = dict(optimizers)
 
+    def minimize(self, loss: torch.Tensor) -> float:
+        """Take a gradient step with every optimizer; returns the loss."""
+        import torch
+
+        for optimizer in self._optimizers.values():
+            optimizer.zero_grad()
+        torch.autograd.backward(loss)
+        for optimizer in self._optimizers.values():
+            optimizer.step()
+        return float(loss.detach())
+
     def state(self) -> dict[str, NDArray[Any]]:
-        """Weights, and the tensors that the optimizers keep for each of them."""
-        found = {}
+        """The modules' weights and the optimizers' tensors."""
+        arrays = {}
         for name, module in self._modules.items():
             for key, tensor in module.state_dict().items():
-                found[f"module.{name}.{key}"] = tensor.detach().cpu().numpy().copy()
+                arrays[f"module.{name}.{key}"] = tensor.detach().cpu().numpy().copy()
         for name, optimizer in self._optimizers.items():
             for i, kept in optimizer.state_dict()["state"].items():
                 for key, value in kept.items():
                     if value is not None:
                         array = value.detach().cpu().numpy().copy() if hasattr(value, "detach") else value
-                        found[f"optimizer.{name}.{i}.{key}"] = np.asarray(array)
-        return found
+                        arrays[f"optimizer.{name}.{i}.{key}"] = np.asarray(array)
+        return arrays
 
     def load(self, state: Mapping[str, NDArray[Any]]) -> None:
-        """Put weights and optimizers back."""
+        """Restore modules and optimizers."""
         import torch
 
         def tensors(prefix: str) -> dict[str, torch.Tensor]:
@@ -85,8 +97,7 @@ class TorchLearner:
             for key, tensor in tensors(f"optimizer.{name}.").items():
                 i, _, field = key.partition(".")
                 kept.setdefault(int(i), {})[field] = tensor
-            whole = optimizer.state_dict()
-            optimizer.load_state_dict({**whole, "state": kept})
+            optimizer.load_state_dict({**optimizer.state_dict(), "state": kept})
 
 
 def run_steps(
@@ -96,13 +107,11 @@ def run_steps(
     steps: int,
     name: str = "steps",
     description: str = "training",
-    every: float = _SECONDS,
 ) -> float:
-    """Take the steps that are left; returns the loss, smoothed over the last steps.
+    """Take the remaining steps; returns the smoothed loss.
 
-    Checkpoints go to ``job.work/name``; several loops of one job need different names.
+    Checkpoints go to ``job.work/name``; each loop of a job needs its own name.
     """
-    folder = job.work / name
     done, smoothed = _resume(learner, job, name)
     saved = time.monotonic()
     for index in range(done, steps):
@@ -111,16 +120,28 @@ def run_steps(
         if not np.isfinite(loss):
             raise NumericalError(f"the loss of step {index} is {loss}: try other texts or another --seed")
         smoothed = loss if index == 0 else _SMOOTHING * smoothed + (1.0 - _SMOOTHING) * loss
-        if time.monotonic() - saved >= every or index + 1 == steps:
+        if time.monotonic() - saved >= CHECKPOINT_SECONDS or index + 1 == steps:
             meta = {"job": job.identity, "step": index + 1, "loss": smoothed}
-            save_bundle(folder, meta=meta, arrays=learner.state())
+            save_bundle(job.work / name, meta=meta, arrays=learner.state())
             saved = time.monotonic()
     job.progress(description, steps, steps)
     return smoothed
 
 
+def rng(seed: int, step: int) -> np.random.Generator:
+    """The numpy generator of one step."""
+    return np.random.default_rng([seed, step])
+
+
+def generator(seed: int, step: int) -> torch.Generator:
+    """The torch generator of one step. It is on the CPU: move the draws, so that devices agree."""
+    import torch
+
+    return torch.Generator().manual_seed(seed * _STRIDE + step)
+
+
 def _resume(learner: Learner, job: Job, name: str) -> tuple[int, float]:
-    """Load the checkpoint, if there is one of this job; returns how many steps are done, and the loss."""
+    """Load this job's checkpoint, if there is one; returns the number of steps done and the loss."""
     try:
         bundle = load_bundle(job.work / name)
     except ArtifactError:
@@ -129,24 +150,3 @@ def _resume(learner: Learner, job: Job, name: str) -> tuple[int, float]:
         return 0, 0.0
     learner.load(bundle.arrays)
     return int(bundle.meta["step"]), float(bundle.meta["loss"])
-
-
-def rng(seed: int, step: int) -> np.random.Generator:
-    """The randomness of one step, for numpy."""
-    return np.random.default_rng([seed, step])
-
-
-def generator(seed: int, step: int) -> torch.Generator:
-    """The randomness of one step, for torch, on the CPU: move what was drawn, so that devices agree."""
-    import torch
-
-    return torch.Generator().manual_seed(seed * _STRIDE + step)
-
-
-def device_of(job: Job) -> torch.device:
-    """The device that was asked for; auto takes a GPU if there is one."""
-    import torch
-
-    if job.device != "auto":
-        return torch.device(job.device)
-    return torch.device("cuda" if torch.cuda.is_available() else "cpu")

@@ -1,16 +1,14 @@
-"""Training of SIR's transform network: contexts that mean alike get like signs, others get independent ones.
+"""Training of SIR's transform network: similar contexts get similar signs, others independent ones.
 
 With e and e' the centred unit embeddings of two contexts, T and T' their outputs, and m the median cosine of
-a batch's pairs, a step lowers the mean over pairs of
+the batch's pairs, a step reduces the mean over pairs of
 
-    | tanh(20 (cos(e, e') − m)) − cos(T, T') |                 alike stays alike, the rest is spread evenly
-    + 0.1 (mean of T's row means² + of its column means²)      no output and no context leans to one sign
-    + relu(0.05 − |T|)                                         outputs stay off zero, where signs are unsure
+    | tanh(20 (cos(e, e') − m)) − cos(T, T') |                 similarity is kept, the rest is spread evenly
+    + 0.1 (mean of T's row means² + of its column means²)      signs are balanced per output and per context
+    + relu(0.05 − |T|)                                         outputs stay away from zero
 
-for two batches of 32 contexts, all pairs between them. Every other context of the second batch is another
-prefix of the same text as its partner, so that texts which grow are among the pairs.
-
-The network that SIR and ATW train: an input layer, two residual blocks, an output layer.
+over all pairs between two batches of 32 contexts. Every other context of the second batch is another prefix
+of its partner's text, so that growing texts are among the pairs. `ResidualNetwork` is also the base of ATW's.
 """
 
 from __future__ import annotations
@@ -25,78 +23,52 @@ from numpy.typing import NDArray
 from dewmark.arrays import F32, I64
 from dewmark.baselines.learned.sir import HIDDEN, OUTPUTS, context_of, words_of
 from dewmark.core.whitening import normalize_rows
+from dewmark.encoders.base import torch_device
 from dewmark.encoders.contexts import ordinary_texts
 from dewmark.errors import InputError
 from dewmark.lab.training.job import Job, Trained
-from dewmark.lab.training.loop import TorchLearner, device_of, generator, rng, run_steps
+from dewmark.lab.training.loop import BEYOND_STEPS, TorchLearner, generator, rng, run_steps
 
 __all__ = ["Learner", "ResidualNetwork", "TransformNetwork", "contexts_of", "fit", "losses", "train"]
 
-_FAR = 1 << 40  # a step number that no training reaches
-
-
-class ResidualNetwork(torch.nn.Module):
-    """d → hidden → two residual blocks → outputs; what the first layer reads is for subclasses to say."""
-
-    def __init__(self, width: int, seed: int, *, hidden: int, outputs: int) -> None:
-        super().__init__()
-        sizes = {"input": (width, hidden), "first": (hidden, hidden), "second": (hidden, hidden)}
-        source = generator(seed, _FAR)
-        for name, (rows, columns) in {**sizes, "output": (hidden, outputs)}.items():
-            weights = torch.randn(rows, columns, generator=source) / math.sqrt(rows)
-            self.register_parameter(f"{name}_W", torch.nn.Parameter(weights))
-            self.register_parameter(f"{name}_b", torch.nn.Parameter(torch.zeros(columns)))
-
-    def arrays(self) -> dict[str, NDArray[np.float16]]:
-        """Weights and biases by the names that the schemes read."""
-        found = ((name.replace("_", "."), tensor) for name, tensor in self.named_parameters())
-        return {name: tensor.detach().half().cpu().numpy() for name, tensor in found}
-
-    def layer(self, name: str, h: torch.Tensor) -> torch.Tensor:
-        """One layer's affine map of rows (N, ·)."""
-        return h @ self.get_parameter(f"{name}_W") + self.get_parameter(f"{name}_b")
-
-    def after_input(self, h: torch.Tensor) -> torch.Tensor:
-        """What the first layer gave, (N, hidden), through the rest: (N, outputs)."""
-        for name in ("first", "second"):
-            h = h + torch.relu(self.layer(name, h))
-        return self.layer("output", h)
-
-
 STEPS, BATCH, RATE = 500, 32, 1e-3
-
-TEXTS, PREFIXES = 256, 5  # of each text
-
+TEXTS, PREFIXES = 256, 5  # training texts, and contexts from each
 CHUNK, REACH = 10, 20  # the scheme's defaults
-
 GAIN, OFF_ZERO, BALANCE = 20.0, 0.05, 0.1
-
-_ENCODED = 64  # contexts between two looks at the clock
+_ENCODER_BATCH = 64
 
 
 def train(job: Job) -> Trained:
-    """Train the network for an encoder, on prefixes of a host's texts."""
+    """Train the network for an encoder on prefixes of texts."""
     arrays, report = fit(job)
     return Trained(parameters={"outputs": OUTPUTS, "hidden": HIDDEN}, arrays=arrays, report=report)
 
 
 def fit(job: Job) -> tuple[dict[str, NDArray[Any]], dict[str, float]]:
-    """The network's arrays, and how the training went."""
+    """Train the network; returns its arrays and the report."""
     contexts, groups = contexts_of(job.texts_for(TEXTS, least=BATCH), seed=job.seed)
-    vectors = normalize_rows(job.keep("contexts", lambda: {"vectors": _encoded(job, contexts)})["vectors"])
+    encoded = job.cached(
+        "contexts",
+        lambda: {
+            "vectors": job.encode(
+                "encoding contexts", contexts, job.encoder.encode, batch_size=_ENCODER_BATCH
+            )
+        },
+    )
+    vectors = normalize_rows(encoded["vectors"])
     mean = vectors.mean(axis=0)
-    network = TransformNetwork(job.encoder.dim, job.seed).to(device_of(job))
+    network = TransformNetwork(job.encoder.dim, job.seed).to(torch_device(job.device))
     learner = Learner(network, normalize_rows(vectors - mean), groups, seed=job.seed)
     loss = run_steps(learner, job, steps=job.steps or STEPS, description="training the network")
     return {"mean": mean, **network.arrays()}, {"loss": loss, **learner.judge()}
 
 
 def contexts_of(texts: list[str], *, seed: int) -> tuple[list[str], I64]:
-    """Contexts as the scheme sees them, and the text that each is from, (N,).
+    """Contexts as the scheme sees them, and the number of each context's text, (N,).
 
-    Some prefixes of every text, and the package's own sentences in many languages, two by two.
+    They are prefixes of every text, and pairs of the package's multilingual sentences.
     """
-    source = rng(seed, _FAR)
+    source = rng(seed, BEYOND_STEPS)
     contexts: list[str] = []
     groups: list[int] = []
     for group, text in enumerate(texts):
@@ -107,7 +79,7 @@ def contexts_of(texts: list[str], *, seed: int) -> tuple[list[str], I64]:
             groups.append(group)
     if len(set(groups)) < BATCH:
         raise InputError(
-            f"{len(set(groups))} training texts have {CHUNK} words or more and {BATCH} are needed: add some"
+            f"{len(set(groups))} training texts have {CHUNK} words or more, {BATCH} are needed: add texts"
         )
     for ordinary in ordinary_texts():
         lines = ordinary.splitlines()
@@ -116,13 +88,32 @@ def contexts_of(texts: list[str], *, seed: int) -> tuple[list[str], I64]:
     return contexts, np.array([*groups, *own], dtype=np.int64)
 
 
-def _encoded(job: Job, contexts: list[str]) -> F32:
-    rows = []
-    for i in range(0, len(contexts), _ENCODED):
-        job.progress("encoding contexts", i, len(contexts))
-        rows.append(job.encoder.encode(contexts[i : i + _ENCODED]))
-    job.progress("encoding contexts", len(contexts), len(contexts))
-    return np.concatenate(rows)
+class ResidualNetwork(torch.nn.Module):
+    """d → hidden → two residual blocks → outputs; subclasses define what enters the first layer."""
+
+    def __init__(self, width: int, seed: int, *, hidden: int, outputs: int) -> None:
+        super().__init__()
+        sizes = {"input": (width, hidden), "first": (hidden, hidden), "second": (hidden, hidden)}
+        source = generator(seed, BEYOND_STEPS)
+        for name, (rows, columns) in {**sizes, "output": (hidden, outputs)}.items():
+            weights = torch.randn(rows, columns, generator=source) / math.sqrt(rows)
+            self.register_parameter(f"{name}_W", torch.nn.Parameter(weights))
+            self.register_parameter(f"{name}_b", torch.nn.Parameter(torch.zeros(columns)))
+
+    def arrays(self) -> dict[str, NDArray[np.float16]]:
+        """Weights and biases by the names that the schemes read."""
+        parameters = ((name.replace("_", "."), tensor) for name, tensor in self.named_parameters())
+        return {name: tensor.detach().half().cpu().numpy() for name, tensor in parameters}
+
+    def layer(self, name: str, h: torch.Tensor) -> torch.Tensor:
+        """Apply one affine layer to rows (N, ·)."""
+        return h @ self.get_parameter(f"{name}_W") + self.get_parameter(f"{name}_b")
+
+    def after_input(self, h: torch.Tensor) -> torch.Tensor:
+        """The layers after the first: (N, hidden) to (N, outputs)."""
+        for name in ("first", "second"):
+            h = h + torch.relu(self.layer(name, h))
+        return self.layer("output", h)
 
 
 class TransformNetwork(ResidualNetwork):
@@ -137,11 +128,10 @@ class TransformNetwork(ResidualNetwork):
 
 
 class Learner(TorchLearner):
-    """The network under Adam; contexts (N, d_C) with the text that each is from, (N,)."""
+    """The network and its optimizer; ``groups`` (N,) are the numbers of the contexts' (N, d_C) texts."""
 
     def __init__(self, network: TransformNetwork, contexts: F32, groups: I64, *, seed: int) -> None:
-        self._adam = torch.optim.Adam(network.parameters(), lr=RATE)
-        super().__init__({"network": network}, {"adam": self._adam})
+        super().__init__({"network": network}, {"adam": torch.optim.Adam(network.parameters(), lr=RATE)})
         self._network = network
         self._contexts = torch.from_numpy(contexts).to(next(network.parameters()).device)
         self._groups = groups
@@ -152,15 +142,13 @@ class Learner(TorchLearner):
     def step(self, index: int) -> float:
         """One step; returns the sum of the three losses."""
         first, second = (self._contexts[chosen] for chosen in self._pairs(rng(self._seed, index)))
-        loss = torch.stack(losses(first, second, self._network(first), self._network(second))).sum()
-        self._adam.zero_grad()
-        torch.autograd.backward(loss)
-        self._adam.step()
-        return float(loss.detach())
+        return self.minimize(
+            torch.stack(losses(first, second, self._network(first), self._network(second))).sum()
+        )
 
     @torch.no_grad()
     def judge(self) -> dict[str, float]:
-        """Mean products of signs: between prefixes of one text, and between different texts."""
+        """Mean products of signs between prefixes of the same text, and between different texts."""
         T = self._network(self._contexts)
         signs = torch.where(T - T.mean(dim=1, keepdim=True) >= 0.0, 1.0, -1.0)
         product = (signs @ signs.T / signs.shape[1]).cpu().numpy()
@@ -173,7 +161,7 @@ class Learner(TorchLearner):
         }
 
     def _pairs(self, source: np.random.Generator) -> tuple[I64, I64]:
-        """Two batches of contexts; every other one of the second is of the same text as its partner."""
+        """Two batches of contexts; every other one of the second is from its partner's text."""
         first, second = source.integers(len(self._groups), size=(2, BATCH))
         group = self._groups[first[::2]]
         sizes = np.diff(self._ends, prepend=0)[group]
@@ -184,10 +172,10 @@ class Learner(TorchLearner):
 def losses(
     e: torch.Tensor, e_other: torch.Tensor, T: torch.Tensor, T_other: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Likeness, balance and distance from zero, of two batches' embeddings (N, d_C) and outputs (N, K)."""
+    """Similarity, balance and off-zero losses of two batches' embeddings (N, d_C) and outputs (N, K)."""
     cosine = e @ e_other.T
     unit, unit_other = (torch.nn.functional.normalize(each, dim=-1) for each in (T, T_other))
-    likeness = (torch.tanh(GAIN * (cosine - cosine.median())) - unit @ unit_other.T).abs().mean()
+    similarity = (torch.tanh(GAIN * (cosine - cosine.median())) - unit @ unit_other.T).abs().mean()
     both = torch.cat((T, T_other))
     balance = BALANCE * (both.mean(dim=0).square().mean() + both.mean(dim=1).square().mean())
-    return likeness, balance, torch.relu(OFF_ZERO - both.abs()).mean()
+    return similarity, balance, torch.relu(OFF_ZERO - both.abs()).mean()
