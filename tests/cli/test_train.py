@@ -7,6 +7,7 @@ import json
 import pytest
 
 import dewmark.hosts
+import dewmark.watermark  # before the hosts are patched, as it takes their functions on import
 from dewmark.artifacts import load_artifact
 from dewmark.cli.app import main
 from dewmark.decoding import Decoding

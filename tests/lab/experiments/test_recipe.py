@@ -49,7 +49,7 @@ def test_groups_and_labels_choose_rows_in_order():
 def test_a_row_that_is_added_gets_the_settings_of_the_profile():
     paper = load_recipe("main", profile="paper").narrowed(schemes=["dew-white-2.0", "dew-paper-2.0"])
     assert all("mpnet" in str(entry.settings["encoder"]) for entry in paper.schemes)
-    assert paper.schemes[0].settings["contexts"] == "white"
+    assert paper.schemes[0].settings["whiten_contexts"] is True
 
 
 def test_names_that_nobody_knows_are_refused():

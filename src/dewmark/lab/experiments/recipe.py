@@ -65,7 +65,7 @@ class SchemeEntry:
         """
         scheme = self.build()
         needs = scheme.needs_as_set
-        encodes = needs.encoder and getattr(scheme, "context", "window") == "window"
+        encodes = needs.encoder and getattr(scheme, "context_encoding", "window") == "window"
         return 1 + 4 * needs.host_at_detection + 8 * encodes + 32 * needs.drafts
 
 
