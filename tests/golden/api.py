@@ -279,6 +279,34 @@ def write_as_an_engine(
     return written
 
 
+def marked_logits(
+    host: Any, bound: BoundScheme, prompts: Sequence[str], *, seeds: Sequence[int]
+) -> list[Json]:
+    """What a session makes of logits in three steps, row by row: ids finite, the likeliest, and a mean.
+
+    The mean is that of a fixed wave over the vocabulary, under the marked distribution: a change of strength
+    moves it, however few tokens it changes.
+    """
+    ids = [list(one.ids) for one in host.info.tokenizer.encode(list(prompts))]
+    padded, mask = pad_left(ids, fill_id=0, extra=3, device=CPU)
+    start = padded.shape[1] - 3
+    session = bound.session(padded[:, :start], mask[:, :start], seeds=list(seeds))
+    wave = torch.cos(torch.arange(VOCABULARY, dtype=torch.float64))
+    found = []
+    with torch.inference_mode():
+        for step in range(3):
+            scores = torch.cat([_seeded_logits(row[: start + step].tolist()) for row in padded])
+            marked = session(padded[:, : start + step], scores).double()
+            means = marked.softmax(dim=-1) @ wave
+            likeliest = marked.argmax(dim=-1)
+            counts = torch.isfinite(marked).sum(dim=-1)
+            found.append(
+                {"finite": counts.tolist(), "likeliest": likeliest.tolist(), "means": means.tolist()}
+            )
+            padded[:, start + step] = torch.tensor([50 + step + 7 * row for row in range(len(ids))])
+    return found
+
+
 def write_by_transformers(
     host: Any, bound: BoundScheme, prompts: Sequence[str], *, seeds: Sequence[int], tokens: int, way: str
 ) -> list[list[int]]:

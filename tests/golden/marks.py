@@ -64,6 +64,7 @@ def mark_section(name: str, world: api.World) -> dict[str, Any]:
         "evidence": api.evidence_of(bound, [texts[0], plain]),
     }
     if not api.in_sentences(bound):
+        section["marked logits"] = api.marked_logits(host, bound, PROMPTS, seeds=SEEDS)
         rows = api.write_as_an_engine(host, bound, PROMPTS, seeds=SEEDS, tokens=SHORT)
         section["written by an engine's rows"] = _or_same(rows, written)
         rows = api.write_as_an_engine(host, bound, PROMPTS[:2], seeds=SEEDS[1:], tokens=SHORT, **WARPING)
