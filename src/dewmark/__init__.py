@@ -15,8 +15,8 @@ from dewmark.version import __version__
 
 if TYPE_CHECKING:
     from dewmark.attacks.base import ATTACKS, Attack
-    from dewmark.baselines.keyed_words import VocabularyHash
     from dewmark.baselines.token_schemes import TokenBound, TokenScheme, TokenSession
+    from dewmark.baselines.vocabulary_hash import VocabularyHash
     from dewmark.core.keys import Key
     from dewmark.decoding import Decoding
     from dewmark.detector import Detector
@@ -82,7 +82,7 @@ __all__ = [
 
 _MODULES = {
     "dewmark.attacks.base": "ATTACKS Attack",
-    "dewmark.baselines.keyed_words": "VocabularyHash",
+    "dewmark.baselines.vocabulary_hash": "VocabularyHash",
     "dewmark.baselines.token_schemes": "TokenBound TokenScheme TokenSession",
     "dewmark.core.keys": "Key",
     "dewmark.decoding": "Decoding",

@@ -69,9 +69,6 @@ def fresh_seeds(rows: int, seeds: Sequence[int] | None) -> list[int]:
     return list(seeds) if seeds is not None else [secrets.randbits(63) for _ in range(rows)]
 
 
-drawn_seeds = fresh_seeds  # transition
-
-
 class RandomStreams:
     """Random numbers for each row, step and token.
 

@@ -284,8 +284,11 @@ class BoundScheme(ABC):
     def test_texts(
         self, texts: Sequence[Tokenized], prompts: Sequence[Tokenized], *, test: str
     ) -> Iterable[tuple[Evidence, Statistic]]:
-        """The evidence of each text after its prompt, and what the named test makes of it."""
-        raise ConfigError(f"{self.scheme.name} has no test of its own")  # transition: becomes abstract
+        """The evidence of each text after its prompt, and what the named test makes of it.
+
+        A scheme that cannot put its detection into this form overrides `detect_batch`.
+        """
+        raise ConfigError(f"{self.scheme.name} does not test texts one by one: call detect_batch")
 
     def evidence(self, texts: Sequence[Tokenized], prompts: Sequence[Tokenized]) -> list[Evidence]:
         """The evidence of tokenized texts, each after its prompt, for scans and tests over many keys."""
@@ -445,11 +448,3 @@ def text_chunks(texts: Sequence[Tokenized], *, units: int) -> Iterator[slice]:
 def scheme_fields(scheme: type[Scheme]) -> dict[str, object]:
     """A scheme's parameters and their defaults, by public name."""
     return {f.name.rstrip("_"): f.default for f in dataclasses.fields(scheme)}
-
-
-def __getattr__(name: str) -> Any:  # noqa: ANN401 - transition: sessions live in dewmark.sampling
-    if name == "Session":
-        from dewmark.sampling import Session
-
-        return Session
-    raise AttributeError(name)

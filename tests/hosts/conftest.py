@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from dewmark.hosts.fake import FakeHost
-from dewmark.scheme import BoundScheme, Needs, Scheme, Session
+from dewmark.sampling import Session
+from dewmark.scheme import BoundScheme, Needs, Scheme
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 import torch
 
-from dewmark.scheme import Session, State
+from dewmark.sampling import Session
+from dewmark.scheme import State
 from dewmark.stats.key_test import one_sided_p
 from dewmark.testing import CHECKS, Report, SchemeContract, Trial, check_scheme
 from dewmark.testing.checks import expect_close, expect_error, expect_valid
