@@ -52,7 +52,7 @@ def test_the_table_names_the_chosen_and_the_flags(tune):
 def test_no_configuration_within_the_budget_is_exit_code_1(tune):
     result = tune("--texts", 6, "--tokens", 30, *GRID[:4], "--grid", "lambda=6")
     assert result.code == 1
-    assert "Note: no configuration keeps to the budget" in result.out
+    assert "Note: no configuration is within the budget" in result.out
     assert "--set" not in result.out
 
 
@@ -72,7 +72,7 @@ def test_own_prompts_another_scheme_and_two_keys(tune, tmp_path):
         (["--grid", "lambda="], "--grid lambda needs at least one value"),
         (["--grid", "strength=1"], "unknown parameter 'strength'"),
         (["--sampler", "beam"], "sampler must be one of bias, gumbel, got 'beam'"),
-        (["--sampler", "gumbel", "--grid", "lambda=1"], "lambda has no meaning for any sampler of the grid"),
+        (["--sampler", "gumbel", "--grid", "lambda=1"], "no sampler of the grid uses lambda"),
         (["--budget-perplexity", "1"], "a ratio of perplexities above 1, such as 1.05, got 1"),
         (["--texts", "5000"], "--texts must not exceed that, got 5000"),
         (["--texts", "1"], "--texts"),

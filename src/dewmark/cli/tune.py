@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -56,7 +57,7 @@ def tune(
     from dewmark.batch.prompts_run import read_prompts
     from dewmark.cli.inputs import openings
     from dewmark.hosts import load_host
-    from dewmark.lab.tuning import Sample, check_budget, choose, expand, measure, parse_grid
+    from dewmark.lab.tuning import DECODING, Sample, check_budget, choose, expand, measure, parse_grid
     from dewmark.watermark import DEFAULT_HOST
 
     check_budget(budget_perplexity)
@@ -67,7 +68,10 @@ def tune(
         if prompts is None
         else [prompt.text for prompt in read_prompts(prompts)][:texts]
     )
-    sample = Sample(openers, tokens=tokens, keys=keys, seed=seed, temperature=temperature, top_p=top_p)
+    decoding = dataclasses.replace(
+        DECODING, max_new_tokens=tokens, min_new_tokens=tokens, temperature=temperature, top_p=top_p
+    )
+    sample = Sample(openers, decoding=decoding, keys=keys, seed=seed)
     with Progress(quiet=quiet) as progress:
         opened = load_host(host or DEFAULT_HOST, device=device, dtype=dtype, progress=progress)
         unmarked, measured = measure(

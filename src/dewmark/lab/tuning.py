@@ -1,26 +1,21 @@
-"""Which configurations are tried: every combination of the values given for each parameter.
+"""Tuning: the strongest settings of a scheme whose texts still read like the host's unmarked ones.
 
-The strength of one sampler means nothing to another (λ belongs to the bias, α to Gumbel sampling), so a
-combination keeps only its own sampler's.
+`expand` turns a grid of values into configurations, `measure` writes and scores texts for each, and `choose`
+picks.
 
-What one configuration does: continuations of the same prompts with the same seeds, and their measures.
+A configuration is within the budget B if the ratio of median perplexities, marked to unmarked, lies in [1/B,
+B] (a bias removes the tail and *lowers* perplexity, which is distortion too) and its distinct-3 is at most
+0.02 from that of the unmarked texts. Of those, the one with the highest mean z after deleting 30% of the
+words is chosen. Intervals are 95% percentile bootstraps over prompts, which resample a prompt's unmarked and
+marked texts together, so that the prompt's effect on perplexity cancels.
 
-A configuration's texts and numbers under one key are one JSON file, named by a hash of all that decides them,
-so a run that was stopped goes on with the configuration it was at. The keys are made for measuring only: they
-are the same in every run, so that runs agree, and therefore no secret; no text of yours is marked with them.
-
-From measures to a choice: the strongest configuration whose texts read like unmarked ones, and the noise.
-
-A configuration is within the budget B if the ratio of median perplexities, marked to unmarked, lies in
-[1/B, B] (a bias drains the tail and *lowers* perplexity: that is distortion too) and distinct-3 is at most
-0.02 from the unmarked texts'. Of these the one with the highest mean z after 30% of the words were deleted is
-chosen. Intervals are 95% percentile bootstraps over prompts; a prompt's texts, unmarked and marked, are drawn
-together, so that what the prompt does to perplexity cancels.
+All configurations complete the same prompts with the same seeds. Texts and measures of a configuration under
+one key are one JSON file, named by a hash of everything that determines them, so a stopped run resumes at the
+configuration it had reached. The keys are for measuring only: they are the same in every run and not secret.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import itertools
 import json
@@ -43,12 +38,12 @@ from dewmark.lab.evaluation.quality import distinct
 from dewmark.registry import SCHEMES
 from dewmark.scheme import BoundScheme
 from dewmark.stats.metrics import Interval
-from dewmark.types import Generation
 from dewmark.version import __version__
 from dewmark.watermark import load_scheme
 from dewmark.workspace import Progress, silent
 
 __all__ = [
+    "DECODING",
     "DEFAULT_GRIDS",
     "DELETED",
     "DIVERSITY",
@@ -72,10 +67,15 @@ __all__ = [
 ]
 
 Settings = Mapping[str, object]
-
 Grid = Mapping[str, Sequence[object]]
+Row = dict[str, Any]  # one text and its measures
 
-# Small enough for a few minutes on two cores; wider grids are one option away.
+DELETED = 0.3  # share of words that the deletion attack removes
+DIVERSITY = 0.02  # largest difference of distinct-3 from the unmarked texts
+FOUND_AT = 1e-4  # a text counts as found below this p-value
+DECODING = Decoding(max_new_tokens=120, min_new_tokens=120, no_repeat_ngram=4)
+
+# Takes a few minutes on two cores.
 DEFAULT_GRIDS: Mapping[str, tuple[Grid, ...]] = {
     "dew": (
         {"units": ("token",), "sampler": ("bias", "gumbel"), "lambda": (2.0,), "alpha": (0.25, 0.5)},
@@ -83,11 +83,15 @@ DEFAULT_GRIDS: Mapping[str, tuple[Grid, ...]] = {
     )
 }
 
-_STRENGTHS = {"bias": "lambda", "gumbel": "alpha"}
+_STRENGTHS = {"bias": "lambda", "gumbel": "alpha"}  # the setting that only matters to this sampler
+_QUALITY, _STRENGTH = ("perplexity", "distinct_3"), ("z", "p_value", "z_deleted")
+_FORMAT = 2
+_CONFIDENCE = 0.95
+_RESAMPLES = 2000
 
 
 def parse_grid(options: Iterable[str]) -> dict[str, tuple[str, ...]]:
-    """``["k=3,5", "units=word"]`` to the values of each parameter; they stay text."""
+    """Parse options such as ``["k=3,5", "units=word"]``; values stay strings."""
     values = {}
     for name, text in config.parse_settings(options).items():
         found = tuple(part.strip() for part in text.split(",") if part.strip())
@@ -98,40 +102,38 @@ def parse_grid(options: Iterable[str]) -> dict[str, tuple[str, ...]]:
 
 
 def expand(given: Grid, *, scheme: str = "dew") -> list[dict[str, object]]:
-    """Every configuration of the default grids, each once, with the given values in the place of theirs.
+    """The distinct configurations of the scheme's default grids, with the given values replacing theirs.
 
-    All are checked against the scheme here, before anything is written.
+    A configuration keeps only its own sampler's strength. All are validated here, before any text is written.
     """
     known = SCHEMES[scheme]()
     grids = [{**default, **given} for default in DEFAULT_GRIDS.get(scheme, ({},))]
     if not grids[0]:
-        raise ConfigError(f"{scheme} has no default grid: say what to try, as in --grid NAME=VALUE,VALUE")
+        raise ConfigError(f"{scheme} has no default grid: give one with --grid NAME=VALUE,VALUE")
     found: dict[str, dict[str, object]] = {}
     for grid in grids:
         for combination in itertools.product(*grid.values()):
-            settings = _own(dict(zip(grid, combination, strict=True)))
-            # text becomes the field's type, so that 2 and 2.0 are one configuration
+            settings = _without_other_strengths(dict(zip(grid, combination, strict=True)))
+            # strings become the field's type, so that 2 and 2.0 are the same configuration
             whole = known.with_settings(settings).to_dict()
             found.setdefault(config.config_hash(whole), {name: whole[name.rstrip("_")] for name in settings})
     if not found:
         raise ConfigError("the grid is empty: give every parameter at least one value")
     unused = [name for name in given if not any(name in settings for settings in found.values())]
     if unused:
-        raise ConfigError(
-            f"{unused[0]} has no meaning for any sampler of the grid: leave it out, or add its sampler"
-        )
+        raise ConfigError(f"no sampler of the grid uses {unused[0]}: remove it, or add its sampler")
     return list(found.values())
 
 
-def _own(settings: dict[str, object]) -> dict[str, object]:
-    """Without the strengths of the samplers that this one is not."""
+def _without_other_strengths(settings: dict[str, object]) -> dict[str, object]:
+    """Remove the strengths of other samplers."""
     own = _STRENGTHS.get(str(settings.get("sampler")))
     others = set() if own is None else set(_STRENGTHS.values()) - {own}
     return {name: value for name, value in settings.items() if name.rstrip("_") not in others}
 
 
 def varying(configurations: Sequence[Settings]) -> list[dict[str, object]]:
-    """Each configuration without what all have in common; the sampler always stays."""
+    """Each configuration without the settings that all share; the sampler always stays."""
     first = dict(configurations[0].items())
     common = {
         name
@@ -142,13 +144,13 @@ def varying(configurations: Sequence[Settings]) -> list[dict[str, object]]:
 
 
 def describe(settings: Settings) -> str:
-    """One line for a table: ``gumbel alpha=0.25 units=word``."""
+    """One line for tables: ``gumbel alpha=0.25 units=word``."""
     named = [_assignment(name, value) for name, value in settings.items() if name != "sampler"]
     return " ".join([str(settings["sampler"]), *named] if "sampler" in settings else named)
 
 
 def curve_of(settings: Settings) -> tuple[str, str]:
-    """The curve a configuration belongs to, and its label there: configurations that differ in strength."""
+    """A configuration's curve in the figure and its label; points of a curve differ in strength only."""
     strength = _STRENGTHS.get(str(settings.get("sampler")), "")
     if strength not in settings:
         return "", describe(settings)
@@ -157,7 +159,7 @@ def curve_of(settings: Settings) -> tuple[str, str]:
 
 
 def flags(settings: Settings) -> str:
-    """The settings as options of any command."""
+    """The settings as command-line options."""
     return " ".join(f"--set {_assignment(name, value)}" for name, value in settings.items())
 
 
@@ -165,26 +167,14 @@ def _assignment(name: str, value: object) -> str:
     return f"{name}={value:g}" if isinstance(value, float) else f"{name}={value}"
 
 
-Row = dict[str, Any]  # one text and its measures
-
-DELETED = 0.3  # the share of words that the attack takes out
-
-_FORMAT = 1
-
-_QUALITY, _STRENGTH = ("perplexity", "distinct_3"), ("z", "p_value", "z_deleted")
-
-
 @dataclass(frozen=True)
 class Sample:
-    """What is written: every prompt once unmarked and once per key, text i always with seed ``seed + i``."""
+    """The texts to write: each prompt once unmarked and once per key; text i has seed ``seed + i``."""
 
     prompts: Sequence[str]
-    tokens: int = 120
+    decoding: Decoding = DECODING
     keys: int = 1
     seed: int = 0
-    temperature: float = 1.0
-    top_p: float = 1.0
-    no_repeat_ngram: int = 4
 
     def __post_init__(self) -> None:
         if len(self.prompts) < 2:
@@ -195,7 +185,7 @@ class Sample:
 
 @dataclass(frozen=True)
 class Measured:
-    """The measures of each text: all arrays (keys, prompts), the last three without rows if unmarked."""
+    """The measures of each text as arrays (keys, prompts); the last three have no rows for unmarked texts."""
 
     settings: Settings
     perplexity: F64
@@ -215,42 +205,44 @@ def measure(
     out: Path | None = None,
     progress: Progress = silent,
 ) -> tuple[Measured, list[Measured]]:
-    """The unmarked texts' measures, and those of each configuration; ``out`` keeps them for the next run."""
+    """The measures of the unmarked texts and of each configuration; with ``out`` a stopped run can resume."""
     if not configurations:
-        raise ConfigError("there is no configuration to measure: the grid is empty")
-    host.check_prompts(sample.prompts, sample.tokens)
-    work = _Work(host, sample, scheme, batch_size, out, progress)
-    work.total = len(sample.prompts) * (1 + sample.keys * len(configurations))
-    work.tell(0)
-    unmarked = work.measured(None)
-    return unmarked, [work.measured(settings) for settings in configurations]
+        raise ConfigError("the grid is empty: give at least one configuration")
+    host.check_prompts(sample.prompts, sample.decoding.max_new_tokens)
+    total = len(sample.prompts) * (1 + sample.keys * len(configurations))
+    measuring = _Measuring(host, sample, scheme, batch_size, out, progress, total)
+    measuring.advance(0)
+    unmarked = measuring.measures(None)
+    return unmarked, [measuring.measures(settings) for settings in configurations]
 
 
 def delete_words(text: str, share: float, *, seed: int) -> str:
-    """The text without a random share of its words, each taken out by itself; one always stays."""
+    """Delete each word with probability ``share``; a text that would lose all its words stays as it is."""
     words = text.split(" ")
-    stays = np.random.default_rng(seed).random(len(words)) >= share
-    return " ".join(word for word, kept in zip(words, stays, strict=True) if kept) or text
+    kept = np.random.default_rng(seed).random(len(words)) >= share
+    return " ".join(word for word, keep in zip(words, kept, strict=True) if keep) or text
 
 
 @dataclass
-class _Work:
+class _Measuring:
+    """Writes, scores and stores the texts of one call of `measure`."""
+
     host: Host
     sample: Sample
     scheme: str
     batch_size: int
     out: Path | None
     progress: Progress
+    total: int
     done: int = 0
-    total: int = 0
 
-    def tell(self, texts: int) -> None:
-        """Some more texts are there."""
+    def advance(self, texts: int) -> None:
+        """Report progress."""
         self.done += texts
         self.progress("writing and scoring texts", self.done, self.total)
 
-    def measured(self, settings: Settings | None) -> Measured:
-        """One configuration's measures, under each key."""
+    def measures(self, settings: Settings | None) -> Measured:
+        """One configuration's measures under each key, or those of the unmarked texts."""
         keys = [None] if settings is None else _keys(self.sample.keys)
         rows = [row for key in keys for row in self._rows(settings or {}, key)]
 
@@ -258,17 +250,16 @@ class _Work:
             values = [row[name] for row in rows if name in row]
             return np.array(values, dtype=np.float64).reshape(-1, len(self.sample.prompts))
 
-        measures = {name: column(name) for name in (*_QUALITY, *_STRENGTH)}
-        return Measured(settings or {}, **measures)
+        return Measured(settings or {}, **{name: column(name) for name in (*_QUALITY, *_STRENGTH)})
 
     def _rows(self, settings: Settings, key: Key | None) -> list[Row]:
-        """Texts under one key with their measures, from their file or made now; unmarked without a key."""
+        """Texts under a key with their measures, from a file or made now; unmarked texts have no key."""
         file = None if self.out is None else self.out / "configurations" / f"{self._name(settings, key)}.json"
         rows = None if file is None else _read(file, len(self.sample.prompts))
         if rows is not None:
-            self.tell(len(rows))
+            self.advance(len(rows))
             return rows
-        rows = self._written(settings, key)
+        rows = self._make_rows(settings, key)
         if file is not None:
             content = {"format": _FORMAT, "settings": None if key is None else settings, "rows": rows}
             with storage.atomic_write(file) as stream:
@@ -276,15 +267,15 @@ class _Work:
         return rows
 
     def _name(self, settings: Settings, key: Key | None) -> str:
-        """Hashes all that decides the texts and their numbers."""
-        sample = {**dataclasses.asdict(self.sample), "prompts": list(self.sample.prompts), "keys": None}
+        """A hash of everything that determines the texts and their measures."""
+        sample = [list(self.sample.prompts), self.sample.decoding.to_dict(), self.sample.seed]
         parts: list[object] = [_FORMAT, __version__, self.host.info.identity, DELETED, sample]
         if key is not None:
             whole = SCHEMES[self.scheme]().with_settings(dict(settings)).to_dict()
             parts += [self.scheme, whole, key.fingerprint]
         return config.config_hash(*parts)
 
-    def _written(self, settings: Settings, key: Key | None) -> list[Row]:
+    def _make_rows(self, settings: Settings, key: Key | None) -> list[Row]:
         sample, bound = self.sample, None
         if key is not None:
             bound = load_scheme(
@@ -294,25 +285,15 @@ class _Work:
                 host=self.host.info,
                 progress=self.progress,
             )
-
-        def tell(batch: list[Generation]) -> None:
-            self.tell(len(batch))
-
-        made = self.host.generate(
+        generations = self.host.generate(
             sample.prompts,
             scheme=bound,
             seeds=range(sample.seed, sample.seed + len(sample.prompts)),
-            decoding=Decoding(
-                max_new_tokens=sample.tokens,
-                min_new_tokens=sample.tokens,
-                temperature=sample.temperature,
-                top_p=sample.top_p,
-                no_repeat_ngram=sample.no_repeat_ngram,
-            ),
+            decoding=sample.decoding,
             batch_size=self.batch_size,
-            on_batch=tell,
+            on_batch=lambda batch: self.advance(len(batch)),
         )
-        texts = [each.text for each in made]
+        texts = [each.text for each in generations]
         rows: list[Row] = [
             {"text": text, "perplexity": math.exp(-total / max(count, 1)), "distinct_3": distinct(text, 3)}
             for text, (total, count) in zip(
@@ -328,7 +309,7 @@ class _Work:
 
 
 def _scores(bound: BoundScheme, texts: Sequence[str]) -> list[tuple[float, float]]:
-    """z and p of each text, found without its prompt; a blank text carries no evidence."""
+    """z and p-value of each text without its prompt; 0 and 1 for a blank text."""
     found = iter(bound.detect_batch([text for text in texts if text.strip()]))
     pairs = ((one.z, one.p_value) for one in found)
     return [next(pairs) if text.strip() else (0.0, 1.0) for text in texts]
@@ -339,29 +320,21 @@ def _keys(number: int) -> list[Key]:
 
 
 def _read(file: Path, number: int) -> list[Row] | None:
-    """The rows that an earlier run left, if they are all there."""
+    """The rows of an earlier run, if the file is complete."""
     try:
         rows: list[Row] = json.loads(file.read_text(encoding="utf-8"))["rows"]
-        whole = len(rows) == number and all(set(_QUALITY) <= row.keys() for row in rows)
+        complete = len(rows) == number and all(set(_QUALITY) <= row.keys() for row in rows)
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
-    return rows if whole else None
-
-
-FOUND_AT = 1e-4  # a text counts as found below this p-value
-
-DIVERSITY = 0.02  # how far distinct-3 may be from the unmarked texts'
-
-_CONFIDENCE = 0.95
-
-_RESAMPLES = 2000
+    return rows if complete else None
 
 
 @dataclass(frozen=True)
 class Result:
-    """One configuration's figures; ``within`` says whether it keeps to the budget.
+    """A configuration's figures; ``within`` says whether it is within the budget.
 
-    ``ratio`` is its median perplexity over the unmarked texts', ``change`` its distinct-3 less theirs.
+    ``ratio`` is its median perplexity divided by that of the unmarked texts, ``change`` the difference in
+    distinct-3.
     """
 
     settings: Settings
@@ -376,7 +349,7 @@ class Result:
 
     @property
     def name(self) -> str:
-        """One line for a table."""
+        """One line for tables."""
         return describe(self.settings)
 
     def to_dict(self) -> dict[str, Any]:
@@ -396,7 +369,7 @@ class Result:
 
 @dataclass(frozen=True)
 class Tuning:
-    """All results in the grid's order, the chosen one (None if none keeps to the budget), and the caveats."""
+    """All results in the grid's order, the chosen one (None if none is within the budget), and caveats."""
 
     budget: float
     texts: int
@@ -420,9 +393,9 @@ class Tuning:
 
 
 def check_budget(budget: float) -> None:
-    """Refuse a budget that allows nothing or is none."""
+    """Raise `ConfigError` unless the budget is a finite ratio above 1."""
     if not 1.0 < budget < math.inf:
-        raise ConfigError(f"the budget is a ratio of perplexities above 1, such as 1.05, got {budget:g}")
+        raise ConfigError(f"the budget must be a ratio of perplexities above 1, such as 1.05, got {budget:g}")
 
 
 def choose(unmarked: Measured, measured: Sequence[Measured], *, budget: float) -> Tuning:
@@ -431,8 +404,8 @@ def choose(unmarked: Measured, measured: Sequence[Measured], *, budget: float) -
     prompts = unmarked.perplexity.shape[1]
     draws = np.random.default_rng(0).integers(prompts, size=(_RESAMPLES, prompts))
     results = tuple(_result(one, unmarked, draws, budget) for one in measured)
-    admitted = [i for i, result in enumerate(results) if result.within]
-    best = max(admitted, key=lambda i: results[i].z_deleted, default=None)
+    within = [i for i, result in enumerate(results) if result.within]
+    best = max(within, key=lambda i: results[i].z_deleted, default=None)
     notes = _notes(results, measured, best, draws, budget)
     return Tuning(
         budget=budget,
@@ -462,13 +435,13 @@ def _result(one: Measured, unmarked: Measured, draws: NDArray[np.int64], budget:
 
 
 def _median_ratio(left: F64, right: F64) -> F64:
-    """Of samples (keys, N, prompts): (N,)."""
+    """(keys, N, prompts) to (N,)."""
     ratio: F64 = np.median(left, axis=(0, -1)) / np.median(right, axis=(0, -1))
     return ratio
 
 
 def _mean_difference(left: F64, right: F64) -> F64:
-    """Of samples (keys, N, prompts): (N,)."""
+    """(keys, N, prompts) to (N,)."""
     difference: F64 = left.mean(axis=(0, -1)) - right.mean(axis=(0, -1))
     return difference
 
@@ -476,9 +449,9 @@ def _mean_difference(left: F64, right: F64) -> F64:
 def _interval(
     statistic: Callable[[F64, F64], F64], left: F64, right: F64, draws: NDArray[np.int64]
 ) -> Interval:
-    """A paired bootstrap over prompts of measures (keys, prompts).
+    """A paired bootstrap over prompts, of two measures (keys, prompts).
 
-    ``statistic`` turns N samples of either, (keys, N, prompts), into N numbers.
+    ``statistic`` takes N samples of both, (keys, N, prompts), and returns (N,).
     """
     whole = np.arange(left.shape[1])[None]
     value = float(statistic(left[:, whole], right[:, whole])[0])
@@ -494,22 +467,22 @@ def _notes(
     draws: NDArray[np.int64],
     budget: float,
 ) -> list[str]:
-    """What the texts are too few to tell."""
+    """Caveats: where there are too few texts for a clear answer."""
     if best is None:
-        notes = ["no configuration keeps to the budget: try weaker ones (--grid), or a larger budget"]
-        return notes + [_left_out(result) for result in results if _may_fit(result, budget)]
+        notes = ["no configuration is within the budget: try weaker ones (--grid) or a larger budget"]
+        return notes + [_excluded(result) for result in results if _may_fit(result, budget)]
     chosen, notes = results[best], []
     ratio = chosen.ratio
     if ratio.low < 1.0 / budget or ratio.high > budget:
         half = math.log(ratio.high / ratio.low) / 2.0
-        enough = math.ceil(draws.shape[1] * (half / math.log(budget)) ** 2)  # a width shrinks as 1/√texts
+        enough = math.ceil(draws.shape[1] * (half / math.log(budget)) ** 2)  # widths shrink as 1/√texts
         notes.append(
             f"the choice is within noise: the 95% interval of its perplexity ratio, {ratio.low:.3f} to "
-            f"{ratio.high:.3f}, reaches beyond the budget; about {_round_up(enough)} texts would settle it"
+            f"{ratio.high:.3f}, exceeds the budget; about {_round_up(enough)} texts would settle it"
         )
     for i, result in enumerate(results):
         if not result.within and _may_fit(result, budget) and result.z_deleted > chosen.z_deleted:
-            notes.append(f"{_left_out(result)}, and it is stronger")
+            notes.append(f"{_excluded(result)}, and it is stronger")
         elif result.within and i != best:
             lead = _interval(_mean_difference, measured[best].z_deleted, measured[i].z_deleted, draws)
             if lead.low <= 0.0:
@@ -519,19 +492,19 @@ def _notes(
     return notes
 
 
-def _left_out(result: Result) -> str:
+def _excluded(result: Result) -> str:
     low, high = result.ratio.low, result.ratio.high
-    return f"noise may have left out {result.name}: its perplexity ratio lies in {low:.3f} to {high:.3f}"
+    return f"noise may have excluded {result.name}: its perplexity ratio lies in {low:.3f} to {high:.3f}"
 
 
 def _may_fit(result: Result, budget: float) -> bool:
-    """Whether the intervals allow that a configuration keeps to the budget."""
+    """Whether a configuration may be within the budget, given its intervals."""
     ratio, change = result.ratio, result.change
     fits = ratio.low <= budget and ratio.high >= 1.0 / budget
     return fits and change.low <= DIVERSITY and change.high >= -DIVERSITY
 
 
 def _round_up(number: int) -> int:
-    """To two digits: an estimate from a few texts claims no more."""
+    """Round up to two digits, which is all that an estimate from a few texts supports."""
     unit = int(10 ** max(len(str(number)) - 2, 0))
     return math.ceil(number / unit) * unit
