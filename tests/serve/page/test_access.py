@@ -49,7 +49,7 @@ def test_the_page_asks_for_a_token_first(desk, guarded):
     assert one.serious() == []
     page.fill("#access-token", "dwm_wrong")
     page.keyboard.press("Enter")
-    expect(page.get_by_role("alert")).to_have_text("The service does not know this token.")
+    expect(page.get_by_role("alert")).to_have_text("This token is not valid.")
     assert page.evaluate("sessionStorage.length") == 0
 
 
@@ -90,7 +90,7 @@ def test_of_several_keys_the_one_that_fits_is_named(enter, marked, unmarked):
     expect(page.locator("#numbers")).to_contain_text("acme, of 2 tried")
     expect(page.locator("#plot-said")).to_contain_text("2.57")  # the level corrected for two keys
     one.check(unmarked)
-    expect(page.locator("#said")).to_have_text("None of 2 keys was found.")
+    expect(page.locator("#said")).to_have_text("No mark of the 2 keys was found.")
     expect(page.locator("#numbers")).not_to_contain_text(re.compile("acme|beta"))
 
 

@@ -49,7 +49,7 @@ def test_dropped_files_are_gathered_and_removed(desk, unmarked):
     one.drop(letters(3, unmarked), target="#audit-drop")
     expect(one.page.locator("#gathered")).to_contain_text("3 texts with")
     one.drop({"bad.jsonl": b"{}\n"}, target="#audit-drop")
-    expect(one.page.locator("#unread li")).to_have_text("bad.jsonl, line 1: no “text”.")
+    expect(one.page.locator("#unread li")).to_have_text("bad.jsonl, line 1: no “text” field.")
     one.page.click("#audit-clear")
     expect(one.page.locator("#gathered")).to_contain_text("No texts yet")
 

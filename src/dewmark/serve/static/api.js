@@ -1,10 +1,10 @@
-// The service, as functions. The access token lives here and in sessionStorage, nowhere else.
+// The service's API as functions. The access token is kept here and in sessionStorage, nowhere else.
 
 const STORED = "dewmark-access";
-const PATIENCE = 5; // seconds of Retry-After that are waited for without asking
+const PATIENCE = 5; // the longest Retry-After, in seconds, after which to retry automatically
 const TRIES = 4;
 
-/** An error that the service reported, with its one sentence; `code` as in its JSON. */
+/** An error that the service reported; `code` as in its JSON. */
 export class ServiceError extends Error {
   constructor(status, code, message) {
     super(message);
@@ -21,7 +21,7 @@ export const access = {
 
 export const whoami = () => call("GET", "/v1/whoami");
 
-/** The verdict on one text, with its token scores if the token's scope allows them. */
+/** The verdict on one text, with token scores if the access token's scope allows them. */
 export async function detect(text, { prompt, tenant, fpr, fine, signal }) {
   const body = { text, prompt: prompt || null, tenants: tenant ? [tenant] : null };
   if (fine) Object.assign(body, { fpr, tokens: true });
@@ -69,7 +69,7 @@ async function send(path, request) {
     return await fetch(path, request);
   } catch (error) {
     if (error.name === "AbortError") throw error;
-    throw new ServiceError(0, "unreachable", "The service cannot be reached. Nothing was checked; try again.");
+    throw new ServiceError(0, "unreachable", "The service cannot be reached. Nothing was checked; please try again.");
   }
 }
 

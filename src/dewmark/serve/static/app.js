@@ -1,4 +1,4 @@
-// The page's start: tabs, access, settings; the tabs themselves are in check.js and audit.js.
+// The page's entry point: tabs, access and settings. The tabs' contents are in check.js and audit.js.
 
 import { access, whoami } from "/static/api.js";
 import * as audit from "/static/audit.js";
@@ -11,7 +11,7 @@ import { level } from "/static/words.js";
 
 const TABS = ["check", "audit"];
 let tab = "check";
-let standard = "0.01"; // the service's own level
+let standard = "0.01"; // the service's default level
 
 function select(name, { focus = false } = {}) {
   tab = name;
@@ -68,7 +68,7 @@ function listenSettings() {
   addEventListener("hashchange", applyAddress);
 }
 
-/** Ask the service who we are; show what that allows. */
+/** Ask the service for our permissions, and show what they allow. */
 async function connect() {
   const known = await whoami();
   const options = known.tenants.map(({ id }) => make("option", { value: id }, id));
@@ -76,7 +76,7 @@ async function connect() {
   $("tenant").closest("label").hidden = options.length < 2;
   $("audit-tenant").replaceChildren(...options.map((option) => option.cloneNode(true)));
   $("audit-choice").hidden = options.length < 2;
-  // others get verdicts only: no level to choose, no token scores, no passages, no audits
+  // other scopes get verdicts only: no choice of level, no token scores, passages or audits
   known.fine = known.scopes.includes("detect") || known.scopes.includes("admin");
   $("level").disabled = known.authenticated && !known.fine;
   if (LEVELS.includes(String(known.defaults.fpr))) standard = String(known.defaults.fpr);
@@ -109,12 +109,12 @@ function listenAccess() {
     const known = await connect();
     if (known.authenticated) return $("access-dialog").close();
     access.forget();
-    askAccess("The service does not know this token.");
+    askAccess("This token is not valid.");
   });
 }
 
 $("skip").addEventListener("click", (event) => {
-  event.preventDefault(); // the fragment belongs to the settings
+  event.preventDefault(); // the fragment holds the settings
   $("main").focus();
 });
 listenLook();
@@ -123,7 +123,7 @@ listenSettings();
 listenAccess();
 tokens.listen();
 plot.listen();
-const unauthorized = () => askAccess(access.get() ? "The service no longer accepts this token." : null);
+const unauthorized = () => askAccess(access.get() ? "This token is no longer valid." : null);
 check.listen(unauthorized);
 audit.listen(unauthorized);
 applyAddress();

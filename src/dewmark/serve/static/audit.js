@@ -1,4 +1,4 @@
-// The tab "Audit a key": gather unmarked texts, start the job, follow it, show the report.
+// The tab "Audit a key": collect unmarked texts, start a job, follow it and show its report.
 
 import { deleteJob, job, jobs, startAudit } from "/static/api.js";
 import { $, announce, complain, define, make } from "/static/dom.js";
@@ -6,12 +6,12 @@ import { acceptDrops, readTexts } from "/static/files.js";
 import { count, language, level, percent } from "/static/words.js";
 
 const POLL = 1000; // milliseconds
-const PATIENCE = 30; // polls without an answer
-const LISTED = 50; // unread files that are named
+const PATIENCE = 30; // consecutive polls that may fail
+const LISTED = 50; // the most unread files to list
 
 let texts = [];
 let unread = [];
-let current = null; // the id of the job that is followed
+let current = null; // the id of the running job
 let needAccess = () => {};
 let most = Infinity;
 
@@ -38,7 +38,7 @@ export function listen(unauthorized) {
 
 export function serve(known) {
   most = known.limits.audit_texts;
-  if (known.fine) resume().catch(() => {}); // nothing was asked for, so nothing is complained about
+  if (known.fine) resume().catch(() => {}); // the user did not ask for it, so errors are not shown
 }
 
 async function take(files) {
@@ -63,7 +63,7 @@ function gathered() {
   const letters = texts.reduce((sum, each) => sum + each.text.length, 0);
   $("gathered").textContent = texts.length
     ? `${count(texts.length, "text")} with ${count(letters, "character")}.`
-    : "No texts yet. A rate of 1% takes some hundreds of texts to measure.";
+    : "No texts yet. Measuring a rate of 1% takes several hundred texts.";
   announce($("gathered").textContent);
   $("unread").hidden = !unread.length;
   $("unread").querySelector("summary").textContent = `${count(unread.length, "file")} could not be read`;
@@ -75,17 +75,17 @@ function gathered() {
 function start() {
   complain($("audit-error"), null);
   if ($("audit-start").getAttribute("aria-disabled") === "true") return;
-  if (!texts.length) return complain($("audit-error"), "There are no texts yet. Drop a folder, or choose files.");
+  if (!texts.length) return complain($("audit-error"), "There are no texts yet. Drop a folder or choose files.");
   if (texts.length > most) {
     const limit = most.toLocaleString("en");
-    return complain($("audit-error"), `${count(texts.length, "text")} are more than the ${limit} that one audit takes.`);
+    return complain($("audit-error"), `${count(texts.length, "text")} are too many: an audit takes at most ${limit}.`);
   }
   $("report").hidden = true;
   progress("Sending the texts");
   run(startAudit(texts, $("audit-tenant").value));
 }
 
-/** Take up an audit that was left running, by a reload of the page for one. */
+/** Follow an audit that is still running, for example after a reload. */
 async function resume() {
   const left = (await jobs()).find((each) => active(each));
   if (left && !current) run(left);
@@ -93,7 +93,7 @@ async function resume() {
 
 const active = ({ state }) => state === "queued" || state === "running";
 
-/** See a job (or the promise of one) through to its report. */
+/** Follow a job (or the promise of one) to its report. */
 async function run(begun) {
   let mine = null;
   try {
@@ -105,19 +105,19 @@ async function run(begun) {
     if (error.status === 401) needAccess();
     else complain($("audit-error"), error.message);
   }
-  if (current !== mine) return; // it was stopped, and perhaps another one begun
+  if (current !== mine) return; // stopped, and perhaps another job started
   current = null;
   $("audit-cancel").hidden = true;
   progress(null);
 }
 
-/** Poll until the job ends; a job that was stopped here ends silently. */
+/** Poll until the job ends; a job stopped on this page ends silently. */
 async function follow(state) {
   const mine = state.id;
   let misses = 0;
   while (active(state)) {
     const done = `Checked ${state.done} of ${count(state.total, "text")}`;
-    progress(state.state === "queued" ? "Waiting for its turn" : done, state.done / state.total);
+    progress(state.state === "queued" ? "Waiting in the queue" : done, state.done / state.total);
     await new Promise((wake) => setTimeout(wake, POLL));
     if (current !== mine) return;
     try {
@@ -125,7 +125,7 @@ async function follow(state) {
       misses = 0;
     } catch (error) {
       const refused = error.status >= 400 && error.status < 500;
-      if (refused || ++misses > PATIENCE) throw error; // a service that restarts has kept the job
+      if (refused || ++misses > PATIENCE) throw error; // the job survives a restart of the service
     }
   }
   if (current !== mine) return;
@@ -146,7 +146,7 @@ async function cancel() {
   }
 }
 
-/** Say and show how far something is; null: nothing is under way. */
+/** Show progress; null hides it. */
 function progress(said, share) {
   $("audit-progress").hidden = !said;
   $("audit-start").setAttribute("aria-disabled", Boolean(said));
@@ -164,11 +164,11 @@ function report(found) {
   const rest = found.sentence.replace(/^(The key passes: |Cannot tell: )/, "");
   $("outcome-said").textContent = rest.charAt(0).toUpperCase() + rest.slice(1);
   define($("audit-numbers"), [
-    ["texts judged", found.texts.toLocaleString("en")],
+    ["texts checked", found.texts.toLocaleString("en")],
     ["too short for a verdict", found.too_short.toLocaleString("en")],
-    ["left out, blank or repeated", found.left_out.toLocaleString("en")],
+    ["blank or repeated, left out", found.left_out.toLocaleString("en")],
     ["test", `${found.scheme}, ${found.test} test`],
-    ["fingerprint of the key", found.key_fingerprint],
+    ["key fingerprint", found.key_fingerprint],
   ]);
   table(found.cells);
   URL.revokeObjectURL($("download").href);

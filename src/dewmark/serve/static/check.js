@@ -1,4 +1,4 @@
-// The tab "Check a text": take a text, ask the service, show verdict, tokens, passages and plot.
+// The tab "Check a text": send a text to the service and show its verdict, tokens, passages and plot.
 
 import { detect, locate } from "/static/api.js";
 import { $, announce, complain, copy, define, make } from "/static/dom.js";
@@ -7,13 +7,13 @@ import { pointTo, showPlot } from "/static/plot.js";
 import { hideTip, inspectPassage, showTokens } from "/static/tokens.js";
 import { VERDICTS, count, decimal, howSure, language, level, meaning, pValue } from "/static/words.js";
 
-let service = null; // what whoami said
-let running = null; // the AbortController of the check under way
-let latest = null; // {text, result, located, searching}: what is on the page
-let refused = false; // a check waits for a token
+let service = null; // the answer of whoami
+let running = null; // the AbortController of the current check
+let latest = null; // what the page shows: {text, result, located, searching}
+let refused = false; // whether a check is waiting for a token
 let needAccess = () => {};
 
-/** Take over the tab; `unauthorized` is called when the service asks for a token. */
+/** Set up the tab; `unauthorized` is called when the service asks for a token. */
 export function listen(unauthorized) {
   needAccess = unauthorized;
   $("check-form").addEventListener("submit", (event) => {
@@ -22,7 +22,7 @@ export function listen(unauthorized) {
   });
   $("text").addEventListener("paste", (event) => {
     const files = [...event.clipboardData.files];
-    if (!files.length) return setTimeout(check); // once the text is in
+    if (!files.length) return setTimeout(check); // after the text is inserted
     event.preventDefault();
     take(files);
   });
@@ -44,7 +44,7 @@ export function listen(unauthorized) {
   tally();
 }
 
-/** Learn what the service allows; a check that it refused before is made now. */
+/** Take over the permissions, and repeat a check that lacked a token. */
 export function serve(known) {
   service = known;
   if (refused && known.authenticated) check();
@@ -63,7 +63,7 @@ async function take(files) {
   }
   tally();
   await check();
-  if (files.length > 1) warn("Only the first file was read.", "To check many texts of your own, use the audit.");
+  if (files.length > 1) warn("Only the first file was read.", "To check many of your own texts, use the audit.");
 }
 
 function clear() {
@@ -97,8 +97,8 @@ async function check() {
   const text = $("text").value;
   stop();
   refused = false;
-  if (latest?.text !== text) forget(); // no verdict stands beside another text
-  if (!text.trim()) return fail(new Error("There is no text yet. Paste one, or drop a file."));
+  if (latest?.text !== text) forget(); // never show a verdict beside another text
+  if (!text.trim()) return fail(new Error("There is no text yet. Paste one or drop a file."));
   running = new AbortController();
   const { signal } = running;
   const fine = service?.fine ?? true;
@@ -141,7 +141,7 @@ function show() {
   const first = $("result").hidden;
   $("result").hidden = false;
   $("stale").hidden = true;
-  $("text").rows = 4; // the text is below, coloured: the verdict comes into view
+  $("text").rows = 4; // the coloured text is below; make room for the verdict
   $("verdict-card").className = `card verdict ${result.verdict.replace(" ", "-")}`;
   $("verdict").textContent = VERDICTS[result.verdict];
   const [share, rest] = howSure(result);
@@ -167,29 +167,29 @@ function warnings(result, located) {
     const least = service?.limits.min_effective_length ?? 16;
     found.push([
       "The text is too short.",
-      `It is worth ${Math.floor(result.effective_length)} independent tokens; a verdict takes ${least}, ` +
-        "and a sure one often some hundred. Give more of the text.",
+      `It is worth ${Math.floor(result.effective_length)} independent tokens. A verdict needs at least ${least}, ` +
+        "and a reliable one often several hundred. Add more of the text.",
     ]);
   }
   if (result.language.supported === false) {
     const name = language(result.language.code);
     found.push([
-      `${name} is outside the encoder’s languages.`,
-      "False alarms stay as rare as promised, but a mark is harder to find: “not marked” says less than usual.",
+      `The encoder does not support ${name}.`,
+      "False alarms are no more frequent, but a mark is harder to find: “not marked” means less than usual.",
     ]);
   }
   if (result.truncated) {
     const [scored, all] = [result.scored_characters, result.characters].map((n) => n.toLocaleString("en"));
-    found.push(["Only the beginning was scored.", `${scored} of ${all} characters; check the rest apart.`]);
+    found.push(["Only the beginning was scored.", `${scored} of ${all} characters; check the rest separately.`]);
   }
   if (result.verdict === "not marked" && passages.length) {
     found.push([
       `${count(passages.length, "passage")} in the text ${passages.length === 1 ? "is" : "are"} marked.`,
-      "The text as a whole is not: a marked part among much unmarked text.",
+      "The text as a whole is not, because most of it is unmarked.",
     ]);
   }
   if (result.rounded) {
-    found.push(["Rounded numbers.", "Your access shows the order of magnitude only, and no token scores."]);
+    found.push(["Rounded numbers.", "Your token shows only orders of magnitude, and no token scores."]);
   }
   return found;
 }
@@ -211,13 +211,13 @@ function numbers(result) {
   ];
 }
 
-/** Whose key it is; of several that all miss, the nearest is nobody's business. */
+/** The key that was found; if none of several was, only their number. */
 function keyOf({ verdict, keys, tenant }) {
   if (keys === 1) return tenant;
   return verdict === "marked" ? `${tenant}, of ${keys} tried` : `${keys} tried`;
 }
 
-/** The service's own caveats, a paragraph for each verdict, that of this verdict first. */
+/** The service's caveats, one paragraph per verdict, this verdict's first. */
 function caveats(result) {
   const all = (service?.caveats ?? []).join(" ").split(/ (?=“(?:Marked|Not marked|Too short)”)/);
   const mine = all.findIndex((each) => each.toLowerCase().startsWith(`“${result.verdict}”`));
@@ -228,7 +228,7 @@ function caveats(result) {
 
 function listPassages(located, searching) {
   $("passages").hidden = !located && !searching;
-  $("passages-title").textContent = "Looking for marked passages …";
+  $("passages-title").textContent = "Searching for marked passages …";
   $("passage-list").replaceChildren();
   $("passage-help").textContent = "";
   if (!located) return;
@@ -239,7 +239,7 @@ function listPassages(located, searching) {
     ...passages.map((passage, place) => {
       const go = make("button", { className: "link", type: "button" }, `Characters ${passage.start} to ${passage.end}`);
       go.addEventListener("click", () => inspectPassage(place));
-      const share = `about ${Math.round(100 * passage.share)}% of them marked`;
+      const share = `about ${Math.round(100 * passage.share)}% marked`;
       const said = `: ${count(passage.tokens, "token")}, ${share}, p = ${pValue(passage.p_value)}`;
       return make("li", {}, go, said);
     }),
@@ -251,11 +251,11 @@ function listPassages(located, searching) {
   const said = passages.length
     ? (service?.passage_caveats ?? []).join(" ")
     : `No stretch of the text stands out at level ${level(located.fpr)}. ` +
-      "Marked stretches of fewer than about 30 tokens go unseen.";
+      "Marked stretches of fewer than about 30 tokens cannot be found.";
   $("passage-help").textContent = said + part;
 }
 
-/** The result as plain text, without the text that was checked. */
+/** The result as plain text, without the checked text. */
 function summary({ result, located }) {
   const [share, rest] = howSure(result);
   const sure = result.verdict === "too short" ? "" : `${share} ${rest}`;

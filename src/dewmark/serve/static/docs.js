@@ -1,4 +1,4 @@
-// Shows /openapi.json as a page. Everything is inserted as text.
+// Renders /openapi.json as a page. Everything is inserted as text.
 "use strict";
 
 function element(name, text, attributes) {
@@ -8,7 +8,7 @@ function element(name, text, attributes) {
   return made;
 }
 
-// A schema in a few words: the name of a shape, a type, or the alternatives.
+// A schema in a few words: its name, its type, or its alternatives.
 function kindOf(schema) {
   if (!schema) return "anything";
   if (schema.$ref) return schema.$ref.split("/").pop();
@@ -54,14 +54,14 @@ function operation(path, method, described) {
   const content = described.requestBody && described.requestBody.content;
   if (content) {
     for (const [type, value] of Object.entries(content)) {
-      box.append(element("p", `Send ${type}: ${kindOf(value.schema)}`));
+      box.append(element("p", `Request body (${type}): ${kindOf(value.schema)}`));
     }
   }
   if (described.parameters) {
-    box.append(table(["parameter", "where", "kind"],
+    box.append(table(["parameter", "in", "type"],
       described.parameters.map((each) => [each.name, each.in, `${kindOf(each.schema)} ${limitsOf(each.schema)}`])));
   }
-  box.append(table(["status", "when", "answer"], Object.entries(described.responses).map(([status, answer]) => {
+  box.append(table(["status", "meaning", "body"], Object.entries(described.responses).map(([status, answer]) => {
     const kinds = Object.values(answer.content || {}).map((value) => kindOf(value.schema));
     return [status, answer.description, kinds.join(", ")];
   })));
@@ -73,7 +73,7 @@ function shape(name, schema) {
   box.append(element("summary", name));
   if (schema.description) box.append(element("p", schema.description));
   const needed = new Set(schema.required || []);
-  box.append(table(["field", "kind", "limits", "about"], Object.entries(schema.properties || {}).map(
+  box.append(table(["field", "type", "limits", "description"], Object.entries(schema.properties || {}).map(
     ([field, value]) => [needed.has(field) ? `${field} *` : field, kindOf(value), limitsOf(value),
       value.description || ""])));
   return box;
@@ -98,5 +98,5 @@ async function show() {
 }
 
 show().catch(() => {
-  document.getElementById("about").textContent = "The description could not be loaded.";
+  document.getElementById("about").textContent = "Loading the description failed.";
 });

@@ -1,10 +1,10 @@
-// Small helpers for building elements. Text only ever becomes a text node: nothing here parses markup.
+// Helpers for building elements. Text always becomes a text node; nothing here parses markup.
 
 const SVG = "http://www.w3.org/2000/svg";
 
 export const $ = (id) => document.getElementById(id);
 
-/** An element with properties, dataset and children (strings become text nodes). */
+/** An element with properties, data attributes and children (strings become text nodes). */
 export function make(tag, { data = {}, aria = {}, ...properties } = {}, ...children) {
   const element = Object.assign(document.createElement(tag), properties);
   Object.assign(element.dataset, data);
@@ -21,31 +21,31 @@ export function draw(tag, attributes = {}, ...children) {
   return element;
 }
 
-/** Fill a definition list from [term, value] pairs; pairs without a value are left out. */
+/** Fill a definition list from [term, value] pairs; pairs without a value are skipped. */
 export function define(list, pairs) {
   const known = pairs.filter(([, value]) => value !== null && value !== undefined);
   list.replaceChildren(...known.flatMap(([term, value]) => [make("dt", {}, term), make("dd", {}, value)]));
 }
 
-/** Show an error (an element with role alert), or hide it again. */
+/** Show an error in an element with role alert, or hide the element. */
 export function complain(element, message) {
   element.textContent = message ?? "";
   element.hidden = !message;
 }
 
-/** Tell a screen reader. */
+/** Announce a message to screen readers. */
 export function announce(message) {
   $("status").textContent = message;
 }
 
-/** Put text on the clipboard and say so on the button for a moment. */
+/** Copy text to the clipboard and confirm it on the button for a moment. */
 export async function copy(button, text) {
   const label = button.textContent;
   try {
     await navigator.clipboard.writeText(text);
     button.textContent = "Copied";
   } catch {
-    button.textContent = "The browser did not allow it";
+    button.textContent = "The browser does not allow copying";
   }
   announce(button.textContent);
   setTimeout(() => (button.textContent = label), 2000);

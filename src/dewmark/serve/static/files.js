@@ -1,4 +1,4 @@
-// Files that a person drops or chooses, as texts. Plain text is decoded here; .pdf and .docx go to the service.
+// The texts of dropped or chosen files. Plain text is decoded here; .pdf and .docx are sent to the service.
 
 import { extract } from "/static/api.js";
 
@@ -12,15 +12,15 @@ const MARKS = [
 
 const suffix = (name) => name.slice(name.lastIndexOf(".")).toLowerCase();
 
-/** The text of one file; an error of one sentence if it has none. */
+/** The text of one file; throws an error of one sentence if there is none. */
 export async function readText(file, signal) {
   const kind = suffix(file.name);
   if (DOCUMENTS.includes(kind)) return extract(file, signal);
   if (PLAIN.includes(kind)) return plain(file);
-  throw new Error(`${file.name}: only .txt, .md, .pdf and .docx are read. Paste the text instead.`);
+  throw new Error(`${file.name}: unsupported file type. Use .txt, .md, .pdf or .docx, or paste the text.`);
 }
 
-/** The texts of one file for an audit, [{id, text, language, prompt}]: .jsonl holds one in each line. */
+/** The texts of one file for an audit, [{id, text, language, prompt}]; .jsonl has one per line. */
 export async function readTexts(file, signal) {
   if (suffix(file.name) !== ".jsonl") return [{ id: file.name, text: await readText(file, signal) }];
   const lines = (await plain(file)).split("\n");
@@ -32,9 +32,9 @@ function row(name, number, line) {
   try {
     value = JSON.parse(line);
   } catch {
-    throw new Error(`${name}, line ${number}: not JSON.`);
+    throw new Error(`${name}, line ${number}: not valid JSON.`);
   }
-  if (typeof value?.text !== "string") throw new Error(`${name}, line ${number}: no “text”.`);
+  if (typeof value?.text !== "string") throw new Error(`${name}, line ${number}: no “text” field.`);
   const optional = (field) => (typeof value[field] === "string" ? value[field] : null);
   return { id: `${name}:${number}`, text: value.text, language: optional("language"), prompt: optional("prompt") };
 }
@@ -48,14 +48,14 @@ async function plain(file) {
   } catch {
     throw new Error(`${file.name} is not ${encoding.toUpperCase()} text: save it as UTF-8.`);
   }
-  if (!text.trim()) throw new Error(`${file.name} holds no text.`);
+  if (!text.trim()) throw new Error(`${file.name} contains no text.`);
   if (text.includes("\0")) throw new Error(`${file.name} is not a text file.`);
   return text.replaceAll("\r\n", "\n");
 }
 
-/** All files of a drop, those inside dropped folders included. */
+/** All files of a drop, including those inside dropped folders. */
 export async function dropped(transfer) {
-  const files = [...transfer.files]; // both lists are empty once this event is over
+  const files = [...transfer.files]; // both lists become empty after this event
   const entries = [...transfer.items].map((item) => item.webkitGetAsEntry?.()).filter(Boolean);
   if (!entries.some((entry) => entry.isDirectory)) return files;
   return (await Promise.all(entries.map(within))).flat();
@@ -67,13 +67,13 @@ async function within(entry) {
   const found = [];
   for (;;) {
     const some = await new Promise((resolve, reject) => reader.readEntries(resolve, reject));
-    if (!some.length) break; // a reader gives a hundred at a time
+    if (!some.length) break; // a reader returns up to a hundred at a time
     found.push(...(await Promise.all(some.map(within))).flat());
   }
   return found.filter((file) => !file.name.startsWith("."));
 }
 
-/** Let files be dropped on an element; `take` gets the array of files. Dropped text is left to the browser. */
+/** Accept files dropped on an element; `take` gets an array. Dropped text is left to the browser. */
 export function acceptDrops(element, take) {
   const carriesFiles = (event) => event.dataTransfer?.types.includes("Files");
   const mark = (on) => element.classList.toggle("dropping", on);

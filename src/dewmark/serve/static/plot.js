@@ -1,20 +1,20 @@
-// The running score as an SVG drawing, with the same in words beside it.
+// The running score as an SVG plot, and in words.
 
 import { $, draw } from "/static/dom.js";
 import { normalQuantileAbove, signed } from "/static/words.js";
 
 const HEIGHT = 208;
 const MARGIN = { left: 34, right: 12, top: 18, bottom: 26 };
-let last = null; // what is drawn, to draw it again at another width
+let last = null; // the data of the plot, to redraw it at another width
 let cursor = null;
 
-/** Draw the score along the scored tokens of a result; bands where passages lie. */
+/** Plot the score along the scored tokens of a result, with bands for passages. */
 export function showPlot(result, passages) {
   const scored = (result.tokens ?? []).filter((token) => token.scored);
   $("plot").hidden = scored.length < 2;
   if (scored.length < 2) return;
   const curve = running(scored, result);
-  // with several keys the best of them is shown: it must beat the level corrected for their number
+  // the best of several keys must exceed the level corrected for their number
   const level = normalQuantileAbove(1 - (1 - result.fpr) ** (1 / result.keys));
   last = { curve, level, scored, passages };
   $("plot-said").textContent = inWords(curve, level);
@@ -34,12 +34,12 @@ function running(scored, result) {
 function inWords(curve, level) {
   const end = curve.at(-1);
   const where = end > level ? "above" : "below";
-  // the first tokens alone say nothing: look from a tenth of the text on
+  // ignore the first tenth of the text, which says little
   const from = Math.ceil(curve.length / 10);
   const below = curve.findLastIndex((value) => value <= level);
   const since =
     end > level && below >= from ? `, and has been above it since token ${below + 2} of ${curve.length}` : "";
-  return `The score ends at ${signed(end)}, ${where} the ${level.toFixed(2)} that “marked” takes${since}.`;
+  return `The score ends at ${signed(end)}, ${where} the ${level.toFixed(2)} needed for “marked”${since}.`;
 }
 
 function redraw() {
@@ -90,7 +90,7 @@ function redraw() {
 }
 
 function path(curve, x, y) {
-  const stride = Math.ceil(curve.length / 2000); // more points than pixels show nothing more
+  const stride = Math.ceil(curve.length / 2000); // more points than pixels are invisible
   const points = curve.flatMap((z, i) =>
     i % stride && i < curve.length - 1 ? [] : [`${x(i).toFixed(1)} ${y(z).toFixed(1)}`],
   );
@@ -103,7 +103,7 @@ function ticks(low, high) {
   return Array.from({ length: Math.floor((high - first) / step) + 1 }, (_, i) => first + i * step || 0);
 }
 
-/** Show where in the curve the n-th scored token lies. */
+/** Show the position of the n-th scored token. */
 export function pointTo(n) {
   if (!cursor || !last) return;
   const inner = $("plot-drawing").clientWidth - MARGIN.left - MARGIN.right;
@@ -112,7 +112,7 @@ export function pointTo(n) {
   cursor.setAttribute("x2", at);
 }
 
-/** Follow the width of the page, once. */
+/** Redraw when the width changes. */
 export function listen() {
   new ResizeObserver(redraw).observe($("plot-drawing"));
 }

@@ -1,4 +1,4 @@
-// Settings that a link may carry, in the fragment: which tab, which level, which key. Never a text.
+// Settings in the URL's fragment: tab, level and key; never a text. Also the theme and the colours.
 
 import { $ } from "/static/dom.js";
 
@@ -6,7 +6,7 @@ const THEME = "dewmark-theme";
 const PALETTE = "dewmark-palette";
 export const LEVELS = ["0.05", "0.01", "0.001", "0.0001"];
 
-/** The settings in the address, each one checked. */
+/** The settings in the URL, validated. */
 export function fromAddress() {
   const given = new URLSearchParams(location.hash.slice(1));
   return {
@@ -16,7 +16,7 @@ export function fromAddress() {
   };
 }
 
-/** The fragment for the present settings. */
+/** The fragment of the current settings. */
 function fragment(tab) {
   const said = new URLSearchParams({ tab, level: $("level").value });
   if ($("tenant").value) said.set("key", $("tenant").value);
@@ -29,7 +29,7 @@ export function toAddress(tab) {
   history.replaceState(null, "", fragment(tab));
 }
 
-/** Light, dark or as the system says (then there is no class), and the colours of tokens; this browser remembers. */
+/** Theme (light, dark, or without a class the system's) and token colours, remembered by the browser. */
 export function listenLook() {
   const remembered = (name, allowed) => {
     const value = localStorage.getItem(name);

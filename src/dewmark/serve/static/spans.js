@@ -1,6 +1,5 @@
-// Cut a text into the pieces that are shown in one colour (the page's twin of reports/spans.py).
-// Offsets are code points, as the service counts them; strings here are in UTF-16, so the text comes as an
-// array of characters. The pieces join up to the text exactly, once.
+// Split a text into pieces of one colour, as reports/detection_page.py does. Offsets count code points, as in
+// the service; JavaScript's strings are UTF-16, so the text is an array of characters.
 
 const LEVELS = 4;
 const STEP = 0.6;
@@ -23,7 +22,7 @@ export function spans(characters, tokens) {
     const first = inside(token.start);
     const last = inside(token.end);
     if (first >= end && last > first) {
-      close(); // tokens without characters stay and join the next characters
+      close(); // tokens without characters join the next piece
       if (first > end) add(end, first, []);
       [start, end] = [first, last];
     }
@@ -48,7 +47,7 @@ function piece(characters, start, end, tokens) {
   };
 }
 
-/** The index of the passage that a piece lies in or touches, or −1. */
+/** The index of the passage that a piece overlaps, or −1. */
 export function placeOf(span, passages) {
   return passages.findIndex((passage) => span.start < passage.end && span.end > passage.start);
 }

@@ -1,14 +1,14 @@
-// The text with its tokens coloured, passages framed, and one token at a time inspected: by pointer, by touch,
-// or with the arrow keys on a range input, which is a single tab stop and speaks through its value text.
+// The text with coloured tokens and framed passages, and an inspector for single tokens: by pointer, by touch,
+// or with the arrow keys on a range input, which is one tab stop and describes the token in its value text.
 
 import { $, make } from "/static/dom.js";
 import { colour, placeOf, spans } from "/static/spans.js";
 import { tokenScore } from "/static/words.js";
 
-let shown = []; // the spans that hold tokens: [{span, element, place, scored: scored tokens so far}]
+let shown = []; // the spans with tokens: [{span, element, place, scored: scored tokens so far}]
 let onInspect = () => {};
 
-/** Show a text; passages may come later, by another call. `inspected(scored tokens so far)` follows the inspector. */
+/** Show a text; call it again once passages are known. `inspected(scored tokens so far)` follows the inspector. */
 export function showTokens(text, tokens, passages, inspected) {
   const kept = shown.length ? Number($("token").value) : 1;
   shown = [];
@@ -18,7 +18,7 @@ export function showTokens(text, tokens, passages, inspected) {
   let framed = -1;
   for (const span of spans(Array.from(text), tokens ?? [])) {
     const place = placeOf(span, passages);
-    // tokens carry the blank before a word, which gets no colour; a frame neither begins nor runs on blank lines
+    // the space before a word belongs to its token but gets no colour; frames skip blank lines
     const [, blank, word] = span.text.match(/^(\s*)(.*)$/s);
     if (place !== framed || blank.includes("\n")) frame = null;
     if (word) (frame ?? fragment).append(blank);
@@ -54,7 +54,7 @@ function element(span, place, text) {
   return made;
 }
 
-/** What there is to say about a piece, a line for each of its tokens. */
+/** A description of a piece, one line per token. */
 function lines({ span, place }) {
   const said = span.tokens.map((token) => {
     const name = `“${printable(token.text)}”`;
@@ -75,7 +75,7 @@ function describe(index) {
   return said;
 }
 
-/** Make a token the current one; `scroll` brings it into view. */
+/** Select a token; `scroll` brings it into view. */
 export function inspect(index, { scroll = true } = {}) {
   if (!shown[index]) return;
   $("tokens").querySelector(".current")?.classList.remove("current");
@@ -88,7 +88,7 @@ export function inspect(index, { scroll = true } = {}) {
   onInspect(shown[index].scored);
 }
 
-/** Go to the first token of a passage. */
+/** Select the first token of a passage. */
 export function inspectPassage(place) {
   const index = shown.findIndex((each) => each.place === place);
   $("token").focus({ preventScroll: true });
@@ -115,7 +115,7 @@ export function hideTip() {
   $("tip").hidden = true;
 }
 
-/** Wire the pointer and the keyboard, once. */
+/** Listen to pointer and keyboard. */
 export function listen() {
   const indexOf = (event) => event.target.closest?.("[data-index]")?.dataset.index;
   $("tokens").addEventListener("pointerover", (event) => {

@@ -1,4 +1,4 @@
-// Numbers in words, the same words as the reports use. Pure functions: no page, no service.
+// Results in words, the same as in the reports. Pure functions: no page, no service.
 
 const LANGUAGES = new Intl.DisplayNames(["en"], { type: "language" });
 
@@ -9,7 +9,7 @@ export function pValue(p) {
   return p >= 0.001 ? String(Number(p.toPrecision(2))) : p.toExponential(1).replace(".0e", "e");
 }
 
-/** How sure: [the share, the rest of the sentence]. Beyond a billion the exact number says nothing more. */
+/** How certain: [the share, the rest of the sentence]. Beyond a billion, exact numbers add nothing. */
 export function howSure({ one_in: share, p_value: p, rounded }) {
   if (p !== null && p <= 1e-9) return ["Fewer than 1 in a billion", "unmarked texts score this high."];
   const verb = p !== null && p >= 0.1 ? "score" : "scores";
@@ -22,18 +22,18 @@ export const VERDICTS = {
   "too short": "Too short to say",
 };
 
-/** What the verdict says, in one sentence. */
+/** The verdict in one sentence. */
 export function meaning(result) {
   const one = result.keys === 1;
   if (result.verdict === "marked") {
     return one
       ? "The mark of this service’s key was found in the text."
-      : `The mark of the key “${result.tenant}” was found. ${result.keys} keys were tried; the numbers allow for that.`;
+      : `The mark of the key “${result.tenant}” was found. The numbers are corrected for the ${result.keys} keys tried.`;
   }
   if (result.verdict === "not marked") {
-    return one ? "No mark of this service’s key was found." : `None of ${result.keys} keys was found.`;
+    return one ? "No mark of this service’s key was found." : `No mark of the ${result.keys} keys was found.`;
   }
-  return "The text holds too few independent tokens for any verdict.";
+  return "The text has too few independent tokens for a verdict.";
 }
 
 /** The name of a language in English. */
@@ -46,36 +46,36 @@ export function count(n, noun, plural = `${noun}s`) {
   return `${n.toLocaleString("en")} ${n === 1 ? noun : plural}`;
 }
 
-/** A share as a percentage with two or three figures. */
+/** A share as a percentage with two or three digits. */
 export function percent(share) {
   const digits = share < 0.00995 ? 2 : share < 0.0995 ? 1 : 0;
   return `${(100 * share).toFixed(digits)}%`;
 }
 
-/** A level as a percentage, as short as it can be. */
+/** A level as a percentage, as short as possible. */
 export function level(fpr) {
   return `${Number((100 * fpr).toPrecision(3))}%`;
 }
 
-/** A number with a true minus. */
+/** A number with a typographic minus sign. */
 export function decimal(value, digits = 2) {
   return value.toFixed(digits).replace("-", "−");
 }
 
-/** The same, with a plus where it is positive. */
+/** The same, with a plus sign if it is not negative. */
 export function signed(score) {
   return (score < 0 ? "" : "+") + decimal(score);
 }
 
-/** What a token's score says: of how many unmarked tokens it exceeds (scores are standard normal there). */
+/** A token's score, compared with unmarked tokens, whose scores are standard normal. */
 export function tokenScore(score) {
   const above = Math.round(100 * normalCdf(Math.abs(score)));
-  if (Math.abs(score) < 0.3) return `${signed(score)}, says little`;
+  if (Math.abs(score) < 0.3) return `${signed(score)}, neutral`;
   const side = score > 0 ? "for a mark: higher" : "against a mark: lower";
   return `${signed(score)}, ${side} than ${Math.min(above, 99)} in 100 unmarked tokens`;
 }
 
-/** P(N(0,1) ≤ x), by the series for the error function (x is at most a few). */
+/** P(N(0,1) ≤ x), by the series of the error function, which is fine for small x. */
 export function normalCdf(x) {
   if (Math.abs(x) > 6) return x > 0 ? 1 : 0;
   let term = x;
@@ -87,7 +87,7 @@ export function normalCdf(x) {
   return 0.5 + sum / Math.sqrt(2 * Math.PI);
 }
 
-/** The z that unmarked text exceeds with probability p, by bisection on the tail integral. */
+/** The z that unmarked text exceeds with probability p, by bisection. */
 export function normalQuantileAbove(p) {
   let low = -6;
   let high = 6;
