@@ -6,7 +6,11 @@ import re
 from pathlib import Path
 
 import pytest
+import typer
 
+from dewmark.cli.app import app
+
+COMMANDS = typer.main.get_command(app)
 ROOT = Path(__file__).parent.parent
 SOURCES = ROOT / "src" / "dewmark"
 PAGES = sorted(
@@ -37,6 +41,22 @@ def test_the_architecture_page_names_functions_where_they_are() -> None:
         for name in re.findall(r"`([\w.]+)`", row[-3]):
             for part in name.split("."):
                 assert re.search(rf"\b(?:class|def) {part}\b", code), f"{part} is not in {files}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_commands_and_options_exist(page: Path) -> None:
+    text = page.read_text(encoding="utf-8").replace("\\\n", " ")
+    code = "\n".join(re.findall(r"```\w*\n(.*?)```", text, re.DOTALL) + re.findall(r"`([^`\n]+)`", text))
+    for line in re.findall(r"^(?:\$ )?(?:[A-Z_]+=\S+ )*dewmark (.*)", code, re.MULTILINE):
+        words = line.split("#")[0].split()
+        command: object = COMMANDS
+        while words and words[0] in getattr(command, "commands", {}):
+            command = command.commands[words.pop(0)]  # type: ignore[attr-defined]
+        known = {
+            option for parameter in command.params for option in parameter.opts + parameter.secondary_opts
+        }
+        unknown = {word.split("=")[0] for word in words if re.match(r"--\w", word)} - known - {"--help"}
+        assert not unknown, line
 
 
 def _exists(name: str) -> bool:
