@@ -31,7 +31,7 @@ from gpu_models import DEVICE, LLAMA_3B, SCHEME, Decoder, N, Setting, llama
 
 from dewmark.cuda.bias_step import GraphMark, Steps, WindowMark, captured
 from dewmark.dew.marking import BiasSession
-from dewmark.hosts.transformers.decoding import CachedForward
+from dewmark.hosts.transformers.decoding_loop import CachedForward
 from dewmark.sampling import race
 
 Loop = Callable[[], Callable[[int], None]]  # makes ready what then writes so many tokens

@@ -11,17 +11,12 @@ from typing import ClassVar
 import numpy as np
 import torch
 
-from dewmark.baselines.token_schemes import PromptBatch, TokenBound, TokenScheme, TokenSession
-from dewmark.baselines.vocabulary_hash import VocabularyHash
-from dewmark.errors import ConfigError
-from dewmark.stats.evidence import Evidence
-from dewmark.stats.key_test import Statistic, key_test
+import dewmark
 from dewmark.testing import check_scheme
-from dewmark.workspace import HostInfo, Workspace
 
 
 @dataclass(frozen=True)
-class Halves(TokenScheme):
+class Halves(dewmark.TokenScheme):
     """The configuration: a frozen dataclass whose fields are the parameters, each with a default."""
 
     name: ClassVar[str] = "halves"
@@ -33,22 +28,22 @@ class Halves(TokenScheme):
     def validate(self) -> None:
         """Check that all values are in range."""
         if not self.strength > 0.0:
-            raise ConfigError(f"strength must be positive, got {self.strength}")
+            raise dewmark.ConfigError(f"strength must be positive, got {self.strength}")
 
     def bind_secret(
-        self, secret: bytes, host: HostInfo, fingerprint: str, workspace: Workspace
-    ) -> TokenBound:
+        self, secret: bytes, host: dewmark.HostInfo, fingerprint: str, workspace: dewmark.Workspace
+    ) -> dewmark.TokenBound:
         """Bind the scheme to its secret, derived from a key, and to a host's vocabulary."""
         return BoundHalves(self, host, fingerprint, secret=secret)
 
 
-class BoundHalves(TokenBound):
+class BoundHalves(dewmark.TokenBound):
     """The bound scheme: a pair (previous token, token) scores +1 if the token is picked, else -1."""
 
     tests = ("key",)
     width = 1
 
-    def start_session(self, prompts: PromptBatch) -> TokenSession:
+    def start_session(self, prompts: dewmark.PromptBatch) -> dewmark.TokenSession:
         """Start marking a batch of prompts."""
         return HalvesSession(prompts, self.vocabulary_hash, self.scheme.strength)
 
@@ -56,15 +51,17 @@ class BoundHalves(TokenBound):
         """Contexts (N, 1) and tokens (N,) to scores (N,), of mean 0 and variance 1 over keys."""
         return np.where(self.pair_hash.words(contexts, tokens) % 2, 1.0, -1.0)
 
-    def statistic(self, evidence: Evidence, *, test: str) -> Statistic:
+    def statistic(self, evidence: dewmark.Evidence, *, test: str) -> dewmark.Statistic:
         """A pair counts once, however often it occurs: the sum of N pairs has variance N."""
-        return key_test(evidence)
+        return dewmark.key_test(evidence)
 
 
-class HalvesSession(TokenSession):
+class HalvesSession(dewmark.TokenSession):
     """Marks one batch of texts; anything that a scheme must remember about them belongs here."""
 
-    def __init__(self, prompts: PromptBatch, vocabulary_hash: VocabularyHash, strength: float) -> None:
+    def __init__(
+        self, prompts: dewmark.PromptBatch, vocabulary_hash: dewmark.VocabularyHash, strength: float
+    ) -> None:
         super().__init__(prompts)
         self._hash = vocabulary_hash
         self._strength = strength

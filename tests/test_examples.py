@@ -1,54 +1,105 @@
-"""The examples run."""
+"""The examples of the four extension points run, alone and through entry points."""
 
 from __future__ import annotations
 
 import json
 import os
+import re
+import runpy
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+import dewmark
+import dewmark.testing
+
 ROOT = Path(__file__).parent.parent
-OWN_SCHEME = ROOT / "examples" / "own_scheme.py"
+EXAMPLES = ROOT / "examples"
+ENTRY_POINTS = """\
+[dewmark.schemes]
+halves = own_scheme:Halves
+[dewmark.attacks]
+swap = own_attack:Swap
+[dewmark.encoders]
+ngrams = own_encoder:CharacterNgrams
+[dewmark.hosts]
+bigrams = own_host:Bigrams
+"""
 
 
-def python(*arguments: object, path: tuple[Path, ...] = ()) -> str:
-    """What a fresh interpreter prints; ``path`` holds more folders to import from."""
-    folders = os.pathsep.join(map(str, (ROOT / "src", *path)))
-    environment = {**os.environ, "PYTHONPATH": folders, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [sys.executable, *arguments], check=False, capture_output=True, text=True, env=environment
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+@pytest.fixture
+def run(monkeypatch, capsys):
+    """Runs an example as a script, in this process; names that it registers are forgotten afterwards."""
+    for registry in (dewmark.ATTACKS, dewmark.ENCODERS, dewmark.HOSTS):
+        monkeypatch.setattr(registry, "_registered", dict(registry._registered))
+
+    def run_example(name: str) -> str:
+        runpy.run_path(str(EXAMPLES / name), run_name="__main__")
+        return capsys.readouterr().out
+
+    return run_example
 
 
-def test_the_own_scheme_runs_and_keeps_the_contract() -> None:
-    first, *outcomes = python(OWN_SCHEME).splitlines()
+def p_values(output: str) -> list[float]:
+    return [float(p) for p in re.findall(r"\(p = ([\d.e+-]+),", output)]
+
+
+def test_the_own_scheme_reports_its_checks(run, monkeypatch) -> None:
+    """Three of them here; ``tests/testing`` runs all of them on this scheme."""
+    monkeypatch.setattr("dewmark.testing.CHECKS", dewmark.testing.CHECKS[:3])
+    first, *outcomes = run("own_scheme.py").splitlines()
     assert first == "halves:"
-    assert len(outcomes) > 20
-    assert not [line for line in outcomes if line.startswith("failed")]
+    assert [line.split()[0] for line in outcomes] == ["passed"] * 3
 
 
-def test_the_own_scheme_is_about_sixty_lines() -> None:
-    lines = [line for line in OWN_SCHEME.read_text(encoding="utf-8").splitlines() if line.strip()]
-    assert len(lines) <= 70
+def test_the_own_attack_weakens_a_mark(run) -> None:
+    untouched, attacked, swapped = p_values(run("own_attack.py"))
+    assert untouched < attacked < swapped
+    assert untouched < 1e-10
 
 
-def test_an_entry_point_makes_it_a_scheme_like_any_other(tmp_path: Path) -> None:
-    shutil.copy(OWN_SCHEME, tmp_path / "my_halves.py")
+def test_the_own_encoder_serves_dew(run) -> None:
+    (p_value,) = p_values(run("own_encoder.py"))
+    assert p_value < 1e-4
+
+
+def test_the_own_host_writes_for_two_schemes(run) -> None:
+    output = run("own_host.py")
+    assert max(p_values(output)) < 1e-4
+    assert re.search(r"perplexity \d+\.\d\n", output)
+
+
+@pytest.mark.parametrize("path", sorted(EXAMPLES.glob("own_*.py")), ids=lambda path: path.stem)
+def test_an_example_is_short(path: Path) -> None:
+    lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+    assert len(lines) <= (120 if path.stem == "own_host" else 70)
+
+
+def test_entry_points_publish_all_four(tmp_path: Path) -> None:
+    """A package with these entry points is found by a fresh interpreter, without any registration."""
+    for path in EXAMPLES.glob("own_*.py"):
+        shutil.copy(path, tmp_path)
     package = tmp_path / "my_package-1.0.dist-info"
     package.mkdir()
     (package / "METADATA").write_text("Metadata-Version: 2.1\nName: my-package\nVersion: 1.0\n")
-    (package / "entry_points.txt").write_text("[dewmark.schemes]\nhalves = my_halves:Halves\n")
-    command = "from dewmark.cli.app import main; raise SystemExit(main(['schemes', 'halves', '--json']))"
-    found = json.loads(python("-c", command, path=(tmp_path,)))
-    assert found["parameters"] == [
-        {
-            "name": "strength",
-            "type": "number",
-            "default": 2.0,
-            "help": "What is added to the logits of the picked half.",
-        }
-    ]
+    (package / "entry_points.txt").write_text(ENTRY_POINTS)
+    program = """
+import json, dewmark
+host = dewmark.load_host("bigrams")
+scheme = dewmark.load_scheme("halves", key=dewmark.Key(bytes(32)), host="bigrams", strength=3)
+print(json.dumps([
+    host.name,
+    scheme.scheme.to_dict(),
+    dewmark.load_attack("swap", r=1).apply(["one two"], seeds=[1]),
+    list(dewmark.load_encoder("ngrams").encode(["a word"]).shape),
+]))
+"""
+    folders = os.pathsep.join(map(str, (ROOT / "src", tmp_path)))
+    environment = {**os.environ, "PYTHONPATH": folders, "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, check=False, capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == ["bigrams", {"strength": 3.0}, ["two one"], [1, 128]]

@@ -14,12 +14,13 @@ from typing import TYPE_CHECKING, Any
 from dewmark.version import __version__
 
 if TYPE_CHECKING:
-    from dewmark.attacks.base import ATTACKS, Attack
-    from dewmark.baselines.token_schemes import TokenBound, TokenScheme, TokenSession
+    from dewmark.attacks.base import ATTACKS, Attack, load_attack
+    from dewmark.baselines.token_schemes import PromptBatch, TokenBound, TokenScheme, TokenSession
     from dewmark.baselines.vocabulary_hash import VocabularyHash
     from dewmark.core.keys import Key
     from dewmark.decoding import Decoding
     from dewmark.detector import Detector
+    from dewmark.encoders import load_encoder
     from dewmark.encoders.base import Encoder
     from dewmark.errors import ConfigError, DewmarkError
     from dewmark.hosts import load_host
@@ -58,6 +59,7 @@ __all__ = [
     "Located",
     "Needs",
     "Passage",
+    "PromptBatch",
     "Scheme",
     "Session",
     "State",
@@ -75,18 +77,21 @@ __all__ = [
     "__version__",
     "identify",
     "key_test",
+    "load_attack",
+    "load_encoder",
     "load_host",
     "load_scheme",
     "locate",
 ]
 
 _MODULES = {
-    "dewmark.attacks.base": "ATTACKS Attack",
+    "dewmark.attacks.base": "ATTACKS Attack load_attack",
+    "dewmark.baselines.token_schemes": "PromptBatch TokenBound TokenScheme TokenSession",
     "dewmark.baselines.vocabulary_hash": "VocabularyHash",
-    "dewmark.baselines.token_schemes": "TokenBound TokenScheme TokenSession",
     "dewmark.core.keys": "Key",
     "dewmark.decoding": "Decoding",
     "dewmark.detector": "Detector",
+    "dewmark.encoders": "load_encoder",
     "dewmark.encoders.base": "Encoder",
     "dewmark.errors": "ConfigError DewmarkError",
     "dewmark.hosts": "load_host",

@@ -1,7 +1,8 @@
-"""Which passages of a text are marked: a document that is partly human, partly marked.
+"""Finding the marked passages of a text that is partly human and partly marked.
 
-Works with every scheme that gives `Evidence` (its scores' covariance over keys), from a key or from an
-exported detector. The statistics are in `dewmark.stats.passages`; here units become characters.
+Works for every scheme that gives `Evidence` (the covariance of its scores over keys), bound to a key or
+loaded from a saved detector. The statistics are in `dewmark.stats.scan`; this module maps units to
+characters.
 """
 
 from __future__ import annotations
@@ -26,9 +27,9 @@ DEFAULT_FPR = 0.05
 class Passage:
     """A marked passage: characters [start, end) of the text.
 
-    ``p_value`` is corrected for all passages that were tried: the share of keys for which anything in an
-    unmarked text like this one looks as striking. ``p_alone`` is that of this passage by itself, as if
-    nobody had searched for it. ``share`` is the expected share of marked tokens among its ``tokens``.
+    ``p_value`` is corrected for the search over all passages: the share of keys under which any passage of an
+    unmarked text like this one looks as striking. ``p_alone`` is the p-value of this passage without that
+    correction. ``share`` is the expected share of marked tokens among its ``tokens``.
     """
 
     start: int
@@ -58,10 +59,10 @@ class Passage:
 
 @dataclass(frozen=True, slots=True)
 class Located:
-    """The marked passages of a text, in order, and the verdict on the text as a whole.
+    """The marked passages of a text, in order, and the verdict on the whole text.
 
-    If nothing in the text is marked, any passage at all is found with probability at most ``fpr`` over keys;
-    and in a mixed text so is a passage that holds no marked token.
+    If nothing in the text is marked, the probability over keys of finding any passage is at most ``fpr``; in
+    a mixed text, so is the probability of finding a passage without a marked token.
     """
 
     passages: tuple[Passage, ...]
@@ -70,7 +71,7 @@ class Located:
 
     @property
     def share(self) -> float:
-        """The expected share of the text's tokens that are marked, those in no passage taken as unmarked."""
+        """The expected share of marked tokens in the text, counting those outside passages as unmarked."""
         total = len(self.detection.tokens)
         return sum(passage.share * passage.tokens for passage in self.passages) / total if total else 0.0
 
@@ -92,7 +93,7 @@ class Located:
 
 
 def locate(text: str, bound: BoundScheme, *, prompt: str | None = None, fpr: float = DEFAULT_FPR) -> Located:
-    """Find the marked passages of a text; a prompt, if known, serves as context only."""
+    """Find the marked passages of a text; a prompt, if known, is only context."""
     (before,) = check_texts([text], [prompt], fpr)
     detection = bound.detect(text, prompt=prompt, fpr=fpr)
     (evidence,) = bound.evidence(bound.tokenize([text]), bound.tokenize([before]))
@@ -104,7 +105,7 @@ def locate(text: str, bound: BoundScheme, *, prompt: str | None = None, fpr: flo
 def _passage(text: str, tokens: tuple[TokenScore, ...], segment: Segment) -> Passage:
     start, end = min(token.start for token in tokens), max(token.end for token in tokens)
     inside = text[start:end]
-    # tokens carry the blank before a word: it belongs to no passage
+    # tokens include the space before a word, which belongs to no passage
     start += len(inside) - len(inside.lstrip())
     end -= len(inside) - len(inside.rstrip())
     return Passage(
@@ -122,14 +123,14 @@ def _passage(text: str, tokens: tuple[TokenScore, ...], segment: Segment) -> Pas
 
 @runtime_checkable
 class _HasLaw(Protocol):
-    """A scheme that knows the law of its own scores better than the normal approximation does."""
+    """A scheme that knows the distribution of its scores better than the normal approximation."""
 
     def statistic(self, evidence: Evidence, *, test: str) -> Statistic:
-        """One of its tests on one text's evidence."""
+        """The result of one of its tests on one text's evidence."""
 
 
 def _own_test(bound: BoundScheme, evidence: Evidence) -> Test:
-    """The first of the scheme's own tests that knows this kind of evidence, else the key test."""
+    """The first of the scheme's own tests that applies to this evidence, else the key test."""
     if isinstance(bound, _HasLaw):
         for name in bound.tests:
             if bound.statistic(evidence, test=name).effective_length > 0.0:

@@ -47,7 +47,7 @@ from dewmark.errors import ConfigError
 from dewmark.hosts import load_host
 from dewmark.hosts.engines.llamacpp import LlamaCppProcessor
 from dewmark.hosts.fake import FakeHost, tiny_model
-from dewmark.hosts.transformers.decoding import CachedForward, pad_left
+from dewmark.hosts.transformers.decoding_loop import CachedForward, pad_left
 from dewmark.hosts.transformers.watermarking_config import WatermarkingConfig
 from dewmark.lab.evaluation.protocol import evaluate
 from dewmark.lab.evaluation.results import read_scores

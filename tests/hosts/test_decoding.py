@@ -38,7 +38,7 @@ def test_batch_equals_single_and_padded_equals_unpadded(host):
 
 
 def test_logits_of_a_padded_row_equal_those_of_the_row_alone(host):
-    from dewmark.hosts.transformers.decoding import CachedForward, pad_left
+    from dewmark.hosts.transformers.decoding_loop import CachedForward, pad_left
 
     rows = [[4, 41, 44, 45, 4, 43], [4, 60]]
     ids, mask = pad_left(rows, fill_id=0, device=torch.device("cpu"))
@@ -49,7 +49,7 @@ def test_logits_of_a_padded_row_equal_those_of_the_row_alone(host):
 
 
 def test_cached_steps_equal_one_pass_over_the_whole_text(host):
-    from dewmark.hosts.transformers.decoding import CachedForward, pad_left
+    from dewmark.hosts.transformers.decoding_loop import CachedForward, pad_left
 
     ids, mask = pad_left([[4, 41, 44, 45, 9, 43], [4, 60, 70, 9]], fill_id=0, device=torch.device("cpu"))
     with torch.inference_mode():

@@ -13,7 +13,7 @@ from dewmark.decoding import Decoding
 from dewmark.errors import ConfigError
 from dewmark.hosts.base import Host
 from dewmark.hosts.fake import FakeHost
-from dewmark.hosts.transformers.decoding import CachedForward, pad_left
+from dewmark.hosts.transformers.decoding_loop import CachedForward, pad_left
 from dewmark.hosts.transformers.drafting import CachedRows, _seed
 from dewmark.scheme import Drafts
 

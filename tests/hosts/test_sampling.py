@@ -12,7 +12,7 @@ from transformers.generation.logits_process import (
 )
 
 from dewmark.decoding import Decoding
-from dewmark.hosts.transformers.decoding import NGramBlocker
+from dewmark.hosts.transformers.decoding_loop import NGramBlocker
 from dewmark.sampling import RandomStreams, draw, filter_logits
 
 

@@ -52,7 +52,9 @@ def test_whoever_listens_may_stop_it(host, monkeypatch):
     calls = []
     real = host.model.forward
     monkeypatch.setattr(host.model, "forward", lambda *a, **k: calls.append(1) or real(*a, **k))
-    monkeypatch.setattr("dewmark.hosts.transformers.decoding.forward_parameters", lambda model: frozenset())
+    monkeypatch.setattr(
+        "dewmark.hosts.transformers.decoding_loop.forward_parameters", lambda model: frozenset()
+    )
     assert streamed(host, steps=5) == [row[:5] for row in whole]
     assert len(calls) == 5
 

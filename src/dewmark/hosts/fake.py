@@ -18,7 +18,7 @@ from tokenizers import Tokenizer as Backend
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from dewmark.errors import ConfigError
-from dewmark.hosts.transformers.decoding import CausalLM
+from dewmark.hosts.transformers.decoding_loop import CausalLM
 from dewmark.hosts.transformers.model import TransformersHost
 
 __all__ = ["FakeHost", "tiny_model", "tiny_tokenizer"]

@@ -32,10 +32,11 @@ import torch
 
 from dewmark.decoding import Decoding
 from dewmark.errors import ModelError
-from dewmark.hosts.transformers.decoding import (
+from dewmark.hosts.transformers.decoding_loop import (
     CausalLM,
     NGramBlocker,
     check_sound,
+    device_of,
     forward_parameters,
     pad_left,
 )
@@ -102,7 +103,7 @@ def write_drafts(
 ) -> list[tuple[list[int], DraftCount]]:
     """Complete one batch of prompts; returns each row's new ids and draft counts.
 
-    ``fill_id`` and ``writable`` are as in `dewmark.hosts.transformers.decoding.decode`.
+    ``fill_id`` and ``writable`` are as in `dewmark.hosts.transformers.decoding_loop.decode`.
     """
     rows = [_Row(prompt, seed) for prompt, seed in zip(prompts, seeds, strict=True)]
     base = CachedRows(model, prompts, fill_id=fill_id)
@@ -279,7 +280,7 @@ class CachedRows:
     def __init__(self, model: CausalLM, prompts: Sequence[Sequence[int]], *, fill_id: int) -> None:
         self._model = model
         self._fill_id = fill_id
-        self._device: torch.device = model.get_input_embeddings().weight.device
+        self._device = device_of(model)
         self._accepted = forward_parameters(model)
         self._ids = [list(prompt) for prompt in prompts]
         self.logits = self._read()

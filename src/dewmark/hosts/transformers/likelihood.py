@@ -25,7 +25,7 @@ import numpy as np
 import torch
 
 from dewmark.errors import InputError, NumericalError
-from dewmark.hosts.transformers.decoding import CausalLM, forward_parameters, pad_left
+from dewmark.hosts.transformers.decoding_loop import CausalLM, device_of, forward_parameters, pad_left
 from dewmark.hosts.transformers.tokenizer import HFTokenizer
 
 __all__ = [
@@ -206,7 +206,7 @@ def _batch_logits(
     model: CausalLM, prompts: Rows, completions: Rows, fill_id: int, vocab_size: int
 ) -> torch.Tensor:
     """Logits (rows, longest completion, vocab); left padding aligns the ends."""
-    device = model.get_input_embeddings().weight.device
+    device = device_of(model)
     longest = max(len(c) for c in completions)
     if longest == 0:
         return torch.zeros((len(prompts), 0, vocab_size), device=device)
@@ -298,7 +298,7 @@ def _pack_row(trunks: Rows, branches: Sequence[Branch], group: list[int]) -> _Pa
 @torch.no_grad()
 def _packed_sums(model: CausalLM, rows: Sequence[_PackedRow], fill_id: int) -> list[list[float]]:
     """For each row the sums of its branches' log-probabilities."""
-    device = model.get_input_embeddings().weight.device
+    device = device_of(model)
     width = max(row.width for row in rows)
     tokens = np.zeros((len(rows), width, 4), dtype=np.int64)  # _PADDING, which only padding sees
     tokens[:, :, 0] = fill_id
@@ -363,7 +363,7 @@ def _window(model: CausalLM) -> int:
 def _completion_batches(
     model: CausalLM, prompts: Rows, completions: Rows, vocab_size: int
 ) -> Iterator[list[int]]:
-    kind = _device_type(model.get_input_embeddings().weight.device)
+    kind = _device_type(device_of(model))
     cut = "logits_to_keep" in forward_parameters(model)  # else there are logits of the prompts too
     widths = [len(p) + len(c) for p, c in zip(prompts, completions, strict=True)]
     heads = [len(completion) + 1 for completion in completions] if cut else widths
@@ -375,7 +375,7 @@ def _completion_batches(
 
 
 def _packed_batches(model: CausalLM, rows: Sequence[_PackedRow], vocab_size: int) -> Iterator[list[int]]:
-    kind = _device_type(model.get_input_embeddings().weight.device)
+    kind = _device_type(device_of(model))
     cut = "logits_to_keep" in forward_parameters(model)  # else there are logits of all tokens
     widths = [row.width for row in rows]
     heads = [row.heads for row in rows] if cut else widths

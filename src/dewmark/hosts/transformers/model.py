@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase
 from dewmark.decoding import Decoding
 from dewmark.errors import ConfigError, InputError, ModelError
 from dewmark.hosts.base import Host, OnStep
-from dewmark.hosts.transformers.decoding import CachedForward, CausalLM, decode
+from dewmark.hosts.transformers.decoding_loop import CachedForward, CausalLM, decode, device_of
 from dewmark.hosts.transformers.description import describe, info_from_model
 from dewmark.hosts.transformers.drafting import write_drafts
 from dewmark.hosts.transformers.likelihood import (
@@ -64,8 +64,7 @@ class TransformersHost(Host):
     @property
     def device(self) -> torch.device:
         """Where the model runs."""
-        device: torch.device = self.model.get_input_embeddings().weight.device
-        return device
+        return device_of(self.model)
 
     @property
     def eos_ids(self) -> frozenset[int]:
@@ -190,11 +189,10 @@ class TransformersHost(Host):
 
     def follow(self, attention_mask: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]:
         """A function from growing ids (batch, length) to the logits (batch, vocab) of the next token."""
-        device = self.model.get_input_embeddings().weight.device
         room = max((self._context or _LONGEST) - attention_mask.shape[1], 0)
-        mask = torch.nn.functional.pad(attention_mask.to(device).long(), (0, room), value=1)
+        mask = torch.nn.functional.pad(attention_mask.to(self.device).long(), (0, room), value=1)
         forward = CachedForward(self.model, mask)
-        return torch.no_grad()(lambda ids: forward(ids.to(device)).float())
+        return torch.no_grad()(lambda ids: forward(ids.to(self.device)).float())
 
     def _logits(
         self, rows: Sequence[Sequence[int]], completions: Sequence[Sequence[int]]

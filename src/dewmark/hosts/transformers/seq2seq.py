@@ -14,7 +14,7 @@ import torch
 
 from dewmark.decoding import Decoding
 from dewmark.errors import ModelError
-from dewmark.hosts.transformers.decoding import check_sound
+from dewmark.hosts.transformers.decoding_loop import check_sound, device_of
 from dewmark.hosts.transformers.model import torch_device, torch_dtype
 from dewmark.hosts.transformers.model_files import load_error, resolve
 from dewmark.models.hub import quiet_libraries
@@ -44,7 +44,7 @@ class Seq2Seq:
         Step t of a row uses step ``first_step`` + t of its seed's random stream, so that one seed can serve
         several outputs of one text.
         """
-        device = self.model.get_input_embeddings().weight.device
+        device = device_of(self.model)
         encoded = self.tokenizer(list(inputs), return_tensors="pt", padding=True).to(device)
         mask = encoded["attention_mask"]
         encoder_outputs = self.model.get_encoder()(input_ids=encoded["input_ids"], attention_mask=mask)

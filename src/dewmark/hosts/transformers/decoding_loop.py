@@ -28,18 +28,128 @@ __all__ = [
     "NGramBlocker",
     "check_sound",
     "decode",
+    "device_of",
     "forward_parameters",
     "pad_left",
 ]
 
+CausalLM = Any  # any causal language model of transformers, whose classes have few types
+
 _MINUS_INF = -float("inf")
+_CHECK_EVERY = 16  # steps
+
+
+@torch.inference_mode()
+def decode(
+    model: CausalLM,
+    prompts: Sequence[Sequence[int]],
+    *,
+    decoding: Decoding,
+    seeds: Sequence[int],
+    scheme: BoundScheme | None,
+    eos_ids: Sequence[int],
+    fill_id: int,
+    writable: torch.Tensor,
+    on_step: OnStep | None = None,
+) -> list[list[int]]:
+    """Complete one batch of prompts; returns each row's new ids up to its first end-of-text id.
+
+    ``fill_id`` pads prompts on the left and finished rows on the right. Only ids that are True in
+    ``writable`` (vocab,) or end a text are chosen, not other special tokens or ids of a padded vocabulary.
+    ``on_step`` gets each row's next id, or None once the row has ended, and stops the loop by returning
+    False.
+    """
+    device = device_of(model)
+    start, steps = max(len(prompt) for prompt in prompts), decoding.max_new_tokens
+    ids, mask = pad_left(prompts, fill_id=fill_id, extra=steps, device=device)
+    forward = CachedForward(model, mask if start * len(prompts) != sum(map(len, prompts)) else None)
+    session = None if scheme is None else scheme.session(ids[:, :start], mask[:, :start], seeds=seeds)
+    final = scheme is not None and scheme.needs.final
+    blocker = NGramBlocker(prompts, decoding.no_repeat_ngram) if decoding.no_repeat_ngram else None
+    noise = RandomStreams(seeds, device=device)
+    eos = torch.tensor(sorted(eos_ids), dtype=torch.long, device=device)
+    forbidden = (~writable).to(device)
+    forbidden[eos] = False
+    finished = torch.zeros(len(prompts), dtype=torch.bool, device=device)
+    sound = torch.ones_like(finished)
+    waits = device.type == "cpu" or blocker is not None  # each step waits for the device anyway
+    length = start
+    for step in range(steps):
+        if session is not None:
+            session.ahead(ids[:, :length])
+        scores = forward(ids[:, :length]).to(torch.float32, copy=True)
+        scores.masked_fill_(forbidden, _MINUS_INF)
+        if step < decoding.min_new_tokens:
+            scores[:, eos] = _MINUS_INF
+        if blocker is not None:
+            scores = blocker.block(scores)
+        chosen, fine = draw(
+            scores, decoding, noise, step, session=session, input_ids=ids[:, :length], final=final
+        )
+        sound &= fine.to(device) | finished
+        chosen = chosen.to(device).masked_fill(finished, fill_id)
+        ids[:, length] = chosen
+        length += 1
+        finished |= torch.isin(chosen, eos)
+        if waits or on_step is not None or (step + 1) % _CHECK_EVERY == 0:
+            check_sound(sound, model)
+            if on_step is not None:
+                reported = zip(chosen.tolist(), finished.tolist(), strict=True)
+                if not on_step([None if ended else token for token, ended in reported]):
+                    break
+            if bool(finished.all()):
+                break
+        if blocker is not None and step + 1 < steps:
+            blocker.append(chosen.tolist())
+    check_sound(sound, model)
+    ends = set(eos_ids)
+    return [_until(row, ends) for row in ids[:, start:length].tolist()]
+
+
+class CachedForward:
+    """Runs a model over a growing batch of ids with a KV cache.
+
+    ``mask`` (batch, full length) marks real tokens; None means that no row is padded, which lets the model
+    use faster attention without checking the mask in every step.
+    """
+
+    def __init__(self, model: CausalLM, mask: torch.Tensor | None) -> None:
+        self._model = model
+        self._mask = mask
+        self._positions = None if mask is None else (mask.cumsum(dim=-1) - 1).clamp(min=0)
+        self._cache: Any = None
+        self._seen = 0
+        self._accepted = forward_parameters(model)
+
+    def __call__(self, ids: torch.Tensor) -> torch.Tensor:
+        """Logits (batch, vocab) of the token after ``ids`` (batch, length)."""
+        length = ids.shape[1]
+        inputs: dict[str, Any] = {"input_ids": ids[:, self._seen :], "use_cache": True, "return_dict": True}
+        if self._cache is not None:
+            inputs["past_key_values"] = self._cache
+        if self._mask is not None and self._positions is not None:
+            inputs["attention_mask"] = self._mask[:, :length]
+            if "position_ids" in self._accepted:  # models with relative positions use only the mask
+                inputs["position_ids"] = self._positions[:, self._seen : length]
+        if "logits_to_keep" in self._accepted:
+            inputs["logits_to_keep"] = 1
+        output = self._model(**inputs)
+        self._cache = getattr(output, "past_key_values", None)
+        if self._cache is None:
+            raise ModelError(
+                f"{type(self._model).__name__} has no key-value cache, which this loop needs: "
+                "use scheme.processor with the model's own generate"
+            )
+        self._seen = length
+        logits: torch.Tensor = output.logits[:, -1]
+        return logits
 
 
 class NGramBlocker:
-    """Forbids, row by row, each token that would complete an n-gram which the row already holds.
+    """Forbids in each row every token that would complete an n-gram already in the row.
 
-    Keeps a table from every (n-1)-gram to the tokens that followed it, so a step costs the same however
-    long the text is. Padding is no part of a row.
+    Keeps a table from every (n-1)-gram to the tokens that followed it, so the cost of a step does not depend
+    on the length of the text. Padding is not part of a row.
     """
 
     def __init__(self, prompts: Sequence[Sequence[int]], n: int) -> None:
@@ -56,7 +166,7 @@ class NGramBlocker:
             self._append(row, token)
 
     def keep(self, rows: Sequence[int]) -> None:
-        """Go on with these rows alone."""
+        """Keep only these rows."""
         self._tails = [self._tails[row] for row in rows]
         self._followers = [self._followers[row] for row in rows]
 
@@ -83,119 +193,14 @@ class NGramBlocker:
         self._tails[row] = tail
 
 
-CausalLM = Any  # any causal language model of transformers, whose classes carry few types
-
-_CHECK_EVERY = 16
-
-
-@torch.inference_mode()
-def decode(
-    model: CausalLM,
-    prompts: Sequence[Sequence[int]],
-    *,
-    decoding: Decoding,
-    seeds: Sequence[int],
-    scheme: BoundScheme | None,
-    eos_ids: Sequence[int],
-    fill_id: int,
-    writable: torch.Tensor,
-    on_step: OnStep | None = None,
-) -> list[list[int]]:
-    """Complete one batch of prompts; returns new ids per row, cut before its first end-of-text id.
-
-    ``fill_id`` pads prompts on the left and finished rows on the right. Only ids that are True in
-    ``writable`` (vocab,) or end a text are chosen: not special tokens, which stand for no text, nor those of
-    a padded vocabulary. ``on_step`` gets each row's next id, or None once it has ended, and may say stop.
-    """
-    device = model.get_input_embeddings().weight.device
-    start, steps = max(len(prompt) for prompt in prompts), decoding.max_new_tokens
-    ids, mask = pad_left(prompts, fill_id=fill_id, extra=steps, device=device)
-    forward = CachedForward(model, mask if start * len(prompts) != sum(map(len, prompts)) else None)
-    session = None if scheme is None else scheme.session(ids[:, :start], mask[:, :start], seeds=seeds)
-    final = scheme is not None and scheme.needs.final
-    blocker = NGramBlocker(prompts, decoding.no_repeat_ngram) if decoding.no_repeat_ngram else None
-    noise = RandomStreams(seeds, device=device)
-    eos = torch.tensor(sorted(eos_ids), dtype=torch.long, device=device)
-    forbidden = (~writable).to(device)
-    forbidden[eos] = False
-    finished = torch.zeros(len(prompts), dtype=torch.bool, device=device)
-    sound = torch.ones_like(finished)
-    waits = device.type == "cpu" or blocker is not None  # the step is waited for anyway
-    length = start
-    for step in range(steps):
-        if session is not None:
-            session.ahead(ids[:, :length])
-        scores = forward(ids[:, :length]).to(torch.float32, copy=True)
-        scores.masked_fill_(forbidden, -float("inf"))
-        if step < decoding.min_new_tokens:
-            scores[:, eos] = -float("inf")
-        if blocker is not None:
-            scores = blocker.block(scores)
-        chosen, fine = draw(
-            scores, decoding, noise, step, session=session, input_ids=ids[:, :length], final=final
-        )
-        sound &= fine.to(device) | finished
-        chosen = chosen.to(device).masked_fill(finished, fill_id)
-        ids[:, length] = chosen
-        length += 1
-        finished |= torch.isin(chosen, eos)
-        if waits or on_step is not None or (step + 1) % _CHECK_EVERY == 0:
-            check_sound(sound, model)
-            if on_step is not None:
-                ended = finished.tolist()
-                told = zip(chosen.tolist(), ended, strict=True)
-                if not on_step([None if over else token for token, over in told]):
-                    break
-            if bool(finished.all()):
-                break
-        if blocker is not None and step + 1 < steps:
-            blocker.append(chosen.tolist())
-    check_sound(sound, model)
-    ends = set(eos_ids)
-    return [_until(row, ends) for row in ids[:, start:length].tolist()]
-
-
-class CachedForward:
-    """Runs a model over a growing batch of ids, keeping what it computed in the KV cache.
-
-    ``mask`` (batch, full length) marks real tokens; None says that no row is padded, which lets the model
-    take its faster attention and spares a look at the mask in every step.
-    """
-
-    def __init__(self, model: CausalLM, mask: torch.Tensor | None) -> None:
-        self._model = model
-        self._mask = mask
-        self._positions = None if mask is None else (mask.cumsum(dim=-1) - 1).clamp(min=0)
-        self._cache: Any = None
-        self._seen = 0
-        self._accepted = forward_parameters(model)
-
-    def __call__(self, ids: torch.Tensor) -> torch.Tensor:
-        """Logits (batch, vocab) of the token after ``ids`` (batch, length)."""
-        length = ids.shape[1]
-        inputs: dict[str, Any] = {"input_ids": ids[:, self._seen :], "use_cache": True, "return_dict": True}
-        if self._cache is not None:
-            inputs["past_key_values"] = self._cache
-        if self._mask is not None and self._positions is not None:
-            inputs["attention_mask"] = self._mask[:, :length]
-            if "position_ids" in self._accepted:  # models with relative positions read the mask alone
-                inputs["position_ids"] = self._positions[:, self._seen : length]
-        if "logits_to_keep" in self._accepted:
-            inputs["logits_to_keep"] = 1
-        output = self._model(**inputs)
-        self._cache = getattr(output, "past_key_values", None)
-        if self._cache is None:
-            raise ModelError(
-                f"{type(self._model).__name__} keeps no key-value cache, which this loop needs: "
-                "use scheme.processor with the model's own generate"
-            )
-        self._seen = length
-        logits: torch.Tensor = output.logits[:, -1]
-        return logits
+def device_of(model: Any) -> torch.device:  # noqa: ANN401 - any model of transformers
+    """Where a model expects its ids."""
+    device: torch.device = model.get_input_embeddings().weight.device
+    return device
 
 
 def forward_parameters(model: CausalLM) -> frozenset[str]:
-    """Names of the arguments that the model's forward takes (an adapter's wrapper hides them)."""
+    """The names of the parameters of the model's forward, which an adapter's wrapper hides."""
     inner = model.get_base_model() if hasattr(model, "get_base_model") else model
     return frozenset(inspect.signature(inner.forward).parameters)
 
@@ -203,7 +208,7 @@ def forward_parameters(model: CausalLM) -> frozenset[str]:
 def pad_left(
     rows: Sequence[Sequence[int]], *, fill_id: int, device: torch.device, extra: int = 0
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Ids and mask, both (batch, longest + extra): padded on the left, ``extra`` open places on the right."""
+    """Ids and mask (batch, longest + extra), padded on the left, with ``extra`` free columns on the right."""
     longest = max(len(row) for row in rows)
     ids = torch.full((len(rows), longest + extra), fill_id, dtype=torch.long)
     mask = torch.ones_like(ids)
@@ -214,7 +219,7 @@ def pad_left(
 
 
 def check_sound(sound: torch.Tensor, model: CausalLM) -> None:
-    """Refuse to go on where a row (batch,) had no token to choose."""
+    """Raise `NumericalError` if a row (batch,) had no token to choose."""
     if not bool(sound.all()):
         row = int(sound.to(torch.int8).argmin())
         raise NumericalError(
