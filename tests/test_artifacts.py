@@ -24,7 +24,7 @@ def folder(tmp_path):
     return tmp_path / "made"
 
 
-def test_what_was_saved_comes_back(folder):
+def test_round_trip(folder):
     made = load_artifact(str(folder), scheme="sir")
     assert made.parameters == {"outputs": 3}
     assert made.encoder == "bag"
@@ -35,14 +35,14 @@ def test_what_was_saved_comes_back(folder):
         assert not made.arrays[name].flags.writeable
 
 
-def test_the_same_arrays_and_card_are_the_same_bytes(folder, tmp_path):
+def test_files_are_deterministic(folder, tmp_path):
     again = tmp_path / "again"
     save_artifact(again, card_of("sir", tiny_host().info, BagEncoder(), {"outputs": 3}), ARRAYS)
     for name in ("card.json", "artifact.safetensors"):
         assert (again / name).read_bytes() == (folder / name).read_bytes()
 
 
-def test_other_arrays_or_parameters_have_another_identity(folder, tmp_path):
+def test_identity_follows_arrays_and_parameters(folder, tmp_path):
     card = card_of("sir", tiny_host().info, BagEncoder(), {"outputs": 3})
     save_artifact(tmp_path / "other", card, {**ARRAYS, "a": np.array([1, 3], dtype=np.int32)})
     save_artifact(tmp_path / "named", {**card, "parameters": {"outputs": 4}}, ARRAYS)
@@ -67,14 +67,14 @@ def test_a_missing_artifact_names_the_command_that_makes_one(tmp_path):
 
 
 @pytest.mark.parametrize("card", ["", "{", "[]", '{"format": 1}', '{"format": 9, "scheme": "sir"}'])
-def test_a_broken_card_is_refused(folder, card):
+def test_a_damaged_card_is_rejected(folder, card):
     (folder / "card.json").write_text(card)
     with pytest.raises(ArtifactError) as found:
         load_artifact(str(folder), scheme="sir")
     one_line(found, "card.json")
 
 
-def test_one_changed_byte_is_seen(folder):
+def test_one_changed_byte_is_found(folder):
     file = folder / "artifact.safetensors"
     data = bytearray(file.read_bytes())
     data[-1] ^= 1
@@ -84,27 +84,27 @@ def test_one_changed_byte_is_seen(folder):
     one_line(found, "checksum", "dewmark train sir")
 
 
-def test_missing_arrays_are_refused(folder):
+def test_missing_arrays_are_rejected(folder):
     (folder / "artifact.safetensors").unlink()
     with pytest.raises(ArtifactError) as found:
         load_artifact(str(folder), scheme="sir")
     one_line(found, "artifact.safetensors", "dewmark train sir")
 
 
-def test_another_scheme_s_artifact_is_refused(folder):
+def test_another_scheme_s_artifact_is_rejected(folder):
     with pytest.raises(ArtifactError) as found:
         load_artifact(str(folder), scheme="ts")
     one_line(found, "of sir, not of ts", "dewmark train ts")
 
 
-class TestWhatItWasTrainedFor:
+class TestProvenance:
     def test_its_own_host_and_encoder_pass(self, folder):
         made, host = load_artifact(str(folder), scheme="sir"), tiny_host().info
         made.require_host(host)
         made.require_tokenizer(host)
         made.require_encoder(BagEncoder().identity, name="bag")
 
-    def test_another_host_is_refused(self, folder):
+    def test_another_host_is_rejected(self, folder):
         other = dataclasses.replace(tiny_host().info, name="other", identity="other@1")
         made = load_artifact(str(folder), scheme="sir")
         made.require_tokenizer(other)
@@ -112,13 +112,13 @@ class TestWhatItWasTrainedFor:
             made.require_host(other)
         one_line(found, "dewmark train sir --host other")
 
-    def test_another_vocabulary_is_refused(self, folder):
+    def test_another_vocabulary_is_rejected(self, folder):
         other = dataclasses.replace(tiny_host().info, name="other", vocab_size=401)
         with pytest.raises(ConfigError) as found:
             load_artifact(str(folder), scheme="sir").require_tokenizer(other)
         one_line(found, "dewmark train sir --host other")
 
-    def test_another_encoder_is_refused(self, folder):
+    def test_another_encoder_is_rejected(self, folder):
         with pytest.raises(ConfigError) as found:
             load_artifact(str(folder), scheme="sir").require_encoder("minilm@1", name="minilm")
         one_line(found, "bag", "dewmark train sir --encoder minilm")
@@ -129,7 +129,7 @@ def test_every_trainable_scheme_has_a_tiny_artifact_for_the_tests():
 
 
 @pytest.mark.parametrize("scheme", TRAINERS)
-def test_the_package_s_own_artifact_is_whole_small_and_says_how_it_was_made(scheme):
+def test_shipped_artifacts_are_intact_small_and_reproducible(scheme):
     made = load_artifact(None, scheme=scheme)
     assert made.path == shipped() / scheme
     assert sum(file.stat().st_size for file in made.path.iterdir()) < 5_000_000

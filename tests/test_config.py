@@ -41,7 +41,7 @@ class TestReplace:
         assert type(new.k) is int
         assert type(new.lambda_) is float
 
-    def test_the_original_is_left_alone(self):
+    def test_the_original_is_unchanged(self):
         base = Example()
         config.replace(base, {"k": 9})
         assert base.k == 3
@@ -49,7 +49,7 @@ class TestReplace:
             base.k = 9  # type: ignore[misc]
 
     @pytest.mark.parametrize("name", ["lambda", "lambda_"])
-    def test_a_keyword_field_goes_by_both_names(self, name):
+    def test_a_keyword_field_has_two_names(self, name):
         assert config.replace(Example(), {name: 1}).lambda_ == 1.0
 
     @pytest.mark.parametrize("value", [None, "none", "None", "null"])
@@ -73,7 +73,7 @@ class TestReplace:
         assert type(new.lambda_) is float
 
     @pytest.mark.parametrize("value", [True, "true", "YES", "1", 1])
-    def test_truths(self, value):
+    def test_booleans(self, value):
         assert config.replace(Example(keyed=False), {"keyed": value}).keyed is True
 
     def test_a_union_takes_the_first_type_that_fits(self):
@@ -114,12 +114,12 @@ class TestReplace:
             ("top", "some"),
         ],
     )
-    def test_a_bad_value_is_refused_with_its_name(self, name, value):
+    def test_a_bad_value_is_rejected_by_name(self, name, value):
         with pytest.raises(ConfigError, match=rf"^{name} must be ") as caught:
             config.replace(Example(), {name: value})
         assert "\n" not in str(caught.value)
 
-    def test_the_message_says_what_would_do(self):
+    def test_the_message_lists_valid_values(self):
         with pytest.raises(ConfigError, match="one of raw, white, got 'grey'"):
             changed(contexts="grey")
         with pytest.raises(ConfigError, match="a whole number or one of all, got 'some'"):
@@ -129,7 +129,7 @@ class TestReplace:
         with pytest.raises(UnknownNameError, match="unknown parameter 'lamda'; did you mean 'lambda'?"):
             changed(lamda=1)
 
-    def test_a_parameter_like_no_other_gets_the_list(self):
+    def test_an_unlike_parameter_gets_the_list(self):
         with pytest.raises(UnknownNameError, match="known: clip, contexts, k, keyed, lambda, n, prefix, top"):
             changed(zzz=1)
 
@@ -147,7 +147,7 @@ class TestReplace:
 
 
 class TestParseSettings:
-    def test_values_may_hold_equal_signs_and_spaces(self):
+    def test_values_may_contain_equal_signs_and_spaces(self):
         assert config.parse_settings([" k = 5", "prefix=a=b c", "x="]) == {
             "k": "5",
             "prefix": "a=b c",
@@ -158,7 +158,7 @@ class TestParseSettings:
         assert config.parse_settings(["k=1", "k=2"]) == {"k": "2"}
 
     @pytest.mark.parametrize("setting", ["k", "", "=5", " =5"])
-    def test_what_is_no_setting_is_refused(self, setting):
+    def test_bad_settings_are_rejected(self, setting):
         with pytest.raises(ConfigError, match="must have the form name=value"):
             config.parse_settings([setting])
 
@@ -171,7 +171,7 @@ def test_to_dict_uses_public_names_and_round_trips():
 
 
 @pytest.mark.parametrize("value", [Example, {"k": 3}, 3])
-def test_to_dict_refuses_what_is_no_config(value):
+def test_to_dict_rejects_other_objects(value):
     with pytest.raises(TypeError, match="not a config"):
         config.to_dict(value)
 
@@ -196,7 +196,7 @@ class TestCacheDir:
         monkeypatch.setenv("DEWMARK_CACHE", "~/models")
         assert config.cache_dir() == tmp_path / "models"
 
-    def test_without_it_the_user_s_cache_folder_serves(self, monkeypatch, tmp_path):
+    def test_without_it_the_user_s_cache_folder_is_used(self, monkeypatch, tmp_path):
         monkeypatch.setenv("DEWMARK_CACHE", "")
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
         assert config.cache_dir() == tmp_path / "dewmark"

@@ -1,4 +1,4 @@
-"""What must hold of the package as a whole: a light import, the public names, the data it carries."""
+"""The package as a whole: a light import, the public names, the data it ships."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ LANGUAGES = ["ar", "de", "en", "es", "fr", "it", "ja", "ko", "nl", "pl", "pt", "
 
 
 def heavy_after(code: str) -> list[str]:
-    """Which heavy libraries a fresh interpreter has loaded after running ``code``."""
+    """The heavy libraries that a fresh interpreter has loaded after running ``code``."""
     probe = f"{code}\nimport sys\nprint(*[name for name in {HEAVY!r} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True)
     return done.stdout.split()
@@ -104,7 +104,7 @@ class TestImport:
 
 
 class TestPublicNames:
-    def test_the_surface_is_exactly_this(self):
+    def test_the_public_surface(self):
         assert dewmark.__all__ == PUBLIC
         assert dir(dewmark) == sorted(PUBLIC)
 
@@ -116,12 +116,12 @@ class TestPublicNames:
         with pytest.raises(AttributeError, match="has no attribute 'Watermrk'"):
             dewmark.Watermrk  # noqa: B018
 
-    def test_every_error_has_the_one_base(self):
+    def test_every_error_has_the_same_base(self):
         from dewmark import errors
 
         assert all(issubclass(getattr(errors, name), DewmarkError) for name in errors.__all__)
 
-    def test_every_error_stands_in_the_module_s_tree(self):
+    def test_every_error_is_in_the_module_s_tree(self):
         from dewmark import errors
 
         drawn = re.findall(r"[A-Z]\w+Error\b", errors.__doc__ or "")
@@ -141,36 +141,36 @@ def rows() -> list[dict[str, str]]:
 
 
 class TestOpenings:
-    def test_there_are_enough_and_none_twice(self, rows):
+    def test_there_are_enough_and_no_duplicates(self, rows):
         assert len(rows) >= 320
         assert len({row["id"] for row in rows}) == len(rows)
         assert len({row["prompt"].casefold() for row in rows}) == len(rows)
 
-    def test_each_row_has_the_three_fields_and_a_telling_id(self, rows):
+    def test_each_row_has_three_fields_and_an_id_with_its_genre(self, rows):
         for row in rows:
             assert set(row) == {"id", "genre", "prompt"}
             assert re.fullmatch(rf"{row['genre']}-\d{{3}}", row["id"])
 
-    def test_each_opening_is_long_enough_to_continue_and_short_enough_to_be_one(self, rows):
+    def test_each_opening_has_a_suitable_length(self, rows):
         for row in rows:
             assert 18 <= len(row["prompt"].split()) <= 40, row["id"]
             assert row["prompt"] == row["prompt"].strip(), row["id"]
             assert row["prompt"].isprintable(), row["id"]
 
-    def test_genres_are_many_and_even(self, rows):
+    def test_genres_are_many_and_balanced(self, rows):
         genres = [row["genre"] for row in rows]
         counts = {genre: genres.count(genre) for genre in set(genres)}
         assert len(counts) >= 12
         assert min(counts.values()) >= 25
 
-    def test_any_stretch_of_the_file_mixes_the_genres(self, rows):
+    def test_genres_are_mixed_throughout_the_file(self, rows):
         assert len({row["genre"] for row in rows[:12]}) == 12
 
     def test_openings_begin_differently(self, rows):
         starts = [tuple(row["prompt"].split()[:3]) for row in rows]
         assert len(set(starts)) >= 0.95 * len(starts)
 
-    def test_no_opening_is_a_variation_of_another(self, rows):
+    def test_no_opening_resembles_another(self, rows):
         seen: dict[tuple[str, ...], str] = {}
         for row in rows:
             words = re.findall(r"\w+", row["prompt"].lower())

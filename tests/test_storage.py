@@ -1,3 +1,5 @@
+"""Storage: atomic files and folders, bundles of arrays, JSONL, and files of rows that resume."""
+
 from __future__ import annotations
 
 import errno
@@ -8,9 +10,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from dewmark import storage
-from dewmark.errors import ArtifactError, StorageError
+from dewmark.errors import ArtifactError, ConfigError, DewmarkError, InputError, StorageError
+from dewmark.storage import ResumableRows, first_row
 
 
 def mode(path: Path) -> int:
@@ -29,7 +34,7 @@ def fail_with(code: int):
 
 
 class TestAtomicWrite:
-    def test_the_file_appears_whole_with_its_parents(self, tmp_path):
+    def test_the_file_appears_complete_with_its_parents(self, tmp_path):
         path = tmp_path / "a" / "b" / "file.bin"
         with storage.atomic_write(path) as stream:
             stream.write(b"one")
@@ -65,7 +70,7 @@ class TestAtomicWrite:
             (growing,) = tmp_path.iterdir()
             assert mode(growing) == 0o600
 
-    def test_overwriting_is_the_default_and_can_be_refused(self, tmp_path):
+    def test_overwriting_is_the_default_and_can_be_forbidden(self, tmp_path):
         path = tmp_path / "file"
         for content in (b"one", b"two"):
             with storage.atomic_write(path) as stream:
@@ -86,7 +91,7 @@ class TestAtomicWrite:
         assert names(tmp_path) == ["file"]
 
     @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT])
-    def test_a_full_disk_is_said_plainly(self, tmp_path, monkeypatch, code):
+    def test_a_full_disk_is_reported(self, tmp_path, monkeypatch, code):
         monkeypatch.setattr(storage.os, "fsync", fail_with(code))
         with (
             pytest.raises(StorageError, match="the disk is full at .*file: free some space"),
@@ -96,7 +101,7 @@ class TestAtomicWrite:
         assert names(tmp_path) == []
 
     @pytest.mark.parametrize("code", [errno.EACCES, errno.EROFS, errno.EPERM])
-    def test_a_forbidden_path_is_said_plainly(self, tmp_path, monkeypatch, code):
+    def test_a_forbidden_path_is_reported(self, tmp_path, monkeypatch, code):
         monkeypatch.setattr(storage.tempfile, "mkstemp", fail_with(code))
         with (
             pytest.raises(StorageError, match="cannot write .*file: permission denied"),
@@ -120,7 +125,7 @@ class TestAtomicWrite:
         with pytest.raises(StorageError, match="cannot write"), storage.atomic_write(tmp_path / ("x" * 300)):
             pass
 
-    def test_errors_it_does_not_know_stay_themselves(self, tmp_path, monkeypatch):
+    def test_other_errors_pass_through(self, tmp_path, monkeypatch):
         monkeypatch.setattr(storage.os, "fsync", fail_with(errno.EIO))
         with pytest.raises(OSError, match="Input/output") as caught, storage.atomic_write(tmp_path / "file"):
             pass
@@ -128,7 +133,7 @@ class TestAtomicWrite:
 
 
 class TestAtomicFolder:
-    def test_the_folder_appears_whole(self, tmp_path):
+    def test_the_folder_appears_complete(self, tmp_path):
         path = tmp_path / "deep" / "model"
         with storage.atomic_folder(path) as folder:
             (folder / "sub").mkdir()
@@ -148,7 +153,7 @@ class TestAtomicFolder:
         assert (path / "a").read_text() == "old"
         assert names(tmp_path) == ["model"]
 
-    def test_a_second_one_replaces_the_first_entirely(self, tmp_path):
+    def test_a_second_folder_replaces_the_first(self, tmp_path):
         path = tmp_path / "model"
         for name in ("old", "new"):
             with storage.atomic_folder(path) as folder:
@@ -204,7 +209,7 @@ class TestBundles:
         np.testing.assert_array_equal(opened, array)
         assert opened.flags.c_contiguous
 
-    def test_a_private_bundle_is_closed_to_others(self, tmp_path):
+    def test_a_private_bundle_is_private(self, tmp_path):
         storage.save_bundle(tmp_path / "b", meta={}, arrays={"x": np.ones(2)}, private=True)
         assert mode(tmp_path / "b") == 0o700
         assert {mode(file) for file in (tmp_path / "b").iterdir()} == {0o600}
@@ -225,7 +230,7 @@ class TestBundles:
             storage.load_bundle(bundle)
 
     @pytest.mark.parametrize("verify", [True, False])
-    def test_a_file_cut_short_is_found_even_unverified(self, bundle, verify):
+    def test_a_truncated_file_is_found_even_unverified(self, bundle, verify):
         file = bundle / "Q.npy"
         file.write_bytes(file.read_bytes()[:-8])
         with pytest.raises(ArtifactError, match="make it again"):
@@ -259,18 +264,18 @@ class TestBundles:
         with pytest.raises(ArtifactError, match=r"bundle\.json is corrupt: delete"):
             storage.load_bundle(bundle)
 
-    def test_an_index_of_bytes_that_are_no_text_is_found(self, bundle):
+    def test_an_index_that_is_not_text_is_found(self, bundle):
         (bundle / "bundle.json").write_bytes(b"\xff\xfe\xfa")
         with pytest.raises(ArtifactError, match=r"bundle\.json is corrupt: delete"):
             storage.load_bundle(bundle)
 
-    def test_what_is_no_bundle_is_said_so(self, tmp_path):
+    def test_other_folders_are_rejected(self, tmp_path):
         (tmp_path / "file").write_text("x")
         for path in (tmp_path, tmp_path / "nothing", tmp_path / "file"):
             with pytest.raises(ArtifactError, match=r"is not a dewmark table: it has no bundle\.json"):
                 storage.load_bundle(path)
 
-    def test_arrays_of_objects_are_refused_both_ways(self, bundle, tmp_path):
+    def test_object_arrays_are_rejected_both_ways(self, bundle, tmp_path):
         with pytest.raises(ValueError, match="allow_pickle"):
             storage.save_bundle(tmp_path / "b", meta={}, arrays={"x": np.array([{}, []], dtype=object)})
         assert not (tmp_path / "b").exists()
@@ -284,7 +289,7 @@ class TestBundles:
             storage.save_bundle(tmp_path / "b", meta={}, arrays={"x": np.ones(2)})
         assert names(tmp_path) == []
 
-    def test_numpy_s_own_word_for_a_full_disk_is_understood(self, tmp_path, monkeypatch):
+    def test_numpy_s_error_for_a_full_disk_is_recognised(self, tmp_path, monkeypatch):
         def short_write(*args: object, **kwargs: object) -> None:
             raise OSError("1000000 requested and 131056 written")
 
@@ -305,3 +310,163 @@ def test_a_bundle_is_plain_files_that_others_can_read(bundle):
     index = json.loads((bundle / "bundle.json").read_text())
     assert index["sha256"]["Q"] == storage.sha256_file(bundle / "Q.npy")
     np.testing.assert_array_equal(np.load(bundle / "mean.npy"), np.ones(4))
+
+
+class TestJsonl:
+    def test_rows_come_back_with_their_line_numbers(self, tmp_path):
+        path = tmp_path / "rows.jsonl"
+        path.write_text('{"a": 1}\n\n  \n{"a": "ü"}', encoding="utf-8")
+        assert list(storage.read_jsonl(path)) == [(1, {"a": 1}), (4, {"a": "ü"})]
+
+    def test_byte_order_mark_and_windows_line_ends(self, tmp_path):
+        path = tmp_path / "rows.jsonl"
+        path.write_bytes(b'\xef\xbb\xbf{"a": 1}\r\n{"a": 2}\r\n')
+        assert [row for _, row in storage.read_jsonl(path)] == [{"a": 1}, {"a": 2}]
+
+    @pytest.mark.parametrize("line", [b"{", b"not json", b'{"a": "\xff"}', b"[" * 100_000])
+    def test_a_broken_line_is_named(self, tmp_path, line):
+        path = tmp_path / "rows.jsonl"
+        path.write_bytes(b'{"a": 1}\n' + line + b"\n")
+        rows = storage.read_jsonl(path)
+        assert next(rows) == (1, {"a": 1})
+        with pytest.raises(InputError, match=r"rows\.jsonl, line 2: not a line of JSON"):
+            next(rows)
+
+    @pytest.mark.parametrize(
+        ("line", "kind"), [("[1]", "list"), ("3", "int"), ('"a"', "str"), ("null", "NoneType")]
+    )
+    def test_a_row_must_be_an_object(self, tmp_path, line, kind):
+        (tmp_path / "rows.jsonl").write_text(line)
+        with pytest.raises(InputError, match=f"line 1: expected a JSON object, got {kind}"):
+            list(storage.read_jsonl(tmp_path / "rows.jsonl"))
+
+    def test_a_file_that_cannot_be_read(self, tmp_path):
+        for path in (tmp_path / "missing.jsonl", tmp_path):
+            with pytest.raises(InputError, match="cannot read"):
+                list(storage.read_jsonl(path))
+
+    def test_appending_makes_the_folder_and_keeps_what_was_there(self, tmp_path):
+        path = tmp_path / "new" / "rows.jsonl"
+        storage.append_jsonl(path, [{"id": 1}])
+        storage.append_jsonl(path, [])
+        storage.append_jsonl(path, [{"id": 2}, {"id": "日本"}])
+        assert path.read_text(encoding="utf-8") == '{"id": 1}\n{"id": 2}\n{"id": "日本"}\n'
+
+    @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=50)
+    @given(st.text(st.characters(), max_size=30))  # every character, lone surrogates and line ends too
+    def test_any_text_survives(self, tmp_path, text):
+        path = tmp_path / "rows.jsonl"
+        path.unlink(missing_ok=True)
+        storage.append_jsonl(path, [{"text": text}, {"text": "next"}])
+        assert [row["text"] for _, row in storage.read_jsonl(path)] == [text, "next"]
+
+    def test_a_lone_surrogate_survives(self, tmp_path):
+        storage.append_jsonl(tmp_path / "rows.jsonl", [{"text": "a\ud800b"}])
+        assert list(storage.read_jsonl(tmp_path / "rows.jsonl")) == [(1, {"text": "a\ud800b"})]
+
+    def test_a_full_disk(self, tmp_path, monkeypatch):
+        def full(*args: object) -> None:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        monkeypatch.setattr(storage.os, "fsync", full)
+        with pytest.raises(StorageError, match="the disk is full"):
+            storage.append_jsonl(tmp_path / "rows.jsonl", [{"id": 1}])
+
+
+TOTAL = 7
+
+
+def make(i: int) -> dict:
+    return {"id": i, "prompt": f"ü {i}", "text": f"– {i * i}\u2028é", "seed": 5 + i}
+
+
+def template(i: int) -> dict:
+    return {**make(i), "text": ...}
+
+
+def run(path: Path, *, batch_size: int = 3, total: int = TOTAL, expected=template) -> int:
+    """Make the missing rows; returns how many were there."""
+    file = ResumableRows(path, total, batch_size=batch_size, expected=expected)
+    resumed = file.done
+    for batch in file.pending():
+        file.append([make(i) for i in batch])
+    assert file.done == total
+    assert list(file.read()) == [make(i) for i in range(total)]
+    return resumed
+
+
+@pytest.mark.parametrize("expected", [template, None])
+def test_killed_at_any_byte_it_resumes_to_the_same_bytes(tmp_path, expected, monkeypatch):
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)  # for speed
+    path = tmp_path / "deep" / "rows.jsonl"
+    assert run(path, expected=expected) == 0
+    whole = path.read_bytes()
+    for end in range(len(whole) + 1):
+        path.write_bytes(whole[:end])
+        rows = whole[:end].count(b"\n")
+        assert run(path, expected=expected) == (rows if rows == TOTAL else rows // 3 * 3)
+        assert path.read_bytes() == whole
+
+
+def test_a_longer_run_extends_a_shorter_one(tmp_path):
+    path, whole = tmp_path / "rows.jsonl", tmp_path / "whole.jsonl"
+    run(whole)
+    run(path, total=5)
+    assert run(path) == 3  # the last batch of the shorter run was not full
+    assert path.read_bytes() == whole.read_bytes()
+
+
+def test_without_a_template_more_rows_than_asked_for_are_left_alone(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    run(path)
+    whole = path.read_bytes()
+    assert run(path, total=5, expected=None) == 5
+    assert path.read_bytes() == whole
+
+
+@pytest.mark.parametrize(
+    ("total", "expected", "message"),
+    [
+        (TOTAL, lambda i: {**template(i), "seed": 6 + i}, "line 1 .*seed is 5 and not 6"),
+        (TOTAL, lambda i: {**template(i), "prompt": "x" * 100}, "line 1 .*prompt differs"),
+        (TOTAL, lambda i: {**template(i), "drafts": ...}, "line 1 .*field drafts differs"),
+        (TOTAL, lambda i: {"id": i, "text": ..., "seed": 5 + i}, "line 1 .*field prompt differs"),
+        (5, template, "line 6 .*this one has 5 rows"),
+    ],
+)
+def test_a_file_of_another_run_is_rejected_untouched(tmp_path, total, expected, message):
+    path = tmp_path / "rows.jsonl"
+    run(path)
+    path.write_bytes(before := path.read_bytes()[:-3])
+    with pytest.raises(ConfigError, match=f"{message}.*choose another output file"):
+        run(path, total=total, expected=expected)
+    assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize("foreign", [b"notes\n", b"[]\n", b"{}\n", b'{"id": "other', b"half a line"])
+def test_a_file_that_no_run_wrote_is_rejected_untouched(tmp_path, foreign):
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes(foreign)
+    with pytest.raises(DewmarkError, match="line 1"):
+        run(path)
+    assert path.read_bytes() == foreign
+
+
+def test_only_regular_files_can_be_resumed(tmp_path):
+    for path in (tmp_path, Path(os.devnull)):
+        with pytest.raises(StorageError, match="not a regular file"):
+            run(path)
+
+
+def test_private_files_have_mode_0600(tmp_path):
+    file = ResumableRows(tmp_path / "rows.jsonl", 1, batch_size=1, private=True)
+    file.append([{"id": 1}])
+    assert stat.S_IMODE(file.path.stat().st_mode) == 0o600
+
+
+def test_first_row(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    for content, row in ((b"", None), (b'{"id": 1}', None), (b'{"id": 1}\n{"i', {"id": 1}), (b"[]\n", None)):
+        path.write_bytes(content)
+        assert first_row(path) == row
+    assert first_row(tmp_path / "missing") is None

@@ -48,7 +48,7 @@ def test_results_cannot_be_changed(detection):
         detection.tokens[0].score = 9.0
 
 
-def test_the_line_it_prints_holds_every_number(detection):
+def test_the_string_shows_every_number(detection):
     assert str(detection) == (
         "marked (p = 1.25e-06, z = 4.71, effective length 161 of 197 tokens, key test, key a1b2c3d4)"
     )
@@ -78,7 +78,7 @@ def test_small_p_values_are_not_rounded_away(detection):
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
-def test_what_is_not_finite_becomes_none(detection, value):
+def test_values_that_are_not_finite_become_none(detection, value):
     odd = replace(detection, p_value=value, z=value, score=value, effective_length=value)
     row = odd.to_dict()
     assert [row[name] for name in ("p_value", "z", "score", "effective_length")] == [None] * 4
@@ -86,7 +86,7 @@ def test_what_is_not_finite_becomes_none(detection, value):
     assert str(odd).startswith("marked (p = ")
 
 
-def test_a_generation_reads_as_its_completion():
+def test_a_generation_prints_its_completion():
     generation = Generation(
         prompt="Once", text=" upon a time", token_ids=(4, 5, 6), seed=7, scheme="dew", config_hash="ab"
     )

@@ -43,7 +43,7 @@ def test_a_stream_continues_where_it_stopped() -> None:
     assert np.array_equal(np.concatenate((stream.words(3), stream.words(7))), whole)
 
 
-def test_the_secret_does_not_show() -> None:
+def test_the_secret_is_never_shown() -> None:
     secret = bytes(range(100, 132))
     key = Key(secret)
     for shown in (repr(key), str(key), f"{key}", f"{key!r}", str([key])):
@@ -54,7 +54,7 @@ def test_the_secret_does_not_show() -> None:
 
 
 @pytest.mark.parametrize("length", [0, 16, 31, 33, 64])
-def test_wrong_lengths_are_refused_without_showing_the_key(length: int) -> None:
+def test_wrong_lengths_are_rejected_without_showing_the_key(length: int) -> None:
     secret = bytes([171]) * length
     with pytest.raises(KeyFileError, match=f"32 bytes long, got {length}") as caught:
         Key(secret)

@@ -1,4 +1,4 @@
-"""Keyed words: fixed for ever, uniform over keys, and independent between pairs."""
+"""Words of the PRF: fixed forever, uniform over keys, and independent between pairs."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ def secrets(count: int) -> list[bytes]:
     return [hashlib.sha256(f"secret {i}".encode()).digest() for i in range(count)]
 
 
-def test_words_are_the_same_for_ever() -> None:
-    """A committed vector: a change here is a change to every mark ever made."""
+def test_words_never_change() -> None:
+    """A change here would invalidate every mark ever made."""
     pairs = PairHash(SECRET, 16)
     assert pairs.token_words[:3].tolist() == [779171968, 2134592159, 777048859]
     assert pairs.seeds(CONTEXTS).tolist() == [
@@ -31,7 +31,7 @@ def test_words_are_the_same_for_ever() -> None:
     assert pairs.table("ranks", 3).tolist() == [4062571937, 270688590, 2835812558]
 
 
-def test_the_size_of_the_vocabulary_changes_no_word() -> None:
+def test_words_do_not_depend_on_the_vocabulary_size() -> None:
     tokens = np.arange(3)
     assert np.array_equal(
         PairHash(SECRET, 3).words(CONTEXTS, tokens), PairHash(SECRET, 999).words(CONTEXTS, tokens)
@@ -46,7 +46,7 @@ def test_contexts_differ_by_order_length_and_secret() -> None:
     assert not (other == PairHash(SECRET, 1).seeds(CONTEXTS)).any()
 
 
-def test_combine_writes_where_it_is_told_and_nowhere_else() -> None:
+def test_combine_writes_only_to_its_output() -> None:
     t = np.arange(100, dtype=np.uint32)
     out, spare = np.empty_like(t), np.empty_like(t)
     expected = combine(np.uint32(7), np.uint32(10), t)

@@ -47,7 +47,7 @@ def test_keys_and_kinds_give_different_matrices() -> None:
     assert not np.array_equal(a.R_T, draw_projections(Key(bytes(32)), d_T=8, d_C=8).R_T)
 
 
-def test_the_repr_holds_no_numbers_of_the_matrices() -> None:
+def test_the_repr_does_not_show_the_matrices() -> None:
     assert repr(draw_projections(KEY, d_T=4, d_C=3)) == "Projections(d_T=4, d_C=3, n=4)"
 
 

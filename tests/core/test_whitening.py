@@ -42,7 +42,7 @@ def test_singular_covariance_stays_bounded() -> None:
     assert np.linalg.norm(whitening.apply(x + 1e-4) - whitening.apply(x)) < 10.0
 
 
-def test_bad_data_is_refused() -> None:
+def test_bad_data_is_rejected() -> None:
     with pytest.raises(InputError, match="at least 2"):
         Whitening.fit(np.ones((1, 4)))
     with pytest.raises(NumericalError, match="NaN"):

@@ -75,7 +75,7 @@ def test_window_is_the_encoding_of_the_text(host) -> None:
 
 
 @pytest.mark.parametrize("context", ["composed", "window"])
-def test_white_contexts_lose_the_common_component(host, tmp_path, context) -> None:
+def test_whitening_removes_the_common_component(host, tmp_path, context) -> None:
     encoder, workspace = BagEncoder(), Workspace(cache=tmp_path)
     rng = np.random.default_rng(0)
     texts = host.info.tokenizer.decode(rng.integers(4, 300, size=(60, 40)).tolist())
@@ -96,7 +96,7 @@ def test_white_contexts_lose_the_common_component(host, tmp_path, context) -> No
     assert mean_norm(statistics) < 0.1
 
 
-def test_statistics_are_stored_checked_and_refused_when_they_do_not_fit(host, tmp_path) -> None:
+def test_statistics_are_cached_and_checked(host, tmp_path) -> None:
     encoder, workspace = BagEncoder(), Workspace(cache=tmp_path)
     fitted = load_context_whitening(
         "default", encoder=encoder, host=host.info, encoding="composed", k=3, workspace=workspace

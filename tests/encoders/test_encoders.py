@@ -63,7 +63,7 @@ def load_fresh(folder: Path) -> Encoder:
     return load_encoder(str(folder), device="cpu")
 
 
-def test_order_is_kept_whatever_the_lengths(tiny: Path) -> None:
+def test_order_is_kept_for_all_lengths(tiny: Path) -> None:
     encoder = load_encoder(str(tiny), device="cpu")
     texts = [" ".join(WORDS[: 1 + (7 * i) % 12]) for i in range(300)] + ["dog " * 9000, ""]
     rows = encoder.encode(texts)
@@ -79,7 +79,7 @@ def test_one_long_text_does_not_pad_the_others() -> None:
     assert max(map(len, batches)) <= 256
 
 
-def test_loads_nothing_until_it_is_used_and_the_same_object_after(tiny: Path) -> None:
+def test_loading_is_lazy_and_cached(tiny: Path) -> None:
     encoder = load_encoder(str(tiny), device="cpu")
     assert isinstance(encoder, SentenceTransformerEncoder)
     assert encoder._model is None
@@ -118,11 +118,11 @@ def test_e5_models_get_their_prefix(tiny: Path, tmp_path: Path) -> None:
         ("mpnet", ""),
     ],
 )
-def test_what_counts_as_e5(name: str, prefix: str) -> None:
+def test_e5_names(name: str, prefix: str) -> None:
     assert sentence_transformers._prefix(name) == prefix
 
 
-def test_identity_follows_content_not_place(tiny: Path, tmp_path: Path) -> None:
+def test_identity_follows_content_not_location(tiny: Path, tmp_path: Path) -> None:
     copy = tmp_path / "copy"
     shutil.copytree(tiny, copy)
     identity = load_encoder(str(tiny)).identity
@@ -166,9 +166,7 @@ def test_lower_precision_has_its_own_identity(tiny: Path) -> None:
     assert 0 < np.abs(a - b).max() < 0.2
 
 
-def test_loading_is_quiet_and_leaves_the_libraries_loud(
-    tiny: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_loading_is_quiet_and_restores_the_libraries(tiny: Path, capfd: pytest.CaptureFixture[str]) -> None:
     from transformers.utils import logging
 
     load_encoder(str(tiny), device="cpu").encode(TEXTS)
@@ -178,7 +176,7 @@ def test_loading_is_quiet_and_leaves_the_libraries_loud(
 
 @pytest.fixture
 def hub_cache(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A hub cache that holds ``someone/tiny`` at one commit, as a finished download leaves it."""
+    """A hub cache with a complete download of ``someone/tiny`` at one commit."""
     repository = tmp_path / "models--someone--tiny"
     shutil.copytree(tiny, repository / "snapshots" / ("ab" * 20))
     (repository / "refs").mkdir()
@@ -192,13 +190,13 @@ def _no_network(*args: object, **kwargs: object) -> None:
     raise ConnectionError("Name or service not known\nand more lines")
 
 
-def test_hub_id_on_the_disk_needs_no_network(tiny: Path, hub_cache: Path) -> None:
+def test_cached_hub_id_needs_no_network(tiny: Path, hub_cache: Path) -> None:
     encoder = load_encoder("someone/tiny", device="cpu")
     assert encoder.identity == "someone/tiny@abababababab"
     np.testing.assert_array_equal(encoder.encode(TEXTS), load_encoder(str(tiny), device="cpu").encode(TEXTS))
 
 
-def test_hub_id_not_on_the_disk_is_downloaded_at_once_and_pinned(
+def test_uncached_hub_id_is_downloaded_and_pinned(
     tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     library = pytest.importorskip("sentence_transformers")
@@ -220,7 +218,7 @@ def test_hub_id_not_on_the_disk_is_downloaded_at_once_and_pinned(
     assert told == [("downloading someone/tiny", 0, 1), ("downloading someone/tiny", 1, 1)]
 
 
-def test_hub_id_that_cannot_be_had_is_one_line_with_remedies(hub_cache: Path) -> None:
+def test_unavailable_hub_id_is_one_line_with_remedies(hub_cache: Path) -> None:
     with pytest.raises(ModelError) as caught:
         load_encoder("someone/else")
     message = str(caught.value)
@@ -244,7 +242,7 @@ def test_broken_weights_are_a_model_error(tiny: Path, tmp_path: Path) -> None:
     assert "\n" not in str(caught.value)
 
 
-def test_names_that_mean_nothing(tmp_path: Path) -> None:
+def test_unknown_names(tmp_path: Path) -> None:
     with pytest.raises(UnknownNameError, match="did you mean 'minilm'"):
         load_encoder("minlm")
     with pytest.raises(UnknownNameError, match="known: minilm, random:, use-m3"):
@@ -289,7 +287,7 @@ PAIRS = [
 
 @pytest.mark.models
 @pytest.mark.parametrize(("name", "column"), [("use-m3", 1), ("use-m3", 2), ("minilm", 1)])
-def test_real_encoders_bring_like_meanings_together(name: str, column: int) -> None:
+def test_real_encoders_place_paraphrases_and_translations_close(name: str, column: int) -> None:
     encoder = load_encoder(name)
     a = encoder.encode([row[0] for row in PAIRS])
     b = encoder.encode([row[column] for row in PAIRS])

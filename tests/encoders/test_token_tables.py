@@ -65,7 +65,7 @@ def test_a_donor_gives_the_mean_of_its_pieces_in_its_own_space(host) -> None:
     assert (rows[:4] == 0).all()
 
 
-def test_mismatches_are_refused(host) -> None:
+def test_mismatches_are_rejected(host) -> None:
     short = dataclasses.replace(host.info, embeddings=lambda: host.info.embeddings()[:100])
     with pytest.raises(VocabularyError, match="312 entries"):
         build_token_table(short)
@@ -85,7 +85,7 @@ def test_an_unused_token_without_embedding_gets_no_row(host) -> None:
     assert (rows[78] != 0).any()
 
 
-def test_a_tokenizer_may_know_a_few_ids_more_than_the_model(host) -> None:
+def test_a_tokenizer_may_have_a_few_more_ids_than_the_model(host) -> None:
     fewer = dataclasses.replace(host.info, vocab_size=298, embeddings=lambda: host.info.embeddings()[:298])
     assert markable_ids(fewer)[-1] == 297
     assert build_token_table(fewer).shape[0] == 298

@@ -35,7 +35,7 @@ def model(weights: Path) -> TorchUSE:
     return TorchUSE(weights, USEWordTokenizer(TinyTokenizer()), device=CPU)
 
 
-def test_forward_is_the_plain_one(model: TorchUSE, weights: Path) -> None:
+def test_forward_equals_the_reference(model: TorchUSE, weights: Path) -> None:
     """float32 against float64 over a dozen layers of width 12: rounding stays far below 1e-5."""
     rows = model.encode(TEXTS)
     assert (rows.shape, rows.dtype, model.dim) == ((len(TEXTS), WIDTH), np.float32, WIDTH)
@@ -46,7 +46,7 @@ def test_forward_is_the_plain_one(model: TorchUSE, weights: Path) -> None:
     assert model.encode([]).shape == (0, WIDTH)
 
 
-def test_order_is_kept_in_batches_of_like_length(model: TorchUSE, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_order_is_kept_across_batches(model: TorchUSE, monkeypatch: pytest.MonkeyPatch) -> None:
     texts = [" ".join("abcdefgh"[: 1 + 5 * i % 8]) + " " * (i % 3) for i in range(40)]
     rows = model.encode(texts)
     monkeypatch.setattr(use_torch, "_BUDGET", 24)
@@ -54,7 +54,7 @@ def test_order_is_kept_in_batches_of_like_length(model: TorchUSE, monkeypatch: p
 
 
 def test_more_padding_and_other_rows_change_nothing(model: TorchUSE) -> None:
-    """As in a graph, whose buffers are larger than what they hold."""
+    """As in a CUDA graph, whose buffers are larger than the batch."""
     ids, mask = ids_and_mask(model.tokenize(TEXTS, multiple=8))
     assert ids.shape[1] % 8 == 0
     assert (ids[mask == 0] == 0).all()
@@ -74,7 +74,7 @@ def test_batches_hold_every_row_once_within_the_budget() -> None:
     assert list(_batches(np.zeros(0, dtype=np.int64), budget=64)) == []
 
 
-def test_words_are_cut_once() -> None:
+def test_words_are_tokenized_once() -> None:
     tokenizer = TinyTokenizer()
     pieces = USEWordTokenizer(tokenizer)
     texts = [*TEXTS, "the bridge", "river\tbridge", "   "]
@@ -85,7 +85,7 @@ def test_words_are_cut_once() -> None:
     assert len(tokenizer.asked) == len(set(tokenizer.asked))
 
 
-def test_few_words_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_word_cache_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(windows, "_CACHED_WORDS", 3)
     pieces = USEWordTokenizer(TinyTokenizer())
     for text in ("one two", "three four five six one", "o" * 200):
@@ -120,7 +120,7 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def test_on_the_cpu_the_package_runs(package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_cpu_runs_the_package(package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     for device in ("auto", "cpu", "cpu:0"):
         encoder = load_encoder("use-m3", device=device)
@@ -129,7 +129,7 @@ def test_on_the_cpu_the_package_runs(package: Path, monkeypatch: pytest.MonkeyPa
         assert load_encoder("use-m3", device=device) is encoder
 
 
-def test_elsewhere_torch_runs(package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_devices_run_torch(package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = []
 
     def make(weights: Path, pieces: USEWordTokenizer, *, device: torch.device) -> TorchUSE:
@@ -159,7 +159,7 @@ ODD += ["\u0301", "A\u0300", "¨", "ﷺ", "￣", "゛", "<s>", "</s>", "<unk>", 
 
 
 def odd_texts(count: int) -> list[str]:
-    """Words, white space of many kinds, signs that are normalised to several, any character at all."""
+    """Words, all kinds of white space, characters that normalise to several, arbitrary characters."""
     draw = random.Random(0)
     kinds = (ODD, "abcdef ,.", range(0x20, 0x3000), range(0x3000, 0xD800), range(0xE000, 0x110000))
 
@@ -178,7 +178,7 @@ def pieces_of_ordinary_texts(each: int) -> list[str]:
 
 
 @pytest.mark.models
-def test_real_ids_are_the_tokenizer_s(real: Path) -> None:
+def test_real_ids_equal_the_tokenizer_s(real: Path) -> None:
     tokenizer = load_tokenizer(real)
     pieces = USEWordTokenizer(tokenizer)
     for text in [
@@ -199,7 +199,7 @@ def test_real_ids_are_the_tokenizer_s(real: Path) -> None:
 
 
 @pytest.mark.models
-def test_real_vectors_are_the_package_s(real: Path) -> None:
+def test_real_vectors_equal_the_package_s(real: Path) -> None:
     """Measured 3e-7 on a CPU; what is derived from them is kept in float16, in steps of 1e-3 of a value."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     model = TorchUSE(

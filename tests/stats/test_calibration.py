@@ -44,7 +44,7 @@ class TestRanks:
             assert level - 1 / (n + 1) < share <= level + 1e-12
 
     @pytest.mark.parametrize("values", [3, 10])
-    def test_with_ties_it_errs_on_the_safe_side(self, values):
+    def test_ties_are_conservative(self, values):
         scores = np.random.default_rng(values).integers(0, values, size=60).astype(float)
         p = np.array([calibrate(np.delete(scores, i)).p_value(scores[i]) for i in range(60)])
         for level in np.arange(1, 61) / 60:
@@ -72,7 +72,7 @@ class TestRanks:
 class TestThresholds:
     @pytest.mark.parametrize("n", [1, 19, 99, 100, 250])
     @pytest.mark.parametrize("fpr", [0.005, 0.01, 0.05, 0.07, 0.29, 0.5])
-    def test_above_the_threshold_is_what_the_p_value_rejects(self, n, fpr):
+    def test_threshold_and_p_value_agree(self, n, fpr):
         values = np.round(np.random.default_rng(n).normal(size=n), 1)
         calibration = calibrate(values)
         threshold = calibration.threshold(fpr)
@@ -89,7 +89,7 @@ class TestThresholds:
         assert 1 / (needed + 1) <= fpr
         assert needed == 1 or 1 / needed > fpr
 
-    def test_too_few_negatives_say_so_in_one_line(self):
+    def test_too_few_negatives_are_reported_in_one_line(self):
         calibration = calibrate(range(20), "de")
         line = calibration.shortage(0.001, group="de")
         assert line == (
@@ -98,7 +98,7 @@ class TestThresholds:
         )
         assert calibration.threshold(0.001) == math.inf
 
-    def test_a_level_outside_is_refused(self):
+    def test_levels_out_of_range_are_rejected(self):
         with pytest.raises(ConfigError, match="got 0"):
             negatives_needed(0)
 
@@ -116,7 +116,7 @@ class TestApply:
         assert calibration.apply(detection(97.5)).verdict is Verdict.NOT_MARKED
         assert calibration.apply(detection(98.5, fpr=0.009)).verdict is Verdict.NOT_MARKED
 
-    def test_groups_are_ranked_apart_and_pooled_without_one(self):
+    def test_groups_are_ranked_separately_and_pooled_without_one(self):
         pairs = [(detection(float(z)), "en") for z in range(9)] + [
             (detection(z + 10.0), "de") for z in range(9)
         ]
@@ -128,7 +128,7 @@ class TestApply:
         with pytest.raises(UnknownNameError, match=r"unknown language 'nl'; known: de, en"):
             calibration.apply(text, group="nl")
 
-    def test_short_texts_take_no_part(self):
+    def test_short_texts_are_left_out(self):
         short = detection(50.0, verdict=Verdict.TOO_SHORT)
         calibration = Calibration.from_detections([(detection(1.0), None), (short, None)], config_hash=HASH)
         assert (len(calibration.pooled), calibration.too_short) == (1, 1)
@@ -138,7 +138,7 @@ class TestApply:
     @pytest.mark.parametrize(
         "change", [{"key_fingerprint": "0" * 16}, {"test": "gaussian"}, {"scheme": "kgw"}]
     )
-    def test_detections_made_otherwise_are_refused(self, change):
+    def test_detections_of_another_test_are_rejected(self, change):
         with pytest.raises(ConfigError, match="the calibration ranks z of"):
             calibrate([1.0]).apply(detection(1.0, **change))
         with pytest.raises(ConfigError, match="must share scheme, test and key"):
@@ -146,7 +146,7 @@ class TestApply:
                 [(detection(1.0), None), (detection(1.0, **change), None)], config_hash=HASH
             )
 
-    def test_negatives_that_are_no_numbers_or_not_there(self):
+    def test_negatives_that_are_missing_or_not_finite(self):
         with pytest.raises(NumericalError, match="is not finite"):
             calibrate([1.0, math.inf])
         with pytest.raises(InputError, match="all 1 texts are too short"):
@@ -166,7 +166,7 @@ class TestFiles:
         for name, values in made.groups.items():
             assert read.groups[name].tolist() == values.tolist()
 
-    def test_it_holds_numbers_and_names_only(self, tmp_path: Path):
+    def test_it_stores_no_key_and_no_text(self, tmp_path: Path):
         path = tmp_path / "cal.json"
         calibrate([1.0, 2.0]).save(path)
         assert json.loads(path.read_text()) == {
@@ -208,13 +208,13 @@ class TestFiles:
         assert "\n" not in str(raised.value)
 
     @pytest.mark.parametrize("data", [b"", b"{", b"[1]", b"\xff\xfe", b"[" * 100_000, b'{"text": "x"}'])
-    def test_what_is_no_calibration(self, tmp_path: Path, data):
+    def test_other_files_are_rejected(self, tmp_path: Path, data):
         path = tmp_path / "cal.json"
         path.write_bytes(data)
         with pytest.raises(ArtifactError, match="dewmark calibrate"):
             Calibration.load(path)
 
-    def test_a_cut_file_and_a_missing_one(self, tmp_path: Path):
+    def test_truncated_and_missing_files(self, tmp_path: Path):
         path = tmp_path / "cal.json"
         calibrate(range(100)).save(path)
         path.write_bytes(path.read_bytes()[:300])
@@ -232,7 +232,7 @@ class TestFiles:
         ({"config_hash": "f" * 16}, "other settings or another host"),
     ],
 )
-def test_a_calibration_of_something_else_is_refused(change, said):
+def test_a_calibration_of_something_else_is_rejected(change, said):
     belongs = {"scheme": "dew", "config_hash": HASH, "key_fingerprint": KEY}
     calibrate([1.0]).check(**belongs)
     with pytest.raises(ConfigError) as raised:
@@ -240,7 +240,7 @@ def test_a_calibration_of_something_else_is_refused(change, said):
     assert said in str(raised.value)
 
 
-def test_a_calibration_of_another_version_is_refused():
+def test_a_calibration_of_another_version_is_rejected():
     old = dataclasses.replace(calibrate([1.0]), version="0.0.1")
     with pytest.raises(ConfigError, match=r"made with dewmark 0\.0\.1, which may score differently"):
         old.check(scheme="dew", config_hash=HASH, key_fingerprint=KEY)

@@ -1,4 +1,4 @@
-"""The closed form against its own definition: simulate keys, compare mean, variance and p-values."""
+"""The closed form against its definition: simulate keys, compare mean, variance and p-values."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_weights_equal_repetition() -> None:
     assert once.effective_length == pytest.approx(many.effective_length, rel=1e-4)
 
 
-def test_a_repeated_paragraph_is_worth_one() -> None:
+def test_a_repeated_paragraph_counts_once() -> None:
     T, C = text_like(60)
     ones = np.ones(60)
     single = key_test(evidence(T, C, u=ones))
@@ -127,7 +127,7 @@ def test_labels_are_orthogonal_unit_vectors(monkeypatch: pytest.MonkeyPatch) -> 
     assert score_variance(evidence(pairs, pairs)) == pytest.approx(90 * sum(tanh_kernel(GAMMA)), rel=1e-5)
 
 
-def test_nothing_scored_is_no_evidence() -> None:
+def test_no_scored_units_give_no_evidence() -> None:
     empty = np.zeros((0, 4), dtype=np.float32)
     statistic = key_test(evidence(empty, empty))
     assert (statistic.z, statistic.p_value, statistic.effective_length) == (0.0, 1.0, 0.0)

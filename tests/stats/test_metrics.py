@@ -1,4 +1,4 @@
-"""Measures for experiments, against their definitions and against closed forms."""
+"""Metrics for experiments, against their definitions and against closed forms."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class TestAuroc:
         wins = (high[:, None] > low[None, :]) + 0.5 * (high[:, None] == low[None, :])
         assert auroc(high, low) == pytest.approx(wins.mean(), abs=1e-12)
 
-    def test_its_ends_and_its_middle(self):
+    def test_perfect_reversed_and_equal_scores(self):
         assert auroc([2, 3], [0, 1]) == 1.0
         assert auroc([0, 1], [2, 3]) == 0.0
         assert auroc([1, 1, 1], [1, 1]) == 0.5
@@ -50,7 +50,7 @@ class TestAuroc:
 
 class TestAurocInterval:
     @pytest.mark.parametrize("shift", [0.0, 1.0, 2.5])
-    def test_it_covers_the_truth_about_as_often_as_it_says(self, shift):
+    def test_coverage_is_close_to_nominal(self, shift):
         """Unit normals apart by ``shift``; 400 draws, so 95% coverage is seen within ±3·1.1%."""
         truth, covered = stats.norm.cdf(shift / math.sqrt(2.0)), 0
         for seed in range(400):
@@ -64,13 +64,13 @@ class TestAurocInterval:
         assert (few.value, few.high) == (1.0, 1.0)
         assert 0.8 < few.low < many.low < 0.999
 
-    def test_marked_and_unmarked_are_alike(self):
+    def test_it_is_symmetric_in_positives_and_negatives(self):
         low, high = (auroc_interval(value, positives=30, negatives=50) for value in (0.2, 0.8))
         assert (low.low, low.high) == pytest.approx((1 - high.high, 1 - high.low))
         assert auroc_interval(0.0, positives=5, negatives=5).low == 0.0
 
     @pytest.mark.parametrize("bad", [{"value": 1.2}, {"positives": 0}, {"negatives": 0}])
-    def test_what_is_refused(self, bad):
+    def test_bad_input_is_rejected(self, bad):
         given = {"value": 0.9, "positives": 5, "negatives": 5, **bad}
         with pytest.raises(InputError, match="AUROC must lie in"):
             auroc_interval(given.pop("value"), **given)
@@ -79,7 +79,7 @@ class TestAurocInterval:
 class TestThreshold:
     @pytest.mark.parametrize("fpr", [0.0, 0.01, 0.07, 0.29, 0.3, 0.5, 0.999])
     @pytest.mark.parametrize("size", [1, 7, 99, 100, 101, 1000])
-    def test_the_rate_is_never_above_and_the_threshold_as_low_as_it_can_be(self, fpr, size):
+    def test_the_threshold_is_the_lowest_that_keeps_the_rate(self, fpr, size):
         for negatives in (scores(0, size), np.round(scores(0, size), 1)):
             threshold = threshold_at(negatives, fpr=fpr)
             allowed = math.floor(round(fpr * size, 6))
@@ -92,7 +92,7 @@ class TestThreshold:
         assert threshold_at([0, 1, 1, 1], fpr=0.5) == 1.0
         assert tpr_at_fpr([1, 2], [0, 1, 1, 1], fpr=0.5) == 0.5
 
-    def test_decimals_are_meant_as_written(self):
+    def test_rates_are_exact_decimals(self):
         assert threshold_at(np.arange(100), fpr=0.29) == 70  # 71 … 99 are 29 of 100
         assert threshold_at(np.arange(100), fpr=0.57) == 42
 
@@ -111,7 +111,7 @@ class TestThreshold:
 
 
 class TestLeaveOneSeedOut:
-    def test_every_seed_is_judged_by_the_others(self):
+    def test_every_seed_uses_the_others_threshold(self):
         negatives = {1: [0.0, 1.0], 2: [10.0, 11.0], 3: [20.0, 21.0]}
         positives = {1: [15.0, 25.0], 2: [15.0, 25.0], 3: [15.0, 5.0]}
         found = leave_one_seed_out(positives, negatives, fpr=0.25)
@@ -137,7 +137,7 @@ class TestLeaveOneSeedOut:
         assert row["tpr"] == {"mean": 1.0, "half_range": 0.0, "values": [1.0, 1.0]}
 
     @pytest.mark.parametrize("seeds", [["a"], ["a", "c"]])
-    def test_seeds_that_do_not_match_are_refused(self, seeds):
+    def test_seeds_that_do_not_match_are_rejected(self, seeds):
         with pytest.raises(InputError, match="at least two seeds"):
             leave_one_seed_out({seed: [1.0] for seed in seeds}, {"a": [0.0], "b": [0.0]}, fpr=0.1)
 
@@ -177,7 +177,7 @@ class TestIntervals:
         assert rate(0, 10).high == pytest.approx(1 - 0.025 ** (1 / 10))
 
     @pytest.mark.parametrize("p", [0.01, 0.3])
-    def test_clopper_pearson_covers_at_least_at_its_confidence(self, p):
+    def test_clopper_pearson_coverage_is_at_least_nominal(self, p):
         n = 40
         intervals = [rate(k, n) for k in range(n + 1)]
         covered = sum(stats.binom.pmf(k, n, p) for k, i in enumerate(intervals) if i.low <= p <= i.high)
@@ -203,13 +203,13 @@ def test_spread():
         (lambda: bootstrap(auroc, [1.0], [0.0], resamples=0), ConfigError, "got 0"),
     ],
 )
-def test_what_cannot_be_measured_is_refused(call, error, said):
+def test_bad_scores_are_rejected(call, error, said):
     with pytest.raises(error) as raised:
         call()
     assert said in str(raised.value)
 
 
-def test_the_interval_of_a_mean_covers_it_as_often_as_it_says() -> None:
+def test_the_interval_of_a_mean_has_nominal_coverage() -> None:
     """4,000 samples of five: coverage within four standard errors of 95% (0.0138)."""
     random = np.random.default_rng(3)
     found = [mean_interval(random.normal(2.0, 3.0, size=5)) for _ in range(4000)]

@@ -52,7 +52,7 @@ def test_the_closed_form_has_the_simulated_spread(kind: str, labels: str, n: int
     assert abs(sums.mean()) < 4.5 * sums.std() / math.sqrt(2000)
 
 
-def test_imaginary_keys_have_the_law_of_literal_ones() -> None:
+def test_simulated_keys_have_the_law_of_real_ones() -> None:
     evidence = text(40)
     n, rng = 32, np.random.default_rng(5)
     literal = np.empty(1500)
@@ -67,7 +67,7 @@ def test_imaginary_keys_have_the_law_of_literal_ones() -> None:
 
 @pytest.mark.parametrize("n", [4, 16])
 def test_ranks_are_uniform_even_in_few_dimensions(n: int) -> None:
-    """The rank needs no limit: a text's sums under literal keys rank uniformly among imaginary ones."""
+    """The rank needs no limit: a text's sums under literal keys rank uniformly among simulated ones."""
     evidence = text(12)
     sums = monte_carlo_sums(evidence, saturate, n=n, keys=99)
     again = monte_carlo_sums(dataclasses.replace(evidence, scores=np.ones(12)), saturate, n=n, keys=99)

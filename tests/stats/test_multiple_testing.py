@@ -1,4 +1,4 @@
-"""Corrections for many tests: the definitions, an independent implementation, and what they promise."""
+"""Adjusted p-values: the definitions, an independent implementation, and the guaranteed error rates."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_every_correction_keeps_order_and_never_lowers(correction):
 
 
 @pytest.mark.parametrize("correction", CORRECTIONS)
-def test_one_test_needs_no_correction_and_none_gives_none(correction):
+def test_one_test_needs_no_correction(correction):
     assert correction([0.03]) == pytest.approx([0.03])
     assert correction([]).shape == (0,)
     assert correction([0.0, 1.0]).tolist() == [0.0, 1.0]
@@ -80,7 +80,7 @@ def test_one_test_needs_no_correction_and_none_gives_none(correction):
         ([[0.1]], ConfigError, "shape (1, 1)"),
     ],
 )
-def test_what_is_no_p_value_is_refused(correction, p, error, said):
+def test_bad_p_values_are_rejected(correction, p, error, said):
     with pytest.raises(error) as raised:
         correction(p)
     assert said in str(raised.value)

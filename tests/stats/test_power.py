@@ -25,7 +25,7 @@ def marked(count: int, *, mean: float, spread: float, length: int = 400, seed: i
     return z
 
 
-def test_the_fit_finds_the_truth() -> None:
+def test_the_fit_recovers_the_parameters() -> None:
     model = fit_model(marked(600, mean=0.3, spread=0.1), LENGTHS)
     # the mean over 600 texts is known to √((1 + 0.01·400)/600/400) < 0.005, variances to √(2/600) = 6%
     assert model.slope == pytest.approx(0.3, abs=0.018)
@@ -47,7 +47,7 @@ def test_expected_and_measured_shares_agree() -> None:
 
 
 def test_the_interval_covers_the_truth(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Texts of 200 tokens tell of 400: a 95% interval from 30 texts should hold the truth 95 times in 100."""
+    """Extrapolate from 200 to 400 tokens: a 95% interval from 30 texts should cover the truth."""
     truth = norm.sf((norm.isf(0.01) - 0.25 * 20.0) / np.sqrt(1 + 0.0064 * 400))
     monkeypatch.setattr(power, "_RESAMPLES", 200)
     inside = 0
@@ -60,7 +60,7 @@ def test_the_interval_covers_the_truth(monkeypatch: pytest.MonkeyPatch) -> None:
     assert inside >= 17
 
 
-def test_the_smallest_length_is_where_the_share_is_reached() -> None:
+def test_the_smallest_length_reaches_the_rate() -> None:
     model = Model(slope=0.3, noise=1.0, between=0.002)
     for target in (0.5, 0.9, 0.99):
         least = model.length_for(target, fpr=0.01)
@@ -70,7 +70,7 @@ def test_the_smallest_length_is_where_the_share_is_reached() -> None:
     assert model.length_for(0.5, fpr=0.01) == int(np.ceil((norm.isf(0.01) / 0.3) ** 2))
 
 
-def test_texts_that_take_no_mark_bound_what_length_can_do() -> None:
+def test_texts_that_cannot_be_marked_limit_the_rate() -> None:
     """TPR tends to Φ(μ/τ): with μ = τ no length finds nine texts in ten."""
     model = Model(slope=0.1, noise=1.0, between=0.01)
     assert model.length_for(0.9, fpr=0.01) is None
@@ -85,7 +85,7 @@ def test_unmarked_texts_are_found_at_the_false_positive_rate() -> None:
     assert found.row(100).measured.rate == pytest.approx(0.05, abs=0.05)
 
 
-def test_shorter_texts_speak_for_shorter_lengths() -> None:
+def test_shorter_texts_count_at_shorter_lengths() -> None:
     z = np.vstack([marked(6, mean=0.4, spread=0.05), marked(6, mean=0.4, spread=0.05, length=60, seed=1)])
     found = measure_power(z, LENGTHS, fpr=0.01)
     assert found.row(50).measured.trials == 12
@@ -93,14 +93,14 @@ def test_shorter_texts_speak_for_shorter_lengths() -> None:
     assert found.row(150).measured is None  # no cut there
 
 
-def test_cuts_are_the_lengths_asked_for_and_some_between() -> None:
+def test_cuts_are_the_given_lengths_and_some_between() -> None:
     cuts = choose_cuts([50, 100, 1000], 300)
     assert {50, 100} <= set(cuts)
     assert (cuts[0], cuts[-1]) == (25, 300)
     assert len(cuts) >= 8
 
 
-def test_too_little_to_go_by() -> None:
+def test_too_few_or_too_short_texts() -> None:
     z = np.vstack([marked(3, mean=0.3, spread=0.1), np.full((9, len(LENGTHS)), np.nan)])
     with pytest.raises(InputError, match="needs 4 marked texts of at least 25 tokens, got 3"):
         measure_power(z, LENGTHS, fpr=0.01)

@@ -25,7 +25,7 @@ def rewritten(T: np.ndarray, C: np.ndarray, *, changed: float, seed: int) -> tup
     )
 
 
-def test_it_is_the_correlation_over_keys() -> None:
+def test_retention_is_the_correlation_over_keys() -> None:
     T, C = text_like(80)
     T2, C2 = rewritten(T, C, changed=0.4, seed=1)
     u = alignments_under_keys(np.vstack([T, T2]), np.vstack([C, C2]), keys=2000)
@@ -36,13 +36,13 @@ def test_it_is_the_correlation_over_keys() -> None:
     assert kept == pytest.approx(np.corrcoef(sums.T)[0, 1], abs=0.06)
 
 
-def test_a_text_keeps_all_of_itself() -> None:
+def test_an_unchanged_text_retains_everything() -> None:
     texts = [evidence(*text_like(60, seed=seed)) for seed in range(3)]
     kept, _ = pair_retentions(texts, texts)
     assert kept == pytest.approx([1.0] * 3, rel=1e-4)
 
 
-def test_the_more_is_changed_the_less_is_kept() -> None:
+def test_more_changes_retain_less() -> None:
     T, C = text_like(100)
     versions = [evidence(*rewritten(T, C, changed=share, seed=2)) for share in (0.1, 0.3, 0.5, 0.9)]
     kept, _ = pair_retentions([evidence(T, C)] * 4, versions)

@@ -9,12 +9,50 @@ import tracemalloc
 import numpy as np
 import pytest
 from scipy.special import gammaincc, ndtr, ndtri
-from tests.stats.synthetic import scores_under_keys, text_like, under, with_scores
 
+from dewmark.core.whitening import normalize_rows
 from dewmark.stats import scan as module
 from dewmark.stats.evidence import Evidence
 from dewmark.stats.key_test import Statistic, covariance, key_test
-from dewmark.stats.scan import Units, locate, posterior, scan
+from dewmark.stats.scan import Scan, Units, locate, posterior, scan
+from dewmark.stats.score_law import tanh_kernel
+
+GAMMA = 0.5
+
+
+def text_like(units: int, *, seed: int = 0, d: int = 20) -> Evidence:
+    """A text of ``units`` units with what real text has: repeated tokens, contexts that share a component and
+    drift, unscored units at the start, and a stretch of 30 units that occurs twice. All scores are 0.
+    """
+    rng = np.random.default_rng(seed)
+    vocabulary = normalize_rows(rng.normal(size=(max(units // 3, 2), d)))
+    T = vocabulary[rng.integers(len(vocabulary), size=units)]
+    drift = np.cumsum(rng.normal(size=(units, d)), axis=0) / np.sqrt(units)
+    C = normalize_rows(rng.normal(size=(units, d)) + 0.3 + drift)
+    positions = np.arange(units)
+    positions[-40:-10] = positions[20:50]
+    positions[:3] = -1
+    pairs, inverse, counts = np.unique(positions[3:], return_inverse=True, return_counts=True)
+    positions[3:] = inverse
+    nothing = np.zeros(len(pairs))
+    return Evidence(nothing, nothing, counts.astype(float), positions, T[pairs], C[pairs], tanh_kernel(GAMMA))
+
+
+def scores_under_keys(evidence: Evidence, keys: int, *, seed: int = 1) -> np.ndarray:
+    """tanh(γ t_iᵀ W c_i) for fresh Gaussian W, (keys, N): the alignments have covariance ρ exactly."""
+    rng = np.random.default_rng(seed)
+    outer = np.einsum("ia,ib->iab", evidence.T, evidence.C).reshape(len(evidence), -1)
+    return np.tanh(GAMMA * (rng.normal(size=(keys, outer.shape[1])) @ outer.T))
+
+
+def under(evidence: Evidence, scores: np.ndarray) -> Evidence:
+    """The same text with the scores (N,) of another key."""
+    return dataclasses.replace(evidence, scores=scores, alignments=scores)
+
+
+def with_scores(windows: Scan, z: np.ndarray) -> Scan:
+    """The same windows with other z: what a scan draws does not depend on the scores."""
+    return dataclasses.replace(windows, z=z)
 
 
 def window_sums(evidence: Evidence, scores: np.ndarray, start: np.ndarray, end: np.ndarray) -> np.ndarray:
@@ -109,7 +147,7 @@ def test_far_tails_lie_between_the_raw_p_and_bonferroni(windows):
     assert np.all(np.diff(p) <= 0.0)
 
 
-def test_one_text_one_answer(text, windows):
+def test_the_result_is_deterministic(text, windows):
     again = scan(text)
     assert np.array_equal(again.corrected, windows.corrected)
     other = scan(under(text, -text.scores))
@@ -117,7 +155,7 @@ def test_one_text_one_answer(text, windows):
     assert np.array_equal(other.z, -windows.z)
 
 
-def test_long_texts_are_cut_into_chunks(monkeypatch, text, windows):
+def test_long_texts_are_divided_into_chunks(monkeypatch, text, windows):
     whole = dict(zip(zip(windows.start, windows.end, strict=True), windows.z, strict=True))
     monkeypatch.setattr(module, "REACH", 64)
     cut = scan(text)
@@ -129,7 +167,7 @@ def test_long_texts_are_cut_into_chunks(monkeypatch, text, windows):
     assert len({*zip(cut.start, cut.end, strict=True)}) == len(cut.z)  # no window belongs to two chunks
 
 
-def test_chunks_are_only_more_cautious(monkeypatch):
+def test_chunks_are_more_conservative(monkeypatch):
     rng = np.random.default_rng(5)
     scores = rng.normal(size=(400, 320))
     monkeypatch.setattr(module, "REACH", 64)
@@ -227,7 +265,7 @@ def test_a_weak_segment_is_found_most_of_the_time(one_family):
     assert np.mean([overlap(each, (200, 350)) for each in found if each]) > 0.7
 
 
-def test_two_segments_are_two(one_family):
+def test_two_segments_stay_separate(one_family):
     for seed in range(5):
         segments = locate(independent(noise(500, (60, 160), (330, 430), strength=1.0, seed=seed)))
         assert len(segments) == 2
@@ -248,7 +286,7 @@ def test_segments_longer_than_a_window_are_joined(monkeypatch):
     assert segment.z == pytest.approx(math.sqrt(300), abs=4.0)
 
 
-def test_units_are_places_in_the_text():
+def test_segments_are_positions_in_the_text():
     scores = noise(400, (200, 300), strength=1.2, seed=3)
     positions = np.arange(400)
     holes = np.random.default_rng(0).choice(400, size=80, replace=False)
@@ -261,7 +299,7 @@ def test_units_are_places_in_the_text():
     assert posterior(evidence).shape == (320,)
 
 
-def test_a_repeated_stretch_is_no_more_evidence_than_one():
+def test_a_repeated_stretch_counts_once():
     """Forty pairs with a little luck: once and ten times over, they weigh the same."""
     luck = np.full(40, 0.55)  # z = 0.55 √40 = 3.5 however often it is said
     rest = noise(200, strength=0.0, seed=4)

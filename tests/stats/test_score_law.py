@@ -10,11 +10,10 @@ import pytest
 from scipy import integrate, stats
 
 from dewmark.stats.evidence import Evidence
-from dewmark.stats.key_test import one_sided_p, power_series
+from dewmark.stats.key_test import power_series
 from dewmark.stats.score_law import (
     alignment_sf,
     beta_test,
-    gaussian_threshold,
     saturated_variance,
     sum_sf,
     tanh_kernel,
@@ -130,8 +129,3 @@ def test_kappa_is_odd_and_small_gamma_is_linear() -> None:
     rho = np.linspace(-1, 1, 21)
     np.testing.assert_allclose(kappa(rho, 0.5), -kappa(-rho, 0.5), atol=1e-15)
     np.testing.assert_allclose(kappa(rho, 0.01), 1e-4 * rho, rtol=1e-3, atol=1e-9)  # remark in appendix A.3
-
-
-def test_gaussian_threshold_has_the_level_it_names() -> None:
-    tau = gaussian_threshold(0.01, variance=0.16, effective_length=200)
-    assert one_sided_p(tau / np.sqrt(0.16 / 200)) == pytest.approx(0.01)

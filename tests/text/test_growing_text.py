@@ -46,7 +46,7 @@ def spelling() -> Spelling:
         ("除夕", "那", Extension("那", 2, ("除夕",))),
     ],
 )
-def test_what_a_piece_does(tail, piece, expected) -> None:
+def test_the_effect_of_a_piece(tail, piece, expected) -> None:
     assert extend(tail, piece) == expected
 
 
@@ -63,7 +63,7 @@ def test_contexts_of_new_and_growing_words() -> None:
 @given(st.lists(st.text(alphabet="ab'.,1 é_-\u0301\n", max_size=4), max_size=20))
 @settings(max_examples=300, deadline=None)
 def test_a_stream_sees_the_words_of_its_text(pieces) -> None:
-    """In scripts with spaces the stream is exact, however the text is cut into pieces."""
+    """In scripts with spaces the stream is exact, however the text is split into pieces."""
     stream = WordStream()
     for piece in pieces:
         stream.append(piece)
@@ -72,8 +72,8 @@ def test_a_stream_sees_the_words_of_its_text(pieces) -> None:
     assert stream.recent(3) == expected[-3:]
 
 
-def test_every_word_was_offered_as_it_stands_at_its_last_piece(spelling) -> None:
-    """What marking scores is what detection will read: the same word after the same three words."""
+def test_marking_scores_the_words_that_detection_reads(spelling) -> None:
+    """The same word after the same three words."""
     host = FakeHost(400, kind="bytes")
     ids = host.info.tokenizer.encode([TEXT])[0].ids
     stream, offered = TokenStream(spelling), set()
@@ -87,7 +87,7 @@ def test_every_word_was_offered_as_it_stands_at_its_last_piece(spelling) -> None
     assert {(final[max(i - 3, 0) : i], word) for i, word in enumerate(final)} <= offered
 
 
-def test_bytes_of_one_character_wait_for_each_other(spelling) -> None:
+def test_bytes_of_a_character_are_held_back(spelling) -> None:
     ids = FakeHost(400, kind="bytes").info.tokenizer.encode([" über"])[0].ids
     broken = next(i for i, token in enumerate(ids) if "\ufffd" in spelling.pieces[token])
     stream = TokenStream(spelling, ids[: broken + 1])

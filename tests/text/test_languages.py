@@ -1,4 +1,4 @@
-"""The guesser on sentences that its data does not hold."""
+"""Guesses on sentences outside the training data."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_unsure(text: str) -> None:
     assert guess_language(text) == "und"
 
 
-def test_the_script_decides_where_others_are_quoted() -> None:
+def test_the_main_script_decides() -> None:
     assert guess_language("Он сказал: «good morning» и ушёл, не дожидаясь ответа.") == "ru"
     assert guess_language("这部电影的日文名字是「の」,很短但是很好记住。") == "zh"
 

@@ -38,7 +38,6 @@ from dewmark.stats.key_test import NOTHING, Statistic, gaussian_test
 __all__ = [
     "alignment_sf",
     "beta_test",
-    "gaussian_threshold",
     "saturated_variance",
     "sum_sf",
     "tanh_kernel",
@@ -63,11 +62,6 @@ def tanh_kernel(gamma: float) -> tuple[float, ...]:
         squares.append(float(np.dot(w, f * he)) ** 2 / math.factorial(j))
     squares[-1] += float(np.dot(w, f * f)) - math.fsum(squares)
     return tuple(square for odd in squares for square in (odd, 0.0))[:-1]
-
-
-def gaussian_threshold(fpr: float, *, variance: float, effective_length: float) -> float:
-    """τ_α of appendix A.3: the mean score that unmarked text exceeds with probability ``fpr``."""
-    return -float(special.ndtri(fpr)) * math.sqrt(variance / effective_length)
 
 
 def alignment_sf(u: float, n: int) -> float:
