@@ -1,4 +1,4 @@
-"""Scores of an imaginary run: standard normal without a mark, moved by what an attack keeps and shifts."""
+"""Scores of a simulated run: standard normal without a mark, plus what an attack keeps and shifts."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 from dewmark.lab.evaluation.results import CLEAN, HUMAN, MARKED, UNMARKED, ScoreRow
 from dewmark.stats.key_test import one_sided_p
 
-Attacks = Mapping[str, tuple[float, float]]  # the share of the mark that it keeps, how far it moves the null
+Attacks = Mapping[str, tuple[float, float]]  # share of the mark that an attack keeps, shift of the null
 
 
 def scored(

@@ -1,4 +1,4 @@
-"""Net Preference Score: known judges give known scores, and both orders cancel a bias for a place."""
+"""Net Preference Score: known judges give known scores, and showing both orders cancels position bias."""
 
 from __future__ import annotations
 
@@ -64,12 +64,12 @@ class TestJudging:
         assert score(longer) == -1.0  # "unmarked" is the longer word
 
     @pytest.mark.parametrize("place", ["1", "2"])
-    def test_a_bias_for_a_place_cancels(self, place: str):
+    def test_position_bias_cancels(self, place: str):
         assert score(lambda first, second: place) == 0.0
 
-    def test_a_bias_for_a_place_hides_no_real_preference(self):
-        # it takes the first text unless the second is marked and its number is below 6: those it sees in
-        # both orders, the others only when they stand first
+    def test_position_bias_hides_no_real_preference(self):
+        # prefers the first text unless the second is marked with a number below 6: those win in both orders,
+        # the others only when they come first
         def choose(first: str, second: str) -> str:
             kind, number = second.split()
             return "2" if kind == "marked" and int(number) < 6 else "1"
@@ -104,7 +104,7 @@ class TestJudging:
         judge_pairs(Judge(longer), pairs(3), scheme="dew", progress=lambda *step: told.append(step))
         assert told[-1] == ("judging dew", 6, 6)
 
-    def test_a_killed_run_goes_on_from_its_answers(self, tmp_path: Path):
+    def test_a_killed_run_reuses_its_answers(self, tmp_path: Path):
         first = judge_pairs(CachedChat(Judge(longer), tmp_path), pairs(3), scheme="dew")
         judge = Judge(longer)
         assert judge_pairs(CachedChat(judge, tmp_path), pairs(5), scheme="dew")[:3] == first
@@ -157,7 +157,7 @@ class TestPairs:
             Pair("1", 4, "p1", "m1", "u1"),
         ]
 
-    def test_what_does_not_match_is_refused(self):
+    def test_rows_that_do_not_match_are_rejected(self):
         row = {"id": "a", "prompt": "p", "text": "t"}
         with pytest.raises(InputError, match="text a has no unmarked"):
             pair_rows([row], [], seed=0)
@@ -178,7 +178,7 @@ class TestScore:
         assert found.low <= found.score <= found.high
         assert found.to_dict()["pairs"] == 10
 
-    def test_the_interval_covers_as_often_as_it_says(self):
+    def test_the_interval_has_its_nominal_coverage(self):
         # wins 0.3, losses 0.2: NPS 0.1. 300 intervals of 95%: a share below 0.95 − 4·sqrt(.95·.05/300) = 0.90
         # would happen by chance less than once in 10,000 times
         rng = np.random.default_rng(1)
@@ -189,21 +189,21 @@ class TestScore:
             covered += found.low <= 0.1 <= found.high
         assert covered / 300 > 0.90
 
-    def test_its_width_is_that_of_the_normal_law(self):
+    def test_the_interval_is_as_wide_as_the_normal_approximation(self):
         outcomes = [1] * 150 + [-1] * 100 + [0] * 250
         found = net_preference(rows(outcomes), resamples=4000)
         width = 2 * 1.96 * np.std(outcomes) / np.sqrt(500)
         assert found.high - found.low == pytest.approx(width, rel=0.08)
 
-    def test_prompts_are_resampled_whole(self):
-        # three seeds that always agree about a prompt hold no more than one: wider by sqrt(3)
+    def test_the_bootstrap_resamples_prompts(self):
+        # three seeds that always agree carry no more information than one: wider by sqrt(3)
         outcomes = np.repeat([1] * 60 + [-1] * 40 + [0] * 100, 3)
         apart = net_preference(rows(outcomes), resamples=4000)
         together = net_preference(rows(outcomes, ids=np.arange(600) // 3), resamples=4000)
         ratio = (together.high - together.low) / (apart.high - apart.low)
         assert ratio == pytest.approx(np.sqrt(3), rel=0.1)
 
-    def test_refusals(self):
+    def test_invalid_judgements(self):
         with pytest.raises(InputError, match="at least one"):
             net_preference([])
         with pytest.raises(InputError, match="must be -1, 0 or 1"):

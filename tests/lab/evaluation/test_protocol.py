@@ -1,4 +1,4 @@
-"""The protocol: thresholds from other seeds, and a null that went through the same attack."""
+"""The protocol: thresholds from other seeds, and negatives that went through the same attack."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def row(kind: str, seed: int, score: float, name: str, attack: str = CLEAN) -> S
 
 
 def hand_made() -> list[ScoreRow]:
-    """Two seeds, four negatives each: at 25% the threshold lets one of the other seed's four through."""
+    """Two seeds with four negatives each: at 25% one of the other seed's four exceeds the threshold."""
     negatives = {0: [1, 2, 3, 4], 1: [5, 6, 7, 8]}
     positives = {0: [6.5, 7.5, 9.0, 0.0], 1: [3.5, 2.5, 9.0, 9.5]}
     return [
@@ -35,11 +35,11 @@ def hand_made() -> list[ScoreRow]:
     ]
 
 
-def test_each_seed_is_judged_by_the_others() -> None:
+def test_thresholds_come_from_the_other_seeds() -> None:
     (cell,) = evaluate(hand_made(), rates=(0.25,)).cells
     at = cell.at("clean", 0.25)
     assert at is not None
-    assert at.thresholds == (7.0, 3.0)  # of seed 1's negatives for seed 0, and the other way round
+    assert at.thresholds == (7.0, 3.0)  # seed 0 uses seed 1's negatives and vice versa
     assert at.tpr.values == (0.5, 0.75)
     assert (at.tpr.mean, at.tpr.half_range) == (0.625, 0.125)
     assert at.fpr.values == (0.0, 1.0)
@@ -47,7 +47,7 @@ def test_each_seed_is_judged_by_the_others() -> None:
     assert not at.few
 
 
-def test_auroc_is_taken_within_seeds() -> None:
+def test_auroc_compares_texts_of_the_same_seed() -> None:
     (cell,) = evaluate(hand_made(), rates=(0.25,)).cells
     clean = cell.beside("clean")
     assert clean is not None
@@ -55,7 +55,7 @@ def test_auroc_is_taken_within_seeds() -> None:
     assert clean.interval.low < clean.auroc.mean < clean.interval.high
 
 
-def test_a_shift_of_every_text_is_no_robustness() -> None:
+def test_a_shift_of_all_scores_is_not_robustness() -> None:
     """The mark is gone, but the attack moves all scores by s = 1.3: P(N(s, 1) > 2.326) = 0.152."""
     cell = evaluate(scored({"s": 4.0}, ATTACKS, texts=500)).cell("s", "translate")
     assert cell is not None
@@ -67,9 +67,9 @@ def test_a_shift_of_every_text_is_no_robustness() -> None:
     slope = stats.norm.pdf(stats.norm.ppf(0.99) - 1.3)
     threshold = math.sqrt(0.01 * 0.99 / 1000) / stats.norm.pdf(stats.norm.ppf(0.99))
     margin = 4 * math.hypot(math.sqrt(expected * (1 - expected) / 1500), slope * threshold)
-    assert clean.tpr.mean == pytest.approx(expected, abs=margin)  # looks like 15 times the nominal rate
+    assert clean.tpr.mean == pytest.approx(expected, abs=margin)  # 15 times the nominal rate
     assert clean.attacked is not None
-    assert clean.attacked.rate == pytest.approx(expected, abs=margin)  # and so do unmarked texts
+    assert clean.attacked.rate == pytest.approx(expected, abs=margin)  # and so it is for unmarked texts
     assert clean.shift_p is not None
     assert clean.shift_p < 1e-6
     # the same threshold from attacked texts: its rate is 1%, up to binomial noise and the threshold's own
@@ -81,7 +81,7 @@ def test_a_shift_of_every_text_is_no_robustness() -> None:
     assert cell.shift == pytest.approx(1.3, abs=4 * math.sqrt(2 / 1500 + 1.3**2 / 2 / 1500))
 
 
-def test_a_null_that_stays_is_flagged_no_more_often_than_its_level() -> None:
+def test_an_unshifted_null_is_flagged_no_more_often_than_the_level() -> None:
     """100 schemes whose attack does nothing to unmarked texts: P(Binomial(100, 0.01) > 5) < 0.001."""
     schemes = {f"s{i}": 1.0 for i in range(100)}
     found = evaluate(scored(schemes, {CLEAN: (1.0, 0.0), "a": (0.5, 0.0)}, texts=60, seeds=2), rates=(0.05,))
@@ -115,7 +115,7 @@ def test_human_negatives_have_thresholds_of_their_own() -> None:
     assert human.tpr.mean < clean.tpr.mean
 
 
-def test_one_seed_is_judged_by_itself_and_said_so() -> None:
+def test_a_single_seed_sets_its_own_threshold_and_is_noted() -> None:
     found = evaluate(scored({"s": 3.0}, UNCHANGED, texts=200, seeds=1))
     (cell,) = found.cells
     clean, at = cell.beside("clean"), cell.at("clean", 0.05)
@@ -144,7 +144,7 @@ def test_too_few_negatives_are_flagged() -> None:
     assert not exact.few
 
 
-def test_negatives_that_did_not_go_through_the_attack_are_missed() -> None:
+def test_missing_attacked_negatives_are_noted() -> None:
     rows = [
         each for each in scored({"s": 3.0}, ATTACKS, texts=50) if each.kind == MARKED or each.attack == CLEAN
     ]
@@ -169,7 +169,7 @@ def test_a_seed_without_negatives_is_left_out() -> None:
     assert clean.texts == 60
 
 
-def test_an_evaluation_comes_back_equal(tmp_path: Path) -> None:
+def test_an_evaluation_round_trips(tmp_path: Path) -> None:
     rows = scored({"s": 3.0, "t": 1.0}, ATTACKS, texts=20, seeds=2, human=True)
     found = evaluate([*rows, *hand_made_like("u")])
     assert Evaluation.from_dict(json.loads(json.dumps(found.to_dict()))) == found
@@ -183,8 +183,8 @@ def hand_made_like(scheme: str) -> list[ScoreRow]:
     return [dataclasses.replace(each, scheme=scheme) for each in hand_made()]
 
 
-def test_what_cannot_be_evaluated(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="no row is of a marked text"):
+def test_invalid_rows_and_files(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="no row is a marked text"):
         evaluate([row(UNMARKED, 0, 1.0, "a")])
     with pytest.raises(InputError, match="scored twice: s, none, 0, marked, a"):
         evaluate([row(MARKED, 0, 1.0, "a"), row(MARKED, 0, 2.0, "a")])

@@ -24,7 +24,7 @@ def schemes(host):
     }
 
 
-def test_every_scheme_is_timed_in_both_phases_and_no_mark_in_one(host, schemes):
+def test_schemes_are_timed_in_both_phases_and_unmarked_text_in_one(host, schemes):
     warm_up(host, schemes, "the river", decoding=DECODING)
     rows = time_round(host, schemes, ["the river", "the sea"], decoding=DECODING, number=1)
     assert [(row.scheme, row.phase) for row in rows] == [
@@ -39,8 +39,8 @@ def test_every_scheme_is_timed_in_both_phases_and_no_mark_in_one(host, schemes):
     assert all(row.peak_mib is None or row.peak_mib > 1.0 for row in rows)
 
 
-def test_seconds_are_per_text_and_each_round_begins_elsewhere(host, schemes, monkeypatch):
-    """A clock that ticks once per generated or detected text, whoever it is of."""
+def test_seconds_are_per_text_and_the_order_rotates(host, schemes, monkeypatch):
+    """The clock ticks once per generated and a quarter per detected text."""
     now, order = [0.0], []
     write, detect = host.generate, type(schemes["kgw"]).detect
 
@@ -61,4 +61,4 @@ def test_seconds_are_per_text_and_each_round_begins_elsewhere(host, schemes, mon
         rows = time_round(host, schemes, ["the river", "the sea"], decoding=DECODING, number=number)
         assert {row.seconds_per_text for row in rows if row.phase == GENERATE} == {1.0}
         assert {row.seconds_per_text for row in rows if row.phase == DETECT} == {0.25}
-    assert order[::6] == [NO_MARK, "kgw", "unigram"]  # two texts of three rows in each round
+    assert order[::6] == [NO_MARK, "kgw", "unigram"]  # each round has two texts of three rows

@@ -1,1 +1,1 @@
-"""What experiments measure: scores against nulls, text quality, preference, running time."""
+"""Measures of an experiment: detectability, text quality, preference and running time."""

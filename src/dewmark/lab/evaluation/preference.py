@@ -1,17 +1,17 @@
-"""Net Preference Score: whether a judge likes marked completions as much as unmarked ones of the same prompt.
+"""Net Preference Score: whether a judge likes marked completions as much as unmarked ones.
 
-A chat model reads prompt and two completions, with the DEW paper's prompts (appendix E) word by word, and
-says 1, 2 or TIE. Each pair is shown in both orders: a side wins only if it is preferred in both, everything
-else is a tie, so a judge that always likes the first text gives ties only. With W wins and L losses of the
-marked side in N pairs
+A chat model reads a prompt and two completions, with the exact prompts of the DEW paper (appendix E), and
+answers 1, 2 or TIE. Each pair is shown in both orders: a side wins only if it is preferred in both,
+everything else is a tie, so a judge that always prefers the first text produces only ties. With W wins and L
+losses of the marked side in N pairs
 
     NPS = (W − L) / N,
 
-positive where the marked texts are preferred. An answer that is none of the three words makes its pair a tie
-and is counted, since a judge that cannot answer would otherwise pass for one that sees no difference.
+which is positive if the marked texts are preferred. An unreadable answer makes its pair a tie and is counted:
+otherwise a judge that cannot answer would look like one that sees no difference.
 
-Boundary: texts and a `ChatModel` in, rows and numbers out. `ChatSettings.open` gives a judge whose answers
-are kept on disk, which is what makes a killed run resume.
+Boundary: texts and a `ChatModel` in, rows and numbers out. `ChatSettings.open` returns a judge that keeps its
+answers on disk, so that a killed run can resume.
 """
 
 from __future__ import annotations
@@ -58,13 +58,13 @@ Please evaluate the answers based on the system prompt and return a single numbe
 Return 1 if the first text is better, 2 if the second text is better, and 'TIE' if they are equal.
 Only return the number without any additional text."""
 
-_ANSWER_TOKENS = 8  # "TIE" and a quote or two around it
+_ANSWER_TOKENS = 8  # enough for "TIE" in quotes
 _ANSWER = re.compile(r"\W*(1|2|tie)\W*", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """A marked and an unmarked completion of one prompt; ``seed`` is the run's."""
+    """A marked and an unmarked completion of one prompt under a seed of the run."""
 
     id: str
     seed: int
@@ -75,9 +75,9 @@ class Pair:
 
 @dataclass(frozen=True, slots=True)
 class Preference:
-    """The score with its bootstrap interval, and what it was counted from.
+    """The score with its bootstrap interval, and the counts behind it.
 
-    ``unreadable`` counts answers, two to a pair, that were none of 1, 2 and TIE.
+    ``unreadable`` counts answers (two per pair) other than 1, 2 and TIE.
     """
 
     score: float
@@ -91,7 +91,7 @@ class Preference:
 
     @property
     def pairs(self) -> int:
-        """How many pairs were judged."""
+        """The number of judged pairs."""
         return self.wins + self.losses + self.ties
 
     def to_dict(self) -> dict[str, Any]:
@@ -102,22 +102,22 @@ class Preference:
 def pair_rows(
     marked: Sequence[Mapping[str, Any]], unmarked: Sequence[Mapping[str, Any]], *, seed: int
 ) -> list[Pair]:
-    """Pairs of text rows (``id``, ``prompt``, ``text``) with one id, in the order of ``marked``."""
+    """Pair text rows (``id``, ``prompt``, ``text``) by id, in the order of ``marked``."""
     others = {str(row["id"]): row for row in unmarked}
     pairs = []
     for row in marked:
         name = str(row["id"])
         other = others.get(name)
         if other is None:
-            raise InputError(f"text {name} has no unmarked text to compare it with: write one for each id")
+            raise InputError(f"text {name} has no unmarked counterpart: generate one for each id")
         if other["prompt"] != row["prompt"]:
-            raise InputError(f"the two texts {name} have different prompts: give completions of one prompt")
+            raise InputError(f"the two texts {name} have different prompts: pair completions of one prompt")
         pairs.append(Pair(name, seed, row["prompt"], row["text"], other["text"]))
     return pairs
 
 
 def judge_conversations(pair: Pair) -> tuple[Conversation, Conversation]:
-    """The two questions about a pair: the marked text first, then the unmarked one first."""
+    """The two questions about a pair: with the marked text first, and with the unmarked one first."""
     return (
         _question(pair.prompt, pair.marked, pair.unmarked),
         _question(pair.prompt, pair.unmarked, pair.marked),
@@ -127,7 +127,7 @@ def judge_conversations(pair: Pair) -> tuple[Conversation, Conversation]:
 def judge_estimate(
     settings: ChatSettings, pairs: Sequence[Pair], *, kept: CachedChat | None = None
 ) -> Estimate:
-    """What judging these pairs will ask of a model, less the answers that are ``kept`` already."""
+    """The cost of judging these pairs, without the answers that ``kept`` already has."""
     questions = [question for pair in pairs for question in judge_conversations(pair)]
     if kept is not None:
         seeds = [pair.seed for pair in pairs for _ in range(2)]
@@ -141,19 +141,17 @@ def judge_pairs(
     pairs: Sequence[Pair],
     *,
     scheme: str,
-    max_new_tokens: int = _ANSWER_TOKENS,
     progress: Progress | None = None,
 ) -> list[dict[str, Any]]:
-    """Ask both questions about every pair; one row ``scheme, seed, id, outcome, unreadable`` each, in order.
+    """Ask both questions about every pair; returns a row ``scheme, seed, id, outcome, unreadable`` for each.
 
-    ``outcome`` is 1 if the marked text won, −1 if it lost, 0 for a tie; ``unreadable`` counts the answers of
-    the two that were none of the three. A judge that thinks aloud before it
-    answers needs more ``max_new_tokens``, and its answer must still be the one word.
+    ``outcome`` is 1 if the marked text won, −1 if it lost, 0 for a tie; ``unreadable`` counts unreadable
+    answers.
     """
     questions = [question for pair in pairs for question in judge_conversations(pair)]
     done = 0
 
-    def told(_index: int, _answer: str) -> None:
+    def on_answer(_index: int, _answer: str) -> None:
         nonlocal done
         done += 1
         if progress is not None:
@@ -162,8 +160,8 @@ def judge_pairs(
     answers = judge.complete(
         questions,
         seeds=[pair.seed for pair in pairs for _ in range(2)],
-        max_new_tokens=max_new_tokens,
-        on_answer=told,
+        max_new_tokens=_ANSWER_TOKENS,
+        on_answer=on_answer,
     )
     verdicts = [verdict(answer) for answer in answers]
     return [
@@ -179,9 +177,9 @@ def judge_pairs(
 
 
 def verdict(answer: str) -> int | None:
-    """1 or 2 for the sample preferred, 0 for a tie, None for an answer that is none of the three.
+    """1 or 2 for the preferred sample, 0 for a tie, None for an unreadable answer.
 
-    The first line decides: some judges explain themselves after it.
+    Only the first line counts: some judges add an explanation.
     """
     match = _ANSWER.fullmatch(answer.strip().partition("\n")[0])
     return None if match is None else {"1": 1, "2": 2}.get(match[1], 0)
@@ -196,14 +194,13 @@ def net_preference(
 ) -> Preference:
     """The score of rows with ``id`` and ``outcome``, with a percentile bootstrap interval.
 
-    Prompts are resampled, not pairs: pairs of one id under several seeds are drawn together, as one prompt
-    may favour one side every time.
+    The bootstrap resamples prompts, not pairs: a prompt may favour the same side under every seed.
     """
     if not judgements:
-        raise InputError("a preference score needs at least one judged pair, got none")
+        raise InputError("a preference score needs at least one judged pair, got 0")
     if not 0.0 < confidence < 1.0 or resamples < 1:
         raise ConfigError(
-            f"confidence must lie in (0, 1) and resamples be at least 1, got {confidence}, {resamples}"
+            f"confidence must lie in (0, 1) and resamples must be at least 1, got {confidence}, {resamples}"
         )
     by_prompt: dict[str, list[int]] = {}
     for row in judgements:
@@ -234,7 +231,7 @@ def _question(prompt: str, first: str, second: str) -> Conversation:
 
 
 def _outcome(marked_first: int | None, marked_second: int | None) -> int:
-    """From the verdicts of both orders to the marked text's win (1), loss (−1) or tie (0)."""
+    """The marked text's win (1), loss (−1) or tie (0), from the verdicts in both orders."""
     if (marked_first, marked_second) == (1, 2):
         return 1
     return -1 if (marked_first, marked_second) == (2, 1) else 0

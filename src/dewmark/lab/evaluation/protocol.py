@@ -1,16 +1,17 @@
-"""The protocol of the paper's section 4, and beside it the matched null that the paper leaves out.
+"""The evaluation protocol of the paper's section 4, extended by matched negatives.
 
-For each scheme and attack, and each seed s in turn: the threshold at a nominal false-positive rate is taken
-from the negatives of all other seeds (`stats.metrics.leave_one_seed_out`), and applied to the marked texts of
-seed s. Reported are mean and half-range over seeds. The paper's negatives are unattacked; since an attack may
-move the scores of unmarked texts too, every attacked cell is also judged by negatives that went through the
-same attack, and the real false-positive rate of the unattacked threshold on them is counted.
+For each scheme and attack, and for each seed s: the threshold at a nominal false-positive rate comes from the
+negatives of all other seeds (`stats.metrics.leave_one_seed_out`) and is applied to the marked texts of seed
+s. The results are mean and half-range over seeds. The paper's negatives are unattacked, but an attack may
+also move the scores of unmarked texts. Every attacked cell is therefore also evaluated against negatives that
+went through the same attack, and the actual false-positive rate of the unattacked threshold on them is
+reported.
 
-A negative set that lacks a seed leaves that seed out. With a single seed the threshold is its own negatives'
-(the paper's lexical, DIPPER and stealing tables), and ``Against.held_out`` is False.
+Seeds without negatives are left out. A single seed gets its threshold from its own negatives (the paper's
+lexical, DIPPER and stealing tables), and ``Against.held_out`` is False.
 
-Boundary: rows in, an `Evaluation` out. Texts are counted as independent; what one key does to all of them
-shows in the half-range over seeds, not in the intervals.
+Boundary: rows in, an `Evaluation` out. Intervals treat texts as independent; effects of a key on all its
+texts show in the half-range over seeds instead.
 """
 
 from __future__ import annotations
@@ -54,13 +55,13 @@ Groups = dict[tuple[str, str, str], list[ScoreRow]]  # by scheme, attack and kin
 
 
 def evaluate(rows: Sequence[ScoreRow], *, rates: Sequence[float] = RATES) -> Evaluation:
-    """Judge every scheme under every attack that has marked texts."""
+    """Evaluate every scheme under every attack that has marked texts."""
     if not rates or not all(0.0 < each < 1.0 for each in rates):
         raise ConfigError(f"rates must lie in (0, 1), got {', '.join(map(str, rates)) or 'none'}")
     groups = _grouped(rows)
     cells = tuple(_cell(groups, scheme, attack, rates) for scheme, attack, kind in groups if kind == MARKED)
     if not cells:
-        raise InputError("there is nothing to evaluate: no row is of a marked text")
+        raise InputError("there is nothing to evaluate: no row is a marked text")
     return Evaluation(rates=tuple(rates), cells=cells, notes=tuple(_notes(cells)))
 
 
@@ -68,7 +69,7 @@ def _grouped(rows: Iterable[ScoreRow]) -> Groups:
     groups: Groups = {}
     places = Counter(row.place for row in rows)
     if twice := next((place for place, number in places.items() if number > 1), None):
-        raise InputError(f"a text is scored twice: {', '.join(map(str, twice))}; give each text once")
+        raise InputError(f"a text is scored twice: {', '.join(map(str, twice))}; remove one of the rows")
     for row in rows:
         groups.setdefault((row.scheme, row.attack, row.kind), []).append(row)
     return groups
@@ -110,7 +111,7 @@ def _by_seed(rows: Iterable[ScoreRow]) -> dict[int, F64]:
 def _against(
     name: str, positives: BySeed, negatives: BySeed, attacked: BySeed, rates: Sequence[float]
 ) -> Against | None:
-    """Positives beside negatives of the seeds that both have; ``attacked`` are judged by the same bar."""
+    """Positives against negatives, over the seeds that both have; ``attacked`` get the same thresholds."""
     seeds = [seed for seed in positives if seed in negatives]
     if not seeds:
         return None
@@ -128,16 +129,16 @@ def _against(
 
 
 def _operating(positives: BySeed, negatives: BySeed, attacked: BySeed, nominal: float) -> Operating:
-    judged = _judged(positives, negatives, nominal)
-    thresholds = {seed.seed: seed.threshold for seed in judged}
+    seeds = _thresholds(positives, negatives, nominal)
+    thresholds = {seed.seed: seed.threshold for seed in seeds}
     passed = _above(negatives, thresholds)
     real = _above(attacked, thresholds) if thresholds.keys() & attacked.keys() else None
     total = sum(map(len, negatives.values()))
     calibrating = min(total - len(own) for own in negatives.values()) if len(negatives) > 1 else total
     return Operating(
         rate=nominal,
-        tpr=spread([seed.tpr for seed in judged]),
-        fpr=spread([seed.fpr for seed in judged]),
+        tpr=spread([seed.tpr for seed in seeds]),
+        fpr=spread([seed.fpr for seed in seeds]),
         found=_above(positives, thresholds),
         passed=passed,
         attacked=real,
@@ -147,16 +148,17 @@ def _operating(positives: BySeed, negatives: BySeed, attacked: BySeed, nominal: 
     )
 
 
-def _judged(positives: BySeed, negatives: BySeed, nominal: float) -> tuple[HeldOut, ...]:
+def _thresholds(positives: BySeed, negatives: BySeed, nominal: float) -> tuple[HeldOut, ...]:
+    """Each seed's threshold with the rates of positives and negatives above it."""
     if len(positives) > 1:
         return leave_one_seed_out(positives, negatives, fpr=nominal).seeds
     ((seed, high),), ((_, low),) = positives.items(), negatives.items()
-    bar = threshold_at(low, fpr=nominal)
-    return (HeldOut(seed, bar, float(np.mean(high > bar)), float(np.mean(low > bar))),)
+    threshold = threshold_at(low, fpr=nominal)
+    return (HeldOut(seed, threshold, float(np.mean(high > threshold)), float(np.mean(low > threshold))),)
 
 
 def _above(scores: BySeed, thresholds: Mapping[int | str, float]) -> Rate:
-    """How many texts lie above their seed's threshold, of the seeds that have one."""
+    """The rate of texts above their seed's threshold, over the seeds that have one."""
     known = [(values, thresholds[seed]) for seed, values in scores.items() if seed in thresholds]
     return rate(
         sum(int(np.count_nonzero(values > bar)) for values, bar in known),
@@ -165,7 +167,7 @@ def _above(scores: BySeed, thresholds: Mapping[int | str, float]) -> Rate:
 
 
 def _fisher(real: Rate, passed: Rate) -> float:
-    """P(as many of the texts above the bar are attacked ones), if both kinds pass it equally often."""
+    """Fisher's exact p-value that attacked negatives pass no more often than unattacked ones."""
     from scipy.stats import fisher_exact
 
     table = [[each.hits, each.trials - each.hits] for each in (real, passed)]
@@ -186,7 +188,7 @@ def _shares(groups: Groups, scheme: str, attack: str, rates: Sequence[float]) ->
 
 
 def _shift(clean: BySeed, attacked: BySeed) -> float | None:
-    """The mean over seeds of how far the attack moves the null, in its own standard deviations."""
+    """The shift of the mean negative score under attack, in standard deviations, averaged over seeds."""
     moved = [
         (float(attacked[seed].mean()) - float(own.mean())) / float(own.std(ddof=1))
         for seed, own in clean.items()
@@ -196,7 +198,7 @@ def _shift(clean: BySeed, attacked: BySeed) -> float | None:
 
 
 def _notes(cells: Sequence[Cell]) -> Iterable[str]:
-    """What a reader must know before comparing figures."""
+    """Caveats for readers who compare the figures."""
     few: dict[float, dict[str, int]] = {}
     for cell in cells:
         for against in cell.against:
@@ -206,15 +208,15 @@ def _notes(cells: Sequence[Cell]) -> Iterable[str]:
                     kinds[against.negatives] = min(against.texts, kinds.get(against.negatives, against.texts))
     for nominal, kinds in few.items():
         yield (
-            f"a {100 * nominal:g}% threshold needs {int(np.ceil(1 / nominal))} negatives besides those of "
-            "the seed it judges, else it is merely their largest score; there are "
+            f"a {100 * nominal:g}% threshold needs {int(np.ceil(1 / nominal))} negatives from other seeds, "
+            "otherwise it is just their largest score; in all there are "
             + ", ".join(f"{number} {kind}" for kind, number in kinds.items())
         )
     single = {cell.scheme for cell in cells if any(not each.held_out for each in cell.against)}
     if single:
         everywhere = single == {cell.scheme for cell in cells}
         which = "" if everywhere else f" ({', '.join(sorted(single))})"
-        yield f"one seed only{which}: thresholds are set on the same negatives that they are counted on"
+        yield f"one seed only{which}: false positives are counted on the negatives that set the threshold"
     unmatched = {
         cell.attack
         for cell in cells
@@ -223,5 +225,5 @@ def _notes(cells: Sequence[Cell]) -> Iterable[str]:
     if unmatched:
         yield (
             f"no negatives went through {', '.join(sorted(unmatched))}: "
-            "robustness and a shifted null cannot be told apart there"
+            "robustness cannot be distinguished from a shifted null there"
         )

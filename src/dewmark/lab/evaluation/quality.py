@@ -1,8 +1,8 @@
-"""How good a text reads, as far as numbers tell: perplexity under a judge, diversity, repetition, length.
+"""Text quality in numbers: perplexity under a judge, diversity, repetition and length.
 
-Perplexity is that of the completion alone, its prompt being context, under a model that did not write it. It
-also falls where a text repeats itself, so it is never shown without the share of distinct runs of words.
-Boundary: a host in memory and texts in, one `Quality` a text out.
+Perplexity is that of the completion given its prompt, under a model that did not write it. It also falls when
+a text repeats itself, so it is always reported together with the share of distinct n-grams. Boundary: a
+loaded host and texts in, one `Quality` per text out.
 """
 
 from __future__ import annotations
@@ -14,23 +14,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-import numpy as np
+__all__ = ["Judge", "Quality", "distinct", "quality", "repetition", "words_kept"]
 
-__all__ = ["Judge", "Quality", "distinct", "median_perplexity", "quality", "repetition", "words_kept"]
-
-_RUN = 4  # words in a run that counts as repeated
+_REPEATED = 4  # words of an n-gram that counts as repetition
 
 
 class Judge(Protocol):
-    """A language model that says how likely it finds completions (`dewmark.hosts.base.Host`)."""
+    """A language model that computes log-likelihoods of completions (`dewmark.hosts.base.Host`)."""
 
     def log_likelihood(self, prompts: Sequence[str], texts: Sequence[str]) -> list[tuple[float, int]]:
-        """For each completion the sum of its tokens' log-probabilities (nats) and their number."""
+        """For each completion, the sum of its tokens' log-probabilities (nats) and their number."""
 
 
 @dataclass(frozen=True, slots=True)
 class Quality:
-    """One text's measures. ``tokens`` are the judge's; a text without any has no perplexity."""
+    """The measures of a text. ``tokens`` are the judge's; a text without tokens has no perplexity."""
 
     perplexity: float | None
     tokens: int
@@ -45,7 +43,7 @@ class Quality:
 
 
 def quality(judge: Judge, prompts: Sequence[str], texts: Sequence[str]) -> list[Quality]:
-    """The measures of completions, in their order; the judge batches by itself."""
+    """The measures of completions, in order; the judge chooses its own batches."""
     return [
         Quality(
             math.exp(-total / count) if count else None,
@@ -59,24 +57,19 @@ def quality(judge: Judge, prompts: Sequence[str], texts: Sequence[str]) -> list[
     ]
 
 
-def median_perplexity(found: Sequence[Quality]) -> float:
-    """The median over texts that have one, as the paper reports it."""
-    return float(np.median([one.perplexity for one in found if one.perplexity is not None]))
-
-
 def distinct(text: str, n: int) -> float:
-    """The share of a text's runs of n words that are different; 1 where it has none."""
+    """The share of distinct n-grams of words; 1 if the text has none."""
     words = text.split()
     grams = [tuple(words[i : i + n]) for i in range(len(words) - n + 1)]
     return len(set(grams)) / len(grams) if grams else 1.0
 
 
 def repetition(text: str) -> float:
-    """The share of a text's runs of four words that it had already."""
-    return 1.0 - distinct(text, _RUN)
+    """The share of 4-grams of words that repeat an earlier one."""
+    return 1.0 - distinct(text, _REPEATED)
 
 
 def words_kept(before: str, after: str) -> float:
-    """The share of a text's words that are still there after an attack, wherever they stand."""
+    """The share of a text's words that remain after an attack, in any order."""
     old, new = Counter(before.split()), Counter(after.split())
     return round((old & new).total() / max(old.total(), 1), 4)

@@ -1,23 +1,18 @@
-"""What the protocol finds, as frozen values that go to JSON and come back equal.
+"""Scored texts and the results that the protocol computes from them, as frozen, JSON-serializable values.
+
+A `ScoreRow` is one text under one key: the scheme whose detector scored it, the attack it went through, the
+seed of the run (each seed has its own key and texts), and whether it is marked, unmarked text of the host, or
+human-written. Larger scores mean more marked, whatever the scheme.
 
     Evaluation
     └── Cell                one scheme under one attack
-        ├── Against         … judged by one kind of negatives: AUROC, and for each nominal rate
-        │   └── Operating   the share of marked texts found, and what the threshold really lets through
-        └── Share           … judged by p-values alone: found, and falsely called marked
+        ├── Against         … against one kind of negatives: AUROC, and for each nominal false-positive rate
+        │   └── Operating   the true-positive rate, and the threshold's actual false-positive rate
+        └── Share           … by p-values alone: true and false positives
 
-Kinds of negatives: ``clean``, the host's own unmarked texts as they were written (the paper's thresholds);
-``matched``, the same texts after the same attack; ``human`` and ``human-matched`` likewise. Against ``clean``
-an attack that shifts the scores of every text, marked or not, looks like robustness; against ``matched`` it
-does not.
-
-Scored texts as rows: what the protocol is computed from, and the JSONL file that holds them.
-
-One row is one text under one key: which scheme's detector scored it, which attack it went through, the seed
-of the run (each seed has its own key and texts), and whether it is marked, the host's own unmarked text, or
-written by people. Larger scores mean more marked, whatever the scheme.
-
-Boundary: plain values in and out; nothing here scores a text.
+Kinds of negatives: ``clean`` are the host's unmarked texts as written (the paper's thresholds), ``matched``
+the same texts after the same attack; ``human`` and ``human-matched`` likewise. An attack that shifts the
+scores of all texts, marked or not, looks like robustness against ``clean`` but not against ``matched``.
 """
 
 from __future__ import annotations
@@ -52,17 +47,16 @@ __all__ = [
 ]
 
 MARKED, UNMARKED, HUMAN = "marked", "unmarked", "human"
-
 KINDS = (MARKED, UNMARKED, HUMAN)
-
-CLEAN = "none"  # the attack that changes nothing
+CLEAN = "none"  # the label of unattacked texts
+NEGATIVES = ("clean", "matched", "human", "human-matched")
 
 
 @dataclass(frozen=True, slots=True)
 class ScoreRow:
-    """One text's score under one key; ``p_value`` is None where the detector gives none.
+    """One text's score under one key; ``p_value`` is None if the detector has none.
 
-    ``kept`` is the share of its words that an attack left, where that is known.
+    ``kept`` is the share of its words that the attack kept, if known.
     """
 
     scheme: str
@@ -77,27 +71,27 @@ class ScoreRow:
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
-            raise InputError(f"the kind of a scored text is one of {', '.join(KINDS)}, got {self.kind!r}")
+            raise InputError(f"the kind of a text must be one of {', '.join(KINDS)}, got {self.kind!r}")
         if math.isnan(self.score):
-            raise InputError(f"text {self.id} has no score (NaN): leave out what was not scored")
+            raise InputError(f"the score of text {self.id} is NaN: leave out texts that were not scored")
         if self.p_value is not None and not 0.0 <= self.p_value <= 1.0:
             raise InputError(f"the p-value of text {self.id} must lie in [0, 1], got {self.p_value}")
 
     @property
     def place(self) -> tuple[str, str, int, str, str]:
-        """What no other row of a run shares."""
+        """The fields that identify a row within a run."""
         return self.scheme, self.attack, self.seed, self.kind, self.id
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values."""
-        found = dataclasses.asdict(self)
+        values = dataclasses.asdict(self)
         if self.kept is None:
-            del found["kept"]
-        return found
+            del values["kept"]
+        return values
 
     @classmethod
     def from_dict(cls, row: Mapping[str, Any]) -> ScoreRow:
-        """Read `to_dict`'s fields; others are ignored."""
+        """The inverse of `to_dict`; unknown fields are ignored."""
         try:
             p_value, kept = row.get("p_value"), row.get("kept")
             return cls(
@@ -116,11 +110,11 @@ class ScoreRow:
         except (TypeError, ValueError) as error:
             if isinstance(error, InputError):
                 raise
-            raise InputError(f"a scored text has a field of the wrong kind: {error}") from None
+            raise InputError(f"a scored text has a field of the wrong type: {error}") from None
 
 
 def read_scores(path: Path) -> list[ScoreRow]:
-    """All rows of a JSONL file; a broken one is told with its line."""
+    """Read a JSONL file of scores; errors name the line."""
     rows = []
     for number, row in storage.read_jsonl(path):
         try:
@@ -128,29 +122,26 @@ def read_scores(path: Path) -> list[ScoreRow]:
         except InputError as error:
             raise InputError(f"{path}, line {number}: {error}") from None
     if not rows:
-        raise InputError(f"{path} is empty: it needs one scored text per line")
+        raise InputError(f"{path} is empty: it must have one scored text per line")
     return rows
 
 
 def write_scores(path: Path, rows: Iterable[ScoreRow]) -> None:
-    """Write rows as JSONL; the file appears whole or not at all."""
+    """Write a JSONL file of scores atomically."""
     with storage.atomic_write(path) as stream:
-        for row in rows:
-            stream.write((json.dumps(row.to_dict(), ensure_ascii=False) + "\n").encode("utf-8"))
-
-
-NEGATIVES = ("clean", "matched", "human", "human-matched")
+        stream.write(storage.encode_jsonl(row.to_dict() for row in rows))
 
 
 @dataclass(frozen=True, slots=True)
 class Operating:
-    """Marked texts above the threshold that ``rate`` of the calibrating negatives may pass.
+    """Detection at the threshold that a share ``rate`` of the calibrating negatives exceeds.
 
-    ``tpr`` and ``fpr`` are over seeds, each judged by the other seeds' threshold; ``found`` and ``passed``
-    are the same texts counted together, with exact intervals. ``attacked`` counts the negatives of the same
-    origin that went through the cell's attack: their rate is the real false-positive rate of this threshold
-    there. ``shift_p`` is Fisher's one-sided exact p-value that it is no higher than ``passed``. ``few``:
-    there were fewer than 1/rate calibrating negatives, so that the threshold is merely their largest score.
+    ``tpr`` and ``fpr`` are over seeds, each with the threshold from the other seeds; ``found`` and ``passed``
+    count the same marked and negative texts of all seeds together, with exact intervals. ``attacked`` counts
+    negatives of the same origin that went through the cell's attack: their rate is the threshold's actual
+    false-positive rate under attack. ``shift_p`` is Fisher's one-sided exact p-value of the hypothesis that
+    this rate is no higher than that of ``passed``. ``few`` means fewer than 1/rate calibrating negatives: the
+    threshold is their largest score.
     """
 
     rate: float
@@ -166,10 +157,10 @@ class Operating:
 
 @dataclass(frozen=True, slots=True)
 class Against:
-    """A cell's marked texts beside one kind of negatives.
+    """A cell's marked texts against one kind of negatives.
 
-    ``auroc`` is over seeds, ``interval`` the 95% interval of its mean. ``held_out`` is False where there is
-    one seed only, whose threshold is then its own.
+    ``auroc`` is over seeds and ``interval`` the 95% interval of its mean. ``held_out`` is False for a single
+    seed, whose threshold comes from its own negatives.
     """
 
     negatives: str
@@ -182,7 +173,7 @@ class Against:
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """Texts with a p-value below ``rate``: marked ones, and unmarked and human ones of the same attack."""
+    """Texts with a p-value below ``rate``: marked ones, and unmarked and human ones after the same attack."""
 
     rate: float
     found: Rate
@@ -196,7 +187,7 @@ class Cell:
 
     ``tokens`` is the median length of the marked texts. ``shift`` is how far the attack moves the mean score
     of the host's unmarked texts, in standard deviations of the unattacked ones. ``kept`` is the mean share of
-    the words of marked texts that the attack left, where that is known.
+    words that the attack kept in marked texts, if known.
     """
 
     scheme: str
@@ -210,22 +201,22 @@ class Cell:
     kept: float | None = None
 
     def beside(self, negatives: str) -> Against | None:
-        """The comparison with one kind of negatives, if the run had them."""
+        """The comparison with one kind of negatives, or None if the run has none."""
         return next((each for each in self.against if each.negatives == negatives), None)
 
     def at(self, negatives: str, rate: float) -> Operating | None:
-        """The operating point at a nominal rate of one kind of negatives, if the run had them."""
+        """The operating point at a nominal rate of one kind of negatives, or None if the run has none."""
         beside = self.beside(negatives)
         return next((each for each in beside.at if each.rate == rate), None) if beside else None
 
     def share(self, rate: float) -> Share | None:
-        """The share of texts with a p-value below ``rate``, if the detector gave p-values."""
+        """The shares of texts with a p-value below ``rate``, or None if the detector has no p-values."""
         return next((each for each in self.shares if each.rate == rate), None)
 
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """All cells of a run, in the order in which schemes and attacks first occur, and what to keep in mind."""
+    """All cells of a run, in the order in which schemes and attacks first occur, and caveats."""
 
     rates: tuple[float, ...]
     cells: tuple[Cell, ...]
@@ -233,16 +224,16 @@ class Evaluation:
 
     @property
     def schemes(self) -> list[str]:
-        """The schemes, each once."""
+        """The distinct schemes."""
         return list(dict.fromkeys(cell.scheme for cell in self.cells))
 
     @property
     def attacks(self) -> list[str]:
-        """The attacks, each once."""
+        """The distinct attacks."""
         return list(dict.fromkeys(cell.attack for cell in self.cells))
 
     def cell(self, scheme: str, attack: str) -> Cell | None:
-        """One cell, if it was run."""
+        """The cell of a scheme under an attack, or None if there is none."""
         return next((each for each in self.cells if (each.scheme, each.attack) == (scheme, attack)), None)
 
     def to_dict(self) -> dict[str, Any]:
@@ -251,7 +242,7 @@ class Evaluation:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Evaluation:
-        """Read `to_dict`'s values."""
+        """The inverse of `to_dict`."""
         try:
             return cls(
                 rates=tuple(data["rates"]),
@@ -259,16 +250,16 @@ class Evaluation:
                 notes=tuple(data["notes"]),
             )
         except (KeyError, TypeError) as error:
-            raise InputError(f"this is no evaluation of this version ({error}): evaluate again") from None
+            raise InputError(f"not an evaluation of this version ({error}): evaluate again") from None
 
     def save(self, path: Path) -> None:
-        """Write JSON; the file appears whole or not at all."""
+        """Write a JSON file atomically."""
         with storage.atomic_write(path) as stream:
             stream.write((json.dumps(self.to_dict(), ensure_ascii=False, indent=1) + "\n").encode("utf-8"))
 
     @classmethod
     def load(cls, path: Path) -> Evaluation:
-        """Read what `save` wrote."""
+        """Read a file that `save` wrote."""
         try:
             data = json.loads(path.read_text(encoding="utf-8"))
         except OSError as error:

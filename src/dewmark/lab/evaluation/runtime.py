@@ -1,9 +1,9 @@
-"""Seconds per text to generate and to detect, and the most memory each took, schemes side by side.
+"""Seconds per text to generate and to detect, and peak memory, for several schemes in turn.
 
-All schemes take their turn in every round, nobody always first, so that a busy machine disturbs them alike;
-the first, short round is not counted: it builds tables, fills caches and compiles kernels. Texts are written
-and detected one by one, each round has prompts of its own, and a scheme detects what it wrote.
-Boundary: a host and bound schemes in memory; nothing is stored here.
+Every round times all schemes, in an order that rotates, so that a busy machine affects them alike. A first
+short round is not counted: it builds tables, fills caches and compiles kernels. Texts are generated and
+detected one by one; each round has its own prompts, and a scheme detects its own texts. Boundary: a loaded
+host and bound schemes.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _MIB = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """One scheme's cost in one round; ``peak_mib`` is None where the system does not tell."""
+    """A scheme's cost in one round; ``peak_mib`` is None if the system does not report it."""
 
     scheme: str
     phase: str
@@ -46,7 +46,7 @@ class Timing:
 
 
 def device_name(host: Host) -> str:
-    """What the host runs on."""
+    """The name of the host's device."""
     import torch
 
     device = host.device
@@ -56,13 +56,13 @@ def device_name(host: Host) -> str:
 
 
 def warm_up(host: Host, schemes: Mapping[str, BoundScheme], prompt: str, *, decoding: Decoding) -> None:
-    """One short text of every scheme, written and detected."""
+    """Generate and detect one short text with every scheme."""
     tokens = min(_WARM_TOKENS, decoding.max_new_tokens)
     short = dataclasses.replace(decoding, max_new_tokens=tokens, min_new_tokens=tokens)
     for bound in (None, *schemes.values()):
-        made = _written(host, bound, prompt, 0, short)
-        if bound is not None and made.strip():
-            bound.detect(made)
+        text = _generate(host, bound, prompt, 0, short)
+        if bound is not None and text.strip():
+            bound.detect(text)
 
 
 def time_round(
@@ -73,7 +73,7 @@ def time_round(
     decoding: Decoding,
     number: int,
 ) -> list[Timing]:
-    """Round ``number``: every scheme and no mark on these prompts, in an order that moves on each round."""
+    """Time round ``number``: every scheme, and unmarked text, on these prompts."""
     rows: dict[str, BoundScheme | None] = {NO_MARK: None, **schemes}
     labels = list(rows)
     start = number % len(labels)
@@ -83,26 +83,26 @@ def time_round(
         bound = rows[label]
         with _peak(host) as peak:
             began = _now(host)
-            texts = [_written(host, bound, prompt, i, decoding) for i, prompt in enumerate(prompts)]
+            texts = [_generate(host, bound, prompt, i, decoding) for i, prompt in enumerate(prompts)]
             seconds = (_now(host) - began) / len(prompts)
         timings[label, GENERATE] = Timing(label, GENERATE, number, seconds, peak.mib, device)
         if bound is None:
             continue
-        full = [text for text in texts if text.strip()] or ["."]
+        written = [text for text in texts if text.strip()] or ["."]
         with _peak(host) as peak:
             began = _now(host)
-            for text in full:
+            for text in written:
                 bound.detect(text)
-            seconds = (_now(host) - began) / len(full)
+            seconds = (_now(host) - began) / len(written)
         timings[label, DETECT] = Timing(label, DETECT, number, seconds, peak.mib, device)
     return [
         timings[label, phase] for phase in (GENERATE, DETECT) for label in labels if (label, phase) in timings
     ]
 
 
-def _written(host: Host, bound: BoundScheme | None, prompt: str, seed: int, decoding: Decoding) -> str:
+def _generate(host: Host, bound: BoundScheme | None, prompt: str, seed: int, decoding: Decoding) -> str:
     made = host.generate([prompt], scheme=bound, seeds=[seed], batch_size=1, decoding=decoding)
-    return made[0].text.replace("\x00", " ")  # which detectors refuse
+    return made[0].text.replace("\x00", " ")  # detectors reject NUL
 
 
 def _now(host: Host) -> float:
@@ -120,7 +120,7 @@ class _Peak:
 
 @contextlib.contextmanager
 def _peak(host: Host) -> Iterator[_Peak]:
-    """The most memory in use within the block: the GPU's, or on a CPU the process's resident memory."""
+    """Peak memory within the block: GPU memory, or the resident memory of the process on a CPU."""
     peak = _Peak()
     if host.device.type == "cuda":
         import torch
