@@ -1,4 +1,4 @@
-"""The page of an audit: complete in itself, readable, and safe whatever the labels hold."""
+"""The page of an audit: self-contained, readable, and safe for any labels."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def page(found: Audit) -> str:
     return render_audit(found, title="Audit of key 0123", notes=["a <note>"], plot=PICTURE)
 
 
-def test_it_asks_for_nothing_from_outside() -> None:
+def test_the_page_is_self_contained() -> None:
     source = page(example(lean=False))
     assert not re.search(r"(?:https?:)?//|@import|<script|<link|url\(", source)
     assert "default-src 'none'" in source
@@ -33,19 +33,19 @@ def test_it_asks_for_nothing_from_outside() -> None:
     assert base64.b64decode(picture) == PICTURE
 
 
-def test_verdict_and_table() -> None:
+def test_outcome_and_table() -> None:
     found = example(lean=True)
     source = page(found)
-    assert 'class="outcome fails">fails<' in source
+    assert 'class="badge fails">fails<' in source
     assert found.sentence.replace("'", "&#x27;") in source
-    assert source.count("<tr>") == 1 + 3  # heads, all texts, de, en
+    assert source.count("<tr>") == 1 + 3  # headings, all texts, de, en
     assert source.count('class="bad"') == sum(cell.significant for cell in found.cells) > 0
     calm = page(example(lean=False))
-    assert 'class="outcome passes">passes<' in calm
+    assert 'class="badge passes">passes<' in calm
     assert 'class="bad"' not in calm
 
 
-def test_labels_are_text_not_markup() -> None:
+def test_labels_are_escaped() -> None:
     source = page(example(lean=False, language="<img src=x>"))
     assert "<img src=x>" not in source
     assert "&lt;img src=x&gt;" in source
@@ -53,8 +53,8 @@ def test_labels_are_text_not_markup() -> None:
 
 
 @pytest.mark.parametrize(
-    ("share", "said"),
+    ("share", "expected"),
     [(0.0, "0.00%"), (0.00171, "0.17%"), (0.00996, "1.0%"), (0.0456, "4.6%"), (0.0996, "10%"), (1.0, "100%")],
 )
-def test_percentages(share: float, said: str) -> None:
-    assert percent(share) == said
+def test_percentages(share: float, expected: str) -> None:
+    assert percent(share) == expected

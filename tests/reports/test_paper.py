@@ -1,4 +1,4 @@
-"""The paper's figures: complete, in range, and in agreement where two tables say the same thing."""
+"""The paper's numbers: complete, in range, and consistent where two tables overlap."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ import yaml
 
 from dewmark.lab.evaluation.results import NEGATIVES
 from dewmark.registry import SCHEMES
-from dewmark.reports.paper import PaperColumn, PaperTable, paper_table, paper_tables
-from dewmark.reports.tables import measure_column
+from dewmark.reports.paper import PaperColumn, PaperTable, measure_column, paper_table, paper_tables
 
 NAMES = [
     "main", "efficiency", "ablation", "encoders", "cross-host", "human-negatives", "lexical", "dipper",
@@ -24,13 +23,13 @@ def table(name: str) -> PaperTable:
     return found
 
 
-def test_every_result_table_is_there_and_nothing_else() -> None:
+def test_all_result_tables_are_present() -> None:
     assert list(paper_tables()) == NAMES
     assert paper_table("no such recipe") is None
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_table_is_whole(name: str) -> None:
+def test_a_table_is_complete(name: str) -> None:
     file = resources.files("dewmark") / "data" / "paper_tables.yaml"
     measures = yaml.safe_load(file.read_text(encoding="utf-8"))["measures"]
     found = table(name)
@@ -55,7 +54,7 @@ def test_a_table_is_whole(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_laxer_rate_finds_no_fewer_texts(name: str) -> None:
+def test_a_higher_false_positive_rate_finds_no_fewer_texts(name: str) -> None:
     found = table(name)
     for row in found.rows:
         for column in found.columns:
@@ -68,7 +67,7 @@ def test_a_laxer_rate_finds_no_fewer_texts(name: str) -> None:
 def test_tables_agree_where_they_overlap() -> None:
     main, human, ablation, encoders = map(table, ("main", "human-negatives", "ablation", "encoders"))
     assert [row.scheme for row in human.rows] == [row.scheme for row in main.rows]
-    for row in main.rows:  # the same texts: the negatives change nothing about their quality
+    for row in main.rows:  # the same texts, so the same quality
         for measure in ("perplexity", "nps"):
             column = PaperColumn(measure)
             assert human.value(row.scheme, column) == main.value(row.scheme, column)
@@ -83,7 +82,7 @@ def test_tables_agree_where_they_overlap() -> None:
         assert encoders.value(f"mpnet-{strength}", nps) == main.value(f"dew-paper-{strength}", nps)
 
 
-def test_what_the_paper_says_in_words() -> None:
+def test_the_claims_in_the_papers_text_hold() -> None:
     main, human = table("main"), table("human-negatives")
     for found in (main, human):
         for language in ("de", "fr"):

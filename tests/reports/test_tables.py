@@ -1,4 +1,4 @@
-"""One table in four forms: the same numbers, nothing that breaks the form."""
+"""One table in four formats: the same numbers, and nothing that breaks the format."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import re
 
 import pytest
 
-from dewmark.reports.tables import Column, Figure, Row, Table, to_csv, to_html, to_latex, to_markdown
+from dewmark.reports.tables import Column, Estimate, Row, Table, to_csv, to_html, to_latex, to_markdown
 
 TABLE = Table(
     title="Found",
@@ -21,17 +21,17 @@ TABLE = Table(
     rows=(
         Row(
             "DEW (λ = 2.0)",
-            (Figure(0.9861, 0.008), Figure(0.02, low=0.01, high=0.04, flag="!"), None, Figure(0.1)),
+            (Estimate(0.9861, 0.008), Estimate(0.02, low=0.01, high=0.04, flag="!"), None, Estimate(0.1)),
             "semantic",
         ),
-        Row("K|G_W & <co>", (Figure(0.9862, 0.001), None, Figure(8.5, 0.1), Figure(-0.05)), "surface"),
-        Row("SIR", (Figure(0.5), None, Figure(9.0), None), "surface"),
+        Row("K|G_W & <co>", (Estimate(0.9862, 0.001), None, Estimate(8.5, 0.1), Estimate(-0.05)), "surface"),
+        Row("SIR", (Estimate(0.5), None, Estimate(9.0), None), "surface"),
     ),
     notes=("100% of it & more.",),
 )
 
 
-def test_the_best_is_judged_as_shown_and_only_where_something_is_better() -> None:
+def test_the_best_is_chosen_after_rounding_and_only_in_ordered_columns() -> None:
     assert TABLE.best(0) == {0, 1}  # both read 0.986
     assert TABLE.best(1) == frozenset()
     assert TABLE.best(2) == {1}
@@ -46,7 +46,7 @@ def test_markdown() -> None:
     assert all(len(re.findall(r"(?<!\\)\|", line)) == 6 for line in lines[2:7])
 
 
-def test_latex_compiles_as_far_as_its_structure_tells() -> None:
+def test_latex_is_well_formed() -> None:
     text = to_latex(TABLE)
     body = text[text.index("\\toprule") : text.index("\\bottomrule")]
     for line in body.splitlines():
@@ -62,7 +62,7 @@ def test_latex_compiles_as_far_as_its_structure_tells() -> None:
     assert "λ" not in text
 
 
-def test_csv_keeps_the_precision() -> None:
+def test_csv_keeps_full_precision() -> None:
     rows = list(csv.DictReader(io.StringIO(to_csv(TABLE))))
     assert [row["Watermark"] for row in rows] == [row.label for row in TABLE.rows]
     assert float(rows[0]["none TPR@1%"]) == 0.9861
@@ -81,6 +81,6 @@ def test_html_escapes_and_shades() -> None:
     assert page.count("<td") - page.count("<td></td>") == len(TABLE.rows) * len(TABLE.columns)
 
 
-@pytest.mark.parametrize("form", [to_markdown, to_latex, to_csv, to_html])
-def test_a_table_without_rows_is_still_one(form) -> None:
-    assert "Watermark" in form(Table("Empty", (Column("TPR@1%"),), ()))
+@pytest.mark.parametrize("to_format", [to_markdown, to_latex, to_csv, to_html])
+def test_a_table_without_rows(to_format) -> None:
+    assert "Watermark" in to_format(Table("Empty", (Column("TPR@1%"),), ()))

@@ -143,7 +143,7 @@ def _print(console: Console, cases: list[Case]) -> None:
     _draw(console, cases[:2])
     from rich.table import Table
 
-    from dewmark.reports import detection_page as words
+    from dewmark.reports.detection_display import p_value
 
     table = Table("text", "verdict", "p-value", "z", "effective length", "right", box=None)
     for case in cases:
@@ -151,7 +151,7 @@ def _print(console: Console, cases: list[Case]) -> None:
         table.add_row(
             case.name,
             found.verdict.value,
-            words.p_value(found.p_value).removeprefix("p = "),
+            p_value(found.p_value).removeprefix("p = "),
             f"{found.z:.2f}",
             f"{found.effective_length:.0f} of {found.tokens_scored}",
             "yes" if case.right else "NO",

@@ -272,7 +272,7 @@ def evaluate(
     found = judge(rows, rates=levels)
     if out is not None:
         from dewmark.lab.evaluation.results import write_scores
-        from dewmark.reports.experiment_page import write_report
+        from dewmark.reports.experiment_report import write_report
 
         write_scores(out / "scores.jsonl", rows)
         found.save(out / "evaluation.json")

@@ -97,11 +97,11 @@ def _search(bound: BoundScheme, items: Iterator[Item], *, fpr: float) -> Iterato
 
 def _show(console: Console, item: Item, found: Located, *, text: bool) -> None:
     """A line for the text, one for each passage, and on a terminal the text itself."""
-    from dewmark.reports import detection_page as words
+    from dewmark.reports.detection_display import located_sentence, passage_sentence
 
-    console.print(f"{printable(str(item.id))}: {words.located(found)}")
+    console.print(f"{printable(str(item.id))}: {located_sentence(found)}")
     for number, passage in enumerate(found.passages, start=1):
-        console.print(f"  {number}. {words.passage(passage)}: {_ends(passage)}")
+        console.print(f"  {number}. {passage_sentence(passage)}: {_ends(passage)}")
     if text:
         console.print(_coloured(console, item.text, found), end="\n\n")
 
@@ -117,11 +117,11 @@ def _coloured(console: Console, text: str, found: Located) -> Text:
     from rich.text import Text
 
     from dewmark.cli.terminal import styles
-    from dewmark.reports.detection_page import grouped, level, spans
+    from dewmark.reports.detection_display import group_by_passage, level, spans
 
     steps, drawn = styles(console), Text()
     places = [(passage.start, passage.end) for passage in found.passages]
-    for place, inside in grouped(spans(text, found.detection.tokens), places):
+    for place, inside in group_by_passage(spans(text, found.detection.tokens), places):
         if place is None:
             drawn.append(printable("".join(span.text for span in inside)), style="dim")
             continue

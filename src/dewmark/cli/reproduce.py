@@ -95,7 +95,7 @@ def reproduce(
     from dewmark.lab.experiments.run import Run
     from dewmark.lab.experiments.stages import reproduce as run_stages
     from dewmark.lab.experiments.workers import Workers
-    from dewmark.reports.experiment_page import write_report
+    from dewmark.reports.experiment_report import write_report
 
     recipe = load_recipe(table, profile=profile)
     if host is not None:

@@ -24,8 +24,7 @@ from rich.console import Console
 from rich.text import Text
 
 from dewmark import storage
-from dewmark.reports import detection_page as words
-from dewmark.reports.detection_page import level, spans
+from dewmark.reports.detection_display import level, sentence, spans
 from dewmark.types import Detection, Verdict
 
 if TYPE_CHECKING:
@@ -239,7 +238,7 @@ def verdict_line(name: str, detection: Detection) -> Text:
     return Text.assemble(
         f"{printable(name)}: ",
         (detection.verdict.value, _VERDICT[detection.verdict]),
-        f": {words.sentence(detection)}",
+        f": {sentence(detection)}",
     )
 
 

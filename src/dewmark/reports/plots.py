@@ -1,13 +1,8 @@
-"""Figures in one plain style: light, no ornament, colours that the colour-blind tell apart.
+"""Plots in one plain style, with colours that colour-blind readers can tell apart.
 
-Each function takes arrays and gives a matplotlib figure; `save_figure` writes it, `png` and `svg` give its
-bytes. matplotlib is imported when the first figure is drawn, and its global state is never touched.
-
-What figures of several panels share: grids, one legend above them, the look of the n-th curve.
-
-Boundary: matplotlib only; what is drawn is in `figures`.
-
-What marking and detecting cost, drawn against what it may depend on: length, size of the vocabulary.
+First the plots of single commands (audit, power, tune, bench), then the layout that `experiment_plots`
+shares, then rendering. matplotlib is imported when the first figure is drawn, and its global state is never
+changed.
 """
 
 from __future__ import annotations
@@ -20,9 +15,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from dewmark import storage
+from dewmark.arrays import F64, I64
 from dewmark.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -42,7 +38,6 @@ __all__ = [
     "cost_curves",
     "curve",
     "grid",
-    "guide",
     "legend",
     "panels",
     "png",
@@ -51,11 +46,10 @@ __all__ = [
     "save_figure",
     "small_png",
     "styled",
-    "svg",
     "trade_off",
 ]
 
-# Okabe and Ito's colours, those that read well on white first; the yellow is left out.
+# Okabe and Ito's colours without yellow; those that read well on white come first.
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
 
 INK, SOFT, LINE = "#16181d", "#5b616e", "#dcdfe4"
@@ -64,7 +58,7 @@ _STYLE: Any = {  # matplotlib types the keys one by one
     "figure.facecolor": "white",
     "figure.constrained_layout.use": True,
     "font.family": "sans-serif",
-    "font.sans-serif": ["DejaVu Sans"],  # comes with matplotlib: the same picture on every machine
+    "font.sans-serif": ["DejaVu Sans"],  # ships with matplotlib: the same picture on every machine
     "font.size": 10,
     "text.color": INK,
     "axes.edgecolor": SOFT,
@@ -85,24 +79,35 @@ _STYLE: Any = {  # matplotlib types the keys one by one
     "legend.frameon": False,
     "lines.linewidth": 1.8,
     "lines.solid_capstyle": "round",
-    "svg.hashsalt": "dewmark",  # the same figure gives the same bytes
+    "svg.hashsalt": "dewmark",  # makes files reproducible
     "savefig.dpi": 150,
 }
 
-_FORMATS = ("png", "svg", "pdf")
+DASHED, DOTTED = (0, (4, 2)), (0, (1, 3))
+
+Line = tuple[str, Mapping[str, Any]]  # of a legend: its name, and its look
+
+_CURVES: tuple[tuple[Any, str], ...] = (  # dashes and markers
+    ("-", "o"),
+    ((0, (4, 1.5)), "s"),
+    ((0, (1, 1.2)), "^"),
+    ((0, (5, 1.5, 1, 1.5)), "D"),
+)
 
 _LEVELS = (0.05, 0.01, 0.001)
-
-_SMALLEST = 1e-300  # of p-values shown; beyond, a float64 is 0 and has no logarithm
-
+_SMALLEST_P = 1e-300  # smaller p-values may be 0 in float64, which has no logarithm
 _MOST_POINTS = 2_000
+_PANELS_PER_ROW = 5
+_PALETTE = 48  # colours of a PNG, including blends at edges
+_MARGIN = 1.4  # inches beside a grid for names and axis labels
+_FORMATS = ("png", "svg", "pdf")
 
 
 def qq_plot(p_values: ArrayLike, *, groups: Mapping[str, ArrayLike] | None = None, title: str = "") -> Figure:
-    """Observed against expected −log10 p of p-values (N,), uniform if the test is right.
+    """Observed against expected −log10 p of p-values (N,), which are uniform if the test is valid.
 
-    The grey band holds 95% of each point if it is: the i-th smallest of N uniforms is Beta(i, N + 1 − i).
-    The first five ``groups`` are drawn as thin lines beside all texts.
+    Each point then lies in the grey band with probability 95%: the i-th smallest of N uniforms is
+    Beta(i, N + 1 − i). The first five ``groups`` are drawn as thin lines.
     """
     from scipy.special import betaincinv
 
@@ -124,10 +129,23 @@ def qq_plot(p_values: ArrayLike, *, groups: Mapping[str, ArrayLike] | None = Non
         top = 1.05 * max(float(expected[0]), min(float(observed[0]), 12.0), float(high[0]))
         for level in _LEVELS:
             if -np.log10(level) < top:
-                guide(axes, -np.log10(level), f"p = {level:g}")
+                _guide(axes, -np.log10(level), f"p = {level:g}")
         axes.set(xlabel="expected −log10 p", ylabel="observed −log10 p", xlim=(0.0, None), ylim=(0.0, top))
         axes.legend(loc="upper left", fontsize=9)
     return figure
+
+
+def _spread_ranks(count: int) -> I64:
+    """Ranks 1 … N, thinned evenly on the logarithmic axis if there are too many to draw."""
+    if count <= _MOST_POINTS:
+        return np.arange(1, count + 1)
+    return np.unique(np.geomspace(1, count, _MOST_POINTS).round().astype(np.int64))
+
+
+def _qq(p: F64, ranks: I64) -> tuple[F64, F64]:
+    """Expected and observed −log10 p of the given ranks."""
+    ordered = np.sort(np.maximum(p, _SMALLEST_P))
+    return -np.log10(ranks / (len(p) + 1)), -np.log10(ordered[ranks - 1])
 
 
 def power_curve(
@@ -140,7 +158,7 @@ def power_curve(
     fpr: float,
     title: str = "",
 ) -> Figure:
-    """The share of marked texts found, (N,), by length in tokens, with its band and what was measured."""
+    """The modelled share of marked texts found, (N,), by length in tokens; its band, and measured shares."""
     with styled():
         figure, axes = _figure(title, width=6.4, height=4.0)
         axes.fill_between(lengths, low, high, color=COLOURS[0], alpha=0.18, linewidth=0, label="95% interval")
@@ -158,7 +176,7 @@ def power_curve(
                 elinewidth=1.2,
                 label="measured share",
             )
-        guide(axes, fpr, f"false positives {fpr:.3g}")
+        _guide(axes, fpr, f"false positives {fpr:.3g}")
         axes.set(xlabel="length (tokens)", ylabel="share of marked texts found", ylim=(0.0, 1.03))
         axes.legend(loc="lower right", bbox_to_anchor=(1.0, 0.08), fontsize=9)
     return figure
@@ -172,9 +190,9 @@ def trade_off(
     chosen: tuple[float, float] | None = None,
     title: str = "",
 ) -> Figure:
-    """Mean z against median perplexity: curves of (perplexity, z, label) points, drawn in the order given.
+    """Mean z against median perplexity: curves of (perplexity, z, label) points, in the given order.
 
-    The grey band is the budget around the ``unmarked`` texts' perplexity; ``chosen`` is ringed.
+    The grey band is the budget around the perplexity of ``unmarked`` texts; ``chosen`` gets a ring.
     """
     with styled():
         figure, axes = _figure(title, width=6.4, height=4.4)
@@ -195,46 +213,29 @@ def trade_off(
     return figure
 
 
-def save_figure(figure: Figure, path: str | Path) -> None:
-    """Write a figure as its name's ending says (.png, .svg, .pdf); it appears whole or not at all."""
-    path = Path(path)
-    kind = path.suffix.removeprefix(".").lower()
-    if kind not in _FORMATS:
-        raise ConfigError(f"a figure is saved as .png, .svg or .pdf, got {path.name}")
-    with storage.atomic_write(path) as stream:
-        stream.write(_render(figure, kind))
-
-
-def png(figure: Figure) -> bytes:
-    """The figure as a PNG file's bytes."""
-    return _render(figure, "png")
-
-
-def svg(figure: Figure) -> str:
-    """The figure as an SVG document."""
-    return _render(figure, "svg").decode("utf-8")
-
-
-def _render(figure: Figure, kind: str) -> bytes:
-    stream = io.BytesIO()
-    # without a date and a version, which would make every file differ
-    metadata = {"png": {"Software": None}, "svg": {"Date": None}, "pdf": {"CreationDate": None}}[kind]
+def cost_curves(curves: Mapping[str, Sequence[tuple[float, float]]], *, xlabel: str, title: str) -> Figure:
+    """Curves of (x, milliseconds) points by name, on logarithmic axes."""
     with styled():
-        figure.savefig(stream, format=kind, metadata=metadata)
-    return stream.getvalue()
+        figure, [[axes]] = grid(1, 1, width=5.0, height=3.2)
+        for number, points in enumerate(curves.values()):
+            look = {**curve(number), "markersize": 4}
+            axes.plot([x for x, _ in points], [y for _, y in points], **look)
+        axes.set(xscale="log", yscale="log", xlabel=xlabel, ylabel="milliseconds", title=title)
+        for axis in (axes.xaxis, axes.yaxis):
+            axis.set_major_formatter("{x:,g}")
+            axis.set_minor_formatter(_minor_tick)
+        legend(figure, [(name, {**curve(i), "markersize": 4}) for i, name in enumerate(curves)])
+    return figure
 
 
-@contextlib.contextmanager
-def styled() -> Iterator[None]:
-    """Draw inside this block: the style of every figure, without touching matplotlib's global state."""
-    import matplotlib as mpl
-
-    with mpl.rc_context(_STYLE):
-        yield
+def _minor_tick(value: float, position: float) -> str:
+    """Labels for 2 and 5 times a power of ten only."""
+    digit = round(value / 10.0 ** math.floor(math.log10(value)))
+    return f"{value:,g}" if digit in (2, 5) else ""
 
 
 def _figure(title: str, *, width: float, height: float) -> tuple[Figure, Axes]:
-    """A figure of one plot; without pyplot no window system is asked for and nothing is kept alive."""
+    """A figure with one plot, made without pyplot, which would need a window system and keep it alive."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(width, height))
@@ -243,42 +244,11 @@ def _figure(title: str, *, width: float, height: float) -> tuple[Figure, Axes]:
     return figure, axes
 
 
-def guide(axes: Axes, height: float, label: str) -> None:
-    """A dotted line across the plot, named at its right end."""
-    axes.axhline(height, color=SOFT, linewidth=0.8, linestyle=(0, (1, 3)))
-    place: Any = ("axes fraction", "data")
-    axes.annotate(label, (1.0, height), xycoords=place, ha="right", va="bottom", fontsize=8, color=SOFT)
-
-
-def _spread_ranks(count: int) -> NDArray[np.int64]:
-    """Ranks 1 … N, thinned evenly on the logarithmic axis where there are too many to draw."""
-    if count <= _MOST_POINTS:
-        return np.arange(1, count + 1)
-    return np.unique(np.geomspace(1, count, _MOST_POINTS).round().astype(np.int64))
-
-
-def _qq(p: NDArray[np.float64], ranks: NDArray[np.int64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Expected and observed −log10 p of the given ranks."""
-    ordered = np.sort(np.maximum(p, _SMALLEST))
-    return -np.log10(ranks / (len(p) + 1)), -np.log10(ordered[ranks - 1])
-
-
-Line = tuple[str, Mapping[str, Any]]  # of a legend: its name, and how it is drawn
-
-DASHED, DOTTED = (0, (4, 2)), (0, (1, 3))
-
-_LOOKS: tuple[tuple[Any, str], ...] = (
-    ("-", "o"),
-    ((0, (4, 1.5)), "s"),
-    ((0, (1, 1.2)), "^"),
-    ((0, (5, 1.5, 1, 1.5)), "D"),
-)
-
-_WIDEST = 5  # panels side by side
-
-_PALETTE = 48  # colours of a picture, blends at edges counted
-
-_LABELS = 1.4  # inches beside a grid that names and axis labels take
+def _guide(axes: Axes, height: float, label: str) -> None:
+    """A dotted horizontal line, labelled at its right end."""
+    axes.axhline(height, color=SOFT, linewidth=0.8, linestyle=DOTTED)
+    position: Any = ("axes fraction", "data")
+    axes.annotate(label, (1.0, height), xycoords=position, ha="right", va="bottom", fontsize=8, color=SOFT)
 
 
 def grid(
@@ -290,10 +260,10 @@ def grid(
     share_x: bool | Literal["row"] = False,
     share_y: bool = False,
 ) -> tuple[Figure, list[list[Axes]]]:
-    """A figure of rows x columns panels of the given size in inches, which may share their axes."""
+    """A figure of rows x columns panels, each of the given size in inches."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(width * columns + _LABELS, height * rows + 0.9))
+    figure = Figure(figsize=(width * columns + _MARGIN, height * rows + 0.9))
     axes = figure.subplots(rows, columns, squeeze=False, sharex=share_x, sharey=share_y)
     return figure, [list(row) for row in axes]
 
@@ -301,21 +271,21 @@ def grid(
 def panels(
     number: int, *, width: float, height: float, share_x: bool = False, share_y: bool = False
 ) -> tuple[Figure, list[Axes]]:
-    """A figure of ``number`` panels in rows of at most five, of one length but for the last."""
-    rows = math.ceil(number / _WIDEST)
+    """A figure of ``number`` panels in rows of at most five; only the last row may be shorter."""
+    rows = math.ceil(number / _PANELS_PER_ROW)
     columns = math.ceil(number / rows)
     figure, axes = grid(rows, columns, width=width, height=height, share_x=share_x, share_y=share_y)
     flat = [each for row in axes for each in row]
     for spare in flat[number:]:
         spare.set_visible(False)
     for lowest in flat[max(number - columns, 0) : number]:
-        lowest.tick_params(labelbottom=True)  # below it may be an empty panel
+        lowest.tick_params(labelbottom=True)  # the panel below may be hidden
     return figure, flat[:number]
 
 
 def curve(number: int) -> dict[str, Any]:
-    """The look of the n-th curve: six colours, then the same with other dashes and marks."""
-    dashes, mark = _LOOKS[number // len(COLOURS) % len(_LOOKS)]
+    """The look of the n-th curve: six colours, then the same with other dashes and markers."""
+    dashes, mark = _CURVES[number // len(COLOURS) % len(_CURVES)]
     return {"color": COLOURS[number % len(COLOURS)], "linestyle": dashes, "marker": mark}
 
 
@@ -328,8 +298,32 @@ def legend(figure: Figure, lines: Sequence[Line]) -> None:
     figure.legend(handles=handles, loc="outside upper center", ncols=min(len(handles), wide), fontsize=8)
 
 
+@contextlib.contextmanager
+def styled() -> Iterator[None]:
+    """Apply the style inside this block, without changing matplotlib's global state."""
+    import matplotlib as mpl
+
+    with mpl.rc_context(_STYLE):
+        yield
+
+
+def save_figure(figure: Figure, path: str | Path) -> None:
+    """Write a figure atomically, in the format of the file's suffix (.png, .svg, .pdf)."""
+    path = Path(path)
+    kind = path.suffix.removeprefix(".").lower()
+    if kind not in _FORMATS:
+        raise ConfigError(f"figures are saved as .png, .svg or .pdf, got {path.name}")
+    with storage.atomic_write(path) as stream:
+        stream.write(_render(figure, kind))
+
+
+def png(figure: Figure) -> bytes:
+    """The figure as PNG."""
+    return _render(figure, "png")
+
+
 def small_png(figure: Figure) -> bytes:
-    """The figure as a PNG with a palette, a third as large: plots have few colours."""
+    """The figure as a PNG with a palette, a third of the size."""
     from PIL import Image
 
     stream = io.BytesIO()
@@ -338,22 +332,10 @@ def small_png(figure: Figure) -> bytes:
     return stream.getvalue()
 
 
-def _some_minor(value: float, place: float) -> str:
-    """Names 2 and 5 times a power of ten; the other small ticks stay bare."""
-    digit = round(value / 10.0 ** math.floor(math.log10(value)))
-    return f"{value:,g}" if digit in (2, 5) else ""
-
-
-def cost_curves(curves: Mapping[str, Sequence[tuple[float, float]]], *, xlabel: str, title: str) -> Figure:
-    """Curves of (x, milliseconds) points by name, both axes logarithmic."""
+def _render(figure: Figure, kind: str) -> bytes:
+    stream = io.BytesIO()
+    # no date and no version, so that equal figures give equal files
+    metadata = {"png": {"Software": None}, "svg": {"Date": None}, "pdf": {"CreationDate": None}}[kind]
     with styled():
-        figure, [[axes]] = grid(1, 1, width=5.0, height=3.2)
-        for number, points in enumerate(curves.values()):
-            look = {**curve(number), "markersize": 4}
-            axes.plot([x for x, _ in points], [y for _, y in points], **look)
-        axes.set(xscale="log", yscale="log", xlabel=xlabel, ylabel="milliseconds", title=title)
-        for axis in (axes.xaxis, axes.yaxis):
-            axis.set_major_formatter("{x:,g}")
-            axis.set_minor_formatter(_some_minor)
-        legend(figure, [(name, {**curve(i), "markersize": 4}) for i, name in enumerate(curves)])
-    return figure
+        figure.savefig(stream, format=kind, metadata=metadata)
+    return stream.getvalue()

@@ -17,7 +17,7 @@ from typing import Any
 
 from dewmark.errors import InputError
 from dewmark.passages import locate
-from dewmark.reports import detection_page
+from dewmark.reports.detection_display import located_sentence, one_in, sentence
 from dewmark.scheme import check_text, decide
 from dewmark.serve.tenants import Tenant
 from dewmark.text.languages import UNDETERMINED, guess_language
@@ -83,7 +83,7 @@ def find_passages(query: Query, tenants: Sequence[Tenant], *, limit: int, text_f
         "passages": [passage.to_dict() for passage in found.passages],
         "share": found.share,
         "fpr": query.fpr,
-        "sentence": detection_page.located(found),
+        "sentence": located_sentence(found),
         "detection": whole,
     }
 
@@ -145,7 +145,7 @@ def _public(found: Attribution) -> dict[str, Any]:
 
 
 def _in_words(shown: Detection) -> dict[str, str]:
-    return {"one_in": detection_page.one_in(shown.p_value), "sentence": detection_page.sentence(shown)}
+    return {"one_in": one_in(shown.p_value), "sentence": sentence(shown)}
 
 
 def _rounded_up(p_value: float) -> float:

@@ -7,7 +7,7 @@ import random
 import pytest
 from scipy.stats import norm
 
-from dewmark.reports.detection_page import grouped, level, one_in, spans
+from dewmark.reports.detection_display import group_by_passage, level, one_in, spans
 from dewmark.types import TokenScore
 
 pytestmark = pytest.mark.serve
@@ -47,7 +47,7 @@ def test_spans_and_colours_are_those_of_the_reports(desk):
         rounded = [TokenScore(t.text, t.start, t.end, round(t.score, 4), t.scored) for t in tokens]
         wanted = [
             [span.text, name(span), -1 if place is None else place]
-            for place, inside in grouped(spans(text, rounded), places)
+            for place, inside in group_by_passage(spans(text, rounded), places)
             for span in inside
         ]
         assert mine == wanted

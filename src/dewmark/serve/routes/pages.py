@@ -10,7 +10,7 @@ from fastapi import APIRouter
 from fastapi.responses import FileResponse, JSONResponse, PlainTextResponse, Response
 
 from dewmark.passages import DEFAULT_FPR as LOCATE_FPR
-from dewmark.reports import detection_page
+from dewmark.reports.detection_display import CAVEATS, PASSAGE_CAVEATS
 from dewmark.scheme import MIN_EFFECTIVE_LENGTH
 from dewmark.serve.api_tokens import Caller, Scope
 from dewmark.serve.http_errors import ApiError
@@ -112,8 +112,8 @@ async def whoami(service: ServiceOf, caller: CallerOf) -> JSONResponse:
             },
             "defaults": {"fpr": settings.fpr, "locate_fpr": LOCATE_FPR},
             "generate": None if service.generator is None else {"models": [service.generator.name]},
-            "caveats": list(detection_page.CAVEATS),
-            "passage_caveats": list(detection_page.PASSAGE_CAVEATS),
+            "caveats": list(CAVEATS),
+            "passage_caveats": list(PASSAGE_CAVEATS),
             "version": __version__,
         }
     )

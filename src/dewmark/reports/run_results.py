@@ -1,7 +1,7 @@
-"""What a run left behind, read and summed up over seeds: evaluation, quality, preference, run time, theft.
+"""The files of a run, read and summarised over seeds: evaluation, quality, preference, run time, stealing.
 
-Files that a run did not write are simply absent; only ``evaluation.json`` or ``scores.jsonl`` must be there,
-unless nothing but run times was measured.
+A run may lack any of these files, but it must have some result. Reports also take from here how they name
+attacks and which negatives they prefer.
 """
 
 from __future__ import annotations
@@ -16,18 +16,33 @@ from typing import Any
 from dewmark import storage
 from dewmark.errors import InputError
 from dewmark.lab.evaluation.protocol import evaluate
-from dewmark.lab.evaluation.results import Evaluation, ScoreRow, read_scores
+from dewmark.lab.evaluation.results import CLEAN, Cell, Evaluation, Operating, ScoreRow, read_scores
 from dewmark.stats.metrics import Interval, Spread, mean_interval, spread
 
-__all__ = ["Quality", "RunFiles", "RunTime", "read_run"]
+__all__ = [
+    "SHIFTED",
+    "Quality",
+    "RunResults",
+    "RunTime",
+    "attack_label",
+    "is_truncation",
+    "preferred_operating_point",
+    "read_run",
+    "rewriting_attacks",
+]
+
+SHIFTED = 0.01
+"""A false-positive rate above the nominal one is flagged if its p-value is below this."""
+
+_PREFERRED = ("matched", "human-matched", "clean", "human")
 
 
 @dataclass(frozen=True, slots=True)
 class Quality:
-    """A scheme's texts over seeds: the median perplexity, means of the other measures.
+    """Quality of a scheme's texts over seeds: medians of perplexity, means of the other measures.
 
-    ``over_unmarked`` is how much larger the logarithm of perplexity is than that of the unmarked text with
-    the same prompt and seed: the mean over prompts, in nats a token.
+    ``over_unmarked`` is the log-perplexity minus that of the unmarked text with the same prompt and seed, in
+    nats per token, averaged over prompts.
     """
 
     kind: str
@@ -40,7 +55,7 @@ class Quality:
 
 @dataclass(frozen=True, slots=True)
 class RunTime:
-    """Seconds per text and peak memory of a scheme; None where the phase was not timed."""
+    """Seconds per text and peak memory of a scheme; None for phases that were not timed."""
 
     generate: Spread | None
     detect: Spread | None
@@ -49,8 +64,8 @@ class RunTime:
 
 
 @dataclass(frozen=True)
-class RunFiles:
-    """Everything that a report shows."""
+class RunResults:
+    """All results of a run that a report can show."""
 
     evaluation: Evaluation | None
     scores: Sequence[ScoreRow]
@@ -61,20 +76,20 @@ class RunFiles:
 
     @property
     def schemes(self) -> list[str]:
-        """All rows of tables: schemes, and ``none`` where unmarked texts were judged or timed."""
+        """The rows of tables: schemes, and ``none`` if unmarked texts were rated or timed."""
         evaluated = self.evaluation.schemes if self.evaluation else []
         return list(dict.fromkeys([*evaluated, *self.quality, *self.preference, *self.runtime]))
 
 
-def read_run(folder: Path) -> RunFiles:
-    """Read a run's folder."""
+def read_run(folder: Path) -> RunResults:
+    """Read the results in a run's folder."""
     scores = read_scores(path) if (path := folder / "scores.jsonl").is_file() else []
     evaluation = None
     if (path := folder / "evaluation.json").is_file():
         evaluation = Evaluation.load(path)
     elif scores:
         evaluation = evaluate(scores)
-    run = RunFiles(
+    run = RunResults(
         evaluation=evaluation,
         scores=scores,
         quality=_quality(_rows(folder / "quality.jsonl")),
@@ -83,10 +98,30 @@ def read_run(folder: Path) -> RunFiles:
         stealing=_stealing(_rows(folder / "stealing.jsonl")),
     )
     if not run.schemes:
-        raise InputError(
-            f"{folder} holds no results: it needs evaluation.json, scores.jsonl or runtime.jsonl"
-        )
+        raise InputError(f"no results in {folder}: expected evaluation.json, scores.jsonl or runtime.jsonl")
     return run
+
+
+def attack_label(attack: str) -> str:
+    """The heading of an attack."""
+    return "unattacked" if attack == CLEAN else attack
+
+
+def is_truncation(attack: str) -> bool:
+    """Whether an attack only truncates texts; reports show those against length."""
+    return attack.startswith("truncate")
+
+
+def rewriting_attacks(evaluation: Evaluation) -> list[str]:
+    """All attacks but truncations; unattacked texts come first."""
+    found = [attack for attack in evaluation.attacks if not is_truncation(attack)]
+    return sorted(found, key=lambda attack: attack != CLEAN)
+
+
+def preferred_operating_point(cell: Cell, rate: float) -> Operating | None:
+    """The operating point by the matched negatives if there are any, else by the unattacked ones."""
+    found = (cell.at(negatives, rate) for negatives in _PREFERRED)
+    return next((each for each in found if each is not None), None)
 
 
 def _rows(path: Path) -> list[dict[str, Any]]:
@@ -101,15 +136,15 @@ def _by(rows: Sequence[dict[str, Any]], name: str) -> dict[Any, list[dict[str, A
 
 
 def _over_seeds(
-    rows: Sequence[dict[str, Any]], name: str, middle: Callable[[list[float]], float]
+    rows: Sequence[dict[str, Any]], name: str, average: Callable[[list[float]], float]
 ) -> Spread | None:
-    """Each seed's mean or median of a field, spread over seeds; missing values are left out."""
+    """The spread over seeds of a field's mean or median; missing values are skipped."""
     values = {
         seed: [float(row[name]) for row in mine if row.get(name) is not None]
         for seed, mine in _by(rows, "seed").items()
     }
-    figures = [middle(each) for _, each in sorted(values.items()) if each]
-    return spread(figures) if figures else None
+    averages = [average(each) for _, each in sorted(values.items()) if each]
+    return spread(averages) if averages else None
 
 
 def _quality(rows: Sequence[dict[str, Any]]) -> dict[str, Quality]:
@@ -130,7 +165,7 @@ def _quality(rows: Sequence[dict[str, Any]]) -> dict[str, Quality]:
 def _over_unmarked(
     rows: Sequence[dict[str, Any]], plain: Mapping[tuple[Any, Any], float | None]
 ) -> Interval | None:
-    """Prompts are what the interval is over: a prompt's texts under several seeds count as one."""
+    """The mean difference with its interval over prompts; a prompt's texts under several seeds count once."""
     differences: dict[Any, list[float]] = {}
     for row in rows:
         mine, other = row.get("perplexity"), plain.get((row["seed"], row["id"]))
@@ -142,7 +177,7 @@ def _over_unmarked(
 
 
 def _preference(rows: Sequence[dict[str, Any]]) -> dict[str, Spread]:
-    """The net preference score: (wins − losses) / pairs, for each scheme over seeds."""
+    """Each scheme's net preference score, (wins − losses) / pairs, over seeds."""
     scores = {
         scheme: _over_seeds(mine, "outcome", statistics.fmean) for scheme, mine in _by(rows, "scheme").items()
     }
@@ -150,7 +185,7 @@ def _preference(rows: Sequence[dict[str, Any]]) -> dict[str, Spread]:
 
 
 def _stealing(rows: Sequence[dict[str, Any]]) -> dict[str, dict[str, Spread]]:
-    """Every number of each victim and attack over seeds; the rows are named "victim attack"."""
+    """Every number of each victim and attack over seeds, keyed by "victim attack"."""
     named = [{**row, "name": f"{row['scheme']} {row['attack']}"} for row in rows]
     found: dict[str, dict[str, Spread]] = {}
     for name, mine in _by(named, "name").items():

@@ -1,4 +1,4 @@
-"""The page: it reproduces the text exactly, runs nothing and fetches nothing."""
+"""Detections in words, colours and HTML: the page shows the text exactly, runs nothing, fetches nothing."""
 
 from __future__ import annotations
 
@@ -9,8 +9,16 @@ from html.parser import HTMLParser
 import pytest
 
 from dewmark.passages import Located, Passage
-from dewmark.reports import detection_page as words
-from dewmark.reports.detection_page import grouped, level, render_html, spans, write_html
+from dewmark.reports.detection_display import (
+    group_by_passage,
+    level,
+    located_sentence,
+    one_in,
+    passage_sentence,
+    sentence,
+    spans,
+)
+from dewmark.reports.detection_page import render_html, write_html
 from dewmark.types import Detection, TokenScore, Verdict
 
 
@@ -19,7 +27,7 @@ def detection(tokens=(), *, verdict=Verdict.MARKED, p=1e-5) -> Detection:
 
 
 class Texts(HTMLParser):
-    """Collects what stands inside each ``div class=text``, and all titles."""
+    """Collects the content of each ``div class=text``, all tags and all titles."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -76,7 +84,7 @@ EVIL = "</div><script>alert(\"x\")</script> & <b title='y'>\r\nline two\r\ttabbe
         (EVIL, [(0, 6), (6, 14), (14, 40), (40, 41), (41, 60)]),
     ],
 )
-def test_the_text_comes_back_exactly(text, places):
+def test_the_page_shows_the_text_exactly(text, places):
     tokens = cut(text, *places)
     pieces = spans(text, tokens)
     assert "".join(piece.text for piece in pieces) == text
@@ -116,7 +124,7 @@ def test_nothing_runs_and_nothing_is_fetched():
     assert policy.startswith("default-src 'none'")
 
 
-def test_the_card_says_what_was_found(tmp_path):
+def test_a_card_shows_the_verdict_and_its_numbers(tmp_path):
     tokens = [TokenScore("mark", 0, 4, 2.34, True), TokenScore("ed", 4, 6, -0.1, False)]
     items = [
         ("one.txt", "marked", detection(tokens)),
@@ -127,8 +135,8 @@ def test_the_card_says_what_was_found(tmp_path):
     write_html(path, items)
     page = path.read_text(encoding="utf-8")
     assert "1 of 3 texts marked" in page
-    assert re.search(r'class="verdict marked">marked<', page)
-    assert re.search(r'class="verdict too-short">too short<', page)
+    assert re.search(r'class="badge marked">marked<', page)
+    assert re.search(r'class="badge too-short">too short<', page)
     assert "1e-05" in page
     assert "1 in 100,000" in page
     assert "20 in 100" in page
@@ -138,14 +146,14 @@ def test_the_card_says_what_was_found(tmp_path):
     assert "prefers-color-scheme: dark" in page
 
 
-def test_levels():
+def test_colour_levels():
     assert [level(u) for u in (0.0, 0.29, -0.29, 0.4, -0.4, 2.2, -9.0, float("nan"), float("inf"))] == [
         0, 0, 0, 1, -1, 4, -4, 0, 0,
     ]  # fmt: skip
 
 
 @pytest.mark.parametrize(
-    ("p", "said"),
+    ("p", "expected"),
     [
         (1.0, "100 in 100"),
         (0.4, "40 in 100"),
@@ -157,13 +165,13 @@ def test_levels():
         (float("nan"), "an unknown share"),
     ],
 )
-def test_one_in(p, said):
-    assert words.one_in(p) == said
+def test_one_in(p, expected):
+    assert one_in(p) == expected
 
 
 def test_a_sentence_for_every_verdict():
-    assert "p = 1e-05 (1 in 100,000 unmarked texts" in words.sentence(detection())
-    assert "too few independent tokens" in words.sentence(detection(verdict=Verdict.TOO_SHORT))
+    assert "p = 1e-05 (1 in 100,000 unmarked texts" in sentence(detection())
+    assert "too few independent tokens" in sentence(detection(verdict=Verdict.TOO_SHORT))
 
 
 def passage(text: str, start: int, end: int, *, p: float = 1e-4) -> Passage:
@@ -171,7 +179,7 @@ def passage(text: str, start: int, end: int, *, p: float = 1e-4) -> Passage:
 
 
 @pytest.mark.parametrize("places", [[], [(0, 6)], [(3, 9), (14, 40)], [(6, 14), (14, 40)], [(0, len(EVIL))]])
-def test_passages_are_framed_and_the_text_still_comes_back_exactly(places):
+def test_passages_are_framed_and_the_text_is_still_exact(places):
     tokens = cut(EVIL, (0, 6), (6, 14), (14, 40), (40, 41), (41, 60))
     found = [passage(EVIL, *place) for place in places]
     parsed = parse(render_html([("x", EVIL, detection(tokens))], passages=[found]))
@@ -184,18 +192,18 @@ def test_passages_are_framed_and_the_text_still_comes_back_exactly(places):
         assert f"marked passage {number}: " in frame["title"]
         assert "p = 0.0001" in frame["title"]
         assert frame["role"] == "group"
-    if places:  # a token's own tooltip covers the passage's, so it says it too
+    if places:  # a token's tooltip hides the passage's, so it repeats it
         assert any(title.endswith("; in marked passage 1, p = 0.0001") for title in parsed.titles)
     assert [tag for tag, _ in parsed.tags].count("li") == len(places)
     assert not {tag for tag, _ in parsed.tags} & {"script", "b"}
 
 
-def test_a_page_says_whether_passages_were_looked_for():
+def test_the_page_says_whether_passages_were_searched_for():
     items = [("x", "some text", detection())]
     assert "passage" not in re.sub(r"(?s)<style>.*</style>", "", render_html(items))
     nothing = render_html(items, passages=[[]])
-    assert '<span class="verdict not-marked">no marked passage</span>' in nothing
-    assert '<span class="verdict marked">whole text: marked</span>' in nothing
+    assert '<span class="badge not-marked">no marked passage</span>' in nothing
+    assert '<span class="badge marked">whole text: marked</span>' in nothing
     assert "marked passages in 0 of 1 text<" in nothing
 
 
@@ -205,7 +213,7 @@ def test_random_passages_never_lose_or_repeat_a_character():
         text = "".join(draw.choice("ab <>&\r\n🙂é") for _ in range(draw.randrange(2, 30)))
         ends = sorted(draw.sample(range(len(text) + 1), k=2))
         tokens = cut(text, *((i, min(i + 2, len(text))) for i in range(0, len(text), 2)))
-        groups = grouped(spans(text, tokens), [(ends[0], ends[1])])
+        groups = group_by_passage(spans(text, tokens), [(ends[0], ends[1])])
         assert "".join(span.text for _, inside in groups for span in inside) == text
         inside = "".join(span.text for place, each in groups if place == 0 for span in each)
         assert text[ends[0] : ends[1]] in inside
@@ -215,8 +223,10 @@ def test_random_passages_never_lose_or_repeat_a_character():
 def test_passages_in_words():
     one = passage("x" * 400, 100, 300)
     found = Located((one,), detection([TokenScore("x", i, i + 1, 0.0, True) for i in range(400)]), 0.05)
-    assert words.located(found).startswith("1 marked passage at level 0.05, about 22% of its tokens marked; ")
-    assert "characters 100 to 300, p = 0.0001 over all passages tried, z = 5.10" in words.passage(one)
-    assert words.located(Located((), detection(), 0.05)).startswith(
+    assert located_sentence(found).startswith(
+        "1 marked passage at level 0.05, about 22% of its tokens marked; "
+    )
+    assert "characters 100 to 300, p = 0.0001 over all passages tried, z = 5.10" in passage_sentence(one)
+    assert located_sentence(Located((), detection(), 0.05)).startswith(
         "no marked passage at level 0.05; whole text"
     )

@@ -1,8 +1,10 @@
-"""The report of an experiment: whole, self-contained, with the paper's figures beside ours."""
+"""The report of an experiment: complete, self-contained, with the paper's numbers beside ours."""
 
 from __future__ import annotations
 
 import csv
+import dataclasses
+import io
 import json
 import math
 import re
@@ -16,11 +18,10 @@ from tests.lab.evaluation.synthetic import scored
 from dewmark.errors import InputError
 from dewmark.lab.evaluation.protocol import evaluate
 from dewmark.lab.evaluation.results import CLEAN, write_scores
-from dewmark.reports.experiment_page import write_report
-from dewmark.reports.experiment_tables import report_tables
-from dewmark.reports.figures import families
+from dewmark.reports.experiment_report import write_report
+from dewmark.reports.experiment_tables import report_tables, results_csv
 from dewmark.reports.paper import PaperTable, beside_paper, paper_as_table, paper_table
-from dewmark.reports.run_files import read_run
+from dewmark.reports.run_results import read_run
 
 SCHEMES = {"dew-paper-2.0": 3.0, "dew-paper-2.5": 4.0, "kgw": 3.5}
 ATTACKS = {CLEAN: (1.0, 0.0), "delete-0.3": (0.6, 0.0), "translate": (0.2, 1.3)}
@@ -33,9 +34,11 @@ def write_rows(path: Path, rows: list[dict[str, Any]]) -> None:
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run's results; tests that change them copy the folder first."""
+    """The folder of a run; tests that change it copy it first."""
     tmp_path = tmp_path_factory.mktemp("run")
+    kept = {"delete-0.3": 0.7, "translate": 0.1}
     rows = scored(SCHEMES, ATTACKS, texts=100, seeds=2, human=True)
+    rows = [dataclasses.replace(row, kept=kept.get(row.attack)) for row in rows]
     write_scores(tmp_path / "scores.jsonl", rows)
     evaluate(rows).save(tmp_path / "evaluation.json")
     texts = [(scheme, seed, i) for scheme in (CLEAN, *SCHEMES) for seed in (0, 1) for i in range(3)]
@@ -73,7 +76,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def texts(run: Path) -> dict[str, str]:
-    """The report's files but its pictures."""
+    """The report's files without pictures."""
     return report(run)
 
 
@@ -91,7 +94,7 @@ def main_table() -> PaperTable:
     return found
 
 
-def test_what_is_written(run: Path, texts: dict[str, str]) -> None:
+def test_all_files_are_written(run: Path, texts: dict[str, str]) -> None:
     assert set(texts) == {"report.md", "report.html", "table.tex", "table.csv", "results.csv"}
     pictures = {file.stem for file in (run / "figures").iterdir()}
     assert pictures == {"at-a-glance", "scores", "roc", "robustness-perplexity", "robustness-preference"}
@@ -99,12 +102,12 @@ def test_what_is_written(run: Path, texts: dict[str, str]) -> None:
         assert f"](figures/{name}.png)" in texts["report.md"]
     for text in (texts["report.md"], texts["report.html"]):
         assert "dewmark reproduce main" in text
-        assert "in 3 of 6 attacked cells unmarked texts pass an unattacked threshold more often" in text
+        assert "in 3 of 6 attacked cells, unmarked texts pass an unattacked threshold more often" in text
         assert "Beside the paper (Table 1)" in text
     assert '"host": "tiny <host>"' in texts["report.md"]
 
 
-def test_the_page_needs_nothing_else(texts: dict[str, str]) -> None:
+def test_the_page_is_self_contained(texts: dict[str, str]) -> None:
     page = texts["report.html"]
     assert page.count("data:image/png;base64,") == 5
     assert not re.search(r"https?://|<script|<link|src=\"(?!data:)", page)
@@ -113,13 +116,13 @@ def test_the_page_needs_nothing_else(texts: dict[str, str]) -> None:
     assert "tiny &lt;host&gt;" in page
 
 
-def test_the_same_results_give_the_same_files(run: Path, texts: dict[str, str]) -> None:
+def test_reports_are_reproducible(run: Path, texts: dict[str, str]) -> None:
     first = {file: file.read_bytes() for file in run.rglob("*") if file.is_file()}
     assert report(run) == texts
     assert {file: file.read_bytes() for file in run.rglob("*") if file.is_file()} == first
 
 
-def test_the_csv_holds_what_the_evaluation_found(run: Path, texts: dict[str, str]) -> None:
+def test_table_csv_has_the_numbers_of_the_evaluation(run: Path, texts: dict[str, str]) -> None:
     rows = list(csv.DictReader(texts["table.csv"].splitlines()))
     found = read_run(run).evaluation
     assert found is not None
@@ -134,7 +137,7 @@ def test_the_csv_holds_what_the_evaluation_found(run: Path, texts: dict[str, str
 
 
 def test_perplexity_is_compared_with_the_unmarked_text_of_the_same_prompt(tmp_path: Path) -> None:
-    """Texts differ tenfold between prompts; the mark's part is the same in all, and is found."""
+    """Prompts differ tenfold, but the ratio to the unmarked text is 1.5 for all of them."""
     rows = [
         {
             "scheme": scheme, "seed": seed, "kind": kind, "id": str(i), "tokens": 200,
@@ -153,7 +156,7 @@ def test_perplexity_is_compared_with_the_unmarked_text_of_the_same_prompt(tmp_pa
     assert read.quality[CLEAN].over_unmarked is None
     (table,) = (table for table in report_tables(read, None) if table.title == "Text quality")
     heads = [column.head for column in table.columns]
-    (figure,) = (row.figures[heads.index("over unmarked (nats)")] for row in table.rows if row.label == "kgw")
+    (figure,) = (row.values[heads.index("over unmarked (nats)")] for row in table.rows if row.label == "kgw")
     assert figure is not None
     assert (figure.value, figure.low) == pytest.approx((math.log(1.5),) * 2)
 
@@ -168,7 +171,7 @@ def test_quality_is_a_median_over_texts_and_a_mean_over_seeds(run: Path) -> None
     assert generate is not None
     assert (generate.mean, generate.half_range) == (3.0, 0.5)
     (times,) = (table for table in report_tables(read, None) if table.title == "Seconds per text")
-    over = next(row.figures[1] for row in times.rows if row.label == "kgw")
+    over = next(row.values[1] for row in times.rows if row.label == "kgw")
     assert over is not None
     assert over.value == 1.5
 
@@ -177,29 +180,29 @@ def test_quality_is_a_median_over_texts_and_a_mean_over_seeds(run: Path) -> None
     ("table", "first"),
     [
         ("main", "Marked texts found: the host's own unmarked texts, unattacked"),
-        ("human-negatives", "Marked texts found: texts by people, unattacked"),
+        ("human-negatives", "Marked texts found: human texts, unattacked"),
         ("encoders", "AUROC"),
         ("efficiency", "Seconds per text"),
         ("a recipe of one's own", "Marked texts found: the host's own unmarked texts, unattacked"),
     ],
 )
-def test_a_report_opens_with_what_its_table_is_about(run: Path, table: str, first: str) -> None:
+def test_a_report_opens_with_the_table_of_its_question(run: Path, table: str, first: str) -> None:
     assert report_tables(read_run(run), paper_table(table))[0].title.startswith(first)
 
 
-def test_the_paper_stands_beside_ours(run: Path) -> None:
+def test_the_paper_is_shown_beside_our_numbers(run: Path) -> None:
     beside = beside_paper(read_run(run), main_table())
     assert beside is not None
     groups = list(dict.fromkeys(column.group for column in beside.columns))
     assert groups == ["unattacked", "translate (paper: translate-de)", "translate (paper: translate-fr)", ""]
     kgw = next(row for row in beside.rows if row.label == "kgw: KGW")
     theirs = [
-        figure for column, figure in zip(beside.columns, kgw.figures, strict=True) if "paper" in column.head
+        figure for column, figure in zip(beside.columns, kgw.values, strict=True) if "paper" in column.head
     ]
     assert [figure.value for figure in theirs if figure] == [0.999, 0.027, 0.080, 0.019, 0.071, 10.46, -0.113]
 
 
-def test_the_papers_table_is_whole() -> None:
+def test_the_papers_table_is_complete() -> None:
     shown = paper_as_table(main_table())
     assert len(shown.rows) == 12
     assert [group for group, _ in shown.spans()] == [
@@ -212,11 +215,11 @@ def test_the_papers_table_is_whole() -> None:
     assert {row.group for row in shown.rows} == {"semantic", "surface-level"}
 
 
-def test_run_times_alone_are_a_report(run: Path, tmp_path: Path) -> None:
+def test_a_report_of_run_times_alone(run: Path, tmp_path: Path) -> None:
     shutil.copy(run / "runtime.jsonl", tmp_path)
     assert "Seconds per text" in report(tmp_path, "efficiency")["table.tex"]
     (tmp_path / "runtime.jsonl").unlink()
-    with pytest.raises(InputError, match="holds no results"):
+    with pytest.raises(InputError, match="no results in"):
         report(tmp_path)
 
 
@@ -230,22 +233,30 @@ def test_stolen_marks_have_a_table(run: Path, tmp_path: Path) -> None:
     stolen = report_tables(read_run(tmp_path), paper_table("stealing"))[1]
     assert stolen.title == "Stolen marks"
     assert [column.head for column in stolen.columns] == ["TPR@1%"]
-    ((row,), (figure,)) = stolen.rows, stolen.rows[0].figures
+    ((row,), (figure,)) = stolen.rows, stolen.rows[0].values
     assert row.label == "kgw spoof"
     assert figure is not None
     assert (figure.value, figure.half_range) == pytest.approx((0.6, 0.1))
 
 
-def test_families() -> None:
-    schemes = [
-        {"label": "dew-paper-2.5", "settings": {"lambda": 2.5}},
-        {"label": "dew-paper-2.0", "settings": {"lambda": 2.0}},
-        {"label": "dew-paper-2.0-key", "settings": {"lambda": 2.0}},
-    ]
-    labels = ["dew-paper-2.5", "dew-paper-2.0", "dew-paper-2.0-key", "use-m3-10", "use-m3-9", "kgw-self"]
-    assert families(labels, {"schemes": schemes}) == {
-        "dew-paper": [("dew-paper-2.0", "λ=2"), ("dew-paper-2.5", "λ=2.5")],
-        "dew-paper-key": [("dew-paper-2.0-key", "λ=2")],
-        "use-m3": [("use-m3-9", "9"), ("use-m3-10", "10")],
-        "kgw-self": [("kgw-self", "")],
-    }
+def test_results_csv_has_every_number(run: Path) -> None:
+    evaluation = read_run(run).evaluation
+    assert evaluation is not None
+    lines = list(csv.DictReader(io.StringIO(results_csv(evaluation))))
+    keys = [(line["scheme"], line["attack"], line["judged_by"], line["rate"]) for line in lines]
+    assert (
+        len(set(keys))
+        == len(keys)
+        == sum(sum(len(each.at) for each in cell.against) + len(cell.shares) for cell in evaluation.cells)
+    )
+    line = lines[keys.index(("kgw", "translate", "clean", "0.05"))]
+    cell = evaluation.cell("kgw", "translate")
+    assert cell is not None
+    at = cell.at("clean", 0.05)
+    assert at is not None
+    assert at.attacked is not None
+    assert float(line["tpr"]) == pytest.approx(at.tpr.mean, rel=1e-5)
+    assert float(line["fpr"]) == pytest.approx(at.attacked.rate, rel=1e-5)
+    assert float(line["words_kept"]) == pytest.approx(0.1)
+    by_p = lines[keys.index(("kgw", "translate", "p-value", "0.01"))]
+    assert float(by_p["found"]) == pytest.approx(cell.share(0.01).found.rate, rel=1e-5)

@@ -1,4 +1,4 @@
-"""The figures of an experiment: what is drawn is what was measured."""
+"""The figures of an experiment show the measured numbers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,14 @@ from tests.lab.evaluation.synthetic import scored
 
 from dewmark.lab.evaluation.protocol import evaluate
 from dewmark.lab.evaluation.results import CLEAN, MARKED, UNMARKED, ScoreRow
-from dewmark.reports.figures import at_a_glance, by_length, roc_curves, score_distributions, trade_offs
+from dewmark.reports.experiment_plots import (
+    at_a_glance,
+    by_length,
+    families,
+    robustness_against_quality,
+    roc_curves,
+    score_distributions,
+)
 from dewmark.reports.plots import curve, panels, small_png
 from dewmark.stats.metrics import tpr_at_fpr
 
@@ -40,7 +47,7 @@ def test_roc_curves_are_tpr_at_fpr_against_both_nulls() -> None:
     figure = roc_curves(ROWS, FOUND)
     assert [axes.get_title(loc="left") for axes in figure.axes[:3]] == FOUND.schemes
     solid, (*dashed, diagonal) = lines(figure, 0, "-")[:3], lines(figure, 0, "--")
-    assert (len(solid), len(dashed)) == (3, 2)  # unattacked texts have one null only
+    assert (len(solid), len(dashed)) == (3, 2)  # unattacked texts have only one null
     assert list(diagonal.get_xdata()) == list(diagonal.get_ydata())
     fpr = solid[2].get_xdata()
     assert fpr[0] == pytest.approx(1 / 120)
@@ -78,7 +85,7 @@ def test_at_a_glance_shows_both_thresholds() -> None:
             assert (at.tpr.mean, float(y)) in drawn
 
 
-def test_score_distributions_have_a_panel_for_each_cell_but_cuts() -> None:
+def test_score_distributions_have_one_panel_per_cell_without_truncations() -> None:
     figure = score_distributions(ROWS, FOUND)
     assert len(figure.axes) == 3 * 3
     assert [axes.get_title(loc="left") for axes in figure.axes[:3]] == [
@@ -94,8 +101,8 @@ def test_score_distributions_have_a_panel_for_each_cell_but_cuts() -> None:
     assert threshold.get_xdata()[0] == pytest.approx(np.mean(at.thresholds))
 
 
-def test_no_attack_is_left_out() -> None:
-    """Seven attacks and none: a panel each; of ROC curves as many as there are colours, and a word on it."""
+def test_every_attack_is_drawn_or_counted() -> None:
+    """Every attack has a panel; ROC curves run out of colours, and the legend says how many are missing."""
     attacks = {CLEAN: (1.0, 0.0), **{f"delete-{r}": (1.0 - r / 10, 0.0) for r in range(1, 8)}}
     rows = scored({"dew": 3.0}, attacks, texts=40, seeds=2)
     found = evaluate(rows)
@@ -110,7 +117,7 @@ def test_no_attack_is_left_out() -> None:
     assert len(colours) == len(set(colours)) == 7
 
 
-def test_length_is_an_axis() -> None:
+def test_truncated_texts_are_drawn_by_length() -> None:
     figure = by_length(FOUND)
     assert figure is not None
     first = figure.axes[0].lines[0]
@@ -120,9 +127,9 @@ def test_length_is_an_axis() -> None:
 
 
 def test_a_line_joins_the_strengths_of_one_scheme() -> None:
-    families = {"dew": [("dew-2.0", "λ=2"), ("dew-2.5", "λ=2.5")], "kgw": [("kgw", "")]}
+    strengths = {"dew": [("dew-2.0", "λ=2"), ("dew-2.5", "λ=2.5")], "kgw": [("kgw", "")]}
     quality = {"dew-2.0": 50.0, "dew-2.5": 45.0, "kgw": 40.0}
-    figure = trade_offs(families, FOUND, quality, unmarked=60.0, label="perplexity")
+    figure = robustness_against_quality(strengths, FOUND, quality, unmarked=60.0, label="perplexity")
     assert figure is not None
     panel = figure.axes[1]
     assert panel.get_title(loc="left") == "translate"
@@ -132,7 +139,7 @@ def test_a_line_joins_the_strengths_of_one_scheme() -> None:
     expected = [at.tpr.mean for cell in cells if cell and (at := cell.at("matched", 0.01))]
     assert list(joined.get_ydata()) == pytest.approx(expected)
     assert [text.get_text() for text in panel.texts] == ["λ=2", "λ=2.5"]
-    assert trade_offs(families, FOUND, {}, unmarked=None, label="perplexity") is None
+    assert robustness_against_quality(strengths, FOUND, {}, unmarked=None, label="perplexity") is None
 
 
 def test_no_two_of_24_curves_look_alike() -> None:
@@ -153,3 +160,18 @@ def test_pictures_are_small_and_the_same_every_time() -> None:
     assert first == second
     assert first.startswith(b"\x89PNG")
     assert len(first) < 60_000
+
+
+def test_families_by_setting_or_label() -> None:
+    schemes = [
+        {"label": "dew-paper-2.5", "settings": {"lambda": 2.5}},
+        {"label": "dew-paper-2.0", "settings": {"lambda": 2.0}},
+        {"label": "dew-paper-2.0-key", "settings": {"lambda": 2.0}},
+    ]
+    labels = ["dew-paper-2.5", "dew-paper-2.0", "dew-paper-2.0-key", "use-m3-10", "use-m3-9", "kgw-self"]
+    assert families(labels, {"schemes": schemes}) == {
+        "dew-paper": [("dew-paper-2.0", "λ=2"), ("dew-paper-2.5", "λ=2.5")],
+        "dew-paper-key": [("dew-paper-2.0-key", "λ=2")],
+        "use-m3": [("use-m3-9", "9"), ("use-m3-10", "10")],
+        "kgw-self": [("kgw-self", "")],
+    }

@@ -1,10 +1,7 @@
 """The figures of an experiment: scores, ROC curves, robustness at a glance, by length, and against quality.
 
-Marked texts are blue everywhere, unmarked ones orange, unattacked ones grey; solid lines and filled points
-are judged by the matched null (negatives after the same attack), dashed lines and hollow points by the
-unattacked one. The look is that of `plots`. Boundary: rows and results in, matplotlib figures out.
-
-Which rows of an experiment are one scheme at several strengths, so that a figure joins them by a line.
+Marked texts are blue, unmarked ones orange, unattacked ones grey. Solid lines and filled points use the
+matched null (negatives after the same attack), dashed lines and hollow points the unattacked one.
 """
 
 from __future__ import annotations
@@ -25,7 +22,6 @@ from dewmark.lab.evaluation.results import (
     UNMARKED,
     Cell,
     Evaluation,
-    Operating,
     ScoreRow,
 )
 from dewmark.reports.plots import (
@@ -42,7 +38,12 @@ from dewmark.reports.plots import (
     panels,
     styled,
 )
-from dewmark.reports.tables import attack_name, is_cut
+from dewmark.reports.run_results import (
+    attack_label,
+    is_truncation,
+    preferred_operating_point,
+    rewriting_attacks,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -53,62 +54,49 @@ __all__ = [
     "by_length",
     "families",
     "has_bands",
-    "rewriting_attacks",
+    "robustness_against_quality",
     "roc_curves",
     "score_distributions",
-    "trade_offs",
 ]
 
-_STRENGTHS = ("lambda", "delta", "alpha")
-
-_SYMBOLS = {"lambda": "λ", "delta": "δ", "alpha": "α"}
-
+_ROC_COLOURS = (INK, *COLOURS)  # unattacked, then the attacks; the rest are not drawn
+_MOST_CURVES = 9  # in one panel
+_FEW_PANELS = 10  # with more, panels are smaller
+_STRENGTHS = {"lambda": "λ", "delta": "δ", "alpha": "α"}  # settings that are a scheme's strength
 _NUMBER = re.compile(r"[-_ ]([0-9]+(?:\.[0-9]+)?)(?=$|[-_ ])")
+
+BySeed = Mapping[int, F64]
+Scores = Mapping[tuple[str, str, str], BySeed]  # by (scheme, attack, kind)
 
 
 def families(labels: Sequence[str], configuration: Mapping[str, Any]) -> dict[str, list[tuple[str, str]]]:
-    """Members by family: (label, strength), in rising strength.
+    """Group rows that are one scheme at several strengths: {family: [(label, strength)]}.
 
-    Rows of ``configuration["schemes"]`` (dicts with ``label`` and ``settings``) that differ in one strength
-    are told by it; a label without such a row is cut at its number (``kgw-2.0`` is kgw at 2.0).
+    The strength comes from the settings in ``configuration["schemes"]`` (dicts with ``label`` and
+    ``settings``), or else from the number in the label: ``kgw-2.0`` is kgw at 2.0.
     """
     known = {row["label"]: row for row in configuration.get("schemes", ()) if isinstance(row, Mapping)}
     found: dict[str, list[tuple[float, str, str]]] = {}
     for label in labels:
-        name, strength, said = _member(label, known.get(label))
-        found.setdefault(name, []).append((strength, label, said))
-    return {name: [(label, said) for _, label, said in sorted(members)] for name, members in found.items()}
+        name, strength, shown = _family_and_strength(label, known.get(label))
+        found.setdefault(name, []).append((strength, label, shown))
+    return {name: [(label, shown) for _, label, shown in sorted(members)] for name, members in found.items()}
 
 
-def _member(label: str, row: Mapping[str, Any] | None) -> tuple[str, float, str]:
-    """(family, strength as a number, strength as a label)."""
+def _family_and_strength(label: str, row: Mapping[str, Any] | None) -> tuple[str, float, str]:
+    """(family, strength, strength as shown)."""
     number = _NUMBER.search(label)
     name = label if number is None else (label[: number.start()] + label[number.end() :]).strip("-_ ")
     settings = row.get("settings", {}) if row is not None else {}
-    for setting in _STRENGTHS:
+    for setting, symbol in _STRENGTHS.items():
         value = settings.get(setting)
         if isinstance(value, int | float):
-            return name, float(value), f"{_SYMBOLS[setting]}={value:g}"
+            return name, float(value), f"{symbol}={value:g}"
     return name, float(number.group(1)) if number else 0.0, number.group(1) if number else ""
 
 
-BySeed = Mapping[int, F64]
-
-_ROC_COLOURS = (INK, *COLOURS)  # of no attack, and of as many attacks as are drawn
-
-_MOST_CURVES = 9  # in one panel
-
-_FEW_PANELS = 10  # more of them are drawn smaller
-
-
-def rewriting_attacks(evaluation: Evaluation) -> list[str]:
-    """No attack, then those that change texts otherwise than by cutting them short."""
-    found = [each for each in evaluation.attacks if not is_cut(each)]
-    return sorted(found, key=lambda attack: attack != CLEAN)
-
-
 def score_distributions(rows: Sequence[ScoreRow], evaluation: Evaluation, *, rate: float = 0.01) -> Figure:
-    """Histograms of scores: a row for each scheme, a panel for each attack, with the unattacked threshold."""
+    """Histograms of scores, one row per scheme and one panel per attack, with the unattacked threshold."""
     scores = _scores(rows)
     null, bar = _null(scores)
     schemes, attacks = evaluation.schemes, rewriting_attacks(evaluation)
@@ -130,7 +118,7 @@ def score_distributions(rows: Sequence[ScoreRow], evaluation: Evaluation, *, rat
                 axes.tick_params(labelsize=7, length=2)
             row[0].set_ylabel(scheme, rotation=0, ha="right", va="center", fontsize=9)
         for axes, attack in zip(cells[0], attacks, strict=True):
-            axes.set_title(attack_name(attack), fontsize=9)
+            axes.set_title(attack_label(attack), fontsize=9)
         legend(
             figure,
             [
@@ -146,7 +134,7 @@ def score_distributions(rows: Sequence[ScoreRow], evaluation: Evaluation, *, rat
 def _histogram(
     axes: Axes, values: F64, low: float, high: float, colour: str, *, outline: bool = False
 ) -> None:
-    """The density of scores between two ends; those beyond are counted at the ends."""
+    """The density of scores between ``low`` and ``high``; scores beyond are counted at the ends."""
     if len(values):
         heights, edges = np.histogram(np.clip(values, low, high), np.linspace(low, high, 37), density=True)
         alpha = 1.0 if outline else 0.6
@@ -155,9 +143,9 @@ def _histogram(
 
 
 def roc_curves(rows: Sequence[ScoreRow], evaluation: Evaluation) -> Figure:
-    """A panel for each scheme, a colour for each attack; solid by the matched null, dashed by the other.
+    """One panel per scheme, one colour per attack; solid by the matched null, dashed by the unattacked one.
 
-    Of more than six attacks the first six are drawn, and the legend says how many are not.
+    Only the first six attacks are drawn; the legend says how many are left out.
     """
     scores = _scores(rows)
     null, _ = _null(scores)
@@ -165,7 +153,7 @@ def roc_curves(rows: Sequence[ScoreRow], evaluation: Evaluation) -> Figure:
     colours = dict(zip(rewriting, _ROC_COLOURS if CLEAN in rewriting else COLOURS, strict=False))
     sizes = (len(each) for (*_, kind), seeds in scores.items() if kind == null for each in seeds.values())
     least = min(sizes, default=1)
-    fpr = np.geomspace(min(1.0 / least, 0.01), 1.0, 80)  # below 1/N there is nothing to see
+    fpr = np.geomspace(min(1.0 / least, 0.01), 1.0, 80)  # below 1/N there are no data
     with styled():
         size = 2.5 if len(evaluation.schemes) <= _FEW_PANELS else 1.9
         figure, drawn = panels(len(evaluation.schemes), width=size, height=size, share_x=True, share_y=True)
@@ -184,9 +172,9 @@ def roc_curves(rows: Sequence[ScoreRow], evaluation: Evaluation) -> Figure:
             axes.tick_params(labelsize=8)
         figure.supxlabel("false-positive rate", fontsize=9)
         figure.supylabel("share of marked texts found", fontsize=9)
-        lines: list[Line] = [(attack_name(attack), {"color": colour}) for attack, colour in colours.items()]
-        if left := len(rewriting) - len(colours):
-            lines.append((f"{left} more, not drawn", {"color": "none"}))
+        lines: list[Line] = [(attack_label(attack), {"color": colour}) for attack, colour in colours.items()]
+        if omitted := len(rewriting) - len(colours):
+            lines.append((f"{omitted} more, not drawn", {"color": "none"}))
         nulls: list[Line] = [
             ("matched null", {"color": SOFT}),
             ("unattacked null", {"color": SOFT, "linestyle": DASHED}),
@@ -196,7 +184,7 @@ def roc_curves(rows: Sequence[ScoreRow], evaluation: Evaluation) -> Figure:
 
 
 def at_a_glance(evaluation: Evaluation, *, rate: float = 0.01) -> Figure:
-    """TPR of every scheme under every attack: filled by the matched null, hollow by the unattacked one."""
+    """TPR of every scheme under every attack, by the matched and by the unattacked null."""
     schemes, attacks = evaluation.schemes[::-1], rewriting_attacks(evaluation)
     with styled():
         height = 0.27 * len(schemes) + 0.2
@@ -209,7 +197,7 @@ def at_a_glance(evaluation: Evaluation, *, rate: float = 0.01) -> Figure:
             axes.set(xlim=(-0.03, 1.03), ylim=(-0.6, len(schemes) - 0.4), xticks=[0.0, 0.5, 1.0])
             axes.set_yticks(range(len(schemes)), schemes)
             axes.axvline(rate, color=SOFT, linewidth=0.8, linestyle=DOTTED)
-            axes.set_title(attack_name(attack), fontsize=9)
+            axes.set_title(attack_label(attack), fontsize=9)
             axes.tick_params(axis="y", length=0)
             axes.spines["left"].set_visible(False)
         figure.supxlabel(f"share of marked texts found at {100 * rate:g}% false positives", fontsize=9)
@@ -220,26 +208,26 @@ def at_a_glance(evaluation: Evaluation, *, rate: float = 0.01) -> Figure:
 
 
 def by_length(evaluation: Evaluation, *, whole: float | None = None, rate: float = 0.01) -> Figure | None:
-    """TPR against the length of texts that were cut short; None if none were.
+    """TPR against text length, from truncation attacks; None if there are none.
 
-    Lengths are those that the attacks' names tell, and ``whole`` is that of uncut texts; where they are not
-    known, as many tokens as the detector scored.
+    Lengths come from the attacks' names, and ``whole`` is the length of full texts; where unknown, it is the
+    number of tokens that the detector scored.
     """
-    cut = [each for each in evaluation.attacks if is_cut(each)]
-    if not cut:
+    truncations = [each for each in evaluation.attacks if is_truncation(each)]
+    if not truncations:
         return None
     schemes = evaluation.schemes
-    several = math.ceil(len(schemes) / _MOST_CURVES)
-    share = math.ceil(len(schemes) / several)
+    count = math.ceil(len(schemes) / _MOST_CURVES)
+    per_panel = math.ceil(len(schemes) / count)
     with styled():
-        figure, drawn = panels(several, width=4.2 if several > 1 else 6.2, height=3.6, share_y=True)
+        figure, drawn = panels(count, width=4.2 if count > 1 else 6.2, height=3.6, share_y=True)
         for number, axes in enumerate(drawn):
-            for place, scheme in enumerate(schemes[number * share : (number + 1) * share]):
-                cells = [evaluation.cell(scheme, each) for each in (*cut, CLEAN)]
+            for place, scheme in enumerate(schemes[number * per_panel : (number + 1) * per_panel]):
+                cells = [evaluation.cell(scheme, each) for each in (*truncations, CLEAN)]
                 points = sorted(
                     (_length(cell, whole), at.found.rate, at.found.low, at.found.high)
                     for cell in cells
-                    if cell is not None and (at := _strictest(cell, rate)) is not None
+                    if cell is not None and (at := preferred_operating_point(cell, rate)) is not None
                 )
                 if points:
                     lengths, found, low, high = zip(*points, strict=True)
@@ -254,11 +242,11 @@ def by_length(evaluation: Evaluation, *, whole: float | None = None, rate: float
 
 
 def has_bands(evaluation: Evaluation) -> bool:
-    """Whether `by_length` draws intervals: those of more schemes hide each other."""
+    """Whether `by_length` draws intervals: with many schemes they would hide each other."""
     return len(evaluation.schemes) <= len(COLOURS)
 
 
-def trade_offs(
+def robustness_against_quality(
     families: Mapping[str, Sequence[tuple[str, str]]],
     evaluation: Evaluation,
     quality: Mapping[str, float],
@@ -267,10 +255,10 @@ def trade_offs(
     label: str,
     rate: float = 0.01,
 ) -> Figure | None:
-    """Robustness against quality: a panel for each attack, a curve for each family over its strengths.
+    """Robustness against quality: one panel per attack, one curve per family over its strengths.
 
-    ``families`` are [(scheme, strength)] by name, ``quality`` one number per scheme, called ``label``;
-    ``unmarked`` is that of unmarked texts. None if no scheme has both.
+    ``families`` as from `families`; ``quality`` is one number per scheme, named ``label`` on the axis, and
+    ``unmarked`` that of unmarked texts. None if no scheme has a quality.
     """
     attacks = [each for each in rewriting_attacks(evaluation) if each != CLEAN] or [CLEAN]
     known = {
@@ -286,7 +274,7 @@ def trade_offs(
                 axes.axvline(unmarked, color=SOFT, linewidth=1.0, linestyle=DASHED)
             for number, members in enumerate(known.values()):
                 _strengths(axes, members, evaluation, attack, quality, number, rate)
-            axes.set_title(attack_name(attack), fontsize=9)
+            axes.set_title(attack_label(attack), fontsize=9)
             axes.set(ylim=(-0.03, 1.05))
             axes.margins(x=0.12)
         figure.supxlabel(label, fontsize=9)
@@ -299,14 +287,14 @@ def trade_offs(
 
 
 def _length(cell: Cell, whole: float | None) -> float:
-    told = cell.attack.rpartition("-")[2]
-    if is_cut(cell.attack) and told.isdigit():
-        return float(told)
+    number = cell.attack.rpartition("-")[2]
+    if is_truncation(cell.attack) and number.isdigit():
+        return float(number)
     return cell.tokens if whole is None or cell.attack != CLEAN else whole
 
 
 def _dumbbell(axes: Axes, y: int, cell: Cell, rate: float) -> None:
-    """One scheme's two figures, joined by a line: how long it is, the null's shift is."""
+    """A scheme's TPR by both nulls, joined by a line as long as the shift."""
     clean = cell.at("clean", rate) or cell.at("human", rate)
     matched = cell.at("matched", rate) or cell.at("human-matched", rate)
     if clean is not None and matched is not None:
@@ -327,11 +315,11 @@ def _strengths(
     number: int,
     rate: float,
 ) -> None:
-    """One family's curve over its strengths, each point named by its strength."""
+    """One family's curve, each point labelled with its strength."""
     points = [
         (quality[scheme], at.tpr.mean, strength)
         for scheme, strength in members
-        if (cell := evaluation.cell(scheme, attack)) and (at := _strictest(cell, rate))
+        if (cell := evaluation.cell(scheme, attack)) and (at := preferred_operating_point(cell, rate))
     ]
     if not points:
         return
@@ -344,12 +332,6 @@ def _strengths(
             )
 
 
-def _strictest(cell: Cell, rate: float) -> Operating | None:
-    """By the matched null where there is one, else by the unattacked or people's."""
-    found = (cell.at(null, rate) for null in ("matched", "human-matched", "clean", "human"))
-    return next((each for each in found if each is not None), None)
-
-
 def _scores(rows: Sequence[ScoreRow]) -> dict[tuple[str, str, str], dict[int, F64]]:
     """Scores by (scheme, attack, kind) and seed."""
     lists: dict[tuple[str, str, str], dict[int, list[float]]] = {}
@@ -360,20 +342,18 @@ def _scores(rows: Sequence[ScoreRow]) -> dict[tuple[str, str, str], dict[int, F6
     }
 
 
-def _null(scores: Mapping[tuple[str, str, str], BySeed]) -> tuple[str, str]:
-    """The kind of texts without a mark that a run has, and its threshold: the host's own, else people's."""
+def _null(scores: Scores) -> tuple[str, str]:
+    """The run's unmarked texts and the name of their threshold: the host's own if it has any, else human."""
     return (UNMARKED, "clean") if any(kind == UNMARKED for *_, kind in scores) else (HUMAN, "human")
 
 
-def _pooled(scores: Mapping[tuple[str, str, str], BySeed], scheme: str, attack: str, kind: str) -> F64:
+def _pooled(scores: Scores, scheme: str, attack: str, kind: str) -> F64:
     seeds = scores.get((scheme, attack, kind), {})
     return np.concatenate(list(seeds.values())) if seeds else np.empty(0)
 
 
-def _range(
-    scores: Mapping[tuple[str, str, str], BySeed], scheme: str, attacks: Sequence[str]
-) -> tuple[float, float]:
-    """The axis of a scheme: all of its scores but a few far ones, which stand at the ends."""
+def _range(scores: Scores, scheme: str, attacks: Sequence[str]) -> tuple[float, float]:
+    """The range of a scheme's axis: all of its scores but the outermost 0.1% on each side."""
     values = [_pooled(scores, scheme, attack, kind) for attack in attacks for kind in KINDS]
     together = np.concatenate(values)
     low, high = (float(end) for end in np.quantile(together, [0.001, 0.999]))
@@ -381,11 +361,11 @@ def _range(
 
 
 def _roc(positives: BySeed, negatives: BySeed, fpr: F64) -> F64 | None:
-    """TPR at each rate: the mean over seeds, each with its own negatives; None without any."""
+    """TPR at each false-positive rate: the mean over seeds, each with its own negatives; None without any."""
     curves = []
     for seed in positives.keys() & negatives.keys():
         high, low = np.sort(positives[seed]), np.sort(negatives[seed])[::-1]
-        # the conservative threshold of `stats.metrics.threshold_at`, at all rates at once
+        # the conservative threshold of `stats.metrics.threshold_at`, for all rates at once
         bars = low[np.minimum(np.floor(fpr * len(low) * (1.0 + 1e-12)).astype(np.int64), len(low) - 1)]
         found = 1.0 - np.searchsorted(high, bars, side="right") / len(high)
         curves.append(np.where(fpr < 1.0, found, 1.0))

@@ -1,0 +1,189 @@
+"""Detections in words and colours, the same in HTML pages, in a terminal and in the service's answers.
+
+Words: p-values, verdicts and passages as one-line sentences, and the caveats that belong to them. Colours:
+`spans` splits a text into the stretches that are shown in one colour, and `level` gives a score's colour.
+The service's web page repeats `spans`, `level` and `one_in` in JavaScript; a test compares the two.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from dewmark.types import Detection, TokenScore, Verdict
+
+if TYPE_CHECKING:
+    from dewmark.passages import Located, Passage
+
+__all__ = [
+    "CAVEATS",
+    "LEVELS",
+    "PASSAGE_CAVEATS",
+    "Span",
+    "group_by_passage",
+    "level",
+    "located_sentence",
+    "one_in",
+    "p_value",
+    "passage_count",
+    "passage_sentence",
+    "sentence",
+    "spans",
+]
+
+CAVEATS = (
+    "“Marked” means that unmarked text rarely scores this high: about one text in 1/p, for a random key.",
+    "It is evidence, not proof: among many unmarked texts, some pass any threshold.",
+    "It does not say who wrote the text, or why.",
+    "“Not marked” means that no mark of this key was found. It does not mean that a person wrote the text:",
+    "another model, another key or heavy rewriting leaves no mark that this detector can see.",
+    "“Too short” means that the text has too few independent tokens for any verdict.",
+)
+
+PASSAGE_CAVEATS = (
+    "A passage’s p-value accounts for all passages tried: it is the share of keys for which anything in an",
+    "unmarked text would look as striking. A passage shows where the evidence lies: it may begin or end a",
+    "sentence or two off, and short marked stretches may be missed.",
+)
+
+LEVELS = 4
+"""Colour levels on each side of 0."""
+
+_SCORE_PER_LEVEL = 0.6
+_SMALLEST_P = 1e-300
+
+
+def p_value(value: float) -> str:
+    """A p-value with two significant digits."""
+    if not math.isfinite(value):
+        return "p unknown"
+    return "p < 1e-300" if value < _SMALLEST_P else f"p = {value:.2g}"
+
+
+def one_in(value: float) -> str:
+    """A p-value as a share: ``40 in 100``, or ``1 in N`` below a tenth, N to two significant digits."""
+    if not math.isfinite(value):
+        return "an unknown share"
+    if value < _SMALLEST_P:
+        return "fewer than 1 in 10^300"
+    if value >= 0.1:
+        return f"{100 * value:.0f} in 100"
+    n = 1.0 / value
+    if n >= 1e9:
+        return f"1 in 10^{math.floor(math.log10(n))}"
+    scale = 10.0 ** max(math.floor(math.log10(n)) - 1, 0)
+    return f"1 in {round(n / scale) * scale:,.0f}"
+
+
+def sentence(detection: Detection) -> str:
+    """The numbers behind a verdict, in one line."""
+    length = f"effective length {detection.effective_length:.0f} of {detection.tokens_scored} tokens scored"
+    if detection.verdict is Verdict.TOO_SHORT:
+        return f"{length}: too few independent tokens for a verdict"
+    verb = "score" if detection.p_value >= 0.1 else "scores"
+    return (
+        f"{p_value(detection.p_value)} ({one_in(detection.p_value)} unmarked texts {verb} this high), "
+        f"z = {detection.z:.2f}, {length}"
+    )
+
+
+def located_sentence(found: Located) -> str:
+    """The passages found in a text and the verdict on the whole text, in one line."""
+    share = f", about {100 * found.share:.0f}% of its tokens marked" if found.passages else ""
+    whole = f"whole text {found.detection.verdict.value}, {p_value(found.detection.p_value)}"
+    return f"{passage_count(found.passages)} at level {found.fpr:g}{share}; {whole}"
+
+
+def passage_count(passages: Sequence[Passage]) -> str:
+    """The number of passages, in words."""
+    if not passages:
+        return "no marked passage"
+    return "1 marked passage" if len(passages) == 1 else f"{len(passages)} marked passages"
+
+
+def passage_sentence(passage: Passage) -> str:
+    """The numbers behind a passage, in one line."""
+    return (
+        f"characters {passage.start} to {passage.end}, {p_value(passage.p_value)} over all passages tried, "
+        f"z = {passage.z:.2f}, {passage.tokens} tokens, about {100 * passage.share:.0f}% of them marked"
+    )
+
+
+def level(score: float) -> int:
+    """The colour level of a score, −4 … 4: 0 near 0, ±4 beyond ±2.1 (2% of unmarked tokens on each side)."""
+    if not math.isfinite(score):
+        return 0
+    return max(-LEVELS, min(LEVELS, round(score / _SCORE_PER_LEVEL)))
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Some characters of a text and the tokens that share them, in order; possibly none."""
+
+    text: str
+    tokens: tuple[TokenScore, ...]
+
+    @property
+    def scored(self) -> bool:
+        """Whether any of the tokens carries evidence."""
+        return any(token.scored for token in self.tokens)
+
+    @property
+    def score(self) -> float:
+        """Σu/√n over the scored tokens: standard normal on unmarked text, like a single token's score."""
+        scores = [token.score for token in self.tokens if token.scored]
+        return sum(scores) / math.sqrt(len(scores)) if scores else 0.0
+
+
+def spans(text: str, tokens: Iterable[TokenScore]) -> list[Span]:
+    """Split ``text`` into spans whose texts join up to it exactly, whatever the tokens' offsets.
+
+    Byte-level pieces of one character share its offsets, some tokens have no character of their own, and
+    some characters belong to no token.
+    """
+    pieces: list[Span] = []
+    group: list[TokenScore] = []
+    start = end = 0  # offsets of the group's characters
+
+    def close() -> None:
+        if group and end > start:
+            pieces.append(Span(text[start:end], tuple(group)))
+            group.clear()
+
+    for token in sorted(tokens, key=lambda token: token.start):
+        first, last = (min(max(offset, 0), len(text)) for offset in (token.start, token.end))
+        if first >= end and last > first:
+            close()  # a group without characters stays open and joins the next characters
+            if first > end:
+                pieces.append(Span(text[end:first], ()))
+            start, end = first, last
+        group.append(token)
+        if last > first:
+            end = max(end, last)
+    close()
+    if end < len(text):
+        pieces.append(Span(text[end:], ()))
+    return pieces
+
+
+def group_by_passage(
+    pieces: Iterable[Span], places: Sequence[tuple[int, int]]
+) -> list[tuple[int | None, list[Span]]]:
+    """Group spans by the passage they lie in: (index of the passage or None, its spans), in order.
+
+    ``places`` are the passages' (start, end) character offsets, disjoint and in order. A span that overlaps
+    a passage belongs to it, to the first if it overlaps two.
+    """
+    groups: list[tuple[int | None, list[Span]]] = []
+    at = 0
+    for piece in pieces:
+        end = at + len(piece.text)
+        place = next((i for i, (first, last) in enumerate(places) if at < last and end > first), None)
+        if groups and groups[-1][0] == place:
+            groups[-1][1].append(piece)
+        else:
+            groups.append((place, [piece]))
+        at = end
+    return groups
