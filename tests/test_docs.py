@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -41,6 +42,14 @@ def test_the_architecture_page_names_functions_where_they_are() -> None:
         for name in re.findall(r"`([\w.]+)`", row[-3]):
             for part in name.split("."):
                 assert re.search(rf"\b(?:class|def) {part}\b", code), f"{part} is not in {files}"
+
+
+def test_the_architecture_page_shows_the_layers_of_the_import_linter() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    layers = project["tool"]["importlinter"]["contracts"][0]["layers"][1:]  # without __main__
+    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    (diagram,) = re.findall(r"```\n(cli .*?)```", page, re.DOTALL)
+    assert [re.split(r"  +", line)[0].strip() for line in diagram.splitlines()] == layers
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
