@@ -95,8 +95,7 @@ SCHEMES = Registry(
     group="dewmark.schemes",
 )
 
-# Called with ``progress`` and ``device``, and before these with what follows the colon, if the name ends in
-# one.
+# Called with ``progress`` and ``device``. A name that ends in a colon takes an argument: ``random:768``.
 ENCODERS = Registry(
     "encoder",
     {

@@ -94,7 +94,7 @@ class HostInfo:
 
     @functools.cached_property
     def markable(self) -> NDArray[np.bool_]:
-        """Which ids, (vocab_size,), stand for text: known to the tokenizer and not special."""
+        """A mask (vocab_size,) of the ids with text: known to the tokenizer and not special."""
         ids = np.zeros(self.vocab_size, dtype=bool)
         ids[: self.tokenizer.size] = True
         ids[[i for i in self.tokenizer.special_ids if i < self.vocab_size]] = False

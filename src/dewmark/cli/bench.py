@@ -80,9 +80,9 @@ def generate(
 
     Schemes take turns in every round, so that a busy machine disturbs them alike; trust ratios, not times.
     """
-    from dewmark.hosts.transformers.model import torch_device
     from dewmark.lab.bench.measures import against_vocabulary, bench_generation
     from dewmark.lab.bench.subjects import open_host
+    from dewmark.models.devices import torch_device
 
     _check(plot, against)
     names, batches = _names(schemes), _numbers(batch_sizes, "--batch-sizes")

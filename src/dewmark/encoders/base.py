@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from dewmark.cuda.encoder import GraphedEncoder
 
-__all__ = ["Encoder", "cannot_load", "same_device", "torch_device"]
+__all__ = ["Encoder", "cannot_load"]
 
 
 class Encoder(ABC):
@@ -65,20 +65,6 @@ class Encoder(ABC):
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.identity!r})"
-
-
-def torch_device(name: str) -> torch.device:
-    """The torch device that ``name`` stands for; ``auto`` is CUDA if available, else the CPU."""
-    import torch
-
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    return torch.device(name)
-
-
-def same_device(one: torch.device, other: torch.device) -> bool:
-    """Whether two devices are the same; ``cuda`` without an index is the first one."""
-    return one.type == other.type and (one.index or 0) == (other.index or 0)
 
 
 def cannot_load(name: str, error: Exception) -> ModelError:

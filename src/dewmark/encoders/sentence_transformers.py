@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from dewmark.arrays import F32
-from dewmark.encoders.base import Encoder, cannot_load, same_device
+from dewmark.encoders.base import Encoder, cannot_load
 from dewmark.errors import DewmarkError, ModelError
 from dewmark.extras import require
+from dewmark.models.devices import same_device
 from dewmark.models.hub import cached_commit, folder_hash, latest_commit, quiet_libraries
 from dewmark.models.packaged import PACKAGED, fetch
 from dewmark.workspace import Progress, silent

@@ -22,8 +22,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dewmark.arrays import F32
-from dewmark.encoders.base import Encoder, cannot_load, same_device, torch_device
+from dewmark.encoders.base import Encoder, cannot_load
 from dewmark.errors import DewmarkError, ModelError
+from dewmark.models.devices import same_device, torch_device
 from dewmark.models.packaged import PACKAGED, fetch
 from dewmark.text.windows import WordIds, WordTokenizer, pack_ids
 from dewmark.workspace import Progress, silent

@@ -213,7 +213,7 @@ def open_engine(engine: str, source: str, target: str, *, device: str = "auto", 
 def _translator(folder: str, direction: str, device: str) -> TextTranslator:
     """The translator of one direction, shared by all attacks in the process."""
     from dewmark.attacks.translation.bergamot import TextTranslator
-    from dewmark.hosts.transformers.model import torch_device
+    from dewmark.models.devices import torch_device
 
     models = Path(folder) / PACKAGED[_BERGAMOT].entry
     found = sorted(models.glob(f"{direction}-*"))

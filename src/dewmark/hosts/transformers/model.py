@@ -13,7 +13,7 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase
 
 from dewmark.decoding import Decoding
-from dewmark.errors import ConfigError, InputError, ModelError
+from dewmark.errors import InputError, ModelError
 from dewmark.hosts.base import Host, OnStep
 from dewmark.hosts.transformers.decoding_loop import CachedForward, CausalLM, decode, device_of
 from dewmark.hosts.transformers.description import describe, info_from_model
@@ -27,14 +27,14 @@ from dewmark.hosts.transformers.likelihood import (
 )
 from dewmark.hosts.transformers.model_files import load_error, resolve
 from dewmark.hosts.transformers.tokenizer import HFTokenizer
+from dewmark.models.devices import torch_device, torch_dtype
 from dewmark.models.hub import quiet_libraries
 from dewmark.scheme import BoundScheme, Drafts
 from dewmark.types import DraftCount
 from dewmark.workspace import HostInfo, Progress
 
-__all__ = ["TransformersHost", "load_host", "torch_device", "torch_dtype"]
+__all__ = ["TransformersHost", "load_host"]
 
-_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _LONGEST = 1 << 15  # tokens of a text in `follow`, where the model names no limit
 
 
@@ -266,25 +266,3 @@ def load_host(
     if progress is not None:
         progress(f"loading {name}", 1, 1)
     return TransformersHost(model, tokenizer, info=info)
-
-
-def torch_device(name: str) -> torch.device:
-    """The device of this name; ``auto`` is CUDA if available."""
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        raise ConfigError(f"unknown device {name!r}: use auto, cpu, cuda or cuda:N") from None
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise ConfigError(f"device {name!r} is not available, torch finds no CUDA here: use device='cpu'")
-    return device
-
-
-def torch_dtype(name: str, device: torch.device) -> torch.dtype:
-    """The dtype of this name; ``auto`` is bfloat16 on CUDA, else float32."""
-    if name == "auto":
-        return torch.bfloat16 if device.type == "cuda" else torch.float32
-    if name not in _DTYPES:
-        raise ConfigError(f"unknown dtype {name!r}: use auto, {', '.join(_DTYPES)}")
-    return _DTYPES[name]

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dewmark.arrays import F32
-from dewmark.encoders.base import Encoder, same_device, torch_device
+from dewmark.encoders.base import Encoder
+from dewmark.models.devices import same_device, torch_device
 from dewmark.registry import unknown_name
 from dewmark.text.windows import ids_and_mask, pack_ids, pad_rows
 from dewmark.workspace import Progress, silent

@@ -37,7 +37,8 @@ from dewmark.errors import ModelError
 from dewmark.hosts import host_info
 from dewmark.hosts.fake import tiny_tokenizer
 from dewmark.hosts.transformers.description import info_from_model
-from dewmark.hosts.transformers.model import TransformersHost, load_host, torch_device, torch_dtype
+from dewmark.hosts.transformers.model import TransformersHost, load_host
+from dewmark.models.devices import torch_device, torch_dtype
 from dewmark.registry import SCHEMES, unknown_name
 from dewmark.scheme import BoundScheme
 from dewmark.workspace import Progress, Tokenizer, Workspace

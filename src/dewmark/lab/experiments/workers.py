@@ -94,7 +94,7 @@ class LoadedModels:
 
     def _on_device(self, bound: BoundScheme) -> BoundScheme:
         """Move a scheme to the device if its test can run there."""
-        from dewmark.hosts.transformers.model import torch_device
+        from dewmark.models.devices import torch_device
 
         move = getattr(bound, "on", None)
         return bound if move is None else move(str(torch_device(self.device)))

@@ -22,12 +22,12 @@ from numpy.typing import NDArray
 from dewmark.arrays import F32, I64
 from dewmark.baselines.learned.atw import HIDDEN, OUTPUTS
 from dewmark.core.whitening import Whitening, normalize_rows
-from dewmark.encoders.base import torch_device
 from dewmark.encoders.contexts import load_context_whitening, token_vectors
 from dewmark.errors import InputError
 from dewmark.lab.training.job import Job, Trained
 from dewmark.lab.training.loop import BEYOND_STEPS, TorchLearner, rng, run_steps
 from dewmark.lab.training.sir import ResidualNetwork
+from dewmark.models.devices import torch_device
 
 __all__ = ["SignNetwork", "losses", "train"]
 

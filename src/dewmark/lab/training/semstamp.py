@@ -29,11 +29,11 @@ from torch.nn.functional import cosine_similarity
 from dewmark import storage
 from dewmark.arrays import F32, I64
 from dewmark.baselines.sentence.sentence_space import adapt, encode
-from dewmark.encoders.base import torch_device
 from dewmark.errors import InputError
 from dewmark.lab.training.job import Arrays, Job, Trained
 from dewmark.lab.training.loop import TorchLearner, rng, run_steps
 from dewmark.lab.training.texts import FileTexts
+from dewmark.models.devices import torch_device
 from dewmark.text.sentences import sentences
 
 __all__ = ["MARGIN", "Pairs", "Ranking", "Space", "file_pairs", "synthetic_pairs", "train", "train_space"]

@@ -23,11 +23,11 @@ from numpy.typing import NDArray
 from dewmark.arrays import F32, I64
 from dewmark.baselines.learned.sir import HIDDEN, OUTPUTS, context_of, words_of
 from dewmark.core.whitening import normalize_rows
-from dewmark.encoders.base import torch_device
 from dewmark.encoders.contexts import ordinary_texts
 from dewmark.errors import InputError
 from dewmark.lab.training.job import Job, Trained
 from dewmark.lab.training.loop import BEYOND_STEPS, TorchLearner, generator, rng, run_steps
+from dewmark.models.devices import torch_device
 
 __all__ = ["Learner", "ResidualNetwork", "TransformNetwork", "contexts_of", "fit", "losses", "train"]
 

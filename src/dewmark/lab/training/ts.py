@@ -32,11 +32,11 @@ from numpy.typing import NDArray
 from torch.nn.functional import cosine_similarity, softplus
 
 from dewmark.baselines.learned.ts import HIDDEN, LEAST, network_inputs
-from dewmark.encoders.base import torch_device
 from dewmark.encoders.contexts import load_context_whitening, token_vectors
 from dewmark.errors import InputError
 from dewmark.lab.training.job import Job, Trained
 from dewmark.lab.training.loop import BEYOND_STEPS, TorchLearner, generator, run_steps
+from dewmark.models.devices import torch_device
 from dewmark.workspace import LanguageModel
 
 __all__ = ["min_norm", "train"]

@@ -20,11 +20,11 @@ import numpy as np
 from dewmark.arrays import F32, I64
 from dewmark.baselines.learned.sir import HIDDEN, OUTPUTS
 from dewmark.core.whitening import normalize_rows
-from dewmark.encoders.base import torch_device
 from dewmark.encoders.contexts import token_vectors
 from dewmark.errors import InputError
 from dewmark.lab.training.job import Job, Trained
 from dewmark.lab.training.sir import fit
+from dewmark.models.devices import torch_device
 from dewmark.text.growing_text import Spelling
 
 if TYPE_CHECKING:
