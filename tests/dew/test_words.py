@@ -57,7 +57,7 @@ def test_one_detector_without_any_host_finds_the_texts_of_two_hosts(host, bag_en
 
 def test_without_a_host_marking_is_refused(bag_encoder, tmp_path) -> None:
     detector = DEW().with_settings(WORDS).bind(KEY, no_host(), Workspace(cache=tmp_path))
-    with pytest.raises(ConfigError, match="name the host"):
+    with pytest.raises(ConfigError, match="name a host"):
         detector.session(torch.tensor([[1, 2, 3]]))
 
 
@@ -120,7 +120,7 @@ def test_an_exported_detector_holds_nothing_of_the_host(host, bag_encoder, tmp_p
     detector = dewmark.Detector.load(tmp_path / "detector").scheme
     for mine, theirs in zip(detector.detect_batch(texts), bound.detect_batch(texts), strict=True):
         assert mine.p_value == pytest.approx(theirs.p_value, rel=1e-4)
-    with pytest.raises(ConfigError, match="name the host"):
+    with pytest.raises(ConfigError, match="name a host"):
         detector.session(torch.tensor([[1, 2, 3]]))
 
 
