@@ -6,7 +6,9 @@ import json
 import random
 import shutil
 import stat
+from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -14,9 +16,18 @@ import torch
 from tests.fakes import PAPER
 
 import dewmark
-from dewmark.errors import ArtifactError, ConfigError, ModelError, StorageError, UnknownNameError
+from dewmark.errors import (
+    ArtifactError,
+    ConfigError,
+    ModelError,
+    StorageError,
+    UnknownNameError,
+    VocabularyError,
+)
 from dewmark.hosts.fake import tiny_model
 from dewmark.hosts.transformers.watermarking_config import WatermarkingConfig
+from dewmark.registry import SCHEMES
+from dewmark.scheme import BoundScheme, Needs, Scheme, State
 
 PROMPT = " the old bridge over the river"
 SECRET = bytes(range(7, 39))
@@ -178,3 +189,83 @@ def test_tables_are_shared_memory_maps(exported) -> None:
     bound = dewmark.Detector.load(exported).scheme
     assert isinstance(bound.reader.token_rows, np.memmap)
     assert not bound.reader.token_rows.flags.writeable
+
+
+@dataclass(frozen=True)
+class Asking(Scheme):
+    """A scheme that keeps the workspace it was bound with."""
+
+    name: ClassVar[str] = "asking"
+    summary: ClassVar[str] = "asks for a host"
+    needs: ClassVar[Needs] = Needs(host_at_detection=True)
+
+    def validate(self):
+        return None
+
+    def bind(self, key, host, workspace):
+        return BoundAsking(self, host, "0123456789ab", workspace)
+
+    def restore(self, state, host, fingerprint, workspace):
+        return BoundAsking(self, host, fingerprint, workspace)
+
+
+class BoundAsking(BoundScheme):
+    def __init__(self, scheme, host, fingerprint, workspace):
+        super().__init__(scheme, host, fingerprint)
+        self.open_host = workspace.open_host
+
+    def session(self, prompt_ids, attention_mask=None, *, seeds=None):
+        raise NotImplementedError
+
+    def detect_batch(self, texts, *, prompts=None, fpr=0.01, test=None):
+        raise NotImplementedError
+
+    def state(self):
+        return State(meta={}, arrays={"nothing": np.zeros(1)})
+
+
+@pytest.fixture
+def asking(monkeypatch):
+    monkeypatch.setitem(SCHEMES._registered, "asking", Asking)
+
+
+def test_a_named_host_is_loaded_once_and_on_demand(asking, folder, tmp_path, monkeypatch):
+    other, tokenizer = tiny_model(400, seed=5)
+    other.save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    calls = []
+    load = dewmark.load_host
+    monkeypatch.setattr(
+        "dewmark.watermark.load_host", lambda name, **kwargs: calls.append(name) or load(name, **kwargs)
+    )
+    watermark = dewmark.Watermark(str(folder), key=dewmark.Key(bytes(32)), scheme="asking")
+    assert calls == []
+    own = watermark.scheme.open_host(None)
+    assert own is watermark.scheme.open_host(None) is watermark.host
+    assert calls == [str(folder)]
+    (logits,) = own.next_logits(["the"], [[5, 6]])
+    (others,) = watermark.scheme.open_host(str(tmp_path)).next_logits(["the"], [[5, 6]])
+    assert logits.shape == (2, 400)
+    assert not torch.equal(logits, others)
+
+
+def test_a_model_in_memory_serves_itself(asking):
+    model, tokenizer = tiny_model(128)
+    scheme = dewmark.load_scheme("asking", key=dewmark.Key(bytes(32)), host=model, tokenizer=tokenizer)
+    assert scheme.open_host(None).model is model
+    assert scheme.open_host(None) is scheme.open_host(None)
+
+
+def test_a_saved_detector_loads_its_host(asking, folder, tmp_path):
+    folder = shutil.copytree(folder, tmp_path / "model")
+    scheme = dewmark.load_scheme("asking", key=dewmark.Key(bytes(32)), host=str(folder))
+    dewmark.Detector(scheme).save(tmp_path / "detector")
+    detector = dewmark.Detector.load(tmp_path / "detector").scheme
+    (ours,) = detector.open_host(None).next_logits(["the"], [[5, 6]])
+    (theirs,) = scheme.open_host(None).next_logits(["the"], [[5, 6]])
+    assert torch.equal(ours, theirs)
+    model, tokenizer = tiny_model(144)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    with pytest.raises(VocabularyError, match="another tokenizer"):
+        dewmark.Detector.load(tmp_path / "detector").scheme.open_host(None)

@@ -1,18 +1,21 @@
+"""The decoding loop: padding, the cache, sampling, the end of texts, n-gram blocking."""
+
 from __future__ import annotations
 
-import functools
 import itertools
-import operator
 
 import numpy as np
 import pytest
 import torch
 from scipy import stats
+from transformers.generation.logits_process import (
+    NoRepeatNGramLogitsProcessor,
+)
 
 from dewmark.decoding import Decoding
-from dewmark.errors import ConfigError, InputError, ModelError, NumericalError, VocabularyError
+from dewmark.errors import InputError, ModelError, NumericalError
 from dewmark.hosts.fake import FakeHost
-from dewmark.hosts.transformers import likelihood
+from dewmark.hosts.transformers.decoding_loop import NGramBlocker
 
 PROMPTS = [
     "the old bridge over the river",
@@ -66,23 +69,6 @@ def test_same_seed_same_text_and_other_seed_other_text(host):
     other = write(host, seeds=[s + 100 for s in SEEDS])
     assert first == again
     assert all(a.text != b.text for a, b in zip(first, other, strict=True))
-
-
-def test_generation_tells_what_it_is(host):
-    generation = write(host)[0]
-    assert (generation.prompt, generation.seed, generation.scheme) == (PROMPTS[0], 5, "none")
-    assert generation.text == host.tokenizer.decode([generation.token_ids])[0]
-    assert generation.text.startswith(" ")  # the space before the first word is kept
-    assert host.tokenizer.encode([generation.text])[0].ids == generation.token_ids
-    assert write(host, max_new_tokens=23)[0].config_hash != generation.config_hash
-    assert write(host, seeds=[1, 2, 3, 4])[0].config_hash == generation.config_hash
-
-
-def test_batches_are_reported_as_they_finish(host):
-    seen = []
-    done = write(host, batch_size=3, on_batch=lambda batch: seen.append(list(batch)))
-    assert [len(batch) for batch in seen] == [3, 1]
-    assert functools.reduce(operator.iadd, seen, []) == done
 
 
 def test_no_ngram_is_repeated(host):
@@ -175,18 +161,6 @@ def test_sessions_get_prompts_and_mask(host, force):
     assert mask.tolist() == [[1, 1], [0, 1]]
 
 
-def test_each_batch_has_its_own_session(host, force):
-    scheme = force(host.info, -1)
-    host.generate(
-        ["the sea", "the", "sun"],
-        scheme=scheme,
-        seeds=[1, 2, 3],
-        decoding=Decoding(max_new_tokens=2),
-        batch_size=1,
-    )
-    assert len(scheme.opened) == 3
-
-
 def test_nan_logits_are_one_clear_error():
     host = FakeHost()
     with torch.no_grad():
@@ -203,30 +177,6 @@ def test_special_tokens_are_left_out(host, force):
     assert (row.text, row.token_ids) == ("", ())
 
 
-def test_log_likelihood_is_that_of_the_completion_only(host):
-    prompts, texts = ["the old bridge", "the", ""], [" over the river", "", " sea wind rain sun"]
-    scored = host.log_likelihood(prompts, texts)
-    for prompt, text, (total, count) in zip(prompts, texts, scored, strict=True):
-        start = host.tokenizer.encode_prompts([prompt])[0]
-        ids = start + list(host.tokenizer.encode([text])[0].ids)
-        with torch.inference_mode():
-            log_p = host.model(torch.tensor([ids])).logits[0].log_softmax(-1)
-        expected = sum(float(log_p[i - 1, ids[i]]) for i in range(len(start), len(ids)))
-        assert count == len(ids) - len(start)
-        assert total == pytest.approx(expected, abs=1e-4)
-
-
-def test_log_likelihood_in_small_batches_is_the_same(host, monkeypatch):
-    texts = [row.text for row in write(host)]
-    expected = host.log_likelihood(PROMPTS, texts)
-    monkeypatch.setitem(likelihood._LOGITS_AT_ONCE, "cpu", 512 * 30)
-    monkeypatch.setitem(likelihood._TOKENS_AT_ONCE, "cpu", 60)
-    monkeypatch.setitem(likelihood._SUMMED_AT_ONCE, "cpu", 512 * 5)
-    for (a, n), (b, m) in zip(host.log_likelihood(PROMPTS, texts), expected, strict=True):
-        assert n == m
-        assert a == pytest.approx(b, abs=1e-3)
-
-
 def test_prompts_that_do_not_fit_are_refused():
     host = FakeHost(context=32)
     with pytest.raises(InputError, match="context of 32"):
@@ -237,22 +187,6 @@ def test_prompts_that_do_not_fit_are_refused():
     )
     with pytest.raises(InputError, match="context of 32"):
         host.log_likelihood(["the"], [" the" * 40])
-
-
-def test_a_scheme_for_another_vocabulary_is_refused(host, force):
-    with pytest.raises(VocabularyError, match="another vocabulary"):
-        host.generate(
-            ["the"], scheme=force(FakeHost(64).info), seeds=[1], decoding=Decoding(max_new_tokens=2)
-        )
-
-
-def test_greedy_is_refused_for_schemes_that_need_sampling(host, force):
-    with pytest.raises(ConfigError, match="temperature above 0"):
-        host.generate(
-            ["the"], scheme=force(host.info), seeds=[1], decoding=Decoding(max_new_tokens=2, temperature=0.0)
-        )
-    first, second = (write(host, temperature=0.0, seeds=s) for s in (SEEDS, [1, 2, 3, 4]))
-    assert [row.text for row in first] == [row.text for row in second]
 
 
 def test_models_without_a_cache_are_refused(host, monkeypatch):
@@ -266,48 +200,6 @@ def test_models_without_a_cache_are_refused(host, monkeypatch):
         host.generate(["the"], scheme=None, seeds=[1], decoding=Decoding(max_new_tokens=2))
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"max_new_tokens": 0},
-        {"max_new_tokens": 2.5},
-        {"max_new_tokens": True},
-        {"temperature": -1.0},
-        {"temperature": float("nan")},
-        {"temperature": float("inf")},
-        {"top_p": 0.0},
-        {"top_p": 1.1},
-        {"top_k": -1},
-        {"no_repeat_ngram": -2},
-    ],
-)
-def test_decoding_parameters_out_of_range_are_named(settings):
-    with pytest.raises(ConfigError, match=next(iter(settings))):
-        Decoding(**settings)
-
-
-@pytest.mark.parametrize(
-    ("prompts", "seeds", "batch_size", "message"),
-    [
-        (["the"], [1, 2], 8, "1 prompts but 2 seeds"),
-        ("the", [1, 2, 3], 8, "list"),
-        ([3], [1], 8, "prompt 0"),
-        (["the"], [-1], 8, "seed 0"),
-        (["the"], [1], 0, "batch_size"),
-        (["\ud800"], [1], 8, "Unicode"),
-    ],
-)
-def test_unusable_rows_are_refused(host, prompts, seeds, batch_size, message):
-    with pytest.raises((InputError, ConfigError), match=message):
-        host.generate(
-            prompts, scheme=None, seeds=seeds, decoding=Decoding(max_new_tokens=1), batch_size=batch_size
-        )
-
-
-def test_no_prompts_no_generations(host):
-    assert host.generate([], scheme=None, seeds=[]) == []
-
-
 def test_no_text_ends_before_its_least_length():
     host = FakeHost(64)
     host.model.generation_config.eos_token_id = list(range(2, 40))  # most tokens end a text
@@ -315,5 +207,28 @@ def test_no_text_ends_before_its_least_length():
     held = write(host, ["the"] * 20, range(20), max_new_tokens=12, min_new_tokens=6)
     assert min(row.tokens for row in free) < 6
     assert min(row.tokens for row in held) >= 6
-    with pytest.raises(ConfigError, match="min_new_tokens"):
-        Decoding(max_new_tokens=3, min_new_tokens=4)
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 4])
+def test_ngram_blocking_equals_transformers(n):
+    rng = np.random.default_rng(n)
+    rows = rng.integers(0, 5, size=(3, 6))  # five ids only, so that n-grams repeat all the time
+    reference = NoRepeatNGramLogitsProcessor(n)
+    blocker = NGramBlocker(rows.tolist(), n)
+    blocked = 0
+    for _ in range(60):
+        scores = torch.zeros(3, 5)
+        expected = reference(torch.from_numpy(rows), scores.clone())
+        actual = blocker.block(scores.clone())
+        assert torch.equal(actual, expected)
+        blocked += int(torch.isinf(actual).sum())
+        new = rng.integers(0, 5, size=3)
+        rows = np.concatenate([rows, new[:, None]], axis=1)
+        blocker.append(new.tolist())
+    assert blocked > 0
+
+
+def test_ngram_blocking_of_prompts_shorter_than_n_and_ids_beyond_the_logits():
+    blocker = NGramBlocker([[1], [8, 9, 8]], 2)
+    scores = blocker.block(torch.zeros(2, 5))
+    assert torch.isfinite(scores).all()  # row 0 has no bigram yet, row 1 forbids id 9, which has no logit

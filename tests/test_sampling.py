@@ -1,3 +1,5 @@
+"""Random streams, filters and the race draw from the distribution that they should."""
+
 from __future__ import annotations
 
 import numpy as np
@@ -5,44 +7,17 @@ import pytest
 import torch
 from scipy import stats
 from transformers.generation.logits_process import (
-    NoRepeatNGramLogitsProcessor,
     TemperatureLogitsWarper,
     TopKLogitsWarper,
     TopPLogitsWarper,
 )
 
 from dewmark.decoding import Decoding
-from dewmark.hosts.transformers.decoding_loop import NGramBlocker
 from dewmark.sampling import RandomStreams, draw, filter_logits
 
 
 def random_logits(batch=4, vocab=300, seed=0, scale=3.0):
     return torch.randn(batch, vocab, generator=torch.Generator().manual_seed(seed)) * scale
-
-
-@pytest.mark.parametrize("n", [1, 2, 3, 4])
-def test_ngram_blocking_equals_transformers(n):
-    rng = np.random.default_rng(n)
-    rows = rng.integers(0, 5, size=(3, 6))  # five ids only, so that n-grams repeat all the time
-    reference = NoRepeatNGramLogitsProcessor(n)
-    blocker = NGramBlocker(rows.tolist(), n)
-    blocked = 0
-    for _ in range(60):
-        scores = torch.zeros(3, 5)
-        expected = reference(torch.from_numpy(rows), scores.clone())
-        actual = blocker.block(scores.clone())
-        assert torch.equal(actual, expected)
-        blocked += int(torch.isinf(actual).sum())
-        new = rng.integers(0, 5, size=3)
-        rows = np.concatenate([rows, new[:, None]], axis=1)
-        blocker.append(new.tolist())
-    assert blocked > 0
-
-
-def test_ngram_blocking_of_prompts_shorter_than_n_and_ids_beyond_the_logits():
-    blocker = NGramBlocker([[1], [8, 9, 8]], 2)
-    scores = blocker.block(torch.zeros(2, 5))
-    assert torch.isfinite(scores).all()  # row 0 has no bigram yet, row 1 forbids id 9, which has no logit
 
 
 @pytest.mark.parametrize("top_k", [1, 5, 299, 1000])

@@ -1,15 +1,18 @@
-"""Greedy decoding and beam search are refused where the mark is in the draw of each token."""
+"""Marking in transformers' own generate; greedy decoding and beam search if the mark needs sampling."""
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass
 
 import pytest
 import torch
 from tests.hosts.conftest import BoundForce, Force
+from transformers import GenerationConfig
 
 from dewmark.decoding import Decoding
-from dewmark.errors import ConfigError
+from dewmark.errors import ConfigError, VocabularyError
+from dewmark.hosts.fake import FakeHost, tiny_model
 from dewmark.hosts.transformers.watermarking_config import WatermarkingConfig
 from dewmark.scheme import Needs
 
@@ -77,6 +80,40 @@ def test_a_choosing_processor_refuses_greedy_decoding_and_outlives_transformers_
     assert written[:, 2:].tolist() == [[9] * 3] * 2
 
 
-def test_the_host_refuses_temperature_zero(host, chooser):
-    with pytest.raises(ConfigError, match="temperature 0 always takes the likeliest token, and force"):
-        host.generate(["the sea"], scheme=chooser, seeds=[1], decoding=Decoding(temperature=0.0))
+def test_watermarking_config_marks_in_transformers_own_generate(host, force):
+    scheme = force(host.info, 9)
+    config = WatermarkingConfig(scheme)
+    inputs = {"input_ids": torch.tensor([[0, 4], [4, 60]]), "attention_mask": torch.tensor([[0, 1], [1, 1]])}
+    options = {"do_sample": True, "top_k": 20, "max_new_tokens": 4}
+    marked = host.model.generate(**inputs, **options, watermarking_config=config)
+    assert marked[:, 2:].tolist() == [[9] * 4] * 2
+    assert scheme.opened[0][0].tolist() == inputs["input_ids"].tolist()
+    host.model.generate(**inputs, **options, watermarking_config=config)
+    assert len(scheme.opened) == 2  # each call of generate opens a session of its own
+    unmarked = host.model.generate(**inputs, **options)
+    assert unmarked[:, 2:].tolist() != marked[:, 2:].tolist()
+
+
+def test_a_scheme_is_a_logits_processor_too(host, force):
+    ids = torch.tensor([[4, 60]])
+    options = {"do_sample": True, "max_new_tokens": 3, "attention_mask": torch.ones_like(ids)}
+    marked = host.model.generate(ids, **options, logits_processor=[force(host.info, 9).processor(ids)])
+    assert marked[0, 2:].tolist() == [9, 9, 9]
+
+
+def test_watermarking_config_is_not_copied_and_gives_nothing_away(host, force):
+    config = WatermarkingConfig(force(host.info, 9))
+    assert copy.deepcopy(config) is config
+    assert set(config.to_dict()) == {"scheme", "config_hash"}
+    assert "force" in repr(config)
+    assert "force" in GenerationConfig(watermarking_config=config).to_json_string()
+    assert dict(config) == config.to_dict()
+
+
+def test_watermarking_config_refuses_another_vocabulary_and_what_is_no_scheme(force):
+    other = force(FakeHost(64).info)
+    model, _ = tiny_model(128)
+    with pytest.raises(VocabularyError, match="64 ids"):
+        model.generate(torch.tensor([[4]]), max_new_tokens=1, watermarking_config=WatermarkingConfig(other))
+    with pytest.raises(ConfigError, match="load_scheme"):
+        WatermarkingConfig("dew").validate()

@@ -1,0 +1,63 @@
+"""A host's description, from its files and from a model in memory."""
+
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+
+from dewmark.hosts import host_info, load_host
+from dewmark.hosts.fake import tiny_model
+from dewmark.hosts.transformers.description import info_from_model
+
+
+@pytest.fixture
+def folder(tmp_path):
+    model, tokenizer = tiny_model(128, padded_vocab=16, seed=4)
+    model.save_pretrained(tmp_path / "tiny")
+    tokenizer.save_pretrained(tmp_path / "tiny")
+    return tmp_path / "tiny"
+
+
+def test_info_of_a_folder_is_that_of_its_model_without_loading_it(folder, monkeypatch):
+    loaded = load_host(str(folder), device="cpu")
+    monkeypatch.setattr("transformers.AutoModelForCausalLM.from_pretrained", None)
+    info = host_info(str(folder))
+    table = info.embeddings()
+    assert (info.vocab_size, info.tokenizer.size) == (144, 128)
+    assert info.identity == loaded.info.identity
+    assert table.dtype == np.float32
+    assert np.array_equal(table, loaded.model.get_input_embeddings().weight.detach().numpy())
+
+
+def test_embeddings_of_sharded_and_half_precision_weights(tmp_path):
+    model, tokenizer = tiny_model(512)
+    model = model.to(torch.bfloat16)
+    model.save_pretrained(tmp_path, max_shard_size="40KB")
+    tokenizer.save_pretrained(tmp_path)
+    assert (tmp_path / "model.safetensors.index.json").exists()
+    table = host_info(str(tmp_path)).embeddings()
+    assert np.array_equal(table, model.get_input_embeddings().weight.detach().float().numpy())
+
+
+def test_embeddings_under_an_unknown_name_come_from_the_model(folder, monkeypatch):
+    monkeypatch.setattr("dewmark.hosts.transformers.description._EMBEDDING_NAMES", ("no.such.name",))
+    assert host_info(str(folder)).embeddings().shape == (144, 32)
+
+
+def test_the_identity_of_a_model_in_memory_follows_embeddings_and_tokenizer():
+    model, tokenizer = tiny_model(128)
+    first = info_from_model(model, tokenizer).identity
+    assert info_from_model(copy.deepcopy(model), tokenizer).identity == first
+    exact = copy.deepcopy(model).to(torch.bfloat16)
+    assert info_from_model(exact, tokenizer).identity == info_from_model(exact.float(), tokenizer).identity
+    assert info_from_model(tiny_model(128, seed=1)[0], tokenizer).identity != first
+    assert info_from_model(tiny_model(129)[0], tiny_model(129)[1]).identity != first
+
+
+def test_embeddings_of_a_model_in_memory_are_a_copy():
+    model, tokenizer = tiny_model(128)
+    info_from_model(model, tokenizer).embeddings()[:] = 0.0
+    assert model.get_input_embeddings().weight.abs().max() > 0

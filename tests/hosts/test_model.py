@@ -1,0 +1,79 @@
+"""Hosts that run in transformers, loaded by name or wrapped."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from dewmark.decoding import Decoding
+from dewmark.errors import ConfigError
+from dewmark.hosts import load_host
+from dewmark.hosts.fake import FakeHost, tiny_model
+from dewmark.hosts.transformers.model import TransformersHost
+
+
+@pytest.fixture
+def folder(tmp_path):
+    model, tokenizer = tiny_model(128, padded_vocab=16, seed=4)
+    model.save_pretrained(tmp_path / "tiny")
+    tokenizer.save_pretrained(tmp_path / "tiny")
+    return tmp_path / "tiny"
+
+
+def text_of(host):
+    return host.generate(["the old bridge"], scheme=None, seeds=[3], decoding=Decoding(max_new_tokens=20))[
+        0
+    ].text
+
+
+def test_a_local_folder_round_trips(folder):
+    model, tokenizer = tiny_model(128, padded_vocab=16, seed=4)
+    loaded = load_host(str(folder), device="cpu")
+    assert loaded.model.dtype == torch.float32
+    assert text_of(loaded) == text_of(TransformersHost(model, tokenizer))
+
+
+def test_gemma_gets_its_begin_of_text():
+    model, tokenizer = tiny_model(128)
+    model.config.model_type = "gemma3_text"
+    host = TransformersHost(model, tokenizer)
+    assert host._needs_bos
+    assert text_of(host) != text_of(FakeHost(128))
+
+
+@pytest.mark.parametrize("options", [{"device": "gpu0"}, {"dtype": "int3"}])
+def test_unknown_devices_and_dtypes_are_named(folder, options):
+    with pytest.raises(ConfigError, match=next(iter(options.values()))):
+        load_host(str(folder), **options)
+
+
+def test_importing_hosts_is_light():
+    code = (
+        "import sys; from dewmark.hosts import load_host, host_info, info_from_model;"
+        "assert not {'torch', 'transformers'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.models
+def test_the_real_default_host_writes_and_reads():
+    host = load_host("smollm2-135m")
+    prompts = ["The old bridge over the river", "In the beginning"]
+    rows = host.generate(
+        prompts, scheme=None, seeds=[1, 2], decoding=Decoding(max_new_tokens=24, no_repeat_ngram=4)
+    )
+    single = host.generate(
+        prompts[:1], scheme=None, seeds=[1], decoding=Decoding(max_new_tokens=24, no_repeat_ngram=4)
+    )
+    assert single == rows[:1]
+    assert all(row.tokens > 5 for row in rows)
+    assert host.info.embeddings().shape == (49152, 576)
+    human = ["was closed for repairs, so we took the ferry to the other side.", "xq zzv lorp tig bnn qwe"]
+    scored = host.log_likelihood(["The old bridge over the river"] * 2, human)
+    per_token = [total / count for total, count in scored]
+    assert -5.0 < per_token[0] < -1.0
+    assert per_token[1] < per_token[0] - 2.0
+    assert 2 not in host.tokenizer.encode(["a text with <|im_end|> in it"])[0].ids
