@@ -26,14 +26,14 @@ import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dewmark import config as cfg
 from dewmark.decoding import Decoding
-from dewmark.errors import ConfigError, InputError
+from dewmark.errors import ArtifactError, ConfigError, InputError
 from dewmark.registry import unknown_name
 from dewmark.types import Detection, TokenScore, Verdict
 from dewmark.workspace import HostInfo, Tokenized, Workspace
@@ -69,10 +69,22 @@ UNITS_PER_CHUNK = 100_000
 
 @dataclass(frozen=True, repr=False)
 class State:
-    """Everything a stored detector needs of a bound scheme. As secret as the key."""
+    """Everything a stored detector needs of a bound scheme. As secret as the key.
+
+    Asking for an entry that is missing raises `ArtifactError`.
+    """
 
     meta: Mapping[str, Any]
     arrays: Mapping[str, NDArray[Any]]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "meta", _Stored(self.meta))
+        object.__setattr__(self, "arrays", _Stored(self.arrays))
+
+
+class _Stored(dict[str, Any]):
+    def __missing__(self, name: str) -> NoReturn:
+        raise ArtifactError(f"the stored detector lacks {name!r}; export it again")
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,13 +143,18 @@ class Scheme(ABC):
     ) -> list[list[Detection]]:
         """For each text one detection per key, in the order of the keys; at least the best has token scores.
 
-        By default every key is bound and detects on its own; a scheme can override this to share work.
+        By default every key detects on its own; a scheme can override this, or `bind_keys`, to share work.
         """
         columns = [
-            self.bind(key, host, workspace).detect_batch(texts, prompts=prompts, fpr=fpr, test=test)
-            for key in keys
+            bound.detect_batch(texts, prompts=prompts, fpr=fpr, test=test)
+            for bound in self.bind_keys(keys, host, workspace)
         ]
         return [list(row) for row in zip(*columns, strict=True)]
+
+    def bind_keys(self, keys: Sequence[Key], host: HostInfo, workspace: Workspace) -> Iterator[BoundScheme]:
+        """Bind the scheme to several keys that will detect in the same texts."""
+        for key in keys:
+            yield self.bind(key, host, workspace)
 
     @property
     def needs_as_set(self) -> Needs:

@@ -21,8 +21,6 @@ from dewmark.arrays import F64
 from dewmark.baselines.token_schemes import TokenBound, TokenScheme
 from dewmark.core.keys import Key
 from dewmark.errors import ConfigError
-from dewmark.scheme import DEFAULT_FPR
-from dewmark.types import Detection
 from dewmark.workspace import HostInfo, LanguageModel, Tokenized, Workspace
 
 __all__ = ["HostReadingBound", "HostReadingScheme", "HostReadings", "WeightedBound", "entropy", "open_model"]
@@ -41,25 +39,15 @@ class HostReadingScheme(TokenScheme):
     ) -> HostReadingBound:
         """Bind the scheme to a 32-byte secret and a host's vocabulary."""
 
-    def detect_keys(
-        self,
-        keys: Sequence[Key],
-        texts: Sequence[str],
-        host: HostInfo,
-        workspace: Workspace,
-        *,
-        prompts: Sequence[str | None] | None = None,
-        fpr: float = DEFAULT_FPR,
-        test: str | None = None,
-    ) -> list[list[Detection]]:
-        """One detection per key for each text; the model runs once for all keys."""
+    def bind_keys(
+        self, keys: Sequence[Key], host: HostInfo, workspace: Workspace
+    ) -> Iterator[HostReadingBound]:
+        """Bind the scheme to several keys; the model runs once for all of them."""
         known: dict[_TextAfterPrompt, NDArray[Any]] = {}
-        columns = []
         for key in keys:
             bound = self.bind_secret(self.secret_of(key), host, key.fingerprint, workspace)
             bound.readings.known = known
-            columns.append(bound.detect_batch(texts, prompts=prompts, fpr=fpr, test=test))
-        return [list(row) for row in zip(*columns, strict=True)]
+            yield bound
 
 
 class HostReadingBound(TokenBound):

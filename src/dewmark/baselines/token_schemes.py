@@ -279,10 +279,7 @@ class TokenSession(Session):
 
 def stored_secret(state: State) -> bytes:
     """The secret in a stored detector."""
-    try:
-        secret = np.asarray(state.arrays["secret"], dtype=np.uint8).tobytes()
-    except KeyError as missing:
-        raise ArtifactError(f"the stored detector lacks {missing}; export it again") from None
+    secret = np.asarray(state.arrays["secret"], dtype=np.uint8).tobytes()
     if len(secret) != SECRET_BYTES:
         raise ArtifactError(f"the stored detector's secret has {len(secret)} bytes; export it again")
     return secret

@@ -108,10 +108,7 @@ class PASA(HostReadingScheme):
 
     def restore(self, state: State, host: HostInfo, fingerprint: str, workspace: Workspace) -> BoundPASA:
         """Rebuild the bound scheme from a stored detector, which holds the clusters."""
-        try:
-            clusters = np.asarray(state.arrays["clusters"], dtype=np.int64)
-        except KeyError as missing:
-            raise ArtifactError(f"the stored detector lacks {missing}; export it again") from None
+        clusters = np.asarray(state.arrays["clusters"], dtype=np.int64)
         return BoundPASA(
             self, host, fingerprint, secret=stored_secret(state), clusters=clusters, workspace=workspace
         )

@@ -130,12 +130,8 @@ class ATW(HostReadingScheme):
 
     def restore(self, state: State, host: HostInfo, fingerprint: str, workspace: Workspace) -> BoundATW:
         """Rebuild the bound scheme from a stored detector; the host's weights are opened to detect."""
-        secret = stored_secret(state)
-        try:
-            table, artifact = state.arrays["context_rows"], str(state.meta["artifact"])
-        except KeyError as missing:
-            raise ArtifactError(f"the stored detector lacks {missing}; export it again") from None
-        semantics = SemanticMap.of(table, state.arrays, artifact, host)
+        secret, table = stored_secret(state), state.arrays["context_rows"]
+        semantics = SemanticMap.of(table, state.arrays, str(state.meta["artifact"]), host)
         return BoundATW(self, host, fingerprint, secret=secret, semantics=semantics, workspace=workspace)
 
 

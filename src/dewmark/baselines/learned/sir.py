@@ -143,14 +143,9 @@ class _SemanticScheme(TokenScheme):
 
     def restore(self, state: State, host: HostInfo, fingerprint: str, workspace: Workspace) -> BoundSIR:
         """Rebuild the bound scheme from a stored detector; the encoder is loaded by its name."""
-        try:
-            name, identity = str(state.meta["encoder"]), str(state.meta["encoder_identity"])
-            artifact = str(state.meta["artifact"])
-            labels = np.asarray(state.arrays["labels"], dtype=np.int64)
-        except KeyError as missing:
-            raise ArtifactError(f"the stored detector lacks {missing}; export it again") from None
+        name, artifact = str(state.meta["encoder"]), str(state.meta["artifact"])
         encoder = load_encoder(name, progress=workspace.progress)
-        if encoder.identity != identity:
+        if encoder.identity != state.meta["encoder_identity"]:
             raise ArtifactError(
                 f"the encoder {name} is not the one the detector was made with: export it again"
             )
@@ -160,7 +155,7 @@ class _SemanticScheme(TokenScheme):
             fingerprint,
             secret=stored_secret(state),
             transform=open_transform(encoder, artifact, state.arrays),
-            labels=labels,
+            labels=np.asarray(state.arrays["labels"], dtype=np.int64),
             artifact=artifact,
         )
 

@@ -83,13 +83,15 @@ class TS(TokenScheme):
 
     def restore(self, state: State, host: HostInfo, fingerprint: str, workspace: Workspace) -> BoundTS:
         """Rebuild the bound scheme from a stored detector; neither artifact nor weights are needed."""
-        secret = stored_secret(state)
-        try:
-            parameters = TokenParameters(np.array(state.arrays["gamma"]), np.array(state.arrays["delta"]))
-            artifact = str(state.meta["artifact"])
-        except KeyError as missing:
-            raise ArtifactError(f"the stored detector lacks {missing}; export it again") from None
-        return BoundTS(self, host, fingerprint, secret=secret, parameters=parameters, artifact=artifact)
+        parameters = TokenParameters(np.array(state.arrays["gamma"]), np.array(state.arrays["delta"]))
+        return BoundTS(
+            self,
+            host,
+            fingerprint,
+            secret=stored_secret(state),
+            parameters=parameters,
+            artifact=str(state.meta["artifact"]),
+        )
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ from dewmark.baselines.token_schemes import stored_secret
 from dewmark.config import check_rules
 from dewmark.core.keys import Key, KeyStream
 from dewmark.errors import ConfigError
-from dewmark.scheme import DEFAULT_FPR, BoundScheme, Drafts, Needs, Scheme, State
+from dewmark.scheme import BoundScheme, Drafts, Needs, Scheme, State
 from dewmark.stats.evidence import Evidence
 from dewmark.stats.key_test import Statistic
 from dewmark.text.sentences import first_end, sentences
@@ -89,24 +89,11 @@ class SentenceScheme(Scheme):
         space = SentenceSpace.restored(state, workspace)
         return SentenceBound(self, host, fingerprint, secret=stored_secret(state), space=space)
 
-    def detect_keys(
-        self,
-        keys: Sequence[Key],
-        texts: Sequence[str],
-        host: HostInfo,
-        workspace: Workspace,
-        *,
-        prompts: Sequence[str | None] | None = None,
-        fpr: float = DEFAULT_FPR,
-        test: str | None = None,
-    ) -> list[list[Detection]]:
-        """One detection per key for each text; sentences are embedded once for all keys."""
+    def bind_keys(self, keys: Sequence[Key], host: HostInfo, workspace: Workspace) -> Iterator[SentenceBound]:
+        """Bind the scheme to several keys; sentences are embedded once for all of them."""
         space = self._space(workspace).remembering()
-        columns = [
-            self._bind(key, host, space).detect_batch(texts, prompts=prompts, fpr=fpr, test=test)
-            for key in keys
-        ]
-        return [list(row) for row in zip(*columns, strict=True)]
+        for key in keys:
+            yield self._bind(key, host, space)
 
     def _space(self, workspace: Workspace) -> SentenceSpace:
         return SentenceSpace.of(load_artifact(self.artifact, scheme=self.name), workspace)

@@ -73,16 +73,13 @@ class SentenceSpace:
     @classmethod
     def restored(cls, state: State, workspace: Workspace) -> SentenceSpace:
         """The space of a stored detector."""
-        try:
-            encoder = load_encoder(state.meta["encoder"], progress=workspace.progress)
-            if encoder.identity != state.meta["encoder_identity"]:
-                raise VocabularyError(
-                    f"the detector was made with encoder {state.meta['encoder_identity']}, "
-                    f"but {encoder.identity} is installed; export the detector again"
-                )
-            return cls._joined(encoder, state.arrays, str(state.meta["artifact"]))
-        except KeyError as missing:
-            raise ArtifactError(f"the stored detector lacks {missing}; export it again") from None
+        encoder = load_encoder(state.meta["encoder"], progress=workspace.progress)
+        if encoder.identity != state.meta["encoder_identity"]:
+            raise VocabularyError(
+                f"the detector was made with encoder {state.meta['encoder_identity']}, "
+                f"but {encoder.identity} is installed; export the detector again"
+            )
+        return cls._joined(encoder, state.arrays, str(state.meta["artifact"]))
 
     @classmethod
     def _joined(cls, encoder: Encoder, arrays: Mapping[str, NDArray[Any]], identity: str) -> SentenceSpace:
