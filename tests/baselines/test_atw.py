@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from tests.baselines.numbers import HOST, VOCAB, Numbers, ToyModel, key, numbers
+from tests.baselines.toy_host import HOST, VOCAB, Numbers, ToyModel, key, numbers
 
 from dewmark.baselines.learned.atw import ATW, LAYERS, BoundATW, SemanticMap, balanced, prefix_vectors
 from dewmark.baselines.learned.keyed_signs import context_rows, exact_tail
@@ -25,7 +25,7 @@ SURE[7] = 30.0
 
 
 def semantics(outputs: int = 12) -> SemanticMap:
-    """A random network on random token vectors of 8 numbers."""
+    """A random network on random 8-dimensional token vectors."""
     rng = np.random.default_rng(0)
     sizes = [(8, 10), (10, 10), (10, 10), (10, outputs)]
     layers = tuple(
@@ -39,7 +39,7 @@ SEMANTICS = semantics()
 
 
 def bound(index: int = 0, *, model: object = None, **settings: object) -> BoundATW:
-    """ATW on the numbers."""
+    """ATW on the toy vocabulary."""
     scheme = ATW().with_settings(settings)
     workspace = Workspace(cache=Path(), open_host=lambda _: model or ToyModel())  # type: ignore[arg-type,return-value]
     secret = scheme.secret_of(key(index))
@@ -47,14 +47,14 @@ def bound(index: int = 0, *, model: object = None, **settings: object) -> BoundA
 
 
 def shift_of(scheme: BoundATW, written: list[int], logits: torch.Tensor) -> torch.Tensor:
-    """What marking adds to the logits of the token after ``written``, (vocab,)."""
+    """The change of the logits after ``written``, (vocab,)."""
     prompt = torch.tensor([[9, 8]])
     ids = torch.cat((prompt, torch.tensor([written], dtype=torch.long)), dim=1)
     return (scheme.session(prompt)(ids, logits[None]) - logits)[0]
 
 
-def test_the_gate_opens_where_the_next_token_is_uncertain() -> None:
-    """Beyond the opening a sure place is left alone; in the opening every place is marked."""
+def test_uncertain_positions_are_marked() -> None:
+    """After the opening certain positions are left alone; in the opening every position is marked."""
     scheme, written = bound(opening=3), list(range(10, 25))
     assert shift_of(scheme, written, torch.randn(VOCAB)).any()
     assert not shift_of(scheme, written, SURE).any()
@@ -62,7 +62,7 @@ def test_the_gate_opens_where_the_next_token_is_uncertain() -> None:
     assert any(shift_of(bound(i, opening=3), [10, 11], SURE)[7] for i in range(8))
 
 
-def test_green_tokens_gain_by_how_likely_they_are() -> None:
+def test_green_tokens_gain_in_proportion_to_their_log_probability() -> None:
     """δ · log(p V) above the uniform level, nothing below, whatever constant is added to the logits."""
     scheme, written = bound(delta=0.5, alpha=0.0), list(range(10, 30))
     logits = 2.0 * torch.randn(VOCAB, generator=torch.Generator().manual_seed(0))
@@ -77,27 +77,27 @@ def test_green_tokens_gain_by_how_likely_they_are() -> None:
     assert not green[[0, 1, 2, 300, 319]].any()
 
 
-def test_the_half_follows_the_meaning_and_the_key() -> None:
+def test_green_half_depends_on_meaning_and_key() -> None:
     logits = torch.randn(VOCAB, generator=torch.Generator().manual_seed(1))
     text = list(range(10, 40))
     reference = shift_of(bound(), text, logits)
-    torch.testing.assert_close(shift_of(bound(), [*text, 200, 201], logits), reference)  # not yet due
+    torch.testing.assert_close(shift_of(bound(), [*text, 200, 201], logits), reference)  # not renewed yet
     assert not torch.equal(shift_of(bound(), [100 + i for i in text], logits), reference)
     assert not torch.equal(shift_of(bound(1), text, logits), reference)
     opening = shift_of(bound(), text[:3], logits)
-    torch.testing.assert_close(shift_of(bound(), [77, 78], logits), opening)  # fixed, whatever was written
+    torch.testing.assert_close(shift_of(bound(), [77, 78], logits), opening)  # whatever was written
 
 
 def test_prefixes_are_unit_sums_of_their_tokens() -> None:
-    table, ids = SEMANTICS.table, [5, 6, 7, 400, 8, 9]  # 400 is no id of this vocabulary
+    table, ids = SEMANTICS.table, [5, 6, 7, 400, 8, 9]  # 400 is not in this vocabulary
     found = prefix_vectors(table, ids, [0, 3, 6])
     expected = table[[5, 6, 7, 8, 9]].astype(np.float64).sum(axis=0)
     assert not found[0].any()
     np.testing.assert_allclose(found[2], expected / np.linalg.norm(expected), rtol=1e-5)
 
 
-def test_detection_counts_open_places_and_the_opening() -> None:
-    """The toy host is sure at even places: of 40 tokens the first 10 and then the odd ones count."""
+def test_detection_counts_uncertain_positions_and_the_opening() -> None:
+    """The toy model is certain at even positions: of 40 tokens, the first 10 and then the odd ones count."""
     found = bound().detect(numbers(40))
     assert [token.scored for token in found.tokens] == [i < 10 or i % 2 == 1 for i in range(40)]
     assert {token.score for token in found.tokens if token.scored} <= {-1.0, 1.0}
@@ -115,8 +115,8 @@ def _evidence(signs: np.ndarray, tokens: list[int], weights: list[int], scores: 
     )
 
 
-def test_the_law_over_keys_is_exact() -> None:
-    """Against all keys of three places: every token's place, sign and opening sign, one after the other."""
+def test_law_over_keys_is_exact() -> None:
+    """Against an enumeration of all keys with three places: each token's place, sign and opening sign."""
     signs = np.array([[1, -1, 1], [1, 1, -1], [0, 0, 0], [-1, 1, 1]])
     tokens, weights = [4, 4, 4, 9], [2, 1, 1, 3]
     sums = []
@@ -132,7 +132,7 @@ def test_the_law_over_keys_is_exact() -> None:
 
 
 def test_balanced_weights_give_the_largest_z() -> None:
-    """For equal scores everywhere: against plain counts, and against every change of one token's weight."""
+    """For equal scores, against plain counts and against every change of one token's weight."""
     scheme = bound()
     text = scheme.host.tokenizer.encode([numbers(160, top=30)])[0]
     plain = scheme._evidence(text, None)
@@ -152,8 +152,8 @@ def test_balanced_weights_give_the_largest_z() -> None:
 
 
 @pytest.mark.parametrize("test", ["weighted", "count", "key"])
-def test_p_values_are_honest_over_keys(test: str) -> None:
-    """P(p ≤ a) ≤ a within 4.5 standard deviations on a text that repeats itself; the host runs once."""
+def test_p_values_are_valid_over_keys(test: str) -> None:
+    """P(p ≤ a) ≤ a within 4.5 standard deviations on a repetitive text; the host runs once."""
     model, text = ToyModel(), numbers(160, top=40)
     p, known = [], {}
     for i in range(300):
@@ -163,25 +163,25 @@ def test_p_values_are_honest_over_keys(test: str) -> None:
     assert len(model.calls) == 1
     for a in (0.01, 0.05, 0.2, 0.5):
         assert np.mean(np.array(p) <= a) <= a + 4.5 * math.sqrt(a * (1.0 - a) / len(p))
-    assert 0.4 < np.mean(p) < 0.62  # nor is it far too cautious: ties alone raise the mean above 1/2
+    assert 0.4 < np.mean(p) < 0.62  # nor too conservative: ties alone raise the mean above 1/2
 
 
 class _Sure(ToyModel):
-    """A measurement model that is sure of everything, and counts how often it was asked."""
+    """A measurement model that is always certain, and counts its calls."""
 
     def follow(self, attention_mask: torch.Tensor):
         self.masks = attention_mask
         return lambda ids: SURE.repeat(len(ids), 1)
 
 
-def test_another_model_can_measure() -> None:
+def test_another_model_can_measure_entropy() -> None:
     scheme, written = bound(measure="other", model=_Sure(), opening=3), list(range(10, 20))
     assert not shift_of(scheme, written, torch.randn(VOCAB)).any()
     with pytest.raises(ConfigError, match="measure"):
         bound(measure="other").session(torch.tensor([[5]]))
 
 
-def test_a_measurement_model_with_other_tokens_is_refused() -> None:
+def test_measurement_model_with_another_tokenizer_is_rejected() -> None:
     class Other(Numbers):
         identity = "other"
 
@@ -191,7 +191,7 @@ def test_a_measurement_model_with_other_tokens_is_refused() -> None:
         BoundATW(scheme, HOST, "x", secret=bytes(32), semantics=SEMANTICS, workspace=workspace)
 
 
-def test_a_host_that_follows_predicts_what_it_predicts_alone() -> None:
+def test_following_model_predicts_the_same_as_a_full_pass() -> None:
     """With a KV cache and left padding, step by step."""
     host = FakeHost(64)
     ids = torch.tensor([[0, 0, 5, 6, 9, 11, 30], [7, 8, 20, 21, 22, 23, 24]])
@@ -204,7 +204,7 @@ def test_a_host_that_follows_predicts_what_it_predicts_alone() -> None:
             torch.testing.assert_close(found[row], alone, atol=1e-4, rtol=1e-4)
 
 
-def test_bad_settings_and_torn_networks_are_refused() -> None:
+def test_bad_settings_and_incomplete_networks_are_rejected() -> None:
     for setting in (
         {"alpha": -1.0},
         {"delta": 0.0},

@@ -6,7 +6,7 @@ import math
 
 import pytest
 import torch
-from tests.baselines.numbers import KNOWN, SPECIAL, VOCAB, bind, key
+from tests.baselines.toy_host import KNOWN, SPECIAL, VOCAB, bind, key
 
 from dewmark.baselines.green.morphmark import BoundMorphMark, MorphMark
 from dewmark.decoding import Decoding
@@ -36,8 +36,8 @@ def some_logits(rows: int) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_the_share_of_red_mass_that_moves_is_the_papers(form: str) -> None:
-    """Per row: r P_R of mass goes from red to green in proportion, and nothing else changes."""
+def test_moved_share_of_red_mass_is_the_papers(form: str) -> None:
+    """In each row r P_R of mass moves from red to green in proportion, and nothing else changes."""
     before, after, green = morph(some_logits(30), form=form)
     other = torch.zeros(VOCAB, dtype=torch.bool)
     other[OTHER] = True
@@ -49,7 +49,7 @@ def test_the_share_of_red_mass_that_moves_is_the_papers(form: str) -> None:
         assert torch.allclose(q[other], p[other], rtol=1e-4, atol=1e-9)
         assert torch.allclose(q[g], p[g] * (1.0 + r * P_R / P_G), rtol=1e-4, atol=1e-9)
         assert torch.allclose(q[~g & ~other], p[~g & ~other] * (1.0 - r), rtol=1e-2, atol=2e-6)
-    assert len(masses) > 15  # rows differ in their green mass, and each has its own
+    assert len(masses) > 15  # rows differ in their green mass
 
 
 def test_rows_with_little_green_mass_are_left_alone() -> None:
@@ -61,7 +61,7 @@ def test_rows_with_little_green_mass_are_left_alone() -> None:
     assert not torch.allclose(after[~light], before[~light], rtol=1e-2)
 
 
-def test_a_row_without_green_tokens_or_without_red_ones_survives() -> None:
+def test_row_without_green_or_red_tokens_survives() -> None:
     _, _, green = morph(some_logits(1))
     for keep in (green[0], ~green[0]):
         logits = torch.where(keep, some_logits(1), torch.tensor(-math.inf))
@@ -70,8 +70,8 @@ def test_a_row_without_green_tokens_or_without_red_ones_survives() -> None:
             assert torch.allclose(after, before, atol=1e-4)
 
 
-def test_a_row_is_morphed_alone_as_in_a_batch() -> None:
-    """The green mass is each row's own (a peer sums it over the batch)."""
+def test_row_is_morphed_alike_alone_and_in_a_batch() -> None:
+    """The green mass is computed per row (another implementation sums it over the batch)."""
     logits, ids = some_logits(4), torch.tensor([[5], [6], [7], [8]])
     bound = bind("morphmark")
     together = bound.session(ids)(ids, logits)
@@ -80,7 +80,7 @@ def test_a_row_is_morphed_alone_as_in_a_batch() -> None:
         assert torch.allclose(together[i], alone[0], atol=1e-5)
 
 
-def test_the_mark_is_in_the_final_distribution_and_is_found(tmp_path: object) -> None:
+def test_mark_in_the_final_distribution_is_detected(tmp_path: object) -> None:
     assert MorphMark().needs.final
     host = FakeHost()
     bound = MorphMark().bind(key(1), host.info, Workspace(cache=tmp_path))
@@ -103,7 +103,7 @@ def test_the_mark_is_in_the_final_distribution_and_is_found(tmp_path: object) ->
         ({"form": "cubic"}, "form must be one of"),
     ],
 )
-def test_bad_parameters_are_refused(settings: dict[str, object], message: str) -> None:
+def test_bad_parameters_are_rejected(settings: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         MorphMark(**settings)
 

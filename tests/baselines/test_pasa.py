@@ -1,4 +1,4 @@
-"""PASA: clusters, a coupling that distorts nothing, and laws of matches that hold whatever the model says."""
+"""PASA: clusters, a distortion-free coupling, and laws of matches that hold whatever the model says."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from tests.baselines.numbers import HOST, VOCAB, ToyModel, key, numbers
+from tests.baselines.toy_host import HOST, VOCAB, ToyModel, key, numbers
 
 from dewmark.baselines.keyed_sampling.pasa import PASA, auxiliary_law, cluster_masses, token_clusters
 from dewmark.baselines.score_laws import weighted_bernoulli_law
@@ -26,7 +26,7 @@ PASA_HOST: HostInfo = dataclasses.replace(HOST, identity="clustered", embeddings
 
 
 class Frozen:
-    """Logits of a model that the text knows nothing of."""
+    """A model whose logits are unrelated to the text."""
 
     def __init__(self, *, vocab: int = VOCAB, scale: float = 2.0) -> None:
         self.asked: list[int] = []
@@ -53,7 +53,7 @@ def test_clusters_are_those_of_the_embeddings(cache: Path) -> None:
     clusters = token_clusters(PASA_HOST, 10, Workspace(cache=cache))
     known = np.arange(3, 300)
     assert (clusters[[0, 1, 2, 300, 319]] == 10).all()
-    # k-means from a random start may split one direction and join two; most tokens sit with their own
+    # k-means may split one direction and join two; most tokens are grouped correctly
     same = clusters[known][:, None] == clusters[known][None, :]
     truth = known[:, None] % 10 == known[None, :] % 10
     assert (same == truth).mean() > 0.9
@@ -71,7 +71,7 @@ def test_clusters_are_computed_once(cache: Path) -> None:
         token_clusters(PASA_HOST, 298, Workspace(cache=cache))
 
 
-def test_the_auxiliary_law_is_a_law() -> None:
+def test_auxiliary_law_sums_to_one() -> None:
     logits = torch.randn(6, 50, generator=torch.Generator().manual_seed(1)) * 3
     clusters = (torch.arange(50) % 4).expand(6, -1)
     masses = cluster_masses(logits, clusters, 4)
@@ -98,7 +98,7 @@ def test_over_keys_the_next_token_follows_the_host(cache: Path, alpha: float) ->
 
 
 def test_only_one_cluster_is_left(cache: Path) -> None:
-    """Without the cut the key leaves one cluster, and the host's own odds within it."""
+    """With α = 1 the key leaves one cluster, with the host's probabilities within it."""
     bound, ids = bind(cache, alpha=1.0), torch.tensor([[5, 6, 7, 8]])
     logits = torch.randn(1, VOCAB, generator=torch.Generator().manual_seed(4))
     marked = bound.session(ids)(ids, logits)[0]
@@ -107,7 +107,7 @@ def test_only_one_cluster_is_left(cache: Path) -> None:
     torch.testing.assert_close(marked[alive], logits[0, alive])
 
 
-def test_a_history_that_comes_back_is_left_to_the_host(cache: Path) -> None:
+def test_repeated_history_is_left_to_the_host(cache: Path) -> None:
     bound, logits = bind(cache, history=2), torch.zeros(1, VOCAB)
     twin = int(np.flatnonzero(bound.clusters == bound.clusters[40])[-1])  # another token of the same cluster
     session = bound.session(torch.tensor([[5]]))
@@ -117,7 +117,7 @@ def test_a_history_that_comes_back_is_left_to_the_host(cache: Path) -> None:
     assert torch.equal(again, logits)
 
 
-def test_the_law_of_weighted_matches_against_all_outcomes() -> None:
+def test_law_of_weighted_matches_agrees_with_all_outcomes() -> None:
     levels, chances = np.array([3, 0, 1, 2, 3]), np.array([0.1, 0.5, 0.9, 0.3, 0.02])
     expected = np.zeros(levels.sum() + 1)
     for outcome in itertools.product([0, 1], repeat=5):
@@ -128,7 +128,7 @@ def test_the_law_of_weighted_matches_against_all_outcomes() -> None:
 @pytest.mark.parametrize(("kind", "scale"), [("random", 4.0), ("few words", 1.0), ("a loop", 4.0)])
 @pytest.mark.parametrize("test", ["weighted", "count", "race"])
 def test_p_values_are_exact_whatever_the_model_says(cache: Path, kind: str, scale: float, test: str) -> None:
-    """The text is no text of the model's."""
+    """Even if the model did not write the text."""
     text = {
         "random": numbers(120),
         "few words": numbers(120, seed=1, top=9),
@@ -140,13 +140,13 @@ def test_p_values_are_exact_whatever_the_model_says(cache: Path, kind: str, scal
     (found,) = PASA(clusters=10).detect_keys(keys, [text], PASA_HOST, workspace, test=test)
     p_values = np.array([d.p_value for d in found])
     expect_valid(p_values, f"{kind}, scale {scale}")
-    # exact, discrete as it is: P(p ≤ a) = a at every value a that p can have
+    # discrete but exact: P(p ≤ a) = a at every value a that p can take
     share = (p_values[None, :] <= p_values[:, None]).mean(axis=1)
     assert (np.abs(share - p_values) <= 4.5 * np.sqrt(p_values * (1 - p_values) / KEYS) + 1 / KEYS).all()
     assert model.asked == ([] if test == "race" else [1])  # one pass for all keys
 
 
-def test_matches_have_the_chances_that_are_claimed(cache: Path) -> None:
+def test_matches_have_the_claimed_chances(cache: Path) -> None:
     """Over keys Σ B_t has mean Σ q_t and variance Σ q_t (1 − q_t): 4.5 standard errors."""
     tokenizer = PASA_HOST.tokenizer
     (text,), (none,) = tokenizer.encode([numbers(80)]), tokenizer.encode([""])
@@ -158,7 +158,7 @@ def test_matches_have_the_chances_that_are_claimed(cache: Path) -> None:
     assert abs(np.mean(sums) - expected.sum()) < 4.5 * np.sqrt((expected * (1 - expected)).sum() / KEYS)
 
 
-def test_the_model_is_named_and_fits(cache: Path) -> None:
+def test_surrogate_is_opened_and_checked(cache: Path) -> None:
     asked = []
     workspace = Workspace(cache=cache, open_host=lambda name: asked.append(name) or Frozen())
     PASA(clusters=10, surrogate="small").bind(key(0), PASA_HOST, workspace).detect(numbers(40))
@@ -170,8 +170,8 @@ def test_the_model_is_named_and_fits(cache: Path) -> None:
     assert bind(cache).detect(numbers(40), test="race").tokens_scored > 0
 
 
-def test_a_model_that_is_sure_gives_no_evidence(cache: Path) -> None:
-    """Where the model is sure of a cluster that the text does not have, nothing is scored."""
+def test_certain_model_gives_no_evidence(cache: Path) -> None:
+    """Where the model is certain of another cluster than the text's, nothing is scored."""
     found = bind(cache, model=ToyModel(), alpha=1.0).detect(numbers(60))
     assert found.tokens_scored <= 58
     assert np.isfinite(found.z)
@@ -180,6 +180,6 @@ def test_a_model_that_is_sure_gives_no_evidence(cache: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "value"), [("clusters", 1), ("history", 0), ("alpha", 0.0), ("alpha", 1.1), ("slack", 1.0)]
 )
-def test_bad_parameters_are_refused(name: str, value: float) -> None:
+def test_bad_parameters_are_rejected(name: str, value: float) -> None:
     with pytest.raises(ConfigError, match=name):
         PASA(**{name: value})

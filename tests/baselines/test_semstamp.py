@@ -1,4 +1,4 @@
-"""SemStamp and k-SemStamp: bins, keyed partitions, judged drafts, verdicts."""
+"""SemStamp and k-SemStamp: bins, keyed partitions, drafts and verdicts."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ TEXT = (
 
 
 def _shuffled(count: int, *, seed: int = 0) -> list[str]:
-    """Sentences of six words of the text."""
+    """Sentences of six random words of the text."""
     rng, words = np.random.default_rng(seed), TEXT.lower().replace(".", "").replace("!", "").split()
     return [f" {' '.join(rng.permutation(words)[:6])}." for _ in range(count)]
 
@@ -56,22 +56,22 @@ class TestBoth:
         assert np.array_equal(bound.partition, same.partition)
         assert not np.array_equal(bound.partition, other.partition)
 
-    def test_over_keys_every_bin_is_accepted_alike(self, kind, bind) -> None:
-        """200 keys accept each of 64 transitions 50 times on average; the deviation of one is √37.5."""
+    def test_over_keys_every_bin_is_accepted_equally_often(self, kind, bind) -> None:
+        """200 keys accept each of 64 transitions 50 times on average; each with standard deviation √37.5."""
         counts = sum(bind(kind(), number).partition.astype(int) for number in range(200))
         assert abs(counts - 50.0).max() < 4.5 * np.sqrt(37.5)
 
-    def test_a_share_that_is_no_whole_number_of_bins_is_refused(self, kind, bind) -> None:
+    def test_share_must_be_a_whole_number_of_bins(self, kind, bind) -> None:
         with pytest.raises(ConfigError, match="whole number of the 8 bins, got 0.3"):
             bind(kind(gamma=0.3))
         with pytest.raises(ConfigError, match="tries must be at least 1"):
             kind(tries=0)
 
-    def test_no_logits_processor(self, kind, bind) -> None:
+    def test_there_is_no_logits_processor(self, kind, bind) -> None:
         with pytest.raises(ConfigError, match="drafts of whole sentences"):
             bind(kind()).processor(torch.tensor([[5, 6]]))
 
-    def test_a_draft_passes_if_its_bin_is_accepted_clear_of_the_border(self, kind, bind) -> None:
+    def test_draft_passes_in_an_accepted_bin_away_from_its_border(self, kind, bind) -> None:
         bound = bind(kind())
         drafts = bound.drafts(["The river was high."] * 40)
         texts = _shuffled(40)
@@ -87,18 +87,18 @@ class TestBoth:
 
     def test_a_draft_that_changes_the_sentence_before_is_unusable(self, kind, bind) -> None:
         drafts = bind(kind()).drafts([""])
-        assert drafts.judge([0], [" It cost 3."]) == [1.0]  # nothing before it: any sentence will do
+        assert drafts.judge([0], [" It cost 3."]) == [1.0]  # without a sentence before it, any will do
         drafts.accept(0, " It cost 3.")
         assert drafts.end(0, "14 euros") == len("14 euros")
         assert drafts.judge([0], ["14 euros. Then"]) == [-np.inf]
-        assert drafts.end(0, '"') is None  # may still close the sentence before
+        assert drafts.end(0, '"') is None  # the sentence before may still be closing
         assert drafts.end(0, " Then it rained.") is None
         assert drafts.end(0, " Then it rained. And") == len(" Then it rained.")
         assert drafts.end(0, " Then it rained.", last=True) == len(" Then it rained.")
         assert np.isfinite(drafts.judge([0], [" Then it rained."])[0])
 
-    def test_where_no_draft_is_usable_the_text_is_read_again(self, kind, bind) -> None:
-        """A draft that had to be taken changes the sentence before it; the next depends on the new one."""
+    def test_text_is_read_again_if_no_draft_was_usable(self, kind, bind) -> None:
+        """The draft taken changes the sentence before it, and the next one depends on the new sentence."""
         bound = bind(kind())
         glued, fresh = (bound.drafts(["The river was high."]) for _ in range(2))
         for drafts, parts in (
@@ -111,8 +111,8 @@ class TestBoth:
         assert glued.judge([0] * 30, tries) == fresh.judge([0] * 30, tries)
         assert glued.end(0, " Then it rained. And") == fresh.end(0, " Then it rained. And")
 
-    def test_marked_sentences_are_found_and_counted(self, kind, bind) -> None:
-        """Texts put together from accepted drafts alone have the least p-value that they can have."""
+    def test_marked_sentences_are_detected_and_counted(self, kind, bind) -> None:
+        """A text of accepted drafts only has all transitions accepted."""
         bound = bind(kind())
         drafts = bound.drafts(["The river was high."])
         text = ""
@@ -126,11 +126,11 @@ class TestBoth:
         assert found.tokens_scored == 12
         assert all(unit.score > 0.0 for unit in found.tokens)
         assert found.is_marked
-        assert bound.detect(text).tokens_scored == 11  # the first has no context then
+        assert bound.detect(text).tokens_scored == 11  # without the prompt the first has no context
         assert bind(kind(), 2).detect(text).p_value > found.p_value
-        assert bound.detect(text, test="z").p_value < found.p_value  # loops count as proof there
+        assert bound.detect(text, test="z").p_value < found.p_value  # it takes loops as proof
 
-    def test_a_text_in_which_no_key_can_be_found_is_too_short(self, kind, bind) -> None:
+    def test_text_in_which_no_key_can_be_detected_is_too_short(self, kind, bind) -> None:
         found = [
             bind(kind(), number).detect("It rained. It rained. It rained. It rained.") for number in range(20)
         ]
@@ -151,7 +151,7 @@ class TestBoth:
         assert again.detect(TEXT) == bound.detect(TEXT)
         assert again.config_hash == bound.config_hash
 
-    def test_the_cost_is_told(self, kind, bind) -> None:
+    def test_number_of_drafts_is_reported(self, kind, bind) -> None:
         made = tiny_host("sentences").generate(
             [" the old bridge"],
             scheme=bind(kind()),
@@ -185,7 +185,7 @@ def test_clusters_are_public_and_the_nearest_centroid_decides(bind) -> None:
     assert np.array_equal(bind(KSemStamp(), 2).bins.assign(vectors)[0], bins)
 
 
-def test_an_artifact_without_centroids_is_refused(bind, tmp_path, bag_encoder) -> None:
+def test_an_artifact_without_centroids_is_rejected(bind, tmp_path, bag_encoder) -> None:
     info = tiny_host("sentences").info
     parameters, arrays = MAKERS["semstamp"](info, bag_encoder)
     save_artifact(tmp_path / "a", card_of("ksemstamp", info, bag_encoder, parameters), arrays)
@@ -197,4 +197,4 @@ def test_many_keys_read_the_text_once(bag_encoder, tmp_path) -> None:
     keys = [key(number) for number in range(30)]
     rows = SemStamp().detect_keys(keys, [TEXT, TEXT], tiny_host("sentences").info, Workspace(cache=tmp_path))
     assert [len(row) for row in rows] == [30, 30]
-    assert bag_encoder.calls == [5]  # five different sentences, once
+    assert bag_encoder.calls == [5]  # five distinct sentences, encoded once

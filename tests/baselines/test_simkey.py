@@ -1,4 +1,4 @@
-"""SimKey: codes that follow the text, a race that distorts nothing, exact p-values for every text."""
+"""SimKey: codes that follow the text, a distortion-free race, exact p-values for every text."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from scipy.stats import chisquare, kstest
-from tests.baselines.numbers import VOCAB, bind, numbers
+from tests.baselines.toy_host import VOCAB, bind, numbers
 
 from dewmark.baselines.keyed_sampling.simkey import SimKey
 from dewmark.errors import ConfigError, UnknownNameError
@@ -34,7 +34,7 @@ def codes_of(bound, text: str) -> np.ndarray:
 @pytest.mark.parametrize("test", ["gamma", "cost"])
 @pytest.mark.parametrize("kind", TEXTS)
 def test_p_values_are_uniform_over_keys(kind: str, test: str) -> None:
-    """Also where codes and words repeat; a uniform sample fails once in 10,000 such comparisons."""
+    """Even if codes and words repeat; a uniform sample fails once in 10,000 such comparisons."""
     found = [bind("simkey", i).detect(TEXTS[kind], test=test) for i in range(KEYS)]
     p_values = [d.p_value for d in found]
     expect_valid(p_values, kind)
@@ -42,12 +42,12 @@ def test_p_values_are_uniform_over_keys(kind: str, test: str) -> None:
 
 
 @pytest.mark.parametrize("bits", [1, 4])
-def test_what_was_seen_before_is_no_evidence(bits: int) -> None:
-    """A word among k codes of b bits shows k·2^b numbers at most, however long the text is."""
+def test_repetition_is_no_evidence(bits: int) -> None:
+    """A word under k codes of b bits shows at most k·2^b numbers, however long the text."""
     bound = bind("simkey", bits=bits, hashes=3)
     found = bound.detect(TEXTS["one word"])
     assert 1 <= found.effective_length <= 3 * 2**bits
-    # the second half of a loop has the windows of the first half
+    # the second half of a loop has the same windows as the first
     tokenizer = bound.host.tokenizer
     once, twice = (" ".join([numbers(40, seed=4)] * n) for n in (2, 4))
     none = tokenizer.encode([""])
@@ -56,7 +56,7 @@ def test_what_was_seen_before_is_no_evidence(bits: int) -> None:
 
 
 def test_scores_are_the_largest_of_the_new_numbers() -> None:
-    """Against a plain loop over the text."""
+    """Against a plain loop."""
     bound = bind("simkey", window=5, stride=3, hashes=4, bits=2)
     text, prompt = bound.host.tokenizer.encode([TEXTS["few words"], numbers(6, seed=9)])
     (evidence,) = bound.evidence([text], [prompt])
@@ -73,7 +73,7 @@ def test_scores_are_the_largest_of_the_new_numbers() -> None:
     np.testing.assert_allclose(evidence.scores, expected, rtol=1e-6)
 
 
-def test_without_a_prompt_windows_that_began_in_it_are_left_out() -> None:
+def test_windows_that_reach_into_an_unknown_prompt_are_skipped() -> None:
     bound = bind("simkey", window=8, stride=4)
     tokenizer = bound.host.tokenizer
     (text,) = tokenizer.encode([TEXTS["random"]])
@@ -104,7 +104,7 @@ def test_codes_follow_the_text() -> None:
 
 
 def test_over_keys_a_token_follows_the_host() -> None:
-    """χ² on 600 keys; the threshold fails once in 10,000 right schemes."""
+    """χ² on 600 keys; a correct scheme fails once in 10,000."""
     ids = torch.tensor([[5, 6, 7, 8, 9]])
     logits = torch.full((1, VOCAB), -torch.inf)
     shares = np.array([0.5, 0.25, 0.15, 0.1])
@@ -117,7 +117,7 @@ def test_over_keys_a_token_follows_the_host() -> None:
 
 
 def test_tokens_of_a_chunk_use_every_code_once() -> None:
-    """Four tokens after one window, four codes: all numbers differ, so equal logits give other tokens."""
+    """Four tokens, four codes: all numbers differ, so equal logits give different tokens."""
     bound = bind("simkey", hashes=4, stride=4, bits=2)
     ids, logits = torch.tensor([[5, 6, 7, 8, 9, 10, 11, 12]]), torch.zeros(1, VOCAB)
     session = bound.session(ids, seeds=[3])
@@ -144,12 +144,12 @@ def test_one_encoder_call_per_chunk(bag_encoder) -> None:
 @pytest.mark.parametrize(
     ("name", "value"), [("hashes", 0), ("bits", 0), ("bits", 40), ("window", 0), ("stride", 0)]
 )
-def test_bad_parameters_are_refused(name: str, value: int) -> None:
+def test_bad_parameters_are_rejected(name: str, value: int) -> None:
     with pytest.raises(ConfigError, match=name):
         SimKey(**{name: value})
 
 
-def test_an_unknown_encoder_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unknown_encoder_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
     with pytest.raises(UnknownNameError, match="use-m4"):
         bind("simkey", encoder="use-m4")

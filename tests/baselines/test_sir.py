@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import kstest
 
+import dewmark
 from dewmark.baselines.learned.sir import LAYERS, GrowingWords, Transform, chunks_before, context_of, words_of
 from dewmark.core.keys import Key
 from dewmark.decoding import Decoding
@@ -22,6 +23,13 @@ from dewmark.stats.key_test import score_variance
 from dewmark.testing.trial import tiny_host
 from dewmark.workspace import Workspace
 
+REAL_PROMPTS = [
+    "The old bridge over the river",
+    "My grandmother kept a small shop at the end of the harbour, and every summer",
+    "Dear editor, I have read your paper for thirty years, and",
+    "To repair a bicycle tyre you need",
+]
+REAL_LENGTH = {"max_new_tokens": 150, "min_new_tokens": 150}
 WORDS = st.text(alphabet="ab .\n\u4f60\u0e01é", max_size=60)
 
 
@@ -65,8 +73,8 @@ class TestChunks:
 
     @settings(max_examples=200, deadline=None)
     @given(text=WORDS, size=st.integers(1, 3), reach=st.integers(1, 3))
-    def test_a_text_that_grows_has_the_contexts_of_the_finished_one(self, text, size, reach):
-        """At every character, whatever comes later."""
+    def test_growing_text_has_the_same_contexts_as_the_finished_one(self, text, size, reach):
+        """At every character, whatever follows."""
         words, chunks = chunks_before(text, range(len(text)), size=size)
         growing = GrowingWords()
         for character, count in zip(text, chunks.tolist(), strict=True):
@@ -85,8 +93,8 @@ class TestNetwork:
             made[f"{name}.b"] = rng.normal(size=shape[1]).astype(np.float16)
         return made
 
-    def test_it_is_what_training_trains(self, bag_encoder):
-        """The numpy network against torch, to the signs."""
+    def test_numpy_network_agrees_with_torch(self, bag_encoder):
+        """The signs of the network that training uses."""
         from dewmark.lab.training.sir import TransformNetwork
 
         network = TransformNetwork(5, 0, hidden=7, outputs=11)
@@ -97,7 +105,7 @@ class TestNetwork:
         expected = np.where(T - T.mean(axis=1, keepdims=True) >= 0.0, 1, -1)
         assert (Transform(bag_encoder, arrays).of_vectors(x) == expected).mean() > 0.99
 
-    def test_a_context_is_encoded_once(self, bag_encoder):
+    def test_context_is_encoded_once(self, bag_encoder):
         transform = Transform(bag_encoder, self.arrays(d=bag_encoder.dim))
         first = transform.signs(["one", "two", "one"])
         assert bag_encoder.calls == [2]
@@ -105,7 +113,7 @@ class TestNetwork:
         assert bag_encoder.calls == [2]
         assert set(np.unique(first)) == {-1, 1}
 
-    def test_a_part_that_is_missing_is_named(self, bag_encoder):
+    def test_missing_array_is_named(self, bag_encoder):
         arrays = self.arrays()
         del arrays["first.W"]
         with pytest.raises(ArtifactError, match=r"first\.W"):
@@ -129,36 +137,36 @@ class TestLaw:
             totals[-1].append(weights @ scores)
         for sign, mine in ((1, found.weights), (-1, weights)):
             claimed = score_variance(dataclasses.replace(found, weights=mine))
-            standardised = np.array(totals[sign]) / np.sqrt(claimed)
-            assert abs(standardised.mean()) < 4.5 / np.sqrt(keys)
-            assert abs(standardised.var() - 1.0) < 4.5 * np.sqrt(2.5 / keys)
+            standardized = np.array(totals[sign]) / np.sqrt(claimed)
+            assert abs(standardized.mean()) < 4.5 / np.sqrt(keys)
+            assert abs(standardized.var() - 1.0) < 4.5 * np.sqrt(2.5 / keys)
 
     @pytest.mark.parametrize("text", ["plain", "repetitive"])
     def test_exact_p_values_are_uniform_over_keys(self, bind, text):
         words = unmarked(2) if text == "plain" else " the old bridge over a river" * 25
         p = [bind("sir", number).detect(words).p_value for number in range(200)]
-        # discrete p-values lie above the uniform law: only the other side is a fault
+        # discrete p-values may lie above the uniform law, but not below
         assert kstest(p, "uniform", alternative="greater").pvalue > 1e-3
         assert np.mean(p) < 0.5 + 4.5 / np.sqrt(12 * len(p)) + 0.1
 
-    def test_the_normal_law_is_near_the_exact_one(self, bind):
+    def test_normal_approximation_is_close_to_the_exact_law(self, bind):
         bound, text = bind(), unmarked(3, 200)
         exact, normal = (bound.detect(text, test=test) for test in ("exact", "key"))
         assert exact.z == normal.z
         assert exact.p_value == pytest.approx(normal.p_value, abs=0.05)
 
-    def test_words_that_come_again_under_a_like_context_weigh_little(self, bind):
+    def test_words_repeated_in_similar_contexts_weigh_little(self, bind):
         bound = bind()
         tokenizer = tiny_host().info.tokenizer
         often, empty = tokenizer.encode([" the old bridge over a river" * 30, ""])
         evidence = bound.evidence([often], [empty])[0]
-        # six words, under contexts that are all but the same
+        # six words in nearly equal contexts
         assert evidence.weights.sum() < 0.35 * len(evidence)
         assert bound.detect(often.text).effective_length < 16
 
 
 class TestMarking:
-    def test_only_after_a_whole_chunk_and_by_delta(self, bind):
+    def test_marking_starts_after_a_whole_chunk(self, bind):
         bound = bind(delta=1.5)
         words = tiny_host().info.tokenizer.encode([unmarked(4, 40)])[0].ids
         logits = torch.zeros(1, tiny_host().info.vocab_size)
@@ -173,7 +181,7 @@ class TestMarking:
         special = sorted(tiny_host().info.tokenizer.special_ids)
         assert not marked[0, special].any()
 
-    def test_scores_are_the_biases_that_marking_gave(self, bind):
+    def test_detection_scores_equal_the_marking_biases(self, bind):
         """Session and detector agree on every token of a text with its prompt."""
         bound = bind()
         tokenizer = tiny_host().info.tokenizer
@@ -188,8 +196,8 @@ class TestMarking:
         found = bound.detect(text.text, prompt=prompt.text)
         assert [token.score for token in found.tokens] == given
 
-    def test_bytes_of_a_character_wait_for_each_other(self, bag_encoder, tmp_path):
-        """A host of bytes: the same agreement on text in other scripts."""
+    def test_characters_of_several_tokens_are_decoded_whole(self, bag_encoder, tmp_path):
+        """On a byte-level host, with text in other scripts."""
         host = FakeHost(300, kind="bytes", context=1024)
         bound = SCHEMES["sir"]().bind(key(0), host.info, Workspace(cache=tmp_path))
         text = host.info.tokenizer.encode(["你好 世界 é à la carte, ça va 好好学习天天向上 bien " * 2])[0]
@@ -226,11 +234,28 @@ class TestConfiguration:
         save_artifact(tmp_path / "other", card, {**made.arrays, "output.b": made.arrays["output.b"] + 1})
         assert bind(artifact=str(tmp_path / "other")).config_hash != bind().config_hash
 
-    def test_clusters_of_another_vocabulary_are_refused(self, bag_encoder, tmp_path):
+    def test_clusters_of_another_vocabulary_are_rejected(self, bag_encoder, tmp_path):
         with pytest.raises(ConfigError, match="dewmark train xsir --host"):
             SCHEMES["xsir"]().bind(key(0), FakeHost(300, kind="bytes").info, Workspace(cache=tmp_path))
 
     @pytest.mark.parametrize("field", [{"delta": 0}, {"chunk": 0}, {"reach": 0}])
-    def test_values_out_of_range_are_refused(self, field):
+    def test_values_out_of_range_are_rejected(self, field):
         with pytest.raises(ConfigError, match=next(iter(field))):
             SCHEMES["sir"]().with_settings(field)
+
+
+@pytest.mark.models
+@pytest.mark.parametrize("scheme", ["sir", "xsir"])
+def test_packaged_artifacts_mark_and_detect(scheme: str) -> None:
+    """On SmolLM2-135M and USE-m v3."""
+    watermark = dewmark.Watermark(key=dewmark.Key(bytes(range(32))), scheme=scheme)
+    marked = [each.text for each in watermark.generate_batch(REAL_PROMPTS, seeds=range(4), **REAL_LENGTH)]
+    unmarked = watermark.host.generate(
+        REAL_PROMPTS, scheme=None, seeds=range(4), decoding=Decoding(**REAL_LENGTH, no_repeat_ngram=4)
+    )
+    found = watermark.detect_batch(marked, prompts=REAL_PROMPTS)
+    # four independent texts: for unmarked ones the mean z has a standard deviation of 0.5
+    assert np.mean([each.z for each in found]) > 2.0
+    assert not any(each.is_marked for each in watermark.detect_batch([u.text for u in unmarked], fpr=1e-3))
+    wrong = dewmark.load_scheme(scheme, key=dewmark.Key(bytes(32)), host=watermark.scheme.host)
+    assert not any(each.is_marked for each in wrong.detect_batch(marked, prompts=REAL_PROMPTS, fpr=1e-3))

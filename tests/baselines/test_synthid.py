@@ -5,11 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from tests.baselines.toy_host import random_logits, random_words
 from transformers import SynthIDTextWatermarkingConfig
 from transformers.generation import BayesianDetectorConfig, BayesianDetectorModel
 from transformers.generation.logits_process import SynthIDTextWatermarkLogitsProcessor
 
-from dewmark.baselines.keyed_sampling.bayesian_detector import Bayesian, fit
+from dewmark.baselines.keyed_sampling.bayesian_detector import BayesianDetector, fit_detector
 from dewmark.baselines.keyed_sampling.synthid import BoundSynthID, SynthID, fit_bayesian, tournament
 from dewmark.core.keys import Key
 from dewmark.decoding import Decoding
@@ -42,7 +43,7 @@ def oracle() -> SynthIDTextWatermarkLogitsProcessor:
     return SynthIDTextWatermarkLogitsProcessor(**THEIRS, device=torch.device("cpu"))
 
 
-def test_the_tournament_is_transformers_own() -> None:
+def test_tournament_agrees_with_transformers() -> None:
     """Their bits, packed into words, give their scores."""
     processor = oracle()
     contexts = torch.randint(0, 400, (6, 3), generator=torch.Generator().manual_seed(0))
@@ -56,8 +57,36 @@ def test_the_tournament_is_transformers_own() -> None:
     assert float((ours - scores.softmax(1)).abs().max()) > 0.1
 
 
+def plain_tournament(p: torch.Tensor, bits: torch.Tensor, leaves: int) -> torch.Tensor:
+    """Layer by layer over all tokens: p (batch, m), bits (batch, m, depth)."""
+    for layer in range(bits.shape[2]):
+        g = bits[:, :, layer].double()
+        G = (g * p).sum(1, keepdim=True)
+        win = (1.0 - (1.0 - G) ** leaves) / G.clamp(min=1e-300)
+        p = p * torch.where(g > 0, win, (1.0 - G) ** (leaves - 1))
+    return p
+
+
+@pytest.mark.parametrize(("depth", "leaves"), [(1, 2), (7, 2), (30, 2), (32, 2), (30, 3), (12, 5)])
+def test_ten_layers_at_once_equal_single_layers(depth, leaves) -> None:
+    p, keyed = random_logits(8, 300).softmax(1), random_words(8, 300)
+    bits = (keyed.unsqueeze(2) >> torch.arange(depth)) & 1
+    expected = plain_tournament(p.double(), bits, leaves)
+    torch.testing.assert_close(
+        tournament(p, keyed, depth=depth, leaves=leaves).double(), expected, atol=1e-6, rtol=1e-4
+    )
+    assert float((expected - p).abs().max()) > 0.05
+
+
+def test_one_layer_by_hand() -> None:
+    """Draw two tokens: the one with bit 1 wins, ties are broken at random."""
+    p, keyed = torch.tensor([[0.5, 0.3, 0.2]]), torch.tensor([[0, 1, 1]], dtype=torch.int32)
+    expected = [0.5 * 0.5, 0.3 * (2.0 - 0.5), 0.2 * (2.0 - 0.5)]
+    assert tournament(p, keyed, depth=1)[0].tolist() == pytest.approx(expected)
+
+
 class TheirBits(BoundSynthID):
-    """Our detector on the bits that transformers' hash gives."""
+    """Our detector on the bits of transformers' hash."""
 
     def bits(self, contexts, tokens):
         ngrams = torch.from_numpy(np.column_stack((contexts, tokens))).unsqueeze(0)
@@ -65,7 +94,7 @@ class TheirBits(BoundSynthID):
         return processor.sample_g_values(processor.compute_ngram_keys(ngrams))[0].numpy().astype(np.uint8)
 
 
-def test_our_mean_is_theirs_on_their_text(host) -> None:
+def test_mean_agrees_with_transformers_on_its_text(host) -> None:
     ids = torch.tensor([host.info.tokenizer.encode([PROMPT])[0].ids])
     torch.manual_seed(0)
     out = host.model.generate(
@@ -88,7 +117,7 @@ def test_our_mean_is_theirs_on_their_text(host) -> None:
     assert found.p_value < 1e-6
 
 
-def test_our_ratios_are_their_posterior() -> None:
+def test_ratios_agree_with_the_posterior_of_transformers() -> None:
     model = BayesianDetectorModel(BayesianDetectorConfig(watermarking_depth=6, base_rate=0.3))
     rng = np.random.default_rng(0)
     beta, delta = rng.normal(size=6), np.tril(rng.normal(size=(6, 6)), -1)
@@ -99,7 +128,7 @@ def test_our_ratios_are_their_posterior() -> None:
     with torch.no_grad():
         (posterior,) = model(torch.from_numpy(bits).unsqueeze(0), torch.ones(1, 15))
     odds = float(torch.logit(posterior.double())) - np.log(0.3 / 0.7)
-    assert Bayesian(beta, delta, leaves=2).log_ratios(bits).sum() == pytest.approx(odds, abs=1e-3)
+    assert BayesianDetector(beta, delta, leaves=2).log_ratios(bits).sum() == pytest.approx(odds, abs=1e-3)
 
 
 def sampled(beta: np.ndarray, delta: np.ndarray, count: int, seed: int) -> np.ndarray:
@@ -112,25 +141,27 @@ def sampled(beta: np.ndarray, delta: np.ndarray, count: int, seed: int) -> np.nd
     return bits
 
 
-def test_the_fit_recovers_what_the_bits_were_drawn_from() -> None:
-    """By the likelihood that it gives to other bits drawn alike."""
+def test_fit_recovers_the_model() -> None:
+    """Judged by the likelihood of fresh bits from the same model."""
     beta = np.linspace(1.0, -2.0, 12)
     delta = np.tril(np.full((12, 12), -0.15), -1)
-    true, found = Bayesian(beta, delta, leaves=2), fit(sampled(beta, delta, 20_000, 0), leaves=2)
+    true = BayesianDetector(beta, delta, leaves=2)
+    found = fit_detector(sampled(beta, delta, 20_000, 0), leaves=2)
     fresh = sampled(beta, delta, 20_000, 1)
-    flat = fit(sampled(beta, np.zeros((12, 12)), 20_000, 0), leaves=2)
+    flat = fit_detector(sampled(beta, np.zeros((12, 12)), 20_000, 0), leaves=2)
     gap = (true.log_ratios(fresh) - found.log_ratios(fresh)).sum()
-    # of 78 parameters each costs half a nat of other bits; the penalty shifts 66 of them by less than that
+    # each of 78 parameters costs half a nat on fresh bits; the penalty shifts 66 of them by less
     assert 0.0 < gap < 100.0
     assert found.log_ratios(fresh).sum() > flat.log_ratios(fresh).sum()
     assert np.triu(found.delta).max() == 0.0
 
 
 @pytest.mark.parametrize("n", [16, 100])
-def test_the_tail_is_that_of_simulated_unmarked_texts(n) -> None:
-    """Saddlepoint against Monte-Carlo: four standard errors and 3% for the formula itself."""
+def test_tail_agrees_with_simulated_unmarked_texts(n) -> None:
+    """The saddlepoint formula against Monte Carlo: four standard errors and 3% for the formula."""
     depth = 8
-    fitted = Bayesian(np.linspace(1.0, -1.0, depth), np.tril(np.full((depth, depth), -0.2), -1), leaves=2)
+    delta = np.tril(np.full((depth, depth), -0.2), -1)
+    fitted = BayesianDetector(np.linspace(1.0, -1.0, depth), delta, leaves=2)
     rng = np.random.default_rng(5)
     texts = 20_000
     bits = rng.integers(0, 2, size=(texts * n, depth), dtype=np.uint8)
@@ -139,38 +170,40 @@ def test_the_tail_is_that_of_simulated_unmarked_texts(n) -> None:
         tail = fitted.null.tail(float(np.quantile(totals, 1.0 - p)), n)
         assert tail == pytest.approx(p, abs=4.0 * np.sqrt(p * (1.0 - p) / texts) + 0.03 * p)
     best = float(fitted.log_ratios(np.ones((1, depth), dtype=np.uint8))[0])
-    assert 0.0 <= fitted.null.tail(n * best, n) < 1e-10  # a text of ones only
+    assert 0.0 <= fitted.null.tail(n * best, n) < 1e-10  # a text of ones
     assert fitted.null.test(0.0, 0).p_value == 1.0
 
 
-def test_a_fitted_detector_is_the_stronger_test_under_any_key(host, workspace, tmp_path) -> None:
-    settings = {"decoding": Decoding(max_new_tokens=60, min_new_tokens=60), "batch_size": 60}
+def test_fitted_detector_is_stronger_under_any_key(host, workspace, tmp_path) -> None:
+    settings = {"decoding": Decoding(max_new_tokens=60, min_new_tokens=60), "batch_size": 70}
     teacher = SynthID().bind(Key(bytes(32)), host.info, workspace)
-    prompts = [" " + word for word in host.info.tokenizer.decode([[i] for i in range(4, 124)])]
-    lessons = host.generate(prompts, scheme=teacher, seeds=range(120), **settings)
+    prompts = [" " + word for word in host.info.tokenizer.decode([[i] for i in range(4, 74)])]
+    lessons = host.generate(prompts, scheme=teacher, seeds=range(70), **settings)
     fit_bayesian(teacher, [g.text for g in lessons], prompts=prompts).save(tmp_path / "fitted")
     scheme = SynthID(bayesian=str(tmp_path / "fitted"))
     bound = scheme.bind(Key(bytes(range(32))), host.info, workspace)
     assert bound.tests == ("mean", "weighted", "bayesian")
-    texts = [g.text for g in host.generate(prompts[:60], scheme=bound, seeds=range(60), **settings)]
+    texts = [g.text for g in host.generate(prompts[:50], scheme=bound, seeds=range(50), **settings)]
     z = {test: np.array([d.z for d in bound.detect_batch(texts, test=test)]) for test in bound.tests}
     gain = z["bayesian"] - z["mean"]
-    assert gain.mean() > 3.0 * gain.std() / np.sqrt(len(gain))  # paired, so the texts' own spread is out
+    assert gain.mean() > 3.0 * gain.std() / np.sqrt(len(gain))  # paired, so differences between texts cancel
     stored = scheme.restore(bound.state(), host.info, bound.fingerprint, workspace)
     assert stored.detect(PROMPT * 5, test="bayesian") == bound.detect(PROMPT * 5, test="bayesian")
 
 
-def test_fits_that_cannot_be_used_are_refused(host, workspace, tmp_path) -> None:
+def test_unusable_fits_are_rejected(host, workspace, tmp_path) -> None:
     bound = SynthID().bind(Key(bytes(32)), host.info, workspace)
     with pytest.raises(InputError, match="at least 1000"):
         fit_bayesian(bound, [PROMPT])
-    fitted = Bayesian(np.zeros(DEPTH), np.zeros((DEPTH, DEPTH)), leaves=2)
+    fitted = BayesianDetector(np.zeros(DEPTH), np.zeros((DEPTH, DEPTH)), leaves=2)
     fitted.save(tmp_path / "fitted")
     for settings, message in (({"depth": 12}, "30 layers"), ({"leaves": 3}, "fitted to 2 leaves")):
         scheme = SynthID(bayesian=str(tmp_path / "fitted"), **settings)
         with pytest.raises(ArtifactError, match=message):
             scheme.bind(Key(bytes(32)), host.info, workspace)
-    silent = Bayesian(np.full(4, -100.0), np.zeros((4, 4)), leaves=2)  # what a fit to unmarked texts tends to
+    silent = BayesianDetector(
+        np.full(4, -100.0), np.zeros((4, 4)), leaves=2
+    )  # as if fitted to unmarked texts
     assert silent.null.test(0.0, 50).p_value == 1.0
     with pytest.raises(ArtifactError, match="no bundle"):
         SynthID(bayesian=str(tmp_path / "none")).bind(Key(bytes(32)), host.info, workspace)

@@ -1,4 +1,4 @@
-"""TS: every token has its own green share and bias, and detection works both out again from the text."""
+"""TS: every token has its own green share and bias, which detection recomputes from the text."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from scipy.stats import binom, kstest
-from tests.baselines.numbers import HOST, VOCAB, key, numbers
+from scipy.stats import kstest
+from tests.baselines.toy_host import HOST, VOCAB, key, numbers
 
 from dewmark.artifacts import load_artifact, save_artifact
 from dewmark.baselines.learned.ts import (
@@ -36,7 +36,7 @@ def green_law(shares: np.ndarray) -> np.ndarray:
 
 
 def bound(index: int = 0, *, strength: float = 1.0) -> BoundTS:
-    """TS on the numbers, with γ and δ that grow with the id."""
+    """TS on the toy vocabulary, with γ and δ that grow with the id."""
     scheme = TS(strength=strength)
     secret = scheme.secret_of(key(index))
     return BoundTS(
@@ -44,20 +44,8 @@ def bound(index: int = 0, *, strength: float = 1.0) -> BoundTS:
     )
 
 
-def test_the_law_of_green_pairs_is_that_of_unequal_coins() -> None:
-    shares = np.array([0.1, 0.5, 0.7, 0.25, 0.9])
-    expected = np.zeros(6)
-    for outcome in itertools.product([0, 1], repeat=5):
-        heads = np.array(outcome)
-        expected[heads.sum()] += np.prod(np.where(heads, shares, 1.0 - shares))
-    np.testing.assert_allclose(green_law(shares), expected, atol=1e-15)
-    equal = green_law(np.full(300, 0.3))
-    np.testing.assert_allclose(equal, binom.pmf(np.arange(301), 300, 0.3), rtol=1e-9)
-    assert green_law(np.zeros(0)).tolist() == [1.0]
-
-
 def test_each_token_has_its_own_share_and_bias() -> None:
-    """Over 100 keys the share of green tokens after an id is its γ: 29,700 coins, within 4.5 deviations."""
+    """Over 100 keys the share of green tokens after an id is its γ: 29,700 coins, within 4.5 sigma."""
     ids = torch.tensor([[5], [150], [310]])
     logits = torch.zeros(3, VOCAB)
     shifts = torch.stack([bound(i).session(ids)(ids, logits) for i in range(100)])
@@ -71,8 +59,8 @@ def test_each_token_has_its_own_share_and_bias() -> None:
     torch.testing.assert_close(stronger, 2.0 * bound().session(ids)(ids, logits))
 
 
-def test_the_statistic_is_green_pairs_less_what_the_text_itself_expects() -> None:
-    """z = (G − Σγ) / √Σγ(1−γ) over distinct pairs, γ read off the token before each."""
+def test_statistic_is_the_excess_of_green_pairs() -> None:
+    """z = (G − Σγ) / √Σγ(1−γ) over distinct pairs, with γ of the preceding token."""
     text = numbers(60)
     ids = list(map(int, text.split()))
     pairs = sorted(set(itertools.pairwise(ids)))
@@ -88,10 +76,10 @@ def test_the_statistic_is_green_pairs_less_what_the_text_itself_expects() -> Non
     assert scheme.detect(text, prompt="7 8").tokens_scored == 60
 
 
-def test_a_pair_counts_once() -> None:
+def test_pair_counts_once() -> None:
     text = numbers(50)
     once, thrice = bound().detect(text), bound().detect(" ".join([text] * 3))
-    assert abs(thrice.effective_length - once.effective_length) < 1.5  # one more pair, where copies meet
+    assert abs(thrice.effective_length - once.effective_length) < 1.5  # one more pair where copies meet
 
 
 def test_p_values_are_uniform_over_keys() -> None:
@@ -105,7 +93,7 @@ def test_p_values_are_uniform_over_keys() -> None:
     assert kstest(z + np.random.default_rng(0).uniform(-0.1, 0.1, len(z)), "norm").pvalue > 1e-4
 
 
-def test_long_texts_use_the_normal_law() -> None:
+def test_long_texts_use_the_normal_approximation() -> None:
     found = bound().detect(numbers(6000))
     assert found.p_value == pytest.approx(bound().detect(numbers(6000), test="z").p_value)
 
@@ -127,7 +115,7 @@ def _artifact(folder: Path, host: FakeHost) -> Path:
     return folder
 
 
-def test_tables_come_from_the_networks_and_are_kept(tmp_path: Path) -> None:
+def test_parameters_come_from_the_networks_and_are_cached(tmp_path: Path) -> None:
     host = FakeHost(64)
     folder = _artifact(tmp_path / "artifact", host)
     artifact, workspace = load_artifact(str(folder), scheme="ts"), Workspace(cache=tmp_path / "cache")
@@ -143,12 +131,12 @@ def test_tables_come_from_the_networks_and_are_kept(tmp_path: Path) -> None:
         expected = squash(torch.relu(x @ A + a) @ B + b)[:, 0]
         expected = 0.1 + 0.8 * expected if net == "gamma" else expected
         np.testing.assert_allclose(table, expected.numpy(), rtol=1e-4)
-    unreadable = dataclasses.replace(host.info, embeddings=lambda: pytest.fail("the table was not kept"))
+    unreadable = dataclasses.replace(host.info, embeddings=lambda: pytest.fail("the table was not cached"))
     again = token_parameters(artifact, unreadable, workspace)
     np.testing.assert_array_equal(again.gamma, tables.gamma)
 
 
-def test_another_host_or_a_torn_artifact_is_refused(tmp_path: Path) -> None:
+def test_another_host_or_incomplete_artifact_is_rejected(tmp_path: Path) -> None:
     folder, workspace = _artifact(tmp_path / "artifact", FakeHost(64)), Workspace(cache=tmp_path / "cache")
     scheme = TS(artifact=str(folder))
     scheme.bind(key(0), FakeHost(64).info, workspace)

@@ -1,4 +1,4 @@
-"""UnbiasedWM's likelihood ratio: valid whatever the host says, strong where it is right."""
+"""UnbiasedWM's likelihood ratio: valid whatever the host says, strong if it is right."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ VOCAB = 100
 
 
 class Frozen:
-    """A host whose logits for a text are what they are: (L, vocab) drawn once."""
+    """A host with fixed random logits (L, vocab) for each text."""
 
     def __init__(self, scale: float = 2.0) -> None:
         self.calls = 0
@@ -32,7 +32,7 @@ class Frozen:
         for ids in completions:
             generator = torch.Generator().manual_seed(len(ids))
             logits = self._scale * torch.randn(len(ids), VOCAB, generator=generator)
-            logits[torch.arange(len(ids)), list(ids)] += 5.0  # the text is likely, as texts are
+            logits[torch.arange(len(ids)), list(ids)] += 5.0  # the text is likely
             yield logits
 
 
@@ -47,14 +47,14 @@ def bind(host, tmp_path, model, secret: bytes = bytes(range(32)), **settings):
 
 
 def words(host, count: int) -> str:
-    """A text of ``count`` tokens, with a phrase that comes back."""
+    """A text of ``count`` tokens with a repeated phrase."""
     ids = [4 + (7 * i * i) % 90 for i in range(count - 5)] + [4, 11, 32, 67, 4 + 112 % 90]
     return host.info.tokenizer.decode([ids])[0]
 
 
 @pytest.mark.parametrize("reweight", ["gamma", "delta"])
 def test_each_factor_has_mean_one_over_keys(host, tmp_path, reweight) -> None:
-    """For every token of any text, under a host that did not write it."""
+    """For every token, under a host that did not write the text."""
     tokenizer, model = host.info.tokenizer, Frozen()
     (text,), (start,) = tokenizer.encode([words(host, 12)]), tokenizer.encode([PROMPT])
     (logits,) = model.next_logits([PROMPT], [text.ids])
@@ -63,7 +63,7 @@ def test_each_factor_has_mean_one_over_keys(host, tmp_path, reweight) -> None:
         bound = bind(host, tmp_path, model, i.to_bytes(2, "big") * 16, reweight=reweight)
         pairs = bound.pairs_of(text, start, bound.first_contexts(text, start))
         found.append(bound.pair_factors(pairs, logits))
-    # E[f²] is at most 1/p, of the slot that holds the token alone: 4.5 such standard errors for ten tokens
+    # E[f²] is at most 1/p, for a slot that holds the token alone: 4.5 such standard errors
     p = logits.softmax(1)[range(len(text.ids)), list(text.ids)].numpy()[pairs.positions >= 0]
     order = pairs.positions[pairs.positions >= 0]
     error = np.sqrt((1.0 / p - 1.0) / len(found))
@@ -71,7 +71,7 @@ def test_each_factor_has_mean_one_over_keys(host, tmp_path, reweight) -> None:
 
 
 @pytest.mark.parametrize("reweight", ["gamma", "delta"])
-def test_p_values_are_never_too_small_over_keys(host, tmp_path, reweight) -> None:
+def test_p_values_are_valid_over_keys(host, tmp_path, reweight) -> None:
     text, model = words(host, 30), Frozen()
     p = np.array(
         [
@@ -85,8 +85,8 @@ def test_p_values_are_never_too_small_over_keys(host, tmp_path, reweight) -> Non
 
 
 @pytest.mark.parametrize("reweight", ["gamma", "delta"])
-def test_the_ratio_sees_what_was_marked(tmp_path, reweight) -> None:
-    """And more of it than the order alone; half the text replaced, it still does."""
+def test_likelihood_ratio_detects_marked_text(tmp_path, reweight) -> None:
+    """Better than the order alone, and even with half of the text replaced."""
     host = FakeHost(400)
     bound = bind(host, tmp_path, host, reweight=reweight)
     prompts = [PROMPT, " the", " water and light of the day", " of the sea"]
@@ -108,8 +108,8 @@ def test_the_ratio_sees_what_was_marked(tmp_path, reweight) -> None:
     assert all(d.p_value > 1e-3 for d in bound.detect_batch([g.text for g in other], prompts=prompts))
 
 
-def test_the_assumed_decoding_matters(tmp_path) -> None:
-    """A text written at temperature 0.5 is read better at 0.5 than at 1."""
+def test_assumed_decoding_matters(tmp_path) -> None:
+    """A text written at temperature 0.5 is detected better assuming 0.5 than 1."""
     host = FakeHost(400)
     plain, told = bind(host, tmp_path, host), bind(host, tmp_path, host, temperature=0.5)
     written = host.generate(
@@ -123,8 +123,8 @@ def test_the_assumed_decoding_matters(tmp_path) -> None:
     assert np.mean([d.z for d in right]) > np.mean([d.z for d in wrong])
 
 
-def test_the_score_is_the_one_written_out(host, tmp_path) -> None:
-    """γ, from the definition: the upper half of the order doubled, then the mean of e^S over the grid."""
+def test_score_agrees_with_its_definition(host, tmp_path) -> None:
+    """For γ: the upper half of the order doubled, then the mean of e^S over the grid."""
     model = Frozen()
     bound = bind(host, tmp_path, model, grid=4)
     tokenizer = host.info.tokenizer
@@ -147,7 +147,7 @@ def test_the_score_is_the_one_written_out(host, tmp_path) -> None:
     assert bound.statistic(found, test="llr").p_value == pytest.approx(min(1.0, math.exp(-found.log_mean)))
 
 
-def test_the_host_runs_once_for_a_batch_and_not_at_all_for_the_order(host, tmp_path) -> None:
+def test_host_runs_once_per_batch_and_not_for_the_order_test(host, tmp_path) -> None:
     model = Frozen()
     bound = bind(host, tmp_path, model)
     bound.detect_batch([words(host, 20), words(host, 30)], test="order")
@@ -157,19 +157,19 @@ def test_the_host_runs_once_for_a_batch_and_not_at_all_for_the_order(host, tmp_p
     assert batch[0] == bound.detect(words(host, 20))
 
 
-def test_without_a_host_the_remedy_is_named(host, tmp_path) -> None:
+def test_detection_without_a_host_names_the_remedy(host, tmp_path) -> None:
     bound = bind(host, tmp_path, None)
     with pytest.raises(ConfigError, match="test='order'"):
         bound.detect(words(host, 20))
     assert bound.detect(words(host, 20), test="order").p_value <= 1.0
 
 
-def test_a_context_that_comes_back_counts_once(host, tmp_path) -> None:
+def test_repeated_context_counts_once(host, tmp_path) -> None:
     found = bind(host, tmp_path, Frozen(), repeats="keep").detect(words(host, 30))
     assert found.effective_length < 27
 
 
-def test_a_stored_detector_opens_its_host(tmp_path) -> None:
+def test_stored_detector_opens_its_host(tmp_path) -> None:
     model, tokenizer = tiny_model(VOCAB)
     model.save_pretrained(tmp_path / "host")
     tokenizer.save_pretrained(tmp_path / "host")

@@ -1,4 +1,4 @@
-"""Unigram: one list, each token once."""
+"""Unigram: one green list, and each token counts once."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from tests.baselines.numbers import KNOWN, SPECIAL, VOCAB, bind, key
+from tests.baselines.toy_host import KNOWN, SPECIAL, VOCAB, bind, key
 
 from dewmark.baselines.green.unigram import Unigram
 from dewmark.decoding import Decoding
@@ -18,7 +18,7 @@ from dewmark.workspace import Workspace
 KEYS = 300
 
 
-def test_the_list_is_the_same_after_every_context_and_never_special() -> None:
+def test_list_is_fixed_and_has_no_special_tokens() -> None:
     bound = bind("unigram", gamma=0.4)
     logits = torch.randn(3, VOCAB)
     first = torch.tensor([[5, 6, 7]] * 3)
@@ -37,8 +37,8 @@ def test_the_list_is_the_same_after_every_context_and_never_special() -> None:
 
 
 @pytest.mark.parametrize("count", [1, 4])
-def test_p_values_are_honest_however_often_a_text_repeats_itself(count: int) -> None:
-    """P(p ≤ a) ≤ a within 4.5 standard deviations; counted with repetitions it would be far above."""
+def test_p_values_are_valid_on_repetitive_text(count: int) -> None:
+    """P(p ≤ a) ≤ a within 4.5 standard deviations; counting repetitions would exceed it by far."""
     text = " ".join(" ".join(str(token) for token in range(10, 50)) for _ in range(count))
     found = [bind("unigram", i).detect(text) for i in range(KEYS)]
     assert {d.effective_length for d in found} == {40.0}
@@ -50,7 +50,7 @@ def test_p_values_are_honest_however_often_a_text_repeats_itself(count: int) -> 
     assert abs(z.var() - 1.0) < 4.5 * math.sqrt(2.0 / KEYS)
 
 
-def test_the_tiny_host_marks_and_the_detector_finds(tmp_path: object) -> None:
+def test_text_of_the_tiny_host_is_detected(tmp_path: object) -> None:
     host = FakeHost()
     bound = Unigram().bind(key(1), host.info, Workspace(cache=tmp_path))
     text = host.generate(
@@ -62,6 +62,6 @@ def test_the_tiny_host_marks_and_the_detector_finds(tmp_path: object) -> None:
 
 
 @pytest.mark.parametrize("settings", [{"gamma": 1.5}, {"delta": -1.0}])
-def test_bad_parameters_are_refused(settings: dict[str, float]) -> None:
+def test_bad_parameters_are_rejected(settings: dict[str, float]) -> None:
     with pytest.raises(ConfigError, match="must"):
         Unigram(**settings)

@@ -1,4 +1,4 @@
-"""WaterPool: a key per output, found again by meaning; p-values that pay for every key that was tried."""
+"""WaterPool: a key per output, found by meaning, and p-values corrected for every key tried."""
 
 from __future__ import annotations
 
@@ -40,11 +40,10 @@ def bind(host: FakeHost, cache: Path, key: Key = KEY, **settings):
     return WaterPool(**settings).bind(key, host.info, workspace)
 
 
-def write(host: FakeHost, scheme, *, tokens: int = 80, first_seed: int = 0) -> list[str]:
-    seeds = range(first_seed, first_seed + len(PROMPTS))
-    made = host.generate(
-        PROMPTS, scheme=scheme, seeds=seeds, decoding=Decoding(max_new_tokens=tokens, min_new_tokens=tokens)
-    )
+def write(host: FakeHost, scheme, prompts: list[str] = PROMPTS, *, first_seed: int = 0) -> list[str]:
+    seeds = range(first_seed, first_seed + len(prompts))
+    decoding = Decoding(max_new_tokens=80, min_new_tokens=80)
+    made = host.generate(prompts, scheme=scheme, seeds=seeds, decoding=decoding, batch_size=len(prompts))
     return [generation.text for generation in made]
 
 
@@ -54,7 +53,7 @@ def words(host: FakeHost, count: int, *, seed: int) -> str:
 
 
 @pytest.mark.parametrize("inner", ["exp", "kgw:delta=4", "unigram", "synthid"])
-def test_finds_its_outputs(host, tmp_path, inner) -> None:
+def test_its_outputs_are_detected(host, tmp_path, inner) -> None:
     bound = bind(host, tmp_path, inner=inner, pool="memory")
     texts = write(host, bound)
     assert len(bound.pool) == len(PROMPTS)
@@ -63,14 +62,14 @@ def test_finds_its_outputs(host, tmp_path, inner) -> None:
     assert not any(d.is_marked for d in bound.detect_batch(write(host, None), fpr=1e-4))
 
 
-def test_needs_are_those_of_the_inner_scheme(host, tmp_path) -> None:
+def test_needs_follow_the_inner_scheme(host, tmp_path) -> None:
     assert bind(host, tmp_path, pool="memory").needs.final
     assert not bind(host, tmp_path, pool="memory", inner="kgw").needs.final
     assert bind(host, tmp_path, pool="memory", inner="kgw").tests == ("binomial", "z")
 
 
 def test_outputs_have_keys_of_their_own(host, tmp_path) -> None:
-    """Another output's key finds nothing: the pool without the right entry does not detect."""
+    """The keys of other outputs do not detect a text."""
     bound = bind(host, tmp_path, pool="memory", retrieved=1)
     texts = write(host, bound)
     others = bind(host, tmp_path, pool="memory", retrieved=3)
@@ -81,7 +80,7 @@ def test_outputs_have_keys_of_their_own(host, tmp_path) -> None:
 
 @pytest.mark.parametrize("retrieved", [1, 5])
 def test_p_values_are_uniform_over_keys(host, tmp_path, retrieved) -> None:
-    """Pools of 6 outputs under fresh keys that say nothing of the text: Šidák's correction is exact."""
+    """With fresh keys that are independent of the text, Šidák's correction is exact."""
     text = words(host, 70, seed=1)
     encoder, p_values = BagEncoder(), []
     vectors = normalize_rows(encoder.encode([words(host, 30, seed=i) for i in range(6)]))
@@ -95,17 +94,15 @@ def test_p_values_are_uniform_over_keys(host, tmp_path, retrieved) -> None:
     assert kstest(p_values, "uniform").pvalue > 1e-4
 
 
-def test_unmarked_text_on_the_same_prompts_is_not_accused(host, tmp_path) -> None:
-    """What the host writes unmarked is as much like the pool's outputs as text can be that has no mark."""
+def test_unmarked_text_on_the_same_prompts_has_valid_p_values(host, tmp_path) -> None:
+    """Unmarked text of the same host is as similar to the pool's outputs as unmarked text can be."""
     bound = bind(host, tmp_path, pool="memory")
-    p_values = []
-    for turn in range(0, 40, 4):
-        write(host, bound, first_seed=turn)
-        p_values += [d.p_value for d in bound.detect_batch(write(host, None, first_seed=1000 + turn))]
-    expect_valid(p_values, "the host's own text")
+    write(host, bound, PROMPTS * 10)
+    unmarked = write(host, None, PROMPTS * 10, first_seed=1000)
+    expect_valid([d.p_value for d in bound.detect_batch(unmarked)], "the host's own text")
 
 
-def test_the_whole_pool_may_be_paid_for(host, tmp_path) -> None:
+def test_correction_for_the_whole_pool(host, tmp_path) -> None:
     some, all_ = (
         bind(host, tmp_path, pool="memory", correction=c, retrieved=2) for c in ("retrieved", "pool")
     )
@@ -116,8 +113,8 @@ def test_the_whole_pool_may_be_paid_for(host, tmp_path) -> None:
     assert q == pytest.approx(1.0 - (1.0 - p) ** 2)  # two keys, or four
 
 
-def test_the_pool_lasts(host, tmp_path) -> None:
-    """Another process with the same key, and a detector that knows no master key, find what was written."""
+def test_pool_on_disk_persists(host, tmp_path) -> None:
+    """Another process with the same key, and a detector without the master key, detect the outputs."""
     folder = tmp_path / "mine"
     texts = write(host, bind(host, tmp_path, pool=str(folder)))
     assert (folder / "entries.bin").exists()
@@ -133,14 +130,14 @@ def test_the_pool_lasts(host, tmp_path) -> None:
         bind(host, tmp_path, Key(bytes(32)), pool=str(folder)).detect(texts[0])
 
 
-def test_the_default_pool_belongs_to_the_key(host, tmp_path) -> None:
+def test_default_pool_belongs_to_the_key(host, tmp_path) -> None:
     texts = write(host, bind(host, tmp_path))
     assert bind(host, tmp_path).detect(texts[0]).is_marked
     stranger = bind(host, tmp_path, Key(bytes(32))).detect(texts[0])
     assert (stranger.verdict, stranger.p_value) == (Verdict.NOT_MARKED, 1.0)
 
 
-def test_a_detector_carries_a_pool_in_memory(host, tmp_path) -> None:
+def test_stored_detector_contains_a_pool_in_memory(host, tmp_path) -> None:
     bound = bind(host, tmp_path, pool="memory")
     texts = write(host, bound)
     state = bound.state()
@@ -157,7 +154,7 @@ def test_writing_again_registers_nothing_new(host, tmp_path) -> None:
     assert len(bound.pool) == len(PROMPTS)
 
 
-def test_bad_settings_are_refused(host, tmp_path) -> None:
+def test_bad_settings_are_rejected(host, tmp_path) -> None:
     with pytest.raises(ConfigError, match="cannot contain a pool"):
         WaterPool(inner="waterpool")
     with pytest.raises(UnknownNameError, match="kgw"):

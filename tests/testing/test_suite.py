@@ -1,4 +1,4 @@
-"""The contract suite passes a right scheme and catches wrong ones, each by the check that is meant for it."""
+"""The contract suite passes a correct scheme and catches broken ones, each by the check meant for it."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ TOKENS, KEYS = 120, 80
 
 
 class TestTheExample(SchemeContract):
-    """As a stranger would write it, with shorter texts."""
+    """As a third party would write it, with shorter texts."""
 
     scheme = own.Halves()
 
@@ -44,7 +44,7 @@ class TestTheExample(SchemeContract):
 
 
 class Bound(own.BoundHalves):
-    """What mutants change."""
+    """The base of all mutants."""
 
 
 class ScoresThePrompt(Bound):
@@ -54,7 +54,7 @@ class ScoresThePrompt(Bound):
 
 
 class CountsRepetitions(Bound):
-    """The usual fault: a repeated pair is taken for new evidence."""
+    """The usual mistake: a repeated pair counts as new evidence."""
 
     def statistic(self, evidence, *, test):
         scored = evidence.positions[evidence.positions >= 0]
@@ -63,18 +63,18 @@ class CountsRepetitions(Bound):
         return own.Statistic(z, one_sided_p(z), float(n))
 
 
-class AccusesOften(Bound):
+class ReportsTooSmallPValues(Bound):
     def statistic(self, evidence, *, test):
         honest = super().statistic(evidence, test=test)
         return dataclasses.replace(honest, p_value=honest.p_value / 5)
 
 
-class ClaimsTooLittle(Bound):
+class ClaimsTooLittleVariance(Bound):
     def evidence(self, texts, prompts):
         return [dataclasses.replace(e, kernel=(0.5,)) for e in super().evidence(texts, prompts)]
 
 
-class PointsTheOtherWay(Bound):
+class FlipsTheSign(Bound):
     def statistic(self, evidence, *, test):
         honest = super().statistic(evidence, test=test)
         return dataclasses.replace(honest, z=-honest.z)
@@ -98,7 +98,7 @@ class ForgetsTheSecret(Bound):
 
 
 class Marks(Bound):
-    """Changes what a session gives."""
+    """Changes the marked logits."""
 
     def session(self, prompt_ids, attention_mask=None, *, seeds=None):
         inner = super().session(prompt_ids, attention_mask, seeds=seeds)
@@ -138,7 +138,7 @@ class AcceptsAnything(Marks):
         return inner(ids, torch.nn.functional.pad(scores, (0, 400 - scores.shape[1])).nan_to_num())
 
 
-class DrawsFreshNoise(Marks):
+class IgnoresSeeds(Marks):
     def mark(self, inner, prompts, ids, scores):
         return inner(ids, scores) + torch.randn_like(scores)
 
@@ -146,9 +146,9 @@ class DrawsFreshNoise(Marks):
 MUTANTS = {
     ScoresThePrompt: "prompt_is_context_only",
     CountsRepetitions: "p_values_are_valid",
-    AccusesOften: "wrong_keys_find_nothing",
-    ClaimsTooLittle: "evidence_has_the_moments_it_claims",
-    PointsTheOtherWay: "scores_separate_marked_from_unmarked",
+    ReportsTooSmallPValues: "wrong_keys_find_nothing",
+    ClaimsTooLittleVariance: "evidence_has_the_moments_it_claims",
+    FlipsTheSign: "scores_separate_marked_from_unmarked",
     ShowsItsKey: "keeps_its_secret",
     DependsOnTheBatch: "batch_equals_single",
     ForgetsTheSecret: "exported_detector_agrees",
@@ -156,13 +156,13 @@ MUTANTS = {
     SeesPadding: "padding_changes_nothing",
     RevivesForbiddenTokens: "forbidden_tokens_stay_forbidden",
     AcceptsAnything: "bad_logits_are_rejected",
-    DrawsFreshNoise: "same_seeds_give_the_same_text",
+    IgnoresSeeds: "same_seeds_give_the_same_text",
 }
 
 
 @dataclass(frozen=True)
 class Mutant(own.Halves):
-    """The example with another bound scheme."""
+    """The example with a mutant as its bound scheme."""
 
     kind = Bound
 
@@ -178,7 +178,7 @@ class Mutant(own.Halves):
 @pytest.mark.parametrize(
     ("kind", "name"), MUTANTS.items(), ids=lambda value: getattr(value, "__name__", value)
 )
-def test_a_wrong_scheme_is_caught(kind, name, tmp_path) -> None:
+def test_broken_scheme_is_caught(kind, name, tmp_path) -> None:
     scheme = Mutant()
     object.__setattr__(scheme, "kind", kind)
     check = next(check for check in CHECKS if check.__name__ == name)
@@ -186,7 +186,7 @@ def test_a_wrong_scheme_is_caught(kind, name, tmp_path) -> None:
         check(Trial(scheme, tokens=TOKENS, keys=KEYS, cache=tmp_path))
 
 
-def test_a_scheme_that_is_no_dataclass_of_its_own_is_caught(tmp_path) -> None:
+def test_scheme_without_the_dataclass_decorator_is_caught(tmp_path) -> None:
     class Undecorated(own.Halves):
         name = "undecorated"
 
@@ -194,7 +194,7 @@ def test_a_scheme_that_is_no_dataclass_of_its_own_is_caught(tmp_path) -> None:
         CHECKS[0](Trial(Undecorated(), cache=tmp_path))
 
 
-def test_the_report_tells_failures_and_skips(monkeypatch) -> None:
+def test_report_lists_failures_and_skips(monkeypatch) -> None:
     def passes(trial):
         """Fine."""
 
@@ -220,17 +220,17 @@ def test_the_report_tells_failures_and_skips(monkeypatch) -> None:
     assert Report("halves", report.outcomes[:1]).passed
 
 
-def test_valid_p_values_pass_and_others_do_not() -> None:
+def test_only_valid_p_values_pass() -> None:
     rng = np.random.default_rng(0)
     expect_valid(rng.uniform(size=400), "uniform")
-    expect_valid(np.sqrt(rng.uniform(size=400)), "cautious")
+    expect_valid(np.sqrt(rng.uniform(size=400)), "conservative")
     with pytest.raises(AssertionError, match="too many false positives"):
         expect_valid(rng.uniform(size=400) ** 2, "too small")
     with pytest.raises(AssertionError, match=r"in \[0, 1\]"):
         expect_valid([0.5, float("nan")], "no number")
 
 
-def test_expectations_name_what_they_wanted() -> None:
+def test_failures_say_what_was_expected() -> None:
     from dewmark.errors import ConfigError, InputError
 
     with pytest.raises(AssertionError, match="differ by 0.5"):

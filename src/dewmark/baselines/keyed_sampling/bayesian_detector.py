@@ -33,7 +33,7 @@ from dewmark.errors import ArtifactError, InputError
 from dewmark.stats.key_test import NOTHING, Statistic, one_sided_p
 from dewmark.storage import load_bundle, save_bundle
 
-__all__ = ["Bayesian", "Null", "fit"]
+__all__ = ["BayesianDetector", "SumLaw", "fit_detector"]
 
 Bits = NDArray[np.uint8]
 
@@ -43,7 +43,7 @@ _RIDGE = 100.0  # a prior standard deviation of 0.1 for each δ
 
 
 @dataclass(frozen=True, repr=False)
-class Bayesian:
+class BayesianDetector:
     """A fitted detector: ``beta`` (depth,), and ``delta`` (depth, depth), nonzero only below its diagonal."""
 
     beta: F64
@@ -57,7 +57,7 @@ class Bayesian:
         return total
 
     @functools.cached_property
-    def null(self) -> Null:
+    def null(self) -> SumLaw:
         """The law of these ratios on unmarked text."""
         bits = np.random.default_rng(0).integers(0, 2, size=(_SAMPLE, len(self.beta)), dtype=np.uint8)
         ratio, _ = _ratios(self.beta, self.delta, bits, self.leaves)
@@ -65,7 +65,7 @@ class Bayesian:
         # An error of the mean adds up over a text's tokens, so the mean is estimated with less variance:
         # given the earlier bits, a layer's ratio is 1 ± r with equal probability.
         mean = 0.5 * np.log1p(-((ratio - 1.0) ** 2)).sum(axis=1).mean()
-        return Null(sample - sample.mean() + mean)
+        return SumLaw(sample - sample.mean() + mean)
 
     @property
     def arrays(self) -> dict[str, F64]:
@@ -73,7 +73,7 @@ class Bayesian:
         return {"beta": self.beta, "delta": self.delta}
 
     @classmethod
-    def from_arrays(cls, arrays: Mapping[str, NDArray[Any]], *, depth: int, leaves: int) -> Bayesian:
+    def from_arrays(cls, arrays: Mapping[str, NDArray[Any]], *, depth: int, leaves: int) -> BayesianDetector:
         """The inverse of `arrays`, checked against the tournament's depth."""
         try:
             beta, delta = (np.array(arrays[name], dtype=np.float64) for name in ("beta", "delta"))
@@ -90,7 +90,7 @@ class Bayesian:
         save_bundle(Path(folder), meta={"leaves": self.leaves}, arrays=self.arrays)
 
     @classmethod
-    def load(cls, folder: Path, *, depth: int, leaves: int) -> Bayesian:
+    def load(cls, folder: Path, *, depth: int, leaves: int) -> BayesianDetector:
         """Read a detector that `save` wrote."""
         bundle = load_bundle(folder)
         if bundle.meta.get("leaves") != leaves:
@@ -101,7 +101,7 @@ class Bayesian:
         return cls.from_arrays(bundle.arrays, depth=depth, leaves=leaves)
 
 
-class Null:
+class SumLaw:
     """The law of a sum of n independent numbers, each distributed as a large sample (M,)."""
 
     def __init__(self, sample: F64) -> None:
@@ -153,7 +153,7 @@ class Null:
         return largest + math.log(total / len(self._sample)), first, second
 
 
-def fit(bits: Bits, *, leaves: int) -> Bayesian:
+def fit_detector(bits: Bits, *, leaves: int) -> BayesianDetector:
     """Fit β and δ to the bits (N, depth) of marked tokens, by penalised maximum likelihood."""
     if len(bits) < _FEWEST:
         raise InputError(
@@ -179,7 +179,7 @@ def fit(bits: Bits, *, leaves: int) -> Bayesian:
 
     start = np.concatenate((np.full(depth, -1.0), np.zeros(len(below[0]))))
     found = minimize(loss, start, jac=True, method="L-BFGS-B", options={"maxiter": 300})
-    return Bayesian(*unpack(found.x), leaves=leaves)
+    return BayesianDetector(*unpack(found.x), leaves=leaves)
 
 
 def _ratios(beta: F64, delta: F64, bits: Bits, leaves: int) -> tuple[F64, F64]:

@@ -41,7 +41,7 @@ from numpy.typing import NDArray
 
 from dewmark.arrays import F64, I64
 from dewmark.baselines.distortion_free import DistortionFreeBound, ReweightingSession
-from dewmark.baselines.keyed_sampling.bayesian_detector import Bayesian, fit
+from dewmark.baselines.keyed_sampling.bayesian_detector import BayesianDetector, fit_detector
 from dewmark.baselines.score_laws import binomial_test, z_test
 from dewmark.baselines.token_schemes import PromptBatch, TokenScheme, stored_secret
 from dewmark.baselines.vocabulary_hash import VocabularyHash
@@ -92,17 +92,19 @@ class SynthID(TokenScheme):
         """Bind SynthID to a secret and a vocabulary, with the fitted detector if there is one."""
         fitted = None
         if self.bayesian is not None:
-            fitted = Bayesian.load(Path(self.bayesian), depth=self.depth, leaves=self.leaves)
+            fitted = BayesianDetector.load(Path(self.bayesian), depth=self.depth, leaves=self.leaves)
         return self._with(fitted, secret, host, fingerprint)
 
     def restore(self, state: State, host: HostInfo, fingerprint: str, workspace: Workspace) -> BoundSynthID:
         """Rebuild the bound scheme, with its fitted detector, from a stored one."""
         fitted = None
         if self.bayesian is not None:
-            fitted = Bayesian.from_arrays(state.arrays, depth=self.depth, leaves=self.leaves)
+            fitted = BayesianDetector.from_arrays(state.arrays, depth=self.depth, leaves=self.leaves)
         return self._with(fitted, stored_secret(state), host, fingerprint)
 
-    def _with(self, fitted: Bayesian | None, secret: bytes, host: HostInfo, fingerprint: str) -> BoundSynthID:
+    def _with(
+        self, fitted: BayesianDetector | None, secret: bytes, host: HostInfo, fingerprint: str
+    ) -> BoundSynthID:
         if fitted is None:
             return BoundSynthID(self, host, fingerprint, secret=secret)
         return BayesianSynthID(self, host, fingerprint, secret=secret, fitted=fitted)
@@ -167,7 +169,7 @@ class BayesianSynthID(BoundSynthID):
     tests = ("mean", "weighted", "bayesian")
 
     def __init__(
-        self, scheme: SynthID, host: HostInfo, fingerprint: str, *, secret: bytes, fitted: Bayesian
+        self, scheme: SynthID, host: HostInfo, fingerprint: str, *, secret: bytes, fitted: BayesianDetector
     ) -> None:
         super().__init__(scheme, host, fingerprint, secret=secret)
         self._fitted = fitted
@@ -202,7 +204,7 @@ class BayesianSynthID(BoundSynthID):
 
 def fit_bayesian(
     bound: BoundSynthID, texts: Sequence[str], *, prompts: Sequence[str | None] | None = None
-) -> Bayesian:
+) -> BayesianDetector:
     """Fit a Bayesian detector to marked texts; unmarked texts are not needed, their law is known.
 
     The fit depends on the host, the decoding settings and ``prefix``, not on the key: fit with one key,
@@ -214,7 +216,7 @@ def fit_bayesian(
     # texts that share contexts share bits: each pair is one observation
     rows = np.concatenate([np.column_stack((pairs.contexts, pairs.tokens)) for pairs in found])
     distinct = np.unique(rows, axis=0)
-    return fit(bound.bits(distinct[:, :-1], distinct[:, -1]), leaves=bound.scheme.leaves)
+    return fit_detector(bound.bits(distinct[:, :-1], distinct[:, -1]), leaves=bound.scheme.leaves)
 
 
 class TournamentSession(ReweightingSession):

@@ -1,4 +1,4 @@
-"""Sentences are cut alike while a text grows and when it is finished."""
+"""A growing text is split into the same sentences as the finished one."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_sentences(text, expected) -> None:
     assert [text[s.start : s.end] for s in sentences(text)] == expected
 
 
-def test_only_the_last_can_be_incomplete() -> None:
+def test_only_the_last_sentence_can_be_incomplete() -> None:
     assert [s.complete for s in sentences("One. Two three")] == [True, False]
     assert [s.complete for s in sentences("One. Two three\n")] == [True, True]
 
@@ -58,8 +58,8 @@ pieces = st.lists(
 
 @settings(max_examples=300, deadline=None)
 @given(pieces, pieces)
-def test_what_is_certain_stays_so(before, after) -> None:
-    """However a text goes on, and wherever reading starts anew, ends that were certain are the same."""
+def test_certain_ends_stay(before, after) -> None:
+    """However the text continues, and wherever reading restarts, certain ends stay the same."""
     text, whole = "".join(before), "".join(before + after)
     start = 0
     while (end := first_end(text, start=start)) is not None:

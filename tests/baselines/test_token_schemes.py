@@ -1,4 +1,4 @@
-"""Scoring by (context, token) pairs: which are counted, which are not, and what a detector stores."""
+"""Schemes by (context, token) pairs: which pairs count, and what a detector stores."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.baselines.numbers import HOST, KNOWN, VOCAB, bind, key, numbers
+from tests.baselines.toy_host import HOST, KNOWN, VOCAB, bind, key, numbers
 
 from dewmark.baselines.green.kgw import KGW
 from dewmark.baselines.token_schemes import TokenBound
@@ -29,21 +29,21 @@ def pairs(text: str, prompt: str = "", **settings: object) -> list[tuple[tuple[i
     return [(tuple(found.contexts[i].tolist()), int(found.tokens[i])) for i in order]
 
 
-def test_without_its_prompt_the_first_tokens_have_no_known_context() -> None:
+def test_first_tokens_have_no_context_without_the_prompt() -> None:
     assert pairs("11 12 13 14") == [((11, 12), 13), ((12, 13), 14)]
 
 
-def test_a_prompt_is_context_and_never_scored() -> None:
+def test_prompt_is_context_and_never_scored() -> None:
     expected = [((8, 9), 11), ((9, 11), 12), ((11, 12), 13)]
     assert pairs("11 12 13", "8 9") == expected
     assert pairs("11 12 13", "5 6 7 8 9") == expected
 
 
-def test_a_short_prompt_leaves_the_places_before_it_empty() -> None:
+def test_short_prompt_leaves_earlier_context_absent() -> None:
     assert pairs("11 12", "9") == [((-1, 9), 11), ((9, 11), 12)]
 
 
-def test_repeated_pairs_count_once_and_keep_their_places() -> None:
+def test_repeated_pairs_count_once() -> None:
     bound = bind("kgw", **TWO)
     text = " ".join(["11 12 13"] * 20)
     found = bound.detect(text)
@@ -71,7 +71,7 @@ def test_unigram_scores_every_token_and_each_once() -> None:
     assert found.tokens_scored == 5
 
 
-def test_token_scores_lie_where_their_text_is_and_are_standardised() -> None:
+def test_token_scores_have_offsets_and_are_standardized() -> None:
     text = numbers(60)
     found = bind("kgw", gamma=0.25, **TWO).detect(text)
     assert [token.text for token in found.tokens] == text.split(" ")
@@ -81,7 +81,7 @@ def test_token_scores_lie_where_their_text_is_and_are_standardised() -> None:
     assert found.score == pytest.approx(found.z * np.sqrt(0.25 * 0.75 / found.effective_length))
 
 
-def test_large_batches_are_worked_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_batches_are_processed_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     bound, texts = bind("kgw"), [numbers(20 + i, seed=i) for i in range(9)]
     whole = bound.detect_batch(texts)
     monkeypatch.setattr(bound, "units_per_chunk", 50)
@@ -89,7 +89,7 @@ def test_large_batches_are_worked_in_parts(monkeypatch: pytest.MonkeyPatch) -> N
     assert bound.detect_batch([]) == []
 
 
-def test_a_stored_detector_has_the_secret_and_nothing_else() -> None:
+def test_stored_detector_holds_only_the_secret() -> None:
     bound, text = bind("kgw"), numbers(100)
     state = bound.state()
     assert list(state.arrays) == ["secret"]
@@ -99,16 +99,16 @@ def test_a_stored_detector_has_the_secret_and_nothing_else() -> None:
 
 
 @pytest.mark.parametrize("arrays", [{}, {"secret": np.zeros(31, dtype=np.uint8)}])
-def test_a_damaged_detector_is_refused(arrays: dict[str, np.ndarray]) -> None:
+def test_damaged_detector_is_rejected(arrays: dict[str, np.ndarray]) -> None:
     with pytest.raises(ArtifactError, match="export it again"):
         KGW().restore(State(meta={}, arrays=arrays), HOST, "", Workspace(cache=Path()))
 
 
-def test_schemes_take_different_secrets_from_one_key() -> None:
+def test_schemes_derive_different_secrets_from_one_key() -> None:
     secrets = {bind(name).state().arrays["secret"].tobytes() for name in ("kgw", "unigram", "sweet", "ewd")}
     assert len(secrets) == 4
 
 
-def test_a_tokenizer_larger_than_the_host_is_cut() -> None:
+def test_ids_beyond_the_logits_are_not_markable() -> None:
     host = dataclasses.replace(HOST, vocab_size=KNOWN - 50)
     assert int(host.markable.sum()) == KNOWN - 50 - 3

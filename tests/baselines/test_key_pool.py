@@ -1,4 +1,4 @@
-"""The pool: nothing is lost, nothing is read in the clear, and whoever searches finds the same."""
+"""The pool of keys: nothing is lost, keys are encrypted, and every reader finds the same."""
 
 from __future__ import annotations
 
@@ -49,22 +49,22 @@ def test_each_output_is_found_by_its_vector(pool: Pool) -> None:
     assert found == expected
 
 
-def test_an_empty_pool_finds_nothing(pool: Pool) -> None:
+def test_empty_pool_finds_nothing(pool: Pool) -> None:
     assert pool.nearest(outputs(2)[2], 3) == [[], []]
     assert len(pool) == 0
 
 
-def test_the_same_output_is_kept_once(pool: Pool) -> None:
+def test_same_output_is_kept_once(pool: Pool) -> None:
     keys, texts, vectors = outputs(4)
     for _ in range(2):
         pool.add([*keys, keys[0]], [*texts, texts[0]], np.concatenate((vectors, vectors[:1])))
     assert len(pool) == 4
     pool.add(keys[:1], ["another text under the same key"], vectors[1:2])
     assert len(pool) == 5
-    assert pool.nearest(vectors[:1], 5)[0].count(keys[0]) == 1  # a key is one key, however often it was used
+    assert pool.nearest(vectors[:1], 5)[0].count(keys[0]) == 1  # a key counts once, however often it was used
 
 
-def test_a_reader_sees_what_a_writer_adds(tmp_path: Path) -> None:
+def test_reader_sees_what_a_writer_adds(tmp_path: Path) -> None:
     writer, reader = (open_pool(tmp_path / "pool") for _ in range(2))
     keys, texts, vectors = outputs(6)
     assert len(reader) == 0
@@ -95,7 +95,7 @@ def test_writers_in_many_processes_lose_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("broken", ["half a record", "a record of zeros"])
-def test_a_write_cut_short_is_left_out_and_removed(tmp_path: Path, broken: str) -> None:
+def test_partial_write_is_skipped_and_removed(tmp_path: Path, broken: str) -> None:
     folder = tmp_path / "pool"
     keys, texts, vectors = outputs(5)
     pool = open_pool(folder)
@@ -111,7 +111,7 @@ def test_a_write_cut_short_is_left_out_and_removed(tmp_path: Path, broken: str) 
         assert [row[0] for row in each.nearest(vectors, 1)] == keys
 
 
-def test_damage_among_the_entries_is_said(tmp_path: Path) -> None:
+def test_damaged_entry_is_reported(tmp_path: Path) -> None:
     folder = tmp_path / "pool"
     pool = open_pool(folder)
     pool.add(*outputs(5))
@@ -122,7 +122,7 @@ def test_damage_among_the_entries_is_said(tmp_path: Path) -> None:
         len(open_pool(folder))
 
 
-def test_keys_are_sealed(tmp_path: Path) -> None:
+def test_keys_are_encrypted(tmp_path: Path) -> None:
     folder = tmp_path / "pool"
     keys, texts, vectors = outputs(3)
     open_pool(folder).add(keys, texts, vectors)
@@ -137,8 +137,8 @@ def test_keys_are_sealed(tmp_path: Path) -> None:
         open_pool(folder, secret=bytes(32)).nearest(vectors, 1)
 
 
-def test_a_key_opens_under_its_own_id_alone() -> None:
-    """Who exchanges two entries' keys is found out: the id is authenticated with them."""
+def test_key_is_bound_to_its_entry() -> None:
+    """Exchanging the keys of two entries is detected, because the id is authenticated with the key."""
     pool = Pool(secret=SECRET, dim=DIM)
     keys, texts, vectors = outputs(2)
     pool.add(keys, texts, vectors)
@@ -150,7 +150,7 @@ def test_a_key_opens_under_its_own_id_alone() -> None:
         other.nearest(vectors, 1)
 
 
-def test_a_pool_of_another_kind_is_refused(tmp_path: Path) -> None:
+def test_pool_of_another_kind_is_rejected(tmp_path: Path) -> None:
     folder = tmp_path / "pool"
     open_pool(folder).add(*outputs(2))
     with pytest.raises(ConfigError, match="dim 12"):
@@ -164,7 +164,7 @@ def test_a_pool_of_another_kind_is_refused(tmp_path: Path) -> None:
         Pool(secret=SECRET, dim=DIM).take(bytes(17))
 
 
-def test_the_index_gives_what_comparing_gives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_index_finds_what_comparing_all_finds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("faiss")
     monkeypatch.setattr(key_pool, "INDEX_FROM", 100)
     folder = tmp_path / "pool"
@@ -173,17 +173,17 @@ def test_the_index_gives_what_comparing_gives(tmp_path: Path, monkeypatch: pytes
     for start in range(0, 330, 30):
         part = slice(start, start + 30)
         pool.add(keys[part], texts[part], vectors[part])
-    assert pool._open_graph(330).ntotal == 240  # what came later is compared one by one
+    assert pool._open_graph(330).ntotal == 240  # later entries are compared one by one
     queries = outputs(20, seed=7)[2]
     with_index = open_pool(folder).nearest(queries, 4)
     monkeypatch.setattr(key_pool, "_faiss", lambda: None)
     exact = open_pool(folder).nearest(queries, 4)
-    # a graph of 240 points searched 64 wide misses next to nothing
+    # a graph of 240 points searched with width 64 misses almost nothing
     assert np.mean([a == b for a, b in zip(with_index, exact, strict=True)]) >= 0.9
     assert [row[0] for row in open_pool(folder).nearest(vectors, 1)] == keys
 
 
-def test_a_broken_index_is_no_harm(tmp_path: Path) -> None:
+def test_broken_index_is_ignored(tmp_path: Path) -> None:
     pytest.importorskip("faiss")
     folder = tmp_path / "pool"
     keys, texts, vectors = outputs(5)
@@ -192,7 +192,7 @@ def test_a_broken_index_is_no_harm(tmp_path: Path) -> None:
     assert [row[0] for row in open_pool(folder).nearest(vectors, 1)] == keys
 
 
-def test_a_folder_that_cannot_be_written_is_said(tmp_path: Path) -> None:
+def test_folder_that_cannot_be_written_is_reported(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("no folder")
     with pytest.raises(StorageError, match="cannot write"):
         open_pool(tmp_path / "file" / "pool").add(*outputs(1))

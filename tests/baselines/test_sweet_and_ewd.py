@@ -1,21 +1,19 @@
-"""SWEET and EWD: the host's opinion of a place gates or weighs it, and p-values given that are exact."""
+"""SWEET and EWD: the host's entropy gates or weights each position, and the p-values stay exact."""
 
 from __future__ import annotations
 
-import itertools
 import math
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from tests.baselines.numbers import HOST, VOCAB, ToyModel, bind, key, numbers
+from tests.baselines.toy_host import HOST, VOCAB, ToyModel, bind, key, numbers
 
 from dewmark.baselines.green import ewd
 from dewmark.baselines.green.ewd import EWD, BoundEWD
 from dewmark.baselines.green.sweet import SWEET
 from dewmark.baselines.host_reading import entropy
-from dewmark.baselines.score_laws import weighted_bernoulli_law
 from dewmark.decoding import Decoding
 from dewmark.errors import ConfigError
 from dewmark.hosts.fake import FakeHost
@@ -34,15 +32,15 @@ def test_entropy_is_that_of_the_softmax() -> None:
     assert entropy(torch.tensor([[0.0, -math.inf]])).item() == 0.0
 
 
-def test_sweet_counts_only_where_the_host_is_unsure() -> None:
-    """The toy host is sure at even places: of 40 tokens the odd ones count, the first being context only."""
+def test_sweet_counts_only_uncertain_positions() -> None:
+    """The toy model is certain at even positions, so of 40 tokens the odd ones count."""
     model = ToyModel()
     found = bind("sweet", model=model).detect(numbers(40), prompt="9 8 7")
     assert [token.scored for token in found.tokens] == [i % 2 == 1 for i in range(40)]
     assert model.calls == [(["9 8 7"], [tuple(map(int, numbers(40).split()))])]
 
 
-def test_sweet_marks_only_unsure_rows() -> None:
+def test_sweet_marks_only_uncertain_rows() -> None:
     ids, logits = torch.tensor([[5, 6], [7, 8]]), torch.zeros(2, VOCAB)
     logits[1, 9] = 30.0
     shift = bind("sweet").session(ids)(ids, logits) - logits
@@ -51,8 +49,8 @@ def test_sweet_marks_only_unsure_rows() -> None:
 
 
 @pytest.mark.parametrize("name", ["sweet", "ewd"])
-def test_p_values_are_honest_over_keys(name: str) -> None:
-    """P(p ≤ a) ≤ a within 4.5 standard deviations, on a text that repeats itself; the host runs once."""
+def test_p_values_are_valid_over_keys(name: str) -> None:
+    """P(p ≤ a) ≤ a within 4.5 standard deviations, on a repetitive text; the host runs once."""
     model, text = ToyModel(), numbers(120, top=60)
     workspace = Workspace(cache=Path(), open_host=lambda _: model)
     scheme = {"sweet": SWEET(), "ewd": EWD()}[name]
@@ -65,8 +63,8 @@ def test_p_values_are_honest_over_keys(name: str) -> None:
     assert abs(z.var() - 1.0) < 4.5 * math.sqrt(2.0 / KEYS)
 
 
-def test_ewd_weighs_by_spike_entropy() -> None:
-    """W = Σ p/(1 + zp) − 1/(1 + z), over 1 − 1/(1 + z): 0 where one is certain, most where all are alike."""
+def test_ewd_weights_by_spike_entropy() -> None:
+    """W = Σ p/(1 + zp) − 1/(1 + z), over 1 − 1/(1 + z): 0 if one token is certain, most if all are equal."""
     bound = bind("ewd", model=ToyModel(), gamma=0.25, delta=1.5)
     assert isinstance(bound, BoundEWD)
     z = 0.75 * (math.e**1.5 - 1.0) / (1.0 + 0.25 * (math.e**1.5 - 1.0))
@@ -92,20 +90,8 @@ def test_ewd_statistic_is_the_weighted_sum() -> None:
     assert bound.detect(text, test="z").p_value == pytest.approx(0.5 * math.erfc(expected / math.sqrt(2.0)))
 
 
-def test_the_weighted_law_is_exact() -> None:
-    """Against all 2¹² outcomes, and against the binomial where weights are equal."""
-    levels = np.array([0, 1, 1, 2, 3, 5, 8, 13, 21, 34, 55, 64])
-    expected = np.zeros(levels.sum() + 1)
-    for outcome in itertools.product((0, 1), repeat=len(levels)):
-        expected[levels @ outcome] += 0.3 ** sum(outcome) * 0.7 ** (len(levels) - sum(outcome))
-    assert weighted_bernoulli_law(levels, np.full(12, 0.3)) == pytest.approx(expected, abs=1e-15)
-    equal = weighted_bernoulli_law(np.full(50, 4), np.full(50, 0.5))
-    assert equal[::4] == pytest.approx([math.comb(50, k) / 2.0**50 for k in range(51)], rel=1e-12)
-    assert equal.sum() == pytest.approx(1.0)
-
-
 def test_exact_and_normal_p_values_agree_on_long_texts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """900 pairs of symmetric scores: within 5% of each other where p is not small, and so at the limit."""
+    """For 900 pairs of symmetric scores they are within 5%; beyond the limit the normal law is used."""
     bound, text = bind("ewd", model=ToyModel()), numbers(950)
     exact, normal = bound.detect(text), bound.detect(text, test="z")
     assert exact.effective_length > 400
@@ -115,7 +101,7 @@ def test_exact_and_normal_p_values_agree_on_long_texts(monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize("scheme", [SWEET(), EWD()])
-def test_the_tiny_host_marks_and_its_entropies_help_to_find(scheme: SWEET | EWD, tmp_path: Path) -> None:
+def test_text_of_the_tiny_host_is_detected(scheme: SWEET | EWD, tmp_path: Path) -> None:
     host = FakeHost()
     bound = scheme.bind(key(1), host.info, Workspace(cache=tmp_path, open_host=lambda _: host))
     prompts = ["the old bridge", "people of the city by the sea and"]
@@ -127,12 +113,12 @@ def test_the_tiny_host_marks_and_its_entropies_help_to_find(scheme: SWEET | EWD,
 
 
 @pytest.mark.parametrize("name", ["sweet", "ewd"])
-def test_without_a_host_detection_says_what_is_missing(name: str) -> None:
+def test_detection_without_a_host_names_the_remedy(name: str) -> None:
     with pytest.raises(ConfigError, match="runs a language model to detect"):
         bind(name).detect(numbers(40))
 
 
-def test_bad_parameters_are_refused() -> None:
+def test_bad_parameters_are_rejected() -> None:
     with pytest.raises(ConfigError, match="threshold must not be negative"):
         SWEET(threshold=-0.1)
     with pytest.raises(ConfigError, match="prefix must be at least 1"):

@@ -1,4 +1,4 @@
-"""A vocabulary without a model, whose words are numbers and their own ids, and a host that thinks in them."""
+"""A toy vocabulary whose words are numbers, each its own id, and a language model over it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from dewmark.scheme import BoundScheme, Scheme
 from dewmark.workspace import HostInfo, Tokenized, Workspace
 
 VOCAB = 320
-KNOWN = 300  # ids above are padding of the host's vocabulary
+KNOWN = 300  # higher ids pad the host's vocabulary
 SPECIAL = frozenset({0, 1, 2})
 
 
@@ -46,7 +46,7 @@ class Numbers:
 
 
 class ToyModel:
-    """A host whose logits depend on the place alone: sure at even places, unsure at odd ones."""
+    """A language model that is certain at even positions and uncertain at odd ones, whatever the text."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[list[str], list[tuple[int, ...]]]] = []
@@ -65,12 +65,12 @@ HOST = HostInfo("numbers", "numbers", VOCAB, Numbers(), lambda: np.zeros((VOCAB,
 
 
 def key(index: int) -> Key:
-    """One of many keys."""
+    """The key with this index."""
     return Key(hashlib.sha256(f"key {index}".encode()).digest())
 
 
 def bind(name: str, index: int = 0, *, model: ToyModel | None = None, **settings: object) -> BoundScheme:
-    """A scheme of the registry with a key, on the numbers."""
+    """A registered scheme bound to a key and the toy vocabulary."""
     workspace = Workspace(cache=Path(), open_host=(lambda _: model) if model else None)
     return _scheme(name, **settings).bind(key(index), HOST, workspace)
 
@@ -82,5 +82,16 @@ def _scheme(name: str, **settings: object) -> Scheme:
 
 
 def numbers(count: int, *, seed: int = 0, top: int = KNOWN) -> str:
-    """A text of ``count`` random ids that are not special; a small ``top`` makes it repeat itself."""
+    """A text of ``count`` random ids, none special; a small ``top`` makes it repetitive."""
     return " ".join(map(str, np.random.default_rng(seed).integers(3, top, count)))
+
+
+def random_words(rows: int, width: int, seed: int = 0) -> torch.Tensor:
+    """Keyed words (rows, width), int32."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(-(2**31), 2**31, (rows, width), generator=generator).to(torch.int32)
+
+
+def random_logits(rows: int, width: int, *, scale: float = 2.0, seed: int = 1) -> torch.Tensor:
+    """Normal logits (rows, width)."""
+    return scale * torch.randn(rows, width, generator=torch.Generator().manual_seed(seed))

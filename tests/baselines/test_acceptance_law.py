@@ -27,8 +27,8 @@ def test_one_bin_is_drawn_without_replacement() -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_the_law_is_what_all_partitions_give(seed) -> None:
-    """Three bins, one accepted after each: 27 partitions, every one as likely as the other."""
+def test_law_agrees_with_all_partitions(seed) -> None:
+    """Three bins, one accepted after each: 27 partitions, all equally likely."""
     counts = np.random.default_rng(seed).integers(0, 4, size=(3, 3))
     sums = []
     for chosen in itertools.product(range(3), repeat=3):
@@ -58,13 +58,13 @@ def test_p_values_are_valid_and_z_has_variance_one() -> None:
     p, z = np.array([f.p_value for f in found]), np.array([f.z for f in found])
     for level in (0.01, 0.1, 0.5):
         assert np.mean(p <= level) <= level + 4.5 * math.sqrt(level * (1.0 - level) / 1500)
-    assert np.mean(p <= 0.5) > 0.3  # cautious only as far as the steps of S make it
+    assert np.mean(p <= 0.5) > 0.3  # conservative only because S is discrete
     assert abs(z.mean()) < 4.5 / math.sqrt(1500)
     assert abs(z.var() - 1.0) < 4.5 * math.sqrt(2.0 / 1500) + 0.02
 
 
 def test_repeating_a_transition_is_no_evidence() -> None:
-    """The published test takes a loop for proof; a quarter of all keys accept it."""
+    """The published test takes a loop as proof, although a quarter of all keys accept it."""
     counts = np.zeros((8, 8), dtype=np.int64)
     counts[3, 5] = 40
     partition = np.zeros((8, 8), dtype=bool)
@@ -74,7 +74,7 @@ def test_repeating_a_transition_is_no_evidence() -> None:
     assert paper_test(counts, partition).p_value < 1e-20
 
 
-def test_the_least_p_value_of_any_text() -> None:
+def test_least_p_value() -> None:
     """Two transitions from each of eight bins, all accepted: (1/28)^8."""
     counts = np.zeros((8, 8), dtype=np.int64)
     counts[:, :2] = 1
@@ -84,8 +84,8 @@ def test_the_least_p_value_of_any_text() -> None:
     assert exact_test(counts * 0, partition).p_value == 1.0
 
 
-def test_a_text_that_says_nothing_of_the_key() -> None:
-    """All bins equally often after each: the sum is the same under every key."""
+def test_text_that_says_nothing_about_the_key() -> None:
+    """If all bins are visited equally often after each, the sum is the same under every key."""
     partition = _partition(np.random.default_rng(0), 8, 2)
     found = exact_test(np.ones((8, 8), dtype=np.int64), partition)
     assert found.p_value == pytest.approx(1.0)
