@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
+from dewmark.arrays import U32
 from dewmark.core.prf import MULTIPLIER, PairHash
 from dewmark.core.prf import combine as combine_rows
 
@@ -77,14 +77,14 @@ def combine(a: torch.Tensor, b: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
     return x
 
 
-def below(words: torch.Tensor, limits: NDArray[np.uint32]) -> torch.Tensor:
+def below(words: torch.Tensor, limits: U32) -> torch.Tensor:
     """Whether words (batch or 1, m), int32 read as unsigned, are below their row's limit (batch, 1)."""
     if words.device.type == "cpu":  # numpy compares several times as fast
         return torch.from_numpy(words.numpy().view(np.uint32) < limits)
     return below_on_device(words, limits)
 
 
-def below_on_device(words: torch.Tensor, limits: NDArray[np.uint32]) -> torch.Tensor:
+def below_on_device(words: torch.Tensor, limits: U32) -> torch.Tensor:
     """The same with torch: flipping the sign bit turns the unsigned order into the signed one."""
     signed = torch.from_numpy((limits ^ np.uint32(1 << 31)).view(np.int32)).to(words.device)
     return (words ^ _SIGN) < signed

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from dewmark.arrays import F32
+from dewmark.arrays import F32, F64
 from dewmark.dew.detection import saturate
 from dewmark.dew.projection import scale_contexts
 from dewmark.dew.reading import Pairs, Reading
@@ -89,7 +89,7 @@ class _Tables:
 
     def score(
         self, texts: Sequence[Pairs], *, kernel: tuple[float, ...], subtract_mean: bool
-    ) -> tuple[F32, NDArray[np.float64]]:
+    ) -> tuple[F32, F64]:
         """u (B, N) of the texts' pairs, padded, and the variances (B,) of their sums."""
         tokens, windows = (self._padded([getattr(t, name) for t in texts]) for name in ("tokens", "windows"))
         w = self._padded([text.weights for text in texts]).float()

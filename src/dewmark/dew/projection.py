@@ -43,9 +43,7 @@ class Fold:
     For host tokens a stored detector holds the norms ‖ê_T R_T‖ (|V|,) instead of R_T R_Tᵀ.
     """
 
-    def __init__(
-        self, product: F32, gram: F32 | None, G: F32, n: int, *, norms: NDArray[np.float32] | None = None
-    ) -> None:
+    def __init__(self, product: F32, gram: F32 | None, G: F32, n: int, *, norms: F32 | None = None) -> None:
         self._product = product
         self._gram = gram
         self._norms = norms

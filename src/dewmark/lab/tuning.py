@@ -26,10 +26,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from dewmark import config, storage
-from dewmark.arrays import F64
+from dewmark.arrays import F64, I64
 from dewmark.core.keys import Key
 from dewmark.decoding import Decoding
 from dewmark.errors import ConfigError
@@ -418,7 +417,7 @@ def choose(unmarked: Measured, measured: Sequence[Measured], *, budget: float) -
     )
 
 
-def _result(one: Measured, unmarked: Measured, draws: NDArray[np.int64], budget: float) -> Result:
+def _result(one: Measured, unmarked: Measured, draws: I64, budget: float) -> Result:
     ratio = _interval(_median_ratio, one.perplexity, unmarked.perplexity, draws)
     change = _interval(_mean_difference, one.distinct_3, unmarked.distinct_3, draws)
     return Result(
@@ -446,9 +445,7 @@ def _mean_difference(left: F64, right: F64) -> F64:
     return difference
 
 
-def _interval(
-    statistic: Callable[[F64, F64], F64], left: F64, right: F64, draws: NDArray[np.int64]
-) -> Interval:
+def _interval(statistic: Callable[[F64, F64], F64], left: F64, right: F64, draws: I64) -> Interval:
     """A paired bootstrap over prompts, of two measures (keys, prompts).
 
     ``statistic`` takes N samples of both, (keys, N, prompts), and returns (N,).
@@ -464,7 +461,7 @@ def _notes(
     results: Sequence[Result],
     measured: Sequence[Measured],
     best: int | None,
-    draws: NDArray[np.int64],
+    draws: I64,
     budget: float,
 ) -> list[str]:
     """Caveats: where there are too few texts for a clear answer."""

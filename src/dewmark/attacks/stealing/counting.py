@@ -31,7 +31,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from dewmark.arrays import F32, I64
+from dewmark.arrays import F32, F64, I64
 from dewmark.errors import ConfigError, InputError
 
 __all__ = ["CountRules", "Counts", "StolenBoosts", "count_contexts", "learn_boosts"]
@@ -229,7 +229,7 @@ def learn_boosts(marked: Counts, base: Counts, *, rules: CountRules, vocab_size:
 def _sorted_boosts(
     marked: Counts,
     place: I64,
-    ratio: NDArray[np.float64],
+    ratio: F64,
     kept: NDArray[np.bool_],
     *,
     rules: CountRules,

@@ -23,9 +23,8 @@ from typing import ClassVar
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
-from dewmark.arrays import F64, I64
+from dewmark.arrays import F32, F64, I64, U32
 from dewmark.baselines.distortion_free import DistortionFreeBound, RepeatedContexts, Repeats, support
 from dewmark.baselines.score_laws import gamma_test, z_test
 from dewmark.baselines.token_schemes import PromptBatch, TokenScheme, TokenWindows
@@ -132,7 +131,7 @@ def keyed_race(scores: torch.Tensor, words: torch.Tensor) -> Choice:
     return torch.tensor(winners), torch.tensor(sound)
 
 
-def _race_row(scores: NDArray[np.float32], words: NDArray[np.uint32]) -> tuple[int, bool]:
+def _race_row(scores: F32, words: U32) -> tuple[int, bool]:
     top = float(scores.max())
     if not math.isfinite(top):
         return 0, False
@@ -144,7 +143,7 @@ def _race_row(scores: NDArray[np.float32], words: NDArray[np.uint32]) -> tuple[i
     return int(_values(scores, words, top).argmax()), True
 
 
-def _values(scores: NDArray[np.float32], words: NDArray[np.uint32], top: float) -> F64:
+def _values(scores: F32, words: U32, top: float) -> F64:
     """p/E up to a factor common to the row."""
     values: F64 = np.exp(scores.astype(np.float64) - top) / -np.log(prf.to_uniforms(words))
     return values

@@ -35,13 +35,13 @@ from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from numpy.typing import NDArray
 
-from dewmark.arrays import F32
+from dewmark.arrays import F32, I64
 from dewmark.errors import ArtifactError, ConfigError
 from dewmark.storage import append_at, atomic_write
 
 __all__ = ["INDEX_FROM", "DiskPool", "Places", "Pool", "Records", "checksum", "largest_of", "most_similar"]
 
-Places = NDArray[np.int64]
+Places = I64
 Records = NDArray[Any]
 
 INDEX_FROM = 4096  # comparing fewer entries is faster than building a graph

@@ -31,6 +31,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from dewmark.arrays import F32, I64
 from dewmark.decoding import Decoding
 from dewmark.errors import ConfigError, ModelError, VocabularyError
 from dewmark.extras import require
@@ -91,7 +92,7 @@ class LlamaCppProcessor:
         self._open = functools.partial(scheme.processor, decoding=decoding)
         self._seed = seed
         self._texts = 0
-        self._ids: NDArray[np.int64] = np.zeros(0, dtype=np.int64)
+        self._ids: I64 = np.zeros(0, dtype=np.int64)
         self._mark: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None = None
         self._error: Exception | None = None
 
@@ -123,7 +124,7 @@ class LlamaCppProcessor:
             raise error
         return False
 
-    def _continues(self, ids: NDArray[np.int64]) -> bool:
+    def _continues(self, ids: I64) -> bool:
         return len(ids) == len(self._ids) + 1 and np.array_equal(ids[:-1], self._ids)
 
     def _start(self, prompt: torch.Tensor) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
@@ -226,7 +227,7 @@ def _piece(api: Any, vocab: Any, token: int) -> bytes:  # noqa: ANN401 - ctypes
     return buffer.raw[:length]
 
 
-def _embeddings(path: Path, vocab_size: int) -> NDArray[np.float32]:
+def _embeddings(path: Path, vocab_size: int) -> F32:
     """The input embeddings (vocab_size, d) of a GGUF file, dequantized and rounded to bfloat16."""
     from gguf import GGUFReader
     from gguf.quants import dequantize
@@ -237,7 +238,7 @@ def _embeddings(path: Path, vocab_size: int) -> NDArray[np.float32]:
     return round_to_bfloat16(np.asarray(dequantize(tensor.data, tensor.tensor_type), np.float32)[:vocab_size])
 
 
-def round_to_bfloat16(table: NDArray[np.float32]) -> NDArray[np.float32]:
+def round_to_bfloat16(table: F32) -> F32:
     """float32 values rounded to the nearest bfloat16, ties to even, still as float32."""
     bits = np.ascontiguousarray(table).view(np.uint32)
     rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) & np.uint32(0xFFFF0000)

@@ -23,11 +23,10 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch.nn.functional import cosine_similarity
 
 from dewmark import storage
-from dewmark.arrays import F32, I64
+from dewmark.arrays import F16, F32, I64
 from dewmark.baselines.sentence.sentence_space import adapt, encode
 from dewmark.errors import InputError
 from dewmark.lab.training.job import Arrays, Job, Trained
@@ -56,8 +55,8 @@ class Space:
     ``sentences`` (N, d) are the encoder's vectors of the distinct training sentences.
     """
 
-    mean: NDArray[np.float16]
-    matrix: NDArray[np.float16]
+    mean: F16
+    matrix: F16
     sentences: F32
     report: dict[str, float]
 

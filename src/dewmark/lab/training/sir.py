@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from dewmark.arrays import F32, I64
+from dewmark.arrays import F16, F32, I64
 from dewmark.baselines.learned.sir import HIDDEN, OUTPUTS, context_of, words_of
 from dewmark.core.whitening import normalize_rows
 from dewmark.encoders.contexts import ordinary_texts
@@ -100,7 +100,7 @@ class ResidualNetwork(torch.nn.Module):
             self.register_parameter(f"{name}_W", torch.nn.Parameter(weights))
             self.register_parameter(f"{name}_b", torch.nn.Parameter(torch.zeros(columns)))
 
-    def arrays(self) -> dict[str, NDArray[np.float16]]:
+    def arrays(self) -> dict[str, F16]:
         """Weights and biases by the names that the schemes read."""
         parameters = ((name.replace("_", "."), tensor) for name, tensor in self.named_parameters())
         return {name: tensor.detach().half().cpu().numpy() for name, tensor in parameters}
