@@ -26,7 +26,7 @@ from common import openings, quality, read_texts
 import dewmark
 from dewmark.decoding import Decoding
 from dewmark.hosts.base import Host, generation_hash
-from dewmark.lab.bench.subjects import CONFIGURATIONS, bind, chosen, configuration
+from dewmark.lab.bench.configurations import CONFIGURATIONS, bind, configuration
 from dewmark.scheme import BoundScheme
 from dewmark.storage import append_jsonl, atomic_write, read_jsonl
 from dewmark.types import Generation
@@ -45,7 +45,7 @@ def main() -> None:
     plain, seconds = _written(out / "unmarked.jsonl", host, prompts, None, args)
     nulls = {UNMARKED: plain} | {name: read_texts(source, args.tokens) for name, source in args.human}
     baseline = {"name": "none", "write_s": seconds, **quality(host, prompts, plain)}
-    rows = [_row(name, out, host, prompts, nulls, args) for name in chosen(args.schemes)]
+    rows = [_row(name, out, host, prompts, nulls, args) for name in args.schemes or CONFIGURATIONS]
     _table(baseline, rows, list(nulls))
 
 

@@ -30,7 +30,7 @@ from dewmark.attacks.stealing.forging import fixed_length, generate_texts
 from dewmark.attacks.stealing.judging import Judge
 from dewmark.attacks.stealing.steal import SIZES, StealSettings, forgery_curve, steal
 from dewmark.hosts.base import Host
-from dewmark.lab.bench.subjects import bind
+from dewmark.lab.bench.configurations import bind
 from dewmark.scheme import BoundScheme
 from dewmark.storage import atomic_write
 

@@ -100,7 +100,7 @@ ENCODERS = Registry(
     "encoder",
     {
         "minilm": "dewmark.encoders.sentence_transformers:minilm",
-        "random:": "dewmark.lab.bench.random_encoders:random_encoder",  # for timing
+        "random:": "dewmark.lab.bench.random_models:random_encoder",  # for timing
         "use-m3": "dewmark.encoders.use:USEEncoder",
     },
     group="dewmark.encoders",

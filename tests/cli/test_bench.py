@@ -22,7 +22,7 @@ def test_detection_as_json(run):
     done = run("bench", "detect", *SMALL, *SCHEMES, "--texts", 4, "--tokens", 40, "--json")
     assert done.code == 0, done.err
     rows = [json.loads(line) for line in done.out.splitlines()]
-    assert {row["row"] for row in rows} == {"tokenising", "kgw", "exp", "dew-bias:encoder=random:32"}
+    assert {row["row"] for row in rows} == {"tokenizing", "kgw", "exp", "dew-bias:encoder=random:32"}
     assert all(row["ms_min"] > 0 and row["ratio"] > 0 and row["rounds"] == 1 for row in rows)
 
 

@@ -22,7 +22,7 @@ app = typer.Typer(name="bench", help="What marking and detecting cost on this ma
 
 LENGTHS = (100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000)
 SIZES = (8192, 16_384, 32_768, 65_536, 131_072, 262_144)
-_BASES = ("none", "tokenising")
+_BASES = ("none", "tokenizing")
 STANDARD = ("dew", "dew-bias", "dew-gumbel", "kgw", "unigram", "exp", "synthid")
 
 Schemes = Annotated[
@@ -80,8 +80,8 @@ def generate(
 
     Schemes take turns in every round, so that a busy machine disturbs them alike; trust ratios, not times.
     """
-    from dewmark.lab.bench.measures import against_vocabulary, bench_generation
-    from dewmark.lab.bench.subjects import open_host
+    from dewmark.lab.bench.measures import bench_generation, step_by_vocabulary
+    from dewmark.lab.bench.random_models import open_host
     from dewmark.models.devices import torch_device
 
     _check(plot, against)
@@ -89,7 +89,7 @@ def generate(
     _threads(threads)
     with Progress(quiet=quiet) as progress:
         if against is not None:
-            rows = against_vocabulary(
+            rows = step_by_vocabulary(
                 names,
                 sizes=SIZES,
                 steps=steps or 20,
@@ -136,8 +136,8 @@ def detect(
 
     Texts are new in every round. --device matters to schemes that run the host to detect, and to DEW.
     """
-    from dewmark.lab.bench.measures import against_lengths, bench_detection
-    from dewmark.lab.bench.subjects import open_host
+    from dewmark.lab.bench.measures import bench_detection, detection_by_length
+    from dewmark.lab.bench.random_models import open_host
 
     _check(plot, against)
     names = _names(schemes)
@@ -145,7 +145,7 @@ def detect(
     with Progress(quiet=quiet) as progress:
         opened = open_host(host, device=device, dtype=dtype, progress=progress)
         if against is not None:
-            rows = against_lengths(opened, names, lengths=LENGTHS, repeats=repeats, progress=progress)
+            rows = detection_by_length(opened, names, lengths=LENGTHS, repeats=repeats, progress=progress)
         else:
             rows = bench_detection(
                 opened, names, texts=texts, tokens=tokens, repeats=repeats, peers=peers, progress=progress
@@ -157,10 +157,14 @@ def detect(
 
 
 def _names(schemes: Sequence[str] | None) -> list[str]:
-    from dewmark.lab.bench.subjects import chosen
+    from dewmark.lab.bench.configurations import CONFIGURATIONS, configuration
 
-    given = [name for part in schemes or STANDARD for name in _split(part)]
-    return chosen(None if given == ["all"] else given)
+    names = [name for part in schemes or STANDARD for name in _split(part)]
+    if names == ["all"]:
+        return list(CONFIGURATIONS)
+    for name in names:
+        configuration(name)  # checks it
+    return names
 
 
 def _split(names: str) -> list[str]:
@@ -208,7 +212,7 @@ def _report(found: Sequence[Measured], *, json_: bool) -> None:
                 line.append("–")
                 continue
             ratio = "" if cost.ratio is None else f"  x{cost.ratio:.3g}"
-            ms = 1000 * cost.least
+            ms = 1000 * cost.fastest
             line.append((f"{ms:.3g} ms" if ms < 999.5 else f"{ms:,.0f} ms") + ratio)
         table.add_row(name, *line)
     results().print(table, soft_wrap=False)
@@ -221,6 +225,6 @@ def _draw(found: Iterable[Measured], plot: Path, *, xlabel: str, title: str, qui
     curves: dict[str, list[tuple[float, float]]] = {}
     for row in found:
         at = float(row.measure.split()[0])
-        curves.setdefault(row.row, []).append((at, 1000 * row.cost.least))
+        curves.setdefault(row.row, []).append((at, 1000 * row.cost.fastest))
     save_figure(cost_curves(curves, xlabel=xlabel, title=title), plot)
     say(f"wrote {plot}", quiet=quiet)

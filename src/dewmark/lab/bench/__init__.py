@@ -1,1 +1,1 @@
-"""What marking and detecting cost, on one's own machine: works timed in turn."""
+"""Benchmarks of marking and detection: schemes timed in turns on the machine at hand."""

@@ -1,9 +1,9 @@
-"""The same schemes in PyPI's ``markllm``, to compare with: optional, best in an environment of its own.
+"""The schemes of PyPI's ``markllm`` as peers; optional, and best in an environment of its own.
 
     pip install --no-deps markllm==0.1.5
 
-KGW, Unigram, SWEET, EWD and EXP of that release run as they are. It has no SynthID, MorphMark, UnbiasedWM and
-DiPmark. Each is configured as ours is in `configurations`, on the same model in memory.
+KGW, Unigram, SWEET, EWD and EXP of that release run unchanged, on the same model in memory, configured as
+ours are in `configurations`. It has no SynthID, MorphMark, UnbiasedWM or DiPmark.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import torch
 
 from dewmark.hosts.transformers.model import TransformersHost
 
-__all__ = ["ABSENT", "PEERS", "Peer", "generate", "installed"]
+__all__ = ["PEERS", "Peer", "generate", "installed"]
 
 PEERS: Mapping[str, tuple[str, Mapping[str, object]]] = {
     "kgw": ("KGW", {"prefix_length": 3, "f_scheme": "time", "window_scheme": "left"}),
@@ -29,36 +29,26 @@ PEERS: Mapping[str, tuple[str, Mapping[str, object]]] = {
     "ewd": ("EWD", {"prefix_length": 1}),
     "exp": ("EXP", {"prefix_length": 3, "threshold": 0.01, "top_k": 0}),
 }
-ABSENT = {
-    "dew": "not in markllm 0.1.5",
-    "dew-gumbel": "not in markllm 0.1.5",
-    "dew-paper": "not in markllm 0.1.5",
-    "kgw-self": "not run: it draws a permutation of the vocabulary for each of the candidates of a step",
-    "morphmark": "not in markllm 0.1.5",
-    "synthid": "not in markllm 0.1.5",
-    "unbiased": "not in markllm 0.1.5",
-    "dipmark": "not in markllm 0.1.5",
-}
 _KEY = {"gamma": 0.5, "delta": 2.0, "hash_key": 15485863, "z_threshold": 4.0}
 
 
 def installed() -> bool:
-    """Whether there is anything to compare with."""
+    """Whether markllm is installed."""
     return importlib.util.find_spec("markllm") is not None
 
 
 class Peer:
-    """One of markllm's schemes: a step on logits, texts of one prompt, detection of one text."""
+    """One of markllm's schemes: marking a step, generating, and detecting one text."""
 
     def __init__(self, name: str, host: TransformersHost) -> None:
         configurations = importlib.import_module("markllm.utils.transformers_config")
         schemes = importlib.import_module("markllm.watermark.auto_watermark")
         algorithm, settings = PEERS[name]
-        self.batches = algorithm != "EXP"  # EXP is a loop over one text, the others are logits processors
+        self.batches = algorithm != "EXP"  # EXP decodes one text at a time, the others are logits processors
         self._host = host
         self._tokenizer = _tokenizer(host)
         configuration = {"algorithm_name": algorithm, "sequence_length": 200, **_KEY, **settings}
-        surroundings = configurations.TransformersConfig(
+        environment = configurations.TransformersConfig(
             model=host.model,
             tokenizer=self._tokenizer,
             vocab_size=host.info.vocab_size,
@@ -67,28 +57,28 @@ class Peer:
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "configuration.json"
             path.write_text(json.dumps(configuration), encoding="utf-8")
-            self._scheme: Any = schemes.AutoWatermark.load(algorithm, str(path), surroundings)
+            self._scheme: Any = schemes.AutoWatermark.load(algorithm, str(path), environment)
 
     def step(self) -> Callable[[torch.Tensor, torch.Tensor], object]:
-        """What marks the logits (batch, vocab) of one step; for EXP what chooses the token of one text."""
+        """A function that marks logits (batch, vocab); for EXP, one that chooses the token."""
         if self.batches:
             mark: Callable[[torch.Tensor, torch.Tensor], object] = self._scheme.logits_processor
             return mark
         return self._choose
 
     def detect(self, text: str) -> object:
-        """Its verdict on one text."""
+        """The scheme's verdict on one text."""
         return self._scheme.detect_watermark(text)
 
     def generate(self, prompts: list[str], tokens: int) -> object:
-        """Marked completions of so many tokens, by its own way."""
+        """Marked completions of ``tokens`` tokens, written by markllm's own code."""
         if self.batches:
             return generate(self._host, prompts, tokens, self._scheme.logits_processor)
         self._scheme.config.sequence_length = tokens
         return [self._scheme.generate_watermarked_text(prompt) for prompt in prompts]
 
     def _choose(self, ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        # the body of its generation loop, without the model
+        # the body of EXP's generation loop without the model
         utils = self._scheme.utils
         probabilities = scores.softmax(dim=-1).cpu()
         utils.seed_rng(ids[0])
@@ -98,7 +88,7 @@ class Peer:
 
 
 def generate(host: TransformersHost, prompts: list[str], tokens: int, processor: object = None) -> object:
-    """Completions by transformers' own ``generate``, with a logits processor or without."""
+    """Completions by transformers' own ``generate``, with or without a logits processor."""
     rows = host.tokenizer.encode_prompts(prompts, needs_bos=False)
     width, fill = max(map(len, rows)), host.tokenizer.pad_id or 0
     ids = torch.tensor([[fill] * (width - len(row)) + list(row) for row in rows], device=host.model.device)

@@ -1,48 +1,56 @@
-"""Works timed in turn, round after round, so that a busy machine disturbs all of them alike.
+"""Tasks timed in turns, round after round, so that a busy machine disturbs all of them alike.
 
-A work does one round of something and says how many seconds one unit of it took. Each round brings texts and
-tokens of its own, so that nothing is remembered; the first one builds tables and fills caches, and is not
-counted. Figures are minima and medians over rounds; ratios are taken within rounds.
+A task does one round of something and returns the seconds of one unit of it. Every round uses new texts and
+tokens, so that caches do not help; the first round builds tables, and is not counted. Times are minima and
+medians over rounds; ratios are taken within rounds.
 """
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 
 from dewmark.workspace import Progress, silent
 
-__all__ = ["Cost", "Work", "seconds", "time_works"]
+__all__ = ["Cost", "Task", "seconds", "time_tasks"]
 
-Work = Callable[[int], float]
-"""Does round i of some work; returns its seconds, per unit of whatever the measure counts."""
+Task = Callable[[int], float]
+"""Does round i of a task and returns its seconds, per unit of what the measure counts."""
+
+_FEWEST_ROUNDS = 6  # for a 95% interval of a median
 
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """One row of a measure, in seconds, and its ratio to the base row of that measure, if there is one."""
+    """Seconds of a task, and the median of its ratios to its baseline, if it has one.
 
-    least: float
+    ``interval`` is the 95% interval of that median; None with fewer than 6 rounds.
+    """
+
+    fastest: float
     median: float
     ratio: float | None
+    interval: tuple[float, float] | None
     rounds: int
 
-    def to_dict(self) -> dict[str, float | int | None]:
+    def to_dict(self) -> dict[str, object]:
         """Plain JSON values; times in milliseconds."""
         return {
-            "ms_min": round(1000.0 * self.least, 4),
+            "ms_min": round(1000.0 * self.fastest, 4),
             "ms_median": round(1000.0 * self.median, 4),
             "ratio": None if self.ratio is None else round(self.ratio, 4),
+            "ratio_interval": None if self.interval is None else [round(end, 4) for end in self.interval],
             "rounds": self.rounds,
         }
 
 
 def seconds(work: Callable[[], object], device: torch.device) -> float:
-    """How long a piece of work takes until the device is done with it."""
+    """How long the work takes until the device has finished it."""
     _wait(device)
     started = time.perf_counter()
     work()
@@ -55,32 +63,45 @@ def _wait(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def time_works(
+def time_tasks(
     measure: str,
-    works: Mapping[str, Work],
+    tasks: Mapping[str, Task],
     *,
     repeats: int,
-    base: Mapping[str, str] | None = None,
+    baselines: Mapping[str, str] | None = None,
     progress: Progress = silent,
 ) -> dict[str, Cost]:
-    """Run all works in turn; ``base`` names, for rows that have one, the row they are compared with.
-
-    The ratio is the median over rounds of a row's seconds over its base's in the same round.
-    """
-    names = list(works)
+    """Time all tasks in turns; ``baselines`` maps a task to the one that it is compared with."""
+    names = list(tasks)
     rounds: list[dict[str, float]] = []
+    total = (repeats + 1) * len(names)
     for number in range(repeats + 1):
-        turn = number % len(names)  # nobody is always first
+        turn = number % len(names)  # no task is always first
         taken = {}
         for done, name in enumerate(names[turn:] + names[:turn]):
-            progress(measure, number * len(names) + done, (repeats + 1) * len(names))
-            taken[name] = works[name](number)
+            progress(measure, number * len(names) + done, total)
+            taken[name] = tasks[name](number)
         rounds.append(taken)
-    progress(measure, (repeats + 1) * len(names), (repeats + 1) * len(names))
-    return {name: _cost(name, rounds[1:], (base or {}).get(name)) for name in names}
+    progress(measure, total, total)
+    return {name: _cost(name, rounds[1:], (baselines or {}).get(name)) for name in names}
 
 
-def _cost(name: str, rounds: list[dict[str, float]], base: str | None) -> Cost:
+def _cost(name: str, rounds: Sequence[Mapping[str, float]], baseline: str | None) -> Cost:
     times = [taken[name] for taken in rounds]
-    ratio = None if base is None else statistics.median(taken[name] / taken[base] for taken in rounds)
-    return Cost(min(times), statistics.median(times), ratio, len(times))
+    ratios = [] if baseline is None else sorted(taken[name] / taken[baseline] for taken in rounds)
+    return Cost(
+        fastest=min(times),
+        median=statistics.median(times),
+        ratio=statistics.median(ratios) if ratios else None,
+        interval=_median_interval(ratios),
+        rounds=len(times),
+    )
+
+
+def _median_interval(ordered: Sequence[float]) -> tuple[float, float] | None:
+    """The 95% interval of the median: the number of values below it is Binomial(n, 1/2), so 0.98 √n ranks."""
+    n = len(ordered)
+    if n < _FEWEST_ROUNDS:
+        return None
+    reach = 0.98 * math.sqrt(n)
+    return ordered[max(math.floor(n / 2 - reach), 0)], ordered[min(math.ceil(n / 2 + reach), n - 1)]

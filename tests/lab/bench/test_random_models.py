@@ -1,4 +1,4 @@
-"""Random encoders: the right shapes, the same vectors every time."""
+"""Random encoders have the right shapes and are reproducible."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 
 from dewmark.encoders import load_encoder
 from dewmark.errors import UnknownNameError
-from dewmark.lab.bench.random_encoders import random_encoder
+from dewmark.lab.bench.random_models import random_encoder
 
 
 def test_vectors_depend_on_the_text_alone() -> None:
@@ -21,9 +21,9 @@ def test_vectors_depend_on_the_text_alone() -> None:
     assert abs(many.std() - 1.0) < 5 / np.sqrt(2 * many.size)
 
 
-def test_the_transformer_has_the_shape_and_ignores_padding(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_transformer_ignores_padding(monkeypatch: pytest.MonkeyPatch) -> None:
     small = {"vocab_size": 1000, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
-    monkeypatch.setattr("dewmark.lab.bench.random_encoders._SHAPE", small)
+    monkeypatch.setattr("dewmark.lab.bench.random_models._MPNET", small)
     encoder = random_encoder("mpnet-base", device="cpu")
     texts = ["over the river", "a", "", "the old bridge over the river"]
     rows = encoder.encode(texts)

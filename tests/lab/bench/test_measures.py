@@ -1,4 +1,4 @@
-"""What is timed and how figures are made of it; no test asserts a time."""
+"""What ``dewmark bench`` times, and the numbers made of it; no test asserts a time."""
 
 from __future__ import annotations
 
@@ -9,19 +9,20 @@ import pytest
 import torch
 
 from dewmark.errors import UnknownNameError
-from dewmark.lab.bench.markllm import ABSENT, PEERS
+from dewmark.lab.bench.configurations import CONFIGURATIONS, bind, configuration
+from dewmark.lab.bench.markllm import PEERS
 from dewmark.lab.bench.measures import (
     NONE,
-    against_lengths,
-    against_vocabulary,
-    base_rows,
     bench_detection,
     bench_generation,
-    decoding_works,
-    step_works,
+    decoding_tasks,
+    detection_by_length,
+    step_by_vocabulary,
+    step_tasks,
 )
-from dewmark.lab.bench.subjects import CONFIGURATIONS, chosen, configuration, open_host, plain_texts, prompts
-from dewmark.lab.bench.timing import time_works
+from dewmark.lab.bench.random_models import open_host
+from dewmark.lab.bench.timing import time_tasks
+from dewmark.lab.bench.workloads import prompts, random_texts
 from dewmark.registry import SCHEMES
 
 NAMES = ["kgw", "dew-bias:encoder=random:32"]
@@ -32,42 +33,54 @@ def host():
     return open_host("random:tiny", device="cpu")
 
 
-def test_ratios_are_taken_within_rounds_and_the_first_round_does_not_count() -> None:
+def test_ratios_are_taken_within_rounds_and_the_first_round_is_not_counted() -> None:
     # the machine is twice as slow in every second round: ratios do not see it
     times = {"base": [99.0, 1.0, 2.0, 1.0], "slow": [0.0, 1.5, 3.0, 1.5]}
-    costs = time_works(
+    costs = time_tasks(
         "x",
         {name: values.__getitem__ for name, values in times.items()},
         repeats=3,
-        base={"slow": "base"},
+        baselines={"slow": "base"},
     )
     assert costs["slow"].ratio == 1.5
     assert costs["base"].ratio is None
-    assert costs["base"].least == 1.0
+    assert costs["base"].fastest == 1.0
     assert costs["slow"].median == 1.5
 
 
-def test_nobody_is_always_first() -> None:
+def test_the_interval_of_a_median_ratio_covers_it_with_95_percent() -> None:
+    rng = np.random.default_rng(0)
+    covered = 0
+    for _ in range(400):
+        times = np.exp(rng.normal(np.log(1.1), 0.2, size=41))
+        tasks = {"base": lambda number: 1.0, "slow": times.__getitem__}
+        low, high = time_tasks("x", tasks, repeats=40, baselines={"slow": "base"})["slow"].interval
+        covered += low <= 1.1 <= high
+    assert 0.92 < covered / 400 < 0.995
+    assert time_tasks("x", tasks, repeats=5, baselines={"slow": "base"})["slow"].interval is None
+
+
+def test_no_task_is_always_first() -> None:
     order: list[tuple[int, str]] = []
-    works = {name: lambda number, name=name: order.append((number, name)) or 1.0 for name in "abc"}
-    time_works("x", works, repeats=2)
+    tasks = {name: lambda number, name=name: order.append((number, name)) or 1.0 for name in "abc"}
+    time_tasks("x", tasks, repeats=2)
     assert "".join(name for _, name in order) == "abcbcacab"
 
 
-def test_every_configuration_is_one_that_its_scheme_takes() -> None:
+def test_every_configuration_is_valid_for_its_scheme() -> None:
     for name in CONFIGURATIONS:
         scheme, settings = configuration(name)
         SCHEMES[scheme]().with_settings(settings)
     assert configuration("kgw:gamma=0.1,delta=3")[1]["gamma"] == "0.1"
     with pytest.raises(UnknownNameError, match="did you mean"):
-        chosen(["kgv"])
-    assert PEERS.keys() | ABSENT.keys() <= CONFIGURATIONS.keys()
+        configuration("kgv")
+    assert PEERS.keys() <= CONFIGURATIONS.keys()
 
 
-def test_texts_have_the_length_asked_for_and_do_not_repeat(host) -> None:
-    texts = plain_texts(host.tokenizer, 4, tokens=120, seed=1)
-    assert texts == plain_texts(host.tokenizer, 4, tokens=120, seed=1)
-    assert len(set(texts) | set(plain_texts(host.tokenizer, 4, tokens=120, seed=2))) == 8
+def test_texts_have_the_requested_length_and_do_not_repeat(host) -> None:
+    texts = random_texts(host.tokenizer, 4, tokens=120, seed=1)
+    assert texts == random_texts(host.tokenizer, 4, tokens=120, seed=1)
+    assert len(set(texts) | set(random_texts(host.tokenizer, 4, tokens=120, seed=2))) == 8
     lengths = [len(cut.ids) for cut in host.tokenizer.encode(texts)]
     assert np.abs(np.array(lengths) - 120).max() <= 2
     windows = [tuple(words[i : i + 3]) for words in map(str.split, texts) for i in range(len(words) - 2)]
@@ -75,26 +88,24 @@ def test_texts_have_the_length_asked_for_and_do_not_repeat(host) -> None:
     assert prompts(3, first=400) != prompts(3)
 
 
-def test_a_step_marks_and_decoding_writes_what_was_asked(host, monkeypatch: pytest.MonkeyPatch) -> None:
-    from dewmark.lab.bench.subjects import bind
-
+def test_steps_and_decoding_use_the_requested_sizes(host, monkeypatch: pytest.MonkeyPatch) -> None:
     schemes = {"kgw": bind("kgw", host)}
-    step = step_works(host, schemes, {}, batch=3, steps=2)
+    step = step_tasks(host, schemes, {}, batch=3, steps=2)
     assert step.keys() == {"kgw"}
     assert step["kgw"](0) > 0.0
     asked = []
     generate = type(host).generate
 
     def watched(self, texts, **settings):
-        asked.append((len(texts), settings["scheme"], settings["max_new_tokens"], settings["batch_size"]))
+        decoding = settings["decoding"]
+        asked.append((len(texts), settings["scheme"], decoding.max_new_tokens, settings["batch_size"]))
         return generate(self, texts, **settings)
 
     monkeypatch.setattr(type(host), "generate", watched)
-    works = decoding_works(host, schemes, {}, batch=3, tokens=4)
-    for work in works.values():
-        assert work(1) > 0.0
+    tasks = decoding_tasks(host, schemes, {}, batch=3, tokens=4)
+    for task in tasks.values():
+        assert task(1) > 0.0
     assert asked == [(3, None, 4, 3), (3, schemes["kgw"], 4, 3)]
-    assert base_rows(works) == {NONE: NONE, "kgw": NONE}
 
 
 def test_all_measures_have_a_row_for_every_scheme(host) -> None:
@@ -110,10 +121,10 @@ def test_all_measures_have_a_row_for_every_scheme(host) -> None:
 
 
 def test_costs_against_length_and_vocabulary_name_their_points(host) -> None:
-    by_length = list(against_lengths(host, NAMES, lengths=[30, 60], repeats=1))
+    by_length = list(detection_by_length(host, NAMES, lengths=[30, 60], repeats=1))
     assert [row.measure for row in by_length] == ["30 tokens"] * 2 + ["60 tokens"] * 2
     by_size = list(
-        against_vocabulary(
+        step_by_vocabulary(
             ["kgw", "dew-bias"], sizes=[600, 900], steps=2, repeats=1, device=torch.device("cpu")
         )
     )
