@@ -1,10 +1,13 @@
-"""A tiny model saved to a folder: real processes load it as they would any host."""
+"""A tiny model in a folder, which real processes load like any host, and small runs of recipes on it."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
+
+NO_REPORT = ("--stages", "generate,attack,score,quality,evaluate")  # drawing figures takes most of a tiny run
 
 
 @pytest.fixture(scope="session")
@@ -18,23 +21,24 @@ def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def options(host: Path, out: Path, *more: str) -> list[str]:
+def command(host: Path, out: Path, *more: str, recipe: Path | str = "main") -> list[str]:
     """A run that takes a second: one scheme, two seeds, one attack."""
-    words = f"reproduce main --host {host} --judge {host} --texts 4 --seeds 2 --tokens 12 --batch-size 2"
-    return [
-        *words.split(),
-        "--schemes",
-        "kgw",
-        "--attacks",
-        "delete-0.3",
-        "--out",
-        str(out),
-        "-q",
-        *more,
-    ]
+    words = f"reproduce {recipe} --host {host} --judge {host} --texts 4 --seeds 2 --tokens 12 --batch-size 2"
+    return [*words.split(), "--schemes", "kgw", "--attacks", "delete-0.3", "--out", str(out), "-q", *more]
 
 
-def tree(folder: Path) -> dict[str, bytes]:
-    """Every file's bytes, but for locks."""
+def rows(file: Path) -> list[dict]:
+    """The rows of a JSONL file."""
+    return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+
+
+def tree(folder: Path, *, report: bool = True) -> dict[str, bytes]:
+    """The bytes of every file except locks, and without the report's files if ``report`` is False."""
     files = (file for file in sorted(folder.rglob("*")) if file.is_file() and file.name != "lock")
-    return {file.relative_to(folder).as_posix(): file.read_bytes() for file in files}
+    found = {file.relative_to(folder).as_posix(): file.read_bytes() for file in files}
+    kept = ("scores.jsonl", "quality.jsonl", "evaluation.json")
+    return {name: data for name, data in found.items() if report or name.endswith(kept) or _is_output(name)}
+
+
+def _is_output(name: str) -> bool:
+    return name.split("/")[0] in ("generate", "attack", "score", "quality", "human", "steal")

@@ -1,6 +1,9 @@
+"""The files of stages: what names them, and how they grow."""
+
 from __future__ import annotations
 
 import json
+import threading
 
 import pytest
 
@@ -13,28 +16,28 @@ def rows(tmp_path):
     return StageOutput("generate", {"host": "a", "seed": 0}).rows(tmp_path)
 
 
-def fill(rows, number, batch):
+def fill(rows, number, size):
     made = []
-    with rows.missing_batches(number, size=batch) as batches:
-        for each in batches:
-            made.append((each.start, each.stop))
-            rows.append([{"i": i} for i in each])
+    with rows.missing_batches(number, size=size) as batches:
+        for batch in batches:
+            made.append((batch.start, batch.stop))
+            rows.append([{"i": i} for i in batch])
     return made
 
 
-def test_a_hash_names_everything_that_decides_the_rows():
+def test_the_hash_covers_stage_and_inputs():
     one = StageOutput("generate", {"host": "a", "seed": 0})
     assert one.hash == StageOutput("generate", {"seed": 0, "host": "a"}).hash
     assert one.hash != StageOutput("attack", {"host": "a", "seed": 0}).hash
     assert one.hash != StageOutput("generate", {"host": "a", "seed": 1}).hash
 
 
-def test_batches_are_fixed_by_the_order_of_rows(rows):
+def test_batches_depend_only_on_the_order_of_rows(rows):
     assert fill(rows, 5, 2) == [(0, 2), (2, 4), (4, 5)]
     assert [row["i"] for row in rows.read(5)] == [0, 1, 2, 3, 4]
     assert fill(rows, 5, 2) == []
-    assert fill(rows, 3, 2) == []  # fewer are a part of what is there
-    assert fill(rows, 8, 2) == [(4, 6), (6, 8)]  # the short batch is made again, whole
+    assert fill(rows, 3, 2) == []  # fewer rows are a part of the file
+    assert fill(rows, 8, 2) == [(4, 6), (6, 8)]  # the short batch is made again
     assert [row["i"] for row in rows.read(8)] == list(range(8))
 
 
@@ -47,7 +50,7 @@ def test_a_file_cut_at_any_byte_grows_to_the_same_bytes(rows, cut):
     assert rows.path.read_bytes() == whole
 
 
-def test_what_is_missing_or_damaged_is_told(rows):
+def test_missing_and_damaged_rows_are_reported(rows):
     with pytest.raises(ConfigError, match=r"has 0 of 3 rows: run the stage 'generate' first"):
         rows.read(3)
     fill(rows, 4, 4)
@@ -56,25 +59,18 @@ def test_what_is_missing_or_damaged_is_told(rows):
         rows.read(3)
 
 
-def test_inputs_lie_beside_the_rows(rows):
+def test_inputs_are_stored_next_to_the_rows(rows):
     fill(rows, 2, 2)
     assert json.loads((rows.path.parent / "inputs.json").read_text()) == {"host": "a", "seed": 0}
 
 
-def test_a_writer_waits_for_the_other(rows, tmp_path):
-    """The second writer finds everything done, however they meet."""
-    import threading
-
+def test_a_second_writer_waits_and_finds_everything_done(rows):
     order = []
-
-    def other():
-        order.append(fill(rows, 4, 2))
-
     with rows.missing_batches(4, size=2) as batches:
-        thread = threading.Thread(target=other)
+        thread = threading.Thread(target=lambda: order.append(fill(rows, 4, 2)))
         thread.start()
-        for each in batches:
-            rows.append([{"i": i} for i in each])
+        for batch in batches:
+            rows.append([{"i": i} for i in batch])
         assert not order
     thread.join(timeout=10)
     assert order == [[]]

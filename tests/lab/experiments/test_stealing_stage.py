@@ -1,9 +1,11 @@
+"""The steal stage on a tiny host: forged texts are scored against genuine and human-written ones."""
+
 from __future__ import annotations
 
 import json
+from collections import Counter
 
-import pytest
-from tests.lab.experiments.conftest import tree
+from tests.lab.experiments.conftest import rows, tree
 
 from dewmark.cli.app import main
 
@@ -16,42 +18,27 @@ profiles:
 """
 
 
-@pytest.fixture(scope="module")
-def recipe(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("recipe")
-    (folder / "theft.yaml").write_text(RECIPE, encoding="utf-8")
-    with (folder / "people.jsonl").open("w", encoding="utf-8") as stream:
+def test_forged_texts_are_scored_against_genuine_and_human_ones(tiny_folder, tmp_path):
+    recipe, human, out = tmp_path / "theft.yaml", tmp_path / "human.jsonl", tmp_path / "out"
+    recipe.write_text(RECIPE, encoding="utf-8")
+    with human.open("w", encoding="utf-8") as stream:
         for i in range(6):
             words = " ".join(("the", "sea", "and", "old", "ship", "rain")[(i + j) % 6] for j in range(40))
             stream.write(json.dumps({"text": words}) + "\n")
-    return folder
-
-
-def command(recipe, host, out):
-    words = (
-        f"reproduce {recipe / 'theft.yaml'} --host {host} --seeds 1 --texts 8 --tokens 16 --batch-size 4 -q"
-    )
-    return [*words.split(), "--human", f"us={recipe / 'people.jsonl'}", "--out", str(out)]
-
-
-def test_forged_texts_are_judged_beside_genuine_and_human_ones(recipe, tiny_folder, tmp_path):
-    out = tmp_path / "out"
-    assert main(command(recipe, tiny_folder, out)) == 0
-    rows = [json.loads(line) for line in (out / "scores.jsonl").read_text(encoding="utf-8").splitlines()]
-    counts: dict = {}
-    for row in rows:
-        counts[row["scheme"], row["kind"]] = counts.get((row["scheme"], row["kind"]), 0) + 1
-    assert counts == {
+    options = f"--host {tiny_folder} --seeds 1 --texts 8 --tokens 16 --batch-size 4 --human us={human}"
+    command = ["reproduce", str(recipe), *options.split(), "--out", str(out), "-q"]
+    assert main(command) == 0
+    assert Counter((row["scheme"], row["kind"]) for row in rows(out / "scores.jsonl")) == {
         (f"{victim} {label}", kind): number
         for victim in ("kgw", "unigram")
         for label in ("genuine", "spoof", "idle")
         for kind, number in (("marked", 5), ("human", 6))
     }
-    said = [json.loads(line) for line in (out / "stealing.jsonl").read_text(encoding="utf-8").splitlines()]
-    assert [(row["scheme"], row["attack"]) for row in said] == [
+    reports = rows(out / "stealing.jsonl")
+    assert [(row["scheme"], row["attack"]) for row in reports] == [
         (victim, attack) for victim in ("kgw", "unigram") for attack in ("spoof", "idle")
     ]
-    assert all(row["observed"] == 8 for row in said)
+    assert all(row["observed"] == 8 for row in reports)
     before = tree(out)
-    assert main(command(recipe, tiny_folder, out)) == 0
+    assert main([*command, "--stages", "generate,steal,evaluate"]) == 0
     assert tree(out) == before

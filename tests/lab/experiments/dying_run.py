@@ -1,8 +1,8 @@
 """Run a command in one process after another, each of which kills itself in the middle of a write.
 
-    python mortal.py N,N,… COMMAND…
+    python dying_run.py N,N,… COMMAND…
 
-Process i dies by SIGKILL when it has written half of its N_i-th batch; the one after them finishes.
+Process i dies by SIGKILL when it has written half of its N_i-th batch; a last process finishes the command.
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ def main() -> int:
     torch.set_num_threads(1)
     for module in ("dewmark.lab.experiments.stages", "dewmark.hosts.transformers.model", "scipy.stats"):
         importlib.import_module(module)  # once, for all children
-    whole, ends = storage.append_jsonl, [int(number) for number in sys.argv[1].split(",")]
+    append, deaths = storage.append_jsonl, [int(number) for number in sys.argv[1].split(",")]
 
-    def mortal(path: Path, rows: list[dict[str, object]]) -> None:
+    def append_and_die(path: Path, rows: list[dict[str, object]], **options: bool) -> None:
         before = path.stat().st_size if path.exists() else 0
-        whole(path, rows)
+        append(path, rows, **options)
         left[0] -= 1
         if left[0] == 0:
             os.truncate(path, (before + path.stat().st_size) // 2)
             os.kill(os.getpid(), signal.SIGKILL)
 
-    for end in (*ends, None):
-        left = [end or -1]
+    for death in (*deaths, None):
+        left = [death or -1]
         child = os.fork()
         if child == 0:
-            storage.append_jsonl = mortal
+            storage.append_jsonl = append_and_die
             os._exit(command(sys.argv[2:]))
         _, status = os.waitpid(child, 0)
-        if (os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL) != (end is not None):
+        if (os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL) != (death is not None):
             return 3
     return os.WEXITSTATUS(status)
 
