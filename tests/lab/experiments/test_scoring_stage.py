@@ -112,9 +112,7 @@ def test_truncated_texts_are_scored_like_whole_ones(tiny_folder, tmp_path):
         assert (row["score"], row["tokens"]) == (found.z, found.tokens_scored)
     assert (out / "figures" / "by-length.png").exists()
     assert "truncate" not in (out / "table.csv").read_text(encoding="utf-8")
-    assert (
-        len(list((out / "attack").iterdir())) == 4
-    )  # truncation is not an attack of the run
+    assert len(list((out / "attack").iterdir())) == 4  # truncation is not an attack of the run
 
 
 def test_attacked_rows_have_the_share_of_kept_words(tiny_folder, tmp_path):
