@@ -71,7 +71,7 @@ def _evaluation_tables(run: RunResults, preferred: str, *, auroc_first: bool) ->
     evaluation = run.evaluation
     tables: list[Table] = []
     if evaluation is not None and evaluation.cells:
-        kinds = [null for null in NEGATIVES if any(cell.beside(null) for cell in evaluation.cells)]
+        kinds = [null for null in NEGATIVES if any(cell.comparison(null) for cell in evaluation.cells)]
         if set(evaluation.attacks) <= {CLEAN}:  # then the matched negatives are the clean ones
             kinds = [null for null in kinds if not null.endswith("matched")]
         kinds.sort(key=lambda null: null != preferred)
@@ -129,8 +129,8 @@ def _auroc_table(evaluation: Evaluation) -> Table:
 
 
 def _auroc(cell: Cell, *, null: str) -> Estimate | None:
-    beside = cell.beside(null)
-    return None if beside is None else from_spread(beside.auroc)
+    comparison = cell.comparison(null)
+    return None if comparison is None else from_spread(comparison.auroc)
 
 
 def _real_fpr_table(evaluation: Evaluation) -> Table:

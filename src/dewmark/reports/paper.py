@@ -221,8 +221,8 @@ def _measured(
     if cell is None:
         return None
     if column.measure == "auroc":
-        beside = cell.beside(negatives)
-        return beside.auroc if beside else None
+        comparison = cell.comparison(negatives)
+        return comparison.auroc if comparison else None
     at = cell.at(negatives, column.rate or 0.0)
     return at.tpr if at else None
 

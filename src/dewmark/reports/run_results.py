@@ -16,7 +16,7 @@ from typing import Any
 from dewmark import storage
 from dewmark.errors import InputError
 from dewmark.lab.evaluation.protocol import evaluate
-from dewmark.lab.evaluation.results import CLEAN, Cell, Evaluation, Operating, ScoreRow, read_scores
+from dewmark.lab.evaluation.results import CLEAN, Cell, Evaluation, OperatingPoint, ScoreRow, read_scores
 from dewmark.stats.metrics import Interval, Spread, mean_interval, spread
 
 __all__ = [
@@ -118,7 +118,7 @@ def rewriting_attacks(evaluation: Evaluation) -> list[str]:
     return sorted(found, key=lambda attack: attack != CLEAN)
 
 
-def preferred_operating_point(cell: Cell, rate: float) -> Operating | None:
+def preferred_operating_point(cell: Cell, rate: float) -> OperatingPoint | None:
     """The operating point by the matched negatives if there are any, else by the unattacked ones."""
     found = (cell.at(negatives, rate) for negatives in _PREFERRED)
     return next((each for each in found if each is not None), None)

@@ -49,7 +49,7 @@ def test_thresholds_come_from_the_other_seeds() -> None:
 
 def test_auroc_compares_texts_of_the_same_seed() -> None:
     (cell,) = evaluate(hand_made(), rates=(0.25,)).cells
-    clean = cell.beside("clean")
+    clean = cell.comparison("clean")
     assert clean is not None
     assert clean.auroc.values == (12 / 16, 8 / 16)  # pairs of the same seed only
     assert clean.interval.low < clean.auroc.mean < clean.interval.high
@@ -75,9 +75,9 @@ def test_a_shift_of_all_scores_is_not_robustness() -> None:
     # the same threshold from attacked texts: its rate is 1%, up to binomial noise and the threshold's own
     noise = 4 * math.hypot(math.sqrt(0.01 * 0.99 / 1500), math.sqrt(0.01 * 0.99 / 1000))
     assert matched.tpr.mean == pytest.approx(0.01, abs=noise)
-    beside = cell.beside("matched")
-    assert beside is not None
-    assert beside.interval.low < 0.5 < beside.interval.high
+    comparison = cell.comparison("matched")
+    assert comparison is not None
+    assert comparison.interval.low < 0.5 < comparison.interval.high
     assert cell.shift == pytest.approx(1.3, abs=4 * math.sqrt(2 / 1500 + 1.3**2 / 2 / 1500))
 
 
@@ -91,7 +91,7 @@ def test_an_unshifted_null_is_flagged_no_more_often_than_the_level() -> None:
     assert sum(each < 0.01 for each in p if each is not None) <= 5
 
 
-def test_p_values_are_counted_beside_those_of_unmarked_texts() -> None:
+def test_p_values_of_marked_and_unmarked_texts_are_counted() -> None:
     rows = scored({"s": 3.0}, ATTACKS, texts=400, human=True)
     share = next(cell for cell in evaluate(rows).cells if cell.attack == "translate").share(0.01)
     assert share is not None
@@ -118,7 +118,7 @@ def test_human_negatives_have_thresholds_of_their_own() -> None:
 def test_a_single_seed_sets_its_own_threshold_and_is_noted() -> None:
     found = evaluate(scored({"s": 3.0}, UNCHANGED, texts=200, seeds=1))
     (cell,) = found.cells
-    clean, at = cell.beside("clean"), cell.at("clean", 0.05)
+    clean, at = cell.comparison("clean"), cell.at("clean", 0.05)
     assert clean is not None
     assert at is not None
     assert not clean.held_out
@@ -151,7 +151,7 @@ def test_missing_attacked_negatives_are_noted() -> None:
     found = evaluate(rows)
     cell = found.cell("s", "delete")
     assert cell is not None
-    assert cell.beside("matched") is None
+    assert cell.comparison("matched") is None
     assert cell.shift is None
     at = cell.at("clean", 0.05)
     assert at is not None
@@ -162,7 +162,7 @@ def test_missing_attacked_negatives_are_noted() -> None:
 def test_a_seed_without_negatives_is_left_out() -> None:
     rows = [each for each in scored({"s": 3.0}, UNCHANGED, texts=30) if each.kind == MARKED or each.seed != 1]
     (cell,) = evaluate(rows).cells
-    clean = cell.beside("clean")
+    clean = cell.comparison("clean")
     assert clean is not None
     assert cell.seeds == (0, 1, 2)
     assert len(clean.auroc.values) == 2

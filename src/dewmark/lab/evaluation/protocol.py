@@ -8,7 +8,7 @@ went through the same attack, and the actual false-positive rate of the unattack
 reported.
 
 Seeds without negatives are left out. A single seed gets its threshold from its own negatives (the paper's
-lexical, DIPPER and stealing tables), and ``Against.held_out`` is False.
+lexical, DIPPER and stealing tables), and ``Comparison.held_out`` is False.
 
 Boundary: rows in, an `Evaluation` out. Intervals treat texts as independent; effects of a key on all its
 texts show in the half-range over seeds instead.
@@ -28,12 +28,12 @@ from dewmark.lab.evaluation.results import (
     HUMAN,
     MARKED,
     UNMARKED,
-    Against,
     Cell,
+    Comparison,
     Evaluation,
-    Operating,
+    OperatingPoint,
+    PValueShare,
     ScoreRow,
-    Share,
 )
 from dewmark.stats.metrics import (
     HeldOut,
@@ -83,10 +83,10 @@ def _cell(groups: Groups, scheme: str, attack: str, rates: Sequence[float]) -> C
     positives, clean, matched = scores(MARKED, attack), scores(UNMARKED, CLEAN), scores(UNMARKED, attack)
     human, human_matched = scores(HUMAN, CLEAN), scores(HUMAN, attack)
     compared = (
-        _against("clean", positives, clean, matched, rates),
-        _against("matched", positives, matched, matched, rates),
-        _against("human", positives, human, human_matched, rates),
-        _against("human-matched", positives, human_matched, human_matched, rates),
+        _compare("clean", positives, clean, matched, rates),
+        _compare("matched", positives, matched, matched, rates),
+        _compare("human", positives, human, human_matched, rates),
+        _compare("human-matched", positives, human_matched, human_matched, rates),
     )
     return Cell(
         scheme=scheme,
@@ -108,9 +108,9 @@ def _by_seed(rows: Iterable[ScoreRow]) -> dict[int, F64]:
     return {seed: np.array(scores[seed]) for seed in sorted(scores)}
 
 
-def _against(
+def _compare(
     name: str, positives: BySeed, negatives: BySeed, attacked: BySeed, rates: Sequence[float]
-) -> Against | None:
+) -> Comparison | None:
     """Positives against negatives, over the seeds that both have; ``attacked`` get the same thresholds."""
     seeds = [seed for seed in positives if seed in negatives]
     if not seeds:
@@ -118,24 +118,26 @@ def _against(
     high, low = ({seed: side[seed] for seed in seeds} for side in (positives, negatives))
     areas = spread([auroc(high[seed], low[seed]) for seed in seeds])
     count = sum(map(len, high.values())), sum(map(len, low.values()))
-    return Against(
+    return Comparison(
         negatives=name,
         texts=count[1],
         auroc=areas,
         interval=auroc_interval(areas.mean, positives=count[0], negatives=count[1]),
         held_out=len(seeds) > 1,
-        at=tuple(_operating(high, low, attacked, each) for each in rates),
+        at=tuple(_operating_point(high, low, attacked, each) for each in rates),
     )
 
 
-def _operating(positives: BySeed, negatives: BySeed, attacked: BySeed, nominal: float) -> Operating:
+def _operating_point(
+    positives: BySeed, negatives: BySeed, attacked: BySeed, nominal: float
+) -> OperatingPoint:
     seeds = _thresholds(positives, negatives, nominal)
     thresholds = {seed.seed: seed.threshold for seed in seeds}
     passed = _above(negatives, thresholds)
     real = _above(attacked, thresholds) if thresholds.keys() & attacked.keys() else None
     total = sum(map(len, negatives.values()))
     calibrating = min(total - len(own) for own in negatives.values()) if len(negatives) > 1 else total
-    return Operating(
+    return OperatingPoint(
         rate=nominal,
         tpr=spread([seed.tpr for seed in seeds]),
         fpr=spread([seed.fpr for seed in seeds]),
@@ -174,7 +176,7 @@ def _fisher(real: Rate, passed: Rate) -> float:
     return float(fisher_exact(table, alternative="greater").pvalue)
 
 
-def _shares(groups: Groups, scheme: str, attack: str, rates: Sequence[float]) -> Iterable[Share]:
+def _shares(groups: Groups, scheme: str, attack: str, rates: Sequence[float]) -> Iterable[PValueShare]:
     def p_values(kind: str) -> list[float]:
         return [row.p_value for row in groups.get((scheme, attack, kind), ()) if row.p_value is not None]
 
@@ -184,7 +186,7 @@ def _shares(groups: Groups, scheme: str, attack: str, rates: Sequence[float]) ->
     marked, unmarked, human = p_values(MARKED), p_values(UNMARKED), p_values(HUMAN)
     for nominal in rates:
         if (found := below(marked, nominal)) is not None:
-            yield Share(nominal, found, below(unmarked, nominal), below(human, nominal))
+            yield PValueShare(nominal, found, below(unmarked, nominal), below(human, nominal))
 
 
 def _shift(clean: BySeed, attacked: BySeed) -> float | None:

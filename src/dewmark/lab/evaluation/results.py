@@ -5,10 +5,10 @@ seed of the run (each seed has its own key and texts), and whether it is marked,
 human-written. Larger scores mean more marked, whatever the scheme.
 
     Evaluation
-    └── Cell                one scheme under one attack
-        ├── Against         … against one kind of negatives: AUROC, and for each nominal false-positive rate
-        │   └── Operating   the true-positive rate, and the threshold's actual false-positive rate
-        └── Share           … by p-values alone: true and false positives
+    └── Cell                     one scheme under one attack
+        ├── Comparison           … against one kind of negatives: AUROC, and at each nominal rate
+        │   └── OperatingPoint   the true-positive rate, and the threshold's actual false-positive rate
+        └── PValueShare          … by p-values alone: true and false positives
 
 Kinds of negatives: ``clean`` are the host's unmarked texts as written (the paper's thresholds), ``matched``
 the same texts after the same attack; ``human`` and ``human-matched`` likewise. An attack that shifts the
@@ -36,12 +36,12 @@ __all__ = [
     "MARKED",
     "NEGATIVES",
     "UNMARKED",
-    "Against",
     "Cell",
+    "Comparison",
     "Evaluation",
-    "Operating",
+    "OperatingPoint",
+    "PValueShare",
     "ScoreRow",
-    "Share",
     "read_scores",
     "write_scores",
 ]
@@ -133,7 +133,7 @@ def write_scores(path: Path, rows: Iterable[ScoreRow]) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Operating:
+class OperatingPoint:
     """Detection at the threshold that a share ``rate`` of the calibrating negatives exceeds.
 
     ``tpr`` and ``fpr`` are over seeds, each with the threshold from the other seeds; ``found`` and ``passed``
@@ -156,7 +156,7 @@ class Operating:
 
 
 @dataclass(frozen=True, slots=True)
-class Against:
+class Comparison:
     """A cell's marked texts against one kind of negatives.
 
     ``auroc`` is over seeds and ``interval`` the 95% interval of its mean. ``held_out`` is False for a single
@@ -168,11 +168,11 @@ class Against:
     auroc: Spread
     interval: Interval
     held_out: bool
-    at: tuple[Operating, ...]
+    at: tuple[OperatingPoint, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
+class PValueShare:
     """Texts with a p-value below ``rate``: marked ones, and unmarked and human ones after the same attack."""
 
     rate: float
@@ -195,21 +195,21 @@ class Cell:
     seeds: tuple[int, ...]
     texts: int
     tokens: float
-    against: tuple[Against, ...]
-    shares: tuple[Share, ...]
+    against: tuple[Comparison, ...]
+    shares: tuple[PValueShare, ...]
     shift: float | None
     kept: float | None = None
 
-    def beside(self, negatives: str) -> Against | None:
+    def comparison(self, negatives: str) -> Comparison | None:
         """The comparison with one kind of negatives, or None if the run has none."""
         return next((each for each in self.against if each.negatives == negatives), None)
 
-    def at(self, negatives: str, rate: float) -> Operating | None:
+    def at(self, negatives: str, rate: float) -> OperatingPoint | None:
         """The operating point at a nominal rate of one kind of negatives, or None if the run has none."""
-        beside = self.beside(negatives)
-        return next((each for each in beside.at if each.rate == rate), None) if beside else None
+        found = self.comparison(negatives)
+        return next((each for each in found.at if each.rate == rate), None) if found else None
 
-    def share(self, rate: float) -> Share | None:
+    def share(self, rate: float) -> PValueShare | None:
         """The shares of texts with a p-value below ``rate``, or None if the detector has no p-values."""
         return next((each for each in self.shares if each.rate == rate), None)
 
@@ -274,25 +274,25 @@ def _cell(data: Mapping[str, Any]) -> Cell:
         **{
             **data,
             "seeds": tuple(data["seeds"]),
-            "against": tuple(_against(each) for each in data["against"]),
+            "against": tuple(_comparison(each) for each in data["against"]),
             "shares": tuple(_share(each) for each in data["shares"]),
         }
     )
 
 
-def _against(data: Mapping[str, Any]) -> Against:
-    return Against(
+def _comparison(data: Mapping[str, Any]) -> Comparison:
+    return Comparison(
         **{
             **data,
             "auroc": _spread(data["auroc"]),
             "interval": Interval(**data["interval"]),
-            "at": tuple(_operating(each) for each in data["at"]),
+            "at": tuple(_operating_point(each) for each in data["at"]),
         }
     )
 
 
-def _operating(data: Mapping[str, Any]) -> Operating:
-    return Operating(
+def _operating_point(data: Mapping[str, Any]) -> OperatingPoint:
+    return OperatingPoint(
         **{
             **data,
             "tpr": _spread(data["tpr"]),
@@ -305,8 +305,8 @@ def _operating(data: Mapping[str, Any]) -> Operating:
     )
 
 
-def _share(data: Mapping[str, Any]) -> Share:
-    return Share(data["rate"], Rate(**data["found"]), _rate(data["unmarked"]), _rate(data["human"]))
+def _share(data: Mapping[str, Any]) -> PValueShare:
+    return PValueShare(data["rate"], Rate(**data["found"]), _rate(data["unmarked"]), _rate(data["human"]))
 
 
 def _rate(data: Mapping[str, Any] | None) -> Rate | None:
