@@ -1,4 +1,4 @@
-"""Located passages: characters of the text, the same from a key and from an exported detector."""
+"""Located passages: characters of the text, the same from a key and from a saved detector."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ def scheme(host, bag_encoder):
 
 
 def words(host: FakeHost, count: int, *, seed: int) -> str:
-    """Words of the tiny vocabulary in no order: unmarked text."""
+    """Random words of the tiny vocabulary: unmarked text."""
     draw = random.Random(seed)
     ids = [draw.randrange(5, 500) for _ in range(count)]
     return host.info.tokenizer.decode([ids])[0].strip()
 
 
 def mixed(host: FakeHost, scheme: dewmark.BoundScheme) -> tuple[str, int, int]:
-    """120 unmarked words, 120 marked ones, 120 unmarked; and where the marked ones stand."""
+    """120 unmarked words, 120 marked ones, 120 unmarked; and the place of the marked ones."""
     (marked,) = host.generate(
         [PROMPT],
         scheme=scheme,
@@ -73,7 +73,7 @@ def test_another_key_finds_nothing(host, scheme, bag_encoder):
     assert located.share == 0.0
 
 
-def test_an_exported_detector_says_the_same(host, scheme, tmp_path):
+def test_a_saved_detector_finds_the_same_passages(host, scheme, tmp_path):
     text, _, _ = mixed(host, scheme)
     dewmark.Detector(scheme).save(tmp_path / "detector")
     ours, theirs = (
@@ -85,8 +85,8 @@ def test_an_exported_detector_says_the_same(host, scheme, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["kgw", "exp"])
-def test_schemes_with_a_law_of_their_own(host, name):
-    """Their own exact test has the last word on a passage's p-value."""
+def test_schemes_with_their_own_law(host, name):
+    """Their own exact test decides a passage's p-value."""
     scheme = dewmark.load_scheme(name, key=KEY, host=host.info)
     text, start, end = mixed(host, scheme)
     located = dewmark.locate(text, scheme)

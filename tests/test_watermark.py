@@ -1,11 +1,9 @@
-"""The facade and the exported detector, through real folders on disk and the tiny model."""
+"""The facade, on the tiny model in memory and in a folder."""
 
 from __future__ import annotations
 
-import json
 import random
 import shutil
-import stat
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
@@ -17,10 +15,8 @@ from tests.fakes import PAPER
 
 import dewmark
 from dewmark.errors import (
-    ArtifactError,
     ConfigError,
     ModelError,
-    StorageError,
     UnknownNameError,
     VocabularyError,
 )
@@ -74,7 +70,7 @@ def test_the_texts_of_a_batch_are_those_of_single_calls(watermark) -> None:
     assert batch[0].config_hash == batch[1].config_hash
 
 
-def test_the_eight_lines_with_anybody_s_model(bag_encoder, monkeypatch) -> None:
+def test_marking_in_transformers_generate(bag_encoder, monkeypatch) -> None:
     """The processor in transformers' own generate, with padding, and through watermarking_config."""
     monkeypatch.setattr("dewmark.sampling.secrets.randbits", random.Random(0).getrandbits)
     model, tokenizer = tiny_model(400)
@@ -118,77 +114,6 @@ def test_bad_calls(folder) -> None:
         dewmark.load_scheme("dew", key=key, host=tiny_model(300)[0])
     with pytest.raises(ModelError):
         dewmark.load_scheme("dew", key=key, host=str(folder / "nothing-here"))
-
-
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"lambda_": 3.0},
-        {"lambda_": 3.0, "context_encoding": "window"},
-        {"lambda_": 3.0, "context_encoding": "window", "whiten_contexts": False},
-        {"lambda_": 3.0, "mode": "token_only"},
-        {"lambda_": 3.0, "mode": "neither"},
-    ],
-)
-def test_an_exported_detector_says_the_same_without_weights(folder, bag_encoder, tmp_path, settings) -> None:
-    watermark = dewmark.Watermark(str(folder), key=dewmark.Key(SECRET), settings={**PAPER, **settings})
-    scheme = watermark.scheme
-    texts = [long_text(watermark), PROMPT * 12]
-    watermark.detector().save(tmp_path / "detector")
-    assert not list((tmp_path / "detector").rglob("*.safetensors"))
-    for file in (tmp_path / "detector").rglob("*"):
-        assert stat.S_IMODE(file.stat().st_mode) & 0o077 == 0, file
-        assert file.is_dir() or SECRET not in file.read_bytes()
-        assert file.is_dir() or SECRET.hex().encode() not in file.read_bytes()
-    detector = dewmark.Detector.load(tmp_path / "detector")
-    assert detector.scheme.fingerprint == scheme.fingerprint
-    for ours, theirs in zip(detector.detect_batch(texts), scheme.detect_batch(texts), strict=True):
-        assert ours.p_value == pytest.approx(theirs.p_value, rel=1e-6)
-        assert ours.tokens == theirs.tokens
-    assert detector.detect(texts[0]).is_marked
-
-
-@pytest.fixture
-def exported(watermark, tmp_path) -> Path:
-    watermark.detector().save(tmp_path / "detector")
-    return tmp_path / "detector"
-
-
-def test_broken_detectors_are_refused(watermark, exported, tmp_path) -> None:
-    with pytest.raises(StorageError, match="already exists"):
-        watermark.detector().save(exported)
-    with pytest.raises(ArtifactError, match="not a detector"):
-        dewmark.Detector.load(tmp_path / "none")
-    table = exported / "state" / "fold_product.npy"
-    good = table.read_bytes()
-    table.write_bytes(good[:-8] + b"\x00" * 8)
-    with pytest.raises(ArtifactError, match=r"fold_product\.npy is corrupt"):
-        dewmark.Detector.load(exported)
-    table.unlink()
-    with pytest.raises(ArtifactError, match="missing"):
-        dewmark.Detector.load(exported)
-    table.write_bytes(good)
-    index = json.loads((exported / "detector.json").read_text())
-    (exported / "detector.json").write_text(json.dumps({**index, "format": 99}))
-    with pytest.raises(ArtifactError, match="format"):
-        dewmark.Detector.load(exported)
-    (exported / "detector.json").write_text("{")
-    with pytest.raises(ArtifactError, match="corrupt"):
-        dewmark.Detector.load(exported)
-
-
-def test_a_detector_with_another_tokenizer_is_refused(exported, tmp_path) -> None:
-    _, other = tiny_model(300, kind="bytes")
-    shutil.rmtree(exported / "tokenizer")
-    other.save_pretrained(exported / "tokenizer")
-    with pytest.raises(ModelError, match="not the one"):
-        dewmark.Detector.load(exported)
-
-
-def test_tables_are_shared_memory_maps(exported) -> None:
-    bound = dewmark.Detector.load(exported).scheme
-    assert isinstance(bound.reader.token_rows, np.memmap)
-    assert not bound.reader.token_rows.flags.writeable
 
 
 @dataclass(frozen=True)
@@ -249,7 +174,7 @@ def test_a_named_host_is_loaded_once_and_on_demand(asking, folder, tmp_path, mon
     assert not torch.equal(logits, others)
 
 
-def test_a_model_in_memory_serves_itself(asking):
+def test_a_model_in_memory_is_its_own_host(asking):
     model, tokenizer = tiny_model(128)
     scheme = dewmark.load_scheme("asking", key=dewmark.Key(bytes(32)), host=model, tokenizer=tokenizer)
     assert scheme.open_host(None).model is model
@@ -269,3 +194,20 @@ def test_a_saved_detector_loads_its_host(asking, folder, tmp_path):
     tokenizer.save_pretrained(folder)
     with pytest.raises(VocabularyError, match="another tokenizer"):
         dewmark.Detector.load(tmp_path / "detector").scheme.open_host(None)
+
+
+def test_a_transformers_model_in_memory_marks_and_detects() -> None:
+    model, tokenizer = tiny_model(400)
+    watermark = dewmark.Watermark(
+        model, tokenizer, key=dewmark.Key(SECRET), scheme="kgw", settings={"delta": 4.0}
+    )
+    assert watermark.host.model is model
+    assert watermark.scheme.scheme.delta == 4.0
+    assert watermark.detect(long_text(watermark)).is_marked
+
+
+def test_keyword_options_override_the_decoding_object(watermark) -> None:
+    decoding = dewmark.Decoding(max_new_tokens=9, top_k=5)
+    given = watermark.generate(PROMPT, seed=1, decoding=decoding)
+    assert watermark.generate(PROMPT, seed=1, max_new_tokens=9, top_k=5, no_repeat_ngram=0) == given
+    assert watermark.generate(PROMPT, seed=1, decoding=decoding, max_new_tokens=4).tokens == 4

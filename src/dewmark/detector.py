@@ -21,18 +21,47 @@ from dewmark.errors import ArtifactError, ModelError, StorageError, VocabularyEr
 from dewmark.hosts import load_host
 from dewmark.hosts.base import Host
 from dewmark.hosts.transformers.tokenizer import HFTokenizer
+from dewmark.passages import DEFAULT_FPR as LOCATE_FPR
+from dewmark.passages import Located, locate
 from dewmark.registry import SCHEMES
 from dewmark.scheme import DEFAULT_FPR, BoundScheme, State
 from dewmark.storage import atomic_folder, load_bundle, write_bundle
 from dewmark.types import Detection
 from dewmark.workspace import HostInfo, Progress, Workspace, no_host, silent
 
-__all__ = ["Detector"]
+__all__ = ["Detector", "DetectsMarks"]
 
 _FORMAT = 1
 
 
-class Detector:
+class DetectsMarks:
+    """Detection with a bound ``scheme``, shared by `Detector` and `dewmark.Watermark`."""
+
+    scheme: BoundScheme
+
+    def detect(
+        self, text: str, *, prompt: str | None = None, fpr: float = DEFAULT_FPR, test: str | None = None
+    ) -> Detection:
+        """Score one completion; a prompt, if known, is only context."""
+        return self.scheme.detect(text, prompt=prompt, fpr=fpr, test=test)
+
+    def detect_batch(
+        self,
+        texts: Sequence[str],
+        *,
+        prompts: Sequence[str | None] | None = None,
+        fpr: float = DEFAULT_FPR,
+        test: str | None = None,
+    ) -> list[Detection]:
+        """Score completions in one batch."""
+        return self.scheme.detect_batch(texts, prompts=prompts, fpr=fpr, test=test)
+
+    def locate(self, text: str, *, prompt: str | None = None, fpr: float = LOCATE_FPR) -> Located:
+        """Find the marked passages of a text."""
+        return locate(text, self.scheme, prompt=prompt, fpr=fpr)
+
+
+class Detector(DetectsMarks):
     """A bound ``scheme`` to detect with, from a key or from a folder that `save` wrote."""
 
     def __init__(self, scheme: BoundScheme) -> None:
@@ -88,23 +117,6 @@ class Detector:
                 host.tokenizer.save(temporary / "tokenizer")
             write_bundle(temporary / "state", meta=state.meta, arrays=state.arrays)
             (temporary / "detector.json").write_text(json.dumps(index, indent=1) + "\n", encoding="utf-8")
-
-    def detect(
-        self, text: str, *, prompt: str | None = None, fpr: float = DEFAULT_FPR, test: str | None = None
-    ) -> Detection:
-        """Score one completion; a prompt, if known, is only context."""
-        return self.scheme.detect(text, prompt=prompt, fpr=fpr, test=test)
-
-    def detect_batch(
-        self,
-        texts: Sequence[str],
-        *,
-        prompts: Sequence[str | None] | None = None,
-        fpr: float = DEFAULT_FPR,
-        test: str | None = None,
-    ) -> list[Detection]:
-        """Score completions in one batch."""
-        return self.scheme.detect_batch(texts, prompts=prompts, fpr=fpr, test=test)
 
 
 def _read_index(folder: Path) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from typing import Any, Unpack
 from dewmark.config import cache_dir
 from dewmark.core.keys import Key
 from dewmark.decoding import Decoding, DecodingOptions
-from dewmark.detector import Detector
+from dewmark.detector import Detector, DetectsMarks
 from dewmark.errors import ConfigError
 from dewmark.hosts import host_info, info_from_model, load_host, wrap_model
 from dewmark.hosts.base import Host, OnBatch
@@ -27,7 +27,7 @@ DEFAULT_HOST = "smollm2-135m"
 DEFAULT_DECODING = Decoding(no_repeat_ngram=4)
 
 
-class Watermark:
+class Watermark(DetectsMarks):
     """A scheme on a host: `generate` marks, `detect` finds the mark.
 
     Detection never runs the host, unless the scheme's needs say so (``host_at_detection``).
@@ -97,23 +97,6 @@ class Watermark:
             batch_size=batch_size,
             on_batch=on_batch,
         )
-
-    def detect(
-        self, text: str, *, prompt: str | None = None, fpr: float = DEFAULT_FPR, test: str | None = None
-    ) -> Detection:
-        """Score one completion; a prompt, if known, is only context."""
-        return self.scheme.detect(text, prompt=prompt, fpr=fpr, test=test)
-
-    def detect_batch(
-        self,
-        texts: Sequence[str],
-        *,
-        prompts: Sequence[str | None] | None = None,
-        fpr: float = DEFAULT_FPR,
-        test: str | None = None,
-    ) -> list[Detection]:
-        """Score completions in one batch."""
-        return self.scheme.detect_batch(texts, prompts=prompts, fpr=fpr, test=test)
 
     def detector(self) -> Detector:
         """The detector for these marks, which can be saved and needs no host weights."""

@@ -1,4 +1,4 @@
-"""An OpenAI-compatible endpoint on this machine that misbehaves as a test tells it to."""
+"""A local OpenAI-compatible endpoint that misbehaves as scripted by a test."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The same promises on models that place tokens by learned positions, ALiBi, rotation and sliding windows."""
+"""Models with learned positions, ALiBi, rotary embeddings and sliding windows behave alike."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_batch_equals_single(model):
         assert total == pytest.approx(alone, abs=1e-3)
 
 
-def test_greedy_text_equals_that_of_transformers_own_generate(model):
+def test_greedy_text_equals_transformers_generate(model):
     host = TransformersHost(model, tiny_tokenizer(96))
     row = host.generate(
         PROMPTS[:1], scheme=None, seeds=[0], decoding=Decoding(max_new_tokens=16, temperature=0.0)
@@ -77,7 +77,7 @@ def test_embeddings_are_read_by_name(model, tmp_path, monkeypatch):
     assert np.array_equal(table, model.get_input_embeddings().weight.detach().numpy())
 
 
-def test_learned_positions_end_where_the_context_does(tmp_path):
+def test_learned_positions_end_with_the_context(tmp_path):
     model = transformers.AutoModelForCausalLM.from_config(CONFIGS["gpt2"]())
     model.save_pretrained(tmp_path)
     tiny_tokenizer(96).save_pretrained(tmp_path)

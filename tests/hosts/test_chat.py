@@ -1,4 +1,4 @@
-"""Local chat models, answers kept on disk, and the settings that name a model."""
+"""Local chat models, cached answers, and chat settings."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ class Counting:
         return answers
 
 
-class TestRemembering:
-    def test_a_killed_run_asks_only_for_what_is_missing(self, tmp_path: Path):
+class TestCachedChat:
+    def test_a_killed_run_asks_only_for_missing_answers(self, tmp_path: Path):
         with pytest.raises(ModelError, match="killed"):
             CachedChat(Counting(fail_after=2), tmp_path).complete(
                 said("a", "b", "c"), seeds=[1, 2, 3], max_new_tokens=5
@@ -67,7 +67,7 @@ class TestRemembering:
         assert answers == ["a 1 5", "b 2 5", "c 3 5"] == [arrived[i] for i in range(3)]
         assert again.asked == ["c"]
 
-    def test_seed_length_and_model_decide_an_answer(self, tmp_path: Path):
+    def test_an_answer_depends_on_seed_length_and_model(self, tmp_path: Path):
         model = Counting()
         chat = CachedChat(model, tmp_path)
         for seed, length in [(1, 5), (2, 5), (1, 6), (1, 5)]:
@@ -76,7 +76,7 @@ class TestRemembering:
         other = CachedChat(Counting(name="other"), tmp_path)
         assert other.missing(said("a"), seeds=[1], max_new_tokens=5) == [0]
 
-    def test_equal_requests_are_asked_once(self, tmp_path: Path):
+    def test_equal_requests_are_sent_once(self, tmp_path: Path):
         model = Counting()
         answers = CachedChat(model, tmp_path).complete(said("a", "b", "a"), seeds=[1, 1, 1], max_new_tokens=5)
         assert answers == ["a 1 5", "b 1 5", "a 1 5"]
@@ -94,7 +94,7 @@ class TestRemembering:
 
 
 class TestLocalChat:
-    def test_answers_are_the_host_s_and_depend_on_text_and_seed_only(self):
+    def test_answers_depend_only_on_text_and_seed(self):
         host = FakeHost()
         chat = LocalChat(lambda: host, identity="fake", render=transcript, batch_size=2)
         arrived: dict[int, str] = {}
@@ -112,7 +112,7 @@ class TestLocalChat:
         )
         assert answers[2] == written[0].text.strip()
 
-    def test_by_name_with_the_model_s_template_and_weights_only_when_asked(
+    def test_a_host_by_name_uses_its_template_and_loads_weights_on_demand(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ):
         host = FakeHost()
@@ -145,7 +145,7 @@ def _tokenizer():
 
 
 class TestSettings:
-    def test_an_endpoint_by_environment_and_the_key_is_written_nowhere(
+    def test_an_endpoint_from_the_environment_never_writes_the_key(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ):
         with serving() as server:
@@ -180,7 +180,7 @@ class TestSettings:
         assert set(missing) >= {3}
         assert {0, 1, 2}.isdisjoint(missing)
 
-    def test_sigkill_costs_at_most_the_request_on_its_way(self, tmp_path: Path):
+    def test_sigkill_loses_at_most_the_running_request(self, tmp_path: Path):
         with serving(lambda body, n: Reply(echo(body, n).content, delay=0.1)) as server:
             texts = [f"text {i}" for i in range(6)]
             code = (
@@ -202,7 +202,7 @@ class TestSettings:
         assert before >= 4
         assert len(server.bodies) <= 6 + 1  # the one that was on its way
 
-    def test_answers_go_to_the_cache_folder_unless_told_otherwise(self, tmp_path: Path, monkeypatch):
+    def test_answers_go_to_the_cache_folder_by_default(self, tmp_path: Path, monkeypatch):
         monkeypatch.setenv("DEWMARK_CACHE", str(tmp_path / "cache"))
         with serving() as server:
             ChatSettings(base_url=server.url, model="m").open().complete(
@@ -210,7 +210,7 @@ class TestSettings:
             )
         assert len(list((tmp_path / "cache" / "answers").rglob("*.json"))) == 1
 
-    def test_nothing_is_asked_of_a_model_that_nobody_named(self, monkeypatch: pytest.MonkeyPatch):
+    def test_a_model_must_be_given(self, monkeypatch: pytest.MonkeyPatch):
         monkeypatch.delenv("OPENAI_BASE_URL", raising=False)
         for settings in (ChatSettings(), ChatSettings(model="gpt-4o-mini-2024-07-18")):
             with pytest.raises(ConfigError, match="no chat model given"):
@@ -228,11 +228,11 @@ class TestSettings:
             ({"length_field": "tokens"}, "length_field must be one of"),
         ],
     )
-    def test_wrong_settings_are_refused(self, wrong: dict[str, object], why: str):
+    def test_wrong_settings_are_rejected(self, wrong: dict[str, object], why: str):
         with pytest.raises(ConfigError, match=why):
             ChatSettings(**wrong)
 
-    def test_the_estimate_counts_tokens_and_money(self):
+    def test_the_estimate_counts_tokens_and_cost(self):
         # 400 bytes are 100 tokens, and 4 more for the message; answers of 40 bytes are 10 tokens
         settings = ChatSettings(model="m", price_in=2.0, price_out=5.0)
         estimate = settings.estimate(said("x" * 400) * 1000, answers=["y" * 40] * 1000)
@@ -241,5 +241,5 @@ class TestSettings:
         assert "about 0.258 at the prices given" in str(estimate)
         assert ChatSettings(model="m").estimate(said("x"), answers=["y"]).cost is None
 
-    def test_no_more_is_expected_than_may_be_written(self):
+    def test_the_estimate_respects_the_length_limit(self):
         assert ChatSettings(max_new_tokens=7).estimate(said("x"), answers=["y" * 4000]).tokens_out == 7

@@ -115,7 +115,7 @@ def test_rows_stop_at_end_of_text(host, force):
     assert [(row.text, row.token_ids) for row in ended] == [("", ()), ("", ())]
 
 
-def test_every_end_of_text_id_of_a_list_counts_and_other_rows_go_on():
+def test_any_end_of_text_id_ends_its_row_only():
     host = FakeHost(seed=3)
     plain = host.generate(
         ["the sea", "the sun"], scheme=None, seeds=[1, 2], decoding=Decoding(max_new_tokens=40)
@@ -129,7 +129,7 @@ def test_every_end_of_text_id_of_a_list_counts_and_other_rows_go_on():
     assert cut[1].token_ids == plain[1].token_ids
 
 
-def test_the_loop_ends_when_all_rows_have(host, force, monkeypatch):
+def test_the_loop_ends_when_all_rows_have_ended(host, force, monkeypatch):
     calls = []
     forward = type(host.model).forward
     monkeypatch.setattr(type(host.model), "forward", lambda *a, **k: calls.append(1) or forward(*a, **k))
@@ -161,7 +161,7 @@ def test_sessions_get_prompts_and_mask(host, force):
     assert mask.tolist() == [[1, 1], [0, 1]]
 
 
-def test_nan_logits_are_one_clear_error():
+def test_nan_logits_raise_one_clear_error():
     host = FakeHost()
     with torch.no_grad():
         host.model.lm_head.weight[5] = float("nan")
@@ -170,14 +170,14 @@ def test_nan_logits_are_one_clear_error():
     assert "\n" not in str(error.value)
 
 
-def test_special_tokens_are_left_out(host, force):
+def test_special_tokens_are_omitted(host, force):
     row = host.generate(["the"], scheme=force(host.info, 3), seeds=[1], decoding=Decoding(max_new_tokens=5))[
         0
     ]
     assert (row.text, row.token_ids) == ("", ())
 
 
-def test_prompts_that_do_not_fit_are_refused():
+def test_prompts_that_do_not_fit_are_rejected():
     host = FakeHost(context=32)
     with pytest.raises(InputError, match="context of 32"):
         host.generate(["the " * 30], scheme=None, seeds=[1], decoding=Decoding(max_new_tokens=8))
@@ -189,7 +189,7 @@ def test_prompts_that_do_not_fit_are_refused():
         host.log_likelihood(["the"], [" the" * 40])
 
 
-def test_models_without_a_cache_are_refused(host, monkeypatch):
+def test_models_without_a_cache_are_rejected(host, monkeypatch):
     forward = type(host.model).forward
 
     def without_cache(self, **inputs):
@@ -200,7 +200,7 @@ def test_models_without_a_cache_are_refused(host, monkeypatch):
         host.generate(["the"], scheme=None, seeds=[1], decoding=Decoding(max_new_tokens=2))
 
 
-def test_no_text_ends_before_its_least_length():
+def test_no_text_ends_before_min_new_tokens():
     host = FakeHost(64)
     host.model.generation_config.eos_token_id = list(range(2, 40))  # most tokens end a text
     free = write(host, ["the"] * 20, range(20), max_new_tokens=12)

@@ -21,7 +21,7 @@ def folder(tmp_path):
     return tmp_path / "tiny"
 
 
-def test_info_of_a_folder_is_that_of_its_model_without_loading_it(folder, monkeypatch):
+def test_a_folder_is_described_without_loading_its_model(folder, monkeypatch):
     loaded = load_host(str(folder), device="cpu")
     monkeypatch.setattr("transformers.AutoModelForCausalLM.from_pretrained", None)
     info = host_info(str(folder))

@@ -1,4 +1,4 @@
-"""Hosts write drafts, end them at sentences, and go on with the first that passes."""
+"""Hosts write drafts, end them at sentences, and continue with the first that passes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PROMPTS = [" the old bridge", " water", " people of the city were there when"]
 
 
 class Even(Drafts):
-    """Sentences end at a mark that a word follows; one passes if its number of characters is even."""
+    """Sentences end at punctuation before a word; one passes if its number of characters is even."""
 
     tries, at_once = 12, 4
 
@@ -57,7 +57,7 @@ def write(host, drafts, prompts=PROMPTS, seeds=None, **options):
     return host.complete_drafts(prompts, drafts=drafts, seeds=list(seeds), decoding=decoding)
 
 
-def test_accepted_drafts_pass_and_make_the_text(host) -> None:
+def test_the_text_consists_of_accepted_drafts(host) -> None:
     drafts = Even()
     for row, (ids, count) in enumerate(write(host, drafts)):
         text = host.tokenizer.decode([ids])[0]
@@ -69,7 +69,7 @@ def test_accepted_drafts_pass_and_make_the_text(host) -> None:
         assert count.drafts >= count.sentences
 
 
-def test_a_text_depends_on_its_prompt_and_seed_alone(host) -> None:
+def test_a_text_depends_only_on_its_prompt_and_seed(host) -> None:
     together = write(host, Even())
     for i, prompt in enumerate(PROMPTS):
         assert write(host, Even(), [prompt], seeds=[i])[0] == together[i]
@@ -79,7 +79,7 @@ def test_a_text_depends_on_its_prompt_and_seed_alone(host) -> None:
     assert write(host, Even(), seeds=[5, 6, 7])[0] != together[0]
 
 
-def test_the_bound_on_tries_is_kept_and_told(host) -> None:
+def test_tries_are_limited_and_counted(host) -> None:
     drafts = Even(passes=lambda text: False)
     for row, (_, count) in enumerate(write(host, drafts)):
         assert count.gave_up == count.sentences == len(drafts.accepted[row])
@@ -90,7 +90,7 @@ def test_the_bound_on_tries_is_kept_and_told(host) -> None:
 
 
 def test_only_the_first_draft_ends_a_text(host) -> None:
-    """With no least length the text ends where draft 0 of some sentence says so, as in ordinary decoding."""
+    """Without a minimum length, the text ends where draft 0 of a sentence does, as in ordinary decoding."""
     everything = Even(passes=lambda text: True)
     for ids, count in write(host, everything, min_new_tokens=0, max_new_tokens=120):
         assert count.drafts == count.sentences
@@ -105,7 +105,7 @@ def test_ngrams_are_not_repeated(host) -> None:
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_branches_compute_what_the_ordinary_loop_does(name) -> None:
+def test_cached_rows_equal_a_fresh_pass(name) -> None:
     """Rows that grow unevenly, are copied and dropped have the logits of a fresh pass over their ids."""
     torch.manual_seed(0)
     model = transformers.AutoModelForCausalLM.from_config(CONFIGS[name]()).eval()
@@ -130,7 +130,7 @@ def test_seeds_of_drafts_differ() -> None:
     assert all(0 <= seed < 2**63 for seed in seeds)
 
 
-def test_a_host_that_writes_no_drafts_says_so(host) -> None:
+def test_a_host_without_drafts_says_so(host) -> None:
     class Plain(FakeHost):
         complete_drafts = Host.complete_drafts
 

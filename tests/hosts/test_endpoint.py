@@ -26,7 +26,7 @@ def ask(chat: EndpointChat, *texts: str, **more: object) -> list[str]:
 
 
 class TestRequests:
-    def test_answers_come_in_the_order_asked_though_they_arrive_in_another(self):
+    def test_answers_are_in_order_although_they_arrive_out_of_order(self):
         def script(body, n):
             reply = echo(body, n)
             return Reply(reply.content, delay=0.1 if "SLOW" in reply.content else 0.0)
@@ -39,7 +39,7 @@ class TestRequests:
         assert arrived[-1] == (0, "SLOW A")
         assert sorted(arrived) == [(0, "SLOW A"), (1, "B"), (2, "C")]
 
-    def test_what_is_sent(self):
+    def test_the_request_body_and_headers(self):
         with serving() as server:
             ask(EndpointChat(server.url, "m", key=KEY, temperature=0.5, **QUICK), "x", "y")
         body = next(body for body in server.bodies if body["seed"] == 1)
@@ -81,7 +81,7 @@ class TestRequests:
         assert all(when >= 0.08 * n for n, when in enumerate(arrivals))
 
 
-class TestTryingAgain:
+class TestRetries:
     @pytest.mark.parametrize(
         "bad",
         [
@@ -96,17 +96,17 @@ class TestTryingAgain:
         ],
         ids=["500", "503", "429", "cut", "html", "list", "nothing", "null"],
     )
-    def test_what_may_pass_is_asked_again(self, bad):
+    def test_transient_failures_are_retried(self, bad):
         with serving(lambda body, n: bad if n < 2 else echo(body, n)) as server:
             assert ask(EndpointChat(server.url, "m", **QUICK), "x", "y") == ["X", "Y"]
         assert len(server.bodies) == 6
 
-    def test_a_slow_answer_is_given_up_and_asked_for_again(self):
+    def test_a_slow_answer_times_out_and_is_retried(self):
         with serving(lambda body, n: Reply("late", delay=0.6) if n == 0 else echo(body, n)) as server:
             assert ask(EndpointChat(server.url, "m", timeout=0.2, first_pause=0.005), "x") == ["X"]
         assert len(server.bodies) == 2
 
-    def test_retry_after_makes_everybody_wait(self):
+    def test_retry_after_makes_all_requests_wait(self):
         def script(body, n):
             asked = body["messages"][1]["content"]
             if asked == "a" and n == 0:
@@ -119,7 +119,7 @@ class TestTryingAgain:
         # c's turn comes after b's 0.1 s, but a was told to wait 0.5 s
         assert server.times[asked.index("c")] - server.times[asked.index("a")] > 0.5
 
-    def test_it_gives_up_in_the_end_and_says_why(self):
+    def test_it_gives_up_eventually_and_says_why(self):
         failing = pytest.raises(ModelError, match="gave no answer in 3 tries .status 502.*are kept")
         with serving(lambda body, n: Reply(status=502)) as server, failing:
             ask(EndpointChat(server.url, "m", retries=2, **QUICK), "x")
@@ -131,7 +131,7 @@ class TestTryingAgain:
         with pytest.raises(ModelError, match="no connection"):
             ask(EndpointChat(url, "m", retries=1, **QUICK), "x")
 
-    def test_what_arrived_is_handed_over_before_the_error(self):
+    def test_answers_that_arrived_are_delivered_before_the_error(self):
         def script(body, n):
             bad = body["messages"][1]["content"] == "bad"
             return Reply(status=400, delay=0.05) if bad else Reply("fine", delay=0.15)
@@ -144,21 +144,21 @@ class TestTryingAgain:
         assert len(server.bodies) < 6  # the rest was never sent
 
 
-class TestRefusals:
+class TestRejections:
     @pytest.mark.parametrize("status", [400, 404, 422])
-    def test_a_wrong_request_is_not_repeated(self, status):
+    def test_a_bad_request_is_not_retried(self, status):
         failing = pytest.raises(ModelError, match=f"status {status}")
         with serving(lambda body, n: Reply(status=status)) as server, failing:
             ask(EndpointChat(server.url, "m", **QUICK), "x")
         assert len(server.bodies) == 1
 
-    def test_no_credit_is_not_waited_for(self):
+    def test_missing_credit_is_not_retried(self):
         empty = Reply(status=429, raw=b'{"error": {"message": "Quota", "code": "insufficient_quota"}}')
         with serving(lambda body, n: empty) as server, pytest.raises(ModelError, match="no credit"):
             ask(EndpointChat(server.url, "m", **QUICK), "x")
         assert len(server.bodies) == 1
 
-    def test_nobody_waits_for_hours(self):
+    def test_a_pause_of_hours_ends_the_run(self):
         later = Reply(status=429, headers={"Retry-After": "7200"})
         with serving(lambda body, n: later) as server, pytest.raises(ModelError, match="wait 7200 s"):
             ask(EndpointChat(server.url, "m", **QUICK), "x")
@@ -185,7 +185,7 @@ class TestRefusals:
         assert KEY not in "".join(traceback.format_exception(caught.value))
         assert KEY not in repr(chat) + str(chat.identity())
 
-    def test_a_key_with_a_line_break_is_refused_without_quoting_it(self):
+    def test_a_key_with_a_line_break_is_rejected_without_quoting_it(self):
         with pytest.raises(ConfigError) as caught:
             EndpointChat("https://api.example.org/v1", "m", key=f"{KEY}\nX-Other: 1")
         assert KEY not in str(caught.value)
@@ -228,7 +228,7 @@ class TestPacing:
         soon = datetime.now(UTC) + timedelta(seconds=30)
         assert retry_after(format_datetime(soon, usegmt=True)) == pytest.approx(30, abs=2)
 
-    def test_a_stopped_client_waits_no_longer(self):
+    def test_a_stopped_client_stops_waiting(self):
         pace, stop = Pace(0), threading.Event()
         pace.hold(60)
         threading.Timer(0.05, stop.set).start()

@@ -1,4 +1,4 @@
-"""Gemma-3-270M from its five wheels: fluent after its begin-of-text, marked and found as any host is."""
+"""Gemma-3-270M from its five wheels: fluent after begin-of-text, marked and detected like any host."""
 
 from __future__ import annotations
 
@@ -52,8 +52,8 @@ def test_its_mark_is_found(watermark):
     assert not any(d.is_marked for d in other.detect_batch([each.text for each in made], fpr=1e-3))
 
 
-def test_a_detector_that_never_saw_a_host_finds_the_texts_of_two(watermark):
-    """Words are cut without a tokenizer: one key, one detector, two hosts."""
+def test_one_detector_without_a_host_finds_the_texts_of_two_hosts(watermark):
+    """Words need no tokenizer: one key, one detector, two hosts."""
     key = dewmark.Key(bytes(range(32)))
     other = dewmark.Watermark(key=key)  # SmolLM2-135M
     detector = dewmark.load_scheme("dew", key=key)

@@ -38,7 +38,7 @@ PACKED = {"gpt2", "gpt_neox", "gemma3_text", "qwen3"}  # Bloom takes no position
 
 
 def rows_of(host, text, branches):
-    """Each branch in a row of its own, cut by hand: these places are ends and beginnings of words."""
+    """Each branch in its own row, split by hand: the places are ends and beginnings of words."""
     root = host.tokenizer.encode_prompts([""], needs_bos=True)[0]
     prompts, completions = [], []
     for at, leaf in branches:
@@ -59,7 +59,7 @@ def architecture(name, attention="sdpa", **changes):
 
 
 def mask_shapes(host):
-    """A list that will hold the shape of the mask of every forward pass."""
+    """A list that collects the shape of the mask of every forward pass."""
     shapes = []
     assert host._packable >= 0  # tried before anything is counted
     host.model.register_forward_pre_hook(
@@ -92,7 +92,7 @@ class TestEqualsRows:
             if kind == "words" and leaves:
                 assert found == pytest.approx(rows_of(host, text, leaves), abs=1e-4)
 
-    def test_rows_are_cut_by_size_and_batches_by_memory(self, monkeypatch):
+    def test_rows_are_limited_by_size_and_batches_by_memory(self, monkeypatch):
         host = FakeHost()
         (whole,) = host.branch_log_likelihood([TEXT], [BRANCHES])
         shapes = mask_shapes(host)
@@ -110,7 +110,7 @@ class TestEqualsRows:
 
 
 class TestPackable:
-    def test_a_window_is_the_end(self):
+    def test_packing_ends_at_the_attention_window(self):
         host = architecture("gemma3_text", sliding_window=12)
         assert host._packable == 12
         shapes = mask_shapes(host)
@@ -119,7 +119,7 @@ class TestPackable:
         assert {len(shape) for shape in shapes} == {2, 4}  # only what goes past the window is in rows
         assert architecture("gemma3_text")._packable == 0  # a window of 6 is too short to try anything
 
-    def test_a_model_that_lets_branches_see_each_other_is_found_out(self, monkeypatch):
+    def test_a_model_that_lets_branches_see_each_other_is_detected(self, monkeypatch):
         host = FakeHost()
         settings = {"fill_id": 0, "vocab_size": 512}
         assert packable_length(host.model, **settings) > 512
@@ -133,7 +133,7 @@ class TestPackable:
         monkeypatch.setattr(type(host.model), "forward", causal)
         assert packable_length(host.model, **settings) == 0
 
-    def test_a_model_that_refuses_the_mask(self, monkeypatch):
+    def test_a_model_that_rejects_the_mask(self, monkeypatch):
         host = FakeHost()
 
         def refuse(*args, **kwargs):
@@ -161,7 +161,7 @@ class TestCut:
             ("the naïve", " hox"),  # a token that straddles is the branch's
         ]
 
-    def test_long_texts_begin_later(self):
+    def test_long_texts_start_later(self):
         host = FakeHost(context=16)
         text = " the sea" * 20
         places = list(range(0, len(text) + 1, 4))
@@ -178,7 +178,7 @@ class TestCut:
         (scores,) = host.branch_log_likelihood([text], [[(at, " wind rain") for at in places]])
         assert all(score < 0 for score in scores)
 
-    def test_refusals(self):
+    def test_rejections(self):
         host = FakeHost(context=16)
         with pytest.raises(InputError, match="1 texts but branches of 2"):
             host.branch_log_likelihood(["the"], [[], []])
@@ -187,7 +187,7 @@ class TestCut:
         with pytest.raises(InputError, match="context of 16"):
             host.branch_log_likelihood(["the"], [[(3, " sea" * 16)]])
 
-    def test_nan_is_told(self):
+    def test_nan_of_a_branch_is_reported(self):
         host = FakeHost()
         assert host._packable
         with torch.no_grad():
@@ -206,7 +206,7 @@ def completions(host):
     return [tokenized.ids for tokenized in host.tokenizer.encode(TEXTS)]
 
 
-def test_each_row_is_what_the_model_predicts_alone(host):
+def test_logits_of_a_row_equal_those_of_the_row_alone(host):
     for prompt, ids, logits in zip(
         PROMPTS, completions(host), host.next_logits(PROMPTS, completions(host)), strict=True
     ):
@@ -218,7 +218,7 @@ def test_each_row_is_what_the_model_predicts_alone(host):
         torch.testing.assert_close(logits, expected, atol=1e-4, rtol=0)
 
 
-def test_batches_are_bounded_and_change_nothing(host, monkeypatch):
+def test_batches_are_limited_and_change_nothing(host, monkeypatch):
     expected = list(host.next_logits(PROMPTS, completions(host)))
     shapes = []
     forward = type(host.model).forward
@@ -237,7 +237,7 @@ def test_batches_are_bounded_and_change_nothing(host, monkeypatch):
     assert all(rows * length <= 20 or rows == 1 for rows, length in shapes)
 
 
-def test_the_likelihood_is_that_of_the_logits(host):
+def test_the_likelihood_agrees_with_the_logits(host):
     sums = host.log_likelihood(PROMPTS, TEXTS)
     for (total, count), ids, logits in zip(
         sums, completions(host), host.next_logits(PROMPTS, completions(host)), strict=True
@@ -246,12 +246,12 @@ def test_the_likelihood_is_that_of_the_logits(host):
         assert (total, count) == (pytest.approx(float(picked.sum()), abs=1e-4), len(ids))
 
 
-def test_logits_may_be_worked_on_in_place(host):
+def test_logits_may_be_modified_in_place(host):
     for logits in host.next_logits(["the"], [[5, 6]]):
         logits.mul_(2.0)
 
 
-def test_unusable_rows_are_refused_before_anything_runs():
+def test_bad_rows_are_rejected_before_anything_runs():
     host = FakeHost(context=32)
     with pytest.raises(InputError, match="context of 32"):
         host.next_logits(["the"], [[5] * 40])
@@ -261,7 +261,7 @@ def test_unusable_rows_are_refused_before_anything_runs():
         host.next_logits(["the"], [[9999]])
 
 
-def test_nan_is_one_clear_error():
+def test_nan_raises_one_clear_error():
     host = FakeHost()
     with torch.no_grad():
         host.model.lm_head.weight[5] = float("nan")
@@ -269,7 +269,7 @@ def test_nan_is_one_clear_error():
         list(host.next_logits(["the"], [[7, 8]]))
 
 
-def test_log_likelihood_is_that_of_the_completion_only(host):
+def test_log_likelihood_counts_only_the_completion(host):
     prompts, texts = ["the old bridge", "the", ""], [" over the river", "", " sea wind rain sun"]
     scored = host.log_likelihood(prompts, texts)
     for prompt, text, (total, count) in zip(prompts, texts, scored, strict=True):

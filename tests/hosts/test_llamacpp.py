@@ -1,4 +1,4 @@
-"""The llama.cpp processor on a stand-in that calls it as llama-cpp-python does."""
+"""The llama.cpp processor with a stand-in that calls it like llama-cpp-python."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def bind(host: FakeHost, name: str = "exp", **settings: object):
     return dewmark.load_scheme(name, key=KEY, host=host.info, **settings)
 
 
-def test_a_chosen_token_is_the_only_finite_one_and_needs_no_sampler_of_llama_cpp(host: FakeHost) -> None:
+def test_only_the_chosen_token_is_finite(host: FakeHost) -> None:
     seen = []
     mark = LlamaCppProcessor(bind(host), StandIn(host), seed=1)
 
@@ -94,7 +94,7 @@ def test_bias_schemes_see_the_hosts_own_logits_and_leave_sampling_to_llama_cpp(h
     assert scheme.detect(host.tokenizer.decode([ids])[0]).p_value < 1e-4
 
 
-def test_every_text_has_a_session_of_its_own(host: FakeHost, force) -> None:
+def test_every_text_has_its_own_session(host: FakeHost, force) -> None:
     bound = force(host.info)
     mark = LlamaCppProcessor(bound, StandIn(host))
     logits = np.zeros(host.info.vocab_size, dtype=np.single)
@@ -118,7 +118,7 @@ def test_seeds_count_texts_and_repeat_runs(host: FakeHost) -> None:
     assert runs[0][0] != runs[0][1]
 
 
-def test_another_vocabulary_is_refused_before_anything_is_written(host: FakeHost) -> None:
+def test_another_vocabulary_is_rejected_before_anything_is_written(host: FakeHost) -> None:
     with pytest.raises(VocabularyError, match="llamacpp_info"):
         LlamaCppProcessor(bind(host), StandIn(host, size=99))
     other = FakeHost(kind="bytes")  # as many ids, other pieces
@@ -126,14 +126,12 @@ def test_another_vocabulary_is_refused_before_anything_is_written(host: FakeHost
         LlamaCppProcessor(bind(host), StandIn(other))
 
 
-def test_greedy_decoding_is_refused(host: FakeHost) -> None:
+def test_greedy_decoding_is_rejected(host: FakeHost) -> None:
     with pytest.raises(ConfigError, match="temperature"):
         LlamaCppProcessor(bind(host), StandIn(host), decoding=Decoding(temperature=0.0))
 
 
-def test_what_goes_wrong_in_a_step_is_raised_by_the_stopping_criterion(
-    host: FakeHost, bag_encoder: object
-) -> None:
+def test_the_stopping_criterion_raises_the_exception_of_a_step(host: FakeHost, bag_encoder: object) -> None:
     mark = LlamaCppProcessor(bind(host, "dew", units="token"), StandIn(host))
     ids = np.array([5, 6], dtype=np.intc)
     with pytest.raises(NumericalError):
@@ -143,7 +141,7 @@ def test_what_goes_wrong_in_a_step_is_raised_by_the_stopping_criterion(
     assert mark.check(ids, np.zeros(1)) is False
 
 
-def test_rounding_is_torchs() -> None:
+def test_rounding_equals_torch() -> None:
     numbers = np.random.default_rng(0).normal(size=10_000).astype(np.float32)
     numbers[:3] = 1.0 + 2.0**-8, 1.0 + 3 * 2.0**-8, -0.0  # two ties, to even
     expected = torch.from_numpy(numbers).to(torch.bfloat16).float().numpy()

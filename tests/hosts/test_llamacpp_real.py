@@ -1,4 +1,4 @@
-"""Marks by llama-cpp-python itself on the packaged SmolLM2, scored as transformers' tables score them."""
+"""llama-cpp-python itself on the packaged SmolLM2, with the same scores as in transformers."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def infos(llm):
 
 
 def cut_alike(infos, text: str) -> bool:
-    """Whether both tokenizers cut a text alike."""
+    """Whether both tokenizers agree on a text."""
     ours, theirs = (info.tokenizer.encode([text])[0].ids for info in infos.values())
     return ours == theirs
 
@@ -88,11 +88,11 @@ def test_marks_are_found_and_scored_alike_in_both_engines(llm, infos, settings) 
     assert all(d.p_value > 1e-3 for d in wrong.detect_batch(marked))
 
 
-def test_nothing_is_cut_into_nothing(infos) -> None:
+def test_empty_text_has_no_tokens(infos) -> None:
     assert infos["llama.cpp"].tokenizer.encode([""])[0].ids == ()
 
 
-def test_both_tokenizers_cut_and_place_alike(infos) -> None:
+def test_both_tokenizers_agree_on_ids_and_offsets(infos) -> None:
     ours, theirs = (infos[name].tokenizer for name in ("llama.cpp", "transformers"))
     for text, a, b in zip(TEXTS, ours.encode(TEXTS), theirs.encode(TEXTS), strict=True):
         assert a.ids == b.ids, text
@@ -107,7 +107,7 @@ def test_both_embedding_tables_are_the_same(infos) -> None:
     assert (tables[0] == tables[1]).all()
 
 
-def test_the_samplers_settings_of_llama_cpp_cannot_change_a_chosen_token(llm, infos) -> None:
+def test_sampler_settings_of_llama_cpp_cannot_change_a_chosen_token(llm, infos) -> None:
     scheme = dewmark.load_scheme("dew", key=KEY, host=infos["llama.cpp"], units="token")
     texts = {
         write(llm, LlamaCppProcessor(scheme, llm, seed=5), PROMPTS[0], **settings)
@@ -133,7 +133,7 @@ def test_an_error_in_a_step_ends_the_call(llm, infos) -> None:
 
 
 def test_a_logit_bias_drops_the_mark_as_the_docs_warn(llm, infos) -> None:
-    """If this fails, llama-cpp-python was repaired: take the warning out of docs/llamacpp.md."""
+    """If this fails, llama-cpp-python was fixed: remove the warning from docs/llamacpp.md."""
     calls = []
     scheme = dewmark.load_scheme("dew", key=KEY, host=infos["llama.cpp"], units="token")
     mark = LlamaCppProcessor(scheme, llm)

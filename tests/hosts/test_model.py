@@ -10,9 +10,12 @@ import torch
 
 from dewmark.decoding import Decoding
 from dewmark.errors import ConfigError
-from dewmark.hosts import load_host
+from dewmark.hosts import host_info, load_host
 from dewmark.hosts.fake import FakeHost, tiny_model
+from dewmark.hosts.transformers import model as loading
 from dewmark.hosts.transformers.model import TransformersHost
+from dewmark.models.packaged import PACKAGED
+from dewmark.registry import HOSTS
 
 
 @pytest.fixture
@@ -77,3 +80,17 @@ def test_the_real_default_host_writes_and_reads():
     assert -5.0 < per_token[0] < -1.0
     assert per_token[1] < per_token[0] - 2.0
     assert 2 not in host.tokenizer.encode(["a text with <|im_end|> in it"])[0].ids
+
+
+def test_the_registry_lists_the_packaged_hosts():
+    packaged = {model.name for model in PACKAGED.values() if model.role == "host"}
+    assert {name for name in HOSTS if HOSTS[name] is loading.load_host} == packaged
+
+
+def test_a_registered_host_is_found_by_name(monkeypatch):
+    def create(name, *, device, dtype, progress):
+        return FakeHost(64 if dtype == "float32" else 80)
+
+    monkeypatch.setitem(HOSTS._registered, "mine", create)
+    assert load_host("mine", dtype="float32").info.vocab_size == 64
+    assert host_info("mine").vocab_size == 80

@@ -87,7 +87,7 @@ def test_a_gguf_file_is_converted_once_and_a_damaged_copy_again(cache, tmp_path,
     assert calls == ["model.gguf"] * 4
 
 
-def test_changed_bytes_of_large_weights_are_found_when_the_weights_are_read(cache, tmp_path, monkeypatch):
+def test_corrupt_large_weights_are_noticed_when_they_are_read(cache, tmp_path, monkeypatch):
     calls = []
     monkeypatch.setattr(sources, "convert_gguf", converter(tmp_path, calls))
     monkeypatch.setattr(sources, "_SMALL_FILE", 0)
@@ -116,7 +116,7 @@ def test_a_failed_conversion_leaves_nothing_behind(cache, tmp_path):
 
 
 def packaged(tmp_path, monkeypatch, *, tokenizer):
-    """A package smollm2-135m that holds the tiny model of `converter`; gives the calls of the latter."""
+    """A package smollm2-135m with the tiny model of `converter`; returns the converter's calls."""
     calls, package = [], dataclasses.replace(sources.PACKAGED["smollm2-135m"], tokenizer=tokenizer)
     monkeypatch.setitem(sources.PACKAGED, package.name, package)
     monkeypatch.setattr(sources, "convert_gguf", converter(tmp_path, calls))
@@ -127,7 +127,7 @@ def packaged(tmp_path, monkeypatch, *, tokenizer):
     return calls
 
 
-def test_a_packaged_host_whose_tokenizer_was_read_wrongly_is_refused(cache, tmp_path, monkeypatch):
+def test_a_packaged_host_with_a_misread_tokenizer_is_rejected(cache, tmp_path, monkeypatch):
     packaged(tmp_path, monkeypatch, tokenizer="0123456789abcdef")
     with pytest.raises(ModelError, match="expected 0123456789abcdef.*transformers>=") as error:
         host_info("smollm2-135m")
@@ -167,12 +167,12 @@ def test_info_of_a_converted_host_needs_neither_torch_nor_transformers(cache, tm
         ("lost.gguf", ModelError, "no model at"),
     ],
 )
-def test_names_that_lead_nowhere(name, error, message):
+def test_unknown_names(name, error, message):
     with pytest.raises(error, match=message):
         host_info(name)
 
 
-def test_folders_and_files_that_hold_no_model(tmp_path, folder):
+def test_folders_and_files_without_a_model(tmp_path, folder):
     with pytest.raises(ModelError, match=r"config\.json"):
         host_info(str(tmp_path))
     (tmp_path / "notes.txt").write_text("hello")
@@ -184,7 +184,7 @@ def test_folders_and_files_that_hold_no_model(tmp_path, folder):
     assert "\n" not in str(error.value)
 
 
-def test_a_damaged_weight_file_is_one_line(folder):
+def test_a_damaged_weight_file_gives_a_one_line_error(folder):
     (folder / "model.safetensors").write_bytes(b"\x00" * 64)
     with pytest.raises(ModelError, match="damaged"):
         host_info(str(folder)).embeddings()
@@ -193,7 +193,7 @@ def test_a_damaged_weight_file_is_one_line(folder):
     assert "\n" not in str(error.value)
 
 
-def test_an_unreachable_hub_is_one_line_with_remedies(monkeypatch, tmp_path):
+def test_an_unreachable_hub_gives_a_one_line_error_with_remedies(monkeypatch, tmp_path):
     def unreachable(*args, **kwargs):
         raise OSError("no route\nto the hub")
 

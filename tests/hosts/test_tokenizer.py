@@ -1,3 +1,5 @@
+"""The tokenizer that schemes see: offsets, identity, prompts, files."""
+
 from __future__ import annotations
 
 import json
@@ -48,7 +50,7 @@ def test_text_round_trips_exactly(bytewise):
     assert bytewise.decode([t.ids for t in bytewise.encode(texts)]) == texts
 
 
-def test_texts_of_any_ids_are_the_backends(bytewise):
+def test_decoding_any_ids_equals_the_backend(bytewise):
     random = np.random.default_rng(0)
     rows = [random.integers(0, 530, size=random.integers(0, 6)) for _ in range(300)]
     ids = [row.tolist() for row in rows] + [list(t.ids) for t in bytewise.encode([TEXT, "a你b🙂"])]
@@ -60,7 +62,7 @@ def test_texts_of_any_ids_are_the_backends(bytewise):
         assert bytewise.decode(rows) == expected[:300]
 
 
-def test_texts_of_known_ids_are_joined_without_the_backend(monkeypatch):
+def test_known_ids_are_decoded_without_the_backend(monkeypatch):
     tokenizer = HFTokenizer(tiny_tokenizer(512, kind="bytes"))
     ids = [list(tokenized.ids) for tokenized in tokenizer.encode([" the sea", "a river"])]
     assert tokenizer.decode(ids) == [" the sea", "a river"]
@@ -68,13 +70,13 @@ def test_texts_of_known_ids_are_joined_without_the_backend(monkeypatch):
     assert tokenizer.decode(ids[::-1]) == ["a river", " the sea"]
 
 
-def test_a_text_that_spells_special_tokens_out_is_text(tokenizer):
+def test_spelled_out_special_tokens_are_text(tokenizer):
     ids = tokenizer.encode(["the <eos> sea <pad>"])[0].ids
     assert not {0, 1, 2} & set(ids)
     assert 2 in tokenizer.encode_prompts(["the <eos> sea"])[0]  # in a prompt they are special
 
 
-def test_decode_leaves_special_and_unknown_ids_out(tokenizer):
+def test_decode_omits_special_and_unknown_ids(tokenizer):
     the = tokenizer.encode([" the"])[0].ids
     assert tokenizer.decode([[1, *the, 2, 0, 512, 9999], []]) == [" the", ""]
 
@@ -85,7 +87,7 @@ def test_sizes_and_special_ids(tokenizer):
     assert tokenizer.pad_id == 0
 
 
-def test_the_end_of_text_pads_where_there_is_no_padding():
+def test_end_of_text_pads_if_there_is_no_padding_id():
     plain = tiny_tokenizer(64)
     plain.pad_token = None
     assert HFTokenizer(plain).pad_id == 2
@@ -107,7 +109,7 @@ def test_identity_is_stable_over_transformers_own_files(tmp_path):
     assert HFTokenizer.load(tmp_path).identity == HFTokenizer(original).identity
 
 
-def test_identity_tells_tokenizers_apart():
+def test_identity_distinguishes_tokenizers():
     identities = {HFTokenizer(tiny_tokenizer(size)).identity for size in (64, 65)}
     assert len(identities) == 2
     assert all(len(identity) == 16 for identity in identities)
@@ -133,7 +135,7 @@ def test_loading_a_saved_tokenizer_needs_no_transformers(tokenizer, tmp_path):
     subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=True)
 
 
-def test_damaged_files_are_refused(tokenizer, tmp_path):
+def test_damaged_files_are_rejected(tokenizer, tmp_path):
     tokenizer.save(tmp_path)
     changed = json.loads((tmp_path / "tokenizer.json").read_text())
     pieces = changed["model"]["vocab"]
@@ -159,7 +161,7 @@ def test_prompts_get_the_prefix_that_the_tokenizer_adds_and_no_suffix():
     assert tokenizer.encode_prompts(["the", "<bos> the", ""]) == [[1, *the], [1, *the], [1]]
 
 
-def test_begin_of_text_by_hand_where_the_model_needs_it(tokenizer):
+def test_begin_of_text_is_added_if_the_model_needs_it(tokenizer):
     the = list(tokenizer.encode([" the"])[0].ids)
     assert tokenizer.encode_prompts([" the", ""]) == [the, [1]]
     assert tokenizer.encode_prompts([" the", "", "<bos> the"], needs_bos=True) == [[1, *the], [1], [1, *the]]
@@ -172,13 +174,13 @@ def test_a_megabyte_of_text(tokenizer):
     assert len(tokenized.ids) > 100_000
 
 
-def test_what_is_no_text_is_refused(tokenizer):
+def test_invalid_unicode_is_rejected(tokenizer):
     with pytest.raises(InputError, match="text 1"):
         tokenizer.encode(["the", "a\ud800b"])
     assert tokenizer.encode([]) == []
 
 
-def test_a_slow_tokenizer_is_refused():
+def test_a_slow_tokenizer_is_rejected():
     class SlowTokenizer:
         is_fast = False
 
@@ -186,7 +188,7 @@ def test_a_slow_tokenizer_is_refused():
         HFTokenizer(SlowTokenizer())
 
 
-def test_control_tokens_that_a_file_lists_as_text_are_no_text(tmp_path):
+def test_control_tokens_that_a_file_lists_as_text_become_special(tmp_path):
     from dewmark.hosts.transformers.gguf import _flag_controls
 
     tokenizer = tiny_tokenizer(64)
@@ -203,7 +205,7 @@ def test_control_tokens_that_a_file_lists_as_text_are_no_text(tmp_path):
     assert image not in after.encode([" the <start_of_image>"])[0].ids
 
 
-def test_the_identity_is_of_how_texts_are_cut_not_of_a_file():
+def test_the_identity_depends_on_tokenization_not_on_the_file():
     fast = tiny_tokenizer(512, kind="bytes")
     written = json.loads(fast.backend_tokenizer.to_str())
     merges = [merge if isinstance(merge, str) else " ".join(merge) for merge in written["model"]["merges"]]

@@ -1,4 +1,4 @@
-"""What an operator and a request may say to the vLLM processor, and how each mistake is refused."""
+"""Options of operators and requests for the vLLM processor, and the errors for wrong ones."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_a_configuration_names_scheme_settings_and_keys(tmp_path, monkeypatch) -
     assert str(config.keys["globex"]) == "/etc/dewmark/globex.key"
 
 
-def test_json_says_the_same(tmp_path, monkeypatch) -> None:
+def test_json_is_equivalent(tmp_path, monkeypatch) -> None:
     values = {
         "keys": {"acme": "acme.key"},
         "settings": {"units": "token", "lambda": 1.5},
@@ -75,7 +75,7 @@ def test_json_says_the_same(tmp_path, monkeypatch) -> None:
         ({"another_processor": 7}, None),
     ],
 )
-def test_a_request_says_whether_and_with_whose_key(tmp_path, monkeypatch, said, key_id) -> None:
+def test_a_request_chooses_marking_and_key(tmp_path, monkeypatch, said, key_id) -> None:
     assert configured(tmp_path, monkeypatch, TOML).key_id(said) == key_id
 
 
@@ -92,7 +92,7 @@ def test_a_request_says_whether_and_with_whose_key(tmp_path, monkeypatch, said, 
         ({"dewmark_key_id": ["acme"]}, "unknown dewmark_key_id"),
     ],
 )
-def test_what_a_request_says_wrong_is_refused_in_one_line(tmp_path, monkeypatch, said, message) -> None:
+def test_bad_request_parameters_give_a_one_line_error(tmp_path, monkeypatch, said, message) -> None:
     config = configured(tmp_path, monkeypatch, TOML)
     with pytest.raises(ValueError, match="dewmark") as caught:  # vLLM answers a ValueError with HTTP 400
         config.key_id(said)
@@ -117,13 +117,13 @@ def test_what_a_request_says_wrong_is_refused_in_one_line(tmp_path, monkeypatch,
         ("default_key = 'c'\nkeys = { a = 'a', b = 'b' }", "must be one of a, b, got 'c'"),
     ],
 )
-def test_a_wrong_configuration_is_refused(tmp_path, monkeypatch, text, message) -> None:
+def test_a_wrong_configuration_is_rejected(tmp_path, monkeypatch, text, message) -> None:
     with pytest.raises(ConfigError) as caught:
         configured(tmp_path, monkeypatch, text)
     assert message in str(caught.value)
 
 
-def test_no_key_two_sources_and_a_missing_file_are_refused(tmp_path, monkeypatch) -> None:
+def test_no_key_two_sources_and_a_missing_file_are_rejected(tmp_path, monkeypatch) -> None:
     with pytest.raises(ConfigError, match="dewmark key new"):
         config_from_environment()
     monkeypatch.setenv(CONFIG, str(tmp_path / "none.toml"))
@@ -134,7 +134,7 @@ def test_no_key_two_sources_and_a_missing_file_are_refused(tmp_path, monkeypatch
         config_from_environment()
 
 
-def test_it_holds_no_key_material(tmp_path, monkeypatch) -> None:
+def test_the_configuration_contains_no_key(tmp_path, monkeypatch) -> None:
     key = Key.generate()
     key.save(tmp_path / "acme.key")
     config = configured(tmp_path, monkeypatch, TOML)
@@ -142,6 +142,6 @@ def test_it_holds_no_key_material(tmp_path, monkeypatch) -> None:
     assert secret not in repr(config)
 
 
-def test_unknown_names_are_of_their_own_kind(tmp_path, monkeypatch) -> None:
+def test_unknown_names_raise_unknown_name_error(tmp_path, monkeypatch) -> None:
     with pytest.raises(UnknownNameError):
         configured(tmp_path, monkeypatch, TOML).key_id({"dewmarks": 1})

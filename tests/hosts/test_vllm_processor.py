@@ -1,4 +1,4 @@
-"""The vLLM processor over a stand-in for vLLM: requests keep their marks wherever they move in the batch."""
+"""The vLLM processor with a stand-in for vLLM: requests keep their marks wherever they move in the batch."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def start(host, bag_encoder, tmp_path, monkeypatch):
 
 @dataclass(eq=False)
 class Request:
-    """A request of the plain model: it is marked, token by token, by rows opened anew for every step."""
+    """A request in the reference model, marked by a row that is opened again at every step."""
 
     number: int
     key_id: str | None
@@ -68,7 +68,7 @@ class Request:
     written: list[int] = field(default_factory=list)
 
     def logits(self) -> torch.Tensor:
-        """What a host would say: it depends on the last token."""
+        """A stand-in for a host's logits, which depend on the last token."""
         seed = ([*self.prompt, *self.written][-1] << 8) + len(self.written)
         return torch.randn(1, VOCAB, generator=torch.Generator().manual_seed(seed)) * 2.0
 
@@ -102,7 +102,7 @@ def a_request(number: int, chance: random.Random) -> Request:
 
 
 class Engine:
-    """The plain model of vLLM's persistent batch: a list of requests, and what changed in it."""
+    """A reference model of vLLM's persistent batch: a list of requests and its changes."""
 
     def __init__(self, chance: random.Random) -> None:
         self.chance = chance
@@ -111,7 +111,7 @@ class Engine:
         self.made = 0
 
     def change(self) -> BatchUpdate | None:
-        """Remove, add into the gaps, fill the gaps that are left from the end, and swap a few."""
+        """Remove requests, add new ones into the gaps, fill remaining gaps from the end, and swap a few."""
         chance, slots = self.chance, list(self.batch)
         gone = [i for i in range(len(slots)) if chance.random() < 0.15]
         for i in gone:
@@ -148,7 +148,7 @@ class Engine:
 
 @pytest.mark.parametrize("settings", ['units = "token"', "", 'units = "token", sampler = "bias", m = 16'])
 @pytest.mark.parametrize("number", range(3))
-def test_whatever_happens_to_the_batch_every_request_is_marked_as_if_alone(
+def test_every_request_is_marked_as_if_alone_however_the_batch_changes(
     host, start, tmp_path, settings, number
 ) -> None:
     processor = start(settings=settings)
@@ -173,7 +173,7 @@ def test_whatever_happens_to_the_batch_every_request_is_marked_as_if_alone(
     assert seen > 40
 
 
-def test_a_row_whose_last_token_is_not_known_is_left_alone_for_that_step(start, caplog) -> None:
+def test_a_row_with_an_unknown_last_token_is_not_marked_in_that_step(start, caplog) -> None:
     processor = start()
     written = [7, -1]
     params = SamplingParams(seed=1)
@@ -213,7 +213,7 @@ def test_requests_without_a_seed_differ_on_one_rank_and_agree_on_several(start) 
         (SamplingParams(extra_args={"dewmark_kid": "acme"}), "unknown request parameter 'dewmark_kid'"),
     ],
 )
-def test_requests_that_cannot_be_marked_are_refused(start, params, message) -> None:
+def test_requests_that_cannot_be_marked_are_rejected(start, params, message) -> None:
     processor = start()
     with pytest.raises(ValueError, match="dewmark|dew ") as caught:
         processor.validate_params(params)
@@ -229,7 +229,7 @@ def test_a_bias_leaves_penalties_to_vllm(start) -> None:
     assert not processor.is_argmax_invariant()
 
 
-def test_schemes_and_engines_that_do_not_fit_are_refused_at_the_start(start) -> None:
+def test_unsuitable_schemes_and_engines_are_rejected_at_the_start(start) -> None:
     with pytest.raises(ConfigError, match="drafts of sentences"):
         start("semstamp", "")
     with pytest.raises(ConfigError, match="keeps a record"):
@@ -249,7 +249,7 @@ def test_no_key_is_logged(start, tmp_path, caplog) -> None:
     assert secret not in caplog.text + repr(vars(processor))
 
 
-def test_without_vllm_the_import_says_how_to_get_it(monkeypatch) -> None:
+def test_without_vllm_the_import_says_how_to_install_it(monkeypatch) -> None:
     monkeypatch.setitem(sys.modules, "vllm", None)
     monkeypatch.delitem(sys.modules, "dewmark.hosts.engines.vllm", raising=False)
     with pytest.raises(MissingExtraError, match=r"dewmark\[vllm\]"):

@@ -122,7 +122,7 @@ def p_values(key, texts: list[str], prompts: list[str]) -> list[float]:
     return [d.p_value for d in bound.detect_batch(texts, prompts=prompts)]
 
 
-def test_concurrent_requests_are_marked_each_with_its_own_key_or_not_at_all(server, keys) -> None:
+def test_concurrent_requests_are_marked_with_their_own_keys_or_not_at_all(server, keys) -> None:
     """Eight requests of each kind at once, in a cache that holds half of them: some are preempted.
 
     100 tokens of this configuration have z of about 7 (standard deviation about 1): p < 0.001 is z > 3.1. Of
@@ -161,7 +161,7 @@ def test_the_seed_repeats_a_text(server) -> None:
         ({"repetition_penalty": 1.3}, "repetition_penalty=1.3 would come after"),
     ],
 )
-def test_what_cannot_be_marked_is_answered_with_400(server, more, message) -> None:
+def test_requests_that_cannot_be_marked_get_status_400(server, more, message) -> None:
     status, text = ask(server, PROMPTS[0], **more)
     assert status == 400
     assert message in text

@@ -1,4 +1,4 @@
-"""Marking in transformers' own generate; greedy decoding and beam search if the mark needs sampling."""
+"""Marking in transformers' generate, which must sample if the scheme chooses the token."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MASK = torch.ones_like(IDS)
 
 @dataclass(frozen=True)
 class Chooser(Force):
-    """The forcing scheme, which says that it chooses the token."""
+    """The forcing scheme, declared to need the final distribution."""
 
     needs = Needs(final=True)
 
@@ -45,26 +45,26 @@ def generate(host, **options):
         ({"num_beams": 3, "do_sample": True}, "use num_beams=1 and do_sample=True"),
     ],
 )
-def test_transformers_generate_is_refused_before_it_starts(host, chooser, options, reason):
+def test_generate_without_sampling_is_rejected_before_it_starts(host, chooser, options, reason):
     with pytest.raises(ConfigError, match=reason) as error:
         generate(host, watermarking_config=WatermarkingConfig(chooser), **options)
     assert "\n" not in str(error.value)
     assert chooser.opened == []
 
 
-def test_sampling_goes_on(host, chooser):
+def test_sampling_is_accepted(host, chooser):
     config = WatermarkingConfig(chooser)
     written = generate(host, watermarking_config=config, do_sample=True, num_return_sequences=2)
     assert written[:, 2:].tolist() == [[9] * 3] * 4
 
 
-def test_a_bias_may_be_decoded_in_any_way(host, force):
+def test_a_bias_works_with_any_decoding(host, force):
     config = WatermarkingConfig(force(host.info, 9))
     for options in ({"do_sample": False}, {"num_beams": 2}):
         assert generate(host, watermarking_config=config, **options)[:, 2:].tolist() == [[9] * 3] * 2
 
 
-def test_a_choosing_processor_refuses_beams(host, chooser):
+def test_a_choosing_processor_rejects_beam_search(host, chooser):
     with pytest.raises(
         ConfigError, match="made for 2 prompts but is called with 6 rows.*num_beams=1"
     ) as error:
@@ -72,7 +72,7 @@ def test_a_choosing_processor_refuses_beams(host, chooser):
     assert "\n" not in str(error.value)
 
 
-def test_a_choosing_processor_refuses_greedy_decoding_and_outlives_transformers_own(host, chooser):
+def test_a_choosing_processor_rejects_temperature_0_but_survives_argmax(host, chooser):
     with pytest.raises(ConfigError, match="temperature must be positive, got 0"):
         chooser.processor(IDS, decoding=Decoding(temperature=0.0))
     # only the chosen token is finite, so that transformers' argmax takes it
@@ -80,7 +80,7 @@ def test_a_choosing_processor_refuses_greedy_decoding_and_outlives_transformers_
     assert written[:, 2:].tolist() == [[9] * 3] * 2
 
 
-def test_watermarking_config_marks_in_transformers_own_generate(host, force):
+def test_it_marks_in_transformers_generate(host, force):
     scheme = force(host.info, 9)
     config = WatermarkingConfig(scheme)
     inputs = {"input_ids": torch.tensor([[0, 4], [4, 60]]), "attention_mask": torch.tensor([[0, 1], [1, 1]])}
@@ -101,7 +101,7 @@ def test_a_scheme_is_a_logits_processor_too(host, force):
     assert marked[0, 2:].tolist() == [9, 9, 9]
 
 
-def test_watermarking_config_is_not_copied_and_gives_nothing_away(host, force):
+def test_it_is_not_copied_and_reveals_no_key(host, force):
     config = WatermarkingConfig(force(host.info, 9))
     assert copy.deepcopy(config) is config
     assert set(config.to_dict()) == {"scheme", "config_hash"}
@@ -110,7 +110,7 @@ def test_watermarking_config_is_not_copied_and_gives_nothing_away(host, force):
     assert dict(config) == config.to_dict()
 
 
-def test_watermarking_config_refuses_another_vocabulary_and_what_is_no_scheme(force):
+def test_it_rejects_another_vocabulary_and_unbound_schemes(force):
     other = force(FakeHost(64).info)
     model, _ = tiny_model(128)
     with pytest.raises(VocabularyError, match="64 ids"):

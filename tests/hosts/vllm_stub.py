@@ -42,7 +42,7 @@ class SamplingParams:
 
 
 def processor_module(monkeypatch) -> ModuleType:
-    """`dewmark.hosts.engines.vllm`, imported over these classes and forgotten after the test."""
+    """`dewmark.hosts.engines.vllm`, imported with these classes and removed after the test."""
     module = ModuleType(_NAME)
     module.LogitsProcessor, module.MoveDirectionality = LogitsProcessor, MoveDirectionality
     parts = _NAME.split(".")
@@ -56,7 +56,7 @@ def processor_module(monkeypatch) -> ModuleType:
 
 
 def engine_config(model: str, vocab: int, *, asynchronous: bool = False, given: bool = True, ranks: int = 1):
-    """What the processor reads of a VllmConfig."""
+    """The part of a VllmConfig that the processor reads."""
     return SimpleNamespace(
         scheduler_config=SimpleNamespace(async_scheduling=asynchronous),
         parallel_config=SimpleNamespace(world_size=ranks),

@@ -1,0 +1,102 @@
+"""Saved detectors: the same verdicts without weights, private files, clear errors for broken ones."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import stat
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tests.fakes import PAPER
+
+import dewmark
+from dewmark.errors import (
+    ArtifactError,
+    ModelError,
+    StorageError,
+)
+from dewmark.hosts.fake import FakeHost, tiny_model
+
+PROMPT = " the old bridge over the river"
+SECRET = bytes(range(7, 39))
+
+
+def make_watermark(**settings: object) -> dewmark.Watermark:
+    """DEW as the paper has it, with a strong bias, on the tiny host."""
+    settings = {**PAPER, "lambda": 3.0, **settings}
+    return dewmark.Watermark(FakeHost(400), key=dewmark.Key(SECRET), settings=settings)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"context_encoding": "window"},
+        {"context_encoding": "window", "whiten_contexts": False},
+        {"mode": "token_only"},
+        {"mode": "neither"},
+    ],
+)
+def test_a_saved_detector_agrees_without_weights(bag_encoder, tmp_path, settings) -> None:
+    watermark = make_watermark(**settings)
+    scheme = watermark.scheme
+    text = watermark.generate(PROMPT, max_new_tokens=100, min_new_tokens=100, seed=1).text
+    texts = [text, PROMPT * 12]
+    watermark.detector().save(tmp_path / "detector")
+    assert not list((tmp_path / "detector").rglob("*.safetensors"))
+    for file in (tmp_path / "detector").rglob("*"):
+        assert stat.S_IMODE(file.stat().st_mode) & 0o077 == 0, file
+        assert file.is_dir() or SECRET not in file.read_bytes()
+        assert file.is_dir() or SECRET.hex().encode() not in file.read_bytes()
+    detector = dewmark.Detector.load(tmp_path / "detector")
+    assert detector.scheme.fingerprint == scheme.fingerprint
+    for ours, theirs in zip(detector.detect_batch(texts), scheme.detect_batch(texts), strict=True):
+        assert ours.p_value == pytest.approx(theirs.p_value, rel=1e-6)
+        assert ours.tokens == theirs.tokens
+    assert detector.detect(text).is_marked
+    assert watermark.locate(text).passages == detector.locate(text).passages
+
+
+@pytest.fixture
+def saved(bag_encoder, tmp_path) -> Path:
+    make_watermark().detector().save(tmp_path / "detector")
+    return tmp_path / "detector"
+
+
+def test_broken_detectors_are_rejected(saved, tmp_path) -> None:
+    with pytest.raises(StorageError, match="already exists"):
+        make_watermark().detector().save(saved)
+    with pytest.raises(ArtifactError, match="not a detector"):
+        dewmark.Detector.load(tmp_path / "none")
+    table = saved / "state" / "fold_product.npy"
+    good = table.read_bytes()
+    table.write_bytes(good[:-8] + b"\x00" * 8)
+    with pytest.raises(ArtifactError, match=r"fold_product\.npy is corrupt"):
+        dewmark.Detector.load(saved)
+    table.unlink()
+    with pytest.raises(ArtifactError, match="missing"):
+        dewmark.Detector.load(saved)
+    table.write_bytes(good)
+    index = json.loads((saved / "detector.json").read_text())
+    (saved / "detector.json").write_text(json.dumps({**index, "format": 99}))
+    with pytest.raises(ArtifactError, match="format"):
+        dewmark.Detector.load(saved)
+    (saved / "detector.json").write_text("{")
+    with pytest.raises(ArtifactError, match="corrupt"):
+        dewmark.Detector.load(saved)
+
+
+def test_a_detector_with_another_tokenizer_is_rejected(saved, tmp_path) -> None:
+    _, other = tiny_model(300, kind="bytes")
+    shutil.rmtree(saved / "tokenizer")
+    other.save_pretrained(saved / "tokenizer")
+    with pytest.raises(ModelError, match="not the one"):
+        dewmark.Detector.load(saved)
+
+
+def test_tables_are_shared_memory_maps(saved) -> None:
+    bound = dewmark.Detector.load(saved).scheme
+    assert isinstance(bound.reader.token_rows, np.memmap)
+    assert not bound.reader.token_rows.flags.writeable
