@@ -1,3 +1,5 @@
+"""Prompts and human-written texts."""
+
 from __future__ import annotations
 
 import json
@@ -9,7 +11,7 @@ from dewmark.hosts.fake import FakeHost
 from dewmark.lab.prompts import held_out, human_texts, openings, prompt_texts, source_identity, truncate
 
 
-def test_openings_are_taken_in_order_and_not_twice():
+def test_openings_are_used_in_order_and_once():
     every = openings()
     assert prompt_texts("openings", 5) == every[:5]
     assert len({row["id"] for row in every}) == len(every) >= 300
@@ -17,7 +19,7 @@ def test_openings_are_taken_in_order_and_not_twice():
         prompt_texts("openings", len(every) + 1)
 
 
-def test_a_long_corpus_repeats_openings_and_leaves_some_out():
+def test_a_long_corpus_repeats_openings_and_holds_some_out():
     corpus = prompt_texts("openings-again", 2000)
     assert len({row["id"] for row in corpus}) == 2000
     kept = held_out("openings-again", 100, beside=2000)
@@ -26,7 +28,7 @@ def test_a_long_corpus_repeats_openings_and_leaves_some_out():
         held_out("openings-again", 101, beside=10)
 
 
-def test_prompts_of_a_file(tmp_path):
+def test_prompts_from_a_file(tmp_path):
     file = tmp_path / "mine.jsonl"
     file.write_text(
         '{"prompt": "the river", "id": 7}\n{"text": "the sea"}\n{"prompt": " "}\n', encoding="utf-8"
@@ -44,7 +46,7 @@ def test_prompts_of_a_file(tmp_path):
         prompt_texts(str(file), 1)
 
 
-def test_texts_are_cut_after_whole_tokens():
+def test_texts_are_truncated_after_whole_tokens():
     tokenizer = FakeHost().tokenizer
     rows = truncate(
         [{"id": "a", "text": "the river and the sea"}, {"id": "b", "text": "rain"}], tokenizer, tokens=3
@@ -52,8 +54,8 @@ def test_texts_are_cut_after_whole_tokens():
     assert [row["text"] for row in rows] == ["the river and", "rain"]
 
 
-def test_short_and_repeated_texts_of_people_are_left_out(tmp_path):
-    file, long = tmp_path / "people.jsonl", "the river and the sea " * 10
+def test_short_and_repeated_human_texts_are_left_out(tmp_path):
+    file, long = tmp_path / "human.jsonl", "the river and the sea " * 10
     texts = [long, "too short", long, long + "again"]
     file.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts), encoding="utf-8")
     found = human_texts(str(file), FakeHost().tokenizer, tokens=8, number=10)

@@ -1,3 +1,5 @@
+"""Perplexity, diversity and kept words."""
+
 from __future__ import annotations
 
 import math

@@ -1,3 +1,5 @@
+"""Timing of schemes in rounds."""
+
 from __future__ import annotations
 
 import pytest

@@ -1,3 +1,5 @@
+"""Recipes: the packaged ones, selections of rows and stages, and files of the user."""
+
 from __future__ import annotations
 
 import pytest
@@ -19,7 +21,7 @@ def every_recipe():
 
 
 @pytest.mark.parametrize(("table", "profile"), every_recipe())
-def test_shipped_recipes_are_whole(table, profile):
+def test_packaged_recipes_are_complete(table, profile):
     recipe = load_recipe(table, profile=profile)
     assert recipe.seeds == 3
     assert recipe.decoding.max_new_tokens == 200
@@ -37,7 +39,7 @@ def test_the_main_table_has_the_rows_of_the_paper():
     assert labels == {"dew-paper-2.0", "dew-paper-2.5", *PAPER}
 
 
-def test_groups_and_labels_choose_rows_in_order():
+def test_groups_and_labels_select_rows_in_order():
     recipe = load_recipe("main", profile="local")
     chosen = [entry.label for entry in recipe.narrowed(schemes=["synthid", "dew", "kgw"]).schemes]
     assert (chosen[0], chosen[-1]) == ("synthid", "kgw")
@@ -46,13 +48,13 @@ def test_groups_and_labels_choose_rows_in_order():
     assert everything == recipe.schemes
 
 
-def test_a_row_that_is_added_gets_the_settings_of_the_profile():
+def test_added_rows_get_the_profile_s_settings():
     paper = load_recipe("main", profile="paper").narrowed(schemes=["dew-white-2.0", "dew-paper-2.0"])
     assert all("mpnet" in str(entry.settings["encoder"]) for entry in paper.schemes)
     assert paper.schemes[0].settings["whiten_contexts"] is True
 
 
-def test_names_that_nobody_knows_are_refused():
+def test_unknown_names_are_rejected():
     recipe = load_recipe("main", profile="local")
     for wrong in ({"schemes": ["kgv"]}, {"attacks": ["delete"]}, {"stages": ["scores"]}):
         with pytest.raises(UnknownNameError, match="did you mean"):
@@ -63,12 +65,12 @@ def test_names_that_nobody_knows_are_refused():
         load_recipe("main", profile="lokal")
 
 
-def test_what_no_package_carries_is_told_in_one_line():
+def test_a_profile_without_the_model_says_so():
     with pytest.raises(ConfigError, match="DIPPER is an 11B model"):
         load_recipe("dipper", profile="local")
 
 
-def test_a_recipe_of_ones_own(tmp_path):
+def test_a_recipe_file_of_the_user(tmp_path):
     file = tmp_path / "mine.yaml"
     file.write_text(
         "base: main\n"

@@ -1,6 +1,8 @@
-"""A training that is killed gives the same bytes in the end."""
+"""The training loop: a killed training ends with the same bytes."""
 
 from __future__ import annotations
+
+import dataclasses
 
 import numpy as np
 import pytest
@@ -35,7 +37,7 @@ def job(tmp_path):
 
 
 class Line(TorchLearner):
-    """Fits a line with momentum (state in the optimizer) to points that each step draws."""
+    """Fits a line with Adam, whose state must be restored, to random points of each step."""
 
     def __init__(self, stop_at: int | None = None) -> None:
         self.net = torch.nn.Linear(3, 1)
@@ -76,7 +78,7 @@ def test_a_killed_training_ends_in_the_same_bytes(job, monkeypatch, stop_at):
     assert weights(rest) == weights(whole)
 
 
-def test_a_finished_training_takes_no_step_again(job):
+def test_a_finished_training_takes_no_more_steps(job):
     done = Line()
     loss = run_steps(done, job, steps=STEPS)
     again = Line()
@@ -85,16 +87,14 @@ def test_a_finished_training_takes_no_step_again(job):
     assert weights(again) == weights(done)
 
 
-def test_another_job_s_checkpoint_is_not_taken(job):
-    import dataclasses
-
+def test_another_job_s_checkpoint_is_ignored(job):
     run_steps(Line(), job, steps=STEPS)
     other = Line()
     run_steps(other, dataclasses.replace(job, seed=1), steps=STEPS)
     assert other.taken == list(range(STEPS))
 
 
-def test_a_loss_that_is_no_number_stops_the_training(job):
+def test_a_loss_of_nan_stops_the_training(job):
     class Broken(Line):
         def step(self, index: int) -> float:
             return float("nan")
@@ -108,9 +108,7 @@ def test_training_lowers_the_loss(job):
     assert run_steps(Line(), job, steps=200, name="long") < 0.2 * first
 
 
-def test_kept_arrays_are_made_once_per_job(job):
-    import dataclasses
-
+def test_cached_arrays_are_made_once_per_job(job):
     made = []
 
     def make() -> dict[str, np.ndarray]:

@@ -1,4 +1,4 @@
-"""Training of SemStamp and k-SemStamp on the bag encoder: pairs, the map, clusters, resuming."""
+"""Training of SemStamp and k-SemStamp on a bag-of-words encoder: pairs, the map, clusters, resuming."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ WORDS += ["silver", "evening", "morning"]
 
 @pytest.fixture
 def texts(tmp_path: Path) -> Path:
-    """30 texts of four sentences, JSONL; half of them with a paraphrase that says it in another order."""
+    """30 texts of four sentences as JSONL, half of them with a paraphrase in another order."""
     source, rows = random.Random(0), []
     for number in range(30):
         parts = [source.sample(WORDS, 7) for _ in range(4)]
@@ -72,7 +72,7 @@ def job(texts: Path, tmp_path: Path, bag_encoder: BagEncoder):
     return make
 
 
-def test_made_pairs_keep_some_of_the_words_and_no_others() -> None:
+def test_synthetic_pairs_only_drop_and_reorder_words() -> None:
     sentence = "The old bridge, which was high, held all winter."
     pairs = synthetic_pairs([f"{sentence} Short one. {sentence}"], seed=0)
     assert pairs.sentences == [sentence] * 3
@@ -84,7 +84,7 @@ def test_made_pairs_keep_some_of_the_words_and_no_others() -> None:
     assert synthetic_pairs([sentence], seed=0) == synthetic_pairs([sentence], seed=0)
 
 
-def test_given_pairs_are_matched_by_what_they_share(texts: Path) -> None:
+def test_pairs_from_a_file_are_matched_by_shared_words(texts: Path) -> None:
     pairs = file_pairs(texts)
     assert len(pairs) > 40  # of 60
     for sentence, paraphrase in zip(pairs.sentences, pairs.paraphrases, strict=True):
@@ -92,14 +92,14 @@ def test_given_pairs_are_matched_by_what_they_share(texts: Path) -> None:
         assert len(shared) >= 4
 
 
-def test_a_paraphrase_must_be_text(tmp_path: Path) -> None:
+def test_a_paraphrase_must_be_a_string(tmp_path: Path) -> None:
     file = tmp_path / "bad.jsonl"
     file.write_text('{"text": "A river.", "paraphrase": 3}\n', encoding="utf-8")
     with pytest.raises(InputError, match='line 1: "text" and "paraphrase"'):
         file_pairs(file)
 
 
-def test_training_brings_paraphrases_nearer(
+def test_training_brings_paraphrases_closer(
     job, tmp_path: Path, bag_encoder: BagEncoder, texts: Path
 ) -> None:
     artifact, report = train_artifact(TRAINERS["semstamp"], job("semstamp", steps=150))
@@ -110,8 +110,8 @@ def test_training_brings_paraphrases_nearer(
     pairs = file_pairs(texts)
     left, right = (encode(bag_encoder, side) for side in (pairs.sentences, pairs.paraphrases))
     trained = np.sum(adapt(left, **arrays) * adapt(right, **arrays), axis=1)
-    stranger = np.sum(adapt(left, **arrays) * adapt(np.roll(right, 7, axis=0), **arrays), axis=1)
-    assert trained.mean() > stranger.mean() + 0.3
+    unrelated = np.sum(adapt(left, **arrays) * adapt(np.roll(right, 7, axis=0), **arrays), axis=1)
+    assert trained.mean() > unrelated.mean() + 0.3
     scheme = SCHEMES["semstamp"]().with_settings({"artifact": str(artifact.path)})
     bound = scheme.bind(Key(bytes(32)), tiny_host().info, Workspace(cache=tmp_path / "cache"))
     assert bound.artifact_identity == artifact.identity
@@ -137,15 +137,15 @@ def test_a_stopped_training_ends_with_the_same_bytes(job, monkeypatch: pytest.Mo
     assert resumed.card["training"]["texts"]["number"] == 30
 
 
-def test_too_little_text_is_refused(job, tmp_path: Path) -> None:
+def test_too_little_text_is_rejected(job, tmp_path: Path) -> None:
     file = tmp_path / "little.txt"
     file.write_text("One short text of seven words only.", encoding="utf-8")
     with pytest.raises(InputError, match="3 pairs of sentences, 60 are needed"):
         train_artifact(TRAINERS["semstamp"], job("semstamp", file=file, out="little"))
 
 
-def test_k_means_finds_clusters_that_are_there() -> None:
-    """Eight directions with noise a tenth of their size: every point comes back to its own."""
+def test_k_means_recovers_clusters() -> None:
+    """Eight directions with 10% noise: every point is assigned to its own."""
     rng = np.random.default_rng(0)
     truth = rng.integers(8, size=400)
     rows = np.eye(8, 16)[truth] + 0.1 * rng.normal(size=(400, 16)) / 4.0

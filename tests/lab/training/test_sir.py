@@ -1,4 +1,4 @@
-"""SIR's losses and training, on synthetic contexts; the command is in tests/cli/test_train.py."""
+"""SIR's losses and training on synthetic contexts."""
 
 from __future__ import annotations
 
@@ -13,28 +13,28 @@ def unit(rows):
 
 
 class TestLosses:
-    def test_signs_that_follow_the_meaning_cost_nothing(self):
-        """Two topics, outputs ±1 by topic and balanced: cosines are ±1 and so are the targets."""
+    def test_signs_that_follow_the_topic_have_no_loss(self):
+        """Two topics with balanced outputs of ±1: cosines and targets are ±1."""
         topics = torch.tensor([0, 1] * 4)
         e = torch.nn.functional.one_hot(topics, 2).float()
         pattern = torch.tensor([1.0, -1.0, 1.0, -1.0])
         T = torch.where(topics[:, None] == 0, pattern, -pattern)
-        likeness, balance, off_zero = losses(e, e, T, T)
-        # cosines are 1 and 0 in equal number; torch's median is the lower one, whose target is 0
+        similarity, balance, off_zero = losses(e, e, T, T)
+        # half of the cosines are 1, half 0; torch's median is the lower one, whose target is 0
         assert float(balance) == 0.0
         assert float(off_zero) == 0.0
-        assert abs(float(likeness) - 0.5) < 1e-6
+        assert abs(float(similarity) - 0.5) < 1e-6
 
     def test_one_sided_outputs_are_unbalanced(self):
         e, T = torch.eye(4), torch.ones(4, 6)
         assert abs(float(losses(e, e, T, T)[1]) - 0.2) < 1e-6
 
-    def test_outputs_near_zero_cost(self):
+    def test_outputs_near_zero_have_a_loss(self):
         e, T = torch.eye(4), torch.zeros(4, 6)
         assert abs(float(losses(e, e, T, T)[2]) - 0.05) < 1e-6
 
 
-def test_training_makes_like_contexts_alike_and_others_not():
+def test_training_aligns_similar_contexts_only():
     rng = np.random.default_rng(0)
     topics = rng.normal(size=(60, 20))
     groups = np.repeat(np.arange(60), 3)
@@ -48,7 +48,7 @@ def test_training_makes_like_contexts_alike_and_others_not():
     assert abs(found["other_texts"]) < 0.1
 
 
-def test_contexts_are_whole_chunks_and_many_languages():
+def test_contexts_are_whole_chunks_in_many_languages():
     texts = [" ".join(f"w{i}" for i in range(10 * n + 7)) for n in range(1, 41)]
     contexts, groups = contexts_of(texts, seed=0)
     assert len(contexts) == len(groups)

@@ -1,3 +1,5 @@
+"""Training texts from a file or from the host."""
+
 from __future__ import annotations
 
 import dataclasses
@@ -12,7 +14,7 @@ from dewmark.workspace import silent
 
 
 class CountingHost:
-    """The tiny host; says how many texts it was asked for, and may be killed."""
+    """The tiny host; counts the texts it writes, and can be interrupted."""
 
     def __init__(self, stop_after: int = 10**9) -> None:
         self.written = 0
@@ -31,7 +33,7 @@ def texts_of(host, cache, *, seed=0):
     return HostTexts(tiny_host().info, lambda: host, cache=cache, seed=seed, progress=silent)
 
 
-def test_the_host_writes_once_and_the_cache_serves_later(tmp_path):
+def test_the_host_s_texts_are_cached(tmp_path):
     host = CountingHost()
     first = texts_of(host, tmp_path).take(20, least=20)
     assert len(first) == 20
@@ -43,7 +45,7 @@ def test_the_host_writes_once_and_the_cache_serves_later(tmp_path):
     assert host.written == 64
 
 
-def test_texts_continue_the_openings_and_differ_by_seed(tmp_path):
+def test_texts_complete_the_openings_and_differ_by_seed(tmp_path):
     first, other = (texts_of(CountingHost(), tmp_path, seed=seed).take(16, least=16) for seed in (0, 100))
     assert first != other
     assert [text[:12] for text in first] == [text[:12] for text in other]  # the same openings
@@ -52,7 +54,7 @@ def test_texts_continue_the_openings_and_differ_by_seed(tmp_path):
 @pytest.mark.parametrize(
     "damage", [b"", b'{"text": "cut sh', b'{"text": "whole line of an unfinished batch"}\n']
 )
-def test_a_killed_run_goes_on_to_the_same_texts(tmp_path, damage):
+def test_a_killed_run_resumes_to_the_same_texts(tmp_path, damage):
     whole = texts_of(CountingHost(), tmp_path / "whole").take(96, least=96)
     with pytest.raises(KeyboardInterrupt):
         texts_of(CountingHost(stop_after=32), tmp_path / "killed").take(96, least=96)
@@ -74,7 +76,7 @@ class TestFiles:
             assert texts.take(100, least=2) == ["one", "two"]
             assert texts.option == path.name
 
-    def test_too_few_texts_are_refused(self, tmp_path):
+    def test_too_few_texts_are_rejected(self, tmp_path):
         path = tmp_path / "a.txt"
         path.write_text("one\n\ntwo")
         with pytest.raises(InputError, match=r"2 distinct texts, at least 3"):
@@ -87,6 +89,6 @@ class TestFiles:
         path.write_text("two")
         assert FileTexts(path).identity != first
 
-    def test_what_is_no_file_is_refused(self, tmp_path):
+    def test_a_missing_file_is_rejected(self, tmp_path):
         with pytest.raises(InputError, match="cannot read"):
             FileTexts(tmp_path / "none.jsonl")

@@ -1,4 +1,4 @@
-"""Training of TS and ATW on the tiny host: what a step follows, what comes out, and who can use it."""
+"""Training of TS and ATW on the tiny host: losses, artifacts, and their use by the schemes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from dewmark.workspace import Workspace, silent
 
 @pytest.fixture
 def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bag_encoder: BagEncoder):
-    """Makes the job of one scheme: 24 texts of topics, 60 words each."""
+    """Makes a scheme's job: 24 texts of 60 words, each with its own topic."""
     monkeypatch.setattr(ts, "TEXTS", 24)
     monkeypatch.setattr(ts, "LENGTH", 40)
     monkeypatch.setattr(atw, "TEXTS", 24)
@@ -54,8 +54,8 @@ def trained(job: Job) -> tuple[Artifact, dict[str, float]]:
     return train_artifact(TRAINERS[job.scheme], job)
 
 
-def test_min_norm_is_the_shortest_vector_between_two_gradients() -> None:
-    """Perpendicular to their difference where it lies between them, and an end where it does not."""
+def test_min_norm_gives_the_shortest_convex_combination() -> None:
+    """No point of the segment between them is shorter."""
     draw = torch.Generator().manual_seed(0)
     for _ in range(20):
         a, b = (torch.randn(6, dtype=torch.float64, generator=draw) for _ in range(2))
@@ -70,7 +70,7 @@ def test_min_norm_is_the_shortest_vector_between_two_gradients() -> None:
 
 
 def test_ts_trains_and_the_scheme_uses_it(job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ts, "RATE", 1e-2)  # a dozen steps are to show
+    monkeypatch.setattr(ts, "RATE", 1e-2)  # a dozen steps must show an effect
     artifact, report = trained(job("ts", 12))
     assert {name: array.shape for name, array in artifact.arrays.items()} == {
         f"{net}.{part}": shape
@@ -79,16 +79,16 @@ def test_ts_trains_and_the_scheme_uses_it(job, tmp_path: Path, monkeypatch: pyte
     }
     assert report["gamma_at_start"] == pytest.approx(0.25, abs=0.01)
     assert report["delta_at_start"] == pytest.approx(2.0, abs=0.05)
-    assert report["gamma_deviation"] > 2.0 * report["gamma_deviation_at_start"]  # tokens differ now
-    assert report["cosine"] > report["cosine_at_start"]  # the loss with the smaller gradient leads in MGDA
+    assert report["gamma_deviation"] > 2.0 * report["gamma_deviation_at_start"]  # γ now depends on the token
+    assert report["cosine"] > report["cosine_at_start"]  # MGDA favours the loss with the smaller gradient
     scheme = SCHEMES["ts"]().with_settings({"artifact": str(artifact.path)})
     bound = scheme.bind(Key(bytes(32)), tiny_host().info, Workspace(cache=tmp_path / "cache"))
     assert bound.artifact_identity == artifact.identity
     assert bound.parameters.gamma[:-1].std() > 0.0
 
 
-def test_ts_losses_pull_against_each_other(job) -> None:
-    """A larger δ is easier to detect and changes more words; a larger z at the same δ needs a smaller γ."""
+def test_ts_losses_conflict(job) -> None:
+    """A larger δ is easier to detect and changes more words."""
     one = job("ts", 1)
     kept = ts._candidates(one, one.texts_for(24))
     material = ts._Material.of(one, kept, torch.device("cpu"))
@@ -104,8 +104,8 @@ def test_ts_losses_pull_against_each_other(job) -> None:
     assert abs(judged(-1.5, -20.0)["z"]) < 1.0
 
 
-def test_atw_trains_like_to_like(job, tmp_path: Path) -> None:
-    """Signs of two views agree more than before training, and different texts' signs stay uncorrelated."""
+def test_atw_training_aligns_views_of_a_text(job, tmp_path: Path) -> None:
+    """Signs of two views agree more than before, and those of different texts stay uncorrelated."""
     _, before = trained(job("atw", 1, "short"))
     artifact, after = trained(job("atw", 60))
     assert after["views_agree"] > max(before["views_agree"], 0.85)
@@ -117,8 +117,8 @@ def test_atw_trains_like_to_like(job, tmp_path: Path) -> None:
     assert bound.halves.semantics.outputs == 384
 
 
-def test_the_scheme_reads_the_network_that_was_trained(bag_encoder: BagEncoder) -> None:
-    """numpy and torch give the same signs, but for outputs that half precision moves across 0."""
+def test_the_scheme_computes_the_trained_network(bag_encoder: BagEncoder) -> None:
+    """numpy and torch give the same signs, except where half precision moves an output across 0."""
     network = atw.SignNetwork(bag_encoder.dim, seed=3)
     table = np.zeros((tiny_host().info.vocab_size, bag_encoder.dim), dtype=np.float16)
     semantics = SemanticMap.of(table, network.arrays(), "test", tiny_host().info)
@@ -142,7 +142,7 @@ def test_atw_losses_vanish_where_they_should() -> None:
 
 
 @pytest.mark.parametrize("scheme", ["ts", "atw"])
-def test_texts_that_are_too_short_are_refused(job, scheme: str, tmp_path: Path, monkeypatch) -> None:
+def test_short_texts_are_rejected(job, scheme: str, tmp_path: Path, monkeypatch) -> None:
     file = tmp_path / "short.txt"
     file.write_text("\n\n".join(f" the {word}" for word in ("old", "new", "sea")), encoding="utf-8")
     monkeypatch.setattr({"ts": ts, "atw": atw}[scheme], "TEXTS", 3)
