@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import dewmark
-from dewmark.hosts.fake import FakeHost
 from dewmark.workspace import Progress
 
 
@@ -47,6 +46,8 @@ class Swap(dewmark.Attack):
 
 
 if __name__ == "__main__":
+    from dewmark.hosts.fake import FakeHost  # a tiny model with random weights
+
     dewmark.ATTACKS.register("swap", Swap)
     wm = dewmark.Watermark(FakeHost(), key=dewmark.Key.generate(), scheme="kgw")
     text = wm.generate("the old bridge", max_new_tokens=200, min_new_tokens=200, seed=1).text

@@ -15,7 +15,6 @@ from collections.abc import Sequence
 import numpy as np
 
 import dewmark
-from dewmark.hosts.fake import FakeHost
 
 
 class CharacterNgrams(dewmark.Encoder):
@@ -41,6 +40,8 @@ class CharacterNgrams(dewmark.Encoder):
 
 
 if __name__ == "__main__":
+    from dewmark.hosts.fake import FakeHost  # a tiny model with random weights
+
     dewmark.ENCODERS.register("ngrams", CharacterNgrams)
     wm = dewmark.Watermark(FakeHost(), key=dewmark.Key.generate(), settings={"encoder": "ngrams"})
     text = wm.generate("the old bridge", max_new_tokens=200, min_new_tokens=200, seed=1).text

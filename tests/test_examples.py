@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import json
-import os
 import re
 import runpy
 import shutil
-import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 import dewmark
 import dewmark.testing
+from dewmark import registry
 
 ROOT = Path(__file__).parent.parent
 EXAMPLES = ROOT / "examples"
@@ -33,8 +32,8 @@ bigrams = own_host:Bigrams
 @pytest.fixture
 def run(monkeypatch, capsys):
     """Runs an example as a script, in this process; names that it registers are forgotten afterwards."""
-    for registry in (dewmark.ATTACKS, dewmark.ENCODERS, dewmark.HOSTS):
-        monkeypatch.setattr(registry, "_registered", dict(registry._registered))
+    for table in (dewmark.ATTACKS, dewmark.ENCODERS, dewmark.HOSTS):
+        monkeypatch.setattr(table, "_registered", dict(table._registered))
 
     def run_example(name: str) -> str:
         runpy.run_path(str(EXAMPLES / name), run_name="__main__")
@@ -78,28 +77,28 @@ def test_an_example_is_short(path: Path) -> None:
     assert len(lines) <= (120 if path.stem == "own_host" else 70)
 
 
-def test_entry_points_publish_all_four(tmp_path: Path) -> None:
-    """A package with these entry points is found by a fresh interpreter, without any registration."""
+@pytest.fixture
+def installed(tmp_path: Path, monkeypatch) -> Iterator[None]:
+    """A package with the four examples and their entry points, as pip would install it."""
     for path in EXAMPLES.glob("own_*.py"):
         shutil.copy(path, tmp_path)
     package = tmp_path / "my_package-1.0.dist-info"
     package.mkdir()
     (package / "METADATA").write_text("Metadata-Version: 2.1\nName: my-package\nVersion: 1.0\n")
     (package / "entry_points.txt").write_text(ENTRY_POINTS)
-    program = """
-import json, dewmark
-host = dewmark.load_host("bigrams")
-scheme = dewmark.load_scheme("halves", key=dewmark.Key(bytes(32)), host="bigrams", strength=3)
-print(json.dumps([
-    host.name,
-    scheme.scheme.to_dict(),
-    dewmark.load_attack("swap", r=1).apply(["one two"], seeds=[1]),
-    list(dewmark.load_encoder("ngrams").encode(["a word"]).shape),
-]))
-"""
-    folders = os.pathsep.join(map(str, (ROOT / "src", tmp_path)))
-    environment = {**os.environ, "PYTHONPATH": folders, "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-c", program]
-    done = subprocess.run(command, check=False, capture_output=True, text=True, env=environment)
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout) == ["bigrams", {"strength": 3.0}, ["two one"], [1, 128]]
+    monkeypatch.syspath_prepend(tmp_path)
+    registry._published.cache_clear()
+    yield
+    registry._published.cache_clear()
+    for path in EXAMPLES.glob("own_*.py"):
+        sys.modules.pop(path.stem, None)
+
+
+def test_entry_points_publish_all_four(installed) -> None:
+    host = dewmark.load_host("bigrams")
+    assert host.name == "bigrams"
+    scheme = dewmark.load_scheme("halves", key=dewmark.Key(bytes(32)), host="bigrams", strength=3)
+    assert scheme.scheme.to_dict() == {"strength": 3.0}
+    assert scheme.host.vocab_size == host.info.vocab_size
+    assert dewmark.load_attack("swap", r=1).apply(["one two"], seeds=[1]) == ["two one"]
+    assert dewmark.load_encoder("ngrams").encode(["a word"]).shape == (1, 128)

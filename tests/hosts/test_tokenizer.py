@@ -167,11 +167,11 @@ def test_begin_of_text_is_added_if_the_model_needs_it(tokenizer):
     assert tokenizer.encode_prompts([" the", "", "<bos> the"], needs_bos=True) == [[1, *the], [1], [1, *the]]
 
 
-def test_a_megabyte_of_text(tokenizer):
-    text = (TEXT * 40_000)[: 1 << 20]
+def test_a_long_text_is_not_truncated(tokenizer):
+    text = (TEXT * 10_000)[: 1 << 18]
     tokenized = tokenizer.encode([text])[0]
     assert tokenized.offsets[-1][1] == len(text)
-    assert len(tokenized.ids) > 100_000
+    assert len(tokenized.ids) > 25_000
 
 
 def test_invalid_unicode_is_rejected(tokenizer):

@@ -22,11 +22,12 @@ def load_host(
     name: str, *, device: str = "auto", dtype: str = "auto", progress: Progress | None = None
 ) -> Host:
     """Load a host: a registered name, a local folder or .gguf file, or a hub id (``owner/model``)."""
+    if _is_published(name):
+        host: Host = HOSTS[name](name, device=device, dtype=dtype, progress=progress)
+        return host
     from dewmark.hosts.transformers import model
 
-    load = HOSTS[name] if _is_published(name) else model.load_host
-    host: Host = load(name, device=device, dtype=dtype, progress=progress)
-    return host
+    return model.load_host(name, device=device, dtype=dtype, progress=progress)
 
 
 def host_info(name: str, *, progress: Progress | None = None) -> HostInfo:
