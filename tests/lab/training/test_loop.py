@@ -7,15 +7,11 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
-from tests.fakes import BagEncoder
+from tests.lab.training.conftest import tiny_job
 
 from dewmark.errors import NumericalError
 from dewmark.lab.training import loop
-from dewmark.lab.training.job import Job
 from dewmark.lab.training.loop import TorchLearner, generator, rng, run_steps
-from dewmark.lab.training.texts import FileTexts
-from dewmark.testing.trial import tiny_host
-from dewmark.workspace import silent
 
 STEPS = 12
 
@@ -24,16 +20,7 @@ STEPS = 12
 def job(tmp_path):
     texts = tmp_path / "texts.txt"
     texts.write_text("one text\n\nanother text\n")
-    host = tiny_host()
-    return Job(
-        scheme="sir",
-        info=host.info,
-        open_host=lambda: host,
-        encoder=BagEncoder(),
-        texts=FileTexts(texts),
-        out=tmp_path / "out",
-        progress=silent,
-    )
+    return tiny_job("sir", texts, tmp_path / "out")
 
 
 class Line(TorchLearner):

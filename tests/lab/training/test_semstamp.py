@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from tests.fakes import BagEncoder
+from tests.lab.training.conftest import tiny_job
 
 from dewmark.baselines.sentence.sentence_space import adapt, encode
 from dewmark.core.keys import Key
@@ -17,10 +18,9 @@ from dewmark.lab.training import semstamp
 from dewmark.lab.training.job import Job, train_artifact
 from dewmark.lab.training.ksemstamp import cosine_k_means
 from dewmark.lab.training.semstamp import file_pairs, synthetic_pairs
-from dewmark.lab.training.texts import FileTexts
 from dewmark.registry import SCHEMES, TRAINERS
 from dewmark.testing.trial import tiny_host
-from dewmark.workspace import Workspace, silent
+from dewmark.workspace import Workspace
 
 WORDS = [
     "river",
@@ -57,17 +57,7 @@ def texts(tmp_path: Path) -> Path:
 @pytest.fixture
 def job(texts: Path, tmp_path: Path, bag_encoder: BagEncoder):
     def make(scheme: str, *, steps: int = 30, out: str = "out", file: Path = texts) -> Job:
-        return Job(
-            scheme=scheme,
-            info=tiny_host().info,
-            open_host=tiny_host,
-            encoder=bag_encoder,
-            texts=FileTexts(file),
-            out=tmp_path / out,
-            progress=silent,
-            device="cpu",
-            steps=steps,
-        )
+        return tiny_job(scheme, file, tmp_path / out, steps=steps)
 
     return make
 

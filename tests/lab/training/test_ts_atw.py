@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from tests.fakes import BagEncoder
+from tests.lab.training.conftest import tiny_job
 
 from dewmark.artifacts import Artifact
 from dewmark.baselines.learned.atw import SemanticMap
@@ -19,7 +21,7 @@ from dewmark.lab.training.job import Job, train_artifact
 from dewmark.lab.training.texts import FileTexts
 from dewmark.registry import SCHEMES, TRAINERS
 from dewmark.testing.trial import tiny_host
-from dewmark.workspace import Workspace, silent
+from dewmark.workspace import Workspace
 
 
 @pytest.fixture
@@ -35,17 +37,7 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bag_encoder: BagEncoder
     file.write_text("\n\n".join(texts), encoding="utf-8")
 
     def make(scheme: str, steps: int, out: str = "out") -> Job:
-        return Job(
-            scheme=scheme,
-            info=tiny_host().info,
-            open_host=tiny_host,
-            encoder=bag_encoder,
-            texts=FileTexts(file),
-            out=tmp_path / out,
-            progress=silent,
-            device="cpu",
-            steps=steps,
-        )
+        return tiny_job(scheme, file, tmp_path / out, steps=steps)
 
     return make
 
@@ -146,6 +138,5 @@ def test_short_texts_are_rejected(job, scheme: str, tmp_path: Path, monkeypatch)
     file = tmp_path / "short.txt"
     file.write_text("\n\n".join(f" the {word}" for word in ("old", "new", "sea")), encoding="utf-8")
     monkeypatch.setattr({"ts": ts, "atw": atw}[scheme], "TEXTS", 3)
-    one = job(scheme, 1)
     with pytest.raises(InputError, match="longer"):
-        trained(Job(**{**vars(one), "texts": FileTexts(file)}))
+        trained(dataclasses.replace(job(scheme, 1), texts=FileTexts(file)))

@@ -15,7 +15,6 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from dewmark.decoding import Decoding
 from dewmark.hosts.base import Host
@@ -39,10 +38,6 @@ class Timing:
     seconds_per_text: float
     peak_mib: float | None
     device: str
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values."""
-        return dataclasses.asdict(self)
 
 
 def device_name(host: Host) -> str:

@@ -1,1 +1,1 @@
-"""The paper's tables by one command: recipes (data), stages with a cache, workers, a report at the end."""
+"""The paper's tables with one command: recipes, resumable stages and parallel workers."""

@@ -128,7 +128,8 @@ class Recipe:
             wanted = _labels(schemes, own=list(known))
             # rows that the recipe lacks come from the catalogue
             chosen["schemes"] = tuple(
-                known[label] if label in known else _entry(label, self.settings, host) for label in wanted
+                known[label] if label in known else _catalogue_entry(label, self.settings, host)
+                for label in wanted
             )
         if attacks:
             table = {entry.label: entry for entry in self.attacks}
@@ -208,9 +209,9 @@ def _recipe(name: str, profile: str, raw: dict[str, Any]) -> Recipe:
         schemes = raw.pop("schemes")
         rows: list[SchemeEntry] = []
         if isinstance(schemes, Mapping):  # the recipe defines its own rows, by label
-            rows = [_own_entry(label, row, overrides, host) for label, row in schemes.items()]
+            rows = [_scheme_entry(label, row, overrides, host) for label, row in schemes.items()]
         else:
-            rows = [_entry(label, overrides, host) for label in _labels(schemes)]
+            rows = [_catalogue_entry(label, overrides, host) for label in _labels(schemes)]
         attacks = tuple(
             AttackEntry(
                 label,
@@ -268,12 +269,12 @@ def _labels(names: Sequence[str], *, own: Sequence[str] = ()) -> list[str]:
     return list(dict.fromkeys(found))
 
 
-def _entry(label: str, overrides: Mapping[str, Settings], host: str) -> SchemeEntry:
+def _catalogue_entry(label: str, overrides: Mapping[str, Settings], host: str) -> SchemeEntry:
     """A row of the catalogue; ``overrides`` are the profile's settings by scheme."""
-    return _own_entry(label, _catalogue()[label], overrides, host)
+    return _scheme_entry(label, _catalogue()[label], overrides, host)
 
 
-def _own_entry(label: str, row: Settings, overrides: Mapping[str, Settings], host: str) -> SchemeEntry:
+def _scheme_entry(label: str, row: Settings, overrides: Mapping[str, Settings], host: str) -> SchemeEntry:
     settings = {**row.get("settings", {}), **overrides.get(row["scheme"], {})}
     return SchemeEntry(label, row["scheme"], row.get("host", host), settings, row.get("test"))
 
