@@ -6,6 +6,7 @@ import dataclasses
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
+from dewmark.config import check_rules
 from dewmark.errors import ConfigError
 from dewmark.scheme import Needs, Scheme
 
@@ -70,7 +71,7 @@ class DewSettings(Scheme):
 
     def validate(self) -> None:
         """Reject values out of range."""
-        checks = (
+        check_rules(
             (self.lambda_ > 0.0, "lambda", "be positive", self.lambda_),
             (self.gamma > 0.0, "gamma", "be positive", self.gamma),
             (self.k >= 1, "k", "be at least 1", self.k),
@@ -79,9 +80,6 @@ class DewSettings(Scheme):
             (self.nucleus is None or 0.0 < self.nucleus <= 1.0, "nucleus", "lie in (0, 1]", self.nucleus),
             (self.n is None or self.n >= 2, "n", "be at least 2", self.n),
         )
-        for holds, name, rule, value in checks:
-            if not holds:
-                raise ConfigError(f"{name} must {rule}, got {value}")
         if self.units == "word" and (self.mode != "both" or self.donor is not None):
             what = f"mode={self.mode}" if self.mode != "both" else f"donor={self.donor}"
             raise ConfigError(f"{what} concerns the host's token table, which units=word does not use")
