@@ -469,4 +469,5 @@ def test_first_row(tmp_path):
     for content, row in ((b"", None), (b'{"id": 1}', None), (b'{"id": 1}\n{"i', {"id": 1}), (b"[]\n", None)):
         path.write_bytes(content)
         assert first_row(path) == row
-    assert first_row(tmp_path / "missing") is None
+    for other in (tmp_path / "missing", tmp_path, Path("/dev/zero")):
+        assert first_row(other) is None

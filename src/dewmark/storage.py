@@ -231,11 +231,10 @@ def append_at(path: Path, data: bytes, *, end: int) -> None:
 
 def first_row(path: Path) -> dict[str, Any] | None:
     """The first row of a JSONL file, or None if the file has no complete row."""
-    try:
-        with path.open("rb") as stream:
-            line = stream.readline()
-    except OSError:
+    if not path.is_file():
         return None
+    with path.open("rb") as stream:
+        line = stream.readline()
     return _parse_row(line) if line.endswith(b"\n") else None
 
 

@@ -143,7 +143,7 @@ def test_names_with_odd_characters_do_not_reach_the_terminal():
 
 def test_ctrl_c_ends_with_130():
     code = (
-        "import os, signal, sys; from dewmark.cli import app, inputs;"
+        "import os, signal, sys; from dewmark.batch import inputs; from dewmark.cli import app;"
         # a background job is started with SIGINT ignored, and hands that on
         "signal.signal(signal.SIGINT, signal.default_int_handler);"
         "inputs._read = lambda name: os.kill(os.getpid(), signal.SIGINT);"

@@ -146,7 +146,7 @@ def test_killed_and_given_again_it_ends_the_same_to_the_byte(run, texts, tmp_pat
         (["delete", "--in", "IN", "--out", "x", "--set", "q=1"], "unknown setting of delete 'q'"),
         (["delete", "--in", "IN", "--out", "x", "--set", "r=2"], "r must lie in [0, 1]"),
         (["delete", "--in", "missing.jsonl", "--out", "x"], "cannot read missing.jsonl"),
-        (["copy-paste", "--in", "IN", "--out", "x"], "give human=FILE.jsonl"),
+        (["copy-paste", "--in", "IN", "--out", "x"], "set human=FILE.jsonl"),
     ],
 )
 def test_bad_options(run, texts, tmp_path, monkeypatch, arguments, said):

@@ -113,10 +113,10 @@ def test_the_test_that_is_audited(audit, good):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ([], "no texts to audit on: give --negatives TEXTS"),
+        ([], "no texts to audit on"),
         (["--negatives", "missing.txt"], "cannot read missing.txt"),
         (["--negatives", "missing.jsonl"], "cannot read missing.jsonl"),
-        (["--negatives", "GOOD", "--detector", "somewhere"], "leave out --key"),
+        (["--negatives", "GOOD", "--detector", "somewhere"], "leave out key"),
         (["--negatives", "GOOD", "--scheme", "none"], "no mark to detect"),
         (["--negatives", "GOOD", "--host", "nowhere"], "no model 'nowhere'"),
     ],

@@ -128,7 +128,7 @@ class TestCalibrate:
             (["--test", "empirical"], "unknown test 'empirical'"),
             (["--scheme", "none"], "no mark to detect"),
             (["--host", "nowhere"], "no model 'nowhere'"),
-            (["--detector", "somewhere"], "leave out --key"),
+            (["--detector", "somewhere"], "leave out key"),
             (["--negatives", "missing.jsonl"], "cannot read missing.jsonl"),
             (["--out", "."], "is a folder"),
             (["--out", "NEG"], "--out is the file of negatives"),
@@ -142,7 +142,7 @@ class TestCalibrate:
 
     def test_no_text_long_enough(self, calibrate, negatives):
         write_rows(negatives, [{"text": "brief z=1"}, {"text": ""}])
-        assert "of 2 texts all are too short" in calibrate("-q").error
+        assert "all 2 texts are too short" in calibrate("-q").error
 
 
 class TestDetect:
@@ -194,9 +194,9 @@ class TestDetect:
         [
             (["--jsonl", "ROWS", "--by", "genre"], 'line 1 has no "genre"'),
             (["--jsonl", "ROWS", "--group", "nl"], "unknown language 'nl'; known: de, en"),
-            (["--jsonl", "ROWS", "--by", "language", "--group", "en"], "give one of the two"),
+            (["--jsonl", "ROWS", "--by", "language", "--group", "en"], "give only one"),
             (["TEXT", "--by", "language"], "use --group NAME"),
-            (["TEXT", "--test", "key"], "--calibration is for --test empirical, not key"),
+            (["TEXT", "--test", "key"], "a calibration is for the empirical test, not key"),
             (["TEXT", "--set", "k=4"], "made with other settings or another host"),
         ],
     )

@@ -4,10 +4,18 @@ from __future__ import annotations
 
 import json
 
+import pytest
 from tests.cli.conftest import StubBound
 
 from dewmark.cli.demo import human_paragraph
 from dewmark.core.keys import Key
+
+
+@pytest.fixture(autouse=True)
+def template(monkeypatch):
+    """The stub host has a chat template."""
+    render = lambda messages: f"<user>{messages[0]['content']}</user>"  # noqa: E731
+    monkeypatch.setattr("dewmark.hosts.chat.local.chat_template", lambda name: render)
 
 
 def test_four_verdicts(run, host):
@@ -50,7 +58,9 @@ def test_words_picture_and_key(run, host, tmp_path):
     key = Key.load(key_file)
     assert key.fingerprint in result.err
     assert key._secret.hex() not in result.out + result.err
-    assert result.out.startswith("marked text: marked: p = 1e-06")
+    assert result.out.startswith("request: Write a short story")
+    assert "temperature 0.8, top-p 0.95" in result.out
+    assert "\nmarked text: marked: p = 1e-06" in result.out
     picture = svg.read_text(encoding="utf-8")
     assert picture.startswith("<svg")
     assert "@font-face" not in picture

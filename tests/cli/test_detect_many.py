@@ -182,11 +182,11 @@ class TestManyKeys:
     @pytest.mark.parametrize(
         ("arguments", "said"),
         [
-            (["--keys", "EMPTY"], "holds no key: expected files named *.key"),
+            (["--keys", "EMPTY"], "has no key: expected files named *.key"),
             (["--keys", "KEYS", "--key", "KEYS/a.key"], "are the same key"),
             (["--key", "KEYS/a.key", "--key", "KEYS/a.key"], "are the same key"),
             (["--key", "KEYS/a.key", "--key", "KEYS/d.key"], "no key file"),
-            (["--keys", "KEYS", "--detector", "somewhere"], "leave out --key"),
+            (["--keys", "KEYS", "--detector", "somewhere"], "leave out key"),
             (["--keys", "KEYS", "--scheme", "none"], "no mark to detect"),
             (["--keys", "KEYS", "--test", "magic"], "unknown test 'magic'"),
             (["--keys", "KEYS", "--calibration", "cal.json"], "a calibration belongs to one key"),

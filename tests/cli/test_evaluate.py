@@ -128,7 +128,7 @@ def test_what_is_refused(run, marked, unmarked, tmp_path, key_file):
     assert "rates must lie in (0, 1)" in run("evaluate", *both, "--fpr", "1.5").error
     assert 'has no "lot", which --seeds names' in run("evaluate", *both, "--seeds", "lot").error
     assert "line 1 has no depth" in run("evaluate", *both, "--field", "depth").error
-    assert "--scores holds everything" in run("evaluate", *both, "--scores", marked).error
+    assert "--scores has all texts" in run("evaluate", *both, "--scores", marked).error
     assert "line 1: a scored text needs the field" in run("evaluate", "--scores", marked).error
     texts = write_texts(tmp_path / "texts.jsonl", z_values(0.0, 0))
     assert "add --key FILE" in run("evaluate", "--positives", marked, "--negatives", texts).error
@@ -143,4 +143,4 @@ def test_what_is_refused(run, marked, unmarked, tmp_path, key_file):
 
 def test_a_row_without_text_cannot_be_scored(run, host, numbers, marked, key_file):
     result = run("evaluate", "--positives", marked, "--negatives", marked, "--key", key_file, "-q")
-    assert 'line 1 has no "text" to score' in result.error
+    assert 'line 1 has no "text"' in result.error

@@ -69,7 +69,7 @@ def test_words_for_people(run, monkeypatch, drawn, negatives, tmp_path):
     ).out.splitlines()
     assert first == f"wrote {tmp_path / 'k'}, fingerprint {drawn[0].fingerprint}"
     assert second.startswith("Drew 1 key. The key passes: ")
-    assert third.startswith("Who has this file")
+    assert third.startswith("Keep it secret: anyone with this file")
 
 
 def test_no_key_is_written_if_none_passes(run, monkeypatch, drawn, negatives, tmp_path):
@@ -77,7 +77,7 @@ def test_no_key_is_written_if_none_passes(run, monkeypatch, drawn, negatives, tm
     out = tmp_path / "bad.key"
     error = run("key", "new", "--out", out, "--audit", negatives, "--tries", 7, "-q").error
     assert error.startswith(
-        "none of 7 keys passed and none was written; the best: The key fails for all texts"
+        "none of 7 keys passed, and none was written; the best: The key fails for all texts"
     )
     assert not out.exists()
     assert len(drawn) == 7
@@ -89,7 +89,7 @@ def test_too_few_texts_are_told_at_once(run, monkeypatch, drawn, tmp_path):
     path.write_text("".join(f'{{"text": "text {i} z=0.{i}"}}\n' for i in range(30)), encoding="utf-8")
     error = run("key", "new", "--out", tmp_path / "k", "--audit", path, "-q").error
     assert error.startswith(
-        "no key can be shown to be good on these texts. Cannot tell: 30 texts are too few"
+        "these texts are too few to show that a key is good. Cannot tell: 30 texts are too few"
     )
     assert not (tmp_path / "k").exists()
 
@@ -97,7 +97,7 @@ def test_too_few_texts_are_told_at_once(run, monkeypatch, drawn, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["some.txt"], "a key that is not audited needs no TEXTS: add --audit TEXTS"),
+        (["some.txt"], "without an audit a key needs no TEXTS: add --audit TEXTS"),
         (["--host", "stub"], "needs no --host"),
         (["--audit", "missing.txt"], "cannot read missing.txt"),
         (["--audit", "N", "--scheme", "none"], "scheme none has no key to audit"),

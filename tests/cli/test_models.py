@@ -116,7 +116,7 @@ def test_export_refuses(run, host, key_file, tmp_path):
     for name, said in (("full", "is not empty"), ("file", "is a file")):
         assert said in run("detector", "export", "--key", key_file, "--out", tmp_path / name).error
     export = ["detector", "export", "--key", key_file, "--out", tmp_path / "new"]
-    assert "no mark to detect" in run(*export, "--scheme", "none").error
+    assert "leaves no mark" in run(*export, "--scheme", "none").error
     assert "unknown parameter" in run(*export, "--set", "x=1", "-q").error
     assert not (tmp_path / "new").exists()
     assert "not a detector" in run("detect", "--detector", tmp_path / "full", key_file, "-q").error

@@ -88,7 +88,7 @@ def test_the_wrong_key_finds_nothing(power, marked, tmp_path):
         (["--fpr", "1"], "--fpr must lie in (0, 1), got 1"),
         (["--number", "2"], "--number"),
         (["--number", "5000"], "--number must not exceed that, got 5000"),
-        (["--scheme", "none"], "no mark to find"),
+        (["--scheme", "none"], "leaves no mark"),
         (["--texts", "TEXTS"], "no key given"),
         (["--texts", "missing.jsonl"], "cannot read missing.jsonl"),
     ],

@@ -45,9 +45,9 @@ def test_a_table_for_people(run) -> None:
     for name in SCHEMES:
         assert name in listed.out
     assert "lambda=2.0" in listed.out
-    assert "whiten_contexts=true  (white | raw)" in one.out
+    assert "whiten_contexts=true  (true or false)" in one.out
     assert "nucleus=none  (number or none)" in one.out
-    assert "Another model whose input embeddings stand in" in one.out
+    assert "Another model whose input embeddings replace" in one.out
 
 
 def test_quiet_drops_the_hint(run) -> None:

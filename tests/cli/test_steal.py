@@ -64,10 +64,10 @@ def test_scrub_takes_the_last_texts_and_shows_a_table(steal):
     ("arguments", "said"),
     [
         (["--method", "guess"], "method must be one of counts, embedding, got 'guess'"),
-        (["--method", "embedding"], "knows the form of dew, not of unigram"),
+        (["--method", "embedding"], "attacks dew only, not unigram"),
         (["--curve"], "add --method embedding"),
         (["--with", "height=3"], "unknown parameter 'height'"),
-        (["--mode", "scrub", "--texts", "40"], "none is left to learn from"),
+        (["--mode", "scrub", "--texts", "40"], "leaves none to learn from"),
         (["--mode", "scrub", "--prompts", "x.jsonl"], "--prompts is for a spoof"),
         (["--strength", "-1"], "strength must not be negative"),
         (["--humans", "missing.jsonl"], "cannot read missing.jsonl"),

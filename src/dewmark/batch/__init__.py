@@ -1,1 +1,57 @@
-"""Rows in, rows out: sources, resumable runs, runners."""
+"""Work on files of texts: rows in, rows out, resumable, on one process, several, or a Ray cluster.
+
+    from dewmark import Watermark
+    from dewmark.batch import DetectorSpec, attack_file, detect_file, generate_file
+
+    generate_file("prompts.jsonl", "marked.jsonl", Watermark(key=key))
+    attack_file("marked.jsonl", "attacked.jsonl", load_attack("delete", r=0.3))
+    detect_file("attacked.jsonl", "results.parquet", "detector/", workers=4)
+    detect_file("s3://bucket/in.parquet", "out.parquet", DetectorSpec(keys=(Path("my.key"),)), engine="ray")
+
+Each of the three can be stopped at any moment: the same call resumes it, to the same output file. A file that
+another configuration wrote is never overwritten or continued.
+
+`DetectorSpec` names the key or the exported detector that texts are scored with; `DetectorSpec.open` gives a
+`Scorer` for batches of texts in memory. `audit_texts` and `calibrate_file` measure a key on unmarked texts.
+`open_runner` runs any picklable function over workers.
+"""
+
+from __future__ import annotations
+
+from dewmark.batch.attacking import AttackResult, attack_file
+from dewmark.batch.detecting import DetectResult, detect_file
+from dewmark.batch.generating import GenerateResult, TextWriter, generate_file
+from dewmark.batch.inputs import Prompt, TextRow, read_files, read_prompts, read_rows
+from dewmark.batch.negatives import Negatives, audit_texts, calibrate_file, draw_key
+from dewmark.batch.runners import Runner, open_runner
+from dewmark.batch.scorers import DetectorSpec, Scored, Scorer, detect_texts, load_keys, open_detector
+from dewmark.batch.sources import Source, open_source
+
+__all__ = [
+    "AttackResult",
+    "DetectResult",
+    "DetectorSpec",
+    "GenerateResult",
+    "Negatives",
+    "Prompt",
+    "Runner",
+    "Scored",
+    "Scorer",
+    "Source",
+    "TextRow",
+    "TextWriter",
+    "attack_file",
+    "audit_texts",
+    "calibrate_file",
+    "detect_file",
+    "detect_texts",
+    "draw_key",
+    "generate_file",
+    "load_keys",
+    "open_detector",
+    "open_runner",
+    "open_source",
+    "read_files",
+    "read_prompts",
+    "read_rows",
+]

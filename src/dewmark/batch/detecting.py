@@ -1,126 +1,247 @@
-"""``dewmark detect --out``: a file of texts scored into a file, by one worker or many, here or over Ray."""
+"""Detection of a file of texts into a file of results: `detect_file`.
+
+The input is split into blocks (`dewmark.batch.sources`), and workers score them: this process, several
+processes, or a Ray cluster (`dewmark.batch.runners`). Finished blocks are appended in order to
+``OUT.partial``, whose first line says what was scored and how, so a run can be stopped at any moment and
+resumed. When all blocks are there, ``OUT`` is made from them, with p-values adjusted for the number of texts.
+"""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
+import contextlib
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, Any
 
-from dewmark.batch.blocks import BlockRun, check_out
+from dewmark import storage
+from dewmark.batch.inputs import batched
 from dewmark.batch.runners import open_runner
-from dewmark.cli.inputs import batched
-from dewmark.cli.terminal import Progress, emit, say, write
-from dewmark.errors import KeyFileError
+from dewmark.batch.scorers import DetectorSpec, Scorer
+from dewmark.batch.sources import Block, Source, open_source
+from dewmark.errors import ConfigError, KeyFileError, StorageError
+from dewmark.extras import require
+from dewmark.stats.multiple_testing import benjamini_hochberg
+from dewmark.types import Verdict
+from dewmark.workspace import Progress, silent
 
-if TYPE_CHECKING:
-    from dewmark.batch.scoring import ManyKeys, OneKey, Scoring
-    from dewmark.batch.sources import Block, Source
+__all__ = ["DetectResult", "ScoringWorker", "detect_file"]
 
-__all__ = ["Workers", "score_file"]
+Row = dict[str, Any]
 
-Rows = list[dict[str, Any]]
+_INTEGERS = {"tokens_scored", "keys"}  # columns of a Parquet file
+_STRINGS = {"verdict", "test", "scheme", "key_fingerprint", "key_file"}
 
 
 @dataclass(frozen=True)
-class Workers:
-    """Opens a worker: it loads the detector from its files, and then reads and scores blocks.
+class DetectResult:
+    """What a run found.
 
-    Nothing secret is in here; a worker on another machine finds key or detector under the same path.
-    ``expected`` is what its files must hold.
+    ``rows`` texts were scored, ``resumed_from`` of them by an earlier run; ``marked`` have p < fpr;
+    ``tested`` are long enough for a verdict, and of these ``rejected`` have an adjusted p-value ≤ fpr.
+    ``blocks_retried`` counts blocks that were scored again because their worker had died.
+    """
+
+    out: Path
+    rows: int
+    marked: int
+    tested: int
+    rejected: int
+    fpr: float
+    resumed_from: int
+    blocks_retried: int
+
+
+@dataclass(frozen=True)
+class ScoringWorker:
+    """Opens a worker, which loads the detector from its files once and then reads and scores blocks.
+
+    It is pickled to other processes and contains no secret: a worker on another machine needs the key or the
+    detector under the same path. ``identity`` is what those files must hold.
     """
 
     source: Source
-    scoring: Scoring
+    detector: DetectorSpec
     batch_size: int | None
-    expected: dict[str, object]
+    identity: dict[str, object]
 
-    def __call__(self) -> Callable[[Block], Rows]:
-        """Load what scores."""
-        score = self.scoring.open(progress=Progress(quiet=True))
-        if score.identity != self.expected:
+    def __call__(self) -> Callable[[Block], list[Row]]:
+        """Load the detector; returns the function that scores a block."""
+        scorer = self.detector.open()
+        if scorer.identity != self.identity:
             raise KeyFileError(
-                f"a worker has other files than the command: {score.identity}, expected {self.expected}; "
+                f"a worker has other files than this process: {scorer.identity}, expected {self.identity}; "
                 "give all machines the same key or detector under the same path"
             )
-        return self.work_with(score)
+        return self.work_with(scorer)
 
-    def work_with(self, score: OneKey | ManyKeys) -> Callable[[Block], Rows]:
-        """What a worker does once its detector is loaded."""
-        size = self.batch_size or score.batch_size
+    def work_with(self, scorer: Scorer) -> Callable[[Block], list[Row]]:
+        """The function that scores a block with a loaded detector."""
+        size = self.batch_size or scorer.batch_size
 
-        def work(block: Block) -> Rows:
-            return [scored.row for batch in batched(self.source.read(block), size) for scored in score(batch)]
+        def work(block: Block) -> list[Row]:
+            return [each.row for batch in batched(self.source.read(block), size) for each in scorer(batch)]
 
         return work
 
 
-def score_file(
-    source: Source,
-    out: Path,
-    scoring: Scoring,
+def detect_file(
+    source: str | Path | Source,
+    out: str | Path,
+    detector: DetectorSpec | str | Path,
     *,
-    engine: str,
-    workers: int | None,
-    block_size: int,
-    batch_size: int | None,
-    adjust: bool,
-    json_: bool,
-    quiet: bool,
-) -> None:
-    """Score all texts of ``source`` into ``out``; what an earlier run finished is kept."""
-    started = time.perf_counter()
-    check_out(out)
-    source, scoring = source.absolute(), scoring.absolute()
-    with Progress(quiet=quiet) as progress:
-        blocks = source.blocks(block_size)
-        # once here, whatever the workers do: wrong keys and options are told at once, models are fetched once
-        score = scoring.open(progress=progress)
-        sizes = [block.rows for block in blocks]
-        run = BlockRun(out, sizes, _identity(source, scoring, block_size, score.identity))
-        pending, total = list(run.pending), sum(sizes)
-        done = kept = total - sum(sizes[i] for i in pending)
-        progress("scoring", done, total)
-        retried = 0
-        if pending:
-            with open_runner(engine, workers=workers) as runner:
-                opened = Workers(source, scoring, batch_size, score.identity)
-                alone = engine == "local" and runner.workers == 1  # then it has been loaded already
-                jobs = [blocks[i] for i in pending]
-                for place, rows in runner.map(jobs, (lambda: opened.work_with(score)) if alone else opened):
-                    run.keep(pending[place], rows)
-                    done += len(rows)
-                    progress("scoring", done, total)
-            retried = runner.retried
-        found = run.finish(adjust=adjust)
-    rejected = sum(q <= scoring.fpr for q in found.adjusted)
-    if json_:
-        told = {"out": str(out), "rows": found.rows, "resumed_from": kept, "blocks_retried": retried}
-        emit({**told, "marked": found.marked, "rejected": rejected, "fpr": scoring.fpr, "engine": engine})
-    else:
-        write(
-            f"{found.marked} of {found.rows} texts marked at level {scoring.fpr:g}; {rejected} with "
-            f"q ≤ {scoring.fpr:g} (Benjamini-Hochberg over {len(found.adjusted)} texts)\n"
-        )
-    again = f", {retried} blocks begun again after a worker was lost" if retried else ""
-    seconds = time.perf_counter() - started
-    say(f"wrote {out}: {done - kept} texts scored, {kept} were there{again}, {seconds:.1f} s", quiet=quiet)
+    engine: str = "local",
+    workers: int | None = None,
+    block_size: int = 1024,
+    batch_size: int | None = None,
+    adjust: bool = True,
+    progress: Progress = silent,
+) -> DetectResult:
+    """Score the texts of a JSONL or Parquet file (or URL) into a ``.jsonl`` or ``.parquet`` file.
+
+    ``detector`` is a `DetectorSpec`, or the folder of an exported detector. ``engine`` is "local" or "ray"
+    (the cluster that RAY_ADDRESS names, otherwise one on this machine), ``workers`` the number of processes,
+    by default 1 and, with Ray, all CPUs. ``block_size`` texts are scored and stored together. ``adjust`` adds
+    each text's p-value after Benjamini-Hochberg. A stopped run is resumed by the same call.
+    """
+    out = Path(out)
+    _check_format(out)
+    source = (source if isinstance(source, Source) else open_source(str(source))).absolute()
+    spec = detector if isinstance(detector, DetectorSpec) else DetectorSpec(detector=Path(detector))
+    spec = spec.absolute()
+    blocks = source.blocks(block_size)
+    # Opened here too, whatever the workers do: mistakes are reported at once and models are fetched once.
+    scorer = spec.open(progress=progress)
+    run = {**_identity(source, spec, block_size), **scorer.identity, "blocks": len(blocks)}
+    partial = out.with_name(f"{out.name}.partial")
+    if out.exists() and not partial.exists():
+        raise StorageError(f"{out} exists already and is not overwritten; choose another name")
+    # the first row identifies the run, each of the others holds the results of one block
+    file = storage.ResumableRows(
+        partial, 1 + len(blocks), batch_size=1, expected=lambda i: {"rows": ...} if i else run
+    )
+    if file.done == 0:
+        file.append([run])
+    pending = blocks[file.done - 1 :]
+    total = sum(block.rows for block in blocks)
+    done = resumed_from = total - sum(block.rows for block in pending)
+    progress("scoring", done, total)
+    retried = 0
+    if pending:
+        with open_runner(engine, workers=workers) as runner:
+            worker = ScoringWorker(source, spec, batch_size, scorer.identity)
+            alone = engine == "local" and runner.workers == 1  # this process has the detector already
+            opened = (lambda: worker.work_with(scorer)) if alone else worker
+            for place, rows in runner.map(pending, opened, ordered=True):
+                if len(rows) != pending[place].rows:
+                    raise StorageError(f"a block of {pending[place].rows} texts gave {len(rows)} results")
+                file.append([{"rows": rows}])
+                done += len(rows)
+                progress("scoring", done, total)
+        retried = runner.retried
+    summary = _Summary(_results(file))
+    _write(out, _results(file), summary, adjust=adjust)
+    partial.unlink()
+    return DetectResult(
+        out=out,
+        rows=summary.rows,
+        marked=summary.marked,
+        tested=len(summary.adjusted),
+        rejected=sum(q <= spec.fpr for q in summary.adjusted),
+        fpr=spec.fpr,
+        resumed_from=resumed_from,
+        blocks_retried=retried,
+    )
 
 
-def _identity(
-    source: Source, scoring: Scoring, block_size: int, expected: dict[str, object]
-) -> dict[str, object]:
-    """What decides the rows."""
-    from dewmark.storage import sha256_file
+def _check_format(out: Path) -> None:
+    if out.suffix == ".parquet":
+        require("pyarrow.parquet", extra="parquet")
+    elif out.suffix != ".jsonl":
+        raise ConfigError(f"the output {out} must end in .parquet or .jsonl")
 
-    named = {"fpr": scoring.fpr, "test": scoring.test, "tokens": scoring.tokens, "group": scoring.group}
+
+def _identity(source: Source, spec: DetectorSpec, block_size: int) -> dict[str, object]:
+    """Everything that decides the rows, apart from the detector's own identity."""
     return {
         **source.identity(),
-        **expected,
-        **named,
         "by": source.by,
         "prompt": source.prompt,
-        "calibration": scoring.calibration and sha256_file(scoring.calibration),
+        "fpr": spec.fpr,
+        "test": spec.test,
+        "tokens": spec.tokens,
+        "group": spec.group,
+        "calibration": spec.calibration and storage.sha256_file(spec.calibration),
         "block_size": block_size,
     }
+
+
+def _results(file: storage.ResumableRows) -> Iterator[list[Row]]:
+    """The finished blocks, in order."""
+    return (each["rows"] for i, each in enumerate(file.read()) if i > 0)
+
+
+class _Summary:
+    """All rows together: how many, how many marked, their adjusted p-values."""
+
+    def __init__(self, blocks: Iterable[list[Row]]) -> None:
+        self.rows = self.marked = 0
+        self.integer_ids = True
+        p_values = array("d")  # of the texts that are long enough for a verdict
+        for row in (row for rows in blocks for row in rows):
+            self.rows += 1
+            self.marked += row["verdict"] == Verdict.MARKED.value
+            self.integer_ids &= isinstance(row["id"], int)
+            if row["verdict"] != Verdict.TOO_SHORT.value:
+                p_values.append(row["p_value"])
+        self.adjusted: Sequence[float] = benjamini_hochberg(p_values).tolist() if p_values else []
+
+
+def _write(out: Path, blocks: Iterable[list[Row]], summary: _Summary, *, adjust: bool) -> None:
+    adjusted = iter(summary.adjusted)
+    with storage.atomic_write(out) as stream:
+        parquet = out.suffix == ".parquet"
+        with _parquet_writer(stream, summary) if parquet else _jsonl_writer(stream) as write:
+            for rows in blocks:
+                if adjust:
+                    for row in rows:
+                        too_short = row["verdict"] == Verdict.TOO_SHORT.value
+                        row["p_adjusted"] = None if too_short else next(adjusted)
+                write(rows)
+
+
+@contextlib.contextmanager
+def _jsonl_writer(stream: IO[bytes]) -> Iterator[Callable[[list[Row]], object]]:
+    yield lambda rows: stream.write(storage.encode_jsonl(rows))
+
+
+@contextlib.contextmanager
+def _parquet_writer(stream: IO[bytes], summary: _Summary) -> Iterator[Callable[[list[Row]], object]]:
+    arrow = require("pyarrow", extra="parquet")
+    parquet = require("pyarrow.parquet", extra="parquet")
+    opened: list[Any] = []
+
+    def write(rows: list[Row]) -> None:
+        if not summary.integer_ids:  # a column has one type
+            for row in rows:
+                row["id"] = str(row["id"])
+        if not opened:
+            schema = arrow.schema([(name, _column_type(name, summary, arrow)) for name in rows[0]])
+            opened.append(parquet.ParquetWriter(stream, schema))
+        opened[0].write_table(arrow.Table.from_pylist(rows, schema=opened[0].schema))
+
+    yield write
+    opened[0].close()
+
+
+def _column_type(name: str, summary: _Summary, arrow: Any) -> Any:  # noqa: ANN401 - pyarrow has no types
+    if name == "id":
+        return arrow.int64() if summary.integer_ids else arrow.string()
+    if name == "tokens":
+        offsets = [(field, arrow.int64()) for field in ("start", "end")]
+        rest = [("score", arrow.float64()), ("scored", arrow.bool_())]
+        return arrow.list_(arrow.struct([("text", arrow.string()), *offsets, *rest]))
+    if name in _STRINGS:
+        return arrow.string()
+    return arrow.int64() if name in _INTEGERS else arrow.float64()

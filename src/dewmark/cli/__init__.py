@@ -1,1 +1,1 @@
-"""The command line: thin wrappers that read files, call the library and print. Imported by nobody."""
+"""The command line: one module per command, which parses options, calls the library and prints."""

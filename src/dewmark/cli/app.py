@@ -1,6 +1,6 @@
-"""The ``dewmark`` command: its sub-commands, and how errors end it.
+"""The ``dewmark`` command: its subcommands and its exit codes.
 
-Exit codes: 0 done (whatever the verdict), 1 a check failed, 2 bad input or usage, 130 interrupted.
+Exit codes: 0 success (whatever the verdict), 1 a check failed, 2 bad input or usage, 130 interrupted.
 An error is one line on stderr.
 """
 
@@ -45,11 +45,13 @@ from dewmark.version import __version__
 
 __all__ = ["app", "main"]
 
+_HELP = "Watermarks for language models: mark text, and detect the mark with an honest p-value."
+
 app = typer.Typer(
     name="dewmark",
-    help="Watermarks for language models: mark, detect, and say honestly how sure one can be.",
+    help=_HELP,
     no_args_is_help=True,
-    pretty_exceptions_enable=False,  # a pretty traceback shows local variables: a key may be among them
+    pretty_exceptions_enable=False,  # pretty tracebacks show local variables, perhaps a key
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.add_typer(keys.app, name="key")
@@ -87,7 +89,7 @@ def _root(
         bool, typer.Option("--version", help="Print the version and exit.", callback=_version, is_eager=True)
     ] = False,
 ) -> None:
-    """Watermarks for language models: mark, detect, and say honestly how sure one can be."""
+    """Watermarks for language models: mark text, and detect the mark with an honest p-value."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -102,7 +104,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         except DewmarkError as error:
             return _fail(str(error))
         except typer.TyperException as error:
-            return _fail(error.format_message() or "give a command; dewmark --help lists them")
+            return _fail(error.format_message() or "no command given: see dewmark --help")
         except typer.Abort:
             return _fail("aborted")
         except BrokenPipeError:
@@ -115,8 +117,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             code = 130
     if code == 130:
         say(
-            "dewmark: interrupted; reproduce, generate --prompts, detect --out, attack --in and train go on "
-            "where they were: give the same command again"
+            "dewmark: interrupted; reproduce, generate --prompts, detect --out, attack --in and train resume "
+            "if you repeat the command"
         )
     return code if isinstance(code, int) else 0
 
@@ -134,7 +136,7 @@ def _describe(error: OSError) -> str:
 
 
 def _closed_pipe() -> int:
-    # The reader is gone: what is still buffered must not fail again when the interpreter flushes at exit.
+    # The reader has gone: discard what is buffered, so that flushing at exit does not fail again.
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 1
 
@@ -147,6 +149,6 @@ def _show_warning(
     file: TextIO | None = None,
     line: str | None = None,
 ) -> None:
-    """Our own warnings as one line; those of other libraries are not for the person at the terminal."""
+    """Print dewmark's own warnings as one line, and hide those of other libraries."""
     if Path(filename).is_relative_to(Path(__file__).parents[1]):
         say(f"dewmark: warning: {message}")

@@ -1,4 +1,4 @@
-"""``dewmark audit``: the real false-positive rate of one key, measured on texts that are not marked."""
+"""``dewmark audit``: measure the false-positive rate of one key on unmarked texts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dewmark.cli import options
-from dewmark.cli.terminal import Progress, emit, results, say, write
+from dewmark.cli.terminal import Progress, emit, results, save_text, say, write
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -19,14 +19,12 @@ if TYPE_CHECKING:
     from rich.table import Table
     from rich.text import Text
 
-    from dewmark.cli.unmarked import Judged, Negatives
-    from dewmark.scheme import BoundScheme
+    from dewmark.batch.negatives import AuditedText
     from dewmark.stats.audit import Audit, Cell
-    from dewmark.types import Detection
 
 __all__ = ["audit"]
 
-_CURVES = 5  # languages that the plot shows apart
+_CURVES = 5  # languages with a curve of their own in the plot
 
 
 def audit(
@@ -35,7 +33,7 @@ def audit(
     ] = None,
     negatives: Annotated[
         list[str] | None,
-        typer.Option(metavar="TEXTS…", help="Unmarked texts: text files, or JSONL with a text in each line."),
+        typer.Option(metavar="TEXTS…", help="Unmarked texts: text files, or JSONL with a text per line."),
     ] = None,
     key: options.OptionalKeyFile = None,
     host: options.Host = None,
@@ -43,51 +41,48 @@ def audit(
     settings: options.Settings = None,
     detector: options.Detector = None,
     test: Annotated[
-        str | None, typer.Option(metavar="NAME", show_default="key", help="The statistical test to audit.")
+        str | None, typer.Option(metavar="NAME", show_default="key", help="Statistical test to audit.")
     ] = None,
     out: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Write audit.json, qq.png and audit.html here.")
     ] = None,
-    strict: Annotated[bool, typer.Option("--strict", help="Exit with 1 if the key fails.")] = False,
+    strict: Annotated[bool, typer.Option("--strict", help="Exit with code 1 if the key fails.")] = False,
     batch_size: options.BatchSize = 32,
     json_: options.Json = False,
     quiet: options.Quiet = False,
 ) -> None:
     """Measure a key's real false-positive rate on unmarked texts, by language and length."""
-    from dewmark.batch.scoring import open_scheme
-    from dewmark.cli.unmarked import Negatives, audit_of
+    from dewmark.batch import Negatives, audit_texts
     from dewmark.stats.audit import Outcome
 
-    texts = Negatives.read([*(negatives or ()), *(more or ())], option="--negatives")
+    texts = Negatives.read([*(negatives or ()), *(more or ())])
     with Progress(quiet=quiet) as progress:
-        bound = open_scheme(detector, key, host, scheme, settings, progress=progress)
-        detections = _detect(bound, texts, test=test, batch_size=batch_size, progress=progress)
-    judged = texts.judged(detections)
-    found = audit_of(judged)
+        bound = options.open_detector(detector, key, host, scheme, settings, progress=progress)
+        found, audited = audit_texts(bound, texts, test=test, batch_size=batch_size, progress=progress)
     summary = {
         "key_fingerprint": bound.fingerprint,
         "scheme": bound.scheme.name,
         "host": bound.host.name,
-        "test": detections[0].test,
-        "too_short": len(detections) - len(judged),
+        "test": test or bound.tests[0],
+        "too_short": len(texts.documents) - len(audited),
         **found.to_dict(),
     }
     if out is not None:
-        _write(out, found, judged, summary)
-        say(f"wrote {out / 'audit.html'}, audit.json and qq.png beside it", quiet=quiet)
+        _save(out, found, audited, summary)
+        say(f"wrote {out / 'audit.html'}, with audit.json and qq.png next to it", quiet=quiet)
     if json_:
         emit(summary)
     else:
         results().print(_table(found), soft_wrap=False)
         if summary["too_short"]:
-            write(f"\nLeft out, too short for a verdict: {summary['too_short']}\n")
+            write(f"\nLeft out as too short for a verdict: {summary['too_short']}\n")
         write(f"\n{found.sentence}\n")
     if strict and found.outcome is Outcome.FAILS:
         raise typer.Exit(1)
 
 
 def _table(found: Audit) -> Table:
-    """The rates by group and level, with their intervals, for a terminal."""
+    """Rates with their intervals, by group and level."""
     from rich.table import Table
 
     table = Table(box=None)
@@ -112,42 +107,25 @@ def _share(cell: Cell) -> Text:
     )
 
 
-def _detect(
-    bound: BoundScheme, texts: Negatives, *, test: str | None, batch_size: int, progress: Progress
-) -> list[Detection]:
-    """Every text's detection, without its tokens: they would fill the memory."""
-    found: list[Detection] = []
-    for start in range(0, len(texts.entries), batch_size):
-        batch = texts.entries[start : start + batch_size]
-        made = bound.detect_batch(
-            [entry.text for entry in batch], prompts=[entry.prompt for entry in batch], test=test
-        )
-        found += [dataclasses.replace(detection, tokens=()) for detection in made]
-        progress("scoring", len(found), len(texts.entries))
-    return found
-
-
-def _write(out: Path, found: Audit, judged: Sequence[Judged], summary: dict[str, Any]) -> None:
-    """The audit as data, as a picture and as a page."""
-    from dewmark import storage
+def _save(out: Path, found: Audit, audited: Sequence[AuditedText], summary: dict[str, Any]) -> None:
+    """Save the audit as data, plot and page."""
     from dewmark.reports import plots
     from dewmark.reports.audit_page import render_audit
 
     by_language: dict[str, list[float]] = {}
-    for row in judged:
+    for row in audited:
         by_language.setdefault(row.language, []).append(row.p_value)
     largest = sorted(by_language, key=lambda name: -len(by_language[name]))[:_CURVES]
     groups = {name: by_language[name] for name in sorted(largest)} if len(by_language) > 1 else {}
     title = f"Audit of key {summary['key_fingerprint']}"
-    figure = plots.qq_plot([row.p_value for row in judged], groups=groups, title=title)
+    figure = plots.qq_plot([row.p_value for row in audited], groups=groups, title=title)
     notes = (
-        f"{found.texts:,} unmarked texts were judged; {summary['too_short']:,} more were too short.",
+        f"{found.texts:,} unmarked texts were scored; {summary['too_short']:,} more were too short.",
         f"Scheme {summary['scheme']} on {summary['host']}, {summary['test']} test.",
-        "The rates hold for texts like these. Other kinds of text need an audit of their own.",
+        "The rates hold for texts like these; other kinds of text need their own audit.",
     )
     page = render_audit(found, title=title, notes=notes, plot=plots.png(figure))
-    data = json.dumps({**summary, "judged": [dataclasses.asdict(row) for row in judged]}, ensure_ascii=False)
+    data = json.dumps({**summary, "judged": [dataclasses.asdict(row) for row in audited]}, ensure_ascii=False)
     plots.save_figure(figure, out / "qq.png")
-    for name, content in (("audit.json", data + "\n"), ("audit.html", page)):
-        with storage.atomic_write(out / name) as stream:
-            stream.write(content.encode("utf-8"))
+    save_text(out / "audit.json", data + "\n")
+    save_text(out / "audit.html", page)

@@ -1,4 +1,4 @@
-"""``dewmark bench``: what marking and detecting cost here, against no mark, every scheme, and peers."""
+"""``dewmark bench``: the cost of marking and detecting on this machine, for schemes and peer libraries."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 
 __all__ = ["app"]
 
-app = typer.Typer(name="bench", help="What marking and detecting cost on this machine.", no_args_is_help=True)
+app = typer.Typer(
+    name="bench", help="Measure the cost of marking and detecting on this machine.", no_args_is_help=True
+)
 
 LENGTHS = (100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000)
 SIZES = (8192, 16_384, 32_768, 65_536, 131_072, 262_144)
@@ -30,29 +32,30 @@ Schemes = Annotated[
     typer.Option(
         "--schemes",
         metavar="NAME[:FIELD=VALUE,…]",
-        help="Configurations to time, or all; repeatable.",
+        help="Configuration to time, or all; repeatable.",
         show_default=", ".join(STANDARD),
     ),
 ]
 BenchHost = Annotated[
-    str, typer.Option("--host", metavar="MODEL", help="Host, or random:llama-3.2-3b for random weights.")
+    str, typer.Option("--host", metavar="MODEL", help="Host model; random:llama-3.2-3b has random weights.")
 ]
-Repeats = Annotated[int, typer.Option(min=1, help="Rounds; one more comes first and is not counted.")]
-Peers = Annotated[bool, typer.Option(help="Time markllm's schemes too, where it is installed.")]
-Threads = Annotated[int, typer.Option(min=0, help="Threads of torch; 0 leaves its default.")]
+Repeats = Annotated[int, typer.Option(min=1, help="Number of rounds, after one warm-up round.")]
+Peers = Annotated[bool, typer.Option(help="Also time markllm's schemes, if it is installed.")]
+Threads = Annotated[int, typer.Option(min=0, help="Number of torch threads; 0 keeps the default.")]
 Plot = Annotated[
-    Path | None, typer.Option(metavar="FILE.png", help="Draw --against here (.png, .svg, .pdf).")
+    Path | None,
+    typer.Option(metavar="FILE.png", help="With --against: save the plot here (.png, .svg, .pdf)."),
 ]
 
 
 class GenerateAgainst(StrEnum):
-    """What the cost of marking is drawn against."""
+    """Variables to plot the cost of marking against."""
 
     VOCABULARY = "vocabulary"
 
 
 class DetectAgainst(StrEnum):
-    """What the cost of detection is drawn against."""
+    """Variables to plot the cost of detection against."""
 
     LENGTHS = "lengths"
 
@@ -61,11 +64,11 @@ class DetectAgainst(StrEnum):
 def generate(
     schemes: Schemes = None,
     host: BenchHost = "smollm2-135m",
-    batch_sizes: Annotated[str, typer.Option(metavar="N,N,…", help="Texts written at once.")] = "1,16,64",
-    tokens: Annotated[int, typer.Option(min=0, help="Tokens written in one round; 0 leaves it out.")] = 32,
-    steps: Annotated[int, typer.Option(min=0, help="Marking steps in one round; 0 leaves them out.")] = 20,
+    batch_sizes: Annotated[str, typer.Option(metavar="N,N,…", help="Batch sizes.")] = "1,16,64",
+    tokens: Annotated[int, typer.Option(min=0, help="Tokens to decode per round; 0 skips decoding.")] = 32,
+    steps: Annotated[int, typer.Option(min=0, help="Marking steps per round; 0 skips them.")] = 20,
     against: Annotated[
-        GenerateAgainst | None, typer.Option(help="Time a step by the size of the vocabulary instead.")
+        GenerateAgainst | None, typer.Option(help="Instead, time a marking step for growing vocabularies.")
     ] = None,
     plot: Plot = None,
     repeats: Repeats = 5,
@@ -76,9 +79,9 @@ def generate(
     json_: options.Json = False,
     quiet: options.Quiet = False,
 ) -> None:
-    """Time a marking step, and decoding with each mark over decoding with none.
+    """Time marking steps, and decoding with each mark relative to unmarked decoding.
 
-    Schemes take turns in every round, so that a busy machine disturbs them alike; trust ratios, not times.
+    Schemes take turns in every round, so a busy machine affects all of them: trust ratios, not times.
     """
     from dewmark.lab.bench.measures import bench_generation, step_by_vocabulary
     from dewmark.lab.bench.random_models import open_host
@@ -111,17 +114,17 @@ def generate(
         found = list(rows)
     _report(found, json_=json_)
     if plot is not None:
-        _draw(found, plot, xlabel="size of the vocabulary", title="one marking step", quiet=quiet)
+        _draw(found, plot, xlabel="vocabulary size", title="one marking step", quiet=quiet)
 
 
 @app.command()
 def detect(
     schemes: Schemes = None,
     host: BenchHost = "smollm2-135m",
-    texts: Annotated[int, typer.Option(min=1, help="Texts in one batch.")] = 500,
-    tokens: Annotated[int, typer.Option(min=20, help="Tokens of a text.")] = 200,
+    texts: Annotated[int, typer.Option(min=1, help="Texts per batch.")] = 500,
+    tokens: Annotated[int, typer.Option(min=20, help="Tokens per text.")] = 200,
     against: Annotated[
-        DetectAgainst | None, typer.Option(help="Time one text by its length, 100 to 50,000 tokens, instead.")
+        DetectAgainst | None, typer.Option(help="Instead, time texts of 100 to 50,000 tokens.")
     ] = None,
     plot: Plot = None,
     repeats: Repeats = 3,
@@ -132,9 +135,9 @@ def detect(
     json_: options.Json = False,
     quiet: options.Quiet = False,
 ) -> None:
-    """Time detection per text, in one batch and one by one, over tokenising the text alone.
+    """Time detection per text, batched and one by one, relative to tokenizing the text.
 
-    Texts are new in every round. --device matters to schemes that run the host to detect, and to DEW.
+    Every round uses new texts. --device matters for DEW and for schemes that run the host to detect.
     """
     from dewmark.lab.bench.measures import bench_detection, detection_by_length
     from dewmark.lab.bench.random_models import open_host
@@ -153,7 +156,7 @@ def detect(
         found = list(rows)
     _report(found, json_=json_)
     if plot is not None:
-        _draw(found, plot, xlabel="length of the text (tokens)", title="detection of one text", quiet=quiet)
+        _draw(found, plot, xlabel="text length (tokens)", title="detection of one text", quiet=quiet)
 
 
 def _names(schemes: Sequence[str] | None) -> list[str]:
@@ -168,7 +171,7 @@ def _names(schemes: Sequence[str] | None) -> list[str]:
 
 
 def _split(names: str) -> list[str]:
-    """``a,b`` are two configurations, ``a:x=1,y=2`` is one with two settings."""
+    """``a,b`` is two configurations, ``a:x=1,y=2`` is one with two settings."""
     return [names] if ":" in names else names.split(",")
 
 
@@ -181,7 +184,7 @@ def _numbers(text: str, option: str) -> list[int]:
 
 def _check(plot: Path | None, against: object) -> None:
     if plot is not None and against is None:
-        raise ConfigError("--plot draws a cost against something: add --against")
+        raise ConfigError("--plot needs a variable to plot against: add --against")
 
 
 def _threads(threads: int) -> None:
@@ -202,9 +205,7 @@ def _report(found: Sequence[Measured], *, json_: bool) -> None:
     table = Table("", *measures, box=None, pad_edge=False)
     cells = {(row.measure, row.row): row.cost for row in found}
     rows = dict.fromkeys(row.row for row in found)
-    for name in sorted(
-        rows, key=lambda name: name not in _BASES
-    ):  # what others are compared with comes first
+    for name in sorted(rows, key=lambda name: name not in _BASES):  # baselines first
         line = []
         for measure in measures:
             cost = cells.get((measure, name))
@@ -216,7 +217,7 @@ def _report(found: Sequence[Measured], *, json_: bool) -> None:
             line.append((f"{ms:.3g} ms" if ms < 999.5 else f"{ms:,.0f} ms") + ratio)
         table.add_row(name, *line)
     results().print(table, soft_wrap=False)
-    write("fastest round; x: over the first row (for markllm over its own), median of the rounds' ratios\n")
+    write("fastest round; x: ratio to the first row (for markllm to its own), median over rounds\n")
 
 
 def _draw(found: Iterable[Measured], plot: Path, *, xlabel: str, title: str, quiet: bool) -> None:

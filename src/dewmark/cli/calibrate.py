@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dewmark.batch.scoring import detect_items, open_scheme
 from dewmark.cli import options
 from dewmark.cli.terminal import Progress, emit, printable, results, write
 from dewmark.errors import ConfigError, StorageError
 
 if TYPE_CHECKING:
-    from dewmark.scheme import BoundScheme
     from dewmark.stats.calibration import Calibration
-    from dewmark.types import Detection
 
 __all__ = ["calibrate"]
 
@@ -26,13 +22,14 @@ _LEVELS = (0.05, 0.01, 0.001)
 
 def calibrate(
     negatives: Annotated[
-        Path, typer.Option(metavar="NEG.jsonl", help="Unmarked texts like those to be judged, one a line.")
+        Path,
+        typer.Option(metavar="NEG.jsonl", help="Unmarked texts like those to be judged, one per line."),
     ],
-    out: Annotated[Path, typer.Option(metavar="CAL.json", help="Where to write the calibration.")],
+    out: Annotated[Path, typer.Option(metavar="CAL.json", help="Write the calibration here.")],
     key: options.OptionalKeyFile = None,
     by: Annotated[
         str | None,
-        typer.Option(metavar="FIELD", help="Rank apart by this field of the lines, e.g. --by language."),
+        typer.Option(metavar="FIELD", help="Rank texts separately by this field, e.g. --by language."),
     ] = None,
     host: options.Host = None,
     scheme: options.SchemeName = None,
@@ -43,7 +40,7 @@ def calibrate(
         typer.Option(
             metavar="NAME",
             show_default="the scheme's first, for dew: key",
-            help="The test whose z is ranked.",
+            help="Statistical test whose z is ranked.",
         ),
     ] = None,
     batch_size: options.BatchSize = 32,
@@ -52,51 +49,26 @@ def calibrate(
 ) -> None:
     """Score unmarked texts under a key, so that detect can rank other texts among them.
 
-    The file holds numbers and what they belong to, no key and no text. A level of 1% needs 99 texts, in every
-    group that is to be used; 0.1% needs 999.
+    The file contains numbers only, no key and no text. A level of 1% needs 99 texts in every group that is
+    used, 0.1% needs 999.
     """
-    from dewmark.cli.inputs import read_rows
-    from dewmark.scheme import check_test
-    from dewmark.stats.calibration import Calibration
+    from dewmark.batch import calibrate_file, read_rows
 
     if out.is_dir():
         raise StorageError(f"--out {out} is a folder: name a file")
     if out.exists() and negatives.exists() and out.samefile(negatives):
         raise ConfigError(f"--out is the file of negatives {negatives} itself: choose another name")
-    # every line is looked at before models are loaded, if the file can be read twice
-    total = sum(1 for _ in read_rows(negatives, prompt=None, by=by)) if negatives.is_file() else 0
+    if negatives.is_file():  # not a pipe: report mistakes before a model is loaded
+        for _ in read_rows(negatives, by=by):
+            pass
     with Progress(quiet=quiet) as progress:
-        bound = open_scheme(detector, key, host, scheme, settings, progress=progress)
-        check_test(test, bound.tests)
-        scored = _scored(
-            bound, negatives, by=by, test=test, batch_size=batch_size, total=total, progress=progress
-        )
-        made = Calibration.from_detections(scored, config_hash=bound.config_hash, by=by)
+        bound = options.open_detector(detector, key, host, scheme, settings, progress=progress)
+        made = calibrate_file(negatives, bound, by=by, test=test, batch_size=batch_size, progress=progress)
     made.save(out)
     if json_:
         emit(_summary(made, out))
     else:
         _print(made, out)
-
-
-def _scored(
-    bound: BoundScheme,
-    path: Path,
-    *,
-    by: str | None,
-    test: str | None,
-    batch_size: int,
-    total: int,
-    progress: Progress,
-) -> Iterator[tuple[Detection, str | None]]:
-    from dewmark.cli.inputs import batched, read_rows
-
-    done = 0
-    for batch in batched(read_rows(path, prompt=None, by=by), batch_size):
-        detections = detect_items(bound, batch, fpr=_LEVELS[0], test=test)
-        yield from zip(detections, (item.group for item in batch), strict=True)
-        done += len(batch)
-        progress("scoring negatives", done, total)
 
 
 def _summary(made: Calibration, out: Path) -> dict[str, Any]:

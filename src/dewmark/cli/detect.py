@@ -1,15 +1,14 @@
-"""``dewmark detect``: is a text marked, by which key, and how sure can one be.
+"""``dewmark detect``: is a text marked, by which key, and with what certainty.
 
-How ``detect`` shows its results: a line or a JSON object each, coloured tokens, and a sum at the end.
-
-A Benjamini-Hochberg value needs all p-values, so lines that carry one wait for the last text; others are
-printed as they come, and only their p-values are kept, for the sum.
+A Benjamini-Hochberg value needs all p-values, so results that carry one are printed after the last text;
+others are printed as they come, and only their p-values are kept, for the summary.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import sys
+import time
 from array import array
 from itertools import chain
 from pathlib import Path
@@ -17,23 +16,200 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dewmark.batch.scoring import EMPIRICAL, Scoring
 from dewmark.cli import options
-from dewmark.cli.terminal import Progress, emit, results, say, write
+from dewmark.cli.terminal import Progress, emit, printable, results, say, write
+from dewmark.config import parse_settings
 from dewmark.errors import ConfigError
 from dewmark.types import Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from dewmark.batch.scoring import Scored
-    from dewmark.batch.sources import Source
+    from dewmark.batch import DetectorSpec, DetectResult, Scored, Source
 
 __all__ = ["Verdicts", "detect"]
 
+_HELD = 10_000  # up to this many texts wait for their Benjamini-Hochberg value
+
+
+def detect(
+    texts: Annotated[
+        list[str] | None, typer.Argument(metavar="[TEXTFILE… | -]", help="Text files; - is standard input.")
+    ] = None,
+    key: Annotated[
+        list[Path] | None,
+        typer.Option(
+            metavar="FILE",
+            help="Key file (make one with: dewmark key new). Repeat it to find out which key a text carries.",
+        ),
+    ] = None,
+    keys: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Use all *.key files of a folder, like several --key.")
+    ] = None,
+    jsonl: Annotated[
+        Path | None,
+        typer.Option(metavar="IN.jsonl", help="Score the text of each line (after its prompt, if any)."),
+    ] = None,
+    in_: Annotated[
+        str | None,
+        typer.Option(
+            "--in",
+            metavar="FILE|URL",
+            help="Score the rows of a JSONL or Parquet file (told by its suffix) or a folder of Parquet "
+            "files: a path, s3://, gs://, http(s)://.",
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="OUT.parquet|.jsonl",
+            help="Write results here instead of printing them; a stopped run is resumed.",
+        ),
+    ] = None,
+    engine: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME",
+            help="With --out: local, or ray (the cluster that RAY_ADDRESS names, else this machine).",
+        ),
+    ] = "local",
+    workers: Annotated[
+        int | None,
+        typer.Option(
+            min=1, show_default="1, with ray all CPUs", help="With --out: number of worker processes."
+        ),
+    ] = None,
+    block_size: Annotated[
+        int, typer.Option(min=1, help="With --out: texts that a worker scores and stores together.")
+    ] = 1024,
+    prompt: options.Prompt = None,
+    host: options.Host = None,
+    scheme: options.SchemeName = None,
+    settings: options.Settings = None,
+    detector: options.Detector = None,
+    fpr: Annotated[
+        float, typer.Option(help="False-positive rate: share of unmarked texts called marked.")
+    ] = 0.01,
+    test: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            show_default="the scheme's first, for dew: key",
+            help="Statistical test. key: valid for every text; monte-carlo: the same by simulation; gaussian "
+            "and beta: the paper's, which treat tokens as independent; empirical: rank among unmarked texts "
+            "(needs --calibration). Schemes other than dew may have other tests.",
+        ),
+    ] = None,
+    calibration: Annotated[
+        Path | None, typer.Option(metavar="CAL.json", help="Calibration of this key (see dewmark calibrate).")
+    ] = None,
+    group: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Rank among the unmarked texts of this group, not among all."),
+    ] = None,
+    by: Annotated[
+        str | None, typer.Option(metavar="FIELD", help="Take each row's group from this field.")
+    ] = None,
+    adjust: Annotated[
+        bool | None,
+        typer.Option(
+            "--adjust/--no-adjust",
+            show_default="with --out, or up to 10,000 texts without --tokens",
+            help="Give each of several texts q (in JSON: p_adjusted), its p-value after Benjamini-Hochberg: "
+            "of all texts with q ≤ 0.01, at most about 1% are unmarked. Results are then printed after the "
+            "last text.",
+        ),
+    ] = None,
+    tokens: Annotated[
+        bool, typer.Option("--tokens", help="Include the score and position of every token.")
+    ] = False,
+    html: Annotated[
+        Path | None, typer.Option(metavar="OUT.html", help="Write a page with the coloured texts.")
+    ] = None,
+    batch_size: Annotated[
+        int | None,
+        typer.Option(min=1, show_default="32, more for several keys", help="Texts per batch."),
+    ] = None,
+    json_: options.Json = False,
+    quiet: options.Quiet = False,
+) -> None:
+    """Score texts against a key: verdict, p-value, z, effective length. With several keys: find the key."""
+    from dewmark.batch import DetectorSpec, detect_file, read_files, read_rows
+    from dewmark.batch.inputs import batched
+
+    if not texts and jsonl is None and in_ is None:
+        raise ConfigError(
+            "nothing to score: give text files, - for standard input, --jsonl IN.jsonl or --in FILE"
+        )
+    if by is not None:
+        _check_by(calibration, group=group, files=bool(texts))
+    spec = DetectorSpec(
+        keys=(*(key or ()), *((keys,) if keys is not None else ())),
+        detector=detector,
+        host=host,
+        scheme=scheme,
+        settings=parse_settings(settings or ()),
+        fpr=fpr,
+        test=test,
+        tokens=tokens,
+        calibration=calibration,
+        group=group,
+    )
+    source = _source(jsonl, in_, prompt=prompt, by=by)
+    if out is not None:
+        if texts or html is not None or source is None:
+            raise ConfigError("--out takes the rows of a file: give --in FILE, no text files and no --html")
+        _check_groups(spec, source if by is not None else None)
+        started = time.perf_counter()
+        with Progress(quiet=quiet) as progress:
+            found = detect_file(
+                source,
+                out,
+                spec,
+                engine=engine,
+                workers=workers,
+                block_size=block_size,
+                batch_size=batch_size,
+                adjust=adjust is not False,
+                progress=progress,
+            )
+        _print_result(found, engine=engine, seconds=time.perf_counter() - started, json_=json_, quiet=quiet)
+        return
+    if engine != "local" or workers is not None:
+        raise ConfigError("--engine and --workers need an output file: add --out OUT.parquet")
+    files = read_files(texts or [], prompt=prompt)
+    blocks = source.blocks(_HELD) if source is not None else []
+    if source is not None:
+        rows = source.rows(blocks)
+    else:
+        rows = read_rows(jsonl, prompt=prompt, by=by) if jsonl is not None else iter(())
+    total = len(files) + sum(block.rows for block in blocks)
+    _check_groups(spec, source if by is not None else None)
+    if adjust is None:
+        adjust = 0 < total <= _HELD and not tokens
+    verdicts = Verdicts(json_=json_, tokens=tokens, total=total, adjust=adjust, fpr=fpr, quiet=quiet)
+    kept: list[Scored] = []
+    with Progress(quiet=quiet) as progress:
+        scorer = spec.open(progress=progress)
+        for batch in batched(chain(files, rows), batch_size or scorer.batch_size):
+            for scored in scorer(batch):
+                if verdicts.prints_at_once:
+                    progress.clear()
+                verdicts.add(scored)
+                if html is not None:
+                    kept.append(scored)
+            if not verdicts.prints_at_once:
+                progress("scoring", verdicts.count, total)
+    verdicts.close()
+    if html is not None:
+        from dewmark.reports.detection_page import write_html
+
+        write_html(html, [(str(scored.id), scored.text, scored.detection) for scored in kept])
+        say(f"wrote {html}", quiet=quiet)
+
 
 class Verdicts:
-    """Prints results; ``adjust`` holds them until `close` and gives each its value after the correction."""
+    """Prints results; ``adjust`` holds them back until `close`, which adds Benjamini-Hochberg values."""
 
     def __init__(
         self, *, json_: bool, tokens: bool, total: int, adjust: bool, fpr: float, quiet: bool
@@ -62,12 +238,12 @@ class Verdicts:
             self._print(scored)
         elif self._tokens or self._total == 1:
             self._held.append(scored)
-        else:  # neither tokens nor text will be shown: memory stays small
+        else:  # neither tokens nor text will be shown: save memory
             detection = dataclasses.replace(scored.detection, tokens=())
-            self._held.append(dataclasses.replace(scored, text="", detection=detection))
+            self._held.append(dataclasses.replace(scored, text="", detection=detection, attribution=None))
 
     def close(self) -> None:
-        """Print what was held, and sum up if there was more than one text."""
+        """Print the results that were held back and, for more than one text, a summary."""
         adjusted = self._adjusted()
         values = iter(adjusted)
         for scored in self._held:
@@ -76,17 +252,12 @@ class Verdicts:
                 scored.row["p_adjusted"] = q
             self._print(scored, q)
         if self.count > 1:
-            self._sum_up(sum(q <= self._fpr for q in adjusted))
-
-    def _sum_up(self, rejected: int) -> None:
-        line = (
-            f"{self._marked} of {self.count} texts marked at level {self._fpr:g}; "
-            f"{rejected} with q ≤ {self._fpr:g} (Benjamini-Hochberg over {len(self._p_values)} texts)"
-        )
-        if not self._json:
-            write(line + "\n")
-        elif not self._adjust:  # stdout is rows only, and these do not say it
-            say(line, quiet=self._quiet)
+            rejected = sum(q <= self._fpr for q in adjusted)
+            line = _summary_line(self._marked, self.count, rejected, len(self._p_values), self._fpr)
+            if not self._json:
+                write(line + "\n")
+            elif not self._adjust:  # stdout has rows only, and these have no p_adjusted
+                say(line, quiet=self._quiet)
 
     def _adjusted(self) -> Sequence[float]:
         if not self._p_values:
@@ -100,9 +271,9 @@ class Verdicts:
         if self._json:
             emit(scored.row)
             return
-        from dewmark.cli.terminal import colour_tokens, legend, token_table, verdict_line
+        from dewmark.cli.token_colours import colour_tokens, legend, token_table, verdict_line
 
-        line = verdict_line(str(scored.id), scored.detection).append(scored.note)
+        line = verdict_line(str(scored.id), scored.detection).append(_key_note(scored))
         if q is not None and self.count > 1:
             line.append(f", q = {q:.2g}")
         self._console.print(line)
@@ -117,215 +288,65 @@ class Verdicts:
             write(token_table(scored.detection))
 
 
-_HELD = 10_000  # up to so many texts wait for the column that needs them all
+def _key_note(scored: Scored) -> str:
+    """Which of several keys the text carries, or fits best."""
+    if scored.key_file is None or scored.detection.verdict is Verdict.TOO_SHORT:
+        return ""
+    which = f"{printable(scored.key_file)} ({scored.detection.key_fingerprint})"
+    count = scored.row["keys"]
+    if scored.detection.is_marked:
+        return f", key {which}, corrected for {count} keys"
+    return f", best of {count} keys: {which}"
 
 
-def detect(
-    texts: Annotated[
-        list[str] | None, typer.Argument(metavar="[TEXTFILE… | -]", help="Text files; - is standard input.")
-    ] = None,
-    key: Annotated[
-        list[Path] | None,
-        typer.Option(
-            metavar="FILE",
-            help="Key file, made by: dewmark key new. Repeat it to ask which key a text carries.",
-        ),
-    ] = None,
-    keys: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="All *.key files of a folder, as if each were a --key.")
-    ] = None,
-    jsonl: Annotated[
-        Path | None,
-        typer.Option(metavar="IN.jsonl", help="Score each line's text (after its prompt, if any)."),
-    ] = None,
-    in_: Annotated[
-        str | None,
-        typer.Option(
-            "--in",
-            metavar="FILE|URL",
-            help="The same from JSONL or Parquet (by its ending; a folder holds Parquet): a path, s3://, "
-            "gs://, http(s)://.",
-        ),
-    ] = None,
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="OUT.parquet|.jsonl",
-            help="Write results there instead of printing them; a run that was stopped goes on where it was.",
-        ),
-    ] = None,
-    engine: Annotated[
-        str,
-        typer.Option(
-            metavar="NAME", help="With --out: local, or ray (the cluster that RAY_ADDRESS names, else here)."
-        ),
-    ] = "local",
-    workers: Annotated[
-        int | None,
-        typer.Option(
-            min=1, show_default="1, with ray all CPUs", help="With --out: processes, each with a detector."
-        ),
-    ] = None,
-    block_size: Annotated[
-        int, typer.Option(min=1, help="With --out: texts that a worker scores and stores together.")
-    ] = 1024,
-    prompt: options.Prompt = None,
-    host: options.Host = None,
-    scheme: options.SchemeName = None,
-    settings: options.Settings = None,
-    detector: options.Detector = None,
-    fpr: Annotated[float, typer.Option(help="Share of unmarked texts that may be called marked.")] = 0.01,
-    test: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME",
-            show_default="the scheme's first, for dew: key",
-            help="key: valid for every text; monte-carlo: the same by simulation; gaussian, beta: the "
-            "paper's, as if tokens were independent; empirical: rank among negatives, needs --calibration. "
-            "Schemes other than dew may know others.",
-        ),
-    ] = None,
-    calibration: Annotated[
-        Path | None, typer.Option(metavar="CAL.json", help="What dewmark calibrate wrote for this key.")
-    ] = None,
-    group: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help="Rank among this group's negatives, not among all."),
-    ] = None,
-    by: Annotated[
-        str | None, typer.Option(metavar="FIELD", help="Take each row's group from this field of --jsonl.")
-    ] = None,
-    adjust: Annotated[
-        bool | None,
-        typer.Option(
-            "--adjust/--no-adjust",
-            show_default="with --out, or up to 10,000 texts without --tokens",
-            help="Give each of several texts q (in JSON: p_adjusted), its p-value after Benjamini-Hochberg: "
-            "of all texts with q ≤ 0.01 about 1% at most are unmarked. Results are then printed after the "
-            "last text; otherwise as they come, and only the closing line counts the q.",
-        ),
-    ] = None,
-    tokens: Annotated[
-        bool, typer.Option("--tokens", help="Also give every token's score and place.")
-    ] = False,
-    html: Annotated[
-        Path | None, typer.Option(metavar="OUT.html", help="Write a page with the coloured texts.")
-    ] = None,
-    batch_size: Annotated[
-        int | None,
-        typer.Option(min=1, show_default="32, more for several keys", help="Texts in one batch."),
-    ] = None,
-    json_: options.Json = False,
-    quiet: options.Quiet = False,
-) -> None:
-    """Score texts against a key: verdict, p-value, z, effective length; against several: which one it is."""
-    from dewmark.cli.inputs import batched, read_files, read_rows
-
-    if not texts and jsonl is None and in_ is None:
-        raise ConfigError(
-            "nothing to score: give text files, - for standard input, --jsonl IN.jsonl or --in FILE"
-        )
-    if not 0.0 < fpr < 1.0:
-        raise ConfigError(f"--fpr must lie in (0, 1), got {fpr:g}")
-    scoring = Scoring(
-        key=tuple(key or ()),
-        keys=keys,
-        detector=detector,
-        host=host,
-        scheme=scheme,
-        settings=tuple(settings or ()),
-        fpr=fpr,
-        test=test,
-        tokens=tokens,
-        calibration=calibration,
-        group=group,
+def _summary_line(marked: int, texts: int, rejected: int, tested: int, fpr: float) -> str:
+    return (
+        f"{marked} of {texts} texts marked at level {fpr:g}; {rejected} with q ≤ {fpr:g} "
+        f"(Benjamini-Hochberg over {tested} texts)"
     )
-    _check_calibrated(scoring, by=by, files=bool(texts))
-    source = _source(jsonl, in_, prompt=prompt, by=by)
-    if out is not None:
-        if texts or html is not None or source is None:
-            raise ConfigError("--out takes the rows of a file: give --in FILE, no text files and no --html")
-        from dewmark.batch.detecting import score_file
 
-        _check_groups(scoring, source if by is not None else None)
-        score_file(
-            source,
-            out,
-            scoring,
-            engine=engine,
-            workers=workers,
-            block_size=block_size,
-            batch_size=batch_size,
-            adjust=adjust is not False,
-            json_=json_,
-            quiet=quiet,
+
+def _print_result(found: DetectResult, *, engine: str, seconds: float, json_: bool, quiet: bool) -> None:
+    """The summary of a run with --out."""
+    if json_:
+        emit(
+            {
+                "out": str(found.out),
+                "rows": found.rows,
+                "resumed_from": found.resumed_from,
+                "blocks_retried": found.blocks_retried,
+                "marked": found.marked,
+                "rejected": found.rejected,
+                "fpr": found.fpr,
+                "engine": engine,
+            }
         )
-        return
-    if engine != "local" or workers is not None:
-        raise ConfigError("--engine and --workers are for a run into a file: add --out OUT.parquet")
-    files = read_files(texts or [], prompt=prompt)
-    blocks = source.blocks(_HELD) if source is not None else []
-    if source is not None:
-        rows = source.items(blocks)
     else:
-        rows = read_rows(jsonl, prompt=prompt, by=by) if jsonl is not None else iter(())
-    total = len(files) + sum(block.rows for block in blocks)
-    _check_groups(scoring, source if by is not None else None)
-    if adjust is None:
-        adjust = 0 < total <= _HELD and not tokens
-    verdicts = Verdicts(json_=json_, tokens=tokens, total=total, adjust=adjust, fpr=fpr, quiet=quiet)
-    kept: list[Scored] = []
-    with Progress(quiet=quiet) as progress:
-        scorer = scoring.open(progress=progress)
-        for batch in batched(chain(files, rows), batch_size or scorer.batch_size):
-            for scored in scorer(batch):
-                if verdicts.prints_at_once:
-                    progress.clear()
-                verdicts.add(scored)
-                if html is not None:
-                    kept.append(scored)
-            if not verdicts.prints_at_once:
-                progress("scoring", verdicts.count, total)
-    verdicts.close()
-    if html is not None:
-        from dewmark.reports.detection_page import write_html
-
-        write_html(html, [(str(scored.id), scored.text, scored.detection) for scored in kept])
-        say(f"wrote {html}", quiet=quiet)
+        write(_summary_line(found.marked, found.rows, found.rejected, found.tested, found.fpr) + "\n")
+    retried = f", {found.blocks_retried} blocks retried after a worker died" if found.blocks_retried else ""
+    say(
+        f"wrote {found.out}: {found.rows - found.resumed_from} texts scored, {found.resumed_from} resumed"
+        f"{retried}, {seconds:.1f} s",
+        quiet=quiet,
+    )
 
 
-def _check_calibrated(scoring: Scoring, *, by: str | None, files: bool) -> None:
-    """Which of the options about calibrations go together."""
-    if scoring.calibration is None:
-        if scoring.test == EMPIRICAL:
-            raise ConfigError("--test empirical needs --calibration CAL.json, made by: dewmark calibrate")
-        if scoring.group is not None or by is not None:
-            raise ConfigError(
-                "--group and --by choose a calibration's negatives: give --calibration CAL.json"
-            )
-        return
-    if scoring.test not in (None, EMPIRICAL):
-        raise ConfigError(
-            f"--calibration is for --test empirical, not {scoring.test}: leave out one of the two"
-        )
-    if scoring.many:
-        raise ConfigError("a calibration belongs to one key: give one --key with --calibration")
-    if scoring.group is not None and by is not None:
-        raise ConfigError(
-            "--group names one group for all texts, --by a field of each row: give one of the two"
-        )
-    if by is not None and files:
-        raise ConfigError(
-            "--by reads a field of --jsonl rows, which text files do not have: use --group NAME"
-        )
+def _check_by(calibration: Path | None, *, group: str | None, files: bool) -> None:
+    if calibration is None:
+        raise ConfigError("--by selects unmarked texts of a calibration: give --calibration CAL.json")
+    if group is not None:
+        raise ConfigError("--group is one group for all texts, --by a field of each row: give only one")
+    if files:
+        raise ConfigError("--by reads a field of rows, which text files do not have: use --group NAME")
 
 
 def _source(jsonl: Path | None, in_: str | None, *, prompt: str | None, by: str | None) -> Source | None:
-    """The file that rows come from; None if there is none, or if it is a pipe, which is read only once."""
-    from dewmark.batch.sources import JsonlSource, open_source
+    """The file of rows; None if there is none, or if it is a pipe, which can be read only once."""
+    from dewmark.batch import open_source
+    from dewmark.batch.sources import JsonlSource
 
     if jsonl is not None and in_ is not None:
-        raise ConfigError("--jsonl and --in both name the rows: give one of the two")
+        raise ConfigError("--jsonl and --in both name the rows: give only one")
     if in_ is not None:
         return open_source(in_, prompt=prompt, by=by)
     if jsonl is not None and (jsonl.is_file() or not jsonl.exists()):
@@ -333,19 +354,19 @@ def _source(jsonl: Path | None, in_: str | None, *, prompt: str | None, by: str 
     return None
 
 
-def _check_groups(scoring: Scoring, source: Source | None) -> None:
-    """A group that the calibration lacks, or that is too small, is told before anything is scored.
+def _check_groups(spec: DetectorSpec, source: Source | None) -> None:
+    """Report a group that the calibration lacks, or that is too small, before anything is scored.
 
-    ``source`` has groups of its own: it is looked through, since a run should not stop in its middle.
+    A ``source`` whose rows have groups is read through, since a run should not fail half-way.
     """
-    if scoring.calibration is None:
+    if spec.calibration is None:
         return
     from dewmark.stats.calibration import Calibration
 
-    calibration = Calibration.load(scoring.calibration)
-    groups = {scoring.group}
+    calibration = Calibration.load(spec.calibration)
+    groups = {spec.group}
     if source is not None:
-        groups = {item.group for item in source.items(source.blocks(_HELD))}
+        groups = {row.group for row in source.rows(source.blocks(_HELD))}
     for name in sorted(groups, key=str):
-        if shortage := calibration.shortage(scoring.fpr, group=name):
+        if shortage := calibration.shortage(spec.fpr, group=name):
             say(f"dewmark: warning: {shortage}")

@@ -8,18 +8,17 @@ from typing import Annotated
 import typer
 
 from dewmark.cli import options
-from dewmark.cli.loading import NONE, load_key, load_scheme
 from dewmark.cli.terminal import Progress, emit, write
-from dewmark.errors import ConfigError, StorageError
+from dewmark.errors import StorageError
 
 __all__ = ["app"]
 
-app = typer.Typer(help="Make a detector that needs no host model.", no_args_is_help=True)
+app = typer.Typer(help="Export a detector that needs no host model.", no_args_is_help=True)
 
 
 @app.callback()
 def _group() -> None:
-    """Make a detector that needs no host model."""
+    """Export a detector that needs no host model."""
 
 
 @app.command()
@@ -32,29 +31,21 @@ def export(
     json_: options.Json = False,
     quiet: options.Quiet = False,
 ) -> None:
-    """Write tokenizer, keyed table and encoder's name to a folder for: dewmark detect --detector DIR."""
-    if scheme == NONE:
-        raise ConfigError("scheme none leaves no mark to detect: name the scheme that marks")
+    """Export a detector to a folder, for: dewmark detect --detector DIR."""
+    options.check_marks(scheme)
     if out.exists() and not out.is_dir():
         raise StorageError(f"{out} is a file: name a new or empty folder")
     if out.is_dir() and any(out.iterdir()):
-        raise StorageError(f"{out} is not empty and nothing in it is overwritten: name a new or empty folder")
-    secret = load_key(key)
+        raise StorageError(f"{out} is not empty and is not overwritten: name a new or empty folder")
     with Progress(quiet=quiet) as progress:
-        bound = load_scheme(secret, host=host, scheme=scheme, settings=settings, progress=progress)
+        bound = options.open_detector(None, key, host, scheme, settings, progress=progress)
         from dewmark.detector import Detector
 
         Detector(bound).save(out)
     if json_:
-        emit(
-            {
-                "path": str(out),
-                "fingerprint": bound.fingerprint,
-                "scheme": bound.scheme.name,
-            }
-        )
+        emit({"path": str(out), "fingerprint": bound.fingerprint, "scheme": bound.scheme.name})
     else:
         write(
             f"wrote {out}, key {bound.fingerprint}\n"
-            "It is as secret as the key: who has it can detect, forge and remove the mark.\n"
+            "Keep it as secret as the key: anyone with it can detect, forge and remove the mark.\n"
         )

@@ -1,9 +1,7 @@
-"""``dewmark generate``: one marked completion to stdout, or a file of prompts to a file of completions."""
+"""``dewmark generate``: one completion to stdout, or a file of prompts to a file of completions."""
 
 from __future__ import annotations
 
-import functools
-import operator
 import secrets
 import time
 from pathlib import Path
@@ -12,47 +10,56 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from dewmark.cli import options
-from dewmark.cli.loading import NONE, Writer, load_key, load_unmarked, load_watermark
 from dewmark.cli.terminal import Progress, emit, printable, results, say, write
 from dewmark.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from dewmark.batch.prompts_run import Prompt
+    from dewmark.batch import TextWriter
     from dewmark.decoding import Decoding
-    from dewmark.types import Generation
+    from dewmark.types import DraftCount
 
 __all__ = ["generate"]
-
-_SEEDS = 2**31  # a drawn seed stays readable
 
 
 def generate(
     key: options.OptionalKeyFile = None,
     prompt: Annotated[str | None, typer.Option(metavar="TEXT", help="Continue this text.")] = None,
     prompts: Annotated[
-        Path | None, typer.Option(metavar="IN.jsonl", help="Continue each line's prompt; needs --out.")
+        Path | None,
+        typer.Option(metavar="IN.jsonl", help="Continue the prompt of each line (requires --out)."),
     ] = None,
     out: Annotated[
-        Path | None, typer.Option(metavar="OUT.jsonl", help="Where --prompts go; a stopped run is resumed.")
+        Path | None,
+        typer.Option(
+            metavar="OUT.jsonl", help="Write the completions of --prompts here; a stopped run is resumed."
+        ),
     ] = None,
     host: options.Host = None,
     scheme: Annotated[
         str | None,
-        typer.Option(metavar="NAME", show_default="dew", help="Scheme; none writes unmarked text."),
+        typer.Option(
+            metavar="NAME",
+            show_default="dew",
+            help="Scheme (see dewmark schemes), or none for unmarked text.",
+        ),
     ] = None,
     settings: options.Settings = None,
-    max_new_tokens: Annotated[int, typer.Option(help="Most tokens to write per text.")] = 200,
-    min_new_tokens: Annotated[int, typer.Option(help="No text ends before it has this many tokens.")] = 0,
+    max_new_tokens: Annotated[int, typer.Option(help="Maximum number of tokens per text.")] = 200,
+    min_new_tokens: Annotated[int, typer.Option(help="Minimum number of tokens per text.")] = 0,
     seed: Annotated[
         int | None,
-        typer.Option(min=0, show_default="drawn", help="Seed of the first text, row i gets seed + i."),
+        typer.Option(min=0, show_default="random", help="Seed of the first text; text i gets seed + i."),
     ] = None,
-    temperature: Annotated[float, typer.Option(help="Sampling temperature; a mark needs one above 0.")] = 1.0,
-    top_p: Annotated[float, typer.Option(help="Keep the likeliest tokens of this total probability.")] = 1.0,
-    top_k: Annotated[int, typer.Option(help="Keep the k likeliest tokens; 0 keeps all.")] = 0,
-    no_repeat_ngram: Annotated[int, typer.Option(help="Forbid repeating runs of N tokens; 0 allows.")] = 4,
+    temperature: Annotated[
+        float, typer.Option(help="Sampling temperature; marking needs one above 0.")
+    ] = 1.0,
+    top_p: Annotated[
+        float, typer.Option(help="Keep the most likely tokens with this total probability.")
+    ] = 1.0,
+    top_k: Annotated[int, typer.Option(help="Keep the k most likely tokens; 0 keeps all.")] = 0,
+    no_repeat_ngram: Annotated[
+        int, typer.Option(help="Never repeat n tokens in a row; 0 allows repetition.")
+    ] = 4,
     batch_size: options.BatchSize = 8,
     device: options.Device = "auto",
     dtype: options.Dtype = "auto",
@@ -60,15 +67,15 @@ def generate(
     quiet: options.Quiet = False,
 ) -> None:
     """Write watermarked text."""
-    from dewmark.batch.prompts_run import check_prompt, read_prompts
+    from dewmark.batch import TextWriter, generate_file, read_prompts
+    from dewmark.batch.inputs import check_prompt
     from dewmark.decoding import Decoding
-    from dewmark.hosts.base import check_decoding
 
     if (prompt is None) == (prompts is None):
         raise ConfigError("give either --prompt TEXT or --prompts IN.jsonl with --out OUT.jsonl")
     if (prompts is None) != (out is None):
         raise ConfigError("--prompts and --out go together: give both or neither")
-    if scheme == NONE and settings:
+    if scheme == options.UNMARKED and settings:
         raise ConfigError("scheme none has no parameters: leave out --set")
     decoding = Decoding(
         max_new_tokens=max_new_tokens,
@@ -78,19 +85,18 @@ def generate(
         no_repeat_ngram=no_repeat_ngram,
         min_new_tokens=min_new_tokens,
     )
-    secret = load_key(key) if key is not None or scheme != NONE else None
-    rows = read_prompts(prompts) if prompts is not None else []
+    secret = options.load_key(key) if key is not None or scheme != options.UNMARKED else None
     if prompt is not None:
         check_prompt(prompt, "--prompt")
-    if prompts is not None and out is not None and out.exists() and out.samefile(prompts):
-        raise ConfigError(f"--out is the prompts file {prompts} itself: choose another name")
+    if prompts is not None:
+        read_prompts(prompts)  # report mistakes before a model is loaded
     started = time.perf_counter()
     with Progress(quiet=quiet) as progress:
-        if secret is None or scheme == NONE:
-            writer = load_unmarked(host, progress=progress, device=device, dtype=dtype)
+        if secret is None or scheme == options.UNMARKED:
+            writer = TextWriter.unmarked(host, progress=progress, device=device, dtype=dtype)
         else:
-            writer = Writer.marked(
-                load_watermark(
+            writer = TextWriter.marked(
+                options.load_watermark(
                     secret,
                     host=host,
                     scheme=scheme,
@@ -100,83 +106,45 @@ def generate(
                     dtype=dtype,
                 )
             )
-        check_decoding(decoding, writer.scheme)
-        if out is not None:
-            told = _many(
-                writer, rows, out, decoding, seed=seed, batch_size=batch_size, progress=progress, json_=json_
-            )
+        if prompts is None or out is None:
+            said = _complete(writer, prompt or "", decoding, seed=seed, progress=progress, json_=json_)
         else:
-            told = _one(writer, prompt or "", decoding, seed=seed, progress=progress, json_=json_)
-    say(f"{told}, {time.perf_counter() - started:.1f} s", quiet=quiet)
+            made = generate_file(
+                prompts, out, writer, decoding=decoding, seed=seed, batch_size=batch_size, progress=progress
+            )
+            new = made.rows - made.resumed_from
+            said = f"{new} rows written{_drafts(made.drafts)}, {made.resumed_from} resumed, seed {made.seed}"
+    if prompts is not None:
+        if json_:
+            summary = {"out": str(out), "rows": made.rows, "resumed_from": made.resumed_from}
+            emit({**summary, "seed": made.seed, "config_hash": made.config_hash})
+        else:
+            write(f"{made.rows} rows in {out}\n")
+    say(f"{said}, {time.perf_counter() - started:.1f} s", quiet=quiet)
 
 
-def _one(
-    writer: Writer, prompt: str, decoding: Decoding, *, seed: int | None, progress: Progress, json_: bool
+def _complete(
+    writer: TextWriter, prompt: str, decoding: Decoding, *, seed: int | None, progress: Progress, json_: bool
 ) -> str:
-    """Continue one prompt to stdout; returns what to say of it."""
-    from dewmark.batch.prompts_run import row
+    """Print the completion of one prompt; returns a line about it."""
+    from dewmark.batch.generating import completion_row
 
-    seeds = [secrets.randbelow(_SEEDS) if seed is None else seed]
-    host = writer.host  # loading tells its own progress
+    host = writer.host  # loading reports its own progress
     progress(f"{host.name} is writing", 0, 0)
+    seeds = [secrets.randbits(31) if seed is None else seed]
     made = writer.write([prompt], seeds=seeds, decoding=decoding)[0]
     progress.clear()
     console = results()
     if json_:
-        emit(row("0", made))
+        emit(completion_row("0", made))
     elif console.is_terminal:
         console.print(printable(prompt), style="dim", end="")
         console.print(printable(made.text))
     else:
-        write(made.text + "\n")  # the completion only, so that it can be piped into a detector
-    return f"{made.tokens} tokens{_cost(made)}, scheme {made.scheme}, seed {made.seed}"
+        write(made.text + "\n")  # only the completion, so that it can be piped into a detector
+    return f"{made.tokens} tokens{_drafts(made.drafts)}, scheme {made.scheme}, seed {made.seed}"
 
 
-def _many(
-    writer: Writer,
-    prompts: Sequence[Prompt],
-    out: Path,
-    decoding: Decoding,
-    *,
-    seed: int | None,
-    batch_size: int,
-    progress: Progress,
-    json_: bool,
-) -> str:
-    """Continue a file of prompts into ``out``; returns what to say of it."""
-    from dewmark.batch.prompts_run import Run
-
-    run = Run.open(
-        out,
-        prompts,
-        batch_size=batch_size,
-        seed=seed,
-        fresh_seed=secrets.randbelow(_SEEDS),
-        config_hash=writer.config_hash(decoding),
-    )
-    resumed = run.done
-    # all of them now: a prompt that is too long must not stop a run in its middle
-    if run.done < len(prompts):
-        writer.host.check_prompts([prompt.text for prompt in prompts], decoding.max_new_tokens)
-    description = f"writing {out.name}"
-    progress(description, run.done, len(prompts))
-    written: list[Generation] = []
-    for batch, seeds in run.batches():
-        texts = [prompt.text for prompt in batch]
-        made = writer.write(texts, seeds=seeds, decoding=decoding, batch_size=batch_size)
-        run.append(batch, made)
-        written += made
-        progress(description, run.done, len(prompts))
-    progress.clear()
-    if json_:
-        summary = {"out": str(out), "rows": run.done, "resumed_from": resumed, "seed": run.seed}
-        emit({**summary, "config_hash": run.config_hash})
-    else:
-        write(f"{run.done} rows in {out}\n")
-    return f"{run.done - resumed} rows written{_cost(*written)}, {resumed} were there, seed {run.seed}"
-
-
-def _cost(*made: Generation) -> str:
-    """What choosing between drafts cost, where a scheme does."""
-    counts = [each.drafts for each in made if each.drafts is not None]
-    return f", {functools.reduce(operator.add, counts)}" if counts else ""
+def _drafts(count: DraftCount | None) -> str:
+    """The cost of choosing between drafts, if the scheme does."""
+    return "" if count is None else f", {count}"

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dewmark.batch.scoring import detect_items, open_scheme
 from dewmark.cli import options
 from dewmark.cli.terminal import Progress, emit, printable, results, say
 from dewmark.errors import ConfigError
@@ -19,13 +18,13 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.text import Text
 
-    from dewmark.cli.inputs import Item
+    from dewmark.batch import TextRow
     from dewmark.passages import Located, Passage
     from dewmark.scheme import BoundScheme
 
 __all__ = ["locate"]
 
-_QUOTED = 40  # characters of a passage's two ends that a line shows
+_QUOTED = 40  # characters shown of each end of a passage
 
 
 def locate(
@@ -35,7 +34,7 @@ def locate(
     key: options.OptionalKeyFile = None,
     jsonl: Annotated[
         Path | None,
-        typer.Option(metavar="IN.jsonl", help="Search each line's text (after its prompt, if any)."),
+        typer.Option(metavar="IN.jsonl", help="Search the text of each line (after its prompt, if any)."),
     ] = None,
     prompt: options.Prompt = None,
     host: options.Host = None,
@@ -43,16 +42,17 @@ def locate(
     settings: options.Settings = None,
     detector: options.Detector = None,
     fpr: Annotated[
-        float, typer.Option(help="Share of unmarked texts in which any passage at all may be called marked.")
+        float, typer.Option(help="Share of unmarked texts in which any passage is called marked.")
     ] = 0.05,
     html: Annotated[
-        Path | None, typer.Option(metavar="OUT.html", help="Write a page with the passages framed.")
+        Path | None, typer.Option(metavar="OUT.html", help="Write a page with the passages highlighted.")
     ] = None,
     json_: options.Json = False,
     quiet: options.Quiet = False,
 ) -> None:
-    """Find the marked passages of texts that are partly marked, partly not; p-values count the search."""
-    from dewmark.cli.inputs import count_lines, read_files, read_rows
+    """Find the marked passages of partly marked texts; p-values account for the search."""
+    from dewmark.batch import read_files, read_rows
+    from dewmark.batch.inputs import count_lines
 
     if not texts and jsonl is None:
         raise ConfigError("nothing to search: give text files, - for standard input, or --jsonl IN.jsonl")
@@ -62,48 +62,49 @@ def locate(
     rows = read_rows(jsonl, prompt=prompt) if jsonl is not None else iter(())
     total = len(files) + (count_lines(jsonl) if jsonl is not None else 0)
     console, on_terminal = results(), sys.stdout.isatty()
-    kept: list[tuple[Item, Located]] = []
+    kept: list[tuple[TextRow, Located]] = []
     with Progress(quiet=quiet) as progress:
-        bound = open_scheme(detector, key, host, scheme, settings, progress=progress)
-        for done, (item, found) in enumerate(_search(bound, chain(files, rows), fpr=fpr), start=1):
+        bound = options.open_detector(detector, key, host, scheme, settings, progress=progress)
+        for done, (row, found) in enumerate(_search(bound, chain(files, rows), fpr=fpr), start=1):
             if on_terminal:
                 progress.clear()
             if json_:
-                emit({"id": item.id, **found.to_dict()})
+                emit({"id": row.id, **found.to_dict()})
             else:
-                _show(console, item, found, text=on_terminal)
+                _show(console, row, found, text=on_terminal)
             if html is not None:
-                kept.append((item, found))
+                kept.append((row, found))
             progress("locating", done, total)
     if html is not None:
         from dewmark.reports.detection_page import write_html
 
-        pages = [(str(item.id), item.text, found.detection) for item, found in kept]
+        pages = [(str(row.id), row.text, found.detection) for row, found in kept]
         write_html(html, pages, passages=[found.passages for _, found in kept])
         say(f"wrote {html}", quiet=quiet)
 
 
-def _search(bound: BoundScheme, items: Iterator[Item], *, fpr: float) -> Iterator[tuple[Item, Located]]:
-    """What each text holds; a blank one holds nothing."""
+def _search(bound: BoundScheme, rows: Iterator[TextRow], *, fpr: float) -> Iterator[tuple[TextRow, Located]]:
+    """The passages of each text; a blank text has none."""
+    from dewmark.batch import detect_texts
     from dewmark.passages import Located, locate
 
-    for item in items:
-        if item.text.strip():
-            yield item, locate(item.text, bound, prompt=item.prompt, fpr=fpr)
+    for row in rows:
+        if row.text.strip():
+            yield row, locate(row.text, bound, prompt=row.prompt, fpr=fpr)
         else:
-            (nothing,) = detect_items(bound, [item], fpr=fpr, test=None)
-            yield item, Located(passages=(), detection=nothing, fpr=fpr)
+            (blank,) = detect_texts(bound, [row], fpr=fpr)
+            yield row, Located(passages=(), detection=blank, fpr=fpr)
 
 
-def _show(console: Console, item: Item, found: Located, *, text: bool) -> None:
-    """A line for the text, one for each passage, and on a terminal the text itself."""
+def _show(console: Console, row: TextRow, found: Located, *, text: bool) -> None:
+    """A line about the text, a line for each passage and, if ``text``, the text itself."""
     from dewmark.reports.detection_display import located_sentence, passage_sentence
 
-    console.print(f"{printable(str(item.id))}: {located_sentence(found)}")
+    console.print(f"{printable(str(row.id))}: {located_sentence(found)}")
     for number, passage in enumerate(found.passages, start=1):
         console.print(f"  {number}. {passage_sentence(passage)}: {_ends(passage)}")
     if text:
-        console.print(_coloured(console, item.text, found), end="\n\n")
+        console.print(_coloured(console, row.text, found), end="\n\n")
 
 
 def _ends(passage: Passage) -> str:
@@ -113,10 +114,10 @@ def _ends(passage: Passage) -> str:
 
 
 def _coloured(console: Console, text: str, found: Located) -> Text:
-    """The text, dim where no mark was located; passages in brackets, their tokens coloured by score."""
+    """The text: passages in brackets with their tokens coloured by score, the rest dim."""
     from rich.text import Text
 
-    from dewmark.cli.terminal import styles
+    from dewmark.cli.token_colours import styles
     from dewmark.reports.detection_display import group_by_passage, level, spans
 
     steps, drawn = styles(console), Text()

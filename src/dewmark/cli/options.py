@@ -1,13 +1,24 @@
-"""Options that several commands share, each declared once."""
+"""Options that several commands share, and the library objects that they name."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from dewmark import config
+from dewmark.errors import ConfigError
+
+if TYPE_CHECKING:
+    from dewmark.core.keys import Key
+    from dewmark.scheme import BoundScheme
+    from dewmark.watermark import Watermark
+    from dewmark.workspace import Progress
+
 __all__ = [
+    "UNMARKED",
     "BatchSize",
     "Detector",
     "Device",
@@ -20,42 +31,119 @@ __all__ = [
     "Quiet",
     "SchemeName",
     "Settings",
+    "check_marks",
+    "load_key",
+    "load_watermark",
+    "open_detector",
+    "package_prompts",
 ]
 
-KeyFile = Annotated[Path, typer.Option("--key", metavar="FILE", help="Key file, made by: dewmark key new.")]
-OptionalKeyFile = Annotated[
-    Path | None, typer.Option("--key", metavar="FILE", help="Key file, made by: dewmark key new.")
-]
+UNMARKED = "none"  # the --scheme that leaves no mark and needs no key
+
+_KEY_HELP = "Key file (make one with: dewmark key new)."
+
+KeyFile = Annotated[Path, typer.Option("--key", metavar="FILE", help=_KEY_HELP)]
+OptionalKeyFile = Annotated[Path | None, typer.Option("--key", metavar="FILE", help=_KEY_HELP)]
 Host = Annotated[
     str | None,
     typer.Option(
         "--host",
         metavar="MODEL",
-        help="Host: a packaged name (dewmark models list), a folder, or a hub id.",
+        help="Host model: a packaged name (see dewmark models list), a folder, or a hub id.",
         show_default="smollm2-135m",
     ),
 ]
 SchemeName = Annotated[
-    str | None, typer.Option("--scheme", metavar="NAME", show_default="dew", help="Scheme.")
+    str | None,
+    typer.Option("--scheme", metavar="NAME", show_default="dew", help="Scheme (see dewmark schemes)."),
 ]
 Settings = Annotated[
     list[str] | None,
-    typer.Option(
-        "--set", metavar="NAME=VALUE", help="A parameter of the scheme, e.g. --set k=5; repeatable."
-    ),
+    typer.Option("--set", metavar="NAME=VALUE", help="Set a scheme parameter, e.g. --set k=5; repeatable."),
 ]
 Detector = Annotated[
     Path | None,
     typer.Option(
-        "--detector", metavar="DIR", help="An exported detector, instead of --key, --host and --set."
+        "--detector", metavar="DIR", help="Use an exported detector instead of --key, --host and --set."
     ),
 ]
 Prompt = Annotated[
     str | None,
-    typer.Option("--prompt", metavar="TEXT", help="What the texts continue: context, never scored itself."),
+    typer.Option("--prompt", metavar="TEXT", help="Prompt that the texts continue: context, never scored."),
 ]
-Device = Annotated[str, typer.Option("--device", help="auto, cpu, cuda, cuda:1, mps …")]
-Dtype = Annotated[str, typer.Option("--dtype", help="Number format of the host: auto, float32, bfloat16 …")]
-BatchSize = Annotated[int, typer.Option("--batch-size", min=1, help="Texts in one batch.")]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON to stdout, one object a line.")]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress and no chatter on stderr.")]
+Device = Annotated[str, typer.Option("--device", help="Device: auto, cpu, cuda, cuda:1, mps …")]
+Dtype = Annotated[str, typer.Option("--dtype", help="Precision of the host: auto, float32, bfloat16 …")]
+BatchSize = Annotated[int, typer.Option("--batch-size", min=1, help="Texts per batch.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON to stdout, one object per line.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print no progress or messages to stderr.")]
+
+
+def load_key(file: Path | None) -> Key:
+    """The key that --key names."""
+    from dewmark.core.keys import Key
+
+    if file is None:
+        raise ConfigError("no key given: add --key FILE (make one with: dewmark key new --out FILE)")
+    return Key.load(file)
+
+
+def load_watermark(
+    key: Key,
+    *,
+    host: str | None,
+    scheme: str | None,
+    settings: Sequence[str] | None,
+    progress: Progress,
+    device: str = "auto",
+    dtype: str = "auto",
+) -> Watermark:
+    """A scheme on a host that can write; options that were not given keep the library's defaults."""
+    from dewmark.watermark import DEFAULT_HOST, Watermark
+
+    return Watermark(
+        host or DEFAULT_HOST,
+        key=key,
+        scheme=scheme or "dew",
+        settings=config.parse_settings(settings or ()),
+        device=device,
+        dtype=dtype,
+        progress=progress,
+    )
+
+
+def open_detector(
+    detector: Path | None,
+    key: Path | None,
+    host: str | None,
+    scheme: str | None,
+    settings: Sequence[str] | None,
+    *,
+    progress: Progress,
+) -> BoundScheme:
+    """The detector that the options name: an exported folder, or a key with a host and a scheme."""
+    from dewmark import batch
+
+    return batch.open_detector(
+        folder=detector,
+        key=key,
+        host=host,
+        scheme=scheme,
+        settings=config.parse_settings(settings or ()),
+        progress=progress,
+    )
+
+
+def check_marks(scheme: str | None) -> None:
+    """Raise `ConfigError` for --scheme none where a mark is needed."""
+    if scheme == UNMARKED:
+        raise ConfigError("scheme none leaves no mark: name a scheme that marks")
+
+
+def package_prompts(number: int, *, option: str) -> list[str]:
+    """The first ``number`` of the package's own prompts; ``option`` set the number."""
+    from dewmark.lab.prompts import openings
+
+    rows = openings()
+    if number > len(rows):
+        raise ConfigError(f"the package has {len(rows)} prompts: {option} must not exceed that, got {number}")
+    return [row["text"] for row in rows[:number]]

@@ -1,4 +1,4 @@
-"""``dewmark reproduce``: a table of the paper, from prompts to a report."""
+"""``dewmark reproduce``: reproduce a table of the paper, from prompts to report."""
 
 from __future__ import annotations
 
@@ -28,47 +28,49 @@ def reproduce(
     ],
     profile: Annotated[
         str,
-        typer.Option(metavar="NAME", help="local: models from packages; paper: the paper's, from the hub."),
+        typer.Option(metavar="NAME", help="local: packaged models; paper: the paper's models, from the hub."),
     ] = "local",
     texts: Annotated[
         int | None, typer.Option(min=2, show_default="the recipe's", help="Texts per scheme and seed.")
     ] = None,
     seeds: Annotated[
-        int | None, typer.Option(min=1, show_default="the recipe's", help="Seeds, each with its own key.")
+        int | None,
+        typer.Option(min=1, show_default="the recipe's", help="Number of seeds, each with its own key."),
     ] = None,
     schemes: Annotated[
         str | None,
-        typer.Option(metavar="A,B,…", help="Rows: labels or the groups dew, surface, semantic, paper, all."),
+        typer.Option(metavar="A,B,…", help="Rows: labels, or the groups dew, surface, semantic, paper, all."),
     ] = None,
     attacks: Annotated[
         str | None, typer.Option(metavar="A,B,…", help="Columns: some of the recipe's attacks, or none.")
     ] = None,
     stages: Annotated[
         str | None,
-        typer.Option(metavar="A,B,…", help="Only these stages, e.g. generate,attack; the rest later."),
+        typer.Option(metavar="A,B,…", help="Run only these stages, e.g. generate,attack."),
     ] = None,
     host: Annotated[
-        str | None, typer.Option(metavar="MODEL", help="Write with this model instead of the recipe's.")
+        str | None, typer.Option(metavar="MODEL", help="Host model, instead of the recipe's.")
     ] = None,
     judge: Annotated[
-        str | None, typer.Option(metavar="MODEL", help="Take perplexity under this model instead.")
+        str | None,
+        typer.Option(metavar="MODEL", help="Model that measures perplexity, instead of the recipe's."),
     ] = None,
     prompts: Annotated[
-        str | None, typer.Option(metavar="IN.jsonl", help="Continue these prompts instead of the recipe's.")
+        str | None, typer.Option(metavar="IN.jsonl", help="Prompts to continue, instead of the recipe's.")
     ] = None,
     human: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME=FILE", help="Texts that people wrote, JSONL; repeatable."),
+        typer.Option(metavar="NAME=FILE", help="Human-written texts, JSONL; repeatable."),
     ] = None,
     tokens: Annotated[
-        int | None, typer.Option(min=1, show_default="the recipe's", help="New tokens per text.")
+        int | None, typer.Option(min=1, show_default="the recipe's", help="Tokens to write per text.")
     ] = None,
-    jobs: Annotated[int, typer.Option(min=1, help="Processes that work side by side.")] = 1,
+    jobs: Annotated[int, typer.Option(min=1, help="Number of worker processes.")] = 1,
     engine: Annotated[
         str,
         typer.Option(
             metavar="NAME",
-            help="Where they work: local, or ray (the cluster that RAY_ADDRESS names, else here).",
+            help="Where workers run: local, or ray (the cluster that RAY_ADDRESS names, else this machine).",
         ),
     ] = "local",
     batch_size: options.BatchSize = 8,
@@ -76,20 +78,20 @@ def reproduce(
     dtype: options.Dtype = "auto",
     out: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", show_default="reproduced/TABLE-PROFILE", help="Where results go."),
+        typer.Option(metavar="DIR", show_default="reproduced/TABLE-PROFILE", help="Write results here."),
     ] = None,
     work: Annotated[
         Path | None,
         typer.Option(
-            metavar="DIR", show_default="--out", help="Where texts go; tables that share it share them."
+            metavar="DIR", show_default="--out", help="Keep texts here; tables can share the folder."
         ),
     ] = None,
     json_: options.Json = False,
     quiet: options.Quiet = False,
 ) -> None:
-    """Make a table of the paper again: write, attack, score, judge, evaluate and report.
+    """Reproduce a table of the paper: write, attack, score, judge, evaluate and report.
 
-    A run that was stopped, by Ctrl-C too, goes on where it was: give the same command again.
+    A stopped run is resumed by the same command.
     """
     from dewmark.lab.experiments.recipe import load_recipe
     from dewmark.lab.experiments.run import Run
@@ -132,7 +134,7 @@ def reproduce(
         run = Run(
             recipe,
             folder,
-            (work or folder).absolute(),  # workers may stand elsewhere
+            (work or folder).absolute(),  # workers may have another working directory
             workers,
             human=_human(human or ()),
             batch_size=batch_size,
@@ -157,7 +159,7 @@ def reproduce(
 
 
 def _command(table: str, **given: object) -> str:
-    """The command line as far as it decides the results: how they are worked out is left out."""
+    """The command line with the options that decide the results."""
     words = ["dewmark", "reproduce", table]
     for name, value in given.items():
         for each in value if isinstance(value, list) else [value]:
@@ -174,6 +176,6 @@ def _human(given: list[str] | tuple[()]) -> dict[str, str]:
     for each in given:
         name, equals, file = each.partition("=")
         if not equals or not name or not file:
-            raise ConfigError(f"--human must read NAME=FILE.jsonl, got {each!r}")
+            raise ConfigError(f"--human must be NAME=FILE.jsonl, got {each!r}")
         found[name] = file
     return found

@@ -1,6 +1,6 @@
-"""``dewmark schemes``: every scheme with its parameters, what it needs, and one line about it.
+"""``dewmark schemes``: every scheme with a summary, its requirements and its parameters.
 
-A parameter's help is the string below its field in the class's source.
+The help of a parameter is the string below its field in the source of the class.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ _KINDS = {bool: "true or false", int: "whole number", float: "number", str: "tex
 
 def schemes(
     name: Annotated[
-        str | None, typer.Argument(metavar="[NAME]", help="One scheme, with its parameters explained.")
+        str | None, typer.Argument(metavar="[NAME]", help="Explain the parameters of one scheme.")
     ] = None,
     json_: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """List the watermarking schemes, their parameters and what they need."""
+    """List the watermarking schemes, their parameters and requirements."""
     from dewmark.registry import SCHEMES
 
     rows = [_row(each) for each in ([name] if name is not None else SCHEMES)]
@@ -61,11 +61,11 @@ def schemes(
     for row in rows:
         _list(console, row)
     if not quiet:
-        write("dewmark schemes NAME explains the parameters; they are given as --scheme NAME --set k=5.\n")
+        write("dewmark schemes NAME explains the parameters; set them with --scheme NAME --set k=5.\n")
 
 
 def _row(name: str) -> dict[str, Any]:
-    """What there is to say about a scheme; another package's scheme that cannot be loaded says why."""
+    """A scheme as plain values, or why it (from another package) cannot be loaded."""
     from dewmark.registry import SCHEMES
 
     try:
@@ -95,7 +95,7 @@ def describe(name: str, scheme: type[Scheme]) -> dict[str, Any]:
 
 @functools.cache
 def field_help(kind: type) -> dict[str, str]:
-    """The string below each field of a dataclass and its bases, on one line; nothing without source."""
+    """The string below each field of a dataclass and its bases; empty if the source is not available."""
     found: dict[str, str] = {}
     for each in reversed(kind.__mro__):
         try:
@@ -125,7 +125,7 @@ def _kind(hint: Any) -> str:  # noqa: ANN401 - any field type
 
 
 def _list(console: Console, row: dict[str, Any]) -> None:
-    """One scheme in a few lines."""
+    """Print a scheme in a few lines."""
     from rich.text import Text
 
     about = row.get("error") or row["summary"]
@@ -138,7 +138,7 @@ def _list(console: Console, row: dict[str, Any]) -> None:
 
 
 def _explain(console: Console, row: dict[str, Any]) -> None:
-    """One scheme with all that is known of each parameter."""
+    """Print a scheme with the help of each parameter."""
     from rich.text import Text
 
     if "error" in row:

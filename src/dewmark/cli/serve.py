@@ -1,4 +1,4 @@
-"""``dewmark serve``: detection as a service, with a page for people."""
+"""``dewmark serve``: detection as an HTTP service with a web page."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ def serve(
         list[str] | None,
         typer.Option(
             metavar="[ID=]DIR",
-            help="An exported detector, or a folder of them; repeat it for several tenants. The tenant's id "
-            "is the folder's name unless given.",
+            help="An exported detector, or a folder of detectors; repeatable. The tenant's id defaults to "
+            "the folder's name.",
         ),
     ] = None,
     key: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="A key to detect; with --host-model the one that marks."),
+        typer.Option(metavar="FILE", help="Key to detect; with --host-model, the key that marks."),
     ] = None,
     keys: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="All *.key files of a folder, a tenant each.")
+        Path | None, typer.Option(metavar="DIR", help="Use all *.key files of a folder, one tenant each.")
     ] = None,
     scheme: options.SchemeName = None,
     settings: options.Settings = None,
@@ -40,43 +40,50 @@ def serve(
         typer.Option(
             metavar="MODEL",
             show_default="the --host-model, or smollm2-135m",
-            help="The host that the keys mark; its weights are not loaded.",
+            help="Host model that the keys mark; its weights are not loaded.",
         ),
     ] = None,
     host_model: Annotated[
         str | None,
-        typer.Option(metavar="MODEL", help="Also write: load this host and offer OpenAI's API, marked."),
+        typer.Option(
+            metavar="MODEL", help="Also write: load this host and serve marked text over OpenAI's API."
+        ),
     ] = None,
     device: options.Device = "auto",
     dtype: options.Dtype = "auto",
-    host: Annotated[str, typer.Option(metavar="ADDRESS", help="Where to listen.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 8080,
-    workers: Annotated[int, typer.Option(min=1, help="Processes; they share the detectors' tables.")] = 1,
+    host: Annotated[str, typer.Option(metavar="ADDRESS", help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 chooses a free one.")] = 8080,
+    workers: Annotated[
+        int, typer.Option(min=1, help="Number of processes, which share the detectors' tables.")
+    ] = 1,
     store: Annotated[
         str | None,
         typer.Option(
             metavar="URL",
-            show_default="$DEWMARK_STORE, or a file of yours",
-            help="Tokens and audits: sqlite:///FILE, or postgresql+psycopg://…",
+            show_default="$DEWMARK_STORE, or a file in your home",
+            help="Database for tokens and audits: sqlite:///FILE, or postgresql+psycopg://…",
         ),
     ] = None,
     without_tokens: Annotated[
-        bool, typer.Option("--without-tokens", help="Let anybody who can reach the address ask anything.")
+        bool,
+        typer.Option(
+            "--without-tokens", help="Require no token: everyone who can reach the address may ask anything."
+        ),
     ] = False,
     name: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="HOST", help="A name by which a service without tokens may be asked; repeatable."
+            metavar="HOST", help="Host name under which a service without tokens answers; repeatable."
         ),
     ] = None,
     log_queries: Annotated[
-        bool, typer.Option("--log-queries", help="Keep who asked about which text, as keyed hashes.")
+        bool, typer.Option("--log-queries", help="Log who asked about which text, as keyed hashes.")
     ] = False,
-    fpr: Annotated[float, typer.Option(help="Share of unmarked texts that may be called marked.")] = 0.01,
+    fpr: Annotated[float, typer.Option(help="False-positive rate.")] = 0.01,
     json_: options.Json = False,
     quiet: options.Quiet = False,
 ) -> None:
-    """Serve detection over HTTP, and a page at /. Ctrl-C finishes what was taken and stops."""
+    """Serve detection over HTTP, with a web page at /. Ctrl-C finishes open requests and stops."""
     from dewmark.extras import require
 
     for module in ("fastapi", "uvicorn", "sqlalchemy", "prometheus_client", "multipart"):
@@ -122,17 +129,14 @@ def serve(
 
 
 def _keys(key: Path | None, folder: Path | None) -> list[tuple[str, str]]:
-    """(tenant id, key file) pairs: the --key first, it is the one that marks."""
-    from dewmark.batch.scoring import load_keys
+    """(tenant id, key file) pairs, with --key, which marks, first."""
+    from dewmark.batch import load_keys
 
-    if key is None and folder is None:
-        return []
-    found = load_keys([] if key is None else [key], folder)
-    return [(Path(file).stem, file) for file in found]
+    return [(Path(file).stem, file) for file in load_keys([path for path in (key, folder) if path])]
 
 
 def _check(wanted: Settings, progress: Progress) -> None:
-    """Find out here, in words, what would make every worker die: also verifies and builds the tables."""
+    """Report mistakes that would make every worker fail; also verifies and builds the tables."""
     from dewmark.serve.api_tokens import Tokens
     from dewmark.serve.store import Store
     from dewmark.serve.tenants import open_tenants
@@ -144,7 +148,7 @@ def _check(wanted: Settings, progress: Progress) -> None:
     store.close()
     if not (wanted.loopback or guarded or wanted.without_tokens):
         raise ConfigError(
-            f"{wanted.host} can be reached from elsewhere and nobody needs a token: make one with "
+            f"{wanted.host} can be reached from other machines and no token is required: make one with "
             "dewmark token new --scope detect, or add --without-tokens"
         )
     open_tenants(wanted, progress=progress)

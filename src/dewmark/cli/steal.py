@@ -1,4 +1,4 @@
-"""``dewmark steal``: learn a mark from marked texts, forge or scrub it, and see whom that deceives."""
+"""``dewmark steal``: learn a mark from marked texts, forge or scrub it, and score the result."""
 
 from __future__ import annotations
 
@@ -9,84 +9,85 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dewmark.cli import options
-from dewmark.cli.terminal import Progress, emit, say, write
+from dewmark.cli.terminal import Progress, emit, save_json, save_text, say, write
 from dewmark.errors import ConfigError, InputError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from dewmark.attacks.stealing.steal import CurvePoint, StealingResult, StealSettings
-    from dewmark.cli.inputs import Entry
+    from dewmark.batch.inputs import Document
 
 __all__ = ["steal"]
 
 
 def steal(
-    marked: Annotated[Path, typer.Option(metavar="M.jsonl", help="Texts that carry the victim's mark.")],
+    marked: Annotated[Path, typer.Option(metavar="M.jsonl", help="Texts with the victim's mark.")],
     base: Annotated[Path, typer.Option(metavar="B.jsonl", help="Unmarked texts of the same host.")],
     humans: Annotated[
-        list[Path], typer.Option(metavar="H.jsonl", help="Human texts, which set the threshold; repeatable.")
+        list[Path], typer.Option(metavar="H.jsonl", help="Human texts that set the threshold; repeatable.")
     ],
     key: options.OptionalKeyFile = None,
     host: options.Host = None,
     scheme: options.SchemeName = None,
     settings: options.Settings = None,
-    method: Annotated[str, typer.Option(help="counts, or embedding, which knows that it is DEW.")] = "counts",
-    mode: Annotated[str, typer.Option(help="spoof writes new texts, scrub rewrites marked ones.")] = "spoof",
+    method: Annotated[str, typer.Option(help="counts, or embedding (which assumes DEW).")] = "counts",
+    mode: Annotated[str, typer.Option(help="spoof: write new texts; scrub: rewrite marked ones.")] = "spoof",
     strength: Annotated[
-        float | None, typer.Option(show_default="by method", help="Most that a logit gets; 0 is no attack.")
+        float | None, typer.Option(show_default="by method", help="Maximum bias of a logit; 0 is no attack.")
     ] = None,
     observed: Annotated[
-        int | None, typer.Option(show_default="all", help="How many marked texts the attacker has seen.")
+        int | None,
+        typer.Option(show_default="all", help="Number of marked texts that the attacker has seen."),
     ] = None,
-    texts: Annotated[int, typer.Option(help="How many texts to forge or scrub.")] = 100,
-    tokens: Annotated[int, typer.Option(help="Length of a forged text.")] = 200,
+    texts: Annotated[int, typer.Option(help="Number of texts to forge or scrub.")] = 100,
+    tokens: Annotated[int, typer.Option(help="Tokens per forged text.")] = 200,
     attack: Annotated[
         list[str] | None,
-        typer.Option("--with", metavar="NAME=VALUE", help="Another setting of the attack; repeatable."),
+        typer.Option("--with", metavar="NAME=VALUE", help="Set another parameter of the attack; repeatable."),
     ] = None,
     curve: Annotated[
-        bool, typer.Option("--curve", help="Forge DEW from 50, 100, 200 … texts: how many are needed?")
+        bool, typer.Option("--curve", help="Forge DEW from 50, 100, 200 … texts, to see how many are needed.")
     ] = False,
     prompts: Annotated[
-        Path | None, typer.Option(metavar="IN.jsonl", help="What a spoof continues, not the package's own.")
+        Path | None,
+        typer.Option(metavar="IN.jsonl", help="Prompts for a spoof, instead of the package's own."),
     ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of the first text, text i gets seed + i.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the first text; text i gets seed + i.")] = 0,
     batch_size: options.BatchSize = 50,
     device: options.Device = "auto",
     dtype: options.Dtype = "auto",
     out: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="Write steal.json and texts.jsonl here; a stopped run goes on."),
+        typer.Option(metavar="DIR", help="Write steal.json and texts.jsonl here; a stopped run is resumed."),
     ] = None,
     json_: options.Json = False,
     quiet: options.Quiet = False,
 ) -> None:
-    """Attack a watermark of your own: learn it from texts, write with it, and score that with its detector.
+    """Attack your own watermark: learn it from texts, write with it, and score the result with its detector.
 
-    The key is for the detector that judges; the attacker never sees it.
+    Only the detector uses the key; the attacker never sees it.
     """
     from dewmark.attacks.stealing.steal import StealSettings, forgery_curve
     from dewmark.attacks.stealing.steal import steal as run
-    from dewmark.cli.inputs import read_entries, read_texts
-    from dewmark.cli.loading import NONE, load_key, load_watermark
+    from dewmark.batch.inputs import read_corpus, read_documents
     from dewmark.config import parse_settings, replace
 
-    if scheme == NONE:
-        raise ConfigError("scheme none leaves no mark to steal: name a scheme")
+    options.check_marks(scheme)
     given = {"method": method, "mode": mode, "strength": strength, "observed": observed, "texts": texts}
     given |= {"tokens": tokens, "seed": seed, "batch_size": batch_size}
     chosen = replace(StealSettings(), given | parse_settings(attack or ()))
     if curve and (chosen.method, chosen.mode) != ("embedding", "spoof"):
         raise ConfigError(
-            "--curve is of forgeries by embeddings: add --method embedding, and no --mode scrub"
+            "--curve works for forgeries by embeddings: add --method embedding, and no --mode scrub"
         )
-    secret = load_key(key)
-    corpus, unmarked = _present(read_entries(marked)), [entry.text for entry in _present(read_entries(base))]
-    people = [entry.text for entry in read_texts([str(path) for path in humans])]
-    openers, targets, seen = _work(corpus, chosen, prompts, marked)
+    secret = options.load_key(key)
+    corpus = [each for each in read_documents(marked) if each.text.strip()]
+    unmarked = [each.text for each in read_documents(base) if each.text.strip()]
+    people = [each.text for each in read_corpus([str(path) for path in humans])]
+    openers, targets, seen = _split(corpus, chosen, prompts, marked)
     with Progress(quiet=quiet) as progress:
-        watermark = load_watermark(
+        watermark = options.load_watermark(
             secret, host=host, scheme=scheme, settings=settings, progress=progress, device=device, dtype=dtype
         )
         keep = None if out is None else out / "written"
@@ -98,7 +99,7 @@ def steal(
                 *arguments, prompts=openers, settings=chosen, resume_dir=keep, progress=progress
             )
             summary["curve"] = [point.to_dict() for point in points]
-            told = _curve_words(points)
+            report = _curve_report(points)
         else:
             result = run(
                 *arguments,
@@ -109,49 +110,44 @@ def steal(
                 progress=progress,
             )
             summary |= result.to_dict()
-            told = _words(result)
+            report = _report(result)
             if out is not None:
                 _save_texts(out, openers, result)
     if out is not None:
-        _save(out / "steal.json", json.dumps(summary, indent=1) + "\n")
+        save_json(out / "steal.json", summary)
         say(f"wrote {out / 'steal.json'}", quiet=quiet)
     if json_:
         emit(summary)
     else:
-        write(told)
+        write(report)
 
 
-def _present(entries: Sequence[Entry]) -> list[Entry]:
-    return [entry for entry in entries if entry.text.strip()]
-
-
-def _work(
-    corpus: list[Entry], settings: StealSettings, prompts: Path | None, marked: Path
+def _split(
+    corpus: list[Document], settings: StealSettings, prompts: Path | None, marked: Path
 ) -> tuple[list[str], list[str], list[str]]:
-    """Prompts, the texts to scrub, and the texts that the attacker may observe."""
-    from dewmark.batch.prompts_run import read_prompts
-    from dewmark.cli.inputs import openings
+    """The prompts, the texts to scrub, and the texts that the attacker observes."""
+    from dewmark.batch import read_prompts
 
     if settings.mode == "spoof":
         if prompts is None:
-            openers = openings(settings.texts, option="--texts")
+            openers = options.package_prompts(settings.texts, option="--texts")
         else:
             openers = [prompt.text for prompt in read_prompts(prompts)]
-        return openers, [], [entry.text for entry in corpus]
+        return openers, [], [each.text for each in corpus]
     if prompts is not None:
-        raise ConfigError("--prompts is for a spoof: a scrub takes the prompts of the marked texts")
+        raise ConfigError("--prompts is for a spoof: a scrub uses the prompts of the marked texts")
     if len(corpus) <= settings.texts:
         raise InputError(
-            f"{marked} has {len(corpus)} texts: the last {settings.texts} would be scrubbed, and none is "
-            "left to learn from; give more, or a smaller --texts"
+            f"{marked} has {len(corpus)} texts: the last {settings.texts} would be scrubbed, which leaves "
+            "none to learn from; give more texts, or a smaller --texts"
         )
     seen, scrubbed = corpus[: -settings.texts], corpus[-settings.texts :]
-    if any(entry.prompt is None for entry in scrubbed):
-        raise InputError(f'{marked}: a scrub needs the "prompt" of each text that it rewrites')
-    return [entry.prompt or "" for entry in scrubbed], [e.text for e in scrubbed], [e.text for e in seen]
+    if any(each.prompt is None for each in scrubbed):
+        raise InputError(f'{marked}: a scrub needs the "prompt" of each text it rewrites')
+    return [each.prompt or "" for each in scrubbed], [e.text for e in scrubbed], [e.text for e in seen]
 
 
-def _words(result: StealingResult) -> str:
+def _report(result: StealingResult) -> str:
     what = "forged" if result.mode == "spoof" else "scrubbed"
     learned = f"learned from {result.observed} marked and {result.base} base texts by {result.method}"
     fit = "" if result.cosine is None else f"; correlation with the true scores {result.cosine:.2f}"
@@ -174,7 +170,7 @@ def _words(result: StealingResult) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _curve_words(points: Sequence[CurvePoint]) -> str:
+def _curve_report(points: Sequence[CurvePoint]) -> str:
     lines = ["texts  correlation  p<0.01  above human 1%  mean z  perplexity"]
     for p in points:
         forgeries = f"{p.found:6.1%}  {p.above:14.1%}  {p.mean_z:6.2f}  {p.perplexity:10.1f}"
@@ -188,11 +184,4 @@ def _save_texts(out: Path, prompts: Sequence[str], result: StealingResult) -> No
         json.dumps({"id": str(i), "prompt": prompt, "text": text, "p_value": p}, ensure_ascii=False)
         for i, (prompt, text, p) in enumerate(rows)
     )
-    _save(out / "texts.jsonl", "".join(line + "\n" for line in lines))
-
-
-def _save(path: Path, text: str) -> None:
-    from dewmark import storage
-
-    with storage.atomic_write(path) as stream:
-        stream.write(text.encode("utf-8", "backslashreplace"))
+    save_text(out / "texts.jsonl", "".join(line + "\n" for line in lines))

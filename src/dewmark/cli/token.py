@@ -1,4 +1,4 @@
-"""``dewmark token``: who may use the service."""
+"""``dewmark token``: access tokens of the service."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ StoreUrl = Annotated[
     typer.Option(
         "--store",
         metavar="URL",
-        show_default="$DEWMARK_STORE, or a file of yours",
-        help="The service's store: sqlite:///FILE, or postgresql+psycopg://…",
+        show_default="$DEWMARK_STORE, or a file in your home",
+        help="Database of the service: sqlite:///FILE, or postgresql+psycopg://…",
     ),
 ]
 
@@ -35,25 +35,25 @@ def new(
         typer.Option(
             metavar="SCOPE",
             help="detect: exact numbers and token scores; detect-public: rounded numbers only; generate: "
-            "write marked text; admin: everything. Repeatable.",
+            "marked text; admin: everything. Repeatable.",
         ),
     ],
-    name: Annotated[str, typer.Option(metavar="TEXT", help="What the token is for.")] = "",
+    name: Annotated[str, typer.Option(metavar="TEXT", help="A note on what the token is for.")] = "",
     tenant: Annotated[
         list[str] | None,
-        typer.Option(metavar="ID", show_default="all", help="A tenant it may ask for; repeatable."),
+        typer.Option(metavar="ID", show_default="all", help="Restrict it to this tenant; repeatable."),
     ] = None,
-    per_minute: Annotated[float, typer.Option(metavar="N", help="Texts a minute.")] = 600.0,
+    per_minute: Annotated[float, typer.Option(metavar="N", help="Texts per minute.")] = 600.0,
     budget: Annotated[
-        int | None, typer.Option(metavar="N", show_default="none", help="Texts in its whole life.")
+        int | None, typer.Option(metavar="N", show_default="unlimited", help="Texts in total.")
     ] = None,
     days: Annotated[
-        float | None, typer.Option(metavar="N", show_default="for ever", help="How long it is valid.")
+        float | None, typer.Option(metavar="N", show_default="for ever", help="Days until it expires.")
     ] = None,
     store: StoreUrl = None,
     json_: options.Json = False,
 ) -> None:
-    """Make a token and print it, once: the store keeps only its hash."""
+    """Make a token and print it once: the database keeps only its hash."""
     made, text = _open(store).new(
         name, scope, tenants=tenant or (), per_minute=per_minute, budget=budget, days=days
     )
@@ -65,7 +65,7 @@ def new(
 
 @app.command("list")
 def list_(store: StoreUrl = None, json_: options.Json = False) -> None:
-    """List tokens by their ids; the tokens themselves are stored nowhere."""
+    """List tokens by id; the tokens themselves are not stored."""
     for caller in _open(store).all():
         row = _row(caller)
         if json_:
@@ -80,11 +80,11 @@ def list_(store: StoreUrl = None, json_: options.Json = False) -> None:
 
 @app.command()
 def revoke(
-    id_: Annotated[str, typer.Argument(metavar="ID", help="A token's id, from: dewmark token list.")],
+    id_: Annotated[str, typer.Argument(metavar="ID", help="Id of a token (see dewmark token list).")],
     store: StoreUrl = None,
     json_: options.Json = False,
 ) -> None:
-    """Make a token worthless; a running service knows it within a second."""
+    """Revoke a token; a running service notices within a second."""
     revoked = _open(store).revoke(id_)
     if json_:
         emit(_row(revoked))

@@ -1,4 +1,4 @@
-"""``dewmark train``: make a scheme's artifact for a host of one's own."""
+"""``dewmark train``: train a scheme's artifact for a host."""
 
 from __future__ import annotations
 
@@ -22,28 +22,30 @@ _ENCODER = "use-m3"
 def train(
     scheme: Annotated[str, typer.Argument(metavar="SCHEME", help=f"One of: {', '.join(TRAINERS)}.")],
     out: Annotated[
-        Path, typer.Option(metavar="DIR", help="Where the artifact goes; a stopped training is resumed.")
+        Path, typer.Option(metavar="DIR", help="Write the artifact here; a stopped training is resumed.")
     ],
     host: options.Host = None,
     encoder: Annotated[
         str | None,
-        typer.Option(metavar="MODEL", show_default=_ENCODER, help="Encoder: a name, a folder, a hub id."),
+        typer.Option(
+            metavar="MODEL", show_default=_ENCODER, help="Encoder: a packaged name, a folder, or a hub id."
+        ),
     ] = None,
     texts: Annotated[
         Path | None,
         typer.Option(
             metavar="FILE",
             show_default="the host writes them",
-            help="Training texts: JSONL with a text a line, or text in paragraphs.",
+            help="Training texts: JSONL with a text per line, or plain text in paragraphs.",
         ),
     ] = None,
     lexicon: Annotated[
         Path | None,
         typer.Option(
-            metavar="FILE", help="Bilingual lexicon for xsir: two words a line, with a tab between."
+            metavar="FILE", help="Bilingual lexicon for xsir: two words per line, separated by a tab."
         ),
     ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of the training.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed.")] = 0,
     steps: Annotated[
         int | None, typer.Option(min=1, show_default="the scheme's own", help="Training steps.")
     ] = None,
@@ -52,10 +54,10 @@ def train(
     json_: options.Json = False,
     quiet: options.Quiet = False,
 ) -> None:
-    """Train the artifact of a scheme; use it with --set artifact=DIR."""
+    """Train a scheme's artifact, for: --set artifact=DIR."""
     trainer = TRAINERS[scheme]
     if lexicon is not None and not lexicon.is_file():
-        raise ConfigError(f"there is no lexicon at {lexicon}: give a file with two words a line")
+        raise ConfigError(f"there is no lexicon at {lexicon}: give a file with two words per line")
     from dewmark import hosts
     from dewmark.config import cache_dir
     from dewmark.encoders import load_encoder
@@ -89,7 +91,7 @@ def train(
     if json_:
         emit({"out": str(out), "scheme": scheme, "identity": artifact.identity, "bytes": size, **report})
     else:
-        write(f"artifact of {scheme} for {name} in {out}, {size / 1e6:.2f} MB\n")
-        for what, value in report.items():
-            write(f"  {what}: {value:g}\n")
+        write(f"wrote the {scheme} artifact for {name} to {out}, {size / 1e6:.2f} MB\n")
+        for measure, value in report.items():
+            write(f"  {measure}: {value:g}\n")
     say(f"use it with --set artifact={out}, {time.perf_counter() - started:.1f} s", quiet=quiet)

@@ -1,16 +1,15 @@
-"""``dewmark tune``: the strongest settings for a host that keep its texts as they are."""
+"""``dewmark tune``: the strongest settings for a host that preserve the quality of its texts."""
 
 from __future__ import annotations
 
 import dataclasses
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from dewmark.cli import options
-from dewmark.cli.terminal import Progress, emit, results, say, write
+from dewmark.cli.terminal import Progress, emit, results, save_json, say, write
 
 if TYPE_CHECKING:
     from dewmark.lab.tuning import Tuning
@@ -21,11 +20,12 @@ __all__ = ["tune"]
 def tune(
     host: options.Host = None,
     budget_perplexity: Annotated[
-        float, typer.Option(metavar="RATIO", help="Most that perplexity may change, up or down.")
+        float,
+        typer.Option(metavar="RATIO", help="Maximum factor by which perplexity may change, up or down."),
     ] = 1.05,
-    texts: Annotated[int, typer.Option(min=2, help="Texts to write per configuration and key.")] = 24,
+    texts: Annotated[int, typer.Option(min=2, help="Texts per configuration and key.")] = 24,
     tokens: Annotated[int, typer.Option(min=25, help="Tokens per text.")] = 120,
-    keys: Annotated[int, typer.Option(min=1, help="Keys to measure each configuration with.")] = 1,
+    keys: Annotated[int, typer.Option(min=1, help="Keys per configuration.")] = 1,
     sampler: Annotated[
         str | None, typer.Option(metavar="NAME", help="Try only this sampler: bias or gumbel.")
     ] = None,
@@ -34,28 +34,30 @@ def tune(
         typer.Option("--grid", metavar="NAME=V,V,…", help="Values to try, e.g. --grid k=3,5; repeatable."),
     ] = None,
     prompts: Annotated[
-        Path | None, typer.Option(metavar="IN.jsonl", help="Continue these prompts, not the package's own.")
+        Path | None,
+        typer.Option(metavar="IN.jsonl", help="Prompts to continue, instead of the package's own."),
     ] = None,
     scheme: options.SchemeName = None,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of the first text, text i gets seed + i.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the first text; text i gets seed + i.")] = 0,
     temperature: Annotated[float, typer.Option(help="Sampling temperature.")] = 1.0,
-    top_p: Annotated[float, typer.Option(help="Nucleus.")] = 1.0,
+    top_p: Annotated[
+        float, typer.Option(help="Keep the most likely tokens with this total probability.")
+    ] = 1.0,
     batch_size: options.BatchSize = 8,
     device: options.Device = "auto",
     dtype: options.Dtype = "auto",
     out: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="Write tune.json and tune.png here; a stopped run goes on."),
+        typer.Option(metavar="DIR", help="Write tune.json and tune.png here; a stopped run is resumed."),
     ] = None,
     json_: options.Json = False,
     quiet: options.Quiet = False,
 ) -> None:
-    """Choose a scheme's settings for a host under a quality budget, by measuring.
+    """Measure a scheme's settings on a host and choose the strongest within a quality budget.
 
-    Exit code 1 says that no configuration keeps to the budget.
+    Exit code 1: no configuration is within the budget.
     """
-    from dewmark.batch.prompts_run import read_prompts
-    from dewmark.cli.inputs import openings
+    from dewmark.batch import read_prompts
     from dewmark.hosts import load_host
     from dewmark.lab.tuning import DECODING, Sample, check_budget, choose, expand, measure, parse_grid
     from dewmark.watermark import DEFAULT_HOST
@@ -64,7 +66,7 @@ def tune(
     named = [*(grid or ()), *([] if sampler is None else [f"sampler={sampler}"])]
     configurations = expand(parse_grid(named), scheme=scheme or "dew")
     openers = (
-        openings(texts, option="--texts")
+        options.package_prompts(texts, option="--texts")
         if prompts is None
         else [prompt.text for prompt in read_prompts(prompts)][:texts]
     )
@@ -93,7 +95,7 @@ def tune(
     }
     if out is not None:
         _save(out, tuning, summary)
-        say(f"wrote {out / 'tune.png'} and tune.json beside it", quiet=quiet)
+        say(f"wrote {out / 'tune.png'} and tune.json next to it", quiet=quiet)
     if json_:
         emit(summary)
     else:
@@ -125,8 +127,8 @@ def _print(tuning: Tuning) -> None:
         )
     results().print(table, soft_wrap=False)
     write(
-        f"found: share of texts with p < {FOUND_AT:g}; z −{DELETED:.0%}: z after that share of the words was "
-        f"deleted;\nfits: ratio within {1 / tuning.budget:.3f}–{tuning.budget:.3f} and distinct-3 within "
+        f"found: share of texts with p < {FOUND_AT:g}; z −{DELETED:.0%}: z after deleting that share of the "
+        f"words;\nfits: ratio within {1 / tuning.budget:.3f}–{tuning.budget:.3f} and distinct-3 within "
         f"{DIVERSITY:g} of the unmarked texts\n\n"
     )
     if tuning.chosen is not None:
@@ -136,7 +138,6 @@ def _print(tuning: Tuning) -> None:
 
 
 def _save(out: Path, tuning: Tuning, summary: dict[str, Any]) -> None:
-    from dewmark import storage
     from dewmark.lab.tuning import curve_of
     from dewmark.reports import plots
 
@@ -153,5 +154,4 @@ def _save(out: Path, tuning: Tuning, summary: dict[str, Any]) -> None:
         title=f"{summary['scheme']} on {summary['host']}",
     )
     plots.save_figure(figure, out / "tune.png")
-    with storage.atomic_write(out / "tune.json") as stream:
-        stream.write((json.dumps(summary, indent=1) + "\n").encode("utf-8"))
+    save_json(out / "tune.json", summary)

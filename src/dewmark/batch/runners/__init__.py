@@ -1,4 +1,4 @@
-"""Many pieces of work over many workers: on this machine, or over a Ray cluster."""
+"""Runners: jobs over many workers, as processes on this machine or on a Ray cluster."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ ENGINES = ("local", "ray")
 
 
 def open_runner(engine: str = "local", *, workers: int | None = None) -> Runner:
-    """A runner by name; ``workers`` is by default 1 here and the number of CPUs on a Ray cluster."""
+    """A runner by name; ``workers`` defaults to 1 locally and to all CPUs of a Ray cluster."""
     if engine == "local":
         from dewmark.batch.runners.local import LocalRunner
 

@@ -1,17 +1,17 @@
-"""The contract of runners: jobs in, results out, over workers that each hold one loaded thing.
+"""The contract of runners: jobs in, results out, over workers that each hold one loaded object.
 
 A *worker* is a process. It calls ``open_worker`` once, before its first job, and gets the function that does
-jobs: so a detector is loaded once per worker, not once per job. What crosses between processes (jobs,
-results, ``open_worker``) is pickled; it must hold no key, only the path of its file.
+jobs, so a detector is loaded once per worker, not once per job. Jobs, results and ``open_worker`` are pickled
+between processes: they must not contain a key, only the path of its file.
 
-What happens when something goes wrong is the same for every runner:
+Failures are handled alike by every runner:
 
-- a worker that **dies** (killed, out of memory, its machine lost) is replaced, and its job is done again by
-  the next worker that is free, up to `ATTEMPTS` times in all: a job that kills whoever takes it ends the run;
-- a job that **raises** ends the run with that error: it would raise again.
+- if a worker **dies** (killed, out of memory, its machine lost), another one takes its place and its job, at
+  most `ATTEMPTS` times, so a job that kills every worker ends the run;
+- if a job **raises**, the run ends with that error, since the job would raise again.
 
-Every job yields its result exactly once. Only so many jobs are under way at a time that a slow consumer holds
-the workers up, instead of filling its memory.
+Every job yields its result exactly once. The number of jobs under way is bounded, so a slow consumer slows
+the workers down instead of filling its memory.
 """
 
 from __future__ import annotations
@@ -29,27 +29,27 @@ from dewmark.errors import DewmarkError, WorkerError
 __all__ = ["ATTEMPTS", "Runner", "cores", "died_again", "portable"]
 
 ATTEMPTS = 3
-"""How often a job is tried whose workers die."""
+"""How many workers may die over one job before the run ends."""
 
 J = TypeVar("J")
 R = TypeVar("R")
 
 
 class Runner(ABC):
-    """Does jobs over ``workers`` workers. A context manager: `close` ends what it started."""
+    """Does jobs with ``workers`` workers. As a context manager, it closes itself."""
 
     workers: int
     retried: int = 0
-    """How many times a job was begun again because its worker had died."""
+    """How many times a job was restarted because its worker had died."""
 
     @abstractmethod
     def map(
         self, jobs: Sequence[J], open_worker: Callable[[], Callable[[J], R]], *, ordered: bool = False
     ) -> Iterator[tuple[int, R]]:
-        """Yield (place in ``jobs``, result) as results come, or, if ``ordered``, in the order of the jobs."""
+        """Yield (index of the job, result) as results arrive or, if ``ordered``, in the order of the jobs."""
 
-    def close(self) -> None:  # noqa: B027 - a runner that keeps nothing open has nothing to do
-        """End the workers and give back what the runner holds."""
+    def close(self) -> None:  # noqa: B027 - optional
+        """Stop the workers and release all resources."""
 
     def __enter__(self) -> Self:
         return self
@@ -66,21 +66,20 @@ def cores() -> int:
 
 
 def died_again(job: int) -> WorkerError:
-    """The end of a run over a job whose workers die."""
+    """The error that ends a run after a job's workers have died too often."""
     return WorkerError(
-        f"job {job} has ended {ATTEMPTS} workers, the last without a word: out of memory? "
-        "Give fewer workers or smaller blocks"
+        f"{ATTEMPTS} workers died over job {job}, perhaps out of memory: use fewer workers or smaller blocks"
     )
 
 
 def portable(error: BaseException) -> DewmarkError:
-    """An error in a form that another process can read: our own as they are, others as their one line."""
+    """An error that can be pickled: dewmark's own as they are, others as a one-line `WorkerError`."""
     if isinstance(error, DewmarkError):
         try:
-            pickle.loads(pickle.dumps(error))  # noqa: S301 - our own bytes, to see that they can be read
-        except Exception:  # noqa: BLE001 - whatever pickling may raise, the message can still travel
+            pickle.loads(pickle.dumps(error))  # noqa: S301 - our own bytes
+        except Exception:  # noqa: BLE001 - the message can still be sent
             return WorkerError(str(error))
         return error
-    told = WorkerError(f"a worker failed: {type(error).__name__}: {error}")
-    told.add_note("".join(traceback.format_exception(error)))
-    return told
+    wrapped = WorkerError(f"a worker failed: {type(error).__name__}: {error}")
+    wrapped.add_note("".join(traceback.format_exception(error)))
+    return wrapped

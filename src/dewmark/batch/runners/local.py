@@ -1,4 +1,4 @@
-"""The runner of this machine: in this process for one worker, in as many processes as wanted for more."""
+"""The local runner: one worker runs in this process, several run in processes of their own."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from dewmark.errors import ConfigError
 
 __all__ = ["LocalRunner"]
 
-_AHEAD = 4  # ordered: so many jobs per worker may be finished before their turn
+_AHEAD = 4  # jobs per worker that may finish before their turn, if results are ordered
 _THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
 
 @dataclass(eq=False)
 class _Worker:
-    """A process with its line to us, and the job it has."""
+    """A process, its connection, and the index of its current job."""
 
     process: SpawnProcess
     line: Connection
@@ -38,9 +38,9 @@ class _Worker:
 
 
 class LocalRunner(Runner):
-    """Does jobs on this machine. One worker is this process itself: no copy, and errors with their traces.
+    """Does jobs on this machine. A single worker is this process itself, so errors keep their tracebacks.
 
-    Workers that have nothing more to do wait for the next `map` that opens the same, until `close`.
+    Idle workers are kept for the next `map` with the same ``open_worker``, until `close`.
     """
 
     def __init__(self, *, workers: int = 1) -> None:
@@ -62,7 +62,7 @@ class LocalRunner(Runner):
                 yield index, work(job)
 
     def close(self) -> None:
-        """End the workers that wait."""
+        """Stop the idle workers."""
         while self._idle:
             self._idle.pop().end()
 
@@ -73,7 +73,7 @@ class LocalRunner(Runner):
             self.close()
         pool = _Pool(jobs, open_worker, self.workers, self._idle)
         self._opened, self._idle = open_worker, []
-        early: dict[int, R] = {}  # finished, and not yet handed on
+        early: dict[int, R] = {}  # finished, not yet yielded
         try:
             for turn in range(len(jobs)):
                 limit = turn + _AHEAD * self.workers if ordered else len(jobs)
@@ -88,7 +88,7 @@ class LocalRunner(Runner):
 
 
 class _Pool:
-    """Workers, and the jobs that wait for one."""
+    """Workers, and the jobs that wait for them."""
 
     def __init__(
         self,
@@ -104,14 +104,14 @@ class _Pool:
         self._workers = idle
 
     def collect(self, limit: int) -> Iterator[tuple[int, Any]]:
-        """Wait for one result or more; jobs from ``limit`` on are not begun. Nobody idles meanwhile."""
+        """Wait for at least one result, keeping all workers busy; jobs from ``limit`` on are not started."""
         while len(self._workers) < min(self._size, len(self._jobs)):
             self._workers.append(_start(self._open_worker, self._size))
         for worker in self._workers:
             self._give(worker, limit)
         busy = {worker.line: worker for worker in self._workers if worker.job is not None}
         for line in wait(list(busy)):
-            worker = busy[line]  # type: ignore[index]  # what comes back is what was given
+            worker = busy[line]  # type: ignore[index]  # `wait` returns some of its arguments
             index = worker.job
             assert index is not None
             try:
@@ -126,7 +126,7 @@ class _Pool:
             yield index, value
 
     def end(self) -> list[_Worker]:
-        """End the workers that are in the middle of something; returns the others."""
+        """Stop the busy workers; returns the idle ones."""
         for worker in self._workers:
             if worker.job is not None:
                 worker.end()
@@ -136,7 +136,7 @@ class _Pool:
         if worker.job is None and self._waiting and self._waiting[0] < limit:
             worker.job = self._waiting.popleft()
             self._attempts[worker.job] += 1
-            with contextlib.suppress(ConnectionError):  # it died while idle, and its line will say so
+            with contextlib.suppress(ConnectionError):  # it died while idle, which the next `wait` reports
                 worker.line.send(self._jobs[worker.job])
 
     def _lost(self, worker: _Worker, index: int) -> None:
@@ -154,16 +154,16 @@ def _start(open_worker: Callable[[], Callable[[Any], Any]], count: int) -> _Work
     process = context.Process(target=_serve, args=(theirs, open_worker), daemon=True)
     with _threads(max(1, cores() // count)):
         process.start()
-    theirs.close()  # so that our end reports the end of the process
+    theirs.close()  # then our end reports when the process ends
     return _Worker(process, ours)
 
 
 def _serve(line: Connection, open_worker: Callable[[], Callable[[Any], Any]]) -> None:
-    """The life of a worker."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends its workers
+    """The main loop of a worker process."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C and stops its workers
     threading.Thread(target=_end_with_parent, daemon=True).start()
     work: Callable[[Any], Any] | None = None
-    with contextlib.suppress(EOFError, OSError):  # the parent is gone
+    with contextlib.suppress(EOFError, OSError):  # the parent has ended
         while True:
             job = line.recv()
             try:
@@ -171,12 +171,12 @@ def _serve(line: Connection, open_worker: Callable[[], Callable[[Any], Any]]) ->
                 line.send((True, work(job)))
             except (BrokenPipeError, ConnectionResetError):
                 return
-            except Exception as error:  # noqa: BLE001 - it is raised in the parent
+            except Exception as error:  # noqa: BLE001 - raised in the parent
                 line.send((False, portable(error)))
 
 
 def _end_with_parent() -> None:
-    """A parent that is killed cannot end its workers, and none may go on writing after it."""
+    """A killed parent cannot stop its workers, so each stops itself."""
     parent = multiprocessing.parent_process()
     if parent is not None:
         wait([parent.sentinel])
@@ -185,7 +185,7 @@ def _end_with_parent() -> None:
 
 @contextlib.contextmanager
 def _threads(count: int) -> Iterator[None]:
-    """The processes started inside share the cores: so many threads each, unless the user has said it."""
+    """Give processes started inside ``count`` threads each, unless the user has set the number."""
     unset = [name for name in _THREADS if name not in os.environ]
     os.environ.update(dict.fromkeys(unset, str(count)))
     try:

@@ -1,12 +1,12 @@
-"""The runner of a Ray cluster: Ray Data spreads the jobs over actors on any number of machines.
+"""The Ray runner: Ray Data spreads jobs over actors on any number of machines.
 
-The cluster is the one that ``RAY_ADDRESS`` names, otherwise one that is started on this machine and ended by
-`close`. Each job is one block of a dataset; Ray Data keeps at most `_IN_FLIGHT` of them at each actor, waits
-when results are not taken, and gives the blocks of an actor that died to others. It would do so for ever, so
-a ledger (an actor of its own) counts the attempts: see `base`.
+The cluster is the one that ``RAY_ADDRESS`` names, otherwise one that is started on this machine and stopped
+by `close`. Each job is one block of a dataset. Ray Data keeps at most `_IN_FLIGHT` of them per actor, waits
+while results are not consumed, and hands the blocks of a dead actor to others. It would do so for ever, so a
+ledger (an actor of its own) counts the attempts: see `base`.
 
-Ray stores the jobs, ``open_worker`` and the results in its object store, where everyone who may use the
-cluster can read them.
+Ray puts the jobs, ``open_worker`` and the results in its object store, which everyone with access to the
+cluster can read.
 """
 
 from __future__ import annotations
@@ -26,17 +26,16 @@ from dewmark.extras import require
 
 __all__ = ["RayRunner"]
 
-_IN_FLIGHT = 2  # one job in work and one that waits beside it, so that a worker never idles
-_STORE = 256 << 20  # bytes of shared memory of a cluster on this machine; Ray would take a third of all
+_IN_FLIGHT = 2  # one running and one waiting, so that a worker never idles
+_STORE = 256 << 20  # bytes of shared memory for a local cluster; Ray would take a third of all memory
+_TIMEOUT = 10.0  # seconds for a cluster to answer
 
-_PATIENCE = 10.0  # seconds for a cluster to answer
-
-# Ray's own reports go to its log files: a terminal is for results and progress.
+# Ray's own messages stay in its log files.
 _QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_BACKEND_LOG_LEVEL": "fatal"}
 
 
 class RayRunner(Runner):
-    """Does jobs on a Ray cluster. ``workers`` is by default the number of its CPUs, one each."""
+    """Does jobs on a Ray cluster. ``workers`` defaults to its number of CPUs."""
 
     def __init__(self, *, workers: int | None = None) -> None:
         if workers is not None and workers < 1:
@@ -53,7 +52,7 @@ class RayRunner(Runner):
 
     def _connect(self, workers: int | None) -> None:
         address = os.environ.get("RAY_ADDRESS")
-        # Ray tells of lost workers on standard output, where results belong; no public switch stops it
+        # Ray reports lost workers on standard output, where results belong; there is no public switch
         self._ray._private.worker._worker_logs_enabled = False
         local = {
             "address": "local",
@@ -64,7 +63,7 @@ class RayRunner(Runner):
         where = f"the Ray cluster at RAY_ADDRESS={address}" if address else "a Ray cluster on this machine"
         try:
             if address:
-                _knock(address)
+                _check_address(address)
             with _no_stderr():
                 self._ray.init(
                     **({"address": address} if address else local),
@@ -72,7 +71,7 @@ class RayRunner(Runner):
                     logging_level=logging.ERROR,
                 )
         except (OSError, RuntimeError, ValueError) as error:
-            hint = "; if it wants a token, set RAY_AUTH_TOKEN_PATH" if address else ""
+            hint = "; if it requires a token, set RAY_AUTH_TOKEN_PATH" if address else ""
             raise WorkerError(f"cannot reach {where}: {error}{hint}") from error
 
     def map(
@@ -110,21 +109,21 @@ class RayRunner(Runner):
                 self.retried += self._ray.get(ledger.retried.remote(), timeout=10)
 
     def close(self) -> None:
-        """End the cluster on this machine, or leave the one that was there before."""
+        """Stop the cluster if this runner started it."""
         if self._ours:
             self._ray.shutdown()
 
 
-def _knock(address: str) -> None:
-    """See that somebody is there: Ray itself would try for minutes, in silence."""
+def _check_address(address: str) -> None:
+    """Check that the address answers: Ray itself would try for minutes, silently."""
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if host and port.isdigit():  # not "auto"
-        socket.create_connection((host.strip("[]"), int(port)), timeout=_PATIENCE).close()
+        socket.create_connection((host.strip("[]"), int(port)), timeout=_TIMEOUT).close()
 
 
 @contextlib.contextmanager
 def _no_stderr() -> Iterator[None]:
-    """Ray's compiled part announces its log level there when it starts; errors come as exceptions."""
+    """Silence stderr: Ray's native code prints its log level there, and errors come as exceptions."""
     sys.stderr.flush()
     kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 2)
@@ -137,21 +136,21 @@ def _no_stderr() -> Iterator[None]:
 
 
 class _Ledger:
-    """How often each job was begun; lives in an actor that does nothing else."""
+    """Counts how often each job was started; an actor that does nothing else."""
 
     def __init__(self) -> None:
-        self._begun: dict[int, int] = {}
+        self._started: dict[int, int] = {}
 
     def begin(self, index: int) -> int:
-        self._begun[index] = self._begun.get(index, 0) + 1
-        return self._begun[index]
+        self._started[index] = self._started.get(index, 0) + 1
+        return self._started[index]
 
     def retried(self) -> int:
-        return sum(self._begun.values()) - len(self._begun)
+        return sum(self._started.values()) - len(self._started)
 
 
 class _Actor:
-    """A worker. It opens what it works with at its first job, so that a death meanwhile is counted too."""
+    """A worker. It opens itself at its first job, so that dying meanwhile counts as an attempt."""
 
     def __init__(self, ledger: Any, open_worker: bytes) -> None:  # noqa: ANN401 - Ray's handle
         self._ledger = ledger
@@ -163,7 +162,7 @@ class _Actor:
         try:
             result = (True, self._do(index, row["job"]))
             packed = pickle.dumps(result)
-        except Exception as error:  # noqa: BLE001 - it is raised in the driver
+        except Exception as error:  # noqa: BLE001 - raised in the driver
             packed = pickle.dumps((False, portable(error)))
         return {"index": index, "result": packed}
 

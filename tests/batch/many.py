@@ -1,4 +1,4 @@
-"""Many short texts, and a detector without any model that every process can open."""
+"""Many short texts, and a detector without a model that every process can open."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import signal
 from pathlib import Path
 from typing import Any
 
-from dewmark.batch.detecting import Workers
+from dewmark.batch.detecting import ScoringWorker
 
 WORDS = ["the", "old", "bridge", "over", "a", "river", "was", "built", "by", "people", "who", "came", "from"]
 
@@ -25,7 +25,7 @@ def export_kgw(folder: Path) -> Path:
 
 
 def texts(count: int, *, seed: int = 1) -> list[dict[str, Any]]:
-    """Rows of short texts; every fifth has nothing to score, ids are whole numbers."""
+    """Rows of short texts with integer ids; every fifth text is blank."""
     draw = random.Random(seed)
     return [
         {"id": i, "text": "" if i % 5 == 4 else " ".join(draw.choices(WORDS, k=draw.randint(12, 25)))}
@@ -47,7 +47,7 @@ def write_parquet(path: Path, rows: list[dict[str, Any]]) -> Path:
 
 
 def read(path: Path) -> list[dict[str, Any]]:
-    """The rows that a run wrote, from either format."""
+    """The rows of an output file, in either format."""
     if path.suffix == ".jsonl":
         return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
     import pyarrow.parquet
@@ -56,8 +56,8 @@ def read(path: Path) -> list[dict[str, Any]]:
     return rows
 
 
-class Mortal(Workers):
-    """Workers of which the first at row 24 kills itself."""
+class DyingWorker(ScoringWorker):
+    """A worker that kills itself at row 24; its successor does not."""
 
     def __call__(self):
         work = super().__call__()

@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 import pytest
-from tests.runners.jobs import BAD, BROKEN, DEADLY, Opener
+from tests.batch.jobs import BAD, BROKEN, DEADLY, Opener
 
 from dewmark.batch.runners import open_runner
 from dewmark.batch.runners.base import ATTEMPTS
@@ -62,7 +62,7 @@ def test_a_worker_that_is_killed_is_replaced_and_its_job_done_again(local, tmp_p
 
 def test_a_job_that_kills_every_worker_ends_the_run(local, opener):
     runner = local(2)
-    with pytest.raises(WorkerError, match=f"job 2 has ended {ATTEMPTS} workers"):
+    with pytest.raises(WorkerError, match=f"{ATTEMPTS} workers died over job 2"):
         list(runner.map([1, 2, DEADLY, 4], opener))
     assert runner.retried == ATTEMPTS - 1
 

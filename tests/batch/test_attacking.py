@@ -1,4 +1,4 @@
-"""Runs over rows: what a row becomes, stopping at any byte, files of other runs."""
+"""`attack_file`: the rows it writes, resuming after a kill, files of other runs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from dewmark.attacks import load_attack, text_seed
-from dewmark.batch.attacking import attack_rows, attacked_row, row_seeds
+from dewmark.batch import attack_file
+from dewmark.batch.attacking import attacked_row, row_seeds
 from dewmark.errors import ConfigError, DewmarkError, StorageError
 
 TEXTS = [f" old text number {i} with some words \u2028 é" for i in range(7)]
@@ -23,7 +24,7 @@ def out(tmp_path: Path) -> Path:
 
 
 def test_a_row_keeps_its_fields_and_tells_what_was_done(out: Path):
-    assert attack_rows(DELETE, ROWS, out, seed=3) == 0
+    assert attack_file(ROWS, out, DELETE, seed=3).resumed_from == 0
     made = [json.loads(line) for line in out.read_text(encoding="utf-8").split("\n")[:-1]]
     assert len(made) == len(ROWS)
     for row, new in zip(ROWS, made, strict=True):
@@ -50,42 +51,42 @@ def test_rows_without_an_id_are_told_apart_by_their_number():
 
 
 def test_a_run_stopped_at_any_byte_ends_the_same(out: Path):
-    attack_rows(DELETE, ROWS, out, batch_size=3)
+    attack_file(ROWS, out, DELETE, batch_size=3)
     whole = out.read_bytes()
     ends = [i + step for i, byte in enumerate(whole) if byte == 10 for step in (0, 1, 2)]
     for end in sorted({*range(0, len(whole), 29), *ends} & set(range(len(whole)))):
         out.write_bytes(whole[:end])
         lines = whole[:end].count(b"\n")
-        assert attack_rows(DELETE, ROWS, out, batch_size=3) == lines // 3 * 3
+        assert attack_file(ROWS, out, DELETE, batch_size=3).resumed_from == lines // 3 * 3
         assert out.read_bytes() == whole
-    assert attack_rows(DELETE, ROWS, out, batch_size=3) == len(ROWS)  # nothing left to do
+    assert attack_file(ROWS, out, DELETE, batch_size=3).resumed_from == len(ROWS)  # nothing left to do
     assert out.read_bytes() == whole
 
 
 def test_the_size_of_batches_does_not_matter(out: Path, tmp_path: Path):
-    attack_rows(DELETE, ROWS, out, batch_size=2)
-    attack_rows(DELETE, ROWS, tmp_path / "b.jsonl", batch_size=64)
+    attack_file(ROWS, out, DELETE, batch_size=2)
+    attack_file(ROWS, tmp_path / "b.jsonl", DELETE, batch_size=64)
     assert out.read_bytes() == (tmp_path / "b.jsonl").read_bytes()
 
 
 @pytest.mark.parametrize(
     ("attack", "rows", "seed", "said"),
     [
-        (load_attack("delete", r=0.5), ROWS, 0, "line 1 is not what this run would write (attack differs)"),
-        (DELETE, ROWS, 1, "attack differs"),
-        (DELETE, [{**row, "text": "other"} for row in ROWS], 0, "original_text differs"),
-        (DELETE, [{**row, "prompt": "other"} for row in ROWS], 0, "prompt differs"),
-        (DELETE, [{k: row[k] for k in ("id", "text", "prompt")} for row in ROWS], 0, "another field differs"),
-        (DELETE, ROWS[:3], 0, "line 4: there are only 3 texts"),
+        (load_attack("delete", r=0.5), ROWS, 0, "line 1 belongs to another run (attack"),
+        (DELETE, ROWS, 1, "(attack "),
+        (DELETE, [{**row, "text": "other"} for row in ROWS], 0, "(original_text "),
+        (DELETE, [{**row, "prompt": "other"} for row in ROWS], 0, "(prompt is"),
+        (DELETE, [{k: row[k] for k in ("id", "text", "prompt")} for row in ROWS], 0, "field seed differs"),
+        (DELETE, ROWS[:3], 0, "line 4 belongs to another run (this one has 3 rows)"),
     ],
 )
 def test_a_file_of_another_run_is_refused_untouched(out: Path, attack, rows, seed, said):
-    attack_rows(DELETE, ROWS, out)
+    attack_file(ROWS, out, DELETE)
     before = out.read_bytes()
     with pytest.raises(ConfigError) as told:
-        attack_rows(attack, rows, out, seed=seed)
+        attack_file(rows, out, attack, seed=seed)
     assert said in str(told.value)
-    assert "another --out" in str(told.value)
+    assert "another output file" in str(told.value)
     assert out.read_bytes() == before
 
 
@@ -94,10 +95,10 @@ def test_what_no_run_wrote_is_refused_untouched(out: Path, foreign: bytes):
     out.parent.mkdir()
     out.write_bytes(foreign)
     with pytest.raises(DewmarkError, match="line 1"):
-        attack_rows(DELETE, ROWS, out)
+        attack_file(ROWS, out, DELETE)
     assert out.read_bytes() == foreign
 
 
 def test_a_folder_is_no_output(tmp_path: Path):
-    with pytest.raises(StorageError, match="no ordinary file"):
-        attack_rows(DELETE, ROWS, tmp_path)
+    with pytest.raises(StorageError, match="not a regular file"):
+        attack_file(ROWS, tmp_path, DELETE)

@@ -7,7 +7,7 @@ import io
 import pytest
 from rich.console import Console
 
-from dewmark.cli.terminal import colour_tokens, legend, save_svg, token_table, verdict_line
+from dewmark.cli.token_colours import colour_tokens, legend, save_svg, token_table, verdict_line
 from dewmark.types import Detection, TokenScore, Verdict
 
 TEXT = "red plain green \x1b[31mevil🙂"

@@ -48,7 +48,7 @@ def test_blocks_hold_every_text_once_and_in_order(tmp_path, name, size):
     elsewhere = pickle.loads(pickle.dumps((source, blocks)))
     items = [item for block in reversed(elsewhere[1]) for item in reversed(elsewhere[0].read(block))][::-1]
     assert [(item.id, item.text) for item in items] == [(row["id"], row["text"]) for row in ROWS]
-    assert list(source.items(blocks)) == items
+    assert list(source.rows(blocks)) == items
 
 
 def test_a_folder_of_parquet_files_is_one_source(tmp_path):
@@ -56,7 +56,7 @@ def test_a_folder_of_parquet_files_is_one_source(tmp_path):
     write_parquet(tmp_path / "a.parquet", [{"text": row["text"]} for row in ROWS[:15]])
     (tmp_path / "notes.txt").write_text("no table")
     source = open_source(str(tmp_path))
-    items = list(source.items(source.blocks(4)))
+    items = list(source.rows(source.blocks(4)))
     assert [item.text for item in items] == [row["text"] for row in ROWS]
     # a text without a name is called by its place, counted over all files
     assert [item.id for item in items] == [*map(str, range(15)), *(f"t{i}" for i in range(15, 23))]
@@ -66,7 +66,7 @@ def test_a_folder_of_parquet_files_is_one_source(tmp_path):
 def test_prompt_and_group(tmp_path, name):
     rows = [{"text": "one", "prompt": "its own", "kind": "a"}, {"text": "two", "prompt": None, "kind": "b"}]
     source = open_source(WRITERS[name](tmp_path / name, rows), prompt="given", by="kind")
-    items = list(source.items(source.blocks(10)))
+    items = list(source.rows(source.blocks(10)))
     assert [(item.prompt, item.group) for item in items] == [("its own", "a"), ("given", "b")]
 
 
@@ -84,7 +84,7 @@ def test_a_bad_row_is_told_with_its_place(tmp_path):
     ("name", "data", "said"),
     [
         ("in.jsonl", b"\n \n", "is empty"),
-        ("in.parquet", b"PAR1 and no more", "is no Parquet file, or it is damaged"),
+        ("in.parquet", b"PAR1 and no more", "is not a Parquet file, or it is damaged"),
         ("in.parquet", None, "cannot read"),
         ("in.jsonl", None, "cannot read"),
     ],
@@ -110,9 +110,9 @@ def test_names(tmp_path):
     assert isinstance(open_source("s3://bucket/a.parquet"), ParquetSource)
     with pytest.raises(ConfigError, match=r"cannot tell the format of a.csv"):
         open_source("a.csv")
-    with pytest.raises(ConfigError, match=r"known are paths and s3://, gs://, http://, https://"):
+    with pytest.raises(ConfigError, match=r"give a path or a URL \(s3://, gs://, http://, https://\)"):
         open_binary("ftp://x.org/a.jsonl")
-    with pytest.raises(InputError, match="holds no Parquet file"):
+    with pytest.raises(InputError, match="has no Parquet files"):
         open_source(str(tmp_path)).blocks(1)
 
 
@@ -175,7 +175,7 @@ def test_over_http(tmp_path, name):
         assert size_of(url)[0] == size_of(here)[0]
         blocks = source.blocks(6)
         assert blocks == local.blocks(6)
-        assert list(source.items(blocks)) == list(local.items(blocks))
+        assert list(source.rows(blocks)) == list(local.rows(blocks))
         assert "abc" not in json.dumps(source.identity())
         with pytest.raises(InputError, match="cannot read http://127.0.0.1"):
             open_source(url.replace("in.", "no.")).blocks(6)
@@ -192,6 +192,6 @@ def test_through_pyarrow_s_file_systems(tmp_path, name, monkeypatch):
     source, local = open_source(f"file://{here}"), open_source(here)
     blocks = source.blocks(6)
     assert blocks == local.blocks(6)
-    assert list(source.items(blocks)) == list(local.items(blocks))
+    assert list(source.rows(blocks)) == list(local.rows(blocks))
     with pytest.raises(InputError, match="cannot read file:///"):
         open_source(f"file://{tmp_path}/no-{name}").blocks(6)

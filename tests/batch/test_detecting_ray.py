@@ -16,30 +16,27 @@ import time
 from pathlib import Path
 
 import pytest
-from tests.cli.conftest import SECRET
-from tests.cli.many import Mortal, export_kgw, read, texts, write_jsonl, write_parquet
+from tests.batch.many import DyingWorker, export_kgw, read, texts, write_jsonl, write_parquet
 
-from dewmark.batch import detecting as detect_run
+from dewmark.batch import detect_file, detecting
+from dewmark.core.keys import Key
 from dewmark.hosts.fake import tiny_model
 
 pytestmark = pytest.mark.ray
 
+SECRET = bytes(range(100, 132))
 
-def test_one_of_two_workers_is_killed(run, tmp_path, monkeypatch):
+
+def test_the_block_of_a_killed_worker_is_retried(tmp_path, monkeypatch):
     detector, rows = export_kgw(tmp_path / "detector"), texts(400)
     given = write_parquet(tmp_path / "in.parquet", rows)
     local, made = tmp_path / "local.parquet", tmp_path / "ray.parquet"
-    assert run("detect", "--detector", detector, "--in", given, "--out", local).code == 0
-    monkeypatch.setattr(detect_run, "Workers", Mortal)
+    detect_file(given, local, detector)
+    monkeypatch.setattr(detecting, "ScoringWorker", DyingWorker)
     monkeypatch.setenv("DEWMARK_TEST_DIED", str(tmp_path / "died"))
-    result = run(
-        "detect", "--detector", detector, "--in", given, "--out", made, "--engine", "ray", "--workers", 2,
-        "--block-size", 8, "--json",
-    )  # fmt: skip
-    assert result.code == 0, result.err
+    found = detect_file(given, made, detector, engine="ray", workers=2, block_size=8)
     assert (tmp_path / "died").exists()
-    told = json.loads(result.out)  # one line: nothing of Ray's on standard output
-    assert told["blocks_retried"] >= 1
+    assert found.blocks_retried >= 1
     assert [row["id"] for row in read(made)] == list(range(400))  # every text exactly once
     assert read(made) == read(local)
 
@@ -91,22 +88,28 @@ def _answers(port: int) -> None:
     pytest.fail("the cluster did not start")
 
 
-def test_a_killed_command_goes_on_and_leaves_no_key_behind(key_file, logs, tmp_path):
-    """The command itself is killed half-way; the next one scores only what is missing."""
+def test_a_killed_command_is_resumed_and_leaves_no_key_behind(logs, tmp_path):
+    """The command is killed half-way; the next one scores only the missing texts."""
+    key_file = tmp_path / "the.key"
+    Key(SECRET).save(key_file)
     for part in tiny_model():
         part.save_pretrained(tmp_path / "host")
     given = write_jsonl(tmp_path / "in.jsonl", texts(100))
-    made, parts = tmp_path / "out.jsonl", tmp_path / "out.jsonl.parts"
+    made, partial = tmp_path / "out.jsonl", tmp_path / "out.jsonl.partial"
+
+    def finished() -> int:
+        return partial.read_bytes().count(b"\n") - 1 if partial.exists() else 0
+
     command = [
         *COMMAND, "--key", key_file, "--scheme", "kgw", "--host", tmp_path / "host", "--in", given,
         "--out", made, "--engine", "ray", "--workers", "2", "--block-size", "1", "--json",
     ]  # fmt: skip
     environment = {**os.environ, "RAY_TMPDIR": str(logs)}
     with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE) as first:
-        while first.poll() is None and len(list(parts.glob("0*.jsonl"))) < 10:
+        while first.poll() is None and finished() < 10:
             time.sleep(0.05)
         first.send_signal(signal.SIGKILL)
-    kept = len(list(parts.glob("0*.jsonl")))
+    kept = finished()
     assert 10 <= kept < 100
     second = subprocess.run([*command, "-q"], env=environment, capture_output=True, text=True, check=True)
     assert json.loads(second.stdout)["resumed_from"] == kept

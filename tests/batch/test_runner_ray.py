@@ -7,7 +7,7 @@ import signal
 from pathlib import Path
 
 import pytest
-from tests.runners.jobs import BAD, DEADLY, Opener
+from tests.batch.jobs import BAD, DEADLY, Opener
 
 from dewmark.batch.runners import Runner, open_runner
 from dewmark.errors import InputError, WorkerError
@@ -53,7 +53,7 @@ def test_a_worker_that_dies_at_its_job(runner: Runner, tmp_path):
 
 
 def test_a_job_that_kills_every_worker_ends_the_run(runner: Runner, opener):
-    with pytest.raises(WorkerError, match="job 2 has ended 3 workers"):
+    with pytest.raises(WorkerError, match="3 workers died over job 2"):
         list(runner.map([1, 2, DEADLY, 4], opener))
 
 
@@ -76,7 +76,7 @@ def test_no_jobs(runner: Runner, opener):
 
 
 def test_tasks_of_an_experiment(runner: Runner, tmp_path):
-    from tests.runners.notes import Noting
+    from tests.batch.notes import Noting
 
     from dewmark.errors import ConfigError
     from dewmark.lab.experiments.workers import Workers

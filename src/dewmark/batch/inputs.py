@@ -1,0 +1,226 @@
+"""Texts and prompts from files: plain text, standard input, JSONL. Errors name the file and the line.
+
+Parquet, URLs and files that are too large for memory are read by `dewmark.batch.sources`.
+"""
+
+from __future__ import annotations
+
+import codecs
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain, islice
+from pathlib import Path
+from typing import Any, TypeGuard
+
+from dewmark import storage
+from dewmark.errors import InputError
+from dewmark.scheme import check_text
+
+__all__ = [
+    "Document",
+    "Prompt",
+    "TextRow",
+    "batched",
+    "check_prompt",
+    "count_lines",
+    "parse_text_row",
+    "read_corpus",
+    "read_documents",
+    "read_files",
+    "read_prompts",
+    "read_rows",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class TextRow:
+    """A text with the prompt that it continues and the group (language, domain) it belongs to, if known."""
+
+    id: str | int
+    text: str
+    prompt: str | None = None
+    group: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """A text of a corpus; ``id``, ``prompt`` and ``language`` are None where the file does not give them."""
+
+    text: str
+    id: str | int | None = None
+    prompt: str | None = None
+    language: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """One line of a prompts file."""
+
+    id: str | int
+    text: str
+
+
+def read_files(names: Sequence[str], *, prompt: str | None = None) -> list[TextRow]:
+    """Read text files as UTF-8, each as one text; ``-`` is standard input."""
+    return [TextRow(name, _decode(_read(name), name), prompt) for name in names]
+
+
+def read_rows(path: Path, *, prompt: str | None = None, by: str | None = None) -> Iterator[TextRow]:
+    """Read ``text`` and, if present, ``prompt`` and ``id`` from each line of a JSONL file.
+
+    ``prompt`` is the default for lines without one. ``by`` names the field that holds a text's group, which
+    every line must then have. The first line is read at once, so that a wrong file is reported before any
+    model is loaded. Blank texts are kept: an empty completion is a row like any other.
+    """
+    rows = (
+        parse_text_row(row, f"{path}, line {number}", index=index, prompt=prompt, by=by)
+        for index, (number, row) in enumerate(storage.read_jsonl(path))
+    )
+    first = next(rows, None)
+    if first is None:
+        raise InputError(f"{path} is empty: there is nothing to score")
+    return chain((first,), rows)
+
+
+def parse_text_row(
+    row: Mapping[str, Any], where: str, *, index: int, prompt: str | None = None, by: str | None = None
+) -> TextRow:
+    """One row of a file, which ``where`` locates in errors; a row without an id is named by its index."""
+    if "text" not in row:
+        raise InputError(f'{where} has no "text"')
+    text, own_prompt, name = row["text"], row.get("prompt"), row.get("id")
+    _check_unless_blank(text, f"{where}: text")
+    if own_prompt is not None:
+        _check_unless_blank(own_prompt, f"{where}: prompt")
+    group = None
+    if by is not None:
+        if by not in row:
+            raise InputError(f'{where} has no "{by}"')
+        if not _is_name(row[by]):
+            raise InputError(f"{where}: {by} must be text or a whole number, got {type(row[by]).__name__}")
+        group = str(row[by])
+    return TextRow(
+        id=name if _is_name(name) else str(index),
+        text=text,
+        prompt=prompt if own_prompt is None else own_prompt,
+        group=group,
+    )
+
+
+def read_corpus(names: Sequence[str]) -> list[Document]:
+    """The distinct, non-blank texts of files: each line of a ``.jsonl`` file, any other file as a whole.
+
+    Duplicates are dropped because counts and confidence intervals hold for distinct texts only.
+    """
+    found: dict[str, Document] = {}
+    for name in names:
+        if Path(name).suffix == ".jsonl":
+            documents = read_documents(Path(name))
+        else:
+            documents = [Document(row.text, row.id) for row in read_files([name])]
+        for document in documents:
+            if document.text.strip():
+                found.setdefault(document.text, document)
+    if not found:
+        raise InputError("no texts: give text files or JSONL files with a text on each line")
+    return list(found.values())
+
+
+def read_documents(path: Path) -> list[Document]:
+    """All lines of a JSONL file: ``text`` (or ``response``) and, if present, id, prompt and language."""
+    documents = []
+    for number, row in storage.read_jsonl(path):
+        where = f"{path}, line {number}"
+        field = next((name for name in ("text", "response") if name in row), None)
+        if field is None:
+            raise InputError(f"{where} has no 'text' and no 'response'")
+        _check_unless_blank(row[field], f"{where}: {field}")
+        name = row.get("id")
+        if name is not None and not _is_name(name):
+            raise InputError(f"{where}: id must be text or a whole number, got {type(name).__name__}")
+        optional = {}
+        for each in ("prompt", "language"):
+            value = row.get(each)
+            if value is not None:
+                _check_unless_blank(value, f"{where}: {each}")
+                optional[each] = value if value.strip() else None
+        documents.append(Document(row[field], name, **optional))
+    if not documents:
+        raise InputError(f"{path} is empty: it needs one JSON object with a text per line")
+    return documents
+
+
+def read_prompts(path: Path) -> list[Prompt]:
+    """All prompts of a JSONL file with a ``prompt`` and optionally an ``id`` per line."""
+    prompts: list[Prompt] = []
+    for number, row in storage.read_jsonl(path):
+        where = f"{path}, line {number}"
+        if "prompt" not in row:
+            raise InputError(f'{where} has no "prompt"')
+        name = row.get("id")
+        if name is None:
+            name = str(len(prompts))
+        if not _is_name(name):
+            raise InputError(f"{where}: id must be text or a whole number, got {type(name).__name__}")
+        prompts.append(Prompt(name, check_prompt(row["prompt"], f"{where}: prompt")))
+    if not prompts:
+        raise InputError(f"{path} has no prompts: it needs one JSON object with a prompt per line")
+    return prompts
+
+
+def check_prompt(text: Any, what: str) -> str:  # noqa: ANN401 - any JSON value
+    """Raise `InputError` unless ``text`` is a prompt that a model can continue."""
+    if isinstance(text, str) and not text.strip():
+        raise InputError(f"{what} is empty: give the model some words to continue")
+    check_text(text, what)
+    return str(text)
+
+
+def count_lines(path: Path) -> int:
+    """The number of non-blank lines of a file, or 0 if it is a pipe, which can be read only once."""
+    if not path.is_file():
+        return 0
+    with path.open("rb") as stream:
+        return sum(1 for line in stream if line.strip())
+
+
+def batched(rows: Iterable[TextRow], size: int) -> Iterator[list[TextRow]]:
+    """Split a stream of texts into batches."""
+    stream = iter(rows)
+    while batch := list(islice(stream, size)):
+        yield batch
+
+
+def _is_name(value: object) -> TypeGuard[str | int]:
+    return isinstance(value, str | int) and not isinstance(value, bool)
+
+
+def _check_unless_blank(text: Any, what: str) -> None:  # noqa: ANN401 - any JSON value
+    if not isinstance(text, str) or text.strip():
+        check_text(text, what)
+
+
+def _read(name: str) -> bytes:
+    try:
+        return sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes()
+    except OSError as error:
+        raise InputError(f"cannot read {name}: {error.strerror}") from None
+
+
+def _decode(data: bytes, file: str) -> str:
+    name = "standard input" if file == "-" else file
+    if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        raise InputError(f"{name} is UTF-16: convert it first, e.g. iconv -f UTF-16 -t UTF-8 {name}")
+    data = data.removeprefix(codecs.BOM_UTF8)
+    if (nul := data.find(b"\x00")) >= 0:
+        raise InputError(f"{name} is not text: NUL at byte {nul}; give plain UTF-8 text")
+    try:
+        text = data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise InputError(
+            f"{name} is not UTF-8 text: 0x{data[error.start]:02x} at byte {error.start}; convert it first"
+        ) from None
+    if not text.strip():
+        raise InputError(f"{name} is empty: there is nothing to score")
+    return text

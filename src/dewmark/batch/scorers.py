@@ -1,0 +1,291 @@
+"""Scorers: batches of texts in, one result per text out, under one key or several.
+
+A `DetectorSpec` names what texts are scored with. It holds paths and names only, never a key, so it can be
+sent to other processes and machines, which `open` it from their own files.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+
+from dewmark.batch.inputs import TextRow
+from dewmark.core.keys import Key
+from dewmark.detector import Detector
+from dewmark.errors import ConfigError, KeyFileError
+from dewmark.scheme import DEFAULT_FPR, BoundScheme, check_test, make_detection
+from dewmark.stats.calibration import EMPIRICAL, Calibration
+from dewmark.stats.evidence import Evidence
+from dewmark.stats.key_test import NOTHING
+from dewmark.types import Attribution, Detection, Verdict
+from dewmark.watermark import identify, load_scheme
+from dewmark.workspace import Progress, silent
+
+__all__ = ["DetectorSpec", "Scored", "Scorer", "detect_texts", "load_keys", "open_detector"]
+
+_BATCH_SIZE = 32
+_RESULTS_PER_BATCH = 1 << 18  # texts × keys
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """The result of one text.
+
+    ``row`` is the result as JSON values. ``attribution`` is there if the text was compared with several keys;
+    ``detection`` then has the verdict and p-value corrected for their number.
+    """
+
+    id: str | int
+    text: str
+    detection: Detection
+    row: dict[str, Any]
+    key_file: str | None = None
+    attribution: Attribution | None = None
+
+
+@dataclass(frozen=True)
+class DetectorSpec:
+    """What to score texts with, by names and paths.
+
+    Either ``detector``, an exported folder, or ``keys`` with a host and a scheme. ``keys`` are key files, or
+    folders of ``*.key`` files; several keys, or a folder, ask which key a text carries. ``calibration`` (a
+    file that ``dewmark calibrate`` wrote, for one key) turns z into a rank among unmarked texts, those of
+    ``group`` if it is given. ``tokens`` adds every token's score to the rows.
+    """
+
+    keys: tuple[Path, ...] = ()
+    detector: Path | None = None
+    host: str | None = None
+    scheme: str | None = None
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    fpr: float = DEFAULT_FPR
+    test: str | None = None
+    tokens: bool = False
+    calibration: Path | None = None
+    group: str | None = None
+
+    def __post_init__(self) -> None:
+        if not 0.0 < self.fpr < 1.0:
+            raise ConfigError(f"fpr must lie in (0, 1), got {self.fpr:g}")
+        if self.calibration is None:
+            if self.test == EMPIRICAL:
+                raise ConfigError("the empirical test needs a calibration, made by: dewmark calibrate")
+            if self.group is not None:
+                raise ConfigError(f"group {self.group!r} needs a calibration, made by: dewmark calibrate")
+        elif self.test not in (None, EMPIRICAL):
+            raise ConfigError(
+                f"a calibration is for the empirical test, not {self.test}: leave out one of them"
+            )
+        elif self.many_keys:
+            raise ConfigError("a calibration belongs to one key: give one key with it")
+
+    @property
+    def many_keys(self) -> bool:
+        """Whether to ask which of several keys a text carries."""
+        return len(self.keys) > 1 or any(path.is_dir() for path in self.keys)
+
+    def absolute(self) -> DetectorSpec:
+        """The same with absolute paths, for processes with another working directory."""
+        paths: dict[str, Any] = {
+            name: path and path.absolute()
+            for name, path in (("detector", self.detector), ("calibration", self.calibration))
+        }
+        return dataclasses.replace(self, keys=tuple(path.absolute() for path in self.keys), **paths)
+
+    def open(self, *, progress: Progress = silent) -> Scorer:
+        """Load keys, detector and calibration, and check that they belong together."""
+        keys = load_keys(self.keys) if self.many_keys else {}
+        bound = open_detector(
+            folder=self.detector,
+            key=Path(next(iter(keys))) if keys else next(iter(self.keys), None),
+            host=self.host,
+            scheme=self.scheme,
+            settings=self.settings,
+            progress=progress,
+        )
+        check_test(self.test, (*bound.tests, EMPIRICAL))
+        if keys:
+            return _ManyKeysScorer(self, bound, keys, progress)
+        calibration = None
+        if self.calibration is not None:
+            calibration = Calibration.load(self.calibration)
+            calibration.check(
+                scheme=bound.scheme.name, config_hash=bound.config_hash, key_fingerprint=bound.fingerprint
+            )
+        return _OneKeyScorer(self, bound, calibration)
+
+
+class Scorer(ABC):
+    """Scores batches of texts.
+
+    ``identity`` names everything in the detector that decides the results: scheme, configuration, keys.
+    ``batch_size`` is a good number of texts per call.
+    """
+
+    batch_size: int = _BATCH_SIZE
+
+    def __init__(self, bound: BoundScheme, fingerprints: Sequence[str]) -> None:
+        self.identity: dict[str, object] = {
+            "scheme": bound.scheme.name,
+            "config_hash": bound.config_hash,
+            "keys": list(fingerprints),
+        }
+
+    @abstractmethod
+    def __call__(self, batch: Sequence[TextRow]) -> list[Scored]:
+        """The results, in the order of the batch; a blank text is too short for a verdict."""
+
+
+class _OneKeyScorer(Scorer):
+    """Scores texts under one key; a calibration turns z into a rank among unmarked texts."""
+
+    def __init__(self, spec: DetectorSpec, bound: BoundScheme, calibration: Calibration | None) -> None:
+        super().__init__(bound, [bound.fingerprint])
+        self._spec, self._bound, self._calibration = spec, bound, calibration
+        self._test = spec.test if calibration is None else calibration.test
+
+    def __call__(self, batch: Sequence[TextRow]) -> list[Scored]:
+        found = detect_texts(self._bound, batch, fpr=self._spec.fpr, test=self._test)
+        return [self._scored(row, detection) for row, detection in zip(batch, found, strict=True)]
+
+    def _scored(self, row: TextRow, detection: Detection) -> Scored:
+        if self._calibration is not None:
+            group = self._spec.group if row.group is None else row.group
+            detection = self._calibration.apply(detection, group=group)
+        return Scored(
+            row.id, row.text, detection, {"id": row.id, **detection.to_dict(tokens=self._spec.tokens)}
+        )
+
+
+class _ManyKeysScorer(Scorer):
+    """Finds which of several keys a text carries; p-values are corrected for the number of keys."""
+
+    def __init__(
+        self, spec: DetectorSpec, bound: BoundScheme, keys: Mapping[str, Key], progress: Progress
+    ) -> None:
+        """``bound`` is the scheme under one of the keys: it provides host and settings."""
+        super().__init__(bound, [key.fingerprint for key in keys.values()])
+        self._spec, self._bound, self._keys, self._progress = spec, bound, dict(keys), progress
+        # expanding the keys dominates the cost and is done once per batch: use as many texts as memory allows
+        self.batch_size = max(_BATCH_SIZE, min(1024, _RESULTS_PER_BATCH // len(keys)))
+
+    def __call__(self, batch: Sequence[TextRow]) -> list[Scored]:
+        found = _skipping_blank(batch, self._identify, self._blank)
+        return [self._scored(row, each) for row, each in zip(batch, found, strict=True)]
+
+    def _identify(self, batch: Sequence[TextRow]) -> list[Attribution]:
+        return identify(
+            [row.text for row in batch],
+            list(self._keys.values()),
+            host=self._bound.host,
+            scheme=self._bound.scheme.name,
+            settings=self._bound.scheme.to_dict(),
+            prompts=[row.prompt for row in batch],
+            fpr=self._spec.fpr,
+            test=self._spec.test,
+            progress=self._progress,
+        )
+
+    def _blank(self) -> Attribution:
+        blank = _blank_detection(self._bound, fpr=self._spec.fpr, test=self._spec.test)
+        each = (dataclasses.replace(blank, key_fingerprint=key.fingerprint) for key in self._keys.values())
+        return Attribution(tuple(each), index=0, p_value=1.0, verdict=Verdict.TOO_SHORT)
+
+    def _scored(self, row: TextRow, found: Attribution) -> Scored:
+        key_file = list(self._keys)[found.index]
+        detection = dataclasses.replace(
+            found.best,
+            verdict=found.verdict,
+            p_value=found.p_value,
+            test=f"{found.best.test}, corrected for {found.keys} keys",
+        )
+        result = {"id": row.id, "key_file": key_file, **found.to_dict(tokens=self._spec.tokens)}
+        return Scored(row.id, row.text, detection, result, key_file, found)
+
+
+def open_detector(
+    *,
+    folder: Path | None = None,
+    key: Path | None = None,
+    host: str | None = None,
+    scheme: str | None = None,
+    settings: Mapping[str, Any] | None = None,
+    progress: Progress = silent,
+) -> BoundScheme:
+    """A detector from an exported folder, or from a key file with a host and a scheme (default: DEW)."""
+    if folder is not None:
+        given = {"key": key, "host": host, "scheme": scheme, "settings": settings}
+        clash = [name for name, value in given.items() if value]
+        if clash:
+            raise ConfigError(
+                f"the detector in {folder} has its own key, host and settings: leave out {', '.join(clash)}"
+            )
+        return Detector.load(folder, progress=progress).scheme
+    if scheme == "none":
+        raise ConfigError("scheme none leaves no mark to detect: name the scheme that marked the text")
+    if key is None:
+        raise ConfigError("no key given: add --key FILE (make one with: dewmark key new --out FILE)")
+    return load_scheme(scheme or "dew", key=Key.load(key), settings=settings, host=host, progress=progress)
+
+
+def load_keys(paths: Sequence[Path]) -> dict[str, Key]:
+    """Keys by the names of their files: the files given, and all ``*.key`` files of the folders given."""
+    files: list[Path] = []
+    for path in paths:
+        found = sorted(path.glob("*.key")) if path.is_dir() else [path]
+        if not found:
+            raise KeyFileError(f"{path} has no key: expected files named *.key")
+        files += found
+    keys: dict[str, Key] = {}
+    names: dict[str, str] = {}  # by fingerprint
+    for file in files:
+        key = Key.load(file)
+        if key.fingerprint in names:
+            raise KeyFileError(
+                f"{file} and {names[key.fingerprint]} are the same key {key.fingerprint}: give it once"
+            )
+        names[key.fingerprint] = str(file)
+        keys[str(file)] = key
+    return keys
+
+
+def detect_texts(
+    bound: BoundScheme, rows: Sequence[TextRow], *, fpr: float = DEFAULT_FPR, test: str | None = None
+) -> list[Detection]:
+    """Detections in the order of the rows; a blank text is too short for a verdict."""
+
+    def detect(batch: Sequence[TextRow]) -> list[Detection]:
+        texts, prompts = [row.text for row in batch], [row.prompt for row in batch]
+        return bound.detect_batch(texts, prompts=prompts, fpr=fpr, test=test)
+
+    return _skipping_blank(rows, detect, lambda: _blank_detection(bound, fpr=fpr, test=test))
+
+
+def _skipping_blank(
+    rows: Sequence[TextRow], score: Callable[[Sequence[TextRow]], Sequence[T]], blank: Callable[[], T]
+) -> list[T]:
+    """Results in the order of the rows, without asking ``score`` about blank texts."""
+    written = [row for row in rows if row.text.strip()]
+    found = iter(score(written) if written else ())
+    return [next(found) if row.text.strip() else blank() for row in rows]
+
+
+def _blank_detection(bound: BoundScheme, *, fpr: float, test: str | None) -> Detection:
+    nothing = np.zeros(0)
+    return make_detection(
+        Evidence.independent(nothing, nothing, nothing.astype(np.int64)),
+        NOTHING,
+        score=0.0,
+        test=test or bound.tests[0],
+        fpr=fpr,
+        scheme=bound.scheme.name,
+        fingerprint=bound.fingerprint,
+    )

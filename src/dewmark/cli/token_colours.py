@@ -1,0 +1,107 @@
+"""Detections for people: a verdict on one line, tokens coloured by their scores, SVG pictures of both.
+
+Token backgrounds are pastel with black text, so that they are readable on dark and light terminals. Terminals
+with 16 colours, which would show all pastels as white, get fewer and plainer steps. Rich honours NO_COLOR.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+from rich.console import Console
+from rich.text import Text
+
+from dewmark.cli.terminal import printable, save_text
+from dewmark.reports.detection_display import level, sentence, spans
+from dewmark.types import Detection, Verdict
+
+__all__ = ["colour_tokens", "legend", "save_svg", "styles", "token_table", "verdict_line"]
+
+_BACKGROUND = {
+    -4: "#ff8a75",
+    -3: "#ffab9b",
+    -2: "#ffc9be",
+    -1: "#ffe4de",
+    0: "#f2f2ee",
+    1: "#dcf3e0",
+    2: "#b8e6c2",
+    3: "#8fd8a2",
+    4: "#5fc97d",
+}
+_VERDICT = {Verdict.MARKED: "bold green", Verdict.NOT_MARKED: "bold", Verdict.TOO_SHORT: "bold yellow"}
+_PASTEL = {step: f"#000000 on {colour}" for step, colour in _BACKGROUND.items()}
+_PLAIN = {
+    **dict.fromkeys((-4, -3), "black on bright_red"),
+    **dict.fromkeys((-2, -1), "red"),
+    0: "",
+    **dict.fromkeys((1, 2), "green"),
+    **dict.fromkeys((3, 4), "black on bright_green"),
+}
+
+
+def styles(console: Console) -> dict[int, str]:
+    """The style of each colour step, as far as the console can show it."""
+    return _PLAIN if console.color_system in ("standard", "windows") else _PASTEL
+
+
+def colour_tokens(console: Console, text: str, detection: Detection) -> Text:
+    """The text with each token's background set by its score; tokens without a score are dim."""
+    steps = styles(console)
+    coloured = Text()
+    for span in spans(text, detection.tokens):
+        coloured.append(printable(span.text), style=steps[level(span.score)] if span.scored else "dim")
+    return coloured
+
+
+def legend(console: Console) -> Text:
+    """The legend of the token colours."""
+    steps = styles(console)
+    return Text.assemble(
+        ("token scores ", "dim"),
+        (" against a mark ", steps[-4]),
+        ("  −  ", steps[-2]),
+        (" near 0 ", steps[0]),
+        ("  +  ", steps[2]),
+        (" for a mark ", steps[4]),
+        ("  not scored", "dim"),
+    )
+
+
+def verdict_line(name: str, detection: Detection) -> Text:
+    """``name: verdict: numbers`` on one line."""
+    return Text.assemble(
+        f"{printable(name)}: ",
+        (detection.verdict.value, _VERDICT[detection.verdict]),
+        f": {sentence(detection)}",
+    )
+
+
+def token_table(detection: Detection) -> str:
+    """Tokens as tab-separated lines: start, end, score, token."""
+    return "".join(
+        f"{token.start}\t{token.end}\t{f'{token.score:+.3f}' if token.scored else '-'}\t{token.text!r}\n"
+        for token in detection.tokens
+    )
+
+
+def save_svg(path: Path, draw: Callable[[Console], None], *, title: str, width: int = 100) -> None:
+    """Save what ``draw`` prints as an SVG picture of a terminal, which loads nothing from the network."""
+    console = Console(
+        record=True,
+        width=width,
+        file=io.StringIO(),
+        force_terminal=True,
+        color_system="truecolor",
+        no_color=False,
+        highlight=False,
+        markup=False,
+        emoji=False,
+    )
+    draw(console)
+    svg = console.export_svg(title=title, unique_id="dewmark")
+    # rich embeds a link to a web font; the reader's own monospace font will do
+    svg = re.sub(r"@font-face\s*\{[^}]*\}", "", svg)
+    save_text(path, svg)

@@ -1,0 +1,173 @@
+"""JSONL files of marked and unmarked texts as `ScoreRow`s: their scores are read, or computed now.
+
+A file is given as ``FILE``, or as ``ATTACK=FILE`` if its texts went through an attack.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dewmark import storage
+from dewmark.batch.inputs import TextRow, batched, parse_text_row
+from dewmark.batch.scorers import detect_texts
+from dewmark.errors import ConfigError, InputError
+from dewmark.lab.evaluation.results import CLEAN, HUMAN, MARKED, UNMARKED, ScoreRow
+from dewmark.scheme import BoundScheme, check_test
+from dewmark.workspace import Progress, silent
+
+__all__ = ["ScoreFile", "ScoreFiles", "read_score_files", "score_files"]
+
+_SCORE_FIELDS = ("z", "score")  # the first that a row has
+_LENGTH_FIELDS = ("tokens_scored", "tokens")
+_LARGEST = 1e6  # larger scores are clipped: JSON has no infinity
+
+
+@dataclass(frozen=True, slots=True)
+class ScoreFile:
+    """A file, the kind of its texts, and the attack that they went through."""
+
+    kind: str
+    attack: str
+    file: Path
+
+    @classmethod
+    def parse(cls, kind: str, given: str) -> ScoreFile:
+        """Parse ``FILE`` or ``ATTACK=FILE``."""
+        attack, sign, file = given.partition("=")
+        if not sign or Path(given).exists():
+            return cls(kind, CLEAN, Path(given))
+        if not attack or not file:
+            raise ConfigError(f"expected FILE or ATTACK=FILE, got {given!r}")
+        return cls(kind, attack, Path(file))
+
+
+@dataclass(frozen=True, slots=True)
+class ScoreFiles:
+    """All files of one evaluation."""
+
+    files: tuple[ScoreFile, ...]
+
+    @classmethod
+    def parse(cls, positives: Sequence[str], negatives: Sequence[str], human: Sequence[str]) -> ScoreFiles:
+        """Parse lists of ``FILE`` or ``ATTACK=FILE``."""
+        kinds = ((MARKED, positives), (UNMARKED, negatives), (HUMAN, human))
+        return cls(tuple(ScoreFile.parse(kind, given) for kind, names in kinds for given in names))
+
+    def check(self) -> None:
+        """Raise `ConfigError` unless there are marked texts and others to compare them with."""
+        kinds = {each.kind for each in self.files}
+        if MARKED not in kinds or len(kinds) < 2:
+            raise ConfigError(
+                "give --positives FILE, and --negatives FILE or --human FILE to compare them with"
+            )
+
+    def rows(self) -> Iterator[tuple[ScoreFile, str, dict[str, Any]]]:
+        """(file, location, row) of all rows."""
+        for each in self.files:
+            empty = True
+            for number, row in storage.read_jsonl(each.file):
+                empty = False
+                yield each, f"{each.file}, line {number}", row
+            if empty:
+                raise InputError(f"{each.file} is empty: there is nothing to compare")
+
+    def to_dict(self) -> list[dict[str, str]]:
+        """Plain JSON values; files by name."""
+        return [{"kind": each.kind, "attack": each.attack, "file": each.file.name} for each in self.files]
+
+
+class _RunNumbers:
+    """Numbers runs, which a field of the rows tells apart, in the order in which they occur."""
+
+    def __init__(self, field: str | None) -> None:
+        self._field = field
+        self._numbers: dict[str, int] = {}
+
+    def of(self, row: dict[str, Any], where: str) -> int:
+        if self._field is None:
+            return 0
+        if self._field not in row:
+            raise InputError(f'{where} has no "{self._field}", which --seeds names')
+        return self._numbers.setdefault(str(row[self._field]), len(self._numbers))
+
+
+def read_score_files(
+    files: ScoreFiles, *, field: str | None = None, seeds: str | None = None
+) -> list[ScoreRow]:
+    """Rows that already have a score and, optionally, a p-value and a length.
+
+    ``field`` names the score (default: z, otherwise score), ``seeds`` the field that tells runs apart.
+    """
+    runs, found = _RunNumbers(seeds), []
+    label: str | None = None
+    for source, where, row in files.rows():
+        name = next((each for each in ((field,) if field else _SCORE_FIELDS) if each in row), None)
+        if name is None:
+            remedy = (
+                "add --key FILE to score its text" if "text" in row else "write it by: dewmark detect --json"
+            )
+            raise InputError(f"{where} has no {field or 'z and no score'}: {remedy}")
+        label = label or str(row.get("scheme", "scores"))
+        score, p_value = _number(row, name, where), row.get("p_value")
+        found.append(
+            ScoreRow(
+                scheme=label,
+                attack=source.attack,
+                seed=runs.of(row, where),
+                kind=source.kind,
+                id=where,
+                score=score,
+                p_value=None if p_value is None else _number(row, "p_value", where),
+                tokens=int(next((_number(row, each, where) for each in _LENGTH_FIELDS if each in row), 0)),
+            )
+        )
+    return found
+
+
+def score_files(
+    bound: BoundScheme,
+    files: ScoreFiles,
+    *,
+    seeds: str | None = None,
+    test: str | None = None,
+    batch_size: int = 32,
+    progress: Progress = silent,
+) -> list[ScoreRow]:
+    """Score every row's text under one key, without its prompt, which a detector would not know."""
+    check_test(test, bound.tests)
+    runs = _RunNumbers(seeds)
+    places: list[tuple[ScoreFile, str, int]] = []
+    texts: list[TextRow] = []
+    for source, where, row in files.rows():
+        text = parse_text_row(row, where, index=0).text
+        places.append((source, where, runs.of(row, where)))
+        texts.append(TextRow(where, text))
+    found: list[ScoreRow] = []
+    for batch in batched(texts, batch_size):
+        for detection in detect_texts(bound, batch, test=test):
+            source, where, seed = places[len(found)]
+            found.append(
+                ScoreRow(
+                    scheme=bound.scheme.name,
+                    attack=source.attack,
+                    seed=seed,
+                    kind=source.kind,
+                    id=where,
+                    score=0.0 if math.isnan(detection.z) else min(max(detection.z, -_LARGEST), _LARGEST),
+                    p_value=detection.p_value,
+                    tokens=detection.tokens_scored,
+                )
+            )
+        progress("scoring", len(found), len(texts))
+    return found
+
+
+def _number(row: dict[str, Any], name: str, where: str) -> float:
+    value = row[name]
+    if isinstance(value, bool) or not isinstance(value, int | float) or math.isnan(value):
+        raise InputError(f"{where}: {name} must be a number, got {value!r}")
+    return float(value)
