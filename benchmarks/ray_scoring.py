@@ -95,16 +95,24 @@ def _write(path: Path, documents: list[list[str]], count: int) -> None:
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path, row_group_size=20_000)
 
 
+def _blocks(partial: Path) -> int:
+    """How many blocks are finished: the lines after the first."""
+    try:
+        return max(partial.read_bytes().count(b"\n") - 1, 0)
+    except FileNotFoundError:
+        return 0
+
+
 def _run(name: str, folder: Path, options: list[str], count: int, *, kill: bool) -> list[dict[str, Any]]:
     out = folder / f"{name.replace(' ', '-')}.parquet"
-    parts = out.with_name(f"{out.name}.parts")
+    partial = out.with_name(f"{out.name}.partial")
     where = ["--detector", str(folder / "detector"), "--in", str(folder / "in.parquet"), "--out", str(out)]
     started, done, begun, ended, peak = time.perf_counter(), 0, 0.0, 0.0, 0
     at_first = 0
     with subprocess.Popen([*COMMAND, *where, *options, "--json", "-q"], stdout=subprocess.PIPE) as command:
         while command.poll() is None:
             time.sleep(0.2)
-            now, found = time.perf_counter() - started, len(list(parts.glob("0*.jsonl")))
+            now, found = time.perf_counter() - started, _blocks(partial)
             if found and not begun:
                 begun, at_first = now, found
             if found > done:

@@ -154,7 +154,9 @@ def calibrate_file(
     def scored() -> Iterator[tuple[Detection, str | None]]:
         done = 0
         for batch in batched(read_rows(path, by=by), batch_size):
-            yield from zip(detect_texts(bound, batch, test=test), (row.group for row in batch), strict=True)
+            texts, prompts = [row.text for row in batch], [row.prompt for row in batch]
+            found = detect_texts(bound, texts, prompts=prompts, test=test)
+            yield from zip(found, (row.group for row in batch), strict=True)
             done += len(batch)
             progress("scoring negatives", done, total)
 

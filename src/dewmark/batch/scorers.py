@@ -153,7 +153,8 @@ class _OneKeyScorer(Scorer):
         self._test = spec.test if calibration is None else calibration.test
 
     def __call__(self, batch: Sequence[TextRow]) -> list[Scored]:
-        found = detect_texts(self._bound, batch, fpr=self._spec.fpr, test=self._test)
+        texts, prompts = [row.text for row in batch], [row.prompt for row in batch]
+        found = detect_texts(self._bound, texts, prompts=prompts, fpr=self._spec.fpr, test=self._test)
         return [self._scored(row, detection) for row, detection in zip(batch, found, strict=True)]
 
     def _scored(self, row: TextRow, detection: Detection) -> Scored:
@@ -178,7 +179,10 @@ class _ManyKeysScorer(Scorer):
         self.batch_size = max(_BATCH_SIZE, min(1024, _RESULTS_PER_BATCH // len(keys)))
 
     def __call__(self, batch: Sequence[TextRow]) -> list[Scored]:
-        found = _skipping_blank(batch, self._identify, self._blank)
+        def score(written: Sequence[int]) -> list[Attribution]:
+            return self._identify([batch[i] for i in written])
+
+        found = _skipping_blank([row.text for row in batch], score, self._blank)
         return [self._scored(row, each) for row, each in zip(batch, found, strict=True)]
 
     def _identify(self, batch: Sequence[TextRow]) -> list[Attribution]:
@@ -258,24 +262,29 @@ def load_keys(paths: Sequence[Path]) -> dict[str, Key]:
 
 
 def detect_texts(
-    bound: BoundScheme, rows: Sequence[TextRow], *, fpr: float = DEFAULT_FPR, test: str | None = None
+    bound: BoundScheme,
+    texts: Sequence[str],
+    *,
+    prompts: Sequence[str | None] | None = None,
+    fpr: float = DEFAULT_FPR,
+    test: str | None = None,
 ) -> list[Detection]:
-    """Detections in the order of the rows; a blank text is too short for a verdict."""
+    """As `BoundScheme.detect_batch`, but a blank text is too short for a verdict instead of an error."""
 
-    def detect(batch: Sequence[TextRow]) -> list[Detection]:
-        texts, prompts = [row.text for row in batch], [row.prompt for row in batch]
-        return bound.detect_batch(texts, prompts=prompts, fpr=fpr, test=test)
+    def score(written: Sequence[int]) -> list[Detection]:
+        starts = None if prompts is None else [prompts[i] for i in written]
+        return bound.detect_batch([texts[i] for i in written], prompts=starts, fpr=fpr, test=test)
 
-    return _skipping_blank(rows, detect, lambda: _blank_detection(bound, fpr=fpr, test=test))
+    return _skipping_blank(texts, score, lambda: _blank_detection(bound, fpr=fpr, test=test))
 
 
 def _skipping_blank(
-    rows: Sequence[TextRow], score: Callable[[Sequence[TextRow]], Sequence[T]], blank: Callable[[], T]
+    texts: Sequence[str], score: Callable[[Sequence[int]], Sequence[T]], blank: Callable[[], T]
 ) -> list[T]:
-    """Results in the order of the rows, without asking ``score`` about blank texts."""
-    written = [row for row in rows if row.text.strip()]
-    found = iter(score(written) if written else ())
-    return [next(found) if row.text.strip() else blank() for row in rows]
+    """A result per text; ``score`` gets the indices of those that are not blank."""
+    written = [i for i, text in enumerate(texts) if text.strip()]
+    found = dict(zip(written, score(written) if written else (), strict=True))
+    return [found[i] if i in found else blank() for i in range(len(texts))]
 
 
 def _blank_detection(bound: BoundScheme, *, fpr: float, test: str | None) -> Detection:

@@ -92,7 +92,7 @@ def _search(bound: BoundScheme, rows: Iterator[TextRow], *, fpr: float) -> Itera
         if row.text.strip():
             yield row, locate(row.text, bound, prompt=row.prompt, fpr=fpr)
         else:
-            (blank,) = detect_texts(bound, [row], fpr=fpr)
+            (blank,) = detect_texts(bound, [row.text], fpr=fpr)
             yield row, Located(passages=(), detection=blank, fpr=fpr)
 
 

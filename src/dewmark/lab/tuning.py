@@ -29,6 +29,7 @@ import numpy as np
 
 from dewmark import config, storage
 from dewmark.arrays import F64, I64
+from dewmark.batch.scorers import detect_texts
 from dewmark.core.keys import Key
 from dewmark.decoding import Decoding
 from dewmark.errors import ConfigError
@@ -309,9 +310,7 @@ class _Measuring:
 
 def _scores(bound: BoundScheme, texts: Sequence[str]) -> list[tuple[float, float]]:
     """z and p-value of each text without its prompt; 0 and 1 for a blank text."""
-    found = iter(bound.detect_batch([text for text in texts if text.strip()]))
-    pairs = ((one.z, one.p_value) for one in found)
-    return [next(pairs) if text.strip() else (0.0, 1.0) for text in texts]
+    return [(one.z, one.p_value) for one in detect_texts(bound, texts)]
 
 
 def _keys(number: int) -> list[Key]:

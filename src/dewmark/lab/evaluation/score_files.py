@@ -12,18 +12,18 @@ from pathlib import Path
 from typing import Any
 
 from dewmark import storage
-from dewmark.batch.inputs import TextRow, batched, parse_text_row
+from dewmark.batch.inputs import parse_text_row
 from dewmark.batch.scorers import detect_texts
 from dewmark.errors import ConfigError, InputError
 from dewmark.lab.evaluation.results import CLEAN, HUMAN, MARKED, UNMARKED, ScoreRow
 from dewmark.scheme import BoundScheme, check_test
 from dewmark.workspace import Progress, silent
 
-__all__ = ["ScoreFile", "ScoreFiles", "read_score_files", "score_files"]
+__all__ = ["ScoreFile", "ScoreFiles", "finite_score", "read_score_files", "score_files"]
 
 _SCORE_FIELDS = ("z", "score")  # the first that a row has
 _LENGTH_FIELDS = ("tokens_scored", "tokens")
-_LARGEST = 1e6  # larger scores are clipped: JSON has no infinity
+_LARGEST = 1e6
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,14 +141,13 @@ def score_files(
     check_test(test, bound.tests)
     runs = _RunNumbers(seeds)
     places: list[tuple[ScoreFile, str, int]] = []
-    texts: list[TextRow] = []
+    texts: list[str] = []
     for source, where, row in files.rows():
-        text = parse_text_row(row, where, index=0).text
+        texts.append(parse_text_row(row, where, index=0).text)
         places.append((source, where, runs.of(row, where)))
-        texts.append(TextRow(where, text))
     found: list[ScoreRow] = []
-    for batch in batched(texts, batch_size):
-        for detection in detect_texts(bound, batch, test=test):
+    for start in range(0, len(texts), batch_size):
+        for detection in detect_texts(bound, texts[start : start + batch_size], test=test):
             source, where, seed = places[len(found)]
             found.append(
                 ScoreRow(
@@ -157,13 +156,18 @@ def score_files(
                     seed=seed,
                     kind=source.kind,
                     id=where,
-                    score=0.0 if math.isnan(detection.z) else min(max(detection.z, -_LARGEST), _LARGEST),
+                    score=finite_score(detection.z),
                     p_value=detection.p_value,
                     tokens=detection.tokens_scored,
                 )
             )
         progress("scoring", len(found), len(texts))
     return found
+
+
+def finite_score(z: float) -> float:
+    """A z-score that JSON can hold: 0 for NaN, infinities clipped."""
+    return 0.0 if math.isnan(z) else min(max(z, -_LARGEST), _LARGEST)
 
 
 def _number(row: dict[str, Any], name: str, where: str) -> float:

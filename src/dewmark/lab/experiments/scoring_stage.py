@@ -10,14 +10,15 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from dewmark.batch.scorers import detect_texts
 from dewmark.lab.evaluation.quality import words_kept
 from dewmark.lab.evaluation.results import CLEAN
+from dewmark.lab.evaluation.score_files import finite_score
 from dewmark.lab.experiments.outputs import RowFile, write_rows
 from dewmark.lab.experiments.recipe import SchemeEntry
 from dewmark.lab.experiments.run import Run
@@ -28,8 +29,6 @@ if TYPE_CHECKING:
     from dewmark.scheme import BoundScheme
 
 __all__ = ["PendingScores", "ScoreTexts", "score_texts"]
-
-_LARGEST = 1e6  # larger scores are clipped: JSON has no infinity
 
 
 def score_texts(run: Run) -> None:
@@ -155,15 +154,9 @@ def _first_tokens(bound: BoundScheme, texts: Sequence[str], tokens: int) -> list
 
 def _scores(bound: BoundScheme, rows: Sequence[Row], texts: Sequence[str], *, test: str | None) -> list[Row]:
     """Score, p-value and length of each text; a blank text has score 0 and p-value 1."""
-    found = iter(bound.detect_batch([text for text in texts if text.strip()], test=test))
     scored: list[Row] = []
-    for row, text in zip(rows, texts, strict=True):
+    for row, text, one in zip(rows, texts, detect_texts(bound, texts, test=test), strict=True):
         kept = {"kept": words_kept(row["original_text"], text)} if "original_text" in row else {}
-        if not text.strip():
-            scored.append({"id": row["id"], "score": 0.0, "p_value": 1.0, "tokens": 0, **kept})
-            continue
-        one = next(found)
-        score = min(max(one.z, -_LARGEST), _LARGEST) if not math.isnan(one.z) else 0.0
-        numbers = {"score": score, "p_value": one.p_value, "tokens": one.tokens_scored}
+        numbers = {"score": finite_score(one.z), "p_value": one.p_value, "tokens": one.tokens_scored}
         scored.append({"id": row["id"], **numbers, **kept})
     return scored
