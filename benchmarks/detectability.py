@@ -1,19 +1,17 @@
-"""How often a marked text is found, at what quality, clean and after words were deleted, on real models.
+"""DEW configurations compared by detectability and quality (docs/statistics.md, docs/results/beyond.md).
 
     python benchmarks/detectability.py --out results/ --config raw: whiten_contexts=false --config white:
 
-For every configuration (``--config NAME: SETTING=VALUE …``) and key, the package's openings are continued
-under the key, and once without a mark. Everything is scored by the key test on the completion alone. The
-report (JSON and a table) gives the share with p < 0.01 and p < 1e-4, the mean z, the same after deletion of
-words and for the first 50 tokens, the share of unmarked completions with p < 0.01 after the same treatment,
-and for quality the median perplexity under the host itself and distinct n-grams. A run that was stopped goes
-on with the configurations that are missing.
+For every configuration (``--config NAME: SETTING=VALUE …``) and key, the host continues the package's
+openings under the key, and once without a mark. The key test scores the completions alone. The report (JSON
+and a table) gives the share with p < 0.01 and p < 1e-4 and the mean z; the same after words were deleted and
+for the first 50 tokens; the share of unmarked completions with p < 0.01 after the same treatment; median
+perplexity under the host and distinct n-grams. An interrupted run resumes with the missing configurations.
 """
 
 from __future__ import annotations
 
 import argparse
-import hashlib
 import json
 import time
 from collections.abc import Callable, Sequence
@@ -21,11 +19,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from common import openings, quality, with_configs
+from script_inputs import named_key, parse_with_configs, quality, script_parser
 
 import dewmark
 from dewmark.decoding import Decoding
 from dewmark.hosts.base import Host
+from dewmark.lab.bench.workloads import prompts
 from dewmark.scheme import BoundScheme
 from dewmark.storage import append_jsonl
 from dewmark.workspace import Tokenizer
@@ -40,24 +39,24 @@ def main() -> None:
     out = Path(args.out)
     out.mkdir(parents=True, exist_ok=True)
     host = dewmark.load_host(args.host, device=args.device, dtype=args.dtype)
-    prompts = openings(args.texts)
+    openings = prompts(args.texts)
     sampling = {
         "decoding": Decoding(max_new_tokens=args.tokens, min_new_tokens=args.tokens, no_repeat_ngram=4),
         "batch_size": args.batch_size,
     }
-    unmarked = _written(out / "unmarked", host, prompts, None, sampling)
-    _report(out / "unmarked", {"config": "unmarked", **quality(host, prompts, unmarked)})
+    unmarked = _written(out / "unmarked", host, openings, None, sampling)
+    _report(out / "unmarked", {"config": "unmarked", **quality(host, openings, unmarked)})
     for name, settings in args.config:
         for number in range(args.keys):
             path = out / f"{name}-{number}"
             if path.with_suffix(".json").exists():
                 continue
-            key = dewmark.Key(hashlib.sha256(f"detectability-{number}".encode()).digest())
+            key = named_key(f"detectability-{number}")
             scheme = dewmark.load_scheme("dew", key=key, host=host.info, **settings)
             started = time.perf_counter()
-            marked = _written(path, host, prompts, scheme, sampling)
+            marked = _written(path, host, openings, scheme, sampling)
             row: dict[str, Any] = {"config": name, "key": number, "seconds": time.perf_counter() - started}
-            row |= {"settings": {k: str(v) for k, v in settings.items()}, **quality(host, prompts, marked)}
+            row |= {"settings": {k: str(v) for k, v in settings.items()}, **quality(host, openings, marked)}
             for attack, change in ATTACKS.items():
                 row[attack] = shares(scheme, change(marked, host.info.tokenizer)) | {
                     "unmarked": shares(scheme, change(unmarked, host.info.tokenizer))["p<0.01"]
@@ -67,7 +66,7 @@ def main() -> None:
 
 
 def shares(scheme: BoundScheme, texts: Sequence[str]) -> dict[str, float]:
-    """How often a text is found, and how clearly."""
+    """The share of texts found, and their mean z."""
     found = scheme.detect_batch([text if text.strip() else "." for text in texts])
     p, z = np.array([d.p_value for d in found]), np.array([d.z for d in found])
     return {"p<0.01": float(np.mean(p < 0.01)), "p<1e-4": float(np.mean(p < 1e-4)), "z": float(z.mean())}
@@ -95,14 +94,14 @@ ATTACKS: dict[str, Attack] = {
 
 
 def _written(
-    path: Path, host: Host, prompts: Texts, scheme: BoundScheme | None, sampling: dict[str, Any]
+    path: Path, host: Host, openings: Texts, scheme: BoundScheme | None, sampling: dict[str, Any]
 ) -> Texts:
-    """Completions from the file, or written now and kept."""
-    kept = path.with_suffix(".jsonl")
-    if kept.exists():
-        return [json.loads(line)["text"] for line in kept.read_text(encoding="utf-8").splitlines()]
-    made = host.generate(prompts, scheme=scheme, seeds=list(range(len(prompts))), **sampling)
-    append_jsonl(kept, [{"prompt": g.prompt, "text": g.text, "tokens": g.tokens} for g in made])
+    """Completions from the file, or written now and saved."""
+    file = path.with_suffix(".jsonl")
+    if file.exists():
+        return [json.loads(line)["text"] for line in file.read_text(encoding="utf-8").splitlines()]
+    made = host.generate(openings, scheme=scheme, seeds=range(len(openings)), **sampling)
+    append_jsonl(file, [{"prompt": g.prompt, "text": g.text, "tokens": g.tokens} for g in made])
     return [g.text for g in made]
 
 
@@ -136,9 +135,7 @@ def _table(out: Path) -> None:
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = script_parser(__doc__)
     parser.add_argument("--host", default="smollm2-135m")
     parser.add_argument("--texts", type=int, default=200)
     parser.add_argument("--tokens", type=int, default=200)
@@ -147,7 +144,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--device", default="auto")
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--out", required=True)
-    return with_configs(parser)
+    return parse_with_configs(parser)
 
 
 if __name__ == "__main__":

@@ -1,46 +1,41 @@
-"""How far keyed sampling moves the distribution of the next token, averaged over keys, with real embeddings.
+"""How far keyed sampling moves the next token's distribution, averaged over keys (docs/results/beyond.md).
 
     python benchmarks/distortion.py --config words: --config tokens: units=token
 
-Averaged over keys each candidate's noise is exact, so with unrelated candidates the choice is exactly a draw
-from the host's distribution. Related candidates (" big", " large") share noise under one key. Over keys the
-alignments of the candidates in one context are jointly normal with covariance ⟨t_i, t_j⟩, so no key need be
-drawn: for places in real text the benchmark simulates the race and gives the total variation distance between
-the host's probabilities and the mean choice, and by how many nats the mean choice is less likely than a draw
-from the host (what the logarithm of perplexity gains), each beside what as many draws show for independent
-noise.
+With unrelated candidates the choice, averaged over keys, is exactly a draw from the host's distribution.
+Related candidates (" big", " large") share noise under one key. Over keys, the alignments of the candidates
+in one context are jointly normal with covariance ⟨t_i, t_j⟩, so no key needs to be drawn: at positions in
+real text the benchmark simulates the race. It prints the total variation distance between the host's
+probabilities and the mean choice, and by how many nats the mean choice is less likely than a draw from the
+host (the gain in log-perplexity), each beside the same number of draws with independent noise.
 """
 
 from __future__ import annotations
 
-import argparse
-
 import numpy as np
-from common import openings, with_configs
 from numpy.typing import NDArray
 from scipy.special import log_ndtr
+from script_inputs import parse_with_configs, script_parser
 
 import dewmark
 from dewmark.arrays import F64
 from dewmark.dew.reading import TokenReader
 from dewmark.dew.scheme import DEW
+from dewmark.lab.bench.workloads import prompts
 from dewmark.scheme import BoundScheme
 from dewmark.text.growing_text import Spelling, TokenStream
 
 
 def main() -> None:
     """Run the benchmark."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = script_parser(__doc__)
     parser.add_argument("--host", default="smollm2-135m")
     parser.add_argument("--places", type=int, default=20)
     parser.add_argument("--draws", type=int, default=10_000)
     parser.add_argument("--alpha", type=float, nargs="+", default=[0.25, 0.5, 1.0])
-    args = with_configs(parser)
+    args = parse_with_configs(parser)
     host = dewmark.load_host(args.host)
-    prompts = openings(args.places)
-    texts = host.info.tokenizer.encode(prompts)
+    texts = host.info.tokenizer.encode(prompts(args.places))
     logits = [
         each[-1].double().numpy() for each in host.next_logits([""] * len(texts), [t.ids for t in texts])
     ]
@@ -51,7 +46,7 @@ def main() -> None:
         for alpha in args.alpha:
             found, base = [], []
             for i, (text, scores) in enumerate(zip(texts, logits, strict=True)):
-                # the last id's logits predict it; what stands before is the context
+                # the last row of logits predicts the last id; the ids before it are the context
                 top = np.argsort(-scores)[: DEW().candidates]
                 p = np.exp(scores[top] - scores[top].max())
                 rows = candidates(scheme, text.ids[:-1], top)
@@ -67,12 +62,12 @@ def main() -> None:
 
 
 def _mean(values: F64) -> str:
-    """A mean and its standard error over places."""
+    """A mean over positions with its standard error."""
     return f"{values.mean():+.4f} ± {values.std(ddof=1) / np.sqrt(len(values)):.4f}"
 
 
 def candidates(scheme: BoundScheme, before: tuple[int, ...], top: NDArray[np.int64]) -> F64:
-    """ê_T of each candidate (m, d_T); a zero row where it carries no mark."""
+    """ê_T of each candidate (m, d_T); a zero row if it carries no mark."""
     reader = scheme.reader
     if isinstance(reader, TokenReader):
         return np.asarray(reader.token_rows[top], dtype=np.float64)
@@ -85,7 +80,7 @@ def candidates(scheme: BoundScheme, before: tuple[int, ...], top: NDArray[np.int
 
 
 def moved(p: F64, rows: F64, alpha: float, draws: int, rng: np.random.Generator) -> tuple[float, float]:
-    """From p (m,) to the mean choice of the race under random keys: total variation, and nats lost."""
+    """Total variation and nats between p (m,) and the mean choice of the race over random keys."""
     marked = np.any(rows != 0, axis=1)
     counts = np.zeros(len(p))
     for start in range(0, draws, 2000):

@@ -1,16 +1,15 @@
-"""The real false-positive rate of many keys on unmarked text, in every cell of text that is given.
+"""False-positive rates of many keys on unmarked texts (docs/statistics.md, docs/results/beyond.md).
 
     python benchmarks/false_alarms.py --cell de=de.jsonl --config white: --config raw: whiten_contexts=false
 
-A cell is NAME=FILE[:FIRST:LAST] with JSONL rows that hold ``text`` or ``response``; texts are cut to about
-``--tokens`` tokens. For each configuration and test the table shows, at nominal 1%, the mean over keys (worst
-key) of the share of texts with p < 0.01, and over all cells and keys the share with p < 0.001.
+A cell is NAME=FILE[:FIRST:LAST], JSONL rows with ``text`` or ``response``; texts are truncated to about
+``--tokens`` tokens. For each configuration and test the table shows the share of texts with p < 0.01, mean
+over keys (worst key), and over all cells and keys the share with p < 0.001.
 """
 
 from __future__ import annotations
 
 import argparse
-import hashlib
 import json
 import os
 from concurrent.futures import ProcessPoolExecutor
@@ -18,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from common import read_texts, with_configs
+from script_inputs import named_key, parse_with_configs, read_texts, script_parser
 
 import dewmark
 
@@ -35,7 +34,7 @@ def main() -> None:
         for test in args.tests
         for cell, texts in cells.items()
     ]
-    # the first job alone, so that tables are built once
+    # the first job runs alone, so that tables are built only once
     found = [_p_values(jobs[0])]
     with ProcessPoolExecutor(args.workers) as pool:
         found += pool.map(_p_values, jobs[1:])
@@ -69,17 +68,15 @@ def main() -> None:
 
 
 def _p_values(job: Job) -> np.ndarray:
-    """(keys, texts) of one configuration, test and cell."""
+    """The p-values (keys, texts) of one configuration, test and cell."""
     _, settings, test, _, texts, count, host = job
-    keys = [dewmark.Key(hashlib.sha256(f"false-alarms-{i}".encode()).digest()) for i in range(count)]
+    keys = [named_key(f"false-alarms-{i}") for i in range(count)]
     found = dewmark.identify(texts, keys, host=host, settings=settings, test=test)
     return np.array([[d.p_value for d in attribution.detections] for attribution in found]).T
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = script_parser(__doc__)
     parser.add_argument("--host", default="smollm2-135m")
     parser.add_argument("--keys", type=int, default=20)
     parser.add_argument("--tokens", type=int, default=250)
@@ -87,7 +84,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--workers", type=int, default=max((os.cpu_count() or 2) // 2, 1))
     parser.add_argument("--cell", action="append", required=True, type=lambda text: tuple(text.split("=", 1)))
     parser.add_argument("--out")
-    return with_configs(parser)
+    return parse_with_configs(parser)
 
 
 if __name__ == "__main__":

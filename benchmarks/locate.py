@@ -1,30 +1,30 @@
-"""How well `dewmark locate` finds a marked insert inside human text, and how often it accuses wrongly.
+"""How well `dewmark locate` finds a marked insert in human text, and how often it is wrong (docs/locate.md).
 
     python benchmarks/locate.py --human HUMAN.jsonl --rows 300:500 --inserts inserts.jsonl --texts 100
 
-Human documents are made of the file's rows (``--field``), shuffled, joined and cut to ``--human-tokens``;
-each gets one marked insert at a random word. The inserts are continuations of the package's openings under a
-fixed key, written by the host itself and kept in ``--inserts``: a killed run goes on where it stopped. The
-report gives the share of inserts found (a passage touches the insert), the overlap of all passages with the
-insert (intersection over union, in characters), passages that touch no insert, and the family-wise false
-alarms: documents in which anything is located although nothing there carries the key. These are taken under
-keys of their own, one per document, with no insert and with the insert, which is then another key's.
+Documents are rows of the human file (``--field``), shuffled, joined and truncated to ``--human-tokens``; each
+gets one marked insert at a random word. The inserts continue the package's openings under a fixed key; the
+host writes them, and ``--inserts`` keeps them, so that an interrupted run resumes. The report gives the share
+of inserts found (some passage overlaps the insert), the overlap of all passages with the insert (intersection
+over union, in characters), the share of documents with a stray passage, and family-wise false alarms:
+documents with any passage under a key that marked nothing in them, once without an insert and once with the
+insert of the other key.
 """
 
 from __future__ import annotations
 
 import argparse
-import hashlib
 import json
 import random
 import time
-from importlib import resources
 from pathlib import Path
 
 import numpy as np
+from script_inputs import named_key, script_parser
 
 import dewmark
 from dewmark.decoding import Decoding
+from dewmark.lab.bench.workloads import prompts
 from dewmark.scheme import BoundScheme
 from dewmark.storage import append_jsonl
 from dewmark.types import Generation
@@ -77,13 +77,11 @@ def main() -> None:
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--human", type=Path, required=True, help="JSONL of human text")
-    parser.add_argument("--field", default="response", help="the field of --human that holds the text")
-    parser.add_argument("--rows", default="0:", help="which rows of --human, FIRST:LAST")
-    parser.add_argument("--inserts", type=Path, required=True, help="JSONL that keeps the marked texts")
+    parser = script_parser(__doc__)
+    parser.add_argument("--human", type=Path, required=True, help="JSONL file of human texts")
+    parser.add_argument("--field", default="response", help="the field with the text")
+    parser.add_argument("--rows", default="0:", help="rows of --human to use, FIRST:LAST")
+    parser.add_argument("--inserts", type=Path, required=True, help="JSONL file that keeps the marked texts")
     parser.add_argument("--texts", type=int, default=100)
     parser.add_argument("--tokens", type=int, default=150)
     parser.add_argument("--human-tokens", type=int, default=600)
@@ -93,21 +91,21 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--set", nargs="*", default=[], type=lambda text: tuple(text.split("=", 1)))
     parser.add_argument("--host", default="smollm2-135m")
     parser.add_argument("--batch-size", type=int, default=8)
-    parser.add_argument("--out", help="where the report goes, as JSON")
+    parser.add_argument("--out", help="JSON file for the report")
     return parser.parse_args()
 
 
 def _key(name: str) -> dewmark.Key:
-    return dewmark.Key(hashlib.sha256(f"benchmarks/locate/{name}".encode()).digest())
+    return named_key(f"benchmarks/locate/{name}")
 
 
 def _inserts(args: argparse.Namespace, scheme: BoundScheme) -> list[str]:
-    """Marked texts of ``--tokens`` tokens each: those kept already, and the rest written now."""
+    """Marked texts of ``--tokens`` tokens each, from the file or written now."""
     rows = []
     if args.inserts.exists():
         rows = [json.loads(line) for line in args.inserts.read_text(encoding="utf-8").splitlines()]
     if any((row["key"], row["tokens"]) != (scheme.fingerprint, args.tokens) for row in rows):
-        raise SystemExit(f"{args.inserts} holds texts of another key or length: name another file")
+        raise SystemExit(f"{args.inserts} has texts of another key or length: use another file")
     if len(rows) < args.texts:
 
         def keep(batch: list[Generation]) -> None:
@@ -117,9 +115,9 @@ def _inserts(args: argparse.Namespace, scheme: BoundScheme) -> list[str]:
             print(f"inserts: {len(rows)} of {args.texts}", flush=True)
 
         dewmark.load_host(args.host).generate(
-            _openings()[len(rows) : args.texts],
+            prompts(args.texts - len(rows), first=len(rows)),
             scheme=scheme,
-            seeds=list(range(len(rows), args.texts)),
+            seeds=range(len(rows), args.texts),
             decoding=Decoding(max_new_tokens=args.tokens, min_new_tokens=args.tokens, no_repeat_ngram=4),
             batch_size=args.batch_size,
             on_batch=keep,
@@ -127,15 +125,10 @@ def _inserts(args: argparse.Namespace, scheme: BoundScheme) -> list[str]:
     return [row["text"] for row in rows[: args.texts]]
 
 
-def _openings() -> list[str]:
-    lines = (resources.files("dewmark") / "data" / "openings.jsonl").read_text(encoding="utf-8").splitlines()
-    return [json.loads(line)["prompt"] for line in lines]
-
-
 def _documents(
     args: argparse.Namespace, inserts: list[str], tokenizer: Tokenizer
 ) -> list[tuple[str, int, int, str]]:
-    """For each insert (document, start and end of the insert in it, the document without it)."""
+    """For each insert: document, start and end of the insert, and the document without it."""
     first, _, last = args.rows.partition(":")
     lines = args.human.read_text(encoding="utf-8").splitlines()[int(first or 0) : int(last) if last else None]
     human = [json.loads(line)[args.field].strip() for line in lines]
@@ -146,7 +139,7 @@ def _documents(
         whole = tokenizer.encode(["\n\n".join(human[: args.human_tokens // 20])])[0]
         if len(whole.ids) < args.human_tokens:
             raise SystemExit(
-                f"{len(human)} rows of {args.human} give no document of {args.human_tokens} tokens"
+                f"{len(human)} rows of {args.human} are too few for {args.human_tokens} tokens: use more rows"
             )
         text = whole.text[: whole.offsets[args.human_tokens - 1][1]]
         blanks = [i for i, character in enumerate(text) if character.isspace()]

@@ -1,17 +1,16 @@
-"""Scoring many short texts: one worker, two, and two over Ray of which one is killed half-way.
+"""Throughput of `dewmark detect` with local workers and with Ray, one worker killed (docs/scale.md).
 
     python benchmarks/ray_scoring.py --texts 100000 --from FILE.jsonl
 
-Texts of 20 to 30 words are cut at random places of the rows of FILE (``prompt``, ``text``, ``response``), by
-default of the package's own registers. All runs are the command itself on one exported detector of the
-default scheme, after a first run over every word has filled the cache of word vectors. What is checked:
-every text is scored exactly once; and it is told how far the rows of the runs differ. Rates are told for the
-whole command, loading and start of the cluster included, and from the first finished block to the last.
+Texts are 20 to 30 adjacent words of a row of FILE (``prompt``, ``text``, ``response``), by default of the
+package's own texts. All runs use one saved detector of the default scheme, after a first pass over every word
+has filled the cache of word vectors. The script checks that every text is scored exactly once and prints how
+far the results of the runs differ. Rates are for the whole command, including loading and cluster start, and
+from the first finished block to the last.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import random
@@ -22,6 +21,8 @@ import tempfile
 import time
 from pathlib import Path
 from typing import Any
+
+from script_inputs import script_parser
 
 import dewmark
 from dewmark.encoders.word_vectors import register_texts
@@ -37,9 +38,7 @@ RUNS = {
 
 def main() -> None:
     """Run the benchmark."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = script_parser(__doc__)
     parser.add_argument("--texts", type=int, default=100_000)
     parser.add_argument("--from", dest="source", type=Path)
     parser.add_argument("--block-size", type=int, default=1024)
@@ -60,14 +59,14 @@ def main() -> None:
             options, kill = RUNS[run]
             rows = _run(run, folder, [*options, "--block-size", str(args.block_size)], args.texts, kill=kill)
             ids = [row["id"] for row in rows]
-            assert ids == list(range(args.texts)), "not every text exactly once"
+            assert ids == list(range(args.texts)), "some text was not scored exactly once"
             first = first or rows
             pairs = list(zip(first, rows, strict=True))
             other = sum(one["z"] != two["z"] for one, two in pairs)
             far = max(abs(one["z"] - two["z"]) for one, two in pairs)
             turned = sum(one["verdict"] != two["verdict"] for one, two in pairs)
             print(
-                f"{'':28}each text once; against the first run {other} z differ, by at most {far:.1g}, "
+                f"{'':28}compared with the first run, {other} z differ, by at most {far:.1g}, "
                 f"and {turned} verdicts",
                 flush=True,
             )
@@ -123,14 +122,14 @@ def _run(name: str, folder: Path, options: list[str], count: int, *, kill: bool)
                 worker = next(one for one in family if b"ray::" in _title(one) and b"Map" in _title(one))
                 os.kill(worker, signal.SIGKILL)
                 kill = False
-        told = json.loads(command.stdout.read() if command.stdout else b"")
+        summary = json.loads(command.stdout.read() if command.stdout else b"")
     seconds = time.perf_counter() - started
-    assert not kill, "the run was over before a worker could be killed"
+    assert not kill, "the run ended before a worker could be killed: use more texts"
     block = count / max(done, 1)
     steady = (done - at_first) * block / max(ended - begun, 1e-9)
     print(
         f"{name:28}{seconds:6.1f} s, {count / seconds:6.0f} texts/s; scoring {steady:6.0f} texts/s; first "
-        f"block after {begun:4.1f} s; {peak / 2**30:.2f} GiB; {told['blocks_retried']} blocks begun again",
+        f"block after {begun:4.1f} s; {peak / 2**30:.2f} GiB; {summary['blocks_retried']} blocks retried",
         flush=True,
     )
     import pyarrow.parquet
@@ -140,7 +139,7 @@ def _run(name: str, folder: Path, options: list[str], count: int, *, kill: bool)
 
 
 def _family(process: int) -> list[int]:
-    """A process and all that it started, from /proc."""
+    """A process and all its descendants, from /proc."""
     parents = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
@@ -162,7 +161,7 @@ def _title(process: int) -> bytes:
 
 
 def _memory(process: int) -> int:
-    """Bytes of a process's own: what it shares with others (mapped tables, libraries) is not counted."""
+    """Private bytes of a process, without memory-mapped tables and libraries."""
     try:
         fields = Path(f"/proc/{process}/statm").read_text().split()
     except OSError:

@@ -1,14 +1,13 @@
-"""Every scheme on the same prompts: how often its text is found, unmarked text accused, and at what quality.
+"""All schemes on the same prompts: texts found, unmarked texts accused, quality (docs/results/schemes.md).
 
     python benchmarks/schemes.py --out results/ --human english=en.jsonl --human german=de.jsonl:300:500
 
-Each configuration of `dewmark.lab.bench` continues the package's openings under several keys. All texts are
-scored without their prompts by the scheme's own default test. The table gives the share of marked texts with
-p < 0.01 and their mean z; the share of accused ones (mean over keys, worst key) among the host's unmarked
-completions of the same prompts and among human texts (JSONL rows with ``text`` or ``response``, cut to about
-the same length); the median perplexity under the host; and seconds per text, in batches, to write and to
-detect (the unmarked completions, once everything is warm). A configuration may be changed on the spot:
-``--schemes atw:delta=0.2``. A run that was stopped goes on where it was: what is done is read from ``--out``.
+Under several keys, the host continues the package's openings with each configuration of `dewmark bench`. The
+scheme's default test scores all texts without their prompts. The table gives the share of marked texts with
+p < 0.01 and their mean z; the share of accused texts (mean over keys, worst key) among the host's unmarked
+completions of the same prompts and among human texts (JSONL rows with ``text`` or ``response``, truncated to
+about the same length); the median perplexity under the host; and seconds per text to generate and to detect,
+in batches. Settings can be changed: ``--schemes atw:delta=0.2``. An interrupted run resumes from ``--out``.
 """
 
 from __future__ import annotations
@@ -21,12 +20,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from common import openings, quality, read_texts
+from script_inputs import quality, read_texts, script_parser
 
 import dewmark
 from dewmark.decoding import Decoding
 from dewmark.hosts.base import Host, generation_hash
 from dewmark.lab.bench.configurations import CONFIGURATIONS, bind, configuration
+from dewmark.lab.bench.workloads import prompts as openings
 from dewmark.scheme import BoundScheme
 from dewmark.storage import append_jsonl, atomic_write, read_jsonl
 from dewmark.types import Generation
@@ -57,7 +57,7 @@ def _row(
     nulls: dict[str, list[str]],
     args: argparse.Namespace,
 ) -> dict[str, Any]:
-    """One configuration's numbers, from its file or measured now."""
+    """The numbers of one configuration, from its file or measured now."""
     path = out / f"{name}.json"
     asked = {
         "settings": configuration(name),
@@ -109,7 +109,7 @@ def _row(
 def _written(
     path: Path, host: Host, prompts: list[str], scheme: BoundScheme | None, args: argparse.Namespace
 ) -> tuple[list[str], float]:
-    """Completions and seconds per text, from the file if it holds these, or written now and kept."""
+    """Completions and seconds per text, from the file if it matches, or written now and saved."""
     decoding = Decoding(max_new_tokens=args.tokens, min_new_tokens=args.tokens, no_repeat_ngram=4)
     if path.exists():
         rows = [row for _, row in read_jsonl(path)]
@@ -126,18 +126,18 @@ def _written(
         decoding=decoding,
     )
     seconds = round((time.perf_counter() - started) / len(made), 4)
-    append_jsonl(path, [_kept(generation) | {"seconds": seconds} for generation in made])
+    append_jsonl(path, [_stored(generation) | {"seconds": seconds} for generation in made])
     return [g.text for g in made], seconds
 
 
-def _kept(made: Generation) -> dict[str, Any]:
-    """What the file keeps of one text."""
+def _stored(made: Generation) -> dict[str, Any]:
+    """The row of one text."""
     row = {"prompt": made.prompt, "text": made.text, "config_hash": made.config_hash}
     return row if made.drafts is None else {**row, "drafts": made.drafts.to_dict()}
 
 
 def _drafts(paths: Sequence[Path]) -> dict[str, Any]:
-    """What drafts cost, where a scheme chooses between drafts: totals over all texts."""
+    """Total counts of drafts over all texts, for schemes that choose between drafts."""
     counts = [row["drafts"] for path in paths for _, row in read_jsonl(path) if "drafts" in row]
     return {"drafts": {name: sum(count[name] for count in counts) for name in counts[0]}} if counts else {}
 
@@ -146,7 +146,7 @@ def _detected(scheme: BoundScheme, texts: Sequence[str], batch_size: int) -> lis
     """p-value and z of each text, in batches."""
     found = []
     for start in range(0, len(texts), batch_size):
-        # a small model now and then writes nothing, or a NUL, which detectors refuse
+        # small models sometimes write nothing, or a NUL, which detectors reject
         batch = [text.replace("\0", " ") for text in texts[start : start + batch_size]]
         batch = [text if text.strip() else "." for text in batch]
         found += [(d.p_value, d.z) for d in scheme.detect_batch(batch)]
@@ -155,7 +155,7 @@ def _detected(scheme: BoundScheme, texts: Sequence[str], batch_size: int) -> lis
 
 def _table(baseline: dict[str, Any], rows: list[dict[str, Any]], nulls: list[str]) -> None:
     columns = ["scheme", "found at p < 0.01", "p < 1e-4", "mean z", *(f"accused: {kind}" for kind in nulls)]
-    columns += ["perplexity", "distinct-3", "s to write", "s to detect"]
+    columns += ["perplexity", "distinct-3", "s to generate", "s to detect"]
     print("|", " | ".join(columns), "|")
     print("| --- " * len(columns) + "|")
     for row in (baseline, *rows):
@@ -172,11 +172,9 @@ def _table(baseline: dict[str, Any], rows: list[dict[str, Any]], nulls: list[str
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = script_parser(__doc__)
     parser.add_argument("--host", default="smollm2-135m")
-    parser.add_argument("--texts", type=int, default=200, help="openings continued under each key")
+    parser.add_argument("--texts", type=int, default=200, help="openings to continue under each key")
     parser.add_argument("--tokens", type=int, default=200)
     parser.add_argument("--keys", type=int, default=3)
     parser.add_argument("--schemes", nargs="*", metavar="NAME", help=", ".join(CONFIGURATIONS))

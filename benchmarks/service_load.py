@@ -1,11 +1,11 @@
-"""Load on the service: many clients at once ask about texts of some 200 tokens for a while.
+"""The service under load: many concurrent clients send texts of about 200 tokens (docs/service.md).
 
     python benchmarks/service_load.py --detector DIR --clients 200 --seconds 60 --workers 2
 
-Starts ``dewmark serve`` on loopback with the detector and prints throughput, latency (p50, p99), what answers
-came, the memory of all its processes before, in the middle and after, and the machine's load, as JSON. The
-clients are in this process and share the machine's cores with the service, so the service alone does better.
-Without --texts the package's own ordinary English sentences are put together at random.
+Starts ``dewmark serve`` on loopback with the detector and prints as JSON: throughput, latency (p50, p99),
+counts of HTTP statuses, the memory of its processes before, during and after the load, and the machine's load
+average. The clients run in this process and share the machine's cores with the service, which alone would be
+faster. Without --texts, texts are random orders of the package's ordinary English sentences.
 """
 
 from __future__ import annotations
@@ -24,19 +24,21 @@ from importlib.resources import files
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from script_inputs import script_parser
+
 MAIN = "import sys; from dewmark.cli.app import main; sys.exit(main())"
 WORDS = 150  # about 200 tokens of a sub-word vocabulary
 
 
 class Client:
-    """One connection that asks again and again; a minimal HTTP/1.1, so that the clients cost little."""
+    """One connection that sends request after request, with a minimal HTTP/1.1 that costs little CPU."""
 
     def __init__(self, host: str, port: int) -> None:
         self._address = (host, port)
         self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
 
     async def post(self, path: str, body: bytes) -> int:
-        """The status of the answer; 0 if the connection broke."""
+        """The status of the response; 0 if the connection broke."""
         try:
             if self._streams is None:
                 self._streams = await asyncio.open_connection(*self._address)
@@ -57,14 +59,14 @@ class Client:
             return 0
 
     def close(self) -> None:
-        """Hang up."""
+        """Close the connection."""
         if self._streams is not None:
             self._streams[1].close()
             self._streams = None
 
 
 async def load(url: str, bodies: list[bytes], *, clients: int, seconds: float) -> list[tuple[int, float]]:
-    """(status, seconds) of every answer; a refused client waits a second."""
+    """(status, seconds) of every response; a client that is turned away waits a second."""
     parts = urlsplit(url)
     found: list[tuple[int, float]] = []
     deadline = time.monotonic() + seconds
@@ -91,7 +93,7 @@ def ordinary_texts(count: int) -> list[str]:
 
 
 def memory(pid: int) -> dict[str, float]:
-    """MiB of a process and its children: resident (rss), and their own share of it (pss)."""
+    """MiB of a process and its children: resident (rss) and proportional (pss)."""
     children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
     total: Counter[str] = Counter()
     for each in (str(pid), *children):
@@ -113,13 +115,13 @@ def measure(url: str, pid: int, options: argparse.Namespace) -> dict[str, object
     else:
         texts = ordinary_texts(200)
     bodies = [json.dumps({"text": text}).encode() for text in texts]
-    asyncio.run(load(url, bodies, clients=4, seconds=5.0))  # everything is loaded and mapped
+    asyncio.run(load(url, bodies, clients=4, seconds=5.0))  # warm-up
     before, started = memory(pid), time.monotonic()
     half = options.seconds / 2
     found = asyncio.run(load(url, bodies, clients=options.clients, seconds=half))
     middle = memory(pid)
     found += asyncio.run(load(url, bodies, clients=options.clients, seconds=half))
-    spent = time.monotonic() - started  # more than asked for: what was under way was waited for
+    spent = time.monotonic() - started  # longer than asked: pending requests were awaited
     answered = [seconds for status, seconds in found if status == 200]
     refused = [seconds for status, seconds in found if status in (429, 503)]
     return {
@@ -138,11 +140,9 @@ def measure(url: str, pid: int, options: argparse.Namespace) -> dict[str, object
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--detector", required=True, help="an exported detector")
-    parser.add_argument("--texts", type=Path, help="JSONL with a text in each line")
+    parser = script_parser(__doc__)
+    parser.add_argument("--detector", required=True, help="folder of a saved detector")
+    parser.add_argument("--texts", type=Path, help="JSONL file with a text per line")
     parser.add_argument("--clients", type=int, default=200)
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--workers", type=int, default=2)
@@ -159,7 +159,7 @@ def main() -> None:
             line = service.stdout.readline()
             if not line:
                 sys.exit(Path(folder, "log").read_text())
-            time.sleep(5.0)  # the other workers
+            time.sleep(5.0)  # for the other workers to start
             print(json.dumps(measure(json.loads(line)["url"], service.pid, options), indent=1))
         finally:
             service.terminate()

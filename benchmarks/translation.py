@@ -1,25 +1,23 @@
-"""What is left of a mark after neural machine translation, English to Portuguese, and after the round trip.
+"""DEW after machine translation from English to Portuguese and back (docs/results/beyond.md).
 
     python benchmarks/detectability.py --out texts/ --config words: --config tokens: units=token
     python benchmarks/translation.py --texts texts/ --config words: --config tokens: units=token
 
-Translates what `detectability` wrote, with the neural engine of `dewmark attack translate`, and keeps the
-translations beside the texts. Marked and unmarked texts go through the same translation and are scored by the
-key test, without prompts. Per configuration, mean over keys: AUROC and the share found at the 1% and 5%
-thresholds of the unmarked translations under the same key, the share with p < 0.01 of both, the mean z, and
-the AUROC on the half of the texts whose translation copies the fewest words.
+Translates the texts that `detectability` wrote, with the neural engine of `dewmark attack translate`, and
+saves the translations next to them. The key test scores marked and unmarked texts without prompts. Per
+configuration, mean over keys: AUROC; the share found at the 1% and 5% thresholds of the unmarked translations
+under the same key; the share with p < 0.01 of both; the mean z; and the AUROC on the half of the texts whose
+translation copies the fewest words.
 """
 
 from __future__ import annotations
 
-import argparse
-import hashlib
 import json
 from pathlib import Path
 
 import numpy as np
-from common import with_configs
 from numpy.typing import NDArray
+from script_inputs import named_key, parse_with_configs, script_parser
 
 import dewmark
 from dewmark.arrays import F64
@@ -35,14 +33,10 @@ STAGES = {"text": "clean", "pt": "English→Portuguese", "en": "and back"}
 
 def main() -> None:
     """Run the benchmark."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--texts", type=Path, required=True, help="what detectability.py --out wrote")
-    parser.add_argument(
-        "--host", default="smollm2-135m", help="whose tokens configurations with units=token read"
-    )
-    args = with_configs(parser)
+    parser = script_parser(__doc__)
+    parser.add_argument("--texts", type=Path, required=True, help="the --out folder of detectability.py")
+    parser.add_argument("--host", default="smollm2-135m", help="host of configurations with units=token")
+    args = parse_with_configs(parser)
     plain = translated(args.texts / "unmarked.jsonl")
     print(
         "| configuration | keys |", " | ".join(STAGES.values()), "| least copied half, English→Portuguese |"
@@ -53,7 +47,7 @@ def main() -> None:
         files = sorted(args.texts.glob(f"{name}-[0-9]*.jsonl"))
         for file in files:
             number = int(file.stem.rsplit("-", 1)[1])
-            key = dewmark.Key(hashlib.sha256(f"detectability-{number}".encode()).digest())
+            key = named_key(f"detectability-{number}")
             host = args.host if settings.get("units") == "token" else None
             scheme = dewmark.load_scheme("dew", key=key, host=host, **settings)
             marked = translated(file)
@@ -68,7 +62,7 @@ def main() -> None:
 
 
 def translated(file: Path) -> list[Row]:
-    """The rows of a file with their translations, made now where they are missing."""
+    """The rows of a file with their translations, which are added to the file if missing."""
     rows: list[Row] = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
     if all("en" in row for row in rows):
         return rows
@@ -82,7 +76,7 @@ def translated(file: Path) -> list[Row]:
 
 
 def compared(scheme: BoundScheme, marked: list[Row], plain: list[Row], stage: str) -> list[float]:
-    """AUROC, found at 1% and 5%, p < 0.01 of marked and unmarked, mean z, AUROC where little is copied."""
+    """AUROC, TPR at 1% and 5%, p < 0.01 of marked and unmarked, mean z, AUROC of the least copied half."""
     a, b = zs(scheme, marked, stage), zs(scheme, plain, stage)
     few_a, few_b = few_copied(marked), few_copied(plain)
     return [

@@ -1,13 +1,13 @@
-"""What marking costs inside vLLM, and whether every request gets its own verdict.
+"""The cost of marking in vLLM, and verdicts on mixed batches of requests (docs/vllm.md).
 
     python benchmarks/vllm_throughput.py --set units=token --set sampler=bias
     python benchmarks/vllm_throughput.py --verdicts 200 --tokens 100
 
-Run it where vLLM is installed (make test-vllm makes such an environment). One engine with the processor
-loaded writes marked and unmarked batches in turn, so whatever else the machine does meets both. Beside the
-rates it tells the same ratio in processor seconds of the process that runs the model (Linux): where other
-work goes on that is the steadier number. With ``--verdicts N`` N marked and N unmarked requests share one
-batch, and a detector that knows nothing of the engine scores their texts.
+Needs an environment with vLLM (make test-vllm makes one). One engine with the logits processor generates
+marked and unmarked batches in turns, so that other load on the machine affects both. The script prints the
+ratio of their rates, and the same ratio in CPU seconds of the process that runs the model (Linux), which is
+steadier on a busy machine. With ``--verdicts N``, N marked and N unmarked requests share one batch, and an
+independent detector scores their texts.
 """
 
 from __future__ import annotations
@@ -21,31 +21,32 @@ import time
 from pathlib import Path
 from typing import Any
 
-from common import openings
+from script_inputs import script_parser
 
 import dewmark
 from dewmark.config import parse_settings
 from dewmark.hosts.transformers.model_files import resolve
+from dewmark.lab.bench.workloads import prompts
 
 Engine = Any  # vLLM's LLM
 
 
 def options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = script_parser(__doc__)
     parser.add_argument("--host", default="smollm2-135m", help="a packaged host or a model folder")
     parser.add_argument("--scheme", default="dew")
     parser.add_argument(
         "--set", action="append", default=[], metavar="NAME=VALUE", help="a parameter of the scheme"
     )
-    parser.add_argument("--requests", type=int, default=64, help="at the same time")
-    parser.add_argument("--tokens", type=int, default=24, help="of each text")
-    parser.add_argument("--rounds", type=int, default=2, help="of one marked and one unmarked batch")
-    parser.add_argument("--verdicts", type=int, default=0, help="score so many marked and unmarked texts")
+    parser.add_argument("--requests", type=int, default=64, help="concurrent requests")
+    parser.add_argument("--tokens", type=int, default=24, help="tokens per text")
+    parser.add_argument("--rounds", type=int, default=2, help="rounds of one marked and one unmarked batch")
+    parser.add_argument(
+        "--verdicts", type=int, default=0, help="instead, score N marked and N unmarked texts"
+    )
     parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--dtype", default="auto")
-    parser.add_argument("--out", type=Path, help="append the result to this file, one JSON line a run")
+    parser.add_argument("--out", type=Path, help="append the result to this JSONL file")
     return parser.parse_args()
 
 
@@ -77,7 +78,7 @@ def main() -> None:
     if given.out:
         with given.out.open("a", encoding="utf-8") as stream:
             stream.write(json.dumps(result) + "\n")
-    llm.llm_engine.engine_core.shutdown()  # left to the garbage collector it was seen to wait for ever
+    llm.llm_engine.engine_core.shutdown()  # leaving this to the garbage collector can hang
 
 
 def engine(folder: str, given: argparse.Namespace) -> Engine:
@@ -94,48 +95,48 @@ def engine(folder: str, given: argparse.Namespace) -> Engine:
 
 
 def write(llm: Engine, marked: list[bool], tokens: int, first: int) -> tuple[list[str], list[str], float]:
-    """Prompts, texts and seconds of one batch of requests, marked where asked for."""
+    """Prompts, texts and seconds of one batch of requests."""
     from vllm import SamplingParams
 
-    prompts = openings(len(marked))
+    texts = prompts(len(marked))
     params = [
         SamplingParams(max_tokens=tokens, ignore_eos=True, seed=first + i, extra_args={"dewmark": bool(on)})
         for i, on in enumerate(marked)
     ]
     begin = time.perf_counter()
-    outputs = llm.generate(prompts, params, use_tqdm=False)
-    return prompts, [output.outputs[0].text for output in outputs], time.perf_counter() - begin
+    outputs = llm.generate(texts, params, use_tqdm=False)
+    return texts, [output.outputs[0].text for output in outputs], time.perf_counter() - begin
 
 
 def throughput(llm: Engine, given: argparse.Namespace) -> dict[str, object]:
-    """Tokens per second of marked and unmarked batches that take turns, the first to begin alternating."""
+    """Tokens per second of marked and unmarked batches in turns; which goes first alternates."""
     for on in (False, True):
-        write(llm, [on] * given.requests, 4, 0)  # both ways are warm
+        write(llm, [on] * given.requests, 4, 0)  # warm-up
     seconds: dict[bool, list[float]] = {True: [], False: []}
     busy: dict[bool, list[float]] = {True: [], False: []}
     for number in range(given.rounds):
         for on in (number % 2 == 1, number % 2 == 0):
-            before = processor_seconds()
+            before = cpu_seconds()
             seconds[on].append(write(llm, [on] * given.requests, given.tokens, number)[2])
-            after = processor_seconds()
+            after = cpu_seconds()
             busy[on].append(max(after[one] - before.get(one, 0.0) for one in after))
     rate = {on: given.requests * given.tokens / statistics.median(seconds[on]) for on in seconds}
     return {
         "marked_tokens_per_s": round(rate[True], 1),
         "unmarked_tokens_per_s": round(rate[False], 1),
         **ratios("ratio", seconds),
-        **ratios("processor_ratio", busy),
+        **ratios("cpu_ratio", busy),
     }
 
 
 def ratios(name: str, seconds: dict[bool, list[float]]) -> dict[str, object]:
-    """Speed with the mark over speed without it: the median over rounds, and each of them."""
+    """Speed with the mark over speed without it: the median over rounds, and each round."""
     found = [plain / mark for mark, plain in zip(seconds[True], seconds[False], strict=True)]
     return {name: round(statistics.median(found), 3), f"{name}_by_round": [round(one, 3) for one in found]}
 
 
-def processor_seconds() -> dict[int, float]:
-    """Seconds of a processor that this process and each one it started has used, from /proc."""
+def cpu_seconds() -> dict[int, float]:
+    """CPU seconds of this process and of each descendant, from /proc."""
     parents, used, tick = {}, {}, os.sysconf("SC_CLK_TCK")
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
@@ -154,11 +155,11 @@ def processor_seconds() -> dict[int, float]:
 def verdicts(
     llm: Engine, given: argparse.Namespace, key_file: Path, settings: dict[str, str]
 ) -> dict[str, object]:
-    """How many marked and unmarked texts of one mixed batch have p < 0.001."""
+    """The number of marked and unmarked texts of one mixed batch with p < 0.001."""
     marked = [i % 2 == 0 for i in range(2 * given.verdicts)]
-    prompts, texts, seconds = write(llm, marked, given.tokens, given.first_seed)
+    openings, texts, seconds = write(llm, marked, given.tokens, given.first_seed)
     bound = dewmark.load_scheme(given.scheme, key=dewmark.Key.load(key_file), host=given.host, **settings)
-    found = bound.detect_batch(texts, prompts=prompts, fpr=0.001)
+    found = bound.detect_batch(texts, prompts=openings, fpr=0.001)
     p = {on: sorted(d.p_value for d, m in zip(found, marked, strict=True) if m is on) for on in (True, False)}
     z = [d.z for d, m in zip(found, marked, strict=True) if m]
     return {

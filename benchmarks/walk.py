@@ -1,16 +1,15 @@
-"""How far a newcomer walks: the files of the package that one detection and one step of writing pass through.
+"""How many files of the package one detection and one generation step pass through.
 
     python benchmarks/walk.py
 
-Runs the default scheme on the tiny host with a profiler hook, and counts the package's files in which a
-function was called, and how often control moved from one file to another. ``open and detect`` loads the
-scheme and scores a text, as the first call of a process does; ``detect`` is the second detection; ``step`` is
-one token in the middle of a text.
+Runs the default scheme on the tiny host under a profiler hook and counts the files in which a function is
+called, and how often control moves from one file to another. ``open and detect`` loads the scheme and scores
+a text, as the first call of a process does; ``detect`` is the second detection; ``step`` is one token in the
+middle of a text.
 """
 
 from __future__ import annotations
 
-import argparse
 import inspect
 import json
 import sys
@@ -18,6 +17,8 @@ from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 from typing import Any
+
+from script_inputs import named_key, script_parser
 
 import dewmark
 from dewmark.decoding import Decoding
@@ -42,7 +43,7 @@ class Walk:
             self.files.append(frame.f_code.co_filename.removeprefix(PACKAGE + "/"))
 
     def summary(self) -> dict[str, Any]:
-        """Distinct files, changes of file, calls."""
+        """Distinct files, moves between files, and calls."""
         moves = sum(a != b for a, b in zip(self.files, self.files[1:], strict=False))
         return {"files": sorted(set(self.files)), "moves": moves, "calls": len(self.files)}
 
@@ -58,14 +59,12 @@ def traced(run: Callable[[Walk], None]) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = script_parser(__doc__)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--encoder", default="use-m3", help="encoder of the default scheme")
     options = parser.parse_args()
     host = FakeHost(400)
-    key = dewmark.Key.generate()
+    key = named_key("walk")
 
     def open_and_detect(walk: Walk) -> None:
         walk.on = True
@@ -88,7 +87,7 @@ def main() -> None:
             walk.on = taken == 20
             return True
 
-        decoding = Decoding(max_new_tokens=40, temperature=0.7, top_p=0.9)
+        decoding = Decoding(max_new_tokens=40, min_new_tokens=40, temperature=0.7, top_p=0.9)
         host.stream([TEXT], scheme=bound, seeds=[1], decoding=decoding, on_step=on_step)
 
     found |= {"detect": traced(detect), "step": traced(step)}
