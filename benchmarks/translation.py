@@ -68,7 +68,7 @@ def translated(file: Path) -> list[Row]:
         return rows
     texts = [row["text"] for row in rows]
     for name, direction in (("pt", ("en", "pt")), ("en", ("pt", "en"))):
-        texts = open_engine("neural", *direction).translate(texts, told=f"into {name}", progress=silent)
+        texts = open_engine("neural", *direction).translate(texts, task=f"into {name}", progress=silent)
         rows = [{**row, name: text} for row, text in zip(rows, texts, strict=True)]
     with atomic_write(file) as stream:
         stream.write("".join(json.dumps(row) + "\n" for row in rows).encode())
