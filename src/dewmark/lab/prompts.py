@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ __all__ = [
     "C4",
     "OPENINGS",
     "Row",
+    "first_tokens",
     "held_out",
     "human_texts",
     "openings",
@@ -91,12 +92,14 @@ def human_texts(file: str, tokenizer: Tokenizer, *, tokens: int, number: int) ->
 
 def truncate(rows: list[Row], tokenizer: Tokenizer, *, tokens: int) -> list[Row]:
     """The rows with their texts truncated to ``tokens`` tokens; rows without any token are dropped."""
-    pieces = tokenizer.encode([row["text"] for row in rows])
-    return [
-        {**row, "text": piece.text[: piece.offsets[:tokens][-1][1]]}
-        for row, piece in zip(rows, pieces, strict=True)
-        if piece.offsets
-    ]
+    texts = first_tokens([row["text"] for row in rows], tokenizer, tokens=tokens)
+    return [{**row, "text": text} for row, text in zip(rows, texts, strict=True) if text]
+
+
+def first_tokens(texts: Sequence[str], tokenizer: Tokenizer, *, tokens: int) -> list[str]:
+    """Each text up to the end of its first ``tokens`` tokens."""
+    pieces = tokenizer.encode(texts)
+    return [piece.text[: max((end for _, end in piece.offsets[:tokens]), default=0)] for piece in pieces]
 
 
 def _stream(source: str) -> Iterable[Row]:

@@ -36,7 +36,6 @@ from dewmark.errors import ConfigError
 from dewmark.hosts.base import Host
 from dewmark.lab.evaluation.quality import distinct
 from dewmark.registry import SCHEMES
-from dewmark.scheme import BoundScheme
 from dewmark.stats.metrics import Interval
 from dewmark.version import __version__
 from dewmark.watermark import load_scheme
@@ -302,15 +301,10 @@ class _Measuring:
         ]
         if bound is not None:
             deleted = [delete_words(text, DELETED, seed=sample.seed + i) for i, text in enumerate(texts)]
-            scores = zip(_scores(bound, texts), _scores(bound, deleted), strict=True)
-            for row, ((z, p_value), (z_deleted, _)) in zip(rows, scores, strict=True):
-                row |= {"z": z, "p_value": p_value, "z_deleted": z_deleted}
+            found, found_deleted = detect_texts(bound, texts), detect_texts(bound, deleted)
+            for row, one, other in zip(rows, found, found_deleted, strict=True):
+                row |= {"z": one.z, "p_value": one.p_value, "z_deleted": other.z}
         return rows
-
-
-def _scores(bound: BoundScheme, texts: Sequence[str]) -> list[tuple[float, float]]:
-    """z and p-value of each text without its prompt; 0 and 1 for a blank text."""
-    return [(one.z, one.p_value) for one in detect_texts(bound, texts)]
 
 
 def _keys(number: int) -> list[Key]:

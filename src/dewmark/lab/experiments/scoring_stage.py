@@ -23,7 +23,7 @@ from dewmark.lab.experiments.outputs import RowFile, write_rows
 from dewmark.lab.experiments.recipe import SchemeEntry
 from dewmark.lab.experiments.run import Run
 from dewmark.lab.experiments.workers import LoadedModels, Task
-from dewmark.lab.prompts import Row
+from dewmark.lab.prompts import Row, first_tokens
 
 if TYPE_CHECKING:
     from dewmark.scheme import BoundScheme
@@ -106,7 +106,7 @@ class ScoreTexts(Task):
                     rows = all_rows[batch.start : batch.stop]
                     texts = [row["text"].replace("\x00", " ") for row in rows]
                     if pending.tokens is not None:
-                        texts = _first_tokens(bound, texts, pending.tokens)
+                        texts = first_tokens(texts, bound.host.tokenizer, tokens=pending.tokens)
                     for test in tests:
                         pending.targets[test].append(_scores(bound, rows, texts, test=test))
                     on_rows(before + batch.stop)
@@ -144,12 +144,6 @@ def _group_by_mark(entries: Sequence[SchemeEntry]) -> list[list[SchemeEntry]]:
         mark = json.dumps([entry.scheme, entry.build().to_dict(), entry.host], sort_keys=True)
         groups.setdefault(mark, []).append(entry)
     return list(groups.values())
-
-
-def _first_tokens(bound: BoundScheme, texts: Sequence[str], tokens: int) -> list[str]:
-    """Each text up to the end of its first ``tokens`` tokens."""
-    pieces = bound.host.tokenizer.encode(texts)
-    return [piece.text[: max((end for _, end in piece.offsets[:tokens]), default=0)] for piece in pieces]
 
 
 def _scores(bound: BoundScheme, rows: Sequence[Row], texts: Sequence[str], *, test: str | None) -> list[Row]:
