@@ -1,4 +1,4 @@
-"""Work for the tests of runners: it runs in other processes, so it stands in a module of its own."""
+"""Jobs for the tests of runners, in a module of their own because other processes import them."""
 
 from __future__ import annotations
 

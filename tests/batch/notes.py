@@ -1,4 +1,4 @@
-"""A task of an experiment that needs no model: it notes who ran it."""
+"""A task of an experiment that needs no model: it records which process ran it."""
 
 from __future__ import annotations
 

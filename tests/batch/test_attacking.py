@@ -23,7 +23,7 @@ def out(tmp_path: Path) -> Path:
     return tmp_path / "deep" / "out.jsonl"
 
 
-def test_a_row_keeps_its_fields_and_tells_what_was_done(out: Path):
+def test_a_row_keeps_its_fields_and_names_the_attack(out: Path):
     assert attack_file(ROWS, out, DELETE, seed=3).resumed_from == 0
     made = [json.loads(line) for line in out.read_text(encoding="utf-8").split("\n")[:-1]]
     assert len(made) == len(ROWS)
@@ -42,7 +42,7 @@ def test_two_attacks_one_after_the_other():
     assert twice["original_text"] == ROWS[0]["text"]
 
 
-def test_rows_without_an_id_are_told_apart_by_their_number():
+def test_rows_without_an_id_are_identified_by_their_index():
     assert row_seeds([{"text": "a"}, {"text": "a"}, {"text": "a", "id": 7}], 1) == [
         text_seed(1, 0),
         text_seed(1, 1),
@@ -50,7 +50,7 @@ def test_rows_without_an_id_are_told_apart_by_their_number():
     ]
 
 
-def test_a_run_stopped_at_any_byte_ends_the_same(out: Path):
+def test_a_run_stopped_at_any_byte_resumes_to_the_same_bytes(out: Path):
     attack_file(ROWS, out, DELETE, batch_size=3)
     whole = out.read_bytes()
     ends = [i + step for i, byte in enumerate(whole) if byte == 10 for step in (0, 1, 2)]
@@ -80,7 +80,7 @@ def test_the_size_of_batches_does_not_matter(out: Path, tmp_path: Path):
         (DELETE, ROWS[:3], 0, "line 4 belongs to another run (this one has 3 rows)"),
     ],
 )
-def test_a_file_of_another_run_is_refused_untouched(out: Path, attack, rows, seed, said):
+def test_a_file_of_another_run_is_rejected_untouched(out: Path, attack, rows, seed, said):
     attack_file(ROWS, out, DELETE)
     before = out.read_bytes()
     with pytest.raises(ConfigError) as told:
@@ -91,7 +91,7 @@ def test_a_file_of_another_run_is_refused_untouched(out: Path, attack, rows, see
 
 
 @pytest.mark.parametrize("foreign", [b"no json\n", b"[]\n", b"{}\n", b'{"id": "other', b"half a line"])
-def test_what_no_run_wrote_is_refused_untouched(out: Path, foreign: bytes):
+def test_a_foreign_file_is_rejected_untouched(out: Path, foreign: bytes):
     out.parent.mkdir()
     out.write_bytes(foreign)
     with pytest.raises(DewmarkError, match="line 1"):
@@ -99,6 +99,6 @@ def test_what_no_run_wrote_is_refused_untouched(out: Path, foreign: bytes):
     assert out.read_bytes() == foreign
 
 
-def test_a_folder_is_no_output(tmp_path: Path):
+def test_a_folder_cannot_be_the_output(tmp_path: Path):
     with pytest.raises(StorageError, match="not a regular file"):
         attack_file(ROWS, tmp_path, DELETE)

@@ -43,7 +43,7 @@ def test_the_block_of_a_killed_worker_is_retried(tmp_path, monkeypatch):
 
 @pytest.fixture
 def logs():
-    """Ray's folder. Its path must be short: sockets are in it."""
+    """Ray's folder; its path must be short because it contains sockets."""
     folder = Path(tempfile.mkdtemp(prefix="dw"))
     yield folder
     shutil.rmtree(folder, ignore_errors=True)
@@ -52,8 +52,8 @@ def logs():
 COMMAND = [sys.executable, "-c", "import sys; from dewmark.cli.app import main; sys.exit(main())", "detect"]
 
 
-def test_a_cluster_that_is_there_already(logs, tmp_path):
-    """RAY_ADDRESS names a cluster of another process: it is used, and lives on."""
+def test_a_running_cluster(logs, tmp_path):
+    """A cluster that RAY_ADDRESS names is used and left running."""
     detector, given = export_kgw(tmp_path / "detector"), write_jsonl(tmp_path / "in.jsonl", texts(60))
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

@@ -1,4 +1,4 @@
-"""The runner of this machine, and with it the rules that all runners keep."""
+"""The local runner, and the contract of all runners."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_no_jobs_open_nothing(local, opener):
 
 
 @pytest.mark.parametrize("ordered", [True, False])
-def test_a_worker_that_is_killed_is_replaced_and_its_job_done_again(local, tmp_path, ordered):
+def test_a_killed_worker_is_replaced_and_its_job_restarted(local, tmp_path, ordered):
     opener, runner = Opener(tmp_path, dies_at=9), local(2)
     found = list(runner.map(range(30), opener, ordered=ordered))
     assert sorted((index, square) for index, (square, _) in found) == [(i, i**2) for i in range(30)]
@@ -68,12 +68,12 @@ def test_a_job_that_kills_every_worker_ends_the_run(local, opener):
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_an_error_of_ours_arrives_as_it_was_raised(local, opener, workers):
+def test_dewmark_errors_keep_their_type(local, opener, workers):
     with pytest.raises(InputError, match="^row 7 is bad: mend it$"):
         list(local(workers).map([1, BAD, 2], opener))
 
 
-def test_another_error_arrives_with_its_trace(local, opener):
+def test_other_errors_keep_their_traceback(local, opener):
     runner = local(2)
     with pytest.raises(WorkerError, match="a worker failed: ZeroDivisionError: by nought") as caught:
         list(runner.map([1, BROKEN, 2], opener))
@@ -81,7 +81,7 @@ def test_another_error_arrives_with_its_trace(local, opener):
     assert "raise ZeroDivisionError" in "".join(caught.value.__notes__)
 
 
-def test_a_slow_consumer_holds_the_workers_up(local, tmp_path):
+def test_a_slow_consumer_slows_the_workers(local, tmp_path):
     class Counted(list):
         given = 0
 
@@ -108,7 +108,7 @@ def alive(process: int) -> bool:
     return True
 
 
-def test_workers_that_are_busy_end_with_the_run_and_all_with_the_runner(local, tmp_path):
+def test_busy_workers_end_with_the_run_and_idle_ones_with_the_runner(local, tmp_path):
     opener = Opener(tmp_path, seconds=0.05)
     with local(2) as runner:
         results = runner.map(range(50), opener)
@@ -120,7 +120,7 @@ def test_workers_that_are_busy_end_with_the_run_and_all_with_the_runner(local, t
     assert not any(map(alive, processes))
 
 
-def test_the_next_run_finds_the_workers_open_unless_it_opens_something_else(local, tmp_path):
+def test_workers_are_reused_for_the_same_opener_only(local, tmp_path):
     with local(2) as runner:
         for _ in range(3):
             assert len(list(runner.map(range(12), Opener(tmp_path)))) == 12
@@ -131,7 +131,7 @@ def test_the_next_run_finds_the_workers_open_unless_it_opens_something_else(loca
         assert other.opened() >= 1
 
 
-def test_wrong_engines_and_numbers():
+def test_bad_arguments():
     with pytest.raises(UnknownNameError, match="unknown engine 'rya'; did you mean 'ray'"):
         open_runner("rya")
     with pytest.raises(ConfigError, match="workers must be at least 1, got -1"):

@@ -57,12 +57,12 @@ def test_a_job_that_kills_every_worker_ends_the_run(runner: Runner, opener):
         list(runner.map([1, 2, DEADLY, 4], opener))
 
 
-def test_an_error_of_ours_arrives_as_it_was_raised(runner: Runner, opener):
+def test_dewmark_errors_keep_their_type(runner: Runner, opener):
     with pytest.raises(InputError, match="^row 7 is bad: mend it$"):
         list(runner.map([1, BAD, 2], opener))
 
 
-def test_a_cluster_that_is_not_there(monkeypatch):
+def test_an_unreachable_cluster(monkeypatch):
     import ray
 
     monkeypatch.setattr(ray, "is_initialized", lambda: False)

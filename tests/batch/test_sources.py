@@ -1,4 +1,4 @@
-"""Files of many texts: the same texts whatever the format, the size of the blocks and the place."""
+"""Sources give the same texts for every format, block size and location."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_prompt_and_group(tmp_path, name):
     assert [(item.prompt, item.group) for item in items] == [("its own", "a"), ("given", "b")]
 
 
-def test_a_bad_row_is_told_with_its_place(tmp_path):
+def test_a_bad_row_is_reported_with_its_line(tmp_path):
     rows = [*ROWS[:13], {"text": None}]
     source = open_source(write_parquet(tmp_path / "in.parquet", rows))
     with pytest.raises(InputError, match="in.parquet, row 13: text must be a string"):
@@ -96,7 +96,7 @@ def test_files_that_cannot_be_used(tmp_path, name, data, said):
         open_source(str(tmp_path / name)).blocks(10)
 
 
-def test_columns_are_checked_before_anything_is_read(tmp_path):
+def test_columns_are_checked_before_reading(tmp_path):
     file = write_parquet(tmp_path / "in.parquet", [{"body": "x", "id": 1}])
     with pytest.raises(InputError, match='has no column "text"; it has: body, id'):
         open_source(file).blocks(10)
@@ -105,7 +105,7 @@ def test_columns_are_checked_before_anything_is_read(tmp_path):
         open_source(file, by="kind").blocks(10)
 
 
-def test_names(tmp_path):
+def test_source_names(tmp_path):
     assert isinstance(open_source("https://x.org/a.jsonl?key=1"), JsonlSource)
     assert isinstance(open_source("s3://bucket/a.parquet"), ParquetSource)
     with pytest.raises(ConfigError, match=r"cannot tell the format of a.csv"):
@@ -116,7 +116,7 @@ def test_names(tmp_path):
         open_source(str(tmp_path)).blocks(1)
 
 
-def test_a_signed_link_is_shown_without_what_signs_it():
+def test_a_signed_link_is_shown_without_its_signature():
     assert shown("https://me:secret@x.org/a.parquet?Signature=abc#d") == "https://x.org/a.parquet"
     with pytest.raises(InputError) as caught:
         open_binary("http://me:secret@127.0.0.1:9/a.jsonl?Signature=abc")
@@ -133,7 +133,7 @@ def test_a_changed_file_has_another_identity(tmp_path):
 
 
 @pytest.mark.parametrize("module", ["pyarrow", "aiohttp"])
-def test_a_missing_extra_is_told_with_the_command_that_installs_it(monkeypatch, module):
+def test_a_missing_extra_names_the_install_command(monkeypatch, module):
     for name in [name for name in sys.modules if name.split(".")[0] in (module, "fsspec")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, module, None)
@@ -142,7 +142,7 @@ def test_a_missing_extra_is_told_with_the_command_that_installs_it(monkeypatch, 
 
 
 class Ranges(http.server.SimpleHTTPRequestHandler):
-    """Serves files and parts of them."""
+    """Serves files and byte ranges."""
 
     def do_GET(self):
         data = Path(self.translate_path(self.path.partition("?")[0])).read_bytes()
@@ -161,7 +161,7 @@ class Ranges(http.server.SimpleHTTPRequestHandler):
         self.wfile.write(data[first : last + 1])
 
     def log_message(self, *_):
-        """Nothing."""
+        """Log nothing."""
 
 
 @pytest.mark.parametrize("name", WRITERS)
@@ -186,7 +186,7 @@ def test_over_http(tmp_path, name):
 
 @pytest.mark.parametrize("name", WRITERS)
 def test_through_pyarrow_s_file_systems(tmp_path, name, monkeypatch):
-    """The way that s3:// and gs:// go, with the file system of this machine in their place."""
+    """The code path of s3:// and gs://, with the local file system in their place."""
     here = WRITERS[name](tmp_path / name)
     monkeypatch.setattr("dewmark.batch.sources._ARROW", ("file",))
     source, local = open_source(f"file://{here}"), open_source(here)

@@ -1,4 +1,4 @@
-"""A stub host and a stub scheme, so that the command line is tested without torch."""
+"""A stub host and a stub scheme, so that commands are tested without torch."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class StubScheme(Scheme):
     k: int = 3
 
     def validate(self) -> None:
-        """Everything goes."""
+        """All values are valid."""
 
     def bind(self, key, host, workspace):
         return StubBound(self, host, key.fingerprint)
@@ -92,7 +92,7 @@ class StubBound(BoundScheme):
 
 
 class StubHost(Host):
-    """Writes a text that depends on prompt, seed and scheme only; may be told to die after some batches."""
+    """Writes a text that depends on prompt, seed and scheme only; can stop after some batches."""
 
     def __init__(self, batches: int | None = None) -> None:
         self._alive = itertools.repeat(None) if batches is None else iter([None] * batches)
@@ -124,7 +124,7 @@ class StubHost(Host):
 
 @dataclass
 class Result:
-    """What one command did."""
+    """The result of a command."""
 
     code: int
     out: str
@@ -145,7 +145,7 @@ Run = Callable[..., Result]
 
 @pytest.fixture
 def run(capsys: pytest.CaptureFixture[str]) -> Run:
-    """Run a command; nothing it prints may hold the key."""
+    """Run a command; its output must not contain the key."""
 
     def invoke(*arguments: object) -> Result:
         capsys.readouterr()
@@ -176,7 +176,7 @@ def key_file(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def host(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> StubHost:
-    """Every command gets this host, whatever name it asks for but "nowhere"."""
+    """Replace every host, whatever its name, by this one; only "nowhere" does not exist."""
     import dewmark.hosts
     import dewmark.watermark
 
@@ -215,7 +215,7 @@ def numbers(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def tiny(monkeypatch: pytest.MonkeyPatch, bag_encoder: BagEncoder) -> None:
-    """Every host name stands for one tiny model."""
+    """Replace every host by one tiny model."""
     import dewmark.hosts
     import dewmark.watermark
     from dewmark.hosts.fake import FakeHost

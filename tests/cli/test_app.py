@@ -57,7 +57,7 @@ def test_help_is_light():
     assert python(code).returncode == 0
 
 
-def test_the_package_is_the_command_too():
+def test_the_package_can_be_run_as_a_module():
     done = python(
         "import runpy, sys; sys.argv[1:] = ['--version']; runpy.run_module('dewmark', run_name='__main__')"
     )
@@ -104,7 +104,7 @@ def test_keys(run, tmp_path):
         (PermissionError(errno.EACCES, os.strerror(errno.EACCES), "/srv/x"), "Permission denied at /srv/x"),
     ],
 )
-def test_the_system_s_errors_are_one_line(run, monkeypatch, error, said):
+def test_system_errors_are_one_line(run, monkeypatch, error, said):
     def fail(row):
         raise error
 
@@ -123,7 +123,7 @@ def test_a_bug_is_not_hidden(monkeypatch):
         main(["key", "new", "--out", "x", "--json"])
 
 
-def test_a_closed_pipe_is_no_traceback(tmp_path):
+def test_a_closed_pipe_gives_no_traceback(tmp_path):
     path = tmp_path / "a.key"
     Key(bytes(32)).save(path)
     read, write = os.pipe()
@@ -134,7 +134,7 @@ def test_a_closed_pipe_is_no_traceback(tmp_path):
     assert done.stderr == ""
 
 
-def test_names_with_odd_characters_do_not_reach_the_terminal():
+def test_control_characters_in_names_are_not_printed():
     done = python(MAIN, "detect", "--key", "k", "bad\x1b]0;title\x07.txt")
     assert done.returncode == 2
     assert "\x1b" not in done.stderr

@@ -1,4 +1,4 @@
-"""``dewmark attack``: files, standard streams, resuming after a kill, what is refused."""
+"""``dewmark attack``: files, standard streams, resuming after a kill, errors."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def read(path: Path) -> list[dict[str, object]]:
 
 
 class TestFiles:
-    def test_lines_go_to_lines(self, run, texts, tmp_path):
+    def test_rows_are_written_to_a_file(self, run, texts, tmp_path):
         out = tmp_path / "out.jsonl"
         done = run("attack", "delete", "--in", texts, "--out", out, "--set", "r=0.5", "--seed", 4)
         assert done.code == 0
@@ -60,7 +60,7 @@ class TestFiles:
         again = run("attack", "none", "--in", texts, "--out", out, "--json", "-q")
         assert json.loads(again.out)["resumed_from"] == 20
 
-    def test_a_text_is_attacked_alike_wherever_it_stands(self, run, texts, tmp_path):
+    def test_the_position_of_a_text_does_not_matter(self, run, texts, tmp_path):
         turned = tmp_path / "turned.jsonl"
         lines = texts.read_text(encoding="utf-8").split("\n")[:-1]
         turned.write_text("\n".join(reversed(lines)) + "\n", encoding="utf-8")
@@ -68,7 +68,7 @@ class TestFiles:
             run("attack", "delete", "--in", path, "--out", out, "-q")
         assert sorted(read(tmp_path / "a"), key=str) == sorted(read(tmp_path / "b"), key=str)
 
-    def test_jobs_reach_the_attacks_that_can_use_them(self):
+    def test_jobs_are_passed_to_attacks_that_support_them(self):
         from dewmark.cli.attack import _load
 
         assert _load("translate", None, 3).jobs == 3
@@ -98,7 +98,7 @@ class TestTexts:
         assert rows[0]["attack"]["name"] == "delete"
 
 
-def test_the_cost_is_told_before_it_is_spent(run, tmp_path, monkeypatch):
+def test_the_cost_is_printed_before_it_is_incurred(run, tmp_path, monkeypatch):
     from dewmark.attacks.lexical import Identity
 
     monkeypatch.setattr(Identity, "plan", lambda self, texts, *, seeds: f"{len(texts)} requests, 0.01 USD")
@@ -117,7 +117,7 @@ sys.exit(main(sys.argv[1:]))
 """
 
 
-def test_killed_and_given_again_it_ends_the_same_to_the_byte(run, texts, tmp_path):
+def test_a_killed_command_resumes_to_the_same_bytes(run, texts, tmp_path):
     whole, out = tmp_path / "whole.jsonl", tmp_path / "out.jsonl"
     run("attack", "delete", "--in", texts, "--out", whole, "--batch-size", 2, "-q")
     command = ["attack", "delete", "--in", str(texts), "--out", str(out), "--batch-size", "2", "-q"]
@@ -155,7 +155,7 @@ def test_bad_options(run, texts, tmp_path, monkeypatch, arguments, said):
     assert not (tmp_path / "x").exists()
 
 
-def test_every_line_is_checked_before_the_first_is_attacked(run, texts, tmp_path):
+def test_every_line_is_checked_before_attacking(run, texts, tmp_path):
     with texts.open("a", encoding="utf-8") as stream:
         stream.write('{"id": 1}\n')
     out = tmp_path / "out.jsonl"

@@ -1,4 +1,4 @@
-"""Auditing a key from the command line, on a detector whose p-values the tests choose."""
+"""``dewmark audit``, with a detector whose p-values the tests choose."""
 
 from __future__ import annotations
 
@@ -67,14 +67,14 @@ def test_json(audit, good, leaning):
     assert english["alarms"] == int((z > 1.6448536).sum())
 
 
-def test_too_few_texts_are_no_failure(audit, tmp_path):
+def test_too_few_texts_do_not_fail_the_key(audit, tmp_path):
     few = write_negatives(tmp_path / "few.jsonl", np.zeros(30))
     result = audit("--negatives", few, "--strict")
     assert result.code == 0
     assert "Cannot tell: 30 texts are too few" in result.out
 
 
-def test_what_is_written(audit, good, leaning, tmp_path):
+def test_output_files(audit, good, leaning, tmp_path):
     out = tmp_path / "report"
     assert audit("--negatives", good, leaning, "--out", out).code == 0
     data = json.loads((out / "audit.json").read_text(encoding="utf-8"))
@@ -95,7 +95,7 @@ def test_short_empty_and_repeated_texts_do_not_count(audit, good, tmp_path):
     assert (row["texts"], row["too_short"], row["outcome"]) == (450, 5, "passes")
 
 
-def test_text_files_and_another_field_serve_too(audit, tmp_path):
+def test_text_files_and_the_response_field(audit, tmp_path):
     file, rows = tmp_path / "a.txt", tmp_path / "b.jsonl"
     file.write_text("One text with z=0.5 in a file.", encoding="utf-8")
     rows.write_text(

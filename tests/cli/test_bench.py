@@ -1,4 +1,4 @@
-"""``dewmark bench`` on a tiny host with random weights: tables, JSON, plots, refusals; no times."""
+"""``dewmark bench`` on a tiny host with random weights: tables, JSON, plots, errors; no times are checked."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ SMALL = ["--host", "random:tiny", "--device", "cpu", "--repeats", 1, "-q"]
 SCHEMES = ["--schemes", "kgw,exp", "--schemes", "dew-bias:encoder=random:32"]
 
 
-def test_generation_is_tabulated_against_no_mark(run):
+def test_generation_is_compared_with_unmarked_decoding(run):
     done = run("bench", "generate", *SMALL, *SCHEMES, "--batch-sizes", "1,2", "--tokens", 3, "--steps", 2)
     assert done.code == 0, done.err
     lines = done.out.splitlines()
@@ -26,7 +26,7 @@ def test_detection_as_json(run):
     assert all(row["ms_min"] > 0 and row["ratio"] > 0 and row["rounds"] == 1 for row in rows)
 
 
-def test_costs_are_drawn(run, tmp_path, monkeypatch):
+def test_costs_are_plotted(run, tmp_path, monkeypatch):
     monkeypatch.setattr("dewmark.cli.bench.LENGTHS", (30, 60))
     monkeypatch.setattr("dewmark.cli.bench.SIZES", (600, 900))
     plot = tmp_path / "cost.png"
@@ -38,7 +38,7 @@ def test_costs_are_drawn(run, tmp_path, monkeypatch):
     assert "900 ids" in " ".join(done.out.split())
 
 
-def test_what_makes_no_sense_is_refused_in_one_line(run):
+def test_bad_options_are_one_line(run):
     for arguments, said in (
         (["--schemes", "kgv"], "did you mean 'kgw'"),
         (["--batch-sizes", "1,x"], "--batch-sizes"),

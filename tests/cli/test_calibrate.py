@@ -1,4 +1,4 @@
-"""Calibration from the command line, and detection by rank among negatives."""
+"""``dewmark calibrate``, and detection by rank among unmarked texts."""
 
 from __future__ import annotations
 
@@ -74,12 +74,12 @@ class TestCalibrate:
         assert list(made.groups) == ["de", "en"]
         assert made.too_short == 2
 
-    def test_neither_key_nor_text_is_in_it(self, calibration):
+    def test_the_file_contains_no_key_and_no_text(self, calibration):
         content = calibration.read_text(encoding="utf-8")
         assert_no_secret(content)
         assert "secret text" not in content
 
-    def test_json_tells_the_thresholds(self, calibrate):
+    def test_json_has_the_thresholds(self, calibrate):
         (summary,) = json_lines(calibrate("--by", "language", "--json"))
         assert summary["groups"]["en"]["negatives"] == 99
         assert summary["groups"]["en"]["thresholds"] == {
@@ -90,7 +90,7 @@ class TestCalibrate:
         assert summary["pooled"]["negatives"] == 198
         assert summary["too_short"] == 2
 
-    def test_a_table_for_people(self, calibrate):
+    def test_plain_table(self, calibrate):
         lines = calibrate("--by", "language").out.splitlines()
         assert "texts left out as too short: 2" in lines[0]
         assert lines[1].split()[:2] == ["language", "negatives"]
@@ -114,7 +114,9 @@ class TestCalibrate:
             ("{", "line 201: not a line of JSON"),
         ],
     )
-    def test_a_bad_line_is_told_before_models_are_loaded(self, calibrate, negatives, tmp_path, last, said):
+    def test_a_bad_line_is_reported_before_models_are_loaded(
+        self, calibrate, negatives, tmp_path, last, said
+    ):
         with negatives.open("a") as stream:
             stream.write(last + "\n")
         error = calibrate("--by", "language", "--host", "nowhere").error
@@ -135,7 +137,7 @@ class TestCalibrate:
             (["--set", "gama=1"], "unknown parameter 'gama'"),
         ],
     )
-    def test_what_is_refused(self, calibrate, negatives, arguments, said):
+    def test_bad_options(self, calibrate, negatives, arguments, said):
         before = negatives.read_bytes()
         assert said in calibrate(*(negatives if word == "NEG" else word for word in arguments)).error
         assert negatives.read_bytes() == before
@@ -172,7 +174,7 @@ class TestDetect:
             ("too short", 1.0)
         }
 
-    def test_too_few_negatives_for_the_level_are_warned_of(self, detect, tmp_path):
+    def test_too_few_negatives_for_the_level_give_a_warning(self, detect, tmp_path):
         path = write_rows(tmp_path / "in.jsonl", [row(9, "en"), row(9, "de")])
         result = detect("--jsonl", path, "--by", "language", "--fpr", "0.001", "--json", "-q")
         assert {r["verdict"] for r in json_lines(result)} == {"not marked"}
@@ -182,7 +184,7 @@ class TestDetect:
             for name in ("de", "en")
         ]
 
-    def test_the_test_that_was_calibrated_is_the_one_that_scores(self, run, calibrate, key_file, tmp_path):
+    def test_detection_uses_the_calibrated_test(self, run, calibrate, key_file, tmp_path):
         assert calibrate("--test", "gaussian").code == 0
         text = tmp_path / "a.txt"
         text.write_text("z=1 and more")
@@ -200,18 +202,18 @@ class TestDetect:
             (["TEXT", "--set", "k=4"], "made with other settings or another host"),
         ],
     )
-    def test_what_is_refused(self, detect, tmp_path, arguments, said):
+    def test_bad_options(self, detect, tmp_path, arguments, said):
         rows, text = write_rows(tmp_path / "in.jsonl", [row(1, "en")]), tmp_path / "a.txt"
         text.write_text("z=1 words")
         names = {"ROWS": rows, "TEXT": text}
         assert said in detect(*(names.get(word, word) for word in arguments)).error
 
-    def test_a_group_without_negatives_is_told_before_anything_is_scored(self, detect, tmp_path):
+    def test_a_group_without_negatives_is_reported_before_scoring(self, detect, tmp_path):
         path = write_rows(tmp_path / "in.jsonl", [row(1, "en")] * 50 + [row(1, "fr")])
         error = detect("--jsonl", path, "--by", "language", "--host", "nowhere").error
         assert "unknown language 'fr'" in error
 
-    def test_another_key_is_refused(self, run, calibration, tmp_path):
+    def test_another_key_is_an_error(self, run, calibration, tmp_path):
         text, other = tmp_path / "a.txt", tmp_path / "other.key"
         text.write_text("z=1 words")
         Key(bytes(32)).save(other)
@@ -219,7 +221,7 @@ class TestDetect:
         assert error.startswith(f"the calibration was made with key {Key(SECRET).fingerprint}, not ")
 
     @pytest.mark.parametrize("data", [b"", b"{}", b"\x00\xff", b'{"format": "dewmark-calibration-v1"}'])
-    def test_a_damaged_file_is_one_line(self, detect, calibration, tmp_path, data):
+    def test_a_damaged_file_is_a_one_line_error(self, detect, calibration, tmp_path, data):
         text = tmp_path / "a.txt"
         text.write_text("z=1 words")
         calibration.write_bytes(data)

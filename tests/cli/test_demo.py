@@ -1,4 +1,4 @@
-"""The demo: four verdicts, and an exit code that says whether they are right."""
+"""``dewmark demo``: four verdicts, and the exit code that reports a wrong one."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_every_run_draws_a_fresh_key(run, host):
     assert len(drawn) == 3
 
 
-def test_a_wrong_verdict_is_an_exit_code(run, host, monkeypatch):
+def test_a_wrong_verdict_sets_the_exit_code(run, host, monkeypatch):
     monkeypatch.setattr(StubBound, "_one", _always_marked(StubBound._one))
     result = run("demo", "-q")
     assert result.code == 1
@@ -51,7 +51,7 @@ def _always_marked(original):
     return patched
 
 
-def test_words_picture_and_key(run, host, tmp_path):
+def test_plain_output_picture_and_key(run, host, tmp_path):
     key_file, svg = tmp_path / "demo.key", tmp_path / "demo.svg"
     result = run("demo", "--keep-key", key_file, "--svg", svg)
     assert result.code == 0

@@ -1,4 +1,4 @@
-"""Detection from the command line: what it reads, what it prints, what it refuses."""
+"""``dewmark detect``: input, output, errors."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_tokens_have_offsets_into_the_text(detect, texts):
     assert [token["scored"] for token in row["tokens"][:4]] == [False, False, False, True]
 
 
-def test_words_for_people(detect, texts):
+def test_plain_output(detect, texts):
     result = detect(*texts)
     first, second, summary = result.out.splitlines()
     assert "marked.txt: marked: p = 1e-06 (1 in 1,000,000 unmarked texts scores this high), z = 4.75" in first
@@ -145,7 +145,7 @@ def test_html(detect, texts, tmp_path):
         ("text".encode("utf-16"), "UTF-16"),
     ],
 )
-def test_what_is_no_text_is_refused(detect, tmp_path, data, said):
+def test_files_that_are_not_text_are_rejected(detect, tmp_path, data, said):
     path = tmp_path / "bad.txt"
     path.write_bytes(data)
     error = detect(path).error
@@ -225,7 +225,7 @@ def test_damaged_keys(run, host, texts, tmp_path, content, said):
 
 
 @pytest.mark.filterwarnings("always::UserWarning")
-def test_a_key_that_others_can_read_is_warned_of(run, host, texts, key_file):
+def test_a_key_that_others_can_read_gives_a_warning(run, host, texts, key_file):
     key_file.chmod(0o644)
     result = run("detect", "--key", key_file, texts[0], "-q")
     assert result.code == 0

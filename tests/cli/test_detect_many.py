@@ -1,4 +1,4 @@
-"""Many texts and many keys: corrected p-values, when they are printed, which key it is."""
+"""``dewmark detect`` with many texts and many keys: corrected p-values, streaming, the best key."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class TestManyTexts:
         assert [row["verdict"] for row in found[5:]] == ["too short", "too short"]
         assert [row["p_adjusted"] for row in found[5:]] == [None, None]
 
-    def test_lines_have_q_and_a_sum(self, detect, rows):
+    def test_lines_have_q_and_a_summary(self, detect, rows):
         *lines, summary = detect("--jsonl", rows).out.splitlines()
         q = benjamini_hochberg([row["p_value"] for row in json_lines(detect("--jsonl", rows, "--json"))[:5]])
         assert [line.rpartition("q = ")[2] for line in lines[:5]] == [f"{value:.2g}" for value in q]
@@ -66,7 +66,7 @@ class TestManyTexts:
         (line,) = detect("--jsonl", write_rows(tmp_path / "one.jsonl", ["z=3 x"])).out.splitlines()
         assert "q =" not in line
 
-    def test_rows_that_stream_are_printed_before_the_last_is_scored(self, detect, rows, monkeypatch, capsys):
+    def test_streamed_rows_are_printed_while_scoring(self, detect, rows, monkeypatch, capsys):
         printed: list[str] = []
         original = StubBound.detect_batch
 
@@ -83,19 +83,19 @@ class TestManyTexts:
         assert "".join(printed) == ""
 
     @pytest.mark.parametrize("arguments", [["--no-adjust"], ["--tokens"], []])
-    def test_the_sum_of_streamed_json_goes_to_stderr(self, detect, rows, monkeypatch, arguments):
+    def test_the_summary_of_streamed_json_goes_to_stderr(self, detect, rows, monkeypatch, arguments):
         monkeypatch.setattr("dewmark.cli.detect._HELD", 10 if arguments else 6)  # the file has 7 rows
         result = detect("--jsonl", rows, "--json", *arguments)
         assert all("verdict" in row and "p_adjusted" not in row for row in json_lines(result))
         assert result.err.endswith("1 with q ≤ 0.01 (Benjamini-Hochberg over 5 texts)\n")
         assert detect("--jsonl", rows, "--json", "-q", *arguments).err == ""
 
-    def test_adjust_can_be_asked_for_at_any_number(self, detect, rows, monkeypatch):
+    def test_adjust_works_for_any_number_of_texts(self, detect, rows, monkeypatch):
         monkeypatch.setattr("dewmark.cli.detect._HELD", 2)
         found = json_lines(detect("--jsonl", rows, "--json", "--tokens", "--adjust"))
         assert all("p_adjusted" in row and "tokens" in row for row in found)
 
-    def test_a_pipe_streams_since_nobody_knows_its_length(self, detect, rows, tmp_path):
+    def test_a_pipe_is_streamed_because_its_length_is_unknown(self, detect, rows, tmp_path):
         pipe = tmp_path / "pipe.jsonl"
         os.mkfifo(pipe)
         writer = threading.Thread(target=lambda: pipe.write_bytes(rows.read_bytes()))
@@ -143,14 +143,14 @@ class TestManyKeys:
         found = json_lines(run("detect", "--keys", keys, "--jsonl", texts, "--json", "--fpr", "2e-6"))
         assert found[0]["verdict"] == "not marked"  # 1e-6 of one key is 3e-6 of three
 
-    def test_lines_for_people(self, run, host, keys, texts):
+    def test_plain_output(self, run, host, keys, texts):
         first, _, third, fourth, _ = run("detect", "--keys", keys, "--jsonl", texts).out.splitlines()
         assert "marked: p = 3e-06 (1 in 330,000 unmarked texts scores this high), z = 4.75" in first
         assert f", key {keys}/b.key ({Key(SECRET).fingerprint}), corrected for 3 keys, q = " in first
         assert f", best of 3 keys: {keys}/a.key" in third
         assert ".key" not in fourth
 
-    def test_keys_may_be_given_one_by_one(self, run, host, keys, texts):
+    def test_several_key_options(self, run, host, keys, texts):
         arguments = [word for name in "ab" for word in ("--key", keys / f"{name}.key")]
         found = json_lines(run("detect", *arguments, "--jsonl", texts, "--json"))
         assert [row["verdict"] for row in found[:2]] == ["marked", "not marked"]
@@ -158,13 +158,13 @@ class TestManyKeys:
         both = json_lines(run("detect", "--key", keys / "a.key", "--jsonl", texts, "--json"))
         assert "keys" not in both[0]
 
-    def test_a_folder_of_one_key_answers_in_the_same_shape(self, run, host, keys, texts):
+    def test_a_folder_with_one_key_gives_the_same_fields(self, run, host, keys, texts):
         for name in "ac":
             (keys / f"{name}.key").unlink()
         found = json_lines(run("detect", "--keys", keys, "--jsonl", texts, "--json"))
         assert (found[0]["keys"], found[0]["p_value"]) == (1, pytest.approx(1e-6))
 
-    def test_the_page_shows_the_tokens_of_the_key_that_fits(self, run, host, keys, texts, tmp_path):
+    def test_the_page_shows_the_tokens_of_the_best_key(self, run, host, keys, texts, tmp_path):
         page = tmp_path / "page.html"
         assert run("detect", "--keys", keys, "--jsonl", texts, "--html", page).code == 0
         source = page.read_text(encoding="utf-8")
@@ -192,7 +192,7 @@ class TestManyKeys:
             (["--keys", "KEYS", "--calibration", "cal.json"], "a calibration belongs to one key"),
         ],
     )
-    def test_what_is_refused(self, run, host, keys, texts, tmp_path, arguments, said):
+    def test_bad_options(self, run, host, keys, texts, tmp_path, arguments, said):
         (tmp_path / "empty").mkdir()
         given = [
             word.replace("KEYS", str(keys)).replace("EMPTY", str(tmp_path / "empty")) for word in arguments

@@ -1,4 +1,4 @@
-"""Evaluating files of texts or scores from the command line."""
+"""``dewmark evaluate`` on files of texts or scores."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def test_a_report(run, marked, unmarked, tmp_path):
     assert found == Evaluation.load(out / "evaluation.json") == evaluate(read_scores(out / "scores.jsonl"))
 
 
-def test_what_is_refused(run, marked, unmarked, tmp_path, key_file):
+def test_bad_options(run, marked, unmarked, tmp_path, key_file):
     assert "give --positives FILE" in run("evaluate", "--positives", marked).error
     assert "give --positives FILE" in run("evaluate", "--negatives", unmarked).error
     both = ("--positives", marked, "--negatives", unmarked)

@@ -1,4 +1,4 @@
-"""Generation from the command line: rows, seeds, and runs that resume to the same bytes."""
+"""``dewmark generate``: rows, seeds, and runs that resume to the same bytes."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def test_an_interrupted_run_keeps_whole_batches_and_resumes(run, host, command, 
         (["--seed", "6"], "seed is 5 and not 6"),
     ],
 )
-def test_another_run_s_file_is_refused_untouched(run, host, command, tmp_path, extra, said):
+def test_a_file_of_another_run_is_rejected_untouched(run, host, command, tmp_path, extra, said):
     out = tmp_path / "out.jsonl"
     assert run(*command, "--out", out, "--seed", 5).code == 0
     out.write_bytes(out.read_bytes()[:-7])
@@ -125,7 +125,7 @@ def test_another_run_s_file_is_refused_untouched(run, host, command, tmp_path, e
     assert out.read_bytes() == before
 
 
-def test_an_output_that_is_no_file_is_refused(run, host, command, tmp_path):
+def test_the_output_must_be_a_regular_file(run, host, command, tmp_path):
     for out in (Path("/dev/zero"), tmp_path):
         result = run(*command, "--out", out)
         assert result.code == 2
@@ -140,7 +140,7 @@ def test_another_key_is_another_config(run, host, command, tmp_path):
     assert "config_hash is" in run(*command, "--out", out, "-q").error
 
 
-def test_changed_prompts_and_foreign_files_are_refused(run, host, command, prompts, tmp_path):
+def test_changed_prompts_and_foreign_files_are_rejected(run, host, command, prompts, tmp_path):
     out = tmp_path / "out.jsonl"
     assert run(*command, "--out", out, "--seed", 5).code == 0
     lines = prompts.read_text(encoding="utf-8").splitlines(keepends=True)
@@ -249,7 +249,7 @@ def test_bad_prompt_files(run, host, key_file, tmp_path, line, said):
     assert not out.exists()  # every line is checked before the first text is written
 
 
-def test_a_prompt_too_long_is_told_before_anything_is_written(run, host, key_file, tmp_path):
+def test_a_prompt_that_is_too_long_is_reported_before_writing(run, host, key_file, tmp_path):
     path, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     path.write_text(
         "".join(json.dumps({"prompt": "a" * n}) + "\n" for n in (1, 2, 3, 2000)), encoding="utf-8"

@@ -1,4 +1,4 @@
-"""``dewmark locate`` on a tiny real model: what it reads, prints and writes."""
+"""``dewmark locate`` on a tiny real model: input and output."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_json(locate, document):
     assert row["detection"]["tokens_scored"] > 300
 
 
-def test_words_for_people(locate, document):
+def test_plain_output(locate, document):
     first, second = locate(document, "-q").out.splitlines()
     assert "document.txt: 1 marked passage at level 0.05, about" in first
     assert second.startswith("  1. characters ")
@@ -143,7 +143,7 @@ def test_bad_options(run, tiny, key_file, tmp_path, arguments, said):
     assert said in run("locate", "--key", key_file, *given).error
 
 
-def test_a_scheme_without_evidence_is_refused(run, host, key_file, tmp_path):
+def test_a_scheme_without_evidence_is_an_error(run, host, key_file, tmp_path):
     text = tmp_path / "a.txt"
     text.write_text("a text of ordinary words, long enough to be judged")
     assert "no known covariance" in run("locate", "--key", key_file, text).error

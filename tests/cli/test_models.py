@@ -1,4 +1,4 @@
-"""Models and detectors from the command line, with the library's loaders replaced."""
+"""``dewmark models`` and ``dewmark detector``, with stubs for the library's loaders."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_pull(run, calls):
     ]
 
 
-def test_pull_refuses(run, calls):
+def test_pull_errors(run, calls):
     assert "did you mean 'smollm2-135m'" in run("models", "pull", "smollm-135m").error
     assert "--role host or --role encoder" in run("models", "pull", "owner/model").error
     assert (
@@ -109,7 +109,7 @@ def test_export_and_use_a_detector(run, host, key_file, monkeypatch, tmp_path):
     assert found["key_fingerprint"] == stored[out].fingerprint
 
 
-def test_export_refuses(run, host, key_file, tmp_path):
+def test_export_errors(run, host, key_file, tmp_path):
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "x").touch()
     (tmp_path / "file").touch()

@@ -1,4 +1,4 @@
-"""The power of a mark from the command line, by DEW on the tiny model."""
+"""``dewmark power``, with DEW on the tiny model."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_given_texts_and_a_length_beyond_them(power, marked, key_file):
     assert "At a false-positive rate of 0.01, from 4 marked texts: " in result.out
 
 
-def test_a_cut_scores_as_the_shorter_text_does(power, run, key_file, tmp_path):
+def test_a_truncated_text_scores_like_the_shorter_text(power, run, key_file, tmp_path):
     rng = np.random.default_rng(0)
     texts = [rng.choice(["the", "old", "bridge", "river", "city", "sea"], size=60).tolist() for _ in range(5)]
     whole, short = tmp_path / "whole.jsonl", tmp_path / "short.jsonl"

@@ -1,4 +1,4 @@
-"""Retention from the command line, by DEW on the tiny model."""
+"""``dewmark retention``, with DEW on the tiny model."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_rows_are_matched_by_id_where_all_have_one(retention, files, tmp_path):
     assert matched["kept"]["value"] == pytest.approx(ordered["kept"]["value"], rel=1e-4)
 
 
-def test_words_for_people_and_a_warning_for_raw_contexts(retention, files):
+def test_plain_output_and_a_warning_for_raw_contexts(retention, files):
     calm = retention(*files)
     assert calm.out.startswith("12 pairs: rewrites keep 0.")
     assert "which should be near 0" in calm.out
@@ -100,14 +100,14 @@ def test_words_for_people_and_a_warning_for_raw_contexts(retention, files):
     assert line.startswith("dewmark: warning: unrelated texts share 0.")
 
 
-def test_an_empty_text_is_passed_over(retention, files, tmp_path):
+def test_an_empty_text_is_skipped(retention, files, tmp_path):
     lines = [json.loads(line) for line in files[1].read_text().splitlines()]
     lines[3]["response"] = ""
     found = measured(retention(files[0], write_rows(tmp_path / "c.jsonl", lines), "--json"))
     assert found["pairs"] == 11
 
 
-def test_what_does_not_match_is_told_in_one_line(retention, files, tmp_path):
+def test_mismatched_files_are_one_line_errors(retention, files, tmp_path):
     def named(name: str, ids: list[int]) -> Path:
         return write_rows(tmp_path / name, [{"text": "the old bridge over the river", "id": i} for i in ids])
 

@@ -39,7 +39,7 @@ def test_every_parameter_is_explained(run, name) -> None:
         assert parameter["type"]
 
 
-def test_a_table_for_people(run) -> None:
+def test_plain_table(run) -> None:
     listed, one = run("schemes"), run("schemes", "dew")
     assert listed.code == one.code == 0
     for name in SCHEMES:
@@ -59,7 +59,7 @@ def test_an_unknown_scheme(run) -> None:
     assert "did you mean 'dew'" in run("schemes", "dwe").error
 
 
-def test_another_package_that_is_broken_does_not_hide_the_rest(run, monkeypatch) -> None:
+def test_a_broken_plugin_does_not_hide_other_schemes(run, monkeypatch) -> None:
     monkeypatch.setitem(SCHEMES._registered, "broken", "no_such_package:Thing")
     found = {row["name"]: row for row in rows(run)}
     assert "no_such_package" in found["broken"]["error"]

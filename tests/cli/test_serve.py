@@ -38,7 +38,7 @@ class TestTokens:
 
 
 class TestServe:
-    def test_what_cannot_work_is_told_before_anything_starts(self, run, host, key_file, store, tmp_path):
+    def test_bad_options_are_reported_before_the_service_starts(self, run, host, key_file, store, tmp_path):
         assert "--detector DIR" in run("serve").error
         assert "dewmark detector export" in run("serve", "--detector", tmp_path).error
         assert (
@@ -50,7 +50,7 @@ class TestServe:
             in run("serve", "--key", key_file, "--host", "203.0.113.1", "--without-tokens").error
         )
 
-    def test_beyond_loopback_a_token_is_needed(self, run, host, key_file, store, monkeypatch):
+    def test_a_public_address_requires_a_token(self, run, host, key_file, store, monkeypatch):
         refused = run("serve", "--key", key_file, "--host", "0.0.0.0").error
         assert "dewmark token new" in refused
         run("token", "new", "--scope", "detect")
@@ -70,7 +70,7 @@ class TestServe:
         assert "two tenants have the id 'the'" in run("serve", "--key", key_file, "--keys", keys).error
 
 
-def test_settings_travel_to_the_workers_whole():
+def test_workers_receive_all_settings():
     from dewmark.serve.settings import Settings
 
     settings = Settings(detectors=(("a", "/x"),), host_names=("desk.example",), store="sqlite:///secret.db")

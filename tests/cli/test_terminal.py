@@ -1,4 +1,4 @@
-"""Progress: few lines where there is no terminal, a bar that leaves no trace where there is one."""
+"""Progress: a bar in a terminal, few plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_quiet_is_silent(capsys):
     assert capsys.readouterr().err == ""
 
 
-def test_a_terminal_gets_a_bar_and_its_stdout_is_left_alone(monkeypatch):
+def test_a_terminal_gets_a_bar_and_stdout_is_untouched(monkeypatch):
     class Terminal(io.StringIO):
         def isatty(self) -> bool:
             return True

@@ -29,7 +29,7 @@ def shown(**options) -> str:
     return stream.getvalue()
 
 
-def test_the_text_is_kept_and_its_controls_are_not():
+def test_control_characters_are_replaced():
     plain = colour_tokens(Console(), TEXT, FOUND).plain
     assert plain == TEXT.replace("\x1b", "\N{REPLACEMENT CHARACTER}")
     assert "\x1b[31m" not in shown(color_system="truecolor")
@@ -54,7 +54,7 @@ def test_no_color_is_honoured(monkeypatch):
     assert "48;2" not in shown(color_system="truecolor")
 
 
-def test_sixteen_colours_still_tell_the_signs_apart():
+def test_sixteen_colours_still_distinguish_signs():
     basic = shown(color_system="standard")
     assert "\x1b[30;101mred" in basic
     assert "\x1b[30;102m green" in basic

@@ -1,4 +1,4 @@
-"""``dewmark train``, on the tiny host: a short training, its artifact, and what becomes of a second run."""
+"""``dewmark train``, on the tiny host: a short training, its artifact, and repeated runs."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def train(monkeypatch, bag_encoder, capsys, tmp_path, lines):
 
 
 @pytest.mark.parametrize("scheme", ["sir", "xsir"])
-def test_an_artifact_that_the_scheme_takes(train, tmp_path, scheme):
+def test_the_artifact_fits_the_scheme(train, tmp_path, scheme):
     code, said = train(scheme, "--json", "--quiet", "--seed", 4)
     assert code == 0, said.err
     row = json.loads(said.out)
@@ -101,7 +101,7 @@ def test_clusters_from_a_lexicon(train, tmp_path):
         (["train", "sir", "--texts", "none.jsonl", "--out", "x"], "cannot read none.jsonl"),
     ],
 )
-def test_what_cannot_be_trained_is_one_line(train, capsys, arguments, message):
+def test_bad_options_are_one_line(train, capsys, arguments, message):
     assert main(arguments) == 2
     said = capsys.readouterr().err
     assert message in said

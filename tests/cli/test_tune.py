@@ -1,4 +1,4 @@
-"""Tuning from the command line, by DEW on the tiny model."""
+"""``dewmark tune``, with DEW on the tiny model."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Scorers: batches of texts in, one result per text out, under one key or several.
 
-A `DetectorSpec` names what texts are scored with. It holds paths and names only, never a key, so it can be
-sent to other processes and machines, which `open` it from their own files.
+A `DetectorSpec` names the keys or the exported detector to score texts with. It holds paths and names only,
+never a key, so it can be sent to other processes and machines, which `open` it from their own files.
 """
 
 from __future__ import annotations

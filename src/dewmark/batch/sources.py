@@ -114,19 +114,19 @@ class JsonlSource(Source):
     def blocks(self, size: int) -> list[Block]:
         """See `Source.blocks`; this reads the whole file once."""
         found: list[Block] = []
-        begun: Block | None = None
+        current: Block | None = None
         first = rows = offset = 0
         with open_binary(self.where) as stream:
             for number, line in enumerate(stream, start=1):
                 if line.strip():
-                    begun = begun or Block(first, 0, offset, number)
+                    current = current or Block(first, 0, offset, number)
                     rows += 1
                     if rows - first == size:
-                        found.append(_closed(begun, rows))
-                        begun, first = None, rows
+                        found.append(_closed(current, rows))
+                        current, first = None, rows
                 offset += len(line)
-        if begun is not None:
-            found.append(_closed(begun, rows))
+        if current is not None:
+            found.append(_closed(current, rows))
         if not found:
             raise InputError(f"{shown(self.where)} is empty: there is nothing to score")
         return found

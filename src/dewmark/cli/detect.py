@@ -55,7 +55,7 @@ def detect(
         typer.Option(
             "--in",
             metavar="FILE|URL",
-            help="Score the rows of a JSONL or Parquet file (told by its suffix) or a folder of Parquet "
+            help="Score the rows of a JSONL or Parquet file (by its suffix) or a folder of Parquet "
             "files: a path, s3://, gs://, http(s)://.",
         ),
     ] = None,

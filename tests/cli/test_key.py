@@ -62,7 +62,7 @@ def test_the_first_key_that_passes_is_written(run, monkeypatch, drawn, negatives
     assert not any(bytes([i] * 32).hex() in result.out for i in range(5))
 
 
-def test_words_for_people(run, monkeypatch, drawn, negatives, tmp_path):
+def test_plain_output(run, monkeypatch, drawn, negatives, tmp_path):
     lean(monkeypatch, drawn, 0.0)
     first, second, third = run(
         "key", "new", "--out", tmp_path / "k", "--audit", negatives, "-q"
@@ -83,7 +83,7 @@ def test_no_key_is_written_if_none_passes(run, monkeypatch, drawn, negatives, tm
     assert len(drawn) == 7
 
 
-def test_too_few_texts_are_told_at_once(run, monkeypatch, drawn, tmp_path):
+def test_too_few_texts_are_reported_at_once(run, monkeypatch, drawn, tmp_path):
     lean(monkeypatch, drawn, 0.0)
     path = tmp_path / "few.jsonl"
     path.write_text("".join(f'{{"text": "text {i} z=0.{i}"}}\n' for i in range(30)), encoding="utf-8")
@@ -110,7 +110,7 @@ def test_bad_options(run, host, negatives, tmp_path, arguments, said):
     assert said in run("key", "new", "--out", tmp_path / "k", *given, "-q").error
 
 
-def test_an_existing_file_is_told_of_before_the_work(run, drawn, negatives, tmp_path):
+def test_an_existing_file_is_reported_before_the_work(run, drawn, negatives, tmp_path):
     out = tmp_path / "there.key"
     out.write_text("mine")
     assert "exists already" in run("key", "new", "--out", out, "--audit", negatives, "-q").error
@@ -118,7 +118,7 @@ def test_an_existing_file_is_told_of_before_the_work(run, drawn, negatives, tmp_
     assert out.read_text() == "mine"
 
 
-def test_a_real_scheme_shares_its_reading(run, tiny, bag_encoder, tmp_path):
+def test_a_real_scheme_reads_the_texts_once_for_all_keys(run, tiny, bag_encoder, tmp_path):
     """Five keys read the texts as often as one does: the encoder is asked for the same windows."""
     rng = np.random.default_rng(1)
     path = tmp_path / "n.jsonl"
