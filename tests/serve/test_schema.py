@@ -19,7 +19,7 @@ pytestmark = pytest.mark.serve
 
 @pytest.fixture(scope="module")
 def document(tmp_path_factory):
-    limits = {"new_tokens": 8, "open_jobs": 10_000, "all_jobs": 10_000}  # what is made up is all accepted
+    limits = {"max_new_tokens": 8, "jobs_per_token": 10_000, "max_jobs": 10_000}
     service = make_service(tmp_path_factory.mktemp("schema"), generates=True, **limits)
     _, token = service.tokens.new("test", ["admin"], per_minute=1e6)
     with live_service(Path(), service=service) as url:

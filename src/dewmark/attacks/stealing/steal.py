@@ -58,8 +58,8 @@ _STRENGTHS = {"counts": 6.5, "embedding": 4.0}
 
 
 @dataclass(frozen=True)
-class StealSettings:
-    """How the mark is learned and used."""
+class StealSettings(CountRules):
+    """How the mark is learned and used; the inherited fields belong to the method ``counts``."""
 
     method: Literal["counts", "embedding"] = "counts"
     mode: Literal["spoof", "scrub"] = "spoof"
@@ -77,19 +77,13 @@ class StealSettings:
     """The mark's strength β that the embedding method assumes; it sets the ridge penalty."""
     expectation: Literal["base", "host"] = "base"
     """Subtract from each embedding the mean over base texts, or the host's expectation at that position."""
-    h: int = 3
-    min_count: int = 2
-    min_share: float = 7e-5
-    clip: float = 2.0
-    full_weight: float = 2.0
-    single_weight: float = 1.0
-    empty_weight: float = 0.5
     seed: int = 0
     batch_size: int = 50
 
     def __post_init__(self) -> None:
         for name, value in config.coerced(self).items():
             object.__setattr__(self, name, value)
+        super().__post_init__()
         for name, least in (("texts", 1), ("tokens", 1), ("seed", 0), ("batch_size", 1)):
             if getattr(self, name) < least:
                 raise ConfigError(f"{name} must be at least {least}, got {getattr(self, name)}")
@@ -101,11 +95,10 @@ class StealSettings:
             raise ConfigError(
                 f"tilt must be positive and fidelity not negative, got {self.tilt} and {self.fidelity}"
             )
-        _ = self.rules
 
     @property
     def rules(self) -> CountRules:
-        """The settings of the counts method."""
+        """The rules of the method ``counts`` alone."""
         names = [field.name for field in dataclasses.fields(CountRules)]
         return CountRules(**{name: getattr(self, name) for name in names})
 
