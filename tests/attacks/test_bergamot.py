@@ -1,4 +1,4 @@
-"""Bergamot's translator: the file, the network against plain equations, batches, sentences of texts."""
+"""Bergamot's translator: the model file, the network against plain equations, batches, and texts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CPU = torch.device("cpu")
 
 
 def silent(done: int, total: int) -> None:
-    """Nobody listens."""
+    """Ignore progress."""
 
 
 def sources(number: int, seed: int = 1) -> list[list[int]]:
@@ -42,7 +42,7 @@ def translator(folder: Path) -> TextTranslator:
 
 
 class TestFile:
-    def test_arrays_come_back_in_their_shapes(self, tmp_path: Path):
+    def test_arrays_are_read_with_their_shapes(self, tmp_path: Path):
         true = tiny_bergamot(tmp_path, seed=3)
         read = read_marian(tmp_path / "model.tiny.bin")
         assert read.arrays.keys() == true.keys()
@@ -51,14 +51,14 @@ class TestFile:
         assert read.settings["dec-cell"] == "ssru"
 
     @pytest.mark.parametrize("kept", [0, 10, 100, 2000, -300])
-    def test_a_part_of_a_file(self, folder: Path, tmp_path: Path, kept: int):
+    def test_truncated_files_are_rejected(self, folder: Path, tmp_path: Path, kept: int):
         part = tmp_path / "part.bin"
         part.write_bytes((folder / "model.tiny.bin").read_bytes()[:kept])
         with pytest.raises(ModelError, match=r"part\.bin is not a Marian model of version 1") as told:
             read_marian(part)
         assert "\n" not in str(told.value)
 
-    def test_what_is_not_there_or_of_another_kind(self, folder: Path, tmp_path: Path):
+    def test_missing_and_unsupported_models_are_rejected(self, folder: Path, tmp_path: Path):
         with pytest.raises(ModelError, match="cannot read"):
             read_marian(tmp_path / "none.bin")
         (tmp_path / "other.bin").write_bytes(b"\2" + bytes(100))
@@ -72,7 +72,7 @@ class TestFile:
 
 
 class TestNetwork:
-    def test_it_follows_the_equations(self, tmp_path: Path):
+    def test_network_follows_the_equations(self, tmp_path: Path):
         ended = 0
         for seed in range(3):
             weights = tiny_bergamot(tmp_path / str(seed), seed=seed)
@@ -84,9 +84,9 @@ class TestNetwork:
             ended += sum(
                 len(ids) < 2.5 * len(source) - 1 for ids, source in zip(expected, given, strict=True)
             )
-        assert 0 < ended < 36  # sentences that ended and sentences that ran into the limit
+        assert 0 < ended < 36  # some sentences end, some reach the limit
 
-    def test_neighbours_change_nothing(self, folder: Path):
+    def test_translation_is_independent_of_the_batch(self, folder: Path):
         network = Network(read_marian(folder / "model.tiny.bin"), device=CPU, dtype=torch.float32)
         given = sources(200)
         together = network.translate(given)
@@ -95,11 +95,11 @@ class TestNetwork:
             for start in range(0, 200 if number > 1 else 40, number):
                 part = shuffled[start : start + number]
                 for i, found in zip(part, network.translate([given[i] for i in part]), strict=True):
-                    # where it is sure, float32 must say the same in every batch
+                    # where it is sure, float32 must agree in every batch
                     assert found.ids == together[i].ids or not (found.sure and together[i].sure)
         assert np.mean([decoded.sure for decoded in together]) > 0.5
 
-    def test_what_is_near_is_told(self, folder: Path, monkeypatch: pytest.MonkeyPatch):
+    def test_close_decisions_are_reported(self, folder: Path, monkeypatch: pytest.MonkeyPatch):
         network = Network(read_marian(folder / "model.tiny.bin"), device=CPU, dtype=torch.float32)
         for near, expected in ((0.0, True), (1e9, False)):
             monkeypatch.setattr(bergamot, "NEAR", near)
@@ -107,14 +107,14 @@ class TestNetwork:
 
 
 class TestTexts:
-    def test_a_text_does_not_depend_on_its_neighbours(self, translator: TextTranslator):
+    def test_text_is_independent_of_the_batch(self, translator: TextTranslator):
         rng = random.Random(4)
         texts = ["".join(rng.choices(LETTERS + "    . ! \n", k=rng.randrange(3, 100))) for _ in range(15)]
         made = translator.translate(texts, on_progress=silent)
         assert [translator.translate([text], on_progress=silent)[0] for text in texts] == made
         assert made != texts
 
-    def test_float64_decides_where_float32_is_not_sure(self, folder, monkeypatch: pytest.MonkeyPatch):
+    def test_float64_decides_where_float32_is_unsure(self, folder, monkeypatch: pytest.MonkeyPatch):
         texts = [f"the old city {letter}." for letter in LETTERS[:20]]
         usual = TextTranslator(folder, device=CPU).translate(texts, on_progress=silent)
         monkeypatch.setattr(bergamot, "NEAR", 1e9)
@@ -122,13 +122,13 @@ class TestTexts:
         monkeypatch.setattr(doubting, "_network", _Liar(doubting._network))
         assert doubting.translate(texts, on_progress=silent) == usual
 
-    def test_lines_and_spaces_stay(self, translator: TextTranslator, monkeypatch: pytest.MonkeyPatch):
+    def test_lines_and_spaces_are_kept(self, translator: TextTranslator, monkeypatch: pytest.MonkeyPatch):
         monkeypatch.setattr(translator, "_translate", lambda given, _: [f"<{s}>" for s in given])
         text = "  One. Two!  Dr. A three\n\n\t12 34 ...\r\n* * *\n1. Four "
         made = "  <One.> <Two!>  <Dr. A three>\n\n\t12 34 ...\r\n* * *\n<1. Four> "
         assert translator.translate([text, "5 + 5"], on_progress=silent) == [made, "5 + 5"]
 
-    def test_overlong_sentences_are_cut(self, translator: TextTranslator, monkeypatch: pytest.MonkeyPatch):
+    def test_long_sentences_are_split(self, translator: TextTranslator, monkeypatch: pytest.MonkeyPatch):
         seen: list[str] = []
         monkeypatch.setattr(translator, "_translate", lambda given, _: seen.extend(given) or given)
         text = "".join(f"a {i} efg, " for i in range(60)) + ("x" + LETTERS[:40]) * 9
@@ -136,23 +136,23 @@ class TestTexts:
         assert "".join(seen).replace(" ", "") == text.replace(" ", "")
         assert max(len(translator._tokenizer.encode(part).ids) for part in seen) <= LONGEST
         assert all(part.endswith(",") for part in seen if " " in part)
-        assert len(seen) < 20  # near the middle each time, not piece by piece
+        assert len(seen) < 20  # split near the middle, not piece by piece
 
     def test_halves(self):
         assert _halves("aaa bbb, ccc ddd eee") == (8, 9)
         assert _halves("aaa bbb ccc ddd") == (7, 8)
         assert _halves("aaaabbbb") == (4, 4)
 
-    def test_what_no_translator_can_read(self, translator: TextTranslator):
+    def test_unreadable_texts_are_survived(self, translator: TextTranslator):
         for text in ("\ud800 the old house", "古い家", "\0", "e\u0301\u2028x"):
             assert translator.translate([text], on_progress=silent)[0].encode() is not None
         assert translator.translate([], on_progress=silent) == []
 
-    def test_nothing_made_leaves_the_sentence(self, translator: TextTranslator, monkeypatch):
+    def test_empty_translation_keeps_the_sentence(self, translator: TextTranslator, monkeypatch):
         monkeypatch.setattr(translator, "_network", _Empty())
         assert translator.translate(["the house. the city."], on_progress=silent) == ["the house. the city."]
 
-    def test_progress_ends_at_all_sentences(self, translator: TextTranslator):
+    def test_progress_ends_with_all_sentences(self, translator: TextTranslator):
         told: list[tuple[int, int]] = []
         translator.translate(["the house. the city. the house."], on_progress=lambda *of: told.append(of))
         assert told == sorted(told)
@@ -160,7 +160,7 @@ class TestTexts:
 
 
 class _Liar:
-    """Gives wrong translations and says that it is not sure."""
+    """Returns wrong translations that are not sure."""
 
     def __init__(self, network: Network) -> None:
         self.network = network

@@ -1,4 +1,4 @@
-"""What every registered attack keeps, each on tiny models or engines: one text in, one out, repeatably."""
+"""The contract of every registered attack, on tiny models and engines, and of the base class."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import pytest
 from tests.attacks.tiny import fake_apertium, fake_neural, tiny_bert, tiny_t5, tiny_wordnet
 from tests.hosts.chat_server import Reply, serving
 
-from dewmark.attacks import ATTACKS, load_attack
+from dewmark.attacks import ATTACKS, load_attack, text_seed
 from dewmark.attacks.base import Attack
-from dewmark.errors import ConfigError, UnknownNameError
+from dewmark.errors import ConfigError, InputError, UnknownNameError
 from dewmark.hosts.fake import FakeHost
 
 TEXTS = [
@@ -28,7 +28,7 @@ TEXTS = [
 ]
 SEEDS = [11 * i for i in range(len(TEXTS))]
 
-# Every registered name once, and methods or engines that have code of their own.
+# Every registered name once, and methods or engines that have their own code.
 CASES = {
     "copy-paste": {"human": "{human}", "share": 0.5, "segments": 2},
     "delete": {"r": 0.4},
@@ -68,11 +68,11 @@ def settings(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> tuple[str, dict[str, object]]:
-    """The name and settings of one case, with everything it uses in place."""
+    """The name and settings of one case, with everything that it needs."""
     fake_neural(monkeypatch)
     fake_apertium(tmp_path / "apertium", monkeypatch)
     host = FakeHost()
-    monkeypatch.setattr("dewmark.hosts.load_host", lambda name, **_: host)
+    monkeypatch.setattr("dewmark.hosts.transformers.model.load_host", lambda name, **_: host)
     monkeypatch.setattr("dewmark.hosts.host_info", lambda name, **_: host.info)
     given = {k: v.format(**places) if isinstance(v, str) else v for k, v in CASES[request.param].items()}
     return request.param.split()[0], given
@@ -84,40 +84,40 @@ def attack(settings: tuple[str, dict[str, object]]) -> Attack:
     return load_attack(name, **given)
 
 
-def test_every_registered_attack_is_held_to_the_contract():
+def test_every_registered_attack_has_a_case():
     assert {case.split()[0] for case in CASES} == set(ATTACKS)
 
 
-def test_one_output_for_each_text_again_and_again(settings, attack: Attack):
+def test_one_reproducible_output_per_text(settings, attack: Attack):
     made = attack.apply(TEXTS, seeds=SEEDS)
     assert len(made) == len(TEXTS)
-    assert made[2:4] == TEXTS[2:4]  # blank texts come back as they are
+    assert made[2:4] == TEXTS[2:4]  # blank texts are returned unchanged
     assert all(isinstance(text, str) and text.encode() is not None for text in made)
     assert attack.apply(TEXTS, seeds=SEEDS) == made
     assert load_attack(settings[0], **settings[1]).apply(TEXTS, seeds=SEEDS) == made
 
 
-def test_a_text_does_not_depend_on_its_neighbours(attack: Attack):
+def test_text_is_independent_of_the_batch(attack: Attack):
     made = attack.apply(TEXTS, seeds=SEEDS)
     assert [attack.apply([text], seeds=[seed])[0] for text, seed in zip(TEXTS, SEEDS, strict=True)] == made
     assert attack.apply(TEXTS[::-1], seeds=SEEDS[::-1]) == made[::-1]
 
 
-def test_nothing_and_one_word_survive(attack: Attack):
+def test_empty_input_and_single_words(attack: Attack):
     assert attack.apply([], seeds=[]) == []
     assert attack.apply(["", "  "], seeds=[1, 2]) == ["", "  "]
     assert all(text.strip() for text in attack.apply(["house", "."], seeds=[1, 2]))
 
 
-def test_the_identity_is_plain_data_and_decides(settings, attack: Attack):
+def test_identity_is_plain_data(settings, attack: Attack):
     identity = attack.identity()
     assert json.loads(json.dumps(identity)) == identity
     assert identity["name"] == attack.name == settings[0]
     assert load_attack(settings[0], **settings[1]).identity() == identity
-    assert str(Path(__file__).parent) not in json.dumps(identity)  # contents count, not places
+    assert str(Path(__file__).parent) not in json.dumps(identity)  # contents count, not paths
 
 
-def test_settings_that_say_how_are_no_part_of_it(settings, attack: Attack):
+def test_run_options_do_not_change_identity_or_output(settings, attack: Attack):
     name, given = settings
     how = {f.name for f in dataclasses.fields(attack) if f.name in ("batch_size", "jobs", "concurrency")}
     other = load_attack(name, **{**given, **dict.fromkeys(how, 3)})
@@ -125,7 +125,7 @@ def test_settings_that_say_how_are_no_part_of_it(settings, attack: Attack):
     assert other.apply(TEXTS, seeds=SEEDS) == attack.apply(TEXTS, seeds=SEEDS)
 
 
-def test_it_says_what_it_is(attack: Attack):
+def test_summary_label_and_language(attack: Attack):
     assert attack.summary
     assert attack.label.startswith(attack.name)
     assert attack.language.isalpha()
@@ -134,14 +134,14 @@ def test_it_says_what_it_is(attack: Attack):
         attack.name_ = "other"  # type: ignore[attr-defined]
 
 
-def test_a_setting_that_it_has_not(settings):
+def test_unknown_settings_are_rejected(settings):
     name, given = settings
     with pytest.raises(UnknownNameError, match=f"unknown setting of {name} 'colour'") as told:
         load_attack(name, **given, colour="red")
     assert "\n" not in str(told.value)
 
 
-def test_labels_tell_methods_apart(places, tmp_path, monkeypatch):
+def test_labels_distinguish_methods(places, tmp_path, monkeypatch):
     fake_neural(monkeypatch)
     fake_apertium(tmp_path / "apertium", monkeypatch)
     cases = {case: {k: str(v).format(**places) for k, v in given.items()} for case, given in CASES.items()}
@@ -149,8 +149,33 @@ def test_labels_tell_methods_apart(places, tmp_path, monkeypatch):
     assert len({load_attack(case.split()[0], **cases[case]).label for case in wanted}) == len(wanted)
 
 
-def test_a_name_that_no_table_knows():
+def test_unknown_names_are_rejected():
     with pytest.raises(UnknownNameError, match="unknown attack 'delte'; did you mean 'delete'"):
         load_attack("delte")
     with pytest.raises(ConfigError, match="engine must be one of auto, neural, apertium"):
         load_attack("translate", engine="llmm")
+
+
+def test_apply_checks_texts_and_seeds():
+    with pytest.raises(InputError, match="2 texts but 1 seeds"):
+        load_attack("none").apply(["a", "b"], seeds=[1])
+    with pytest.raises(InputError, match="put it in a list"):
+        load_attack("none").apply("text", seeds=[1] * 4)
+
+
+def test_an_attack_that_loses_a_text_raises():
+    class Loses(Attack):
+        name, summary = "loses", "a text"
+
+        def rewrite(self, texts, *, seeds, progress):
+            return list(texts)[1:]
+
+    with pytest.raises(ValueError, match="zip"):
+        Loses().apply(["a", "b"], seeds=[1, 2])
+
+
+def test_text_seeds_depend_on_run_and_id_only():
+    seeds = {text_seed(seed, name) for seed in range(20) for name in ("a", "b", 1, 2)}
+    assert len(seeds) == 80
+    assert all(0 <= seed < 2**63 for seed in seeds)
+    assert text_seed(3, 7) == text_seed(3, "7")  # JSON files disagree on the type of ids

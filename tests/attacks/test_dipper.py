@@ -1,4 +1,4 @@
-"""DIPPER's codes, chunks and running context, on a tiny T5 with random weights."""
+"""DIPPER's control codes, chunks and context, on a tiny T5 with random weights."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         num_heads=4,
         feed_forward_proj="gated-gelu",
         tie_word_embeddings=False,
-        initializer_factor=3.0,  # states that hardly depend on the context would hide mistakes in the cache
+        initializer_factor=3.0,  # states must depend on the context, to reveal errors in the cache
         pad_token_id=0,
         eos_token_id=2,
         decoder_start_token_id=0,
@@ -37,7 +37,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model = T5ForConditionalGeneration(config)
-        model.lm_head.weight.data *= 0.1  # and logits must leave something to sample
+        model.lm_head.weight.data *= 0.1  # and logits must leave room for sampling
     model.save_pretrained(path)
     tiny_tokenizer().save_pretrained(path)
     return path
@@ -52,7 +52,7 @@ class TestPrompts:
     def test_codes_are_100_minus_the_diversity(self):
         assert prompt("A b.", ld=60, od=0, context="") == "lexical = 40, order = 100 <sent> A b. </sent>"
 
-    def test_the_context_stands_before_the_chunk(self):
+    def test_context_precedes_the_chunk(self):
         assert (
             prompt("A b.", ld=40, od=100, context="So far.")
             == "lexical = 60, order = 0 So far. <sent> A b. </sent>"
@@ -67,13 +67,13 @@ class TestPrompts:
         assert chunks("12 34", interval=3) == ["12 34"]
 
     @pytest.mark.parametrize("wrong", [{"ld": 50}, {"od": 120}, {"ld": -20}, {"interval": 0}, {"top_p": 0.0}])
-    def test_wrong_settings_are_refused(self, wrong: dict[str, float]):
+    def test_invalid_settings_are_rejected(self, wrong: dict[str, float]):
         with pytest.raises(ConfigError, match=next(iter(wrong))):
             Dipper(**wrong)
 
 
 class TestRewriting:
-    def test_each_chunk_sees_what_was_written_before_it(self, attack: Dipper, monkeypatch):
+    def test_each_chunk_sees_the_output_so_far(self, attack: Dipper, monkeypatch):
         seen: list[tuple[str, int, int]] = []
         write = Seq2Seq.write
 
@@ -95,7 +95,7 @@ class TestRewriting:
         assert seen[2] == (f"{head} {begun} <sent> {second} </sent>", 7, 6)
         assert made[0].startswith(begun)
 
-    def test_a_text_depends_on_its_seed_and_not_on_its_batch(self, attack: Dipper, folder: Path):
+    def test_text_depends_on_its_seed_and_not_on_its_batch(self, attack: Dipper, folder: Path):
         texts = [TEXT, "The sun is new.", "The old house. The hill. The sea. The town.", TEXT]
         made = attack.apply(texts, seeds=[1, 2, 3, 4])
         alone = Dipper(model=str(folder), tokenizer=None, max_new_tokens=6, device="cpu", batch_size=1)
@@ -112,7 +112,7 @@ class TestRewriting:
 
 
 class TestSeq2Seq:
-    def test_greedy_writing_is_the_library_s(self, attack: Dipper):
+    def test_greedy_decoding_agrees_with_transformers(self, attack: Dipper):
         model = load(attack)
         decoding = Decoding(max_new_tokens=10, temperature=0.0)
         inputs = ["the river is old", "the sea over the hill and the sun"]
@@ -123,23 +123,23 @@ class TestSeq2Seq:
         expected = model.tokenizer.batch_decode(theirs, skip_special_tokens=True)
         assert ours == [text.strip() for text in expected]
 
-    def test_later_steps_draw_other_numbers(self, attack: Dipper):
+    def test_later_steps_draw_different_numbers(self, attack: Dipper):
         model = load(attack)
         steps = (0, 6, 0)
         made = [model.write(["the sea"], seeds=[3], decoding=DECODING, first_step=step) for step in steps]
         assert made[0] == made[2] != made[1]
 
-    def test_the_identity_follows_the_files(self, attack: Dipper):
+    def test_identity_follows_the_files(self, attack: Dipper):
         identity = attack.identity()
         assert identity["tokenizer"] is None
         assert "@" in str(identity["model"])
         assert {"device", "batch_size", "dtype"}.isdisjoint(identity)
 
-    def test_no_model_there(self, tmp_path: Path):
+    def test_missing_models_are_reported(self, tmp_path: Path):
         with pytest.raises(ModelError, match="there is no model"):
             Dipper(model=str(tmp_path / "none")).apply(["text"], seeds=[0])
 
-    def test_a_model_of_another_kind(self, tmp_path: Path):
+    def test_other_kinds_of_models_are_rejected(self, tmp_path: Path):
         from dewmark.hosts.fake import FakeHost
 
         FakeHost().model.save_pretrained(tmp_path)

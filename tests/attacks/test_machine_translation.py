@@ -1,4 +1,4 @@
-"""Engines of translation: which is taken, batches and threads, what is said where there is none."""
+"""Translation engines: the choice of engine, batches and threads, and missing engines."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class TestChoice:
-    def test_auto_is_the_neural_engine_and_fetches_nothing_to_say_so(self, nothing: None):
+    def test_auto_is_the_neural_engine_and_downloads_nothing(self, nothing: None):
         attack = load_attack("translate")
         assert (attack.language, attack.label) == ("pt", "translate-neural-pt")
         package = PACKAGED["bergamot-pt"]
@@ -47,17 +47,17 @@ class TestChoice:
         assert package.version in package.identity
         assert load_attack("translate", target="pt").identity() == attack.identity()
 
-    def test_auto_takes_the_rules_where_the_language_asks_for_them(self, rules: Path):
+    def test_auto_is_apertium_for_other_languages(self, rules: Path):
         assert load_attack("translate", target="es").label == "translate-apertium-es"
         assert load_attack("round-trip", engine="apertium").label == "round-trip-apertium-es"
 
-    def test_nothing_here_names_the_remedy(self, nothing: None):
+    def test_missing_engines_name_the_remedy(self, nothing: None):
         with pytest.raises(ModelError, match="DEWMARK_WHEELS"):
             load_attack("translate").apply(["a"], seeds=[0])
         with pytest.raises(MissingExtraError, match="apt-get install apertium apertium-eng-spa"):
             load_attack("translate", target="es").apply(["a"], seeds=[0])
 
-    def test_languages(self, rules: Path):
+    def test_unsupported_languages_are_rejected(self, rules: Path):
         with pytest.raises(ModelError, match="only en and pt"):
             load_attack("translate", engine="neural", target="de").identity()
         with pytest.raises(ModelError, match=r"no pair en-de \(installed: en-es, es-en\)"):
@@ -69,12 +69,12 @@ class TestChoice:
 
 
 class TestNeural:
-    def test_there_and_back(self, monkeypatch: pytest.MonkeyPatch):
+    def test_round_trip(self, monkeypatch: pytest.MonkeyPatch):
         fake_neural(monkeypatch)
         assert load_attack("translate").apply(["a b c"], seeds=[0]) == ["enpt c b a"]
         assert load_attack("round-trip").apply(["a b c"], seeds=[0]) == ["pten a b c enpt"]
 
-    def test_many_texts_go_in_one_call(self, monkeypatch: pytest.MonkeyPatch):
+    def test_all_texts_go_in_one_call(self, monkeypatch: pytest.MonkeyPatch):
         fake_neural(monkeypatch)
         told: list[tuple[str, int, int]] = []
         attack = load_attack("translate", device="cpu")
@@ -83,7 +83,7 @@ class TestNeural:
         assert attack.at_once > 100
         assert attack.identity() == load_attack("translate").identity()
 
-    def test_a_packaged_translator(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def test_packaged_translator(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         models = tmp_path / PACKAGED["bergamot-pt"].entry
         tiny_bergamot(models / "enpt-1")
         tiny_bergamot(models / "pten-2", seed=1)
@@ -115,7 +115,7 @@ class TestNeural:
 
 class TestApertium:
     @pytest.mark.parametrize("jobs", [1, 3, 50])
-    def test_threads_change_nothing(self, rules: Path, jobs: int):
+    def test_threads_do_not_change_translations(self, rules: Path, jobs: int):
         texts = [f"text {i}" for i in range(20)]
         told: list[int] = []
         attack = load_attack("translate", engine="apertium", jobs=jobs)
@@ -125,23 +125,23 @@ class TestApertium:
         assert told[-1] == 20
         assert attack.identity() == load_attack("translate", engine="apertium").identity()
 
-    def test_many_texts_at_once_are_translated_as_each_alone(self, rules: Path):
+    def test_text_is_independent_of_the_batch(self, rules: Path):
         attack = load_attack("translate", engine="apertium", jobs=1)
         made = attack.apply(TEXTS, seeds=SEEDS)
-        # number 0 of the tagger: it was started anew for every text
+        # text number 0 of the tagger, which is restarted for every text
         assert made == ["0:ONE TWO [THREE]", " ", "0:FOUR\nFIVE é", "0:SIX", "0:SèVE   EIGHT"]
         assert [attack.apply([text], seeds=[0])[0] for text in TEXTS] == made
 
-    def test_the_round_trip(self, rules: Path):
+    def test_round_trip(self, rules: Path):
         assert load_attack("round-trip", engine="apertium").apply(["Ab [c]"], seeds=[0]) == ["0:0:ab [c]"]
 
-    def test_the_identity_follows_the_dictionaries(self, rules: Path):
+    def test_identity_follows_the_dictionaries(self, rules: Path):
         first = Apertium("en", "es").identity
         assert Apertium("en", "es").identity == first
         (rules / "a dictionary.bin").write_bytes(b"other words")
         assert Apertium("en", "es").identity != first
 
-    def test_a_program_that_fails(self, rules: Path):
+    def test_failing_programs_are_reported(self, rules: Path):
         (rules / "to-spanish").write_text("#!/bin/sh\necho broken >&2\nexit 3\n", encoding="utf-8")
         with pytest.raises(ModelError, match=r"to-spanish failed \(broken\)"):
             Apertium("en", "es").translate(["a"])
@@ -149,12 +149,12 @@ class TestApertium:
         with pytest.raises(MissingExtraError, match="cannot run to-spanish"):
             Apertium("en", "es").translate(["a"])
 
-    def test_a_program_that_loses_a_text(self, rules: Path):
+    def test_lost_texts_are_reported(self, rules: Path):
         (rules / "to-spanish").write_text("#!/bin/sh\nhead -c 3\n", encoding="utf-8")
         with pytest.raises(ModelError, match="returned 1 translations of 2 texts"):
             Apertium("en", "es").translate(["abc", "def"])
 
-    def test_not_installed(self, nothing: None):
+    def test_missing_apertium_is_reported(self, nothing: None):
         with pytest.raises(MissingExtraError, match="apt-get install apertium apertium-eng-spa"):
             Apertium("en", "es")
 

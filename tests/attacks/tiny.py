@@ -1,4 +1,4 @@
-"""Tiny stand-ins for what attacks use: a WordNet, a masked language model, DIPPER's T5, two translators."""
+"""Tiny stand-ins for what attacks use: a WordNet, a masked language model, a T5 and two translators."""
 
 from __future__ import annotations
 
@@ -19,8 +19,11 @@ from transformers import (
 )
 
 from dewmark.attacks.translation import apertium, machine_translation
+from dewmark.decoding import Decoding
 from dewmark.errors import ModelError
+from dewmark.hosts.base import Host
 from dewmark.hosts.fake import tiny_tokenizer
+from dewmark.scheme import BoundScheme
 
 SYNSETS = {
     "noun": [["house", "home", "dwelling"], ["house", "Firm"], ["city", "metropolis"], ["stroll", "walk"],
@@ -36,9 +39,25 @@ WORDS = (
     *("is", "was", "over", "new", "people", "water", "light"),
 )
 
+PROMPTS = [f"the {word}" for word in ("sea", "hill", "town", "river")] * 5
+
+
+def texts_of(
+    host: Host, scheme: BoundScheme | None, number: int, *, seed: int, tokens: int = 80
+) -> list[str]:
+    """Texts of a host, marked by a scheme or not, with seeds from ``seed`` on."""
+    made = host.generate(
+        (PROMPTS * number)[:number],
+        scheme=scheme,
+        seeds=range(seed, seed + number),
+        decoding=Decoding(max_new_tokens=tokens, min_new_tokens=tokens),
+        batch_size=number,
+    )
+    return [one.text for one in made]
+
 
 def tiny_wordnet(folder: Path) -> Path:
-    """A database of a dozen synsets in WordNet's own format."""
+    """A database of a dozen synsets in WordNet's format."""
     folder.mkdir(parents=True, exist_ok=True)
     for part, synsets in SYNSETS.items():
         data, places = LICENCE, {}
@@ -58,7 +77,7 @@ def tiny_wordnet(folder: Path) -> Path:
 
 
 def tiny_bert(folder: Path) -> Path:
-    """A BERT of two layers with random weights and a WordPiece tokenizer, saved as transformers does."""
+    """A BERT of two layers with random weights and a WordPiece tokenizer, in a folder for transformers."""
     pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS, *"abcdefghijklmnopqrstuvwxyz.,!?", "##s"]
     vocabulary = {piece: i for i, piece in enumerate([*pieces, *(f"##{c}" for c in "abcdefghijklmnop")])}
     backend = Backend(models.WordPiece(vocabulary, unk_token="[UNK]"))
@@ -93,7 +112,7 @@ def tiny_t5(folder: Path) -> Path:
 
 
 def fake_neural(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A translator that turns the order of the words round and says which way it went."""
+    """A translator that reverses the words and prepends its direction."""
 
     class Translator:
         def __init__(self, folder: str, direction: str, device: str) -> None:
@@ -109,7 +128,7 @@ def fake_neural(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def no_neural(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As if the translator were not here and there were no network."""
+    """Pretend that the translator is not installed and that there is no network."""
 
     def refuse(name: str, **_: object) -> Path:
         raise ModelError(f"cannot download {name}: set DEWMARK_WHEELS")
@@ -125,9 +144,9 @@ sys.stdout.buffer.write(b"\\0\\0")
 
 
 def fake_apertium(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Apertium's programs as scripts: capitals there, small letters back; the tagger counts its texts.
+    """Apertium's programs as scripts: upper case there, lower case back; the tagger counts its texts.
 
-    A program may answer with more NULs than it got, as the real ones do.
+    Like the real programs, one returns more NULs than it got.
     """
     programs = {
         "apertium-destxt": "#!/bin/sh\nsed 's/\\[/\\\\[/g'\n",

@@ -6,7 +6,7 @@ import re
 
 import pytest
 from playwright.sync_api import expect
-from tests.serve.test_extract import docx, pdf
+from tests.serve.test_uploads import docx, pdf
 
 pytestmark = pytest.mark.serve
 

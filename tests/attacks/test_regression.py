@@ -1,9 +1,10 @@
-"""Stealing DEW by its form: the estimate against its theory, and against the real scheme on a tiny host."""
+"""Stealing DEW by regression: the estimate against theory, and against the real scheme on a tiny host."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
+from tests.attacks.tiny import texts_of
 from tests.fakes import PAPER
 
 import dewmark
@@ -18,7 +19,6 @@ from dewmark.attacks.stealing.regression import (
     pairs_of,
     residual_moments,
 )
-from dewmark.decoding import Decoding
 from dewmark.errors import ConfigError, InputError
 from dewmark.hosts.fake import FakeHost
 
@@ -26,13 +26,13 @@ D_T, D_C, BETA = 24, 20, 0.3
 
 
 def isotropic(rng, number, dim):
-    """Unit rows in all directions."""
+    """Unit vectors in uniform directions."""
     rows = rng.normal(size=(number, dim))
     return (rows / np.linalg.norm(rows, axis=1, keepdims=True)).astype(np.float32)
 
 
 def draw(rng, W, vocabulary, number, *, beta):
-    """Contexts, and for each a unit of the vocabulary drawn with odds exp(β tᵀWc)."""
+    """Contexts, and for each a unit drawn from the vocabulary with odds exp(β tᵀWc)."""
     C = isotropic(rng, number, D_C)
     odds = np.exp(beta * vocabulary @ W @ C.T).cumsum(axis=0)
     chosen = (odds < rng.random(number) * odds[-1]).sum(axis=0)
@@ -46,7 +46,7 @@ def correlation(W, estimated, rng):
 
 
 @pytest.mark.parametrize("number", [1000, 4000, 16_000])
-def test_the_cosine_is_what_the_theory_says(number):
+def test_cosine_agrees_with_theory(number):
     """s/√(1 + s²) with s² = β²/(d_T d_C (1/N + 1/N')).
 
     A cosine with noise in d_T·d_C = 480 dimensions varies by about 1/√480 = 0.046 a key, and 4,000 pairs add
@@ -65,7 +65,7 @@ def test_the_cosine_is_what_the_theory_says(number):
     assert abs(np.mean(found) - s / np.sqrt(1.0 + s * s)) < 0.1
 
 
-def test_without_a_mark_nothing_is_learned():
+def test_nothing_is_learned_from_unmarked_text():
     """The mean of 8 cosines in 480 dimensions deviates from 0 by 0.046/√8 = 0.016; 5 deviations are 0.08."""
     found = []
     for seed in range(8):
@@ -77,8 +77,8 @@ def test_without_a_mark_nothing_is_learned():
     assert abs(np.mean(found)) < 0.08
 
 
-def test_a_common_component_of_the_contexts_gives_the_mark_away():
-    """With contexts that share half of their length the same number of units tells much more."""
+def test_shared_context_component_reveals_the_mark():
+    """If contexts share a component, the same number of units reveals much more."""
     results = {}
     for common in (0.0, 0.9):
         found = []
@@ -104,7 +104,7 @@ def test_a_common_component_of_the_contexts_gives_the_mark_away():
     assert results[0.9] > results[0.0] + 0.15
 
 
-def test_moments_add_up_and_the_scale_is_one():
+def test_moments_add_up_and_scores_have_unit_variance():
     rng = np.random.default_rng(5)
     T, C = isotropic(rng, 900, D_T), isotropic(rng, 900, D_C)
     whole, parts = Moments.of(T, C), Moments.of(T[:400], C[:400]) + Moments.of(T[400:], C[400:])
@@ -113,7 +113,7 @@ def test_moments_add_up_and_the_scale_is_one():
     base = Baseline.of([(isotropic(rng, 900, D_T), isotropic(rng, 900, D_C))])
     W = estimate(whole, base)
     u = np.einsum("ij,ij->i", isotropic(rng, 20_000, D_T) @ W, isotropic(rng, 20_000, D_C))
-    assert u.std() == pytest.approx(1.0, abs=0.1)  # isotropic in truth, in 900 units to about 5%
+    assert u.std() == pytest.approx(1.0, abs=0.1)  # with 900 units, isotropic up to about 5%
     with pytest.raises(InputError, match="no mark"):
         estimate(base.moments, base)
 
@@ -123,26 +123,16 @@ def host() -> FakeHost:
     return FakeHost(512)
 
 
-def texts_of(host, scheme, number, *, seed):
-    prompts = [f"the {word}" for word in ("sea", "hill", "town", "river")] * (number // 4)
-    seeds = range(seed, seed + number)
-    made = host.generate(
-        prompts,
-        scheme=scheme,
-        seeds=seeds,
-        decoding=Decoding(max_new_tokens=50, min_new_tokens=50),
-        batch_size=number,
-    )
-    return [g.text for g in made]
-
-
 @pytest.mark.parametrize(
     "settings", [{**PAPER, "lambda": 4.0}, {"sampler": "gumbel", "alpha": 1.0}], ids=["tokens", "words"]
 )
 def test_dew_is_forged_from_its_texts(host, bag_encoder, settings):
-    """The estimate grows with the texts, DEW writes with it, and the victim's detector finds it."""
+    """The estimate improves with more texts, and the victim's detector accepts forgeries made with it."""
     victim = as_dew(dewmark.load_scheme("dew", key=dewmark.Key(bytes(range(32))), host=host.info, **settings))
-    marked, base = texts_of(host, victim, 80, seed=0), texts_of(host, None, 80, seed=1000)
+    marked, base = (
+        texts_of(host, victim, 80, seed=0),
+        texts_of(host, None, 80, seed=1000),
+    )
     fresh = texts_of(host, None, 20, seed=2000)
     baseline = Baseline.of(pairs_of(victim.reader, base))
     few, many = (estimate(moments_of(victim.reader, marked[:n]), baseline) for n in (8, 80))
@@ -152,16 +142,19 @@ def test_dew_is_forged_from_its_texts(host, bag_encoder, settings):
         texts = texts_of(host, forged(victim, many, strength=strength), 20, seed=3000)
         return np.mean([d.z for d in victim.detect_batch(texts)])
 
-    # 20 unmarked texts have a mean z of 0 ± 0.22 under a random key, and under one key somewhat more
+    # 20 unmarked texts have a mean z of 0 ± 0.22 under a random key, and somewhat more under one key
     assert mean_z(5.0) > 2.0
     assert abs(mean_z(1e-6)) < 1.0
     assert mean_z(-5.0) < -2.0
 
 
-def test_the_host_knows_better_than_base_texts_what_was_to_be_expected(host, bag_encoder):
-    """Less noise from the same texts: with a residual the correlation is higher, and it grows with texts."""
+def test_host_expectation_beats_base_texts(host, bag_encoder):
+    """Residuals are less noisy: the correlation is higher, and it grows with the number of texts."""
     victim = as_dew(dewmark.load_scheme("dew", key=dewmark.Key(bytes(32)), host=host.info, **PAPER))
-    marked, base = texts_of(host, victim, 80, seed=0), texts_of(host, None, 80, seed=1000)
+    marked, base = (
+        texts_of(host, victim, 80, seed=0),
+        texts_of(host, None, 80, seed=1000),
+    )
     fresh = texts_of(host, None, 20, seed=2000)
     baseline = Baseline.of(pairs_of(victim.reader, base))
     plain = cosine(victim, estimate(moments_of(victim.reader, marked), baseline), fresh)
@@ -179,7 +172,7 @@ def test_the_host_knows_better_than_base_texts_what_was_to_be_expected(host, bag
         residual_moments(host, words.reader, marked)
 
 
-def test_refusals(host, bag_encoder):
+def test_invalid_victims_and_texts_are_rejected(host, bag_encoder):
     key = dewmark.Key(bytes(32))
     with pytest.raises(ConfigError, match="use method counts"):
         as_dew(dewmark.load_scheme("kgw", key=key, host=host.info))

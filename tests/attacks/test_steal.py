@@ -1,4 +1,4 @@
-"""The whole attack on the tiny host: who is deceived by forged and scrubbed texts, and who is not."""
+"""The whole attack on the tiny host: does the victim's detector accept forged and scrubbed texts."""
 
 from __future__ import annotations
 
@@ -6,16 +6,13 @@ import json
 
 import numpy as np
 import pytest
+from tests.attacks.tiny import PROMPTS, texts_of
 
 import dewmark
-from dewmark.attacks.stealing.forging import fixed_length, generate_texts
 from dewmark.attacks.stealing.judging import Judge
 from dewmark.attacks.stealing.steal import StealSettings, forgery_curve, steal
-from dewmark.decoding import Decoding
 from dewmark.errors import ConfigError, InputError
 from dewmark.hosts.fake import FakeHost
-
-PROMPTS = [f"the {word}" for word in ("sea", "hill", "town", "river")] * 5
 
 
 @pytest.fixture(scope="module")
@@ -23,30 +20,27 @@ def host() -> FakeHost:
     return FakeHost(512)
 
 
-def texts_of(host, scheme, number, *, seed):
-    prompts = (PROMPTS * number)[:number]
-    made = host.generate(
-        prompts,
-        scheme=scheme,
-        seeds=range(seed, seed + number),
-        decoding=Decoding(max_new_tokens=80, min_new_tokens=80),
-        batch_size=number,
-    )
-    return [g.text for g in made]
+def corpus_of(host, scheme, number, *, seed):
+    return texts_of(host, scheme, number, seed=seed, tokens=80)
 
 
 @pytest.fixture(scope="module")
 def unigram(host):
-    """A unigram victim with a corpus: 200 marked, 200 base, 60 "human" texts (of another model)."""
+    """A unigram victim with a corpus: 200 marked, 200 base and 60 "human" texts (of another model)."""
     victim = dewmark.load_scheme("unigram", key=dewmark.Key(bytes(range(32))), host=host.info)
-    humans = texts_of(FakeHost(512, seed=5), None, 60, seed=0)
-    return victim, texts_of(host, victim, 200, seed=0), texts_of(host, None, 200, seed=1000), humans
+    humans = corpus_of(FakeHost(512, seed=5), None, 60, seed=0)
+    return (
+        victim,
+        corpus_of(host, victim, 200, seed=0),
+        corpus_of(host, None, 200, seed=1000),
+        humans,
+    )
 
 
 SMALL = {"texts": 20, "tokens": 80, "batch_size": 20}
 
 
-def test_a_unigram_mark_is_forged_and_without_strength_nothing_is(host, unigram, tmp_path):
+def test_unigram_mark_is_forged_but_not_at_strength_zero(host, unigram, tmp_path):
     victim, *corpus = unigram
     result = steal(
         victim,
@@ -59,7 +53,7 @@ def test_a_unigram_mark_is_forged_and_without_strength_nothing_is(host, unigram,
     assert result.genuine_found > 0.9
     assert result.found > 0.8
     assert result.above > 0.8
-    # at a true level of 1% five of 20 control texts are found with probability 1e-6
+    # at a true level of 1%, five of 20 control texts are found with probability 1e-6
     assert result.control_found < 0.25
     assert (result.written, result.observed, result.base, result.humans) == (20, 200, 200, 60)
     assert result.cosine is None is result.kept
@@ -78,7 +72,7 @@ def test_a_unigram_mark_is_forged_and_without_strength_nothing_is(host, unigram,
     assert idle.perplexity == result.control_perplexity
 
 
-def test_a_unigram_mark_is_scrubbed(host, unigram):
+def test_unigram_mark_is_scrubbed(host, unigram):
     victim, marked, base, humans = unigram
     settings = StealSettings(mode="scrub", strength=8.0, fidelity=9.0, empty_weight=100.0, **SMALL)
     result = steal(
@@ -92,8 +86,11 @@ def test_a_unigram_mark_is_scrubbed(host, unigram):
 def test_more_texts_make_a_better_forger(host, bag_encoder):
     key = dewmark.Key(bytes(range(32)))
     victim = dewmark.load_scheme("dew", key=key, host=host.info, units="token", sampler="bias", lambda_=4.0)
-    marked, base = texts_of(host, victim, 80, seed=0), texts_of(host, None, 80, seed=1000)
-    humans = texts_of(FakeHost(512, seed=5), None, 40, seed=0)
+    marked, base = (
+        corpus_of(host, victim, 80, seed=0),
+        corpus_of(host, None, 80, seed=1000),
+    )
+    humans = corpus_of(FakeHost(512, seed=5), None, 40, seed=0)
     settings = StealSettings(strength=5.0, **SMALL)
     points = forgery_curve(
         victim, host, marked, base, humans, prompts=PROMPTS, settings=settings, sizes=(6, 80, 500)
@@ -106,18 +103,7 @@ def test_more_texts_make_a_better_forger(host, bag_encoder):
         forgery_curve(victim, host, marked[:5], base, humans, prompts=PROMPTS, sizes=(6,))
 
 
-def test_a_stopped_run_goes_on_with_the_same_texts(host, tmp_path):
-    arguments = {"seeds": range(8), "decoding": fixed_length(12), "batch_size": 3, "resume_dir": tmp_path}
-    whole = generate_texts(host, None, PROMPTS[:8], **arguments)
-    (file,) = tmp_path.iterdir()
-    data = file.read_bytes()
-    for cut in (0, 10, len(data) // 2, len(data) - 1):
-        file.write_bytes(data[:cut])
-        assert generate_texts(host, None, PROMPTS[:8], **arguments) == whole
-        assert file.read_bytes() == data
-
-
-def test_the_judge_takes_blank_texts_for_unmarked_and_needs_humans(host, unigram):
+def test_judge_counts_blank_texts_as_unmarked_and_needs_humans(host, unigram):
     victim, marked, _, humans = unigram
     judge = Judge.of(victim, humans)
     found = judge.judge(["", "a\0b the sea", *marked[:8]])
@@ -128,7 +114,7 @@ def test_the_judge_takes_blank_texts_for_unmarked_and_needs_humans(host, unigram
         Judge.of(victim, [])
 
 
-def test_refusals(host, unigram):
+def test_invalid_inputs_and_settings_are_rejected(host, unigram):
     victim, marked, base, humans = unigram
     with pytest.raises(InputError, match="20 prompts and 1 texts"):
         steal(

@@ -1,4 +1,4 @@
-"""Stealing by counts: what is counted, what a boost is, and the sessions that write with it."""
+"""Stealing by counts: the counts and the boosts."""
 
 from __future__ import annotations
 
@@ -16,10 +16,7 @@ from dewmark.attacks.stealing.counting import (
     learn_boosts,
     token_codes,
 )
-from dewmark.attacks.stealing.forging import CountsForger, Rewriter
-from dewmark.decoding import Decoding
-from dewmark.errors import ConfigError, InputError, VocabularyError
-from dewmark.hosts.fake import FakeHost
+from dewmark.errors import ConfigError, InputError
 
 VOCAB = 512
 
@@ -35,7 +32,7 @@ def brute_force(texts, h):
     return found
 
 
-def test_counts_are_those_of_every_subset_without_order():
+def test_counts_cover_every_subset_without_order():
     rng = np.random.default_rng(1)
     texts = [rng.integers(0, 9, size=40).tolist() for _ in range(5)] + [[1, 2]]
     counts = count_contexts(texts, h=3, vocab_size=VOCAB)
@@ -54,7 +51,7 @@ def test_counts_are_those_of_every_subset_without_order():
     assert totals[contexts == 0] == sum(n for (ctx, _), n in expected.items() if not ctx)
 
 
-def test_texts_without_a_whole_context_are_refused():
+def test_texts_shorter_than_a_context_are_rejected():
     with pytest.raises(InputError, match="h = 3"):
         count_contexts([[1, 2, 3]], h=3, vocab_size=VOCAB)
 
@@ -65,15 +62,15 @@ def boosts_of(marked, base, *, h=1, **rules) -> StolenBoosts:
     return learn_boosts(*tables, rules=chosen, vocab_size=VOCAB)
 
 
-def test_boosts_are_clipped_ratios_with_their_thresholds():
+def test_boosts_are_clipped_ratios_above_thresholds():
     # after token 1: marked 2 ×6, 3 ×3, 4 ×1, 6 ×2; base 2 ×3, 3 ×6, 4 ×3 (all of 12)
     def text(follow):
         return [token for after, times in follow.items() for token in [1, after] * times]
 
     marked, base = [text({2: 6, 3: 3, 4: 1, 6: 2})], [text({2: 3, 3: 6, 4: 3})]
     row = boosts_of(marked, base).rows(torch.from_numpy(token_codes(VOCAB)[[1]]))[0]
-    # 2: ratio 2 → 1; 6: base never saw it → above all others, clipped to 2 → 1 but for the tie by its count;
-    # 3: ratio 1/2 → 0; 4: one occurrence is no evidence
+    # 2: ratio 2 → 1; 6: not in base → largest ratio, clipped to 2 → 1 up to the tie-break by count;
+    # 3: ratio 1/2 → 0; 4: one occurrence is not enough
     tie = (1 + 1e-4 / 3) / (1 + 1e-4)
     assert row[[2, 6, 3, 4]].tolist() == pytest.approx([1.0, tie, 0.0, 0.0], abs=1e-6)
     assert int((row > 0).sum()) == 2
@@ -81,14 +78,14 @@ def test_boosts_are_clipped_ratios_with_their_thresholds():
     assert row[6] > row[2] == pytest.approx(2.0 / 2.001, abs=2e-4)  # 2.001 clipped at 4 is the best
 
 
-def test_the_empty_context_has_a_threshold_of_its_own():
+def test_empty_context_has_its_own_threshold():
     marked, base = [[1, 2] * 30 + [3, 3]], [[1, 2, 4] * 200]
     assert boosts_of(marked, base).empty()[3] > 0.0
     assert boosts_of(marked, base, min_share=0.01).empty()[3] == 0.0  # 2 are fewer than 1% of 599
 
 
-def test_the_strongest_token_of_a_context_rules_it():
-    """Token 1 decides what follows, token 2 says nothing: {1, 2} looks like {1}."""
+def test_strongest_token_dominates_its_context():
+    """Token 1 decides the next token and token 2 does not matter, so {1, 2} resembles {1}."""
     rng = np.random.default_rng(0)
     noise = lambda: int(rng.integers(20, 60))  # noqa: E731
     marked = [[noise(), 1, 2, 7] for _ in range(40)] + [[noise(), 2, noise(), noise()] for _ in range(400)]
@@ -96,13 +93,13 @@ def test_the_strongest_token_of_a_context_rules_it():
     base = [[noise() for _ in range(2000)]]
     boosts = boosts_of(marked, base, h=2)
     after = boosts.after(torch.tensor([[1, 2], [2, 1], [50, 51]]))
-    assert torch.equal(after[0], after[1])  # no order
-    assert after[0, 7] == pytest.approx(1.0, abs=0.15)  # full, single and empty term agree
+    assert torch.equal(after[0], after[1])  # order does not matter
+    assert after[0, 7] == pytest.approx(1.0, abs=0.15)  # all three terms agree
     only = boosts_of(marked, base, h=2, single_weight=0.0).after(torch.tensor([[1, 2]]))
     assert after[0, 7] > only[0, 7] - 1e-6
 
 
-def test_a_weighted_mean_of_the_terms():
+def test_boosts_are_a_weighted_mean_of_the_terms():
     marked, base = [[1, 2] * 50 + [1, 3] * 5], [[1, 3] * 50]
     boosts = boosts_of(marked, base, full_weight=2.0, empty_weight=0.5)
     full, empty = boosts.rows(torch.from_numpy(token_codes(VOCAB)[[1]]))[0], torch.from_numpy(boosts.empty())
@@ -133,64 +130,13 @@ def test_five_hundred_texts_are_counted_in_seconds():
     started = time.perf_counter()
     counts = count_contexts(texts, h=3, vocab_size=49_152)
     learn_boosts(counts, counts, rules=CountRules(), vocab_size=49_152)
-    assert time.perf_counter() - started < 20.0  # about 1 s where nothing else runs
+    assert time.perf_counter() - started < 20.0  # about 1 s on an idle machine
     assert counts.counts.sum() == 500 * 197 * 8
 
 
-@pytest.fixture(scope="module")
-def host() -> FakeHost:
-    return FakeHost(VOCAB)
-
-
-def test_a_forger_writes_what_was_boosted_and_nothing_else_with_strength_zero(host):
-    favourite = 77
-    base = [np.random.default_rng(i).integers(5, VOCAB, size=60).tolist() for i in range(80)]
-    marked = [[favourite if i % 2 else token for i, token in enumerate(text)] for text in base[40:]]
-    boosts = boosts_of(marked, base[:40], h=2, empty_weight=1000.0, min_share=0.05)
-
-    def share(strength):
-        forger = CountsForger(boosts, host.info, strength=strength)
-        made = host.generate(
-            ["the sea", "a hill"] * 4, scheme=forger, seeds=range(8), decoding=Decoding(max_new_tokens=30)
-        )
-        return [g.text for g in made], np.mean([token == favourite for g in made for token in g.token_ids])
-
-    plain = host.generate(
-        ["the sea", "a hill"] * 4, scheme=None, seeds=range(8), decoding=Decoding(max_new_tokens=30)
-    )
-    texts, idle = share(0.0)
-    assert texts == [g.text for g in plain]
-    assert share(12.0)[1] > 0.5 > idle
-    assert share(-12.0)[1] == 0.0
-
-
-def test_a_rewriter_keeps_the_original_as_fidelity_says(host):
-    originals = {3: list(range(10, 40)), 4: list(range(60, 75))}
-
-    def kept(fidelity):
-        rewriter = Rewriter(None, originals, host.info, fidelity=fidelity)
-        made = host.generate(
-            ["the sea", "a hill"],
-            scheme=rewriter,
-            seeds=[3, 4],
-            decoding=Decoding(max_new_tokens=30, min_new_tokens=30),
-        )
-        rows = zip((g.token_ids for g in made), originals.values(), strict=True)
-        return np.mean([a == b for row, ids in rows for a, b in zip(row, ids, strict=False)])
-
-    assert kept(1000.0) == 1.0
-    assert kept(0.0) < 0.1 < kept(7.0) < 1.0
-
-
-def test_refusals(host):
-    boosts = boosts_of([[1, 2] * 9], [[2, 1, 3] * 9])
-    forger = CountsForger(boosts, host.info, strength=1.0)
-    with pytest.raises(ConfigError, match="no detector"):
-        forger.detect("some text")
-    with pytest.raises(ConfigError, match="one seed per row"):
-        Rewriter(None, {}, host.info, fidelity=1.0).session(torch.zeros(1, 1, dtype=torch.long))
-    with pytest.raises(VocabularyError, match="512 tokens"):
-        CountsForger(boosts, FakeHost(300).info, strength=1.0)
-    for wrong in ({"h": 0}, {"clip": 1.0}, {"min_count": 0}, {"full_weight": 0.0}, {"min_share": 1.0}):
-        with pytest.raises(ConfigError):
-            CountRules(**wrong)
+@pytest.mark.parametrize(
+    "wrong", [{"h": 0}, {"clip": 1.0}, {"min_count": 0}, {"full_weight": 0.0}, {"min_share": 1.0}]
+)
+def test_invalid_rules_are_rejected(wrong):
+    with pytest.raises(ConfigError):
+        CountRules(**wrong)

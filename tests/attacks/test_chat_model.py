@@ -1,4 +1,4 @@
-"""Paraphrase and translation by chat models: the prompts, the settings, resuming."""
+"""Paraphrase and translation by chat models: prompts, settings and resuming."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ def shouting(body, _number) -> Reply:
 
 
 class TestPrompts:
-    def test_a_paraphrase_asks_with_the_paper_s_words_and_sends_the_text_as_it_is(self, tmp_path: Path):
+    def test_paraphrase_sends_the_paper_s_prompt_and_the_unchanged_text(self, tmp_path: Path):
         with serving(shouting) as server:
             attack = Paraphrase(base_url=server.url, model="m", answers=str(tmp_path))
             made = attack.apply(TEXTS, seeds=SEEDS)
         assert made == [TEXTS[0].upper(), TEXTS[1].upper(), TEXTS[2], TEXTS[3].upper()]
         sent = {body["messages"][1]["content"]: body for body in server.bodies}
-        assert set(sent) == {TEXTS[0], TEXTS[1], TEXTS[3]}  # a blank text is not sent
+        assert set(sent) == {TEXTS[0], TEXTS[1], TEXTS[3]}  # blank texts are not sent
         system = sent[TEXTS[0]]["messages"][0]
         assert system["role"] == "system"
         assert system["content"].startswith("Paraphrase the given text while preserving its original meaning")
         assert system["content"].endswith("with no additional explanations or commentary.")
         assert sent[TEXTS[3]]["seed"] == 4
 
-    def test_a_translation_names_both_languages(self, tmp_path: Path):
+    def test_translation_names_both_languages(self, tmp_path: Path):
         with serving(shouting) as server:
             attack = LlmTranslate(base_url=server.url, model="m", target="fr", answers=str(tmp_path))
             attack.apply(TEXTS[:1], seeds=SEEDS[:1])
@@ -40,7 +40,7 @@ class TestPrompts:
         assert system.startswith("Translate the given text from English to French while preserving")
         assert attack.language == "fr"
 
-    def test_unknown_and_equal_languages_are_refused(self):
+    def test_unknown_and_equal_languages_are_rejected(self):
         with pytest.raises(UnknownNameError, match="unknown language 'german'"):
             LlmTranslate(target="german")
         with pytest.raises(ConfigError, match="choose two different languages"):
@@ -49,7 +49,7 @@ class TestPrompts:
 
 
 class TestIdentity:
-    def test_what_decides_the_output_and_nothing_secret(self, monkeypatch: pytest.MonkeyPatch):
+    def test_identity_holds_all_that_matters_and_no_secret(self, monkeypatch: pytest.MonkeyPatch):
         monkeypatch.setenv("OPENAI_API_KEY", KEY)
         url = "https://api.example.org/v1"
         first = Paraphrase(base_url=url, model="m", temperature=0.7)
@@ -66,20 +66,20 @@ class TestIdentity:
         same = Paraphrase(base_url=url, model="m", temperature=0.7, concurrency=1, price_in=1.0, retries=1)
         assert same.identity() == first.identity()
 
-    def test_languages_and_prompts_tell_attacks_apart(self):
+    def test_languages_and_prompts_are_part_of_the_identity(self):
         url = "https://api.example.org/v1"
         made = [LlmTranslate(base_url=url, model="m", target=code).identity() for code in ("de", "fr")]
         made.append(Paraphrase(base_url=url, model="m").identity())
         assert len({str(sorted(identity.items(), key=str)) for identity in made}) == 3
 
-    def test_an_endpoint_that_nobody_named(self, monkeypatch: pytest.MonkeyPatch):
+    def test_endpoint_is_required(self, monkeypatch: pytest.MonkeyPatch):
         monkeypatch.delenv("OPENAI_BASE_URL", raising=False)
         with pytest.raises(ConfigError, match="no chat model is named"):
             Paraphrase().apply(["text"], seeds=[0])
 
 
 class TestRuns:
-    def test_the_cost_is_known_before_and_a_second_run_asks_nothing(self, tmp_path: Path):
+    def test_cost_is_estimated_and_a_second_run_is_cached(self, tmp_path: Path):
         told: list[tuple[str, int, int]] = []
         with serving(shouting) as server:
             settings = {"base_url": server.url, "model": "m", "answers": str(tmp_path)}
@@ -87,7 +87,7 @@ class TestRuns:
             plan = attack.plan(TEXTS, seeds=SEEDS)
             assert plan is not None
             assert server.bodies == []
-            assert str(plan).startswith("3 requests to m, about ")  # the blank text is not sent
+            assert str(plan).startswith("3 requests to m, about ")  # blank texts are not sent
             assert plan.cost == pytest.approx((plan.tokens_in + 2 * plan.tokens_out) / 1e6)
             made = attack.apply(TEXTS, seeds=SEEDS, progress=lambda *step: told.append(step))
             assert told[-1] == ("paraphrase by m", 3, 3)
@@ -98,7 +98,7 @@ class TestRuns:
             assert len(server.bodies) == 3
             assert again.plan([TEXTS[0], "new"], seeds=[1, 1]).requests == 1
 
-    def test_a_stopped_run_keeps_its_answers(self, tmp_path: Path):
+    def test_stopped_run_keeps_its_answers(self, tmp_path: Path):
         def script(body, _number):
             text = body["messages"][1]["content"]
             return Reply(status=404) if text == TEXTS[3] else Reply(text.upper())
@@ -111,8 +111,8 @@ class TestRuns:
 
 
 @pytest.mark.models
-def test_smollm2_answers_to_the_prompt(tmp_path: Path):
-    """The real small chat model, through its template: it stays with the text's subject."""
+def test_smollm2_follows_the_prompt(tmp_path: Path):
+    """The real small chat model, with its template, keeps to the text's subject."""
     texts = [
         "The old bridge over the river was closed in March because its pillars had cracked.",
         "My sister bought a red bicycle last week and rides it to work every morning.",
@@ -137,4 +137,4 @@ def test_smollm2_answers_to_the_prompt(tmp_path: Path):
         seeds=[1],
         max_new_tokens=40,
     )
-    assert alone == made[1:]  # asked again, outside the batch
+    assert alone == made[1:]  # again, outside the batch

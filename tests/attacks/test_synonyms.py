@@ -1,4 +1,4 @@
-"""Substitution of words, on a tiny BERT with random weights, a tiny WordNet and a tiny host."""
+"""Word substitution on a tiny BERT with random weights, a tiny WordNet and a tiny host."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def masked(folder: Path) -> Synonym:
 @pytest.fixture
 def weighed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Synonym:
     host = FakeHost()
-    monkeypatch.setattr("dewmark.hosts.load_host", lambda name, **_: host)
+    monkeypatch.setattr("dewmark.hosts.transformers.model.load_host", lambda name, **_: host)
     monkeypatch.setattr("dewmark.hosts.host_info", lambda name: host.info)
     return Synonym(method="wordnet", wordnet=str(folder / "wordnet"), r=1.0, device="cpu")
 
@@ -47,7 +47,7 @@ def bare(text: str) -> list[str]:
 
 
 class TestMaskedLM:
-    def test_a_gap_gets_the_likeliest_whole_word(self, folder: Path):
+    def test_gap_gets_the_most_likely_whole_word(self, folder: Path):
         location = str(folder / "bert")
         filler = MaskedLM(find_masked_lm(location), device="cpu")
         tokenizer, model = (
@@ -56,7 +56,7 @@ class TestMaskedLM:
         )
         contexts = [("the old", "is new."), ("", "of the city"), ("people walk over the", "")]
         made = filler.fill(contexts, window=64, batch_size=2)
-        words = [token for token in tokenizer.get_vocab() if token.isalpha()]  # no pieces, marks, specials
+        words = [token for token in tokenizer.get_vocab() if token.isalpha()]  # no subwords
         for (left, right), word in zip(contexts, made, strict=True):
             ids = tokenizer(f"{left} [MASK] {right}", return_tensors="pt")
             with torch.inference_mode():
@@ -64,25 +64,25 @@ class TestMaskedLM:
             at = ids["input_ids"][0].tolist().index(tokenizer.mask_token_id)
             assert word == max(words, key=lambda w: logits[at, tokenizer.get_vocab()[w]].item())
 
-    def test_what_lies_outside_the_window_is_not_seen(self, folder: Path):
+    def test_text_outside_the_window_is_ignored(self, folder: Path):
         filler = MaskedLM(find_masked_lm(str(folder / "bert")), device="cpu")
         near = [("old house walk " * 20 + "the river is", "over the city " + "home " * 50)]
         far = [("new people " * 30 + "the river is", "over the city " + "light " * 50)]
         assert filler._rows(near, 6) == filler._rows(far, 6)
         assert filler._rows(near, 12) != filler._rows(far, 12)
 
-    def test_long_texts_stay_within_the_model(self, folder: Path):
+    def test_long_texts_fit_into_the_model(self, folder: Path):
         attack = Synonym(model=str(folder / "bert"), wordnet=str(folder / "wordnet"), r=0.01, device="cpu")
         made = attack.apply(["old house " * 500], seeds=[0])[0]
         assert len(made.split()) == 1000
 
-    def test_a_model_without_a_mask(self, folder: Path, tmp_path: Path):
+    def test_model_without_mask_token_is_rejected(self, folder: Path, tmp_path: Path):
         tiny_tokenizer().save_pretrained(tmp_path)
         AutoModelForMaskedLM.from_pretrained(folder / "bert").save_pretrained(tmp_path)
         with pytest.raises(ConfigError, match="has no mask token"):
             MaskedLM(find_masked_lm(str(tmp_path)), device="cpu")
 
-    def test_no_model_says_what_else_there_is(self, monkeypatch: pytest.MonkeyPatch):
+    def test_missing_model_names_the_remedy(self, monkeypatch: pytest.MonkeyPatch):
         monkeypatch.setattr("dewmark.hosts.transformers.model_files._hub", _unreachable)
         with pytest.raises(ModelError, match=r"'bert-large-uncased' \(no google-bert/.*\): .*method=wordnet"):
             find_masked_lm("bert-large-uncased")
@@ -92,9 +92,9 @@ def _unreachable(name: str) -> None:
     raise ModelError(f"no {name}: use the packaged host")
 
 
-class TestMasked:
+class TestMaskedMethod:
     @pytest.mark.parametrize("r", [0.0, 0.1, 0.3, 1.0])
-    def test_a_share_of_all_words_is_drawn_from_those_that_wordnet_knows(self, masked: Synonym, r: float):
+    def test_share_of_words_is_drawn_among_wordnet_entries(self, masked: Synonym, r: float):
         attack = load_attack("synonym", r=r, model=masked.model, wordnet=masked.wordnet, device="cpu")
         old = bare(TEXT)
         wanted = min(round(r * len(old)), len(KNOWN))
@@ -107,7 +107,7 @@ class TestMasked:
             changed |= set(places)
         assert bool(changed) == (r > 0)
 
-    def test_marks_spaces_and_capitals_stay(self, masked: Synonym):
+    def test_punctuation_spaces_and_capitals_are_kept(self, masked: Synonym):
         attack = load_attack("synonym", r=1.0, model=masked.model, wordnet=masked.wordnet, device="cpu")
         text = attack.apply([TEXT], seeds=[3])[0]
         words = iter(bare(TEXT))
@@ -118,13 +118,13 @@ class TestMasked:
         assert new[6].isupper()  # RIVER
         assert {word.lower() for word in new} <= set(WORDS) | set("abcdefghijklmnopqrstuvwxyz")
 
-    def test_which_words_is_the_seed_s_choice(self, masked: Synonym):
+    def test_seed_draws_the_words(self, masked: Synonym):
         made = masked.apply([TEXT] * 10, seeds=range(10))
         assert len(set(made)) > 3
 
 
 def _put(text: str, old: object, new: list[str]) -> list[str]:
-    """The text with its bare words replaced one after the other."""
+    """The text with its bare words replaced in order."""
     out, at = [], 0
     for word, other in zip(old, new, strict=True):
         start = text.index(word, at)
@@ -133,17 +133,17 @@ def _put(text: str, old: object, new: list[str]) -> list[str]:
     return [*out, text[at:]]
 
 
-class TestWeighed:
+class TestWordNetMethod:
     @pytest.mark.parametrize("seed", range(8))
     @pytest.mark.parametrize(
         ("after", "rest"), [("", ""), (" by the sea", ""), (" by the sea on", " the water and in the sun")]
     )
-    def test_the_synonym_is_the_one_the_host_finds_likeliest(
+    def test_synonym_is_the_host_s_most_likely(
         self, weighed: Synonym, after: str, rest: str, seed: int, monkeypatch: pytest.MonkeyPatch
     ):
         host = FakeHost(seed=seed)
-        synonyms = ["river", "bridge", "road", "tree", "ship", "story", "heart"]  # a token each
-        monkeypatch.setattr("dewmark.hosts.load_host", lambda name, **_: host)
+        synonyms = ["river", "bridge", "road", "tree", "ship", "story", "heart"]  # one token each
+        monkeypatch.setattr("dewmark.hosts.transformers.model.load_host", lambda name, **_: host)
         monkeypatch.setattr(Synonym, "_candidates", lambda _, word: synonyms if word == "house" else [])
         before = "the old city was new and there was light in the night of the town that is over the"
         (made,) = weighed.apply([f"{before} house{after}{rest}"], seeds=[0])
@@ -151,10 +151,10 @@ class TestWeighed:
         _, best = max(zip(scored, synonyms, strict=True))
         assert made == f"{before} {best}{after}{rest}"
 
-    def test_words_of_three_letters_stay(self, weighed: Synonym):
+    def test_short_words_are_kept(self, weighed: Synonym):
         assert weighed.apply(["the old city"], seeds=[0]) == ["the old metropolis"]
 
-    def test_neither_the_batch_nor_its_size_changes_a_text(self, weighed: Synonym):
+    def test_text_is_independent_of_the_batch(self, weighed: Synonym):
         texts = [TEXT, "the house was over the city", "the walk", TEXT.lower() * 3, "house " * 40]
         seeds = range(len(texts))
         alone = [weighed.apply([text], seeds=[seed])[0] for text, seed in zip(texts, seeds, strict=True)]
@@ -162,14 +162,14 @@ class TestWeighed:
         assert weighed.apply(texts[::-1], seeds=seeds[::-1])[::-1] == alone
         assert dataclasses.replace(weighed, batch_size=2).apply(texts, seeds=seeds) == alone
 
-    def test_a_word_is_weighed_with_the_capitals_that_it_gets(self, weighed: Synonym):
+    def test_candidates_are_capitalized_before_comparison(self, weighed: Synonym):
         gaps = _GappedText('The "House" was RIVER-like, a WALK', 0, 1.0, weighed._has_synonyms)
         assert set(gaps.branches(weighed._candidates)) == {
             *((5, f'{word}" was RIVER-like, a WALK') for word in ("Home", "Dwelling", "Shelter")),
             (30, "STROLL"),
         }
 
-    def test_the_methods_have_two_labels_and_identities(self, masked: Synonym, weighed: Synonym):
+    def test_methods_have_different_labels_and_identities(self, masked: Synonym, weighed: Synonym):
         assert (masked.label, weighed.label) == ("synonym", "synonym-wordnet")
         assert masked.identity()["model"].startswith("bert@")
         assert "host" not in masked.identity()
@@ -178,18 +178,18 @@ class TestWeighed:
         assert "ranking" not in masked.identity()
         assert {"wordnet", "method", "r"} <= set(masked.identity()) & set(weighed.identity())
 
-    def test_the_host_is_described_once(self, weighed: Synonym, monkeypatch: pytest.MonkeyPatch):
+    def test_host_identity_is_computed_once(self, weighed: Synonym, monkeypatch: pytest.MonkeyPatch):
         first = weighed.identity()
         monkeypatch.setattr(
             "dewmark.hosts.host_info", None
         )  # it reads files, and rows carry an identity each
         assert weighed.identity() == first
 
-    def test_a_text_without_synonyms_stays(self, weighed: Synonym):
+    def test_text_without_synonyms_is_kept(self, weighed: Synonym):
         assert weighed.apply(["the of and", "x"], seeds=[0, 1]) == ["the of and", "x"]
 
 
 @pytest.mark.parametrize("wrong", [{"r": 1.5}, {"method": "guess"}, {"window": 1}, {"batch_size": 0}])
-def test_wrong_settings(wrong: dict[str, object]):
+def test_invalid_settings_are_rejected(wrong: dict[str, object]):
     with pytest.raises(ConfigError, match=next(iter(wrong))):
         load_attack("synonym", **wrong)
