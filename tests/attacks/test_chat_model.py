@@ -74,7 +74,7 @@ class TestIdentity:
 
     def test_endpoint_is_required(self, monkeypatch: pytest.MonkeyPatch):
         monkeypatch.delenv("OPENAI_BASE_URL", raising=False)
-        with pytest.raises(ConfigError, match="no chat model is named"):
+        with pytest.raises(ConfigError, match="no chat model given"):
             Paraphrase().apply(["text"], seeds=[0])
 
 
