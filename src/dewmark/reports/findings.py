@@ -67,7 +67,7 @@ def _also(near: Sequence[str]) -> str:
     if not near:
         return " (its interval lies above all others)"
     names = ", ".join(near) if len(near) <= _MOST_NAMED else f"{len(near)} others"
-    return f" (not significantly more than {names})"
+    return f" (its interval overlaps those of {names})"
 
 
 def _shifted_thresholds(evaluation: Evaluation) -> Iterator[str]:
