@@ -1,13 +1,14 @@
-"""Run a command in one process after another, each of which kills itself in the middle of a write.
+"""Run a command undisturbed, then again in one process after another that each die in the middle of a write.
 
-    python dying_run.py N,N,… COMMAND…
+    python dying_run.py N,N,… WHOLE KILLED COMMAND…
 
-Process i dies by SIGKILL when it has written half of its N_i-th batch; a last process finishes the command.
+The undisturbed run writes to the folder WHOLE, which also loads every module for the processes that are
+forked afterwards. They write to KILLED: process i dies by SIGKILL when it has written half of its N_i-th
+batch, and a last process finishes the command.
 """
 
 from __future__ import annotations
 
-import importlib
 import os
 import signal
 import sys
@@ -21,9 +22,10 @@ def main() -> int:
     from dewmark.cli.app import main as command
 
     torch.set_num_threads(1)
-    for module in ("dewmark.lab.experiments.stages", "dewmark.hosts.transformers.model", "scipy.stats"):
-        importlib.import_module(module)  # once, for all children
-    append, deaths = storage.append_jsonl, [int(number) for number in sys.argv[1].split(",")]
+    deaths, whole, killed = [int(number) for number in sys.argv[1].split(",")], sys.argv[2], sys.argv[3]
+    if code := command([*sys.argv[4:], "--out", whole]):
+        return code
+    append = storage.append_jsonl
 
     def append_and_die(path: Path, rows: list[dict[str, object]], **options: bool) -> None:
         before = path.stat().st_size if path.exists() else 0
@@ -38,7 +40,7 @@ def main() -> int:
         child = os.fork()
         if child == 0:
             storage.append_jsonl = append_and_die
-            os._exit(command(sys.argv[2:]))
+            os._exit(command([*sys.argv[4:], "--out", killed]))
         _, status = os.waitpid(child, 0)
         if (os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL) != (death is not None):
             return 3
