@@ -43,8 +43,6 @@ from dewmark.cli.terminal import say
 from dewmark.errors import DewmarkError
 from dewmark.version import __version__
 
-__all__ = ["app", "main"]
-
 _HELP = "Watermarks for language models: mark text, and detect the mark with an honest p-value."
 
 app = typer.Typer(

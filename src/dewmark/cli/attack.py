@@ -17,8 +17,6 @@ from dewmark.errors import ConfigError
 if TYPE_CHECKING:
     from dewmark.attacks.base import Attack
 
-__all__ = ["attack"]
-
 
 def attack(
     name: Annotated[
@@ -28,12 +26,7 @@ def attack(
             help="copy-paste, delete, dipper, none, paraphrase, round-trip, synonym, translate or truncate.",
         ),
     ],
-    texts: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="[TEXTFILE… | -]", help="Text files (- for standard input), printed to stdout."
-        ),
-    ] = None,
+    texts: options.TextFiles = None,
     in_: Annotated[
         Path | None,
         typer.Option("--in", metavar="A.jsonl", help="Attack the text of each line (requires --out)."),

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from dewmark.batch.negatives import AuditedText
     from dewmark.stats.audit import Audit, Cell
 
-__all__ = ["audit"]
-
 _CURVES = 5  # languages with a curve of their own in the plot
 
 

@@ -16,8 +16,6 @@ from dewmark.errors import ConfigError
 if TYPE_CHECKING:
     from dewmark.lab.bench.measures import Measured
 
-__all__ = ["app"]
-
 app = typer.Typer(
     name="bench", help="Measure the cost of marking and detecting on this machine.", no_args_is_help=True
 )

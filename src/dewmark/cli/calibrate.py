@@ -15,8 +15,6 @@ from dewmark.errors import ConfigError, StorageError
 if TYPE_CHECKING:
     from dewmark.stats.calibration import Calibration
 
-__all__ = ["calibrate"]
-
 _LEVELS = (0.05, 0.01, 0.001)
 
 

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from dewmark.core.keys import Key
     from dewmark.types import Detection, Verdict
 
-__all__ = ["demo"]
-
 REQUEST = "Write a short story about a baker who opens a shop in a new town."
 TOKENS, TEMPERATURE, TOP_P = 250, 0.8, 0.95
 # SmolLM2-135M's answers to this request, 4 keys × 8 seeds, found at p < 0.01 and p < 0.0001, 250 tokens:

@@ -27,15 +27,11 @@ if TYPE_CHECKING:
 
     from dewmark.batch import DetectorSpec, DetectResult, Scored, Source
 
-__all__ = ["Verdicts", "detect"]
-
 _HELD = 10_000  # up to this many texts wait for their Benjamini-Hochberg value
 
 
 def detect(
-    texts: Annotated[
-        list[str] | None, typer.Argument(metavar="[TEXTFILE… | -]", help="Text files; - is standard input.")
-    ] = None,
+    texts: options.TextFiles = None,
     key: Annotated[
         list[Path] | None,
         typer.Option(
@@ -87,9 +83,7 @@ def detect(
     scheme: options.SchemeName = None,
     settings: options.Settings = None,
     detector: options.Detector = None,
-    fpr: Annotated[
-        float, typer.Option(help="False-positive rate: share of unmarked texts called marked.")
-    ] = 0.01,
+    fpr: options.FalsePositiveRate = 0.01,
     test: Annotated[
         str | None,
         typer.Option(

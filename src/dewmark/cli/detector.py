@@ -11,8 +11,6 @@ from dewmark.cli import options
 from dewmark.cli.terminal import Progress, emit, write
 from dewmark.errors import StorageError
 
-__all__ = ["app"]
-
 app = typer.Typer(help="Export a detector that needs no host model.", no_args_is_help=True)
 
 

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from dewmark.lab.evaluation.results import Cell, Evaluation
     from dewmark.stats.metrics import Rate
 
-__all__ = ["evaluate"]
-
 
 def evaluate(
     positives: Annotated[

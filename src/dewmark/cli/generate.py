@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from dewmark.decoding import Decoding
     from dewmark.types import DraftCount
 
-__all__ = ["generate"]
-
 
 def generate(
     key: options.OptionalKeyFile = None,
@@ -50,12 +48,8 @@ def generate(
         int | None,
         typer.Option(min=0, show_default="random", help="Seed of the first text; text i gets seed + i."),
     ] = None,
-    temperature: Annotated[
-        float, typer.Option(help="Sampling temperature; marking needs one above 0.")
-    ] = 1.0,
-    top_p: Annotated[
-        float, typer.Option(help="Keep the most likely tokens with this total probability.")
-    ] = 1.0,
+    temperature: options.Temperature = 1.0,
+    top_p: options.TopP = 1.0,
     top_k: Annotated[int, typer.Option(help="Keep the k most likely tokens; 0 keeps all.")] = 0,
     no_repeat_ngram: Annotated[
         int, typer.Option(help="Never repeat n tokens in a row; 0 allows repetition.")

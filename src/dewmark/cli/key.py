@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from dewmark.core.keys import Key
     from dewmark.stats.audit import Audit
 
-__all__ = ["app"]
-
 app = typer.Typer(help="Make a key, or show its fingerprint.", no_args_is_help=True)
 
 

@@ -22,15 +22,11 @@ if TYPE_CHECKING:
     from dewmark.passages import Located, Passage
     from dewmark.scheme import BoundScheme
 
-__all__ = ["locate"]
-
 _QUOTED = 40  # characters shown of each end of a passage
 
 
 def locate(
-    texts: Annotated[
-        list[str] | None, typer.Argument(metavar="[TEXTFILE… | -]", help="Text files; - is standard input.")
-    ] = None,
+    texts: options.TextFiles = None,
     key: options.OptionalKeyFile = None,
     jsonl: Annotated[
         Path | None,

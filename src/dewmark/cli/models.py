@@ -12,8 +12,6 @@ import typer
 from dewmark.cli.options import Host, Json, Quiet
 from dewmark.cli.terminal import Progress, emit, results, say, write
 
-__all__ = ["app"]
-
 app = typer.Typer(help="List packaged models, fetch one, fit statistics to your texts.", no_args_is_help=True)
 
 

@@ -17,27 +17,6 @@ if TYPE_CHECKING:
     from dewmark.watermark import Watermark
     from dewmark.workspace import Progress
 
-__all__ = [
-    "UNMARKED",
-    "BatchSize",
-    "Detector",
-    "Device",
-    "Dtype",
-    "Host",
-    "Json",
-    "KeyFile",
-    "OptionalKeyFile",
-    "Prompt",
-    "Quiet",
-    "SchemeName",
-    "Settings",
-    "check_marks",
-    "load_key",
-    "load_watermark",
-    "open_detector",
-    "package_prompts",
-]
-
 UNMARKED = "none"  # the --scheme that leaves no mark and needs no key
 
 _KEY_HELP = "Key file (make one with: dewmark key new)."
@@ -71,6 +50,17 @@ Prompt = Annotated[
     str | None,
     typer.Option("--prompt", metavar="TEXT", help="Prompt that the texts continue: context, never scored."),
 ]
+TextFiles = Annotated[
+    list[str] | None, typer.Argument(metavar="[TEXTFILE… | -]", help="Text files; - is standard input.")
+]
+FalsePositiveRate = Annotated[
+    float, typer.Option("--fpr", help="False-positive rate: share of unmarked texts called marked.")
+]
+Temperature = Annotated[float, typer.Option("--temperature", help="Sampling temperature, above 0 to mark.")]
+TopP = Annotated[
+    float, typer.Option("--top-p", help="Keep the most likely tokens with this total probability.")
+]
+Seed = Annotated[int, typer.Option("--seed", min=0, help="Seed of the first text; text i gets seed + i.")]
 Device = Annotated[str, typer.Option("--device", help="Device: auto, cpu, cuda, cuda:1, mps …")]
 Dtype = Annotated[str, typer.Option("--dtype", help="Precision of the host: auto, float32, bfloat16 …")]
 BatchSize = Annotated[int, typer.Option("--batch-size", min=1, help="Texts per batch.")]

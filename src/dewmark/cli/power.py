@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from dewmark.scheme import BoundScheme
     from dewmark.stats.power import Power, Row
 
-__all__ = ["power"]
-
 _CURVE_POINTS = 120
 
 
@@ -26,9 +24,7 @@ def power(
     length: Annotated[
         str, typer.Option(metavar="N,N,…", help="Text lengths in tokens, separated by commas.")
     ] = "50,100,200,400",
-    fpr: Annotated[
-        float, typer.Option(help="False-positive rate: share of unmarked texts called marked.")
-    ] = 0.01,
+    fpr: options.FalsePositiveRate = 0.01,
     key: options.OptionalKeyFile = None,
     texts: Annotated[
         Path | None,
@@ -38,9 +34,9 @@ def power(
     tokens: Annotated[
         int, typer.Option(min=25, help="Maximum number of tokens per text; longer lengths are extrapolated.")
     ] = 400,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of the sample.")] = 0,
-    temperature: Annotated[float, typer.Option(help="Sampling temperature of the sample.")] = 1.0,
-    top_p: Annotated[float, typer.Option(help="Top-p of the sample.")] = 1.0,
+    seed: options.Seed = 0,
+    temperature: options.Temperature = 1.0,
+    top_p: options.TopP = 1.0,
     host: options.Host = None,
     scheme: options.SchemeName = None,
     settings: options.Settings = None,

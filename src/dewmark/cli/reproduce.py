@@ -14,8 +14,6 @@ from dewmark.cli import options
 from dewmark.cli.terminal import Progress, emit, say, write
 from dewmark.errors import ConfigError
 
-__all__ = ["reproduce"]
-
 
 def reproduce(
     table: Annotated[

@@ -13,8 +13,6 @@ from dewmark.cli.terminal import Progress, emit, say, write
 if TYPE_CHECKING:
     from dewmark.stats.metrics import Interval
 
-__all__ = ["retention"]
-
 
 def retention(
     original: Annotated[Path, typer.Option(metavar="A.jsonl", help="Texts before they were rewritten.")],

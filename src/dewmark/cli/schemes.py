@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 
     from dewmark.scheme import Scheme
 
-__all__ = ["schemes"]
-
 _NEEDS = {
     "embeddings": "token embeddings",
     "encoder": "an encoder",

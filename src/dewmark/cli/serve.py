@@ -14,8 +14,6 @@ from dewmark.errors import ConfigError
 if TYPE_CHECKING:
     from dewmark.serve.settings import Settings
 
-__all__ = ["serve"]
-
 
 def serve(
     detector: Annotated[
@@ -79,7 +77,7 @@ def serve(
     log_queries: Annotated[
         bool, typer.Option("--log-queries", help="Log who asked about which text, as keyed hashes.")
     ] = False,
-    fpr: Annotated[float, typer.Option(help="False-positive rate.")] = 0.01,
+    fpr: options.FalsePositiveRate = 0.01,
     json_: options.Json = False,
     quiet: options.Quiet = False,
 ) -> None:

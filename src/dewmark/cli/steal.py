@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from dewmark.attacks.stealing.steal import CurvePoint, StealingResult, StealSettings
     from dewmark.batch.inputs import Document
 
-__all__ = ["steal"]
-
 
 def steal(
     marked: Annotated[Path, typer.Option(metavar="M.jsonl", help="Texts with the victim's mark.")],
@@ -53,7 +51,7 @@ def steal(
         Path | None,
         typer.Option(metavar="IN.jsonl", help="Prompts for a spoof, instead of the package's own."),
     ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of the first text; text i gets seed + i.")] = 0,
+    seed: options.Seed = 0,
     batch_size: options.BatchSize = 50,
     device: options.Device = "auto",
     dtype: options.Dtype = "auto",

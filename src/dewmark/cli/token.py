@@ -13,8 +13,6 @@ from dewmark.cli.terminal import emit, write
 if TYPE_CHECKING:
     from dewmark.serve.api_tokens import Caller, Tokens
 
-__all__ = ["app"]
-
 app = typer.Typer(help="Make, list and revoke tokens for: dewmark serve.", no_args_is_help=True)
 
 StoreUrl = Annotated[

@@ -18,8 +18,6 @@ from dewmark.cli.terminal import printable, save_text
 from dewmark.reports.detection_display import level, sentence, spans
 from dewmark.types import Detection, Verdict
 
-__all__ = ["colour_tokens", "legend", "save_svg", "styles", "token_table", "verdict_line"]
-
 _BACKGROUND = {
     -4: "#ff8a75",
     -3: "#ffab9b",

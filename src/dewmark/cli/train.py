@@ -14,8 +14,6 @@ from dewmark.cli.terminal import Progress, emit, say, write
 from dewmark.errors import ConfigError
 from dewmark.registry import TRAINERS
 
-__all__ = ["train"]
-
 _ENCODER = "use-m3"
 
 

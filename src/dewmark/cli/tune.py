@@ -14,8 +14,6 @@ from dewmark.cli.terminal import Progress, emit, results, save_json, say, write
 if TYPE_CHECKING:
     from dewmark.lab.tuning import Tuning
 
-__all__ = ["tune"]
-
 
 def tune(
     host: options.Host = None,
@@ -38,11 +36,9 @@ def tune(
         typer.Option(metavar="IN.jsonl", help="Prompts to continue, instead of the package's own."),
     ] = None,
     scheme: options.SchemeName = None,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of the first text; text i gets seed + i.")] = 0,
-    temperature: Annotated[float, typer.Option(help="Sampling temperature.")] = 1.0,
-    top_p: Annotated[
-        float, typer.Option(help="Keep the most likely tokens with this total probability.")
-    ] = 1.0,
+    seed: options.Seed = 0,
+    temperature: options.Temperature = 1.0,
+    top_p: options.TopP = 1.0,
     batch_size: options.BatchSize = 8,
     device: options.Device = "auto",
     dtype: options.Dtype = "auto",
