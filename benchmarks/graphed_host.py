@@ -146,7 +146,7 @@ class Marks:
         encoder = random_encoder("mpnet-base", device="cuda").graphed(DEVICE)
         assert encoder is not None
         self.cache = WindowCache(
-            encoder, encoder.of_windows(tokenizer), dim=DIM, absent=ABSENT, whitening=None, device=DEVICE
+            encoder, encoder.for_windows(tokenizer), dim=DIM, absent=ABSENT, whitening=None, device=DEVICE
         )
 
 

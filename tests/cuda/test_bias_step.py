@@ -112,7 +112,7 @@ def parameters(*, composed):
 
 @needs_gpu
 @pytest.mark.parametrize("composed", [True, False])
-def test_steps_of_any_batch_size_mark_alike(composed):
+def test_steps_do_not_depend_on_the_batch_size(composed):
     """Captured or eager, padded to a power of two or not, each row is marked as if it were alone."""
     made = parameters(composed=composed)
     steps = BiasSteps(made, k=3)
@@ -156,7 +156,7 @@ def test_a_step_can_be_captured_by_the_caller():
 @needs_gpu
 @pytest.mark.parametrize("inference", [True, False])
 def test_sessions_mark_on_a_gpu_as_on_a_cpu(bound, inference):
-    """Over enough steps that the later ones are replayed, left-padded, with special tokens among the ids."""
+    """Over enough steps to replay the later ones, with left padding and special tokens."""
     vocab = bound.host.vocab_size
     random = torch.Generator().manual_seed(2)
     ids = torch.randint(0, vocab, (3, 24), generator=random)

@@ -1,6 +1,6 @@
-"""An encoder as CUDA graphs gives what it gives eagerly, and so do contexts that are begun ahead.
+"""Encoders in CUDA graphs give the same vectors as run eagerly.
 
-Without a CUDA device only the parts that are captured can be tested.
+Without a CUDA device only the two parts of an encoder are tested.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ def encoded(graphs, texts):
 
 @torch.no_grad()
 @pytest.mark.parametrize("side", ["right", "left"])
-def test_parts_make_up_the_encoder(encoder, monkeypatch, side):
+def test_both_parts_together_equal_the_encoder(encoder, monkeypatch, side):
     model = encoder._loaded()
-    monkeypatch.setattr(model.tokenizer, "padding_side", side)  # left: the tokenizer's own way around
+    monkeypatch.setattr(model.tokenizer, "padding_side", side)  # left padding takes the tokenizer's own path
     parts = SentenceTransformerParts(model, prefix="the ")
     monkeypatch.setattr(model.tokenizer, "padding_side", "right")
     given = parts.tokenize(TEXTS, multiple=8)
@@ -52,7 +52,7 @@ def test_parts_make_up_the_encoder(encoder, monkeypatch, side):
 
 
 @cuda
-def test_graphs_give_what_the_encoder_gives(encoder):
+def test_graphs_equal_the_encoder(encoder):
     graphs = encoder.graphed(DEVICE)
     assert encoder.graphed(DEVICE) is graphs
     for texts in (TEXTS[:1], TEXTS, TEXTS * 60, TEXTS[::-1]):  # several shapes, one of them twice
@@ -60,7 +60,7 @@ def test_graphs_give_what_the_encoder_gives(encoder):
 
 
 @cuda
-def test_graphs_of_use_give_what_it_gives(tmp_path):
+def test_graphs_of_use_equal_it(tmp_path):
     model = TorchUSE(tiny_weights(tmp_path / "weights.npz"), USEWordTokenizer(TinyTokenizer()), device=DEVICE)
     graphs = GraphedEncoder(model)
     for texts in (TEXTS[:1], TEXTS, TEXTS * 60, TEXTS[::-1], ["river " * 50], TEXTS[:1]):

@@ -28,8 +28,8 @@ class GraphedStandIn:
         self.stream, self.lock = torch.cuda.Stream(DEVICE), threading.Lock()
         self._encoder = encoder
 
-    def encode(self, windows, cut):
-        return torch.from_numpy(self._encoder.encode(cut(windows))).to(DEVICE)
+    def encode(self, windows, tokenize):
+        return torch.from_numpy(self._encoder.encode(tokenize(windows))).to(DEVICE)
 
 
 @pytest.fixture
@@ -50,7 +50,7 @@ def cache_of(host, encoder, whitening=None):
 
 
 @pytest.mark.parametrize("whitened", [True, False])
-def test_rows_are_the_contexts_up_to_their_length(host, monkeypatch, whitened):
+def test_rows_are_the_contexts_up_to_their_norm(host, monkeypatch, whitened):
     monkeypatch.setattr(module, "_FIRST", 8)  # so that the rows grow
     encoder = BagEncoder()
     random = np.random.default_rng(1)
@@ -114,5 +114,5 @@ def test_windows_whose_encoding_failed_are_encoded_again(host, known):
     with pytest.raises(RuntimeError, match="out of memory"):
         cache.begin([*old, (5, 6, 7), (8, 9, 10)])
     encoder.broken = False
-    again = [(8, 9, 10), (5, 6, 7)]  # in another order, so that their former places do not fit by chance
+    again = [(8, 9, 10), (5, 6, 7)]  # in another order, so that their former rows cannot fit by chance
     assert torch.equal(cache.begin(again), cache_of(host, encoder).begin(again))

@@ -1,1 +1,1 @@
-"""Code that runs on CUDA devices only: kernels, captured graphs."""
+"""Code that runs on CUDA devices only: kernels and captured graphs."""

@@ -1,15 +1,15 @@
-"""The bias mark on a GPU as two kernels: find each row's m likeliest tokens, score and bias them in place.
+"""The bias mark as two Triton kernels: find each row's m likeliest tokens, then score and bias them in place.
 
-A library call for the top m of a large vocabulary costs more than all the rest of a marking step, and so does
-sorting every part of it. The first kernel reads the logits once and keeps maxima: of blocks of 32 logits, and
-of groups of 32 blocks. Let blocks be ordered by their maximum, the earlier block first where two are equal:
-a token outside the m first blocks has m tokens before it, one in each of them. So the second kernel, one
-program per row, takes the m first groups, of their blocks the m first, of their tokens the m first, whatever
-the logits are; then it reads these tokens' rows of Q and adds λ tanh(γu) to their logits.
+A library call for the top m of a large vocabulary costs more than the rest of a marking step. Instead, the
+first kernel reads the logits once and keeps the maxima of blocks of 32 logits and of groups of 32 blocks.
+Order the blocks by their maxima, the earlier block first in case of a tie: each of the first m blocks holds a
+token that comes before every token outside them, so the m likeliest tokens lie in these blocks. The same
+holds for groups. So the second kernel, one program per row, selects the first m groups, then the first m of
+their blocks, then the first m of their tokens; it reads these tokens' rows of Q and adds λ tanh(γu) to their
+logits.
 
-A number and its place travel as one 64-bit number, so that sorting moves both and ties go to the smaller
-place. Nothing is allocated and nothing waits for the device: both kernels can be captured in a CUDA graph.
-Needs Triton, which comes with torch for CUDA.
+A value and its index are packed into one 64-bit number, so that sorting moves both and ties go to the smaller
+index. The kernels allocate nothing and never wait for the device, so they can be captured in a CUDA graph.
 """
 
 from __future__ import annotations
@@ -27,26 +27,26 @@ MOST = 128
 
 _BLOCK = 32  # logits in a block, and blocks in a group
 _TILE = 4  # groups that one program of the first kernel reads
-_CELLS = 1 << 14  # of Q, at most, that a program of the second kernel holds at once
+_CELLS = 1 << 14  # elements of Q that a program of the second kernel holds at once, at most
 
 
 def maxima_of(batch: int, vocab: int, *, device: torch.device) -> torch.Tensor:
-    """Workspace of `bias_top_` (batch, maxima), int32: of each row's blocks, then of its groups."""
+    """A workspace for `bias_top_`, int32 (batch, blocks + groups): the maxima of each row."""
     groups = -(-vocab // (_BLOCK * _BLOCK * _TILE)) * _TILE
     return torch.empty(batch, groups * (_BLOCK + 1), dtype=torch.int32, device=device)
 
 
 @triton.jit
 def _ordered(values):  # type: ignore[no-untyped-def]
-    """Integers in the order of the floats; 0.0 and -0.0 are one number."""
+    """Integers that sort like the floats; 0.0 and -0.0 are equal."""
     bits = (values.to(tl.float32) + 0.0).to(tl.int32, bitcast=True)
     return bits ^ ((bits >> 31) & 0x7FFFFFFF)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _first(ordered, places, KEPT: tl.constexpr):  # type: ignore[no-untyped-def]
-    """The places of the largest, from the largest down."""
-    packed = (ordered.to(tl.int64) << 32) | (0x7FFFFFFF - places).to(tl.int64)
+def _top_indices(ordered, indices, KEPT: tl.constexpr):  # type: ignore[no-untyped-def]
+    """The indices of the largest values, in descending order."""
+    packed = (ordered.to(tl.int64) << 32) | (0x7FFFFFFF - indices).to(tl.int64)
     best = tl.topk(tl.reshape(packed, (ordered.numel,)), KEPT)
     return 0x7FFFFFFF - (best & 0xFFFFFFFF).to(tl.int32)
 
@@ -89,12 +89,12 @@ def _bias_best(  # type: ignore[no-untyped-def]
     inner = tl.arange(0, BLOCK)[None, :]
     places = tl.arange(0, GROUPS)
     ordered = tl.load(mine + groups * BLOCK + places, mask=places < groups, other=-(1 << 31))
-    places = _first(ordered, places, KEPT)[:, None] * BLOCK + inner
+    places = _top_indices(ordered, places, KEPT)[:, None] * BLOCK + inner
     ordered = tl.load(mine + places, mask=places < groups * BLOCK, other=-(1 << 31))
-    places = _first(ordered, places, KEPT)[:, None] * BLOCK + inner
+    places = _top_indices(ordered, places, KEPT)[:, None] * BLOCK + inner
     at = logits + row.to(tl.int64) * stride
     values = tl.load(at + places, mask=places < vocab, other=float("-inf"))
-    ids = _first(_ordered(values), places, KEPT)
+    ids = _top_indices(_ordered(values), places, KEPT)
     inside = (tl.arange(0, KEPT) < m) & (ids < vocab)
     ids = tl.where(inside, ids, 0)
     u = tl.zeros((KEPT,), dtype=tl.float32)
@@ -126,10 +126,10 @@ def bias_top_(
     gamma: float,
     n: int,
 ) -> torch.Tensor:
-    """Add λ tanh(γu) to the m largest of each row of logits (batch, vocab), in place; m at most `MOST`.
+    """Add λ tanh(γu) to the m largest of each row of logits (batch, vocab), in place; m is at most `MOST`.
 
-    ``Q`` (vocab, d_C); ``contexts`` e (batch, d_C) of any length and ``products`` eG (batch, d_C), float32:
-    u = √n Q[x]·e / √(e G eᵀ), whatever the length of e. ``maxima`` is workspace from `maxima_of`.
+    ``Q`` is (vocab, d_C); ``contexts`` are e (batch, d_C), of any norm, and ``products`` eG (batch, d_C),
+    float32: u = √n Q[x]·e / √(e G eᵀ). ``maxima`` is a workspace from `maxima_of`.
     """
     batch, vocab = logits.shape
     groups = maxima.shape[1] // (_BLOCK + 1)

@@ -1,7 +1,7 @@
 """DEW's bias step on a CUDA device, captured in CUDA graphs.
 
-Launched one by one from Python, the step's few small kernels cost as much CPU time as the device needs to run
-them. So the step is captured once per batch size, and every later step is one launch.
+Launched one by one from Python, the step's small kernels take as much CPU time as GPU time. So the step is
+captured once per batch size, and every later step is a single launch.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ import torch
 
 __all__ = ["BiasParameters", "BiasStep", "BiasSteps", "captured", "max_candidates"]
 
-_LARGEST_BATCH = 64  # captured; beyond it the device takes longer than the launches
-_EAGER_STEPS = 4  # per batch size before it is captured, so that a short text pays for no capture
+_LARGEST_BATCH = 64  # that is captured; with more rows the device takes longer than the launches
+_EAGER_STEPS = 4  # before a batch size is captured, so that short texts do not pay for a capture
 
 
 @functools.cache
@@ -35,9 +35,7 @@ def captured(work: Callable[[], object], *, device: torch.device) -> Callable[[]
     stream: torch.cuda.Stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
     stream.wait_stream(torch.cuda.current_stream(device))
     with torch.cuda.stream(stream):
-        for _ in range(
-            3
-        ):  # a first call compiles, allocates and picks algorithms, which must not be captured
+        for _ in range(3):  # first calls compile, allocate and choose algorithms, which cannot be captured
             work()
     stream.synchronize()
     graph = torch.cuda.CUDAGraph()
@@ -45,7 +43,7 @@ def captured(work: Callable[[], object], *, device: torch.device) -> Callable[[]
         work()
     torch.cuda.current_stream(device).wait_stream(stream)
 
-    def replay(kept: Callable[[], object] = work) -> None:  # keeps the buffers alive that the graph uses
+    def replay(kept: Callable[[], object] = work) -> None:  # keeps the graph's buffers alive
         graph.replay()
 
     return replay
@@ -72,7 +70,7 @@ class BiasStep:
     """One step for a batch of fixed size; `read` and `bias_` can be captured in a CUDA graph.
 
     ``inputs`` is the buffer to fill before each step: windows of ids (batch, k) where contexts are composed,
-    otherwise contexts (batch, d_C) of any length.
+    otherwise contexts (batch, d_C) of any norm.
     """
 
     def __init__(self, parameters: BiasParameters, *, batch: int, k: int) -> None:
@@ -114,7 +112,7 @@ class BiasStep:
 
 
 class _CapturedStep:
-    """A `BiasStep` with a buffer for the logits, captured."""
+    """A captured `BiasStep` with a buffer for the logits."""
 
     def __init__(self, step: BiasStep, *, batch: int, vocab: int, dtype: torch.dtype) -> None:
         self.inputs = step.inputs
@@ -131,7 +129,7 @@ class _CapturedStep:
 class BiasSteps:
     """The bias step for batches of any size, shared by all sessions of one key on one device.
 
-    A batch is padded to a power of two rows; a size that keeps coming is captured.
+    Batches are padded to a power of two rows; sizes that recur are captured.
     """
 
     def __init__(self, parameters: BiasParameters, *, k: int) -> None:
@@ -147,7 +145,7 @@ class BiasSteps:
         rows = len(scores)
         if rows > _LARGEST_BATCH or torch.cuda.is_current_stream_capturing():
             return self._eager(inputs, scores)
-        with self._lock:  # all sessions share the buffers of a size
+        with self._lock:  # sessions share the buffers of a size
             step = self._step(1 << (rows - 1).bit_length(), scores.dtype)
             if step is None:
                 return self._eager(inputs, scores)
@@ -164,7 +162,7 @@ class BiasSteps:
             return held.clone()
 
     def _step(self, batch: int, dtype: torch.dtype) -> _CapturedStep | None:
-        """The captured step of a size, or None while the size is still rare."""
+        """The captured step for a batch size, or None while the size is still rare."""
         size = batch, dtype
         found = self._captured.get(size)
         if found is None:

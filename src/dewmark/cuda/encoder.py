@@ -1,10 +1,9 @@
-"""An encoder on a CUDA device as CUDA graphs: a batch of short texts is one launch, on a stream of its own.
+"""Encoders as CUDA graphs: a batch of short texts is one launch, on a stream of its own.
 
-Run eagerly, an encoder of twelve layers costs the CPU a few hundred launches, a third of what a language
-model costs it for a token. Captured once for each shape it costs one, and the device computes it beside the
-language model. Shapes are few: rows are padded to a power of two, tokens to a multiple of eight.
-Boundary: texts in, rows on the device out; nothing waits for the device. Whoever encodes holds the encoder's
-lock, is on its stream, and copies what it gives before the next call.
+Run eagerly, an encoder with twelve layers costs the CPU a few hundred launches, a third of a language model's
+for one token. Captured once per shape, it costs one launch and runs beside the language model. There are few
+shapes: rows are padded to a power of two, tokens to a multiple of eight. Nothing here waits for the device.
+Callers hold the encoder's lock, are on its stream, and copy its output before the next call.
 """
 
 from __future__ import annotations
@@ -26,36 +25,36 @@ from dewmark.text.windows import (
 )
 from dewmark.workspace import Tokenizer
 
-__all__ = ["Cut", "Graphable", "GraphedEncoder", "SentenceTransformerParts"]
+__all__ = ["Graphable", "GraphedEncoder", "SentenceTransformerParts", "Tokenize"]
 
-Cut = Callable[[Sequence[Any]], torch.Tensor]
-"""N texts, or N windows of a host's ids, to ids (N, T), int32 on the CPU, -1 where none is."""
+Tokenize = Callable[[Sequence[Any]], torch.Tensor]
+"""Tokenizes N texts, or N windows of a host's ids, to ids (N, T), int32 on the CPU, padded with -1."""
 
 _MULTIPLE = 8
 _MOST_ROWS = 256
 
 
 class Graphable(Protocol):
-    """An encoder in two parts: what the CPU does with texts, and what the device does with ids.
+    """An encoder in two parts: tokenization on the CPU, and a forward pass on the device.
 
-    The id ``fill`` stands where a row has ended.
+    ``fill`` is the padding id of the forward pass.
     """
 
     device: torch.device
     fill: int
 
     def tokenize(self, texts: Sequence[str], *, multiple: int) -> torch.Tensor:
-        """Ids (N, T) of N texts, int32 on the CPU, -1 where none is; T is a multiple of ``multiple``."""
+        """Ids (N, T) of N texts, int32 on the CPU, padded with -1 to a multiple of ``multiple``."""
 
-    def of_windows(self, tokenizer: Tokenizer) -> WindowTokenizer | None:
-        """The rows of windows of a host's ids, -1 where none is, if there is a faster way than by texts."""
+    def window_tokenizer(self, tokenizer: Tokenizer) -> WindowTokenizer | None:
+        """A tokenizer of windows of a host's ids, if there is a faster way than through their texts."""
 
     def __call__(self, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-        """Ids and mask (N, T), int64 on the device, to rows (N, dim) on it, without a look at the values."""
+        """Ids and mask (N, T), int64 on the device, to rows (N, dim), without reading values on the CPU."""
 
 
 class SentenceTransformerParts:
-    """A sentence-transformers model as a `Graphable`; ``prefix`` goes before each text."""
+    """A sentence-transformers model as a `Graphable`; each text gets the ``prefix``."""
 
     def __init__(self, model: Any, *, prefix: str = "") -> None:  # noqa: ANN401 - a SentenceTransformer
         self._model = model
@@ -67,12 +66,12 @@ class SentenceTransformerParts:
         self._short = short_bert(getattr(first, "auto_model", None)) if self._after else None
 
     def tokenize(self, texts: Sequence[str], *, multiple: int) -> torch.Tensor:
-        """Ids (N, T), each text cut at the model's own maximal length."""
+        """Ids (N, T), each text truncated to the model's maximum length."""
         if self._prefix:
             texts = [self._prefix + text for text in texts]
         if self._words is not None:
             return pad_rows(self._words.rows(texts), multiple=multiple)
-        cut = self._model.tokenizer(
+        encoded = self._model.tokenizer(
             list(texts),
             truncation=True,
             max_length=self._model.max_seq_length,
@@ -80,11 +79,11 @@ class SentenceTransformerParts:
             pad_to_multiple_of=multiple,
             return_tensors="pt",
         )
-        ids: torch.Tensor = cut["input_ids"].int().masked_fill_(cut["attention_mask"] == 0, -1)
+        ids: torch.Tensor = encoded["input_ids"].int().masked_fill_(encoded["attention_mask"] == 0, -1)
         return ids
 
-    def of_windows(self, tokenizer: Tokenizer) -> WindowTokenizer | None:
-        """The rows of windows of a host's ids, whose tokens are cut beforehand."""
+    def window_tokenizer(self, tokenizer: Tokenizer) -> WindowTokenizer | None:
+        """A tokenizer of windows that looks up the pieces of each host token."""
         return None if self._words is None else window_tokenizer(self._words, tokenizer, prefix=self._prefix)
 
     def __call__(self, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
@@ -99,11 +98,11 @@ class SentenceTransformerParts:
         return found
 
 
-class _Shape:
-    """The graph of one shape (rows, tokens), and the buffers that it reads and writes.
+class _CapturedShape:
+    """The graph of one shape (rows, tokens) with its buffers.
 
-    All graphs work in one ``pool`` of memory: they run one after another on one stream, and what a graph
-    gives is copied before the next one runs. The buffers can be written in any mode.
+    All graphs share one memory ``pool``: they run one after another on one stream, and the output of each is
+    copied before the next one runs.
     """
 
     @torch.inference_mode(False)
@@ -115,65 +114,65 @@ class _Shape:
         tokens: int,
         *,
         stream: torch.cuda.Stream,
-        pool: Any,  # noqa: ANN401 - torch does not name the type for others
+        pool: Any,  # noqa: ANN401 - torch does not export the type
     ) -> None:
-        self.given = torch.ones(rows, tokens, dtype=torch.int32, device=model.device)
+        self.ids = torch.ones(rows, tokens, dtype=torch.int32, device=model.device)
         stream.wait_stream(torch.cuda.current_stream(model.device))
         with torch.cuda.stream(stream):
-            for _ in range(3):  # what is allocated or chosen at a first call must not be captured
-                model(*ids_and_mask(self.given, fill=model.fill))
+            for _ in range(3):  # first calls allocate and choose algorithms, which cannot be captured
+                model(*ids_and_mask(self.ids, fill=model.fill))
         stream.synchronize()
         self.graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self.graph, pool=pool, stream=stream):
-            self.rows = model(*ids_and_mask(self.given, fill=model.fill)).float()
+            self.rows = model(*ids_and_mask(self.ids, fill=model.fill)).float()
 
 
 class GraphedEncoder:
-    """A `Graphable` on a CUDA device; hold ``lock`` and be on ``stream`` to encode."""
+    """A `Graphable` in CUDA graphs; hold ``lock`` and be on ``stream`` to encode."""
 
     def __init__(self, model: Graphable) -> None:
         self._model = model
-        self._shapes: dict[tuple[int, int], _Shape] = {}
+        self._shapes: dict[tuple[int, int], _CapturedShape] = {}
         self._pool = torch.cuda.graph_pool_handle()
-        self._cuts: dict[str, Cut] = {}
+        self._tokenizers: dict[str, Tokenize] = {}
         self.lock = threading.Lock()
         self.stream: torch.cuda.Stream = torch.cuda.Stream(model.device)  # type: ignore[no-untyped-call]
 
-    def of_windows(self, tokenizer: Tokenizer) -> Cut:
-        """How `encode` cuts windows of a host's ids."""
+    def for_windows(self, tokenizer: Tokenizer) -> Tokenize:
+        """The ``tokenize`` argument of `encode` for windows of a host's ids."""
         with self.lock:
-            if tokenizer.identity not in self._cuts:
-                self._cuts[tokenizer.identity] = self._cut_of(tokenizer)
-            return self._cuts[tokenizer.identity]
+            if tokenizer.identity not in self._tokenizers:
+                self._tokenizers[tokenizer.identity] = self._tokenize_windows(tokenizer)
+            return self._tokenizers[tokenizer.identity]
 
-    def _cut_of(self, tokenizer: Tokenizer) -> Cut:
-        rows = self._model.of_windows(tokenizer)
+    def _tokenize_windows(self, tokenizer: Tokenizer) -> Tokenize:
+        rows = self._model.window_tokenizer(tokenizer)
         if rows is None:
-            return lambda windows: self._of_texts(window_texts(tokenizer, windows))
+            return lambda windows: self._tokenize_texts(window_texts(tokenizer, windows))
         return lambda windows: pad_rows(rows(windows), multiple=_MULTIPLE)
 
-    def encode(self, given: Sequence[Any], cut: Cut | None = None) -> torch.Tensor:
-        """N texts, or what ``cut`` takes, to (N, dim), float32 on the device, computed on `stream`.
+    def encode(self, texts: Sequence[Any], tokenize: Tokenize | None = None) -> torch.Tensor:
+        """N texts, or the inputs of ``tokenize``, to (N, dim), float32 on the device, computed on `stream`.
 
-        The next call overwrites them.
+        The next call overwrites the result.
         """
-        cut = cut or self._of_texts
-        if len(given) <= _MOST_ROWS:
-            return self._encode(cut(given))
-        parts = (given[i : i + _MOST_ROWS] for i in range(0, len(given), _MOST_ROWS))
-        return torch.cat([self._encode(cut(part)).clone() for part in parts])
+        tokenize = tokenize or self._tokenize_texts
+        if len(texts) <= _MOST_ROWS:
+            return self._encode(tokenize(texts))
+        parts = (texts[i : i + _MOST_ROWS] for i in range(0, len(texts), _MOST_ROWS))
+        return torch.cat([self._encode(tokenize(part)).clone() for part in parts])
 
-    def _of_texts(self, texts: Sequence[str]) -> torch.Tensor:
+    def _tokenize_texts(self, texts: Sequence[str]) -> torch.Tensor:
         return self._model.tokenize(texts, multiple=_MULTIPLE)
 
     def _encode(self, ids: torch.Tensor) -> torch.Tensor:
         rows, tokens = ids.shape
-        at = 1 << (rows - 1).bit_length(), tokens
-        shape = self._shapes.get(at)
+        padded = 1 << (rows - 1).bit_length()
+        shape = self._shapes.get((padded, tokens))
         if shape is None:
-            shape = self._shapes[at] = _Shape(self._model, *at, stream=self.stream, pool=self._pool)
-        # the driver has taken up memory that is not pinned when it returns, and the device copies it later
-        given, found = (shape.given, shape.rows) if rows == at[0] else (shape.given[:rows], shape.rows[:rows])
-        given.copy_(ids, non_blocking=True)
+            shape = _CapturedShape(self._model, padded, tokens, stream=self.stream, pool=self._pool)
+            self._shapes[padded, tokens] = shape
+        # unpinned memory: the driver has read it when this returns, though the device copies it later
+        shape.ids[:rows].copy_(ids, non_blocking=True)
         shape.graph.replay()
-        return found
+        return shape.rows[:rows]

@@ -1,9 +1,9 @@
-"""Two kernels for encoders of short texts on a GPU: attention over a few tokens, and a sum normalised.
+"""Two Triton kernels for encoders of short texts: attention over a few tokens, and add-and-normalise.
 
-The libraries' attention is made for long texts: on a window of eight tokens it takes a whole multiprocessor
-for tiles that are nearly all padding, which also holds up a language model beside it. Here one program
-attends for one head of one text. Nothing waits for the device: both kernels can be captured in a CUDA graph.
-Needs Triton, which comes with torch for CUDA.
+The libraries' attention kernels are made for long texts: on a window of eight tokens they occupy a whole
+multiprocessor with tiles that are nearly all padding, which also delays a language model that runs beside
+them. Here one program computes one head of one text. The kernels never wait for the device, so they can be
+captured in a CUDA graph.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ import triton.language as tl
 __all__ = ["MOST_TOKENS", "add_norm", "attend"]
 
 MOST_TOKENS = 64
-"""The longest text: a program holds all its scores in registers."""
+"""The longest text, whose scores fit in a program's registers."""
 
-_LEAST = 16  # sides of the smallest product of matrices
-_BELOW = tl.constexpr(-1e30)  # the score of what is not there; finite, so that a row may have nothing else
+_LEAST = 16  # the smallest side of a matrix product
+_BELOW = tl.constexpr(-1e30)  # the score of padding; finite, so that a row may be all padding
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -57,9 +57,9 @@ def _add_norm(x, y, weight, bias, out, width, eps, COLUMNS: tl.constexpr):  # ty
 
 
 def attend(qkv: torch.Tensor, mask: torch.Tensor, *, heads: int) -> torch.Tensor:
-    """Attention of every head: queries, keys and values (N, T, 3 * width) side by side to (N, T, width).
+    """Multi-head attention: queries, keys and values side by side, (N, T, 3 * width), to (N, T, width).
 
-    ``mask`` (N, T) is 0 where no token stands; T is at most `MOST_TOKENS`.
+    ``mask`` (N, T) is 0 at padding; T is at most `MOST_TOKENS`.
     """
     qkv, mask = qkv.contiguous(), mask.contiguous()
     texts, tokens, width = qkv.shape[0], qkv.shape[1], qkv.shape[2] // 3
@@ -81,7 +81,7 @@ def attend(qkv: torch.Tensor, mask: torch.Tensor, *, heads: int) -> torch.Tensor
 
 
 def add_norm(x: torch.Tensor, y: torch.Tensor, norm: torch.nn.LayerNorm) -> torch.Tensor:
-    """``norm`` of x + y, (..., width) each and contiguous, in one pass."""
+    """``norm(x + y)`` in one pass; both are contiguous and (..., width)."""
     width = x.shape[-1]
     out = torch.empty_like(x)
     _add_norm[(x.numel() // width,)](

@@ -1,8 +1,8 @@
-"""The layers of BERT and its like for short texts on a GPU, in eight kernels a layer in place of thirteen.
+"""BERT-like layers for short texts on a GPU, in eight kernels per layer instead of thirteen.
 
-Queries, keys and values come from one product, attention is made for a few tokens, and each sum is normalised
-in one pass. The weights are those of the model of transformers, and so is the result, up to rounding.
-Boundary: ids in, one vector a token out; pooling stays with the model around it.
+Queries, keys and values come from one product, attention is specialised for a few tokens, and each residual
+sum is normalised in the same pass. Weights and results are those of the transformers model, up to rounding.
+Pooling is left to the caller.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ __all__ = ["ShortBert", "short_bert"]
 _KINDS = ("BertModel", "RobertaModel", "XLMRobertaModel")
 
 
-def short_bert(model: Any) -> ShortBert | None:  # noqa: ANN401 - any model of transformers
-    """The model's layers in this form, where it is of a known kind on a CUDA device with Triton."""
+def short_bert(model: Any) -> ShortBert | None:  # noqa: ANN401 - any transformers model
+    """The model's layers in this form, if it is of a supported kind on a CUDA device with Triton."""
     if not _known(model) or model.device.type != "cuda" or importlib.util.find_spec("triton") is None:
         return None
     return ShortBert(model)
 
 
 def _known(model: Any) -> bool:  # noqa: ANN401 - see `short_bert`
-    """Whether the model is of a kind whose layers are known here, without adapters or packed weights."""
+    """Whether the model is of a supported kind, without adapters or quantized weights."""
     return (
         type(model).__name__ in _KINDS
         and not model.config.is_decoder
@@ -34,13 +34,13 @@ def _known(model: Any) -> bool:  # noqa: ANN401 - see `short_bert`
     )
 
 
-def _products(layer: Any) -> tuple[Any, Any, Any]:  # noqa: ANN401 - a module of transformers
+def _products(layer: Any) -> tuple[Any, Any, Any]:  # noqa: ANN401 - a transformers module
     attention = layer.attention.self
     return attention.query, attention.key, attention.value
 
 
 class _Layer(NamedTuple):
-    """One layer: weight (3 * width, width) and bias (3 * width) of its joined product, then its own parts."""
+    """One layer: weight (3 * width, width) and bias (3 * width) of the joined product, and its modules."""
 
     joined: tuple[torch.Tensor, torch.Tensor]
     attention: Any
@@ -49,7 +49,7 @@ class _Layer(NamedTuple):
 
 
 class ShortBert:
-    """The layers of an encoder of transformers, for texts of at most ``longest`` tokens."""
+    """The layers of a transformers encoder, for texts of at most ``longest`` tokens."""
 
     def __init__(self, model: Any) -> None:  # noqa: ANN401 - see `short_bert`
         from dewmark.cuda.encoder_kernels import MOST_TOKENS
@@ -64,7 +64,7 @@ class ShortBert:
 
     @torch.no_grad()
     def __call__(self, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-        """Ids and mask (N, T) to one vector a token, (N, T, width)."""
+        """Ids and mask (N, T) to one vector per token, (N, T, width)."""
         from dewmark.cuda.encoder_kernels import add_norm, attend
 
         x: torch.Tensor = self._embeddings(input_ids=ids)
@@ -75,7 +75,7 @@ class ShortBert:
         return x
 
 
-def _joined(layer: Any) -> tuple[torch.Tensor, torch.Tensor]:  # noqa: ANN401 - a module of transformers
-    """Weights and biases of queries, keys and values, one below the other."""
+def _joined(layer: Any) -> tuple[torch.Tensor, torch.Tensor]:  # noqa: ANN401 - a transformers module
+    """The stacked weights and biases of queries, keys and values."""
     weight = torch.cat([part.weight.detach() for part in _products(layer)])
     return weight, torch.cat([part.bias.detach() for part in _products(layer)])

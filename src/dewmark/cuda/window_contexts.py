@@ -1,10 +1,10 @@
-"""Contexts of windows on a CUDA device, encoded as soon as a window's last token is known.
+"""Window contexts on a CUDA device, encoded as soon as a window's last token is known.
 
-The encoder needs the text of the last k tokens and no logits. So a session announces the tokens before the
-host computes with them (`Session.ahead`): new windows are encoded on a stream of their own, whitened and
-cached, and their contexts are ready when the logits are. Known windows are looked up; a batch in which at
-least half are new is encoded as a whole, which costs the CPU less than assembling it. Everything that touches
-the cached rows runs on that stream, so it never waits for the host's.
+The encoder needs the last k tokens, but no logits. So a session passes on the tokens before the host's
+forward pass (`Session.ahead`): new windows are encoded on a stream of their own, whitened and cached, and
+their contexts are ready when the logits are. Known windows are looked up, but a batch in which at least half
+are new is encoded as a whole, which costs less CPU time than assembling it. All work on the cached rows runs
+on that stream, so it never waits for the host's.
 """
 
 from __future__ import annotations
@@ -13,26 +13,26 @@ from collections.abc import Sequence
 
 import torch
 
-from dewmark.cuda.encoder import Cut, GraphedEncoder
+from dewmark.cuda.encoder import GraphedEncoder, Tokenize
 
 __all__ = ["Window", "WindowCache"]
 
 Window = tuple[int, ...]
 
-_MOST = 200_000
-_FIRST = 4096
+_MOST = 200_000  # cached windows
+_FIRST = 4096  # rows allocated at first
 
 
 class WindowCache:
-    """e_C by window, of any length; row 0 is zero, for an empty window, all of whose ids are ``absent``.
+    """e_C by window, of any norm; row 0 is zero, for the empty window, whose ids are all ``absent``.
 
-    ``cut`` turns windows into the encoder's ids. ``whitening`` is (mean (dim,), matrix (dim, dim)), if any.
+    ``tokenize`` turns windows into the encoder's ids. ``whitening`` is (mean (dim,), matrix (dim, dim)).
     """
 
     def __init__(
         self,
         encoder: GraphedEncoder,
-        cut: Cut,
+        tokenize: Tokenize,
         *,
         dim: int,
         absent: int,
@@ -40,10 +40,10 @@ class WindowCache:
         device: torch.device,
     ) -> None:
         self._encoder = encoder
-        self._cut = cut
+        self._tokenize = tokenize
         self._absent = absent
         self.stream = encoder.stream
-        self._done = torch.cuda.Event()  # type: ignore[no-untyped-call]  # of everything begun
+        self._done = torch.cuda.Event()  # type: ignore[no-untyped-call]  # marks the end of all work begun
         self._index: dict[Window, int] = {}
         self._used = 1
         with torch.inference_mode(False):  # rows that can be written in any mode
@@ -65,7 +65,7 @@ class WindowCache:
         return found
 
     def ready(self, begun: torch.Tensor) -> torch.Tensor:
-        """The result of `begin`, for use on the current stream, which waits for it."""
+        """The result of `begin`, ready for use on the current stream, which waits for it."""
         stream = torch.cuda.current_stream(begun.device)
         stream.wait_event(self._done)
         begun.record_stream(stream)
@@ -76,7 +76,7 @@ class WindowCache:
             return self._rows[:0]
         if self._used + len(windows) > _MOST:
             self._index, self._used = {}, 1
-            self._grow(_FIRST)  # others may still be reading the old rows
+            self._grow(_FIRST)  # the old rows may still be in use
         self._index[(self._absent,) * len(windows[0])] = 0
         ahead = range(self._used, self._used + len(windows))
         places = list(map(self._index.setdefault, windows, ahead))
@@ -86,7 +86,7 @@ class WindowCache:
             if place == next_one
         ]
         try:
-            if 2 * len(new) >= len(windows) and 0 not in places:  # cheaper than looking up the few others
+            if 2 * len(new) >= len(windows) and 0 not in places:  # cheaper than looking up the others
                 fresh = self._add(windows)
                 return fresh if out is None else out.copy_(fresh)
             if new:
@@ -94,7 +94,7 @@ class WindowCache:
                 self._add(new)
                 places = [self._index[window] for window in windows]
         except BaseException:
-            for window in new:  # their places have no rows yet
+            for window in new:  # they have no rows yet
                 del self._index[window]
             raise
         index = torch.tensor(places, dtype=torch.long).to(self._rows.device, non_blocking=True)
@@ -103,7 +103,7 @@ class WindowCache:
     def _add(self, windows: Sequence[Window]) -> torch.Tensor:
         """Encode windows into the next free rows."""
         start, end = self._used, self._used + len(windows)
-        fresh = self._encoder.encode(windows, self._cut)
+        fresh = self._encoder.encode(windows, self._tokenize)
         if end > len(self._rows):
             former = self._rows
             self._grow(max(end, 2 * len(former)))
@@ -119,5 +119,5 @@ class WindowCache:
 
     @torch.inference_mode(False)
     def _grow(self, size: int) -> None:
-        """Replace the rows by new ones, all zero."""
+        """Replace the rows with zeros of another size."""
         self._rows = torch.zeros(size, self._rows.shape[1], device=self._rows.device)

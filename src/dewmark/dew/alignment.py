@@ -179,7 +179,7 @@ def _window_cache(contexts: Contexts, device: torch.device) -> WindowCache | Non
     whitening = contexts.whitening
     return WindowCache(
         encoder,
-        encoder.of_windows(contexts.tokenizer),
+        encoder.for_windows(contexts.tokenizer),
         dim=contexts.dim,
         absent=ABSENT,
         whitening=None

@@ -68,7 +68,7 @@ class TorchUSE:
         """Ids (N, T) of N texts, on the CPU, padded with -1; T is a multiple of ``multiple``."""
         return pad_rows(self._pieces.rows(texts), multiple=multiple)
 
-    def of_windows(self, tokenizer: Tokenizer) -> WindowTokenizer | None:
+    def window_tokenizer(self, tokenizer: Tokenizer) -> WindowTokenizer | None:
         """A tokenizer for windows of a host's ids."""
         return window_tokenizer(self._pieces, tokenizer)
 

@@ -226,7 +226,7 @@ class _TransformerParts:
         rows = [[0, *(5 + zlib.crc32(word.encode()) % words for word in text.split()), 2] for text in texts]
         return pad_rows([pack_ids(row) for row in rows], multiple=multiple)
 
-    def of_windows(self, tokenizer: Tokenizer) -> None:
+    def window_tokenizer(self, tokenizer: Tokenizer) -> None:
         """None: there is no faster way than by text."""
 
     def __call__(self, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
