@@ -23,7 +23,7 @@ Open = Callable[..., TestClient]
 
 @pytest.fixture(params=["sqlite", "postgresql"])
 def store_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """An empty store; PostgreSQL where ``DEWMARK_TEST_POSTGRESQL`` names a database to be emptied."""
+    """An empty store; also PostgreSQL if ``DEWMARK_TEST_POSTGRESQL`` names a database, which is emptied."""
     if request.param == "sqlite":
         return f"sqlite:///{tmp_path}/a/service.db"
     url = os.environ.get("DEWMARK_TEST_POSTGRESQL")
@@ -37,7 +37,7 @@ def store_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 @pytest.fixture
 def open_service(tmp_path: Path) -> Iterator[Open]:
-    """Start services in this process; their clients have the service as ``client.service``."""
+    """Start services in this process; each is available as its client's ``client.service``."""
     with ExitStack() as stack:
 
         def start(service: Service | None = None, **options: Any) -> TestClient:
@@ -51,11 +51,23 @@ def open_service(tmp_path: Path) -> Iterator[Open]:
 
 @pytest.fixture
 def client(open_service: Open) -> TestClient:
-    """An open service with one tenant."""
+    """A service without tokens and with one tenant."""
     return open_service()
 
 
 def bearer(client: TestClient, *scopes: str, **options: Any) -> dict[str, str]:
-    """Headers with a fresh token of these scopes."""
+    """Headers with a new token of these scopes."""
     _, text = client.service.tokens.new("test", scopes, **options)
     return {"Authorization": f"Bearer {text}"}
+
+
+class Clock:
+    now = 1_000_000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()

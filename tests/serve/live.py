@@ -1,13 +1,13 @@
-"""A small real service for tests: DEW on the tiny host, in this process, offline.
+"""A small real service for tests: DEW on the tiny host, in this process and offline.
 
-``make_service(folder)`` gives a `Service` with one tenant "acme" (and "beta" if asked); ``live_service`` runs
-it behind a real uvicorn on a free loopback port, in a thread:
+``make_service(folder)`` returns a `Service` with one tenant "acme" (and "beta" on request); ``live_service``
+runs it behind a real uvicorn on a free loopback port, in a thread:
 
     with live_service(tmp_path) as url:
         httpx.get(f"{url}/healthz")
 
 ``marked_text(seed)`` and ``plain_text(seed)`` are texts of about 300 words of the tiny host; the first kind
-carries acme's mark and is called marked by it.
+carries acme's mark, which its detector finds.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def bound(tenant: str) -> BoundScheme:
 
 @functools.cache
 def marked_texts(count: int, words: int) -> tuple[str, ...]:
-    """Texts with seeds 0, 1, …, written together, which is much faster than one by one."""
+    """Texts with seeds 0, 1, …, generated in one batch, which is much faster."""
     return _written(bound("acme"), count, words)
 
 
@@ -93,20 +93,24 @@ def _written(scheme: BoundScheme | None, count: int, words: int) -> tuple[str, .
 def make_service(
     folder: Path, *, tenants: tuple[str, ...] = ("acme",), generates: bool = False, **settings: Any
 ) -> Service:
-    """A service that nobody has started yet; ``settings`` are fields of `Settings`."""
-    told = {"store": f"sqlite:///{folder / 'service.db'}", "detectors": (("acme", "in memory"),), **settings}
+    """A service that is not started; ``settings`` are fields of `Settings`."""
+    values = {
+        "store": f"sqlite:///{folder / 'service.db'}",
+        "detectors": (("acme", "in memory"),),
+        **settings,
+    }
     known = {name: Tenant(name, bound(name)) for name in tenants}
     generator = None
     if generates:
         generator = TextGenerator(
             watermark("acme"), name="tiny", render=transcript, max_waiting=32, batch_size=8
         )
-    return Service(Settings(**told), known, generator=generator)
+    return Service(Settings(**values), known, generator=generator)
 
 
 @contextlib.contextmanager
 def live_service(folder: Path, *, service: Service | None = None, **options: Any) -> Iterator[str]:
-    """Serve on loopback; gives the URL. ``options`` are those of `make_service`."""
+    """Serve on loopback and yield the URL; ``options`` are those of `make_service`."""
     listening = socket.create_server(("127.0.0.1", 0))
     app = create_app(service or make_service(folder, **options))
     config = uvicorn.Config(
@@ -126,7 +130,7 @@ def live_service(folder: Path, *, service: Service | None = None, **options: Any
 
 
 def export(folder: Path, tenant: str = "acme") -> Path:
-    """A detector folder of the tiny host, for services that run in processes of their own."""
+    """Export a detector of the tiny host, for services that run in their own processes."""
     from dewmark.detector import Detector
 
     Detector(bound(tenant)).save(folder / tenant)

@@ -15,7 +15,7 @@ def results(response):
 
 
 class TestDetect:
-    def test_the_answer_is_the_library_s(self, client):
+    def test_answer_equals_the_library_s(self, client):
         for text, verdict in ((marked_text(), "marked"), (plain_text(), "not marked")):
             (found,) = results(client.post("/v1/detect", json={"text": text, "tokens": True}))
             own = bound("acme").detect(text)
@@ -26,13 +26,13 @@ class TestDetect:
             assert (found["tenant"], found["keys"], found["per_tenant"]) == ("acme", 1, None)
             assert (found["characters"], found["truncated"]) == (len(text), False)
 
-    def test_a_batch_keeps_its_order_and_needs_no_tokens(self, client):
+    def test_batch_keeps_order_and_omits_tokens(self, client):
         texts = [marked_text(seed) if seed % 2 else plain_text(seed) for seed in range(1, 5)]
         found = results(client.post("/v1/detect", json={"texts": texts}))
         assert [one["verdict"] for one in found] == ["marked", "not marked"] * 2
         assert all(one["tokens"] is None for one in found)
 
-    def test_the_prompt_is_context(self, client):
+    def test_prompt_is_context(self, client):
         text = marked_text()
         alone, after = (
             results(client.post("/v1/detect", json={"text": text, "prompt": prompt}))[0]
@@ -40,18 +40,18 @@ class TestDetect:
         )
         assert after["tokens_scored"] == alone["tokens_scored"] + 3
 
-    def test_the_level_decides_the_verdict(self, client):
+    def test_level_decides_the_verdict(self, client):
         text = plain_text()
         p_value = bound("acme").detect(text).p_value
         for fpr, verdict in ((min(0.99, 1.1 * p_value), "marked"), (0.9 * p_value, "not marked")):
             (found,) = results(client.post("/v1/detect", json={"text": text, "fpr": fpr}))
             assert (found["verdict"], found["fpr"]) == (verdict, fpr)
 
-    def test_a_short_text_is_too_short(self, client):
+    def test_short_text_gets_no_verdict(self, client):
         (found,) = results(client.post("/v1/detect", json={"text": "the old bridge"}))
         assert found["verdict"] == "too short"
 
-    def test_only_the_beginning_of_a_very_long_text_is_scored(self, open_service):
+    def test_only_the_start_of_a_long_text_is_scored(self, open_service):
         client = open_service(scored_bytes=1000)
         text = "é" + plain_text()
         (found,) = results(client.post("/v1/detect", json={"text": text, "tokens": True}))
@@ -72,7 +72,7 @@ class TestDetect:
 
 
 class TestTenants:
-    def test_the_p_value_is_corrected_for_the_number_of_keys(self, open_service):
+    def test_p_value_is_corrected_for_the_number_of_keys(self, open_service):
         client = open_service(tenants=("acme", "beta"))
         (found,) = results(client.post("/v1/detect", json={"text": plain_text(3)}))
         alone = {name: bound(name).detect(plain_text(3)) for name in ("acme", "beta")}
@@ -83,14 +83,14 @@ class TestTenants:
             name: detection.p_value for name, detection in alone.items()
         }
 
-    def test_the_right_tenant_is_named(self, open_service):
+    def test_right_tenant_is_named(self, open_service):
         client = open_service(tenants=("beta", "acme"))
         (found,) = results(client.post("/v1/detect", json={"text": marked_text()}))
         assert (found["verdict"], found["tenant"]) == ("marked", "acme")
         only = client.post("/v1/detect", json={"text": marked_text(), "tenants": ["beta"]})
         assert results(only)[0]["verdict"] == "not marked"
 
-    def test_unknown_tenants_and_those_of_others_look_the_same(self, open_service):
+    def test_unknown_and_forbidden_tenants_look_the_same(self, open_service):
         client = open_service(tenants=("acme", "beta"))
         head = bearer(client, "detect", tenants=["acme"])
         other, unknown = (
@@ -104,7 +104,7 @@ class TestTenants:
 
 
 class TestPublic:
-    def test_numbers_are_rounded_and_tokens_kept_back(self, client):
+    def test_numbers_are_rounded_and_tokens_withheld(self, client):
         head = bearer(client, "detect-public")
         for text in (marked_text(), plain_text(), plain_text(2)):
             (found,) = results(client.post("/v1/detect", json={"text": text}, headers=head))
@@ -119,7 +119,7 @@ class TestPublic:
                 assert found[name] is None
             assert str(own.p_value)[:6] not in str(found)
 
-    def test_it_may_not_search_for_the_threshold(self, client):
+    def test_public_tokens_may_not_search_for_the_threshold(self, client):
         head = bearer(client, "detect-public")
         for choice in ({"fpr": 0.02}, {"test": "key"}, {"tokens": True}):
             assert client.post("/v1/detect", json={"text": "a", **choice}, headers=head).status_code == 403
@@ -130,13 +130,13 @@ class TestPublic:
 
 
 class TestLocate:
-    def test_the_marked_half_is_found(self, client):
+    def test_marked_half_is_found(self, client):
         plain, marked = plain_texts(1, 150)[0], marked_texts(1, 150)[0]
         response = client.post("/v1/locate", json={"text": plain + marked, "tokens": True})
         assert response.status_code == 200
         found = response.json()
         (passage,) = found["passages"]
-        # boundaries are good to a few tokens: 5 characters each here
+        # boundaries are accurate to a few tokens, of 5 characters each here
         assert abs(passage["start"] - len(plain)) < 200
         assert passage["end"] > len(plain + marked) - 200
         assert passage["text"] == (plain + marked)[passage["start"] : passage["end"]]
@@ -147,6 +147,25 @@ class TestLocate:
     def test_nothing_is_found_in_unmarked_text(self, client):
         found = client.post("/v1/locate", json={"text": plain_text()}).json()
         assert (found["passages"], found["share"]) == ([], 0.0)
+
+
+class TestExtract:
+    def test_text_of_a_file(self, client):
+        data = "Die Brücke über den Fluss.".encode()
+        found = client.post("/v1/extract", files={"file": ("..\\a/b.txt", data)}).json()
+        assert (found["name"], found["text"], found["characters"]) == ("b.txt", data.decode(), 26)
+
+    def test_unreadable_files_are_rejected(self, open_service):
+        client = open_service(extract_bytes=1000)
+        for name, data, status in (
+            ("a.exe", b"MZ", 415),
+            ("a.pdf", b"no pdf", 422),
+            ("a.docx", b"PK", 422),
+            ("a.txt", b"", 422),
+            ("a.txt", b"x" * 1001, 413),
+        ):
+            assert client.post("/v1/extract", files={"file": (name, data)}).status_code == status, name
+        assert client.post("/v1/extract", data={"file": "text"}).status_code == 422
 
 
 @pytest.mark.parametrize(
@@ -171,7 +190,7 @@ class TestLocate:
         ({"text": "a", "prompt": "x" * 1_000_001}, 413),
     ],
 )
-def test_what_cannot_be_answered_is_refused(client, body, status):
+def test_invalid_requests_are_rejected(client, body, status):
     response = client.post("/v1/detect", json=body)
     assert response.status_code == status
     error = response.json()["error"]

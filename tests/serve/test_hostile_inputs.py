@@ -1,4 +1,4 @@
-"""Whatever is sent as a text: an answer or a refusal, never a failure, and soon."""
+"""Any input gets an answer or an error response, never a failure, and quickly."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ HARD = {
 
 
 def ask(client: TestClient, path: str, body: dict) -> dict | None:
-    """The answer to a body, sent with everything escaped; None for a refusal."""
+    """The answer to a fully escaped body; None if it is rejected."""
     data = json.dumps(body, ensure_ascii=True).encode()
     response = client.post(path, content=data, headers={"content-type": "application/json"})
     assert response.status_code in (200, 413, 422), (response.status_code, response.text[:200])
@@ -48,21 +48,21 @@ def ask(client: TestClient, path: str, body: dict) -> dict | None:
 
 
 @pytest.mark.parametrize("name", HARD)
-def test_hard_texts(client, name):
+def test_difficult_texts(client, name):
     started = time.monotonic()
     text = HARD[name]
     for body in ({"text": text, "tokens": True}, {"text": "a plain text", "prompt": text}):
         answer = ask(client, "/v1/detect", body)
         if answer is not None:
             check_offsets(body["text"], answer["results"][0])
-    if len(text) <= 10_000:  # a long search is no fault
+    if len(text) <= 10_000:  # a long search is not a failure
         ask(client, "/v1/locate", {"text": text})
     ask(client, "/v1/detect", {"texts": ["a plain text", text]})
     assert time.monotonic() - started < 60.0
 
 
 @pytest.mark.parametrize("name", ["lone surrogate", "surrogates the wrong way round", "NUL"])
-def test_what_is_no_text_is_refused_in_every_field(client, name):
+def test_invalid_unicode_is_rejected_in_every_field(client, name):
     bad = HARD[name]
     for path, body in (
         ("/v1/detect", {"text": bad}),
@@ -113,7 +113,7 @@ def test_any_bytes(client, data, path):
 
 
 def check_offsets(text: str, found: dict) -> None:
-    """Every token lies in the part that was scored, and its text is what stands there."""
+    """Every token lies in the scored part, and its text matches its offsets."""
     assert found["scored_characters"] <= found["characters"] == len(text)
     for token in found["tokens"] or ():
         assert 0 <= token["start"] <= token["end"] <= found["scored_characters"]

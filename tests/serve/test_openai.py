@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import asyncio
 import json
 import threading
 
@@ -9,7 +8,6 @@ from tests.serve.conftest import bearer
 from tests.serve.live import bound, host
 
 from dewmark.decoding import Decoding
-from dewmark.serve.generation import GenerationRequest, TextStream, _settled, transcript
 
 COMMON = {"model": "tiny", "max_tokens": 40, "seed": 7}
 
@@ -38,7 +36,7 @@ def library_text(prompt: str, *, seed: int, tokens: int) -> str:
 
 
 class TestCompletions:
-    def test_the_text_is_the_library_s(self, client):
+    def test_text_equals_the_library_s(self, client):
         body = client.post("/v1/completions", json={**COMMON, "prompt": "the old bridge"}).json()
         (choice,) = body["choices"]
         assert choice["text"] == library_text("the old bridge", seed=7, tokens=40)
@@ -54,7 +52,7 @@ class TestCompletions:
         assert len(pieces) > 20
         assert pieces[-1]["choices"][0]["finish_reason"] in ("length", "stop")
 
-    def test_several_prompts_and_choices_have_seeds_of_their_own(self, client):
+    def test_prompts_and_choices_have_their_own_seeds(self, client):
         wanted = {**COMMON, "prompt": ["the old bridge", "a house"], "n": 2}
         texts = [one["text"] for one in client.post("/v1/completions", json=wanted).json()["choices"]]
         assert texts == [
@@ -83,7 +81,7 @@ class TestCompletions:
         for seed, text in found.items():
             assert text == library_text(f"the old {'bridge ' * seed}", seed=seed, tokens=20 + seed)
 
-    def test_it_stops_where_it_is_told(self, client):
+    def test_stop_sequences(self, client):
         whole = library_text("the old bridge", seed=7, tokens=40)
         stop = whole.split()[10]
         wanted = {**COMMON, "prompt": "the old bridge", "stop": [f" {stop}", "never"]}
@@ -99,7 +97,7 @@ class TestCompletions:
 
 
 class TestChat:
-    def test_an_answer_and_its_pieces(self, client):
+    def test_answer_and_its_stream(self, client):
         messages = [{"role": "user", "content": [{"type": "text", "text": "tell of the river"}]}]
         wanted = {**COMMON, "messages": messages}
         body = client.post("/v1/chat/completions", json=wanted).json()
@@ -114,7 +112,7 @@ class TestChat:
         assert pieces[-1]["choices"] == []
         assert pieces[-1]["usage"] == body["usage"]
 
-    def test_what_it_writes_it_finds(self, client):
+    def test_generated_text_is_detected(self, client):
         wanted = {**COMMON, "max_tokens": 250, "messages": [{"role": "user", "content": "the sea"}]}
         text = client.post("/v1/chat/completions", json=wanted).json()["choices"][0]["message"]["content"]
         found = client.post("/v1/detect", json={"text": text}).json()["results"][0]
@@ -143,13 +141,13 @@ class TestChat:
         ({"temperature": 0.7, "top_p": 0.9, "seed": None}, 200),
     ],
 )
-def test_what_can_be_asked_for(client, change, status):
+def test_supported_and_unsupported_options(client, change, status):
     data = json.dumps({**COMMON, "prompt": "the", "max_tokens": 3, **change}).encode()
     response = client.post("/v1/completions", content=data, headers={"content-type": "application/json"})
     assert response.status_code == status, response.text
 
 
-def test_writing_has_a_scope_of_its_own(client):
+def test_generation_has_its_own_scope(client):
     wanted = {**COMMON, "prompt": "the", "max_tokens": 2}
     for scope, status in (("detect", 403), ("generate", 200), ("admin", 200)):
         head = bearer(client, scope)
@@ -157,42 +155,7 @@ def test_writing_has_a_scope_of_its_own(client):
         assert client.get("/v1/models", headers=head).status_code == status
 
 
-def test_a_detector_alone_does_not_write(open_service):
+def test_detection_service_does_not_generate(open_service):
     client = open_service()
     assert client.post("/v1/completions", json={**COMMON, "prompt": "the"}).status_code == 404
     assert "/v1/completions" not in client.get("/openapi.json").json()["paths"]
-
-
-class TestStreams:
-    @pytest.mark.parametrize(
-        ("text", "stops", "settled"),
-        [
-            ("abc", (), 3),
-            ("abc\ufffd\ufffd", (), 3),
-            ("abcST", ("STOP",), 3),
-            ("abcSTOX", ("STOP",), 7),
-            ("a\n", ("\n\n", "\nUser"), 1),
-        ],
-    )
-    def test_what_may_still_change_is_held_back(self, text, stops, settled):
-        assert _settled(text, stops) == settled
-
-    def test_a_character_in_pieces_comes_whole(self):
-        data = "a né 👩 z".encode()
-
-        async def main() -> list[str]:
-            request = GenerationRequest("", seed=0, decoding=Decoding(max_new_tokens=100))
-            stream = TextStream(request, lambda ids: bytes(ids).decode(errors="replace"))
-            for byte in data:
-                stream.take(byte)
-            stream.take(None)
-            return [piece async for piece in stream]
-
-        pieces = asyncio.run(main())
-        assert "".join(pieces).encode() == data
-        assert not any("\ufffd" in piece for piece in pieces)
-
-
-def test_a_transcript_names_who_speaks():
-    messages = [{"role": "system", "content": "Be brief. "}, {"role": "user", "content": "Hello"}]
-    assert transcript(messages) == "System: Be brief.\n\nUser: Hello\n\nAssistant:"

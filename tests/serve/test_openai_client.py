@@ -1,4 +1,4 @@
-"""The official client of OpenAI's API against a real server on loopback."""
+"""OpenAI's official client against a real server on loopback."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def verdict(client, text: str) -> str:
     return httpx.post(f"{url}/detect", json={"text": text}).json()["results"][0]["verdict"]
 
 
-def test_chat_streaming_and_not(client):
+def test_chat_with_and_without_streaming(client):
     whole = client.chat.completions.create(messages=MESSAGES, **WANTED)
     text = whole.choices[0].message.content
     assert whole.choices[0].finish_reason in ("stop", "length")
@@ -41,20 +41,20 @@ def test_chat_streaming_and_not(client):
     assert verdict(client, text) == "marked"
 
 
-def test_completions_streaming_and_not(client):
+def test_completions_with_and_without_streaming(client):
     whole = client.completions.create(prompt="the old bridge", **WANTED).choices[0].text
     pieces = client.completions.create(prompt="the old bridge", stream=True, **WANTED)
     assert "".join(piece.choices[0].text for piece in pieces if piece.choices) == whole
     assert verdict(client, whole) == "marked"
 
 
-def test_models_and_refusals(client):
+def test_models_and_errors(client):
     assert [model.id for model in client.models.list()] == ["tiny"]
     with pytest.raises(openai.UnprocessableEntityError, match="temperature 0"):
         client.completions.create(model="tiny", prompt="a", temperature=0.0)
 
 
-def test_a_reader_who_leaves_frees_the_writer(client):
+def test_disconnecting_frees_the_generator(client):
     stream = client.completions.create(prompt="the old bridge", stream=True, **{**WANTED, "max_tokens": 1000})
     next(iter(stream))
     stream.close()

@@ -1,4 +1,4 @@
-"""The service as it is run: ``dewmark serve`` with worker processes that die and are killed."""
+"""``dewmark serve`` with real worker processes, some of which are killed."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_killed_workers_lose_no_accepted_job(detector, tmp_path):
 
         def ask() -> None:
             while not stop.is_set():
-                # a killed worker takes the request it was at with it
+                # a killed worker loses the request that it was serving
                 with contextlib.suppress(httpx.HTTPError):
                     statuses.append(httpx.post(f"{url}/v1/detect", json={"text": texts[0]}).status_code)
 
@@ -84,7 +84,7 @@ def test_killed_workers_lose_no_accepted_job(detector, tmp_path):
             body = {"texts": [{"text": text} for text in texts[16 * part : 16 * part + 16]]}
             made = httpx.post(f"{url}/v1/audit", json=body, timeout=30)
             accepted.append(made.json()["job"]["id"])
-            for pid in children(process):  # all of them at once: nobody is left who knows of the job
+            for pid in children(process):  # all at once, so that only the store knows the job
                 os.kill(pid, signal.SIGKILL)
             until(lambda: healthy(url))
 
@@ -119,7 +119,7 @@ def rows(log: Path) -> list[dict]:
     return [json.loads(line) for line in log.read_text().splitlines()]
 
 
-def test_a_stop_finishes_what_was_taken(detector, tmp_path):
+def test_stop_finishes_accepted_requests(detector, tmp_path):
     text = marked_text() * 12  # a search that takes seconds
     with served(detector, tmp_path) as (url, process, _):
         answers: list[httpx.Response] = []
@@ -134,7 +134,7 @@ def test_a_stop_finishes_what_was_taken(detector, tmp_path):
     assert answers[0].json()["detection"]["verdict"] == "marked"
 
 
-def test_workers_share_their_numbers_and_tables(detector, tmp_path):
+def test_workers_share_metrics_and_tables(detector, tmp_path):
     with served(detector, tmp_path, "--workers", "2") as (url, process, _):
         workers = until(lambda: children(process) if len(children(process)) == 2 else None)
         until(lambda: all(mapped(pid, detector) for pid in workers))
@@ -145,7 +145,7 @@ def test_workers_share_their_numbers_and_tables(detector, tmp_path):
 
 
 def mapped(pid: int, detector: Path) -> bool:
-    """Whether a process has the detector's tables mapped, so that their pages are shared."""
+    """Whether a process has mapped the detector's tables, which shares their pages."""
     return f"{detector}/state/" in Path(f"/proc/{pid}/maps").read_text()
 
 
@@ -157,7 +157,7 @@ def test_workers_stop_when_their_supervisor_is_killed(detector, tmp_path):
         until(lambda: not Path(f"/proc/{worker}").exists())
 
 
-def test_a_token_made_while_it_runs_closes_an_open_service(detector, tmp_path):
+def test_first_token_closes_a_running_service(detector, tmp_path):
     with served(detector, tmp_path) as (url, _, log):
         assert httpx.get(f"{url}/v1/jobs").status_code == 200
         _, text = Tokens(Store(f"sqlite:///{tmp_path}/service.db")).new("desk", ["detect"])

@@ -23,7 +23,7 @@ def make():
 
 
 class Recorder:
-    """Doubles numbers; remembers its batches, and waits at a gate before each."""
+    """Doubles numbers and records its batches; each waits for ``gate``."""
 
     def __init__(self) -> None:
         self.batches: list[list[int]] = []
@@ -35,7 +35,7 @@ class Recorder:
         return [2 * item for item in items]
 
 
-def test_what_waits_together_is_done_together(make):
+def test_waiting_requests_are_batched(make):
     pool, work = make(max_waiting=20), Recorder()
 
     async def main():
@@ -48,11 +48,11 @@ def test_what_waits_together_is_done_together(make):
         return await asyncio.gather(*asked)
 
     assert asyncio.run(main()) == [[0, 0], [2, 2], [4, 4], [6, 6], [18]]
-    # the first ran alone, the others gathered meanwhile: at most four items in one batch
+    # the first ran alone while the others gathered; a batch has at most four items
     assert work.batches == [[0, 0], [1, 1, 2, 2], [3, 3], [9]]
 
 
-def test_overload_is_refused_at_once(make):
+def test_overload_is_rejected_at_once(make):
     pool, work = make(max_waiting=3), Recorder()
 
     async def main():
@@ -72,13 +72,13 @@ def test_overload_is_refused_at_once(make):
     asyncio.run(main())
 
 
-def test_a_request_larger_than_the_queue_is_served_when_nothing_waits(make):
+def test_request_larger_than_the_queue_is_served_if_nothing_waits(make):
     pool, work = make(max_waiting=3), Recorder()
     work.gate.set()
     assert asyncio.run(pool.run(work, list(range(10)))) == [2 * i for i in range(10)]
 
 
-def test_one_that_fails_does_not_spoil_the_others_of_its_batch(make):
+def test_failure_does_not_affect_the_rest_of_the_batch(make):
     pool, gate = make(), threading.Event()
 
     def work(items):
@@ -96,7 +96,7 @@ def test_one_that_fails_does_not_spoil_the_others_of_its_batch(make):
     assert isinstance(found[2], ZeroDivisionError)
 
 
-def test_who_goes_away_before_the_turn_costs_nothing(make):
+def test_cancelled_request_is_not_run(make):
     pool, work = make(), Recorder()
 
     async def main():
@@ -114,7 +114,7 @@ def test_who_goes_away_before_the_turn_costs_nothing(make):
     assert pool.waiting == 0
 
 
-def test_closing_finishes_what_was_taken(make):
+def test_closing_finishes_accepted_work(make):
     pool, work = make(), Recorder()
 
     async def main():
@@ -133,7 +133,7 @@ def test_closing_finishes_what_was_taken(make):
     assert asyncio.run(main()) == [[0], [2], [4]]
 
 
-def test_background_work_is_never_refused(make):
+def test_background_work_is_never_rejected(make):
     pool, work = make(max_waiting=1), Recorder()
     work.gate.set()
     assert pool.run_background(work, [1, 2, 3]) == [2, 4, 6]

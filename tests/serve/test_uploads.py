@@ -1,4 +1,4 @@
-"""Texts come out of files as they were written; hostile files end in one line."""
+"""Text extraction: files yield their text, and hostile files a one-line error."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_plain_text_in_the_usual_encodings(encoding):
     assert extract_text("notes.md", text.encode(encoding)) == text
 
 
-def test_line_ends_of_windows_become_line_feeds():
+def test_windows_line_ends_become_line_feeds():
     assert extract_text("a.txt", b"one\r\ntwo\r\n") == "one\ntwo\n"
 
 
@@ -77,13 +77,13 @@ def test_line_ends_of_windows_become_line_feeds():
 def test_any_text_survives(text):
     try:
         data = text.encode()
-    except UnicodeEncodeError:  # a lone surrogate is in no file
+    except UnicodeEncodeError:  # no file contains a lone surrogate
         return
     if not data.startswith(b"\xef\xbb\xbf"):
         assert extract_text("a.txt", data) == text
 
 
-def test_a_word_document_is_read_in_order():
+def test_word_document_is_read_in_order():
     body = (
         "<w:p><w:r><w:t>One </w:t></w:r><w:ins><w:r><w:t>&lt;b&gt; two</w:t></w:r></w:ins>"
         "<w:del><w:r><w:delText>gone</w:delText></w:r></w:del><w:r><w:instrText>PAGE</w:instrText></w:r></w:p>"
@@ -94,13 +94,13 @@ def test_a_word_document_is_read_in_order():
     assert extract_text("a.docx", docx(body)) == "One <b> two\nleft\tright\nbox"
 
 
-def test_a_word_document_that_expands_entities_is_refused():
+def test_word_document_with_entities_is_rejected():
     laughs = '<!DOCTYPE d [<!ENTITY a "ha"><!ENTITY b "&a;&a;&a;&a;&a;&a;&a;&a;">]>'
     with pytest.raises(InputError, match="document type"):
         extract_text("a.docx", docx("<w:p><w:r><w:t>&b;</w:t></w:r></w:p>", head=laughs))
 
 
-def test_a_word_document_that_unpacks_without_end_is_refused(monkeypatch):
+def test_word_document_that_unpacks_without_end_is_rejected(monkeypatch):
     monkeypatch.setattr(uploads, "_MAX_XML", 1_000_000)
     bomb = docx("<w:p/>" + " " * 30_000_000)
     assert len(bomb) < 100_000
@@ -110,7 +110,7 @@ def test_a_word_document_that_unpacks_without_end_is_refused(monkeypatch):
     assert time.perf_counter() - start < 2.0  # the rest is never unpacked
 
 
-def test_more_text_than_the_limit_is_refused(monkeypatch):
+def test_more_text_than_the_limit_is_rejected(monkeypatch):
     monkeypatch.setattr(uploads, "MAX_CHARACTERS", 1000)
     for name, data in {
         "a.txt": b"a" * 1001,
@@ -121,7 +121,7 @@ def test_more_text_than_the_limit_is_refused(monkeypatch):
             extract_text(name, data)
 
 
-def test_a_file_over_the_limit_is_not_read(monkeypatch):
+def test_file_over_the_limit_is_not_read(monkeypatch):
     monkeypatch.setattr(uploads, "MAX_BYTES", 10)
     with pytest.raises(InputError, match="11 bytes, more than 10"):
         extract_text("a.pdf", b"%PDF" + b" " * 7)
@@ -144,14 +144,14 @@ def test_a_file_over_the_limit_is_not_read(monkeypatch):
         ("a.pdf", pdf([[]]), "text recognition"),
     ],
 )
-def test_bad_files_end_in_one_line(name, data, said):
+def test_bad_files_give_a_one_line_error(name, data, said):
     with pytest.raises(InputError, match=said) as caught:
         extract_text(name, data)
     assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("name", ["a.exe", "noending", "a.doc", ".pdf"])
-def test_other_kinds_of_files_are_named(name):
+def test_unsupported_file_types_are_rejected(name):
     with pytest.raises(UnknownNameError, match=r"unsupported file type .*use \.txt"):
         extract_text(name, b"text")
 
@@ -164,7 +164,7 @@ def test_any_bytes_give_text_or_an_input_error(data, suffix):
             assert extract_text("a" + suffix, content).strip()
 
 
-def test_a_pdf_becomes_running_text():
+def test_pdf_becomes_running_text():
     full = "The rain came down the hill before noon and the old bridge was slippery"
     data = pdf(
         [
@@ -177,7 +177,7 @@ def test_a_pdf_becomes_running_text():
     )
 
 
-def test_a_pdf_that_unpacks_without_end_is_refused():
+def test_pdf_that_unpacks_without_end_is_rejected():
     line = pdf([["A" * 100_000_000]])  # a hundred kilobytes
     assert len(line) < 200_000
     start = time.perf_counter()
@@ -186,7 +186,7 @@ def test_a_pdf_that_unpacks_without_end_is_refused():
     assert time.perf_counter() - start < uploads._PDF_SECONDS + 5.0
 
 
-def test_a_pdf_that_takes_too_long_is_given_up(monkeypatch):
+def test_pdf_that_takes_too_long_is_rejected(monkeypatch):
     monkeypatch.setattr(uploads, "_PDF_SECONDS", 0.01)
     with pytest.raises(InputError, match=r"within 0\.01 s"):
         extract_text("a.pdf", pdf([["text"]]))

@@ -1,4 +1,4 @@
-"""One service and one Chromium for all tests of the page; a fresh context, without memory, for each."""
+"""One service and one Chromium for all tests of the page, and a fresh browser context for each."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from playwright.sync_api import Browser
     from tests.serve.page.desk import Desk
 
-# Without the driver there is nothing to collect; make test-serve installs it.
+# Without Playwright there is nothing to collect; make test-serve installs it.
 collect_ignore_glob = [] if importlib.util.find_spec("playwright") else ["test_*.py"]
 
 
@@ -33,7 +33,7 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture(scope="session")
 def service_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """An open service with one key: the tiny host's, behind a real uvicorn."""
+    """A service without tokens, on the tiny host, behind a real uvicorn."""
     folder = tmp_path_factory.mktemp("service")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("DEWMARK_CACHE", str(folder / "cache"))
@@ -43,7 +43,7 @@ def service_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.fixture
 def desk(browser: Browser, service_url: str) -> Iterator[Callable[..., Desk]]:
-    """Open the page, with options of a browser context (viewport, color_scheme, …); it may log no error."""
+    """Open the page with options of a browser context (viewport, color_scheme, …); it must log no errors."""
     from tests.serve.page.desk import Desk
 
     opened = []

@@ -1,4 +1,4 @@
-"""The page as a person uses it: paste, drop, press keys, read what is shown. Driven in a real Chromium."""
+"""The page as a user sees it in a real Chromium: paste, drop, press keys and read."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from playwright.sync_api import BrowserContext, Page, expect
 
-# Playwright has no drop of files: make the event as the browser would.
+# Playwright cannot drop files: create the events as the browser would.
 _DROP = """([target, files]) => {
   const transfer = new DataTransfer();
   for (const [name, content] of files) {
@@ -33,7 +33,7 @@ _PASTE = """(text) => {
 
 
 class Desk:
-    """One tab of the browser with the page open; every request and every address it had is kept."""
+    """A browser tab with the page; it records requests, URLs and errors."""
 
     def __init__(self, context: BrowserContext, url: str) -> None:
         self.url = url
@@ -62,7 +62,7 @@ class Desk:
         self.page.evaluate(_DROP, [target, encoded])
 
     def verdict(self) -> str:
-        """The verdict, once the check is over and the passages were looked for."""
+        """The verdict, once the check and the search for passages are finished."""
         expect(self.page.locator("#result")).to_be_visible()
         expect(self.page.locator("#check")).to_have_text("Check")
         return self.page.locator("#verdict").inner_text()
@@ -72,13 +72,13 @@ class Desk:
         return self.verdict()
 
     def serious(self) -> list[str]:
-        """What axe-core calls a serious or critical fault, in a line each."""
+        """Serious and critical violations that axe-core finds, one line each."""
         import axe_playwright_python
 
         axe = Path(axe_playwright_python.__file__).with_name("axe.min.js").read_text(encoding="utf-8")
         self.page.evaluate(axe)
         found = self.page.evaluate("axe.run()")
-        assert len(found["passes"]) > 15  # it did look
+        assert len(found["passes"]) > 15  # it did run
         return [
             f"{fault['id']}: {fault['help']}: {node['html'][:200]}"
             for fault in found["violations"]

@@ -1,4 +1,4 @@
-"""A service that asks for tokens and has several keys: what the page asks, keeps, shows and withholds."""
+"""The page of a service with tokens and several keys."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.serve
 
 @pytest.fixture(scope="module")
 def guarded(tmp_path_factory):
-    """(URL, a function that makes a token of some scope) of a service with two keys."""
+    """The URL of a service with two keys, and a function that creates a token of a scope."""
     folder = tmp_path_factory.mktemp("guarded")
     service = make_service(folder, tenants=("acme", "beta"))
     with live_service(folder, service=service) as url:
@@ -22,13 +22,13 @@ def guarded(tmp_path_factory):
         def token(scope: str) -> str:
             return service.tokens.new("test", [scope])[1]
 
-        token("admin")  # from the first token on nobody gets in without one
+        token("admin")  # the first token makes tokens mandatory
         yield url, token
 
 
 @pytest.fixture
 def enter(desk, guarded) -> Callable[[str], object]:
-    """Open the page and give it a fresh token of some scope."""
+    """Open the page with a new token of a scope."""
     url, token = guarded
 
     def come_in(scope: str):
@@ -41,7 +41,7 @@ def enter(desk, guarded) -> Callable[[str], object]:
     return come_in
 
 
-def test_the_page_asks_for_a_token_first(desk, guarded):
+def test_page_asks_for_a_token(desk, guarded):
     one = desk(url=guarded[0])
     page = one.page
     expect(page.get_by_role("dialog", name="Access token")).to_be_visible()
@@ -53,7 +53,7 @@ def test_the_page_asks_for_a_token_first(desk, guarded):
     assert page.evaluate("sessionStorage.length") == 0
 
 
-def test_a_token_lasts_as_long_as_the_tab_and_is_in_no_address(enter, guarded, marked):
+def test_token_lasts_as_long_as_the_tab_and_is_in_no_url(enter, guarded, marked):
     one = enter("detect")
     page = one.page
     assert one.check(marked) == "Marked"
@@ -69,7 +69,7 @@ def test_a_token_lasts_as_long_as_the_tab_and_is_in_no_address(enter, guarded, m
     assert page.evaluate("sessionStorage.length") == 0
 
 
-def test_a_check_without_a_token_asks_for_one_and_goes_on(desk, guarded, marked):
+def test_check_without_a_token_asks_for_one_and_continues(desk, guarded, marked):
     url, token = guarded
     one = desk(url=url)
     one.page.click("#access-cancel")
@@ -79,10 +79,10 @@ def test_a_check_without_a_token_asks_for_one_and_goes_on(desk, guarded, marked)
     one.page.fill("#access-token", token("detect"))
     one.page.keyboard.press("Enter")
     assert one.verdict() == "Marked"
-    one.errors.clear()  # Chromium notes the 401
+    one.errors.clear()  # Chromium logs the 401
 
 
-def test_of_several_keys_the_one_that_fits_is_named(enter, marked, unmarked):
+def test_matching_key_is_named(enter, marked, unmarked):
     one = enter("detect")
     page = one.page
     one.check(marked)
@@ -94,7 +94,7 @@ def test_of_several_keys_the_one_that_fits_is_named(enter, marked, unmarked):
     expect(page.locator("#numbers")).not_to_contain_text(re.compile("acme|beta"))
 
 
-def test_one_key_can_be_chosen_and_linked(enter, marked):
+def test_key_can_be_chosen_and_linked(enter, marked):
     one = enter("detect")
     page = one.page
     page.locator("summary", has_text="Settings").click()
@@ -107,7 +107,7 @@ def test_one_key_can_be_chosen_and_linked(enter, marked):
     assert page.locator("#audit-tenant option").all_inner_texts() == ["acme", "beta"]
 
 
-def test_a_public_token_gets_a_verdict_and_round_numbers_only(enter, marked):
+def test_public_token_gets_a_verdict_and_rounded_numbers_only(enter, marked):
     one = enter("detect-public")
     page = one.page
     assert one.check(marked) == "Marked"

@@ -1,4 +1,4 @@
-"""The audit tab: gather one's own texts, follow the job, read the report."""
+"""The audit tab: collect texts, follow the job and read the report."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def letters(number: int, unmarked: str) -> dict[str, bytes]:
     return {f"letter-{i}.txt": " ".join(words[i:] + words[:i]).encode() for i in range(number)}
 
 
-def test_a_folder_is_audited(desk, unmarked, tmp_path):
+def test_folder_is_audited(desk, unmarked, tmp_path):
     for name, content in letters(12, unmarked).items():
         (tmp_path / name).write_bytes(content)
     inner = tmp_path / "more"
@@ -44,7 +44,7 @@ def test_a_folder_is_audited(desk, unmarked, tmp_path):
     assert one.serious() == []
 
 
-def test_dropped_files_are_gathered_and_removed(desk, unmarked):
+def test_dropped_files_are_collected_and_removed(desk, unmarked):
     one = desk("#tab=audit")
     one.drop(letters(3, unmarked), target="#audit-drop")
     expect(one.page.locator("#gathered")).to_contain_text("3 texts with")
@@ -54,7 +54,7 @@ def test_dropped_files_are_gathered_and_removed(desk, unmarked):
     expect(one.page.locator("#gathered")).to_contain_text("No texts yet")
 
 
-def test_an_audit_without_texts_is_an_error_in_words(desk):
+def test_audit_without_texts_is_an_error(desk):
     page = desk("#tab=audit").page
     page.click("#audit-start")
     expect(page.get_by_role("alert")).to_contain_text("There are no texts yet")
@@ -66,7 +66,7 @@ def job(state: str, **more: object) -> dict[str, object]:
 
 @pytest.fixture
 def slow(desk, unmarked):
-    """The page while an audit runs that the test steers: its dictionary is the job's next state."""
+    """The page during an audit, and the job's state as a dictionary that the test changes."""
     one = desk("#tab=audit")
     state = job("running")
     started = {"status": 202, "json": {"job": job("queued")}}
@@ -78,13 +78,13 @@ def slow(desk, unmarked):
     return one, state
 
 
-def test_progress_is_told(slow):
+def test_progress_is_shown(slow):
     page = slow[0].page
     expect(page.locator("#audit-bar-said")).to_have_text("Checked 3 of 12 texts")
     assert page.get_by_role("progressbar").get_attribute("value") == "0.25"
 
 
-def test_an_audit_can_be_stopped(slow):
+def test_audit_can_be_stopped(slow):
     page = slow[0].page
     with page.expect_request(lambda request: request.method == "DELETE"):
         page.click("#audit-cancel")
@@ -92,7 +92,7 @@ def test_an_audit_can_be_stopped(slow):
     expect(page.locator("#report")).to_be_hidden()
 
 
-def test_after_a_reload_the_audit_is_taken_up_again(slow):
+def test_audit_is_followed_after_a_reload(slow):
     page = slow[0].page
     page.route("**/v1/jobs", lambda route: route.fulfill(json={"jobs": [job("running")]}))
     page.reload()
@@ -100,7 +100,7 @@ def test_after_a_reload_the_audit_is_taken_up_again(slow):
     expect(page.locator("#audit-cancel")).to_be_visible()
 
 
-def test_a_service_that_restarts_is_waited_for(slow):
+def test_restarting_service_is_waited_for(slow):
     one, state = slow
     one.page.unroute("**/v1/jobs/*")
     one.page.route("**/v1/jobs/*", lambda route: route.abort())
@@ -109,16 +109,16 @@ def test_a_service_that_restarts_is_waited_for(slow):
     one.page.route("**/v1/jobs/*", lambda route: route.fulfill(json=state))
     state.update(job("failed", error="the end"))
     expect(one.page.get_by_role("alert")).to_have_text("the end")
-    one.errors.clear()  # Chromium notes what failed
+    one.errors.clear()  # Chromium logs the failures
 
 
-def test_a_failed_audit_says_why(slow):
+def test_failed_audit_says_why(slow):
     one, state = slow
     state.update(job("failed", error="no text is long enough to be judged: give longer texts"))
     expect(one.page.get_by_role("alert")).to_contain_text("no text is long enough")
 
 
-def test_a_rate_that_is_too_high_is_said_in_words(slow):
+def test_high_rate_is_flagged_in_words(slow):
     one, state = slow
     cell = {
         "kind": "all",

@@ -1,4 +1,4 @@
-"""Checking a text: paste, drop, verdict, tokens, passages, plot, warnings."""
+"""The check tab: input, verdict, tokens, passages, plot and warnings."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ pytestmark = pytest.mark.serve
 SCORED = "#tokens [data-index]"
 
 
-def test_a_pasted_text_is_judged_at_once(desk, marked):
+def test_pasted_text_is_checked_at_once(desk, marked):
     one = desk()
     assert one.check(marked) == "Marked"
     page = one.page
@@ -24,7 +24,7 @@ def test_a_pasted_text_is_judged_at_once(desk, marked):
     expect(page.locator("#status")).to_have_text(re.compile(r"^Marked\. .* marked passage"))
 
 
-def test_an_unmarked_text_is_not_marked(desk, unmarked):
+def test_unmarked_text_is_not_marked(desk, unmarked):
     one = desk()
     assert one.check(unmarked) == "Not marked"
     expect(one.page.locator("#said")).to_contain_text("No mark")
@@ -32,10 +32,10 @@ def test_an_unmarked_text_is_not_marked(desk, unmarked):
     expect(one.page.locator("#sure")).to_contain_text("unmarked texts score")
 
 
-def test_the_button_and_the_keyboard_check_a_typed_text(desk, unmarked):
+def test_button_and_keyboard_check_a_typed_text(desk, unmarked):
     page = desk().page
     page.fill("#text", unmarked)
-    expect(page.locator("#result")).to_be_hidden()  # typing asks nothing of the service
+    expect(page.locator("#result")).to_be_hidden()  # typing sends no request
     page.click("#check")
     expect(page.locator("#verdict")).to_have_text("Not marked")
     page.click("#clear")
@@ -46,21 +46,21 @@ def test_the_button_and_the_keyboard_check_a_typed_text(desk, unmarked):
     expect(page.locator("#verdict")).to_have_text("Not marked")
 
 
-def test_a_short_text_gets_no_verdict_but_a_reason(desk):
+def test_short_text_gets_a_reason_instead_of_a_verdict(desk):
     one = desk()
     assert one.check("the old bridge") == "Too short to say"
     expect(one.page.locator("#sure")).to_be_hidden()
     expect(one.page.locator("#warnings .warning")).to_contain_text("A verdict needs at least 16")
 
 
-def test_no_text_is_an_error_in_words(desk):
+def test_empty_text_is_an_error(desk):
     page = desk().page
     page.click("#check")
     expect(page.get_by_role("alert")).to_have_text("There is no text yet. Paste one or drop a file.")
 
 
 @pytest.mark.parametrize("kind", [".txt", ".md", ".docx", ".pdf"])
-def test_a_dropped_file_is_read_and_judged(desk, marked, kind):
+def test_dropped_file_is_checked(desk, marked, kind):
     words = marked.split()
     lines = [" ".join(words[i : i + 12]) for i in range(0, len(words), 12)]
     body = f"<w:p><w:r><w:t>{marked}</w:t></w:r></w:p>"
@@ -71,7 +71,7 @@ def test_a_dropped_file_is_read_and_judged(desk, marked, kind):
     assert one.page.input_value("#text").split() == words
 
 
-def test_a_chosen_file_is_read_and_judged(desk, unmarked):
+def test_chosen_file_is_checked(desk, unmarked):
     one = desk()
     file = {"name": "a.txt", "mimeType": "text/plain", "buffer": unmarked.encode()}
     one.page.set_input_files("#file", files=[file])
@@ -86,11 +86,11 @@ def test_a_chosen_file_is_read_and_judged(desk, unmarked):
         ("a.pdf", b"no pdf", "damaged"),
     ],
 )
-def test_a_file_that_cannot_be_read_is_an_error_in_words(desk, name, content, said):
+def test_unreadable_file_is_an_error(desk, name, content, said):
     one = desk()
     one.drop({name: content})
     expect(one.page.get_by_role("alert")).to_contain_text(said)
-    one.errors.clear()  # Chromium notes the service's refusal itself
+    one.errors.clear()  # Chromium logs the error response
 
 
 def test_tokens_are_coloured_by_score(desk, marked):
@@ -100,7 +100,7 @@ def test_tokens_are_coloured_by_score(desk, marked):
     steps = [name for name in classes if re.fullmatch(r"[pm][1-4]", name)]
     green = sum(name.startswith("p") for name in steps)
     assert len(steps) > 20
-    assert green > 0.6 * len(steps)  # in unmarked text half of them would be
+    assert green > 0.6 * len(steps)  # in unmarked text, half of them would be
     strong = next(name for name in steps if name in ("p3", "p4"))
     assert "rgba(22, 163, 74" in one.background(f"#tokens .{strong}")
     assert one.page.locator("#tokens").inner_text().split() == marked.split()
@@ -117,7 +117,7 @@ def test_green_and_red_differ_without_colour(desk, marked):
     assert styles == [["solid"] * 3, ["dotted"] * 3]
 
 
-def test_other_colours_can_be_chosen(desk, marked):
+def test_palette_can_be_chosen(desk, marked):
     one = desk()
     one.check(marked)
     assert "rgba(22, 163, 74" in one.background("#tokens .p3")
@@ -128,7 +128,7 @@ def test_other_colours_can_be_chosen(desk, marked):
     expect(one.page.locator("html")).to_have_class("blue")  # remembered
 
 
-def test_a_token_tells_its_score_to_the_pointer(desk, marked):
+def test_pointing_at_a_token_shows_its_score(desk, marked):
     one = desk()
     one.check(marked)
     page = one.page
@@ -144,7 +144,7 @@ def test_a_token_tells_its_score_to_the_pointer(desk, marked):
     expect(page.locator("#tip")).to_be_hidden()
 
 
-def test_a_marked_passage_is_framed_and_listed(desk, marked):
+def test_marked_passage_is_framed_and_listed(desk, marked):
     one = desk()
     one.check(marked)
     page = one.page
@@ -157,7 +157,7 @@ def test_a_marked_passage_is_framed_and_listed(desk, marked):
     expect(page.locator("#token-said")).to_contain_text("in marked passage 1")
 
 
-def test_a_frame_pauses_at_a_blank_line(desk, marked):
+def test_frame_skips_blank_lines(desk, marked):
     words = marked.split()
     one = desk()
     one.check(" ".join(words[:150]) + "\n\n" + " ".join(words[150:]))
@@ -167,7 +167,7 @@ def test_a_frame_pauses_at_a_blank_line(desk, marked):
     assert not [text for text in frames.all_inner_texts() if "\n" in text]
 
 
-def test_the_running_score_is_drawn_and_told(desk, marked):
+def test_running_score_is_plotted_and_described(desk, marked):
     one = desk()
     one.check(marked)
     page = one.page
@@ -179,7 +179,7 @@ def test_the_running_score_is_drawn_and_told(desk, marked):
     assert f"ends at +{z:.2f}, above the 2.33" in said
 
 
-def test_another_level_judges_anew(desk, marked):
+def test_changing_the_level_repeats_the_check(desk, marked):
     one = desk()
     one.check(marked)
     page = one.page
@@ -191,7 +191,7 @@ def test_another_level_judges_anew(desk, marked):
     expect(page.locator("#plot-said")).to_contain_text("3.72")
 
 
-def test_characters_beyond_the_basic_plane_keep_their_place(desk, marked):
+def test_offsets_of_astral_characters(desk, marked):
     one = desk()
     one.check("🌧🌧🌧 " + marked + " 𝔘𝔫𝔦 🌧")
     shown = one.page.locator("#tokens").inner_text()
@@ -201,7 +201,7 @@ def test_characters_beyond_the_basic_plane_keep_their_place(desk, marked):
     assert frame.strip() in "🌧🌧🌧 " + marked
 
 
-def test_text_from_right_to_left_runs_from_right_to_left(desk):
+def test_right_to_left_text(desk):
     one = desk()
     text = "הגשר הישן מעל הנהר <b> " * 30
     one.check(text)
@@ -210,17 +210,17 @@ def test_text_from_right_to_left_runs_from_right_to_left(desk):
     assert tokens.text_content() == text
 
 
-def test_a_text_that_is_too_large_is_an_error_in_words(desk):
+def test_oversized_text_is_an_error(desk):
     one = desk()
     one.paste("word " * 200_001)
     expect(one.page.get_by_role("alert")).to_contain_text("1,000,000 bytes")
     expect(one.page.locator("#result")).to_be_hidden()
-    one.errors.clear()  # Chromium notes the refusal
+    one.errors.clear()  # Chromium logs the error response
 
 
 @pytest.fixture
 def told(desk):
-    """Open the page on a service whose verdicts are changed on their way: `told(language=…)`."""
+    """Open the page on a service with modified answers: `told(language=…)`."""
 
     def open_with(**changes: object):
         one = desk()
@@ -237,14 +237,14 @@ def told(desk):
     return open_with
 
 
-def test_a_language_that_the_encoder_does_not_know_is_warned_of(told, unmarked):
+def test_unsupported_language_gives_a_warning(told, unmarked):
     one = told(language={"code": "el", "supported": False})
     one.check(unmarked)
     expect(one.page.locator("#warnings .warning strong")).to_have_text("The encoder does not support Greek.")
     expect(one.page.get_by_role("status")).to_contain_text("does not support Greek")
 
 
-def test_a_text_that_was_scored_in_part_is_warned_of(told, unmarked):
+def test_partly_scored_text_gives_a_warning(told, unmarked):
     one = told(truncated=True, characters=400_000, scored_characters=131_072)
     one.check(unmarked)
     expect(one.page.locator("#warnings .warning")).to_contain_text("131,072 of 400,000 characters")
@@ -256,7 +256,7 @@ def test_numbers_that_are_not_finite_are_not_shown(told, marked):
     expect(one.page.locator("#numbers")).to_contain_text("unknown")
 
 
-def test_no_verdict_stands_beside_another_text(desk, marked):
+def test_verdict_is_never_shown_beside_another_text(desk, marked):
     one = desk()
     one.check(marked)
     page = one.page

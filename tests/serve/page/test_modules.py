@@ -1,4 +1,4 @@
-"""The page's own modules against their Python twins: the same spans, colours and numbers in words."""
+"""The page's modules against their Python counterparts: spans, colours and numbers in words."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LETTERS = "ab é世🌧\n"
 
 
 def random_case(draw: random.Random) -> tuple[str, list[TokenScore], list[tuple[int, int]]]:
-    """A text with tokens that overlap, hold nothing, leave gaps or reach beyond its end; and places in it."""
+    """A text, tokens that overlap, are empty, leave gaps or exceed the text, and places in it."""
     text = "".join(draw.choices(LETTERS, k=draw.randint(1, 25)))
     tokens, at = [], 0
     while at < len(text) + 2:
@@ -28,7 +28,7 @@ def random_case(draw: random.Random) -> tuple[str, list[TokenScore], list[tuple[
     return text, tokens, list(zip(cuts[::2], cuts[1::2], strict=False))
 
 
-def test_spans_and_colours_are_those_of_the_reports(desk):
+def test_spans_and_colours_agree_with_the_reports(desk):
     draw = random.Random(7)
     cases = [random_case(draw) for _ in range(300)]
     given = [
@@ -62,7 +62,7 @@ def name(span) -> str:
     return f"{'p' if step > 0 else 'm'}{abs(step)}" if step else ""
 
 
-def test_the_normal_law(desk):
+def test_normal_distribution(desk):
     xs = [-6.5, -4.0, -2.33, -0.5, 0.0, 0.7, 1.96, 3.0, 5.0]
     ps = [0.05, 0.01, 0.005, 1e-4, 1e-6]
     cdf, above = desk().page.evaluate(
@@ -76,7 +76,7 @@ def test_the_normal_law(desk):
     assert above == pytest.approx(norm.isf(ps), abs=1e-3)
 
 
-def test_how_sure_in_words(desk):
+def test_certainty_in_words(desk):
     values = [0.99, 0.4, 0.1, 0.06, 2.5e-5, 3e-9, 1e-12, 0.0]
     said = desk().page.evaluate(
         """async (rows) => {
@@ -97,7 +97,7 @@ def test_how_sure_in_words(desk):
     ]
 
 
-def test_a_dropped_folder_is_read_to_its_depths(desk):
+def test_dropped_folder_is_read_recursively(desk):
     found = desk().page.evaluate(
         """async () => {
           const file = (name) => ({ isFile: true, file: (take) => take(new File(["x"], name)) });

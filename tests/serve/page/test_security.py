@@ -1,4 +1,4 @@
-"""What the page must never do: leak the text, run it, ask elsewhere; and how it asks for a token."""
+"""The page never leaks or executes a text and contacts no third party; how it handles a failing service."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ pytestmark = pytest.mark.serve
 MARKUP = "<img src=x onerror=\"document.title='owned'\"><script>document.title='owned'</script><b>bold</b> "
 
 
-def test_markup_in_a_text_is_shown_as_text(desk, marked):
+def test_markup_is_shown_as_text(desk, marked):
     one = desk()
     one.check(MARKUP + marked)
     page = one.page
@@ -21,7 +21,7 @@ def test_markup_in_a_text_is_shown_as_text(desk, marked):
     assert page.locator("#tip *").count() == 0
 
 
-def test_nothing_is_asked_of_anybody_else(desk, marked):
+def test_no_third_party_requests(desk, marked):
     one = desk()
     one.check(marked)
     one.page.click("#tab-audit")
@@ -30,7 +30,7 @@ def test_nothing_is_asked_of_anybody_else(desk, marked):
     }
 
 
-def test_the_address_never_holds_the_text(desk, marked):
+def test_url_never_contains_the_text(desk, marked):
     one = desk()
     one.page.locator("summary", has_text="Settings").click()
     one.page.fill("#prompt", "secret prompt")
@@ -46,7 +46,7 @@ def test_the_address_never_holds_the_text(desk, marked):
     assert "bridge" not in stored
 
 
-def test_a_link_carries_the_settings(desk, marked):
+def test_link_carries_the_settings(desk, marked):
     one = desk("#tab=check&level=0.0001")
     assert one.page.input_value("#level") == "0.0001"
     one.check(marked)
@@ -55,7 +55,7 @@ def test_a_link_carries_the_settings(desk, marked):
     assert desk("#level=7&tab=<b>").page.input_value("#level") == "0.01"
 
 
-def test_the_policy_forbids_inline_script_and_style(desk):
+def test_policy_forbids_inline_script_and_style(desk):
     one = desk()
     violations = one.page.evaluate(
         """() => new Promise((done) => {
@@ -70,10 +70,10 @@ def test_the_policy_forbids_inline_script_and_style(desk):
         })"""
     )
     assert violations == [["style", "script"], False]
-    one.errors.clear()  # Chromium says it on the console too
+    one.errors.clear()  # Chromium logs it, too
 
 
-def test_a_service_that_cannot_be_reached_is_told(desk, unmarked):
+def test_unreachable_service_is_reported(desk, unmarked):
     one = desk()
     one.page.route("**/v1/detect", lambda route: route.abort())
     one.paste(unmarked)
@@ -81,7 +81,7 @@ def test_a_service_that_cannot_be_reached_is_told(desk, unmarked):
     one.errors.clear()
 
 
-def test_a_busy_service_is_asked_again(desk, unmarked):
+def test_busy_service_is_retried(desk, unmarked):
     one = desk()
     answers = iter([503, 429])
 
@@ -96,7 +96,7 @@ def test_a_busy_service_is_asked_again(desk, unmarked):
     one.errors.clear()
 
 
-def test_a_service_that_stays_busy_says_when_to_come_back(desk, unmarked):
+def test_busy_service_says_when_to_retry(desk, unmarked):
     one = desk()
     said = {"error": {"code": "too_many_requests", "message": "too many requests for this token"}}
     one.page.route(

@@ -1,4 +1,4 @@
-"""For everybody: keyboard, screen reader, phone, dark, colour-blind; axe-core finds no serious fault."""
+"""Accessibility: keyboard, screen reader, phone, dark mode, large text; axe-core finds no violations."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PHONE = {"viewport": {"width": 360, "height": 740}, "is_mobile": True, "has_touc
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("device", [{}, PHONE], ids=["desktop", "phone"])
-def test_axe_finds_no_serious_fault(desk, marked, scheme, device):
+def test_axe_finds_no_serious_violation(desk, marked, scheme, device):
     one = desk(color_scheme=scheme, **device)
     assert one.serious() == []
     one.check(marked)
@@ -25,7 +25,7 @@ def test_axe_finds_no_serious_fault(desk, marked, scheme, device):
     assert one.serious() == []
 
 
-def test_everything_is_within_reach_of_the_keyboard(desk, unmarked):
+def test_everything_is_reachable_by_keyboard(desk, unmarked):
     one = desk()
     page = one.page
     reached = []
@@ -45,11 +45,11 @@ def test_everything_is_within_reach_of_the_keyboard(desk, unmarked):
     page.keyboard.press("Enter")
     one.verdict()
     while tab() != "token":
-        assert len(reached) < 15, reached  # the tokens are one stop, not hundreds
+        assert len(reached) < 15, reached  # the tokens are one tab stop, not hundreds
     assert reached[2:] == ["check", "file", "clear", "SUMMARY", "copy", "palette", "token"]
 
 
-def test_the_arrow_keys_go_from_token_to_token(desk, marked):
+def test_arrow_keys_move_between_tokens(desk, marked):
     one = desk()
     one.check(marked)
     page = one.page
@@ -70,7 +70,7 @@ def test_the_arrow_keys_go_from_token_to_token(desk, marked):
     expect(page.locator("#tip")).to_be_hidden()
 
 
-def test_tabs_by_arrow_keys(desk):
+def test_arrow_keys_move_between_tabs(desk):
     page = desk().page
     page.locator("#tab-check").focus()
     page.keyboard.press("ArrowRight")
@@ -81,7 +81,7 @@ def test_tabs_by_arrow_keys(desk):
     expect(page.locator("#panel-check")).to_be_visible()
 
 
-def test_what_a_screen_reader_meets(desk, marked):
+def test_roles_and_names_for_screen_readers(desk, marked):
     one = desk()
     one.check(marked)
     page = one.page
@@ -93,7 +93,7 @@ def test_what_a_screen_reader_meets(desk, marked):
     expect(page.get_by_role("region", name="Marked")).to_be_visible()
 
 
-def test_a_phone_shows_everything_in_its_width(desk, marked):
+def test_page_fits_a_phone(desk, marked):
     one = desk(**PHONE)
     assert one.width_used() == 360
     one.check(marked + "unbreakable" * 30)
@@ -110,7 +110,7 @@ def test_a_phone_shows_everything_in_its_width(desk, marked):
     assert one.width_used() == 360
 
 
-def test_dark_follows_the_system_until_one_chooses(desk):
+def test_theme_follows_the_system_until_it_is_chosen(desk):
     dark, light = "rgb(17, 19, 23)", "rgb(246, 247, 248)"
     one = desk(color_scheme="dark")
     assert one.background("body") == dark
@@ -121,7 +121,7 @@ def test_dark_follows_the_system_until_one_chooses(desk):
     assert desk(color_scheme="light").background("body") == light
 
 
-def test_text_may_be_twice_as_large(desk, unmarked):
+def test_page_fits_at_twice_the_text_size(desk, unmarked):
     one = desk(viewport={"width": 640, "height": 512})  # 1280 px at 200%
     one.check(unmarked)
     assert one.width_used() == 640
