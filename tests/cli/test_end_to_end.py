@@ -12,74 +12,13 @@ from tests.cli.conftest import SECRET
 
 from dewmark.core.keys import Key
 
-MANY = [
-    "the",
-    "of",
-    "and",
-    "to",
-    "in",
-    "is",
-    "was",
-    "for",
-    "on",
-    "that",
-    "with",
-    "as",
-    "by",
-    "it",
-    "at",
-    "from",
-    "his",
-    "her",
-    "they",
-    "this",
-    "are",
-    "be",
-    "an",
-    "which",
-    "were",
-    "not",
-    "have",
-    "had",
-    "but",
-    "or",
-    "one",
-    "all",
-    "out",
-    "who",
-    "more",
-    "when",
-    "there",
-    "old",
-    "new",
-    "river",
-    "bridge",
-    "over",
-    "under",
-    "house",
-    "water",
-    "light",
-    "day",
-    "night",
-    "time",
-    "people",
-    "city",
-    "town",
-    "road",
-    "tree",
-    "hill",
-    "sea",
-    "ship",
-    "wind",
-    "rain",
-    "sun",
-    "story",
-    "book",
-    "word",
-    "hand",
-    "eye",
-    "heart",
-]
+_VOCABULARY = """
+the of and to in is was for on that with as by it at from his her they this are be an which were
+not have had but or one all out who more when there old new river bridge over under house water
+light day night time people city town road tree hill sea ship wind rain sun story book word hand
+eye heart
+"""
+MANY = _VOCABULARY.split()
 WORDS = ["the", "old", "bridge", "over", "river", "house", "water", "light", "night", "city"]
 
 
@@ -101,10 +40,9 @@ def test_from_prompts_to_an_exported_detector(run, tiny, key_file, tmp_path):
     assert run("generate", "--scheme", "none", *common, "--out", unmarked).code == 0
 
     data = out.read_bytes()
-    for cut in (len(data) // 3, len(data) * 4 // 5):
-        out.write_bytes(data[:cut])
-        assert run("generate", "--key", key_file, *common, *strong, "--out", out).code == 0
-        assert out.read_bytes() == data
+    out.write_bytes(data[: len(data) * 4 // 5])
+    assert run("generate", "--key", key_file, *common, *strong, "--out", out).code == 0
+    assert out.read_bytes() == data
 
     detect = ["detect", "--key", key_file, *strong, "--json"]
     found = json_lines(run(*detect, "--jsonl", out).out)

@@ -53,22 +53,8 @@ def test_a_run_stopped_at_any_byte_resumes_to_the_same_bytes(run, host, command,
     assert run(*command, "--out", whole, "--seed", 5).code == 0
     data = whole.read_bytes()
     ends = [i + 1 for i, byte in enumerate(data) if byte == 0x0A]
-    cuts = {
-        0,
-        1,
-        9,
-        ends[0],
-        ends[0] + 1,
-        ends[2] - 1,
-        ends[3] - 1,
-        ends[3],
-        ends[3] + 30,
-        ends[6],
-        ends[7],
-        ends[9] + 5,
-    }
-    # inside a character of several bytes, too
-    cuts |= {data.index("–".encode()) + 1, data.rindex("é".encode()) + 1, len(data) - 1, len(data)}
+    # at the end of a row, of a batch, and inside a character of several bytes
+    cuts = {0, 9, ends[0], ends[3] - 1, ends[3], ends[7], data.index("–".encode()) + 1, len(data)}
     for cut in sorted(cuts):
         out = tmp_path / f"cut-{cut}.jsonl"
         out.write_bytes(data[:cut])
