@@ -1,12 +1,16 @@
 """Work on files of texts: rows in, rows out, resumable, on one process, several, or a Ray cluster.
 
-    from dewmark import Watermark
+    from pathlib import Path
+
+    from dewmark import Key, Watermark
+    from dewmark.attacks import load_attack
     from dewmark.batch import DetectorSpec, attack_file, detect_file, generate_file
 
+    key = Key.load("my.key")
     generate_file("prompts.jsonl", "marked.jsonl", Watermark(key=key))
     attack_file("marked.jsonl", "attacked.jsonl", load_attack("delete", r=0.3))
-    detect_file("attacked.jsonl", "results.parquet", "detector/", workers=4)
-    detect_file("s3://bucket/in.parquet", "out.parquet", DetectorSpec(keys=(Path("my.key"),)), engine="ray")
+    detect_file("attacked.jsonl", "results.parquet", DetectorSpec(keys=(Path("my.key"),)), workers=4)
+    detect_file("s3://bucket/texts.parquet", "all.parquet", "exported-detector/", engine="ray")
 
 Each of the three can be stopped at any moment: the same call resumes it, to the same output file. A file that
 another configuration wrote is never overwritten or continued.
