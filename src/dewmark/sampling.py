@@ -152,8 +152,8 @@ def _keep_top_p(scores: torch.Tensor, top_p: float) -> torch.Tensor:
 def race(scores: torch.Tensor, exponentials: torch.Tensor) -> Choice:
     """Sample one id per row from the softmax of logits (batch, vocab), with Exp(1) numbers of that shape.
 
-    A row is unsound if its logits held NaN or +inf, or left no token to choose. Nothing here waits for the
-    device.
+    A row is unusable if its logits contain NaN or +inf, or leave no token to choose. Nothing here waits for
+    the device.
     """
     shares = (scores - scores.amax(dim=-1, keepdim=True)).exp()  # the softmax up to a factor
     best, ids = (shares / exponentials).max(dim=-1)
@@ -225,10 +225,10 @@ def _largest(folded: torch.Tensor, m: int, *, vocab: int) -> tuple[torch.Tensor,
 
 
 class CandidateRace:
-    """One step's race in which the caller supplies the numbers of each row's m likeliest tokens.
+    """One step's race, in which the caller supplies the numbers of each row's m likeliest tokens.
 
     Rows may differ in temperature, top-k, top-p and min-p. A row whose filters leave candidates only is
-    *closed*: nothing beyond its m candidates is looked at. In an open row all other tokens race too, with
+    *closed*: tokens beyond its m candidates are ignored. In an open row all other tokens race too, with
     fresh numbers.
 
     ``candidates`` (batch, m) are ids, ``values`` (batch, m) their logits after temperature and filters.
@@ -250,7 +250,7 @@ class CandidateRace:
     def _filter(
         self, decodings: Sequence[Decoding], top_k: torch.Tensor, top_p: torch.Tensor, min_p: torch.Tensor
     ) -> None:
-        """Filter within the candidates; rows in which more than m tokens survive take the long way."""
+        """Filter within the candidates; rows in which more may survive are filtered as a whole."""
         values = self.values
         shares = (values - values[:, :1]).exp()
         ranks = torch.arange(values.shape[1], device=values.device)
@@ -362,14 +362,14 @@ def one_hot_logits(scores: torch.Tensor, choice: Choice) -> torch.Tensor:
 
 
 def check_logits(scores: torch.Tensor, vocab_size: int) -> None:
-    """Raise if logits (batch, vocab) do not match the scheme's vocabulary, or hold NaN (CPU only)."""
+    """Raise if logits (batch, vocab) do not match the scheme's vocabulary, or contain NaN (CPU only)."""
     if scores.shape[1] != vocab_size:
         raise VocabularyError(
             f"the host gives {scores.shape[1]} logits, but the watermark was made for {vocab_size}"
         )
     # the maximum is NaN if any entry is, at a tenth of the cost of testing every entry
     if scores.device.type == "cpu" and scores.numel() and bool(torch.isnan(scores.max())):
-        raise NumericalError("the host's logits hold NaN: load it in float32 or check its weights")
+        raise NumericalError("the host's logits contain NaN: load it in float32 or check its weights")
 
 
 def left_padding(

@@ -69,7 +69,7 @@ UNITS_PER_CHUNK = 100_000
 
 @dataclass(frozen=True, repr=False)
 class State:
-    """Everything a stored detector needs of a bound scheme. As secret as the key.
+    """Everything that a stored detector needs from a bound scheme. As secret as the key.
 
     Asking for an entry that is missing raises `ArtifactError`.
     """
@@ -242,7 +242,7 @@ class BoundScheme(ABC):
         seeds: Sequence[int] | None = None,
         decoding: Decoding = Decoding(),
     ) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
-        """A logits processor for anybody's ``model.generate(logits_processor=[…])``.
+        """A logits processor for any ``model.generate(logits_processor=[…])``.
 
         Such a processor runs before the model's own temperature, top-k and top-p. A scheme that needs the
         final distribution therefore takes them from ``decoding``: it applies them, draws the token, and
@@ -301,7 +301,7 @@ class BoundScheme(ABC):
     def test_texts(
         self, texts: Sequence[Tokenized], prompts: Sequence[Tokenized], *, test: str
     ) -> Iterable[tuple[Evidence, Statistic]]:
-        """The evidence of each text after its prompt, and what the named test makes of it.
+        """The evidence of each text after its prompt, and the result of the named test.
 
         A scheme that cannot put its detection into this form overrides `detect_batch`.
         """
@@ -370,7 +370,7 @@ class Drafts(ABC):
 
 
 def check_test(test: str | None, known: Sequence[str]) -> str:
-    """The test to use: the one asked for, or the scheme's default."""
+    """The test to use: ``test``, or the scheme's default."""
     if test is None:
         return known[0]
     if test not in known:
@@ -397,17 +397,17 @@ def check_text(text: str, what: str) -> None:
     if not text.strip():
         raise InputError(f"{what} is empty: there is nothing to score")
     if "\x00" in text:
-        raise InputError(f"{what} holds NUL characters, it looks like binary data: give plain text")
+        raise InputError(f"{what} contains NUL characters and looks like binary data: give plain text")
     try:
         text.encode("utf-8")
     except UnicodeEncodeError as error:
         raise InputError(
-            f"{what} holds a lone surrogate at character {error.start}: decode it properly"
+            f"{what} contains a lone surrogate at character {error.start}: decode it properly"
         ) from None
 
 
 def decide(p_value: float, effective_length: float, fpr: float) -> Verdict:
-    """The verdict at level ``fpr``; a text worth too few independent tokens gets none."""
+    """The verdict at level ``fpr``; a text with too few independent tokens is too short for one."""
     if effective_length < MIN_EFFECTIVE_LENGTH:
         return Verdict.TOO_SHORT
     return Verdict.MARKED if p_value < fpr else Verdict.NOT_MARKED

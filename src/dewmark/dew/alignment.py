@@ -85,7 +85,7 @@ class Batch(ABC):
         """The texts at ids (batch, length); called once per step."""
 
     def ahead(self, ids: torch.Tensor) -> None:  # noqa: B027 - optional
-        """Start whatever the next step needs of ids (batch, length) and not of the logits."""
+        """Start the part of the next step that needs ids (batch, length) but no logits."""
 
 
 # Tokens
@@ -142,12 +142,12 @@ class TokenAligner:
         return BiasSteps(parameters, k=self.k)
 
     def alignments(self, contexts: torch.Tensor, candidates: torch.Tensor) -> torch.Tensor:
-        """u of candidates (batch, m) after contexts (batch, d_C) of any length."""
+        """u of candidates (batch, m) after contexts (batch, d_C) of any norm."""
         scaled = scale_contexts(contexts, self._G, self._n)
         return (torch.nn.functional.embedding(candidates, self._Q) @ scaled.unsqueeze(-1)).squeeze(-1)
 
     def contexts(self, windows: torch.Tensor) -> torch.Tensor:
-        """e_C (batch, d_C) of windows (batch, k) of ids or `absent`, float32, of any length."""
+        """e_C (batch, d_C) of windows (batch, k) of ids or `absent`, float32, of any norm."""
         if self._context_rows is not None:
             return self._context_rows[windows].float().sum(dim=1)
         listed = self.listed(windows)
@@ -203,7 +203,7 @@ class TokenTexts(Texts):
 
     @property
     def contexts(self) -> torch.Tensor:
-        """e_C (batch, d_C), of any length."""
+        """e_C (batch, d_C), of any norm."""
         if self.begun is not None and self.aligner.windows is not None:
             return self.aligner.windows.ready(self.begun)
         return self.aligner.contexts(self.windows)
@@ -355,7 +355,7 @@ class WordAligner:
     def alignments(
         self, texts: Sequence[WordText], candidates: torch.Tensor, likely: torch.Tensor
     ) -> torch.Tensor:
-        """u of candidates (batch, m); ``likely`` (batch, m) are those worth the text's own look-up."""
+        """u of candidates (batch, m); ``likely`` (batch, m) are those worth looking up in the text."""
         begins = self._begins[candidates]
         depends = begins == _DEPENDS
         windows: dict[WordWindow, int] = {}

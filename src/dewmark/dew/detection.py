@@ -1,11 +1,11 @@
 """From projected rows to a test's result: the evidence of a text under one key, and the test.
 
 **Subtracting the mean.** A marked token was preferred to the others that could have stood in its place, so
-the mark is not in t_i but in t_i minus what was to be expected there: for a tilt of the host's distribution
-by exp(δ tᵀWc) the efficient score is Σ_i (t_i − E[t])ᵀ W c_i. A detector does not know the host, but the mean
-token t̄ of the text itself is a fair substitute for E[t], and subtracting it removes the part of the sum that
-only reflects which words the text is made of. Any function of the text alone leaves the key test valid: the
-centred tokens simply replace the tokens in its covariance.
+the mark lies not in t_i but in its difference from the expected token: if the host's distribution is tilted
+by exp(δ tᵀWc), the efficient score is Σ_i (t_i − E[t])ᵀ W c_i. A detector does not know the host, but the
+mean token t̄ of the text itself is a fair substitute for E[t], and subtracting it removes the part of the sum
+that only reflects which words the text is made of. Any function of the text alone leaves the key test valid:
+the centred tokens simply replace the tokens in its covariance.
 
 **Linear scores.** After Gumbel sampling the key test sums u itself: at its large u the tanh would discard
 evidence, and a sum that is linear in the key's projections is normal over keys for texts of any length. The

@@ -100,8 +100,8 @@ def _evidences(
 ) -> Iterator[list[Evidence]]:
     """For each key the evidence of every text.
 
-    Keys are drawn on all cores, then their products are taken by a BLAS with threads of its own, in turns: at
-    the same time the two would compete for the cores and take three times as long.
+    Drawing keys on all cores and multiplying with a threaded BLAS take turns: at the same time they would
+    compete for the cores and take three times as long.
     """
     draw = functools.partial(_drawn, shared=shared)
     workers = os.cpu_count() or 1

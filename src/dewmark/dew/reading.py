@@ -5,8 +5,8 @@ product, so scoring the same texts under many keys repeats no encoder work.
 
 Units are the host's tokens (`TokenReader`, the paper) or words (`WordReader`). For words, ê_T comes from the
 multilingual encoder and the context is the k words before (`dewmark.encoders.word_vectors`). Any host may
-write the text, and scoring needs nothing of it. A translation keeps neither tokens nor spelling, but much of
-this.
+write the text, and scoring needs nothing from it. A translation keeps neither tokens nor spelling, but much
+of the meaning.
 """
 
 from __future__ import annotations
