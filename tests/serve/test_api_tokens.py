@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from dewmark.errors import ConfigError, UnknownNameError
-from dewmark.serve.api_tokens import BURST, Refusal, Scope, Tokens
+from dewmark.serve.api_tokens import BURST, Limit, Scope, Tokens
 from dewmark.serve.store import Store
 
 
@@ -100,8 +100,8 @@ class TestSpending:
     def test_rejection_says_when_to_retry(self, tokens, clock):
         caller, _ = tokens.new("desk", ["detect"], per_minute=60)
         assert tokens.spend(caller, 60) is None
-        refused = tokens.spend(caller, 5)
-        assert (refused.why, refused.wait) == (Refusal.RATE, pytest.approx(5.0))
+        rejected = tokens.spend(caller, 5)
+        assert (rejected.limit, rejected.wait) == (Limit.RATE, pytest.approx(5.0))
         clock.now += 4.9
         assert tokens.spend(caller, 5) is not None
         clock.now += 0.2
@@ -110,18 +110,18 @@ class TestSpending:
     def test_request_larger_than_the_burst_is_served_and_paid_off(self, tokens, clock):
         caller, _ = tokens.new("desk", ["detect"], per_minute=6)
         assert tokens.spend(caller, 64) is None
-        refused = tokens.spend(caller, 1)
-        assert refused.wait == pytest.approx(640.0 + 10.0 - BURST)
+        rejected = tokens.spend(caller, 1)
+        assert rejected.wait == pytest.approx(640.0 + 10.0 - BURST)
 
     def test_budget_holds_under_concurrency(self, tokens):
         caller, _ = tokens.new("desk", ["detect"], per_minute=1e6, budget=50)
         with ThreadPoolExecutor(8) as threads:
             answers = list(threads.map(lambda _: tokens.spend(caller, 1), range(80)))
         assert sum(answer is None for answer in answers) == 50
-        assert {answer.why for answer in answers if answer} == {Refusal.BUDGET}
+        assert {answer.limit for answer in answers if answer} == {Limit.BUDGET}
         assert tokens.left(caller) == 0
 
     def test_rejection_costs_nothing(self, tokens):
         caller, _ = tokens.new("desk", ["detect"], budget=5)
-        assert tokens.spend(caller, 6).why is Refusal.BUDGET
+        assert tokens.spend(caller, 6).limit is Limit.BUDGET
         assert tokens.left(caller) == 5

@@ -27,7 +27,7 @@ from dewmark.errors import ConfigError, UnknownNameError
 from dewmark.serve.store import Store
 from dewmark.serve.store import tokens as table
 
-__all__ = ["OPEN", "PREFIX", "Caller", "Denied", "Refusal", "Scope", "Tokens"]
+__all__ = ["OPEN", "PREFIX", "Caller", "Limit", "Rejection", "Scope", "Tokens"]
 
 PREFIX = "dwm"
 BURST = 60.0  # how many seconds of its rate a token may use at once
@@ -80,18 +80,18 @@ class Caller:
 OPEN = Caller("", "open", frozenset(Scope))
 
 
-class Refusal(enum.StrEnum):
-    """Why a known caller is rejected."""
+class Limit(enum.StrEnum):
+    """The limit that a rejected request exceeds."""
 
     RATE = "rate"
     BUDGET = "budget"
 
 
 @dataclass(frozen=True, slots=True)
-class Denied:
+class Rejection:
     """A rejection; ``wait`` is the number of seconds after which to retry."""
 
-    why: Refusal
+    limit: Limit
     wait: float = 0.0
 
 
@@ -187,7 +187,7 @@ class Tokens:
         same = hmac.compare_digest(digest, _digest(secret))
         return caller if found and same and caller.is_valid(self._clock()) else None
 
-    def spend(self, caller: Caller, texts: int, *, requests: int | None = None) -> Denied | None:
+    def spend(self, caller: Caller, texts: int, *, requests: int | None = None) -> Rejection | None:
         """Count texts against the caller's budget, and texts (or ``requests``) against its rate.
 
         A rejected request costs nothing.
@@ -209,8 +209,8 @@ class Tokens:
                 return None
             row = connection.execute(sa.select(table).where(table.c.id == caller.id)).one()
         if row.budget is not None and row.used + texts > row.budget:
-            return Denied(Refusal.BUDGET)
-        return Denied(Refusal.RATE, min(row.free_at, row.free_at + cost - BURST) - now)
+            return Rejection(Limit.BUDGET)
+        return Rejection(Limit.RATE, min(row.free_at, row.free_at + cost - BURST) - now)
 
     def left(self, caller: Caller) -> int | None:
         """The rest of the caller's budget, in texts; None: no limit."""

@@ -7,7 +7,7 @@ from typing import TypeVar, TypeVarTuple
 
 import anyio
 
-from dewmark.serve.api_tokens import OPEN, Caller, Refusal, Tokens
+from dewmark.serve.api_tokens import OPEN, Caller, Limit, Tokens
 from dewmark.serve.audit_jobs import AuditRunner, Jobs
 from dewmark.serve.generation import TextGenerator
 from dewmark.serve.http_errors import ApiError
@@ -74,13 +74,13 @@ class Service:
         """Count texts against the caller's budget, and texts (or ``requests``) against its rate."""
         if not caller.id:
             return
-        denied = await self.in_thread(lambda: self.tokens.spend(caller, texts, requests=requests))
-        if denied is None:
+        rejected = await self.in_thread(lambda: self.tokens.spend(caller, texts, requests=requests))
+        if rejected is None:
             return
-        if denied.why is Refusal.BUDGET:
+        if rejected.limit is Limit.BUDGET:
             raise ApiError(403, "budget_spent", f"the token's budget does not cover {texts} more texts")
         raise ApiError(
-            429, "too_many_requests", "the token's rate limit is reached; try again later", wait=denied.wait
+            429, "too_many_requests", "the token's rate limit is reached; try again later", wait=rejected.wait
         )
 
     def may_use(self, caller: Caller) -> list[Tenant]:

@@ -221,9 +221,10 @@ def _text_residuals(host: Follower, reader: TokenReader, texts: Sequence[str]) -
     import torch
 
     table: torch.Tensor | None = None
-    cut = [text for text in reader.tokenize(texts) if text.ids]
+    tokenized = [text for text in reader.tokenize(texts) if text.ids]
     (nothing,) = reader.tokenize([""])
-    for text, logits in zip(cut, host.next_logits([""] * len(cut), [text.ids for text in cut]), strict=True):
+    all_logits = host.next_logits([""] * len(tokenized), [text.ids for text in tokenized])
+    for text, logits in zip(tokenized, all_logits, strict=True):
         if table is None:
             table = torch.from_numpy(np.array(reader.token_rows, dtype=np.float32)).to(logits.device)
         likely = logits.softmax(dim=-1).topk(min(_CANDIDATES, logits.shape[1]), dim=-1)
