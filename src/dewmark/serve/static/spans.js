@@ -1,4 +1,4 @@
-// Split a text into pieces of one colour, as reports/detection_page.py does. Offsets count code points, as in
+// Split a text into pieces of one colour, as reports/detection_display.py does. Offsets count code points, as in
 // the service; JavaScript's strings are UTF-16, so the text is an array of characters.
 
 const LEVELS = 4;
