@@ -22,7 +22,6 @@ and which of them carry the mark, and continues with the first that does
 
 from __future__ import annotations
 
-import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -460,8 +459,3 @@ def text_chunks(texts: Sequence[Tokenized], *, units: int) -> Iterator[slice]:
         size += len(text.ids)
     if start < len(texts):
         yield slice(start, len(texts))
-
-
-def scheme_fields(scheme: type[Scheme]) -> dict[str, object]:
-    """A scheme's parameters and their defaults, by public name."""
-    return {f.name.rstrip("_"): f.default for f in dataclasses.fields(scheme)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from dataclasses import dataclass
 
@@ -9,7 +10,7 @@ import pytest
 
 from dewmark.cli.schemes import field_help
 from dewmark.registry import SCHEMES
-from dewmark.scheme import Scheme, scheme_fields
+from dewmark.scheme import Scheme
 
 
 def rows(run, *arguments: str) -> list[dict]:
@@ -23,7 +24,8 @@ def test_all_schemes_are_listed_with_their_parameters(run) -> None:
     assert [row["name"] for row in found] == list(SCHEMES)
     for row in found:
         parameters = {parameter["name"]: parameter["default"] for parameter in row["parameters"]}
-        assert parameters == scheme_fields(SCHEMES[row["name"]])
+        fields = dataclasses.fields(SCHEMES[row["name"]])
+        assert parameters == {field.name.rstrip("_"): field.default for field in fields}
         assert row["summary"]
         assert row["needs"][0] == "logits"
 
