@@ -12,9 +12,11 @@ import contextlib
 import ctypes
 import functools
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
+
+import numpy as np
 
 from dewmark.config import cache_dir
 from dewmark.errors import ArtifactError, ModelError, StorageError, VocabularyError
@@ -24,12 +26,16 @@ from dewmark.hosts.transformers.tokenizer import HFTokenizer
 from dewmark.passages import DEFAULT_FPR as LOCATE_FPR
 from dewmark.passages import Located, locate
 from dewmark.registry import SCHEMES
-from dewmark.scheme import DEFAULT_FPR, BoundScheme, State
+from dewmark.scheme import DEFAULT_FPR, BoundScheme, State, make_detection
+from dewmark.stats.evidence import Evidence
+from dewmark.stats.key_test import NOTHING
 from dewmark.storage import atomic_folder, load_bundle, write_bundle
 from dewmark.types import Detection
 from dewmark.workspace import HostInfo, Progress, Workspace, no_host, silent
 
-__all__ = ["Detector", "DetectsMarks"]
+__all__ = ["Detector", "DetectsMarks", "blank_detection", "detect_texts", "skip_blank"]
+
+T = TypeVar("T")
 
 _FORMAT = 1
 
@@ -155,3 +161,43 @@ def _trim_memory() -> None:
     """Return freed memory to the system: parsing a large tokenizer leaves tens of megabytes behind."""
     with contextlib.suppress(OSError, AttributeError):  # other systems than Linux with glibc
         ctypes.CDLL(None).malloc_trim(0)
+
+
+def detect_texts(
+    bound: BoundScheme,
+    texts: Sequence[str],
+    *,
+    prompts: Sequence[str | None] | None = None,
+    fpr: float = DEFAULT_FPR,
+    test: str | None = None,
+) -> list[Detection]:
+    """As `BoundScheme.detect_batch`, but a blank text is too short for a verdict instead of an error."""
+
+    def score(written: Sequence[int]) -> list[Detection]:
+        starts = None if prompts is None else [prompts[i] for i in written]
+        return bound.detect_batch([texts[i] for i in written], prompts=starts, fpr=fpr, test=test)
+
+    return skip_blank(texts, score, lambda: blank_detection(bound, fpr=fpr, test=test))
+
+
+def skip_blank(
+    texts: Sequence[str], score: Callable[[Sequence[int]], Sequence[T]], blank: Callable[[], T]
+) -> list[T]:
+    """A result per text; ``score`` gets the indices of those that are not blank."""
+    written = [i for i, text in enumerate(texts) if text.strip()]
+    found = dict(zip(written, score(written) if written else (), strict=True))
+    return [found[i] if i in found else blank() for i in range(len(texts))]
+
+
+def blank_detection(bound: BoundScheme, *, fpr: float, test: str | None) -> Detection:
+    """The result for a blank text: too short for a verdict."""
+    nothing = np.zeros(0)
+    return make_detection(
+        Evidence.independent(nothing, nothing, nothing.astype(np.int64)),
+        NOTHING,
+        score=0.0,
+        test=test or bound.tests[0],
+        fpr=fpr,
+        scheme=bound.scheme.name,
+        fingerprint=bound.fingerprint,
+    )

@@ -28,7 +28,7 @@ from dewmark.batch.generating import GenerateResult, TextWriter, generate_file
 from dewmark.batch.inputs import Prompt, TextRow, read_files, read_prompts, read_rows
 from dewmark.batch.negatives import Negatives, audit_texts, calibrate_file, draw_key
 from dewmark.batch.runners import Runner, open_runner
-from dewmark.batch.scorers import DetectorSpec, Scored, Scorer, detect_texts, load_keys, open_detector
+from dewmark.batch.scorers import DetectorSpec, Scored, Scorer, load_keys, open_detector
 from dewmark.batch.sources import Source, open_source
 
 __all__ = [
@@ -48,7 +48,6 @@ __all__ = [
     "audit_texts",
     "calibrate_file",
     "detect_file",
-    "detect_texts",
     "draw_key",
     "generate_file",
     "load_keys",

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from dewmark.batch.inputs import Document, batched, count_lines, read_corpus, read_rows
-from dewmark.batch.scorers import detect_texts
 from dewmark.core.keys import Key
+from dewmark.detector import detect_texts
 from dewmark.errors import ConfigError, InputError
 from dewmark.scheme import BoundScheme, check_test
 from dewmark.stats.audit import Audit, Outcome, audit

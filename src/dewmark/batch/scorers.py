@@ -8,26 +8,22 @@ from __future__ import annotations
 
 import dataclasses
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-import numpy as np
-
 from dewmark.batch.inputs import TextRow
 from dewmark.core.keys import Key
-from dewmark.detector import Detector
+from dewmark.detector import Detector, blank_detection, detect_texts, skip_blank
 from dewmark.errors import ConfigError, KeyFileError
-from dewmark.scheme import DEFAULT_FPR, BoundScheme, check_test, make_detection
+from dewmark.scheme import DEFAULT_FPR, BoundScheme, check_test
 from dewmark.stats.calibration import EMPIRICAL, Calibration
-from dewmark.stats.evidence import Evidence
-from dewmark.stats.key_test import NOTHING
 from dewmark.types import Attribution, Detection, Verdict
 from dewmark.watermark import identify, load_scheme
 from dewmark.workspace import Progress, silent
 
-__all__ = ["DetectorSpec", "Scored", "Scorer", "detect_texts", "load_keys", "open_detector"]
+__all__ = ["DetectorSpec", "Scored", "Scorer", "load_keys", "open_detector"]
 
 _BATCH_SIZE = 32
 _RESULTS_PER_BATCH = 1 << 18  # texts × keys
@@ -182,7 +178,7 @@ class _ManyKeysScorer(Scorer):
         def score(written: Sequence[int]) -> list[Attribution]:
             return self._identify([batch[i] for i in written])
 
-        found = _skipping_blank([row.text for row in batch], score, self._blank)
+        found = skip_blank([row.text for row in batch], score, self._blank)
         return [self._scored(row, each) for row, each in zip(batch, found, strict=True)]
 
     def _identify(self, batch: Sequence[TextRow]) -> list[Attribution]:
@@ -199,7 +195,7 @@ class _ManyKeysScorer(Scorer):
         )
 
     def _blank(self) -> Attribution:
-        blank = _blank_detection(self._bound, fpr=self._spec.fpr, test=self._spec.test)
+        blank = blank_detection(self._bound, fpr=self._spec.fpr, test=self._spec.test)
         each = (dataclasses.replace(blank, key_fingerprint=key.fingerprint) for key in self._keys.values())
         return Attribution(tuple(each), index=0, p_value=1.0, verdict=Verdict.TOO_SHORT)
 
@@ -259,42 +255,3 @@ def load_keys(paths: Sequence[Path]) -> dict[str, Key]:
         names[key.fingerprint] = str(file)
         keys[str(file)] = key
     return keys
-
-
-def detect_texts(
-    bound: BoundScheme,
-    texts: Sequence[str],
-    *,
-    prompts: Sequence[str | None] | None = None,
-    fpr: float = DEFAULT_FPR,
-    test: str | None = None,
-) -> list[Detection]:
-    """As `BoundScheme.detect_batch`, but a blank text is too short for a verdict instead of an error."""
-
-    def score(written: Sequence[int]) -> list[Detection]:
-        starts = None if prompts is None else [prompts[i] for i in written]
-        return bound.detect_batch([texts[i] for i in written], prompts=starts, fpr=fpr, test=test)
-
-    return _skipping_blank(texts, score, lambda: _blank_detection(bound, fpr=fpr, test=test))
-
-
-def _skipping_blank(
-    texts: Sequence[str], score: Callable[[Sequence[int]], Sequence[T]], blank: Callable[[], T]
-) -> list[T]:
-    """A result per text; ``score`` gets the indices of those that are not blank."""
-    written = [i for i, text in enumerate(texts) if text.strip()]
-    found = dict(zip(written, score(written) if written else (), strict=True))
-    return [found[i] if i in found else blank() for i in range(len(texts))]
-
-
-def _blank_detection(bound: BoundScheme, *, fpr: float, test: str | None) -> Detection:
-    nothing = np.zeros(0)
-    return make_detection(
-        Evidence.independent(nothing, nothing, nothing.astype(np.int64)),
-        NOTHING,
-        score=0.0,
-        test=test or bound.tests[0],
-        fpr=fpr,
-        scheme=bound.scheme.name,
-        fingerprint=bound.fingerprint,
-    )

@@ -81,7 +81,7 @@ def locate(
 
 def _search(bound: BoundScheme, rows: Iterator[TextRow], *, fpr: float) -> Iterator[tuple[TextRow, Located]]:
     """The passages of each text; a blank text has none."""
-    from dewmark.batch import detect_texts
+    from dewmark.detector import detect_texts
     from dewmark.passages import Located, locate
 
     for row in rows:

@@ -29,9 +29,9 @@ import numpy as np
 
 from dewmark import config, storage
 from dewmark.arrays import F64, I64
-from dewmark.batch.scorers import detect_texts
 from dewmark.core.keys import Key
 from dewmark.decoding import Decoding
+from dewmark.detector import detect_texts
 from dewmark.errors import ConfigError
 from dewmark.hosts.base import Host
 from dewmark.lab.evaluation.quality import distinct

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from dewmark.detector import detect_texts
 from dewmark.errors import InputError
 from dewmark.hosts.base import Host
 from dewmark.scheme import BoundScheme
@@ -77,10 +78,9 @@ def median_perplexity(host: Host, prompts: Sequence[str], texts: Sequence[str]) 
 def _scores(victim: BoundScheme, texts: Sequence[str]) -> tuple[list[float], list[float]]:
     """p-values and z-scores; blank texts get 1 and 0."""
     clean = [text.replace("\0", " ") for text in texts]  # small models occasionally generate NUL
-    known = [i for i, text in enumerate(clean) if text.strip()]
-    p_values, z = [1.0] * len(clean), [0.0] * len(clean)
-    for start in range(0, len(known), _BATCH_SIZE):
-        some = known[start : start + _BATCH_SIZE]
-        for i, found in zip(some, victim.detect_batch([clean[i] for i in some]), strict=True):
-            p_values[i], z[i] = found.p_value, found.z
-    return p_values, z
+    found = [
+        detection
+        for start in range(0, len(clean), _BATCH_SIZE)
+        for detection in detect_texts(victim, clean[start : start + _BATCH_SIZE])
+    ]
+    return [detection.p_value for detection in found], [detection.z for detection in found]

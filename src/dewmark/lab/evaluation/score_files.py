@@ -13,7 +13,7 @@ from typing import Any
 
 from dewmark import storage
 from dewmark.batch.inputs import parse_text_row
-from dewmark.batch.scorers import detect_texts
+from dewmark.detector import detect_texts
 from dewmark.errors import ConfigError, InputError
 from dewmark.lab.evaluation.results import CLEAN, HUMAN, MARKED, UNMARKED, ScoreRow
 from dewmark.scheme import BoundScheme, check_test

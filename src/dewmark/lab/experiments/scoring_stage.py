@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dewmark.batch.scorers import detect_texts
+from dewmark.detector import detect_texts
 from dewmark.lab.evaluation.quality import words_kept
 from dewmark.lab.evaluation.results import CLEAN
 from dewmark.lab.evaluation.score_files import finite_score
