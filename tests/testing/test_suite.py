@@ -15,7 +15,7 @@ import torch
 
 from dewmark.sampling import Session
 from dewmark.scheme import State
-from dewmark.stats.key_test import one_sided_p
+from dewmark.stats.key_test import Statistic, one_sided_p
 from dewmark.testing import CHECKS, Report, SchemeContract, Trial, check_scheme
 from dewmark.testing.checks import expect_close, expect_error, expect_valid
 
@@ -60,7 +60,7 @@ class CountsRepetitions(Bound):
         scored = evidence.positions[evidence.positions >= 0]
         n = max(len(scored), 1)
         z = float(evidence.scores[scored].sum()) / np.sqrt(n)
-        return own.Statistic(z, one_sided_p(z), float(n))
+        return Statistic(z, one_sided_p(z), float(n))
 
 
 class ReportsTooSmallPValues(Bound):
