@@ -21,12 +21,13 @@ if TYPE_CHECKING:
     from dewmark.types import Detection, Verdict
 
 REQUEST = "Write a short story about a baker who opens a shop in a new town."
-TOKENS, TEMPERATURE, TOP_P = 250, 0.8, 0.95
-# SmolLM2-135M's answers to this request, 4 keys × 8 seeds, found at p < 0.01 and p < 0.0001, 250 tokens:
-# 31 and 26 of 32 at temperature 0.7, top-p 0.9; 32 and 32 of 32 at 0.8, 0.95. Above that the story rambles.
+TOKENS, TEMPERATURE, TOP_P = 250, 0.8, 0.9
+# SmolLM2-135M's answers to this request with fresh keys, found at p < 0.01 and at p < 0.0001:
+# temperature 0.7, top-p 0.9: 31 and 26 of 32; 0.8, 0.9: 48 and 47 of 48; 0.8, 0.95: 32 and 32 of 32, but the
+# text contains made-up words.
 SETTING = (
     f"temperature {TEMPERATURE:g}, top-p {TOP_P:g}: the least random setting at which the mark was found in "
-    "all test texts (at 0.7 and 0.9 in 31 of 32)"
+    "every test text (48 of 48; at temperature 0.7 in 31 of 32)"
 )
 
 
