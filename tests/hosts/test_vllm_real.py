@@ -158,7 +158,7 @@ def test_the_seed_repeats_a_text(server) -> None:
         ({"vllm_xargs": {"dewmark_key_id": "initech"}}, "unknown dewmark_key_id 'initech'"),
         ({"vllm_xargs": {"dewmark": "perhaps"}}, "dewmark must be true or false"),
         ({"temperature": 0.0}, "temperature 0 always takes the likeliest token"),
-        ({"repetition_penalty": 1.3}, "repetition_penalty=1.3 would come after"),
+        ({"repetition_penalty": 1.3}, "repetition_penalty=1.3 would apply after"),
     ],
 )
 def test_requests_that_cannot_be_marked_get_status_400(server, more, message) -> None:
