@@ -1,9 +1,9 @@
 """Text extraction from uploaded files: .txt, .md, .docx and .pdf, within limits.
 
-An upload may be hostile: a .docx may unpack to terabytes or declare entities that expand without end, and a
-.pdf may keep a parser busy for hours. So sizes are counted while reading, document type declarations are
-rejected, and a .pdf is parsed in a child process (this module, run as a program) with limited time and
-memory.
+An upload may be hostile: a .docx may unpack to terabytes or declare entities that expand without end, and any
+parser may be kept busy for hours. So documents are parsed in a child process (this module, run as a program)
+with limited time and memory and a low priority, which is killed when its time is up; only plain text is
+decoded here. Sizes are also counted while reading, and document type declarations are rejected.
 
 Boundary: bytes in, text out. Unreadable files raise `InputError`, unknown file types `UnknownNameError`. It
 blocks: call it in a thread.
@@ -11,30 +11,49 @@ blocks: call it in a thread.
 
 from __future__ import annotations
 
+import dataclasses
 import io
+import json
 import logging
+import os
 import subprocess
 import sys
 import unicodedata
 import zipfile
 import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import PurePath
 from xml.parsers import expat
 
 from dewmark.errors import InputError, MissingExtraError, UnknownNameError
 
-__all__ = ["MAX_BYTES", "MAX_CHARACTERS", "SUFFIXES", "extract_text"]
+__all__ = ["LIMITS", "SUFFIXES", "Limits", "extract_text"]
 
-MAX_BYTES = 10_000_000  # per file
-MAX_CHARACTERS = 1_000_000  # of text per file
-SUFFIXES = (".txt", ".md", ".pdf", ".docx")
 
-_MAX_XML = 50_000_000  # unpacked bytes of a .docx's main part
-_MAX_PARTS = 10_000  # files in a .docx
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """The limits of one extraction; the child process gets them as JSON."""
+
+    file_bytes: int = 10_000_000
+    characters: int = 1_000_000
+    """The most text per file."""
+    unpacked_bytes: int = 50_000_000
+    """The most unpacked bytes of a .docx's main part."""
+    parts: int = 10_000
+    """The most files in a .docx."""
+    pages: int = 2_000
+    """The most pages of a .pdf."""
+    seconds: float = 10.0
+    """How long a child process may run, and how much processor time it may use."""
+    memory: int = 512 << 20
+    """The most address space of a child process."""
+
+
+LIMITS = Limits()
+
 _BLOCK = 1 << 16
-_PDF_SECONDS = 15.0
-_PDF_MEMORY = 1 << 30
-_PDF_PAGES = 2_000
+_NICENESS = 10  # requests go before uploads
 _REJECTED = 3  # exit code of a child process that wrote a message for the user
 _FULL_LINE = 0.7  # of the usual width: a shorter line ends its paragraph
 
@@ -51,14 +70,14 @@ def extract_text(name: str, data: bytes) -> str:
     if suffix not in SUFFIXES:
         known = ", ".join(SUFFIXES)
         raise UnknownNameError(f"unsupported file type {suffix[:20]!r}: use {known}, or paste the text")
-    if len(data) > MAX_BYTES:
+    limits = LIMITS
+    if len(data) > limits.file_bytes:
         raise InputError(
-            f"the file has {len(data):,} bytes, more than {MAX_BYTES:,}: paste the relevant part"
+            f"the file has {len(data):,} bytes, more than {limits.file_bytes:,}: paste the relevant part"
         )
-    read = {".pdf": _pdf, ".docx": _docx}.get(suffix, _plain)
-    text = read(data)
-    if len(text) > MAX_CHARACTERS:
-        raise _too_long()
+    text = _parse(suffix, data, limits) if suffix in _DOCUMENTS else _plain(data)
+    if len(text) > limits.characters:
+        raise _too_long(limits)
     if not text.strip():
         scan = ": scanned pages need text recognition first" if suffix == ".pdf" else ""
         raise InputError(f"the file contains no text{scan}")
@@ -76,16 +95,33 @@ def _plain(data: bytes) -> str:
     return text.replace("\r\n", "\n")
 
 
-def _docx(data: bytes) -> str:
+def _parse(suffix: str, data: bytes, limits: Limits) -> str:
+    """The text of a document, read by a child process."""
+    given = json.dumps(dataclasses.asdict(limits))
+    command = [sys.executable, "-P", "-m", "dewmark.serve.uploads", suffix, given]
+    try:
+        done = subprocess.run(command, input=data, capture_output=True, timeout=limits.seconds, check=False)
+    except subprocess.TimeoutExpired:
+        raise InputError(
+            f"the {suffix} file could not be read within {limits.seconds:g} s: paste its text"
+        ) from None
+    if done.returncode == _REJECTED:
+        raise InputError(done.stderr.decode("utf-8", "replace").strip())
+    if done.returncode != 0:
+        raise InputError(f"the {suffix} file is damaged or too complex to read: paste its text")
+    return done.stdout.decode("utf-8", "replace")
+
+
+def _docx(data: bytes, limits: Limits) -> str:
     """The body of a Word document: paragraphs and tables in order, without tracked deletions.
 
     Headers, footers, notes and comments are in other parts of the file, which are not read.
     """
-    reader = _WordReader()
+    reader = _WordReader(limits)
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
-            if len(archive.infolist()) > _MAX_PARTS:
-                raise InputError(f"the .docx file has more than {_MAX_PARTS:,} parts: paste its text")
+            if len(archive.infolist()) > limits.parts:
+                raise InputError(f"the .docx file has more than {limits.parts:,} parts: paste its text")
             part = archive.getinfo("word/document.xml")
             if part.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED) or part.flag_bits & 1:
                 raise InputError("the .docx file is encrypted or unusually compressed: paste its text")
@@ -94,9 +130,10 @@ def _docx(data: bytes) -> str:
                 size = 0
                 while block := stream.read(_BLOCK):
                     size += len(block)
-                    if size > _MAX_XML:
+                    if size > limits.unpacked_bytes:
                         raise InputError(
-                            f"the .docx file unpacks to more than {_MAX_XML:,} bytes: paste its text"
+                            f"the .docx file unpacks to more than {limits.unpacked_bytes:,} bytes: "
+                            "paste its text"
                         )
                     reader.feed(block)
         return reader.close()
@@ -109,7 +146,8 @@ def _docx(data: bytes) -> str:
 class _WordReader:
     """Collects the text of WordprocessingML from a stream."""
 
-    def __init__(self) -> None:
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
         self._parser = expat.ParserCreate(namespace_separator=" ")
         self._parser.buffer_text = True
         self._parser.StartDoctypeDeclHandler = self._reject_doctype
@@ -155,24 +193,34 @@ class _WordReader:
         if self._fallbacks:
             return
         self._length += len(characters)
-        if self._length > 2 * MAX_CHARACTERS:  # trailing line breaks are removed later
-            raise _too_long()
+        if self._length > 2 * self._limits.characters:  # trailing line breaks are removed later
+            raise _too_long(self._limits)
         self._pieces.append(characters)
 
 
-def _pdf(data: bytes) -> str:
-    command = [sys.executable, "-P", "-m", "dewmark.serve.uploads", str(2 * MAX_CHARACTERS)]
+def _pdf(data: bytes, limits: Limits) -> str:
+    """The text of a PDF, as paragraphs."""
+    from dewmark.extras import require
+
     try:
-        done = subprocess.run(command, input=data, capture_output=True, timeout=_PDF_SECONDS, check=False)
-    except subprocess.TimeoutExpired:
-        raise InputError(
-            f"the .pdf file could not be read within {_PDF_SECONDS:g} s: paste its text"
-        ) from None
-    if done.returncode == _REJECTED:
-        raise InputError(done.stderr.decode("utf-8", "replace").strip())
-    if done.returncode != 0:
-        raise InputError("the .pdf file is damaged or too complex to read: paste its text")
-    return _reflow(done.stdout.decode("utf-8", "replace").split("\n"))
+        pypdf = require("pypdf", extra="serve")
+    except MissingExtraError as error:
+        raise InputError(str(error)) from None
+    logging.getLogger("pypdf").setLevel(logging.CRITICAL)
+    reader = pypdf.PdfReader(io.BytesIO(data))
+    if reader.is_encrypted and not reader.decrypt(""):
+        raise InputError("the .pdf file is protected by a password: paste its text")
+    if len(reader.pages) > limits.pages:
+        raise InputError(f"the .pdf file has more than {limits.pages:,} pages: paste the relevant part")
+    lines: list[str] = []
+    written = 0
+    for page in reader.pages:
+        text = page.extract_text().strip("\n")
+        written += len(text)
+        if written > 2 * limits.characters:
+            raise _too_long(limits)
+        lines += text.split("\n")
+    return _reflow(lines)
 
 
 def _reflow(lines: list[str]) -> str:
@@ -201,46 +249,37 @@ def _reflow(lines: list[str]) -> str:
     return text
 
 
-def _too_long() -> InputError:
-    return InputError(f"the file contains more than {MAX_CHARACTERS:,} characters: paste the relevant part")
+def _too_long(limits: Limits) -> InputError:
+    return InputError(
+        f"the file contains more than {limits.characters:,} characters: paste the relevant part"
+    )
 
 
-def _pdf_child(limit: int) -> int:
-    """The child process: read a PDF from stdin, write about ``limit`` characters of its text to stdout.
+_DOCUMENTS: dict[str, Callable[[bytes, Limits], str]] = {".pdf": _pdf, ".docx": _docx}
+SUFFIXES = (".txt", ".md", *_DOCUMENTS)
+
+
+def _child(suffix: str, limits: Limits) -> int:
+    """The child process: read a document from stdin, write its text to stdout.
 
     It limits its own CPU time and memory. Exit code 3 comes with a message for the user on stderr.
     """
     import resource
 
-    from dewmark.extras import require
-
-    resource.setrlimit(resource.RLIMIT_CPU, (int(_PDF_SECONDS), int(_PDF_SECONDS)))
-    resource.setrlimit(resource.RLIMIT_AS, (_PDF_MEMORY, _PDF_MEMORY))
+    os.nice(_NICENESS)
+    seconds = max(1, round(limits.seconds))
+    resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
+    resource.setrlimit(resource.RLIMIT_AS, (limits.memory, limits.memory))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
     try:
-        pypdf = require("pypdf", extra="serve")
-    except MissingExtraError as error:
-        return _reject(str(error))
-    logging.getLogger("pypdf").setLevel(logging.CRITICAL)
-    reader = pypdf.PdfReader(io.BytesIO(sys.stdin.buffer.read()))
-    if reader.is_encrypted and not reader.decrypt(""):
-        return _reject("the .pdf file is protected by a password: paste its text")
-    if len(reader.pages) > _PDF_PAGES:
-        return _reject(f"the .pdf file has more than {_PDF_PAGES:,} pages: paste the relevant part")
-    written = 0
-    for page in reader.pages:
-        text = page.extract_text().strip("\n") + "\n"
-        written += len(text)
-        sys.stdout.buffer.write(text.encode("utf-8", "replace"))
-        if written > limit:
-            break
+        text = _DOCUMENTS[suffix](sys.stdin.buffer.read(), limits)
+    except InputError as error:
+        sys.stderr.write(f"{error}\n")
+        return _REJECTED
+    sys.stdout.buffer.write(text.encode("utf-8", "replace"))
     return 0
 
 
-def _reject(message: str) -> int:
-    sys.stderr.write(message + "\n")
-    return _REJECTED
-
-
 if __name__ == "__main__":
-    sys.exit(_pdf_child(int(sys.argv[1])))
+    sys.exit(_child(sys.argv[1], Limits(**json.loads(sys.argv[2]))))
