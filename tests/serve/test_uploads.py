@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from dewmark.errors import InputError, UnknownNameError
 from dewmark.serve import uploads
+from dewmark.serve.documents import docx_text
 from dewmark.serve.uploads import SUFFIXES, extract_text
 
 W = 'xmlns:w="http://schemas.openxmlformats.org/wordprocessingml/2006/main"'
@@ -135,7 +136,7 @@ def test_file_over_the_limit_is_not_read(monkeypatch):
 @pytest.mark.parametrize(
     ("name", "data", "said"),
     [
-        ("a.txt", b"caf\xe9", r"not utf-8 text \(byte 3\)"),
+        ("a.txt", b"\xcf\xf0\xe8\xe2\xe5\xf2 \xec\xe8\xf0", r"not utf-8 text \(byte 0\)"),
         ("a.txt", b"\xff\xfe\x00", "not utf-16 text"),
         ("a.md", b"a\x00b", "NUL"),
         ("a.txt", b" \n ", "contains no text"),
@@ -168,7 +169,7 @@ def test_any_bytes_give_text_or_an_input_error(data):
         assert extract_text("a.txt", data).strip()
     for content in (data, packed("word/document.xml", data), b"PK\x03\x04" + data):
         with contextlib.suppress(InputError):  # in this process: a child each would take minutes
-            uploads._docx(content, uploads.LIMITS)
+            docx_text(content, uploads.LIMITS)
 
 
 @pytest.mark.parametrize("suffix", [each for each in SUFFIXES if each not in (".txt", ".md")])

@@ -114,7 +114,7 @@ async def locate(
 async def extract(
     file: Annotated[UploadFile, File()], service: ServiceOf, caller: CallerOf, request_id: RequestId
 ) -> JSONResponse:
-    """Extract the text of a .pdf, .docx, .txt or .md file, which is not stored."""
+    """Extract the text of a .pdf, .docx, .odt, .rtf, .txt or .md file, which is not stored."""
     caller = require(caller, Scope.DETECT, Scope.DETECT_PUBLIC)
     data = await file.read()
     if len(data) > service.settings.extract_bytes:
