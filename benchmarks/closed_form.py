@@ -40,7 +40,14 @@ def main() -> None:
     ratios = []
     for name, text in texts:
         (evidence,) = bound.evidence(bound.tokenize([text]), bound.tokenize([""]))
-        sums = monte_carlo_sums(evidence, score, n=bound.fold.n, kind=bound.scheme.projection, keys=args.keys)
+        sums = monte_carlo_sums(
+            evidence,
+            score,
+            n=bound.fold.n,
+            kind=bound.scheme.projection,
+            secret=b"closed form",
+            keys=args.keys,
+        )
         simulated, closed = math.sqrt(float(np.mean(sums**2))), math.sqrt(score_variance(evidence))
         ratios.append(simulated / closed)
         print(

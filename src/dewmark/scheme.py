@@ -290,7 +290,7 @@ class BoundScheme(ABC):
         tokenized, before = self.tokenize(texts), self.tokenize(starts)
         detections: list[Detection] = []
         for part in text_chunks(tokenized, units=self.units_per_chunk):
-            found = self.test_texts(tokenized[part], before[part], test=test)
+            found = self.test_texts(tokenized[part], before[part], test=test, fpr=fpr)
             detections += [
                 self.detection(text, *result, test=test, fpr=fpr)
                 for text, result in zip(tokenized[part], found, strict=True)
@@ -298,10 +298,11 @@ class BoundScheme(ABC):
         return detections
 
     def test_texts(
-        self, texts: Sequence[Tokenized], prompts: Sequence[Tokenized], *, test: str
+        self, texts: Sequence[Tokenized], prompts: Sequence[Tokenized], *, test: str, fpr: float
     ) -> Iterable[tuple[Evidence, Statistic]]:
         """The evidence of each text after its prompt, and the result of the named test.
 
+        A test that simulates needs to know the level ``fpr``: smaller p-values take longer.
         A scheme that cannot put its detection into this form overrides `detect_batch`.
         """
         raise ConfigError(f"{self.scheme.name} does not test texts one by one: call detect_batch")
@@ -409,7 +410,7 @@ def decide(p_value: float, effective_length: float, fpr: float) -> Verdict:
     """The verdict at level ``fpr``; a text with too few independent tokens is too short for one."""
     if effective_length < MIN_EFFECTIVE_LENGTH:
         return Verdict.TOO_SHORT
-    return Verdict.MARKED if p_value < fpr else Verdict.NOT_MARKED
+    return Verdict.MARKED if p_value <= fpr else Verdict.NOT_MARKED
 
 
 def make_detection(

@@ -155,7 +155,7 @@ def attribute(detections: Sequence[Detection], *, fpr: float) -> Attribution:
     index = min(range(len(detections)), key=lambda i: (detections[i].p_value, -detections[i].z))
     best = detections[index]
     p_value = sidak_min(best.p_value, tests=len(detections))
-    verdict = Verdict.MARKED if p_value < fpr else Verdict.NOT_MARKED
+    verdict = Verdict.MARKED if p_value <= fpr else Verdict.NOT_MARKED
     if best.verdict is Verdict.TOO_SHORT:  # in whatever units the scheme counts
         verdict = Verdict.TOO_SHORT
     return Attribution(tuple(detections), index=index, p_value=p_value, verdict=verdict)

@@ -569,7 +569,7 @@ def power_numbers() -> list[float]:
     cuts = choose_cuts([50, 100], 120)
     rng = np.random.default_rng(0)
     z = 0.35 * np.sqrt(np.array(cuts)) + rng.normal(size=(12, len(cuts)))
-    found = measure_power(z, cuts, fpr=0.01)
+    found = measure_power(z, np.tile(cuts, (12, 1)) * 0.5, cuts, fpr=0.01, least_effective=16.0)
     model = [found.model.slope, found.model.noise, found.model.between]
     rows = [leaves(plain(found.row(length).to_dict())) for length in (50, 100, 400)]
     return [*model, *leaves(rows), *leaves(list(found.shortest.values()))]

@@ -167,7 +167,7 @@ class TokenBound(BoundScheme):
             yield None
 
     def test_texts(
-        self, texts: Sequence[Tokenized], prompts: Sequence[Tokenized], *, test: str
+        self, texts: Sequence[Tokenized], prompts: Sequence[Tokenized], *, test: str, fpr: float
     ) -> Iterator[tuple[Evidence, Statistic]]:
         """The evidence of each text after its prompt, and the test's result."""
         for evidence in self.evidence_for(test, texts, prompts):

@@ -38,7 +38,7 @@ _STRINGS = {"verdict", "test", "scheme", "key_fingerprint", "key_file"}
 class DetectResult:
     """What a run found.
 
-    ``rows`` texts were scored, ``resumed_from`` of them by an earlier run; ``marked`` have p < fpr;
+    ``rows`` texts were scored, ``resumed_from`` of them by an earlier run; ``marked`` have p ≤ fpr;
     ``tested`` are long enough for a verdict, and of these ``rejected`` have an adjusted p-value ≤ fpr.
     ``blocks_retried`` counts blocks that were scored again because their worker had died.
     """

@@ -28,9 +28,11 @@ from dewmark.stats.key_test import Statistic, gaussian_test, key_test
 from dewmark.stats.monte_carlo import Score, monte_carlo_test
 from dewmark.stats.score_law import beta_test, tanh_kernel
 
-__all__ = ["TESTS", "TextEvidence", "mean_score", "run_test", "saturate"]
+__all__ = ["SIMULATION", "TESTS", "TextEvidence", "mean_score", "run_test", "saturate"]
 
 TESTS = ("key", "monte-carlo", "gaussian", "beta")
+SIMULATION = "dew/monte-carlo"
+"""The purpose of the sub-key from which the Monte-Carlo test draws its keys."""
 
 
 @dataclass(frozen=True)
@@ -106,15 +108,20 @@ def run_test(
     *,
     test: str,
     n: int,
+    fpr: float,
+    secret: bytes,
     variance: float | None = None,
 ) -> Statistic:
-    """Run the named test; ``variance`` is that of the sum over keys, if already known."""
+    """Run the named test; ``variance`` is that of the sum over keys, if already known.
+
+    The simulation draws its keys from ``secret`` and the text, as many as the level ``fpr`` requires.
+    """
     if test == "gaussian":
         return gaussian_test(evidence)
     if test == "beta":
         return beta_test(evidence, gamma=scheme.gamma, n=n)
     if test == "monte-carlo":
-        return monte_carlo_test(evidence, text.score, n=n, kind=scheme.projection)
+        return monte_carlo_test(evidence, text.score, n=n, kind=scheme.projection, secret=secret, level=fpr)
     return key_test(evidence, variance=variance)
 
 

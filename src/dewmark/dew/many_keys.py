@@ -19,7 +19,7 @@ import numpy as np
 from dewmark.arrays import F32
 from dewmark.core.keys import Key
 from dewmark.core.projections import draw_projections
-from dewmark.dew.detection import TESTS, TextEvidence, mean_score, run_test
+from dewmark.dew.detection import SIMULATION, TESTS, TextEvidence, mean_score, run_test
 from dewmark.dew.reading import KeyIndependent, Reading, TokenReader
 from dewmark.encoders.token_tables import rows_of
 from dewmark.scheme import UNITS_PER_CHUNK, check_test, check_texts, make_detection, text_chunks, token_scores
@@ -73,7 +73,16 @@ def _detect(
         if number % 50 == 0:
             progress("trying keys", number, len(keys))
         for i, evidence in enumerate(evidences):
-            statistic = run_test(scored[i], evidence, scheme, test=test, n=shared.n, variance=variances[i])
+            statistic = run_test(
+                scored[i],
+                evidence,
+                scheme,
+                test=test,
+                n=shared.n,
+                fpr=fpr,
+                secret=keys[number].subkey(SIMULATION),
+                variance=variances[i],
+            )
             detection = make_detection(
                 evidence,
                 statistic,

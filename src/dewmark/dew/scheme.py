@@ -8,11 +8,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from dewmark.arrays import F32, I64
 from dewmark.core.keys import Key
 from dewmark.core.projections import draw_projections
 from dewmark.dew.ablation import HashedContexts
-from dewmark.dew.detection import TESTS, TextEvidence, mean_score, run_test
+from dewmark.dew.detection import SIMULATION, TESTS, TextEvidence, mean_score, run_test
 from dewmark.dew.many_keys import detect_keys
 from dewmark.dew.projection import Fold, FoldedRows
 from dewmark.dew.reading import (
@@ -58,6 +61,7 @@ class DEW(DewSettings):
             fold=Fold.of(projections),
             source=shared.sources_of(key),
             hashed=shared.contexts_of(key),
+            simulation_secret=key.subkey(SIMULATION),
             progress=workspace.progress,
         )
 
@@ -88,16 +92,19 @@ class DEW(DewSettings):
             hashed = None
             if not self.context_semantics:
                 hashed = HashedContexts(arrays["context_secret"].tobytes(), shared.d_C)
+            secret = arrays["simulation_secret"].tobytes()
         except KeyError as missing:
             raise ArtifactError(f"the stored detector lacks {missing}; export it again") from None
-        return BoundDEW(shared, fingerprint, fold=fold, source=source, hashed=hashed)
+        return BoundDEW(
+            shared, fingerprint, fold=fold, source=source, hashed=hashed, simulation_secret=secret
+        )
 
 
 class BoundDEW(BoundScheme):
     """DEW under one key: ``shared`` is common to all keys, the rest comes from this one.
 
     ``source`` (vocab,) and ``hashed`` serve the ablation modes that ignore the meaning of tokens or of
-    contexts; otherwise they are None.
+    contexts; otherwise they are None. The keys of the Monte-Carlo test follow from ``simulation_secret``.
     """
 
     tests = TESTS
@@ -111,6 +118,7 @@ class BoundDEW(BoundScheme):
         fold: Fold,
         source: I64 | None = None,
         hashed: HashedContexts | None = None,
+        simulation_secret: bytes,
         progress: Progress = silent,
     ) -> None:
         super().__init__(shared.scheme, shared.host, fingerprint)
@@ -119,6 +127,7 @@ class BoundDEW(BoundScheme):
         self.fold = fold
         self.source = source
         self.hashed = hashed
+        self._simulation_secret = simulation_secret
         self.progress = progress
         # the vectors of units, and of contexts before and after scaling, fit in _CHUNK_BYTES
         self.units_per_chunk = max(_CHUNK_BYTES // (4 * (shared.d_T + 2 * shared.d_C)), 1)
@@ -182,7 +191,7 @@ class BoundDEW(BoundScheme):
         return self.reader.tokenize(texts)
 
     def test_texts(
-        self, texts: Sequence[Tokenized], prompts: Sequence[Tokenized], *, test: str
+        self, texts: Sequence[Tokenized], prompts: Sequence[Tokenized], *, test: str, fpr: float
     ) -> Iterator[tuple[Evidence, Statistic]]:
         """Evidence and result of each text. Tests: ``key`` (default), its simulation, and the paper's two."""
         reading = self.reader.read(texts, prompts)
@@ -195,7 +204,18 @@ class BoundDEW(BoundScheme):
                 yield from ((evidence, key_test(evidence, variance=v)) for evidence, v in found)
                 return
         for text, evidence in self._score(reading, test=test):
-            yield evidence, run_test(text, evidence, self.scheme, test=test, n=self.fold.n)
+            yield (
+                evidence,
+                run_test(
+                    text,
+                    evidence,
+                    self.scheme,
+                    test=test,
+                    n=self.fold.n,
+                    fpr=fpr,
+                    secret=self._simulation_secret,
+                ),
+            )
 
     def evidence(self, texts: Sequence[Tokenized], prompts: Sequence[Tokenized]) -> list[Evidence]:
         """The evidence of texts, as the key test sees it."""
@@ -244,9 +264,10 @@ class BoundDEW(BoundScheme):
         """The fold and what reading needs. As secret as the key."""
         meta: dict[str, Any] = {"n": self.fold.n}
         if isinstance(self.reader, WordReader):
-            return State(meta=meta | self.reader.meta(), arrays=self.fold.arrays() | self.reader.arrays())
+            arrays = self.fold.arrays() | self.reader.arrays() | self._secret_arrays()
+            return State(meta=meta | self.reader.meta(), arrays=arrays)
         assert isinstance(self.reader, TokenReader)
-        arrays = self.fold.arrays(self.reader.token_rows)
+        arrays = self.fold.arrays(self.reader.token_rows) | self._secret_arrays()
         arrays["token_rows"] = self.reader.token_rows
         if self.source is not None:
             arrays["source"] = self.source
@@ -261,3 +282,6 @@ class BoundDEW(BoundScheme):
                 arrays["mean"] = contexts.whitening.mean
                 arrays["matrix"] = contexts.whitening.matrix
         return State(meta=meta, arrays=arrays)
+
+    def _secret_arrays(self) -> dict[str, NDArray[Any]]:
+        return {"simulation_secret": np.frombuffer(self._simulation_secret, dtype=np.uint8)}

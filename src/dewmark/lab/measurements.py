@@ -14,7 +14,7 @@ import numpy as np
 from dewmark.batch.inputs import Document
 from dewmark.decoding import Decoding
 from dewmark.errors import InputError
-from dewmark.scheme import BoundScheme
+from dewmark.scheme import MIN_EFFECTIVE_LENGTH, BoundScheme
 from dewmark.stats.key_test import key_test
 from dewmark.stats.power import Power, choose_cuts, measure_power
 from dewmark.stats.retention import Retention, pair_retentions, summarise
@@ -69,17 +69,23 @@ def write_sample(
 def power_by_length(
     bound: BoundScheme, sample: Sample, lengths: Sequence[int], *, fpr: float, progress: Progress = silent
 ) -> Power:
-    """The share of marked texts that is found at each length, from the z of each text truncated there."""
+    """The share of marked texts that is found at each length, from each text truncated there.
+
+    As in detection, a truncated text of too few effective tokens is not found, whatever its z.
+    """
     texts = bound.tokenize([text for text, _ in sample])
     prompts = bound.tokenize([prompt or "" for _, prompt in sample])
     cuts = choose_cuts(lengths, max((len(text.ids) for text in texts), default=0))
-    z = np.full((len(texts), len(cuts)), np.nan)  # NaN where a text is shorter
+    # NaN where a text is shorter
+    z, effective = (np.full((len(texts), len(cuts)), np.nan) for _ in range(2))
     for i, (text, prompt) in enumerate(zip(texts, prompts, strict=True)):
         heads = [_head(text, cut) for cut in cuts if cut <= len(text.ids)]
         if heads:
-            z[i, : len(heads)] = [key_test(found).z for found in bound.evidence(heads, [prompt] * len(heads))]
+            tested = [key_test(found) for found in bound.evidence(heads, [prompt] * len(heads))]
+            z[i, : len(heads)] = [each.z for each in tested]
+            effective[i, : len(heads)] = [each.effective_length for each in tested]
         progress("scoring", i + 1, len(texts))
-    return measure_power(z, cuts, fpr=fpr)
+    return measure_power(z, effective, cuts, fpr=fpr, least_effective=MIN_EFFECTIVE_LENGTH)
 
 
 def match_rewrites(

@@ -5,7 +5,11 @@ the measured share with p below the level. A model interpolates and extrapolates
 like √L; texts differ in how strongly they can be marked, so the slope differs between texts:
 
     z_i(L) = m_i √L + e,   m_i ~ N(μ, τ²),   e ~ N(0, σ²)    hence   z(L) ~ N(μ√L, σ² + τ²L)
-    TPR(L) = Φ((μ√L − z_α) / √(σ² + τ²L)),   z_α = −Φ⁻¹(fpr)
+    TPR(L) = Φ((μ√L − z_α) / √(σ² + τ²L)) · G(L),   z_α = −Φ⁻¹(fpr)
+
+G(L) is the share of texts of length L that the detector judges at all: it refuses texts of fewer than a
+certain number of effective tokens as too short, whatever their z. Each text's effective length at each cut
+shows where it passes that number; G counts the texts that have passed it.
 
 μ is fitted by least squares, σ² and τ² by non-negative least squares on the variance at each length, relative
 to that variance. Even for very long texts the rate is at most Φ(μ/τ). Intervals come from resampling texts.
@@ -22,11 +26,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 from scipy.optimize import nnls
 from scipy.special import ndtr, ndtri
 
-from dewmark.arrays import F64
+from dewmark.arrays import F64, I64
 from dewmark.errors import InputError
 from dewmark.stats.metrics import Interval, Rate, rate
 
@@ -43,17 +47,22 @@ _ROUNDS = 4  # of reweighting the variance fit; more change nothing
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """z(L) ~ N(``slope`` √L, ``noise`` + ``between`` L)."""
+    """z(L) ~ N(``slope`` √L, ``noise`` + ``between`` L); text i is judged from the length ``judged_from[i]``.
+
+    ``judged_from`` is ascending, and infinite for texts that are never long enough.
+    """
 
     slope: float
     noise: float
     between: float
+    judged_from: tuple[float, ...] = (0.0,)
 
     def tpr(self, lengths: ArrayLike, *, fpr: float) -> F64:
         """The expected detection rate at each length, same shape."""
         L = np.asarray(lengths, dtype=np.float64)
         spread = np.sqrt(np.maximum(self.noise + self.between * L, 1e-12))
-        share: F64 = ndtr((self.slope * np.sqrt(L) + ndtri(fpr)) / spread)
+        judged = np.searchsorted(self.judged_from, L, side="right") / len(self.judged_from)
+        share: F64 = ndtr((self.slope * np.sqrt(L) + ndtri(fpr)) / spread) * judged
         return share
 
     def length_for(self, tpr: float, *, fpr: float) -> int | None:
@@ -88,6 +97,7 @@ class Power:
 
     fpr: float
     z: F64 = dataclasses.field(repr=False)
+    judged: NDArray[np.bool_] = dataclasses.field(repr=False)
     cuts: tuple[int, ...]
     model: Model
     resampled: tuple[Model, ...] = dataclasses.field(repr=False)
@@ -101,10 +111,12 @@ class Power:
         """The expected and the measured rate at one length."""
         measured = mean = sd = None
         if length in self.cuts:
-            z = self.z[:, self.cuts.index(length)]
-            z = z[~np.isnan(z)]
+            cut = self.cuts.index(length)
+            z, judged = self.z[:, cut], self.judged[:, cut]
+            known = ~np.isnan(z)
+            z, judged = z[known], judged[known]
             if len(z) >= 2:
-                found = int(np.count_nonzero(ndtr(-z) < self.fpr))
+                found = int(np.count_nonzero((ndtr(-z) <= self.fpr) & judged))
                 measured, mean, sd = rate(found, len(z)), float(z.mean()), float(z.std(ddof=1))
         return Row(length, self.interval([length])[0], measured, mean, sd)
 
@@ -131,16 +143,54 @@ def choose_cuts(lengths: Sequence[int], longest: int) -> list[int]:
     return sorted({*between, *(length for length in lengths if length <= longest)})
 
 
-def measure_power(z: F64, cuts: Sequence[int], *, fpr: float, seed: int = 0) -> Power:
-    """Estimate power from z-scores (texts, cuts) of marked texts, NaN where a text is too short."""
-    z = z[~np.isnan(z).all(axis=1)]
+def measure_power(
+    z: F64, effective: F64, cuts: Sequence[int], *, fpr: float, least_effective: float, seed: int = 0
+) -> Power:
+    """Estimate power from z-scores and effective lengths (texts, cuts) of truncated marked texts.
+
+    Both are NaN where a text is shorter than the cut. The detector refuses to judge texts of fewer than
+    ``least_effective`` effective tokens.
+    """
+    known = ~np.isnan(z).all(axis=1)
+    z, effective = z[known], effective[known]
     if len(z) < FEWEST_TEXTS:
         raise InputError(
             f"a power estimate needs {FEWEST_TEXTS} marked texts of at least {min(cuts)} tokens, got {len(z)}"
         )
+    first = _judged_from(effective, cuts, least_effective)
+
+    def fitted(chosen: I64) -> Model:
+        judged = tuple(np.sort(first[chosen]).tolist())
+        return dataclasses.replace(fit_model(z[chosen], cuts), judged_from=judged)
+
     rng = np.random.default_rng(seed)
-    resampled = tuple(fit_model(z[rng.integers(len(z), size=len(z))], cuts) for _ in range(_RESAMPLES))
-    return Power(fpr=fpr, z=z, cuts=tuple(cuts), model=fit_model(z, cuts), resampled=resampled)
+    return Power(
+        fpr=fpr,
+        z=z,
+        judged=effective >= least_effective,  # NaN is not
+        cuts=tuple(cuts),
+        model=fitted(np.arange(len(z))),
+        resampled=tuple(fitted(rng.integers(len(z), size=len(z))) for _ in range(_RESAMPLES)),
+    )
+
+
+def _judged_from(effective: F64, cuts: Sequence[int], least: float) -> F64:
+    """The length (texts,) at which each text reaches ``least`` effective tokens, infinite if it never does.
+
+    Interpolated between cuts. A text that has not got there at its last cut goes on growing as it did up to
+    it, if it grew at all.
+    """
+    lengths = np.concatenate(([0.0], np.asarray(cuts, dtype=np.float64)))
+    found = np.full(len(effective), np.inf)
+    for i, row in enumerate(effective):
+        known = np.concatenate(([0.0], row[~np.isnan(row)]))
+        above = np.flatnonzero(known >= least)
+        j = int(above[0]) if len(above) else len(known) - 1
+        step = known[j] - known[j - 1]
+        if step > 0.0:
+            slope = step / (lengths[j] - lengths[j - 1])
+            found[i] = lengths[j - 1] + (least - known[j - 1]) / slope
+    return found
 
 
 def fit_model(z: F64, cuts: Sequence[int]) -> Model:

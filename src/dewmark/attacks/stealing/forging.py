@@ -69,7 +69,9 @@ class Forger(BoundScheme):
 
     tests: ClassVar[tuple[str, ...]] = ("none",)
 
-    def test_texts(self, texts: Sequence[Tokenized], prompts: Sequence[Tokenized], *, test: str) -> NoReturn:
+    def test_texts(
+        self, texts: Sequence[Tokenized], prompts: Sequence[Tokenized], *, test: str, fpr: float
+    ) -> NoReturn:
         """Not supported: an attacker has no detector."""
         raise ConfigError("a forger has no detector: score its texts with the victim's")
 

@@ -193,7 +193,9 @@ def forged(victim: BoundDEW, W: F32, *, strength: float) -> BoundDEW:
     product = W if strength >= 0.0 else -W
     fold = Fold(product, np.eye(d_T, dtype=np.float32), np.eye(d_C, dtype=np.float32), n=1)
     name = hashlib.sha256(product.tobytes()).hexdigest()[:16]
-    return BoundDEW(shared, f"forged-{name}", fold=fold, progress=victim.progress)
+    return BoundDEW(
+        shared, f"forged-{name}", fold=fold, simulation_secret=bytes(32), progress=victim.progress
+    )
 
 
 def cosine(victim: BoundDEW, W: F32, texts: Sequence[str], *, seed: int = 0) -> float:

@@ -187,7 +187,7 @@ class SentenceBound(BoundScheme):
         ]
 
     def test_texts(
-        self, texts: Sequence[Tokenized], prompts: Sequence[Tokenized], *, test: str
+        self, texts: Sequence[Tokenized], prompts: Sequence[Tokenized], *, test: str, fpr: float
     ) -> Iterator[tuple[Evidence, Statistic]]:
         """``exact`` over random keys (the default), or the published ``z``."""
         apply = exact_test if test == "exact" else paper_test
@@ -213,7 +213,7 @@ class SentenceBound(BoundScheme):
         """The result for one text; it is too short if no key could be detected in it."""
         assert isinstance(evidence, TransitionEvidence)
         found = super().detection(text, evidence, statistic, test=test, fpr=fpr)
-        verdict = Verdict.MARKED if statistic.p_value < fpr else Verdict.NOT_MARKED
+        verdict = Verdict.MARKED if statistic.p_value <= fpr else Verdict.NOT_MARKED
         if least_p_value(evidence.counts, self._accepted) >= fpr:
             verdict = Verdict.TOO_SHORT
         return dataclasses.replace(found, verdict=verdict)
