@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from dewmark.batch.inputs import TextRow
-from dewmark.core.keys import Key
+from dewmark.core.keys import Key, is_engine_key
 from dewmark.detector import Detector, blank_detection, detect_texts, skip_blank
 from dewmark.errors import ConfigError, KeyFileError
 from dewmark.scheme import DEFAULT_FPR, BoundScheme, check_test
@@ -94,14 +94,15 @@ class DetectorSpec:
             name: path and path.absolute()
             for name, path in (("detector", self.detector), ("calibration", self.calibration))
         }
-        return dataclasses.replace(self, keys=tuple(path.absolute() for path in self.keys), **paths)
+        keys = (path if is_engine_key(path) else path.absolute() for path in self.keys)
+        return dataclasses.replace(self, keys=tuple(keys), **paths)
 
     def open(self, *, progress: Progress = silent) -> Scorer:
         """Load keys, detector and calibration, and check that they belong together."""
         keys = load_keys(self.keys) if self.many_keys else {}
         bound = open_detector(
             folder=self.detector,
-            key=Path(next(iter(keys))) if keys else next(iter(self.keys), None),
+            key=next(iter(keys.values())) if keys else next(iter(self.keys), None),
             host=self.host,
             scheme=self.scheme,
             settings=self.settings,
@@ -214,7 +215,7 @@ class _ManyKeysScorer(Scorer):
 def open_detector(
     *,
     folder: Path | None = None,
-    key: Path | None = None,
+    key: Path | Key | None = None,
     host: str | None = None,
     scheme: str | None = None,
     settings: Mapping[str, Any] | None = None,
@@ -233,7 +234,9 @@ def open_detector(
         raise ConfigError("scheme none leaves no mark to detect: name the scheme that marked the text")
     if key is None:
         raise ConfigError("no key given: add --key FILE (make one with: dewmark key new --out FILE)")
-    return load_scheme(scheme or "dew", key=Key.load(key), settings=settings, host=host, progress=progress)
+    if not isinstance(key, Key):
+        key = Key.load(key)
+    return load_scheme(scheme or "dew", key=key, settings=settings, host=host, progress=progress)
 
 
 def load_keys(paths: Sequence[Path]) -> dict[str, Key]:
@@ -248,10 +251,11 @@ def load_keys(paths: Sequence[Path]) -> dict[str, Key]:
     names: dict[str, str] = {}  # by fingerprint
     for file in files:
         key = Key.load(file)
+        name = f"number {key.fingerprint}" if is_engine_key(file) else str(file)  # which would be the secret
         if key.fingerprint in names:
             raise KeyFileError(
-                f"{file} and {names[key.fingerprint]} are the same key {key.fingerprint}: give it once"
+                f"{name} and {names[key.fingerprint]} are the same key {key.fingerprint}: give it once"
             )
-        names[key.fingerprint] = str(file)
-        keys[str(file)] = key
+        names[key.fingerprint] = name
+        keys[name] = key
     return keys
