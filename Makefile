@@ -16,8 +16,8 @@ help: ## show this list
 
 setup: $(VENV)/.dev ## everything for development, in .venv
 
-demo: $(VENV)/.run ## mark a text and detect it, with real models (the first run fetches them)
-	@$(BIN)/dewmark demo
+demo: $(VENV)/.run ## mark a text and detect it, with real models (the first run fetches them); HOST=qwen: Qwen2.5 1.5B
+	@$(BIN)/dewmark demo --host $(if $(filter qwen,$(HOST)),qwen2.5-coder-1.5b,$(or $(HOST),smollm2-135m))
 
 reproduce-smoke: $(VENV)/.attacks ## a small main table from prompts to report, in minutes, on two cores
 	$(BIN)/dewmark reproduce main --profile local --texts 20 --seeds 2 --schemes dew-default,kgw,synthid \

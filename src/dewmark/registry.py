@@ -117,6 +117,8 @@ HOSTS = Registry(
     "host",
     {
         "gemma3-270m": "dewmark.hosts.transformers.model:load_host",
+        "qwen2.5-coder-0.5b": "dewmark.hosts.transformers.model:load_host",
+        "qwen2.5-coder-1.5b": "dewmark.hosts.transformers.model:load_host",
         "smollm2-135m": "dewmark.hosts.transformers.model:load_host",
     },
     group="dewmark.hosts",

