@@ -26,6 +26,7 @@ def replace_encoders(monkeypatch: pytest.MonkeyPatch, encoder: Encoder) -> None:
     """Let `load_encoder` return this encoder, whatever the name."""
     monkeypatch.setattr("dewmark.encoders._loaded", {})
     monkeypatch.setattr("dewmark.encoders._create", lambda name, **_: encoder)
+    monkeypatch.setattr("dewmark.scheme.encoder_languages", lambda name: encoder.languages)
 
 
 class BagEncoder(Encoder):

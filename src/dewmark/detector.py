@@ -1,15 +1,17 @@
 """Detectors: a bound scheme without a host's weights, and its folder on disk (Algorithm 2).
 
-``detector.json`` has the configuration and describes what the folder belongs to, ``tokenizer/`` is the host's
-tokenizer (unless the scheme needs none), ``state/`` the scheme's arrays with their checksums. Neither the key
-nor host weights are stored. Anyone with the folder can detect the mark, so it is as secret as the key: all
-its files have mode 0600. A scheme that runs its host to detect loads it by the name in ``detector.json``.
+``detector.json`` has the configuration, the languages that it judges and what the folder belongs to,
+``tokenizer/`` is the host's tokenizer (unless the scheme needs none), ``state/`` the scheme's arrays with
+their checksums. Neither the key nor host weights are stored. Anyone with the folder can detect the mark, so
+it is as secret as the key: all its files have mode 0600. A scheme that runs its host to detect loads it by
+the name in ``detector.json``.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import dataclasses
 import functools
 import json
 from collections.abc import Callable, Sequence
@@ -97,9 +99,13 @@ class Detector(DetectsMarks):
 
         workspace = Workspace(cache=cache_dir(), progress=progress or silent, open_host=open_host)
         state = State(meta=bundle.meta, arrays=bundle.arrays)
-        detector = cls(scheme.restore(state, host, index["key_fingerprint"], workspace))
+        bound = scheme.restore(state, host, index["key_fingerprint"], workspace)
+        allowed = index["languages"]
+        languages = dataclasses.replace(
+            bound.languages, audited=frozenset(allowed["audited"]), every=allowed["every"]
+        )
         _trim_memory()
-        return detector
+        return cls(bound.judging(languages))
 
     def save(self, folder: str | Path) -> None:
         """Write the detector into a new folder."""
@@ -115,6 +121,7 @@ class Detector(DetectsMarks):
             "key_fingerprint": bound.fingerprint,
             "host": host and {"name": host.name, "identity": host.identity, "vocab_size": host.vocab_size},
             "tokenizer": host and host.tokenizer.identity,
+            "languages": {"audited": sorted(bound.languages.audited), "every": bound.languages.every},
         }
         with atomic_folder(folder, private=True) as temporary:
             (temporary / "state").mkdir()
@@ -131,7 +138,7 @@ def _read_index(folder: Path) -> dict[str, Any]:
         index = json.loads(path.read_text(encoding="utf-8"))
         known = (
             index["format"] == _FORMAT
-            and {"scheme", "config", "host", "tokenizer", "key_fingerprint"} <= index.keys()
+            and {"scheme", "config", "host", "tokenizer", "key_fingerprint", "languages"} <= index.keys()
         )
     except FileNotFoundError:
         raise ArtifactError(

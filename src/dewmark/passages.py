@@ -16,7 +16,7 @@ from dewmark.stats.evidence import Evidence
 from dewmark.stats.key_test import Statistic, key_test
 from dewmark.stats.scan import Segment, Test
 from dewmark.stats.scan import locate as find_segments
-from dewmark.types import Detection, TokenScore
+from dewmark.types import Detection, TokenScore, Verdict
 
 __all__ = ["Located", "Passage", "locate"]
 
@@ -96,6 +96,8 @@ def locate(text: str, bound: BoundScheme, *, prompt: str | None = None, fpr: flo
     """Find the marked passages of a text; a prompt, if known, is only context."""
     (before,) = check_texts([text], [prompt], fpr)
     detection = bound.detect(text, prompt=prompt, fpr=fpr)
+    if detection.verdict is Verdict.UNSUPPORTED_LANGUAGE:
+        return Located(passages=(), detection=detection, fpr=fpr)
     (evidence,) = bound.evidence(bound.tokenize([text]), bound.tokenize([before]))
     segments = find_segments(evidence, fpr=fpr, test=_own_test(bound, evidence))
     passages = (_passage(text, detection.tokens[s.start : s.end], s) for s in segments)

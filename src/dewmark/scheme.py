@@ -22,18 +22,21 @@ and which of them carry the mark, and continues with the first that does
 
 from __future__ import annotations
 
+import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dewmark import config as cfg
 from dewmark.decoding import Decoding
+from dewmark.encoders.languages import encoder_languages
 from dewmark.errors import ArtifactError, ConfigError, InputError
 from dewmark.registry import unknown_name
+from dewmark.text.languages import LanguagePolicy
 from dewmark.types import Detection, TokenScore, Verdict
 from dewmark.workspace import HostInfo, Tokenized, Workspace
 
@@ -165,6 +168,20 @@ class Scheme(ABC):
         """Whether it detects without the host, even without its tokenizer."""
         return False
 
+    @property
+    def languages(self) -> frozenset[str] | None:
+        """The languages that its encoder knows; None if it needs none, or if the encoder does not say."""
+        encoder = getattr(self, "encoder", None)
+        return encoder_languages(encoder) if isinstance(encoder, str) else None
+
+    @property
+    def language_free(self) -> bool:
+        """Whether unrelated texts have nearly independent scores under one key in every language.
+
+        If so, texts in languages that the encoder does not know get verdicts too.
+        """
+        return False
+
     def with_settings(self, settings: dict[str, object]) -> Scheme:
         """A copy with some fields changed, by their public names."""
         return cfg.replace(self, settings)
@@ -190,6 +207,7 @@ class BoundScheme(ABC):
         self.scheme = scheme
         self.host = host
         self.fingerprint = fingerprint
+        self.languages = LanguagePolicy(known=scheme.languages, every=scheme.language_free)
 
     @property
     def needs(self) -> Needs:
@@ -266,6 +284,12 @@ class BoundScheme(ABC):
 
     # Detection
 
+    def judging(self, languages: LanguagePolicy) -> Self:
+        """The same detector, but it judges these languages."""
+        changed = copy.copy(self)
+        changed.languages = languages
+        return changed
+
     def tokenize(self, texts: Sequence[str]) -> list[Tokenized]:
         """Split texts into the units that the scheme scores, by default the host's tokens."""
         return self.host.tokenizer.encode(list(texts))
@@ -295,7 +319,7 @@ class BoundScheme(ABC):
                 self.detection(text, *result, test=test, fpr=fpr)
                 for text, result in zip(tokenized[part], found, strict=True)
             ]
-        return detections
+        return self.languages.judge(texts, detections)
 
     def test_texts(
         self, texts: Sequence[Tokenized], prompts: Sequence[Tokenized], *, test: str, fpr: float

@@ -16,6 +16,12 @@ class Verdict(enum.StrEnum):
     MARKED = "marked"
     NOT_MARKED = "not marked"
     TOO_SHORT = "too short"
+    UNSUPPORTED_LANGUAGE = "unsupported language"
+
+    @property
+    def conclusive(self) -> bool:
+        """Whether it answers the question: marked, or not marked."""
+        return self in (Verdict.MARKED, Verdict.NOT_MARKED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +56,11 @@ class Detection:
     ``score`` is the scheme's mean token score, ``z`` the standardised test statistic, ``p_value`` the
     probability that unmarked text scores at least as high, ``effective_length`` the number of independent
     tokens with the same amount of evidence, and ``fpr`` the false-positive rate of ``verdict``.
+
+    ``language`` is the text's language by its ISO 639 code, None if it is not clear or does not matter to the
+    scheme. ``language_known`` says whether the scheme's encoder knows it. If it does not, one key may score
+    all texts of that language alike, so the verdict is `Verdict.UNSUPPORTED_LANGUAGE`, whatever the numbers,
+    unless the language was audited (`dewmark.text.languages.LanguagePolicy`).
     """
 
     verdict: Verdict
@@ -63,6 +74,8 @@ class Detection:
     scheme: str
     key_fingerprint: str
     tokens: tuple[TokenScore, ...] = field(default=(), repr=False)
+    language: str | None = None
+    language_known: bool | None = None
 
     @property
     def is_marked(self) -> bool:
@@ -82,6 +95,8 @@ class Detection:
             "fpr": self.fpr,
             "scheme": self.scheme,
             "key_fingerprint": self.key_fingerprint,
+            "language": self.language,
+            "language_known": self.language_known,
         }
         if tokens:
             row["tokens"] = [token.to_dict() for token in self.tokens]

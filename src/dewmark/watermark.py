@@ -18,6 +18,7 @@ from dewmark.hosts.base import Host, OnBatch
 from dewmark.registry import SCHEMES
 from dewmark.scheme import DEFAULT_FPR, BoundScheme, Scheme
 from dewmark.stats.multiple_testing import sidak_min
+from dewmark.text.languages import LanguagePolicy
 from dewmark.types import Attribution, Detection, Generation, Verdict
 from dewmark.workspace import HostInfo, Progress, Workspace, no_host, silent
 
@@ -135,19 +136,25 @@ def identify(
     prompts: Sequence[str | None] | None = None,
     fpr: float = DEFAULT_FPR,
     test: str | None = None,
+    languages: LanguagePolicy | None = None,
     progress: Progress | None = None,
 ) -> list[Attribution]:
     """Say for each text which of several keys (models, tenants) marked it, if any.
 
     Unmarked text does not depend on any key, so its results under K keys are independent and the smallest
     p-value is corrected exactly: 1 − (1 − p)^K. Each text is read once, however many keys there are.
+    ``languages`` says which languages get verdicts; by default those that the scheme's encoder knows.
     """
     if not keys:
         raise ConfigError("no key to compare with: give at least one")
     chosen = SCHEMES[scheme]().with_settings(settings or {})
     info, workspace = _surroundings(chosen, host, tokenizer, progress)
     rows = chosen.detect_keys(keys, texts, info, workspace, prompts=prompts, fpr=fpr, test=test)
-    return [attribute(row, fpr=fpr) for row in rows]
+    policy = languages or LanguagePolicy(known=chosen.languages, every=chosen.language_free)
+    return [
+        attribute([language.applied(detection) for detection in row], fpr=fpr)
+        for language, row in zip(policy.read(texts), rows, strict=True)
+    ]
 
 
 def attribute(detections: Sequence[Detection], *, fpr: float) -> Attribution:
@@ -156,8 +163,8 @@ def attribute(detections: Sequence[Detection], *, fpr: float) -> Attribution:
     best = detections[index]
     p_value = sidak_min(best.p_value, tests=len(detections))
     verdict = Verdict.MARKED if p_value <= fpr else Verdict.NOT_MARKED
-    if best.verdict is Verdict.TOO_SHORT:  # in whatever units the scheme counts
-        verdict = Verdict.TOO_SHORT
+    if not best.verdict.conclusive:  # too short, in whatever units the scheme counts, or refused
+        verdict = best.verdict
     return Attribution(tuple(detections), index=index, p_value=p_value, verdict=verdict)
 
 

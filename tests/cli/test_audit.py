@@ -16,7 +16,10 @@ WORDS = ["the", "old", "bridge", "over", "river", "house", "water", "light", "ni
 
 
 def write_negatives(path: Path, z: np.ndarray, *, language: str | None = None, more: str = "") -> Path:
-    rows = [{"text": f"The text number {i} has z={value:.6f} {more}"} for i, value in enumerate(z)]
+    rows = [
+        {"text": f"The text with the number {i} has the score z={value:.6f} {more}"}
+        for i, value in enumerate(z)
+    ]
     if language is not None:
         rows = [{**row, "language": language} for row in rows]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")

@@ -201,6 +201,7 @@ def world(folder: Path) -> Iterator[World]:
     with (
         mock.patch("dewmark.encoders._loaded", {}),
         mock.patch("dewmark.encoders._create", return_value=encoder),
+        mock.patch("dewmark.scheme.encoder_languages", return_value=encoder.languages),
         mock.patch("dewmark.artifacts.shipped", return_value=made.artifacts),
         mock.patch.dict("os.environ", {"DEWMARK_CACHE": str(folder / "cache")}),
     ):

@@ -4,9 +4,11 @@ import math
 
 import pytest
 from tests.serve.conftest import bearer
-from tests.serve.live import bound, marked_text, marked_texts, plain_text, plain_texts
+from tests.serve.live import bound, make_service, marked_text, marked_texts, plain_text, plain_texts
 
+from dewmark.serve.tenants import Tenant
 from dewmark.stats.multiple_testing import sidak_min
+from dewmark.text.languages import LanguagePolicy
 
 
 def results(response):
@@ -64,11 +66,24 @@ class TestDetect:
     def test_language_is_guessed(self, client):
         german = "Der alte Mann ging langsam über die Brücke und sah auf das Wasser des Flusses hinab."
         (found,) = results(client.post("/v1/detect", json={"text": german}))
-        assert found["language"] == {"code": "de", "supported": True}
+        assert found["language"] == {"code": "de", "name": "German", "supported": True}
         (found,) = results(client.post("/v1/detect", json={"text": "12 34 56"}))
-        assert found["language"] == {"code": None, "supported": None}
+        assert found["language"] == {"code": None, "name": None, "supported": None}
         (found,) = results(client.post("/v1/detect", json={"text": "Το παλιό γεφύρι πάνω από το ποτάμι"}))
-        assert found["language"] == {"code": "el", "supported": False}
+        assert found["language"] == {"code": "el", "name": "Greek", "supported": False}
+
+    def test_a_language_that_the_encoder_does_not_know_is_refused(self, open_service, tmp_path):
+        service = make_service(tmp_path)
+        strict = bound("acme").judging(LanguagePolicy(known=frozenset({"en", "de"})))
+        service.tenants["acme"] = Tenant("acme", strict)
+        client = open_service(service)
+        greek = "Το παλιό γεφύρι πάνω από το ποτάμι είναι κλειστό και κανείς δεν το επισκευάζει πια."
+        (found,) = results(client.post("/v1/detect", json={"text": greek * 20}))
+        assert found["verdict"] == "unsupported language"
+        assert "in Greek, which this detector's encoder does not know" in found["sentence"]
+        located = client.post("/v1/locate", json={"text": greek * 20}).json()
+        assert located["passages"] == []
+        assert located["detection"]["verdict"] == "unsupported language"
 
 
 class TestTenants:

@@ -1,10 +1,19 @@
-"""Guesses on sentences outside the training data."""
+"""The language of a text, and which languages a detector judges."""
 
 from __future__ import annotations
 
 import pytest
 
-from dewmark.text.languages import guess_language
+from dewmark.encoders.languages import encoder_languages
+from dewmark.text.languages import (
+    LanguagePolicy,
+    TextLanguage,
+    guess_language,
+    language_name,
+    language_probabilities,
+    recognised_languages,
+)
+from dewmark.types import Detection, Verdict
 
 HELD_OUT = {
     "ar": ["سافرت أختي إلى الجنوب لتزور صديقتها القديمة.", "هل تعرف متى يفتح المتحف أبوابه؟"],
@@ -64,30 +73,110 @@ def test_sentences_of_each_language(language: str) -> None:
     assert [guess_language(text) for text in HELD_OUT[language]] == [language] * len(HELD_OUT[language])
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        "12 + 30 = 42 !?",
-        "Oh!",
-        "xqz wvrt plok nnbb tyyqx zzkjh qwrt plmk vbxc",
-        "Naapurin kissa on maannut portaillamme koko aamun ja odottanut, että joku avaisi oven.",  # Finnish
-        "A szomszéd macskája egész reggel a lépcsőnkön feküdt, és várta, hogy valaki kinyissa.",  # Hungarian
-        "Con mèo của hàng xóm nằm trên bậc thềm nhà tôi suốt buổi sáng.",  # Vietnamese
-        "Сусідський кіт цілий ранок лежав на наших сходах і чекав, коли його впустять.",  # Ukrainian
-        "گربهٔ همسایه تمام صبح روی پله‌های ما خوابیده بود.",  # Persian
-        "Das ist gut. Это хорошо. これはいい。 هذا جيد",
-    ],
-)
-def test_unsure(text: str) -> None:
+UNKNOWN = {  # not among the default encoder's languages
+    "cy": "Mae'r gath drws nesaf wedi bod yn gorwedd ar ein grisiau ni drwy'r bore yn aros i rywun agor.",
+    "fa": "گربهٔ همسایه تمام صبح روی پله‌های ما خوابیده بود.",
+    "fi": "Naapurin kissa on maannut portaillamme koko aamun ja odottanut, että joku avaisi oven.",
+    "hi": "पड़ोसी की बिल्ली पूरी सुबह हमारी सीढ़ियों पर लेटी रही और दरवाज़ा खुलने का इंतज़ार करती रही।",
+    "hu": "A szomszéd macskája egész reggel a lépcsőnkön feküdt, és várta, hogy valaki kinyissa.",
+    "sw": "Paka wa jirani alilala kwenye ngazi zetu asubuhi yote akisubiri mtu afungue mlango wa nyumba.",
+    "uk": "Сусідський кіт цілий ранок лежав на наших сходах і чекав, коли його впустять.",
+    "vi": "Con mèo của hàng xóm nằm trên bậc thềm nhà tôi suốt buổi sáng.",
+}
+
+
+@pytest.mark.parametrize("language", UNKNOWN)
+def test_languages_that_the_default_encoder_does_not_know(language: str) -> None:
+    assert guess_language(UNKNOWN[language]) == language
+
+
+@pytest.mark.parametrize("text", ["", "12 + 30 = 42 !?", "Oh!", "x = 1; y += 2; z[3] = f(x, y) // 4"])
+def test_too_little_language(text: str) -> None:
     assert guess_language(text) == "und"
+    assert language_probabilities(text) == {}
+
+
+def test_at_least_sixty_languages_have_names() -> None:
+    assert len(recognised_languages()) >= 130
+    assert language_name("cy") == "Welsh"
+    assert language_name("qqq") == "qqq"
 
 
 def test_the_main_script_decides() -> None:
     assert guess_language("Он сказал: «good morning» и ушёл, не дожидаясь ответа.") == "ru"
-    assert guess_language("这部电影的日文名字是「の」,很短但是很好记住。") == "zh"
+    assert guess_language("这部电影的日文名字是「の」,很短但是很好记住。" * 2) == "zh"
 
 
-def test_a_long_text_costs_no_more_than_its_beginning() -> None:
-    text = HELD_OUT["fr"][0] * 20
-    assert guess_language(text + HELD_OUT["ru"][0] * 10_000) == "fr"
+def test_a_long_text_is_sampled_evenly_and_in_constant_time() -> None:
+    french, russian = HELD_OUT["fr"][0], HELD_OUT["ru"][0]
+    assert guess_language(french * 20 + russian * 10_000) == "ru"
+    mixed = language_probabilities(french * 100 + HELD_OUT["de"][0] * 100)
+    assert mixed["fr"] + mixed["de"] > 0.9
+
+
+class TestPolicy:
+    USE = LanguagePolicy(known=encoder_languages("use-m3"))
+
+    def test_unknown_languages_are_refused(self) -> None:
+        for code, text in UNKNOWN.items():
+            assert self.USE.read([text]) == [TextLanguage(code, known=False, refused=True)]
+
+    def test_known_languages_are_judged(self) -> None:
+        for code in sorted(encoder_languages("use-m3") or ()):
+            (found,) = self.USE.read([" ".join(HELD_OUT[code])])
+            assert found == TextLanguage(code, known=True, refused=False)
+
+    def test_an_audit_or_a_reliable_scheme_lets_them_through(self) -> None:
+        welsh = UNKNOWN["cy"]
+        audited = LanguagePolicy(known=self.USE.known, audited=frozenset({"cy"}))
+        assert audited.read([welsh]) == [TextLanguage("cy", known=False, refused=False)]
+        assert audited.read([UNKNOWN["fi"]])[0].refused
+        every = LanguagePolicy(known=self.USE.known, every=True)
+        assert every.read([welsh]) == [TextLanguage("cy", known=False, refused=False)]
+
+    def test_a_text_that_does_not_say_is_not_refused(self) -> None:
+        assert self.USE.read(["Oh!"]) == [TextLanguage()]
+
+    def test_schemes_without_languages_read_nothing(self, monkeypatch) -> None:
+        monkeypatch.setattr("dewmark.text.languages._model", lambda: pytest.fail("a text was read"))
+        assert LanguagePolicy().read([UNKNOWN["cy"]]) == [TextLanguage()]
+
+    def test_the_verdict(self) -> None:
+        made = Detection(
+            verdict=Verdict.TOO_SHORT,
+            p_value=0.001,
+            z=3.1,
+            score=0.2,
+            effective_length=9.0,
+            tokens_scored=200,
+            test="key",
+            fpr=0.01,
+            scheme="dew",
+            key_fingerprint="0" * 16,
+        )
+        (hindi,) = self.USE.judge([UNKNOWN["hi"]], [made])
+        assert hindi.verdict is Verdict.UNSUPPORTED_LANGUAGE  # not "give more of the text"
+        assert (hindi.language, hindi.language_known, hindi.p_value) == ("hi", False, 0.001)
+        (short,) = self.USE.judge(["Oh!"], [made])
+        assert short.verdict is Verdict.TOO_SHORT
+
+
+@pytest.mark.parametrize(
+    ("encoder", "knows", "lacks"),
+    [
+        ("use-m3", "tr", "cy"),
+        ("minilm", "en", "de"),
+        ("sentence-transformers/paraphrase-multilingual-mpnet-base-v2", "fi", "cy"),
+        ("intfloat/multilingual-e5-base", "cy", "kab"),
+        ("sentence-transformers/all-mpnet-base-v2", "en", "de"),
+    ],
+)
+def test_encoders_declare_their_languages(encoder: str, knows: str, lacks: str) -> None:
+    languages = encoder_languages(encoder)
+    assert languages is not None
+    assert knows in languages
+    assert lacks not in languages
+
+
+def test_an_unknown_encoder_declares_none() -> None:
+    assert encoder_languages("somebody/else") is None

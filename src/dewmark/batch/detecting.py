@@ -31,7 +31,7 @@ __all__ = ["DetectResult", "ScoringWorker", "detect_file"]
 Row = dict[str, Any]
 
 _INTEGERS = {"tokens_scored", "keys"}  # columns of a Parquet file
-_STRINGS = {"verdict", "test", "scheme", "key_fingerprint", "key_file"}
+_STRINGS = {"verdict", "test", "scheme", "key_fingerprint", "key_file", "language"}
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class DetectResult:
     """What a run found.
 
     ``rows`` texts were scored, ``resumed_from`` of them by an earlier run; ``marked`` have p ≤ fpr;
-    ``tested`` are long enough for a verdict, and of these ``rejected`` have an adjusted p-value ≤ fpr.
+    ``tested`` have a verdict, and of these ``rejected`` have an adjusted p-value ≤ fpr.
     ``blocks_retried`` counts blocks that were scored again because their worker had died.
     """
 
@@ -188,12 +188,12 @@ class _Summary:
     def __init__(self, blocks: Iterable[list[Row]]) -> None:
         self.rows = self.marked = 0
         self.integer_ids = True
-        p_values = array("d")  # of the texts that are long enough for a verdict
+        p_values = array("d")  # of the texts with a verdict
         for row in (row for rows in blocks for row in rows):
             self.rows += 1
             self.marked += row["verdict"] == Verdict.MARKED.value
             self.integer_ids &= isinstance(row["id"], int)
-            if row["verdict"] != Verdict.TOO_SHORT.value:
+            if Verdict(row["verdict"]).conclusive:
                 p_values.append(row["p_value"])
         self.adjusted: Sequence[float] = benjamini_hochberg(p_values).tolist() if p_values else []
 
@@ -206,8 +206,8 @@ def _write(out: Path, blocks: Iterable[list[Row]], summary: _Summary, *, adjust:
             for rows in blocks:
                 if adjust:
                     for row in rows:
-                        too_short = row["verdict"] == Verdict.TOO_SHORT.value
-                        row["p_adjusted"] = None if too_short else next(adjusted)
+                        tested = Verdict(row["verdict"]).conclusive
+                        row["p_adjusted"] = next(adjusted) if tested else None
                 write(rows)
 
 
@@ -244,4 +244,6 @@ def _column_type(name: str, summary: _Summary, arrow: Any) -> Any:  # noqa: ANN4
         return arrow.list_(arrow.struct([("text", arrow.string()), *offsets, *rest]))
     if name in _STRINGS:
         return arrow.string()
+    if name == "language_known":
+        return arrow.bool_()
     return arrow.int64() if name in _INTEGERS else arrow.float64()

@@ -19,7 +19,7 @@ from dewmark.errors import ConfigError, InputError
 from dewmark.scheme import BoundScheme, check_test
 from dewmark.stats.audit import Audit, Outcome, audit
 from dewmark.stats.calibration import Calibration
-from dewmark.text.languages import guess_language
+from dewmark.text.languages import LanguagePolicy, guess_language
 from dewmark.types import Detection, Verdict
 from dewmark.watermark import identify
 from dewmark.workspace import Progress, silent
@@ -88,10 +88,11 @@ def audit_texts(
 ) -> tuple[Audit, list[AuditedText]]:
     """Measure a key's false-positive rate; returns the audit and the texts it is based on."""
     texts, prompts = negatives.texts, negatives.prompts
+    anywhere = bound.judging(LanguagePolicy(every=True))  # an audit is what a refused language needs
     found: list[Detection] = []
     for start in range(0, len(texts), batch_size):
         part = slice(start, start + batch_size)
-        made = bound.detect_batch(texts[part], prompts=prompts[part], test=test)
+        made = anywhere.detect_batch(texts[part], prompts=prompts[part], test=test)
         found += [dataclasses.replace(detection, tokens=()) for detection in made]  # they take much memory
         progress("scoring", len(found), len(texts))
     audited = negatives.audited(found)
@@ -120,6 +121,7 @@ def draw_key(
             host=host,
             scheme=scheme or "dew",
             settings=settings,
+            languages=LanguagePolicy(every=True),
             progress=progress,
         )
         for i, key in enumerate(keys):
@@ -150,6 +152,7 @@ def calibrate_file(
     path = Path(path)
     check_test(test, bound.tests)
     total = count_lines(path)
+    bound = bound.judging(LanguagePolicy(every=True))  # ranks among these texts need no known language
 
     def scored() -> Iterator[tuple[Detection, str | None]]:
         done = 0

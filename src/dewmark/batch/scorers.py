@@ -117,6 +117,8 @@ class DetectorSpec:
             calibration.check(
                 scheme=bound.scheme.name, config_hash=bound.config_hash, key_fingerprint=bound.fingerprint
             )
+            # ranks among the user's own unmarked texts do not depend on the encoder's languages
+            bound = bound.judging(dataclasses.replace(bound.languages, every=True))
         return _OneKeyScorer(self, bound, calibration)
 
 

@@ -20,7 +20,6 @@ from dewmark.cli import options
 from dewmark.cli.terminal import Progress, emit, printable, results, say, write
 from dewmark.config import parse_settings
 from dewmark.errors import ConfigError
-from dewmark.types import Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -212,7 +211,7 @@ class Verdicts:
         self._adjust, self._fpr, self._quiet = adjust, fpr, quiet
         self._console = results()
         self._held: list[Scored] = []
-        self._p_values = array("d")  # of the texts that are long enough for a verdict
+        self._p_values = array("d")  # of the texts with a verdict
         self._marked = 0
         self.count = 0
         self.on_terminal = sys.stdout.isatty()
@@ -226,7 +225,7 @@ class Verdicts:
         """Take one result."""
         self.count += 1
         self._marked += scored.detection.is_marked
-        if scored.detection.verdict is not Verdict.TOO_SHORT:
+        if scored.detection.verdict.conclusive:
             self._p_values.append(scored.detection.p_value)
         if not self._adjust:
             self._print(scored)
@@ -241,7 +240,7 @@ class Verdicts:
         adjusted = self._adjusted()
         values = iter(adjusted)
         for scored in self._held:
-            q = None if scored.detection.verdict is Verdict.TOO_SHORT else next(values)
+            q = next(values) if scored.detection.verdict.conclusive else None
             if self._json:
                 scored.row["p_adjusted"] = q
             self._print(scored, q)
@@ -284,7 +283,7 @@ class Verdicts:
 
 def _key_note(scored: Scored) -> str:
     """Which of several keys the text carries, or fits best."""
-    if scored.key_file is None or scored.detection.verdict is Verdict.TOO_SHORT:
+    if scored.key_file is None or not scored.detection.verdict.conclusive:
         return ""
     which = f"{printable(scored.key_file)} ({scored.detection.key_fingerprint})"
     count = scored.row["keys"]

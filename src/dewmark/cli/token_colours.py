@@ -29,7 +29,12 @@ _BACKGROUND = {
     3: "#8fd8a2",
     4: "#5fc97d",
 }
-_VERDICT = {Verdict.MARKED: "bold green", Verdict.NOT_MARKED: "bold", Verdict.TOO_SHORT: "bold yellow"}
+_VERDICT = {
+    Verdict.MARKED: "bold green",
+    Verdict.NOT_MARKED: "bold",
+    Verdict.TOO_SHORT: "bold yellow",
+    Verdict.UNSUPPORTED_LANGUAGE: "bold yellow",
+}
 _PASTEL = {step: f"#000000 on {colour}" for step, colour in _BACKGROUND.items()}
 _PLAIN = {
     **dict.fromkeys((-4, -3), "black on bright_red"),

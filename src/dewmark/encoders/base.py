@@ -39,11 +39,13 @@ class Encoder(ABC):
 
     ``name`` is the name that `dewmark.encoders.load_encoder` takes. Derived tables are cached under
     ``identity``: two encoders may share one only if they give the same vectors on every machine. ``device``
-    is a torch device or ``auto``.
+    is a torch device or ``auto``. ``languages`` are the ISO 639 codes of the languages it knows, None if it
+    does not say (`dewmark.encoders.languages`).
     """
 
     name: str
     identity: str
+    languages: frozenset[str] | None = None
 
     def __init__(self, *, device: str = "auto", progress: Progress = silent) -> None:
         self.device = device

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from dewmark.text.languages import language_name
 from dewmark.types import Detection, TokenScore, Verdict
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ __all__ = [
     "passage_sentence",
     "sentence",
     "spans",
+    "unsupported_sentence",
 ]
 
 CAVEATS = (
@@ -40,6 +42,7 @@ CAVEATS = (
     "“Not marked” means that no mark of this key was found. It does not mean that a person wrote the text:",
     "another model, another key or heavy rewriting leaves no mark that this detector can see.",
     "“Too short” means that the text has too few independent tokens for any verdict.",
+    "“Unsupported language” means that false alarms of this key are not known in the text’s language.",
 )
 
 PASSAGE_CAVEATS = (
@@ -80,12 +83,23 @@ def one_in(value: float) -> str:
 def sentence(detection: Detection) -> str:
     """The numbers behind a verdict, in one line."""
     length = f"effective length {detection.effective_length:.0f} of {detection.tokens_scored} tokens scored"
+    if detection.verdict is Verdict.UNSUPPORTED_LANGUAGE:
+        return unsupported_sentence(detection)
     if detection.verdict is Verdict.TOO_SHORT:
         return f"{length}: too few independent tokens for a verdict"
     verb = "score" if detection.p_value >= 0.1 else "scores"
     return (
         f"{p_value(detection.p_value)} ({one_in(detection.p_value)} unmarked texts {verb} this high), "
         f"z = {detection.z:.2f}, {length}"
+    )
+
+
+def unsupported_sentence(detection: Detection) -> str:
+    """Why a text in a language that the encoder does not know gets no verdict, in one line."""
+    name = "an unknown language" if detection.language is None else language_name(detection.language)
+    return (
+        f"the text is in {name}, which this detector's encoder does not know: one key may call all such "
+        "texts marked, or none, so it gives no verdict before an audit of this key on them (dewmark audit)"
     )
 
 

@@ -26,7 +26,8 @@ from dewmark.reports.detection_display import (
     spans,
 )
 from dewmark.reports.html_page import escape, html_page
-from dewmark.types import Detection, Verdict
+from dewmark.text.languages import language_name
+from dewmark.types import Detection
 
 if TYPE_CHECKING:
     from dewmark.passages import Passage
@@ -39,7 +40,8 @@ _OPACITY = {1: 0.14, 2: 0.30, 3: 0.46, 4: 0.62}
 
 _STYLE = """
 main { max-width: 52rem; } h2 { margin: 0; overflow-wrap: anywhere; }
-.marked { background: #15803d; } .not-marked { background: #4b5563; } .too-short { background: #b45309; }
+.marked { background: #15803d; } .not-marked { background: #4b5563; }
+.too-short, .unsupported-language { background: #b45309; }
 dl { display: grid; grid-template-columns: repeat(auto-fit, minmax(11rem, 1fr)); gap: .5rem 1rem; }
 dt, footer, .caveat, .legend { color: var(--soft); font-size: .85rem; } dd { margin: 0; font-weight: 600; }
 .text { white-space: pre-wrap; overflow-wrap: anywhere; unicode-bidi: isolate;
@@ -114,7 +116,10 @@ def _card(name: str, text: str, detection: Detection, passages: Sequence[Passage
         "test": f"{detection.test}, level {detection.fpr:g}",
         "scheme and key": f"{detection.scheme}, {detection.key_fingerprint}",
     }
-    if detection.verdict is Verdict.TOO_SHORT:
+    if detection.language is not None:
+        known = "" if detection.language_known else ", which the encoder does not know"
+        numbers["language"] = language_name(detection.language) + known
+    if not detection.verdict.conclusive:
         del numbers["unmarked texts this high"]
     rows = "".join(
         f"<div><dt>{escape(term)}</dt><dd>{escape(value)}</dd></div>" for term, value in numbers.items()

@@ -27,6 +27,7 @@ from dewmark.serve.tenants import Tenant
 from dewmark.serve.thread_pool import BatchingPool, Overloaded
 from dewmark.serve.verdicts import truncate_bytes
 from dewmark.stats.audit import audit
+from dewmark.text.languages import LanguagePolicy
 from dewmark.types import Verdict
 
 __all__ = ["AuditRunner", "Item", "Job", "Jobs", "Scored", "TooManyJobs"]
@@ -314,7 +315,8 @@ class AuditRunner:
 
     def _score(self, chunk: Sequence[Item], job: Job, tenant: Tenant) -> list[Scored]:
         texts = [truncate_bytes(item.text, self._limit) for item in chunk]
-        found = tenant.bound.detect_batch(
+        anywhere = tenant.bound.judging(LanguagePolicy(every=True))  # an audit is what a language needs
+        found = anywhere.detect_batch(
             texts, prompts=[item.prompt for item in chunk], fpr=DEFAULT_FPR, test=job.test
         )
         return [

@@ -24,7 +24,7 @@ __all__ = [
     "Whoami",
 ]
 
-VerdictName = Literal["marked", "not marked", "too short"]
+VerdictName = Literal["marked", "not marked", "too short", "unsupported language"]
 Share = Annotated[float, Field(gt=0.0, lt=1.0)]
 TenantId = Annotated[str, Field(max_length=64)]
 TestName = Annotated[str, Field(max_length=64)]
@@ -91,9 +91,10 @@ class ErrorResponse(BaseModel):
 
 
 class Language(BaseModel):
-    """The guessed language, and whether the scheme's encoder supports it."""
+    """The text's language, and whether the scheme's encoder knows it; null where that is not clear."""
 
     code: str | None
+    name: str | None
     supported: bool | None
 
 

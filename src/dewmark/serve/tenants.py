@@ -10,7 +10,6 @@ import functools
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from importlib import resources
 from pathlib import Path
 
 from dewmark import config
@@ -25,7 +24,6 @@ from dewmark.workspace import Progress
 __all__ = ["Tenant", "open_tenants", "open_watermark", "tenant_paths"]
 
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-_DEFAULT_ENCODER = "use-m3"
 
 
 @dataclass(frozen=True)
@@ -37,12 +35,9 @@ class Tenant:
 
     @functools.cached_property
     def languages(self) -> tuple[str, ...] | None:
-        """The languages that the scheme's encoder supports; None if unknown."""
-        if self.bound.scheme.to_dict().get("encoder") != _DEFAULT_ENCODER:
-            return None
-        # the package contains ordinary sentences in each language of its default encoder
-        files = (resources.files("dewmark") / "data" / "ordinary").iterdir()
-        return tuple(sorted(file.name.removesuffix(".txt") for file in files if file.name.endswith(".txt")))
+        """The languages that the scheme's encoder knows; None if unknown."""
+        known = self.bound.languages.known
+        return None if known is None else tuple(sorted(known))
 
 
 def tenant_paths(given: Sequence[str]) -> list[tuple[str, str]]:

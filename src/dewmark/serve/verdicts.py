@@ -20,8 +20,8 @@ from dewmark.passages import locate
 from dewmark.reports.detection_display import located_sentence, one_in, sentence
 from dewmark.scheme import check_text, decide
 from dewmark.serve.tenants import Tenant
-from dewmark.text.languages import UNDETERMINED, guess_language
-from dewmark.types import Attribution, Detection
+from dewmark.text.languages import UNDETERMINED, guess_language, language_name
+from dewmark.types import Attribution, Detection, Verdict
 from dewmark.watermark import attribute
 
 __all__ = ["Query", "detect", "find_passages", "truncate_bytes"]
@@ -92,19 +92,17 @@ def _answer(
     query: Query, text: str, tenants: Sequence[Tenant], detections: Sequence[Detection]
 ) -> dict[str, Any]:
     judged = [
-        dataclasses.replace(
-            each, fpr=query.fpr, verdict=decide(each.p_value, each.effective_length, query.fpr)
-        )
-        for each in detections
+        dataclasses.replace(each, fpr=query.fpr, verdict=_verdict(each, query.fpr)) for each in detections
     ]
     found = attribute(judged, fpr=query.fpr)
     tenant = tenants[found.index]
     answer = _public(found) if query.public else _full(found, tokens=query.tokens)
+    del answer["language_known"]  # part of "language"
     known = not query.public or found.is_marked  # do not reveal whose key came close
     return {
         **answer,
         "tenant": tenant.id if known else None,
-        "language": _language(text, tenant),
+        "language": _language(text, found.best),
         "characters": len(query.text),
         "scored_characters": len(text),
         "truncated": len(text) < len(query.text),
@@ -155,8 +153,17 @@ def _rounded_up(p_value: float) -> float:
     return min(1.0, float(f"1e{math.ceil(math.log10(p_value) - 1e-9)}"))
 
 
-def _language(text: str, tenant: Tenant) -> dict[str, Any]:
-    code = guess_language(text)
-    if code == UNDETERMINED:
-        return {"code": None, "supported": None}
-    return {"code": code, "supported": None if tenant.languages is None else code in tenant.languages}
+def _verdict(detection: Detection, fpr: float) -> Verdict:
+    """The verdict at another level."""
+    if not detection.verdict.conclusive:
+        return detection.verdict
+    return decide(detection.p_value, detection.effective_length, fpr)
+
+
+def _language(text: str, detection: Detection) -> dict[str, Any]:
+    code = detection.language
+    if code is None and detection.language_known is None:  # the scheme did not ask
+        code = guess_language(text)
+        code = None if code == UNDETERMINED else code
+    name = None if code is None else language_name(code)
+    return {"code": code, "name": name, "supported": detection.language_known}

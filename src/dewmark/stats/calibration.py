@@ -170,7 +170,7 @@ class Calibration:
                 f"the calibration ranks z of ({self.scheme}, {self.test} test, key {self.key_fingerprint}), "
                 f"the detection has ({made[0]}, {made[1]} test, key {made[2]})"
             )
-        if detection.verdict is Verdict.TOO_SHORT:
+        if not detection.verdict.conclusive:
             return dataclasses.replace(detection, p_value=1.0, test=EMPIRICAL)
         p = self.p_value(detection.z, group=group)
         verdict = Verdict.MARKED if p <= detection.fpr else Verdict.NOT_MARKED

@@ -222,7 +222,8 @@ class BoundWaterPool(BoundScheme):
         if not texts:
             return []
         keys = self.pool.nearest(self._vectors(texts), self.scheme.retrieved)
-        return [self._detect(*each, fpr=fpr, test=test) for each in zip(texts, starts, keys, strict=True)]
+        found = [self._detect(*each, fpr=fpr, test=test) for each in zip(texts, starts, keys, strict=True)]
+        return self.languages.judge(texts, found)
 
     def state(self) -> State:
         """The pool's secret, and the pool: its folder, or its entries. As secret as the key."""

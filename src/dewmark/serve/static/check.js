@@ -5,7 +5,7 @@ import { $, announce, complain, copy, define, make } from "/static/dom.js";
 import { acceptDrops, readText } from "/static/files.js";
 import { pointTo, showPlot } from "/static/plot.js";
 import { hideTip, inspectPassage, showTokens } from "/static/tokens.js";
-import { VERDICTS, count, decimal, howSure, language, level, meaning, pValue } from "/static/words.js";
+import { CONCLUSIVE, VERDICTS, count, decimal, howSure, language, level, meaning, pValue } from "/static/words.js";
 
 let service = null; // the answer of whoami
 let running = null; // the AbortController of the current check
@@ -107,7 +107,7 @@ async function check() {
   busy("Checking the text");
   try {
     const result = await detect(text, options);
-    const searching = fine && result.tokens && result.verdict !== "too short";
+    const searching = fine && result.tokens && CONCLUSIVE.has(result.verdict);
     latest = { text, result, located: null, searching };
     show();
     if (searching) {
@@ -145,7 +145,7 @@ function show() {
   $("verdict-card").className = `card verdict ${result.verdict.replace(" ", "-")}`;
   $("verdict").textContent = VERDICTS[result.verdict];
   const [share, rest] = howSure(result);
-  $("sure").hidden = result.verdict === "too short";
+  $("sure").hidden = !CONCLUSIVE.has(result.verdict);
   $("sure").replaceChildren(make("strong", {}, share), ` ${rest}`);
   $("said").textContent = meaning(result);
   $("warnings").replaceChildren();
@@ -174,8 +174,8 @@ function warnings(result, located) {
   if (result.language.supported === false) {
     const name = language(result.language.code);
     found.push([
-      `The encoder does not support ${name}.`,
-      "False alarms are no more frequent, but a mark is harder to find: “not marked” means less than usual.",
+      `The encoder does not know ${name}.`,
+      "One key may call nearly all texts in such a language marked, or none: have this key audited on such texts.",
     ]);
   }
   if (result.truncated) {
@@ -258,7 +258,7 @@ function listPassages(located, searching) {
 /** The result as plain text, without the checked text. */
 function summary({ result, located }) {
   const [share, rest] = howSure(result);
-  const sure = result.verdict === "too short" ? "" : `${share} ${rest}`;
+  const sure = !CONCLUSIVE.has(result.verdict) ? "" : `${share} ${rest}`;
   const found = located ? `${count(located.passages.length, "marked passage")} found.` : "";
   const warned = warnings(result, located).map((pair) => pair.join(" "));
   const rows = numbers(result)

@@ -20,7 +20,11 @@ export const VERDICTS = {
   marked: "Marked",
   "not marked": "Not marked",
   "too short": "Too short to say",
+  "unsupported language": "No verdict in this language",
 };
+
+/** The verdicts that answer the question. */
+export const CONCLUSIVE = new Set(["marked", "not marked"]);
 
 /** The verdict in one sentence. */
 export function meaning(result) {
@@ -32,6 +36,9 @@ export function meaning(result) {
   }
   if (result.verdict === "not marked") {
     return one ? "No mark of this service’s key was found." : `No mark of the ${result.keys} keys was found.`;
+  }
+  if (result.verdict === "unsupported language") {
+    return `The text is in ${language(result.language.code)}, which the detector does not know.`;
   }
   return "The text has too few independent tokens for a verdict.";
 }
