@@ -8,6 +8,7 @@ A message is one line: the problem, the value and the remedy. The command line p
     │   └── UnknownNameError   no such scheme, model, encoder or parameter (suggests the nearest name)
     ├── InputError             a text, prompt or input file cannot be used
     ├── KeyFileError           a key has the wrong length, or a key file is damaged or missing
+    ├── SignatureError         a signed document is damaged, changed, or signed by somebody else
     ├── ModelError             a model cannot be fetched, found or loaded
     │   └── VocabularyError    a table, a tokenizer and a model do not belong together
     ├── ArtifactError          a stored table or detector is corrupt or incomplete
@@ -28,6 +29,7 @@ __all__ = [
     "MissingExtraError",
     "ModelError",
     "NumericalError",
+    "SignatureError",
     "StorageError",
     "UnknownNameError",
     "VocabularyError",
@@ -53,6 +55,10 @@ class InputError(DewmarkError, ValueError):
 
 class KeyFileError(DewmarkError, ValueError):
     """A key has the wrong length, or a key file is damaged or missing."""
+
+
+class SignatureError(DewmarkError, ValueError):
+    """A signed document is damaged, changed, or signed by somebody else."""
 
 
 class ModelError(DewmarkError, RuntimeError):

@@ -142,7 +142,7 @@ class TestOverload:
         assert client.get("/v1/jobs").status_code == 200
 
     def test_unavailable_store_is_a_503(self, client, monkeypatch):
-        def away(*_: object) -> None:
+        def away(*_: object, **__: object) -> None:
             raise sa.exc.OperationalError("SELECT", {}, RuntimeError(SECRET))
 
         monkeypatch.setattr(client.service.jobs, "of", away)

@@ -126,12 +126,13 @@ class Scorer(ABC):
     """Scores batches of texts.
 
     ``identity`` names everything in the detector that decides the results: scheme, configuration, keys.
-    ``batch_size`` is a good number of texts per call.
+    ``bound`` is the scheme under the first key, and ``batch_size`` a good number of texts per call.
     """
 
     batch_size: int = _BATCH_SIZE
 
     def __init__(self, bound: BoundScheme, fingerprints: Sequence[str]) -> None:
+        self.bound = bound
         self.identity: dict[str, object] = {
             "scheme": bound.scheme.name,
             "config_hash": bound.config_hash,
@@ -148,12 +149,12 @@ class _OneKeyScorer(Scorer):
 
     def __init__(self, spec: DetectorSpec, bound: BoundScheme, calibration: Calibration | None) -> None:
         super().__init__(bound, [bound.fingerprint])
-        self._spec, self._bound, self._calibration = spec, bound, calibration
+        self._spec, self._calibration = spec, calibration
         self._test = spec.test if calibration is None else calibration.test
 
     def __call__(self, batch: Sequence[TextRow]) -> list[Scored]:
         texts, prompts = [row.text for row in batch], [row.prompt for row in batch]
-        found = detect_texts(self._bound, texts, prompts=prompts, fpr=self._spec.fpr, test=self._test)
+        found = detect_texts(self.bound, texts, prompts=prompts, fpr=self._spec.fpr, test=self._test)
         return [self._scored(row, detection) for row, detection in zip(batch, found, strict=True)]
 
     def _scored(self, row: TextRow, detection: Detection) -> Scored:
@@ -173,7 +174,7 @@ class _ManyKeysScorer(Scorer):
     ) -> None:
         """``bound`` is the scheme under one of the keys: it provides host and settings."""
         super().__init__(bound, [key.fingerprint for key in keys.values()])
-        self._spec, self._bound, self._keys, self._progress = spec, bound, dict(keys), progress
+        self._spec, self._keys, self._progress = spec, dict(keys), progress
         # expanding the keys dominates the cost and is done once per batch: use as many texts as memory allows
         self.batch_size = max(_BATCH_SIZE, min(1024, _RESULTS_PER_BATCH // len(keys)))
 
@@ -188,9 +189,9 @@ class _ManyKeysScorer(Scorer):
         return identify(
             [row.text for row in batch],
             list(self._keys.values()),
-            host=self._bound.host,
-            scheme=self._bound.scheme.name,
-            settings=self._bound.scheme.to_dict(),
+            host=self.bound.host,
+            scheme=self.bound.scheme.name,
+            settings=self.bound.scheme.to_dict(),
             prompts=[row.prompt for row in batch],
             fpr=self._spec.fpr,
             test=self._spec.test,
@@ -198,7 +199,7 @@ class _ManyKeysScorer(Scorer):
         )
 
     def _blank(self) -> Attribution:
-        blank = blank_detection(self._bound, fpr=self._spec.fpr, test=self._spec.test)
+        blank = blank_detection(self.bound, fpr=self._spec.fpr, test=self._spec.test)
         each = (dataclasses.replace(blank, key_fingerprint=key.fingerprint) for key in self._keys.values())
         return Attribution(tuple(each), index=0, p_value=1.0, verdict=Verdict.TOO_SHORT)
 

@@ -27,13 +27,16 @@ from dewmark.cli import (
     evaluate,
     generate,
     locate,
+    log,
     models,
     power,
+    report,
     reproduce,
     retention,
     schemes,
     serve,
     steal,
+    store,
     train,
     tune,
 )
@@ -60,6 +63,7 @@ app.command("detect")(detect.detect)
 app.command("locate")(locate.locate)
 app.command("calibrate")(calibrate.calibrate)
 app.add_typer(detector.app, name="detector")
+app.add_typer(report.app, name="report")
 app.command("audit")(audit.audit)
 app.command("evaluate")(evaluate.evaluate)
 app.command("power")(power.power)
@@ -70,8 +74,10 @@ app.command("steal")(steal.steal)
 app.command("reproduce")(reproduce.reproduce)
 app.add_typer(bench.app, name="bench")
 app.command("train")(train.train)
-app.command("serve")(serve.serve)
+app.command("serve", context_settings={"auto_envvar_prefix": "DEWMARK_SERVE"})(serve.serve)
 app.add_typer(tokens.app, name="token")
+app.add_typer(log.app, name="log")
+app.add_typer(store.app, name="store")
 app.command("demo")(demo.demo)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -10,10 +11,12 @@ import typer
 
 from dewmark import config
 from dewmark.errors import ConfigError
+from dewmark.registry import unknown_name
 
 if TYPE_CHECKING:
     from dewmark.core.keys import Key
     from dewmark.scheme import BoundScheme
+    from dewmark.serve.store import Store
     from dewmark.watermark import Watermark
     from dewmark.workspace import Progress
 
@@ -65,6 +68,15 @@ Device = Annotated[str, typer.Option("--device", help="Device: auto, cpu, cuda, 
 Dtype = Annotated[str, typer.Option("--dtype", help="Precision of the host: auto, float32, bfloat16 …")]
 BatchSize = Annotated[int, typer.Option("--batch-size", min=1, help="Texts per batch.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON to stdout, one object per line.")]
+StoreUrl = Annotated[
+    str | None,
+    typer.Option(
+        "--store",
+        metavar="URL",
+        show_default="$DEWMARK_STORE, or a file in your home",
+        help="Database of the service: sqlite:///FILE, or postgresql+psycopg://…",
+    ),
+]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print no progress or messages to stderr.")]
 
 
@@ -121,6 +133,52 @@ def open_detector(
         settings=config.parse_settings(settings or ()),
         progress=progress,
     )
+
+
+def open_store(url: str | None) -> Store:
+    """The service's database."""
+    from dewmark.extras import require
+
+    require("sqlalchemy", extra="serve")
+    from dewmark.serve.settings import default_store
+    from dewmark.serve.store import Store
+
+    return Store(url or default_store())
+
+
+def read_config(context: typer.Context, file: Path | None) -> Path | None:
+    """Make a TOML file's values the defaults of a command's options; the callback of --config.
+
+    A name is that of the long option, with dashes or underscores; a repeatable option takes a list.
+    """
+    if file is None:
+        return None
+    try:
+        values = tomllib.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"cannot read --config {file}: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--config {file} is not TOML: {error}") from None
+    known = {
+        flag.removeprefix("--"): parameter
+        for parameter in context.command.params
+        for flag in parameter.opts
+        if flag.startswith("--") and flag != "--config"
+    }
+    defaults: dict[str, object] = {}
+    for name, value in values.items():
+        option = name.replace("_", "-")
+        if option not in known:
+            raise unknown_name(f"option in {file}", option, known)
+        if isinstance(value, dict):
+            raise ConfigError(f"{file}: {name} must be a value, not a table")
+        parameter = known[option]
+        several, repeatable = isinstance(value, list), getattr(parameter, "multiple", False)
+        if several and not repeatable:
+            raise ConfigError(f"{file}: {name} takes one value, got a list")
+        defaults[str(parameter.name)] = [value] if repeatable and not several else value
+    context.default_map = defaults
+    return file
 
 
 def check_marks(scheme: str | None) -> None:

@@ -16,6 +16,16 @@ if TYPE_CHECKING:
 
 
 def serve(
+    config: Annotated[
+        Path | None,
+        typer.Option(
+            "--config",
+            metavar="FILE.toml",
+            is_eager=True,
+            callback=options.read_config,
+            help="Take options from this file.",
+        ),
+    ] = None,
     detector: Annotated[
         list[str] | None,
         typer.Option(
@@ -75,13 +85,53 @@ def serve(
         ),
     ] = None,
     log_queries: Annotated[
-        bool, typer.Option("--log-queries", help="Log who asked about which text, as keyed hashes.")
+        bool,
+        typer.Option("--log-queries", help="Log who asked about which text, as keyed hashes (dewmark log)."),
     ] = False,
+    log_days: Annotated[float, typer.Option(metavar="N", help="Days that the query log keeps a row.")] = 90.0,
+    job_days: Annotated[
+        float, typer.Option(metavar="N", help="Days that an ended job and its results are kept.")
+    ] = 7.0,
+    zero_retention: Annotated[
+        bool,
+        typer.Option(
+            "--zero-retention",
+            help="Store nothing about requests: no query log, no jobs, no token ids in the server's log.",
+        ),
+    ] = False,
+    signer: Annotated[
+        list[Path] | None,
+        typer.Option(
+            metavar="FILE.pem",
+            help="Sign reports with this key (dewmark report key). Repeat it for older keys, whose reports "
+            "are then still recognised.",
+        ),
+    ] = None,
+    webhook_host: Annotated[
+        list[str] | None,
+        typer.Option(metavar="HOST", help="Let jobs call this host when they end; repeatable."),
+    ] = None,
+    provider: Annotated[
+        str | None, typer.Option(metavar="TEXT", help="Who runs this service, for reports and the signpost.")
+    ] = None,
+    contact: Annotated[
+        str | None, typer.Option(metavar="TEXT", help="Where to ask for access, for the signpost.")
+    ] = None,
+    public_url: Annotated[
+        str | None, typer.Option(metavar="URL", help="This service's address as others reach it.")
+    ] = None,
+    dossier: Annotated[
+        str | None, typer.Option(metavar="URL", help="Where the dossier of dewmark comply is published.")
+    ] = None,
     fpr: options.FalsePositiveRate = 0.01,
     json_: options.Json = False,
     quiet: options.Quiet = False,
 ) -> None:
-    """Serve detection over HTTP, with a web page at /. Ctrl-C finishes open requests and stops."""
+    """Serve detection over HTTP, with a web page at /. Ctrl-C finishes open requests and stops.
+
+    Every option can also be set in a TOML file (--config, one line per option: port = 8080) or in the
+    environment (DEWMARK_SERVE_PORT=8080); the command line wins over the environment, and that over the file.
+    """
     from dewmark.extras import require
 
     for module in ("fastapi", "uvicorn", "sqlalchemy", "prometheus_client", "multipart"):
@@ -107,6 +157,15 @@ def serve(
         without_tokens=without_tokens,
         host_names=tuple(each.lower() for each in name or ()),
         log_queries=log_queries,
+        log_days=log_days,
+        job_days=job_days,
+        zero_retention=zero_retention,
+        signers=tuple(str(path.absolute()) for path in signer or ()),
+        webhook_hosts=tuple(each.lower() for each in webhook_host or ()),
+        provider=provider,
+        contact=contact,
+        public_url=public_url,
+        dossier_url=dossier,
         fpr=fpr,
     )
     with Progress(quiet=quiet) as progress:
@@ -135,12 +194,15 @@ def _keys(key: Path | None, folder: Path | None) -> list[tuple[str, str]]:
 
 def _check(wanted: Settings, progress: Progress) -> None:
     """Report mistakes that would make every worker fail; also verifies and builds the tables."""
+    from dewmark.core.signing import SigningKey
     from dewmark.serve.api_tokens import Tokens
     from dewmark.serve.store import Store
     from dewmark.serve.tenants import open_tenants
 
     if wanted.host_model is not None and not wanted.keys:
         raise ConfigError("--host-model needs --key FILE: a detector cannot mark")
+    for file in wanted.signers:
+        SigningKey.load(file)
     store = Store(wanted.store)
     guarded = Tokens(store).exist()
     store.close()

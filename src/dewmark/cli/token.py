@@ -15,16 +15,6 @@ if TYPE_CHECKING:
 
 app = typer.Typer(help="Make, list and revoke tokens for: dewmark serve.", no_args_is_help=True)
 
-StoreUrl = Annotated[
-    str | None,
-    typer.Option(
-        "--store",
-        metavar="URL",
-        show_default="$DEWMARK_STORE, or a file in your home",
-        help="Database of the service: sqlite:///FILE, or postgresql+psycopg://…",
-    ),
-]
-
 
 @app.command()
 def new(
@@ -48,7 +38,7 @@ def new(
     days: Annotated[
         float | None, typer.Option(metavar="N", show_default="never", help="Days until it expires.")
     ] = None,
-    store: StoreUrl = None,
+    store: options.StoreUrl = None,
     json_: options.Json = False,
 ) -> None:
     """Make a token and print it once: the database keeps only its hash."""
@@ -62,7 +52,7 @@ def new(
 
 
 @app.command("list")
-def list_(store: StoreUrl = None, json_: options.Json = False) -> None:
+def list_(store: options.StoreUrl = None, json_: options.Json = False) -> None:
     """List tokens by id; the tokens themselves are not stored."""
     for caller in _open(store).all():
         row = _row(caller)
@@ -79,7 +69,7 @@ def list_(store: StoreUrl = None, json_: options.Json = False) -> None:
 @app.command()
 def revoke(
     id_: Annotated[str, typer.Argument(metavar="ID", help="Id of a token (see dewmark token list).")],
-    store: StoreUrl = None,
+    store: options.StoreUrl = None,
     json_: options.Json = False,
 ) -> None:
     """Revoke a token; a running service notices within a second."""
@@ -91,14 +81,10 @@ def revoke(
 
 
 def _open(url: str | None) -> Tokens:
-    from dewmark.extras import require
-
-    require("sqlalchemy", extra="serve")
+    store = options.open_store(url)
     from dewmark.serve.api_tokens import Tokens
-    from dewmark.serve.settings import default_store
-    from dewmark.serve.store import Store
 
-    return Tokens(Store(url or default_store()))
+    return Tokens(store)
 
 
 def _row(caller: Caller) -> dict[str, Any]:

@@ -27,7 +27,7 @@ from dewmark.errors import ConfigError, UnknownNameError
 from dewmark.serve.store import Store
 from dewmark.serve.store import tokens as table
 
-__all__ = ["OPEN", "PREFIX", "Caller", "Limit", "Rejection", "Scope", "Tokens"]
+__all__ = ["OPEN", "PREFIX", "Allowance", "Caller", "Limit", "Rejection", "Scope", "Tokens"]
 
 PREFIX = "dwm"
 BURST = 60.0  # how many seconds of its rate a token may use at once
@@ -93,6 +93,26 @@ class Rejection:
 
     limit: Limit
     wait: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Allowance:
+    """What a token has left: texts now, the seconds until its rate is fully restored, texts in its budget."""
+
+    per_minute: float
+    texts: int
+    seconds: float
+    budget: int | None
+
+    def headers(self) -> dict[str, str]:
+        """The fields of the IETF's draft on rate limits, and the budget."""
+        values = {
+            "RateLimit-Limit": f"{self.per_minute:.0f}",
+            "RateLimit-Remaining": str(self.texts),
+            "RateLimit-Reset": str(math.ceil(self.seconds)),
+            "RateLimit-Policy": f"{self.per_minute:.0f};w=60",
+        }
+        return values if self.budget is None else {**values, "Budget-Remaining": str(self.budget)}
 
 
 class Tokens:
@@ -211,6 +231,19 @@ class Tokens:
         if row.budget is not None and row.used + texts > row.budget:
             return Rejection(Limit.BUDGET)
         return Rejection(Limit.RATE, min(row.free_at, row.free_at + cost - BURST) - now)
+
+    def allowance(self, caller: Caller) -> Allowance:
+        """What the caller has left."""
+        chosen = sa.select(table.c.free_at, table.c.used).where(table.c.id == caller.id)
+        with self._store.read() as connection:
+            row = connection.execute(chosen).one()
+        owed = max(0.0, row.free_at - self._clock())
+        return Allowance(
+            per_minute=caller.per_minute,
+            texts=max(0, math.floor((BURST - owed) * caller.per_minute / 60.0)),
+            seconds=owed,
+            budget=None if caller.budget is None else max(0, caller.budget - int(row.used)),
+        )
 
     def left(self, caller: Caller) -> int | None:
         """The rest of the caller's budget, in texts; None: no limit."""

@@ -16,7 +16,7 @@ from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException
 
 from dewmark.errors import DewmarkError
-from dewmark.serve.audit_jobs import TooManyJobs
+from dewmark.serve.jobs import TooManyJobs
 from dewmark.serve.thread_pool import Overloaded
 
 __all__ = ["INTERNAL", "ApiError", "add_handlers", "error_body", "overloaded"]
@@ -120,9 +120,9 @@ async def _overloaded(request: Request, error: Exception) -> Response:
 async def _too_many_jobs(request: Request, error: Exception) -> Response:
     assert isinstance(error, TooManyJobs)
     if error.own:
-        message = "this token has too many open audits: wait for one to finish, or delete one"
+        message = "this token has too many open jobs: wait for one to finish, or delete one"
         return _response(request, ApiError(429, "too_many_requests", message, wait=30.0))
-    return _response(request, overloaded(30.0, "too many audits are waiting"))
+    return _response(request, overloaded(30.0, "too many jobs are waiting"))
 
 
 async def _store_error(request: Request, error: Exception) -> Response:

@@ -22,14 +22,16 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from dewmark.serve.api_tokens import OPEN, Caller
 from dewmark.serve.http_errors import INTERNAL, ApiError, error_body, overloaded
 from dewmark.serve.monitoring import log_request
-from dewmark.serve.service import Service
+from dewmark.serve.service import Service, allowance
 from dewmark.serve.settings import is_loopback
 
 __all__ = ["AccessMiddleware"]
 
 _log = logging.getLogger("dewmark.serve")
 
-_PUBLIC = re.compile(r"/|/docs|/healthz|/openapi\.json|/static/[^/]*|/favicon\.ico")
+_PUBLIC = re.compile(
+    r"/|/docs|/healthz|/readyz|/\.well-known/[^/]*|/v1/reports/verify|/openapi\.json|/static/[^/]*|/favicon\.ico"
+)
 _WHOAMI = "/v1/whoami"  # also answers callers without a token
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _BODY_SECONDS = 60.0
@@ -65,12 +67,16 @@ class AccessMiddleware:
         state["request_id"] = request_id
         body = _Body(receive, self._limit(scope["path"]))
         status = 0
+        allowance.set(None)
 
         async def answer(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                self._add_headers(MutableHeaders(scope=message), scope["path"], request_id)
+                found = MutableHeaders(scope=message)
+                self._add_headers(found, scope["path"], request_id)
+                if (left := allowance.get()) is not None:
+                    found.update(left.headers())
             await send(message)
 
         try:
@@ -114,7 +120,11 @@ class AccessMiddleware:
 
     def _limit(self, path: str) -> int:
         settings = self._service.settings
-        special = {"/v1/audit": settings.audit_bytes, "/v1/extract": settings.extract_bytes + 4096}
+        special = {
+            "/v1/audit": settings.audit_bytes,
+            "/v1/batches": settings.audit_bytes,
+            "/v1/extract": settings.extract_bytes + 4096,
+        }
         return special.get(path, settings.body_bytes)
 
     def _add_headers(self, headers: MutableHeaders, path: str, request_id: str) -> None:
@@ -137,7 +147,7 @@ class AccessMiddleware:
             status=status,
             seconds=seconds,
             received=received,
-            token=caller.id if caller else "",
+            token=caller.id if caller and not self._service.settings.zero_retention else "",
         )
 
 

@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 __all__ = [
     "AuditRequest",
+    "BatchRequest",
     "DetectRequest",
     "DetectResponse",
     "ErrorResponse",
@@ -21,6 +22,13 @@ __all__ = [
     "JobState",
     "LocateRequest",
     "LocateResponse",
+    "QueryList",
+    "ReportRequest",
+    "ReportResponse",
+    "ResultList",
+    "SearchRequest",
+    "VerifyRequest",
+    "VerifyResponse",
     "Whoami",
 ]
 
@@ -72,6 +80,50 @@ class AuditRequest(_Request):
     texts: list[AuditText] = Field(min_length=1)
     tenant: TenantId | None = None
     test: TestName | None = None
+
+
+class BatchText(_Request):
+    """A text to check; its ``id`` comes back with its result."""
+
+    text: str
+    id: str | None = Field(None, max_length=200)
+    prompt: str | None = None
+
+
+class BatchRequest(_Request):
+    """Texts to check in the background."""
+
+    texts: list[BatchText] = Field(min_length=1)
+    tenants: list[TenantId] | None = Field(None, min_length=1, max_length=1000)
+    fpr: Share | None = None
+    test: TestName | None = None
+    webhook: str | None = Field(
+        None, max_length=2000, description="An https URL to call when the job ends; its host must be allowed."
+    )
+
+
+class ReportRequest(_Request):
+    """A text to report on."""
+
+    text: str
+    prompt: str | None = None
+    tenants: list[TenantId] | None = Field(None, min_length=1, max_length=1000)
+    name: str | None = Field(None, max_length=200, description="What to call the text in the report.")
+    page: bool = Field(False, description="Also return the report as a page to print.")
+
+
+class VerifyRequest(_Request):
+    """A signed document, and optionally the text that it should be about."""
+
+    document: str = Field(max_length=1_000_000)
+    text: str | None = Field(None, max_length=1_000_000)
+
+
+class SearchRequest(_Request):
+    """A text to look for in the query log."""
+
+    text: str = Field(max_length=1_000_000)
+    similarity: float = Field(0.5, gt=0.0, le=1.0, description="The least similarity, 1 for the same words.")
 
 
 class ErrorDetail(BaseModel):
@@ -178,31 +230,90 @@ class LocateResponse(BaseModel):
 
 
 class JobState(BaseModel):
-    """The state of an audit."""
+    """The state of a job."""
 
     id: str
-    kind: Literal["audit"]
+    kind: Literal["audit", "detect"]
     state: Literal["queued", "running", "done", "failed"]
     done: int
     total: int
     created: str
     finished: str | None
-    tenant: str
+    tenant: str | None
     error: str | None
-    result: dict[str, Any] | None = Field(description="The report, once the audit is done.")
+    webhook: Literal["waiting", "sent", "failed"] | None
+    result: dict[str, Any] | None = Field(description="The report or the summary, once the job is done.")
 
 
 class JobResponse(BaseModel):
-    """An accepted audit."""
+    """An accepted job."""
 
     request_id: str
     job: JobState
 
 
 class JobList(BaseModel):
-    """The caller's latest audits, without their reports."""
+    """The caller's jobs, newest first, without their results; ``next`` is the cursor of the next page."""
 
     jobs: list[JobState]
+    next: str | None
+
+
+class BatchResult(Result):
+    """The result of one text of a batch."""
+
+    number: int
+    id: str | None
+
+
+class ResultList(BaseModel):
+    """The results of a batch so far, in order; ``next`` is the cursor of the next page."""
+
+    results: list[BatchResult]
+    next: int | None
+
+
+class ReportResponse(BaseModel):
+    """A signed report (JWS), its claims, and on request the same as a page."""
+
+    request_id: str
+    document: str
+    claims: dict[str, Any]
+    page: str | None
+
+
+class VerifyResponse(BaseModel):
+    """Whether a document is authentic; ``text_matches`` is null if no text was given."""
+
+    request_id: str
+    valid: bool
+    reason: str | None
+    kind: str | None
+    signer: str | None
+    claims: dict[str, Any] | None
+    text_matches: bool | None
+
+
+class LoggedQuery(BaseModel):
+    """A row of the query log."""
+
+    number: int
+    time: str
+    request: str
+    token: str
+    endpoint: str
+    characters: int
+    tenant: str
+    verdict: str
+    digest: str
+    similarity: float | None
+
+
+class QueryList(BaseModel):
+    """Rows of the query log; ``next`` is the cursor of the next page."""
+
+    queries: list[LoggedQuery]
+    next: int | None
 
 
 class ExtractResponse(BaseModel):

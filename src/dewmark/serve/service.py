@@ -3,21 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextvars import ContextVar
 from typing import TypeVar, TypeVarTuple
 
 import anyio
+import sqlalchemy as sa
 
-from dewmark.serve.api_tokens import OPEN, Caller, Limit, Tokens
-from dewmark.serve.audit_jobs import AuditRunner, Jobs
+from dewmark.core.signing import SigningKey
+from dewmark.serve.api_tokens import OPEN, Allowance, Caller, Limit, Rejection, Tokens
 from dewmark.serve.generation import TextGenerator
+from dewmark.serve.housekeeping import Housekeeper
 from dewmark.serve.http_errors import ApiError
+from dewmark.serve.job_runner import JobRunner
+from dewmark.serve.jobs import Jobs
 from dewmark.serve.monitoring import Metrics
+from dewmark.serve.query_log import QueryLog
 from dewmark.serve.settings import Settings
-from dewmark.serve.store import QueryLog, Store
+from dewmark.serve.store import Store
 from dewmark.serve.tenants import Tenant
 from dewmark.serve.thread_pool import BatchingPool
 
-__all__ = ["Service"]
+__all__ = ["Service", "allowance"]
+
+allowance: ContextVar[Allowance | None] = ContextVar("allowance", default=None)
+"""What the token of the current request has left, once the request has been counted."""
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
@@ -38,26 +47,44 @@ class Service:
         self.pool = BatchingPool(
             threads=settings.threads, max_waiting=settings.max_waiting, batch_size=settings.batch_size
         )
-        self._audits = AuditRunner(self.jobs, self.tenants, self.pool, limit=settings.scored_bytes)
+        signers = [SigningKey.load(file) for file in settings.signers]
+        self.signer = signers[0] if signers else None
+        self.trusted = [each.public for each in signers]
+        self._runner = JobRunner(
+            self.jobs, self.tenants, self.pool, limit=settings.scored_bytes, query_log=self.query_log
+        )
+        self._housekeeper = Housekeeper(settings, self.jobs, self.query_log, self.signer)
         self.extractions = anyio.CapacityLimiter(2)
         self.draining = False
 
     def start(self) -> None:
         """Start the background work."""
-        self._audits.start()
+        self._runner.start()
+        self._housekeeper.start()
 
     def close(self) -> None:
         """Finish accepted requests, return unfinished jobs to the queue, and close the store."""
         self.draining = True
-        self._audits.close()
+        self._runner.close()
+        self._housekeeper.close()
         if self.generator is not None:
             self.generator.close()
         self.pool.close()
         self.store.close()
 
-    def wake_audits(self) -> None:
+    def wake_jobs(self) -> None:
         """Poll for a new job now."""
-        self._audits.wake()
+        self._runner.wake()
+
+    def ready(self) -> bool:
+        """Whether requests can be served: the store answers, and the service is not stopping."""
+        if self.draining:
+            return False
+        try:
+            self.store.check()
+        except sa.exc.SQLAlchemyError:
+            return False
+        return True
 
     def caller(self, token: str) -> Caller | None:
         """The caller with a token: `OPEN` if no token is needed, None if the token is invalid."""
@@ -74,7 +101,12 @@ class Service:
         """Count texts against the caller's budget, and texts (or ``requests``) against its rate."""
         if not caller.id:
             return
-        rejected = await self.in_thread(lambda: self.tokens.spend(caller, texts, requests=requests))
+
+        def spend() -> tuple[Rejection | None, Allowance]:
+            return self.tokens.spend(caller, texts, requests=requests), self.tokens.allowance(caller)
+
+        rejected, left = await self.in_thread(spend)
+        allowance.set(left)
         if rejected is None:
             return
         if rejected.limit is Limit.BUDGET:

@@ -22,10 +22,18 @@ _KIB, _MIB = 1 << 10, 1 << 20
 
 
 def default_store() -> str:
-    """The default store: ``$DEWMARK_STORE``, else an SQLite file in the user's state folder."""
+    """The default store: ``$DEWMARK_STORE``, else an SQLite file in the user's state folder.
+
+    ``$DEWMARK_STORE_FILE`` names a file with the URL, as containers get secrets.
+    """
     explicit = os.environ.get("DEWMARK_STORE")
     if explicit:
         return explicit
+    if secret := os.environ.get("DEWMARK_STORE_FILE"):
+        try:
+            return Path(secret).read_text(encoding="utf-8").strip()
+        except (OSError, UnicodeDecodeError):
+            raise ConfigError(f"cannot read DEWMARK_STORE_FILE {secret}") from None
     base = os.environ.get("XDG_STATE_HOME")
     folder = Path(base).expanduser() if base else Path.home() / ".local" / "state"
     return f"sqlite:///{folder / 'dewmark' / 'service.db'}"
@@ -63,6 +71,23 @@ class Settings:
     host_names: tuple[str, ...] = ()
     """Host names that a service without tokens answers to, besides loopback names."""
     log_queries: bool = False
+    log_days: float = 90.0
+    """How long the query log keeps a row."""
+    zero_retention: bool = False
+    """Store nothing about requests: no query log, no jobs, no token ids in the logs."""
+    job_days: float = 7.0
+    """How long an ended job and its results are kept."""
+
+    signers: tuple[str, ...] = ()
+    """Files of signing keys: the first signs reports, documents of the others are still recognised."""
+    webhook_hosts: tuple[str, ...] = ()
+    """Host names that jobs may call when they end."""
+    provider: str | None = None
+    """Who runs this service; it signs reports and the signpost."""
+    contact: str | None = None
+    public_url: str | None = None
+    """The service's own address, as others reach it."""
+    dossier_url: str | None = None
 
     fpr: float = 0.01
     text_bytes: int = 1_000_000
@@ -99,6 +124,15 @@ class Settings:
             raise ConfigError("nothing to detect with: give --detector DIR, --key FILE or --keys DIR")
         if not 0.0 < self.fpr < 1.0:
             raise ConfigError(f"--fpr must lie in (0, 1), got {self.fpr:g}")
+        if self.zero_retention and self.log_queries:
+            raise ConfigError("--zero-retention stores nothing about requests: leave out --log-queries")
+        for name in ("log_days", "job_days"):
+            if not getattr(self, name) > 0.0:
+                raise ConfigError(f"--{name.replace('_', '-')} must be above 0, got {getattr(self, name):g}")
+        if self.webhook_hosts and not self.signers:
+            raise ConfigError("webhooks are signed: give --signer FILE.pem with --webhook-host")
+        if self.public_url is not None and not self.public_url.startswith(("https://", "http://")):
+            raise ConfigError(f"--public-url must begin with https:// or http://, got {self.public_url!r}")
         positive = ("workers", "threads", "batch_size", "max_waiting", "scored_bytes")
         for name in (*positive, "max_waiting_completions", "generation_batch_size"):
             if getattr(self, name) < 1:

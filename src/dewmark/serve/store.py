@@ -1,22 +1,16 @@
-"""The database of a service (SQLite or PostgreSQL): API tokens, audit jobs and an optional query log.
+"""The database of a service (SQLite or PostgreSQL): API tokens, jobs and an optional query log.
 
 Every change is one short transaction. SQLite runs in WAL mode, so that workers can read while one writes; a
 write starts with BEGIN IMMEDIATE, which waits for its turn instead of failing half-way. Times are seconds
-since 1970. Boundary: tables and connections; `api_tokens` and `audit_jobs` give the rows their meaning.
-
-The query log records who asked about which text and when, with the text as a keyed hash. Equal texts have
-equal hashes, so whoever holds the store can find out who asked about a given text. Without the HMAC key,
-which is kept in the same store, the log reveals no text, not even to guessing.
+since 1970. Boundary: tables and connections; `api_tokens`, `jobs` and `query_log` give the rows their
+meaning, and `migrations` brings an older database up to date.
 """
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import hmac
-import secrets
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +18,11 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection, Engine
 
 from dewmark.errors import ConfigError, StorageError
+from dewmark.serve.migrations import stored_version, upgrade
 
-__all__ = ["QueryLog", "Store", "items", "jobs", "metadata", "queries", "secrets_", "tokens"]
+__all__ = ["Store", "bands", "items", "jobs", "metadata", "queries", "secrets_", "tokens"]
 
-_QUERY_LOG_KEY = "query-log"
+_CHECKPOINT_PAUSES = (0.0, 0.02, 0.1, 0.5)  # seconds before each attempt
 
 metadata = sa.MetaData()
 
@@ -66,10 +61,20 @@ jobs = sa.Table(
     sa.Column("attempts", sa.Integer, nullable=False),
     sa.Column("error", sa.Text),
     sa.Column("result", sa.Text),
+    sa.Column("kind", sa.String(10), nullable=False, server_default="audit"),
+    sa.Column("options", sa.Text, nullable=False, server_default="{}"),  # JSON
+    sa.Column("idempotency", sa.String(64)),  # the caller's own name for this request
+    sa.Column("request", sa.String(64)),  # SHA-256 of the request that had this name
+    sa.Column("webhook", sa.Text),  # the URL to call when the job ends
+    sa.Column("webhook_state", sa.String(10)),  # waiting, sent or failed
+    sa.Column("webhook_at", sa.Float),  # when the next attempt is due
+    sa.Column("webhook_attempts", sa.Integer, nullable=False, server_default="0"),
+    sa.Index("dewmark_jobs_idempotency", "owner", "idempotency", unique=True),
+    sa.Index("dewmark_jobs_finished", "finished"),
 )
 
 items = sa.Table(
-    "dewmark_items",  # a job's texts, deleted when it ends
+    "dewmark_items",  # a job's texts, deleted when they are scored
     metadata,
     sa.Column("job", sa.String(40), sa.ForeignKey("dewmark_jobs.id", ondelete="CASCADE"), primary_key=True),
     sa.Column("number", sa.Integer, primary_key=True),
@@ -78,6 +83,8 @@ items = sa.Table(
     sa.Column("language", sa.Text, nullable=False),
     sa.Column("length", sa.Integer),
     sa.Column("p_value", sa.Float),  # NULL with a length: too short for a verdict
+    sa.Column("name", sa.Text),  # the caller's id of the text
+    sa.Column("result", sa.Text),  # JSON, in a batch of detections
 )
 
 queries = sa.Table(
@@ -91,7 +98,17 @@ queries = sa.Table(
     sa.Column("digest", sa.String(64), nullable=False, index=True),  # HMAC-SHA256 of the text
     sa.Column("characters", sa.Integer, nullable=False),
     sa.Column("tenant", sa.Text, nullable=False),
-    sa.Column("verdict", sa.String(16), nullable=False),
+    sa.Column("verdict", sa.String(32), nullable=False),
+    sa.Column("sketch", sa.String(480), nullable=False, server_default=""),
+)
+
+bands = sa.Table(
+    "dewmark_query_bands",  # finds similar texts in the query log
+    metadata,
+    sa.Column(
+        "query", sa.Integer, sa.ForeignKey("dewmark_queries.number", ondelete="CASCADE"), primary_key=True
+    ),
+    sa.Column("band", sa.String(16), primary_key=True, index=True),
 )
 
 secrets_ = sa.Table(
@@ -106,18 +123,19 @@ class Store:
     """An open database; threads may share it, because connections come from a pool."""
 
     def __init__(self, url: str) -> None:
-        """Open ``sqlite:///FILE`` or ``postgresql+psycopg://…`` and create missing tables."""
+        """Open ``sqlite:///FILE`` or ``postgresql+psycopg://…`` and bring its tables up to date.
+
+        ``upgraded`` has the schema's version before and after.
+        """
         self._engine = _engine(url)
         try:
-            metadata.create_all(self._engine)
+            with self.write() as connection:
+                self.upgraded = upgrade(connection, metadata)
         except sa.exc.SQLAlchemyError as error:
-            # two workers may create the tables at the same moment: the second attempt finds them
-            try:
-                metadata.create_all(self._engine)
-            except sa.exc.SQLAlchemyError:
-                raise StorageError(
-                    f"cannot open the store: {_reason(error)}; check --store and its permissions"
-                ) from None
+            self._engine.dispose()
+            raise StorageError(
+                f"cannot open the store: {_reason(error)}; check --store and its permissions"
+            ) from None
 
     @contextlib.contextmanager
     def write(self) -> Iterator[Connection]:
@@ -131,48 +149,25 @@ class Store:
         with self._engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
             yield connection
 
+    def check(self) -> None:
+        """Raise an error unless the database answers."""
+        with self.read() as connection:
+            stored_version(connection)
+
+    def forget_deleted(self) -> None:
+        """Remove deleted rows from SQLite's write-ahead log, too, once no reader needs it."""
+        if self._engine.dialect.name != "sqlite":
+            return
+        for pause in _CHECKPOINT_PAUSES:
+            time.sleep(pause)
+            with self.read() as connection:
+                (busy, *_) = connection.exec_driver_sql("PRAGMA wal_checkpoint(TRUNCATE)").one()
+            if not busy:
+                return
+
     def close(self) -> None:
         """Close all connections."""
         self._engine.dispose()
-
-
-class QueryLog:
-    """Logs queries to a store."""
-
-    def __init__(self, store: Store) -> None:
-        self._store = store
-        self._key = _secret(store)
-
-    def digest(self, text: str) -> str:
-        """A text's hash in the log."""
-        return hmac.new(self._key, text.encode(), hashlib.sha256).hexdigest()
-
-    def write(
-        self,
-        *,
-        request: str,
-        token: str,
-        endpoint: str,
-        texts: Sequence[str],
-        answers: Sequence[dict[str, Any]],
-    ) -> None:
-        """Write one row per text."""
-        now = time.time()
-        rows = [
-            {
-                "time": now,
-                "request": request,
-                "token": token,
-                "endpoint": endpoint,
-                "digest": self.digest(text),
-                "characters": len(text),
-                "tenant": answer["tenant"] or "",
-                "verdict": answer["verdict"],
-            }
-            for text, answer in zip(texts, answers, strict=True)
-        ]
-        with self._store.write() as connection:
-            connection.execute(sa.insert(queries), rows)
 
 
 def _engine(url: str) -> Engine:
@@ -217,15 +212,3 @@ def _reason(error: sa.exc.SQLAlchemyError) -> str:
     """The driver's message in one line, without the statement and its values."""
     cause = getattr(error, "orig", None) or error
     return " ".join(str(cause).split())[:200]
-
-
-def _secret(store: Store) -> bytes:
-    """The store's HMAC key, created on first use."""
-    with store.write() as connection:
-        found = connection.execute(
-            sa.select(secrets_.c.value).where(secrets_.c.name == _QUERY_LOG_KEY)
-        ).scalar()
-        if found is None:
-            found = secrets.token_hex(32)
-            connection.execute(sa.insert(secrets_).values(name=_QUERY_LOG_KEY, value=found))
-    return bytes.fromhex(found)

@@ -35,7 +35,7 @@ from dewmark.serve.tenants import Tenant
 from dewmark.serve.uploads import extract_text
 from dewmark.serve.verdicts import Query
 
-__all__ = ["router"]
+__all__ = ["check_queries", "choose_tenants", "judge", "log_queries", "router"]
 
 router = APIRouter(prefix="/v1", tags=["detection"], dependencies=[Depends(token)])
 
@@ -60,19 +60,19 @@ async def detect(
     texts, prompts = _texts(body, limit=service.settings.texts)
     if not caller.sees_all and (body.fpr is not None or body.test is not None or body.tokens):
         raise ApiError(403, "forbidden", "this token may not set fpr or test, nor see token scores")
-    tenants = _tenants(service, caller, body.tenants)
+    tenants = choose_tenants(service, caller, body.tenants)
     for tenant in tenants:
         check_test(body.test, tenant.bound.tests)
     queries = [
         Query(text, prompt, body.fpr or service.settings.fpr, body.tokens, not caller.sees_all)
         for text, prompt in zip(texts, prompts, strict=True)
     ]
-    _check(queries, service)
+    check_queries(queries, service)
     await service.spend(caller, len(queries))
-    answers = await _detect(service, queries, tenants, body.test)
+    answers = await judge(service, queries, tenants, body.test)
     for answer in answers:
         service.metrics.texts.labels("detect", answer["verdict"]).inc()
-    await _log_queries(service, caller, request_id, "detect", texts, answers)
+    await log_queries(service, caller, request_id, "detect", texts, answers)
     return JSONResponse({"request_id": request_id, "results": answers})
 
 
@@ -87,9 +87,9 @@ async def locate(
 ) -> JSONResponse:
     """The marked passages of a text; their p-values are corrected for all passages tried."""
     caller = require(caller, Scope.DETECT)
-    tenants = _tenants(service, caller, None if body.tenant is None else [body.tenant])
+    tenants = choose_tenants(service, caller, None if body.tenant is None else [body.tenant])
     query = Query(body.text, body.prompt, body.fpr, body.tokens)
-    _check([query], service)
+    check_queries([query], service)
     await service.spend(caller, 1)
     settings = service.settings
 
@@ -101,7 +101,7 @@ async def locate(
 
     (found,) = await service.pool.run(find, [query])
     service.metrics.texts.labels("locate", found["detection"]["verdict"]).inc()
-    await _log_queries(service, caller, request_id, "locate", [body.text], [found["detection"]])
+    await log_queries(service, caller, request_id, "locate", [body.text], [found["detection"]])
     return JSONResponse({"request_id": request_id, **found})
 
 
@@ -154,7 +154,8 @@ def _texts(body: DetectRequest, *, limit: int) -> tuple[list[str], Sequence[str 
     return texts, body.prompts or [None] * len(texts)
 
 
-def _tenants(service: Service, caller: Caller, ids: Sequence[str] | None) -> list[Tenant]:
+def choose_tenants(service: Service, caller: Caller, ids: Sequence[str] | None) -> list[Tenant]:
+    """The tenants that a request names, or all that the caller may use."""
     if ids is None:
         tenants = service.may_use(caller)
         if not tenants:
@@ -163,7 +164,8 @@ def _tenants(service: Service, caller: Caller, ids: Sequence[str] | None) -> lis
     return [service.tenant(id_, caller) for id_ in dict.fromkeys(ids)]
 
 
-def _check(queries: Sequence[Query], service: Service) -> None:
+def check_queries(queries: Sequence[Query], service: Service) -> None:
+    """Raise an error unless all texts and prompts are valid and small enough."""
     limit = service.settings.text_bytes
     for i, query in enumerate(queries):
         what = f"text {i}" if len(queries) > 1 else "the text"
@@ -172,9 +174,10 @@ def _check(queries: Sequence[Query], service: Service) -> None:
             raise ApiError(413, "text_too_large", f"{what} or its prompt has more than {limit:,} bytes")
 
 
-async def _detect(
+async def judge(
     service: Service, queries: list[Query], tenants: list[Tenant], test: str | None
 ) -> list[dict[str, Any]]:
+    """The answers to queries, which share a batch with others if they are short."""
     limit = service.settings.scored_bytes
 
     def handle(some: list[Query]) -> list[dict[str, Any]]:
@@ -185,7 +188,7 @@ async def _detect(
     return await service.pool.run(handle, queries, group=group)
 
 
-async def _log_queries(
+async def log_queries(
     service: Service,
     caller: Caller,
     request_id: str,
@@ -193,6 +196,7 @@ async def _log_queries(
     texts: Sequence[str],
     answers: Sequence[dict[str, Any]],
 ) -> None:
+    """Log queries, if the service does."""
     if (log := service.query_log) is not None:
         await service.in_thread(
             lambda: log.write(

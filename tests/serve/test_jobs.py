@@ -8,7 +8,7 @@ import sqlalchemy as sa
 from tests.serve.conftest import bearer
 from tests.serve.live import bound, make_service, marked_texts, plain_texts
 
-from dewmark.serve.audit_jobs import ATTEMPTS, Jobs, Scored, TooManyJobs
+from dewmark.serve.jobs import ATTEMPTS, Jobs, JobText, Scored, TooManyJobs
 from dewmark.serve.store import Store, items
 
 TEXTS = plain_texts(24, 60)
@@ -32,7 +32,7 @@ def submit(jobs: Jobs, owner: str = "me", **limits: int):
         owner,
         tenant="acme",
         test=None,
-        texts=[(f"text {i}", None, "en") for i in range(5)],
+        texts=[JobText(f"text {i}", None, "en") for i in range(5)],
         left_out=0,
         **{"owner_limit": 4, "limit": 8, **limits},
     )
@@ -142,7 +142,7 @@ class TestAudit:
         where = made.headers["location"]
         assert ended(client, where, mine)["total"] == 1
         assert client.get(where, headers=other).status_code == 404
-        assert client.get("/v1/jobs", headers=other).json() == {"jobs": []}
+        assert client.get("/v1/jobs", headers=other).json() == {"jobs": [], "next": None}
         assert client.delete(where, headers=other).status_code == 404
         assert client.get(where, headers=admin).status_code == 200
         assert client.delete(where, headers=mine).status_code == 204
@@ -156,7 +156,7 @@ class TestAudit:
 
     def test_audits_have_limits(self, open_service):
         client = open_service(jobs_per_token=1, audit_texts=30)
-        client.service._audits.close()  # no job is run
+        client.service._runner.close()  # no job is run
         assert client.post("/v1/audit", json={"texts": [{"text": "a"}] * 31}).status_code == 422
         assert client.post("/v1/audit", json={"texts": [{"text": "x" * 1_000_001}]}).status_code == 413
         assert client.post("/v1/audit", json={"texts": [{"text": "a"}]}).status_code == 202
@@ -166,7 +166,7 @@ class TestAudit:
     def test_next_service_continues_the_jobs_of_a_stopped_one(self, tmp_path, open_service):
         first = make_service(tmp_path)
         job = first.jobs.submit(
-            "", tenant="acme", test=None, texts=[(text, None, "en") for text in TEXTS], left_out=0,
+            "", tenant="acme", test=None, texts=[JobText(text, None, "en") for text in TEXTS],
             owner_limit=9, limit=9,
         )  # fmt: skip
         taken = first.jobs.claim(["acme"])

@@ -1,46 +1,38 @@
-"""Audit jobs: kept in the store, so that they survive the death of a worker, and run beside requests.
+"""Jobs (audits, batches of detections): kept in the store, so that they survive the death of a worker.
 
 A worker leases a job and renews the lease with every chunk of results that it writes. If it dies, the lease
 expires and another worker continues after the last chunk; a worker that was merely slow finds that it has
-lost the lease, and stops. Texts are deleted when their job ends. `AuditRunner` is the thread of a worker
-process that runs jobs, a small chunk at a time, in the pool that also serves requests.
+lost the lease, and stops. A text is deleted when it is scored, its result with its job, which expires.
+
+A caller may name a request (``idempotency``): the same request under the same name is one job, however often
+it is sent. A job with a ``webhook`` waits after its end until the URL was called.
+
+Boundary: rows; `job_runner` does the work.
 """
 
 from __future__ import annotations
 
 import json
-import logging
 import secrets
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from typing import Any
 
 import sqlalchemy as sa
 
-from dewmark.errors import DewmarkError
-from dewmark.scheme import DEFAULT_FPR
+from dewmark.errors import ConfigError
+from dewmark.reports.detection_report import timestamp
 from dewmark.serve.store import Store, items, jobs
-from dewmark.serve.tenants import Tenant
-from dewmark.serve.thread_pool import BatchingPool, Overloaded
-from dewmark.serve.verdicts import truncate_bytes
-from dewmark.stats.audit import audit
-from dewmark.text.languages import LanguagePolicy
-from dewmark.types import Verdict
 
-__all__ = ["AuditRunner", "Item", "Job", "Jobs", "Scored", "TooManyJobs"]
+__all__ = ["AUDIT", "BATCH", "Call", "Item", "Job", "JobText", "Jobs", "Scored", "TooManyJobs"]
+
+AUDIT, BATCH = "audit", "detect"
 
 ATTEMPTS = 5  # a job whose workers keep dying fails after this many
 
 _OPEN = ("queued", "running")
-_LISTED = 50  # the most jobs that `Jobs.of` returns
-_CHUNK = 16  # texts scored and recorded at a time; a killed worker loses at most one chunk
-_CHUNK_CHARACTERS = 32_768
-_POLL_SECONDS = 0.5
-
-_log = logging.getLogger("dewmark.serve")
+_PAUSES = (0.0, 10.0, 60.0, 300.0, 1800.0)  # seconds before each attempt to call a webhook
 
 
 class TooManyJobs(Exception):  # noqa: N818 - a state, not a fault
@@ -49,6 +41,16 @@ class TooManyJobs(Exception):  # noqa: N818 - a state, not a fault
     def __init__(self, *, own: bool) -> None:
         super().__init__("too many open jobs")
         self.own = own
+
+
+@dataclass(frozen=True, slots=True)
+class JobText:
+    """A text for a new job; ``name`` is the caller's id of it."""
+
+    text: str = field(repr=False)
+    prompt: str | None = field(default=None, repr=False)
+    language: str = ""
+    name: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,14 +70,21 @@ class Scored:
     number: int
     length: int
     p_value: float | None
+    result: dict[str, Any] | None = None
+    name: str | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values, for a batch of detections."""
+        return {"number": self.number, "id": self.name, **(self.result or {})}
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """An audit's row in the store."""
+    """A job's row in the store; ``tenant`` is empty if it concerns several."""
 
     id: str
     owner: str
+    kind: str
     state: str
     tenant: str
     test: str | None
@@ -86,21 +95,39 @@ class Job:
     finished: float | None
     error: str | None
     result: str | None
+    options: str
+    webhook: str | None
+    webhook_state: str | None
+    request: str | None
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The job's own options."""
+        return dict(json.loads(self.options))
 
     def to_dict(self, *, result: bool = True) -> dict[str, Any]:
         """Plain JSON values."""
         return {
             "id": self.id,
-            "kind": "audit",
+            "kind": self.kind,
             "state": self.state,
             "done": self.done,
             "total": self.total,
-            "created": _timestamp(self.created),
-            "finished": None if self.finished is None else _timestamp(self.finished),
-            "tenant": self.tenant,
+            "created": timestamp(self.created),
+            "finished": None if self.finished is None else timestamp(self.finished),
+            "tenant": self.tenant or None,
             "error": self.error,
+            "webhook": self.webhook_state,
             "result": json.loads(self.result) if result and self.result else None,
         }
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A webhook that is due: the URL, and the job that has ended."""
+
+    url: str
+    job: Job
 
 
 class Jobs:
@@ -114,14 +141,19 @@ class Jobs:
         self,
         owner: str,
         *,
+        kind: str = AUDIT,
         tenant: str,
         test: str | None,
-        texts: Sequence[tuple[str, str | None, str]],
-        left_out: int,
+        texts: Sequence[JobText],
+        left_out: int = 0,
+        options: Mapping[str, Any] | None = None,
+        idempotency: str | None = None,
+        request: str | None = None,
+        webhook: str | None = None,
         owner_limit: int,
         limit: int,
     ) -> Job:
-        """Store a job of (text, prompt, language) triples."""
+        """Store a job."""
         id_ = f"j_{secrets.token_urlsafe(16)}"
         with self._store.write() as connection:
             waiting = sa.select(sa.func.count()).select_from(jobs).where(jobs.c.state.in_(_OPEN))
@@ -132,6 +164,7 @@ class Jobs:
             row = {
                 "id": id_,
                 "owner": owner,
+                "kind": kind,
                 "state": "queued",
                 "tenant": tenant,
                 "test": test,
@@ -141,13 +174,24 @@ class Jobs:
                 "created": self._clock(),
                 "leased_until": 0.0,
                 "attempts": 0,
+                "options": json.dumps(dict(options or {})),
+                "idempotency": idempotency,
+                "request": request,
+                "webhook": webhook,
             }
             connection.execute(sa.insert(jobs).values(row))
             connection.execute(
                 sa.insert(items),
                 [
-                    {"job": id_, "number": number, "text": text, "prompt": prompt, "language": language}
-                    for number, (text, prompt, language) in enumerate(texts)
+                    {
+                        "job": id_,
+                        "number": number,
+                        "text": each.text,
+                        "prompt": each.prompt,
+                        "language": each.language,
+                        "name": each.name,
+                    }
+                    for number, each in enumerate(texts)
                 ],
             )
         found = self.get(id_)
@@ -160,11 +204,27 @@ class Jobs:
             row = connection.execute(sa.select(jobs).where(jobs.c.id == id_)).first()
         return None if row is None else _job(row)
 
-    def of(self, owner: str | None) -> list[Job]:
-        """The latest jobs of an owner, or of all, newest first."""
-        chosen = sa.select(jobs).order_by(jobs.c.created.desc()).limit(_LISTED)
+    def repeated(self, owner: str, idempotency: str, request: str) -> Job | None:
+        """The owner's job of this name; raises `ConfigError` if that was another request."""
+        chosen = sa.select(jobs).where(jobs.c.owner == owner, jobs.c.idempotency == idempotency)
         with self._store.read() as connection:
-            rows = connection.execute(chosen if owner is None else chosen.where(jobs.c.owner == owner)).all()
+            row = connection.execute(chosen).first()
+        if row is None:
+            return None
+        if row.request != request:
+            raise ConfigError("Idempotency-Key: another request had this key; use a new one")
+        return _job(row)
+
+    def of(self, owner: str | None, *, after: Job | None = None, limit: int = 50) -> list[Job]:
+        """The jobs of an owner, or of all, newest first, from the one that follows ``after``."""
+        chosen = sa.select(jobs).order_by(jobs.c.created.desc(), jobs.c.id.desc()).limit(limit)
+        if owner is not None:
+            chosen = chosen.where(jobs.c.owner == owner)
+        if after is not None:
+            older = sa.and_(jobs.c.created == after.created, jobs.c.id < after.id)
+            chosen = chosen.where(sa.or_(jobs.c.created < after.created, older))
+        with self._store.read() as connection:
+            rows = connection.execute(chosen).all()
         return [_job(row) for row in rows]
 
     def delete(self, id_: str) -> None:
@@ -172,6 +232,16 @@ class Jobs:
         with self._store.write() as connection:
             connection.execute(sa.delete(items).where(items.c.job == id_))
             connection.execute(sa.delete(jobs).where(jobs.c.id == id_))
+        self._store.forget_deleted()
+
+    def expire(self, *, days: float) -> int:
+        """Delete the jobs that ended this long ago; returns their number."""
+        old = jobs.c.finished < self._clock() - 86_400.0 * days
+        with self._store.write() as connection:
+            connection.execute(sa.delete(items).where(items.c.job.in_(sa.select(jobs.c.id).where(old))))
+            gone = connection.execute(sa.delete(jobs).where(old)).rowcount
+        self._store.forget_deleted()
+        return int(gone)
 
     def claim(self, tenants: Sequence[str]) -> Job | None:
         """Lease the oldest free job of the given tenants."""
@@ -186,7 +256,8 @@ class Jobs:
                 .where(free, jobs.c.attempts >= ATTEMPTS)
                 .values(state="failed", finished=now, error=f"given up after {ATTEMPTS} workers died")
             )
-            chosen = sa.select(jobs).where(free, jobs.c.tenant.in_(tenants)).order_by(jobs.c.created).limit(1)
+            mine = jobs.c.tenant.in_(["", *tenants])
+            chosen = sa.select(jobs).where(free, mine).order_by(jobs.c.created).limit(1)
             row = connection.execute(chosen).first()
             if row is None:
                 return None
@@ -223,7 +294,13 @@ class Jobs:
                 connection.execute(
                     sa.update(items)
                     .where(items.c.job == job.id, items.c.number == one.number)
-                    .values(length=one.length, p_value=one.p_value, text=None, prompt=None)
+                    .values(
+                        length=one.length,
+                        p_value=one.p_value,
+                        text=None,
+                        prompt=None,
+                        result=None if one.result is None else json.dumps(one.result, ensure_ascii=False),
+                    )
                 )
         return bool(mine)
 
@@ -235,17 +312,64 @@ class Jobs:
             ).all()
         return [(row.language, Scored(row.number, row.length, row.p_value)) for row in rows]
 
+    def results(self, job: Job, *, after: int = -1, limit: int = 100) -> list[Scored]:
+        """The results of a batch of detections, in order, from the text that follows number ``after``."""
+        chosen = sa.select(items).where(
+            items.c.job == job.id, items.c.number > after, items.c.length.is_not(None)
+        )
+        with self._store.read() as connection:
+            rows = connection.execute(chosen.order_by(items.c.number).limit(limit)).all()
+        return [
+            Scored(row.number, row.length, row.p_value, json.loads(row.result or "{}"), row.name)
+            for row in rows
+        ]
+
     def finish(self, job: Job, *, result: dict[str, Any] | None = None, error: str | None = None) -> None:
-        """End a job with a result or an error, and delete its texts."""
+        """End a job with a result or an error, and delete its texts; a finished batch keeps its results."""
+        now = self._clock()
         values = {
             "state": "done" if error is None else "failed",
-            "finished": self._clock(),
+            "finished": now,
             "error": error,
             "result": None if result is None else json.dumps(result, ensure_ascii=False),
         }
+        if job.webhook is not None:
+            values |= {"webhook_state": "waiting", "webhook_at": now}
         with self._store.write() as connection:
-            if connection.execute(self._own(job).values(values)).rowcount:
+            if not connection.execute(self._own(job).values(values)).rowcount:
+                return
+            if job.kind == AUDIT or error is not None:
                 connection.execute(sa.delete(items).where(items.c.job == job.id))
+        self._store.forget_deleted()
+
+    def next_call(self) -> Call | None:
+        """Take the next webhook that is due; other workers leave it alone until its next attempt."""
+        now = self._clock()
+        due = sa.and_(jobs.c.webhook_state == "waiting", jobs.c.webhook_at <= now)
+        with self._store.read() as connection:
+            row = connection.execute(sa.select(jobs).where(due).order_by(jobs.c.webhook_at).limit(1)).first()
+        if row is None or row.webhook is None:
+            return None
+        attempt = row.webhook_attempts + 1
+        more = attempt < len(_PAUSES)
+        values = {
+            "webhook_attempts": attempt,
+            "webhook_at": now + _PAUSES[attempt] if more else None,
+            "webhook_state": "waiting" if more else "failed",
+        }
+        with self._store.write() as connection:
+            taken = connection.execute(
+                sa.update(jobs)
+                .where(jobs.c.id == row.id, due, jobs.c.webhook_attempts == row.webhook_attempts)
+                .values(values)
+            ).rowcount
+        return Call(row.webhook, _job(row)) if taken else None
+
+    def called(self, job: Job) -> None:
+        """Note that a job's webhook was answered."""
+        with self._store.write() as connection:
+            change = sa.update(jobs).where(jobs.c.id == job.id)
+            connection.execute(change.values(webhook_state="sent", webhook_at=None))
 
     def release(self, job: Job) -> None:
         """Return an unfinished job to the queue, because this worker stops."""
@@ -259,116 +383,6 @@ class Jobs:
         )
 
 
-class AuditRunner:
-    """Runs jobs from the store until it is closed, and then returns an unfinished one to the queue."""
-
-    def __init__(self, jobs: Jobs, tenants: Mapping[str, Tenant], pool: BatchingPool, *, limit: int) -> None:
-        self._jobs, self._tenants, self._pool, self._limit = jobs, tenants, pool, limit
-        self._stop, self._wake = threading.Event(), threading.Event()
-        self._thread = threading.Thread(target=self._run, name="audits", daemon=True)
-
-    def start(self) -> None:
-        """Start polling for jobs."""
-        self._thread.start()
-
-    def wake(self) -> None:
-        """Poll now."""
-        self._wake.set()
-
-    def close(self) -> None:
-        """Stop after the current chunk."""
-        self._stop.set()
-        self._wake.set()
-        self._thread.join()
-
-    def _run(self) -> None:
-        while not self._stop.is_set():
-            try:
-                job = self._jobs.claim(list(self._tenants))
-                if job is not None:
-                    self._work(job)
-                    continue
-            except Exception as error:  # noqa: BLE001 - the thread must not die
-                # the store may be briefly unavailable: the job keeps its lease, or another worker takes over
-                _log.exception("running audits failed", exc_info=error)
-            self._wake.wait(_POLL_SECONDS)
-            self._wake.clear()
-
-    def _work(self, job: Job) -> None:
-        tenant = self._tenants[job.tenant]
-        try:
-            while chunk := _chunk(self._jobs.open_items(job, count=_CHUNK)):
-                if self._stop.is_set():
-                    self._jobs.release(job)
-                    return
-                scored = self._pool.run_background(lambda some: self._score(some, job, tenant), chunk)
-                if not self._jobs.record(job, scored):
-                    return
-            self._jobs.finish(job, result=self._report(job, tenant))
-        except Overloaded:  # the pool has closed, because the service stops
-            self._jobs.release(job)
-        except DewmarkError as error:
-            self._jobs.finish(job, error=str(error))
-        except Exception as error:  # noqa: BLE001 - reported with the job
-            _log.exception("audit failed", exc_info=error)
-            self._jobs.finish(job, error="internal error, see the service's log")
-
-    def _score(self, chunk: Sequence[Item], job: Job, tenant: Tenant) -> list[Scored]:
-        texts = [truncate_bytes(item.text, self._limit) for item in chunk]
-        anywhere = tenant.bound.judging(LanguagePolicy(every=True))  # an audit is what a language needs
-        found = anywhere.detect_batch(
-            texts, prompts=[item.prompt for item in chunk], fpr=DEFAULT_FPR, test=job.test
-        )
-        return [
-            Scored(
-                item.number,
-                each.tokens_scored,
-                None if each.verdict is Verdict.TOO_SHORT else each.p_value,
-            )
-            for item, each in zip(chunk, found, strict=True)
-        ]
-
-    def _report(self, job: Job, tenant: Tenant) -> dict[str, Any]:
-        outcomes = self._jobs.outcomes(job)
-        judged = [
-            (language, one.length, one.p_value) for language, one in outcomes if one.p_value is not None
-        ]
-        found = audit(
-            [p_value for _, _, p_value in judged],
-            languages=[language for language, _, _ in judged],
-            lengths=[length for _, length, _ in judged],
-        )
-        cells = [
-            {**cell.to_dict(), "name": cell.name, "significant": cell.significant} for cell in found.cells
-        ]
-        return {
-            "key_fingerprint": tenant.bound.fingerprint,
-            "scheme": tenant.bound.scheme.name,
-            "host": tenant.bound.host.name,
-            "test": job.test or tenant.bound.tests[0],
-            "too_short": len(outcomes) - len(judged),
-            "left_out": job.left_out,
-            **found.to_dict(),
-            "cells": cells,
-        }
-
-
 def _job(row: Any) -> Job:  # noqa: ANN401 - a row of SQLAlchemy
     names = Job.__dataclass_fields__
     return Job(**{name: getattr(row, name) for name in names})
-
-
-def _timestamp(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
-
-
-def _chunk(waiting: Sequence[Item]) -> list[Item]:
-    """The first texts, up to `_CHUNK_CHARACTERS` but at least one."""
-    chunk: list[Item] = []
-    size = 0
-    for item in waiting:
-        size += len(item.text)
-        if chunk and size > _CHUNK_CHARACTERS:
-            break
-        chunk.append(item)
-    return chunk

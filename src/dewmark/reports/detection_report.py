@@ -1,0 +1,232 @@
+"""Signed detection reports: what was found in a text, by which technique, at which level.
+
+`report_claims` says it in JSON values, which `dewmark.core.signing` signs; `render_report` shows the same on
+a page to print, with the signed document at its end. A report has the text's SHA-256 and never the text.
+`soft_binding` describes a mark as C2PA's assertion of that name does, in a JSON file beside the text.
+
+Boundary: results in, claims and pages out; nothing here detects or signs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from dewmark.core.signing import Signed
+from dewmark.reports.detection_display import CAVEATS, one_in, p_value
+from dewmark.reports.html_page import escape, html_page
+from dewmark.scheme import BoundScheme
+from dewmark.types import Detection, Verdict
+from dewmark.version import __version__
+
+__all__ = [
+    "BINDING",
+    "REPORT",
+    "Technique",
+    "render_report",
+    "report_claims",
+    "soft_binding",
+    "text_digest",
+    "timestamp",
+]
+
+REPORT, BINDING = "detection-report", "soft-binding"
+_FORMAT = 1
+
+_STYLE = """
+dl { display: grid; grid-template-columns: max-content 1fr; gap: .3rem 1.2rem; } dt { color: var(--soft); }
+dd { margin: 0; overflow-wrap: anywhere; }
+.verdict { font-size: 1.6rem; font-weight: 700; margin: 0; }
+.jws { font: .62rem/1.35 ui-monospace, monospace; overflow-wrap: anywhere; color: var(--soft); }
+@media print { body { background: #fff; color: #000; font-size: 10.5pt; } main { padding: 0; }
+  article { break-inside: avoid; border-color: #999; } }
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Technique:
+    """What a result rests on: the scheme with its settings, and the key's fingerprint."""
+
+    scheme: str
+    summary: str
+    settings: Mapping[str, Any]
+    config_hash: str
+    key_fingerprint: str
+
+    @classmethod
+    def of(cls, bound: BoundScheme) -> Technique:
+        """The technique of a bound scheme."""
+        scheme = bound.scheme
+        return cls(scheme.name, scheme.summary, scheme.to_dict(), bound.config_hash, bound.fingerprint)
+
+
+def text_digest(text: str) -> str:
+    """Hex SHA-256 of the text as UTF-8: that of its file, if the file is UTF-8 without a byte-order mark."""
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def timestamp(seconds: float | None = None) -> str:
+    """A time in UTC, by default now."""
+    now = datetime.now(UTC) if seconds is None else datetime.fromtimestamp(seconds, UTC)
+    return now.isoformat(timespec="seconds").replace("+00:00", "Z")
+
+
+def report_claims(
+    text: str,
+    found: Mapping[str, Any],
+    technique: Technique,
+    *,
+    said: str,
+    owner: str | None = None,
+    epoch: str | None = None,
+    issuer: str | None = None,
+    name: str | None = None,
+) -> dict[str, Any]:
+    """The claims of a report on one text.
+
+    ``found`` is the result as JSON values (`Detection.to_dict`, or `Attribution.to_dict` for several keys),
+    ``said`` the same in one sentence. ``owner`` (a tenant, or a key file's name) and ``epoch`` belong to the
+    best key, and are claimed only if the text is marked or no other key was tried.
+    """
+    keys = found.get("keys", 1)
+    known = found["verdict"] == Verdict.MARKED.value or keys == 1
+    return {
+        "document": REPORT,
+        "format": _FORMAT,
+        "id": secrets.token_hex(8),
+        "issued": timestamp(),
+        "issuer": issuer,
+        "software": f"dewmark {__version__}",
+        "text": {
+            "sha256": text_digest(text),
+            "characters": len(text),
+            "scored_characters": found.get("scored_characters", len(text)),
+            "name": name,
+        },
+        "verdict": found["verdict"],
+        "p_value": found["p_value"],
+        "level": found["fpr"],
+        "sentence": said,
+        "attribution": {"owner": owner, "key_fingerprint": found["key_fingerprint"], "epoch": epoch}
+        if known
+        else None,
+        "looks": {
+            "keys": keys,
+            "p_value_of_best_key": found.get("p_value_of_key", found["p_value"]),
+            "correction": "1 - (1 - p)^keys" if keys > 1 else "none: one text, one key, one test",
+        },
+        "technique": {
+            "scheme": technique.scheme,
+            "summary": technique.summary,
+            "settings": dict(technique.settings),
+            "config_hash": technique.config_hash if known else None,
+            "test": found["test"],
+        },
+        "evidence": {name: found[name] for name in ("z", "effective_length", "tokens_scored")},
+        "caveats": list(CAVEATS),
+    }
+
+
+def soft_binding(
+    text: str, detection: Detection, technique: Technique, *, url: str | None = None
+) -> dict[str, Any]:
+    """The mark of a text as C2PA's soft-binding assertion, beside a hard binding of the file's bytes.
+
+    The value of a block names key and configuration; it leads to the provider, and reveals no key.
+    """
+    scope = {
+        "region": [
+            {
+                "type": "textual",
+                "text": {"selectors": [{"selector": {"fragment": "", "start": 0, "end": len(text)}}]},
+            }
+        ]
+    }
+    binding: dict[str, Any] = {
+        "alg": f"dewmark.{technique.scheme}.{_FORMAT}",
+        "name": f"dewmark {__version__}: {technique.summary}",
+        "alg-params": dict(technique.settings),
+        "blocks": [{"scope": scope, "value": f"{technique.key_fingerprint}:{technique.config_hash}"}],
+    }
+    if url is not None:
+        binding["url"] = url
+    return {
+        "document": BINDING,
+        "format": _FORMAT,
+        "issued": timestamp(),
+        "assertions": [
+            {"label": "c2pa.soft-binding", "data": binding},
+            {"label": "c2pa.hash.data", "data": {"alg": "sha256", "hash": text_digest(text)}},
+            {
+                "label": "c2pa.actions.v2",
+                "data": {
+                    "actions": [
+                        {
+                            "action": "c2pa.watermarked",
+                            "digitalSourceType": "http://cv.iptc.org/newscodes/digitalsourcetype/"
+                            "trainedAlgorithmicMedia",
+                        }
+                    ]
+                },
+            },
+        ],
+        "detection": {
+            "verdict": detection.verdict.value,
+            "p_value": detection.to_dict()["p_value"],
+            "level": detection.fpr,
+            "test": detection.test,
+        },
+    }
+
+
+def render_report(signed: Signed, document: str) -> str:
+    """A page to print: the claims of a verified report in words, and the signed ``document`` itself."""
+    claims = signed.payload
+    text, looks, technique, found = (claims[name] for name in ("text", "looks", "technique", "evidence"))
+    owner = claims["attribution"]
+    verdict = Verdict(claims["verdict"])
+    p = claims["p_value"]
+    rows = {
+        "Verdict": f"{verdict.value}, at a false-positive rate of {claims['level']:g}",
+        "How sure": "unknown"
+        if p is None or not verdict.conclusive
+        else f"{p_value(p)}: {one_in(p)} unmarked texts score this high",
+        "Key": "none of the keys tried"
+        if owner is None
+        else f"{owner['owner'] or 'key'} ({owner['key_fingerprint']})"
+        + (f", epoch {owner['epoch']}" if owner["epoch"] is not None else ""),
+        "Keys tried": f"{looks['keys']:,}, corrected by {looks['correction']}" if looks["keys"] > 1 else "1",
+        "Technique": f"{technique['scheme']}: {technique['summary']}; {technique['test']} test",
+        "Evidence": f"z = {_number(found['z'])}, effective length {_number(found['effective_length'])} of "
+        f"{found['tokens_scored']:,} tokens",
+        "Text": f"{text['name'] or 'unnamed'}, {text['characters']:,} characters, "
+        f"{text['scored_characters']:,} scored",
+        "SHA-256 of the text": text["sha256"],
+        "Issued": f"{claims['issued']} by {claims['issuer'] or 'an unnamed issuer'}, {claims['software']}",
+        "Report": claims["id"],
+        "Signer": f"{signed.signer} (Ed25519)",
+    }
+    body = "".join(f"<dt>{escape(term)}</dt><dd>{escape(str(value))}</dd>" for term, value in rows.items())
+    headline = {
+        Verdict.MARKED: "This text carries the mark.",
+        Verdict.NOT_MARKED: "No mark was found in this text.",
+    }.get(verdict, f"This text allows no verdict: {verdict.value}.")
+    caveats = " ".join(claims["caveats"])
+    return html_page(
+        f"Detection report {claims['id']}",
+        f"<h1>Detection report</h1>\n<article>\n<p class='verdict'>{escape(headline)}</p>\n<dl>{body}</dl>\n"
+        f"</article>\n<article>\n<h2>What a verdict does not mean</h2>\n<p>{escape(caveats)}</p>\n"
+        "</article>\n<article>\n<h2>Check this report</h2>\n<p>Save the lines below as report.jws, get the "
+        "signer’s public key from the signer, not from this page, and run: <code>dewmark report verify "
+        "report.jws --signer signer.jwk --text FILE</code></p>\n"
+        f"<p class='jws'>{escape(document)}</p>\n</article>\n",
+        style=_STYLE,
+    )
+
+
+def _number(value: float | None) -> str:
+    return "unknown" if value is None else f"{value:.2f}"

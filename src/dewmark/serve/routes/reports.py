@@ -1,0 +1,92 @@
+"""``/v1/reports``: signed detection reports, and a check of signed documents for anyone."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Depends
+from fastapi.responses import JSONResponse
+
+from dewmark.core.signing import verify
+from dewmark.errors import SignatureError
+from dewmark.reports.detection_report import REPORT, Technique, render_report, report_claims, text_digest
+from dewmark.scheme import check_text
+from dewmark.serve.api_tokens import Scope
+from dewmark.serve.http_errors import ApiError
+from dewmark.serve.routes.dependencies import (
+    CallerOf,
+    RequestId,
+    ServiceOf,
+    error_responses,
+    require,
+    token,
+)
+from dewmark.serve.routes.detect import check_queries, choose_tenants, judge, log_queries
+from dewmark.serve.schemas import ReportRequest, ReportResponse, VerifyRequest, VerifyResponse
+from dewmark.serve.verdicts import Query
+
+__all__ = ["router"]
+
+router = APIRouter(prefix="/v1", tags=["reports"])
+
+
+@router.post(
+    "/reports",
+    response_model=ReportResponse,
+    dependencies=[Depends(token)],
+    responses=error_responses(404, 408, 413, 422, 429),
+    summary="Check a text and sign the result",
+)
+async def report(
+    body: ReportRequest, service: ServiceOf, caller: CallerOf, request_id: RequestId
+) -> JSONResponse:
+    """A report that others can verify: the text's hash, verdict, level, key, technique and time.
+
+    The level is the service's own. The text itself is not part of the report and is not stored.
+    """
+    caller = require(caller, Scope.DETECT)
+    signer = service.signer
+    if signer is None:
+        raise ApiError(404, "not_found", "this service signs no reports: it has no signing key")
+    tenants = choose_tenants(service, caller, body.tenants)
+    query = Query(body.text, body.prompt, service.settings.fpr)
+    check_queries([query], service)
+    if body.name:
+        check_text(body.name, "the name")
+    await service.spend(caller, 1)
+    (answer,) = await judge(service, [query], tenants, None)
+    service.metrics.texts.labels("report", answer["verdict"]).inc()
+    await log_queries(service, caller, request_id, "report", [body.text], [answer])
+    tenant = next(each for each in tenants if each.id == answer["tenant"])
+    claims = report_claims(
+        body.text,
+        answer,
+        Technique.of(tenant.bound),
+        said=answer["sentence"],
+        owner=tenant.id,
+        issuer=service.settings.provider,
+        name=body.name,
+    )
+    document = signer.sign(claims, kind=REPORT)
+    page = render_report(verify(document, service.trusted), document) if body.page else None
+    return JSONResponse({"request_id": request_id, "document": document, "claims": claims, "page": page})
+
+
+@router.post(
+    "/reports/verify",
+    response_model=VerifyResponse,
+    responses={status: error_responses(408, 413, 422)[status] for status in (400, 408, 413, 422, 503)},
+    summary="Check a document that this service signed",
+)
+async def check(body: VerifyRequest, service: ServiceOf, request_id: RequestId) -> JSONResponse:
+    """Whether a document carries this service's signature; anyone may ask, without a token."""
+    found = {"request_id": request_id, "valid": False, "reason": None, "text_matches": None}
+    try:
+        signed = verify(body.document, service.trusted)
+    except SignatureError as error:
+        return JSONResponse({**found, "reason": str(error), "kind": None, "signer": None, "claims": None})
+    claimed = signed.payload.get("text")
+    if body.text is not None and isinstance(claimed, dict):
+        check_text(body.text, "the text")
+        found["text_matches"] = text_digest(body.text) == claimed.get("sha256")
+    return JSONResponse(
+        {**found, "valid": True, "kind": signed.kind, "signer": signed.signer, "claims": signed.payload}
+    )
