@@ -82,7 +82,7 @@ def test_output_files(audit, good, leaning, tmp_path):
     assert audit("--negatives", good, leaning, "--out", out).code == 0
     data = json.loads((out / "audit.json").read_text(encoding="utf-8"))
     assert len(data["judged"]) == data["texts"] == 600
-    assert set(data["judged"][0]) == {"id", "language", "length", "p_value"}
+    assert set(data["judged"][0]) == {"id", "kind", "language", "length", "p_value"}
     assert (out / "qq.png").read_bytes().startswith(b"\x89PNG")
     page = (out / "audit.html").read_text(encoding="utf-8")
     assert f"Audit of key {FINGERPRINT}" in page
@@ -116,7 +116,6 @@ def test_the_test_that_is_audited(audit, good):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ([], "no texts to audit on"),
         (["--negatives", "missing.txt"], "cannot read missing.txt"),
         (["--negatives", "missing.jsonl"], "cannot read missing.jsonl"),
         (["--negatives", "GOOD", "--detector", "somewhere"], "leave out key"),
@@ -151,11 +150,30 @@ def test_no_key(run, host, good):
 
 
 def test_a_key_on_a_real_scheme(run, tiny, key_file, tmp_path):
-    """DEW on the tiny model: random words are unmarked for every key, so the audit finds nothing."""
+    """DEW on the tiny model: the covariance of the evidence tells how far texts go together."""
     rng = np.random.default_rng(2)
     path = tmp_path / "n.jsonl"
     rows = [{"text": " ".join(rng.choice(WORDS, size=90)), "language": "en"} for _ in range(60)]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     row = json.loads(run("audit", "--key", key_file, "--negatives", path, "--json", "-q").out)
-    assert row["outcome"] == "cannot tell"
     assert row["texts"] == 60
+    (group,) = row["groups"]
+    # texts of the same twelve words share most of their pairs: they are one block
+    assert 0.4 < group["together"]["r"] < 0.9
+    assert group["together"]["effective_number"] < 3.0
+    assert group["together"]["largest_block"] == 60
+    assert row["remarks"] == []  # one group only
+
+
+def test_the_packaged_texts(run, host, key_file, monkeypatch):
+    """Without --negatives the package's own texts are audited, by kind."""
+    from dewmark.batch import Negatives
+
+    texts = Negatives.packaged()
+    kinds = {document.kind for document in texts.documents}
+    assert {"prose", "code", "JSON", "logs", "form letters", "lists", "poems"} <= kinds
+    assert {"fi", "cy", "sw", "hi", "vi", "de", "zh"} <= set(texts.languages)
+    assert len({document.text for document in texts.documents}) == len(texts.documents)
+    assert min(len(document.text) for document in texts.documents) > 150
+    row = json.loads(run("audit", "--key", key_file, "--json", "-q").out)
+    assert row["texts"] == len(texts.documents)

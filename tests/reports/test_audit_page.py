@@ -6,10 +6,9 @@ import base64
 import re
 
 import numpy as np
-import pytest
 
-from dewmark.reports.audit_page import percent, render_audit
-from dewmark.stats.audit import Audit, audit
+from dewmark.reports.audit_page import render_audit
+from dewmark.stats.audit import Audit, Trust, audit
 
 PICTURE = b"\x89PNG not really"
 
@@ -39,7 +38,8 @@ def test_outcome_and_table() -> None:
     assert 'class="badge fails">fails<' in source
     assert found.sentence.replace("'", "&#x27;") in source
     assert source.count("<tr>") == 1 + 3  # headings, all texts, de, en
-    assert source.count('class="bad"') == sum(cell.significant for cell in found.cells) > 0
+    bad = sum(group.trust is Trust.NOT_TRUSTED for group in found.groups)
+    assert source.count('class="bad"') == sum(cell.significant for cell in found.cells) + bad > bad > 0
     calm = page(example(lean=False))
     assert 'class="badge passes">passes<' in calm
     assert 'class="bad"' not in calm
@@ -52,9 +52,18 @@ def test_labels_are_escaped() -> None:
     assert "a &lt;note&gt;" in source
 
 
-@pytest.mark.parametrize(
-    ("share", "expected"),
-    [(0.0, "0.00%"), (0.00171, "0.17%"), (0.00996, "1.0%"), (0.0456, "4.6%"), (0.0996, "10%"), (1.0, "100%")],
-)
-def test_percentages(share: float, expected: str) -> None:
-    assert percent(share) == expected
+def test_what_goes_together_is_shown() -> None:
+    m = np.random.default_rng(1).normal(size=(60, 900)).astype(np.float32)
+    m[:20] += 40.0 * np.eye(900, dtype=np.float32)[0]
+    m /= np.linalg.norm(m, axis=1, keepdims=True)
+    found = audit(
+        np.random.default_rng(0).uniform(size=60),
+        languages=["cy"] * 20 + ["en"] * 40,
+        lengths=[120] * 60,
+        directions=m,
+    )
+    source = page(found)
+    welsh = next(group for group in found.groups if group.group == "cy")
+    assert f"<td>{welsh.together.r:.3f}</td>" in source
+    assert "20 of 20 texts of cy are one block" in source
+    assert source.count("<th>") == 10

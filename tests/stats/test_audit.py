@@ -9,7 +9,18 @@ import pytest
 from scipy import stats
 
 from dewmark.errors import InputError
-from dewmark.stats.audit import ALPHA, LEVELS, POWER, Audit, Outcome, audit, length_band, texts_needed
+from dewmark.stats.audit import (
+    ALPHA,
+    LEVELS,
+    POWER,
+    Audit,
+    Outcome,
+    Trust,
+    audit,
+    length_band,
+    percent,
+    texts_needed,
+)
 
 
 def labels(count: int, seed: int = 0) -> dict:
@@ -97,9 +108,9 @@ def test_counts_and_exact_intervals() -> None:
     assert found.worst.corrected == pytest.approx(3 * raw[0])
 
 
-def test_a_p_value_equal_to_the_level_is_not_an_alarm() -> None:
+def test_a_p_value_equal_to_the_level_is_an_alarm() -> None:
     found = audit([0.01] * 50, languages=["en"] * 50, lengths=[60] * 50)
-    assert [cell.alarms for cell in found.cells] == [0, 0, 50]
+    assert [cell.alarms for cell in found.cells] == [0, 50, 50]
 
 
 def test_small_groups_are_counted_with_all_texts_only() -> None:
@@ -109,7 +120,7 @@ def test_small_groups_are_counted_with_all_texts_only() -> None:
 
 
 def test_length_bands() -> None:
-    bands = [length_band(n) for n in (0, 49, 50, 99, 199, 200, 399, 400, 10_000)]
+    bands = [length_band(n) for n in (0, 49, 50, 99, 199, 200, 399, 400, 1999, 10_000)]
     assert bands == [
         "under 50",
         "under 50",
@@ -118,8 +129,9 @@ def test_length_bands() -> None:
         "100–199",
         "200–399",
         "200–399",
-        "400+",
-        "400+",
+        "400–999",
+        "1000–1999",
+        "5000+",
     ]
 
 
@@ -134,3 +146,103 @@ def test_plain_values() -> None:
 def test_no_texts() -> None:
     with pytest.raises(InputError, match="no text is long enough"):
         audit([], languages=[], lengths=[])
+
+
+# With directions
+
+
+def together(count: int, r: float, *, seed: int, part: int, dims: int = 1500) -> np.ndarray:
+    """Directions (count, dims) of texts that share the axis ``part`` with correlation r."""
+    own = np.random.default_rng(seed).normal(size=(count, dims))
+    own[:, :8] = 0.0
+    own *= np.sqrt(1.0 - r) / np.linalg.norm(own, axis=1, keepdims=True)
+    own[:, part] = np.sqrt(r)
+    return own.astype(np.float32)
+
+
+def world(g: float, *, seed: int = 0) -> Audit:
+    """120 prose texts with r = 0.01 and 40 logs with r = 0.8, under a key that leans by g towards logs."""
+    rng = np.random.default_rng(seed)
+    z = np.concatenate([rng.normal(size=120), np.sqrt(0.8) * g + np.sqrt(0.2) * rng.normal(size=40)])
+    m = np.concatenate([together(120, 0.01, seed=1, part=0), together(40, 0.8, seed=2, part=1)])
+    return audit(
+        stats.norm.sf(z),
+        languages=["en"] * 160,
+        lengths=[150] * 160,
+        kinds=["prose"] * 120 + ["logs"] * 40,
+        directions=m,
+    )
+
+
+def test_a_kind_whose_texts_go_together_is_told_apart() -> None:
+    found = world(0.0)
+    groups = {group.group: group for group in found.groups}
+    assert set(groups) == {"all texts", "prose", "logs"}
+    logs, prose = groups["logs"].together, groups["prose"].together
+    assert logs is not None
+    assert prose is not None
+    assert (logs.r, prose.r) == (pytest.approx(0.8, abs=0.01), pytest.approx(0.01, abs=0.005))
+    assert logs.effective_number == pytest.approx(40 / (1 + 39 * logs.r))
+    assert (logs.largest_block, prose.largest_block) == (40, 1)
+    assert found.remarks == [
+        "40 of 40 texts of logs are one block: a key calls most of them marked, or none."
+    ]
+    middle = groups["logs"].cells[1]
+    assert middle.independent == 40  # given the key, logs are independent draws
+    assert middle.prediction is not None
+    assert middle.prediction.ceiling == pytest.approx(
+        stats.norm.sf(2.326 * (1 - 0.8**0.5) / 0.2**0.5), rel=0.1
+    )
+    assert found.overall[1].independent == 121  # among all texts the logs are one
+    assert groups["logs"].trust is groups["prose"].trust is Trust.TRUSTED
+    assert found.outcome is Outcome.PASSES
+    assert found.sentence.endswith("in each of the 3 groups, with 95% confidence in each.")
+
+
+def test_a_key_that_leans_towards_one_kind_fails_there() -> None:
+    found = world(1.9)  # mean z 1.7: 8% of logs are called marked at 1%, though the sample may show none
+    assert found.outcome is Outcome.FAILS
+    assert found.sentence.startswith("The key fails for logs: at ")
+    assert next(group for group in found.groups if group.group == "prose").verdict == "trusted"
+    logs = next(group for group in found.groups if group.group == "logs")
+    assert logs.cells[1].prediction.rate == pytest.approx(0.08, abs=0.05)
+
+
+def test_a_prediction_fails_a_key_before_any_alarm() -> None:
+    """Eight logs near z = 1.6: none is an alarm at any level, but one such log in twenty would be at 1%."""
+    z = np.concatenate([np.random.default_rng(3).normal(size=60), 1.61 + 0.02 * np.linspace(-1, 1, 8)])
+    m = np.concatenate([together(60, 0.01, seed=1, part=0), together(8, 0.8, seed=2, part=1)])
+    found = audit(
+        stats.norm.sf(z),
+        languages=["en"] * 68,
+        lengths=[150] * 68,
+        kinds=["prose"] * 60 + ["logs"] * 8,
+        directions=m,
+    )
+    logs = next(group for group in found.groups if group.group == "logs")
+    assert logs.cells[1].alarms == 0
+    assert logs.trust is Trust.NOT_TRUSTED
+    assert "its scores there predict that it calls" in found.sentence
+
+
+def test_copies_count_once() -> None:
+    """Thirty copies of one marked-looking letter among 200 texts are one alarm."""
+    rng = np.random.default_rng(0)
+    m = together(201, 0.0, seed=1, part=0)
+    m = np.concatenate([m, np.repeat(m[:1], 29, axis=0)])
+    p = np.concatenate([[0.004], rng.uniform(0.06, 1.0, size=200), np.full(29, 0.004)])
+    found = audit(p, languages=["en"] * 230, lengths=[150] * 230, directions=m)
+    middle = found.overall[1]
+    assert (middle.texts, middle.alarms, middle.independent, middle.hits) == (230, 30, 201, 1.0)
+    assert not middle.significant
+    assert audit(p, languages=["en"] * 230, lengths=[150] * 230).outcome is Outcome.FAILS
+    assert "near-copies counted once: 201" in found.sentence
+
+
+def test_percentages_have_no_exponent() -> None:
+    shares = (0.001, 0.01, 0.0083, 0.0991, 0.1, 0.975, 1.0)
+    assert [percent(share) for share in shares] == ["0.1%", "1%", "0.83%", "9.9%", "10%", "98%", "100%"]
+    one = audit([0.5], languages=["en"], lengths=[60])
+    assert "1 text is too few" in one.sentence
+    failing = audit([1e-6], languages=["en"], lengths=[60])
+    assert "1 of 1 unmarked texts marked, 100% (95% interval 2.5% to 100%)" in failing.sentence

@@ -84,6 +84,15 @@ class Pairs:
         return len(self.tokens)
 
     @property
+    def labels(self) -> I64:
+        """A number for each pair (N,), the same for the same pair in every text."""
+        code = self.tokens.astype(np.uint64)
+        for column in self.contexts.T.astype(np.uint64):
+            code = (code ^ column) * np.uint64(0x9E3779B97F4A7C15)
+            code ^= code >> np.uint64(32)
+        return code.view(np.int64)
+
+    @property
     def places(self) -> I64:
         """Where in the text each pair occurs, (N,); only for pairs that occur once."""
         scored = np.flatnonzero(self.positions >= 0)
@@ -184,7 +193,9 @@ class TokenBound(BoundScheme):
         )
         cuts = np.cumsum([len(pairs) for pairs in found])[:-1]
         return [
-            Evidence.independent(mine, pairs.weights, pairs.positions, variance=self.variance)
+            Evidence.independent(
+                mine, pairs.weights, pairs.positions, variance=self.variance, labels=pairs.labels
+            )
             for pairs, mine in zip(found, np.split(scores, cuts), strict=True)
         ]
 

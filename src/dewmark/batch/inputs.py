@@ -45,12 +45,13 @@ class TextRow:
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """A text of a corpus; ``id``, ``prompt`` and ``language`` are None where the file does not give them."""
+    """A text of a corpus; ``id``, ``prompt``, ``language`` and ``kind`` are None where a file has none."""
 
     text: str
     id: str | int | None = None
     prompt: str | None = None
     language: str | None = None
+    kind: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +129,7 @@ def read_corpus(names: Sequence[str]) -> list[Document]:
 
 
 def read_documents(path: Path) -> list[Document]:
-    """All lines of a JSONL file: ``text`` (or ``response``) and, if present, id, prompt and language."""
+    """All lines of a JSONL file: ``text`` (or ``response``), and id, prompt, language and kind if present."""
     documents = []
     for number, row in storage.read_jsonl(path):
         where = f"{path}, line {number}"
@@ -140,7 +141,7 @@ def read_documents(path: Path) -> list[Document]:
         if name is not None and not _is_name(name):
             raise InputError(f"{where}: id must be text or a whole number, got {type(name).__name__}")
         optional = {}
-        for each in ("prompt", "language"):
+        for each in ("prompt", "language", "kind"):
             value = row.get(each)
             if value is not None:
                 _check_unless_blank(value, f"{where}: {each}")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,6 +11,7 @@ import typer
 
 from dewmark.cli import options
 from dewmark.cli.terminal import Progress, emit, results, save_text, say, write
+from dewmark.stats.audit import LEVELS, VERDICT_LEVEL, Trust, percent
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -20,8 +20,9 @@ if TYPE_CHECKING:
     from rich.text import Text
 
     from dewmark.batch.negatives import AuditedText
-    from dewmark.stats.audit import Audit, Cell
+    from dewmark.stats.audit import Audit, Cell, Group
 
+_STYLE = {Trust.TRUSTED: "", Trust.NOT_TRUSTED: "bold red", Trust.CANNOT_TELL: "yellow"}
 _CURVES = 5  # languages with a curve of their own in the plot
 
 
@@ -31,7 +32,11 @@ def audit(
     ] = None,
     negatives: Annotated[
         list[str] | None,
-        typer.Option(metavar="TEXTS…", help="Unmarked texts: text files, or JSONL with a text per line."),
+        typer.Option(
+            metavar="TEXTS…",
+            help="Unmarked texts: text files, or JSONL with a text per line (and its kind and language).",
+            show_default="packaged, the texts of the package",
+        ),
     ] = None,
     key: options.OptionalKeyFile = None,
     host: options.Host = None,
@@ -49,16 +54,19 @@ def audit(
     json_: options.Json = False,
     quiet: options.Quiet = False,
 ) -> None:
-    """Measure a key's real false-positive rate on unmarked texts, by language and length."""
+    """Measure a key's real false-positive rate on unmarked texts, by kind, language and length."""
     from dewmark.batch import Negatives, audit_texts
+    from dewmark.batch.negatives import PACKAGED
     from dewmark.stats.audit import Outcome
 
-    texts = Negatives.read([*(negatives or ()), *(more or ())])
+    files = [*(negatives or ()), *(more or ())]
+    texts = Negatives.read(files or [PACKAGED])
     with Progress(quiet=quiet) as progress:
         bound = options.open_detector(detector, key, host, scheme, settings, progress=progress)
         found, audited = audit_texts(bound, texts, test=test, batch_size=batch_size, progress=progress)
     summary = {
         "key_fingerprint": bound.fingerprint,
+        "config_hash": bound.config_hash,
         "scheme": bound.scheme.name,
         "host": bound.host.name,
         "test": test or bound.tests[0],
@@ -74,29 +82,59 @@ def audit(
         results().print(_table(found), soft_wrap=False)
         if summary["too_short"]:
             write(f"\nLeft out as too short for a verdict: {summary['too_short']}\n")
-        write(f"\n{found.sentence}\n")
+        write("\n" + "\n".join([found.sentence, *found.remarks]) + "\n")
+        if not files:
+            write("These are the package's own texts; audit the key on texts of your own, too.\n")
     if strict and found.outcome is Outcome.FAILS:
         raise typer.Exit(1)
 
 
 def _table(found: Audit) -> Table:
-    """Rates with their intervals, by group and level."""
+    """Rates with their intervals by group and level, and what is known of each group under one key."""
     from rich.table import Table
 
+    known = found.groups[0].together is not None
+    level = percent(VERDICT_LEVEL)
     table = Table(box=None)
     table.add_column("called marked", no_wrap=True)
-    for head in ("texts", *(f"at {100.0 * cell.level:g}%" for cell in found.overall)):
+    heads = [
+        "texts",
+        *(("as", "r") if known else ()),
+        *(f"at {percent(cell.level)}" for cell in found.overall),
+    ]
+    for head in (*heads, *((f"predicted at {level}", "99% of keys") if known else ())):
         table.add_column(head, justify="right", no_wrap=True)
-    for _, cells in groupby(found.cells, key=lambda cell: cell.name):
-        group = list(cells)
-        table.add_row(group[0].name, f"{group[0].texts:,}", *map(_share, group))
+    table.add_column("verdict", no_wrap=True)
+    kind = "all"
+    for group in found.groups:
+        if group.kind != kind:
+            table.add_row()
+            kind = group.kind
+        table.add_row(group.name, *_row(group))
     return table
+
+
+def _row(group: Group) -> list[str | Text]:
+    from rich.text import Text
+
+    middle = group.cells[LEVELS.index(VERDICT_LEVEL)]
+    together, predicted = group.together, middle.prediction
+    row: list[str | Text] = [f"{middle.texts:,}"]
+    if together is not None:
+        row += [_number(together.effective_number), f"{together.r:.3f}"]
+    row += map(_share, group.cells)
+    if predicted is not None:
+        bound = (f" (≤ {percent(predicted.high)})", "dim")
+        row += [Text.assemble(percent(predicted.rate), bound), f"≤ {percent(predicted.ceiling)}"]
+    return [*row, Text(group.verdict, style=_STYLE[group.trust])]
+
+
+def _number(count: float) -> str:
+    return f"{count:.1f}" if count < 9.95 else f"{count:,.0f}"
 
 
 def _share(cell: Cell) -> Text:
     from rich.text import Text
-
-    from dewmark.reports.audit_page import percent
 
     share = cell.rate
     return Text.assemble(

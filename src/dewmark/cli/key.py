@@ -24,7 +24,10 @@ def new(
     more: Annotated[list[str] | None, typer.Argument(metavar="TEXTS", help="More files for --audit.")] = None,
     audit: Annotated[
         list[str] | None,
-        typer.Option(metavar="TEXTS…", help="Draw keys until one passes an audit on these unmarked texts."),
+        typer.Option(
+            metavar="TEXTS…",
+            help="Draw keys until one passes an audit on these unmarked texts, or on packaged ones.",
+        ),
     ] = None,
     tries: Annotated[int, typer.Option(min=1, help="With --audit: maximum number of keys to draw.")] = 20,
     host: options.Host = None,

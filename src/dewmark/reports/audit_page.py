@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import groupby
+from collections.abc import Iterator, Sequence
 
 from dewmark.reports.html_page import embedded_png, escape, html_page
-from dewmark.stats.audit import LEVELS, Audit, Cell
+from dewmark.stats.audit import LEVELS, VERDICT_LEVEL, Audit, Cell, Group, Trust, percent
 
-__all__ = ["percent", "render_audit"]
+__all__ = ["render_audit"]
 
 _STYLE = """
 article { overflow-x: auto; } table { width: 100%; }
@@ -24,10 +23,13 @@ def render_audit(audit: Audit, *, title: str, notes: Sequence[str], plot: bytes)
     items = "".join(f"<li>{escape(note)}</li>" for note in notes)
     body = (
         f'<h1>{escape(title)} <span class="badge {outcome.replace(" ", "-")}">{outcome}</span></h1>\n'
-        f"<p>{escape(audit.sentence)}</p>\n"
-        f"<article>\n<h2>Unmarked texts with a p-value below each level</h2>\n{_table(audit)}\n"
+        + "".join(f"<p>{escape(line)}</p>\n" for line in (audit.sentence, *audit.remarks))
+        + f"<article>\n<h2>Unmarked texts with a p-value below each level</h2>\n{_table(audit)}\n"
         f'<p class="soft">Small print: exact 95% interval of the true rate. Red: significantly above the '
-        f"level, corrected for all {len(audit.cells)} cells together.</p>\n</article>\n"
+        f"level, corrected for all {len(audit.cells)} cells together. “As”: the number of independent texts "
+        f"that vary over keys as these do; r: the mean correlation of two texts’ z over keys; “predicted”: "
+        f"this key’s rate on such texts, from all their scores; “99% of keys” stay below the last figure."
+        f"</p>\n</article>\n"
         f"<article>\n<h2>Observed against expected p-values</h2>\n"
         f"{embedded_png(plot, 'QQ plot of the p-values')}\n"
         f'<p class="soft">Points on the line: the p-values are valid. Points above the band on the right: '
@@ -37,23 +39,27 @@ def render_audit(audit: Audit, *, title: str, notes: Sequence[str], plot: bytes)
     return html_page(f"dewmark audit: {outcome}", body, style=_STYLE)
 
 
-def percent(share: float) -> str:
-    """A share as a percentage with two or three significant digits."""
-    decimals = 2 if share < 0.00995 else 1 if share < 0.0995 else 0
-    return f"{100.0 * share:.{decimals}f}%"
-
-
 def _table(audit: Audit) -> str:
-    heads = "".join(f"<th>{100.0 * level:g}%</th>" for level in LEVELS)
-    rows = []
-    for _, cells in groupby(audit.cells, key=lambda cell: (cell.kind, cell.group)):
-        group = list(cells)
-        values = "".join(map(_cell, group))
-        rows.append(f"<tr><td>{escape(group[0].name)}</td><td>{group[0].texts:,}</td>{values}</tr>")
-    return (
-        f"<table>\n<thead><tr><th>group</th><th>texts</th>{heads}</tr></thead>\n"
-        f"<tbody>{''.join(rows)}</tbody>\n</table>"
-    )
+    known = audit.groups[0].together is not None
+    names = ["group", "texts", *(("as", "r") if known else ()), *map(percent, LEVELS)]
+    names += [*((f"predicted at {percent(VERDICT_LEVEL)}", "99% of keys") if known else ()), "verdict"]
+    heads = "".join(f"<th>{name}</th>" for name in names)
+    rows = "".join(f"<tr>{''.join(_row(group))}</tr>" for group in audit.groups)
+    return f"<table>\n<thead><tr>{heads}</tr></thead>\n<tbody>{rows}</tbody>\n</table>"
+
+
+def _row(group: Group) -> Iterator[str]:
+    middle, together = group.cells[LEVELS.index(VERDICT_LEVEL)], group.together
+    yield f"<td>{escape(group.name)}</td><td>{middle.texts:,}</td>"
+    if together is not None:
+        yield f"<td>{together.effective_number:,.1f}</td><td>{together.r:.3f}</td>"
+    yield from map(_cell, group.cells)
+    if middle.prediction is not None:
+        shown = middle.prediction
+        yield f"<td>{percent(shown.rate)} <small>≤ {percent(shown.high)}</small></td>"
+        yield f"<td>≤ {percent(shown.ceiling)}</td>"
+    mark = ' class="bad"' if group.trust is Trust.NOT_TRUSTED else ""
+    yield f"<td><span{mark}>{group.verdict}</span></td>"
 
 
 def _cell(cell: Cell) -> str:

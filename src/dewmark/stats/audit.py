@@ -1,41 +1,71 @@
 """The actual false-positive rate of one key, from the p-values of unmarked texts.
 
 The key test is valid on average over keys; a single key may still be biased in one language or kind of text.
-The number of unmarked texts with p below a level is binomial, so its interval (Clopper-Pearson) and the test
-"is the rate above the level?" are exact. Every level in every group of texts is one cell, and the tests of
-all cells are corrected together by Holm's method: a key that is valid in every cell fails with probability at
-most `ALPHA`, however the cells overlap.
 
-A test that finds nothing proves little without power. A cell *resolves* its level if it would detect twice
-that rate with probability `POWER`; a key passes at the levels that the whole sample resolves, and if there
-are none the outcome is "cannot tell".
+**Counting.** Given the key, texts drawn from a kind are independent, so the number of them with p at or below
+a level is binomial: its interval (Clopper-Pearson) and the test "is the rate above the level?" are exact,
+with each set of near-copies counted as one text. That the z of all texts of a kind go together over keys (r,
+see `dewmark.stats.one_key`) does not make their number smaller here: it is the bias of this key that the
+audit is after. Every level in every group of texts is one cell, and the tests of all cells are corrected
+together by Holm's method: a key that is valid in every cell fails with probability at most `ALPHA`, however
+the cells overlap.
 
-Boundary: numbers and labels in, a verdict out.
+**Predicting.** Where the texts' directions are known, the law of z under this key predicts its rate on each
+group at every level, from a few texts and with a bound; and r gives the rate that 99% of keys stay below. A
+cell is *trusted* if the bound is at most `TOLERANCE` times the level, and not trusted if the prediction
+itself is above that or the count is significantly above the level.
+
+**Without directions** only counts remain, and a test that finds nothing proves little without power. A cell
+*resolves* its level if it would detect twice that rate with probability `POWER`; it is trusted if it does.
+
+Boundary: numbers, labels and directions in, a verdict out.
 """
 
 from __future__ import annotations
 
 import enum
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike
-from scipy.special import betainc
+from numpy.typing import ArrayLike, NDArray
+from scipy.special import betainc, ndtri
 
+from dewmark.arrays import F32, F64, I64
 from dewmark.errors import InputError
+from dewmark.stats import one_key
 from dewmark.stats.metrics import Rate, rate
 from dewmark.stats.multiple_testing import holm
 
-__all__ = ["LEVELS", "Audit", "Cell", "Outcome", "audit", "length_band", "texts_needed"]
+__all__ = [
+    "LEVELS",
+    "TOLERANCE",
+    "VERDICT_LEVEL",
+    "Audit",
+    "Cell",
+    "Group",
+    "Outcome",
+    "Prediction",
+    "Together",
+    "Trust",
+    "audit",
+    "length_band",
+    "percent",
+    "texts_needed",
+]
 
 LEVELS = (0.001, 0.01, 0.05)
+VERDICT_LEVEL = 0.01  # the level at which every group must be trusted for a key to pass
 ALPHA = 0.05
 POWER = 0.8
-_BANDS = (50, 100, 200, 400)  # tokens; each band ends below its bound
-_SMALLEST_GROUP = 20  # texts; a smaller group resolves nothing, and every cell costs the others power
+TOLERANCE = 3.0
+_BANDS = (50, 100, 200, 400, 1000, 2000, 5000)  # tokens; each band ends below its bound
+_SMALLEST_COUNTED = 20  # texts; a smaller group resolves nothing, and every cell costs the others power
+_SMALLEST_PREDICTED = 8  # texts; enough to estimate r and this key's mean
+_BOUND = 0.95  # confidence of a prediction's bounds
+_KINDS = ("kind", "language", "length")
 
 
 class Outcome(enum.StrEnum):
@@ -46,13 +76,55 @@ class Outcome(enum.StrEnum):
     CANNOT_TELL = "cannot tell"
 
 
+class Trust(enum.StrEnum):
+    """Whether a key's alarms can be trusted at one level, on one group of texts."""
+
+    TRUSTED = "trusted"
+    NOT_TRUSTED = "not trusted"
+    CANNOT_TELL = "cannot tell"
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """This key's rate on a group as its z predict it, with bounds; 99% of keys stay below ``ceiling``."""
+
+    rate: float
+    low: float
+    high: float
+    ceiling: float
+
+
+@dataclass(frozen=True, slots=True)
+class Together:
+    """How far the texts of a group are called marked together.
+
+    ``r`` is the mean correlation over keys of two texts' z, ``error`` its standard error. Over keys the texts
+    vary like ``effective_number`` independent ones; ``largest_block`` of them are one block, which a key
+    calls marked as a whole or not at all. Under this key z ~ N(m, ``spread``²) with m ~ N(``mean``, ``sd``²).
+    """
+
+    r: float
+    error: float
+    effective_number: float
+    largest_block: int
+    mean: float
+    sd: float
+    spread: float
+
+    @property
+    def law(self) -> one_key.KeyOnKind:
+        """The law of z under this key."""
+        return one_key.KeyOnKind(self.mean, self.sd, self.spread)
+
+
 @dataclass(frozen=True, slots=True)
 class Cell:
     """One group of texts at one level.
 
-    ``kind`` is "all", "language" or "length". ``p_value`` is the exact probability of at least this many
-    false alarms if the rate equals the level, ``corrected`` the same after Holm; ``needed`` is the number of
-    texts that would reveal a doubled rate.
+    ``kind`` is "all", "kind", "language" or "length". ``alarms`` of ``texts`` have p ≤ level; with
+    near-copies counted as one these are ``hits`` of ``independent`` texts. ``p_value`` is the exact
+    probability of at least this many false alarms if the rate equals the level, ``corrected`` the same after
+    Holm; ``needed`` is the number of texts that would reveal a doubled rate.
     """
 
     kind: str
@@ -60,29 +132,41 @@ class Cell:
     level: float
     texts: int
     alarms: int
+    independent: int
+    hits: float
     p_value: float
     corrected: float
     needed: int
+    prediction: Prediction | None = None
 
     @property
     def name(self) -> str:
         """The group's display name."""
-        return f"{self.group} tokens" if self.kind == "length" else self.group
+        return _display_name(self.kind, self.group)
 
     @property
     def rate(self) -> Rate:
-        """The share of texts that raise an alarm, with an exact 95% interval."""
-        return rate(self.alarms, self.texts)
+        """The share of texts that raise an alarm, near-copies counted as one, with an exact 95% interval."""
+        return rate(self.hits, self.independent)
 
     @property
     def resolves(self) -> bool:
         """Whether there are enough texts to detect a doubled rate."""
-        return self.texts >= self.needed
+        return self.independent >= self.needed
 
     @property
     def significant(self) -> bool:
         """Whether the rate is above the level, after correction for all cells."""
         return self.corrected < ALPHA
+
+    @property
+    def trust(self) -> Trust:
+        """Whether this key's alarms at this level can be trusted on such texts."""
+        most = TOLERANCE * self.level
+        if self.significant or (self.prediction is not None and self.prediction.rate > most):
+            return Trust.NOT_TRUSTED
+        shown = self.resolves if self.prediction is None else self.prediction.high <= most
+        return Trust.TRUSTED if shown else Trust.CANNOT_TELL
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values."""
@@ -93,24 +177,81 @@ class Cell:
             "low": share.low,
             "high": share.high,
             "resolves": self.resolves,
+            "trust": self.trust.value,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """A group of texts: its cells by ascending level, and how far its texts go together, if that is known."""
+
+    kind: str
+    group: str
+    cells: tuple[Cell, ...]
+    together: Together | None
+
+    @property
+    def name(self) -> str:
+        """The group's display name."""
+        return _display_name(self.kind, self.group)
+
+    @property
+    def trust(self) -> Trust:
+        """The verdict on this group at `VERDICT_LEVEL`."""
+        return self.cells[LEVELS.index(VERDICT_LEVEL)].trust
+
+    @property
+    def verdict(self) -> str:
+        """The verdict in words."""
+        lowest = self.trusted_from
+        if lowest is None:
+            bad = any(cell.trust is Trust.NOT_TRUSTED for cell in self.cells)
+            return str(Trust.NOT_TRUSTED if bad else Trust.CANNOT_TELL)
+        return str(Trust.TRUSTED) if lowest == LEVELS[0] else f"trusted from {percent(lowest)}"
+
+    @property
+    def trusted_from(self) -> float | None:
+        """The lowest level at which, and at all higher ones, the key is trusted; None if there is none."""
+        lowest = None
+        for cell in reversed(self.cells):
+            if cell.trust is not Trust.TRUSTED:
+                break
+            lowest = cell.level
+        return lowest
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values; the cells are listed with the audit."""
+        return {
+            "kind": self.kind,
+            "group": self.group,
+            "texts": self.cells[0].texts,
+            "independent": self.cells[0].independent,
+            "together": None if self.together is None else asdict(self.together),
+            "verdict": self.verdict,
+            "trusted_from": self.trusted_from,
         }
 
 
 @dataclass(frozen=True, slots=True)
 class Audit:
-    """The actual false-positive rates of one key; the first cells are those of all texts together."""
+    """The actual false-positive rates of one key; the first group is that of all texts together."""
 
-    cells: tuple[Cell, ...]
+    groups: tuple[Group, ...]
+
+    @property
+    def cells(self) -> tuple[Cell, ...]:
+        """The cells of all groups."""
+        return tuple(cell for group in self.groups for cell in group.cells)
 
     @property
     def overall(self) -> tuple[Cell, ...]:
         """The cells of all texts together, by ascending level."""
-        return tuple(cell for cell in self.cells if cell.kind == "all")
+        return self.groups[0].cells
 
     @property
     def texts(self) -> int:
         """The number of texts."""
-        return self.cells[0].texts
+        return self.overall[0].texts
 
     @property
     def worst(self) -> Cell:
@@ -118,80 +259,208 @@ class Audit:
         return min(self.cells, key=lambda cell: cell.p_value)
 
     @property
+    def untrusted(self) -> list[Cell]:
+        """The cells of groups that are not trusted at `VERDICT_LEVEL`, worst prediction first."""
+        cells = [cell for cell in self._judged if cell.trust is Trust.NOT_TRUSTED]
+        return sorted(cells, key=lambda cell: -(cell.prediction.rate if cell.prediction else cell.rate.rate))
+
+    @property
     def outcome(self) -> Outcome:
         """Whether the key passes."""
-        if self.worst.significant:
+        if self.worst.significant or self.untrusted:
             return Outcome.FAILS
-        return Outcome.PASSES if any(cell.resolves for cell in self.overall) else Outcome.CANNOT_TELL
+        if self.groups[0].together is None:
+            shown = any(cell.resolves for cell in self.overall)
+        else:
+            shown = all(cell.trust is Trust.TRUSTED for cell in self._judged)
+        return Outcome.PASSES if shown else Outcome.CANNOT_TELL
+
+    @property
+    def _judged(self) -> list[Cell]:
+        return [cell for cell in self.cells if cell.level == VERDICT_LEVEL]
 
     @property
     def sentence(self) -> str:
         """The verdict in words."""
-        if self.outcome is Outcome.FAILS:
+        if self.worst.significant:
             worst = self.worst
             return (
-                f"The key fails for {worst.name}: at {_percent(worst.level)} it calls {_observed(worst)}. "
+                f"The key fails for {worst.name}: at {percent(worst.level)} it calls {_observed(worst)}. "
                 f"By chance alone that has probability {worst.p_value:.1g} there, and at most "
                 f"{worst.corrected:.1g} in any of the {len(self.cells)} cells."
             )
-        unseen = [cell for cell in self.overall if not cell.resolves]
-        needs = ", ".join(f"{cell.needed:,} at {_percent(cell.level)}" for cell in unseen)
+        if self.untrusted:
+            worst = self.untrusted[0]
+            assert worst.prediction is not None
+            return (
+                f"The key fails for {worst.name}: at {percent(worst.level)} its scores there predict that it "
+                f"calls {percent(worst.prediction.rate)} of such texts marked; {worst.alarms} of "
+                f"{worst.texts} were."
+            )
+        middle = self.overall[LEVELS.index(VERDICT_LEVEL)]
+        if self.groups[0].together is None:
+            return self._counted_sentence(middle)
         if self.outcome is Outcome.CANNOT_TELL:
-            return f"Cannot tell: {self.texts:,} texts are too few to see a doubled rate; it takes {needs}."
-        seen = " and ".join(_percent(cell.level) for cell in self.overall if cell.resolves)
-        middle = self.overall[len(LEVELS) // 2]
+            unsure = [cell.name for cell in self._judged if cell.trust is Trust.CANNOT_TELL]
+            return (
+                f"Cannot tell for {', '.join(unsure)}: a rate above {percent(TOLERANCE * VERDICT_LEVEL)} at "
+                f"{percent(VERDICT_LEVEL)} is not excluded. Give more texts of that kind."
+            )
+        most = max(cell.prediction.high for cell in self._judged if cell.prediction is not None)
         return (
-            f"The key passes: at {_percent(middle.level)} it calls {_observed(middle)}, and no rate is "
+            f"The key passes: at {percent(middle.level)} it calls {_observed(middle)}; its rate is at most "
+            f"{percent(most)} in each of the {len(self.groups)} groups, with 95% confidence in each."
+        )
+
+    def _counted_sentence(self, middle: Cell) -> str:
+        unseen = [cell for cell in self.overall if not cell.resolves]
+        needs = ", ".join(f"{cell.needed:,} at {percent(cell.level)}" for cell in unseen)
+        if self.outcome is Outcome.CANNOT_TELL:
+            count = f"{self.texts:,} {'text is' if self.texts == 1 else 'texts are'}"
+            return f"Cannot tell: {count} too few to see a doubled rate; it takes {needs}."
+        seen = " and ".join(percent(cell.level) for cell in self.overall if cell.resolves)
+        return (
+            f"The key passes: at {percent(middle.level)} it calls {_observed(middle)}, and no rate is "
             f"significantly above its level. One twice as high would have shown at {seen}"
             + (f"; elsewhere that takes more texts, {needs}." if unseen else ".")
         )
+
+    @property
+    def remarks(self) -> list[str]:
+        """What else an operator should know: which texts are one block."""
+        found = []
+        for group in self.groups[1:]:
+            together, texts = group.together, group.cells[0].texts
+            if together is not None and together.largest_block > max(2, texts // 4):
+                found.append(
+                    f"{together.largest_block} of {texts} texts of {group.name} are one block: a key calls "
+                    "most of them marked, or none."
+                )
+        return found
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values."""
         return {
             "outcome": self.outcome.value,
             "sentence": self.sentence,
+            "remarks": self.remarks,
             "texts": self.texts,
+            "groups": [group.to_dict() for group in self.groups],
             "cells": [cell.to_dict() for cell in self.cells],
         }
 
 
-def audit(p_values: ArrayLike, *, languages: Sequence[str], lengths: ArrayLike) -> Audit:
-    """Audit the p-values (N,) of unmarked texts with their languages (N) and lengths in tokens (N,)."""
+def audit(
+    p_values: ArrayLike,
+    *,
+    languages: Sequence[str],
+    lengths: ArrayLike,
+    kinds: Sequence[str | None] | None = None,
+    directions: F32 | None = None,
+) -> Audit:
+    """Audit the p-values (N,) of unmarked texts with their languages (N) and lengths in tokens (N,).
+
+    ``kinds`` (N) name the kind of each text, such as "code", where it is known; ``directions`` (N, D) are the
+    unit vectors of `dewmark.stats.one_key.direction`.
+    """
     p = np.asarray(p_values, dtype=np.float64)
     if len(p) == 0:
         raise InputError("no text is long enough for a verdict: give longer texts")
-    groups = [("all", "all texts", np.ones(len(p), dtype=bool))]
-    bands = [length_band(int(length)) for length in np.asarray(lengths)]
-    order = [length_band(bound - 1) for bound in (*_BANDS, _BANDS[-1] + 1)]
-    for kind, labels, names in (("language", languages, sorted(set(languages))), ("length", bands, order)):
-        members = {name: np.array([label == name for label in labels]) for name in names}
-        if max(mine.sum() for mine in members.values()) < len(p):  # a single group would repeat "all"
-            groups += [(kind, name, mine) for name, mine in members.items() if mine.sum() >= _SMALLEST_GROUP]
-    tests = len(groups) * len(LEVELS)
+    labels: Mapping[str, Sequence[str | None]] = {
+        "kind": [None] * len(p) if kinds is None else kinds,
+        "language": languages,
+        "length": [length_band(int(length)) for length in np.asarray(lengths)],
+    }
+    chosen = _groups(labels, fewest=_SMALLEST_COUNTED if directions is None else _SMALLEST_PREDICTED)
+    z = -ndtri(np.clip(p, 1e-300, 1.0 - 1e-16))
     counts = [
-        (kind, name, level, int(chosen.sum()), int(np.count_nonzero(p[chosen] < level)))
-        for kind, name, chosen in groups
-        for level in LEVELS
+        _Count.of(p[mine], z[mine], None if directions is None else directions[mine]) for *_, mine in chosen
     ]
-    raw = [_tail(alarms, texts, level) for _, _, level, texts, alarms in counts]
-    return Audit(
-        tuple(
+    raw = [
+        _tail(hits, len(each.weights), level)
+        for each in counts
+        for level, hits in zip(LEVELS, each.hits, strict=True)
+    ]
+    corrected = iter(holm(raw).tolist())
+    p_of_cell = iter(raw)
+    groups = []
+    for (kind, name, mine), each in zip(chosen, counts, strict=True):
+        cells = tuple(
             Cell(
                 kind=kind,
                 group=name,
                 level=level,
-                texts=texts,
-                alarms=alarms,
-                p_value=p_value,
-                corrected=float(corrected),
-                needed=texts_needed(level, alpha=ALPHA / tests),
+                texts=int(mine.sum()),
+                alarms=int(np.count_nonzero(p[mine] <= level)),
+                independent=len(each.weights),
+                hits=hits,
+                p_value=next(p_of_cell),
+                corrected=next(corrected),
+                needed=texts_needed(level, alpha=ALPHA / len(raw)),
+                prediction=each.prediction(level),
             )
-            for (kind, name, level, texts, alarms), p_value, corrected in zip(
-                counts, raw, holm(raw), strict=True
-            )
+            for level, hits in zip(LEVELS, each.hits, strict=True)
         )
-    )
+        groups.append(Group(kind, name, cells, each.together))
+    return Audit(tuple(groups))
+
+
+@dataclass(frozen=True)
+class _Count:
+    """One group: alarms with near-copies as one, and what its directions tell."""
+
+    weights: F64  # one entry per text that counts
+    hits: tuple[float, ...]
+    together: Together | None
+    directions: F32 | None
+
+    @classmethod
+    def of(cls, p: F64, z: F64, directions: F32 | None) -> _Count:
+        label: I64 = np.arange(len(p))
+        together = None
+        if directions is not None and len(p) > 1:
+            correlation = one_key.mean_correlation(directions)
+            label = one_key.copies(directions, correlation.r)
+            law = one_key.key_on_kind(z, directions)
+            together = Together(
+                r=correlation.r,
+                error=correlation.error,
+                effective_number=one_key.effective_number(len(p), correlation.r),
+                largest_block=int(np.bincount(one_key.blocks(directions)).max()),
+                mean=law.mean,
+                sd=law.sd,
+                spread=law.spread,
+            )
+        members = np.bincount(label)
+        hits = tuple(float(np.sum(np.bincount(label, weights=p <= level) / members)) for level in LEVELS)
+        return cls(members.astype(np.float64), hits, together, directions)
+
+    def prediction(self, level: float) -> Prediction | None:
+        if self.together is None or self.directions is None:
+            return None
+        law = self.together.law
+        return Prediction(
+            rate=law.rate(level),
+            low=law.rate(level, confidence=1.0 - _BOUND),
+            high=law.rate(level, confidence=_BOUND),
+            ceiling=one_key.rate_ceiling(one_key.matching_correlation(self.directions, level), level),
+        )
+
+
+def _groups(
+    labels: Mapping[str, Sequence[str | None]], *, fewest: int
+) -> list[tuple[str, str, NDArray[np.bool_]]]:
+    """All texts together, and the groups by each kind of label that are large enough."""
+    count = len(labels["language"])
+    found: list[tuple[str, str, NDArray[np.bool_]]] = [("all", "all texts", np.ones(count, dtype=bool))]
+    bands = [length_band(bound - 1) for bound in (*_BANDS, _BANDS[-1] + 1)]
+    for kind in _KINDS:
+        names = bands if kind == "length" else sorted({name for name in labels[kind] if name is not None})
+        for name in names:
+            mine = np.array([label == name for label in labels[kind]])
+            if fewest <= mine.sum() < count:  # a group of all texts would repeat "all"
+                found.append((kind, name, mine))
+    return found
 
 
 def length_band(tokens: int) -> str:
@@ -224,20 +493,29 @@ def texts_needed(level: float, *, alpha: float) -> int:
             return texts
 
 
-def _tail(alarms: int, texts: int, share: float) -> float:
-    """P(X ≥ alarms), X ~ Binomial(texts, share)."""
-    if alarms <= 0:
+def _tail(alarms: float, texts: int, share: float) -> float:
+    """P(X ≥ alarms), X ~ Binomial(texts, share), extended to fractions of alarms."""
+    if alarms <= 0.0:
         return 1.0
-    return 0.0 if alarms > texts else float(betainc(alarms, texts - alarms + 1, share))
+    return 0.0 if alarms > texts else float(betainc(alarms, texts - alarms + 1.0, share))
 
 
-def _percent(share: float) -> str:
-    return f"{100.0 * share:.2g}%"
+def percent(share: float) -> str:
+    """A share as a percentage, with two digits where they say something."""
+    value = 100.0 * share
+    if value >= 9.95:
+        return f"{value:.0f}%"
+    return f"{value:.2g}%" if value >= 0.001 or value == 0.0 else "<0.001%"
+
+
+def _display_name(kind: str, group: str) -> str:
+    return f"{group} tokens" if kind == "length" else group
 
 
 def _observed(cell: Cell) -> str:
     share = cell.rate
+    counted = "" if cell.independent == cell.texts else f", near-copies counted once: {cell.independent:,}"
     return (
-        f"{cell.alarms:,} of {cell.texts:,} unmarked texts marked, {_percent(share.rate)} "
-        f"(95% interval {_percent(share.low)} to {_percent(share.high)})"
+        f"{cell.alarms:,} of {cell.texts:,} unmarked texts marked{counted}, {percent(share.rate)} "
+        f"(95% interval {percent(share.low)} to {percent(share.high)})"
     )

@@ -31,7 +31,8 @@ class Evidence:
 
     The covariance of two scores over keys is f(ρ_ij) with f(ρ) = kernel[0] ρ + kernel[1] ρ² + … and
     ρ_ij = T_ij C_ij. ``T`` and ``C`` hold each factor either as unit rows (N, d), T_ij = ⟨t_i, t_j⟩, or as
-    integer labels (N,), T_ij = 1 if they are equal, else 0.
+    integer labels (N,), T_ij = 1 if they are equal, else 0. ``comparable`` says that the factors of two texts
+    mean the same, so that the covariance of their scores is known too.
     """
 
     scores: F64
@@ -41,6 +42,7 @@ class Evidence:
     T: Factor
     C: Factor
     kernel: tuple[float, ...]
+    comparable: bool = True
 
     @classmethod
     def independent(
@@ -50,17 +52,22 @@ class Evidence:
         positions: I64,
         *,
         variance: float = 1.0,
+        labels: I64 | None = None,
     ) -> Evidence:
-        """Scores (N,) that are independent over keys, each with the given variance."""
+        """Scores (N,) that are independent over keys, each with the given variance.
+
+        ``labels`` (N,) identify the pairs: two texts with the same label have the same score there.
+        """
         values = np.asarray(scores, dtype=np.float64)
         return cls(
             scores=values,
             alignments=values / np.sqrt(variance),
             weights=np.asarray(weights, dtype=np.float64),
             positions=positions,
-            T=np.arange(len(values)),
+            T=np.arange(len(values)) if labels is None else labels,
             C=np.zeros(len(values), dtype=np.int64),
             kernel=(variance,),
+            comparable=labels is not None,
         )
 
     @property

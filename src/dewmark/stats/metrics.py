@@ -59,7 +59,7 @@ class _Result:
 class Rate(_Result):
     """``hits`` of ``trials``, with the exact (Clopper-Pearson) confidence interval."""
 
-    hits: int
+    hits: float
     trials: int
     rate: float
     low: float
@@ -238,8 +238,8 @@ def mean_interval(values: Scores, *, confidence: float = 0.95) -> Interval:
     return Interval(mean, mean - half, mean + half, confidence)
 
 
-def rate(hits: int, trials: int, *, confidence: float = 0.95) -> Rate:
-    """A share with its exact two-sided (Clopper-Pearson) confidence interval."""
+def rate(hits: float, trials: int, *, confidence: float = 0.95) -> Rate:
+    """A share with its exact two-sided (Clopper-Pearson) confidence interval; hits may be fractions."""
     from scipy.special import betaincinv
 
     _check_confidence(confidence)
