@@ -62,6 +62,8 @@ def bearer(client: TestClient, *scopes: str, **options: Any) -> dict[str, str]:
 
 
 class Clock:
+    """A time of day; tests also use it as the clock that cannot be set."""
+
     now = 1_000_000.0
 
     def __call__(self) -> float:

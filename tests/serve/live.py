@@ -31,13 +31,18 @@ from dewmark.decoding import Decoding
 from dewmark.hosts.fake import FakeHost
 from dewmark.scheme import BoundScheme
 from dewmark.serve.app import create_app
+from dewmark.serve.connections import server_config
 from dewmark.serve.generation import TextGenerator, transcript
 from dewmark.serve.service import Service
 from dewmark.serve.settings import Settings
 from dewmark.serve.tenants import Tenant
 from dewmark.watermark import Watermark
 
-SECRETS = {"acme": bytes(range(32)), "beta": bytes(range(32, 64))}
+SECRETS = {
+    "acme": bytes(range(32)),
+    "beta": bytes(range(32, 64)),
+    "acme@2025": bytes(range(64, 96)),  # a retired key of acme
+}
 
 
 @functools.cache
@@ -78,6 +83,12 @@ def marked_text(seed: int = 1) -> str:
     return marked_texts(8, 300)[seed]
 
 
+@functools.cache
+def retired_text() -> str:
+    """A text with the mark of acme's retired key."""
+    return _written(bound("acme@2025"), 1, 300)[0]
+
+
 def plain_text(seed: int = 1) -> str:
     return plain_texts(8, 300)[seed]
 
@@ -106,8 +117,9 @@ def make_service(
     known = {name: Tenant(name, bound(name)) for name in tenants}
     generator = None
     if generates:
+        writers = {name: bound(name) for name in tenants if "@" not in name}
         generator = TextGenerator(
-            watermark("acme"), name="tiny", render=transcript, max_waiting=32, batch_size=8
+            host(), writers, name="tiny", render=transcript, max_waiting=32, batch_size=8
         )
     return Service(Settings(**values), known, generator=generator)
 
@@ -116,11 +128,8 @@ def make_service(
 def live_service(folder: Path, *, service: Service | None = None, **options: Any) -> Iterator[str]:
     """Serve on loopback and yield the URL; ``options`` are those of `make_service`."""
     listening = socket.create_server(("127.0.0.1", 0))
-    app = create_app(service or make_service(folder, **options))
-    config = uvicorn.Config(
-        app, log_config=None, access_log=False, lifespan="on", timeout_graceful_shutdown=5
-    )
-    server = uvicorn.Server(config)
+    service = service or make_service(folder, **{"grace_seconds": 5, **options})
+    server = uvicorn.Server(server_config(create_app(service), service.settings))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
     thread.start()
     while not server.started:

@@ -6,16 +6,17 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from tests.serve.conftest import Clock
 
 from dewmark.errors import ConfigError, UnknownNameError
-from dewmark.serve.api_tokens import BURST, Limit, Scope, Tokens
+from dewmark.serve.api_tokens import BURST, PUBLIC_BYTES, Caller, Limit, Scope, Tokens
 from dewmark.serve.store import Store
 
 
 @pytest.fixture
 def tokens(store_url, clock) -> Iterator[Tokens]:
     store = Store(store_url)
-    yield Tokens(store, clock=clock)
+    yield Tokens(store, clock=clock, ticks=clock)
     store.close()
 
 
@@ -57,15 +58,46 @@ class TestLifetime:
         assert tokens.caller(short)
         clock.now += 86_401
         assert tokens.caller(short) is None
-        assert [token.id for token in tokens.all() if token.revoked is not None] == [made.id]
+        assert all(token.revoked is not None for token in tokens.all())  # seen after its end: revoked
 
     def test_other_processes_notice_a_revocation_within_a_second(self, tokens, store_url, clock):
         made, text = tokens.new("desk", ["detect"])
-        other = Tokens(Store(store_url), clock=clock)
+        other = Tokens(Store(store_url), clock=clock, ticks=clock)
         assert other.caller(text)
         tokens.revoke(made.id)
         clock.now += 1.1
         assert other.caller(text) is None
+
+    def test_setting_the_clock_back_revives_no_token(self, store_url):
+        day, ticks = Clock(), Clock()
+        tokens, other = (Tokens(Store(store_url), clock=day, ticks=ticks) for _ in range(2))
+        made, text = tokens.new("desk", ["detect"])
+        _, short = tokens.new("guest", ["detect"], days=1)
+        assert other.caller(text)
+        tokens.revoke(made.id)
+        day.now += 86_401
+        assert other.caller(short) is None
+        day.now -= 2 * 86_400
+        ticks.now += 1.1
+        assert other.caller(text) is None
+        assert other.caller(short) is None
+
+    def test_setting_the_clock_back_locks_nobody_out(self, tokens, clock):
+        caller, _ = tokens.new("desk", ["detect"], per_minute=60)
+        assert tokens.spend(caller, 60) is None
+        clock.now -= 86_400
+        assert tokens.check(caller) is None
+        assert tokens.spend(caller, 60) is None
+        assert tokens.spend(caller, 60).limit is Limit.RATE
+
+    @pytest.mark.parametrize("wrong", [[""], [], ["acme", ""], ["a b"], ["acme@2025"]])
+    def test_token_without_a_tenant_is_not_made(self, tokens, wrong):
+        with pytest.raises(ConfigError, match="tenant"):
+            tokens.new("x", ["detect"], tenants=wrong)
+
+    def test_all_tenants_must_be_asked_for(self):
+        assert not Caller("x", "", frozenset(Scope)).may_use("acme")
+        assert Caller("x", "", frozenset(Scope), frozenset("*")).may_use("acme")
 
     @pytest.mark.parametrize(
         "wrong",
@@ -75,6 +107,8 @@ class TestLifetime:
             {"per_minute": 0},
             {"per_minute": math.inf},
             {"budget": 0},
+            {"budget_bytes": 0},
+            {"budget": 5, "unlimited": True},
             {"days": -1},
         ],
     )
@@ -125,3 +159,18 @@ class TestSpending:
         caller, _ = tokens.new("desk", ["detect"], budget=5)
         assert tokens.spend(caller, 6).limit is Limit.BUDGET
         assert tokens.left(caller) == 5
+
+    def test_refund_returns_the_budget(self, tokens):
+        caller, _ = tokens.new("desk", ["detect"], budget=5, budget_bytes=100)
+        assert tokens.spend(caller, 5, size=100) is None
+        assert tokens.check(caller).limit is Limit.BUDGET
+        tokens.refund(caller, 5, size=100)
+        assert tokens.check(caller) is None
+        assert tokens.spend(caller, 1, size=101).limit is Limit.BUDGET
+
+    def test_public_tokens_have_a_budget_of_bytes(self, tokens):
+        public, _ = tokens.new("page", ["detect-public"])
+        assert public.budget_bytes == PUBLIC_BYTES
+        assert tokens.spend(public, 1, size=PUBLIC_BYTES + 1).limit is Limit.BUDGET
+        assert tokens.new("page", ["detect-public"], unlimited=True)[0].budget_bytes is None
+        assert tokens.new("desk", ["detect", "detect-public"])[0].budget_bytes is None

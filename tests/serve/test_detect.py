@@ -4,7 +4,15 @@ import math
 
 import pytest
 from tests.serve.conftest import bearer
-from tests.serve.live import bound, make_service, marked_text, marked_texts, plain_text, plain_texts
+from tests.serve.live import (
+    bound,
+    make_service,
+    marked_text,
+    marked_texts,
+    plain_text,
+    plain_texts,
+    retired_text,
+)
 
 from dewmark.serve.tenants import Tenant
 from dewmark.stats.multiple_testing import sidak_min
@@ -105,6 +113,16 @@ class TestTenants:
         only = client.post("/v1/detect", json={"text": marked_text(), "tenants": ["beta"]})
         assert results(only)[0]["verdict"] == "not marked"
 
+    def test_retired_keys_detect_and_are_named(self, open_service):
+        client = open_service(tenants=("acme@2025", "acme", "beta"))
+        head = bearer(client, "detect", tenants=["acme"])
+        for text, name in ((marked_text(), "acme"), (retired_text(), "acme@2025")):
+            (found,) = results(client.post("/v1/detect", json={"text": text}, headers=head))
+            assert (found["verdict"], found["tenant"], found["keys"]) == ("marked", name, 2)
+        for named, keys in ((["acme"], 2), (["acme@2025"], 1)):
+            body = {"text": plain_text(), "tenants": named}
+            assert results(client.post("/v1/detect", json=body, headers=head))[0]["keys"] == keys
+
     def test_unknown_and_forbidden_tenants_look_the_same(self, open_service):
         client = open_service(tenants=("acme", "beta"))
         head = bearer(client, "detect", tenants=["acme"])
@@ -140,8 +158,7 @@ class TestPublic:
             assert client.post("/v1/detect", json={"text": "a", **choice}, headers=head).status_code == 403
         assert client.post("/v1/locate", json={"text": "a"}, headers=head).status_code == 403
         assert client.post("/v1/audit", json={"texts": [{"text": "a"}]}, headers=head).status_code == 403
-        tenants = client.get("/v1/whoami", headers=head).json()["tenants"]
-        assert [tenant["key_fingerprint"] for tenant in tenants] == [None]
+        assert client.get("/v1/whoami", headers=head).json()["tenants"] == []
 
 
 class TestLocate:

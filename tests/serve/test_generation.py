@@ -28,7 +28,7 @@ class TestTextStream:
         data = "a né 👩 z".encode()
 
         async def main() -> list[str]:
-            request = GenerationRequest("", seed=0, decoding=Decoding(max_new_tokens=100))
+            request = GenerationRequest("", "acme", seed=0, decoding=Decoding(max_new_tokens=100))
             stream = TextStream(request, lambda ids: bytes(ids).decode(errors="replace"))
             for byte in data:
                 stream.take(byte)

@@ -1,15 +1,22 @@
 from __future__ import annotations
 
+import importlib
 import logging
+import pkgutil
 import threading
 import time
 
 import pytest
 import sqlalchemy as sa
+from pydantic import ValidationError
 from tests.serve.conftest import bearer
 
+from dewmark.serve import routes as serve_routes
 from dewmark.serve import verdicts
 from dewmark.serve.monitoring import JsonLines
+from dewmark.serve.routes.guarded_route import GuardedRoute, count_values
+from dewmark.serve.schemas import DetectRequest
+from dewmark.serve.thread_pool import Overloaded
 
 SECRET = "a sentence that nobody but its writer may ever see again"
 ROUTES = [
@@ -70,6 +77,35 @@ class TestTokens:
         assert [answer.status_code for answer in answers] == [200, 200, 200, 429, 429]
         assert 1 <= int(answers[-1].headers["retry-after"]) <= 21
 
+    def test_refusals_cost_no_budget(self, client, monkeypatch):
+        head = bearer(client, "detect", budget=9)
+
+        def left() -> int:
+            return client.get("/v1/whoami", headers=head).json()["budget_left"]
+
+        def busy(*_: object, **__: object) -> None:
+            raise Overloaded(1.0)
+
+        blank = " " * client.service.settings.scored_bytes + "a"
+        assert client.post("/v1/detect", json={"text": blank}, headers=head).status_code == 422
+        assert client.post("/v1/extract", files={"file": ("a.pdf", b"?")}, headers=head).status_code == 422
+        assert left() == 9
+        monkeypatch.setattr(client.service.pool, "run", busy)
+        assert client.post("/v1/detect", json={"texts": ["a", "b"]}, headers=head).status_code == 503
+        assert client.post("/v1/locate", json={"text": "a"}, headers=head).status_code == 503
+        assert left() == 9
+
+    def test_metrics_need_a_token_behind_a_proxy(self, client):
+        assert client.get("/metrics").status_code == 200
+        head = bearer(client, "metrics")
+        assert client.get("/metrics").status_code == 401
+        assert client.get("/metrics", headers=head).status_code == 200
+
+    def test_tokens_may_be_required_from_the_start(self, open_service):
+        client = open_service(require_tokens=True)
+        assert client.get("/v1/jobs").status_code == 401
+        assert not client.get("/v1/whoami").json()["open"]
+
     def test_service_beyond_loopback_needs_tokens(self, open_service):
         client = open_service(host="0.0.0.0")
         assert client.get("/v1/jobs").status_code == 401
@@ -97,14 +133,109 @@ class TestBodies:
     )
     def test_invalid_json_is_rejected(self, client, body):
         response = client.post("/v1/detect", content=body, headers={"content-type": "application/json"})
-        assert response.status_code in (400, 422)
+        assert response.status_code in (400, 413, 422)
 
     def test_other_origins_cannot_post_without_preflight(self, client):
         # without a preflight request, another origin may send only these types
         for kind in ("text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x"):
             response = client.post("/v1/detect", content=b'{"text": "a"}', headers={"content-type": kind})
             assert response.status_code == 422, kind
+
+    @pytest.mark.parametrize("site", ["cross-site", "same-site"])
+    def test_forms_of_other_sites_are_rejected(self, client, site):
+        form = {"files": {"file": ("a.txt", b"the old bridge")}}
+        own = {"Sec-Fetch-Site": "same-origin", "Origin": "http://127.0.0.1:8080"}
+        assert client.post("/v1/extract", **form, headers=own).status_code == 200
+        foreign = {"Sec-Fetch-Site": site, "Origin": "http://evil.example"}
+        refused = client.post("/v1/extract", **form, headers=foreign)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (403, "cross_site")
+        for origin in ("http://evil.example", "null", "http://127.0.0.1:8081"):  # browsers of before 2023
+            assert client.post("/v1/extract", **form, headers={"Origin": origin}).status_code == 403, origin
+        assert client.post("/v1/extract", **form).status_code == 200  # not a browser
+
+    def test_proxied_page_with_a_token_is_its_own_site(self, client):
+        head = {**bearer(client, "detect"), "Origin": "https://desk.example"}
+        for site, status in (("same-origin", 200), ("cross-site", 403)):
+            asked = client.post("/v1/detect", json={"text": "a"}, headers={**head, "Sec-Fetch-Site": site})
+            assert asked.status_code == status
         assert "access-control-allow-origin" not in client.options("/v1/detect").headers
+
+
+MANY = b'{"texts":[' + b"0," * 500_000 + b"0]}"  # a megabyte; its validation took 600 MB and 10 s
+
+
+class TestExpensiveBodies:
+    def test_many_values_are_not_validated(self, client):
+        started = time.monotonic()
+        head = {"content-type": "application/json"}
+        for path, body in (
+            ("/v1/detect", MANY),
+            ("/v1/audit", b'{"texts":[' + b"{}," * 300_000 + b"{}]}"),
+            ("/v1/locate", b'{"text":' + b"[" * 50_000 + b"]" * 50_000 + b"}"),
+        ):
+            refused = client.post(path, content=body, headers=head)
+            assert (refused.status_code, refused.json()["error"]["code"]) == (413, "too_many_values"), path
+        assert time.monotonic() - started < 2.0
+
+    def test_lists_are_validated_up_to_their_first_error(self, client):
+        for field in ("texts", "prompts", "tenants"):
+            with pytest.raises(ValidationError) as caught:
+                DetectRequest.model_validate({field: [0] * 900})
+            assert len(caught.value.errors()) == 1, field
+
+    @pytest.mark.parametrize(
+        ("scopes", "options", "path", "status"),
+        [
+            (["detect-public"], {}, "/v1/audit", 403),
+            (["generate"], {}, "/v1/detect", 403),
+            (["detect"], {"per_minute": 1}, "/v1/detect", 429),
+            (["detect"], {"budget": 1}, "/v1/detect", 403),
+        ],
+    )
+    def test_scope_rate_and_budget_come_before_the_body(
+        self, client, monkeypatch, scopes, options, path, status
+    ):
+        head = {**bearer(client, *scopes, **options), "content-type": "application/json"}
+        if options:
+            assert client.post("/v1/detect", json={"text": "a"}, headers=head).status_code == 200
+
+        async def read(*_: object) -> bytes:
+            raise AssertionError("the body was read")
+
+        monkeypatch.setattr("starlette.requests.Request.body", read)
+        assert client.post(path, content=MANY, headers=head).status_code == status
+
+    def test_no_route_reads_a_body_unguarded(self):
+        names = [module.name for module in pkgutil.iter_modules(serve_routes.__path__)]
+        modules = [importlib.import_module(f"dewmark.serve.routes.{name}") for name in names]
+        found = [route for each in modules if hasattr(each, "router") for route in each.router.routes]
+        routes = [route for route in found if getattr(route, "body_field", None) is not None]
+        assert len(routes) >= 8
+        for route in routes:
+            assert isinstance(route, GuardedRoute), route.path
+            if route.path != "/v1/reports/verify":  # open to all, and its bodies are small
+                assert route.openapi_extra["x-scopes"], route.path
+
+    def test_bodies_held_at_a_time_are_limited(self, open_service):
+        client = open_service(held_bytes=100_000)
+        client.service.held = 99_000
+        assert client.post("/v1/detect", json={"text": "a" * 5_000}).status_code == 503
+        assert client.service.held == 99_000
+        client.service.held = 0
+        assert client.post("/v1/detect", json={"text": "a" * 500_000}).status_code == 200
+        assert client.service.held == 0
+
+    @pytest.mark.parametrize(
+        ("body", "count"),
+        [
+            (b'{"a": "b", "c": [1, 2, "[,{"]}', 6),
+            (rb'["\\", "\"[[[,", "\\\",,"]', 4),
+            (b'["' + b'","' * 99 + b'"]', 25),  # more than the limit: a bound from the quotes
+        ],
+    )
+    def test_values_are_counted_without_parsing(self, body, count):
+        assert count_values(body, 10) >= min(count, 11)
+        assert count_values(body, 1000) in (count, 101)
 
 
 class TestOverload:
@@ -145,6 +276,9 @@ class TestOverload:
         def away(*_: object, **__: object) -> None:
             raise sa.exc.OperationalError("SELECT", {}, RuntimeError(SECRET))
 
+        monkeypatch.setattr(client.service.tokens, "exist", away)
+        assert client.get("/v1/jobs").status_code == 503  # and not 500, as before
+        monkeypatch.undo()
         monkeypatch.setattr(client.service.jobs, "of", away)
         refused = client.get("/v1/jobs")
         assert refused.status_code == 503

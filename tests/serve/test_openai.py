@@ -1,13 +1,17 @@
 from __future__ import annotations
 
+import contextlib
 import json
 import threading
+import time
 
+import httpx
 import pytest
 from tests.serve.conftest import bearer
-from tests.serve.live import bound, host
+from tests.serve.live import bound, host, live_service
 
 from dewmark.decoding import Decoding
+from dewmark.serve.generation import TextStream
 
 COMMON = {"model": "tiny", "max_tokens": 40, "seed": 7}
 
@@ -136,7 +140,15 @@ class TestChat:
         ({"prompt": "the " * 3000}, 422),
         ({"prompt": "a\ud800"}, 422),
         ({"prompt": []}, 422),
-        ({"model": "anything", "user": "x", "presence_penalty": 0.5}, 200),
+        ({"model": "anything"}, 404),
+        ({"user": "x", "presence_penalty": 0, "logit_bias": {}, "response_format": {"type": "text"}}, 200),
+        ({"presence_penalty": 0.5}, 422),
+        ({"frequency_penalty": -1}, 422),
+        ({"logit_bias": {"50256": -100}}, 422),
+        ({"response_format": {"type": "json_object"}}, 422),
+        ({"repetition_penalty": 1.2}, 422),
+        ({"watermark": False}, 422),
+        ({"tenant": "nobody"}, 404),
         ({"prompt": ""}, 200),
         ({"temperature": 0.7, "top_p": 0.9, "seed": None}, 200),
     ],
@@ -153,6 +165,63 @@ def test_generation_has_its_own_scope(client):
         head = bearer(client, scope)
         assert client.post("/v1/completions", json=wanted, headers=head).status_code == status
         assert client.get("/v1/models", headers=head).status_code == status
+
+
+class TestTenants:
+    @pytest.fixture
+    def client(self, open_service):
+        return open_service(generates=True, tenants=("acme@2025", "acme", "beta"))
+
+    def test_token_writes_with_its_own_tenant_s_key(self, client):
+        wanted = {**COMMON, "max_tokens": 250, "prompt": "the old bridge"}
+        admin = bearer(client, "admin")
+        for name in ("acme", "beta"):
+            head = bearer(client, "generate", tenants=[name])
+            text = client.post("/v1/completions", json=wanted, headers=head).json()["choices"][0]["text"]
+            (found,) = client.post("/v1/detect", json={"text": text}, headers=admin).json()["results"]
+            assert (found["verdict"], found["tenant"]) == ("marked", name)
+            other = {"acme": "beta", "beta": "acme"}[name]
+            for choice in (other, "acme@2025", "nobody"):
+                refused = client.post("/v1/completions", json={**wanted, "tenant": choice}, headers=head)
+                assert refused.status_code == 404
+
+    def test_token_of_several_tenants_names_one(self, client):
+        wanted = {**COMMON, "max_tokens": 2, "prompt": "the"}
+        head = bearer(client, "generate")
+        assert client.post("/v1/completions", json=wanted, headers=head).status_code == 422
+        named = {**wanted, "tenant": "beta"}
+        assert client.post("/v1/completions", json=named, headers=head).status_code == 200
+
+    def test_tenant_without_a_current_key_does_not_write(self, open_service):
+        client = open_service(generates=True, tenants=("acme", "beta"))
+        del client.service.generator.writers["beta"]
+        head = bearer(client, "generate", tenants=["beta"])
+        wanted = {**COMMON, "prompt": "the"}
+        assert client.post("/v1/completions", json=wanted, headers=head).status_code == 403
+
+
+def test_generation_ends_when_the_client_goes(tmp_path, monkeypatch):
+    steps = []
+    real = TextStream.take
+
+    def slow(self, token):
+        steps.append(token)
+        time.sleep(0.01)
+        real(self, token)
+
+    monkeypatch.setattr(TextStream, "take", slow)
+    wanted = {**COMMON, "max_tokens": 1000, "prompt": "the old bridge"}
+    with live_service(tmp_path, generates=True) as url, httpx.Client(base_url=url) as client:
+        for stream in (False, True):
+            asked = client.stream("POST", "/v1/completions", json={**wanted, "stream": stream}, timeout=0.3)
+            with contextlib.suppress(httpx.ReadTimeout), asked:
+                assert stream  # there is no response to the other kind yet
+            steps.clear()
+            started = time.monotonic()
+            short = client.post("/v1/completions", json={**wanted, "max_tokens": 2}, timeout=30)
+            assert short.status_code == 200
+            assert time.monotonic() - started < 3.0  # and not the ten seconds of a thousand tokens
+            assert len(steps) < 300
 
 
 def test_detection_service_does_not_generate(open_service):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,6 +15,12 @@ from dewmark.errors import ConfigError
 
 if TYPE_CHECKING:
     from dewmark.serve.settings import Settings
+
+
+_OPEN = (
+    "no token is needed: everyone who can reach this address may ask anything, and other programs on this "
+    "machine can; make a token with dewmark token new --scope detect, or add --require-tokens"
+)
 
 
 def serve(
@@ -35,11 +43,16 @@ def serve(
         ),
     ] = None,
     key: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Key to detect; with --host-model, the key that marks."),
+        list[str] | None,
+        typer.Option(
+            metavar="[ID=]FILE",
+            help="Key to detect; with --host-model, the key that marks its tenant's texts. ID@LABEL=FILE is "
+            "a retired key, which only detects. Repeatable.",
+        ),
     ] = None,
     keys: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Use all *.key files of a folder, one tenant each.")
+        Path | None,
+        typer.Option(metavar="DIR", help="Use all *.key files of a folder: ID.key, and ID@LABEL.key."),
     ] = None,
     scheme: options.SchemeName = None,
     settings: options.Settings = None,
@@ -76,6 +89,12 @@ def serve(
         bool,
         typer.Option(
             "--without-tokens", help="Require no token: everyone who can reach the address may ask anything."
+        ),
+    ] = False,
+    require_tokens: Annotated[
+        bool,
+        typer.Option(
+            "--require-tokens", help="Require a token, even on loopback before the first one is made."
         ),
     ] = False,
     name: Annotated[
@@ -129,6 +148,8 @@ def serve(
 ) -> None:
     """Serve detection over HTTP, with a web page at /. Ctrl-C finishes open requests and stops.
 
+    SIGHUP reads keys and detectors again, without an interruption.
+
     Every option can also be set in a TOML file (--config, one line per option: port = 8080) or in the
     environment (DEWMARK_SERVE_PORT=8080); the command line wins over the environment, and that over the file.
     """
@@ -139,61 +160,64 @@ def serve(
     from dewmark.serve.monitoring import set_up_logging
     from dewmark.serve.settings import Settings, default_store
     from dewmark.serve.supervisor import Supervisor, listen
-    from dewmark.serve.tenants import tenant_paths
+    from dewmark.serve.tenants import key_paths, tenant_paths
 
-    wanted = Settings(
-        detectors=tuple(tenant_paths(detector or [])),
-        keys=tuple(_keys(key, keys)),
-        scheme=scheme,
-        scheme_settings=tuple(settings or ()),
-        vocabulary=vocabulary,
-        host_model=host_model,
-        device=device,
-        dtype=dtype,
-        host=host,
-        port=port,
-        workers=workers,
-        store=store or default_store(),
-        without_tokens=without_tokens,
-        host_names=tuple(each.lower() for each in name or ()),
-        log_queries=log_queries,
-        log_days=log_days,
-        job_days=job_days,
-        zero_retention=zero_retention,
-        signers=tuple(str(path.absolute()) for path in signer or ()),
-        webhook_hosts=tuple(each.lower() for each in webhook_host or ()),
-        provider=provider,
-        contact=contact,
-        public_url=public_url,
-        dossier_url=dossier,
-        fpr=fpr,
-    )
-    with Progress(quiet=quiet) as progress:
-        _check(wanted, progress)
+    def read(identity: str = "") -> Settings:
+        chosen = Settings(
+            detectors=tuple(tenant_paths(detector or [])),
+            keys=tuple(key_paths(key or [], keys)),
+            scheme=scheme,
+            scheme_settings=tuple(settings or ()),
+            vocabulary=vocabulary,
+            host_model=host_model,
+            device=device,
+            dtype=dtype,
+            host=host,
+            port=port,
+            workers=workers,
+            store=store or default_store(),
+            without_tokens=without_tokens,
+            require_tokens=require_tokens,
+            host_names=tuple(each.lower() for each in name or ()),
+            log_queries=log_queries,
+            log_days=log_days,
+            job_days=job_days,
+            zero_retention=zero_retention,
+            signers=tuple(str(path.absolute()) for path in signer or ()),
+            webhook_hosts=tuple(each.lower() for each in webhook_host or ()),
+            provider=provider,
+            contact=contact,
+            public_url=public_url,
+            dossier_url=dossier,
+            fpr=fpr,
+        )
+        with Progress(quiet=quiet) as progress:
+            return _check(chosen, identity, progress)
+
+    wanted = read()
     listening = listen(host, port)
     shown = f"[{host}]" if ":" in host else host
     url = f"http://{shown}:{listening.getsockname()[1]}"
     set_up_logging()
-    supervisor = Supervisor(wanted, listening)
+    supervisor = Supervisor(wanted, listening, reread=lambda: read(wanted.store_id))
     supervisor.handle_signals()
 
     def ready() -> None:
         if json_:
             emit({"url": url, "workers": supervisor.pids})
+        if not wanted.require_tokens:
+            logging.getLogger("dewmark.serve").warning(_OPEN)
         say(f"serving at {url}, {workers} {'worker' if workers == 1 else 'workers'}", quiet=quiet)
 
     raise typer.Exit(supervisor.run(ready))
 
 
-def _keys(key: Path | None, folder: Path | None) -> list[tuple[str, str]]:
-    """(tenant id, key file) pairs, with --key, which marks, first."""
-    from dewmark.batch import load_keys
+def _check(wanted: Settings, identity: str, progress: Progress) -> Settings:
+    """Report mistakes that would make every worker fail; also verifies and builds the tables.
 
-    return [(Path(file).stem, file) for file in load_keys([path for path in (key, folder) if path])]
-
-
-def _check(wanted: Settings, progress: Progress) -> None:
-    """Report mistakes that would make every worker fail; also verifies and builds the tables."""
+    The settings returned name the store, and require tokens if there is one: workers fail if that store is
+    taken away, instead of serving without tokens.
+    """
     from dewmark.core.signing import SigningKey
     from dewmark.serve.api_tokens import Tokens
     from dewmark.serve.store import Store
@@ -203,12 +227,15 @@ def _check(wanted: Settings, progress: Progress) -> None:
         raise ConfigError("--host-model needs --key FILE: a detector cannot mark")
     for file in wanted.signers:
         SigningKey.load(file)
-    store = Store(wanted.store)
-    guarded = Tokens(store).exist()
+    store = Store(wanted.store, identity=identity)
+    guarded, identity = Tokens(store).exist(), store.identity
     store.close()
-    if not (wanted.loopback or guarded or wanted.without_tokens):
+    if not (wanted.may_be_open or guarded or wanted.require_tokens):
         raise ConfigError(
             f"{wanted.host} can be reached from other machines and no token is required: make one with "
             "dewmark token new --scope detect, or add --without-tokens"
         )
     open_tenants(wanted, progress=progress)
+    if guarded:
+        wanted = dataclasses.replace(wanted, require_tokens=True, without_tokens=False)
+    return dataclasses.replace(wanted, store_id=identity)

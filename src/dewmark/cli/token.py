@@ -22,19 +22,34 @@ def new(
         list[str],
         typer.Option(
             metavar="SCOPE",
-            help="detect: exact numbers and token scores; detect-public: rounded numbers only; generate: "
-            "marked text; admin: everything. Repeatable.",
+            help="detect: exact numbers and token scores; detect-public: verdicts only; generate: marked "
+            "text; metrics: operation; admin: everything. Repeatable.",
         ),
     ],
     name: Annotated[str, typer.Option(metavar="TEXT", help="A note on what the token is for.")] = "",
     tenant: Annotated[
         list[str] | None,
-        typer.Option(metavar="ID", show_default="all", help="Restrict it to this tenant; repeatable."),
+        typer.Option(
+            metavar="ID",
+            show_default="all",
+            help="Restrict it to this tenant's keys, to detect and to write; repeatable.",
+        ),
     ] = None,
     per_minute: Annotated[float, typer.Option(metavar="N", help="Texts per minute.")] = 600.0,
     budget: Annotated[
         int | None, typer.Option(metavar="N", show_default="unlimited", help="Texts in total.")
     ] = None,
+    budget_bytes: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            show_default="2,000,000 for detect-public, else unlimited",
+            help="Bytes of text in total.",
+        ),
+    ] = None,
+    unlimited: Annotated[
+        bool, typer.Option("--unlimited", help="No budget, for detect-public, too.")
+    ] = False,
     days: Annotated[
         float | None, typer.Option(metavar="N", show_default="never", help="Days until it expires.")
     ] = None,
@@ -42,8 +57,17 @@ def new(
     json_: options.Json = False,
 ) -> None:
     """Make a token and print it once: the database keeps only its hash."""
+    from dewmark.serve.settings import ALL_TENANTS
+
     made, text = _open(store).new(
-        name, scope, tenants=tenant or (), per_minute=per_minute, budget=budget, days=days
+        name,
+        scope,
+        tenants=[ALL_TENANTS] if tenant is None else tenant,
+        per_minute=per_minute,
+        budget=budget,
+        budget_bytes=budget_bytes,
+        unlimited=unlimited,
+        days=days,
     )
     if json_:
         emit({"token": text, **_row(made)})
@@ -63,7 +87,8 @@ def list_(store: options.StoreUrl = None, json_: options.Json = False) -> None:
         ended = f"  revoked {row['revoked']}" if row["revoked"] else ""
         until = f"  until {row['expires']}" if row["expires"] else ""
         named = f"  {row['name']}" if row["name"] else ""
-        write(f"{row['id']}  {','.join(row['scopes'])}  {spent} texts{until}{ended}{named}\n")
+        tenants = "" if row["tenants"] == ["*"] else f"  for {','.join(row['tenants'])}"
+        write(f"{row['id']}  {','.join(row['scopes'])}{tenants}  {spent} texts{until}{ended}{named}\n")
 
 
 @app.command()
@@ -96,6 +121,8 @@ def _row(caller: Caller) -> dict[str, Any]:
         "per_minute": caller.per_minute,
         "budget": caller.budget,
         "used": caller.used,
+        "budget_bytes": caller.budget_bytes,
+        "used_bytes": caller.used_bytes,
         "created": _moment(caller.created),
         "expires": _moment(caller.expires),
         "revoked": _moment(caller.revoked),

@@ -3,7 +3,11 @@
 A text depends only on its own prompt, seed and decoding options, not on its batch (`dewmark.hosts.base`), so
 batching changes no text. One thread runs the host; each request gets its text piece by piece through a queue
 in its own event loop. A conversation becomes a prompt by the model's chat template, or by a plain transcript
-if the model has none.
+if the model has none. Every tenant writes with its own key; texts of different keys are in different batches.
+
+A request joins the next batch, not the running one, and waits until that has ended: this is for trying the
+mark out, and an engine with continuous batching (`dewmark.hosts.engines.vllm`) is for serving it. A request
+whose client has gone is dropped at once.
 
 Boundary: prompts in, pieces of text out; `routes.openai` handles OpenAI's formats.
 """
@@ -16,17 +20,17 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from dewmark.decoding import Decoding
 from dewmark.errors import DewmarkError
-from dewmark.hosts.base import check_decoding
+from dewmark.hosts.base import Host, check_decoding
 from dewmark.hosts.chat import Conversation
 from dewmark.hosts.chat.local import Render, chat_template
 from dewmark.hosts.transformers.tokenizer import HFTokenizer
+from dewmark.scheme import BoundScheme
 from dewmark.serve.thread_pool import Overloaded
-from dewmark.watermark import Watermark
 
 __all__ = ["GenerationRequest", "TextGenerator", "TextStream", "chat_renderer", "transcript"]
 
@@ -58,15 +62,15 @@ class GenerationRequest:
     """One completion to generate; it ends before the first of its ``stop`` sequences."""
 
     prompt: str = dataclasses.field(repr=False)
+    tenant: str
     seed: int
     decoding: Decoding
     stop: tuple[str, ...] = ()
 
     def samples_like(self, other: GenerationRequest) -> bool:
-        """Whether the decoding options differ in length at most."""
-        return (
-            dataclasses.replace(self.decoding, max_new_tokens=other.decoding.max_new_tokens) == other.decoding
-        )
+        """Whether it has the same key, and decoding options that differ in length at most."""
+        decoding = dataclasses.replace(self.decoding, max_new_tokens=other.decoding.max_new_tokens)
+        return self.tenant == other.tenant and decoding == other.decoding
 
 
 class TextStream:
@@ -149,11 +153,17 @@ class TextGenerator:
     """A host that generates marked text, batch by batch, in its own thread."""
 
     def __init__(
-        self, watermark: Watermark, *, name: str, render: Render, max_waiting: int, batch_size: int
+        self,
+        host: Host,
+        writers: Mapping[str, BoundScheme],
+        *,
+        name: str,
+        render: Render,
+        max_waiting: int,
+        batch_size: int,
     ) -> None:
-        """``render`` turns a conversation into a prompt."""
-        self.watermark, self.name, self.render = watermark, name, render
-        self.host = watermark.host  # loads the weights now instead of during the first request
+        """``writers`` are the marks by tenant; ``render`` turns a conversation into a prompt."""
+        self.host, self.writers, self.name, self.render = host, dict(writers), name, render
         self._max_waiting, self._batch_size = max_waiting, batch_size
         self._streams: deque[TextStream] = deque()
         self._changed = threading.Condition()
@@ -163,7 +173,7 @@ class TextGenerator:
 
     def check(self, request: GenerationRequest) -> None:
         """Raise an error if the host or the scheme cannot serve the request."""
-        check_decoding(request.decoding, self.watermark.scheme)
+        check_decoding(request.decoding, self.writers[request.tenant])
         self.host.check_prompts([request.prompt], request.decoding.max_new_tokens)
 
     def count_tokens(self, prompt: str) -> int:
@@ -194,7 +204,9 @@ class TextGenerator:
         return self.host.info.tokenizer.decode([ids])[0]
 
     def _run(self) -> None:
-        while streams := self._take():
+        while (streams := self._take()) != []:
+            if streams is None:
+                continue
             try:
                 self._generate(streams)
             except Exception as error:  # noqa: BLE001 - goes to the callers
@@ -203,8 +215,8 @@ class TextGenerator:
                 for stream in streams:
                     stream.fail(error)
 
-    def _take(self) -> list[TextStream]:
-        """The next streams that sample alike; empty once the generator has closed."""
+    def _take(self) -> list[TextStream] | None:
+        """The next streams that sample alike; empty once the generator has closed, None to try again."""
         with self._changed:
             while not self._streams:
                 if self._closing:
@@ -212,6 +224,9 @@ class TextGenerator:
                 self._changed.wait()
         time.sleep(_GATHER_SECONDS)
         with self._changed:
+            self._streams = deque(stream for stream in self._streams if stream.open)
+            if not self._streams:  # their clients have gone
+                return [] if self._closing else None
             first = self._streams[0].request
             alike = [stream for stream in self._streams if stream.request.samples_like(first)]
             taken = alike[: self._batch_size]
@@ -219,9 +234,6 @@ class TextGenerator:
         return taken
 
     def _generate(self, streams: list[TextStream]) -> None:
-        streams = [stream for stream in streams if stream.open]
-        if not streams:
-            return
         decodings = [stream.request.decoding for stream in streams]
 
         def hand_out(step: list[int | None]) -> bool:
@@ -232,7 +244,7 @@ class TextGenerator:
 
         self.host.stream(
             [stream.request.prompt for stream in streams],
-            scheme=self.watermark.scheme,
+            scheme=self.writers[streams[0].request.tenant],
             seeds=[stream.request.seed for stream in streams],
             decoding=max(decodings, key=lambda decoding: decoding.max_new_tokens),
             on_step=hand_out,

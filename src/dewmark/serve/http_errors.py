@@ -15,11 +15,11 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException
 
-from dewmark.errors import DewmarkError
+from dewmark.errors import DewmarkError, StorageError
 from dewmark.serve.jobs import TooManyJobs
 from dewmark.serve.thread_pool import Overloaded
 
-__all__ = ["INTERNAL", "ApiError", "add_handlers", "error_body", "overloaded"]
+__all__ = ["INTERNAL", "ApiError", "add_handlers", "error_body", "overloaded", "store_unavailable"]
 
 INTERNAL = "the service failed; see its log"
 
@@ -76,6 +76,7 @@ def add_handlers(app: FastAPI) -> None:
     app.add_exception_handler(Overloaded, _overloaded)
     app.add_exception_handler(TooManyJobs, _too_many_jobs)
     app.add_exception_handler(sa.exc.SQLAlchemyError, _store_error)
+    app.add_exception_handler(StorageError, _store_error)
 
 
 def _response(request: Request, error: ApiError) -> Response:
@@ -126,5 +127,10 @@ async def _too_many_jobs(request: Request, error: Exception) -> Response:
 
 
 async def _store_error(request: Request, error: Exception) -> Response:
+    return _response(request, store_unavailable(error))
+
+
+def store_unavailable(error: Exception) -> ApiError:
+    """A 503 response; what happened is logged."""
     _log.error("the store is unavailable", exc_info=error)
-    return _response(request, overloaded(2.0, "the store is unavailable"))
+    return overloaded(2.0, "the store is unavailable")

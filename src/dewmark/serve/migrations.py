@@ -77,7 +77,13 @@ def _second(connection: Connection, metadata: sa.MetaData) -> None:
         connection.exec_driver_sql("ALTER TABLE dewmark_queries ALTER COLUMN verdict TYPE VARCHAR(32)")
 
 
+def _third(connection: Connection, metadata: sa.MetaData) -> None:
+    """Budgets of bytes, and * for all tenants, which an empty list meant before."""
+    _add_missing(connection, metadata)
+    connection.exec_driver_sql("UPDATE dewmark_tokens SET tenants = '*' WHERE tenants = ''")
+
+
 _schema = sa.Table("dewmark_schema", sa.MetaData(), sa.Column("version", sa.Integer, nullable=False))
 
-_STEPS: dict[int, Step] = {2: _second}
+_STEPS: dict[int, Step] = {2: _second, 3: _third}
 NEWEST = max(_STEPS)

@@ -1,7 +1,8 @@
 """Logs and metrics, which never contain a text, a key or a token's secret.
 
 Logs are JSON lines on stderr with request ids. An exception is logged as its type and the code locations it
-passed through, without its message, which may quote a request. Metrics are counts and times for Prometheus;
+passed through, without its message, which may quote a request. Lines of one kind are limited in number, so
+that an attack does not fill the disk. Metrics are counts and times for Prometheus;
 worker processes keep them in shared files (the supervisor sets ``PROMETHEUS_MULTIPROC_DIR``), so that any
 worker can report for all.
 """
@@ -12,17 +13,23 @@ import json
 import logging
 import os
 import sys
+import threading
+import time
 import traceback
+from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.multiprocess import MultiProcessCollector
 
-__all__ = ["CONTENT_TYPE", "JsonLines", "Metrics", "log_request", "set_up_logging"]
+__all__ = ["CONTENT_TYPE", "JsonLines", "LimitedRepeats", "Metrics", "log_request", "set_up_logging"]
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+
+_BURST, _LINES_PER_SECOND = 1000.0, 100.0  # of one kind; more requests than that are counted in metrics
+_KINDS = 1000
 
 _log = logging.getLogger("dewmark.serve")
 
@@ -41,6 +48,8 @@ class JsonLines(logging.Formatter):
             "event": record.getMessage() if own else f"{record.name}: {record.msg}"[:200],
             **getattr(record, "fields", {}),
         }
+        if suppressed := getattr(record, "suppressed", 0):
+            row["suppressed"] = suppressed
         if record.exc_info and record.exc_info[1] is not None:
             error = record.exc_info[1]
             row["error"] = type(error).__name__
@@ -51,10 +60,42 @@ class JsonLines(logging.Formatter):
         return json.dumps(row, ensure_ascii=True)
 
 
+class LimitedRepeats(logging.Filter):
+    """Lets ``burst`` records of one kind through, and then ``per_second``; the next one counts the missing.
+
+    Records are of one kind if they have the same logger and message template.
+    """
+
+    def __init__(
+        self, *, burst: float, per_second: float, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        super().__init__()
+        self._burst, self._per_second, self._clock = burst, per_second, clock
+        self._kinds: dict[tuple[str, str], tuple[float, float, int]] = {}  # when, records left, suppressed
+        self._lock = threading.Lock()
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Whether to log a record."""
+        kind = (record.name, str(record.msg)[:80])
+        with self._lock:
+            now = self._clock()
+            before, left, suppressed = self._kinds.get(kind, (now, self._burst, 0))
+            left = min(self._burst, left + (now - before) * self._per_second)
+            if len(self._kinds) >= _KINDS and kind not in self._kinds:
+                self._kinds.clear()
+            if left < 1.0:
+                self._kinds[kind] = (now, left, suppressed + 1)
+                return False
+            self._kinds[kind] = (now, left - 1.0, 0)
+        record.suppressed = suppressed
+        return True
+
+
 def set_up_logging() -> None:
     """Log the service and uvicorn to stderr as JSON."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonLines())
+    handler.addFilter(LimitedRepeats(burst=_BURST, per_second=_LINES_PER_SECOND))
     for name in ("dewmark.serve", "uvicorn", "uvicorn.error", "asyncio"):
         logger = logging.getLogger(name)
         logger.handlers[:] = [handler]

@@ -32,6 +32,9 @@ __all__ = [
     "Whoami",
 ]
 
+MAX_TEXTS = 1_000  # a service may allow fewer: `Settings.texts` and `Settings.audit_texts`
+MAX_AUDIT_TEXTS = 100_000
+
 VerdictName = Literal["marked", "not marked", "too short", "unsupported language"]
 Share = Annotated[float, Field(gt=0.0, lt=1.0)]
 TenantId = Annotated[str, Field(max_length=64)]
@@ -46,10 +49,10 @@ class DetectRequest(_Request):
     """Texts to check: either ``text`` or ``texts``. A prompt serves as context and is never scored."""
 
     text: str | None = Field(None, examples=["The old bridge over the river was built by …"])
-    texts: list[str] | None = Field(None, min_length=1)
+    texts: list[str] | None = Field(None, min_length=1, max_length=MAX_TEXTS, fail_fast=True)
     prompt: str | None = None
-    prompts: list[str | None] | None = None
-    tenants: list[TenantId] | None = Field(None, min_length=1, max_length=1000)
+    prompts: list[str | None] | None = Field(None, max_length=MAX_TEXTS, fail_fast=True)
+    tenants: list[TenantId] | None = Field(None, min_length=1, max_length=1000, fail_fast=True)
     fpr: Share | None = Field(None, description="False-positive rate at which a text counts as marked.")
     test: TestName | None = Field(None, description="Default: the scheme's first test.")
     tokens: bool = Field(False, description="Include every token's score and offsets.")
@@ -77,7 +80,7 @@ class AuditText(_Request):
 class AuditRequest(_Request):
     """Unmarked texts on which to measure a key's false-positive rate."""
 
-    texts: list[AuditText] = Field(min_length=1)
+    texts: list[AuditText] = Field(min_length=1, max_length=MAX_AUDIT_TEXTS, fail_fast=True)
     tenant: TenantId | None = None
     test: TestName | None = None
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import contextlib
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextvars import ContextVar
 from typing import TypeVar, TypeVarTuple
 
@@ -39,7 +40,7 @@ class Service:
         self, settings: Settings, tenants: Mapping[str, Tenant], *, generator: TextGenerator | None = None
     ) -> None:
         self.settings, self.tenants, self.generator = settings, dict(tenants), generator
-        self.store = Store(settings.store)
+        self.store = Store(settings.store, identity=settings.store_id)
         self.tokens = Tokens(self.store)
         self.jobs = Jobs(self.store, lease=settings.lease_seconds)
         self.query_log = QueryLog(self.store) if settings.log_queries else None
@@ -56,6 +57,7 @@ class Service:
         self._housekeeper = Housekeeper(settings, self.jobs, self.query_log, self.signer)
         self.extractions = anyio.CapacityLimiter(2)
         self.draining = False
+        self.held = 0  # bytes of bodies that requests in progress hold
 
     def start(self) -> None:
         """Start the background work."""
@@ -88,8 +90,7 @@ class Service:
 
     def caller(self, token: str) -> Caller | None:
         """The caller with a token: `OPEN` if no token is needed, None if the token is invalid."""
-        may_be_open = self.settings.without_tokens or self.settings.loopback
-        if may_be_open and not self.tokens.exist():
+        if self.settings.may_be_open and not self.tokens.exist():
             return OPEN
         return self.tokens.caller(token) if token else None
 
@@ -97,31 +98,60 @@ class Service:
         """Run a blocking function, such as one that uses the store, in a thread."""
         return await anyio.to_thread.run_sync(function, *arguments)
 
-    async def spend(self, caller: Caller, texts: int, *, requests: int | None = None) -> None:
-        """Count texts against the caller's budget, and texts (or ``requests``) against its rate."""
+    async def check_limits(self, caller: Caller) -> None:
+        """Reject a caller whose rate or budget would not cover one more text."""
+        self._accept(await self.in_thread(self.tokens.check, caller), texts=1)
+
+    @contextlib.asynccontextmanager
+    async def charged(
+        self, caller: Caller, texts: int, *, requests: int | None = None, size: int = 0
+    ) -> AsyncIterator[None]:
+        """Count texts and bytes against the caller's budget, and texts (or ``requests``) against its rate.
+
+        If the block fails, because the service is busy or a text is unusable, the budget gets them back.
+        """
         if not caller.id:
+            yield
             return
 
         def spend() -> tuple[Rejection | None, Allowance]:
-            return self.tokens.spend(caller, texts, requests=requests), self.tokens.allowance(caller)
+            rejected = self.tokens.spend(caller, texts, requests=requests, size=size)
+            return rejected, self.tokens.allowance(caller)
 
         rejected, left = await self.in_thread(spend)
         allowance.set(left)
+        self._accept(rejected, texts=texts)
+        try:
+            yield
+        except BaseException:
+            with anyio.CancelScope(shield=True):
+                await self.in_thread(lambda: self.tokens.refund(caller, texts, size=size))
+            raise
+
+    def _accept(self, rejected: Rejection | None, *, texts: int) -> None:
         if rejected is None:
             return
         if rejected.limit is Limit.BUDGET:
-            raise ApiError(403, "budget_spent", f"the token's budget does not cover {texts} more texts")
+            more = "1 more text" if texts == 1 else f"{texts} more texts"
+            raise ApiError(403, "budget_spent", f"the token's budget does not cover {more}")
         raise ApiError(
             429, "too_many_requests", "the token's rate limit is reached; try again later", wait=rejected.wait
         )
 
     def may_use(self, caller: Caller) -> list[Tenant]:
-        """The tenants that a caller may use."""
-        return [tenant for tenant in self.tenants.values() if caller.may_use(tenant.id)]
+        """The keys that a caller may use: those of its tenants."""
+        return [tenant for tenant in self.tenants.values() if caller.may_use(tenant.owner)]
 
     def tenant(self, id_: str, caller: Caller) -> Tenant:
-        """The tenant with an id."""
+        """The key with an id: a tenant's current key, or with a label (``acme@2025``) a retired one."""
         tenant = self.tenants.get(id_)
-        if tenant is None or not caller.may_use(id_):
+        if tenant is None or not caller.may_use(tenant.owner):
             raise ApiError(404, "not_found", "no such tenant, or this token may not use it")
         return tenant
+
+    def keys_of(self, id_: str, caller: Caller) -> list[Tenant]:
+        """All keys of a tenant, current and retired; only one if the id has a label."""
+        if "@" in id_:
+            return [self.tenant(id_, caller)]
+        found = [tenant for tenant in self.may_use(caller) if tenant.owner == id_]
+        return found or [self.tenant(id_, caller)]

@@ -10,13 +10,17 @@ import dataclasses
 import ipaddress
 import json
 import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from dewmark.errors import ConfigError
 
-__all__ = ["Settings", "default_store", "is_loopback"]
+__all__ = ["ALL_TENANTS", "Settings", "check_tenant_id", "default_store", "is_loopback"]
+
+ALL_TENANTS = "*"
+_TENANT_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 _KIB, _MIB = 1 << 10, 1 << 20
 
@@ -37,6 +41,12 @@ def default_store() -> str:
     base = os.environ.get("XDG_STATE_HOME")
     folder = Path(base).expanduser() if base else Path.home() / ".local" / "state"
     return f"sqlite:///{folder / 'dewmark' / 'service.db'}"
+
+
+def check_tenant_id(id_: str) -> None:
+    """Raise `ConfigError` unless a tenant may have this id."""
+    if not _TENANT_ID.fullmatch(id_):
+        raise ConfigError(f"a tenant id may contain letters, digits and ._- only, got {id_!r}")
 
 
 def is_loopback(host: str) -> bool:
@@ -68,6 +78,10 @@ class Settings:
     store: str = dataclasses.field(default="", repr=False)  # the URL may contain a password
     without_tokens: bool = False
     """Serve without API tokens even beyond loopback."""
+    require_tokens: bool = False
+    """Never serve without API tokens, even on loopback and before the first one is created."""
+    store_id: str = ""
+    """The identity of the store at the start; a worker that finds another store does not serve."""
     host_names: tuple[str, ...] = ()
     """Host names that a service without tokens answers to, besides loopback names."""
     log_queries: bool = False
@@ -95,7 +109,7 @@ class Settings:
     """The most texts per request."""
     body_bytes: int = 8 * _MIB
     extract_bytes: int = 8 * _MIB
-    audit_bytes: int = 64 * _MIB
+    audit_bytes: int = 16 * _MIB
     audit_texts: int = 20_000
     jobs_per_token: int = 4
     """The most audits that one token may have waiting or running."""
@@ -105,6 +119,17 @@ class Settings:
     """How much of a text is scored, from its start; bounds the cost of a request."""
     located_bytes: int = 32 * _KIB
     """How much of a text is searched for passages, which takes longer than scoring."""
+    held_bytes: int = 64 * _MIB
+    """The most bytes of bodies that one process holds at a time."""
+    connections: int = 512
+    """The most connections of one process."""
+    connections_per_address: int = 64
+    header_seconds: float = 10.0
+    """How long a client may take to send a request's headers."""
+    write_seconds: float = 30.0
+    """How long a client may take to read what it is sent."""
+    body_seconds: float = 15.0
+    """How long a body may take, besides a second per 16 KiB."""
     max_waiting: int = 256
     """The most texts that may wait in one process before it answers 503."""
     batch_size: int = 32
@@ -122,6 +147,8 @@ class Settings:
     def __post_init__(self) -> None:
         if not self.detectors and not self.keys:
             raise ConfigError("nothing to detect with: give --detector DIR, --key FILE or --keys DIR")
+        if self.require_tokens and self.without_tokens:
+            raise ConfigError("--require-tokens and --without-tokens contradict each other: give one")
         if not 0.0 < self.fpr < 1.0:
             raise ConfigError(f"--fpr must lie in (0, 1), got {self.fpr:g}")
         if self.zero_retention and self.log_queries:
@@ -137,6 +164,16 @@ class Settings:
         for name in (*positive, "max_waiting_completions", "generation_batch_size"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
+
+    @property
+    def audit_values(self) -> int:
+        """The most JSON values in an audit: a text has an object and up to four fields."""
+        return 6 * self.audit_texts + 100
+
+    @property
+    def may_be_open(self) -> bool:
+        """Whether the service may answer without tokens until the first one is created."""
+        return not self.require_tokens and (self.without_tokens or self.loopback)
 
     @property
     def loopback(self) -> bool:

@@ -4,11 +4,16 @@ Every change is one short transaction. SQLite runs in WAL mode, so that workers 
 write starts with BEGIN IMMEDIATE, which waits for its turn instead of failing half-way. Times are seconds
 since 1970. Boundary: tables and connections; `api_tokens`, `jobs` and `query_log` give the rows their
 meaning, and `migrations` brings an older database up to date.
+
+A store has an identity, drawn when it is created. Workers open the store of the service's start and no other:
+a file that was moved away is never created again, because a store without tokens would open the service.
 """
 
 from __future__ import annotations
 
 import contextlib
+import secrets
+import sqlite3
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,6 +27,7 @@ from dewmark.serve.migrations import stored_version, upgrade
 
 __all__ = ["Store", "bands", "items", "jobs", "metadata", "queries", "secrets_", "tokens"]
 
+_IDENTITY = "identity"
 _CHECKPOINT_PAUSES = (0.0, 0.02, 0.1, 0.5)  # seconds before each attempt
 
 metadata = sa.MetaData()
@@ -33,7 +39,7 @@ tokens = sa.Table(
     sa.Column("name", sa.Text, nullable=False),
     sa.Column("digest", sa.String(64), nullable=False),  # SHA-256 of the secret part
     sa.Column("scopes", sa.Text, nullable=False),  # space-separated
-    sa.Column("tenants", sa.Text, nullable=False),  # space-separated ids; empty: all
+    sa.Column("tenants", sa.Text, nullable=False),  # space-separated ids, or *
     sa.Column("created", sa.Float, nullable=False),
     sa.Column("expires", sa.Float),
     sa.Column("revoked", sa.Float),
@@ -41,6 +47,8 @@ tokens = sa.Table(
     sa.Column("free_at", sa.Float, nullable=False),  # when past requests will have been paid off
     sa.Column("budget", sa.BigInteger),  # texts over the token's lifetime; NULL: no limit
     sa.Column("used", sa.BigInteger, nullable=False),
+    sa.Column("budget_bytes", sa.BigInteger),  # bytes of text over the token's lifetime; NULL: no limit
+    sa.Column("used_bytes", sa.BigInteger, nullable=False, server_default="0"),
 )
 
 jobs = sa.Table(
@@ -122,31 +130,56 @@ secrets_ = sa.Table(
 class Store:
     """An open database; threads may share it, because connections come from a pool."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, *, identity: str = "") -> None:
         """Open ``sqlite:///FILE`` or ``postgresql+psycopg://…`` and bring its tables up to date.
 
-        ``upgraded`` has the schema's version before and after.
+        ``upgraded`` has the schema's version before and after. With an ``identity``, open that store only,
+        and create nothing.
         """
-        self._engine = _engine(url)
+        self._engine = _engine(url, create=not identity)
         try:
-            with self.write() as connection:
-                self.upgraded = upgrade(connection, metadata)
+            if not identity:
+                with self.write() as connection:
+                    self.upgraded = upgrade(connection, metadata)
+            self.identity = self.secret(_IDENTITY)
         except sa.exc.SQLAlchemyError as error:
-            self._engine.dispose()
+            self.close()
             raise StorageError(
                 f"cannot open the store: {_reason(error)}; check --store and its permissions"
             ) from None
+        except StorageError:
+            self.close()
+            raise
+        if identity and self.identity != identity:
+            self.close()
+            raise StorageError("the store is not the one that the service was started with: restart it")
+
+    def secret(self, name: str) -> str:
+        """A random secret of this store in hexadecimal, created on first use."""
+        chosen = sa.select(secrets_.c.value).where(secrets_.c.name == name)
+        with self.read() as connection:
+            found = connection.execute(chosen).scalar()
+        if found is None:
+            with self.write() as connection:
+                found = connection.execute(chosen).scalar()
+                if found is None:
+                    found = secrets.token_hex(32)
+                    connection.execute(sa.insert(secrets_).values(name=name, value=found))
+        return str(found)
 
     @contextlib.contextmanager
     def write(self) -> Iterator[Connection]:
         """A transaction."""
-        with self._engine.begin() as connection:
+        with _damage_reported(), self._engine.begin() as connection:
             yield connection
 
     @contextlib.contextmanager
     def read(self) -> Iterator[Connection]:
         """A connection for reading."""
-        with self._engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+        with (
+            _damage_reported(),
+            self._engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection,
+        ):
             yield connection
 
     def check(self) -> None:
@@ -170,7 +203,7 @@ class Store:
         self._engine.dispose()
 
 
-def _engine(url: str) -> Engine:
+def _engine(url: str, *, create: bool) -> Engine:
     try:
         parsed = sa.engine.make_url(url)
     except sa.exc.ArgumentError:
@@ -185,13 +218,20 @@ def _engine(url: str) -> Engine:
             ) from None
     if parsed.database in (None, "", ":memory:"):
         raise ConfigError("the store must be a file that all workers share: give sqlite:///FILE")
-    file = Path(str(parsed.database))
+    file = Path(str(parsed.database)).absolute()
+    if not create and not file.is_file():
+        raise StorageError(f"the store {file} is gone: put it back, or restart the service")
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         file.touch(mode=0o600)
     except OSError as error:
         raise StorageError(f"cannot write the store {file}: {error.strerror}") from None
-    engine = sa.create_engine(parsed, connect_args={"check_same_thread": False, "timeout": 10.0})
+
+    def connect() -> sqlite3.Connection:  # never creates a file, unlike a plain path
+        where = f"{file.as_uri()}?mode=rw"
+        return sqlite3.connect(where, uri=True, timeout=10.0, check_same_thread=False)
+
+    engine = sa.create_engine(parsed, creator=connect)
     sa.event.listen(engine, "connect", _prepare_sqlite)
     sa.event.listen(engine, "begin", _begin_sqlite)
     return engine
@@ -212,3 +252,16 @@ def _reason(error: sa.exc.SQLAlchemyError) -> str:
     """The driver's message in one line, without the statement and its values."""
     cause = getattr(error, "orig", None) or error
     return " ".join(str(cause).split())[:200]
+
+
+@contextlib.contextmanager
+def _damage_reported() -> Iterator[None]:
+    try:
+        yield
+    except sa.exc.DatabaseError as error:
+        code = getattr(error.orig, "sqlite_errorcode", 0) & 0xFF
+        if code not in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
+            raise
+        raise StorageError(
+            f"the store is damaged ({_reason(error)}): stop the service and restore it from a backup"
+        ) from None

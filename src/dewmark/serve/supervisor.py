@@ -3,6 +3,9 @@
 Connections wait in the shared socket, so a dying worker loses only the requests that it was serving; accepted
 jobs are in the store. Settings go through a pipe, because other users can read command lines and
 environments.
+
+SIGHUP reads the settings, keys and detectors again: new workers start beside the old ones, which finish their
+requests and leave once all new ones are ready. If that fails, the old ones stay.
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ import time
 from collections.abc import Callable
 from types import FrameType
 
-from dewmark.errors import ConfigError
+from dewmark.errors import ConfigError, DewmarkError
 from dewmark.serve.settings import Settings
 
 __all__ = ["Supervisor", "listen"]
@@ -29,6 +32,7 @@ _log = logging.getLogger("dewmark.serve")
 _POLL_SECONDS = 0.1
 _PAUSES = (0.0, 0.5, 1.0, 2.0, 5.0)  # seconds before a restart, by the number of consecutive failures
 _KILL_SECONDS = 5.0  # after the grace period
+_START_SECONDS = 300.0  # for new workers to open their tables and the host
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -67,12 +71,19 @@ class _Worker:
 
 
 class Supervisor:
-    """Keeps ``settings.workers`` processes running until it is stopped."""
+    """Keeps ``settings.workers`` processes running until it is stopped; ``reread`` gets new settings."""
 
-    def __init__(self, settings: Settings, listening: socket.socket) -> None:
-        self._settings, self._listening = settings, listening
-        self._stop = threading.Event()
+    def __init__(
+        self,
+        settings: Settings,
+        listening: socket.socket,
+        *,
+        reread: Callable[[], Settings] | None = None,
+    ) -> None:
+        self._settings, self._listening, self._reread = settings, listening, reread
+        self._stop, self._hung_up = threading.Event(), threading.Event()
         self._workers: list[_Worker] = []
+        self._leaving: list[tuple[float, _Worker]] = []  # replaced workers, and until when they may stay
         self._metrics_folder = ""  # set while running
         self._failures = 0  # consecutive workers that never became ready
 
@@ -98,13 +109,17 @@ class Supervisor:
                 self._stop_workers()
 
     def handle_signals(self) -> None:
-        """Stop on Ctrl-C and SIGTERM; call it in the main thread."""
+        """Stop on Ctrl-C and SIGTERM, reload on SIGHUP; call it in the main thread."""
 
         def stop(number: int, frame: FrameType | None) -> None:
             self._stop.set()
 
+        def reload(number: int, frame: FrameType | None) -> None:
+            self._hung_up.set()
+
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, stop)
+        signal.signal(signal.SIGHUP, reload)
 
     def _run(self, environment: dict[str, str], on_ready: Callable[[], None]) -> int:
         announced = False
@@ -113,6 +128,10 @@ class Supervisor:
                 self._workers.append(_Worker(self._settings, self._listening, environment))
             if self._stop.wait(_POLL_SECONDS):
                 return 0
+            if self._hung_up.is_set():
+                self._hung_up.clear()
+                self._reload(environment)
+            self._reap()
             if any(worker.ready.is_set() for worker in self._workers):
                 self._failures = 0
                 if not announced:
@@ -125,6 +144,38 @@ class Supervisor:
                     return 1
                 self._stop.wait(_PAUSES[self._failures])
 
+    def _reload(self, environment: dict[str, str]) -> None:
+        """Replace the workers by workers with new settings; keep them if that fails."""
+        fresh: list[_Worker] = []
+        try:
+            settings = self._settings if self._reread is None else self._reread()
+            fresh += [_Worker(settings, self._listening, environment) for _ in range(settings.workers)]
+            deadline = time.monotonic() + _START_SECONDS
+            while not all(worker.ready.is_set() for worker in fresh):
+                dead = any(worker.process.poll() is not None for worker in fresh)
+                if dead or time.monotonic() > deadline or self._stop.wait(_POLL_SECONDS):
+                    raise ConfigError("a new worker did not start: see the lines above")
+        except DewmarkError as error:
+            for worker in fresh:
+                worker.process.kill()
+                worker.process.wait()
+            _log.error("reloading failed, nothing has changed", extra={"fields": {"why": str(error)}})
+            return
+        until = time.monotonic() + self._settings.grace_seconds + _KILL_SECONDS
+        for worker in self._workers:
+            worker.process.terminate()
+        self._leaving += [(until, worker) for worker in self._workers]
+        self._workers, self._settings = fresh, settings
+        _log.warning("reloaded", extra={"fields": {"pids": self.pids}})
+
+    def _reap(self) -> None:
+        """Collect replaced workers that have left, and kill those that stay too long."""
+        for until, worker in list(self._leaving):
+            if worker.process.poll() is not None:
+                self._leaving.remove((until, worker))
+            elif time.monotonic() > until:
+                worker.process.kill()
+
     def _remove(self, worker: _Worker) -> None:
         """Remove a dead worker; the next poll replaces it."""
         from prometheus_client.multiprocess import mark_process_dead
@@ -136,10 +187,11 @@ class Supervisor:
         _log.warning("a worker died", extra={"fields": fields})
 
     def _stop_workers(self) -> None:
-        for worker in self._workers:
+        running = [*self._workers, *(worker for _, worker in self._leaving)]
+        for worker in running:
             worker.process.terminate()
         deadline = time.monotonic() + self._settings.grace_seconds + _KILL_SECONDS
-        for worker in self._workers:
+        for worker in running:
             try:
                 worker.process.wait(max(0.0, deadline - time.monotonic()))
             except subprocess.TimeoutExpired:

@@ -2,12 +2,15 @@
 
 A tenant is an exported detector folder, whose tables are memory-mapped and so shared by all processes, or a
 key file bound to a host's vocabulary. Requests name ids only; key material never crosses the wire.
+
+A tenant may have several keys, one for each epoch. The key with the plain id (``acme``) is the current one:
+it detects and, if the service generates text, writes. Keys with a label (``acme@2025``) are retired: they
+only detect. To rotate, rename the current key and put a new one in its place.
 """
 
 from __future__ import annotations
 
 import functools
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,22 +19,31 @@ from dewmark import config
 from dewmark.core.keys import Key
 from dewmark.detector import Detector
 from dewmark.errors import ConfigError
+from dewmark.hosts.base import Host
 from dewmark.scheme import BoundScheme
-from dewmark.serve.settings import Settings
+from dewmark.serve.settings import Settings, check_tenant_id
 from dewmark.watermark import Watermark, load_scheme
 from dewmark.workspace import Progress
 
-__all__ = ["Tenant", "open_tenants", "open_watermark", "tenant_paths"]
-
-_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+__all__ = ["Tenant", "key_paths", "open_tenants", "open_writers", "tenant_paths"]
 
 
 @dataclass(frozen=True)
 class Tenant:
-    """One key's detector."""
+    """One key's detector; its id is the tenant's, with the epoch's label if the key is retired."""
 
     id: str
     bound: BoundScheme
+
+    @property
+    def owner(self) -> str:
+        """The tenant that the key belongs to."""
+        return self.id.partition("@")[0]
+
+    @property
+    def epoch(self) -> str | None:
+        """The label of a retired key's epoch; None for the current key."""
+        return self.id.partition("@")[2] or None
 
     @functools.cached_property
     def languages(self) -> tuple[str, ...] | None:
@@ -45,7 +57,7 @@ def tenant_paths(given: Sequence[str]) -> list[tuple[str, str]]:
     found: list[tuple[str, str]] = []
     for value in given:
         name, equals, path = value.partition("=")
-        if equals and _ID.fullmatch(name):
+        if equals and _is_id(name):
             found.append((name, path))
             continue
         folder = Path(value)
@@ -55,6 +67,20 @@ def tenant_paths(given: Sequence[str]) -> list[tuple[str, str]]:
                 found += [(path.name, str(path)) for path in inside]
                 continue
         found.append((folder.resolve().name, value))
+    return found
+
+
+def key_paths(given: Sequence[str], folder: str | Path | None = None) -> list[tuple[str, str]]:
+    """(id, file) pairs from ``--key`` values, ``FILE`` or ``ID=FILE``, and a folder of ``*.key`` files."""
+    found: list[tuple[str, str]] = []
+    for value in given:
+        name, equals, path = value.partition("=")
+        found.append((name, path) if equals and _is_id(name) else (Path(value).stem, value))
+    if folder is not None:
+        inside = sorted(Path(folder).glob("*.key"))
+        if not inside:
+            raise ConfigError(f"{folder} has no key: expected files named *.key")
+        found += [(file.stem, str(file)) for file in inside]
     return found
 
 
@@ -73,35 +99,42 @@ def open_tenants(
     return tenants
 
 
-def open_watermark(
+def open_writers(
     settings: Settings, tenants: Mapping[str, Tenant], *, progress: Progress | None = None
-) -> Watermark:
-    """The host with the first key's mark, configured like that key's detector if there is one."""
+) -> tuple[Host, dict[str, BoundScheme]]:
+    """The host, and the mark of each tenant that has a current key, configured like that key's detector."""
     if settings.host_model is None or not settings.keys:
         raise ConfigError("marking needs --host-model MODEL and --key FILE: a detector cannot mark")
-    key = Key.load(settings.keys[0][1])
-    scheme = settings.scheme
-    values: Mapping[str, object] = config.parse_settings(settings.scheme_settings)
-    same = next((t.bound for t in tenants.values() if t.bound.fingerprint == key.fingerprint), None)
-    if same is not None:
-        scheme, values = same.scheme.name, same.scheme.to_dict()
-    watermark = Watermark(
-        settings.host_model,
-        key=key,
-        scheme=scheme or "dew",
-        settings=values,
-        device=settings.device,
-        dtype=settings.dtype,
-        progress=progress,
-    )
-    if same is not None and not same.scheme.host_free:
-        theirs, ours = same.host.tokenizer.identity, watermark.scheme.host.tokenizer.identity
-        if theirs != ours:
-            raise ConfigError(
-                f"the detector of key {key.fingerprint} is for {same.host.name}, whose tokenizer differs "
-                f"from that of {settings.host_model}: export a detector for that model"
-            )
-    return watermark
+    by_key = {tenant.bound.fingerprint: tenant for tenant in tenants.values()}
+    writers: dict[str, BoundScheme] = {}
+    host: Host | None = None
+    for _, file in settings.keys:
+        key = Key.load(file)
+        tenant = by_key[key.fingerprint]
+        if tenant.epoch is not None:
+            continue
+        bound = tenant.bound
+        watermark = Watermark(
+            host or settings.host_model,
+            key=key,
+            scheme=bound.scheme.name,
+            settings=bound.scheme.to_dict(),
+            device=settings.device,
+            dtype=settings.dtype,
+            progress=progress,
+        )
+        host = watermark.host
+        if not bound.scheme.host_free:
+            theirs, ours = bound.host.tokenizer.identity, watermark.scheme.host.tokenizer.identity
+            if theirs != ours:
+                raise ConfigError(
+                    f"the detector of key {key.fingerprint} is for {bound.host.name}, whose tokenizer "
+                    f"differs from that of {settings.host_model}: export a detector for that model"
+                )
+        writers[tenant.id] = watermark.scheme
+    if host is None:
+        raise ConfigError("all keys are retired (ID@LABEL): marking needs a current key, --key ID=FILE")
+    return host, writers
 
 
 def _bind(key: Key, settings: Settings, progress: Progress | None) -> BoundScheme:
@@ -115,8 +148,10 @@ def _bind(key: Key, settings: Settings, progress: Progress | None) -> BoundSchem
 
 
 def _add(tenants: dict[str, Tenant], owners: dict[str, str], id_: str, bound: BoundScheme) -> None:
-    if not _ID.fullmatch(id_):
-        raise ConfigError(f"a tenant id may contain letters, digits and ._- only, got {id_!r}: use ID=DIR")
+    owner, at, label = id_.partition("@")
+    check_tenant_id(owner)
+    if at:
+        check_tenant_id(label)
     if id_ in tenants:
         raise ConfigError(f"two tenants have the id {id_!r}: rename one with ID=DIR")
     if bound.fingerprint in owners:
@@ -126,3 +161,13 @@ def _add(tenants: dict[str, Tenant], owners: dict[str, str], id_: str, bound: Bo
         )
     owners[bound.fingerprint] = id_
     tenants[id_] = Tenant(id_, bound)
+
+
+def _is_id(name: str) -> bool:
+    """Whether a name is a tenant's id, with or without an epoch's label."""
+    try:
+        for part in name.split("@", 1):
+            check_tenant_id(part)
+    except ConfigError:
+        return False
+    return True

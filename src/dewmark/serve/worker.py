@@ -7,6 +7,7 @@ line to stdout when it is ready. When stdin closes, the supervisor has died, and
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import signal
 import socket
@@ -17,12 +18,14 @@ from types import FrameType
 
 import uvicorn
 
+from dewmark.errors import DewmarkError
 from dewmark.serve.app import create_app
+from dewmark.serve.connections import server_config
 from dewmark.serve.generation import TextGenerator, chat_renderer
 from dewmark.serve.monitoring import set_up_logging
 from dewmark.serve.service import Service
 from dewmark.serve.settings import Settings
-from dewmark.serve.tenants import open_tenants, open_watermark
+from dewmark.serve.tenants import open_tenants, open_writers
 
 __all__ = ["READY", "open_service", "serve"]
 
@@ -34,8 +37,10 @@ def open_service(settings: Settings) -> Service:
     tenants = open_tenants(settings, verify=False)
     generator = None
     if settings.host_model is not None:
+        host, writers = open_writers(settings, tenants)
         generator = TextGenerator(
-            open_watermark(settings, tenants),
+            host,
+            writers,
             name=settings.host_model,
             render=chat_renderer(settings.host_model),
             max_waiting=settings.max_waiting_completions,
@@ -72,15 +77,7 @@ class _Server(uvicorn.Server):
 def serve(settings: Settings, listening: socket.socket) -> None:
     """Serve until a signal; running requests are finished first."""
     service = open_service(settings)
-    config = uvicorn.Config(
-        create_app(service),
-        log_config=None,
-        access_log=False,
-        server_header=False,
-        proxy_headers=False,
-        lifespan="on",
-        timeout_graceful_shutdown=settings.grace_seconds,
-    )
+    config = server_config(create_app(service), settings)
     _Server(config, service).run(sockets=[listening])
 
 
@@ -94,7 +91,14 @@ def main() -> None:
     set_up_logging()
     settings = Settings.from_json(sys.stdin.readline())
     threading.Thread(target=_stop_with_supervisor, daemon=True).start()
-    serve(settings, socket.socket(fileno=int(sys.argv[1])))
+    try:
+        serve(settings, socket.socket(fileno=int(sys.argv[1])))
+    except DewmarkError as error:
+        # the command line has checked the files, so something was taken away since: no traceback
+        logging.getLogger("dewmark.serve").critical(
+            "a worker cannot start", extra={"fields": {"why": str(error)}}
+        )
+        sys.exit(1)
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ from dewmark.serve.routes.dependencies import (
     require,
     token,
 )
+from dewmark.serve.routes.guarded_route import GuardedRoute, scopes
 from dewmark.serve.routes.submission import IdempotencyKey, submit_job
 from dewmark.serve.schemas import AuditRequest, JobResponse
 from dewmark.serve.settings import Settings
@@ -25,7 +26,7 @@ from dewmark.text.languages import guess_language
 
 __all__ = ["router"]
 
-router = APIRouter(prefix="/v1", tags=["audit"], dependencies=[Depends(token)])
+router = APIRouter(prefix="/v1", tags=["audit"], dependencies=[Depends(token)], route_class=GuardedRoute)
 
 
 @router.post(
@@ -34,6 +35,7 @@ router = APIRouter(prefix="/v1", tags=["audit"], dependencies=[Depends(token)])
     response_model=JobResponse,
     responses=error_responses(404, 408, 413, 422, 429),
     summary="Measure a key's false-positive rate on unmarked texts",
+    openapi_extra=scopes(Scope.DETECT),
 )
 async def audit(
     body: AuditRequest,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+import asyncio
+from collections.abc import Awaitable
+from typing import Annotated, Any, TypeVar
 
 from fastapi import Depends, Request
 from fastapi.security import HTTPBearer
@@ -12,7 +14,19 @@ from dewmark.serve.http_errors import ApiError
 from dewmark.serve.schemas import ErrorResponse
 from dewmark.serve.service import Service
 
-__all__ = ["CallerOf", "RequestId", "ServiceOf", "error_responses", "require", "token"]
+__all__ = [
+    "CLIENT_GONE",
+    "CallerOf",
+    "RequestId",
+    "ServiceOf",
+    "error_responses",
+    "require",
+    "token",
+    "while_connected",
+]
+
+CLIENT_GONE = 499  # nobody sees it; the log does
+T = TypeVar("T")
 
 # For the OpenAPI document only: the middleware has already checked the token.
 token = HTTPBearer(auto_error=False, description="An API token, created with: dewmark token new")
@@ -48,6 +62,23 @@ _REASONS = {
     429: "The token's rate limit is reached; see Retry-After.",
     503: "Too many requests are waiting, or the service is stopping; see Retry-After.",
 }
+
+
+async def while_connected(request: Request, answer: Awaitable[T]) -> T | None:
+    """Await an answer, or cancel it and return None when the client goes. The body must have been read."""
+    working = asyncio.ensure_future(answer)
+    leaving = asyncio.ensure_future(_disconnect(request))
+    try:
+        await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        return await working if working.done() else None
+    finally:
+        working.cancel()
+        leaving.cancel()
+
+
+async def _disconnect(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
 
 
 def require(caller: Caller | None, *scopes: Scope) -> Caller:

@@ -23,6 +23,7 @@ from dewmark.serve.routes.dependencies import (
     require,
     token,
 )
+from dewmark.serve.routes.guarded_route import GuardedRoute, scopes
 from dewmark.serve.schemas import (
     DetectRequest,
     DetectResponse,
@@ -37,7 +38,7 @@ from dewmark.serve.verdicts import Query
 
 __all__ = ["check_queries", "choose_tenants", "judge", "log_queries", "router"]
 
-router = APIRouter(prefix="/v1", tags=["detection"], dependencies=[Depends(token)])
+router = APIRouter(prefix="/v1", tags=["detection"], dependencies=[Depends(token)], route_class=GuardedRoute)
 
 _BATCHED_CHARACTERS = 8_192  # longer requests are not batched with others
 _EXTRACT_SECONDS = 20.0
@@ -48,6 +49,7 @@ _EXTRACT_SECONDS = 20.0
     response_model=DetectResponse,
     responses=error_responses(404, 408, 413, 422, 429),
     summary="Check whether texts are marked",
+    openapi_extra=scopes(Scope.DETECT, Scope.DETECT_PUBLIC),
 )
 async def detect(
     body: DetectRequest, service: ServiceOf, caller: CallerOf, request_id: RequestId
@@ -68,8 +70,8 @@ async def detect(
         for text, prompt in zip(texts, prompts, strict=True)
     ]
     check_queries(queries, service)
-    await service.spend(caller, len(queries))
-    answers = await judge(service, queries, tenants, body.test)
+    async with service.charged(caller, len(queries)):
+        answers = await judge(service, queries, tenants, body.test)
     for answer in answers:
         service.metrics.texts.labels("detect", answer["verdict"]).inc()
     await log_queries(service, caller, request_id, "detect", texts, answers)
@@ -81,6 +83,7 @@ async def detect(
     response_model=LocateResponse,
     responses=error_responses(404, 408, 413, 422, 429),
     summary="Find the marked passages of a text",
+    openapi_extra=scopes(Scope.DETECT),
 )
 async def locate(
     body: LocateRequest, service: ServiceOf, caller: CallerOf, request_id: RequestId
@@ -90,7 +93,6 @@ async def locate(
     tenants = choose_tenants(service, caller, None if body.tenant is None else [body.tenant])
     query = Query(body.text, body.prompt, body.fpr, body.tokens)
     check_queries([query], service)
-    await service.spend(caller, 1)
     settings = service.settings
 
     def find(queries: list[Query]) -> list[dict[str, Any]]:
@@ -99,7 +101,8 @@ async def locate(
             for each in queries
         ]
 
-    (found,) = await service.pool.run(find, [query])
+    async with service.charged(caller, 1):
+        (found,) = await service.pool.run(find, [query])
     service.metrics.texts.labels("locate", found["detection"]["verdict"]).inc()
     await log_queries(service, caller, request_id, "locate", [body.text], [found["detection"]])
     return JSONResponse({"request_id": request_id, **found})
@@ -110,6 +113,7 @@ async def locate(
     response_model=ExtractResponse,
     responses=error_responses(408, 413, 415, 422, 429),
     summary="Extract the text of a document",
+    openapi_extra=scopes(Scope.DETECT, Scope.DETECT_PUBLIC),
 )
 async def extract(
     file: Annotated[UploadFile, File()], service: ServiceOf, caller: CallerOf, request_id: RequestId
@@ -122,13 +126,14 @@ async def extract(
         raise ApiError(413, "body_too_large", f"a file may have at most {limit:,} bytes")
     if service.extractions.available_tokens < 1:
         raise overloaded(5.0, "too many files are being read")
-    await service.spend(caller, 1)
     name = PurePosixPath((file.filename or "").replace("\\", "/")).name
     try:
-        with anyio.fail_after(_EXTRACT_SECONDS):
-            text = await anyio.to_thread.run_sync(
-                extract_text, name, data, limiter=service.extractions, abandon_on_cancel=True
-            )
+        # it counts against the rate only: reading a file reveals nothing about a key
+        async with service.charged(caller, 0, requests=1):
+            with anyio.fail_after(_EXTRACT_SECONDS):
+                text = await anyio.to_thread.run_sync(
+                    extract_text, name, data, limiter=service.extractions, abandon_on_cancel=True
+                )
     except UnknownNameError as error:
         raise ApiError(415, "unsupported_media_type", str(error)) from None
     except TimeoutError:
@@ -161,7 +166,8 @@ def choose_tenants(service: Service, caller: Caller, ids: Sequence[str] | None) 
         if not tenants:
             raise ApiError(404, "not_found", "this token may not use any tenant")
         return tenants
-    return [service.tenant(id_, caller) for id_ in dict.fromkeys(ids)]
+    chosen = {key.id: key for id_ in ids for key in service.keys_of(id_, caller)}
+    return list(chosen.values())
 
 
 def check_queries(queries: Sequence[Query], service: Service) -> None:

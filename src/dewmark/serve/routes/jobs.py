@@ -19,6 +19,7 @@ from dewmark.serve.routes.dependencies import (
     require,
     token,
 )
+from dewmark.serve.routes.guarded_route import GuardedRoute, scopes
 from dewmark.serve.routes.submission import IdempotencyKey, submit_job
 from dewmark.serve.schemas import BatchRequest, JobList, JobResponse, JobState, ResultList
 from dewmark.serve.service import Service
@@ -27,7 +28,7 @@ from dewmark.serve.webhooks import check_url
 
 __all__ = ["router"]
 
-router = APIRouter(prefix="/v1", tags=["jobs"], dependencies=[Depends(token)])
+router = APIRouter(prefix="/v1", tags=["jobs"], dependencies=[Depends(token)], route_class=GuardedRoute)
 
 _ID = r"^j_[A-Za-z0-9_-]{10,40}$"
 JobId = Annotated[str, Path(pattern=_ID)]
@@ -40,6 +41,7 @@ Limit = Annotated[int, Query(ge=1, le=500, description="The most rows on a page.
     response_model=JobResponse,
     responses=error_responses(404, 408, 413, 422, 429),
     summary="Check many texts in the background",
+    openapi_extra=scopes(Scope.DETECT),
 )
 async def batch(
     body: BatchRequest,

@@ -1,6 +1,9 @@
 """``/v1/completions``, ``/v1/chat/completions`` and ``/v1/models``: marked text for OpenAI's clients.
 
-Supports the fields of OpenAI's API that concern a marked completion; other fields are ignored.
+Supports the fields of OpenAI's API that concern a marked completion. Fields that would change the text in a
+way that this service does not offer (penalties, ``logit_bias``, ``response_format``, tools) are rejected
+unless they have their neutral value, and so are unknown fields: nothing is ignored, and nothing switches the
+mark off. A token writes with its own tenant's key.
 """
 
 from __future__ import annotations
@@ -12,7 +15,7 @@ import time
 from collections.abc import AsyncIterator
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Depends
+from fastapi import APIRouter, Depends, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
@@ -23,18 +26,21 @@ from dewmark.serve.api_tokens import Caller, Scope
 from dewmark.serve.generation import GenerationRequest, TextGenerator, TextStream
 from dewmark.serve.http_errors import INTERNAL, ApiError, error_body
 from dewmark.serve.routes.dependencies import (
+    CLIENT_GONE,
     CallerOf,
     RequestId,
     ServiceOf,
     error_responses,
     require,
     token,
+    while_connected,
 )
+from dewmark.serve.routes.guarded_route import GuardedRoute, scopes
 from dewmark.serve.service import Service
 
 __all__ = ["router"]
 
-router = APIRouter(prefix="/v1", tags=["generation"], dependencies=[Depends(token)])
+router = APIRouter(prefix="/v1", tags=["generation"], dependencies=[Depends(token)], route_class=GuardedRoute)
 
 _COMPLETION_TOKENS = 16  # OpenAI's default
 _CHAT_TOKENS = 256
@@ -54,13 +60,28 @@ def _not_tiny(temperature: float) -> float:
 
 
 Temperature = Annotated[float, Field(ge=0.0, le=2.0), AfterValidator(_not_tiny)]
+Zero = Annotated[float, Field(ge=0.0, le=0.0)]
 Stop = Annotated[str, Field(min_length=1, max_length=200)]
 
 
+class _TextFormat(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    type: Literal["text"]
+
+
 class _Request(BaseModel):
-    model_config = ConfigDict(extra="ignore")
+    model_config = ConfigDict(extra="forbid")
 
     model: str = Field(max_length=500)
+    tenant: str | None = Field(
+        None, max_length=64, description="Whose key marks; only for tokens of several tenants."
+    )
+    user: str | None = Field(None, max_length=500)
+    presence_penalty: Zero | None = None
+    frequency_penalty: Zero | None = None
+    logit_bias: Annotated[Json, Field(max_length=0)] | None = None
+    response_format: _TextFormat | None = None
     max_tokens: int | None = Field(None, ge=1)
     temperature: Temperature | None = None
     top_p: float | None = Field(None, ge=1e-6, le=1.0)
@@ -127,13 +148,18 @@ class ChatMessage(BaseModel):
 class ChatRequest(_Request):
     """A conversation to continue."""
 
-    messages: list[ChatMessage] = Field(min_length=1, max_length=1000)
+    messages: list[ChatMessage] = Field(min_length=1, max_length=1000, fail_fast=True)
     max_completion_tokens: int | None = Field(None, ge=1)
     logprobs: Literal[False] | None = None
     tools: Annotated[list[Any], Field(max_length=0)] | None = None
 
 
-@router.get("/models", responses=error_responses(404), summary="The model that generates")
+_GENERATE = scopes(Scope.GENERATE)
+
+
+@router.get(
+    "/models", responses=error_responses(404), summary="The model that generates", openapi_extra=_GENERATE
+)
 async def list_models(service: ServiceOf, caller: CallerOf) -> JSONResponse:
     """OpenAI's list of models."""
     require(caller, Scope.GENERATE)
@@ -142,35 +168,46 @@ async def list_models(service: ServiceOf, caller: CallerOf) -> JSONResponse:
     return JSONResponse({"object": "list", "data": [model]})
 
 
-@router.post("/completions", responses=_ERRORS, summary="Continue texts, marked")
+@router.post("/completions", responses=_ERRORS, summary="Continue texts, marked", openapi_extra=_GENERATE)
 async def completions(
-    request: CompletionRequest, service: ServiceOf, caller: CallerOf, request_id: RequestId
+    body: CompletionRequest, request: Request, service: ServiceOf, caller: CallerOf, request_id: RequestId
 ) -> Response:
-    """OpenAI's completions; every text carries the mark."""
-    prompts = [request.prompt] if isinstance(request.prompt, str) else request.prompt
-    return await _respond(
-        request, prompts, request.max_tokens or _COMPLETION_TOKENS, "text", service, caller, request_id
-    )
+    """OpenAI's completions; every text carries the mark of the token's tenant.
+
+    This is for trying the mark out: a request waits until the batch before it has ended. Serve with vLLM.
+    """
+    prompts = [body.prompt] if isinstance(body.prompt, str) else body.prompt
+    tokens = body.max_tokens or _COMPLETION_TOKENS
+    return await _respond(body, request, prompts, tokens, "text", service, caller, request_id)
 
 
-@router.post("/chat/completions", responses=_ERRORS, summary="Answer in a conversation, marked")
+@router.post(
+    "/chat/completions",
+    responses=_ERRORS,
+    summary="Answer in a conversation, marked",
+    openapi_extra=_GENERATE,
+)
 async def chat_completions(
-    request: ChatRequest, service: ServiceOf, caller: CallerOf, request_id: RequestId
+    body: ChatRequest, request: Request, service: ServiceOf, caller: CallerOf, request_id: RequestId
 ) -> Response:
-    """OpenAI's chat completions; every answer carries the mark."""
+    """OpenAI's chat completions; every answer carries the mark of the token's tenant.
+
+    This is for trying the mark out: a request waits until the batch before it has ended. Serve with vLLM.
+    """
     require(caller, Scope.GENERATE)
     generator = _generator(service)
-    messages = [message.to_dict() for message in request.messages]
+    messages = [message.to_dict() for message in body.messages]
     for i, message in enumerate(messages):
         if message["content"].strip():
             check_text(message["content"], f"message {i}")
     prompt = await service.in_thread(generator.render, messages)
-    tokens = request.max_completion_tokens or request.max_tokens or _CHAT_TOKENS
-    return await _respond(request, [prompt], tokens, "chat", service, caller, request_id)
+    tokens = body.max_completion_tokens or body.max_tokens or _CHAT_TOKENS
+    return await _respond(body, request, [prompt], tokens, "chat", service, caller, request_id)
 
 
 async def _respond(
-    request: CompletionRequest | ChatRequest,
+    body: CompletionRequest | ChatRequest,
+    request: Request,
     prompts: list[str],
     tokens: int,
     kind: Kind,
@@ -180,14 +217,17 @@ async def _respond(
 ) -> Response:
     caller = require(caller, Scope.GENERATE)
     generator = _generator(service)
+    if body.model != generator.name:
+        raise ApiError(404, "model_not_found", "no such model: see /v1/models")
+    tenant = _writer(generator, caller, body.tenant)
     limit = service.settings.max_new_tokens
     if tokens > limit:
         raise ApiError(422, "invalid_request", f"max_tokens must be at most {limit}")
-    seed = secrets.randbits(31) if request.seed is None else request.seed
+    seed = secrets.randbits(31) if body.seed is None else body.seed
     wanted = [
-        GenerationRequest(prompt, seed=seed + i, decoding=request.decoding(tokens), stop=request.stops)
+        GenerationRequest(prompt, tenant, seed=seed + i, decoding=body.decoding(tokens), stop=body.stops)
         for prompt in prompts
-        for i in range(request.n or 1)
+        for i in range(body.n or 1)
     ]
 
     def check() -> int:
@@ -199,25 +239,27 @@ async def _respond(
         return sum(map(generator.count_tokens, prompts))
 
     prompt_tokens = await service.in_thread(check)
-    await service.spend(caller, len(wanted))
     head = {
         "id": f"{'chatcmpl' if kind == 'chat' else 'cmpl'}-{request_id}",
         "object": "chat.completion" if kind == "chat" else "text_completion",
         "created": int(time.time()),
         "model": generator.name,
-        "system_fingerprint": generator.watermark.scheme.config_hash,
+        "system_fingerprint": generator.writers[tenant].config_hash,
     }
-    streams = generator.submit(wanted)
-    if request.stream:
+    async with service.charged(caller, len(wanted)):
+        streams = generator.submit(wanted)
+    if body.stream:
         if kind == "chat":
             head["object"] = "chat.completion.chunk"
-        prompt_count = prompt_tokens if request.wants_usage else None
+        prompt_count = prompt_tokens if body.wants_usage else None
         events = _events(head, kind, streams, service, request_id, prompt_tokens=prompt_count)
         return StreamingResponse(events, media_type="text/event-stream")
     try:
-        texts = await asyncio.gather(*map(_whole, streams))
+        texts = await while_connected(request, asyncio.gather(*map(_whole, streams)))
     finally:
         _finish(streams, service)
+    if texts is None:
+        return Response(status_code=CLIENT_GONE)
     choices = [
         _choice(kind, index, text, stream.reason)
         for index, (text, stream) in enumerate(zip(texts, streams, strict=True))
@@ -318,3 +360,17 @@ def _generator(service: Service) -> TextGenerator:
     if service.generator is None:
         raise ApiError(404, "not_found", "this service does not generate: start it with --host-model MODEL")
     return service.generator
+
+
+def _writer(generator: TextGenerator, caller: Caller, named: str | None) -> str:
+    """The tenant whose key marks: the caller's own."""
+    own = [tenant for tenant in generator.writers if caller.may_use(tenant)]
+    if named is not None:
+        if named not in own:
+            raise ApiError(404, "not_found", "no such tenant, or this token may not write with its key")
+        return named
+    if not own:
+        raise ApiError(403, "forbidden", "the token's tenant has no key to write with")
+    if len(own) > 1:
+        raise ApiError(422, "invalid_request", "tenant: this token has several tenants, so name one")
+    return own[0]

@@ -22,13 +22,14 @@ from dewmark.serve.routes.dependencies import (
     require,
     token,
 )
+from dewmark.serve.routes.guarded_route import GuardedRoute, scopes
 from dewmark.serve.schemas import QueryList, SearchRequest
 from dewmark.serve.service import Service
 from dewmark.version import __version__
 
 __all__ = ["router"]
 
-router = APIRouter(tags=["operation"])
+router = APIRouter(tags=["operation"], route_class=GuardedRoute)
 
 
 @router.get("/readyz", summary="Whether the service can answer requests now")
@@ -87,6 +88,7 @@ async def log(
     dependencies=[Depends(token)],
     responses=error_responses(404, 408, 413, 422),
     summary="Who asked about texts like this one, and when",
+    openapi_extra=scopes(Scope.ADMIN),
 )
 async def search(body: SearchRequest, service: ServiceOf, caller: CallerOf) -> JSONResponse:
     """Logged queries about similar texts, the latest first; needs the scope ``admin``."""

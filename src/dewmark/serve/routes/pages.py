@@ -73,9 +73,8 @@ async def healthz(service: ServiceOf) -> JSONResponse:
     responses={status: error_responses()[status] for status in (401, 403)},
 )
 async def metrics(service: ServiceOf, caller: CallerOf) -> Response:
-    """Metrics in Prometheus's text format. Beyond loopback, this needs the scope ``admin``."""
-    if not service.settings.loopback:
-        require(caller, Scope.ADMIN)
+    """Metrics in Prometheus's text format; this needs the scope ``metrics``, unless no token is needed."""
+    require(caller, Scope.METRICS)
     return Response(await service.in_thread(service.metrics.render), media_type=CONTENT_TYPE)
 
 
@@ -89,7 +88,8 @@ async def whoami(service: ServiceOf, caller: CallerOf) -> JSONResponse:
     """Scopes, tenants and limits; works without a token, too."""
     settings = service.settings
     known_caller = caller or Caller("", "", frozenset())
-    tenants = service.may_use(known_caller) if caller else []
+    # the public learns whose mark was found, and nothing about whose might be
+    tenants = service.may_use(known_caller) if known_caller.sees_all else []
     languages = [tenant.languages for tenant in tenants]
     return JSONResponse(
         {

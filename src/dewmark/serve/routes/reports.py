@@ -20,12 +20,13 @@ from dewmark.serve.routes.dependencies import (
     token,
 )
 from dewmark.serve.routes.detect import check_queries, choose_tenants, judge, log_queries
+from dewmark.serve.routes.guarded_route import GuardedRoute, scopes
 from dewmark.serve.schemas import ReportRequest, ReportResponse, VerifyRequest, VerifyResponse
 from dewmark.serve.verdicts import Query
 
 __all__ = ["router"]
 
-router = APIRouter(prefix="/v1", tags=["reports"])
+router = APIRouter(prefix="/v1", tags=["reports"], route_class=GuardedRoute)
 
 
 @router.post(
@@ -34,6 +35,7 @@ router = APIRouter(prefix="/v1", tags=["reports"])
     dependencies=[Depends(token)],
     responses=error_responses(404, 408, 413, 422, 429),
     summary="Check a text and sign the result",
+    openapi_extra=scopes(Scope.DETECT),
 )
 async def report(
     body: ReportRequest, service: ServiceOf, caller: CallerOf, request_id: RequestId
@@ -51,8 +53,8 @@ async def report(
     check_queries([query], service)
     if body.name:
         check_text(body.name, "the name")
-    await service.spend(caller, 1)
-    (answer,) = await judge(service, [query], tenants, None)
+    async with service.charged(caller, 1):
+        (answer,) = await judge(service, [query], tenants, None)
     service.metrics.texts.labels("report", answer["verdict"]).inc()
     await log_queries(service, caller, request_id, "report", [body.text], [answer])
     tenant = next(each for each in tenants if each.id == answer["tenant"])

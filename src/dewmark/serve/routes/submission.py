@@ -73,8 +73,8 @@ async def submit_job(
 
     job = await service.in_thread(find)
     if job is None:
-        await service.spend(caller, len(texts), requests=1)
-        job = await service.in_thread(submit)
+        async with service.charged(caller, len(texts), requests=1):
+            job = await service.in_thread(submit)
         service.wake_jobs()
     content = {"request_id": request_id, "job": job.to_dict()}
     return JSONResponse(content, 202, {"Location": f"/v1/jobs/{job.id}"})
