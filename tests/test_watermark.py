@@ -211,3 +211,29 @@ def test_keyword_options_override_the_decoding_object(watermark) -> None:
     given = watermark.generate(PROMPT, seed=1, decoding=decoding)
     assert watermark.generate(PROMPT, seed=1, max_new_tokens=9, top_k=5, no_repeat_ngram=0) == given
     assert watermark.generate(PROMPT, seed=1, decoding=decoding, max_new_tokens=4).tokens == 4
+
+
+def test_messages_use_the_template_and_the_host_s_own_decoding(tmp_path: Path) -> None:
+    model, tokenizer = tiny_model(400)
+    tokenizer.chat_template = "{% for m in messages %} {{ m['content'] }}{% endfor %} the"
+    model.generation_config.update(do_sample=True, temperature=0.6, top_k=20)
+    model.save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    messages = [{"role": "user", "content": "old bridge"}]
+    own = dewmark.Decoding(max_new_tokens=12, temperature=0.6, top_k=20)
+    for host, memory in ((str(tmp_path), None), (model, tokenizer)):
+        wm = dewmark.Watermark(host, memory, key=dewmark.Key(SECRET), scheme="kgw")
+        expected = wm.generate(" old bridge the", seed=4, decoding=own)
+        assert wm.generate(messages=messages, seed=4, max_new_tokens=12) == expected
+        assert "".join(wm.stream(messages=messages, seed=4, max_new_tokens=12)) == expected.text
+        (one, two) = wm.generate_batch(messages=[messages, messages], seeds=[4, 5], max_new_tokens=12)
+        assert one == expected != two
+        hotter = wm.generate(messages=messages, seed=4, max_new_tokens=12, temperature=2.0)
+        assert hotter.config_hash != expected.config_hash
+        for wrong in ({}, {"prompt": "the", "messages": messages}):
+            with pytest.raises(ConfigError, match="either a prompt to continue or messages"):
+                wm.generate(**wrong)
+    assert (
+        dewmark.Watermark(str(tmp_path), key=dewmark.Key(SECRET), scheme="kgw").chat_format.decoding.top_k
+        == 20
+    )

@@ -13,7 +13,7 @@ from typing import TypedDict
 
 from dewmark.errors import ConfigError
 
-__all__ = ["Decoding", "DecodingOptions", "check_int"]
+__all__ = ["CHAT_DECODING", "Decoding", "DecodingOptions", "check_int"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,3 +88,7 @@ def check_int(name: str, value: object, *, least: int) -> None:
 
 def _is_number(value: object) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and not math.isnan(value)
+
+
+# What chat products use, for hosts whose generation_config states nothing.
+CHAT_DECODING = Decoding(temperature=0.7, top_p=0.9)

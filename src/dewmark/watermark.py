@@ -5,16 +5,17 @@ from __future__ import annotations
 import dataclasses
 import functools
 import secrets
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Unpack
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar, Unpack
 
 from dewmark.config import cache_dir
 from dewmark.core.keys import Key
 from dewmark.decoding import Decoding, DecodingOptions
 from dewmark.detector import Detector, DetectsMarks
 from dewmark.errors import ConfigError
-from dewmark.hosts import host_info, info_from_model, load_host, wrap_model
-from dewmark.hosts.base import Host, OnBatch
+from dewmark.hosts import chat_format, host_info, info_from_model, load_host, wrap_model
+from dewmark.hosts.base import ChatFormat, Conversation, Host, OnBatch, check_conversation
+from dewmark.hosts.streaming import stream_text
 from dewmark.registry import SCHEMES
 from dewmark.scheme import DEFAULT_FPR, BoundScheme, Scheme
 from dewmark.stats.multiple_testing import sidak_min
@@ -23,6 +24,8 @@ from dewmark.types import Attribution, Detection, Generation, Verdict
 from dewmark.workspace import HostInfo, Progress, Workspace, no_host, silent
 
 __all__ = ["DEFAULT_DECODING", "DEFAULT_HOST", "Watermark", "attribute", "identify", "load_scheme"]
+
+_T = TypeVar("_T")
 
 DEFAULT_HOST = "smollm2-135m"
 DEFAULT_DECODING = Decoding(no_repeat_ngram=4)
@@ -54,6 +57,8 @@ class Watermark(DetectsMarks):
         # cached: a scheme that runs the host to detect shares it with `generate`
         load = functools.cache(functools.partial(load_host, device=device, dtype=dtype, progress=progress))
         info, self._open_host = _find_host(model, tokenizer, load=load, progress=progress)
+        self._named = info.name if isinstance(model, str | HostInfo) else None
+        self._progress = progress
         workspace = _workspace(self._open_host, load=load, progress=progress)
         self.scheme: BoundScheme = SCHEMES[scheme]().with_settings(settings or {}).bind(key, info, workspace)
 
@@ -67,37 +72,94 @@ class Watermark(DetectsMarks):
         """The host, loaded on first use."""
         return self._open_host()
 
+    @functools.cached_property
+    def chat_format(self) -> ChatFormat:
+        """The host's chat template and its own decoding options; no weights are loaded for a named host."""
+        return self.host.chat if self._named is None else chat_format(self._named, progress=self._progress)
+
     def generate(
         self,
-        prompt: str,
+        prompt: str | None = None,
         *,
+        messages: Conversation | None = None,
         seed: int | None = None,
-        decoding: Decoding = DEFAULT_DECODING,
+        decoding: Decoding | None = None,
         **options: Unpack[DecodingOptions],
     ) -> Generation:
-        """Continue one prompt, marked; ``options`` such as ``max_new_tokens`` override ``decoding``."""
-        seeds = None if seed is None else [seed]
-        return self.generate_batch([prompt], seeds=seeds, decoding=decoding, **options)[0]
+        """Continue one prompt or answer a conversation, marked.
+
+        ``messages`` are dicts with ``role`` and ``content``, which the host's chat template makes a prompt.
+        Without ``decoding``, a prompt is continued at temperature 1 and a conversation is answered as the
+        host's generation_config says; ``options`` such as ``max_new_tokens`` override either.
+        """
+        (text,) = self._prompts(_one(prompt), _one(messages))
+        return self.host.generate(
+            [text],
+            scheme=self.scheme,
+            seeds=[_drawn_seed() if seed is None else seed],
+            decoding=self._decoding(decoding, chat=messages is not None, options=options),
+        )[0]
+
+    def stream(
+        self,
+        prompt: str | None = None,
+        *,
+        messages: Conversation | None = None,
+        seed: int | None = None,
+        decoding: Decoding | None = None,
+        **options: Unpack[DecodingOptions],
+    ) -> Iterator[str]:
+        """The text of `generate`, piece by piece as it is written."""
+        (text,) = self._prompts(_one(prompt), _one(messages))
+        return stream_text(
+            self.host,
+            text,
+            scheme=self.scheme,
+            seed=_drawn_seed() if seed is None else seed,
+            decoding=self._decoding(decoding, chat=messages is not None, options=options),
+        )
 
     def generate_batch(
         self,
-        prompts: Sequence[str],
+        prompts: Sequence[str] | None = None,
         *,
+        messages: Sequence[Conversation] | None = None,
         seeds: Sequence[int] | None = None,
-        decoding: Decoding = DEFAULT_DECODING,
+        decoding: Decoding | None = None,
         batch_size: int = 8,
         on_batch: OnBatch | None = None,
         **options: Unpack[DecodingOptions],
     ) -> list[Generation]:
-        """Continue prompts, marked. A text depends on its own prompt and seed, not on its batch."""
+        """Continue prompts, or answer conversations, as `generate` does.
+
+        A text depends on its own prompt and seed, not on its batch.
+        """
+        texts = self._prompts(prompts, messages)
         return self.host.generate(
-            prompts,
+            texts,
             scheme=self.scheme,
-            seeds=seeds if seeds is not None else [secrets.randbits(31) for _ in prompts],
-            decoding=dataclasses.replace(decoding, **options),
+            seeds=seeds if seeds is not None else [_drawn_seed() for _ in texts],
+            decoding=self._decoding(decoding, chat=messages is not None, options=options),
             batch_size=batch_size,
             on_batch=on_batch,
         )
+
+    def _prompts(
+        self, prompts: Sequence[str] | None, conversations: Sequence[Conversation] | None
+    ) -> Sequence[str]:
+        if (prompts is None) == (conversations is None):
+            raise ConfigError("give either a prompt to continue or messages to answer")
+        if conversations is None:
+            return prompts or []
+        return [
+            self.chat_format.render(check_conversation(messages, f"conversation {i}"))
+            for i, messages in enumerate(conversations)
+        ]
+
+    def _decoding(self, decoding: Decoding | None, *, chat: bool, options: DecodingOptions) -> Decoding:
+        if decoding is None:
+            decoding = self.chat_format.decoding if chat else DEFAULT_DECODING
+        return dataclasses.replace(decoding, **options)
 
     def detector(self) -> Detector:
         """The detector for these marks, which can be saved and needs no host weights."""
@@ -177,6 +239,14 @@ def _surroundings(
     load = functools.partial(load_host, progress=progress)
     info, open_own = _find_host(host, tokenizer, load=load, progress=progress)
     return info, _workspace(open_own, load=load, progress=progress)
+
+
+def _one(value: _T | None) -> list[_T] | None:
+    return None if value is None else [value]
+
+
+def _drawn_seed() -> int:
+    return secrets.randbits(31)
 
 
 def _find_host(

@@ -15,8 +15,9 @@ from tests.fakes import BagEncoder
 
 from dewmark.cli.app import main
 from dewmark.core.keys import Key
+from dewmark.decoding import Decoding
 from dewmark.errors import InputError, ModelError
-from dewmark.hosts.base import Host
+from dewmark.hosts.base import ChatFormat, Host
 from dewmark.registry import SCHEMES
 from dewmark.scheme import BoundScheme, Scheme, State, check_texts, decide
 from dewmark.types import Detection, TokenScore
@@ -101,6 +102,13 @@ class StubHost(Host):
     @property
     def info(self) -> HostInfo:
         return INFO
+
+    @property
+    def chat(self):
+        return ChatFormat(
+            lambda messages: "".join(f"<{m['role']}>{m['content']}" for m in messages) + "<assistant>",
+            Decoding(temperature=0.6, top_k=20),
+        )
 
     def check_prompts(self, prompts, max_new_tokens):
         for i, prompt in enumerate(prompts):
@@ -194,6 +202,7 @@ def host(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> StubHost:
     for module in (dewmark.hosts, dewmark.watermark):
         monkeypatch.setattr(module, "host_info", info, raising=False)
         monkeypatch.setattr(module, "load_host", opened, raising=False)
+        monkeypatch.setattr(module, "chat_format", lambda name, **_: stub.chat)
     monkeypatch.setattr(type(SCHEMES), "__getitem__", _stub_scheme(type(SCHEMES).__getitem__))
     monkeypatch.setenv("DEWMARK_CACHE", str(tmp_path / "cache"))
     return stub

@@ -4,18 +4,10 @@ from __future__ import annotations
 
 import json
 
-import pytest
 from tests.cli.conftest import StubBound
 
 from dewmark.cli.demo import human_paragraph
 from dewmark.core.keys import Key
-
-
-@pytest.fixture(autouse=True)
-def template(monkeypatch):
-    """The stub host has a chat template."""
-    render = lambda messages: f"<user>{messages[0]['content']}</user>"  # noqa: E731
-    monkeypatch.setattr("dewmark.hosts.chat.local.chat_template", lambda name: render)
 
 
 def test_four_verdicts(run, host):

@@ -252,3 +252,99 @@ def test_an_empty_prompt_file(run, host, key_file, tmp_path):
         "has no prompts"
         in run("generate", "--key", key_file, "--prompts", path, "--out", tmp_path / "o").error
     )
+
+
+CONVERSATIONS = [
+    {"id": "a", "messages": [{"role": "user", "content": "Why is the sea salty?"}]},
+    {"prompt": "And the lakes?"},
+    {
+        "id": 7,
+        "messages": [
+            {"role": "system", "content": "Be brief."},
+            {"role": "user", "content": "Hello"},
+            {"role": "assistant", "content": "Hello!"},
+            {"role": "user", "content": "Tell me more."},
+        ],
+    },
+]
+
+
+@pytest.fixture
+def conversations(tmp_path: Path) -> Path:
+    path = tmp_path / "chat.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in CONVERSATIONS), encoding="utf-8")
+    return path
+
+
+def test_messages_are_answered_in_the_host_s_template_and_decoding(
+    run, host, key_file, conversations, tmp_path
+):
+    out = tmp_path / "out.jsonl"
+    command = ["generate", "--key", key_file, "--prompts", conversations, "--out", out, "--seed", 3]
+    assert run(*command).code == 0
+    rows = rows_of(out)
+    assert [row["id"] for row in rows] == ["a", "1", 7]
+    assert rows[0]["messages"] == CONVERSATIONS[0]["messages"]
+    assert rows[1]["messages"] == [{"role": "user", "content": "And the lakes?"}]
+    assert rows[2]["prompt"] == "<system>Be brief.<user>Hello<assistant>Hello!<user>Tell me more.<assistant>"
+    data = out.read_bytes()
+    out.write_bytes(data[: len(data) // 2])
+    assert run(*command).code == 0
+    assert out.read_bytes() == data
+    # the host's own decoding: temperature 0.6 and top-k 20, stated or not; anything else is another text
+    for same in (["--temperature", "0.6"], ["--top-k", "20", "--chat"], ["--no-repeat-ngram", "0"]):
+        assert run(*command, *same).code == 0
+    assert "config_hash is" in run(*command, "--temperature", "1", "-q").error
+    assert "config_hash is" in run(*command, "--top-p", "0.9", "-q").error
+
+
+def test_chat_turns_prompts_into_requests(run, host, key_file, command, tmp_path):
+    plain, chat = tmp_path / "plain.jsonl", tmp_path / "chat.jsonl"
+    assert run(*command, "--out", plain, "--seed", 1).code == 0
+    assert run(*command, "--out", chat, "--seed", 1, "--chat").code == 0
+    assert [row["prompt"] for row in rows_of(chat)] == [f"<user>{p}<assistant>" for p in PROMPTS]
+    assert "messages" not in rows_of(plain)[0]
+    row = json.loads(run("generate", "--key", key_file, "--prompt", "Hello", "--chat", "--json").out)
+    assert (row["prompt"], row["messages"][0]["content"]) == ("<user>Hello<assistant>", "Hello")
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ('{"messages": []}', "line 2: messages must be a list"),
+        ('{"messages": [{"role": "user"}]}', "line 2: messages: message 0 needs a role"),
+        ('{"id": 1}', 'line 2 has no "prompt"'),
+    ],
+)
+def test_bad_chat_files(run, host, key_file, tmp_path, line, said):
+    path = tmp_path / "in.jsonl"
+    path.write_text(json.dumps(CONVERSATIONS[0]) + "\n" + line + "\n", encoding="utf-8")
+    assert said in run("generate", "--key", key_file, "--prompts", path, "--out", tmp_path / "o", "-q").error
+
+
+def test_the_terminal_shows_a_text_as_it_is_written(run, host, key_file, monkeypatch):
+    from rich.console import Console
+
+    written: list[str] = []
+
+    class Terminal(Console):
+        is_terminal = True
+
+        def print(self, *values, **options):
+            written.extend(map(str, values))
+
+    monkeypatch.setattr("dewmark.cli.generate.results", Terminal)
+    expected = json.loads(run("generate", "--key", key_file, "--prompt", "Once", "--seed", 3, "--json").out)[
+        "text"
+    ]
+    monkeypatch.setattr("dewmark.cli.generate.results", Terminal)
+    result = run("generate", "--key", key_file, "--prompt", "Once", "--seed", 3, "--chat")
+    assert result.code == 0
+    assert written[0] == "Once"
+    assert len(written) > 20
+    assert "".join(written[1:]) != expected  # chat decodes otherwise
+    written.clear()
+    assert run("generate", "--key", key_file, "--prompt", "Once", "--seed", 3).code == 0
+    from dewmark.cli.terminal import printable
+
+    assert "".join(written[1:]) == str(printable(expected))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import signal
 import stat
@@ -13,12 +14,15 @@ from pathlib import Path
 import pytest
 from tests.hosts.chat_server import KEY, Reply, echo, serving
 
-from dewmark.decoding import Decoding
-from dewmark.errors import ConfigError, ModelError
+from dewmark.decoding import CHAT_DECODING, Decoding
+from dewmark.errors import ConfigError, InputError, ModelError
+from dewmark.hosts import chat_format, load_host, wrap_model
+from dewmark.hosts.base import check_conversation
 from dewmark.hosts.chat.answer_cache import CachedChat
-from dewmark.hosts.chat.local import LocalChat, chat_template
+from dewmark.hosts.chat.local import LocalChat
 from dewmark.hosts.chat.settings import ChatSettings
 from dewmark.hosts.fake import FakeHost
+from dewmark.hosts.transformers.chat_format import chat_format_of
 from dewmark.serve.generation import transcript
 
 TEMPLATE = "{% for m in messages %}{{ m['role'] }} {{ m['content'] }} {% endfor %}the"
@@ -93,6 +97,59 @@ class TestCachedChat:
         assert model.asked == ["a"]
 
 
+class TestChatFormat:
+    """Templates and generation_config, from files and from memory."""
+
+    def test_the_host_s_own_decoding_and_the_fallback(self, tmp_path: Path):
+        host = FakeHost()
+        tokenizer = _tokenizer()
+        tokenizer.chat_template = TEMPLATE
+        tokenizer.save_pretrained(tmp_path)
+        host.model.save_pretrained(tmp_path)
+        assert chat_format(str(tmp_path)).decoding == CHAT_DECODING
+        own = {"do_sample": True, "temperature": 0.6, "top_k": 20}
+        (tmp_path / "generation_config.json").write_text(json.dumps(own))
+        found = chat_format(str(tmp_path))
+        assert found.decoding == Decoding(temperature=0.6, top_k=20)
+        assert found.render(said("the river")[0]) == "user the river the"
+        assert load_host(str(tmp_path)).chat.decoding == found.decoding
+        (tmp_path / "generation_config.json").write_text(json.dumps({"temperature": -1.0}))
+        with pytest.raises(ConfigError, match="unusable generation_config"):
+            chat_format(str(tmp_path))
+
+    def test_a_model_in_memory(self):
+        host = FakeHost()
+        with pytest.raises(ConfigError, match="has no chat template"):
+            host.chat  # noqa: B018
+        tokenizer = _tokenizer()
+        tokenizer.chat_template = TEMPLATE
+        host.model.generation_config.update(do_sample=True, temperature=0.5)
+        wrapped = wrap_model(host.model, tokenizer)
+        assert wrapped.chat.decoding.temperature == 0.5
+        assert wrapped.chat.render(said("the sea")[0]) == "user the sea the"
+
+    def test_a_template_that_rejects_a_conversation(self):
+        tokenizer = _tokenizer()
+        tokenizer.chat_template = "{{ raise_exception('no') }}"
+        with pytest.raises(InputError, match="chat template rejects"):
+            chat_format_of(tokenizer, {}, name="x").render(said("a")[0])
+
+    @pytest.mark.parametrize(
+        ("messages", "error"),
+        [
+            ("hello", "must be a list of messages"),
+            ([], "must be a list of messages"),
+            (["hello"], "message 0 needs a role and a content"),
+            ([{"role": "user"}], "message 0 needs a role and a content"),
+            ([{"role": "user", "content": "a\x00"}], "NUL"),
+            ([{"role": "assistant", "content": "a"}], "ends with the assistant"),
+        ],
+    )
+    def test_wrong_conversations(self, messages: object, error: str):
+        with pytest.raises(InputError, match=error):
+            check_conversation(messages, "conversation 0")
+
+
 class TestLocalChat:
     def test_answers_depend_only_on_text_and_seed(self):
         host = FakeHost()
@@ -108,7 +165,10 @@ class TestLocalChat:
         assert chat.complete(said("the sea"), seeds=[7], max_new_tokens=12) == answers[2:]
         assert chat.complete(said("the sea"), seeds=[8], max_new_tokens=12) != answers[2:]
         written = host.generate(
-            [transcript(said("the sea")[0])], scheme=None, seeds=[7], decoding=Decoding(max_new_tokens=12)
+            [transcript(said("the sea")[0])],
+            scheme=None,
+            seeds=[7],
+            decoding=dataclasses.replace(CHAT_DECODING, max_new_tokens=12),
         )
         assert answers[2] == written[0].text.strip()
 
@@ -120,7 +180,6 @@ class TestLocalChat:
         tokenizer = _tokenizer()
         tokenizer.save_pretrained(tmp_path / "tiny")
         name = str(tmp_path / "tiny")
-        assert chat_template(name) is None
         with pytest.raises(ConfigError, match="has no chat template"):
             LocalChat.load(name)
 
@@ -128,9 +187,8 @@ class TestLocalChat:
         tokenizer.save_pretrained(tmp_path / "tiny")
         chat = ChatSettings(host=name, device="cpu", answers=str(tmp_path / "answers")).open()
         answers = chat.complete(said("the river"), seeds=[3], max_new_tokens=6)
-        expected = host.generate(
-            ["user the river the"], scheme=None, seeds=[3], decoding=Decoding(max_new_tokens=6)
-        )
+        own = dataclasses.replace(CHAT_DECODING, max_new_tokens=6)
+        expected = host.generate(["user the river the"], scheme=None, seeds=[3], decoding=own)
         assert answers == [expected[0].text.strip()]
 
         monkeypatch.setattr("dewmark.hosts.load_host", lambda *_, **__: pytest.fail("weights were loaded"))

@@ -8,7 +8,15 @@ import pytest
 
 from dewmark.errors import ConfigError, InputError
 from dewmark.hosts.fake import FakeHost
-from dewmark.lab.prompts import held_out, human_texts, openings, prompt_texts, source_identity, truncate
+from dewmark.lab.prompts import (
+    held_out,
+    human_texts,
+    openings,
+    prompt_texts,
+    requests,
+    source_identity,
+    truncate,
+)
 
 
 def test_openings_are_used_in_order_and_once():
@@ -17,6 +25,24 @@ def test_openings_are_used_in_order_and_once():
     assert len({row["id"] for row in every}) == len(every) >= 300
     with pytest.raises(ConfigError, match="--texts must not exceed"):
         prompt_texts("openings", len(every) + 1)
+
+
+def test_requests_are_varied_and_split():
+    english = requests()
+    assert len(english) >= 200
+    assert len({row["kind"] for row in english[:10]}) == 10
+    assert len(requests(split="eval")) == 200
+    assert english[:200] == requests(split="eval")
+    every = list(english)
+    for language in ("de", "fr", "es", "pt", "zh"):
+        rows = requests(language)
+        assert len(rows) == 40
+        assert len(requests(language, split="eval")) == 32
+        every += rows
+    assert len({row["text"] for row in every}) == len(every) == len({row["id"] for row in every})
+    assert prompt_texts("requests", 5) == english[:5]
+    with pytest.raises(ConfigError, match="languages are de, en, es, fr, pt, zh"):
+        requests("xx")
 
 
 def test_a_long_corpus_repeats_openings_and_holds_some_out():

@@ -27,7 +27,8 @@ import uvicorn
 from tests.fakes import BagEncoder
 
 from dewmark.core.keys import Key
-from dewmark.decoding import Decoding
+from dewmark.decoding import CHAT_DECODING, Decoding
+from dewmark.hosts.base import ChatFormat
 from dewmark.hosts.fake import FakeHost
 from dewmark.scheme import BoundScheme
 from dewmark.serve.app import create_app
@@ -119,7 +120,12 @@ def make_service(
     if generates:
         writers = {name: bound(name) for name in tenants if "@" not in name}
         generator = TextGenerator(
-            host(), writers, name="tiny", render=transcript, max_waiting=32, batch_size=8
+            host(),
+            writers,
+            name="tiny",
+            chat=ChatFormat(transcript, CHAT_DECODING),
+            max_waiting=32,
+            batch_size=8,
         )
     return Service(Settings(**values), known, generator=generator)
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import threading
 import time
@@ -10,8 +11,9 @@ import pytest
 from tests.serve.conftest import bearer
 from tests.serve.live import bound, host, live_service
 
-from dewmark.decoding import Decoding
+from dewmark.decoding import CHAT_DECODING, Decoding
 from dewmark.serve.generation import TextStream
+from dewmark.watermark import DEFAULT_DECODING
 
 COMMON = {"model": "tiny", "max_tokens": 40, "seed": 7}
 
@@ -29,12 +31,12 @@ def events(response) -> list[dict]:
     return [json.loads(line.removeprefix("data: ")) for line in lines[:-1]]
 
 
-def library_text(prompt: str, *, seed: int, tokens: int) -> str:
+def library_text(prompt: str, *, seed: int, tokens: int, default: Decoding = DEFAULT_DECODING) -> str:
     (made,) = host().generate(
         [prompt],
         scheme=bound("acme"),
         seeds=[seed],
-        decoding=Decoding(max_new_tokens=tokens, no_repeat_ngram=4),
+        decoding=dataclasses.replace(default, max_new_tokens=tokens),
     )
     return made.text
 
@@ -105,7 +107,8 @@ class TestChat:
         messages = [{"role": "user", "content": [{"type": "text", "text": "tell of the river"}]}]
         wanted = {**COMMON, "messages": messages}
         body = client.post("/v1/chat/completions", json=wanted).json()
-        expected = library_text("User: tell of the river\n\nAssistant:", seed=7, tokens=40)
+        prompt = "User: tell of the river\n\nAssistant:"
+        expected = library_text(prompt, seed=7, tokens=40, default=CHAT_DECODING)  # as the host decodes
         assert body["choices"][0]["message"] == {"role": "assistant", "content": expected, "refusal": None}
         assert body["object"] == "chat.completion"
         streamed = {**wanted, "stream": True, "stream_options": {"include_usage": True}}

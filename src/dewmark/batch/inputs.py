@@ -15,12 +15,14 @@ from typing import Any, TypeGuard
 
 from dewmark import storage
 from dewmark.errors import InputError
+from dewmark.hosts.base import Conversation, check_conversation
 from dewmark.scheme import check_text
 
 __all__ = [
     "Document",
     "Prompt",
     "TextRow",
+    "as_request",
     "batched",
     "check_prompt",
     "count_lines",
@@ -56,10 +58,14 @@ class Document:
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """One line of a prompts file."""
+    """One line of a prompts file: a text to continue, or, with ``messages``, a conversation to answer.
+
+    The text of a conversation is its last message.
+    """
 
     id: str | int
     text: str
+    messages: Conversation | None = None
 
 
 def read_files(names: Sequence[str], *, prompt: str | None = None) -> list[TextRow]:
@@ -152,22 +158,38 @@ def read_documents(path: Path) -> list[Document]:
     return documents
 
 
-def read_prompts(path: Path) -> list[Prompt]:
-    """All prompts of a JSONL file with a ``prompt`` and optionally an ``id`` per line."""
+def read_prompts(path: Path, *, chat: bool | None = None) -> list[Prompt]:
+    """All lines of a JSONL file with a ``prompt`` or ``messages`` and optionally an ``id`` per line.
+
+    In a chat file every line is a conversation, a ``prompt`` being one message of the user's. ``chat=None``
+    takes the file for one if its first line has messages.
+    """
     prompts: list[Prompt] = []
     for number, row in storage.read_jsonl(path):
         where = f"{path}, line {number}"
-        if "prompt" not in row:
-            raise InputError(f'{where} has no "prompt"')
+        chat = "messages" in row if chat is None else chat
         name = row.get("id")
         if name is None:
             name = str(len(prompts))
         if not _is_name(name):
             raise InputError(f"{where}: id must be text or a whole number, got {type(name).__name__}")
-        prompts.append(Prompt(name, check_prompt(row["prompt"], f"{where}: prompt")))
+        if chat and "messages" in row:
+            messages = check_conversation(row["messages"], f"{where}: messages")
+            prompts.append(Prompt(name, messages[-1]["content"], messages))
+            continue
+        if "prompt" not in row:
+            remedy = ", only messages, which need --chat" if "messages" in row else ""
+            raise InputError(f'{where} has no "prompt"{remedy}')
+        text = check_prompt(row["prompt"], f"{where}: prompt")
+        prompts.append(Prompt(name, text, as_request(text) if chat else None))
     if not prompts:
         raise InputError(f"{path} has no prompts: it needs one JSON object with a prompt per line")
     return prompts
+
+
+def as_request(text: str) -> Conversation:
+    """A text as a conversation of one message, the user's."""
+    return [{"role": "user", "content": text}]
 
 
 def check_prompt(text: Any, what: str) -> str:  # noqa: ANN401 - any JSON value

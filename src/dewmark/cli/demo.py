@@ -105,7 +105,7 @@ def _run(
     model = marked_writer.host
     unmarked_writer = TextWriter(None, model.info, lambda: model)
     clock.lap(f"key {key.fingerprint}, {model.name}: ready in")
-    prompt = _chat_prompt(model.name)
+    prompt = marked_writer.chat.render([{"role": "user", "content": REQUEST}])
     decoding = Decoding(max_new_tokens=TOKENS, temperature=TEMPERATURE, top_p=TOP_P, no_repeat_ngram=4)
     progress(f"writing {TOKENS} tokens, twice", 0, 0)
     marked, unmarked = (
@@ -125,14 +125,6 @@ def _run(
         Case("human paragraph", "", human, found[2], Verdict.NOT_MARKED),
         Case("wrong key", REQUEST, marked, found[3], Verdict.NOT_MARKED),
     ]
-
-
-def _chat_prompt(host: str) -> str:
-    """The request in the chat format of an instruction-tuned model."""
-    from dewmark.hosts.chat.local import chat_template
-
-    render = chat_template(host)
-    return REQUEST if render is None else render([{"role": "user", "content": REQUEST}])
 
 
 def human_paragraph() -> str:

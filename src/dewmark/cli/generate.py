@@ -1,4 +1,4 @@
-"""``dewmark generate``: one completion to stdout, or a file of prompts to a file of completions."""
+"""``dewmark generate``: one completion or answer to stdout, or a file of prompts to a file of completions."""
 
 from __future__ import annotations
 
@@ -14,17 +14,22 @@ from dewmark.cli.terminal import Progress, emit, printable, results, say, write
 from dewmark.errors import ConfigError
 
 if TYPE_CHECKING:
-    from dewmark.batch import TextWriter
+    from dewmark.batch import Prompt, TextWriter
     from dewmark.decoding import Decoding
     from dewmark.types import DraftCount
 
 
 def generate(
     key: options.OptionalKeyFile = None,
-    prompt: Annotated[str | None, typer.Option(metavar="TEXT", help="Continue this text.")] = None,
+    prompt: Annotated[
+        str | None, typer.Option(metavar="TEXT", help="Continue this text, or answer it (--chat).")
+    ] = None,
     prompts: Annotated[
         Path | None,
-        typer.Option(metavar="IN.jsonl", help="Continue the prompt of each line (requires --out)."),
+        typer.Option(
+            metavar="IN.jsonl",
+            help="Continue the prompt or answer the messages of each line (requires --out).",
+        ),
     ] = None,
     out: Annotated[
         Path | None,
@@ -48,12 +53,16 @@ def generate(
         int | None,
         typer.Option(min=0, show_default="random", help="Seed of the first text; text i gets seed + i."),
     ] = None,
-    temperature: options.Temperature = 1.0,
-    top_p: options.TopP = 1.0,
-    top_k: Annotated[int, typer.Option(help="Keep the k most likely tokens; 0 keeps all.")] = 0,
+    chat: options.Chat = False,
+    temperature: options.OwnTemperature = None,
+    top_p: options.OwnTopP = None,
+    top_k: options.OwnTopK = None,
     no_repeat_ngram: Annotated[
-        int, typer.Option(help="Never repeat n tokens in a row; 0 allows repetition.")
-    ] = 4,
+        int | None,
+        typer.Option(
+            help="Never repeat n tokens in a row; 0 allows repetition.", show_default="4; 0 in chat"
+        ),
+    ] = None,
     batch_size: options.BatchSize = 8,
     device: options.Device = "auto",
     dtype: options.Dtype = "auto",
@@ -61,8 +70,8 @@ def generate(
     quiet: options.Quiet = False,
 ) -> None:
     """Write watermarked text."""
-    from dewmark.batch import TextWriter, generate_file, read_prompts
-    from dewmark.batch.inputs import check_prompt
+    from dewmark.batch import Prompt, TextWriter, generate_file, read_prompts
+    from dewmark.batch.inputs import as_request, check_prompt
     from dewmark.decoding import Decoding
 
     if (prompt is None) == (prompts is None):
@@ -71,7 +80,7 @@ def generate(
         raise ConfigError("--prompts and --out go together: give both or neither")
     if scheme == options.UNMARKED and settings:
         raise ConfigError("scheme none has no parameters: leave out --set")
-    decoding = Decoding(
+    stated = options.decoding_options(
         max_new_tokens=max_new_tokens,
         temperature=temperature,
         top_p=top_p,
@@ -79,11 +88,14 @@ def generate(
         no_repeat_ngram=no_repeat_ngram,
         min_new_tokens=min_new_tokens,
     )
+    Decoding(**stated)  # report mistakes before a model is loaded
     secret = options.load_key(key) if key is not None or scheme != options.UNMARKED else None
     if prompt is not None:
-        check_prompt(prompt, "--prompt")
+        asked = [Prompt("0", check_prompt(prompt, "--prompt"), as_request(prompt) if chat else None)]
     if prompts is not None:
-        read_prompts(prompts)  # report mistakes before a model is loaded
+        asked = read_prompts(prompts, chat=chat or None)
+        _check_out(prompts, out)
+    chat = asked[0].messages is not None
     started = time.perf_counter()
     with Progress(quiet=quiet) as progress:
         if secret is None or scheme == options.UNMARKED:
@@ -100,11 +112,12 @@ def generate(
                     dtype=dtype,
                 )
             )
-        if prompts is None or out is None:
-            said = _complete(writer, prompt or "", decoding, seed=seed, progress=progress, json_=json_)
+        decoding = writer.decoding(stated, chat=chat)
+        if out is None:
+            said = _complete(writer, asked[0], decoding, seed=seed, progress=progress, json_=json_)
         else:
             made = generate_file(
-                prompts, out, writer, decoding=decoding, seed=seed, batch_size=batch_size, progress=progress
+                asked, out, writer, decoding=decoding, seed=seed, batch_size=batch_size, progress=progress
             )
             new = made.rows - made.resumed_from
             said = f"{new} rows written{_drafts(made.drafts)}, {made.resumed_from} resumed, seed {made.seed}"
@@ -117,23 +130,40 @@ def generate(
     say(f"{said}, {time.perf_counter() - started:.1f} s", quiet=quiet)
 
 
+def _check_out(prompts: Path, out: Path | None) -> None:
+    if out is not None and out.exists() and out.samefile(prompts):
+        raise ConfigError(f"the output is the prompts file {prompts} itself: choose another name")
+
+
 def _complete(
-    writer: TextWriter, prompt: str, decoding: Decoding, *, seed: int | None, progress: Progress, json_: bool
+    writer: TextWriter,
+    asked: Prompt,
+    decoding: Decoding,
+    *,
+    seed: int | None,
+    progress: Progress,
+    json_: bool,
 ) -> str:
-    """Print the completion of one prompt; returns a line about it."""
+    """Print the completion of one prompt, on a terminal as it is written; returns a line about it."""
     from dewmark.batch.generating import completion_row
 
     host = writer.host  # loading reports its own progress
     progress(f"{host.name} is writing", 0, 0)
-    seeds = [secrets.randbits(31) if seed is None else seed]
-    made = writer.write([prompt], seeds=seeds, decoding=decoding)[0]
-    progress.clear()
+    seed = secrets.randbits(31) if seed is None else seed
+    prompt = writer.prompt(asked)
     console = results()
+    if console.is_terminal and not json_:
+        progress.clear()
+        console.print(printable(asked.text), style="dim", end="" if asked.messages is None else "\n\n")
+        for piece in writer.stream(prompt, seed=seed, decoding=decoding):
+            console.print(printable(piece), end="")
+        console.print()
+        name = "none" if writer.scheme is None else writer.scheme.scheme.name
+        return f"scheme {name}, seed {seed}"
+    made = writer.write([prompt], seeds=[seed], decoding=decoding)[0]
+    progress.clear()
     if json_:
-        emit(completion_row("0", made))
-    elif console.is_terminal:
-        console.print(printable(prompt), style="dim", end="")
-        console.print(printable(made.text))
+        emit(completion_row(asked, made))
     else:
         write(made.text + "\n")  # only the completion, so that it can be piped into a detector
     return f"{made.tokens} tokens{_drafts(made.drafts)}, scheme {made.scheme}, seed {made.seed}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
@@ -15,6 +15,7 @@ from dewmark.registry import unknown_name
 
 if TYPE_CHECKING:
     from dewmark.core.keys import Key
+    from dewmark.decoding import DecodingOptions
     from dewmark.scheme import BoundScheme
     from dewmark.serve.store import Store
     from dewmark.watermark import Watermark
@@ -62,6 +63,33 @@ FalsePositiveRate = Annotated[
 Temperature = Annotated[float, typer.Option("--temperature", help="Sampling temperature, above 0 to mark.")]
 TopP = Annotated[
     float, typer.Option("--top-p", help="Keep the most likely tokens with this total probability.")
+]
+OwnTemperature = Annotated[
+    float | None,
+    typer.Option(
+        "--temperature",
+        help="Sampling temperature, above 0 to mark.",
+        show_default="1; the host's own in chat",
+    ),
+]
+OwnTopP = Annotated[
+    float | None,
+    typer.Option(
+        "--top-p",
+        help="Keep the most likely tokens with this total probability.",
+        show_default="1; the host's own in chat",
+    ),
+]
+OwnTopK = Annotated[
+    int | None,
+    typer.Option(
+        "--top-k",
+        help="Keep the k most likely tokens; 0 keeps all.",
+        show_default="0; the host's own in chat",
+    ),
+]
+Chat = Annotated[
+    bool, typer.Option("--chat", help="Answer requests in the host's chat template, as the host decodes.")
 ]
 Seed = Annotated[int, typer.Option("--seed", min=0, help="Seed of the first text; text i gets seed + i.")]
 Device = Annotated[str, typer.Option("--device", help="Device: auto, cpu, cuda, cuda:1, mps …")]
@@ -181,17 +209,22 @@ def read_config(context: typer.Context, file: Path | None) -> Path | None:
     return file
 
 
+def decoding_options(**values: float | None) -> DecodingOptions:
+    """The decoding options that were given."""
+    return cast("DecodingOptions", {name: value for name, value in values.items() if value is not None})
+
+
 def check_marks(scheme: str | None) -> None:
     """Raise `ConfigError` for --scheme none where a mark is needed."""
     if scheme == UNMARKED:
         raise ConfigError("scheme none leaves no mark: name a scheme that marks")
 
 
-def package_prompts(number: int, *, option: str) -> list[str]:
-    """The first ``number`` of the package's own prompts; ``option`` set the number."""
-    from dewmark.lab.prompts import openings
+def package_prompts(number: int, *, option: str, chat: bool = False) -> list[str]:
+    """The first ``number`` of the package's own prompts, or requests; ``option`` set the number."""
+    from dewmark.lab.prompts import openings, requests
 
-    rows = openings()
+    rows = requests() if chat else openings()
     if number > len(rows):
         raise ConfigError(f"the package has {len(rows)} prompts: {option} must not exceed that, got {number}")
     return [row["text"] for row in rows[:number]]

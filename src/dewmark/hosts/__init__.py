@@ -12,10 +12,10 @@ from dewmark.models.packaged import PACKAGED
 from dewmark.registry import HOSTS
 
 if TYPE_CHECKING:
-    from dewmark.hosts.base import Host
+    from dewmark.hosts.base import ChatFormat, Host
     from dewmark.workspace import HostInfo, Progress
 
-__all__ = ["host_info", "info_from_model", "load_host", "wrap_model"]
+__all__ = ["chat_format", "host_info", "info_from_model", "load_host", "wrap_model"]
 
 
 def load_host(
@@ -37,6 +37,18 @@ def host_info(name: str, *, progress: Progress | None = None) -> HostInfo:
     from dewmark.hosts.transformers import description
 
     return description.host_info(name, progress=progress)
+
+
+def chat_format(name: str, *, progress: Progress | None = None) -> ChatFormat:
+    """A host's chat format, without loading the weights of a model for transformers.
+
+    Raises `ConfigError` for a host without a chat template, which only continues text.
+    """
+    if _is_published(name):
+        return load_host(name, progress=progress).chat
+    from dewmark.hosts.transformers import chat_format as formats
+
+    return formats.chat_format(name, progress=progress)
 
 
 def info_from_model(model: Any, tokenizer: Any) -> HostInfo:  # noqa: ANN401 - transformers is not imported

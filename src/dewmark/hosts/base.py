@@ -9,23 +9,48 @@ Boundary: no engine is imported here.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dewmark import config as cfg
 from dewmark.decoding import Decoding, check_int
 from dewmark.errors import ConfigError, InputError, VocabularyError
-from dewmark.scheme import BoundScheme, Drafts
+from dewmark.scheme import BoundScheme, Drafts, check_text
 from dewmark.types import DraftCount, Generation
 from dewmark.workspace import HostInfo
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Host", "OnBatch", "OnStep", "check_decoding", "generation_hash"]
+__all__ = [
+    "ChatFormat",
+    "Conversation",
+    "Host",
+    "Message",
+    "OnBatch",
+    "OnStep",
+    "check_conversation",
+    "check_decoding",
+    "generation_hash",
+    "no_template",
+]
 
 OnBatch = Callable[[list[Generation]], None]
 OnStep = Callable[[list[int | None]], bool]
+
+Message = Mapping[str, str]
+"""``{"role": "system" | "user" | "assistant", "content": text}``"""
+
+Conversation = Sequence[Message]
+
+
+@dataclass(frozen=True, slots=True)
+class ChatFormat:
+    """How a host is talked to: ``render`` makes a conversation its prompt, ``decoding`` is the host's own."""
+
+    render: Callable[[Conversation], str]
+    decoding: Decoding
 
 
 class Host(ABC):
@@ -40,6 +65,11 @@ class Host(ABC):
     def name(self) -> str:
         """The name it was loaded by."""
         return self.info.name
+
+    @property
+    def chat(self) -> ChatFormat:
+        """The chat format; raises `ConfigError` for hosts that only continue text."""
+        raise no_template(self.name)
 
     @property
     def device(self) -> torch.device:
@@ -201,6 +231,29 @@ class Host(ABC):
                     f"another vocabulary ({ours.vocab_size} ids): load the scheme for this host"
                 )
         self.check_prompts(prompts, decoding.max_new_tokens)
+
+
+def no_template(name: str) -> ConfigError:
+    """The error for a host without a chat template."""
+    return ConfigError(
+        f"{name} has no chat template, so it takes no instructions: choose an instruction-tuned model, such "
+        "as smollm2-135m or qwen2.5-coder-1.5b"
+    )
+
+
+def check_conversation(messages: object, what: str) -> Conversation:
+    """Raise `InputError` unless ``messages`` is a conversation whose last message asks for an answer."""
+    if not isinstance(messages, Sequence) or isinstance(messages, str) or not messages:
+        raise InputError(f'{what} must be a list of messages such as {{"role": "user", "content": "Hello"}}')
+    for i, message in enumerate(messages):
+        if not isinstance(message, Mapping) or not all(
+            isinstance(message.get(field), str) for field in ("role", "content")
+        ):
+            raise InputError(f"{what}: message {i} needs a role and a content, both strings")
+        check_text(message["content"], f"{what}: message {i}")
+    if messages[-1]["role"] == "assistant":
+        raise InputError(f"{what} ends with the assistant's message: end with the user's")
+    return messages
 
 
 def check_decoding(decoding: Decoding, scheme: BoundScheme | None) -> None:

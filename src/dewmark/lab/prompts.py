@@ -1,6 +1,7 @@
 """Prompts and human-written texts, from the package or from files, truncated to a number of tokens.
 
-Sources of prompts: ``openings`` are the package's own; ``openings-again`` repeats most of them with other
+Sources of prompts: ``openings`` are the package's own, and ``requests`` its own requests to a chat model;
+``openings-again`` repeats most of them with other
 ids, for a corpus larger than their number; ``c4`` streams the validation split of C4 from the hub. Anything
 else is a JSONL file with a ``prompt`` (or ``text``) and optionally an ``id`` per line.
 """
@@ -23,19 +24,21 @@ __all__ = [
     "AGAIN",
     "C4",
     "OPENINGS",
+    "REQUESTS",
     "Row",
     "first_tokens",
     "held_out",
     "human_texts",
     "openings",
     "prompt_texts",
+    "requests",
     "source_identity",
     "truncate",
 ]
 
 Row = dict[str, Any]
 
-OPENINGS, AGAIN, C4 = "openings", "openings-again", "c4"
+OPENINGS, AGAIN, C4, REQUESTS = "openings", "openings-again", "c4", "requests"
 _HELD_OUT = 100  # openings that `AGAIN` never uses
 _FIELDS = ("prompt", "text", "response")
 _LEAST_WORDS = 30  # a shorter human-written text cannot be compared with a completion of 200 tokens
@@ -48,9 +51,25 @@ def openings() -> list[Row]:
     return [{"id": row["id"], "text": row["prompt"]} for row in rows]
 
 
+def requests(language: str = "en", *, split: str | None = None) -> list[Row]:
+    """The package's requests to a chat model (``id``, ``text``, ``kind``) in a language.
+
+    Any contiguous range mixes the kinds. ``split`` is ``eval`` for measuring or ``train`` for choosing
+    settings and training; without it come both, ``eval`` first.
+    """
+    file = resources.files("dewmark") / "data" / "requests.jsonl"
+    rows = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+    chosen = [row for row in rows if row["language"] == language and split in (None, row["split"])]
+    if not chosen:
+        known = ", ".join(sorted({row["language"] for row in rows}))
+        raise ConfigError(f"there are no requests in {language!r} (split {split}): languages are {known}")
+    chosen.sort(key=lambda row: row["split"] != "eval")
+    return [{"id": row["id"], "text": row["prompt"], "kind": row["kind"]} for row in chosen]
+
+
 def source_identity(source: str) -> str:
     """A string that identifies the texts of a source: its name, or a hash of the file's contents."""
-    if source in (OPENINGS, AGAIN, C4):
+    if source in (OPENINGS, AGAIN, C4, REQUESTS):
         return source
     return storage.sha256_file(_file(source))[:16]
 
@@ -105,6 +124,8 @@ def first_tokens(texts: Sequence[str], tokenizer: Tokenizer, *, tokens: int) -> 
 def _stream(source: str) -> Iterable[Row]:
     if source == OPENINGS:
         return openings()
+    if source == REQUESTS:
+        return requests()
     if source == AGAIN:
         return _repeated_openings()
     if source == C4:
@@ -144,5 +165,5 @@ def _file_rows(path: Path, fields: tuple[str, ...]) -> Iterator[Row]:
 def _file(source: str) -> Path:
     path = Path(source).expanduser()
     if not path.is_file():
-        raise InputError(f"there is no file {source}: give {OPENINGS}, {C4} or a JSONL file")
+        raise InputError(f"there is no file {source}: give {OPENINGS}, {REQUESTS}, {C4} or a JSONL file")
     return path

@@ -23,16 +23,16 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from dewmark.decoding import Decoding
+from dewmark.decoding import CHAT_DECODING, Decoding
 from dewmark.errors import DewmarkError
-from dewmark.hosts.base import Host, check_decoding
+from dewmark.hosts import chat_format
+from dewmark.hosts.base import ChatFormat, Host, check_decoding
 from dewmark.hosts.chat import Conversation
-from dewmark.hosts.chat.local import Render, chat_template
 from dewmark.hosts.transformers.tokenizer import HFTokenizer
 from dewmark.scheme import BoundScheme
 from dewmark.serve.thread_pool import Overloaded
 
-__all__ = ["GenerationRequest", "TextGenerator", "TextStream", "chat_renderer", "transcript"]
+__all__ = ["GenerationRequest", "TextGenerator", "TextStream", "chat_format_or_transcript", "transcript"]
 
 _SPEAKERS = {"system": "System", "developer": "System", "user": "User", "assistant": "Assistant"}
 _GATHER_SECONDS = 0.02  # how long the first request of a batch waits for others
@@ -42,13 +42,13 @@ _UNFINISHED = "\N{REPLACEMENT CHARACTER}"  # the decoding of an incomplete chara
 _log = logging.getLogger("dewmark.serve")
 
 
-def chat_renderer(name: str) -> Render:
-    """The function that turns a conversation into a host's prompt."""
+def chat_format_or_transcript(name: str) -> ChatFormat:
+    """A host's chat format; plain transcripts for a host that has none."""
     try:
-        return chat_template(name) or transcript
+        return chat_format(name)
     except DewmarkError as error:
-        _log.warning("no chat template was found", exc_info=error)
-        return transcript
+        _log.warning("%s: conversations become transcripts", error)
+        return ChatFormat(transcript, CHAT_DECODING)
 
 
 def transcript(messages: Conversation) -> str:
@@ -158,12 +158,12 @@ class TextGenerator:
         writers: Mapping[str, BoundScheme],
         *,
         name: str,
-        render: Render,
+        chat: ChatFormat,
         max_waiting: int,
         batch_size: int,
     ) -> None:
-        """``writers`` are the marks by tenant; ``render`` turns a conversation into a prompt."""
-        self.host, self.writers, self.name, self.render = host, dict(writers), name, render
+        """``writers`` are the marks by tenant; ``chat`` is the host's chat format."""
+        self.host, self.writers, self.name, self.chat = host, dict(writers), name, chat
         self._max_waiting, self._batch_size = max_waiting, batch_size
         self._streams: deque[TextStream] = deque()
         self._changed = threading.Condition()

@@ -21,7 +21,7 @@ import uvicorn
 from dewmark.errors import DewmarkError
 from dewmark.serve.app import create_app
 from dewmark.serve.connections import server_config
-from dewmark.serve.generation import TextGenerator, chat_renderer
+from dewmark.serve.generation import TextGenerator, chat_format_or_transcript
 from dewmark.serve.monitoring import set_up_logging
 from dewmark.serve.service import Service
 from dewmark.serve.settings import Settings
@@ -42,7 +42,7 @@ def open_service(settings: Settings) -> Service:
             host,
             writers,
             name=settings.host_model,
-            render=chat_renderer(settings.host_model),
+            chat=chat_format_or_transcript(settings.host_model),
             max_waiting=settings.max_waiting_completions,
             batch_size=settings.generation_batch_size,
         )

@@ -7,15 +7,13 @@ opens one of them from plain settings.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
+
+from dewmark.hosts.base import Conversation, Message
 
 __all__ = ["ChatModel", "Conversation", "Message", "OnAnswer"]
 
-Message = Mapping[str, str]
-"""``{"role": "system" | "user" | "assistant", "content": text}``"""
-
-Conversation = Sequence[Message]
 OnAnswer = Callable[[int, str], None]
 
 

@@ -1,4 +1,4 @@
-"""A host with a chat template as a chat model, and the template itself."""
+"""A host with a chat template as a chat model."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from dewmark.decoding import Decoding
-from dewmark.errors import ConfigError, InputError
-from dewmark.hosts import host_info, load_host
+from dewmark.decoding import CHAT_DECODING, Decoding, DecodingOptions
+from dewmark.hosts import chat_format, host_info, load_host
 from dewmark.hosts.chat import Conversation, OnAnswer
 
 if TYPE_CHECKING:
@@ -17,38 +16,7 @@ if TYPE_CHECKING:
     from dewmark.types import Generation
     from dewmark.workspace import Progress
 
-__all__ = ["LocalChat", "Render", "chat_template"]
-
-Render = Callable[[Conversation], str]
-
-
-def chat_template(name: str) -> Render | None:
-    """The chat template of a host, as a function from a conversation to a prompt; None if it has none."""
-    from transformers import AutoTokenizer
-
-    from dewmark.hosts.transformers.model_files import load_error, resolve
-
-    source = resolve(name, weights=False)
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(source.location, **source.options)
-    except (OSError, ValueError) as error:
-        raise load_error(name, error) from error
-    if not tokenizer.chat_template:
-        return None
-
-    def render(messages: Conversation) -> str:
-        try:
-            return str(
-                tokenizer.apply_chat_template(
-                    [dict(message) for message in messages], tokenize=False, add_generation_prompt=True
-                )
-            )
-        except Exception as error:  # a template raises whatever its author chose
-            raise InputError(
-                "the model's chat template rejects this conversation: change its roles"
-            ) from error
-
-    return render
+__all__ = ["LocalChat"]
 
 
 class LocalChat:
@@ -59,8 +27,8 @@ class LocalChat:
         open_host: Callable[[], Host],
         *,
         identity: str,
-        render: Render,
-        decoding: Decoding = Decoding(),
+        render: Callable[[Conversation], str],
+        decoding: Decoding = CHAT_DECODING,
         batch_size: int = 8,
     ) -> None:
         self._open_host = open_host
@@ -76,22 +44,26 @@ class LocalChat:
         *,
         device: str = "auto",
         dtype: str = "auto",
-        decoding: Decoding = Decoding(),
+        temperature: float | None = None,
+        top_p: float | None = None,
         batch_size: int = 8,
         progress: Progress | None = None,
     ) -> LocalChat:
-        """Load a host by any name that `load_host` takes; it must have a chat template."""
-        render = chat_template(name)
-        if render is None:
-            raise ConfigError(
-                f"{name} has no chat template, so it takes no instructions: choose an instruction-tuned "
-                "model, such as smollm2-135m"
-            )
+        """Load a host by any name that `load_host` takes; it must have a chat template.
+
+        Sampling options that are None are the host's own.
+        """
+        form = chat_format(name, progress=progress)
+        stated: DecodingOptions = {}
+        if temperature is not None:
+            stated["temperature"] = temperature
+        if top_p is not None:
+            stated["top_p"] = top_p
         return cls(
             functools.partial(load_host, name, device=device, dtype=dtype, progress=progress),
             identity=host_info(name, progress=progress).identity,
-            render=render,
-            decoding=decoding,
+            render=form.render,
+            decoding=dataclasses.replace(form.decoding, **stated),
             batch_size=batch_size,
         )
 
@@ -106,6 +78,7 @@ class LocalChat:
             "host": self._identity,
             "temperature": self._decoding.temperature,
             "top_p": self._decoding.top_p,
+            "top_k": self._decoding.top_k,
         }
 
     def complete(

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dewmark import config
-from dewmark.decoding import Decoding
 from dewmark.errors import ConfigError
 from dewmark.hosts.chat import ChatModel, Conversation
 from dewmark.hosts.chat.answer_cache import CachedChat
@@ -31,7 +30,7 @@ _PER_MESSAGE = 4  # tokens of overhead per message in a chat format
 class ChatSettings:
     """The settings of a chat model: ``base_url`` and ``model`` name an endpoint, ``host`` a local one.
 
-    ``temperature`` and ``top_p`` None mean the endpoint's own defaults, and 1 for a local host.
+    ``temperature`` and ``top_p`` None mean the endpoint's, or the local host's, own defaults.
     ``per_minute`` limits how many requests are started, 0 is no limit. Prices are per million tokens, in any
     currency. ``answers`` is the folder of cached answers, by default one in dewmark's cache.
     """
@@ -89,10 +88,8 @@ class ChatSettings:
                 self.host,
                 device=self.device,
                 dtype=self.dtype,
-                decoding=Decoding(
-                    temperature=1.0 if self.temperature is None else self.temperature,
-                    top_p=1.0 if self.top_p is None else self.top_p,
-                ),
+                temperature=self.temperature,
+                top_p=self.top_p,
                 batch_size=self.batch_size,
                 progress=progress,
             )

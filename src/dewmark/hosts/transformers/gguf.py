@@ -50,7 +50,7 @@ def convert_gguf(
             _flag_controls(tokenizer)
             _split_digits(tokenizer, gguf)
             _drop_padding(tokenizer)
-            model.generation_config.update(**generation)
+            model.generation_config.update(**generation)  # type: ignore[no-untyped-call]
             tokenizer.save_pretrained(str(folder))
             model.save_pretrained(str(folder))
     except DewmarkError:

@@ -14,7 +14,8 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase
 
 from dewmark.decoding import Decoding
 from dewmark.errors import InputError, ModelError
-from dewmark.hosts.base import Host, OnStep
+from dewmark.hosts.base import ChatFormat, Host, OnStep
+from dewmark.hosts.transformers.chat_format import chat_format, chat_format_of
 from dewmark.hosts.transformers.decoding_loop import CachedForward, CausalLM, decode, device_of
 from dewmark.hosts.transformers.description import describe, info_from_model
 from dewmark.hosts.transformers.drafting import write_drafts
@@ -47,8 +48,18 @@ class TransformersHost(Host):
         tokenizer: HFTokenizer | PreTrainedTokenizerBase,
         *,
         info: HostInfo | None = None,
+        open_chat: Callable[[], ChatFormat] | None = None,
     ) -> None:
         self.model = model.eval()
+        if open_chat is None and not isinstance(tokenizer, HFTokenizer):
+            generation = getattr(model, "generation_config", None)
+            open_chat = functools.partial(
+                chat_format_of,
+                tokenizer,
+                {} if generation is None else generation.to_diff_dict(),
+                name=str(model.config.model_type),
+            )
+        self._open_chat = open_chat
         self.tokenizer = tokenizer if isinstance(tokenizer, HFTokenizer) else HFTokenizer(tokenizer)
         self._info = info or info_from_model(model, self.tokenizer)
         text_config = model.config.get_text_config()
@@ -60,6 +71,11 @@ class TransformersHost(Host):
     def info(self) -> HostInfo:
         """The host's description for schemes."""
         return self._info
+
+    @functools.cached_property
+    def chat(self) -> ChatFormat:
+        """The chat format of the tokenizer that the host was made with."""
+        return super().chat if self._open_chat is None else self._open_chat()
 
     @property
     def device(self) -> torch.device:
@@ -265,4 +281,6 @@ def load_host(
         raise load_error(name, error) from error
     if progress is not None:
         progress(f"loading {name}", 1, 1)
-    return TransformersHost(model, tokenizer, info=info)
+    return TransformersHost(
+        model, tokenizer, info=info, open_chat=functools.partial(chat_format, name, progress=progress)
+    )

@@ -9,6 +9,7 @@ mark off. A token writes with its own tenant's key.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
 import secrets
 import time
@@ -37,6 +38,7 @@ from dewmark.serve.routes.dependencies import (
 )
 from dewmark.serve.routes.guarded_route import GuardedRoute, scopes
 from dewmark.serve.service import Service
+from dewmark.watermark import DEFAULT_DECODING
 
 __all__ = ["router"]
 
@@ -44,7 +46,6 @@ router = APIRouter(prefix="/v1", tags=["generation"], dependencies=[Depends(toke
 
 _COMPLETION_TOKENS = 16  # OpenAI's default
 _CHAT_TOKENS = 256
-_NO_REPEAT = 4  # as in `Watermark.generate`
 _STARTED = int(time.time())
 _ERRORS = error_responses(404, 408, 413, 422, 429)
 
@@ -91,13 +92,13 @@ class _Request(BaseModel):
     stream: bool | None = None
     stream_options: Json | None = None
 
-    def decoding(self, max_new_tokens: int) -> Decoding:
-        """The decoding options, with OpenAI's defaults."""
-        return Decoding(
+    def decoding(self, max_new_tokens: int, default: Decoding) -> Decoding:
+        """``default`` with the options that the request states."""
+        return dataclasses.replace(
+            default,
             max_new_tokens=max_new_tokens,
-            temperature=1.0 if self.temperature is None else self.temperature,
-            top_p=1.0 if self.top_p is None else self.top_p,
-            no_repeat_ngram=_NO_REPEAT,
+            temperature=default.temperature if self.temperature is None else self.temperature,
+            top_p=default.top_p if self.top_p is None else self.top_p,
         )
 
     @property
@@ -200,7 +201,7 @@ async def chat_completions(
     for i, message in enumerate(messages):
         if message["content"].strip():
             check_text(message["content"], f"message {i}")
-    prompt = await service.in_thread(generator.render, messages)
+    prompt = await service.in_thread(generator.chat.render, messages)
     tokens = body.max_completion_tokens or body.max_tokens or _CHAT_TOKENS
     return await _respond(body, request, [prompt], tokens, "chat", service, caller, request_id)
 
@@ -224,8 +225,9 @@ async def _respond(
     if tokens > limit:
         raise ApiError(422, "invalid_request", f"max_tokens must be at most {limit}")
     seed = secrets.randbits(31) if body.seed is None else body.seed
+    decoding = body.decoding(tokens, generator.chat.decoding if kind == "chat" else DEFAULT_DECODING)
     wanted = [
-        GenerationRequest(prompt, tenant, seed=seed + i, decoding=body.decoding(tokens), stop=body.stops)
+        GenerationRequest(prompt, tenant, seed=seed + i, decoding=decoding, stop=body.stops)
         for prompt in prompts
         for i in range(body.n or 1)
     ]
