@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import json
+import math
 import random
+import zlib
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from tests.fakes import PAPER
 
@@ -12,6 +16,11 @@ import dewmark
 from dewmark.decoding import Decoding
 from dewmark.errors import ConfigError, InputError
 from dewmark.hosts.fake import FakeHost
+from dewmark.scheme import make_detection
+from dewmark.stats import scan
+from dewmark.stats.evidence import Evidence
+from dewmark.stats.key_test import key_test
+from dewmark.workspace import Tokenized
 
 KEY = dewmark.Key(bytes(range(3, 35)))
 PROMPT = " the old bridge over the river"
@@ -62,7 +71,10 @@ def test_the_marked_passage_is_found(host, scheme):
     assert passage.tokens == pytest.approx(120, abs=30)
     assert 0.2 < located.share < 0.45
     assert located.detection.p_value == scheme.detect(text).p_value
-    assert located.fpr == 0.05
+    assert located.fpr == 0.01
+    assert located.coverage.extent == "part"
+    assert dewmark.Detector(scheme).detect(text).coverage.passages[0].start == passage.start
+    assert "marked, part of it, characters" in str(dewmark.Detector(scheme).detect(text))
 
 
 def test_another_key_finds_nothing(host, scheme, bag_encoder):
@@ -117,3 +129,103 @@ def test_bad_calls(scheme):
         dewmark.locate("  ", scheme)
     with pytest.raises(ConfigError, match="fpr"):
         dewmark.locate("text", scheme, fpr=1.5)
+
+
+PLACES = tuple((i, i + 1) for i in range(200))
+
+
+class NoiseBound(dewmark.BoundScheme):
+    """Scores of unmarked text: independent standard normal numbers, drawn anew for each key and text."""
+
+    tests = ("key",)
+
+    def __init__(self, number: int) -> None:
+        scheme = SimpleNamespace(languages=None, language_free=True)
+        super().__init__(scheme, None, f"{number:016x}")
+        self.number = number
+
+    session = state = None
+
+    def tokenize(self, texts):
+        return [Tokenized(text, (), PLACES[: len(text)]) for text in texts]
+
+    def evidence(self, texts, prompts):
+        return [self._evidence(text.text) for text in texts]
+
+    def _evidence(self, text: str) -> Evidence:
+        rng = np.random.default_rng([self.number, zlib.crc32(text.encode())])
+        return Evidence.independent(rng.normal(size=len(text)), np.ones(len(text)), np.arange(len(text)))
+
+    def detect_batch(self, texts, *, prompts=None, fpr=0.01, test=None):
+        return [
+            make_detection(
+                evidence := self._evidence(text),
+                key_test(evidence, variance=float(len(text))),
+                score=0.0,
+                test="key",
+                fpr=fpr,
+                scheme="noise",
+                fingerprint=self.fingerprint,
+            )
+            for text in texts
+        ]
+
+
+NoiseBound.__abstractmethods__ = frozenset()
+
+
+@pytest.fixture
+def one_search(monkeypatch):
+    """Texts of one length share their windows and draws, which do not depend on the scores."""
+    kept = {}
+    search = scan.Search
+    monkeypatch.setattr(scan, "Search", lambda e: kept.setdefault(len(e), kept.get(len(e)) or search(e)))
+
+
+def test_300_unmarked_documents_under_50_keys(one_search):
+    """Any accusation, of the whole text or of any passage, under any key: at most the level."""
+    keys, texts, level = [NoiseBound(number) for number in range(50)], 300, 0.1
+    found = [dewmark.locate(f"{i:-<120}", keys, fpr=level) for i in range(texts)]
+    accused = sum(each.is_marked or bool(each.passages) for each in found)
+    margin = 3.0 * math.sqrt(level * (1.0 - level) / texts)
+    assert accused / texts <= level + margin
+    assert accused / texts > 0.3 * level  # and not by giving up
+    for each in found:
+        assert each.is_marked or not each.passages
+        assert all(passage.p_value <= level for passage in each.passages)
+        assert each.p_value == min(each.p_values)
+    # one key after the other, without paying for the others, accuses nearly everybody
+    alone = [any(dewmark.locate(f"{i:-<120}", key, fpr=level).is_marked for key in keys) for i in range(6)]
+    assert sum(alone) >= 5
+
+
+def test_a_passage_is_found_where_the_whole_text_shows_nothing(host, scheme):
+    text, start, end = mixed(host, scheme)
+    before = words(host, 600, seed=8) + " "
+    located = dewmark.locate(before + text + " " + words(host, 600, seed=9), scheme)
+    assert located.detection.p_value > located.p_value
+    assert located.is_marked
+    assert overlap(located, len(before) + start, len(before) + end) > 0.6
+    assert located.coverage.extent == "part"
+
+
+def test_keys_of_two_tenants_in_one_text(host, scheme):
+    other = dewmark.load_scheme("dew", key=dewmark.Key(bytes(32)), host=host.info, **PAPER, lambda_=6.0)
+    ours, _, _ = mixed(host, scheme)
+    theirs, _, _ = mixed(host, other)
+    located = dewmark.locate(ours + " " + theirs, [scheme, other])
+    assert [passage.key_fingerprint for passage in located.passages] == [
+        scheme.fingerprint,
+        other.fingerprint,
+    ]
+    assert located.passages[0].end < len(ours) < located.passages[1].start
+
+
+def test_a_text_marked_throughout_is_marked_as_a_whole(host, scheme):
+    (marked,) = host.generate(
+        [PROMPT], scheme=scheme, seeds=[3], decoding=Decoding(max_new_tokens=300, min_new_tokens=300)
+    )
+    found = dewmark.Detector(scheme).detect(marked.text)
+    assert found.coverage.extent == "whole"
+    assert "marked, throughout" in str(found)
+    assert dewmark.Detector(scheme).detect(words(host, 200, seed=5)).coverage is None

@@ -26,13 +26,22 @@ if TYPE_CHECKING:
     from dewmark.hosts import load_host
     from dewmark.hosts.base import Host
     from dewmark.hosts.transformers.watermarking_config import WatermarkingConfig
-    from dewmark.passages import Located, Passage, locate
+    from dewmark.passages import Located, locate
     from dewmark.registry import ENCODERS, HOSTS, SCHEMES
     from dewmark.sampling import ChoosingSession, Session
     from dewmark.scheme import BoundScheme, Needs, Scheme, State
     from dewmark.stats.evidence import Evidence
     from dewmark.stats.key_test import Statistic, key_test
-    from dewmark.types import Attribution, Detection, Generation, TokenScore, Verdict
+    from dewmark.types import (
+        Attribution,
+        Coverage,
+        Detection,
+        Extent,
+        Generation,
+        Passage,
+        TokenScore,
+        Verdict,
+    )
     from dewmark.watermark import Watermark, identify, load_scheme
     from dewmark.workspace import HostInfo, Tokenized, Workspace
 
@@ -46,12 +55,14 @@ __all__ = [
     "BoundScheme",
     "ChoosingSession",
     "ConfigError",
+    "Coverage",
     "Decoding",
     "Detection",
     "Detector",
     "DewmarkError",
     "Encoder",
     "Evidence",
+    "Extent",
     "Generation",
     "Host",
     "HostInfo",
@@ -97,13 +108,13 @@ _MODULES = {
     "dewmark.hosts": "load_host",
     "dewmark.hosts.base": "Host",
     "dewmark.hosts.transformers.watermarking_config": "WatermarkingConfig",
-    "dewmark.passages": "Located Passage locate",
+    "dewmark.passages": "Located locate",
     "dewmark.registry": "ENCODERS HOSTS SCHEMES",
     "dewmark.sampling": "ChoosingSession Session",
     "dewmark.scheme": "BoundScheme Needs Scheme State",
     "dewmark.stats.evidence": "Evidence",
     "dewmark.stats.key_test": "Statistic key_test",
-    "dewmark.types": "Attribution Detection Generation TokenScore Verdict",
+    "dewmark.types": "Attribution Coverage Detection Extent Generation Passage TokenScore Verdict",
     "dewmark.watermark": "Watermark identify load_scheme",
     "dewmark.workspace": "HostInfo Tokenized Workspace",
 }

@@ -25,8 +25,7 @@ from dewmark.errors import ArtifactError, ModelError, StorageError, VocabularyEr
 from dewmark.hosts import load_host
 from dewmark.hosts.base import Host
 from dewmark.hosts.transformers.tokenizer import HFTokenizer
-from dewmark.passages import DEFAULT_FPR as LOCATE_FPR
-from dewmark.passages import Located, locate
+from dewmark.passages import Located, explain, locate
 from dewmark.registry import SCHEMES
 from dewmark.scheme import DEFAULT_FPR, BoundScheme, State, make_detection
 from dewmark.stats.evidence import Evidence
@@ -50,8 +49,9 @@ class DetectsMarks:
     def detect(
         self, text: str, *, prompt: str | None = None, fpr: float = DEFAULT_FPR, test: str | None = None
     ) -> Detection:
-        """Score one completion; a prompt, if known, is only context."""
-        return self.scheme.detect(text, prompt=prompt, fpr=fpr, test=test)
+        """Score one completion, and say where in it the mark is; a prompt, if known, is only context."""
+        found = self.scheme.detect(text, prompt=prompt, fpr=fpr, test=test)
+        return explain(found, text, self.scheme, prompt=prompt)
 
     def detect_batch(
         self,
@@ -61,11 +61,11 @@ class DetectsMarks:
         fpr: float = DEFAULT_FPR,
         test: str | None = None,
     ) -> list[Detection]:
-        """Score completions in one batch."""
+        """Score completions in one batch; unlike `detect`, it does not say where the mark is."""
         return self.scheme.detect_batch(texts, prompts=prompts, fpr=fpr, test=test)
 
-    def locate(self, text: str, *, prompt: str | None = None, fpr: float = LOCATE_FPR) -> Located:
-        """Find the marked passages of a text."""
+    def locate(self, text: str, *, prompt: str | None = None, fpr: float = DEFAULT_FPR) -> Located:
+        """Find the marked passages of a text, even if the text as a whole is not found to be marked."""
         return locate(text, self.scheme, prompt=prompt, fpr=fpr)
 
 

@@ -7,7 +7,17 @@ import math
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["Attribution", "Detection", "DraftCount", "Generation", "TokenScore", "Verdict"]
+__all__ = [
+    "Attribution",
+    "Coverage",
+    "Detection",
+    "DraftCount",
+    "Extent",
+    "Generation",
+    "Passage",
+    "TokenScore",
+    "Verdict",
+]
 
 
 class Verdict(enum.StrEnum):
@@ -49,13 +59,77 @@ class TokenScore:
         }
 
 
+class Extent(enum.StrEnum):
+    """How much of a marked text the mark explains."""
+
+    WHOLE = "whole"
+    PART = "part"
+
+
+@dataclass(frozen=True, slots=True)
+class Passage:
+    """A marked passage: characters [start, end) of the text.
+
+    ``p_value`` is corrected for the search over all passages and keys: the share of keys under which any
+    passage of an unmarked text like this one looks as striking. ``p_alone`` is the p-value of this passage
+    without that correction. ``share`` is the expected share of marked tokens among its ``tokens``.
+    """
+
+    start: int
+    end: int
+    text: str
+    z: float
+    p_value: float
+    p_alone: float
+    effective_length: float
+    tokens: int
+    share: float
+    key_fingerprint: str
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        return {name: getattr(self, name) for name in self.__slots__}
+
+
+@dataclass(frozen=True, slots=True)
+class Coverage:
+    """Where in a marked text the mark is.
+
+    ``extent`` is `Extent.PART` if the rest of the text, outside the ``passages``, carries no evidence and
+    would if it were marked like them; `Extent.WHOLE` if the rest is marked too, or too short to matter; and
+    None if the text does not tell. ``share`` is the expected share of marked tokens in the text, counting
+    those outside the passages as unmarked. ``p_rest`` is the p-value of the rest.
+    """
+
+    extent: Extent | None
+    share: float
+    p_rest: float | None
+    passages: tuple[Passage, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        return {
+            "extent": self.extent and self.extent.value,
+            "share": self.share,
+            "p_rest": self.p_rest,
+            "passages": [passage.to_dict() for passage in self.passages],
+        }
+
+    def __str__(self) -> str:
+        places = ", ".join(f"characters {passage.start} to {passage.end}" for passage in self.passages)
+        if self.extent is Extent.PART:
+            return f"part of it, {places}"
+        return "throughout" if self.extent is Extent.WHOLE else f"clearest in {places}"
+
+
 @dataclass(frozen=True, slots=True)
 class Detection:
     """The verdict on one text and the numbers behind it.
 
     ``score`` is the scheme's mean token score, ``z`` the standardised test statistic, ``p_value`` the
     probability that unmarked text scores at least as high, ``effective_length`` the number of independent
-    tokens with the same amount of evidence, and ``fpr`` the false-positive rate of ``verdict``.
+    tokens with the same amount of evidence, and ``fpr`` the false-positive rate of ``verdict``. ``coverage``
+    says where in a marked text the mark is, if that was asked and passages were found.
 
     ``language`` is the text's language by its ISO 639 code, None if it is not clear or does not matter to the
     scheme. ``language_known`` says whether the scheme's encoder knows it. If it does not, one key may score
@@ -76,6 +150,7 @@ class Detection:
     tokens: tuple[TokenScore, ...] = field(default=(), repr=False)
     language: str | None = None
     language_known: bool | None = None
+    coverage: Coverage | None = field(default=None, repr=False)
 
     @property
     def is_marked(self) -> bool:
@@ -97,14 +172,16 @@ class Detection:
             "key_fingerprint": self.key_fingerprint,
             "language": self.language,
             "language_known": self.language_known,
+            "coverage": self.coverage and self.coverage.to_dict(),
         }
         if tokens:
             row["tokens"] = [token.to_dict() for token in self.tokens]
         return row
 
     def __str__(self) -> str:
+        where = f", {self.coverage}" if self.coverage else ""
         return (
-            f"{self.verdict} (p = {self.p_value:.3g}, z = {self.z:.2f}, effective length "
+            f"{self.verdict}{where} (p = {self.p_value:.3g}, z = {self.z:.2f}, effective length "
             f"{self.effective_length:.0f} of {self.tokens_scored} tokens, {self.test} test, "
             f"key {self.key_fingerprint})"
         )

@@ -37,6 +37,13 @@ def python(code: str, *arguments: object, stdout: int = subprocess.PIPE) -> subp
     )
 
 
+@pytest.mark.parametrize("command", ["audit", "evaluate", "detector export", "calibrate", "generate"])
+def test_an_option_that_takes_one_value_is_refused_twice(command, capsys):
+    """Only the last key would count, and nobody would notice."""
+    assert main([*command.split(), "--key", "a.key", "--key", "b.key"]) == 2
+    assert "--key was given more than once, but takes one value here" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
 def test_every_command_has_help(run, command):
     result = run(*command, "--help")

@@ -74,7 +74,9 @@ def test_json(locate, document):
 
 def test_plain_output(locate, document):
     first, second = locate(document, "-q").out.splitlines()
-    assert "document.txt: 1 marked passage at level 0.05, about" in first
+    assert "document.txt: marked, part of it: about" in first
+    assert "1 marked passage at level 0.01, p = " in first
+    assert "over all passages; the whole text alone: p = " in first
     assert second.startswith("  1. characters ")
     assert "over all passages tried" in second
     assert "…" in second
@@ -112,6 +114,42 @@ def test_jsonl_detector_and_blank_texts(run, locate, document, key_file, tmp_pat
         for row in theirs
     ]
     assert ours[1]["detection"]["verdict"] == "too short"
+
+
+def test_several_keys(run, document, key_file, tmp_path):
+    """Passages name their key, and every p-value pays for all keys."""
+    others = tmp_path / "keys"
+    others.mkdir()
+    for number in range(4):
+        Key(bytes([number]) * 32).save(others / f"{number}.key")
+    (alone,) = json_lines(run("locate", "--key", key_file, *STRONG, document, "--json", "-q").out)
+    every = ("--key", key_file, "--keys", others, *STRONG, document)
+    (row,) = json_lines(run("locate", *every, "--json", "-q").out)
+    assert (row["verdict"], row["key_file"], row["looks"]["keys"]) == ("marked", str(key_file), 5)
+    (passage,) = row["passages"]
+    assert passage["key_fingerprint"] == Key(SECRET).fingerprint
+    assert passage["p_value"] == pytest.approx(5 * alone["passages"][0]["p_value"], rel=1e-3)
+    assert row["p_value"] == pytest.approx(5 * alone["p_value"], rel=1e-3)
+    (tried,) = json_lines(run("locate", *every, "--attempts", "3", "--json", "-q").out)
+    assert tried["p_value"] == pytest.approx(3 * row["p_value"])
+    first, second = run("locate", *every, "-q").out.splitlines()
+    assert "over 5 keys and all passages" in first
+    assert f"key {key_file} ({Key(SECRET).fingerprint})" in second
+
+
+def test_detect_says_that_only_a_part_is_marked(run, document, key_file):
+    command = ("detect", "--key", key_file, *STRONG, document, "-q")
+    (row,) = json_lines(run(*command, "--json").out)
+    assert row["verdict"] == "marked"
+    coverage = row["coverage"]
+    assert coverage["extent"] == "part"
+    assert 0.25 < coverage["share"] < 0.5  # 120 of 320 words
+    assert coverage["p_rest"] > 0.01
+    (passage,) = coverage["passages"]
+    assert "marked, part of it: about" in run(*command).out
+    assert f"characters {passage['start']} to {passage['end']}" in run(*command).out
+    (without,) = json_lines(run(*command, "--json", "--no-passages").out)
+    assert without == {**row, "coverage": None}
 
 
 def _near(passage: dict) -> dict:

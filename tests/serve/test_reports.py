@@ -110,7 +110,7 @@ def test_readyz_follows_the_store_and_the_end(client, monkeypatch):
 
 def test_responses_tell_what_the_token_has_left(client):
     desk = bearer(client, "detect", per_minute=60.0, budget=100)
-    text = plain_text()
+    text = plain_text(3)
     first = client.post("/v1/detect", json={"texts": [text] * 20}, headers=desk)
     assert first.headers["ratelimit-limit"] == "60"
     assert first.headers["ratelimit-remaining"] in ("40", "41")

@@ -14,7 +14,7 @@ from dewmark.core.whitening import normalize_rows
 from dewmark.stats import scan as module
 from dewmark.stats.evidence import Evidence
 from dewmark.stats.key_test import Statistic, covariance, key_test
-from dewmark.stats.scan import Scan, Units, locate, posterior, scan
+from dewmark.stats.scan import Scan, Search, Units, locate, posterior, scan
 from dewmark.stats.score_law import tanh_kernel
 
 GAMMA = 0.5
@@ -226,17 +226,14 @@ def noise(units: int, *marked: tuple[int, int], strength: float, seed: int) -> n
 @pytest.fixture
 def one_family(monkeypatch: pytest.MonkeyPatch) -> None:
     """Scans of independent scores share their draws by length, which do not depend on the scores."""
-    kept = {}
+    kept: dict[int, Search] = {}
 
-    def fast(evidence: Evidence) -> module.Scan:
+    def shared(evidence: Evidence) -> Search:
         if len(evidence) not in kept:
-            kept[len(evidence)] = scan(evidence)
-        windows = kept[len(evidence)]
-        total = np.concatenate([[0.0], np.cumsum(evidence.scores)])
-        sums = total[windows.end] - total[windows.start]
-        return with_scores(windows, sums / np.sqrt((windows.end - windows.start) * evidence.variance))
+            kept[len(evidence)] = Search(evidence)
+        return kept[len(evidence)]
 
-    monkeypatch.setattr(module, "scan", fast)
+    monkeypatch.setattr(module, "Search", shared)
 
 
 def overlap(segments, *marked: tuple[int, int]) -> float:
@@ -349,3 +346,55 @@ def test_the_posterior_is_a_probability_that_follows_the_mark():
 @pytest.mark.parametrize("units", [0, 5, 30])
 def test_short_texts_have_no_segments(units):
     assert locate(independent(np.zeros(units))) == []
+
+
+def rest_of(scores: np.ndarray) -> module.Rest:
+    (found,) = module.search([independent(scores)], levels=[0.01], tests=[key_test])
+    assert found.rest is not None
+    return found.rest
+
+
+def test_the_rest_of_a_quotation_carries_no_evidence(one_family):
+    """100 marked units of 500: over seeds the rest's p-values are those of unmarked text."""
+    rests = [rest_of(noise(500, (200, 300), strength=1.0, seed=seed)) for seed in range(60)]
+    assert all(300 < rest.units < 440 for rest in rests)
+    # boundaries are off by a few units, which shifts z by a few tenths at most
+    assert abs(np.mean([rest.z for rest in rests])) < 0.5 + 3.0 / math.sqrt(60)
+    assert np.mean([rest.p_value < 0.01 for rest in rests]) < 0.1
+    assert all(rest.p_like_segments < 1e-4 for rest in rests)
+
+
+def test_a_uniform_mark_is_seldom_called_a_part(one_family):
+    """Weak marks throughout: segments are picked from them, and the correction pays for the choice."""
+    level, called = 0.01, 0
+    for seed in range(150):
+        (found,) = module.search(
+            [independent(noise(300, (0, 300), strength=0.3, seed=seed))], levels=[level], tests=[key_test]
+        )
+        rest = found.rest
+        called += rest is not None and rest.p_value >= level and rest.p_like_segments < level
+    assert called <= 7  # P(X > 7) = 0.02% for 150 texts at 1%
+
+
+def test_the_rest_is_tested_given_what_it_shares_with_the_segment():
+    """A rest with the vocabulary of a marked segment inherits some of its score, which does not count.
+
+    Under keys tilted towards the first 100 units the mean of S_0 is exactly βS_1 in expectation.
+    """
+    rng = np.random.default_rng(0)
+    T = normalize_rows(rng.normal(size=(400, 8)) + 0.4)
+    blank = Evidence(
+        np.zeros(400), np.zeros(400), np.ones(400), np.arange(400), T, np.zeros(400, dtype=int), (1.0,)
+    )
+    windows, outside = scan(blank, draws=64), np.arange(400) >= 100
+    tilt = T[:100].sum(axis=0) / np.linalg.norm(T[:100].sum(axis=0))
+    plain, given = [], []
+    for _ in range(200):
+        u = T @ (rng.normal(size=8) + 4.0 * tilt)
+        rest = module._rest(under(blank, u), Units.of(blank), outside, windows, [0])
+        part = dataclasses.replace(blank, scores=u[100:], weights=np.ones(300), T=T[100:], C=blank.C[100:])
+        plain.append(key_test(part).z)
+        given.append(rest.z)
+    assert np.mean(plain) > 2.0
+    assert abs(np.mean(given)) < 4.0 / math.sqrt(200)
+    assert np.std(given) == pytest.approx(1.0, abs=0.2)

@@ -17,8 +17,10 @@ from dewmark.batch.inputs import TextRow
 from dewmark.core.keys import Key, is_engine_key
 from dewmark.detector import Detector, blank_detection, detect_texts, skip_blank
 from dewmark.errors import ConfigError, KeyFileError
+from dewmark.passages import explain
 from dewmark.scheme import DEFAULT_FPR, BoundScheme, check_test
 from dewmark.stats.calibration import EMPIRICAL, Calibration
+from dewmark.stats.multiple_testing import Looks
 from dewmark.types import Attribution, Detection, Verdict
 from dewmark.watermark import identify, load_scheme
 from dewmark.workspace import Progress, silent
@@ -54,7 +56,8 @@ class DetectorSpec:
     Either ``detector``, an exported folder, or ``keys`` with a host and a scheme. ``keys`` are key files, or
     folders of ``*.key`` files; several keys, or a folder, ask which key a text carries. ``calibration`` (a
     file that ``dewmark calibrate`` wrote, for one key) turns z into a rank among unmarked texts, those of
-    ``group`` if it is given. ``tokens`` adds every token's score to the rows.
+    ``group`` if it is given. ``tokens`` adds every token's score to the rows, ``passages`` says where in each
+    marked text the mark is. ``attempts`` counts the versions of each text that are tried.
     """
 
     keys: tuple[Path, ...] = ()
@@ -67,10 +70,13 @@ class DetectorSpec:
     tokens: bool = False
     calibration: Path | None = None
     group: str | None = None
+    passages: bool = False
+    attempts: int = 1
 
     def __post_init__(self) -> None:
         if not 0.0 < self.fpr < 1.0:
             raise ConfigError(f"fpr must lie in (0, 1), got {self.fpr:g}")
+        Looks(attempts=self.attempts)
         if self.calibration is None:
             if self.test == EMPIRICAL:
                 raise ConfigError("the empirical test needs a calibration, made by: dewmark calibrate")
@@ -97,10 +103,20 @@ class DetectorSpec:
         keys = (path if is_engine_key(path) else path.absolute() for path in self.keys)
         return dataclasses.replace(self, keys=tuple(keys), **paths)
 
-    def open(self, *, progress: Progress = silent) -> Scorer:
-        """Load keys, detector and calibration, and check that they belong together."""
+    def open_keys(self, *, progress: Progress = silent) -> dict[str | None, BoundScheme]:
+        """A detector for each key, by the name of its file; the only one is named None."""
         keys = load_keys(self.keys) if self.many_keys else {}
-        bound = open_detector(
+        bound = self._open_first(keys, progress)
+        if not keys:
+            return {None: bound}
+        made: dict[str | None, BoundScheme] = {}
+        for number, (name, key) in enumerate(keys.items()):
+            progress("opening keys", number, len(keys))
+            made[name] = bound if number == 0 else _with_key(bound, key, progress)
+        return made
+
+    def _open_first(self, keys: Mapping[str, Key], progress: Progress) -> BoundScheme:
+        return open_detector(
             folder=self.detector,
             key=next(iter(keys.values())) if keys else next(iter(self.keys), None),
             host=self.host,
@@ -108,6 +124,11 @@ class DetectorSpec:
             settings=self.settings,
             progress=progress,
         )
+
+    def open(self, *, progress: Progress = silent) -> Scorer:
+        """Load keys, detector and calibration, and check that they belong together."""
+        keys = load_keys(self.keys) if self.many_keys else {}
+        bound = self._open_first(keys, progress)
         check_test(self.test, (*bound.tests, EMPIRICAL))
         if keys:
             return _ManyKeysScorer(self, bound, keys, progress)
@@ -161,6 +182,9 @@ class _OneKeyScorer(Scorer):
         if self._calibration is not None:
             group = self._spec.group if row.group is None else row.group
             detection = self._calibration.apply(detection, group=group)
+        detection = _after_attempts(detection, self._spec)
+        if self._spec.passages:
+            detection = explain(detection, row.text, self.bound, prompt=row.prompt)
         return Scored(
             row.id, row.text, detection, {"id": row.id, **detection.to_dict(tokens=self._spec.tokens)}
         )
@@ -205,14 +229,39 @@ class _ManyKeysScorer(Scorer):
 
     def _scored(self, row: TextRow, found: Attribution) -> Scored:
         key_file = list(self._keys)[found.index]
-        detection = dataclasses.replace(
-            found.best,
-            verdict=found.verdict,
-            p_value=found.p_value,
-            test=f"{found.best.test}, corrected for {found.keys} keys",
-        )
-        result = {"id": row.id, "key_file": key_file, **found.to_dict(tokens=self._spec.tokens)}
+        test = f"{found.best.test}, corrected for {found.keys} keys"
+        detection = dataclasses.replace(found.best, verdict=found.verdict, p_value=found.p_value, test=test)
+        detection = _after_attempts(detection, self._spec)
+        if self._spec.passages and detection.is_marked:
+            bound = _with_key(self.bound, self._keys[key_file], self._progress)
+            detection = explain(detection, row.text, bound, prompt=row.prompt, keys=found.keys)
+        result = {
+            "id": row.id,
+            "key_file": key_file,
+            **detection.to_dict(tokens=self._spec.tokens),
+            "test": found.best.test,
+            "p_value_of_key": found.to_dict()["p_value_of_key"],
+            "keys": found.keys,
+        }
         return Scored(row.id, row.text, detection, result, key_file, found)
+
+
+def _after_attempts(detection: Detection, spec: DetectorSpec) -> Detection:
+    """The detection as one of several attempts at the same text."""
+    if spec.attempts == 1:
+        return detection
+    p_value = Looks(attempts=spec.attempts).correct(detection.p_value)
+    verdict = detection.verdict
+    if verdict is Verdict.MARKED and p_value > detection.fpr:
+        verdict = Verdict.NOT_MARKED
+    return dataclasses.replace(detection, p_value=p_value, verdict=verdict)
+
+
+def _with_key(bound: BoundScheme, key: Key, progress: Progress) -> BoundScheme:
+    """The same scheme and host under another key."""
+    return load_scheme(
+        bound.scheme.name, key=key, host=bound.host, settings=bound.scheme.to_dict(), progress=progress
+    )
 
 
 def open_detector(

@@ -12,7 +12,7 @@ import sys
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, TextIO
+from typing import Annotated, Any, TextIO
 
 import typer
 
@@ -43,7 +43,7 @@ from dewmark.cli import (
 from dewmark.cli import key as keys
 from dewmark.cli import token as tokens
 from dewmark.cli.terminal import say
-from dewmark.errors import DewmarkError
+from dewmark.errors import ConfigError, DewmarkError
 from dewmark.version import __version__
 
 _HELP = "Watermarks for language models: mark text, and detect the mark with an honest p-value."
@@ -102,7 +102,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if not sys.warnoptions:
             warnings.showwarning = _show_warning
         try:
-            code = typer.main.get_command(app).main(
+            code = _refusing_repeats(typer.main.get_command(app)).main(
                 args=arguments, prog_name="dewmark", standalone_mode=False, windows_expand_args=False
             )
         except DewmarkError as error:
@@ -125,6 +125,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
             "if you repeat the command"
         )
     return code if isinstance(code, int) else 0
+
+
+def _refusing_repeats(command: Any) -> Any:  # noqa: ANN401 - a command of typer's own click
+    """The command, which now rejects an option given twice if only its last value would count."""
+    for each in getattr(command, "commands", {}).values():
+        _refusing_repeats(each)
+    parse = command.parse_args
+
+    def checked(ctx: Any, args: list[str]) -> list[str]:  # noqa: ANN401
+        _, _, given = command.make_parser(ctx).parse_args(args=list(args))
+        twice = [p for p in given if given.count(p) > 1 and not p.multiple and not p.is_flag]
+        if twice and not hasattr(command, "commands"):
+            raise ConfigError(f"{twice[0].opts[0]} was given more than once, but takes one value here")
+        return list(parse(ctx, args))
+
+    command.parse_args = checked
+    return command
 
 
 def _fail(message: str) -> int:

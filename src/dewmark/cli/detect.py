@@ -31,16 +31,8 @@ _HELD = 10_000  # up to this many texts wait for their Benjamini-Hochberg value
 
 def detect(
     texts: options.TextFiles = None,
-    key: Annotated[
-        list[Path] | None,
-        typer.Option(
-            metavar="FILE",
-            help="Key file (make one with: dewmark key new). Repeat it to find out which key a text carries.",
-        ),
-    ] = None,
-    keys: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Use all *.key files of a folder, like several --key.")
-    ] = None,
+    key: options.KeyFiles = None,
+    keys: options.KeyFolder = None,
     jsonl: Annotated[
         Path | None,
         typer.Option(metavar="IN.jsonl", help="Score the text of each line (after its prompt, if any)."),
@@ -113,6 +105,15 @@ def detect(
             "last text.",
         ),
     ] = None,
+    attempts: options.Attempts = 1,
+    passages: Annotated[
+        bool | None,
+        typer.Option(
+            "--passages/--no-passages",
+            show_default="for text files",
+            help="Say where in each marked text the mark is: all of it, or which part.",
+        ),
+    ] = None,
     tokens: Annotated[
         bool, typer.Option("--tokens", help="Include the score and position of every token.")
     ] = False,
@@ -147,6 +148,8 @@ def detect(
         tokens=tokens,
         calibration=calibration,
         group=group,
+        passages=bool(texts) if passages is None else passages,
+        attempts=attempts,
     )
     source = _source(jsonl, in_, prompt=prompt, by=by)
     if out is not None:

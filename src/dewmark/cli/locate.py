@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -19,15 +19,17 @@ if TYPE_CHECKING:
     from rich.text import Text
 
     from dewmark.batch import TextRow
-    from dewmark.passages import Located, Passage
+    from dewmark.passages import Located
     from dewmark.scheme import BoundScheme
+    from dewmark.types import Passage
 
 _QUOTED = 40  # characters shown of each end of a passage
 
 
 def locate(
     texts: options.TextFiles = None,
-    key: options.OptionalKeyFile = None,
+    key: options.KeyFiles = None,
+    keys: options.KeyFolder = None,
     jsonl: Annotated[
         Path | None,
         typer.Option(metavar="IN.jsonl", help="Search the text of each line (after its prompt, if any)."),
@@ -38,15 +40,17 @@ def locate(
     settings: options.Settings = None,
     detector: options.Detector = None,
     fpr: Annotated[
-        float, typer.Option(help="Share of unmarked texts in which any passage is called marked.")
-    ] = 0.05,
+        float,
+        typer.Option(help="Share of unmarked texts that are called marked as a whole or in any passage."),
+    ] = 0.01,
+    attempts: options.Attempts = 1,
     html: Annotated[
         Path | None, typer.Option(metavar="OUT.html", help="Write a page with the passages highlighted.")
     ] = None,
     json_: options.Json = False,
     quiet: options.Quiet = False,
 ) -> None:
-    """Find the marked passages of partly marked texts; p-values account for the search."""
+    """Find the marked passages of partly marked texts; p-values account for the search and for all keys."""
     from dewmark.batch import read_files, read_rows
     from dewmark.batch.inputs import count_lines
 
@@ -60,14 +64,18 @@ def locate(
     console, on_terminal = results(), sys.stdout.isatty()
     kept: list[tuple[TextRow, Located]] = []
     with Progress(quiet=quiet) as progress:
-        bound = options.open_detector(detector, key, host, scheme, settings, progress=progress)
-        for done, (row, found) in enumerate(_search(bound, chain(files, rows), fpr=fpr), start=1):
+        paths = [*(key or ()), *((keys,) if keys is not None else ())]
+        bounds = options.open_detectors(detector, paths, host, scheme, settings, progress=progress)
+        names = {bound.fingerprint: name for name, bound in bounds.items() if name is not None}
+        found_in = _search(list(bounds.values()), chain(files, rows), fpr=fpr, attempts=attempts)
+        for done, (row, found) in enumerate(found_in, start=1):
             if on_terminal:
                 progress.clear()
             if json_:
-                emit({"id": row.id, **found.to_dict()})
+                key_file = names.get(found.detection.key_fingerprint)
+                emit({"id": row.id, "key_file": key_file, **found.to_dict()})
             else:
-                _show(console, row, found, text=on_terminal)
+                _show(console, row, found, names, text=on_terminal)
             if html is not None:
                 kept.append((row, found))
             progress("locating", done, total)
@@ -79,26 +87,43 @@ def locate(
         say(f"wrote {html}", quiet=quiet)
 
 
-def _search(bound: BoundScheme, rows: Iterator[TextRow], *, fpr: float) -> Iterator[tuple[TextRow, Located]]:
+def _search(
+    bounds: Sequence[BoundScheme], rows: Iterator[TextRow], *, fpr: float, attempts: int
+) -> Iterator[tuple[TextRow, Located]]:
     """The passages of each text; a blank text has none."""
-    from dewmark.detector import detect_texts
+    from dewmark.detector import blank_detection
     from dewmark.passages import Located, locate
+    from dewmark.stats.multiple_testing import Looks
 
     for row in rows:
         if row.text.strip():
-            yield row, locate(row.text, bound, prompt=row.prompt, fpr=fpr)
+            yield row, locate(row.text, bounds, prompt=row.prompt, fpr=fpr, attempts=attempts)
         else:
-            (blank,) = detect_texts(bound, [row.text], fpr=fpr)
-            yield row, Located(passages=(), detection=blank, fpr=fpr)
+            blank = blank_detection(bounds[0], fpr=fpr, test=None)
+            yield (
+                row,
+                Located(
+                    blank.verdict,
+                    1.0,
+                    None,
+                    blank,
+                    0,
+                    (1.0,) * len(bounds),
+                    Looks(len(bounds), attempts),
+                    fpr,
+                ),
+            )
 
 
-def _show(console: Console, row: TextRow, found: Located, *, text: bool) -> None:
+def _show(console: Console, row: TextRow, found: Located, names: Mapping[str, str], *, text: bool) -> None:
     """A line about the text, a line for each passage and, if ``text``, the text itself."""
     from dewmark.reports.detection_display import located_sentence, passage_sentence
 
     console.print(f"{printable(str(row.id))}: {located_sentence(found)}")
     for number, passage in enumerate(found.passages, start=1):
-        console.print(f"  {number}. {passage_sentence(passage)}: {_ends(passage)}")
+        name = names.get(passage.key_fingerprint)
+        key = "" if name is None else f"key {printable(name)} ({passage.key_fingerprint}), "
+        console.print(f"  {number}. {key}{passage_sentence(passage)}: {_ends(passage)}")
     if text:
         console.print(_coloured(console, row.text, found), end="\n\n")
 

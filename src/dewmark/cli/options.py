@@ -27,6 +27,24 @@ _KEY_HELP = "Key file (make one with: dewmark key new)."
 
 KeyFile = Annotated[Path, typer.Option("--key", metavar="FILE", help=_KEY_HELP)]
 OptionalKeyFile = Annotated[Path | None, typer.Option("--key", metavar="FILE", help=_KEY_HELP)]
+KeyFiles = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--key", metavar="FILE", help=f"{_KEY_HELP} Repeat it to find out which key a text carries."
+    ),
+]
+KeyFolder = Annotated[
+    Path | None,
+    typer.Option("--keys", metavar="DIR", help="Use all *.key files of a folder, like several --key."),
+]
+Attempts = Annotated[
+    int,
+    typer.Option(
+        "--attempts",
+        min=1,
+        help="How many versions of each text you try (translations, edits): p-values pay for all of them.",
+    ),
+]
 Host = Annotated[
     str | None,
     typer.Option(
@@ -212,6 +230,28 @@ def read_config(context: typer.Context, file: Path | None) -> Path | None:
 def decoding_options(**values: float | None) -> DecodingOptions:
     """The decoding options that were given."""
     return cast("DecodingOptions", {name: value for name, value in values.items() if value is not None})
+
+
+def open_detectors(
+    detector: Path | None,
+    keys: Sequence[Path],
+    host: str | None,
+    scheme: str | None,
+    settings: Sequence[str] | None,
+    *,
+    progress: Progress,
+) -> dict[str | None, BoundScheme]:
+    """The detectors that the options name, by their key files; one without a file is named None."""
+    from dewmark.batch import DetectorSpec
+
+    spec = DetectorSpec(
+        keys=tuple(keys),
+        detector=detector,
+        host=host,
+        scheme=scheme,
+        settings=config.parse_settings(settings or ()),
+    )
+    return spec.open_keys(progress=progress)
 
 
 def check_marks(scheme: str | None) -> None:

@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.text import Text
 
 from dewmark.cli.terminal import printable, save_text
-from dewmark.reports.detection_display import level, sentence, spans
+from dewmark.reports.detection_display import coverage_sentence, level, sentence, spans
 from dewmark.types import Detection, Verdict
 
 _BACKGROUND = {
@@ -74,10 +74,11 @@ def legend(console: Console) -> Text:
 
 
 def verdict_line(name: str, detection: Detection) -> Text:
-    """``name: verdict: numbers`` on one line."""
+    """``name: verdict, where: numbers`` on one line."""
     return Text.assemble(
         f"{printable(name)}: ",
         (detection.verdict.value, _VERDICT[detection.verdict]),
+        f", {coverage_sentence(detection.coverage)}" if detection.coverage else "",
         f": {sentence(detection)}",
     )
 

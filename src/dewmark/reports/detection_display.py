@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dewmark.text.languages import language_name
-from dewmark.types import Detection, TokenScore, Verdict
+from dewmark.types import Coverage, Detection, Extent, TokenScore, Verdict
 
 if TYPE_CHECKING:
     from dewmark.passages import Located, Passage
@@ -23,6 +23,7 @@ __all__ = [
     "LEVELS",
     "PASSAGE_CAVEATS",
     "Span",
+    "coverage_sentence",
     "group_by_passage",
     "level",
     "located_sentence",
@@ -104,10 +105,24 @@ def unsupported_sentence(detection: Detection) -> str:
 
 
 def located_sentence(found: Located) -> str:
-    """The passages found in a text and the verdict on the whole text, in one line."""
-    share = f", about {100 * found.share:.0f}% of its tokens marked" if found.passages else ""
-    whole = f"whole text {found.detection.verdict.value}, {p_value(found.detection.p_value)}"
-    return f"{passage_count(found.passages)} at level {found.fpr:g}{share}; {whole}"
+    """The verdict on a text and its passages, in one line."""
+    looks = f"{p_value(found.p_value)} over {found.looks}" if str(found.looks) else p_value(found.p_value)
+    if not found.verdict.conclusive:
+        return f"{found.verdict.value}: {sentence(found.detection)}"
+    where = f", {coverage_sentence(found.coverage)}" if found.coverage else ""
+    count = f"{passage_count(found.passages)} at level {found.fpr:g}"
+    whole = f"the whole text alone: {p_value(found.detection.p_value)}"
+    return f"{found.verdict.value}{where}; {count}, {looks}; {whole}"
+
+
+def coverage_sentence(coverage: Coverage) -> str:
+    """How much of a marked text the mark explains, and where it is."""
+    places = ", ".join(f"{passage.start} to {passage.end}" for passage in coverage.passages)
+    if coverage.extent is Extent.PART:
+        return f"part of it: about {100 * coverage.share:.0f}%, characters {places}"
+    if coverage.extent is Extent.WHOLE:
+        return "all of it"
+    return f"most clearly in characters {places}; the rest is too short or too weak to tell"
 
 
 def passage_count(passages: Sequence[Passage]) -> str:

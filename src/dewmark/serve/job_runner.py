@@ -14,7 +14,7 @@ from dewmark.serve.jobs import BATCH, Item, Job, Jobs, Scored
 from dewmark.serve.query_log import QueryLog
 from dewmark.serve.tenants import Tenant
 from dewmark.serve.thread_pool import BatchingPool, Overloaded
-from dewmark.serve.verdicts import Query, truncate_bytes
+from dewmark.serve.verdicts import Examination, Query, truncate_bytes
 from dewmark.stats.audit import audit
 from dewmark.stats.multiple_testing import benjamini_hochberg
 from dewmark.text.languages import LanguagePolicy
@@ -39,9 +39,11 @@ class JobRunner:
         pool: BatchingPool,
         *,
         limit: int,
+        searched: int,
         query_log: QueryLog | None = None,
     ) -> None:
-        self._jobs, self._tenants, self._pool, self._limit = jobs, tenants, pool, limit
+        self._jobs, self._tenants, self._pool = jobs, tenants, pool
+        self._limit, self._searched = limit, searched
         self._query_log = query_log
         self._stop, self._wake = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._run, name="jobs", daemon=True)
@@ -117,9 +119,14 @@ class JobRunner:
 
     def _detect(self, chunk: Sequence[Item], job: Job, tenants: Sequence[Tenant]) -> list[Scored]:
         fpr = job.settings["fpr"]
-        found = verdicts.detect(
-            [Query(item.text, item.prompt, fpr) for item in chunk], tenants, test=job.test, limit=self._limit
+        how = Examination(
+            tenants,
+            keys=len(tenants),
+            scored_bytes=self._limit,
+            searched_bytes=self._searched,
+            test=job.test,
         )
+        found = verdicts.detect([Query(item.text, item.prompt, fpr) for item in chunk], how)
         if self._query_log is not None:
             self._query_log.write(
                 request=job.id,

@@ -64,7 +64,7 @@ class LocateRequest(_Request):
     text: str
     prompt: str | None = None
     tenant: TenantId | None = None
-    fpr: Share = Field(0.05, description="Share of unmarked texts in which any passage is found.")
+    fpr: Share | None = Field(None, description="False-positive rate of the verdict and of all passages.")
     tokens: bool = False
 
 
@@ -164,7 +164,7 @@ class Token(BaseModel):
 
 
 class TenantResult(BaseModel):
-    """The result for one tenant's key alone."""
+    """The result for one tenant's key, corrected like the verdict on the text."""
 
     tenant: str
     p_value: float | None
@@ -172,13 +172,52 @@ class TenantResult(BaseModel):
     verdict: VerdictName
 
 
+class PassageResult(BaseModel):
+    """A marked passage; ``p_value`` is corrected for all passages and keys tried."""
+
+    start: int
+    end: int
+    text: str
+    z: float
+    p_value: float
+    p_alone: float
+    effective_length: float
+    tokens: int
+    share: float
+    key_fingerprint: str
+    tenant: str
+
+
+class CoverageResult(BaseModel):
+    """Where in a marked text the mark is.
+
+    ``extent`` is "part" if the rest of the text carries no evidence, and would if it were marked like the
+    passages; "whole" if the rest is marked too; null if the text does not tell.
+    """
+
+    extent: Literal["whole", "part"] | None
+    share: float = Field(description="The expected share of marked tokens in the text.")
+    p_rest: float | None = Field(description="The p-value of the text outside the passages.")
+    passages: list[PassageResult]
+
+
+class LooksResult(BaseModel):
+    """Everything that the verdict pays for."""
+
+    keys: int
+    attempts: int
+    passages: bool
+
+
 class Result(BaseModel):
-    """The verdict on one text; ``p_value`` is corrected for the number of keys tried."""
+    """The verdict on one text; ``p_value`` is corrected for all ``looks``: keys and passages."""
 
     verdict: VerdictName
     p_value: float | None
     p_value_of_key: float | None
     keys: int
+    looks: LooksResult
+    coverage: CoverageResult | None = Field(description="If the text is marked and passages were found.")
     tenant: str | None
     one_in: str
     sentence: str
@@ -204,20 +243,6 @@ class DetectResponse(BaseModel):
 
     request_id: str
     results: list[Result]
-
-
-class PassageResult(BaseModel):
-    """A marked passage; ``p_value`` is corrected for all passages tried."""
-
-    start: int
-    end: int
-    text: str
-    z: float
-    p_value: float
-    p_alone: float
-    effective_length: float
-    tokens: int
-    share: float
 
 
 class LocateResponse(BaseModel):

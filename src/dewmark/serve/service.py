@@ -52,7 +52,12 @@ class Service:
         self.signer = signers[0] if signers else None
         self.trusted = [each.public for each in signers]
         self._runner = JobRunner(
-            self.jobs, self.tenants, self.pool, limit=settings.scored_bytes, query_log=self.query_log
+            self.jobs,
+            self.tenants,
+            self.pool,
+            limit=settings.scored_bytes,
+            searched=settings.located_bytes,
+            query_log=self.query_log,
         )
         self._housekeeper = Housekeeper(settings, self.jobs, self.query_log, self.signer)
         self.extractions = anyio.CapacityLimiter(2)

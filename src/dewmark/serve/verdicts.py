@@ -1,5 +1,8 @@
 """Verdicts on texts under one or several tenants' keys, as plain JSON values.
 
+Every verdict rests on the same examination (`dewmark.passages.judge`): the whole text and its passages, under
+every key, at one level for all of it. So ``/v1/detect`` and ``/v1/locate`` cannot contradict each other.
+
 Callers with the scope ``detect-public`` see rounded values only: the verdict, the p-value rounded up to a
 power of ten and the z-score rounded to an integer. So an answer tells an attacker little about how far an
 edit moved a text's score.
@@ -16,15 +19,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from dewmark.errors import InputError
-from dewmark.passages import locate
+from dewmark.passages import Located, judge
 from dewmark.reports.detection_display import located_sentence, one_in, sentence
-from dewmark.scheme import check_text, decide
+from dewmark.scheme import check_text
 from dewmark.serve.tenants import Tenant
 from dewmark.text.languages import UNDETERMINED, guess_language, language_name
-from dewmark.types import Attribution, Detection, Verdict
-from dewmark.watermark import attribute
+from dewmark.types import Detection, Verdict
 
-__all__ = ["Query", "detect", "find_passages", "truncate_bytes"]
+__all__ = ["Examination", "Query", "detect", "find_passages", "truncate_bytes"]
 
 LEAST_PUBLIC_P = 1e-6
 MOST_PUBLIC_Z = 5
@@ -56,53 +58,70 @@ def truncate_bytes(text: str, limit: int) -> str:
     return text if len(data) <= limit else data[:limit].decode(errors="ignore")
 
 
-def detect(
-    queries: Sequence[Query], tenants: Sequence[Tenant], *, test: str | None, limit: int
-) -> list[dict[str, Any]]:
-    """One answer per text, which scores its first ``limit`` bytes; one batch per tenant."""
-    texts = [truncate_bytes(query.text, limit) for query in queries]
-    for text in texts:
-        if not text.strip():
-            raise InputError(f"the first {limit} bytes of the text are blank: remove the leading white space")
-    prompts = [query.prompt for query in queries]
-    columns = [tenant.bound.detect_batch(texts, prompts=prompts, test=test) for tenant in tenants]
-    return [
-        _answer(query, text, tenants, row)
-        for query, text, row in zip(queries, texts, zip(*columns, strict=True), strict=True)
-    ]
+@dataclass(frozen=True, slots=True)
+class Examination:
+    """How texts are examined: under these tenants' keys, of the ``keys`` that the caller could ask for.
+
+    The first ``scored_bytes`` of a text are scored, and passages are searched in its first
+    ``searched_bytes``. A caller may pick a tenant after seeing another answer, so all its keys count.
+    """
+
+    tenants: Sequence[Tenant]
+    keys: int
+    scored_bytes: int
+    searched_bytes: int
+    test: str | None = None
 
 
-def find_passages(query: Query, tenants: Sequence[Tenant], *, limit: int, text_fpr: float) -> dict[str, Any]:
-    """The marked passages of a text, under the tenant whose key fits best."""
-    text = truncate_bytes(query.text, limit)
-    (whole,) = detect([dataclasses.replace(query, fpr=text_fpr)], tenants, test=None, limit=limit)
-    tenant = next(tenant for tenant in tenants if tenant.id == whole["tenant"])
-    found = locate(text, tenant.bound, prompt=query.prompt, fpr=query.fpr)
+def detect(queries: Sequence[Query], how: Examination) -> list[dict[str, Any]]:
+    """One answer per text; one batch per tenant."""
+    return [answer for answer, _ in _examine(queries, how)]
+
+
+def find_passages(query: Query, how: Examination) -> dict[str, Any]:
+    """The answer of `detect` and the marked passages of a text."""
+    ((answer, found),) = _examine([query], how)
+    coverage = answer["coverage"] or {"passages": [], "share": 0.0}
     return {
-        "tenant": tenant.id,
-        "passages": [passage.to_dict() for passage in found.passages],
-        "share": found.share,
+        "tenant": how.tenants[found.index].id,
+        "passages": coverage["passages"],
+        "share": coverage["share"],
         "fpr": query.fpr,
         "sentence": located_sentence(found),
-        "detection": whole,
+        "detection": answer,
     }
 
 
+def _examine(queries: Sequence[Query], how: Examination) -> list[tuple[dict[str, Any], Located]]:
+    texts = [truncate_bytes(query.text, how.scored_bytes) for query in queries]
+    for text in texts:
+        if not text.strip():
+            limit = how.scored_bytes
+            raise InputError(f"the first {limit} bytes of the text are blank: remove the leading white space")
+    bounds = [tenant.bound for tenant in how.tenants]
+    prompts = [query.prompt for query in queries]
+    columns = [bound.detect_batch(texts, prompts=prompts, test=how.test) for bound in bounds]
+    examined = []
+    for query, text, row in zip(queries, texts, zip(*columns, strict=True), strict=True):
+        searched = truncate_bytes(text, how.searched_bytes)
+        if not searched.strip():
+            searched = text
+        found = judge(searched, bounds, row, prompt=query.prompt, fpr=query.fpr, keys=how.keys)
+        examined.append((_answer(query, text, how.tenants, row, found), found))
+    return examined
+
+
 def _answer(
-    query: Query, text: str, tenants: Sequence[Tenant], detections: Sequence[Detection]
+    query: Query, text: str, tenants: Sequence[Tenant], detections: Sequence[Detection], found: Located
 ) -> dict[str, Any]:
-    judged = [
-        dataclasses.replace(each, fpr=query.fpr, verdict=_verdict(each, query.fpr)) for each in detections
-    ]
-    found = attribute(judged, fpr=query.fpr)
     tenant = tenants[found.index]
-    answer = _public(found) if query.public else _full(found, tokens=query.tokens)
+    answer = _public(found) if query.public else _full(found, tenants, tokens=query.tokens)
     del answer["language_known"]  # part of "language"
     known = not query.public or found.is_marked  # do not reveal whose key came close
     return {
         **answer,
         "tenant": tenant.id if known else None,
-        "language": _language(text, found.best),
+        "language": _language(text, found.detection),
         "characters": len(query.text),
         "scored_characters": len(text),
         "truncated": len(text) < len(query.text),
@@ -110,36 +129,73 @@ def _answer(
         "per_tenant": None
         if query.public or len(tenants) == 1
         else [
-            {"tenant": t.id, "p_value": each["p_value"], "z": each["z"], "verdict": each["verdict"]}
-            for t, each in ((t, d.to_dict()) for t, d in zip(tenants, judged, strict=True))
+            {
+                "tenant": each.id,
+                "p_value": p_value,
+                "z": detection.to_dict()["z"],
+                "verdict": _verdict_of(found, detection, p_value),
+            }
+            for each, detection, p_value in zip(tenants, detections, found.p_values, strict=True)
         ],
     }
 
 
-def _full(found: Attribution, *, tokens: bool) -> dict[str, Any]:
-    shown = dataclasses.replace(found.best, verdict=found.verdict, p_value=found.p_value)
-    return {"tokens": None, **found.to_dict(tokens=tokens), **_in_words(shown)}
+def _verdict_of(found: Located, detection: Detection, p_value: float) -> Verdict:
+    """The verdict for one tenant's key, corrected like the verdict on the text."""
+    if p_value <= found.fpr:
+        return Verdict.MARKED
+    return Verdict.NOT_MARKED if detection.verdict.conclusive else detection.verdict
 
 
-def _public(found: Attribution) -> dict[str, Any]:
-    best = found.best
-    shown = dataclasses.replace(
-        best,
+def _shown(found: Located) -> Detection:
+    """The best key's result with the verdict, the p-value and the passages of the whole examination."""
+    return dataclasses.replace(
+        found.detection,
         verdict=found.verdict,
+        p_value=found.p_value,
+        fpr=found.fpr,
+        coverage=found.coverage,
+    )
+
+
+def _full(found: Located, tenants: Sequence[Tenant], *, tokens: bool) -> dict[str, Any]:
+    shown = _shown(found)
+    answer = {
+        "tokens": None,
+        **shown.to_dict(tokens=tokens),
+        "p_value_of_key": found.detection.to_dict()["p_value"],
+        **_looks(found),
+        **_in_words(shown),
+    }
+    owners = {tenant.bound.fingerprint: tenant.id for tenant in tenants}
+    for passage in (answer["coverage"] or {"passages": ()})["passages"]:
+        passage["tenant"] = owners[passage["key_fingerprint"]]
+    return answer
+
+
+def _public(found: Located) -> dict[str, Any]:
+    best = found.detection
+    shown = dataclasses.replace(
+        _shown(found),
         p_value=_rounded_up(found.p_value),
         z=float(max(-MOST_PUBLIC_Z, min(MOST_PUBLIC_Z, round(best.z)))) if math.isfinite(best.z) else best.z,
         effective_length=_PUBLIC_LENGTH * round(best.effective_length / _PUBLIC_LENGTH),
         tokens=(),
+        coverage=None,
     )
     return {
         **shown.to_dict(),
         "score": None,
         "key_fingerprint": None,
         "p_value_of_key": None,
-        "keys": found.keys,
         "tokens": None,
+        **_looks(found),
         **_in_words(shown),
     }
+
+
+def _looks(found: Located) -> dict[str, Any]:
+    return {"keys": found.looks.keys, "looks": found.looks.to_dict()}
 
 
 def _in_words(shown: Detection) -> dict[str, str]:
@@ -151,13 +207,6 @@ def _rounded_up(p_value: float) -> float:
     if not p_value > LEAST_PUBLIC_P:
         return LEAST_PUBLIC_P
     return min(1.0, float(f"1e{math.ceil(math.log10(p_value) - 1e-9)}"))
-
-
-def _verdict(detection: Detection, fpr: float) -> Verdict:
-    """The verdict at another level."""
-    if not detection.verdict.conclusive:
-        return detection.verdict
-    return decide(detection.p_value, detection.effective_length, fpr)
 
 
 def _language(text: str, detection: Detection) -> dict[str, Any]:

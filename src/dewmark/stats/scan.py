@@ -32,14 +32,29 @@ found exactly, as a longest path. Neighbours are merged if that increases the sa
 marked units still does when extended). π is the posterior of a two-state chain: scores are independent, N(0,
 1) in unmarked and N(μ, 1) in marked stretches, stretches have geometric lengths, and the strength μ and the
 mean length are averaged over a grid. If this model is wrong, the boundaries suffer, but never the error rate.
+
+**The rest.** Do the segments explain the text's score, or is the rest marked too? Let S_1, n_1 be the sum and
+length of the segments, S_0, n_0 those of the rest, and V_1, V_0, C the variances and covariance of the sums
+over keys. A rest that was written without the key, by someone who shares the segments' vocabulary, has mean
+βS_1 with β = C/V_1, and
+
+    z_rest = (S_0 − βS_1) / √(V_0 − C²/V_1)
+
+is standard normal. A rest that is marked like the segments has the same mean score; how far it stays below,
+S_0/n_0 − S_1/n_1 over its standard deviation, is a second z. The segments were chosen for their high scores,
+so the p-value of that difference is corrected as that of a window is.
+
+**Several keys.** Windows, their deviations and the law of Q depend on the text alone, so they are computed
+once for all keys, and the draws only if some window is significant by itself.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -49,9 +64,16 @@ from scipy.special import log_ndtr, ndtri
 
 from dewmark.arrays import F64, I64
 from dewmark.stats.evidence import Evidence
-from dewmark.stats.key_test import Statistic, covariance, key_test
+from dewmark.stats.key_test import (
+    Statistic,
+    covariance,
+    effective_length,
+    key_test,
+    one_sided_p,
+    score_variance,
+)
 
-__all__ = ["Scan", "Segment", "Units", "locate", "posterior", "scan"]
+__all__ = ["Found", "Rest", "Scan", "Search", "Segment", "Units", "locate", "posterior", "scan", "search"]
 
 Test = Callable[[Evidence], Statistic]
 
@@ -99,6 +121,10 @@ class Units:
     def __getitem__(self, part: slice) -> Units:
         return Units(self.place[part], self.pair[part], self.weight[part])
 
+    def where(self, mask: NDArray[np.bool_]) -> Units:
+        """The units for which ``mask`` (n,) is true."""
+        return Units(self.place[mask], self.pair[mask], self.weight[mask])
+
 
 @dataclass(frozen=True)
 class Scan:
@@ -130,31 +156,70 @@ class Scan:
         return np.asarray(10.0 ** np.where(log_q < _LEVELS[-1], below, inside))
 
 
-def scan(evidence: Evidence, *, draws: int = DRAWS) -> Scan:
-    """Test every window of a text; windows consist of scored units only.
+class Search:
+    """The windows of one text, which are the same under every key, and the law of their least q.
 
-    Windows with an effective length below `MIN_EFFECTIVE_LENGTH` are left out. The draws have a fixed seed
-    and do not depend on the scores, so the result is deterministic.
+    Windows consist of scored units only, and those with an effective length below `MIN_EFFECTIVE_LENGTH` are
+    left out. The draws have a fixed seed and do not depend on the scores, so results are deterministic.
     """
-    units = Units.of(evidence)
-    step = REACH if len(units) > 2 * REACH else max(len(units), 1)
-    family = _family(len(units), longest=step)
-    rng = np.random.default_rng(0)
-    kept, z = [], [np.zeros(0)]
-    crowding, variance = np.zeros(len(_LEVELS)), np.zeros(len(_LEVELS))
-    for begin in range(0, len(units), step):
-        mine = family.where((family.start >= begin) & (family.start < begin + step)).shifted(-begin)
-        chunk = _Chunk(evidence, units[begin : begin + 2 * step])
-        mine = mine.where(chunk.effective_length(mine) >= MIN_EFFECTIVE_LENGTH)
-        kept.append(mine.shifted(begin))
-        z.append(chunk.z(mine))
-        if mass := mine.share.sum():
-            inverse = chunk.inverse_counts(mine, max(_BATCH, round(draws * mass)), rng)
-            crowding += mass * inverse.mean(axis=0)
-            variance += mass**2 * inverse.var(axis=0) / len(inverse)
-    windows = _concatenate(kept)
-    bound = np.minimum(crowding + 2.0 * np.sqrt(variance), windows.share.sum())
-    return Scan(windows.start, windows.end, np.concatenate(z), windows.share, bound)
+
+    def __init__(self, evidence: Evidence, *, draws: int = DRAWS) -> None:
+        self._evidence, self._draws = evidence, draws
+        self.units = Units.of(evidence)
+        self._step = REACH if len(self.units) > 2 * REACH else max(len(self.units), 1)
+        family = _family(len(self.units), longest=self._step)
+        kept, deviations = [], [np.zeros(0)]
+        for begin, chunk in self._chunks():
+            mine = family.where((family.start >= begin) & (family.start < begin + self._step)).shifted(-begin)
+            mine = mine.where(chunk.effective_length(mine) >= MIN_EFFECTIVE_LENGTH)
+            kept.append(mine.shifted(begin))
+            deviations.append(chunk.deviation(mine))
+        self.windows = _concatenate(kept)
+        self._deviation = np.concatenate(deviations)
+
+    def z(self, scores: F64) -> F64:
+        """z (W, keys) of every window, for the scores (N, keys) of the text's pairs."""
+        total = np.zeros((len(self.units) + 1, scores.shape[1]))
+        np.cumsum(scores[self.units.pair] * self.units.weight[:, None], axis=0, out=total[1:])
+        sums = total[self.windows.end] - total[self.windows.start]
+        return np.asarray(sums / self._deviation[:, None])
+
+    def scan(self, z: F64) -> Scan:
+        """Test every window under the key that gave the windows these z, (W,)."""
+        return Scan(self.windows.start, self.windows.end, z, self.windows.share, self._crowding)
+
+    @functools.cached_property
+    def _crowding(self) -> F64:
+        rng = np.random.default_rng(0)
+        crowding, variance = np.zeros(len(_LEVELS)), np.zeros(len(_LEVELS))
+        for begin, chunk in self._chunks():
+            inside = (self.windows.start >= begin) & (self.windows.start < begin + self._step)
+            mine = self.windows.where(inside).shifted(-begin)
+            if mass := mine.share.sum():
+                inverse = chunk.inverse_counts(mine, max(_BATCH, round(self._draws * mass)), rng)
+                crowding += mass * inverse.mean(axis=0)
+                variance += mass**2 * inverse.var(axis=0) / len(inverse)
+        return np.asarray(np.minimum(crowding + 2.0 * np.sqrt(variance), self.windows.share.sum()))
+
+    def _chunks(self) -> Iterator[tuple[int, _Chunk]]:
+        """Overlapping parts of the text and where they begin; only one is in memory at a time."""
+        for begin in range(0, len(self.units), self._step):
+            yield begin, self._chunk(begin)
+
+    def _chunk(self, begin: int) -> _Chunk:
+        if self._step < len(self.units):
+            return _Chunk(self._evidence, self.units[begin : begin + 2 * self._step])
+        return self._whole
+
+    @functools.cached_property
+    def _whole(self) -> _Chunk:
+        return _Chunk(self._evidence, self.units)
+
+
+def scan(evidence: Evidence, *, draws: int = DRAWS) -> Scan:
+    """Test every window of a text under one key."""
+    prepared = Search(evidence, draws=draws)
+    return prepared.scan(prepared.z(evidence.scores[:, None])[:, 0])
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,16 +240,71 @@ class Segment:
     share: float
 
 
-def locate(evidence: Evidence, *, fpr: float = 0.05, test: Test = key_test) -> list[Segment]:
-    """The marked segments of a text, in order and disjoint.
+@dataclass(frozen=True, slots=True)
+class Rest:
+    """The units outside all segments.
 
-    ``test`` is the scheme's own test of a whole text. If it gives a window a larger p-value than the normal
-    law does (an exact law of few or skewed scores), that p-value counts.
+    ``z`` and ``p_value`` are those of the rest given the segments: large p-values say that it carries no
+    evidence of its own. ``p_like_segments`` is the probability that a rest with the segments' strength would
+    score as low, corrected for the choice of the segments.
     """
-    units, windows = Units.of(evidence), scan(evidence)
+
+    units: int
+    effective_length: float
+    z: float
+    p_value: float
+    p_like_segments: float
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The marked segments of a text, in order and disjoint, and the rest, if there are segments."""
+
+    segments: list[Segment]
+    rest: Rest | None
+
+    @property
+    def p_value(self) -> float:
+        """The family-wise p-value of the most striking segment, 1 if there is none."""
+        return min((segment.corrected for segment in self.segments), default=1.0)
+
+
+NOTHING_FOUND = Found([], None)
+
+
+def locate(evidence: Evidence, *, fpr: float = 0.05, test: Test = key_test) -> list[Segment]:
+    """The marked segments of a text, in order and disjoint."""
+    (found,) = search([evidence], levels=[fpr], tests=[test])
+    return found.segments
+
+
+def search(evidences: Sequence[Evidence], *, levels: Sequence[float], tests: Sequence[Test]) -> list[Found]:
+    """The marked segments of one text under each of several keys, each at its own level.
+
+    The evidences differ in their scores only. ``tests`` are the schemes' own tests of a whole text, one per
+    key. If one gives a window a larger p-value than the normal law does (an exact law of few or skewed
+    scores), that p-value counts.
+    """
+    if not evidences:
+        return []
+    prepared = Search(evidences[0])
+    z = prepared.z(np.stack([evidence.scores for evidence in evidences], axis=1))
+    # a corrected p-value is at least that of the disjoint windows of the same length: few texts need draws
+    disjoint = len(prepared.units) // (prepared.windows.end - prepared.windows.start)
+    least = np.min(log_ndtr(-z) + np.log(disjoint)[:, None], axis=0, initial=np.inf)
+    return [
+        _segments(prepared, evidence, prepared.scan(z[:, k]), fpr=level, test=test)
+        if least[k] <= math.log(level)
+        else NOTHING_FOUND
+        for k, (evidence, level, test) in enumerate(zip(evidences, levels, tests, strict=True))
+    ]
+
+
+def _segments(prepared: Search, evidence: Evidence, windows: Scan, *, fpr: float, test: Test) -> Found:
+    units = prepared.units
     corrected = windows.corrected
     if not np.any(corrected <= fpr):
-        return []
+        return NOTHING_FOUND
     marked = posterior(evidence)
     gain = np.concatenate([[0.0], np.cumsum(marked - 0.5)])
     checked: set[int] = set()
@@ -197,9 +317,10 @@ def locate(evidence: Evidence, *, fpr: float = 0.05, test: Test = key_test) -> l
             own = test(_restrict(evidence, units[windows.start[w] : windows.end[w]]))
             corrected[w] = max(corrected[w], windows.correct(w, own.p_value))
         checked.update(unchecked)
-    segments = []
+    segments, outside = [], np.ones(len(units), dtype=bool)
     for members in _merge_neighbours(windows, chosen, gain):
         start, end = int(windows.start[members[0]]), int(windows.end[members[-1]])
+        outside[start:end] = False
         own = test(_restrict(evidence, units[start:end]))
         segments.append(
             Segment(
@@ -212,7 +333,33 @@ def locate(evidence: Evidence, *, fpr: float = 0.05, test: Test = key_test) -> l
                 share=float(marked[start:end].mean()),
             )
         )
-    return segments
+    if not segments:
+        return NOTHING_FOUND
+    return Found(segments, _rest(evidence, units, outside, windows, chosen))
+
+
+def _rest(
+    evidence: Evidence, units: Units, outside: NDArray[np.bool_], windows: Scan, chosen: Sequence[int]
+) -> Rest:
+    """Test the units outside the segments that the ``chosen`` windows make up."""
+    rest, inside = (_restrict(evidence, units.where(mask)) for mask in (outside, ~outside))
+    if len(rest) == 0:
+        return Rest(0, 0.0, 0.0, 1.0, 1.0)
+    V, V_0, V_1 = (score_variance(each) for each in (_restrict(evidence, units), rest, inside))
+    C = (V - V_0 - V_1) / 2.0
+    S_0, S_1 = rest.total, inside.total
+    n_0, n_1 = float(rest.weights.sum()), float(inside.weights.sum())
+    floor = _JITTER * V_0
+    z = (S_0 - C / V_1 * S_1) / math.sqrt(max(V_0 - C**2 / V_1, floor))
+    spread = max(V_0 / n_0**2 + V_1 / n_1**2 - 2.0 * C / (n_0 * n_1), floor / n_0**2)
+    below = one_sided_p((S_1 / n_1 - S_0 / n_0) / math.sqrt(spread))
+    return Rest(
+        units=int(outside.sum()),
+        effective_length=effective_length(rest, V_0),
+        z=z,
+        p_value=one_sided_p(z),
+        p_like_segments=max(windows.correct(w, below) for w in chosen),
+    )
 
 
 def posterior(evidence: Evidence) -> F64:
@@ -287,7 +434,6 @@ class _Chunk:
         pairs, self._pair = np.unique(units.pair, return_inverse=True)
         self._weight = units.weight
         self._variance = evidence.variance
-        self._scores = evidence.scores[pairs]
         self._covariance = covariance(evidence, pairs, pairs).astype(np.float64)
         # _block[a, b]: the covariance of the weighted sum of the first a scores with that of the first b
         self._block = np.zeros((len(units) + 1, len(units) + 1))
@@ -309,14 +455,10 @@ class _Chunk:
         length = total[windows.end] - total[windows.start]
         return np.asarray(length**2 * self._variance / self.deviation(windows) ** 2)
 
-    def z(self, windows: _Windows) -> F64:
-        """z_w of the text's scores, (W,)."""
-        return self._sums(self._scores[:, None], windows)[:, 0] / self.deviation(windows)
-
     def inverse_counts(self, windows: _Windows, draws: int, rng: np.random.Generator) -> F64:
         """1/N(q) at each level, (draws, levels); each draw makes one window pass, chosen by its share."""
         sd = self.deviation(windows)[:, None]
-        jitter = _JITTER * self._variance * np.eye(len(self._scores))
+        jitter = _JITTER * self._variance * np.eye(len(self._covariance))
         factor = cholesky(self._covariance + jitter, lower=True, overwrite_a=True)
         passing = rng.choice(len(sd), size=draws, p=windows.share / windows.share.sum())
         depth = rng.random(draws)

@@ -34,9 +34,9 @@ from dewmark.serve.schemas import (
 from dewmark.serve.service import Service
 from dewmark.serve.tenants import Tenant
 from dewmark.serve.uploads import extract_text
-from dewmark.serve.verdicts import Query
+from dewmark.serve.verdicts import Examination, Query
 
-__all__ = ["check_queries", "choose_tenants", "judge", "log_queries", "router"]
+__all__ = ["check_queries", "examination", "judge", "log_queries", "router"]
 
 router = APIRouter(prefix="/v1", tags=["detection"], dependencies=[Depends(token)], route_class=GuardedRoute)
 
@@ -56,14 +56,15 @@ async def detect(
 ) -> JSONResponse:
     """Verdict, p-value, z-score, effective length and language of each text, and token scores on request.
 
-    With K tenants' keys, the p-value is corrected for their number: 1 − (1 − p)^K.
+    The verdict and its p-value account for everything that is examined: the whole text, all its passages, and
+    the keys of all tenants that the caller may use.
     """
     caller = require(caller, Scope.DETECT, Scope.DETECT_PUBLIC)
     texts, prompts = _texts(body, limit=service.settings.texts)
     if not caller.sees_all and (body.fpr is not None or body.test is not None or body.tokens):
         raise ApiError(403, "forbidden", "this token may not set fpr or test, nor see token scores")
-    tenants = choose_tenants(service, caller, body.tenants)
-    for tenant in tenants:
+    how = examination(service, caller, body.tenants, test=body.test)
+    for tenant in how.tenants:
         check_test(body.test, tenant.bound.tests)
     queries = [
         Query(text, prompt, body.fpr or service.settings.fpr, body.tokens, not caller.sees_all)
@@ -71,7 +72,7 @@ async def detect(
     ]
     check_queries(queries, service)
     async with service.charged(caller, len(queries)):
-        answers = await judge(service, queries, tenants, body.test)
+        answers = await judge(service, queries, how)
     for answer in answers:
         service.metrics.texts.labels("detect", answer["verdict"]).inc()
     await log_queries(service, caller, request_id, "detect", texts, answers)
@@ -88,18 +89,17 @@ async def detect(
 async def locate(
     body: LocateRequest, service: ServiceOf, caller: CallerOf, request_id: RequestId
 ) -> JSONResponse:
-    """The marked passages of a text; their p-values are corrected for all passages tried."""
+    """The marked passages of a text, and the same verdict as ``/v1/detect``.
+
+    P-values are corrected for all passages tried and for the keys of all tenants that the caller may use.
+    """
     caller = require(caller, Scope.DETECT)
-    tenants = choose_tenants(service, caller, None if body.tenant is None else [body.tenant])
-    query = Query(body.text, body.prompt, body.fpr, body.tokens)
+    how = examination(service, caller, None if body.tenant is None else [body.tenant])
+    query = Query(body.text, body.prompt, body.fpr or service.settings.fpr, body.tokens)
     check_queries([query], service)
-    settings = service.settings
 
     def find(queries: list[Query]) -> list[dict[str, Any]]:
-        return [
-            verdicts.find_passages(each, tenants, limit=settings.located_bytes, text_fpr=settings.fpr)
-            for each in queries
-        ]
+        return [verdicts.find_passages(each, how) for each in queries]
 
     async with service.charged(caller, 1):
         (found,) = await service.pool.run(find, [query])
@@ -170,6 +170,20 @@ def choose_tenants(service: Service, caller: Caller, ids: Sequence[str] | None) 
     return list(chosen.values())
 
 
+def examination(
+    service: Service, caller: Caller, ids: Sequence[str] | None, *, test: str | None = None
+) -> Examination:
+    """How the caller's texts are examined: under these tenants' keys, paying for all that it may use."""
+    settings = service.settings
+    return Examination(
+        choose_tenants(service, caller, ids),
+        keys=len(service.may_use(caller)),
+        scored_bytes=settings.scored_bytes,
+        searched_bytes=settings.located_bytes,
+        test=test,
+    )
+
+
 def check_queries(queries: Sequence[Query], service: Service) -> None:
     """Raise an error unless all texts and prompts are valid and small enough."""
     limit = service.settings.text_bytes
@@ -180,17 +194,15 @@ def check_queries(queries: Sequence[Query], service: Service) -> None:
             raise ApiError(413, "text_too_large", f"{what} or its prompt has more than {limit:,} bytes")
 
 
-async def judge(
-    service: Service, queries: list[Query], tenants: list[Tenant], test: str | None
-) -> list[dict[str, Any]]:
+async def judge(service: Service, queries: list[Query], how: Examination) -> list[dict[str, Any]]:
     """The answers to queries, which share a batch with others if they are short."""
-    limit = service.settings.scored_bytes
 
     def handle(some: list[Query]) -> list[dict[str, Any]]:
-        return verdicts.detect(some, tenants, test=test, limit=limit)
+        return verdicts.detect(some, how)
 
     size = sum(len(query.text) for query in queries)
-    group = ("detect", tuple(tenant.id for tenant in tenants), test) if size <= _BATCHED_CHARACTERS else None
+    batched = size <= _BATCHED_CHARACTERS
+    group = ("detect", tuple(tenant.id for tenant in how.tenants), how.keys, how.test) if batched else None
     return await service.pool.run(handle, queries, group=group)
 
 

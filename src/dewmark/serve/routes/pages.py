@@ -9,7 +9,6 @@ from typing import Any
 from fastapi import APIRouter
 from fastapi.responses import FileResponse, JSONResponse, PlainTextResponse, Response
 
-from dewmark.passages import DEFAULT_FPR as LOCATE_FPR
 from dewmark.reports.detection_display import CAVEATS, PASSAGE_CAVEATS
 from dewmark.scheme import MIN_EFFECTIVE_LENGTH
 from dewmark.serve.api_tokens import Caller, Scope
@@ -110,7 +109,7 @@ async def whoami(service: ServiceOf, caller: CallerOf) -> JSONResponse:
                 "min_effective_length": MIN_EFFECTIVE_LENGTH,
                 "extract_bytes": settings.extract_bytes,
             },
-            "defaults": {"fpr": settings.fpr, "locate_fpr": LOCATE_FPR},
+            "defaults": {"fpr": settings.fpr},
             "generate": None if service.generator is None else {"models": [service.generator.name]},
             "caveats": list(CAVEATS),
             "passage_caveats": list(PASSAGE_CAVEATS),

@@ -19,7 +19,7 @@ from dewmark.serve.routes.dependencies import (
     require,
     token,
 )
-from dewmark.serve.routes.detect import check_queries, choose_tenants, judge, log_queries
+from dewmark.serve.routes.detect import check_queries, examination, judge, log_queries
 from dewmark.serve.routes.guarded_route import GuardedRoute, scopes
 from dewmark.serve.schemas import ReportRequest, ReportResponse, VerifyRequest, VerifyResponse
 from dewmark.serve.verdicts import Query
@@ -48,16 +48,16 @@ async def report(
     signer = service.signer
     if signer is None:
         raise ApiError(404, "not_found", "this service signs no reports: it has no signing key")
-    tenants = choose_tenants(service, caller, body.tenants)
+    how = examination(service, caller, body.tenants)
     query = Query(body.text, body.prompt, service.settings.fpr)
     check_queries([query], service)
     if body.name:
         check_text(body.name, "the name")
     async with service.charged(caller, 1):
-        (answer,) = await judge(service, [query], tenants, None)
+        (answer,) = await judge(service, [query], how)
     service.metrics.texts.labels("report", answer["verdict"]).inc()
     await log_queries(service, caller, request_id, "report", [body.text], [answer])
-    tenant = next(each for each in tenants if each.id == answer["tenant"])
+    tenant = next(each for each in how.tenants if each.id == answer["tenant"])
     claims = report_claims(
         body.text,
         answer,
