@@ -80,6 +80,7 @@ SCHEMES = Registry(
         "kgw": "dewmark.baselines.green.kgw:KGW",
         "ksemstamp": "dewmark.baselines.sentence.semstamp:KSemStamp",
         "morphmark": "dewmark.baselines.green.morphmark:MorphMark",
+        "mpac": "dewmark.baselines.green.mpac:MPAC",
         "pasa": "dewmark.baselines.keyed_sampling.pasa:PASA",
         "simkey": "dewmark.baselines.keyed_sampling.simkey:SimKey",
         "sir": "dewmark.baselines.learned.sir:SIR",

@@ -12,7 +12,15 @@ import pytest
 import torch
 from tests.baselines.toy_host import HOST, VOCAB, Numbers, ToyModel, key, numbers
 
-from dewmark.baselines.learned.atw import ATW, LAYERS, BoundATW, SemanticMap, balanced, prefix_vectors
+from dewmark.baselines.learned.atw import (
+    ATW,
+    LAYERS,
+    BoundATW,
+    SemanticMap,
+    balanced,
+    penalized,
+    prefix_vectors,
+)
 from dewmark.baselines.learned.keyed_signs import context_rows, exact_tail
 from dewmark.errors import ConfigError, VocabularyError
 from dewmark.hosts.fake import FakeHost
@@ -53,28 +61,44 @@ def shift_of(scheme: BoundATW, written: list[int], logits: torch.Tensor) -> torc
     return (scheme.session(prompt)(ids, logits[None]) - logits)[0]
 
 
+PLAIN = {"repetition_penalty": 1.0, "top_k": 0, "top_p": 1.0}  # the mark alone
+
+
 def test_uncertain_positions_are_marked() -> None:
     """After the opening certain positions are left alone; in the opening every position is marked."""
-    scheme, written = bound(opening=3), list(range(10, 25))
+    scheme, written = bound(opening=3, **PLAIN), list(range(10, 25))
     assert shift_of(scheme, written, torch.randn(VOCAB)).any()
     assert not shift_of(scheme, written, SURE).any()
-    assert shift_of(scheme, [10, 11], SURE)[7] in (0.0, pytest.approx(0.2 * math.log(VOCAB), rel=1e-3))
-    assert any(shift_of(bound(i, opening=3), [10, 11], SURE)[7] for i in range(8))
+    assert shift_of(scheme, [10, 11, 12], SURE)[7] in (0.0, pytest.approx(0.2 * 30.0))
+    assert any(shift_of(bound(i, opening=3, **PLAIN), [10, 11], SURE)[7] for i in range(8))
 
 
-def test_green_tokens_gain_in_proportion_to_their_log_probability() -> None:
-    """δ · log(p V) above the uniform level, nothing below, whatever constant is added to the logits."""
-    scheme, written = bound(delta=0.5, alpha=0.0), list(range(10, 30))
+def test_green_logits_are_multiplied() -> None:
+    """The authors' rule: logit · (1 + δ v), also where the logit is negative."""
+    scheme, written = bound(delta=0.5, alpha=0.0, **PLAIN), list(range(10, 30))
     logits = 2.0 * torch.randn(VOCAB, generator=torch.Generator().manual_seed(0))
-    gain = 0.5 * (logits.log_softmax(dim=0) + math.log(VOCAB)).clamp(min=0.0)
     shift = shift_of(scheme, written, logits)
-    green = shift > 0
-    torch.testing.assert_close(shift[green], gain[green], atol=1e-5, rtol=1e-4)
-    assert (
-        0.3 < float(green[3:300].sum() / (gain[3:300] > 0).sum()) < 0.7
-    )  # about half of those that can gain
-    torch.testing.assert_close(shift_of(scheme, written, logits - 50.0), shift, atol=1e-4, rtol=1e-3)
+    green = shift != 0
+    torch.testing.assert_close(shift[green], 0.5 * logits[green], atol=1e-5, rtol=1e-4)
+    assert 0.3 < float(green[3:300].float().mean()) < 0.7
     assert not green[[0, 1, 2, 300, 319]].any()
+
+
+def test_repetition_penalty_comes_before_the_mark_and_truncation_after_it() -> None:
+    """What is written loses a tenth; of what the mark leaves, the 50 likeliest with 0.9 of the mass stay."""
+    scheme, written = bound(alpha=0.0), [10, 10, 11, *range(20, 30)]
+    plain = bound(alpha=0.0, **PLAIN)
+    logits = 3.0 + 2.0 * torch.rand(VOCAB, generator=torch.Generator().manual_seed(0))
+    logits[11] = -4.0
+    found = logits + shift_of(scheme, written, logits)
+    unseen = logits + shift_of(plain, written, logits)
+    kept = torch.isfinite(found)
+    assert 30 < int(kept.sum()) <= 50
+    assert found[kept].min() > unseen[~kept].max() - 1.0  # up to the penalty
+    torch.testing.assert_close(
+        penalized(logits[None], torch.tensor([[10, 10, 11]]), 1.1)[0, [10, 11, 12]],
+        torch.stack((logits[10] / 1.1, logits[11] * 1.1, logits[12])),
+    )
 
 
 def test_green_half_depends_on_meaning_and_key() -> None:
@@ -97,9 +121,9 @@ def test_prefixes_are_unit_sums_of_their_tokens() -> None:
 
 
 def test_detection_counts_uncertain_positions_and_the_opening() -> None:
-    """The toy model is certain at even positions: of 40 tokens, the first 10 and then the odd ones count."""
+    """The toy model is certain at even positions: of 40 tokens, the first 11 and then the odd ones count."""
     found = bound().detect(numbers(40))
-    assert [token.scored for token in found.tokens] == [i < 10 or i % 2 == 1 for i in range(40)]
+    assert [token.scored for token in found.tokens] == [i <= 10 or i % 2 == 1 for i in range(40)]
     assert {token.score for token in found.tokens if token.scored} <= {-1.0, 1.0}
 
 
@@ -175,7 +199,7 @@ class _Sure(ToyModel):
 
 
 def test_another_model_can_measure_entropy() -> None:
-    scheme, written = bound(measure="other", model=_Sure(), opening=3), list(range(10, 20))
+    scheme, written = bound(measure="other", model=_Sure(), opening=3, **PLAIN), list(range(10, 20))
     assert not shift_of(scheme, written, torch.randn(VOCAB)).any()
     with pytest.raises(ConfigError, match="measure"):
         bound(measure="other").session(torch.tensor([[5]]))
@@ -211,6 +235,8 @@ def test_bad_settings_and_incomplete_networks_are_rejected() -> None:
         {"opening": -1},
         {"refresh": 0},
         {"opening_delta": -0.1},
+        {"repetition_penalty": 0.9},
+        {"top_p": 0.0},
     ):
         with pytest.raises(ConfigError):
             ATW().with_settings(setting)

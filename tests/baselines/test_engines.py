@@ -78,7 +78,7 @@ def test_p_values_are_those_of_vllm(name: str, test: str | None) -> None:
     for case in VECTORS[name]:
         bound = engine(name, case["key"], **case["settings"])
         ((evidence, found),) = bound.test_texts(
-            [tokenized(case["ids"])], [NOTHING], test=test or bound.tests[0]
+            [tokenized(case["ids"])], [NOTHING], test=test or bound.tests[0], fpr=0.01
         )
         assert len(evidence) == case["tokens"]
         assert found.p_value == pytest.approx(case["p_value"], rel=1e-6, abs=1e-9)

@@ -259,3 +259,16 @@ def test_packaged_artifacts_mark_and_detect(scheme: str) -> None:
     assert not any(each.is_marked for each in watermark.detect_batch([u.text for u in unmarked], fpr=1e-3))
     wrong = dewmark.load_scheme(scheme, key=dewmark.Key(bytes(32)), host=watermark.scheme.host)
     assert not any(each.is_marked for each in wrong.detect_batch(marked, prompts=REAL_PROMPTS, fpr=1e-3))
+
+
+def test_mean_bias_counts_every_token(bind) -> None:
+    """The authors' statistic: the mean of all tokens' ±1, repetitions included, with a valid p-value."""
+    text = unmarked(3) + unmarked(3)
+    bound = bind()
+    found = bound.detect(text, test="mean")
+    scored = [token.score for token in found.tokens if token.scored]
+    assert found.z == pytest.approx(np.mean(scored))
+    assert found.score == pytest.approx(np.mean(scored))
+    p = np.array([bind(number=i).detect(text, test="mean").p_value for i in range(150)])
+    assert np.mean(p <= 0.1) <= 0.1 + 4.5 * np.sqrt(0.1 * 0.9 / 150)
+    assert 0.4 < p.mean() < 0.65

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import dewmark
-from dewmark.baselines.reweight.unbiased import Unbiased
+from dewmark.baselines.reweight.unbiased import Unbiased, ratio_z
 from dewmark.core.keys import Key
 from dewmark.decoding import Decoding
 from dewmark.errors import ConfigError
@@ -178,3 +178,12 @@ def test_stored_detector_opens_its_host(tmp_path) -> None:
     dewmark.Detector(scheme).save(tmp_path / "detector")
     stored = dewmark.Detector.load(tmp_path / "detector").scheme
     assert stored.detect(text) == scheme.detect(text)
+
+
+def test_texts_without_evidence_are_ranked_too() -> None:
+    """Most unmarked texts have a mean ratio below 1 and p = 1; z still orders them."""
+    log_means = [-30.0, -2.0, -0.1, 0.0, 0.1, math.log(2.0), 0.8, 3.0, 40.0, 900.0]
+    found = [ratio_z(value) for value in log_means]
+    assert found == sorted(set(found))
+    assert ratio_z(math.log(2.0)) == 0.0
+    assert ratio_z(-math.log(0.01)) == pytest.approx(2.3263, abs=1e-4)

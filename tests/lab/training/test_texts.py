@@ -8,7 +8,8 @@ import json
 import pytest
 
 from dewmark.errors import InputError
-from dewmark.lab.training.texts import FileTexts, HostTexts
+from dewmark.lab.prompts import openings
+from dewmark.lab.training.texts import FileTexts, HostTexts, sentence_starts
 from dewmark.testing.trial import tiny_host
 from dewmark.workspace import silent
 
@@ -45,10 +46,18 @@ def test_the_host_s_texts_are_cached(tmp_path):
     assert host.written == 64
 
 
-def test_texts_complete_the_openings_and_differ_by_seed(tmp_path):
+def test_no_text_continues_an_evaluation_prompt():
+    """Experiments continue the package's openings: no artifact is trained on them."""
+    starts = sentence_starts()
+    assert len(starts) >= 200
+    prompts = " ".join(row["text"] for row in openings())
+    assert not [start for start in starts if start in prompts]
+
+
+def test_texts_continue_the_same_starts_and_differ_by_seed(tmp_path):
     first, other = (texts_of(CountingHost(), tmp_path, seed=seed).take(16, least=16) for seed in (0, 100))
     assert first != other
-    assert [text[:12] for text in first] == [text[:12] for text in other]  # the same openings
+    assert [text[:12] for text in first] == [text[:12] for text in other]  # the same starts
 
 
 @pytest.mark.parametrize(

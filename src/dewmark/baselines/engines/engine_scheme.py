@@ -100,7 +100,7 @@ class EngineBound(BoundScheme):
         """Apply the chosen test to one text's evidence."""
 
     def test_texts(
-        self, texts: Sequence[Tokenized], prompts: Sequence[Tokenized], *, test: str
+        self, texts: Sequence[Tokenized], prompts: Sequence[Tokenized], *, test: str, fpr: float
     ) -> Iterator[tuple[Evidence, Statistic]]:
         """The evidence of each text after its prompt, and the test's result."""
         for evidence in self.evidence_for(test, texts, prompts):

@@ -5,10 +5,11 @@ Liu and Bu 2024 (Adaptive Text Watermark). At a position whose entropy under a m
 among them, and is green if its sign is positive. The logits of green tokens are scaled up. The first M tokens
 have too little context: there every position is marked, with a fixed secret half.
 
-Two things differ from the authors' code. The gain: they multiply logits by 1 + δ, which lowers negative ones,
-so that its direction depends on a constant that the softmax ignores. Here a green token's logit gains δ ·
-max(log(p V), 0), δ times how much likelier it is than a uniform guess: the authors' scaling where it works,
-with a well-defined origin. And the key: their secret is the map of tokens to places; here each token also has
+The gain is the authors' own: the logits of green tokens are multiplied by 1 + δ. It presumes a host whose
+likely tokens have positive logits, as usual hosts do: a negative logit is lowered. Their decoding is part of
+the scheme too: a repetition penalty before the mark, top-k and top-p after it.
+
+The key differs from the authors' code: their secret is the map of tokens to places; here each token also has
 a keyed sign of its own. Over keys, every token is then green with probability 1/2 after every context,
 different tokens are independent, and the number of green ones has a law that is computed exactly
 (`keyed_signs`), for every text, however repetitive.
@@ -52,10 +53,11 @@ from dewmark.baselines.learned.keyed_signs import context_rows, exact_tail, keye
 from dewmark.baselines.token_schemes import PromptBatch, stored_secret
 from dewmark.config import check_rules
 from dewmark.core.whitening import Whitening, normalize_rows
+from dewmark.decoding import Decoding
 from dewmark.encoders import load_encoder
 from dewmark.encoders.contexts import token_vectors
 from dewmark.errors import ArtifactError, ConfigError, VocabularyError
-from dewmark.sampling import Session, check_logits, left_padding
+from dewmark.sampling import Session, check_logits, filter_logits, left_padding
 from dewmark.scheme import Needs, State
 from dewmark.stats.evidence import Evidence
 from dewmark.stats.key_test import Statistic, key_test
@@ -71,6 +73,7 @@ __all__ = [
     "SemanticMap",
     "balanced",
     "open_map",
+    "penalized",
     "prefix_vectors",
 ]
 
@@ -96,14 +99,20 @@ class ATW(HostReadingScheme):
     """Folder that ``dewmark train atw`` wrote; by default the packaged one for SmolLM2-135M."""
     alpha: float = 3.0
     """Entropy α, in nats, from which a position is marked and counted."""
-    delta: float = 0.2
-    """Gain δ of green tokens, as a share of the logarithm of how much likelier than a guess they are."""
+    delta: float = 0.35
+    """Gain δ: the logits of green tokens are multiplied by 1 + δ."""
     opening: int = 10
-    """Number M of tokens at the start that are marked with the fixed secret half, whatever their entropy."""
+    """M: the first M + 1 tokens are marked with the fixed secret half, whatever their entropy."""
     opening_delta: float = 0.2
     """Gain δ₀ in the opening."""
     refresh: int = 10
     """Number of tokens after which the meaning of the text so far is computed anew."""
+    repetition_penalty: float = 1.1
+    """Divisor of the positive logits of tokens that the text already has, and factor of the negative ones."""
+    top_k: int = 50
+    """The likeliest tokens that are kept after marking; 0 keeps all."""
+    top_p: float = 0.9
+    """Probability of the likeliest tokens that are kept after marking; 1 keeps all."""
     measure: str | None = None
     """Measurement model, which must share the host's tokenizer; by default the host itself."""
 
@@ -115,11 +124,23 @@ class ATW(HostReadingScheme):
             (self.opening >= 0, "opening", "not be negative", self.opening),
             (self.opening_delta >= 0.0, "opening_delta", "not be negative", self.opening_delta),
             (self.refresh >= 1, "refresh", "be at least 1", self.refresh),
+            (
+                self.repetition_penalty >= 1.0,
+                "repetition_penalty",
+                "be at least 1",
+                self.repetition_penalty,
+            ),
         )
+        self.filters  # noqa: B018 - checks them
+
+    @property
+    def filters(self) -> Decoding:
+        """What is kept after marking."""
+        return Decoding(top_k=self.top_k, top_p=self.top_p)
 
     def context_length(self, written: int) -> int:
         """How many of ``written`` tokens make up the context; −1 in the opening."""
-        return -1 if written < self.opening else written - written % self.refresh
+        return -1 if written <= self.opening else written - written % self.refresh
 
     def bind_secret(self, secret: bytes, host: HostInfo, fingerprint: str, workspace: Workspace) -> BoundATW:
         """Bind ATW to a secret, a vocabulary and its network."""
@@ -298,18 +319,18 @@ class AdaptiveSession(Session):
             self._measure = follow((at >= padding).long())
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        """Logits (batch, vocab) plus δ · log(p V), if positive, for green tokens at uncertain positions."""
+        """Logits (batch, vocab), those of green tokens multiplied by 1 + δ at uncertain positions."""
         check_logits(scores, self._vocab_size)
         scheme, written = self._scheme, input_ids.shape[1] - self._start
         green = self._green_after(input_ids, written, scores.device)
-        if written < scheme.opening:
-            strength = torch.full((len(scores), 1), scheme.opening_delta, device=scores.device)
+        if written <= scheme.opening:
+            gain = torch.full((len(scores), 1), scheme.opening_delta, device=scores.device)
         else:
             measured = scores if self._measure is None else self._measure(input_ids).to(scores.device)
-            strength = scheme.delta * (entropy(measured) >= scheme.alpha).float().unsqueeze(1)
-        log_p = scores.float().log_softmax(dim=-1)
-        boost = (log_p + math.log(self._vocab_size)).clamp_(min=0.0).mul_(strength).mul_(green)
-        return scores + boost.to(scores.dtype)
+            gain = scheme.delta * (entropy(measured) >= scheme.alpha).float().unsqueeze(1)
+        logits = penalized(scores.float(), input_ids[:, self._start :], scheme.repetition_penalty)
+        logits = torch.where(torch.isfinite(logits), logits * (1.0 + gain * green), logits)
+        return filter_logits(logits, scheme.filters).to(scores.dtype)
 
     def _green_after(self, input_ids: torch.Tensor, written: int, device: torch.device) -> torch.Tensor:
         """Which tokens are green after ``written`` tokens, (batch or 1, vocab) of 0 and 1, float32."""
@@ -319,6 +340,15 @@ class AdaptiveSession(Session):
             listed = torch.from_numpy(self._halves.green(rows, length)).logical_and_(self._markable)
             self._green = (length, listed.view(torch.uint8).float().to(device))
         return self._green[1]
+
+
+def penalized(scores: torch.Tensor, written: torch.Tensor, penalty: float) -> torch.Tensor:
+    """Logits (batch, vocab) with those of written ids (batch, n) divided, or multiplied if negative."""
+    if penalty == 1.0 or written.shape[1] == 0:
+        return scores
+    written = written.to(scores.device)
+    seen = scores.gather(1, written)
+    return scores.scatter(1, written, torch.where(seen < 0.0, seen * penalty, seen / penalty))
 
 
 def balanced(evidence: Evidence) -> Evidence:

@@ -190,7 +190,7 @@ class XSIR(_SemanticScheme):
 class BoundSIR(TokenBound):
     """SIR or X-SIR for one key and one vocabulary."""
 
-    tests = ("exact", "key")
+    tests = ("exact", "key", "mean")
     scheme: _SemanticScheme
     width = 0
 
@@ -275,9 +275,32 @@ class BoundSIR(TokenBound):
             kernel=(1.0,),
         )
 
+    def evidence_for(
+        self, test: str, texts: Sequence[Tokenized], prompts: Sequence[Tokenized]
+    ) -> list[Evidence]:
+        """The same pairs for all tests; ``mean`` weights each by its number of occurrences."""
+        found = self.evidence(texts, prompts)
+        if test != "mean":
+            return found
+        return [
+            dataclasses.replace(
+                each,
+                weights=np.bincount(each.positions[each.positions >= 0], minlength=len(each)).astype(float),
+            )
+            for each in found
+        ]
+
     def statistic(self, evidence: Evidence, *, test: str) -> Statistic:
-        """``exact``: the law of the weighted sum over keys; ``key``: its normal approximation."""
+        """``exact``: the law of the weighted sum over keys; ``key``: its normal approximation.
+
+        ``mean`` ranks texts by the authors' statistic, the mean bias of all tokens, and reports it as z; its
+        p-value is the exact law of that mean over keys.
+        """
         normal = key_test(evidence)
+        if test == "mean" and len(evidence):
+            short = evidence.length <= _EXACT_LIMIT
+            p_value = exact_tail(evidence) if short else normal.p_value
+            return Statistic(self.mean_score(evidence), p_value, normal.effective_length)
         if test == "key" or not 0.0 < evidence.weights.sum() <= _EXACT_LIMIT:
             return normal
         on_grid = dataclasses.replace(evidence, weights=np.maximum(np.rint(_GRID * evidence.weights), 1.0))

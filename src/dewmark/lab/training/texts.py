@@ -1,15 +1,19 @@
 """Training texts: a file of the user's, or texts that the host itself writes without a mark.
 
-By default the host completes the package's openings, and once all are used starts over with other seeds. Its
-texts are cached by host and seed and appended batch by batch, so an interrupted run continues where it
-stopped and the next training for that host starts at once.
+By default the host continues the first words of sentences that the package has for other purposes, and once
+all are used starts over with other seeds. It does not continue the package's openings: experiments do, and an
+artifact must not have seen texts that it is evaluated on. Its texts are cached by host and seed and appended
+batch by batch, so an interrupted run continues where it stopped and the next training for that host starts at
+once.
 """
 
 from __future__ import annotations
 
 import hashlib
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +21,13 @@ from dewmark import config, storage
 from dewmark.decoding import Decoding, DecodingOptions
 from dewmark.errors import InputError
 from dewmark.hosts.base import Host
-from dewmark.lab.prompts import openings
 from dewmark.scheme import check_text
 from dewmark.workspace import HostInfo, Progress
 
-__all__ = ["FileTexts", "HostTexts", "Texts"]
+__all__ = ["FileTexts", "HostTexts", "Texts", "sentence_starts"]
 
 _TOKENS = 200  # per text that the host writes
+_WORDS = 8  # of a sentence that the host continues
 _BATCH = 32
 
 
@@ -85,7 +89,7 @@ class FileTexts(Texts):
 
 
 class HostTexts(Texts):
-    """Unmarked completions of the package's openings by the host, 200 tokens each."""
+    """Unmarked completions of `sentence_starts` by the host, 200 tokens each."""
 
     def __init__(
         self,
@@ -101,8 +105,9 @@ class HostTexts(Texts):
             "no_repeat_ngram": 4,
             "min_new_tokens": _TOKENS // 2,
         }
-        identity = config.config_hash(info.identity, info.tokenizer.identity, seed, decoding)
-        super().__init__("the host's own continuations of the package's openings", identity=identity)
+        self._starts = sentence_starts()
+        identity = config.config_hash(info.identity, info.tokenizer.identity, seed, decoding, self._starts)
+        super().__init__("the host's own continuations of the first words of sentences", identity=identity)
         self._open_host = open_host
         self._seed = seed
         self._progress = progress
@@ -114,7 +119,7 @@ class HostTexts(Texts):
         """``number`` texts; those that are not cached are written now."""
         wanted = -(-number // _BATCH) * _BATCH  # whole batches, so that texts don't depend on the number
         file = storage.ResumableRows(self._file, wanted, batch_size=_BATCH)
-        prompts = [row["text"] for row in openings()]
+        prompts = self._starts
         description = f"{self._host_name} is writing training texts"
         for batch in file.pending():
             self._progress(description, batch.start, wanted)
@@ -128,3 +133,12 @@ class HostTexts(Texts):
             file.append([{"text": f"{each.prompt}{each.text}"} for each in generations])
         self._progress(description, wanted, wanted)
         return [row["text"] for row in file.read()][:number]
+
+
+def sentence_starts() -> list[str]:
+    """The first words of the package's English sentences, none of them an opening."""
+    data = resources.files("dewmark") / "data"
+    folder = sorted((data / "registers").iterdir(), key=lambda file: file.name)
+    texts = [file.read_text(encoding="utf-8") for file in (*folder, data / "ordinary" / "en.txt")]
+    sentences = (sentence.split() for text in texts for sentence in re.split(r"(?<=[.!?])\s+", text))
+    return list(dict.fromkeys(" ".join(words[:_WORDS]) for words in sentences if len(words) > _WORDS))
