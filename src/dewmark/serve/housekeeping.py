@@ -9,6 +9,7 @@ import time
 from dewmark.core.signing import SigningKey
 from dewmark.errors import ConfigError
 from dewmark.serve.jobs import Jobs
+from dewmark.serve.public_answers import PublicAnswers
 from dewmark.serve.query_log import QueryLog
 from dewmark.serve.settings import Settings
 from dewmark.serve.webhooks import call
@@ -25,9 +26,15 @@ class Housekeeper:
     """Runs until it is closed; several workers may do so at once."""
 
     def __init__(
-        self, settings: Settings, jobs: Jobs, query_log: QueryLog | None, signer: SigningKey | None
+        self,
+        settings: Settings,
+        jobs: Jobs,
+        query_log: QueryLog | None,
+        answers: PublicAnswers,
+        signer: SigningKey | None,
     ) -> None:
         self._settings, self._jobs, self._query_log, self._signer = settings, jobs, query_log, signer
+        self._answers = answers
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="housekeeping", daemon=True)
 
@@ -42,7 +49,7 @@ class Housekeeper:
 
     def sweep(self) -> None:
         """Delete expired jobs and log rows."""
-        gone = self._jobs.expire(days=self._settings.job_days)
+        gone = self._jobs.expire(days=self._settings.job_days) + self._answers.expire()
         if self._query_log is not None:
             gone += self._query_log.expire(days=self._settings.log_days)
         if gone:

@@ -215,8 +215,8 @@ class Result(BaseModel):
     verdict: VerdictName
     p_value: float | None
     p_value_of_key: float | None
-    keys: int
-    looks: LooksResult
+    keys: int | None
+    looks: LooksResult | None
     coverage: CoverageResult | None = Field(description="If the text is marked and passages were found.")
     tenant: str | None
     one_in: str
@@ -224,7 +224,7 @@ class Result(BaseModel):
     z: float | None
     score: float | None
     effective_length: float | None
-    tokens_scored: int
+    tokens_scored: int | None
     test: str
     fpr: float
     scheme: str
@@ -233,7 +233,10 @@ class Result(BaseModel):
     characters: int
     scored_characters: int
     truncated: bool
-    rounded: bool
+    rounded: bool = Field(description="Whether the numbers were left out: a public token sees verdicts only.")
+    shared: bool = Field(
+        False, description="Whether this is the answer to a nearly identical text that the token sent before."
+    )
     tokens: list[Token] | None
     per_tenant: list[TenantResult] | None
 

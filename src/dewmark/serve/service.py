@@ -18,6 +18,7 @@ from dewmark.serve.http_errors import ApiError
 from dewmark.serve.job_runner import JobRunner
 from dewmark.serve.jobs import Jobs
 from dewmark.serve.monitoring import Metrics
+from dewmark.serve.public_answers import PublicAnswers
 from dewmark.serve.query_log import QueryLog
 from dewmark.serve.settings import Settings
 from dewmark.serve.store import Store
@@ -44,6 +45,7 @@ class Service:
         self.tokens = Tokens(self.store)
         self.jobs = Jobs(self.store, lease=settings.lease_seconds)
         self.query_log = QueryLog(self.store) if settings.log_queries else None
+        self.public_answers = PublicAnswers(self.store, remember=not settings.zero_retention)
         self.metrics = Metrics()
         self.pool = BatchingPool(
             threads=settings.threads, max_waiting=settings.max_waiting, batch_size=settings.batch_size
@@ -59,7 +61,7 @@ class Service:
             searched=settings.located_bytes,
             query_log=self.query_log,
         )
-        self._housekeeper = Housekeeper(settings, self.jobs, self.query_log, self.signer)
+        self._housekeeper = Housekeeper(settings, self.jobs, self.query_log, self.public_answers, self.signer)
         self.extractions = anyio.CapacityLimiter(2)
         self.draining = False
         self.held = 0  # bytes of bodies that requests in progress hold

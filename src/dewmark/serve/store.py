@@ -25,7 +25,7 @@ from sqlalchemy.engine import Connection, Engine
 from dewmark.errors import ConfigError, StorageError
 from dewmark.serve.migrations import stored_version, upgrade
 
-__all__ = ["Store", "bands", "items", "jobs", "metadata", "queries", "secrets_", "tokens"]
+__all__ = ["Store", "answers", "bands", "items", "jobs", "metadata", "queries", "secrets_", "tokens"]
 
 _IDENTITY = "identity"
 _CHECKPOINT_PAUSES = (0.0, 0.02, 0.1, 0.5)  # seconds before each attempt
@@ -117,6 +117,16 @@ bands = sa.Table(
         "query", sa.Integer, sa.ForeignKey("dewmark_queries.number", ondelete="CASCADE"), primary_key=True
     ),
     sa.Column("band", sa.String(16), primary_key=True, index=True),
+)
+
+answers = sa.Table(
+    "dewmark_answers",  # to public tokens, which get one answer for texts that are nearly the same
+    metadata,
+    sa.Column("token", sa.String(16), primary_key=True),
+    sa.Column("number", sa.Integer, primary_key=True),
+    sa.Column("time", sa.Float, nullable=False),
+    sa.Column("sketch", sa.LargeBinary, nullable=False),
+    sa.Column("answer", sa.Text, nullable=False),
 )
 
 secrets_ = sa.Table(

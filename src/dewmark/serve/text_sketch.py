@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import regex
 from numpy.typing import NDArray
 
 __all__ = ["BANDS", "PLACES", "Sketch", "Sketcher"]
@@ -29,6 +30,8 @@ _SHINGLE = 3  # words
 _LONGEST = 65_536  # characters that are read
 # Scripts without spaces between words: each of their characters counts as a word.
 _WORD = re.compile(r"[\u0e00-\u0e7f\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]|[^\W_\u3040-\u9fff]+")
+
+_INVISIBLE = regex.compile(r"[\p{Cf}\p{Mn}]+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,23 +48,23 @@ class Sketch:
     def similarity(self, stored: str) -> float:
         """The estimated similarity to the text of a `to_hex` string."""
         same = sum(place == int(stored[8 * i : 8 * i + 8], 16) for i, place in enumerate(self.places))
-        return same / PLACES
+        return same / len(self.places)
 
 
 class Sketcher:
-    """Makes sketches under a 32-byte key."""
+    """Makes sketches under a 32-byte key, by default of runs of three words."""
 
-    def __init__(self, key: bytes) -> None:
-        self._key = key
+    def __init__(self, key: bytes, *, shingle: int = _SHINGLE, places: int = PLACES) -> None:
+        self._key, self._shingle = key, shingle
         seed = int.from_bytes(hashlib.blake2b(b"orders", key=key, digest_size=16).digest(), "big")
         rng = np.random.default_rng(seed)
         # multiply-add on 64 bits, of which the upper 32 are used, orders hashes at random
-        self._factors = rng.integers(0, 1 << 63, size=PLACES, dtype=np.uint64) * np.uint64(2) + np.uint64(1)
-        self._terms = rng.integers(0, 1 << 63, size=PLACES, dtype=np.uint64)
+        self._factors = rng.integers(0, 1 << 63, size=places, dtype=np.uint64) * np.uint64(2) + np.uint64(1)
+        self._terms = rng.integers(0, 1 << 63, size=places, dtype=np.uint64)
 
     def __call__(self, text: str) -> Sketch:
         """The sketch of a text."""
-        hashes = self._hashes(shingles(text))
+        hashes = self._hashes(shingles(text, self._shingle))
         places = (self._factors[:, None] * hashes[None, :] + self._terms[:, None]) >> np.uint64(32)
         smallest = tuple(int(place) for place in places.min(axis=1))
         bands = tuple(
@@ -81,8 +84,12 @@ class Sketcher:
         return hashlib.blake2b(value, key=self._key, digest_size=8).hexdigest()
 
 
-def shingles(text: str) -> list[str]:
-    """The distinct runs of `_SHINGLE` words, in any order; a shorter text is one run."""
-    words = _WORD.findall(unicodedata.normalize("NFKC", text[:_LONGEST]).casefold())
-    runs = {" ".join(words[i : i + _SHINGLE]) for i in range(len(words) - _SHINGLE + 1)}
+def shingles(text: str, size: int = _SHINGLE) -> list[str]:
+    """The distinct runs of ``size`` words, in any order; a shorter text is one run.
+
+    Accents and invisible characters are left out: they would hide that a text is the same.
+    """
+    bare = _INVISIBLE.sub("", unicodedata.normalize("NFKD", text[:_LONGEST]))
+    words = _WORD.findall(unicodedata.normalize("NFKC", bare).casefold())
+    runs = {" ".join(words[i : i + size]) for i in range(len(words) - size + 1)}
     return sorted(runs) or [" ".join(words)]

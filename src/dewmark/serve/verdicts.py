@@ -3,9 +3,8 @@
 Every verdict rests on the same examination (`dewmark.passages.judge`): the whole text and its passages, under
 every key, at one level for all of it. So ``/v1/detect`` and ``/v1/locate`` cannot contradict each other.
 
-Callers with the scope ``detect-public`` see rounded values only: the verdict, the p-value rounded up to a
-power of ten and the z-score rounded to an integer. So an answer tells an attacker little about how far an
-edit moved a text's score.
+Callers with the scope ``detect-public`` see the verdict and, for a marked text, whose mark it is; no number
+that depends on a key. Rounded numbers would not do: they can be averaged over many small edits.
 
 Boundary: validated texts in, JSON out; no HTTP.
 """
@@ -13,7 +12,6 @@ Boundary: validated texts in, JSON out; no HTTP.
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -28,14 +26,24 @@ from dewmark.types import Detection, Verdict
 
 __all__ = ["Examination", "Query", "detect", "find_passages", "truncate_bytes"]
 
-LEAST_PUBLIC_P = 1e-6
-MOST_PUBLIC_Z = 5
-_PUBLIC_LENGTH = 10.0
+
+_WITHHELD = (
+    "p_value",
+    "p_value_of_key",
+    "z",
+    "score",
+    "effective_length",
+    "tokens_scored",
+    "keys",
+    "looks",
+    "key_fingerprint",
+    "tokens",
+)  # from public answers
 
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """A text and how to judge it; ``public`` asks for rounded values."""
+    """A text and how to judge it; ``public`` asks for the verdict only."""
 
     text: str = dataclasses.field(repr=False)
     prompt: str | None = dataclasses.field(default=None, repr=False)
@@ -174,23 +182,12 @@ def _full(found: Located, tenants: Sequence[Tenant], *, tokens: bool) -> dict[st
 
 
 def _public(found: Located) -> dict[str, Any]:
-    best = found.detection
-    shown = dataclasses.replace(
-        _shown(found),
-        p_value=_rounded_up(found.p_value),
-        z=float(max(-MOST_PUBLIC_Z, min(MOST_PUBLIC_Z, round(best.z)))) if math.isfinite(best.z) else best.z,
-        effective_length=_PUBLIC_LENGTH * round(best.effective_length / _PUBLIC_LENGTH),
-        tokens=(),
-        coverage=None,
-    )
+    shown = dataclasses.replace(_shown(found), tokens=(), coverage=None)
     return {
         **shown.to_dict(),
-        "score": None,
-        "key_fingerprint": None,
-        "p_value_of_key": None,
-        "tokens": None,
-        **_looks(found),
-        **_in_words(shown),
+        **dict.fromkeys(_WITHHELD),
+        "one_in": "",
+        "sentence": f"{found.verdict} at a false-positive rate of {shown.fpr:g}",
     }
 
 
@@ -200,13 +197,6 @@ def _looks(found: Located) -> dict[str, Any]:
 
 def _in_words(shown: Detection) -> dict[str, str]:
     return {"one_in": one_in(shown.p_value), "sentence": sentence(shown)}
-
-
-def _rounded_up(p_value: float) -> float:
-    """The next power of ten, and at least `LEAST_PUBLIC_P`."""
-    if not p_value > LEAST_PUBLIC_P:
-        return LEAST_PUBLIC_P
-    return min(1.0, float(f"1e{math.ceil(math.log10(p_value) - 1e-9)}"))
 
 
 def _language(text: str, detection: Detection) -> dict[str, Any]:

@@ -61,8 +61,9 @@ async def detect(
     """
     caller = require(caller, Scope.DETECT, Scope.DETECT_PUBLIC)
     texts, prompts = _texts(body, limit=service.settings.texts)
-    if not caller.sees_all and (body.fpr is not None or body.test is not None or body.tokens):
-        raise ApiError(403, "forbidden", "this token may not set fpr or test, nor see token scores")
+    choices = (body.fpr, body.test, body.tenants, body.tokens or None)
+    if not caller.sees_all and any(choice is not None for choice in choices):
+        raise ApiError(403, "forbidden", "this token may not set fpr, test or tenants, nor see token scores")
     how = examination(service, caller, body.tenants, test=body.test)
     for tenant in how.tenants:
         check_test(body.test, tenant.bound.tests)
@@ -71,8 +72,11 @@ async def detect(
         for text, prompt in zip(texts, prompts, strict=True)
     ]
     check_queries(queries, service)
-    async with service.charged(caller, len(queries)):
-        answers = await judge(service, queries, how)
+    if caller.sees_all:
+        async with service.charged(caller, len(queries)):
+            answers = await judge(service, queries, how)
+    else:
+        answers = await _judge_for_public(service, caller, queries, how)
     for answer in answers:
         service.metrics.texts.labels("detect", answer["verdict"]).inc()
     await log_queries(service, caller, request_id, "detect", texts, answers)
@@ -192,6 +196,37 @@ def check_queries(queries: Sequence[Query], service: Service) -> None:
         query.check(what)
         if len(query.text.encode()) > limit or len((query.prompt or "").encode()) > limit:
             raise ApiError(413, "text_too_large", f"{what} or its prompt has more than {limit:,} bytes")
+
+
+async def _judge_for_public(
+    service: Service, caller: Caller, queries: list[Query], how: Examination
+) -> list[dict[str, Any]]:
+    """Answers for a public token: nearly identical texts get one answer and are paid for once."""
+    shared, limit = service.public_answers, service.settings.scored_bytes
+    # only the part that is scored: what follows it could be used to hide that a text is the same
+    texts = [verdicts.truncate_bytes(query.text, limit) for query in queries]
+    sketches = await service.in_thread(shared.sketches, texts)
+    answers = await service.in_thread(shared.find, caller.id, sketches)
+    fresh: list[int] = []  # texts that are unlike all earlier ones, also within this request
+    for i, answer in enumerate(answers):
+        if answer is None and not any(shared.alike(sketches[i], sketches[j]) for j in fresh):
+            fresh.append(i)
+    size = sum(len(texts[i].encode()) for i in fresh)
+    async with service.charged(caller, len(fresh), requests=len(queries), size=size):
+        judged = await judge(service, [queries[i] for i in fresh], how) if fresh else []
+        for i, answer in zip(fresh, judged, strict=True):
+            answers[i] = await service.in_thread(shared.keep, caller.id, sketches[i], answer)
+    again = await service.in_thread(shared.find, caller.id, sketches)
+    return [
+        {
+            **(answers[i] or again[i] or {}),
+            "characters": len(query.text),
+            "scored_characters": len(texts[i]),
+            "truncated": len(texts[i]) < len(query.text),
+            "shared": i not in fresh,
+        }
+        for i, query in enumerate(queries)
+    ]
 
 
 async def judge(service: Service, queries: list[Query], how: Examination) -> list[dict[str, Any]]:
