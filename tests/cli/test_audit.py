@@ -177,3 +177,27 @@ def test_the_packaged_texts(run, host, key_file, monkeypatch):
     assert min(len(document.text) for document in texts.documents) > 150
     row = json.loads(run("audit", "--key", key_file, "--json", "-q").out)
     assert row["texts"] == len(texts.documents)
+
+
+def test_a_report_says_what_this_key_does(run, tiny, key_file, tmp_path):
+    """audit --out, then detect --audit: the level under this key stands beside the p-value."""
+    rng = np.random.default_rng(3)
+    path, out = tmp_path / "n.jsonl", tmp_path / "report"
+    rows = [{"text": " ".join(rng.choice(WORDS, size=90)), "language": "en"} for _ in range(24)]
+    rows += [{"text": " ".join(rng.choice(WORDS, size=60)), "language": "cy"} for _ in range(24)]
+    rows += [{"text": " ".join(rng.choice(WORDS, size=130)), "language": "cy"} for _ in range(24)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    key = ["--key", key_file]
+    assert run("audit", *key, "--negatives", path, "--out", out, "-q").code == 0
+    text = tmp_path / "t.txt"
+    text.write_text(rows[0]["text"])
+    row = json.loads(run("detect", *key, text, "--audit", out, "--json", "-q").out)
+    assert 0.0 < row["this_key_share"] < row["this_key_share_high"] < 1.0
+    said = run("detect", *key, text, "--audit", out / "audit.json", "-q").out.replace("\n", " ")
+    assert "under this key, about" in said
+    Key(bytes(32)).save(tmp_path / "other.key")
+    other = run("detect", "--key", tmp_path / "other.key", text, "--audit", out, "-q")
+    assert f"is the audit of key {FINGERPRINT}, but this key is" in other.error
+    exported = tmp_path / "detector"
+    assert run("detector", "export", *key, "--out", exported, "--audit", out, "-q").code == 0
+    assert json.loads((exported / "detector.json").read_text())["languages"]["audited"]

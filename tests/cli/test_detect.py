@@ -232,3 +232,30 @@ def test_a_key_that_others_can_read_gives_a_warning(run, host, texts, key_file):
     (line,) = result.err.splitlines()
     assert line.startswith("dewmark: warning: ")
     assert "chmod 600" in line
+
+
+def test_boilerplate_is_counted_once_or_dropped(run, host, numbers, key_file, tmp_path):
+    """Twenty copies of one form are one text among the false discoveries; without the form they are blank."""
+    form = "thank you for your order which we will send to you within five days of today z=3.0"
+    path = tmp_path / "in.jsonl"
+    texts = [*(f"{form} {i}" for i in range(20)), *(f"text {i} z=0.{i}" for i in range(10))]
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+
+    def rows(*more: object) -> list[dict]:
+        out = run("detect", "--key", key_file, "--jsonl", path, "--json", "-q", *more).out
+        return [json.loads(line) for line in out.splitlines()]
+
+    kept, once = rows(), rows("--boilerplate", "once")
+    assert kept[0]["p_adjusted"] == pytest.approx(0.00135 * 30 / 20, rel=0.01)
+    assert once[0]["p_adjusted"] == pytest.approx(0.00135 * 11, rel=0.01)
+    assert once[0]["template"] == once[19]["template"] is not None
+    assert once[20]["template"] is None
+    out = tmp_path / "out.jsonl"
+    assert (
+        run("detect", "--key", key_file, "--in", path, "--out", out, "--boilerplate", "once", "-q").code == 0
+    )
+    stored = [json.loads(line) for line in out.read_text().splitlines()]
+    assert [row["p_adjusted"] for row in stored] == pytest.approx([row["p_adjusted"] for row in once])
+    said = run("detect", "--key", key_file, path, "--boilerplate", "drop", "-q").error
+    assert said.startswith("--boilerplate compares the rows of a file")
+    assert "did you mean" in run("detect", "--key", key_file, "--jsonl", path, "--boilerplate", "drp").error

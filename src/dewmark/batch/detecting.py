@@ -9,6 +9,7 @@ resumed. When all blocks are there, ``OUT`` is made from them, with p-values adj
 from __future__ import annotations
 
 import contextlib
+import functools
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -16,6 +17,8 @@ from pathlib import Path
 from typing import IO, Any
 
 from dewmark import storage
+from dewmark.batch.audit_report import AuditReport
+from dewmark.batch.boilerplate import Boilerplate, Mode, template_weights
 from dewmark.batch.inputs import batched
 from dewmark.batch.runners import open_runner
 from dewmark.batch.scorers import DetectorSpec, Scorer
@@ -31,7 +34,16 @@ __all__ = ["DetectResult", "ScoringWorker", "detect_file"]
 Row = dict[str, Any]
 
 _INTEGERS = {"tokens_scored", "keys"}  # columns of a Parquet file
-_STRINGS = {"verdict", "test", "scheme", "key_fingerprint", "key_file", "language"}
+_STRINGS = {
+    "verdict",
+    "test",
+    "scheme",
+    "key_fingerprint",
+    "key_file",
+    "language",
+    "template",
+    "this_key_group",
+}
 
 
 @dataclass(frozen=True)
@@ -65,6 +77,7 @@ class ScoringWorker:
     detector: DetectorSpec
     batch_size: int | None
     identity: dict[str, object]
+    boilerplate: Boilerplate | None = None
 
     def __call__(self) -> Callable[[Block], list[Row]]:
         """Load the detector; returns the function that scores a block."""
@@ -79,9 +92,10 @@ class ScoringWorker:
     def work_with(self, scorer: Scorer) -> Callable[[Block], list[Row]]:
         """The function that scores a block with a loaded detector."""
         size = self.batch_size or scorer.batch_size
+        score = scorer if self.boilerplate is None else functools.partial(self.boilerplate.scored, scorer)
 
         def work(block: Block) -> list[Row]:
-            return [each.row for batch in batched(self.source.read(block), size) for each in scorer(batch)]
+            return [each.row for batch in batched(self.source.read(block), size) for each in score(batch)]
 
         return work
 
@@ -96,6 +110,7 @@ def detect_file(
     block_size: int = 1024,
     batch_size: int | None = None,
     adjust: bool = True,
+    boilerplate: str = Mode.KEEP,
     progress: Progress = silent,
 ) -> DetectResult:
     """Score the texts of a JSONL or Parquet file (or URL) into a ``.jsonl`` or ``.parquet`` file.
@@ -103,7 +118,9 @@ def detect_file(
     ``detector`` is a `DetectorSpec`, or the folder of an exported detector. ``engine`` is "local" or "ray"
     (the cluster that RAY_ADDRESS names, otherwise one on this machine), ``workers`` the number of processes,
     by default 1 and, with Ray, all CPUs. ``block_size`` texts are scored and stored together. ``adjust`` adds
-    each text's p-value after Benjamini-Hochberg. A stopped run is resumed by the same call.
+    each text's p-value after Benjamini-Hochberg; ``boilerplate`` "once" lets all copies of one template count
+    as one text there, "drop" scores texts without what many rows share. A stopped run is resumed by the same
+    call.
     """
     out = Path(out)
     _check_format(out)
@@ -113,7 +130,9 @@ def detect_file(
     blocks = source.blocks(block_size)
     # Opened here too, whatever the workers do: mistakes are reported at once and models are fetched once.
     scorer = spec.open(progress=progress)
+    shared = Boilerplate.of_source(source, Mode(boilerplate))
     run = {**_identity(source, spec, block_size), **scorer.identity, "blocks": len(blocks)}
+    run["boilerplate"] = shared and shared.identity
     partial = out.with_name(f"{out.name}.partial")
     if out.exists() and not partial.exists():
         raise StorageError(f"{out} exists already and is not overwritten; choose another name")
@@ -130,7 +149,7 @@ def detect_file(
     retried = 0
     if pending:
         with open_runner(engine, workers=workers) as runner:
-            worker = ScoringWorker(source, spec, batch_size, scorer.identity)
+            worker = ScoringWorker(source, spec, batch_size, scorer.identity, shared)
             alone = engine == "local" and runner.workers == 1  # this process has the detector already
             opened = (lambda: worker.work_with(scorer)) if alone else worker
             for place, rows in runner.map(pending, opened, ordered=True):
@@ -173,6 +192,7 @@ def _identity(source: Source, spec: DetectorSpec, block_size: int) -> dict[str, 
         "tokens": spec.tokens,
         "group": spec.group,
         "calibration": spec.calibration and storage.sha256_file(spec.calibration),
+        "audit": spec.audit and AuditReport.load(spec.audit).identity,
         "block_size": block_size,
     }
 
@@ -189,13 +209,19 @@ class _Summary:
         self.rows = self.marked = 0
         self.integer_ids = True
         p_values = array("d")  # of the texts with a verdict
+        templates: list[str | None] = []
         for row in (row for rows in blocks for row in rows):
             self.rows += 1
             self.marked += row["verdict"] == Verdict.MARKED.value
             self.integer_ids &= isinstance(row["id"], int)
             if Verdict(row["verdict"]).conclusive:
                 p_values.append(row["p_value"])
-        self.adjusted: Sequence[float] = benjamini_hochberg(p_values).tolist() if p_values else []
+                if "template" in row:
+                    templates.append(row["template"])
+        weights = template_weights(templates) if templates else None
+        self.adjusted: Sequence[float] = (
+            benjamini_hochberg(p_values, weights=weights).tolist() if p_values else []
+        )
 
 
 def _write(out: Path, blocks: Iterable[list[Row]], summary: _Summary, *, adjust: bool) -> None:
@@ -244,6 +270,6 @@ def _column_type(name: str, summary: _Summary, arrow: Any) -> Any:  # noqa: ANN4
         return arrow.list_(arrow.struct([("text", arrow.string()), *offsets, *rest]))
     if name in _STRINGS:
         return arrow.string()
-    if name == "language_known":
+    if name in ("language_known", "this_key_trusted"):
         return arrow.bool_()
     return arrow.int64() if name in _INTEGERS else arrow.float64()

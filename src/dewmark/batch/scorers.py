@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
+from dewmark.batch.audit_report import AuditReport, KeyLevel
 from dewmark.batch.inputs import TextRow
 from dewmark.core.keys import Key, is_engine_key
 from dewmark.detector import Detector, blank_detection, detect_texts, skip_blank
@@ -38,7 +39,8 @@ class Scored:
     """The result of one text.
 
     ``row`` is the result as JSON values. ``attribution`` is there if the text was compared with several keys;
-    ``detection`` then has the verdict and p-value corrected for their number.
+    ``detection`` then has the verdict and p-value corrected for their number. ``this_key`` is what an audit
+    of the key says about the text, if one was given and knows such texts.
     """
 
     id: str | int
@@ -47,6 +49,7 @@ class Scored:
     row: dict[str, Any]
     key_file: str | None = None
     attribution: Attribution | None = None
+    this_key: KeyLevel | None = None
 
 
 @dataclass(frozen=True)
@@ -56,7 +59,9 @@ class DetectorSpec:
     Either ``detector``, an exported folder, or ``keys`` with a host and a scheme. ``keys`` are key files, or
     folders of ``*.key`` files; several keys, or a folder, ask which key a text carries. ``calibration`` (a
     file that ``dewmark calibrate`` wrote, for one key) turns z into a rank among unmarked texts, those of
-    ``group`` if it is given. ``tokens`` adds every token's score to the rows, ``passages`` says where in each
+    ``group`` if it is given. ``audit`` is the report of an audit of the key (``dewmark audit --out``): rows
+    then say how many unmarked texts of their kind this key scores so high, and languages in which it is
+    trusted get verdicts. ``tokens`` adds every token's score to the rows, ``passages`` says where in each
     marked text the mark is. ``attempts`` counts the versions of each text that are tried.
     """
 
@@ -72,6 +77,7 @@ class DetectorSpec:
     group: str | None = None
     passages: bool = False
     attempts: int = 1
+    audit: Path | None = None
 
     def __post_init__(self) -> None:
         if not 0.0 < self.fpr < 1.0:
@@ -88,6 +94,8 @@ class DetectorSpec:
             )
         elif self.many_keys:
             raise ConfigError("a calibration belongs to one key: give one key with it")
+        if self.audit is not None and self.many_keys:
+            raise ConfigError("an audit belongs to one key: give one key with it")
 
     @property
     def many_keys(self) -> bool:
@@ -97,8 +105,8 @@ class DetectorSpec:
     def absolute(self) -> DetectorSpec:
         """The same with absolute paths, for processes with another working directory."""
         paths: dict[str, Any] = {
-            name: path and path.absolute()
-            for name, path in (("detector", self.detector), ("calibration", self.calibration))
+            name: getattr(self, name) and getattr(self, name).absolute()
+            for name in ("detector", "calibration", "audit")
         }
         keys = (path if is_engine_key(path) else path.absolute() for path in self.keys)
         return dataclasses.replace(self, keys=tuple(keys), **paths)
@@ -140,7 +148,11 @@ class DetectorSpec:
             )
             # ranks among the user's own unmarked texts do not depend on the encoder's languages
             bound = bound.judging(dataclasses.replace(bound.languages, every=True))
-        return _OneKeyScorer(self, bound, calibration)
+        report = None
+        if self.audit is not None:
+            report = AuditReport.load(self.audit)
+            bound = report.applied(bound, level=self.fpr)
+        return _OneKeyScorer(self, bound, calibration, report)
 
 
 class Scorer(ABC):
@@ -168,8 +180,15 @@ class Scorer(ABC):
 class _OneKeyScorer(Scorer):
     """Scores texts under one key; a calibration turns z into a rank among unmarked texts."""
 
-    def __init__(self, spec: DetectorSpec, bound: BoundScheme, calibration: Calibration | None) -> None:
+    def __init__(
+        self,
+        spec: DetectorSpec,
+        bound: BoundScheme,
+        calibration: Calibration | None,
+        report: AuditReport | None,
+    ) -> None:
         super().__init__(bound, [bound.fingerprint])
+        self._report = report
         self._spec, self._calibration = spec, calibration
         self._test = spec.test if calibration is None else calibration.test
 
@@ -185,9 +204,12 @@ class _OneKeyScorer(Scorer):
         detection = _after_attempts(detection, self._spec)
         if self._spec.passages:
             detection = explain(detection, row.text, self.bound, prompt=row.prompt)
-        return Scored(
-            row.id, row.text, detection, {"id": row.id, **detection.to_dict(tokens=self._spec.tokens)}
-        )
+        result = {"id": row.id, **detection.to_dict(tokens=self._spec.tokens)}
+        level = None
+        if self._report is not None:
+            level = self._report.level_of(detection) if detection.verdict.conclusive else None
+            result |= KeyLevel.columns(level)
+        return Scored(row.id, row.text, detection, result, this_key=level)
 
 
 class _ManyKeysScorer(Scorer):

@@ -20,11 +20,13 @@ from dewmark.cli import options
 from dewmark.cli.terminal import Progress, emit, printable, results, say, write
 from dewmark.config import parse_settings
 from dewmark.errors import ConfigError
+from dewmark.registry import unknown_name
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from dewmark.batch import DetectorSpec, DetectResult, Scored, Source
+    from dewmark.batch.boilerplate import Mode
 
 _HELD = 10_000  # up to this many texts wait for their Benjamini-Hochberg value
 
@@ -88,6 +90,22 @@ def detect(
     calibration: Annotated[
         Path | None, typer.Option(metavar="CAL.json", help="Calibration of this key (see dewmark calibrate).")
     ] = None,
+    audit: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR|audit.json",
+            help="Report of an audit of this key (see dewmark audit): say how many unmarked texts this key "
+            "scores as high as each text, and judge languages in which it is trusted.",
+        ),
+    ] = None,
+    boilerplate: Annotated[
+        str,
+        typer.Option(
+            metavar="keep|once|drop",
+            help="What many rows share, such as a form's wording: keep it, let all copies of one template "
+            "count as one text in q (once), or score rows without it (drop).",
+        ),
+    ] = "keep",
     group: Annotated[
         str | None,
         typer.Option(metavar="NAME", help="Rank among the unmarked texts of this group, not among all."),
@@ -129,6 +147,7 @@ def detect(
 ) -> None:
     """Score texts against a key: verdict, p-value, z, effective length. With several keys: find the key."""
     from dewmark.batch import DetectorSpec, detect_file, read_files, read_rows
+    from dewmark.batch.boilerplate import Boilerplate
     from dewmark.batch.inputs import batched
 
     if not texts and jsonl is None and in_ is None:
@@ -150,8 +169,10 @@ def detect(
         group=group,
         passages=bool(texts) if passages is None else passages,
         attempts=attempts,
+        audit=audit,
     )
     source = _source(jsonl, in_, prompt=prompt, by=by)
+    mode = _boilerplate_mode(boilerplate, source)
     if out is not None:
         if texts or html is not None or source is None:
             raise ConfigError("--out takes the rows of a file: give --in FILE, no text files and no --html")
@@ -167,6 +188,7 @@ def detect(
                 block_size=block_size,
                 batch_size=batch_size,
                 adjust=adjust is not False,
+                boilerplate=mode,
                 progress=progress,
             )
         _print_result(found, engine=engine, seconds=time.perf_counter() - started, json_=json_, quiet=quiet)
@@ -187,8 +209,9 @@ def detect(
     kept: list[Scored] = []
     with Progress(quiet=quiet) as progress:
         scorer = spec.open(progress=progress)
+        shared = Boilerplate.of_source(source, mode) if source is not None else None
         for batch in batched(chain(files, rows), batch_size or scorer.batch_size):
-            for scored in scorer(batch):
+            for scored in scorer(batch) if shared is None else shared.scored(scorer, batch):
                 if verdicts.prints_at_once:
                     progress.clear()
                 verdicts.add(scored)
@@ -215,6 +238,7 @@ class Verdicts:
         self._console = results()
         self._held: list[Scored] = []
         self._p_values = array("d")  # of the texts with a verdict
+        self._templates: list[str | None] = []  # of the same texts, with --boilerplate once
         self._marked = 0
         self.count = 0
         self.on_terminal = sys.stdout.isatty()
@@ -230,6 +254,8 @@ class Verdicts:
         self._marked += scored.detection.is_marked
         if scored.detection.verdict.conclusive:
             self._p_values.append(scored.detection.p_value)
+            if "template" in scored.row:
+                self._templates.append(scored.row["template"])
         if not self._adjust:
             self._print(scored)
         elif self._tokens or self._total == 1:
@@ -258,9 +284,11 @@ class Verdicts:
     def _adjusted(self) -> Sequence[float]:
         if not self._p_values:
             return []
+        from dewmark.batch.boilerplate import template_weights
         from dewmark.stats.multiple_testing import benjamini_hochberg
 
-        adjusted: list[float] = benjamini_hochberg(self._p_values).tolist()
+        weights = template_weights(self._templates) if self._templates else None
+        adjusted: list[float] = benjamini_hochberg(self._p_values, weights=weights).tolist()
         return adjusted
 
     def _print(self, scored: Scored, q: float | None = None) -> None:
@@ -269,7 +297,7 @@ class Verdicts:
             return
         from dewmark.cli.token_colours import colour_tokens, legend, token_table, verdict_line
 
-        line = verdict_line(str(scored.id), scored.detection).append(_key_note(scored))
+        line = verdict_line(str(scored.id), scored.detection).append(_key_note(scored) + _audit_note(scored))
         if q is not None and self.count > 1:
             line.append(f", q = {q:.2g}")
         self._console.print(line)
@@ -293,6 +321,16 @@ def _key_note(scored: Scored) -> str:
     if scored.detection.is_marked:
         return f", key {which}, corrected for {count} keys"
     return f", best of {count} keys: {which}"
+
+
+def _audit_note(scored: Scored) -> str:
+    """What the audit of the key says about the text, if one was given."""
+    if "this_key_group" not in scored.row or not scored.detection.verdict.conclusive:
+        return ""
+    from dewmark.batch.audit_report import NOT_AUDITED
+
+    level = scored.this_key
+    return "; " + (NOT_AUDITED if level is None else level.sentence)
 
 
 def _summary_line(marked: int, texts: int, rejected: int, tested: int, fpr: float) -> str:
@@ -334,6 +372,18 @@ def _check_by(calibration: Path | None, *, group: str | None, files: bool) -> No
         raise ConfigError("--group is one group for all texts, --by a field of each row: give only one")
     if files:
         raise ConfigError("--by reads a field of rows, which text files do not have: use --group NAME")
+
+
+def _boilerplate_mode(name: str, source: Source | None) -> Mode:
+    from dewmark.batch.boilerplate import Mode
+
+    if name not in list(Mode):
+        raise unknown_name("boilerplate", name, list(Mode))
+    if name != Mode.KEEP and source is None:
+        raise ConfigError(
+            "--boilerplate compares the rows of a file: give --jsonl FILE or --in FILE, no pipe"
+        )
+    return Mode(name)
 
 
 def _source(jsonl: Path | None, in_: str | None, *, prompt: str | None, by: str | None) -> Source | None:

@@ -26,6 +26,13 @@ def export(
     host: options.Host = None,
     scheme: options.SchemeName = None,
     settings: options.Settings = None,
+    audit: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR|audit.json",
+            help="Report of an audit of this key: the detector judges the languages in which it is trusted.",
+        ),
+    ] = None,
     json_: options.Json = False,
     quiet: options.Quiet = False,
 ) -> None:
@@ -37,8 +44,11 @@ def export(
         raise StorageError(f"{out} is not empty and is not overwritten: name a new or empty folder")
     with Progress(quiet=quiet) as progress:
         bound = options.open_detector(None, key, host, scheme, settings, progress=progress)
+        from dewmark.batch.audit_report import AuditReport
         from dewmark.detector import Detector
 
+        if audit is not None:
+            bound = AuditReport.load(audit).applied(bound)
         Detector(bound).save(out)
     if json_:
         emit({"path": str(out), "fingerprint": bound.fingerprint, "scheme": bound.scheme.name})

@@ -234,9 +234,14 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Audit:
-    """The actual false-positive rates of one key; the first group is that of all texts together."""
+    """The actual false-positive rates of one key; the first group is that of all texts together.
+
+    ``common`` names the kind, language or length that all texts share, where they share one: then only the
+    first group stands for it.
+    """
 
     groups: tuple[Group, ...]
+    common: Mapping[str, str]
 
     @property
     def cells(self) -> tuple[Cell, ...]:
@@ -345,6 +350,7 @@ class Audit:
             "sentence": self.sentence,
             "remarks": self.remarks,
             "texts": self.texts,
+            "common": dict(self.common),
             "groups": [group.to_dict() for group in self.groups],
             "cells": [cell.to_dict() for cell in self.cells],
         }
@@ -402,7 +408,8 @@ def audit(
             for level, hits in zip(LEVELS, each.hits, strict=True)
         )
         groups.append(Group(kind, name, cells, each.together))
-    return Audit(tuple(groups))
+    common = {kind: str(names[0]) for kind, names in labels.items() if len(set(names)) == 1 and names[0]}
+    return Audit(tuple(groups), common)
 
 
 @dataclass(frozen=True)
