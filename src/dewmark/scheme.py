@@ -36,6 +36,7 @@ from dewmark.decoding import Decoding
 from dewmark.encoders.languages import encoder_languages
 from dewmark.errors import ArtifactError, ConfigError, InputError
 from dewmark.registry import unknown_name
+from dewmark.text.cleaning import tokenize_cleaned
 from dewmark.text.languages import LanguagePolicy
 from dewmark.types import Detection, TokenScore, Verdict
 from dewmark.workspace import HostInfo, Tokenized, Workspace
@@ -291,8 +292,11 @@ class BoundScheme(ABC):
         return changed
 
     def tokenize(self, texts: Sequence[str]) -> list[Tokenized]:
-        """Split texts into the units that the scheme scores, by default the host's tokens."""
-        return self.host.tokenizer.encode(list(texts))
+        """Split texts into the units that the scheme scores, by default the host's tokens.
+
+        Markup and disguises are removed first (`dewmark.text.cleaning`); offsets are those in the given text.
+        """
+        return tokenize_cleaned(self.host.tokenizer, texts)
 
     def detect(
         self, text: str, *, prompt: str | None = None, fpr: float = DEFAULT_FPR, test: str | None = None

@@ -37,11 +37,15 @@ Progress = Callable[[str, int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class Tokenized:
-    """A text as token ids, each with its (start, end) character offsets into the text."""
+    """A text as token ids, each with its (start, end) character offsets into the text.
+
+    ``forms`` are the words' forms (`dewmark.text.words`), where the units are words.
+    """
 
     text: str
     ids: tuple[int, ...]
     offsets: tuple[tuple[int, int], ...]
+    forms: tuple[str, ...] = ()
 
 
 class Tokenizer(Protocol):

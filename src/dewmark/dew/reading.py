@@ -49,8 +49,9 @@ from dewmark.encoders.word_vectors import (
 )
 from dewmark.errors import ConfigError, VocabularyError
 from dewmark.scheme import State
+from dewmark.text.cleaning import tokenize_cleaned
 from dewmark.text.windows import ABSENT, windows_of
-from dewmark.text.words import MAX_FORM, VERSION, form_of, words
+from dewmark.text.words import VERSION, words
 from dewmark.workspace import HostInfo, Tokenized, Workspace
 
 __all__ = [
@@ -135,8 +136,8 @@ class TokenReader(Reader):
         self.k = k
 
     def tokenize(self, texts: Sequence[str]) -> list[Tokenized]:
-        """Split texts into the host's tokens."""
-        return self.host.tokenizer.encode(list(texts))
+        """Split texts into the host's tokens, without markup and disguises."""
+        return tokenize_cleaned(self.host.tokenizer, texts)
 
     def read(self, texts: Sequence[Tokenized], prompts: Sequence[Tokenized]) -> Reading:
         """Read texts, each after its prompt."""
@@ -224,7 +225,7 @@ class WordReader(Reader):
         units: list[int] = []
         windows: list[int] = []
         for text, prompt in zip(texts, prompts, strict=True):
-            mine, before = _forms(text), _forms(prompt)[-self.k :]
+            mine, before = text.forms, prompt.forms[-self.k :]
             units += [forms.setdefault(form, len(forms)) for form in mine]
             # without the prompt, the first k contexts are not those at marking time
             skipped = 0 if before else min(self.k, len(mine))
@@ -257,11 +258,8 @@ def _word_tokens(text: str) -> Tokenized:
     ids = tuple(
         int.from_bytes(hashlib.blake2b(word.form.encode(), digest_size=7).digest(), "big") for word in found
     )
-    return Tokenized(text, ids, tuple((word.start, word.end) for word in found))
-
-
-def _forms(text: Tokenized) -> list[str]:
-    return [form_of(text.text[start : min(end, start + 4 * MAX_FORM)]) for start, end in text.offsets]
+    places, forms = tuple((word.start, word.end) for word in found), tuple(word.form for word in found)
+    return Tokenized(text, ids, places, forms)
 
 
 # Opening

@@ -136,4 +136,4 @@ def retention_of_pairs(
 def _head(text: Tokenized, tokens: int) -> Tokenized:
     """The first tokens of a text."""
     end = text.offsets[tokens - 1][1]
-    return Tokenized(text.text[:end], text.ids[:tokens], text.offsets[:tokens])
+    return Tokenized(text.text[:end], text.ids[:tokens], text.offsets[:tokens], text.forms[:tokens])

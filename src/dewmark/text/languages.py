@@ -22,6 +22,7 @@ from typing import Any
 
 import regex
 
+from dewmark.text.cleaning import clean
 from dewmark.types import Detection, Verdict
 
 __all__ = [
@@ -60,7 +61,7 @@ def language_probabilities(text: str) -> dict[str, float]:
 
     The probabilities of a text with several languages reflect their shares in the sample, roughly.
     """
-    sample = _sample(text)
+    sample = clean(_sample(text)).text
     if len("".join(_LETTERS.findall(sample)).encode()) < _FEWEST_BYTES:
         return {}
     found: dict[str, float] = {}

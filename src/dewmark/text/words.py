@@ -1,14 +1,18 @@
 """The words of a text: their positions, and the normalised form under which their vector is looked up.
 
-Segmentation follows the default rules of UAX 29: "don't", "l'eau", "3.14" and "12th" are one word each,
-"mother-in-law" is three; spaces, punctuation, symbols and emoji belong to no word. Scripts without spaces
-between words are segmented by the small linear models of the `budoux` package: Han with kana as Japanese, Han
-alone as Chinese, and Thai. They look three characters to either side, so the segmentation in the middle of a
-text does not depend on what follows later. Lao, Khmer and Burmese stay whole between spaces.
+A text is cleaned first (`dewmark.text.cleaning`), so markup, invisible characters and look-alike letters
+change no word; positions are those in the text as it was given.
+
+Segmentation follows the default rules of UAX 29, except that underscores separate words: "don't", "l'eau",
+"3.14" and "12th" are one word each, "mother-in-law" is three; spaces, punctuation, symbols and emoji belong
+to no word. Scripts without spaces between words are segmented by the small linear models of the `budoux`
+package: Han with kana as Japanese, Han alone as Chinese, and Thai. They look three characters to either side,
+so the segmentation in the middle of a text does not depend on what follows later. Lao, Khmer and Burmese
+stay whole between spaces.
 
 The form of a word is its lower-case NFKC, with one kind of apostrophe and without invisible characters,
-Arabic and Hebrew vowel points, elongation strokes and outer underscores. Accents and ß are kept: the default
-encoder places "élève" nearer to "pupil" than "eleve". A number is a word and its text its form.
+Arabic and Hebrew vowel points and elongation strokes. Accents and ß are kept: the default encoder places
+"élève" nearer to "pupil" than "eleve". A number is a word and its text its form.
 
 Marking and detection must agree on words and forms, so any change to either changes `VERSION`. Time is linear
 in the text. Boundary: complete texts only; `dewmark.text.growing_text` handles texts that are being
@@ -26,9 +30,11 @@ from typing import NamedTuple
 
 import regex
 
-__all__ = ["MAX_FORM", "VERSION", "Word", "form_of", "open_tail", "words"]
+from dewmark.text.cleaning import clean
 
-VERSION = 1
+__all__ = ["MAX_FORM", "VERSION", "Word", "cut", "form_of", "open_tail", "words"]
+
+VERSION = 2
 
 MAX_FORM = 64
 """Forms are truncated at this many characters, so that no encoder reads a megabyte of one letter."""
@@ -51,7 +57,6 @@ _SPACED = rf"""
     (?: {_HEBREW} {_X} \p{{WB=Double_Quote}} {_X} (?={_HEBREW})          # WB7b, WB7c
       | {_LETTER} {_X} (?: {_MID_LETTER} {_X} (?={_LETTER}) )?           # WB5-7
       | {_DIGIT} {_X} (?: {_MID_DIGIT} {_X} (?={_DIGIT}) )?              # WB8-12
-      | \p{{WB=ExtendNumLet}} {_X}                                       # WB13
     )++
     (?: (?<={_HEBREW}[{_ATTACHED}]*) \p{{WB=Single_Quote}} {_X} )?       # WB7a
 """
@@ -61,7 +66,7 @@ _WORD = regex.compile(
 )
 _HAS_KANA = regex.compile(_KANA, regex.VERSION1)
 # Nothing after such a character can belong to a word before it.
-_SOFT = rf"{_LETTER}{_DIGIT}{_CJK}{_THAI}{_UNSPACED}{_MID_LETTER}{_MID_DIGIT}\p{{WB=ExtendNumLet}}"
+_SOFT = rf"{_LETTER}{_DIGIT}{_CJK}{_THAI}{_UNSPACED}{_MID_LETTER}{_MID_DIGIT}"
 _HARD = regex.compile(
     rf"[^{_SOFT}{_ATTACHED}\p{{WB=Double_Quote}}] | (?<![{_HEBREW}{_ATTACHED}])\p{{WB=Double_Quote}}",
     regex.VERSION1 | regex.VERBOSE | regex.REVERSE,
@@ -83,6 +88,16 @@ class Word(NamedTuple):
 
 def words(text: str) -> list[Word]:
     """The words of a text, in order."""
+    cleaned = clean(text)
+    found = cut(cleaned.text)
+    if not cleaned.steps:
+        return found
+    places = cleaned.original([(word.start, word.end) for word in found])
+    return [Word(start, end, word.form) for (start, end), word in zip(places, found, strict=True)]
+
+
+def cut(text: str) -> list[Word]:
+    """The words of a text that is clean already."""
     found = []
     for start, end in _spans(text):
         form = form_of(text[start : min(end, start + 4 * MAX_FORM)])
@@ -96,7 +111,7 @@ def form_of(word: str) -> str:
     """The form of a word; empty if it has neither letters nor digits."""
     plain = unicodedata.normalize("NFKC", word).lower().translate(_APOSTROPHES).replace("i\u0307", "i")
     plain = unicodedata.normalize("NFKC", _UNSEEN.sub("", plain))
-    plain = plain[:MAX_FORM].rstrip("_‿⁀⁔ ")
+    plain = plain[:MAX_FORM].rstrip()
     first = next((i for i, character in enumerate(plain) if character.isalnum()), len(plain))
     return plain[first:]
 
