@@ -19,6 +19,8 @@ __all__ = [
     "Verdict",
 ]
 
+_LONG = 48  # tokens; prose of this length has about three times the effective length that a verdict needs
+
 
 class Verdict(enum.StrEnum):
     """A detector's answer."""
@@ -126,10 +128,10 @@ class Coverage:
 class Detection:
     """The verdict on one text and the numbers behind it.
 
-    ``score`` is the scheme's mean token score, ``z`` the standardised test statistic, ``p_value`` the
-    probability that unmarked text scores at least as high, ``effective_length`` the number of independent
-    tokens with the same amount of evidence, and ``fpr`` the false-positive rate of ``verdict``. ``coverage``
-    says where in a marked text the mark is, if that was asked and passages were found.
+    ``score`` is the scheme's mean token score, ``z`` the standardised test statistic, ``p_value`` the share
+    of keys that would score the text at least as high if it were unmarked, ``effective_length`` the number of
+    independent tokens with the same amount of evidence, and ``fpr`` the false-positive rate of ``verdict``.
+    ``coverage`` says where in a marked text the mark is, if that was asked and passages were found.
 
     ``language`` is the text's language by its ISO 639 code, None if it is not clear or does not matter to the
     scheme. ``language_known`` says whether the scheme's encoder knows it. If it does not, one key may score
@@ -156,6 +158,11 @@ class Detection:
     def is_marked(self) -> bool:
         """Whether the verdict is `Verdict.MARKED`."""
         return self.verdict is Verdict.MARKED
+
+    @property
+    def leaves_no_room(self) -> bool:
+        """Whether a text is long enough and still has too little evidence: code, lists, repetition."""
+        return self.verdict is Verdict.TOO_SHORT and self.tokens_scored >= _LONG
 
     def to_dict(self, *, tokens: bool = False) -> dict[str, Any]:
         """Plain JSON values; None for numbers that are not finite."""

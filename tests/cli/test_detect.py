@@ -57,8 +57,10 @@ def test_tokens_have_offsets_into_the_text(detect, texts):
 def test_plain_output(detect, texts):
     result = detect(*texts)
     first, second, summary = result.out.splitlines()
-    assert "marked.txt: marked: p = 1e-06 (1 in 1,000,000 unmarked texts scores this high), z = 4.75" in first
-    assert "plain.txt: not marked: p = 0.4 (40 in 100 unmarked texts score this high)" in second
+    assert (
+        "marked.txt: marked: p = 1e-06 (1 in 1,000,000 keys would score this text so high), z = 4.75" in first
+    )
+    assert "plain.txt: not marked: p = 0.4 (40 in 100 keys would score this text so high)" in second
     assert f"of {len(PLAIN) - 3} tokens scored" in second
     assert first.endswith("tokens scored, q = 2e-06")
     assert summary == "1 of 2 texts marked at level 0.01; 1 with q ≤ 0.01 (Benjamini-Hochberg over 2 texts)"

@@ -145,7 +145,7 @@ class TestManyKeys:
 
     def test_plain_output(self, run, host, keys, texts):
         first, _, third, fourth, _ = run("detect", "--keys", keys, "--jsonl", texts).out.splitlines()
-        assert "marked: p = 3e-06 (1 in 330,000 unmarked texts scores this high), z = 4.75" in first
+        assert "marked: p = 3e-06 (1 in 330,000 keys would score this text so high), z = 4.75" in first
         assert f", key {keys}/b.key ({Key(SECRET).fingerprint}), corrected for 3 keys, q = " in first
         assert f", best of 3 keys: {keys}/a.key" in third
         assert ".key" not in fourth

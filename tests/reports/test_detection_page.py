@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 import re
 from html.parser import HTMLParser
@@ -170,8 +171,12 @@ def test_one_in(p, expected):
 
 
 def test_a_sentence_for_every_verdict():
-    assert "p = 1e-05 (1 in 100,000 unmarked texts" in sentence(detection())
-    assert "too few independent tokens" in sentence(detection(verdict=Verdict.TOO_SHORT))
+    assert "p = 1e-05 (1 in 100,000 keys would score this text so high)" in sentence(detection())
+    calibrated = dataclasses.replace(detection(), test="empirical")  # these p-values count texts
+    assert "(1 in 100,000 unmarked texts scores this high)" in sentence(calibrated)
+    long = detection(verdict=Verdict.TOO_SHORT)
+    assert "leaves no room for a mark" in sentence(long)
+    assert "too few independent tokens" in sentence(dataclasses.replace(long, tokens_scored=20))
 
 
 def passage(text: str, start: int, end: int, *, p: float = 1e-4) -> Passage:

@@ -52,7 +52,7 @@ def power(
     """Estimate the share of marked texts found at each length, for this host and these settings."""
     from dewmark.batch.inputs import read_documents
     from dewmark.core.keys import Key
-    from dewmark.lab.measurements import power_by_length, write_sample
+    from dewmark.lab.measurements import mark_strength, power_by_length, write_sample
 
     lengths = _lengths(length)
     if not 0.0 < fpr < 1.0:
@@ -85,7 +85,8 @@ def power(
             )
         found = power_by_length(watermark.scheme, sample, lengths, fpr=fpr, progress=progress)
     rows = [found.row(each) for each in lengths]
-    summary = _summary(watermark.scheme, found, rows)
+    strength = mark_strength(watermark.scheme, sample)
+    summary = {**_summary(watermark.scheme, found, rows), "strength": strength.to_dict()}
     if out is not None:
         _save(out, found, rows, summary)
         say(f"wrote {out / 'power.png'} and power.json next to it", quiet=quiet)

@@ -18,11 +18,12 @@ from dewmark.scheme import MIN_EFFECTIVE_LENGTH, BoundScheme
 from dewmark.stats.key_test import key_test
 from dewmark.stats.power import Power, choose_cuts, measure_power
 from dewmark.stats.retention import Retention, pair_retentions, summarise
+from dewmark.stats.strength import Strength, measure_strength
 from dewmark.types import Generation
 from dewmark.watermark import Watermark
 from dewmark.workspace import Progress, Tokenized, silent
 
-__all__ = ["match_rewrites", "power_by_length", "retention_of_pairs", "write_sample"]
+__all__ = ["mark_strength", "match_rewrites", "power_by_length", "retention_of_pairs", "write_sample"]
 
 _PAIRS_PER_BATCH = 32
 
@@ -86,6 +87,14 @@ def power_by_length(
             effective[i, : len(heads)] = [each.effective_length for each in tested]
         progress("scoring", i + 1, len(texts))
     return measure_power(z, effective, cuts, fpr=fpr, least_effective=MIN_EFFECTIVE_LENGTH)
+
+
+def mark_strength(bound: BoundScheme, sample: Sample) -> Strength:
+    """The strength of the mark in a sample of marked texts."""
+    found = bound.detect_batch([text for text, _ in sample], prompts=[prompt for _, prompt in sample])
+    return measure_strength(
+        np.array([each.z for each in found]), np.array([each.effective_length for each in found])
+    )
 
 
 def match_rewrites(

@@ -32,12 +32,14 @@ __all__ = [
     "passage_count",
     "passage_sentence",
     "sentence",
+    "share_in_words",
     "spans",
     "unsupported_sentence",
 ]
 
 CAVEATS = (
-    "“Marked” means that unmarked text rarely scores this high: about one text in 1/p, for a random key.",
+    "“Marked” means that few keys would score this text so high by chance: a share p of all keys. It counts",
+    "keys, not texts: how often one key errs on texts like yours, only an audit of that key tells.",
     "It is evidence, not proof: among many unmarked texts, some pass any threshold.",
     "It does not say who wrote the text, or why.",
     "“Not marked” means that no mark of this key was found. It does not mean that a person wrote the text:",
@@ -87,12 +89,19 @@ def sentence(detection: Detection) -> str:
     if detection.verdict is Verdict.UNSUPPORTED_LANGUAGE:
         return unsupported_sentence(detection)
     if detection.verdict is Verdict.TOO_SHORT:
+        if detection.leaves_no_room:
+            return f"{length}: such a text (code, a list, repetition) leaves no room for a mark"
         return f"{length}: too few independent tokens for a verdict"
-    verb = "score" if detection.p_value >= 0.1 else "scores"
-    return (
-        f"{p_value(detection.p_value)} ({one_in(detection.p_value)} unmarked texts {verb} this high), "
-        f"z = {detection.z:.2f}, {length}"
-    )
+    share = share_in_words(detection.p_value, test=detection.test)
+    return f"{p_value(detection.p_value)} ({share}), z = {detection.z:.2f}, {length}"
+
+
+def share_in_words(value: float, *, test: str) -> str:
+    """What a p-value counts: keys, or with calibrated scores texts."""
+    if test == "empirical":
+        verb = "score" if value >= 0.1 else "scores"
+        return f"{one_in(value)} unmarked texts {verb} this high"
+    return f"{one_in(value)} keys would score this text so high"
 
 
 def unsupported_sentence(detection: Detection) -> str:

@@ -40,8 +40,7 @@ _OPACITY = {1: 0.14, 2: 0.30, 3: 0.46, 4: 0.62}
 
 _STYLE = """
 main { max-width: 52rem; } h2 { margin: 0; overflow-wrap: anywhere; }
-.marked { background: #15803d; } .not-marked { background: #4b5563; }
-.too-short, .unsupported-language { background: #b45309; }
+.marked, .not-marked, .too-short, .unsupported-language { background: #43536f; }
 dl { display: grid; grid-template-columns: repeat(auto-fit, minmax(11rem, 1fr)); gap: .5rem 1rem; }
 dt, footer, .caveat, .legend { color: var(--soft); font-size: .85rem; } dd { margin: 0; font-weight: 600; }
 .text { white-space: pre-wrap; overflow-wrap: anywhere; unicode-bidi: isolate;
@@ -110,7 +109,7 @@ def _card(name: str, text: str, detection: Detection, passages: Sequence[Passage
     verdict = detection.verdict.value
     numbers = {
         "p-value": p_value(detection.p_value).removeprefix("p = ").removeprefix("p "),
-        "unmarked texts this high": one_in(detection.p_value),
+        "keys that would score it so high": one_in(detection.p_value),
         "z": f"{detection.z:.2f}",
         "effective length": f"{detection.effective_length:.0f} of {detection.tokens_scored} tokens",
         "test": f"{detection.test}, level {detection.fpr:g}",
@@ -120,7 +119,8 @@ def _card(name: str, text: str, detection: Detection, passages: Sequence[Passage
         known = "" if detection.language_known else ", which the encoder does not know"
         numbers["language"] = language_name(detection.language) + known
     if not detection.verdict.conclusive:
-        del numbers["unmarked texts this high"]
+        for number in ("p-value", "keys that would score it so high", "z"):
+            del numbers[number]
     rows = "".join(
         f"<div><dt>{escape(term)}</dt><dd>{escape(value)}</dd></div>" for term, value in numbers.items()
     )

@@ -17,7 +17,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from dewmark.core.signing import Signed
-from dewmark.reports.detection_display import CAVEATS, one_in, p_value
+from dewmark.reports.detection_display import CAVEATS, p_value, share_in_words
 from dewmark.reports.html_page import escape, html_page
 from dewmark.scheme import BoundScheme
 from dewmark.types import Detection, Verdict
@@ -194,7 +194,7 @@ def render_report(signed: Signed, document: str) -> str:
         "Verdict": f"{verdict.value}, at a false-positive rate of {claims['level']:g}",
         "How sure": "unknown"
         if p is None or not verdict.conclusive
-        else f"{p_value(p)}: {one_in(p)} unmarked texts score this high",
+        else f"{p_value(p)}: {share_in_words(p, test=technique['test'])}",
         "Key": "none of the keys tried"
         if owner is None
         else f"{owner['owner'] or 'key'} ({owner['key_fingerprint']})"

@@ -18,7 +18,7 @@ __all__ = ["create_app"]
 
 _ABOUT = (
     "Is a text marked with one of these keys, how certain is that, and where is the mark? A p-value is the "
-    "share of unmarked texts that score as high: evidence, not proof. It does not say who wrote a text."
+    "share of keys that would score the text so high by chance: evidence, not proof of who wrote it."
 )
 
 

@@ -16,6 +16,7 @@ __all__ = [
     "DetectRequest",
     "DetectResponse",
     "ErrorResponse",
+    "ExampleResponse",
     "ExtractResponse",
     "JobList",
     "JobResponse",
@@ -209,6 +210,18 @@ class LooksResult(BaseModel):
     passages: bool
 
 
+class FoundShare(BaseModel):
+    """How many of 100 marked texts of this effective length are found, as measured on texts of ``host``.
+
+    ``own`` says whether the operator measured it for this detector (``dewmark power``).
+    """
+
+    found_in_100: int
+    host: str
+    texts: int
+    own: bool
+
+
 class Result(BaseModel):
     """The verdict on one text; ``p_value`` is corrected for all ``looks``: keys and passages."""
 
@@ -230,6 +243,9 @@ class Result(BaseModel):
     scheme: str
     key_fingerprint: str | None
     language: Language
+    leaves_no_room: bool = Field(description="A long text with too little evidence, such as code or a list.")
+    level_of_whole: float | None = Field(description="The level for the whole text under each single key.")
+    power: FoundShare | None = Field(description="Only for texts that are not marked.")
     characters: int
     scored_characters: int
     truncated: bool
@@ -356,6 +372,14 @@ class ExtractResponse(BaseModel):
     characters: int
 
 
+class ExampleResponse(BaseModel):
+    """A text to try: two paragraphs of ``marked`` carry the tenant's mark, ``unmarked`` carries none."""
+
+    tenant: str
+    marked: str
+    unmarked: str
+
+
 class TenantInfo(BaseModel):
     """A key that the caller may use."""
 
@@ -379,6 +403,4 @@ class Whoami(BaseModel):
     limits: dict[str, float]
     defaults: dict[str, float]
     generate: dict[str, list[str]] | None
-    caveats: list[str]
-    passage_caveats: list[str]
     version: str

@@ -62,6 +62,8 @@ class Service:
             query_log=self.query_log,
         )
         self._housekeeper = Housekeeper(settings, self.jobs, self.query_log, self.public_answers, self.signer)
+        self.examples: dict[str, str] = {}
+        """Texts to try, by tenant, once somebody has asked for them."""
         self.extractions = anyio.CapacityLimiter(2)
         self.draining = False
         self.held = 0  # bytes of bodies that requests in progress hold

@@ -21,6 +21,7 @@ from dewmark.detector import Detector
 from dewmark.errors import ConfigError
 from dewmark.hosts.base import Host
 from dewmark.scheme import BoundScheme
+from dewmark.serve.measured_power import MeasuredPower, read_power
 from dewmark.serve.settings import Settings, check_tenant_id
 from dewmark.watermark import Watermark, load_scheme
 from dewmark.workspace import Progress
@@ -34,6 +35,8 @@ class Tenant:
 
     id: str
     bound: BoundScheme
+    power: MeasuredPower | None = None
+    """How often marked texts are found, if that was measured."""
 
     @property
     def owner(self) -> str:
@@ -91,7 +94,8 @@ def open_tenants(
     tenants: dict[str, Tenant] = {}
     owners: dict[str, str] = {}  # by fingerprint
     for id_, folder in settings.detectors:
-        _add(tenants, owners, id_, Detector.load(folder, verify=verify, progress=progress).scheme)
+        bound = Detector.load(folder, verify=verify, progress=progress).scheme
+        _add(tenants, owners, id_, bound, folder=Path(folder))
     for id_, file in settings.keys:
         key = Key.load(file)
         if key.fingerprint not in owners:
@@ -147,7 +151,14 @@ def _bind(key: Key, settings: Settings, progress: Progress | None) -> BoundSchem
     )
 
 
-def _add(tenants: dict[str, Tenant], owners: dict[str, str], id_: str, bound: BoundScheme) -> None:
+def _add(
+    tenants: dict[str, Tenant],
+    owners: dict[str, str],
+    id_: str,
+    bound: BoundScheme,
+    *,
+    folder: Path | None = None,
+) -> None:
     owner, at, label = id_.partition("@")
     check_tenant_id(owner)
     if at:
@@ -160,7 +171,7 @@ def _add(tenants: dict[str, Tenant], owners: dict[str, str], id_: str, bound: Bo
             "give it once"
         )
     owners[bound.fingerprint] = id_
-    tenants[id_] = Tenant(id_, bound)
+    tenants[id_] = Tenant(id_, bound, read_power(bound, folder))
 
 
 def _is_id(name: str) -> bool:

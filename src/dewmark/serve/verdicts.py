@@ -130,6 +130,9 @@ def _answer(
         **answer,
         "tenant": tenant.id if known else None,
         "language": _language(text, found.detection),
+        "leaves_no_room": _shown(found).leaves_no_room,
+        "power": _power(found, tenant) if known or len(tenants) == 1 else None,
+        "level_of_whole": None if query.public else _level_of_whole(found),
         "characters": len(query.text),
         "scored_characters": len(text),
         "truncated": len(text) < len(query.text),
@@ -153,6 +156,18 @@ def _verdict_of(found: Located, detection: Detection, p_value: float) -> Verdict
     if p_value <= found.fpr:
         return Verdict.MARKED
     return Verdict.NOT_MARKED if detection.verdict.conclusive else detection.verdict
+
+
+def _power(found: Located, tenant: Tenant) -> dict[str, Any] | None:
+    """For a text that is not marked: how often a marked one of its length is found, as a whole."""
+    if tenant.power is None or found.verdict is not Verdict.NOT_MARKED:
+        return None
+    return tenant.power.found_in_100(found.detection.effective_length, level=_level_of_whole(found))
+
+
+def _level_of_whole(found: Located) -> float:
+    """The level at which the whole text is tested under each key; passages have the rest."""
+    return found.looks.level(found.fpr) * (found.looks.WHOLE_SHARE if found.looks.passages else 1.0)
 
 
 def _shown(found: Located) -> Detection:

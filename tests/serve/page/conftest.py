@@ -20,11 +20,12 @@ collect_ignore_glob = [] if importlib.util.find_spec("playwright") else ["test_*
 
 @pytest.fixture(scope="session")
 def browser() -> Iterator[Browser]:
-    from playwright.sync_api import sync_playwright
+    from playwright.sync_api import expect, sync_playwright
 
     chromium = shutil.which("chromium")
     if chromium is None:
         pytest.skip("needs Debian's chromium: make test-serve")
+    expect.set_options(timeout=20_000)  # the machine may be busy
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
         yield browser

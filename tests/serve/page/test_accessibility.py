@@ -18,7 +18,10 @@ def test_axe_finds_no_serious_violation(desk, marked, scheme, device):
     one = desk(color_scheme=scheme, **device)
     assert one.serious() == []
     one.check(marked)
-    one.page.locator("summary", has_text="Settings").click()
+    for folded in ("Settings", "Details"):
+        one.page.locator("summary", has_text=folded).click()
+    assert one.serious() == []
+    one.page.click("#scores")
     one.page.locator("#token").focus()
     assert one.serious() == []
     one.page.click("#tab-audit")
@@ -44,15 +47,21 @@ def test_everything_is_reachable_by_keyboard(desk, unmarked):
     assert tab() == "check"
     page.keyboard.press("Enter")
     one.verdict()
-    while tab() != "token":
-        assert len(reached) < 15, reached  # the tokens are one tab stop, not hundreds
-    assert reached[2:] == ["check", "file", "clear", "SUMMARY", "copy", "palette", "token"]
+    while tab() != "scores":
+        assert len(reached) < 15, reached
+    page.keyboard.press("Enter")
+    while tab() != "SUMMARY":
+        assert len(reached) < 20, reached  # the tokens are one tab stop, not hundreds
+    entry = ["check", "file", "clear", "example-marked", "example-unmarked", "SUMMARY"]
+    assert reached[2:] == [*entry, "print", "copy", "scores", "token", "SUMMARY"]
 
 
 def test_arrow_keys_move_between_tokens(desk, marked):
     one = desk()
     one.check(marked)
     page = one.page
+    page.click("#scores")
+    page.locator("#details summary").click()
     page.locator("#token").focus()
     page.keyboard.press("Home")
     for _ in range(5):
@@ -86,11 +95,15 @@ def test_roles_and_names_for_screen_readers(desk, marked):
     one.check(marked)
     page = one.page
     expect(page.get_by_role("textbox", name="Text to check")).to_be_visible()
-    expect(page.get_by_role("heading", name="Marked", exact=True)).to_be_visible()
-    expect(page.get_by_role("slider", name="Token")).to_be_visible()
-    expect(page.get_by_role("status")).to_contain_text("Marked. ")
+    page.click("#scores")
+    page.locator("#details summary").click()
+    found = re.compile("carries the mark of acme")
+    expect(page.get_by_role("heading", name=found)).to_be_visible()
+    expect(page.get_by_role("slider", name="Word")).to_be_visible()
+    expect(page.get_by_role("status")).to_contain_text(found)
     expect(page.get_by_role("img", name=re.compile("The score ends at"))).to_be_visible()
-    expect(page.get_by_role("region", name="Marked")).to_be_visible()
+    expect(page.get_by_role("img", name=re.compile("Where the mark is"))).to_be_visible()
+    expect(page.get_by_role("region", name=found)).to_be_visible()
 
 
 def test_page_fits_a_phone(desk, marked):
@@ -99,6 +112,7 @@ def test_page_fits_a_phone(desk, marked):
     one.check(marked + "unbreakable" * 30)
     assert one.width_used() == 360
     expect(one.page.locator("#verdict")).to_be_in_viewport()
+    one.page.click("#scores")
     one.page.locator("#tokens .p4, #tokens .p3").first.tap()
     expect(one.page.locator("#token-said")).to_contain_text("for a mark")
     small = one.page.evaluate(

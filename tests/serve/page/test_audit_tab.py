@@ -61,7 +61,16 @@ def test_audit_without_texts_is_an_error(desk):
 
 
 def job(state: str, **more: object) -> dict[str, object]:
-    return {"id": "j_1", "state": state, "done": 3, "total": 12, "error": None, "result": None, **more}
+    return {
+        "id": "j_1",
+        "kind": "audit",
+        "state": state,
+        "done": 3,
+        "total": 12,
+        "error": None,
+        "result": None,
+        **more,
+    }
 
 
 @pytest.fixture

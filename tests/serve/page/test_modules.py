@@ -8,6 +8,7 @@ import pytest
 from scipy.stats import norm
 
 from dewmark.reports.detection_display import group_by_passage, level, one_in, spans
+from dewmark.serve.documents import _is_western
 from dewmark.types import TokenScore
 
 pytestmark = pytest.mark.serve
@@ -76,25 +77,99 @@ def test_normal_distribution(desk):
     assert above == pytest.approx(norm.isf(ps), abs=1e-3)
 
 
-def test_certainty_in_words(desk):
+def test_certainty_counts_keys(desk):
     values = [0.99, 0.4, 0.1, 0.06, 2.5e-5, 3e-9, 1e-12, 0.0]
     said = desk().page.evaluate(
-        """async (rows) => {
-          const { howSure, pValue } = await import("/static/words.js");
-          return rows.map((row) => [howSure(row).join(" "), pValue(row.p_value)]);
+        """async (values) => {
+          const { pValue, shareOfKeys } = await import("/static/words.js");
+          return values.map((p) => [shareOfKeys(p), pValue(p)]);
         }""",
-        [{"p_value": p, "one_in": one_in(p), "rounded": False} for p in values],
+        values,
     )
     assert said == [
-        ["99 in 100 unmarked texts score this high.", "0.99"],
-        ["40 in 100 unmarked texts score this high.", "0.4"],
-        ["10 in 100 unmarked texts score this high.", "0.1"],
-        ["1 in 17 unmarked texts scores this high.", "0.06"],
-        ["1 in 40,000 unmarked texts scores this high.", "2.5e-5"],
-        ["1 in 330,000,000 unmarked texts scores this high.", "3e-9"],
-        ["Fewer than 1 in a billion unmarked texts score this high.", "1e-12"],
-        ["Fewer than 1 in a billion unmarked texts score this high.", "< 1e-300"],
+        ["99 in 100 keys", "0.99"],
+        ["40 in 100 keys", "0.4"],
+        ["10 in 100 keys", "0.1"],
+        ["1 in 17 keys", "0.06"],
+        ["1 in 40,000 keys", "2.5e-5"],
+        ["1 in 330,000,000 keys", "3e-9"],
+        ["fewer than 1 in a billion keys", "1e-12"],
+        ["fewer than 1 in a billion keys", "< 1e-300"],
     ]
+    ours = [share for share, _ in said[:6]]
+    assert ours == [f"{one_in(p)} keys" for p in values[:6]]
+
+
+def headlines(page, results: list[dict[str, object]], text: str) -> list[str]:
+    return page.evaluate(
+        """async ([results, text]) => {
+          const { headline } = await import("/static/findings.js");
+          return results.map((each) => headline(each, Array.from(text)));
+        }""",
+        [results, text],
+    )
+
+
+def test_verdict_in_one_sentence(desk):
+    text = "One here.\n\nTwo 🌧 is here\nand goes on.\n\nThree is here.\n\nFour."
+    two, three = text.index("Two"), text.index("Three")
+
+    def marked(extent: str | None, share: float, *places: tuple[int, int]) -> dict[str, object]:
+        passages = [{"start": start, "end": end} for start, end in places]
+        coverage = {"extent": extent, "share": share, "passages": passages}
+        return {"verdict": "marked", "keys": 1, "tenant": "Acme", "coverage": coverage}
+
+    none = {"keys": 1, "tenant": "Acme", "coverage": None}
+    results = [
+        marked("part", 0.33, (two, three + 14)),
+        marked("part", 0.04, (two, two + 5)),
+        marked("part", 0.5, (0, two), (three, len(text))),
+        marked(None, 0.6, (three, three + 14)),
+        marked("whole", 0.97, (0, len(text))),
+        {"verdict": "marked", **none},
+        {"verdict": "not marked", **none},
+        {"verdict": "not marked", **none, "keys": 50},
+        {"verdict": "too short", **none},
+        {"verdict": "too short", **none, "leaves_no_room": True},
+        {"verdict": "unsupported language", **none, "language": {"code": "cy"}},
+        {"verdict": "unsupported language", **none, "language": {"code": None}},
+    ]
+    page = desk().page
+    assert headlines(page, results, text) == [
+        "About a third of this text, paragraphs 2 and 3, carries the mark of Acme.",
+        "A small part of this text, part of paragraph 2, carries the mark of Acme.",
+        "About half of this text, paragraphs 1, 3 and 4, carries the mark of Acme.",
+        "This text carries the mark of Acme, most clearly in paragraph 3.",
+        "This text carries the mark of Acme throughout.",
+        "This text carries the mark of Acme.",
+        "No mark of Acme was found in this text.",
+        "No mark of the 50 keys was found in this text.",
+        "This text is too short to say.",
+        "This text leaves no room for a mark.",
+        "There is no verdict on texts in Welsh.",
+        "There is no verdict on texts in this language.",
+    ]
+    (one,) = headlines(page, [marked("part", 0.33, (0, 3))], "One line only, with no other paragraph.")
+    assert one == "About a third of this text carries the mark of Acme."
+
+
+def test_latin_1_is_recognised_as_by_the_service(desk):
+    draw = random.Random(5)
+    cases = [
+        "Ein Käfer über Bäumen".encode("latin-1"),
+        "Привет".encode("cp1251"),
+        "Grüße aus Köln".encode()[:-9] + b"\xe9",
+        *(bytes(draw.choices([32, 97, 195, 164, 228, 240, 159], k=draw.randint(1, 12))) for _ in range(300)),
+    ]
+    said = desk().page.evaluate(
+        """async (cases) => {
+          const { isWestern } = await import("/static/files.js");
+          return cases.map((each) => isWestern(Uint8Array.from(each)));
+        }""",
+        [list(each) for each in cases],
+    )
+    assert said == [_is_western(each) for each in cases]
+    assert {True, False} == set(said)
 
 
 def test_dropped_folder_is_read_recursively(desk):

@@ -1,17 +1,18 @@
-"""The web page and its files, the API documentation, ``/healthz``, ``/metrics`` and ``/v1/whoami``."""
+"""The web page and its files, the API documentation, an example, health, metrics and ``/v1/whoami``."""
 
 from __future__ import annotations
 
+import functools
 from importlib import resources
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Annotated, Any
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Depends, Query
 from fastapi.responses import FileResponse, JSONResponse, PlainTextResponse, Response
 
-from dewmark.reports.detection_display import CAVEATS, PASSAGE_CAVEATS
 from dewmark.scheme import MIN_EFFECTIVE_LENGTH
 from dewmark.serve.api_tokens import Caller, Scope
+from dewmark.serve.examples import example_text, unmarked_text
 from dewmark.serve.http_errors import ApiError
 from dewmark.serve.monitoring import CONTENT_TYPE
 from dewmark.serve.routes.dependencies import (
@@ -19,8 +20,9 @@ from dewmark.serve.routes.dependencies import (
     ServiceOf,
     error_responses,
     require,
+    token,
 )
-from dewmark.serve.schemas import Whoami
+from dewmark.serve.schemas import ExampleResponse, Whoami
 from dewmark.serve.tenants import Tenant
 from dewmark.version import __version__
 
@@ -33,6 +35,7 @@ _TYPES = {
     ".html": "text/html; charset=utf-8",
     ".ico": "image/x-icon",
     ".js": "text/javascript; charset=utf-8",
+    ".json": "application/json",
     ".png": "image/png",
     ".svg": "image/svg+xml",
     ".webmanifest": "application/manifest+json",
@@ -111,11 +114,40 @@ async def whoami(service: ServiceOf, caller: CallerOf) -> JSONResponse:
             },
             "defaults": {"fpr": settings.fpr},
             "generate": None if service.generator is None else {"models": [service.generator.name]},
-            "caveats": list(CAVEATS),
-            "passage_caveats": list(PASSAGE_CAVEATS),
             "version": __version__,
         }
     )
+
+
+@router.get(
+    "/v1/example",
+    tags=["detection"],
+    response_model=ExampleResponse,
+    dependencies=[Depends(token)],
+    responses=error_responses(404, 429),
+    summary="A text to try the service with",
+)
+async def example(
+    service: ServiceOf,
+    caller: CallerOf,
+    tenant: Annotated[str | None, Query(max_length=64)] = None,
+) -> JSONResponse:
+    """A text in which two of six paragraphs carry the mark of a tenant's key, and one without a mark.
+
+    The first request for a tenant composes the text, which takes seconds; later ones get the same text.
+    """
+    caller = require(caller, Scope.DETECT, Scope.DETECT_PUBLIC)
+    allowed = service.may_use(caller)
+    if not allowed:
+        raise ApiError(404, "not_found", "this token may not use any tenant")
+    chosen = allowed[0] if tenant is None else service.tenant(tenant, caller)
+    if chosen.id not in service.examples:
+        # one task per step, so that other requests get their turn
+        detect = functools.partial(service.pool.run_background, chosen.bound.detect_batch)
+        async with service.charged(caller, 0, requests=1):
+            service.examples[chosen.id] = await service.in_thread(example_text, detect)
+    marked = service.examples[chosen.id]
+    return JSONResponse({"tenant": chosen.id, "marked": marked, "unmarked": unmarked_text()})
 
 
 def _file(name: str) -> Response:

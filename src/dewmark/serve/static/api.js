@@ -1,8 +1,11 @@
 // The service's API as functions. The access token is kept here and in sessionStorage, nowhere else.
 
+import { locale, t } from "/static/i18n.js";
+
 const STORED = "dewmark-access";
 const PATIENCE = 5; // the longest Retry-After, in seconds, after which to retry automatically
 const TRIES = 4;
+const KNOWN = new Set(["overloaded", "too_many_requests", "budget_spent", "forbidden", "text_too_large", "body_too_large"]);
 
 /** An error that the service reported; `code` as in its JSON. */
 export class ServiceError extends Error {
@@ -19,9 +22,16 @@ export const access = {
   forget: () => sessionStorage.removeItem(STORED),
 };
 
-export const whoami = () => call("GET", "/v1/whoami");
+let limits = {};
 
-/** The verdict on one text, with token scores if the access token's scope allows them. */
+/** Who we are to the service, and its limits. */
+export async function whoami() {
+  const known = await call("GET", "/v1/whoami");
+  limits = known.limits;
+  return known;
+}
+
+/** The verdict on one text, with token scores and passages if the access token's scope allows them. */
 export async function detect(text, { prompt, tenant, fpr, fine, signal }) {
   const body = { text, prompt: prompt || null, tenants: tenant ? [tenant] : null };
   if (fine) Object.assign(body, { fpr, tokens: true });
@@ -29,8 +39,9 @@ export async function detect(text, { prompt, tenant, fpr, fine, signal }) {
   return results[0];
 }
 
-export const locate = (text, { prompt, tenant, fpr, signal }) =>
-  call("POST", "/v1/locate", { body: { text, prompt: prompt || null, tenant, fpr }, signal });
+/** Texts to try: {marked, unmarked}. */
+export const example = (tenant, signal) =>
+  call("GET", `/v1/example${tenant ? `?tenant=${encodeURIComponent(tenant)}` : ""}`, { signal });
 
 export const startAudit = async (texts, tenant) =>
   (await call("POST", "/v1/audit", { body: { texts, tenant: tenant || null } })).job;
@@ -69,15 +80,16 @@ async function send(path, request) {
     return await fetch(path, request);
   } catch (error) {
     if (error.name === "AbortError") throw error;
-    throw new ServiceError(0, "unreachable", "The service cannot be reached. Nothing was checked; please try again.");
+    throw new ServiceError(0, "unreachable", t("error.unreachable"));
   }
 }
 
 async function failure(response, wait) {
   const { error } = await response.json().catch(() => ({}));
-  const later = Number.isFinite(wait) ? ` Try again in ${wait} s.` : "";
-  const message = error?.message ?? `The service answered ${response.status}.`;
-  return new ServiceError(response.status, error?.code ?? "unknown", sentence(message) + later);
+  const later = Number.isFinite(wait) ? ` ${t("error.later", { seconds: wait })}` : "";
+  const known = KNOWN.has(error?.code) && t(`error.${error.code}`, { bytes: limits.text_bytes?.toLocaleString(locale()) });
+  const message = known || (error?.message ? sentence(error.message) : t("error.status", { status: response.status }));
+  return new ServiceError(response.status, error?.code ?? "unknown", message + later);
 }
 
 function sentence(message) {

@@ -1,17 +1,20 @@
 // The page's entry point: tabs, access and settings. The tabs' contents are in check.js and audit.js.
 
-import { access, whoami } from "/static/api.js";
+import { access, job, jobs, whoami } from "/static/api.js";
 import * as audit from "/static/audit.js";
 import * as check from "/static/check.js";
-import { $, complain, copy, make } from "/static/dom.js";
+import { $, copy, make, say } from "/static/dom.js";
+import { listenLanguage, onLanguage, t } from "/static/i18n.js";
 import * as plot from "/static/plot.js";
-import { LEVELS, fromAddress, link, listenLook, toAddress } from "/static/settings.js";
+import { LEVELS, fromAddress, link, showLevels, toAddress } from "/static/settings.js";
 import * as tokens from "/static/tokens.js";
-import { level } from "/static/words.js";
+import { level, listing, number } from "/static/words.js";
 
 const TABS = ["check", "audit"];
 let tab = "check";
 let standard = "0.01"; // the service's default level
+let service = null; // the answer of whoami
+const NAMED = 5; // the most keys that are listed by name
 
 function select(name, { focus = false } = {}) {
   tab = name;
@@ -53,8 +56,8 @@ function applyAddress() {
 }
 
 function describeSettings() {
-  const key = $("tenant").value ? `, key ${$("tenant").value}` : "";
-  $("settings-now").textContent = `(level ${level(Number($("level").value))}${key})`;
+  const [key, said] = [$("tenant").value, level(Number($("level").value))];
+  $("settings-now").textContent = key ? t("settings.now.key", { level: said, key }) : t("settings.now", { level: said });
 }
 
 function listenSettings() {
@@ -72,7 +75,7 @@ function listenSettings() {
 async function connect() {
   const known = await whoami();
   const options = known.tenants.map(({ id }) => make("option", { value: id }, id));
-  $("tenant").replaceChildren(make("option", { value: "" }, "All keys"), ...options);
+  $("tenant").replaceChildren(make("option", { value: "", data: { t: "key.all" } }, t("key.all")), ...options);
   $("tenant").closest("label").hidden = options.length < 2;
   $("audit-tenant").replaceChildren(...options.map((option) => option.cloneNode(true)));
   $("audit-choice").hidden = options.length < 2;
@@ -82,14 +85,42 @@ async function connect() {
   if (LEVELS.includes(String(known.defaults.fpr))) standard = String(known.defaults.fpr);
   $("access").hidden = known.open;
   $("about").textContent = `dewmark ${known.version}`;
+  service = known;
+  describeKeys();
   check.serve(known);
   audit.serve(known);
   applyAddress();
+  if (known.fine) known.audits = await latestAudits().catch(() => ({})); // nobody asked: no error is shown
   return known;
 }
 
+/** The latest finished audit of each key, by tenant. */
+async function latestAudits() {
+  const latest = {};
+  for (const each of await jobs()) {
+    const older = latest[each.tenant];
+    if (each.kind === "audit" && each.state === "done" && !(older?.finished > each.finished)) latest[each.tenant] = each;
+  }
+  const full = await Promise.all(Object.values(latest).map(({ id }) => job(id)));
+  return Object.fromEntries(full.map((each) => [each.tenant, each]));
+}
+
+/** Whose mark the page looks for. */
+function describeKeys() {
+  const ids = (service?.tenants ?? []).map(({ id, key_fingerprint: print }) => (print ? `${id} (${print.slice(0, 8)})` : id));
+  const named = ids.slice(0, NAMED);
+  if (ids.length > NAMED) named.push(t("intro.more", { n: number(ids.length - NAMED) }));
+  let said = t("intro.key_unknown");
+  if (ids.length === 1) said = t("intro.key_one", { key: ids[0] });
+  if (ids.length > 1) {
+    const keys = ids.length > NAMED ? named.join(", ") : listing(named);
+    said = t("intro.key_other", { n: number(ids.length), keys });
+  }
+  $("whose").textContent = $("whose-again").textContent = said;
+}
+
 function askAccess(message) {
-  complain($("access-error"), message);
+  say($("access-error"), message);
   $("access-forget").hidden = !access.get();
   $("access-token").value = "";
   if (!$("access-dialog").open) $("access-dialog").showModal();
@@ -109,7 +140,7 @@ function listenAccess() {
     const known = await connect();
     if (known.authenticated) return $("access-dialog").close();
     access.forget();
-    askAccess("This token is not valid.");
+    askAccess(t("access.invalid"));
   });
 }
 
@@ -117,13 +148,19 @@ $("skip").addEventListener("click", (event) => {
   event.preventDefault(); // the fragment holds the settings
   $("main").focus();
 });
-listenLook();
+listenLanguage($("language"));
+onLanguage(() => {
+  showLevels();
+  describeSettings();
+  describeKeys();
+});
+showLevels();
 listenTabs();
 listenSettings();
 listenAccess();
 tokens.listen();
 plot.listen();
-const unauthorized = () => askAccess(access.get() ? "This token is no longer valid." : null);
+const unauthorized = () => askAccess(access.get() ? t("access.expired") : null);
 check.listen(unauthorized);
 audit.listen(unauthorized);
 applyAddress();
@@ -131,5 +168,5 @@ try {
   const known = await connect();
   if (!known.open && !known.authenticated) askAccess(null);
 } catch (error) {
-  complain($("check-error"), error.message);
+  say($("check-error"), error.message);
 }

@@ -1,9 +1,10 @@
 // The tab "Audit a key": collect unmarked texts, start a job, follow it and show its report.
 
 import { deleteJob, job, jobs, startAudit } from "/static/api.js";
-import { $, announce, complain, define, make } from "/static/dom.js";
+import { $, announce, define, make, say } from "/static/dom.js";
 import { acceptDrops, readTexts } from "/static/files.js";
-import { count, language, level, percent } from "/static/words.js";
+import { onLanguage, t, tn } from "/static/i18n.js";
+import { count, language, level, number, percent } from "/static/words.js";
 
 const POLL = 1000; // milliseconds
 const PATIENCE = 30; // consecutive polls that may fail
@@ -14,6 +15,7 @@ let unread = [];
 let current = null; // the id of the running job
 let needAccess = () => {};
 let most = Infinity;
+let shown = null; // the report on the page
 
 export function listen(unauthorized) {
   needAccess = unauthorized;
@@ -30,6 +32,11 @@ export function listen(unauthorized) {
     gathered();
   });
   $("audit-cancel").addEventListener("click", cancel);
+  onLanguage(() => {
+    gathered();
+    if (shown) describe(shown);
+  });
+  gathered();
   $("audit-form").addEventListener("submit", (event) => {
     event.preventDefault();
     start();
@@ -42,9 +49,9 @@ export function serve(known) {
 }
 
 async function take(files) {
-  complain($("audit-error"), null);
+  say($("audit-error"), null);
   for (const [i, file] of files.entries()) {
-    progress(`Reading file ${i + 1} of ${files.length}`, i / files.length);
+    progress(t("audit.reading", { i: i + 1, n: files.length }), i / files.length);
     try {
       texts.push(...(await readTexts(file)));
     } catch (error) {
@@ -52,7 +59,8 @@ async function take(files) {
         needAccess();
         break;
       }
-      unread.push(error.message.startsWith(file.name) ? error.message : `${file.name}: ${error.message}`);
+      const { name } = file;
+      unread.push(error.message.startsWith(name) ? error.message : t("error.file", { name, message: error.message }));
     }
   }
   progress(null);
@@ -62,32 +70,33 @@ async function take(files) {
 function gathered() {
   const letters = texts.reduce((sum, each) => sum + each.text.length, 0);
   $("gathered").textContent = texts.length
-    ? `${count(texts.length, "text")} with ${count(letters, "character")}.`
-    : "No texts yet. Measuring a rate of 1% takes several hundred texts.";
-  announce($("gathered").textContent);
+    ? t("audit.gathered", { texts: count(texts.length, "texts"), characters: count(letters, "characters") })
+    : t("audit.none");
+  if (texts.length) announce($("gathered").textContent);
   $("unread").hidden = !unread.length;
-  $("unread").querySelector("summary").textContent = `${count(unread.length, "file")} could not be read`;
+  $("unread").querySelector("summary").textContent = tn("audit.unread", unread.length);
   $("unread")
     .querySelector("ul")
     .replaceChildren(...unread.slice(0, LISTED).map((each) => make("li", {}, each)));
 }
 
 function start() {
-  complain($("audit-error"), null);
+  say($("audit-error"), null);
   if ($("audit-start").getAttribute("aria-disabled") === "true") return;
-  if (!texts.length) return complain($("audit-error"), "There are no texts yet. Drop a folder or choose files.");
+  if (!texts.length) return say($("audit-error"), t("audit.empty"));
   if (texts.length > most) {
-    const limit = most.toLocaleString("en");
-    return complain($("audit-error"), `${count(texts.length, "text")} are too many: an audit takes at most ${limit}.`);
+    const said = t("audit.many", { texts: count(texts.length, "texts"), most: number(most) });
+    return say($("audit-error"), said);
   }
   $("report").hidden = true;
-  progress("Sending the texts");
+  shown = null;
+  progress(t("audit.sending"));
   run(startAudit(texts, $("audit-tenant").value));
 }
 
 /** Follow an audit that is still running, for example after a reload. */
 async function resume() {
-  const left = (await jobs()).find((each) => active(each));
+  const left = (await jobs()).find((each) => each.kind === "audit" && active(each));
   if (left && !current) run(left);
 }
 
@@ -103,7 +112,7 @@ async function run(begun) {
     await follow(state);
   } catch (error) {
     if (error.status === 401) needAccess();
-    else complain($("audit-error"), error.message);
+    else say($("audit-error"), error.message);
   }
   if (current !== mine) return; // stopped, and perhaps another job started
   current = null;
@@ -116,8 +125,8 @@ async function follow(state) {
   const mine = state.id;
   let misses = 0;
   while (active(state)) {
-    const done = `Checked ${state.done} of ${count(state.total, "text")}`;
-    progress(state.state === "queued" ? "Waiting in the queue" : done, state.done / state.total);
+    const done = t("audit.checked", { done: number(state.done), texts: count(state.total, "texts") });
+    progress(state.state === "queued" ? t("audit.queued") : done, state.done / state.total);
     await new Promise((wake) => setTimeout(wake, POLL));
     if (current !== mine) return;
     try {
@@ -138,11 +147,11 @@ async function cancel() {
   current = null;
   progress(null);
   $("audit-cancel").hidden = true;
-  announce("The audit was stopped.");
+  announce(t("audit.stopped"));
   try {
     await deleteJob(id);
   } catch (error) {
-    complain($("audit-error"), error.message);
+    say($("audit-error"), error.message);
   }
 }
 
@@ -155,26 +164,30 @@ function progress(said, share) {
   else $("audit-bar").value = share;
 }
 
-const OUTCOMES = { passes: "The key passes", fails: "The key fails", "cannot tell": "Cannot tell" };
-
 function report(found) {
+  shown = found;
   $("report").hidden = false;
-  $("outcome-card").className = `card verdict ${found.outcome.replace(" ", "-")}`;
-  $("outcome").textContent = OUTCOMES[found.outcome];
-  const rest = found.sentence.replace(/^(The key passes: |Cannot tell: )/, "");
-  $("outcome-said").textContent = rest.charAt(0).toUpperCase() + rest.slice(1);
-  define($("audit-numbers"), [
-    ["texts checked", found.texts.toLocaleString("en")],
-    ["too short for a verdict", found.too_short.toLocaleString("en")],
-    ["blank or repeated, left out", found.left_out.toLocaleString("en")],
-    ["test", `${found.scheme}, ${found.test} test`],
-    ["key fingerprint", found.key_fingerprint],
-  ]);
-  table(found.cells);
+  describe(found);
   URL.revokeObjectURL($("download").href);
   $("download").href = URL.createObjectURL(new Blob([JSON.stringify(found, null, 1)], { type: "application/json" }));
-  announce(`${OUTCOMES[found.outcome]}. ${$("outcome-said").textContent}`);
+  announce(`${$("outcome").textContent}. ${$("outcome-said").textContent}`);
   $("outcome").focus();
+}
+
+function describe(found) {
+  const outcome = found.outcome.replace(" ", "_");
+  $("outcome-card").dataset.outcome = outcome;
+  $("outcome").textContent = t(`audit.${outcome}`);
+  $("outcome-said").textContent = t(`audit.${outcome}.say`);
+  $("outcome-sentence").textContent = t("audit.service", { sentence: found.sentence });
+  define($("audit-numbers"), [
+    [t("audit.checked_texts"), number(found.texts)],
+    [t("audit.too_short"), number(found.too_short)],
+    [t("audit.left_out"), number(found.left_out)],
+    [t("number.test"), t("number.test.of", { scheme: found.scheme, test: found.test })],
+    [t("number.fingerprint"), found.key_fingerprint],
+  ]);
+  table(found.cells);
 }
 
 function table(cells) {
@@ -188,16 +201,16 @@ function table(cells) {
   const head = make(
     "tr",
     {},
-    header("texts", "col"),
-    header("number", "col"),
-    ...levels.map((fpr) => header(`at ${level(fpr)}`, "col")),
+    header(t("audit.col.texts"), "col"),
+    header(t("audit.col.number"), "col"),
+    ...levels.map((fpr) => header(t("audit.col.at", { level: level(fpr) }), "col")),
   );
   const rows = [...groups.values()].map((group) =>
     make(
       "tr",
       {},
       header(nameOf(group[0]), "row"),
-      make("td", {}, group[0].texts.toLocaleString("en")),
+      make("td", {}, number(group[0].texts)),
       ...group.map(rateCell),
     ),
   );
@@ -205,6 +218,7 @@ function table(cells) {
 }
 
 function nameOf({ kind, group, name }) {
+  if (kind === "all") return t("audit.all");
   return kind === "language" ? language(group === "und" ? null : group) : name;
 }
 
@@ -213,7 +227,7 @@ function rateCell(cell) {
     "span",
     { className: cell.significant ? "bad" : "" },
     percent(cell.rate),
-    cell.significant ? " too high" : "",
+    cell.significant ? ` ${t("audit.too_high")}` : "",
   );
   return make("td", {}, share, make("small", {}, `${percent(cell.low)} – ${percent(cell.high)}`));
 }

@@ -1,16 +1,19 @@
-// The tab "Check a text": send a text to the service and show its verdict, tokens, passages and plot.
+// The tab "Check a text": take texts and files, ask the service, and show what it found.
 
-import { detect, locate } from "/static/api.js";
-import { $, announce, complain, copy, define, make } from "/static/dom.js";
+import { detect, example } from "/static/api.js";
+import { $, announce, copy, say } from "/static/dom.js";
 import { acceptDrops, readText } from "/static/files.js";
-import { pointTo, showPlot } from "/static/plot.js";
-import { hideTip, inspectPassage, showTokens } from "/static/tokens.js";
-import { CONCLUSIVE, VERDICTS, count, decimal, howSure, language, level, meaning, pValue } from "/static/words.js";
+import * as history from "/static/history.js";
+import { onLanguage, t } from "/static/i18n.js";
+import { hideTip } from "/static/tokens.js";
+import { hideResult, showResult, summary } from "/static/verdict.js";
+import { count } from "/static/words.js";
 
 let service = null; // the answer of whoami
 let running = null; // the AbortController of the current check
-let latest = null; // what the page shows: {text, result, located, searching}
-let refused = false; // whether a check is waiting for a token
+let latest = null; // the entry of the history that the page shows
+let given = { name: null, notes: [] }; // where the text in the box comes from
+let refused = null; // what to repeat once there is a token
 let needAccess = () => {};
 
 /** Set up the tab; `unauthorized` is called when the service asks for a token. */
@@ -27,6 +30,7 @@ export function listen(unauthorized) {
     take(files);
   });
   $("text").addEventListener("input", () => {
+    given = { name: null, notes: [] };
     tally();
     $("stale").hidden = !latest || $("text").value === latest.text;
   });
@@ -39,53 +43,163 @@ export function listen(unauthorized) {
     $("file").value = "";
   });
   $("clear").addEventListener("click", clear);
-  $("copy").addEventListener("click", () => copy($("copy"), summary(latest)));
+  $("copy").addEventListener("click", () => copy($("copy"), summary(latest, service)));
+  $("print").addEventListener("click", () => window.print());
+  $("example-marked").addEventListener("click", () => tryExample("marked"));
+  $("example-unmarked").addEventListener("click", () => tryExample("unmarked"));
+  let unfolded = false; // on paper, everything is visible
+  addEventListener("beforeprint", () => {
+    unfolded = $("details").open;
+    $("details").open = true;
+  });
+  addEventListener("afterprint", () => ($("details").open = unfolded));
   acceptDrops($("panel-check"), take);
+  history.listen(open);
+  onLanguage(() => {
+    tally();
+    if (latest?.result) showResult(latest, service);
+  });
   tally();
 }
 
-/** Take over the permissions, and repeat a check that lacked a token. */
+/** Take over the permissions, and repeat what lacked a token. */
 export function serve(known) {
   service = known;
-  if (refused && known.authenticated) check();
+  const again = refused;
+  if (again && known.authenticated) {
+    refused = null;
+    again();
+  }
 }
 
+/** Check files one after another. The first one that is done is shown; the list has the others. */
 async function take(files) {
   if (!files.length) return;
-  stop();
-  running = new AbortController();
-  complain($("check-error"), null);
-  busy(`Reading ${files[0].name}`);
-  try {
-    $("text").value = await readText(files[0], running.signal);
-  } catch (error) {
-    return fail(error);
+  const { signal } = begin();
+  forget();
+  const entries = files.map((file) => history.add({ name: file.name, time: new Date() }));
+  if (files.length > 1) history.reveal(entries, Number($("level").value));
+  let shown = false;
+  for (const [i, file] of files.entries()) {
+    busy(t("reading.file", { name: file.name }));
+    try {
+      const { text, notes } = await readText(file, signal);
+      await judge(Object.assign(entries[i], { text, notes }), signal);
+    } catch (error) {
+      if (error.name === "AbortError" || error.status === 401) {
+        entries.slice(i).forEach(history.remove);
+        return fail(error, () => take(files.slice(i)));
+      }
+      const message = error.message.startsWith(file.name) ? error.message : t("error.file", { name: file.name, message: error.message });
+      history.update(Object.assign(entries[i], { error: message }));
+      if (files.length === 1) {
+        forget(); // never leave another verdict under a file that failed
+        $("text").value = "";
+        tally();
+        return fail(new Error(message));
+      }
+      continue;
+    }
+    if (!shown) open(entries[i]);
+    shown = true;
   }
+  busy(null);
+}
+
+async function check() {
+  const text = $("text").value;
+  const { signal } = begin();
+  if (latest?.text !== text) forget(); // never show a verdict beside another text
+  if (!text.trim()) return fail(new Error(t("error.empty")));
+  const entry = history.add({ name: given.name, time: new Date(), text, notes: given.notes });
+  busy(t("checking.text"));
+  try {
+    await judge(entry, signal);
+  } catch (error) {
+    history.remove(entry);
+    forget();
+    return fail(error, check);
+  }
+  open(entry);
+  busy(null);
+}
+
+async function tryExample(which) {
+  const { signal } = begin();
+  forget();
+  busy(t("example.loading"));
+  let text;
+  try {
+    text = (await example($("tenant").value, signal))[which];
+  } catch (error) {
+    return fail(error, () => tryExample(which));
+  }
+  $("text").value = text;
+  given = { name: t(`example.${which}.name`), notes: which === "marked" ? ["example"] : [] };
   tally();
   await check();
-  if (files.length > 1) warn("Only the first file was read.", "To check many of your own texts, use the audit.");
+}
+
+/** Ask the service about an entry's text. */
+async function judge(entry, signal) {
+  const fine = service?.fine ?? true;
+  const options = { prompt: $("prompt").value, tenant: $("tenant").value, fpr: Number($("level").value), fine, signal };
+  entry.result = await detect(entry.text, options);
+  entry.time = new Date();
+  history.update(entry);
+}
+
+/** Show an entry of the history. */
+function open(entry) {
+  latest = entry;
+  say($("check-error"), entry.error);
+  if (!entry.result) return forget();
+  $("text").value = entry.text;
+  given = { name: entry.name, notes: entry.notes };
+  tally();
+  const first = $("result").hidden;
+  showResult(entry, service);
+  $("intro").hidden = true;
+  $("text-help").hidden = true;
+  $("text").rows = 4; // the text is shown below; make room for the verdict
+  history.select(entry);
+  announce(summary(entry, service).split("\n").slice(0, 3).join(" "));
+  if (first) $("verdict-card").scrollIntoView({ block: "nearest" });
 }
 
 function clear() {
   stop();
+  busy(null);
   $("text").value = "";
   $("prompt").value = "";
   forget();
-  $("text").rows = 8;
-  complain($("check-error"), null);
+  given = { name: null, notes: [] };
+  say($("check-error"), null);
   tally();
   $("text").focus();
 }
 
 function forget() {
   latest = null;
-  $("result").hidden = true;
+  hideResult();
   hideTip();
+  history.select(null);
+  $("intro").hidden = false;
+  $("text-help").hidden = false;
+  $("text").rows = 8;
 }
 
 function tally() {
   const characters = Array.from($("text").value).length;
-  $("count").textContent = characters ? count(characters, "character") : "";
+  $("count").textContent = characters ? count(characters, "characters") : "";
+}
+
+function begin() {
+  stop();
+  refused = null;
+  say($("check-error"), null);
+  running = new AbortController();
+  return running;
 }
 
 function stop() {
@@ -93,176 +207,18 @@ function stop() {
   running = null;
 }
 
-async function check() {
-  const text = $("text").value;
-  stop();
-  refused = false;
-  if (latest?.text !== text) forget(); // never show a verdict beside another text
-  if (!text.trim()) return fail(new Error("There is no text yet. Paste one or drop a file."));
-  running = new AbortController();
-  const { signal } = running;
-  const fine = service?.fine ?? true;
-  const options = { prompt: $("prompt").value, tenant: $("tenant").value, fpr: Number($("level").value), fine, signal };
-  complain($("check-error"), null);
-  busy("Checking the text");
-  try {
-    const result = await detect(text, options);
-    const searching = fine && result.tokens && CONCLUSIVE.has(result.verdict);
-    latest = { text, result, located: null, searching };
-    show();
-    if (searching) {
-      latest = { text, result, located: await locate(text, { ...options, tenant: result.tenant }) };
-      show();
-    }
-  } catch (error) {
-    return fail(error);
-  }
-  busy(null);
-  announce(summary(latest).split("\n").slice(0, 3).join(" "));
-}
-
 function busy(what) {
-  $("check").textContent = what ? "Checking …" : "Check";
+  $("check").textContent = t(what ? "checking" : "check");
   $("check").setAttribute("aria-disabled", Boolean(what));
   if (what) announce(`${what} …`);
 }
 
-function fail(error) {
+function fail(error, again) {
   if (error.name === "AbortError") return;
   busy(null);
-  refused = error.status === 401;
-  if (refused) return needAccess();
-  complain($("check-error"), error.message);
-}
-
-function show() {
-  const { text, result, located, searching } = latest;
-  const passages = located?.passages ?? [];
-  const first = $("result").hidden;
-  $("result").hidden = false;
-  $("stale").hidden = true;
-  $("text").rows = 4; // the coloured text is below; make room for the verdict
-  $("verdict-card").className = `card verdict ${result.verdict.replace(" ", "-")}`;
-  $("verdict").textContent = VERDICTS[result.verdict];
-  const [share, rest] = howSure(result);
-  $("sure").hidden = !CONCLUSIVE.has(result.verdict);
-  $("sure").replaceChildren(make("strong", {}, share), ` ${rest}`);
-  $("said").textContent = meaning(result);
-  $("warnings").replaceChildren();
-  warnings(result, located).forEach(([head, body]) => warn(head, body));
-  define($("numbers"), numbers(result));
-  caveats(result);
-  $("scored-title").textContent = result.tokens ? "The text, token by token" : "The text";
-  showTokens(text, result.tokens, passages, pointTo);
-  listPassages(located, searching);
-  showPlot(result, passages);
-  if (first) $("text").scrollTop = 0;
-  if (first) $("verdict-card").scrollIntoView({ block: "nearest" });
-}
-
-function warnings(result, located) {
-  const found = [];
-  const passages = located?.passages ?? [];
-  if (result.verdict === "too short") {
-    const least = service?.limits.min_effective_length ?? 16;
-    found.push([
-      "The text is too short.",
-      `It is worth ${Math.floor(result.effective_length)} independent tokens. A verdict needs at least ${least}, ` +
-        "and a reliable one often several hundred. Add more of the text.",
-    ]);
+  if (error.status === 401) {
+    refused = again;
+    return needAccess();
   }
-  if (result.language.supported === false) {
-    const name = language(result.language.code);
-    found.push([
-      `The encoder does not know ${name}.`,
-      "One key may call nearly all texts in such a language marked, or none: have this key audited on such texts.",
-    ]);
-  }
-  if (result.truncated) {
-    const [scored, all] = [result.scored_characters, result.characters].map((n) => n.toLocaleString("en"));
-    found.push(["Only the beginning was scored.", `${scored} of ${all} characters; check the rest separately.`]);
-  }
-  if (result.verdict === "not marked" && passages.length) {
-    found.push([
-      `${count(passages.length, "passage")} in the text ${passages.length === 1 ? "is" : "are"} marked.`,
-      "The text as a whole is not, because most of it is unmarked.",
-    ]);
-  }
-  if (result.rounded) {
-    found.push(["Rounded numbers.", "Your token shows only orders of magnitude, and no token scores."]);
-  }
-  return found;
-}
-
-function warn(head, body) {
-  $("warnings").append(make("p", { className: "warning" }, make("strong", {}, head), ` ${body}`));
-}
-
-function numbers(result) {
-  return [
-    ["p-value", pValue(result.p_value)],
-    ["z", result.z === null ? null : decimal(result.z, result.rounded ? 0 : 2)],
-    ["effective length", `${Math.round(result.effective_length)} of ${count(result.tokens_scored, "token")}`],
-    ["level", level(result.fpr)],
-    ["language", language(result.language.code)],
-    ["test", `${result.scheme}, ${result.test} test`],
-    ["key", keyOf(result)],
-    ["fingerprint", result.keys === 1 || result.verdict === "marked" ? result.key_fingerprint : null],
-  ];
-}
-
-/** The key that was found; if none of several was, only their number. */
-function keyOf({ verdict, keys, tenant }) {
-  if (keys === 1) return tenant;
-  return verdict === "marked" ? `${tenant}, of ${keys} tried` : `${keys} tried`;
-}
-
-/** The service's caveats, one paragraph per verdict, this verdict's first. */
-function caveats(result) {
-  const all = (service?.caveats ?? []).join(" ").split(/ (?=“(?:Marked|Not marked|Too short)”)/);
-  const mine = all.findIndex((each) => each.toLowerCase().startsWith(`“${result.verdict}”`));
-  const ordered = mine > 0 ? [all[mine], ...all.filter((_, i) => i !== mine)] : all;
-  $("caveat-list").replaceChildren(...ordered.map((each) => make("p", {}, each)));
-  $("caveats").hidden = !service?.caveats.length;
-}
-
-function listPassages(located, searching) {
-  $("passages").hidden = !located && !searching;
-  $("passages-title").textContent = "Searching for marked passages …";
-  $("passage-list").replaceChildren();
-  $("passage-help").textContent = "";
-  if (!located) return;
-  const { passages } = located;
-  $("passages-title").textContent = passages.length ? count(passages.length, "marked passage") : "No marked passage";
-  $("passage-list").hidden = !passages.length;
-  $("passage-list").replaceChildren(
-    ...passages.map((passage, place) => {
-      const go = make("button", { className: "link", type: "button" }, `Characters ${passage.start} to ${passage.end}`);
-      go.addEventListener("click", () => inspectPassage(place));
-      const share = `about ${Math.round(100 * passage.share)}% marked`;
-      const said = `: ${count(passage.tokens, "token")}, ${share}, p = ${pValue(passage.p_value)}`;
-      return make("li", {}, go, said);
-    }),
-  );
-  const searched = located.detection;
-  const part = searched.truncated
-    ? ` Only the first ${count(searched.scored_characters, "character")} were searched.`
-    : "";
-  const said = passages.length
-    ? (service?.passage_caveats ?? []).join(" ")
-    : `No stretch of the text stands out at level ${level(located.fpr)}. ` +
-      "Marked stretches of fewer than about 30 tokens cannot be found.";
-  $("passage-help").textContent = said + part;
-}
-
-/** The result as plain text, without the checked text. */
-function summary({ result, located }) {
-  const [share, rest] = howSure(result);
-  const sure = !CONCLUSIVE.has(result.verdict) ? "" : `${share} ${rest}`;
-  const found = located ? `${count(located.passages.length, "marked passage")} found.` : "";
-  const warned = warnings(result, located).map((pair) => pair.join(" "));
-  const rows = numbers(result)
-    .filter(([, value]) => value !== null)
-    .map((pair) => pair.join(": "));
-  return [`${VERDICTS[result.verdict]}.`, sure, [found, ...warned].join(" ").trim(), "", ...rows].join("\n");
+  say($("check-error"), error.message);
 }

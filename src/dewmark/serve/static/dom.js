@@ -1,5 +1,7 @@
 // Helpers for building elements. Text always becomes a text node; nothing here parses markup.
 
+import { t } from "/static/i18n.js";
+
 const SVG = "http://www.w3.org/2000/svg";
 
 export const $ = (id) => document.getElementById(id);
@@ -27,10 +29,10 @@ export function define(list, pairs) {
   list.replaceChildren(...known.flatMap(([term, value]) => [make("dt", {}, term), make("dd", {}, value)]));
 }
 
-/** Show an error in an element with role alert, or hide the element. */
-export function complain(element, message) {
-  element.textContent = message ?? "";
-  element.hidden = !message;
+/** Put text into an element, and hide the element if there is none. */
+export function say(element, text) {
+  element.textContent = text ?? "";
+  element.hidden = !text;
 }
 
 /** Announce a message to screen readers. */
@@ -40,13 +42,12 @@ export function announce(message) {
 
 /** Copy text to the clipboard and confirm it on the button for a moment. */
 export async function copy(button, text) {
-  const label = button.textContent;
   try {
     await navigator.clipboard.writeText(text);
-    button.textContent = "Copied";
+    button.textContent = t("copied");
   } catch {
-    button.textContent = "The browser does not allow copying";
+    button.textContent = t("copy.refused");
   }
   announce(button.textContent);
-  setTimeout(() => (button.textContent = label), 2000);
+  setTimeout(() => (button.textContent = t(button.dataset.t)), 2000);
 }

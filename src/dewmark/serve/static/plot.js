@@ -1,7 +1,8 @@
 // The running score as an SVG plot, and in words.
 
 import { $, draw } from "/static/dom.js";
-import { normalQuantileAbove, signed } from "/static/words.js";
+import { t } from "/static/i18n.js";
+import { decimal, normalQuantileAbove, number, signed } from "/static/words.js";
 
 const HEIGHT = 208;
 const MARGIN = { left: 34, right: 12, top: 18, bottom: 26 };
@@ -10,12 +11,13 @@ let cursor = null;
 
 /** Plot the score along the scored tokens of a result, with bands for passages. */
 export function showPlot(result, passages) {
-  const scored = (result.tokens ?? []).filter((token) => token.scored);
+  const judged = result.verdict === "marked" || result.verdict === "not marked";
+  const scored = judged ? (result.tokens ?? []).filter((token) => token.scored) : [];
+  last = cursor = null;
   $("plot").hidden = scored.length < 2;
   if (scored.length < 2) return;
   const curve = running(scored, result);
-  // the best of several keys must exceed the level corrected for their number
-  const level = normalQuantileAbove(1 - (1 - result.fpr) ** (1 / result.keys));
+  const level = normalQuantileAbove(result.level_of_whole);
   last = { curve, level, scored, passages };
   $("plot-said").textContent = inWords(curve, level);
   redraw();
@@ -33,13 +35,8 @@ function running(scored, result) {
 
 function inWords(curve, level) {
   const end = curve.at(-1);
-  const where = end > level ? "above" : "below";
-  // ignore the first tenth of the text, which says little
-  const from = Math.ceil(curve.length / 10);
-  const below = curve.findLastIndex((value) => value <= level);
-  const since =
-    end > level && below >= from ? `, and has been above it since token ${below + 2} of ${curve.length}` : "";
-  return `The score ends at ${signed(end)}, ${where} the ${level.toFixed(2)} needed for “marked”${since}.`;
+  const where = t(end > level ? "plot.above" : "plot.below");
+  return t("plot.said", { end: signed(end), where, level: decimal(level) });
 }
 
 function redraw() {
@@ -52,7 +49,7 @@ function redraw() {
   const x = (i) => MARGIN.left + (inner * i) / (curve.length - 1);
   const y = (z) => MARGIN.top + ((HEIGHT - MARGIN.top - MARGIN.bottom) * (high - z)) / (high - low);
   const svg = draw("svg", { viewBox: `0 0 ${width} ${HEIGHT}`, role: "img", "aria-labelledby": "plot-said" });
-  passages.forEach((passage, number) => {
+  passages.forEach((passage, place) => {
     const inside = scored.map((token, i) => [token, i]).filter(([t]) => t.start < passage.end && t.end > passage.start);
     if (!inside.length) return;
     const [left, right] = [x(inside[0][1]), x(inside.at(-1)[1])];
@@ -64,7 +61,7 @@ function redraw() {
     };
     svg.append(
       draw("rect", { class: "band", ...box }),
-      draw("text", { x: left + 3, y: MARGIN.top - 5 }, `passage ${number + 1}`),
+      draw("text", { x: left + 3, y: MARGIN.top - 5 }, t("number.passage", { n: place + 1 })),
     );
   });
   for (const z of ticks(low, high)) {
@@ -77,10 +74,10 @@ function redraw() {
     draw(
       "text",
       { x: width - MARGIN.right, y: y(level) + 15, "text-anchor": "end" },
-      `needed for “marked”: ${level.toFixed(2)}`,
+      t("plot.needed", { level: decimal(level) }),
     ),
-    draw("text", { x: MARGIN.left, y: HEIGHT - 6 }, "first token"),
-    draw("text", { x: width - MARGIN.right, y: HEIGHT - 6, "text-anchor": "end" }, `token ${curve.length}`),
+    draw("text", { x: MARGIN.left, y: HEIGHT - 6 }, t("plot.first")),
+    draw("text", { x: width - MARGIN.right, y: HEIGHT - 6, "text-anchor": "end" }, t("plot.last", { n: number(curve.length) })),
     draw("path", { class: "curve", d: path(curve, x, y) }),
     draw("circle", { class: "end", cx: x(curve.length - 1), cy: y(curve.at(-1)), r: 3.5 }),
   );

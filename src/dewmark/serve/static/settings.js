@@ -1,9 +1,9 @@
-// Settings in the URL's fragment: tab, level and key; never a text. Also the theme and the colours.
+// Settings in the URL's fragment: tab, level and key; never a text.
 
 import { $ } from "/static/dom.js";
+import { t } from "/static/i18n.js";
+import { level, number } from "/static/words.js";
 
-const THEME = "dewmark-theme";
-const PALETTE = "dewmark-palette";
 export const LEVELS = ["0.05", "0.01", "0.001", "0.0001"];
 
 /** The settings in the URL, validated. */
@@ -29,24 +29,10 @@ export function toAddress(tab) {
   history.replaceState(null, "", fragment(tab));
 }
 
-/** Theme (light, dark, or without a class the system's) and token colours, remembered by the browser. */
-export function listenLook() {
-  const remembered = (name, allowed) => {
-    const value = localStorage.getItem(name);
-    return allowed.includes(value) ? value : "";
-  };
-  let palette = remembered(PALETTE, ["blue"]);
-  $("theme").value = remembered(THEME, ["light", "dark"]);
-  const apply = () => {
-    document.documentElement.className = `${$("theme").value} ${palette}`.trim();
-    $("palette").textContent = palette ? "Use green and red" : "Use blue and orange";
-    localStorage.setItem(THEME, $("theme").value);
-    localStorage.setItem(PALETTE, palette);
-  };
-  $("theme").addEventListener("change", apply);
-  $("palette").addEventListener("click", () => {
-    palette = palette ? "" : "blue";
-    apply();
-  });
-  apply();
+/** The choice of levels, in words. */
+export function showLevels() {
+  const chosen = $("level").value;
+  const said = (fpr) => t("level.option", { n: number(Math.round(1 / fpr)), level: level(Number(fpr)) });
+  $("level").replaceChildren(...LEVELS.map((fpr) => new Option(said(fpr), fpr)));
+  if (chosen) $("level").value = chosen;
 }

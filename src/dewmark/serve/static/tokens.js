@@ -1,15 +1,20 @@
-// The text with coloured tokens and framed passages, and an inspector for single tokens: by pointer, by touch,
-// or with the arrow keys on a range input, which is one tab stop and describes the token in its value text.
+// The text with framed passages. On request its tokens are coloured, with an inspector for single ones: by
+// pointer, by touch, or with the arrow keys on a range input, which is one tab stop and describes the token in
+// its value text.
 
 import { $, make } from "/static/dom.js";
+import { onLanguage, t } from "/static/i18n.js";
 import { colour, placeOf, spans } from "/static/spans.js";
 import { tokenScore } from "/static/words.js";
 
 let shown = []; // the spans with tokens: [{span, element, place, scored: scored tokens so far}]
+let given = null; // the arguments of showTokens, to show the text again
+let colours = false; // whether scores are shown
 let onInspect = () => {};
 
-/** Show a text; call it again once passages are known. `inspected(scored tokens so far)` follows the inspector. */
+/** Show a text; `inspected(scored tokens so far)` follows the inspector. Without tokens there are no scores. */
 export function showTokens(text, tokens, passages, inspected) {
+  given = [text, tokens, passages, inspected];
   const kept = shown.length ? Number($("token").value) : 1;
   shown = [];
   onInspect = inspected;
@@ -19,7 +24,7 @@ export function showTokens(text, tokens, passages, inspected) {
   for (const span of spans(Array.from(text), tokens ?? [])) {
     const place = placeOf(span, passages);
     // the space before a word belongs to its token but gets no colour; frames skip blank lines
-    const [, blank, word] = span.text.match(/^(\s*)(.*)$/s);
+    const [, blank, word, after] = span.text.match(/^(\s*)(.*?)(\s*)$/s);
     if (place !== framed || blank.includes("\n")) frame = null;
     if (word) (frame ?? fragment).append(blank);
     if (word && place >= 0 && !frame) {
@@ -29,21 +34,35 @@ export function showTokens(text, tokens, passages, inspected) {
     if (word) framed = place;
     const shownText = word || blank;
     (frame ?? fragment).append(span.tokens.length ? element(span, place, shownText) : shownText);
+    if (after.includes("\n")) frame = null;
+    if (word) (frame ?? fragment).append(after);
   }
   $("tokens").replaceChildren(fragment);
-  $("inspector").hidden = !shown.length;
-  $("legend").hidden = !shown.length;
+  $("tokens").classList.toggle("scores", colours);
+  $("inspector").hidden = !colours || !shown.length;
+  $("legend").hidden = !colours || !shown.length;
+  $("scores").hidden = !shown.length;
+  $("scores").textContent = t(colours ? "scores.hide" : "scores.show");
+  $("scores").setAttribute("aria-pressed", colours);
   $("token").max = Math.max(shown.length, 1);
   $("token").value = Math.min(kept, shown.length);
-  $("token-said").textContent = "Point at a token, or move the slider.";
+  $("token-said").textContent = t("token.point");
   describe(Number($("token").value) - 1);
 }
 
+/** Forget the text. */
+export function hideTokens() {
+  given = null;
+  shown = [];
+  $("tokens").replaceChildren();
+}
+
 function frameOf(place, first) {
-  const said = `marked passage ${place + 1}${first ? "" : ", continued"}`;
+  const said = t(first ? "passage.label" : "passage.continued", { n: place + 1 });
   const frame = make("span", { className: "passage", aria: { label: said } });
   if (first) frame.dataset.number = place + 1;
   frame.setAttribute("role", "group");
+  frame.tabIndex = -1;
   return frame;
 }
 
@@ -58,9 +77,9 @@ function element(span, place, text) {
 function lines({ span, place }) {
   const said = span.tokens.map((token) => {
     const name = `“${printable(token.text)}”`;
-    return token.scored ? `${name} ${tokenScore(token.score)}` : `${name} not scored`;
+    return `${name} ${token.scored ? tokenScore(token.score) : t("legend.unscored")}`;
   });
-  if (place >= 0) said.push(`in marked passage ${place + 1}`);
+  if (place >= 0) said.push(t("passage.inside", { n: place + 1 }));
   return said;
 }
 
@@ -71,8 +90,9 @@ function printable(text) {
 function describe(index) {
   if (!shown[index]) return;
   const said = lines(shown[index]).join("; ");
-  $("token").setAttribute("aria-valuetext", `${index + 1} of ${shown.length}: ${said}`);
-  return said;
+  const whole = t("token.at", { i: index + 1, n: shown.length, said });
+  $("token").setAttribute("aria-valuetext", whole);
+  return whole;
 }
 
 /** Select a token; `scroll` brings it into view. */
@@ -82,18 +102,17 @@ export function inspect(index, { scroll = true } = {}) {
   const { element: mine } = shown[index];
   mine.classList.add("current");
   $("token").value = index + 1;
-  $("token-said").textContent = `${index + 1} of ${shown.length}: ${describe(index)}`;
+  $("token-said").textContent = describe(index);
   if (scroll) mine.scrollIntoView({ block: "nearest" });
   showTip(index);
   onInspect(shown[index].scored);
 }
 
-/** Select the first token of a passage. */
+/** Bring the beginning of a passage into view. */
 export function inspectPassage(place) {
-  const index = shown.findIndex((each) => each.place === place);
-  $("token").focus({ preventScroll: true });
-  inspect(index);
-  shown[index]?.element.scrollIntoView({ block: "center" });
+  const frame = $("tokens").querySelector(`.passage[data-number="${place + 1}"]`);
+  frame?.scrollIntoView({ block: "center" });
+  frame?.focus({ preventScroll: true });
 }
 
 function showTip(index) {
@@ -117,9 +136,15 @@ export function hideTip() {
 
 /** Listen to pointer and keyboard. */
 export function listen() {
+  $("scores").addEventListener("click", () => {
+    colours = !colours;
+    hideTip();
+    showTokens(...given);
+  });
+  onLanguage(() => given && showTokens(...given));
   const indexOf = (event) => event.target.closest?.("[data-index]")?.dataset.index;
   $("tokens").addEventListener("pointerover", (event) => {
-    if (event.pointerType === "touch") return;
+    if (event.pointerType === "touch" || !colours) return;
     const index = indexOf(event);
     if (index === undefined) hideTip();
     else showTip(Number(index));
@@ -127,7 +152,7 @@ export function listen() {
   $("tokens").addEventListener("pointerleave", hideTip);
   $("tokens").addEventListener("click", (event) => {
     const index = indexOf(event);
-    if (index !== undefined && getSelection().isCollapsed) inspect(Number(index), { scroll: false });
+    if (colours && index !== undefined && getSelection().isCollapsed) inspect(Number(index), { scroll: false });
   });
   $("token").addEventListener("input", () => inspect(Number($("token").value) - 1));
   $("token").addEventListener("focus", () => inspect(Number($("token").value) - 1));

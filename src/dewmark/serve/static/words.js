@@ -1,72 +1,53 @@
-// Results in words, the same as in the reports. Pure functions: no page, no service.
+// Numbers and results in words. Pure functions: no page, no service.
 
-const LANGUAGES = new Intl.DisplayNames(["en"], { type: "language" });
+import { locale, region, t, tn } from "/static/i18n.js";
 
 /** A p-value with two significant digits; never "0". */
 export function pValue(p) {
-  if (p === null) return "unknown";
+  if (p === null || p === undefined) return t("number.unknown");
   if (p < 1e-300) return "< 1e-300";
-  return p >= 0.001 ? String(Number(p.toPrecision(2))) : p.toExponential(1).replace(".0e", "e");
+  return p >= 0.001 ? number(Number(p.toPrecision(2))) : p.toExponential(1).replace(".0e", "e");
 }
 
-/** How certain: [the share, the rest of the sentence]. Beyond a billion, exact numbers add nothing. */
-export function howSure({ one_in: share, p_value: p, rounded }) {
-  if (p !== null && p <= 1e-9) return ["Fewer than 1 in a billion", "unmarked texts score this high."];
-  const verb = p !== null && p >= 0.1 ? "score" : "scores";
-  return [rounded ? `At most ${share}` : share, `unmarked texts ${verb} this high.`];
+/** How many keys would find as much: "1 in 40,000 keys". Beyond a billion, exact numbers add nothing. */
+export function shareOfKeys(p) {
+  if (p <= 1e-9) return t("keys.billion");
+  if (p >= 0.1) return t("keys.in_100", { n: Math.round(100 * p) });
+  const n = 1 / p;
+  const scale = 10 ** Math.max(Math.floor(Math.log10(n)) - 1, 0);
+  return t("keys.one_in", { n: number(Math.round(n / scale) * scale) });
 }
 
-export const VERDICTS = {
-  marked: "Marked",
-  "not marked": "Not marked",
-  "too short": "Too short to say",
-  "unsupported language": "No verdict in this language",
-};
-
-/** The verdicts that answer the question. */
-export const CONCLUSIVE = new Set(["marked", "not marked"]);
-
-/** The verdict in one sentence. */
-export function meaning(result) {
-  const one = result.keys === 1;
-  if (result.verdict === "marked") {
-    return one
-      ? "The mark of this service’s key was found in the text."
-      : `The mark of the key “${result.tenant}” was found. The numbers are corrected for the ${result.keys} keys tried.`;
-  }
-  if (result.verdict === "not marked") {
-    return one ? "No mark of this service’s key was found." : `No mark of the ${result.keys} keys was found.`;
-  }
-  if (result.verdict === "unsupported language") {
-    return `The text is in ${language(result.language.code)}, which the detector does not know.`;
-  }
-  return "The text has too few independent tokens for a verdict.";
+/** A number as the language writes it. */
+export function number(value) {
+  return value.toLocaleString(locale(), { maximumSignificantDigits: 15 });
 }
 
-/** The name of a language in English. */
+/** The name of a language. */
 export function language(code) {
-  return code === null ? "not recognised" : LANGUAGES.of(code);
+  if (!code) return t("language.unknown");
+  return new Intl.DisplayNames([locale()], { type: "language" }).of(code);
 }
 
-/** "1 token", "2 tokens", "12,000 tokens". */
-export function count(n, noun, plural = `${noun}s`) {
-  return `${n.toLocaleString("en")} ${n === 1 ? noun : plural}`;
-}
+/** "1 text", "2 texts", "12,000 texts": `noun` is the beginning of the string's name. */
+export const count = (n, noun) => tn(noun, n);
 
 /** A share as a percentage with two or three digits. */
 export function percent(share) {
   const digits = share < 0.00995 ? 2 : share < 0.0995 ? 1 : 0;
-  return `${(100 * share).toFixed(digits)}%`;
+  const options = { style: "percent", minimumFractionDigits: digits, maximumFractionDigits: digits };
+  return share.toLocaleString(locale(), options);
 }
 
 /** A level as a percentage, as short as possible. */
 export function level(fpr) {
-  return `${Number((100 * fpr).toPrecision(3))}%`;
+  return fpr.toLocaleString(locale(), { style: "percent", maximumSignificantDigits: 3 });
 }
 
 /** A number with a typographic minus sign. */
 export function decimal(value, digits = 2) {
-  return value.toFixed(digits).replace("-", "−");
+  const options = { minimumFractionDigits: digits, maximumFractionDigits: digits };
+  return value.toLocaleString(locale(), options).replace("-", "−");
 }
 
 /** The same, with a plus sign if it is not negative. */
@@ -74,12 +55,23 @@ export function signed(score) {
   return (score < 0 ? "" : "+") + decimal(score);
 }
 
+/** Day and time, or only the day. */
+export function moment(date, { time = true } = {}) {
+  const options = time ? { dateStyle: "medium", timeStyle: "short" } : { dateStyle: "medium" };
+  return new Intl.DateTimeFormat(region(), options).format(date);
+}
+
+/** "1, 2 and 3". */
+export function listing(items) {
+  if (items.length < 2) return items.join("");
+  return t("list.and", { list: items.slice(0, -1).join(", "), last: items.at(-1) });
+}
+
 /** A token's score, compared with unmarked tokens, whose scores are standard normal. */
 export function tokenScore(score) {
-  const above = Math.round(100 * normalCdf(Math.abs(score)));
-  if (Math.abs(score) < 0.3) return `${signed(score)}, neutral`;
-  const side = score > 0 ? "for a mark: higher" : "against a mark: lower";
-  return `${signed(score)}, ${side} than ${Math.min(above, 99)} in 100 unmarked tokens`;
+  const n = Math.min(Math.round(100 * normalCdf(Math.abs(score))), 99);
+  if (Math.abs(score) < 0.3) return t("token.neutral", { score: signed(score) });
+  return t(score > 0 ? "token.for" : "token.against", { score: signed(score), n });
 }
 
 /** P(N(0,1) ≤ x), by the series of the error function, which is fine for small x. */
