@@ -10,6 +10,7 @@ import pytest
 import typer
 
 from dewmark.cli.app import app
+from dewmark.registry import SCHEMES
 
 COMMANDS = typer.main.get_command(app)
 ROOT = Path(__file__).parent.parent
@@ -79,3 +80,16 @@ def _exists(name: str) -> bool:
         file = place / "__init__.py"
     code = file.read_text(encoding="utf-8")
     return not rest or re.search(rf"\b{rest[0]}\b", code) is not None
+
+
+def test_every_scheme_says_how_it_was_verified() -> None:
+    """Pages say it before their first heading; the index has a row for every scheme."""
+    folder = ROOT / "docs" / "schemes"
+    index = (folder / "index.md").read_text(encoding="utf-8")
+    table = index.split("## How each scheme was verified")[1].split("\n## ")[0]
+    assert set(SCHEMES) - set(re.findall(r"`([\w-]+)`", table)) == set()
+    for page in folder.glob("*.md"):
+        if page.name != "index.md":
+            start = page.read_text(encoding="utf-8").split("\n## ")[0]
+            assert "**Verified**" in start, f"{page.name} does not say how the scheme was verified"
+            assert "**What\ndiffers**" in start or "**What differs**" in start, page.name

@@ -20,7 +20,7 @@ def reproduce(
         str,
         typer.Argument(
             metavar="TABLE",
-            help="main, efficiency, ablation, encoders, cross-host, human-negatives, lexical, dipper, "
+            help="main, top-k, efficiency, ablation, encoders, cross-host, human-negatives, lexical, dipper, "
             "stealing, or a recipe of your own (FILE.yaml).",
         ),
     ],

@@ -45,7 +45,7 @@ from dewmark.workspace import HostInfo, Tokenized, Tokenizer, Workspace
 
 __all__ = ["BoundSimKey", "SimHash", "SimKey", "SimKeySession"]
 
-_MOST_BITS = 32
+_MOST_BITS = 32  # 3^32 codes still fit in 64 bits
 _PURPOSE = 7  # separates the choice of codes from the rows' sampling noise
 
 _window_contexts: dict[tuple[str, str], WindowContexts] = {}
@@ -67,6 +67,8 @@ class SimKey(TokenScheme):
     """Number of tokens before a chunk that are embedded."""
     stride: int = 4
     """Tokens per chunk, which share one embedding."""
+    dead_zone: float = 0.0
+    """Absolute cosine with a hyperplane's normal below which a digit has a third value (authors: 0.02)."""
     repeats: Repeats = "keep"
     """Whether a code seen before in the text is keyed again (keep) or left to the host (skip)."""
     encoder: str = "use-m3"
@@ -79,6 +81,7 @@ class SimKey(TokenScheme):
             (1 <= self.bits <= _MOST_BITS, "bits", f"lie in 1 … {_MOST_BITS}", self.bits),
             (self.window >= 1, "window", "be at least 1", self.window),
             (self.stride >= 1, "stride", "be at least 1", self.stride),
+            (0.0 <= self.dead_zone < 1.0, "dead_zone", "lie in [0, 1)", self.dead_zone),
         )
 
     def bind_secret(
@@ -90,20 +93,35 @@ class SimKey(TokenScheme):
 
 
 class SimHash:
-    """k codes of b bits for the text in a window of tokens."""
+    """k codes of b digits for the text in a window of tokens: signs, or with a dead zone three values."""
 
-    def __init__(self, contexts: WindowContexts, *, secret: bytes, dim: int, hashes: int, bits: int) -> None:
+    def __init__(
+        self,
+        contexts: WindowContexts,
+        *,
+        secret: bytes,
+        dim: int,
+        hashes: int,
+        bits: int,
+        dead_zone: float = 0.0,
+    ) -> None:
         self._contexts = contexts
         self._shape = (hashes, bits)
         seed = hashlib.blake2b(key=secret, person=b"planes", digest_size=32).digest()
-        # (dim, k·b): the bits of one code are adjacent
+        # (dim, k·b): the digits of one code are adjacent
         self._planes = KeyStream(seed).normals(hashes * bits, dim).T
-        self._places = 1 << np.arange(bits, dtype=np.int64)
+        self._dead_zone = dead_zone
+        self._places = (3 if dead_zone else 2) ** np.arange(bits, dtype=np.int64)
 
     def codes(self, windows: I64) -> I64:
         """Windows of ids (N, h) to their codes (N, k)."""
-        signs = (self._contexts.vectors(windows) @ self._planes) > 0.0
-        codes: I64 = signs.reshape(len(windows), *self._shape) @ self._places
+        vectors = self._contexts.vectors(windows)
+        projected = vectors @ self._planes
+        digits = (projected > 0.0).astype(np.int64)
+        if self._dead_zone:
+            lengths = np.linalg.norm(vectors, axis=1, keepdims=True) * np.linalg.norm(self._planes, axis=0)
+            digits[np.abs(projected) < self._dead_zone * lengths] = 2
+        codes: I64 = digits.reshape(len(windows), *self._shape) @ self._places
         return codes
 
 
@@ -125,6 +143,7 @@ class BoundSimKey(DistortionFreeBound):
             dim=encoder.dim,
             hashes=scheme.hashes,
             bits=scheme.bits,
+            dead_zone=scheme.dead_zone,
         )
 
     def start_session(self, prompts: PromptBatch) -> SimKeySession:
