@@ -11,7 +11,8 @@ import torch
 from tests.attacks.tiny_bergamot import LETTERS, VOCABULARY, tiny_bergamot, translated
 
 from dewmark.attacks.translation import bergamot
-from dewmark.attacks.translation.bergamot import END, LONGEST, Network, TextTranslator, _halves, read_marian
+from dewmark.attacks.translation.bergamot import END, LONGEST, Network, TextTranslator, read_marian
+from dewmark.attacks.translation.split_text import _halves
 from dewmark.errors import ModelError
 
 CPU = torch.device("cpu")

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterable
 from difflib import SequenceMatcher
 from pathlib import Path
 
+import numpy as np
 import pytest
 from tests.attacks.tiny import fake_apertium, fake_neural, no_neural
 from tests.attacks.tiny_bergamot import tiny_bergamot
@@ -58,7 +60,7 @@ class TestChoice:
             load_attack("translate", target="es").apply(["a"], seeds=[0])
 
     def test_unsupported_languages_are_rejected(self, rules: Path):
-        with pytest.raises(ModelError, match="only en and pt"):
+        with pytest.raises(ModelError, match="no neural translator en-de, only en-pt, pt-en, en-fr, fr-en"):
             load_attack("translate", engine="neural", target="de").identity()
         with pytest.raises(ModelError, match=r"no pair en-de \(installed: en-es, es-en\)"):
             load_attack("translate", engine="apertium", target="de").identity()
@@ -73,6 +75,15 @@ class TestNeural:
         fake_neural(monkeypatch)
         assert load_attack("translate").apply(["a b c"], seeds=[0]) == ["enpt c b a"]
         assert load_attack("round-trip").apply(["a b c"], seeds=[0]) == ["pten a b c enpt"]
+
+    def test_french_has_names_of_its_own(self, monkeypatch: pytest.MonkeyPatch):
+        fake_neural(monkeypatch)
+        translate, back = load_attack("translate-fr"), load_attack("round-trip-fr")
+        assert translate.apply(["a b c"], seeds=[0]) == ["enfr c b a"]
+        assert back.apply(["a b c"], seeds=[0]) == ["fren a b c enfr"]
+        assert (translate.label, back.label) == ("translate-fr", "round-trip-fr")
+        assert (translate.language, back.language) == ("fr", "en")
+        assert load_attack("translate", target="fr").label == "translate-neural-fr"
 
     def test_all_texts_go_in_one_call(self, monkeypatch: pytest.MonkeyPatch):
         fake_neural(monkeypatch)
@@ -111,6 +122,35 @@ class TestNeural:
         assert portuguese[1] == "Em 1969, o primeiro homem andou na Lua."
         english = load_attack("round-trip", device="cpu").apply(texts, seeds=[0, 0])
         assert all(SequenceMatcher(None, a, b).ratio() > 0.8 for a, b in zip(texts, english, strict=True))
+
+
+@pytest.mark.models
+class TestReferenceSentences:
+    """Each direction against sentences whose translation leaves little choice."""
+
+    FRENCH = {  # noqa: RUF012 - a table
+        "The weather is nice today.": "Il fait beau aujourd'hui.",
+        "My brother lives in Paris with his wife.": "Mon frère vit à Paris avec sa femme.",
+        "The book is on the table.": "Le livre est sur la table.",
+        "We will go to the beach tomorrow.": "Nous irons à la plage demain.",
+    }
+
+    def test_english_and_french(self):
+        pytest.importorskip("sentencepiece")
+        there = load_attack("translate-fr", device="cpu").apply(list(self.FRENCH), seeds=[0] * 4)
+        assert _likeness(there, self.FRENCH.values()) > 0.85
+        back = machine_translation.open_engine("neural", "fr", "en", device="cpu").translate(
+            list(self.FRENCH.values()), task="", progress=lambda *_: None
+        )
+        assert _likeness(back, self.FRENCH) > 0.85
+        text = "The book is on the table.\n\nThe book is on the table. The weather is nice today."
+        (made,) = load_attack("translate-fr", device="cpu").apply([text], seeds=[0])
+        assert made == f"{there[2]}\n\n{there[2]} {there[0]}"  # whatever else is in the batch
+
+
+def _likeness(found: Iterable[str], expected: Iterable[str]) -> float:
+    pairs = zip(found, expected, strict=True)
+    return float(np.mean([SequenceMatcher(None, a.lower(), b.lower()).ratio() for a, b in pairs]))
 
 
 class TestApertium:

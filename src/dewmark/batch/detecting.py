@@ -33,7 +33,7 @@ __all__ = ["DetectResult", "ScoringWorker", "detect_file"]
 
 Row = dict[str, Any]
 
-_INTEGERS = {"tokens_scored", "keys"}  # columns of a Parquet file
+_INTEGERS = {"tokens_scored", "keys", "versions"}  # columns of a Parquet file
 _STRINGS = {
     "verdict",
     "test",
@@ -270,6 +270,6 @@ def _column_type(name: str, summary: _Summary, arrow: Any) -> Any:  # noqa: ANN4
         return arrow.list_(arrow.struct([("text", arrow.string()), *offsets, *rest]))
     if name in _STRINGS:
         return arrow.string()
-    if name in ("language_known", "this_key_trusted"):
+    if name in ("language_known", "this_key_trusted", "translated_back"):
         return arrow.bool_()
     return arrow.int64() if name in _INTEGERS else arrow.float64()

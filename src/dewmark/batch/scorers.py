@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
+from dewmark.attacks.translation.back import back_languages, translate_back
 from dewmark.batch.audit_report import AuditReport, KeyLevel
 from dewmark.batch.inputs import TextRow
 from dewmark.core.keys import Key, is_engine_key
@@ -63,6 +64,7 @@ class DetectorSpec:
     then say how many unmarked texts of their kind this key scores so high, and languages in which it is
     trusted get verdicts. ``tokens`` adds every token's score to the rows, ``passages`` says where in each
     marked text the mark is. ``attempts`` counts the versions of each text that are tried.
+    ``translate_back`` also scores each foreign text after it was translated into English, and counts both.
     """
 
     keys: tuple[Path, ...] = ()
@@ -78,6 +80,7 @@ class DetectorSpec:
     passages: bool = False
     attempts: int = 1
     audit: Path | None = None
+    translate_back: bool = False
 
     def __post_init__(self) -> None:
         if not 0.0 < self.fpr < 1.0:
@@ -94,6 +97,8 @@ class DetectorSpec:
             )
         elif self.many_keys:
             raise ConfigError("a calibration belongs to one key: give one key with it")
+        elif self.translate_back:
+            raise ConfigError("a calibration holds for texts as they are: leave out translating back")
         if self.audit is not None and self.many_keys:
             raise ConfigError("an audit belongs to one key: give one key with it")
 
@@ -135,6 +140,10 @@ class DetectorSpec:
 
     def open(self, *, progress: Progress = silent) -> Scorer:
         """Load keys, detector and calibration, and check that they belong together."""
+        scorer = self._open(progress)
+        return _BackTranslatingScorer(scorer, self, progress) if self.translate_back else scorer
+
+    def _open(self, progress: Progress) -> Scorer:
         keys = load_keys(self.keys) if self.many_keys else {}
         bound = self._open_first(keys, progress)
         check_test(self.test, (*bound.tests, EMPIRICAL))
@@ -284,6 +293,62 @@ def _with_key(bound: BoundScheme, key: Key, progress: Progress) -> BoundScheme:
     return load_scheme(
         bound.scheme.name, key=key, host=bound.host, settings=bound.scheme.to_dict(), progress=progress
     )
+
+
+class _BackTranslatingScorer(Scorer):
+    """Scores a foreign text as it is and translated into English; p = 2 min(p₁, p₂), at most 1.
+
+    A text that is scored once keeps its p-value. How often it is scored depends on its language only, never
+    on a key, so p-values stay valid.
+    """
+
+    def __init__(self, scorer: Scorer, spec: DetectorSpec, progress: Progress) -> None:
+        super().__init__(scorer.bound, [])
+        self.identity = {**scorer.identity, "translate_back": back_languages()}
+        self.batch_size = scorer.batch_size
+        self._scorer, self._spec, self._progress = scorer, spec, progress
+
+    def __call__(self, batch: Sequence[TextRow]) -> list[Scored]:
+        english = translate_back([row.text for row in batch], progress=self._progress)
+        # the prompt of a translation is in another language: its context would not fit
+        again = [
+            dataclasses.replace(row, text=text, prompt=None)
+            for row, text in zip(batch, english, strict=True)
+            if text is not None
+        ]
+        backs = iter(self._scorer(again)) if again else iter(())
+        found = []
+        for scored, text in zip(self._scorer(batch), english, strict=True):
+            found.append(self._better(scored, None if text is None else next(backs)))
+        return found
+
+    def _better(self, original: Scored, back: Scored | None) -> Scored:
+        """The attempt with the smaller p-value, corrected for the number of attempts with a verdict."""
+        attempts = [
+            each for each in (original, back) if each is not None and each.detection.verdict.conclusive
+        ]
+        if len(attempts) < 2 and back not in attempts:
+            row = {**original.row, "versions": 1, "translated_back": False}
+            return dataclasses.replace(original, row=row)
+        best = min(attempts, key=lambda each: each.detection.p_value)
+        p_value = min(1.0, len(attempts) * best.detection.p_value)
+        detection = dataclasses.replace(
+            best.detection,
+            p_value=p_value,
+            verdict=Verdict.MARKED if p_value < self._spec.fpr else Verdict.NOT_MARKED,
+            coverage=best.detection.coverage if p_value < self._spec.fpr else None,
+            test=f"{best.detection.test}, {len(attempts)} versions",
+        )
+        row = {
+            **best.row,
+            "verdict": detection.verdict.value,
+            "p_value": p_value,
+            "test": detection.test,
+            "coverage": detection.coverage and detection.coverage.to_dict(),
+            "versions": len(attempts),
+            "translated_back": best is back,
+        }
+        return dataclasses.replace(best, detection=detection, row=row)
 
 
 def open_detector(

@@ -135,6 +135,14 @@ def detect(
     tokens: Annotated[
         bool, typer.Option("--tokens", help="Include the score and position of every token.")
     ] = False,
+    translate_back: Annotated[
+        bool,
+        typer.Option(
+            "--translate-back",
+            help="Also score French and Portuguese texts translated into English; both attempts "
+            "count in the p-value.",
+        ),
+    ] = False,
     html: Annotated[
         Path | None, typer.Option(metavar="OUT.html", help="Write a page with the coloured texts.")
     ] = None,
@@ -170,6 +178,7 @@ def detect(
         passages=bool(texts) if passages is None else passages,
         attempts=attempts,
         audit=audit,
+        translate_back=translate_back,
     )
     source = _source(jsonl, in_, prompt=prompt, by=by)
     mode = _boilerplate_mode(boilerplate, source)

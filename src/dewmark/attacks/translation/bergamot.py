@@ -1,9 +1,6 @@
-"""Bergamot's small translation models ("tiny11"): sentence splitting, the network, and Marian's model files.
+"""Bergamot's small translation models ("tiny11"): the network, and Marian's model files.
 
-Texts: the network translates sentences. A text is split at line breaks and sentence ends, and a sentence that
-is too long near its middle, at a comma if possible. The sentences of all texts are sorted by length,
-translated in batches, and put back into their original white space. A sentence without letters, or one that
-the network translates to nothing, stays unchanged.
+Texts: `split_text` splits them; the sentences of all texts are sorted by length and translated in batches.
 
 Network: a Transformer encoder, and a decoder that replaces self-attention by a recurrent unit (SSRU): for a
 layer input x and f = σ(x W_f + b_f), the state is c = f ∘ c' + (1 − f) ∘ (x W) and the output relu(c). Every
@@ -28,9 +25,8 @@ from __future__ import annotations
 
 import functools
 import math
-import re
 import struct
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -42,8 +38,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import layer_norm, linear, scaled_dot_product_attention
 
 from dewmark.arrays import F32
+from dewmark.attacks.translation.split_text import OnProgress, batches_of, translate_texts
 from dewmark.errors import ModelError
-from dewmark.text.sentences import sentences
 
 __all__ = [
     "EMBEDDINGS",
@@ -70,18 +66,11 @@ FLOAT32, INT8, INTGEMM8 = 0x404, 0x101, 0x4101
 EMBEDDINGS = "Wemb"
 SETTINGS = "special:model.yml"
 
-Span = tuple[int, int]
-OnProgress = Callable[[int, int], None]
-
 _BATCH_PIECES = {"cpu": 2048, "cuda": 32768}  # pieces per batch, padding included, that keep the device busy
 _LENGTH_FACTOR = 2.5  # a translation has at most this many times the pieces of its source
 _EPSILON = 1e-6
 _EXACT = [SDPBackend.FLASH_ATTENTION, SDPBackend.MATH]  # flash on a CPU; on CUDA it does not take float32
 _VERSION = 1
-
-_LINE = re.compile(r"[^\n\r\x0b\x0c\x85\u2028\u2029]+")
-_PAUSE = re.compile(r"(?<=[,;:])\s+")
-_SPACE = re.compile(r"\s+")
 
 # The settings of the architecture implemented here.
 _EXPECTED = {
@@ -116,26 +105,13 @@ class TextTranslator:
 
     def translate(self, texts: Sequence[str], *, on_progress: OnProgress) -> list[str]:
         """Translate texts; ``on_progress`` gets the number of finished sentences and of all sentences."""
-        texts = [text.encode("utf-8", "replace").decode("utf-8") for text in texts]  # removes lone surrogates
-        spans = [list(self._spans(text)) for text in texts]
-        distinct = dict.fromkeys(text[a:b] for text, own in zip(texts, spans, strict=True) for a, b in own)
-        made = dict(zip(distinct, self._translate(list(distinct), on_progress), strict=True))
-        return [_replace(text, own, made) for text, own in zip(texts, spans, strict=True)]
+        return translate_texts(
+            texts, too_long=self._too_long, translate=lambda given: self._translate(given, on_progress)
+        )
 
-    def _spans(self, text: str) -> Iterator[Span]:
-        """The spans of a text's sentences; long sentences are split."""
-        for line in _LINE.finditer(text):
-            for sentence in sentences(line.group()):
-                yield from self._split(text, line.start() + sentence.start, line.start() + sentence.end)
-
-    def _split(self, text: str, start: int, end: int) -> Iterator[Span]:
+    def _too_long(self, sentence: str) -> bool:
         # a piece has at least one character, so most sentences need no tokenizing
-        if end - start <= LONGEST or len(self._tokenizer.encode(text[start:end]).ids) <= LONGEST:
-            yield start, end
-            return
-        left, right = _halves(text[start:end])
-        yield from self._split(text, start, start + left)
-        yield from self._split(text, start + right, end)
+        return len(sentence) > LONGEST and len(self._tokenizer.encode(sentence).ids) > LONGEST
 
     def _translate(self, given: Sequence[str], on_progress: OnProgress) -> list[str]:
         sources = [[*encoded.ids, END] for encoded in self._tokenizer.encode_batch(list(given))]
@@ -152,43 +128,17 @@ class TextTranslator:
             for i, decoded in zip(batch, self._exact.translate([sources[i] for i in batch]), strict=True):
                 found[i] = decoded.ids
         on_progress(len(given), len(given))
-        written = self._tokenizer.decode_batch([found[i] for i in range(len(given))])
-        return [new.strip() or old for old, new in zip(given, written, strict=True)]
+        written: list[str] = self._tokenizer.decode_batch([found[i] for i in range(len(given))])
+        return written
 
     def _batches(self, order: Sequence[int], sources: Sequence[Sequence[int]]) -> Iterator[list[int]]:
         """Consecutive sentences, as many per batch as the device handles well."""
         room = _BATCH_PIECES.get(self._device.type, _BATCH_PIECES["cpu"])
-        batch: list[int] = []
-        for i in order:
-            if batch and (len(batch) + 1) * len(sources[i]) > room:
-                yield batch
-                batch = []
-            batch.append(i)
-        if batch:
-            yield batch
+        return batches_of(order, list(map(len, sources)), room=room)
 
     @functools.cached_property
     def _exact(self) -> Network:
         return Network(self._file, device=self._device, dtype=torch.float64)
-
-
-def _replace(text: str, spans: Sequence[Span], made: dict[str, str]) -> str:
-    """The text with its sentences replaced and everything between them kept."""
-    parts, at = [], 0
-    for start, end in spans:
-        parts += [text[at:start], made[text[start:end]]]
-        at = end
-    return "".join([*parts, text[at:]])
-
-
-def _halves(sentence: str) -> Span:
-    """Where the first half ends and the second begins: at the pause or else space nearest the middle."""
-    size = len(sentence)
-    for pattern in (_PAUSE, _SPACE):
-        places = [m.span() for m in pattern.finditer(sentence) if size // 4 < m.start() <= size - size // 4]
-        if places:
-            return min(places, key=lambda place: abs(place[0] - size // 2))
-    return size // 2, size // 2
 
 
 class Decoded(NamedTuple):

@@ -1,36 +1,43 @@
 """The attacks ``translate`` and ``round-trip`` by machine translation.
 
-The engine ``neural`` is Bergamot's small model (English↔Portuguese, `bergamot`), downloaded on first use like
-other packaged models; ``apertium`` is the rule-based translator of that name (English↔Spanish and others,
-`apertium`); ``auto`` is the first of the two that supports the language. For translation by a chat model see
-`dewmark.attacks.rewriting.chat_model`.
+The engine ``neural`` is one of `NEURAL`'s models, downloaded on first use like other packaged models:
+Bergamot's small one (English↔Portuguese, `bergamot`), OPUS-MT (English↔French, `opus`) or Argos
+(Chinese→English, `argos`). ``apertium`` is the rule-based translator of that name (English↔Spanish and
+others, `apertium`); ``auto`` is the first of the two that supports the language. For translation by a chat
+model see `dewmark.attacks.rewriting.chat_model`.
 """
 
 from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Literal, Protocol
+from typing import ClassVar, Literal, Protocol
 
 from dewmark.attacks.base import Attack, check_least, run_option
 from dewmark.attacks.translation import apertium
+from dewmark.attacks.translation.split_text import OnProgress
 from dewmark.errors import ConfigError, ModelError
 from dewmark.models.packaged import PACKAGED, fetch
 from dewmark.workspace import Progress
 
-if TYPE_CHECKING:
-    from dewmark.attacks.translation.bergamot import TextTranslator
-
-__all__ = ["Engine", "RoundTrip", "Translate", "open_engine"]
+__all__ = [
+    "NEURAL",
+    "Engine",
+    "RoundTrip",
+    "RoundTripFrench",
+    "Translate",
+    "TranslateFrench",
+    "Translator",
+    "open_engine",
+]
 
 AUTO = "auto"
 _APERTIUM_BATCH = 16  # at most, texts per run of Apertium's programs
-_BERGAMOT = "bergamot-pt"
-_NEURAL_VERSION = 1  # increase it when a change to `bergamot` changes translations
+_NEURAL_VERSION = 1  # increase it when a change to a neural translator changes translations
 _DEFAULT_TARGET = {"neural": "pt", "apertium": "es"}
 
 EngineName = Literal["auto", "neural", "apertium"]
@@ -47,30 +54,66 @@ class Engine(Protocol):
         """Translate texts, none of which is blank; ``task`` is the progress bar's label."""
 
 
+class Translator(Protocol):
+    """A neural translator of one direction in memory."""
+
+    def translate(self, texts: Sequence[str], *, on_progress: OnProgress) -> list[str]:
+        """Translate texts; ``on_progress`` gets the number of finished sentences and of all sentences."""
+
+
+def _open_bergamot(models: Path, device: str, *, direction: str) -> Translator:
+    from dewmark.attacks.translation.bergamot import TextTranslator
+    from dewmark.models.devices import torch_device
+
+    found = sorted(models.glob(f"{direction}-*"))
+    if len(found) != 1:
+        raise ModelError(f"{models} has no single {direction}: delete it to download it again")
+    return TextTranslator(found[0], device=torch_device(device))
+
+
+def _open_opus(models: Path, device: str, *, direction: str) -> Translator:
+    from dewmark.attacks.translation.opus import OpusTranslator
+    from dewmark.models.devices import torch_device
+
+    return OpusTranslator(models / f"helsinki_{direction}", device=torch_device(device))
+
+
+NEURAL: dict[tuple[str, str], tuple[str, Callable[[Path, str], Translator]]] = {
+    ("en", "pt"): ("bergamot-pt", functools.partial(_open_bergamot, direction="enpt")),
+    ("pt", "en"): ("bergamot-pt", functools.partial(_open_bergamot, direction="pten")),
+    ("en", "fr"): ("opus-mt-fr", functools.partial(_open_opus, direction="en_fr")),
+    ("fr", "en"): ("opus-mt-fr", functools.partial(_open_opus, direction="fr_en")),
+}
+"""The packaged model of each direction, and a function that opens it from its folder and a device's name."""
+
+
 @dataclass(frozen=True)
 class NeuralEngine:
-    """Bergamot's translator, loaded on first use."""
+    """A neural translator, loaded on first use."""
 
     source: str
     target: str
     device: str = "auto"
 
     def __post_init__(self) -> None:
-        if {self.source, self.target} != {"en", "pt"}:
+        if (self.source, self.target) not in NEURAL:
+            known = ", ".join(f"{source}-{target}" for source, target in NEURAL)
             raise ModelError(
-                f"the neural translator supports only en and pt, not {self.source}-{self.target}: "
-                "use target=pt"
+                f"there is no neural translator {self.source}-{self.target}, only {known}: choose one of "
+                "these, or engine=apertium or engine=llm"
             )
 
     @property
     def identity(self) -> str:
-        """The model package and its version, the direction, and the version of `bergamot`."""
-        return f"{PACKAGED[_BERGAMOT].identity} {self.source}-{self.target} torch-{_NEURAL_VERSION}"
+        """The model package and its version, the direction, and the version of the code."""
+        package, _ = NEURAL[self.source, self.target]
+        return f"{PACKAGED[package].identity} {self.source}-{self.target} torch-{_NEURAL_VERSION}"
 
     def translate(self, texts: Sequence[str], *, task: str, progress: Progress) -> list[str]:
-        """Translate all texts in one call, which sorts their sentences by length and batches them."""
-        folder = fetch(_BERGAMOT, progress=progress)
-        translator = _translator(str(folder), f"{self.source}{self.target}", self.device)
+        """Translate all texts in one call, which batches their sentences."""
+        package, _ = NEURAL[self.source, self.target]
+        fetch(package, progress=progress)
+        translator = _translator(self.source, self.target, self.device)
         return translator.translate(
             texts, on_progress=lambda done, total: progress(f"{task}, sentences", done, total)
         )
@@ -126,7 +169,7 @@ class _MachineTranslation(Attack):
     @functools.cached_property
     def chosen(self) -> tuple[str, str]:
         """(engine, foreign language) with ``auto`` resolved; downloads nothing."""
-        neural = self.target in (AUTO, _DEFAULT_TARGET["neural"])
+        neural = self.target == AUTO or ("en", self.target) in NEURAL
         engine = ("neural" if neural else "apertium") if self.engine == AUTO else self.engine
         return engine, _DEFAULT_TARGET[engine] if self.target == AUTO else self.target
 
@@ -202,6 +245,36 @@ class RoundTrip(_MachineTranslation):
         return self._open("en", language), self._open(language, "en")
 
 
+@dataclass(frozen=True)
+class TranslateFrench(Translate):
+    """Translates English text into French."""
+
+    name: ClassVar[str] = "translate-fr"
+    summary: ClassVar[str] = "translates into French, by OPUS-MT"
+
+    target: str = "fr"
+
+    @property
+    def label(self) -> str:
+        """The name, which says it all."""
+        return self.name
+
+
+@dataclass(frozen=True)
+class RoundTripFrench(RoundTrip):
+    """Translates English text into French and back."""
+
+    name: ClassVar[str] = "round-trip-fr"
+    summary: ClassVar[str] = "translates into French and back, by OPUS-MT"
+
+    target: str = "fr"
+
+    @property
+    def label(self) -> str:
+        """The name, which says it all."""
+        return self.name
+
+
 def open_engine(engine: str, source: str, target: str, *, device: str = "auto", jobs: int = 0) -> Engine:
     """The engine ``neural`` or ``apertium`` for one direction."""
     if engine == "neural":
@@ -210,13 +283,7 @@ def open_engine(engine: str, source: str, target: str, *, device: str = "auto", 
 
 
 @functools.cache
-def _translator(folder: str, direction: str, device: str) -> TextTranslator:
+def _translator(source: str, target: str, device: str) -> Translator:
     """The translator of one direction, shared by all attacks in the process."""
-    from dewmark.attacks.translation.bergamot import TextTranslator
-    from dewmark.models.devices import torch_device
-
-    models = Path(folder) / PACKAGED[_BERGAMOT].entry
-    found = sorted(models.glob(f"{direction}-*"))
-    if len(found) != 1:
-        raise ModelError(f"{models} has no single {direction}: delete it to download it again")
-    return TextTranslator(found[0], device=torch_device(device))
+    package, open_from = NEURAL[source, target]
+    return open_from(fetch(package) / PACKAGED[package].entry, device)
