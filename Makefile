@@ -8,7 +8,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 TORCH := $(shell grep '^torch==' constraints.txt)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo reproduce-smoke test test-contract test-models test-serve test-ray test-llamacpp test-vllm \
+.PHONY: help setup demo reproduce-smoke test test-contract test-models test-serve test-postgresql test-ray test-llamacpp test-vllm \
 	golden golden-models lint docs format clean
 
 help: ## show this list
@@ -34,6 +34,11 @@ test-models: $(VENV)/.dev $(VENV)/.attacks ## the tests that run SmolLM2 and the
 
 test-serve: $(VENV)/.serve ## the tests that drive the service with clients, processes and a browser
 	$(BIN)/python -m pytest -q -m serve
+
+test-postgresql: $(VENV)/.postgresql ## the service's store on a real PostgreSQL server, which is started for it
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.serve.with_postgresql $(BIN)/python -m pytest -q \
+		tests/serve/test_postgresql.py tests/serve/test_migrations.py tests/serve/test_query_log.py \
+		tests/serve/test_jobs.py tests/serve/test_api_tokens.py
 
 test-ray: $(VENV)/.ray ## the tests on a Ray cluster of two workers (about 1 GB of memory)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m ray
@@ -96,6 +101,14 @@ $(VENV)/.attacks: $(VENV)/.run
 		>/dev/null || { apt-get update -qq && apt-get install -y -qq apertium apertium-eng-spa wordnet-base; } || \
 		{ echo "attacks need apertium, apertium-eng-spa and wordnet-base: install them and run make again" >&2; \
 		exit 2; }
+	@touch $@
+
+$(VENV)/.postgresql: $(VENV)/.dev
+	@echo "Installing PostgreSQL and its driver ..."
+	$(PIP) install -q -c constraints.txt -e '.[postgresql]'
+	@{ command -v pg_ctl || ls /usr/lib/postgresql/*/bin/pg_ctl; } >/dev/null 2>&1 || \
+		{ apt-get update -qq && apt-get install -y -qq postgresql; } || \
+		{ echo "these tests need a PostgreSQL server: install postgresql and run make again" >&2; exit 2; }
 	@touch $@
 
 $(VENV)/.serve: $(VENV)/.dev

@@ -89,3 +89,97 @@ def test_folders_of_detectors_are_tenants(tmp_path):
         ("acme", str(tmp_path / "acme")),
         ("b", f"{tmp_path}/beta"),
     ]
+
+
+class TestConfiguration:
+    @pytest.fixture
+    def settings(self, run, host, key_file, store, monkeypatch):
+        """Run serve with these arguments, and return the settings that it would start with."""
+        monkeypatch.setattr("dewmark.serve.supervisor.listen", lambda *_: _Socket())
+        started = []
+        monkeypatch.setattr(
+            "dewmark.serve.supervisor.Supervisor.run", lambda self, ready: started.append(self._settings) or 0
+        )
+
+        def start(*arguments):
+            result = run("serve", "--key", key_file, *arguments)
+            assert result.code == 0, result.err
+            return started[-1]
+
+        return start
+
+    def test_command_line_wins_over_environment_and_that_over_the_file(self, settings, tmp_path, monkeypatch):
+        file = tmp_path / "serve.toml"
+        file.write_text(
+            'port = 9001\nworkers = 3\nlog-queries = true\nlog_days = 5\nname = ["a.example", "b.example"]\n'
+            'provider = "Acme"\nset = "k=5"\n'
+        )
+        monkeypatch.setenv("DEWMARK_SERVE_WORKERS", "4")
+        monkeypatch.setenv("DEWMARK_SERVE_FPR", "0.001")
+        found = settings("--config", file, "--port", 9002)
+        assert (found.port, found.workers, found.fpr) == (9002, 4, 0.001)
+        assert (found.log_queries, found.log_days, found.provider) == (True, 5.0, "Acme")
+        assert found.host_names == ("a.example", "b.example")
+        assert found.scheme_settings == ("k=5",)
+
+    @pytest.mark.parametrize(
+        ("text", "message"),
+        [
+            ("prot = 1", "'prot'"),
+            ("port = [1, 2]", "one value"),
+            ("[port]\na = 1", "not a table"),
+            ("port = ", "not TOML"),
+            ("config = 'x'", "'config'"),
+        ],
+    )
+    def test_mistakes_in_the_file_are_one_line(self, run, key_file, tmp_path, text, message):
+        file = tmp_path / "serve.toml"
+        file.write_text(text)
+        assert message in run("serve", "--key", key_file, "--config", file).error
+        assert "cannot read" in run("serve", "--config", tmp_path / "none").error
+
+    def test_the_store_may_be_a_secret_file(self, settings, tmp_path, monkeypatch):
+        monkeypatch.delenv("DEWMARK_STORE")
+        (tmp_path / "url").write_text(f"sqlite:///{tmp_path}/other.db\n")
+        monkeypatch.setenv("DEWMARK_STORE_FILE", str(tmp_path / "url"))
+        assert settings().store == f"sqlite:///{tmp_path}/other.db"
+
+    def test_a_missing_signing_key_is_reported_at_once(self, run, host, key_file, store, tmp_path):
+        assert "no signing key" in run("serve", "--key", key_file, "--signer", tmp_path / "x.pem").error
+
+
+class _Socket:
+    def getsockname(self):
+        return ("127.0.0.1", 9)
+
+
+class TestLog:
+    def test_find_export_and_expire(self, run, store, tmp_path):
+        from dewmark.serve.query_log import QueryLog
+        from dewmark.serve.store import Store
+
+        text = "The old bridge over the river was built of stone by the people of the town in a dry summer."
+        opened = Store(store)
+        answer = {"tenant": "acme", "verdict": "marked"}
+        QueryLog(opened).write(request="r1", token="abc", endpoint="detect", texts=[text], answers=[answer])
+        opened.close()
+        file = tmp_path / "letter.txt"
+        file.write_text(text.replace("dry", "hot"))
+        found = run("log", "find", file)
+        assert "token abc  detect  marked  similarity 0." in found.out
+        assert json.loads(run("log", "find", file, "--json").out)["request"] == "r1"
+        out = tmp_path / "log.jsonl"
+        assert run("log", "export", "--out", out).code == 0
+        (row,) = [json.loads(line) for line in out.read_text().splitlines()]
+        assert row["token"] == "abc"
+        assert "bridge" not in out.read_text()
+        assert out.stat().st_mode & 0o777 == 0o600
+        run("log", "export", "--out", out, "--until", "2000-01-01")
+        assert out.read_text() == ""
+        assert "not a time" in run("log", "export", "--out", out, "--since", "yesterday").error
+        assert run("log", "expire", "--days", 0).out == "deleted 1 row\n"
+        assert run("log", "find", file).out == "nobody asked about a text like this one\n"
+
+    def test_store_upgrade_is_safe_to_repeat(self, run, store):
+        assert run("store", "upgrade").out.startswith("upgraded the store from schema version 0")
+        assert run("store", "upgrade").out.startswith("the store is up to date")

@@ -16,7 +16,6 @@ from tests.serve.live import make_service
 
 from dewmark.serve.app import create_app
 from dewmark.serve.service import Service
-from dewmark.serve.store import metadata
 
 Open = Callable[..., TestClient]
 
@@ -29,8 +28,15 @@ def store_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     url = os.environ.get("DEWMARK_TEST_POSTGRESQL")
     if not url:
         pytest.skip("no DEWMARK_TEST_POSTGRESQL")
+    return empty_postgresql(url)
+
+
+def empty_postgresql(url: str) -> str:
+    """Delete everything in a database."""
     engine = sa.create_engine(url)
-    metadata.drop_all(engine)
+    with engine.begin() as connection:
+        connection.exec_driver_sql("DROP SCHEMA public CASCADE")
+        connection.exec_driver_sql("CREATE SCHEMA public")
     engine.dispose()
     return url
 

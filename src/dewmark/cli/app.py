@@ -21,6 +21,7 @@ from dewmark.cli import (
     audit,
     bench,
     calibrate,
+    comply,
     demo,
     detect,
     detector,
@@ -65,6 +66,7 @@ app.command("calibrate")(calibrate.calibrate)
 app.add_typer(detector.app, name="detector")
 app.add_typer(report.app, name="report")
 app.command("audit")(audit.audit)
+app.command("comply")(comply.comply)
 app.command("evaluate")(evaluate.evaluate)
 app.command("power")(power.power)
 app.command("retention")(retention.retention)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, cast
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
@@ -179,6 +179,17 @@ def open_detector(
         settings=config.parse_settings(settings or ()),
         progress=progress,
     )
+
+
+def numbers(given: str, kind: type[int] | type[float], *, option: str) -> list[Any]:
+    """The distinct positive numbers of a comma-separated list, in ascending order."""
+    try:
+        found = sorted({kind(part) for part in given.split(",") if part.strip()})
+    except ValueError:
+        found = []
+    if not found or not found[0] > 0:
+        raise ConfigError(f"{option} needs positive numbers separated by commas, got {given!r}")
+    return found
 
 
 def open_store(url: str | None) -> Store:

@@ -223,7 +223,7 @@ def _engine(url: str, *, create: bool) -> Engine:
             return sa.create_engine(parsed, pool_pre_ping=True)
         except (ImportError, sa.exc.NoSuchModuleError):
             raise ConfigError(
-                f"no driver for a {parsed.drivername} store: pip install 'psycopg[binary]' and use "
+                f"no driver for a {parsed.drivername} store: pip install 'dewmark[postgresql]' and use "
                 "postgresql+psycopg://…"
             ) from None
     if parsed.database in (None, "", ":memory:"):
