@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 from tests.cli.conftest import Run
 
+from dewmark.batch import Negatives
 from dewmark.core.signing import SigningKey, load_signers, verify
 from dewmark.decoding import Decoding
-from dewmark.lab.compliance.measuring import unmarked_texts
+from dewmark.hosts.base import ChatFormat
 
 SMALL = (
     "--set", "units=token", "--set", "sampler=gumbel", "--texts", "6", "--chats", "3", "--per-language", "1",
@@ -30,14 +31,10 @@ def signer(tmp_path: Path) -> Path:
 @pytest.fixture
 def deployment(tiny, monkeypatch: pytest.MonkeyPatch) -> None:
     """The tiny host with a chat template and generation settings of its own."""
-    monkeypatch.setattr(
-        "dewmark.cli.comply._template", lambda name: lambda messages: f"Q {messages[0]['content'][:20]} A"
-    )
-    monkeypatch.setattr(
-        "dewmark.lab.compliance.plan.own_decoding", lambda name: Decoding(temperature=0.8, top_p=0.95)
-    )
-    some = {"web text": [f"{'the old bridge over the river ' * 8}{i}" for i in range(30)]}
-    monkeypatch.setattr("dewmark.lab.compliance.measuring.unmarked_texts", lambda files: some)
+    form = ChatFormat(lambda messages: f"Q {messages[0]['content'][:20]} A", Decoding(temperature=0.8))
+    monkeypatch.setattr("dewmark.hosts.chat_format", lambda name: form)
+    few = Negatives(Negatives.packaged().documents[:30])
+    monkeypatch.setattr(Negatives, "packaged", lambda: few)
 
 
 @pytest.fixture
@@ -48,7 +45,11 @@ def arguments(deployment, key_file: Path, signer: Path, tmp_path: Path) -> tuple
 def test_the_dossier_is_signed_and_says_what_the_rows_say(
     run: Run, arguments: tuple[object, ...], tmp_path: Path
 ) -> None:
-    made = run(*arguments, "--provider", "Acme", "--contact", "desk@acme.example", "--json")
+    mine = tmp_path / "mine.jsonl"
+    mine.write_text('{"text": "An old bridge."}\n{"text": "A new one."}\n')
+    made = run(
+        *arguments, "--negatives", mine, "--provider", "Acme", "--contact", "desk@acme.example", "--json"
+    )
     assert made.code == 0, made.err
     out = tmp_path / "d"
     signed = verify((out / "dossier.jws").read_text(), load_signers(tmp_path / "s.jwk"), kind="dossier")
@@ -70,9 +71,11 @@ def test_the_dossier_is_signed_and_says_what_the_rows_say(
     assert [row["language"] for row in found["power_by_language"]] == ["en", "de", "fr"]
     assert [row["format"] for row in found["formats"]] == ["code", "JSON", "short labels"]
     assert sum(row["at"][0]["texts"] for row in found["power_by_entropy"]) == 6
-    domains = {row["domain"]: row["texts"] + row["too_short"] for row in found["false_positives"]["domains"]}
-    assert domains["this host unmarked, answers to chat requests"] == 3
-    assert domains["web text"] == 30
+    false = found["false_positives"]
+    domains = {row["domain"]: row["texts"] + row["without_verdict"] for row in false["domains"]}
+    assert domains["this host unmarked, chat"] == 3
+    assert domains["your texts, mine.jsonl"] == 2
+    assert domains["prose, en"] > 20
     assert {row["measure"] for row in found["quality"]} >= {"log perplexity, nats per token"}
     assert dossier["deployment"]["chat_decoding"]["temperature"] == 0.8
     page = (out / "dossier.md").read_text(encoding="utf-8")
@@ -148,15 +151,6 @@ def test_mistakes_are_reported_before_the_host_is_loaded(
     run: Run, arguments: tuple[object, ...], more: tuple[str, ...], message: str
 ) -> None:
     assert message in run(*arguments, *more).error
-
-
-def test_unmarked_texts_come_with_the_package_and_from_files(tmp_path: Path) -> None:
-    mine = tmp_path / "mine.jsonl"
-    mine.write_text('{"text": "An old bridge."}\n{"text": "A new one."}\n')
-    found = unmarked_texts([str(mine)])
-    assert found["your texts, mine.jsonl"] == ["An old bridge.", "A new one."]
-    assert len(found["web text, 29 registers"]) > 50
-    assert len(found["ordinary sentences, ja"]) == 4
 
 
 def test_a_dossier_needs_a_signing_key(run: Run, deployment, key_file: Path, tmp_path: Path) -> None:

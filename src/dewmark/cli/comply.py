@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 from pathlib import Path
@@ -11,10 +12,13 @@ import typer
 
 from dewmark.cli import options
 from dewmark.cli.terminal import Progress, emit, save_text, say, write
-from dewmark.errors import ConfigError, ModelError
+from dewmark.errors import ConfigError
 
 if TYPE_CHECKING:
-    from dewmark.hosts.chat.local import Render
+    from collections.abc import Sequence
+
+    from dewmark.batch.inputs import Document
+    from dewmark.hosts.base import ChatFormat
     from dewmark.lab.compliance.plan import Plan
 
 _TOKENS_PER_SECOND = {"cpu": 40.0, "cuda": 1000.0}  # of a small host, marked; for the estimate only
@@ -85,10 +89,11 @@ def comply(
     It writes marked and unmarked texts with the host, by length, language and entropy; attacks them; scores
     unmarked texts under this key; compares quality; and says what is not covered.
     """
+    from dewmark.batch import Negatives
     from dewmark.core.signing import SigningKey
     from dewmark.hosts import load_host
-    from dewmark.lab.compliance.measuring import check_attacks, measure, unmarked_texts
-    from dewmark.lab.compliance.plan import DEFAULT_ATTACKS, Plan, own_decoding
+    from dewmark.lab.compliance.measuring import check_attacks, measure
+    from dewmark.lab.compliance.plan import DEFAULT_ATTACKS, Plan
     from dewmark.watermark import DEFAULT_HOST
 
     options.check_marks(scheme)
@@ -107,16 +112,15 @@ def comply(
         lengths=tuple(options.numbers(length, int, option="--length")),
         levels=tuple(reversed(options.numbers(fpr, float, option="--fpr"))),
         decoding=_decoding(temperature, top_p, top_k),
-        chat_decoding=own_decoding(name),
         attacks=tuple(attack) if attack else DEFAULT_ATTACKS,
         seed=seed,
         batch_size=batch_size,
     )
     check_attacks(plan)
-    unmarked = unmarked_texts(negatives or ())
-    render = _template(name)
+    unmarked = Negatives([*Negatives.packaged().documents, *_own_texts(negatives or ())])
+    chat = _chat_format(name)
     if dry_run:
-        _describe(plan, render, sum(map(len, unmarked.values())), device=device, json_=json_)
+        _describe(plan, chat, len(unmarked.documents), device=device, json_=json_)
         return
     assert signing is not None  # checked above
     with Progress(quiet=quiet) as progress:
@@ -128,7 +132,7 @@ def comply(
             watermark,
             plan,
             out,
-            render=render,
+            chat=chat,
             negatives=unmarked,
             judge=judging,
             progress=progress,
@@ -153,7 +157,7 @@ def comply(
         issued=timestamp(),
         provider=provider,
         contact=contact,
-        chat_template=render is not None,
+        chat=chat,
         judge=judge or name,
         access=access,
     )
@@ -172,17 +176,28 @@ def _decoding(temperature: float, top_p: float, top_k: int) -> Any:  # noqa: ANN
     return Decoding(temperature=temperature, top_p=top_p, top_k=top_k)
 
 
-def _template(name: str) -> Render | None:
-    from dewmark.hosts.chat.local import chat_template
+def _own_texts(files: Sequence[str]) -> list[Document]:
+    """The caller's unmarked texts; a file is one kind of text, unless its rows say otherwise."""
+    from dewmark.batch.inputs import read_corpus
+
+    return [
+        each if each.kind else dataclasses.replace(each, kind=f"your texts, {Path(file).name}")
+        for file in files
+        for each in read_corpus([file])
+    ]
+
+
+def _chat_format(name: str) -> ChatFormat | None:
+    from dewmark import hosts
 
     try:
-        return chat_template(name)
-    except ModelError:
+        return hosts.chat_format(name)
+    except ConfigError:  # a host that only continues text
         return None
 
 
-def _describe(plan: Plan, render: Render | None, unmarked: int, *, device: str, json_: bool) -> None:
-    stages = plan.stages(render)
+def _describe(plan: Plan, chat: ChatFormat | None, unmarked: int, *, device: str, json_: bool) -> None:
+    stages = plan.stages(chat)
     tokens = sum(stage.tokens for stage in stages)
     speed = _TOKENS_PER_SECOND["cuda" if device.startswith("cuda") else "cpu"]
     rows = [{"stage": stage.name, "texts": len(stage.asked), "tokens": stage.tokens} for stage in stages]

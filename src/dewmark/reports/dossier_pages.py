@@ -115,11 +115,9 @@ def _deployment(dossier: Mapping[str, Any]) -> Iterator[_Block]:
 
 
 def _chat(deployment: Mapping[str, Any]) -> str:
-    if not deployment["chat_template"]:
-        return "not measured: the host has no chat template"
     if deployment["chat_decoding"] is None:
-        return "the model's own template; it publishes no sampling settings, so those of openings are used"
-    return f"the model's own template and settings: {_settings(deployment['chat_decoding'])}"
+        return "not measured: the host has no chat template"
+    return f"the host's own template and settings: {_settings(deployment['chat_decoding'])}"
 
 
 def _effective(found: Mapping[str, Any]) -> Iterator[_Block]:
@@ -162,7 +160,7 @@ def _reliable(found: Mapping[str, Any]) -> Iterator[_Block]:
     yield _Block("h2", "Reliable: false alarms under this key")
     yield _Block("p", f"{false['sentence']} Unmarked texts called marked, by domain:")
     rows = [
-        (row["domain"], f"{row['texts']}", f"{row['too_short']}", *_shares(row, len(levels)))
+        (row["domain"], f"{row['texts']}", f"{row['without_verdict']}", *_shares(row, len(levels)))
         for row in false["domains"]
     ]
     yield _Block("table", rows=(("domain", "texts", "without verdict", *levels), *rows))

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from dewmark.decoding import Decoding
+from dewmark.hosts.base import ChatFormat
 from dewmark.lab.compliance.findings import findings
 from dewmark.lab.compliance.measuring import Measured
 from dewmark.lab.compliance.plan import Plan
@@ -33,13 +34,12 @@ def build_dossier(
     issued: str,
     provider: str | None,
     contact: str | None,
-    chat_template: bool,
+    chat: ChatFormat | None,
     judge: str,
     access: Mapping[str, Any],
 ) -> dict[str, Any]:
     """The dossier as JSON values."""
     scheme = bound.scheme
-    chat = None if plan.chat_decoding is None else _sampling(plan.chat_decoding)
     return {
         "document": "dossier",
         "format": _FORMAT,
@@ -56,19 +56,18 @@ def build_dossier(
             "key_fingerprint": bound.fingerprint,
             "config_hash": bound.config_hash,
             "decoding": _sampling(plan.decoding),
-            "chat_template": chat_template,
-            "chat_decoding": chat,
+            "chat_decoding": None if chat is None else _sampling(chat.decoding),
             "detection_needs": _detection_needs(bound),
         },
         "findings": findings(measured, plan),
         "not_covered": list(NOT_COVERED),
         "access": dict(access),
-        "method": _method(plan, bound, chat_template=chat_template, judge=judge),
+        "method": _method(plan, bound, chat=chat is not None, judge=judge),
     }
 
 
-def _method(plan: Plan, bound: BoundScheme, *, chat_template: bool, judge: str) -> list[str]:
-    chats, per_format = (plan.chats, plan.per_format) if chat_template else (0, 0)
+def _method(plan: Plan, bound: BoundScheme, *, chat: bool, judge: str) -> list[str]:
+    chats, per_format = (plan.chats, plan.per_format) if chat else (0, 0)
     sizes = (
         f"{plan.openings} openings and {chats} chat requests, each with and without the mark, up to "
         f"{max(plan.lengths)} tokens, seeds from {plan.seed} on. Prompts in each of {len(plan.languages)} "

@@ -150,34 +150,38 @@ def _false_positives(measured: Measured, plan: Plan) -> dict[str, Any]:
     """Alarms by domain, and the audit's verdict over all of them; texts too short for one are left out."""
     domains: dict[str, list[Row]] = {}
     for row in measured.negatives:
-        domains.setdefault(row["domain"], []).append(row)
-    for stage, kind in _KINDS.items():
-        if rows := measured.texts.get(f"{stage}-unmarked"):
-            domains[f"this host unmarked, {kind}"] = list(rows)
+        domains.setdefault(_domain(row), []).append(row)
     table = []
-    p_values: list[float] = []
-    labels: list[str] = []
-    lengths: list[int] = []
     for domain, rows in domains.items():
         judged = [row for row in rows if _whole(row)["conclusive"]]
-        for row in judged:
-            p_values.append(_whole(row)["p_value"])
-            labels.append(domain)
-            lengths.append(row["tokens"])
         table.append(
             {
                 "domain": domain,
                 "texts": len(judged),
-                "too_short": len(rows) - len(judged),
+                "without_verdict": len(rows) - len(judged),
                 "at": _levels(judged, plan, _whole),
             }
         )
+    known = np.array([_whole(row)["conclusive"] for row in measured.negatives], dtype=bool)
+    judged = [row for row in measured.negatives if _whole(row)["conclusive"]]
     try:
-        verdict = audit(p_values, languages=labels, lengths=lengths).to_dict()
-        said = {"outcome": verdict["outcome"], "sentence": verdict["sentence"]}
+        found = audit(
+            [_whole(row)["p_value"] for row in judged],
+            languages=[row["language"] for row in judged],
+            lengths=[row["tokens"] for row in judged],
+            kinds=[row["kind"] for row in judged],
+            directions=None if measured.directions is None else measured.directions[known],
+        )
+        said = {"outcome": found.outcome.value, "sentence": found.sentence}
     except InputError as error:
         said = {"outcome": "cannot tell", "sentence": str(error)}
     return {"domains": table, **said}
+
+
+def _domain(row: Row) -> str:
+    """The kind of a text; prose is told apart by language."""
+    kind = row["kind"] or "your texts"
+    return f"prose, {row['language']}" if kind == "prose" else str(kind)
 
 
 def _robustness(measured: Measured, plan: Plan) -> list[dict[str, Any]]:

@@ -16,11 +16,13 @@ from pathlib import Path
 from typing import Any
 
 from dewmark import config
+from dewmark.arrays import F32
 from dewmark.attacks.base import Attack, load_attack, text_seed
-from dewmark.batch.inputs import read_corpus
+from dewmark.batch.inputs import Document
+from dewmark.batch.negatives import Negatives, text_directions
 from dewmark.errors import MissingExtraError, ModelError
-from dewmark.hosts.base import Host, generation_hash
-from dewmark.lab.compliance.plan import LARGE_ATTACKS, Plan, Render, Stage
+from dewmark.hosts.base import ChatFormat, Host, generation_hash
+from dewmark.lab.compliance.plan import LARGE_ATTACKS, Plan, Stage
 from dewmark.lab.evaluation.quality import distinct, repetition
 from dewmark.lab.prompts import first_tokens
 from dewmark.scheme import BoundScheme
@@ -30,23 +32,27 @@ from dewmark.types import Detection
 from dewmark.watermark import Watermark
 from dewmark.workspace import Progress, silent
 
-__all__ = ["Measured", "Row", "check_attacks", "measure", "unmarked_texts"]
+__all__ = ["Measured", "Row", "check_attacks", "measure"]
 
 Row = dict[str, Any]
 
-_SENTENCES = 6  # ordinary sentences are joined to texts of this many
 _NEGATIVES_PER_BATCH = 64
 
 
 @dataclass(frozen=True)
 class Measured:
-    """The rows of every stage; ``unavailable`` says why an attack was not measured."""
+    """The rows of every stage; ``unavailable`` says why an attack was not measured.
+
+    ``negatives`` are all unmarked texts, also those that the host wrote.
+    """
 
     texts: Mapping[str, Sequence[Row]]
     attacked: Mapping[str, Sequence[Row]]
     unavailable: Mapping[str, str]
     negatives: Sequence[Row]
     quality: Sequence[Row]
+    directions: F32 | None
+    """Of all ``negatives`` (N, D), see `dewmark.batch.negatives.text_directions`."""
 
 
 def measure(
@@ -54,20 +60,21 @@ def measure(
     plan: Plan,
     folder: Path,
     *,
-    render: Render | None,
-    negatives: Mapping[str, Sequence[str]],
+    chat: ChatFormat | None,
+    negatives: Negatives,
     judge: Host | None = None,
     progress: Progress = silent,
 ) -> Measured:
     """Write, attack and score texts, continuing after the rows that ``folder`` has.
 
-    ``negatives`` are unmarked texts by domain. ``judge`` gives perplexities; by default the host itself.
+    ``chat`` is the host's chat format, if it has one. ``negatives`` are unmarked texts with their kinds.
+    ``judge`` gives perplexities; by default the host itself.
     """
     bound = watermark.scheme
     rows = folder / "rows"
     texts = {
         stage.name: _write(watermark, plan, stage, rows / f"{stage.name}.jsonl", progress)
-        for stage in plan.stages(render)
+        for stage in plan.stages(chat)
     }
     attacked: dict[str, list[Row]] = {}
     unavailable: dict[str, str] = {}
@@ -80,7 +87,15 @@ def measure(
     for name in LARGE_ATTACKS:
         if not any(label.partition(":")[0] == name for label in plan.attacks):
             unavailable[name] = "it needs a large model, and was not asked for"
-    scored = _score_negatives(bound, plan, negatives, rows / "negatives.jsonl", progress)
+    own = [
+        Document(row["text"], row["id"], kind=f"this host unmarked, {name.removesuffix('-unmarked')}")
+        for name in texts
+        if name.endswith("-unmarked")
+        for row in texts[name]
+    ]
+    unmarked = Negatives([*own, *negatives.documents])
+    scored = _score_negatives(bound, unmarked, rows / "negatives.jsonl", progress)
+    shared = text_directions(bound, unmarked.texts, progress=progress)
     quality = _qualities(
         judge or watermark.host,
         watermark.host,
@@ -89,7 +104,7 @@ def measure(
         rows / "quality.jsonl",
         progress,
     )
-    return Measured(texts, attacked, unavailable, scored, quality)
+    return Measured(texts, attacked, unavailable, scored, quality, shared)
 
 
 def check_attacks(plan: Plan) -> None:
@@ -97,27 +112,6 @@ def check_attacks(plan: Plan) -> None:
     for label in plan.attacks:
         with contextlib.suppress(ModelError, MissingExtraError):  # reported in the dossier
             _open(label)
-
-
-def unmarked_texts(files: Sequence[str] = ()) -> dict[str, list[str]]:
-    """Unmarked texts by domain: the package's own, and one domain per file."""
-    data = resources.files("dewmark") / "data"
-    found: dict[str, list[str]] = {}
-    found["web text, 29 registers"] = [
-        line
-        for file in sorted((data / "registers").iterdir(), key=lambda path: path.name)
-        for line in file.read_text(encoding="utf-8").splitlines()
-        if line.strip()
-    ]
-    for file in sorted((data / "ordinary").iterdir(), key=lambda path: path.name):
-        lines = file.read_text(encoding="utf-8").splitlines()
-        name = f"ordinary sentences, {file.name.removesuffix('.txt')}"
-        found[name] = [
-            " ".join(lines[i : i + _SENTENCES]) for i in range(0, len(lines) - _SENTENCES + 1, _SENTENCES)
-        ]
-    for each in files:
-        found[f"your texts, {Path(each).name}"] = [document.text for document in read_corpus([each])]
-    return found
 
 
 def _write(watermark: Watermark, plan: Plan, stage: Stage, path: Path, progress: Progress) -> list[Row]:
@@ -170,26 +164,23 @@ def _attack(
     return _rows(path, len(texts), attack.at_once, expected, make, f"attack {attack.label}", progress)
 
 
-def _score_negatives(
-    bound: BoundScheme, plan: Plan, negatives: Mapping[str, Sequence[str]], path: Path, progress: Progress
-) -> list[Row]:
+def _score_negatives(bound: BoundScheme, negatives: Negatives, path: Path, progress: Progress) -> list[Row]:
     """Score unmarked texts in every language: how often a language raises a false alarm is the question."""
     anywhere = bound.judging(LanguagePolicy(every=True))
-    listed = [(domain, text) for domain, texts in negatives.items() for text in dict.fromkeys(texts)]
-    identity = config.config_hash(bound.config_hash, "negatives")
+    texts, identity = negatives.documents, config.config_hash(bound.config_hash, "negatives")
 
     def expected(i: int) -> Row:
-        domain, text = listed[i]
-        return {"domain": domain, "config_hash": identity, "text": text, "tokens": ..., "scores": ...}
+        known = {"kind": texts[i].kind, "language": negatives.languages[i], "config_hash": identity}
+        return {**known, "text": texts[i].text, "tokens": ..., "scores": ...}
 
     def make(batch: range) -> list[Row]:
-        found = anywhere.detect_batch([listed[i][1] for i in batch])
+        found = _detect(anywhere, [texts[i].text for i in batch])
         return [
-            {**expected(i), "tokens": each.tokens_scored, "scores": [_score(each, None)]}
+            {**expected(i), "tokens": each.tokens_scored if each else 0, "scores": [_score(each, None)]}
             for i, each in zip(batch, found, strict=True)
         ]
 
-    return _rows(path, len(listed), _NEGATIVES_PER_BATCH, expected, make, "scoring unmarked texts", progress)
+    return _rows(path, len(texts), _NEGATIVES_PER_BATCH, expected, make, "scoring unmarked texts", progress)
 
 
 def _qualities(

@@ -1,26 +1,24 @@
 """The plan of a dossier: which texts a deployment writes, at which settings, and what is done to them.
 
-Openings are continued at the decoding options given; chat requests go through the model's own chat template
-at its own generation settings, because that is how a product uses it. Three kinds of output that leave a mark
+Openings are continued at the decoding options given; chat requests go through the host's own chat template at
+its own generation settings, because that is how a product uses it. Three kinds of output that leave a mark
 little room (code, JSON, labels of a few words) are asked for on purpose.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import resources
 from typing import Any
 
 from dewmark.decoding import Decoding
 from dewmark.errors import ConfigError
-from dewmark.hosts.chat import Conversation
-from dewmark.lab.prompts import openings
+from dewmark.hosts.base import ChatFormat
+from dewmark.lab.prompts import openings, requests
 
-__all__ = ["DEFAULT_ATTACKS", "LARGE_ATTACKS", "Asked", "Plan", "Stage", "own_decoding"]
-
-Render = Callable[[Conversation], str]
+__all__ = ["DEFAULT_ATTACKS", "LARGE_ATTACKS", "Asked", "Plan", "Stage"]
 
 DEFAULT_ATTACKS = (
     "delete:r=0.1",
@@ -36,24 +34,6 @@ DEFAULT_ATTACKS = (
 LARGE_ATTACKS = ("paraphrase", "dipper")
 """The library's other attacks, which are measured only if they are asked for."""
 
-_CHAT = (
-    "Explain to a friend why the sky is blue.",
-    "Write a short story about a lighthouse keeper who finds a letter.",
-    "What should I consider before I buy a used bicycle?",
-    "Summarise the advantages and disadvantages of working from home.",
-    "Write a friendly email that declines an invitation to a wedding.",
-    "How do I keep basil alive on a windowsill in winter?",
-    "Describe a walk through an old town on a rainy evening.",
-    "Give me advice on how to prepare for a job interview.",
-    "Why did many cities grow next to rivers?",
-    "Write a review of a small Italian restaurant.",
-    "What is the difference between a virus and a bacterium?",
-    "Write a speech of one minute for a colleague who retires.",
-    "How does a bank earn money?",
-    "Tell me how bread is made, from the grain to the loaf.",
-    "Write a product description for a wooden desk lamp.",
-    "What can a family do on a Sunday without spending money?",
-)
 _FORMATS: Mapping[str, Sequence[str]] = {
     "code": (
         "Write a Python function that returns the n-th Fibonacci number. Answer with code only.",
@@ -113,15 +93,18 @@ class Plan:
     lengths: tuple[int, ...] = (50, 100, 200)
     levels: tuple[float, ...] = (0.01, 0.001)
     decoding: Decoding = Decoding()
-    chat_decoding: Decoding | None = None
-    """The model's own generation settings; None if it has none, and ``decoding`` is used."""
     attacks: tuple[str, ...] = DEFAULT_ATTACKS
     """``NAME`` or ``NAME:SETTING=VALUE,…``."""
     seed: int = 0
     batch_size: int = 16
 
     def __post_init__(self) -> None:
-        limits = {"openings": len(openings()), "chats": len(_CHAT), "per_format": 4, "per_language": 10}
+        limits = {
+            "openings": len(openings()),
+            "chats": len(requests(split="eval")),
+            "per_format": 4,
+            "per_language": 10,
+        }
         for name, most in limits.items():
             if not 0 <= getattr(self, name) <= most:
                 raise ConfigError(f"{name} must lie between 0 and {most}, got {getattr(self, name)}")
@@ -136,10 +119,9 @@ class Plan:
         if unknown:
             raise ConfigError(f"no prompts in language {unknown[0]!r}: the package has ar, de, en, es, fr, …")
 
-    def stages(self, render: Render | None) -> list[Stage]:
-        """The texts to write; ``render`` is the host's chat template, without which it gets no requests."""
+    def stages(self, chat: ChatFormat | None) -> list[Stage]:
+        """The texts to write; a host without a chat format gets no requests."""
         long = dataclasses.replace(self.decoding, max_new_tokens=max(self.lengths))
-        chat = dataclasses.replace(self.chat_decoding or self.decoding, max_new_tokens=max(self.lengths))
         opened = tuple(Asked(row["id"], "opening", row["text"]) for row in openings()[: self.openings])
         stages = [Stage("openings", opened, long, True), Stage("openings-unmarked", opened, long, False)]
         foreign = tuple(
@@ -149,42 +131,22 @@ class Plan:
         )
         if foreign:
             stages.append(Stage("languages", foreign, long, True))
-        if render is not None:
+        if chat is not None:
+            own = dataclasses.replace(chat.decoding, max_new_tokens=max(self.lengths))
             asked = tuple(
-                Asked(f"chat-{i}", "chat", render([{"role": "user", "content": text}]))
-                for i, text in enumerate(_CHAT[: self.chats])
+                Asked(row["id"], row["kind"], chat.render([{"role": "user", "content": row["text"]}]))
+                for row in requests(split="eval")[: self.chats]
             )
             formats = tuple(
-                Asked(f"{name}-{i}", name, render([{"role": "user", "content": text}]))
+                Asked(f"{name}-{i}", name, chat.render([{"role": "user", "content": text}]))
                 for name, texts in _FORMATS.items()
                 for i, text in enumerate(texts[: self.per_format])
             )
             if asked:
-                stages += [Stage("chat", asked, chat, True), Stage("chat-unmarked", asked, chat, False)]
+                stages += [Stage("chat", asked, own, True), Stage("chat-unmarked", asked, own, False)]
             if formats:
-                stages.append(Stage("formats", formats, chat, True))
+                stages.append(Stage("formats", formats, own, True))
         return stages
-
-
-def own_decoding(name: str) -> Decoding | None:
-    """The generation settings that a model's authors publish with it; None if there are none."""
-    from transformers import GenerationConfig
-
-    from dewmark.hosts.transformers.model_files import resolve
-
-    source = resolve(name, weights=False)
-    try:
-        found = GenerationConfig.from_pretrained(source.location, **source.options)
-    except (OSError, ValueError):
-        return None
-    given = found.to_diff_dict()
-    if not given.get("do_sample", False):
-        return None
-    return Decoding(
-        temperature=float(given.get("temperature", 1.0)),
-        top_p=float(given.get("top_p", 1.0)),
-        top_k=int(given.get("top_k", 0)),
-    )
 
 
 def _ordinary_file(language: str) -> Any:  # noqa: ANN401 - a Traversable, which mypy's stubs move about

@@ -63,7 +63,8 @@ async def report(
         answer,
         Technique.of(tenant.bound),
         said=answer["sentence"],
-        owner=tenant.id,
+        owner=tenant.owner,
+        epoch=tenant.epoch,
         issuer=service.settings.provider,
         name=body.name,
     )
