@@ -19,6 +19,7 @@ from dewmark.core.signing import SigningKey
 from dewmark.errors import ConfigError
 from dewmark.serve import jobs as jobs_module
 from dewmark.serve.store import items
+from dewmark.serve.store import texts as stored_texts
 from dewmark.serve.webhooks import check_url
 
 MARKED, PLAIN = marked_texts(12, 60), plain_texts(24, 60)
@@ -43,6 +44,9 @@ class TestResults:
         assert (job["kind"], job["state"], job["done"]) == ("detect", "done", len(TEXTS))
         found = [row for page in pages(client, where) for row in page]
         assert [row["id"] for row in found] == [f"t{i}" for i in range(len(TEXTS))]
+        assert not any(
+            passage["text"] for row in found if row["coverage"] for passage in row["coverage"]["passages"]
+        )
         direct = client.post("/v1/detect", json={"texts": TEXTS}).json()["results"]
         for row, alone in zip(found, direct, strict=True):
             assert row["verdict"] == alone["verdict"]
@@ -56,7 +60,7 @@ class TestResults:
         where = client.post("/v1/batches", json=BODY).headers["location"]
         ended(client, where)
         with client.service.store.read() as connection:
-            assert set(connection.execute(sa.select(items.c.text)).scalars()) == {None}
+            assert connection.execute(sa.select(stored_texts)).all() == []
         for _ in range(100):  # the log is cut just after the job has ended
             data = b"".join(file.read_bytes() for file in tmp_path.glob("service.db*"))
             if not any(text[:40].encode() in data for text in TEXTS):

@@ -9,7 +9,7 @@ from tests.serve.conftest import bearer
 from tests.serve.live import bound, make_service, marked_texts, plain_texts
 
 from dewmark.serve.jobs import ATTEMPTS, Jobs, JobText, Scored, TooManyJobs
-from dewmark.serve.store import Store, items
+from dewmark.serve.store import Store, items, texts
 
 TEXTS = plain_texts(24, 60)
 
@@ -91,11 +91,12 @@ class TestLeases:
         job = workers[0].claim(["acme"])
         workers[0].record(job, [Scored(0, 10, 0.5)])
         with store.read() as connection:
-            texts = connection.execute(sa.select(items.c.text).order_by(items.c.number)).scalars().all()
-        assert texts == [None, "text 1", "text 2", "text 3", "text 4"]
+            left = connection.execute(sa.select(texts.c.text).order_by(texts.c.number)).scalars().all()
+        assert left == ["text 1", "text 2", "text 3", "text 4"]
         workers[0].finish(job, result={})
         with store.read() as connection:
             assert connection.execute(sa.select(items)).all() == []
+            assert connection.execute(sa.select(texts)).all() == []
 
     def test_open_jobs_are_limited(self, workers):
         for _ in range(2):

@@ -37,6 +37,7 @@ CREATE TABLE dewmark_secrets (name VARCHAR(32) PRIMARY KEY, value VARCHAR(64) NO
 INSERT INTO dewmark_tokens VALUES ('abc', 'desk', 'x', 'detect', '', 1.0, NULL, NULL, 60.0, 0.0, 9, 4);
 INSERT INTO dewmark_jobs (id, owner, state, tenant, total, left_out, done, created, leased_until, attempts)
   VALUES ('j_old', 'abc', 'queued', 'acme', 1, 0, 0, 5.0, 0.0, 0);
+INSERT INTO dewmark_items (job, number, text, language) VALUES ('j_old', 0, 'an old text', 'en');
 """
 
 
@@ -80,7 +81,9 @@ def test_an_old_store_gets_the_tables_of_a_new_one_and_keeps_its_rows(old, tmp_p
     assert store.upgraded == (1, NEWEST)
     (token,) = Tokens(store).all()
     assert (token.name, token.budget, token.used) == ("desk", 9, 4)
-    job = Jobs(store, lease=1.0).get("j_old")
+    jobs = Jobs(store, lease=1.0)
+    job = jobs.get("j_old")
+    assert [item.text for item in jobs.open_items(job, count=9)] == ["an old text"]
     assert (job.kind, job.state, job.settings, job.webhook_state) == ("audit", "queued", {}, None)
     store.close()
     again = Store(old)

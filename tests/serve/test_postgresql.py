@@ -48,7 +48,7 @@ def test_another_machine_finishes_a_batch_and_its_results_are_whole(url, open_se
     first = make_service(tmp_path, store=url, lease_seconds=0.5)
     job = first.jobs.submit(
         "", kind=BATCH, tenant="acme", test=None, texts=[JobText(text, name=str(i)) for i, text in
-        enumerate(TEXTS)], options={"tenants": ["acme"], "fpr": 0.01}, owner_limit=9, limit=9,
+        enumerate(TEXTS)], options={"tenants": ["acme"], "keys": 1, "fpr": 0.01}, owner_limit=9, limit=9,
     )  # fmt: skip
     taken = first.jobs.claim(["acme"])
     answer = {"verdict": "not marked", "p_value": 0.5}

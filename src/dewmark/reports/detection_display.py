@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from dewmark.registry import SCHEMES
 from dewmark.text.languages import language_name
 from dewmark.types import Coverage, Detection, Extent, TokenScore, Verdict
 
@@ -34,6 +35,7 @@ __all__ = [
     "sentence",
     "share_in_words",
     "spans",
+    "technique",
     "unsupported_sentence",
 ]
 
@@ -111,6 +113,11 @@ def unsupported_sentence(detection: Detection) -> str:
         f"the text is in {name}, which this detector's encoder does not know: one key may call all such "
         "texts marked, or none, so it gives no verdict before an audit of this key on them (dewmark audit)"
     )
+
+
+def technique(scheme: str, test: str) -> str:
+    """What a verdict rests on, in one line: the scheme, how it marks, and the statistical test."""
+    return f"{scheme} ({SCHEMES[scheme].summary}), {test} test"
 
 
 def located_sentence(found: Located) -> str:

@@ -20,6 +20,7 @@ from dewmark.core.signing import Signed
 from dewmark.reports.detection_display import CAVEATS, p_value, share_in_words
 from dewmark.reports.html_page import escape, html_page
 from dewmark.scheme import BoundScheme
+from dewmark.stats.multiple_testing import Looks
 from dewmark.types import Detection, Verdict
 from dewmark.version import __version__
 
@@ -114,10 +115,10 @@ def report_claims(
         "attribution": {"owner": owner, "key_fingerprint": found["key_fingerprint"], "epoch": epoch}
         if known
         else None,
+        "coverage": _places(found.get("coverage")),
         "looks": {
-            "keys": keys,
+            **(found.get("looks") or Looks(keys=keys).to_dict()),
             "p_value_of_best_key": found.get("p_value_of_key", found["p_value"]),
-            "correction": "1 - (1 - p)^keys" if keys > 1 else "none: one text, one key, one test",
         },
         "technique": {
             "scheme": technique.scheme,
@@ -129,6 +130,15 @@ def report_claims(
         "evidence": {name: found[name] for name in ("z", "effective_length", "tokens_scored")},
         "caveats": list(CAVEATS),
     }
+
+
+def _places(coverage: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """Where the mark is, in characters; the passages' words stay out of the report."""
+    if coverage is None:
+        return None
+    kept = ("start", "end", "p_value")
+    passages = [{name: each[name] for name in kept} for each in coverage["passages"]]
+    return {"extent": coverage["extent"], "share": coverage["share"], "passages": passages}
 
 
 def soft_binding(
@@ -199,7 +209,8 @@ def render_report(signed: Signed, document: str) -> str:
         if owner is None
         else f"{owner['owner'] or 'key'} ({owner['key_fingerprint']})"
         + (f", epoch {owner['epoch']}" if owner["epoch"] is not None else ""),
-        "Keys tried": f"{looks['keys']:,}, corrected by {looks['correction']}" if looks["keys"] > 1 else "1",
+        "Corrected for": str(Looks(looks["keys"], looks["attempts"], looks["passages"])) or "one look",
+        "Where": _where(claims["coverage"]),
         "Technique": f"{technique['scheme']}: {technique['summary']}; {technique['test']} test",
         "Evidence": f"z = {_number(found['z'])}, effective length {_number(found['effective_length'])} of "
         f"{found['tokens_scored']:,} tokens",
@@ -226,6 +237,14 @@ def render_report(signed: Signed, document: str) -> str:
         f"<p class='jws'>{escape(document)}</p>\n</article>\n",
         style=_STYLE,
     )
+
+
+def _where(coverage: Mapping[str, Any] | None) -> str:
+    if coverage is None:
+        return "the text as a whole"
+    places = ", ".join(f"{each['start']} to {each['end']}" for each in coverage["passages"])
+    extent = {"whole": "throughout the text", "part": "part of the text"}.get(coverage["extent"], "not clear")
+    return f"{extent}; passages: characters {places}"
 
 
 def _number(value: float | None) -> str:

@@ -121,7 +121,7 @@ class JobRunner:
         fpr = job.settings["fpr"]
         how = Examination(
             tenants,
-            keys=len(tenants),
+            keys=job.settings["keys"],
             scored_bytes=self._limit,
             searched_bytes=self._searched,
             test=job.test,
@@ -140,7 +140,7 @@ class JobRunner:
                 item.number,
                 answer["tokens_scored"],
                 answer["p_value"] if Verdict(answer["verdict"]).conclusive else None,
-                {name: value for name, value in answer.items() if name != "tokens"},
+                _without_text(answer),
             )
             for item, answer in zip(chunk, found, strict=True)
         ]
@@ -175,7 +175,7 @@ class JobRunner:
         p = [one.p_value for _, one in self._jobs.outcomes(job) if one.p_value is not None]
         return {
             "fpr": fpr,
-            "keys": len(tenants),
+            "keys": job.settings["keys"],
             "texts": job.total,
             "marked": sum(value < fpr for value in p),
             "without_verdict": job.total - len(p),
@@ -183,6 +183,15 @@ class JobRunner:
             "rejected": int((benjamini_hochberg(p) <= fpr).sum()) if p else 0,
             "results": f"/v1/jobs/{job.id}/results",
         }
+
+
+def _without_text(answer: dict[str, Any]) -> dict[str, Any]:
+    """An answer without the words of the text, which are not stored: passages are offsets."""
+    kept = {name: value for name, value in answer.items() if name != "tokens"}
+    if kept["coverage"] is not None:
+        passages = [{**passage, "text": None} for passage in kept["coverage"]["passages"]]
+        kept["coverage"] = {**kept["coverage"], "passages": passages}
+    return kept
 
 
 def _chunk(waiting: Sequence[Item]) -> list[Item]:

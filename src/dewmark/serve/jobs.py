@@ -24,6 +24,7 @@ import sqlalchemy as sa
 from dewmark.errors import ConfigError
 from dewmark.reports.detection_report import timestamp
 from dewmark.serve.store import Store, items, jobs
+from dewmark.serve.store import texts as words
 
 __all__ = ["AUDIT", "BATCH", "Call", "Item", "Job", "JobText", "Jobs", "Scored", "TooManyJobs"]
 
@@ -186,11 +187,16 @@ class Jobs:
                     {
                         "job": id_,
                         "number": number,
-                        "text": each.text,
-                        "prompt": each.prompt,
                         "language": each.language,
                         "name": each.name,
                     }
+                    for number, each in enumerate(texts)
+                ],
+            )
+            connection.execute(
+                sa.insert(words),
+                [
+                    {"job": id_, "number": number, "text": each.text, "prompt": each.prompt}
                     for number, each in enumerate(texts)
                 ],
             )
@@ -230,17 +236,19 @@ class Jobs:
     def delete(self, id_: str) -> None:
         """Delete a job and its texts; a worker that runs it notices and stops."""
         with self._store.write() as connection:
-            connection.execute(sa.delete(items).where(items.c.job == id_))
+            for table in (words, items):
+                connection.execute(sa.delete(table).where(table.c.job == id_))
             connection.execute(sa.delete(jobs).where(jobs.c.id == id_))
-        self._store.forget_deleted()
+        self._forget()
 
     def expire(self, *, days: float) -> int:
         """Delete the jobs that ended this long ago; returns their number."""
         old = jobs.c.finished < self._clock() - 86_400.0 * days
         with self._store.write() as connection:
-            connection.execute(sa.delete(items).where(items.c.job.in_(sa.select(jobs.c.id).where(old))))
+            for table in (words, items):
+                connection.execute(sa.delete(table).where(table.c.job.in_(sa.select(jobs.c.id).where(old))))
             gone = connection.execute(sa.delete(jobs).where(old)).rowcount
-        self._store.forget_deleted()
+        self._forget()
         return int(gone)
 
     def claim(self, tenants: Sequence[str]) -> Job | None:
@@ -275,7 +283,10 @@ class Jobs:
 
     def open_items(self, job: Job, *, count: int) -> list[Item]:
         """The next texts of a job without a result."""
-        chosen = sa.select(items).where(items.c.job == job.id, items.c.length.is_(None))
+        same = sa.and_(words.c.job == items.c.job, words.c.number == items.c.number)
+        chosen = sa.select(items.c.number, words.c.text, words.c.prompt, items.c.language).where(
+            items.c.job == job.id, items.c.length.is_(None), same
+        )
         with self._store.read() as connection:
             rows = connection.execute(chosen.order_by(items.c.number).limit(count)).all()
         return [Item(row.number, row.text, row.prompt, row.language) for row in rows]
@@ -297,10 +308,11 @@ class Jobs:
                     .values(
                         length=one.length,
                         p_value=one.p_value,
-                        text=None,
-                        prompt=None,
                         result=None if one.result is None else json.dumps(one.result, ensure_ascii=False),
                     )
+                )
+                connection.execute(
+                    sa.delete(words).where(words.c.job == job.id, words.c.number == one.number)
                 )
         return bool(mine)
 
@@ -338,9 +350,10 @@ class Jobs:
         with self._store.write() as connection:
             if not connection.execute(self._own(job).values(values)).rowcount:
                 return
+            connection.execute(sa.delete(words).where(words.c.job == job.id))
             if job.kind == AUDIT or error is not None:
                 connection.execute(sa.delete(items).where(items.c.job == job.id))
-        self._store.forget_deleted()
+        self._forget()
 
     def next_call(self) -> Call | None:
         """Take the next webhook that is due; other workers leave it alone until its next attempt."""
@@ -375,6 +388,13 @@ class Jobs:
         """Return an unfinished job to the queue, because this worker stops."""
         with self._store.write() as connection:
             connection.execute(self._own(job).values(state="queued", leased_until=0.0, attempts=0))
+
+    def _forget(self) -> None:
+        """Remove the words of deleted texts from the database's files."""
+        with self._store.write() as connection:
+            if connection.execute(sa.select(words.c.job).limit(1)).first() is None:
+                connection.execute(sa.delete(words))  # frees all its pages, which overwrites them
+        self._store.forget_deleted()
 
     def _own(self, job: Job) -> sa.Update:
         """An update that applies only while this worker holds the lease."""

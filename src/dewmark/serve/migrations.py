@@ -83,7 +83,19 @@ def _third(connection: Connection, metadata: sa.MetaData) -> None:
     connection.exec_driver_sql("UPDATE dewmark_tokens SET tenants = '*' WHERE tenants = ''")
 
 
+def _fourth(connection: Connection, metadata: sa.MetaData) -> None:
+    """The words of texts in a table of their own."""
+    _add_missing(connection, metadata)
+    if "text" in {column["name"] for column in sa.inspect(connection).get_columns("dewmark_items")}:
+        connection.exec_driver_sql(
+            "INSERT INTO dewmark_texts SELECT job, number, text, prompt FROM dewmark_items "
+            "WHERE text IS NOT NULL"
+        )
+        for column in ("text", "prompt"):
+            connection.exec_driver_sql(f"ALTER TABLE dewmark_items DROP COLUMN {column}")
+
+
 _schema = sa.Table("dewmark_schema", sa.MetaData(), sa.Column("version", sa.Integer, nullable=False))
 
-_STEPS: dict[int, Step] = {2: _second, 3: _third}
+_STEPS: dict[int, Step] = {2: _second, 3: _third, 4: _fourth}
 NEWEST = max(_STEPS)

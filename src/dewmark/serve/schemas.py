@@ -174,11 +174,11 @@ class TenantResult(BaseModel):
 
 
 class PassageResult(BaseModel):
-    """A marked passage; ``p_value`` is corrected for all passages and keys tried."""
+    """A marked passage; ``p_value`` is corrected for all passages and keys tried. Jobs keep no ``text``."""
 
     start: int
     end: int
-    text: str
+    text: str | None
     z: float
     p_value: float
     p_alone: float
@@ -234,6 +234,7 @@ class Result(BaseModel):
     tenant: str | None
     one_in: str
     sentence: str
+    technique: str = Field(description="What the verdict rests on: the scheme and its statistical test.")
     z: float | None
     score: float | None
     effective_length: float | None

@@ -109,7 +109,10 @@ class Service:
 
     async def check_limits(self, caller: Caller) -> None:
         """Reject a caller whose rate or budget would not cover one more text."""
-        self._accept(await self.in_thread(self.tokens.check, caller), texts=1)
+        rejected = await self.in_thread(self.tokens.check, caller)
+        if rejected is not None:
+            allowance.set(await self.in_thread(self.tokens.allowance, caller))
+        self._accept(rejected, texts=1)
 
     @contextlib.asynccontextmanager
     async def charged(

@@ -25,7 +25,7 @@ from sqlalchemy.engine import Connection, Engine
 from dewmark.errors import ConfigError, StorageError
 from dewmark.serve.migrations import stored_version, upgrade
 
-__all__ = ["Store", "answers", "bands", "items", "jobs", "metadata", "queries", "secrets_", "tokens"]
+__all__ = ["Store", "answers", "bands", "items", "jobs", "metadata", "queries", "secrets_", "texts", "tokens"]
 
 _IDENTITY = "identity"
 _CHECKPOINT_PAUSES = (0.0, 0.02, 0.1, 0.5)  # seconds before each attempt
@@ -82,17 +82,26 @@ jobs = sa.Table(
 )
 
 items = sa.Table(
-    "dewmark_items",  # a job's texts, deleted when they are scored
+    "dewmark_items",  # a job's texts without their words, and their results
     metadata,
     sa.Column("job", sa.String(40), sa.ForeignKey("dewmark_jobs.id", ondelete="CASCADE"), primary_key=True),
     sa.Column("number", sa.Integer, primary_key=True),
-    sa.Column("text", sa.Text),
-    sa.Column("prompt", sa.Text),
     sa.Column("language", sa.Text, nullable=False),
     sa.Column("length", sa.Integer),
     sa.Column("p_value", sa.Float),  # NULL with a length: too short for a verdict
     sa.Column("name", sa.Text),  # the caller's id of the text
     sa.Column("result", sa.Text),  # JSON, in a batch of detections
+)
+
+texts = sa.Table(
+    # Alone in a table, whose pages SQLite overwrites with zeros when it is emptied; pages in use may keep old
+    # copies of moved rows.
+    "dewmark_texts",
+    metadata,
+    sa.Column("job", sa.String(40), sa.ForeignKey("dewmark_jobs.id", ondelete="CASCADE"), primary_key=True),
+    sa.Column("number", sa.Integer, primary_key=True),
+    sa.Column("text", sa.Text, nullable=False),
+    sa.Column("prompt", sa.Text),
 )
 
 queries = sa.Table(

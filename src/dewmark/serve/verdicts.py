@@ -18,7 +18,7 @@ from typing import Any
 
 from dewmark.errors import InputError
 from dewmark.passages import Located, judge
-from dewmark.reports.detection_display import located_sentence, one_in, sentence
+from dewmark.reports.detection_display import located_sentence, one_in, sentence, technique
 from dewmark.scheme import check_text
 from dewmark.serve.tenants import Tenant
 from dewmark.text.languages import UNDETERMINED, guess_language, language_name
@@ -211,7 +211,11 @@ def _looks(found: Located) -> dict[str, Any]:
 
 
 def _in_words(shown: Detection) -> dict[str, str]:
-    return {"one_in": one_in(shown.p_value), "sentence": sentence(shown)}
+    return {
+        "one_in": one_in(shown.p_value),
+        "sentence": sentence(shown),
+        "technique": technique(shown.scheme, shown.test),
+    }
 
 
 def _language(text: str, detection: Detection) -> dict[str, Any]:

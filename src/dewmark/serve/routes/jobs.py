@@ -78,7 +78,11 @@ async def batch(
         tenant=tenants[0].id if len(tenants) == 1 else "",
         test=body.test,
         texts=texts,
-        options={"tenants": [tenant.id for tenant in tenants], "fpr": body.fpr or settings.fpr},
+        options={
+            "tenants": [tenant.id for tenant in tenants],
+            "keys": len(service.may_use(caller)),  # it may submit the same texts for others
+            "fpr": body.fpr or settings.fpr,
+        },
         webhook=body.webhook,
     )
 
