@@ -24,7 +24,7 @@ output = model.generate(
     do_sample=True,
     min_new_tokens=200,
     max_new_tokens=200,
-    logits_processor=[scheme.processor(inputs.input_ids)],
+    watermarking_config=dewmark.WatermarkingConfig(scheme),  # honours the model's temperature and top-p
 )
 text = tokenizer.decode(output[0, inputs.input_ids.shape[1] :], skip_special_tokens=True)
 print(text)

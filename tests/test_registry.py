@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import sys
 from importlib.metadata import EntryPoint
+from pathlib import Path
 
 import pytest
 
@@ -101,3 +102,63 @@ def test_require_does_not_hide_a_fault_inside_an_installed_library(tmp_path, mon
     with pytest.raises(ModuleNotFoundError, match="another_missing_library") as caught:
         require("half_installed", extra="nice")
     assert not isinstance(caught.value, MissingExtraError)
+
+
+OWN = """
+from dataclasses import dataclass
+from typing import ClassVar
+
+import dewmark
+
+
+@dataclass(frozen=True)
+class Shout(dewmark.Attack):
+    name: ClassVar[str] = "shout"
+    summary: ClassVar[str] = "writes in capitals"
+    marks: int = 1
+
+    def rewrite(self, texts, *, seeds, progress):
+        return [text.upper() + "!" * self.marks for text in texts]
+
+
+class Nameless:
+    pass
+"""
+
+
+def test_a_class_in_a_file_of_one_s_own(tmp_path):
+    from dewmark.attacks.base import ATTACKS, load_attack
+
+    file = tmp_path / "own.py"
+    file.write_text(OWN)
+    assert load_attack(f"{file}:Shout", marks=2).apply(["no"], seeds=[1]) == ["NO!!"]
+    assert ATTACKS[f"{file}:Shout"] is ATTACKS["shout"]  # results carry its name
+    for wrong, said in (
+        (f"{file}:Missing", "defines no class 'Missing'"),
+        (f"{file}:Nameless", "has no name"),
+        (f"{tmp_path}/none.py:Shout", "cannot read"),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            ATTACKS[wrong]
+    (tmp_path / "broken.py").write_text("import nothing_of_this_name")
+    with pytest.raises(ConfigError, match="broken.py cannot be imported: ModuleNotFoundError"):
+        ATTACKS[f"{tmp_path}/broken.py:Shout"]
+
+
+def test_the_examples_are_schemes_and_attacks_from_files():
+    from dewmark.core.keys import Key
+    from dewmark.hosts.fake import FakeHost
+    from dewmark.lab.experiments.recipe import load_recipe
+    from dewmark.watermark import load_scheme
+
+    folder = Path(__file__).parents[1] / "examples"
+    own = f"{folder}/own_scheme.py:Halves"
+    assert load_scheme(own, key=Key.generate(), host=FakeHost().info).scheme.name == "halves"
+    recipe = load_recipe("main", profile="local").narrowed(
+        schemes=["kgw", own], attacks=["delete-0.3", f"{folder}/own_attack.py:Swap"]
+    )
+    assert [entry.label for entry in recipe.schemes] == ["kgw", "halves"]
+    assert [(entry.label, entry.attack) for entry in recipe.attacks][1] == (
+        "swap",
+        f"{folder}/own_attack.py:Swap",
+    )

@@ -83,6 +83,7 @@ def test_marking_in_transformers_generate(bag_encoder, monkeypatch) -> None:
         "max_new_tokens": 80,
         "min_new_tokens": 80,
         "pad_token_id": tokenizer.pad_token_id,
+        "top_k": 0,
     }
     ways = (
         {"logits_processor": [scheme.processor(inputs.input_ids)]},

@@ -1,18 +1,24 @@
 """Lazy tables of names: a name maps to ``module:attribute``, which is imported at the first lookup.
 
-Other packages add names through entry points, and programs through `Registry.register`.
+Other packages add names through entry points, and programs through `Registry.register`. A name of the form
+``FILE.py:CLASS`` is a class in a file of the user's own.
 """
 
 from __future__ import annotations
 
 import difflib
 import functools
+import hashlib
 import importlib
+import importlib.util
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from importlib.metadata import entry_points
+from pathlib import Path
+from types import ModuleType
 from typing import Any
 
-from dewmark.errors import ConfigError, UnknownNameError
+from dewmark.errors import ConfigError, DewmarkError, UnknownNameError
 
 __all__ = ["ENCODERS", "HOSTS", "SCHEMES", "TRAINERS", "Registry", "unknown_name"]
 
@@ -28,6 +34,25 @@ def unknown_name(kind: str, name: str, known: Iterable[str]) -> UnknownNameError
 @functools.cache  # scanning all installed packages takes milliseconds
 def _published(group: str) -> dict[str, str]:
     return {point.name: point.value for point in entry_points(group=group)}
+
+
+@functools.cache
+def _run_file(path: Path) -> ModuleType:
+    """Import a Python file, once."""
+    name = f"dewmark_file_{path.stem}_{hashlib.sha256(bytes(path)).hexdigest()[:8]}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None or not path.is_file():
+        raise ConfigError(f"cannot read {path}: give FILE.py:CLASS")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses look their module up
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        del sys.modules[name]
+        if isinstance(error, DewmarkError):
+            raise
+        raise ConfigError(f"{path} cannot be imported: {type(error).__name__}: {error}") from error
+    return module
 
 
 class Registry(Mapping[str, Any]):
@@ -50,6 +75,9 @@ class Registry(Mapping[str, Any]):
         return {**published, **self._registered, **self._built_in}
 
     def __getitem__(self, name: str) -> Any:  # noqa: ANN401 - whatever is registered
+        file, colon, attribute = name.rpartition(":")
+        if colon and file.endswith(".py"):
+            return self._from_file(file, attribute)
         table = self._table()
         if name not in table:
             raise unknown_name(self.kind, name, table)
@@ -58,6 +86,17 @@ class Registry(Mapping[str, Any]):
             return target
         module, _, attribute = target.partition(":")
         return getattr(importlib.import_module(module), attribute)
+
+    def _from_file(self, file: str, attribute: str) -> Any:  # noqa: ANN401 - whatever the file defines
+        """The class in a file; it is registered under its own name too, which results carry."""
+        found = getattr(_run_file(Path(file).resolve()), attribute, None)
+        if not isinstance(found, type):
+            raise ConfigError(f"{file} defines no class {attribute!r}: give FILE.py:CLASS")
+        own = getattr(found, "name", None)
+        if not isinstance(own, str) or not own:
+            raise ConfigError(f"{attribute} in {file} has no name: add name: ClassVar[str] = ...")
+        self.register(own, found)
+        return found
 
     def __contains__(self, name: object) -> bool:
         return name in self._table()

@@ -24,7 +24,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import torch
 
-from dewmark.decoding import Decoding
+from dewmark.decoding import Decoding, check_generate
 from dewmark.errors import ConfigError, NumericalError, VocabularyError
 
 __all__ = [
@@ -409,6 +409,7 @@ class SessionProcessor:
                 "prompts yourself"
             )
         if self._noise is None:
+            check_generate(self._decoding)
             self._noise = RandomStreams(self._seeds, device=scores.device)
         choice = draw(
             scores.float(),

@@ -28,7 +28,7 @@ __all__ = ["DEFAULT_DECODING", "DEFAULT_HOST", "Watermark", "attribute", "identi
 _T = TypeVar("_T")
 
 DEFAULT_HOST = "smollm2-135m"
-DEFAULT_DECODING = Decoding(no_repeat_ngram=4)
+DEFAULT_DECODING = Decoding()
 
 
 class Watermark(DetectsMarks):

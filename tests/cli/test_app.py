@@ -44,6 +44,18 @@ def test_an_option_that_takes_one_value_is_refused_twice(command, capsys):
     assert "--key was given more than once, but takes one value here" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    "command",
+    ["detect a.txt --html", "locate a.txt --html", "audit --negatives a.txt --out", "reproduce main --out",
+     "evaluate --out", "generate --prompt a --out", "key new --out"],
+)  # fmt: skip
+def test_outputs_are_checked_before_work_begins(command, tmp_path, capsys):
+    """A file where a folder is needed; no key, model or text is read before that."""
+    (tmp_path / "file").write_text("not a folder")
+    assert main([*command.split(), str(tmp_path / "file" / "out")]) == 2
+    assert f"cannot write {tmp_path}/file/out: Not a directory" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
 def test_every_command_has_help(run, command):
     result = run(*command, "--help")

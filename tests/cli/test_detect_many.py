@@ -198,3 +198,15 @@ class TestManyKeys:
             word.replace("KEYS", str(keys)).replace("EMPTY", str(tmp_path / "empty")) for word in arguments
         ]
         assert said in run("detect", "--jsonl", texts, *given).error
+
+
+@pytest.mark.filterwarnings("default")
+def test_rows_of_another_scheme_are_a_warning(detect, tmp_path):
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text(
+        "".join(json.dumps({"text": "some words", "scheme": name}) + "\n" for name in ("none", "dew", "kgw"))
+    )
+    said = detect("--jsonl", rows, "--json", "-q").err
+    assert (
+        said.count("warning: row 2 was marked by kgw, and dew will not find that mark: add --scheme kgw") == 1
+    )

@@ -58,7 +58,7 @@ def test_the_first_key_that_passes_is_written(run, monkeypatch, drawn, negatives
     row = json.loads(result.out)
     assert (row["drawn"], row["audit"]["outcome"]) == (3, "passes")
     assert Key.load(out) == drawn[2]
-    assert row["fingerprint"] == drawn[2].fingerprint
+    assert row["key_fingerprint"] == drawn[2].fingerprint
     assert not any(bytes([i] * 32).hex() in result.out for i in range(5))
 
 

@@ -86,7 +86,12 @@ def test_fit(run, host, monkeypatch, tmp_path):
     text, out = tmp_path / "a.txt", tmp_path / "out"
     text.write_text("ordinary words", encoding="utf-8")
     result = run("models", "fit", text, text, "--out", out, "--k", 5, "--context", "window", "--json")
-    assert json.loads(result.out) == {"path": str(out), "encoder": "use-m3", "texts": 2}
+    assert json.loads(result.out) == {
+        "out": str(out),
+        "encoder": "use-m3",
+        "texts": 2,
+        "version": dewmark.__version__,
+    }
     assert (seen["texts"], seen["k"], seen["encoding"]) == (["ordinary words"] * 2, 5, "window")
     assert seen["path"] == out
     out.mkdir()
@@ -102,7 +107,7 @@ def test_export_and_use_a_detector(run, host, key_file, monkeypatch, tmp_path):
     out, text = tmp_path / "detector", tmp_path / "a.txt"
     text.write_text("A text of ordinary words, long enough.", encoding="utf-8")
     result = run("detector", "export", "--key", key_file, "--out", out, "--set", "k=5", "--json")
-    assert json.loads(result.out)["path"] == str(out)
+    assert json.loads(result.out)["out"] == str(out)
     assert stored[out].scheme.k == 5
     found = json.loads(run("detect", "--detector", out, text, "--json").out)
     assert found["verdict"] == "not marked"

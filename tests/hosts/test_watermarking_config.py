@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from dataclasses import dataclass
 
 import pytest
@@ -72,11 +73,22 @@ def test_a_choosing_processor_rejects_beam_search(host, chooser):
     assert "\n" not in str(error.value)
 
 
-def test_a_choosing_processor_rejects_temperature_0_but_survives_argmax(host, chooser):
+def test_a_choosing_processor_rejects_greedy_decoding(host, chooser):
+    """It would sample where the caller asked for the likeliest text."""
     with pytest.raises(ConfigError, match="temperature must be positive, got 0"):
         chooser.processor(IDS, decoding=Decoding(temperature=0.0))
-    # only the chosen token is finite, so that transformers' argmax takes it
-    written = generate(host, logits_processor=[chooser.processor(IDS)], do_sample=False)
+    with pytest.raises(ConfigError, match=r"greedy decoding was asked for.*WatermarkingConfig\(scheme\)"):
+        generate(host, logits_processor=[chooser.processor(IDS)], do_sample=False)
+
+
+def test_a_choosing_processor_warns_of_values_that_it_does_not_see(host, chooser):
+    options = {"do_sample": True, "temperature": 0.7, "top_p": 0.9, "top_k": 0}
+    with pytest.warns(UserWarning, match=r"temperature=0.7, top_p=0.9 has no effect.*decoding=Decoding\("):
+        generate(host, logits_processor=[chooser.processor(IDS)], **options)
+    same = chooser.processor(IDS, decoding=Decoding(temperature=0.7, top_p=0.9))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        written = generate(host, logits_processor=[same], **options)
     assert written[:, 2:].tolist() == [[9] * 3] * 2
 
 

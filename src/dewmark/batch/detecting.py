@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from typing import IO, Any
 from dewmark import storage
 from dewmark.batch.audit_report import AuditReport
 from dewmark.batch.boilerplate import Boilerplate, Mode, template_weights
-from dewmark.batch.inputs import batched
+from dewmark.batch.inputs import batched, warn_other_scheme
 from dewmark.batch.runners import open_runner
 from dewmark.batch.scorers import DetectorSpec, Scorer
 from dewmark.batch.sources import Block, Source, open_source
@@ -41,6 +42,7 @@ _STRINGS = {
     "key_fingerprint",
     "key_file",
     "language",
+    "config_hash",
     "template",
     "this_key_group",
 }
@@ -130,6 +132,7 @@ def detect_file(
     blocks = source.blocks(block_size)
     # Opened here too, whatever the workers do: mistakes are reported at once and models are fetched once.
     scorer = spec.open(progress=progress)
+    warn_other_scheme(itertools.islice(source.rows(blocks[:1]), 1), str(scorer.identity["scheme"]))
     shared = Boilerplate.of_source(source, Mode(boilerplate))
     run = {**_identity(source, spec, block_size), **scorer.identity, "blocks": len(blocks)}
     run["boilerplate"] = shared and shared.identity
@@ -190,6 +193,8 @@ def _identity(source: Source, spec: DetectorSpec, block_size: int) -> dict[str, 
         "fpr": spec.fpr,
         "test": spec.test,
         "tokens": spec.tokens,
+        "passages": spec.passages,
+        "attempts": spec.attempts,
         "group": spec.group,
         "calibration": spec.calibration and storage.sha256_file(spec.calibration),
         "audit": spec.audit and AuditReport.load(spec.audit).identity,
@@ -268,6 +273,15 @@ def _column_type(name: str, summary: _Summary, arrow: Any) -> Any:  # noqa: ANN4
         offsets = [(field, arrow.int64()) for field in ("start", "end")]
         rest = [("score", arrow.float64()), ("scored", arrow.bool_())]
         return arrow.list_(arrow.struct([("text", arrow.string()), *offsets, *rest]))
+    if name == "coverage":
+        numbers = [
+            (field, arrow.float64()) for field in ("z", "p_value", "p_alone", "effective_length", "share")
+        ]
+        places = [(field, arrow.int64()) for field in ("start", "end", "tokens")]
+        words = [(field, arrow.string()) for field in ("text", "key_fingerprint")]
+        passages = arrow.list_(arrow.struct([*places, *words, *numbers]))
+        told = [("extent", arrow.string()), ("share", arrow.float64()), ("p_rest", arrow.float64())]
+        return arrow.struct([*told, ("passages", passages)])
     if name in _STRINGS:
         return arrow.string()
     if name in ("language_known", "this_key_trusted", "translated_back"):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import codecs
 import sys
+import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
@@ -32,17 +33,22 @@ __all__ = [
     "read_files",
     "read_prompts",
     "read_rows",
+    "warn_other_scheme",
 ]
 
 
 @dataclass(frozen=True, slots=True)
 class TextRow:
-    """A text with the prompt that it continues and the group (language, domain) it belongs to, if known."""
+    """A text with the prompt that it continues and the group (language, domain) it belongs to, if known.
+
+    ``scheme`` is the one that marked it, if its row says so.
+    """
 
     id: str | int
     text: str
     prompt: str | None = None
     group: str | None = None
+    scheme: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +118,19 @@ def parse_text_row(
         text=text,
         prompt=prompt if own_prompt is None else own_prompt,
         group=group,
+        scheme=row["scheme"] if isinstance(row.get("scheme"), str) else None,
     )
+
+
+def warn_other_scheme(rows: Iterable[TextRow], scheme: str) -> None:
+    """Warn if a row says that another scheme marked its text than the one that looks for a mark."""
+    other = next((row for row in rows if row.scheme not in (None, "none", scheme)), None)
+    if other is not None:
+        warnings.warn(
+            f"row {other.id} was marked by {other.scheme}, and {scheme} will not find that mark: "
+            f"add --scheme {other.scheme}",
+            stacklevel=2,
+        )
 
 
 def read_corpus(names: Sequence[str]) -> list[Document]:

@@ -6,6 +6,7 @@ never a key, so it can be sent to other processes and machines, which `open` it 
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -15,7 +16,7 @@ from typing import Any, TypeVar
 
 from dewmark.attacks.translation.back import back_languages, translate_back
 from dewmark.batch.audit_report import AuditReport, KeyLevel
-from dewmark.batch.inputs import TextRow
+from dewmark.batch.inputs import TextRow, warn_other_scheme
 from dewmark.core.keys import Key, is_engine_key
 from dewmark.detector import Detector, blank_detection, detect_texts, skip_blank
 from dewmark.errors import ConfigError, KeyFileError
@@ -202,6 +203,7 @@ class _OneKeyScorer(Scorer):
         self._test = spec.test if calibration is None else calibration.test
 
     def __call__(self, batch: Sequence[TextRow]) -> list[Scored]:
+        warn_other_scheme(batch, self.bound.scheme.name)
         texts, prompts = [row.text for row in batch], [row.prompt for row in batch]
         found = detect_texts(self.bound, texts, prompts=prompts, fpr=self._spec.fpr, test=self._test)
         return [self._scored(row, detection) for row, detection in zip(batch, found, strict=True)]
@@ -213,7 +215,8 @@ class _OneKeyScorer(Scorer):
         detection = _after_attempts(detection, self._spec)
         if self._spec.passages:
             detection = explain(detection, row.text, self.bound, prompt=row.prompt)
-        result = {"id": row.id, **detection.to_dict(tokens=self._spec.tokens)}
+        found = detection.to_dict(tokens=self._spec.tokens)
+        result = {"id": row.id, "config_hash": self.bound.config_hash, **found}
         level = None
         if self._report is not None:
             level = self._report.level_of(detection) if detection.verdict.conclusive else None
@@ -234,6 +237,8 @@ class _ManyKeysScorer(Scorer):
         self.batch_size = max(_BATCH_SIZE, min(1024, _RESULTS_PER_BATCH // len(keys)))
 
     def __call__(self, batch: Sequence[TextRow]) -> list[Scored]:
+        warn_other_scheme(batch, self.bound.scheme.name)
+
         def score(written: Sequence[int]) -> list[Attribution]:
             return self._identify([batch[i] for i in written])
 
@@ -269,12 +274,20 @@ class _ManyKeysScorer(Scorer):
         result = {
             "id": row.id,
             "key_file": key_file,
+            "config_hash": _config_hash(self.bound, detection.key_fingerprint),
             **detection.to_dict(tokens=self._spec.tokens),
             "test": found.best.test,
             "p_value_of_key": found.to_dict()["p_value_of_key"],
             "keys": found.keys,
         }
         return Scored(row.id, row.text, detection, result, key_file, found)
+
+
+def _config_hash(bound: BoundScheme, fingerprint: str) -> str:
+    """The hash of the same configuration under another key."""
+    other = copy.copy(bound)
+    other.fingerprint = fingerprint
+    return other.config_hash
 
 
 def _after_attempts(detection: Detection, spec: DetectorSpec) -> Detection:

@@ -43,10 +43,11 @@ from dewmark.cli import (
 )
 from dewmark.cli import key as keys
 from dewmark.cli import token as tokens
-from dewmark.cli.terminal import say
+from dewmark.cli.terminal import check_writable, say
 from dewmark.errors import ConfigError, DewmarkError
 from dewmark.version import __version__
 
+_OUTPUTS = ("out", "html", "svg", "plot", "work", "keep_key")  # parameters that name files to write
 _HELP = "Watermarks for language models: mark text, and detect the mark with an honest p-value."
 
 app = typer.Typer(
@@ -104,7 +105,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if not sys.warnoptions:
             warnings.showwarning = _show_warning
         try:
-            code = _refusing_repeats(typer.main.get_command(app)).main(
+            code = _checking_options(typer.main.get_command(app)).main(
                 args=arguments, prog_name="dewmark", standalone_mode=False, windows_expand_args=False
             )
         except DewmarkError as error:
@@ -129,10 +130,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return code if isinstance(code, int) else 0
 
 
-def _refusing_repeats(command: Any) -> Any:  # noqa: ANN401 - a command of typer's own click
-    """The command, which now rejects an option given twice if only its last value would count."""
+def _checking_options(command: Any) -> Any:  # noqa: ANN401 - a command of typer's own click
+    """The command, which now rejects an option given twice if only its last value would count.
+
+    It also checks that its outputs can be written, since some commands work for hours before they write.
+    """
     for each in getattr(command, "commands", {}).values():
-        _refusing_repeats(each)
+        _checking_options(each)
     parse = command.parse_args
 
     def checked(ctx: Any, args: list[str]) -> list[str]:  # noqa: ANN401
@@ -140,7 +144,11 @@ def _refusing_repeats(command: Any) -> Any:  # noqa: ANN401 - a command of typer
         twice = [p for p in given if given.count(p) > 1 and not p.multiple and not p.is_flag]
         if twice and not hasattr(command, "commands"):
             raise ConfigError(f"{twice[0].opts[0]} was given more than once, but takes one value here")
-        return list(parse(ctx, args))
+        rest = list(parse(ctx, args))
+        for name in _OUTPUTS:
+            if isinstance(path := ctx.params.get(name), Path):
+                check_writable(path)
+        return rest
 
     command.parse_args = checked
     return command

@@ -23,7 +23,8 @@ def attack(
         str,
         typer.Argument(
             metavar="NAME",
-            help="copy-paste, delete, dipper, none, paraphrase, round-trip, synonym, translate or truncate.",
+            help="copy-paste, delete, dipper, none, paraphrase, round-trip, synonym, translate or truncate, "
+            "or an attack of your own: FILE.py:CLASS.",
         ),
     ],
     texts: options.TextFiles = None,

@@ -78,7 +78,7 @@ def _summary(made: Calibration, out: Path) -> dict[str, Any]:
         }
 
     return {
-        "path": str(out),
+        "out": str(out),
         "scheme": made.scheme,
         "test": made.test,
         "key_fingerprint": made.key_fingerprint,

@@ -51,7 +51,14 @@ def export(
             bound = AuditReport.load(audit).applied(bound)
         Detector(bound).save(out)
     if json_:
-        emit({"path": str(out), "fingerprint": bound.fingerprint, "scheme": bound.scheme.name})
+        emit(
+            {
+                "out": str(out),
+                "key_fingerprint": bound.fingerprint,
+                "scheme": bound.scheme.name,
+                "config_hash": bound.config_hash,
+            }
+        )
     else:
         write(
             f"wrote {out}, key {bound.fingerprint}\n"

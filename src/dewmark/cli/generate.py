@@ -59,9 +59,7 @@ def generate(
     top_k: options.OwnTopK = None,
     no_repeat_ngram: Annotated[
         int | None,
-        typer.Option(
-            help="Never repeat n tokens in a row; 0 allows repetition.", show_default="4; 0 in chat"
-        ),
+        typer.Option(help="Never repeat n tokens in a row; 0 allows repetition.", show_default="0"),
     ] = None,
     batch_size: options.BatchSize = 8,
     device: options.Device = "auto",

@@ -77,7 +77,7 @@ def show(
 
     key = Key.load(file)
     if json_:
-        emit({"path": str(file), "fingerprint": key.fingerprint})
+        emit({"key_file": str(file), "key_fingerprint": key.fingerprint})
     else:
         write(f"{key.fingerprint}\n")
 
@@ -85,7 +85,7 @@ def show(
 def _print(out: Path, key: Key, *, drawn: int | None = None, found: Audit | None = None, json_: bool) -> None:
     if json_:
         extra = {} if found is None else {"drawn": drawn, "audit": found.to_dict()}
-        emit({"path": str(out), "fingerprint": key.fingerprint, **extra})
+        emit({"out": str(out), "key_fingerprint": key.fingerprint, **extra})
         return
     write(f"wrote {out}, fingerprint {key.fingerprint}\n")
     if found is not None:

@@ -52,7 +52,7 @@ def locate(
 ) -> None:
     """Find the marked passages of partly marked texts; p-values account for the search and for all keys."""
     from dewmark.batch import read_files, read_rows
-    from dewmark.batch.inputs import count_lines
+    from dewmark.batch.inputs import count_lines, warn_other_scheme
 
     if not texts and jsonl is None:
         raise ConfigError("nothing to search: give text files, - for standard input, or --jsonl IN.jsonl")
@@ -68,12 +68,15 @@ def locate(
         bounds = options.open_detectors(detector, paths, host, scheme, settings, progress=progress)
         names = {bound.fingerprint: name for name, bound in bounds.items() if name is not None}
         found_in = _search(list(bounds.values()), chain(files, rows), fpr=fpr, attempts=attempts)
+        name = next(iter(bounds.values())).scheme.name
         for done, (row, found) in enumerate(found_in, start=1):
+            warn_other_scheme([row], name)
             if on_terminal:
                 progress.clear()
             if json_:
                 key_file = names.get(found.detection.key_fingerprint)
-                emit({"id": row.id, "key_file": key_file, **found.to_dict()})
+                config_hash = list(bounds.values())[found.index].config_hash
+                emit({"id": row.id, "key_file": key_file, "config_hash": config_hash, **found.to_dict()})
             else:
                 _show(console, row, found, names, text=on_terminal)
             if html is not None:

@@ -149,6 +149,6 @@ def fit(
     how = "whitened" if drop is None else f"centred, {drop} directions dropped"
     save_context_whitening(whitening, out, encoder=loaded, note=f"{how}, fitted on {len(rows)} texts")
     if json_:
-        emit({"path": str(out), "encoder": loaded.name, "texts": len(rows)})
+        emit({"out": str(out), "encoder": loaded.name, "texts": len(rows)})
     else:
         write(f"wrote {out}; use it with: --set statistics={out}\n")

@@ -56,7 +56,12 @@ Host = Annotated[
 ]
 SchemeName = Annotated[
     str | None,
-    typer.Option("--scheme", metavar="NAME", show_default="dew", help="Scheme (see dewmark schemes)."),
+    typer.Option(
+        "--scheme",
+        metavar="NAME",
+        show_default="dew",
+        help="Scheme (see dewmark schemes), or one of your own: FILE.py:CLASS.",
+    ),
 ]
 Settings = Annotated[
     list[str] | None,

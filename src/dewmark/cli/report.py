@@ -44,7 +44,7 @@ def key(
     made.save(out)
     made.public.save(public)
     if json_:
-        emit({"path": str(out), "public": str(public), "signer": made.public.id})
+        emit({"out": str(out), "public": str(public), "signer": made.public.id})
     else:
         write(f"wrote {out} and {public}, signer {made.public.id}\n")
         write(f"Keep {out} secret: anyone with it can sign in your name. Publish {public}.\n")

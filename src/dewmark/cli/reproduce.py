@@ -6,13 +6,19 @@ import shlex
 import time
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from dewmark.cli import options
-from dewmark.cli.terminal import Progress, emit, say, write
+from dewmark.cli.terminal import Progress, check_writable, emit, say, write
 from dewmark.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from dewmark.hosts.base import Host
+    from dewmark.lab.experiments.run import Run
 
 
 def reproduce(
@@ -84,6 +90,10 @@ def reproduce(
             metavar="DIR", show_default="--out", help="Keep texts here; tables can share the folder."
         ),
     ] = None,
+    dry_run: Annotated[
+        bool,
+        typer.Option("--dry-run", help="Only say how many texts each stage makes, and estimate the time."),
+    ] = False,
     json_: options.Json = False,
     quiet: options.Quiet = False,
 ) -> None:
@@ -91,6 +101,7 @@ def reproduce(
 
     A stopped run is resumed by the same command.
     """
+    from dewmark.hosts import load_host
     from dewmark.lab.experiments.recipe import load_recipe
     from dewmark.lab.experiments.run import Run
     from dewmark.lab.experiments.stages import reproduce as run_stages
@@ -111,6 +122,9 @@ def reproduce(
         tokens=tokens,
     )
     folder = out or Path("reproduced") / f"{recipe.name}-{profile}"
+    if not dry_run:
+        check_writable(folder / "configuration.json")
+        check_writable((work or folder) / "generate")
     started = time.perf_counter()
     command = _command(
         table,
@@ -138,6 +152,10 @@ def reproduce(
             batch_size=batch_size,
             notify=partial(say, quiet=quiet),
         )
+        if dry_run:
+            load = partial(load_host, device=device, dtype=dtype, progress=progress)
+            _print_plan(run, load, jobs=jobs, json_=json_)
+            return
         page = partial(write_report, title=recipe.title, table=recipe.name, commands=[command])
         files = run_stages(run, write_report=page)
     if json_:
@@ -154,6 +172,28 @@ def reproduce(
         for file in files:
             write(f"{file}\n")
     say(f"{', '.join(recipe.stages)} done in {time.perf_counter() - started:.1f} s", quiet=quiet)
+
+
+def _print_plan(run: Run, load: Callable[[str], Host], *, jobs: int, json_: bool) -> None:
+    from dewmark.lab.experiments.plan import estimate_seconds, plan
+
+    found = plan(run)
+    seconds = estimate_seconds(found, run, load, jobs=jobs) if "generate" in run.recipe.stages else 0.0
+    if json_:
+        emit({"table": run.recipe.name, "out": str(run.out), **found.to_dict(), "writing_seconds": seconds})
+        return
+    write("".join(f"{stage}\n" for stage in found.stages))
+    write(
+        f"writing takes about {_duration(seconds)} at {found.tokens} tokens a text; marking, attacks, scores "
+        "and quality come on top\n"
+    )
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 90 else f"{minutes // 60} h {minutes % 60:02d} min"
 
 
 def _command(table: str, **given: object) -> str:

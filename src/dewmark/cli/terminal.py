@@ -8,11 +8,15 @@ from __future__ import annotations
 
 import json
 import sys
+import tempfile
 import time
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
+
+from dewmark.errors import StorageError
+from dewmark.version import __version__
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -32,7 +36,8 @@ _MANY = 10_000  # totals from here on, such as bytes, are shown as a percentage
 
 
 def emit(row: Mapping[str, Any]) -> None:
-    """Print one JSON object on one line of stdout."""
+    """Print one JSON object, with the version of dewmark, on one line of stdout."""
+    row = {**row, "version": __version__}
     write(json.dumps(row, ensure_ascii=False).translate(_LINE_ENDS) + "\n")
 
 
@@ -148,6 +153,18 @@ def _bars() -> Bars:
         redirect_stdout=False,
         redirect_stderr=False,
     )
+
+
+def check_writable(path: Path) -> None:
+    """Raise `StorageError` unless a file or folder can be made at ``path``, before any work begins."""
+    folder = path if path.is_dir() else path.absolute().parent
+    while not folder.exists():
+        folder = folder.parent
+    try:
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise StorageError(f"cannot write {path}: {error.strerror}: {folder}") from None
 
 
 def save_text(path: Path, text: str) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from dewmark import storage
-from dewmark.batch.inputs import parse_text_row
+from dewmark.batch.inputs import parse_text_row, warn_other_scheme
 from dewmark.detector import detect_texts
 from dewmark.errors import ConfigError, InputError
 from dewmark.lab.evaluation.results import CLEAN, HUMAN, MARKED, UNMARKED, ScoreRow
@@ -143,7 +143,10 @@ def score_files(
     places: list[tuple[ScoreFile, str, int]] = []
     texts: list[str] = []
     for source, where, row in files.rows():
-        texts.append(parse_text_row(row, where, index=0).text)
+        parsed = parse_text_row(row, where, index=0)
+        if source.kind == MARKED:
+            warn_other_scheme([parsed], bound.scheme.name)
+        texts.append(parsed.text)
         places.append((source, where, runs.of(row, where)))
     found: list[ScoreRow] = []
     for start in range(0, len(texts), batch_size):

@@ -16,6 +16,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from dewmark.attacks.base import ATTACKS
 from dewmark.core.keys import Key
 from dewmark.decoding import Decoding, check_int
 from dewmark.errors import ConfigError
@@ -125,6 +126,7 @@ class Recipe:
         if schemes:
             host = self.schemes[0].host
             known = {entry.label: entry for entry in self.schemes}
+            known |= {name: _file_entry(name, host) for name in schemes if _in_file(name)}
             wanted = _labels(schemes, own=list(known))
             # rows that the recipe lacks come from the catalogue
             chosen["schemes"] = tuple(
@@ -133,6 +135,7 @@ class Recipe:
             )
         if attacks:
             table = {entry.label: entry for entry in self.attacks}
+            table |= {name: AttackEntry(ATTACKS[name].name, name) for name in attacks if _in_file(name)}
             for label in attacks:
                 if label not in table and label != "none":
                     raise unknown_name("attack of this recipe", label, table)
@@ -267,6 +270,15 @@ def _labels(names: Sequence[str], *, own: Sequence[str] = ()) -> list[str]:
         else:
             raise unknown_name("scheme or group", name, [*own, *catalogue, *groups])
     return list(dict.fromkeys(found))
+
+
+def _in_file(name: str) -> bool:
+    """Whether a name is a class in a file of the user's, FILE.py:CLASS."""
+    return ".py:" in name
+
+
+def _file_entry(name: str, host: str) -> SchemeEntry:
+    return SchemeEntry(SCHEMES[name].name, name, host)
 
 
 def _catalogue_entry(label: str, overrides: Mapping[str, Settings], host: str) -> SchemeEntry:
