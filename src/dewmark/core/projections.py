@@ -9,6 +9,10 @@ orthogonal group (Haar), R = [Q_1 | … | Q_j]/√j. Rows are orthonormal, R R�
 and angles within one space are preserved exactly.
 
 Both matrices come from one key through separate sub-keys, so neither reveals anything about the other.
+
+Full (ours, for words). One matrix W (d_T x d_C) of independent standard normals replaces R_T R_Cᵀ/√n, its
+limit for large n. Then u = ê_T W ê_Cᵀ is exactly N(0, 1) over keys, any linear sum of u is exactly normal,
+and a key takes half the numbers.
 """
 
 from __future__ import annotations
@@ -23,9 +27,9 @@ from dewmark.arrays import F64
 from dewmark.core.keys import Key, KeyStream
 from dewmark.errors import ConfigError
 
-__all__ = ["Projections", "draw_projections", "haar_orthogonal"]
+__all__ = ["Kind", "Projections", "draw_matrix", "draw_projections", "haar_orthogonal"]
 
-Kind = Literal["gaussian", "orthogonal"]
+Kind = Literal["gaussian", "orthogonal", "full"]
 
 
 @dataclass(frozen=True, repr=False)
@@ -53,7 +57,7 @@ def projection_dim(d_T: int, d_C: int, *, kind: Kind, n: int | None) -> int:
                 f"orthogonal projections need n = lcm(d_T, d_C) = {least}, got n = {n}; leave n unset"
             )
         return least
-    if n is None:
+    if n is None or kind == "full":
         return max(d_T, d_C)
     if n < 2:
         raise ConfigError(f"n must be at least 2, got {n}")
@@ -69,6 +73,11 @@ def draw_projections(
     return Projections(
         R_T=draw(key.stream(f"dew/{kind}/R_T"), d_T, n), R_C=draw(key.stream(f"dew/{kind}/R_C"), d_C, n)
     )
+
+
+def draw_matrix(key: Key, *, d_T: int, d_C: int) -> F64:
+    """Regenerate W (d_T, d_C) from the key."""
+    return key.stream("dew/full/W").normals(d_T, d_C)
 
 
 def haar_orthogonal(stream: KeyStream, d: int) -> F64:

@@ -21,7 +21,8 @@ from __future__ import annotations
 import math
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
@@ -35,6 +36,7 @@ from dewmark.dew.projection import Fold, scale_contexts
 from dewmark.dew.reading import TokenReader, WordReader
 from dewmark.dew.settings import DewSettings
 from dewmark.encoders.contexts import ComposedContexts, Contexts, WindowContexts
+from dewmark.encoders.word_vectors import times_counted
 from dewmark.sampling import left_padding
 from dewmark.text.growing_text import Spelling, TokenStream, extend
 from dewmark.text.windows import ABSENT
@@ -116,6 +118,7 @@ class TokenAligner:
         self._contexts = contexts
         self._n = fold.n
         self._Q = torch.from_numpy(fold.table(reader.token_rows, source=source)).to(device)
+        assert fold.G is not None, "tokens have R_T and R_C"
         self._G = torch.from_numpy(np.ascontiguousarray(fold.G)).to(device)
         self._context_rows = None
         if isinstance(contexts, ComposedContexts):
@@ -316,6 +319,11 @@ class _WordRows:
                 self._add(new[i : i + _WORDS_AT_ONCE])
             return [self._index[word] for word in words]
 
+    def known(self, words: Collection[str]) -> list[int]:
+        """The row numbers of those words that have one."""
+        with self._lock:
+            return [self._index[word] for word in words if word in self._index]
+
     def _add(self, new: list[str]) -> None:
         fresh = torch.from_numpy(self._fold.rows(self._reader.tokens.vectors(new)))
         start, end = len(self._index) + 1, len(self._index) + 1 + len(new)
@@ -338,6 +346,7 @@ class WordAligner:
         self.pad_id = host.tokenizer.pad_id
         self.spelling = Spelling(host.tokenizer, host.vocab_size)
         self._contexts = reader.contexts
+        self._count_once = reader.count_once
         self._fold = fold
         reader.vectors.prepare(self.spelling.forms(), progress=progress)
         self._words = _WordRows(reader, fold, device)
@@ -352,6 +361,10 @@ class WordAligner:
         rows[list(begun)] = self._words.index(list(begun.values()))
         self._begins = torch.from_numpy(rows).to(device)
 
+    def begin(self, prompt: Sequence[int]) -> WordText:
+        """Start following a text."""
+        return WordText(self.spelling, prompt, k=self.k, count_once=self._count_once)
+
     def alignments(
         self, texts: Sequence[WordText], candidates: torch.Tensor, likely: torch.Tensor
     ) -> torch.Tensor:
@@ -364,12 +377,22 @@ class WordAligner:
         index = self._words.index(forms)
         scaled = torch.from_numpy(self._scaled(list(windows))).to(candidates.device)
         Q = self._words.rows
-        found = torch.nn.functional.embedding(begins.masked_fill(depends, _NO_WORD), Q)
+        begins = begins.masked_fill(depends | self._used_up(texts, begins), _NO_WORD)
+        found = torch.nn.functional.embedding(begins, Q)
         u = (found @ scaled[own].unsqueeze(-1)).squeeze(-1)
         if places:
             at = torch.tensor(places, device=u.device)
             u[at[:, 0], at[:, 1]] = (Q[index] * scaled[contexts]).sum(dim=-1)
         return u
+
+    def _used_up(self, texts: Sequence[WordText], begins: torch.Tensor) -> torch.Tensor:
+        """Whether the words that candidates begin, rows (batch, m), carry no mark in their text any more."""
+        rows = [self._words.known(text.used_up) for text in texts]
+        width = max(map(len, rows), default=0)
+        if not width:
+            return torch.zeros_like(begins, dtype=torch.bool)
+        padded = torch.tensor([row + [-2] * (width - len(row)) for row in rows], device=begins.device)
+        return (begins.unsqueeze(2) == padded.unsqueeze(1)).any(dim=2)
 
     def _extended(
         self,
@@ -392,7 +415,7 @@ class WordAligner:
                 end += 1
             stream = texts[row].stream
             for place, made in zip(where[start:end], stream.candidates(tokens[start:end]), strict=True):
-                if made.form is not None:
+                if made.form is not None and made.form not in texts[row].used_up:
                     window = stream.context(made, k=self.k)
                     places.append((place[0], place[1]))
                     forms.append(made.form)
@@ -404,18 +427,46 @@ class WordAligner:
         return self._fold.contexts(self._contexts.vectors(windows))
 
 
+class WordCounter:
+    """The words of one growing text that have carried the mark as often as they may."""
+
+    def __init__(self, stream: TokenStream) -> None:
+        self._counts: Counter[str] = Counter()
+        self._finished = stream.finished
+        self._used_up: set[str] = set()
+        self.used_up: Collection[str] = ()
+
+    def update(self, stream: TokenStream) -> None:
+        """Count the words that were finished since the last call, and look at those still open."""
+        for form in stream.finished_since(self._finished):
+            self._counts[form] += 1
+            if self._counts[form] >= times_counted(form):
+                self._used_up.add(form)
+        self._finished = stream.finished
+        now = (form for form in stream.unfinished if self._counts[form] + 1 >= times_counted(form))
+        self.used_up = self._used_up.union(now)
+
+
 class WordText:
     """One text as words while it grows: the words before its next one, and all earlier such windows."""
 
-    def __init__(self, spelling: Spelling, prompt: Sequence[int], *, k: int) -> None:
+    def __init__(self, spelling: Spelling, prompt: Sequence[int], *, k: int, count_once: bool) -> None:
         self.stream = TokenStream(spelling, prompt)
         self._k = k
+        self._counter = WordCounter(self.stream) if count_once else None
         self._seen: set[WordWindow] = set()
         self.window: WordWindow = self.stream.recent(k)
+
+    @property
+    def used_up(self) -> Collection[str]:
+        """The words of the text that carry no mark if they come again."""
+        return self._counter.used_up if self._counter is not None else ()
 
     def push(self, token: int) -> None:
         """Append one token."""
         self.stream.push(token)
+        if self._counter is not None:
+            self._counter.update(self.stream)
         window = self.stream.recent(self._k)
         if window != self.window:
             self._seen.add(self.window)
@@ -453,10 +504,7 @@ class WordBatch(Batch):
     ) -> None:
         self._aligner = aligner
         padding = left_padding(prompt_ids, attention_mask, pad_id=aligner.pad_id).flatten().tolist()
-        self._rows = [
-            WordText(aligner.spelling, row[pad:], k=aligner.k)
-            for row, pad in zip(prompt_ids.tolist(), padding, strict=True)
-        ]
+        self._rows = [aligner.begin(row[pad:]) for row, pad in zip(prompt_ids.tolist(), padding, strict=True)]
         self._length = prompt_ids.shape[1]
 
     def texts(self, ids: torch.Tensor) -> WordTexts:

@@ -50,7 +50,7 @@ def score_batch(
     found = [(dataclasses.replace(nothing, positions=text.positions), 0.0) for text in reading.texts]
     for group in _groups(reading.texts):
         pairs = [reading.texts[i] for i in group]
-        u, variances = tables.score(pairs, kernel=kernel, subtract_mean=scheme.subtracts_mean)
+        u, variances = tables.score(pairs, kernel=kernel, subtract_mean=scheme.subtract_text_mean)
         for i, mine, row, variance in zip(group, pairs, u, variances, strict=True):
             aligned = row[: len(mine.tokens)].astype(np.float32)
             values = aligned.astype(np.float64)

@@ -1,15 +1,23 @@
 """From projected rows to a test's result: the evidence of a text under one key, and the test.
 
-**Subtracting the mean.** A marked token was preferred to the others that could have stood in its place, so
-the mark lies not in t_i but in its difference from the expected token: if the host's distribution is tilted
-by exp(δ tᵀWc), the efficient score is Σ_i (t_i − E[t])ᵀ W c_i. A detector does not know the host, but the
-mean token t̄ of the text itself is a fair substitute for E[t], and subtracting it removes the part of the sum
-that only reflects which words the text is made of. Any function of the text alone leaves the key test valid:
-the centred tokens simply replace the tokens in its covariance.
+**A text is one matrix.** With linear scores (after Gumbel sampling the key test sums u itself: at its large u
+the tanh would discard evidence) and a full key matrix W, everything that a text says about any key is
 
-**Linear scores.** After Gumbel sampling the key test sums u itself: at its large u the tanh would discard
-evidence, and a sum that is linear in the key's projections is normal over keys for texts of any length. The
-paper's own tests (`gaussian`, `beta`) keep plain tokens and tanh.
+    M = Σ_i w_i (t_i − t̄) c_iᵀ,    z = ⟨M, W⟩ / ‖M‖,
+
+exactly N(0, 1) over keys, for texts of any length. Any function of the text alone may replace M. Under one
+key the correlation between the z of two texts is the cosine between their matrices, so what all texts of a
+kind have in common is what makes false alarms come in blocks. Three things remove it:
+
+- the text's mean unit t̄ is subtracted. A marked word was preferred to the others that could have stood in
+  its place, so the mark lies in the difference from the expected word, and t̄ stands in for that; what a
+  language or a kind of text shares goes with it. The differences are not normalised afterwards;
+- a word counts where it is new in the text, a frequent one up to four times (`WordReader`);
+- M is flattened (`dewmark.dew.text_matrix`): what long texts share lies in few directions of M, the mark in
+  all of them.
+
+With R_T and R_C, or with tanh, the differences t_i − t̄ are normalised and nothing is flattened. The paper's
+own tests (`gaussian`, `beta`) keep plain tokens and tanh.
 """
 
 from __future__ import annotations
@@ -23,6 +31,7 @@ import numpy as np
 from dewmark.arrays import F32, F64
 from dewmark.dew.reading import Pairs, Reading
 from dewmark.dew.settings import DewSettings
+from dewmark.dew.text_matrix import Cuts, flatten
 from dewmark.stats.evidence import Evidence, Factor
 from dewmark.stats.key_test import Statistic, gaussian_test, key_test
 from dewmark.stats.monte_carlo import Score, monte_carlo_test
@@ -39,14 +48,16 @@ SIMULATION = "dew/monte-carlo"
 class TextEvidence:
     """One text, ready to be scored under any key.
 
-    ``blank`` is its evidence with all scores 0; ``norms`` (N,) are ‖t_i − t̄‖ where the mean is subtracted,
-    and None elsewhere.
+    ``blank`` is its evidence with all scores 0. ``norms`` (N,) are ‖t_i − t̄‖ if the mean is subtracted, else
+    None; with ``linear`` evidence of a full key matrix, units keep these norms. ``cuts`` flatten the matrix.
     """
 
     pairs: Pairs
     blank: Evidence
     norms: F32 | None
     score: Score
+    linear: bool
+    cuts: Cuts | None
 
     @classmethod
     def of(
@@ -55,35 +66,53 @@ class TextEvidence:
         """Prepare one text of a reading whose contexts have the rows ``context_rows`` (W, d_C)."""
         ours = test not in ("gaussian", "beta")
         linear = ours and scheme.scores_linearly
-        nothing = np.zeros(len(pairs.tokens), dtype=np.float32)
+        keep_norms = linear and scheme.key_matrix == "full"
         T: Factor = pairs.tokens
         norms = None
         if scheme.token_semantics:
             T = reading.token_rows[pairs.tokens]
-            if ours and scheme.subtracts_mean and len(np.unique(pairs.tokens)) > 1:
+            if ours and scheme.subtract_text_mean and len(np.unique(pairs.tokens)) > 1:
                 T -= _mean(T, pairs)
                 norms = np.linalg.norm(T, axis=1)
-                T /= norms[:, None]
+                if not keep_norms:
+                    T /= norms[:, None]
+        C: Factor = context_rows[pairs.windows] if scheme.context_semantics else pairs.windows
+        cuts = None
+        if ours and scheme.flattens and scheme.flatten is not None and len(pairs.tokens):
+            cuts = flatten(T, C, pairs.weights, limit=scheme.flatten)
+        weights = pairs.weights
+        if cuts is not None:
+            T, C = np.concatenate((T, cuts.left)), np.concatenate((C, cuts.right))
+            weights = np.concatenate((weights, -cuts.sizes))
+        nothing = np.zeros(len(weights), dtype=np.float32)
         blank = Evidence(
             scores=nothing.astype(np.float64),
             alignments=nothing,
-            weights=pairs.weights,
+            weights=weights,
             positions=pairs.positions,
             T=T,
-            C=context_rows[pairs.windows] if scheme.context_semantics else pairs.windows,
+            C=C,
             kernel=(1.0,) if linear else tanh_kernel(scheme.gamma),
+            extra=0 if cuts is None else len(cuts.sizes),
         )
         score = _identity if linear else functools.partial(saturate, gamma=scheme.gamma)
-        return cls(pairs, blank, norms, score)
+        return cls(pairs, blank, norms, score, keep_norms, cuts)
 
     def under(self, tokens: F32, contexts: F32) -> Evidence:
         """The evidence under a key that maps the batch's units and contexts to rows whose products are u."""
         rows = tokens[self.pairs.tokens]
         if self.norms is not None:
             rows -= _mean(rows, self.pairs)
-            rows /= self.norms[:, None]
+            if not self.linear:
+                rows /= self.norms[:, None]
         u: F32 = np.einsum("ij,ij->i", rows, contexts[self.pairs.windows])
-        return dataclasses.replace(self.blank, scores=self.score(u.astype(np.float64)), alignments=u)
+        shown = u
+        if self.linear and self.norms is not None:
+            shown = np.divide(u, self.norms, out=np.zeros_like(u), where=self.norms > 0.0)
+        if self.cuts is not None:
+            along: F32 = np.einsum("ij,ij->i", self.cuts.shares @ rows, self.cuts.right)
+            u, shown = np.concatenate((u, along)), np.concatenate((shown, along))
+        return dataclasses.replace(self.blank, scores=self.score(u.astype(np.float64)), alignments=shown)
 
 
 def _mean(rows: F32, pairs: Pairs) -> F32:
@@ -121,7 +150,7 @@ def run_test(
     if test == "beta":
         return beta_test(evidence, gamma=scheme.gamma, n=n)
     if test == "monte-carlo":
-        return monte_carlo_test(evidence, text.score, n=n, kind=scheme.projection, secret=secret, level=fpr)
+        return monte_carlo_test(evidence, text.score, n=n, kind=scheme.key_matrix, secret=secret, level=fpr)
     return key_test(evidence, variance=variance)
 
 

@@ -18,7 +18,7 @@ import numpy as np
 
 from dewmark.arrays import F32
 from dewmark.core.keys import Key
-from dewmark.core.projections import draw_projections
+from dewmark.core.projections import draw_matrix, draw_projections
 from dewmark.dew.detection import SIMULATION, TESTS, TextEvidence, mean_score, run_test
 from dewmark.dew.reading import KeyIndependent, Reading, TokenReader
 from dewmark.encoders.token_tables import rows_of
@@ -117,22 +117,32 @@ def _evidences(
     with ThreadPoolExecutor(workers) as pool:
         for i in range(0, len(keys), 8 * workers):
             some = keys[i : i + 8 * workers]
-            for key, (R_T, R_C) in zip(some, list(pool.map(draw, some)), strict=True):
+            for key, drawn in zip(some, list(pool.map(draw, some)), strict=True):
                 tokens, sources = reading.token_rows, shared.sources_of(key)
                 if sources is not None and isinstance(shared.reader, TokenReader):
                     tokens = rows_of(shared.reader.token_rows, sources[reading.ids])
                 hashed, rows = shared.contexts_of(key), reading.context_rows
                 rows = hashed.vectors(reading.windows) if hashed is not None else rows
                 assert rows is not None
-                P_T, P_C = _unit(tokens @ R_T), _unit(rows @ R_C)
-                P_T *= np.float32(math.sqrt(shared.n))
+                P_T, P_C = _project(tokens, rows, drawn)
                 yield [text.under(P_T, P_C) for text in scored]
 
 
-def _drawn(key: Key, *, shared: KeyIndependent) -> tuple[F32, F32]:
-    """R_T and R_C of one key."""
-    drawn = draw_projections(key, d_T=shared.d_T, d_C=shared.d_C, kind=shared.scheme.projection, n=shared.n)
+def _drawn(key: Key, *, shared: KeyIndependent) -> tuple[F32, F32 | None]:
+    """R_T and R_C of one key, or its W alone."""
+    kind = shared.scheme.key_matrix
+    if kind == "full":
+        return draw_matrix(key, d_T=shared.d_T, d_C=shared.d_C).astype(np.float32), None
+    drawn = draw_projections(key, d_T=shared.d_T, d_C=shared.d_C, kind=kind, n=shared.n)
     return drawn.R_T.astype(np.float32), drawn.R_C.astype(np.float32)
+
+
+def _project(tokens: F32, contexts: F32, drawn: tuple[F32, F32 | None]) -> tuple[F32, F32]:
+    """Units (V, d_T) and contexts (W, d_C) to rows whose products are u under a key."""
+    R_T, R_C = drawn
+    if R_C is None:
+        return tokens @ R_T, contexts
+    return _unit(tokens @ R_T) * np.float32(math.sqrt(R_T.shape[1])), _unit(contexts @ R_C)
 
 
 def _unit(rows: F32) -> F32:

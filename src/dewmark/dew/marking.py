@@ -192,7 +192,7 @@ class _FollowedWords(_Followed):
         self._aligner = aligner
 
     def begin(self, prompt: Sequence[int]) -> WordText:
-        return WordText(self._aligner.spelling, prompt[-_PROMPT:], k=self._aligner.k)
+        return self._aligner.begin(prompt[-_PROMPT:])
 
     def texts(self, rows: Sequence[DewRow]) -> WordTexts:
         return WordTexts(self._aligner, [row.text for row in rows if isinstance(row.text, WordText)])

@@ -8,6 +8,9 @@ so three small matrices, R_T R_Cᵀ, R_T R_Tᵀ and G = R_C R_Cᵀ, replace P_T 
 
     Q = diag(1/‖ê_T R_T‖) Ê_T (R_T R_Cᵀ),   u = √n Q[x]·ê_C / √(ê_C G ê_Cᵀ).
 
+A full key matrix W (`dewmark.core.projections`) takes the place of R_T R_Cᵀ, and nothing is normalised:
+Q = Ê_T W, u = Q[x]·ê_C.
+
 Detection computes rows of Q on demand (a text has a few hundred distinct tokens), marking computes all of
 them at once. The matrices are as secret as the key.
 """
@@ -23,7 +26,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dewmark.arrays import F16, F32, I64
-from dewmark.core.projections import Projections
+from dewmark.core.keys import Key
+from dewmark.core.projections import Kind, draw_matrix, draw_projections
 from dewmark.encoders.contexts import SummedContexts
 from dewmark.encoders.token_tables import rows_of
 
@@ -40,10 +44,13 @@ _CACHE_BYTES = 32 << 20  # bytes of rows of Q
 class Fold:
     """R_T R_Cᵀ (d_T, d_C), R_T R_Tᵀ (d_T, d_T), G = R_C R_Cᵀ (d_C, d_C), and n.
 
-    For host tokens a stored detector holds the norms ‖ê_T R_T‖ (|V|,) instead of R_T R_Tᵀ.
+    For host tokens a stored detector holds the norms ‖ê_T R_T‖ (|V|,) instead of R_T R_Tᵀ. For a full key
+    matrix there is only the product W; G is None.
     """
 
-    def __init__(self, product: F32, gram: F32 | None, G: F32, n: int, *, norms: F32 | None = None) -> None:
+    def __init__(
+        self, product: F32, gram: F32 | None, G: F32 | None, n: int, *, norms: F32 | None = None
+    ) -> None:
         self._product = product
         self._gram = gram
         self._norms = norms
@@ -51,8 +58,11 @@ class Fold:
         self.n = n
 
     @classmethod
-    def of(cls, projections: Projections) -> Fold:
-        """Fold a key's projections."""
+    def of(cls, key: Key, *, d_T: int, d_C: int, kind: Kind, n: int) -> Fold:
+        """Draw a key's projections and fold them."""
+        if kind == "full":
+            return cls(draw_matrix(key, d_T=d_T, d_C=d_C).astype(np.float32), None, None, n)
+        projections = draw_projections(key, d_T=d_T, d_C=d_C, kind=kind, n=n)
         R_T, R_C = projections.R_T, projections.R_C
         product, gram, G = (matrix.astype(np.float32) for matrix in (R_T @ R_C.T, R_T @ R_T.T, R_C @ R_C.T))
         return cls(product, gram, G, projections.n)
@@ -60,13 +70,23 @@ class Fold:
     @classmethod
     def stored(cls, arrays: Mapping[str, NDArray[Any]], n: int) -> Fold:
         """Restore a fold from `arrays`; large arrays stay in the mapped file."""
-        product, G = arrays["fold_product"], np.array(arrays["fold_G"], dtype=np.float32)
+        product = arrays["fold_product"]
+        if "fold_G" not in arrays:
+            return cls(np.array(product, dtype=np.float32), None, None, n)
+        G = np.array(arrays["fold_G"], dtype=np.float32)
         if "token_norms" in arrays:
             return cls(product, None, G, n, norms=arrays["token_norms"])
         return cls(product, arrays["fold_gram"], G, n)
 
+    @property
+    def width(self) -> int:
+        """d_C."""
+        return int(self._product.shape[1])
+
     def arrays(self, token_rows: F16 | None = None) -> dict[str, NDArray[Any]]:
         """Arrays for a stored detector, of words or of the tokens of Ê_T (|V|, d_T). As secret as the key."""
+        if self.G is None:
+            return {"fold_product": self._product}
         stored: dict[str, NDArray[Any]] = {"fold_product": self._product, "fold_G": self.G}
         if token_rows is None:
             assert self._gram is not None
@@ -81,8 +101,10 @@ class Fold:
 
         ``ids`` (N,) are their row numbers in Ê_T, which a stored detector of host tokens needs.
         """
+        folded: F32 = tokens @ self._product
+        if self.G is None:
+            return folded
         norms = self._norms_of(tokens, ids)[:, None]
-        folded = tokens @ self._product
         unit: F32 = np.divide(folded, norms, out=np.zeros_like(folded), where=norms > 0.0)
         return unit
 
@@ -95,7 +117,7 @@ class Fold:
 
     def table(self, token_rows: F16, *, source: I64 | None = None) -> F32:
         """Q (|V|, d_C) of the whole vocabulary; ``source`` (|V|,) is the row of Ê_T that each token uses."""
-        Q = np.empty((len(token_rows), self.G.shape[0]), dtype=np.float32)
+        Q = np.empty((len(token_rows), self._product.shape[1]), dtype=np.float32)
         for ids in _blocks(len(token_rows)):
             used = ids if source is None else source[ids]
             Q[ids] = self.rows(rows_of(token_rows, used), ids=used)
@@ -106,6 +128,8 @@ class Fold:
 
         ``parts`` makes it cheaper where contexts are sums of a few vectors each.
         """
+        if self.G is None:
+            return c
         squares = np.einsum("ij,ij->i", c @ self.G, c) if parts is None else parts.squares(self.G)
         norms = np.sqrt(np.maximum(squares, 0.0))
         factors = np.divide(math.sqrt(self.n), norms, out=np.zeros_like(norms), where=norms > 0.0)
@@ -116,7 +140,7 @@ class FoldedRows:
     """A thread-safe cache of rows of Q by row number in Ê_T, emptied when it is full."""
 
     def __init__(self, fold: Fold, size: int) -> None:
-        width = fold.G.shape[0]
+        width = fold.width
         self._fold = fold
         self._places = np.full(size, -1, dtype=np.int32)
         self._rows: F32 = np.empty((min(_CACHE_BYTES // (4 * width), size), width), dtype=np.float32)

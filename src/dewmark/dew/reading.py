@@ -45,6 +45,7 @@ from dewmark.encoders.word_vectors import (
     WordTokens,
     WordVectors,
     load_word_statistics,
+    times_counted,
     windows_before,
 )
 from dewmark.errors import ConfigError, VocabularyError
@@ -206,8 +207,15 @@ class WordReader(Reader):
     """Reads words."""
 
     def __init__(
-        self, vectors: WordVectors, statistics: WordStatistics, *, k: int, centre: Centre = "running"
+        self,
+        vectors: WordVectors,
+        statistics: WordStatistics,
+        *,
+        k: int,
+        centre: Centre = "running",
+        count_once: bool = False,
     ) -> None:
+        self.count_once = count_once
         self.vectors = vectors
         self.statistics = statistics
         self.tokens = WordTokens(vectors, statistics, centre=centre)
@@ -231,7 +239,11 @@ class WordReader(Reader):
             skipped = 0 if before else min(self.k, len(mine))
             windows += [-1] * skipped
             around = windows_before(mine, k=self.k, before=before)[skipped:]
-            windows += [contexts.setdefault(window, len(contexts)) for window in around]
+            counted = self._counted(mine)[skipped:]
+            windows += [
+                contexts.setdefault(window, len(contexts)) if counts else -1
+                for window, counts in zip(around, counted, strict=True)
+            ]
         return Reading(
             token_rows=self.tokens.vectors(list(forms)),
             contexts=self.contexts.summed(list(contexts)),
@@ -243,6 +255,19 @@ class WordReader(Reader):
             ids=np.arange(len(forms)),
             windows=np.zeros((len(contexts), 0), dtype=np.int64),
         )
+
+    def _counted(self, forms: Sequence[str]) -> list[bool]:
+        """Whether each word of a text carries the mark: where it is new, if ``count_once``."""
+        if not self.count_once:
+            return [True] * len(forms)
+        left: dict[str, int] = {}
+        found = []
+        for form in forms:
+            remaining = left.get(form)
+            remaining = times_counted(form) if remaining is None else remaining
+            found.append(remaining > 0)
+            left[form] = remaining - 1
+        return found
 
     def meta(self) -> dict[str, Any]:
         """What must match when a stored detector is loaded."""
@@ -311,7 +336,7 @@ def _open(scheme: DewSettings, host: HostInfo, workspace: Workspace) -> KeyIndep
         encoder = load_encoder(scheme.encoder, progress=workspace.progress)
         vectors = WordVectors(encoder, workspace.cache / _WORDS_FOLDER)
         statistics = load_word_statistics(scheme.statistics, vectors=vectors, workspace=workspace)
-        reader = WordReader(vectors, statistics, k=scheme.k, centre=scheme.word_centre)
+        reader = _word_reader(scheme, vectors, statistics)
         d_T = d_C = vectors.dim
     else:
         donor = None
@@ -324,7 +349,7 @@ def _open(scheme: DewSettings, host: HostInfo, workspace: Workspace) -> KeyIndep
         rows = token_table(host, whiten=scheme.whiten_tokens, donor=donor, workspace=workspace)
         contexts, d_C = _contexts(scheme, host, workspace)
         reader, d_T = TokenReader(host, rows, contexts, k=scheme.k), rows.shape[1]
-    n = projection_dim(d_T, d_C, kind=scheme.projection, n=scheme.n)
+    n = projection_dim(d_T, d_C, kind=scheme.key_matrix, n=scheme.n)
     return KeyIndependent(scheme, host, reader, d_T=d_T, d_C=d_C, n=n)
 
 
@@ -372,7 +397,13 @@ def _restore_words(scheme: DewSettings, state: State, workspace: Workspace) -> W
     _check_stored(state, "words", VERSION)
     arrays = (np.array(state.arrays[name], dtype=np.float32) for name in STATISTICS)
     vectors = WordVectors(encoder, workspace.cache / _WORDS_FOLDER)
-    return WordReader(vectors, WordStatistics(*arrays), k=scheme.k, centre=scheme.word_centre)
+    return _word_reader(scheme, vectors, WordStatistics(*arrays))
+
+
+def _word_reader(scheme: DewSettings, vectors: WordVectors, statistics: WordStatistics) -> WordReader:
+    return WordReader(
+        vectors, statistics, k=scheme.k, centre=scheme.word_centre, count_once=scheme.counts_once
+    )
 
 
 def _restore_contexts(

@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 
 from dewmark.arrays import F32, I64
 from dewmark.core.keys import Key
-from dewmark.core.projections import draw_projections
 from dewmark.dew.ablation import HashedContexts
 from dewmark.dew.detection import SIMULATION, TESTS, TextEvidence, mean_score, run_test
 from dewmark.dew.many_keys import detect_keys
@@ -54,11 +53,10 @@ class DEW(DewSettings):
     def bind(self, key: Key, host: HostInfo, workspace: Workspace) -> BoundDEW:
         """Draw the projections and open (or build) the token table and the contexts."""
         shared = open_key_independent(self, host, workspace)
-        projections = draw_projections(key, d_T=shared.d_T, d_C=shared.d_C, kind=self.projection, n=shared.n)
         return BoundDEW(
             shared,
             key.fingerprint,
-            fold=Fold.of(projections),
+            fold=Fold.of(key, d_T=shared.d_T, d_C=shared.d_C, kind=self.key_matrix, n=shared.n),
             source=shared.sources_of(key),
             hashed=shared.contexts_of(key),
             simulation_secret=key.subkey(SIMULATION),
@@ -195,12 +193,13 @@ class BoundDEW(BoundScheme):
     ) -> Iterator[tuple[Evidence, Statistic]]:
         """Evidence and result of each text. Tests: ``key`` (default), its simulation, and the paper's two."""
         reading = self.reader.read(texts, prompts)
-        if self._device is not None and test == "key" and self.scheme.mode == "both":
+        G = self.fold.G
+        if self._device is not None and G is not None and test == "key" and self.scheme.mode == "both":
             from dewmark.dew.batch_detection import MAX_PAIRS, score_batch
 
             if max(len(pairs.tokens) for pairs in reading.texts) <= MAX_PAIRS:
                 Q, n = self._folded_rows(reading), self.fold.n
-                found = score_batch(self._device, reading, Q=Q, G=self.fold.G, n=n, scheme=self.scheme)
+                found = score_batch(self._device, reading, Q=Q, G=G, n=n, scheme=self.scheme)
                 yield from ((evidence, key_test(evidence, variance=v)) for evidence, v in found)
                 return
         for text, evidence in self._score(reading, test=test):

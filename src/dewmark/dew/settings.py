@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from dewmark.config import check_rules
+from dewmark.core.projections import Kind
 from dewmark.errors import ConfigError
 from dewmark.scheme import Needs, Scheme
 
@@ -44,8 +45,9 @@ class DewSettings(Scheme):
     """If set, bias the smallest set of candidates with this much probability instead of the top m."""
     n: int | None = None
     """Projection dimensionality; by default max(d_T, d_C), for orthogonal projections lcm(d_T, d_C)."""
-    projection: Literal["gaussian", "orthogonal"] = "gaussian"
-    """How R_T and R_C are drawn: section 3.1 of the paper, or the isometric blocks of its appendix B."""
+    projection: Literal["gaussian", "orthogonal", "full"] | None = None
+    """The key's matrices: Gaussian R_T and R_C (section 3.1 of the paper, the default for tokens), the
+    isometric blocks of its appendix B, or one full matrix W (the default for words), an exact law."""
     mode: Mode = "both"
     """Which meanings are used: both, or one of the paper's ablations."""
     context_encoding: Literal["composed", "window"] = "composed"
@@ -62,8 +64,14 @@ class DewSettings(Scheme):
     word_centre: Literal["running", "rare"] = "running"
     """The mean subtracted from word vectors: that of running text, for the stronger mark, or of rare words.
     """
-    subtract_text_mean: bool | None = None
-    """Whether the key test subtracts the text's mean unit from each; by default for tokens, not for words."""
+    subtract_text_mean: bool = True
+    """Whether the key test subtracts the text's mean unit from each: what all texts of a language share."""
+    count_once: bool | None = None
+    """Whether a word carries the mark only at its first occurrence in a text (a frequent word at its first
+    four); by default for words with the Gumbel sampler."""
+    flatten: float | None = 2.0
+    """With a full key matrix, how far a direction of the text's evidence may exceed the root mean square of
+    all directions before the key test cuts it; None for no limit."""
     score: Literal["tanh", "linear"] | None = None
     """What the key test sums: tanh(γu), the default with a bias, or u itself, the default with Gumbel."""
     donor: str | None = None
@@ -79,10 +87,15 @@ class DewSettings(Scheme):
             (self.m is None or self.m >= 1, "m", "be at least 1", self.m),
             (self.nucleus is None or 0.0 < self.nucleus <= 1.0, "nucleus", "lie in (0, 1]", self.nucleus),
             (self.n is None or self.n >= 2, "n", "be at least 2", self.n),
+            (self.flatten is None or self.flatten >= 1.0, "flatten", "be at least 1", self.flatten),
         )
         if self.units == "word" and (self.mode != "both" or self.donor is not None):
             what = f"mode={self.mode}" if self.mode != "both" else f"donor={self.donor}"
             raise ConfigError(f"{what} concerns the host's token table, which units=word does not use")
+        if self.units == "token" and self.count_once:
+            raise ConfigError("count_once=true concerns words; set units=word")
+        if self.units == "token" and self.projection == "full":
+            raise ConfigError("projection=full is for units=word; tokens take gaussian or orthogonal")
 
     @property
     def needs_as_set(self) -> Needs:
@@ -105,9 +118,21 @@ class DewSettings(Scheme):
         return self.score == "linear" or (self.score is None and self.sampler == "gumbel")
 
     @property
-    def subtracts_mean(self) -> bool:
-        """Whether the key test subtracts the text's mean unit."""
-        return self.subtract_text_mean if self.subtract_text_mean is not None else self.units == "token"
+    def key_matrix(self) -> Kind:
+        """How the key's matrices are drawn."""
+        return self.projection or ("full" if self.units == "word" else "gaussian")
+
+    @property
+    def counts_once(self) -> bool:
+        """Whether a word carries the mark only where it is new."""
+        if self.count_once is not None:
+            return self.count_once
+        return self.units == "word" and self.sampler == "gumbel"
+
+    @property
+    def flattens(self) -> bool:
+        """Whether the key test limits the directions of a text's evidence."""
+        return self.flatten is not None and self.key_matrix == "full" and self.scores_linearly
 
     @property
     def token_semantics(self) -> bool:

@@ -69,6 +69,7 @@ __all__ = [
     "load_word_statistics",
     "register_texts",
     "save_word_statistics",
+    "times_counted",
     "windows_before",
     "word_weight",
 ]
@@ -87,6 +88,7 @@ _CHUNK = 2048
 _BUSY_SECONDS = 10.0
 _PARAMETERS = 500  # per query; every SQLite allows at least 999
 _SIF = 3e-4  # a: words of this frequency have weight 1/2
+_FREQUENT_TIMES = 4
 _ZIPF = 0.1  # the word of rank r has frequency 0.1 / (r + 1)
 
 
@@ -235,6 +237,15 @@ def windows_before(forms: Sequence[str], *, k: int, before: Sequence[str] = ()) 
     """The k words before each word of a text, fewer at the start; ``before`` are the prompt's words."""
     known = (*before, *forms)
     return [known[max(i - k, 0) : i] for i in range(len(before), len(known))]
+
+
+def times_counted(form: str) -> int:
+    """How often a word carries the mark within one text: once, or four times if it is frequent.
+
+    Unrelated texts share frequent words above all, and a mark that rewards a content word again and again
+    makes a text repeat itself.
+    """
+    return 1 if word_weight(form) >= 0.5 else _FREQUENT_TIMES
 
 
 def word_weight(form: str) -> float:

@@ -20,6 +20,8 @@ __all__ = ["Evidence", "Factor"]
 
 Factor = NDArray[np.floating] | NDArray[np.integer]
 
+_HALF_PRECISION = 4e-3  # unit rows that were stored in half precision are unit rows
+
 
 @dataclass(frozen=True)
 class Evidence:
@@ -33,6 +35,9 @@ class Evidence:
     ρ_ij = T_ij C_ij. ``T`` and ``C`` hold each factor either as unit rows (N, d), T_ij = ⟨t_i, t_j⟩, or as
     integer labels (N,), T_ij = 1 if they are equal, else 0. ``comparable`` says that the factors of two texts
     mean the same, so that the covariance of their scores is known too.
+
+    The last ``extra`` pairs belong to no unit: terms that a scheme adds to the sum, with weights of any sign.
+    If f is linear, rows need not be unit vectors: a unit whose rows are short weighs less.
     """
 
     scores: F64
@@ -43,6 +48,7 @@ class Evidence:
     C: Factor
     kernel: tuple[float, ...]
     comparable: bool = True
+    extra: int = 0
 
     @classmethod
     def independent(
@@ -73,7 +79,7 @@ class Evidence:
     @property
     def length(self) -> int:
         """The number of scored units, including repetitions."""
-        return round(float(self.weights.sum()))
+        return round(float(self.weights[: self.pairs].sum()))
 
     @property
     def total(self) -> float:
@@ -84,6 +90,21 @@ class Evidence:
     def variance(self) -> float:
         """The variance of one score over keys, f(1)."""
         return float(sum(self.kernel))
+
+    @property
+    def pairs(self) -> int:
+        """The number of distinct pairs of the text."""
+        return len(self.weights) - self.extra
+
+    @property
+    def sizes(self) -> F64:
+        """ρ_ii of the text's pairs, (pairs,): 1 for unit rows and labels."""
+        squares = np.ones(self.pairs)
+        for factor in (self.T, self.C):
+            if factor.ndim == 2:
+                rows = factor[: self.pairs]
+                squares = squares * np.einsum("ij,ij->i", rows, rows, dtype=np.float64)
+        return np.where(np.abs(squares - 1.0) < _HALF_PRECISION, 1.0, squares)
 
     def __len__(self) -> int:
         return len(self.weights)

@@ -38,6 +38,7 @@ Index = slice | I64
 
 BLOCK = 2048
 EXACT_LIMIT = 16_384
+TINY = 1e-9
 LINEAR_LIMIT = 400  # beyond this, a norm of d_T x d_C numbers is cheaper than all pairs
 
 
@@ -58,13 +59,24 @@ def key_test(evidence: Evidence, *, variance: float | None = None) -> Statistic:
     if len(evidence) == 0:
         return NOTHING
     variance = score_variance(evidence) if variance is None else variance
+    if variance <= TINY:  # no unit differs from the others: nothing to test
+        return NOTHING
     z = evidence.total / math.sqrt(variance)
     return Statistic(z, one_sided_p(z), effective_length(evidence, variance))
 
 
 def effective_length(evidence: Evidence, variance: float) -> float:
-    """L_eff of a sum of scores with this variance; at most the number of distinct pairs."""
-    return min(evidence.length**2 * evidence.variance / variance, float(len(evidence)))
+    """L_eff of a sum of scores with this variance; at most the number of distinct pairs.
+
+    A pair whose rows are short counts as the fraction of a pair that it weighs.
+    """
+    if variance <= 0.0:
+        return 0.0
+    if evidence.kernel[1:]:  # rows are unit vectors
+        return min(evidence.length**2 * evidence.variance / variance, float(evidence.pairs))
+    sizes = evidence.sizes
+    total = float(evidence.weights[: evidence.pairs] @ np.sqrt(sizes))
+    return min(total**2 * evidence.variance / variance, float(sizes.sum()))
 
 
 def one_sided_p(z: float) -> float:

@@ -110,7 +110,8 @@ class Units:
         """The scored units of a text."""
         place = np.flatnonzero(evidence.positions >= 0)
         pair = evidence.positions[place]
-        if not np.array_equal(evidence.weights, np.bincount(pair, minlength=len(evidence))):
+        counts = np.bincount(pair, minlength=evidence.pairs)
+        if not np.array_equal(evidence.weights[: evidence.pairs], counts):
             first = np.sort(np.unique(pair, return_index=True)[1])
             return cls(place[first], pair[first], evidence.weights[pair[first]])
         return cls(place, pair, np.ones(len(pair)))
@@ -367,7 +368,8 @@ def posterior(evidence: Evidence) -> F64:
     units = Units.of(evidence)
     if len(units) == 0:
         return np.zeros(0)
-    x = evidence.scores[units.pair] / np.sqrt(evidence.variance)
+    sizes = np.maximum(evidence.sizes, 1e-12)  # of units that weigh nothing the score is 0 too
+    x = (evidence.scores[: evidence.pairs] / np.sqrt(evidence.variance * sizes))[units.pair]
     strength, length = np.array(list(itertools.product(_STRENGTHS, _LENGTHS))).T
     leave = 1.0 / length
     enter = leave * _MARKED / (1.0 - _MARKED)
@@ -433,7 +435,8 @@ class _Chunk:
     def __init__(self, evidence: Evidence, units: Units) -> None:
         pairs, self._pair = np.unique(units.pair, return_inverse=True)
         self._weight = units.weight
-        self._variance = evidence.variance
+        self._pair_variance = evidence.variance * evidence.sizes[pairs]
+        self._variance = self._pair_variance[self._pair]
         self._covariance = covariance(evidence, pairs, pairs).astype(np.float64)
         # _block[a, b]: the covariance of the weighted sum of the first a scores with that of the first b
         self._block = np.zeros((len(units) + 1, len(units) + 1))
@@ -445,20 +448,20 @@ class _Chunk:
     def deviation(self, windows: _Windows) -> F64:
         """√Var_w, (W,), with a floor where opposite scores cancel up to rounding."""
         a, b, block = windows.start, windows.end, self._block
-        squares = np.concatenate([[0.0], np.cumsum(self._weight**2)])
-        floor = _JITTER * self._variance * (squares[b] - squares[a])
+        squares = np.concatenate([[0.0], np.cumsum(self._weight**2 * self._variance)])
+        floor = _JITTER * (squares[b] - squares[a])
         return np.asarray(np.sqrt(np.maximum(block[a, a] - 2.0 * block[a, b] + block[b, b], floor)))
 
     def effective_length(self, windows: _Windows) -> F64:
         """The effective length of each window, (W,)."""
-        total = np.concatenate([[0.0], np.cumsum(self._weight)])
+        total = np.concatenate([[0.0], np.cumsum(self._weight * np.sqrt(self._variance))])
         length = total[windows.end] - total[windows.start]
-        return np.asarray(length**2 * self._variance / self.deviation(windows) ** 2)
+        return np.asarray(np.square(length / np.maximum(self.deviation(windows), 1e-12)))
 
     def inverse_counts(self, windows: _Windows, draws: int, rng: np.random.Generator) -> F64:
         """1/N(q) at each level, (draws, levels); each draw makes one window pass, chosen by its share."""
         sd = self.deviation(windows)[:, None]
-        jitter = _JITTER * self._variance * np.eye(len(self._covariance))
+        jitter = _JITTER * np.diag(self._pair_variance)
         factor = cholesky(self._covariance + jitter, lower=True, overwrite_a=True)
         passing = rng.choice(len(sd), size=draws, p=windows.share / windows.share.sum())
         depth = rng.random(draws)
@@ -526,4 +529,5 @@ def _restrict(evidence: Evidence, units: Units) -> Evidence:
         positions=inverse,
         T=evidence.T[pairs],
         C=evidence.C[pairs],
+        extra=0,
     )

@@ -68,6 +68,8 @@ class WordStream:
 
     def __init__(self, text: str = "") -> None:
         self._final: deque[str] = deque(maxlen=_KEPT)
+        self.finished = 0
+        """How many words can no longer change."""
         self._open: list[str] = []
         self._tail = ""
         self.append(text)
@@ -76,10 +78,12 @@ class WordStream:
         """Append ``piece`` to the text."""
         text = self._tail + piece[-_ENOUGH:]
         tail = open_tail(text)
-        self._final.extend(_forms(text[: len(text) - len(tail)]))
         found = words(tail)
         kept = found[-_OPEN:] if len(tail) <= _LONGEST else found[-1:]
-        self._final.extend(word.form for word in found[: len(found) - len(kept)])
+        final = _forms(text[: len(text) - len(tail)])
+        final += [word.form for word in found[: len(found) - len(kept)]]
+        self._final.extend(final)
+        self.finished += len(final)
         tail = tail[kept[0].start :] if kept else ""
         if len(tail) > _LONGEST:
             tail = tail[:MAX_FORM] + tail[-2:]  # one endless word: its form, and its end
@@ -95,6 +99,15 @@ class WordStream:
     def recent(self, k: int) -> tuple[str, ...]:
         """The last ``k`` words (at most 64; fewer at the start), oldest first."""
         return self.context(Extension(None), k=k)
+
+    def finished_since(self, count: int) -> list[str]:
+        """The words finished after the first ``count``, of those that the stream remembers."""
+        return list(self._final)[max(len(self._final) - (self.finished - count), 0) :]
+
+    @property
+    def unfinished(self) -> Sequence[str]:
+        """The last words, which the next piece may still change."""
+        return self._open
 
     def context(self, extension: Extension, *, k: int) -> tuple[str, ...]:
         """The ``k`` words before the word that an extension makes, oldest first."""
