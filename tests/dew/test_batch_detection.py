@@ -10,7 +10,6 @@ import torch
 from tests.fakes import PAPER, BagEncoder
 
 import dewmark
-from dewmark.core.projections import draw_projections
 from dewmark.dew.batch_detection import _groups
 from dewmark.dew.projection import Fold, FoldedRows
 from dewmark.dew.reading import _distinct, pairs_of
@@ -129,7 +128,7 @@ def test_rows_of_a_mapped_table_are_copied_and_its_pages_given_back(tmp_path) ->
 
 def test_remembered_rows_are_the_folded_ones_also_when_there_is_no_room(monkeypatch) -> None:
     monkeypatch.setattr("dewmark.dew.projection._CACHE_BYTES", 4 * 12 * 40)  # 40 rows
-    fold = Fold.of(draw_projections(KEY, d_T=20, d_C=12, kind="gaussian", n=20))
+    fold = Fold.of(KEY, d_T=20, d_C=12, kind="gaussian", n=20)
     table = np.random.default_rng(0).normal(size=(100, 20)).astype(np.float32)
     memo = FoldedRows(fold, 100)
     for ids in (np.arange(30), np.arange(10, 45), np.arange(100), np.array([3, 99]), np.arange(60, 100)):

@@ -39,7 +39,7 @@ def literal_tables(bound, key: Key):
     """Ê_T, R_T, R_C as the paper has them, float64, with the ablation's permutation applied to the rows."""
     rows = np.asarray(bound.reader.token_rows, dtype=np.float64)
     projections = draw_projections(
-        key, d_T=rows.shape[1], d_C=bound.shared.d_C, kind=bound.scheme.projection, n=bound.fold.n
+        key, d_T=rows.shape[1], d_C=bound.shared.d_C, kind=bound.scheme.key_matrix, n=bound.fold.n
     )
     if not bound.scheme.token_semantics:
         rows = rows[permuted_rows(key, np.flatnonzero(np.any(rows != 0, axis=1)), len(rows))]

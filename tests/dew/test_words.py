@@ -65,7 +65,7 @@ def test_without_a_host_marking_is_refused(bag_encoder, tmp_path) -> None:
 def test_marking_and_detection_see_the_same_alignments(kind, bag_encoder, tmp_path) -> None:
     """Every token that ends a word is offered the u that detection later reads for that word."""
     writer = FakeHost(400, kind=kind)
-    bound = bind(writer, tmp_path)
+    bound = bind(writer, tmp_path, subtract_text_mean=False)
     text = {
         "words": " the light of the night and the sea under the old hill was the story of all the people",
         "bytes": " the lighted houses of another town, and bridges under it: old waters all the night",

@@ -95,7 +95,7 @@ def choose(
     if settings.fresh_on_repeat:
         u = u.masked_fill(texts.repeated(), 0.0)
     uniforms = token_uniforms(states, race.candidates)
-    return race.winners(keyed_exponentials(u, uniforms, alpha=settings.alpha), states)
+    return race.winners(keyed_exponentials(u, uniforms, alpha=settings.keyed_share), states)
 
 
 def keyed_exponentials(u: torch.Tensor, uniforms: torch.Tensor, *, alpha: float) -> torch.Tensor:

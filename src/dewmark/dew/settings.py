@@ -31,8 +31,9 @@ class DewSettings(Scheme):
     """
     lambda_: float = 2.0
     """Strength λ of the bias: the most that a logit can gain."""
-    alpha: float = 0.5
-    """Share of the Gumbel sampler's randomness that comes from the key."""
+    alpha: float | None = None
+    """Share of the Gumbel sampler's randomness that comes from the key; by default 0.8 where a word carries
+    the mark only once, else 0.5."""
     fresh_on_repeat: bool = True
     """Whether the Gumbel sampler ignores the key where a text repeats a context word for word."""
     gamma: float = 0.5
@@ -69,9 +70,9 @@ class DewSettings(Scheme):
     count_once: bool | None = None
     """Whether a word carries the mark only at its first occurrence in a text (a frequent word at its first
     four); by default for words with the Gumbel sampler."""
-    flatten: float | None = 2.0
-    """With a full key matrix, how far a direction of the text's evidence may exceed the root mean square of
-    all directions before the key test cuts it; None for no limit."""
+    flatten: float | None = 1.75
+    """With a full key matrix, how many times the root mean square of all directions one direction of the
+    text's evidence may have before the key test cuts it; None for no limit."""
     score: Literal["tanh", "linear"] | None = None
     """What the key test sums: tanh(γu), the default with a bias, or u itself, the default with Gumbel."""
     donor: str | None = None
@@ -83,7 +84,7 @@ class DewSettings(Scheme):
             (self.lambda_ > 0.0, "lambda", "be positive", self.lambda_),
             (self.gamma > 0.0, "gamma", "be positive", self.gamma),
             (self.k >= 1, "k", "be at least 1", self.k),
-            (0.0 < self.alpha <= 1.0, "alpha", "lie in (0, 1]", self.alpha),
+            (self.alpha is None or 0.0 < self.alpha <= 1.0, "alpha", "lie in (0, 1]", self.alpha),
             (self.m is None or self.m >= 1, "m", "be at least 1", self.m),
             (self.nucleus is None or 0.0 < self.nucleus <= 1.0, "nucleus", "lie in (0, 1]", self.nucleus),
             (self.n is None or self.n >= 2, "n", "be at least 2", self.n),
@@ -111,6 +112,11 @@ class DewSettings(Scheme):
     def candidates(self) -> int:
         """How many of the likeliest candidates are scored."""
         return self.m if self.m is not None else 256 if self.sampler == "gumbel" else 32
+
+    @property
+    def keyed_share(self) -> float:
+        """The share of the Gumbel sampler's randomness that comes from the key."""
+        return self.alpha if self.alpha is not None else 0.8 if self.counts_once else 0.5
 
     @property
     def scores_linearly(self) -> bool:

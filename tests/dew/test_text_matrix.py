@@ -1,0 +1,139 @@
+"""The text as one matrix: the exact law over keys, what is cut from it, and each word only once."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+
+from dewmark.core.keys import Key
+from dewmark.dew.alignment import WordBatch
+from dewmark.dew.scheme import DEW
+from dewmark.dew.text_matrix import flatten
+from dewmark.encoders.word_vectors import times_counted
+from dewmark.errors import ConfigError
+from dewmark.hosts.fake import FakeHost
+from dewmark.stats.key_test import cross_variance, score_variance
+from dewmark.workspace import Workspace, no_host
+
+KEY = Key(bytes(range(32)))
+KEYS = [Key(i.to_bytes(32, "big")) for i in range(1, 401)]
+FIRST = "an old bridge over the river leads to the harbour where ships wait for wind and a bell rings at dusk"
+SECOND = (
+    "the old bridge across a river goes to the port where boats stay until a wind comes and the bell sounds"
+)
+
+
+def rows(count: int, dim: int, *, seed: int, common: float = 0.0) -> np.ndarray:
+    """Unit rows (count, dim) that share a direction of this size."""
+    drawn = np.random.default_rng(seed).standard_normal((count, dim))
+    drawn[:, 0] += common * np.sqrt(dim)
+    return (drawn / np.linalg.norm(drawn, axis=1, keepdims=True)).astype(np.float32)
+
+
+def matrix(T, C, weights) -> np.ndarray:
+    return (T * np.asarray(weights)[:, None]).T @ C
+
+
+def test_flattening_brings_every_direction_down_to_the_limit() -> None:
+    T, C = rows(80, 40, seed=1, common=0.8), rows(80, 32, seed=2, common=0.8)
+    weights = np.random.default_rng(3).integers(1, 4, size=80).astype(np.float64)
+    cuts = flatten(T, C, weights, limit=2.0)
+    assert cuts is not None
+    M = matrix(T, C, weights)
+    flat = M - (cuts.left.T * cuts.sizes) @ cuts.right
+    bound = 2.0 * np.linalg.norm(flat) / np.sqrt(min(weights.sum(), 32))
+    before, after = (np.linalg.svd(x, compute_uv=False) for x in (M, flat))
+    assert before[0] > 1.5 * bound
+    np.testing.assert_allclose(after, np.minimum(before, bound), rtol=1e-3)
+    np.testing.assert_allclose(cuts.shares @ T, cuts.left, atol=1e-4)
+
+
+def test_texts_without_a_common_direction_are_left_alone() -> None:
+    assert flatten(rows(60, 64, seed=1), rows(60, 64, seed=2), np.ones(60), limit=3.0) is None
+    assert flatten(np.zeros((4, 8), np.float32), rows(4, 8, seed=2), np.ones(4), limit=2.0) is None
+
+
+def test_flattening_uncouples_texts_that_share_a_direction() -> None:
+    """Their correlation under one key is the cosine of their matrices."""
+
+    def flat(seed: int) -> tuple[np.ndarray, np.ndarray]:
+        T, C = rows(150, 32, seed=seed, common=0.7), rows(150, 32, seed=seed + 50, common=0.7)
+        M = matrix(T, C, np.ones(150))
+        cuts = flatten(T, C, np.ones(150), limit=2.0)
+        assert cuts is not None
+        return M, M - (cuts.left.T * cuts.sizes) @ cuts.right
+
+    texts = [flat(seed) for seed in range(12)]
+    plain, cut = (
+        np.corrcoef([np.ravel(text[which]) for text in texts])[np.triu_indices(12, 1)].mean()
+        for which in (0, 1)
+    )
+    assert plain > 0.5
+    assert cut < 0.2
+
+
+@pytest.mark.parametrize("settings", [{}, {"flatten": 1.2}, {"subtract_text_mean": False, "flatten": None}])
+def test_p_values_are_uniform_over_keys(settings, bag_encoder, tmp_path) -> None:
+    found = DEW().with_settings(settings).detect_keys(KEYS, [FIRST], no_host(), Workspace(cache=tmp_path))
+    assert stats.kstest([each.p_value for each in found[0]], "uniform").pvalue > 1e-3
+
+
+def test_the_correlation_of_two_texts_over_keys_is_the_closed_form(bag_encoder, tmp_path) -> None:
+    scheme, space = DEW().with_settings({"flatten": 1.2}), Workspace(cache=tmp_path)
+    first, second = scheme.detect_keys(KEYS, [FIRST, SECOND], no_host(), space)
+    bound = scheme.bind(KEY, no_host(), space)
+    a, b = bound.evidence(bound.tokenize([FIRST, SECOND]), bound.tokenize(["", ""]))
+    assert a.extra > 0
+    expected = cross_variance(a, b) / np.sqrt(score_variance(a) * score_variance(b))
+    measured = np.corrcoef([each.z for each in first], [each.z for each in second])[0, 1]
+    assert abs(measured - expected) < 4.0 / np.sqrt(len(KEYS))  # standard error at most 1/√400
+    assert expected > 0.1
+
+
+def test_one_key_and_many_give_the_same_numbers(bag_encoder, tmp_path) -> None:
+    space = Workspace(cache=tmp_path)
+    (many,) = DEW().detect_keys([KEY], [FIRST], no_host(), space)
+    one = DEW().bind(KEY, no_host(), space).detect(FIRST)
+    assert many[0].z == pytest.approx(one.z, rel=1e-4)
+    simulated = DEW().bind(KEY, no_host(), space).detect(FIRST, test="monte-carlo")
+    assert simulated.p_value == pytest.approx(one.p_value, abs=4 * np.sqrt(0.25 / 999))
+
+
+def test_a_word_counts_where_it_is_new(bag_encoder, tmp_path) -> None:
+    bound = DEW().bind(KEY, no_host(), Workspace(cache=tmp_path))
+    text = "one two three harbour the bridge the harbour the bridge the lantern the lantern the harbour"
+    scored = [token.text for token in bound.detect(text).tokens if token.scored]
+    assert times_counted("harbour") == 1
+    assert times_counted("the") == 4
+    assert scored.count("harbour") == scored.count("bridge") == scored.count("lantern") == 1
+    assert scored.count("the") == 4
+
+
+def test_a_used_up_word_gets_fresh_noise_when_it_is_a_candidate_again(bag_encoder, tmp_path) -> None:
+    host = FakeHost(400)
+    bound = DEW().bind(KEY, host.info, Workspace(cache=tmp_path))
+    tokenizer = host.info.tokenizer
+    prompt = torch.tensor([tokenizer.encode([" the water of the sea"])[0].ids])
+    (bridge,), (river,) = (tokenizer.encode([word])[0].ids for word in (" bridge", " river"))
+    batch = WordBatch(bound._aligner(prompt.device), prompt, None)
+    candidates, certain = torch.tensor([[bridge, river]]), torch.zeros(1, 1)
+
+    def offered(text: str) -> list[float]:
+        ids = torch.cat((prompt, torch.tensor([tokenizer.encode([text])[0].ids])), dim=1)
+        return batch.texts(ids).alignments(candidates, certain, certain)[0].tolist()
+
+    assert all(offered(" and the old"))
+    fresh = offered(" and the old bridge")
+    assert fresh[0] == 0.0
+    assert fresh[1] != 0.0
+    assert offered(" and the old bridge under the")[0] == 0.0
+
+
+def test_settings_that_contradict_each_other_are_refused() -> None:
+    for settings in ({"projection": "full"}, {"count_once": True}):
+        with pytest.raises(ConfigError, match="units=word"):
+            DEW().with_settings({"units": "token", **settings})
+    with pytest.raises(ConfigError, match="flatten must be at least 1"):
+        DEW().with_settings({"flatten": 0.5})
