@@ -69,7 +69,7 @@ def test_json(locate, document):
     (passage,) = row["passages"]
     assert passage["text"] == text[passage["start"] : passage["end"]]
     assert passage["p_value"] < 0.01
-    assert row["detection"]["tokens_scored"] > 300
+    assert row["detection"]["tokens_scored"] > 200  # new words, and frequent ones four times
 
 
 def test_plain_output(locate, document):

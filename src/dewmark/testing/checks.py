@@ -506,7 +506,7 @@ def _expect_same(found: Sequence[Detection], expected: Sequence[Detection], what
 def _expect_complete(evidence: Evidence, kind: str, *, tokens: int) -> None:
     expect(len(evidence) > 0, f"{kind}: expected evidence in a text of {tokens} tokens, there is none")
     expect(
-        len(evidence.positions) == tokens and int(evidence.positions.max()) == len(evidence) - 1,
+        len(evidence.positions) == tokens and int(evidence.positions.max()) == evidence.pairs - 1,
         f"{kind}: expected positions to give the pair of each of {tokens} tokens, or -1",
     )
 
