@@ -78,7 +78,8 @@ def main() -> None:
         rows.append(row)
         print(json.dumps(row), flush=True)
     if options.out:
-        options.out.write_text(json.dumps({"settings": settings, "keys": options.keys, "rows": rows}, indent=1))
+        table = {"settings": settings, "keys": options.keys, "rows": rows}
+        options.out.write_text(json.dumps(table, indent=1))
 
 
 if __name__ == "__main__":

@@ -86,10 +86,9 @@ class Pairs:
     @property
     def labels(self) -> I64:
         """A number for each pair (N,), the same for the same pair in every text."""
-        code = self.tokens.astype(np.uint64)
+        code = _scrambled(self.tokens.astype(np.uint64))
         for column in self.contexts.T.astype(np.uint64):
-            code = (code ^ column) * np.uint64(0x9E3779B97F4A7C15)
-            code ^= code >> np.uint64(32)
+            code = _scrambled(code ^ column)
         return code.view(np.int64)
 
     @property
@@ -97,6 +96,12 @@ class Pairs:
         """Where in the text each pair occurs, (N,); only for pairs that occur once."""
         scored = np.flatnonzero(self.positions >= 0)
         return scored[np.argsort(self.positions[scored])]
+
+
+def _scrambled(code: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """A bijection of 64-bit numbers that spreads small differences over all bits."""
+    code = code * np.uint64(0x9E3779B97F4A7C15)
+    return np.asarray(code ^ (code >> np.uint64(32)))
 
 
 @dataclass(frozen=True, eq=False)

@@ -82,7 +82,8 @@ class TextEvidence:
             cuts = flatten(T, C, pairs.weights, limit=scheme.flatten)
         weights = pairs.weights
         if cuts is not None:
-            T, C = np.concatenate((T, cuts.left)), np.concatenate((C, cuts.right))
+            T = np.concatenate((np.asarray(T, dtype=np.float32), cuts.left))
+            C = np.concatenate((np.asarray(C, dtype=np.float32), cuts.right))
             weights = np.concatenate((weights, -cuts.sizes))
         nothing = np.zeros(len(weights), dtype=np.float32)
         blank = Evidence(
@@ -94,6 +95,7 @@ class TextEvidence:
             C=C,
             kernel=(1.0,) if linear else tanh_kernel(scheme.gamma),
             extra=0 if cuts is None else len(cuts.sizes),
+            unit_rows=not keep_norms,
         )
         score = _identity if linear else functools.partial(saturate, gamma=scheme.gamma)
         return cls(pairs, blank, norms, score, keep_norms, cuts)

@@ -20,8 +20,6 @@ __all__ = ["Evidence", "Factor"]
 
 Factor = NDArray[np.floating] | NDArray[np.integer]
 
-_HALF_PRECISION = 4e-3  # unit rows that were stored in half precision are unit rows
-
 
 @dataclass(frozen=True)
 class Evidence:
@@ -37,7 +35,7 @@ class Evidence:
     mean the same, so that the covariance of their scores is known too.
 
     The last ``extra`` pairs belong to no unit: terms that a scheme adds to the sum, with weights of any sign.
-    If f is linear, rows need not be unit vectors: a unit whose rows are short weighs less.
+    If f is linear, rows need not be unit vectors (``unit_rows`` false): a unit with short rows weighs less.
     """
 
     scores: F64
@@ -49,6 +47,7 @@ class Evidence:
     kernel: tuple[float, ...]
     comparable: bool = True
     extra: int = 0
+    unit_rows: bool = True
 
     @classmethod
     def independent(
@@ -100,11 +99,12 @@ class Evidence:
     def sizes(self) -> F64:
         """ρ_ii of the text's pairs, (pairs,): 1 for unit rows and labels."""
         squares = np.ones(self.pairs)
+        if self.unit_rows:
+            return squares
         for factor in (self.T, self.C):
-            if factor.ndim == 2:
-                rows = factor[: self.pairs]
-                squares = squares * np.einsum("ij,ij->i", rows, rows, dtype=np.float64)
-        return np.where(np.abs(squares - 1.0) < _HALF_PRECISION, 1.0, squares)
+            rows = factor[: self.pairs]
+            squares = squares * np.einsum("ij,ij->i", rows, rows, dtype=np.float64)
+        return squares
 
     def __len__(self) -> int:
         return len(self.weights)

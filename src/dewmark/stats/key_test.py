@@ -72,8 +72,6 @@ def effective_length(evidence: Evidence, variance: float) -> float:
     """
     if variance <= 0.0:
         return 0.0
-    if evidence.kernel[1:]:  # rows are unit vectors
-        return min(evidence.length**2 * evidence.variance / variance, float(evidence.pairs))
     sizes = evidence.sizes
     total = float(evidence.weights[: evidence.pairs] @ np.sqrt(sizes))
     return min(total**2 * evidence.variance / variance, float(sizes.sum()))
