@@ -230,7 +230,9 @@ def tiny(monkeypatch: pytest.MonkeyPatch, bag_encoder: BagEncoder) -> None:
     from dewmark.hosts.fake import FakeHost
 
     host = FakeHost()
+    host.chat = ChatFormat(lambda messages: f"the old {messages[-1]['content']}", Decoding(temperature=0.9))
     for module in (dewmark.hosts, dewmark.watermark):
+        monkeypatch.setattr(module, "chat_format", lambda name, **_: host.chat)
         monkeypatch.setattr(module, "host_info", lambda name, **_: host.info)
         monkeypatch.setattr(module, "load_host", lambda name, **_: host)
 

@@ -37,6 +37,23 @@ def test_a_sample_is_written_measured_and_drawn(power, tmp_path):
     assert 0 < row["shortest"]["0.5"] < row["shortest"]["0.9"]
 
 
+def test_chat_answers_the_package_s_requests_as_the_host_decodes(power, monkeypatch):
+    from dewmark.hosts.fake import FakeHost
+
+    asked = []
+    original = FakeHost.generate
+
+    def watched(self, prompts, *, decoding, **options):
+        asked.append((list(prompts), decoding))
+        return original(self, prompts, decoding=decoding, **options)
+
+    monkeypatch.setattr(FakeHost, "generate", watched)
+    assert power("--length", "30", "--number", 4, "--chat", "--json").code == 0
+    ((prompts, decoding),) = asked
+    assert all(prompt.startswith("the old ") for prompt in prompts)
+    assert (decoding.temperature, decoding.min_new_tokens, decoding.no_repeat_ngram) == (0.9, 0, 0)
+
+
 @pytest.fixture
 def marked(run, tiny, key_file, tmp_path) -> Path:
     """Four texts of 80 tokens, marked with the known key."""

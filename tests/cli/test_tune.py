@@ -49,6 +49,16 @@ def test_the_table_names_the_chosen_and_the_flags(tune):
     assert "--set units=token --set sampler=bias --set lambda=0.1" in lines
 
 
+def test_chat_measures_at_the_host_s_own_decoding(tune):
+    plain, chat = (
+        json.loads(tune(*SMALL, "--budget-perplexity", 1e6, "--json", *extra).out)
+        for extra in ([], ["--chat"])
+    )
+    assert chat["results"][0]["ratio"] != plain["results"][0]["ratio"]
+    again = json.loads(tune(*SMALL, "--budget-perplexity", 1e6, "--json", "--chat", "--temperature", 0.9).out)
+    assert again["results"] == chat["results"]
+
+
 def test_no_configuration_within_the_budget_is_exit_code_1(tune):
     result = tune("--texts", 6, "--tokens", 30, *GRID[:4], "--grid", "lambda=6")
     assert result.code == 1

@@ -35,8 +35,9 @@ def power(
         int, typer.Option(min=25, help="Maximum number of tokens per text; longer lengths are extrapolated.")
     ] = 400,
     seed: options.Seed = 0,
-    temperature: options.Temperature = 1.0,
-    top_p: options.TopP = 1.0,
+    chat: options.Chat = False,
+    temperature: options.OwnTemperature = None,
+    top_p: options.OwnTopP = None,
     host: options.Host = None,
     scheme: options.SchemeName = None,
     settings: options.Settings = None,
@@ -59,7 +60,7 @@ def power(
         raise ConfigError(f"--fpr must lie in (0, 1), got {fpr:g}")
     options.check_marks(scheme)
     given = read_documents(texts) if texts is not None else []
-    prompts = options.package_prompts(number, option="--number") if texts is None else []
+    prompts = options.package_prompts(number, option="--number", chat=chat) if texts is None else []
     secret = options.load_key(key) if key is not None or texts is not None else Key.generate()
     with Progress(quiet=quiet) as progress:
         watermark = options.load_watermark(
@@ -78,8 +79,8 @@ def power(
                 prompts,
                 tokens=min(tokens, max(25, *lengths)),
                 seed=seed,
-                temperature=temperature,
-                top_p=top_p,
+                options=options.decoding_options(temperature=temperature, top_p=top_p),
+                chat=chat,
                 batch_size=batch_size,
                 progress=progress,
             )

@@ -37,8 +37,9 @@ def tune(
     ] = None,
     scheme: options.SchemeName = None,
     seed: options.Seed = 0,
-    temperature: options.Temperature = 1.0,
-    top_p: options.TopP = 1.0,
+    chat: options.Chat = False,
+    temperature: options.OwnTemperature = None,
+    top_p: options.OwnTopP = None,
     batch_size: options.BatchSize = 8,
     device: options.Device = "auto",
     dtype: options.Dtype = "auto",
@@ -53,7 +54,8 @@ def tune(
 
     Exit code 1: no configuration is within the budget.
     """
-    from dewmark.batch import read_prompts
+    from dewmark.batch import Prompt, read_prompts
+    from dewmark.batch.inputs import as_request
     from dewmark.hosts import load_host
     from dewmark.lab.tuning import DECODING, Sample, check_budget, choose, expand, measure, parse_grid
     from dewmark.watermark import DEFAULT_HOST
@@ -61,17 +63,26 @@ def tune(
     check_budget(budget_perplexity)
     named = [*(grid or ()), *([] if sampler is None else [f"sampler={sampler}"])]
     configurations = expand(parse_grid(named), scheme=scheme or "dew")
-    openers = (
-        options.package_prompts(texts, option="--texts")
+    asked = (
+        [
+            Prompt(str(i), text, as_request(text) if chat else None)
+            for i, text in enumerate(options.package_prompts(texts, option="--texts", chat=chat))
+        ]
         if prompts is None
-        else [prompt.text for prompt in read_prompts(prompts)][:texts]
+        else read_prompts(prompts, chat=chat or None)[:texts]
     )
-    decoding = dataclasses.replace(
-        DECODING, max_new_tokens=tokens, min_new_tokens=tokens, temperature=temperature, top_p=top_p
+    chat = asked[0].messages is not None
+    stated = options.decoding_options(
+        max_new_tokens=tokens, min_new_tokens=tokens, temperature=temperature, top_p=top_p
     )
-    sample = Sample(openers, decoding=decoding, keys=keys, seed=seed)
     with Progress(quiet=quiet) as progress:
         opened = load_host(host or DEFAULT_HOST, device=device, dtype=dtype, progress=progress)
+        openers = [
+            prompt.text if prompt.messages is None else opened.chat.render(prompt.messages)
+            for prompt in asked
+        ]
+        decoding = dataclasses.replace(opened.chat.decoding if chat else DECODING, **stated)
+        sample = Sample(openers, decoding=decoding, keys=keys, seed=seed)
         unmarked, measured = measure(
             opened,
             configurations,

@@ -6,13 +6,14 @@ paired for them.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
-from dewmark.batch.inputs import Document
-from dewmark.decoding import Decoding
+from dewmark.batch.inputs import Document, as_request
+from dewmark.decoding import Decoding, DecodingOptions
 from dewmark.errors import InputError
 from dewmark.scheme import MIN_EFFECTIVE_LENGTH, BoundScheme
 from dewmark.stats.key_test import key_test
@@ -37,12 +38,16 @@ def write_sample(
     *,
     tokens: int,
     seed: int = 0,
-    temperature: float = 1.0,
-    top_p: float = 1.0,
+    options: DecodingOptions | None = None,
+    chat: bool = False,
     batch_size: int = 8,
     progress: Progress = silent,
 ) -> Sample:
-    """Marked texts of at least ``tokens`` tokens that continue the prompts."""
+    """Marked texts of at least ``tokens`` tokens that continue the prompts.
+
+    With ``chat`` the prompts are requests, answered as the host decodes: an answer ends where the host ends
+    it, and may be shorter. ``options`` override the decoding.
+    """
     length = tokens + max(8, tokens // 20)  # a text may be tokenized into fewer tokens than were generated
     sample: Sample = []
 
@@ -51,16 +56,16 @@ def write_sample(
         progress("writing marked texts", len(sample), len(prompts))
 
     collect([])
+    decoding = (
+        dataclasses.replace(watermark.chat_format.decoding, max_new_tokens=length)
+        if chat
+        else Decoding(max_new_tokens=length, min_new_tokens=length, no_repeat_ngram=4)
+    )
     watermark.generate_batch(
-        prompts,
+        None if chat else prompts,
+        messages=[as_request(prompt) for prompt in prompts] if chat else None,
         seeds=range(seed, seed + len(prompts)),
-        decoding=Decoding(
-            max_new_tokens=length,
-            min_new_tokens=length,
-            temperature=temperature,
-            top_p=top_p,
-            no_repeat_ngram=4,
-        ),
+        decoding=dataclasses.replace(decoding, **(options or {})),
         batch_size=batch_size,
         on_batch=collect,
     )
