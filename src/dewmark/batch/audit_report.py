@@ -31,6 +31,7 @@ NOT_AUDITED = "this key was not audited on texts of this language and length"
 """What to say of a text about which an audit says nothing."""
 
 _CONFIDENCE = 0.95
+_IN_HUNDRED = 0.1  # from this share on, "40 in 100" reads better than "1 in 2.5"
 _REMEDY = "make one with: dewmark audit --out DIR"
 
 
@@ -72,8 +73,9 @@ class KeyLevel:
     def sentence(self) -> str:
         """The level in words."""
         trust = "" if self.trusted else "; this key's alarms on such texts cannot be trusted"
+        verb = "score" if self.share >= _IN_HUNDRED else "scores"
         return (
-            f"under this key, about {_one_in(self.share)} unmarked texts {self.group.name} scores so high, "
+            f"under this key, about {_one_in(self.share)} unmarked texts {self.group.name} {verb} so high, "
             f"at most {_one_in(self.high)} (audit of {self.group.texts:,} such texts){trust}"
         )
 
@@ -191,6 +193,6 @@ def _trusted(law: KeyOnKind, level: float) -> bool:
 
 
 def _one_in(share: float) -> str:
-    if share >= 0.1:
+    if share >= _IN_HUNDRED:
         return f"{100 * share:.0f} in 100"
     return "fewer than 1 in a billion" if share < 1e-9 else f"1 in {float(f'{1 / share:.2g}'):,.0f}"
