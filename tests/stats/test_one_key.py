@@ -170,3 +170,11 @@ def test_copies_do_not_narrow_the_bound() -> None:
     copied = np.concatenate([base, np.repeat(base[:1], 30, axis=0)])
     many = one_key.key_on_kind(np.concatenate([z, np.repeat(z[:1], 30)]), copied)
     assert many.sd >= 0.95 * one.sd
+
+
+def test_a_text_that_says_nothing_has_no_direction() -> None:
+    """Two pairs that cancel, and no pairs at all."""
+    text = evidence(1, pairs=2)
+    same = {"T": np.repeat(text.T[:1], 2, axis=0), "C": np.repeat(text.C[:1], 2, axis=0)}
+    nothing = evidence(1, pairs=2, **same, weights=np.array([1.0, -1.0]))
+    assert not one_key.directions([nothing, evidence(1, pairs=0, T=text.T[:0], C=text.C[:0])]).any()

@@ -53,7 +53,7 @@ from scipy.special import ndtr, ndtri
 
 from dewmark.arrays import F32, F64, I64
 from dewmark.stats.evidence import Evidence, Factor
-from dewmark.stats.key_test import score_variance
+from dewmark.stats.key_test import TINY, score_variance
 
 __all__ = [
     "BLOCK",
@@ -97,15 +97,15 @@ def directions(evidences: Sequence[Evidence]) -> F32:
 def direction(evidence: Evidence) -> F32:
     """m of one text, (`DIMENSIONS`,): its inner product with another text's is the correlation of their z.
 
-    All zeros for a text without scored units.
+    All zeros for a text that says nothing about any key.
     """
-    if len(evidence) == 0:
+    variance = score_variance(evidence) if len(evidence) else 0.0
+    if variance <= TINY:
         return np.zeros(DIMENSIONS, dtype=np.float32)
     w = evidence.weights.astype(np.float32)
     T, C = evidence.T, evidence.C
     # between labels ρ is 0 or 1, so that every power of the series counts alike
     first = evidence.variance if T.ndim == C.ndim == 1 else evidence.kernel[0]
-    variance = score_variance(evidence)
     if T.ndim == 2 and C.ndim == 2:
         entries = np.asarray((T * w[:, None]).T @ C, dtype=np.float64).ravel()
         found, norm = _sketched_matrix(entries), float(np.linalg.norm(entries))
