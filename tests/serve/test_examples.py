@@ -69,14 +69,17 @@ def test_unmarked_text_gets_the_measured_power(open_service):
     from dewmark.stats.strength import Strength
 
     client = open_service(tenants=("acme", "beta"))
-    strength = Strength(0.2, 0.0, 40)
+    strength = Strength(0.15, 0.0, 40)
     for id_, tenant in client.service.tenants.items():
         measured = MeasuredPower(strength, "host", own=True)
         client.service.tenants[id_] = dataclasses.replace(tenant, power=measured)
     (one,) = client.post("/v1/detect", json={"text": plain_text(), "tenants": ["acme"]}).json()["results"]
     assert one["level_of_whole"] == pytest.approx(0.8 * (1 - 0.99**0.5))  # either of two keys, or a passage
     share = strength.found(one["effective_length"], fpr=one["level_of_whole"])
+    assert share < 40 / 41
     assert one["power"] == {"found_in_100": round(100 * share), "host": "host", "texts": 40, "own": True}
+    sure = MeasuredPower(Strength(9.0, 0.0, 40), "host", own=True)
+    assert sure.found_in_100(100.0, level=0.01)["found_in_100"] == 98  # 40 texts do not show more
     (short,) = client.post("/v1/detect", json={"text": "the old bridge"}).json()["results"]
     assert (short["power"], short["leaves_no_room"]) == (None, False)
     (full,) = client.post("/v1/detect", json={"text": "the old bridge " * 40}).json()["results"]
@@ -97,3 +100,25 @@ def test_example_carries_the_mark_of_the_default_scheme():
     measured = read_power(bound)
     assert measured is not None  # the package's measurement is of the default: dewmark power, if this fails
     assert not measured.own
+
+
+def test_power_is_read_from_the_detectors_folder(tmp_path):
+    import json
+
+    from tests.serve.live import bound
+
+    from dewmark.errors import ArtifactError
+    from dewmark.serve.measured_power import read_power
+
+    detector = bound("acme")
+    assert read_power(detector) is None  # the package measured other settings
+    measured = {"scheme": "dew", "config": detector.scheme.to_dict(), "host": "ours"}
+    strength = {"mean": 0.2, "spread": 0.1, "texts": 64}
+    (tmp_path / "power.json").write_text(json.dumps({**measured, "strength": strength}))
+    found = read_power(detector, tmp_path)
+    assert found is not None
+    assert (found.host, found.own, found.strength.texts) == ("ours", True, 64)
+    for bad in ({**measured, "strength": {}}, {**measured, "strength": strength, "config": {}}):
+        (tmp_path / "power.json").write_text(json.dumps(bad))
+        with pytest.raises(ArtifactError, match=r"dewmark power --out"):
+            read_power(detector, tmp_path)

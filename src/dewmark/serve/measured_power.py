@@ -30,11 +30,13 @@ class MeasuredPower:
 
     def found_in_100(self, effective_length: float, *, level: float) -> dict[str, Any]:
         """The share found by a test of the whole text under one key at this level, as plain JSON values."""
-        share = self.strength.found(effective_length, fpr=level)
+        texts = self.strength.texts
+        # a sample of n texts cannot show more than n in n + 1
+        share = min(self.strength.found(effective_length, fpr=level), texts / (texts + 1))
         return {
             "found_in_100": round(100.0 * share),
             "host": self.host,
-            "texts": self.strength.texts,
+            "texts": texts,
             "own": self.own,
         }
 

@@ -139,8 +139,18 @@ def test_high_rate_is_flagged_in_words(slow):
     }
     cell |= {"rate": 0.1, "low": 0.07, "high": 0.13, "p_value": 1e-9, "corrected": 1e-8, "significant": True}
     report = {"outcome": "fails", "sentence": "The key fails for all texts.", "texts": 400, "too_short": 0}
-    report |= {"left_out": 0, "scheme": "dew", "test": "key", "key_fingerprint": "f0", "cells": [cell]}
+    cell |= {"independent": 12.3}
+    report |= {
+        "remarks": ["Form letters are one block."],
+        "left_out": 0,
+        "scheme": "dew",
+        "test": "key",
+        "key_fingerprint": "f0",
+        "cells": [cell],
+    }
     state.update(job("done", result=report))
     expect(one.page.locator("#outcome")).to_have_text("The key fails")
+    expect(one.page.locator("#rates td").first).to_have_text("400worth 12 independent")
     expect(one.page.locator("#rates td").nth(1)).to_have_text(re.compile("10% too high"))
+    expect(one.page.locator("#outcome-sentence")).to_contain_text("Form letters are one block.")
     assert one.serious() == []

@@ -36,7 +36,7 @@ export async function detect(text, { prompt, tenant, fpr, fine, signal }) {
   const body = { text, prompt: prompt || null, tenants: tenant ? [tenant] : null };
   if (fine) Object.assign(body, { fpr, tokens: true });
   const { results } = await call("POST", "/v1/detect", { body, signal });
-  return results[0];
+  return { ...results[0], asked: tenant || null }; // "keys" counts all that could have been asked for
 }
 
 /** Texts to try: {marked, unmarked}. */

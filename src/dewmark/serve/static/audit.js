@@ -179,7 +179,7 @@ function describe(found) {
   $("outcome-card").dataset.outcome = outcome;
   $("outcome").textContent = t(`audit.${outcome}`);
   $("outcome-said").textContent = t(`audit.${outcome}.say`);
-  $("outcome-sentence").textContent = t("audit.service", { sentence: found.sentence });
+  $("outcome-sentence").textContent = t("audit.service", { sentence: [found.sentence, ...(found.remarks ?? [])].join(" ") });
   define($("audit-numbers"), [
     [t("audit.checked_texts"), number(found.texts)],
     [t("audit.too_short"), number(found.too_short)],
@@ -210,7 +210,7 @@ function table(cells) {
       "tr",
       {},
       header(nameOf(group[0]), "row"),
-      make("td", {}, number(group[0].texts)),
+      make("td", {}, number(group[0].texts), independent(group[0])),
       ...group.map(rateCell),
     ),
   );
@@ -220,6 +220,12 @@ function table(cells) {
 function nameOf({ kind, group, name }) {
   if (kind === "all") return t("audit.all");
   return kind === "language" ? language(group === "und" ? null : group) : name;
+}
+
+/** Under one key, texts of one kind may err together: how many they are worth. */
+function independent({ texts, independent: worth }) {
+  if (!worth || Math.round(worth) >= texts) return "";
+  return make("small", {}, t("audit.independent", { n: number(Math.round(worth)) }));
 }
 
 function rateCell(cell) {

@@ -40,8 +40,9 @@ export function headline(result, characters) {
     return code ? t("found.language", { language: language(code) }) : t("found.language.unknown");
   }
   if (kind === "not_marked") {
-    if (result.keys > 1) return t("found.none.keys", { n: number(result.keys) });
-    return result.tenant ? t("found.none", { key: result.tenant }) : t("found.none.service");
+    if (result.keys > 1 && !result.asked) return t("found.none.keys", { n: number(result.keys) });
+    const key = result.asked ?? result.tenant;
+    return key ? t("found.none", { key }) : t("found.none.service");
   }
   const mark = result.tenant ? t("whose.key", { key: result.tenant }) : t("whose.service");
   const passages = passagesOf(result);

@@ -160,7 +160,7 @@ function details(result, service) {
     [t("number.language"), language(result.language?.code)],
     [t("number.test"), t("number.test.of", { scheme: result.scheme, test: result.test })],
     [t("number.key"), keyOf(result)],
-    [t("number.fingerprint"), result.keys === 1 || result.verdict === "marked" ? result.key_fingerprint : null],
+    [t("number.fingerprint"), result.keys === 1 || result.asked || result.verdict === "marked" ? result.key_fingerprint : null],
     ...passagesOf(result).map((passage, i) => [
       t("number.passage", { n: i + 1 }),
       t("number.passage.of", { tokens: count(passage.tokens, "tokens"), p: pValue(passage.p_value) }),
@@ -170,8 +170,8 @@ function details(result, service) {
 }
 
 /** The key that was found; if none of several was, only their number. */
-function keyOf({ verdict, keys, tenant }) {
-  if (!(keys > 1)) return tenant;
+function keyOf({ verdict, keys, tenant, asked }) {
+  if (asked || !(keys > 1)) return tenant;
   return verdict === "marked" ? t("number.key.of", { key: tenant, n: number(keys) }) : t("number.key.tried", { n: number(keys) });
 }
 
