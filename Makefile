@@ -5,10 +5,12 @@ VENV := .venv
 BIN := $(VENV)/bin
 PYTHON ?= $(shell command -v python3.11 || command -v python3.12 || command -v python3.13 || echo python3)
 PIP := $(BIN)/python -m pip --disable-pip-version-check
+MINUTES ?= 10
 TORCH := $(shell grep '^torch==' constraints.txt)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo reproduce-smoke test test-contract test-models test-serve test-postgresql test-ray test-llamacpp test-vllm \
+.PHONY: help setup demo reproduce-smoke test test-contract test-models test-serve fuzz-serve test-postgresql test-ray \
+	test-llamacpp test-vllm \
 	golden golden-models lint docs format clean
 
 help: ## show this list
@@ -39,6 +41,9 @@ test-postgresql: $(VENV)/.postgresql ## the service's store on a real PostgreSQL
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.serve.with_postgresql $(BIN)/python -m pytest -q \
 		tests/serve/test_postgresql.py tests/serve/test_migrations.py tests/serve/test_query_log.py \
 		tests/serve/test_jobs.py tests/serve/test_api_tokens.py
+
+fuzz-serve: $(VENV)/.serve ## hostile uploads and generated requests against a service (MINUTES=10)
+	DEWMARK_FUZZ_MINUTES=$(MINUTES) $(BIN)/python -m pytest -q -s -m fuzz tests/serve/fuzz_service.py
 
 test-ray: $(VENV)/.ray ## the tests on a Ray cluster of two workers (about 1 GB of memory)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m ray

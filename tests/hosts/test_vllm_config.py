@@ -145,3 +145,12 @@ def test_the_configuration_contains_no_key(tmp_path, monkeypatch) -> None:
 def test_unknown_names_raise_unknown_name_error(tmp_path, monkeypatch) -> None:
     with pytest.raises(UnknownNameError):
         configured(tmp_path, monkeypatch, TOML).key_id({"dewmarks": 1})
+
+
+def test_opting_out_may_be_forbidden(tmp_path, monkeypatch) -> None:
+    forbidding = configured(tmp_path, monkeypatch, 'opt_out = false\n[keys]\nacme = "acme.key"\n')
+    assert forbidding.key_id({"dewmark": True}) == forbidding.key_id(None) == "acme"
+    with pytest.raises(ConfigError, match="marks every text"):
+        forbidding.key_id({"dewmark": False})
+    with pytest.raises(ConfigError, match="both false"):
+        configured(tmp_path, monkeypatch, 'mark = false\nopt_out = false\n[keys]\nacme = "a.key"\n', "b.toml")

@@ -17,6 +17,7 @@ from dewmark.serve.monitoring import JsonLines
 from dewmark.serve.routes.guarded_route import GuardedRoute, count_values
 from dewmark.serve.schemas import DetectRequest
 from dewmark.serve.thread_pool import Overloaded
+from dewmark.serve.verdicts import Query
 
 SECRET = "a sentence that nobody but its writer may ever see again"
 ROUTES = [
@@ -264,6 +265,31 @@ class TestOverload:
         for thread in threads:
             thread.join()
         assert answers == [200] * 3
+
+    def test_large_request_lets_others_have_their_turn(self, client, monkeypatch):
+        real, order = verdicts.detect, []
+
+        def slow(queries, how):
+            order.append(len(queries))
+            time.sleep(0.1)
+            return real([Query("a short text") for _ in queries], how)
+
+        monkeypatch.setattr(verdicts, "detect", slow)
+        large = {"texts": ["a long text " * 2_500] * 12}
+        thread = threading.Thread(
+            target=lambda: order.append(client.post("/v1/detect", json=large).status_code)
+        )
+        thread.start()
+        until(lambda: len(order) >= 2)
+        assert client.post("/v1/detect", json={"text": "short"}).status_code == 200
+        assert 200 not in order  # it overtook the large request, which took the worker for itself before
+        thread.join()
+        assert order[-1] == 200
+        assert max(order[:-1]) == 1
+
+    def test_work_of_one_request_is_limited(self, client):
+        refused = client.post("/v1/detect", json={"texts": ["a long text " * 5_000] * 12})
+        assert (refused.status_code, refused.json()["error"]["code"]) == (413, "texts_too_large")
 
     def test_stopping_service_rejects_new_requests(self, client):
         client.service.draining = True

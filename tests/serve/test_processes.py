@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -31,10 +32,12 @@ def detector(tmp_path_factory) -> Path:
 
 
 @contextlib.contextmanager
-def served(detector: Path, folder: Path, *options: str) -> Iterator[tuple[str, subprocess.Popen, Path]]:
+def served(
+    detector: Path, folder: Path, *options: str, name: str = "acme="
+) -> Iterator[tuple[str, subprocess.Popen, Path]]:
     """A running service: its URL, its process and its log."""
     log = folder / "log.jsonl"
-    command = ["serve", "--detector", f"acme={detector}", "--port", "0", "--json", "--quiet"]
+    command = ["serve", "--detector", f"{name}{detector}", "--port", "0", "--json", "--quiet"]
     with log.open("wb") as errors:
         process = subprocess.Popen(
             [sys.executable, "-c", MAIN, *command, "--store", f"sqlite:///{folder}/service.db", *options],
@@ -166,3 +169,64 @@ def test_first_token_closes_a_running_service(detector, tmp_path):
         head = {"Authorization": f"Bearer {text}"}
         assert httpx.get(f"{url}/v1/jobs", headers=head).status_code == 200
     assert text.split("_", 2)[2] not in log.read_text()
+
+
+def test_reload_brings_new_keys_without_an_interruption(detector, tmp_path):
+    folder = tmp_path / "detectors"
+    shutil.copytree(detector, folder / "acme")
+    store = f"sqlite:///{tmp_path}/service.db"
+    _, text = Tokens(Store(store)).new("desk", ["admin"])
+    head = {"Authorization": f"Bearer {text}"}
+
+    def tenants(url: str) -> list[str]:
+        return [each["id"] for each in httpx.get(f"{url}/v1/whoami", headers=head).json()["tenants"]]
+
+    with served(folder, tmp_path, name="") as (url, process, log):
+        (old,) = until(lambda: children(process))
+        assert tenants(url) == ["acme"]
+        stop, statuses = threading.Event(), []
+
+        def ask() -> None:
+            while not stop.is_set():
+                found = httpx.post(
+                    f"{url}/v1/detect", json={"text": "the old bridge"}, headers=head, timeout=60
+                )
+                statuses.append(found.status_code)
+
+        client = threading.Thread(target=ask)
+        client.start()
+        (folder / "acme").rename(folder / "acme@2025")  # retired, and replaced by a new key
+        export(folder, "beta").rename(folder / "acme")
+        process.send_signal(signal.SIGHUP)
+        until(lambda: "reloaded" in log.read_text())
+        until(lambda: not Path(f"/proc/{old}").exists())
+        stop.set()
+        client.join()
+        assert tenants(url) == ["acme", "acme@2025"]
+        assert set(statuses) == {200}
+        # a mistake changes nothing
+        (folder / "acme" / "detector.json").write_text("{}")
+        process.send_signal(signal.SIGHUP)
+        until(lambda: "nothing has changed" in log.read_text())
+        assert tenants(url) == ["acme", "acme@2025"]
+
+
+def test_service_without_its_store_stays_closed(detector, tmp_path):
+    store = f"sqlite:///{tmp_path}/service.db"
+    Tokens(Store(store)).new("desk", ["detect"])
+    with served(detector, tmp_path) as (url, process, log):
+        assert httpx.get(f"{url}/v1/jobs").status_code == 401
+        for file in tmp_path.glob("service.db*"):
+            file.rename(tmp_path / file.name.replace("service", "moved"))
+        (worker,) = until(lambda: children(process))
+        os.kill(worker, signal.SIGKILL)
+        assert process.wait(120) == 1  # no worker starts, so nobody is let in
+    assert any(row["event"] == "a worker cannot start" and "gone" in row["why"] for row in rows(log))
+
+
+def test_open_service_says_so(detector, tmp_path):
+    with served(detector, tmp_path) as (_, _, log):
+        assert any("no token is needed" in row["event"] for row in rows(log))
+    with served(detector, tmp_path, "--require-tokens") as (url, _, log):
+        assert httpx.get(f"{url}/v1/jobs").status_code == 401
+        assert not any("no token is needed" in row["event"] for row in rows(log))

@@ -117,6 +117,8 @@ class Settings:
     """The most audits that may be waiting or running in all."""
     scored_bytes: int = 64 * _KIB
     """How much of a text is scored, from its start; bounds the cost of a request."""
+    request_bytes: int = 512 * _KIB
+    """The most bytes of text that one request may have scored; larger collections are jobs."""
     located_bytes: int = 32 * _KIB
     """How much of a text is searched for passages, which takes longer than scoring."""
     held_bytes: int = 64 * _MIB

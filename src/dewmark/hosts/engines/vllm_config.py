@@ -34,7 +34,7 @@ __all__ = ["CONFIG", "KEY_FILE", "EngineConfig", "config_from_environment"]
 KEY_FILE = "DEWMARK_KEY_FILE"
 CONFIG = "DEWMARK_VLLM_CONFIG"
 
-_FIELDS = ("default_key", "host", "keys", "mark", "scheme", "settings")
+_FIELDS = ("default_key", "host", "keys", "mark", "opt_out", "scheme", "settings")
 _SWITCH, _KEY_ID = "dewmark", "dewmark_key_id"
 _TRUTH = {"true": True, "1": True, "1.0": True, "false": False, "0": False, "0.0": False}
 
@@ -48,6 +48,8 @@ class EngineConfig:
     default_key: str
     mark: bool = True
     host: str | None = None
+    opt_out: bool = True
+    """Whether a request may switch the mark off."""
 
     def key_id(self, extra_args: Mapping[str, Any] | None) -> str | None:
         """The id of the key to mark a request with; None for no mark."""
@@ -57,6 +59,8 @@ class EngineConfig:
                 raise unknown_name("request parameter", name, (_SWITCH, _KEY_ID))
         marked = _switch(given[_SWITCH]) if _SWITCH in given else self.mark or _KEY_ID in given
         if not marked:
+            if not self.opt_out:
+                raise ConfigError(f"this server marks every text: remove {_SWITCH}, or set it to true")
             if _KEY_ID in given:
                 raise ConfigError(f"{_KEY_ID} names a key but {_SWITCH} is false: remove one of them")
             return None
@@ -98,14 +102,17 @@ def _from_file(path: Path) -> EngineConfig:
     default = values.get("default_key", next(iter(keys)) if len(keys) == 1 else None)
     if default not in keys:
         raise ConfigError(f"default_key in {path} must be one of {', '.join(keys)}, got {default!r}")
-    mark, host = values.get("mark", True), values.get("host")
-    if not isinstance(mark, bool):
-        raise ConfigError(f"mark in {path} must be true or false, got {mark!r}")
+    mark, opt_out, host = values.get("mark", True), values.get("opt_out", True), values.get("host")
+    for name, value in (("mark", mark), ("opt_out", opt_out)):
+        if not isinstance(value, bool):
+            raise ConfigError(f"{name} in {path} must be true or false, got {value!r}")
+    if not mark and not opt_out:
+        raise ConfigError(f"mark and opt_out in {path} are both false: set one of them to true")
     if host is not None and not isinstance(host, str):
         raise ConfigError(f"host in {path} must be a model's name or folder, got {host!r}")
     scheme = SCHEMES[str(values.get("scheme", "dew"))]().with_settings(settings)
     files = {name: path.parent / Path(file).expanduser() for name, file in keys.items()}
-    return EngineConfig(scheme, files, str(default), mark=mark, host=host)
+    return EngineConfig(scheme, files, str(default), mark=mark, host=host, opt_out=opt_out)
 
 
 def _read(path: Path) -> dict[str, Any]:

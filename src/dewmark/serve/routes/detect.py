@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import PurePosixPath
 from typing import Annotated, Any
 
@@ -41,6 +41,7 @@ __all__ = ["check_queries", "examination", "judge", "log_queries", "router"]
 router = APIRouter(prefix="/v1", tags=["detection"], dependencies=[Depends(token)], route_class=GuardedRoute)
 
 _BATCHED_CHARACTERS = 8_192  # longer requests are not batched with others
+_PART_CHARACTERS = 32_768  # of a request that are scored before others have their turn
 _EXTRACT_SECONDS = 20.0
 
 
@@ -196,6 +197,13 @@ def check_queries(queries: Sequence[Query], service: Service) -> None:
         query.check(what)
         if len(query.text.encode()) > limit or len((query.prompt or "").encode()) > limit:
             raise ApiError(413, "text_too_large", f"{what} or its prompt has more than {limit:,} bytes")
+    most, each = service.settings.request_bytes, service.settings.scored_bytes
+    if sum(min(each, len(query.text.encode())) for query in queries) > most:
+        raise ApiError(
+            413,
+            "texts_too_large",
+            f"the texts have more than {most:,} bytes together: send fewer, or a batch",
+        )
 
 
 async def _judge_for_public(
@@ -235,10 +243,24 @@ async def judge(service: Service, queries: list[Query], how: Examination) -> lis
     def handle(some: list[Query]) -> list[dict[str, Any]]:
         return verdicts.detect(some, how)
 
-    size = sum(len(query.text) for query in queries)
-    batched = size <= _BATCHED_CHARACTERS
-    group = ("detect", tuple(tenant.id for tenant in how.tenants), how.keys, how.test) if batched else None
-    return await service.pool.run(handle, queries, group=group)
+    group = ("detect", tuple(tenant.id for tenant in how.tenants), how.keys, how.test)
+    if sum(len(query.text) for query in queries) <= _BATCHED_CHARACTERS:
+        return await service.pool.run(handle, queries, group=group)
+    answers: list[dict[str, Any]] = []
+    for part in _parts(queries):  # others have their turn after each part
+        answers += await service.pool.run(handle, part)
+    return answers
+
+
+def _parts(queries: Sequence[Query]) -> Iterator[list[Query]]:
+    """The queries in parts of at most `_PART_CHARACTERS`, or of one text."""
+    part: list[Query] = []
+    for query in queries:
+        if part and sum(len(each.text) for each in (*part, query)) > _PART_CHARACTERS:
+            yield part
+            part = []
+        part.append(query)
+    yield part
 
 
 async def log_queries(
