@@ -137,3 +137,19 @@ def test_background_work_is_never_rejected(make):
     pool, work = make(max_waiting=1), Recorder()
     work.gate.set()
     assert pool.run_background(work, [1, 2, 3]) == [2, 4, 6]
+
+
+def test_short_requests_overtake_long_ones_which_still_get_their_turn(make):
+    pool, work = make(max_waiting=50, batch_size=1), Recorder()
+
+    async def main():
+        asked = [asyncio.ensure_future(pool.run(work, [0]))]
+        await asyncio.sleep(0.05)
+        asked += [asyncio.ensure_future(pool.run(work, [100 + i])) for i in range(2)]
+        asked += [asyncio.ensure_future(pool.run(work, [i], group="a")) for i in range(1, 10)]
+        await asyncio.sleep(0.05)
+        work.gate.set()
+        await asyncio.gather(*asked)
+
+    asyncio.run(main())
+    assert [items[0] for items in work.batches] == [0, 1, 2, 3, 4, 100, 5, 6, 7, 8, 101, 9]

@@ -1,9 +1,10 @@
 """A bounded pool of threads that batches requests.
 
 Requests of the same ``group`` that wait at the same time are handled as one batch. Nothing waits for a batch
-to fill up: the next batch gathers while the current one runs. A request that would have to wait too long is
-rejected at once (`Overloaded`), so that the queue stays short. Background work shares the threads, in small
-pieces, and is never rejected.
+to fill up: the next batch gathers while the current one runs. Requests with a group are short and go before
+those without one, which get every fifth turn at least. A request that would have to wait too long is rejected
+at once (`Overloaded`), so that the queue stays short. Background work shares the threads, in small pieces, and
+is never rejected.
 
 Boundary: it runs functions of lists in threads, and knows nothing about what they do.
 """
@@ -22,6 +23,7 @@ from typing import Any
 __all__ = ["BatchingPool", "Overloaded"]
 
 Handler = Callable[[list[Any]], Sequence[Any]]
+_SHORT_TURNS = 4  # of short tasks in a row, while a long one waits
 _DECAY = 0.9  # of the moving average of seconds per item
 
 
@@ -51,6 +53,7 @@ class BatchingPool:
         self._changed = threading.Condition()
         self._waiting = 0
         self._busy = 0
+        self._turns = 0  # of short tasks since the last long one
         self._seconds = 0.02  # per item, moving average
         self._closing = False
         self._threads = [
@@ -134,9 +137,10 @@ class BatchingPool:
                     if self._closing:
                         return []
                     self._changed.wait()
-                first = self._pop(0)
+                first = self._pop(self._next())
                 if first is None:
                     continue
+                self._turns = self._turns + 1 if first.group is not None else 0
                 taken, size = [first], len(first.items)
                 place = 0
                 while first.group is not None and place < len(self._tasks) and size < self._batch_size:
@@ -149,6 +153,11 @@ class BatchingPool:
                         place += 1
                 self._busy += 1
                 return taken
+
+    def _next(self) -> int:
+        """The place of the next task in the queue."""
+        short = self._turns < _SHORT_TURNS
+        return next((i for i, task in enumerate(self._tasks) if (task.group is not None) == short), 0)
 
     def _pop(self, place: int) -> _Task | None:
         """Remove a task from the queue; None if its caller has been cancelled."""
