@@ -3,8 +3,8 @@
 Requests of the same ``group`` that wait at the same time are handled as one batch. Nothing waits for a batch
 to fill up: the next batch gathers while the current one runs. Requests with a group are short and go before
 those without one, which get every fifth turn at least. A request that would have to wait too long is rejected
-at once (`Overloaded`), so that the queue stays short. Background work shares the threads, in small pieces, and
-is never rejected.
+at once (`Overloaded`), so that the queue stays short. Background work shares the threads, in small pieces,
+and is never rejected.
 
 Boundary: it runs functions of lists in threads, and knows nothing about what they do.
 """
