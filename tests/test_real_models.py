@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.text.test_cleaning import DISGUISES
 
 import dewmark
 from dewmark.decoding import Decoding
@@ -41,6 +42,12 @@ def test_marked_is_found_and_nothing_else(settings: dict[str, str], tmp_path: Pa
     assert not any(d.is_marked for d in watermark.detect_batch([g.text for g in unmarked], fpr=1e-3))
     wrong = dewmark.load_scheme(key=dewmark.Key(bytes(32)), host=watermark.scheme.host, **settings)
     assert not any(d.is_marked for d in wrong.detect_batch(marked, fpr=1e-3))
+
+    if not settings:  # every form of a text keeps 95% of z
+        total = sum(d.z for d in found)
+        for name, disguise in DISGUISES.items():
+            kept = sum(d.z for d in watermark.detect_batch([disguise(text) for text in marked])) / total
+            assert kept >= 0.95, f"{name}: {kept:.2f}"
 
     watermark.detector().save(tmp_path / "detector")
     again = dewmark.Detector.load(tmp_path / "detector").detect_batch(marked)

@@ -9,6 +9,7 @@ import pytest
 import torch
 from scipy import stats
 from tests.fakes import BagEncoder, replace_encoders
+from tests.text.test_cleaning import DISGUISES
 
 import dewmark
 from dewmark.core.keys import Key
@@ -53,6 +54,27 @@ def test_one_detector_without_any_host_finds_the_texts_of_two_hosts(host, bag_en
         z = [d.z for d in detector.detect_batch(texts)]
         assert np.mean(z) > 3.0  # unmarked: mean 0, deviation 1/√6
         assert abs(np.mean([d.z for d in other.detect_batch(texts)])) < 4.5 / np.sqrt(len(texts))
+
+
+def test_every_form_of_a_text_keeps_its_mark(host, bag_encoder, tmp_path) -> None:
+    """At least 95% of z, for words and for the host's tokens, and offsets into the text as it is given.
+
+    The fake host's words end no line; hyphens and numbers of lines are in tests/text.
+    """
+    for settings in (WORDS, {"units": "token", "sampler": "gumbel", "alpha": 0.9}):
+        scheme = bind(host, tmp_path, **settings)
+        texts = write(host, scheme, count=3, tokens=120)
+        plain = np.array([d.z for d in scheme.detect_batch(texts)])
+        assert plain.mean() > 3.0
+        for name, disguise in DISGUISES.items():
+            if settings["units"] == "token" and ("line" in name or "Markdown" in name or name == "a page"):
+                continue  # they change the white space between tokens, or add characters that stay
+            given = [disguise(text) for text in texts]
+            found = scheme.detect_batch(given)
+            kept = sum(d.z for d in found) / plain.sum()
+            assert kept >= 0.95, f"{name}: {kept:.2f} of z is left for {settings['units']}s"
+            for text, detection in zip(given, found, strict=True):
+                assert all(token.text == text[token.start : token.end] for token in detection.tokens)
 
 
 def test_without_a_host_marking_is_refused(bag_encoder, tmp_path) -> None:

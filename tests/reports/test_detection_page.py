@@ -179,6 +179,15 @@ def test_a_sentence_for_every_verdict():
     assert "too few independent tokens" in sentence(dataclasses.replace(long, tokens_scored=20))
 
 
+def test_a_language_that_the_encoder_does_not_know_in_words() -> None:
+    hindi = dataclasses.replace(detection(verdict=Verdict.TOO_SHORT), language="hi", language_known=False)
+    assert "in Hindi" in sentence(hindi)
+    assert "more of the text would not lead to a verdict" in sentence(hindi)
+    refused = dataclasses.replace(hindi, verdict=Verdict.UNSUPPORTED_LANGUAGE)
+    assert "the text is in Hindi, which this detector's encoder does not know" in sentence(refused)
+    assert "Hindi, which the encoder does not know" in render_html([("one", "x", refused)])
+
+
 def passage(text: str, start: int, end: int, *, p: float = 1e-4) -> Passage:
     return Passage(start, end, text[start:end], 5.1, p, p / 100, 80.0, 100, 0.9)
 

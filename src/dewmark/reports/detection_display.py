@@ -90,6 +90,11 @@ def sentence(detection: Detection) -> str:
     length = f"effective length {detection.effective_length:.0f} of {detection.tokens_scored} tokens scored"
     if detection.verdict is Verdict.UNSUPPORTED_LANGUAGE:
         return unsupported_sentence(detection)
+    if detection.verdict is Verdict.TOO_SHORT and detection.language_known is False:
+        return (
+            f"{length}: the text is in {_language(detection)}, whose words look alike to this detector's "
+            "encoder, so more of the text would not lead to a verdict"
+        )
     if detection.verdict is Verdict.TOO_SHORT:
         if detection.leaves_no_room:
             return f"{length}: such a text (code, a list, repetition) leaves no room for a mark"
@@ -108,9 +113,8 @@ def share_in_words(value: float, *, test: str) -> str:
 
 def unsupported_sentence(detection: Detection) -> str:
     """Why a text in a language that the encoder does not know gets no verdict, in one line."""
-    name = "an unknown language" if detection.language is None else language_name(detection.language)
     return (
-        f"the text is in {name}, which this detector's encoder does not know: one key may call all such "
+        f"the text is in {_language(detection)}, which this detector's encoder does not know: one key may call all such "
         "texts marked, or none, so it gives no verdict before an audit of this key on them (dewmark audit)"
     )
 
@@ -118,6 +122,10 @@ def unsupported_sentence(detection: Detection) -> str:
 def technique(scheme: str, test: str) -> str:
     """What a verdict rests on, in one line: the scheme, how it marks, and the statistical test."""
     return f"{scheme} ({SCHEMES[scheme].summary}), {test} test"
+
+
+def _language(detection: Detection) -> str:
+    return "an unknown language" if detection.language is None else language_name(detection.language)
 
 
 def located_sentence(found: Located) -> str:
