@@ -73,6 +73,12 @@ def test_a_disguise_changes_no_word(disguise: str) -> None:
     assert forms(text) == forms(PROSE)
 
 
+def test_numbered_lines_that_were_broken_again() -> None:
+    text = f"{PROSE}\n\nIt fell in 12 days.\n\n2 men and 3 dogs saw it."
+    numbered = "\n".join(f"{i} {line}" for i, line in enumerate(wrapped(text), 1))
+    assert forms(numbered) == forms(text)
+
+
 def test_all_at_once() -> None:
     text = "\n".join(f"{i} {line}" for i, line in enumerate(wrapped(PROSE.translate(LOOKALIKES)), 1))
     text = text.replace(" ", "&nbsp;").replace("d", "d\u200b")

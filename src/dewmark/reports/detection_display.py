@@ -114,8 +114,9 @@ def share_in_words(value: float, *, test: str) -> str:
 def unsupported_sentence(detection: Detection) -> str:
     """Why a text in a language that the encoder does not know gets no verdict, in one line."""
     return (
-        f"the text is in {_language(detection)}, which this detector's encoder does not know: one key may call all such "
-        "texts marked, or none, so it gives no verdict before an audit of this key on them (dewmark audit)"
+        f"the text is in {_language(detection)}, which this detector's encoder does not know: one key "
+        "may call all such texts marked, or none, so it gives no verdict before an audit of this key on them "
+        "(dewmark audit)"
     )
 
 

@@ -163,7 +163,7 @@ def _meaning(match: regex.Match[str]) -> str | None:
 
 _NUMBERED = regex.compile(r"[^\S\r\n]*+([0-9]{1,6})([.:|)\]│→]?+)(?:[^\S\r\n]++|\r?+$)")
 _FEWEST_LINES = 3
-_MOST_UNNUMBERED = 0.1
+_LEAST_NUMBERED = 0.5  # of all lines: a numbered line may have been broken again
 _LEAST_MID_SENTENCE = 0.3  # a wrapped text's lines begin with small letters, a list's with capitals
 _YEARS = range(1000, 2200)
 
@@ -173,26 +173,22 @@ def _line_numbers(text: str) -> list[Edit]:
     if "\n" not in text:
         return []
     edits: list[Edit] = []
-    at = written = small = 0
-    expected: range | None = None
+    at = written = small = latest = skipped = 0
     as_list = False
     for line in text.split("\n"):
         match = _NUMBERED.match(line)
-        if match is not None:
-            number = int(match[1])
-            if expected is not None and number not in expected:
-                return []
-            if expected is None and number in _YEARS:
-                return []
+        number = int(match[1]) if match is not None else 0
+        follows = latest < number <= latest + 1 + skipped if edits else number not in _YEARS
+        if match is not None and follows:
             edits.append((at, at + match.end(), ""))
             as_list = as_list or match[2] in (".", ")")
             small += line[match.end() : match.end() + 1].islower()
-            expected = range(number + 1, number + 2)
-        elif expected is not None:
-            expected = range(expected.start, expected.stop + 1)  # the line may have been counted
+            latest, skipped = number, 0
+        else:
+            skipped += 1  # the line may have been counted all the same
         written += bool(line.strip())
         at += len(line) + 1
-    few = len(edits) < _FEWEST_LINES or len(edits) < (1.0 - _MOST_UNNUMBERED) * written
+    few = len(edits) < _FEWEST_LINES or len(edits) < _LEAST_NUMBERED * written
     if few or (as_list and small < _LEAST_MID_SENTENCE * len(edits)):
         return []
     return edits
