@@ -15,6 +15,7 @@ from tests.tiny_artifacts import MAKERS, card_of
 from dewmark.artifacts import save_artifact
 from dewmark.baselines.sentence.semstamp import KSemStamp, SemStamp
 from dewmark.batch.generating import completion_row
+from dewmark.batch.inputs import Prompt
 from dewmark.core.keys import Key
 from dewmark.decoding import Decoding
 from dewmark.errors import ArtifactError, ConfigError
@@ -158,7 +159,7 @@ class TestBoth:
             seeds=[1],
             decoding=Decoding(max_new_tokens=30, min_new_tokens=30),
         )[0]
-        assert json.loads(json.dumps(completion_row(0, made)))["drafts"] == made.drafts.to_dict()
+        assert json.loads(json.dumps(completion_row(Prompt(0, made.prompt), made)))["drafts"] == made.drafts.to_dict()
         assert made.drafts.drafts >= made.drafts.sentences > 0
         assert "drafts each" in str(made.drafts + made.drafts)
 

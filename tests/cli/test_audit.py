@@ -149,13 +149,17 @@ def test_no_key(run, host, good):
     assert "no key given" in run("audit", "--negatives", good, "-q").error
 
 
+# every occurrence of these few words counts, so that the texts are long enough
+EVERY = ["--set", "count_once=false", "--set", "flatten=null", "--set", "subtract_text_mean=false"]
+
+
 def test_a_key_on_a_real_scheme(run, tiny, key_file, tmp_path):
     """DEW on the tiny model: the covariance of the evidence tells how far texts go together."""
     rng = np.random.default_rng(2)
     path = tmp_path / "n.jsonl"
     rows = [{"text": " ".join(rng.choice(WORDS, size=90)), "language": "en"} for _ in range(60)]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    row = json.loads(run("audit", "--key", key_file, "--negatives", path, "--json", "-q").out)
+    row = json.loads(run("audit", "--key", key_file, "--negatives", path, *EVERY, "--json", "-q").out)
     assert row["texts"] == 60
     (group,) = row["groups"]
     # texts of the same twelve words share most of their pairs: they are one block
@@ -187,7 +191,7 @@ def test_a_report_says_what_this_key_does(run, tiny, key_file, tmp_path):
     rows += [{"text": " ".join(rng.choice(WORDS, size=60)), "language": "cy"} for _ in range(24)]
     rows += [{"text": " ".join(rng.choice(WORDS, size=130)), "language": "cy"} for _ in range(24)]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    key = ["--key", key_file]
+    key = ["--key", key_file, *EVERY]
     assert run("audit", *key, "--negatives", path, "--out", out, "-q").code == 0
     text = tmp_path / "t.txt"
     text.write_text(rows[0]["text"])
@@ -196,7 +200,7 @@ def test_a_report_says_what_this_key_does(run, tiny, key_file, tmp_path):
     said = run("detect", *key, text, "--audit", out / "audit.json", "-q").out.replace("\n", " ")
     assert "under this key, about" in said
     Key(bytes(32)).save(tmp_path / "other.key")
-    other = run("detect", "--key", tmp_path / "other.key", text, "--audit", out, "-q")
+    other = run("detect", "--key", tmp_path / "other.key", *EVERY, text, "--audit", out, "-q")
     assert f"is the audit of key {FINGERPRINT}, but this key is" in other.error
     exported = tmp_path / "detector"
     assert run("detector", "export", *key, "--out", exported, "--audit", out, "-q").code == 0

@@ -26,6 +26,7 @@ def test_a_sample_is_written_measured_and_drawn(power, tmp_path):
     result = power("--length", "30,60", "--number", 8, "--out", out, "--json", "--seed", 3)
     assert result.code == 0, result.err
     row = json.loads(result.out)
+    assert row.pop("version")
     assert row == json.loads((out / "power.json").read_text(encoding="utf-8"))
     assert (out / "power.png").read_bytes().startswith(b"\x89PNG")
     assert (row["texts"], row["fpr"], row["config"]["lambda"]) == (8, 0.01, 4.0)

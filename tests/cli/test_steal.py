@@ -42,6 +42,7 @@ def test_spoof_writes_texts_and_a_summary(steal, tmp_path):
     done = steal(*SMALL, "--json", "--out", out, "--with", "h=1")
     assert done.code == 0, done.err
     row = json.loads(done.out)
+    assert row.pop("version")
     assert row == json.loads((out / "steal.json").read_text(encoding="utf-8"))
     assert row["settings"]["h"] == 1
     assert (row["scheme"], row["mode"], row["written"], row["observed"]) == ("unigram", "spoof", 8, 40)

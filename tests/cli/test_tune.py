@@ -23,6 +23,7 @@ def test_a_small_budget_takes_the_weak_mark_and_a_large_one_the_strong(tune, tmp
     small = tune(*SMALL, "--budget-perplexity", 1.5, "--out", out, "--json")
     assert small.code == 0, small.err
     row = json.loads(small.out)
+    assert row.pop("version")
     assert row == json.loads((out / "tune.json").read_text(encoding="utf-8"))
     assert (out / "tune.png").read_bytes().startswith(b"\x89PNG")
     weak, strong = row["results"]

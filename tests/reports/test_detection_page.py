@@ -189,7 +189,7 @@ def test_a_language_that_the_encoder_does_not_know_in_words() -> None:
 
 
 def passage(text: str, start: int, end: int, *, p: float = 1e-4) -> Passage:
-    return Passage(start, end, text[start:end], 5.1, p, p / 100, 80.0, 100, 0.9)
+    return Passage(start, end, text[start:end], 5.1, p, p / 100, 80.0, 100, 0.9, "ab12")
 
 
 @pytest.mark.parametrize("places", [[], [(0, 6)], [(3, 9), (14, 40)], [(6, 14), (14, 40)], [(0, len(EVIL))]])

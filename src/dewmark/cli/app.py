@@ -131,7 +131,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _checking_options(command: Any) -> Any:  # noqa: ANN401 - a command of typer's own click
-    """The command, which now rejects an option given twice if only its last value would count.
+    """The command, which now rejects a second --key where only the last would count.
 
     It also checks that its outputs can be written, since some commands work for hours before they write.
     """
@@ -141,7 +141,7 @@ def _checking_options(command: Any) -> Any:  # noqa: ANN401 - a command of typer
 
     def checked(ctx: Any, args: list[str]) -> list[str]:  # noqa: ANN401
         _, _, given = command.make_parser(ctx).parse_args(args=list(args))
-        twice = [p for p in given if given.count(p) > 1 and not p.multiple and not p.is_flag]
+        twice = [p for p in given if p.name == "key" and given.count(p) > 1 and not p.multiple]
         if twice and not hasattr(command, "commands"):
             raise ConfigError(f"{twice[0].opts[0]} was given more than once, but takes one value here")
         rest = list(parse(ctx, args))

@@ -11,7 +11,6 @@ import typer
 
 from dewmark.cli import options
 from dewmark.cli.terminal import Progress, emit, results, save_text, say, write
-from dewmark.stats.audit import LEVELS, VERDICT_LEVEL, Trust, percent
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
     from dewmark.batch.negatives import AuditedText
     from dewmark.stats.audit import Audit, Cell, Group
 
-_STYLE = {Trust.TRUSTED: "", Trust.NOT_TRUSTED: "bold red", Trust.CANNOT_TELL: "yellow"}
+_STYLE = {"trusted": "", "not trusted": "bold red", "cannot tell": "yellow"}
 _CURVES = 5  # languages with a curve of their own in the plot
 
 
@@ -93,6 +92,8 @@ def _table(found: Audit) -> Table:
     """Rates with their intervals by group and level, and what is known of each group under one key."""
     from rich.table import Table
 
+    from dewmark.stats.audit import VERDICT_LEVEL, percent
+
     known = found.groups[0].together is not None
     level = percent(VERDICT_LEVEL)
     table = Table(box=None)
@@ -117,6 +118,8 @@ def _table(found: Audit) -> Table:
 def _row(group: Group) -> list[str | Text]:
     from rich.text import Text
 
+    from dewmark.stats.audit import LEVELS, VERDICT_LEVEL, percent
+
     middle = group.cells[LEVELS.index(VERDICT_LEVEL)]
     together, predicted = group.together, middle.prediction
     row: list[str | Text] = [f"{middle.texts:,}"]
@@ -135,6 +138,8 @@ def _number(count: float) -> str:
 
 def _share(cell: Cell) -> Text:
     from rich.text import Text
+
+    from dewmark.stats.audit import percent
 
     share = cell.rate
     return Text.assemble(
