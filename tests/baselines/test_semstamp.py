@@ -159,7 +159,10 @@ class TestBoth:
             seeds=[1],
             decoding=Decoding(max_new_tokens=30, min_new_tokens=30),
         )[0]
-        assert json.loads(json.dumps(completion_row(Prompt(0, made.prompt), made)))["drafts"] == made.drafts.to_dict()
+        assert (
+            json.loads(json.dumps(completion_row(Prompt(0, made.prompt), made)))["drafts"]
+            == made.drafts.to_dict()
+        )
         assert made.drafts.drafts >= made.drafts.sentences > 0
         assert "drafts each" in str(made.drafts + made.drafts)
 

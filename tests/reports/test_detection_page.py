@@ -9,7 +9,7 @@ from html.parser import HTMLParser
 
 import pytest
 
-from dewmark.passages import Located, Passage
+from dewmark.passages import Located, Looks, Passage
 from dewmark.reports.detection_display import (
     group_by_passage,
     level,
@@ -20,7 +20,7 @@ from dewmark.reports.detection_display import (
     spans,
 )
 from dewmark.reports.detection_page import render_html, write_html
-from dewmark.types import Detection, TokenScore, Verdict
+from dewmark.types import Coverage, Detection, Extent, TokenScore, Verdict
 
 
 def detection(tokens=(), *, verdict=Verdict.MARKED, p=1e-5) -> Detection:
@@ -234,13 +234,16 @@ def test_random_passages_never_lose_or_repeat_a_character():
         assert len(inside) <= ends[1] - ends[0] + 2
 
 
+def located(whole: Detection, *passages: Passage) -> Located:
+    coverage = Coverage(Extent.PART, 0.22, 0.4, passages) if passages else None
+    return Located(whole.verdict, whole.p_value, coverage, whole, 0, (whole.p_value,), Looks(), 0.05)
+
+
 def test_passages_in_words():
     one = passage("x" * 400, 100, 300)
-    found = Located((one,), detection([TokenScore("x", i, i + 1, 0.0, True) for i in range(400)]), 0.05)
+    found = located(detection([TokenScore("x", i, i + 1, 0.0, True) for i in range(400)]), one)
     assert located_sentence(found).startswith(
-        "1 marked passage at level 0.05, about 22% of its tokens marked; "
+        "marked, part of it: about 22%, characters 100 to 300; 1 marked passage at level 0.05, p = "
     )
     assert "characters 100 to 300, p = 0.0001 over all passages tried, z = 5.10" in passage_sentence(one)
-    assert located_sentence(Located((), detection(), 0.05)).startswith(
-        "no marked passage at level 0.05; whole text"
-    )
+    assert located_sentence(located(detection())).startswith("marked; no marked passage at level 0.05, p = ")

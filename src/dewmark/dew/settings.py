@@ -114,6 +114,14 @@ class DewSettings(Scheme):
         return self.m if self.m is not None else 256 if self.sampler == "gumbel" else 32
 
     @property
+    def language_free(self) -> bool:
+        """Whether unrelated texts of any language are nearly uncorrelated under one key.
+
+        Measured for the whole of the default only: docs/results/one-key.md.
+        """
+        return self.counts_once and self.flattens and self.subtract_text_mean
+
+    @property
     def keyed_share(self) -> float:
         """The share of the Gumbel sampler's randomness that comes from the key."""
         return self.alpha if self.alpha is not None else 0.8 if self.counts_once else 0.5

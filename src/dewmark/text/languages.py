@@ -113,8 +113,13 @@ class TextLanguage:
     refused: bool = False
 
     def applied(self, detection: Detection) -> Detection:
-        """The detection of this text with its language, and without a verdict if that is refused."""
-        verdict = Verdict.UNSUPPORTED_LANGUAGE if self.refused else detection.verdict
+        """The detection of this text with its language, and without a verdict if that is refused.
+
+        In a language that the encoder does not know, more text may not add evidence, so that a text without
+        enough of it is not called too short.
+        """
+        unread = self.known is False and detection.verdict is Verdict.TOO_SHORT
+        verdict = Verdict.UNSUPPORTED_LANGUAGE if self.refused or unread else detection.verdict
         return dataclasses.replace(detection, verdict=verdict, language=self.code, language_known=self.known)
 
 
