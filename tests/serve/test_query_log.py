@@ -39,7 +39,7 @@ def edited(text: str, share: float, seed: int = 0) -> str:
 
 def test_finds_who_asked_about_edited_copies(log, clock):
     text = marked_text()
-    ask(log, "mallory", edited(text, 0.05), edited(text, 0.1, seed=1), plain_text(2))
+    ask(log, "mallory", edited(text, 0.02), edited(text, 0.05, seed=1), plain_text(2))
     clock.now += 60.0
     ask(log, "desk", text, plain_text(3))
     found = log.like(text)
