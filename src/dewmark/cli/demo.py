@@ -22,9 +22,7 @@ if TYPE_CHECKING:
 
 REQUEST = "Write a short story about a baker who opens a shop in a new town."
 TOKENS, TEMPERATURE, TOP_P = 250, 0.8, 0.9
-# SmolLM2-135M's answers to this request, found at p < 0.01 and at p < 0.0001: 48 and 46 of 48 at this
-# setting, over 6 keys. Others were compared with matrices from another generator than a key's cipher:
-# 31 and 26 of 32 at temperature 0.7, top-p 0.9; 32 and 32 of 32 at 0.8, 0.95, but with made-up words.
+# SmolLM2-135M's answers to this request at this setting: all 48 found at p < 0.0001, over 6 keys.
 SETTING = f"temperature {TEMPERATURE:g}, top-p {TOP_P:g}"
 FOUND = ": the mark was found in 48 of 48 test texts at this setting"
 
