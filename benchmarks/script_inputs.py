@@ -14,7 +14,8 @@ import numpy as np
 import dewmark
 from dewmark.config import parse_settings
 from dewmark.hosts.base import Host
-from dewmark.lab.evaluation.quality import distinct
+from dewmark.lab.evaluation.wording import distinct
+from dewmark.text.words import form_of
 
 
 def script_parser(description: str | None) -> argparse.ArgumentParser:
@@ -37,6 +38,13 @@ def parse_with_configs(parser: argparse.ArgumentParser) -> argparse.Namespace:
 def named_key(name: str) -> dewmark.Key:
     """The same key for the same name in every run."""
     return dewmark.Key(hashlib.sha256(name.encode()).digest())
+
+
+def word_list(file: str | None) -> frozenset[str] | None:
+    """The forms of a file, one per line; None without a file."""
+    if file is None:
+        return None
+    return frozenset(form_of(line.strip()) for line in Path(file).read_text(encoding="utf-8").splitlines())
 
 
 def read_texts(source: str, tokens: int) -> list[str]:

@@ -9,7 +9,7 @@ import pytest
 
 import dewmark
 from dewmark.decoding import Decoding
-from dewmark.lab.evaluation.quality import distinct
+from dewmark.lab.evaluation.wording import distinct
 
 pytestmark = pytest.mark.models
 

@@ -22,6 +22,7 @@ from dewmark.lab.tuning import (
     expand,
     flags,
     measure,
+    pareto_front,
     parse_grid,
     varying,
 )
@@ -317,3 +318,9 @@ class TestChoice:
     def test_invalid_budgets(self, budget):
         with pytest.raises(ConfigError, match="a ratio of perplexities above 1"):
             choose(unmarked(), [measured("any")], budget=budget)
+
+
+def test_the_pareto_front_has_every_point_that_no_other_beats():
+    points = [(3.0, 1.0), (2.0, 2.0), (1.0, 3.0), (2.0, 1.0), (2.0, 2.0), (0.0, 0.0)]
+    assert pareto_front(points) == [0, 1, 2, 4]  # equal points do not beat each other
+    assert pareto_front([]) == []

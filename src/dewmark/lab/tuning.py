@@ -34,7 +34,7 @@ from dewmark.decoding import Decoding
 from dewmark.detector import detect_texts
 from dewmark.errors import ConfigError
 from dewmark.hosts.base import Host
-from dewmark.lab.evaluation.quality import distinct
+from dewmark.lab.evaluation.wording import distinct
 from dewmark.registry import SCHEMES
 from dewmark.stats.metrics import Interval
 from dewmark.version import __version__
@@ -61,6 +61,7 @@ __all__ = [
     "expand",
     "flags",
     "measure",
+    "pareto_front",
     "parse_grid",
     "varying",
 ]
@@ -382,6 +383,16 @@ class Tuning:
             "flags": None if self.chosen is None else flags(self.chosen.settings),
             "notes": list(self.notes),
         }
+
+
+def pareto_front(points: Sequence[Sequence[float]]) -> list[int]:
+    """The points (larger is better in every coordinate) that no other point beats, by their index.
+
+    A point beats another if it is nowhere worse and somewhere better.
+    """
+    values = np.asarray(points, dtype=np.float64).reshape(len(points), -1 if points else 0)
+    beaten = [bool(((values >= mine).all(axis=1) & (values > mine).any(axis=1)).any()) for mine in values]
+    return [i for i, lost in enumerate(beaten) if not lost]
 
 
 def check_budget(budget: float) -> None:

@@ -1,4 +1,4 @@
-"""Perplexity, diversity and kept words."""
+"""Perplexity and kept words."""
 
 from __future__ import annotations
 
@@ -7,16 +7,7 @@ import math
 import pytest
 
 from dewmark.hosts.fake import FakeHost
-from dewmark.lab.evaluation.quality import distinct, quality, repetition, words_kept
-
-
-def test_distinct_and_repetition_count_n_grams():
-    text = "a b c d a b c d"
-    assert distinct(text, 1) == 4 / 8
-    assert distinct(text, 2) == 4 / 7  # ab bc cd da
-    assert distinct(text, 3) == 4 / 6
-    assert repetition(text) == pytest.approx(1 / 5)  # abcd twice among five 4-grams
-    assert (distinct("", 1), distinct("one two", 3), repetition("one two")) == (1.0, 1.0, 0.0)
+from dewmark.lab.evaluation.quality import quality, words_kept
 
 
 def test_perplexity_is_that_of_the_completion_alone():

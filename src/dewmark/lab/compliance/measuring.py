@@ -23,7 +23,7 @@ from dewmark.batch.negatives import Negatives, text_directions
 from dewmark.errors import MissingExtraError, ModelError
 from dewmark.hosts.base import ChatFormat, Host, generation_hash
 from dewmark.lab.compliance.plan import LARGE_ATTACKS, Plan, Stage
-from dewmark.lab.evaluation.quality import distinct, repetition
+from dewmark.lab.evaluation.wording import distinct, repetition
 from dewmark.lab.prompts import first_tokens
 from dewmark.scheme import BoundScheme
 from dewmark.storage import ResumableRows

@@ -1,8 +1,8 @@
-"""Text quality in numbers: perplexity under a judge, diversity, repetition and length.
+"""Text quality in numbers: perplexity under a judge, diversity, wording, repetition and length.
 
 Perplexity is that of the completion given its prompt, under a model that did not write it. It also falls when
-a text repeats itself, so it is always reported together with the share of distinct n-grams. Boundary: a
-loaded host and texts in, one `Quality` per text out.
+a text repeats itself, so it is always reported together with measures of wording
+(`dewmark.lab.evaluation.wording`). Boundary: a loaded host and texts in, one `Quality` per text out.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-__all__ = ["Judge", "Quality", "distinct", "quality", "repetition", "words_kept"]
+from dewmark.lab.evaluation.wording import Words, distinct, wording
 
-_REPEATED = 4  # words of an n-gram that counts as repetition
+__all__ = ["Judge", "Quality", "quality", "words_kept"]
 
 
 class Judge(Protocol):
@@ -35,6 +35,8 @@ class Quality:
     distinct_1: float
     distinct_2: float
     distinct_3: float
+    distinct_content: float | None
+    unlisted: float | None
     repetition: float
 
     def to_dict(self) -> dict[str, Any]:
@@ -42,31 +44,27 @@ class Quality:
         return dataclasses.asdict(self)
 
 
-def quality(judge: Judge, prompts: Sequence[str], texts: Sequence[str]) -> list[Quality]:
-    """The measures of completions, in order; the judge chooses its own batches."""
-    return [
-        Quality(
-            math.exp(-total / count) if count else None,
-            count,
-            distinct(text, 1),
-            distinct(text, 2),
-            distinct(text, 3),
-            repetition(text),
+def quality(
+    judge: Judge, prompts: Sequence[str], texts: Sequence[str], *, listed: Words | None = None
+) -> list[Quality]:
+    """The measures of completions, in order; the judge chooses its own batches.
+
+    ``listed`` holds the forms of a word list, for the share of unlisted words.
+    """
+    found = []
+    for text, (total, count) in zip(texts, judge.log_likelihood(prompts, texts), strict=True):
+        worded = wording(text, listed=listed)
+        found.append(
+            Quality(
+                math.exp(-total / count) if count else None,
+                count,
+                *(distinct(text, n) for n in (1, 2, 3)),
+                worded.distinct_content,
+                worded.unlisted,
+                worded.repetition,
+            )
         )
-        for text, (total, count) in zip(texts, judge.log_likelihood(prompts, texts), strict=True)
-    ]
-
-
-def distinct(text: str, n: int) -> float:
-    """The share of distinct n-grams of words; 1 if the text has none."""
-    words = text.split()
-    grams = [tuple(words[i : i + n]) for i in range(len(words) - n + 1)]
-    return len(set(grams)) / len(grams) if grams else 1.0
-
-
-def repetition(text: str) -> float:
-    """The share of 4-grams of words that repeat an earlier one."""
-    return 1.0 - distinct(text, _REPEATED)
+    return found
 
 
 def words_kept(before: str, after: str) -> float:
