@@ -8,8 +8,8 @@ parts. A form of several languages has its highest frequency.
 
 **Vectors.** P M(w), see `dewmark.encoders.word_vectors`, is written in the basis of its principal
 directions, fitted with equal weight per language and per form of a language, and only the leading
-coordinates are kept. Each is rounded to `2 ** bits` levels, at the quantiles' spread that loses least for
-a normal distribution.
+coordinates are kept, each as one of 16 levels times the coordinate's spread. The levels are those that lose
+least (Lloyd's algorithm over all coordinates).
 """
 
 from __future__ import annotations
@@ -17,23 +17,45 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import regex
+from numpy.typing import NDArray
 
 from dewmark.arrays import F16, F32, F64
-from dewmark.encoders.word_vectors import WordStatistics
+from dewmark.encoders.base import Encoder
+from dewmark.encoders.lexicon import ARRAYS, LAYOUT
+from dewmark.encoders.word_vectors import WordStatistics, WordVectors
 from dewmark.errors import ConfigError
 from dewmark.extras import require
-from dewmark.text.words import words
+from dewmark.storage import save_bundle
+from dewmark.text.words import VERSION, words
 from dewmark.workspace import Progress, silent
 
-__all__ = ["SIZES", "FormList", "Reduced", "frequent_forms", "reduce_vectors"]
+__all__ = [
+    "DIM",
+    "SIZES",
+    "FormList",
+    "Reduced",
+    "build_lexicon",
+    "frequent_forms",
+    "reduce_vectors",
+    "save_lexicon",
+]
+
+DIM = 128
+"""Coordinates per word: with twice as many, translations of a word are no nearer to it."""
+
+_LEVELS = 16
+_SAMPLE = 1_000_000
+_ROUNDS = 100
 
 SIZES: Mapping[str, int] = {
     "en": 45_000,
     **dict.fromkeys(("de", "fr", "es", "pt", "it", "nl"), 14_000),
-    **dict.fromkeys(("pl", "ru", "tr", "ar", "ko"), 5_000),
+    **dict.fromkeys(("pl", "ru", "tr", "ar"), 12_000),
+    "ko": 4_000,
 }
 """The languages of the default lexicon, and how many forms each contributes."""
 
@@ -208,3 +230,80 @@ def _projected(vectors: F16, statistics: WordStatistics) -> F64:
 
 def _parts(n: int, size: int = 8192) -> Iterator[slice]:
     yield from (slice(i, i + size) for i in range(0, n, size))
+
+
+# The bundle
+
+
+def build_lexicon(
+    listed: FormList,
+    vectors: WordVectors,
+    statistics: WordStatistics,
+    *,
+    out: Path,
+    dim: int = DIM,
+    note: str = "",
+    progress: Progress = silent,
+) -> None:
+    """Encode the forms (cached word by word, so it resumes), reduce, quantise, and write the lexicon."""
+    rows = np.empty((len(listed.forms), vectors.dim), dtype=np.float16)
+    for part in _parts(len(rows), 2048):
+        progress("encoding words", part.start, len(rows))
+        rows[part] = vectors.vectors(listed.forms[part])
+    progress("encoding words", len(rows), len(rows))
+    reduced = reduce_vectors(rows, statistics, languages=listed.languages, r=min(dim, vectors.dim))
+    save_lexicon(out, listed, reduced, statistics, encoder=vectors.encoder, note=note)
+
+
+def save_lexicon(
+    out: Path,
+    listed: FormList,
+    reduced: Reduced,
+    statistics: WordStatistics,
+    *,
+    encoder: Encoder,
+    note: str = "",
+) -> None:
+    """Quantise reduced vectors and write the lexicon for `dewmark.encoders.lexicon.load_lexicon`."""
+    r = reduced.coordinates.shape[1] // 2 * 2  # two coordinates a byte
+    coordinates, basis = reduced.coordinates[:, :r].astype(np.float32), reduced.basis[:r]
+    scales = coordinates.std(axis=0) + np.float32(1e-12)
+    levels = _levels(coordinates / scales)
+    codes = np.searchsorted((levels[1:] + levels[:-1]) / 2, coordinates / scales).astype(np.uint8)
+    arrays: dict[str, NDArray[np.generic]] = {
+        "forms": np.frombuffer("\n".join(listed.forms).encode(), dtype=np.uint8),
+        "centibels": np.round(100 * np.log10(listed.frequency)).astype(np.int16),
+        "codes": codes[:, 0::2] | codes[:, 1::2] << 4,
+        "levels": levels,
+        "scales": scales,
+        "mean": reduced.mean,
+        "basis": basis.astype(np.float16),
+    }
+    for name in ("running_centre", "rare_centre", "context_centre"):
+        centre = _projected(getattr(statistics, name)[None], statistics) - reduced.mean
+        arrays[name] = (centre @ basis.T.astype(np.float64))[0].astype(np.float32)
+    kept = float(reduced.spread[:r].sum() / reduced.spread.sum())
+    meta = {
+        "encoder": encoder.name,
+        "encoder_identity": encoder.identity,
+        "energy_kept": round(kept, 4),
+        "languages": {name: listed.languages.count(name) for name in sorted(set(listed.languages))},
+        "layout": LAYOUT,
+        "note": note,
+        "words": VERSION,
+    }
+    save_bundle(out, meta=meta, arrays={name: arrays[name] for name in ARRAYS})
+
+
+def _levels(values: F32) -> F32:
+    """The 16 levels with the least mean squared error, by Lloyd's algorithm on a sample."""
+    flat = values.reshape(-1)
+    sample = np.sort(flat[:: max(1, len(flat) // _SAMPLE)].astype(np.float64))
+    sums = np.concatenate([[0.0], np.cumsum(sample)])
+    levels: F64 = np.quantile(sample, (np.arange(_LEVELS) + 0.5) / _LEVELS)
+    for _ in range(_ROUNDS):
+        edges = np.searchsorted(sample, (levels[1:] + levels[:-1]) / 2)
+        edges = np.concatenate([[0], edges, [len(sample)]])
+        counts = np.diff(edges)
+        levels = np.where(counts > 0, np.diff(sums[edges]) / np.maximum(counts, 1), levels)
+    return levels.astype(np.float32)

@@ -57,7 +57,9 @@ from dewmark.text.words import VERSION, words
 from dewmark.workspace import Progress, Workspace, silent
 
 __all__ = [
+    "FREQUENT_TIMES",
     "REMOVED",
+    "SIF",
     "STATISTICS",
     "Centre",
     "RowMemo",
@@ -82,13 +84,17 @@ STATISTICS = ("running_centre", "rare_centre", "context_centre", "removed")
 REMOVED = 14
 """The number of directions removed from all word vectors."""
 
+SIF = 3e-4
+"""a: words of this frequency have weight 1/2."""
+
+FREQUENT_TIMES = 4
+"""How often a frequent word carries the mark within one text."""
+
 _MEMORY_LIMIT = 300_000  # words: 300 MB at 512 dimensions
 _DISK_LIMIT = 1 << 30  # bytes
 _CHUNK = 2048
 _BUSY_SECONDS = 10.0
 _PARAMETERS = 500  # per query; every SQLite allows at least 999
-_SIF = 3e-4  # a: words of this frequency have weight 1/2
-_FREQUENT_TIMES = 4
 _ZIPF = 0.1  # the word of rank r has frequency 0.1 / (r + 1)
 
 
@@ -245,12 +251,12 @@ def times_counted(form: str) -> int:
     Unrelated texts share frequent words above all, and a mark that rewards a content word again and again
     makes a text repeat itself.
     """
-    return 1 if word_weight(form) >= 0.5 else _FREQUENT_TIMES
+    return 1 if word_weight(form) >= 0.5 else FREQUENT_TIMES
 
 
 def word_weight(form: str) -> float:
     """α(w) = a / (a + p(w)), in (0, 1]."""
-    return _SIF / (_SIF + _frequencies().get(form, 0.0))
+    return SIF / (SIF + _frequencies().get(form, 0.0))
 
 
 @functools.cache

@@ -1,0 +1,165 @@
+"""The lexicon: a fixed, public list of word forms with the vectors and frequencies that DEW needs of them.
+
+Where words come from a lexicon, no encoder runs while a text is written or scored. Row i + 1 belongs to form
+i; row 0 stands for every word outside the lexicon, which has no vector and carries no mark.
+
+    q(w)              P M(w) in its r leading principal coordinates, 4 bits each (`lexicon_build`)
+    ê_T(w)          = normalise(q(w) − centre of running or of rare words)
+    context term(w) = α(w) (q(w) − centre of contexts),   α(w) = a / (a + p(w))
+
+P, M, a and the centres are those of `dewmark.encoders.word_vectors`; p is the frequency in the lexicon. The
+vectors stay packed and memory-mapped, and only the rows asked for are unpacked: r / 2 bytes a word.
+
+A lexicon is a bundle (`dewmark.storage`): `load_lexicon` verifies its checksums, and its ``identity`` is
+their hash, which a mark and its detector must share, like a tokenizer.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+from collections.abc import Sequence
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dewmark.arrays import F32, I8, I64
+from dewmark.core.whitening import normalize_rows
+from dewmark.encoders.word_vectors import FREQUENT_TIMES, SIF, Centre
+from dewmark.errors import ArtifactError, ConfigError
+from dewmark.storage import Bundle, load_bundle
+from dewmark.text.words import VERSION
+from dewmark.workspace import Workspace
+
+__all__ = ["ARRAYS", "LAYOUT", "Lexicon", "lexicon_folder", "load_lexicon"]
+
+ARRAYS = (
+    "forms",
+    "centibels",
+    "codes",
+    "levels",
+    "scales",
+    "running_centre",
+    "rare_centre",
+    "context_centre",
+    "mean",
+    "basis",
+)
+"""The arrays of the bundle.
+
+``forms`` are UTF-8, one per line. ``centibels`` (N,) int16 are 100 log10 p. ``codes`` (N, r / 2) uint8 hold
+two coordinates each, the first in the low bits: coordinate j of a word is levels[code] * scales[j]. The
+centres (r,) are in the same coordinates. ``mean`` (d,) and ``basis`` (r, d) give q = basis (P M − mean).
+"""
+
+_DEFAULT = "use-m3"
+LAYOUT = 1
+
+
+class Lexicon:
+    """N word forms with vectors of dimension ``dim``; safe to share between threads."""
+
+    def __init__(self, bundle: Bundle, identity: str) -> None:
+        arrays = bundle.arrays
+        self.identity = identity
+        self.meta = bundle.meta
+        self.forms: Sequence[str] = arrays["forms"].tobytes().decode().split("\n")
+        self._codes: NDArray[np.uint8] = np.asarray(arrays["codes"])  # a plain view indexes faster
+        self.dim = 2 * self._codes.shape[1]
+        self._levels = np.array(arrays["levels"], dtype=np.float32)
+        self._scales = np.array(arrays["scales"], dtype=np.float32)
+        self._centres = {
+            name: np.array(arrays[f"{name}_centre"], dtype=np.float32)
+            for name in ("running", "rare", "context")
+        }
+        frequency = np.concatenate([[0.0], 10.0 ** (arrays["centibels"] / 100)])
+        self.frequency: F32 = frequency.astype(np.float32)
+        """p of every row (N + 1,), 0 for row 0."""
+        self.weights: F32 = (SIF / (SIF + frequency)).astype(np.float32)
+        """α of every row (N + 1,)."""
+        self.limits: I8 = np.where(self.weights < 0.5, FREQUENT_TIMES, 1).astype(np.int8)
+        """How often the word of each row carries the mark within one text (N + 1,); 0 for row 0."""
+        self.limits[0] = 0
+        self.weights[0] = 0.0
+
+    def __len__(self) -> int:
+        return len(self.forms)
+
+    def __repr__(self) -> str:
+        return f"Lexicon({self.identity!r}, {len(self)} forms, dim={self.dim})"
+
+    @functools.cached_property
+    def _row_of(self) -> dict[str, int]:
+        return dict(zip(self.forms, range(1, len(self.forms) + 1), strict=True))
+
+    def rows(self, forms: Sequence[str]) -> I64:
+        """The rows (N,) of forms, 0 for a form outside the lexicon."""
+        found = self._row_of
+        return np.fromiter((found.get(form, 0) for form in forms), dtype=np.int64, count=len(forms))
+
+    def tokens(self, rows: I64, *, centre: Centre = "running") -> F32:
+        """ê_T of rows, (N, dim): unit rows, zero for row 0."""
+        return self._masked(normalize_rows(self._coordinates(rows) - self._centres[centre]), rows)
+
+    def contexts(self, rows: I64) -> F32:
+        """The weighted terms (N, dim) of a context's sum, zero for row 0."""
+        return (self._coordinates(rows) - self._centres["context"]) * self.weights[rows, None]
+
+    def _coordinates(self, rows: I64) -> F32:
+        """q of rows (N, dim); arbitrary for row 0."""
+        packed = self._codes[np.maximum(rows, 1) - 1]
+        values = np.empty((len(packed), self.dim), dtype=np.float32)
+        values[:, 0::2] = self._levels[packed & 15]
+        values[:, 1::2] = self._levels[packed >> 4]
+        values *= self._scales
+        return values
+
+    @staticmethod
+    def _masked(vectors: F32, rows: I64) -> F32:
+        vectors[rows == 0] = 0.0
+        return vectors
+
+
+def lexicon_folder(name: str, workspace: Workspace) -> Path:
+    """Where the lexicon of this name lies, or is built: ``default``, an encoder's name, or a folder."""
+    if name in ("default", _DEFAULT):
+        return Path(str(resources.files("dewmark") / "data" / "lexicon" / _DEFAULT))
+    folder = Path(name).expanduser()
+    if folder.is_dir() or "/" in name:
+        return folder
+    return workspace.cache / "lexicons" / name
+
+
+def load_lexicon(name: str = "default", *, workspace: Workspace) -> Lexicon:
+    """Load a lexicon: ``default`` (it ships with the package), a folder, or the encoder it was built for."""
+    folder = lexicon_folder(name, workspace)
+    if not (folder / "bundle.json").exists():
+        raise ConfigError(
+            f"no lexicon {name!r}: give default, the folder of a lexicon, or build one with: "
+            f"dewmark models lexicon build --encoder {name if '/' not in name else 'NAME'} --out FOLDER"
+        )
+    return _load(folder, (folder / "bundle.json").stat().st_mtime_ns)
+
+
+@functools.lru_cache(maxsize=4)
+def _load(folder: Path, written: int) -> Lexicon:
+    bundle = load_bundle(folder)
+    missing = [array for array in ARRAYS if array not in bundle.arrays]
+    if missing:
+        raise ArtifactError(f"{folder} is not a lexicon: it has no {missing[0]}")
+    if bundle.meta["words"] != VERSION or bundle.meta["layout"] != LAYOUT:
+        raise ArtifactError(
+            f"the lexicon in {folder} was made by another version of dewmark: build it again with: "
+            "dewmark models lexicon build"
+        )
+    return Lexicon(bundle, _identity(folder))
+
+
+def _identity(folder: Path) -> str:
+    index: dict[str, Any] = json.loads((folder / "bundle.json").read_text(encoding="utf-8"))
+    sums = json.dumps([index["sha256"][name] for name in ARRAYS])
+    return f"{index['meta']['encoder']}-{hashlib.sha256(sums.encode()).hexdigest()[:16]}"
