@@ -100,7 +100,8 @@ def test_texts_are_scored_with_a_key(run, host, numbers, key_file, tmp_path):
     assert result.code == 0
     (cell,) = json.loads(result.out)["cells"]
     assert (cell["scheme"], cell["texts"]) == ("dew", 120)
-    share = cell["shares"][0]
+    share = cell["shares"][-1]
+    assert [each["rate"] for each in cell["shares"]] == [1e-4, 0.05]
     assert share["found"]["hits"] == int((z_values(3.0, 0) > 1.6448536).sum())
     assert share["unmarked"]["hits"] == int((z_values(0.0, 1) > 1.6448536).sum())
 

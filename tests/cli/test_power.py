@@ -38,7 +38,7 @@ def test_a_sample_is_written_measured_and_drawn(power, tmp_path):
     assert 0 < row["shortest"]["0.5"] < row["shortest"]["0.9"]
 
 
-def test_chat_answers_the_package_s_requests_as_the_host_decodes(power, monkeypatch):
+def test_chat_answers_the_package_s_requests_as_the_host_decodes(power, key_file, monkeypatch):
     from dewmark.hosts.fake import FakeHost
 
     asked = []
@@ -49,7 +49,8 @@ def test_chat_answers_the_package_s_requests_as_the_host_decodes(power, monkeypa
         return original(self, prompts, decoding=decoding, **options)
 
     monkeypatch.setattr(FakeHost, "generate", watched)
-    assert power("--length", "30", "--number", 4, "--chat", "--json").code == 0
+    # under the known key all answers are long enough to be measured
+    assert power("--key", key_file, "--length", "30", "--number", 4, "--chat", "--json").code == 0
     ((prompts, decoding),) = asked
     assert all(prompt.startswith("the old ") for prompt in prompts)
     assert (decoding.temperature, decoding.min_new_tokens, decoding.no_repeat_ngram) == (0.9, 0, 0)

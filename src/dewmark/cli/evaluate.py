@@ -136,7 +136,7 @@ def _table(found: Evaluation) -> Table:
     for cell in found.cells:
         name = "unattacked" if cell.attack == CLEAN else cell.attack
         first = (cell.scheme,) * several + (f"{name} ({cell.texts:,})",)
-        for line in (*_by_scores(cell), *_by_p_values(cell)):
+        for line in (*_by_scores(cell), *_by_p_values(cell, found.rates)):
             table.add_row(*first, *line)
             first = ("",) * len(first)
     return table
@@ -153,10 +153,11 @@ def _by_scores(cell: Cell) -> Iterator[Sequence[str]]:
         yield each.negatives, f"{each.auroc.mean:.3f}", *found, _real([at.attacked for at in each.at])
 
 
-def _by_p_values(cell: Cell) -> Iterator[Sequence[str]]:
+def _by_p_values(cell: Cell, rates: Sequence[float]) -> Iterator[Sequence[str]]:
     if cell.shares:
-        real = [share.unmarked or share.human for share in cell.shares]
-        yield "by p-value", "", *(_share(share.found) for share in cell.shares), _real(real)
+        shares = [share for rate in rates if (share := cell.share(rate)) is not None]
+        real = [share.unmarked or share.human for share in shares]
+        yield "by p-value", "", *(_share(share.found) for share in shares), _real(real)
 
 
 def _share(rate: Rate) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import shlex
 import time
 from functools import partial
@@ -15,7 +16,7 @@ from dewmark.cli.terminal import Progress, check_writable, emit, say, write
 from dewmark.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from dewmark.hosts.base import Host
     from dewmark.lab.experiments.run import Run
@@ -26,8 +27,8 @@ def reproduce(
         str,
         typer.Argument(
             metavar="TABLE",
-            help="main, top-k, efficiency, ablation, encoders, cross-host, human-negatives, lexical, dipper, "
-            "stealing, or a recipe of your own (FILE.yaml).",
+            help="main, chat, top-k, efficiency, ablation, encoders, cross-host, human-negatives, lexical, "
+            "dipper, stealing, or a recipe of your own (FILE.yaml).",
         ),
     ],
     profile: Annotated[
@@ -47,6 +48,10 @@ def reproduce(
     ] = None,
     attacks: Annotated[
         str | None, typer.Option(metavar="A,B,…", help="Columns: some of the recipe's attacks, or none.")
+    ] = None,
+    conditions: Annotated[
+        str | None,
+        typer.Option(metavar="A,B,…", help="Only some of the recipe's conditions, e.g. chat-200."),
     ] = None,
     stages: Annotated[
         str | None,
@@ -106,6 +111,7 @@ def reproduce(
     from dewmark.lab.experiments.run import Run
     from dewmark.lab.experiments.stages import reproduce as run_stages
     from dewmark.lab.experiments.workers import Workers
+    from dewmark.reports.conditions import write_conditions
     from dewmark.reports.experiment_report import write_report
 
     recipe = load_recipe(table, profile=profile)
@@ -118,9 +124,11 @@ def reproduce(
         texts=texts,
         seeds=seeds,
         judge=judge,
-        prompts=prompts,
-        tokens=tokens,
     )
+    recipes = {
+        label: each.narrowed(prompts=prompts, tokens=tokens)
+        for label, each in recipe.under_conditions(_names(conditions)).items()
+    }
     folder = out or Path("reproduced") / f"{recipe.name}-{profile}"
     if not dry_run:
         check_writable(folder / "configuration.json")
@@ -133,6 +141,7 @@ def reproduce(
         seeds=recipe.seeds,
         schemes=schemes,
         attacks=attacks,
+        conditions=conditions,
         host=host,
         judge=judge,
         prompts=prompts,
@@ -143,21 +152,31 @@ def reproduce(
         Progress(quiet=quiet) as progress,
         Workers(jobs=jobs, engine=engine, device=device, dtype=dtype, progress=progress) as workers,
     ):
-        run = Run(
-            recipe,
-            folder,
-            (work or folder).absolute(),  # workers may have another working directory
-            workers,
-            human=_human(human or ()),
-            batch_size=batch_size,
-            notify=partial(say, quiet=quiet),
-        )
+        runs = {
+            label: Run(
+                each,
+                folder / label,
+                (work or folder).absolute(),  # workers may have another working directory
+                workers,
+                human=_human(human or ()),
+                batch_size=batch_size,
+                notify=partial(say, quiet=quiet),
+            )
+            for label, each in recipes.items()
+        }
         if dry_run:
             load = partial(load_host, device=device, dtype=dtype, progress=progress)
-            _print_plan(run, load, jobs=jobs, json_=json_)
+            _print_plan(runs, folder, load, jobs=jobs, json_=json_)
             return
-        page = partial(write_report, title=recipe.title, table=recipe.name, commands=[command])
-        files = run_stages(run, write_report=page)
+        files: list[Path] = []
+        for label, run in runs.items():
+            say(f"{recipe.name}, {label}", quiet=quiet or not label)
+            title = f"{recipe.title}: {label}" if label else recipe.title
+            page = partial(write_report, title=title, table=recipe.name, commands=[command])
+            files += run_stages(run, write_report=page)
+        if recipe.conditions and "report" in recipe.stages:
+            folders = {label: folder / label for label in runs}
+            files += write_conditions(folder, folders, title=recipe.title, command=command)
     if json_:
         emit(
             {
@@ -174,18 +193,34 @@ def reproduce(
     say(f"{', '.join(recipe.stages)} done in {time.perf_counter() - started:.1f} s", quiet=quiet)
 
 
-def _print_plan(run: Run, load: Callable[[str], Host], *, jobs: int, json_: bool) -> None:
-    from dewmark.lab.experiments.plan import estimate_seconds, plan
+def _print_plan(
+    runs: Mapping[str, Run], out: Path, load: Callable[[str], Host], *, jobs: int, json_: bool
+) -> None:
+    from dewmark.lab.experiments.plan import estimate_seconds, plan, total
 
-    found = plan(run)
-    seconds = estimate_seconds(found, run, load, jobs=jobs) if "generate" in run.recipe.stages else 0.0
+    plans = [plan(run) for run in runs.values()]
+    seconds = sum(
+        estimate_seconds(each, run, load, jobs=jobs)
+        for each, run in zip(plans, runs.values(), strict=True)
+        if "generate" in run.recipe.stages
+    )
+    stages, lengths = total(plans), sorted({each.tokens for each in plans})
     if json_:
-        emit({"table": run.recipe.name, "out": str(run.out), **found.to_dict(), "writing_seconds": seconds})
+        emit(
+            {
+                "table": next(iter(runs.values())).recipe.name,
+                "out": str(out),
+                "conditions": [label for label in runs if label],
+                "stages": [dataclasses.asdict(stage) for stage in stages],
+                "tokens_per_text": lengths,
+                "writing_seconds": seconds,
+            }
+        )
         return
-    write("".join(f"{stage}\n" for stage in found.stages))
+    write("".join(f"{stage}\n" for stage in stages))
     write(
-        f"writing takes about {_duration(seconds)} at {found.tokens} tokens a text; marking, attacks, scores "
-        "and quality come on top\n"
+        f"writing takes about {_duration(seconds)} at {' and '.join(map(str, lengths))} tokens a text; "
+        "marking, attacks, scores and quality come on top\n"
     )
 
 

@@ -29,6 +29,12 @@ _NEGATIVES = {
     "human-matched": "human texts after the same attack",
 }
 
+_PAIRED = {  # differences from the unmarked text of the same prompt and seed
+    "distinct_content": "Δ distinct content",
+    "unlisted": "Δ unlisted",
+    "repetition": "Δ repetition",
+}
+
 _STEALING = (  # field of stealing.jsonl, heading, decimals, whether to shade it as a share
     ("observed", "texts seen", 0, False),
     ("found", "p<0.01", 3, True),
@@ -168,12 +174,13 @@ def _kept(cell: Cell) -> Estimate | None:
 
 
 def _p_value_table(evaluation: Evaluation) -> Table:
+    levels = sorted({share.rate for cell in evaluation.cells for share in cell.shares})
     measures = [
         (
             Column(f"{kind} p<{rate:g}", better="higher" if kind == "found" else "", shade=kind == "found"),
             partial(_below, rate=rate, kind=kind),
         )
-        for rate in evaluation.rates
+        for rate in levels
         for kind in ("found", "unmarked", "human")
     ]
     note = (
@@ -222,18 +229,22 @@ def _with_quality(
 
 def _quality_table(run: RunResults) -> Table:
     """Perplexity, preference, diversity and length of each scheme's texts and of unmarked ones."""
-    others = (("distinct-1", 3), ("distinct-2", 3), ("distinct-3", 3), ("repetition", 3), ("tokens", 0))
+    others = [("distinct-1", 3), ("distinct-2", 3), ("distinct-3", 3), ("distinct content", 3)]
+    others += [("unlisted", 3), ("repetition", 3), ("tokens", 0)]
     columns = [measure_column("perplexity"), Column("over unmarked (nats)", better="", sign=True)]
+    columns += [Column(head, better="", sign=True) for head in _PAIRED.values()]
     columns.append(measure_column("nps"))
     columns += [Column(head, decimals=decimals, better="") for head, decimals in others]
     rows = []
     for scheme, quality in run.quality.items():
-        measures = (run.preference.get(scheme), *quality.distinct, quality.repetition, quality.tokens)
+        measures = (run.preference.get(scheme), *quality.distinct, quality.distinct_content)
+        measures += (quality.unlisted, quality.repetition, quality.tokens)
         plain = quality.kind != "marked"
         name = f"{scheme} (no watermark)" if plain else scheme
         values = (
             from_spread(quality.perplexity),
             from_interval(quality.over_unmarked),
+            *(from_interval(quality.paired.get(name)) for name in _PAIRED),
             *map(from_spread, measures),
         )
         rows.append(Row(name, values, baseline=plain))
@@ -241,7 +252,8 @@ def _quality_table(run: RunResults) -> Table:
         "Median perplexity under the judge, means of the other measures; mean ± half-range over seeds. Over "
         "unmarked: log-perplexity minus that of the unmarked text with the same prompt and seed, mean over "
         "prompts with its 95% interval. A bias towards likely tokens lowers perplexity: read it together "
-        "with the share of distinct n-grams."
+        "with the differences in wording, from the same unmarked texts: the share of distinct content words, "
+        "of words outside a public list, and of 4-grams that repeat an earlier one."
     )
     return _without_empty(Table("Text quality", tuple(columns), tuple(rows), (note,)))
 

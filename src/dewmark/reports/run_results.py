@@ -17,7 +17,8 @@ from dewmark import storage
 from dewmark.errors import InputError
 from dewmark.lab.evaluation.protocol import evaluate
 from dewmark.lab.evaluation.results import CLEAN, Cell, Evaluation, OperatingPoint, ScoreRow, read_scores
-from dewmark.stats.metrics import Interval, Spread, mean_interval, spread
+from dewmark.lab.evaluation.wording import MEASURES, prompt_interval
+from dewmark.stats.metrics import Interval, Spread, spread
 
 __all__ = [
     "SHIFTED",
@@ -42,7 +43,8 @@ class Quality:
     """Quality of a scheme's texts over seeds: medians of perplexity, means of the other measures.
 
     ``over_unmarked`` is the log-perplexity minus that of the unmarked text with the same prompt and seed, in
-    nats per token, averaged over prompts.
+    nats per token, averaged over prompts. ``paired`` are the differences in wording from that text, by
+    measure (`dewmark.lab.evaluation.wording`).
     """
 
     kind: str
@@ -50,7 +52,10 @@ class Quality:
     over_unmarked: Interval | None
     tokens: Spread | None
     distinct: tuple[Spread | None, ...]
+    distinct_content: Spread | None
+    unlisted: Spread | None
     repetition: Spread | None
+    paired: Mapping[str, Interval | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +161,13 @@ def _quality(rows: Sequence[dict[str, Any]]) -> dict[str, Quality]:
             over_unmarked=_over_unmarked(mine, plain) if mine[0]["kind"] == "marked" else None,
             tokens=_over_seeds(mine, "tokens", statistics.fmean),
             distinct=tuple(_over_seeds(mine, f"distinct_{n}", statistics.fmean) for n in (1, 2, 3)),
+            distinct_content=_over_seeds(mine, "distinct_content", statistics.fmean),
+            unlisted=_over_seeds(mine, "unlisted", statistics.fmean),
             repetition=_over_seeds(mine, "repetition", statistics.fmean),
+            paired={
+                name: prompt_interval([(row["id"], row["paired"][name]) for row in mine if "paired" in row])
+                for name in MEASURES
+            },
         )
         for scheme, mine in _by(rows, "scheme").items()
     }
@@ -166,14 +177,12 @@ def _over_unmarked(
     rows: Sequence[dict[str, Any]], plain: Mapping[tuple[Any, Any], float | None]
 ) -> Interval | None:
     """The mean difference with its interval over prompts; a prompt's texts under several seeds count once."""
-    differences: dict[Any, list[float]] = {}
+    differences: list[tuple[str, float | None]] = []
     for row in rows:
         mine, other = row.get("perplexity"), plain.get((row["seed"], row["id"]))
         if mine is not None and other is not None:
-            differences.setdefault(row["id"], []).append(math.log(mine / other))
-    if len(differences) < 2:
-        return None
-    return mean_interval([statistics.fmean(each) for each in differences.values()])
+            differences.append((row["id"], math.log(mine / other)))
+    return prompt_interval(differences)
 
 
 def _preference(rows: Sequence[dict[str, Any]]) -> dict[str, Spread]:

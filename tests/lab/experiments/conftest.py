@@ -21,6 +21,19 @@ def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture(scope="session")
+def tiny_chat_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny model with a chat template."""
+    from dewmark.hosts.fake import tiny_model
+
+    folder = tmp_path_factory.mktemp("tiny-chat") / "host"
+    model, tokenizer = tiny_model()
+    tokenizer.chat_template = "{% for m in messages %}<{{ m.role }}> {{ m.content }} {% endfor %}<assistant>"
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
 def command(host: Path, out: Path, *more: str, recipe: Path | str = "main") -> list[str]:
     """A run that takes a second: one scheme, two seeds, one attack."""
     words = f"reproduce {recipe} --host {host} --judge {host} --texts 4 --seeds 2 --tokens 12 --batch-size 2"

@@ -25,13 +25,45 @@ def test_packaged_recipes_are_complete(table, profile):
     recipe = load_recipe(table, profile=profile)
     assert recipe.seeds == 3
     assert recipe.decoding.max_new_tokens == 200
-    assert recipe.decoding.no_repeat_ngram == 4
+    assert recipe.decoding.no_repeat_ngram == (0 if recipe.chat else 4)
     assert recipe.prompt_tokens == 30
     assert set(recipe.stages) <= set(STAGES)
     assert list(recipe.stages) == [stage for stage in STAGES if stage in recipe.stages]
     assert len({entry.label for entry in recipe.schemes}) == len(recipe.schemes)
     for attack in recipe.attacks:
         assert attack.attack in ATTACKS
+
+
+def test_the_chat_recipe_has_both_settings_at_both_lengths():
+    recipes = load_recipe("chat", profile="local").under_conditions()
+    settings = {
+        (
+            each.chat,
+            each.prompts,
+            each.decoding.temperature,
+            each.decoding.top_p,
+            each.decoding.max_new_tokens,
+        )
+        for each in recipes.values()
+    }
+    assert settings == {
+        *((True, "requests", 0.7, 0.9, tokens) for tokens in (200, 400)),
+        *((True, "requests", 1.0, 0.95, tokens) for tokens in (200, 400)),
+        (False, "openings", 1.0, 1.0, 200),
+    }
+    assert [attack.label for attack in recipes["chat-200"].attacks if attack.translate_back] == [
+        "brought-back"
+    ]
+    assert all(not each.conditions for each in recipes.values())
+
+
+def test_conditions_select_and_plain_recipes_have_none():
+    recipe = load_recipe("chat", profile="local")
+    assert list(recipe.under_conditions(["chat-400"])) == ["chat-400"]
+    with pytest.raises(UnknownNameError, match="chat-400"):
+        recipe.under_conditions(["chat-40"])
+    main = load_recipe("main", profile="local")
+    assert main.under_conditions() == {"": main}
 
 
 def test_the_main_table_has_the_rows_of_the_paper():

@@ -46,9 +46,11 @@ from dewmark.stats.metrics import (
     threshold_at,
 )
 
-__all__ = ["RATES", "Evaluation", "evaluate"]
+__all__ = ["LEVELS", "RATES", "Evaluation", "evaluate"]
 
 RATES = (0.01, 0.05)
+LEVELS = (1e-4,)
+"""Levels of p-values that are evaluated beside the nominal rates; no threshold can be fitted there."""
 
 BySeed = Mapping[int, F64]
 Groups = dict[tuple[str, str, str], list[ScoreRow]]  # by scheme, attack and kind
@@ -95,7 +97,8 @@ def _cell(groups: Groups, scheme: str, attack: str, rates: Sequence[float]) -> C
         texts=len(marked),
         tokens=float(np.median([row.tokens for row in marked])),
         against=tuple(each for each in compared if each is not None),
-        shares=tuple(_shares(groups, scheme, attack, rates)),
+        shares=tuple(_shares(groups, scheme, attack, sorted({*LEVELS, *rates}))),
+        score=float(np.mean([row.score for row in marked])),
         shift=_shift(clean, matched),
         kept=float(np.mean(kept)) if (kept := [row.kept for row in marked if row.kept is not None]) else None,
     )

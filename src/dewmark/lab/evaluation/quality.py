@@ -58,7 +58,9 @@ def quality(
             Quality(
                 math.exp(-total / count) if count else None,
                 count,
-                *(distinct(text, n) for n in (1, 2, 3)),
+                distinct(text, 1),
+                distinct(text, 2),
+                distinct(text, 3),
                 worded.distinct_content,
                 worded.unlisted,
                 worded.repetition,

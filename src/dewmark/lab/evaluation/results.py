@@ -185,9 +185,9 @@ class PValueShare:
 class Cell:
     """One scheme under one attack.
 
-    ``tokens`` is the median length of the marked texts. ``shift`` is how far the attack moves the mean score
-    of the host's unmarked texts, in standard deviations of the unattacked ones. ``kept`` is the mean share of
-    words that the attack kept in marked texts, if known.
+    ``tokens`` is the median length of the marked texts, ``score`` their mean score. ``shift`` is how far the
+    attack moves the mean score of the host's unmarked texts, in standard deviations of the unattacked ones.
+    ``kept`` is the mean share of words that the attack kept in marked texts, if known.
     """
 
     scheme: str
@@ -198,6 +198,7 @@ class Cell:
     against: tuple[Comparison, ...]
     shares: tuple[PValueShare, ...]
     shift: float | None
+    score: float
     kept: float | None = None
 
     def comparison(self, negatives: str) -> Comparison | None:

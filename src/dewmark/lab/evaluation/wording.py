@@ -33,6 +33,7 @@ __all__ = [
     "Words",
     "content_words",
     "distinct",
+    "listed_words",
     "paired_wording",
     "prompt_interval",
     "repetition",
@@ -57,6 +58,11 @@ class Wording:
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values."""
         return dataclasses.asdict(self)
+
+
+def listed_words() -> Words | None:
+    """The package's public word list; None where it has none."""
+    return None
 
 
 def wording(text: str, *, listed: Words | None = None) -> Wording:

@@ -28,6 +28,7 @@ from typing import Any
 from dewmark import config, storage
 from dewmark.artifacts import load_artifact
 from dewmark.attacks.base import Attack, load_attack
+from dewmark.attacks.translation.back import back_languages
 from dewmark.errors import ConfigError, StorageError
 from dewmark.lab.evaluation.results import CLEAN, HUMAN, MARKED, UNMARKED
 from dewmark.lab.experiments.recipe import AttackEntry, Recipe, SchemeEntry, experiment_key
@@ -129,7 +130,8 @@ def write_rows(path: Path, rows: Sequence[Row]) -> None:
 class TextsToScore:
     """The first ``number`` texts of an output that a scheme's detector scores, with their kind and attack.
 
-    ``tokens`` truncates each text to so many tokens; None keeps it whole.
+    ``tokens`` truncates each text to so many tokens; None keeps it whole. ``back`` are the same texts
+    translated back into English, if detectors score those too.
     """
 
     kind: str
@@ -137,6 +139,7 @@ class TextsToScore:
     texts: StageOutput
     number: int
     tokens: int | None = None
+    back: StageOutput | None = None
 
 
 @dataclass
@@ -193,6 +196,10 @@ class RunOutputs:
         """Texts after an attack."""
         return StageOutput("attack", {"texts": texts.hash, "attack": self.attacks[attack.label].identity()})
 
+    def translated_back(self, texts: StageOutput) -> StageOutput:
+        """Texts after translation back into English."""
+        return StageOutput("back", {"texts": texts.hash, "translators": back_languages()})
+
     def column(self, attack: AttackEntry) -> str:
         """An attack's name in tables: the recipe's label, unless that is just the attack's name.
 
@@ -205,13 +212,23 @@ class RunOutputs:
         return StageOutput("quality", {"texts": texts.hash, "judge": self._judge})
 
     def scores(
-        self, entry: SchemeEntry, seed: int, texts: StageOutput, *, tokens: int | None = None
+        self,
+        entry: SchemeEntry,
+        seed: int,
+        texts: StageOutput,
+        *,
+        tokens: int | None = None,
+        back: StageOutput | None = None,
     ) -> StageOutput:
-        """The scores of texts, or of their first ``tokens`` tokens, under a scheme with the key of a seed."""
+        """The scores of texts, or of their first ``tokens`` tokens, under a scheme with the key of a seed.
+
+        ``back`` are the same texts translated back, if they are scored too.
+        """
         return StageOutput(
             "score",
             {
                 **({} if tokens is None else {"tokens": tokens}),
+                **({} if back is None else {"back": back.hash}),
                 "scheme": self._scheme_identity(entry, seed),
                 "host": "" if entry.build().host_free else self.infos[entry.host].identity,
                 "test": entry.test,
@@ -243,7 +260,9 @@ class RunOutputs:
         yield from truncated
         for attack in self.recipe.attacks:
             for kind, texts, rows in clean:
-                yield TextsToScore(kind, self.column(attack), self.attacked(texts, attack), rows)
+                attacked = self.attacked(texts, attack)
+                back = self.translated_back(attacked) if attack.translate_back else None
+                yield TextsToScore(kind, self.column(attack), attacked, rows, back=back)
 
     def _texts(self, host: str, seed: int, scheme: dict[str, Any] | None) -> StageOutput:
         return StageOutput(
@@ -251,6 +270,7 @@ class RunOutputs:
             {
                 "host": self.infos[host].identity,
                 "prompts": self._prompts,
+                **({"chat": True} if self.recipe.chat else {}),
                 "prompt_tokens": self.recipe.prompt_tokens,
                 "decoding": self.recipe.decoding.to_dict(),
                 "seed": seed,

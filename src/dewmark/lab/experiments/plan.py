@@ -8,16 +8,15 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from dewmark.hosts.base import Host
 from dewmark.lab.experiments.outputs import RowFile
 from dewmark.lab.experiments.run import Run
 
-__all__ = ["Plan", "StagePlan", "estimate_seconds", "plan"]
+__all__ = ["Plan", "StagePlan", "estimate_seconds", "plan", "total"]
 
 _TIMED_TOKENS = 16
 
@@ -43,9 +42,17 @@ class Plan:
     batches: dict[str, int]
     tokens: int
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values."""
-        return {"stages": [dataclasses.asdict(each) for each in self.stages], "tokens_per_text": self.tokens}
+
+def total(plans: Sequence[Plan]) -> tuple[StagePlan, ...]:
+    """The stages of several runs together."""
+    stages: dict[str, list[StagePlan]] = {}
+    for each in plans:
+        for stage in each.stages:
+            stages.setdefault(stage.stage, []).append(stage)
+    return tuple(
+        StagePlan(name, sum(each.texts for each in found), sum(each.done for each in found))
+        for name, found in stages.items()
+    )
 
 
 def plan(run: Run) -> Plan:
@@ -66,10 +73,13 @@ def plan(run: Run) -> Plan:
         )
     }
     scored = {
-        (file := outputs.scores(entry, seed, each.texts, tokens=each.tokens).rows(run.work)).path: file
+        file.path: file
         for entry in recipe.schemes
         for seed in run.seeds
         for each in outputs.texts_to_score(entry, seed)
+        for file in (
+            outputs.scores(entry, seed, each.texts, tokens=each.tokens, back=each.back).rows(run.work),
+        )
     }
     counts = {
         "generate": [file for _, file in written.values()],

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dewmark.lab.evaluation.results import CLEAN, MARKED, UNMARKED
+from dewmark.lab.evaluation.wording import TextPair, listed_words
 from dewmark.lab.experiments.outputs import RowFile, StageOutput, write_rows
 from dewmark.lab.experiments.run import Run
 from dewmark.lab.experiments.workers import LoadedModels, Task
@@ -35,13 +36,35 @@ def measure_quality(run: Run) -> None:
     rows = []
     for label, seed, kind, texts in labelled:
         measured = outputs.quality(texts).rows(run.work).read(number)
+        if kind == MARKED:
+            measured = [
+                {**row, "paired": differences}
+                for row, differences in zip(measured, _paired(run, label, seed), strict=True)
+            ]
         rows += [{"scheme": label, "seed": seed, "kind": kind, **row} for row in measured]
     write_rows(run.out / "quality.jsonl", rows)
 
 
+def _paired(run: Run, label: str, seed: int) -> list[dict[str, float | None]]:
+    """How the wording of a scheme's texts differs from that of the unmarked texts of the same prompts."""
+    entry = next(entry for entry in run.recipe.schemes if entry.label == label)
+    listed = listed_words()
+    marked, unmarked = (
+        texts.rows(run.work).read(run.recipe.texts)
+        for texts in (run.outputs.marked(entry, seed), run.outputs.unmarked(entry.host, seed))
+    )
+    return [
+        TextPair(mine["id"], mine["text"], other["text"]).differences(listed=listed)
+        for mine, other in zip(marked, unmarked, strict=True)
+    ]
+
+
 @dataclass(frozen=True)
 class _MeasureQuality(Task):
-    """Measure perplexity under the judge, diversity and repetition of texts."""
+    """Measure perplexity under the judge, diversity, wording and repetition of texts.
+
+    The judge reads a request without the host's chat template, which is not its own.
+    """
 
     source: RowFile
     target: RowFile
@@ -55,8 +78,10 @@ class _MeasureQuality(Task):
         with self.target.missing_batches(self.rows, size=self.batch_size) as batches:
             for batch in batches:
                 rows = self.source.read(batch.stop)[batch.start :]
-                prompts, texts = ([row[name] for row in rows] for name in ("prompt", "text"))
-                measured = quality(models.host(self.judge), prompts, texts)
+                prompts = [f"{row['request']}\n\n" if "request" in row else row["prompt"] for row in rows]
+                measured = quality(
+                    models.host(self.judge), prompts, [row["text"] for row in rows], listed=listed_words()
+                )
                 self.target.append(
                     [{"id": row["id"], **one.to_dict()} for row, one in zip(rows, measured, strict=True)]
                 )

@@ -1,8 +1,9 @@
 """Recipes: the rows, columns, models and texts of one table of the paper (``data/recipes/*.yaml``).
 
 A recipe refers to schemes by label; labels and their groups are defined in ``schemes.yaml``. A profile
-chooses the models and texts: ``paper`` those of the paper, ``local`` those that packages provide. Boundary:
-YAML files in, validated dataclasses out; no model is loaded here.
+chooses the models and texts: ``paper`` those of the paper, ``local`` those that packages provide. A recipe
+with *conditions* (chat answers at temperature 0.7, openings at temperature 1) is run once under each.
+Boundary: YAML files in, validated dataclasses out; no model is loaded here.
 """
 
 from __future__ import annotations
@@ -72,18 +73,25 @@ class SchemeEntry:
 
 @dataclass(frozen=True)
 class AttackEntry:
-    """A column of a table: an attack and its settings."""
+    """A column of a table: an attack and its settings.
+
+    With ``translate_back`` detectors also score the attacked texts after they were translated back into
+    English, and count both attempts.
+    """
 
     label: str
     attack: str
     settings: Settings = field(default_factory=dict)
+    translate_back: bool = False
 
 
 @dataclass(frozen=True)
 class Recipe:
     """A table under one profile. ``prompts`` is a source of `dewmark.lab.prompts`.
 
-    ``lengths`` are the numbers of tokens to which texts are truncated for the figure over lengths.
+    With ``chat`` the prompts are requests, which hosts answer in their chat template. ``conditions`` map
+    labels to the fields that differ under each: ``decoding`` (only the options that differ), ``prompts`` and
+    ``chat``. ``lengths`` are the numbers of tokens to which texts are truncated for the figure over lengths.
     ``settings`` are the profile's settings by scheme, which override those of the scheme's rows. ``options``
     configure stages by name.
     """
@@ -102,6 +110,8 @@ class Recipe:
     judge: str
     lengths: Sequence[int] = ()
     human: bool = False
+    chat: bool = False
+    conditions: Mapping[str, Settings] = field(default_factory=dict)
     settings: Mapping[str, Settings] = field(default_factory=dict)
     options: Mapping[str, Settings] = field(default_factory=dict)
 
@@ -146,6 +156,23 @@ class Recipe:
         if stages:
             chosen["stages"] = tuple(stage for stage in self.stages if stage in stages)
         return _checked(dataclasses.replace(self, **chosen))
+
+    def under_conditions(self, only: Sequence[str] = ()) -> dict[str, Recipe]:
+        """A recipe without conditions for each of them, or for ``only`` some; a plain recipe is its only one.
+
+        The label of a plain recipe is empty.
+        """
+        for label in only:
+            if label not in self.conditions:
+                raise unknown_name("condition of this recipe", label, self.conditions)
+        if not self.conditions:
+            return {"": self}
+        return {label: self._under(label) for label in only or self.conditions}
+
+    def _under(self, label: str) -> Recipe:
+        changes = dict(self.conditions[label])
+        decoding = dataclasses.replace(self.decoding, **changes.pop("decoding", {}))
+        return dataclasses.replace(self, decoding=decoding, conditions={}, **changes)
 
     def on_host(self, host: str) -> Recipe:
         """A copy that uses another host for every row."""
@@ -219,7 +246,8 @@ def _recipe(name: str, profile: str, raw: dict[str, Any]) -> Recipe:
             AttackEntry(
                 label,
                 attack["attack"],
-                {setting: value for setting, value in attack.items() if setting != "attack"},
+                {name: value for name, value in attack.items() if name not in ("attack", "translate_back")},
+                attack.get("translate_back", False),
             )
             for label, attack in raw.pop("attacks", {}).items()
         )
@@ -251,6 +279,7 @@ def _checked(recipe: Recipe) -> Recipe:
         check_int("lengths", length, least=1)
     for entry in recipe.schemes:
         entry.build()
+    recipe.under_conditions()
     return recipe
 
 

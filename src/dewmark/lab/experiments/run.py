@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from dewmark.batch.inputs import as_request
 from dewmark.errors import ConfigError
 from dewmark.lab.experiments.outputs import RunOutputs
 from dewmark.lab.experiments.recipe import Recipe, SchemeEntry
@@ -52,8 +53,15 @@ class Run:
         return self.workers.progress
 
     def prompts(self, host: str, number: int) -> list[Row]:
-        """The recipe's first prompts, truncated to its number of the host's tokens."""
+        """The recipe's first prompts: requests in the host's chat template, or truncated openings."""
         rows = prompt_texts(self.recipe.prompts, number)
+        if self.recipe.chat:
+            from dewmark import hosts
+
+            chat = hosts.chat_format(host, progress=self.progress)
+            return [
+                {**row, "request": row["text"], "text": chat.render(as_request(row["text"]))} for row in rows
+            ]
         return truncate(rows, self.outputs.infos[host].tokenizer, tokens=self.recipe.prompt_tokens)
 
     def store_human_texts(self) -> None:

@@ -27,6 +27,7 @@ from dewmark.lab.prompts import Row, first_tokens
 
 if TYPE_CHECKING:
     from dewmark.scheme import BoundScheme
+    from dewmark.types import Detection
 
 __all__ = ["PendingScores", "ScoreTexts", "score_texts"]
 
@@ -43,7 +44,7 @@ def score_texts(run: Run) -> None:
         for seed in run.seeds:
             for each in run.outputs.texts_to_score(entry, seed):
                 label = {"scheme": entry.label, "attack": each.attack, "seed": seed, "kind": each.kind}
-                scores = run.outputs.scores(entry, seed, each.texts, tokens=each.tokens)
+                scores = run.outputs.scores(entry, seed, each.texts, tokens=each.tokens, back=each.back)
                 rows += [{**label, **row} for row in scores.rows(run.work).read(each.number)]
     write_rows(run.out / "scores.jsonl", rows)
 
@@ -52,13 +53,15 @@ def score_texts(run: Run) -> None:
 class PendingScores:
     """The first ``number`` rows of ``source``, to be scored by each test into its target.
 
-    ``tokens`` truncates texts to so many of the host's tokens; None keeps them whole.
+    ``tokens`` truncates texts to so many of the host's tokens; None keeps them whole. ``back`` has the same
+    texts translated back into English, which are then scored too.
     """
 
     source: RowFile
     targets: Mapping[str | None, RowFile]
     number: int
     tokens: int | None = None
+    back: RowFile | None = None
 
     @contextlib.contextmanager
     def missing_batches(self, *, size: int) -> Iterator[Iterator[tuple[range, list[str | None]]]]:
@@ -100,6 +103,7 @@ class ScoreTexts(Task):
         before = 0
         for pending in self.pending:
             all_rows = pending.source.read(pending.number)
+            all_back = None if pending.back is None else pending.back.read(pending.number)
             with pending.missing_batches(size=self.batch_size) as batches:
                 for batch, tests in batches:
                     bound = models.scheme(self.entry, self.seed, own_texts=self.own_texts)
@@ -107,8 +111,9 @@ class ScoreTexts(Task):
                     texts = [row["text"].replace("\x00", " ") for row in rows]
                     if pending.tokens is not None:
                         texts = first_tokens(texts, bound.host.tokenizer, tokens=pending.tokens)
+                    back = None if all_back is None else all_back[batch.start : batch.stop]
                     for test in tests:
-                        pending.targets[test].append(_scores(bound, rows, texts, test=test))
+                        pending.targets[test].append(_scores(bound, rows, texts, back, test=test))
                     on_rows(before + batch.stop)
             before += pending.number
 
@@ -125,13 +130,14 @@ def _tasks(run: Run) -> list[ScoreTexts]:
             for each in run.outputs.texts_to_score(entry, seed):
                 targets: dict[Path, tuple[str | None, RowFile]] = {}
                 for member in group:
-                    scores = run.outputs.scores(member, seed, each.texts, tokens=each.tokens)
+                    scores = run.outputs.scores(member, seed, each.texts, tokens=each.tokens, back=each.back)
                     target = scores.rows(run.work)
                     if target.count() < each.number:
                         targets[target.path] = member.test, target
                 if targets:
                     source = each.texts.rows(run.work)
-                    pending = PendingScores(source, dict(targets.values()), each.number, each.tokens)
+                    back = None if each.back is None else each.back.rows(run.work)
+                    pending = PendingScores(source, dict(targets.values()), each.number, each.tokens, back)
                     columns.setdefault(CLEAN if each.tokens else each.attack, []).append(pending)
             tasks += [ScoreTexts.for_run(run, entry, seed, column) for column in columns.values()]
     return sorted(tasks, key=lambda task: -task.entry.relative_cost * task.rows)
@@ -146,11 +152,40 @@ def _group_by_mark(entries: Sequence[SchemeEntry]) -> list[list[SchemeEntry]]:
     return list(groups.values())
 
 
-def _scores(bound: BoundScheme, rows: Sequence[Row], texts: Sequence[str], *, test: str | None) -> list[Row]:
-    """Score, p-value and length of each text; a blank text has score 0 and p-value 1."""
+def _scores(
+    bound: BoundScheme,
+    rows: Sequence[Row],
+    texts: Sequence[str],
+    back: Sequence[Row] | None,
+    *,
+    test: str | None,
+) -> list[Row]:
+    """Score, p-value and length of each text; a blank text has score 0 and p-value 1.
+
+    A text that was also translated back has the larger score and p = 2 min(p₁, p₂), at most 1.
+    """
+    found = [_numbers(one) for one in detect_texts(bound, texts, test=test)]
+    again = [i for i, row in enumerate(back or ()) if row["translated"]]
+    if back is not None and again:
+        english = [back[i]["text"].replace("\x00", " ") for i in again]
+        for i, one in zip(again, detect_texts(bound, english, test=test), strict=True):
+            found[i] = _better(found[i], _numbers(one))
     scored: list[Row] = []
-    for row, text, one in zip(rows, texts, detect_texts(bound, texts, test=test), strict=True):
+    for row, text, numbers in zip(rows, texts, found, strict=True):
         kept = {"kept": words_kept(row["original_text"], text)} if "original_text" in row else {}
-        numbers = {"score": finite_score(one.z), "p_value": one.p_value, "tokens": one.tokens_scored}
         scored.append({"id": row["id"], **numbers, **kept})
     return scored
+
+
+def _numbers(one: Detection) -> Row:
+    return {"score": finite_score(one.z), "p_value": one.p_value, "tokens": one.tokens_scored}
+
+
+def _better(first: Row, second: Row) -> Row:
+    """The better of two attempts, both counted."""
+    best = min(first, second, key=lambda each: float(each["p_value"]))
+    return {
+        **best,
+        "score": max(first["score"], second["score"]),
+        "p_value": min(1.0, 2.0 * best["p_value"]),
+    }

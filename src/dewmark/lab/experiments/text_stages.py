@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dewmark.attacks.base import Attack
+from dewmark.attacks.translation.back import translate_back
 from dewmark.decoding import Decoding
 from dewmark.lab.experiments.outputs import RowFile, StageOutput
 from dewmark.lab.experiments.recipe import AttackEntry, SchemeEntry
@@ -15,6 +16,8 @@ from dewmark.lab.experiments.workers import LoadedModels, Task
 from dewmark.lab.prompts import Row
 
 __all__ = ["attack_texts", "generate_texts"]
+
+_TRANSLATED_AT_ONCE = 64
 
 
 def generate_texts(run: Run) -> None:
@@ -71,6 +74,7 @@ class _Generate(Task):
                         {
                             "id": prompt["id"],
                             "prompt": one.prompt,
+                            **({"request": prompt["request"]} if "request" in prompt else {}),
                             "text": one.text,
                             "tokens": one.tokens,
                             "seed": one.seed,
@@ -102,6 +106,14 @@ def attack_texts(run: Run) -> None:
                 tasks[target.path] = _AttackTexts(number, texts.rows(run.work), target, attack)
     _announce_costs(run, list(tasks.values()))
     run.workers.map("attacking texts", list(tasks.values()))
+    back: dict[Path, _TranslateBack] = {}
+    for attack in run.recipe.attacks:
+        for texts, number in sources if attack.translate_back else ():
+            attacked = outputs.attacked(texts, attack)
+            target = outputs.translated_back(attacked).rows(run.work)
+            if target.count() < number:
+                back[target.path] = _TranslateBack(number, attacked.rows(run.work), target)
+    run.workers.map("translating back", list(back.values()))
 
 
 @dataclass(frozen=True)
@@ -125,6 +137,32 @@ class _AttackTexts(Task):
                     [
                         {**row, "text": text, "attack": identity, "original_text": row["text"]}
                         for row, text in zip(rows, attacked, strict=True)
+                    ]
+                )
+                on_rows(batch.stop)
+
+
+@dataclass(frozen=True)
+class _TranslateBack(Task):
+    """Translate texts back into English; a text that cannot be translated stays as it is."""
+
+    source: RowFile
+    target: RowFile
+
+    def run(self, models: LoadedModels, on_rows: Callable[[int], None]) -> None:
+        """Translate batch by batch."""
+        with self.target.missing_batches(self.rows, size=_TRANSLATED_AT_ONCE) as batches:
+            for batch in batches:
+                rows = self.source.read(batch.stop)[batch.start :]
+                english = translate_back([row["text"] for row in rows], device=models.device)
+                self.target.append(
+                    [
+                        {
+                            "id": row["id"],
+                            "text": row["text"] if text is None else text,
+                            "translated": text is not None,
+                        }
+                        for row, text in zip(rows, english, strict=True)
                     ]
                 )
                 on_rows(batch.stop)
