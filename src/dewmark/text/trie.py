@@ -16,7 +16,8 @@ state after a word and one sign that joins letters ("bridge." or "bridge'"): let
 longer word, which is not listed. The trie has reported "bridge" by then, where `words` finds only
 "bridge.com". After a token that is part of a character, and in runs of Chinese, Japanese or Thai, the state
 is UNKNOWN until the next break. A token that both ends the open word with letters of its own and begins
-another ("e of") leads to UNKNOWN too; tokenizers that separate words first have none.
+another ("e of") leads to UNKNOWN too; tokenizers that separate words first have none. So does a token of
+letters in another style (𝐛, ｂ): in large vocabularies they would be most of the transitions.
 
 Boundary: numpy arrays of states and rows; no vectors, no keys. Time to build is linear in the prefixes of the
 forms, which are matched against the pieces level by level.
@@ -26,6 +27,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import unicodedata
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -113,7 +115,7 @@ def _save(trie: Trie, path: Path) -> None:
 
 
 def _read(path: Path) -> Trie:
-    bundle = load_bundle(path, verify=False)
+    bundle = load_bundle(path)
     try:
         return Trie(**bundle.arrays, vocab_size=int(bundle.meta["vocab_size"]))
     except (KeyError, TypeError):
@@ -159,7 +161,7 @@ class _PrefixTree(NamedTuple):
 
     @classmethod
     def of(cls, strings: Sequence[str]) -> _PrefixTree:
-        order = np.argsort(np.array(strings, dtype=np.str_)) if strings else np.zeros(0, dtype=np.int64)
+        order = np.argsort(np.array(strings, dtype=np.str_))
         letters = _letters([strings[i] for i in order.tolist()])
         n, width = letters.shape
         lengths = (letters != 0).sum(axis=1)
@@ -191,9 +193,9 @@ class _PrefixTree(NamedTuple):
     def child(self, nodes: I64, characters: I64) -> I64:
         """The child of each node (N,) by its character (N,), or -1."""
         wanted = nodes << _SHIFT | characters
-        place = np.minimum(np.searchsorted(self.edges, wanted), len(self.edges) - 1)
         if not len(self.edges):
             return np.full(len(wanted), -1)
+        place = np.minimum(np.searchsorted(self.edges, wanted), len(self.edges) - 1)
         return np.where((self.edges[place] == wanted) & (nodes >= 0), self.children[place], -1)
 
     def find(self, strings: Sequence[str]) -> I64:
@@ -212,7 +214,7 @@ _SHIFT = 21  # bits of a character
 def _letters(strings: Sequence[str]) -> NDArray[np.uint32]:
     """Strings as code points (N, longest), padded with 0."""
     if not strings:
-        return np.zeros((0, 0), dtype=np.uint32)
+        return np.zeros((0, 1), dtype=np.uint32)
     array = np.array(strings, dtype=np.str_)
     return array.view(np.uint32).reshape(len(strings), -1)
 
@@ -240,12 +242,12 @@ _JOINING_SIGNS = frozenset("'.:·՟״‘‧")
 _ONE_JOINING = regex.compile(_JOINING, regex.VERSION1)
 _SIGN = regex.compile(rf"[{_JOINING}\p{{WB=MidNum}}]", regex.VERSION1)  # those that join letters or digits
 _SIGN_AND_DIGIT = regex.compile(rf"{_SIGN.pattern}\p{{WB=Numeric}}", regex.VERSION1)
-_LETTERS = r"[[\p{WB=ALetter}\p{WB=Hebrew_Letter}]--\p{Han}][\p{WB=Extend}\p{WB=Format}\p{WB=ZWJ}]*+"
+_ANY_LETTER = r"[[\p{WB=ALetter}\p{WB=Hebrew_Letter}]--\p{Han}][\p{WB=Extend}\p{WB=Format}\p{WB=ZWJ}]*+"
+_LETTERS = regex.compile(rf"(?:{_ANY_LETTER})++", regex.VERSION1)
 _POINTS = r"[\u0640\u064B-\u0652\u0670]"  # Arabic; a form has none
 _CONTINUES = regex.compile(
-    rf"(?:{_JOINING}|{_POINTS}++)?+ (?:{_LETTERS}{_JOINING}?+)++", regex.VERSION1 | regex.VERBOSE
+    rf"(?:{_JOINING}|{_POINTS}++)?+ (?:{_ANY_LETTER}{_JOINING}?+)++", regex.VERSION1 | regex.VERBOSE
 )
-_PLAIN = regex.compile(r" ?+[A-Za-z]++")
 _UNSPACED = regex.compile(r"[\p{Han}\p{Hiragana}\p{WB=Katakana}\p{LB=SA}]", regex.VERSION1)
 _UNDECODED = "\N{REPLACEMENT CHARACTER}"
 _LETTER = regex.compile(r"[\p{WB=ALetter}\p{WB=Hebrew_Letter}]", regex.VERSION1)
@@ -282,13 +284,9 @@ class _Effects(NamedTuple):
         for token, piece in enumerate(pieces):
             if token in special or not piece:
                 breaks[token] = True
-            elif _PLAIN.fullmatch(piece):
-                if piece[0] == " ":
-                    breaks[token] = True
-                    opened.append((token, piece[1:].lower()))
-                else:
-                    continuing.append(token)
-                    added.append(piece.lower())
+            elif piece[0] == " " and _LETTERS.fullmatch(piece, 1):
+                breaks[token] = True
+                opened.append((token, _form(piece[1:])))
             elif _ONE_JOINING.fullmatch(piece):
                 breaks[token], after[token] = True, ENDED
                 joining.append(token)
@@ -296,8 +294,9 @@ class _Effects(NamedTuple):
                 continuing.append(token)
                 added.append(_form(piece))
             elif _CONTINUES.fullmatch(piece):
-                continuing.append(token)
-                added.append(_form(piece))
+                if piece.isascii() or unicodedata.is_normalized("NFKC", piece):
+                    continuing.append(token)
+                    added.append(_form(piece))
             elif _begins_with_break(piece):
                 breaks[token] = True
                 if _SIGN.fullmatch(piece) or _SIGN_AND_DIGIT.match(piece):
@@ -330,7 +329,9 @@ class _After(NamedTuple):
 
 def _form(piece: str) -> str:
     """What a piece adds to the form of a word, with a sign at its beginning or end."""
-    return form_of(f"a{piece}")[1:]
+    if piece.isascii():
+        return piece.lower()
+    return form_of(piece) if piece[0].isalpha() else form_of(f"a{piece}")[1:]
 
 
 def _begins_with_break(piece: str) -> bool:

@@ -1,0 +1,214 @@
+from __future__ import annotations
+
+from importlib import resources
+from itertools import product
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dewmark.hosts.fake import FakeHost
+from dewmark.text.growing_text import Spelling
+from dewmark.text.trie import CLOSED, ENDED, UNKNOWN, Trie, build_trie, load_trie
+from dewmark.text.words import words
+from dewmark.workspace import Workspace
+
+FORMS = ("a", "ab", "a'b", "abé", "bridge", "don't", "don", "the", "of", "u.s", "l'eau")
+ROW = {form: row for row, form in enumerate(FORMS, start=1)}
+DATA = resources.files("dewmark") / "data"
+
+
+def ended(trie: Trie, tokens: list[int]) -> list[int]:
+    """The rows of the words that tokens end, followed by the end of the text."""
+    state, found = CLOSED, []
+    for token in [*tokens, trie.vocab_size - 1]:
+        state, rows = trie.push(state, token)
+        found += rows
+    return found
+
+
+def merged(rows: list[int]) -> list[int]:
+    """Unlisted words in a row count as one: the trie does not follow their insides."""
+    return [row for i, row in enumerate(rows) if row or i == 0 or rows[i - 1]]
+
+
+def spell(trie: Trie, pieces: list[str], *spelled: str) -> list[int]:
+    return ended(trie, [pieces.index(piece) for piece in spelled])
+
+
+PIECES = [
+    *("bri", "dge", " bri", " BRI", "Dge", " the", "The", "don", "'t", "’t", "'", ".", " don", "t", "s", "."),
+    *(
+        " of the",
+        ",",
+        "1",
+        ",000",
+        "...",
+        " U",
+        ".S",
+        "S",
+        "\ufffd",
+        " \ufffd",
+        "我",
+        " 'the",
+        "'the",
+        "\n",
+        "-",
+    ),
+    *(" l", "eau", "’eau", " of", "e of", "com", "the", ""),
+]
+
+
+@pytest.mark.parametrize(
+    ("spelled", "expected"),
+    [
+        ((" bri", "dge"), ["bridge"]),
+        ((" BRI", "Dge", " the"), ["bridge", "the"]),
+        (("bri", "dge", "-", "the"), ["bridge", "the"]),
+        (("bri", "dge", "s", " the"), [None, "the"]),
+        ((" don", "'t"), ["don't"]),
+        ((" don", "’t", "."), ["don't"]),
+        ((" don", "'", "t"), ["don't"]),
+        ((" don", "'", " the"), ["don", "the"]),
+        ((" l", "’eau"), ["l'eau"]),
+        ((" l", "'", "eau"), ["l'eau"]),
+        ((" U", ".S", "."), ["u.s"]),
+        ((" U", ".", "S", ".", " the"), ["u.s", "the"]),
+        ((" the", ",", " the"), ["the", "the"]),
+        ((" the", "...", "the"), ["the", "the"]),
+        ((" the", "1"), [None]),
+        (("1", ",000", " the"), [None, "the"]),
+        (("1", ".", "1", " the"), [None, "the"]),
+        ((" the", ",000"), ["the", None]),
+        ((" 'the",), ["the"]),
+        (("'", "the"), ["the"]),
+        ((" the", ".", "'the"), ["the", "the"]),
+        ((" of the", " the"), ["of", "the", "the"]),
+        ((" the", "我", " the"), ["the", None, "the"]),
+        ((" bri", "\ufffd", "dge", " the"), [None, "the"]),
+        ((" the", " \ufffd", " the"), ["the", None, "the"]),
+        ((" the", "", "the"), ["the", "the"]),
+    ],
+)
+def test_the_words_that_tokens_end(spelled, expected) -> None:
+    trie = build_trie(FORMS, PIECES, special={len(PIECES) - 1})
+    assert spell(trie, PIECES, *spelled) == [0 if form is None else ROW[form] for form in expected]
+
+
+def test_letters_after_a_sign_are_another_word() -> None:
+    """`words` finds one word, "the.com", which is not listed; the trie has reported "the" by then."""
+    trie = build_trie(FORMS, PIECES, special=set())
+    the, dot, com = (PIECES.index(piece) for piece in (" the", ".", "com"))
+    state, _ = trie.push(CLOSED, the)
+    assert trie.rows[state] == ROW["the"]
+    state, rows = trie.push(state, dot)
+    assert (state, rows) == (ENDED, [ROW["the"]])
+    assert trie.push(state, com) == (UNKNOWN, [])
+    assert not trie.opens[ENDED]
+
+
+def test_a_token_with_letters_before_its_break_leads_to_unknown() -> None:
+    trie = build_trie(FORMS, [*PIECES, " th"], special=set())
+    state, _ = trie.push(CLOSED, len(PIECES))
+    assert trie.push(state, PIECES.index("e of")) == (UNKNOWN, [])
+
+
+_LETTERS = ("a", "b", "A", "é")
+_VOCABULARY = [
+    *_LETTERS,
+    *map("".join, product(_LETTERS, repeat=2)),
+    *(f"{sign}{letter}" for sign in "'’." for letter in _LETTERS),
+    *(f" {letter}" for letter in _LETTERS),
+    *(" ", ", ", ". ", "'-", "...", " 1-", " don", "’t", " 'a", "--b", ""),
+]
+
+
+@pytest.fixture(scope="module")
+def letters() -> Trie:
+    return build_trie(FORMS, _VOCABULARY, special={len(_VOCABULARY) - 1})
+
+
+@given(st.lists(st.integers(0, len(_VOCABULARY) - 2), max_size=24))
+@settings(max_examples=400, deadline=None)
+def test_the_trie_ends_the_words_of_the_text(letters, tokens) -> None:
+    text = "".join(_VOCABULARY[token] for token in tokens)
+    expected = [ROW.get(word.form, 0) for word in words(text)]
+    assert merged(ended(letters, tokens)) == merged(expected)
+
+
+def texts(*names: str) -> list[str]:
+    files = [file for name in names for file in sorted((DATA / name).iterdir(), key=lambda file: file.name)]
+    return [file.read_text(encoding="utf-8") for file in files if file.name.endswith(".txt")]
+
+
+def test_real_texts_token_by_token() -> None:
+    host = FakeHost(400, kind="bytes", padded_vocab=7).info
+    special = min(host.tokenizer.special_ids)
+    found = texts("registers")
+    distinct = sorted({word.form for text in found for word in words(text)})
+    forms = [form for i, form in enumerate(distinct) if i % 2 and not any(map(str.isdigit, form))]
+    forms = sorted({*forms, *(form for form in distinct if "'" in form)})
+    row = {form: i for i, form in enumerate(forms, start=1)}
+    spelling = Spelling(host.tokenizer, host.vocab_size)
+    trie = build_trie(forms, spelling.pieces, special=host.tokenizer.special_ids)
+    for text in found:
+        if text.isascii():
+            (tokens,) = host.tokenizer.encode([text])
+            state, rows = CLOSED, []
+            for token in [*tokens.ids, special]:
+                state, more = trie.push(state, token)
+                rows += more
+            assert merged(rows) == merged([row.get(word.form, 0) for word in words(text)])
+
+
+def test_a_trie_is_cached_and_a_damaged_one_is_built_again(tmp_path: Path) -> None:
+    host = FakeHost(400, kind="bytes", padded_vocab=7).info
+    workspace = Workspace(cache=tmp_path)
+
+    def load(identity: str = "lexicon") -> Trie:
+        return load_trie(FORMS, host.tokenizer, host.vocab_size, identity=identity, workspace=workspace)
+
+    first = load()
+    (folder,) = (tmp_path / "tries").iterdir()
+    assert isinstance(load().keys, np.memmap)
+    file = folder / "targets.npy"
+    file.write_bytes(file.read_bytes()[:-1] + b"\x07")
+    again = load()
+    for name in ("keys", "targets", "breaks", "after_break", "inner", "rows"):
+        np.testing.assert_array_equal(getattr(again, name), getattr(first, name))
+    load("another")
+    assert len(list((tmp_path / "tries").iterdir())) == 2
+
+
+def test_an_empty_lexicon_lists_no_word() -> None:
+    trie = build_trie([], PIECES, special=set())
+    assert spell(trie, PIECES, " the", " of") == [0, 0]
+
+
+@pytest.mark.models
+@pytest.mark.parametrize(("host", "languages"), [("smollm2-135m", "en"), ("gemma3-270m", "en de fr ru ar")])
+def test_real_tokenizers_end_the_words_of_the_lexicon(host: str, languages: str, tmp_path: Path) -> None:
+    from dewmark.encoders.lexicon import load_lexicon
+    from dewmark.hosts import host_info
+
+    workspace = Workspace(cache=tmp_path)
+    lexicon = load_lexicon(workspace=workspace)
+    info = host_info(host)
+    identity = lexicon.identity
+    trie = load_trie(lexicon.forms, info.tokenizer, info.vocab_size, identity=identity, workspace=workspace)
+    assert len(trie.keys) < 4_000_000
+    special = min(info.tokenizer.special_ids)
+    found = texts("registers")
+    found += [(DATA / "ordinary" / f"{name}.txt").read_text(encoding="utf-8") for name in languages.split()]
+    for text in found:
+        (tokens,) = info.tokenizer.encode([text])
+        state, rows = CLOSED, []
+        for token in [*tokens.ids, special]:
+            state, more = trie.push(state, token)
+            rows += more
+        expected = merged(lexicon.rows([word.form for word in words(text)]).tolist())
+        if "chemist's" in text:  # not in the lexicon: "chemist" has ended where "'" is a token of its own
+            rows = [row for row in rows if row != lexicon.rows(["chemist"])[0]]
+        assert merged(rows) == expected
