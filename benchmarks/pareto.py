@@ -8,7 +8,8 @@ continues its openings at temperature 1 ("openings"). Each configuration marks t
 seeds under several keys. Every cell is one JSON file and one JSONL file of texts, so a stopped run resumes:
 mean z and the shares with p < 0.01 and p < 1e-4 of marked texts and, under the same keys, of the unmarked
 ones, all before and after 50% of the words were deleted; distinct content words, unlisted words and
-repetition, paired with the unmarked text of the same prompt and seed.
+repetition, paired with the unmarked text of the same prompt and seed; with ``--divergence-texts`` also the
+divergence from the host's own distribution per step.
 
 ``front`` marks configurations that no other beats in strength and variety of both settings at once.
 ``--grid`` gives values for a product, ``--config`` single configurations; ``scheme=NAME`` names another
@@ -34,6 +35,7 @@ from dewmark.config import config_hash
 from dewmark.decoding import Decoding
 from dewmark.detector import detect_texts
 from dewmark.hosts.base import Host
+from dewmark.lab.evaluation.divergence import divergence
 from dewmark.lab.evaluation.wording import TextPair, Words, paired_wording, wording
 from dewmark.lab.prompts import openings, requests
 from dewmark.lab.tuning import delete_words, pareto_front, parse_grid
@@ -92,7 +94,7 @@ def _cell(
     configuration: dict[str, Any],
     setting: Setting,
     host: Host,
-    listed: Words | None,
+    listed: Words,
     out: Path,
     args: argparse.Namespace,
 ) -> dict[str, Any]:
@@ -101,7 +103,7 @@ def _cell(
     rest = dict(configuration)
     scheme = rest.pop("scheme", "dew")
     whole = SCHEMES[scheme]().with_settings(rest).to_dict()
-    asked = [scheme, whole, args.keys, listed is not None, _identity(setting, host)]
+    asked = [scheme, whole, args.keys, args.words, args.divergence_texts, _identity(setting, host)]
     path = out / f"{setting.name}-{config_hash(*asked)}.json"
     if path.exists():
         stored: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
@@ -110,8 +112,10 @@ def _cell(
     found: dict[str, list[tuple[float, float]]] = {}
     pairs: list[TextPair] = []
     marked: list[str] = []
+    schemes: list[BoundScheme] = []
     for number in range(args.keys):
         bound = dewmark.load_scheme(scheme, key=named_key(f"pareto {number}"), settings=rest, host=host.info)
+        schemes.append(bound)
         texts = _texts(out, setting, host, bound, number, args)
         if (move := getattr(bound, "on", None)) is not None:
             bound = move(str(host.device))
@@ -131,12 +135,30 @@ def _cell(
         **{kind: _summary(scores) for kind, scores in found.items()},
         "paired": paired_wording(pairs, listed=listed).to_dict(),
         "wording": {"marked": _means(marked, listed), "unmarked": _means(plain, listed)},
+        **_divergence(schemes, setting, host, plain, args),
         "seconds": round(time.perf_counter() - started, 1),
     }
     with atomic_write(path) as stream:
         stream.write((json.dumps(cell, indent=1) + "\n").encode())
     print(json.dumps(cell), flush=True)
     return cell
+
+
+def _divergence(
+    schemes: Sequence[BoundScheme],
+    setting: Setting,
+    host: Host,
+    plain: Sequence[str],
+    args: argparse.Namespace,
+) -> dict[str, Any]:
+    """Nats per step from the host's distribution, at the places of unmarked texts."""
+    number = args.divergence_texts
+    if number < 2 or len(schemes) < 2 or schemes[0].needs.drafts:
+        return {}
+    found = divergence(
+        host, schemes, setting.prompts[:number], plain[:number], decoding=setting.decoding, steps=48
+    )
+    return {"divergence": found.to_dict()}
 
 
 def _identity(setting: Setting, host: Host) -> list[Any]:
@@ -186,7 +208,7 @@ def _summary(scores: Sequence[tuple[float, float]]) -> dict[str, float]:
     return {"z": float(z.mean()), **{f"p<{level:g}": float((p < level).mean()) for level in LEVELS}}
 
 
-def _means(texts: Sequence[str], listed: Words | None) -> dict[str, float | None]:
+def _means(texts: Sequence[str], listed: Words) -> dict[str, float | None]:
     rows = [wording(text, listed=listed).to_dict() for text in texts]
     columns = {name: [row[name] for row in rows if row[name] is not None] for name in rows[0]}
     return {name: float(np.mean(values)) if values else None for name, values in columns.items()}
@@ -208,7 +230,7 @@ def _table(cells: dict[str, dict[str, dict[str, Any]]], settings: Sequence[str],
     columns = ["configuration", "front"]
     for setting in settings:
         columns += [f"{setting}: z, p < 0.01 / 1e-4", "50% deleted", "unmarked p < 0.01"]
-        columns += ["distinct content", "unlisted", "repetition"]
+        columns += ["distinct content", "unlisted", "repetition", "nats under one key, of the average"]
     print("|", " | ".join(columns), "|")
     print("| --- " * len(columns) + "|")
     for i, name in enumerate(names):
@@ -218,6 +240,8 @@ def _table(cells: dict[str, dict[str, dict[str, Any]]], settings: Sequence[str],
             row += [_found(cell["marked"]), _found(cell["marked, deleted"])]
             row += [f"{cell['unmarked']['p<0.01']:.3f} / {cell['unmarked, deleted']['p<0.01']:.3f}"]
             row += [_interval(cell["paired"][m]) for m in ("distinct_content", "unlisted", "repetition")]
+            moved = cell.get("divergence")
+            row.append(f"{moved['mean']:.3f}, {_interval(moved['of_average'])}" if moved else "–")
         print("|", " | ".join(row), "|")
     result = {"front": [names[i] for i in sorted(front)], "cells": cells}
     with atomic_write(out / "pareto.json") as stream:
@@ -241,6 +265,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--settings", nargs="+", default=["chat", "openings"], choices=["chat", "openings"])
     parser.add_argument("--grid", action="append", default=[], metavar="NAME=V,V,…")
     parser.add_argument("--words", metavar="FILE", help="word list, one form per line; else the package's")
+    parser.add_argument("--divergence-texts", type=int, default=0, help="measure divergence on so many texts")
     parser.add_argument("--batch-size", type=int, default=200)
     parser.add_argument("--device", default="auto")
     parser.add_argument("--dtype", default="auto")

@@ -14,7 +14,7 @@ import numpy as np
 import dewmark
 from dewmark.config import parse_settings
 from dewmark.hosts.base import Host
-from dewmark.lab.evaluation.wording import distinct
+from dewmark.lab.evaluation.wording import distinct, listed_words
 from dewmark.text.words import form_of
 
 
@@ -40,10 +40,10 @@ def named_key(name: str) -> dewmark.Key:
     return dewmark.Key(hashlib.sha256(name.encode()).digest())
 
 
-def word_list(file: str | None) -> frozenset[str] | None:
-    """The forms of a file, one per line; None without a file."""
+def word_list(file: str | None) -> frozenset[str]:
+    """The forms of a file, one per line, or those of the package's lexicon."""
     if file is None:
-        return None
+        return listed_words()
     return frozenset(form_of(line.strip()) for line in Path(file).read_text(encoding="utf-8").splitlines())
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from dewmark import storage
 from dewmark.errors import InputError
+from dewmark.lab.evaluation.divergence import Divergence
 from dewmark.lab.evaluation.results import CLEAN, Cell
 from dewmark.lab.evaluation.wording import MEASURES
 from dewmark.registry import unknown_name
@@ -151,8 +152,9 @@ def _lines(run: RunResults) -> Iterable[dict[str, object]]:
     for cell in run.evaluation.cells if run.evaluation else ():
         if not is_truncation(cell.attack):
             line = {"scheme": cell.scheme, "attack": cell.attack, "texts": cell.texts, **_shares(cell)}
-            quality = run.quality.get(cell.scheme) if cell.attack == CLEAN else None
-            yield line if quality is None else {**line, **_quality(quality)}
+            if cell.attack == CLEAN:
+                line |= _quality(run.quality.get(cell.scheme), run.divergence.get(cell.scheme))
+            yield line
 
 
 def _shares(cell: Cell) -> dict[str, object]:
@@ -168,8 +170,14 @@ def _shares(cell: Cell) -> dict[str, object]:
     return found
 
 
-def _quality(quality: Quality) -> dict[str, object]:
+def _quality(quality: Quality | None, divergence: Divergence | None) -> dict[str, object]:
     found: dict[str, object] = {}
+    if divergence is not None:
+        found["divergence"] = f"{divergence.mean:.4f}"
+        found["divergence_keys_sd"] = f"{divergence.keys_sd:.4f}"
+        found["divergence_of_average"] = f"{divergence.of_average.value:.4f}"
+    if quality is None:
+        return found
     if quality.over_unmarked is not None:
         found["log_perplexity"] = f"{quality.over_unmarked.value:.4f}"
     for name in MEASURES:

@@ -12,6 +12,7 @@ import io
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
+from dewmark.lab.evaluation.divergence import Divergence
 from dewmark.lab.evaluation.results import CLEAN, NEGATIVES, Cell, Evaluation
 from dewmark.reports.paper import PaperTable, measure_column
 from dewmark.reports.run_results import SHIFTED, RunResults, attack_label, is_truncation, rewriting_attacks
@@ -233,6 +234,7 @@ def _quality_table(run: RunResults) -> Table:
     others += [("unlisted", 3), ("repetition", 3), ("tokens", 0)]
     columns = [measure_column("perplexity"), Column("over unmarked (nats)", better="", sign=True)]
     columns += [Column(head, better="", sign=True) for head in _PAIRED.values()]
+    columns += [Column("divergence", better=""), Column("of the key average", better="", sign=True)]
     columns.append(measure_column("nps"))
     columns += [Column(head, decimals=decimals, better="") for head, decimals in others]
     rows = []
@@ -245,6 +247,7 @@ def _quality_table(run: RunResults) -> Table:
             from_spread(quality.perplexity),
             from_interval(quality.over_unmarked),
             *(from_interval(quality.paired.get(name)) for name in _PAIRED),
+            *_divergence(run.divergence.get(scheme)),
             *map(from_spread, measures),
         )
         rows.append(Row(name, values, baseline=plain))
@@ -253,9 +256,17 @@ def _quality_table(run: RunResults) -> Table:
         "unmarked: log-perplexity minus that of the unmarked text with the same prompt and seed, mean over "
         "prompts with its 95% interval. A bias towards likely tokens lowers perplexity: read it together "
         "with the differences in wording, from the same unmarked texts: the share of distinct content words, "
-        "of words outside a public list, and of 4-grams that repeat an earlier one."
+        "of words outside a public list, and of 4-grams that repeat an earlier one. Divergence: nats per "
+        "step from the host's distribution under one key, mean ± standard deviation over keys; and that of "
+        "the choice averaged over keys, 0 for a scheme without bias."
     )
     return _without_empty(Table("Text quality", tuple(columns), tuple(rows), (note,)))
+
+
+def _divergence(found: Divergence | None) -> tuple[Estimate | None, Estimate | None]:
+    if found is None:
+        return None, None
+    return Estimate(found.mean, found.keys_sd), from_interval(found.of_average)
 
 
 def _runtime_table(run: RunResults) -> Table:

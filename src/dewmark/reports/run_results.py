@@ -15,6 +15,7 @@ from typing import Any
 
 from dewmark import storage
 from dewmark.errors import InputError
+from dewmark.lab.evaluation.divergence import Divergence
 from dewmark.lab.evaluation.protocol import evaluate
 from dewmark.lab.evaluation.results import CLEAN, Cell, Evaluation, OperatingPoint, ScoreRow, read_scores
 from dewmark.lab.evaluation.wording import MEASURES, prompt_interval
@@ -75,6 +76,7 @@ class RunResults:
     evaluation: Evaluation | None
     scores: Sequence[ScoreRow]
     quality: Mapping[str, Quality] = field(default_factory=dict)
+    divergence: Mapping[str, Divergence] = field(default_factory=dict)
     preference: Mapping[str, Spread] = field(default_factory=dict)
     runtime: Mapping[str, RunTime] = field(default_factory=dict)
     stealing: Mapping[str, Mapping[str, Spread]] = field(default_factory=dict)
@@ -98,6 +100,7 @@ def read_run(folder: Path) -> RunResults:
         evaluation=evaluation,
         scores=scores,
         quality=_quality(_rows(folder / "quality.jsonl")),
+        divergence=_divergence(_rows(folder / "divergence.jsonl")),
         preference=_preference(_rows(folder / "preference.jsonl")),
         runtime=_runtime(_rows(folder / "runtime.jsonl")),
         stealing=_stealing(_rows(folder / "stealing.jsonl")),
@@ -183,6 +186,13 @@ def _over_unmarked(
         if mine is not None and other is not None:
             differences.append((row["id"], math.log(mine / other)))
     return prompt_interval(differences)
+
+
+def _divergence(rows: Sequence[dict[str, Any]]) -> dict[str, Divergence]:
+    return {
+        row["scheme"]: Divergence(tuple(row["per_key"]), Interval(**row["of_average"]), row["steps"])
+        for row in rows
+    }
 
 
 def _preference(rows: Sequence[dict[str, Any]]) -> dict[str, Spread]:

@@ -13,7 +13,7 @@ from dewmark.reports.conditions import Selection, read_conditions, side_by_side
 
 RECIPE = """
 title: Two conditions
-stages: [generate, attack, score, quality, evaluate, report]
+stages: [generate, attack, score, quality, divergence, evaluate, report]
 prompts: requests
 chat: true
 decoding: {max_new_tokens: 16, min_new_tokens: 16, temperature: 0.7, top_p: 0.9}
@@ -27,6 +27,7 @@ schemes: {kgw: {scheme: kgw}}
 attacks:
   half: {attack: delete, r: 0.5}
   brought-back: {attack: delete, r: 0.5, translate_back: true}
+options: {divergence: {texts: 2, keys: 2, steps: 4}}
 profiles: {local: {}}
 """
 
@@ -104,6 +105,9 @@ def test_the_table_puts_conditions_side_by_side(finished):
     head, _, row = shown.splitlines()
     assert head == "|  | openings: half | chat: unattacked |"
     assert row.startswith(f"| KGW | {expected} | ")
+    clean = next(line for line in lines if (line["condition"], line["attack"]) == ("chat", "none"))
+    assert float(clean["divergence"]) > 0.0  # KGW's bias moves every step
+    assert float(clean["distinct_content_low"]) <= float(clean["distinct_content"])
     assert "distinct content words" in (finished / "conditions.md").read_text(encoding="utf-8")
 
 

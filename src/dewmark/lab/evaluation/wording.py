@@ -5,7 +5,8 @@ worse. These measures need no model and move in one direction only:
 
 - *distinct content words*: of the text's content words, the share of distinct ones. A content word is written
   in letters and is none of the 120 or so most frequent words of its language (``data/frequent.txt``).
-- *unlisted words*: of the words written in letters, the share that a public word list does not have.
+- *unlisted words*: of the words written in letters, the share that a public word list does not have. The
+  default list is the package's lexicon; any other will do.
 - *repetition*: of the 4-grams of words, the share that repeat an earlier one.
 
 A marked text is compared with the unmarked text of the same prompt and seed, both truncated to the number of
@@ -16,14 +17,18 @@ prompt's texts under several keys count as one. Boundary: texts in, numbers out.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import statistics
 from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from dewmark.config import cache_dir
+from dewmark.encoders.lexicon import load_lexicon
 from dewmark.encoders.word_vectors import word_weight
 from dewmark.stats.metrics import Interval, mean_interval
 from dewmark.text.words import words
+from dewmark.workspace import Workspace, silent
 
 __all__ = [
     "MEASURES",
@@ -60,9 +65,10 @@ class Wording:
         return dataclasses.asdict(self)
 
 
-def listed_words() -> Words | None:
-    """The package's public word list; None where it has none."""
-    return None
+@functools.cache
+def listed_words() -> frozenset[str]:
+    """The forms of the package's lexicon: the frequent words of twelve languages, from public counts."""
+    return frozenset(load_lexicon(workspace=Workspace(cache=cache_dir(), progress=silent)).forms)
 
 
 def wording(text: str, *, listed: Words | None = None) -> Wording:

@@ -1,19 +1,23 @@
-"""The stages that measure what a mark costs: ``quality`` of texts, ``preference`` of a judge, ``runtime``."""
+"""The stages that measure what a mark costs: ``quality``, ``divergence``, ``preference`` and ``runtime``."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from dewmark.decoding import Decoding
 from dewmark.lab.evaluation.results import CLEAN, MARKED, UNMARKED
 from dewmark.lab.evaluation.wording import TextPair, listed_words
 from dewmark.lab.experiments.outputs import RowFile, StageOutput, write_rows
+from dewmark.lab.experiments.recipe import SchemeEntry
 from dewmark.lab.experiments.run import Run
 from dewmark.lab.experiments.workers import LoadedModels, Task
 
-__all__ = ["judge_preferences", "measure_quality", "time_schemes"]
+__all__ = ["judge_preferences", "measure_divergence", "measure_quality", "time_schemes"]
+
+_DIVERGENCE = {"texts": 16, "keys": 4, "steps": 48}  # unless the recipe's options say otherwise
 
 
 def measure_quality(run: Run) -> None:
@@ -86,6 +90,60 @@ class _MeasureQuality(Task):
                     [{"id": row["id"], **one.to_dict()} for row, one in zip(rows, measured, strict=True)]
                 )
                 on_rows(batch.stop)
+
+
+def measure_divergence(run: Run) -> None:
+    """Measure how far each scheme moves the host's steps and write ``divergence.jsonl``.
+
+    The places are those of unmarked texts. Schemes that choose between drafts have no steps and are left out.
+    """
+    options = {**_DIVERGENCE, **run.recipe.options.get("divergence", {})}
+    tasks: dict[str, _MeasureDivergence] = {}
+    for entry in run.recipe.schemes:
+        if not entry.build().needs_as_set.drafts:
+            texts = run.outputs.unmarked(entry.host, 0)
+            mark = run.outputs.marked(entry, 0)
+            output = StageOutput(
+                "divergence", {"scheme": mark.inputs["scheme"], "texts": texts.hash, **options}
+            )
+            tasks[entry.label] = _MeasureDivergence(
+                1, texts.rows(run.work), output.rows(run.work), entry, run.recipe.decoding, options
+            )
+    missing = {task.target.path: task for task in tasks.values() if not task.target.count()}
+    run.workers.map("comparing with the host's steps", list(missing.values()))
+    write_rows(
+        run.out / "divergence.jsonl",
+        [{"scheme": label, **task.target.read(1)[0]} for label, task in tasks.items()],
+    )
+
+
+@dataclass(frozen=True)
+class _MeasureDivergence(Task):
+    """Measure one scheme under several keys on the first of a host's unmarked texts."""
+
+    source: RowFile
+    target: RowFile
+    entry: SchemeEntry
+    decoding: Decoding
+    options: Mapping[str, int]
+
+    def run(self, models: LoadedModels, on_rows: Callable[[int], None]) -> None:
+        """Measure it."""
+        from dewmark.lab.evaluation.divergence import divergence
+
+        with self.target.missing_batches(1, size=1) as batches:
+            for _ in batches:
+                rows = self.source.read(self.options["texts"])
+                found = divergence(
+                    models.host(self.entry.host),
+                    [models.scheme(self.entry, seed) for seed in range(self.options["keys"])],
+                    [row["prompt"] for row in rows],
+                    [row["text"] for row in rows],
+                    decoding=self.decoding,
+                    steps=self.options["steps"],
+                )
+                self.target.append([found.to_dict()])
+                on_rows(1)
 
 
 def judge_preferences(run: Run) -> None:

@@ -31,6 +31,7 @@ STAGES = (
     "attack",
     "score",
     "quality",
+    "divergence",
     "preference",
     "runtime",
     "steal",

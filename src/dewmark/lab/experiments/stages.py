@@ -15,7 +15,12 @@ from typing import Any, Protocol
 from dewmark import storage
 from dewmark.lab.evaluation.protocol import evaluate
 from dewmark.lab.evaluation.results import read_scores
-from dewmark.lab.experiments.quality_stages import judge_preferences, measure_quality, time_schemes
+from dewmark.lab.experiments.quality_stages import (
+    judge_preferences,
+    measure_divergence,
+    measure_quality,
+    time_schemes,
+)
 from dewmark.lab.experiments.run import Run
 from dewmark.lab.experiments.scoring_stage import score_texts
 from dewmark.lab.experiments.stealing_stage import steal_marks
@@ -62,6 +67,7 @@ _STAGES: dict[str, Callable[[Run], None]] = {
     "attack": attack_texts,
     "score": score_texts,
     "quality": measure_quality,
+    "divergence": measure_divergence,
     "preference": judge_preferences,
     "runtime": time_schemes,
     "steal": steal_marks,
