@@ -131,12 +131,16 @@ def judge(
     readings = [
         _read(bound, text, before) if wanted else None for bound, wanted in zip(bounds, judged, strict=True)
     ]
+    tried = [each.tried for each in bounds]  # a detection's p-value pays for them, a search must, too
     looks = Looks(max(len(bounds), keys or 1), attempts, passages=any(each is not None for each in readings))
     level = looks.level(fpr)
     whole = [looks.of_whole(each.p_value) if each.verdict.conclusive else 1.0 for each in detections]
     levels = [level if p <= level else level * (1.0 - Looks.WHOLE_SHARE) for p in whole]
-    founds = _search_keys(bounds, readings, levels)
-    combined = [min(p, looks.of_passages(found.p_value)) for p, found in zip(whole, founds, strict=True)]
+    founds = _search_keys(bounds, readings, [each / n for each, n in zip(levels, tried, strict=True)])
+    combined = [
+        min(p, looks.of_passages(min(n * found.p_value, 1.0)))
+        for p, n, found in zip(whole, tried, founds, strict=True)
+    ]
     index = min(range(len(bounds)), key=lambda k: (combined[k], -detections[k].z))
     p_values = tuple(map(looks.correct, combined))
     best = detections[index]
@@ -148,7 +152,7 @@ def judge(
         passages: list[Passage] = []
         for k, found in enumerate(founds):
             if p_values[k] <= fpr:
-                share = 1.0 if whole[k] <= level else 1.0 - Looks.WHOLE_SHARE
+                share = (1.0 if whole[k] <= level else 1.0 - Looks.WHOLE_SHARE) / tried[k]
                 passages += _passages(readings[k], bounds[k], found, looks, share=share, fpr=fpr)
         coverage = _coverage(_disjoint(passages), founds[index], readings[index], fpr=fpr)
     return Located(verdict, p_values[index], coverage, best, index, p_values, looks, fpr)
@@ -166,8 +170,8 @@ def explain(
     if reading is None:
         return detection
     looks, fpr = Looks(keys), detection.fpr
-    (found,) = _search_keys([bound], [reading], [looks.level(fpr)])
-    passages = _passages(reading, bound, found, looks, share=1.0, fpr=fpr)
+    (found,) = _search_keys([bound], [reading], [looks.level(fpr) / bound.tried])
+    passages = _passages(reading, bound, found, looks, share=1.0 / bound.tried, fpr=fpr)
     return dataclasses.replace(detection, coverage=_coverage(passages, found, reading, fpr=fpr))
 
 
@@ -219,7 +223,7 @@ def _same_text(a: Evidence, b: Evidence) -> bool:
 def _passages(
     reading: _Reading | None, bound: BoundScheme, found: Found, looks: Looks, *, share: float, fpr: float
 ) -> list[Passage]:
-    """The passages of one key, whose search had this share of the key's level."""
+    """The passages of one key, whose search had this share of the key's level for each of its members."""
     return [
         _passage(reading.tokenized, segment, p_value, bound.fingerprint)
         for segment in found.segments

@@ -154,6 +154,14 @@ class Scheme(ABC):
         ]
         return [list(row) for row in zip(*columns, strict=True)]
 
+    def check_key(self, key: Key) -> None:
+        """Raise `ConfigError` if the key has members, payloads or epochs that the scheme does not read."""
+        if not key.is_plain and not self.reads_rings:
+            raise ConfigError(
+                f"{self.name} with these settings takes a plain key, and this one ({key.fingerprint}) has a "
+                "ring, payloads or epochs: make another with: dewmark key new --out FILE"
+            )
+
     def bind_keys(self, keys: Sequence[Key], host: HostInfo, workspace: Workspace) -> Iterator[BoundScheme]:
         """Bind the scheme to several keys that will detect in the same texts."""
         for key in keys:
@@ -163,6 +171,11 @@ class Scheme(ABC):
     def needs_as_set(self) -> Needs:
         """What the scheme requires with its present settings."""
         return self.needs
+
+    @property
+    def reads_rings(self) -> bool:
+        """Whether the key may have members, payloads and epochs."""
+        return False
 
     @property
     def host_free(self) -> bool:
@@ -223,6 +236,33 @@ class BoundScheme(ABC):
         if self.artifact_identity is not None:
             parts.append(self.artifact_identity)
         return cfg.config_hash(*parts)
+
+    # Members, payloads and epochs
+
+    def writing(self, *, member: int | None = None, payload: int | None = None) -> BoundScheme:
+        """The same scheme, marking as one member of the key's ring and with a payload."""
+        raise ConfigError(f"{self.scheme.name} carries neither members nor payloads: use dew")
+
+    def marking_as(self, *, member: int | None = None, payload: int | None = None) -> BoundScheme:
+        """The scheme itself, or `writing` if a member or a payload is given."""
+        return self if member is None and payload is None else self.writing(member=member, payload=payload)
+
+    def by_text(self, seeds: Sequence[int]) -> list[tuple[BoundScheme, list[int]]]:
+        """The schemes that mark texts with these seeds, each with the places of its texts."""
+        return [(self, list(range(len(seeds))))]
+
+    def reading_payloads(self, bits: int) -> BoundScheme:
+        """The same detector, which looks for payloads of so many bits in every text."""
+        raise ConfigError(f"{self.scheme.name} carries no payloads: use dew")
+
+    def public(self) -> BoundScheme:
+        """The part of this detector that may be published: it detects, but attributes nothing."""
+        raise ConfigError(f"{self.scheme.name} has no half that could be published: use dew")
+
+    @property
+    def tried(self) -> int:
+        """The number of members, payloads and epochs among which detection chooses."""
+        return 1
 
     # Marking
 

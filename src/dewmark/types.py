@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import enum
 import math
 from dataclasses import dataclass, field
@@ -13,6 +14,7 @@ __all__ = [
     "Detection",
     "DraftCount",
     "Extent",
+    "ForgeryTest",
     "Generation",
     "Passage",
     "TokenScore",
@@ -125,6 +127,29 @@ class Coverage:
 
 
 @dataclass(frozen=True, slots=True)
+class ForgeryTest:
+    """Whether the key's holder marked a text, or perhaps somebody who learned the mark from marked texts.
+
+    The mark is tested twice, independently: where a forger learns it first (``z_head``) and where last
+    (``z_tail``). ``p_tail`` is the p-value of the latter, and ``p_alike`` the share of the holder's own texts
+    whose tail falls behind the head as far as here.
+    """
+
+    attributable: bool
+    z_head: float
+    z_tail: float
+    p_tail: float
+    p_alike: float
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        return {name: getattr(self, name) for name in self.__slots__}
+
+    def __str__(self) -> str:
+        return "attributable" if self.attributable else "not attributable"
+
+
+@dataclass(frozen=True, slots=True)
 class Detection:
     """The verdict on one text and the numbers behind it.
 
@@ -137,6 +162,11 @@ class Detection:
     scheme. ``language_known`` says whether the scheme's encoder knows it. If it does not, one key may score
     all texts of that language alike, so the verdict is `Verdict.UNSUPPORTED_LANGUAGE`, whatever the numbers,
     unless the language was audited (`dewmark.text.languages.LanguagePolicy`).
+
+    If the key has members, payloads or epochs, ``p_value`` is corrected for all ``tried`` combinations, and
+    ``member``, ``payload`` and ``epoch`` say which marked the text; None if it is not marked, if the key has
+    no such thing, or if the text does not tell clearly. ``payload_confidence`` is the posterior probability
+    of the payload. ``attribution`` says whether the key's holder marked the text; None if not tested.
     """
 
     verdict: Verdict
@@ -153,11 +183,33 @@ class Detection:
     language: str | None = None
     language_known: bool | None = None
     coverage: Coverage | None = field(default=None, repr=False)
+    tried: int = 1
+    member: int | None = None
+    payload: int | None = None
+    payload_confidence: float | None = None
+    epoch: str | None = None
+    attribution: ForgeryTest | None = field(default=None, repr=False)
 
     @property
     def is_marked(self) -> bool:
         """Whether the verdict is `Verdict.MARKED`."""
         return self.verdict is Verdict.MARKED
+
+    def judged(self, verdict: Verdict, p_value: float) -> Detection:
+        """The same after a further correction; a text that is no longer marked has no origin either."""
+        if verdict is Verdict.MARKED:
+            return dataclasses.replace(self, verdict=verdict, p_value=p_value)
+        return dataclasses.replace(
+            self,
+            verdict=verdict,
+            p_value=p_value,
+            coverage=None,
+            member=None,
+            payload=None,
+            payload_confidence=None,
+            epoch=None,
+            attribution=None,
+        )
 
     @property
     def leaves_no_room(self) -> bool:
@@ -179,6 +231,12 @@ class Detection:
             "key_fingerprint": self.key_fingerprint,
             "language": self.language,
             "language_known": self.language_known,
+            "tried": self.tried,
+            "member": self.member,
+            "payload": self.payload,
+            "payload_confidence": self.payload_confidence,
+            "epoch": self.epoch,
+            "attribution": self.attribution and self.attribution.to_dict(),
             "coverage": self.coverage and self.coverage.to_dict(),
         }
         if tokens:
@@ -188,10 +246,19 @@ class Detection:
     def __str__(self) -> str:
         where = f", {self.coverage}" if self.coverage else ""
         return (
-            f"{self.verdict}{where} (p = {self.p_value:.3g}, z = {self.z:.2f}, effective length "
+            f"{self.verdict}{self.origin}{where} (p = {self.p_value:.3g}, z = {self.z:.2f}, effective length "
             f"{self.effective_length:.0f} of {self.tokens_scored} tokens, {self.test} test, "
             f"key {self.key_fingerprint})"
         )
+
+    @property
+    def origin(self) -> str:
+        """What is known of who marked the text, such as ``, member 17, payload 0x2f, attributable``."""
+        known = [] if self.epoch is None else [f"epoch {self.epoch}"]
+        known += [] if self.member is None else [f"member {self.member}"]
+        known += [] if self.payload is None else [f"payload {self.payload:#x}"]
+        known += [] if self.attribution is None else [str(self.attribution)]
+        return "".join(f", {each}" for each in known)
 
 
 @dataclass(frozen=True, slots=True)

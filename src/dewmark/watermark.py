@@ -60,7 +60,9 @@ class Watermark(DetectsMarks):
         self._named = info.name if isinstance(model, str | HostInfo) else None
         self._progress = progress
         workspace = _workspace(self._open_host, load=load, progress=progress)
-        self.scheme: BoundScheme = SCHEMES[scheme]().with_settings(settings or {}).bind(key, info, workspace)
+        chosen = SCHEMES[scheme]().with_settings(settings or {})
+        chosen.check_key(key)
+        self.scheme: BoundScheme = chosen.bind(key, info, workspace)
 
     @classmethod
     def from_default(cls, key: Key, **settings: object) -> Watermark:
@@ -83,6 +85,8 @@ class Watermark(DetectsMarks):
         *,
         messages: Conversation | None = None,
         seed: int | None = None,
+        member: int | None = None,
+        payload: int | None = None,
         decoding: Decoding | None = None,
         **options: Unpack[DecodingOptions],
     ) -> Generation:
@@ -90,12 +94,13 @@ class Watermark(DetectsMarks):
 
         ``messages`` are dicts with ``role`` and ``content``, which the host's chat template makes a prompt.
         Without ``decoding``, a prompt is continued at temperature 1 and a conversation is answered as the
-        host's generation_config says; ``options`` such as ``max_new_tokens`` override either.
+        host's generation_config says; ``options`` such as ``max_new_tokens`` override either. ``member`` of
+        the key's ring marks the text, by default the one that the seed chooses, and it carries ``payload``.
         """
         (text,) = self._prompts(_one(prompt), _one(messages))
         return self.host.generate(
             [text],
-            scheme=self.scheme,
+            scheme=self._writing(member, payload),
             seeds=[_drawn_seed() if seed is None else seed],
             decoding=self._decoding(decoding, chat=messages is not None, options=options),
         )[0]
@@ -106,6 +111,8 @@ class Watermark(DetectsMarks):
         *,
         messages: Conversation | None = None,
         seed: int | None = None,
+        member: int | None = None,
+        payload: int | None = None,
         decoding: Decoding | None = None,
         **options: Unpack[DecodingOptions],
     ) -> Iterator[str]:
@@ -114,7 +121,7 @@ class Watermark(DetectsMarks):
         return stream_text(
             self.host,
             text,
-            scheme=self.scheme,
+            scheme=self._writing(member, payload),
             seed=_drawn_seed() if seed is None else seed,
             decoding=self._decoding(decoding, chat=messages is not None, options=options),
         )
@@ -125,6 +132,8 @@ class Watermark(DetectsMarks):
         *,
         messages: Sequence[Conversation] | None = None,
         seeds: Sequence[int] | None = None,
+        member: int | None = None,
+        payload: int | None = None,
         decoding: Decoding | None = None,
         batch_size: int = 8,
         on_batch: OnBatch | None = None,
@@ -137,12 +146,15 @@ class Watermark(DetectsMarks):
         texts = self._prompts(prompts, messages)
         return self.host.generate(
             texts,
-            scheme=self.scheme,
+            scheme=self._writing(member, payload),
             seeds=seeds if seeds is not None else [_drawn_seed() for _ in texts],
             decoding=self._decoding(decoding, chat=messages is not None, options=options),
             batch_size=batch_size,
             on_batch=on_batch,
         )
+
+    def _writing(self, member: int | None, payload: int | None) -> BoundScheme:
+        return self.scheme.marking_as(member=member, payload=payload)
 
     def _prompts(
         self, prompts: Sequence[str] | None, conversations: Sequence[Conversation] | None
@@ -183,6 +195,7 @@ def load_scheme(
     default host. The scheme's parameters come as a mapping or as further keyword arguments.
     """
     chosen = SCHEMES[name]().with_settings({**(settings or {}), **more_settings})
+    chosen.check_key(key)
     bound: BoundScheme = chosen.bind(key, *_surroundings(chosen, host, tokenizer, progress))
     return bound
 
@@ -210,6 +223,8 @@ def identify(
     if not keys:
         raise ConfigError("no key to compare with: give at least one")
     chosen = SCHEMES[scheme]().with_settings(settings or {})
+    for key in keys:
+        chosen.check_key(key)
     info, workspace = _surroundings(chosen, host, tokenizer, progress)
     rows = chosen.detect_keys(keys, texts, info, workspace, prompts=prompts, fpr=fpr, test=test)
     policy = languages or LanguagePolicy(known=chosen.languages, every=chosen.language_free)

@@ -97,6 +97,64 @@ def test_missing_key_file_says_how_to_make_one(tmp_path) -> None:
         Key.load(tmp_path / "none.key")
 
 
+def test_fast_normals_are_the_normals() -> None:
+    exact = ZERO_TO_31.stream("fast").normals(100_000)
+    fast = ZERO_TO_31.stream("fast").float32_normals(100_000)
+    assert np.abs(fast - exact).max() < 1e-6
+
+
+def test_rings_and_epochs_are_kept_in_the_file(tmp_path) -> None:
+    path = tmp_path / "ring.key"
+    first = Key.ring(256, payload_bits=4)
+    first.save(path)
+    assert path.read_text().startswith("dewmark-key-v2\n")
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    second = Key.load(path).rotated("2027")
+    second.save(path, overwrite=True)
+    read = Key.load(path)
+    assert (read.members, read.payload_bits, read.epoch) == (256, 4, "2027")
+    assert read == second
+    assert read != first
+    assert [old.epoch for old in read.retired] == ["first"]
+    assert read.retired == (first,)
+    third = read.rotated("2028", members=16)
+    assert [old.epoch for old in third.retired] == ["first", "2027"]
+    assert third.members == 16
+    with pytest.raises(KeyFileError, match="epoch '2027' already"):
+        third.rotated("2027")
+    with pytest.raises(KeyFileError, match="epoch's name"):
+        third.rotated("in 2027")
+
+
+def test_members_have_keys_of_their_own() -> None:
+    ring = Key(bytes(range(32)), members=4096)
+    keys = [ring.independent_member(i) for i in range(ring.independent)]
+    assert len({key.fingerprint for key in (*keys, ring)}) == 17
+    assert ZERO_TO_31.independent_member(0) is ZERO_TO_31
+
+
+@pytest.mark.parametrize("members", [0, 17, 100, 24, -1])
+def test_impossible_rings_are_rejected(members: int) -> None:
+    with pytest.raises(KeyFileError, match=f"a ring has 2 to 16 members, or .* got {members}"):
+        Key(bytes(32), members=members)
+
+
+def test_impossible_payloads_are_rejected() -> None:
+    with pytest.raises(KeyFileError, match="0 to 8 bits in a ring of 4096, got 9"):
+        Key(bytes(32), members=4096, payload_bits=9)
+    with pytest.raises(KeyFileError, match="0 to 16 bits, got 17"):
+        Key(bytes(32), payload_bits=17)
+
+
+@pytest.mark.parametrize("lines", ["", "{}", '{"key": "zz"}', '{"key": 3, "members": 1}', "[1]"])
+def test_damaged_epochs_are_reported_without_the_key(tmp_path, lines: str) -> None:
+    path = tmp_path / "broken.key"
+    path.write_text(f"dewmark-key-v2\n{lines}\n")
+    path.chmod(0o600)
+    with pytest.raises(KeyFileError, match="is damaged"):
+        Key.load(path)
+
+
 def test_equality_is_by_secret() -> None:
     assert Key(bytes(32)) == Key(bytes(32))
     assert Key(bytes(32)) != Key(bytes(31) + b"\x01")

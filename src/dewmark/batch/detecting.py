@@ -34,8 +34,9 @@ __all__ = ["DetectResult", "ScoringWorker", "detect_file"]
 
 Row = dict[str, Any]
 
-_INTEGERS = {"tokens_scored", "keys", "versions"}  # columns of a Parquet file
+_INTEGERS = {"tokens_scored", "keys", "versions", "tried", "member", "payload"}  # columns of a Parquet file
 _STRINGS = {
+    "epoch",
     "verdict",
     "test",
     "scheme",
@@ -273,6 +274,9 @@ def _column_type(name: str, summary: _Summary, arrow: Any) -> Any:  # noqa: ANN4
         offsets = [(field, arrow.int64()) for field in ("start", "end")]
         rest = [("score", arrow.float64()), ("scored", arrow.bool_())]
         return arrow.list_(arrow.struct([("text", arrow.string()), *offsets, *rest]))
+    if name == "attribution":
+        told = [(field, arrow.float64()) for field in ("z_head", "z_tail", "p_tail", "p_alike")]
+        return arrow.struct([("attributable", arrow.bool_()), *told])
     if name == "coverage":
         numbers = [
             (field, arrow.float64()) for field in ("z", "p_value", "p_alone", "effective_length", "share")

@@ -52,9 +52,11 @@ class TextWriter:
         self._open_chat = open_chat
 
     @classmethod
-    def marked(cls, watermark: Watermark) -> TextWriter:
-        """A writer of marked text."""
-        scheme = watermark.scheme
+    def marked(
+        cls, watermark: Watermark, *, member: int | None = None, payload: int | None = None
+    ) -> TextWriter:
+        """A writer of marked text, by a member of the key's ring and with a payload."""
+        scheme = watermark.scheme.marking_as(member=member, payload=payload)
         return cls(scheme, scheme.host, lambda: watermark.host, lambda: watermark.chat_format)
 
     @classmethod

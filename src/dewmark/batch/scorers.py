@@ -66,6 +66,7 @@ class DetectorSpec:
     trusted get verdicts. ``tokens`` adds every token's score to the rows, ``passages`` says where in each
     marked text the mark is. ``attempts`` counts the versions of each text that are tried.
     ``translate_back`` also scores each foreign text after it was translated into English, and counts both.
+    ``payload_bits`` is the length of the payloads to look for, if it is not the keys' own.
     """
 
     keys: tuple[Path, ...] = ()
@@ -82,6 +83,7 @@ class DetectorSpec:
     attempts: int = 1
     audit: Path | None = None
     translate_back: bool = False
+    payload_bits: int | None = None
 
     def __post_init__(self) -> None:
         if not 0.0 < self.fpr < 1.0:
@@ -119,7 +121,7 @@ class DetectorSpec:
 
     def open_keys(self, *, progress: Progress = silent) -> dict[str | None, BoundScheme]:
         """A detector for each key, by the name of its file; the only one is named None."""
-        keys = load_keys(self.keys) if self.many_keys else {}
+        keys = load_keys(self.keys, payload_bits=self.payload_bits) if self.many_keys else {}
         bound = self._open_first(keys, progress)
         if not keys:
             return {None: bound}
@@ -136,6 +138,7 @@ class DetectorSpec:
             host=self.host,
             scheme=self.scheme,
             settings=self.settings,
+            payload_bits=self.payload_bits,
             progress=progress,
         )
 
@@ -145,7 +148,7 @@ class DetectorSpec:
         return _BackTranslatingScorer(scorer, self, progress) if self.translate_back else scorer
 
     def _open(self, progress: Progress) -> Scorer:
-        keys = load_keys(self.keys) if self.many_keys else {}
+        keys = load_keys(self.keys, payload_bits=self.payload_bits) if self.many_keys else {}
         bound = self._open_first(keys, progress)
         check_test(self.test, (*bound.tests, EMPIRICAL))
         if keys:
@@ -266,7 +269,7 @@ class _ManyKeysScorer(Scorer):
     def _scored(self, row: TextRow, found: Attribution) -> Scored:
         key_file = list(self._keys)[found.index]
         test = f"{found.best.test}, corrected for {found.keys} keys"
-        detection = dataclasses.replace(found.best, verdict=found.verdict, p_value=found.p_value, test=test)
+        detection = dataclasses.replace(found.best.judged(found.verdict, found.p_value), test=test)
         detection = _after_attempts(detection, self._spec)
         if self._spec.passages and detection.is_marked:
             bound = _with_key(self.bound, self._keys[key_file], self._progress)
@@ -298,7 +301,7 @@ def _after_attempts(detection: Detection, spec: DetectorSpec) -> Detection:
     verdict = detection.verdict
     if verdict is Verdict.MARKED and p_value > detection.fpr:
         verdict = Verdict.NOT_MARKED
-    return dataclasses.replace(detection, p_value=p_value, verdict=verdict)
+    return detection.judged(verdict, p_value)
 
 
 def _with_key(bound: BoundScheme, key: Key, progress: Progress) -> BoundScheme:
@@ -345,19 +348,12 @@ class _BackTranslatingScorer(Scorer):
             return dataclasses.replace(original, row=row)
         best = min(attempts, key=lambda each: each.detection.p_value)
         p_value = min(1.0, len(attempts) * best.detection.p_value)
-        detection = dataclasses.replace(
-            best.detection,
-            p_value=p_value,
-            verdict=Verdict.MARKED if p_value < self._spec.fpr else Verdict.NOT_MARKED,
-            coverage=best.detection.coverage if p_value < self._spec.fpr else None,
-            test=f"{best.detection.test}, {len(attempts)} versions",
-        )
+        verdict = Verdict.MARKED if p_value < self._spec.fpr else Verdict.NOT_MARKED
+        test = f"{best.detection.test}, {len(attempts)} versions"
+        detection = dataclasses.replace(best.detection.judged(verdict, p_value), test=test)
         row = {
             **best.row,
-            "verdict": detection.verdict.value,
-            "p_value": p_value,
-            "test": detection.test,
-            "coverage": detection.coverage and detection.coverage.to_dict(),
+            **detection.to_dict(tokens=self._spec.tokens),
             "versions": len(attempts),
             "translated_back": best is back,
         }
@@ -371,9 +367,13 @@ def open_detector(
     host: str | None = None,
     scheme: str | None = None,
     settings: Mapping[str, Any] | None = None,
+    payload_bits: int | None = None,
     progress: Progress = silent,
 ) -> BoundScheme:
-    """A detector from an exported folder, or from a key file with a host and a scheme (default: DEW)."""
+    """A detector from an exported folder, or from a key file with a host and a scheme (default: DEW).
+
+    ``payload_bits`` is the length of the payloads to look for, if it is not the key's own.
+    """
     if folder is not None:
         given = {"key": key, "host": host, "scheme": scheme, "settings": settings}
         clash = [name for name, value in given.items() if value]
@@ -381,18 +381,24 @@ def open_detector(
             raise ConfigError(
                 f"the detector in {folder} has its own key, host and settings: leave out {', '.join(clash)}"
             )
-        return Detector.load(folder, progress=progress).scheme
+        bound = Detector.load(folder, progress=progress).scheme
+        return bound if payload_bits is None else bound.reading_payloads(payload_bits)
     if scheme == "none":
         raise ConfigError("scheme none leaves no mark to detect: name the scheme that marked the text")
     if key is None:
         raise ConfigError("no key given: add --key FILE (make one with: dewmark key new --out FILE)")
     if not isinstance(key, Key):
         key = Key.load(key)
+    if payload_bits is not None:
+        key = key.with_payload_bits(payload_bits)
     return load_scheme(scheme or "dew", key=key, settings=settings, host=host, progress=progress)
 
 
-def load_keys(paths: Sequence[Path]) -> dict[str, Key]:
-    """Keys by the names of their files: the files given, and all ``*.key`` files of the folders given."""
+def load_keys(paths: Sequence[Path], *, payload_bits: int | None = None) -> dict[str, Key]:
+    """Keys by the names of their files: the files given, and all ``*.key`` files of the folders given.
+
+    ``payload_bits`` replaces the keys' own.
+    """
     files: list[Path] = []
     for path in paths:
         found = sorted(path.glob("*.key")) if path.is_dir() else [path]
@@ -409,5 +415,5 @@ def load_keys(paths: Sequence[Path]) -> dict[str, Key]:
                 f"{name} and {names[key.fingerprint]} are the same key {key.fingerprint}: give it once"
             )
         names[key.fingerprint] = name
-        keys[name] = key
+        keys[name] = key if payload_bits is None else key.with_payload_bits(payload_bits)
     return keys

@@ -76,6 +76,7 @@ def detect(
     scheme: options.SchemeName = None,
     settings: options.Settings = None,
     detector: options.Detector = None,
+    payload_bits: options.PayloadBits = None,
     fpr: options.FalsePositiveRate = 0.01,
     test: Annotated[
         str | None,
@@ -179,6 +180,7 @@ def detect(
         attempts=attempts,
         audit=audit,
         translate_back=translate_back,
+        payload_bits=payload_bits,
     )
     source = _source(jsonl, in_, prompt=prompt, by=by)
     mode = _boilerplate_mode(boilerplate, source)

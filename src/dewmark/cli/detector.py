@@ -26,6 +26,14 @@ def export(
     host: options.Host = None,
     scheme: options.SchemeName = None,
     settings: options.Settings = None,
+    public: Annotated[
+        bool,
+        typer.Option(
+            "--public",
+            help="Export the half of the key that may be published: anyone can detect by it and forge only "
+            "it, which makes no text attributable.",
+        ),
+    ] = False,
     audit: Annotated[
         Path | None,
         typer.Option(
@@ -49,7 +57,7 @@ def export(
 
         if audit is not None:
             bound = AuditReport.load(audit).applied(bound)
-        Detector(bound).save(out)
+        Detector(bound.public() if public else bound).save(out)
     if json_:
         emit(
             {
@@ -60,7 +68,10 @@ def export(
             }
         )
     else:
-        write(
-            f"wrote {out}, key {bound.fingerprint}\n"
-            "Keep it as secret as the key: anyone with it can detect, forge and remove the mark.\n"
+        advice = (
+            "It may be published: anyone with it can detect the mark and forge half of it, but not attribute "
+            "a text to you.\n"
+            if public
+            else "Keep it as secret as the key: anyone with it can detect, forge and remove the mark.\n"
         )
+        write(f"wrote {out}, key {bound.fingerprint}\n{advice}")

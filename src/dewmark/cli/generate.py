@@ -47,6 +47,8 @@ def generate(
         ),
     ] = None,
     settings: options.Settings = None,
+    member: options.Member = None,
+    payload: options.Payload = None,
     max_new_tokens: Annotated[int, typer.Option(help="Maximum number of tokens per text.")] = 200,
     min_new_tokens: Annotated[int, typer.Option(help="Minimum number of tokens per text.")] = 0,
     seed: Annotated[
@@ -87,6 +89,9 @@ def generate(
         min_new_tokens=min_new_tokens,
     )
     Decoding(**stated)  # report mistakes before a model is loaded
+    message = options.whole_number(payload, "--payload")
+    if scheme == options.UNMARKED and (member is not None or message is not None):
+        raise ConfigError("scheme none leaves no mark: leave out --member and --payload")
     secret = options.load_key(key) if key is not None or scheme != options.UNMARKED else None
     if prompt is not None:
         asked = [Prompt("0", check_prompt(prompt, "--prompt"), as_request(prompt) if chat else None)]
@@ -108,7 +113,9 @@ def generate(
                     progress=progress,
                     device=device,
                     dtype=dtype,
-                )
+                ),
+                member=member,
+                payload=message,
             )
         decoding = writer.decoding(stated, chat=chat)
         if out is None:

@@ -1,4 +1,4 @@
-"""``dewmark key``: make a key, or show its fingerprint. The key itself is never printed."""
+"""``dewmark key``: make a key, give it a new epoch, or show its fingerprint. Keys are never printed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from dewmark.core.keys import Key
     from dewmark.stats.audit import Audit
 
-app = typer.Typer(help="Make a key, or show its fingerprint.", no_args_is_help=True)
+app = typer.Typer(help="Make a key, rotate it, or show its fingerprint.", no_args_is_help=True)
 
 
 @app.command()
@@ -29,6 +29,17 @@ def new(
             help="Draw keys until one passes an audit on these unmarked texts, or on packaged ones.",
         ),
     ] = None,
+    ring: Annotated[
+        int,
+        typer.Option(
+            min=1,
+            metavar="N",
+            help="Make a ring of N members, each with its own mark: up to 16, or 16 times a power of two.",
+        ),
+    ] = 1,
+    payload_bits: Annotated[
+        int, typer.Option(min=0, help="Let texts carry a message of so many bits, up to 16.")
+    ] = 0,
     tries: Annotated[int, typer.Option(min=1, help="With --audit: maximum number of keys to draw.")] = 20,
     host: options.Host = None,
     scheme: options.SchemeName = None,
@@ -45,10 +56,12 @@ def new(
         unused = [name for name, value in given.items() if value]
         if unused:
             raise ConfigError(f"without an audit a key needs no {', '.join(unused)}: add --audit TEXTS")
-        key = Key.generate()
+        key = Key.ring(ring, payload_bits=payload_bits)
         key.save(out)
         _print(out, key, json_=json_)
         return
+    if ring > 1 or payload_bits:
+        raise ConfigError("an audit judges one plain key: leave out --ring and --payload-bits, or --audit")
     from dewmark.batch import Negatives, draw_key
 
     if out.exists():
@@ -72,22 +85,66 @@ def show(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="A key file.")],
     json_: options.Json = False,
 ) -> None:
-    """Show a key's fingerprint, and nothing else."""
+    """Show a key's fingerprint, and its ring and epochs if it has any; nothing secret."""
     from dewmark.core.keys import Key
 
     key = Key.load(file)
     if json_:
-        emit({"key_file": str(file), "key_fingerprint": key.fingerprint})
-    else:
-        write(f"{key.fingerprint}\n")
+        emit({"key_file": str(file), "key_fingerprint": key.fingerprint, **_about(key)})
+        return
+    write(f"{key.fingerprint}{_described(key)}\n")
+    for old in reversed(key.retired):
+        write(f"{old.fingerprint}{_described(old)}, detects only\n")
+
+
+@app.command()
+def rotate(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A key file, which gets a new epoch.")],
+    epoch: Annotated[
+        str | None, typer.Option(metavar="NAME", show_default="today", help="Name of the new epoch.")
+    ] = None,
+    ring: Annotated[
+        int | None,
+        typer.Option(min=1, metavar="N", show_default="as before", help="Members of the new ring."),
+    ] = None,
+    json_: options.Json = False,
+) -> None:
+    """Begin a new epoch: a fresh secret marks from now on, and the old ones only detect."""
+    from dewmark.core.keys import Key
+
+    key = Key.load(file).rotated(epoch, members=ring)
+    key.save(file, overwrite=True)
+    if json_:
+        emit({"key_file": str(file), "key_fingerprint": key.fingerprint, **_about(key)})
+        return
+    write(
+        f"{file} is now epoch {key.epoch}, fingerprint {key.fingerprint}; texts of "
+        f"{len(key.retired)} earlier {'epoch is' if len(key.retired) == 1 else 'epochs are'} still detected\n"
+    )
+
+
+def _about(key: Key) -> dict[str, object]:
+    return {
+        "members": key.members,
+        "payload_bits": key.payload_bits,
+        "epoch": key.epoch,
+        "retired": [{"epoch": old.epoch, "key_fingerprint": old.fingerprint} for old in key.retired],
+    }
+
+
+def _described(key: Key) -> str:
+    parts = [] if key.epoch is None else [f"epoch {key.epoch}"]
+    parts += [f"ring of {key.members}"] if key.members > 1 else []
+    parts += [f"payloads of {key.payload_bits} bits"] if key.payload_bits else []
+    return "".join(f", {part}" for part in parts)
 
 
 def _print(out: Path, key: Key, *, drawn: int | None = None, found: Audit | None = None, json_: bool) -> None:
     if json_:
         extra = {} if found is None else {"drawn": drawn, "audit": found.to_dict()}
-        emit({"out": str(out), "key_fingerprint": key.fingerprint, **extra})
+        emit({"out": str(out), "key_fingerprint": key.fingerprint, **_about(key), **extra})
         return
-    write(f"wrote {out}, fingerprint {key.fingerprint}\n")
+    write(f"wrote {out}, fingerprint {key.fingerprint}{_described(key)}\n")
     if found is not None:
         write(f"Drew {drawn} {'key' if drawn == 1 else 'keys'}. {found.sentence}\n")
     write("Keep it secret: anyone with this file can detect, forge and remove the mark.\n")

@@ -37,6 +37,31 @@ KeyFolder = Annotated[
     Path | None,
     typer.Option("--keys", metavar="DIR", help="Use all *.key files of a folder, like several --key."),
 ]
+Payload = Annotated[
+    str | None,
+    typer.Option(
+        "--payload",
+        metavar="NUMBER",
+        help="Message that the text carries, such as 0x2f (see --payload-bits).",
+    ),
+]
+Member = Annotated[
+    int | None,
+    typer.Option(
+        "--member",
+        min=0,
+        show_default="one per text, by its seed",
+        help="Member of the key's ring that marks.",
+    ),
+]
+PayloadBits = Annotated[
+    int | None,
+    typer.Option(
+        "--payload-bits",
+        show_default="the key's own",
+        help="Look for payloads of so many bits; fewer bits are found in weaker marks.",
+    ),
+]
 Attempts = Annotated[
     int,
     typer.Option(
@@ -284,3 +309,13 @@ def package_prompts(number: int, *, option: str, chat: bool = False) -> list[str
     if number > len(rows):
         raise ConfigError(f"the package has {len(rows)} prompts: {option} must not exceed that, got {number}")
     return [row["text"] for row in rows[:number]]
+
+
+def whole_number(value: str | None, option: str) -> int | None:
+    """A number given as 47, 0x2f or 0b101111; None if it is not given."""
+    if value is None:
+        return None
+    try:
+        return int(value, 0)
+    except ValueError:
+        raise ConfigError(f"{option} takes a whole number such as 47 or 0x2f, got {value!r}") from None

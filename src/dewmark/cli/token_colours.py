@@ -78,6 +78,7 @@ def verdict_line(name: str, detection: Detection) -> Text:
     return Text.assemble(
         f"{printable(name)}: ",
         (detection.verdict.value, _VERDICT[detection.verdict]),
+        detection.origin,
         f", {coverage_sentence(detection.coverage)}" if detection.coverage else "",
         f": {sentence(detection)}",
     )

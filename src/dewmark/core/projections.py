@@ -23,11 +23,18 @@ from typing import Literal
 
 import numpy as np
 
-from dewmark.arrays import F64
+from dewmark.arrays import F32, F64
 from dewmark.core.keys import Key, KeyStream
 from dewmark.errors import ConfigError
 
-__all__ = ["Kind", "Projections", "draw_matrix", "draw_projections", "haar_orthogonal"]
+__all__ = [
+    "Kind",
+    "Projections",
+    "draw_float32_matrix",
+    "draw_matrix",
+    "draw_projections",
+    "haar_orthogonal",
+]
 
 Kind = Literal["gaussian", "orthogonal", "full"]
 
@@ -78,6 +85,11 @@ def draw_projections(
 def draw_matrix(key: Key, *, d_T: int, d_C: int) -> F64:
     """Regenerate W (d_T, d_C) from the key."""
     return key.stream("dew/full/W").normals(d_T, d_C)
+
+
+def draw_float32_matrix(key: Key, *, d_T: int, d_C: int) -> F32:
+    """W within 1e-6, much faster: for detection under many keys."""
+    return key.stream("dew/full/W").float32_normals(d_T * d_C).reshape(d_T, d_C)
 
 
 def haar_orthogonal(stream: KeyStream, d: int) -> F64:

@@ -1,8 +1,10 @@
 """The same texts under many keys: no text is read twice, no context encoded twice.
 
-Each key's projections are applied only to the distinct units and contexts of the texts, and the variance over
-keys depends on the texts alone, so it is computed once. Drawing a key's projections is most of the work, so
-it runs on as many threads as there are cores.
+A full key matrix W and a text's matrix M give z = ⟨M, W⟩/‖M‖, so that all texts under all keys are one
+product of their matrices. Otherwise each key's projections are applied to the distinct units and contexts of
+the texts, and the variance over keys, which depends on the texts alone, is computed once. Drawing the keys'
+numbers is most of the work: it runs on as many threads as there are cores, and W is kept in memory for the
+next texts.
 """
 
 from __future__ import annotations
@@ -11,24 +13,32 @@ import dataclasses
 import functools
 import math
 import os
+import threading
+from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
+from scipy.special import ndtr
 
-from dewmark.arrays import F32
+from dewmark.arrays import F32, F64
 from dewmark.core.keys import Key
-from dewmark.core.projections import draw_matrix, draw_projections
+from dewmark.core.projections import draw_float32_matrix, draw_matrix, draw_projections
+from dewmark.dew.attribution import forgery_test, head_of
 from dewmark.dew.detection import SIMULATION, TESTS, TextEvidence, mean_score, run_test
 from dewmark.dew.reading import KeyIndependent, Reading, TokenReader
+from dewmark.dew.text_matrix import text_matrix
 from dewmark.encoders.token_tables import rows_of
 from dewmark.scheme import UNITS_PER_CHUNK, check_test, check_texts, make_detection, text_chunks, token_scores
 from dewmark.stats.evidence import Evidence
-from dewmark.stats.key_test import score_variance
+from dewmark.stats.key_test import TINY, Statistic, effective_length, score_variance
 from dewmark.types import Detection
 from dewmark.workspace import Progress, Tokenized
 
 __all__ = ["detect_keys"]
+
+_KEYS_AT_ONCE = 64
+_MATRIX_BYTES = 128 << 20  # of the matrices of texts
 
 
 def detect_keys(
@@ -48,8 +58,106 @@ def detect_keys(
     found: list[list[Detection]] = []
     for part in text_chunks(tokenized, units=UNITS_PER_CHUNK):
         reading = shared.reader.read(tokenized[part], before[part])
-        found += _detect(shared, keys, tokenized[part], reading, test=test, fpr=fpr, progress=progress)
+        detect = _detect_by_matrix if shared.scheme.by_matrix and test == "key" else _detect
+        found += detect(shared, keys, tokenized[part], reading, test=test, fpr=fpr, progress=progress)
     return found
+
+
+def _detect_by_matrix(
+    shared: KeyIndependent,
+    keys: Sequence[Key],
+    texts: Sequence[Tokenized],
+    reading: Reading,
+    *,
+    test: str,
+    fpr: float,
+    progress: Progress,
+) -> list[list[Detection]]:
+    contexts = reading.context_rows
+    assert contexts is not None
+    at_once = max(_MATRIX_BYTES // (4 * shared.d_T * shared.d_C), 1)
+    found: list[list[Detection]] = []
+    for i in range(0, len(texts), at_once):
+        part = slice(i, i + at_once)
+        scored = [
+            TextEvidence.of(pairs, reading, contexts, shared.scheme, test=test)
+            for pairs in reading.texts[part]
+        ]
+        M = np.stack([text_matrix(each.blank) for each in scored])
+        sums = _sums(shared, keys, M.reshape(len(M), -1), progress)
+        for text, prepared, matrix, sum_ in zip(texts[part], scored, M, sums, strict=True):
+            square = float(np.sum(np.square(matrix), dtype=np.float64))
+            z = sum_ / math.sqrt(square) if square > TINY else np.zeros(len(keys))
+            p_values = ndtr(-z) if square > TINY else np.ones(len(keys))
+            best = int(np.argmax(z))
+            W = _matrix(keys[best], shared=shared)
+            evidence = prepared.under(reading.token_rows @ W, contexts)
+            effective = effective_length(prepared.blank, square) if square > TINY else 0.0
+            row = [
+                make_detection(
+                    evidence,
+                    Statistic(float(z[k]), float(p_values[k]), effective),
+                    score=float(sum_[k]) / max(evidence.length, 1),
+                    test=test,
+                    fpr=fpr,
+                    scheme=shared.scheme.name,
+                    fingerprint=key.fingerprint,
+                )
+                for k, key in enumerate(keys)
+            ]
+            forgery = None
+            if shared.scheme.attributes and row[best].is_marked:
+                # half of the level pays for the choice among keys, half for the tail
+                forgery = forgery_test(matrix, W, head_of(shared), level=fpr / 2.0)
+            tokens = token_scores(text, evidence)
+            row[best] = dataclasses.replace(row[best], tokens=tokens, attribution=forgery)
+            found.append(row)
+    return found
+
+
+def _sums(shared: KeyIndependent, keys: Sequence[Key], M: F32, progress: Progress) -> F64:
+    """⟨M, W⟩ of texts' matrices (N, d_T d_C) under all keys, (N, keys)."""
+    sums = np.empty((len(M), len(keys)))
+    with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
+        for i in range(0, len(keys), _KEYS_AT_ONCE):
+            progress("trying keys", i, len(keys))
+            some = keys[i : i + _KEYS_AT_ONCE]
+            W = np.stack([w.ravel() for w in pool.map(functools.partial(_matrix, shared=shared), some)])
+            sums[:, i : i + _KEYS_AT_ONCE] = M @ W.T
+    progress("trying keys", len(keys), len(keys))
+    return sums
+
+
+class _MatrixCache:
+    """W of the keys used last, float32, up to ``limit`` bytes."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit, self._bytes = limit, 0
+        self._kept: OrderedDict[tuple[Key, int, int], F32] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def matrix(self, key: Key, *, d_T: int, d_C: int) -> F32:
+        """W (d_T, d_C) of a key."""
+        name = (key, d_T, d_C)
+        with self._lock:
+            if name in self._kept:
+                self._kept.move_to_end(name)
+                return self._kept[name]
+        drawn = draw_float32_matrix(key, d_T=d_T, d_C=d_C)
+        with self._lock:
+            if name not in self._kept:
+                self._kept[name] = drawn
+                self._bytes += drawn.nbytes
+            while self._bytes > self._limit:
+                self._bytes -= self._kept.popitem(last=False)[1].nbytes
+        return drawn
+
+
+_MATRICES = _MatrixCache(256 << 20)
+
+
+def _matrix(key: Key, *, shared: KeyIndependent) -> F32:
+    return _MATRICES.matrix(key, d_T=shared.d_T, d_C=shared.d_C)
 
 
 def _detect(

@@ -68,6 +68,11 @@ class Fold:
         return cls(product, gram, G, projections.n)
 
     @classmethod
+    def of_matrix(cls, W: F32) -> Fold:
+        """The fold of a full key matrix W (d_T, d_C)."""
+        return cls(W, None, None, max(W.shape))
+
+    @classmethod
     def stored(cls, arrays: Mapping[str, NDArray[Any]], n: int) -> Fold:
         """Restore a fold from `arrays`; large arrays stay in the mapped file."""
         product = arrays["fold_product"]
@@ -77,6 +82,11 @@ class Fold:
         if "token_norms" in arrays:
             return cls(product, None, G, n, norms=arrays["token_norms"])
         return cls(product, arrays["fold_gram"], G, n)
+
+    @property
+    def product(self) -> F32:
+        """R_T R_Cᵀ, or W (d_T, d_C)."""
+        return self._product
 
     @property
     def width(self) -> int:

@@ -11,11 +11,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dewmark.arrays import F32, I64
+from dewmark import config
+from dewmark.arrays import F32, I64, Mask
 from dewmark.core.keys import Key
 from dewmark.dew.ablation import HashedContexts
+from dewmark.dew.attribution import head_of
 from dewmark.dew.detection import SIMULATION, TESTS, TextEvidence, mean_score, run_test
 from dewmark.dew.many_keys import detect_keys
+from dewmark.dew.origin import OriginStatistic, find_uses, tested_for_forgery, with_origin
 from dewmark.dew.projection import Fold, FoldedRows
 from dewmark.dew.reading import (
     KeyIndependent,
@@ -25,10 +28,11 @@ from dewmark.dew.reading import (
     open_key_independent,
     restore_key_independent,
 )
+from dewmark.dew.ring import Asked, KeyMatrices, KeyUse, random_member
 from dewmark.dew.settings import DewSettings
 from dewmark.encoders.contexts import ComposedContexts, WindowContexts
 from dewmark.encoders.token_tables import rows_of
-from dewmark.errors import ArtifactError
+from dewmark.errors import ArtifactError, ConfigError
 from dewmark.scheme import DEFAULT_FPR, UNITS_PER_CHUNK, BoundScheme, State
 from dewmark.stats.evidence import Evidence
 from dewmark.stats.key_test import Statistic, key_test
@@ -53,10 +57,16 @@ class DEW(DewSettings):
     def bind(self, key: Key, host: HostInfo, workspace: Workspace) -> BoundDEW:
         """Draw the projections and open (or build) the token table and the contexts."""
         shared = open_key_independent(self, host, workspace)
+        uses = None if key.is_plain else KeyMatrices.of(key, d_T=shared.d_T, d_C=shared.d_C)
+        if uses is None:
+            fold = Fold.of(key, d_T=shared.d_T, d_C=shared.d_C, kind=self.key_matrix, n=shared.n)
+        else:
+            fold = Fold.of_matrix(uses.matrix(KeyUse()))
         return BoundDEW(
             shared,
             key.fingerprint,
-            fold=Fold.of(key, d_T=shared.d_T, d_C=shared.d_C, kind=self.key_matrix, n=shared.n),
+            fold=fold,
+            uses=uses,
             source=shared.sources_of(key),
             hashed=shared.contexts_of(key),
             simulation_secret=key.subkey(SIMULATION),
@@ -75,6 +85,8 @@ class DEW(DewSettings):
         test: str | None = None,
     ) -> list[list[Detection]]:
         """Score texts under many keys, reading them once."""
+        if not all(key.is_plain for key in keys):  # each pays for its own members and payloads
+            return super().detect_keys(keys, texts, host, workspace, prompts=prompts, fpr=fpr, test=test)
         shared = open_key_independent(self, host, workspace)
         return detect_keys(
             shared, keys, texts, prompts=prompts, fpr=fpr, test=test, progress=workspace.progress
@@ -91,10 +103,11 @@ class DEW(DewSettings):
             if not self.context_semantics:
                 hashed = HashedContexts(arrays["context_secret"].tobytes(), shared.d_C)
             secret = arrays["simulation_secret"].tobytes()
+            uses = KeyMatrices.stored(state.meta["uses"], arrays) if "uses" in state.meta else None
         except KeyError as missing:
             raise ArtifactError(f"the stored detector lacks {missing}; export it again") from None
         return BoundDEW(
-            shared, fingerprint, fold=fold, source=source, hashed=hashed, simulation_secret=secret
+            shared, fingerprint, fold=fold, uses=uses, source=source, hashed=hashed, simulation_secret=secret
         )
 
 
@@ -103,6 +116,8 @@ class BoundDEW(BoundScheme):
 
     ``source`` (vocab,) and ``hashed`` serve the ablation modes that ignore the meaning of tokens or of
     contexts; otherwise they are None. The keys of the Monte-Carlo test follow from ``simulation_secret``.
+    ``uses`` are the members, payloads and epochs of a key that has any; ``fold`` is the use that marks, as
+    ``asked`` by `writing`.
     """
 
     tests = TESTS
@@ -114,6 +129,7 @@ class BoundDEW(BoundScheme):
         fingerprint: str,
         *,
         fold: Fold,
+        uses: KeyMatrices | None = None,
         source: I64 | None = None,
         hashed: HashedContexts | None = None,
         simulation_secret: bytes,
@@ -123,6 +139,8 @@ class BoundDEW(BoundScheme):
         self.shared = shared
         self.reader = shared.reader
         self.fold = fold
+        self.uses = uses
+        self.asked = Asked()
         self.source = source
         self.hashed = hashed
         self._simulation_secret = simulation_secret
@@ -133,6 +151,76 @@ class BoundDEW(BoundScheme):
         self._device: torch.device | None = None
         self._aligners: dict[torch.device, TokenAligner | WordAligner] = {}
         self._lock = threading.Lock()
+
+    # Members, payloads and epochs
+
+    def writing(self, *, member: int | None = None, payload: int | None = None) -> BoundDEW:
+        """The same scheme, marking as one member of the key's ring and with a payload.
+
+        Without a ``member``, each text's seed chooses one (`by_text`).
+        """
+        changed = copy.copy(self)
+        changed.asked = Asked(member, payload)
+        changed.fold = Fold.of_matrix(self.matrices.for_payload(payload or 0).matrix(changed.asked.use))
+        changed._aligners, changed._lock = {}, threading.Lock()
+        return changed
+
+    def by_text(self, seeds: Sequence[int]) -> list[tuple[BoundScheme, list[int]]]:
+        """Texts by the member that marks them, chosen by each text's seed unless `writing` named it."""
+        members = 1 if self.uses is None else self.uses.current.members
+        if self.asked.member is not None or members == 1:
+            return super().by_text(seeds)
+        chosen: dict[int, list[int]] = {}
+        for place, seed in enumerate(seeds):
+            chosen.setdefault(random_member(seed, members), []).append(place)
+        return [
+            (self.writing(member=member, payload=self.asked.payload), places)
+            for member, places in chosen.items()
+        ]
+
+    def reading_payloads(self, bits: int) -> BoundDEW:
+        """The same detector, which looks for payloads of so many bits in every text."""
+        changed = copy.copy(self)
+        changed.uses = self.matrices.with_payload_bits(bits)
+        return changed
+
+    @property
+    def matrices(self) -> KeyMatrices:
+        """The matrices of all uses of the key; a plain key has one, and its payloads."""
+        if not self.scheme.by_matrix:
+            raise ConfigError("members and payloads need units=word with its own projection and score")
+        return self.uses or KeyMatrices.of_matrix(self.fold.product)
+
+    @property
+    def tried(self) -> int:
+        """The number of uses among which detection chooses."""
+        return 1 if self.uses is None else self.uses.count
+
+    @property
+    def config_hash(self) -> str:
+        """Also identifies the member and the payload that were asked for."""
+        whole = super().config_hash
+        asked = self.asked
+        return whole if asked == Asked() else config.config_hash(whole, asked.member, asked.payload)
+
+    @property
+    def attributes(self) -> bool:
+        """Whether it can tell the holder's texts from forged ones."""
+        return self.scheme.attributes and (self.uses is None or not self.uses.is_public)
+
+    def public(self) -> BoundDEW:
+        """The half of this detector that may be published: it detects, but attributes nothing."""
+        if not self.scheme.attributes:
+            raise ConfigError("a public detector needs vocabulary=lexicon, whose coordinates have an order")
+        changed = copy.copy(self)
+        changed.uses = self.matrices.published(self._head())
+        changed.fold = Fold.of_matrix(changed.uses.matrix(KeyUse()))
+        changed._simulation_secret = b""
+        return changed
+
+    def _head(self) -> Mask:
+        """The coordinates that a forger learns first, (d_T, d_C)."""
+        return head_of(self.shared)
 
     # Marking
 
@@ -193,6 +281,12 @@ class BoundDEW(BoundScheme):
     ) -> Iterator[tuple[Evidence, Statistic]]:
         """Evidence and result of each text. Tests: ``key`` (default), its simulation, and the paper's two."""
         reading = self.reader.read(texts, prompts)
+        head = self._head if self.attributes else None
+        if self.uses is not None and test == "key":
+            yield from find_uses(
+                reading, self._context_rows(reading), self.uses, self.scheme, fpr=fpr, head=head
+            )
+            return
         G = self.fold.G
         if self._device is not None and G is not None and test == "key" and self.scheme.mode == "both":
             from dewmark.dew.batch_detection import MAX_PAIRS, score_batch
@@ -203,23 +297,36 @@ class BoundDEW(BoundScheme):
                 yield from ((evidence, key_test(evidence, variance=v)) for evidence, v in found)
                 return
         for text, evidence in self._score(reading, test=test):
-            yield (
+            result = run_test(
+                text,
                 evidence,
-                run_test(
-                    text,
-                    evidence,
-                    self.scheme,
-                    test=test,
-                    n=self.fold.n,
-                    fpr=fpr,
-                    secret=self._simulation_secret,
-                ),
+                self.scheme,
+                test=test,
+                n=self.fold.n,
+                fpr=fpr,
+                secret=self._simulation_secret,
             )
+            if head is not None and test == "key":
+                result = tested_for_forgery(text, self.fold.product, result, fpr=fpr, head=head)
+            yield evidence, result
 
     def evidence(self, texts: Sequence[Tokenized], prompts: Sequence[Tokenized]) -> list[Evidence]:
-        """The evidence of texts, as the key test sees it."""
+        """The evidence of texts, as the key test sees it; under the use of the key that fits each best."""
         reading = self.reader.read(texts, prompts)
+        if self.uses is not None:
+            if self.uses.is_public:
+                raise ConfigError("a public detector has half of the key, which does not find passages")
+            contexts = self._context_rows(reading)
+            found = find_uses(reading, contexts, self.uses, self.scheme, fpr=0.0, head=None)
+            return [evidence for evidence, _ in found]
         return [evidence for _, evidence in self._score(reading, test="key")]
+
+    def detection(
+        self, text: Tokenized, evidence: Evidence, statistic: Statistic, *, test: str, fpr: float
+    ) -> Detection:
+        """The result for one text, with what is known of its origin."""
+        made = super().detection(text, evidence, statistic, test=test, fpr=fpr)
+        return with_origin(made, statistic, self.uses) if isinstance(statistic, OriginStatistic) else made
 
     def mean_score(self, evidence: Evidence) -> float:
         """The mean score per unit; with a bias it is the paper's."""
@@ -264,6 +371,9 @@ class BoundDEW(BoundScheme):
         meta: dict[str, Any] = {"n": self.fold.n}
         if isinstance(self.reader, WordReader):
             arrays = self.fold.arrays() | self.reader.arrays() | self._secret_arrays()
+            if self.uses is not None:
+                meta["uses"] = self.uses.meta()
+                arrays |= self.uses.arrays()
             return State(meta=meta | self.reader.meta(), arrays=arrays)
         assert isinstance(self.reader, TokenReader)
         arrays = self.fold.arrays(self.reader.token_rows) | self._secret_arrays()

@@ -149,6 +149,21 @@ class DewSettings(Scheme):
         return self.flatten is not None and self.key_matrix == "full" and self.scores_linearly
 
     @property
+    def by_matrix(self) -> bool:
+        """Whether a text's evidence under any key is a product with one matrix, `text_matrix`."""
+        return self.key_matrix == "full" and self.scores_linearly and self.mode == "both"
+
+    @property
+    def attributes(self) -> bool:
+        """Whether coordinates are ordered by how soon a forger learns them, as those of a lexicon are."""
+        return self.by_matrix and getattr(self, "vocabulary", "open") == "lexicon"
+
+    @property
+    def reads_rings(self) -> bool:
+        """Whether the key may have members, payloads and epochs."""
+        return self.by_matrix
+
+    @property
     def token_semantics(self) -> bool:
         """Whether similar tokens get similar scores."""
         return self.mode in ("both", "token_only")

@@ -20,9 +20,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from dewmark.arrays import F32, F64
-from dewmark.stats.evidence import Factor
+from dewmark.stats.evidence import Evidence, Factor
 
-__all__ = ["Cuts", "flatten"]
+__all__ = ["Cuts", "flatten", "text_matrix"]
 
 _DIRECTIONS = 24  # at most so many are cut
 _ITERATIONS = 3  # of the search for them
@@ -42,6 +42,15 @@ class Cuts:
     right: F32
     sizes: F64
     shares: F32
+
+
+def text_matrix(evidence: Evidence) -> F32:
+    """M (d_T, d_C): under a key with matrix W the sum of a text's linear scores is ⟨M, W⟩.
+
+    The pairs that `flatten` adds are in it, so it is f(M) where a scheme flattens.
+    """
+    weighted = np.asarray(evidence.C, dtype=np.float32) * evidence.weights.astype(np.float32)[:, None]
+    return np.asarray(evidence.T, dtype=np.float32).T @ weighted
 
 
 def flatten(T: Factor, C: Factor, weights: F64, *, limit: float) -> Cuts | None:

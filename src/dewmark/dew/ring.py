@@ -1,0 +1,297 @@
+"""Everything one key may have written: members of a ring, payloads, epochs, and how a text's use is found.
+
+A *use* of a key is an epoch, a member and a payload; each has its own matrix of independent standard normals.
+The first 16 members of a ring have matrices of their own, from sub-keys. Member j beyond them has the matrix
+of member j mod 16 under the signs of message j div 16 (`dewmark.dew.payload`, in the high bits), so that a
+ring of thousands costs a few products per text. Payloads use the low bits.
+
+**Finding the use.** All scores z of a text come from its matrix M (`dewmark.dew.text_matrix`). Under one
+matrix messages are correlated, so their number is paid for by Bonferroni; different matrices are independent
+over keys, and Šidák's correction is exact. What is *reported* must also stand out: if one of the uses wrote
+the text, they all were as likely, and the mark is as strong as the best z says, then use j has posterior
+probability ∝ exp(z_best z_j). An epoch, member or payload is named if it has 99% of that.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import logsumexp, ndtr
+
+from dewmark.arrays import F32, F64, Mask
+from dewmark.core.keys import INDEPENDENT, MESSAGE_BITS, Key, check_payload_bits
+from dewmark.core.projections import draw_float32_matrix
+from dewmark.dew.payload import Messages
+from dewmark.errors import ConfigError
+from dewmark.stats.multiple_testing import sidak_min
+
+__all__ = ["CONFIDENCE", "Asked", "EpochMatrices", "Found", "KeyMatrices", "KeyUse", "random_member"]
+
+CONFIDENCE = 0.99
+"""The posterior probability from which an epoch, a member or a payload is named."""
+
+
+@dataclass(frozen=True, slots=True)
+class KeyUse:
+    """How a key marks one text. ``epoch`` None is the current one."""
+
+    member: int = 0
+    payload: int = 0
+    epoch: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """The member and the payload that somebody asked to mark with; None where nobody did."""
+
+    member: int | None = None
+    payload: int | None = None
+
+    @property
+    def use(self) -> KeyUse:
+        """The use that marks if nothing else chooses a member."""
+        return KeyUse(member=self.member or 0, payload=self.payload or 0)
+
+
+@dataclass(frozen=True)
+class Found:
+    """The use that fits a text best: ``p_value`` is corrected for all ``tried`` uses, ``z`` is its own.
+
+    ``payload_confidence``, ``member_confidence`` and ``epoch_confidence`` are posterior probabilities.
+    """
+
+    use: KeyUse
+    z: float
+    p_value: float
+    tried: int
+    payload_confidence: float
+    member_confidence: float
+    epoch_confidence: float
+
+
+@dataclass(frozen=True)
+class EpochMatrices:
+    """One epoch's key: its independent matrices W (K, d_T, d_C), and what else the key may vary."""
+
+    name: str | None
+    members: int
+    payload_bits: int
+    W: F32
+
+    @classmethod
+    def of(cls, key: Key, *, d_T: int, d_C: int) -> EpochMatrices:
+        """Draw a key's matrices."""
+        drawn = [
+            draw_float32_matrix(key.independent_member(i), d_T=d_T, d_C=d_C) for i in range(key.independent)
+        ]
+        return cls(key.epoch, key.members, key.payload_bits, np.stack(drawn))
+
+    @property
+    def per_matrix(self) -> int:
+        """How many members share one matrix."""
+        return self.members // len(self.W)
+
+    @functools.cached_property
+    def messages(self) -> Messages:
+        """The signs in use: a payload's low bits, and a member's high ones."""
+        high = [MESSAGE_BITS - 1 - bit for bit in range(self.per_matrix.bit_length() - 1)]
+        return Messages([*range(self.payload_bits), *high], d_T=self.W.shape[1], d_C=self.W.shape[2])
+
+    @functools.cached_property
+    def _arranged(self) -> F32:
+        return self.messages.arranged(self.W)
+
+    @functools.cached_property
+    def _payloads(self) -> NDArray[np.int64]:
+        """The payload of each place in `Messages.scores`."""
+        return self.messages.numbers & ((1 << self.payload_bits) - 1)
+
+    @functools.cached_property
+    def _shared(self) -> NDArray[np.int64]:
+        """The number, among the members of one matrix, of each place in `Messages.scores`."""
+        numbers = self.messages.numbers
+        bits = range(self.per_matrix.bit_length() - 1)
+        return sum(
+            (((numbers >> (MESSAGE_BITS - 1 - bit)) & 1) << bit for bit in bits), np.zeros_like(numbers)
+        )
+
+    def message(self, use: KeyUse) -> int:
+        """The message whose signs a member and a payload have together."""
+        shared = use.member // len(self.W)
+        bits = range(self.per_matrix.bit_length() - 1)
+        return use.payload + sum(((shared >> bit) & 1) << (MESSAGE_BITS - 1 - bit) for bit in bits)
+
+    def matrix(self, use: KeyUse) -> F32:
+        """The matrix (d_T, d_C) of a member and a payload."""
+        if not 0 <= use.member < self.members:
+            raise ConfigError(f"the key has members 0 to {self.members - 1}, got {use.member}")
+        left, right = self.messages.signs(self.message(use))
+        own: F32 = self.W[use.member % len(self.W)]
+        return own * left[:, None] * right[None, :]
+
+    def scores(self, M: F32) -> F64:
+        """z of all uses, (K, messages), for a text's matrix M (d_T, d_C)."""
+        norm = float(np.linalg.norm(M))
+        if norm == 0.0:
+            return np.zeros((len(self.W), self.messages.count))
+        scores = self.messages.scores(self.messages.arranged(M[None]), self._arranged)
+        return np.asarray(scores / norm, dtype=np.float64)
+
+    def use(self, index: int, place: int) -> KeyUse:
+        """The use at a place of `scores`."""
+        return KeyUse(
+            member=index + len(self.W) * int(self._shared[place]),
+            payload=int(self._payloads[place]),
+            epoch=self.name,
+        )
+
+    def same(self, index: int, place: int) -> tuple[Mask, Mask]:
+        """Which uses have the same member as that at a place, (K, messages), and which the same payload."""
+        member = np.zeros((len(self.W), self.messages.count), dtype=bool)
+        member[index] = self._shared == self._shared[place]
+        payload = np.broadcast_to(self._payloads == self._payloads[place], member.shape)
+        return member, payload
+
+
+class KeyMatrices:
+    """The matrices of all uses of a key; ``epochs`` has the current one last. As secret as the key.
+
+    Those that may be published have numbers in the ``head`` (d_T, d_C) only (`dewmark.dew.attribution`), and
+    score only that part of a text's matrix.
+    """
+
+    def __init__(self, epochs: Sequence[EpochMatrices], *, head: Mask | None = None) -> None:
+        self.epochs = tuple(epochs)
+        self._head = head
+
+    @classmethod
+    def of(cls, key: Key, *, d_T: int, d_C: int) -> KeyMatrices:
+        """Draw the matrices of a key and of those that it retired."""
+        return cls([EpochMatrices.of(each, d_T=d_T, d_C=d_C) for each in (*key.retired, key)])
+
+    @classmethod
+    def of_matrix(cls, W: F32) -> KeyMatrices:
+        """A plain key's only matrix W (d_T, d_C)."""
+        return cls([EpochMatrices(None, 1, 0, W[None])])
+
+    def __repr__(self) -> str:
+        return f"KeyMatrices({len(self.epochs)} epochs, {self.count} uses)"
+
+    @property
+    def current(self) -> EpochMatrices:
+        """The epoch that marks."""
+        return self.epochs[-1]
+
+    @functools.cached_property
+    def count(self) -> int:
+        """The number of uses."""
+        return sum(len(each.W) * each.messages.count for each in self.epochs)
+
+    def epoch(self, name: str | None) -> EpochMatrices:
+        """An epoch by its name; the current one by None."""
+        return next((each for each in self.epochs if name is not None and each.name == name), self.current)
+
+    def matrix(self, use: KeyUse) -> F32:
+        """The matrix (d_T, d_C) with which a use marks."""
+        return self.epoch(use.epoch).matrix(use)
+
+    def for_payload(self, payload: int) -> KeyMatrices:
+        """The same key, with payloads at least as long as this one."""
+        if payload < 0:
+            raise ConfigError(f"a payload is not negative, got {payload}")
+        return self.with_payload_bits(max(payload.bit_length(), self.current.payload_bits))
+
+    def visible(self, M: F32) -> F32:
+        """The part of a text's matrix that these matrices can score."""
+        return M if self._head is None else M * self._head
+
+    def with_payload_bits(self, bits: int) -> KeyMatrices:
+        """The same key, with payloads of so many bits in all epochs."""
+        for each in self.epochs:
+            check_payload_bits(bits, members=each.members)
+        epochs = [dataclasses.replace(each, payload_bits=bits) for each in self.epochs]
+        return KeyMatrices(epochs, head=self._head)
+
+    def published(self, head: Mask) -> KeyMatrices:
+        """The part of the matrices that may be published."""
+        return KeyMatrices([dataclasses.replace(each, W=each.W * head) for each in self.epochs], head=head)
+
+    @property
+    def is_public(self) -> bool:
+        """Whether only the head is known."""
+        return self._head is not None
+
+    def find(self, M: F32) -> Found:
+        """The use that fits a text's matrix M (d_T, d_C) best."""
+        M = self.visible(M)
+        scores = [each.scores(M) for each in self.epochs]
+        tops = [int(np.argmax(z)) for z in scores]
+        # Bonferroni within a matrix, Šidák over the independent ones
+        p_values = [
+            min(float(ndtr(-z.flat[top])) * z.shape[1], 1.0) for z, top in zip(scores, tops, strict=True)
+        ]
+        highest = [float(z.flat[top]) for z, top in zip(scores, tops, strict=True)]
+        best = min(range(len(scores)), key=lambda i: (p_values[i], -highest[i]))
+        epoch, z = self.epochs[best], highest[best]
+        index, place = divmod(tops[best], scores[best].shape[1])
+        weights = [_weights(each, z) for each in scores]
+        total = logsumexp([float(logsumexp(each)) for each in weights])
+        member, payload = epoch.same(index, place)
+        own = weights[best]
+        return Found(
+            use=epoch.use(index, place),
+            z=z,
+            p_value=sidak_min(p_values[best], tests=sum(len(each.W) for each in self.epochs)),
+            tried=self.count,
+            payload_confidence=_share(own[payload], total),
+            member_confidence=_share(own[member], total),
+            epoch_confidence=_share(own, total),
+        )
+
+    def meta(self) -> list[dict[str, Any]]:
+        """What a stored detector keeps besides `arrays`."""
+        return [
+            {"name": each.name, "members": each.members, "payload_bits": each.payload_bits}
+            for each in self.epochs
+        ]
+
+    def arrays(self) -> dict[str, NDArray[Any]]:
+        """The matrices, for a stored detector."""
+        head = {} if self._head is None else {"head": self._head}
+        return {f"ring_{i}": each.W for i, each in enumerate(self.epochs)} | head
+
+    @classmethod
+    def stored(cls, meta: Sequence[Mapping[str, Any]], arrays: Mapping[str, NDArray[Any]]) -> KeyMatrices:
+        """Restore what `meta` and `arrays` describe."""
+        return cls(
+            [
+                EpochMatrices(
+                    each["name"], each["members"], each["payload_bits"], np.array(arrays[f"ring_{i}"])
+                )
+                for i, each in enumerate(meta)
+            ],
+            head=np.array(arrays["head"]) if "head" in arrays else None,
+        )
+
+
+def _weights(z: F64, strength: float) -> F64:
+    """Logarithms of the posterior weights of uses with scores z."""
+    return np.asarray(max(strength, 0.0) * z)
+
+
+def _share(weights: F64, total: float) -> float:
+    return min(math.exp(float(logsumexp(weights)) - total), 1.0)
+
+
+def random_member(seed: int, members: int) -> int:
+    """The member that marks a text with this seed, if nobody chose one."""
+    if members == 1:
+        return 0
+    return int(np.random.SeedSequence([seed, INDEPENDENT]).generate_state(1, np.uint64)[0] % members)

@@ -1,0 +1,148 @@
+"""From a key with members, payloads and epochs to marked text and back, on a fake host."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from dewmark.core.keys import Key
+from dewmark.decoding import Decoding
+from dewmark.detector import Detector
+from dewmark.dew.attribution import forgery_test, split
+from dewmark.dew.scheme import DEW
+from dewmark.errors import ConfigError
+from dewmark.hosts.fake import FakeHost
+from dewmark.passages import locate
+from dewmark.types import Verdict
+from dewmark.workspace import Workspace
+
+SETTINGS = {"alpha": 1.0}
+LONG = Decoding(max_new_tokens=150, min_new_tokens=150)
+PROMPT = "the old bridge over the river"
+
+
+@pytest.fixture(scope="module")
+def host() -> FakeHost:
+    return FakeHost(400)
+
+
+def bind(key: Key, host: FakeHost, tmp_path):
+    return DEW().with_settings(SETTINGS).bind(key, host.info, Workspace(cache=tmp_path))
+
+
+def write(host: FakeHost, bound, seeds: list[int]) -> list[str]:
+    made = host.generate([PROMPT] * len(seeds), scheme=bound, seeds=seeds, decoding=LONG)
+    return [each.text for each in made]
+
+
+def test_the_member_and_the_payload_of_a_text_are_read(host, bag_encoder, tmp_path) -> None:
+    key = Key(bytes(range(32)), members=64, payload_bits=4)
+    bound = bind(key, host, tmp_path)
+    texts = write(host, bound.writing(member=35, payload=9), [1, 2, 3, 4])
+    found = bound.detect_batch(texts)
+    assert all(each.tried == 1024 for each in found)
+    named = [(each.member, each.payload) for each in found if each.is_marked and each.payload is not None]
+    assert len(named) >= 2
+    assert set(named) == {(35, 9)}
+    other = bind(Key(bytes(32), members=64, payload_bits=4), host, tmp_path).detect_batch(texts)
+    assert sum(each.is_marked for each in other) <= 1
+    unmarked = next(each for each in other if not each.is_marked)
+    assert (unmarked.member, unmarked.payload, unmarked.attribution) == (None, None, None)
+
+
+def test_the_seed_chooses_the_member_and_a_text_does_not_depend_on_its_batch(
+    host, bag_encoder, tmp_path
+) -> None:
+    bound = bind(Key(bytes(range(32)), members=8), host, tmp_path)
+    together = write(host, bound, [5, 6, 7])
+    assert together == [write(host, bound, [seed])[0] for seed in (5, 6, 7)]
+    by_member = {place: each.asked.member for each, places in bound.by_text([5, 6, 7]) for place in places}
+    for place, detection in enumerate(bound.detect_batch(together)):
+        assert detection.member in (by_member[place], None)
+    assert any(each.member is not None for each in bound.detect_batch(together))
+
+
+def test_old_epochs_are_still_detected(host, bag_encoder, tmp_path) -> None:
+    old = Key(bytes(range(32)))
+    texts = write(host, bind(old, host, tmp_path), [1, 2, 3])
+    found = bind(old.rotated("2027"), host, tmp_path).detect_batch(texts)
+    assert all(each.is_marked for each in found)
+    assert {each.epoch for each in found} == {"first"}
+
+
+def test_a_plain_keys_texts_carry_payloads_if_asked(host, bag_encoder, tmp_path) -> None:
+    bound = bind(Key(bytes(range(32))), host, tmp_path)
+    texts = write(host, bound.writing(payload=0x2F), [1, 2, 3])
+    assert {each.payload for each in bound.reading_payloads(8).detect_batch(texts)} <= {0x2F, None}
+    assert any(each.payload == 0x2F for each in bound.reading_payloads(8).detect_batch(texts))
+    assert not any(each.is_marked for each in bound.detect_batch(texts))
+    assert bound.writing(payload=3).config_hash != bound.config_hash
+
+
+def test_exported_detectors_read_the_same(host, bag_encoder, tmp_path) -> None:
+    bound = bind(Key(bytes(range(32)), members=32, payload_bits=2).rotated("b"), host, tmp_path)
+    texts = write(host, bound.writing(member=20, payload=1), [1, 2])
+    Detector(bound).save(tmp_path / "detector")
+    for a, b in zip(
+        Detector.load(tmp_path / "detector").detect_batch(texts), bound.detect_batch(texts), strict=True
+    ):
+        assert a.to_dict() == b.to_dict()
+
+
+def test_passages_pay_for_all_members(host, bag_encoder, tmp_path) -> None:
+    bound = bind(Key(bytes(range(32)), members=64), host, tmp_path)
+    (text,) = write(host, bound.writing(member=40), [1])
+    found = locate(text, bound)
+    assert found.verdict is Verdict.MARKED
+    assert found.detection.member == 40
+    assert found.passages
+    assert all(passage.p_value >= min(64 * passage.p_alone, 1.0) for passage in found.passages)
+
+
+def test_other_settings_take_plain_keys_only(host, bag_encoder, tmp_path) -> None:
+    ring = Key(bytes(32), members=4)
+    with pytest.raises(ConfigError, match="takes a plain key"):
+        DEW(units="token").check_key(ring)
+    with pytest.raises(ConfigError, match="units=word"):
+        DEW(units="token").bind(Key(bytes(32)), host.info, Workspace(cache=tmp_path)).writing(payload=1)
+
+
+# The test for forgery
+
+
+def test_head_and_tail_have_half_the_energy_and_the_head_the_larger_coordinates() -> None:
+    units, contexts = np.exp(-np.arange(30) / 6), np.exp(-np.arange(40) / 9)
+    head = split(units, contexts)
+    energy = np.outer(units, contexts)
+    assert energy[head].sum() == pytest.approx(0.5 * energy.sum(), rel=0.02)
+    assert energy[head].min() >= energy[~head].max()
+
+
+def test_head_and_tail_are_independent_exact_tests_over_keys() -> None:
+    rng = np.random.default_rng(0)
+    M = rng.standard_normal((16, 16)).astype(np.float32) * np.exp(-np.arange(16) / 5)
+    head = split(np.exp(-np.arange(16) / 2), np.ones(16))
+    found = [forgery_test(M, W, head, level=0.01) for W in rng.standard_normal((4000, 16, 16))]
+    z = np.array([(each.z_head, each.z_tail) for each in found])
+    assert stats.kstest(z[:, 0], "norm").pvalue > 1e-3
+    assert stats.kstest(z[:, 1], "norm").pvalue > 1e-3
+    assert abs(np.corrcoef(z.T)[0, 1]) < 3.5 / np.sqrt(len(z))
+
+
+def test_genuine_texts_are_attributable_and_head_only_forgeries_are_not() -> None:
+    """A genuine mark adds a multiple of W ∘ energy everywhere, a forgery in the head only."""
+    rng = np.random.default_rng(2)
+    scale = np.exp(-np.arange(24) / 8)
+    amplitude = np.outer(scale, scale)
+    head = split(scale**2, scale**2)
+    genuine = forged = 0
+    for _ in range(400):
+        W = rng.standard_normal((24, 24))
+        noise = rng.standard_normal((24, 24)) * amplitude
+        strength = 9.0 / np.linalg.norm(amplitude)
+        mark = strength * amplitude**2 * W
+        genuine += forgery_test(noise + mark, W, head, level=0.01).attributable
+        forged += forgery_test(noise + 2 * mark * head, W, head, level=0.01).attributable
+    assert genuine >= 0.97 * 400
+    assert forged <= 0.02 * 400

@@ -1,0 +1,120 @@
+"""Rings, payloads and epochs: exact corrections over random keys, and what is read is what was written."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from dewmark.core.keys import Key
+from dewmark.dew.ring import EpochMatrices, KeyMatrices, KeyUse, random_member
+from dewmark.errors import ConfigError, KeyFileError
+
+SHAPE = (20, 24)
+RNG = np.random.default_rng(1)
+
+
+def matrices(members: int = 1, bits: int = 0, *, rng: np.random.Generator = RNG) -> KeyMatrices:
+    W = rng.standard_normal((min(members, 16), *SHAPE)).astype(np.float32)
+    return KeyMatrices([EpochMatrices(None, members, bits, W)])
+
+
+def text(rng: np.random.Generator = RNG) -> np.ndarray:
+    return (rng.standard_normal((60, SHAPE[0])).T @ rng.standard_normal((60, SHAPE[1]))).astype(np.float32)
+
+
+def marked(M: np.ndarray, W: np.ndarray, z: float) -> np.ndarray:
+    """A text's matrix with a mark of about this z: M plus a multiple of W."""
+    unit = M / np.linalg.norm(M)
+    return (unit + z * W / np.sum(W * W)).astype(np.float32)
+
+
+@pytest.mark.parametrize(("members", "bits"), [(1, 0), (5, 0), (16, 2), (32, 2)])
+def test_the_corrected_p_value_is_valid_over_keys(members: int, bits: int) -> None:
+    """Exact up to Bonferroni within a matrix: never below uniform, and near it where p is small."""
+    rng = np.random.default_rng(members + bits)
+    M = text(rng)
+    p = np.array([matrices(members, bits, rng=rng).find(M).p_value for _ in range(600)])
+    for level in (0.01, 0.05, 0.2):
+        error = 3.5 * np.sqrt(level * (1 - level) / len(p))
+        assert np.mean(p <= level) < level + error
+        assert np.mean(p <= level) > 0.75 * level - error
+    if members <= 16 and bits == 0:
+        assert stats.kstest(p, "uniform").pvalue > 1e-3
+
+
+def test_scores_are_those_of_each_uses_own_matrix() -> None:
+    keys, M = matrices(64, 3), text()
+    (epoch,) = keys.epochs
+    z = epoch.scores(M)
+    assert z.size == keys.count == 64 * 8
+    seen = set()
+    for index in range(z.shape[0]):
+        for place in range(z.shape[1]):
+            use = epoch.use(index, place)
+            seen.add(use)
+            if (index + place) % 7 == 0:
+                direct = float(np.sum(M * keys.matrix(use))) / np.linalg.norm(M)
+                assert z[index, place] == pytest.approx(direct, abs=1e-3)
+    assert len(seen) == keys.count
+
+
+def test_member_payload_and_epoch_are_read_and_wrong_ones_are_not_reported() -> None:
+    rng = np.random.default_rng(3)
+    old, new = (EpochMatrices(n, 64, 4, rng.standard_normal((16, *SHAPE)).astype(np.float32)) for n in "ab")
+    keys = KeyMatrices([old, new])
+    right = wrong = 0
+    for trial in range(300):
+        use = KeyUse(int(rng.integers(64)), int(rng.integers(16)), "ab"[trial % 2])
+        found = keys.find(marked(text(rng), keys.matrix(use), 4.0 + 6.0 * rng.random()))
+        if found.payload_confidence >= 0.99 and found.p_value <= 0.01:
+            right += found.use.payload == use.payload
+            wrong += found.use.payload != use.payload
+            assert found.use == use or found.use.payload != use.payload or found.member_confidence < 0.999
+    assert right > 150
+    assert wrong <= 3  # 1% of 300
+
+
+def test_keys_make_the_same_matrices_every_time() -> None:
+    key = Key(bytes(range(32)), members=64, payload_bits=2)
+    keys = KeyMatrices.of(key, d_T=6, d_C=5)
+    np.testing.assert_allclose(keys.matrix(KeyUse(17, 3))[0], MATRIX, atol=1e-6)
+    assert keys.count == 256
+    restored = KeyMatrices.stored(keys.meta(), keys.arrays())
+    np.testing.assert_array_equal(restored.matrix(KeyUse(63, 1)), keys.matrix(KeyUse(63, 1)))
+
+
+def test_a_plain_keys_payload_zero_is_its_own_mark() -> None:
+    W = RNG.standard_normal(SHAPE).astype(np.float32)
+    keys = KeyMatrices.of_matrix(W).with_payload_bits(8)
+    np.testing.assert_array_equal(keys.matrix(KeyUse()), W)
+    assert keys.count == 256
+
+
+def test_the_published_half_scores_the_head_alone() -> None:
+    keys, M = matrices(4), text()
+    head = RNG.random(SHAPE) < 0.5
+    public = keys.published(head)
+    best = max(float(np.sum((M * W)[head])) / np.linalg.norm(M[head]) for W in keys.epochs[0].W)
+    assert public.find(M).z == pytest.approx(best, abs=1e-3)
+    assert not public.epochs[0].W[:, ~head].any()
+    assert KeyMatrices.stored(public.meta(), public.arrays()).is_public
+
+
+def test_seeds_choose_members_evenly_and_for_ever() -> None:
+    chosen = np.bincount([random_member(seed, 16) for seed in range(4000)], minlength=16)
+    assert stats.chisquare(chosen).pvalue > 1e-3
+    assert [random_member(seed, 4096) for seed in range(3)] == MEMBERS
+
+
+def test_impossible_uses_are_named() -> None:
+    with pytest.raises(ConfigError, match="members 0 to 3, got 9"):
+        matrices(4).matrix(KeyUse(9))
+    with pytest.raises(KeyFileError, match="0 to 12 bits in a ring of 256, got 13"):
+        matrices(256).with_payload_bits(13)
+    with pytest.raises(ConfigError, match="not negative, got -1"):
+        matrices().for_payload(-1)
+
+
+MATRIX = [-0.372046, 0.264402, 1.454401, -0.393835, 0.793204]
+MEMBERS = [3653, 1902, 3976]
