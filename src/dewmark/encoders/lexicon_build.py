@@ -40,6 +40,7 @@ __all__ = [
     "Reduced",
     "build_lexicon",
     "frequent_forms",
+    "parse_sizes",
     "reduce_vectors",
     "save_lexicon",
 ]
@@ -60,6 +61,24 @@ SIZES: Mapping[str, int] = {
 """The languages of the default lexicon, and how many forms each contributes."""
 
 _SPACED = regex.compile(r"(?!.*[\p{N}\p{Han}\p{Hiragana}\p{Katakana}\p{Thai}\p{LB=SA}]).+", regex.V1)
+
+
+_OTHER_SIZE = 10_000
+
+
+def parse_sizes(languages: str | None) -> Mapping[str, int]:
+    """``en:45000,de`` to the number of forms of each language; None to `SIZES`."""
+    if languages is None:
+        return SIZES
+    sizes = {}
+    for part in languages.split(","):
+        code, colon, number = part.strip().partition(":")
+        if not code or (colon and not (number.isdecimal() and int(number) > 0)):
+            raise ConfigError(
+                f"cannot read {part!r} in --languages: write codes and numbers like en:45000,de"
+            )
+        sizes[code] = int(number) if colon else SIZES.get(code, _OTHER_SIZE)
+    return sizes
 
 
 @dataclass(frozen=True)
@@ -91,6 +110,8 @@ def frequent_forms(sizes: Mapping[str, int], *, progress: Progress = silent) -> 
             form = _one_word(spelled)
             if form is not None:
                 taken.setdefault(form, frequency)
+        if not taken:
+            raise ConfigError(f"language {language!r} is written without spaces: a lexicon cannot serve it")
         for form, frequency in taken.items():
             if frequency > best.get(form, (0.0, ""))[0]:
                 best[form] = frequency, language
