@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 import types
@@ -24,17 +25,8 @@ from dewmark.text.words import words
 from dewmark.workspace import Workspace
 
 FORMS = (
-    "the",
-    "und",
-    "bridge",
-    "brücke",
-    "don't",
-    "río",
-    "water",
-    "мост",
-    "köprü",
-    "l'eau",
-    *tuple(
+    *("the", "und", "bridge", "brücke", "don't", "río", "water", "мост", "köprü", "l'eau"),
+    *(
         f"{a}{b}{c}"
         for a in ("ka", "lo", "mi", "su")
         for b in ("ra", "te", "no")
@@ -241,6 +233,24 @@ def test_the_shipped_lexicon_fits_and_is_sane(shipped) -> None:
     assert not any(character.isdigit() for form in shipped.forms for character in form)
 
 
+def test_the_documentation_states_the_coverage(shipped) -> None:
+    root = Path(__file__).parents[2]
+    page = (root / "docs" / "lexicon.md").read_text(encoding="utf-8")
+    stated = re.findall(r"^\| ([a-z, ]+) \| (\d+) \| ([\d.]+)% \|$", page, flags=re.MULTILINE)
+    assert len(stated) == 13
+    for languages, count, share in stated:
+        found = [
+            word.form
+            for language in languages.split(", ")
+            for word in words(
+                (root / f"src/dewmark/data/ordinary/{language}.txt").read_text(encoding="utf-8")
+            )
+            if not any(map(str.isdigit, word.form))
+        ]
+        assert len(found) == int(count)
+        assert f"{100 * (shipped.rows(found) > 0).mean():.1f}" == share
+
+
 def test_translations_are_near_in_the_shipped_lexicon(shipped) -> None:
     pairs = "bridge brücke,water wasser,window fenêtre,teacher profesor,dream rêve,night ночь,bread ekmek"
     rows = shipped.rows(pairs.replace(",", " ").split())
@@ -275,8 +285,11 @@ def test_shipped_vectors_are_those_of_the_encoder(shipped, tmp_path) -> None:
     rows = shipped.rows(forms)
     want = fitted.tokens(vectors.vectors(forms)) @ basis.T
     want /= np.linalg.norm(want, axis=1, keepdims=True)
-    assert (want * shipped.tokens(rows)).sum(axis=1).min() > 0.98
+    cosines = (want * shipped.tokens(rows)).sum(axis=1)
+    assert cosines.mean() > 0.99
+    assert cosines.min() > 0.95  # the outermost of 16 levels cut the longest coordinates off
     want = fitted.contexts(vectors.vectors(forms)) @ basis.T * shipped.weights[rows, None]
     got = shipped.contexts(rows)
     cosines = (want * got).sum(axis=1) / np.linalg.norm(want, axis=1) / np.linalg.norm(got, axis=1)
-    assert cosines.min() > 0.98
+    assert cosines.mean() > 0.99
+    assert cosines.min() > 0.95

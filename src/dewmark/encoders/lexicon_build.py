@@ -38,6 +38,7 @@ __all__ = [
     "SIZES",
     "FormList",
     "Reduced",
+    "best_levels",
     "build_lexicon",
     "frequent_forms",
     "parse_sizes",
@@ -289,7 +290,7 @@ def save_lexicon(
     r = reduced.coordinates.shape[1] // 2 * 2  # two coordinates a byte
     coordinates, basis = reduced.coordinates[:, :r].astype(np.float32), reduced.basis[:r]
     scales = coordinates.std(axis=0) + np.float32(1e-12)
-    levels = _levels(coordinates / scales)
+    levels = best_levels(coordinates / scales, _LEVELS)
     codes = np.searchsorted((levels[1:] + levels[:-1]) / 2, coordinates / scales).astype(np.uint8)
     arrays: dict[str, NDArray[np.generic]] = {
         "forms": np.frombuffer("\n".join(listed.forms).encode(), dtype=np.uint8),
@@ -316,12 +317,12 @@ def save_lexicon(
     save_bundle(out, meta=meta, arrays={name: arrays[name] for name in ARRAYS})
 
 
-def _levels(values: F32) -> F32:
-    """The 16 levels with the least mean squared error, by Lloyd's algorithm on a sample."""
+def best_levels(values: F32, n: int) -> F32:
+    """The n levels with the least mean squared error, by Lloyd's algorithm on a sample of the values."""
     flat = values.reshape(-1)
     sample = np.sort(flat[:: max(1, len(flat) // _SAMPLE)].astype(np.float64))
     sums = np.concatenate([[0.0], np.cumsum(sample)])
-    levels: F64 = np.quantile(sample, (np.arange(_LEVELS) + 0.5) / _LEVELS)
+    levels: F64 = np.quantile(sample, (np.arange(n) + 0.5) / n)
     for _ in range(_ROUNDS):
         edges = np.searchsorted(sample, (levels[1:] + levels[:-1]) / 2)
         edges = np.concatenate([[0], edges, [len(sample)]])
