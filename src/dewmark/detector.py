@@ -27,7 +27,7 @@ from dewmark.hosts.base import Host
 from dewmark.hosts.transformers.tokenizer import HFTokenizer
 from dewmark.passages import Located, explain, locate
 from dewmark.registry import SCHEMES
-from dewmark.scheme import DEFAULT_FPR, BoundScheme, State, make_detection
+from dewmark.scheme import DEFAULT_FPR, BoundScheme, Follower, State, make_detection
 from dewmark.stats.evidence import Evidence
 from dewmark.stats.key_test import NOTHING
 from dewmark.storage import atomic_folder, load_bundle, write_bundle
@@ -63,6 +63,13 @@ class DetectsMarks:
     ) -> list[Detection]:
         """Score completions in one batch; unlike `detect`, it does not say where the mark is."""
         return self.scheme.detect_batch(texts, prompts=prompts, fpr=fpr, test=test)
+
+    def follow(self, *, prompt: str | None = None, fpr: float = DEFAULT_FPR) -> Follower:
+        """Watch a text while it arrives: ``update`` takes the next piece and returns the p-value so far.
+
+        Unlike that of `detect`, it is valid whenever you stop.
+        """
+        return self.scheme.follow(prompt=prompt, fpr=fpr)
 
     def locate(self, text: str, *, prompt: str | None = None, fpr: float = DEFAULT_FPR) -> Located:
         """Find the marked passages of a text, even if the text as a whole is not found to be marked."""

@@ -26,7 +26,7 @@ import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Self
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -53,6 +53,7 @@ __all__ = [
     "DEFAULT_FPR",
     "BoundScheme",
     "Drafts",
+    "Follower",
     "Needs",
     "Scheme",
     "State",
@@ -365,6 +366,10 @@ class BoundScheme(ABC):
             ]
         return self.languages.judge(texts, detections)
 
+    def follow(self, *, prompt: str | None = None, fpr: float = DEFAULT_FPR) -> Follower:
+        """Watch a text while it arrives; its p-value is valid whenever you stop."""
+        raise ConfigError(f"{self.scheme.name} does not follow streams: use dew, or detect the whole text")
+
     def test_texts(
         self, texts: Sequence[Tokenized], prompts: Sequence[Tokenized], *, test: str, fpr: float
     ) -> Iterable[tuple[Evidence, Statistic]]:
@@ -405,6 +410,38 @@ class BoundScheme(ABC):
     @abstractmethod
     def state(self) -> State:
         """Everything detection needs besides the tokenizer. As secret as the key."""
+
+
+class Follower(Protocol):
+    """Watches one text while it grows; the p-value so far is valid whenever you stop."""
+
+    fpr: float
+
+    @property
+    def words(self) -> int:
+        """The number of words read."""
+
+    @property
+    def log_e(self) -> float:
+        """The logarithm of the e-process, whose mean over keys is at most 1 on unmarked text."""
+
+    @property
+    def p_value(self) -> float:
+        """The p-value so far."""
+
+    @property
+    def is_marked(self) -> bool:
+        """Whether the p-value has reached the level."""
+
+    @property
+    def origin(self) -> dict[str, int | str | None]:
+        """The ``member``, ``payload`` and ``epoch`` that fit, None where the text does not tell."""
+
+    def update(self, piece: str) -> float:
+        """Read the next piece of the text; its last word may go on in the next piece."""
+
+    def finish(self) -> float:
+        """The text has ended: read its last word, too."""
 
 
 class Drafts(ABC):

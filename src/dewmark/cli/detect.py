@@ -77,6 +77,14 @@ def detect(
     settings: options.Settings = None,
     detector: options.Detector = None,
     payload_bits: options.PayloadBits = None,
+    follow: Annotated[
+        bool,
+        typer.Option(
+            "--follow",
+            help="Watch standard input and stop as soon as it is found to be marked; the p-value is valid at "
+            "any time.",
+        ),
+    ] = False,
     fpr: options.FalsePositiveRate = 0.01,
     test: Annotated[
         str | None,
@@ -159,10 +167,34 @@ def detect(
     from dewmark.batch.boilerplate import Boilerplate
     from dewmark.batch.inputs import batched
 
-    if not texts and jsonl is None and in_ is None:
+    if not texts and jsonl is None and in_ is None and not follow:
         raise ConfigError(
             "nothing to score: give text files, - for standard input, --jsonl IN.jsonl or --in FILE"
         )
+    if follow:
+        from dewmark.cli.following import follow_stream
+
+        given: dict[str, object] = {
+            "--jsonl": jsonl,
+            "--in": in_,
+            "--out": out,
+            "--html": html,
+            "--calibration": calibration,
+        }
+        given |= {"--audit": audit, "--test": test, "--keys": keys, "--tokens": tokens}
+        follow_stream(
+            options.only_key(key, [name for name, value in given.items() if value], texts),
+            detector=detector,
+            host=host,
+            scheme=scheme,
+            settings=settings,
+            payload_bits=payload_bits,
+            prompt=prompt,
+            fpr=fpr,
+            json_=json_,
+            quiet=quiet,
+        )
+        return
     if by is not None:
         _check_by(calibration, group=group, files=bool(texts))
     spec = DetectorSpec(

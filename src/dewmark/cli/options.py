@@ -311,6 +311,17 @@ def package_prompts(number: int, *, option: str, chat: bool = False) -> list[str
     return [row["text"] for row in rows[:number]]
 
 
+def only_key(keys: Sequence[Path] | None, unused: Sequence[str], texts: Sequence[str] | None) -> Path | None:
+    """The one key with which --follow watches standard input."""
+    if [text for text in texts or () if text != "-"]:
+        raise ConfigError("--follow watches standard input: leave out the text files")
+    if unused:
+        raise ConfigError(f"--follow watches standard input under one key: leave out {', '.join(unused)}")
+    if len(keys or ()) > 1:
+        raise ConfigError("--follow takes one --key; a key with a ring has many members")
+    return next(iter(keys or ()), None)
+
+
 def whole_number(value: str | None, option: str) -> int | None:
     """A number given as 47, 0x2f or 0b101111; None if it is not given."""
     if value is None:

@@ -139,10 +139,11 @@ class EpochMatrices:
     def scores(self, M: F32) -> F64:
         """z of all uses, (K, messages), for a text's matrix M (d_T, d_C)."""
         norm = float(np.linalg.norm(M))
-        if norm == 0.0:
-            return np.zeros((len(self.W), self.messages.count))
-        scores = self.messages.scores(self.messages.arranged(M[None]), self._arranged)
-        return np.asarray(scores / norm, dtype=np.float64)
+        return self.sums(M).astype(np.float64) / (norm or 1.0)
+
+    def sums(self, M: F32) -> F32:
+        """⟨M, W⟩ of all uses, (K, messages)."""
+        return self.messages.scores(self.messages.arranged(M[None]), self._arranged)
 
     def use(self, index: int, place: int) -> KeyUse:
         """The use at a place of `scores`."""
@@ -227,6 +228,19 @@ class KeyMatrices:
     def is_public(self) -> bool:
         """Whether only the head is known."""
         return self._head is not None
+
+    def sums(self, M: F32) -> F32:
+        """⟨M, W⟩ of all uses, (count,), for a matrix M (d_T, d_C)."""
+        return np.concatenate([each.sums(M).ravel() for each in self.epochs])
+
+    def use(self, number: int) -> KeyUse:
+        """The use at a place of `sums`."""
+        for each in self.epochs:
+            size = len(each.W) * each.messages.count
+            if number < size:
+                return each.use(*divmod(number, each.messages.count))
+            number -= size
+        raise IndexError(number)
 
     def find(self, M: F32) -> Found:
         """The use that fits a text's matrix M (d_T, d_C) best."""

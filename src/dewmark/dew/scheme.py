@@ -29,6 +29,7 @@ from dewmark.dew.reading import (
     restore_key_independent,
 )
 from dewmark.dew.ring import Asked, KeyMatrices, KeyUse, random_member
+from dewmark.dew.sequential import SequentialDetector
 from dewmark.dew.settings import DewSettings
 from dewmark.encoders.contexts import ComposedContexts, WindowContexts
 from dewmark.encoders.token_tables import rows_of
@@ -309,6 +310,10 @@ class BoundDEW(BoundScheme):
             if head is not None and test == "key":
                 result = tested_for_forgery(text, self.fold.product, result, fpr=fpr, head=head)
             yield evidence, result
+
+    def follow(self, *, prompt: str | None = None, fpr: float = DEFAULT_FPR) -> SequentialDetector:
+        """Watch a text while it arrives; its p-value is valid whenever you stop."""
+        return SequentialDetector(self.reader, self.matrices, prompt=prompt, fpr=fpr)
 
     def evidence(self, texts: Sequence[Tokenized], prompts: Sequence[Tokenized]) -> list[Evidence]:
         """The evidence of texts, as the key test sees it; under the use of the key that fits each best."""

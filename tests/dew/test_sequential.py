@@ -1,0 +1,93 @@
+"""The e-process: innovations are independent normals over keys, and few unmarked texts ever cross."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from dewmark.core.keys import Key
+from dewmark.decoding import Decoding
+from dewmark.dew.ring import EpochMatrices, KeyMatrices
+from dewmark.dew.scheme import DEW
+from dewmark.dew.sequential import STRENGTHS, SequentialDetector
+from dewmark.errors import ConfigError
+from dewmark.hosts.fake import FakeHost
+from dewmark.workspace import Workspace
+
+D, KEYS, WORDS = 12, 4000, 80
+
+
+def watched(rng: np.random.Generator) -> SequentialDetector:
+    """A detector with many independent keys as its uses, after a text of similar and repeated words."""
+    W = rng.standard_normal((KEYS, D, D)).astype(np.float32)
+
+    class Nothing:
+        def tokenize(self, texts: list[str]) -> list[None]:
+            return [None] * len(texts)
+
+    detector = SequentialDetector(Nothing(), KeyMatrices([EpochMatrices(None, KEYS, 0, W)]))  # type: ignore[arg-type]
+    forms = rng.standard_normal((25, D)) + rng.standard_normal(D)
+    forms = (forms / np.linalg.norm(forms, axis=1, keepdims=True)).astype(np.float32)
+    for word in rng.integers(0, 25, size=WORDS):
+        detector._score(forms[word], forms[(word * 7 + rng.integers(2)) % 25])
+    return detector
+
+
+def test_innovations_are_independent_standard_normals_over_keys() -> None:
+    rows = watched(np.random.default_rng(0))._rows
+    e = rows.innovations.astype(np.float64)
+    assert 30 < rows.count <= WORDS
+    assert stats.kstest(e.ravel()[::17], "norm").pvalue > 1e-3
+    correlation = np.corrcoef(e)
+    off = correlation[~np.eye(len(e), dtype=bool)]
+    assert np.abs(off).max() < 5.5 / np.sqrt(KEYS)
+
+
+def test_at_most_one_percent_of_keys_ever_reach_100_on_unmarked_text() -> None:
+    crossed = 0
+    for seed in range(3):
+        rows = watched(np.random.default_rng(seed))._rows
+        A = np.cumsum(rows.scales[:, None] * rows.innovations, axis=0)
+        V = np.cumsum(rows.scales**2)
+        E = np.mean([np.exp(d * A - d * d * V[:, None] / 2) for d in STRENGTHS], axis=0)
+        crossed += int(np.sum(E.max(axis=0) >= 100.0))
+    assert crossed <= 0.01 * 3 * KEYS + 3.5 * np.sqrt(0.01 * 3 * KEYS)
+
+
+def test_the_process_is_the_average_over_all_uses() -> None:
+    detector = watched(np.random.default_rng(1))
+    rows = detector._rows
+    A, V = rows.scales @ rows.innovations, float(rows.scales @ rows.scales)
+    E = np.mean([np.exp(d * A - d * d * V / 2) for d in STRENGTHS])
+    assert detector.log_e == pytest.approx(np.log(E), abs=1e-3)
+
+
+def test_a_marked_stream_is_found_and_its_member_named(bag_encoder, tmp_path) -> None:
+    host = FakeHost(400)
+    bound = DEW(alpha=1.0).bind(Key(bytes(range(32)), members=4), host.info, Workspace(cache=tmp_path))
+    other = DEW(alpha=1.0).bind(Key(bytes(32), members=4), host.info, Workspace(cache=tmp_path))
+    made = host.generate(
+        ["the old river"],
+        scheme=bound.writing(member=2),
+        seeds=[3],
+        decoding=Decoding(max_new_tokens=160, min_new_tokens=160),
+    )
+    text = made[0].text
+    detector, wrong = bound.follow(prompt="the old river"), other.follow(prompt="the old river")
+    p = [detector.update(text[i : i + 40]) for i in range(0, len(text), 40)]
+    assert all(a >= b for a, b in pairwise(p))
+    assert detector.finish() <= 0.01
+    assert detector.is_marked
+    assert detector.use is not None
+    assert detector.use.member == 2
+    whole = bound.follow(prompt="the old river")
+    whole.update(text)
+    whole.finish()
+    assert whole.log_e == pytest.approx(detector.log_e, abs=1e-6)  # pieces do not matter
+    wrong.update(text)
+    assert not wrong.is_marked
+    with pytest.raises(ConfigError, match="fpr must lie"):
+        bound.follow(fpr=2.0)
