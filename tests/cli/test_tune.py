@@ -25,7 +25,7 @@ def test_a_small_budget_takes_the_weak_mark_and_a_large_one_the_strong(tune, tmp
     row = json.loads(small.out)
     assert row.pop("version")
     assert row == json.loads((out / "tune.json").read_text(encoding="utf-8"))
-    assert (out / "tune.png").read_bytes().startswith(b"\x89PNG")
+    assert all((out / name).read_bytes().startswith(b"\x89PNG") for name in ("tune.png", "pareto.png"))
     weak, strong = row["results"]
     assert (weak["within"], strong["within"]) == (True, False)
     assert strong["ratio"]["value"] < 1 / 1.5  # a bias of 6 takes likely tokens only
@@ -34,7 +34,7 @@ def test_a_small_budget_takes_the_weak_mark_and_a_large_one_the_strong(tune, tmp
     assert (row["host"], row["texts"], row["tokens"], row["keys"]) == ("llama", 6, 30, 1)
 
     large = json.loads(tune(*SMALL, "--budget-perplexity", 1e6, "--out", out, "--json").out)
-    assert large["chosen"]["lambda"] == 6.0 or abs(strong["change"]["value"]) > 0.02
+    assert large["chosen"]["lambda"] == 6.0 or strong["change"]["value"] < -0.01
     assert large["results"][0]["ratio"] == weak["ratio"]  # from the files
 
 

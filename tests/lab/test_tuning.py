@@ -120,7 +120,9 @@ class CountingHost(FakeHost):
 def arrays(found):
     unmarked, marked = found
     return [
-        np.concatenate([one.perplexity, one.distinct_3, one.z, one.p_value, one.z_deleted])
+        np.concatenate(
+            [one.perplexity, one.distinct_content, one.unlisted, one.z, one.p_value, one.z_deleted]
+        )
         for one in (unmarked, *marked)
     ]
 
@@ -221,7 +223,7 @@ PROMPTS = 400
 BASE = np.random.default_rng(0).lognormal(4.0, 0.5, size=(1, PROMPTS))
 
 
-def measured(name, *, ratio=1.0, change=0.0, z=5.0, noise=0.01, keys=1, prompts=PROMPTS):
+def measured(name, *, ratio=1.0, change=0.0, unlisted=0.0, z=5.0, noise=0.01, keys=1, prompts=PROMPTS):
     """Perplexities with a known ratio to the unmarked ones, z with a known mean and deviation 1."""
     rng = np.random.default_rng(sum(map(ord, name)))
     shape = (keys, prompts)
@@ -229,7 +231,8 @@ def measured(name, *, ratio=1.0, change=0.0, z=5.0, noise=0.01, keys=1, prompts=
     return Measured(
         settings={"sampler": name, "alpha": 0.5},
         perplexity=BASE[:, :prompts] * ratio * np.exp(noise * rng.normal(size=shape)),
-        distinct_3=np.full(shape, 0.9 + change),
+        distinct_content=np.full(shape, 0.9 + change),
+        unlisted=0.03 + unlisted + 0.01 * rng.normal(size=shape),
         z=scores,
         p_value=np.where(scores > 3.7, 1e-5, 0.5),
         z_deleted=scores * 0.8,
@@ -238,7 +241,8 @@ def measured(name, *, ratio=1.0, change=0.0, z=5.0, noise=0.01, keys=1, prompts=
 
 def unmarked(prompts=PROMPTS):
     none = np.zeros((0, prompts))
-    return Measured({}, BASE[:, :prompts], np.full((1, prompts), 0.9), none, none, none)
+    shares = np.full((1, prompts), 0.9), np.full((1, prompts), 0.03)
+    return Measured({}, BASE[:, :prompts], *shares, none, none, none)
 
 
 def name_of(tuning):
@@ -253,15 +257,26 @@ class TestChoice:
             measured("loud", z=9.0, ratio=1.2),
             measured("flat", z=9.0, ratio=0.8),  # a lower perplexity is distortion too
             measured("dull", z=9.0, change=-0.05),
+            measured("odd", z=9.0, unlisted=0.02),
         ]
         tuning = choose(unmarked(), grid, budget=1.05)
         assert name_of(tuning) == "good"
-        assert [result.within for result in tuning.results] == [True, True, False, False, False]
+        assert [result.within for result in tuning.results] == [True, True, False, False, False, False]
         assert tuning.notes == ()
         assert tuning.results[1].ratio.value == pytest.approx(1.03, abs=0.01)
         assert tuning.results[4].change.value == pytest.approx(-0.05)
         assert tuning.results[1].z_deleted == pytest.approx(0.8 * tuning.results[1].z)
         assert name_of(choose(unmarked(), grid, budget=1.3)) == "loud"
+
+    def test_the_front_has_what_no_other_beats_in_strength_and_variety(self):
+        grid = [
+            measured("weak", z=3.0, change=0.01),
+            measured("beaten", z=2.0, change=-0.02),
+            measured("loud", z=9.0, ratio=2.0, change=-0.05),  # the front knows no budget
+        ]
+        tuning = choose(unmarked(), grid, budget=1.05)
+        assert [result.front for result in tuning.results] == [True, False, True]
+        assert [result["front"] for result in tuning.to_dict()["results"]] == [True, False, True]
 
     def test_nothing_within_the_budget(self):
         tuning = choose(unmarked(), [measured("loud", ratio=1.5)], budget=1.05)
@@ -275,8 +290,8 @@ class TestChoice:
         for number in range(100):
             rng = np.random.default_rng(number)
             prompts = rng.normal(size=(1, 60))
-            plain = Measured({}, np.exp(prompts + rng.normal(size=(1, 60))), *[np.ones((1, 60))] * 4)
-            marked = Measured({}, 1.2 * np.exp(prompts + rng.normal(size=(1, 60))), *[np.ones((1, 60))] * 4)
+            plain = Measured({}, np.exp(prompts + rng.normal(size=(1, 60))), *[np.ones((1, 60))] * 5)
+            marked = Measured({}, 1.2 * np.exp(prompts + rng.normal(size=(1, 60))), *[np.ones((1, 60))] * 5)
             ratio = choose(plain, [marked], budget=1.05).results[0].ratio
             hits += ratio.low <= 1.2 <= ratio.high
         assert hits >= 88
@@ -301,7 +316,7 @@ class TestChoice:
         assert alone.chosen is None
         assert alone.notes[1].startswith("noise may have excluded near")
         dull = measured("dull", z=6.0, change=-0.05)
-        assert choose(unmarked(), [grid[0], dull], budget=1.05).notes == ()  # its distinct-3 is clearly off
+        assert choose(unmarked(), [grid[0], dull], budget=1.05).notes == ()  # its variety is clearly off
 
     def test_a_lead_within_noise_is_named(self):
         tuning = choose(unmarked(), [measured("one", z=5.0), measured("two", z=5.01)], budget=1.05)

@@ -45,7 +45,9 @@ def tune(
     dtype: options.Dtype = "auto",
     out: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="Write tune.json and tune.png here; a stopped run is resumed."),
+        typer.Option(
+            metavar="DIR", help="Write tune.json, tune.png and pareto.png here; a stopped run is resumed."
+        ),
     ] = None,
     json_: options.Json = False,
     quiet: options.Quiet = False,
@@ -102,7 +104,7 @@ def tune(
     }
     if out is not None:
         _save(out, tuning, summary)
-        say(f"wrote {out / 'tune.png'} and tune.json next to it", quiet=quiet)
+        say(f"wrote {out / 'tune.png'}, with pareto.png and tune.json next to it", quiet=quiet)
     if json_:
         emit(summary)
     else:
@@ -114,11 +116,11 @@ def tune(
 def _print(tuning: Tuning) -> None:
     from rich.table import Table
 
-    from dewmark.lab.tuning import DELETED, DIVERSITY, FOUND_AT, describe, flags, varying
+    from dewmark.lab.tuning import DELETED, FOUND_AT, VARIETY, describe, flags, varying
 
-    columns = ("perpl.", "ratio (95%)", "dist-3", "z", "found", f"z −{DELETED:.0%}", "fits")
+    columns = ("perpl.", "ratio (95%)", "content", "z", "found", f"z −{DELETED:.0%}", "front", "fits")
     table = Table("configuration", *columns, box=None, pad_edge=False, collapse_padding=True)
-    table.add_row("unmarked", f"{tuning.perplexity:.1f}", "", f"{tuning.distinct_3:.3f}", *[""] * 4)
+    table.add_row("unmarked", f"{tuning.perplexity:.1f}", "", f"{tuning.distinct_content:.3f}", *[""] * 5)
     names = [describe(settings) for settings in varying([result.settings for result in tuning.results])]
     for name, result in zip(names, tuning.results, strict=True):
         ratio = result.ratio
@@ -126,17 +128,20 @@ def _print(tuning: Tuning) -> None:
             name,
             f"{result.perplexity:.1f}",
             f"{ratio.value:.2f} ({ratio.low:.2f}–{ratio.high:.2f})",
-            f"{result.distinct_3:.3f}",
+            f"{result.change.value:+.3f}",
             f"{result.z:.2f}",
             f"{result.found:.2f}",
             f"{result.z_deleted:.2f}",
+            "yes" if result.front else "",
             ("chosen" if result is tuning.chosen else "yes") if result.within else "no",
         )
     results().print(table, soft_wrap=False)
     write(
-        f"found: share of texts with p < {FOUND_AT:g}; z −{DELETED:.0%}: z after deleting that share of the "
-        f"words;\nfits: ratio within {1 / tuning.budget:.3f}–{tuning.budget:.3f} and distinct-3 within "
-        f"{DIVERSITY:g} of the unmarked texts\n\n"
+        f"content: share of distinct content words, minus that of the unmarked texts;\n"
+        f"found: share of texts with p < {FOUND_AT:g}; z −{DELETED:.0%}: z after so many words are deleted;\n"
+        "front: no other is as strong after deletion and as varied;\n"
+        f"fits: ratio within {1 / tuning.budget:.3f}–{tuning.budget:.3f}, content at least −{VARIETY:g}, "
+        "no more unlisted words\n\n"
     )
     if tuning.chosen is not None:
         write(f"{flags(tuning.chosen.settings)}\n")
@@ -145,7 +150,7 @@ def _print(tuning: Tuning) -> None:
 
 
 def _save(out: Path, tuning: Tuning, summary: dict[str, Any]) -> None:
-    from dewmark.lab.tuning import curve_of
+    from dewmark.lab.tuning import VARIETY, curve_of, describe, varying
     from dewmark.reports import plots
 
     curves: dict[str, list[tuple[float, float, str]]] = {}
@@ -161,4 +166,12 @@ def _save(out: Path, tuning: Tuning, summary: dict[str, Any]) -> None:
         title=f"{summary['scheme']} on {summary['host']}",
     )
     plots.save_figure(figure, out / "tune.png")
+    names = [describe(settings) for settings in varying([result.settings for result in tuning.results])]
+    figure = plots.pareto(
+        {name: (each.change, each.z_deleted) for name, each in zip(names, tuning.results, strict=True)},
+        front=[name for name, each in zip(names, tuning.results, strict=True) if each.front],
+        least=-VARIETY,
+        title=f"{summary['scheme']} on {summary['host']}",
+    )
+    plots.save_figure(figure, out / "pareto.png")
     save_json(out / "tune.json", summary)

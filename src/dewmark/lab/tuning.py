@@ -4,10 +4,12 @@
 picks.
 
 A configuration is within the budget B if the ratio of median perplexities, marked to unmarked, lies in [1/B,
-B] (a bias removes the tail and *lowers* perplexity, which is distortion too) and its distinct-3 is at most
-0.02 from that of the unmarked texts. Of those, the one with the highest mean z after deleting 30% of the
-words is chosen. Intervals are 95% percentile bootstraps over prompts, which resample a prompt's unmarked and
-marked texts together, so that the prompt's effect on perplexity cancels.
+B] (a bias removes the tail and *lowers* perplexity, which is distortion too), its share of distinct content
+words is at most 0.01 below that of the unmarked texts, and its share of unlisted words is not above theirs
+beyond the interval (`dewmark.lab.evaluation.wording`). Of those, the one with the highest mean z after
+deleting 30% of the words is chosen. Intervals are 95% percentile bootstraps over prompts, which resample a
+prompt's unmarked and marked texts together, so that the prompt's effect on a measure cancels. The *front* are
+the configurations that no other beats in strength and variety at once, whatever the budget.
 
 All configurations complete the same prompts with the same seeds. Texts and measures of a configuration under
 one key are one JSON file, named by a hash of everything that determines them, so a stopped run resumes at the
@@ -16,6 +18,7 @@ configuration it had reached. The keys are for measuring only: they are the same
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import itertools
 import json
@@ -34,7 +37,7 @@ from dewmark.decoding import Decoding
 from dewmark.detector import detect_texts
 from dewmark.errors import ConfigError
 from dewmark.hosts.base import Host
-from dewmark.lab.evaluation.wording import distinct
+from dewmark.lab.evaluation.wording import listed_words, wording
 from dewmark.registry import SCHEMES
 from dewmark.stats.metrics import Interval
 from dewmark.version import __version__
@@ -45,8 +48,8 @@ __all__ = [
     "DECODING",
     "DEFAULT_GRIDS",
     "DELETED",
-    "DIVERSITY",
     "FOUND_AT",
+    "VARIETY",
     "Grid",
     "Measured",
     "Result",
@@ -71,7 +74,7 @@ Grid = Mapping[str, Sequence[object]]
 Row = dict[str, Any]  # one text and its measures
 
 DELETED = 0.3  # share of words that the deletion attack removes
-DIVERSITY = 0.02  # largest difference of distinct-3 from the unmarked texts
+VARIETY = 0.01  # how far the share of distinct content words may fall below that of the unmarked texts
 FOUND_AT = 1e-4  # a text counts as found below this p-value
 DECODING = Decoding(max_new_tokens=120, min_new_tokens=120, no_repeat_ngram=4)
 
@@ -84,8 +87,8 @@ DEFAULT_GRIDS: Mapping[str, tuple[Grid, ...]] = {
 }
 
 _STRENGTHS = {"bias": "lambda", "gumbel": "alpha"}  # the setting that only matters to this sampler
-_QUALITY, _STRENGTH = ("perplexity", "distinct_3"), ("z", "p_value", "z_deleted")
-_FORMAT = 2
+_QUALITY, _STRENGTH = ("perplexity", "distinct_content", "unlisted"), ("z", "p_value", "z_deleted")
+_FORMAT = 3
 _CONFIDENCE = 0.95
 _RESAMPLES = 2000
 
@@ -189,7 +192,8 @@ class Measured:
 
     settings: Settings
     perplexity: F64
-    distinct_3: F64
+    distinct_content: F64
+    unlisted: F64
     z: F64
     p_value: F64
     z_deleted: F64
@@ -294,12 +298,19 @@ class _Measuring:
             on_batch=lambda batch: self.advance(len(batch)),
         )
         texts = [each.text for each in generations]
-        rows: list[Row] = [
-            {"text": text, "perplexity": math.exp(-total / max(count, 1)), "distinct_3": distinct(text, 3)}
-            for text, (total, count) in zip(
-                texts, self.host.log_likelihood(sample.prompts, texts), strict=True
+        rows: list[Row] = []
+        likelihoods = self.host.log_likelihood(sample.prompts, texts)
+        for text, (total, count) in zip(texts, likelihoods, strict=True):
+            worded = wording(text, listed=listed_words())
+            rows.append(
+                {
+                    "text": text,
+                    "perplexity": math.exp(-total / max(count, 1)),
+                    # a text without such words repeats none, and all of its words are listed
+                    "distinct_content": 1.0 if worded.distinct_content is None else worded.distinct_content,
+                    "unlisted": worded.unlisted or 0.0,
+                }
             )
-        ]
         if bound is not None:
             deleted = [delete_words(text, DELETED, seed=sample.seed + i) for i, text in enumerate(texts)]
             found, found_deleted = detect_texts(bound, texts), detect_texts(bound, deleted)
@@ -326,19 +337,22 @@ def _read(file: Path, number: int) -> list[Row] | None:
 class Result:
     """A configuration's figures; ``within`` says whether it is within the budget.
 
-    ``ratio`` is its median perplexity divided by that of the unmarked texts, ``change`` the difference in
-    distinct-3.
+    ``ratio`` is its median perplexity divided by that of the unmarked texts; ``change`` and ``unlisted`` are
+    the differences in the shares of distinct content words and of unlisted words. ``front`` says whether no
+    other configuration beats it in strength and variety at once.
     """
 
     settings: Settings
     perplexity: float
     ratio: Interval
-    distinct_3: float
+    distinct_content: float
     change: Interval
+    unlisted: Interval
     z: float
     found: float
     z_deleted: float
     within: bool
+    front: bool = False
 
     @property
     def name(self) -> str:
@@ -351,12 +365,14 @@ class Result:
             "settings": dict(self.settings),
             "perplexity": self.perplexity,
             "ratio": self.ratio.to_dict(),
-            "distinct_3": self.distinct_3,
+            "distinct_content": self.distinct_content,
             "change": self.change.to_dict(),
+            "unlisted": self.unlisted.to_dict(),
             "z": self.z,
             "found": self.found,
             "z_deleted": self.z_deleted,
             "within": self.within,
+            "front": self.front,
         }
 
 
@@ -367,7 +383,7 @@ class Tuning:
     budget: float
     texts: int
     perplexity: float
-    distinct_3: float
+    distinct_content: float
     results: tuple[Result, ...]
     chosen: Result | None
     notes: tuple[str, ...]
@@ -377,7 +393,7 @@ class Tuning:
         return {
             "budget": self.budget,
             "texts": self.texts,
-            "unmarked": {"perplexity": self.perplexity, "distinct_3": self.distinct_3},
+            "unmarked": {"perplexity": self.perplexity, "distinct_content": self.distinct_content},
             "results": [result.to_dict() for result in self.results],
             "chosen": None if self.chosen is None else dict(self.chosen.settings),
             "flags": None if self.chosen is None else flags(self.chosen.settings),
@@ -407,6 +423,8 @@ def choose(unmarked: Measured, measured: Sequence[Measured], *, budget: float) -
     prompts = unmarked.perplexity.shape[1]
     draws = np.random.default_rng(0).integers(prompts, size=(_RESAMPLES, prompts))
     results = tuple(_result(one, unmarked, draws, budget) for one in measured)
+    front = set(pareto_front([(result.z_deleted, result.change.value) for result in results]))
+    results = tuple(dataclasses.replace(result, front=i in front) for i, result in enumerate(results))
     within = [i for i, result in enumerate(results) if result.within]
     best = max(within, key=lambda i: results[i].z_deleted, default=None)
     notes = _notes(results, measured, best, draws, budget)
@@ -414,7 +432,7 @@ def choose(unmarked: Measured, measured: Sequence[Measured], *, budget: float) -
         budget=budget,
         texts=prompts,
         perplexity=float(np.median(unmarked.perplexity)),
-        distinct_3=float(unmarked.distinct_3.mean()),
+        distinct_content=float(unmarked.distinct_content.mean()),
         results=results,
         chosen=None if best is None else results[best],
         notes=tuple(notes),
@@ -423,17 +441,19 @@ def choose(unmarked: Measured, measured: Sequence[Measured], *, budget: float) -
 
 def _result(one: Measured, unmarked: Measured, draws: I64, budget: float) -> Result:
     ratio = _interval(_median_ratio, one.perplexity, unmarked.perplexity, draws)
-    change = _interval(_mean_difference, one.distinct_3, unmarked.distinct_3, draws)
+    change = _interval(_mean_difference, one.distinct_content, unmarked.distinct_content, draws)
+    unlisted = _interval(_mean_difference, one.unlisted, unmarked.unlisted, draws)
     return Result(
         settings=one.settings,
         perplexity=float(np.median(one.perplexity)),
         ratio=ratio,
-        distinct_3=float(one.distinct_3.mean()),
+        distinct_content=float(one.distinct_content.mean()),
         change=change,
+        unlisted=unlisted,
         z=float(one.z.mean()),
         found=float((one.p_value < FOUND_AT).mean()),
         z_deleted=float(one.z_deleted.mean()),
-        within=1.0 / budget <= ratio.value <= budget and abs(change.value) <= DIVERSITY,
+        within=1.0 / budget <= ratio.value <= budget and change.value >= -VARIETY and unlisted.low <= 0.0,
     )
 
 
@@ -502,7 +522,7 @@ def _may_fit(result: Result, budget: float) -> bool:
     """Whether a configuration may be within the budget, given its intervals."""
     ratio, change = result.ratio, result.change
     fits = ratio.low <= budget and ratio.high >= 1.0 / budget
-    return fits and change.low <= DIVERSITY and change.high >= -DIVERSITY
+    return fits and change.high >= -VARIETY and result.unlisted.low <= 0.0
 
 
 def _round_up(number: int) -> int:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from dewmark.stats.metrics import Rate
+    from dewmark.stats.metrics import Interval, Rate
 
 __all__ = [
     "COLOURS",
@@ -209,6 +209,33 @@ def trade_off(
             axes.plot(*chosen, "o", markersize=13, markerfacecolor="none", color=INK, label="chosen")
         axes.margins(x=0.15, y=0.12)  # room for the labels
         axes.set(xlabel="median perplexity under the host", ylabel="mean key-test z", ylim=(0.0, None))
+        axes.legend(loc="best", fontsize=9)
+    return figure
+
+
+def pareto(
+    points: Mapping[str, tuple[Interval, float]], *, front: Sequence[str], least: float, title: str = ""
+) -> Figure:
+    """Strength against variety: points (difference in distinct content words, z) by name.
+
+    Points of the ``front`` are filled and joined by a line. The dotted line is the ``least`` difference that
+    the budget allows.
+    """
+    with styled():
+        figure, axes = _figure(title, width=6.4, height=4.4)
+        axes.axvline(0.0, color=SOFT, linewidth=1.0)
+        axes.axvline(least, color=SOFT, linewidth=0.8, linestyle=DOTTED)
+        joined = sorted((points[name][0].value, points[name][1]) for name in front)
+        axes.plot([x for x, _ in joined], [y for _, y in joined], "-", color=COLOURS[0], label="front")
+        for name, (change, z) in points.items():
+            axes.plot([change.low, change.high], [z, z], "-", color=LINE, linewidth=1.0, zorder=1)
+            face = COLOURS[0] if name in front else "none"
+            axes.plot(change.value, z, "o", color=COLOURS[0], markerfacecolor=face, markersize=6)
+            axes.annotate(
+                name, (change.value, z), xytext=(5, 4), textcoords="offset points", fontsize=8, color=SOFT
+            )
+        axes.margins(x=0.15, y=0.12)  # room for the labels
+        axes.set(xlabel="distinct content words, minus unmarked (95% interval)", ylabel="mean z, 30% deleted")
         axes.legend(loc="best", fontsize=9)
     return figure
 

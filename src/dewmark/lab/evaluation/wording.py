@@ -77,7 +77,7 @@ def wording(text: str, *, listed: Words | None = None) -> Wording:
     content = [form for form in forms if _is_content(form)]
     unlisted = None
     if listed is not None and forms:
-        unlisted = sum(form not in listed for form in forms) / len(forms)
+        unlisted = sum(_is_unlisted(form, listed) for form in forms) / len(forms)
     return Wording(len(content), _share_distinct(content), unlisted, repetition(text))
 
 
@@ -160,6 +160,10 @@ def _spelled(text: str) -> list[str]:
 
 def _is_content(form: str) -> bool:
     return word_weight(form) == 1.0  # frequent words weigh less
+
+
+def _is_unlisted(form: str, listed: Words) -> bool:
+    return form not in listed and form.removesuffix("'s") not in listed
 
 
 def _share_distinct(forms: Sequence[str]) -> float | None:
