@@ -2,9 +2,9 @@
 
 ``detector.json`` has the configuration, the languages that it judges and what the folder belongs to,
 ``tokenizer/`` is the host's tokenizer (unless the scheme needs none), ``state/`` the scheme's arrays with
-their checksums. Neither the key nor host weights are stored. Anyone with the folder can detect the mark, so
-it is as secret as the key: all its files have mode 0600. A scheme that runs its host to detect loads it by
-the name in ``detector.json``.
+their checksums. A reader is stored by its name. Neither the key nor host weights are stored. Anyone with the
+folder can detect the mark, so it is as secret as the key: all its files have mode 0600. A scheme that runs
+its host to detect loads it by the name in ``detector.json``.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from dewmark.config import cache_dir
 from dewmark.errors import ArtifactError, ModelError, StorageError, VocabularyError
 from dewmark.hosts import load_host
 from dewmark.hosts.base import Host
+from dewmark.hosts.expectations import open_reader
 from dewmark.hosts.transformers.tokenizer import HFTokenizer
 from dewmark.passages import Located, explain, locate
 from dewmark.registry import SCHEMES
@@ -32,7 +33,7 @@ from dewmark.stats.evidence import Evidence
 from dewmark.stats.key_test import NOTHING
 from dewmark.storage import atomic_folder, load_bundle, write_bundle
 from dewmark.types import Detection
-from dewmark.workspace import HostInfo, Progress, Workspace, no_host, silent
+from dewmark.workspace import Expectations, HostInfo, Progress, Workspace, no_host, silent
 
 __all__ = ["Detector", "DetectsMarks", "blank_detection", "detect_texts", "skip_blank"]
 
@@ -41,17 +42,32 @@ T = TypeVar("T")
 _FORMAT = 1
 
 
+Reads = str | Host | Expectations | None
+"""A reader: the name of its model, a host, an object that reads, or None."""
+
+
 class DetectsMarks:
     """Detection with a bound ``scheme``, shared by `Detector` and `dewmark.Watermark`."""
 
     scheme: BoundScheme
 
     def detect(
-        self, text: str, *, prompt: str | None = None, fpr: float = DEFAULT_FPR, test: str | None = None
+        self,
+        text: str,
+        *,
+        prompt: str | None = None,
+        fpr: float = DEFAULT_FPR,
+        test: str | None = None,
+        reader: Reads = None,
     ) -> Detection:
-        """Score one completion, and say where in it the mark is; a prompt, if known, is only context."""
-        found = self.scheme.detect(text, prompt=prompt, fpr=fpr, test=test)
-        return explain(found, text, self.scheme, prompt=prompt)
+        """Score one completion, and say where in it the mark is; a prompt, if known, is only context.
+
+        ``reader`` is a language model that says what was to be expected in each place (a name, ``host`` for
+        the one that writes, or ``none``); without it the detector's own reads, if it has one.
+        """
+        bound = self._read_by(reader)
+        found = bound.detect(text, prompt=prompt, fpr=fpr, test=test)
+        return explain(found, text, bound, prompt=prompt)
 
     def detect_batch(
         self,
@@ -60,9 +76,10 @@ class DetectsMarks:
         prompts: Sequence[str | None] | None = None,
         fpr: float = DEFAULT_FPR,
         test: str | None = None,
+        reader: Reads = None,
     ) -> list[Detection]:
         """Score completions in one batch; unlike `detect`, it does not say where the mark is."""
-        return self.scheme.detect_batch(texts, prompts=prompts, fpr=fpr, test=test)
+        return self._read_by(reader).detect_batch(texts, prompts=prompts, fpr=fpr, test=test)
 
     def follow(self, *, prompt: str | None = None, fpr: float = DEFAULT_FPR) -> Follower:
         """Watch a text while it arrives: ``update`` takes the next piece and returns the p-value so far.
@@ -71,9 +88,23 @@ class DetectsMarks:
         """
         return self.scheme.follow(prompt=prompt, fpr=fpr)
 
-    def locate(self, text: str, *, prompt: str | None = None, fpr: float = DEFAULT_FPR) -> Located:
+    def locate(
+        self, text: str, *, prompt: str | None = None, fpr: float = DEFAULT_FPR, reader: Reads = None
+    ) -> Located:
         """Find the marked passages of a text, even if the text as a whole is not found to be marked."""
-        return locate(text, self.scheme, prompt=prompt, fpr=fpr)
+        return locate(text, self._read_by(reader), prompt=prompt, fpr=fpr)
+
+    def _read_by(self, reader: Reads) -> BoundScheme:
+        """The bound scheme with this reader; one that is named is opened once."""
+        if reader is None:
+            return self.scheme
+        known: dict[object, BoundScheme] = self.__dict__.setdefault("_readers", {})
+        if reader not in known:
+            known[reader] = self.scheme.reading_with(self._open_reader(reader))
+        return known[reader]
+
+    def _open_reader(self, reader: Reads) -> Expectations | None:
+        return open_reader(reader)
 
 
 class Detector(DetectsMarks):
@@ -83,11 +114,19 @@ class Detector(DetectsMarks):
         self.scheme = scheme
 
     @classmethod
-    def load(cls, folder: str | Path, *, verify: bool = True, progress: Progress | None = None) -> Detector:
+    def load(
+        cls,
+        folder: str | Path,
+        *,
+        verify: bool = True,
+        reader: Reads = None,
+        progress: Progress | None = None,
+    ) -> Detector:
         """Open a saved detector; it gives the same verdicts as the scheme it was saved from.
 
         ``verify`` checks the tables against their checksums. The tables are memory-mapped, so that processes
-        that open the same folder share them.
+        that open the same folder share them. ``reader`` replaces the one it was saved with; ``none`` leaves
+        that out.
         """
         folder = Path(folder)
         index = _read_index(folder)
@@ -112,7 +151,8 @@ class Detector(DetectsMarks):
             bound.languages, audited=frozenset(allowed["audited"]), every=allowed["every"]
         )
         _trim_memory()
-        return cls(bound.judging(languages))
+        expectations = open_reader(index.get("reader") if reader is None else reader, progress=progress)
+        return cls(bound.judging(languages).reading_with(expectations))
 
     def save(self, folder: str | Path) -> None:
         """Write the detector into a new folder."""
@@ -129,6 +169,7 @@ class Detector(DetectsMarks):
             "host": host and {"name": host.name, "identity": host.identity, "vocab_size": host.vocab_size},
             "tokenizer": host and host.tokenizer.identity,
             "languages": {"audited": sorted(bound.languages.audited), "every": bound.languages.every},
+            "reader": bound.reader_name,
         }
         with atomic_folder(folder, private=True) as temporary:
             (temporary / "state").mkdir()
@@ -214,4 +255,5 @@ def blank_detection(bound: BoundScheme, *, fpr: float, test: str | None) -> Dete
         fpr=fpr,
         scheme=bound.scheme.name,
         fingerprint=bound.fingerprint,
+        reader=bound.reader_name,
     )

@@ -39,7 +39,7 @@ from dewmark.registry import unknown_name
 from dewmark.text.cleaning import tokenize_cleaned
 from dewmark.text.languages import LanguagePolicy
 from dewmark.types import Detection, TokenScore, Verdict
-from dewmark.workspace import HostInfo, Tokenized, Workspace
+from dewmark.workspace import Expectations, HostInfo, Tokenized, Workspace
 
 if TYPE_CHECKING:
     import torch
@@ -68,6 +68,8 @@ __all__ = [
 
 DEFAULT_FPR = 0.01
 MIN_EFFECTIVE_LENGTH = 16.0
+MIN_READ_LENGTH = 6.0
+"""The same with a reader: a unit then counts for as much as its place left open."""
 UNITS_PER_CHUNK = 100_000
 
 
@@ -184,6 +186,19 @@ class Scheme(ABC):
         return False
 
     @property
+    def takes_reader(self) -> bool:
+        """Whether detection gains from a language model that reads the text (`Expectations`)."""
+        return False
+
+    def check_reader(self, reader: Expectations | None) -> None:
+        """Raise `ConfigError` for a reader that the scheme makes no use of."""
+        if reader is not None and not self.takes_reader:
+            raise ConfigError(
+                f"{self.name} with these settings makes no use of a reader, only dew does with units=word, "
+                "projection=full and linear scores: leave the reader out"
+            )
+
+    @property
     def languages(self) -> frozenset[str] | None:
         """The languages that its encoder knows; None if it needs none, or if the encoder does not say."""
         encoder = getattr(self, "encoder", None)
@@ -211,11 +226,12 @@ class BoundScheme(ABC):
 
     ``tests`` names the statistical tests it offers, the default first. ``artifact_identity`` identifies the
     artifact it uses, if any: two artifacts are two configurations. ``units_per_chunk`` bounds the units that
-    detection holds in memory at once.
+    detection holds in memory at once. ``expectations`` read the texts that are detected, if any do.
     """
 
     tests: ClassVar[tuple[str, ...]]
     artifact_identity: str | None = None
+    expectations: Expectations | None = None
     units_per_chunk: int = UNITS_PER_CHUNK
 
     def __init__(self, scheme: Scheme, host: HostInfo, fingerprint: str) -> None:
@@ -231,11 +247,16 @@ class BoundScheme(ABC):
 
     @property
     def config_hash(self) -> str:
-        """Identifies scheme, parameters, key and (unless any will do) host, without revealing them."""
+        """Identifies scheme, parameters, key and (unless any will do) host, without revealing them.
+
+        A reader changes what is detected, so it counts too.
+        """
         host = "" if self.scheme.host_free else self.host.identity
         parts = [self.scheme.name, self.scheme.to_dict(), host, self.fingerprint]
         if self.artifact_identity is not None:
             parts.append(self.artifact_identity)
+        if self.expectations is not None:
+            parts.append({"reader": self.expectations.identity})
         return cfg.config_hash(*parts)
 
     # Members, payloads and epochs
@@ -332,6 +353,23 @@ class BoundScheme(ABC):
         changed.languages = languages
         return changed
 
+    def reading_with(self, expectations: Expectations | None) -> Self:
+        """The same detector, but a language model (or none) reads the texts."""
+        self.scheme.check_reader(expectations)
+        changed = copy.copy(self)
+        changed.expectations = expectations
+        return changed
+
+    @property
+    def least_effective(self) -> float:
+        """The effective length that a verdict needs."""
+        return MIN_EFFECTIVE_LENGTH if self.expectations is None else MIN_READ_LENGTH
+
+    @property
+    def reader_name(self) -> str | None:
+        """The name of the language model that reads the texts, if one does."""
+        return None if self.expectations is None else self.expectations.name
+
     def tokenize(self, texts: Sequence[str]) -> list[Tokenized]:
         """Split texts into the units that the scheme scores, by default the host's tokens.
 
@@ -405,6 +443,7 @@ class BoundScheme(ABC):
             scheme=self.scheme.name,
             fingerprint=self.fingerprint,
             tokens=token_scores(text, evidence),
+            reader=self.reader_name,
         )
 
     @abstractmethod
@@ -511,9 +550,11 @@ def check_text(text: str, what: str) -> None:
         ) from None
 
 
-def decide(p_value: float, effective_length: float, fpr: float) -> Verdict:
+def decide(
+    p_value: float, effective_length: float, fpr: float, *, least: float = MIN_EFFECTIVE_LENGTH
+) -> Verdict:
     """The verdict at level ``fpr``; a text with too few independent tokens is too short for one."""
-    if effective_length < MIN_EFFECTIVE_LENGTH:
+    if effective_length < least:
         return Verdict.TOO_SHORT
     return Verdict.MARKED if p_value <= fpr else Verdict.NOT_MARKED
 
@@ -528,10 +569,12 @@ def make_detection(
     scheme: str,
     fingerprint: str,
     tokens: tuple[TokenScore, ...] = (),
+    reader: str | None = None,
 ) -> Detection:
     """Put a test's result and its verdict together; every scheme's detections are made here."""
+    least = MIN_EFFECTIVE_LENGTH if reader is None else MIN_READ_LENGTH
     return Detection(
-        verdict=decide(statistic.p_value, statistic.effective_length, fpr),
+        verdict=decide(statistic.p_value, statistic.effective_length, fpr, least=least),
         p_value=statistic.p_value,
         z=statistic.z,
         score=score,
@@ -542,6 +585,7 @@ def make_detection(
         scheme=scheme,
         key_fingerprint=fingerprint,
         tokens=tokens,
+        reader=reader,
     )
 
 

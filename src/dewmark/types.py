@@ -167,6 +167,8 @@ class Detection:
     ``member``, ``payload`` and ``epoch`` say which marked the text; None if it is not marked, if the key has
     no such thing, or if the text does not tell clearly. ``payload_confidence`` is the posterior probability
     of the payload. ``attribution`` says whether the key's holder marked the text; None if not tested.
+
+    ``reader`` is the language model that read the text to say what was expected in each place, if one did.
     """
 
     verdict: Verdict
@@ -189,6 +191,7 @@ class Detection:
     payload_confidence: float | None = None
     epoch: str | None = None
     attribution: ForgeryTest | None = field(default=None, repr=False)
+    reader: str | None = None
 
     @property
     def is_marked(self) -> bool:
@@ -237,6 +240,7 @@ class Detection:
             "payload_confidence": self.payload_confidence,
             "epoch": self.epoch,
             "attribution": self.attribution and self.attribution.to_dict(),
+            "reader": self.reader,
             "coverage": self.coverage and self.coverage.to_dict(),
         }
         if tokens:
@@ -245,9 +249,10 @@ class Detection:
 
     def __str__(self) -> str:
         where = f", {self.coverage}" if self.coverage else ""
+        read = f" read by {self.reader}," if self.reader else ""
         return (
             f"{self.verdict}{self.origin}{where} (p = {self.p_value:.3g}, z = {self.z:.2f}, effective length "
-            f"{self.effective_length:.0f} of {self.tokens_scored} tokens, {self.test} test, "
+            f"{self.effective_length:.0f} of {self.tokens_scored} tokens,{read} {self.test} test, "
             f"key {self.key_fingerprint})"
         )
 

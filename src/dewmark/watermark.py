@@ -11,17 +11,18 @@ from typing import Any, TypeVar, Unpack
 from dewmark.config import cache_dir
 from dewmark.core.keys import Key
 from dewmark.decoding import Decoding, DecodingOptions
-from dewmark.detector import Detector, DetectsMarks
+from dewmark.detector import Detector, DetectsMarks, Reads
 from dewmark.errors import ConfigError
 from dewmark.hosts import chat_format, host_info, info_from_model, load_host, wrap_model
 from dewmark.hosts.base import ChatFormat, Conversation, Host, OnBatch, check_conversation
+from dewmark.hosts.expectations import open_reader
 from dewmark.hosts.streaming import stream_text
 from dewmark.registry import SCHEMES
 from dewmark.scheme import DEFAULT_FPR, BoundScheme, Scheme
 from dewmark.stats.multiple_testing import sidak_min
 from dewmark.text.languages import LanguagePolicy
 from dewmark.types import Attribution, Detection, Generation, Verdict
-from dewmark.workspace import HostInfo, Progress, Workspace, no_host, silent
+from dewmark.workspace import Expectations, HostInfo, Progress, Workspace, no_host, silent
 
 __all__ = ["DEFAULT_DECODING", "DEFAULT_HOST", "Watermark", "attribute", "identify", "load_scheme"]
 
@@ -173,9 +174,12 @@ class Watermark(DetectsMarks):
             decoding = self.chat_format.decoding if chat else DEFAULT_DECODING
         return dataclasses.replace(decoding, **options)
 
-    def detector(self) -> Detector:
-        """The detector for these marks, which can be saved and needs no host weights."""
-        return Detector(self.scheme)
+    def detector(self, *, reader: Reads = None) -> Detector:
+        """The detector for these marks, which can be saved; it needs no host weights unless a host reads."""
+        return Detector(self._read_by(reader))
+
+    def _open_reader(self, reader: Reads) -> Expectations | None:
+        return open_reader(self.host if reader == "host" else reader, progress=self._progress)
 
 
 def load_scheme(
@@ -185,6 +189,7 @@ def load_scheme(
     host: object = None,
     tokenizer: object = None,
     settings: Mapping[str, Any] | None = None,
+    reader: Reads = None,
     progress: Progress | None = None,
     **more_settings: object,
 ) -> BoundScheme:
@@ -192,12 +197,14 @@ def load_scheme(
 
     ``host`` is a host's name, a `HostInfo`, a `Host`, or a transformers model in memory with its
     ``tokenizer``. Without it, a scheme that detects without a host is bound to none, and any other to the
-    default host. The scheme's parameters come as a mapping or as further keyword arguments.
+    default host. The scheme's parameters come as a mapping or as further keyword arguments. ``reader`` is a
+    language model that reads the texts to be detected, by name (``host`` is the host) or as a `Host`.
     """
     chosen = SCHEMES[name]().with_settings({**(settings or {}), **more_settings})
     chosen.check_key(key)
+    expectations = _open_reader(chosen, reader, host, tokenizer, progress)
     bound: BoundScheme = chosen.bind(key, *_surroundings(chosen, host, tokenizer, progress))
-    return bound
+    return bound if expectations is None else bound.reading_with(expectations)
 
 
 def identify(
@@ -212,6 +219,7 @@ def identify(
     fpr: float = DEFAULT_FPR,
     test: str | None = None,
     languages: LanguagePolicy | None = None,
+    reader: Reads = None,
     progress: Progress | None = None,
 ) -> list[Attribution]:
     """Say for each text which of several keys (models, tenants) marked it, if any.
@@ -219,13 +227,16 @@ def identify(
     Unmarked text does not depend on any key, so its results under K keys are independent and the smallest
     p-value is corrected exactly: 1 − (1 − p)^K. Each text is read once, however many keys there are.
     ``languages`` says which languages get verdicts; by default those that the scheme's encoder knows.
+    ``reader`` is as in `load_scheme`.
     """
     if not keys:
         raise ConfigError("no key to compare with: give at least one")
     chosen = SCHEMES[scheme]().with_settings(settings or {})
     for key in keys:
         chosen.check_key(key)
+    expectations = _open_reader(chosen, reader, host, tokenizer, progress)
     info, workspace = _surroundings(chosen, host, tokenizer, progress)
+    workspace = dataclasses.replace(workspace, expectations=expectations)
     rows = chosen.detect_keys(keys, texts, info, workspace, prompts=prompts, fpr=fpr, test=test)
     policy = languages or LanguagePolicy(known=chosen.languages, every=chosen.language_free)
     return [
@@ -254,6 +265,18 @@ def _surroundings(
     load = functools.partial(load_host, progress=progress)
     info, open_own = _find_host(host, tokenizer, load=load, progress=progress)
     return info, _workspace(open_own, load=load, progress=progress)
+
+
+def _open_reader(
+    scheme: Scheme, reader: Reads, host: object, tokenizer: object, progress: Progress | None
+) -> Expectations | None:
+    """The reader for a scheme; an error before anything else is opened if it has no use for one."""
+    if reader == "host" and host is not None and not isinstance(host, str):
+        reader = _find_host(host, tokenizer, load=load_host, progress=progress)[1]()
+    own = host if isinstance(host, str) else DEFAULT_HOST
+    expectations = open_reader(reader, host=own, progress=progress)
+    scheme.check_reader(expectations)
+    return expectations
 
 
 def _one(value: _T | None) -> list[_T] | None:

@@ -14,13 +14,15 @@ from typing import TYPE_CHECKING, NoReturn, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from dewmark.arrays import F32
+from dewmark.arrays import F32, I64
 from dewmark.errors import ConfigError
 
 if TYPE_CHECKING:
     import torch
 
 __all__ = [
+    "Expectations",
+    "ExpectedWords",
     "Follower",
     "HostInfo",
     "LanguageModel",
@@ -148,6 +150,41 @@ class Follower(LanguageModel, Protocol):
         """
 
 
+@dataclass(frozen=True)
+class ExpectedWords:
+    """Which words a language model expected at P places of a text, each the start of a word.
+
+    ``starts`` (P,) are the places, as characters of the text, ascending. At place i the candidates are
+    ``forms[j]`` for j in ``index[bounds[i] : bounds[i + 1]]``, with their ``probabilities``; the same form
+    may come twice, and the probabilities sum to less than 1.
+    """
+
+    starts: I64
+    bounds: I64
+    index: I64
+    probabilities: F32
+    forms: tuple[str, ...]
+
+
+class Expectations(Protocol):
+    """A language model that reads texts for detection: the *reader* of a detector.
+
+    It says which words could have stood in the place of each word. Its answer is a function of the text (and
+    the prompt) alone, so it never invalidates a test over keys.
+    """
+
+    @property
+    def name(self) -> str:
+        """The model's name, as results give it."""
+
+    @property
+    def identity(self) -> str:
+        """Changes with the model and with the way it is read."""
+
+    def read(self, texts: Sequence[str], prompts: Sequence[str]) -> list[ExpectedWords]:
+        """The words expected in each text, each after its prompt ("" if there is none)."""
+
+
 def silent(description: str, done: int, total: int) -> None:
     """Report no progress."""
 
@@ -158,10 +195,12 @@ class Workspace:
 
     ``progress(description, done, total)`` is called periodically during work of more than a second.
     ``find_host`` returns another host's `HostInfo` by name (a donor of token embeddings); ``open_host`` loads
-    the weights of the scheme's own host, or of another one by name.
+    the weights of the scheme's own host, or of another one by name. ``expectations`` read the texts that are
+    detected, if the scheme makes use of them.
     """
 
     cache: Path
     progress: Progress = silent
     find_host: Callable[[str], HostInfo] | None = None
     open_host: Callable[[str | None], LanguageModel] | None = None
+    expectations: Expectations | None = None

@@ -94,7 +94,7 @@ def test_a_damaged_file_is_replaced(tmp_path) -> None:
 def test_a_truncated_row_is_encoded_again(tmp_path) -> None:
     first = WordVectors(BagEncoder(), tmp_path).vectors(WORDS)
     with sqlite3.connect(file_of(tmp_path)) as database:
-        database.execute("UPDATE words SET row = x'0011' WHERE word = 'bridge'")
+        database.execute("UPDATE blobs SET data = x'0011' WHERE name = 'bridge'")
     database.close()
     encoder = BagEncoder()
     assert np.array_equal(WordVectors(encoder, tmp_path).vectors(WORDS), first)

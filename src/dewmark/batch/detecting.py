@@ -43,6 +43,7 @@ _STRINGS = {
     "key_fingerprint",
     "key_file",
     "language",
+    "reader",
     "config_hash",
     "template",
     "this_key_group",

@@ -67,6 +67,8 @@ class DetectorSpec:
     marked text the mark is. ``attempts`` counts the versions of each text that are tried.
     ``translate_back`` also scores each foreign text after it was translated into English, and counts both.
     ``payload_bits`` is the length of the payloads to look for, if it is not the keys' own.
+    ``reader`` names the language model that reads the texts: a host's name or path, ``host``, ``none``, or
+    None for that of the exported detector, if it has one.
     """
 
     keys: tuple[Path, ...] = ()
@@ -84,6 +86,7 @@ class DetectorSpec:
     audit: Path | None = None
     translate_back: bool = False
     payload_bits: int | None = None
+    reader: str | None = None
 
     def __post_init__(self) -> None:
         if not 0.0 < self.fpr < 1.0:
@@ -139,6 +142,7 @@ class DetectorSpec:
             scheme=self.scheme,
             settings=self.settings,
             payload_bits=self.payload_bits,
+            reader=self.reader,
             progress=progress,
         )
 
@@ -258,6 +262,7 @@ class _ManyKeysScorer(Scorer):
             prompts=[row.prompt for row in batch],
             fpr=self._spec.fpr,
             test=self._spec.test,
+            reader=self.bound.expectations,
             progress=self._progress,
         )
 
@@ -307,7 +312,12 @@ def _after_attempts(detection: Detection, spec: DetectorSpec) -> Detection:
 def _with_key(bound: BoundScheme, key: Key, progress: Progress) -> BoundScheme:
     """The same scheme and host under another key."""
     return load_scheme(
-        bound.scheme.name, key=key, host=bound.host, settings=bound.scheme.to_dict(), progress=progress
+        bound.scheme.name,
+        key=key,
+        host=bound.host,
+        settings=bound.scheme.to_dict(),
+        reader=bound.expectations,
+        progress=progress,
     )
 
 
@@ -368,6 +378,7 @@ def open_detector(
     scheme: str | None = None,
     settings: Mapping[str, Any] | None = None,
     payload_bits: int | None = None,
+    reader: str | None = None,
     progress: Progress = silent,
 ) -> BoundScheme:
     """A detector from an exported folder, or from a key file with a host and a scheme (default: DEW).
@@ -381,7 +392,7 @@ def open_detector(
             raise ConfigError(
                 f"the detector in {folder} has its own key, host and settings: leave out {', '.join(clash)}"
             )
-        bound = Detector.load(folder, progress=progress).scheme
+        bound = Detector.load(folder, reader=reader, progress=progress).scheme
         return bound if payload_bits is None else bound.reading_payloads(payload_bits)
     if scheme == "none":
         raise ConfigError("scheme none leaves no mark to detect: name the scheme that marked the text")
@@ -391,7 +402,9 @@ def open_detector(
         key = Key.load(key)
     if payload_bits is not None:
         key = key.with_payload_bits(payload_bits)
-    return load_scheme(scheme or "dew", key=key, settings=settings, host=host, progress=progress)
+    return load_scheme(
+        scheme or "dew", key=key, settings=settings, host=host, reader=reader, progress=progress
+    )
 
 
 def load_keys(paths: Sequence[Path], *, payload_bits: int | None = None) -> dict[str, Key]:

@@ -42,6 +42,7 @@ def audit(
     scheme: options.SchemeName = None,
     settings: options.Settings = None,
     detector: options.Detector = None,
+    reader: options.Reader = None,
     test: Annotated[
         str | None, typer.Option(metavar="NAME", show_default="key", help="Statistical test to audit.")
     ] = None,
@@ -61,13 +62,14 @@ def audit(
     files = [*(negatives or ()), *(more or ())]
     texts = Negatives.read(files or [PACKAGED])
     with Progress(quiet=quiet) as progress:
-        bound = options.open_detector(detector, key, host, scheme, settings, progress=progress)
+        bound = options.open_detector(detector, key, host, scheme, settings, reader=reader, progress=progress)
         found, audited = audit_texts(bound, texts, test=test, batch_size=batch_size, progress=progress)
     summary = {
         "key_fingerprint": bound.fingerprint,
         "config_hash": bound.config_hash,
         "scheme": bound.scheme.name,
         "host": bound.host.name,
+        "reader": bound.reader_name,
         "test": test or bound.tests[0],
         "too_short": len(texts.documents) - len(audited),
         **found.to_dict(),

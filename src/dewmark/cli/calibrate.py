@@ -33,6 +33,7 @@ def calibrate(
     scheme: options.SchemeName = None,
     settings: options.Settings = None,
     detector: options.Detector = None,
+    reader: options.Reader = None,
     test: Annotated[
         str | None,
         typer.Option(
@@ -60,7 +61,7 @@ def calibrate(
         for _ in read_rows(negatives, by=by):
             pass
     with Progress(quiet=quiet) as progress:
-        bound = options.open_detector(detector, key, host, scheme, settings, progress=progress)
+        bound = options.open_detector(detector, key, host, scheme, settings, reader=reader, progress=progress)
         made = calibrate_file(negatives, bound, by=by, test=test, batch_size=batch_size, progress=progress)
     made.save(out)
     if json_:

@@ -85,6 +85,7 @@ def detect(
             "any time.",
         ),
     ] = False,
+    reader: options.Reader = None,
     fpr: options.FalsePositiveRate = 0.01,
     test: Annotated[
         str | None,
@@ -213,6 +214,7 @@ def detect(
         audit=audit,
         translate_back=translate_back,
         payload_bits=payload_bits,
+        reader=reader,
     )
     source = _source(jsonl, in_, prompt=prompt, by=by)
     mode = _boilerplate_mode(boilerplate, source)

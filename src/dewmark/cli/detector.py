@@ -34,6 +34,7 @@ def export(
             "it, which makes no text attributable.",
         ),
     ] = False,
+    reader: options.Reader = None,
     audit: Annotated[
         Path | None,
         typer.Option(
@@ -51,7 +52,7 @@ def export(
     if out.is_dir() and any(out.iterdir()):
         raise StorageError(f"{out} is not empty and is not overwritten: name a new or empty folder")
     with Progress(quiet=quiet) as progress:
-        bound = options.open_detector(None, key, host, scheme, settings, progress=progress)
+        bound = options.open_detector(None, key, host, scheme, settings, reader=reader, progress=progress)
         from dewmark.batch.audit_report import AuditReport
         from dewmark.detector import Detector
 
@@ -65,6 +66,7 @@ def export(
                 "key_fingerprint": bound.fingerprint,
                 "scheme": bound.scheme.name,
                 "config_hash": bound.config_hash,
+                "reader": bound.reader_name,
             }
         )
     else:

@@ -63,6 +63,7 @@ def evaluate(
     scheme: options.SchemeName = None,
     settings: options.Settings = None,
     detector: options.Detector = None,
+    reader: options.Reader = None,
     test: Annotated[
         str | None, typer.Option(metavar="NAME", help="Statistical test, as in dewmark detect.")
     ] = None,
@@ -92,7 +93,9 @@ def evaluate(
     elif key is not None or detector is not None:
         files.check()
         with Progress(quiet=quiet) as progress:
-            bound = options.open_detector(detector, key, host, scheme, settings, progress=progress)
+            bound = options.open_detector(
+                detector, key, host, scheme, settings, reader=reader, progress=progress
+            )
             rows = score_files(bound, files, seeds=seeds, test=test, batch_size=batch_size, progress=progress)
     else:
         files.check()

@@ -39,6 +39,7 @@ def locate(
     scheme: options.SchemeName = None,
     settings: options.Settings = None,
     detector: options.Detector = None,
+    reader: options.Reader = None,
     fpr: Annotated[
         float,
         typer.Option(help="Share of unmarked texts that are called marked as a whole or in any passage."),
@@ -65,7 +66,9 @@ def locate(
     kept: list[tuple[TextRow, Located]] = []
     with Progress(quiet=quiet) as progress:
         paths = [*(key or ()), *((keys,) if keys is not None else ())]
-        bounds = options.open_detectors(detector, paths, host, scheme, settings, progress=progress)
+        bounds = options.open_detectors(
+            detector, paths, host, scheme, settings, reader=reader, progress=progress
+        )
         names = {bound.fingerprint: name for name, bound in bounds.items() if name is not None}
         found_in = _search(list(bounds.values()), chain(files, rows), fpr=fpr, attempts=attempts)
         name = next(iter(bounds.values())).scheme.name

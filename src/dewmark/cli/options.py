@@ -98,6 +98,15 @@ Detector = Annotated[
         "--detector", metavar="DIR", help="Use an exported detector instead of --key, --host and --set."
     ),
 ]
+Reader = Annotated[
+    str | None,
+    typer.Option(
+        "--reader",
+        metavar="MODEL|host|none",
+        show_default="none, or that of the detector",
+        help="Language model that reads the texts and says what was to be expected: found more often.",
+    ),
+]
 Prompt = Annotated[
     str | None,
     typer.Option("--prompt", metavar="TEXT", help="Prompt that the texts continue: context, never scored."),
@@ -196,6 +205,7 @@ def open_detector(
     scheme: str | None,
     settings: Sequence[str] | None,
     *,
+    reader: str | None = None,
     progress: Progress,
 ) -> BoundScheme:
     """The detector that the options name: an exported folder, or a key with a host and a scheme."""
@@ -207,6 +217,7 @@ def open_detector(
         host=host,
         scheme=scheme,
         settings=config.parse_settings(settings or ()),
+        reader=reader,
         progress=progress,
     )
 
@@ -280,6 +291,7 @@ def open_detectors(
     scheme: str | None,
     settings: Sequence[str] | None,
     *,
+    reader: str | None = None,
     progress: Progress,
 ) -> dict[str | None, BoundScheme]:
     """The detectors that the options name, by their key files; one without a file is named None."""
@@ -291,6 +303,7 @@ def open_detectors(
         host=host,
         scheme=scheme,
         settings=config.parse_settings(settings or ()),
+        reader=reader,
     )
     return spec.open_keys(progress=progress)
 

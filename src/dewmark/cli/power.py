@@ -41,6 +41,7 @@ def power(
     host: options.Host = None,
     scheme: options.SchemeName = None,
     settings: options.Settings = None,
+    reader: options.Reader = None,
     batch_size: options.BatchSize = 8,
     device: options.Device = "auto",
     dtype: options.Dtype = "auto",
@@ -72,6 +73,7 @@ def power(
             device=device,
             dtype=dtype,
         )
+        watermark.detector(reader=reader)  # a reader that cannot be used is an error before texts are written
         sample = [(each.text, each.prompt) for each in given if each.text.strip()]
         if texts is None:
             sample = write_sample(
@@ -84,10 +86,11 @@ def power(
                 batch_size=batch_size,
                 progress=progress,
             )
-        found = power_by_length(watermark.scheme, sample, lengths, fpr=fpr, progress=progress)
+        bound = watermark.detector(reader=reader).scheme
+        found = power_by_length(bound, sample, lengths, fpr=fpr, progress=progress)
+        strength = mark_strength(bound, sample)
     rows = [found.row(each) for each in lengths]
-    strength = mark_strength(watermark.scheme, sample)
-    summary = {**_summary(watermark.scheme, found, rows), "strength": strength.to_dict()}
+    summary = {**_summary(bound, found, rows), "strength": strength.to_dict()}
     if out is not None:
         _save(out, found, rows, summary)
         say(f"wrote {out / 'power.png'} and power.json next to it", quiet=quiet)
@@ -112,6 +115,7 @@ def _summary(bound: BoundScheme, found: Power, rows: Sequence[Row]) -> dict[str,
         "scheme": bound.scheme.name,
         "config": bound.scheme.to_dict(),
         "host": bound.host.name,
+        "reader": bound.reader_name,
         "fpr": found.fpr,
         "texts": found.texts,
         "lengths": [row.to_dict() for row in rows],

@@ -60,6 +60,7 @@ def sign(
         Path | None, typer.Option(metavar="DIR", help="Use all *.key files of a folder, like several --key.")
     ] = None,
     detector: options.Detector = None,
+    reader: options.Reader = None,
     host: options.Host = None,
     scheme: options.SchemeName = None,
     settings: options.Settings = None,
@@ -100,6 +101,7 @@ def sign(
         settings=parse_settings(settings or ()),
         fpr=fpr,
         test=test,
+        reader=reader,
     )
     with Progress(quiet=quiet) as progress:
         scorer = spec.open(progress=progress)
@@ -184,6 +186,7 @@ def bind(
     host: options.Host = None,
     scheme: options.SchemeName = None,
     settings: options.Settings = None,
+    reader: options.Reader = None,
     prompt: options.Prompt = None,
     fpr: options.FalsePositiveRate = 0.01,
     signer: Annotated[
@@ -204,7 +207,7 @@ def bind(
     _check_writable(out)
     (row,) = read_files([text], prompt=prompt)
     with Progress(quiet=quiet) as progress:
-        bound = options.open_detector(detector, key, host, scheme, settings, progress=progress)
+        bound = options.open_detector(detector, key, host, scheme, settings, reader=reader, progress=progress)
         found = bound.detect(row.text, prompt=prompt, fpr=fpr)
     if not found.is_marked:
         raise InputError(f"{text} is {found.verdict.value} at level {fpr:g}: there is no mark to bind to")

@@ -22,6 +22,7 @@ def retention(
     host: options.Host = None,
     scheme: options.SchemeName = None,
     settings: options.Settings = None,
+    reader: options.Reader = None,
     json_: options.Json = False,
     quiet: options.Quiet = False,
 ) -> None:
@@ -40,11 +41,13 @@ def retention(
             key=Key.generate(),  # any key will do
             settings=parse_settings(settings or ()),
             host=host,
+            reader=reader,
             progress=progress,
         )
         found = retention_of_pairs(bound, pairs, progress=progress)
     if json_:
-        emit({"scheme": bound.scheme.name, "host": bound.host.name, **found.to_dict()})
+        names = {"scheme": bound.scheme.name, "host": bound.host.name, "reader": bound.reader_name}
+        emit({**names, **found.to_dict()})
     else:
         write(
             f"{found.pairs} pairs: rewrites keep {_interval(found.kept)} of the z-score\n"

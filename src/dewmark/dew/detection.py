@@ -3,21 +3,22 @@
 **A text is one matrix.** With linear scores (after Gumbel sampling the key test sums u itself: at its large u
 the tanh would discard evidence) and a full key matrix W, everything that a text says about any key is
 
-    M = Σ_i w_i (t_i − t̄) c_iᵀ,    z = ⟨M, W⟩ / ‖M‖,
+    M = Σ_i w_i (t_i − μ_i) c_iᵀ,    z = ⟨M, W⟩ / ‖M‖,
 
 exactly N(0, 1) over keys, for texts of any length. Any function of the text alone may replace M. Under one
 key the correlation between the z of two texts is the cosine between their matrices, so what all texts of a
 kind have in common is what makes false alarms come in blocks. Three things remove it:
 
-- the text's mean unit t̄ is subtracted. A marked word was preferred to the others that could have stood in
-  its place, so the mark lies in the difference from the expected word, and t̄ stands in for that; what a
-  language or a kind of text shares goes with it. The differences are not normalised afterwards;
+- the expected unit μ_i is subtracted. A marked word was preferred to the others that could have stood in
+  its place, so the mark lies in the difference from the expected word. Either a language model says what was
+  expected (`dewmark.dew.expected`), or the text's mean unit t̄ stands in for it; what a language or a kind of
+  text shares goes with it. The differences are not normalised afterwards;
 - a word counts where it is new in the text, a frequent one up to four times (`WordReader`);
 - M is flattened (`dewmark.dew.text_matrix`): what long texts share lies in few directions of M, the mark in
   all of them.
 
-With R_T and R_C, or with tanh, the differences t_i − t̄ are normalised and nothing is flattened. The paper's
-own tests (`gaussian`, `beta`) keep plain tokens and tanh.
+With R_T and R_C, or with tanh, the differences are those from t̄; they are normalised, and nothing is
+flattened. The paper's own tests (`gaussian`, `beta`) keep plain tokens and tanh.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ SIMULATION = "dew/monte-carlo"
 class TextEvidence:
     """One text, ready to be scored under any key.
 
-    ``blank`` is its evidence with all scores 0. ``norms`` (N,) are ‖t_i − t̄‖ if the mean is subtracted, else
+    ``blank`` is its evidence with all scores 0. ``norms`` (N,) are ‖t_i − μ_i‖ if it is subtracted, else
     None; with ``linear`` evidence of a full key matrix, units keep these norms. ``cuts`` flatten the matrix.
     """
 
@@ -72,7 +73,7 @@ class TextEvidence:
         if scheme.token_semantics:
             T = reading.token_rows[pairs.tokens]
             if ours and scheme.subtract_text_mean and len(np.unique(pairs.tokens)) > 1:
-                T -= _mean(T, pairs)
+                T -= _centre(reading.token_rows, T, pairs)
                 norms = np.linalg.norm(T, axis=1)
                 if not keep_norms:
                     T /= norms[:, None]
@@ -104,7 +105,7 @@ class TextEvidence:
         """The evidence under a key that maps the batch's units and contexts to rows whose products are u."""
         rows = tokens[self.pairs.tokens]
         if self.norms is not None:
-            rows -= _mean(rows, self.pairs)
+            rows -= _centre(tokens, rows, self.pairs)
             if not self.linear:
                 rows /= self.norms[:, None]
         u: F32 = np.einsum("ij,ij->i", rows, contexts[self.pairs.windows])
@@ -117,10 +118,17 @@ class TextEvidence:
         return dataclasses.replace(self.blank, scores=self.score(u.astype(np.float64)), alignments=shown)
 
 
-def _mean(rows: F32, pairs: Pairs) -> F32:
-    """The mean row over the text's scored units, counting repetitions, (d,)."""
+def _centre(table: F32, rows: F32, pairs: Pairs) -> F32:
+    """μ of the text's pairs, whose own rows are ``rows`` (N, d): (N, d), or for all of them their mean (d,).
+
+    ``table`` (V, d) holds the rows of all units and expectations.
+    """
     share = (pairs.weights / pairs.weights.sum()).astype(np.float32)
-    return np.asarray(share @ rows)
+    mean = np.asarray(share @ rows)
+    if pairs.expected is None:
+        return mean
+    assert pairs.unforeseen is not None
+    return np.asarray(table[pairs.expected] + pairs.unforeseen[:, None] * mean)
 
 
 def saturate(u: F64, *, gamma: float) -> F64:

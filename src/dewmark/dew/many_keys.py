@@ -26,6 +26,7 @@ from dewmark.core.keys import Key
 from dewmark.core.projections import draw_float32_matrix, draw_matrix, draw_projections
 from dewmark.dew.attribution import forgery_test, head_of
 from dewmark.dew.detection import SIMULATION, TESTS, TextEvidence, mean_score, run_test
+from dewmark.dew.expected import check_read_test, read
 from dewmark.dew.reading import KeyIndependent, Reading, TokenReader
 from dewmark.dew.text_matrix import text_matrix
 from dewmark.encoders.token_tables import rows_of
@@ -33,7 +34,7 @@ from dewmark.scheme import UNITS_PER_CHUNK, check_test, check_texts, make_detect
 from dewmark.stats.evidence import Evidence
 from dewmark.stats.key_test import TINY, Statistic, effective_length, score_variance
 from dewmark.types import Detection
-from dewmark.workspace import Progress, Tokenized
+from dewmark.workspace import Expectations, Progress, Tokenized
 
 __all__ = ["detect_keys"]
 
@@ -50,16 +51,21 @@ def detect_keys(
     fpr: float,
     test: str | None,
     progress: Progress,
+    expectations: Expectations | None = None,
 ) -> list[list[Detection]]:
     """For each text one detection per key, in the order of the keys; only the best one has token scores."""
     test = check_test(test, TESTS)
+    check_read_test(test, expectations)
     before = shared.reader.tokenize(check_texts(texts, prompts, fpr))
     tokenized = shared.reader.tokenize(texts)
     found: list[list[Detection]] = []
     for part in text_chunks(tokenized, units=UNITS_PER_CHUNK):
-        reading = shared.reader.read(tokenized[part], before[part])
+        reading = read(shared.reader, expectations, tokenized[part], before[part])
+        named = None if expectations is None else expectations.name
         detect = _detect_by_matrix if shared.scheme.by_matrix and test == "key" else _detect
-        found += detect(shared, keys, tokenized[part], reading, test=test, fpr=fpr, progress=progress)
+        found += detect(
+            shared, keys, tokenized[part], reading, test=test, fpr=fpr, reader=named, progress=progress
+        )
     return found
 
 
@@ -71,6 +77,7 @@ def _detect_by_matrix(
     *,
     test: str,
     fpr: float,
+    reader: str | None,
     progress: Progress,
 ) -> list[list[Detection]]:
     contexts = reading.context_rows
@@ -91,7 +98,10 @@ def _detect_by_matrix(
             p_values = ndtr(-z) if square > TINY else np.ones(len(keys))
             best = int(np.argmax(z))
             W = _matrix(keys[best], shared=shared)
-            evidence = prepared.under(reading.token_rows @ W, contexts)
+            used = prepared.pairs.used_rows
+            rows = np.zeros((len(reading.token_rows), W.shape[1]), dtype=np.float32)
+            rows[used] = reading.token_rows[used] @ W
+            evidence = prepared.under(rows, contexts)
             effective = effective_length(prepared.blank, square) if square > TINY else 0.0
             row = [
                 make_detection(
@@ -102,6 +112,7 @@ def _detect_by_matrix(
                     fpr=fpr,
                     scheme=shared.scheme.name,
                     fingerprint=key.fingerprint,
+                    reader=reader,
                 )
                 for k, key in enumerate(keys)
             ]
@@ -168,6 +179,7 @@ def _detect(
     *,
     test: str,
     fpr: float,
+    reader: str | None,
     progress: Progress,
 ) -> list[list[Detection]]:
     scheme = shared.scheme
@@ -199,6 +211,7 @@ def _detect(
                 fpr=fpr,
                 scheme=scheme.name,
                 fingerprint=keys[number].fingerprint,
+                reader=reader,
             )
             if not found[i] or detection.z > found[i][best[i][0]].z:
                 best[i] = (number, evidence)

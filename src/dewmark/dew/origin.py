@@ -54,7 +54,7 @@ def find_uses(
         M = text_matrix(text.blank)
         found = uses.find(M)
         W = uses.matrix(found.use)
-        used = np.unique(pairs.tokens)
+        used = pairs.used_rows
         rows = np.zeros((len(reading.token_rows), W.shape[1]), dtype=np.float32)
         rows[used] = reading.token_rows[used] @ W
         evidence = text.under(rows, contexts)

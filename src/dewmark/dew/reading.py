@@ -78,19 +78,29 @@ class Pairs:
     """The N distinct (unit, context) pairs of one text of L units.
 
     ``tokens`` and ``windows`` (N,) index the batch's distinct units and contexts, ``weights`` (N,) count the
-    occurrences, and ``positions`` (L,) give each unit's pair, or -1 if it is not scored.
+    occurrences, and ``positions`` (L,) give each unit's pair, or -1 if it is not scored. ``expected`` (N,)
+    are the rows of what a language model expected in the place of each pair, and ``unforeseen`` (N,) the
+    share that it left to other words (`dewmark.dew.expected`); None without such a model.
     """
 
     tokens: I64
     windows: I64
     weights: F64
     positions: I64
+    expected: I64 | None = None
+    unforeseen: F32 | None = None
+
+    @property
+    def used_rows(self) -> I64:
+        """The rows of the batch that the pairs use, in ascending order."""
+        return np.unique(self.tokens if self.expected is None else np.append(self.tokens, self.expected))
 
 
 @dataclass(frozen=True)
 class Reading:
     """A batch: V distinct units with ê_T (V, d_T), W distinct contexts with ê_C (W, d_C), pairs per text.
 
+    Further rows of ``token_rows`` are what a language model expected in place of units, if one read them.
     ``contexts`` holds ê_C, whole or as sums of a few vectors each, or None where the key makes the contexts
     itself. For host tokens, ``ids`` (V,) and ``windows`` (W, k) serve the ablation modes that ignore meaning.
     """

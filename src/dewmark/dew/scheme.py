@@ -17,6 +17,7 @@ from dewmark.core.keys import Key
 from dewmark.dew.ablation import HashedContexts
 from dewmark.dew.attribution import head_of
 from dewmark.dew.detection import SIMULATION, TESTS, TextEvidence, mean_score, run_test
+from dewmark.dew.expected import check_read_test, read
 from dewmark.dew.many_keys import detect_keys
 from dewmark.dew.origin import OriginStatistic, find_uses, tested_for_forgery, with_origin
 from dewmark.dew.projection import Fold, FoldedRows
@@ -90,7 +91,14 @@ class DEW(DewSettings):
             return super().detect_keys(keys, texts, host, workspace, prompts=prompts, fpr=fpr, test=test)
         shared = open_key_independent(self, host, workspace)
         return detect_keys(
-            shared, keys, texts, prompts=prompts, fpr=fpr, test=test, progress=workspace.progress
+            shared,
+            keys,
+            texts,
+            prompts=prompts,
+            fpr=fpr,
+            test=test,
+            expectations=workspace.expectations,
+            progress=workspace.progress,
         )
 
     def restore(self, state: State, host: HostInfo, fingerprint: str, workspace: Workspace) -> BoundDEW:
@@ -281,7 +289,8 @@ class BoundDEW(BoundScheme):
         self, texts: Sequence[Tokenized], prompts: Sequence[Tokenized], *, test: str, fpr: float
     ) -> Iterator[tuple[Evidence, Statistic]]:
         """Evidence and result of each text. Tests: ``key`` (default), its simulation, and the paper's two."""
-        reading = self.reader.read(texts, prompts)
+        check_read_test(test, self.expectations)
+        reading = read(self.reader, self.expectations, texts, prompts)
         head = self._head if self.attributes else None
         if self.uses is not None and test == "key":
             yield from find_uses(
@@ -317,7 +326,7 @@ class BoundDEW(BoundScheme):
 
     def evidence(self, texts: Sequence[Tokenized], prompts: Sequence[Tokenized]) -> list[Evidence]:
         """The evidence of texts, as the key test sees it; under the use of the key that fits each best."""
-        reading = self.reader.read(texts, prompts)
+        reading = read(self.reader, self.expectations, texts, prompts)
         if self.uses is not None:
             if self.uses.is_public:
                 raise ConfigError("a public detector has half of the key, which does not find passages")

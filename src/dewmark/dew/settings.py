@@ -164,6 +164,14 @@ class DewSettings(Scheme):
         return self.by_matrix
 
     @property
+    def takes_reader(self) -> bool:
+        """Whether μ, what a language model expected in each place, can replace the text's mean unit.
+
+        It must be mapped by the key like the units, so their rows must be neither normalised nor saturated.
+        """
+        return self.units == "word" and self.by_matrix and self.subtract_text_mean
+
+    @property
     def token_semantics(self) -> bool:
         """Whether similar tokens get similar scores."""
         return self.mode in ("both", "token_only")

@@ -30,12 +30,9 @@ candidate's word and context.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import hashlib
 import json
-import os
-import sqlite3
 import threading
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Sequence
@@ -52,7 +49,7 @@ from dewmark.core.whitening import normalize_rows
 from dewmark.encoders.base import Encoder
 from dewmark.encoders.contexts import SummedContexts, ordinary_texts
 from dewmark.errors import ArtifactError, ConfigError, InputError
-from dewmark.storage import load_bundle, save_bundle
+from dewmark.storage import BlobCache, load_bundle, save_bundle
 from dewmark.text.words import VERSION, words
 from dewmark.workspace import Progress, Workspace, silent
 
@@ -93,8 +90,6 @@ FREQUENT_TIMES = 4
 _MEMORY_LIMIT = 300_000  # words: 300 MB at 512 dimensions
 _DISK_LIMIT = 1 << 30  # bytes
 _CHUNK = 2048
-_BUSY_SECONDS = 10.0
-_PARAMETERS = 500  # per query; every SQLite allows at least 999
 _ZIPF = 0.1  # the word of rank r has frequency 0.1 / (r + 1)
 
 
@@ -146,7 +141,7 @@ class WordVectors:
         self.encoder = encoder
         self.dim = encoder.dim
         name = hashlib.sha256(f"{VERSION}|{encoder.identity}".encode()).hexdigest()[:20]
-        self._disk = None if folder is None else _Disk(folder / f"{name}.sqlite", encoder.dim)
+        self._disk = None if folder is None else BlobCache(folder / f"{name}.sqlite", limit=_DISK_LIMIT)
         self._memo = RowMemo(self._find, encoder.dim)
 
     def vectors(self, words: Sequence[str]) -> F32:
@@ -166,14 +161,19 @@ class WordVectors:
         progress("encoding words", len(distinct), len(distinct))
 
     def _find(self, words: list[str]) -> F16:
-        known = self._disk.read(words) if self._disk else {}
+        stored = self._disk.read(words) if self._disk else {}
+        known = {
+            word: np.frombuffer(row, dtype="<f2").astype(np.float16)
+            for word, row in stored.items()
+            if len(row) == 2 * self.dim
+        }
         new = [word for word in words if word not in known]
         if new:
             rows = [self.encoder.encode(new[i : i + _CHUNK]) for i in range(0, len(new), _CHUNK)]
             fresh = normalize_rows(np.concatenate(rows)).astype(np.float16)
             known.update(zip(new, fresh, strict=True))
             if self._disk:
-                self._disk.write(new, fresh)
+                self._disk.write(dict(zip(new, (row.astype("<f2").tobytes() for row in fresh), strict=True)))
         return np.stack([known[word] for word in words])
 
 
@@ -365,57 +365,3 @@ def _read(path: Path, vectors: WordVectors) -> WordStatistics:
             f"{vectors.encoder.name} has {vectors.dim}"
         )
     return found
-
-
-class _Disk:
-    """Rows by word in a SQLite file; ignored if it is busy or read-only, deleted if it is damaged."""
-
-    def __init__(self, path: Path, dim: int) -> None:
-        self._path = path
-        self._bytes = 2 * dim
-
-    def read(self, words: Sequence[str]) -> dict[str, F16]:
-        found: dict[str, F16] = {}
-
-        def select(database: sqlite3.Connection) -> None:
-            for i in range(0, len(words), _PARAMETERS):
-                part = words[i : i + _PARAMETERS]
-                marks = ",".join("?" * len(part))
-                for word, row in database.execute(
-                    f"SELECT word, row FROM words WHERE word IN ({marks})", part
-                ):
-                    if len(row) == self._bytes:
-                        found[word] = np.frombuffer(row, dtype="<f2").astype(np.float16)
-
-        if self._path.exists():
-            self._run(select)
-        return found
-
-    def write(self, words: Sequence[str], rows: F16) -> None:
-        blobs = [row.astype("<f2").tobytes() for row in rows]
-
-        def insert(database: sqlite3.Connection) -> None:
-            database.execute("CREATE TABLE IF NOT EXISTS words (word TEXT PRIMARY KEY, row BLOB)")
-            database.executemany("INSERT OR IGNORE INTO words VALUES (?, ?)", zip(words, blobs, strict=True))
-
-        try:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            os.close(os.open(self._path, os.O_CREAT | os.O_RDWR, 0o600))
-            if self._path.stat().st_size > _DISK_LIMIT:
-                return
-        except OSError:
-            return
-        self._run(insert)
-
-    def _run(self, action: Callable[[sqlite3.Connection], None]) -> None:
-        try:
-            with contextlib.closing(sqlite3.connect(self._path, timeout=_BUSY_SECONDS)) as database, database:
-                database.execute("PRAGMA journal_mode=WAL")  # readers do not wait for a writer
-                database.execute("PRAGMA synchronous=NORMAL")  # a commit does not wait for the disk
-                action(database)
-        except sqlite3.OperationalError:
-            pass  # busy, read-only, full, or no table yet: encode the words again
-        except sqlite3.DatabaseError:
-            for suffix in ("", "-wal", "-shm"):
-                with contextlib.suppress(OSError):
-                    self._path.with_name(self._path.name + suffix).unlink()

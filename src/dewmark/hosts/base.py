@@ -72,6 +72,11 @@ class Host(ABC):
         raise no_template(self.name)
 
     @property
+    def context(self) -> int | None:
+        """How many tokens the model can read at once; None if it names no limit."""
+        return None
+
+    @property
     def device(self) -> torch.device:
         """Where the model runs; the CPU unless a host says otherwise."""
         import torch

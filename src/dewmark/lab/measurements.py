@@ -15,7 +15,7 @@ import numpy as np
 from dewmark.batch.inputs import Document, as_request
 from dewmark.decoding import Decoding, DecodingOptions
 from dewmark.errors import InputError
-from dewmark.scheme import MIN_EFFECTIVE_LENGTH, BoundScheme
+from dewmark.scheme import BoundScheme
 from dewmark.stats.key_test import key_test
 from dewmark.stats.power import Power, choose_cuts, measure_power
 from dewmark.stats.retention import Retention, pair_retentions, summarise
@@ -91,7 +91,7 @@ def power_by_length(
             z[i, : len(heads)] = [each.z for each in tested]
             effective[i, : len(heads)] = [each.effective_length for each in tested]
         progress("scoring", i + 1, len(texts))
-    return measure_power(z, effective, cuts, fpr=fpr, least_effective=MIN_EFFECTIVE_LENGTH)
+    return measure_power(z, effective, cuts, fpr=fpr, least_effective=bound.least_effective)
 
 
 def mark_strength(bound: BoundScheme, sample: Sample) -> Strength:

@@ -72,6 +72,11 @@ class TransformersHost(Host):
         """The host's description for schemes."""
         return self._info
 
+    @property
+    def context(self) -> int | None:
+        """How many tokens the model can read at once, by its configuration."""
+        return self._context
+
     @functools.cached_property
     def chat(self) -> ChatFormat:
         """The chat format of the tokenizer that the host was made with."""

@@ -1,0 +1,93 @@
+"""What was expected in the place of each unit: μ_i = E[t | the text before], from a language model.
+
+The efficient score of a small preference between candidates subtracts from each unit what was to be expected
+in its place, M = Σ_i w_i (t_i − μ_i) c_iᵀ. A place with one possible word has t_i ≈ μ_i and weighs nothing,
+so no threshold on the entropy is needed. μ_i is the mean of the candidates' vectors; the probability that
+they leave to other words goes to the text's mean unit t̄, so a model that knows nothing of a text, or of its
+language, leaves the test as it is without a model. μ_i is a function of the text, so the law of z over keys
+does not change.
+
+Boundary: candidate words with probabilities in (`dewmark.workspace.ExpectedWords`), rows of vectors out.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from scipy.sparse import csr_matrix
+
+from dewmark.arrays import F32, I64
+from dewmark.dew.reading import Pairs, Reader, Reading, WordReader
+from dewmark.errors import ConfigError
+from dewmark.workspace import Expectations, ExpectedWords, Tokenized
+
+__all__ = ["add_expectations", "check_read_test", "read"]
+
+Vectors = Callable[[Sequence[str]], F32]
+
+
+def read(
+    reader: Reader,
+    expectations: Expectations | None,
+    texts: Sequence[Tokenized],
+    prompts: Sequence[Tokenized],
+) -> Reading:
+    """Read texts, each after its prompt, with what a language model expected in them if there is one."""
+    reading = reader.read(texts, prompts)
+    if expectations is None or not isinstance(reader, WordReader):
+        return reading
+    expected = expectations.read([text.text for text in texts], [prompt.text for prompt in prompts])
+    return add_expectations(reading, texts, expected, reader.tokens.vectors)
+
+
+def check_read_test(test: str, expectations: Expectations | None) -> None:
+    """Raise `ConfigError` for the paper's tests, which take units as they are."""
+    if expectations is not None and test in ("gaussian", "beta"):
+        raise ConfigError(
+            f"the {test} test takes words as they are: leave the reader out, or use the key test"
+        )
+
+
+def add_expectations(
+    reading: Reading, texts: Sequence[Tokenized], expected: Sequence[ExpectedWords], vectors: Vectors
+) -> Reading:
+    """The reading of ``texts``, and behind its units' rows one row for each pair that has a place.
+
+    ``vectors`` gives ê_T of word forms. A pair that occurs several times gets the mean of its places, which
+    leaves the text's matrix M what it is when every occurrence has its own.
+    """
+    known: dict[str, int] = {}
+    for words in expected:
+        for form in words.forms:
+            known.setdefault(form, len(known))
+    rows = vectors(list(known))
+    nothing = np.zeros((1, reading.token_rows.shape[1]), dtype=np.float32)
+    blocks, made = [reading.token_rows, nothing], []
+    size = len(reading.token_rows) + 1
+    for pairs, text, words in zip(reading.texts, texts, expected, strict=True):
+        forms = np.fromiter((known[form] for form in words.forms), dtype=np.int64, count=len(words.forms))
+        likely, chosen = _probabilities(pairs, text, words)
+        blocks.append(np.asarray(likely @ rows[forms], dtype=np.float32))
+        index = np.full(len(pairs.tokens), len(reading.token_rows), dtype=np.int64)
+        index[chosen] = size + np.arange(len(chosen))
+        unforeseen = np.ones(len(pairs.tokens), dtype=np.float32)
+        unforeseen[chosen] = np.maximum(1.0 - np.asarray(likely.sum(axis=1)).ravel(), 0.0)
+        made.append(dataclasses.replace(pairs, expected=index, unforeseen=unforeseen))
+        size += len(chosen)
+    return dataclasses.replace(reading, token_rows=np.concatenate(blocks), texts=tuple(made))
+
+
+def _probabilities(pairs: Pairs, text: Tokenized, words: ExpectedWords) -> tuple[csr_matrix, I64]:
+    """Probabilities (E, forms) in the places of E pairs that have one, and which pairs they are, (E,)."""
+    starts = np.array([start for start, _ in text.offsets], dtype=np.int64)
+    place = np.searchsorted(words.starts, starts)
+    known = np.append(words.starts, -1)[place] == starts
+    scored = np.flatnonzero(known & (pairs.positions >= 0))
+    chosen, own = np.unique(pairs.positions[scored], return_inverse=True)
+    shape = (len(words.starts), len(words.forms))
+    likely = csr_matrix((words.probabilities, words.index, words.bounds), shape=shape)
+    share = (1.0 / np.bincount(own, minlength=len(chosen))[own]).astype(np.float32)
+    each = csr_matrix((share, (own, place[scored])), shape=(len(chosen), shape[0]))
+    return each @ likely, chosen

@@ -1,0 +1,433 @@
+"""Readers: language models that say, for each word of a text, which words were to be expected there.
+
+A mark prefers one of the words that could have stood in a place. What a detector learns from a place is
+therefore the difference between the word and the expected word, and any causal language model can say what
+was expected: it reads the text once, and at each token that begins a word its next-token distribution gives
+the likeliest tokens that would begin a word there.
+
+A token begins a word if its text does: after an open word (``the old``) a candidate needs a space or another
+separator first (`` bridge``, ``-fashioned``), while after a line break, a quotation mark or a bracket it does
+not. A word that starts inside a token that also holds the end of the word before has no expectation.
+
+Long texts are read in windows, each after the end of the one before. Answers are cached in memory and, in
+``<cache>/expectations``, on disk. They reveal the text, so the file has mode 0600.
+
+Boundary: texts in, candidate words with probabilities out; no vectors, no keys, no scheme.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import io
+import math
+import threading
+import zipfile
+import zlib
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import regex
+
+from dewmark.arrays import F32, I64
+from dewmark.config import cache_dir
+from dewmark.errors import ConfigError
+from dewmark.hosts import host_info, load_host
+from dewmark.hosts.base import Host
+from dewmark.storage import BlobCache
+from dewmark.text.cleaning import clean
+from dewmark.text.growing_text import Spelling
+from dewmark.text.words import VERSION, cut, open_tail
+from dewmark.workspace import Expectations, ExpectedWords, HostInfo, Progress, silent
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["CANDIDATES", "NO_READER", "HostExpectations", "open_reader"]
+
+NO_READER = "none"
+CANDIDATES = 256
+"""How many of the likeliest tokens are kept at each place."""
+
+_LEAST = 1e-5  # probability below which a candidate is left out
+_WINDOW = 1536  # tokens that the model reads at once, of which a third is context from before
+_MEMORY_BYTES = 128 << 20
+_DISK_BYTES = 1 << 30
+_FORMAT = 2
+_CELLS = {"cpu": 1 << 21, "cuda": 1 << 27}  # probabilities computed at once: on a CPU they stay in cache
+_UNDECODED = "\N{REPLACEMENT CHARACTER}"
+_UNSPACED = regex.compile(r"[\p{Han}\p{Hiragana}\p{Katakana}\p{LB=SA}]$", regex.VERSION1)
+
+
+class WordStarts:
+    """The word that each token of a vocabulary begins.
+
+    ``numbers`` count the distinct words, ``form_of`` (vocab,) is each token's word or -1, and ``soft``
+    (vocab,) says that the token begins a word only where none is open: ``er`` after ``old`` makes ``older``.
+    """
+
+    def __init__(self, info: HostInfo) -> None:
+        pieces = Spelling(info.tokenizer, info.vocab_size).pieces
+        pieces = ["" if _UNDECODED in piece else piece for piece in pieces]
+        self.soft = np.array([_continues(piece[:1]) for piece in pieces])
+        self.form_of = np.full(info.vocab_size, -1, dtype=np.int64)
+        self.numbers: dict[str, int] = {}
+        # one text of all pieces: cutting each of them takes a hundred times as long
+        ends = np.cumsum([len(piece) + 1 for piece in pieces])
+        found = cut("\n".join(pieces))
+        tokens = np.searchsorted(ends, [word.start for word in found], side="right")
+        for word, token in zip(reversed(found), reversed(tokens.tolist()), strict=True):
+            # backwards, so that the first word of a piece stays
+            self.form_of[token] = self.numbers.setdefault(word.form, len(self.numbers))
+
+
+@functools.lru_cache(maxsize=1 << 14)
+def _continues(character: str) -> bool:
+    """Whether a word before this character may go on with it."""
+    return open_tail("a" + character) != ""
+
+
+class _Place(NamedTuple):
+    """A word: its first character, its first token and the one after its last, and its form.
+
+    ``gap`` says that no word is open before it.
+    """
+
+    start: int
+    token: int
+    end: int
+    gap: bool
+    form: str
+
+
+@dataclass(frozen=True)
+class _Window:
+    """Tokens of text number ``text`` that the model reads after ``prompt``; its places count from them."""
+
+    text: int
+    number: int
+    prompt: str
+    ids: tuple[int, ...]
+    places: tuple[_Place, ...]
+
+
+class _Candidates(NamedTuple):
+    """How many candidates each place has (P,), and the numbers of their words and probabilities, in order."""
+
+    counts: I64
+    words: I64
+    probabilities: F32
+
+    @classmethod
+    def none(cls) -> _Candidates:
+        nothing = np.zeros(0, dtype=np.int64)
+        return cls(nothing, nothing, nothing.astype(np.float32))
+
+
+class HostExpectations:
+    """The expectations of one language model (`dewmark.workspace.Expectations`).
+
+    ``open_host`` loads the model when the first text is read that is in no cache. ``folder`` is where answers
+    are kept, None to keep them in memory only. Safe to share between threads.
+    """
+
+    def __init__(
+        self,
+        info: HostInfo,
+        open_host: Callable[[], Host],
+        *,
+        folder: Path | None = None,
+        progress: Progress = silent,
+    ) -> None:
+        self.name = info.name
+        self.identity = f"{info.name} {info.identity} {_FORMAT}.{VERSION}"
+        self._info = info
+        self._open_host = functools.cache(open_host)
+        self._progress = progress
+        self._numbers: dict[str, int] = {}
+        self._known: OrderedDict[str, ExpectedWords] = OrderedDict()
+        self._bytes = 0
+        digest = hashlib.sha256(self.identity.encode()).hexdigest()[:20]
+        self._disk = None if folder is None else BlobCache(folder / f"{digest}.sqlite", limit=_DISK_BYTES)
+        self._lock = threading.RLock()
+
+    @functools.cached_property
+    def _starts(self) -> WordStarts:
+        return WordStarts(self._info)
+
+    def read(self, texts: Sequence[str], prompts: Sequence[str]) -> list[ExpectedWords]:
+        """The words expected in each text after its prompt; the model runs on those in no cache."""
+        asked = [(prompt, text) for prompt, text in zip(prompts, texts, strict=True)]
+        with self._lock:
+            names = {each: _digest(*each) for each in asked}
+            found = {each: self._known[name] for each, name in names.items() if name in self._known}
+            wanted = [each for each in names if each not in found]
+            if wanted and self._disk is not None:
+                stored = self._disk.read([names[each] for each in wanted])
+                for each in wanted:
+                    if (blob := stored.get(names[each])) and (words := _unpacked(blob)) is not None:
+                        found[each] = self._keep(names[each], words)
+            wanted = [each for each in wanted if each not in found]
+            longest = _longest(wanted)
+            new = list(dict.fromkeys(longest.values()))
+            fresh = dict(zip(new, self._run(new), strict=True))
+            for each, whole in longest.items():
+                found[each] = self._keep(names[each], _up_to(fresh[whole], len(each[1])))
+            if self._disk is not None:
+                self._disk.write({names[each]: _packed(found[each]) for each in longest})
+            return [found[each] for each in asked]
+
+    def _keep(self, name: str, words: ExpectedWords) -> ExpectedWords:
+        self._known[name] = words
+        self._bytes += _size(words)
+        while self._bytes > _MEMORY_BYTES and len(self._known) > 1:
+            _, old = self._known.popitem(last=False)
+            self._bytes -= _size(old)
+        return words
+
+    def _run(self, asked: Sequence[tuple[str, str]]) -> list[ExpectedWords]:
+        """Run the model over (prompt, text) pairs."""
+        if not asked:
+            return []
+        host = self._open_host()
+        windows: list[_Window] = []
+        starts: list[I64] = []
+        size = min(_WINDOW, host.context or _WINDOW)
+        for number, (prompt, text) in enumerate(asked):
+            made, places = _windows(host.info, number, prompt, text, size=size)
+            windows += made
+            starts.append(places)
+        # rows of similar length share a batch
+        windows.sort(key=lambda each: (len(each.ids), len(each.prompt)), reverse=True)
+        self._numbers = dict(self._starts.numbers)
+        parts: list[dict[int, _Candidates]] = [{} for _ in asked]
+        label = f"reading with {self.name}"
+        rows = host.next_logits([each.prompt for each in windows], [each.ids for each in windows])
+        for done, (window, logits) in enumerate(zip(windows, rows, strict=True)):
+            self._progress(label, done, len(windows))
+            parts[window.text][window.number] = self._likeliest(logits, window)
+        self._progress(label, len(windows), len(windows))
+        return [
+            self._joined(mine, [part[number] for number in sorted(part)])
+            for mine, part in zip(starts, parts, strict=True)
+        ]
+
+    def _likeliest(self, logits: torch.Tensor, window: _Window) -> _Candidates:
+        """The candidates at the places of a window, from its logits (L, vocab)."""
+        import torch
+
+        starts, device, places = self._starts, logits.device, window.places
+        begins = torch.from_numpy(starts.form_of >= 0).to(device)
+        hard = begins & ~torch.from_numpy(starts.soft).to(device)
+        rows = torch.tensor([place.token for place in places], device=device, dtype=torch.long)
+        gaps = torch.tensor([place.gap for place in places], device=device, dtype=torch.bool)
+        step = max(_CELLS["cuda" if device.type == "cuda" else "cpu"] // logits.shape[1], 1)
+        found = []
+        for i in range(0, len(places), step):
+            shares = logits[rows[i : i + step]].float().softmax(dim=-1)
+            shares *= torch.where(gaps[i : i + step, None], begins, hard)
+            found.append([each.cpu().numpy() for each in shares.topk(min(CANDIDATES, len(begins)), dim=-1)])
+        if not found:
+            return _Candidates.none()
+        p, token = (np.concatenate(each) for each in zip(*found, strict=True))
+        words = starts.form_of[token]
+        # a word of several tokens: its first token's probability is shared with what else begins like that
+        whole = np.zeros((len(places), 1), dtype=p.dtype)
+        for i, going_on in self._going_on(logits, window).items():
+            column = np.flatnonzero(token[i] == window.ids[places[i].token])
+            whole[i] = p[i, column].sum() * going_on
+            p[i, column] *= 1.0 - going_on
+        p, kept = np.hstack((p, whole)), np.hstack((p, whole)) >= _LEAST
+        own = [[self._number(place.form)] for place in places]
+        words = np.hstack((words, np.array(own, dtype=np.int64)))
+        return _Candidates(kept.sum(axis=1), words[kept], p[kept])
+
+    def _going_on(self, logits: torch.Tensor, window: _Window) -> dict[int, float]:
+        """For each place whose word has several tokens the probability of all but the first, given it."""
+        import torch
+
+        longer = {i: place for i, place in enumerate(window.places) if place.end - place.token > 1}
+        rows = [row for place in longer.values() for row in range(place.token + 1, place.end)]
+        if not rows:
+            return {}
+        index = torch.tensor(rows, device=logits.device)
+        ids = torch.tensor([window.ids[row] for row in rows], device=logits.device)
+        scores = logits[index].float()
+        log_p = scores.gather(1, ids[:, None]).squeeze(1) - scores.logsumexp(dim=-1)
+        values = iter(log_p.double().cpu().tolist())
+        return {
+            i: math.exp(sum(next(values) for _ in range(place.token + 1, place.end)))
+            for i, place in longer.items()
+        }
+
+    def _number(self, form: str) -> int:
+        """The number of a word; words that no token begins are numbered behind the others."""
+        return self._numbers.setdefault(form, len(self._numbers))
+
+    def _joined(self, starts: I64, parts: Sequence[_Candidates]) -> ExpectedWords:
+        counts, words, p = (np.concatenate(each) for each in zip(_Candidates.none(), *parts, strict=True))
+        used, index = np.unique(words, return_inverse=True)
+        forms = list(self._numbers)
+        return ExpectedWords(
+            starts=starts,
+            bounds=np.concatenate((np.zeros(1, dtype=np.int64), np.cumsum(counts))),
+            index=index.astype(np.int64),
+            probabilities=p.astype(np.float32),
+            forms=tuple(forms[i] for i in used.tolist()),
+        )
+
+
+def _windows(info: HostInfo, number: int, prompt: str, text: str, *, size: int) -> tuple[list[_Window], I64]:
+    """The windows of at most ``size`` tokens in which a text is read, and the starts of all its places."""
+    cleaned = clean(text)
+    (tokenized,) = info.tokenizer.encode([cleaned.text])
+    places = _places(cleaned.text, tokenized.offsets, prompt)
+    ids, ends = tokenized.ids, [end for _, end in tokenized.offsets]
+    before = max(size // 3, 1)
+    step = max(size - before - 2, 1)  # a start token and one to spare
+    windows = []
+    for start in range(0, len(ids), step):
+        if start == 0:
+            context = _end_of(info, prompt, before)
+        else:
+            context = cleaned.text[
+                ends[max(start - before, 0) - 1] if start > before else 0 : ends[start - 1]
+            ]
+        mine = tuple(
+            place._replace(token=place.token - start, end=min(place.end - start, step))
+            for place in places
+            if start <= place.token < start + step
+        )
+        windows.append(_Window(number, start, context, ids[start : start + step], mine))
+    spans = cleaned.original([(place.start, place.start + 1) for place in places])
+    return windows, np.array([start for start, _ in spans], dtype=np.int64)
+
+
+def _places(text: str, offsets: Sequence[tuple[int, int]], prompt: str) -> list[_Place]:
+    """Where the words of a cleaned text begin."""
+    if not offsets:
+        return []
+    ends = np.maximum.accumulate([end for _, end in offsets])
+    token_starts = np.concatenate(([0], ends[:-1]))
+    found = cut(text)
+    first = np.searchsorted(ends, [word.start for word in found], side="right")
+    last = np.searchsorted(token_starts, [word.end for word in found], side="left")
+    places = []
+    word_end = 0 if prompt[-1:].isalnum() else -1
+    for word, token, end in zip(found, first.tolist(), last.tolist(), strict=True):
+        token_start = int(token_starts[token])
+        if token_start >= word_end:
+            gap = token_start > word_end or _UNSPACED.search(text[token_start - 1 : token_start]) is not None
+            places.append(_Place(word.start, token, end, gap, word.form))
+        word_end = word.end
+    return places
+
+
+def _end_of(info: HostInfo, prompt: str, tokens: int) -> str:
+    """The end of a prompt that has at most so many tokens."""
+    if len(prompt) <= tokens:
+        return prompt
+    (found,) = info.tokenizer.encode([prompt])
+    return prompt if len(found.ids) <= tokens else prompt[found.offsets[-tokens][0] :]
+
+
+def _longest(asked: Sequence[tuple[str, str]]) -> dict[tuple[str, str], tuple[str, str]]:
+    """For each (prompt, text) itself, or a longer one of them that begins with it: a model reads it once."""
+    found: dict[tuple[str, str], tuple[str, str]] = {}
+    last = ("", "")
+    for prompt, text in sorted(asked, reverse=True):  # whatever begins with a text comes right before it
+        if not (found and last[0] == prompt and last[1].startswith(text)):
+            last = (prompt, text)
+        found[prompt, text] = last
+    return {each: found[each] for each in asked}
+
+
+def _up_to(words: ExpectedWords, end: int) -> ExpectedWords:
+    """The places before character ``end``."""
+    places = int(np.searchsorted(words.starts, end))
+    if places == len(words.starts):
+        return words
+    last = int(words.bounds[places])
+    used, index = np.unique(words.index[:last], return_inverse=True)
+    return ExpectedWords(
+        starts=words.starts[:places],
+        bounds=words.bounds[: places + 1],
+        index=index.astype(np.int64),
+        probabilities=words.probabilities[:last],
+        forms=tuple(words.forms[i] for i in used),
+    )
+
+
+def _digest(prompt: str, text: str) -> str:
+    whole = f"{len(prompt)} {prompt}{text}"
+    return hashlib.sha256(whole.encode(errors="surrogatepass")).hexdigest()
+
+
+def _size(words: ExpectedWords) -> int:
+    """Roughly the bytes that it takes in memory."""
+    return 16 * len(words.starts) + 12 * len(words.index) + 64 * len(words.forms)
+
+
+def _packed(words: ExpectedWords) -> bytes:
+    stream = io.BytesIO()
+    np.savez_compressed(
+        stream,
+        starts=words.starts.astype(np.int32),
+        bounds=words.bounds.astype(np.int32),
+        index=words.index.astype(np.int32),
+        probabilities=words.probabilities,
+        forms=np.frombuffer("\n".join(words.forms).encode(), dtype=np.uint8),
+    )
+    return stream.getvalue()
+
+
+def _unpacked(blob: bytes) -> ExpectedWords | None:
+    """The inverse of `_packed`; None if the bytes are damaged."""
+    try:
+        with np.load(io.BytesIO(blob), allow_pickle=False) as arrays:
+            forms = arrays["forms"].tobytes().decode()
+            return ExpectedWords(
+                starts=arrays["starts"].astype(np.int64),
+                bounds=arrays["bounds"].astype(np.int64),
+                index=arrays["index"].astype(np.int64),
+                probabilities=arrays["probabilities"],
+                forms=tuple(forms.split("\n")) if forms else (),
+            )
+    except (ValueError, KeyError, OSError, EOFError, zipfile.BadZipFile, zlib.error):
+        return None
+
+
+def open_reader(
+    reader: str | Host | Expectations | None,
+    *,
+    host: str | Host | None = None,
+    device: str = "auto",
+    dtype: str = "auto",
+    on_disk: bool = True,
+    progress: Progress | None = None,
+) -> Expectations | None:
+    """A reader by the name of its model (as hosts are named), or a host that reads; None for ``none``.
+
+    The name ``host`` stands for ``host``, the model that writes the marked texts. An unknown name is an error
+    at once; the weights are loaded when the first text is read. ``on_disk`` keeps what was read for later.
+    """
+    if reader == "host":
+        if host is None:
+            raise ConfigError("this detector does not know its host: name the model that is to read")
+        reader = host
+    if reader is None or reader == NO_READER:
+        return None
+    if not isinstance(reader, str | Host):
+        return reader
+    folder = cache_dir() / "expectations" if on_disk else None
+    report = progress or silent
+    if isinstance(reader, Host):
+        own = reader
+        return HostExpectations(own.info, lambda: own, folder=folder, progress=report)
+    info = host_info(reader, progress=progress)
+    load = functools.partial(load_host, reader, device=device, dtype=dtype, progress=progress)
+    return HostExpectations(info, load, folder=folder, progress=report)

@@ -1,0 +1,169 @@
+"""A reader at detection: μ by hand, an exact law over keys, and more evidence where the model is right."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from dewmark.core.keys import Key
+from dewmark.decoding import Decoding
+from dewmark.dew.scheme import DEW
+from dewmark.errors import ConfigError
+from dewmark.hosts.expectations import open_reader
+from dewmark.hosts.fake import FakeHost
+from dewmark.watermark import load_scheme
+from dewmark.workspace import ExpectedWords, Workspace, no_host
+
+KEY = Key(bytes(range(32)))
+TEXT = " ".join(
+    f"{a} {b}" for a in ("river", "night", "water", "tree") for b in ("old", "sea", "road", "hill")
+)
+
+
+class Oracle:
+    """Expects what it is told: for each word of a text, probabilities by form."""
+
+    name, identity = "oracle", "oracle"
+
+    def __init__(self, told) -> None:
+        self.told = told
+
+    def read(self, texts, prompts):
+        return [self._words(text) for text in texts]
+
+    def _words(self, text: str) -> ExpectedWords:
+        starts, start = [], 0
+        for word in text.split():
+            start = text.index(word, start)
+            starts.append(start)
+            start += len(word)
+        told = [self.told(i, word) for i, word in enumerate(text.split())]
+        forms = tuple(dict.fromkeys(form for each in told for form in each))
+        return ExpectedWords(
+            starts=np.array(starts),
+            bounds=np.cumsum([0, *map(len, told)]),
+            index=np.array([forms.index(form) for each in told for form in each], dtype=np.int64),
+            probabilities=np.array([p for each in told for p in each.values()], dtype=np.float32),
+            forms=forms,
+        )
+
+
+def bind(tmp_path, key: Key = KEY, **settings):
+    return DEW().with_settings(settings).bind(key, no_host(), Workspace(cache=tmp_path))
+
+
+def test_the_matrix_of_a_text_is_made_of_differences_from_what_was_expected(bag_encoder, tmp_path) -> None:
+    """Places that a reader leaves out, and probability that it leaves to others, go to the text's mean."""
+    told = [{"sea": 0.5, "road": 0.25}, {}, {"night": 1.0}]
+    plain = bind(tmp_path, flatten=None)
+    bound = plain.reading_with(Oracle(lambda i, word: told[i % 3]))
+    tokens, nothing = bound.tokenize([TEXT]), bound.tokenize([""])
+    (evidence,) = bound.evidence(tokens, nothing)
+    (before,) = plain.evidence(tokens, nothing)
+    vectors = plain.reader.tokens.vectors
+    scored = np.flatnonzero(before.positions >= 0)
+    own = vectors([tokens[0].forms[i] for i in scored])
+    mean = own.mean(axis=0)
+    for i, row in zip(scored.tolist(), own, strict=True):
+        mu = (1.0 - sum(told[i % 3].values())) * mean
+        for form, p in told[i % 3].items():
+            mu = mu + p * vectors([form])[0]
+        assert np.allclose(evidence.T[evidence.positions[i]], row - mu, atol=1e-5)
+    W = plain.fold.rows(np.eye(plain.shared.d_T, dtype=np.float32))
+    u = np.einsum("id,de,ie->i", evidence.T, W, evidence.C)
+    assert np.allclose(evidence.scores, u, atol=1e-3)
+
+
+def test_a_reader_that_knows_nothing_changes_nothing(bag_encoder, tmp_path) -> None:
+    plain = bind(tmp_path)
+    (before,) = plain.detect_batch([TEXT])
+    (found,) = plain.reading_with(Oracle(lambda i, word: {})).detect_batch([TEXT])
+    assert found.z == pytest.approx(before.z, abs=1e-4)
+    assert found.reader == "oracle"
+    assert before.reader is None
+
+
+def test_a_certain_reader_leaves_nothing_to_judge(bag_encoder, tmp_path) -> None:
+    (found,) = bind(tmp_path).reading_with(Oracle(lambda i, word: {word: 1.0})).detect_batch([TEXT])
+    assert found.verdict == "too short"
+    assert found.effective_length < 1e-3
+
+
+def test_a_repeated_pair_gets_the_mean_of_its_places(bag_encoder, tmp_path) -> None:
+    """So M is what it is when every occurrence has its own expectation."""
+    text = " ".join(["old bridge over water"] * 6)
+    bound = bind(tmp_path, count_once=False, flatten=None)
+    read = bound.reading_with(Oracle(lambda i, word: {"sea": (i % 24) / 24}))
+    (evidence,) = read.evidence(read.tokenize([text]), read.tokenize([""]))
+    assert len(evidence) < np.count_nonzero(evidence.positions >= 0)
+    sea = bound.reader.tokens.vectors(["sea"])[0]
+    own = bound.reader.tokens.vectors(text.split())
+    scored = np.flatnonzero(evidence.positions >= 0)
+    mean = own[scored].mean(axis=0)
+    C = evidence.C[evidence.positions[scored]]
+    mu = [(i / 24) * sea + (1 - i / 24) * mean for i in scored]
+    M = np.einsum("id,ie->de", own[scored] - np.array(mu), C)
+    assert np.allclose(np.einsum("i,id,ie->de", evidence.weights, evidence.T, evidence.C), M, atol=1e-4)
+
+
+@pytest.fixture(scope="module")
+def host() -> FakeHost:
+    return FakeHost(400)
+
+
+def test_p_values_are_uniform_over_keys(host, bag_encoder, tmp_path) -> None:
+    """With a real model as reader, flattening and repeated words: one fixed text, many keys."""
+    reader = open_reader(FakeHost(300, seed=5), on_disk=False)
+    keys = [Key(bytes([i % 256, i // 256] * 16)) for i in range(300)]
+    texts = [(TEXT + " ") * 2 + "and the old bridge", " ".join(reversed(TEXT.split()))]
+    workspace = Workspace(cache=tmp_path, expectations=reader)
+    rows = DEW().detect_keys(keys, texts, no_host(), workspace)
+    for row in rows:
+        p = [detection.p_value for detection in row]
+        assert stats.kstest(p, "uniform").pvalue > 1e-3
+        assert row[0].reader == reader.name
+    alone = bind(tmp_path, keys[0]).reading_with(reader).detect_batch(texts)
+    assert [row[0].z for row in rows] == pytest.approx([each.z for each in alone], abs=1e-4)
+
+
+def test_the_host_as_reader_sees_more_of_the_mark_in_low_entropy(host, bag_encoder, tmp_path) -> None:
+    """At temperature 0.5 the fake host has few candidates: z grows, and unmarked texts stay at 0."""
+    scheme = DEW().with_settings({"alpha": 1.0}).bind(KEY, host.info, Workspace(cache=tmp_path))
+    settings = Decoding(max_new_tokens=100, min_new_tokens=100, temperature=0.5)
+    prompts = ["the old bridge over the river"] * 12
+    marked, plain = (
+        [
+            made.text
+            for made in host.generate(prompts, scheme=each, seeds=range(12), decoding=settings, batch_size=12)
+        ]
+        for each in (scheme, None)
+    )
+    read = scheme.reading_with(open_reader(host, on_disk=False))
+    z, z_read = ([d.z for d in each.detect_batch(marked, prompts=prompts)] for each in (scheme, read))
+    assert np.mean(np.subtract(z_read, z)) > 0.2
+    assert sum(np.greater(z_read, z)) >= 10  # of 12, by chance with probability 0.02
+    assert abs(np.mean([d.z for d in read.detect_batch(plain, prompts=prompts)])) < 4.5 / np.sqrt(12)
+
+
+def test_only_linear_words_take_a_reader(host, bag_encoder, tmp_path) -> None:
+    reader = Oracle(lambda i, word: {})
+    workspace = Workspace(cache=tmp_path)
+    for settings in ({"units": "token"}, {"projection": "gaussian"}, {"score": "tanh"}):
+        bound = DEW().with_settings(settings).bind(KEY, host.info, workspace)
+        with pytest.raises(ConfigError, match="reader"):
+            bound.reading_with(reader)
+    with pytest.raises(ConfigError, match="kgw"):
+        load_scheme("kgw", key=KEY, host=host).reading_with(reader)
+    with pytest.raises(ConfigError, match="gaussian"):
+        bind(tmp_path).reading_with(reader).detect(TEXT, test="gaussian")
+
+
+def test_a_reader_is_part_of_the_configuration(bag_encoder, tmp_path) -> None:
+    plain = bind(tmp_path)
+    read = plain.reading_with(Oracle(lambda i, word: {}))
+    assert read.config_hash != plain.config_hash
+    assert read.reading_with(None).config_hash == plain.config_hash
+    assert dataclasses.asdict(read.scheme) == dataclasses.asdict(plain.scheme)

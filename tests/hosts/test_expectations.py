@@ -1,0 +1,159 @@
+"""Readers: what a language model expected at each word, computed by hand from its own logits."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from dewmark.errors import ConfigError, ModelError
+from dewmark.hosts.expectations import HostExpectations, WordStarts, _places, open_reader
+from dewmark.hosts.fake import FakeHost
+from dewmark.text.growing_text import Spelling, extend
+from dewmark.text.words import words
+from dewmark.workspace import ExpectedWords
+
+TEXT = ' the old bridge over the river,\nwater "light" (night) and day'
+PROMPT = "there was"
+
+
+@pytest.fixture(scope="module")
+def host() -> FakeHost:
+    return FakeHost(400, kind="bytes")
+
+
+def reader_of(host: FakeHost, folder=None) -> HostExpectations:
+    return HostExpectations(host.info, lambda: host, folder=folder)
+
+
+def distribution(found: ExpectedWords, place: int) -> dict[str, float]:
+    total: dict[str, float] = {}
+    for j in range(found.bounds[place], found.bounds[place + 1]):
+        form = found.forms[found.index[j]]
+        total[form] = total.get(form, 0.0) + float(found.probabilities[j])
+    return total
+
+
+def by_hand(host: FakeHost, prompt: str, text: str, start: int) -> tuple[dict[str, float], str]:
+    """The candidates at the word that starts at a character, each asked what it would make of the text."""
+    (tokenized,) = host.info.tokenizer.encode([text])
+    (logits,) = host.next_logits([prompt], [tokenized.ids])
+    first = next(i for i, (_, end) in enumerate(tokenized.offsets) if end > start)
+    word = next(word for word in words(text) if word.start == start)
+    last = next(
+        (i for i, (begin, _) in enumerate(tokenized.offsets) if begin >= word.end), len(tokenized.ids)
+    )
+    before = prompt + text[: tokenized.offsets[first][0]]
+    tail = words(before)[-1].form if words(before) and words(before)[-1].end == len(before) else ""
+    shares = logits[first].softmax(dim=-1).tolist()
+    found: dict[str, float] = {}
+    own = 1.0
+    for i in range(first + 1, last):
+        own *= float(logits[i].softmax(dim=-1)[tokenized.ids[i]])
+    for token, piece in enumerate(Spelling(host.info.tokenizer, host.info.vocab_size).pieces):
+        made = extend(tail, piece)
+        if made.form is None or made.back:
+            continue
+        p = shares[token]
+        if last - first > 1 and token == tokenized.ids[first]:
+            found[word.form] = found.get(word.form, 0.0) + p * own
+            p *= 1.0 - own
+        form = (*made.between, made.form)[0]
+        found[form] = found.get(form, 0.0) + p
+    return found, word.form
+
+
+@pytest.mark.parametrize("prompt", ["", PROMPT])
+def test_each_place_has_the_models_own_probabilities(host, prompt) -> None:
+    """After a space, a line break, a quotation mark and a bracket."""
+    (found,) = reader_of(host).read([TEXT], [prompt])
+    assert found.starts.tolist() == [word.start for word in words(TEXT)]
+    for place, start in enumerate(found.starts.tolist()):
+        expected, _ = by_hand(host, prompt, TEXT, start)
+        mine = distribution(found, place)
+        assert sum(mine.values()) < 1.0 + 1e-6
+        for form, p in expected.items():
+            assert mine.get(form, 0.0) == pytest.approx(p, abs=3e-5), (TEXT[start : start + 8], form)
+
+
+def test_after_an_open_word_only_a_separator_begins_one(host) -> None:
+    starts = WordStarts(host.info)
+    pieces = Spelling(host.info.tokenizer, host.info.vocab_size).pieces
+    for token, piece in enumerate(pieces):
+        made = extend("", piece)
+        form = None if made.form is None else (*made.between, made.form)[0]
+        assert (starts.form_of[token] >= 0) == (form is not None), piece
+        if form is not None:
+            assert list(starts.numbers)[starts.form_of[token]] == form
+            assert starts.soft[token] == (extend("old", piece).back == 1), piece
+
+
+def test_a_word_inside_the_token_of_another_has_no_place() -> None:
+    found = _places("the old_bridge over", [(0, 3), (3, 14), (14, 19)], "")
+    assert [(place.start, place.token, place.end) for place in found] == [(0, 0, 1), (4, 1, 2), (15, 2, 3)]
+    (only,) = _places("ab c", [(0, 1), (1, 3), (3, 4)], "")[:1]
+    assert (only.token, only.end) == (0, 2)
+
+
+def test_a_long_text_is_read_in_windows(host) -> None:
+    """Every word has its place, and away from the windows' edges the model sees the words before."""
+    text = " the old bridge over the river and water" * 40
+    short = FakeHost(400, kind="bytes", context=128)
+    (found,) = reader_of(short).read([text], [PROMPT])
+    assert found.starts.tolist() == [word.start for word in words(text)]
+    assert len(found.bounds) == len(found.starts) + 1
+    (whole,) = reader_of(FakeHost(400, kind="bytes", context=4096)).read([text], [PROMPT])
+    first = [distribution(each, 0) for each in (found, whole)]
+    assert first[0] == pytest.approx(first[1], abs=1e-4)  # the first window is the same
+    (long_prompt,) = reader_of(short).read([TEXT], [text])
+    assert len(long_prompt.starts) == len(words(TEXT))
+
+
+def test_batches_prefixes_and_caches_change_nothing(host, tmp_path, monkeypatch) -> None:
+    texts = [TEXT, TEXT[:30], " night and day", TEXT]
+    prompts = ["", "", PROMPT, PROMPT]
+    alone = [reader_of(host).read([t], [p])[0] for t, p in zip(texts, prompts, strict=True)]
+    calls: list[int] = []
+    real = type(host).next_logits
+
+    def counted(self, asked, completions):
+        calls.append(len(asked))
+        return real(self, asked, completions)
+
+    monkeypatch.setattr(FakeHost, "next_logits", counted)
+    reader = reader_of(host, tmp_path)
+    together = reader.read(texts, prompts)
+    assert calls == [3]  # a text that another begins with is not read again
+    assert reader.read(texts, prompts) == together
+    assert calls == [3]
+    again = HostExpectations(host.info, pytest.fail, folder=tmp_path).read(texts, prompts)
+    for found in (together, again):
+        for mine, expected in zip(found, alone, strict=True):
+            assert np.array_equal(mine.starts, expected.starts)
+            for place in range(len(mine.starts)):
+                assert distribution(mine, place) == pytest.approx(distribution(expected, place), abs=1e-4)
+    (file,) = tmp_path.glob("*.sqlite")
+    assert file.stat().st_mode & 0o777 == 0o600  # it shows what was read
+
+
+def test_disguises_do_not_change_what_is_read(host) -> None:
+    (plain,) = reader_of(host).read([TEXT], [""])
+    given = TEXT.replace("bridge", "bri\u200bdge")
+    (found,) = reader_of(host).read([given], [""])
+    assert found.starts.tolist() == [word.start for word in words(given)]
+    assert np.allclose(found.probabilities, plain.probabilities, atol=1e-6)
+
+
+def test_text_without_words_has_no_places(host) -> None:
+    (found,) = reader_of(host).read(["... !"], [""])
+    assert len(found.starts) == 0
+    assert found.bounds.tolist() == [0]
+
+
+def test_an_unknown_reader_is_an_error_at_once() -> None:
+    with pytest.raises((ModelError, ConfigError), match="no-such-model"):
+        open_reader("no-such-model")
+
+
+def test_logits_are_not_kept(host) -> None:
+    assert not any(isinstance(value, torch.Tensor) for value in vars(reader_of(host)).values())
