@@ -8,13 +8,13 @@ from tests.attacks.tiny import texts_of
 from tests.fakes import PAPER
 
 import dewmark
+from dewmark.attacks.stealing.forging import forged
 from dewmark.attacks.stealing.regression import (
     Baseline,
     Moments,
     as_dew,
     cosine,
     estimate,
-    forged,
     moments_of,
     pairs_of,
     residual_moments,

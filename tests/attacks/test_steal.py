@@ -10,7 +10,7 @@ from tests.attacks.tiny import PROMPTS, texts_of
 
 import dewmark
 from dewmark.attacks.stealing.judging import Judge
-from dewmark.attacks.stealing.steal import StealSettings, forgery_curve, steal
+from dewmark.attacks.stealing.steal import STRENGTHS, StealSettings, forgery_curve, steal
 from dewmark.errors import ConfigError, InputError
 from dewmark.hosts.fake import FakeHost
 
@@ -103,6 +103,43 @@ def test_more_texts_make_a_better_forger(host, bag_encoder):
         forgery_curve(victim, host, marked[:5], base, humans, prompts=PROMPTS, sizes=(6,))
 
 
+def test_a_ring_is_forged_by_who_is_told_its_members(host, bag_encoder):
+    """Of 40 texts of one key and 40 of another, those of the first teach its mark, and all together less."""
+    keys = [dewmark.Key(bytes(range(i, 32 + i))) for i in (0, 1)]
+    victims = [dewmark.load_scheme("dew", key=key, host=host.info, alpha=1.0) for key in keys]
+    marked = [text for i, v in enumerate(victims) for text in corpus_of(host, v, 40, seed=100 * i)]
+    base, humans = corpus_of(host, None, 80, seed=1000), corpus_of(FakeHost(512, seed=5), None, 40, seed=0)
+    found = {}
+    for grouping in ("pooled", "told"):
+        settings = StealSettings(method="embedding", grouping=grouping, strength=0.0, texts=2, tokens=20)
+        found[grouping] = [
+            steal(
+                victim,
+                host,
+                marked,
+                base,
+                humans,
+                settings=settings,
+                prompts=PROMPTS,
+                members=[0] * 40 + [1] * 40,
+            )
+            for victim in victims
+        ]
+    assert [row.grouped for row in found["told"]] == [40, 40]
+    assert [row.grouped for row in found["pooled"]] == [80, 80]
+    # one of the two victims is the one whose texts were learned from
+    assert max(row.cosine for row in found["told"]) > max(row.cosine for row in found["pooled"])
+    with pytest.raises(InputError, match="member"):
+        steal(victims[0], host, marked, base, humans, settings=settings, prompts=PROMPTS)
+
+
+def test_the_best_strength_is_searched(host, unigram):
+    victim, *corpus = unigram
+    result = steal(victim, host, *corpus, settings=StealSettings(**SMALL), prompts=PROMPTS)
+    assert result.strength in STRENGTHS["counts"]
+    assert result.found > 0.5
+
+
 def test_judge_counts_blank_texts_as_unmarked_and_needs_humans(host, unigram):
     victim, marked, _, humans = unigram
     judge = Judge.of(victim, humans)
@@ -137,6 +174,9 @@ def test_invalid_inputs_and_settings_are_rejected(host, unigram):
         {"mode": "x"},
         {"observed": 0},
         {"tilt": 0.0},
+        {"tail_share": 1.5},
+        {"grouping": "em"},
+        {"method": "verdicts", "mode": "scrub"},
         {"texts": 0},
         {"h": 9},
     ):

@@ -29,10 +29,16 @@ def steal(
     host: options.Host = None,
     scheme: options.SchemeName = None,
     settings: options.Settings = None,
-    method: Annotated[str, typer.Option(help="counts, or embedding (which assumes DEW).")] = "counts",
+    method: Annotated[
+        str,
+        typer.Option(
+            help="counts; embedding (assumes DEW); or, without learning: oracle (asks for p-values), "
+            "verdicts (asks for verdicts), piggyback (edits genuine texts)."
+        ),
+    ] = "counts",
     mode: Annotated[str, typer.Option(help="spoof: write new texts; scrub: rewrite marked ones.")] = "spoof",
     strength: Annotated[
-        float | None, typer.Option(show_default="by method", help="Maximum bias of a logit; 0 is no attack.")
+        float | None, typer.Option(show_default="searched", help="Maximum bias of a logit; 0 is no attack.")
     ] = None,
     observed: Annotated[
         int | None,
@@ -84,6 +90,7 @@ def steal(
     unmarked = [each.text for each in read_documents(base) if each.text.strip()]
     people = [each.text for each in read_corpus([str(path) for path in humans])]
     openers, targets, seen = _split(corpus, chosen, prompts, marked)
+    members = _members(marked, len(corpus)) if chosen.grouping == "told" else None
     with Progress(quiet=quiet) as progress:
         watermark = options.load_watermark(
             secret, host=host, scheme=scheme, settings=settings, progress=progress, device=device, dtype=dtype
@@ -104,6 +111,7 @@ def steal(
                 settings=chosen,
                 prompts=openers,
                 targets=targets,
+                members=members,
                 resume_dir=keep,
                 progress=progress,
             )
@@ -145,25 +153,49 @@ def _split(
     return [each.prompt or "" for each in scrubbed], [e.text for e in scrubbed], [e.text for e in seen]
 
 
+def _members(marked: Path, number: int) -> list[int]:
+    """The ring's member of each marked text."""
+    lines = marked.read_text(encoding="utf-8").splitlines() if marked.suffix == ".jsonl" else []
+    rows = [json.loads(line) for line in lines if line.strip()]
+    found = [row.get("member") for row in rows if str(row.get("text", "")).strip()]
+    if len(found) != number or not all(isinstance(member, int) for member in found):
+        raise InputError(f'{marked}: grouping=told needs JSONL rows with the "member" that wrote each text')
+    return found
+
+
 def _report(result: StealingResult) -> str:
+    from dewmark.attacks.stealing.steal import LEARNERS
+
     what = "forged" if result.mode == "spoof" else "scrubbed"
-    learned = f"learned from {result.observed} marked and {result.base} base texts by {result.method}"
-    fit = "" if result.cosine is None else f"; correlation with the true scores {result.cosine:.2f}"
+    if result.method in LEARNERS:
+        before = "strength 0"
+        head = f"learned from {result.observed} marked and {result.base} base texts by {result.method}"
+        head += "" if result.cosine is None else f"; correlation with the true scores {result.cosine:.2f}"
+        head += f"; strength {result.strength:g}"
+        head += "" if result.tail_share is None else f", {result.tail_share:.0%} of it on the tail"
+    else:
+        before = "unedited"
+        head = f"{result.method}: {result.written} texts"
+        head += "" if result.queries is None else f", median of {result.queries:g} questions per text"
     rows = [
-        (what, result.found, result.above, result.perplexity, result.kept),
+        (what, result.found, result.above, result.attributable, result.perplexity, result.kept),
         (
-            "strength 0",
+            before,
             result.control_found,
             result.control_above,
+            result.control_attributable,
             result.control_perplexity,
             result.control_kept,
         ),
-        ("genuine", result.genuine_found, result.genuine_above, None, None),
+        ("genuine", result.genuine_found, result.genuine_above, result.genuine_attributable, None, None),
     ]
-    lines = [f"{learned}{fit}", f"{'texts':<11} p<0.01  above human 1%  perplexity  tokens kept"]
-    for name, found, above, perplexity, kept in rows:
-        last = "" if perplexity is None else f"{perplexity:10.1f}  {'' if kept is None else f'{kept:11.2f}'}"
-        lines.append(f"{name:<11} {found:6.1%}  {above:14.1%}  {last}".rstrip())
+    columns = f"{'texts':<11} p<0.01  above human 1%  attributable  perplexity  tokens kept"
+    lines = [head, columns]
+    for name, found, above, ours, perplexity, kept in rows:
+        cells = [f"{name:<11} {found:6.1%}", f"{above:14.1%}", " " * 12 if ours is None else f"{ours:12.1%}"]
+        cells += [] if perplexity is None else [f"{perplexity:10.1f}"]
+        cells += [] if kept is None else [f"{kept:11.2f}"]
+        lines.append("  ".join(cells).rstrip())
     lines.append(f"human texts with p < 0.01: {result.human_found:.1%} of {result.humans}")
     return "\n".join(lines) + "\n"
 

@@ -42,12 +42,15 @@ _STEALING = (  # field of stealing.jsonl, heading, decimals, whether to shade it
     ("above", "TPR@1%", 3, True),
     ("control_above", "control TPR@1%", 3, True),
     ("genuine_above", "genuine TPR@1%", 3, True),
+    ("attributable", "attributable", 3, True),
+    ("genuine_attributable", "genuine attributable", 3, True),
     ("human_found", "human p<0.01", 3, False),
     ("mean_z", "mean z", 2, False),
     ("perplexity", "PPL", 2, False),
     ("control_perplexity", "control PPL", 2, False),
     ("cosine", "cosine", 3, False),
     ("kept", "words kept", 3, False),
+    ("queries", "questions", 0, False),
 )
 
 _CSV_COLUMNS = (
@@ -313,7 +316,8 @@ def _stealing_table(run: RunResults) -> Table:
     note = (
         "The attacker's texts under the victim's detector: the share with p < 0.01, and the share above the "
         "z that 1% of human texts exceed. Control: the same procedure without the stolen mark. Cosine: "
-        "estimated against true token scores. High shares mean success for a spoof, low ones for a scrub."
+        "estimated against true token scores. High shares mean success for a spoof, low ones for a scrub. "
+        "Questions: the median number to the detector per text, by attackers who edit instead of learning."
     )
     return _without_empty(Table("Stolen marks", columns, rows, (note,), corner="victim and attack"))
 

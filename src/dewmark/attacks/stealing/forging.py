@@ -1,6 +1,7 @@
 """How an attacker generates text with a stolen mark: keyless schemes that a host runs in batches.
 
-`CountsForger` adds the boosts learned by `counting` (or subtracts them, to scrub). `Rewriter` makes any
+`CountsForger` adds the boosts learned by `counting` (or subtracts them, to scrub); `forged` is DEW itself
+with an estimated W in place of the key's (`regression`), and `forge` writes with it. `Rewriter` makes any
 forger rewrite given texts token by token: at each position the original token gets a bonus of ``fidelity``
 nats, so that only tokens that the stolen mark opposes, or that the host finds unlikely, are replaced.
 `generate_texts` runs a forger and keeps finished batches on disk, so that a stopped run can resume.
@@ -11,17 +12,22 @@ Boundary: nothing here knows the victim's key or detects anything; the victim's 
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, NoReturn
 
+import numpy as np
 import torch
 
 from dewmark import config, storage
+from dewmark.arrays import F32
 from dewmark.attacks.stealing.counting import StolenBoosts
 from dewmark.core.keys import Key
 from dewmark.decoding import Decoding
+from dewmark.dew.projection import Fold
+from dewmark.dew.scheme import BoundDEW
 from dewmark.errors import ConfigError, VocabularyError
 from dewmark.hosts.base import Host, generation_hash
 from dewmark.sampling import Session
@@ -34,9 +40,12 @@ __all__ = [
     "Rewriter",
     "attacker_seeds",
     "fixed_length",
+    "forge",
+    "forged",
     "generate_texts",
 ]
 
+_CANDIDATES = 256  # as many as the victim's sampler scores
 _FIRST_SEED = 1 << 40
 _PROGRESS = "generating with the stolen mark"
 
@@ -116,6 +125,49 @@ class _CountsSession(Session):
             return scores
         boost = self._boosts.after(input_ids[:, -h:].to(scores.device))
         return scores + self._strength * boost.to(scores.dtype)
+
+
+def forged(victim: BoundDEW, W: F32, *, strength: float) -> BoundDEW:
+    """DEW with an estimated W (d_T, d_C) in place of the key's, which adds strength · tanh(γ tᵀWc) to logits.
+
+    Only the victim's key-independent part is used. A negative strength inverts the mark.
+    """
+    d_T, d_C = W.shape
+    strong = max(abs(strength), 1e-9)
+    scheme = dataclasses.replace(victim.scheme, sampler="bias", m=_CANDIDATES, lambda_=strong)
+    shared = dataclasses.replace(victim.shared, scheme=scheme)
+    product = W if strength >= 0.0 else -W
+    if victim.fold.G is None:
+        fold = Fold(product, None, None, n=victim.fold.n)
+    else:
+        fold = Fold(product, np.eye(d_T, dtype=np.float32), np.eye(d_C, dtype=np.float32), n=1)
+    name = hashlib.sha256(product.tobytes()).hexdigest()[:16]
+    return BoundDEW(
+        shared, f"forged-{name}", fold=fold, simulation_secret=bytes(32), progress=victim.progress
+    )
+
+
+def forge(
+    victim: BoundDEW,
+    host: Host,
+    W: F32,
+    prompts: Sequence[str],
+    *,
+    strength: float,
+    decoding: Decoding,
+    seed: int = 0,
+    batch_size: int = 50,
+) -> list[str]:
+    """Continue prompts with an estimated W (d_T, d_C), one text each."""
+    rows = generate_texts(
+        host,
+        forged(victim, W, strength=strength),
+        prompts,
+        seeds=attacker_seeds(seed, len(prompts)),
+        decoding=decoding,
+        batch_size=batch_size,
+    )
+    return [row.text for row in rows]
 
 
 class Rewriter(Forger):

@@ -22,12 +22,16 @@ _BATCH_SIZE = 100
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """Each text's p-value and z-score, the share with p < 0.01, and the share above the threshold."""
+    """Each text's p-value and z-score, the share with p < 0.01, and the share above the threshold.
+
+    ``attributable`` is the share that the detector attributes to the key's holder; None if it does not test.
+    """
 
     p_values: tuple[float, ...]
     z: tuple[float, ...]
     found: float
     above: float
+    attributable: float | None
 
     @property
     def mean_z(self) -> float:
@@ -53,19 +57,20 @@ class Judge:
         """A judge whose threshold comes from human texts, scored without prompts."""
         if not humans:
             raise InputError("no human texts: the victim's threshold needs some")
-        p_values, z = _scores(victim, humans)
+        p_values, z, _ = _scores(victim, humans)
         return cls(
             victim, threshold_at(z, fpr=LEVEL), len(humans), float(np.mean(np.array(p_values) < LEVEL))
         )
 
     def judge(self, texts: Sequence[str]) -> Judgement:
         """Score texts without their prompts, as a detector would see them."""
-        p_values, z = _scores(self.victim, texts)
+        p_values, z, attributable = _scores(self.victim, texts)
         return Judgement(
             p_values=tuple(p_values),
             z=tuple(z),
             found=float(np.mean(np.array(p_values) < LEVEL)),
             above=float(np.mean(np.array(z) > self.threshold)),
+            attributable=attributable,
         )
 
 
@@ -75,12 +80,16 @@ def median_perplexity(host: Host, prompts: Sequence[str], texts: Sequence[str]) 
     return float(np.median([math.exp(-total / count) for total, count in pairs if count]))
 
 
-def _scores(victim: BoundScheme, texts: Sequence[str]) -> tuple[list[float], list[float]]:
-    """p-values and z-scores; blank texts get 1 and 0."""
+def _scores(victim: BoundScheme, texts: Sequence[str]) -> tuple[list[float], list[float], float | None]:
+    """p-values and z-scores (blank texts get 1 and 0), and the share of texts that are attributed."""
     clean = [text.replace("\0", " ") for text in texts]  # small models occasionally generate NUL
     found = [
         detection
         for start in range(0, len(clean), _BATCH_SIZE)
         for detection in detect_texts(victim, clean[start : start + _BATCH_SIZE])
     ]
-    return [detection.p_value for detection in found], [detection.z for detection in found]
+    tests = [getattr(detection, "attribution", None) for detection in found]
+    share = None
+    if any(test is not None for test in tests):  # only marked texts are tested
+        share = sum(test is not None and test.attributable for test in tests) / len(tests)
+    return [detection.p_value for detection in found], [detection.z for detection in found], share

@@ -12,33 +12,32 @@ W_ab ~ N(0, 1) the posterior mean is a ridge regression in closed form:
 
     Ŵ_ab ∝ A_ab / (σ_a τ_b + (1/N + 1/N')/β²).
 
-With few texts, Ŵ ∝ A, the average outer product; with many, Ŵ ∝ Σ_T⁻¹ A Σ_C⁻¹. If both spaces are isotropic,
-the cosine between tᵀŴc and u is s/√(1 + s²) with s² = β² N/(d_T d_C) for N' = ∞, so a forger needs about
-d_T·d_C/β² units. It needs fewer if the contexts share a component (τ_1 large), because that component is a
-constant preference for some tokens that every text reveals.
+With few texts, Ŵ ∝ A, the average outer product; with many, Ŵ ∝ Σ_T⁻¹ A Σ_C⁻¹. How close it comes is a law
+(`dewmark.attacks.stealing.law`). The attacker reads β off the texts: ‖A‖² exceeds its noise by
+β² Σ (σ_a τ_b)².
 
 An attacker who runs the victim's own host can do better (`residual_moments`) by regressing
 t − E_host[t | prefix]. At each position, the host's expectation removes the text's topic, and with it most of
 the noise; base text does so only on average. This works for units that are host tokens, not for words.
 
-The estimate goes into a `Fold`, so that DEW itself generates the forgery. Boundary: estimation and the forged
-scheme; `steal` generates and judges.
+Boundary: from texts to Ŵ; `forging` writes with it.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-import hashlib
+import itertools
+import math
 import operator
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dewmark.arrays import F32, F64
-from dewmark.dew.projection import Fold
 from dewmark.dew.reading import Reader, TokenReader
 from dewmark.dew.scheme import BoundDEW
 from dewmark.errors import ConfigError, InputError
@@ -55,16 +54,21 @@ __all__ = [
     "as_dew",
     "cosine",
     "estimate",
-    "forged",
+    "fitted_tilt",
+    "head_mask",
     "moments_of",
     "pairs_of",
+    "pairs_per_text",
+    "posterior_mean",
     "residual_moments",
+    "spend_on_tail",
     "sum_moments",
 ]
 
 _BATCH_SIZE = 50
 _FRESH_PAIRS = 20_000
 _CANDIDATES = 256  # the host's expectation is over this many most likely tokens
+_LEAST_TILT = 0.05
 _NO_PAIRS = "no text contains a unit with a context: give longer texts"
 
 
@@ -122,6 +126,42 @@ class Baseline:
         tau, V_C = np.linalg.eigh(contexts / total.count)
         return cls(total, sigma.clip(min=0.0), V_T, tau.clip(min=0.0), V_C)
 
+    @property
+    def variances(self) -> F64:
+        """σ_a τ_b (a, b): how much each coordinate of t cᵀ varies, and so how soon it is learned."""
+        return np.outer(self.sigma, self.tau)
+
+    @property
+    def own_variances(self) -> F64:
+        """The same in the embeddings' own coordinates, (d_T, d_C)."""
+        return np.outer(np.square(self.V_T) @ self.sigma, np.square(self.V_C) @ self.tau)
+
+    def leading(self, units: int, contexts: int) -> Baseline:
+        """The same text in its leading coordinates only."""
+        return dataclasses.replace(
+            self,
+            sigma=self.sigma[-units:],
+            V_T=self.V_T[:, -units:],
+            tau=self.tau[-contexts:],
+            V_C=self.V_C[:, -contexts:],
+        )
+
+    def rotated(self, cross: F64) -> F64:
+        """A matrix (d_T, d_C) in the eigenbases, (a, b)."""
+        return np.asarray(self.V_T.T @ cross @ self.V_C)
+
+    def residual(self, marked: Moments) -> F64:
+        """Σ t cᵀ of marked text less what unmarked text would have, in the eigenbases, (a, b)."""
+        mean = self.moments.unit / self.moments.count
+        return self.rotated(marked.count * (marked.centred(mean) - self.moments.centred(mean)))
+
+    def restored(self, rotated: F64) -> F32:
+        """Ŵ (a, b) back in the embeddings' own coordinates (d_T, d_C), scaled to scores of variance 1."""
+        spread = float(np.sqrt((np.square(rotated) * self.variances).sum()))
+        if not spread > 0.0:
+            raise InputError("marked and base texts are identical: there is no mark to learn")
+        return np.asarray(self.V_T @ rotated @ self.V_C.T / spread, dtype=np.float32)
+
 
 def as_dew(victim: BoundScheme) -> BoundDEW:
     """The victim, which must be DEW with embeddings of both units and contexts."""
@@ -137,16 +177,24 @@ def as_dew(victim: BoundScheme) -> BoundDEW:
     return victim
 
 
-def pairs_of(reader: Reader, texts: Sequence[str]) -> Iterator[tuple[F32, F32]]:
-    """Blocks of units (N, d_T) and contexts (N, d_C): each text's distinct pairs, without a prompt."""
+def pairs_per_text(reader: Reader, texts: Sequence[str]) -> Iterator[tuple[F32, F32]]:
+    """For each text with pairs, its units (N, d_T) and contexts (N, d_C), without a prompt."""
     for start in range(0, len(texts), _BATCH_SIZE):
         some = texts[start : start + _BATCH_SIZE]
         reading = reader.read(reader.tokenize(some), reader.tokenize([""] * len(some)))
-        assert reading.context_rows is not None
-        units = np.concatenate([pairs.tokens for pairs in reading.texts])
-        windows = np.concatenate([pairs.windows for pairs in reading.texts])
-        if len(units):
-            yield reading.token_rows[units], reading.context_rows[windows]
+        rows = reading.context_rows
+        assert rows is not None
+        for pairs in reading.texts:
+            if len(pairs.tokens):
+                yield reading.token_rows[pairs.tokens], rows[pairs.windows]
+
+
+def pairs_of(reader: Reader, texts: Sequence[str]) -> Iterator[tuple[F32, F32]]:
+    """The same in blocks of many texts."""
+    found = pairs_per_text(reader, texts)
+    while block := list(itertools.islice(found, _BATCH_SIZE)):
+        T, C = zip(*block, strict=True)
+        yield np.concatenate(T), np.concatenate(C)
 
 
 def moments_of(reader: Reader, texts: Sequence[str]) -> Moments:
@@ -162,40 +210,54 @@ def sum_moments(parts: Iterable[Moments]) -> Moments:
     return functools.reduce(operator.add, found)
 
 
-def estimate(marked: Moments, base: Baseline, *, tilt: float = 0.3, residual: bool = False) -> F32:
+def estimate(marked: Moments, base: Baseline, *, tilt: float | None = None, residual: bool = False) -> F32:
     """Ŵ (d_T, d_C), scaled so that tᵀŴc has variance 1 over unrelated units and contexts.
 
-    ``tilt`` is the β that the attacker assumes; it only sets the ridge penalty. ``residual`` says that
-    ``marked`` comes from `residual_moments`, so that the base text's mean is not subtracted again.
+    ``tilt`` is the β that the attacker assumes; it only sets the ridge penalty, and by default is read off
+    the texts. ``residual`` says that ``marked`` comes from `residual_moments`, so that the base text's mean
+    is not subtracted again.
     """
-    if residual:
-        A, ridge = marked.cross / marked.count, 1.0 / (marked.count * tilt**2)
-    else:
-        mean = base.moments.unit / base.moments.count
-        A = marked.centred(mean) - base.moments.centred(mean)
-        ridge = (1.0 / marked.count + 1.0 / base.moments.count) / tilt**2
-    variances = np.outer(base.sigma, base.tau)
-    rotated = (base.V_T.T @ A @ base.V_C) / (variances + ridge)
-    spread = float(np.sqrt((rotated**2 * variances).sum()))
-    if not spread > 0.0:
-        raise InputError("marked and base texts are identical: there is no mark to learn")
-    return np.asarray(base.V_T @ rotated @ base.V_C.T / spread, dtype=np.float32)
+    total = base.rotated(marked.cross) if residual else base.residual(marked)
+    count = marked.count if residual else 1.0 / (1.0 / marked.count + 1.0 / base.moments.count)
+    total *= count / marked.count  # the base text's noise counts as fewer pairs
+    tilt = tilt or fitted_tilt(total, count, base.variances)
+    return base.restored(posterior_mean(total, count, base.variances, tilt=tilt))
 
 
-def forged(victim: BoundDEW, W: F32, *, strength: float) -> BoundDEW:
-    """DEW with an estimated W in place of the key's, which adds strength · tanh(γ tᵀWc) to logits.
+def fitted_tilt(total: F64, count: float, variances: F64) -> float:
+    """β from ‖A‖² = β² Σ (σ_a τ_b)² + Σ σ_a τ_b/N, A = total/N; at least `_LEAST_TILT`."""
+    excess = float(np.square(total / count).sum()) - float(variances.sum()) / count
+    return max(math.sqrt(max(excess, 0.0) / float(np.square(variances).sum())), _LEAST_TILT)
 
-    Only the victim's key-independent part is used. A negative strength inverts the mark.
+
+def posterior_mean(total: F64, count: float, variances: F64, *, tilt: float) -> F64:
+    """E[W | texts] (a, b) from Σ (t cᵀ − its expectation) over ``count`` pairs, in the public eigenbases.
+
+    The sum has mean β N σ_a τ_b W_ab and variance N σ_a τ_b, and W_ab ~ N(0, 1).
     """
-    d_T, d_C = W.shape
-    scheme = dataclasses.replace(victim.scheme, sampler="bias", lambda_=max(abs(strength), 1e-9))
-    shared = dataclasses.replace(victim.shared, scheme=scheme)
-    product = W if strength >= 0.0 else -W
-    fold = Fold(product, np.eye(d_T, dtype=np.float32), np.eye(d_C, dtype=np.float32), n=1)
-    name = hashlib.sha256(product.tobytes()).hexdigest()[:16]
-    return BoundDEW(
-        shared, f"forged-{name}", fold=fold, simulation_secret=bytes(32), progress=victim.progress
-    )
+    return np.asarray(tilt * total / (1.0 + tilt * tilt * count * variances))
+
+
+def spend_on_tail(W: F32, variances: F64, head: NDArray[np.bool_], *, share: float) -> F32:
+    """Rescale head and tail of W (a, b) so that the tail has this share of the variance of its scores.
+
+    Within each block the posterior mean is the best direction, so this one number is all that a forger who
+    knows of the two tests can choose.
+    """
+    out = W.copy()
+    for block, part in ((head, 1.0 - share), (~head, share)):
+        energy = float((np.square(W) * variances)[block].sum())
+        out[block] *= math.sqrt(part / energy) if energy > 0.0 else 0.0
+    return out
+
+
+def head_mask(variances: F64, *, share: float = 0.5) -> NDArray[np.bool_]:
+    """The coordinates (a, b) with the largest variances that together hold ``share`` of it."""
+    order = np.argsort(-variances, axis=None, kind="stable")
+    number = int(np.searchsorted(np.cumsum(variances.ravel()[order]), share * variances.sum()))
+    mask = np.zeros(variances.size, dtype=bool)
+    mask[order[:number]] = True
+    return mask.reshape(variances.shape)
 
 
 def cosine(victim: BoundDEW, W: F32, texts: Sequence[str], *, seed: int = 0) -> float:

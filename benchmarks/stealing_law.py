@@ -1,0 +1,351 @@
+"""How many texts a forger needs: `dewmark.attacks.stealing.law` against a simulation without a host.
+
+    python benchmarks/stealing_law.py --out law.json
+
+Words and contexts are those of the package's own texts, in the leading coordinates of both spaces. A writer
+stands in for the host: at each place of a real passage it chooses among 16 words of running text by the
+scheme's own race, with probabilities k^-s for the k-th; s sets how much choice there is. Attackers are the
+library's own: one key, learned from 1 to 50,000 texts (with R members, and told which texts share one, from
+R times as many); clustering of a ring; alignment under a public sign group. The attacker's strength and the
+share that it spends on the tail are searched with the victim's detector, in the attacker's favour.
+
+A text is *marked* at p < 0.01. It is *attributable* if the head's p, times the number of members, is below
+0.01, and so is the tail's p. Writes the JSON file after every part; a part that is there is not run again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import json
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import log_ndtr, ndtri
+from script_inputs import named_key, script_parser
+
+import dewmark
+from dewmark.attacks.stealing import law
+from dewmark.attacks.stealing.clustering import Clusters, expectation_maximisation, spectral, told
+from dewmark.attacks.stealing.observed import Observed
+from dewmark.attacks.stealing.regression import (
+    Baseline,
+    fitted_tilt,
+    head_mask,
+    pairs_of,
+    posterior_mean,
+    spend_on_tail,
+)
+from dewmark.attacks.stealing.signs import align, sign_rows
+from dewmark.encoders.word_vectors import register_texts
+
+F32 = NDArray[np.float32]
+F64 = NDArray[np.float64]
+LEVEL, CANDIDATES, VOCABULARY = 0.01, 16, 512
+SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 5000, 10_000, 20_000, 50_000)
+STRENGTHS = (4.0, 16.0)
+TAILS = (None, 0.5, 0.75, 0.9)
+BLOCK = 64  # texts written at once
+
+
+@dataclass(frozen=True)
+class World:
+    """Units T (P, a) and contexts C (P, b) of running text in public eigenbases, and their variances."""
+
+    T: F32
+    C: F32
+    variances: F64
+    expected: F64
+    length: int
+    odds: F32  # (CANDIDATES,)
+    alpha: float
+
+    @functools.cached_property
+    def head(self) -> NDArray[np.bool_]:
+        """The coordinates that are learned first."""
+        return head_mask(self.variances)
+
+    def write(self, W: F32, texts: int, rng: np.random.Generator, *, bias: float | None = None) -> F32:
+        """Matrices (texts, a, b) of texts marked under W (a, b) or (texts, a, b); ``bias``: a forger's.
+
+        The subtracted mean is the text's own, as in detection.
+        """
+        found = np.empty((texts, *self.variances.shape), dtype=np.float32)
+        for first in range(0, texts, BLOCK):
+            some = slice(first, min(first + BLOCK, texts))
+            number = some.stop - some.start
+            starts = rng.integers(len(self.C) - self.length, size=number)
+            C = self.C[starts[:, None] + np.arange(self.length)]
+            mine = W if W.ndim == 2 else W[some]
+            each = [mine] * number if mine.ndim == 2 else list(mine)
+            along = np.stack([c @ w.T for c, w in zip(C, each, strict=True)])  # (texts, length, a)
+            block = rng.integers(len(self.T), size=VOCABULARY)  # scored at once; each place draws from it
+            picked = rng.integers(VOCABULARY, size=(number, self.length, CANDIDATES))
+            u = np.take_along_axis(along @ self.T[block].T, picked, axis=2)
+            if bias is None:
+                keyed = np.sqrt(self.alpha) * u + np.sqrt(1.0 - self.alpha) * rng.standard_normal(u.shape)
+                times = -log_ndtr(keyed) / self.odds
+            else:
+                times = np.log(rng.exponential(size=u.shape)) - np.log(self.odds) - bias * u
+            best = times.argmin(axis=2)
+            T = self.T[block[np.take_along_axis(picked, best[..., None], axis=2)[..., 0]]]
+            T = T - T.mean(axis=1, keepdims=True)
+            found[some] = [t.T @ c for t, c in zip(T, C, strict=True)]
+        return found
+
+    def z(self, M: F32, W: F32, block: NDArray[np.bool_] | None = None) -> F64:
+        """z-scores (texts,) of matrices under W, over a block of coordinates or all."""
+        M, W = (M, W) if block is None else (M * block, W * block)
+        sizes = np.sqrt(np.einsum("nab,nab->n", M, M, dtype=np.float64))
+        product = np.einsum("nab,nab->n", M, np.broadcast_to(W, M.shape), dtype=np.float64)
+        return np.asarray(product / sizes)
+
+    def residuals(self, M: F32) -> F32:
+        """What an attacker works with: matrices less their expectation in unmarked text."""
+        return M - np.float32(self.length) * self.expected.astype(np.float32)
+
+
+def package_pairs() -> tuple[F32, F32]:
+    """Units and contexts of the package's own English texts."""
+    data = resources.files("dewmark") / "data"
+    texts = [data.joinpath("ordinary/en.txt").read_text(encoding="utf-8"), *register_texts()]
+    lines = data.joinpath("requests.jsonl").read_text(encoding="utf-8").splitlines()
+    texts += [" ".join(str(value) for value in json.loads(line).values()) for line in lines]
+    bound = dewmark.load_scheme("dew", key=named_key("stealing law"), settings={"count_once": False})
+    T, C = zip(*pairs_of(bound.reader, texts), strict=True)
+    return np.concatenate(T), np.concatenate(C)
+
+
+def make_world(
+    pairs: tuple[F32, F32], *, units: int, contexts: int, length: int, choice: float, alpha: float
+) -> World:
+    """The packaged text in its leading coordinates; ``choice`` is s."""
+    base = Baseline.of([pairs]).leading(units, contexts)
+    T = (pairs[0] @ base.V_T).astype(np.float32)
+    C = (pairs[1] @ base.V_C).astype(np.float32)
+    T /= np.linalg.norm(T, axis=1, keepdims=True)
+    C /= np.linalg.norm(C, axis=1, keepdims=True)
+    variances = np.outer(T.var(axis=0, dtype=np.float64), np.square(C).mean(axis=0, dtype=np.float64))
+    # the text's own mean is subtracted, so the expectation is small; it is fitted, as an attacker would
+    world = World(T, C, variances, np.zeros_like(variances), length, _odds(choice), alpha)
+    plain = world.write(np.zeros_like(variances, dtype=np.float32), 1000, np.random.default_rng(1), bias=0.0)
+    scale = variances.sum()
+    return World(T, C, variances / scale, plain.mean(axis=0) / length, length, world.odds, alpha)
+
+
+def _odds(s: float) -> F32:
+    odds = (1.0 + np.arange(CANDIDATES)) ** -s
+    return (odds / odds.sum()).astype(np.float32)
+
+
+def judge(world: World, M: F32, W: F32, *, ring: int) -> dict[str, float]:
+    """Mean z-scores and the shares of texts that are marked and attributable."""
+    whole, head, tail = (world.z(M, W, block) for block in (None, world.head, ~world.head))
+    line, corrected = -ndtri(LEVEL), -ndtri(LEVEL / ring)
+    return {
+        "z": float(whole.mean()),
+        "head": float(head.mean()),
+        "tail": float(tail.mean()),
+        "marked": float(np.mean(whole > corrected)),
+        "attributable": float(np.mean((head > corrected) & (tail > line))),
+    }
+
+
+def attack(
+    world: World, W: F32, learned: F64, rng: np.random.Generator, *, texts: int, ring: int
+) -> dict[str, Any]:
+    """The plain forger at its best strength, and the one who knows of head and tail at its best."""
+    tried: list[dict[str, Any]] = []
+    for tail in TAILS:
+        steered = learned if tail is None else spend_on_tail(learned, world.variances, world.head, share=tail)
+        scale = np.sqrt((np.square(steered) * world.variances).sum())
+        steered = (steered / scale).astype(np.float32)
+        for strength in STRENGTHS:
+            M = world.write(steered, texts, rng, bias=strength)
+            tried.append({"tail_share": tail, "strength": strength, **judge(world, M, W, ring=ring)})
+    plain = max((t for t in tried if t["tail_share"] is None), key=lambda t: t["z"])
+    aware = max(tried, key=lambda t: (t["attributable"], t["tail"]))
+    return {"plain": plain, "aware": aware}
+
+
+def curve(
+    world: World, rng: np.random.Generator, *, sizes: tuple[int, ...], texts: int, ring: int
+) -> dict[str, Any]:
+    """One key (or one member of a ring, told which texts are its): forgeries from 1 … texts."""
+    W = rng.standard_normal(world.variances.shape).astype(np.float32)
+    genuine = judge(world, world.write(W, texts, rng), W, ring=ring)
+    print(json.dumps({"genuine": genuine}), flush=True)
+    total, seen, rows = np.zeros_like(world.variances), 0, []
+    for size in sizes:
+        while seen < size:
+            number = min(size - seen, 512)
+            total += world.residuals(world.write(W, number, rng)).sum(axis=0, dtype=np.float64)
+            seen += number
+        count = float(size * world.length)
+        tilt = fitted_tilt(total, count, world.variances)
+        learned = posterior_mean(total, count, world.variances, tilt=tilt)
+        z, length = genuine["z"], world.length
+        cosines = {
+            name: float(
+                (learned * W * world.variances)[block].sum()
+                / np.sqrt(
+                    (np.square(learned) * world.variances)[block].sum()
+                    * (np.square(W) * world.variances)[block].sum()
+                )
+            )
+            for name, block in (("head", world.head), ("tail", ~world.head))
+        }
+        predicted = {
+            name: law.cosine_after(world.variances[block], count, tilt=z / np.sqrt(length))
+            for name, block in (("head", world.head), ("tail", ~world.head))
+        }
+        row = {"texts": size, "tilt": tilt, "cosine": cosines, "law": predicted}
+        row |= attack(world, W, learned, rng, texts=texts, ring=ring)
+        rows.append(row)
+        print(json.dumps(row), flush=True)
+    return {"genuine": genuine, "rows": rows}
+
+
+def rings(world: World, rng: np.random.Generator, *, members: int, number: int, texts: int) -> dict[str, Any]:
+    """Texts of random members: pooled, clustered two ways, and told."""
+    shape = world.variances.shape
+    Ws = rng.standard_normal((members, *shape)).astype(np.float32)
+    owners = rng.integers(members, size=number)
+    genuine = world.write(Ws[owners], number, rng)
+    z = float(np.mean(world.z(genuine, Ws[owners])))
+    seen = Observed(world.residuals(genuine), np.full(number, float(world.length)), world.variances)
+    tilt = z / np.sqrt(world.length)
+    pooled = Clusters(np.ones((number, 1)), np.zeros(1))
+    ways = {
+        "pooled": pooled,
+        "spectral": spectral(seen, members=members),
+        "em": expectation_maximisation(seen, members=members, tilt=tilt, restarts=2),
+        "told": told(seen, owners),
+    }
+    found: dict[str, Any] = {"members": members, "texts": number, "z": z}
+    found["law"] = {"cluster_texts": law.cluster_texts(world.variances, ring=members, z=z)}
+    for name, clusters in ways.items():
+        learned = seen.estimate(clusters.odds[:, clusters.best])
+        overlap = np.einsum("rab,ab->r", Ws, learned * world.variances)
+        target = int(np.argmax(overlap))  # the member that the forgery resembles most
+        found[name] = {
+            "purity": clusters.purity(owners),
+            **attack(world, Ws[target], learned, rng, texts=texts, ring=members),
+        }
+        print(json.dumps({name: found[name]}), flush=True)
+    return found
+
+
+def public_signs(world: World, rng: np.random.Generator, *, number: int, texts: int) -> dict[str, Any]:
+    """Messages D_a W D_b in a public, randomly rotated basis: align all texts, forge one message."""
+    a, b = world.variances.shape
+    O_T, O_C = (np.linalg.qr(rng.standard_normal((d, d)))[0].astype(np.float32) for d in (a, b))
+    W = rng.standard_normal((a, b)).astype(np.float32)
+    messages = np.stack((rng.integers(a, size=number), rng.integers(b, size=number)), axis=1)
+
+    def of(message: NDArray[np.int64]) -> F32:
+        signs = sign_rows(a, message[:, 0])[:, :, None] * sign_rows(b, message[:, 1])[:, None, :]
+        return np.asarray(O_T @ (signs * W) @ O_C.T)
+
+    M = np.concatenate(
+        [world.write(of(part), len(part), rng) for part in np.array_split(messages, max(number // 64, 1))]
+    )
+    z = float(np.mean([world.z(M[i : i + 1], of(messages[i : i + 1])) for i in range(min(number, 50))]))
+    seen = world.residuals(M)
+    aligned = align(O_T.T @ seen @ O_C, starts=2)
+    right = aligned.message ^ messages  # up to one common message
+    pattern, counts = np.unique(right, axis=0, return_counts=True)
+    common = pattern[counts.argmax()]
+    total = (O_T @ aligned.W @ O_C.T).astype(np.float64)
+    count = float(number * world.length)
+    total *= np.sqrt(count / np.square(total).sum())
+    learned = posterior_mean(total, count, world.variances, tilt=z / np.sqrt(world.length))
+    found = {
+        "texts": number,
+        "length": world.length,
+        "z": z,
+        "law": {"aligned_pairs": law.aligned_pairs(world.variances, z=z, messages=a * b)},
+        "aligned_rightly": float(counts.max() / number),
+        **attack(world, of(common[None])[0], learned, rng, texts=texts, ring=a * b),
+    }
+    print(json.dumps(found), flush=True)
+    return found
+
+
+def main() -> None:
+    parser = script_parser(__doc__)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--most", type=int, default=SIZES[-1], help="the largest number of texts")
+    parser.add_argument("--texts", type=int, default=200, help="forged texts per point")
+    parser.add_argument("--length", type=int, default=100, help="pairs per text")
+    parser.add_argument("--parts", default="one-key,low-entropy,ranks,alpha,rings,signs")
+    options: argparse.Namespace = parser.parse_args()
+    results: dict[str, Any] = json.loads(options.out.read_text()) if options.out.exists() else {}
+    pairs = package_pairs()
+    world_of = functools.partial(make_world, pairs, length=options.length)
+
+    def run(name: str, part: Callable[[], dict[str, Any]]) -> None:
+        if name in results or name.split(":")[0] not in options.parts.split(","):
+            return
+        started = time.perf_counter()
+        results[name] = part()
+        results[name]["seconds"] = time.perf_counter() - started
+        options.out.write_text(json.dumps(results, indent=1))
+
+    def directions(world: World) -> dict[str, float]:
+        blocks = {"all": np.ones_like(world.head), "head": world.head, "tail": ~world.head}
+        return {name: law.effective_directions(world.variances[block]) for name, block in blocks.items()}
+
+    sizes = tuple(size for size in SIZES if size <= options.most)
+    few = tuple(size for size in sizes if size <= 512)
+    default = {"units": 192, "contexts": 320, "choice": 0.6, "alpha": 0.8}
+    kinds = {
+        "one-key": (default, sizes, 1),
+        "one-key:ring-4096": (default, few, 4096),
+        "low-entropy": (default | {"choice": 2.0}, few, 1),
+        "ranks:128x128": (default | {"units": 128, "contexts": 128}, few, 1),
+        "ranks:480x480": (default | {"units": 480, "contexts": 480}, few, 1),
+        "alpha:0.3": (default | {"alpha": 0.3}, few, 1),
+        "alpha:1": (default | {"alpha": 1.0}, few, 1),
+    }
+    for name, (settings, chosen, ring) in kinds.items():
+
+        def one(
+            settings: dict[str, float] = settings, chosen: tuple[int, ...] = chosen, ring: int = ring
+        ) -> dict[str, Any]:
+            world = world_of(**settings)
+            about = {"settings": settings, "ring": ring, "directions": directions(world)}
+            return about | curve(
+                world, np.random.default_rng(7), sizes=chosen, texts=options.texts, ring=ring
+            )
+
+        run(name, one)
+    small = default | {"units": 64, "contexts": 96}
+    for members, number in ((16, 128), (16, 512), (16, 2048), (64, 512), (64, 2048), (256, 2048)):
+        run(
+            f"rings:{members}:{number}",
+            lambda m=members, n=number: rings(
+                world_of(**small), np.random.default_rng(m + n), members=m, number=n, texts=options.texts
+            ),
+        )
+    square = default | {"units": 128, "contexts": 128}
+    for length, number in ((100, 500), (100, 2000), (300, 500), (600, 200)):
+        run(
+            f"signs:{length}:{number}",
+            lambda n=number, length=length: public_signs(
+                make_world(pairs, **square, length=length),
+                np.random.default_rng(n),
+                number=n,
+                texts=options.texts,
+            ),
+        )
+
+
+if __name__ == "__main__":
+    main()
