@@ -32,7 +32,13 @@ from script_inputs import named_key, script_parser
 
 import dewmark
 from dewmark.attacks.stealing import law
-from dewmark.attacks.stealing.clustering import Clusters, expectation_maximisation, spectral, told
+from dewmark.attacks.stealing.clustering import (
+    Clusters,
+    expectation_maximisation,
+    linked,
+    spectral,
+    told,
+)
 from dewmark.attacks.stealing.observed import Observed
 from dewmark.attacks.stealing.regression import (
     Baseline,
@@ -224,6 +230,7 @@ def rings(world: World, rng: np.random.Generator, *, members: int, number: int, 
     pooled = Clusters(np.ones((number, 1)), np.zeros(1))
     ways = {
         "pooled": pooled,
+        "linked": linked(seen, members=members, tilt=tilt),
         "spectral": spectral(seen, members=members),
         "em": expectation_maximisation(seen, members=members, tilt=tilt, restarts=2),
         "told": told(seen, owners),
@@ -242,37 +249,45 @@ def rings(world: World, rng: np.random.Generator, *, members: int, number: int, 
     return found
 
 
-def public_signs(world: World, rng: np.random.Generator, *, number: int, texts: int) -> dict[str, Any]:
-    """Messages D_a W D_b in a public, randomly rotated basis: align all texts, forge one message."""
+def public_signs(
+    world: World, rng: np.random.Generator, *, members: int, bits: int, number: int, texts: int
+) -> dict[str, Any]:
+    """A ring of independent matrices, each under 2^bits public signs per side: align, forge one member."""
     a, b = world.variances.shape
-    O_T, O_C = (np.linalg.qr(rng.standard_normal((d, d)))[0].astype(np.float32) for d in (a, b))
-    W = rng.standard_normal((a, b)).astype(np.float32)
-    messages = np.stack((rng.integers(a, size=number), rng.integers(b, size=number)), axis=1)
+    left, right = (sign_rows(256, rng.permutation(256)[:d]).T for d in (a, b))
+    left, right = left[: 1 << bits].copy(), right[: 1 << bits].copy()
+    Ws = rng.standard_normal((members, a, b)).astype(np.float32)
+    owners, use = rng.integers(members, size=number), rng.integers(1 << bits, size=(number, 2))
 
-    def of(message: NDArray[np.int64]) -> F32:
-        signs = sign_rows(a, message[:, 0])[:, :, None] * sign_rows(b, message[:, 1])[:, None, :]
-        return np.asarray(O_T @ (signs * W) @ O_C.T)
+    def matrix(owner: int, signs: NDArray[np.int64]) -> F32:
+        return np.asarray(Ws[owner] * left[signs[0]][:, None] * right[signs[1]])
 
-    M = np.concatenate(
-        [world.write(of(part), len(part), rng) for part in np.array_split(messages, max(number // 64, 1))]
-    )
-    z = float(np.mean([world.z(M[i : i + 1], of(messages[i : i + 1])) for i in range(min(number, 50))]))
-    seen = world.residuals(M)
-    aligned = align(O_T.T @ seen @ O_C, starts=2)
-    right = aligned.message ^ messages  # up to one common message
-    pattern, counts = np.unique(right, axis=0, return_counts=True)
-    common = pattern[counts.argmax()]
-    total = (O_T @ aligned.W @ O_C.T).astype(np.float64)
-    count = float(number * world.length)
-    total *= np.sqrt(count / np.square(total).sum())
-    learned = posterior_mean(total, count, world.variances, tilt=z / np.sqrt(world.length))
+    M = np.empty((number, a, b), dtype=np.float32)
+    z = np.empty(number)
+    for first in range(0, number, BLOCK):
+        some = range(first, min(first + BLOCK, number))
+        mine = np.stack([matrix(owners[i], use[i]) for i in some])
+        M[some] = world.write(mine, len(some), rng)
+        z[some] = world.z(M[some], mine)
+    seen = Observed(world.residuals(M), np.full(number, float(world.length)), world.variances)
+    tilt = float(z.mean() / np.sqrt(world.length))
+    aligned = align(seen, left, right, members=members, tilt=tilt)
+    kept = aligned.used
+    relative = np.column_stack((owners[kept], aligned.signs[kept] ^ use[kept]))  # constant if right
+    kinds, counts = np.unique(relative, axis=0, return_counts=True)
+    common = kinds[counts.argmax()]
+    learned = aligned.W.astype(np.float64)
+    target = matrix(int(common[0]), common[1:])
+    ring = members * len(left) * len(right)
     found = {
+        "members": members,
+        "signs": len(left) * len(right),
         "texts": number,
         "length": world.length,
-        "z": z,
-        "law": {"aligned_pairs": law.aligned_pairs(world.variances, z=z, messages=a * b)},
-        "aligned_rightly": float(counts.max() / number),
-        **attack(world, of(common[None])[0], learned, rng, texts=texts, ring=a * b),
+        "z": float(z.mean()),
+        "law": {"aligned_pairs": law.aligned_pairs(world.variances, z=float(z.mean()), messages=ring)},
+        "aligned_rightly": float(counts.max() / len(kept)),
+        **attack(world, target, learned, rng, texts=texts, ring=ring),
     }
     print(json.dumps(found), flush=True)
     return found
@@ -334,13 +349,15 @@ def main() -> None:
                 world_of(**small), np.random.default_rng(m + n), members=m, number=n, texts=options.texts
             ),
         )
-    square = default | {"units": 128, "contexts": 128}
-    for length, number in ((100, 500), (100, 2000), (300, 500), (600, 200)):
+    signed = (("16x256", 16, 4, 100, 2000), ("1x4096", 1, 6, 100, 2000), ("1x4096", 1, 6, 300, 200))
+    for name, members, bits, length, number in signed:
         run(
-            f"signs:{length}:{number}",
-            lambda n=number, length=length: public_signs(
-                make_world(pairs, **square, length=length),
+            f"signs:{name}:{length}:{number}",
+            lambda m=members, k=bits, n=number, length=length: public_signs(
+                make_world(pairs, **small, length=length),
                 np.random.default_rng(n),
+                members=m,
+                bits=k,
                 number=n,
                 texts=options.texts,
             ),

@@ -11,7 +11,7 @@ import pytest
 from scipy.special import ndtr
 
 from dewmark.attacks.stealing import law
-from dewmark.attacks.stealing.clustering import expectation_maximisation, spectral, told
+from dewmark.attacks.stealing.clustering import expectation_maximisation, linked, spectral, told
 from dewmark.attacks.stealing.observed import Observed
 from dewmark.attacks.stealing.oracle import (
     expected_queries,
@@ -21,7 +21,7 @@ from dewmark.attacks.stealing.oracle import (
 )
 from dewmark.attacks.stealing.piggyback import replaced, spliced
 from dewmark.attacks.stealing.regression import fitted_tilt, head_mask, posterior_mean, spend_on_tail
-from dewmark.attacks.stealing.signs import align, sign_rows, walsh
+from dewmark.attacks.stealing.signs import align, sign_rows
 from dewmark.errors import ConfigError
 
 LENGTH, BETA = 100, 1.0
@@ -102,6 +102,9 @@ def test_clusters_appear_at_the_spectral_threshold():
     seen, owners = mixture(4, 160, seed=1)
     assert law.cluster_texts(v, ring=4, z=z) < 5 < 160
     assert spectral(seen, members=4).purity(owners) > 0.9
+    link = linked(seen, members=4, tilt=BETA)
+    group = link.odds[:, link.best] > 0.5
+    assert np.bincount(owners[group]).max() / group.sum() > 0.85  # a member may have fewer than a quarter
     best = expectation_maximisation(seen, members=4, tilt=BETA, restarts=1)
     assert best.purity(owners) > 0.95
     group = best.odds[:, best.best] > 0.5
@@ -115,21 +118,15 @@ def test_clusters_appear_at_the_spectral_threshold():
         spectral(seen, members=121)
 
 
-def test_walsh_transform_is_the_hadamard_product():
-    x = np.random.default_rng(0).standard_normal((3, 8, 4)).astype(np.float32)
-    left, right = sign_rows(8, np.arange(8)), sign_rows(4, np.arange(4))
-    np.testing.assert_allclose(walsh(x), left @ x @ right, atol=1e-5)
-    with pytest.raises(ConfigError, match="powers of two"):
-        walsh(x[:, :6])
-
-
-def signed_texts(number: int, size: int, *, signal: float, seed: int):
+def signed_texts(number: int, size: int, *, signal: float, members: int, seed: int):
     rng = np.random.default_rng(seed)
-    W = rng.standard_normal((size, size)).astype(np.float32)
-    messages = rng.integers(size, size=(number, 2))
-    signs = sign_rows(size, messages[:, 0])[:, :, None] * sign_rows(size, messages[:, 1])[:, None, :]
+    W = rng.standard_normal((members, size, size)).astype(np.float32)
+    owners, signs = rng.integers(members, size=number), rng.integers(size, size=(number, 2))
+    left, right = sign_rows(size, signs[:, 0]), sign_rows(size, signs[:, 1])
     noise = rng.standard_normal((number, size, size)).astype(np.float32)
-    return signal / size * signs * W + noise, messages, W
+    M = signal / size * left[:, :, None] * right[:, None, :] * W[owners] + noise
+    flat = np.full((size, size), 1.0 / size**2)
+    return Observed(M, np.full(number, float(size**2)), flat), owners, signs, W
 
 
 def test_a_public_sign_group_is_aligned_when_texts_are_long_enough():
@@ -137,15 +134,22 @@ def test_a_public_sign_group_is_aligned_when_texts_are_long_enough():
     variances = np.full((32, 32), 1.0 / 1024)
     assert law.aligned_pairs(variances, z=16.0, messages=1024) > 2.0
     assert law.aligned_pairs(variances, z=5.0, messages=1024) < 0.25
-    texts, messages, W = signed_texts(60, 32, signal=16.0, seed=3)
-    found = align(texts, starts=1)
-    common = found.message ^ messages
+    rows = sign_rows(32, np.arange(32))
+    np.testing.assert_array_equal(rows @ rows.T, 32 * np.eye(32))
+    texts, owners, signs, W = signed_texts(60, 32, signal=16.0, members=2, seed=3)
+    found = align(texts, rows, rows, members=2, tilt=0.5, starts=2)
+    assert len(found.used) == 30
+    mine = found.used[owners[found.used] == owners[found.used[0]]]
+    assert len(mine) >= 27  # the others are not of this member, of which there may be fewer than 30
+    common = found.signs[mine] ^ signs[mine]
     assert (common == common[0]).all(axis=1).mean() > 0.95
-    signs = sign_rows(32, common[:1, 0])[0][:, None] * sign_rows(32, common[:1, 1])[0]
-    assert abs(np.corrcoef((found.W * signs).ravel(), W.ravel())[0, 1]) > 0.9
-    texts, messages, _ = signed_texts(60, 32, signal=5.0, seed=4)
-    common = align(texts, starts=1).message ^ messages
+    turned = found.W * rows[common[0, 0]][:, None] * rows[common[0, 1]]
+    assert np.corrcoef(turned.ravel(), W[owners[mine[0]]].ravel())[0, 1] > 0.9
+    texts, _, signs, _ = signed_texts(60, 32, signal=5.0, members=1, seed=4)
+    common = align(texts, rows, rows, tilt=0.16, starts=1).signs ^ signs
     assert max(np.unique(common, axis=0, return_counts=True)[1]) < 10
+    with pytest.raises(ConfigError, match="16 x 32"):
+        align(texts, rows[:, :16], rows)
 
 
 class TinyDetector:

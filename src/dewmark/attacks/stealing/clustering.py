@@ -1,4 +1,4 @@
-"""Which texts share a member of a ring: spectral clustering, and EM for a mixture of keys.
+"""Which texts share a member of a ring: linking, spectral clustering, and EM for a mixture of keys.
 
 A text of member j has M ~ N(β n v∘W_j, n v) per coordinate (`law`), so with R members the texts are a mixture
 of Gaussians whose centres are random. EM alternates between each member's posterior mean
@@ -8,14 +8,16 @@ of Gaussians whose centres are random. EM alternates between each member's poste
 and the members' odds of each text, log r_ij = β⟨M_i, Ŵ_j⟩ − β² n_i⟨v, Ŵ_j² + var⟩/2 + log N_j + const. A
 text's own share of Ŵ_j is taken out first: otherwise every text recognises itself, and nothing ever moves.
 
-It starts from the leading eigenvectors of the texts' Gram matrix (`spectral`) or from random labels, several
-times; the result with the most coherent cluster is kept. *Coherence* is what an attacker can see: the mean
-correlation of two texts of a cluster, less two standard errors. It is z²/D in a cluster of one member and R
+`linked` collects the texts of one member around a start. EM starts from the leading eigenvectors of the
+texts' Gram matrix (`spectral`) or from random labels, several times; the result with the most coherent
+cluster is kept. *Coherence* is what an attacker can see: the mean correlation of two texts of a cluster, less
+two standard errors, times the root of their number. The correlation is z²/D in a cluster of one member and R
 times smaller in one of all members.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,9 +25,10 @@ import numpy as np
 from dewmark.arrays import F32, F64, I64
 from dewmark.attacks.stealing import law
 from dewmark.attacks.stealing.observed import Observed
+from dewmark.attacks.stealing.signs import align
 from dewmark.errors import ConfigError
 
-__all__ = ["Clusters", "expectation_maximisation", "spectral", "told"]
+__all__ = ["CLUSTERINGS", "Clusters", "expectation_maximisation", "linked", "spectral", "told"]
 
 _ROUNDS = 30
 _SETTLED = 1e-3
@@ -53,6 +56,16 @@ class Clusters:
 def told(seen: Observed, members: I64) -> Clusters:
     """The true clusters, for an upper bound."""
     odds = (members[:, None] == np.unique(members)).astype(np.float64)
+    return Clusters(odds, _coherence(seen, odds))
+
+
+def linked(seen: Observed, *, members: int, tilt: float = 1.0, seed: int = 0) -> Clusters:
+    """The texts that a start collects one by one (`signs.align` without signs), and all others."""
+    _check(seen, members)
+    ones = [np.ones((1, size), dtype=np.float32) for size in seen.variances.shape]
+    found = align(seen, *ones, members=members, tilt=tilt, starts=16, seed=seed)
+    odds = np.zeros((len(seen), 1))
+    odds[found.used] = 1.0
     return Clusters(odds, _coherence(seen, odds))
 
 
@@ -119,11 +132,20 @@ def _run(seen: Observed, odds: F64, *, tilt: float) -> F64:
 
 
 def _coherence(seen: Observed, odds: F64) -> F64:
-    """The mean correlation of two texts of each cluster, less two standard errors, (R,)."""
+    """The mean correlation of two texts of each cluster, less two standard errors, times √texts, (R,)."""
     rows = seen.flat / np.maximum(np.linalg.norm(seen.flat, axis=1, keepdims=True), 1e-12)
     totals = odds.T @ rows.astype(np.float64)
     own = np.square(odds).sum(axis=0)
     pairs = np.square(odds.sum(axis=0)) - own
     agreement = np.einsum("rd,rd->r", totals, totals) - own
     error = np.sqrt(2.0 / law.effective_directions(seen.variances) / np.maximum(pairs, 1e-9))
-    return np.where(pairs > 0.5, agreement / np.maximum(pairs, 1e-9) - 2.0 * error, -1.0)
+    safe = agreement / np.maximum(pairs, 1e-9) - 2.0 * error
+    return np.where(pairs > 0.5, safe * np.sqrt(odds.sum(axis=0)), -1.0)
+
+
+CLUSTERINGS: dict[str, Callable[..., Clusters]] = {
+    "linked": linked,
+    "spectral": spectral,
+    "em": expectation_maximisation,
+}
+"""The ways to sort texts by member, by name; all take ``members`` and ``seed``."""

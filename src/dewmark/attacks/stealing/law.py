@@ -21,14 +21,17 @@ changes D_S: the forger puts f on the tail.
 
 **A ring.** R members, a fresh one for every text: a forger who is told which texts share a member needs R
 times as many. One who is not must first find them. Two texts of one member have the correlation z²/D, those
-of different members 0 ± 1/√D, so N texts reveal R clusters (the spectral threshold) only from
+of different members 0 ± 1/√D, so spectral clustering of N texts separates R members from about
 
-    N = R² D / z⁴  texts.
+    N = R² D / z⁴  texts,
 
-**Signs.** If the members are W_m = D_a W D_b for a *public* group of G sign patterns, any two texts can be
-aligned by trying all G: the right one stands out if z_i z_j/√D exceeds √(2 ln G). Longer texts (z ∝ √L) pass
-that, and then all texts teach one W. In a basis that the key rotates nobody else knows the group, and
-messages are unrelated members.
+and where z²/√D exceeds √(2 ln N), two texts of one member simply find each other. So do not count on the
+search: the safe reading is R times as many texts.
+
+**Signs.** If the members are W_m = D_a W D_b for G *public* sign patterns, a text can be brought to the signs
+of any other by trying all G: the right ones stand out if z_i z_j/√D exceeds √(2 ln G), and a group that has
+begun to grow soon does. Then all texts teach one W: members made by public signs do not count. In a basis
+that the key rotates nobody else knows the signs, and they are members like any others.
 
 Boundary: closed forms; `benchmarks/stealing_law.py` checks them by simulation.
 """

@@ -1,55 +1,48 @@
-"""Alignment under a public sign group: guess the message of every text, and learn one W from all.
+"""Alignment under a public sign group: guess the signs of every text, and learn one W from many.
 
-If messages are W_m = D_a W D_b with rows a, b of Hadamard matrices in a *public* basis, an attacker need not
-treat them as unrelated keys: D_a M D_b of a text with message (a, b) is a text of the one W. All messages of
-a text are scored by one two-dimensional Walsh-Hadamard transform,
+If the members of a ring, or the messages of a payload, are W_m = D_a W D_b with *public* signs, an attacker
+need not treat them as unrelated keys: D_a M D_b of a text with signs (a, b) is a text of the one W. All signs
+of a text are scored by one product,
 
-    s_i(a, b) = ⟨D_a M_i D_b, Ŵ⟩ = H (M_i∘Ŵ) H,
+    s_i(a, b) = ⟨D_a M_i D_b, Ŵ⟩ = A (M_i∘Ŵ) Bᵀ,        rows of A and B: the possible diagonals,
 
-the texts whose best message stands out most are aligned first, Ŵ becomes their sum, and the share of texts
-that take part grows from round to round (a text's own part is left out of its score). The start is one text,
-whose own signs are arbitrary: Ŵ is known up to one common message, which forges as well.
+the texts whose best signs stand out most are aligned first, Ŵ becomes their posterior mean, and the number of
+texts that take part grows from round to round (a text's own part is left out of its score). The start is one
+text, whose own signs are arbitrary: Ŵ is known up to common signs, which forges as well. Several starts are
+tried, and the one whose texts agree best is kept; with several independent W it finds the texts of one of
+them. Without any signs (one row of ones on each side) it collects the texts of one member of a plain ring.
 
-In a basis that is rotated by the key this does not apply: the attacker does not know H.
+In a basis that is rotated by the key this does not apply: nobody else knows A and B.
 """
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import numpy as np
 
 from dewmark.arrays import F32, I64
+from dewmark.attacks.stealing.observed import Observed
 from dewmark.errors import ConfigError
 
-__all__ = ["Aligned", "align", "walsh"]
+__all__ = ["Aligned", "align", "sign_rows"]
 
-_ROUNDS = 12
+
+_GROWTH = 1.3
 
 
 @dataclass(frozen=True)
 class Aligned:
-    """``W`` (a, b), the sum of the aligned texts; each text's ``message`` (N, 2); the mean best ``score``."""
+    """Texts brought to common signs.
+
+    ``W`` (a, b) is the posterior mean from those that took part, ``used`` (n,) their places, ``signs`` (N, 2)
+    the rows of A and B of every text, and ``score`` the mean agreement of a text with the others, as a z.
+    """
 
     W: F32
-    message: I64
+    used: I64
+    signs: I64
     score: float
-
-
-def walsh(x: F32) -> F32:
-    """The Walsh-Hadamard transform of the last two axes (…, a, b), powers of two; natural order."""
-    *batch, a, b = x.shape
-    if a & (a - 1) or b & (b - 1):
-        raise ConfigError(f"a Walsh transform needs powers of two, got {a} x {b}")
-    out = x.reshape(-1, a, b)
-    for size, columns in ((a, b), (b, 1)):
-        step = 1
-        while step < size:
-            pairs = out.reshape(-1, 2, step * columns)
-            out = np.stack((pairs[:, 0] + pairs[:, 1], pairs[:, 0] - pairs[:, 1]), axis=1)
-            step *= 2
-    return out.reshape(*batch, a, b)
 
 
 def sign_rows(size: int, rows: I64) -> F32:
@@ -58,47 +51,61 @@ def sign_rows(size: int, rows: I64) -> F32:
     return np.where(bits % 2 == 0, 1.0, -1.0).astype(np.float32)
 
 
-def align(matrices: F32, *, starts: int = 4, block: int = 256, seed: int = 0) -> Aligned:
-    """Align texts (N, a, b), given in the basis in which the group acts; the best of several starts."""
-    M = matrices / np.linalg.norm(matrices, axis=(1, 2), keepdims=True)
-    rng = np.random.default_rng(seed)
-    chosen = rng.choice(len(M), size=min(starts, len(M)), replace=False)
-    return max((_grow(M, int(start), block) for start in chosen), key=lambda found: found.score)
+def align(
+    seen: Observed,
+    left: F32,
+    right: F32,
+    *,
+    members: int = 1,
+    tilt: float = 1.0,
+    starts: int = 8,
+    seed: int = 0,
+) -> Aligned:
+    """Align texts under the public signs ``left`` (G, a) and ``right`` (H, b).
+
+    ``members`` is the number of independent W: the start grows to that share of the texts. ``tilt`` is the
+    mark's strength β, which anyone can measure by marking texts with a key of one's own.
+    """
+    if left.shape[1:] != seen.variances.shape[:1] or right.shape[1:] != seen.variances.shape[1:]:
+        raise ConfigError(
+            f"signs of {left.shape[1]} x {right.shape[1]} coordinates for matrices of {seen.variances.shape}"
+        )
+    chosen = np.random.default_rng(seed).choice(len(seen), size=min(starts, len(seen)), replace=False)
+    most = max(len(seen) // members, 2)
+    grown = (_grow(seen, left, right, int(start), most, tilt) for start in chosen)
+    return max(grown, key=lambda found: found.score)
 
 
-def _grow(M: F32, start: int, block: int) -> Aligned:
-    W, own = M[start].copy(), np.zeros(len(M), dtype=bool)
-    own[start] = True
-    message = np.zeros((len(M), 2), dtype=np.int64)
-    scores = np.zeros(len(M))
-    shares = np.geomspace(min(2.0 / len(M), 1.0), 1.0, _ROUNDS)
-    for share in shares:
-        for first in range(0, len(M), block):
-            part = slice(first, first + block)
-            mine = _signed(M[part], message[part]) * own[part, None, None]
-            others = W - mine
-            norms = np.maximum(np.linalg.norm(others, axis=(1, 2)), 1e-9)
-            found = walsh(M[part] * others / norms[:, None, None]).reshape(len(mine), -1)
-            best = found.argmax(axis=1)
-            scores[part] = found[np.arange(len(best)), best]
-            message[part] = np.stack(np.divmod(best, M.shape[2]), axis=1)
-        number = max(math.ceil(share * len(M)), 2)
-        own = np.zeros(len(M), dtype=bool)
-        own[np.argsort(-scores)[:number]] = True
-        W = _sum(M, message, own, block)
-    return Aligned(W, message, float(scores.mean()))
+def _grow(seen: Observed, left: F32, right: F32, start: int, most: int, tilt: float) -> Aligned:
+    M, v = seen.matrices, seen.variances.astype(np.float32)
+    total, used, signs = M[start].copy(), np.array([start]), np.zeros((len(M), 2), dtype=np.int64)
+    size, last, now = 2.0, 0.0, 1.0
+    everyone = np.arange(len(M))
+    while abs(now - last) > 0.01 or len(used) < most:
+        shrink = tilt / (1.0 + tilt * tilt * float(seen.counts[used].sum()) * v)
+        W = total * shrink
+        found = _all_signs(M * W, left, right)
+        if len(used) > 1:  # leave out what a text itself put into W
+            squares = np.einsum("nab,nab,ab->n", M[used], M[used], shrink)
+            found[used, signs[used, 0] * len(right) + signs[used, 1]] -= squares
+        else:
+            found[start] = -np.inf
+        best = found.argmax(axis=1)
+        scores = found[everyone, best] / np.sqrt(seen.counts * float((v * np.square(W)).sum()))
+        signs = np.stack(np.divmod(best, len(right)), axis=1)
+        used = np.argsort(-scores)[: min(int(size), most)]
+        total = np.einsum(
+            "nab,na,nb->ab", M[used], left[signs[used, 0]], right[signs[used, 1]], optimize=True
+        )
+        last, now = now, float(scores[used].mean())
+        size *= _GROWTH
+        if size > 1e3 * most:  # two alternatives take turns
+            break
+    return Aligned(total * shrink, used, signs, now)
 
 
-def _signed(M: F32, message: I64) -> F32:
-    """D_a M D_b of each text."""
-    signs = (
-        sign_rows(M.shape[1], message[:, 0])[:, :, None] * sign_rows(M.shape[2], message[:, 1])[:, None, :]
-    )
-    return np.asarray(M * signs)
-
-
-def _sum(M: F32, message: I64, own: np.ndarray, block: int) -> F32:
-    picked = np.flatnonzero(own)
-    parts = [picked[i : i + block] for i in range(0, len(picked), block)]
-    sums = [_signed(M[part], message[part]).sum(axis=0) for part in parts]
-    return np.asarray(np.sum(sums, axis=0), dtype=np.float32)
+def _all_signs(products: F32, left: F32, right: F32) -> F32:
+    """A P Bᵀ of each P (N, a, b), (N, G·H)."""
+    N, a, b = products.shape
+    once = (products.reshape(N * a, b) @ right.T).reshape(N, a, len(right))
+    return np.asarray(np.einsum("ga,nah->ngh", left, once, optimize=True).reshape(N, -1))

@@ -31,7 +31,7 @@ import numpy as np
 
 from dewmark import config
 from dewmark.arrays import F32, F64
-from dewmark.attacks.stealing.clustering import expectation_maximisation, spectral, told
+from dewmark.attacks.stealing.clustering import CLUSTERINGS, told
 from dewmark.attacks.stealing.counting import CountRules, count_contexts, learn_boosts
 from dewmark.attacks.stealing.forging import (
     CountsForger,
@@ -111,7 +111,7 @@ class StealSettings(CountRules):
     """The mark's strength β that the embedding method assumes, for its ridge; by default from the texts."""
     tail_share: float | None = None
     """Share of the strength spent on the coordinates that decide attribution; by default as learned."""
-    grouping: Literal["pooled", "spectral", "em", "told"] = "pooled"
+    grouping: Literal["pooled", "linked", "spectral", "em", "told"] = "pooled"
     """How the texts of a ring are sorted by member: not at all, by clustering, or by being told."""
     members: int = 2
     """The number of members that clustering assumes."""
@@ -474,8 +474,7 @@ def _group(
             raise InputError('grouping=told needs the "member" of every marked text')
         found = told(observed, np.asarray(members, dtype=np.int64)[: len(seen)])
     else:
-        cluster = spectral if settings.grouping == "spectral" else expectation_maximisation
-        found = cluster(observed, members=settings.members, seed=settings.seed)
+        found = CLUSTERINGS[settings.grouping](observed, members=settings.members, seed=settings.seed)
     return np.asarray(found.odds[:, found.best])
 
 
