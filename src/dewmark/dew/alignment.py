@@ -35,6 +35,7 @@ from dewmark.cuda.window_contexts import Window, WindowCache
 from dewmark.dew.projection import Fold, scale_contexts
 from dewmark.dew.reading import TokenReader, WordReader
 from dewmark.dew.settings import DewSettings
+from dewmark.dew.word_step import Aligned, WordStates, WordTables
 from dewmark.encoders.contexts import ComposedContexts, Contexts, WindowContexts
 from dewmark.encoders.word_vectors import times_counted
 from dewmark.sampling import left_padding
@@ -44,6 +45,9 @@ from dewmark.workspace import HostInfo, Progress
 
 __all__ = [
     "Batch",
+    "LexiconAligner",
+    "LexiconBatch",
+    "LexiconTexts",
     "Texts",
     "TokenAligner",
     "TokenBatch",
@@ -134,7 +138,7 @@ class TokenAligner:
         if settings.candidates > max_candidates():
             return None
         parameters = BiasParameters(
-            strength=settings.lambda_,
+            strength=settings.strength,
             gamma=settings.gamma,
             m=settings.candidates,
             n=self._n,
@@ -514,3 +518,68 @@ class WordBatch(Batch):
                 row.push(token)
         self._length = ids.shape[1]
         return WordTexts(self._aligner, self._rows)
+
+
+# Words of a lexicon
+
+
+class LexiconAligner:
+    """Scores the words of a lexicon under one key, on one device."""
+
+    def __init__(self, tables: WordTables, fold: Fold, *, k: int, pad_id: int, fresh_on_repeat: bool) -> None:
+        self.tables = tables
+        self.k = k
+        self.pad_id = pad_id
+        self.fresh_on_repeat = fresh_on_repeat
+        self.W = torch.from_numpy(fold.product).to(tables.device)
+
+    def begin(self, size: int) -> WordStates:
+        """Start following texts."""
+        return WordStates(self.tables, size, k=self.k)
+
+
+@dataclass(frozen=True)
+class LexiconTexts(Texts):
+    """Texts as states of the lexicon's trie."""
+
+    aligner: LexiconAligner
+    states: WordStates
+
+    @property
+    def units(self) -> torch.Tensor:
+        """ê_T of the lexicon's words, (R + 1, d_T)."""
+        return self.aligner.tables.units
+
+    def align(self, candidates: torch.Tensor) -> Aligned:
+        """u of the candidates (batch, m), and their words."""
+        return self.states.align(candidates, self.aligner.W, fresh_on_repeat=self.aligner.fresh_on_repeat)
+
+    def alignments(
+        self, candidates: torch.Tensor, values: torch.Tensor, log_totals: torch.Tensor
+    ) -> torch.Tensor:
+        """u of the candidates (batch, m)."""
+        return self.align(candidates).u
+
+    def repeated(self) -> torch.Tensor:
+        """Nothing: `align` looks at repeated contexts itself."""
+        return torch.zeros((1, 1), dtype=torch.bool, device=self.aligner.tables.device)
+
+
+class LexiconBatch(Batch):
+    """Follows the words of a session's texts on the device."""
+
+    def __init__(
+        self, aligner: LexiconAligner, prompt_ids: torch.Tensor, attention_mask: torch.Tensor | None
+    ) -> None:
+        self._aligner = aligner
+        self._states = aligner.begin(len(prompt_ids))
+        padding = left_padding(prompt_ids, attention_mask, pad_id=aligner.pad_id)
+        self._states.read_prompts(prompt_ids, padding)
+        self._length = prompt_ids.shape[1]
+
+    def texts(self, ids: torch.Tensor) -> LexiconTexts:
+        """The texts at ids (batch, length)."""
+        for at in range(self._length, ids.shape[1]):
+            self._states.push(ids[:, at])
+        self._length = ids.shape[1]
+        return LexiconTexts(self._aligner, self._states)

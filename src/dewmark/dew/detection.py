@@ -166,5 +166,5 @@ def run_test(
 
 def mean_score(evidence: Evidence, scheme: DewSettings) -> float:
     """The mean score per unit; with a bias it is the paper's, the bias itself."""
-    scale = scheme.lambda_ if scheme.sampler == "bias" else 1.0
+    scale = scheme.strength if scheme.sampler == "bias" else 1.0
     return scale * evidence.total / max(evidence.length, 1)

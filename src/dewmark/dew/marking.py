@@ -9,6 +9,7 @@ as α → 0 the text becomes the unmarked one of the same seed.
 from __future__ import annotations
 
 import math
+import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
@@ -18,6 +19,8 @@ from dewmark.decoding import Decoding
 from dewmark.dew.alignment import (
     Batch,
     Texts,
+    LexiconAligner,
+    LexiconTexts,
     TokenAligner,
     TokenText,
     TokenTexts,
@@ -27,6 +30,7 @@ from dewmark.dew.alignment import (
     token_texts,
 )
 from dewmark.dew.settings import DewSettings
+from dewmark.dew.word_step import Aligned, WordStates
 from dewmark.sampling import (
     CandidateRace,
     Choice,
@@ -42,11 +46,20 @@ from dewmark.sampling import (
     token_uniforms,
 )
 
-__all__ = ["BiasSession", "DewRows", "GumbelSession", "add_bias", "choose", "keyed_exponentials"]
+__all__ = [
+    "BiasSession",
+    "DewRows",
+    "GumbelSession",
+    "LexiconRows",
+    "add_bias",
+    "choose",
+    "keyed_exponentials",
+]
 
 _CPU = torch.device("cpu")
 # ids at a prompt's end that hold the words of any context; the whole batch waits while they are read
 _PROMPT = 512
+_SLOTS = 8  # texts that an engine's rows have room for at first
 
 
 # The two steps
@@ -60,7 +73,7 @@ def add_bias(scores: torch.Tensor, texts: Texts, settings: DewSettings) -> torch
             return fused
     values, candidates, kept = _candidates(scores, settings)
     u = texts.alignments(candidates, values, scores.logsumexp(dim=-1, keepdim=True))
-    bias = settings.lambda_ * torch.tanh(settings.gamma * u)
+    bias = settings.strength * torch.tanh(settings.gamma * u)
     bias = bias.masked_fill(~kept, 0.0)
     return scores.scatter_add(1, candidates, bias.to(scores.dtype))
 
@@ -91,11 +104,49 @@ def choose(
     ``states`` (batch, 1) are the rows' random states at this step (`RandomStreams.states`).
     """
     race = CandidateRace(scores, decodings, settings.candidates)
-    u = texts.alignments(race.candidates, race.values, race.log_totals).double()
-    if settings.fresh_on_repeat:
-        u = u.masked_fill(texts.repeated(), 0.0)
     uniforms = token_uniforms(states, race.candidates)
-    return race.winners(keyed_exponentials(u, uniforms, alpha=settings.keyed_share), states)
+    if isinstance(texts, LexiconTexts):
+        aligned = texts.align(race.candidates)
+        u = aligned.u
+        numbers = decorrelated_exponentials(texts, aligned, uniforms, settings)
+    else:
+        u = texts.alignments(race.candidates, race.values, race.log_totals).double()
+        if settings.fresh_on_repeat:
+            u = u.masked_fill(texts.repeated(), 0.0)
+        numbers = keyed_exponentials(u, uniforms, alpha=settings.keyed_share)
+    if settings.strength:
+        race.values = race.values + settings.strength * torch.tanh(settings.gamma * u).to(race.values.dtype)
+    return race.winners(numbers, states)
+
+
+def decorrelated_exponentials(
+    texts: LexiconTexts, aligned: Aligned, uniforms: torch.Tensor, settings: DewSettings
+) -> torch.Tensor:
+    """Exp(1) numbers (batch, m), independent over keys and seeds for the likeliest candidates.
+
+    y = √α u + √(1−α) r has the covariance A = αK + (1−α)I over keys and seeds, K_ij the product of the cosines
+    between words and between contexts, so x = A^(−1/2) y is standard normal.
+    """
+    alpha = settings.keyed_share
+    marked = aligned.u != 0.0
+    fresh = torch.special.ndtri(uniforms)
+    y = torch.where(marked, math.sqrt(alpha) * aligned.u + math.sqrt(1.0 - alpha) * fresh, fresh)
+    n = min(settings.decorrelate, y.shape[1])
+    if n:
+        units = texts.units[aligned.rows[:, :n]].float()
+        same = aligned.begins[:, :n].unsqueeze(1) == aligned.begins[:, :n].unsqueeze(2)
+        A = alpha * (units @ units.transpose(1, 2)) * torch.where(same, 1.0, aligned.likeness.unsqueeze(2))
+        A = A * (marked[:, :n].unsqueeze(1) & marked[:, :n].unsqueeze(2))
+        A.diagonal(dim1=1, dim2=2).fill_(1.0)
+        x = inverse_root(A) @ y[:, :n].float().unsqueeze(2)
+        y = torch.cat((x.squeeze(2).double(), y[:, n:]), dim=1)
+    return (-torch.special.log_ndtr(y)).clamp_min_(1e-300)
+
+
+def inverse_root(A: torch.Tensor) -> torch.Tensor:
+    """A^(−1/2) of symmetric positive definite matrices (batch, n, n)."""
+    values, vectors = torch.linalg.eigh(A)
+    return (vectors * values.clamp_min(1e-3).rsqrt().unsqueeze(1)) @ vectors.transpose(1, 2)
 
 
 def keyed_exponentials(u: torch.Tensor, uniforms: torch.Tensor, *, alpha: float) -> torch.Tensor:
@@ -254,3 +305,84 @@ class DewRows(Rows):
         states = torch.cat([row.noise.states(len(row.written)) for row in mine]).to(scores.device)
         decodings = [row.decoding for row in mine]
         return one_hot_logits(scores, choose(scores, texts, self._settings, decodings, states))
+
+
+class _LexiconRow(Row):
+    """A text in an engine: its row among the states, and how far it has been read."""
+
+    slot = -1
+    read = -1  # -1: not even the prompt
+
+    def __init__(
+        self, prompt: Sequence[int], written: Sequence[int], *, seed: int, decoding: Decoding
+    ) -> None:
+        super().__init__(prompt, written, seed=seed, decoding=decoding)
+        self.noise = RandomStreams([seed], device=_CPU)
+
+    @property
+    def unread(self) -> Sequence[int]:
+        """The tokens written since the last step."""
+        return self.written[self.read :]
+
+
+class LexiconRows(Rows):
+    """As `DewRows`, for the words of a lexicon: the states of all texts are on the device."""
+
+    def __init__(self, settings: DewSettings, aligner: LexiconAligner, *, vocab_size: int) -> None:
+        self._settings = settings
+        self._aligner = aligner
+        self._vocab_size = vocab_size
+        self._states = aligner.begin(_SLOTS)
+        self._free = list(range(_SLOTS))
+
+    def open(
+        self, prompt: Sequence[int], written: Sequence[int], *, seed: int, decoding: Decoding
+    ) -> _LexiconRow:
+        """Start following a text."""
+        row = _LexiconRow(prompt, written, seed=seed, decoding=decoding)
+        if not self._free:
+            size = len(self._states)
+            grown = self._aligner.begin(2 * size)
+            grown.put(torch.arange(size, device=self._aligner.tables.device), self._states)
+            self._states, self._free = grown, list(range(size, 2 * size))
+        row.slot = self._free.pop()
+        weakref.finalize(row, self._free.append, row.slot)
+        return row
+
+    def mark(self, rows: Sequence[Row], scores: torch.Tensor) -> torch.Tensor:
+        """Logits (rows, vocab) float32 to marked ones, same shape."""
+        check_logits(scores, self._vocab_size)
+        mine = [row for row in rows if isinstance(row, _LexiconRow)]
+        assert len(mine) == len(scores)
+        states = self._caught_up(mine, scores.device)
+        texts = LexiconTexts(self._aligner, states)
+        if self._settings.sampler == "bias":
+            return add_bias(scores, texts, self._settings)
+        numbers = torch.cat([row.noise.states(len(row.written)) for row in mine]).to(scores.device)
+        decodings = [row.decoding for row in mine]
+        return one_hot_logits(scores, choose(scores, texts, self._settings, decodings, numbers))
+
+    def _caught_up(self, rows: Sequence[_LexiconRow], device: torch.device) -> WordStates:
+        """The rows' states after all that they have written, which are stored too."""
+        new = [row for row in rows if not 0 <= row.read <= len(row.written)]  # or the engine took tokens back
+        if new:
+            prompts = [row.prompt[-_PROMPT:] for row in new]
+            length = max(map(len, prompts))
+            padded = [[0] * (length - len(prompt)) + list(prompt) for prompt in prompts]
+            begun = self._aligner.begin(len(new))
+            padding = torch.tensor([[length - len(prompt)] for prompt in prompts], device=device)
+            begun.read_prompts(torch.tensor(padded, dtype=torch.long, device=device), padding)
+            self._states.put(torch.tensor([row.slot for row in new], device=device), begun)
+            for row in new:
+                row.read = 0
+        slots = torch.tensor([row.slot for row in rows], device=device)
+        states = self._states.at(slots)
+        unread = [row.unread for row in rows]
+        for i in range(max(map(len, unread))):
+            real = torch.tensor([i < len(tokens) for tokens in unread], device=device)
+            some = torch.tensor([tokens[i] if i < len(tokens) else 0 for tokens in unread], device=device)
+            states.push(some, real=real)
+        self._states.put(slots, states)
+        for row in rows:
+            row.read = len(row.written)
+        return states

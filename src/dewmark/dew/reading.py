@@ -36,6 +36,8 @@ from dewmark.encoders.contexts import (
     load_context_whitening,
     token_vectors,
 )
+from dewmark.encoders.lexicon import Lexicon, load_lexicon
+from dewmark.encoders.lexicon_vectors import LexiconContexts, LexiconTokens
 from dewmark.encoders.token_tables import rows_of, token_table
 from dewmark.encoders.word_vectors import (
     STATISTICS,
@@ -57,6 +59,7 @@ from dewmark.workspace import HostInfo, Tokenized, Workspace
 
 __all__ = [
     "KeyIndependent",
+    "LexiconReader",
     "Pairs",
     "Reader",
     "Reading",
@@ -288,6 +291,39 @@ class WordReader(Reader):
         return {name: getattr(self.statistics, name) for name in STATISTICS}
 
 
+class LexiconReader(WordReader):
+    """Reads the words of a lexicon; other words carry no mark, and add nothing to a context."""
+
+    def __init__(self, lexicon: Lexicon, *, k: int, form_share: float, count_once: bool) -> None:
+        self.lexicon = lexicon
+        self.tokens = LexiconTokens(lexicon, form_share=form_share)
+        self.contexts = LexiconContexts(lexicon)
+        self.k = k
+        self.count_once = count_once
+
+    def _counted(self, forms: Sequence[str]) -> list[bool]:
+        """Whether each word of a text carries the mark: in the lexicon, and new if ``count_once``."""
+        rows = self.lexicon.rows(forms)
+        limits = self.lexicon.limits[rows].tolist()
+        if not self.count_once:
+            return [limit > 0 for limit in limits]
+        left: dict[int, int] = {}
+        found = []
+        for row, limit in zip(rows.tolist(), limits, strict=True):
+            remaining = left.get(row, limit)
+            found.append(remaining > 0)
+            left[row] = remaining - 1
+        return found
+
+    def meta(self) -> dict[str, Any]:
+        """What must match when a stored detector is loaded."""
+        return {"lexicon": self.lexicon.identity, "words": VERSION}
+
+    def arrays(self) -> dict[str, NDArray[Any]]:
+        """Nothing: the lexicon is public, and stored detectors name it."""
+        return {}
+
+
 def _word_tokens(text: str) -> Tokenized:
     found = words(text)
     ids = tuple(
@@ -342,7 +378,10 @@ def open_key_independent(scheme: DewSettings, host: HostInfo, workspace: Workspa
 
 def _open(scheme: DewSettings, host: HostInfo, workspace: Workspace) -> KeyIndependent:
     reader: Reader
-    if scheme.units == "word":
+    if scheme.uses_lexicon:
+        reader = _lexicon_reader(scheme, workspace)
+        d_T, d_C = reader.tokens.dim, reader.contexts.dim
+    elif scheme.units == "word":
         encoder = load_encoder(scheme.encoder, progress=workspace.progress)
         vectors = WordVectors(encoder, workspace.cache / _WORDS_FOLDER)
         statistics = load_word_statistics(scheme.statistics, vectors=vectors, workspace=workspace)
@@ -401,7 +440,17 @@ def restore_key_independent(
     return KeyIndependent(scheme, host, reader, d_T=d_T, d_C=d_C, n=int(state.meta["n"]))
 
 
+def _lexicon_reader(scheme: DewSettings, workspace: Workspace) -> LexiconReader:
+    lexicon = load_lexicon(scheme.lexicon, workspace=workspace)
+    return LexiconReader(lexicon, k=scheme.k, form_share=scheme.form_share, count_once=scheme.counts_once)
+
+
 def _restore_words(scheme: DewSettings, state: State, workspace: Workspace) -> WordReader:
+    if scheme.uses_lexicon:
+        reader = _lexicon_reader(scheme, workspace)
+        _check_stored(state, "lexicon", reader.lexicon.identity)
+        _check_stored(state, "words", VERSION)
+        return reader
     encoder = load_encoder(scheme.encoder, progress=workspace.progress)
     _check_stored(state, "encoder", encoder.identity)
     _check_stored(state, "words", VERSION)

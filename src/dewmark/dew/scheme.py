@@ -23,6 +23,7 @@ from dewmark.dew.origin import OriginStatistic, find_uses, tested_for_forgery, w
 from dewmark.dew.projection import Fold, FoldedRows
 from dewmark.dew.reading import (
     KeyIndependent,
+    LexiconReader,
     Reading,
     TokenReader,
     WordReader,
@@ -39,12 +40,12 @@ from dewmark.scheme import DEFAULT_FPR, UNITS_PER_CHUNK, BoundScheme, State
 from dewmark.stats.evidence import Evidence
 from dewmark.stats.key_test import Statistic, key_test
 from dewmark.types import Detection
-from dewmark.workspace import HostInfo, Progress, Tokenized, Workspace, silent
+from dewmark.workspace import HostInfo, Tokenized, Workspace
 
 if TYPE_CHECKING:
     import torch
 
-    from dewmark.dew.alignment import Batch, TokenAligner, WordAligner
+    from dewmark.dew.alignment import Batch, LexiconAligner, TokenAligner, WordAligner
     from dewmark.sampling import Rows, Session
 
 __all__ = ["DEW", "BoundDEW"]
@@ -72,7 +73,7 @@ class DEW(DewSettings):
             source=shared.sources_of(key),
             hashed=shared.contexts_of(key),
             simulation_secret=key.subkey(SIMULATION),
-            progress=workspace.progress,
+            workspace=workspace,
         )
 
     def detect_keys(
@@ -116,7 +117,14 @@ class DEW(DewSettings):
         except KeyError as missing:
             raise ArtifactError(f"the stored detector lacks {missing}; export it again") from None
         return BoundDEW(
-            shared, fingerprint, fold=fold, uses=uses, source=source, hashed=hashed, simulation_secret=secret
+            shared,
+            fingerprint,
+            fold=fold,
+            uses=uses,
+            source=source,
+            hashed=hashed,
+            simulation_secret=secret,
+            workspace=workspace,
         )
 
 
@@ -142,7 +150,7 @@ class BoundDEW(BoundScheme):
         source: I64 | None = None,
         hashed: HashedContexts | None = None,
         simulation_secret: bytes,
-        progress: Progress = silent,
+        workspace: Workspace,
     ) -> None:
         super().__init__(shared.scheme, shared.host, fingerprint)
         self.shared = shared
@@ -153,12 +161,12 @@ class BoundDEW(BoundScheme):
         self.source = source
         self.hashed = hashed
         self._simulation_secret = simulation_secret
-        self.progress = progress
+        self._workspace = workspace
         # the vectors of units, and of contexts before and after scaling, fit in _CHUNK_BYTES
         self.units_per_chunk = max(_CHUNK_BYTES // (4 * (shared.d_T + 2 * shared.d_C)), 1)
         self._folded = FoldedRows(fold, shared.host.vocab_size)
         self._device: torch.device | None = None
-        self._aligners: dict[torch.device, TokenAligner | WordAligner] = {}
+        self._aligners: dict[torch.device, TokenAligner | WordAligner | LexiconAligner] = {}
         self._lock = threading.Lock()
 
     # Members, payloads and epochs
@@ -241,13 +249,15 @@ class BoundDEW(BoundScheme):
         seeds: Sequence[int] | None = None,
     ) -> Session:
         """Start marking a batch of prompts (batch, length)."""
-        from dewmark.dew.alignment import TokenBatch, WordAligner, WordBatch
+        from dewmark.dew.alignment import LexiconAligner, LexiconBatch, TokenBatch, WordAligner, WordBatch
         from dewmark.dew.marking import BiasSession, GumbelSession
 
         aligner, size = self._aligner(prompt_ids.device), self.host.vocab_size
         batch: Batch
         if isinstance(aligner, WordAligner):
             batch = WordBatch(aligner, prompt_ids, attention_mask)
+        elif isinstance(aligner, LexiconAligner):
+            batch = LexiconBatch(aligner, prompt_ids, attention_mask)
         else:
             batch = TokenBatch(aligner, prompt_ids, attention_mask)
         if self.scheme.sampler == "gumbel":
@@ -256,24 +266,38 @@ class BoundDEW(BoundScheme):
 
     def rows(self, device: torch.device) -> Rows:
         """Mark the rows of a changing batch together."""
-        from dewmark.dew.marking import DewRows
+        from dewmark.dew.alignment import LexiconAligner
+        from dewmark.dew.marking import DewRows, LexiconRows
 
+        aligner = self._aligner(device)
+        if isinstance(aligner, LexiconAligner):
+            return LexiconRows(self.scheme, aligner, vocab_size=self.host.vocab_size)
         if isinstance(self.reader, WordReader):
             self.reader.vectors.load()  # seconds that requests of a running engine would otherwise wait
-        return DewRows(self.scheme, self._aligner(device), vocab_size=self.host.vocab_size)
+        return DewRows(self.scheme, aligner, vocab_size=self.host.vocab_size)
 
-    def _aligner(self, device: torch.device) -> TokenAligner | WordAligner:
+    def _aligner(self, device: torch.device) -> TokenAligner | WordAligner | LexiconAligner:
         """This key's tables on a device, built for the first session there and shared by all."""
         with self._lock:
             if device not in self._aligners:
                 self._aligners[device] = self._make_aligner(device)
             return self._aligners[device]
 
-    def _make_aligner(self, device: torch.device) -> TokenAligner | WordAligner:
-        from dewmark.dew.alignment import TokenAligner, WordAligner
+    def _make_aligner(self, device: torch.device) -> TokenAligner | WordAligner | LexiconAligner:
+        from dewmark.dew.alignment import LexiconAligner, TokenAligner, WordAligner
+        from dewmark.dew.word_step import word_tables
 
+        if isinstance(self.reader, LexiconReader):
+            tables = word_tables(self.host, self.reader, device=device, workspace=self._workspace)
+            return LexiconAligner(
+                tables,
+                self.fold,
+                k=self.scheme.k,
+                pad_id=self.host.tokenizer.pad_id,
+                fresh_on_repeat=self.scheme.fresh_on_repeat,
+            )
         if isinstance(self.reader, WordReader):
-            return WordAligner(self.host, self.reader, self.fold, device, progress=self.progress)
+            return WordAligner(self.host, self.reader, self.fold, device, progress=self._workspace.progress)
         assert isinstance(self.reader, TokenReader)
         contexts = self.hashed or self.reader.contexts
         assert contexts is not None

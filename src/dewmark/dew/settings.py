@@ -29,8 +29,18 @@ class DewSettings(Scheme):
     sampler: Literal["bias", "gumbel"] = "gumbel"
     """How the mark is embedded: a bias on the logits (the paper), or keyed noise in Gumbel sampling (ours).
     """
-    lambda_: float = 2.0
-    """Strength λ of the bias: the most that a logit can gain."""
+    vocabulary: Literal["lexicon", "open"] = "lexicon"
+    """Which words carry a mark: those of a fixed lexicon, whose vectors are a table, or any word, encoded when
+    it first occurs."""
+    lexicon: str = "default"
+    """The lexicon: ``default``, or a folder written by ``dewmark models lexicon build``."""
+    form_share: float = 0.0
+    """Share β of a word's vector that comes from its spelling instead of its meaning (with a lexicon)."""
+    decorrelate: int = 32
+    """How many of the likeliest candidates of the Gumbel sampler get independent noise, so that averaged over
+    keys the next word follows the host's distribution exactly; 0 for none (with a lexicon)."""
+    lambda_: float | None = None
+    """Strength λ of the bias: the most that a logit can gain; by default 2 with the bias, 0 with Gumbel."""
     alpha: float | None = None
     """Share of the Gumbel sampler's randomness that comes from the key; by default 0.8 where a word carries
     the mark only once, else 0.5."""
@@ -81,7 +91,9 @@ class DewSettings(Scheme):
     def validate(self) -> None:
         """Reject values out of range."""
         check_rules(
-            (self.lambda_ > 0.0, "lambda", "be positive", self.lambda_),
+            (self.lambda_ is None or self.lambda_ >= 0.0, "lambda", "not be negative", self.lambda_),
+            (0.0 <= self.form_share < 1.0, "form_share", "lie in [0, 1)", self.form_share),
+            (0 <= self.decorrelate <= 64, "decorrelate", "lie between 0 and 64", self.decorrelate),
             (self.gamma > 0.0, "gamma", "be positive", self.gamma),
             (self.k >= 1, "k", "be at least 1", self.k),
             (self.alpha is None or 0.0 < self.alpha <= 1.0, "alpha", "lie in (0, 1]", self.alpha),
@@ -120,6 +132,16 @@ class DewSettings(Scheme):
         Measured for the whole of the default only: docs/results/one-key.md.
         """
         return self.counts_once and self.flattens and self.subtract_text_mean
+
+    @property
+    def uses_lexicon(self) -> bool:
+        """Whether units are words of a lexicon."""
+        return self.units == "word" and self.vocabulary == "lexicon"
+
+    @property
+    def strength(self) -> float:
+        """λ of the bias."""
+        return self.lambda_ if self.lambda_ is not None else 2.0 if self.sampler == "bias" else 0.0
 
     @property
     def keyed_share(self) -> float:
