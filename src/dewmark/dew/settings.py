@@ -40,10 +40,11 @@ class DewSettings(Scheme):
     """How many of the likeliest candidates of the Gumbel sampler get independent noise, so that averaged over
     keys the next word follows the host's distribution exactly; 0 for none (with a lexicon)."""
     lambda_: float | None = None
-    """Strength λ of the bias: the most that a logit can gain; by default 2 with the bias, 0 with Gumbel."""
+    """Strength λ of the bias: the most that a logit can gain. The Gumbel sampler adds it to its keyed noise; by
+    default 2 with the bias, 1.5 with Gumbel on words of a lexicon, else 0."""
     alpha: float | None = None
-    """Share of the Gumbel sampler's randomness that comes from the key; by default 0.8 where a word carries
-    the mark only once, else 0.5."""
+    """Share of the Gumbel sampler's randomness that comes from the key; by default 0.95 on words of a lexicon,
+    0.8 where a word carries the mark only once, else 0.5."""
     fresh_on_repeat: bool = True
     """Whether the Gumbel sampler ignores the key where a text repeats a context word for word."""
     gamma: float = 0.5
@@ -105,6 +106,10 @@ class DewSettings(Scheme):
         if self.units == "word" and (self.mode != "both" or self.donor is not None):
             what = f"mode={self.mode}" if self.mode != "both" else f"donor={self.donor}"
             raise ConfigError(f"{what} concerns the host's token table, which units=word does not use")
+        if self.form_share and not self.uses_lexicon:
+            raise ConfigError(
+                "form_share concerns the words of a lexicon; set units=word, vocabulary=lexicon"
+            )
         if self.units == "token" and self.count_once:
             raise ConfigError("count_once=true concerns words; set units=word")
         if self.units == "token" and self.projection == "full":
@@ -141,12 +146,16 @@ class DewSettings(Scheme):
     @property
     def strength(self) -> float:
         """λ of the bias."""
-        return self.lambda_ if self.lambda_ is not None else 2.0 if self.sampler == "bias" else 0.0
+        if self.lambda_ is not None:
+            return self.lambda_
+        return 2.0 if self.sampler == "bias" else 1.5 if self.uses_lexicon else 0.0
 
     @property
     def keyed_share(self) -> float:
         """The share of the Gumbel sampler's randomness that comes from the key."""
-        return self.alpha if self.alpha is not None else 0.8 if self.counts_once else 0.5
+        if self.alpha is not None:
+            return self.alpha
+        return 0.95 if self.uses_lexicon else 0.8 if self.counts_once else 0.5
 
     @property
     def scores_linearly(self) -> bool:
@@ -178,7 +187,7 @@ class DewSettings(Scheme):
     @property
     def attributes(self) -> bool:
         """Whether coordinates are ordered by how soon a forger learns them, as those of a lexicon are."""
-        return self.by_matrix and getattr(self, "vocabulary", "open") == "lexicon"
+        return self.by_matrix and self.uses_lexicon
 
     @property
     def reads_rings(self) -> bool:

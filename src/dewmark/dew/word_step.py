@@ -117,7 +117,9 @@ class WordStates:
         self._finished = torch.zeros((size, 1), dtype=torch.long, device=device)
         self._repeated = torch.zeros((size, 1), dtype=torch.bool, device=device)
         odd = [_HASH[j % len(_HASH)] * (2 * j + 1) for j in range(k)]
-        self._odd = torch.tensor([(value + (1 << 63)) % (1 << 64) - (1 << 63) | 1 for value in odd], device=device)
+        self._odd = torch.tensor(
+            [(value + (1 << 63)) % (1 << 64) - (1 << 63) | 1 for value in odd], device=device
+        )
 
     def __len__(self) -> int:
         return len(self._open)
@@ -202,4 +204,6 @@ class WordStates:
             window = self._hashed(torch.cat((self._recent[:, 1:], own), dim=1))
             again = (self._seen == window).any(dim=1, keepdim=True)
             without |= torch.where(begins & is_open, again, self._repeated)
-        return Aligned(u.masked_fill(without, 0.0), rows, begins, (c[:, 0] * c[:, 1]).sum(dim=1, keepdim=True))
+        return Aligned(
+            u.masked_fill(without, 0.0), rows, begins, (c[:, 0] * c[:, 1]).sum(dim=1, keepdim=True)
+        )
