@@ -2,19 +2,31 @@
 
 from __future__ import annotations
 
+import atexit
 import functools
 import hashlib
+import itertools
+import shutil
+import tempfile
 from array import array
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from dewmark.encoders import lexicon
 from dewmark.encoders.base import Encoder
+from dewmark.encoders.lexicon_build import FormList, build_lexicon
+from dewmark.encoders.word_vectors import WordStatistics, WordVectors
+from dewmark.hosts import fake
 
 PAPER = {"units": "token", "sampler": "bias"}
 """DEW as the paper has it: the host's tokens, a bias on their logits."""
+
+
+_FORMS = 1200
 
 
 def unpacked(row: bytes) -> list[int]:
@@ -27,6 +39,26 @@ def replace_encoders(monkeypatch: pytest.MonkeyPatch, encoder: Encoder) -> None:
     monkeypatch.setattr("dewmark.encoders._loaded", {})
     monkeypatch.setattr("dewmark.encoders._create", lambda name, **_: encoder)
     monkeypatch.setattr("dewmark.scheme.encoder_languages", lambda name: encoder.languages)
+    find = lexicon.lexicon_folder
+    monkeypatch.setattr(
+        "dewmark.encoders.lexicon.lexicon_folder",
+        lambda name, workspace: tiny_lexicon() if name == "default" else find(name, workspace),
+    )
+
+
+@functools.cache
+def tiny_lexicon() -> Path:
+    """A lexicon of the words that fake hosts write, with the vectors of the small encoder."""
+    forms = tuple(itertools.islice(fake._words(), _FORMS))
+    listed = FormList(forms, 0.1 / np.arange(2.0, 2.0 + len(forms)), ("en",) * len(forms))
+    vectors = WordVectors(BagEncoder(), None)
+    nothing = np.zeros(vectors.dim, dtype=np.float32)
+    centre = vectors.vectors(forms).mean(axis=0)
+    statistics = WordStatistics(centre, centre, centre, nothing[:, None][:0].reshape(0, vectors.dim))
+    out = Path(tempfile.mkdtemp(prefix="dewmark-lexicon-"))
+    atexit.register(shutil.rmtree, out, ignore_errors=True)
+    build_lexicon(listed, vectors, statistics, out=out, dim=vectors.dim)
+    return out
 
 
 class BagEncoder(Encoder):

@@ -22,7 +22,7 @@ from dewmark.watermark import load_scheme
 from dewmark.workspace import Workspace, no_host
 
 KEY = Key(bytes(range(32)))
-WORDS = {"units": "word", "sampler": "gumbel", "alpha": 0.5}
+WORDS = {"units": "word", "vocabulary": "open", "sampler": "gumbel", "alpha": 0.5}
 PROMPT = "the old bridge over the river"
 
 

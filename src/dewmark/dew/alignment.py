@@ -526,7 +526,9 @@ class WordBatch(Batch):
 class LexiconAligner:
     """Scores the words of a lexicon under one key, on one device."""
 
-    def __init__(self, tables: WordTables, fold: Fold, *, k: int, pad_id: int, fresh_on_repeat: bool) -> None:
+    def __init__(
+        self, tables: WordTables, fold: Fold, *, k: int, pad_id: int | None, fresh_on_repeat: bool
+    ) -> None:
         self.tables = tables
         self.k = k
         self.pad_id = pad_id

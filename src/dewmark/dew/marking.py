@@ -18,9 +18,9 @@ import torch
 from dewmark.decoding import Decoding
 from dewmark.dew.alignment import (
     Batch,
-    Texts,
     LexiconAligner,
     LexiconTexts,
+    Texts,
     TokenAligner,
     TokenText,
     TokenTexts,
@@ -124,8 +124,8 @@ def decorrelated_exponentials(
 ) -> torch.Tensor:
     """Exp(1) numbers (batch, m), independent over keys and seeds for the likeliest candidates.
 
-    y = √α u + √(1−α) r has the covariance A = αK + (1−α)I over keys and seeds, K_ij the product of the cosines
-    between words and between contexts, so x = A^(−1/2) y is standard normal.
+    y = √α u + √(1−α) r has the covariance A = αK + (1−α)I over keys and seeds, where K_ij is the product of
+    the cosines between words and between contexts. So x = A^(−1/2) y is standard normal.
     """
     alpha = settings.keyed_share
     marked = aligned.u != 0.0
@@ -140,13 +140,15 @@ def decorrelated_exponentials(
         A.diagonal(dim1=1, dim2=2).fill_(1.0)
         x = inverse_root(A) @ y[:, :n].float().unsqueeze(2)
         y = torch.cat((x.squeeze(2).double(), y[:, n:]), dim=1)
-    return (-torch.special.log_ndtr(y)).clamp_min_(1e-300)
+    numbers: torch.Tensor = -torch.special.log_ndtr(y)
+    return numbers.clamp_min_(1e-300)
 
 
 def inverse_root(A: torch.Tensor) -> torch.Tensor:
     """A^(−1/2) of symmetric positive definite matrices (batch, n, n)."""
     values, vectors = torch.linalg.eigh(A)
-    return (vectors * values.clamp_min(1e-3).rsqrt().unsqueeze(1)) @ vectors.transpose(1, 2)
+    scaled: torch.Tensor = vectors * values.clamp_min(1e-3).rsqrt().unsqueeze(1)
+    return scaled @ vectors.transpose(1, 2)
 
 
 def keyed_exponentials(u: torch.Tensor, uniforms: torch.Tensor, *, alpha: float) -> torch.Tensor:

@@ -296,7 +296,7 @@ class LexiconReader(WordReader):
 
     def __init__(self, lexicon: Lexicon, *, k: int, form_share: float, count_once: bool) -> None:
         self.lexicon = lexicon
-        self.tokens = LexiconTokens(lexicon, form_share=form_share)
+        self.tokens = self.units = LexiconTokens(lexicon, form_share=form_share)
         self.contexts = LexiconContexts(lexicon)
         self.k = k
         self.count_once = count_once

@@ -161,7 +161,7 @@ class BoundDEW(BoundScheme):
         self.source = source
         self.hashed = hashed
         self._simulation_secret = simulation_secret
-        self._workspace = workspace
+        self.workspace = workspace
         # the vectors of units, and of contexts before and after scaling, fit in _CHUNK_BYTES
         self.units_per_chunk = max(_CHUNK_BYTES // (4 * (shared.d_T + 2 * shared.d_C)), 1)
         self._folded = FoldedRows(fold, shared.host.vocab_size)
@@ -288,7 +288,7 @@ class BoundDEW(BoundScheme):
         from dewmark.dew.word_step import word_tables
 
         if isinstance(self.reader, LexiconReader):
-            tables = word_tables(self.host, self.reader, device=device, workspace=self._workspace)
+            tables = word_tables(self.host, self.reader, device=device, workspace=self.workspace)
             return LexiconAligner(
                 tables,
                 self.fold,
@@ -297,7 +297,7 @@ class BoundDEW(BoundScheme):
                 fresh_on_repeat=self.scheme.fresh_on_repeat,
             )
         if isinstance(self.reader, WordReader):
-            return WordAligner(self.host, self.reader, self.fold, device, progress=self._workspace.progress)
+            return WordAligner(self.host, self.reader, self.fold, device, progress=self.workspace.progress)
         assert isinstance(self.reader, TokenReader)
         contexts = self.hashed or self.reader.contexts
         assert contexts is not None

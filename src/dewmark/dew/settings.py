@@ -30,8 +30,8 @@ class DewSettings(Scheme):
     """How the mark is embedded: a bias on the logits (the paper), or keyed noise in Gumbel sampling (ours).
     """
     vocabulary: Literal["lexicon", "open"] = "lexicon"
-    """Which words carry a mark: those of a fixed lexicon, whose vectors are a table, or any word, encoded when
-    it first occurs."""
+    """Which words carry a mark: those of a fixed lexicon, whose vectors are a table, or any word, which is
+    encoded when it first occurs."""
     lexicon: str = "default"
     """The lexicon: ``default``, or a folder written by ``dewmark models lexicon build``."""
     form_share: float = 0.0
@@ -40,11 +40,11 @@ class DewSettings(Scheme):
     """How many of the likeliest candidates of the Gumbel sampler get independent noise, so that averaged over
     keys the next word follows the host's distribution exactly; 0 for none (with a lexicon)."""
     lambda_: float | None = None
-    """Strength λ of the bias: the most that a logit can gain. The Gumbel sampler adds it to its keyed noise; by
-    default 2 with the bias, 1.5 with Gumbel on words of a lexicon, else 0."""
+    """Strength λ of the bias: the most that a logit can gain. The Gumbel sampler adds it to its keyed noise.
+    By default 2 with the bias, 1.5 with Gumbel on words of a lexicon, else 0."""
     alpha: float | None = None
-    """Share of the Gumbel sampler's randomness that comes from the key; by default 0.95 on words of a lexicon,
-    0.8 where a word carries the mark only once, else 0.5."""
+    """Share of the Gumbel sampler's randomness that comes from the key; by default 0.95 on words of a
+    lexicon, 0.8 where other words carry the mark only once, else 0.5."""
     fresh_on_repeat: bool = True
     """Whether the Gumbel sampler ignores the key where a text repeats a context word for word."""
     gamma: float = 0.5

@@ -32,8 +32,7 @@ __all__ = ["Aligned", "WordStates", "WordTables"]
 _WINDOWS = 1024  # contexts that a text remembers
 _MOST = 100  # a count that no limit reaches
 _PROMPT = 64  # tokens at a prompt's end that hold the words of its context
-# odd constants: one per word of a window
-_HASH = tuple(value - (1 << 64) for value in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
+_ODD = 0x9E3779B97F4A7C15 - (1 << 64)  # times 1, 3, 5, … it hashes the words of a window
 
 
 _TABLES: weakref.WeakValueDictionary[tuple[object, ...], WordTables] = weakref.WeakValueDictionary()
@@ -44,13 +43,13 @@ def word_tables(
 ) -> WordTables:
     """The tables of a host and a lexicon on a device, shared by all keys; the trie is cached on disk."""
     lexicon = reader.lexicon
-    name = (lexicon.identity, reader.tokens.form_share, host.tokenizer.identity, host.vocab_size, str(device))
+    name = (lexicon.identity, reader.units.form_share, host.tokenizer.identity, host.vocab_size, str(device))
     found = _TABLES.get(name)
     if found is None:
         trie = load_trie(
             lexicon.forms, host.tokenizer, host.vocab_size, identity=lexicon.identity, workspace=workspace
         )
-        units = reader.tokens.of_rows(np.arange(len(lexicon.forms) + 1))
+        units = reader.units.of_rows(np.arange(len(lexicon.forms) + 1))
         found = _TABLES[name] = WordTables(trie, lexicon, units, device=device)
     return found
 
@@ -68,9 +67,9 @@ class WordTables:
         self.units = torch.from_numpy(units.astype(np.float16)).to(device)
         self.contexts = torch.from_numpy(lexicon.contexts(every).astype(np.float16)).to(device)
         self.limits = torch.from_numpy(lexicon.limits.astype(np.int8)).to(device)
-        self.keys = torch.from_numpy(np.asarray(trie.keys, dtype=np.int64)).to(device)
-        self.targets = torch.from_numpy(trie.targets.astype(np.int64)).to(device)
-        self.breaks = torch.from_numpy(np.asarray(trie.breaks)).to(device)
+        self.keys = torch.from_numpy(np.append(trie.keys, np.iinfo(np.int64).max)).to(device)
+        self.targets = torch.from_numpy(np.append(trie.targets, UNKNOWN).astype(np.int64)).to(device)
+        self.breaks = torch.from_numpy(np.array(trie.breaks)).to(device)
         self.after_break = torch.from_numpy(trie.after_break.astype(np.int64)).to(device)
         self.inner = torch.from_numpy(trie.inner.astype(np.int64)).to(device)
         self.rows = torch.from_numpy(trie.rows.astype(np.int64)).to(device)
@@ -82,7 +81,7 @@ class WordTables:
         ``states`` broadcast to the tokens' shape.
         """
         keys = states * self.vocab_size + tokens
-        at = torch.searchsorted(self.keys, keys).clamp_max_(len(self.keys) - 1)
+        at = torch.searchsorted(self.keys, keys)  # the last key is larger than any
         listed, breaks = self.keys[at] == keys, self.breaks[tokens]
         otherwise = torch.where(breaks, self.after_break[tokens], UNKNOWN)
         return torch.where(listed, self.targets[at], otherwise), breaks & ~listed
@@ -116,10 +115,7 @@ class WordStates:
         self._seen = torch.zeros((size, _WINDOWS), dtype=torch.long, device=device)
         self._finished = torch.zeros((size, 1), dtype=torch.long, device=device)
         self._repeated = torch.zeros((size, 1), dtype=torch.bool, device=device)
-        odd = [_HASH[j % len(_HASH)] * (2 * j + 1) for j in range(k)]
-        self._odd = torch.tensor(
-            [(value + (1 << 63)) % (1 << 64) - (1 << 63) | 1 for value in odd], device=device
-        )
+        self._odd = (torch.arange(k, device=device) * 2 + 1) * _ODD
 
     def __len__(self) -> int:
         return len(self._open)

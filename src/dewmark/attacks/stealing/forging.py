@@ -143,7 +143,7 @@ def forged(victim: BoundDEW, W: F32, *, strength: float) -> BoundDEW:
         fold = Fold(product, np.eye(d_T, dtype=np.float32), np.eye(d_C, dtype=np.float32), n=1)
     name = hashlib.sha256(product.tobytes()).hexdigest()[:16]
     return BoundDEW(
-        shared, f"forged-{name}", fold=fold, simulation_secret=bytes(32), progress=victim.progress
+        shared, f"forged-{name}", fold=fold, simulation_secret=bytes(32), workspace=victim.workspace
     )
 
 
