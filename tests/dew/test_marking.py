@@ -192,7 +192,7 @@ def test_bad_calls(bound) -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"lambda": "-1"}, "lambda must be positive"),
+        ({"lambda": "-1"}, "lambda must be at least 0"),
         ({"gamma": 0}, "gamma must be positive"),
         ({"k": 0}, "k must be at least 1"),
         ({"m": 0}, "m must be"),

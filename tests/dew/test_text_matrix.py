@@ -102,7 +102,7 @@ def test_one_key_and_many_give_the_same_numbers(bag_encoder, tmp_path) -> None:
 
 
 def test_a_word_counts_where_it_is_new(bag_encoder, tmp_path) -> None:
-    bound = DEW().bind(KEY, no_host(), Workspace(cache=tmp_path))
+    bound = DEW(vocabulary="open").bind(KEY, no_host(), Workspace(cache=tmp_path))
     text = "one two three harbour the bridge the harbour the bridge the lantern the lantern the harbour"
     scored = [token.text for token in bound.detect(text).tokens if token.scored]
     assert times_counted("harbour") == 1
@@ -113,7 +113,7 @@ def test_a_word_counts_where_it_is_new(bag_encoder, tmp_path) -> None:
 
 def test_a_used_up_word_gets_fresh_noise_when_it_is_a_candidate_again(bag_encoder, tmp_path) -> None:
     host = FakeHost(400)
-    bound = DEW().bind(KEY, host.info, Workspace(cache=tmp_path))
+    bound = DEW(vocabulary="open").bind(KEY, host.info, Workspace(cache=tmp_path))
     tokenizer = host.info.tokenizer
     prompt = torch.tensor([tokenizer.encode([" the water of the sea"])[0].ids])
     (bridge,), (river,) = (tokenizer.encode([word])[0].ids for word in (" bridge", " river"))

@@ -66,7 +66,7 @@ class TestGrid:
             (["lambda= , "], ConfigError, "--grid lambda needs at least one value"),
             (["lambda"], ConfigError, "must have the form name=value"),
             (["lamda=1"], UnknownNameError, "did you mean 'lambda'"),
-            (["lambda=-1"], ConfigError, "lambda must be positive"),
+            (["lambda=-1"], ConfigError, "lambda must be at least 0"),
             (["sampler=bias", "alpha=0.5"], ConfigError, "no sampler of the grid uses alpha"),
             (["sampler=greedy"], ConfigError, "sampler must be one of bias, gumbel"),
         ],

@@ -147,8 +147,8 @@ def decorrelated_exponentials(
 def inverse_root(A: torch.Tensor) -> torch.Tensor:
     """A^(−1/2) of symmetric positive definite matrices (batch, n, n)."""
     values, vectors = torch.linalg.eigh(A)
-    scaled: torch.Tensor = vectors * values.clamp_min(1e-3).rsqrt().unsqueeze(1)
-    return scaled @ vectors.transpose(1, 2)
+    root: torch.Tensor = (vectors * values.clamp_min(1e-3).rsqrt().unsqueeze(1)) @ vectors.transpose(1, 2)
+    return root
 
 
 def keyed_exponentials(u: torch.Tensor, uniforms: torch.Tensor, *, alpha: float) -> torch.Tensor:

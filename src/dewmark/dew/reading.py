@@ -231,8 +231,8 @@ class WordReader(Reader):
         self.count_once = count_once
         self.vectors = vectors
         self.statistics = statistics
-        self.tokens = WordTokens(vectors, statistics, centre=centre)
-        self.contexts = WordContexts(vectors, statistics)
+        self.tokens: WordTokens | LexiconTokens = WordTokens(vectors, statistics, centre=centre)
+        self.contexts: WordContexts | LexiconContexts = WordContexts(vectors, statistics)
         self.k = k
 
     def tokenize(self, texts: Sequence[str]) -> list[Tokenized]:

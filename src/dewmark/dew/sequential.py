@@ -162,7 +162,8 @@ class SequentialDetector:
             return
         scale = math.sqrt(left)
         expected = row.astype(np.float32) @ rows.innovations
-        innovation = (self._uses.sums(np.outer(t, context)) - expected) / np.float32(scale)
+        sums = self._uses.sums(np.outer(t, context))
+        innovation: F32 = ((sums - expected) / scale).astype(np.float32)
         rows.add(t, context, row, scale, innovation)
         self._A += scale * innovation
         self._V += left

@@ -92,7 +92,8 @@ class DewSettings(Scheme):
     def validate(self) -> None:
         """Reject values out of range."""
         check_rules(
-            (self.lambda_ is None or self.lambda_ >= 0.0, "lambda", "not be negative", self.lambda_),
+            (self.lambda_ is None or self.lambda_ >= 0.0, "lambda", "be at least 0", self.lambda_),
+            (self.sampler == "gumbel" or self.strength > 0.0, "lambda", "be positive", self.lambda_),
             (0.0 <= self.form_share < 1.0, "form_share", "lie in [0, 1)", self.form_share),
             (0 <= self.decorrelate <= 64, "decorrelate", "lie between 0 and 64", self.decorrelate),
             (self.gamma > 0.0, "gamma", "be positive", self.gamma),
