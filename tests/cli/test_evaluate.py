@@ -145,3 +145,30 @@ def test_bad_options(run, marked, unmarked, tmp_path, key_file):
 def test_a_row_without_text_cannot_be_scored(run, host, numbers, marked, key_file):
     result = run("evaluate", "--positives", marked, "--negatives", marked, "--key", key_file, "-q")
     assert 'line 1 has no "text"' in result.error
+
+
+def test_wording_is_compared_by_prompt_and_seed(run, tmp_path):
+    def rows(name: str, texts: list[str]) -> Path:
+        lines = [
+            {"z": float(i), "p_value": 0.5, "text": text, "prompt": f"p{i}", "seed": i}
+            for i, text in enumerate(texts)
+        ]
+        (tmp_path / name).write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+        return tmp_path / name
+
+    plain = ["stone river bridge harbour", "lantern window meadow orchard", "garden ladder hammer kitchen"]
+    dull = [" ".join([text.split()[0]] * 2 + text.split()[2:]) for text in plain]  # one word twice
+    result = run("evaluate", "--positives", rows("a.jsonl", dull), "--negatives", rows("b.jsonl", plain))
+    assert "same prompt and seed, 3 prompts:" in result.out
+    assert "distinct content words -0.250 (-0.250 to -0.250)" in result.out
+    found = run(
+        "evaluate", "--positives", tmp_path / "a.jsonl", "--negatives", tmp_path / "b.jsonl", "--json"
+    )
+    worded = json.loads(found.out)["wording"]
+    assert (worded["prompts"], worded["distinct_content"]["value"]) == (3, -0.25)
+    assert worded["unlisted"]["value"] == 0.0
+
+
+def test_translating_back_needs_texts_to_score(run, marked, unmarked):
+    result = run("evaluate", "--positives", marked, "--negatives", unmarked, "--translate-back")
+    assert "--translate-back scores texts" in result.error

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from dewmark.lab.evaluation.results import Cell, Evaluation
+    from dewmark.lab.evaluation.wording import PairedWording
     from dewmark.stats.metrics import Rate
 
 
@@ -67,6 +68,13 @@ def evaluate(
     test: Annotated[
         str | None, typer.Option(metavar="NAME", help="Statistical test, as in dewmark detect.")
     ] = None,
+    translate_back: Annotated[
+        bool,
+        typer.Option(
+            "--translate-back",
+            help="Also score foreign texts in English, as dewmark detect does, and count both attempts.",
+        ),
+    ] = False,
     out: Annotated[
         Path | None,
         typer.Option(metavar="DIR", help="Write a report here: scores, tables, figures, an HTML page."),
@@ -82,7 +90,8 @@ def evaluate(
     """
     from dewmark.lab.evaluation.protocol import evaluate as judge
     from dewmark.lab.evaluation.results import read_scores
-    from dewmark.lab.evaluation.score_files import ScoreFiles, read_score_files, score_files
+    from dewmark.lab.evaluation.score_files import ScoreFiles, paired_texts, read_score_files, score_files
+    from dewmark.lab.evaluation.wording import listed_words, paired_wording
 
     levels = _rates(rates)
     files = ScoreFiles.parse(positives or (), negatives or (), human or ())
@@ -96,11 +105,23 @@ def evaluate(
             bound = options.open_detector(
                 detector, key, host, scheme, settings, reader=reader, progress=progress
             )
-            rows = score_files(bound, files, seeds=seeds, test=test, batch_size=batch_size, progress=progress)
+            rows = score_files(
+                bound,
+                files,
+                seeds=seeds,
+                test=test,
+                translate_back=translate_back,
+                batch_size=batch_size,
+                progress=progress,
+            )
+    elif translate_back:
+        raise ConfigError("--translate-back scores texts, and these rows are scored: add --key or --detector")
     else:
         files.check()
         rows = read_score_files(files, field=field, seeds=seeds)
     found = judge(rows, rates=levels)
+    pairs = paired_texts(files)
+    worded = paired_wording(pairs, listed=listed_words()) if len(pairs) > 1 else None
     if out is not None:
         from dewmark.lab.evaluation.results import write_scores
         from dewmark.reports.experiment_report import write_report
@@ -111,9 +132,10 @@ def evaluate(
         write_report(out, title="Evaluation", table="", configuration=configuration, commands=[])
         say(f"wrote {out / 'report.html'}, with tables and figures next to it", quiet=quiet)
     if json_:
-        emit(found.to_dict())
+        emit({**found.to_dict(), "wording": worded and worded.to_dict()})
     else:
         results().print(_table(found), soft_wrap=False)
+        write(_wording(worded) if worded else "")
         write("".join(f"\n{note[0].upper()}{note[1:]}." for note in found.notes) + "\n" * bool(found.notes))
 
 
@@ -143,6 +165,21 @@ def _table(found: Evaluation) -> Table:
             table.add_row(*first, *line)
             first = ("",) * len(first)
     return table
+
+
+def _wording(found: PairedWording) -> str:
+    """What the marked texts' wording lost or gained, in one sentence."""
+    shown = []
+    for name, head in (
+        ("distinct_content", "distinct content words"),
+        ("unlisted", "words outside the word list"),
+        ("repetition", "repeated 4-grams"),
+    ):
+        interval = getattr(found, name)
+        if interval is not None:
+            shown.append(f"{head} {interval.value:+.3f} ({interval.low:+.3f} to {interval.high:+.3f})")
+    head = f"Wording against the unmarked text of the same prompt and seed, {found.prompts:,} prompts"
+    return f"\n{head}:\n" + ";\n".join(shown) + ".\n"
 
 
 def _by_scores(cell: Cell) -> Iterator[Sequence[str]]:

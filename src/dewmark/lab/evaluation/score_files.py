@@ -12,14 +12,25 @@ from pathlib import Path
 from typing import Any
 
 from dewmark import storage
+from dewmark.attacks.translation import back
 from dewmark.batch.inputs import parse_text_row, warn_other_scheme
 from dewmark.detector import detect_texts
 from dewmark.errors import ConfigError, InputError
 from dewmark.lab.evaluation.results import CLEAN, HUMAN, MARKED, UNMARKED, ScoreRow
+from dewmark.lab.evaluation.wording import TextPair
 from dewmark.scheme import BoundScheme, check_test
+from dewmark.types import Detection
 from dewmark.workspace import Progress, silent
 
-__all__ = ["ScoreFile", "ScoreFiles", "finite_score", "read_score_files", "score_files"]
+__all__ = [
+    "ScoreFile",
+    "ScoreFiles",
+    "detection_numbers",
+    "finite_score",
+    "paired_texts",
+    "read_score_files",
+    "score_files",
+]
 
 _SCORE_FIELDS = ("z", "score")  # the first that a row has
 _LENGTH_FIELDS = ("tokens_scored", "tokens")
@@ -80,6 +91,19 @@ class ScoreFiles:
         return [{"kind": each.kind, "attack": each.attack, "file": each.file.name} for each in self.files]
 
 
+def paired_texts(files: ScoreFiles) -> list[TextPair]:
+    """The unattacked marked texts beside the unmarked ones of the same prompt and seed, if rows say so."""
+    texts: dict[str, dict[tuple[str, str], str]] = {MARKED: {}, UNMARKED: {}}
+    for source, _, row in files.rows():
+        if source.attack == CLEAN and source.kind in texts and {"text", "prompt", "seed"} <= row.keys():
+            texts[source.kind][str(row["prompt"]), str(row["seed"])] = str(row["text"])
+    return [
+        TextPair(place[0], text, texts[UNMARKED][place])
+        for place, text in texts[MARKED].items()
+        if place in texts[UNMARKED]
+    ]
+
+
 class _RunNumbers:
     """Numbers runs, which a field of the rows tells apart, in the order in which they occur."""
 
@@ -134,10 +158,14 @@ def score_files(
     *,
     seeds: str | None = None,
     test: str | None = None,
+    translate_back: bool = False,
     batch_size: int = 32,
     progress: Progress = silent,
 ) -> list[ScoreRow]:
-    """Score every row's text under one key, without its prompt, which a detector would not know."""
+    """Score every row's text under one key, without its prompt, which a detector would not know.
+
+    With ``translate_back`` a text in another language is also scored in English, and both attempts count.
+    """
     check_test(test, bound.tests)
     runs = _RunNumbers(seeds)
     places: list[tuple[ScoreFile, str, int]] = []
@@ -150,7 +178,9 @@ def score_files(
         places.append((source, where, runs.of(row, where)))
     found: list[ScoreRow] = []
     for start in range(0, len(texts), batch_size):
-        for detection in detect_texts(bound, texts[start : start + batch_size], test=test):
+        batch = texts[start : start + batch_size]
+        english = back.translate_back(batch, progress=progress) if translate_back else None
+        for numbers in detection_numbers(bound, batch, english, test=test):
             source, where, seed = places[len(found)]
             found.append(
                 ScoreRow(
@@ -159,13 +189,46 @@ def score_files(
                     seed=seed,
                     kind=source.kind,
                     id=where,
-                    score=finite_score(detection.z),
-                    p_value=detection.p_value,
-                    tokens=detection.tokens_scored,
+                    **numbers,
                 )
             )
         progress("scoring", len(found), len(texts))
     return found
+
+
+def detection_numbers(
+    bound: BoundScheme,
+    texts: Sequence[str],
+    english: Sequence[str | None] | None = None,
+    *,
+    test: str | None = None,
+) -> list[dict[str, Any]]:
+    """Score, p-value and length of each text; a blank text has score 0 and p-value 1.
+
+    ``english`` are the same texts translated back into English, None where there is no translation. A text
+    with one is scored twice and has the larger score and p = 2 min(p₁, p₂), at most 1.
+    """
+    found = [_numbers(one) for one in detect_texts(bound, texts, test=test)]
+    again = [(i, text) for i, text in enumerate(english or ()) if text is not None]
+    if again:
+        second = detect_texts(bound, [text for _, text in again], test=test)
+        for (i, _), one in zip(again, second, strict=True):
+            found[i] = _better(found[i], _numbers(one))
+    return found
+
+
+def _numbers(one: Detection) -> dict[str, Any]:
+    return {"score": finite_score(one.z), "p_value": one.p_value, "tokens": one.tokens_scored}
+
+
+def _better(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
+    """The better of two attempts, both counted."""
+    best = min(first, second, key=lambda each: float(each["p_value"]))
+    return {
+        **best,
+        "score": max(first["score"], second["score"]),
+        "p_value": min(1.0, 2.0 * best["p_value"]),
+    }
 
 
 def finite_score(z: float) -> float:

@@ -15,10 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dewmark.detector import detect_texts
 from dewmark.lab.evaluation.quality import words_kept
 from dewmark.lab.evaluation.results import CLEAN
-from dewmark.lab.evaluation.score_files import finite_score
+from dewmark.lab.evaluation.score_files import detection_numbers
 from dewmark.lab.experiments.outputs import RowFile, write_rows
 from dewmark.lab.experiments.recipe import SchemeEntry
 from dewmark.lab.experiments.run import Run
@@ -27,7 +26,6 @@ from dewmark.lab.prompts import Row, first_tokens
 
 if TYPE_CHECKING:
     from dewmark.scheme import BoundScheme
-    from dewmark.types import Detection
 
 __all__ = ["PendingScores", "ScoreTexts", "score_texts"]
 
@@ -160,32 +158,13 @@ def _scores(
     *,
     test: str | None,
 ) -> list[Row]:
-    """Score, p-value and length of each text; a blank text has score 0 and p-value 1.
-
-    A text that was also translated back has the larger score and p = 2 min(p₁, p₂), at most 1.
-    """
-    found = [_numbers(one) for one in detect_texts(bound, texts, test=test)]
-    again = [i for i, row in enumerate(back or ()) if row["translated"]]
-    if back is not None and again:
-        english = [back[i]["text"].replace("\x00", " ") for i in again]
-        for i, one in zip(again, detect_texts(bound, english, test=test), strict=True):
-            found[i] = _better(found[i], _numbers(one))
+    """Score, p-value and length of each text, and of its translation ``back`` into English if it has one."""
+    english = None
+    if back is not None:
+        english = [row["text"].replace("\x00", " ") if row["translated"] else None for row in back]
+    found = detection_numbers(bound, texts, english, test=test)
     scored: list[Row] = []
     for row, text, numbers in zip(rows, texts, found, strict=True):
         kept = {"kept": words_kept(row["original_text"], text)} if "original_text" in row else {}
         scored.append({"id": row["id"], **numbers, **kept})
     return scored
-
-
-def _numbers(one: Detection) -> Row:
-    return {"score": finite_score(one.z), "p_value": one.p_value, "tokens": one.tokens_scored}
-
-
-def _better(first: Row, second: Row) -> Row:
-    """The better of two attempts, both counted."""
-    best = min(first, second, key=lambda each: float(each["p_value"]))
-    return {
-        **best,
-        "score": max(first["score"], second["score"]),
-        "p_value": min(1.0, 2.0 * best["p_value"]),
-    }
