@@ -44,7 +44,9 @@ def reproduce(
     ] = None,
     schemes: Annotated[
         str | None,
-        typer.Option(metavar="A,B,…", help="Rows: labels, or the groups dew, surface, semantic, paper, all."),
+        typer.Option(
+            metavar="A,B,…", help="Rows: labels, or the groups dew, reader, surface, semantic, paper, all."
+        ),
     ] = None,
     attacks: Annotated[
         str | None, typer.Option(metavar="A,B,…", help="Columns: some of the recipe's attacks, or none.")

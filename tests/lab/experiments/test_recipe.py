@@ -6,7 +6,7 @@ import pytest
 
 from dewmark.attacks.base import ATTACKS
 from dewmark.errors import ConfigError, UnknownNameError
-from dewmark.lab.experiments.recipe import STAGES, load_recipe, tables
+from dewmark.lab.experiments.recipe import STAGES, SchemeEntry, load_recipe, tables
 
 PAPER = ["kgw", "synthid", "dipmark", "unbiased", "morphmark", "ksemstamp", "sir", "xsir", "atw", "ts"]
 
@@ -55,6 +55,15 @@ def test_the_chat_recipe_has_both_settings_at_both_lengths():
         "brought-back"
     ]
     assert all(not each.conditions for each in recipes.values())
+
+
+def test_readers_are_rows_of_schemes_that_use_one():
+    rows = {entry.label: entry for entry in load_recipe("chat", profile="local").schemes}
+    assert rows["dew-default-reader"].reader_model == rows["dew-default"].host == "smollm2-135m"
+    assert rows["dew-default-gemma"].reader_model == "gemma3-270m"
+    assert rows["dew-default"].reader_model is None
+    with pytest.raises(ConfigError, match="kgw makes no use of a reader"):
+        SchemeEntry("read", "kgw", "smollm2-135m", reader="host").build()
 
 
 def test_conditions_select_and_plain_recipes_have_none():

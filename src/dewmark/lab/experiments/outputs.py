@@ -150,6 +150,7 @@ class RunOutputs:
     work: Path
     human: Mapping[str, str]
     _schemes: dict[str, dict[str, Any]] = field(default_factory=dict)  # identities, by label
+    _models: dict[str, str] = field(default_factory=dict)  # identities of judge and readers, by name
 
     @property
     def hosts(self) -> list[str]:
@@ -229,6 +230,7 @@ class RunOutputs:
             {
                 **({} if tokens is None else {"tokens": tokens}),
                 **({} if back is None else {"back": back.hash}),
+                **({} if entry.reader_model is None else {"reader": self._identity(entry.reader_model)}),
                 "scheme": self._scheme_identity(entry, seed),
                 "host": "" if entry.build().host_free else self.infos[entry.host].identity,
                 "test": entry.test,
@@ -298,6 +300,11 @@ class RunOutputs:
 
     @functools.cached_property
     def _judge(self) -> str:
-        from dewmark import hosts
+        return self._identity(self.recipe.judge)
 
-        return hosts.host_info(self.recipe.judge).identity
+    def _identity(self, model: str) -> str:
+        if model not in self._models:
+            from dewmark import hosts
+
+            self._models[model] = hosts.host_info(model).identity
+        return self._models[model]

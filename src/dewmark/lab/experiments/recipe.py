@@ -46,18 +46,30 @@ Settings = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class SchemeEntry:
-    """A row of a table: a scheme, its settings, its host and its test (None for the scheme's default)."""
+    """A row of a table: a scheme, its settings, its host, and how it detects.
+
+    ``test`` is None for the scheme's default. ``reader`` is the model that reads texts before they are scored
+    (``host`` for the row's own host), or None. Rows that differ only in these two share their texts.
+    """
 
     label: str
     scheme: str
     host: str
     settings: Settings = field(default_factory=dict)
     test: str | None = None
+    reader: str | None = None
 
     def build(self) -> Scheme:
         """The configured scheme; invalid settings raise `ConfigError`."""
         built: Scheme = SCHEMES[self.scheme]().with_settings(dict(self.settings))
+        if self.reader is not None and not built.takes_reader:
+            raise ConfigError(f"{self.label}: {self.scheme} makes no use of a reader: leave it out")
         return built
+
+    @property
+    def reader_model(self) -> str | None:
+        """The name of the model that reads the texts."""
+        return self.host if self.reader == "host" else self.reader
 
     @property
     def relative_cost(self) -> int:
@@ -318,7 +330,9 @@ def _catalogue_entry(label: str, overrides: Mapping[str, Settings], host: str) -
 
 def _scheme_entry(label: str, row: Settings, overrides: Mapping[str, Settings], host: str) -> SchemeEntry:
     settings = {**row.get("settings", {}), **overrides.get(row["scheme"], {})}
-    return SchemeEntry(label, row["scheme"], row.get("host", host), settings, row.get("test"))
+    return SchemeEntry(
+        label, row["scheme"], row.get("host", host), settings, row.get("test"), row.get("reader")
+    )
 
 
 @functools.cache

@@ -1,9 +1,9 @@
 """The ``score`` stage: every scheme's detector scores all texts of the run under each key.
 
-Rows of a table that differ only in their test are scored together, batch by batch, by one bound scheme, so
-that texts are looked up and encoded once for all tests. Truncated texts, which only the figure over lengths
-needs, are made here and scored right after the whole ones. Prompts are not used: the detector sees
-completions only.
+Rows of a table that differ only in their test or reader are scored together, batch by batch, by one bound
+scheme, so that texts are looked up and encoded once for all of them. Truncated texts, which only the figure
+over lengths needs, are made here and scored right after the whole ones. Prompts are not used: the detector
+sees completions only.
 """
 
 from __future__ import annotations
@@ -27,7 +27,10 @@ from dewmark.lab.prompts import Row, first_tokens
 if TYPE_CHECKING:
     from dewmark.scheme import BoundScheme
 
-__all__ = ["PendingScores", "ScoreTexts", "score_texts"]
+__all__ = ["PendingScores", "ScoreTexts", "Way", "score_texts"]
+
+Way = tuple[str | None, str | None]
+"""How texts are scored: by a test and a reader, each None for the scheme's default and for no reader."""
 
 
 def score_texts(run: Run) -> None:
@@ -49,30 +52,30 @@ def score_texts(run: Run) -> None:
 
 @dataclass(frozen=True)
 class PendingScores:
-    """The first ``number`` rows of ``source``, to be scored by each test into its target.
+    """The first ``number`` rows of ``source``, to be scored in each way into its target.
 
     ``tokens`` truncates texts to so many of the host's tokens; None keeps them whole. ``back`` has the same
     texts translated back into English, which are then scored too.
     """
 
     source: RowFile
-    targets: Mapping[str | None, RowFile]
+    targets: Mapping[Way, RowFile]
     number: int
     tokens: int | None = None
     back: RowFile | None = None
 
     @contextlib.contextmanager
-    def missing_batches(self, *, size: int) -> Iterator[Iterator[tuple[range, list[str | None]]]]:
-        """Lock the targets and yield each missing batch with the tests that still need it.
+    def missing_batches(self, *, size: int) -> Iterator[Iterator[tuple[range, list[Way]]]]:
+        """Lock the targets and yield each missing batch with the ways that still need it.
 
         A killed run may have left one target ahead of another. Locks are taken in the order of paths, so that
         two runs in one work folder cannot deadlock.
         """
         with contextlib.ExitStack() as stack:
-            wanted: dict[range, list[str | None]] = {}
-            for test, target in sorted(self.targets.items(), key=lambda pair: pair[1].path):
+            wanted: dict[range, list[Way]] = {}
+            for way, target in sorted(self.targets.items(), key=lambda pair: pair[1].path):
                 for batch in stack.enter_context(target.missing_batches(self.number, size=size)):
-                    wanted.setdefault(batch, []).append(test)
+                    wanted.setdefault(batch, []).append(way)
             yield ((batch, wanted[batch]) for batch in sorted(wanted, key=lambda batch: batch.start))
 
 
@@ -103,15 +106,17 @@ class ScoreTexts(Task):
             all_rows = pending.source.read(pending.number)
             all_back = None if pending.back is None else pending.back.read(pending.number)
             with pending.missing_batches(size=self.batch_size) as batches:
-                for batch, tests in batches:
+                for batch, ways in batches:
                     bound = models.scheme(self.entry, self.seed, own_texts=self.own_texts)
                     rows = all_rows[batch.start : batch.stop]
                     texts = [row["text"].replace("\x00", " ") for row in rows]
                     if pending.tokens is not None:
                         texts = first_tokens(texts, bound.host.tokenizer, tokens=pending.tokens)
                     back = None if all_back is None else all_back[batch.start : batch.stop]
-                    for test in tests:
-                        pending.targets[test].append(_scores(bound, rows, texts, back, test=test))
+                    for way in ways:
+                        test, reader = way
+                        by = bound if reader is None else bound.reading_with(models.reader(reader))
+                        pending.targets[way].append(_scores(by, rows, texts, back, test=test))
                     on_rows(before + batch.stop)
             before += pending.number
 
@@ -126,12 +131,12 @@ def _tasks(run: Run) -> list[ScoreTexts]:
         for group in _group_by_mark(run.recipe.schemes):
             entry, columns = group[0], dict[str, list[PendingScores]]()
             for each in run.outputs.texts_to_score(entry, seed):
-                targets: dict[Path, tuple[str | None, RowFile]] = {}
+                targets: dict[Path, tuple[Way, RowFile]] = {}
                 for member in group:
                     scores = run.outputs.scores(member, seed, each.texts, tokens=each.tokens, back=each.back)
                     target = scores.rows(run.work)
                     if target.count() < each.number:
-                        targets[target.path] = member.test, target
+                        targets[target.path] = (member.test, member.reader_model), target
                 if targets:
                     source = each.texts.rows(run.work)
                     back = None if each.back is None else each.back.rows(run.work)
@@ -142,7 +147,7 @@ def _tasks(run: Run) -> list[ScoreTexts]:
 
 
 def _group_by_mark(entries: Sequence[SchemeEntry]) -> list[list[SchemeEntry]]:
-    """Group entries that mark alike and differ only in label and test."""
+    """Group entries that mark alike and differ only in label, test and reader."""
     groups: dict[str, list[SchemeEntry]] = {}
     for entry in entries:
         mark = json.dumps([entry.scheme, entry.build().to_dict(), entry.host], sort_keys=True)

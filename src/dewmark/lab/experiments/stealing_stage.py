@@ -48,7 +48,9 @@ def steal_marks(run: Run) -> None:
                 scores.append((label, target, each.number))
                 if target.count() < each.number:
                     source = each.texts.rows(run.work)
-                    pending[target.path] = PendingScores(source, {entry.test: target}, each.number)
+                    pending[target.path] = PendingScores(
+                        source, {(entry.test, entry.reader_model): target}, each.number
+                    )
             if pending:
                 scoring.append(ScoreTexts.for_run(run, entry, seed, list(pending.values())))
             for name, task in stolen.items():

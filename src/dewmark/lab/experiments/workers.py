@@ -20,7 +20,7 @@ from dewmark.config import cache_dir
 from dewmark.errors import DewmarkError
 from dewmark.lab.experiments.outputs import RowFile
 from dewmark.lab.experiments.recipe import AttackEntry, SchemeEntry, experiment_key
-from dewmark.workspace import LanguageModel, Progress, Workspace, silent
+from dewmark.workspace import Expectations, LanguageModel, Progress, Workspace, silent
 
 if TYPE_CHECKING:
     from dewmark.attacks.base import Attack
@@ -31,7 +31,7 @@ __all__ = ["LoadedModels", "Task", "Workers"]
 
 
 class LoadedModels:
-    """The models that a process keeps loaded: the last host, the last scheme and the last attack."""
+    """The models that a process keeps loaded: the last host, scheme and attack, and readers."""
 
     def __init__(
         self, device: str = "auto", dtype: str = "auto", *, threads: int = 0, progress: Progress = silent
@@ -42,6 +42,7 @@ class LoadedModels:
         self._host_name = ""
         self._scheme: tuple[object, BoundScheme] | None = None
         self._attack: tuple[AttackEntry, Attack] | None = None
+        self._readers: dict[str, Expectations] = {}
 
     def host(self, name: str) -> Host:
         """A host with its weights; it replaces the previous one."""
@@ -61,7 +62,8 @@ class LoadedModels:
         ``own_texts`` are the texts that the scheme wrote, and how many: schemes that keep records of their
         texts get them before detection.
         """
-        wanted = (entry.scheme, entry.settings, entry.host, seed, own_texts)  # label and test don't matter
+        # label, test and reader don't matter
+        wanted = (entry.scheme, entry.settings, entry.host, seed, own_texts)
         if self._scheme is None or self._scheme[0] != wanted:
             from dewmark import hosts
 
@@ -79,6 +81,16 @@ class LoadedModels:
                 bound.finished([row["text"] for row in rows], seeds=[row["seed"] for row in rows])
             self._scheme = wanted, self._on_device(bound)
         return self._scheme[1]
+
+    def reader(self, name: str) -> Expectations:
+        """A language model that reads texts before detection."""
+        if name not in self._readers:
+            from dewmark.hosts.expectations import open_reader
+
+            opened = open_reader(name, device=self.device, dtype=self.dtype, progress=self.progress)
+            assert opened is not None  # only the name "none" has no reader
+            self._readers[name] = opened
+        return self._readers[name]
 
     def attack(self, entry: AttackEntry) -> Attack:
         """An attack with its settings."""
