@@ -70,6 +70,7 @@ def serve(
             metavar="MODEL", help="Also write: load this host and serve marked text over OpenAI's API."
         ),
     ] = None,
+    reader: options.Reader = None,
     device: options.Device = "auto",
     dtype: options.Dtype = "auto",
     host: Annotated[str, typer.Option(metavar="ADDRESS", help="Address to listen on.")] = "127.0.0.1",
@@ -169,6 +170,7 @@ def serve(
             scheme=scheme,
             scheme_settings=tuple(settings or ()),
             vocabulary=vocabulary,
+            reader=reader,
             host_model=host_model,
             device=device,
             dtype=dtype,

@@ -346,6 +346,8 @@ class BoundDEW(BoundScheme):
 
     def follow(self, *, prompt: str | None = None, fpr: float = DEFAULT_FPR) -> SequentialDetector:
         """Watch a text while it arrives; its p-value is valid whenever you stop."""
+        if self.expectations is not None:
+            raise ConfigError("a stream is followed word by word, without a reader: leave the reader out")
         return SequentialDetector(self.reader, self.matrices, prompt=prompt, fpr=fpr)
 
     def evidence(self, texts: Sequence[Tokenized], prompts: Sequence[Tokenized]) -> list[Evidence]:

@@ -132,7 +132,8 @@ class HostExpectations:
     """The expectations of one language model (`dewmark.workspace.Expectations`).
 
     ``open_host`` loads the model when the first text is read that is in no cache. ``folder`` is where answers
-    are kept, None to keep them in memory only. Safe to share between threads.
+    are kept, None to keep them in memory only. Of each text at most ``limit`` tokens are read; words beyond
+    have no expectation. Safe to share between threads.
     """
 
     def __init__(
@@ -141,10 +142,12 @@ class HostExpectations:
         open_host: Callable[[], Host],
         *,
         folder: Path | None = None,
+        limit: int | None = None,
         progress: Progress = silent,
     ) -> None:
         self.name = info.name
-        self.identity = f"{info.name} {info.identity} {_FORMAT}.{VERSION}"
+        self.identity = f"{info.name} {info.identity} {_FORMAT}.{VERSION} {limit or ''}".rstrip()
+        self._limit = limit
         self._info = info
         self._open_host = functools.cache(open_host)
         self._progress = progress
@@ -198,7 +201,7 @@ class HostExpectations:
         starts: list[I64] = []
         size = min(_WINDOW, host.context or _WINDOW)
         for number, (prompt, text) in enumerate(asked):
-            made, places = _windows(host.info, number, prompt, text, size=size)
+            made, places = _windows(host.info, number, prompt, text, size=size, limit=self._limit)
             windows += made
             starts.append(places)
         # rows of similar length share a batch
@@ -281,12 +284,15 @@ class HostExpectations:
         )
 
 
-def _windows(info: HostInfo, number: int, prompt: str, text: str, *, size: int) -> tuple[list[_Window], I64]:
+def _windows(
+    info: HostInfo, number: int, prompt: str, text: str, *, size: int, limit: int | None = None
+) -> tuple[list[_Window], I64]:
     """The windows of at most ``size`` tokens in which a text is read, and the starts of all its places."""
     cleaned = clean(text)
     (tokenized,) = info.tokenizer.encode([cleaned.text])
-    places = _places(cleaned.text, tokenized.offsets, prompt)
-    ids, ends = tokenized.ids, [end for _, end in tokenized.offsets]
+    ids, offsets = tokenized.ids[:limit], tokenized.offsets[:limit]
+    ends = [end for _, end in offsets]
+    places = _places(cleaned.text, offsets, prompt)
     before = max(size // 3, 1)
     step = max(size - before - 2, 1)  # a start token and one to spare
     windows = []
@@ -313,7 +319,7 @@ def _places(text: str, offsets: Sequence[tuple[int, int]], prompt: str) -> list[
         return []
     ends = np.maximum.accumulate([end for _, end in offsets])
     token_starts = np.concatenate(([0], ends[:-1]))
-    found = cut(text)
+    found = [word for word in cut(text) if word.start < ends[-1]]
     first = np.searchsorted(ends, [word.start for word in found], side="right")
     last = np.searchsorted(token_starts, [word.end for word in found], side="left")
     places = []
@@ -408,12 +414,14 @@ def open_reader(
     device: str = "auto",
     dtype: str = "auto",
     on_disk: bool = True,
+    limit: int | None = None,
     progress: Progress | None = None,
 ) -> Expectations | None:
     """A reader by the name of its model (as hosts are named), or a host that reads; None for ``none``.
 
     The name ``host`` stands for ``host``, the model that writes the marked texts. An unknown name is an error
-    at once; the weights are loaded when the first text is read. ``on_disk`` keeps what was read for later.
+    at once; the weights are loaded when the first text is read. ``on_disk`` keeps what was read for later,
+    and ``limit`` bounds the tokens that are read of each text.
     """
     if reader == "host":
         if host is None:
@@ -427,7 +435,7 @@ def open_reader(
     report = progress or silent
     if isinstance(reader, Host):
         own = reader
-        return HostExpectations(own.info, lambda: own, folder=folder, progress=report)
+        return HostExpectations(own.info, lambda: own, folder=folder, limit=limit, progress=report)
     info = host_info(reader, progress=progress)
     load = functools.partial(load_host, reader, device=device, dtype=dtype, progress=progress)
-    return HostExpectations(info, load, folder=folder, progress=report)
+    return HostExpectations(info, load, folder=folder, limit=limit, progress=report)

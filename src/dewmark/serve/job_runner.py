@@ -125,6 +125,7 @@ class JobRunner:
             scored_bytes=self._limit,
             searched_bytes=self._searched,
             test=job.test,
+            read=job.settings["read"],
         )
         found = verdicts.detect([Query(item.text, item.prompt, fpr) for item in chunk], how)
         if self._query_log is not None:
@@ -163,6 +164,7 @@ class JobRunner:
             "key_fingerprint": tenant.bound.fingerprint,
             "scheme": tenant.bound.scheme.name,
             "host": tenant.bound.host.name,
+            "reader": tenant.bound.reader_name,
             "test": job.test or tenant.bound.tests[0],
             "too_short": len(outcomes) - len(judged),
             "left_out": job.left_out,

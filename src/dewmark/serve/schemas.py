@@ -57,6 +57,7 @@ class DetectRequest(_Request):
     fpr: Share | None = Field(None, description="False-positive rate at which a text counts as marked.")
     test: TestName | None = Field(None, description="Default: the scheme's first test.")
     tokens: bool = Field(False, description="Include every token's score and offsets.")
+    read: bool = Field(True, description="Whether the service's reader, if it has one, reads the texts.")
 
 
 class LocateRequest(_Request):
@@ -101,6 +102,7 @@ class BatchRequest(_Request):
     tenants: list[TenantId] | None = Field(None, min_length=1, max_length=1000)
     fpr: Share | None = None
     test: TestName | None = None
+    read: bool = Field(True, description="Whether the service's reader, if it has one, reads the texts.")
     webhook: str | None = Field(
         None, max_length=2000, description="An https URL to call when the job ends; its host must be allowed."
     )
@@ -243,6 +245,7 @@ class Result(BaseModel):
     fpr: float
     scheme: str
     key_fingerprint: str | None
+    reader: str | None = Field(None, description="The language model that read the text, if one did.")
     language: Language
     leaves_no_room: bool = Field(description="A long text with too little evidence, such as code or a list.")
     level_of_whole: float | None = Field(description="The level for the whole text under each single key.")

@@ -69,6 +69,8 @@ class Settings:
     """The host whose vocabulary the keys are bound to; its weights are not loaded."""
     host_model: str | None = None
     """The host that generates marked text; without it the service only detects."""
+    reader: str | None = None
+    """The language model that reads the texts; None for that of each detector, ``none`` for no reader."""
     device: str = "auto"
     dtype: str = "auto"
 
@@ -119,6 +121,8 @@ class Settings:
     """How much of a text is scored, from its start; bounds the cost of a request."""
     request_bytes: int = 512 * _KIB
     """The most bytes of text that one request may have scored; larger collections are jobs."""
+    read_tokens: int = 4096
+    """How much of a text the reader reads, from its start."""
     located_bytes: int = 32 * _KIB
     """How much of a text is searched for passages, which takes longer than scoring."""
     held_bytes: int = 64 * _MIB

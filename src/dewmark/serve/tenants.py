@@ -20,11 +20,12 @@ from dewmark.core.keys import Key
 from dewmark.detector import Detector
 from dewmark.errors import ConfigError
 from dewmark.hosts.base import Host
+from dewmark.hosts.expectations import open_reader
 from dewmark.scheme import BoundScheme
 from dewmark.serve.measured_power import MeasuredPower, read_power
 from dewmark.serve.settings import Settings, check_tenant_id
 from dewmark.watermark import Watermark, load_scheme
-from dewmark.workspace import Progress
+from dewmark.workspace import Expectations, Progress
 
 __all__ = ["Tenant", "key_paths", "open_tenants", "open_writers", "tenant_paths"]
 
@@ -90,16 +91,35 @@ def key_paths(given: Sequence[str], folder: str | Path | None = None) -> list[tu
 def open_tenants(
     settings: Settings, *, verify: bool = True, progress: Progress | None = None
 ) -> dict[str, Tenant]:
-    """Open all detectors and keys; a key that already has a detector is skipped."""
+    """Open all detectors and keys; a key that already has a detector is skipped.
+
+    Tenants with the same reader share it, and nothing that it reads is kept on disk.
+    """
+    host = settings.host_model or settings.vocabulary
+
+    @functools.cache
+    def reader(name: str | None) -> Expectations | None:
+        return open_reader(
+            name,
+            host=host,
+            device=settings.device,
+            dtype=settings.dtype,
+            on_disk=False,
+            limit=settings.read_tokens,
+            progress=progress,
+        )
+
     tenants: dict[str, Tenant] = {}
     owners: dict[str, str] = {}  # by fingerprint
     for id_, folder in settings.detectors:
         bound = Detector.load(folder, verify=verify, progress=progress).scheme
+        bound = bound.reading_with(reader(settings.reader or bound.reader_name))
         _add(tenants, owners, id_, bound, folder=Path(folder))
     for id_, file in settings.keys:
         key = Key.load(file)
         if key.fingerprint not in owners:
-            _add(tenants, owners, id_, _bind(key, settings, progress))
+            bound = _bind(key, settings, progress).reading_with(reader(settings.reader))
+            _add(tenants, owners, id_, bound)
     return tenants
 
 

@@ -72,6 +72,7 @@ class Examination:
 
     The first ``scored_bytes`` of a text are scored, and passages are searched in its first
     ``searched_bytes``. A caller may pick a tenant after seeing another answer, so all its keys count.
+    ``read`` lets the tenants' readers read the texts, if they have any.
     """
 
     tenants: Sequence[Tenant]
@@ -79,6 +80,7 @@ class Examination:
     scored_bytes: int
     searched_bytes: int
     test: str | None = None
+    read: bool = True
 
 
 def detect(queries: Sequence[Query], how: Examination) -> list[dict[str, Any]]:
@@ -106,7 +108,7 @@ def _examine(queries: Sequence[Query], how: Examination) -> list[tuple[dict[str,
         if not text.strip():
             limit = how.scored_bytes
             raise InputError(f"the first {limit} bytes of the text are blank: remove the leading white space")
-    bounds = [tenant.bound for tenant in how.tenants]
+    bounds = [tenant.bound if how.read else tenant.bound.reading_with(None) for tenant in how.tenants]
     prompts = [query.prompt for query in queries]
     columns = [bound.detect_batch(texts, prompts=prompts, test=how.test) for bound in bounds]
     examined = []

@@ -62,10 +62,12 @@ async def detect(
     """
     caller = require(caller, Scope.DETECT, Scope.DETECT_PUBLIC)
     texts, prompts = _texts(body, limit=service.settings.texts)
-    choices = (body.fpr, body.test, body.tenants, body.tokens or None)
+    choices = (body.fpr, body.test, body.tenants, body.tokens or None, None if body.read else False)
     if not caller.sees_all and any(choice is not None for choice in choices):
-        raise ApiError(403, "forbidden", "this token may not set fpr, test or tenants, nor see token scores")
-    how = examination(service, caller, body.tenants, test=body.test)
+        raise ApiError(
+            403, "forbidden", "this token may not set fpr, test, tenants or read, nor see token scores"
+        )
+    how = examination(service, caller, body.tenants, test=body.test, read=body.read)
     for tenant in how.tenants:
         check_test(body.test, tenant.bound.tests)
     queries = [
@@ -176,7 +178,12 @@ def choose_tenants(service: Service, caller: Caller, ids: Sequence[str] | None) 
 
 
 def examination(
-    service: Service, caller: Caller, ids: Sequence[str] | None, *, test: str | None = None
+    service: Service,
+    caller: Caller,
+    ids: Sequence[str] | None,
+    *,
+    test: str | None = None,
+    read: bool = True,
 ) -> Examination:
     """How the caller's texts are examined: under these tenants' keys, paying for all that it may use."""
     settings = service.settings
@@ -186,6 +193,7 @@ def examination(
         scored_bytes=settings.scored_bytes,
         searched_bytes=settings.located_bytes,
         test=test,
+        read=read,
     )
 
 

@@ -80,6 +80,7 @@ async def batch(
         texts=texts,
         options={
             "tenants": [tenant.id for tenant in tenants],
+            "read": body.read,
             "keys": len(service.may_use(caller)),  # it may submit the same texts for others
             "fpr": body.fpr or settings.fpr,
         },

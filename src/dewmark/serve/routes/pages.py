@@ -109,7 +109,9 @@ async def whoami(service: ServiceOf, caller: CallerOf) -> JSONResponse:
                 "audit_bytes": settings.audit_bytes,
                 "scored_bytes": settings.scored_bytes,
                 "located_bytes": settings.located_bytes,
-                "min_effective_length": MIN_EFFECTIVE_LENGTH,
+                "min_effective_length": min(
+                    (tenant.bound.least_effective for tenant in tenants), default=MIN_EFFECTIVE_LENGTH
+                ),
                 "extract_bytes": settings.extract_bytes,
             },
             "defaults": {"fpr": settings.fpr},
