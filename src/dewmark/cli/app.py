@@ -6,6 +6,7 @@ An error is one line on stderr.
 
 from __future__ import annotations
 
+import copy
 import errno
 import os
 import sys
@@ -105,7 +106,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if not sys.warnoptions:
             warnings.showwarning = _show_warning
         try:
-            code = _checking_options(typer.main.get_command(app)).main(
+            code = _checking_options(typer.main.get_command(_asked(arguments))).main(
                 args=arguments, prog_name="dewmark", standalone_mode=False, windows_expand_args=False
             )
         except DewmarkError as error:
@@ -128,6 +129,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
             "if you repeat the command"
         )
     return code if isinstance(code, int) else 0
+
+
+def _asked(arguments: Sequence[str] | None) -> typer.Typer:
+    """The application with only the command that comes first, if one does: typer reads all signatures."""
+    first = next(iter(sys.argv[1:] if arguments is None else arguments), None)
+    commands = [each for each in app.registered_commands if each.name == first]
+    groups = [each for each in app.registered_groups if each.name == first]
+    if not commands and not groups:
+        return app
+    only = copy.copy(app)
+    only.registered_commands, only.registered_groups = commands, groups
+    return only
 
 
 def _checking_options(command: Any) -> Any:  # noqa: ANN401 - a command of typer's own click

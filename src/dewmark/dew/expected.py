@@ -14,14 +14,17 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
-from scipy.sparse import csr_matrix
 
 from dewmark.arrays import F32, I64
 from dewmark.dew.reading import Pairs, Reader, Reading, WordReader
 from dewmark.errors import ConfigError
 from dewmark.workspace import Expectations, ExpectedWords, Tokenized
+
+if TYPE_CHECKING:
+    from scipy.sparse import csr_matrix
 
 __all__ = ["add_expectations", "check_read_test", "read"]
 
@@ -81,6 +84,8 @@ def add_expectations(
 
 def _probabilities(pairs: Pairs, text: Tokenized, words: ExpectedWords) -> tuple[csr_matrix, I64]:
     """Probabilities (E, forms) in the places of E pairs that have one, and which pairs they are, (E,)."""
+    from scipy.sparse import csr_matrix  # slow to import, and detection without a reader does without
+
     starts = np.array([start for start, _ in text.offsets], dtype=np.int64)
     place = np.searchsorted(words.starts, starts)
     known = np.append(words.starts, -1)[place] == starts

@@ -25,7 +25,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.linalg import solve_triangular
 from scipy.special import logsumexp
 
 from dewmark.arrays import F32, F64
@@ -196,6 +195,8 @@ class _Rows:
 
     def solve(self, covariance: F32) -> F64:
         """L⁻¹ times the covariances of a new score with those so far, (n,)."""
+        from scipy.linalg import solve_triangular
+
         if not self.count:
             return np.zeros(0)
         L = self._L[: self.count, : self.count]

@@ -46,9 +46,6 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import brentq
-from scipy.sparse import coo_array
-from scipy.sparse.csgraph import connected_components
 from scipy.special import ndtr, ndtri
 
 from dewmark.arrays import F32, F64, I64
@@ -189,6 +186,9 @@ def effective_number(n: float, r: float) -> float:
 
 def blocks(m: F32, *, above: float = BLOCK) -> I64:
     """The block (N,) of each text: texts with a correlation above the threshold, and theirs in turn."""
+    from scipy.sparse import coo_array  # slow to import, and detection does without
+    from scipy.sparse.csgraph import connected_components
+
     firsts, seconds = [], []
     for start in range(0, len(m), _ROWS):
         i, j = np.nonzero(m[start : start + _ROWS] @ m[start:].T > above)
@@ -219,6 +219,8 @@ def matching_correlation(m: F32, level: float) -> float:
     A key's rate is a mean over texts, so its second moment over keys is the mean of P(z_x > z_α, z_y > z_α)
     over pairs: exact, whatever the kind is made of. For equal correlations it is their common value.
     """
+    from scipy.optimize import brentq  # slow to import, and detection does without
+
     rho = _pair_correlations(m)
     grid = np.linspace(-1.0, 1.0, 4001)
     both = np.interp(rho, grid, _both_above(grid, level)).mean()

@@ -59,7 +59,6 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.linalg import cholesky
 from scipy.special import log_ndtr, ndtri
 
 from dewmark.arrays import F64, I64
@@ -460,6 +459,8 @@ class _Chunk:
 
     def inverse_counts(self, windows: _Windows, draws: int, rng: np.random.Generator) -> F64:
         """1/N(q) at each level, (draws, levels); each draw makes one window pass, chosen by its share."""
+        from scipy.linalg import cholesky  # slow to import, and most texts do without
+
         sd = self.deviation(windows)[:, None]
         jitter = _JITTER * np.diag(self._pair_variance)
         factor = cholesky(self._covariance + jitter, lower=True, overwrite_a=True)

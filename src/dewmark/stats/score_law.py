@@ -29,7 +29,7 @@ import math
 
 import numpy as np
 from numpy.polynomial import hermite_e
-from scipy import fft, optimize, special
+from scipy import special
 
 from dewmark.arrays import F64
 from dewmark.stats.evidence import Evidence
@@ -78,6 +78,8 @@ def saturated_variance(gamma: float, n: int) -> float:
 
 def sum_sf(total: float, length: int, *, gamma: float, n: int) -> float:
     """P(Σ_{i ≤ length} tanh(γU_i) ≥ total) for independent U_i."""
+    from scipy import fft
+
     if length == 1:
         return alignment_sf(math.atanh(max(min(total, 1.0 - 1e-15), -1.0 + 1e-15)) / gamma, n)
     x, mass = _score_law(gamma, n)
@@ -128,6 +130,7 @@ def _score_law(gamma: float, n: int) -> tuple[F64, F64]:
 
 def _tilt(x: F64, mass: F64, mean: float) -> float:
     """θ ≥ 0 for which the tilted law of one score has the given mean, which is at least 0."""
+    from scipy.optimize import brentq  # slow to import, and the key test does without
 
     def excess(theta: float) -> float:
         weights = mass * np.exp(theta * (x - x[-1]))
@@ -136,4 +139,4 @@ def _tilt(x: F64, mass: F64, mean: float) -> float:
     reach = 1.0
     while excess(reach) < 0.0:
         reach *= 2.0
-    return float(optimize.brentq(excess, 0.0, reach, xtol=1e-10))
+    return float(brentq(excess, 0.0, reach, xtol=1e-10))

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
@@ -32,6 +33,7 @@ __all__ = [
     "guess_language",
     "language_name",
     "language_probabilities",
+    "load_early",
     "recognised_languages",
 ]
 
@@ -49,6 +51,7 @@ _LETTERS = regex.compile(r"\p{L}+")
 # in 45 languages that the default encoder does not know, 95% give all languages that it knows less than 0.01.
 _LEAST_LIKELY = 0.3
 _KNOWN_ABOVE, _UNKNOWN_BELOW = 0.5, 0.1
+_LOADING = threading.Lock()
 
 
 def guess_language(text: str) -> str:
@@ -94,8 +97,18 @@ def _sample(text: str) -> str:
     return text
 
 
-@functools.cache
+def load_early() -> None:
+    """Start loading the model, half a second of decompression, while something else is being imported."""
+    threading.Thread(target=_model, daemon=True).start()
+
+
 def _model() -> Any:  # noqa: ANN401 - py3langid has no types
+    with _LOADING:
+        return _loaded()
+
+
+@functools.cache
+def _loaded() -> Any:  # noqa: ANN401
     from py3langid.langid import MODEL_FILE, LanguageIdentifier
 
     return LanguageIdentifier.from_model_file(MODEL_FILE, norm_probs=True)
