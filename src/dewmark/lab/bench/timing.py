@@ -17,7 +17,7 @@ import torch
 
 from dewmark.workspace import Progress, silent
 
-__all__ = ["Cost", "Task", "seconds", "time_tasks"]
+__all__ = ["Cost", "Task", "median_interval", "seconds", "time_tasks"]
 
 Task = Callable[[int], float]
 """Does round i of a task and returns its seconds, per unit of what the measure counts."""
@@ -93,12 +93,12 @@ def _cost(name: str, rounds: Sequence[Mapping[str, float]], baseline: str | None
         fastest=min(times),
         median=statistics.median(times),
         ratio=statistics.median(ratios) if ratios else None,
-        interval=_median_interval(ratios),
+        interval=median_interval(ratios),
         rounds=len(times),
     )
 
 
-def _median_interval(ordered: Sequence[float]) -> tuple[float, float] | None:
+def median_interval(ordered: Sequence[float]) -> tuple[float, float] | None:
     """The 95% interval of the median: the number of values below it is Binomial(n, 1/2), so 0.98 √n ranks."""
     n = len(ordered)
     if n < _FEWEST_ROUNDS:
