@@ -66,11 +66,17 @@ class GenerationRequest:
     seed: int
     decoding: Decoding
     stop: tuple[str, ...] = ()
+    member: int | None = None
+    payload: int | None = None
 
     def samples_like(self, other: GenerationRequest) -> bool:
-        """Whether it has the same key, and decoding options that differ in length at most."""
+        """Whether it has the same mark, and decoding options that differ in length at most."""
         decoding = dataclasses.replace(self.decoding, max_new_tokens=other.decoding.max_new_tokens)
-        return self.tenant == other.tenant and decoding == other.decoding
+        return self._mark == other._mark and decoding == other.decoding
+
+    @property
+    def _mark(self) -> tuple[str, int | None, int | None]:
+        return self.tenant, self.member, self.payload
 
 
 class TextStream:
@@ -173,8 +179,11 @@ class TextGenerator:
 
     def check(self, request: GenerationRequest) -> None:
         """Raise an error if the host or the scheme cannot serve the request."""
-        check_decoding(request.decoding, self.writers[request.tenant])
+        check_decoding(request.decoding, self._writer(request))
         self.host.check_prompts([request.prompt], request.decoding.max_new_tokens)
+
+    def _writer(self, request: GenerationRequest) -> BoundScheme:
+        return self.writers[request.tenant].marking_as(member=request.member, payload=request.payload)
 
     def count_tokens(self, prompt: str) -> int:
         """The number of tokens in a prompt; special tokens of a chat template count once if recognized."""
@@ -244,7 +253,7 @@ class TextGenerator:
 
         self.host.stream(
             [stream.request.prompt for stream in streams],
-            scheme=self.writers[streams[0].request.tenant],
+            scheme=self._writer(streams[0].request),
             seeds=[stream.request.seed for stream in streams],
             decoding=max(decodings, key=lambda decoding: decoding.max_new_tokens),
             on_step=hand_out,

@@ -224,6 +224,20 @@ class FoundShare(BaseModel):
     own: bool
 
 
+class AttributionResult(BaseModel):
+    """Whether the key's holder marked the text, or perhaps somebody who learned the mark from texts.
+
+    ``p_tail`` is the p-value of the part of the mark that a forger learns last, and ``p_alike`` the share of
+    genuine texts in which it falls behind the other part (``z_head``) as far as here.
+    """
+
+    attributable: bool
+    z_head: float
+    z_tail: float
+    p_tail: float
+    p_alike: float
+
+
 class Result(BaseModel):
     """The verdict on one text; ``p_value`` is corrected for all ``looks``: keys and passages."""
 
@@ -233,6 +247,12 @@ class Result(BaseModel):
     keys: int | None
     looks: LooksResult | None
     coverage: CoverageResult | None = Field(description="If the text is marked and passages were found.")
+    tried: int | None = Field(description="Members, payloads and epochs of the key that p_value pays for.")
+    member: int | None = Field(description="The member of the key's ring that marked the text, if clear.")
+    payload: int | None = Field(description="The message that the text carries, if clear.")
+    payload_confidence: float | None
+    epoch: str | None = Field(description="The epoch of the key that marked the text, if clear.")
+    attribution: AttributionResult | None = Field(description="If the text is marked and this was tested.")
     tenant: str | None
     one_in: str
     sentence: str

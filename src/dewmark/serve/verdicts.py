@@ -38,6 +38,12 @@ _WITHHELD = (
     "looks",
     "key_fingerprint",
     "tokens",
+    "tried",
+    "member",
+    "payload",
+    "payload_confidence",
+    "epoch",
+    "attribution",
 )  # from public answers
 
 
@@ -174,13 +180,8 @@ def _level_of_whole(found: Located) -> float:
 
 def _shown(found: Located) -> Detection:
     """The best key's result with the verdict, the p-value and the passages of the whole examination."""
-    return dataclasses.replace(
-        found.detection,
-        verdict=found.verdict,
-        p_value=found.p_value,
-        fpr=found.fpr,
-        coverage=found.coverage,
-    )
+    judged = found.detection.judged(found.verdict, found.p_value)
+    return dataclasses.replace(judged, fpr=found.fpr, coverage=found.coverage)
 
 
 def _full(found: Located, tenants: Sequence[Tenant], *, tokens: bool) -> dict[str, Any]:

@@ -78,6 +78,8 @@ class _Request(BaseModel):
     tenant: str | None = Field(
         None, max_length=64, description="Whose key marks; only for tokens of several tenants."
     )
+    member: int | None = Field(None, ge=0, description="The member of the key's ring that marks.")
+    payload: int | None = Field(None, ge=0, lt=1 << 16, description="The message that the text carries.")
     user: str | None = Field(None, max_length=500)
     presence_penalty: Zero | None = None
     frequency_penalty: Zero | None = None
@@ -227,7 +229,15 @@ async def _respond(
     seed = secrets.randbits(31) if body.seed is None else body.seed
     decoding = body.decoding(tokens, generator.chat.decoding if kind == "chat" else DEFAULT_DECODING)
     wanted = [
-        GenerationRequest(prompt, tenant, seed=seed + i, decoding=decoding, stop=body.stops)
+        GenerationRequest(
+            prompt,
+            tenant,
+            seed=seed + i,
+            decoding=decoding,
+            stop=body.stops,
+            member=body.member,
+            payload=body.payload,
+        )
         for prompt in prompts
         for i in range(body.n or 1)
     ]
