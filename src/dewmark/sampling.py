@@ -452,6 +452,21 @@ class Rows(ABC):
     def open(self, prompt: Sequence[int], written: Sequence[int], *, seed: int, decoding: Decoding) -> Row:
         """Start following a text; ``written`` may hold tokens already and grows as the engine appends."""
 
+    def open_as(
+        self,
+        prompt: Sequence[int],
+        written: Sequence[int],
+        *,
+        seed: int,
+        decoding: Decoding,
+        member: int | None = None,
+        payload: int | None = None,
+    ) -> Row:
+        """As `open`, for a text that a member of the key's ring marks, with a payload."""
+        if member is not None or payload is not None:
+            raise ConfigError("members and payloads of single texts need the default scheme and its lexicon")
+        return self.open(prompt, written, seed=seed, decoding=decoding)
+
     @abstractmethod
     def mark(self, rows: Sequence[Row], scores: torch.Tensor) -> torch.Tensor:
         """Mark the host's logits (rows, vocab) float32 for each row's next token; same shape.

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 from scipy import stats
 
 from dewmark.core.keys import Key
 from dewmark.decoding import Decoding
 from dewmark.detector import Detector
 from dewmark.dew.attribution import forgery_test, split
+from dewmark.dew.ring import random_member
 from dewmark.dew.scheme import DEW
 from dewmark.errors import ConfigError
 from dewmark.hosts.fake import FakeHost
@@ -51,16 +53,46 @@ def test_the_member_and_the_payload_of_a_text_are_read(host, bag_encoder, tmp_pa
     assert (unmarked.member, unmarked.payload, unmarked.attribution) == (None, None, None)
 
 
+@pytest.mark.parametrize(("vocabulary", "tokens"), [("lexicon", 100), ("open", 30)])
 def test_the_seed_chooses_the_member_and_a_text_does_not_depend_on_its_batch(
-    host, bag_encoder, tmp_path
+    host, bag_encoder, tmp_path, vocabulary, tokens
 ) -> None:
-    bound = bind(Key(bytes(range(32)), members=8), host, tmp_path)
-    together = write(host, bound, [5, 6, 7])
-    assert together == [write(host, bound, [seed])[0] for seed in (5, 6, 7)]
-    by_member = {place: each.asked.member for each, places in bound.by_text([5, 6, 7]) for place in places}
-    for place, detection in enumerate(bound.detect_batch(together)):
-        assert detection.member in (by_member[place], None)
-    assert any(each.member is not None for each in bound.detect_batch(together))
+    settings = SETTINGS | {"vocabulary": vocabulary}
+    key = Key(bytes(range(32)), members=8)
+    bound = DEW().with_settings(settings).bind(key, host.info, Workspace(cache=tmp_path))
+    decoding = Decoding(max_new_tokens=tokens, min_new_tokens=tokens)
+
+    def texts(seeds: list[int]) -> list[str]:
+        made = host.generate([PROMPT] * len(seeds), scheme=bound, seeds=seeds, decoding=decoding)
+        return [each.text for each in made]
+
+    together = texts([5, 6, 7])
+    assert together == [texts([seed])[0] for seed in (5, 6, 7)]
+    for seed, detection in zip((5, 6, 7), bound.detect_batch(together), strict=True):
+        assert detection.member in (random_member(seed, 8), None)
+        assert vocabulary == "open" or detection.member is not None
+
+
+def test_rows_of_an_engine_have_members_and_payloads_of_their_own(host, bag_encoder, tmp_path) -> None:
+    """Three requests in one batch: a payload, a member, and what the seed chooses."""
+    bound = bind(Key(bytes(range(32)), members=8, payload_bits=4), host, tmp_path)
+    marker = bound.rows(torch.device("cpu"))
+    asked = [{"payload": 9}, {"member": 3}, {}]
+    (prompt,) = host.info.tokenizer.encode([PROMPT])
+    written: list[list[int]] = [[] for _ in asked]
+    rows = [
+        marker.open_as(prompt.ids, ids, seed=i, decoding=Decoding(), **each)
+        for i, (ids, each) in enumerate(zip(written, asked, strict=True))
+    ]
+    logits = torch.from_numpy(np.random.default_rng(0).normal(size=(120, host.info.vocab_size)))
+    logits[:, sorted(host.info.tokenizer.special_ids)] = -30.0
+    for step in logits.float():
+        marked = marker.mark(rows, step.expand(len(rows), -1).contiguous())
+        for ids, token in zip(written, marked.argmax(dim=-1).tolist(), strict=True):
+            ids.append(token)
+    found = bound.detect_batch(host.info.tokenizer.decode(written))
+    expected = [(random_member(0, 8), 9), (3, 0), (random_member(2, 8), 0)]
+    assert [(each.member, each.payload) for each in found] == expected
 
 
 def test_old_epochs_are_still_detected(host, bag_encoder, tmp_path) -> None:
@@ -146,3 +178,25 @@ def test_genuine_texts_are_attributable_and_head_only_forgeries_are_not() -> Non
         forged += forgery_test(noise + 2 * mark * head, W, head, level=0.01).attributable
     assert genuine >= 0.97 * 400
     assert forged <= 0.02 * 400
+
+
+def test_a_public_detector_finds_the_mark_and_attributes_nothing(host, bag_encoder, tmp_path) -> None:
+    bound = bind(Key(bytes(range(32)), members=4), host, tmp_path)
+    texts = write(host, bound.writing(member=1), [1, 2])
+    genuine = bound.detect_batch(texts)
+    assert all(each.attribution is not None and each.attribution.z_tail > 2 for each in genuine)
+    Detector(bound.public()).save(tmp_path / "public")
+    stored = np.load(tmp_path / "public" / "state" / "ring_0.npy")
+    head = np.load(tmp_path / "public" / "state" / "head.npy")
+    assert not stored[:, ~head].any()
+    assert 0 < head.sum() < head.size
+    public = Detector.load(tmp_path / "public")
+    for text, each in zip(texts, genuine, strict=True):
+        found = public.detect(text)
+        assert found.is_marked
+        assert found.member == 1
+        assert found.attribution is None
+        assert found.coverage is None
+        assert found.z == pytest.approx(each.attribution.z_head, abs=1e-3)
+    with pytest.raises(ConfigError, match="half of the key"):
+        public.follow()

@@ -151,6 +151,15 @@ class Key:
         """How many members have a matrix of their own."""
         return min(self.members, INDEPENDENT)
 
+    def check_use(self, *, member: int | None = None, payload: int | None = None) -> None:
+        """Raise `KeyFileError` if the key has no such member, or no room for such a payload."""
+        if member is not None and not 0 <= member < self.members:
+            raise KeyFileError(f"the key has members 0 to {self.members - 1}, got {member}")
+        if payload is not None:
+            if payload < 0:
+                raise KeyFileError(f"a payload is not negative, got {payload}")
+            check_payload_bits(payload.bit_length(), members=self.members)
+
     def independent_member(self, number: int) -> Key:
         """The key of one of the independent members; of a plain key, the key itself."""
         if self.members == 1:

@@ -546,6 +546,7 @@ class LexiconTexts(Texts):
 
     aligner: LexiconAligner
     states: WordStates
+    W: torch.Tensor  # (d_T, d_C), or (batch, d_T, d_C)
 
     @property
     def units(self) -> torch.Tensor:
@@ -554,7 +555,7 @@ class LexiconTexts(Texts):
 
     def align(self, candidates: torch.Tensor) -> Aligned:
         """u of the candidates (batch, m), and their words."""
-        return self.states.align(candidates, self.aligner.W, fresh_on_repeat=self.aligner.fresh_on_repeat)
+        return self.states.align(candidates, self.W, fresh_on_repeat=self.aligner.fresh_on_repeat)
 
     def alignments(
         self, candidates: torch.Tensor, values: torch.Tensor, log_totals: torch.Tensor
@@ -568,12 +569,21 @@ class LexiconTexts(Texts):
 
 
 class LexiconBatch(Batch):
-    """Follows the words of a session's texts on the device."""
+    """Follows the words of a session's texts on the device.
+
+    ``W`` (batch, d_T, d_C) are the rows' own matrices, if they are not all the aligner's.
+    """
 
     def __init__(
-        self, aligner: LexiconAligner, prompt_ids: torch.Tensor, attention_mask: torch.Tensor | None
+        self,
+        aligner: LexiconAligner,
+        prompt_ids: torch.Tensor,
+        attention_mask: torch.Tensor | None,
+        *,
+        W: torch.Tensor | None = None,
     ) -> None:
         self._aligner = aligner
+        self._W = aligner.W if W is None else W
         self._states = aligner.begin(len(prompt_ids))
         padding = left_padding(prompt_ids, attention_mask, pad_id=aligner.pad_id)
         self._states.read_prompts(prompt_ids, padding)
@@ -584,4 +594,4 @@ class LexiconBatch(Batch):
         for at in range(self._length, ids.shape[1]):
             self._states.push(ids[:, at])
         self._length = ids.shape[1]
-        return LexiconTexts(self._aligner, self._states)
+        return LexiconTexts(self._aligner, self._states, self._W)

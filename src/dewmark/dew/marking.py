@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -309,11 +309,16 @@ class DewRows(Rows):
         return one_hot_logits(scores, choose(scores, texts, self._settings, decodings, states))
 
 
+MatrixOf = Callable[[int, int | None, int | None], torch.Tensor | None]
+"""A text's matrix by its seed, member and payload; None for the aligner's own."""
+
+
 class _LexiconRow(Row):
     """A text in an engine: its row among the states, and how far it has been read."""
 
     slot = -1
     read = -1  # -1: not even the prompt
+    W: torch.Tensor | None = None  # its own matrix (d_T, d_C), if not the aligner's
 
     def __init__(
         self, prompt: Sequence[int], written: Sequence[int], *, seed: int, decoding: Decoding
@@ -328,10 +333,17 @@ class _LexiconRow(Row):
 
 
 class LexiconRows(Rows):
-    """As `DewRows`, for the words of a lexicon: the states of all texts are on the device."""
+    """As `DewRows`, for the words of a lexicon: the states of all texts are on the device.
 
-    def __init__(self, settings: DewSettings, aligner: LexiconAligner, *, vocab_size: int) -> None:
+    ``matrix_of`` gives the matrix of a text, by its seed and the member and payload that were asked for, if
+    it is not the aligner's.
+    """
+
+    def __init__(
+        self, settings: DewSettings, aligner: LexiconAligner, *, vocab_size: int, matrix_of: MatrixOf
+    ) -> None:
         self._settings = settings
+        self._matrix_of = matrix_of
         self._aligner = aligner
         self._vocab_size = vocab_size
         self._states = aligner.begin(_SLOTS)
@@ -341,7 +353,21 @@ class LexiconRows(Rows):
         self, prompt: Sequence[int], written: Sequence[int], *, seed: int, decoding: Decoding
     ) -> _LexiconRow:
         """Start following a text."""
+        return self.open_as(prompt, written, seed=seed, decoding=decoding)
+
+    def open_as(
+        self,
+        prompt: Sequence[int],
+        written: Sequence[int],
+        *,
+        seed: int,
+        decoding: Decoding,
+        member: int | None = None,
+        payload: int | None = None,
+    ) -> _LexiconRow:
+        """Start following a text that a member of the key's ring marks, with a payload."""
         row = _LexiconRow(prompt, written, seed=seed, decoding=decoding)
+        row.W = self._matrix_of(seed, member, payload)
         if not self._free:
             size = len(self._states)
             grown = self._aligner.begin(2 * size)
@@ -357,7 +383,10 @@ class LexiconRows(Rows):
         mine = [row for row in rows if isinstance(row, _LexiconRow)]
         assert len(mine) == len(scores)
         states = self._caught_up(mine, scores.device)
-        texts = LexiconTexts(self._aligner, states)
+        W = self._aligner.W
+        if any(row.W is not None for row in mine):
+            W = torch.stack([W if row.W is None else row.W for row in mine])
+        texts = LexiconTexts(self._aligner, states, W)
         if self._settings.sampler == "bias":
             return add_bias(scores, texts, self._settings)
         numbers = torch.cat([row.noise.states(len(row.written)) for row in mine]).to(scores.device)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import functools
+import secrets
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -46,10 +48,12 @@ if TYPE_CHECKING:
     import torch
 
     from dewmark.dew.alignment import Batch, LexiconAligner, TokenAligner, WordAligner
+    from dewmark.dew.marking import MatrixOf
     from dewmark.sampling import Rows, Session
 
 __all__ = ["DEW", "BoundDEW"]
 
+_MATRICES_KEPT = 256  # of members and payloads, on a device
 _CHUNK_BYTES = 32 << 20  # of the vectors read at once on a CPU
 
 
@@ -184,12 +188,12 @@ class BoundDEW(BoundScheme):
 
     def by_text(self, seeds: Sequence[int]) -> list[tuple[BoundScheme, list[int]]]:
         """Texts by the member that marks them, chosen by each text's seed unless `writing` named it."""
-        members = 1 if self.uses is None else self.uses.current.members
-        if self.asked.member is not None or members == 1:
-            return super().by_text(seeds)
+        if not self._chooses_members or isinstance(self.reader, LexiconReader):
+            return super().by_text(seeds)  # a lexicon's rows have their own matrices
+        assert self.uses is not None
         chosen: dict[int, list[int]] = {}
         for place, seed in enumerate(seeds):
-            chosen.setdefault(random_member(seed, members), []).append(place)
+            chosen.setdefault(random_member(seed, self.uses.current.members), []).append(place)
         return [
             (self.writing(member=member, payload=self.asked.payload), places)
             for member, places in chosen.items()
@@ -257,7 +261,8 @@ class BoundDEW(BoundScheme):
         if isinstance(aligner, WordAligner):
             batch = WordBatch(aligner, prompt_ids, attention_mask)
         elif isinstance(aligner, LexiconAligner):
-            batch = LexiconBatch(aligner, prompt_ids, attention_mask)
+            W = self._members_of(len(prompt_ids), seeds, prompt_ids.device)
+            batch = LexiconBatch(aligner, prompt_ids, attention_mask, W=W)
         else:
             batch = TokenBatch(aligner, prompt_ids, attention_mask)
         if self.scheme.sampler == "gumbel":
@@ -271,10 +276,52 @@ class BoundDEW(BoundScheme):
 
         aligner = self._aligner(device)
         if isinstance(aligner, LexiconAligner):
-            return LexiconRows(self.scheme, aligner, vocab_size=self.host.vocab_size)
+            return LexiconRows(
+                self.scheme, aligner, vocab_size=self.host.vocab_size, matrix_of=self._matrix_of(device)
+            )
         if isinstance(self.reader, WordReader):
             self.reader.vectors.load()  # seconds that requests of a running engine would otherwise wait
         return DewRows(self.scheme, aligner, vocab_size=self.host.vocab_size)
+
+    def _members_of(
+        self, rows: int, seeds: Sequence[int] | None, device: torch.device
+    ) -> torch.Tensor | None:
+        """The rows' own matrices (rows, d_T, d_C), if their seeds choose members of a ring."""
+        import torch
+
+        if not self._chooses_members:
+            return None
+        matrix_of = self._matrix_of(device)
+        drawn = seeds or [secrets.randbits(63) for _ in range(rows)]
+        found = [matrix_of(seed, None, None) for seed in drawn]
+        return torch.stack([each for each in found if each is not None])
+
+    def _matrix_of(self, device: torch.device) -> MatrixOf:
+        """A text's matrix on a device by its seed, member and payload; None for the one in ``fold``."""
+        import torch
+
+        @functools.lru_cache(maxsize=_MATRICES_KEPT)
+        def on_device(use: KeyUse) -> torch.Tensor:
+            return torch.from_numpy(self.matrices.for_payload(use.payload).matrix(use)).to(device)
+
+        def matrix_of(seed: int, member: int | None, payload: int | None) -> torch.Tensor | None:
+            if member is None and payload is None and not self._chooses_members:
+                return None
+            if member is None and self._chooses_members:
+                assert self.uses is not None
+                member = random_member(seed, self.uses.current.members)
+            wanted = Asked(
+                self.asked.member if member is None else member,
+                self.asked.payload if payload is None else payload,
+            )
+            return on_device(wanted.use)
+
+        return matrix_of
+
+    @property
+    def _chooses_members(self) -> bool:
+        """Whether each text's seed chooses a member of the key's ring."""
+        return self.uses is not None and self.uses.current.members > 1 and self.asked.member is None
 
     def _aligner(self, device: torch.device) -> TokenAligner | WordAligner | LexiconAligner:
         """This key's tables on a device, built for the first session there and shared by all."""

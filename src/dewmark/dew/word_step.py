@@ -179,7 +179,7 @@ class WordStates:
         return ((windows + 1) * self._odd).sum(dim=1, keepdim=True)
 
     def align(self, candidates: torch.Tensor, W: torch.Tensor, *, fresh_on_repeat: bool) -> Aligned:
-        """u of candidates (batch, m) under a key's W (d_T, d_C)."""
+        """u of candidates (batch, m) under a key's W (d_T, d_C), or each row's own (batch, d_T, d_C)."""
         tables, state = self.tables, self._open.unsqueeze(1)
         is_open, own = tables.opens[state], tables.rows[state]
         after, ends = tables.follow(state, candidates)
@@ -191,7 +191,7 @@ class WordStates:
         extended = vectors.sum(dim=1)
         begun = torch.where(is_open, vectors[:, 1:].sum(dim=1) + tables.contexts[own[:, 0]].float(), extended)
         c = torch.nn.functional.normalize(torch.stack((begun, extended), dim=1), dim=-1, eps=1e-6)
-        v = c @ W.T
+        v = c @ W.mT
         both = tables.units[rows].float() @ v.transpose(1, 2)
         u = torch.where(begins, both[..., 0], both[..., 1])
         counts = self._counts.gather(1, rows) + (begins & is_open & (rows == own))

@@ -18,6 +18,7 @@ import logging
 import random
 import secrets
 from collections import defaultdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dewmark.config import cache_dir
@@ -26,7 +27,7 @@ from dewmark.decoding import Decoding
 from dewmark.errors import ConfigError, VocabularyError
 from dewmark.extras import require
 from dewmark.hosts import host_info, load_host
-from dewmark.hosts.engines.vllm_config import EngineConfig, config_from_environment
+from dewmark.hosts.engines.vllm_config import EngineConfig, asked_of, config_from_environment
 from dewmark.sampling import Row, Rows
 from dewmark.scheme import BoundScheme
 from dewmark.workspace import HostInfo, Workspace
@@ -67,8 +68,14 @@ class DewLogitsProcessor(_vllm.LogitsProcessor):  # type: ignore[misc, name-defi
     def validate_params(cls, sampling_params: Any) -> None:  # noqa: ANN401 - vLLM's SamplingParams
         """Reject a request that cannot be marked with its settings; vLLM answers it with HTTP 400."""
         config = config_from_environment()
-        if config.key_id(sampling_params.extra_args) is None:
+        key_id = config.key_id(sampling_params.extra_args)
+        if key_id is None:
             return
+        asked = asked_of(sampling_params.extra_args)
+        if any(value is not None for value in asked.values()):
+            if not config.scheme.reads_rings:
+                raise ConfigError(f"{config.scheme.name} carries neither members nor payloads: use dew")
+            _load_key(config.keys[key_id]).check_use(**asked)
         name, needs = config.scheme.name, config.scheme.needs_as_set
         remedy = 'or send {"dewmark": false}'
         if needs.sampling and sampling_params.temperature < _GREEDY:
@@ -132,12 +139,14 @@ class DewLogitsProcessor(_vllm.LogitsProcessor):  # type: ignore[misc, name-defi
             min_p=params.min_p,
         )
         seed = self._seeds.getrandbits(63) if params.seed is None else params.seed % (1 << 64)
-        return self._marker(key_id).open(prompt, written, seed=seed, decoding=decoding)
+        return self._marker(key_id).open_as(
+            prompt, written, seed=seed, decoding=decoding, **asked_of(params.extra_args)
+        )
 
     def _marker(self, key_id: str) -> Rows:
         """The marker for a key; its tables are built for the first request that uses it."""
         if key_id not in self._markers:
-            bound = self._bind(Key.load(self._config.keys[key_id]))
+            bound = self._bind(_load_key(self._config.keys[key_id]))
             self._markers[key_id] = bound.rows(self._device)
             _log.info(
                 "dewmark marks with %s, key id %s, key fingerprint %s",
@@ -153,6 +162,7 @@ class DewLogitsProcessor(_vllm.LogitsProcessor):  # type: ignore[misc, name-defi
             find_host=host_info,
             open_host=functools.cache(lambda name: load_host(name or self._host.name)),
         )
+        self._config.scheme.check_key(key)
         bound = self._config.scheme.bind(key, self._host, workspace)
         if type(bound).finished is not BoundScheme.finished:
             raise ConfigError(
@@ -175,6 +185,11 @@ class DewLogitsProcessor(_vllm.LogitsProcessor):  # type: ignore[misc, name-defi
                 "dewmark leaves tokens unmarked: vLLM passes requests whose last token is not known yet; "
                 "start it with --no-async-scheduling"
             )
+
+
+@functools.cache
+def _load_key(path: Path) -> Key:
+    return Key.load(path)
 
 
 def _check_scheme(config: EngineConfig) -> None:

@@ -10,8 +10,9 @@ The operator sets ``DEWMARK_KEY_FILE`` to a key file, or ``DEWMARK_VLLM_CONFIG``
     [keys]                        # key id = key file, relative to this file
     acme = "acme.key"
 
-A request may pass ``{"dewmark": false}`` or ``{"dewmark_key_id": "acme"}`` in its ``vllm_xargs``
-(``extra_args`` in Python). Boundary: no engine, no weights; key files are not read here.
+A request may pass ``{"dewmark": false}``, ``{"dewmark_key_id": "acme"}``, ``{"dewmark_payload": 47}`` or
+``{"dewmark_member": 3}`` in its ``vllm_xargs`` (``extra_args`` in Python). Boundary: no engine, no weights;
+key files are not read here.
 """
 
 from __future__ import annotations
@@ -29,13 +30,15 @@ from dewmark.errors import ConfigError
 from dewmark.registry import SCHEMES, unknown_name
 from dewmark.scheme import Scheme
 
-__all__ = ["CONFIG", "KEY_FILE", "EngineConfig", "config_from_environment"]
+__all__ = ["CONFIG", "KEY_FILE", "EngineConfig", "asked_of", "config_from_environment"]
 
 KEY_FILE = "DEWMARK_KEY_FILE"
 CONFIG = "DEWMARK_VLLM_CONFIG"
 
 _FIELDS = ("default_key", "host", "keys", "mark", "opt_out", "scheme", "settings")
 _SWITCH, _KEY_ID = "dewmark", "dewmark_key_id"
+_MEMBER, _PAYLOAD = "dewmark_member", "dewmark_payload"
+_PARAMETERS = (_SWITCH, _KEY_ID, _MEMBER, _PAYLOAD)
 _TRUTH = {"true": True, "1": True, "1.0": True, "false": False, "0": False, "0.0": False}
 
 
@@ -55,8 +58,8 @@ class EngineConfig:
         """The id of the key to mark a request with; None for no mark."""
         given = {name: value for name, value in (extra_args or {}).items() if str(name).startswith(_SWITCH)}
         for name in given:
-            if name not in (_SWITCH, _KEY_ID):
-                raise unknown_name("request parameter", name, (_SWITCH, _KEY_ID))
+            if name not in _PARAMETERS:
+                raise unknown_name("request parameter", name, _PARAMETERS)
         marked = _switch(given[_SWITCH]) if _SWITCH in given else self.mark or _KEY_ID in given
         if not marked:
             if not self.opt_out:
@@ -68,6 +71,18 @@ class EngineConfig:
         if key_id not in self.keys:  # the ids of other tenants stay private
             raise ConfigError(f"unknown {_KEY_ID} {key_id[:80]!r}: use one that this server has a key for")
         return key_id
+
+
+def asked_of(extra_args: Mapping[str, Any] | None) -> dict[str, int | None]:
+    """The ``member`` and the ``payload`` that a request asks for, None where it does not."""
+    found: dict[str, int | None] = {}
+    for name, parameter in (("member", _MEMBER), ("payload", _PAYLOAD)):
+        value = (extra_args or {}).get(parameter)
+        try:
+            found[name] = None if value is None else int(str(value), 0)
+        except ValueError:
+            raise ConfigError(f"{parameter} must be a whole number, got {str(value)[:80]!r}") from None
+    return found
 
 
 def config_from_environment() -> EngineConfig:
