@@ -201,11 +201,8 @@ def _print_plan(
     from dewmark.lab.experiments.plan import estimate_seconds, plan, total
 
     plans = [plan(run) for run in runs.values()]
-    seconds = sum(
-        estimate_seconds(each, run, load, jobs=jobs)
-        for each, run in zip(plans, runs.values(), strict=True)
-        if "generate" in run.recipe.stages
-    )
+    writing = [each for each in zip(plans, runs.values(), strict=True) if "generate" in each[1].recipe.stages]
+    seconds = estimate_seconds(writing, load, jobs=jobs)
     stages, lengths = total(plans), sorted({each.tokens for each in plans})
     if json_:
         emit(

@@ -94,28 +94,30 @@ def plan(run: Run) -> Plan:
     return Plan(tuple(stages), batches, recipe.decoding.max_new_tokens)
 
 
-def estimate_seconds(found: Plan, run: Run, load: Callable[[str], Host], *, jobs: int) -> float:
+def estimate_seconds(plans: Sequence[tuple[Plan, Run]], load: Callable[[str], Host], *, jobs: int) -> float:
     """The time to write the missing texts without a mark, from timing one short batch of each host."""
+    seconds: dict[str, float] = {}  # per step of a batch, by host
     total = 0.0
-    for name, batches in found.batches.items():
-        if batches:
-            host = load(name)
-            prompts = [row["text"] for row in run.prompts(name, run.batch_size)]
-            decoding = dataclasses.replace(
-                run.recipe.decoding, max_new_tokens=_TIMED_TOKENS, min_new_tokens=_TIMED_TOKENS
-            )
-            for _ in range(2):  # the first call warms up
-                started = time.perf_counter()
-                host.generate(
-                    prompts,
-                    scheme=None,
-                    seeds=range(len(prompts)),
-                    decoding=decoding,
-                    batch_size=len(prompts),
-                )
-                seconds = time.perf_counter() - started
-            total += batches * found.tokens * seconds / _TIMED_TOKENS
+    for found, run in plans:
+        for name, batches in found.batches.items():
+            if batches:
+                if name not in seconds:
+                    seconds[name] = _seconds_per_step(run, name, load(name))
+                total += batches * found.tokens * seconds[name]
     return total / jobs
+
+
+def _seconds_per_step(run: Run, name: str, host: Host) -> float:
+    prompts = [row["text"] for row in run.prompts(name, run.batch_size)]
+    decoding = dataclasses.replace(
+        run.recipe.decoding, max_new_tokens=_TIMED_TOKENS, min_new_tokens=_TIMED_TOKENS
+    )
+    for _ in range(2):  # the first call warms up
+        started = time.perf_counter()
+        host.generate(
+            prompts, scheme=None, seeds=range(len(prompts)), decoding=decoding, batch_size=len(prompts)
+        )
+    return (time.perf_counter() - started) / _TIMED_TOKENS
 
 
 def _count(stage: str, files: Iterable[RowFile], texts: int) -> StagePlan:
