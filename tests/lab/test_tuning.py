@@ -29,25 +29,29 @@ from dewmark.lab.tuning import (
 
 
 class TestGrid:
-    def test_each_sampler_gets_only_its_own_strength(self):
-        found = expand(
-            {"sampler": ["bias", "gumbel"], "lambda": [1, 2], "alpha": [0.1, 0.25], "units": ["token"]}
+    def test_a_bias_has_no_alpha_and_keyed_sampling_may_have_a_bias_too(self):
+        found = expand({"sampler": ["bias", "gumbel"], "lambda": [1, 2], "alpha": [0.1], "units": ["token"]})
+        assert sorted(found, key=str) == sorted(
+            [
+                {"units": "token", "sampler": "bias", "lambda": 1.0},
+                {"units": "token", "sampler": "bias", "lambda": 2.0},
+                {"units": "token", "sampler": "gumbel", "lambda": 1.0, "alpha": 0.1},
+                {"units": "token", "sampler": "gumbel", "lambda": 2.0, "alpha": 0.1},
+            ],
+            key=str,
         )
-        assert found == [
-            {"units": "token", "sampler": "bias", "lambda": 1.0},
-            {"units": "token", "sampler": "bias", "lambda": 2.0},
-            {"units": "token", "sampler": "gumbel", "alpha": 0.1},
-            {"units": "token", "sampler": "gumbel", "alpha": 0.25},
-        ]
 
     def test_given_values_replace_the_defaults(self):
         default = expand({})
         assert {settings["sampler"] for settings in default} == {"bias", "gumbel"}
         assert {settings["units"] for settings in default} == {"token", "word"}
-        found = expand(parse_grid(["k=3,5", "sampler=gumbel"]))
-        gumbel = [settings for settings in default if settings["sampler"] == "gumbel"]
-        assert [{**settings, "k": k} for settings in gumbel for k in (3, 5)] == found
-        assert len(expand(parse_grid(["units=word", "sampler=gumbel", "alpha=0.5"]))) == 1
+        words = [settings for settings in default if settings["units"] == "word"]
+        assert {(settings["alpha"], settings["lambda"]) for settings in words} == {
+            (alpha, strength) for alpha in (0.5, 0.95) for strength in (0.0, 1.5)
+        }
+        found = expand(parse_grid(["k=3,5"]))
+        assert [{**settings, "k": k} for settings in default for k in (3, 5)] == found
+        assert len(expand(parse_grid(["units=word", "sampler=gumbel", "alpha=0.5", "lambda=0"]))) == 1
 
     def test_equal_values_are_one_configuration(self):
         assert len(expand({"sampler": ["bias"], "lambda": ["2", "2.0", 2]})) == len(

@@ -81,12 +81,14 @@ DECODING = Decoding(max_new_tokens=120, min_new_tokens=120, no_repeat_ngram=4)
 # Takes a few minutes on two cores.
 DEFAULT_GRIDS: Mapping[str, tuple[Grid, ...]] = {
     "dew": (
-        {"units": ("token",), "sampler": ("bias", "gumbel"), "lambda": (2.0,), "alpha": (0.25, 0.5)},
-        {"units": ("word",), "sampler": ("gumbel",), "lambda": (2.0,), "alpha": (0.25, 0.5, 0.75)},
+        {"units": ("token",), "sampler": ("bias",), "lambda": (2.0,)},
+        {"units": ("token",), "sampler": ("gumbel",), "alpha": (0.25, 0.5)},
+        {"units": ("word",), "sampler": ("gumbel",), "alpha": (0.5, 0.95), "lambda": (0.0, 1.5)},
     )
 }
 
-_STRENGTHS = {"bias": "lambda", "gumbel": "alpha"}  # the setting that only matters to this sampler
+_STRENGTHS = {"bias": "lambda", "gumbel": "alpha"}  # what the points of a sampler's curve differ in
+_UNUSED = {"bias": {"alpha"}}  # settings without effect; the Gumbel sampler can add a bias, too
 _QUALITY, _STRENGTH = ("perplexity", "distinct_content", "unlisted"), ("z", "p_value", "z_deleted")
 _FORMAT = 3
 _CONFIDENCE = 0.95
@@ -107,16 +109,18 @@ def parse_grid(options: Iterable[str]) -> dict[str, tuple[str, ...]]:
 def expand(given: Grid, *, scheme: str = "dew") -> list[dict[str, object]]:
     """The distinct configurations of the scheme's default grids, with the given values replacing theirs.
 
-    A configuration keeps only its own sampler's strength. All are validated here, before any text is written.
+    A configuration keeps only the settings that its sampler uses. All are validated here, before any text is
+    written.
     """
     known = SCHEMES[scheme]()
-    grids = [{**default, **given} for default in DEFAULT_GRIDS.get(scheme, ({},))]
+    grids = [_with_given(default, given) for default in DEFAULT_GRIDS.get(scheme, ({},))]
+    grids = [grid for grid in grids if grid.get("sampler", (None,))] or [dict(given)]
     if not grids[0]:
         raise ConfigError(f"{scheme} has no default grid: give one with --grid NAME=VALUE,VALUE")
     found: dict[str, dict[str, object]] = {}
     for grid in grids:
         for combination in itertools.product(*grid.values()):
-            settings = _without_other_strengths(dict(zip(grid, combination, strict=True)))
+            settings = _without_unused(dict(zip(grid, combination, strict=True)))
             # strings become the field's type, so that 2 and 2.0 are the same configuration
             whole = known.with_settings(settings).to_dict()
             found.setdefault(config.config_hash(whole), {name: whole[name.rstrip("_")] for name in settings})
@@ -128,11 +132,18 @@ def expand(given: Grid, *, scheme: str = "dew") -> list[dict[str, object]]:
     return list(found.values())
 
 
-def _without_other_strengths(settings: dict[str, object]) -> dict[str, object]:
-    """Remove the strengths of other samplers."""
-    own = _STRENGTHS.get(str(settings.get("sampler")))
-    others = set() if own is None else set(_STRENGTHS.values()) - {own}
-    return {name: value for name, value in settings.items() if name.rstrip("_") not in others}
+def _with_given(default: Grid, given: Grid) -> dict[str, Sequence[object]]:
+    """A default grid with the given values, for those of the given samplers that it is meant for."""
+    grid = {**default, **given}
+    if "sampler" in default and "sampler" in given:
+        grid["sampler"] = [name for name in given["sampler"] if name in default["sampler"]]
+    return grid
+
+
+def _without_unused(settings: dict[str, object]) -> dict[str, object]:
+    """Remove what the sampler makes no use of."""
+    unused = _UNUSED.get(str(settings.get("sampler")), set())
+    return {name: value for name, value in settings.items() if name not in unused}
 
 
 def varying(configurations: Sequence[Settings]) -> list[dict[str, object]]:
