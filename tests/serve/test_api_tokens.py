@@ -9,7 +9,7 @@ import pytest
 from tests.serve.conftest import Clock
 
 from dewmark.errors import ConfigError, UnknownNameError
-from dewmark.serve.api_tokens import BURST, PUBLIC_BYTES, Caller, Limit, Scope, Tokens
+from dewmark.serve.api_tokens import BURST, PUBLIC_BYTES, PUBLIC_TEXTS, Caller, Limit, Scope, Tokens
 from dewmark.serve.store import Store
 
 
@@ -168,9 +168,11 @@ class TestSpending:
         assert tokens.check(caller) is None
         assert tokens.spend(caller, 1, size=101).limit is Limit.BUDGET
 
-    def test_public_tokens_have_a_budget_of_bytes(self, tokens):
+    def test_public_tokens_have_budgets(self, tokens):
         public, _ = tokens.new("page", ["detect-public"])
-        assert public.budget_bytes == PUBLIC_BYTES
+        assert (public.budget, public.budget_bytes) == (PUBLIC_TEXTS, PUBLIC_BYTES)
+        assert tokens.new("page", ["detect-public"], budget=5)[0].budget == 5
         assert tokens.spend(public, 1, size=PUBLIC_BYTES + 1).limit is Limit.BUDGET
         assert tokens.new("page", ["detect-public"], unlimited=True)[0].budget_bytes is None
+        assert tokens.new("page", ["detect-public"], unlimited=True)[0].budget is None
         assert tokens.new("desk", ["detect", "detect-public"])[0].budget_bytes is None

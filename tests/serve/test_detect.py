@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 from tests.serve.conftest import bearer
 from tests.serve.live import (
@@ -12,6 +14,7 @@ from tests.serve.live import (
     retired_text,
 )
 
+from dewmark.errors import ConfigError
 from dewmark.serve.tenants import Tenant
 from dewmark.stats.multiple_testing import sidak_min
 from dewmark.text.languages import LanguagePolicy
@@ -171,6 +174,20 @@ class TestPublic:
                 "per_tenant",
             ):
                 assert found[name] is None, name
+
+    def test_public_verdicts_are_at_a_smaller_level(self, client):
+        head = bearer(client, "detect-public")
+        (public,) = results(client.post("/v1/detect", json={"text": marked_text()}, headers=head))
+        assert (public["verdict"], public["fpr"]) == ("marked", 1e-4)
+        settings = client.service.settings
+        client.service.settings = dataclasses.replace(settings, public_fpr=1e-300)
+        (trusted,) = results(client.post("/v1/detect", json={"text": marked_text()}))
+        assert (trusted["verdict"], trusted["fpr"]) == ("marked", 0.01)
+        head = bearer(client, "detect-public")
+        (public,) = results(client.post("/v1/detect", json={"text": marked_text()}, headers=head))
+        assert (public["verdict"], public["fpr"]) == ("not marked", 1e-300)
+        with pytest.raises(ConfigError, match="--public-fpr must lie"):
+            dataclasses.replace(settings, public_fpr=0.0)
 
     def test_near_duplicates_share_one_answer_and_one_budget(self, client):
         head = bearer(client, "detect-public", budget=3)

@@ -144,6 +144,9 @@ def serve(
         str | None, typer.Option(metavar="URL", help="Where the dossier of dewmark comply is published.")
     ] = None,
     fpr: options.FalsePositiveRate = 0.01,
+    public_fpr: Annotated[
+        float, typer.Option(metavar="P", help="The same for public tokens, if it is smaller.")
+    ] = 1e-4,
     json_: options.Json = False,
     quiet: options.Quiet = False,
 ) -> None:
@@ -192,6 +195,7 @@ def serve(
             public_url=public_url,
             dossier_url=dossier,
             fpr=fpr,
+            public_fpr=public_fpr,
         )
         with Progress(quiet=quiet) as progress:
             return _check(chosen, identity, progress)

@@ -37,7 +37,10 @@ def new(
     ] = None,
     per_minute: Annotated[float, typer.Option(metavar="N", help="Texts per minute.")] = 600.0,
     budget: Annotated[
-        int | None, typer.Option(metavar="N", show_default="unlimited", help="Texts in total.")
+        int | None,
+        typer.Option(
+            metavar="N", show_default="1,000 for detect-public, else unlimited", help="Texts in total."
+        ),
     ] = None,
     budget_bytes: Annotated[
         int | None,

@@ -35,7 +35,9 @@ from dewmark.serve.store import tokens as table
 __all__ = ["OPEN", "PREFIX", "Allowance", "Caller", "Limit", "Rejection", "Scope", "Tokens"]
 
 PREFIX = "dwm"
-PUBLIC_BYTES = 2_000_000  # the default budget of a public token: about a thousand articles
+# The default budget of a public token. Among a thousand verdicts at a level of 1e-4 (public_fpr) 0.1 are
+# "marked" by chance, and they are too few bits to learn which words count.
+PUBLIC_TEXTS, PUBLIC_BYTES = 1_000, 2_000_000
 BURST = 60.0  # how many seconds of its rate a token may use at once
 _CACHE_SECONDS = 1.0  # how long a lookup is cached, and so how long a revocation takes
 _CACHE_SIZE = 10_000
@@ -155,7 +157,8 @@ class Tokens:
     ) -> tuple[Caller, str]:
         """Create a token; returns it and its text, which is stored nowhere else.
 
-        A token for the public has a budget of `PUBLIC_BYTES`, unless another or ``unlimited`` is given.
+        A token for the public has budgets of `PUBLIC_TEXTS` and `PUBLIC_BYTES`, unless others are given or
+        it is ``unlimited``.
         """
         if not tenants:
             raise ConfigError("a token needs at least one tenant, or * for all")
@@ -173,8 +176,10 @@ class Tokens:
             raise ConfigError(f"budget-bytes must be at least 1, got {budget_bytes}")
         if unlimited and (budget is not None or budget_bytes is not None):
             raise ConfigError("a token has a budget or is unlimited, not both")
-        if budget_bytes is None and not unlimited and not chosen & {Scope.DETECT, Scope.ADMIN}:
-            budget_bytes = PUBLIC_BYTES if Scope.DETECT_PUBLIC in chosen else None
+        public = Scope.DETECT_PUBLIC in chosen and not chosen & {Scope.DETECT, Scope.ADMIN}
+        if public and not unlimited:
+            budget = PUBLIC_TEXTS if budget is None else budget
+            budget_bytes = PUBLIC_BYTES if budget_bytes is None else budget_bytes
         if days is not None and not 0.0 < days < 36_525.0:
             raise ConfigError(f"days must lie between 0 and 36525, got {days:g}")
         now = self._clock()

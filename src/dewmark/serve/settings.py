@@ -106,6 +106,9 @@ class Settings:
     dossier_url: str | None = None
 
     fpr: float = 0.01
+    public_fpr: float = 1e-4
+    """The level of verdicts for public tokens: times the texts in a token's budget, it bounds how many texts
+    somebody can find that are called marked by chance."""
     text_bytes: int = 1_000_000
     texts: int = 64
     """The most texts per request."""
@@ -155,8 +158,9 @@ class Settings:
             raise ConfigError("nothing to detect with: give --detector DIR, --key FILE or --keys DIR")
         if self.require_tokens and self.without_tokens:
             raise ConfigError("--require-tokens and --without-tokens contradict each other: give one")
-        if not 0.0 < self.fpr < 1.0:
-            raise ConfigError(f"--fpr must lie in (0, 1), got {self.fpr:g}")
+        for option, level in (("--fpr", self.fpr), ("--public-fpr", self.public_fpr)):
+            if not 0.0 < level < 1.0:
+                raise ConfigError(f"{option} must lie in (0, 1), got {level:g}")
         if self.zero_retention and self.log_queries:
             raise ConfigError("--zero-retention stores nothing about requests: leave out --log-queries")
         for name in ("log_days", "job_days"):

@@ -70,8 +70,11 @@ async def detect(
     how = examination(service, caller, body.tenants, test=body.test, read=body.read)
     for tenant in how.tenants:
         check_test(body.test, tenant.bound.tests)
+    level = body.fpr or service.settings.fpr
+    if not caller.sees_all:
+        level = min(level, service.settings.public_fpr)
     queries = [
-        Query(text, prompt, body.fpr or service.settings.fpr, body.tokens, not caller.sees_all)
+        Query(text, prompt, level, body.tokens, not caller.sees_all)
         for text, prompt in zip(texts, prompts, strict=True)
     ]
     check_queries(queries, service)
