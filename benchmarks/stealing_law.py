@@ -124,8 +124,9 @@ def package_pairs() -> tuple[F32, F32]:
     lines = data.joinpath("requests.jsonl").read_text(encoding="utf-8").splitlines()
     texts += [" ".join(str(value) for value in json.loads(line).values()) for line in lines]
     bound = dewmark.load_scheme("dew", key=named_key("stealing law"), settings={"count_once": False})
-    T, C = zip(*pairs_of(bound.reader, texts), strict=True)
-    return np.concatenate(T), np.concatenate(C)
+    T, C = (np.concatenate(side) for side in zip(*pairs_of(bound.reader, texts), strict=True))
+    known = (np.abs(T).sum(axis=1) > 0.0) & (np.abs(C).sum(axis=1) > 0.0)  # words outside a lexicon have none
+    return T[known], C[known]
 
 
 def make_world(
@@ -299,7 +300,7 @@ def main() -> None:
     parser.add_argument("--most", type=int, default=SIZES[-1], help="the largest number of texts")
     parser.add_argument("--texts", type=int, default=200, help="forged texts per point")
     parser.add_argument("--length", type=int, default=100, help="pairs per text")
-    parser.add_argument("--parts", default="one-key,low-entropy,ranks,alpha,rings,signs")
+    parser.add_argument("--parts", default="one-key,low-entropy,ranks,alpha,rings,signs", help="by commas")
     options: argparse.Namespace = parser.parse_args()
     results: dict[str, Any] = json.loads(options.out.read_text()) if options.out.exists() else {}
     pairs = package_pairs()
@@ -319,13 +320,12 @@ def main() -> None:
 
     sizes = tuple(size for size in SIZES if size <= options.most)
     few = tuple(size for size in sizes if size <= 512)
-    default = {"units": 192, "contexts": 320, "choice": 0.6, "alpha": 0.8}
+    default = {"units": 128, "contexts": 128, "choice": 0.6, "alpha": 0.95}
     kinds = {
         "one-key": (default, sizes, 1),
         "one-key:ring-4096": (default, few, 4096),
         "low-entropy": (default | {"choice": 2.0}, few, 1),
-        "ranks:128x128": (default | {"units": 128, "contexts": 128}, few, 1),
-        "ranks:480x480": (default | {"units": 480, "contexts": 480}, few, 1),
+        "ranks:48x64": (default | {"units": 48, "contexts": 64}, few, 1),
         "alpha:0.3": (default | {"alpha": 0.3}, few, 1),
         "alpha:1": (default | {"alpha": 1.0}, few, 1),
     }
@@ -341,7 +341,7 @@ def main() -> None:
             )
 
         run(name, one)
-    small = default | {"units": 64, "contexts": 96}
+    small = default | {"units": 48, "contexts": 64}
     for members, number in ((16, 128), (16, 512), (16, 2048), (64, 512), (64, 2048), (256, 2048)):
         run(
             f"rings:{members}:{number}",

@@ -138,7 +138,7 @@ def forged(victim: BoundDEW, W: F32, *, strength: float) -> BoundDEW:
     shared = dataclasses.replace(victim.shared, scheme=scheme)
     product = W if strength >= 0.0 else -W
     if victim.fold.G is None:
-        fold = Fold(product, None, None, n=victim.fold.n)
+        fold = Fold.of_matrix(product)
     else:
         fold = Fold(product, np.eye(d_T, dtype=np.float32), np.eye(d_C, dtype=np.float32), n=1)
     name = hashlib.sha256(product.tobytes()).hexdigest()[:16]

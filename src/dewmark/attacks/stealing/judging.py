@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from dewmark.detector import detect_texts
+from dewmark.dew.scheme import BoundDEW
 from dewmark.errors import InputError
 from dewmark.hosts.base import Host
 from dewmark.scheme import BoundScheme
@@ -88,8 +89,8 @@ def _scores(victim: BoundScheme, texts: Sequence[str]) -> tuple[list[float], lis
         for start in range(0, len(clean), _BATCH_SIZE)
         for detection in detect_texts(victim, clean[start : start + _BATCH_SIZE])
     ]
-    tests = [getattr(detection, "attribution", None) for detection in found]
     share = None
-    if any(test is not None for test in tests):  # only marked texts are tested
-        share = sum(test is not None and test.attributable for test in tests) / len(tests)
+    if isinstance(victim, BoundDEW) and victim.attributes:
+        tests = [detection.attribution for detection in found]  # only marked texts are tested
+        share = sum(test is not None and test.attributable for test in tests) / max(len(tests), 1)
     return [detection.p_value for detection in found], [detection.z for detection in found], share

@@ -18,7 +18,7 @@ With few texts, Ŵ ∝ A, the average outer product; with many, Ŵ ∝ Σ_T⁻¹
 
 An attacker who runs the victim's own host can do better (`residual_moments`) by regressing
 t − E_host[t | prefix]. At each position, the host's expectation removes the text's topic, and with it most of
-the noise; base text does so only on average. This works for units that are host tokens, not for words.
+the noise; base text does so only on average.
 
 Boundary: from texts to Ŵ; `forging` writes with it.
 """
@@ -38,10 +38,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dewmark.arrays import F32, F64
+from dewmark.dew.expected import read
 from dewmark.dew.reading import Reader, TokenReader
 from dewmark.dew.scheme import BoundDEW
 from dewmark.errors import ConfigError, InputError
 from dewmark.hosts.base import Host
+from dewmark.hosts.expectations import HostExpectations
 from dewmark.scheme import BoundScheme
 from dewmark.workspace import Follower
 
@@ -276,9 +278,26 @@ def cosine(victim: BoundDEW, W: F32, texts: Sequence[str], *, seed: int = 0) -> 
 
 def residual_moments(host: Host, reader: Reader, texts: Sequence[str]) -> Moments:
     """The moments of marked texts, with the host's expected unit at each position subtracted."""
-    if not isinstance(reader, TokenReader) or not isinstance(host, Follower):
-        raise ConfigError("expectation=host needs units=token and a transformers host: use expectation=base")
-    return sum_moments(_text_residuals(host, reader, texts))
+    if not isinstance(host, Follower):
+        raise ConfigError("expectation=host needs a transformers host: use expectation=base")
+    if isinstance(reader, TokenReader):
+        return sum_moments(_text_residuals(host, reader, texts))
+    return sum_moments(_word_residuals(host, reader, texts))
+
+
+def _word_residuals(host: Host, reader: Reader, texts: Sequence[str]) -> Iterator[Moments]:
+    expectations = HostExpectations(host.info, lambda: host)
+    for start in range(0, len(texts), _BATCH_SIZE):
+        some = reader.tokenize(texts[start : start + _BATCH_SIZE])
+        reading = read(reader, expectations, some, reader.tokenize([""] * len(some)))
+        rows = reading.context_rows
+        assert rows is not None
+        for pairs in reading.texts:
+            if pairs.expected is None:
+                continue
+            known = pairs.expected >= 0
+            T = reading.token_rows[pairs.tokens[known]] - reading.token_rows[pairs.expected[known]]
+            yield Moments.of(T, rows[pairs.windows[known]])
 
 
 def _text_residuals(host: Follower, reader: TokenReader, texts: Sequence[str]) -> Iterator[Moments]:
