@@ -167,9 +167,19 @@ def test_host_expectation_beats_base_texts(host, bag_encoder):
         for n in (8, 80)
     )
     assert many > max(plain, few + 0.1)
-    words = as_dew(dewmark.load_scheme("dew", key=dewmark.Key(bytes(32)), host=host.info))
-    with pytest.raises(ConfigError, match="use expectation=base"):
-        residual_moments(host, words.reader, marked)
+
+
+def test_host_expectation_of_words_teaches_the_mark(host, bag_encoder):
+    victim = as_dew(
+        dewmark.load_scheme("dew", key=dewmark.Key(bytes(32)), host=host.info, vocabulary="open", alpha=1.0)
+    )
+    marked, base = texts_of(host, victim, 60, seed=0), texts_of(host, None, 60, seed=1000)
+    fresh = texts_of(host, None, 20, seed=2000)
+    baseline = Baseline.of(pairs_of(victim.reader, base))
+    W = estimate(residual_moments(host, victim.reader, marked), baseline, residual=True)
+    assert cosine(victim, W, fresh) > 0.2  # unmarked texts give 0 ± 0.05
+    nothing = estimate(residual_moments(host, victim.reader, base), baseline, residual=True)
+    assert abs(cosine(victim, nothing, fresh)) < 0.15
 
 
 def test_invalid_victims_and_texts_are_rejected(host, bag_encoder):
