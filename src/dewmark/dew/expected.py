@@ -66,6 +66,7 @@ def add_expectations(
         for form in words.forms:
             known.setdefault(form, len(known))
     rows = vectors(list(known))
+    marks = np.any(rows != 0.0, axis=1).astype(np.float32)  # a word without a vector carries no mark
     nothing = np.zeros((1, reading.token_rows.shape[1]), dtype=np.float32)
     blocks, made = [reading.token_rows, nothing], []
     size = len(reading.token_rows) + 1
@@ -76,7 +77,7 @@ def add_expectations(
         index = np.full(len(pairs.tokens), len(reading.token_rows), dtype=np.int64)
         index[chosen] = size + np.arange(len(chosen))
         unforeseen = np.ones(len(pairs.tokens), dtype=np.float32)
-        unforeseen[chosen] = np.maximum(1.0 - np.asarray(likely.sum(axis=1)).ravel(), 0.0)
+        unforeseen[chosen] = np.maximum(1.0 - likely @ marks[forms], 0.0)
         made.append(dataclasses.replace(pairs, expected=index, unforeseen=unforeseen))
         size += len(chosen)
     return dataclasses.replace(reading, token_rows=np.concatenate(blocks), texts=tuple(made))
