@@ -29,7 +29,7 @@ from dewmark.decoding import Decoding
 from dewmark.hosts import load_host
 from dewmark.hosts.base import Host
 from dewmark.hosts.expectations import open_reader
-from dewmark.lab.evaluation.wording import TextPair, paired_wording
+from dewmark.lab.evaluation.wording import TextPair, listed_words, paired_wording
 from dewmark.lab.prompts import requests
 from dewmark.scheme import BoundScheme
 
@@ -84,7 +84,7 @@ def false_alarms(p: np.ndarray) -> dict[str, float]:
 def _ndtri(p: np.ndarray) -> np.ndarray:
     from scipy.special import ndtri
 
-    return np.asarray(ndtri(np.clip(p, 1e-300, 1.0)))
+    return np.asarray(ndtri(np.clip(p, 1e-300, 1.0 - 1e-16)))
 
 
 class Run:
@@ -114,6 +114,7 @@ class Run:
             file.write(json.dumps(row, ensure_ascii=False) + "\n")
 
     def measured(self, of: dict[str, Any], measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        """Measure unless it is there, and keep the row."""
         name = json.dumps(of)
         if name not in self.rows:
             begun = time.perf_counter()
@@ -128,6 +129,7 @@ class Run:
         return self.rows[name]
 
     def texts(self, of: dict[str, Any], make: Callable[[], list[str]]) -> list[str]:
+        """Make texts unless they are there, and keep them."""
         name = json.dumps(of)
         if name not in self.written:
             self.written[name] = make()
@@ -135,6 +137,7 @@ class Run:
         return self.written[name]
 
     def write(self, scheme: BoundScheme | None, setting: str, tokens: int) -> tuple[list[str], list[str]]:
+        """Prompts of a setting and the texts that the host writes after them."""
         prompts = prompts_of(self.host, setting, self.options.texts)
         decoding = dewmark.Decoding(
             max_new_tokens=tokens,
@@ -151,6 +154,7 @@ class Run:
         return prompts, [each.text for each in made]
 
     def attacked(self, of: dict[str, Any], texts: list[str]) -> dict[str, list[str]]:
+        """The texts after each attack."""
         made = {"none": texts}
         if "delete" in self.options.attacks:
             made |= {f"delete-{share}": delete_words(texts, share / 100) for share in (30, 50)}
@@ -170,6 +174,7 @@ class Run:
     def score(
         self, bound: BoundScheme, of: dict[str, Any], prompts: list[str], texts: list[str], *, marked: bool
     ) -> None:
+        """Score texts after every attack, read by every reader."""
         nothing = [""] * len(texts)
         W = np.zeros((0, 0))
         if bound.scheme.name == "dew":
@@ -222,6 +227,7 @@ class Run:
                 self.measured({"host": self.options.host, "negatives": kind, "reader": name}, measure)
 
     def all(self) -> None:
+        """All settings, schemes and keys."""
         options = self.options
         for tokens in options.tokens:
             for setting in options.settings:
@@ -240,14 +246,16 @@ class Run:
                         texts = self.texts(of, lambda b=bound, s=setting, t=tokens: self.write(b, s, t)[1])
                         print(f"wrote in {time.perf_counter() - begun:.1f} s", flush=True)
                         self.score(bound, of, prompts, texts, marked=True)
-                        self.measured(of | {"wording": True}, lambda t=texts, p=plain: worded(prompts, t, p))
+                        self.measured(
+                            of | {"wording": True}, lambda t=texts, p=plain, q=prompts: worded(q, t, p)
+                        )
                         if number == 0:
                             self.score(bound, base | {"by": scheme}, prompts, plain, marked=False)
 
 
 def worded(prompts: Sequence[str], marked: Sequence[str], plain: Sequence[str]) -> dict[str, Any]:
     pairs = [TextPair(p, m, u) for p, m, u in zip(prompts, marked, plain, strict=True)]
-    return paired_wording(pairs).to_dict()
+    return paired_wording(pairs, listed=listed_words()).to_dict()
 
 
 def main() -> None:

@@ -58,6 +58,9 @@ def main() -> None:
         texts = texts[: options.most]
         evidence = bound.evidence(bound.tokenize(texts), bound.tokenize([""] * len(texts)))
         M = matrices([each for each in evidence if len(each)])
+        if len(M) < 2:
+            print(f"{kind}: no evidence", flush=True)
+            continue
         total = M.sum(axis=0, dtype=np.float64)
         row = {
             "kind": kind,

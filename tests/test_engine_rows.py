@@ -18,7 +18,8 @@ from dewmark.workspace import Workspace
 CPU = torch.device("cpu")
 VOCAB = 400
 SCHEME_SETTINGS = {
-    "dew words": ("dew", {}),
+    "dew": ("dew", {}),
+    "dew words": ("dew", {"vocabulary": "open"}),
     "dew tokens": ("dew", {"units": "token"}),
     "dew tokens, bias": ("dew", {"units": "token", "sampler": "bias", "m": 16}),
     "dew tokens, windows": ("dew", {"units": "token", "context_encoding": "window", "alpha": 1.0}),
@@ -168,7 +169,7 @@ def test_temperature_must_be_positive(host, tmp_path) -> None:
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
-@pytest.mark.parametrize("name", ["dew words", "dew tokens", "dew tokens, bias", "kgw"])
+@pytest.mark.parametrize("name", ["dew", "dew words", "dew tokens", "dew tokens, bias", "kgw"])
 def test_a_gpu_marks_rows_as_a_cpu_does(host, bag_encoder, tmp_path, name) -> None:
     bound = bound_for(name, host, tmp_path)
     scores = torch.randn(6, VOCAB, generator=torch.Generator().manual_seed(0)) * 2.0

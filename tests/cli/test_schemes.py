@@ -46,7 +46,7 @@ def test_plain_table(run) -> None:
     assert listed.code == one.code == 0
     for name in SCHEMES:
         assert name in listed.out
-    assert "lambda=2.0" in listed.out
+    assert "gamma=0.5" in listed.out
     assert "whiten_contexts=true  (true or false)" in one.out
     assert "nucleus=none  (number or none)" in one.out
     assert "Another model whose input embeddings replace" in one.out

@@ -14,6 +14,7 @@ from __future__ import annotations
 import hashlib
 import weakref
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -252,7 +253,7 @@ class WordReader(Reader):
             skipped = 0 if before else min(self.k, len(mine))
             windows += [-1] * skipped
             around = windows_before(mine, k=self.k, before=before)[skipped:]
-            counted = self._counted(mine)[skipped:]
+            counted = self._counted(mine, before)[skipped:]
             windows += [
                 contexts.setdefault(window, len(contexts)) if counts else -1
                 for window, counts in zip(around, counted, strict=True)
@@ -269,7 +270,7 @@ class WordReader(Reader):
             windows=np.zeros((len(contexts), 0), dtype=np.int64),
         )
 
-    def _counted(self, forms: Sequence[str]) -> list[bool]:
+    def _counted(self, forms: Sequence[str], before: Sequence[str]) -> list[bool]:
         """Whether each word of a text carries the mark: where it is new, if ``count_once``."""
         if not self.count_once:
             return [True] * len(forms)
@@ -301,18 +302,24 @@ class LexiconReader(WordReader):
         self.k = k
         self.count_once = count_once
 
-    def _counted(self, forms: Sequence[str]) -> list[bool]:
-        """Whether each word of a text carries the mark: in the lexicon, and new if ``count_once``."""
-        rows = self.lexicon.rows(forms)
-        limits = self.lexicon.limits[rows].tolist()
+    def _counted(self, forms: Sequence[str], before: Sequence[str]) -> list[bool]:
+        """Whether each word of a text carries the mark.
+
+        It is in the lexicon, as is one of the k words before it, and is new in the text if ``count_once``.
+        """
+        rows = self.lexicon.rows([*before, *forms])
+        known = np.concatenate(([0], np.cumsum(rows > 0)))
+        at = np.arange(len(before), len(rows))
+        has_context = known[at] > known[np.maximum(at - self.k, 0)]
+        mine = rows[len(before) :]
+        limits = np.where(has_context, self.lexicon.limits[mine], 0).tolist()
         if not self.count_once:
             return [limit > 0 for limit in limits]
-        left: dict[int, int] = {}
+        seen: Counter[int] = Counter()
         found = []
-        for row, limit in zip(rows.tolist(), limits, strict=True):
-            remaining = left.get(row, limit)
-            found.append(remaining > 0)
-            left[row] = remaining - 1
+        for row, limit in zip(mine.tolist(), limits, strict=True):
+            found.append(seen[row] < limit)
+            seen[row] += 1
         return found
 
     def meta(self) -> dict[str, Any]:

@@ -165,7 +165,8 @@ class BoundDEW(BoundScheme):
         self.source = source
         self.hashed = hashed
         self._simulation_secret = simulation_secret
-        self.workspace = workspace
+        # without its ways to open hosts, which may lead back here
+        self.workspace = Workspace(cache=workspace.cache, progress=workspace.progress)
         # the vectors of units, and of contexts before and after scaling, fit in _CHUNK_BYTES
         self.units_per_chunk = max(_CHUNK_BYTES // (4 * (shared.d_T + 2 * shared.d_C)), 1)
         self._folded = FoldedRows(fold, shared.host.vocab_size)

@@ -13,6 +13,7 @@ from dewmark.scheme import Needs, Scheme
 
 __all__ = ["DewSettings", "Mode"]
 
+DEFAULT_ENCODER = "use-m3"
 Mode = Literal["both", "context_only", "token_only", "neither"]
 
 
@@ -29,11 +30,12 @@ class DewSettings(Scheme):
     sampler: Literal["bias", "gumbel"] = "gumbel"
     """How the mark is embedded: a bias on the logits (the paper), or keyed noise in Gumbel sampling (ours).
     """
-    vocabulary: Literal["lexicon", "open"] = "lexicon"
+    vocabulary: Literal["lexicon", "open"] | None = None
     """Which words carry a mark: those of a fixed lexicon, whose vectors are a table, or any word, which is
-    encoded when it first occurs."""
+    encoded when it first occurs. By default the lexicon where there is one for the encoder."""
     lexicon: str = "default"
-    """The lexicon: ``default``, or a folder written by ``dewmark models lexicon build``."""
+    """The lexicon: ``default``, which has the default encoder's vectors, or a folder written by
+    ``dewmark models lexicon build``."""
     form_share: float = 0.0
     """Share β of a word's vector that comes from its spelling instead of its meaning (with a lexicon)."""
     decorrelate: int = 32
@@ -67,7 +69,7 @@ class DewSettings(Scheme):
     """
     whiten_contexts: bool = True
     """Whether context vectors are whitened (ours) or used as they come (the paper)."""
-    encoder: str = "use-m3"
+    encoder: str = DEFAULT_ENCODER
     """The context encoder M_C: a packaged name, a folder, or a hub id of a sentence-transformers model."""
     statistics: str = "default"
     """Whitening statistics of the contexts: ``default``, or a folder written by ``dewmark models fit``."""
@@ -107,6 +109,11 @@ class DewSettings(Scheme):
         if self.units == "word" and (self.mode != "both" or self.donor is not None):
             what = f"mode={self.mode}" if self.mode != "both" else f"donor={self.donor}"
             raise ConfigError(f"{what} concerns the host's token table, which units=word does not use")
+        if self.vocabulary == "lexicon" and self.units == "word" and not self._listed:
+            raise ConfigError(
+                f"the default lexicon has the vectors of {DEFAULT_ENCODER}, not {self.encoder}: name another "
+                "(dewmark models lexicon build), or set vocabulary=open"
+            )
         if self.form_share and not self.uses_lexicon:
             raise ConfigError(
                 "form_share concerns the words of a lexicon; set units=word, vocabulary=lexicon"
@@ -142,7 +149,12 @@ class DewSettings(Scheme):
     @property
     def uses_lexicon(self) -> bool:
         """Whether units are words of a lexicon."""
-        return self.units == "word" and self.vocabulary == "lexicon"
+        return self.units == "word" and self.vocabulary != "open" and self._listed
+
+    @property
+    def _listed(self) -> bool:
+        """Whether there is a lexicon with the encoder's vectors."""
+        return self.encoder == DEFAULT_ENCODER or self.lexicon != "default"
 
     @property
     def strength(self) -> float:

@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 
 from dewmark.arrays import F32, I8, I64
 from dewmark.core.whitening import normalize_rows
-from dewmark.encoders.word_vectors import FREQUENT_TIMES, SIF, Centre
+from dewmark.encoders.word_vectors import FREQUENT, FREQUENT_TIMES, SIF, Centre
 from dewmark.errors import ArtifactError, ConfigError
 from dewmark.storage import Bundle, load_bundle
 from dewmark.text.words import VERSION
@@ -81,7 +81,7 @@ class Lexicon:
         """p of every row (N + 1,), 0 for row 0."""
         self.weights: F32 = (SIF / (SIF + frequency)).astype(np.float32)
         """α of every row (N + 1,)."""
-        self.limits: I8 = np.where(self.weights < 0.5, FREQUENT_TIMES, 1).astype(np.int8)
+        self.limits: I8 = np.where(frequency > FREQUENT, FREQUENT_TIMES, 1).astype(np.int8)
         """How often the word of each row carries the mark within one text (N + 1,); 0 for row 0."""
         self.limits[0] = 0
         self.weights[0] = 0.0

@@ -54,6 +54,7 @@ from dewmark.text.words import VERSION, words
 from dewmark.workspace import Progress, Workspace, silent
 
 __all__ = [
+    "FREQUENT",
     "FREQUENT_TIMES",
     "REMOVED",
     "SIF",
@@ -86,6 +87,9 @@ SIF = 3e-4
 
 FREQUENT_TIMES = 4
 """How often a frequent word carries the mark within one text."""
+
+FREQUENT = 1e-3
+"""Words of a lexicon above this frequency are frequent: some 120 of a language."""
 
 _MEMORY_LIMIT = 300_000  # words: 300 MB at 512 dimensions
 _DISK_LIMIT = 1 << 30  # bytes

@@ -462,7 +462,8 @@ class _Chunk:
         from scipy.linalg import cholesky  # slow to import, and most texts do without
 
         sd = self.deviation(windows)[:, None]
-        jitter = _JITTER * np.diag(self._pair_variance)
+        # units that weigh next to nothing (a reader foresaw them) have rounding errors of the others' size
+        jitter = _JITTER * np.diag(np.maximum(self._pair_variance, self._pair_variance.mean()))
         factor = cholesky(self._covariance + jitter, lower=True, overwrite_a=True)
         passing = rng.choice(len(sd), size=draws, p=windows.share / windows.share.sum())
         depth = rng.random(draws)
