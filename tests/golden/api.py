@@ -24,7 +24,7 @@ from unittest import mock
 
 import numpy as np
 import torch
-from tests.fakes import BagEncoder
+from tests.fakes import BagEncoder, tiny_lexicon
 from tests.hosts.test_llamacpp import StandIn
 from tests.hosts.vllm_stub import (
     BatchUpdate,
@@ -74,20 +74,25 @@ Settings = Mapping[str, object]
 VOCABULARY = 400
 CPU = torch.device("cpu")
 
+_WORDS: Settings = {"vocabulary": "open"}
 _TOKENS: Settings = {"units": "token"}
 _TOKENS_BIAS: Settings = {"units": "token", "sampler": "bias"}
 
 # DEW: what is scored, how it is drawn, how contexts are made.
 DEW: dict[str, Settings] = {
-    "words gumbel": {},
-    "words bias": {"sampler": "bias"},
-    "words gumbel, centred at rare words": {"word_centre": "rare"},
-    "words gumbel, mean of the text kept": {"subtract_text_mean": False},
-    "words gumbel, every occurrence, not flattened": {"count_once": False, "flatten": None},
-    "words gumbel, contexts of two": {"k": 2},
-    "words gumbel, orthogonal projections": {"projection": "orthogonal"},
-    "words gumbel, all randomness keyed": {"alpha": 1.0},
-    "words bias, linear scores": {"sampler": "bias", "score": "linear"},
+    "lexicon (the default)": {},
+    "lexicon, a bias": {"sampler": "bias"},
+    "lexicon, keyed sampling alone": {"lambda": 0.0, "decorrelate": 0},
+    "lexicon, spelling beside meaning": {"form_share": 0.25},
+    "words gumbel": _WORDS,
+    "words bias": {**_WORDS, "sampler": "bias"},
+    "words gumbel, centred at rare words": {**_WORDS, "word_centre": "rare"},
+    "words gumbel, mean of the text kept": {**_WORDS, "subtract_text_mean": False},
+    "words gumbel, every occurrence, not flattened": {**_WORDS, "count_once": False, "flatten": None},
+    "words gumbel, contexts of two": {**_WORDS, "k": 2},
+    "words gumbel, orthogonal projections": {**_WORDS, "projection": "orthogonal"},
+    "words gumbel, all randomness keyed": {**_WORDS, "alpha": 1.0},
+    "words bias, linear scores": {**_WORDS, "sampler": "bias", "score": "linear"},
     "tokens gumbel, composed white contexts": _TOKENS,
     "tokens gumbel, composed raw contexts": {**_TOKENS, "whiten_contexts": False},
     "tokens gumbel, window white contexts": {**_TOKENS, "context_encoding": "window"},
@@ -209,6 +214,7 @@ def world(folder: Path) -> Iterator[World]:
         mock.patch("dewmark.encoders._loaded", {}),
         mock.patch("dewmark.encoders._create", return_value=encoder),
         mock.patch("dewmark.scheme.encoder_languages", return_value=encoder.languages),
+        mock.patch("dewmark.encoders.lexicon.lexicon_folder", return_value=tiny_lexicon()),
         mock.patch("dewmark.artifacts.shipped", return_value=made.artifacts),
         mock.patch.dict("os.environ", {"DEWMARK_CACHE": str(folder / "cache")}),
     ):
@@ -777,8 +783,8 @@ def reproduce(folder: Path, out: Path, marks: Sequence[str], *, texts: int, toke
 
 
 REAL: dict[str, tuple[str, Settings]] = {
-    "words gumbel (the default)": ("dew", {}),
-    "words bias": ("dew", {"sampler": "bias"}),
+    "lexicon (the default)": ("dew", {}),
+    "words bias": ("dew", {**_WORDS, "sampler": "bias"}),
     "tokens gumbel, composed white contexts": ("dew", _TOKENS),
     "tokens bias, composed white contexts": ("dew", _TOKENS_BIAS),
     "tokens bias, window raw contexts (the paper)": MARKS["tokens bias, window raw contexts (the paper)"],

@@ -21,7 +21,7 @@ _LANGUAGES = (
     "สะพานเก่าข้ามแม่น้ำยังไม่เปิด",
     "if (x != 42) { return a_b[i]; }  # ﬁne ½ Ⅷ I\u0307stanbul e\u0301t\u00e9 soft\u00adhyphen",
 )
-_JUDGED = ("words gumbel", "tokens bias, window raw contexts (the paper)", "kgw")
+_JUDGED = ("lexicon (the default)", "words gumbel", "tokens bias, window raw contexts (the paper)", "kgw")
 _LOCATED = (
     "words gumbel",
     "words bias",

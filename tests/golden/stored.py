@@ -14,6 +14,7 @@ DETECTORS = Path(__file__).parent / "detectors"
 """Detectors that were exported when the record was made; they must stay readable."""
 
 KEPT = {
+    "lexicon": "lexicon (the default)",
     "words": "words gumbel",
     "tokens": "tokens gumbel, composed white contexts",
     "tokens-window": "tokens bias, window white contexts",
@@ -45,6 +46,7 @@ _EXPORTED = (
     "xsir",
 )
 _ENGINES = (
+    "lexicon (the default)",
     "words gumbel",
     "words bias",
     "tokens gumbel, composed white contexts",

@@ -8,6 +8,7 @@ from tests.golden.compare import differences
 
 SOME = {
     "dew": (
+        "dew: lexicon (the default)",
         "dew: words gumbel",
         "dew: tokens bias, window raw contexts (the paper)",
     ),
