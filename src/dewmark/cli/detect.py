@@ -185,7 +185,7 @@ def detect(
             "--html": html,
             "--calibration": calibration,
         }
-        given |= {"--audit": audit, "--test": test, "--keys": keys, "--tokens": tokens}
+        given |= {"--audit": audit, "--test": test, "--keys": keys, "--tokens": tokens, "--reader": reader}
         follow_stream(
             options.only_key(key, [name for name, value in given.items() if value], texts),
             detector=detector,

@@ -42,6 +42,7 @@ def follow_stream(
             scheme=scheme,
             settings=parse_settings(settings or ()),
             payload_bits=payload_bits,
+            reader="none",  # a stream is followed word by word
             progress=progress,
         )
     watched = bound.follow(prompt=prompt, fpr=fpr)

@@ -346,7 +346,9 @@ def _longest(asked: Sequence[tuple[str, str]]) -> dict[tuple[str, str], tuple[st
     found: dict[tuple[str, str], tuple[str, str]] = {}
     last = ("", "")
     for prompt, text in sorted(asked, reverse=True):  # whatever begins with a text comes right before it
-        if not (found and last[0] == prompt and last[1].startswith(text)):
+        rest = last[1][len(text) : len(text) + 1]
+        # a text that ends within a word of the longer one has another last word
+        if not found or last[0] != prompt or not last[1].startswith(text) or rest.isalnum():
             last = (prompt, text)
         found[prompt, text] = last
     return {each: found[each] for each in asked}
