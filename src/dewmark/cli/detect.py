@@ -185,7 +185,8 @@ def detect(
             "--html": html,
             "--calibration": calibration,
         }
-        given |= {"--audit": audit, "--test": test, "--keys": keys, "--tokens": tokens, "--reader": reader}
+        given |= {"--audit": audit, "--test": test, "--keys": keys, "--tokens": tokens}
+        given |= {"--reader": reader, "--translate-back": translate_back}
         follow_stream(
             options.only_key(key, [name for name, value in given.items() if value], texts),
             detector=detector,

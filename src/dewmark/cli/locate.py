@@ -40,6 +40,7 @@ def locate(
     settings: options.Settings = None,
     detector: options.Detector = None,
     reader: options.Reader = None,
+    payload_bits: options.PayloadBits = None,
     fpr: Annotated[
         float,
         typer.Option(help="Share of unmarked texts that are called marked as a whole or in any passage."),
@@ -67,7 +68,14 @@ def locate(
     with Progress(quiet=quiet) as progress:
         paths = [*(key or ()), *((keys,) if keys is not None else ())]
         bounds = options.open_detectors(
-            detector, paths, host, scheme, settings, reader=reader, progress=progress
+            detector,
+            paths,
+            host,
+            scheme,
+            settings,
+            reader=reader,
+            payload_bits=payload_bits,
+            progress=progress,
         )
         names = {bound.fingerprint: name for name, bound in bounds.items() if name is not None}
         found_in = _search(list(bounds.values()), chain(files, rows), fpr=fpr, attempts=attempts)

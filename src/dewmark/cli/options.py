@@ -292,6 +292,7 @@ def open_detectors(
     settings: Sequence[str] | None,
     *,
     reader: str | None = None,
+    payload_bits: int | None = None,
     progress: Progress,
 ) -> dict[str | None, BoundScheme]:
     """The detectors that the options name, by their key files; one without a file is named None."""
@@ -304,6 +305,7 @@ def open_detectors(
         scheme=scheme,
         settings=config.parse_settings(settings or ()),
         reader=reader,
+        payload_bits=payload_bits,
     )
     return spec.open_keys(progress=progress)
 

@@ -137,7 +137,8 @@ def located_sentence(found: Located) -> str:
     where = f", {coverage_sentence(found.coverage)}" if found.coverage else ""
     count = f"{passage_count(found.passages)} at level {found.fpr:g}"
     whole = f"the whole text alone: {p_value(found.detection.p_value)}"
-    return f"{found.verdict.value}{where}; {count}, {looks}; {whole}"
+    origin = found.detection.origin if found.is_marked else ""
+    return f"{found.verdict.value}{origin}{where}; {count}, {looks}; {whole}"
 
 
 def coverage_sentence(coverage: Coverage) -> str:
