@@ -86,6 +86,18 @@ def test_a_weaker_key_moves_less(host, texts, bag_encoder):
     assert abs(weak) < 0.1 < 0.5 < strong
 
 
+def test_the_default_is_measured_while_its_words_grow(host, texts, bag_encoder):
+    """Words are marked piece by piece; without a mark there is nothing but the noise of the draws."""
+
+    def mean(alpha: float) -> float:
+        bound = schemes(host, "dew", keys=2, alpha=alpha, **{"lambda": 0.0})
+        return divergence(
+            host, bound, PROMPTS[:2], texts[:2], decoding=Decoding(), steps=4, draws=400, cells=32
+        ).mean
+
+    assert mean(1e-6) < 0.1 < mean(1.0)
+
+
 def test_what_cannot_be_measured_is_refused(host, texts):
     with pytest.raises(InputError, match="two keys"):
         divergence(host, schemes(host, "exp", keys=1), PROMPTS, texts, decoding=Decoding())
