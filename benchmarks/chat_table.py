@@ -106,9 +106,8 @@ def tables(rows: list[dict[str, Any]]) -> str:
     lines.append("| --- " * 5 + "|")
     for row in rows:
         if row["kind"] == "negatives":
-            lines.append(
-                f"| {row['texts']} | {row['number']} | {row['reader']} | {row['p<0.01']:.4f} | {row['p<0.001']:.4f} |"
-            )
+            rates = f"{row['p<0.01']:.4f} | {row['p<0.001']:.4f}"
+            lines.append(f"| {row['texts']} | {row['number']} | {row['reader']} | {rates} |")
     return "\n".join(lines) + "\n"
 
 
