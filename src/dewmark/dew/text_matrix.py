@@ -8,6 +8,9 @@ square; what does is cut down to that:
 
     f(M) = M − Σ_j (s_j − b)₊ l_j r_jᵀ,    b = limit · ‖f(M)‖/√min(L, d)
 
+A text with many more pairs than the space has dimensions d can spare evidence, and has more in common with
+others: from L = 2d on the limit falls with ∛L, down to `_LEAST_LIMIT`.
+
 f(M) is a function of the text alone, so the key test stays exact. (Measured figures are in the statistics
 page of the documentation.)
 """
@@ -24,9 +27,10 @@ from dewmark.stats.evidence import Evidence, Factor
 
 __all__ = ["Cuts", "flatten", "text_matrix"]
 
-_DIRECTIONS = 24  # at most so many are cut
+_DIRECTIONS, _OF_LONG = 24, 64  # at most so many are cut, of texts with up to 2d pairs and of longer ones
 _ITERATIONS = 3  # of the search for them
 _ROUNDS = 30  # until the bound settles
+_LEAST_LIMIT = 1.05  # where nearly all directions are cut alike
 
 
 @dataclass(frozen=True)
@@ -60,11 +64,14 @@ def flatten(T: Factor, C: Factor, weights: F64, *, limit: float) -> Cuts | None:
     square = _squared_norm(t, weighted)
     if square <= 1e-12:
         return None
-    right, _ = np.linalg.qr(_start(c.shape[1], min(_DIRECTIONS, len(t))))
+    length, d = float(weights.sum()), min(t.shape[1], c.shape[1])
+    directions = _DIRECTIONS if length <= 2 * d else _OF_LONG
+    right, _ = np.linalg.qr(_start(c.shape[1], min(directions, len(t), c.shape[1])))
     for _ in range(_ITERATIONS):
         right, _ = np.linalg.qr(weighted.T @ (t @ (t.T @ (weighted @ right))))
     left, values, turn = np.linalg.svd(t.T @ (weighted @ right), full_matrices=False)
-    bound = _bound(values, square, limit, rank=min(float(weights.sum()), t.shape[1], c.shape[1]))
+    limit = max(limit * min(2.0 * d / length, 1.0) ** (1 / 3), min(limit, _LEAST_LIMIT))
+    bound = _bound(values, square, limit, rank=min(length, d))
     out = values > bound
     if not np.any(out):
         return None
