@@ -324,6 +324,7 @@ def main() -> None:
     kinds = {
         "one-key": (default, sizes, 1),
         "one-key:ring-4096": (default, few, 4096),
+        "one-key:ring-65536": (default, (1, 2, 3, 4, 8), 65_536),
         "low-entropy": (default | {"choice": 2.0}, few, 1),
         "ranks:48x64": (default | {"units": 48, "contexts": 64}, few, 1),
         "alpha:0.3": (default | {"alpha": 0.3}, few, 1),

@@ -59,6 +59,27 @@ def test_scores_are_those_of_each_uses_own_matrix() -> None:
     assert len(seen) == keys.count
 
 
+def test_signs_of_a_large_ring_are_in_coordinates_that_only_the_key_knows() -> None:
+    """Members that share a matrix do not differ by signs in public coordinates, and are unrelated there."""
+    keys = KeyMatrices.of(Key(bytes(range(32)), members=64), d_T=64, d_C=64)
+    (epoch,) = keys.epochs
+    assert epoch.turns is not None
+    one, other = (keys.matrix(KeyUse(member=member)) for member in (3, 19))  # both from matrix 3
+    assert not np.allclose(np.abs(one), np.abs(other), atol=0.1)
+    # they differ in the signs of one side, and 64 random signs have a mean of 0 ± 0.125
+    assert abs(np.corrcoef(one.ravel(), other.ravel())[0, 1]) < 0.2
+    M = RNG.standard_normal((64, 64)).astype(np.float32)
+    for index, place in ((3, 0), (3, 1), (7, 2)):
+        direct = float(np.sum(M * keys.matrix(epoch.use(index, place)))) / np.linalg.norm(M)
+        assert epoch.scores(M)[index, place] == pytest.approx(direct, abs=1e-3)
+    again = KeyMatrices.stored(keys.meta(), keys.arrays())
+    np.testing.assert_array_equal(again.matrix(KeyUse(member=19)), other)
+    with pytest.raises(ConfigError, match="more than 16 members"):
+        keys.published(np.ones((64, 64), dtype=bool))
+    small = KeyMatrices.of(Key(bytes(range(32)), members=16), d_T=64, d_C=64)
+    assert small.current.turns is None
+
+
 def test_member_payload_and_epoch_are_read_and_wrong_ones_are_not_reported() -> None:
     rng = np.random.default_rng(3)
     old, new = (EpochMatrices(n, 64, 4, rng.standard_normal((16, *SHAPE)).astype(np.float32)) for n in "ab")

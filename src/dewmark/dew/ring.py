@@ -5,6 +5,11 @@ The first 16 members of a ring have matrices of their own, from sub-keys. Member
 of member j mod 16 under the signs of message j div 16 (`dewmark.dew.payload`, in the high bits), so that a
 ring of thousands costs a few products per text. Payloads use the low bits.
 
+**Turned signs.** Signs in public coordinates would be worth nothing against a forger, who tries them all and
+brings texts of different members to common ones (`dewmark.attacks.stealing.signs`). So a larger ring has its
+signs in coordinates that the key turns: W_m = O_T (D_a W D_b) O_Cᵀ with secret orthogonal O_T and O_C. For
+fixed O each W_m still has independent standard normals, and ⟨M, W_m⟩ = ⟨O_Tᵀ M O_C, D_a W D_b⟩.
+
 **Finding the use.** All scores z of a text come from its matrix M (`dewmark.dew.text_matrix`). Under one
 matrix messages are correlated, so their number is paid for by Bonferroni; different matrices are independent
 over keys, and Šidák's correction is exact. What is *reported* must also stand out: if one of the uses wrote
@@ -27,7 +32,7 @@ from scipy.special import logsumexp, ndtr
 
 from dewmark.arrays import F32, F64, Mask
 from dewmark.core.keys import INDEPENDENT, MESSAGE_BITS, Key, check_payload_bits
-from dewmark.core.projections import draw_float32_matrix
+from dewmark.core.projections import draw_float32_matrix, haar_orthogonal
 from dewmark.dew.payload import Messages
 from dewmark.errors import ConfigError
 from dewmark.stats.multiple_testing import sidak_min
@@ -36,6 +41,9 @@ __all__ = ["CONFIDENCE", "Asked", "EpochMatrices", "Found", "KeyMatrices", "KeyU
 
 CONFIDENCE = 0.99
 """The posterior probability from which an epoch, a member or a payload is named."""
+
+
+_SIDES = ("units", "contexts")
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,12 +86,16 @@ class Found:
 
 @dataclass(frozen=True)
 class EpochMatrices:
-    """One epoch's key: its independent matrices W (K, d_T, d_C), and what else the key may vary."""
+    """One epoch's key: its independent matrices W (K, d_T, d_C), and what else the key may vary.
+
+    ``turns`` are O_T (d_T, d_T) and O_C (d_C, d_C), if the ring has more members than matrices.
+    """
 
     name: str | None
     members: int
     payload_bits: int
     W: F32
+    turns: tuple[F32, F32] | None = None
 
     @classmethod
     def of(cls, key: Key, *, d_T: int, d_C: int) -> EpochMatrices:
@@ -91,7 +103,14 @@ class EpochMatrices:
         drawn = [
             draw_float32_matrix(key.independent_member(i), d_T=d_T, d_C=d_C) for i in range(key.independent)
         ]
-        return cls(key.epoch, key.members, key.payload_bits, np.stack(drawn))
+        turns = None
+        if key.members > key.independent:
+            O_T, O_C = (
+                haar_orthogonal(key.stream(f"ring/turns/{side}"), d).astype(np.float32)
+                for side, d in zip(_SIDES, (d_T, d_C), strict=True)
+            )
+            turns = (O_T, O_C)
+        return cls(key.epoch, key.members, key.payload_bits, np.stack(drawn), turns)
 
     @property
     def per_matrix(self) -> int:
@@ -134,7 +153,8 @@ class EpochMatrices:
             raise ConfigError(f"the key has members 0 to {self.members - 1}, got {use.member}")
         left, right = self.messages.signs(self.message(use))
         own: F32 = self.W[use.member % len(self.W)]
-        return own * left[:, None] * right[None, :]
+        signed = own * left[:, None] * right[None, :]
+        return signed if self.turns is None else self.turns[0] @ signed @ self.turns[1].T
 
     def scores(self, M: F32) -> F64:
         """z of all uses, (K, messages), for a text's matrix M (d_T, d_C)."""
@@ -143,6 +163,8 @@ class EpochMatrices:
 
     def sums(self, M: F32) -> F32:
         """⟨M, W⟩ of all uses, (K, messages)."""
+        if self.turns is not None:
+            M = self.turns[0].T @ M @ self.turns[1]
         return self.messages.scores(self.messages.arranged(M[None]), self._arranged)
 
     def use(self, index: int, place: int) -> KeyUse:
@@ -222,6 +244,8 @@ class KeyMatrices:
 
     def published(self, head: Mask) -> KeyMatrices:
         """The part of the matrices that may be published."""
+        if any(each.turns is not None for each in self.epochs):
+            raise ConfigError("a ring of more than 16 members has no half that could be published: use fewer")
         return KeyMatrices([dataclasses.replace(each, W=each.W * head) for each in self.epochs], head=head)
 
     @property
@@ -279,18 +303,26 @@ class KeyMatrices:
     def arrays(self) -> dict[str, NDArray[Any]]:
         """The matrices, for a stored detector."""
         head = {} if self._head is None else {"head": self._head}
-        return {f"ring_{i}": each.W for i, each in enumerate(self.epochs)} | head
+        turns = {
+            f"ring_{i}_{side}": turn
+            for i, each in enumerate(self.epochs)
+            for side, turn in zip(_SIDES, each.turns or (), strict=False)
+        }
+        return {f"ring_{i}": each.W for i, each in enumerate(self.epochs)} | turns | head
 
     @classmethod
     def stored(cls, meta: Sequence[Mapping[str, Any]], arrays: Mapping[str, NDArray[Any]]) -> KeyMatrices:
         """Restore what `meta` and `arrays` describe."""
+        epochs = []
+        for i, each in enumerate(meta):
+            W = np.array(arrays[f"ring_{i}"])
+            turns = None
+            if each["members"] > len(W):
+                O_T, O_C = (np.array(arrays[f"ring_{i}_{side}"]) for side in _SIDES)
+                turns = (O_T, O_C)
+            epochs.append(EpochMatrices(each["name"], each["members"], each["payload_bits"], W, turns))
         return cls(
-            [
-                EpochMatrices(
-                    each["name"], each["members"], each["payload_bits"], np.array(arrays[f"ring_{i}"])
-                )
-                for i, each in enumerate(meta)
-            ],
+            epochs,
             head=np.array(arrays["head"]) if "head" in arrays else None,
         )
 
