@@ -160,9 +160,9 @@ def step_by_vocabulary(
 
 
 def _with_random_encoder(name: str) -> str:
-    """The same configuration with an encoder that costs nothing, so that tables are built at once."""
+    """The same configuration with an encoder that costs nothing, unless it names one of its own."""
     scheme, _ = configuration(name)
-    if scheme != "dew":
+    if scheme != "dew" or f"encoder={RANDOM}" in name:
         return name
     return f"{name}{',' if ':' in name else ':'}encoder={RANDOM}512"
 
