@@ -106,9 +106,10 @@ def test_old_epochs_are_still_detected(host, bag_encoder, tmp_path) -> None:
 def test_a_plain_keys_texts_carry_payloads_if_asked(host, bag_encoder, tmp_path) -> None:
     bound = bind(Key(bytes(range(32))), host, tmp_path)
     texts = write(host, bound.writing(payload=0x2F), [1, 2, 3])
-    assert {each.payload for each in bound.reading_payloads(8).detect_batch(texts)} <= {0x2F, None}
-    assert any(each.payload == 0x2F for each in bound.reading_payloads(8).detect_batch(texts))
-    assert not any(each.is_marked for each in bound.detect_batch(texts))
+    read, plain = bound.reading_payloads(8).detect_batch(texts), bound.detect_batch(texts)
+    assert {each.payload for each in read} == {0x2F}
+    # messages are uncorrelated up to the energy of single coordinates, of which there are 24 here
+    assert np.mean([each.z for each in plain]) < 0.4 * np.mean([each.z for each in read])
     assert bound.writing(payload=3).config_hash != bound.config_hash
 
 
