@@ -39,7 +39,7 @@ def host() -> FakeHost:
 def start(host, bag_encoder, tmp_path, monkeypatch):
     """Starts a processor on the tiny host, with two tenants' keys."""
     module = processor_module(monkeypatch)
-    monkeypatch.setattr(module, "host_info", lambda name: host.info)
+    monkeypatch.setattr("dewmark.hosts.engines.markers.host_info", lambda name: host.info)
     for name, key in KEYS.items():
         key.save(tmp_path / f"{name}.key")
 
@@ -234,7 +234,7 @@ def test_unsuitable_schemes_and_engines_are_rejected_at_the_start(start) -> None
         start("semstamp", "")
     with pytest.raises(ConfigError, match="keeps a record"):
         start("waterpool", "")
-    with pytest.raises(VocabularyError, match="vLLM serves a model of 301 ids"):
+    with pytest.raises(VocabularyError, match="serves a model of 301 ids"):
         start(vocab=301)
     with pytest.raises(ConfigError, match="pass --logits-processors"):
         start(asynchronous=True, given=False)

@@ -49,6 +49,7 @@ if TYPE_CHECKING:
 
     from dewmark.dew.alignment import Batch, LexiconAligner, TokenAligner, WordAligner
     from dewmark.dew.marking import MatrixOf
+    from dewmark.dew.stateless import StatelessMarker
     from dewmark.sampling import Rows, Session
 
 __all__ = ["DEW", "BoundDEW"]
@@ -323,6 +324,16 @@ class BoundDEW(BoundScheme):
     def _chooses_members(self) -> bool:
         """Whether each text's seed chooses a member of the key's ring."""
         return self.uses is not None and self.uses.current.members > 1 and self.asked.member is None
+
+    def stateless(self, device: torch.device) -> StatelessMarker:
+        """Mark from the last tokens of a text alone."""
+        from dewmark.dew.alignment import LexiconAligner
+        from dewmark.dew.stateless import StatelessMarker
+
+        aligner = self._aligner(device)
+        if not isinstance(aligner, LexiconAligner):
+            raise ConfigError("a mark without state needs the words of a lexicon: use vocabulary=lexicon")
+        return StatelessMarker(self.scheme, aligner)
 
     def _aligner(self, device: torch.device) -> TokenAligner | WordAligner | LexiconAligner:
         """This key's tables on a device, built for the first session there and shared by all."""

@@ -1,1 +1,1 @@
-"""Schemes inside serving engines: vLLM, llama.cpp."""
+"""Schemes inside serving engines: vLLM, SGLang, llama.cpp."""

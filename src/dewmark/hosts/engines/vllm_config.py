@@ -1,6 +1,7 @@
-"""How marking in vLLM is configured: the operator sets scheme and keys, a request switches marking and key.
+"""How marking in an engine is configured: operators set scheme and keys, requests choose among them.
 
-The operator sets ``DEWMARK_KEY_FILE`` to a key file, or ``DEWMARK_VLLM_CONFIG`` to a file (TOML or JSON):
+The operator sets ``DEWMARK_KEY_FILE`` to a key file, or ``DEWMARK_VLLM_CONFIG`` (for SGLang
+``DEWMARK_SGLANG_CONFIG``) to a file (TOML or JSON):
 
     scheme = "dew"                # any scheme that marks token by token
     mark = true                   # whether to mark requests that do not say
@@ -12,7 +13,7 @@ The operator sets ``DEWMARK_KEY_FILE`` to a key file, or ``DEWMARK_VLLM_CONFIG``
 
 A request may pass ``{"dewmark": false}``, ``{"dewmark_key_id": "acme"}``, ``{"dewmark_payload": 47}`` or
 ``{"dewmark_member": 3}`` in its ``vllm_xargs`` (``extra_args`` in Python). Boundary: no engine, no weights;
-key files are not read here.
+of a key only its members and payloads are checked here.
 """
 
 from __future__ import annotations
@@ -24,13 +25,14 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+from dewmark.core.keys import Key
 from dewmark.errors import ConfigError
 from dewmark.registry import SCHEMES, unknown_name
 from dewmark.scheme import Scheme
 
-__all__ = ["CONFIG", "KEY_FILE", "EngineConfig", "asked_of", "config_from_environment"]
+__all__ = ["CONFIG", "KEY_FILE", "EngineConfig", "MarkRequest", "asked_of", "config_from_environment"]
 
 KEY_FILE = "DEWMARK_KEY_FILE"
 CONFIG = "DEWMARK_VLLM_CONFIG"
@@ -40,6 +42,14 @@ _SWITCH, _KEY_ID = "dewmark", "dewmark_key_id"
 _MEMBER, _PAYLOAD = "dewmark_member", "dewmark_payload"
 _PARAMETERS = (_SWITCH, _KEY_ID, _MEMBER, _PAYLOAD)
 _TRUTH = {"true": True, "1": True, "1.0": True, "false": False, "0": False, "0.0": False}
+
+
+class MarkRequest(NamedTuple):
+    """What a request is marked with; without a member, a ring's seed chooses one."""
+
+    key_id: str
+    member: int | None = None
+    payload: int | None = None
 
 
 @dataclass(frozen=True)
@@ -72,6 +82,23 @@ class EngineConfig:
             raise ConfigError(f"unknown {_KEY_ID} {key_id[:80]!r}: use one that this server has a key for")
         return key_id
 
+    def asked(self, extra_args: Mapping[str, Any] | None) -> MarkRequest | None:
+        """What to mark a request with; None for no mark."""
+        key_id = self.key_id(extra_args)
+        if key_id is None:
+            return None
+        asked = asked_of(extra_args)
+        if any(value is not None for value in asked.values()):
+            if not self.scheme.reads_rings:
+                raise ConfigError(f"{self.scheme.name} carries neither members nor payloads: use dew")
+            _load_key(self.keys[key_id]).check_use(**asked)
+        return MarkRequest(key_id, **asked)
+
+
+@functools.cache
+def _load_key(path: Path) -> Key:
+    return Key.load(path)
+
 
 def asked_of(extra_args: Mapping[str, Any] | None) -> dict[str, int | None]:
     """The ``member`` and the ``payload`` that a request asks for, None where it does not."""
@@ -85,27 +112,27 @@ def asked_of(extra_args: Mapping[str, Any] | None) -> dict[str, int | None]:
     return found
 
 
-def config_from_environment() -> EngineConfig:
+def config_from_environment(variable: str = CONFIG) -> EngineConfig:
     """The configuration that the environment variables name; cached by their values."""
-    return _load(os.environ.get(CONFIG), os.environ.get(KEY_FILE))
+    return _load(variable, os.environ.get(variable), os.environ.get(KEY_FILE))
 
 
 @functools.cache
-def _load(config: str | None, key_file: str | None) -> EngineConfig:
+def _load(variable: str, config: str | None, key_file: str | None) -> EngineConfig:
     if config and key_file:
-        raise ConfigError(f"both {CONFIG} and {KEY_FILE} are set: name the key in the file, or unset one")
+        raise ConfigError(f"both {variable} and {KEY_FILE} are set: name the key in the file, or unset one")
     if config:
-        return _from_file(Path(config).expanduser())
+        return _from_file(Path(config).expanduser(), variable)
     if not key_file:
         raise ConfigError(
             f"no key to mark with: set {KEY_FILE} to a key file (create one: dewmark key new --out FILE), "
-            f"or {CONFIG} to a configuration file"
+            f"or {variable} to a configuration file"
         )
     return EngineConfig(SCHEMES["dew"](), {"default": Path(key_file).expanduser()}, "default")
 
 
-def _from_file(path: Path) -> EngineConfig:
-    values = _read(path)
+def _from_file(path: Path, variable: str) -> EngineConfig:
+    values = _read(path, variable)
     for name in values:
         if name not in _FIELDS:
             raise unknown_name(f"field of {path}", name, _FIELDS)
@@ -130,12 +157,12 @@ def _from_file(path: Path) -> EngineConfig:
     return EngineConfig(scheme, files, str(default), mark=mark, host=host, opt_out=opt_out)
 
 
-def _read(path: Path) -> dict[str, Any]:
+def _read(path: Path, variable: str) -> dict[str, Any]:
     try:
         text = path.read_text(encoding="utf-8")
         values = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
     except OSError as error:
-        raise ConfigError(f"cannot read {path}, which {CONFIG} names: {error.strerror}") from None
+        raise ConfigError(f"cannot read {path}, which {variable} names: {error.strerror}") from None
     except ValueError as error:  # both parsers' errors, and text that is not UTF-8
         raise ConfigError(
             f"{path} is not valid {'JSON' if path.suffix == '.json' else 'TOML'}: {error}"

@@ -4,7 +4,8 @@
 
 There the scheme sees the logits after temperature, top-k and top-p; a logits processor sees them before. A
 scheme that needs this final distribution puts its mark in the sampling, so greedy decoding and beam search,
-which do not sample, are rejected. Boundary: transformers' generate drives everything.
+which do not sample, are rejected. `dewmark.hosts.transformers.continuous` does the same for continuous
+batching. Boundary: transformers' generate drives everything.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from transformers.generation.configuration_utils import BaseWatermarkingConfig, 
 from transformers.generation.logits_process import LogitsProcessor
 
 from dewmark.errors import ConfigError, VocabularyError
+from dewmark.hosts.transformers.continuous import register
 from dewmark.sampling import Session
 from dewmark.scheme import BoundScheme
 
@@ -86,12 +88,22 @@ class WatermarkingConfig(BaseWatermarkingConfig):
 class _SessionProcessor(LogitsProcessor):
     """Opens a session on its first call, whose ids (batch, length) are the prompts."""
 
+    supports_continuous_batching = True  # in the form that is registered below
+
     def __init__(self, scheme: BoundScheme) -> None:
-        self._scheme = scheme
+        self.scheme = scheme
         self._session: Session | None = None
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         """Logits (batch, vocab) to marked logits of the same shape."""
+        if input_ids.dim() == 1:
+            raise ConfigError(
+                "continuous batching tells marks which requests a step holds only with "
+                "ContinuousBatchingConfig(per_request_processors=True)"
+            )
         if self._session is None:
-            self._session = self._scheme.session(input_ids)
+            self._session = self.scheme.session(input_ids)
         return self._session(input_ids, scores)
+
+
+register(_SessionProcessor)

@@ -1,0 +1,141 @@
+"""SGLang and transformers' continuous batching: every request is marked as if it were alone."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from dataclasses import dataclass, field
+from types import ModuleType, SimpleNamespace
+
+import pytest
+import torch
+from transformers import LogitsProcessorList
+from transformers.generation.continuous_batching.cb_logits_processors import (
+    ContinuousBatchingLogitsProcessorList,
+)
+
+from dewmark.core.keys import Key
+from dewmark.decoding import Decoding
+from dewmark.errors import ConfigError
+from dewmark.hosts.fake import FakeHost
+from dewmark.hosts.transformers.watermarking_config import WatermarkingConfig
+from dewmark.registry import SCHEMES
+from dewmark.workspace import Workspace
+
+VOCAB = 300
+CPU = torch.device("cpu")
+KEY = Key(bytes(32))
+SGLANG = "sglang.srt.sampling.custom_logit_processor"
+
+
+@pytest.fixture(scope="module")
+def host() -> FakeHost:
+    return FakeHost(VOCAB)
+
+
+@pytest.fixture
+def bound(host, bag_encoder, tmp_path):
+    return SCHEMES["dew"]().bind(KEY, host.info, Workspace(cache=tmp_path))
+
+
+def logits(ids: list[int]) -> torch.Tensor:
+    return 2 * torch.randn(1, VOCAB, generator=torch.Generator().manual_seed((ids[-1] << 8) + len(ids)))
+
+
+def alone(rows, prompt, written, decoding, seed) -> int:
+    row = rows.open(prompt, list(written), seed=seed, decoding=decoding)
+    return int(rows.mark([row], logits([*prompt, *written])).argmax())
+
+
+@dataclass(eq=False)
+class Request:
+    """The part of SGLang's Req that the processor reads."""
+
+    number: int
+    origin_input_ids: list[int]
+    output_ids: list[int] = field(default_factory=list)
+
+    @property
+    def sampling_params(self):
+        return SimpleNamespace(
+            temperature=0.9, top_k=1 << 30, top_p=0.95, min_p=0.0, sampling_seed=self.number
+        )
+
+
+@pytest.fixture
+def processor(host, bag_encoder, tmp_path, monkeypatch):
+    """The class, imported with a stand-in for SGLang."""
+    module = ModuleType(SGLANG)
+    module.CustomLogitProcessor = type("CustomLogitProcessor", (), {})
+    for i in range(1, 5):
+        name = ".".join(SGLANG.split(".")[:i])
+        monkeypatch.setitem(sys.modules, name, module if i == 4 else ModuleType(name))
+    KEY.save(tmp_path / "acme.key")
+    file = tmp_path / "dewmark.toml"
+    file.write_text('host = "tiny"\nopt_out = false\n[keys]\nacme = "acme.key"\n', encoding="utf-8")
+    monkeypatch.setenv("DEWMARK_SGLANG_CONFIG", str(file))
+    monkeypatch.setattr("dewmark.hosts.engines.markers.host_info", lambda name: host.info)
+    monkeypatch.delitem(sys.modules, "dewmark.hosts.engines.sglang", raising=False)
+    return importlib.import_module("dewmark.hosts.engines.sglang").DewLogitProcessor
+
+
+def test_sglang_marks_each_request_by_its_history(processor, bound, caplog) -> None:
+    texts = [Request(1, [5, 6]), Request(2, [9]), Request(3, [8, 7, 6])]
+    said = [{}, {"dewmark_key_id": "acme"}, {"dewmark": False}]  # which this server forbids
+    rows = bound.rows(CPU)
+    for step in range(6):
+        order = [0, 1, 2] if step % 2 else [2, 0]
+        scores = torch.cat([logits([*texts[i].origin_input_ids, *texts[i].output_ids]) for i in order])
+        marked = processor()(scores, [{**said[i], "__req__": texts[i]} for i in order])  # made anew each step
+        for i, row in zip(order, marked, strict=True):
+            text, decoding = texts[i], Decoding(temperature=0.9, top_p=0.95)
+            token = alone(rows, text.origin_input_ids, text.output_ids, decoding, text.number)
+            assert int(row.argmax()) == token
+            text.output_ids.append(token)
+    assert "marks every text" in caplog.text
+    with pytest.raises(ConfigError, match="__req__"):
+        processor()(scores, [{}])
+
+
+def state(name: str, prompt: list[int], written: list[int], seed: int):
+    """The part of transformers' FutureRequestState that the mark reads."""
+    kwargs = {"dewmark_seed": seed}
+    inner = SimpleNamespace(
+        request_id=name, initial_tokens=prompt, generated_tokens=written, logit_processor_kwargs=kwargs
+    )
+    return SimpleNamespace(state=inner, has_new_token=True)
+
+
+def processors(bound, *, per_request: bool) -> ContinuousBatchingLogitsProcessorList:
+    made = WatermarkingConfig(bound).construct_processor(VOCAB, CPU)
+    return ContinuousBatchingLogitsProcessorList(LogitsProcessorList([made]), per_request)
+
+
+def test_continuous_batching_marks_each_request_by_its_history(bound) -> None:
+    marks, rows = processors(bound, per_request=True), bound.rows(CPU)
+    storage = torch.zeros(marks.tensors_required, 16, dtype=torch.int32)
+    marks.fill_defaults(storage)
+    texts = {name: ([5 + i, 6, 7], [], i) for i, name in enumerate(("a", "b", "c"))}
+    marks.check_kwargs({"dewmark_seed": 1})
+    for step in range(6):
+        names = [["a", "b"], ["c", "a"], ["b", "c", "a"]][step % 3]
+        marks.prepare_tensor_args([state(name, *texts[name]) for name in names], storage)
+        scores = torch.cat([logits([*texts[name][0], *texts[name][1]]) for name in names])
+        padded = torch.cat((scores, torch.zeros(1, VOCAB)))
+        marked = marks(torch.zeros(len(padded), dtype=torch.long), padded, storage)
+        assert torch.equal(marked[-1], padded[-1])
+        for name, row in zip(names, marked, strict=False):
+            prompt, written, seed = texts[name]
+            token = alone(rows, prompt, written, Decoding(), seed)
+            assert int(row.argmax()) == token
+            written.append(token)
+    marks.prepare_tensor_args([state("a", *texts["a"])], storage)
+    marks(torch.zeros(1, dtype=torch.long), scores[:1], storage)
+    with pytest.raises(ConfigError, match="use_async_batching=False"):  # the token is not known yet
+        marks(torch.zeros(1, dtype=torch.long), scores[:1], storage)
+
+
+def test_continuous_batching_says_which_option_it_needs(bound) -> None:
+    marks = processors(bound, per_request=False)
+    with pytest.raises(ConfigError, match="per_request_processors=True"):
+        marks(torch.zeros(2, dtype=torch.long), torch.zeros(2, VOCAB), torch.zeros(0, 2, dtype=torch.int32))
