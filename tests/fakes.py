@@ -39,10 +39,12 @@ def replace_encoders(monkeypatch: pytest.MonkeyPatch, encoder: Encoder) -> None:
     monkeypatch.setattr("dewmark.encoders._loaded", {})
     monkeypatch.setattr("dewmark.encoders._create", lambda name, **_: encoder)
     monkeypatch.setattr("dewmark.scheme.encoder_languages", lambda name: encoder.languages)
-    find = lexicon.lexicon_folder
+    load = lexicon.load_lexicon
     monkeypatch.setattr(
-        "dewmark.encoders.lexicon.lexicon_folder",
-        lambda name, workspace: tiny_lexicon() if name == "default" else find(name, workspace),
+        "dewmark.dew.reading.load_lexicon",
+        lambda name, *, workspace: load(
+            str(tiny_lexicon()) if name == "default" else name, workspace=workspace
+        ),
     )
 
 

@@ -2,25 +2,46 @@
 
 from __future__ import annotations
 
-import csv
+import json
 import re
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-COLUMNS = ("unattacked", "delete-0.3", "round-trip-neural-pt", "translate-neural-pt")
+COLUMNS = (
+    ("chat", "none"),
+    ("chat", "round-trip"),
+    ("openings", "none"),
+    ("openings", "translate"),
+)
+ROWS = {
+    "**DEW, the default, read by its host**": ("dew", "host with prompt"),
+    "the same texts, read by another model": ("dew", "qwen2.5-coder-1.5b"),
+    "**the same texts, no reader**": ("dew", "none"),
+    "EXP": ("exp", "none"),
+    "SynthID": ("synthid", "none"),
+    "KGW": ("kgw", "none"),
+}
 CONSTANTS = {"1%", "30%", "95%"}
 """Levels and attack strengths: they belong to the protocol."""
 
 
 def test_the_table_agrees_with_the_report() -> None:
-    with (ROOT / "docs/results/main/table.csv").open(encoding="utf-8") as file:
-        measured = {row["Watermark"]: row for row in csv.DictReader(file)}
-    rows = re.findall(r"^\| .*\(`([\w.-]+)`\)\*{0,2} \| [^|]+ \|(.*)\|$", README, re.MULTILINE)
-    assert len(rows) == 8
-    for label, cells in rows:
-        shown = [cell.strip(" *") for cell in cells.split("|")]
-        assert shown == [f"{float(measured[label][f'{column} TPR@1%']):.3f}" for column in COLUMNS], label
+    found = json.loads((ROOT / "docs/results/chat-settings.json").read_text(encoding="utf-8"))
+    shares = {
+        (row["scheme"], row["reader"], row["setting"], row["attack"]): (
+            f"{row['p<0.01']:.3f} / {row['p<0.0001']:.3f}"
+        )
+        for row in found
+        if row["kind"] == "found" and row["marked"] and row["host"] == "smollm2-135m" and row["tokens"] == 200
+    }
+    for label, which in ROWS.items():
+        (cells,) = re.findall(rf"^\| {re.escape(label)} \|(.*)\|$", README, re.MULTILINE)
+        shown = [cell.strip() for cell in cells.split("|")]
+        assert len(shown) == len(COLUMNS)
+        for cell, column in zip(shown, COLUMNS, strict=True):
+            assert cell in ("", shares.get((*which, *column))), (label, column)
+        assert shown[0], label
 
 
 def test_every_other_figure_is_in_a_file_that_its_paragraph_links() -> None:
