@@ -164,7 +164,7 @@ class EpochMatrices:
     def sums(self, M: F32) -> F32:
         """⟨M, W⟩ of all uses, (K, messages)."""
         if self.turns is not None:
-            M = self.turns[0].T @ M @ self.turns[1]
+            M = (self.turns[0].T @ M @ self.turns[1]).astype(np.float32)
         return self.messages.scores(self.messages.arranged(M[None]), self._arranged)
 
     def use(self, index: int, place: int) -> KeyUse:

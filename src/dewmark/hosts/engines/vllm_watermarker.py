@@ -112,7 +112,7 @@ def _states(random_sampler: Any, logits: torch.Tensor) -> torch.Tensor:  # noqa:
     if random_sampler is None:
         return torch.randint(-(1 << 62), 1 << 62, (len(logits), 1), device=logits.device)
     seeds = random_sampler.seeds[random_sampler.expanded_idx_mapping.clamp_min(0).long()].long()
-    z = (
+    z: torch.Tensor = (
         (seeds ^ (seeds >> 31)) * _MIX
         + 2 * random_sampler.positions.long()
         + bool(random_sampler.is_drafting)

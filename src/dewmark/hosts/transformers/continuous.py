@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from transformers.generation.continuous_batching import cb_logits_processors
@@ -35,8 +35,8 @@ SEED = "dewmark_seed"
 class ContinuousMark(cb_logits_processors.ContinuousBatchingLogitsProcessor):
     """Marks the requests of a changing batch; ``dewmark_seed`` among a request's kwargs is its seed."""
 
-    supported_kwargs: ClassVar[dict[str, type]] = {SEED: int}
-    ignored_kwargs: ClassVar[tuple[str, ...]] = ()
+    supported_kwargs: dict[str, type] = {SEED: int}  # noqa: RUF012 - as the base class declares it
+    ignored_kwargs: tuple[str, ...] = ()
 
     def __init__(self, scheme: BoundScheme) -> None:
         self._scheme = scheme
@@ -56,7 +56,9 @@ class ContinuousMark(cb_logits_processors.ContinuousBatchingLogitsProcessor):
             self._texts = {name: text for name, text in self._texts.items() if name in present}
         return torch.zeros(len(self._batch), dtype=torch.int32)
 
-    def __call__(self, scores: torch.Tensor, tensor_arg: torch.Tensor) -> torch.Tensor:
+    def __call__(  # type: ignore[override] # transformers says FloatTensor
+        self, scores: torch.Tensor, tensor_arg: torch.Tensor
+    ) -> torch.Tensor:
         """Logits (tokens, vocab), after temperature and filters, to marked ones; padding stays."""
         if scores.is_cuda and torch.cuda.is_current_stream_capturing():
             raise ConfigError("marks read each step's tokens: set use_cuda_graph=False")
@@ -94,7 +96,8 @@ class ContinuousMark(cb_logits_processors.ContinuousBatchingLogitsProcessor):
 
 def register(processor: type[LogitsProcessor]) -> None:
     """Let continuous batching exchange a processor of ours, which has a ``scheme``, for `ContinuousMark`."""
-    cb_logits_processors.CLASSIC_TO_CB_PROCESSORS_MAP[processor] = _exchanged
+    exchanges: dict[Any, Any] = cb_logits_processors.CLASSIC_TO_CB_PROCESSORS_MAP
+    exchanges[processor] = _exchanged
 
 
 def _exchanged(processor: Any) -> ContinuousMark:  # noqa: ANN401 - one of ours
