@@ -295,9 +295,17 @@ class WordReader(Reader):
 class LexiconReader(WordReader):
     """Reads the words of a lexicon; other words carry no mark, and add nothing to a context."""
 
-    def __init__(self, lexicon: Lexicon, *, k: int, form_share: float, count_once: bool) -> None:
+    def __init__(
+        self,
+        lexicon: Lexicon,
+        *,
+        k: int,
+        form_share: float = 0.0,
+        centre: Centre = "running",
+        count_once: bool = True,
+    ) -> None:
         self.lexicon = lexicon
-        self.tokens = self.units = LexiconTokens(lexicon, form_share=form_share)
+        self.tokens = self.units = LexiconTokens(lexicon, form_share=form_share, centre=centre)
         self.contexts = LexiconContexts(lexicon)
         self.k = k
         self.count_once = count_once
@@ -449,7 +457,13 @@ def restore_key_independent(
 
 def _lexicon_reader(scheme: DewSettings, workspace: Workspace) -> LexiconReader:
     lexicon = load_lexicon(scheme.lexicon, workspace=workspace)
-    return LexiconReader(lexicon, k=scheme.k, form_share=scheme.form_share, count_once=scheme.counts_once)
+    return LexiconReader(
+        lexicon,
+        k=scheme.k,
+        form_share=scheme.form_share,
+        centre=scheme.word_centre,
+        count_once=scheme.counts_once,
+    )
 
 
 def _restore_words(scheme: DewSettings, state: State, workspace: Workspace) -> WordReader:

@@ -111,8 +111,8 @@ class DewSettings(Scheme):
             raise ConfigError(f"{what} concerns the host's token table, which units=word does not use")
         if self.vocabulary == "lexicon" and self.units == "word" and not self._listed:
             raise ConfigError(
-                f"the default lexicon has the vectors of {DEFAULT_ENCODER}, not {self.encoder}: name another "
-                "(dewmark models lexicon build), or set vocabulary=open"
+                f"the default lexicon has the vectors of {DEFAULT_ENCODER} and its default statistics: name "
+                "another (dewmark models lexicon build), or set vocabulary=open"
             )
         if self.form_share and not self.uses_lexicon:
             raise ConfigError(
@@ -153,8 +153,9 @@ class DewSettings(Scheme):
 
     @property
     def _listed(self) -> bool:
-        """Whether there is a lexicon with the encoder's vectors."""
-        return self.encoder == DEFAULT_ENCODER or self.lexicon != "default"
+        """Whether there is a lexicon with the vectors of this encoder and these statistics."""
+        shipped = self.encoder == DEFAULT_ENCODER and self.statistics == "default"
+        return shipped or self.lexicon != "default"
 
     @property
     def strength(self) -> float:

@@ -43,7 +43,7 @@ def word_tables(
 ) -> WordTables:
     """The tables of a host and a lexicon on a device, shared by all keys; the trie is cached on disk."""
     lexicon = reader.lexicon
-    name = (lexicon.identity, reader.units.form_share, host.tokenizer.identity, host.vocab_size, str(device))
+    name = (reader.units.identity, host.tokenizer.identity, host.vocab_size, str(device))
     found = _TABLES.get(name)
     if found is None:
         trie = load_trie(

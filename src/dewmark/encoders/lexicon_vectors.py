@@ -19,6 +19,7 @@ from dewmark.arrays import F32, I64
 from dewmark.core.whitening import normalize_rows
 from dewmark.encoders.contexts import SummedContexts
 from dewmark.encoders.lexicon import Lexicon
+from dewmark.encoders.word_vectors import Centre
 
 __all__ = ["FORM_DIM", "LexiconContexts", "LexiconTokens"]
 
@@ -31,9 +32,11 @@ _NORMAL: F32 = ndtri((np.arange(256) + 0.5) / 256).astype(np.float32)
 class LexiconTokens:
     """ê_T of words, (N, dim)."""
 
-    def __init__(self, lexicon: Lexicon, *, form_share: float) -> None:
+    def __init__(self, lexicon: Lexicon, *, form_share: float, centre: Centre = "running") -> None:
         self._lexicon = lexicon
+        self._centre = centre
         self.form_share = form_share
+        self.identity = f"{lexicon.identity}|{form_share}|{centre}"
         self.dim = lexicon.dim + (FORM_DIM if form_share else 0)
 
     def vectors(self, words: Sequence[str]) -> F32:
@@ -42,7 +45,7 @@ class LexiconTokens:
 
     def of_rows(self, rows: I64) -> F32:
         """The same by rows of the lexicon (N,)."""
-        meaning = self._lexicon.tokens(rows)
+        meaning = self._lexicon.tokens(rows, centre=self._centre)
         if not self.form_share:
             return meaning
         forms = np.zeros((len(rows), FORM_DIM), dtype=np.float32)

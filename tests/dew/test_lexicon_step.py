@@ -1,0 +1,106 @@
+"""Words of a lexicon on the device: the same words, contexts and scores as detection sees."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+from tests.fakes import tiny_lexicon
+
+from dewmark.core.keys import Key
+from dewmark.decoding import Decoding
+from dewmark.dew.marking import decorrelated_exponentials
+from dewmark.dew.scheme import DEW
+from dewmark.encoders.lexicon import load_lexicon
+from dewmark.errors import ConfigError
+from dewmark.hosts.fake import FakeHost
+from dewmark.workspace import Workspace
+
+PROMPT = "the old bridge over the river"
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module", params=["words", "bytes"])
+def host(request) -> FakeHost:
+    return FakeHost(400, kind=request.param)
+
+
+def bind(host: FakeHost, tmp_path, number: int = 0, **settings):
+    key = Key(number.to_bytes(32, "big"))
+    return DEW().with_settings(settings).bind(key, host.info, Workspace(cache=tmp_path))
+
+
+def test_marking_and_detection_see_the_same_alignments(host, bag_encoder, tmp_path) -> None:
+    """u of the last word of a text, as a candidate while it is written and as a unit when it is scored."""
+    bound = bind(host, tmp_path, subtract_text_mean=False, flatten=None)
+    text = "the house on the hill over the water and the old road to the sea"
+    ids = host.info.tokenizer.encode([text])[0].ids
+    evidence = bound.evidence(bound.tokenize([text]), bound.tokenize([""]))[0]
+    session = bound.session(torch.tensor([ids[:-1]]))
+    aligned = session._batch.texts(torch.tensor([ids[:-1]])).align(torch.tensor([[ids[-1]]]))
+    last = evidence.positions[-1]
+    assert last >= 0
+    assert aligned.rows[0, 0] > 0  # with bytes the last token only ends the word
+    assert float(aligned.u[0, 0]) == pytest.approx(float(evidence.scores[last]), abs=2e-3)
+
+
+def test_a_word_that_was_written_carries_no_mark_again(bag_encoder, tmp_path) -> None:
+    host = FakeHost(400)
+    bound = bind(host, tmp_path)
+    lexicon = load_lexicon(str(tiny_lexicon()), workspace=Workspace(cache=tmp_path))
+    encode = host.info.tokenizer.encode
+    once = next(f for f in reversed(lexicon.forms[:350]) if lexicon.limits[lexicon.rows([f])[0]] == 1)
+    (token,) = encode([once])[0].ids
+    start = torch.tensor([encode([PROMPT])[0].ids])
+    session = bound.session(start)
+    fresh = session._batch.texts(start).align(torch.tensor([[token]])).u
+    written = torch.cat((start, torch.tensor([[token, *encode(["water"])[0].ids]])), dim=1)
+    again = session._batch.texts(written).align(torch.tensor([[token]])).u
+    assert float(fresh) != 0.0
+    assert float(again) == 0.0
+
+
+def test_the_noise_of_likely_candidates_is_independent_over_keys(bag_encoder, tmp_path) -> None:
+    """x of two words of nearly one meaning: uncorrelated and normal over 600 keys, where u is correlated."""
+    host = FakeHost(400)
+    ids = torch.tensor([host.info.tokenizer.encode([PROMPT])[0].ids])
+    candidates = torch.arange(4, 24).unsqueeze(0)
+    generator = torch.Generator().manual_seed(0)
+    u, x = [], []
+    for number in range(600):
+        bound = bind(host, tmp_path, number)
+        texts = bound.session(ids)._batch.texts(ids)
+        aligned = texts.align(candidates)
+        uniforms = torch.rand(1, 20, generator=generator, dtype=torch.float64)
+        numbers = decorrelated_exponentials(texts, aligned, uniforms, bound.scheme)
+        u.append(aligned.u[0].numpy())
+        x.append(stats.norm.ppf(np.exp(-numbers[0].numpy())))
+    before, after = np.corrcoef(np.array(u).T), np.corrcoef(np.array(x).T)
+    off = ~np.eye(20, dtype=bool)
+    assert np.abs(before[off]).max() > 0.3
+    assert np.abs(after[off]).max() < 4.5 / np.sqrt(600)
+    assert stats.kstest(np.array(x).ravel(), "norm").pvalue > 1e-3
+
+
+def test_rows_of_an_engine_write_what_sessions_write(bag_encoder, tmp_path) -> None:
+    host = FakeHost(400)
+    bound = bind(host, tmp_path)
+    decoding = Decoding(temperature=0.8, top_p=0.9)
+    scores = torch.randn(12, 1, 400, generator=torch.Generator().manual_seed(1)) * 2.0
+    prompt = list(host.info.tokenizer.encode([PROMPT])[0].ids)
+    session = bound.session(torch.tensor([prompt]), seeds=[5])
+    rows, written = bound.rows(CPU), []
+    row = rows.open(prompt, written, seed=5, decoding=decoding)
+    for step in range(12):
+        ids = torch.tensor([prompt + written])
+        chosen, _ = session.choose(ids, scores[step], decoding)
+        marked = rows.mark([row], scores[step].clone())
+        assert int(marked.argmax()) == int(chosen)
+        written.append(int(chosen))
+
+
+def test_another_encoder_leaves_the_lexicon(bag_encoder, tmp_path) -> None:
+    assert not DEW(encoder="minilm").uses_lexicon
+    with pytest.raises(ConfigError, match="the default lexicon has the vectors of use-m3"):
+        DEW(encoder="minilm", vocabulary="lexicon").validate()
