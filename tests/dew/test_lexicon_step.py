@@ -100,6 +100,16 @@ def test_rows_of_an_engine_write_what_sessions_write(bag_encoder, tmp_path) -> N
         written.append(int(chosen))
 
 
+def test_an_engine_reuses_the_places_of_texts_that_ended(bag_encoder, tmp_path) -> None:
+    """Twenty batches of twelve texts, more than there is room for at first, need the room of two batches."""
+    rows = bind(FakeHost(400), tmp_path).rows(CPU)
+    for _ in range(20):
+        batch = [rows.open([5, 6], [], seed=i, decoding=Decoding()) for i in range(12)]
+        rows.mark(batch, torch.zeros(12, 400))
+        del batch
+    assert len(rows._states) <= 32
+
+
 def test_another_encoder_leaves_the_lexicon(bag_encoder, tmp_path) -> None:
     assert not DEW(encoder="minilm").uses_lexicon
     with pytest.raises(ConfigError, match="the default lexicon has the vectors of use-m3"):

@@ -301,12 +301,17 @@ class DewRows(Rows):
         assert len(mine) == len(scores)
         for row in mine:
             row.catch_up()
-        texts = self._followed.texts(mine)
-        if self._settings.sampler == "bias":
-            return add_bias(scores, texts, self._settings)
-        states = torch.cat([row.noise.states(len(row.written)) for row in mine]).to(scores.device)
-        decodings = [row.decoding for row in mine]
-        return one_hot_logits(scores, choose(scores, texts, self._settings, decodings, states))
+        return _marked(scores, self._followed.texts(mine), self._settings, mine)
+
+
+def _marked(
+    scores: torch.Tensor, texts: Texts, settings: DewSettings, rows: Sequence[DewRow | _LexiconRow]
+) -> torch.Tensor:
+    """Marked logits (rows, vocab): with the bias, or with only the drawn token finite."""
+    if settings.sampler == "bias":
+        return add_bias(scores, texts, settings)
+    states = torch.cat([row.noise.states(len(row.written)) for row in rows]).to(scores.device)
+    return one_hot_logits(scores, choose(scores, texts, settings, [row.decoding for row in rows], states))
 
 
 MatrixOf = Callable[[int, int | None, int | None], torch.Tensor | None]
@@ -372,7 +377,8 @@ class LexiconRows(Rows):
             size = len(self._states)
             grown = self._aligner.begin(2 * size)
             grown.put(torch.arange(size, device=self._aligner.tables.device), self._states)
-            self._states, self._free = grown, list(range(size, 2 * size))
+            self._states = grown
+            self._free.extend(range(size, 2 * size))  # rows that end give their slots back to this list
         row.slot = self._free.pop()
         weakref.finalize(row, self._free.append, row.slot)
         return row
@@ -386,12 +392,7 @@ class LexiconRows(Rows):
         W = self._aligner.W
         if any(row.W is not None for row in mine):
             W = torch.stack([W if row.W is None else row.W for row in mine])
-        texts = LexiconTexts(self._aligner, states, W)
-        if self._settings.sampler == "bias":
-            return add_bias(scores, texts, self._settings)
-        numbers = torch.cat([row.noise.states(len(row.written)) for row in mine]).to(scores.device)
-        decodings = [row.decoding for row in mine]
-        return one_hot_logits(scores, choose(scores, texts, self._settings, decodings, numbers))
+        return _marked(scores, LexiconTexts(self._aligner, states, W), self._settings, mine)
 
     def _caught_up(self, rows: Sequence[_LexiconRow], device: torch.device) -> WordStates:
         """The rows' states after all that they have written, which are stored too."""

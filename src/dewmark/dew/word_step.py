@@ -27,7 +27,7 @@ from dewmark.encoders.lexicon import Lexicon
 from dewmark.text.trie import CLOSED, UNKNOWN, Trie, load_trie
 from dewmark.workspace import HostInfo, Workspace
 
-__all__ = ["Aligned", "WordStates", "WordTables"]
+__all__ = ["Aligned", "WordStates", "WordTables", "word_tables"]
 
 _WINDOWS = 1024  # contexts that a text remembers
 _MOST = 100  # a count that no limit reaches
