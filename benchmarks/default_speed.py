@@ -7,12 +7,15 @@
   words, so its logits are replaced by those of SmolLM2 on a real text, padded to its vocabulary, after it has
   computed its own; the tokenizer is SmolLM2's. Graphed: the forward pass is one CUDA graph, and marking and
   drawing follow it as Python calls, as in serving engines (CUDA only).
+- ``draws``: marking and drawing alone, on recorded logits: µs of a step, of which the device's; kernels and
+  waits a step, and where they are (torch's profiler; CUDA only).
 - detection: ms per text of 200 tokens without a host, batched and single; on a CPU with one thread.
 - memory: MB that a process holds after scoring 1 and 200 texts.
 
 Marks take turns of ``--turn`` steps. Times are ms a step: quartiles over turns; ``ratio`` is the median over
 rounds of the ratio to ``none`` in the same round, with its 95% interval. Every finished cell is printed, and
-written to ``--out``. A cell ends early after ``--seconds``.
+written to ``--out``. The run shares ``--seconds`` among its cells; a cell that fails is reported, and the
+next one runs.
 """
 
 from __future__ import annotations
@@ -26,7 +29,10 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+import traceback
+import warnings
+from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -39,6 +45,7 @@ from dewmark.lab.bench.random_models import SHAPES, random_host
 from dewmark.lab.bench.timing import median_interval, seconds
 from dewmark.lab.bench.workloads import prompts, random_texts
 from dewmark.lab.bench.writers import (
+    Chooses,
     Forward,
     Recorded,
     Writer,
@@ -51,7 +58,9 @@ from dewmark.lab.bench.writers import (
 from dewmark.registry import SCHEMES
 from dewmark.workspace import HostInfo, Workspace
 
+PARTS = ("smollm2", "draws", "graphed", "eager", "detect", "memory")
 MARKS = ("none", "dew", "kgw", "synthid", "exp")
+_FEWEST = 3  # rounds that a mark must have time for
 PROMPT = 32  # tokens; the same for all rows, so that none is padded
 
 
@@ -60,18 +69,23 @@ def main() -> None:
     parser = script_parser(__doc__)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 16, 64, 256])
-    parser.add_argument("--parts", nargs="+", default=["smollm2", "eager", "graphed", "detect", "memory"])
+    parser.add_argument("--parts", nargs="+", default=list(PARTS), choices=PARTS)
     parser.add_argument("--marks", nargs="+", default=list(MARKS), help=f"of {', '.join(CONFIGURATIONS)}")
     parser.add_argument("--no-peers", dest="peers", action="store_false", help="without transformers' own")
     parser.add_argument("--host", default="smollm2-135m")
     parser.add_argument("--shape", default="llama-3.2-3b", help=f"of {', '.join(SHAPES)}")
+    parser.add_argument("--temperature", type=float, default=1.0)
+    parser.add_argument("--top-p", type=float, default=1.0)
     parser.add_argument("--warm", type=int, default=5, help="steps before the measured ones")
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--turn", type=int, default=5, help="steps of one mark before the next has its turn")
-    parser.add_argument("--seconds", type=float, default=8.0, help="for one batch size of one host")
+    parser.add_argument("--seconds", type=float, default=300.0, help="for all cells together")
     parser.add_argument("--out", type=Path, help="JSON file for the results")
     args = parser.parse_args()
     Bench(args).run()
+
+
+Cell = tuple[str, Callable[[], object]]
 
 
 class Bench:
@@ -81,27 +95,49 @@ class Bench:
         self.args = args
         self.device = torch.device(args.device)
         self.steps = args.warm + args.steps
+        self.until = 0.0  # when the present cell should end
+        self.decoding = dewmark.Decoding(temperature=args.temperature, top_p=args.top_p)
         self.report: dict[str, object] = {
             "device": torch.cuda.get_device_name() if self.device.type == "cuda" else "cpu",
             "threads": torch.get_num_threads(),
             "torch": torch.__version__,
             "turn": args.turn,
+            "decoding": self.decoding.to_dict(),
         }
         self.host = dewmark.load_host(args.host, device=args.device)
         self.forbidden = torch.from_numpy(~self.host.info.markable).to(self.device)
 
     def run(self) -> None:
-        """All parts that were asked for."""
+        """All cells of the parts that were asked for."""
         gc.disable()  # a graph that is collected during another capture would break it
-        parts = {
-            "smollm2": self.real,
-            "eager": lambda: self.shaped(graphed=False),
-            "graphed": lambda: self.shaped(graphed=True),
-            "detect": self.detect,
-            "memory": self.memory,
+        parts: dict[str, Callable[[], list[Cell]]] = {
+            "smollm2": lambda: self.per_batch(f"{self.args.host} eager", self.real),
+            "draws": lambda: self.per_batch("draws", self.draws),
+            "graphed": lambda: self.per_batch(f"{self.args.shape} graphed", self.graphed),
+            "eager": lambda: self.per_batch(f"{self.args.shape} eager", self.shaped_eager),
+            "detect": lambda: [("detection", self.detect)],
+            "memory": lambda: [("memory", self.memory)],
         }
-        for name in self.args.parts:
-            parts[name]()
+        cells = [cell for part in self.args.parts for cell in parts[part]()]
+        end = time.perf_counter() + self.args.seconds
+        for done, (name, work) in enumerate(cells):
+            left = end - time.perf_counter()
+            if left <= 0.0:
+                self.found(name, "not run: no time left")
+                continue
+            self.until = time.perf_counter() + left / (len(cells) - done)
+            try:
+                self.found(name, work())
+            except Exception as error:  # noqa: BLE001 - the other cells may do better
+                traceback.print_exc()
+                self.found(name, f"failed: {type(error).__name__}: {error}"[:500])
+            gc.collect()
+            if self.device.type == "cuda":
+                torch.cuda.empty_cache()
+
+    def per_batch(self, name: str, work: Callable[[int], object]) -> list[Cell]:
+        """One cell per batch size."""
+        return [(f"{name}, batch {n}", functools.partial(work, n)) for n in self.args.batches]
 
     def found(self, name: str, values: object) -> None:
         """Print a result and write all so far."""
@@ -118,98 +154,124 @@ class Bench:
         rows = [(list(text.ids) * PROMPT)[:PROMPT] for text in texts]
         return torch.tensor(rows, device=self.device)
 
-    def choosers(self, info: HostInfo, prompt: torch.Tensor) -> dict[str, object]:
+    def choosers(self, info: HostInfo, prompt: torch.Tensor) -> dict[str, Chooses]:
         """For each mark, the function that draws with it."""
-        made = {}
+        made: dict[str, Chooses] = {}
         for name in self.args.marks:
             scheme = None
             if name != "none":
                 kind, settings = CONFIGURATIONS[name]
                 workspace = Workspace(cache=cache_dir())
                 scheme = SCHEMES[kind]().with_settings(settings).bind(named_key("speed"), info, workspace)
-            made[name] = drawn_by(scheme, prompt)
+            made[name] = drawn_by(scheme, prompt, self.decoding)
         if self.args.peers:
             made |= {name: start(prompt) for name, start in peer_marks(info.vocab_size, self.device).items()}
         return made
 
-    def real(self) -> None:
+    def real(self, batch: int) -> object:
         """The real host, eager."""
-        for batch in self.args.batches:
-            prompt = self.prompts(batch)
-            choosers = self.choosers(self.host.info, prompt)
-            writers = {
+        prompt = self.prompts(batch)
+        return self.turns(
+            {
                 name: Writer(eager(self.host.model, self.forbidden), choose, prompt, room=self.steps)
-                for name, choose in choosers.items()
+                for name, choose in self.choosers(self.host.info, prompt).items()
             }
-            self.found(f"{self.args.host} eager, batch {batch}", self.turns(writers))
-            del writers, choosers
-            self.free()
+        )
 
-    def shaped(self, *, graphed: bool) -> None:
-        """A host of the larger shape, which reads and writes the real host's text."""
-        how = "graphed" if graphed else "eager"
-        if graphed and self.device.type != "cuda":
-            self.found(f"{self.args.shape} graphed", "needs CUDA")
-            return
+    def draws(self, batch: int) -> object:
+        """Marking and drawing without a host."""
+        prompt = self.prompts(batch)
+        recorded = self.recorded(prompt)
+        choosers = self.choosers(self.host.info, prompt)
+        width = self.host.info.vocab_size
+        found = {}
+        for name, choose in {"nothing": _first, **choosers}.items():
+            writer = self.replaying(_nothing, choose, prompt, recorded, width)
+            fastest = min(writer(1) for _ in range(self.args.warm))
+            found[name] = {"us": round(1e6 * fastest, 1)}
+            if self.device.type == "cuda" and fastest < 1.0:
+                found[name] |= _profiled(writer, self.args.turn)
+        return found
+
+    def recorded(self, prompt: torch.Tensor) -> Recorded:
+        """What the real host writes after the prompts (batch, length)."""
+        return record(eager(self.host.model, self.forbidden), prompt, steps=self.steps)
+
+    def graphed(self, batch: int) -> object:
+        """The larger shape, its forward pass in a CUDA graph."""
+        if self.device.type != "cuda":
+            return "needs CUDA"
+        return self.shaped(batch, self.graphed_host(batch))
+
+    def shaped_eager(self, batch: int) -> object:
+        """The larger shape as a model of transformers."""
+        none = torch.zeros(self.shape["vocab_size"], dtype=torch.bool, device=self.device)
+        return self.shaped(batch, lambda: eager(self.shaped_model, none))
+
+    @functools.cached_property
+    def shape(self) -> dict[str, int]:
+        """The larger shape; the real host's vocabulary fits into it."""
         shape = dict(SHAPES[self.args.shape])
-        width = shape["vocab_size"] = max(shape["vocab_size"], self.host.info.vocab_size)
+        return shape | {"vocab_size": max(shape["vocab_size"], self.host.info.vocab_size)}
+
+    @functools.cached_property
+    def shaped_model(self) -> object:
+        """Random weights in the larger shape."""
+        dtype = torch.bfloat16 if self.device.type == "cuda" else torch.float32
+        return random_host(self.shape, name=self.args.shape, device=self.device, dtype=dtype).model
+
+    @functools.cached_property
+    def graphed_host(self) -> Callable[[int], Callable[[], Forward]]:
+        """The larger shape's forward pass, captured for a batch size."""
+        return _graphed(self.shape["vocab_size"])
+
+    def shaped(self, batch: int, forward: Callable[[], Forward]) -> object:
+        """A host of the larger shape, which reads and writes the real host's text."""
+        width = self.shape["vocab_size"]
         info = dataclasses.replace(self.host.info, name=f"random:{self.args.shape}", vocab_size=width)
-        if graphed:
-            forwards = _graphed(width)
-        else:
-            dtype = torch.bfloat16 if self.device.type == "cuda" else torch.float32
-            model = random_host(shape, name=self.args.shape, device=self.device, dtype=dtype).model
-            none = torch.zeros(width, dtype=torch.bool, device=self.device)
-
-            def forwards(batch: int) -> Callable[[], Forward]:
-                return lambda: eager(model, none)
-
-        for batch in self.args.batches:
-            prompt = self.prompts(batch)
-            recorded = record(eager(self.host.model, self.forbidden), prompt, steps=self.steps)
-            make = forwards(batch)
-            writers = {
-                name: self.replaying(make(), choose, prompt, recorded, width)
+        prompt = self.prompts(batch)
+        recorded = self.recorded(prompt)
+        return self.turns(
+            {
+                name: self.replaying(forward(), choose, prompt, recorded, width)
                 for name, choose in self.choosers(info, prompt).items()
             }
-            self.found(f"{self.args.shape} {how}, batch {batch}", self.turns(writers))
-            del writers, recorded, make
-            self.free()
+        )
 
     def replaying(
-        self, forward: Forward, choose: object, prompt: torch.Tensor, recorded: Recorded, width: int
+        self, forward: Forward, choose: Chooses, prompt: torch.Tensor, recorded: Recorded, width: int
     ) -> Writer:
         """A writer of the recorded text."""
         whole = replayed(forward, recorded, start=prompt.shape[1], vocab_size=width)
         return Writer(whole, choose, prompt, room=self.steps, forced=recorded.tokens)
 
-    def turns(self, writers: Mapping[str, Writer]) -> dict[str, object]:
-        """Milliseconds a step of each writer, in turns."""
-        for writer in writers.values():
-            writer(self.args.warm)
+    def turns(self, writers: dict[str, Writer]) -> dict[str, object]:
+        """Milliseconds a step of each writer, in turns; the slowest may have no time for theirs."""
+        found: dict[str, object] = {}
+        for name, writer in list(writers.items()):
+            fastest = min(writer(1) for _ in range(self.args.warm))
+            left = self.until - time.perf_counter()
+            if name != "none" and fastest * self.args.turn * _FEWEST > left / 2:
+                found[name] = {"ms": round(1e3 * fastest, 4), "rounds": 0}
+                del writers[name]
         rounds: list[dict[str, float]] = []
-        started, names = time.perf_counter(), list(writers)
+        names = list(writers)
         for number in range(self.args.steps // self.args.turn):
-            if rounds and time.perf_counter() - started > self.args.seconds:
+            if rounds and time.perf_counter() > self.until:
                 break
             first = number % len(names)  # no mark is always first
             rounds.append(
                 {name: 1e3 * writers[name](self.args.turn) for name in names[first:] + names[:first]}
             )
-        return {name: _summary(name, rounds) for name in names}
-
-    def free(self) -> None:
-        """Give memory back between batch sizes."""
-        gc.collect()
-        if self.device.type == "cuda":
-            torch.cuda.empty_cache()
+        return {name: _summary(name, rounds) for name in names} | found
 
     # Detection
 
-    def detect(self) -> None:
+    def detect(self) -> object:
         """The default without a host, on this device and on one thread of the CPU."""
         bound = dewmark.load_scheme("dew", key=named_key("speed"), host=None)
         texts = random_texts(self.host.info.tokenizer, 600, tokens=200, seed=0)
+        found = {}
         for name in dict.fromkeys((self.args.device, "cpu")):
             device, mine = torch.device(name), bound.on(name)
             threads = torch.get_num_threads()
@@ -221,18 +283,16 @@ class Bench:
             ]
             single = [1e3 * seconds(functools.partial(mine.detect, text), device) for text in texts[500:540]]
             torch.set_num_threads(threads)
-            self.found(
-                f"detection on {device.type}, 200 tokens",
-                {"ms_batched": _quartiles(batched), "ms_single": _quartiles(single)},
-            )
+            found[device.type] = {"ms_batched": _quartiles(batched), "ms_single": _quartiles(single)}
+        return found
 
-    def memory(self) -> None:
-        """A fresh process that scores texts under a key."""
+    def memory(self) -> object:
+        """MB of a fresh process that scores texts under a key."""
         code = _MEMORY.format(key=bytes(32).hex())
         done = subprocess.run(
             [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120
         )
-        self.found("memory of a detector, MB", json.loads(done.stdout.splitlines()[-1]))
+        return json.loads(done.stdout.splitlines()[-1])
 
 
 _MEMORY = """
@@ -280,6 +340,47 @@ def _graphed(width: int) -> Callable[[int], Callable[[], Forward]]:
         return lambda: logits
 
     return forwards
+
+
+def _nothing(ids: torch.Tensor) -> torch.Tensor:
+    """A host that computes nothing."""
+    return ids
+
+
+def _first(ids: torch.Tensor, scores: torch.Tensor, step: int) -> torch.Tensor:
+    """A draw that computes nothing."""
+    return ids[:, 0]
+
+
+def _profiled(writer: Writer, steps: int) -> dict[str, object]:
+    """Kernels and waits of a step, the device's time, and the lines that wait."""
+    from torch.profiler import ProfilerActivity, profile
+
+    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as seen:
+        writer(steps)
+    calls: Counter[str] = Counter()
+    kernels: Counter[str] = Counter()
+    for event in seen.key_averages():
+        if event.device_type == torch.autograd.DeviceType.CUDA:
+            kernels[event.key[:60]] += event.self_device_time_total
+        elif event.key.startswith(("cuda", "cuLaunch")):
+            calls[event.key] += event.count
+    with warnings.catch_warnings(record=True) as waits:
+        warnings.simplefilter("always")
+        torch.cuda.set_sync_debug_mode("warn")
+        try:
+            writer(1)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+    lines = Counter(f"{Path(wait.filename).name}:{wait.lineno}" for wait in waits)
+    return {
+        "device_us": round(sum(kernels.values()) / steps, 1),
+        "launches": sum(count for name, count in calls.items() if "Launch" in name) / steps,
+        "copies": sum(count for name, count in calls.items() if "Memcpy" in name) / steps,
+        "waits": calls["cudaStreamSynchronize"] / steps,
+        "waiting_lines": dict(lines),
+        "top_us": {name: round(taken / steps, 1) for name, taken in kernels.most_common(8)},
+    }
 
 
 def _summary(name: str, rounds: list[dict[str, float]]) -> dict[str, object]:

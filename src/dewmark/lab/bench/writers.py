@@ -24,7 +24,17 @@ from dewmark.lab.bench.timing import seconds
 from dewmark.sampling import RandomStreams, draw
 from dewmark.scheme import BoundScheme
 
-__all__ = ["Recorded", "Writer", "drawn_by", "eager", "peer_marks", "record", "replayed"]
+__all__ = [
+    "Chooses",
+    "Forward",
+    "Recorded",
+    "Writer",
+    "drawn_by",
+    "eager",
+    "peer_marks",
+    "record",
+    "replayed",
+]
 
 _MINUS_INF = -float("inf")
 
@@ -35,7 +45,9 @@ Forward = Callable[[torch.Tensor], torch.Tensor]
 class Chooses(Protocol):
     """Draws the next ids (batch,) after ids (batch, length) from logits (batch, vocab)."""
 
-    def __call__(self, ids: torch.Tensor, scores: torch.Tensor, step: int) -> torch.Tensor: ...
+    def __call__(self, ids: torch.Tensor, scores: torch.Tensor, step: int) -> torch.Tensor:
+        """Draw at a step."""
+        ...
 
 
 class Writer:
