@@ -1,17 +1,22 @@
 """Rings, payloads, attribution and streams, measured (docs/rings.md).
 
-    python benchmarks/attribution.py write --out texts.jsonl --device cuda
-    python benchmarks/attribution.py score texts.jsonl attacked.jsonl --out scores.json
-    python benchmarks/attribution.py speed --out speed.json
-    python benchmarks/attribution.py streams [TEXTS.jsonl] --out streams.json
+    python benchmarks/attribution.py write --out DIR --device cuda
+    python benchmarks/attribution.py attack --out DIR --device cuda
+    python benchmarks/attribution.py score --out DIR [--reader smollm2-135m --device cuda]
+    python benchmarks/attribution.py speed --out DIR
+    python benchmarks/attribution.py streams [TEXTS.jsonl] --out DIR
 
-``write`` lets a host continue the package's openings at temperature 1 and answer its requests at 0.7, with
-payloads below 16, so that the same texts are read with 4, 8 and 16 bits. ``score`` takes its file and copies
-of it with changed texts and an ``attack`` per row (``dewmark attack`` makes such files). It prints per
-condition and attack the share found under the plain mark and with payloads, attributable, read exactly and
-read wrongly, the mean z of head and tail, and the words that a stream needs. ``speed`` times rings and many
-keys. ``streams`` follows unmarked texts, by default the package's, under 24 keys: the share that ever
-reaches e = 100 is at most 1%.
+``write`` lets a host continue the package's openings at temperature 1 and answer its requests at 0.7, top-p
+0.9: with payloads of a plain key, and as random members of a ring. The payloads are below 16, so that the
+same texts are read with 4, 8 and 16 bits; which message it is makes no difference, as all messages relate
+to the others alike. ``attack`` translates the texts to Portuguese and back. ``score`` gives per kind,
+condition and attack the shares found, attributable, read exactly and misread; for payloads also what the same
+z would be in rings of other sizes; with a reader, which knows the prompts, the same as it reads. ``speed``
+times rings and many keys. ``streams`` follows unmarked texts, by default the package's, under 24 keys: the
+share that ever reaches e = 100 is at most 1%.
+
+Rows are appended as they come; a run that is started again does what is missing, and no new batch begins
+after --seconds.
 """
 
 from __future__ import annotations
@@ -20,198 +25,272 @@ import argparse
 import json
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from script_inputs import named_key
+from script_inputs import in_ring, named_key, script_parser
 
 import dewmark
+from dewmark.attacks.translation.machine_translation import NeuralEngine
 from dewmark.batch.negatives import Negatives
+from dewmark.config import parse_settings
 from dewmark.core.keys import Key
+from dewmark.decoding import Decoding
+from dewmark.detector import detect_texts
+from dewmark.dew.attribution import ALIKE
+from dewmark.dew.ring import random_member
+from dewmark.hosts.base import Host
+from dewmark.hosts.expectations import open_reader
 from dewmark.lab.prompts import openings, requests
+from dewmark.scheme import BoundScheme
 from dewmark.storage import append_jsonl
+from dewmark.types import Detection
 from dewmark.watermark import identify, load_scheme
 
+Row = dict[str, Any]
 BITS = (4, 8, 16)
 LEVELS = (1e-2, 1e-4)
+RINGS = (1, 16, 256, 4096, 65_536, 1_048_576)
+PAYLOADS = 2  # per key and condition
 
 
-def main() -> None:
-    """Run one of the parts."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parts = parser.add_subparsers(dest="part", required=True)
-    for name, run in (("write", write), ("score", score), ("speed", speed), ("streams", streams)):
-        part = parts.add_parser(name)
-        part.set_defaults(run=run)
-        part.add_argument("--out", type=Path, required=True)
-        part.add_argument("--set", action="append", default=[], metavar="NAME=JSON")
-        if name in ("score", "streams"):
-            part.add_argument("files", nargs="*", type=Path)
-        if name == "write":
-            part.add_argument("--host", default="smollm2-135m")
-            part.add_argument("--device", default="auto")
-            part.add_argument("--dtype", default="auto")
-            part.add_argument("--texts", type=int, default=96, help="per key and condition")
-            part.add_argument("--tokens", type=int, default=200)
-            part.add_argument("--keys", type=int, default=3)
-            part.add_argument("--batch-size", type=int, default=16, help="texts with one payload")
-        if name == "streams":
-            part.add_argument("--keys", type=int, default=24)
-    args = parser.parse_args()
-    args.settings = {n: json.loads(v) for n, _, v in (each.partition("=") for each in args.set)}
-    args.run(args)
+def read_rows(file: Path) -> list[Row]:
+    """The rows of a file, if it is there."""
+    return [json.loads(line) for line in file.read_text("utf-8").splitlines()] if file.exists() else []
 
 
-def _key(number: int) -> Key:
-    return named_key(f"attribution-{number}")
+def bound_of(args: argparse.Namespace, row: Row, host: Host | None = None) -> BoundScheme:
+    """The scheme under the key of a row; to write, with a host."""
+    members = args.members if row["kind"] == "ring" else 1
+    key = named_key(f"attribution-{row['key']}", members=members)
+    return load_scheme("dew", key=key, host=host, settings=parse_settings(args.set))
 
 
-def write(args: argparse.Namespace) -> None:
-    """Marked texts with payloads."""
-    host = dewmark.load_host(args.host, device=args.device, dtype=args.dtype)
-    conditions: dict[str, dict[str, Any]] = {
-        "openings T 1": {"prompts": [row["text"] for row in openings()[: args.texts]]},
-        "chat T 0.7": {
-            "messages": [[{"role": "user", "content": row["text"]}] for row in requests()[: args.texts]],
-            "temperature": 0.7,
-            "top_p": 0.9,
-        },
+class Clock:
+    """What was done when, and whether more may begin."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds, self._began = seconds, time.perf_counter()
+
+    def say(self, what: str) -> None:
+        """Print a line."""
+        print(f"[{time.perf_counter() - self._began:6.1f}] {what}", flush=True)
+
+    def check(self) -> None:
+        """Raise TimeoutError if no new batch may begin."""
+        if time.perf_counter() - self._began > self._seconds:
+            raise TimeoutError
+
+
+def write(args: argparse.Namespace, clock: Clock) -> None:
+    """Marked texts with payloads, and of members of a ring."""
+    host = dewmark.load_host(args.host, device=args.device)
+    asked = [host.chat.render([{"role": "user", "content": row["text"]}]) for row in requests()]
+    served = Decoding(max_new_tokens=args.tokens, temperature=0.7, top_p=0.9)
+    conditions = {
+        "openings": ([row["text"] for row in openings()], Decoding(max_new_tokens=args.tokens)),
+        "chat": (asked, served),
     }
-    for number in range(args.keys):
-        wm = dewmark.Watermark(host, key=_key(number), settings=args.settings)
-        for condition, asked in conditions.items():
-            field = "prompts" if "prompts" in asked else "messages"
-            options = {name: value for name, value in asked.items() if name != field}
-            for start in range(0, len(asked[field]), args.batch_size):
-                batch = asked[field][start : start + args.batch_size]
-                payload = (7 * (start // args.batch_size) + 5 * number + 1) % 16
-                made = wm.generate_batch(
-                    **{field: batch},
-                    seeds=[1000 * number + start + i for i in range(len(batch))],
-                    payload=payload,
-                    batch_size=args.batch_size,
-                    max_new_tokens=args.tokens,
-                    **options,
-                )
-                rows = [
-                    {
-                        "id": f"{number}-{condition}-{start + i}",
-                        "key": number,
-                        "condition": condition,
-                        "payload": payload,
-                        "text": each.text,
-                    }
-                    for i, each in enumerate(made)
-                ]
-                append_jsonl(args.out, rows)
-                print(f"key {number}, {condition}: {start + len(batch)} texts", flush=True)
+    file = args.out / "texts.jsonl"
+    done = {row["id"] for row in read_rows(file)}
+    for number in args.keys:
+        for condition, (prompts, decoding) in conditions.items():
+            for kind in args.kinds:
+                base = {"kind": kind, "key": number, "condition": condition}
+                bound = bound_of(args, base, host)
+                size = -(-args.texts // PAYLOADS) if kind == "payload" else args.texts
+                for start in range(0, args.texts, size):
+                    some = prompts[start : min(start + size, args.texts)]
+                    name = f"{kind}-{number}-{condition}-{start}"
+                    if f"{name}+0" in done:
+                        continue
+                    clock.check()
+                    payload = (7 * (start // size) + 5 * number + 1) % 16 if kind == "payload" else None
+                    seeds = [1_000_000 * (number + 1) + start + i for i in range(len(some))]
+                    made = host.generate(
+                        some,
+                        scheme=bound.marking_as(payload=payload),
+                        seeds=seeds,
+                        decoding=decoding,
+                        batch_size=len(some),
+                    )
+                    members = [random_member(seed, args.members) for seed in seeds]
+                    rows = [
+                        {
+                            "id": f"{name}+{i}",
+                            **base,
+                            "payload": payload,
+                            "member": members[i] if kind == "ring" else None,
+                            "prompt": some[i],
+                            "text": each.text.strip() or ".",
+                        }
+                        for i, each in enumerate(made)
+                    ]
+                    append_jsonl(file, rows)
+                    clock.say(f"{name}: {len(rows)} texts")
 
 
-def _rows(files: Iterable[Path]) -> list[dict[str, Any]]:
-    return [json.loads(line) for file in files for line in file.read_text(encoding="utf-8").splitlines()]
+def attack(args: argparse.Namespace, clock: Clock) -> None:
+    """The texts in Portuguese, and from there back in English."""
+    rows, file = read_rows(args.out / "texts.jsonl"), args.out / "attacked.jsonl"
+    done = {(row["id"], row["attack"]) for row in read_rows(file)}
+    there, back = NeuralEngine("en", "pt", args.device), NeuralEngine("pt", "en", args.device)
+    for start in range(0, len(rows), args.batch):
+        some = [r for r in rows[start : start + args.batch] if (r["id"], "round-trip") not in done]
+        if not some:
+            continue
+        clock.check()
+        portuguese = there.translate([row["text"] for row in some], task="", progress=_silent)
+        english = back.translate([text or "." for text in portuguese], task="", progress=_silent)
+        for name, texts in (("translate", portuguese), ("round-trip", english)):
+            append_jsonl(
+                file,
+                [
+                    row | {"attack": name, "text": text.strip() or "."}
+                    for row, text in zip(some, texts, strict=True)
+                ],
+            )
+        clock.say(f"attacked {start + len(some)} of {len(rows)}")
 
 
-def score(args: argparse.Namespace) -> None:
+def _silent(*_: object) -> None:
+    pass
+
+
+def score(args: argparse.Namespace, clock: Clock) -> None:
     """Shares found, attributable, read and misread."""
-    groups: dict[tuple[str, str], list[dict[str, Any]]] = defaultdict(list)
-    for row in _rows(args.files):
-        if row["text"].strip():
-            groups[row["condition"], row.get("attack") or "none"].append(row)
-    table = []
-    for (condition, attack), rows in groups.items():
+    reader = open_reader(args.reader, device=args.device, on_disk=False)
+    rows = [*read_rows(args.out / "texts.jsonl"), *read_rows(args.out / "attacked.jsonl")]
+    groups: dict[tuple[str, str, str], list[Row]] = defaultdict(list)
+    for row in rows:
+        attack_name = row.get("attack") or "none"
+        if row["kind"] in args.kinds and not (reader is not None and attack_name == "translate"):
+            groups[row["kind"], row["condition"], attack_name].append(row)
+    name = "scores" if reader is None else "scores-read"
+    file, table = args.out / f"{name}.json", []
+    kept = args.out / f"{name}.jsonl"
+    kept.unlink(missing_ok=True)
+    for (kind, condition, attack_name), mine in groups.items():
+        clock.check()
         found: dict[str, list[float]] = defaultdict(list)
-        for number in sorted({row["key"] for row in rows}):
-            bound = load_scheme("dew", key=_key(number), settings=args.settings)
-            mine = [row for row in rows if row["key"] == number]
-            texts = [row["text"] for row in mine]
-            for bits in BITS:
-                reader = bound.reading_payloads(bits)
-                for row, each in zip(mine, reader.detect_batch(texts), strict=True):
-                    for level in LEVELS:
-                        found[f"found with {bits} bits, p < {level:g}"].append(each.p_value < level)
-                    found[f"read with {bits} bits"].append(each.payload == row["payload"])
-                    found[f"misread with {bits} bits"].append(each.payload not in (None, row["payload"]))
-            for payload in sorted({row["payload"] for row in mine}):
-                same = [row["text"] for row in mine if row["payload"] == payload]
-                alone = bound.writing(payload=payload)
-                for text, each in zip(same, alone.detect_batch(same), strict=True):
-                    for level in LEVELS:
-                        found[f"found, p < {level:g}"].append(each.p_value < level)
-                    found["mean z"].append(each.z)
-                    told = each.attribution
-                    found["attributable"].append(bool(told and told.attributable))
-                    if told is not None:
-                        found["mean z_head"].append(told.z_head)
-                        found["mean z_tail"].append(told.z_tail)
-                        found["head and tail differ, p < 0.01"].append(told.p_alike < 0.01)
-                    for level in LEVELS:
-                        found[f"median words of a stream at {level:g}"].append(_stop(alone, text, level))
-        row = {"condition": condition, "attack": attack, "texts": len(rows)}
-        row |= {
-            name: float(np.median(values) if name.startswith("median") else np.mean(values))
-            for name, values in found.items()
-        }
-        table.append(row)
-        print(json.dumps(row, indent=1), flush=True)
-        args.out.write_text(json.dumps(table, indent=1) + "\n", encoding="utf-8")
+        for number in sorted({row["key"] for row in mine}):
+            own = [row for row in mine if row["key"] == number]
+            bound = bound_of(args, own[0]).reading_with(reader)
+            per_text = score_ring(bound, own, found) if kind == "ring" else score_payload(bound, own, found)
+            append_jsonl(kept, [{"id": r["id"], "attack": attack_name, **p} for r, p in per_text])
+        summed = {"kind": kind, "condition": condition, "attack": attack_name, "texts": len(mine)}
+        summed |= {key: round(float(np.mean(values)), 4) for key, values in found.items()}
+        table.append(summed)
+        clock.say(json.dumps(summed))
+        file.write_text(json.dumps(table, indent=1) + "\n", encoding="utf-8")
 
 
-def _stop(bound: Any, text: str, level: float) -> float:  # noqa: ANN401 - a bound DEW
-    """The number of words after which a stream is found to be marked; infinite if it never is."""
-    watched = bound.follow(fpr=level)
-    words = text.split(" ")
-    for i in range(0, len(words), 5):
-        watched.update(" ".join(words[i : i + 5]) + " ")
-        if watched.is_marked:
-            return float(watched.words)
-    return float("inf")
+def _prompts(bound: BoundScheme, rows: Sequence[Row]) -> list[str] | None:
+    return None if bound.expectations is None else [row["prompt"] for row in rows]
 
 
-def speed(args: argparse.Namespace) -> None:
+def score_payload(
+    bound: BoundScheme, rows: Sequence[Row], found: dict[str, list[float]]
+) -> list[tuple[Row, Row]]:
+    """Texts with payloads of a plain key."""
+    texts, prompts = [row["text"] for row in rows], _prompts(bound, rows)
+    for bits in BITS:
+        for row, each in zip(
+            rows, detect_texts(bound.reading_payloads(bits), texts, prompts=prompts), strict=True
+        ):
+            for level in LEVELS:
+                found[f"found with {bits} bits, p < {level:g}"].append(each.p_value < level)
+            found[f"read with {bits} bits"].append(each.payload == row["payload"])
+            found[f"misread with {bits} bits"].append(each.payload not in (None, row["payload"]))
+    kept = []
+    for payload in sorted({row["payload"] for row in rows}):
+        same = [row for row in rows if row["payload"] == payload]
+        told = detect_texts(
+            bound.writing(payload=payload), [row["text"] for row in same], prompts=_prompts(bound, same)
+        )
+        kept += [(row, _kept(each, found)) for row, each in zip(same, told, strict=True)]
+        for each in told:
+            for ring in RINGS:
+                found[f"attributable in a ring of {ring}"].append(in_ring(each, ring))
+    return kept
+
+
+def score_ring(
+    bound: BoundScheme, rows: Sequence[Row], found: dict[str, list[float]]
+) -> list[tuple[Row, Row]]:
+    """Texts of members of a ring."""
+    told = detect_texts(bound, [row["text"] for row in rows], prompts=_prompts(bound, rows))
+    for row, each in zip(rows, told, strict=True):
+        found["attributable"].append(each.attribution is not None and each.attribution.attributable)
+        found["member read"].append(each.member == row["member"])
+        found["member misread"].append(each.member not in (None, row["member"]))
+    return [(row, _kept(each, found)) for row, each in zip(rows, told, strict=True)]
+
+
+def _kept(each: Detection, found: dict[str, list[float]]) -> Row:
+    """One text's scores, which are also counted."""
+    for level in LEVELS:
+        found[f"found, p < {level:g}"].append(each.p_value < level)
+    found["mean z"].append(each.z)
+    test, row = each.attribution, {"z": each.z, "p": each.p_value}
+    if test is None:
+        return row
+    found["mean z_head"].append(test.z_head)
+    found["mean z_tail"].append(test.z_tail)
+    found["head and tail differ, p < 0.01"].append(test.p_alike < ALIKE)
+    return row | {"z_head": test.z_head, "z_tail": test.z_tail, "p_alike": test.p_alike}
+
+
+def speed(args: argparse.Namespace, clock: Clock) -> None:
     """Milliseconds per text for rings, and seconds for 1,000 keys."""
+    settings = parse_settings(args.set)
     texts = [text[:1200] for text in Negatives.packaged().texts if len(text) > 800][:64]
     table: dict[str, float] = {"texts": float(len(texts))}
-    for members in (1, 16, 256, 4096):
-        key = Key(bytes(range(32)), members=members)
-        bound = load_scheme("dew", key=key, settings=args.settings)
-        bound.detect_batch(texts)
-        table[f"ring of {members}, batch, ms per text"] = 1e3 * _best(bound.detect_batch, texts) / len(texts)
-        table[f"ring of {members}, single text, ms"] = 1e3 * _best(bound.detect, texts[0])
-    plain = load_scheme("dew", key=Key(bytes(range(32))), settings=args.settings)
-    for bits in BITS:
-        reader = plain.reading_payloads(bits)
-        reader.detect_batch(texts[:2])
-        table[f"payload of {bits} bits, batch, ms per text"] = (
-            1e3 * _best(reader.detect_batch, texts) / len(texts)
-        )
+    bounds = {
+        f"ring of {n}": load_scheme("dew", key=Key(bytes(range(32)), members=n), settings=settings)
+        for n in RINGS
+    }
+    plain = bounds["ring of 1"]
+    bounds |= {f"payload of {bits} bits": plain.reading_payloads(bits) for bits in BITS}
+    for name, bound in bounds.items():
+        bound.detect_batch(texts[:2])
+        table[f"{name}, batch, ms per text"] = 1e3 * _best(bound.detect_batch, texts) / len(texts)
+        table[f"{name}, single text, ms"] = 1e3 * _best(bound.detect, texts[0])
+        clock.say(name)
     keys = [named_key(f"speed-{i}") for i in range(1000)]
     for call in ("first", "second"):
         started = time.perf_counter()
-        identify(texts[:1], keys, settings=args.settings)
+        identify(texts[:1], keys, settings=settings)
         table[f"1,000 keys, {call} call, s"] = time.perf_counter() - started
     table = {name: round(value, 3) for name, value in table.items()}
-    print(json.dumps(table, indent=1), flush=True)
-    args.out.write_text(json.dumps(table, indent=1) + "\n", encoding="utf-8")
+    clock.say(json.dumps(table, indent=1))
+    args.out.mkdir(parents=True, exist_ok=True)
+    args.out.joinpath("speed.json").write_text(json.dumps(table, indent=1) + "\n", encoding="utf-8")
 
 
 def _best(run: Callable[[Any], object], given: object) -> float:
     times = []
-    for _ in range(3):
+    for _ in range(5):
         started = time.perf_counter()
         run(given)
         times.append(time.perf_counter() - started)
     return min(times)
 
 
-def streams(args: argparse.Namespace) -> None:
+def _texts(files: Iterable[Path]) -> list[str]:
+    return [row["text"] for file in files for row in read_rows(file)]
+
+
+def streams(args: argparse.Namespace, clock: Clock) -> None:
     """The share of unmarked texts that ever cross."""
-    texts = [row["text"] for row in _rows(args.files)] if args.files else Negatives.packaged().texts
+    texts = _texts(args.files) if args.files else Negatives.packaged().texts
     crossed = dict.fromkeys(LEVELS, 0)
     done = 0
-    for number in range(args.keys):
-        bound = load_scheme("dew", key=named_key(f"streams-{number}"), settings=args.settings)
+    args.out.mkdir(parents=True, exist_ok=True)
+    for number in range(args.stream_keys):
+        bound = load_scheme("dew", key=named_key(f"streams-{number}"), settings=parse_settings(args.set))
         for text in texts:
             watched = bound.follow()
             watched.update(text)
@@ -221,8 +300,37 @@ def streams(args: argparse.Namespace) -> None:
         done += len(texts)
         table = {"texts": len(texts), "keys": number + 1}
         table |= {f"ever at {level:g}": crossed[level] / done for level in LEVELS}
-        print(json.dumps(table), flush=True)
-        args.out.write_text(json.dumps(table) + "\n", encoding="utf-8")
+        clock.say(json.dumps(table))
+        args.out.joinpath("streams.json").write_text(json.dumps(table) + "\n", encoding="utf-8")
+
+
+PARTS = {"write": write, "attack": attack, "score": score, "speed": speed, "streams": streams}
+
+
+def main() -> None:
+    """Run one of the parts."""
+    parser = script_parser(__doc__)
+    parser.add_argument("part", choices=list(PARTS))
+    parser.add_argument("files", nargs="*", type=Path, help="for streams: texts")
+    parser.add_argument("--out", type=Path, required=True, help="a folder")
+    parser.add_argument("--set", nargs="*", default=[], metavar="NAME=VALUE", help="settings of the scheme")
+    parser.add_argument("--host", default="smollm2-135m")
+    parser.add_argument("--reader", help="for score: a model that reads the texts after their prompts")
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--texts", type=int, default=200, help="per key, condition and kind")
+    parser.add_argument("--tokens", type=int, default=200)
+    parser.add_argument("--keys", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--kinds", nargs="+", default=["payload", "ring"], choices=["payload", "ring"])
+    parser.add_argument("--members", type=int, default=65_536)
+    parser.add_argument("--batch", type=int, default=400, help="texts translated at once")
+    parser.add_argument("--stream-keys", type=int, default=24)
+    parser.add_argument("--seconds", type=float, default=1e9, help="begin no new batch after this")
+    args = parser.parse_args()
+    clock = Clock(args.seconds)
+    try:
+        PARTS[args.part](args, clock)
+    except TimeoutError:
+        clock.say("stopped: no time left")
 
 
 if __name__ == "__main__":

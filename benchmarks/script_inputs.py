@@ -10,12 +10,17 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+from scipy.special import ndtr
 
 import dewmark
 from dewmark.config import parse_settings
+from dewmark.core.keys import INDEPENDENT
+from dewmark.dew.attribution import ALIKE
 from dewmark.hosts.base import Host
 from dewmark.lab.evaluation.wording import distinct, listed_words
+from dewmark.stats.multiple_testing import sidak_min
 from dewmark.text.words import form_of
+from dewmark.types import Detection
 
 
 def script_parser(description: str | None) -> argparse.ArgumentParser:
@@ -35,9 +40,9 @@ def parse_with_configs(parser: argparse.ArgumentParser) -> argparse.Namespace:
     return args
 
 
-def named_key(name: str) -> dewmark.Key:
-    """The same key for the same name in every run."""
-    return dewmark.Key(hashlib.sha256(name.encode()).digest())
+def named_key(name: str, *, members: int = 1) -> dewmark.Key:
+    """The same key for the same name in every run; with ``members``, a ring."""
+    return dewmark.Key(hashlib.sha256(name.encode()).digest(), members=members)
 
 
 def word_list(file: str | None) -> frozenset[str]:
@@ -64,3 +69,13 @@ def quality(host: Host, prompts: Sequence[str], texts: Sequence[str]) -> dict[st
     for n in (2, 3):
         found[f"distinct_{n}"] = float(np.mean([distinct(text, n) for text in texts]))
     return found
+
+
+def in_ring(found: Detection, ring: int, *, level: float = 0.01) -> bool:
+    """Whether a text of a known member would be attributable in a ring of this size."""
+    test = found.attribution
+    if test is None or ring == 1:
+        return test is not None and test.attributable
+    own = min(ring, INDEPENDENT)  # as dewmark.dew.ring corrects
+    p = sidak_min(min(float(ndtr(-found.z)) * ring / own, 1.0), tests=own)
+    return p <= level / 2 and test.p_tail <= level / 2 and test.p_alike >= ALIKE

@@ -1,63 +1,75 @@
-"""Forging DEW from 1 to 2,000 seen texts on a real host, beside the law (docs/security.md).
+"""Forging DEW from 1 to 2,000 seen texts on a real host (docs/security.md).
 
-    python benchmarks/stealing.py --out stealing.json --device cuda
+    python benchmarks/stealing.py write --out DIR --keys 0 --device cuda
+    python benchmarks/stealing.py forge --out DIR --keys 0 --device cuda
+    python benchmarks/stealing.py ring --out DIR --device cuda
+    python benchmarks/stealing.py score --out DIR
 
-For every setting (openings at T 1; chat at T 0.7, top-p 0.9) and key, the host writes marked texts under one
-plain key and unmarked ones. A forger who knows everything but the key learns W from the first n texts and
-writes with it; the victim's detector judges. n texts of one key are what a forger has who is *told* which of
-R·n texts of a ring share a member, so one curve bounds the attackers of rings of every size whose members are
-unrelated to each other: ``attributable`` is judged as for one key, ``attributable_in_ring`` with the
-corrections for --ring members.
+Two settings: openings at T 1; chat at T 0.7, top-p 0.9. ``write`` lets the host write texts under one plain
+key per ``--keys``, and unmarked ones. ``forge`` is an attacker who knows everything but the key: he learns W
+from n texts and writes with it. n texts of one key are what a forger has who is *told* which texts of a ring
+share a member, so one curve bounds the attackers of rings of every size. He learns with and without the
+host's expectations, and tries strengths and shares of the strength on the tail: first a few texts each,
+judged by the victim's detector, then --forged texts in the best way, all in his favour. ``ring`` collects
+texts of a ring of --members, a random member each, and forges from them together, by linking texts that
+agree, and being told which share a member. ``score`` needs neither host nor device: it writes
+DIR/scores.json, with the shares that are marked and attributable, as one key and in rings of several sizes.
 
-Before the curve, strength and tail share are searched with a few texts, judged by the victim's detector, in
-the attacker's favour. One point per setting subtracts what the host expected at each place. Genuine and
-unmarked texts stand beside the forged ones. Results are written after every point, and a run that is started
-again does what is missing; no new part begins after --seconds.
+Keys may run in parallel processes with one DIR. Rows are appended as they come, a run that is started again
+does what is missing, and no new batch begins after --seconds.
 """
 
 from __future__ import annotations
 
 import argparse
-import functools
 import json
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import cycle, islice
+from itertools import cycle, islice, pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from scipy.special import ndtr
-from script_inputs import named_key, script_parser
+from numpy.typing import NDArray
+from script_inputs import in_ring, named_key, script_parser
 
 import dewmark
 from dewmark.attacks.stealing import law
-from dewmark.attacks.stealing.forging import forge
+from dewmark.attacks.stealing.forging import forge_each
 from dewmark.attacks.stealing.regression import (
     Baseline,
     Moments,
     as_dew,
-    cosine,
     estimate,
-    head_mask,
-    moments_of,
     pairs_of,
-    residual_moments,
+    pairs_per_text,
+    residuals_per_text,
     spend_on_tail,
+    sum_moments,
 )
+from dewmark.config import parse_settings
 from dewmark.decoding import Decoding
-from dewmark.dew.attribution import ALIKE, head_of
+from dewmark.detector import detect_texts
+from dewmark.dew.attribution import head_of
+from dewmark.dew.ring import random_member
 from dewmark.dew.scheme import BoundDEW
 from dewmark.hosts.base import Host
 from dewmark.lab.prompts import openings, requests
-from dewmark.stats.multiple_testing import sidak_min
+from dewmark.storage import append_jsonl
+from dewmark.types import Detection
 
+F32 = NDArray[np.float32]
+Row = dict[str, Any]
 LEVEL = 0.01
-SIZES = (1, 2, 4, 8, 16, 64, 256, 2000)
-STRENGTHS, TAILS = (4.0, 8.0, 16.0), (None, 0.5, 0.75)
-SEARCHED_AT = 16  # texts from which the search learns
+SIZES = {"openings": (1, 2, 3, 4, 8, 16, 64, 256), "chat": (1, 2, 4, 8, 16, 64, 256, 2000)}
+STRENGTHS, TAILS, EXPECTATIONS = (5.0, 12.0), (None, 0.5, 0.8), ("host", "base")
+RINGS = (1, 16, 256, 4096, 65_536, 1_048_576)
+READ_BY_HOST = 256  # the most texts whose expectations an attacker computes
+GROUPS = 24  # the most groups of seen texts that are learned from, each for some of the forged texts
+LINKED = (96, 128)  # leading coordinates in which texts are linked
 
 
 @dataclass(frozen=True)
@@ -70,222 +82,390 @@ class Setting:
     decoding: Decoding
 
 
-def settings_of(host: Host, tokens: int, forged: int) -> Iterator[Setting]:
-    """Openings at temperature 1, and chat as it is served."""
-    starts = [row["text"] for row in openings()]
-    yield Setting("openings", starts[:-forged], starts[-forged:], Decoding(max_new_tokens=tokens))
-    asked = [host.chat.render([{"role": "user", "content": row["text"]}]) for row in requests()]
-    served = Decoding(max_new_tokens=tokens, temperature=0.7, top_p=0.9)
-    yield Setting("chat", asked[:-forged], asked[-forged:], served)
+@dataclass(frozen=True)
+class Forgery:
+    """One text to forge: what it is learned from, in which way."""
 
-
-def write(
-    host: Host, scheme: BoundDEW | None, setting: Setting, number: int, *, seed: int, batch: int
-) -> list[str]:
-    """Texts for prompts in turn, as many as asked for; blank ones become a full stop."""
-    prompts = list(islice(cycle(setting.prompts), number))
-    made = host.generate(
-        prompts,
-        scheme=scheme,
-        seeds=range(seed, seed + number),
-        batch_size=batch,
-        decoding=setting.decoding,
-    )
-    return [each.text if each.text.strip() else "." for each in made]
-
-
-def judge(victim: BoundDEW, texts: Sequence[str], *, ring: int) -> dict[str, Any]:
-    """Shares of texts that are marked and attributable, as one key and as a member of a ring."""
-    found = victim.detect_batch([text if text.strip() else "." for text in texts], fpr=LEVEL)
-    tests = [each.attribution for each in found]
-    shares: dict[str, Any] = {
-        "texts": len(found),
-        "z": float(np.mean([each.z for each in found])),
-        "marked": float(np.mean([each.p_value < LEVEL for each in found])),
-        "marked_1e-4": float(np.mean([each.p_value < 1e-4 for each in found])),
-    }
-    if victim.attributes:
-        known = [test for test in tests if test is not None]
-        in_ring = [
-            test is not None
-            and sidak_min(float(ndtr(-each.z)), tests=ring) <= LEVEL / 2
-            and test.p_tail <= LEVEL / 2
-            and test.p_alike >= ALIKE
-            for each, test in zip(found, tests, strict=True)
-        ]
-        shares |= {
-            "head": float(np.mean([test.z_head for test in known])) if known else 0.0,
-            "tail": float(np.mean([test.z_tail for test in known])) if known else 0.0,
-            "attributable": float(np.mean([test is not None and test.attributable for test in tests])),
-            "attributable_in_ring": float(np.mean(in_ring)),
-        }
-    return shares
-
-
-class Attack:
-    """One key's victim and the forger's view of it."""
-
-    def __init__(
-        self, host: Host, setting: Setting, victim: BoundDEW, base: Baseline, ring: int, batch: int
-    ) -> None:
-        self.host, self.setting, self.victim, self.base = host, setting, victim, base
-        self.ring, self.batch = ring, batch
-        self.variances = base.own_variances
-        self.head = head_of(victim.shared) if victim.attributes else head_mask(self.variances)
-
-    def point(
-        self, W: np.ndarray, *, strength: float, tail: float | None, number: int, seed: int
-    ) -> dict[str, Any]:
-        """Forge ``number`` texts and judge them."""
-        aimed = W if tail is None else spend_on_tail(W, self.variances, self.head, share=tail)
-        texts = forge(
-            self.victim,
-            self.host,
-            aimed,
-            self.setting.fresh[:number],
-            strength=strength,
-            decoding=self.setting.decoding,
-            seed=seed,
-            batch_size=self.batch,
-        )
-        return {"strength": strength, "tail_share": tail, **judge(self.victim, texts, ring=self.ring)}
-
-    def search(self, W: np.ndarray, number: int) -> dict[str, Any]:
-        """The best plain and the best tail-aware attack on a few texts."""
-        tried = [
-            self.point(W, strength=strength, tail=tail, number=number, seed=1000)
-            for strength in STRENGTHS
-            for tail in TAILS
-        ]
-        plain = max((t for t in tried if t["tail_share"] is None), key=lambda t: t["z"])
-        aware = max(
-            tried, key=lambda t: (t.get("attributable", 0.0), min(t.get("head", 0.0), t.get("tail", 0.0)))
-        )
-        return {"tried": tried, "plain": plain, "aware": aware}
-
-
-def predicted(attack: Attack, texts: int, *, z: float, length: float) -> dict[str, float]:
-    """The law's cosines with W in head and tail, from the public variances."""
-    share = attack.variances / attack.variances.sum()
-    blocks = {"head": attack.head, "tail": ~attack.head}
-    return {
-        name: law.cosine_after(share[block], texts * length, tilt=z / math.sqrt(length))
-        for name, block in blocks.items()
-    }
-
-
-class Parts:
-    """Results by name, written as they come; a part that is there is not run again."""
-
-    def __init__(self, out: Path, seconds: float) -> None:
-        self.out = out
-        self.folder = out.with_suffix(".texts")
-        self.folder.mkdir(parents=True, exist_ok=True)
-        self.results: dict[str, Any] = json.loads(out.read_text()) if out.exists() else {}
-        self.end = time.perf_counter() + seconds
+    of: Row
+    W: F32
+    prompt: str
 
     @property
-    def late(self) -> bool:
-        """Whether no new part may begin."""
-        return time.perf_counter() > self.end
-
-    def run(self, name: str, part: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-        """A result that is there, or a new one; raises TimeoutError if there is no time."""
-        if name not in self.results:
-            if self.late:
-                raise TimeoutError(name)
-            began = time.perf_counter()
-            self.results[name] = part() | {"seconds": round(time.perf_counter() - began, 1)}
-            self.out.write_text(json.dumps(self.results, indent=1))
-            print(json.dumps({name: self.results[name]}), flush=True)
-        found: dict[str, Any] = self.results[name]
-        return found
-
-    def texts(self, name: str, make: Callable[[], list[str]]) -> list[str]:
-        """Texts that are there, or new ones."""
-        file = self.folder / f"{name}.json"
-        if not file.exists():
-            if self.late:
-                raise TimeoutError(name)
-            file.write_text(json.dumps(make(), ensure_ascii=False))
-        found: list[str] = json.loads(file.read_text())
-        return found
+    def name(self) -> str:
+        """Identifies it in a file."""
+        return json.dumps(self.of)
 
 
-def attack_key(host: Host, setting: Setting, number: int, parts: Parts, options: argparse.Namespace) -> None:
-    """The curve of one setting and key."""
-    victim = as_dew(dewmark.load_scheme("dew", key=named_key(f"stealing-{number}"), host=host.info))
+class Run:
+    """The parts that need a host; rows are appended to files as they come."""
 
-    def written(scheme: BoundDEW | None, seed: int) -> Callable[[], list[str]]:
-        return lambda: write(host, scheme, setting, options.seen, seed=seed, batch=options.batch)
+    def __init__(self, args: argparse.Namespace) -> None:
+        self.args = args
+        self.began = time.perf_counter()
+        self.host: Host = dewmark.load_host(args.host, device=args.device)
 
-    unmarked = parts.texts(f"{setting.name}-unmarked", written(None, 500_000))
-    marked = parts.texts(f"{setting.name}-{number}", written(victim, 1_000_000 * (number + 1)))
-    base = Baseline.of(pairs_of(victim.reader, unmarked))
-    attack = Attack(host, setting, victim, base, options.ring, options.batch)
-    name = f"{setting.name}:{number}"
-    genuine = parts.run(f"{name}:genuine", lambda: judge(victim, marked[-200:], ring=options.ring))
-    parts.run(f"{name}:unmarked", lambda: judge(victim, unmarked[-200:], ring=options.ring))
-    first = estimate(moments_of(victim.reader, marked[:SEARCHED_AT]), base)
-    found = parts.run(f"{name}:search", lambda: attack.search(first, max(options.forged // 4, 1)))
+    def settings(self) -> Iterator[Setting]:
+        """Openings at temperature 1, and chat as it is served; the last prompts are kept for forgers."""
+        starts = [row["text"] for row in openings()]
+        asked = [self.host.chat.render([{"role": "user", "content": row["text"]}]) for row in requests()]
+        served = Decoding(max_new_tokens=self.args.tokens, temperature=0.7, top_p=0.9)
+        plain = Decoding(max_new_tokens=self.args.tokens)
+        for name, prompts, decoding in (("openings", starts, plain), ("chat", asked, served)):
+            if name in self.args.settings:
+                kept = min(self.args.forged, len(prompts) // 3)
+                yield Setting(name, prompts[:-kept], prompts[-kept:], decoding)
 
-    def point(W: np.ndarray, kind: str, seed: int) -> dict[str, Any]:
-        aim = found[kind]
-        return attack.point(
-            W, strength=aim["strength"], tail=aim["tail_share"], number=options.forged, seed=seed
-        )
+    def append(self, name: str, rows: Sequence[Row]) -> None:
+        """Keep rows."""
+        append_jsonl(self.args.out / f"{name}.jsonl", rows)
+        print(f"[{time.perf_counter() - self.began:6.1f}] {name}: {len(rows)} more", flush=True)
 
-    def both(W: np.ndarray, seen: int, length: float) -> dict[str, Any]:
-        return {
-            "seen": seen,
-            "length": length,
-            "law": predicted(attack, seen, z=genuine["z"], length=length),
-            "cosine": cosine(victim, W, unmarked[:200]),
-            "plain": point(W, "plain", seen),
-            "aware": point(W, "aware", seen),
+    def check_time(self) -> None:
+        """Raise TimeoutError if no new batch may begin."""
+        if time.perf_counter() - self.began > self.args.seconds:
+            raise TimeoutError
+
+    def texts(
+        self, scheme: BoundDEW | None, setting: Setting, name: str, number: int, seed: int
+    ) -> list[Row]:
+        """Texts for prompts in turn, as many as asked for; those that are there are kept."""
+        rows = read_rows(self.args.out, name)
+        prompts = list(islice(cycle(setting.prompts), number))
+        for start in range(len(rows), number, self.args.batch):
+            self.check_time()
+            some = prompts[start : start + self.args.batch]
+            seeds = range(seed + start, seed + start + len(some))
+            made = self.host.generate(
+                some, scheme=scheme, seeds=seeds, batch_size=len(some), decoding=setting.decoding
+            )
+            new = [
+                {"prompt": prompt, "seed": its_seed, "text": each.text.strip() or "."}
+                for prompt, its_seed, each in zip(some, seeds, made, strict=True)
+            ]
+            self.append(name, new)
+            rows += new
+        return rows[:number]
+
+    def unmarked(self, setting: Setting) -> list[Row]:
+        """The attacker's own texts without a mark."""
+        number = self.args.keys[0]
+        seed = 500_000 + 10_000 * number
+        return self.texts(None, setting, f"{setting.name}-unmarked-{number}", self.args.unmarked, seed)
+
+    def seen(self, setting: Setting, number: int) -> list[Row]:
+        """The victim's texts under one plain key."""
+        victim = victim_of(self.args, number, self.host)
+        most = min(self.args.seen, SIZES[setting.name][-1])
+        return self.texts(victim, setting, f"{setting.name}-{number}", most, 1_000_000 * (number + 1))
+
+    def write(self) -> None:
+        """Marked texts of one key, and unmarked ones."""
+        for setting in self.settings():
+            self.unmarked(setting)
+            for number in self.args.keys:
+                self.seen(setting, number)
+
+    def forge(self) -> None:
+        """The curve of every setting and key."""
+        for setting in self.settings():
+            for number in self.args.keys:
+                self.forge_one(setting, number)
+
+    def forge_one(self, setting: Setting, number: int) -> None:
+        """First a few texts in every way, then many in the best one, for every number of seen texts."""
+        rows, unmarked = self.seen(setting, number), self.unmarked(setting)
+        victim = victim_of(self.args, number, self.host)
+        attacker = Attacker(victim, [row["text"] for row in unmarked])
+        moments = {"base": attacker.moments(rows), "host": attacker.residuals(self.host, rows[:READ_BY_HOST])}
+        file = f"forged-{setting.name}-{number}"
+        about = {"setting": setting.name, "key": number}
+        tries: list[Forgery] = []
+        learned: dict[tuple[int, str], list[F32]] = {}
+        for size in SIZES[setting.name]:
+            for expectation, each in moments.items():
+                groups = min(len(each) // size, GROUPS)
+                for group in range(groups):
+                    W = attacker.estimate(each[group * size : (group + 1) * size], expectation)
+                    learned.setdefault((size, expectation), []).append(W)
+                for tail in TAILS if groups else ():
+                    for strength in STRENGTHS:
+                        of = about | {"seen": size, "from": expectation, "tail": tail, "strength": strength}
+                        own = [attacker.aimed(W, tail) for W in learned[size, expectation]]
+                        tries += [
+                            Forgery(of | {"pilot": True, "i": i}, own[i % len(own)], prompt)
+                            for i, prompt in enumerate(setting.fresh[: self.args.pilot])
+                        ]
+        self.forge_all(file, victim, tries, setting)
+        final: list[Forgery] = []
+        for size, best in best_ways(self.args, victim, read_rows(self.args.out, file)).items():
+            own = [attacker.aimed(W, best["tail"]) for W in learned[size, best["from"]]]
+            final += [
+                Forgery(best | {"pilot": False, "i": i}, own[i % len(own)], prompt)
+                for i, prompt in enumerate(setting.fresh[: self.args.forged])
+            ]
+        self.forge_all(file, victim, final, setting)
+
+    def forge_all(self, file: str, victim: BoundDEW, wanted: Sequence[Forgery], setting: Setting) -> None:
+        """Forge what is missing, many attackers in one batch."""
+        done = {json.dumps(row["of"]) for row in read_rows(self.args.out, file)}
+        for strength in STRENGTHS:
+            missing = [w for w in wanted if w.of["strength"] == strength and w.name not in done]
+            for start in range(0, len(missing), self.args.batch):
+                self.check_time()
+                some = missing[start : start + self.args.batch]
+                texts = forge_each(
+                    victim,
+                    self.host,
+                    [each.W for each in some],
+                    [each.prompt for each in some],
+                    strength=strength,
+                    decoding=setting.decoding,
+                    seed=start + 100_000 * int(strength) + (50_000 if not some[0].of["pilot"] else 0),
+                    batch_size=len(some),
+                )
+                rows = [
+                    {"of": each.of, "text": text.strip() or "."}
+                    for each, text in zip(some, texts, strict=True)
+                ]
+                self.append(file, rows)
+
+    def ring(self) -> None:
+        """Texts of a ring, a random member each; forged from all, from linked ones, from told ones."""
+        for setting in self.settings():
+            members, number = self.args.members, self.args.keys[0]
+            victim = victim_of(self.args, number, self.host, members=members)
+            most = self.args.seen
+            rows = self.texts(
+                victim, setting, f"ring-{setting.name}-{number}", most, 1_000_000 * (number + 1)
+            )
+            attacker = Attacker(victim, [row["text"] for row in self.unmarked(setting)])
+            groups: dict[int, list[Row]] = defaultdict(list)
+            for row in rows:
+                groups[random_member(row["seed"], members)].append(row)
+            told = sorted((group for group in groups.values() if len(group) > 1), key=len, reverse=True)
+            pairs = attacker.linked(rows)
+            right = sum(
+                random_member(one["seed"], members) == random_member(other["seed"], members)
+                for one, other in pairs
+            )
+            print(
+                f"{right} of {len(pairs)} linked pairs share a member; {len(told)} groups are told",
+                flush=True,
+            )
+            ways = {
+                "pooled": [(rows, "base")],
+                "linked": [(pair, "host") for pair in pairs],
+                "told": [(group, "host") for group in told[:GROUPS]],
+            }
+            wanted = []
+            for way, sources in ways.items():
+                learned = [self.learn(attacker, *source) for source in sources]
+                for tail in TAILS if learned else ():
+                    for strength in STRENGTHS:
+                        for i, prompt in enumerate(setting.fresh[: self.args.forged // 2]):
+                            size = len(sources[i % len(learned)][0])
+                            of = {"setting": setting.name, "members": members, "way": way, "seen": len(rows)}
+                            of |= {"group": size, "tail": tail, "strength": strength, "pilot": False, "i": i}
+                            wanted.append(
+                                Forgery(of, attacker.aimed(learned[i % len(learned)], tail), prompt)
+                            )
+            self.forge_all(f"forged-ring-{setting.name}-{number}", victim, wanted, setting)
+
+    def learn(self, attacker: Attacker, rows: Sequence[Row], expectation: str) -> F32:
+        """W from some texts."""
+        of = attacker.moments(rows) if expectation == "base" else attacker.residuals(self.host, rows)
+        return attacker.estimate(of, expectation)
+
+
+class Attacker:
+    """What a forger computes from texts; of the victim he uses the public part only."""
+
+    def __init__(self, victim: BoundDEW, unmarked: Sequence[str]) -> None:
+        self.reader = victim.reader
+        self.base = Baseline.of(pairs_of(self.reader, unmarked))
+        self.head = head_of(victim.shared)
+
+    def moments(self, rows: Sequence[Row]) -> list[Moments]:
+        """The moments of each text that has any."""
+        return [Moments.of(T, C) for T, C in pairs_per_text(self.reader, [row["text"] for row in rows])]
+
+    def residuals(self, host: Host, rows: Sequence[Row]) -> list[Moments]:
+        """The same, less what the host expected after the prompt."""
+        texts, prompts = ([row[name] for row in rows] for name in ("text", "prompt"))
+        return [each for each in residuals_per_text(host, self.reader, texts, prompts) if each.count]
+
+    def estimate(self, moments: Sequence[Moments], expectation: str) -> F32:
+        """W (d_T, d_C) from some texts."""
+        return estimate(sum_moments(moments), self.base, residual=expectation == "host")
+
+    def aimed(self, W: F32, tail: float | None) -> F32:
+        """W with this share of its strength on the tail."""
+        return W if tail is None else spend_on_tail(W, self.base.own_variances, self.head, share=tail)
+
+    def linked(self, rows: Sequence[Row]) -> list[list[Row]]:
+        """The pairs of texts whose matrices agree best."""
+        base = self.base.leading(*LINKED)
+        known = [(row, each[0]) for row in rows if (each := self.moments([row]))]
+        flat = np.stack([base.residual(each).astype(np.float32).ravel() for _, each in known])
+        flat /= np.linalg.norm(flat, axis=1, keepdims=True)
+        agree = np.triu(flat @ flat.T, k=1)
+        best = np.argsort(-agree, axis=None)[:GROUPS]
+        return [[known[i][0], known[j][0]] for i, j in zip(*np.divmod(best, len(known)), strict=True)]
+
+
+def victim_of(
+    args: argparse.Namespace, number: int, host: Host | None = None, *, members: int = 1
+) -> BoundDEW:
+    """DEW under one of the keys."""
+    key = named_key(f"stealing-{number}", members=members)
+    info = None if host is None else host.info
+    return as_dew(dewmark.load_scheme("dew", key=key, host=info, settings=parse_settings(args.set)))
+
+
+def read_rows(folder: Path, name: str) -> list[Row]:
+    """The rows of a file, if it is there."""
+    file = folder / f"{name}.jsonl"
+    return [json.loads(line) for line in file.read_text("utf-8").splitlines()] if file.exists() else []
+
+
+def best_ways(args: argparse.Namespace, victim: BoundDEW, rows: Sequence[Row]) -> dict[int, Row]:
+    """For each number of seen texts, the way whose first texts were judged best."""
+    tried = [row for row in rows if row["of"]["pilot"]]
+    found = detect_texts(victim, [row["text"] for row in tried], fpr=LEVEL)
+    ways: dict[str, list[tuple[bool, float]]] = defaultdict(list)
+    for row, each in zip(tried, found, strict=True):
+        test = each.attribution
+        near = -9.0 if test is None else min(each.z - 5.2, test.z_tail - 2.6)  # about what a ring asks for
+        way = {name: value for name, value in row["of"].items() if name not in ("pilot", "i")}
+        ways[json.dumps(way)].append((in_ring(each, args.members), near))
+    best: dict[int, tuple[tuple[float, float], Row]] = {}
+    for name, judged in ways.items():
+        way = json.loads(name)
+        merit = (float(np.mean([j[0] for j in judged])), float(np.mean([j[1] for j in judged])))
+        if way["seen"] not in best or merit > best[way["seen"]][0]:
+            best[way["seen"]] = (merit, way)
+    return {size: way for size, (_, way) in best.items()}
+
+
+def summary(found: Sequence[Detection]) -> dict[str, Any]:
+    """Mean scores, and the shares that are marked and attributable."""
+    tests = [each.attribution for each in found if each.attribution is not None]
+    return {
+        "texts": len(found),
+        "z": float(np.mean([each.z for each in found])),
+        "head": float(np.mean([test.z_head for test in tests])) if tests else None,
+        "tail": float(np.mean([test.z_tail for test in tests])) if tests else None,
+        "marked": float(np.mean([each.p_value < LEVEL for each in found])),
+        "marked_1e-4": float(np.mean([each.p_value < 1e-4 for each in found])),
+        "attributable": {ring: float(np.mean([in_ring(each, ring) for each in found])) for ring in RINGS},
+    }
+
+
+def passes(points: Mapping[int, float], share: float = 0.5) -> float | None:
+    """The number of seen texts at which a curve passes a share, between points on a logarithmic scale."""
+    sizes = sorted(points)
+    for low, high in pairwise(sizes):
+        if points[low] < share <= points[high]:
+            part = (share - points[low]) / (points[high] - points[low])
+            return math.exp(math.log(low) + part * math.log(high / low))
+    return None if not sizes or points[sizes[0]] < share else float(sizes[0])
+
+
+def score(args: argparse.Namespace) -> None:
+    """Judge everything that was written."""
+    results: dict[str, Any] = {}
+    for setting in args.settings:
+        curve: dict[int, list[Detection]] = defaultdict(list)
+        ways: dict[int, list[Row]] = defaultdict(list)
+        genuine: list[Detection] = []
+        for number in args.keys:
+            victim = victim_of(args, number)
+            seen = read_rows(args.out, f"{setting}-{number}")
+            genuine += detect_texts(victim, [row["text"] for row in seen[:200]], fpr=LEVEL)
+            rows = [r for r in read_rows(args.out, f"forged-{setting}-{number}") if not r["of"]["pilot"]]
+            found = detect_texts(victim, [row["text"] for row in rows], fpr=LEVEL)
+            for row, each in zip(rows, found, strict=True):
+                curve[row["of"]["seen"]].append(each)
+                if row["of"]["i"] == 0:
+                    ways[row["of"]["seen"]].append(row["of"])
+        if not genuine:
+            continue
+        points = {size: summary(curve[size]) for size in sorted(curve)}
+        half = {
+            ring: passes({size: point["attributable"][ring] for size, point in points.items()})
+            for ring in RINGS
         }
-
-    moments: Moments | None = None
-    last = 0
-    for size in (size for size in SIZES if size <= options.seen):
-        more = moments_of(victim.reader, marked[last:size])
-        moments, last = more if moments is None else moments + more, size
-        curve = functools.partial(both, estimate(moments, base), size, moments.count / size)
-        parts.run(f"{name}:{size}", curve)
-
-    def expecting() -> dict[str, Any]:
-        seen = marked[:256]
-        W = estimate(residual_moments(host, victim.reader, seen), base, residual=True)
-        row = {"seen": len(seen), "cosine": cosine(victim, W, unmarked[:200])}
-        return row | {"aware": point(W, "aware", 9)}
-
-    if number == 0:
-        parts.run(f"{name}:host-expectation", expecting)
+        results[setting] = {
+            "genuine": summary(genuine),
+            "forged": points,
+            "ways": ways,
+            "texts of a member for half": half,
+            "seen texts for half": {
+                ring: None if texts is None else law.texts_for_group(max(texts, 1.0), ring=ring)
+                for ring, texts in half.items()
+            },
+        }
+        print(json.dumps({setting: results[setting]}), flush=True)
+        args.out.joinpath("scores.json").write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+        for number in args.keys:
+            rows = read_rows(args.out, f"forged-ring-{setting}-{number}")
+            if not rows:
+                continue
+            members = rows[0]["of"]["members"]
+            victim = victim_of(args, number, members=members)
+            by_way: dict[str, list[bool]] = defaultdict(list)
+            sizes: dict[str, list[int]] = defaultdict(list)
+            for row, each in zip(
+                rows, detect_texts(victim, [r["text"] for r in rows], fpr=LEVEL), strict=True
+            ):
+                of, test = row["of"], each.attribution
+                way = f"{of['way']}, tail {of['tail']}, strength {of['strength']:g}"
+                by_way[way].append(test is not None and test.attributable)
+                sizes[of["way"]].append(of["group"])
+            seen = read_rows(args.out, f"ring-{setting}-{number}")
+            found = detect_texts(victim, [row["text"] for row in seen[:200]], fpr=LEVEL)
+            results[setting]["ring"] = {
+                "members": members,
+                "seen": len(seen),
+                "genuine marked": float(np.mean([each.p_value < LEVEL for each in found])),
+                "genuine attributable": float(
+                    np.mean([e.attribution is not None and e.attribution.attributable for e in found])
+                ),
+                "attributable": {way: float(np.mean(shares)) for way, shares in by_way.items()},
+                "texts": {way: len(shares) for way, shares in by_way.items()},
+                "texts learned from": {way: max(each) for way, each in sizes.items()},
+            }
+            print(json.dumps({setting: results[setting]["ring"]}), flush=True)
+            args.out.joinpath("scores.json").write_text(
+                json.dumps(results, indent=1) + "\n", encoding="utf-8"
+            )
 
 
 def main() -> None:
     parser = script_parser(__doc__)
-    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("part", choices=["write", "forge", "ring", "score"])
+    parser.add_argument("--out", type=Path, required=True, help="a folder")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--host", default="smollm2-135m")
-    parser.add_argument("--keys", type=int, default=3)
-    parser.add_argument("--seen", type=int, default=SIZES[-1])
-    parser.add_argument("--forged", type=int, default=100)
+    parser.add_argument("--set", nargs="*", default=[], metavar="NAME=VALUE", help="settings of the victim")
+    parser.add_argument("--keys", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--settings", nargs="+", default=list(SIZES), choices=list(SIZES))
+    parser.add_argument("--seen", type=int, default=2000)
+    parser.add_argument("--unmarked", type=int, default=500)
+    parser.add_argument("--pilot", type=int, default=16, help="texts in each way")
+    parser.add_argument("--forged", type=int, default=96)
     parser.add_argument("--tokens", type=int, default=200)
-    parser.add_argument("--ring", type=int, default=4096)
-    parser.add_argument("--batch", type=int, default=500)
-    parser.add_argument("--seconds", type=float, default=330.0, help="begin no new part after this")
-    parser.add_argument("--settings", nargs="+", default=["openings", "chat"], choices=["openings", "chat"])
-    options: argparse.Namespace = parser.parse_args()
-    parts = Parts(options.out, options.seconds)
-    host = dewmark.load_host(options.host, device=options.device)
-    chosen = [s for s in settings_of(host, options.tokens, options.forged) if s.name in options.settings]
+    parser.add_argument("--members", type=int, default=65_536)
+    parser.add_argument("--batch", type=int, default=512)
+    parser.add_argument("--seconds", type=float, default=1e9, help="begin no new batch after this")
+    args = parser.parse_args()
+    if args.part == "score":
+        score(args)
+        return
     try:
-        for number in range(options.keys):
-            for setting in chosen:
-                attack_key(host, setting, number, parts, options)
-    except TimeoutError as missing:
-        print(json.dumps({"stopped before": str(missing)}), flush=True)
+        getattr(Run(args), args.part)()
+    except TimeoutError:
+        print("stopped: no time left", flush=True)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ import pytest
 from scipy import stats
 
 from dewmark.core.keys import Key
-from dewmark.dew.ring import EpochMatrices, KeyMatrices, KeyUse, random_member
+from dewmark.dew.ring import TURNS, EpochMatrices, KeyMatrices, KeyUse, random_member
 from dewmark.errors import ConfigError, KeyFileError
 
 SHAPE = (20, 24)
@@ -59,25 +59,42 @@ def test_scores_are_those_of_each_uses_own_matrix() -> None:
     assert len(seen) == keys.count
 
 
-def test_signs_of_a_large_ring_are_in_coordinates_that_only_the_key_knows() -> None:
-    """Members that share a matrix do not differ by signs in public coordinates, and are unrelated there."""
-    keys = KeyMatrices.of(Key(bytes(range(32)), members=64), d_T=64, d_C=64)
+@pytest.mark.parametrize(
+    ("key", "shared"),
+    [(Key(bytes(32), members=64), KeyUse(member=19)), (Key(bytes(32), payload_bits=4), KeyUse(payload=9))],
+)
+def test_signs_are_in_coordinates_that_only_the_key_knows(key: Key, shared: KeyUse) -> None:
+    """Uses that share a matrix do not differ by signs in public coordinates, and are unrelated there."""
+    keys = KeyMatrices.of(key, d_T=64, d_C=64)
     (epoch,) = keys.epochs
-    assert epoch.turns is not None
-    one, other = (keys.matrix(KeyUse(member=member)) for member in (3, 19))  # both from matrix 3
+    one, other = (keys.matrix(use) for use in (KeyUse(shared.member % 16), shared))
+    np.testing.assert_array_equal(one, epoch.W[shared.member % 16])
     assert not np.allclose(np.abs(one), np.abs(other), atol=0.1)
     # they differ in the signs of one side, and 64 random signs have a mean of 0 ± 0.125
     assert abs(np.corrcoef(one.ravel(), other.ravel())[0, 1]) < 0.2
     M = RNG.standard_normal((64, 64)).astype(np.float32)
-    for index, place in ((3, 0), (3, 1), (7, 2)):
+    for index, place in ((0, 0), (0, 1), (len(epoch.W) - 1, 2)):
         direct = float(np.sum(M * keys.matrix(epoch.use(index, place)))) / np.linalg.norm(M)
         assert epoch.scores(M)[index, place] == pytest.approx(direct, abs=1e-3)
     again = KeyMatrices.stored(keys.meta(), keys.arrays())
-    np.testing.assert_array_equal(again.matrix(KeyUse(member=19)), other)
-    with pytest.raises(ConfigError, match="more than 16 members"):
+    np.testing.assert_array_equal(again.matrix(shared), other)
+    secret = key.subkey(TURNS)
+    assert secret.hex() not in repr(epoch)
+    assert str(secret) not in repr(epoch)
+    with pytest.raises(ConfigError, match="no half that could be published"):
         keys.published(np.ones((64, 64), dtype=bool))
-    small = KeyMatrices.of(Key(bytes(range(32)), members=16), d_T=64, d_C=64)
-    assert small.current.turns is None
+
+
+def test_turned_messages_are_nearly_uncorrelated() -> None:
+    """Over keys, the scores of messages m and 0 have the correlation ⟨M, A M B⟩/‖M‖²."""
+    decay = np.exp(-np.arange(96) / 40)
+    T, C = (RNG.standard_normal((120, 96)) * decay for _ in range(2))
+    M = (T.T @ C).astype(np.float32)
+    M /= np.linalg.norm(M)
+    correlation = EpochMatrices(None, 1, 8, M[None], b"secret").scores(M)[0]
+    assert correlation[0] == pytest.approx(1.0, abs=1e-4)
+    assert np.sqrt(np.mean(np.square(correlation[1:]))) < 0.05
+    assert np.abs(correlation[1:]).max() < 0.2
 
 
 def test_member_payload_and_epoch_are_read_and_wrong_ones_are_not_reported() -> None:
@@ -137,5 +154,5 @@ def test_impossible_uses_are_named() -> None:
         matrices().for_payload(-1)
 
 
-MATRIX = [-0.926613, -0.178063, -1.150647, 1.227749, 0.93802]
+MATRIX = [0.738153, -0.059438, -1.343398, 1.203311, 1.823824]
 MEMBERS = [3653, 1902, 3976]

@@ -6,9 +6,14 @@ of member j mod 16 under the signs of message j div 16 (`dewmark.dew.payload`, i
 ring of thousands costs a few products per text. Payloads use the low bits.
 
 **Turned signs.** Signs in public coordinates would be worth nothing against a forger, who tries them all and
-brings texts of different members to common ones (`dewmark.attacks.stealing.signs`). So a larger ring has its
-signs in coordinates that the key turns: W_m = O_T (D_a W D_b) O_Cᵀ with secret orthogonal O_T and O_C. For
-fixed O each W_m still has independent standard normals, and ⟨M, W_m⟩ = ⟨O_Tᵀ M O_C, D_a W D_b⟩.
+brings texts of different members or payloads to common ones (`dewmark.attacks.stealing.signs`). So the signs
+are in coordinates that the key turns, with secret orthogonal O_T and O_C:
+
+    W_m = A W B,    A = O_T D_a O_Tᵀ,    B = O_C D_b O_Cᵀ.
+
+A and B are orthogonal and independent of W, so each W_m still has independent standard normals; message 0 is
+W itself; and ⟨M, W_m⟩ = ⟨O_Tᵀ M O_C, D_a (O_Tᵀ W O_C) D_b⟩ is the same transform for all messages. The turn
+also spreads the energy of a text evenly over the coordinates, which makes messages nearly uncorrelated.
 
 **Finding the use.** All scores z of a text come from its matrix M (`dewmark.dew.text_matrix`). Under one
 matrix messages are correlated, so their number is paid for by Bonferroni; different matrices are independent
@@ -21,9 +26,10 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import hashlib
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -31,19 +37,28 @@ from numpy.typing import NDArray
 from scipy.special import logsumexp, ndtr
 
 from dewmark.arrays import F32, F64, Mask
-from dewmark.core.keys import INDEPENDENT, MESSAGE_BITS, Key, check_payload_bits
+from dewmark.core.keys import INDEPENDENT, MESSAGE_BITS, Key, KeyStream, check_payload_bits
 from dewmark.core.projections import draw_float32_matrix, haar_orthogonal
 from dewmark.dew.payload import Messages
 from dewmark.errors import ConfigError
 from dewmark.stats.multiple_testing import sidak_min
 
-__all__ = ["CONFIDENCE", "Asked", "EpochMatrices", "Found", "KeyMatrices", "KeyUse", "random_member"]
+__all__ = [
+    "CONFIDENCE",
+    "TURNS",
+    "Asked",
+    "EpochMatrices",
+    "Found",
+    "KeyMatrices",
+    "KeyUse",
+    "random_member",
+]
 
 CONFIDENCE = 0.99
 """The posterior probability from which an epoch, a member or a payload is named."""
 
-
-_SIDES = ("units", "contexts")
+TURNS = "ring/turns"
+"""The purpose of the key's bytes from which O_T and O_C are drawn."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,14 +103,14 @@ class Found:
 class EpochMatrices:
     """One epoch's key: its independent matrices W (K, d_T, d_C), and what else the key may vary.
 
-    ``turns`` are O_T (d_T, d_T) and O_C (d_C, d_C), if the ring has more members than matrices.
+    The turns O_T and O_C are drawn from ``secret``.
     """
 
     name: str | None
     members: int
     payload_bits: int
-    W: F32
-    turns: tuple[F32, F32] | None = None
+    W: F32 = field(repr=False)
+    secret: bytes = field(default=b"", repr=False)
 
     @classmethod
     def of(cls, key: Key, *, d_T: int, d_C: int) -> EpochMatrices:
@@ -103,14 +118,12 @@ class EpochMatrices:
         drawn = [
             draw_float32_matrix(key.independent_member(i), d_T=d_T, d_C=d_C) for i in range(key.independent)
         ]
-        turns = None
-        if key.members > key.independent:
-            O_T, O_C = (
-                haar_orthogonal(key.stream(f"ring/turns/{side}"), d).astype(np.float32)
-                for side, d in zip(_SIDES, (d_T, d_C), strict=True)
-            )
-            turns = (O_T, O_C)
-        return cls(key.epoch, key.members, key.payload_bits, np.stack(drawn), turns)
+        return cls(key.epoch, key.members, key.payload_bits, np.stack(drawn), key.subkey(TURNS))
+
+    @property
+    def turns(self) -> tuple[F32, F32]:
+        """O_T (d_T, d_T) and O_C (d_C, d_C)."""
+        return _turn(self.secret, "units", self.W.shape[1]), _turn(self.secret, "contexts", self.W.shape[2])
 
     @property
     def per_matrix(self) -> int:
@@ -125,7 +138,7 @@ class EpochMatrices:
 
     @functools.cached_property
     def _arranged(self) -> F32:
-        return self.messages.arranged(self.W)
+        return self.messages.arranged(self._turned(self.W))
 
     @functools.cached_property
     def _payloads(self) -> NDArray[np.int64]:
@@ -151,10 +164,20 @@ class EpochMatrices:
         """The matrix (d_T, d_C) of a member and a payload."""
         if not 0 <= use.member < self.members:
             raise ConfigError(f"the key has members 0 to {self.members - 1}, got {use.member}")
-        left, right = self.messages.signs(self.message(use))
         own: F32 = self.W[use.member % len(self.W)]
-        signed = own * left[:, None] * right[None, :]
-        return signed if self.turns is None else self.turns[0] @ signed @ self.turns[1].T
+        message = self.message(use)
+        if message == 0:
+            return own
+        left, right = self.messages.signs(message)
+        (O_T, O_C), signed = self.turns, self._turned(own) * left[:, None] * right[None, :]
+        return np.asarray(O_T @ signed @ O_C.T)
+
+    def _turned(self, matrices: F32) -> F32:
+        """Matrices (…, d_T, d_C) in the coordinates that have signs; where nothing has any, as they are."""
+        if self.messages.count == 1:
+            return matrices
+        O_T, O_C = self.turns
+        return np.asarray(O_T.T @ matrices @ O_C)
 
     def scores(self, M: F32) -> F64:
         """z of all uses, (K, messages), for a text's matrix M (d_T, d_C)."""
@@ -163,9 +186,7 @@ class EpochMatrices:
 
     def sums(self, M: F32) -> F32:
         """⟨M, W⟩ of all uses, (K, messages)."""
-        if self.turns is not None:
-            M = (self.turns[0].T @ M @ self.turns[1]).astype(np.float32)
-        return self.messages.scores(self.messages.arranged(M[None]), self._arranged)
+        return self.messages.scores(self.messages.arranged(self._turned(M)[None]), self._arranged)
 
     def use(self, index: int, place: int) -> KeyUse:
         """The use at a place of `scores`."""
@@ -200,9 +221,9 @@ class KeyMatrices:
         return cls([EpochMatrices.of(each, d_T=d_T, d_C=d_C) for each in (*key.retired, key)])
 
     @classmethod
-    def of_matrix(cls, W: F32) -> KeyMatrices:
-        """A plain key's only matrix W (d_T, d_C)."""
-        return cls([EpochMatrices(None, 1, 0, W[None])])
+    def of_matrix(cls, W: F32, *, secret: bytes = b"") -> KeyMatrices:
+        """A plain key's only matrix W (d_T, d_C); the turns of its payloads are drawn from ``secret``."""
+        return cls([EpochMatrices(None, 1, 0, W[None], secret)])
 
     def __repr__(self) -> str:
         return f"KeyMatrices({len(self.epochs)} epochs, {self.count} uses)"
@@ -237,6 +258,8 @@ class KeyMatrices:
 
     def with_payload_bits(self, bits: int) -> KeyMatrices:
         """The same key, with payloads of so many bits in all epochs."""
+        if bits and self.is_public:
+            raise ConfigError("a public detector reads no payloads: use the key or its own detector")
         for each in self.epochs:
             check_payload_bits(bits, members=each.members)
         epochs = [dataclasses.replace(each, payload_bits=bits) for each in self.epochs]
@@ -244,9 +267,12 @@ class KeyMatrices:
 
     def published(self, head: Mask) -> KeyMatrices:
         """The part of the matrices that may be published."""
-        if any(each.turns is not None for each in self.epochs):
-            raise ConfigError("a ring of more than 16 members has no half that could be published: use fewer")
-        return KeyMatrices([dataclasses.replace(each, W=each.W * head) for each in self.epochs], head=head)
+        if any(each.messages.count > 1 for each in self.epochs):
+            raise ConfigError(
+                "a key with payloads, or a ring of more than 16 members, has no half that could be published"
+            )
+        halves = [dataclasses.replace(each, W=each.W * head, secret=b"") for each in self.epochs]
+        return KeyMatrices(halves, head=head)
 
     @property
     def is_public(self) -> bool:
@@ -303,28 +329,36 @@ class KeyMatrices:
     def arrays(self) -> dict[str, NDArray[Any]]:
         """The matrices, for a stored detector."""
         head = {} if self._head is None else {"head": self._head}
-        turns = {
-            f"ring_{i}_{side}": turn
+        secrets = {
+            f"ring_{i}_secret": np.frombuffer(each.secret, dtype=np.uint8)
             for i, each in enumerate(self.epochs)
-            for side, turn in zip(_SIDES, each.turns or (), strict=False)
         }
-        return {f"ring_{i}": each.W for i, each in enumerate(self.epochs)} | turns | head
+        return {f"ring_{i}": each.W for i, each in enumerate(self.epochs)} | secrets | head
 
     @classmethod
     def stored(cls, meta: Sequence[Mapping[str, Any]], arrays: Mapping[str, NDArray[Any]]) -> KeyMatrices:
         """Restore what `meta` and `arrays` describe."""
-        epochs = []
-        for i, each in enumerate(meta):
-            W = np.array(arrays[f"ring_{i}"])
-            turns = None
-            if each["members"] > len(W):
-                O_T, O_C = (np.array(arrays[f"ring_{i}_{side}"]) for side in _SIDES)
-                turns = (O_T, O_C)
-            epochs.append(EpochMatrices(each["name"], each["members"], each["payload_bits"], W, turns))
+        epochs = [
+            EpochMatrices(
+                each["name"],
+                each["members"],
+                each["payload_bits"],
+                np.array(arrays[f"ring_{i}"]),
+                arrays[f"ring_{i}_secret"].tobytes(),
+            )
+            for i, each in enumerate(meta)
+        ]
         return cls(
             epochs,
             head=np.array(arrays["head"]) if "head" in arrays else None,
         )
+
+
+@functools.lru_cache(maxsize=16)
+def _turn(secret: bytes, side: str, d: int) -> F32:
+    """A uniformly random orthogonal matrix (d, d)."""
+    stream = KeyStream(hashlib.sha256(f"dewmark/turn of {side}/".encode() + secret).digest())
+    return haar_orthogonal(stream, d).astype(np.float32)
 
 
 def _weights(z: F64, strength: float) -> F64:

@@ -32,7 +32,7 @@ from dewmark.dew.reading import (
     open_key_independent,
     restore_key_independent,
 )
-from dewmark.dew.ring import Asked, KeyMatrices, KeyUse, random_member
+from dewmark.dew.ring import TURNS, Asked, KeyMatrices, KeyUse, random_member
 from dewmark.dew.sequential import SequentialDetector
 from dewmark.dew.settings import DewSettings
 from dewmark.encoders.contexts import ComposedContexts, WindowContexts
@@ -78,6 +78,7 @@ class DEW(DewSettings):
             source=shared.sources_of(key),
             hashed=shared.contexts_of(key),
             simulation_secret=key.subkey(SIMULATION),
+            turn_secret=key.subkey(TURNS),
             workspace=workspace,
         )
 
@@ -118,6 +119,7 @@ class DEW(DewSettings):
             if not self.context_semantics:
                 hashed = HashedContexts(arrays["context_secret"].tobytes(), shared.d_C)
             secret = arrays["simulation_secret"].tobytes()
+            turn_secret = arrays["turn_secret"].tobytes() if self.by_matrix else b""
             uses = KeyMatrices.stored(state.meta["uses"], arrays) if "uses" in state.meta else None
         except KeyError as missing:
             raise ArtifactError(f"the stored detector lacks {missing}; export it again") from None
@@ -129,6 +131,7 @@ class DEW(DewSettings):
             source=source,
             hashed=hashed,
             simulation_secret=secret,
+            turn_secret=turn_secret,
             workspace=workspace,
         )
 
@@ -137,7 +140,8 @@ class BoundDEW(BoundScheme):
     """DEW under one key: ``shared`` is common to all keys, the rest comes from this one.
 
     ``source`` (vocab,) and ``hashed`` serve the ablation modes that ignore the meaning of tokens or of
-    contexts; otherwise they are None. The keys of the Monte-Carlo test follow from ``simulation_secret``.
+    contexts; otherwise they are None. The keys of the Monte-Carlo test follow from ``simulation_secret``,
+    the coordinates of payloads from ``turn_secret``.
     ``uses`` are the members, payloads and epochs of a key that has any; ``fold`` is the use that marks, as
     ``asked`` by `writing`.
     """
@@ -155,6 +159,7 @@ class BoundDEW(BoundScheme):
         source: I64 | None = None,
         hashed: HashedContexts | None = None,
         simulation_secret: bytes,
+        turn_secret: bytes = b"",
         workspace: Workspace,
     ) -> None:
         super().__init__(shared.scheme, shared.host, fingerprint)
@@ -166,6 +171,7 @@ class BoundDEW(BoundScheme):
         self.source = source
         self.hashed = hashed
         self._simulation_secret = simulation_secret
+        self._turn_secret = turn_secret
         # without its ways to open hosts, which may lead back here
         self.workspace = Workspace(cache=workspace.cache, progress=workspace.progress)
         # the vectors of units, and of contexts before and after scaling, fit in _CHUNK_BYTES
@@ -212,7 +218,7 @@ class BoundDEW(BoundScheme):
         """The matrices of all uses of the key; a plain key has one, and its payloads."""
         if not self.scheme.by_matrix:
             raise ConfigError("members and payloads need units=word with its own projection and score")
-        return self.uses or KeyMatrices.of_matrix(self.fold.product)
+        return self.uses or KeyMatrices.of_matrix(self.fold.product, secret=self._turn_secret)
 
     @property
     def tried(self) -> int:
@@ -238,7 +244,7 @@ class BoundDEW(BoundScheme):
         changed = copy.copy(self)
         changed.uses = self.matrices.published(self._head())
         changed.fold = Fold.of_matrix(changed.uses.matrix(KeyUse()))
-        changed._simulation_secret = b""
+        changed._simulation_secret = changed._turn_secret = b""
         return changed
 
     def _head(self) -> Mask:
@@ -492,4 +498,7 @@ class BoundDEW(BoundScheme):
         return State(meta=meta, arrays=arrays)
 
     def _secret_arrays(self) -> dict[str, NDArray[Any]]:
-        return {"simulation_secret": np.frombuffer(self._simulation_secret, dtype=np.uint8)}
+        kept = {"simulation_secret": self._simulation_secret}
+        if self.scheme.by_matrix:
+            kept["turn_secret"] = self._turn_secret
+        return {name: np.frombuffer(secret, dtype=np.uint8) for name, secret in kept.items()}

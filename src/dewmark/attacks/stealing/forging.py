@@ -41,6 +41,7 @@ __all__ = [
     "attacker_seeds",
     "fixed_length",
     "forge",
+    "forge_each",
     "forged",
     "generate_texts",
 ]
@@ -168,6 +169,40 @@ def forge(
         batch_size=batch_size,
     )
     return [row.text for row in rows]
+
+
+class _ForgedEach(BoundDEW):
+    """DEW over the words of a lexicon with an estimated matrix for each text, by its seed."""
+
+    own: Mapping[int, F32]
+
+    def _members_of(self, rows: int, seeds: Sequence[int] | None, device: torch.device) -> torch.Tensor:
+        assert seeds is not None
+        return torch.from_numpy(np.stack([self.own[seed] for seed in seeds])).to(device)
+
+
+def forge_each(
+    victim: BoundDEW,
+    host: Host,
+    W: Sequence[F32],
+    prompts: Sequence[str],
+    *,
+    strength: float,
+    decoding: Decoding,
+    seed: int = 0,
+    batch_size: int = 50,
+) -> list[str]:
+    """As `forge`, with an estimate (d_T, d_C) of its own for each prompt: many attackers in one batch."""
+    if not victim.scheme.uses_lexicon:
+        raise ConfigError("texts with matrices of their own need the words of a lexicon: use forge")
+    seeds = attacker_seeds(seed, len(prompts))
+    one = forged(victim, W[0], strength=strength)
+    each = _ForgedEach(
+        one.shared, one.fingerprint, fold=one.fold, simulation_secret=bytes(32), workspace=victim.workspace
+    )
+    each.own = dict(zip(seeds, W, strict=True))
+    made = host.generate(prompts, scheme=each, seeds=seeds, decoding=decoding, batch_size=batch_size)
+    return [text.text for text in made]
 
 
 class Rewriter(Forger):

@@ -26,7 +26,9 @@ of different members 0 ± 1/√D, so spectral clustering of N texts separates R 
     N = R² D / z⁴  texts,
 
 and where z²/√D exceeds √(2 ln N), two texts of one member simply find each other. So do not count on the
-search: the safe reading is R times as many texts.
+search. A forger who is told picks the member of which he has most texts: among N texts of random members,
+some member has n of them with probability 1/2 when the expected number of such members,
+R P(Poisson(N/R) ≥ n), is ln 2 (`texts_for_group`).
 
 **Signs.** If the members are W_m = D_a W D_b for G *public* sign patterns, a text can be brought to the signs
 of any other by trying all G: the right ones stand out if z_i z_j/√D exceeds √(2 ln G), and a group that has
@@ -51,6 +53,7 @@ __all__ = [
     "cosine_after",
     "effective_directions",
     "forged_z",
+    "texts_for_group",
     "texts_needed",
 ]
 
@@ -105,6 +108,26 @@ def texts_needed(
         middle = math.sqrt(low * high)
         low, high = (low, middle) if reached(middle) else (middle, high)
     return ring * high
+
+
+def texts_for_group(group: float, *, ring: int) -> float:
+    """The number of texts of random members among which some member has ``group`` of them, half of the time.
+
+    Between whole numbers, by interpolation of logarithms.
+    """
+    low, high = (_texts_for_whole(n, ring) for n in (math.floor(group), math.ceil(group)))
+    return low * (high / low) ** (group - math.floor(group))
+
+
+def _texts_for_whole(group: int, ring: int) -> float:
+    from scipy.stats import poisson
+
+    low, high = float(group), float(group) * ring
+    while high / low > 1.0 + 1e-9:
+        middle = math.sqrt(low * high)
+        enough = ring * float(poisson.sf(group - 1, middle / ring)) >= math.log(2.0)
+        low, high = (low, middle) if enough else (middle, high)
+    return high
 
 
 def cluster_texts(variances: F64, *, ring: int, z: float) -> float:

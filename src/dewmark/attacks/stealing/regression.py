@@ -63,6 +63,7 @@ __all__ = [
     "pairs_per_text",
     "posterior_mean",
     "residual_moments",
+    "residuals_per_text",
     "spend_on_tail",
     "sum_moments",
 ]
@@ -282,22 +283,30 @@ def residual_moments(host: Host, reader: Reader, texts: Sequence[str]) -> Moment
         raise ConfigError("expectation=host needs a transformers host: use expectation=base")
     if isinstance(reader, TokenReader):
         return sum_moments(_text_residuals(host, reader, texts))
-    return sum_moments(_word_residuals(host, reader, texts))
+    return sum_moments(residuals_per_text(host, reader, texts))
 
 
-def _word_residuals(host: Host, reader: Reader, texts: Sequence[str]) -> Iterator[Moments]:
+def residuals_per_text(
+    host: Host, reader: Reader, texts: Sequence[str], prompts: Sequence[str] | None = None
+) -> Iterator[Moments]:
+    """The moments of each text of words, less what the host expected at each position.
+
+    An attacker who asked for the texts knows their ``prompts``.
+    """
     expectations = HostExpectations(host.info, lambda: host)
+    starts = prompts if prompts is not None else [""] * len(texts)
     for start in range(0, len(texts), _BATCH_SIZE):
-        some = reader.tokenize(texts[start : start + _BATCH_SIZE])
-        reading = read(reader, expectations, some, reader.tokenize([""] * len(some)))
+        part = slice(start, start + _BATCH_SIZE)
+        reading = read(reader, expectations, reader.tokenize(texts[part]), reader.tokenize(starts[part]))
         rows = reading.context_rows
         assert rows is not None
         for pairs in reading.texts:
-            if pairs.expected is None:
-                continue
-            known = pairs.expected >= 0
-            T = reading.token_rows[pairs.tokens[known]] - reading.token_rows[pairs.expected[known]]
-            yield Moments.of(T, rows[pairs.windows[known]])
+            assert pairs.expected is not None
+            assert pairs.unforeseen is not None
+            T = reading.token_rows[pairs.tokens]
+            if len(T):  # as the detector does where a model reads
+                T = T - reading.token_rows[pairs.expected] - pairs.unforeseen[:, None] * T.mean(axis=0)
+            yield Moments.of(T, rows[pairs.windows])
 
 
 def _text_residuals(host: Follower, reader: TokenReader, texts: Sequence[str]) -> Iterator[Moments]:
