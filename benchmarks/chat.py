@@ -3,10 +3,11 @@
     python benchmarks/chat.py --host smollm2-135m --device cuda --texts 200 --keys 3 --out DIR
 
 Per scheme, setting and key: texts marked and unmarked from the same prompts and seeds; what is found
-unattacked, after deletion of words, after translation into Portuguese, brought back before scoring, and after
-the round trip; read by no model, by the host (with and without the prompt) and by other models; the same of
-the unmarked texts under `NULL_KEYS` other keys; and how the wording differs. Appends rows to DIR/rows.jsonl
-and texts to DIR/texts.jsonl as it goes; what is there is not measured again.
+unattacked, after deletion of words, with synonyms from WordNet, after translation into Portuguese, brought
+back before scoring, and after the round trip; read by no model, by the host (with and without the prompt) and
+by other models; the same of the unmarked texts under `NULL_KEYS` other keys; how the wording differs; and how
+much less likely the host finds the marked text. Appends rows to DIR/rows.jsonl and texts to DIR/texts.jsonl
+as it goes; what is there is not measured again.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ import numpy as np
 from scipy.special import ndtr
 
 import dewmark
+from dewmark.attacks.rewriting.synonyms import Synonym
 from dewmark.attacks.translation.machine_translation import NeuralEngine
 from dewmark.core.projections import draw_matrix
 from dewmark.decoding import Decoding
@@ -32,10 +34,12 @@ from dewmark.hosts.expectations import open_reader
 from dewmark.lab.evaluation.wording import TextPair, listed_words, paired_wording
 from dewmark.lab.prompts import requests
 from dewmark.scheme import BoundScheme
+from dewmark.stats.metrics import mean_interval
 
 NULL_KEYS = 24
 SETTINGS = {
     "chat": Decoding(temperature=0.7, top_p=0.9),
+    "chat-full": Decoding(temperature=0.7, top_p=0.9),  # no answer ends before its number of tokens
     "chat-warm": Decoding(temperature=1.0, top_p=0.95),
     "openings": Decoding(),
 }
@@ -141,6 +145,7 @@ class Run:
         prompts = prompts_of(self.host, setting, self.options.texts)
         decoding = dewmark.Decoding(
             max_new_tokens=tokens,
+            min_new_tokens=tokens if setting.endswith("-full") else 0,
             temperature=SETTINGS[setting].temperature,
             top_p=SETTINGS[setting].top_p,
         )
@@ -158,10 +163,16 @@ class Run:
         made = {"none": texts}
         if "delete" in self.options.attacks:
             made |= {f"delete-{share}": delete_words(texts, share / 100) for share in (30, 50)}
+        quiet: Any = {"task": "", "progress": lambda *_: None}
+        if "wordnet" in self.options.attacks:
+            synonyms = Synonym(method="wordnet", r=0.3, device=self.device)
+            made["wordnet-30"] = self.texts(
+                of | {"attack": "wordnet-30"},
+                lambda: synonyms.rewrite(texts, seeds=range(len(texts)), progress=quiet["progress"]),
+            )
         if "translate" in self.options.attacks:
             there = NeuralEngine("en", "pt", self.device)
             back = NeuralEngine("pt", "en", self.device)
-            quiet: Any = {"task": "", "progress": lambda *_: None}
             made["translate"] = self.texts(
                 of | {"attack": "translate"}, lambda: there.translate(texts, **quiet)
             )
@@ -226,6 +237,15 @@ class Run:
 
                 self.measured({"host": self.options.host, "negatives": kind, "reader": name}, measure)
 
+    def likely(self, prompts: Sequence[str], marked: Sequence[str], plain: Sequence[str]) -> dict[str, Any]:
+        """Nats per token under the host at temperature 1, marked minus unmarked."""
+        kinds = [[text or "." for text in texts] for texts in (marked, plain)]
+        mine, theirs = (
+            np.array([-total / count for total, count in self.host.log_likelihood(prompts, texts)])
+            for texts in kinds
+        )
+        return {"nats": mean_interval(mine - theirs).to_dict(), "unmarked": float(theirs.mean())}
+
     def all(self) -> None:
         """All settings, schemes and keys."""
         options = self.options
@@ -248,6 +268,10 @@ class Run:
                         self.score(bound, of, prompts, texts, marked=True)
                         self.measured(
                             of | {"wording": True}, lambda t=texts, p=plain, q=prompts: worded(q, t, p)
+                        )
+                        self.measured(
+                            of | {"likelihood": True},
+                            lambda q=prompts, t=texts, p=plain: self.likely(q, t, p),
                         )
                         if number == 0:
                             self.score(bound, base | {"by": scheme}, prompts, plain, marked=False)

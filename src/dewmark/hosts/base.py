@@ -131,8 +131,9 @@ class Host(ABC):
         completions = [list(tokenized.ids) for tokenized in self.info.tokenizer.encode(texts)]
         found = []
         for ids, logits in zip(completions, self.next_logits(prompts, completions), strict=True):
-            log_p = logits.log_softmax(dim=-1)
-            found.append((sum(float(log_p[i, token]) for i, token in enumerate(ids)), len(ids)))
+            chosen = logits[list(range(len(ids))), ids]
+            total = chosen.double().sum() - logits.logsumexp(dim=-1).double().sum()
+            found.append((float(total), len(ids)))
         return found
 
     def check_prompts(  # noqa: B027 - a host without limits has nothing to check
