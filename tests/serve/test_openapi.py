@@ -33,6 +33,7 @@ OPERATIONS = [
     ("/v1/extract", "POST"),
     ("/v1/detect", "POST"),
     ("/v1/locate", "POST"),
+    ("/v1/follow", "POST"),
     ("/v1/audit", "POST"),
     ("/v1/jobs", "GET"),
     ("/v1/jobs/{job}", "GET"),

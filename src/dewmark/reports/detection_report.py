@@ -112,9 +112,14 @@ def report_claims(
         "p_value": found["p_value"],
         "level": found["fpr"],
         "sentence": said,
-        "attribution": {"owner": owner, "key_fingerprint": found["key_fingerprint"], "epoch": epoch}
+        "attribution": {
+            "owner": owner,
+            "key_fingerprint": found["key_fingerprint"],
+            "epoch": found.get("epoch") if epoch is None else epoch,
+        }
         if known
         else None,
+        "origin": _origin(found),
         "coverage": _places(found.get("coverage")),
         "looks": {
             **(found.get("looks") or Looks(keys=keys).to_dict()),
@@ -129,6 +134,21 @@ def report_claims(
         },
         "evidence": {name: found[name] for name in ("z", "effective_length", "tokens_scored")},
         "caveats": list(CAVEATS),
+    }
+
+
+def _origin(found: Mapping[str, Any]) -> dict[str, Any] | None:
+    """What a marked text says of its origin besides the key; None if it is not marked.
+
+    ``attributable`` is whether the key's holder marked it, as far as that can be tested.
+    """
+    if found["verdict"] != Verdict.MARKED.value:
+        return None
+    test = found.get("attribution")
+    return {
+        **{name: found.get(name) for name in ("member", "payload", "payload_confidence")},
+        "attributable": None if test is None else test["attributable"],
+        "p_value_of_tail": None if test is None else test["p_tail"],
     }
 
 
@@ -209,6 +229,7 @@ def render_report(signed: Signed, document: str) -> str:
         if owner is None
         else f"{owner['owner'] or 'key'} ({owner['key_fingerprint']})"
         + (f", epoch {owner['epoch']}" if owner["epoch"] is not None else ""),
+        "Marked by": _marked_by(claims.get("origin")),
         "Corrected for": str(Looks(looks["keys"], looks["attempts"], looks["passages"])) or "one look",
         "Where": _where(claims["coverage"]),
         "Technique": f"{technique['scheme']}: {technique['summary']}; {technique['test']} test",
@@ -221,7 +242,9 @@ def render_report(signed: Signed, document: str) -> str:
         "Report": claims["id"],
         "Signer": f"{signed.signer} (Ed25519)",
     }
-    body = "".join(f"<dt>{escape(term)}</dt><dd>{escape(str(value))}</dd>" for term, value in rows.items())
+    body = "".join(
+        f"<dt>{escape(term)}</dt><dd>{escape(str(value))}</dd>" for term, value in rows.items() if value
+    )
     headline = {
         Verdict.MARKED: "This text carries the mark.",
         Verdict.NOT_MARKED: "No mark was found in this text.",
@@ -237,6 +260,21 @@ def render_report(signed: Signed, document: str) -> str:
         f"<p class='jws'>{escape(document)}</p>\n</article>\n",
         style=_STYLE,
     )
+
+
+def _marked_by(origin: Mapping[str, Any] | None) -> str:
+    """Member, payload and whether the text is attributable; nothing if none of them is known."""
+    if origin is None:
+        return ""
+    parts = [f"{name} {origin[name]}" for name in ("member", "payload") if origin[name] is not None]
+    if origin["attributable"] is not None:
+        holder = (
+            "the key’s holder"
+            if origin["attributable"]
+            else "the key’s holder or somebody who learned the mark"
+        )
+        parts.insert(0, holder)
+    return ", ".join(parts)
 
 
 def _where(coverage: Mapping[str, Any] | None) -> str:

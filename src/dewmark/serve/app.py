@@ -10,7 +10,7 @@ from fastapi import FastAPI
 
 from dewmark.serve.http_errors import add_handlers
 from dewmark.serve.middleware import AccessMiddleware
-from dewmark.serve.routes import audits, detect, jobs, openai, operation, pages, reports
+from dewmark.serve.routes import audits, detect, follow, jobs, openai, operation, pages, reports
 from dewmark.serve.service import Service
 from dewmark.version import __version__
 
@@ -41,7 +41,7 @@ def create_app(service: Service) -> FastAPI:
         redirect_slashes=False,
     )
     app.state.service = service
-    for module in (pages, operation, detect, reports, audits, jobs):
+    for module in (pages, operation, detect, follow, reports, audits, jobs):
         app.include_router(module.router)
     if service.generator is not None:
         app.include_router(openai.router)

@@ -18,6 +18,7 @@ __all__ = [
     "ErrorResponse",
     "ExampleResponse",
     "ExtractResponse",
+    "FollowedLine",
     "JobList",
     "JobResponse",
     "JobState",
@@ -298,6 +299,21 @@ class LocateResponse(BaseModel):
     fpr: float
     sentence: str
     detection: Result
+
+
+class FollowedLine(BaseModel):
+    """What is known of a stream so far; the last line has ``end``."""
+
+    words: int
+    characters: int
+    p_value: float = Field(description="Valid whenever the stream stops; it pays for all keys.")
+    fpr: float
+    verdict: Literal["marked", "not marked"]
+    tenant: str | None
+    member: int | None
+    payload: int | None
+    epoch: str | None
+    end: bool
 
 
 class JobState(BaseModel):

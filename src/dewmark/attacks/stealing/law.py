@@ -116,7 +116,7 @@ def texts_for_group(group: float, *, ring: int) -> float:
     Between whole numbers, by interpolation of logarithms.
     """
     low, high = (_texts_for_whole(n, ring) for n in (math.floor(group), math.ceil(group)))
-    return low * (high / low) ** (group - math.floor(group))
+    return low * math.pow(high / low, group - math.floor(group))
 
 
 def _texts_for_whole(group: int, ring: int) -> float:
