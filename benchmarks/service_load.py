@@ -1,11 +1,17 @@
 """The service under load: many concurrent clients send texts of about 200 tokens (docs/service.md).
 
     python benchmarks/service_load.py --detector DIR --clients 200 --seconds 60 --workers 2
+    python benchmarks/service_load.py --detector DIR --clients 200 --seconds 60 --workers 2 --kill 10
 
 Starts ``dewmark serve`` on loopback with the detector and prints as JSON: throughput, latency (p50, p99),
-counts of HTTP statuses, the memory of its processes before, during and after the load, and the machine's load
-average. The clients run in this process and share the machine's cores with the service, which alone would be
-faster. Without --texts, texts are random orders of the package's ordinary English sentences.
+counts of HTTP statuses, the memory of its processes before, during and after the load, and the machine's
+load average. The clients run in this process and share the machine's cores with the service, which alone
+would be faster. Without --texts, texts are random orders of the package's ordinary English sentences.
+
+With --kill a worker is killed (SIGKILL) every so many seconds, while batches of 100 texts are submitted
+beside the load. ``batches`` then says what became of them: a batch that was accepted (202) must end with one
+result for each of its texts, in order, and with the p-values that ``/v1/detect`` gives; ``lost`` counts
+texts without one.
 """
 
 from __future__ import annotations
@@ -15,11 +21,17 @@ import asyncio
 import json
 import os
 import random
+import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
+import urllib.error
+import urllib.request
 from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from importlib.resources import files
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -28,6 +40,7 @@ from script_inputs import script_parser
 
 MAIN = "import sys; from dewmark.cli.app import main; sys.exit(main())"
 WORDS = 150  # about 200 tokens of a sub-word vocabulary
+BATCH = 100
 
 
 class Client:
@@ -104,8 +117,101 @@ def memory(pid: int) -> dict[str, float]:
     return {name: round(value / 1024, 1) for name, value in total.items()}
 
 
+def workers_of(pid: int) -> list[int]:
+    """The worker processes of a service."""
+    return [int(each) for each in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def ask(url: str, body: object = None) -> dict[str, object]:
+    """The JSON answer of a service, asked again while it is busy or its worker dies."""
+    data = None if body is None else json.dumps(body).encode()
+    for _ in range(120):
+        try:
+            request = urllib.request.Request(url, data, {"content-type": "application/json"})
+            with urllib.request.urlopen(request, timeout=60) as response:
+                return dict(json.load(response))
+        except urllib.error.HTTPError as error:
+            if error.code not in (429, 503):
+                raise
+        except OSError:
+            pass  # the connection broke: a worker was killed
+        time.sleep(0.5)
+    raise TimeoutError(f"{url} did not answer for two minutes")
+
+
+class Batches:
+    """Submits batches of detections and kills workers, until it is told to end."""
+
+    def __init__(self, url: str, pid: int, texts: Sequence[str], *, every: float) -> None:
+        self._url, self._pid, self._texts, self._every = url, pid, texts, every
+        self._stop = threading.Event()
+        self.killed, self.accepted = 0, list[str]()
+        self._threads = [threading.Thread(target=each) for each in (self._submit, self._kill)]
+        for thread in self._threads:
+            thread.start()
+
+    def _submit(self) -> None:
+        body = {"texts": [{"text": text, "id": str(i)} for i, text in enumerate(self._texts)]}
+        while not self._stop.is_set():
+            job = ask(f"{self._url}/v1/batches", body)["job"]
+            assert isinstance(job, dict)
+            self.accepted.append(job["id"])
+            self._stop.wait(self._every)
+
+    def _kill(self) -> None:
+        while not self._stop.wait(self._every):
+            os.kill(random.choice(workers_of(self._pid)), signal.SIGKILL)
+            self.killed += 1
+
+    def end(self) -> dict[str, object]:
+        """Wait for every accepted batch, and count its texts without the right result."""
+        self._stop.set()
+        for thread in self._threads:
+            thread.join()
+        wanted = [ask(f"{self._url}/v1/detect", {"text": text})["results"][0] for text in self._texts]  # type: ignore[index]
+        lost = wrong = 0
+        for id_ in self.accepted:
+            where = f"{self._url}/v1/jobs/{id_}"
+            while ask(where)["state"] not in ("done", "failed"):
+                time.sleep(0.5)
+            rows = ask(f"{where}/results?limit=500")["results"]
+            assert isinstance(rows, list)
+            found = {row["id"]: row for row in rows}
+            lost += len(self._texts) - len(found)
+            wrong += [row["id"] for row in rows] != sorted(found, key=int)
+            wrong += sum(
+                abs(row["p_value"] - wanted[int(name)]["p_value"]) > 1e-9 for name, row in found.items()
+            )
+        texts = len(self.accepted) * len(self._texts)
+        counted = {"killed": self.killed, "accepted": len(self.accepted), "texts": texts}
+        return {**counted, "lost": lost, "wrong": wrong}
+
+
 def quantile(values: list[float], share: float) -> float | None:
     return sorted(values)[min(len(values) - 1, int(share * len(values)))] if values else None
+
+
+@contextmanager
+def serving(*arguments: str) -> Iterator[tuple[str, int]]:
+    """Run ``dewmark serve`` on loopback with a store of its own: its address and process id."""
+    with tempfile.TemporaryDirectory() as folder:
+        store = ["--port", "0", "--store", f"sqlite:///{folder}/service.db", "--json", "--quiet"]
+        with Path(folder, "log").open("wb") as log:
+            service = subprocess.Popen(
+                [sys.executable, "-c", MAIN, "serve", *arguments, *store],
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+            )
+        try:
+            assert service.stdout is not None
+            line = service.stdout.readline()
+            if not line:
+                sys.exit(Path(folder, "log").read_text())
+            yield json.loads(line)["url"], service.pid
+        finally:
+            service.terminate()
+            service.wait(60)
 
 
 def measure(url: str, pid: int, options: argparse.Namespace) -> dict[str, object]:
@@ -118,9 +224,11 @@ def measure(url: str, pid: int, options: argparse.Namespace) -> dict[str, object
     asyncio.run(load(url, bodies, clients=4, seconds=5.0))  # warm-up
     before, started = memory(pid), time.monotonic()
     half = options.seconds / 2
+    beside = Batches(url, pid, texts[:BATCH], every=options.kill) if options.kill else None
     found = asyncio.run(load(url, bodies, clients=options.clients, seconds=half))
     middle = memory(pid)
     found += asyncio.run(load(url, bodies, clients=options.clients, seconds=half))
+    batches = beside.end() if beside else None
     spent = time.monotonic() - started  # longer than asked: pending requests were awaited
     answered = [seconds for status, seconds in found if status == 200]
     refused = [seconds for status, seconds in found if status in (429, 503)]
@@ -133,6 +241,7 @@ def measure(url: str, pid: int, options: argparse.Namespace) -> dict[str, object
         "p50_s": quantile(answered, 0.5),
         "p99_s": quantile(answered, 0.99),
         "refusal_p99_s": quantile(refused, 0.99),
+        "batches": batches,
         "memory_mib": {"before": before, "middle": middle, "after": memory(pid)},
         "load_average": os.getloadavg(),
         "cores": os.cpu_count(),
@@ -146,24 +255,11 @@ def main() -> None:
     parser.add_argument("--clients", type=int, default=200)
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--kill", type=float, metavar="SECONDS", help="kill a worker every so often")
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        command = ["serve", "--detector", options.detector, "--workers", str(options.workers), "--port", "0"]
-        store = ["--store", f"sqlite:///{folder}/service.db", "--json", "--quiet"]
-        with Path(folder, "log").open("wb") as log:
-            service = subprocess.Popen(
-                [sys.executable, "-c", MAIN, *command, *store], stdout=subprocess.PIPE, stderr=log, text=True
-            )
-        try:
-            assert service.stdout is not None
-            line = service.stdout.readline()
-            if not line:
-                sys.exit(Path(folder, "log").read_text())
-            time.sleep(5.0)  # for the other workers to start
-            print(json.dumps(measure(json.loads(line)["url"], service.pid, options), indent=1))
-        finally:
-            service.terminate()
-            service.wait(60)
+    with serving("--detector", options.detector, "--workers", str(options.workers)) as (url, pid):
+        time.sleep(5.0)  # for the other workers to start
+        print(json.dumps(measure(url, pid, options), indent=1))
 
 
 if __name__ == "__main__":

@@ -100,7 +100,7 @@ def test_the_page_shows_the_claims_and_escapes_the_name(
     assert run("report", "sign", evil, *arguments).code == 0
     first = page.read_text(encoding="utf-8")
     assert "<script" not in first
-    assert "No mark was found in this text." in first
+    assert "No mark of the was found in this text." in first  # of the key in the.key
     assert out.read_text().strip() in first
     again = run("report", "verify", out, "--signer", signer.with_suffix(".jwk"), "--html", page)
     assert again.code == 0
@@ -136,3 +136,20 @@ def test_mistakes_are_reported_before_anything_is_scored(
     assert "cannot write" in run("report", "sign", text, *nowhere).error
     assert "exists already" in run("report", "key", "--out", signer).error
     assert "cannot read" in run("report", "verify", tmp_path / "x", "--signer", tmp_path / "desk.jwk").error
+
+
+def test_a_page_is_verified_with_what_it_shows(run: Run, report: Path, signer: Path, tmp_path: Path) -> None:
+    public, page = signer.with_suffix(".jwk"), tmp_path / "report.html"
+    assert run("report", "verify", report, "--signer", public, "--html", page).code == 0
+    shown = page.read_text(encoding="utf-8")
+    assert "carries the mark of the" in shown
+    assert run("report", "verify", page, "--signer", public).out.startswith("valid: ")
+    # the signature in it stays authentic; the page around it does not
+    page.write_text(shown.replace("This text carries the mark", "No mark was found in this text"))
+    found = run("report", "verify", page, "--signer", public)
+    assert (found.code, found.out) == (
+        1,
+        "NOT VALID: the page was changed: it does not show the report that was signed\n",
+    )
+    page.write_text("<!doctype html><p>This text carries the mark of the.</p>")
+    assert run("report", "verify", page, "--signer", public).code == 1

@@ -17,8 +17,9 @@ from tests.serve.test_jobs import ended
 
 from dewmark.core.signing import SigningKey
 from dewmark.errors import ConfigError
+from dewmark.serve import job_runner
 from dewmark.serve import jobs as jobs_module
-from dewmark.serve.store import items
+from dewmark.serve.store import Store, items
 from dewmark.serve.store import texts as stored_texts
 from dewmark.serve.webhooks import check_url
 
@@ -264,3 +265,52 @@ def test_ended_jobs_expire_with_their_results(client, monkeypatch):
     assert client.get(where).status_code == 404
     with client.service.store.read() as connection:
         assert connection.execute(sa.select(items)).all() == []
+
+
+class TestBackTranslation:
+    """A translator that knows some texts stands for the neural one."""
+
+    @pytest.fixture
+    def translating(self, open_service, monkeypatch):
+        known = {PLAIN[0]: MARKED[0], MARKED[1]: PLAIN[1], PLAIN[2]: PLAIN[3]}
+        monkeypatch.setattr(job_runner, "translate_back", lambda texts: [known.get(each) for each in texts])
+        return open_service(translate_back=True)
+
+    def results(self, client, texts, **more):
+        body = {"texts": [{"text": text} for text in texts], **more}
+        where = client.post("/v1/batches", json=body).headers["location"]
+        assert ended(client, where)["state"] == "done"
+        return [row for page in pages(client, where) for row in page]
+
+    def test_the_better_version_counts_and_pays_for_both(self, translating):
+        texts = [PLAIN[0], MARKED[1], PLAIN[2], PLAIN[4]]
+        rows = self.results(translating, texts, translate_back=True)
+        assert [row["translated_back"] for row in rows[:2]] == [True, False]
+        assert [row["verdict"] for row in rows] == ["marked", "marked", "not marked", "not marked"]
+        assert [row["looks"]["attempts"] for row in rows] == [2, 2, 2, 1]
+        alone = translating.post("/v1/detect", json={"texts": [MARKED[0], MARKED[1]]}).json()["results"]
+        for row, one in zip(rows, alone, strict=False):
+            assert row["p_value"] == pytest.approx(2 * one["p_value"])
+        assert rows[0]["coverage"] is None  # places in a translation are not places in the text
+        assert rows[0]["characters"] == len(PLAIN[0])
+
+    def test_it_is_an_option_of_the_job_and_of_the_service(self, translating, client):
+        (row,) = self.results(translating, [PLAIN[0]])
+        assert (row["verdict"], row["translated_back"], row["looks"]["attempts"]) == ("not marked", False, 1)
+        refused = client.post("/v1/batches", json={**BODY, "translate_back": True})
+        assert refused.status_code == 422
+        assert "--translate-back" in refused.json()["error"]["message"]
+
+
+def test_a_slow_chunk_keeps_its_job(tmp_path):
+    """A reader or a translator may take longer for a chunk than a lease lasts."""
+    store = Store(f"sqlite:///{tmp_path}/jobs.db")
+    slow, other = (jobs_module.Jobs(store, lease=0.3) for _ in range(2))
+    slow.submit("me", tenant="acme", test=None, texts=[jobs_module.JobText("a")], owner_limit=1, limit=1)
+    job = slow.claim(["acme"])
+    with slow.keeping(job):
+        time.sleep(0.7)
+        assert other.claim(["acme"]) is None
+    assert slow.record(job, [jobs_module.Scored(0, 1, 0.5)])
+    time.sleep(0.4)  # nobody renews it any more, as if the worker had died
+    assert other.claim(["acme"]).id == job.id

@@ -324,3 +324,17 @@ def test_invalid_requests_are_rejected(client, body, status):
     error = response.json()["error"]
     assert error["request_id"] == response.headers["x-request-id"]
     assert len(error["message"]) < 300
+
+
+def test_a_reader_s_requests_and_others_are_not_one_batch(client, monkeypatch):
+    """A batch is handled by the first request's settings, so requests of one batch must agree on them."""
+    groups = []
+
+    async def run(handler, items, *, group=None):
+        groups.append(group)
+        return handler(list(items))
+
+    monkeypatch.setattr(client.service.pool, "run", run)
+    for read in (True, False, True):
+        results(client.post("/v1/detect", json={"text": plain_text(), "read": read}))
+    assert groups[0] == groups[2] != groups[1]

@@ -129,7 +129,10 @@ def sign(
 
 @app.command("verify")
 def verify_(
-    document: Annotated[Path, typer.Argument(metavar="FILE.jws", help="A signed report or dossier.")],
+    document: Annotated[
+        Path,
+        typer.Argument(metavar="FILE.jws | PAGE.html", help="A signed report, its page, or a dossier."),
+    ],
     signer: Annotated[
         list[Path],
         typer.Option(metavar="FILE.jwk", help="Public key that you trust (JWK or JWK set); repeatable."),
@@ -148,7 +151,7 @@ def verify_(
     Files that the document names (a dossier's pages) are checked too, if they lie beside it.
     """
     from dewmark.core.signing import load_signers, verify
-    from dewmark.reports.detection_report import REPORT, render_report
+    from dewmark.reports.detection_report import REPORT, render_report, signed_document
 
     trusted = [each for path in signer for each in load_signers(path)]
     try:
@@ -156,7 +159,10 @@ def verify_(
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"cannot read {document}: {getattr(error, 'strerror', None) or 'no text'}") from None
     try:
-        signed = verify(content, trusted)
+        page = document.suffix.lower() in (".html", ".htm")
+        signed = verify((signed_document(content) or "") if page else content, trusted)
+        if page:
+            _check_page(signed, content)
         checked = _check_files(signed, document.parent)
         if text is not None:
             _check_text(signed, text)
@@ -169,7 +175,7 @@ def verify_(
     if html is not None:
         if signed.kind != REPORT:
             raise ConfigError(f"--html shows a {REPORT}, and {document} is a {signed.kind}")
-        save_text(html, render_report(signed, content.strip()))
+        save_text(html, content if page else render_report(signed, content.strip()))
     if json_:
         row = {"document": str(document), "valid": True, "kind": signed.kind, "signer": signed.signer}
         emit({**row, "files": checked, "text_checked": text is not None, "claims": signed.payload})
@@ -227,6 +233,20 @@ def _check_writable(*paths: Path | None) -> None:
     for path in paths:
         if path is not None and (path.is_dir() or not path.absolute().parent.is_dir()):
             raise StorageError(f"cannot write {path}: no such folder, or a folder has that name")
+
+
+def _check_page(signed: Signed, page: str) -> None:
+    """Raise `SignatureError` if a report's page says anything else than the signed report in it."""
+    from dewmark.reports.detection_report import REPORT, render_report, signed_document
+    from dewmark.version import __version__
+
+    if signed.kind != REPORT or signed.payload["software"] != f"dewmark {__version__}":
+        raise SignatureError(
+            "the signature is authentic, but this version cannot compare the page with it: save the signed "
+            "lines at the end of the page as FILE.jws and verify that file"
+        )
+    if render_report(signed, signed_document(page) or "") != page:
+        raise SignatureError("the page was changed: it does not show the report that was signed")
 
 
 def _check_files(signed: Signed, folder: Path) -> list[str]:

@@ -40,20 +40,20 @@ __all__ = [
 ]
 
 CAVEATS = (
-    "“Marked” means that few keys would score this text so high by chance: a share p of all keys. It counts",
-    "keys, not texts: how often one key errs on texts like yours, only an audit of that key tells.",
+    "“Marked” means that few keys would score this text so high by chance: a share p of all keys.",
+    "p counts keys, not texts: how often one key errs on texts like yours, only an audit of that key tells.",
     "It is evidence, not proof: among many unmarked texts, some pass any threshold.",
     "It does not say who wrote the text, or why.",
-    "“Not marked” means that no mark of this key was found. It does not mean that a person wrote the text:",
-    "another model, another key or heavy rewriting leaves no mark that this detector can see.",
+    "“Not marked” means that no mark of this key was found. It does not mean that a person wrote the text.",
+    "Another model, another key or heavy rewriting leaves no mark that this detector can see.",
     "“Too short” means that the text has too few independent tokens for any verdict.",
     "“Unsupported language” means that false alarms of this key are not known in the text’s language.",
 )
 
 PASSAGE_CAVEATS = (
-    "A passage’s p-value accounts for all passages tried: it is the share of keys for which anything in an",
-    "unmarked text would look as striking. A passage shows where the evidence lies: it may begin or end a",
-    "sentence or two off, and short marked stretches may be missed.",
+    "A passage’s p-value is the share of keys for which anything in an unmarked text would look as striking.",
+    "A passage shows where the evidence lies: it may begin or end a sentence or two off.",
+    "Short marked stretches may be missed.",
 )
 
 LEVELS = 4

@@ -10,6 +10,7 @@ Boundary: results in, claims and pages out; nothing here detects or signs.
 from __future__ import annotations
 
 import hashlib
+import re
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from dewmark.core.signing import Signed
-from dewmark.reports.detection_display import CAVEATS, p_value, share_in_words
+from dewmark.reports.detection_display import CAVEATS, one_in, p_value, share_in_words
 from dewmark.reports.html_page import escape, html_page
 from dewmark.scheme import BoundScheme
 from dewmark.stats.multiple_testing import Looks
@@ -30,6 +31,7 @@ __all__ = [
     "Technique",
     "render_report",
     "report_claims",
+    "signed_document",
     "soft_binding",
     "text_digest",
     "timestamp",
@@ -41,9 +43,12 @@ _FORMAT = 1
 _STYLE = """
 dl { display: grid; grid-template-columns: max-content 1fr; gap: .3rem 1.2rem; } dt { color: var(--soft); }
 dd { margin: 0; overflow-wrap: anywhere; }
-.verdict { font-size: 1.6rem; font-weight: 700; margin: 0; }
+header { display: flex; justify-content: space-between; align-items: baseline; flex-wrap: wrap; gap: 0 1rem; }
+.verdict { font-size: 1.6rem; line-height: 1.25; font-weight: 700; margin: .25rem 0 0; text-wrap: balance; }
+.sure { margin: .4rem 0 1.2rem; } ul { margin: 0; padding-left: 1.2rem; }
 .jws { font: .62rem/1.35 ui-monospace, monospace; overflow-wrap: anywhere; color: var(--soft); }
-@media print { body { background: #fff; color: #000; font-size: 10.5pt; } main { padding: 0; }
+@media print { :root { color-scheme: light; --soft: #444; --card: #fff; --line: #999; }
+  body { background: #fff; color: #000; font-size: 10pt; } main { padding: 0; }
   article { break-inside: avoid; border-color: #999; } }
 """
 
@@ -217,46 +222,48 @@ def render_report(signed: Signed, document: str) -> str:
     """A page to print: the claims of a verified report in words, and the signed ``document`` itself."""
     claims = signed.payload
     text, looks, technique, found = (claims[name] for name in ("text", "looks", "technique", "evidence"))
-    owner = claims["attribution"]
     verdict = Verdict(claims["verdict"])
     p = claims["p_value"]
     rows = {
+        "Text": f"{text['name'] or 'unnamed'}, {text['characters']:,} characters"
+        + (
+            ""
+            if text["scored_characters"] == text["characters"]
+            else f", {text['scored_characters']:,} scored"
+        ),
+        "SHA-256": text["sha256"],
         "Verdict": f"{verdict.value}, at a false-positive rate of {claims['level']:g}",
-        "How sure": "unknown"
+        "p-value": "none"
         if p is None or not verdict.conclusive
         else f"{p_value(p)}: {share_in_words(p, test=technique['test'])}",
-        "Key": "none of the keys tried"
-        if owner is None
-        else f"{owner['owner'] or 'key'} ({owner['key_fingerprint']})"
-        + (f", epoch {owner['epoch']}" if owner["epoch"] is not None else ""),
-        "Marked by": _marked_by(claims.get("origin")),
         "Corrected for": str(Looks(looks["keys"], looks["attempts"], looks["passages"])) or "one look",
-        "Where": _where(claims["coverage"]),
+        "Where": _where(claims["coverage"]) if verdict is Verdict.MARKED else None,
+        "Key": _key(claims["attribution"]),
+        "Marked by": _marked_by(claims.get("origin")),
         "Technique": f"{technique['scheme']}: {technique['summary']}; {technique['test']} test",
-        "Evidence": f"z = {_number(found['z'])}, effective length {_number(found['effective_length'])} of "
-        f"{found['tokens_scored']:,} tokens",
-        "Text": f"{text['name'] or 'unnamed'}, {text['characters']:,} characters, "
-        f"{text['scored_characters']:,} scored",
-        "SHA-256 of the text": text["sha256"],
-        "Issued": f"{claims['issued']} by {claims['issuer'] or 'an unnamed issuer'}, {claims['software']}",
+        "Evidence": f"z = {_number(found['z'], 2)}, effective length {_number(found['effective_length'], 0)} "
+        f"of {found['tokens_scored']:,} tokens",
+        "Software": claims["software"],
         "Report": claims["id"],
         "Signer": f"{signed.signer} (Ed25519)",
     }
     body = "".join(
         f"<dt>{escape(term)}</dt><dd>{escape(str(value))}</dd>" for term, value in rows.items() if value
     )
-    headline = {
-        Verdict.MARKED: "This text carries the mark.",
-        Verdict.NOT_MARKED: "No mark was found in this text.",
-    }.get(verdict, f"This text allows no verdict: {verdict.value}.")
-    caveats = " ".join(claims["caveats"])
+    caveats = "".join(f"<li>{escape(each)}</li>" for each in claims["caveats"])
+    issued = (
+        f"{claims['issuer'] or 'Issuer not named'}, {claims['issued'][:10]} {claims['issued'][11:16]} UTC"
+    )
     return html_page(
         f"Detection report {claims['id']}",
-        f"<h1>Detection report</h1>\n<article>\n<p class='verdict'>{escape(headline)}</p>\n<dl>{body}</dl>\n"
-        f"</article>\n<article>\n<h2>What a verdict does not mean</h2>\n<p>{escape(caveats)}</p>\n"
-        "</article>\n<article>\n<h2>Check this report</h2>\n<p>Save the lines below as report.jws, get the "
-        "signer’s public key from the signer, not from this page, and run: <code>dewmark report verify "
-        "report.jws --signer signer.jwk --text FILE</code></p>\n"
+        f"<header><h1>Detection report</h1><p class='soft'>{escape(issued)}</p></header>\n"
+        f"<article>\n<p class='verdict'>{escape(_headline(claims))}</p>\n"
+        f"<p class='sure'>{escape(_certainty(claims))}</p>\n<dl>{body}</dl>\n</article>\n"
+        f"<article>\n<h2>What a verdict means, and what it does not</h2>\n<ul>{caveats}</ul>\n</article>\n"
+        "<article>\n<h2>Check this report</h2>\n<p>Anyone can make a page that looks like this one; only the "
+        "signature counts. Get the signer’s public key from the signer, not from this page, and run "
+        "<code>dewmark report verify THIS_PAGE.html --signer signer.jwk --text TEXTFILE</code>. Any JOSE "
+        "library that knows EdDSA can verify the lines below.</p>\n"
         f"<p class='jws'>{escape(document)}</p>\n</article>\n",
         style=_STYLE,
     )
@@ -277,13 +284,53 @@ def _marked_by(origin: Mapping[str, Any] | None) -> str:
     return ", ".join(parts)
 
 
+def signed_document(page: str) -> str | None:
+    """The signed document that a page of `render_report` carries; None if there is not exactly one."""
+    found = re.findall(r"<p class='jws'>([A-Za-z0-9_.-]+)</p>", page)
+    return found[0] if len(found) == 1 else None
+
+
+def _headline(claims: Mapping[str, Any]) -> str:
+    verdict, owner = Verdict(claims["verdict"]), claims["attribution"]
+    whose = f"the mark of {owner['owner']}" if owner and owner["owner"] else "the mark of this key"
+    if verdict is Verdict.MARKED:
+        coverage = claims["coverage"] or {"extent": None}
+        if coverage["extent"] == "part":
+            return f"About {100 * coverage['share']:.0f}% of this text carries {whose}."
+        throughout = " throughout" if coverage["extent"] == "whole" else ""
+        return f"This text carries {whose}{throughout}."
+    if verdict is Verdict.NOT_MARKED:
+        none = f"No mark of {owner['owner']}" if owner and owner["owner"] else "No mark"
+        return f"{none} was found in this text."
+    return f"This text allows no verdict: {verdict.value}."
+
+
+def _certainty(claims: Mapping[str, Any]) -> str:
+    """The second sentence of the page."""
+    verdict, p = Verdict(claims["verdict"]), claims["p_value"]
+    if not verdict.conclusive or p is None:
+        return "Nothing follows from this, in either direction."
+    if claims["technique"]["test"] == "empirical":
+        return f"Of unmarked texts, {one_in(p)} score this high."
+    if verdict is Verdict.MARKED:
+        return f"If it carried no mark, {one_in(p)} keys would still find this much in it by chance."
+    return f"Chance explains what was found: {one_in(p)} keys would find as much or more."
+
+
+def _key(owner: Mapping[str, Any] | None) -> str:
+    if owner is None:
+        return "none of the keys tried"
+    epoch = f", epoch {owner['epoch']}" if owner["epoch"] is not None else ""
+    return f"{owner['owner'] or 'key'} ({owner['key_fingerprint']}){epoch}"
+
+
 def _where(coverage: Mapping[str, Any] | None) -> str:
     if coverage is None:
-        return "the text as a whole"
+        return "in the text as a whole"
     places = ", ".join(f"{each['start']} to {each['end']}" for each in coverage["passages"])
-    extent = {"whole": "throughout the text", "part": "part of the text"}.get(coverage["extent"], "not clear")
-    return f"{extent}; passages: characters {places}"
+    extent = {"whole": "throughout the text", "part": "in part of the text"}.get(coverage["extent"])
+    return f"{extent or 'the text does not tell how much of it'}; clearest in characters {places}"
 
 
-def _number(value: float | None) -> str:
-    return "unknown" if value is None else f"{value:.2f}"
+def _number(value: float | None, digits: int) -> str:
+    return "unknown" if value is None else f"{value:.{digits}f}"

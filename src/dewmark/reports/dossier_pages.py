@@ -6,8 +6,8 @@ give equal bytes. Boundary: a dossier's JSON values in, pages out; `dewmark.lab.
 
 from __future__ import annotations
 
+import functools
 import io
-import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -16,6 +16,7 @@ from dewmark.reports.plots import styled
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+    from matplotlib.ft2font import FT2Font
 
 __all__ = ["DOSSIER", "dossier_markdown", "dossier_pdf"]
 
@@ -79,8 +80,6 @@ def _blocks(dossier: Mapping[str, Any]) -> Iterator[_Block]:
 
 def _opening(dossier: Mapping[str, Any]) -> Iterator[_Block]:
     deployment = dossier["deployment"]
-    by_length = dossier["findings"]["power_by_length"]
-    whole = next(row for row in by_length if row["tokens"] is None)
     yield _Block("h1", "Marking dossier")
     yield _Block(
         "p",
@@ -90,12 +89,47 @@ def _opening(dossier: Mapping[str, Any]) -> Iterator[_Block]:
         "effective, interoperable, robust and reliable as far as technically feasible. It reports "
         "measurements of one deployment. It is neither legal advice nor a certificate.",
     )
-    share = whole["at"][0]
-    yield _Block(
-        "p",
-        f"In short: of {share['texts']} {whole['texts']} by {deployment['host']} (median "
-        f"{whole['median_tokens']} tokens), {share['found']} are found at a false-positive rate of "
-        f"{share['level']:g}. {dossier['findings']['false_positives']['sentence']}",
+    yield _Block("h2", "In short")
+    for each in _summary(dossier["findings"], deployment["host"]):
+        yield _Block("item", each)
+
+
+def _summary(found: Mapping[str, Any], host: str) -> Iterator[str]:
+    """The findings in a sentence each."""
+    for row in found["power_by_length"]:
+        if row["tokens"] is None and row["at"]:
+            tokens = f"median {row['median_tokens']} tokens"
+            yield f"Effective: of {host}'s {row['texts']} ({tokens}), {_found(row)}."
+    unmarked = [row["at"][0] for row in found["false_positives"]["domains"] if row["at"]]
+    if unmarked:
+        alarms, texts = (sum(each[name] for each in unmarked) for name in ("found", "texts"))
+        level, said = unmarked[0]["level"], found["false_positives"]["sentence"]
+        yield (
+            f"Reliable: of {texts} unmarked texts of {len(unmarked)} kinds, {alarms} are called marked at "
+            f"{level:g}, where {level * texts:.1f} are expected by chance. {said}"
+        )
+    attacked = [row for row in found["robustness"] if row["attack"] != "none" and row["at"]]
+    if attacked:
+        ranked = sorted(attacked, key=lambda row: row["at"][0]["found"])
+        yield (
+            f"Robust: after {ranked[-1]['attack']}, {_found(ranked[-1])}; after {ranked[0]['attack']}, "
+            f"{_found(ranked[0])}."
+        )
+    if found["quality"]:
+        row = found["quality"][0]
+        yield (
+            f"Quality: {row['measure']} {row['marked']:.3f} against {row['unmarked']:.3f} without the mark "
+            f"(difference {row['difference']:+.3f} ± {1.96 * row['standard_error']:.3f}, 95%)."
+        )
+    little = [row["format"] for row in found["formats"]]
+    if little:
+        yield f"Not covered: {', '.join(little)} and whatever else leaves the host little choice of words."
+
+
+def _found(row: Mapping[str, Any]) -> str:
+    """A row's shares in words."""
+    return " and ".join(
+        f"{each['found']} of {each['texts']} are found at {each['level']:g}" for each in row["at"]
     )
 
 
@@ -254,84 +288,134 @@ def _markdown_row(cells: Cells) -> str:
 
 # The PDF: text on A4, measured in points from the upper left corner.
 
-_WIDTH, _HEIGHT, _MARGIN = 595.0, 842.0, 50.0
-_SIZES = {"h1": 18.0, "h2": 12.5, "p": 9.0, "item": 9.0, "table": 7.0}
-_BEFORE = {"h1": 0.0, "h2": 16.0, "p": 6.0, "item": 2.0, "table": 6.0}
+_WIDTH, _HEIGHT, _MARGIN = 595.0, 842.0, 52.0
+_SIZES = {"h1": 20.0, "h2": 12.5, "p": 9.0, "item": 9.0, "table": 8.0}
+_BEFORE = {"h1": 0.0, "h2": 18.0, "p": 6.0, "item": 3.0, "table": 8.0}
 _LEADING = 1.42
-_MONO_WIDTH = 0.602  # of a character of DejaVu Sans Mono, in its size
-_TEXT_COLUMNS = 98  # characters of a line of text
-_CELL_COLUMNS = 96
+_GAP = 12.0  # between the columns of a table
+_SOFT, _RULE = "#5b616e", "#c9cdd4"
 
 
 @dataclass(frozen=True, slots=True)
 class _Line:
-    text: str
+    """One line of the page: pieces of text at their places, and whether a rule follows it."""
+
+    pieces: tuple[tuple[float, str], ...]
     size: float
     before: float = 0.0
     bold: bool = False
-    mono: bool = False
+    ruled: bool = False
+    together: int = 1
+    """How many lines, with this one, stay on one page."""
 
 
 def _lines(block: _Block) -> list[_Line]:
-    size, before = _SIZES[block.kind], _BEFORE[block.kind]
     if block.kind == "table":
-        return [
-            _Line(text, size, before if i == 0 else 0.0, bold=i == 0, mono=True)
-            for i, text in enumerate(_grid(block.rows))
-        ]
-    columns = round(_TEXT_COLUMNS * _SIZES["p"] / size)
-    first, rest = ("• ", "  ") if block.kind == "item" else ("", "")
-    wrapped = textwrap.wrap(block.text, columns, initial_indent=first, subsequent_indent=rest)
-    return [
-        _Line(text, size, before if i == 0 else 0.0, bold=block.kind in ("h1", "h2"))
-        for i, text in enumerate(wrapped)
-    ]
-
-
-def _grid(rows: Sequence[Cells]) -> list[str]:
-    """A table as lines of equal-width characters; long cells are wrapped."""
-    limit = int((_WIDTH - 2 * _MARGIN) / (_SIZES["table"] * _MONO_WIDTH))
-    wide = min(_CELL_COLUMNS, limit - 2)
-    widths = [max(min(wide, max(len(row[i]) for row in rows)), 4) for i in range(len(rows[0]))]
-    while sum(widths) + 2 * (len(widths) - 1) > limit:
-        widths[widths.index(max(widths))] -= 1
+        return _table(block.rows)
+    size, before, bold = _SIZES[block.kind], _BEFORE[block.kind], block.kind in ("h1", "h2")
+    indent = 10.0 if block.kind == "item" else 0.0
+    wrapped = _wrap(block.text, size, _WIDTH - 2 * _MARGIN - indent, bold=bold)
     lines = []
-    for row in rows:
-        cells = [textwrap.wrap(cell, width) or [""] for cell, width in zip(row, widths, strict=True)]
-        for i in range(max(map(len, cells))):
-            parts = [
-                (cell[i] if i < len(cell) else "").ljust(width)
-                for cell, width in zip(cells, widths, strict=True)
-            ]
-            lines.append("  ".join(parts).rstrip())
+    for i, text in enumerate(wrapped):
+        bullet = ((0.0, "•"),) if indent and i == 0 else ()
+        together = 5 if bold or text.endswith(":") else 1  # a heading stays with what follows it
+        lines.append(
+            _Line((*bullet, (indent, text)), size, before if i == 0 else 0.0, bold=bold, together=together)
+        )
     return lines
+
+
+def _table(rows: Sequence[Cells]) -> list[_Line]:
+    """A table whose first row is its head; the widest columns are wrapped until it fits the page."""
+    size, room = _SIZES["table"], _WIDTH - 2 * _MARGIN - _GAP * (len(rows[0]) - 1)
+    widths = [
+        max(_text_width(row[i], size, bold=number == 0) for number, row in enumerate(rows)) + 1.0
+        for i in range(len(rows[0]))
+    ]
+    while sum(widths) > room:
+        widths[widths.index(max(widths))] -= min(4.0, sum(widths) - room)
+    places = [sum(widths[:i]) + _GAP * i for i in range(len(widths))]
+    lines: list[_Line] = []
+    for number, row in enumerate(rows):
+        bold = number == 0
+        cells = [_wrap(cell, size, width, bold=bold) for cell, width in zip(row, widths, strict=True)]
+        height = max(map(len, cells))
+        for i in range(height):
+            pieces = tuple(
+                (place, cell[i]) for place, cell in zip(places, cells, strict=True) if i < len(cell)
+            )
+            before = _BEFORE["table"] if number == i == 0 else 2.5 if i == 0 else 0.0
+            together = height - i + (3 if bold else 0)
+            lines.append(_Line(pieces, size, before, bold, ruled=i == height - 1, together=together))
+    return lines
+
+
+def _wrap(text: str, size: float, width: float, *, bold: bool) -> list[str]:
+    """The text in lines of at most this width; a word that is wider is cut."""
+    lines: list[str] = []
+    line = ""
+    for word in text.split():
+        longer = f"{line} {word}" if line else word
+        if _text_width(longer, size, bold=bold) <= width:
+            line = longer
+            continue
+        if line:
+            lines.append(line)
+        line = word
+        while _text_width(line, size, bold=bold) > width and len(line) > 1:
+            fits = [n for n in range(1, len(line)) if _text_width(line[:n], size, bold=bold) <= width]
+            cut = max(fits, default=1)
+            lines.append(line[:cut])
+            line = line[cut:]
+    return [*lines, line]
+
+
+@functools.cache
+def _font(*, bold: bool) -> FT2Font:
+    from matplotlib.font_manager import FontProperties, findfont, get_font
+
+    font = get_font(findfont(FontProperties(family="DejaVu Sans", weight="bold" if bold else "normal")))
+    font.set_size(100.0, 72.0)
+    return font
+
+
+@functools.cache
+def _text_width(text: str, size: float, *, bold: bool) -> float:
+    """The width of a text in points."""
+    font = _font(bold=bold)
+    font.set_text(text, 0.0)
+    return float(font.get_width_height()[0]) / 64.0 * size / 100.0
 
 
 def _pages(blocks: Sequence[_Block]) -> Iterator[Figure]:
     from matplotlib.figure import Figure
+    from matplotlib.lines import Line2D
 
     lines = [line for block in blocks for line in _lines(block)]
     figure, y, number = None, _HEIGHT, 0
     for i, line in enumerate(lines):
-        step = line.size * _LEADING
-        # a heading stays with what follows it
-        ahead = sum(each.before + each.size * _LEADING for each in lines[i : i + (4 if line.bold else 1)])
-        if figure is None or y + line.before + ahead > _HEIGHT - _MARGIN:
+        ahead = sum(each.before + each.size * _LEADING for each in lines[i : i + line.together])
+        if figure is None or y + ahead > _HEIGHT - _MARGIN:
             if figure is not None:
                 yield figure
             number += 1
             figure = Figure(figsize=(_WIDTH / 72.0, _HEIGHT / 72.0))
             figure.set_layout_engine("none")
-            figure.text(0.5, 24.0 / _HEIGHT, str(number), ha="center", fontsize=8, color="#5b616e")
+            figure.text(0.5, 26.0 / _HEIGHT, str(number), ha="center", fontsize=8, color=_SOFT)
             y = _MARGIN
-        y += line.before + step
-        figure.text(
-            _MARGIN / _WIDTH,
-            1.0 - y / _HEIGHT,
-            line.text.replace("$", r"\$"),
-            fontsize=line.size,
-            family="DejaVu Sans Mono" if line.mono else "DejaVu Sans",
-            weight="bold" if line.bold else "normal",
-        )
+        y += line.before + line.size * _LEADING
+        for place, text in line.pieces:
+            figure.text(
+                (_MARGIN + place) / _WIDTH,
+                1.0 - y / _HEIGHT,
+                text.replace("$", r"\$"),
+                fontsize=line.size,
+                family="DejaVu Sans",
+                weight="bold" if line.bold else "normal",
+            )
+        if line.ruled:
+            at = 1.0 - (y + 3.0) / _HEIGHT
+            ends = [_MARGIN / _WIDTH, 1.0 - _MARGIN / _WIDTH]
+            figure.add_artist(Line2D(ends, [at, at], linewidth=0.4, color=_SOFT if line.bold else _RULE))
     if figure is not None:
         yield figure

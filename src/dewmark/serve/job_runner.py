@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from dewmark.attacks.translation.back import translate_back
 from dewmark.errors import DewmarkError, InputError
 from dewmark.scheme import DEFAULT_FPR
 from dewmark.serve import verdicts
@@ -23,8 +24,11 @@ from dewmark.types import Verdict
 __all__ = ["JobRunner"]
 
 _CHUNK = 16  # texts scored and recorded at a time; a killed worker loses at most one chunk
+_CHUNK_READ = 2  # the same where a reader reads them: requests wait for the chunk to end
 _CHUNK_CHARACTERS = 32_768
 _POLL_SECONDS = 0.5
+
+Scoring = Callable[[Sequence[Item]], list[Scored]]
 
 _log = logging.getLogger("dewmark.serve")
 
@@ -40,10 +44,11 @@ class JobRunner:
         *,
         limit: int,
         searched: int,
+        translated: int,
         query_log: QueryLog | None = None,
     ) -> None:
         self._jobs, self._tenants, self._pool = jobs, tenants, pool
-        self._limit, self._searched = limit, searched
+        self._limit, self._searched, self._translated = limit, searched, translated
         self._query_log = query_log
         self._stop, self._wake = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._run, name="jobs", daemon=True)
@@ -76,14 +81,16 @@ class JobRunner:
             self._wake.clear()
 
     def _work(self, job: Job) -> None:
-        score, report = (self._detect, self._batch) if job.kind == BATCH else (self._score, self._audit)
+        prepare, report = (self._detect, self._batch) if job.kind == BATCH else (self._score, self._audit)
         try:
             tenants = self._find(job)
-            while chunk := _chunk(self._jobs.open_items(job, count=_CHUNK)):
+            read = job.settings.get("read", True) and any(each.bound.reader_name for each in tenants)
+            while chunk := _chunk(self._jobs.open_items(job, count=_CHUNK_READ if read else _CHUNK)):
                 if self._stop.is_set():
                     self._jobs.release(job)
                     return
-                scored = self._pool.run_background(lambda some: score(some, job, tenants), chunk)
+                with self._jobs.keeping(job):
+                    scored = self._pool.run_background(prepare(chunk, job, tenants), chunk)
                 if not self._jobs.record(job, scored):
                     return
             self._jobs.finish(job, result=report(job, tenants))
@@ -102,22 +109,27 @@ class JobRunner:
             raise InputError("a tenant of this job is no longer served: submit the job again")
         return [self._tenants[id_] for id_ in ids]
 
-    def _score(self, chunk: Sequence[Item], job: Job, tenants: Sequence[Tenant]) -> list[Scored]:
+    def _score(self, chunk: Sequence[Item], job: Job, tenants: Sequence[Tenant]) -> Scoring:
         texts = [truncate_bytes(item.text, self._limit) for item in chunk]
         anywhere = tenants[0].bound.judging(LanguagePolicy(every=True))  # an audit is what a language needs
-        found = anywhere.detect_batch(
-            texts, prompts=[item.prompt for item in chunk], fpr=DEFAULT_FPR, test=job.test
-        )
-        return [
-            Scored(
-                item.number,
-                each.tokens_scored,
-                each.p_value if each.verdict.conclusive else None,
-            )
-            for item, each in zip(chunk, found, strict=True)
-        ]
 
-    def _detect(self, chunk: Sequence[Item], job: Job, tenants: Sequence[Tenant]) -> list[Scored]:
+        def score(some: Sequence[Item]) -> list[Scored]:
+            found = anywhere.detect_batch(
+                texts, prompts=[item.prompt for item in some], fpr=DEFAULT_FPR, test=job.test
+            )
+            return [
+                Scored(
+                    item.number,
+                    each.tokens_scored,
+                    each.p_value if each.verdict.conclusive else None,
+                )
+                for item, each in zip(some, found, strict=True)
+            ]
+
+        return score
+
+    def _detect(self, chunk: Sequence[Item], job: Job, tenants: Sequence[Tenant]) -> Scoring:
+        """What judges the texts; they are translated here, in the job's own thread, where nobody waits."""
         fpr = job.settings["fpr"]
         how = Examination(
             tenants,
@@ -127,24 +139,32 @@ class JobRunner:
             test=job.test,
             read=job.settings["read"],
         )
-        found = verdicts.detect([Query(item.text, item.prompt, fpr) for item in chunk], how)
-        if self._query_log is not None:
-            self._query_log.write(
-                request=job.id,
-                token=job.owner,
-                endpoint="batch",
-                texts=[item.text for item in chunk],
-                answers=found,
-            )
-        return [
-            Scored(
-                item.number,
-                answer["tokens_scored"],
-                answer["p_value"] if Verdict(answer["verdict"]).conclusive else None,
-                _without_text(answer),
-            )
-            for item, answer in zip(chunk, found, strict=True)
-        ]
+        english: list[str | None] = [None] * len(chunk)
+        if job.settings["translate_back"]:
+            english = translate_back([truncate_bytes(item.text, self._translated) for item in chunk])
+
+        def score(some: Sequence[Item]) -> list[Scored]:
+            queries = [Query(item.text, item.prompt, fpr) for item in some]
+            found = verdicts.detect_versions(queries, english, how)
+            if self._query_log is not None:
+                self._query_log.write(
+                    request=job.id,
+                    token=job.owner,
+                    endpoint="batch",
+                    texts=[item.text for item in some],
+                    answers=found,
+                )
+            return [
+                Scored(
+                    item.number,
+                    answer["tokens_scored"],
+                    answer["p_value"] if Verdict(answer["verdict"]).conclusive else None,
+                    _without_text(answer),
+                )
+                for item, answer in zip(some, found, strict=True)
+            ]
+
+        return score
 
     def _audit(self, job: Job, tenants: Sequence[Tenant]) -> dict[str, Any]:
         tenant = tenants[0]
@@ -178,6 +198,7 @@ class JobRunner:
         return {
             "fpr": fpr,
             "keys": job.settings["keys"],
+            "translate_back": job.settings["translate_back"],
             "texts": job.total,
             "marked": sum(value < fpr for value in p),
             "without_verdict": job.total - len(p),

@@ -1,6 +1,6 @@
 """Jobs (audits, batches of detections): kept in the store, so that they survive the death of a worker.
 
-A worker leases a job and renews the lease with every chunk of results that it writes. If it dies, the lease
+A worker leases a job and renews the lease while it works. If it dies, the lease
 expires and another worker continues after the last chunk; a worker that was merely slow finds that it has
 lost the lease, and stops. A text is deleted when it is scored, its result with its job, which expires.
 
@@ -12,10 +12,12 @@ Boundary: rows; `job_runner` does the work.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import secrets
+import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -33,6 +35,7 @@ AUDIT, BATCH = "audit", "detect"
 ATTEMPTS = 5  # a job whose workers keep dying fails after this many
 
 _OPEN = ("queued", "running")
+_LONGEST = 600.0  # seconds that one chunk of texts may take
 _PAUSES = (0.0, 10.0, 60.0, 300.0, 1800.0)  # seconds before each attempt to call a webhook
 
 
@@ -315,6 +318,28 @@ class Jobs:
                     sa.delete(words).where(words.c.job == job.id, words.c.number == one.number)
                 )
         return bool(mine)
+
+    @contextlib.contextmanager
+    def keeping(self, job: Job) -> Iterator[None]:
+        """Renew the lease while the block runs, for `_LONGEST` seconds at most: a chunk may take its time.
+
+        The lease of a worker that dies expires all the same, because the renewals die with it.
+        """
+        ended = threading.Event()
+        last = time.monotonic() + _LONGEST
+
+        def renew() -> None:
+            while not ended.wait(self._lease / 3.0) and time.monotonic() < last:
+                with contextlib.suppress(sa.exc.SQLAlchemyError), self._store.write() as connection:
+                    connection.execute(self._own(job).values(leased_until=self._clock() + self._lease))
+
+        thread = threading.Thread(target=renew, name="lease", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            thread.join()
 
     def outcomes(self, job: Job) -> list[tuple[str, Scored]]:
         """The language and result of every text."""

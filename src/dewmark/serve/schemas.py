@@ -104,6 +104,9 @@ class BatchRequest(_Request):
     fpr: Share | None = None
     test: TestName | None = None
     read: bool = Field(True, description="Whether the service's reader, if it has one, reads the texts.")
+    translate_back: bool = Field(
+        False, description="Also judge texts in other languages after translating them into English."
+    )
     webhook: str | None = Field(
         None, max_length=2000, description="An https URL to call when the job ends; its host must be allowed."
     )
@@ -115,6 +118,7 @@ class ReportRequest(_Request):
     text: str
     prompt: str | None = None
     tenants: list[TenantId] | None = Field(None, min_length=1, max_length=1000)
+    fpr: Share | None = Field(None, description="The level of the verdict; by default the service's own.")
     name: str | None = Field(None, max_length=200, description="What to call the text in the report.")
     page: bool = Field(False, description="Also return the report as a page to print.")
 
@@ -351,6 +355,7 @@ class BatchResult(Result):
 
     number: int
     id: str | None
+    translated_back: bool = Field(description="Whether the verdict is that of the English translation.")
 
 
 class ResultList(BaseModel):
@@ -442,5 +447,6 @@ class Whoami(BaseModel):
     languages: list[str] | None
     limits: dict[str, float]
     defaults: dict[str, float]
+    signs: bool
     generate: dict[str, list[str]] | None
     version: str

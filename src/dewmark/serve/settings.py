@@ -71,6 +71,8 @@ class Settings:
     """The host that generates marked text; without it the service only detects."""
     reader: str | None = None
     """The language model that reads the texts; None for that of each detector, ``none`` for no reader."""
+    translate_back: bool = False
+    """Whether batches may ask for texts in other languages to be judged in English, too."""
     device: str = "auto"
     dtype: str = "auto"
 
@@ -126,6 +128,8 @@ class Settings:
     """The most bytes of text that one request may have scored; larger collections are jobs."""
     read_tokens: int = 4096
     """How much of a text the reader reads, from its start."""
+    translated_bytes: int = 8 * _KIB
+    """How much of a text is translated back, from its start; a translator takes seconds for a page."""
     located_bytes: int = 32 * _KIB
     """How much of a text is searched for passages, which takes longer than scoring."""
     held_bytes: int = 64 * _MIB

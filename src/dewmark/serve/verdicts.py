@@ -24,7 +24,7 @@ from dewmark.serve.tenants import Tenant
 from dewmark.text.languages import UNDETERMINED, guess_language, language_name
 from dewmark.types import Detection, Verdict
 
-__all__ = ["Examination", "Query", "detect", "find_passages", "truncate_bytes"]
+__all__ = ["Examination", "Query", "detect", "detect_versions", "find_passages", "truncate_bytes"]
 
 
 _WITHHELD = (
@@ -49,13 +49,17 @@ _WITHHELD = (
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """A text and how to judge it; ``public`` asks for the verdict only."""
+    """A text and how to judge it; ``public`` asks for the verdict only.
+
+    ``attempts`` counts the versions of the text that are looked at: the verdict pays for all of them.
+    """
 
     text: str = dataclasses.field(repr=False)
     prompt: str | None = dataclasses.field(default=None, repr=False)
     fpr: float = 0.01
     tokens: bool = False
     public: bool = False
+    attempts: int = 1
 
     def check(self, what: str) -> None:
         """Raise `InputError` unless text and prompt are valid; ``what`` names the text in the message."""
@@ -88,10 +92,48 @@ class Examination:
     test: str | None = None
     read: bool = True
 
+    @property
+    def has_reader(self) -> bool:
+        """Whether a language model reads the texts, which takes a hundred times as long."""
+        return self.read and any(tenant.bound.reader_name is not None for tenant in self.tenants)
+
 
 def detect(queries: Sequence[Query], how: Examination) -> list[dict[str, Any]]:
     """One answer per text; one batch per tenant."""
     return [answer for answer, _ in _examine(queries, how)]
+
+
+def detect_versions(
+    queries: Sequence[Query], english: Sequence[str | None], how: Examination
+) -> list[dict[str, Any]]:
+    """One answer per text, from the text itself and its English translation, if it has one.
+
+    Whether a text is translated depends on its language and never on a key, and the better of two versions
+    pays for both. Passages of a translation are not places in the text, so it has none.
+    """
+    twice = {i: text for i, text in enumerate(english) if text is not None and text.strip()}
+    answers = detect(
+        [
+            *(dataclasses.replace(each, attempts=1 + (i in twice)) for i, each in enumerate(queries)),
+            *(
+                dataclasses.replace(queries[i], text=text, prompt=None, attempts=2)
+                for i, text in twice.items()
+            ),
+        ],
+        how,
+    )
+    found = [{**answer, "translated_back": False} for answer in answers[: len(queries)]]
+    for i, back in zip(twice, answers[len(queries) :], strict=True):
+        if _rank(back) < _rank(found[i]):
+            sizes = {name: found[i][name] for name in ("characters", "scored_characters", "truncated")}
+            found[i] = {**back, **sizes, "coverage": None, "tokens": None, "translated_back": True}
+    return found
+
+
+def _rank(answer: dict[str, Any]) -> tuple[bool, float]:
+    """Answers with a verdict first, by their p-values."""
+    p_value = answer["p_value"]
+    return not Verdict(answer["verdict"]).conclusive, 1.0 if p_value is None else p_value
 
 
 def find_passages(query: Query, how: Examination) -> dict[str, Any]:
@@ -122,7 +164,15 @@ def _examine(queries: Sequence[Query], how: Examination) -> list[tuple[dict[str,
         searched = truncate_bytes(text, how.searched_bytes)
         if not searched.strip():
             searched = text
-        found = judge(searched, bounds, row, prompt=query.prompt, fpr=query.fpr, keys=how.keys)
+        found = judge(
+            searched,
+            bounds,
+            row,
+            prompt=query.prompt,
+            fpr=query.fpr,
+            attempts=query.attempts,
+            keys=how.keys,
+        )
         examined.append((_answer(query, text, how.tenants, row, found), found))
     return examined
 

@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from dewmark.attacks.translation.machine_translation import NEURAL, NeuralEngine
+from dewmark.models.packaged import fetch
 from dewmark.text.languages import guess_language
 from dewmark.workspace import Progress, silent
 
-__all__ = ["ENGLISH", "back_languages", "translate_back"]
+__all__ = ["ENGLISH", "back_languages", "fetch_translators", "translate_back"]
 
 ENGLISH = "en"
 
@@ -21,6 +22,13 @@ def back_languages() -> dict[str, str]:
     """The languages that can be translated back, with the identity of each translator."""
     sources = sorted(source for source, target in NEURAL if target == ENGLISH)
     return {source: NeuralEngine(source, ENGLISH).identity for source in sources}
+
+
+def fetch_translators(*, progress: Progress = silent) -> None:
+    """Fetch the models of all languages that can be translated back, unless they are here already."""
+    for (_, target), (package, _) in NEURAL.items():
+        if target == ENGLISH:
+            fetch(package, progress=progress)
 
 
 def translate_back(

@@ -42,6 +42,7 @@ router = APIRouter(prefix="/v1", tags=["detection"], dependencies=[Depends(token
 
 _BATCHED_CHARACTERS = 8_192  # longer requests are not batched with others
 _PART_CHARACTERS = 32_768  # of a request that are scored before others have their turn
+_READ_CHARACTERS = 4_096  # the same where a reader reads them, which takes a second for a page on a CPU
 _EXTRACT_SECONDS = 20.0
 
 
@@ -254,20 +255,21 @@ async def judge(service: Service, queries: list[Query], how: Examination) -> lis
     def handle(some: list[Query]) -> list[dict[str, Any]]:
         return verdicts.detect(some, how)
 
-    group = ("detect", tuple(tenant.id for tenant in how.tenants), how.keys, how.test)
+    group = ("detect", tuple(tenant.id for tenant in how.tenants), how.keys, how.test, how.read)
     if sum(len(query.text) for query in queries) <= _BATCHED_CHARACTERS:
         return await service.pool.run(handle, queries, group=group)
     answers: list[dict[str, Any]] = []
-    for part in _parts(queries):  # others have their turn after each part
+    for part in _parts(queries, how):  # others have their turn after each part
         answers += await service.pool.run(handle, part)
     return answers
 
 
-def _parts(queries: Sequence[Query]) -> Iterator[list[Query]]:
-    """The queries in parts of at most `_PART_CHARACTERS`, or of one text."""
+def _parts(queries: Sequence[Query], how: Examination) -> Iterator[list[Query]]:
+    """The queries in parts of at most `_PART_CHARACTERS` (with a reader `_READ_CHARACTERS`), or one text."""
+    limit = _READ_CHARACTERS if how.has_reader else _PART_CHARACTERS
     part: list[Query] = []
     for query in queries:
-        if part and sum(len(each.text) for each in (*part, query)) > _PART_CHARACTERS:
+        if part and sum(len(each.text) for each in (*part, query)) > limit:
             yield part
             part = []
         part.append(query)

@@ -52,7 +52,8 @@ async def batch(
 ) -> JSONResponse:
     """Start a batch of detections, which survives a restart; results are read page by page.
 
-    Each text is judged as by ``/v1/detect``. The summary also counts the texts that remain after
+    Each text is judged as by ``/v1/detect``; with ``translate_back`` also in English, and the better verdict
+    pays for both. The summary also counts the texts that remain after
     Benjamini-Hochberg: of those, at most about a share of ``fpr`` is unmarked.
     """
     caller = require(caller, Scope.DETECT)
@@ -67,6 +68,10 @@ async def batch(
         check_test(body.test, tenant.bound.tests)
     if body.webhook is not None:
         check_url(body.webhook, hosts=settings.webhook_hosts)
+    if body.translate_back and not settings.translate_back:
+        raise ApiError(
+            422, "invalid_request", "translate_back: this service does not translate (--translate-back)"
+        )
     texts = await service.in_thread(_texts, body, settings)
     return await submit_job(
         service,
@@ -81,6 +86,7 @@ async def batch(
         options={
             "tenants": [tenant.id for tenant in tenants],
             "read": body.read,
+            "translate_back": body.translate_back,
             "keys": len(service.may_use(caller)),  # it may submit the same texts for others
             "fpr": body.fpr or settings.fpr,
         },

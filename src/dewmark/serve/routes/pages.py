@@ -115,6 +115,7 @@ async def whoami(service: ServiceOf, caller: CallerOf) -> JSONResponse:
                 "extract_bytes": settings.extract_bytes,
             },
             "defaults": {"fpr": settings.fpr},
+            "signs": service.signer is not None,
             "generate": None if service.generator is None else {"models": [service.generator.name]},
             "version": __version__,
         }

@@ -42,14 +42,14 @@ async def report(
 ) -> JSONResponse:
     """A report that others can verify: the text's hash, verdict, level, key, technique and time.
 
-    The level is the service's own. The text itself is not part of the report and is not stored.
+    The text itself is not part of the report and is not stored.
     """
     caller = require(caller, Scope.DETECT)
     signer = service.signer
     if signer is None:
         raise ApiError(404, "not_found", "this service signs no reports: it has no signing key")
     how = examination(service, caller, body.tenants)
-    query = Query(body.text, body.prompt, service.settings.fpr)
+    query = Query(body.text, body.prompt, body.fpr or service.settings.fpr)
     check_queries([query], service)
     if body.name:
         check_text(body.name, "the name")

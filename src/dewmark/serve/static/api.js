@@ -39,6 +39,12 @@ export async function detect(text, { prompt, tenant, fpr, fine, signal }) {
   return { ...results[0], asked: tenant || null }; // "keys" counts all that could have been asked for
 }
 
+/** A signed report on one text: {document, claims, page}. */
+export const signedReport = (text, { prompt, tenant, fpr, name }) => {
+  const body = { text, prompt: prompt || null, tenants: tenant ? [tenant] : null, fpr, name: name?.slice(0, 200) ?? null, page: true };
+  return call("POST", "/v1/reports", { body });
+};
+
 /** Texts to try: {marked, unmarked}. */
 export const example = (tenant, signal) =>
   call("GET", `/v1/example${tenant ? `?tenant=${encodeURIComponent(tenant)}` : ""}`, { signal });

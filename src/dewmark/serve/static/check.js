@@ -1,7 +1,7 @@
 // The tab "Check a text": take texts and files, ask the service, and show what it found.
 
-import { detect, example } from "/static/api.js";
-import { $, announce, copy, say } from "/static/dom.js";
+import { detect, example, signedReport } from "/static/api.js";
+import { $, announce, copy, download, say } from "/static/dom.js";
 import { acceptDrops, readText } from "/static/files.js";
 import * as history from "/static/history.js";
 import { onLanguage, t } from "/static/i18n.js";
@@ -44,6 +44,7 @@ export function listen(unauthorized) {
   });
   $("clear").addEventListener("click", clear);
   $("copy").addEventListener("click", () => copy($("copy"), summary(latest, service)));
+  $("report-save").addEventListener("click", saveReport);
   $("print").addEventListener("click", () => window.print());
   $("example-marked").addEventListener("click", () => tryExample("marked"));
   $("example-unmarked").addEventListener("click", () => tryExample("unmarked"));
@@ -145,8 +146,26 @@ async function judge(entry, signal) {
   const fine = service?.fine ?? true;
   const options = { prompt: $("prompt").value, tenant: $("tenant").value, fpr: Number($("level").value), fine, signal };
   entry.result = await detect(entry.text, options);
+  entry.options = options;
   entry.time = new Date();
   history.update(entry);
+}
+
+/** Have the service check the text once more, as it was asked the first time, and sign what it finds. */
+async function saveReport() {
+  const [button, entry] = [$("report-save"), latest];
+  say($("check-error"), null);
+  button.textContent = t("report.making");
+  try {
+    const { claims, page } = await signedReport(entry.text, { ...entry.options, name: entry.name });
+    download(`${t("report.name")}-${claims.id}.html`, page, "text/html");
+    button.textContent = t("report.saved");
+    announce(button.textContent);
+  } catch (error) {
+    fail(error, saveReport);
+    button.textContent = t("report");
+  }
+  setTimeout(() => (button.textContent = t("report")), 2000);
 }
 
 /** Show an entry of the history. */

@@ -40,6 +40,13 @@ export function announce(message) {
   $("status").textContent = message;
 }
 
+/** Save text as a file. */
+export function download(name, text, type) {
+  const url = URL.createObjectURL(new Blob([text], { type }));
+  make("a", { href: url, download: name }).click();
+  setTimeout(() => URL.revokeObjectURL(url), 10_000);
+}
+
 /** Copy text to the clipboard and confirm it on the button for a moment. */
 export async function copy(button, text) {
   try {

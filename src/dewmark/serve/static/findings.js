@@ -68,6 +68,33 @@ export function places(passages, characters) {
   return t("paragraph.part", { which: most + 1 });
 }
 
+const EDGE = 4; // the most words that are cut off at a passage's ends
+const ENDS = /[.!?…。！？]["”’»)\]]*\s+|\n\s*/gu; // of sentences and lines
+
+/** Passages without the few words of a neighbouring sentence at their ends, which only look untidy. */
+export function trimmed(passages, characters) {
+  return passages.map((passage) => {
+    const text = characters.slice(passage.start, passage.end).join("");
+    const ends = [...text.matchAll(ENDS)].map((each) => each.index + each[0].length);
+    const few = (part) => part.trim().split(/\s+/u).length <= EDGE;
+    const first = ends.find((at) => at < text.length / 2 && few(text.slice(0, at))) ?? 0;
+    const last = ends.findLast((at) => at > text.length / 2 && few(text.slice(at))) ?? text.length;
+    const size = (part) => Array.from(part).length;
+    const kept = text.slice(first, last).trimEnd();
+    return { ...passage, start: passage.start + size(text.slice(0, first)), end: passage.start + size(text.slice(0, first) + kept) };
+  });
+}
+
+/** Whether a passage begins and ends in the middle of a sentence. */
+export function isCut(characters, { start, end }) {
+  const before = characters.slice(0, start).join("").trimEnd();
+  const here = characters.slice(Math.max(end - 2, 0), end).join("");
+  const line = (text) => /\n\s*$/u.test(text);
+  const starts = !before || line(characters.slice(0, start).join("")) || /[.!?…。！？:]["”’»)\]]*$/u.test(before);
+  const after = characters.slice(end).join("");
+  return [!starts, Boolean(after.trim()) && !/[.!?…。！？]["”’»)\]]?$/u.test(here) && !/^\s*\n/u.test(after)];
+}
+
 const overlap = (passage, start, end) => Math.max(0, Math.min(passage.end, end) - Math.max(passage.start, start));
 
 /** [start, end) of each paragraph, in characters: lines between blank ones, or else single lines. */

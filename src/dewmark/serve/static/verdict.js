@@ -1,7 +1,7 @@
 // The result of a check: one sentence, where the mark is, what it means, and the numbers behind "Details".
 
 import { $, define, draw, make, say } from "/static/dom.js";
-import { conclusive, headline, kindOf, passagesOf, places } from "/static/findings.js";
+import { conclusive, headline, isCut, kindOf, passagesOf, places, trimmed } from "/static/findings.js";
 import { t, tn } from "/static/i18n.js";
 import { pointTo, showPlot } from "/static/plot.js";
 import { hideTokens, inspectPassage, showTokens } from "/static/tokens.js";
@@ -13,9 +13,10 @@ const QUOTED = 420; // characters of a passage that are quoted in full
 export function showResult(entry, service) {
   const { text, result } = entry;
   const characters = Array.from(text);
-  const passages = passagesOf(result);
+  const passages = trimmed(passagesOf(result), characters);
   $("result").hidden = false;
   $("stale").hidden = true;
+  $("report-save").hidden = !(service?.signs && service.fine);
   $("verdict-card").dataset.kind = kindOf(result);
   $("meta").textContent = about(entry);
   $("verdict").textContent = headline(result, characters);
@@ -123,6 +124,11 @@ function listPassages(result, passages, characters) {
 /** A passage's text; the middle of a long one is left out. */
 function quoted(characters, { start, end }) {
   const inside = characters.slice(start, end);
+  const [before, after] = isCut(characters, { start, end }).map((cut) => (cut ? "…" : ""));
+  return before + shortened(inside) + after;
+}
+
+function shortened(inside) {
   if (inside.length <= QUOTED) return inside.join("");
   const part = Math.floor(QUOTED / 2);
   const head = inside.slice(0, part).join("").replace(/\s+\S*$/u, "");
