@@ -4,7 +4,8 @@
 
 A scheme is NAME[:TEST][,SETTING=VALUE…]. A cell is NAME=FILE[:FIRST:LAST], JSONL rows with ``text`` or
 ``response``, truncated to about ``--tokens`` tokens. Texts too short for a verdict do not count. The table
-shows the share of (text, key) pairs with p < 0.01, the worst key, and how many pairs were tested.
+shows the share of (text, key) pairs with p < 0.01, the worst key, and how many pairs were tested. With
+``--out`` an interrupted run continues.
 """
 
 from __future__ import annotations
@@ -38,11 +39,16 @@ def main() -> None:
         for name, _, source in (cell.partition("=") for cell in args.cell)
     }
     keys = [named_key(f"false-alarms-{i}") for i in range(args.keys)]
+    done = set()
+    if args.out and args.out.exists():
+        done = {(row["scheme"], row["text"]) for row in map(json.loads, args.out.read_text().splitlines())}
     print("| scheme | text | p < 0.01 | worst key | pairs |\n| --- | --- | --- | --- | --- |", flush=True)
     for given in args.schemes:
         named, *settings = given.split(",")
         scheme, _, test = named.partition(":")
         for cell, texts in cells.items():
+            if (given, cell) in done:
+                continue
             started = time.perf_counter()
             found = dewmark.identify(
                 texts,

@@ -774,6 +774,7 @@ def reproduce(folder: Path, out: Path, marks: Sequence[str], *, texts: int, toke
     host = tiny_folder(folder / "host")
     command(
         *("reproduce", "main", "--host", host, "--judge", host, "--texts", texts, "--seeds", 2),
+        *("--keys", "per-seed"),
         *("--tokens", tokens, "--batch-size", texts, "--attacks", "delete-0.3", "--out", out, "-q"),
         *("--schemes", ",".join(EXPERIMENT_MARKS[mark] for mark in marks)),
     )

@@ -40,7 +40,15 @@ def reproduce(
     ] = None,
     seeds: Annotated[
         int | None,
-        typer.Option(min=1, show_default="the recipe's", help="Number of seeds, each with its own key."),
+        typer.Option(min=1, show_default="the recipe's", help="Number of seeds, each with its own texts."),
+    ] = None,
+    keys: Annotated[
+        str | None,
+        typer.Option(
+            metavar="PROTOCOL",
+            show_default="the recipe's",
+            help="one: all seeds share a key, as in the paper; per-seed; both: two tables.",
+        ),
     ] = None,
     schemes: Annotated[
         str | None,
@@ -125,6 +133,7 @@ def reproduce(
         stages=_names(stages),
         texts=texts,
         seeds=seeds,
+        keys=keys,
         judge=judge,
     )
     recipes = {
@@ -141,6 +150,7 @@ def reproduce(
         profile=profile,
         texts=recipe.texts,
         seeds=recipe.seeds,
+        keys=recipe.keys,
         schemes=schemes,
         attacks=attacks,
         conditions=conditions,

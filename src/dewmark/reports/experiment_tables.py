@@ -69,6 +69,8 @@ def report_tables(run: RunResults, paper: PaperTable | None) -> list[Table]:
     evaluated = _evaluation_tables(
         run, paper.negatives if paper else "clean", auroc_first="auroc" in measures
     )
+    if run.per_seed is not None and evaluated:
+        evaluated.insert(1, _per_seed_table(run.per_seed, paper.negatives if paper else "clean"))
     stolen = [_stealing_table(run)] if run.stealing else []
     times = [_runtime_table(run)] if run.runtime else []
     return (
@@ -108,6 +110,16 @@ def _tpr_table(run: RunResults, evaluation: Evaluation, null: str, *, with_quali
     if any(value and _FEW in value.flag for row in rows for value in row.values):
         notes.append(f"{_FEW} Fewer negatives than 1/rate: the threshold is simply their largest score.")
     return Table(f"Marked texts found: {_NEGATIVES[null]}", columns, rows, tuple(notes))
+
+
+def _per_seed_table(evaluation: Evaluation, null: str) -> Table:
+    """TPR if each seed has its own key: the half-range is then the spread over keys."""
+    note = (
+        "As above, but each seed has its own key, and thresholds come from texts that were scored under the "
+        f"other seeds' keys: {_NEGATIVES[null]}. Mean ± half-range over keys."
+    )
+    columns, rows = _by_attack(evaluation, _tpr_measures(evaluation, null))
+    return Table("Marked texts found with a key of its own for each seed", columns, rows, (note,))
 
 
 def _tpr_measures(evaluation: Evaluation, null: str) -> list[tuple[Column, Measure]]:

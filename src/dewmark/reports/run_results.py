@@ -17,7 +17,15 @@ from dewmark import storage
 from dewmark.errors import InputError
 from dewmark.lab.evaluation.divergence import Divergence
 from dewmark.lab.evaluation.protocol import evaluate
-from dewmark.lab.evaluation.results import CLEAN, Cell, Evaluation, OperatingPoint, ScoreRow, read_scores
+from dewmark.lab.evaluation.results import (
+    CLEAN,
+    PER_SEED,
+    Cell,
+    Evaluation,
+    OperatingPoint,
+    ScoreRow,
+    read_scores,
+)
 from dewmark.lab.evaluation.wording import MEASURES, prompt_interval
 from dewmark.stats.metrics import Interval, Spread, spread
 
@@ -75,6 +83,8 @@ class RunResults:
 
     evaluation: Evaluation | None
     scores: Sequence[ScoreRow]
+    per_seed: Evaluation | None = None
+    """The same schemes with a key of its own for each seed."""
     quality: Mapping[str, Quality] = field(default_factory=dict)
     divergence: Mapping[str, Divergence] = field(default_factory=dict)
     preference: Mapping[str, Spread] = field(default_factory=dict)
@@ -99,6 +109,7 @@ def read_run(folder: Path) -> RunResults:
     run = RunResults(
         evaluation=evaluation,
         scores=scores,
+        per_seed=Evaluation.load(path) if (path := folder / PER_SEED / "evaluation.json").is_file() else None,
         quality=_quality(_rows(folder / "quality.jsonl")),
         divergence=_divergence(_rows(folder / "divergence.jsonl")),
         preference=_preference(_rows(folder / "preference.jsonl")),

@@ -1,7 +1,7 @@
 """Scored texts and the results that the protocol computes from them, as frozen, JSON-serializable values.
 
 A `ScoreRow` is one text under one key: the scheme whose detector scored it, the attack it went through, the
-seed of the run (each seed has its own key and texts), and whether it is marked, unmarked text of the host, or
+seed of the run (each has its own texts, and its own key or the one of all), and whether it is marked, unmarked text of the host, or
 human-written. Larger scores mean more marked, whatever the scheme.
 
     Evaluation
@@ -35,6 +35,7 @@ __all__ = [
     "KINDS",
     "MARKED",
     "NEGATIVES",
+    "PER_SEED",
     "UNMARKED",
     "Cell",
     "Comparison",
@@ -50,6 +51,7 @@ MARKED, UNMARKED, HUMAN = "marked", "unmarked", "human"
 KINDS = (MARKED, UNMARKED, HUMAN)
 CLEAN = "none"  # the label of unattacked texts
 NEGATIVES = ("clean", "matched", "human", "human-matched")
+PER_SEED = "key-per-seed"  # the folder, inside a run's, with its results if each seed has its own key
 
 
 @dataclass(frozen=True, slots=True)

@@ -202,23 +202,27 @@ def detection_numbers(
     english: Sequence[str | None] | None = None,
     *,
     test: str | None = None,
+    score: str = "z",
 ) -> list[dict[str, Any]]:
     """Score, p-value and length of each text; a blank text has score 0 and p-value 1.
+
+    The score is z or, with ``score="mean"``, the mean score of the text's tokens.
 
     ``english`` are the same texts translated back into English, None where there is no translation. A text
     with one is scored twice and has the larger score and p = 2 min(p₁, p₂), at most 1.
     """
-    found = [_numbers(one) for one in detect_texts(bound, texts, test=test)]
+    found = [_numbers(one, score) for one in detect_texts(bound, texts, test=test)]
     again = [(i, text) for i, text in enumerate(english or ()) if text is not None]
     if again:
         second = detect_texts(bound, [text for _, text in again], test=test)
         for (i, _), one in zip(again, second, strict=True):
-            found[i] = _better(found[i], _numbers(one))
+            found[i] = _better(found[i], _numbers(one, score))
     return found
 
 
-def _numbers(one: Detection) -> dict[str, Any]:
-    return {"score": finite_score(one.z), "p_value": one.p_value, "tokens": one.tokens_scored}
+def _numbers(one: Detection, score: str) -> dict[str, Any]:
+    value = one.z if score == "z" else one.score
+    return {"score": finite_score(value), "p_value": one.p_value, "tokens": one.tokens_scored}
 
 
 def _better(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:

@@ -234,6 +234,7 @@ class RunOutputs:
                 "scheme": self._scheme_identity(entry, seed),
                 "host": "" if entry.build().host_free else self.infos[entry.host].identity,
                 "test": entry.test,
+                **({} if entry.score == "z" else {"score": entry.score}),
                 "texts": texts.hash,
                 "marked": self.marked(entry, seed).hash,  # a scheme may keep records of its texts
                 "number": self.recipe.texts,
@@ -292,7 +293,7 @@ class RunOutputs:
                 "settings": scheme.to_dict(),
                 "artifact": artifact,
             }
-        return {**self._schemes[entry.label], "key": experiment_key(seed).fingerprint}
+        return {**self._schemes[entry.label], "key": experiment_key(self.recipe.key_number(seed)).fingerprint}
 
     @functools.cached_property
     def _prompts(self) -> str:

@@ -57,30 +57,30 @@ def total(plans: Sequence[Plan]) -> tuple[StagePlan, ...]:
 
 def plan(run: Run) -> Plan:
     """Count the texts of the stages ``generate``, ``attack`` and ``score``."""
-    recipe, outputs = run.recipe, run.outputs
+    recipe = run.recipe
     written: dict[Path, tuple[str, RowFile]] = {}
-    for seed in run.seeds:
-        made = [(host, outputs.unmarked(host, seed)) for host in outputs.hosts]
-        made += [(entry.host, outputs.marked(entry, seed)) for entry in recipe.schemes]
-        written |= {(file := output.rows(run.work)).path: (host, file) for host, output in made}
-    attacked = {
-        (file := outputs.attacked(texts, attack).rows(run.work)).path: file
-        for attack in recipe.attacks
-        for seed in run.seeds
-        for texts in (
-            *(outputs.unmarked(host, seed) for host in outputs.hosts),
-            *(outputs.marked(entry, seed) for entry in recipe.schemes),
-        )
-    }
-    scored = {
-        file.path: file
-        for entry in recipe.schemes
-        for seed in run.seeds
-        for each in outputs.texts_to_score(entry, seed)
-        for file in (
-            outputs.scores(entry, seed, each.texts, tokens=each.tokens, back=each.back).rows(run.work),
-        )
-    }
+    attacked: dict[Path, RowFile] = {}
+    scored: dict[Path, RowFile] = {}
+    for outputs in (run.outputs, *([run.with_key_per_seed().outputs] if recipe.keys == "both" else [])):
+        for seed in run.seeds:
+            made = [(host, outputs.unmarked(host, seed)) for host in outputs.hosts]
+            made += [(entry.host, outputs.marked(entry, seed)) for entry in recipe.schemes]
+            written |= {(file := output.rows(run.work)).path: (host, file) for host, output in made}
+            attacked |= {
+                (file := outputs.attacked(texts, attack).rows(run.work)).path: file
+                for attack in recipe.attacks
+                for _, texts in made
+            }
+            scored |= {
+                file.path: file
+                for entry in recipe.schemes
+                for each in outputs.texts_to_score(entry, seed)
+                for file in (
+                    outputs.scores(entry, seed, each.texts, tokens=each.tokens, back=each.back).rows(
+                        run.work
+                    ),
+                )
+            }
     counts = {
         "generate": [file for _, file in written.values()],
         "attack": list(attacked.values()),

@@ -24,7 +24,7 @@ from dewmark.errors import ConfigError
 from dewmark.registry import SCHEMES, unknown_name
 from dewmark.scheme import Scheme
 
-__all__ = ["STAGES", "AttackEntry", "Recipe", "SchemeEntry", "experiment_key", "load_recipe", "tables"]
+__all__ = ["KEYS", "STAGES", "AttackEntry", "Recipe", "SchemeEntry", "experiment_key", "load_recipe", "tables"]
 
 STAGES = (
     "generate",
@@ -38,6 +38,9 @@ STAGES = (
     "evaluate",
     "report",
 )
+KEYS = ("one", "per-seed", "both")
+"""Key protocols: all seeds share one key, each seed has its own, or both, with one key in the main table."""
+_SCORES = ("z", "mean")
 _CATALOGUE = "schemes"
 _ALL = "all"
 
@@ -49,7 +52,8 @@ class SchemeEntry:
     """A row of a table: a scheme, its settings, its host, and how it detects.
 
     ``test`` is None for the scheme's default. ``reader`` is the model that reads texts before they are scored
-    (``host`` for the row's own host), or None. Rows that differ only in these two share their texts.
+    (``host`` for the row's own host), or None. ``score`` is what thresholds are set on: ``z``, or the ``mean``
+    score of a text's tokens, as in the paper. Rows that differ only in these three share their texts.
     """
 
     label: str
@@ -58,12 +62,15 @@ class SchemeEntry:
     settings: Settings = field(default_factory=dict)
     test: str | None = None
     reader: str | None = None
+    score: str = "z"
 
     def build(self) -> Scheme:
         """The configured scheme; invalid settings raise `ConfigError`."""
         built: Scheme = SCHEMES[self.scheme]().with_settings(dict(self.settings))
         if self.reader is not None and not built.takes_reader:
             raise ConfigError(f"{self.label}: {self.scheme} makes no use of a reader: leave it out")
+        if self.score not in _SCORES:
+            raise unknown_name(f"score of {self.label}", self.score, _SCORES)
         return built
 
     @property
@@ -104,7 +111,7 @@ class Recipe:
 
     With ``chat`` the prompts are requests, which hosts answer in their chat template. ``conditions`` map
     labels to the fields that differ under each: ``decoding`` (only the options that differ), ``prompts`` and
-    ``chat``. ``lengths`` are the numbers of tokens to which texts are truncated for the figure over lengths.
+    ``chat``. ``keys`` is one of `KEYS`. ``lengths`` are the numbers of tokens to which texts are truncated for the figure over lengths.
     ``settings`` are the profile's settings by scheme, which override those of the scheme's rows. ``options``
     configure stages by name.
     """
@@ -121,6 +128,7 @@ class Recipe:
     texts: int
     seeds: int
     judge: str
+    keys: str = "per-seed"
     lengths: Sequence[int] = ()
     human: bool = False
     chat: bool = False
@@ -187,6 +195,10 @@ class Recipe:
         decoding = dataclasses.replace(self.decoding, **changes.pop("decoding", {}))
         return dataclasses.replace(self, decoding=decoding, conditions={}, **changes)
 
+    def key_number(self, seed: int) -> int:
+        """Which `experiment_key` the texts of a seed are marked and scored with."""
+        return seed if self.keys == "per-seed" else 0
+
     def on_host(self, host: str) -> Recipe:
         """A copy that uses another host for every row."""
         rows = tuple(dataclasses.replace(entry, host=host) for entry in self.schemes)
@@ -199,9 +211,9 @@ class Recipe:
         return values
 
 
-def experiment_key(seed: int) -> Key:
-    """The key of a seed. It is the same in every run, so that runs agree; it is not a secret."""
-    return Key(hashlib.sha256(f"dewmark reproduce, seed {seed}".encode()).digest())
+def experiment_key(number: int) -> Key:
+    """One of the keys of experiments. It is the same in every run, so that runs agree; it is not a secret."""
+    return Key(hashlib.sha256(f"dewmark reproduce, seed {number}".encode()).digest())
 
 
 def tables() -> list[str]:
@@ -288,6 +300,8 @@ def _checked(recipe: Recipe) -> Recipe:
     check_int("texts", recipe.texts, least=2)
     check_int("seeds", recipe.seeds, least=1)
     check_int("prompt_tokens", recipe.prompt_tokens, least=1)
+    if recipe.keys not in KEYS:
+        raise unknown_name("protocol of keys", recipe.keys, KEYS)
     for length in recipe.lengths:
         check_int("lengths", length, least=1)
     for entry in recipe.schemes:
@@ -330,9 +344,8 @@ def _catalogue_entry(label: str, overrides: Mapping[str, Settings], host: str) -
 
 def _scheme_entry(label: str, row: Settings, overrides: Mapping[str, Settings], host: str) -> SchemeEntry:
     settings = {**row.get("settings", {}), **overrides.get(row["scheme"], {})}
-    return SchemeEntry(
-        label, row["scheme"], row.get("host", host), settings, row.get("test"), row.get("reader")
-    )
+    options = {name: row[name] for name in ("test", "reader", "score") if name in row}
+    return SchemeEntry(label, row["scheme"], row.get("host", host), settings, **options)
 
 
 @functools.cache

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -9,6 +10,7 @@ from pathlib import Path
 
 from dewmark.batch.inputs import as_request
 from dewmark.errors import ConfigError
+from dewmark.lab.evaluation.results import PER_SEED
 from dewmark.lab.experiments.outputs import RunOutputs
 from dewmark.lab.experiments.recipe import Recipe, SchemeEntry
 from dewmark.lab.experiments.workers import LoadedModels, Task, Workers
@@ -42,9 +44,14 @@ class Run:
             )
         self.outputs = RunOutputs(self.recipe, self.work, self.human)
 
+    def with_key_per_seed(self) -> Run:
+        """The same run with a key of its own for each seed; it shares this run's texts where it can."""
+        recipe = dataclasses.replace(self.recipe, keys="per-seed")
+        return dataclasses.replace(self, recipe=recipe, out=self.out / PER_SEED)
+
     @property
     def seeds(self) -> range:
-        """The seeds of the run, each with its own key."""
+        """The seeds of the run."""
         return range(self.recipe.seeds)
 
     @property

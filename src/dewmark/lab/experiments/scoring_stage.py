@@ -29,8 +29,9 @@ if TYPE_CHECKING:
 
 __all__ = ["PendingScores", "ScoreTexts", "Way", "score_texts"]
 
-Way = tuple[str | None, str | None]
-"""How texts are scored: by a test and a reader, each None for the scheme's default and for no reader."""
+Way = tuple[str | None, str | None, str]
+"""How texts are scored: by a test and a reader, each None for the scheme's default and for no reader, and as z
+or as the mean score of tokens."""
 
 
 def score_texts(run: Run) -> None:
@@ -81,13 +82,13 @@ class PendingScores:
 
 @dataclass(frozen=True)
 class ScoreTexts(Task):
-    """Score texts with one scheme's detector under the key of a seed.
+    """Score texts with one scheme's detector under an experiment's key.
 
     ``own_texts`` are the texts that the scheme wrote under that key, and how many there are.
     """
 
     entry: SchemeEntry
-    seed: int
+    key: int
     own_texts: tuple[RowFile, int]
     pending: Sequence[PendingScores]
     batch_size: int
@@ -97,7 +98,7 @@ class ScoreTexts(Task):
         """A task with the scheme's own texts and the batch size of a run."""
         own_texts = run.outputs.marked(entry, seed).rows(run.work), run.recipe.texts
         number = sum(each.number for each in pending)
-        return cls(number, entry, seed, own_texts, tuple(pending), run.batch_size)
+        return cls(number, entry, run.recipe.key_number(seed), own_texts, tuple(pending), run.batch_size)
 
     def run(self, models: LoadedModels, on_rows: Callable[[int], None]) -> None:
         """Score batch by batch."""
@@ -107,16 +108,16 @@ class ScoreTexts(Task):
             all_back = None if pending.back is None else pending.back.read(pending.number)
             with pending.missing_batches(size=self.batch_size) as batches:
                 for batch, ways in batches:
-                    bound = models.scheme(self.entry, self.seed, own_texts=self.own_texts)
+                    bound = models.scheme(self.entry, self.key, own_texts=self.own_texts)
                     rows = all_rows[batch.start : batch.stop]
                     texts = [row["text"].replace("\x00", " ") for row in rows]
                     if pending.tokens is not None:
                         texts = first_tokens(texts, bound.host.tokenizer, tokens=pending.tokens)
                     back = None if all_back is None else all_back[batch.start : batch.stop]
                     for way in ways:
-                        test, reader = way
+                        test, reader, score = way
                         by = bound if reader is None else bound.reading_with(models.reader(reader))
-                        pending.targets[way].append(_scores(by, rows, texts, back, test=test))
+                        pending.targets[way].append(_scores(by, rows, texts, back, test=test, score=score))
                     on_rows(before + batch.stop)
             before += pending.number
 
@@ -136,7 +137,7 @@ def _tasks(run: Run) -> list[ScoreTexts]:
                     scores = run.outputs.scores(member, seed, each.texts, tokens=each.tokens, back=each.back)
                     target = scores.rows(run.work)
                     if target.count() < each.number:
-                        targets[target.path] = (member.test, member.reader_model), target
+                        targets[target.path] = (member.test, member.reader_model, member.score), target
                 if targets:
                     source = each.texts.rows(run.work)
                     back = None if each.back is None else each.back.rows(run.work)
@@ -147,7 +148,7 @@ def _tasks(run: Run) -> list[ScoreTexts]:
 
 
 def _group_by_mark(entries: Sequence[SchemeEntry]) -> list[list[SchemeEntry]]:
-    """Group entries that mark alike and differ only in label, test and reader."""
+    """Group entries that mark alike and differ only in label, test, reader and score."""
     groups: dict[str, list[SchemeEntry]] = {}
     for entry in entries:
         mark = json.dumps([entry.scheme, entry.build().to_dict(), entry.host], sort_keys=True)
@@ -162,12 +163,13 @@ def _scores(
     back: Sequence[Row] | None,
     *,
     test: str | None,
+    score: str,
 ) -> list[Row]:
     """Score, p-value and length of each text, and of its translation ``back`` into English if it has one."""
     english = None
     if back is not None:
         english = [row["text"].replace("\x00", " ") if row["translated"] else None for row in back]
-    found = detection_numbers(bound, texts, english, test=test)
+    found = detection_numbers(bound, texts, english, test=test, score=score)
     scored: list[Row] = []
     for row, text, numbers in zip(rows, texts, found, strict=True):
         kept = {"kept": words_kept(row["original_text"], text)} if "original_text" in row else {}

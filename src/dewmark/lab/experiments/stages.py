@@ -2,7 +2,8 @@
 
 Each stage makes only the rows that are missing. The last ones read the rows of the earlier stages and write
 the run's results: ``scores.jsonl``, ``quality.jsonl``, ``evaluation.json`` and, through a callback, the
-report.
+report. With both protocols of keys, texts are also written and scored with a key per seed; those results are
+in a folder of their own inside the run's.
 """
 
 from __future__ import annotations
@@ -44,6 +45,8 @@ def reproduce(run: Run, *, write_report: ReportWriter) -> list[Path]:
             files += write_report(run.out, configuration=_write_configuration(run))
         else:
             _STAGES[stage](run)
+            if run.recipe.keys == "both" and stage in _PER_KEY:
+                _STAGES[stage](run.with_key_per_seed())
     return files
 
 
@@ -61,6 +64,8 @@ def _write_configuration(run: Run) -> dict[str, Any]:
         stream.write((json.dumps(configuration, indent=1, ensure_ascii=False) + "\n").encode())
     return configuration
 
+
+_PER_KEY = ("generate", "attack", "score", "evaluate")
 
 _STAGES: dict[str, Callable[[Run], None]] = {
     "generate": generate_texts,

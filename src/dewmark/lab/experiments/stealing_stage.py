@@ -67,7 +67,7 @@ class _StealMark(Task):
     """Learn a victim's mark from ``corpus`` of its texts and the host's, and write ``rows`` texts with it."""
 
     entry: SchemeEntry
-    seed: int
+    key: int
     settings: Mapping[str, Any]
     marked: RowFile
     unmarked: RowFile
@@ -89,7 +89,7 @@ class _StealMark(Task):
                     seen, scrubbed = seen[: -self.rows], seen[-self.rows :]
                     prompts = [row["prompt"] for row in scrubbed]
                 result = steal(
-                    models.scheme(self.entry, self.seed),
+                    models.scheme(self.entry, self.key),
                     models.host(self.entry.host),
                     [row["text"] for row in seen],
                     [row["text"] for row in self.unmarked.read(self.corpus)],
@@ -137,7 +137,7 @@ def _attacks(run: Run, entry: SchemeEntry, seed: int) -> dict[str, _StealMark]:
         attacks[label] = _StealMark(
             number,
             entry,
-            seed,
+            recipe.key_number(seed),
             settings,
             marked.rows(run.work),
             unmarked.rows(run.work),

@@ -36,7 +36,15 @@ def generate_texts(run: Run) -> None:
             if host not in prompts:
                 prompts[host] = run.prompts(host, number)
             tasks[target.path] = _Generate(
-                number, target, host, entry, seed, prompts[host], recipe.decoding, run.batch_size
+                number,
+                target,
+                host,
+                entry,
+                seed,
+                recipe.key_number(seed),
+                prompts[host],
+                recipe.decoding,
+                run.batch_size,
             )
     longest_first = sorted(tasks.values(), key=lambda task: -task.entry.relative_cost if task.entry else 0)
     entries = [task.entry for task in longest_first if task.entry is not None]
@@ -46,12 +54,13 @@ def generate_texts(run: Run) -> None:
 
 @dataclass(frozen=True)
 class _Generate(Task):
-    """Complete prompts, marked by ``entry`` under the key of ``seed``, or unmarked if it is None."""
+    """Complete prompts, marked by ``entry`` under the experiment's ``key``, or unmarked if it is None."""
 
     target: RowFile
     host: str
     entry: SchemeEntry | None
     seed: int
+    key: int
     prompts: Sequence[Row]
     decoding: Decoding
     batch_size: int
@@ -60,7 +69,7 @@ class _Generate(Task):
         """Write texts batch by batch; each text has its own sampling seed, the same in every run."""
         with self.target.missing_batches(self.rows, size=self.batch_size) as batches:
             for batch in batches:
-                bound = None if self.entry is None else models.scheme(self.entry, self.seed)
+                bound = None if self.entry is None else models.scheme(self.entry, self.key)
                 prompts = [self.prompts[i] for i in batch]
                 generations = models.host(self.host).generate(
                     [prompt["text"] for prompt in prompts],

@@ -55,15 +55,15 @@ class LoadedModels:
         return self._host
 
     def scheme(
-        self, entry: SchemeEntry, seed: int, *, own_texts: tuple[RowFile, int] | None = None
+        self, entry: SchemeEntry, key: int, *, own_texts: tuple[RowFile, int] | None = None
     ) -> BoundScheme:
-        """A scheme under the key of a seed; if it runs the host to detect, it shares the loaded one.
+        """A scheme under an experiment's key; if it runs the host to detect, it shares the loaded one.
 
         ``own_texts`` are the texts that the scheme wrote, and how many: schemes that keep records of their
         texts get them before detection.
         """
-        # label, test and reader don't matter
-        wanted = (entry.scheme, entry.settings, entry.host, seed, own_texts)
+        # label, test, reader and score don't matter
+        wanted = (entry.scheme, entry.settings, entry.host, key, own_texts)
         if self._scheme is None or self._scheme[0] != wanted:
             from dewmark import hosts
 
@@ -75,7 +75,7 @@ class LoadedModels:
                 cache=cache_dir(), progress=self.progress, find_host=hosts.host_info, open_host=open_host
             )
             info = hosts.host_info(entry.host, progress=self.progress)
-            bound = entry.build().bind(experiment_key(seed), info, workspace)
+            bound = entry.build().bind(experiment_key(key), info, workspace)
             if own_texts is not None:
                 rows = own_texts[0].read(own_texts[1])
                 bound.finished([row["text"] for row in rows], seeds=[row["seed"] for row in rows])

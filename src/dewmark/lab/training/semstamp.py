@@ -9,9 +9,9 @@ after v = (M_C(·) − μ) A. Half of the n come from the same text as s. Otherw
 share its subject, would all fall into one or two bins, and a draft in an accepted bin would become rare. A
 starts as the whitening of the first r principal components.
 
-Paraphrases are made from the sentences themselves: words dropped, neighbours swapped, clauses reordered, one
-half alone. A JSONL file with ``text`` and ``paraphrase`` adds real ones: sentences are matched by their
-shared character trigrams, where each is the other's best match.
+Paraphrases come from a JSONL file with ``text`` and ``paraphrase``, as the authors have them: sentences are
+matched by their shared character trigrams, where each is the other's best match. Without such rows they are
+made from the sentences themselves: words dropped, neighbours swapped, clauses reordered, one half alone.
 """
 
 from __future__ import annotations
@@ -175,11 +175,11 @@ class Pairs:
         return len(self.sentences)
 
 
-def synthetic_pairs(texts: Sequence[str], *, seed: int) -> Pairs:
+def synthetic_pairs(texts: Sequence[str], *, seed: int, first_owner: int = 0) -> Pairs:
     """Three variants of every complete sentence of at least five words."""
     rng = np.random.default_rng([seed, 1])
     pairs = Pairs()
-    for owner, text in enumerate(texts):
+    for owner, text in enumerate(texts, start=first_owner):
         for sentence in dict.fromkeys(_complete_sentences(text)):
             if len(sentence.split()) >= _LEAST_WORDS:
                 for variant in _variants(sentence, rng):
@@ -187,7 +187,7 @@ def synthetic_pairs(texts: Sequence[str], *, seed: int) -> Pairs:
     return pairs
 
 
-def file_pairs(path: Path, *, first_owner: int = 0) -> Pairs:
+def file_pairs(path: Path) -> Pairs:
     """The matched sentences of a JSONL file's rows that have both ``text`` and ``paraphrase``."""
     pairs = Pairs()
     if path.suffix != ".jsonl":
@@ -199,15 +199,15 @@ def file_pairs(path: Path, *, first_owner: int = 0) -> Pairs:
         if not isinstance(text, str) or not isinstance(rewrite, str):
             raise InputError(f'{path}, line {number}: "text" and "paraphrase" must both be strings')
         for sentence, paraphrase in _matched(_complete_sentences(text), _complete_sentences(rewrite)):
-            pairs.add(sentence, paraphrase, first_owner + number)
+            pairs.add(sentence, paraphrase, number)
     return pairs
 
 
 def _encoded_pairs(job: Job, texts: Sequence[str]) -> Arrays:
     """The encoder's vectors of all pairs, and the numbers of their sentences and texts."""
-    pairs = synthetic_pairs(texts, seed=job.seed)
-    if isinstance(job.texts, FileTexts):
-        pairs += file_pairs(job.texts.path, first_owner=len(texts))
+    pairs = file_pairs(job.texts.path) if isinstance(job.texts, FileTexts) else Pairs()
+    if len(pairs) < _LEAST_PAIRS:
+        pairs += synthetic_pairs(texts, seed=job.seed, first_owner=len(texts))
     if len(pairs) < _LEAST_PAIRS:
         raise InputError(
             f"the texts give {len(pairs)} pairs of sentences, {_LEAST_PAIRS} are needed: add more text"

@@ -28,7 +28,7 @@ __all__ = ["FileTexts", "HostTexts", "Texts", "sentence_starts"]
 
 _TOKENS = 200  # per text that the host writes
 _WORDS = 8  # of a sentence that the host continues
-_BATCH = 32
+_BATCH = 128
 
 
 class Texts(ABC):
