@@ -3,12 +3,12 @@
     python benchmarks/table1.py run OUT --device cuda --jobs 3 --minutes 8 --artifacts ARTIFACTS
     python benchmarks/table1.py report OUT --to docs/results/main
 
-It writes what `dewmark reproduce main` writes, in an order that makes a run useful whenever it stops: first all
-rows of the paper with one key for its three seeds, then the same rows under the keys of the other two seeds, then
-rows that the paper does not have. Workers share the rows: each takes the next one that nobody has. A worker
-appends one line per cell (row, key, seed, kind of text, attack) to OUT/cells-N.jsonl and its marked texts to
-OUT/texts-N.jsonl.gz; what is there is not made again. With ``--artifacts`` the learned schemes use
-ARTIFACTS/SCHEME, which `benchmarks/train_rivals.py` may still be writing: their rows wait for it.
+It writes what `dewmark reproduce main` writes, in an order that makes a run useful whenever it stops: first
+all rows of the paper with one key for its three seeds, then the same rows under the keys of the other two
+seeds, then rows that the paper does not have. Workers share the rows: each takes the next one that nobody
+has. A worker appends one line per cell (row, key, seed, kind of text, attack) to OUT/cells-N.jsonl and its
+marked texts to OUT/texts-N.jsonl.gz; what is there is not made again. With ``--artifacts`` the learned
+schemes use ARTIFACTS/SCHEME, which `benchmarks/train_rivals.py` may still be writing: their rows wait for it.
 
 ``report`` turns the cells into the report of `dewmark reproduce`. The host itself judges perplexity unless
 ``--judge`` names another model.
@@ -31,6 +31,7 @@ from typing import Any
 
 from script_inputs import script_parser
 
+from dewmark.artifacts import CARD
 from dewmark.attacks.base import load_attack
 from dewmark.attacks.translation.machine_translation import NeuralEngine
 from dewmark.hosts import load_host
@@ -102,7 +103,9 @@ class Worker:
     def _phases(self) -> Iterator[tuple[Sequence[tuple[str, ...]], dict[int, tuple[int, ...]]]]:
         """Groups of rows, and by key the seeds whose texts are written with it."""
         wanted = set(self.options.rows)
-        paper, more = ([group for group in each if not wanted or wanted & set(group)] for each in (ROWS, MORE))
+        paper, more = (
+            [group for group in each if not wanted or wanted & set(group)] for each in (ROWS, MORE)
+        )
         one, others = {0: tuple(range(SEEDS))}, {seed: (seed,) for seed in range(1, SEEDS)}
         yield paper, one
         if "per-seed" in self.options.protocols:
@@ -116,9 +119,9 @@ class Worker:
         name = f"{group[0]}-{'-'.join(map(str, keys))}"
         if f"{name} done" in self._finished():
             return False
-        if self.options.artifacts and entry.build().needs.artifact:
-            if not (self.options.artifacts / entry.scheme / "card.json").exists():
-                return True
+        needed = self.options.artifacts and entry.build().needs.artifact
+        if needed and not (self.options.artifacts / entry.scheme / CARD).exists():
+            return True
         with claimed(self.out / "claims" / name) as mine:
             if mine:
                 begun = time.perf_counter()
@@ -184,7 +187,8 @@ class Worker:
             [row["text"] for _ in seeds for row in self.prompts],
             scheme=bound,
             seeds=[1_000_000 * seed + i for seed in seeds for i in range(len(self.prompts))],
-            batch_size=self.options.batch,
+            # eight drafts of each row's sentence are written at once
+            batch_size=self.options.batch // 3 if bound and bound.scheme.needs.drafts else self.options.batch,
             decoding=self.recipe.decoding,
         )
         return [each.text for each in made]
@@ -205,7 +209,7 @@ class Worker:
         return made
 
     def unmarked(self) -> dict[str, list[str]]:
-        """The host's unmarked texts of all seeds after every attack; the first worker that asks makes them."""
+        """The host's unmarked texts after every attack; the first worker that asks makes them."""
         file = self.out / "unmarked.json"
         while not file.exists():
             with claimed(self.out / "claims" / "unmarked") as mine:
@@ -295,7 +299,9 @@ def report(out: Path, to: Path, command: str) -> None:
             if (key == 0 if one else key == seed)
             for i, (score, p, tokens) in enumerate(zip(row["score"], row["p"], row["tokens"], strict=True))
         ]
-        complete = {label for label in order if {row.seed for row in rows if row.scheme == label} >= {0, 1, 2}}
+        complete = {
+            label for label in order if {row.seed for row in rows if row.scheme == label} >= {0, 1, 2}
+        }
         rows = [row for row in rows if row.scheme in complete]
         if rows:
             folder.mkdir(exist_ok=True)

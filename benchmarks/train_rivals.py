@@ -3,10 +3,11 @@
     python benchmarks/train_rivals.py --out artifacts --device cuda --jobs 3 --paraphrases pairs.jsonl
     python benchmarks/train_rivals.py sir xsir --host gemma3-270m --lexicon en-pt.tsv --out artifacts-gemma
 
-The host first writes the training texts, continuing sentences that no experiment uses as a prompt; all schemes
-share them. SemStamp and k-SemStamp learn from real paraphrases: each text's round trip through Portuguese, and
-the rows of ``--paraphrases`` (JSONL with ``text`` and ``paraphrase``). X-SIR makes its clusters from all
-``--lexicon`` files together: two words per line, separated by spaces or a tab, as in the MUSE dictionaries.
+The host first writes the training texts, continuing sentences that no experiment uses as a prompt; all
+schemes share them. SemStamp and k-SemStamp learn from real paraphrases: each text's round trip through
+Portuguese, and the rows of ``--paraphrases`` (JSONL with ``text`` and ``paraphrase``). X-SIR makes its
+clusters from all ``--lexicon`` files together: two words per line, separated by spaces or a tab, as in the
+MUSE dictionaries.
 
 Each artifact goes to OUT/SCHEME, for ``--set artifact=OUT/SCHEME``; what is there is not trained again, and a
 stopped training continues. OUT/trained.jsonl gets a line per artifact, with its seconds and its report.
@@ -92,7 +93,9 @@ def train(options: argparse.Namespace, scheme: str) -> None:
     elif options.texts < TEXTS:
         small = options.out / "texts.jsonl"
         small.write_text(
-            "".join(json.dumps({"text": each}) + "\n" for each in source(options).take(options.texts, least=1))
+            "".join(
+                json.dumps({"text": each}) + "\n" for each in source(options).take(options.texts, least=1)
+            )
         )
         texts = FileTexts(small)
     lexicon = options.out / "lexicon.tsv"

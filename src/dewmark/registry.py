@@ -121,6 +121,7 @@ SCHEMES = Registry(
         "morphmark": "dewmark.baselines.green.morphmark:MorphMark",
         "mpac": "dewmark.baselines.green.mpac:MPAC",
         "pasa": "dewmark.baselines.keyed_sampling.pasa:PASA",
+        "pmark": "dewmark.baselines.sentence.pmark:PMark",
         "simkey": "dewmark.baselines.keyed_sampling.simkey:SimKey",
         "sir": "dewmark.baselines.learned.sir:SIR",
         "semstamp": "dewmark.baselines.sentence.semstamp:SemStamp",

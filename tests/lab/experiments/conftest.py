@@ -36,8 +36,9 @@ def tiny_chat_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def command(host: Path, out: Path, *more: str, recipe: Path | str = "main") -> list[str]:
     """A run that takes a second: one scheme, two seeds, one attack."""
-    words = f"reproduce {recipe} --host {host} --judge {host} --texts 4 --seeds 2 --keys per-seed --tokens 12 --batch-size 2"
-    return [*words.split(), "--schemes", "kgw", "--attacks", "delete-0.3", "--out", str(out), "-q", *more]
+    words = f"reproduce {recipe} --host {host} --judge {host} --texts 4 --seeds 2 --tokens 12 --batch-size 2"
+    rest = f"--keys per-seed --schemes kgw --attacks delete-0.3 --out {out} -q"
+    return [*words.split(), *rest.split(), *more]
 
 
 def rows(file: Path) -> list[dict]:

@@ -48,7 +48,7 @@ def test_two_tests_of_one_mark_encode_a_text_once(tiny_folder, tmp_path, written
     source = written.rows(tmp_path)
 
     def score(chosen: dict[str, StageOutput], folder: str) -> int:
-        targets = {(test, None): output.rows(tmp_path / folder) for test, output in chosen.items()}
+        targets = {(test, None, "z"): output.rows(tmp_path / folder) for test, output in chosen.items()}
         encoded.clear()
         task = ScoreTexts(6, entry, 0, (source, 6), (PendingScores(source, targets, 6),), 2)
         task.run(LoadedModels("cpu"), lambda _: None)
@@ -68,18 +68,18 @@ def test_a_test_that_is_behind_catches_up(tiny_folder, tmp_path, written, bag_en
     entry, outputs = two_tests(tiny_folder)
     source, targets = (
         written.rows(tmp_path),
-        {(test, None): output.rows(tmp_path) for test, output in outputs.items()},
+        {(test, None, "z"): output.rows(tmp_path) for test, output in outputs.items()},
     )
 
     def score() -> dict[str, bytes]:
         task = ScoreTexts(6, entry, 0, (source, 6), (PendingScores(source, targets, 6),), 2)
         task.run(LoadedModels("cpu"), lambda _: None)
-        return {test: target.path.read_bytes() for (test, _), target in targets.items()}
+        return {test: target.path.read_bytes() for (test, *_), target in targets.items()}
 
     expected = score()
     for test, kept in (("key", 2), ("gaussian", 5)):  # the second is cut within a batch
         lines = expected[test].split(b"\n")[:kept]
-        targets[test, None].path.write_bytes(b"".join(line + b"\n" for line in lines) + b'{"id')
+        targets[test, None, "z"].path.write_bytes(b"".join(line + b"\n" for line in lines) + b'{"id')
         assert score() == expected
 
 
@@ -89,13 +89,21 @@ def test_a_reader_s_row_has_the_scores_of_a_detector_with_that_reader(
     from dewmark.hosts.expectations import open_reader
 
     entry = SchemeEntry("dew", "dew", str(tiny_folder), reader="host")
-    ways = {(None, None): "plain", (None, entry.reader_model): "read"}
+    ways = {
+        (None, None, "z"): "plain",
+        (None, entry.reader_model, "z"): "read",
+        (None, None, "mean"): "mean",
+    }
     outputs = {way: StageOutput("score", {"way": name}) for way, name in ways.items()}
     source, targets = written.rows(tmp_path), {way: each.rows(tmp_path) for way, each in outputs.items()}
     models = LoadedModels("cpu")
     ScoreTexts(5, entry, 0, (source, 5), (PendingScores(source, targets, 5),), 5).run(models, lambda _: None)
-    plain, read = (targets[way].read(5) for way in ways)
+    plain, read, mean = (targets[way].read(5) for way in ways)
     assert plain != read
+    alone = models.scheme(entry, 0, own_texts=(source, 5)).detect_batch(
+        [row["text"] for row in source.read(5)]
+    )
+    assert [row["score"] for row in mean] == pytest.approx([each.score for each in alone])
     bound = models.scheme(entry, 0, own_texts=(source, 5)).reading_with(open_reader(str(tiny_folder)))
     found = bound.detect_batch([row["text"] for row in source.read(5)])
     assert [row["score"] for row in read] == pytest.approx([each.z for each in found])

@@ -39,6 +39,29 @@ def test_every_kind_attack_and_seed_is_scored(finished):
     ]
 
 
+def test_both_protocols_of_keys(tiny_folder, finished, tmp_path):
+    from dewmark.lab.experiments.recipe import experiment_key
+
+    out, work = tmp_path / "out", tmp_path / "work"
+    shutil.copytree(finished, work)  # its seeds have keys of their own
+    more = ("--keys", "both", "--stages", "generate,attack,score,evaluate", "--work", str(work))
+    assert main(command(tiny_folder, out, *more)) == 0
+    for name in ("scores.jsonl", "evaluation.json"):
+        assert (out / "key-per-seed" / name).read_bytes() == (finished / name).read_bytes()
+    used = {
+        (inputs["seed"], inputs["scheme"]["key"])
+        for file in (work / "generate").glob("*/inputs.json")
+        if (inputs := json.loads(file.read_text(encoding="utf-8")))["scheme"]
+    }
+    first, second = (experiment_key(number).fingerprint for number in (0, 1))
+    assert used == {(0, first), (1, second), (1, first)}
+    mine, theirs = (rows(folder / "scores.jsonl") for folder in (out, out / "key-per-seed"))
+    same = [a == b for a, b in zip(mine, theirs, strict=True)]
+    seeds = [row["seed"] for row in mine]
+    assert all(equal for equal, seed in zip(same, seeds, strict=True) if seed == 0)
+    assert not all(same)
+
+
 def test_scores_agree_with_the_library(finished, tiny_folder):
     from dewmark.lab.experiments.recipe import experiment_key
     from dewmark.watermark import load_scheme

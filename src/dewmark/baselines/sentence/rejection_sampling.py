@@ -42,10 +42,20 @@ if TYPE_CHECKING:
 
     from dewmark.sampling import Session
 
-__all__ = ["SentenceBins", "SentenceBound", "SentenceDrafts", "SentenceScheme", "key_stream"]
+__all__ = [
+    "UNUSABLE",
+    "GrowingText",
+    "SentenceBins",
+    "SentenceBound",
+    "SentenceDrafts",
+    "SentenceScheme",
+    "SentenceUnits",
+    "key_stream",
+]
 
 _NOT_ACCEPTED = -1.0  # worse than an accepted bin too near its border
-_UNUSABLE = -float("inf")
+UNUSABLE = -float("inf")
+"""The score of a draft that changes a sentence before it."""
 
 
 @dataclass(frozen=True)
@@ -125,11 +135,33 @@ class TransitionEvidence(Evidence):
     counts: I64 = dataclasses.field(default_factory=lambda: np.zeros((0, 0), dtype=np.int64))
 
 
-class SentenceBound(BoundScheme):
-    """Such a scheme, bound. The units of its detections are sentences.
+class SentenceUnits(BoundScheme):
+    """A bound scheme that marks whole sentences, which are the units of its detections."""
 
-    ``partition`` (K, K) is True where the second bin is accepted after the first.
-    """
+    def session(
+        self,
+        prompt_ids: torch.Tensor,
+        attention_mask: torch.Tensor | None = None,
+        *,
+        seeds: Sequence[int] | None = None,
+    ) -> Session:
+        """Not available: this scheme chooses between drafts of whole sentences."""
+        raise ConfigError(
+            f"{self.scheme.name} chooses between drafts of whole sentences, which no logits processor can: "
+            "write with Watermark.generate, Host.generate or dewmark generate"
+        )
+
+    def tokenize(self, texts: Sequence[str]) -> list[Tokenized]:
+        """Texts as sentences, numbered in order."""
+        found = [[(s.start, s.end) for s in sentences(text)] for text in texts]
+        return [
+            Tokenized(text, tuple(range(len(spans))), tuple(spans))
+            for text, spans in zip(texts, found, strict=True)
+        ]
+
+
+class SentenceBound(SentenceUnits):
+    """Such a scheme, bound: ``partition`` (K, K) is True where the second bin is accepted after the first."""
 
     tests = ("exact", "z")
     scheme: SentenceScheme
@@ -154,19 +186,6 @@ class SentenceBound(BoundScheme):
             order = key_stream(secret, f"after {before}").permutation(count)
             self.partition[before, order[: self._accepted]] = True
 
-    def session(
-        self,
-        prompt_ids: torch.Tensor,
-        attention_mask: torch.Tensor | None = None,
-        *,
-        seeds: Sequence[int] | None = None,
-    ) -> Session:
-        """Not available: this scheme chooses between drafts of whole sentences."""
-        raise ConfigError(
-            f"{self.scheme.name} chooses between drafts of whole sentences, which no logits processor can: "
-            "write with Watermark.generate, Host.generate or dewmark generate"
-        )
-
     def drafts(self, prompts: Sequence[str]) -> Drafts:
         """Start choosing the sentences that follow these prompts."""
         return SentenceDrafts(
@@ -177,14 +196,6 @@ class SentenceBound(BoundScheme):
             tries=self.scheme.tries,
             at_once=self.scheme.drafts,
         )
-
-    def tokenize(self, texts: Sequence[str]) -> list[Tokenized]:
-        """Texts as sentences, numbered in order."""
-        found = [[(s.start, s.end) for s in sentences(text)] for text in texts]
-        return [
-            Tokenized(text, tuple(range(len(spans))), tuple(spans))
-            for text, spans in zip(texts, found, strict=True)
-        ]
 
     def test_texts(
         self, texts: Sequence[Tokenized], prompts: Sequence[Tokenized], *, test: str, fpr: float
@@ -267,7 +278,7 @@ class SentenceBound(BoundScheme):
 
 
 @dataclass
-class _Text:
+class GrowingText:
     """A growing text: its last judged sentence, ``judged`` characters long, and what follows it.
 
     ``bin`` is that sentence's bin, ``previous`` the bin of the sentence before. Before the first sentence,
@@ -300,7 +311,7 @@ class SentenceDrafts(Drafts):
         self._partition = partition
         last = [_last_sentence(prompt) for prompt in prompts]
         found = iter(self._assign([text for text in last if text])[0])
-        self._texts = [_Text(next(found) if text else None) for text in last]
+        self._texts = [GrowingText(next(found) if text else None) for text in last]
         self._known: dict[str, int] = {}  # bins of all sentences judged so far
 
     def end(self, row: int, draft: str, *, last: bool = False) -> int | None:
@@ -327,7 +338,7 @@ class SentenceDrafts(Drafts):
         for row, text in zip(rows, found, strict=True):
             before = self._texts[row].bin
             if text is None:
-                scores.append(_UNUSABLE)
+                scores.append(UNUSABLE)
             elif before is None:  # the sentence depends on none, and detection does not score it
                 scores.append(1.0)
             else:
@@ -345,13 +356,15 @@ class SentenceDrafts(Drafts):
         text.tail = text.tail[text.judged :].lstrip()
         text.judged = first_end(text.tail, last=True) or 0
         if text.judged:
-            text.previous, text.bin = text.bin, self._bin(text.tail[: text.judged].rstrip())
+            text.previous, text.bin = text.bin, self._after(text)
 
     def _assign(self, texts: Sequence[str]) -> tuple[list[int], list[float]]:
         bins, slack = self._bins.assign(self._space.vectors(texts))
         return bins.tolist(), slack.tolist()
 
-    def _bin(self, sentence: str) -> int:
+    def _after(self, text: GrowingText) -> int:
+        """What the next sentence depends on: the bin of the sentence just accepted."""
+        sentence = text.tail[: text.judged].rstrip()
         if sentence not in self._known:
             self._known[sentence] = self._assign([sentence])[0][0]
         return self._known[sentence]

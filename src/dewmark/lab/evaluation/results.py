@@ -1,8 +1,8 @@
 """Scored texts and the results that the protocol computes from them, as frozen, JSON-serializable values.
 
 A `ScoreRow` is one text under one key: the scheme whose detector scored it, the attack it went through, the
-seed of the run (each has its own texts, and its own key or the one of all), and whether it is marked, unmarked text of the host, or
-human-written. Larger scores mean more marked, whatever the scheme.
+seed of the run (each has its own texts, and either its own key or that of all), and whether it is marked,
+unmarked text of the host, or human-written. Larger scores mean more marked, whatever the scheme.
 
     Evaluation
     └── Cell                     one scheme under one attack

@@ -290,7 +290,8 @@ class RunOutputs:
                 artifact = load_artifact(getattr(scheme, "artifact", None), scheme=entry.scheme).identity
             self._schemes[entry.label] = {
                 "name": entry.scheme,
-                "settings": scheme.to_dict(),
+                # where an artifact lies does not matter
+                "settings": {name: value for name, value in scheme.to_dict().items() if name != "artifact"},
                 "artifact": artifact,
             }
         return {**self._schemes[entry.label], "key": experiment_key(self.recipe.key_number(seed)).fingerprint}

@@ -18,15 +18,26 @@ from pathlib import Path
 from typing import Any
 
 from dewmark.attacks.base import ATTACKS
+from dewmark.config import config_hash
 from dewmark.core.keys import Key
 from dewmark.decoding import Decoding, check_int
 from dewmark.errors import ConfigError
 from dewmark.registry import SCHEMES, unknown_name
 from dewmark.scheme import Scheme
 
-__all__ = ["KEYS", "STAGES", "AttackEntry", "Recipe", "SchemeEntry", "experiment_key", "load_recipe", "tables"]
+__all__ = [
+    "KEYS",
+    "STAGES",
+    "AttackEntry",
+    "Recipe",
+    "SchemeEntry",
+    "experiment_key",
+    "load_recipe",
+    "tables",
+]
 
 STAGES = (
+    "train",
     "generate",
     "attack",
     "score",
@@ -52,8 +63,8 @@ class SchemeEntry:
     """A row of a table: a scheme, its settings, its host, and how it detects.
 
     ``test`` is None for the scheme's default. ``reader`` is the model that reads texts before they are scored
-    (``host`` for the row's own host), or None. ``score`` is what thresholds are set on: ``z``, or the ``mean``
-    score of a text's tokens, as in the paper. Rows that differ only in these three share their texts.
+    (``host`` for the row's own host), or None. ``score`` is what thresholds are set on: ``z``, or the
+    ``mean`` score of a text's tokens, as in the paper. Rows that differ only in these three share texts.
     """
 
     label: str
@@ -111,9 +122,11 @@ class Recipe:
 
     With ``chat`` the prompts are requests, which hosts answer in their chat template. ``conditions`` map
     labels to the fields that differ under each: ``decoding`` (only the options that differ), ``prompts`` and
-    ``chat``. ``keys`` is one of `KEYS`. ``lengths`` are the numbers of tokens to which texts are truncated for the figure over lengths.
-    ``settings`` are the profile's settings by scheme, which override those of the scheme's rows. ``options``
-    configure stages by name.
+    ``chat``. ``keys`` is one of `KEYS`. ``lengths`` are the numbers of tokens to which texts are truncated
+    for the figure over lengths. ``settings`` are the profile's settings by scheme, which override those of
+    the scheme's rows. ``training`` maps learned schemes to the ``encoder`` (and ``lexicon``, ``steps``) that
+    their artifacts are trained with for the row's host; the rows of other learned schemes use the artifacts
+    of the package. ``options`` configure stages by name.
     """
 
     name: str
@@ -134,6 +147,7 @@ class Recipe:
     chat: bool = False
     conditions: Mapping[str, Settings] = field(default_factory=dict)
     settings: Mapping[str, Settings] = field(default_factory=dict)
+    training: Mapping[str, Settings] = field(default_factory=dict)
     options: Mapping[str, Settings] = field(default_factory=dict)
 
     def narrowed(
@@ -198,6 +212,18 @@ class Recipe:
     def key_number(self, seed: int) -> int:
         """Which `experiment_key` the texts of a seed are marked and scored with."""
         return seed if self.keys == "per-seed" else 0
+
+    def with_artifacts(self, folder: Path) -> Recipe:
+        """A copy whose learned rows use the artifacts that are trained into a folder."""
+        rows = []
+        for entry in self.schemes:
+            training = self.training.get(entry.scheme)
+            if training is not None and "artifact" not in entry.settings:
+                name = f"{entry.scheme}-{config_hash(entry.host, dict(training))}"
+                settings = {**entry.settings, "artifact": str(folder / name)}
+                entry = dataclasses.replace(entry, settings=settings)
+            rows.append(entry)
+        return dataclasses.replace(self, schemes=tuple(rows))
 
     def on_host(self, host: str) -> Recipe:
         """A copy that uses another host for every row."""
@@ -306,6 +332,11 @@ def _checked(recipe: Recipe) -> Recipe:
         check_int("lengths", length, least=1)
     for entry in recipe.schemes:
         entry.build()
+    for scheme, settings in recipe.training.items():
+        if "encoder" not in settings or set(settings) - {"encoder", "lexicon", "steps"}:
+            raise ConfigError(
+                f"the training of {scheme} needs an encoder and may have a lexicon and steps, got {settings}"
+            )
     recipe.under_conditions()
     return recipe
 

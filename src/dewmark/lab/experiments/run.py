@@ -42,6 +42,7 @@ class Run:
                 f"the table {self.recipe.name} needs human-written texts: "
                 "add --human NAME=FILE.jsonl (one text per row)"
             )
+        self.recipe = self.recipe.with_artifacts(self.work / "artifacts")
         self.outputs = RunOutputs(self.recipe, self.work, self.human)
 
     def with_key_per_seed(self) -> Run:

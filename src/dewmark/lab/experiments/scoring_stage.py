@@ -30,8 +30,7 @@ if TYPE_CHECKING:
 __all__ = ["PendingScores", "ScoreTexts", "Way", "score_texts"]
 
 Way = tuple[str | None, str | None, str]
-"""How texts are scored: by a test and a reader, each None for the scheme's default and for no reader, and as z
-or as the mean score of tokens."""
+"""How texts are scored: test (None: the default), reader (None: no reader), and ``z`` or ``mean``."""
 
 
 def score_texts(run: Run) -> None:

@@ -1,4 +1,4 @@
-"""The stages of a recipe in their order: generate → attack → score → quality … → evaluate → report.
+"""The stages of a recipe in their order: train → generate → attack → score → quality … → evaluate → report.
 
 Each stage makes only the rows that are missing. The last ones read the rows of the earlier stages and write
 the run's results: ``scores.jsonl``, ``quality.jsonl``, ``evaluation.json`` and, through a callback, the
@@ -26,6 +26,7 @@ from dewmark.lab.experiments.run import Run
 from dewmark.lab.experiments.scoring_stage import score_texts
 from dewmark.lab.experiments.stealing_stage import steal_marks
 from dewmark.lab.experiments.text_stages import attack_texts, generate_texts
+from dewmark.lab.experiments.training_stage import train_artifacts
 
 __all__ = ["ReportWriter", "reproduce"]
 
@@ -68,6 +69,7 @@ def _write_configuration(run: Run) -> dict[str, Any]:
 _PER_KEY = ("generate", "attack", "score", "evaluate")
 
 _STAGES: dict[str, Callable[[Run], None]] = {
+    "train": train_artifacts,
     "generate": generate_texts,
     "attack": attack_texts,
     "score": score_texts,

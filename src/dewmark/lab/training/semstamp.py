@@ -10,8 +10,9 @@ share its subject, would all fall into one or two bins, and a draft in an accept
 starts as the whitening of the first r principal components.
 
 Paraphrases come from a JSONL file with ``text`` and ``paraphrase``, as the authors have them: sentences are
-matched by their shared character trigrams, where each is the other's best match. Without such rows they are
-made from the sentences themselves: words dropped, neighbours swapped, clauses reordered, one half alone.
+matched by their shared character trigrams, where each is the other's best match. If there are few or none,
+others are made from the sentences themselves: words dropped, neighbours swapped, clauses reordered, one half
+alone.
 """
 
 from __future__ import annotations
@@ -43,6 +44,7 @@ MARGIN = 0.8
 _BATCH, _RATE = 256, 1e-3
 _ENCODER_BATCH = 512
 _LEAST_PAIRS = 60
+_ENOUGH_PAIRS = 500  # real ones, to need no others
 _LEAST_WORDS = 5  # of a sentence that is paraphrased
 _LEAST_OVERLAP = 0.15
 _CLAUSES = re.compile(r"[,;:–—]\s+")
@@ -206,7 +208,7 @@ def file_pairs(path: Path) -> Pairs:
 def _encoded_pairs(job: Job, texts: Sequence[str]) -> Arrays:
     """The encoder's vectors of all pairs, and the numbers of their sentences and texts."""
     pairs = file_pairs(job.texts.path) if isinstance(job.texts, FileTexts) else Pairs()
-    if len(pairs) < _LEAST_PAIRS:
+    if len(pairs) < _ENOUGH_PAIRS:
         pairs += synthetic_pairs(texts, seed=job.seed, first_owner=len(texts))
     if len(pairs) < _LEAST_PAIRS:
         raise InputError(
