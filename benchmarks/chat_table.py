@@ -12,27 +12,41 @@ from pathlib import Path
 from typing import Any
 
 LEVELS = ("p<0.01", "p<0.0001")
-ATTACKS = ("none", "delete-30", "delete-50", "round-trip", "translate", "translate, brought back")
+ATTACKS = (
+    "none",
+    "delete-30",
+    "delete-50",
+    "wordnet-30",
+    "round-trip",
+    "translate",
+    "translate, brought back",
+)
 MEASURES = ("distinct_content", "unlisted", "repetition")
 
 
 def read(paths: list[Path]) -> list[dict[str, Any]]:
     """Rows with means over keys; unmarked ones have ``marked`` false."""
+    lines = (line for path in paths for line in path.read_text(encoding="utf-8").splitlines())
+    once = {json.dumps(row["of"]): row for row in map(json.loads, lines)}  # files may overlap
     groups: dict[tuple[Any, ...], list[dict[str, Any]]] = defaultdict(list)
-    for path in paths:
-        for line in path.read_text(encoding="utf-8").splitlines():
-            row = json.loads(line)
-            of = row["of"]
-            if "negatives" in of:
-                name = ("negatives", of["host"], of["negatives"], of["reader"])
-            elif "wording" in of:
-                name = ("wording", of["host"], of["setting"], of["tokens"], of["scheme"])
-            else:
-                scheme = of.get("by", of["scheme"])
-                where = (of["host"], of["setting"], of["tokens"], scheme)
-                name = ("found", *where, of["attack"], of["reader"], of["marked"])
-            groups[name].append(row)
+    for row in once.values():
+        of = {key: model(value) if key in ("host", "reader") else value for key, value in row["of"].items()}
+        if "negatives" in of:
+            name = ("negatives", of["host"], of["negatives"], of["reader"])
+        elif "wording" in of or "likelihood" in of:
+            kind = "wording" if "wording" in of else "likelihood"
+            name = (kind, of["host"], of["setting"], of["tokens"], of["scheme"])
+        else:
+            scheme = of.get("by", of["scheme"])
+            where = (of["host"], of["setting"], of["tokens"], scheme)
+            name = ("found", *where, of["attack"], of["reader"], of["marked"])
+        groups[name].append(row)
     return [summary(name, rows) for name, rows in groups.items()]
+
+
+def model(name: str) -> str:
+    """A model's name, which is its folder's where a folder was given."""
+    return name.rsplit("/", 1)[-1]
 
 
 def summary(name: tuple[Any, ...], rows: list[dict[str, Any]]) -> dict[str, Any]:
@@ -50,8 +64,8 @@ def summary(name: tuple[Any, ...], rows: list[dict[str, Any]]) -> dict[str, Any]
         } | rates
     fields = ("host", "setting", "tokens", "scheme", "attack", "reader", "marked")
     found: dict[str, Any] = {"kind": kind, **dict(zip(fields, rest, strict=False)), "keys": len(rows)}
-    if kind == "wording":
-        for measure in MEASURES:
+    if kind in ("wording", "likelihood"):
+        for measure in MEASURES if kind == "wording" else ("nats",):
             values = [row[measure] for row in rows if row.get(measure)]
             if values:
                 half = [(each["high"] - each["low"]) / 2 for each in values]
@@ -97,6 +111,17 @@ def tables(rows: list[dict[str, Any]]) -> str:
                 + " | ".join(cells)
                 + " |"
             )
+    lines += [
+        "",
+        "### Nats per token under the host, marked minus unmarked",
+        "",
+        "| host | setting | tokens | scheme | nats |",
+    ]
+    lines.append("| --- " * 5 + "|")
+    for row in rows:
+        if row["kind"] == "likelihood":
+            where = " | ".join(str(row[name]) for name in ("host", "setting", "tokens", "scheme"))
+            lines.append(f"| {where} | {row['nats']:+.3f} ± {row['nats ±']:.3f} |")
     lines += [
         "",
         "### False alarms on human texts",
