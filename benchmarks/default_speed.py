@@ -40,6 +40,9 @@ from script_inputs import named_key, script_parser
 
 import dewmark
 from dewmark.config import cache_dir
+from dewmark.cuda import word_race
+from dewmark.cuda.bias_step import captured
+from dewmark.dew import marking, word_step
 from dewmark.lab.bench.configurations import CONFIGURATIONS
 from dewmark.lab.bench.random_models import SHAPES, random_host
 from dewmark.lab.bench.timing import median_interval, seconds
@@ -56,6 +59,7 @@ from dewmark.lab.bench.writers import (
     replayed,
 )
 from dewmark.registry import SCHEMES
+from dewmark.sampling import RandomStreams
 from dewmark.workspace import HostInfo, Workspace
 
 PARTS = ("smollm2", "draws", "graphed", "eager", "detect", "memory")
@@ -184,13 +188,47 @@ class Bench:
         recorded = self.recorded(prompt)
         choosers = self.choosers(self.host.info, prompt)
         width = self.host.info.vocab_size
-        found = {}
+        found: dict[str, object] = {}
+        if "dew" in choosers:
+            found["dew by kernels"] = self.by_kernels(prompt, recorded)
         for name, choose in {"nothing": _first, **choosers}.items():
             writer = self.replaying(_nothing, choose, prompt, recorded, width)
             fastest = min(writer(1) for _ in range(self.args.warm))
-            found[name] = {"us": round(1e6 * fastest, 1)}
-            if self.device.type == "cuda" and fastest < 1.0:
-                found[name] |= _profiled(writer, self.args.turn)
+            profiled = self.device.type == "cuda" and fastest < 1.0
+            found[name] = {"us": round(1e6 * fastest, 1)} | (
+                _profiled(writer, self.args.turn) if profiled else {}
+            )
+        return found
+
+    @torch.inference_mode()
+    def by_kernels(self, prompt: torch.Tensor, recorded: Recorded) -> object:
+        """How many tokens the kernels draw as torch does, and the µs of a step in a CUDA graph."""
+        if not word_race.usable(self.device.type):
+            return "not used here"
+        dew = SCHEMES["dew"]().bind(named_key("speed"), self.host.info, Workspace(cache=cache_dir()))
+        ids = torch.cat((prompt, recorded.tokens), dim=1)
+        drawn = []
+        for used in (True, False):
+            marking.usable = word_step.usable = lambda device, used=used: used
+            choose = drawn_by(dew, prompt, self.decoding)
+            steps = range(self.args.turn)
+            drawn.append([choose(ids[:, : PROMPT + i], recorded.logits[i].float(), i) for i in steps])
+        marking.usable = word_step.usable = word_race.usable
+        same = sum(int((a == b).sum()) for a, b in zip(*drawn, strict=True))
+        found: dict[str, object] = {"same": same, "of": len(prompt) * self.args.turn}
+        if self.device.type == "cuda":
+            batch = dew.session(prompt, torch.ones_like(prompt), seeds=range(len(prompt)))._batch
+            texts, scores, token = batch.texts(prompt), recorded.logits[0].float(), ids[:, PROMPT].clone()
+            random = RandomStreams(range(len(prompt)), device=self.device).states(0)
+
+            def step() -> None:
+                texts.states.push(token)
+                chosen, _ = marking.choose(scores, texts, dew.scheme, [self.decoding] * len(prompt), random)
+                token.copy_(chosen)
+
+            replay = captured(step, device=self.device)
+            times = [1e6 * seconds(replay, self.device) for _ in range(50)]
+            found["graph_us"] = _quartiles(times)
         return found
 
     def recorded(self, prompt: torch.Tensor) -> Recorded:

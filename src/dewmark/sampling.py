@@ -16,6 +16,7 @@ Boundary: functions of logits (batch, vocab) and of the rows' own random numbers
 
 from __future__ import annotations
 
+import functools
 import math
 import secrets
 from abc import ABC, abstractmethod
@@ -24,6 +25,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import torch
 
+from dewmark.cuda.word_race import draw_plain, usable
 from dewmark.decoding import Decoding, check_generate
 from dewmark.errors import ConfigError, NumericalError, VocabularyError
 
@@ -38,6 +40,7 @@ __all__ = [
     "SessionProcessor",
     "SessionRows",
     "check_logits",
+    "decoding_options",
     "draw",
     "filter_logits",
     "fresh_seeds",
@@ -188,6 +191,8 @@ def draw(
     if session is not None and final:
         assert input_ids is not None
         scores = session(input_ids, scores)
+    if usable(noise.device.type):
+        return draw_plain(scores, noise.states(step))
     return race(scores.to(noise.device), noise.exponentials(step, scores.shape[1]))
 
 
@@ -224,6 +229,21 @@ def _largest(folded: torch.Tensor, m: int, *, vocab: int) -> tuple[torch.Tensor,
     return values, (chosen + lines).flatten(1).gather(1, at).clamp_(max=vocab - 1)
 
 
+def decoding_options(decodings: Sequence[Decoding], device: torch.device) -> torch.Tensor:
+    """Temperature, top-k (infinite for none), top-p and min-p of each row, (rows, 4) float32."""
+    first, count = decodings[0], len(decodings)
+    if all(decoding is first for decoding in decodings):
+        return _options((first,), count, device)
+    return _options(tuple(decodings), 1, device)
+
+
+@functools.lru_cache(maxsize=256)
+def _options(decodings: tuple[Decoding, ...], times: int, device: torch.device) -> torch.Tensor:
+    rows = [(d.temperature, d.top_k or math.inf, d.top_p, d.min_p) for d in decodings] * times
+    with torch.inference_mode(False):  # kept for later calls, in any mode
+        return torch.tensor(rows, dtype=torch.float32).to(device, non_blocking=True)
+
+
 class CandidateRace:
     """One step's race, in which the caller supplies the numbers of each row's m likeliest tokens.
 
@@ -237,9 +257,8 @@ class CandidateRace:
     def __init__(self, scores: torch.Tensor, decodings: Sequence[Decoding], m: int) -> None:
         """``scores`` (batch, vocab) float32 are the host's logits, which stay as they are."""
         self._vocab = scores.shape[1]
-        rows = [(d.temperature, d.top_k or math.inf, d.top_p, d.min_p) for d in decodings]
-        settings = torch.tensor(rows, dtype=torch.float32).to(scores.device)
-        temperature, top_k, top_p, min_p = settings.unsqueeze(-1).unbind(1)
+        options = decoding_options(decodings, scores.device)
+        temperature, top_k, top_p, min_p = options.unsqueeze(-1).unbind(1)
         folded = _folded(scores / temperature)
         self._scores = folded.flatten(1)
         self.values, self.candidates = _largest(folded, m, vocab=self._vocab)
@@ -358,7 +377,9 @@ def one_hot_logits(scores: torch.Tensor, choice: Choice) -> torch.Tensor:
     """
     ids, sound = (part.to(scores.device) for part in choice)
     only = torch.full_like(scores, _MINUS_INF).scatter_(1, ids.unsqueeze(1), 0.0)
-    return only if bool(sound.all()) else torch.where(sound.unsqueeze(1), only, scores)
+    if scores.device.type == "cpu" and bool(sound.all()):  # elsewhere looking would be waiting
+        return only
+    return torch.where(sound.unsqueeze(1), only, scores)
 
 
 def check_logits(scores: torch.Tensor, vocab_size: int) -> None:

@@ -20,26 +20,29 @@ import torch
 import triton
 import triton.language as tl
 
-__all__ = ["MOST", "bias_top_", "maxima_of"]
+__all__ = ["BLOCK", "MOST", "bias_top_", "keep_maxima", "maxima_of"]
 
 MOST = 128
 """The largest m: the second kernel sorts 32 m numbers in registers."""
 
-_BLOCK = 32  # logits in a block, and blocks in a group
+BLOCK = 32
+"""Logits in a block, and blocks in a group."""
+
 _TILE = 4  # groups that one program of the first kernel reads
 _CELLS = 1 << 14  # elements of Q that a program of the second kernel holds at once, at most
 
 
 def maxima_of(batch: int, vocab: int, *, device: torch.device) -> torch.Tensor:
-    """A workspace for `bias_top_`, int32 (batch, blocks + groups): the maxima of each row."""
-    groups = -(-vocab // (_BLOCK * _BLOCK * _TILE)) * _TILE
-    return torch.empty(batch, groups * (_BLOCK + 1), dtype=torch.int32, device=device)
+    """A workspace for `keep_maxima`, int32 (batch, blocks + groups): the maxima of each row."""
+    groups = -(-vocab // (BLOCK * BLOCK * _TILE)) * _TILE
+    return torch.empty(batch, groups * (BLOCK + 1), dtype=torch.int32, device=device)
 
 
 @triton.jit
 def _ordered(values):  # type: ignore[no-untyped-def]
-    """Integers that sort like the floats; 0.0 and -0.0 are equal."""
+    """Integers that sort like the floats; 0.0 and -0.0 are equal, and NaN is the largest."""
     bits = (values.to(tl.float32) + 0.0).to(tl.int32, bitcast=True)
+    bits = tl.where(values != values, 0x7FC00000, bits)
     return bits ^ ((bits >> 31) & 0x7FFFFFFF)
 
 
@@ -114,6 +117,17 @@ def _bias_best(  # type: ignore[no-untyped-def]
     tl.store(at + ids, (values.to(tl.float32) + bias).to(values.dtype), mask=inside)
 
 
+def keep_maxima(logits: torch.Tensor, maxima: torch.Tensor | None = None) -> torch.Tensor:
+    """Order-preserving integers of the maxima of blocks and groups of logits (batch, vocab)."""
+    batch, vocab = logits.shape
+    if maxima is None:
+        maxima = maxima_of(batch, vocab, device=logits.device)
+    groups = maxima.shape[1] // (BLOCK + 1)
+    first: Any = _keep_maxima[(batch, groups // _TILE)]
+    first(logits, maxima, vocab, logits.stride(0), groups, BLOCK=BLOCK, TILE=_TILE, num_warps=4)
+    return maxima
+
+
 def bias_top_(
     logits: torch.Tensor,
     Q: torch.Tensor,
@@ -132,10 +146,9 @@ def bias_top_(
     float32: u = √n Q[x]·e / √(e G eᵀ). ``maxima`` is a workspace from `maxima_of`.
     """
     batch, vocab = logits.shape
-    groups = maxima.shape[1] // (_BLOCK + 1)
+    groups = maxima.shape[1] // (BLOCK + 1)
     width, kept = Q.shape[1], max(16, triton.next_power_of_2(m))
-    first: Any = _keep_maxima[(batch, groups // _TILE)]
-    first(logits, maxima, vocab, logits.stride(0), groups, BLOCK=_BLOCK, TILE=_TILE, num_warps=4)
+    keep_maxima(logits, maxima)
     second: Any = _bias_best[(batch,)]
     second(
         logits,
@@ -150,7 +163,7 @@ def bias_top_(
         groups,
         m,
         vocab,
-        BLOCK=_BLOCK,
+        BLOCK=BLOCK,
         GROUPS=max(kept, triton.next_power_of_2(groups)),
         KEPT=kept,
         WIDTH=width,

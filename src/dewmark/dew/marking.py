@@ -8,6 +8,7 @@ as α → 0 the text becomes the unmarked one of the same seed.
 
 from __future__ import annotations
 
+import functools
 import math
 import weakref
 from abc import ABC, abstractmethod
@@ -15,6 +16,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from dewmark.cuda.word_race import MOST, Mixture, draw_words, usable
 from dewmark.decoding import Decoding
 from dewmark.dew.alignment import (
     Batch,
@@ -29,6 +31,7 @@ from dewmark.dew.alignment import (
     WordTexts,
     token_texts,
 )
+from dewmark.dew.inverse_root import InverseRoot
 from dewmark.dew.settings import DewSettings
 from dewmark.dew.word_step import Aligned, WordStates
 from dewmark.sampling import (
@@ -40,6 +43,7 @@ from dewmark.sampling import (
     Rows,
     Session,
     check_logits,
+    decoding_options,
     fresh_seeds,
     likeliest,
     one_hot_logits,
@@ -103,6 +107,18 @@ def choose(
 
     ``states`` (batch, 1) are the rows' random states at this step (`RandomStreams.states`).
     """
+    if isinstance(texts, LexiconTexts) and settings.candidates <= MOST and usable(scores.device.type):
+        return draw_words(
+            texts.aligner.tables,
+            texts.states.state,
+            texts.W,
+            scores,
+            states,
+            decoding_options(decodings, scores.device),
+            filtered=any(decoding.filters for decoding in decodings),
+            m=settings.candidates,
+            mixture=_mixture(settings),
+        )
     race = CandidateRace(scores, decodings, settings.candidates)
     uniforms = token_uniforms(states, race.candidates)
     if isinstance(texts, LexiconTexts):
@@ -138,17 +154,29 @@ def decorrelated_exponentials(
         A = alpha * (units @ units.transpose(1, 2)) * torch.where(same, 1.0, aligned.likeness.unsqueeze(2))
         A = A * (marked[:, :n].unsqueeze(1) & marked[:, :n].unsqueeze(2))
         A.diagonal(dim1=1, dim2=2).fill_(1.0)
-        x = inverse_root(A) @ y[:, :n].float().unsqueeze(2)
-        y = torch.cat((x.squeeze(2).double(), y[:, n:]), dim=1)
+        x = _inverse_root(alpha, n)(A, y[:, :n].float())
+        y = torch.cat((x.double(), y[:, n:]), dim=1)
     numbers: torch.Tensor = -torch.special.log_ndtr(y)
     return numbers.clamp_min_(1e-300)
 
 
-def inverse_root(A: torch.Tensor) -> torch.Tensor:
-    """A^(−1/2) of symmetric positive definite matrices (batch, n, n)."""
-    values, vectors = torch.linalg.eigh(A)
-    root: torch.Tensor = (vectors * values.clamp_min(1e-3).rsqrt().unsqueeze(1)) @ vectors.transpose(1, 2)
-    return root
+_inverse_root = functools.cache(InverseRoot.of)
+
+
+@functools.cache
+def _mixture(settings: DewSettings) -> Mixture:
+    """What the kernels must know of the settings."""
+    root = _inverse_root(settings.keyed_share, max(settings.decorrelate, 1))
+    return Mixture(
+        alpha=settings.keyed_share,
+        strength=settings.strength,
+        gamma=settings.gamma,
+        n=settings.decorrelate,
+        fresh_on_repeat=settings.fresh_on_repeat,
+        scale=root.scale,
+        least=root.least,
+        rounds=root.rounds,
+    )
 
 
 def keyed_exponentials(u: torch.Tensor, uniforms: torch.Tensor, *, alpha: float) -> torch.Tensor:
@@ -310,7 +338,8 @@ def _marked(
     """Marked logits (rows, vocab): with the bias, or with only the drawn token finite."""
     if settings.sampler == "bias":
         return add_bias(scores, texts, settings)
-    states = torch.cat([row.noise.states(len(row.written)) for row in rows]).to(scores.device)
+    states = torch.cat([row.noise.states(len(row.written)) for row in rows])
+    states = states.to(scores.device, non_blocking=True)
     return one_hot_logits(scores, choose(scores, texts, settings, [row.decoding for row in rows], states))
 
 
@@ -402,19 +431,23 @@ class LexiconRows(Rows):
             length = max(map(len, prompts))
             padded = [[0] * (length - len(prompt)) + list(prompt) for prompt in prompts]
             begun = self._aligner.begin(len(new))
-            padding = torch.tensor([[length - len(prompt)] for prompt in prompts], device=device)
-            begun.read_prompts(torch.tensor(padded, dtype=torch.long, device=device), padding)
-            self._states.put(torch.tensor([row.slot for row in new], device=device), begun)
+            padding = _sent([[length - len(prompt)] for prompt in prompts], device)
+            begun.read_prompts(_sent(padded, device), padding)
+            self._states.put(_sent([row.slot for row in new], device), begun)
             for row in new:
                 row.read = 0
-        slots = torch.tensor([row.slot for row in rows], device=device)
+        slots = _sent([row.slot for row in rows], device)
         states = self._states.at(slots)
         unread = [row.unread for row in rows]
         for i in range(max(map(len, unread))):
-            real = torch.tensor([i < len(tokens) for tokens in unread], device=device)
-            some = torch.tensor([tokens[i] if i < len(tokens) else 0 for tokens in unread], device=device)
-            states.push(some, real=real)
+            some = _sent([tokens[i] if i < len(tokens) else -1 for tokens in unread], device)
+            states.push(some.clamp_min(0), real=some >= 0)
         self._states.put(slots, states)
         for row in rows:
             row.read = len(row.written)
         return states
+
+
+def _sent(values: Sequence[object], device: torch.device) -> torch.Tensor:
+    """Integers as a tensor on the device, which is not waited for."""
+    return torch.tensor(values, dtype=torch.long).to(device, non_blocking=True)

@@ -22,6 +22,7 @@ import numpy as np
 import torch
 
 from dewmark.arrays import F32
+from dewmark.cuda.word_race import State, push_words, usable
 from dewmark.dew.reading import LexiconReader
 from dewmark.encoders.lexicon import Lexicon
 from dewmark.text.trie import CLOSED, UNKNOWN, Trie, load_trie
@@ -124,6 +125,19 @@ class WordStates:
     def _parts(self) -> tuple[torch.Tensor, ...]:
         return self._open, self._recent, self._counts, self._seen, self._finished, self._repeated
 
+    @property
+    def state(self) -> State:
+        """The tensors, for kernels."""
+        return State(
+            open=self._open,
+            recent=self._recent,
+            counts=self._counts,
+            seen=self._seen,
+            finished=self._finished,
+            repeated=self._repeated,
+            odd=self._odd,
+        )
+
     def at(self, rows: torch.Tensor) -> WordStates:
         """A copy of these rows (n,)."""
         found = WordStates(self.tables, len(rows), k=self.k)
@@ -152,6 +166,9 @@ class WordStates:
     def push(self, tokens: torch.Tensor, *, real: torch.Tensor | None = None) -> None:
         """Append one token (batch,) to each text; rows that are not ``real`` stay as they are."""
         tables, state = self.tables, self._open
+        if usable(tables.device.type):
+            push_words(tables, self.state, tokens, real)
+            return
         after, ends = tables.follow(state, tokens)
         if real is not None:
             after, ends = torch.where(real, after, state), ends & real

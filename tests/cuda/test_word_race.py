@@ -1,0 +1,105 @@
+"""The keyed race over words of a lexicon as kernels, against the same steps in torch.
+
+The kernels run on a CUDA device or, slowly, on the CPU with TRITON_INTERPRET=1 where Triton is installed.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+
+import pytest
+import torch
+
+from dewmark.core.keys import Key
+from dewmark.cuda.word_race import usable
+from dewmark.decoding import Decoding
+from dewmark.dew import marking, word_step
+from dewmark.dew.scheme import DEW
+from dewmark.hosts.fake import FakeHost
+from dewmark.sampling import RandomStreams, draw, race
+from dewmark.workspace import Workspace
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+needs_kernels = pytest.mark.skipif(
+    not usable(DEVICE.type), reason="needs a CUDA device, or Triton's interpreter"
+)
+STEPS = 40 if os.environ.get("TRITON_INTERPRET") != "1" else 12
+
+DECODINGS = {
+    "plain": [Decoding()] * 3,
+    "chat": [Decoding(temperature=0.7, top_p=0.9)] * 3,
+    "flat": [Decoding(temperature=2.5, top_p=0.97)] * 3,  # keeps more tokens than there are candidates
+    "mixed": [Decoding(top_k=5), Decoding(temperature=3.0, top_k=120, top_p=0.9), Decoding(min_p=0.05)],
+}
+
+
+@needs_kernels
+@pytest.mark.parametrize("kind", ["words", "bytes"])
+@pytest.mark.parametrize("name", DECODINGS)
+def test_kernels_draw_what_torch_draws(name, kind, bag_encoder, tmp_path, monkeypatch) -> None:
+    host = FakeHost(400, kind=kind)
+    m = 64 if name in ("flat", "mixed") else 256
+    bound = DEW().with_settings({"m": m}).bind(Key(bytes(32)), host.info, Workspace(cache=tmp_path))
+    start = torch.tensor([host.info.tokenizer.encode(["the old bridge over the river"])[0].ids] * 3)
+    ids = start.to(DEVICE)
+    logits = 2.5 * torch.randn(STEPS, 3, 400, generator=torch.Generator().manual_seed(3))
+    noise = RandomStreams([1, 2, 3], device=DEVICE)
+    batches = {"kernels": bound.session(ids)._batch}
+    for module in (marking, word_step):
+        monkeypatch.setattr(module, "usable", lambda device: False)
+    batches["torch"] = bound.session(ids)._batch
+    differ = 0
+    for step in range(STEPS):
+        chosen = {}
+        for way, batch in batches.items():
+            for module in (marking, word_step):
+                monkeypatch.setattr(module, "usable", lambda device, on=way == "kernels": on)
+            chosen[way], sound = marking.choose(
+                logits[step].to(DEVICE), batch.texts(ids), bound.scheme, DECODINGS[name], noise.states(step)
+            )
+            assert sound.all()
+        for mine, other in zip(*(batch._states.state for batch in batches.values()), strict=True):
+            assert torch.equal(mine, other)
+        differ += int((chosen["kernels"] != chosen["torch"]).sum())
+        ids = torch.cat((ids, chosen["torch"].unsqueeze(1)), dim=1)
+    assert differ == 0
+
+
+@needs_kernels
+@pytest.mark.parametrize("bad", [math.nan, -math.nan, math.inf, None])
+def test_rows_without_usable_logits_are_reported(bad, bag_encoder, tmp_path) -> None:
+    host = FakeHost(400)
+    bound = DEW().bind(Key(bytes(32)), host.info, Workspace(cache=tmp_path))
+    ids = torch.tensor([[5, 6], [7, 8]], device=DEVICE)
+    logits = torch.zeros(2, 400, device=DEVICE)
+    logits[1, :] = -math.inf
+    if bad is not None:
+        logits[1, 3] = bad
+    _, sound = (
+        bound.session(ids).choose(ids, logits, Decoding())
+        if bad is None or DEVICE.type != "cpu"
+        else (
+            marking.choose(
+                logits,
+                bound.session(ids)._batch.texts(ids),
+                bound.scheme,
+                [Decoding()] * 2,
+                RandomStreams([1, 2], device=DEVICE).states(0),
+            )
+        )
+    )
+    assert sound.tolist() == [True, False]
+
+
+@needs_kernels
+def test_the_plain_draw_is_the_race(monkeypatch) -> None:
+    logits = 3.0 * torch.randn(4, 5000, generator=torch.Generator().manual_seed(1)).to(DEVICE)
+    logits[0, 100:] = -math.inf
+    logits[3] = -math.inf
+    noise = RandomStreams(range(4), device=DEVICE)
+    for step in range(STEPS):
+        ids, sound = draw(logits, Decoding(), noise, step)
+        expected, usable_rows = race(logits, noise.exponentials(step, 5000))
+        assert sound.tolist() == usable_rows.tolist() == [True, True, True, False]
+        assert torch.equal(ids[:3], expected[:3])
