@@ -32,7 +32,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from scipy.special import logsumexp
-from script_inputs import in_ring, named_key, script_parser
+from script_inputs import RINGS, Judged, judge, named_key, script_parser
 
 import dewmark
 from dewmark.arrays import F32
@@ -44,7 +44,6 @@ from dewmark.core.keys import Key
 from dewmark.core.projections import draw_float32_matrix
 from dewmark.decoding import Decoding
 from dewmark.detector import detect_texts
-from dewmark.dew.attribution import ALIKE
 from dewmark.dew.reading import Reader
 from dewmark.dew.ring import EpochMatrices, KeyMatrices, random_member
 from dewmark.dew.sequential import STRENGTHS, SequentialDetector
@@ -53,13 +52,12 @@ from dewmark.hosts.expectations import open_reader
 from dewmark.lab.prompts import openings, requests
 from dewmark.scheme import BoundScheme
 from dewmark.storage import append_jsonl
-from dewmark.types import Detection
 from dewmark.watermark import identify, load_scheme
 
 Row = dict[str, Any]
 BITS = (4, 8, 16)
 LEVELS = (1e-2, 1e-4)
-RINGS = (1, 16, 256, 4096, 65_536, 1_048_576)
+MEMBERS = {"openings": 65_536, "chat": 1024}  # what docs/security.md recommends for such texts
 PAYLOADS = 2  # per key and condition
 
 
@@ -70,7 +68,7 @@ def read_rows(file: Path) -> list[Row]:
 
 def bound_of(args: argparse.Namespace, row: Row, host: Host | None = None) -> BoundScheme:
     """The scheme under the key of a row; to write, with a host."""
-    members = args.members if row["kind"] == "ring" else 1
+    members = MEMBERS[row["condition"]] if row["kind"] == "ring" else 1
     key = named_key(f"attribution-{row['key']}", members=members)
     return load_scheme("dew", key=key, host=host, settings=parse_settings(args.set))
 
@@ -123,7 +121,7 @@ def write(args: argparse.Namespace, clock: Clock) -> None:
                         decoding=decoding,
                         batch_size=len(some),
                     )
-                    members = [random_member(seed, args.members) for seed in seeds]
+                    members = [random_member(seed, MEMBERS[condition]) for seed in seeds]
                     rows = [
                         {
                             "id": f"{name}+{i}",
@@ -214,14 +212,24 @@ def score_payload(
     kept = []
     for payload in sorted({row["payload"] for row in rows}):
         same = [row for row in rows if row["payload"] == payload]
-        told = detect_texts(
-            bound.writing(payload=payload), [row["text"] for row in same], prompts=_prompts(bound, same)
-        )
-        kept += [(row, _kept(each, found)) for row, each in zip(same, told, strict=True)]
-        for each in told:
-            for ring in RINGS:
-                found[f"attributable in a ring of {ring}"].append(in_ring(each, ring))
+        writer = as_dew(bound.writing(payload=payload))
+        told = judge(writer, [row["text"] for row in same], _prompts(bound, same))
+        for row, each in zip(same, told, strict=True):
+            _count(each, found)
+            tails = {str(members): test.to_dict() for members, test in each.tests.items()}
+            kept.append((row, {"z": each.z, "tests": tails}))
     return kept
+
+
+def _count(each: Judged, found: dict[str, list[float]]) -> None:
+    for level in LEVELS:
+        found[f"found, p < {level:g}"].append(each.p_value(1) < level)
+    found["mean z"].append(each.z)
+    found["mean z_tail"].append(each.test(1).z_tail)
+    found["mean z of the deep tail"].append(each.test(RINGS[-1]).z_tail)
+    for ring in RINGS:
+        found[f"found in a ring of {ring}, p < 0.01"].append(each.p_value(ring) <= LEVELS[0])
+        found[f"attributable in a ring of {ring}"].append(each.attributable(ring))
 
 
 def score_ring(
@@ -233,21 +241,13 @@ def score_ring(
         found["attributable"].append(each.attribution is not None and each.attribution.attributable)
         found["member read"].append(each.member == row["member"])
         found["member misread"].append(each.member not in (None, row["member"]))
-    return [(row, _kept(each, found)) for row, each in zip(rows, told, strict=True)]
-
-
-def _kept(each: Detection, found: dict[str, list[float]]) -> Row:
-    """One text's scores, which are also counted."""
-    for level in LEVELS:
-        found[f"found, p < {level:g}"].append(each.p_value < level)
-    found["mean z"].append(each.z)
-    test, row = each.attribution, {"z": each.z, "p": each.p_value}
-    if test is None:
-        return row
-    found["mean z_head"].append(test.z_head)
-    found["mean z_tail"].append(test.z_tail)
-    found["head and tail differ, p < 0.01"].append(test.p_alike < ALIKE)
-    return row | {"z_head": test.z_head, "z_tail": test.z_tail, "p_alike": test.p_alike}
+        for level in LEVELS:
+            found[f"found, p < {level:g}"].append(each.p_value < level)
+        found["mean z"].append(each.z)
+    return [
+        (row, {"z": each.z, "p": each.p_value, "test": each.attribution and each.attribution.to_dict()})
+        for row, each in zip(rows, told, strict=True)
+    ]
 
 
 def speed(args: argparse.Namespace, clock: Clock) -> None:
@@ -343,7 +343,6 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=200)
     parser.add_argument("--keys", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--kinds", nargs="+", default=["payload", "ring"], choices=["payload", "ring"])
-    parser.add_argument("--members", type=int, default=65_536)
     parser.add_argument("--batch", type=int, default=400, help="texts translated at once")
     parser.add_argument("--stream-keys", type=int, default=24)
     parser.add_argument("--seconds", type=float, default=1e9, help="begin no new batch after this")

@@ -7,20 +7,24 @@ import hashlib
 import json
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-from scipy.special import ndtr
+from scipy.special import ndtr, ndtri
 
 import dewmark
 from dewmark.config import parse_settings
 from dewmark.core.keys import INDEPENDENT
-from dewmark.dew.attribution import ALIKE
+from dewmark.dew.attribution import ALIKE, LARGE, forgery_test, head_of
+from dewmark.dew.scheme import BoundDEW
+from dewmark.dew.text_matrix import text_matrix
 from dewmark.hosts.base import Host
 from dewmark.lab.evaluation.wording import distinct, listed_words
 from dewmark.stats.multiple_testing import sidak_min
 from dewmark.text.words import form_of
-from dewmark.types import Detection
+from dewmark.types import ForgeryTest
 
 
 def script_parser(description: str | None) -> argparse.ArgumentParser:
@@ -71,11 +75,63 @@ def quality(host: Host, prompts: Sequence[str], texts: Sequence[str]) -> dict[st
     return found
 
 
-def in_ring(found: Detection, ring: int, *, level: float = 0.01) -> bool:
-    """Whether a text of a known member would be attributable in a ring of this size."""
-    test = found.attribution
-    if test is None or ring == 1:
-        return test is not None and test.attributable
-    own = min(ring, INDEPENDENT)  # as dewmark.dew.ring corrects
-    p = sidak_min(min(float(ndtr(-found.z)) * ring / own, 1.0), tests=own)
-    return p <= level / 2 and test.p_tail <= level / 2 and test.p_alike >= ALIKE
+RINGS = (1, 16, 256, 1024, 4096, 65_536, 1_048_576)
+LEVEL = 0.01
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A text under the matrix of the use that marked it: z, and head and tail in rings of two kinds."""
+
+    z: float
+    tests: dict[int, ForgeryTest]
+
+    def p_value(self, ring: int) -> float:
+        """p in a ring of this size, corrected as `dewmark.dew.ring` does."""
+        own = min(ring, INDEPENDENT)
+        return sidak_min(min(float(ndtr(-self.z)) * ring / own, 1.0), tests=own)
+
+    def test(self, ring: int) -> ForgeryTest:
+        """Its head and tail, as a ring of this size splits them."""
+        return self.tests[1 if ring <= LARGE else LARGE + 1]
+
+    def attributable(self, ring: int) -> bool:
+        """Whether it would be attributable in a ring of this size."""
+        test = self.test(ring)
+        tail = min(float(ndtr(-test.z_tail)) * ring, 1.0)
+        return self.p_value(ring) <= LEVEL and tail <= LEVEL and test.p_alike >= ALIKE
+
+    def margin(self, ring: int) -> float:
+        """By how much z and the tail's z exceed what a ring of this size asks for, the smaller."""
+        needed = -float(ndtri(LEVEL / ring))
+        return min(self.z, self.test(ring).z_tail) - needed
+
+
+def judge(bound: BoundDEW, texts: Sequence[str], prompts: Sequence[str] | None = None) -> list[Judged]:
+    """Score texts under the scheme's own matrix; blank ones score nothing."""
+    known = [text if text.strip() else "." for text in texts]
+    before = bound.tokenize(prompts if prompts is not None else [""] * len(known))
+    W, found = bound.fold.product, []
+    heads = {members: head_of(bound.shared, members=members) for members in (1, LARGE + 1)}
+    for start in range(0, len(known), 100):
+        part = slice(start, start + 100)
+        for evidence in bound.evidence(bound.tokenize(known[part]), before[part]):
+            M = text_matrix(evidence)
+            size = float(np.linalg.norm(M))
+            z = float(np.sum(M * W, dtype=np.float64)) / size if size > 1e-6 else 0.0
+            tests = {members: forgery_test(M, W, head, level=LEVEL) for members, head in heads.items()}
+            found.append(Judged(z, tests))
+    return found
+
+
+def shares(found: Sequence[Judged]) -> dict[str, Any]:
+    """Mean scores, and the shares that are marked and attributable, as one key and in rings."""
+    return {
+        "texts": len(found),
+        "z": float(np.mean([each.z for each in found])),
+        "tail": float(np.mean([each.test(1).z_tail for each in found])),
+        "deep tail": float(np.mean([each.test(LARGE + 1).z_tail for each in found])),
+        "marked_1e-4": float(np.mean([each.p_value(1) <= 1e-4 for each in found])),
+        "marked": {ring: float(np.mean([each.p_value(ring) <= LEVEL for each in found])) for ring in RINGS},
+        "attributable": {ring: float(np.mean([each.attributable(ring) for each in found])) for ring in RINGS},
+    }

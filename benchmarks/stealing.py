@@ -11,7 +11,7 @@ from n texts and writes with it. n texts of one key are what a forger has who is
 share a member, so one curve bounds the attackers of rings of every size. He learns with and without the
 host's expectations, and tries strengths and shares of the strength on the tail: first a few texts each,
 judged by the victim's detector, then --forged texts in the best way, all in his favour. ``ring`` collects
-texts of a ring of --members, a random member each, and forges from them together, by linking texts that
+texts of a ring, a random member each, and forges from them together, by linking texts that
 agree, and being told which share a member. ``score`` needs neither host nor device: it writes
 DIR/scores.json, with the shares that are marked and attributable, as one key and in rings of several sizes.
 
@@ -34,7 +34,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from script_inputs import in_ring, named_key, script_parser
+from script_inputs import LEVEL, RINGS, Judged, judge, named_key, script_parser, shares
 
 import dewmark
 from dewmark.attacks.stealing import law
@@ -59,14 +59,12 @@ from dewmark.dew.scheme import BoundDEW
 from dewmark.hosts.base import Host
 from dewmark.lab.prompts import openings, requests
 from dewmark.storage import append_jsonl
-from dewmark.types import Detection
 
 F32 = NDArray[np.float32]
 Row = dict[str, Any]
-LEVEL = 0.01
+MEMBERS = {"openings": 65_536, "chat": 1024}  # what docs/security.md recommends for such texts
 SIZES = {"openings": (1, 2, 3, 4, 8, 16, 64, 256), "chat": (1, 2, 4, 8, 16, 64, 256, 2000)}
 STRENGTHS, TAILS, EXPECTATIONS = (5.0, 12.0), (None, 0.5, 0.8), ("host", "base")
-RINGS = (1, 16, 256, 4096, 65_536, 1_048_576)
 READ_BY_HOST = 256  # the most texts whose expectations an attacker computes
 GROUPS = 24  # the most groups of seen texts that are learned from, each for some of the forged texts
 LINKED = (96, 128)  # leading coordinates in which texts are linked
@@ -175,7 +173,7 @@ class Run:
         """First a few texts in every way, then many in the best one, for every number of seen texts."""
         rows, unmarked = self.seen(setting, number), self.unmarked(setting)
         victim = victim_of(self.args, number, self.host)
-        attacker = Attacker(victim, [row["text"] for row in unmarked])
+        attacker = Attacker(victim, [row["text"] for row in unmarked], members=MEMBERS[setting.name])
         moments = {"base": attacker.moments(rows), "host": attacker.residuals(self.host, rows[:READ_BY_HOST])}
         file = f"forged-{setting.name}-{number}"
         about = {"setting": setting.name, "key": number}
@@ -197,7 +195,8 @@ class Run:
                         ]
         self.forge_all(file, victim, tries, setting)
         final: list[Forgery] = []
-        for size, best in best_ways(self.args, victim, read_rows(self.args.out, file)).items():
+        tried = read_rows(self.args.out, file)
+        for size, best in best_ways(victim, tried, ring=MEMBERS[setting.name]).items():
             own = [attacker.aimed(W, best["tail"]) for W in learned[size, best["from"]]]
             final += [
                 Forgery(best | {"pilot": False, "i": i}, own[i % len(own)], prompt)
@@ -232,13 +231,13 @@ class Run:
     def ring(self) -> None:
         """Texts of a ring, a random member each; forged from all, from linked ones, from told ones."""
         for setting in self.settings():
-            members, number = self.args.members, self.args.keys[0]
+            members, number = MEMBERS[setting.name], self.args.keys[0]
             victim = victim_of(self.args, number, self.host, members=members)
             most = self.args.seen
             rows = self.texts(
                 victim, setting, f"ring-{setting.name}-{number}", most, 1_000_000 * (number + 1)
             )
-            attacker = Attacker(victim, [row["text"] for row in self.unmarked(setting)])
+            attacker = Attacker(victim, [row["text"] for row in self.unmarked(setting)], members=members)
             groups: dict[int, list[Row]] = defaultdict(list)
             for row in rows:
                 groups[random_member(row["seed"], members)].append(row)
@@ -280,10 +279,10 @@ class Run:
 class Attacker:
     """What a forger computes from texts; of the victim he uses the public part only."""
 
-    def __init__(self, victim: BoundDEW, unmarked: Sequence[str]) -> None:
+    def __init__(self, victim: BoundDEW, unmarked: Sequence[str], *, members: int) -> None:
         self.reader = victim.reader
         self.base = Baseline.of(pairs_of(self.reader, unmarked))
-        self.head = head_of(victim.shared)
+        self.head = head_of(victim.shared, members=members)
 
     def moments(self, rows: Sequence[Row]) -> list[Moments]:
         """The moments of each text that has any."""
@@ -328,37 +327,21 @@ def read_rows(folder: Path, name: str) -> list[Row]:
     return [json.loads(line) for line in file.read_text("utf-8").splitlines()] if file.exists() else []
 
 
-def best_ways(args: argparse.Namespace, victim: BoundDEW, rows: Sequence[Row]) -> dict[int, Row]:
+def best_ways(victim: BoundDEW, rows: Sequence[Row], *, ring: int) -> dict[int, Row]:
     """For each number of seen texts, the way whose first texts were judged best."""
     tried = [row for row in rows if row["of"]["pilot"]]
-    found = detect_texts(victim, [row["text"] for row in tried], fpr=LEVEL)
-    ways: dict[str, list[tuple[bool, float]]] = defaultdict(list)
-    for row, each in zip(tried, found, strict=True):
-        test = each.attribution
-        near = -9.0 if test is None else min(each.z - 5.2, test.z_tail - 2.6)  # about what a ring asks for
+    ways: dict[str, list[Judged]] = defaultdict(list)
+    for row, each in zip(tried, judge(victim, [row["text"] for row in tried]), strict=True):
         way = {name: value for name, value in row["of"].items() if name not in ("pilot", "i")}
-        ways[json.dumps(way)].append((in_ring(each, args.members), near))
+        ways[json.dumps(way)].append(each)
     best: dict[int, tuple[tuple[float, float], Row]] = {}
-    for name, judged in ways.items():
+    for name, found in ways.items():
         way = json.loads(name)
-        merit = (float(np.mean([j[0] for j in judged])), float(np.mean([j[1] for j in judged])))
+        passed = float(np.mean([each.attributable(ring) for each in found]))
+        merit = (passed, float(np.mean([each.margin(ring) for each in found])))
         if way["seen"] not in best or merit > best[way["seen"]][0]:
             best[way["seen"]] = (merit, way)
     return {size: way for size, (_, way) in best.items()}
-
-
-def summary(found: Sequence[Detection]) -> dict[str, Any]:
-    """Mean scores, and the shares that are marked and attributable."""
-    tests = [each.attribution for each in found if each.attribution is not None]
-    return {
-        "texts": len(found),
-        "z": float(np.mean([each.z for each in found])),
-        "head": float(np.mean([test.z_head for test in tests])) if tests else None,
-        "tail": float(np.mean([test.z_tail for test in tests])) if tests else None,
-        "marked": float(np.mean([each.p_value < LEVEL for each in found])),
-        "marked_1e-4": float(np.mean([each.p_value < 1e-4 for each in found])),
-        "attributable": {ring: float(np.mean([in_ring(each, ring) for each in found])) for ring in RINGS},
-    }
 
 
 def passes(points: Mapping[int, float], share: float = 0.5) -> float | None:
@@ -375,28 +358,28 @@ def score(args: argparse.Namespace) -> None:
     """Judge everything that was written."""
     results: dict[str, Any] = {}
     for setting in args.settings:
-        curve: dict[int, list[Detection]] = defaultdict(list)
+        curve: dict[int, list[Judged]] = defaultdict(list)
         ways: dict[int, list[Row]] = defaultdict(list)
-        genuine: list[Detection] = []
+        genuine: list[Judged] = []
         for number in args.keys:
             victim = victim_of(args, number)
             seen = read_rows(args.out, f"{setting}-{number}")
-            genuine += detect_texts(victim, [row["text"] for row in seen[:200]], fpr=LEVEL)
+            genuine += judge(victim, [row["text"] for row in seen[:200]])
             rows = [r for r in read_rows(args.out, f"forged-{setting}-{number}") if not r["of"]["pilot"]]
-            found = detect_texts(victim, [row["text"] for row in rows], fpr=LEVEL)
-            for row, each in zip(rows, found, strict=True):
+            for row, each in zip(rows, judge(victim, [row["text"] for row in rows]), strict=True):
                 curve[row["of"]["seen"]].append(each)
                 if row["of"]["i"] == 0:
                     ways[row["of"]["seen"]].append(row["of"])
         if not genuine:
             continue
-        points = {size: summary(curve[size]) for size in sorted(curve)}
+        points = {size: shares(curve[size]) for size in sorted(curve)}
         half = {
             ring: passes({size: point["attributable"][ring] for size, point in points.items()})
             for ring in RINGS
         }
         results[setting] = {
-            "genuine": summary(genuine),
+            "genuine": shares(genuine),
+            "aimed at a ring of": MEMBERS[setting],
             "forged": points,
             "ways": ways,
             "texts of a member for half": half,
@@ -455,7 +438,6 @@ def main() -> None:
     parser.add_argument("--pilot", type=int, default=16, help="texts in each way")
     parser.add_argument("--forged", type=int, default=96)
     parser.add_argument("--tokens", type=int, default=200)
-    parser.add_argument("--members", type=int, default=65_536)
     parser.add_argument("--batch", type=int, default=512)
     parser.add_argument("--seconds", type=float, default=1e9, help="begin no new batch after this")
     args = parser.parse_args()

@@ -131,8 +131,8 @@ class ForgeryTest:
     """Whether the key's holder marked a text, or perhaps somebody who learned the mark from marked texts.
 
     The mark is tested twice, independently: where a forger learns it first (``z_head``) and where last
-    (``z_tail``). ``p_tail`` is the p-value of the latter, and ``p_alike`` the share of the holder's own texts
-    whose tail falls behind the head as far as here.
+    (``z_tail``). ``p_tail`` is the p-value of the latter, corrected for all uses of the key that were tried,
+    and ``p_alike`` the share of the holder's own texts whose tail falls behind the head as far as here.
     """
 
     attributable: bool

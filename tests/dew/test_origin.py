@@ -150,6 +150,23 @@ def test_head_and_tail_have_half_the_energy_and_the_head_the_larger_coordinates(
     energy = np.outer(units, contexts)
     assert energy[head].sum() == pytest.approx(0.5 * energy.sum(), rel=0.02)
     assert energy[head].min() >= energy[~head].max()
+    deep = split(units, contexts, tail=0.3)
+    assert energy[deep].sum() == pytest.approx(0.7 * energy.sum(), rel=0.02)
+    assert deep[head].all()
+
+
+def test_the_tail_pays_for_all_uses_that_were_tried() -> None:
+    """However a forger who knows the head alone chooses among members, he passes with the level at most."""
+    rng = np.random.default_rng(4)
+    head = split(np.ones(12), np.exp(-np.arange(12) / 3))
+    passed, members, texts = 0, 50, 400
+    for _ in range(texts):
+        M = rng.standard_normal((12, 12))
+        W = rng.standard_normal((members, 12, 12))
+        found = [forgery_test(M + 20 * w * head, w, head, level=0.05, tried=members) for w in W]
+        passed += any(each.p_tail <= 0.05 for each in found)
+    assert passed <= texts * 0.05 + 3.5 * np.sqrt(texts * 0.05)
+    assert passed > 0
 
 
 def test_head_and_tail_are_independent_exact_tests_over_keys() -> None:

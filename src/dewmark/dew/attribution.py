@@ -2,7 +2,7 @@
 
 A forger estimates W from texts. In a public basis of leading coordinates, W_ab is learned from the products
 t_a c_b of many texts, the sooner the larger their mean square σ_a² τ_b². So the coordinates are split by
-σ_a² τ_b² into a *head* and a *tail* with half of the energy each. Over keys the scores of the two,
+σ_a² τ_b² into a *head* and a *tail* that has a given share of the energy. Over keys the scores of the two,
 
     z_head = ⟨M_head, W_head⟩/‖M_head‖,    z_tail = ⟨M_tail, W_tail⟩/‖M_tail‖,
 
@@ -11,11 +11,16 @@ genuine text has E z_tail = r E z_head with r = ‖M_tail‖/‖M_head‖; a for
 
 A marked text is *attributable* if both hold:
 
-- p_tail = 1 − Φ(z_tail) is at most the level. A forger who knows nothing of the tail passes with that
-  probability. With several uses of the key (`dewmark.dew.ring`) the best was chosen by its score in head and
-  tail together, so half of the level pays for the choice and half for the tail;
-- p_alike = Φ((z_tail − r z_head)/√(1 + r²)) is at least 1%: genuine texts fail with that probability. It
-  stops forgers who know some of the tail, but less than of the head.
+- p_tail = 1 − Φ(z_tail), times the number of uses of the key that were tried (`dewmark.dew.ring`), is at most
+  the level: the tail alone finds the member. A forger who knows nothing of the tail passes with that
+  probability, however he chose the member; one who learned some of it from a few texts of a member rarely
+  gets that far, and the more members, the fewer texts of each he has;
+- p_alike = Φ((z_tail − r z_head)/√(1 + r²)) is at least 0.1%: genuine texts fail with that probability. It
+  stops forgers who know some of the tail, but much less than of the head.
+
+The tail has half of the energy, in rings of more than `LARGE` members three tenths. A large ring is for texts
+with a strong mark (long ones, or at a high temperature): two of them teach a forger so much of the outer half
+that only the deeper tail stops him, and such texts can spare the rest of their evidence.
 
 The head may be published (`dewmark detector export --public`): anybody then detects by it and can forge it,
 and the tail still decides who marked a text.
@@ -36,34 +41,42 @@ from dewmark.dew.settings import DewSettings
 from dewmark.encoders.word_vectors import register_texts
 from dewmark.types import ForgeryTest
 
-__all__ = ["forgery_test", "head_of", "split"]
+__all__ = ["ALIKE", "LARGE", "forgery_test", "head_of", "split"]
 
-ALIKE = 0.01
+ALIKE = 0.001
 """The share of genuine texts whose head and tail differ too much."""
+LARGE = 4096
+"""Members up to which the tail has half of the energy."""
+_TAIL, _DEEP_TAIL = 0.5, 0.3
 
 
-def split(units: F64, contexts: F64) -> Mask:
-    """The head (d_T, d_C), from the mean squares σ² (d_T,) and τ² (d_C,) of coordinates."""
+def split(units: F64, contexts: F64, *, tail: float = _TAIL) -> Mask:
+    """The head (d_T, d_C), from the mean squares σ² (d_T,) and τ² (d_C,) of coordinates.
+
+    ``tail`` is the share of the energy that it leaves out.
+    """
     energy = np.outer(units, contexts)
     order = np.argsort(-energy, axis=None, kind="stable")
-    within = np.cumsum(energy.ravel()[order]) <= 0.5 * energy.sum()
+    within = np.cumsum(energy.ravel()[order]) <= (1.0 - tail) * energy.sum()
     head = np.zeros(energy.size, dtype=bool)
     head[order[within]] = True
     return head.reshape(energy.shape)
 
 
-_HEADS: weakref.WeakKeyDictionary[Reader, Mask] = weakref.WeakKeyDictionary()
+_HEADS: weakref.WeakKeyDictionary[Reader, dict[float, Mask]] = weakref.WeakKeyDictionary()
 
 
-def head_of(shared: KeyIndependent) -> Mask:
-    """The head for texts as a reader sees them, from the package's own texts; found once."""
+def head_of(shared: KeyIndependent, *, members: int = 1) -> Mask:
+    """The head for texts as a reader sees them and a ring of this size, from the package's own texts."""
     reader = shared.reader
     if reader not in _HEADS:
-        _HEADS[reader] = _find_head(reader, shared.scheme)
-    return _HEADS[reader]
+        energies = _find_energies(reader, shared.scheme)
+        _HEADS[reader] = {tail: split(*energies, tail=tail) for tail in (_TAIL, _DEEP_TAIL)}
+    return _HEADS[reader][_TAIL if members <= LARGE else _DEEP_TAIL]
 
 
-def _find_head(reader: Reader, scheme: DewSettings) -> Mask:
+def _find_energies(reader: Reader, scheme: DewSettings) -> tuple[F64, F64]:
+    """The mean squares of the coordinates of units (d_T,) and contexts (d_C,)."""
     texts = reader.tokenize(register_texts())
     reading = reader.read(texts, reader.tokenize([""] * len(texts)))
     contexts = reading.context_rows
@@ -75,11 +88,11 @@ def _find_head(reader: Reader, scheme: DewSettings) -> Mask:
         np.mean(np.concatenate([_squares(getattr(each, name)[: each.pairs]) for each in evidence]), axis=0)
         for name in ("T", "C")
     )
-    return split(units, around)
+    return units, around
 
 
-def forgery_test(M: F32, W: F32, head: Mask, *, level: float) -> ForgeryTest:
-    """Test a marked text's matrix M (d_T, d_C) against the matrix W of the use that fits it."""
+def forgery_test(M: F32, W: F32, head: Mask, *, level: float, tried: int = 1) -> ForgeryTest:
+    """Test a marked text's matrix M (d_T, d_C) against the matrix W of the use that fits it, of ``tried``."""
     products, squares = (M * W)[head], np.square(M)
     energy, total = float(squares[head].sum(dtype=np.float64)), float(squares.sum(dtype=np.float64))
     in_head, in_tail = math.sqrt(energy), math.sqrt(max(total - energy, 0.0))
@@ -89,7 +102,7 @@ def forgery_test(M: F32, W: F32, head: Mask, *, level: float) -> ForgeryTest:
     z_head = along / in_head
     z_tail = (float(np.sum(M * W, dtype=np.float64)) - along) / in_tail
     ratio = in_tail / in_head
-    p_tail = float(ndtr(-z_tail))
+    p_tail = min(float(ndtr(-z_tail)) * tried, 1.0)
     p_alike = float(ndtr((z_tail - ratio * z_head) / math.sqrt(1.0 + ratio * ratio)))
     attributable = p_tail <= level and p_alike >= ALIKE
     return ForgeryTest(attributable, z_head=z_head, z_tail=z_tail, p_tail=p_tail, p_alike=p_alike)

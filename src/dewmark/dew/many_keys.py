@@ -118,8 +118,7 @@ def _detect_by_matrix(
             ]
             forgery = None
             if shared.scheme.attributes and row[best].is_marked:
-                # half of the level pays for the choice among keys, half for the tail
-                forgery = forgery_test(matrix, W, head_of(shared), level=fpr / 2.0)
+                forgery = forgery_test(matrix, W, head_of(shared), level=fpr, tried=len(keys))
             tokens = token_scores(text, evidence)
             row[best] = dataclasses.replace(row[best], tokens=tokens, attribution=forgery)
             found.append(row)

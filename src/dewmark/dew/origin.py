@@ -64,11 +64,7 @@ def find_uses(
             continue
         forgery = None
         if head is not None and found.p_value <= fpr:
-            # half of the level pays for the choice among uses, half for the tail
-            level = fpr if found.tried == 1 else fpr / 2.0
-            forgery = forgery_test(M, W, head(), level=level)
-            if found.p_value > level:
-                forgery = dataclasses.replace(forgery, attributable=False)
+            forgery = forgery_test(M, W, head(), level=fpr, tried=found.tried)
         length = effective_length(text.blank, variance)
         yield evidence, OriginStatistic(found.z, found.p_value, length, found, forgery)
 

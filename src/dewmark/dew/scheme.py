@@ -242,14 +242,14 @@ class BoundDEW(BoundScheme):
         if not self.scheme.attributes:
             raise ConfigError("a public detector needs vocabulary=lexicon, whose coordinates have an order")
         changed = copy.copy(self)
-        changed.uses = self.matrices.published(self._head())
+        changed.uses = self.matrices.published(self.head())
         changed.fold = Fold.of_matrix(changed.uses.matrix(KeyUse()))
         changed._simulation_secret = changed._turn_secret = b""
         return changed
 
-    def _head(self) -> Mask:
+    def head(self) -> Mask:
         """The coordinates that a forger learns first, (d_T, d_C)."""
-        return head_of(self.shared)
+        return head_of(self.shared, members=1 if self.uses is None else self.uses.current.members)
 
     # Marking
 
@@ -380,7 +380,7 @@ class BoundDEW(BoundScheme):
         """Evidence and result of each text. Tests: ``key`` (default), its simulation, and the paper's two."""
         check_read_test(test, self.expectations)
         reading = read(self.reader, self.expectations, texts, prompts)
-        head = self._head if self.attributes else None
+        head = self.head if self.attributes else None
         if self.uses is not None and test == "key":
             yield from find_uses(
                 reading, self._context_rows(reading), self.uses, self.scheme, fpr=fpr, head=head

@@ -58,7 +58,6 @@ from dewmark.attacks.stealing.regression import (
     residual_moments,
     spend_on_tail,
 )
-from dewmark.dew.attribution import head_of
 from dewmark.dew.scheme import BoundDEW
 from dewmark.errors import ConfigError, InputError
 from dewmark.hosts.base import Host
@@ -402,7 +401,7 @@ def _learn(
         chosen = [text for text, share in zip(seen, odds, strict=True) if share > 0.5]
         W = _estimate(_moments(dew, host, chosen, settings), baseline, settings)
         variances = baseline.own_variances
-        head = head_of(dew.shared) if dew.attributes else head_mask(variances)
+        head = dew.head() if dew.attributes else head_mask(variances)
 
         def forge_dew(strength: float, tail_share: float | None) -> BoundScheme:
             aimed = W if tail_share is None else spend_on_tail(W, variances, head, share=tail_share)
