@@ -326,14 +326,20 @@ class CandidateRace:
         first: torch.Tensor,
         chosen: torch.Tensor,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Times and ids (rows, 1) of the winners after all tokens but the candidates have raced too."""
-        tokens = torch.arange(self._vocab, device=scores.device)
-        times = token_uniforms(states, tokens).log_().neg_()
-        times /= (scores[:, : self._vocab].double() - top).exp_()
-        times.scatter_(1, candidates, math.inf)
-        other, ids = times.min(dim=1, keepdim=True)
-        won = other < first
-        return torch.where(won, other, first), torch.where(won, ids, chosen)
+        """Times and ids (rows, 1) of the winners after all tokens but the candidates have raced too.
+
+        −log U is at least 1 − U, so a token of share s can only be first if 1 − U is at most s times the time
+        to beat: one token in a row or so, and only those need logarithms.
+        """
+        scores = scores[:, : self._vocab].scatter(1, candidates, _MINUS_INF)
+        uniforms = token_uniforms(states, torch.arange(self._vocab, device=scores.device))
+        reach = (scores - top).exp_().mul_(first * (1.0 + 1e-4))  # more than float32's rounding
+        rows, ids = torch.nonzero((1.0 - uniforms) <= reach, as_tuple=True)
+        times = -uniforms[rows, ids].log() / (scores[rows, ids].double() - top[rows, 0]).exp()
+        best = first.squeeze(1).scatter_reduce(0, rows, times, "amin")
+        won = times == best[rows]
+        won_ids = chosen.squeeze(1).scatter(0, rows[won], ids[won])
+        return best.unsqueeze(1), won_ids.unsqueeze(1)
 
 
 # Sessions
