@@ -32,6 +32,7 @@ from dewmark.cli import (
     log,
     models,
     power,
+    radioactivity,
     report,
     reproduce,
     retention,
@@ -72,6 +73,7 @@ app.command("comply")(comply.comply)
 app.command("evaluate")(evaluate.evaluate)
 app.command("power")(power.power)
 app.command("retention")(retention.retention)
+app.command("radioactivity")(radioactivity.radioactivity)
 app.command("tune")(tune.tune)
 app.command("attack")(attack.attack)
 app.command("steal")(steal.steal)
