@@ -145,6 +145,8 @@ SCHEMES = Registry(
 ENCODERS = Registry(
     "encoder",
     {
+        "all-mpnet": "dewmark.encoders.sentence_transformers:mpnet",
+        "e5-small": "dewmark.encoders.e5:E5Encoder",
         "minilm": "dewmark.encoders.sentence_transformers:minilm",
         "random:": "dewmark.lab.bench.random_models:random_encoder",  # for timing
         "use-m3": "dewmark.encoders.use:USEEncoder",

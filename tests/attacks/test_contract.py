@@ -37,6 +37,7 @@ CASES = {
     "paraphrase": {"base_url": "{url}", "model": "m"},
     "round-trip": {},
     "round-trip-fr": {},
+    "summarise": {"base_url": "{url}", "model": "m", "target": "de"},
     "synonym": {"model": "{bert}", "wordnet": "{wordnet}", "device": "cpu"},
     "translate": {},
     "translate-fr": {},

@@ -47,6 +47,8 @@ class Attack(ABC):
     summary: ClassVar[str]
     at_once: ClassVar[int] = 32
     """Texts per call in a long run, which is the most work that an interrupted run loses."""
+    can_fail: ClassVar[bool] = False
+    """Whether a rewrite may fail: be refused, or be in another language (`lab.evaluation.rewrites`)."""
 
     def __post_init__(self) -> None:
         for name, value in config.coerced(self).items():
@@ -60,6 +62,11 @@ class Attack(ABC):
     def language(self) -> str:
         """The language of the output."""
         return "en"
+
+    @property
+    def length(self) -> float:
+        """The expected length of the output in relation to the text."""
+        return 1.0
 
     @property
     def label(self) -> str:
@@ -131,6 +138,7 @@ ATTACKS = Registry(
         "paraphrase": "dewmark.attacks.rewriting.chat_model:Paraphrase",
         "round-trip": "dewmark.attacks.translation.machine_translation:RoundTrip",
         "round-trip-fr": "dewmark.attacks.translation.machine_translation:RoundTripFrench",
+        "summarise": "dewmark.attacks.rewriting.chat_model:Summarise",
         "synonym": "dewmark.attacks.rewriting.synonyms:Synonym",
         "translate": "dewmark.attacks.translation.machine_translation:Translate",
         "translate-fr": "dewmark.attacks.translation.machine_translation:TranslateFrench",

@@ -149,7 +149,7 @@ def detect(
         bool,
         typer.Option(
             "--translate-back",
-            help="Also score French and Portuguese texts translated into English; both attempts "
+            help="Also score Chinese, French and Portuguese texts translated into English; both attempts "
             "count in the p-value.",
         ),
     ] = False,

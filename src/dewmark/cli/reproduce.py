@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import shlex
 import time
@@ -33,7 +34,11 @@ def reproduce(
     ],
     profile: Annotated[
         str,
-        typer.Option(metavar="NAME", help="local: packaged models; paper: the paper's models, from the hub."),
+        typer.Option(
+            metavar="NAME",
+            help="local: small packaged models; real: Qwen2.5 1.5B as host and attacker; paper: the paper's "
+            "models, from the hub.",
+        ),
     ] = "local",
     texts: Annotated[
         int | None, typer.Option(min=2, show_default="the recipe's", help="Texts per scheme and seed.")
@@ -73,6 +78,15 @@ def reproduce(
     judge: Annotated[
         str | None,
         typer.Option(metavar="MODEL", help="Model that measures perplexity, instead of the recipe's."),
+    ] = None,
+    llm: Annotated[
+        str | None,
+        typer.Option(
+            metavar="local|URL|MODEL",
+            show_default="the recipe's",
+            help="Model that paraphrases, translates and judges: local serves Qwen2.5 1.5B on this machine "
+            "(local:MODEL another host) over OpenAI's protocol, a URL is a running endpoint.",
+        ),
     ] = None,
     prompts: Annotated[
         str | None, typer.Option(metavar="IN.jsonl", help="Prompts to continue, instead of the recipe's.")
@@ -117,6 +131,11 @@ def reproduce(
     A stopped run is resumed by the same command.
     """
     from dewmark.hosts import load_host
+    from dewmark.lab.experiments.language_model import (
+        open_language_model,
+        uses_language_model,
+        with_language_model,
+    )
     from dewmark.lab.experiments.recipe import load_recipe
     from dewmark.lab.experiments.run import Run
     from dewmark.lab.experiments.stages import reproduce as run_stages
@@ -136,10 +155,8 @@ def reproduce(
         keys=keys,
         judge=judge,
     )
-    recipes = {
-        label: each.narrowed(prompts=prompts, tokens=tokens)
-        for label, each in recipe.under_conditions(_names(conditions)).items()
-    }
+    if llm is not None and not uses_language_model(recipe):
+        raise ConfigError(f"{recipe.name} in profile {profile} uses no language model: leave out --llm")
     folder = out or Path("reproduced") / f"{recipe.name}-{profile}"
     if not dry_run:
         check_writable(folder / "configuration.json")
@@ -156,6 +173,7 @@ def reproduce(
         conditions=conditions,
         host=host,
         judge=judge,
+        llm=llm,
         prompts=prompts,
         tokens=tokens,
         human=human,
@@ -163,7 +181,19 @@ def reproduce(
     with (
         Progress(quiet=quiet) as progress,
         Workers(jobs=jobs, engine=engine, device=device, dtype=dtype, progress=progress) as workers,
+        contextlib.ExitStack() as stack,
     ):
+        asked = llm or recipe.llm
+        if asked is not None and uses_language_model(recipe):
+            starts = not dry_run and bool({"attack", "preference"} & set(recipe.stages))
+            model = open_language_model(
+                asked, device=device, dtype=dtype, batch_size=batch_size, progress=progress, start=starts
+            )
+            recipe = with_language_model(recipe, stack.enter_context(model))
+        recipes = {
+            label: each.narrowed(prompts=prompts, tokens=tokens)
+            for label, each in recipe.under_conditions(_names(conditions)).items()
+        }
         runs = {
             label: Run(
                 each,

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from dewmark.cuda.encoder import GraphedEncoder
 
-__all__ = ["SentenceTransformerEncoder", "from_folder", "from_hub", "minilm"]
+__all__ = ["SentenceTransformerEncoder", "from_folder", "from_hub", "minilm", "mpnet"]
 
 _BATCH, _BATCH_CHARACTERS = 256, 1 << 14
 # E5 models are trained with a prefix; "query: " is the one for texts that are compared with each other.
@@ -134,7 +134,16 @@ class SentenceTransformerEncoder(Encoder):
 
 def minilm(*, progress: Progress = silent, device: str = "auto") -> Encoder:
     """The packaged all-MiniLM-L6-v2, in English."""
-    package = PACKAGED["minilm"]
+    return _packaged("minilm", progress=progress, device=device)
+
+
+def mpnet(*, progress: Progress = silent, device: str = "auto") -> Encoder:
+    """The packaged all-mpnet-base-v2, in English."""
+    return _packaged("all-mpnet", progress=progress, device=device)
+
+
+def _packaged(name: str, *, progress: Progress, device: str) -> Encoder:
+    package = PACKAGED[name]
     return SentenceTransformerEncoder(
         package.name,
         identity=package.identity,

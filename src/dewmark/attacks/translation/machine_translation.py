@@ -1,9 +1,10 @@
 """The attacks ``translate`` and ``round-trip`` by machine translation.
 
 The engine ``neural`` is one of `NEURAL`'s models, downloaded on first use like other packaged models:
-Bergamot's small one (English↔Portuguese, `bergamot`) or OPUS-MT (English↔French, `opus`). ``apertium`` is
-the rule-based translator of that name (English↔Spanish and others, `apertium`); ``auto`` is the first of the
-two that supports the language. For translation by a chat model see `dewmark.attacks.rewriting.chat_model`.
+Bergamot's small one (English↔Portuguese, `bergamot`), OPUS-MT (English↔French, `opus`) or, for translating
+back only, Argos (Chinese→English, `argos`). ``apertium`` is the rule-based translator of that name
+(English↔Spanish and others, `apertium`); ``auto`` is the first of the two that supports the language. For
+translation by a chat model see `dewmark.attacks.rewriting.chat_model`.
 """
 
 from __future__ import annotations
@@ -77,11 +78,19 @@ def _open_opus(models: Path, device: str, *, direction: str) -> Translator:
     return OpusTranslator(models / f"helsinki_{direction}", device=torch_device(device))
 
 
+def _open_argos(models: Path, device: str) -> Translator:
+    from dewmark.attacks.translation.argos import ArgosTranslator
+    from dewmark.models.devices import torch_device
+
+    return ArgosTranslator(models, device=torch_device(device).type)
+
+
 NEURAL: dict[tuple[str, str], tuple[str, Callable[[Path, str], Translator]]] = {
     ("en", "pt"): ("bergamot-pt", functools.partial(_open_bergamot, direction="enpt")),
     ("pt", "en"): ("bergamot-pt", functools.partial(_open_bergamot, direction="pten")),
     ("en", "fr"): ("opus-mt-fr", functools.partial(_open_opus, direction="en_fr")),
     ("fr", "en"): ("opus-mt-fr", functools.partial(_open_opus, direction="fr_en")),
+    ("zh", "en"): ("argos-zh", _open_argos),
 }
 """The packaged model of each direction, and a function that opens it from its folder and a device's name."""
 

@@ -1,9 +1,10 @@
 """Recipes: the rows, columns, models and texts of one table of the paper (``data/recipes/*.yaml``).
 
 A recipe refers to schemes by label; labels and their groups are defined in ``schemes.yaml``. A profile
-chooses the models and texts: ``paper`` those of the paper, ``local`` those that packages provide. A recipe
-with *conditions* (chat answers at temperature 0.7, openings at temperature 1) is run once under each.
-Boundary: YAML files in, validated dataclasses out; no model is loaded here.
+chooses the models and texts: ``paper`` those of the paper, ``local`` and ``real`` those that packages
+provide, the smallest and the largest. A recipe with *conditions* (chat answers at temperature 0.7, openings
+at temperature 1) is run once under each. Boundary: YAML files in, validated dataclasses out; no model is
+loaded here.
 """
 
 from __future__ import annotations
@@ -126,7 +127,8 @@ class Recipe:
     for the figure over lengths. ``settings`` are the profile's settings by scheme, which override those of
     the scheme's rows. ``training`` maps learned schemes to the ``encoder`` (and ``lexicon``, ``steps``) that
     their artifacts are trained with for the row's host; the rows of other learned schemes use the artifacts
-    of the package. ``options`` configure stages by name.
+    of the package. ``options`` configure stages by name. ``llm`` is the language model of attacks and judge,
+    unless another is asked for (`dewmark.lab.experiments.language_model`).
     """
 
     name: str
@@ -149,6 +151,7 @@ class Recipe:
     settings: Mapping[str, Settings] = field(default_factory=dict)
     training: Mapping[str, Settings] = field(default_factory=dict)
     options: Mapping[str, Settings] = field(default_factory=dict)
+    llm: str | None = None
 
     def narrowed(
         self,

@@ -3,7 +3,7 @@
 Rows of a table that differ only in their test or reader are scored together, batch by batch, by one bound
 scheme, so that texts are looked up and encoded once for all of them. Truncated texts, which only the figure
 over lengths needs, are made here and scored right after the whole ones. Prompts are not used: the detector
-sees completions only.
+sees completions only. Rewrites that failed (`dewmark.lab.evaluation.rewrites`) are left out of the results.
 """
 
 from __future__ import annotations
@@ -46,7 +46,12 @@ def score_texts(run: Run) -> None:
             for each in run.outputs.texts_to_score(entry, seed):
                 label = {"scheme": entry.label, "attack": each.attack, "seed": seed, "kind": each.kind}
                 scores = run.outputs.scores(entry, seed, each.texts, tokens=each.tokens, back=each.back)
-                rows += [{**label, **row} for row in scores.rows(run.work).read(each.number)]
+                texts = each.texts.rows(run.work).read(each.number)
+                rows += [
+                    {**label, **row}
+                    for row, text in zip(scores.rows(run.work).read(each.number), texts, strict=True)
+                    if text.get("rewrite", {}).get("fault") is None  # a rule that sees no score
+                ]
     write_rows(run.out / "scores.jsonl", rows)
 
 

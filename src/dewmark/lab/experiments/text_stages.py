@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,11 +10,13 @@ from pathlib import Path
 from dewmark.attacks.base import Attack
 from dewmark.attacks.translation.back import translate_back
 from dewmark.decoding import Decoding
+from dewmark.lab.evaluation.rewrites import Rewrite, check_rewrites, rewriter_quality
 from dewmark.lab.experiments.outputs import RowFile, StageOutput
 from dewmark.lab.experiments.recipe import AttackEntry, SchemeEntry
 from dewmark.lab.experiments.run import Run
 from dewmark.lab.experiments.workers import LoadedModels, Task
 from dewmark.lab.prompts import Row
+from dewmark.storage import atomic_write
 
 __all__ = ["attack_texts", "generate_texts"]
 
@@ -115,6 +118,7 @@ def attack_texts(run: Run) -> None:
                 tasks[target.path] = _AttackTexts(number, texts.rows(run.work), target, attack)
     _announce_costs(run, list(tasks.values()))
     run.workers.map("attacking texts", list(tasks.values()))
+    _write_rewriters(run, sources)
     back: dict[Path, _TranslateBack] = {}
     for attack in run.recipe.attacks:
         for texts, number in sources if attack.translate_back else ():
@@ -142,12 +146,16 @@ class _AttackTexts(Task):
                 rows = self.source.read(batch.stop)[batch.start :]
                 texts = [row["text"] for row in rows]
                 attacked = attack.apply(texts, seeds=[row["seed"] for row in rows])
-                self.target.append(
-                    [
-                        {**row, "text": text, "attack": identity, "original_text": row["text"]}
-                        for row, text in zip(rows, attacked, strict=True)
+                made = [
+                    {**row, "text": text, "attack": identity, "original_text": row["text"]}
+                    for row, text in zip(rows, attacked, strict=True)
+                ]
+                if attack.can_fail:
+                    checks = check_rewrites(texts, attacked, language=attack.language, length=attack.length)
+                    made = [
+                        {**row, "rewrite": check.to_dict()} for row, check in zip(made, checks, strict=True)
                     ]
-                )
+                self.target.append(made)
                 on_rows(batch.stop)
 
 
@@ -175,6 +183,24 @@ class _TranslateBack(Task):
                     ]
                 )
                 on_rows(batch.stop)
+
+
+def _write_rewriters(run: Run, sources: Sequence[tuple[StageOutput, int]]) -> None:
+    """Say how good the rewriters are: a line for each, and ``rewriters.json``."""
+    found = {}
+    for entry in run.recipe.attacks:
+        if run.outputs.attacks[entry.label].can_fail:
+            rows = [
+                row
+                for texts, number in sources
+                for row in run.outputs.attacked(texts, entry).rows(run.work).read(number)
+            ]
+            quality = rewriter_quality(Rewrite(**row["rewrite"]) for row in rows)
+            run.notify(f"{entry.label}: {quality}")
+            found[entry.label] = quality.to_dict()
+    if found:
+        with atomic_write(run.out / "rewriters.json") as stream:
+            stream.write((json.dumps(found, indent=1) + "\n").encode())
 
 
 def _announce_costs(run: Run, tasks: Sequence[_AttackTexts]) -> None:
