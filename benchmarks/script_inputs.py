@@ -6,8 +6,9 @@ import argparse
 import hashlib
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -135,3 +136,13 @@ def shares(found: Sequence[Judged]) -> dict[str, Any]:
         "marked": {ring: float(np.mean([each.p_value(ring) <= LEVEL for each in found])) for ring in RINGS},
         "attributable": {ring: float(np.mean([each.attributable(ring) for each in found])) for ring in RINGS},
     }
+
+
+def passes(points: Mapping[int, float], share: float = 0.5) -> float | None:
+    """The number of seen texts at which a curve passes a share, between points on a logarithmic scale."""
+    sizes = sorted(points)
+    for low, high in pairwise(sizes):
+        if points[low] < share <= points[high]:
+            part = (share - points[low]) / (points[high] - points[low])
+            return math.exp(math.log(low) + part * math.log(high / low))
+    return None if not sizes or points[sizes[0]] < share else float(sizes[0])

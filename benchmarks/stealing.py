@@ -23,18 +23,17 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import cycle, islice, pairwise
+from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from script_inputs import LEVEL, RINGS, Judged, judge, named_key, script_parser, shares
+from script_inputs import LEVEL, RINGS, Judged, judge, named_key, passes, script_parser, shares
 
 import dewmark
 from dewmark.attacks.stealing import law
@@ -342,16 +341,6 @@ def best_ways(victim: BoundDEW, rows: Sequence[Row], *, ring: int) -> dict[int, 
         if way["seen"] not in best or merit > best[way["seen"]][0]:
             best[way["seen"]] = (merit, way)
     return {size: way for size, (_, way) in best.items()}
-
-
-def passes(points: Mapping[int, float], share: float = 0.5) -> float | None:
-    """The number of seen texts at which a curve passes a share, between points on a logarithmic scale."""
-    sizes = sorted(points)
-    for low, high in pairwise(sizes):
-        if points[low] < share <= points[high]:
-            part = (share - points[low]) / (points[high] - points[low])
-            return math.exp(math.log(low) + part * math.log(high / low))
-    return None if not sizes or points[sizes[0]] < share else float(sizes[0])
 
 
 def score(args: argparse.Namespace) -> None:

@@ -9,8 +9,9 @@ library's own: one key, learned from 1 to 50,000 texts (with R members, and told
 R times as many); clustering of a ring; alignment under a public sign group. The attacker's strength and the
 share that it spends on the tail are searched with the victim's detector, in the attacker's favour.
 
-A text is *marked* at p < 0.01. It is *attributable* if the head's p, times the number of members, is below
-0.01, and so is the tail's p. Writes the JSON file after every part; a part that is there is not run again.
+A text is *marked* if p, times the number of members, is below 0.01. It is *attributable* if so is the p of
+its tail, which has half of the energy and in rings of more than 4,096 members three tenths, as in
+`dewmark.dew.attribution`. Writes the JSON file after every part; a part that is there is not run again.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import argparse
 import functools
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -28,7 +29,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from scipy.special import log_ndtr, ndtri
-from script_inputs import named_key, script_parser
+from script_inputs import named_key, passes, script_parser
 
 import dewmark
 from dewmark.attacks.stealing import law
@@ -49,6 +50,7 @@ from dewmark.attacks.stealing.regression import (
     spend_on_tail,
 )
 from dewmark.attacks.stealing.signs import align, sign_rows
+from dewmark.dew.attribution import LARGE
 from dewmark.encoders.word_vectors import register_texts
 
 F32 = NDArray[np.float32]
@@ -56,7 +58,9 @@ F64 = NDArray[np.float64]
 LEVEL, CANDIDATES, VOCABULARY = 0.01, 16, 512
 SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 5000, 10_000, 20_000, 50_000)
 STRENGTHS = (4.0, 16.0)
-TAILS = (None, 0.5, 0.75, 0.9)
+SHARES = (0.5, 0.75, 0.9)  # of the strength, on a tail
+TAILS = (0.5, 0.3)  # shares of the energy
+RINGS = (1, 16, 256, 1024, 4096, 65_536, 1_048_576)
 BLOCK = 64  # texts written at once
 
 
@@ -76,6 +80,11 @@ class World:
     def head(self) -> NDArray[np.bool_]:
         """The coordinates that are learned first."""
         return head_mask(self.variances)
+
+    @functools.cached_property
+    def heads(self) -> dict[float, NDArray[np.bool_]]:
+        """The same, by the share of the tail."""
+        return {tail: head_mask(self.variances, share=1.0 - tail) for tail in TAILS}
 
     def write(self, W: F32, texts: int, rng: np.random.Generator, *, bias: float | None = None) -> F32:
         """Matrices (texts, a, b) of texts marked under W (a, b) or (texts, a, b); ``bias``: a forger's.
@@ -117,13 +126,15 @@ class World:
         return M - np.float32(self.length) * self.expected.astype(np.float32)
 
 
-def package_pairs() -> tuple[F32, F32]:
-    """Units and contexts of the package's own English texts."""
+def package_pairs(**settings: float) -> tuple[F32, F32]:
+    """Units and contexts of the package's own English texts, under some settings of DEW."""
     data = resources.files("dewmark") / "data"
     texts = [data.joinpath("ordinary/en.txt").read_text(encoding="utf-8"), *register_texts()]
     lines = data.joinpath("requests.jsonl").read_text(encoding="utf-8").splitlines()
     texts += [" ".join(str(value) for value in json.loads(line).values()) for line in lines]
-    bound = dewmark.load_scheme("dew", key=named_key("stealing law"), settings={"count_once": False})
+    bound = dewmark.load_scheme(
+        "dew", key=named_key("stealing law"), settings={"count_once": False} | settings
+    )
     T, C = (np.concatenate(side) for side in zip(*pairs_of(bound.reader, texts), strict=True))
     known = (np.abs(T).sum(axis=1) > 0.0) & (np.abs(C).sum(axis=1) > 0.0)  # words outside a lexicon have none
     return T[known], C[known]
@@ -151,42 +162,53 @@ def _odds(s: float) -> F32:
     return (odds / odds.sum()).astype(np.float32)
 
 
-def judge(world: World, M: F32, W: F32, *, ring: int) -> dict[str, float]:
-    """Mean z-scores and the shares of texts that are marked and attributable."""
-    whole, head, tail = (world.z(M, W, block) for block in (None, world.head, ~world.head))
-    line, corrected = -ndtri(LEVEL), -ndtri(LEVEL / ring)
+def judge(world: World, M: F32, W: F32, *, rings: Sequence[int] = RINGS) -> dict[str, Any]:
+    """Mean z-scores, and the shares of texts that are marked and attributable, by the size of the ring."""
+    whole = world.z(M, W)
+    tails = {tail: world.z(M, W, ~head) for tail, head in world.heads.items()}
+    lines = {ring: -float(ndtri(LEVEL / ring)) for ring in rings}
+    own = {ring: tails[TAILS[ring > LARGE]] for ring in rings}
     return {
         "z": float(whole.mean()),
-        "head": float(head.mean()),
-        "tail": float(tail.mean()),
-        "marked": float(np.mean(whole > corrected)),
-        "attributable": float(np.mean((head > corrected) & (tail > line))),
+        "tail": {tail: float(each.mean()) for tail, each in tails.items()},
+        "marked": {ring: float(np.mean(whole > line)) for ring, line in lines.items()},
+        "attributable": {
+            ring: float(np.mean((whole > line) & (own[ring] > line))) for ring, line in lines.items()
+        },
     }
 
 
 def attack(
-    world: World, W: F32, learned: F64, rng: np.random.Generator, *, texts: int, ring: int
+    world: World,
+    W: F32,
+    learned: F64,
+    rng: np.random.Generator,
+    *,
+    texts: int,
+    rings: Sequence[int] = RINGS,
 ) -> dict[str, Any]:
-    """The plain forger at its best strength, and the one who knows of head and tail at its best."""
-    tried: list[dict[str, Any]] = []
-    for tail in TAILS:
-        steered = learned if tail is None else spend_on_tail(learned, world.variances, world.head, share=tail)
+    """The best that a forger can do, for each ring in the way that serves him best there."""
+    aims: list[tuple[float, float | None, float | None]] = [(strength, None, None) for strength in STRENGTHS]
+    aims += [(STRENGTHS[-1], tail, share) for tail in TAILS for share in SHARES]
+    tried = []
+    for strength, tail, share in aims:
+        steered = learned
+        if tail is not None and share is not None:
+            steered = spend_on_tail(learned, world.variances, world.heads[tail], share=share)
         scale = np.sqrt((np.square(steered) * world.variances).sum())
-        steered = (steered / scale).astype(np.float32)
-        for strength in STRENGTHS:
-            M = world.write(steered, texts, rng, bias=strength)
-            tried.append({"tail_share": tail, "strength": strength, **judge(world, M, W, ring=ring)})
-    plain = max((t for t in tried if t["tail_share"] is None), key=lambda t: t["z"])
-    aware = max(tried, key=lambda t: (t["attributable"], t["tail"]))
-    return {"plain": plain, "aware": aware}
+        M = world.write((steered / scale).astype(np.float32), texts, rng, bias=strength)
+        tried.append(judge(world, M, W, rings=rings))
+    return {
+        "z": max(each["z"] for each in tried),
+        "marked": {ring: max(each["marked"][ring] for each in tried) for ring in rings},
+        "attributable": {ring: max(each["attributable"][ring] for each in tried) for ring in rings},
+    }
 
 
-def curve(
-    world: World, rng: np.random.Generator, *, sizes: tuple[int, ...], texts: int, ring: int
-) -> dict[str, Any]:
-    """One key (or one member of a ring, told which texts are its): forgeries from 1 … texts."""
+def curve(world: World, rng: np.random.Generator, *, sizes: tuple[int, ...], texts: int) -> dict[str, Any]:
+    """One key, or one member of a ring, told which texts are its: forgeries from 1 … texts."""
     W = rng.standard_normal(world.variances.shape).astype(np.float32)
-    genuine = judge(world, world.write(W, texts, rng), W, ring=ring)
+    genuine = judge(world, world.write(W, texts, rng), W)
     print(json.dumps({"genuine": genuine}), flush=True)
     total, seen, rows = np.zeros_like(world.variances), 0, []
     for size in sizes:
@@ -213,10 +235,11 @@ def curve(
             for name, block in (("head", world.head), ("tail", ~world.head))
         }
         row = {"texts": size, "tilt": tilt, "cosine": cosines, "law": predicted}
-        row |= attack(world, W, learned, rng, texts=texts, ring=ring)
+        row |= attack(world, W, learned, rng, texts=texts)
         rows.append(row)
         print(json.dumps(row), flush=True)
-    return {"genuine": genuine, "rows": rows}
+    half = {ring: passes({row["texts"]: row["attributable"][ring] for row in rows}) for ring in RINGS}
+    return {"genuine": genuine, "rows": rows, "texts of a member for half": half}
 
 
 def rings(world: World, rng: np.random.Generator, *, members: int, number: int, texts: int) -> dict[str, Any]:
@@ -244,7 +267,7 @@ def rings(world: World, rng: np.random.Generator, *, members: int, number: int, 
         target = int(np.argmax(overlap))  # the member that the forgery resembles most
         found[name] = {
             "purity": clusters.purity(owners),
-            **attack(world, Ws[target], learned, rng, texts=texts, ring=members),
+            **attack(world, Ws[target], learned, rng, texts=texts, rings=(members,)),
         }
         print(json.dumps({name: found[name]}), flush=True)
     return found
@@ -288,7 +311,7 @@ def public_signs(
         "z": float(z.mean()),
         "law": {"aligned_pairs": law.aligned_pairs(world.variances, z=float(z.mean()), messages=ring)},
         "aligned_rightly": float(counts.max() / len(kept)),
-        **attack(world, target, learned, rng, texts=texts, ring=ring),
+        **attack(world, target, learned, rng, texts=texts, rings=(ring,)),
     }
     print(json.dumps(found), flush=True)
     return found
@@ -300,7 +323,9 @@ def main() -> None:
     parser.add_argument("--most", type=int, default=SIZES[-1], help="the largest number of texts")
     parser.add_argument("--texts", type=int, default=200, help="forged texts per point")
     parser.add_argument("--length", type=int, default=100, help="pairs per text")
-    parser.add_argument("--parts", default="one-key,low-entropy,ranks,alpha,rings,signs", help="by commas")
+    parser.add_argument(
+        "--parts", default="one-key,strong,chat,ranks,alpha,form_share,rings,signs", help="by commas"
+    )
     options: argparse.Namespace = parser.parse_args()
     results: dict[str, Any] = json.loads(options.out.read_text()) if options.out.exists() else {}
     pairs = package_pairs()
@@ -312,34 +337,34 @@ def main() -> None:
         started = time.perf_counter()
         results[name] = part()
         results[name]["seconds"] = time.perf_counter() - started
-        options.out.write_text(json.dumps(results, indent=1))
-
-    def directions(world: World) -> dict[str, float]:
-        blocks = {"all": np.ones_like(world.head), "head": world.head, "tail": ~world.head}
-        return {name: law.effective_directions(world.variances[block]) for name, block in blocks.items()}
+        options.out.write_text(json.dumps(results, indent=1) + "\n")
 
     sizes = tuple(size for size in SIZES if size <= options.most)
-    few = tuple(size for size in sizes if size <= 512)
+    few = tuple(size for size in sizes if size <= 64)
     default = {"units": 128, "contexts": 128, "choice": 0.6, "alpha": 0.95}
-    kinds = {
-        "one-key": (default, sizes, 1),
-        "one-key:ring-4096": (default, few, 4096),
-        "one-key:ring-65536": (default, (1, 2, 3, 4, 8), 65_536),
-        "low-entropy": (default | {"choice": 2.0}, few, 1),
-        "ranks:48x64": (default | {"units": 48, "contexts": 64}, few, 1),
-        "alpha:0.3": (default | {"alpha": 0.3}, few, 1),
-        "alpha:1": (default | {"alpha": 1.0}, few, 1),
+    kinds: dict[str, tuple[dict[str, float], tuple[int, ...]]] = {
+        "one-key": ({}, sizes),
+        "strong": ({"length": 170}, few),
+        "chat": ({"length": 64, "choice": 1.6}, few),
+        "ranks:48x64": ({"units": 48, "contexts": 64}, few),
+        "ranks:96x96": ({"units": 96, "contexts": 96}, few),
+        "alpha:0.3": ({"alpha": 0.3}, few),
+        "alpha:0.6": ({"alpha": 0.6}, few),
+        "alpha:1": ({"alpha": 1.0}, few),
+        "form_share:0.2": ({"form_share": 0.2}, few),
+        "form_share:0.5": ({"form_share": 0.5}, few),
     }
-    for name, (settings, chosen, ring) in kinds.items():
+    for name, (changed, chosen) in kinds.items():
 
-        def one(
-            settings: dict[str, float] = settings, chosen: tuple[int, ...] = chosen, ring: int = ring
-        ) -> dict[str, Any]:
-            world = world_of(**settings)
-            about = {"settings": settings, "ring": ring, "directions": directions(world)}
-            return about | curve(
-                world, np.random.default_rng(7), sizes=chosen, texts=options.texts, ring=ring
-            )
+        def one(changed: dict[str, float] = changed, chosen: tuple[int, ...] = chosen) -> dict[str, Any]:
+            settings = default | {"length": options.length} | changed
+            share = settings.pop("form_share", 0.0)
+            read = package_pairs(form_share=share) if share else pairs
+            world = make_world(read, **settings)
+            blocks = {"all": np.ones_like(world.head), "head": world.head, "tail": ~world.head}
+            directions = {n: law.effective_directions(world.variances[each]) for n, each in blocks.items()}
+            about = {"settings": settings | {"form_share": share}, "directions": directions}
+            return about | curve(world, np.random.default_rng(7), sizes=chosen, texts=options.texts)
 
         run(name, one)
     small = default | {"units": 48, "contexts": 64}

@@ -27,14 +27,13 @@ from __future__ import annotations
 import dataclasses
 import functools
 import hashlib
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import logsumexp, ndtr
+from scipy.special import ndtr
 
 from dewmark.arrays import F32, F64, Mask
 from dewmark.core.keys import INDEPENDENT, MESSAGE_BITS, Key, KeyStream, check_payload_bits
@@ -138,7 +137,11 @@ class EpochMatrices:
 
     @functools.cached_property
     def _arranged(self) -> F32:
-        return self.messages.arranged(self._turned(self.W))
+        return self.messages.arranged(self._turned_own)
+
+    @functools.cached_property
+    def _turned_own(self) -> F32:
+        return self._turned(self.W)
 
     @functools.cached_property
     def _payloads(self) -> NDArray[np.int64]:
@@ -164,12 +167,11 @@ class EpochMatrices:
         """The matrix (d_T, d_C) of a member and a payload."""
         if not 0 <= use.member < self.members:
             raise ConfigError(f"the key has members 0 to {self.members - 1}, got {use.member}")
-        own: F32 = self.W[use.member % len(self.W)]
-        message = self.message(use)
+        index, message = use.member % len(self.W), self.message(use)
         if message == 0:
-            return own
+            return np.asarray(self.W[index])
         left, right = self.messages.signs(message)
-        (O_T, O_C), signed = self.turns, self._turned(own) * left[:, None] * right[None, :]
+        (O_T, O_C), signed = self.turns, self._turned_own[index] * left[:, None] * right[None, :]
         return np.asarray(O_T @ signed @ O_C.T)
 
     def _turned(self, matrices: F32) -> F32:
@@ -305,8 +307,10 @@ class KeyMatrices:
         best = min(range(len(scores)), key=lambda i: (p_values[i], -highest[i]))
         epoch, z = self.epochs[best], highest[best]
         index, place = divmod(tops[best], scores[best].shape[1])
-        weights = [_weights(each, z) for each in scores]
-        total = logsumexp([float(logsumexp(each)) for each in weights])
+        # posterior weights, relative to that of the best score of all
+        strength, top = max(z, 0.0), max(highest)
+        weights = [np.exp(strength * (each - top)) for each in scores]
+        total = sum(float(each.sum()) for each in weights)
         member, payload = epoch.same(index, place)
         own = weights[best]
         return Found(
@@ -314,9 +318,9 @@ class KeyMatrices:
             z=z,
             p_value=sidak_min(p_values[best], tests=sum(len(each.W) for each in self.epochs)),
             tried=self.count,
-            payload_confidence=_share(own[payload], total),
-            member_confidence=_share(own[member], total),
-            epoch_confidence=_share(own, total),
+            payload_confidence=min(float(own[payload].sum()) / total, 1.0),
+            member_confidence=min(float(own[member].sum()) / total, 1.0),
+            epoch_confidence=min(float(own.sum()) / total, 1.0),
         )
 
     def meta(self) -> list[dict[str, Any]]:
@@ -359,15 +363,6 @@ def _turn(secret: bytes, side: str, d: int) -> F32:
     """A uniformly random orthogonal matrix (d, d)."""
     stream = KeyStream(hashlib.sha256(f"dewmark/turn of {side}/".encode() + secret).digest())
     return haar_orthogonal(stream, d).astype(np.float32)
-
-
-def _weights(z: F64, strength: float) -> F64:
-    """Logarithms of the posterior weights of uses with scores z."""
-    return np.asarray(max(strength, 0.0) * z)
-
-
-def _share(weights: F64, total: float) -> float:
-    return min(math.exp(float(logsumexp(weights)) - total), 1.0)
 
 
 def random_member(seed: int, members: int) -> int:
