@@ -130,11 +130,7 @@ class Bench:
                 self.found(name, "not run: no time left")
                 continue
             self.until = time.perf_counter() + left / (len(cells) - done)
-            try:
-                self.found(name, work())
-            except Exception as error:  # noqa: BLE001 - the other cells may do better
-                traceback.print_exc()
-                self.found(name, f"failed: {type(error).__name__}: {error}"[:500])
+            self.found(name, _tried(work))
             gc.collect()
             if self.device.type == "cuda":
                 torch.cuda.empty_cache()
@@ -190,14 +186,13 @@ class Bench:
         width = self.host.info.vocab_size
         found: dict[str, object] = {}
         if "dew" in choosers:
-            found["dew by kernels"] = self.by_kernels(prompt, recorded)
+            found["dew by kernels"] = _tried(lambda: self.by_kernels(prompt, recorded))
         for name, choose in {"nothing": _first, **choosers}.items():
             writer = self.replaying(_nothing, choose, prompt, recorded, width)
             fastest = min(writer(1) for _ in range(self.args.warm))
-            profiled = self.device.type == "cuda" and fastest < 1.0
-            found[name] = {"us": round(1e6 * fastest, 1)} | (
-                _profiled(writer, self.args.turn) if profiled else {}
-            )
+            found[name] = {"us": round(1e6 * fastest, 1)}
+            if self.device.type == "cuda" and fastest < 1.0:
+                found[f"{name}, profile"] = _tried(functools.partial(_profiled, writer, self.args.turn))
         return found
 
     @torch.inference_mode()
@@ -378,6 +373,15 @@ def _graphed(width: int) -> Callable[[int], Callable[[], Forward]]:
         return lambda: logits
 
     return forwards
+
+
+def _tried(work: Callable[[], object]) -> object:
+    """The work's result, or why there is none: other cells may do better."""
+    try:
+        return work()
+    except Exception as error:  # noqa: BLE001
+        traceback.print_exc()
+        return f"failed: {type(error).__name__}: {error}"[:500]
 
 
 def _nothing(ids: torch.Tensor) -> torch.Tensor:

@@ -13,6 +13,7 @@ import importlib.util
 import math
 import os
 import warnings
+from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -90,6 +91,19 @@ def usable(device_type: str) -> bool:
     return True
 
 
+def _launcher(kernel: Any, near: torch.Tensor, *programs: int) -> Callable[..., object]:  # noqa: ANN401
+    """Launches so many programs of a kernel on the device of a tensor, whichever is current."""
+    launch: Callable[..., object] = kernel[programs]
+    if near.device.type != "cuda" or near.device.index == torch.cuda.current_device():
+        return launch
+
+    def elsewhere(*args: object, **options: object) -> None:
+        with torch.cuda.device(near.device):
+            launch(*args, **options)
+
+    return elsewhere
+
+
 def _levels(tables: Tables) -> int:
     """How often a search through the keys divides them by 16."""
     return -(-len(tables.keys).bit_length() // 4)
@@ -104,8 +118,8 @@ def push_words(tables: Tables, state: State, tokens: torch.Tensor, real: torch.T
     from dewmark.cuda import race_kernels
 
     k = state.recent.shape[1]
-    kernel: Any = race_kernels.push[(len(tokens),)]
-    kernel(
+    push = _launcher(race_kernels.push, tokens, len(tokens))
+    push(
         tokens,
         tokens.stride(0),
         state.open if real is None else real,
@@ -157,7 +171,7 @@ def draw_words(
     limits, tops = new((batch, 3), dtype=torch.int32), new((batch,))
     maxima = bias_kernels.keep_maxima(scores)
     blocks = -(-vocab // bias_kernels.BLOCK)
-    select: Any = race_kernels.select[(batch,)]
+    select = _launcher(race_kernels.select, scores, batch)
     select(
         scores,
         maxima,
@@ -183,7 +197,7 @@ def draw_words(
     y, numbers = new((batch, m)), new((batch, m), dtype=torch.float64)
     rows, likeness = new((batch, m), dtype=torch.int32), new((batch,))
     (d_T, d_C), k = W.shape[-2:], state.recent.shape[1]
-    align: Any = race_kernels.align[(batch,)]
+    align = _launcher(race_kernels.align, scores, batch)
     align(
         ids,
         values,
@@ -233,7 +247,7 @@ def draw_words(
     )
     first, chosen = new((batch,), dtype=torch.float64), new((batch,), dtype=torch.long)
     n = min(mixture.n, m)
-    decorrelate: Any = race_kernels.decorrelate[(batch,)]
+    decorrelate = _launcher(race_kernels.decorrelate, scores, batch)
     decorrelate(
         ids,
         values,
@@ -281,7 +295,7 @@ def _finished(
     tiles = -(-vocab // _TILE)
     times = torch.empty((batch, tiles), dtype=torch.float64, device=scores.device)
     ids = torch.empty((batch, tiles), dtype=torch.int32, device=scores.device)
-    race_others: Any = race_kernels.race_others[(batch, tiles)]
+    race_others = _launcher(race_kernels.race_others, scores, batch, tiles)
     race_others(
         scores,
         random,
@@ -302,7 +316,7 @@ def _finished(
     )
     tokens = torch.empty(batch, dtype=torch.long, device=scores.device)
     sound = torch.empty(batch, dtype=torch.bool, device=scores.device)
-    finish: Any = race_kernels.finish[(batch,)]
+    finish = _launcher(race_kernels.finish, scores, batch)
     finish(
         times,
         ids,
