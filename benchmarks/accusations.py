@@ -5,9 +5,9 @@
 Starts ``dewmark serve`` with as many random keys and asks it about each document as the page does
 (``/v1/detect`` with all tenants), and then for the passages of the tenant that came closest
 (``/v1/locate``). A document counts as accused if anything in either answer says so: the verdict, a single
-tenant's verdict, or a framed passage. If every look is paid for, the share is at most the level. Documents
-that the two answers contradict each other on are counted, too. Prints one JSON object, and every hundred
-documents the count so far.
+tenant's verdict, or a framed passage. If every look is paid for, the share is at most the level. A
+contradiction is a document with two verdicts, or with an accusation beside the verdict "not marked". Prints
+one JSON object, and every hundred documents the count so far.
 """
 
 from __future__ import annotations
@@ -55,9 +55,8 @@ def accused(url: str, documents: list[str], fpr: float) -> dict[str, Any]:
             "passage": bool((answer["coverage"] or {}).get("passages")) or bool(located["passages"]),
         }
         counts["anything"] += any(found.values())
-        counts["contradiction"] += (
-            len(set(found.values()) | {located["detection"]["verdict"] == "marked"}) > 1
-        )
+        same = answer["verdict"] == located["detection"]["verdict"]
+        counts["contradiction"] += not same or any(found.values()) != found["verdict"]
         for name, value in found.items():
             counts[name] += value
         if number % 100 == 0:

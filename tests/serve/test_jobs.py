@@ -176,3 +176,16 @@ class TestAudit:
         client = open_service(make_service(tmp_path))
         done = ended(client, f"/v1/jobs/{job.id}")
         assert (done["state"], done["done"]) == ("done", 24)
+
+
+def test_a_chunk_holds_few_large_texts(store):
+    """A worker that loaded 16 texts of a megabyte at once would hold them all in memory."""
+    jobs = Jobs(store, lease=10.0)
+    large = [JobText("a" * 600), JobText("b" * 600), JobText("c" * 100), JobText("d" * 5000)]
+    jobs.submit("me", tenant="acme", test=None, texts=large, owner_limit=1, limit=1)
+    job = jobs.claim(["acme"])
+    chunks = []
+    while chunk := jobs.open_items(job, count=16, characters=1000):
+        chunks.append([item.text[0] for item in chunk])
+        assert jobs.record(job, [Scored(item.number, 1, 0.5) for item in chunk])
+    assert chunks == [["a"], ["b", "c"], ["d"]]

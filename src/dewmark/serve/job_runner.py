@@ -85,7 +85,8 @@ class JobRunner:
         try:
             tenants = self._find(job)
             read = job.settings.get("read", True) and any(each.bound.reader_name for each in tenants)
-            while chunk := _chunk(self._jobs.open_items(job, count=_CHUNK_READ if read else _CHUNK)):
+            count = _CHUNK_READ if read else _CHUNK
+            while chunk := self._jobs.open_items(job, count=count, characters=_CHUNK_CHARACTERS):
                 if self._stop.is_set():
                     self._jobs.release(job)
                     return
@@ -137,10 +138,10 @@ class JobRunner:
             scored_bytes=self._limit,
             searched_bytes=self._searched,
             test=job.test,
-            read=job.settings["read"],
+            read=job.settings.get("read", True),  # a job of an older version has none
         )
         english: list[str | None] = [None] * len(chunk)
-        if job.settings["translate_back"]:
+        if job.settings.get("translate_back", False):
             english = translate_back([truncate_bytes(item.text, self._translated) for item in chunk])
 
         def score(some: Sequence[Item]) -> list[Scored]:
@@ -198,7 +199,7 @@ class JobRunner:
         return {
             "fpr": fpr,
             "keys": job.settings["keys"],
-            "translate_back": job.settings["translate_back"],
+            "translate_back": job.settings.get("translate_back", False),
             "texts": job.total,
             "marked": sum(value < fpr for value in p),
             "without_verdict": job.total - len(p),
@@ -215,15 +216,3 @@ def _without_text(answer: dict[str, Any]) -> dict[str, Any]:
         passages = [{**passage, "text": None} for passage in kept["coverage"]["passages"]]
         kept["coverage"] = {**kept["coverage"], "passages": passages}
     return kept
-
-
-def _chunk(waiting: Sequence[Item]) -> list[Item]:
-    """The first texts, up to `_CHUNK_CHARACTERS` but at least one."""
-    chunk: list[Item] = []
-    size = 0
-    for item in waiting:
-        size += len(item.text)
-        if chunk and size > _CHUNK_CHARACTERS:
-            break
-        chunk.append(item)
-    return chunk

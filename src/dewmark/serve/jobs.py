@@ -284,14 +284,22 @@ class Jobs:
             ).rowcount
         return _job(row) if taken else None
 
-    def open_items(self, job: Job, *, count: int) -> list[Item]:
-        """The next texts of a job without a result."""
+    def open_items(self, job: Job, *, count: int, characters: int = 1 << 20) -> list[Item]:
+        """The next texts of a job without a result: one, and more up to so many texts and characters."""
         same = sa.and_(words.c.job == items.c.job, words.c.number == items.c.number)
-        chosen = sa.select(items.c.number, words.c.text, words.c.prompt, items.c.language).where(
-            items.c.job == job.id, items.c.length.is_(None), same
-        )
+        waiting = sa.and_(items.c.job == job.id, items.c.length.is_(None), same)
+        sizes = sa.select(items.c.number, sa.func.length(words.c.text)).where(waiting)
+        chosen = sa.select(items.c.number, words.c.text, words.c.prompt, items.c.language).where(waiting)
         with self._store.read() as connection:
-            rows = connection.execute(chosen.order_by(items.c.number).limit(count)).all()
+            last = None
+            for number, size in connection.execute(sizes.order_by(items.c.number).limit(count)).all():
+                characters -= size
+                if last is not None and characters < 0:
+                    break
+                last = number
+            if last is None:
+                return []
+            rows = connection.execute(chosen.where(items.c.number <= last).order_by(items.c.number)).all()
         return [Item(row.number, row.text, row.prompt, row.language) for row in rows]
 
     def record(self, job: Job, scored: Sequence[Scored]) -> bool:

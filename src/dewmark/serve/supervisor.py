@@ -103,6 +103,9 @@ class Supervisor:
             environment = {**os.environ, "PROMETHEUS_MULTIPROC_DIR": folder}
             cores = max(1, (os.cpu_count() or 1) // self._settings.workers)
             environment.setdefault("OMP_NUM_THREADS", str(cores))
+            # glibc: few heaps, and large bodies apart from them, so that their memory goes back at once
+            environment.setdefault("MALLOC_ARENA_MAX", "2")
+            environment.setdefault("MALLOC_MMAP_THRESHOLD_", str(1 << 20))
             try:
                 return self._run(environment, on_ready)
             finally:

@@ -10,6 +10,7 @@ import sqlalchemy as sa
 from fastapi import Header
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel
+from pydantic_core import to_json
 
 from dewmark.serve.api_tokens import Caller
 from dewmark.serve.http_errors import ApiError
@@ -45,7 +46,8 @@ async def submit_job(
     """Store a job and answer 202; a repeated request costs nothing and gets the first one's job."""
     if service.settings.zero_retention:
         raise ApiError(403, "forbidden", "this service stores no texts, so it runs no jobs")
-    digest = hashlib.sha256(f"{kind}\n{body.model_dump_json()}".encode("utf-8", "surrogatepass")).hexdigest()
+    # as bytes: one astral letter makes a string of all texts four times as large
+    digest = hashlib.sha256(kind.encode() + b"\n" + to_json(body)).hexdigest()
 
     def find() -> Job | None:
         return service.jobs.repeated(caller.id, idempotency, digest) if idempotency is not None else None
