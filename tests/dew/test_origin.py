@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from scipy import stats
+from tests.golden.stored import DETECTORS
 
 from dewmark.core.keys import Key
 from dewmark.decoding import Decoding
@@ -121,6 +122,17 @@ def test_exported_detectors_read_the_same(host, bag_encoder, tmp_path) -> None:
         Detector.load(tmp_path / "detector").detect_batch(texts), bound.detect_batch(texts), strict=True
     ):
         assert a.to_dict() == b.to_dict()
+
+
+def test_a_plain_keys_exported_detector_reads_payloads(host, bag_encoder, tmp_path) -> None:
+    bound = bind(Key(bytes(range(32))), host, tmp_path)
+    texts = write(host, bound.writing(payload=5), [1, 2])
+    Detector(bound).save(tmp_path / "detector")
+    stored = Detector.load(tmp_path / "detector").scheme
+    assert {each.payload for each in stored.reading_payloads(4).detect_batch(texts)} == {5}
+    older = Detector.load(DETECTORS / "lexicon").scheme
+    with pytest.raises(ConfigError, match="exported without payloads"):
+        older.reading_payloads(4)
 
 
 def test_passages_pay_for_all_members(host, bag_encoder, tmp_path) -> None:

@@ -119,7 +119,7 @@ class DEW(DewSettings):
             if not self.context_semantics:
                 hashed = HashedContexts(arrays["context_secret"].tobytes(), shared.d_C)
             secret = arrays["simulation_secret"].tobytes()
-            turn_secret = arrays["turn_secret"].tobytes() if self.by_matrix else b""
+            turn_secret = arrays["turn_secret"].tobytes() if "turn_secret" in arrays else b""
             uses = KeyMatrices.stored(state.meta["uses"], arrays) if "uses" in state.meta else None
         except KeyError as missing:
             raise ArtifactError(f"the stored detector lacks {missing}; export it again") from None
@@ -188,6 +188,8 @@ class BoundDEW(BoundScheme):
 
         Without a ``member``, each text's seed chooses one (`by_text`).
         """
+        if payload:
+            self._check_payloads()
         changed = copy.copy(self)
         changed.asked = Asked(member, payload)
         changed.fold = Fold.of_matrix(self.matrices.for_payload(payload or 0).matrix(changed.asked.use))
@@ -209,9 +211,16 @@ class BoundDEW(BoundScheme):
 
     def reading_payloads(self, bits: int) -> BoundDEW:
         """The same detector, which looks for payloads of so many bits in every text."""
+        if bits:
+            self._check_payloads()
         changed = copy.copy(self)
         changed.uses = self.matrices.with_payload_bits(bits)
         return changed
+
+    def _check_payloads(self) -> None:
+        """Raise `ConfigError` if the coordinates of payloads are not known."""
+        if self.uses is None and self.scheme.by_matrix and not self._turn_secret:
+            raise ConfigError("this detector was exported without payloads: export it again, or use the key")
 
     @property
     def matrices(self) -> KeyMatrices:
