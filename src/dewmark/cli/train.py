@@ -43,6 +43,13 @@ def train(
             metavar="FILE", help="Bilingual lexicon for xsir: two words per line, separated by a tab."
         ),
     ] = None,
+    contexts: Annotated[
+        str,
+        typer.Option(
+            metavar="KIND",
+            help="For atw: composed of token vectors, or encoded, the encoder run on the text so far.",
+        ),
+    ] = "composed",
     seed: Annotated[int, typer.Option(min=0, help="Seed.")] = 0,
     steps: Annotated[
         int | None, typer.Option(min=1, show_default="the scheme's own", help="Training steps.")
@@ -56,6 +63,8 @@ def train(
     trainer = TRAINERS[scheme]
     if lexicon is not None and not lexicon.is_file():
         raise ConfigError(f"there is no lexicon at {lexicon}: give a file with two words per line")
+    if contexts not in ("composed", "encoded") or (contexts == "encoded" and scheme != "atw"):
+        raise ConfigError(f"--contexts is composed or, for atw, encoded, got {contexts} for {scheme}")
     from dewmark import hosts
     from dewmark.config import cache_dir
     from dewmark.encoders import load_encoder
@@ -83,6 +92,7 @@ def train(
             device=device,
             seed=seed,
             steps=steps,
+            contexts=contexts,
         )
         artifact, report = train_artifact(trainer, job)
     size = sum(array.nbytes for array in artifact.arrays.values())

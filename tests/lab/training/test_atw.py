@@ -19,6 +19,7 @@ from dewmark.lab.training.job import Job, train_artifact
 from dewmark.lab.training.texts import FileTexts
 from dewmark.registry import SCHEMES
 from dewmark.testing.trial import tiny_host
+from dewmark.watermark import Watermark
 from dewmark.workspace import Workspace
 
 
@@ -39,6 +40,27 @@ def test_training_aligns_views_of_a_text(job, tmp_path: Path) -> None:
     bound = scheme.bind(Key(bytes(32)), tiny_host().info, Workspace(cache=tmp_path / "cache"))
     assert bound.artifact_identity == artifact.identity
     assert bound.halves.semantics.outputs == 384
+
+
+def test_encoded_contexts_mark_and_detect_alike(job, tmp_path: Path, monkeypatch) -> None:
+    """The encoder runs on the text so far at every step, and reads the same prefixes again to detect."""
+    monkeypatch.setattr(atw, "CUTS", 2)
+    artifact, _ = train_artifact(atw.train, dataclasses.replace(job("atw", 5), contexts="encoded"))
+    assert artifact.card["parameters"] == {"contexts": "encoded"}
+    assert "--contexts encoded" in artifact.card["training"]["command"]
+    settings = {"artifact": str(artifact.path), "refresh": 1, "alpha": 0.0, "delta": 3.0}
+    wm = Watermark(tiny_host(), key=Key(bytes(32)), scheme="atw", settings=settings)
+    bound = wm.scheme
+    ids = tiny_host().info.tokenizer.encode([" the old bridge over the river"])[0].ids
+    first, last = bound.halves.semantics.prefixes(ids, [3, 6])
+    np.testing.assert_allclose(bound.halves.semantics.rows([ids[:3], ids])[0], first, atol=1e-6)
+    assert first @ last < 0.999
+    text = wm.generate(" the old bridge", max_new_tokens=60, seed=1).text
+    found = wm.detect(text)
+    assert found.p_value < 1e-6
+    workspace = Workspace(cache=tmp_path / "cache", open_host=lambda _: tiny_host())
+    stored = bound.scheme.restore(bound.state(), tiny_host().info, "stored", workspace)
+    assert stored.detect(text).p_value == pytest.approx(found.p_value)
 
 
 def test_the_scheme_computes_the_trained_network(bag_encoder: BagEncoder) -> None:

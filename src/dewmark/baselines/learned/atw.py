@@ -14,8 +14,10 @@ a keyed sign of its own. Over keys, every token is then green with probability 1
 different tokens are independent, and the number of green ones has a law that is computed exactly
 (`keyed_signs`), for every text, however repetitive.
 
-The meaning of a prefix is the mean of its tokens' vectors (the encoder applied once to each token, whitened
-with statistics in the artifact), normalized: no encoder runs while a text is written or read. The network
+The meaning of a prefix is *composed*, the normalized mean of its tokens' vectors (the encoder applied once to
+each token, whitened with statistics in the artifact), so that no encoder runs while a text is written or
+read; or it is *encoded*, as the authors have it: the encoder runs on the text of the prefix, at every step
+with ``refresh=1``. Which of the two it is belongs to the artifact. The network
 
     h ← relu(x W + b),    h ← h + relu(h W₁ + b₁),    h ← h + relu(h W₂ + b₂),    T = h V + c
 
@@ -55,13 +57,14 @@ from dewmark.config import check_rules
 from dewmark.core.whitening import Whitening, normalize_rows
 from dewmark.decoding import Decoding
 from dewmark.encoders import load_encoder
+from dewmark.encoders.base import Encoder
 from dewmark.encoders.contexts import token_vectors
 from dewmark.errors import ArtifactError, ConfigError, VocabularyError
 from dewmark.sampling import Session, check_logits, filter_logits, left_padding
 from dewmark.scheme import Needs, State
 from dewmark.stats.evidence import Evidence
 from dewmark.stats.key_test import Statistic, key_test
-from dewmark.workspace import Follower, HostInfo, Tokenized, Workspace
+from dewmark.workspace import Follower, HostInfo, Tokenized, Tokenizer, Workspace
 
 __all__ = [
     "ATW",
@@ -70,6 +73,7 @@ __all__ = [
     "LONGEST",
     "OUTPUTS",
     "AdaptiveSession",
+    "EncodedPrefixes",
     "SemanticMap",
     "balanced",
     "open_map",
@@ -82,6 +86,7 @@ LAYERS = ("input", "first", "second", "output")
 LONGEST = 1 << 14  # sum of weights with an exact law, whose cost grows with its square
 
 _ROWS_AT_ONCE = 4096
+_ENCODED = 64  # prefixes that are encoded at once
 _LEVELS = 16
 
 _open_maps: weakref.WeakValueDictionary[tuple[object, ...], SemanticMap] = weakref.WeakValueDictionary()
@@ -151,8 +156,17 @@ class ATW(HostReadingScheme):
 
     def restore(self, state: State, host: HostInfo, fingerprint: str, workspace: Workspace) -> BoundATW:
         """Rebuild the bound scheme from a stored detector; the host's weights are opened to detect."""
-        secret, table = stored_secret(state), state.arrays["context_rows"]
-        semantics = SemanticMap.of(table, state.arrays, str(state.meta["artifact"]), host)
+        secret, artifact = stored_secret(state), str(state.meta["artifact"])
+        encoded = None
+        if "prefix_mean" in state.arrays:
+            encoder = load_encoder(state.meta["encoder"], progress=workspace.progress)
+            if encoder.identity != state.meta["encoder_identity"]:
+                raise VocabularyError(
+                    f"the detector was made with encoder {state.meta['encoder_identity']}, "
+                    f"but {encoder.identity} is installed; export the detector again"
+                )
+            encoded = EncodedPrefixes(encoder, state.arrays["prefix_mean"], host.tokenizer)
+        semantics = SemanticMap.of(state.arrays["context_rows"], state.arrays, artifact, host, encoded)
         return BoundATW(self, host, fingerprint, secret=secret, semantics=semantics, workspace=workspace)
 
 
@@ -232,7 +246,7 @@ class BoundATW(WeightedBound):
         contexts, which = np.unique(distinct[:, 0], return_inverse=True)
         signs = np.zeros((len(contexts), semantics.outputs), dtype=np.int8)
         later = contexts[contexts >= 0].tolist()
-        vectors = prefix_vectors(semantics.table, text.ids, later)
+        vectors = semantics.prefixes(text.ids, later)
         signs[len(contexts) - len(later) :] = semantics.signs(vectors)
         scores = self.pair_scores(signs[which], distinct[:, 1])
         return Evidence(
@@ -267,7 +281,12 @@ class BoundATW(WeightedBound):
         """The secret, the tokens' vectors and the network. As secret as the key."""
         semantics = self.halves.semantics
         arrays = {**super().state().arrays, **semantics.arrays(), "context_rows": semantics.table}
-        return State(meta={"artifact": self.artifact_identity}, arrays=arrays)
+        meta = {"artifact": self.artifact_identity}
+        if semantics.encoded is not None:
+            encoder = semantics.encoded.encoder
+            meta |= {"encoder": encoder.name, "encoder_identity": encoder.identity}
+            arrays["prefix_mean"] = semantics.encoded.mean
+        return State(meta=meta, arrays=arrays)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -287,8 +306,7 @@ class SemanticHalves:
         """Which tokens are green after the first ``length`` ids of each row; in the opening (1, vocab)."""
         if length < 0:
             return self.opening[None] > 0
-        table = self.semantics.table
-        vectors = np.concatenate([prefix_vectors(table, row, [length]) for row in prefixes])
+        vectors = self.semantics.rows([row[:length] for row in prefixes])
         return self.semantics.signs(vectors)[:, self.places] * self.flips > 0
 
 
@@ -366,15 +384,43 @@ def balanced(evidence: Evidence) -> Evidence:
 
 
 @dataclass(frozen=True, eq=False)
+class EncodedPrefixes:
+    """Runs an encoder on prefixes; ``mean`` (d_C,) is that of its unit vectors in training."""
+
+    encoder: Encoder
+    mean: F32
+    tokenizer: Tokenizer
+
+    def __call__(self, prefixes: Sequence[Sequence[int]]) -> F32:
+        """Prefixes as ids to centred unit vectors (N, d_C)."""
+        if not prefixes:
+            return np.zeros((0, self.encoder.dim), dtype=np.float32)
+        texts = self.tokenizer.decode([list(ids) for ids in prefixes])
+        parts = [self.encoder.encode(texts[i : i + _ENCODED]) for i in range(0, len(texts), _ENCODED)]
+        return normalize_rows(normalize_rows(np.concatenate(parts)) - self.mean)
+
+
+@dataclass(frozen=True, eq=False)
 class SemanticMap:
-    """``table`` (vocab, d_C) holds the tokens' vectors, ``layers`` the network's weights and biases."""
+    """``layers`` are the network's weights and biases; ``table`` (vocab, d_C) the vectors of the tokens.
+
+    If prefixes are ``encoded``, the table is empty.
+    """
 
     table: F16
     layers: tuple[tuple[F32, F32], ...]
     artifact: str
+    encoded: EncodedPrefixes | None = None
 
     @classmethod
-    def of(cls, table: F16, arrays: Mapping[str, NDArray[Any]], artifact: str, host: HostInfo) -> SemanticMap:
+    def of(
+        cls,
+        table: F16,
+        arrays: Mapping[str, NDArray[Any]],
+        artifact: str,
+        host: HostInfo,
+        encoded: EncodedPrefixes | None = None,
+    ) -> SemanticMap:
         """From the named arrays of an artifact or a stored detector."""
         try:
             layers = tuple(
@@ -383,11 +429,11 @@ class SemanticMap:
             )
         except KeyError as missing:
             raise ArtifactError(f"the semantic network lacks {missing}: train or export it again") from None
-        if len(table) != host.vocab_size:
+        if encoded is None and len(table) != host.vocab_size:
             raise VocabularyError(
                 f"the semantic table has {len(table)} tokens, the vocabulary {host.vocab_size}"
             )
-        return cls(table, layers, artifact)
+        return cls(table, layers, artifact, encoded)
 
     @property
     def outputs(self) -> int:
@@ -400,6 +446,18 @@ class SemanticMap:
         return {
             f"{name}.{part}": array for name, pair in named for part, array in zip("Wb", pair, strict=True)
         }
+
+    def prefixes(self, ids: Sequence[int], lengths: Sequence[int]) -> F32:
+        """Unit vectors (n, d_C) of the first ids of a text, for each of n ascending lengths."""
+        if self.encoded is None:
+            return prefix_vectors(self.table, ids, lengths)
+        return self.encoded([ids[:length] for length in lengths])
+
+    def rows(self, prefixes: Sequence[Sequence[int]]) -> F32:
+        """Unit vectors (N, d_C) of prefixes of different texts."""
+        if self.encoded is None:
+            return np.concatenate([prefix_vectors(self.table, ids, [len(ids)]) for ids in prefixes])
+        return self.encoded(prefixes)
 
     def signs(self, prefixes: F32) -> I8:
         """Unit vectors of prefixes (N, d_C) to the signs of T, (N, K), each −1 or 1."""
@@ -434,10 +492,17 @@ def open_map(artifact: Artifact, host: HostInfo, workspace: Workspace) -> Semant
     if found is None:
         encoder = load_encoder(artifact.encoder, progress=workspace.progress)
         artifact.require_encoder(encoder.identity, name=encoder.name)
+        encoded = None
         try:
-            mean, matrix = (np.asarray(artifact.arrays[part], np.float32) for part in ("mean", "matrix"))
+            mean = np.asarray(artifact.arrays["mean"], np.float32)
+            if artifact.card["parameters"].get("contexts") == "encoded":
+                encoded = EncodedPrefixes(encoder, mean, host.tokenizer)
+                table = np.zeros((0, encoder.dim), dtype=np.float16)
+            else:
+                whitening = Whitening(mean, np.asarray(artifact.arrays["matrix"], np.float32))
+                table = token_vectors(encoder, host, whitening=whitening, workspace=workspace)
         except KeyError as missing:
             raise ArtifactError(f"the artifact {artifact.path} lacks {missing}: train it again") from None
-        table = token_vectors(encoder, host, whitening=Whitening(mean, matrix), workspace=workspace)
-        found = _open_maps[name] = SemanticMap.of(table, artifact.arrays, artifact.identity, host)
+        found = SemanticMap.of(table, artifact.arrays, artifact.identity, host, encoded)
+        _open_maps[name] = found
     return found

@@ -125,10 +125,10 @@ class Recipe:
     labels to the fields that differ under each: ``decoding`` (only the options that differ), ``prompts`` and
     ``chat``. ``keys`` is one of `KEYS`. ``lengths`` are the numbers of tokens to which texts are truncated
     for the figure over lengths. ``settings`` are the profile's settings by scheme, which override those of
-    the scheme's rows. ``training`` maps learned schemes to the ``encoder`` (and ``lexicon``, ``steps``) that
-    their artifacts are trained with for the row's host; the rows of other learned schemes use the artifacts
-    of the package. ``options`` configure stages by name. ``llm`` is the language model of attacks and judge,
-    unless another is asked for (`dewmark.lab.experiments.language_model`).
+    the scheme's rows. ``training`` maps learned schemes to the ``encoder`` (and ``lexicon``, ``contexts``,
+    ``steps``) that their artifacts are trained with for the row's host; the rows of other learned schemes use
+    the artifacts of the package. ``options`` configure stages by name. ``llm`` is the language model of
+    attacks and judge, unless another is asked for (`dewmark.lab.experiments.language_model`).
     """
 
     name: str
@@ -336,9 +336,10 @@ def _checked(recipe: Recipe) -> Recipe:
     for entry in recipe.schemes:
         entry.build()
     for scheme, settings in recipe.training.items():
-        if "encoder" not in settings or set(settings) - {"encoder", "lexicon", "steps"}:
+        if "encoder" not in settings or set(settings) - {"encoder", "lexicon", "contexts", "steps"}:
             raise ConfigError(
-                f"the training of {scheme} needs an encoder and may have a lexicon and steps, got {settings}"
+                f"the training of {scheme} needs an encoder and may have a lexicon, contexts and steps, "
+                f"got {', '.join(settings)}"
             )
     recipe.under_conditions()
     return recipe

@@ -1,9 +1,9 @@
 """The ``train`` stage: artifacts of learned schemes for the recipe's hosts, before anything is written.
 
-A recipe's ``training`` names the encoder of each learned scheme (and its lexicon or number of steps). Rows of
-such a scheme use the artifact that this stage makes, in ``WORK/artifacts``, and nothing else: a packaged
-artifact, trained for another host and encoder, is never put in its place. A finished artifact is kept, and a
-stopped training continues. Boundary: `dewmark.lab.training` trains.
+A recipe's ``training`` names the encoder of each learned scheme (and its lexicon, contexts or number of
+steps). Rows of such a scheme use the artifact that this stage makes, in ``WORK/artifacts``, and nothing else:
+a packaged artifact, trained for another host and encoder, is never put in its place. A finished artifact is
+kept, and a stopped training continues. Boundary: `dewmark.lab.training` trains.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dewmark.config import cache_dir
 from dewmark.lab.experiments.recipe import SchemeEntry
 from dewmark.lab.experiments.run import Run
 from dewmark.lab.experiments.workers import LoadedModels, Task
-from dewmark.lab.training.job import Job, train_artifact
+from dewmark.lab.training.job import COMPOSED, Job, train_artifact
 from dewmark.lab.training.texts import HostTexts
 from dewmark.registry import TRAINERS
 
@@ -67,6 +67,7 @@ class _TrainArtifact(Task):
             lexicon=None if lexicon is None else Path(lexicon),
             device=models.device,
             steps=self.settings.get("steps"),
+            contexts=self.settings.get("contexts", COMPOSED),
         )
         train_artifact(TRAINERS[self.entry.scheme], job)
         on_rows(1)

@@ -27,9 +27,11 @@ from dewmark.lab.training.texts import Texts
 from dewmark.storage import load_bundle, save_bundle, sha256_file
 from dewmark.workspace import HostInfo, Progress, Workspace
 
-__all__ = ["Arrays", "Job", "Trained", "Trainer", "train_artifact"]
+__all__ = ["COMPOSED", "ENCODED", "Arrays", "Job", "Trained", "Trainer", "train_artifact"]
 
 Arrays = Mapping[str, NDArray[Any]]
+
+COMPOSED, ENCODED = "composed", "encoded"
 
 
 @dataclass(frozen=True)
@@ -45,8 +47,9 @@ class Trained:
 class Job:
     """The inputs of a trainer.
 
-    ``open_host`` loads the host's weights, once. ``steps`` None means the scheme's default. ``device`` is
-    auto or a torch device. ``used`` collects the card's entries about training data, which `texts_for` adds.
+    ``open_host`` loads the host's weights, once. ``steps`` None means the scheme's default. ``contexts`` says
+    whether ATW's are composed of token vectors or encoded as texts. ``device`` is auto or a torch device.
+    ``used`` collects the card's entries about training data, which `texts_for` adds.
     """
 
     scheme: str
@@ -60,6 +63,7 @@ class Job:
     device: str = "auto"
     seed: int = 0
     steps: int | None = None
+    contexts: str = COMPOSED
     used: dict[str, Any] = field(default_factory=dict)
 
     def texts_for(self, number: int, *, least: int | None = None) -> list[str]:
@@ -121,6 +125,7 @@ class Job:
             None if self.lexicon is None else sha256_file(self.lexicon),
             self.seed,
             self.steps,
+            *([] if self.contexts == COMPOSED else [self.contexts]),
         )
 
     @property
@@ -133,6 +138,8 @@ class Job:
             parts += ["--lexicon", self.lexicon.name]
         if self.steps is not None:
             parts += ["--steps", str(self.steps)]
+        if self.contexts != COMPOSED:
+            parts += ["--contexts", self.contexts]
         return shlex.join([*parts, "--seed", str(self.seed), "--out", self.out.name])
 
 
