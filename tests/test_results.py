@@ -1,8 +1,9 @@
-"""The figures of docs/results/README.md are those of the reports that it links."""
+"""The figures of docs/results/README.md and of the false alarms are those of the files that they link."""
 
 from __future__ import annotations
 
 import csv
+import json
 import re
 from pathlib import Path
 
@@ -44,6 +45,17 @@ def test_headline_rows_are_those_of_the_main_table() -> None:
             shown = re.sub(r"\(.*?\)|\*", "", cell).split("/")
             expected = [f"{float(table[scheme][f'{column} TPR@1%']):.3f}" for scheme in ROWS[label]]
             assert [each.strip() for each in shown] == expected, (label, column)
+
+
+def test_false_alarms_are_those_of_their_file() -> None:
+    page = (FOLDER / "false-alarms.md").read_text(encoding="utf-8")
+    found: dict[str, dict[str, str]] = {}
+    for line in (FOLDER / "false-alarms.jsonl").read_text(encoding="utf-8").splitlines():
+        row = json.loads(line)
+        shown = f"{100 * row['share']:.2f}% ({100 * row['worst']:.1f}%)"
+        found.setdefault(row["scheme"], {})[row["text"]] = shown
+    rows = re.findall(r"^\| `([^`]+)` \| (.*?) \| (.*?) \|$", page, re.MULTILINE)
+    assert {scheme: {"en": english, "de": german} for scheme, english, german in rows} == found
 
 
 @pytest.mark.parametrize("paragraph", PAGE.split("\n\n"), ids=lambda text: text[:30])
