@@ -49,7 +49,7 @@ def steal_marks(run: Run) -> None:
                 if target.count() < each.number:
                     source = each.texts.rows(run.work)
                     pending[target.path] = PendingScores(
-                        source, {(entry.test, entry.reader_model): target}, each.number
+                        source, {(entry.test, entry.reader_model, entry.score): target}, each.number
                     )
             if pending:
                 scoring.append(ScoreTexts.for_run(run, entry, seed, list(pending.values())))
