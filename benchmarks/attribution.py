@@ -3,6 +3,7 @@
     python benchmarks/attribution.py write --out DIR --device cuda
     python benchmarks/attribution.py attack --out DIR --device cuda
     python benchmarks/attribution.py score --out DIR [--reader smollm2-135m --device cuda]
+    python benchmarks/attribution.py piggyback --out DIR
     python benchmarks/attribution.py speed --out DIR
     python benchmarks/attribution.py streams [TEXTS.jsonl] --out DIR
 
@@ -11,9 +12,9 @@
 same texts are read with 4, 8 and 16 bits; which message it is makes no difference, as all messages relate
 to the others alike. ``attack`` translates the texts to Portuguese and back. ``score`` gives per kind,
 condition and attack the shares found, attributable, read exactly and misread; for payloads also what the same
-z would be in rings of other sizes; with a reader, which knows the prompts, the same as it reads. ``speed``
-times rings and many keys. ``streams`` follows unmarked texts, by default the package's, under 24 keys: the
-share that ever reaches e = 100 is at most 1%.
+z would be in rings of other sizes; with a reader, which knows the prompts, the same as it reads.
+``piggyback`` puts words of an attacker into genuine texts. ``speed`` times rings and many keys. ``streams``
+follows unmarked texts, by default those of the package, under 24 keys: at most 1% ever reach e = 100.
 
 Rows are appended as they come; a run that is started again does what is missing, and no new batch begins
 after --seconds.
@@ -22,11 +23,14 @@ after --seconds.
 from __future__ import annotations
 
 import argparse
+import functools
+import itertools
 import json
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import numpy as np
@@ -36,6 +40,7 @@ from script_inputs import RINGS, Judged, judge, named_key, script_parser
 
 import dewmark
 from dewmark.arrays import F32
+from dewmark.attacks.stealing.piggyback import piggyback, replaced, spliced
 from dewmark.attacks.stealing.regression import as_dew
 from dewmark.attacks.translation.machine_translation import NeuralEngine
 from dewmark.batch.negatives import Negatives
@@ -50,6 +55,7 @@ from dewmark.dew.sequential import STRENGTHS, SequentialDetector
 from dewmark.hosts.base import Host
 from dewmark.hosts.expectations import open_reader
 from dewmark.lab.prompts import openings, requests
+from dewmark.passages import locate
 from dewmark.scheme import BoundScheme
 from dewmark.storage import append_jsonl
 from dewmark.watermark import identify, load_scheme
@@ -326,7 +332,53 @@ def streams(args: argparse.Namespace, clock: Clock) -> None:
             args.out.joinpath("streams.json").write_text(json.dumps(table, indent=1) + "\n", encoding="utf-8")
 
 
-PARTS = {"write": write, "attack": attack, "score": score, "speed": speed, "streams": streams}
+def tampered(args: argparse.Namespace, clock: Clock) -> None:
+    """Words of an attacker in genuine texts of a ring: what verdict, attribution and passages say."""
+    rows = [row for row in read_rows(args.out / "texts.jsonl") if row["kind"] == "ring" and row["key"] == 0]
+    table = []
+    for condition in MEMBERS:
+        mine = [row for row in rows if row["condition"] == condition and len(row["text"].split()) > 80]
+        if len(mine) < 2:
+            continue
+        bound = bound_of(args, mine[0])
+        others = [word for row in mine for word in row["text"].split()]
+        for kind, number in (("replaced", 1), ("replaced", 5), ("replaced", 20), ("inserted", 40)):
+            random, found = Random(number), []
+            for row, other in itertools.pairwise(mine[: args.texts // 4 + 1]):
+                words = row["text"].split()
+                changed, places = (
+                    replaced(words, others, number, random)
+                    if kind == "replaced"
+                    else spliced(words, random.sample(other["text"].split(), number), random)
+                )
+                search = functools.partial(locate, bound=bound) if kind == "inserted" else None
+                found.append(piggyback(bound.detect, search, changed, places))
+            tests = [each.detection.attribution for each in found]
+            covered = [each.covered for each in found if each.covered is not None]
+            summed = {
+                "condition": condition,
+                kind: number,
+                "texts": len(found),
+                "marked": float(np.mean([each.detection.is_marked for each in found])),
+                "attributable": float(np.mean([t is not None and t.attributable for t in tests])),
+                "mean z": float(np.mean([each.detection.z for each in found])),
+                "foreign words in marked passages": float(np.mean(covered)) if covered else None,
+            }
+            table.append(summed)
+            clock.say(json.dumps(summed))
+            args.out.joinpath("piggyback.json").write_text(
+                json.dumps(table, indent=1) + "\n", encoding="utf-8"
+            )
+
+
+PARTS = {
+    "write": write,
+    "attack": attack,
+    "score": score,
+    "piggyback": tampered,
+    "speed": speed,
+    "streams": streams,
+}
 
 
 def main() -> None:

@@ -264,6 +264,8 @@ class KeyMatrices:
             raise ConfigError("a public detector reads no payloads: use the key or its own detector")
         for each in self.epochs:
             check_payload_bits(bits, members=each.members)
+        if all(each.payload_bits == bits for each in self.epochs):
+            return self  # with what it has computed
         epochs = [dataclasses.replace(each, payload_bits=bits) for each in self.epochs]
         return KeyMatrices(epochs, head=self._head)
 
