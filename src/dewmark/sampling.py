@@ -333,7 +333,7 @@ class CandidateRace:
         """
         scores = scores[:, : self._vocab].scatter(1, candidates, _MINUS_INF)
         uniforms = token_uniforms(states, torch.arange(self._vocab, device=scores.device))
-        reach = (scores - top).exp_().mul_(first * (1.0 + 1e-4))  # more than float32's rounding
+        reach = (scores - top.float()).exp_().mul_(first * (1.0 + 1e-4))  # more than float32's rounding
         rows, ids = torch.nonzero((1.0 - uniforms) <= reach, as_tuple=True)
         times = -uniforms[rows, ids].log() / (scores[rows, ids].double() - top[rows, 0]).exp()
         best = first.squeeze(1).scatter_reduce(0, rows, times, "amin")
