@@ -23,6 +23,7 @@ and which of them carry the mark, and continues with the first that does
 from __future__ import annotations
 
 import copy
+import functools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -200,7 +201,7 @@ class Scheme(ABC):
 
     @property
     def languages(self) -> frozenset[str] | None:
-        """The languages that its encoder knows; None if it needs none, or if the encoder does not say."""
+        """The languages that it knows; None if it does not depend on them, or if its encoder does not say."""
         encoder = getattr(self, "encoder", None)
         return encoder_languages(encoder) if isinstance(encoder, str) else None
 
@@ -208,7 +209,7 @@ class Scheme(ABC):
     def language_free(self) -> bool:
         """Whether unrelated texts have nearly independent scores under one key in every language.
 
-        If so, texts in languages that the encoder does not know get verdicts too.
+        If so, texts in languages that it does not know get verdicts too, if they have enough evidence.
         """
         return False
 
@@ -594,9 +595,13 @@ def token_scores(text: Tokenized, evidence: Evidence) -> tuple[TokenScore, ...]:
     if not text.offsets:
         return ()
     scores = np.append(evidence.alignments, 0.0)[evidence.positions].tolist()
-    pieces = [text.text[start:end] for start, end in text.offsets]
     starts, ends = zip(*text.offsets, strict=True)
-    return tuple(map(TokenScore, pieces, starts, ends, scores, (evidence.positions >= 0).tolist()))
+    pieces = map(text.text.__getitem__, map(slice, starts, ends))
+    columns = (pieces, starts, ends, scores, (evidence.positions >= 0).tolist())
+    return tuple(map(_token_score, zip(*columns, strict=True)))
+
+
+_token_score = functools.partial(tuple.__new__, TokenScore)  # there are hundreds in a text
 
 
 def text_chunks(texts: Sequence[Tokenized], *, units: int) -> Iterator[slice]:

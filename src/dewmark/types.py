@@ -6,7 +6,7 @@ import dataclasses
 import enum
 import math
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 __all__ = [
     "Attribution",
@@ -38,8 +38,7 @@ class Verdict(enum.StrEnum):
         return self in (Verdict.MARKED, Verdict.NOT_MARKED)
 
 
-@dataclass(frozen=True, slots=True)
-class TokenScore:
+class TokenScore(NamedTuple):
     """One unit (token, word or sentence) of a text and its evidence.
 
     ``start`` and ``end`` are character offsets into the scored text. ``score`` is standard normal on unmarked
@@ -159,9 +158,9 @@ class Detection:
     ``coverage`` says where in a marked text the mark is, if that was asked and passages were found.
 
     ``language`` is the text's language by its ISO 639 code, None if it is not clear or does not matter to the
-    scheme. ``language_known`` says whether the scheme's encoder knows it. If it does not, one key may score
-    all texts of that language alike, so the verdict is `Verdict.UNSUPPORTED_LANGUAGE`, whatever the numbers,
-    unless the language was audited (`dewmark.text.languages.LanguagePolicy`).
+    scheme. ``language_known`` says whether the scheme's lexicon or encoder knows it. If it does not, the
+    verdict is `Verdict.UNSUPPORTED_LANGUAGE` where the text has too little evidence, and where one key may
+    score all texts of that language alike and was not audited (`dewmark.text.languages.LanguagePolicy`).
 
     If the key has members, payloads or epochs, ``p_value`` is corrected for all ``tried`` combinations, and
     ``member``, ``payload`` and ``epoch`` say which marked the text; None if it is not marked, if the key has

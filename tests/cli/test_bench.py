@@ -18,6 +18,20 @@ def test_generation_is_compared_with_unmarked_decoding(run):
         assert any(line.startswith(name) for line in lines)
 
 
+def test_marks_are_compared_with_no_mark_and_with_peers(run):
+    arguments = ["--schemes", "kgw,exp", "--batch-sizes", "1,2", "--turn", 2]
+    done = run("bench", "marks", *SMALL, *arguments, "--json")
+    assert done.code == 0, done.err
+    rows = [json.loads(line) for line in done.out.splitlines()]
+    marks = {"none", "kgw", "exp", "transformers kgw", "transformers synthid"}
+    assert {row["measure"] for row in rows} == {"batch 1", "batch 2"}
+    assert marks <= {row["row"] for row in rows}
+    for row in rows:
+        low, high = row["ms_quartiles"]
+        assert 0 < low <= row["ms_median"] <= high
+        assert row["ratio"] == 1.0 if row["row"] == "none" else row["ratio"] > 0
+
+
 def test_detection_as_json(run):
     done = run("bench", "detect", *SMALL, *SCHEMES, "--texts", 4, "--tokens", 40, "--json")
     assert done.code == 0, done.err

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import numpy as np
 import pytest
 from scipy import stats
@@ -46,7 +44,7 @@ def test_each_key_gets_what_it_gets_alone(host, bag_encoder, tmp_path, mode, tes
             assert found.key_fingerprint == key.fingerprint
             if found.tokens:
                 for token, same in zip(found.tokens, expected.tokens, strict=True):
-                    assert dataclasses.replace(token, score=0.0) == dataclasses.replace(same, score=0.0)
+                    assert token._replace(score=0.0) == same._replace(score=0.0)
                     assert token.score == pytest.approx(same.score, abs=1e-4)
     for row in rows:
         best = max(row, key=lambda detection: detection.z)

@@ -179,13 +179,14 @@ def test_a_sentence_for_every_verdict():
     assert "too few independent tokens" in sentence(dataclasses.replace(long, tokens_scored=20))
 
 
-def test_a_language_that_the_encoder_does_not_know_in_words() -> None:
-    hindi = dataclasses.replace(detection(verdict=Verdict.TOO_SHORT), language="hi", language_known=False)
-    assert "in Hindi" in sentence(hindi)
-    assert "more of the text would not lead to a verdict" in sentence(hindi)
-    refused = dataclasses.replace(hindi, verdict=Verdict.UNSUPPORTED_LANGUAGE)
-    assert "the text is in Hindi, which this detector's encoder does not know" in sentence(refused)
-    assert "Hindi, which the encoder does not know" in render_html([("one", "x", refused)])
+def test_a_language_that_the_detector_does_not_know_in_words() -> None:
+    unsupported = detection(verdict=Verdict.UNSUPPORTED_LANGUAGE)
+    refused = dataclasses.replace(unsupported, language="hi", language_known=False)
+    assert "the text is in Hindi, which this detector does not know: one key may" in sentence(refused)
+    unread = dataclasses.replace(refused, effective_length=3.0)
+    assert "Hindi, which this detector does not know: its words carry no evidence" in sentence(unread)
+    assert "audit" not in sentence(unread)
+    assert "Hindi, which the detector does not know" in render_html([("one", "x", refused)])
 
 
 def passage(text: str, start: int, end: int, *, p: float = 1e-4) -> Passage:

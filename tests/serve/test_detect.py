@@ -91,7 +91,7 @@ class TestDetect:
         greek = "Το παλιό γεφύρι πάνω από το ποτάμι είναι κλειστό και κανείς δεν το επισκευάζει πια."
         (found,) = results(client.post("/v1/detect", json={"text": greek * 20}))
         assert found["verdict"] == "unsupported language"
-        assert "in Greek, which this detector's encoder does not know" in found["sentence"]
+        assert "in Greek, which this detector does not know" in found["sentence"]
         located = client.post("/v1/locate", json={"text": greek * 20}).json()
         assert located["passages"] == []
         assert located["detection"]["verdict"] == "unsupported language"

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
-import pytest
+import functools
 
+import pytest
+from py3langid.langid import MODEL_FILE, LanguageIdentifier
+
+import dewmark
+from dewmark.dew.scheme import DEW
 from dewmark.encoders.languages import encoder_languages
+from dewmark.text.language_model import _SAME, load_language_model
 from dewmark.text.languages import (
     LanguagePolicy,
     TextLanguage,
@@ -159,6 +165,38 @@ class TestPolicy:
         assert (hindi.language, hindi.language_known, hindi.p_value) == ("hi", False, 0.001)
         (short,) = self.USE.judge(["Oh!"], [made])
         assert short.verdict is Verdict.TOO_SHORT
+
+
+def test_the_default_reads_the_languages_of_its_lexicon() -> None:
+    default = dewmark.load_scheme("dew", key=dewmark.Key(bytes(32)), host=None)
+    known = {"ar", "de", "en", "es", "fr", "it", "ko", "nl", "pl", "pt", "ru", "tr"}
+    assert default.languages.known == default.scheme.languages == known
+    for code, sentences in HELD_OUT.items():
+        found = default.detect("\n".join(sentences * 3))
+        assert found.language_known is (code in known), code
+        assert found.verdict.conclusive or found.verdict is (
+            Verdict.TOO_SHORT if code in known else Verdict.UNSUPPORTED_LANGUAGE
+        ), code
+    opened = DEW(vocabulary="open")
+    assert opened.languages == encoder_languages("use-m3")
+
+
+@pytest.mark.parametrize(
+    "text", ["", "a", "ABC", "É", "日本語", *(" ".join(each) for each in HELD_OUT.values())]
+)
+def test_the_model_agrees_with_its_own_library(text: str) -> None:
+    model = load_language_model()
+    theirs: dict[str, float] = {}
+    for code, probability in _library().rank(text):
+        merged = _SAME.get(code, code)
+        theirs[merged] = theirs.get(merged, 0.0) + probability
+    found = dict(zip(model.labels, model.probabilities(text).tolist(), strict=True))
+    assert found == pytest.approx(theirs, abs=1e-4)
+
+
+@functools.cache
+def _library() -> LanguageIdentifier:
+    return LanguageIdentifier.from_model_file(MODEL_FILE, norm_probs=True)
 
 
 @pytest.mark.parametrize(

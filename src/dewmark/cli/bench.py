@@ -23,6 +23,7 @@ app = typer.Typer(
 LENGTHS = (100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000)
 SIZES = (8192, 16_384, 32_768, 65_536, 131_072, 262_144)
 _BASES = ("none", "tokenizing")
+MARKS = ("dew", "kgw", "synthid", "exp")
 STANDARD = ("dew", "dew-bias", "dew-gumbel", "kgw", "unigram", "exp", "synthid")
 
 Schemes = Annotated[
@@ -56,6 +57,54 @@ class DetectAgainst(StrEnum):
     """Variables to plot the cost of detection against."""
 
     LENGTHS = "lengths"
+
+
+@app.command()
+def marks(
+    schemes: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--schemes",
+            metavar="NAME[:FIELD=VALUE,…]",
+            help="Configuration to time; repeatable.",
+            show_default=", ".join(MARKS),
+        ),
+    ] = None,
+    host: BenchHost = "smollm2-135m",
+    batch_sizes: Annotated[str, typer.Option(metavar="N,N,…", help="Batch sizes.")] = "1,16,64,256",
+    turn: Annotated[int, typer.Option(min=1, help="Steps of one mark before the next has its turn.")] = 5,
+    repeats: Repeats = 8,
+    peers: Annotated[
+        bool, typer.Option(help="Also time the marks of transformers, vLLM and markllm, where installed.")
+    ] = True,
+    threads: Threads = 0,
+    device: options.Device = "auto",
+    dtype: options.Dtype = "auto",
+    json_: options.Json = False,
+    quiet: options.Quiet = False,
+) -> None:
+    """Time a step of real text with the default mark, with its peers and without a mark.
+
+    All write in turns in one process, each its own text: trust the ratios within one run.
+    """
+    from dewmark.lab.bench.measures import bench_marks
+    from dewmark.lab.bench.random_models import open_host
+
+    names, batches = _names(schemes or MARKS), _numbers(batch_sizes, "--batch-sizes")
+    _threads(threads)
+    with Progress(quiet=quiet) as progress:
+        found = list(
+            bench_marks(
+                open_host(host, device=device, dtype=dtype, progress=progress),
+                names,
+                batches=batches,
+                turn=turn,
+                repeats=repeats,
+                peers=peers,
+                progress=progress,
+            )
+        )
+    _report(found, json_=json_, quartiles=True)
 
 
 @app.command()
@@ -192,7 +241,7 @@ def _threads(threads: int) -> None:
         torch.set_num_threads(threads)
 
 
-def _report(found: Sequence[Measured], *, json_: bool) -> None:
+def _report(found: Sequence[Measured], *, json_: bool, quartiles: bool = False) -> None:
     if json_:
         for row in found:
             emit(row.to_dict())
@@ -210,11 +259,19 @@ def _report(found: Sequence[Measured], *, json_: bool) -> None:
             if cost is None:
                 line.append("–")
                 continue
+            if quartiles:
+                low, high = (1000 * value for value in cost.quartiles)
+                more = "" if name == "none" else f" {100 * ((cost.ratio or 1.0) - 1):+.1f}%"
+                line.append(f"{1000 * cost.median:.3g} ({low:.3g} to {high:.3g}) ms{more}")
+                continue
             ratio = "" if cost.ratio is None else f"  x{cost.ratio:.3g}"
             ms = 1000 * cost.fastest
             line.append((f"{ms:.3g} ms" if ms < 999.5 else f"{ms:,.0f} ms") + ratio)
         table.add_row(name, *line)
     results().print(table, soft_wrap=False)
+    if quartiles:
+        write("a step: median and quartiles over rounds; %: over no mark in the same round, the median\n")
+        return
     write("fastest round; x: ratio to the first row (for markllm to its own), median over rounds\n")
 
 

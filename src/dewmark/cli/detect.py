@@ -164,9 +164,6 @@ def detect(
     quiet: options.Quiet = False,
 ) -> None:
     """Score texts against a key: verdict, p-value, z, effective length. With several keys: find the key."""
-    from dewmark.text.languages import load_early
-
-    load_early()
     from dewmark.batch import DetectorSpec, detect_file, read_files, read_rows
     from dewmark.batch.boilerplate import Boilerplate
     from dewmark.batch.inputs import batched

@@ -591,6 +591,7 @@ class LexiconBatch(Batch):
 
     def texts(self, ids: torch.Tensor) -> LexiconTexts:
         """The texts at ids (batch, length)."""
-        self._states.push(ids[:, self._length :])
+        for at in range(self._length, ids.shape[1]):
+            self._states.push(ids[:, at])
         self._length = ids.shape[1]
         return LexiconTexts(self._aligner, self._states, self._W)

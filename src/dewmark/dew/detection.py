@@ -72,7 +72,8 @@ class TextEvidence:
         norms = None
         if scheme.token_semantics:
             T = reading.token_rows[pairs.tokens]
-            if ours and scheme.subtract_text_mean and len(np.unique(pairs.tokens)) > 1:
+            several = bool(np.any(pairs.tokens != pairs.tokens[:1]))  # a lone unit is not its own mean
+            if ours and scheme.subtract_text_mean and several:
                 T -= _centre(reading.token_rows, T, pairs)
                 norms = np.linalg.norm(T, axis=1)
                 if not keep_norms:
@@ -100,6 +101,11 @@ class TextEvidence:
         )
         score = _identity if linear else functools.partial(saturate, gamma=scheme.gamma)
         return cls(pairs, blank, norms, score, keep_norms, cuts)
+
+    @property
+    def variance(self) -> float | None:
+        """The variance of the sum over keys, where flattening has found it."""
+        return None if self.cuts is None else self.cuts.square
 
     def under(self, tokens: F32, contexts: F32) -> Evidence:
         """The evidence under a key that maps the batch's units and contexts to rows whose products are u."""
@@ -161,7 +167,7 @@ def run_test(
         return beta_test(evidence, gamma=scheme.gamma, n=n)
     if test == "monte-carlo":
         return monte_carlo_test(evidence, text.score, n=n, kind=scheme.key_matrix, secret=secret, level=fpr)
-    return key_test(evidence, variance=variance)
+    return key_test(evidence, variance=text.variance if variance is None else variance)
 
 
 def mean_score(evidence: Evidence, scheme: DewSettings) -> float:

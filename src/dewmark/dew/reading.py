@@ -11,10 +11,10 @@ of the meaning.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import weakref
 from abc import ABC, abstractmethod
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dewmark.arrays import F16, F32, F64, I64
+from dewmark.arrays import F16, F32, F64, I64, Mask
 from dewmark.core.keys import Key
 from dewmark.core.projections import projection_dim
 from dewmark.core.whitening import Whitening
@@ -55,7 +55,7 @@ from dewmark.errors import ConfigError, VocabularyError
 from dewmark.scheme import State
 from dewmark.text.cleaning import tokenize_cleaned
 from dewmark.text.windows import ABSENT, windows_of
-from dewmark.text.words import VERSION, words
+from dewmark.text.words import VERSION, places_and_forms
 from dewmark.workspace import HostInfo, Tokenized, Workspace
 
 __all__ = [
@@ -310,25 +310,67 @@ class LexiconReader(WordReader):
         self.k = k
         self.count_once = count_once
 
-    def _counted(self, forms: Sequence[str], before: Sequence[str]) -> list[bool]:
-        """Whether each word of a text carries the mark.
+    def read(self, texts: Sequence[Tokenized], prompts: Sequence[Tokenized]) -> Reading:
+        """Read texts, each after its prompt: all of them in one pass over rows of the lexicon."""
+        k, blank = self.k, [""] * self.k
+        forms: list[str] = []  # of all texts, each after k blanks and the last words of its prompt
+        lengths = np.array([len(text.forms) for text in texts], dtype=np.int64)
+        starts, prompted = np.zeros(len(texts), dtype=np.int64), np.zeros(len(texts), dtype=bool)
+        for i, (text, prompt) in enumerate(zip(texts, prompts, strict=True)):
+            before = prompt.forms[-k:]
+            forms += (*blank, *before)
+            starts[i], prompted[i] = len(forms), bool(before)
+            forms += text.forms
+        rows = self.lexicon.rows(forms)
+        ends = np.cumsum(lengths)
+        of_text = np.repeat(np.arange(len(texts)), lengths)
+        within = np.arange(len(of_text)) - (ends - lengths)[of_text]
+        places = starts[of_text] + within
+        distinct, units = np.unique(rows[places], return_inverse=True)
+        # without the prompt, the first k contexts are not those at marking time
+        counted = self._counted(rows, places, of_text) & (prompted[of_text] | (within >= k))
+        around, found = self._windows(forms, rows, places[counted])
+        windows = np.full(len(places), -1, dtype=np.int64)
+        windows[counted] = found
+        return Reading(
+            token_rows=self.units.of_rows(distinct),
+            contexts=self.contexts.of_rows(around),
+            texts=pairs_of(units, windows, lengths.tolist()),
+            ids=np.arange(len(distinct)),
+            windows=np.zeros((len(around), 0), dtype=np.int64),
+        )
 
-        It is in the lexicon, as is one of the k words before it, and is new in the text if ``count_once``.
+    def _counted(self, rows: I64, places: I64, of_text: I64) -> Mask:
+        """Whether the words in these places carry the mark.
+
+        A word does if it is in the lexicon, as is one of the k words before it, and it is new in the text if
+        ``count_once``.
         """
-        rows = self.lexicon.rows([*before, *forms])
         known = np.concatenate(([0], np.cumsum(rows > 0)))
-        at = np.arange(len(before), len(rows))
-        has_context = known[at] > known[np.maximum(at - self.k, 0)]
-        mine = rows[len(before) :]
-        limits = np.where(has_context, self.lexicon.limits[mine], 0).tolist()
+        limits = np.where(known[places] > known[places - self.k], self.lexicon.limits[rows[places]], 0)
         if not self.count_once:
-            return [limit > 0 for limit in limits]
-        seen: Counter[int] = Counter()
-        found = []
-        for row, limit in zip(mine.tolist(), limits, strict=True):
-            found.append(seen[row] < limit)
-            seen[row] += 1
-        return found
+            return np.asarray(limits > 0)
+        same = of_text * (len(self.lexicon) + 1) + rows[places]
+        order = np.argsort(same, kind="stable")
+        first = np.concatenate(([True], np.diff(same[order]) > 0))[: len(order)]
+        index = np.arange(len(order))
+        earlier = np.empty_like(index)  # occurrences of the same word in the same text
+        earlier[order] = index - np.maximum.accumulate(np.where(first, index, 0))
+        return np.asarray(earlier < limits)
+
+    def _windows(self, forms: Sequence[str], rows: I64, places: I64) -> tuple[I64, I64]:
+        """The distinct windows of k words before these places, as rows (W, k), and each place's own (N,).
+
+        Words outside the lexicon have row 0, but windows with different ones are different.
+        """
+        others: dict[str, int] = {"": 0}
+        codes = rows.copy()
+        for i in np.flatnonzero(rows == 0).tolist():
+            codes[i] = -others.setdefault(forms[i], len(others))
+        codes += len(others)
+        around = codes[places[:, None] + np.arange(-self.k, 0)]
+        distinct, found = _distinct(around, len(others) + len(self.lexicon) + 1)
+        return np.maximum(distinct - len(others), 0), found
 
     def meta(self) -> dict[str, Any]:
         """What must match when a stored detector is loaded."""
@@ -340,12 +382,13 @@ class LexiconReader(WordReader):
 
 
 def _word_tokens(text: str) -> Tokenized:
-    found = words(text)
-    ids = tuple(
-        int.from_bytes(hashlib.blake2b(word.form.encode(), digest_size=7).digest(), "big") for word in found
-    )
-    places, forms = tuple((word.start, word.end) for word in found), tuple(word.form for word in found)
-    return Tokenized(text, ids, places, forms)
+    places, forms = places_and_forms(text)
+    return Tokenized(text, tuple(map(_word_id, forms)), tuple(places), tuple(forms))
+
+
+@functools.lru_cache(maxsize=1 << 16)
+def _word_id(form: str) -> int:
+    return int.from_bytes(hashlib.blake2b(form.encode(), digest_size=7).digest(), "big")
 
 
 # Opening

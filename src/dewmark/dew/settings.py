@@ -8,6 +8,7 @@ from typing import ClassVar, Literal
 
 from dewmark.config import check_rules
 from dewmark.core.projections import Kind
+from dewmark.encoders.lexicon import lexicon_languages
 from dewmark.errors import ConfigError
 from dewmark.scheme import Needs, Scheme
 
@@ -43,7 +44,7 @@ class DewSettings(Scheme):
     keys the next word follows the host's distribution exactly; 0 for none (with a lexicon)."""
     lambda_: float | None = None
     """Strength λ of the bias: the most that a logit can gain. The Gumbel sampler adds it to its keyed noise.
-    By default 2 with the bias or on words of a lexicon, else 0."""
+    By default 2 with the bias, 3 with Gumbel on words of a lexicon, else 0."""
     alpha: float | None = None
     """Share of the Gumbel sampler's randomness that comes from the key; by default 0.95 on words of a
     lexicon, 0.8 where other words carry the mark only once, else 0.5."""
@@ -158,11 +159,16 @@ class DewSettings(Scheme):
         return shipped or self.lexicon != "default"
 
     @property
+    def languages(self) -> frozenset[str] | None:
+        """The languages of the lexicon's words, or else those of the encoder."""
+        return lexicon_languages(self.lexicon) if self.uses_lexicon else super().languages
+
+    @property
     def strength(self) -> float:
         """λ of the bias."""
         if self.lambda_ is not None:
             return self.lambda_
-        return 2.0 if self.sampler == "bias" or self.uses_lexicon else 0.0
+        return 2.0 if self.sampler == "bias" else 3.0 if self.uses_lexicon else 0.0
 
     @property
     def keyed_share(self) -> float:

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import itertools
 import json
 from collections.abc import Sequence
 from importlib import resources
@@ -28,6 +29,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dewmark.arrays import F32, I8, I64
+from dewmark.config import cache_dir
 from dewmark.core.whitening import normalize_rows
 from dewmark.encoders.word_vectors import FREQUENT, FREQUENT_TIMES, SIF, Centre
 from dewmark.errors import ArtifactError, ConfigError
@@ -35,7 +37,7 @@ from dewmark.storage import Bundle, load_bundle
 from dewmark.text.words import VERSION
 from dewmark.workspace import Workspace
 
-__all__ = ["ARRAYS", "LAYOUT", "Lexicon", "lexicon_folder", "load_lexicon"]
+__all__ = ["ARRAYS", "LAYOUT", "Lexicon", "lexicon_folder", "lexicon_languages", "load_lexicon"]
 
 ARRAYS = (
     "forms",
@@ -98,8 +100,8 @@ class Lexicon:
 
     def rows(self, forms: Sequence[str]) -> I64:
         """The rows (N,) of forms, 0 for a form outside the lexicon."""
-        found = self._row_of
-        return np.fromiter((found.get(form, 0) for form in forms), dtype=np.int64, count=len(forms))
+        found = map(self._row_of.get, forms, itertools.repeat(0))
+        return np.fromiter(found, dtype=np.int64, count=len(forms))
 
     def tokens(self, rows: I64, *, centre: Centre = "running") -> F32:
         """ê_T of rows, (N, dim): unit rows, zero for row 0."""
@@ -132,6 +134,15 @@ def lexicon_folder(name: str, workspace: Workspace) -> Path:
     if folder.is_dir() or "/" in name:
         return folder
     return workspace.cache / "lexicons" / name
+
+
+def lexicon_languages(name: str) -> frozenset[str] | None:
+    """The languages of a lexicon's words, by ISO 639 code; None if it is not there or does not say."""
+    try:
+        index = (lexicon_folder(name, Workspace(cache=cache_dir())) / "bundle.json").read_text("utf-8")
+        return frozenset(json.loads(index)["meta"]["languages"])
+    except (OSError, ValueError, KeyError):
+        return None
 
 
 def load_lexicon(name: str = "default", *, workspace: Workspace) -> Lexicon:

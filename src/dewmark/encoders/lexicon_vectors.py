@@ -70,14 +70,16 @@ class LexiconContexts:
 
     def vectors(self, windows: Sequence[tuple[str, ...]]) -> F32:
         """Windows of any length to unit rows (N, dim); one without words of the lexicon gives a zero row."""
-        return self.summed(windows).vectors
+        rows = np.zeros((len(windows), max(map(len, windows), default=0)), dtype=np.int64)
+        for line, window in zip(rows, windows, strict=True):
+            line[: len(window)] = self._lexicon.rows(window)
+        return self.of_rows(rows).vectors
 
-    def summed(self, windows: Sequence[tuple[str, ...]]) -> SummedContexts:
-        """The same contexts as sums of weighted vectors, one per distinct word."""
-        found: dict[str, int] = {}
-        lengths = np.fromiter(map(len, windows), dtype=np.int64, count=len(windows))
-        index = np.full((len(windows), int(lengths.max(initial=0))), -1, dtype=np.int64)
-        index[np.arange(index.shape[1]) < lengths[:, None]] = [
-            found.setdefault(word, len(found)) for window in windows for word in window
-        ]
-        return SummedContexts(self._lexicon.contexts(self._lexicon.rows(list(found))), index)
+    def of_rows(self, windows: I64) -> SummedContexts:
+        """The contexts of windows (W, k) of rows of the lexicon, 0 where there is no word of it.
+
+        They are sums of weighted vectors, one per distinct word.
+        """
+        rows, index = np.unique(windows, return_inverse=True)
+        empty = int(len(rows) > 0 and rows[0] == 0)
+        return SummedContexts(self._lexicon.contexts(rows[empty:]), index.reshape(windows.shape) - empty)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dewmark.registry import SCHEMES
+from dewmark.scheme import MIN_EFFECTIVE_LENGTH
 from dewmark.text.languages import language_name
 from dewmark.types import Coverage, Detection, Extent, TokenScore, Verdict
 
@@ -90,11 +91,6 @@ def sentence(detection: Detection) -> str:
     length = f"effective length {detection.effective_length:.0f} of {detection.tokens_scored} tokens scored"
     if detection.verdict is Verdict.UNSUPPORTED_LANGUAGE:
         return unsupported_sentence(detection)
-    if detection.verdict is Verdict.TOO_SHORT and detection.language_known is False:
-        return (
-            f"{length}: the text is in {_language(detection)}, whose words look alike to this detector's "
-            "encoder, so more of the text would not lead to a verdict"
-        )
     if detection.verdict is Verdict.TOO_SHORT:
         if detection.leaves_no_room:
             return f"{length}: such a text (code, a list, repetition) leaves no room for a mark"
@@ -112,11 +108,16 @@ def share_in_words(value: float, *, test: str) -> str:
 
 
 def unsupported_sentence(detection: Detection) -> str:
-    """Why a text in a language that the encoder does not know gets no verdict, in one line."""
+    """Why a text in a language that the detector does not know gets no verdict, in one line."""
+    unknown = f"the text is in {_language(detection)}, which this detector does not know"
+    if detection.effective_length < MIN_EFFECTIVE_LENGTH:
+        length = f"effective length {detection.effective_length:.0f}"
+        return (
+            f"{unknown}: its words carry no evidence ({length}), and more of them would not lead to a verdict"
+        )
     return (
-        f"the text is in {_language(detection)}, which this detector's encoder does not know: one key "
-        "may call all such texts marked, or none, so it gives no verdict before an audit of this key on them "
-        "(dewmark audit)"
+        f"{unknown}: one key may call all such texts marked, or none, so it gives no verdict before an audit "
+        "of this key on them (dewmark audit)"
     )
 
 

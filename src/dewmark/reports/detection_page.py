@@ -116,7 +116,7 @@ def _card(name: str, text: str, detection: Detection, passages: Sequence[Passage
         "scheme and key": f"{detection.scheme}, {detection.key_fingerprint}",
     }
     if detection.language is not None:
-        known = "" if detection.language_known else ", which the encoder does not know"
+        known = "" if detection.language_known else ", which the detector does not know"
         numbers["language"] = language_name(detection.language) + known
     if not detection.verdict.conclusive:
         for number in ("p-value", "keys that would score it so high", "z"):

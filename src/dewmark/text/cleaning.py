@@ -81,8 +81,7 @@ def clean(text: str) -> Cleaned:
             text, step = _apply(text, edits)
             steps.insert(0, step)
     if not text.isascii():
-        text = _unstyled(text)
-        text = _same_alphabet(text)
+        text = _same_alphabet(_unstyled(text))
     return Cleaned(_real_spaces(text), tuple(steps))
 
 
@@ -194,11 +193,12 @@ def _line_numbers(text: str) -> list[Edit]:
     return edits
 
 
+_HYPHENS = frozenset("-\u2010\u00ad")
 _HYPHEN = regex.compile(r"[-\u2010\u00AD] (?<=\p{L}\p{Ll}.) [ \t]*+ \r?+\n [ \t]*+ (?=\p{Ll}\p{Ll})", _FLAGS)
 
 
 def _hyphens(text: str) -> Iterator[Edit]:
-    if "\n" in text:
+    if "\n" in text and not _HYPHENS.isdisjoint(text):
         for match in _HYPHEN.finditer(text):
             yield (*match.span(), "")
 
@@ -269,7 +269,6 @@ class _Alphabets:
 
     latin: dict[str, str]
     other: dict[str, dict[str, str]]
-    disguises: regex.Pattern[str]
 
 
 _SCRIPTS = ("Cyrillic", "Greek")
@@ -294,12 +293,12 @@ def _alphabets() -> _Alphabets:
             latin |= dict.fromkeys(alike, letter)
             if name is not None:
                 other[name][letter] = alike[0]
-    return _Alphabets(latin, other, regex.compile(f"[{''.join(latin)}]", regex.VERSION1))
+    return _Alphabets(latin, other)
 
 
 def _same_alphabet(text: str) -> str:
     """Words that mix alphabets, written in the one that they belong to."""
-    if not (_alphabets().disguises.search(text) and _LATIN.search(text)):
+    if _alphabets().latin.keys().isdisjoint(set(text)) or not _LATIN.search(text):
         return text
     main = _main_alphabet(text)
     pieces: list[str] = []
@@ -357,12 +356,13 @@ def _folded(run: str, main: str) -> str | None:
 
 # Spaces
 
-_JOINED = regex.compile(r"[_\u00A0\u2000-\u200A\u202F\u205F] (?<=[\p{L}\p{N}].) (?=[\p{L}\p{N}])", _FLAGS)
+_JOINTS = frozenset("_\u00a0\u202f\u205f").union(map(chr, range(0x2000, 0x200B)))
+_JOINED = regex.compile(rf"[{''.join(_JOINTS)}] (?<=[\p{{L}}\p{{N}}].) (?=[\p{{L}}\p{{N}}])", _FLAGS)
 
 
 def _real_spaces(text: str) -> str:
     """Underscores and unusual spaces as spaces, where a text has more of them than of ordinary ones."""
-    if "_" not in text and text.isascii():
+    if _JOINTS.isdisjoint(text):
         return text
     if len(_JOINED.findall(text)) <= text.count(" "):
         return text

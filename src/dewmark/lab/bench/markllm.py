@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from dewmark.hosts.transformers.model import TransformersHost
+from dewmark.lab.bench.writers import Chooses, processed
 
 __all__ = ["PEERS", "Peer", "generate", "installed"]
 
@@ -65,6 +66,10 @@ class Peer:
             mark: Callable[[torch.Tensor, torch.Tensor], object] = self._scheme.logits_processor
             return mark
         return self._choose
+
+    def chooser(self, prompt: torch.Tensor) -> Chooses:
+        """The scheme's processor before this library's unmarked draw after prompts (batch, length)."""
+        return processed(self.step(), prompt)
 
     def detect(self, text: str) -> object:
         """The scheme's verdict on one text."""

@@ -1,5 +1,7 @@
 """The measures of ``dewmark bench``, for schemes and for their counterparts in markllm.
 
+- marks: writers with each mark take turns on real text, the default first, compared with no mark and with the
+  marks that transformers and vLLM have themselves;
 - step: a session's call on random logits of the host's vocabulary, while rows of random tokens grow;
 - decoding: the host writes texts of a fixed length in one batch, compared with no mark. A scheme that chooses
   between drafts of sentences has no step, and is timed by decoding alone;
@@ -27,6 +29,7 @@ from dewmark.lab.bench.markllm import PEERS, Peer, generate, installed
 from dewmark.lab.bench.random_models import RANDOM, SHAPES, random_host
 from dewmark.lab.bench.timing import Cost, Task, seconds, time_tasks
 from dewmark.lab.bench.workloads import prompts, random_texts
+from dewmark.lab.bench.writers import Writer, drawn_by, eager, peer_marks
 from dewmark.scheme import BoundScheme
 from dewmark.workspace import Progress, Tokenizer, silent
 
@@ -36,6 +39,7 @@ __all__ = [
     "Measured",
     "bench_detection",
     "bench_generation",
+    "bench_marks",
     "decoding_tasks",
     "detection_by_length",
     "detection_tasks",
@@ -65,6 +69,48 @@ class Measured:
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values."""
         return {"measure": self.measure, "row": self.row, **self.cost.to_dict()}
+
+
+def bench_marks(
+    host: TransformersHost,
+    names: Sequence[str],
+    *,
+    batches: Sequence[int],
+    turn: int,
+    repeats: int,
+    peers: bool = True,
+    decoding: Decoding = Decoding(),
+    progress: Progress = silent,
+) -> Iterator[Measured]:
+    """A step of writing with each mark, in turns of ``turn`` steps, at every batch size; compared with none.
+
+    The first turn is not counted. Every mark continues its own text.
+    """
+    device = host.model.device
+    forbidden = torch.from_numpy(~host.info.markable).to(device)
+    with _bound(names, host, progress) as schemes:
+        for batch in batches:
+            texts = host.tokenizer.encode(prompts(batch))
+            ids = torch.tensor([(list(text.ids) * _PROMPT)[:_PROMPT] for text in texts], device=device)
+            choosers = {NONE: drawn_by(None, ids, decoding)}
+            choosers |= {name: drawn_by(bound, ids, decoding) for name, bound in schemes.items()}
+            if peers:
+                theirs = peer_marks(host.info.vocab_size, device)
+                choosers |= {name: start(ids) for name, start in theirs.items()}
+                marks = _load_peers(names, host, wanted=True)
+                choosers |= {_PEER + name: peer.chooser(ids) for name, peer in marks.items() if peer.batches}
+            room = turn * (repeats + 1)
+            tasks: dict[str, Task] = {
+                name: functools.partial(
+                    _take_turn, Writer(eager(host.model, forbidden), choose, ids, room=room), turn
+                )
+                for name, choose in choosers.items()
+            }
+            yield from _timed(f"batch {batch}", tasks, dict.fromkeys(tasks, NONE), repeats, progress)
+
+
+def _take_turn(writer: Writer, steps: int, _: int) -> float:
+    return writer(steps)
 
 
 def bench_generation(

@@ -29,11 +29,13 @@ _FEWEST_ROUNDS = 6  # for a 95% interval of a median
 class Cost:
     """Seconds of a task, and the median of its ratios to its baseline, if it has one.
 
-    ``interval`` is the 95% interval of that median; None with fewer than 6 rounds.
+    ``quartiles`` are of the rounds; ``interval`` is the 95% interval of the median ratio, None with fewer
+    than 6 rounds.
     """
 
     fastest: float
     median: float
+    quartiles: tuple[float, float]
     ratio: float | None
     interval: tuple[float, float] | None
     rounds: int
@@ -43,6 +45,7 @@ class Cost:
         return {
             "ms_min": round(1000.0 * self.fastest, 4),
             "ms_median": round(1000.0 * self.median, 4),
+            "ms_quartiles": [round(1000.0 * value, 4) for value in self.quartiles],
             "ratio": None if self.ratio is None else round(self.ratio, 4),
             "ratio_interval": None if self.interval is None else [round(end, 4) for end in self.interval],
             "rounds": self.rounds,
@@ -92,10 +95,19 @@ def _cost(name: str, rounds: Sequence[Mapping[str, float]], baseline: str | None
     return Cost(
         fastest=min(times),
         median=statistics.median(times),
+        quartiles=_quartiles(times),
         ratio=statistics.median(ratios) if ratios else None,
         interval=median_interval(ratios),
         rounds=len(times),
     )
+
+
+def _quartiles(times: Sequence[float]) -> tuple[float, float]:
+    """The first and the third quartile."""
+    if len(times) == 1:
+        return times[0], times[0]
+    first, _, third = statistics.quantiles(times, n=4, method="inclusive")
+    return first, third
 
 
 def median_interval(ordered: Sequence[float]) -> tuple[float, float] | None:

@@ -32,6 +32,7 @@ __all__ = [
     "drawn_by",
     "eager",
     "peer_marks",
+    "processed",
     "record",
     "replayed",
 ]
@@ -116,12 +117,12 @@ def peer_marks(vocab_size: int, device: torch.device) -> dict[str, Callable[[tor
     )
 
     def kgw(prompt: torch.Tensor) -> Chooses:
-        return _processed(WatermarkLogitsProcessor(vocab_size, device), prompt)
+        return processed(WatermarkLogitsProcessor(vocab_size, device), prompt)
 
     def synthid(prompt: torch.Tensor) -> Chooses:
         keys = torch.randint(1 << 16, (30,), generator=torch.Generator().manual_seed(0)).tolist()
         mark = SynthIDTextWatermarkLogitsProcessor(5, keys, 1 << 16, 0, 1024, device)
-        return _processed(mark, prompt)
+        return processed(mark, prompt)
 
     found: dict[str, Callable[[torch.Tensor], Chooses]] = {
         "transformers kgw": kgw,
@@ -132,7 +133,7 @@ def peer_marks(vocab_size: int, device: torch.device) -> dict[str, Callable[[tor
     return found
 
 
-def _processed(processor: Any, prompt: torch.Tensor) -> Chooses:  # noqa: ANN401 - transformers types little
+def processed(processor: Any, prompt: torch.Tensor) -> Chooses:  # noqa: ANN401 - transformers types little
     """A logits processor of transformers before this library's unmarked draw."""
     plain = drawn_by(None, prompt)
 
