@@ -6,8 +6,12 @@ import json
 import re
 from pathlib import Path
 
+from dewmark.reports.speed import replace_block, speed_pages
+
 ROOT = Path(__file__).parent.parent
-README = (ROOT / "README.md").read_text(encoding="utf-8")
+README = re.sub(  # the speed tables have their own test
+    r"<!-- speed -->.*?<!-- /speed -->", "", (ROOT / "README.md").read_text(encoding="utf-8"), flags=re.DOTALL
+)
 COLUMNS = (
     ("chat", "none"),
     ("chat", "round-trip"),
@@ -42,6 +46,14 @@ def test_the_table_agrees_with_the_report() -> None:
         for cell, column in zip(shown, COLUMNS, strict=True):
             assert cell in ("", shares.get((*which, *column))), (label, column)
         assert shown[0], label
+
+
+def test_the_speed_tables_agree_with_the_report() -> None:
+    report = json.loads((ROOT / "docs/results/default-speed.json").read_text(encoding="utf-8"))
+    for name, block in speed_pages(report).items():
+        page = (ROOT / name).read_text(encoding="utf-8")
+        assert replace_block(page, "speed", block) == page, "run: python benchmarks/speed_table.py"
+        assert "| **DEW, the default** |" in block
 
 
 def test_every_other_figure_is_in_a_file_that_its_paragraph_links() -> None:
