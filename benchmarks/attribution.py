@@ -36,7 +36,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from scipy.special import logsumexp
-from script_inputs import RINGS, Judged, judge, named_key, script_parser
+from script_inputs import RINGS, Judged, judge, named_key, read_rows, script_parser
 
 import dewmark
 from dewmark.arrays import F32
@@ -65,11 +65,6 @@ BITS = (4, 8, 16)
 LEVELS = (1e-2, 1e-4)
 MEMBERS = {"openings": 65_536, "chat": 1024}  # what docs/security.md recommends for such texts
 PAYLOADS = 2  # per key and condition
-
-
-def read_rows(file: Path) -> list[Row]:
-    """The rows of a file, if it is there."""
-    return [json.loads(line) for line in file.read_text("utf-8").splitlines()] if file.exists() else []
 
 
 def bound_of(args: argparse.Namespace, row: Row, host: Host | None = None) -> BoundScheme:

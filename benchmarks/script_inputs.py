@@ -67,6 +67,12 @@ def read_texts(source: str, tokens: int) -> list[str]:
     return [text for text in texts if len(text.split()) >= 30]
 
 
+def read_rows(file: Path) -> list[dict[str, Any]]:
+    """The rows of a JSONL file, if it is there; a last line that is still being written is left out."""
+    text = file.read_text(encoding="utf-8") if file.exists() else ""
+    return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
+
+
 def quality(host: Host, prompts: Sequence[str], texts: Sequence[str]) -> dict[str, float]:
     """Median perplexity under the host, and the mean share of distinct 2- and 3-grams of words per text."""
     pairs = host.log_likelihood(prompts, texts)

@@ -33,7 +33,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from script_inputs import LEVEL, RINGS, Judged, judge, named_key, passes, script_parser, shares
+from script_inputs import LEVEL, RINGS, Judged, judge, named_key, passes, read_rows, script_parser, shares
 
 import dewmark
 from dewmark.attacks.stealing import law
@@ -126,7 +126,7 @@ class Run:
         self, scheme: BoundDEW | None, setting: Setting, name: str, number: int, seed: int
     ) -> list[Row]:
         """Texts for prompts in turn, as many as asked for; those that are there are kept."""
-        rows = read_rows(self.args.out, name)
+        rows = read_rows(self.args.out / f"{name}.jsonl")
         prompts = list(islice(cycle(setting.prompts), number))
         for start in range(len(rows), number, self.args.batch):
             self.check_time()
@@ -147,7 +147,8 @@ class Run:
         """The attacker's own texts without a mark."""
         number = self.args.keys[0]
         seed = 500_000 + 10_000 * number
-        return self.texts(None, setting, f"{setting.name}-unmarked-{number}", self.args.unmarked, seed)
+        name = f"{setting.name}-unmarked-{'ring-' * (self.args.part == 'ring')}{number}"
+        return self.texts(None, setting, name, self.args.unmarked, seed)
 
     def seen(self, setting: Setting, number: int) -> list[Row]:
         """The victim's texts under one plain key."""
@@ -178,7 +179,7 @@ class Run:
         about = {"setting": setting.name, "key": number}
         tries: list[Forgery] = []
         learned: dict[tuple[int, str], list[F32]] = {}
-        for size in SIZES[setting.name]:
+        for size in self.args.sizes or SIZES[setting.name]:
             for expectation, each in moments.items():
                 groups = min(len(each) // size, GROUPS)
                 for group in range(groups):
@@ -194,7 +195,7 @@ class Run:
                         ]
         self.forge_all(file, victim, tries, setting)
         final: list[Forgery] = []
-        tried = read_rows(self.args.out, file)
+        tried = read_rows(self.args.out / f"{file}.jsonl")
         for size, best in best_ways(victim, tried, ring=MEMBERS[setting.name]).items():
             own = [attacker.aimed(W, best["tail"]) for W in learned[size, best["from"]]]
             final += [
@@ -205,7 +206,7 @@ class Run:
 
     def forge_all(self, file: str, victim: BoundDEW, wanted: Sequence[Forgery], setting: Setting) -> None:
         """Forge what is missing, many attackers in one batch."""
-        done = {json.dumps(row["of"]) for row in read_rows(self.args.out, file)}
+        done = {json.dumps(row["of"]) for row in read_rows(self.args.out / f"{file}.jsonl")}
         for strength in STRENGTHS:
             missing = [w for w in wanted if w.of["strength"] == strength and w.name not in done]
             for start in range(0, len(missing), self.args.batch):
@@ -320,12 +321,6 @@ def victim_of(
     return as_dew(dewmark.load_scheme("dew", key=key, host=info, settings=parse_settings(args.set)))
 
 
-def read_rows(folder: Path, name: str) -> list[Row]:
-    """The rows of a file, if it is there."""
-    file = folder / f"{name}.jsonl"
-    return [json.loads(line) for line in file.read_text("utf-8").splitlines()] if file.exists() else []
-
-
 def best_ways(victim: BoundDEW, rows: Sequence[Row], *, ring: int) -> dict[int, Row]:
     """For each number of seen texts, the way whose first texts were judged best."""
     tried = [row for row in rows if row["of"]["pilot"]]
@@ -352,9 +347,11 @@ def score(args: argparse.Namespace) -> None:
         genuine: list[Judged] = []
         for number in args.keys:
             victim = victim_of(args, number)
-            seen = read_rows(args.out, f"{setting}-{number}")
+            seen = read_rows(args.out / f"{setting}-{number}.jsonl")
             genuine += judge(victim, [row["text"] for row in seen[:200]])
-            rows = [r for r in read_rows(args.out, f"forged-{setting}-{number}") if not r["of"]["pilot"]]
+            rows = [
+                r for r in read_rows(args.out / f"forged-{setting}-{number}.jsonl") if not r["of"]["pilot"]
+            ]
             for row, each in zip(rows, judge(victim, [row["text"] for row in rows]), strict=True):
                 curve[row["of"]["seen"]].append(each)
                 if row["of"]["i"] == 0:
@@ -380,7 +377,7 @@ def score(args: argparse.Namespace) -> None:
         print(json.dumps({setting: results[setting]}), flush=True)
         args.out.joinpath("scores.json").write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
         for number in args.keys:
-            rows = read_rows(args.out, f"forged-ring-{setting}-{number}")
+            rows = read_rows(args.out / f"forged-ring-{setting}-{number}.jsonl")
             if not rows:
                 continue
             members = rows[0]["of"]["members"]
@@ -394,7 +391,7 @@ def score(args: argparse.Namespace) -> None:
                 way = f"{of['way']}, tail {of['tail']}, strength {of['strength']:g}"
                 by_way[way].append(test is not None and test.attributable)
                 sizes[of["way"]].append(of["group"])
-            seen = read_rows(args.out, f"ring-{setting}-{number}")
+            seen = read_rows(args.out / f"ring-{setting}-{number}.jsonl")
             found = detect_texts(victim, [row["text"] for row in seen[:200]], fpr=LEVEL)
             results[setting]["ring"] = {
                 "members": members,
@@ -423,6 +420,7 @@ def main() -> None:
     parser.add_argument("--keys", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--settings", nargs="+", default=list(SIZES), choices=list(SIZES))
     parser.add_argument("--seen", type=int, default=2000, help="texts of a ring; of one key at most 256")
+    parser.add_argument("--sizes", type=int, nargs="*", help="numbers of texts to learn from")
     parser.add_argument("--unmarked", type=int, default=256)
     parser.add_argument("--pilot", type=int, default=16, help="texts in each way")
     parser.add_argument("--forged", type=int, default=96)
