@@ -134,6 +134,7 @@ BASELINES: dict[str, tuple[str, Settings]] = {
     "morphmark, linear": ("morphmark", {"form": "linear"}),
     "mpac": ("mpac", {"message": 45000}),
     "pasa": ("pasa", {}),
+    "pmark": ("pmark", {}),
     "semstamp": ("semstamp", {}),
     "simkey": ("simkey", {}),
     "sir": ("sir", {}),
