@@ -76,24 +76,14 @@ def test_rows_without_usable_logits_are_reported(bad, bag_encoder, tmp_path) -> 
     logits[1, :] = -math.inf
     if bad is not None:
         logits[1, 3] = bad
-    _, sound = (
-        bound.session(ids).choose(ids, logits, Decoding())
-        if bad is None or DEVICE.type != "cpu"
-        else (
-            marking.choose(
-                logits,
-                bound.session(ids)._batch.texts(ids),
-                bound.scheme,
-                [Decoding()] * 2,
-                RandomStreams([1, 2], device=DEVICE).states(0),
-            )
-        )
-    )
+    texts = bound.session(ids)._batch.texts(ids)
+    random = RandomStreams([1, 2], device=DEVICE).states(0)
+    _, sound = marking.choose(logits, texts, bound.scheme, [Decoding()] * 2, random)
     assert sound.tolist() == [True, False]
 
 
 @needs_kernels
-def test_the_plain_draw_is_the_race(monkeypatch) -> None:
+def test_the_plain_draw_is_the_race() -> None:
     logits = 3.0 * torch.randn(4, 5000, generator=torch.Generator().manual_seed(1)).to(DEVICE)
     logits[0, 100:] = -math.inf
     logits[3] = -math.inf
