@@ -621,7 +621,7 @@ def write_in_vllm(
     folder.mkdir(exist_ok=True)
     try:
         module = processor_module(patch)
-        patch.setattr(module, "host_info", lambda name: host.info)
+        patch.setattr("dewmark.hosts.engines.markers.host_info", lambda name: host.info)
         with contextlib.suppress(FileExistsError, OSError):
             Key(secret(0)).save(folder / "the.key")
         listed = ", ".join(f"{name} = {json.dumps(value)}" for name, value in settings.items())
