@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -51,6 +53,36 @@ def test_flattening_brings_every_direction_down_to_the_limit(pairs, limit) -> No
     assert before[0] > 1.2 * bound
     np.testing.assert_allclose(after, np.minimum(before, bound), rtol=1e-3, atol=1e-4)
     np.testing.assert_allclose(cuts.shares @ T, cuts.left, atol=1e-4)
+    assert cuts.square == pytest.approx(np.sum(np.square(flat)), rel=1e-5)
+
+
+def test_words_of_the_lexicon_count_where_they_are_new_and_follow_another() -> None:
+    """All texts are read in one pass; this reads them word by word."""
+    bound = DEW().bind(KEY, no_host(), Workspace(cache=Path("unused")))
+    texts = [
+        "the the the the the xyzzy bridge bridge",
+        "xyzzy plugh qwzx river",
+        "bridge",
+        f"{FIRST} {FIRST}",
+    ]
+    prompts = ["an old", "", "", ""]
+    tokenized, before = bound.tokenize(texts), bound.tokenize(prompts)
+    lexicon, k = bound.reader.lexicon, bound.reader.k
+    reading = bound.reader.read(tokenized, before)
+    for pairs, text, prompt in zip(reading.texts, tokenized, before, strict=True):
+        known = (*prompt.forms, *text.forms)
+        for i, form in enumerate(text.forms):
+            around = known[: len(prompt.forms) + i][-k:]
+            limit = int(lexicon.limits[lexicon.rows([form])[0]])
+            counts = text.forms[:i].count(form) < limit and any(lexicon.rows(around))
+            counts = counts and (bool(prompt.forms) or i >= k)
+            pair = pairs.positions[i]
+            assert (pair >= 0) == counts, (form, i)
+            if counts:
+                unit = bound.reader.tokens.vectors([form])[0]
+                np.testing.assert_array_equal(reading.token_rows[pairs.tokens[pair]], unit)
+                context = bound.reader.contexts.vectors([around])[0]
+                np.testing.assert_allclose(reading.context_rows[pairs.windows[pair]], context, atol=1e-6)
 
 
 def test_texts_without_a_common_direction_are_left_alone() -> None:

@@ -28,6 +28,7 @@ and the tail still decides who marked a text.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import weakref
 
@@ -81,6 +82,7 @@ def _find_energies(reader: Reader, scheme: DewSettings) -> tuple[F64, F64]:
     reading = reader.read(texts, reader.tokenize([""] * len(texts)))
     contexts = reading.context_rows
     assert contexts is not None
+    scheme = dataclasses.replace(scheme, flatten=None)  # only the pairs are wanted
     evidence = [
         TextEvidence.of(pairs, reading, contexts, scheme, test="key").blank for pairs in reading.texts
     ]

@@ -468,17 +468,21 @@ class _Chunk:
         passing = rng.choice(len(sd), size=draws, p=windows.share / windows.share.sum())
         depth = rng.random(draws)
         out = np.empty((draws, len(_LEVELS)))
+        tails = np.minimum(10.0 ** _LEVELS[:, None] * windows.share, 0.5)  # (levels, W)
+        thresholds = -ndtri(tails)[:, :, None]
         for i in range(0, draws, _BATCH):
             chosen, u = passing[i : i + _BATCH], depth[i : i + _BATCH]
             free = self._sums(factor @ rng.standard_normal((len(factor), len(chosen))), windows) / sd
             rows = self._block[windows.end[chosen]] - self._block[windows.start[chosen]]
             correlation = (rows[:, windows.end] - rows[:, windows.start]).T / sd / sd[chosen].T
             own = free[chosen, np.arange(len(chosen))]
-            for level, q in enumerate(10.0**_LEVELS):
-                tail = np.minimum(q * windows.share, 0.5)
-                drawn = -ndtri(tail[chosen] * u)  # the chosen window's z, from beyond its threshold
-                passed = free + correlation * (drawn - own) >= -ndtri(tail)[:, None]
-                out[i : i + _BATCH, level] = 1.0 / np.maximum(passed.sum(axis=0), 1)
+            shifted = np.empty_like(free)
+            for level, threshold in enumerate(thresholds):
+                # the chosen window's z, from beyond its threshold
+                drawn = -ndtri(tails[level, chosen] * u)
+                np.multiply(correlation, drawn - own, out=shifted)
+                shifted += free
+                out[i : i + _BATCH, level] = 1.0 / np.maximum((shifted >= threshold).sum(axis=0), 1)
         return out
 
     def _sums(self, scores: F64, windows: _Windows) -> F64:
