@@ -15,13 +15,14 @@ import time
 from pathlib import Path
 
 import numpy as np
-from script_inputs import named_key, read_texts, script_parser
+from script_inputs import named_key, script_parser
 
 import dewmark
 from dewmark.lab.measurements import retention_of_pairs
 from dewmark.storage import append_jsonl
 
 LEXICON = "lexicon"
+LEAST_WORDS = 30
 
 
 def main() -> None:
@@ -30,13 +31,15 @@ def main() -> None:
     parser.add_argument("--originals", required=True)
     parser.add_argument("--rewrites", nargs="+", required=True)
     parser.add_argument("--rows", default="300:500")
-    parser.add_argument("--tokens", type=int, default=200)
     parser.add_argument(
         "--encoders", nargs="+", default=[LEXICON, "use-m3", "e5-small", "minilm", "all-mpnet"]
     )
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
-    originals = read_texts(f"{args.originals}:{args.rows}", args.tokens)
+    first, last = map(int, args.rows.split(":"))
+    files = [texts_of(file)[first:last] for file in (args.originals, *args.rewrites)]
+    rows = [row for row in zip(*files, strict=True) if min(len(text.split()) for text in row) >= LEAST_WORDS]
+    originals, *rewritten = map(list, zip(*rows, strict=True))
     names = [Path(file).stem for file in args.rewrites]
     print(
         "| encoder |", " | ".join(f"{name} (unrelated)" for name in names), "| effective length | seconds |"
@@ -48,10 +51,7 @@ def main() -> None:
         bound = dewmark.load_scheme("dew", key=named_key("encoders"), settings=settings)
         row: dict[str, object] = {"encoder": encoder, "texts": len(originals)}
         cells = []
-        for name, file in zip(names, args.rewrites, strict=True):
-            rewrites = read_texts(f"{file}:{args.rows}", args.tokens)
-            if len(rewrites) != len(originals):
-                raise SystemExit(f"{file} has {len(rewrites)} texts, the originals {len(originals)}")
+        for name, rewrites in zip(names, rewritten, strict=True):
             found = retention_of_pairs(bound, list(zip(originals, rewrites, strict=True)))
             row[name] = found.to_dict()
             cells.append(f"{found.kept.value:.3f} ({found.unrelated.value:.3f})")
@@ -62,6 +62,12 @@ def main() -> None:
         print(f"| {encoder} |", " | ".join(cells), f"| {effective:.2f} | {seconds:.0f} |", flush=True)
         if args.out is not None:
             append_jsonl(args.out, [json.loads(json.dumps(row))])
+
+
+def texts_of(file: str) -> list[str]:
+    """The ``text`` or ``response`` of each row."""
+    lines = [json.loads(line) for line in Path(file).read_text(encoding="utf-8").splitlines()]
+    return [str(line.get("text", line.get("response", ""))) for line in lines]
 
 
 if __name__ == "__main__":

@@ -476,6 +476,8 @@ def either(z: np.ndarray, other: np.ndarray) -> np.ndarray:
 def shares(marked: np.ndarray, unmarked: np.ndarray) -> dict[str, Any]:
     """Shares found, false alarms, and the share found where 1% of the unmarked texts are (texts, keys)."""
     limits = {level: -float(ndtri(level)) for level in LEVELS}
+    if not len(marked) or not len(unmarked):  # every rewrite failed
+        return {"texts": len(marked), "unmarked texts": len(unmarked)}
     return {
         "texts": len(marked),
         "unmarked texts": len(unmarked),
