@@ -285,7 +285,10 @@ def test_the_table_is_consistent() -> None:
         "qwen2.5-coder-1.5b",
         "use-m3",
         "minilm",
+        "all-mpnet",
+        "e5-small",
         "bergamot-pt",
+        "argos-zh",
         "opus-mt-fr",
     }
     for name, model in PACKAGED.items():
