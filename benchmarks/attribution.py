@@ -63,7 +63,7 @@ from dewmark.watermark import identify, load_scheme
 Row = dict[str, Any]
 BITS = (4, 8, 16)
 LEVELS = (1e-2, 1e-4)
-MEMBERS = {"openings": 65_536, "chat": 1024}  # what docs/security.md recommends for such texts
+MEMBERS = {"openings": 65_536, "chat": 256}  # what docs/security.md recommends for such texts
 PAYLOADS = 2  # per key and condition
 
 

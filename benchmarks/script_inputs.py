@@ -18,7 +18,7 @@ from scipy.special import ndtr, ndtri
 import dewmark
 from dewmark.config import parse_settings
 from dewmark.core.keys import INDEPENDENT
-from dewmark.dew.attribution import ALIKE, LARGE, forgery_test, head_of
+from dewmark.dew.attribution import LARGE, forgery_test, head_of
 from dewmark.dew.scheme import BoundDEW
 from dewmark.dew.text_matrix import text_matrix
 from dewmark.hosts.base import Host
@@ -106,7 +106,7 @@ class Judged:
         """Whether it would be attributable in a ring of this size."""
         test = self.test(ring)
         tail = min(float(ndtr(-test.z_tail)) * ring, 1.0)
-        return self.p_value(ring) <= LEVEL and tail <= LEVEL and test.p_alike >= ALIKE
+        return self.p_value(ring) <= LEVEL and tail <= LEVEL
 
     def margin(self, ring: int) -> float:
         """By how much z and the tail's z exceed what a ring of this size asks for, the smaller."""

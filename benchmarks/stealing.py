@@ -61,7 +61,7 @@ from dewmark.storage import append_jsonl
 
 F32 = NDArray[np.float32]
 Row = dict[str, Any]
-MEMBERS = {"openings": 65_536, "chat": 1024}  # what docs/security.md recommends for such texts
+MEMBERS = {"openings": 65_536, "chat": 256}  # what docs/security.md recommends for such texts
 SIZES = {"openings": (1, 2, 3, 4, 8, 16, 64), "chat": (1, 4, 8, 16, 32, 64, 256)}
 STRENGTHS, TAILS, EXPECTATIONS = (5.0, 12.0), (None, 0.5, 0.8), ("host", "base")
 READ_BY_HOST = 256  # the most texts whose expectations an attacker computes

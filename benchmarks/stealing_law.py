@@ -10,7 +10,7 @@ R times as many); clustering of a ring; alignment under a public sign group. The
 share that it spends on the tail are searched with the victim's detector, in the attacker's favour.
 
 A text is *marked* if p, times the number of members, is below 0.01. It is *attributable* if so is the p of
-its tail, which has half of the energy and in rings of more than 4,096 members three tenths, as in
+its tail, which has half of the energy and in rings of more than 4,096 members two fifths, as in
 `dewmark.dew.attribution`. Writes the JSON file after every part; a part that is there is not run again.
 """
 
@@ -59,7 +59,7 @@ LEVEL, CANDIDATES, VOCABULARY = 0.01, 16, 512
 SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 5000, 10_000, 20_000, 50_000)
 STRENGTHS = (4.0, 16.0)
 SHARES = (0.5, 0.75, 0.9)  # of the strength, on a tail
-TAILS = (0.5, 0.3)  # shares of the energy
+TAILS = (0.5, 0.4)  # shares of the energy
 RINGS = (1, 16, 256, 1024, 4096, 65_536, 1_048_576)
 BLOCK = 64  # texts written at once
 
@@ -317,6 +317,28 @@ def public_signs(
     return found
 
 
+def plot(results: dict[str, Any], file: Path) -> None:
+    """Attributable forgeries by the number of texts seen of one member, for strong texts and for chat."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(9.0, 3.4), layout="constrained")
+    names = {1: "one key", 1024: "ring of 1,024", 65_536: "ring of 65,536"}
+    for axes, kind in zip(figure.subplots(1, 2, sharey=True), ("strong", "chat"), strict=True):
+        part = results[kind]
+        rows = part["rows"]
+        for ring, name in names.items():
+            shares = [row["attributable"][str(ring)] for row in rows]
+            axes.plot([row["texts"] for row in rows], shares, marker="o", markersize=3, label=name)
+        axes.axhline(0.05, color="gray", linewidth=0.8, linestyle=":")
+        axes.set(xscale="log", xlabel="texts seen of one member", ylim=(-0.02, 1.02))
+        axes.set_title(f"{kind}, mean z {part['genuine']['z']:.1f}", fontsize=10)
+        axes.set_xticks([row["texts"] for row in rows], [str(row["texts"]) for row in rows])
+        axes.minorticks_off()
+    figure.axes[0].set_ylabel("forgeries attributable")
+    figure.axes[0].legend(frameon=False)
+    figure.savefig(file, dpi=150)
+
+
 def main() -> None:
     parser = script_parser(__doc__)
     parser.add_argument("--out", type=Path, required=True)
@@ -326,8 +348,12 @@ def main() -> None:
     parser.add_argument(
         "--parts", default="one-key,strong,chat,ranks,alpha,form_share,rings,signs", help="by commas"
     )
+    parser.add_argument("--plot", type=Path, help="only plot what --out has, into this file")
     options: argparse.Namespace = parser.parse_args()
     results: dict[str, Any] = json.loads(options.out.read_text()) if options.out.exists() else {}
+    if options.plot is not None:
+        plot(results, options.plot)
+        return
     pairs = package_pairs()
     world_of = functools.partial(make_world, pairs, length=options.length)
 
@@ -344,8 +370,8 @@ def main() -> None:
     default = {"units": 128, "contexts": 128, "choice": 0.6, "alpha": 0.95}
     kinds: dict[str, tuple[dict[str, float], tuple[int, ...]]] = {
         "one-key": ({}, sizes),
-        "strong": ({"length": 170}, few),
-        "chat": ({"length": 64, "choice": 1.6}, few),
+        "strong": ({"length": 135}, (1, 2, 3, *few[2:])),
+        "chat": ({"length": 37, "choice": 1.6}, few),
         "ranks:48x64": ({"units": 48, "contexts": 64}, few),
         "ranks:96x96": ({"units": 96, "contexts": 96}, few),
         "alpha:0.3": ({"alpha": 0.3}, few),

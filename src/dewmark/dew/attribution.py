@@ -9,18 +9,17 @@ t_a c_b of many texts, the sooner the larger their mean square σ_a² τ_b². So
 are independent standard normals for unmarked text. The holder's mark follows W everywhere alike, so that a
 genuine text has E z_tail = r E z_head with r = ‖M_tail‖/‖M_head‖; a forged text lives in the head.
 
-A marked text is *attributable* if both hold:
+A marked text is *attributable* if p_tail = 1 − Φ(z_tail), times the number of uses of the key that were tried
+(`dewmark.dew.ring`), is at most the level: the tail alone finds the member. A forger who knows nothing of the
+tail passes with that probability, however he chose the member; one who learned some of it from a few texts of
+a member rarely gets that far, and the more members, the fewer texts of each he has.
 
-- p_tail = 1 − Φ(z_tail), times the number of uses of the key that were tried (`dewmark.dew.ring`), is at most
-  the level: the tail alone finds the member. A forger who knows nothing of the tail passes with that
-  probability, however he chose the member; one who learned some of it from a few texts of a member rarely
-  gets that far, and the more members, the fewer texts of each he has;
-- p_alike = Φ((z_tail − r z_head)/√(1 + r²)) is at least 0.1%: genuine texts fail with that probability. It
-  stops forgers who know some of the tail, but much less than of the head.
+p_alike = Φ((z_tail − r z_head)/√(1 + r²)) says how far the tail falls behind the head. It decides nothing:
+strong genuine texts vary more in it than chance alone explains.
 
-The tail has half of the energy, in rings of more than `LARGE` members three tenths. A large ring is for texts
-with a strong mark (long ones, or at a high temperature): two of them teach a forger so much of the outer half
-that only the deeper tail stops him, and such texts can spare the rest of their evidence.
+The tail has half of the energy, in rings of more than `LARGE` members two fifths. A large ring is for texts
+with a strong mark (long ones, or at a high temperature): two or three of them teach a forger so much of the
+outer half that only the deeper tail stops him, and such texts can spare the rest of their evidence.
 
 The head may be published (`dewmark detector export --public`): anybody then detects by it and can forge it,
 and the tail still decides who marked a text.
@@ -42,13 +41,11 @@ from dewmark.dew.settings import DewSettings
 from dewmark.encoders.word_vectors import register_texts
 from dewmark.types import ForgeryTest
 
-__all__ = ["ALIKE", "LARGE", "forgery_test", "head_of", "split"]
+__all__ = ["LARGE", "forgery_test", "head_of", "split"]
 
-ALIKE = 0.001
-"""The share of genuine texts whose head and tail differ too much."""
 LARGE = 4096
 """Members up to which the tail has half of the energy."""
-_TAIL, _DEEP_TAIL = 0.5, 0.3
+_TAIL, _DEEP_TAIL = 0.5, 0.4
 
 
 def split(units: F64, contexts: F64, *, tail: float = _TAIL) -> Mask:
@@ -106,8 +103,7 @@ def forgery_test(M: F32, W: F32, head: Mask, *, level: float, tried: int = 1) ->
     ratio = in_tail / in_head
     p_tail = min(float(ndtr(-z_tail)) * tried, 1.0)
     p_alike = float(ndtr((z_tail - ratio * z_head) / math.sqrt(1.0 + ratio * ratio)))
-    attributable = p_tail <= level and p_alike >= ALIKE
-    return ForgeryTest(attributable, z_head=z_head, z_tail=z_tail, p_tail=p_tail, p_alike=p_alike)
+    return ForgeryTest(p_tail <= level, z_head=z_head, z_tail=z_tail, p_tail=p_tail, p_alike=p_alike)
 
 
 def _squares(rows: object) -> F64:
