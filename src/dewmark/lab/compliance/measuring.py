@@ -22,7 +22,7 @@ from dewmark.batch.inputs import Document
 from dewmark.batch.negatives import Negatives, text_directions
 from dewmark.errors import MissingExtraError, ModelError
 from dewmark.hosts.base import ChatFormat, Host, generation_hash
-from dewmark.lab.compliance.plan import LARGE_ATTACKS, Plan, Stage
+from dewmark.lab.compliance.plan import DEFAULT_ATTACKS, LARGE_ATTACKS, Plan, Stage
 from dewmark.lab.evaluation.wording import distinct, repetition
 from dewmark.lab.prompts import first_tokens
 from dewmark.scheme import BoundScheme
@@ -84,8 +84,12 @@ def measure(
             attacked[label] = _attack(bound, plan, _open(label), texts["openings"], file, progress)
         except (ModelError, MissingExtraError) as error:
             unavailable[label] = str(error)
+    asked = {label.partition(":")[0] for label in plan.attacks}
+    for label in DEFAULT_ATTACKS:
+        if label.partition(":")[0] not in asked:
+            unavailable[label] = "it was not asked for"
     for name in LARGE_ATTACKS:
-        if not any(label.partition(":")[0] == name for label in plan.attacks):
+        if name not in asked:
             unavailable[name] = "it needs a large model, and was not asked for"
     own = [
         Document(row["text"], row["id"], kind=f"this host unmarked, {name.removesuffix('-unmarked')}")
