@@ -8,8 +8,7 @@ from pathlib import Path
 import typer
 import yaml
 
-from dewmark.cli.app import app, main
-from dewmark.models.packaged import PACKAGED
+from dewmark.cli.app import app
 
 ROOT = Path(__file__).parents[1]
 COMPOSE = yaml.safe_load((ROOT / "compose.yaml").read_text(encoding="utf-8"))
@@ -31,15 +30,12 @@ def test_every_variable_sets_an_option_of_serve():
     assert names - {f"DEWMARK_SERVE_{each}" for each in variables} == {"DEWMARK_STORE_FILE", "DEWMARK_CACHE"}
 
 
-def test_files_model_and_command_of_the_image_exist(capsys):
+def test_files_and_command_of_the_image_exist():
     for copied in re.findall(r"^COPY (?!--from)(.+)$", IMAGE, re.MULTILINE):
         *sources, _ = copied.split()
         assert all((ROOT / source).exists() for source in sources)
-    (model,) = re.findall(r"dewmark models pull (\S+)", IMAGE)
-    assert model in PACKAGED
     (command,) = re.findall(r'^CMD \["serve", "(--\w+)"', IMAGE, re.MULTILINE)
     assert command in serve_options()
-    assert main(["models", "pull", "--help"]) == 0
     assert "/readyz" in IMAGE
     assert "USER 10001" in IMAGE
 

@@ -153,3 +153,13 @@ def test_a_page_is_verified_with_what_it_shows(run: Run, report: Path, signer: P
     )
     page.write_text("<!doctype html><p>This text carries the mark of the.</p>")
     assert run("report", "verify", page, "--signer", public).code == 1
+
+
+@pytest.mark.parametrize("name", ["report.jws", "report.html", "dossier/dossier.jws"])
+def test_the_examples_of_the_docs_are_valid(run: Run, name: str) -> None:
+    """A changed page is made anew by: dewmark report verify report.jws --html report.html."""
+    folder = Path(__file__).parents[2] / "docs" / "examples"
+    about = () if name.startswith("dossier") else ("--text", folder / "example.txt")
+    found = run("report", "verify", folder / name, "--signer", folder / "signer.jwk", *about)
+    assert (found.code, found.out.split(":")[0]) == (0, "valid")
+    assert found.out.count("unchanged: ") == (4 if name.startswith("dossier") else 0)

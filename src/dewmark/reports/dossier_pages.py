@@ -103,9 +103,10 @@ def _summary(found: Mapping[str, Any], host: str) -> Iterator[str]:
     unmarked = [row["at"][0] for row in found["false_positives"]["domains"] if row["at"]]
     if unmarked:
         alarms, texts = (sum(each[name] for each in unmarked) for name in ("found", "texts"))
+        called = "1 is" if alarms == 1 else f"{alarms} are"
         level, said = unmarked[0]["level"], found["false_positives"]["sentence"]
         yield (
-            f"Reliable: of {texts} unmarked texts of {len(unmarked)} kinds, {alarms} are called marked at "
+            f"Reliable: of {texts} unmarked texts of {len(unmarked)} kinds, {called} called marked at "
             f"{level:g}, where {level * texts:.1f} are expected by chance. {said}"
         )
     attacked = [row for row in found["robustness"] if row["attack"] != "none" and row["at"]]

@@ -10,7 +10,7 @@ from dewmark.hosts.base import ChatFormat
 from dewmark.lab.compliance.findings import findings
 from dewmark.lab.compliance.measuring import Measured
 from dewmark.lab.compliance.plan import Plan
-from dewmark.scheme import BoundScheme
+from dewmark.scheme import BoundScheme, Scheme
 from dewmark.version import __version__
 
 __all__ = ["build_dossier"]
@@ -52,7 +52,7 @@ def build_dossier(
             "host_identity": bound.host.identity,
             "scheme": scheme.name,
             "summary": scheme.summary,
-            "settings": scheme.to_dict(),
+            "settings": _in_force(scheme),
             "key_fingerprint": bound.fingerprint,
             "config_hash": bound.config_hash,
             "decoding": _sampling(plan.decoding),
@@ -91,6 +91,15 @@ def _sampling(decoding: Decoding) -> dict[str, float]:
     """The options that change what the host writes, without the lengths, which the plan sets."""
     names = ("temperature", "top_p", "top_k", "min_p", "no_repeat_ngram")
     return {name: value for name, value in decoding.to_dict().items() if name in names}
+
+
+def _in_force(scheme: Scheme) -> dict[str, Any]:
+    """A scheme's settings, with the strength that it chooses itself: a default may change, a dossier not."""
+    values = dict(scheme.to_dict())
+    for name, chosen in (("lambda", "strength"), ("alpha", "keyed_share")):
+        if values.get(name) is None and hasattr(scheme, chosen):
+            values[name] = getattr(scheme, chosen)
+    return values
 
 
 def _detection_needs(bound: BoundScheme) -> str:
