@@ -61,7 +61,7 @@ def plan(run: Run) -> Plan:
     written: dict[Path, tuple[str, RowFile]] = {}
     attacked: dict[Path, RowFile] = {}
     scored: dict[Path, RowFile] = {}
-    for outputs in (run.outputs, *([run.with_key_per_seed().outputs] if recipe.keys == "both" else [])):
+    for outputs in (run.outputs, *([run.with_key_per_seed().outputs] if recipe.both_protocols else [])):
         for seed in run.seeds:
             made = [(host, outputs.unmarked(host, seed)) for host in outputs.hosts]
             made += [(entry.host, outputs.marked(entry, seed)) for entry in recipe.schemes]

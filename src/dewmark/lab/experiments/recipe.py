@@ -216,6 +216,11 @@ class Recipe:
         """Which `experiment_key` the texts of a seed are marked and scored with."""
         return seed if self.keys == "per-seed" else 0
 
+    @property
+    def both_protocols(self) -> bool:
+        """Whether texts are also written with a key per seed; with one seed that is the same."""
+        return self.keys == "both" and self.seeds > 1 and "steal" not in self.stages
+
     def with_artifacts(self, folder: Path) -> Recipe:
         """A copy whose learned rows use the artifacts that are trained into a folder."""
         rows = []

@@ -46,7 +46,7 @@ def reproduce(run: Run, *, write_report: ReportWriter) -> list[Path]:
             files += write_report(run.out, configuration=_write_configuration(run))
         else:
             _STAGES[stage](run)
-            if run.recipe.keys == "both" and stage in _PER_KEY:
+            if run.recipe.both_protocols and stage in _PER_KEY:
                 _STAGES[stage](run.with_key_per_seed())
     return files
 
