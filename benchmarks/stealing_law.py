@@ -322,7 +322,7 @@ def plot(results: dict[str, Any], file: Path) -> None:
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(9.0, 3.4), layout="constrained")
-    names = {1: "one key", 1024: "ring of 1,024", 65_536: "ring of 65,536"}
+    names = {1: "one key", 256: "ring of 256", 65_536: "ring of 65,536"}
     for axes, kind in zip(figure.subplots(1, 2, sharey=True), ("strong", "chat"), strict=True):
         part = results[kind]
         rows = part["rows"]
