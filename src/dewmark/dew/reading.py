@@ -306,7 +306,7 @@ class LexiconReader(WordReader):
     ) -> None:
         self.lexicon = lexicon
         self.tokens = self.units = LexiconTokens(lexicon, form_share=form_share, centre=centre)
-        self.contexts = LexiconContexts(lexicon)
+        self.contexts = self._around = LexiconContexts(lexicon)
         self.k = k
         self.count_once = count_once
 
@@ -328,19 +328,19 @@ class LexiconReader(WordReader):
         places = starts[of_text] + within
         distinct, units = np.unique(rows[places], return_inverse=True)
         # without the prompt, the first k contexts are not those at marking time
-        counted = self._counted(rows, places, of_text) & (prompted[of_text] | (within >= k))
+        counted = self._carrying(rows, places, of_text) & (prompted[of_text] | (within >= k))
         around, found = self._windows(forms, rows, places[counted])
         windows = np.full(len(places), -1, dtype=np.int64)
         windows[counted] = found
         return Reading(
             token_rows=self.units.of_rows(distinct),
-            contexts=self.contexts.of_rows(around),
+            contexts=self._around.of_rows(around),
             texts=pairs_of(units, windows, lengths.tolist()),
             ids=np.arange(len(distinct)),
             windows=np.zeros((len(around), 0), dtype=np.int64),
         )
 
-    def _counted(self, rows: I64, places: I64, of_text: I64) -> Mask:
+    def _carrying(self, rows: I64, places: I64, of_text: I64) -> Mask:
         """Whether the words in these places carry the mark.
 
         A word does if it is in the lexicon, as is one of the k words before it, and it is new in the text if

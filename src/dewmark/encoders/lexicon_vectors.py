@@ -70,10 +70,14 @@ class LexiconContexts:
 
     def vectors(self, windows: Sequence[tuple[str, ...]]) -> F32:
         """Windows of any length to unit rows (N, dim); one without words of the lexicon gives a zero row."""
+        return self.summed(windows).vectors
+
+    def summed(self, windows: Sequence[tuple[str, ...]]) -> SummedContexts:
+        """The same contexts as sums of weighted vectors."""
         rows = np.zeros((len(windows), max(map(len, windows), default=0)), dtype=np.int64)
         for line, window in zip(rows, windows, strict=True):
             line[: len(window)] = self._lexicon.rows(window)
-        return self.of_rows(rows).vectors
+        return self.of_rows(rows)
 
     def of_rows(self, windows: I64) -> SummedContexts:
         """The contexts of windows (W, k) of rows of the lexicon, 0 where there is no word of it.
