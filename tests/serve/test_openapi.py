@@ -12,7 +12,7 @@ pytest.importorskip("schemathesis")
 import schemathesis
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis.errors import Unsatisfiable
-from schemathesis.specs.openapi.checks import positive_data_acceptance
+from schemathesis.specs.openapi.checks import negative_data_rejection, positive_data_acceptance
 
 pytestmark = pytest.mark.serve
 
@@ -28,15 +28,25 @@ def document(tmp_path_factory):
 
 OPERATIONS = [
     ("/healthz", "GET"),
+    ("/readyz", "GET"),
     ("/metrics", "GET"),
+    ("/.well-known/dewmark.json", "GET"),
+    ("/.well-known/jwks.json", "GET"),
     ("/v1/whoami", "GET"),
+    ("/v1/example", "GET"),
     ("/v1/extract", "POST"),
     ("/v1/detect", "POST"),
     ("/v1/locate", "POST"),
     ("/v1/follow", "POST"),
     ("/v1/audit", "POST"),
+    ("/v1/batches", "POST"),
+    ("/v1/reports", "POST"),
+    ("/v1/reports/verify", "POST"),
+    ("/v1/log", "GET"),
+    ("/v1/log/search", "POST"),
     ("/v1/jobs", "GET"),
     ("/v1/jobs/{job}", "GET"),
+    ("/v1/jobs/{job}/results", "GET"),
     ("/v1/jobs/{job}", "DELETE"),
     ("/v1/models", "GET"),
     ("/v1/completions", "POST"),
@@ -65,8 +75,10 @@ def test_no_request_makes_it_fail(document, path, method, mode):
     def ask(case):
         response = case.call(headers=token)
         assert response.status_code < 500, response.text
-        # the schema cannot say that a text must not be blank, or that one of two fields is required
-        case.validate_response(response, excluded_checks=[positive_data_acceptance])
+        # the schema cannot say that a text must not be blank, or that one of two fields is required; query
+        # parameters that nobody knows are ignored, and the token is always the right one; 413 is a refusal
+        ignored = [negative_data_rejection] if method == "GET" or response.status_code == 413 else []
+        case.validate_response(response, excluded_checks=[positive_data_acceptance, *ignored])
 
     try:
         ask()
