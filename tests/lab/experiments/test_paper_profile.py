@@ -9,6 +9,7 @@ import json
 import os
 import subprocess
 import sys
+from importlib import resources
 from pathlib import Path
 
 import pytest
@@ -94,8 +95,17 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def reply(body: dict, _number: int) -> Reply:
-    asked = body["messages"][-1]["content"]
-    return Reply("1" if "=== Start of Sample 1 ===" in asked else asked)
+    """Prefers the first text; rewrites a text as sentences of the language asked for, equally long."""
+    asked = " ".join(message["content"] for message in body["messages"])
+    if "=== Start of Sample 1 ===" in asked:
+        return Reply("1")
+    language = "de" if "German" in asked else "fr" if "French" in asked else "en"
+    ordinary = resources.files("dewmark") / "data" / "ordinary" / f"{language}.txt"
+    words = ordinary.read_text(encoding="utf-8").split()
+    length = len(body["messages"][-1]["content"])
+    while len(" ".join(words)) > length:
+        words.pop()
+    return Reply(" ".join(words))
 
 
 def test_every_row_of_table_1(home, tmp_path):
