@@ -57,3 +57,45 @@ def test_marked_is_found_and_nothing_else(settings: dict[str, str], tmp_path: Pa
 def test_the_eight_lines_run_as_written(capsys: pytest.CaptureFixture[str]) -> None:
     runpy.run_path(str(Path(__file__).parent.parent / "examples" / "eight_lines.py"))
     assert "p = " in capsys.readouterr().out
+
+
+REFERENCES = {
+    ("en", "fr"): [
+        ("The old bridge was closed in March.", "Le vieux pont a été fermé en mars."),
+        ("My sister works in a hospital.", "Ma sœur travaille à l'hôpital."),
+    ],
+    ("fr", "en"): [
+        ("Le vieux pont a été fermé en mars.", "The old bridge was closed in March."),
+        ("Ma sœur travaille dans un hôpital.", "My sister works in a hospital."),
+    ],
+    ("en", "pt"): [
+        ("The old bridge was closed in March.", "A velha ponte foi fechada em março."),
+        ("My sister works in a hospital.", "Minha irmã trabalha em um hospital."),
+    ],
+    ("pt", "en"): [
+        ("A velha ponte foi fechada em março.", "The old bridge was closed in March."),
+        ("Minha irmã trabalha em um hospital.", "My sister works in a hospital."),
+    ],
+    ("zh", "en"): [
+        ("这座旧桥在三月关闭了。", "The old bridge was closed in March."),
+        ("我的姐姐在医院工作。", "My sister works in a hospital."),
+    ],
+}
+
+
+@pytest.mark.parametrize("direction", REFERENCES, ids="-".join)
+def test_every_direction_translates_reference_sentences(direction: tuple[str, str]) -> None:
+    from dewmark.attacks.translation.machine_translation import NEURAL, open_engine
+    from dewmark.text.words import words
+    from dewmark.workspace import silent
+
+    assert set(REFERENCES) == set(NEURAL)
+    if direction != ("en", "pt") and direction != ("pt", "en"):
+        pytest.importorskip("sentencepiece")
+    if direction == ("zh", "en"):
+        pytest.importorskip("ctranslate2")
+    sources, references = zip(*REFERENCES[direction], strict=True)
+    made = open_engine("neural", *direction).translate(list(sources), task="", progress=silent)
+    for translation, reference in zip(made, references, strict=True):
+        found, wanted = ({word.form for word in words(text)} for text in (translation, reference))
+        assert len(found & wanted) >= 0.6 * len(wanted), translation
