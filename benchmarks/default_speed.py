@@ -217,7 +217,7 @@ class Bench:
             random = RandomStreams(range(len(prompt)), device=self.device).states(0)
 
             def step() -> None:
-                texts.states.push(token)
+                texts.states.push(token.unsqueeze(1))
                 chosen, _ = marking.choose(scores, texts, dew.scheme, [self.decoding] * len(prompt), random)
                 token.copy_(chosen)
 

@@ -47,7 +47,7 @@ class TestGrid:
         assert {settings["units"] for settings in default} == {"token", "word"}
         words = [settings for settings in default if settings["units"] == "word"]
         assert {(settings["alpha"], settings["lambda"]) for settings in words} == {
-            (alpha, strength) for alpha in (0.5, 0.95) for strength in (0.0, 3.0)
+            (alpha, strength) for alpha in (0.5, 0.95) for strength in (0.0, 2.0)
         }
         found = expand(parse_grid(["k=3,5"]))
         assert [{**settings, "k": k} for settings in default for k in (3, 5)] == found

@@ -3,16 +3,16 @@
 A step of a batch is six kernels, of which only the first and the fifth read the whole vocabulary:
 
 - `_keep_maxima` (`bias_kernels`) keeps the maxima of blocks of logits;
-- `_select` finds each row's m likeliest tokens and applies temperature, min-p, top-k and top-p to them. Where
+- `select` finds each row's m likeliest tokens and applies temperature, min-p, top-k and top-p to them. Where
   a filter keeps more tokens than these, it is a lowest logit, which bisection over the row finds;
-- `_align` follows the trie, computes u = t_w · W c of every candidate, and its noise y;
-- `_decorrelate` replaces y of the n likeliest by A^(−1/2) y and finds the candidate that is first;
-- `_race_others` gives all other tokens their numbers. A token of share s (its probability over that of the
+- `align` follows the trie, computes u = t_w · W c of every candidate, and its noise y;
+- `decorrelate` replaces y of the n likeliest by A^(−1/2) y and finds the candidate that is first;
+- `race_others` gives all other tokens their numbers. A token of share s (its probability over that of the
   likeliest) can only be first if 1 − U < T s, where T is the time to beat, because −log U ≥ 1 − U. So a block
   of tokens needs logarithms only where one passes that test;
-- `_finish` compares the two.
+- `finish` compares the two.
 
-`_push` appends one token to each text's state. Nothing here allocates or waits for the device, so all of it
+`push` appends tokens to each text's state. Nothing here allocates or waits for the device, so all of it
 can be captured in a CUDA graph. The module runs on the CPU too, slowly, with TRITON_INTERPRET=1.
 """
 
@@ -109,11 +109,12 @@ def _follow(state, tokens, vocab, keys, size, targets, breaks, after_break, LEVE
     return tl.where(listed, tl.load(targets + low), otherwise), ends & (listed == 0)
 
 
-@triton.jit(do_not_specialize=["token_stride"], do_not_specialize_on_alignment=["tokens"])  # type: ignore[untyped-decorator]
+@triton.jit(do_not_specialize=["count", "row_stride", "stride"], do_not_specialize_on_alignment=["ids"])  # type: ignore[untyped-decorator]
 def push(  # type: ignore[no-untyped-def]
-    tokens,
-    token_stride,
-    real,
+    ids,
+    count,
+    row_stride,
+    stride,
     states,
     recent,
     counts,
@@ -135,58 +136,59 @@ def push(  # type: ignore[no-untyped-def]
     K_ROOM: tl.constexpr,
     WINDOWS: tl.constexpr,
     LEVELS: tl.constexpr,
-    MASKED: tl.constexpr,
 ):
-    """Append one token to each text (`WordStates.push`); one program per row."""
+    """Append ``count`` tokens to each text (`WordStates.push`); one program per row."""
     row = tl.program_id(0).to(tl.int64)
-    token = tl.load(tokens + row * token_stride)
+    counts += row * width
     state = tl.load(states + row)
-    twice = token + tl.arange(0, 2) * 0
-    after, ends = _follow(state, twice, vocab, keys, size, targets, breaks, after_break, LEVELS)
-    after = tl.max(after, axis=0)
-    ends = tl.max(ends.to(tl.int32), axis=0) != 0
-    if MASKED:
-        mine = tl.load(real + row) != 0
-        after = tl.where(mine, after, state)
-        ends = ends & mine
-    inside = tl.load(inner + token)
     place = tl.arange(0, K_ROOM)
     window = tl.load(recent + row * K + place, mask=place < K, other=0)
     factors = tl.load(odd + place, mask=place < K, other=0)
     columns = tl.arange(0, WINDOWS)
     earlier = tl.load(seen + row * WINDOWS + columns)
     number = tl.load(finished + row)
-    again = tl.load(repeated + row) != 0
-    first = tl.load(words + state)
-    second = tl.maximum(inside, 0)
-    ended = ends & (tl.load(opens + state) != 0)
-    held = ends & (inside >= 0)
-    for turn in tl.static_range(2):
-        if turn == 0:
-            which, word = ended, first
-        else:
-            which, word = held, second
-        moved = tl.sum(tl.where(place[None, :] == place[:, None] + 1, window[None, :], 0), axis=1)
-        moved = tl.where(place == K - 1, word, moved)
-        window = tl.where(which & (place < K), moved, window)
-        hashed = tl.sum(tl.where(place < K, (window + 1) * factors, 0), axis=0)
-        came = tl.max((earlier == hashed).to(tl.int32), axis=0) != 0
-        again = tl.where(which, came, again)
-        earlier = tl.where(which & (columns == number % WINDOWS), hashed, earlier)
-        number = number + which.to(tl.int64)
+    again = (tl.load(repeated + row) != 0).to(tl.int32)
+    position = tl.full((), 0, tl.int32)
+    while position < count:
+        token = tl.load(ids + row * row_stride + position * stride)
+        real = token >= 0
+        twice = tl.maximum(token, 0) + tl.arange(0, 2) * 0
+        after, ends = _follow(state, twice, vocab, keys, size, targets, breaks, after_break, LEVELS)
+        ends = real & (tl.max(ends.to(tl.int32), axis=0) != 0)
+        inside = tl.load(inner + tl.maximum(token, 0))
+        first = tl.load(words + state)
+        second = tl.maximum(inside, 0)
+        ended = ends & (tl.load(opens + state) != 0)
+        held = ends & (inside >= 0)
+        for turn in tl.static_range(2):
+            if turn == 0:
+                which, word = ended, first
+            else:
+                which, word = held, second
+            moved = tl.sum(tl.where(place[None, :] == place[:, None] + 1, window[None, :], 0), axis=1)
+            moved = tl.where(place == K - 1, word, moved)
+            window = tl.where(which & (place < K), moved, window)
+            hashed = tl.sum(tl.where(place < K, (window + 1) * factors, 0), axis=0)
+            came = tl.max((earlier == hashed).to(tl.int32), axis=0)
+            again = tl.where(which, came, again)
+            earlier = tl.where(which & (columns == number % WINDOWS), hashed, earlier)
+            number += which.to(tl.int64)
+        before = tl.load(counts + first)
+        before_second = tl.load(counts + second)
+        more = before + (ended & (before < _MOST)).to(tl.int8)
+        before_second = tl.where(first == second, more, before_second)
+        more_second = before_second + (held & (before_second < _MOST)).to(tl.int8)
+        tl.debug_barrier()  # all threads have read the counts
+        tl.store(counts + first, tl.where(first == second, more_second, more))
+        tl.store(counts + second, more_second)
+        tl.debug_barrier()
+        state = tl.where(real, tl.max(after, axis=0), state)
+        position += 1
     tl.store(recent + row * K + place, window, mask=place < K)
     tl.store(seen + row * WINDOWS + columns, earlier)
     tl.store(finished + row, number)
     tl.store(repeated + row, again.to(tl.int8))
-    tl.store(states + row, after)
-    mine = counts + row * width
-    before = tl.load(mine + first)
-    before_second = tl.load(mine + second)
-    more = before + (ended & (before < _MOST)).to(tl.int8)
-    before_second = tl.where(first == second, more, before_second)
-    more_second = before_second + (held & (before_second < _MOST)).to(tl.int8)
-    tl.store(mine + first, tl.where(first == second, more_second, more))
-    tl.store(mine + second, more_second)
+    tl.store(states + row, state)
 
 
 # The candidates

@@ -113,16 +113,16 @@ def _room(size: int, least: int = 1) -> int:
     return max(least, 1 << (size - 1).bit_length())
 
 
-def push_words(tables: Tables, state: State, tokens: torch.Tensor, real: torch.Tensor | None) -> None:
-    """Append one token (batch,) to each text; rows that are not ``real`` (batch,) stay as they are."""
+def push_words(tables: Tables, state: State, ids: torch.Tensor) -> None:
+    """Append ids (batch, count) to each text; negative ones are no tokens."""
     from dewmark.cuda import race_kernels
 
     k = state.recent.shape[1]
-    push = _launcher(race_kernels.push, tokens, len(tokens))
+    push = _launcher(race_kernels.push, ids, len(ids))
     push(
-        tokens,
-        tokens.stride(0),
-        state.open if real is None else real,
+        ids,
+        ids.shape[1],
+        *ids.stride(),
         *state,
         tables.keys,
         len(tables.keys),
@@ -138,7 +138,6 @@ def push_words(tables: Tables, state: State, tokens: torch.Tensor, real: torch.T
         K_ROOM=_room(k),
         WINDOWS=state.seen.shape[1],
         LEVELS=_levels(tables),
-        MASKED=real is not None,
         num_warps=4,
     )
 

@@ -591,7 +591,6 @@ class LexiconBatch(Batch):
 
     def texts(self, ids: torch.Tensor) -> LexiconTexts:
         """The texts at ids (batch, length)."""
-        for at in range(self._length, ids.shape[1]):
-            self._states.push(ids[:, at])
+        self._states.push(ids[:, self._length :])
         self._length = ids.shape[1]
         return LexiconTexts(self._aligner, self._states, self._W)

@@ -440,9 +440,9 @@ class LexiconRows(Rows):
         slots = _sent([row.slot for row in rows], device)
         states = self._states.at(slots)
         unread = [row.unread for row in rows]
-        for i in range(max(map(len, unread))):
-            some = _sent([tokens[i] if i < len(tokens) else -1 for tokens in unread], device)
-            states.push(some.clamp_min(0), real=some >= 0)
+        most = max(map(len, unread))
+        if most:
+            states.push(_sent([[*tokens, *[-1] * (most - len(tokens))] for tokens in unread], device))
         self._states.put(slots, states)
         for row in rows:
             row.read = len(row.written)

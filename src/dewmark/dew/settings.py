@@ -44,7 +44,7 @@ class DewSettings(Scheme):
     keys the next word follows the host's distribution exactly; 0 for none (with a lexicon)."""
     lambda_: float | None = None
     """Strength λ of the bias: the most that a logit can gain. The Gumbel sampler adds it to its keyed noise.
-    By default 2 with the bias, 3 with Gumbel on words of a lexicon, else 0."""
+    By default 2 with the bias or on words of a lexicon, else 0."""
     alpha: float | None = None
     """Share of the Gumbel sampler's randomness that comes from the key; by default 0.95 on words of a
     lexicon, 0.8 where other words carry the mark only once, else 0.5."""
@@ -168,7 +168,7 @@ class DewSettings(Scheme):
         """λ of the bias."""
         if self.lambda_ is not None:
             return self.lambda_
-        return 2.0 if self.sampler == "bias" else 3.0 if self.uses_lexicon else 0.0
+        return 2.0 if self.sampler == "bias" or self.uses_lexicon else 0.0
 
     @property
     def keyed_share(self) -> float:

@@ -37,8 +37,6 @@ class StatelessMarker:
         its own random numbers.
         """
         words = self._aligner.begin(len(contexts))
-        tokens, real = contexts.clamp_min(0), contexts >= 0
-        for at in range(contexts.shape[1]):
-            words.push(tokens[:, at], real=real[:, at])
+        words.push(contexts)
         texts = LexiconTexts(self._aligner, words, self._aligner.W)
         return choose(scores, texts, self._settings, [Decoding()] * len(scores), states)[0]

@@ -155,27 +155,31 @@ class WordStates:
 
         Words of the prompt are contexts, but carry no mark and are not counted.
         """
-        length = ids.shape[1]
-        for at in range(max(length - _PROMPT, 0), length):
-            self.push(ids[:, at], real=at >= padding[:, 0])
+        first = max(ids.shape[1] - _PROMPT, 0)
+        places = torch.arange(first, ids.shape[1], device=ids.device)
+        self.push(ids[:, first:].masked_fill(places < padding, -1))
         self._counts.zero_()
         self._seen.zero_()
         self._finished.zero_()
         self._repeated.zero_()
 
-    def push(self, tokens: torch.Tensor, *, real: torch.Tensor | None = None) -> None:
-        """Append one token (batch,) to each text; rows that are not ``real`` stay as they are."""
-        tables, state = self.tables, self._open
-        if usable(tables.device.type):
-            push_words(tables, self.state, tokens, real)
+    def push(self, ids: torch.Tensor) -> None:
+        """Append ids (batch, count) to the texts; negative ones are no tokens."""
+        if usable(self.tables.device.type):
+            push_words(self.tables, self.state, ids)
             return
+        for tokens in ids.unbind(1):
+            self._push(tokens)
+
+    def _push(self, tokens: torch.Tensor) -> None:
+        tables, state = self.tables, self._open
+        real, tokens = tokens >= 0, tokens.clamp_min(0)
         after, ends = tables.follow(state, tokens)
-        if real is not None:
-            after, ends = torch.where(real, after, state), ends & real
+        ends &= real
         inner = tables.inner[tokens]
         self._finish(ends & tables.opens[state], tables.rows[state])
         self._finish(ends & (inner >= 0), inner.clamp_min(0))
-        self._open.copy_(after)
+        self._open.copy_(torch.where(real, after, state))
 
     def _finish(self, which: torch.Tensor, rows: torch.Tensor) -> None:
         """End a word, rows (batch,), in each text of ``which`` (batch,)."""

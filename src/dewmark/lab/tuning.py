@@ -83,7 +83,7 @@ DEFAULT_GRIDS: Mapping[str, tuple[Grid, ...]] = {
     "dew": (
         {"units": ("token",), "sampler": ("bias",), "lambda": (2.0,)},
         {"units": ("token",), "sampler": ("gumbel",), "alpha": (0.25, 0.5)},
-        {"units": ("word",), "sampler": ("gumbel",), "alpha": (0.5, 0.95), "lambda": (0.0, 3.0)},
+        {"units": ("word",), "sampler": ("gumbel",), "alpha": (0.5, 0.95), "lambda": (0.0, 2.0)},
     )
 }
 
