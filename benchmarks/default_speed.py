@@ -40,9 +40,8 @@ from script_inputs import named_key, script_parser
 
 import dewmark
 from dewmark.config import cache_dir
-from dewmark.cuda import word_race
 from dewmark.cuda.bias_step import captured
-from dewmark.dew import marking, word_step
+from dewmark.dew import marking
 from dewmark.lab.bench.configurations import CONFIGURATIONS
 from dewmark.lab.bench.random_models import SHAPES, random_host
 from dewmark.lab.bench.timing import median_interval, seconds
@@ -198,17 +197,19 @@ class Bench:
     @torch.inference_mode()
     def by_kernels(self, prompt: torch.Tensor, recorded: Recorded) -> object:
         """How many tokens the kernels draw as torch does, and the µs of a step in a CUDA graph."""
-        if not word_race.usable(self.device.type):
-            return "not used here"
         dew = SCHEMES["dew"]().bind(named_key("speed"), self.host.info, Workspace(cache=cache_dir()))
+        session = dew.session(prompt, torch.ones_like(prompt), seeds=range(len(prompt)))
+        tables = session._batch.texts(prompt).aligner.tables
+        if not tables.kernels:
+            return "not used here"
         ids = torch.cat((prompt, recorded.tokens), dim=1)
         drawn = []
         for used in (True, False):
-            marking.usable = word_step.usable = lambda device, used=used: used
+            tables.kernels = used
             choose = drawn_by(dew, prompt, self.decoding)
             steps = range(self.args.turn)
             drawn.append([choose(ids[:, : PROMPT + i], recorded.logits[i].float(), i) for i in steps])
-        marking.usable = word_step.usable = word_race.usable
+        tables.kernels = True
         same = sum(int((a == b).sum()) for a, b in zip(*drawn, strict=True))
         found: dict[str, object] = {"same": same, "of": len(prompt) * self.args.turn}
         if self.device.type == "cuda":

@@ -14,7 +14,7 @@ import torch
 from dewmark.core.keys import Key
 from dewmark.cuda.word_race import usable
 from dewmark.decoding import Decoding
-from dewmark.dew import marking, word_step
+from dewmark.dew import marking
 from dewmark.dew.scheme import DEW
 from dewmark.hosts.fake import FakeHost
 from dewmark.sampling import RandomStreams, draw, race
@@ -37,7 +37,7 @@ DECODINGS = {
 @needs_kernels
 @pytest.mark.parametrize("kind", ["words", "bytes"])
 @pytest.mark.parametrize("name", DECODINGS)
-def test_kernels_draw_what_torch_draws(name, kind, bag_encoder, tmp_path, monkeypatch) -> None:
+def test_kernels_draw_what_torch_draws(name, kind, bag_encoder, tmp_path) -> None:
     host = FakeHost(400, kind=kind)
     m = 64 if name in ("flat", "mixed") else 256
     bound = DEW().with_settings({"m": m}).bind(Key(bytes(32)), host.info, Workspace(cache=tmp_path))
@@ -46,15 +46,15 @@ def test_kernels_draw_what_torch_draws(name, kind, bag_encoder, tmp_path, monkey
     logits = 2.5 * torch.randn(STEPS, 3, 400, generator=torch.Generator().manual_seed(3))
     noise = RandomStreams([1, 2, 3], device=DEVICE)
     batches = {"kernels": bound.session(ids)._batch}
-    for module in (marking, word_step):
-        monkeypatch.setattr(module, "usable", lambda device: False)
+    tables = batches["kernels"].texts(ids).aligner.tables
+    assert tables.kernels
+    tables.kernels = False
     batches["torch"] = bound.session(ids)._batch
     differ = 0
     for step in range(STEPS):
         chosen = {}
         for way, batch in batches.items():
-            for module in (marking, word_step):
-                monkeypatch.setattr(module, "usable", lambda device, on=way == "kernels": on)
+            tables.kernels = way == "kernels"
             chosen[way], sound = marking.choose(
                 logits[step].to(DEVICE), batch.texts(ids), bound.scheme, DECODINGS[name], noise.states(step)
             )
@@ -93,3 +93,21 @@ def test_the_plain_draw_is_the_race() -> None:
         expected, usable_rows = race(logits, noise.exponentials(step, 5000))
         assert sound.tolist() == usable_rows.tolist() == [True, True, True, False]
         assert torch.equal(ids[:3], expected[:3])
+
+
+@needs_kernels
+def test_kernels_that_draw_otherwise_are_left(bag_encoder, tmp_path, monkeypatch) -> None:
+    host = FakeHost(400)
+    bound = DEW().bind(Key(bytes(32)), host.info, Workspace(cache=tmp_path))
+    ids = torch.tensor([[5, 6], [7, 8]], device=DEVICE)
+    texts = bound.session(ids)._batch.texts(ids)
+    logits = torch.randn(2, 400, generator=torch.Generator().manual_seed(1)).to(DEVICE)
+    random = RandomStreams([1, 2], device=DEVICE).states(0)
+    expected, _ = marking.choose(logits, texts, bound.scheme, [Decoding()] * 2, random)
+    marking._DRAWN.clear()
+    wrong = lambda *_, **__: (expected + 1, torch.ones(2, dtype=torch.bool, device=DEVICE))  # noqa: E731
+    monkeypatch.setattr(marking, "draw_words", wrong)
+    with pytest.warns(UserWarning, match="without kernels"):
+        chosen, _ = marking.choose(logits, texts, bound.scheme, [Decoding()] * 2, random)
+    assert torch.equal(chosen, expected)
+    assert not texts.aligner.tables.kernels

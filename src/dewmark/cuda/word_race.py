@@ -14,11 +14,21 @@ import math
 import os
 import warnings
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import torch
 
-__all__ = ["MOST", "Mixture", "State", "Tables", "draw_plain", "draw_words", "push_words", "usable"]
+__all__ = [
+    "MOST",
+    "Mixture",
+    "State",
+    "Tables",
+    "draw_plain",
+    "draw_words",
+    "push_words",
+    "usable",
+    "without_kernels",
+]
 
 MOST = 256
 """The most candidates per row."""
@@ -83,12 +93,15 @@ def usable(device_type: str) -> bool:
             torch.zeros(1, 32, device=device_type), torch.zeros(1, 1, dtype=torch.long, device=device_type)
         )
     except Exception as error:  # noqa: BLE001 - whatever the compiler raises
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        warnings.warn(
-            f"marking without kernels, which is slower: Triton does not work here ({reason})", stacklevel=2
-        )
-        return False
+        return without_kernels(error)
     return True
+
+
+def without_kernels(reason: object) -> Literal[False]:
+    """Warn that the kernels do not work on this device and that torch replaces them."""
+    line = (str(reason).strip() or type(reason).__name__).splitlines()[0]
+    warnings.warn(f"marking without kernels, which is slower: they do not work here ({line})", stacklevel=3)
+    return False
 
 
 def _launcher(kernel: Any, near: torch.Tensor, *programs: int) -> Callable[..., object]:  # noqa: ANN401

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from dewmark.cuda.word_race import MOST, Mixture, draw_words, usable
+from dewmark.cuda.word_race import MOST, Mixture, draw_words, without_kernels
 from dewmark.decoding import Decoding
 from dewmark.dew.alignment import (
     Batch,
@@ -33,7 +33,7 @@ from dewmark.dew.alignment import (
 )
 from dewmark.dew.inverse_root import InverseRoot
 from dewmark.dew.settings import DewSettings
-from dewmark.dew.word_step import Aligned, WordStates
+from dewmark.dew.word_step import Aligned, WordStates, WordTables
 from dewmark.sampling import (
     CandidateRace,
     Choice,
@@ -107,9 +107,29 @@ def choose(
 
     ``states`` (batch, 1) are the rows' random states at this step (`RandomStreams.states`).
     """
-    if isinstance(texts, LexiconTexts) and settings.candidates <= MOST and usable(scores.device.type):
-        return draw_words(
-            texts.aligner.tables,
+    if isinstance(texts, LexiconTexts) and settings.candidates <= MOST and texts.aligner.tables.kernels:
+        drawn = _checked_draw(scores, texts, settings, decodings, states)
+        if drawn is not None:
+            return drawn
+    return _choose(scores, texts, settings, decodings, states)
+
+
+_DRAWN: weakref.WeakSet[WordTables] = weakref.WeakSet()  # whose kernels have drawn what torch draws
+
+
+def _checked_draw(
+    scores: torch.Tensor,
+    texts: LexiconTexts,
+    settings: DewSettings,
+    decodings: Sequence[Decoding],
+    states: torch.Tensor,
+) -> Choice | None:
+    """Draw by the kernels; None if they fail at their first step here, or draw otherwise than torch."""
+    tables = texts.aligner.tables
+    new = tables not in _DRAWN and not (scores.is_cuda and torch.cuda.is_current_stream_capturing())
+    try:
+        drawn = draw_words(
+            tables,
             texts.states.state,
             texts.W,
             scores,
@@ -119,6 +139,29 @@ def choose(
             m=settings.candidates,
             mixture=_mixture(settings),
         )
+        if new:
+            expected, sound = _choose(scores, texts, settings, decodings, states)
+            differ = int(((drawn[0] != expected) & sound).sum())
+    except Exception as error:
+        if not new:
+            raise
+        tables.kernels = without_kernels(error)
+        return None
+    if new and differ > len(scores) // 32:  # rounding may decide a race now and then
+        tables.kernels = without_kernels(f"{differ} of {len(scores)} tokens were drawn differently")
+        return None
+    _DRAWN.add(tables)
+    return drawn
+
+
+def _choose(
+    scores: torch.Tensor,
+    texts: Texts,
+    settings: DewSettings,
+    decodings: Sequence[Decoding],
+    states: torch.Tensor,
+) -> Choice:
+    """`choose` in torch."""
     race = CandidateRace(scores, decodings, settings.candidates)
     uniforms = token_uniforms(states, race.candidates)
     if isinstance(texts, LexiconTexts):

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 
 from dewmark.arrays import F32
-from dewmark.cuda.word_race import State, push_words, usable
+from dewmark.cuda.word_race import State, push_words, usable, without_kernels
 from dewmark.dew.reading import LexiconReader
 from dewmark.encoders.lexicon import Lexicon
 from dewmark.text.trie import CLOSED, UNKNOWN, Trie, load_trie
@@ -75,6 +75,19 @@ class WordTables:
         self.inner = torch.from_numpy(trie.inner.astype(np.int64)).to(device)
         self.rows = torch.from_numpy(trie.rows.astype(np.int64)).to(device)
         self.opens = torch.from_numpy(trie.opens).to(device)
+        self.kernels = usable(device.type) and self._kernels_agree()
+
+    def _kernels_agree(self) -> bool:
+        """Whether texts grow by the kernels as they do in torch, tried once on this device."""
+        tokens = torch.arange(4 * 48, device=self.device).reshape(4, 48) * 7919 % self.vocab_size
+        mine, other = WordStates(self, len(tokens), k=3), WordStates(self, len(tokens), k=3)
+        mine.push_in_torch(tokens)
+        try:
+            push_words(self, other.state, tokens)
+            same = all(torch.equal(*both) for both in zip(mine.state, other.state, strict=True))
+        except Exception as error:  # noqa: BLE001 - whatever the compiler raises
+            return without_kernels(error)
+        return same or without_kernels("texts grow differently")
 
     def follow(self, states: torch.Tensor, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """The state after each token (batch, …), and whether the token ends the word that was open.
@@ -165,9 +178,13 @@ class WordStates:
 
     def push(self, ids: torch.Tensor) -> None:
         """Append ids (batch, count) to the texts; negative ones are no tokens."""
-        if usable(self.tables.device.type):
+        if self.tables.kernels:
             push_words(self.tables, self.state, ids)
             return
+        self.push_in_torch(ids)
+
+    def push_in_torch(self, ids: torch.Tensor) -> None:
+        """`push` without kernels."""
         for tokens in ids.unbind(1):
             self._push(tokens)
 

@@ -198,7 +198,7 @@ def _bert(file: ModelFile, device: str) -> Any:  # noqa: ANN401 - a BertModel
         type_vocab_size=len(file.tensors["emb.type"]) // file.hidden,
         layer_norm_eps=file.epsilon,
     )
-    model = BertModel(config, add_pooling_layer=False).eval()
+    model = BertModel(config, add_pooling_layer=False).eval()  # type: ignore[no-untyped-call]
     names = dict(_EMBEDDINGS)
     for layer in range(file.layers):
         for short, long in _LAYER.items():

@@ -160,7 +160,7 @@ def _checked(original: str, rewrite: str, language: str, expected: float, cosine
 
 
 def _unit(rows: F32) -> F32:
-    return rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-12)
+    return np.asarray(rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-12))
 
 
 def _mean(values: Iterable[float]) -> float | None:
