@@ -72,7 +72,7 @@ def test_rows_without_usable_logits_are_reported(bad, bag_encoder, tmp_path) -> 
     host = FakeHost(400)
     bound = DEW().bind(Key(bytes(32)), host.info, Workspace(cache=tmp_path))
     ids = torch.tensor([[5, 6], [7, 8]], device=DEVICE)
-    logits = torch.zeros(2, 400, device=DEVICE)
+    logits = torch.randn(2, 400, generator=torch.Generator().manual_seed(1)).to(DEVICE)
     logits[1, :] = -math.inf
     if bad is not None:
         logits[1, 3] = bad

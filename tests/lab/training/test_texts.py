@@ -9,9 +9,15 @@ import pytest
 
 from dewmark.errors import InputError
 from dewmark.lab.prompts import openings
+from dewmark.lab.training import texts
 from dewmark.lab.training.texts import FileTexts, HostTexts, sentence_starts
 from dewmark.testing.trial import tiny_host
 from dewmark.workspace import silent
+
+
+@pytest.fixture(autouse=True)
+def small_batches(monkeypatch):
+    monkeypatch.setattr(texts, "_BATCH", 32)
 
 
 class CountingHost:
