@@ -218,10 +218,10 @@ def serve(
     supervisor.handle_signals()
 
     def ready() -> None:
+        if not wanted.require_tokens:  # before anybody is told that it listens
+            logging.getLogger("dewmark.serve").warning(_OPEN)
         if json_:
             emit({"url": url, "workers": supervisor.pids})
-        if not wanted.require_tokens:
-            logging.getLogger("dewmark.serve").warning(_OPEN)
         say(f"serving at {url}, {workers} {'worker' if workers == 1 else 'workers'}", quiet=quiet)
 
     raise typer.Exit(supervisor.run(ready))
