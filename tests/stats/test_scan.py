@@ -314,6 +314,11 @@ def test_nothing_is_found_in_unmarked_texts():
     assert not any(locate(under(text, scores), fpr=1e-3) for scores in scores_under_keys(text, 20, seed=11))
 
 
+def test_nothing_is_found_at_a_level_that_sharing_made_zero():
+    (found,) = module.search([independent(np.full(60, 3.0))], levels=[5e-324 / 50], tests=[key_test])
+    assert found == module.NOTHING_FOUND
+
+
 def gamma_law(evidence: Evidence) -> Statistic:
     """The exact test of a sum of exponential scores minus one."""
     n = len(evidence)

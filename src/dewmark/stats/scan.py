@@ -294,7 +294,7 @@ def search(evidences: Sequence[Evidence], *, levels: Sequence[float], tests: Seq
     least = np.min(log_ndtr(-z) + np.log(disjoint)[:, None], axis=0, initial=np.inf)
     return [
         _segments(prepared, evidence, prepared.scan(z[:, k]), fpr=level, test=test)
-        if least[k] <= math.log(level)
+        if level > 0.0 and least[k] <= math.log(level)  # a tiny level, shared by many keys, may be 0
         else NOTHING_FOUND
         for k, (evidence, level, test) in enumerate(zip(evidences, levels, tests, strict=True))
     ]
