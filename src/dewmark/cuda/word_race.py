@@ -1,7 +1,8 @@
 """The keyed race over the words of a lexicon on a CUDA device: the kernels of `race_kernels`, called.
 
 `dewmark.dew.marking.choose` and `dewmark.dew.word_step` say in torch what is computed here; the results agree
-up to rounding. Every call is capturable in a CUDA graph: it allocates through torch and never waits.
+up to rounding. So that a step can be captured in a CUDA graph, every call allocates through torch and never
+waits.
 
 Boundary: tensors in, tensors out; no texts, no settings.
 """
