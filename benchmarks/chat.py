@@ -67,8 +67,10 @@ def delete_words(texts: Sequence[str], share: float) -> list[str]:
 def p_values(bound: BoundScheme, texts: Sequence[str], prompts: Sequence[str], W: np.ndarray) -> np.ndarray:
     """p (texts, keys): under the scheme's own key, and for DEW under others (keys, d_T · d_C) too."""
     if bound.scheme.name != "dew":
-        found = bound.detect_batch(texts)
-        return np.array([[each.p_value] for each in found])
+        p = np.ones((len(texts), 1))  # an empty text is evidence of nothing
+        kept = [number for number, text in enumerate(texts) if text.strip()]
+        p[kept, 0] = [each.p_value for each in bound.detect_batch([texts[number] for number in kept])]
+        return p
     evidence = bound.evidence(bound.tokenize(texts), bound.tokenize(prompts))
     matrices = [(each.T * each.weights[:, None].astype(np.float32)).T @ each.C for each in evidence]
     M = np.stack([matrix.ravel() / max(float(np.linalg.norm(matrix)), 1e-12) for matrix in matrices])

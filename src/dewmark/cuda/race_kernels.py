@@ -275,7 +275,7 @@ def _packed(order, ids):  # type: ignore[no-untyped-def]
 def select(  # type: ignore[no-untyped-def]
     logits,
     maxima,
-    options,
+    warpers,
     places,
     ids_out,
     values_out,
@@ -296,7 +296,7 @@ def select(  # type: ignore[no-untyped-def]
     """Ids and warped logits of the m likeliest tokens (batch, m), and what else a row's race needs.
 
     ``maxima`` (batch, room) holds the maxima of blocks; the m likeliest tokens lie in the m blocks whose
-    maxima are largest. ``places`` (batch, m) is a workspace. ``options`` (batch, 4) are temperature, top-k
+    maxima are largest. ``places`` (batch, m) is a workspace. ``warpers`` (batch, 4) are temperature, top-k
     (or infinity), top-p and min-p; ``limits_out`` (batch, 3) are the lowest logit that other tokens need to
     race, and the last candidate's logit and id.
     """
@@ -334,7 +334,7 @@ def select(  # type: ignore[no-untyped-def]
     inside = ranks < m
     ids = tl.load(ids_out + ranks, mask=inside, other=0).to(tl.int32)
     raw = tl.load(at + ids, mask=inside, other=float("-inf")).to(tl.float32)
-    heat = tl.load(options + row * 4)
+    heat = tl.load(warpers + row * 4)
     values = raw / heat
     top = tl.max(tl.where(ranks == 0, values, float("-inf")), axis=0)
     order = _ordered(raw)
@@ -342,9 +342,9 @@ def select(  # type: ignore[no-untyped-def]
     last_id = tl.max(tl.where(inside & (ranks == m - 1), ids, 0), axis=0)
     floor = tl.full((), _NO_FLOOR, tl.int32)
     if FILTERED:
-        top_k = tl.load(options + row * 4 + 1)
-        top_p = tl.load(options + row * 4 + 2)
-        min_p = tl.load(options + row * 4 + 3)
+        top_k = tl.load(warpers + row * 4 + 1)
+        top_p = tl.load(warpers + row * 4 + 2)
+        min_p = tl.load(warpers + row * 4 + 3)
         ranked = (top_k < float("inf")).to(tl.int32) + (min_p > 0.0).to(tl.int32)
         if ranked + (top_p < 1.0).to(tl.int32) > 0:
             shares = tl.exp(values - top)
@@ -574,7 +574,7 @@ def race_others(  # type: ignore[no-untyped-def]
     logits,
     random,
     random_stride,
-    options,
+    warpers,
     limits,
     tops,
     first,
@@ -601,8 +601,8 @@ def race_others(  # type: ignore[no-untyped-def]
     able = values > float("-inf")
     warped = values
     if WARPED:
-        options += row * 4
-        warped = values / tl.load(options)
+        warpers += row * 4
+        warped = values / tl.load(warpers)
     if BOUNDED:
         order = _ordered(values)
         last = tl.load(limits + row * 3 + 1)
@@ -610,7 +610,7 @@ def race_others(  # type: ignore[no-untyped-def]
         able = able & later & (order >= tl.load(limits + row * 3))
         share = tl.exp(warped - top)
         if WARPED:
-            able = able & (share >= tl.load(options + 3))
+            able = able & (share >= tl.load(warpers + 3))
         reach = tl.load(first + row).to(tl.float32) * 1.0001
         able = able & (rest.to(tl.float32) <= reach * share)
     time = tl.full((), float("inf"), tl.float64)
