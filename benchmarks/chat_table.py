@@ -1,6 +1,8 @@
-"""Summarise what benchmarks/chat.py wrote: means over keys as JSON, and tables in Markdown.
+"""Summarise what benchmarks/chat.py wrote: means over keys as JSON, tables in Markdown, and a figure.
 
-python benchmarks/chat_table.py DIR/rows.jsonl … --json docs/results/chat-settings.json > TABLES.md
+    python benchmarks/chat_table.py DIR/rows.jsonl … --json docs/results/chat-settings.json > TABLES.md
+
+``--figure FILE`` draws what is found after an attack against what the mark costs in likelihood.
 """
 
 from __future__ import annotations
@@ -10,6 +12,8 @@ import json
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
+
+from dewmark.reports.plots import COLOURS, SOFT, grid, save_figure, styled
 
 LEVELS = ("p<0.01", "p<0.0001")
 ATTACKS = (
@@ -22,6 +26,7 @@ ATTACKS = (
     "translate, brought back",
 )
 MEASURES = ("distinct_content", "unlisted", "repetition")
+PANELS = (("chat", "round-trip", "chat, round trip"), ("openings", "translate", "openings, translated"))
 
 
 def read(paths: list[Path]) -> list[dict[str, Any]]:
@@ -136,13 +141,45 @@ def tables(rows: list[dict[str, Any]]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def draw(rows: list[dict[str, Any]], file: Path) -> None:
+    """Share found at p < 1e-4 against nats per token, per scheme, at 200 tokens of SmolLM2."""
+    mine = [row for row in rows if row.get("host") == "smollm2-135m" and row.get("tokens") == 200]
+    with styled():
+        figure, [axes] = grid(1, len(PANELS), width=4.6, height=3.6)
+        for axis, (setting, attack, title) in zip(axes, PANELS, strict=True):
+            cost = {
+                r["scheme"]: r["nats"] for r in mine if r["kind"] == "likelihood" and r["setting"] == setting
+            }
+            for row in mine:
+                if (
+                    row["kind"] != "found"
+                    or not row["marked"]
+                    or row["reader"] not in ("none", "host with prompt")
+                ):
+                    continue
+                if (row["setting"], row["attack"]) != (setting, attack):
+                    continue
+                colour = COLOURS[1] if row["scheme"] == "dew" else COLOURS[0]
+                point = (cost[row["scheme"]], row["p<0.0001"])
+                axis.plot(*point, "o", color=colour, markersize=5)
+                label = row["scheme"] + (", read" if row["reader"] != "none" else "")
+                axis.annotate(label, point, xytext=(4, 3), textcoords="offset points", fontsize=8, color=SOFT)
+            axis.set(title=title, xlabel="nats per token, minus unmarked", ylabel="found at p < 0.0001")
+            axis.set(ylim=(-0.03, 1.05))
+            axis.margins(x=0.2)
+        save_figure(figure, file)
+
+
 def main() -> None:
     """Read, write, print."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("files", type=Path, nargs="+", metavar="ROWS.jsonl")
     parser.add_argument("--json", type=Path, metavar="FILE")
+    parser.add_argument("--figure", type=Path, metavar="FILE")
     options = parser.parse_args()
     rows = read(options.files)
+    if options.figure is not None:
+        draw(rows, options.figure)
     if options.json is not None:
         text = ",\n".join(json.dumps(row, ensure_ascii=False) for row in rows)
         options.json.write_text(f"[\n{text}\n]\n", encoding="utf-8")

@@ -20,7 +20,7 @@ COLUMNS = (
 )
 ROWS = {
     "**DEW, the default, read by its host**": ("dew", "host with prompt"),
-    "the same texts, read by another model": ("dew", "qwen2.5-coder-1.5b"),
+    "the same texts, read by another model": ("dew", "gemma3-270m"),
     "**the same texts, no reader**": ("dew", "none"),
     "EXP": ("exp", "none"),
     "SynthID": ("synthid", "none"),
