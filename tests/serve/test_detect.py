@@ -15,6 +15,7 @@ from tests.serve.live import (
 )
 
 from dewmark.errors import ConfigError
+from dewmark.serve.examples import unmarked_text
 from dewmark.serve.tenants import Tenant
 from dewmark.stats.multiple_testing import sidak_min
 from dewmark.text.languages import LanguagePolicy
@@ -92,9 +93,23 @@ class TestDetect:
         (found,) = results(client.post("/v1/detect", json={"text": greek * 20}))
         assert found["verdict"] == "unsupported language"
         assert "in Greek, which this detector does not know" in found["sentence"]
+        assert found["leaves_no_room"]  # the tiny host reads no Greek: more of it would not help
         located = client.post("/v1/locate", json={"text": greek * 20}).json()
         assert located["passages"] == []
         assert located["detection"]["verdict"] == "unsupported language"
+        service.tenants["acme"] = Tenant(
+            "acme", bound("acme").judging(LanguagePolicy(known=frozenset({"el"})))
+        )
+        (found,) = results(client.post("/v1/detect", json={"text": unmarked_text()}))
+        assert (found["verdict"], found["leaves_no_room"]) == (
+            "unsupported language",
+            False,
+        )  # an audit would help
+        head = bearer(client, "detect-public")
+        (found,) = results(
+            client.post("/v1/detect", json={"text": "in a house by the old river" * 2}, headers=head)
+        )
+        assert (found["verdict"], found["leaves_no_room"]) == ("unsupported language", True)
 
 
 class TestTenants:

@@ -272,7 +272,9 @@ class Result(BaseModel):
     key_fingerprint: str | None
     reader: str | None = Field(None, description="The language model that read the text, if one did.")
     language: Language
-    leaves_no_room: bool = Field(description="A long text with too little evidence, such as code or a list.")
+    leaves_no_room: bool = Field(
+        description="More of such a text would not help: code, a list, a language without words to mark."
+    )
     level_of_whole: float | None = Field(description="The level for the whole text under each single key.")
     power: FoundShare | None = Field(description="Only for texts that are not marked.")
     characters: int

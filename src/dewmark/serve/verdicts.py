@@ -19,7 +19,7 @@ from typing import Any
 from dewmark.errors import InputError
 from dewmark.passages import Located, judge
 from dewmark.reports.detection_display import located_sentence, one_in, sentence, technique
-from dewmark.scheme import check_text
+from dewmark.scheme import MIN_EFFECTIVE_LENGTH, check_text
 from dewmark.serve.tenants import Tenant
 from dewmark.text.languages import UNDETERMINED, guess_language, language_name
 from dewmark.types import Detection, Verdict
@@ -188,7 +188,7 @@ def _answer(
         **answer,
         "tenant": tenant.id if known else None,
         "language": _language(text, found.detection),
-        "leaves_no_room": _shown(found).leaves_no_room,
+        "leaves_no_room": _leaves_no_room(found.detection.judged(found.verdict, found.p_value)),
         "power": _power(found, tenant) if known or len(tenants) == 1 else None,
         "level_of_whole": None if query.public else _level_of_whole(found),
         "characters": len(query.text),
@@ -232,6 +232,12 @@ def _shown(found: Located) -> Detection:
     """The best key's result with the verdict, the p-value and the passages of the whole examination."""
     judged = found.detection.judged(found.verdict, found.p_value)
     return dataclasses.replace(judged, fpr=found.fpr, coverage=found.coverage)
+
+
+def _leaves_no_room(shown: Detection) -> bool:
+    """Whether more of such a text would not lead to a verdict either."""
+    unread = shown.verdict is Verdict.UNSUPPORTED_LANGUAGE and shown.effective_length < MIN_EFFECTIVE_LENGTH
+    return shown.leaves_no_room or unread
 
 
 def _full(found: Located, tenants: Sequence[Tenant], *, tokens: bool) -> dict[str, Any]:

@@ -68,7 +68,7 @@ def test_button_and_keyboard_check_a_typed_text(desk, unmarked):
 
 def test_short_text_gets_a_reason_instead_of_a_verdict(desk):
     one = desk()
-    assert one.check("the old bridge") == "This text is too short to say."
+    assert one.check("the old bridge and the water of the river") == "This text is too short to say."
     expect(one.page.locator("#sure")).to_contain_text("a verdict needs at least 16. Add more of the text.")
     for hidden in ("#details", "#plot", "#scores", "#meaning-keys"):  # no p, no z, no curve
         expect(one.page.locator(hidden)).to_be_hidden()
@@ -268,8 +268,8 @@ def test_oversized_text_is_an_error(desk):
 def told(desk):
     """Open the page on a service with modified answers: `told(language=…)`."""
 
-    def open_with(**changes: object):
-        one = desk()
+    def open_with(*, locale: str = "en-US", **changes: object):
+        one = desk(locale=locale)
 
         def change(route):
             response = route.fetch()
@@ -289,6 +289,35 @@ def test_unknown_language_gets_no_verdict(told, unmarked):
     expect(one.page.locator("#sure")).to_contain_text("needs an audit of this key on such texts")
     for hidden in ("#details", "#plot", "#scores", "#meaning-keys"):
         expect(one.page.locator(hidden)).to_be_hidden()
+
+
+@pytest.mark.parametrize(
+    ("locale", "found", "names", "why", "audit"),
+    [
+        ("en-GB", "There is no verdict on texts in {}.", "Chinese Japanese Thai", "no evidence", "audit"),
+        (
+            "de-DE",
+            "Über Texte auf {} gibt es kein Urteil.",
+            "Chinesisch Japanisch Thailändisch",
+            "keine Hinweise",
+            "geprüft",
+        ),
+        (
+            "fr-FR",
+            "Il n’y a pas de verdict sur les textes en {}.",
+            "chinois japonais thaï",
+            "aucun indice",
+            "auditer",
+        ),
+    ],
+)
+def test_language_without_words_to_mark_is_told(told, unmarked, locale, found, names, why, audit):
+    for code, name in zip(("zh", "ja", "th"), names.split(), strict=True):
+        unread = {"language": {"code": code, "name": None, "supported": False}, "leaves_no_room": True}
+        one = told(locale=locale, verdict="unsupported language", **unread)
+        assert one.check(unmarked) == found.format(name)
+        expect(one.page.locator("#sure")).to_contain_text(why)
+        expect(one.page.locator("#sure")).not_to_contain_text(audit)  # it would not help
 
 
 def test_audited_unknown_language_gives_a_warning(told, unmarked):

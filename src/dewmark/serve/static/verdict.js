@@ -59,7 +59,7 @@ function certainty(result, service) {
     return [typeof worth === "number" ? t("short.say", { n: Math.floor(worth), least }) : t("short.say.public")];
   }
   if (kind === "no_room") return [t("no_room.say")];
-  if (kind === "language") return [t("language.say")];
+  if (kind === "language") return [t(result.leaves_no_room ? "language.none.say" : "language.say")];
   if (typeof result.p_value !== "number") return [null];
   const share = shareOfKeys(result.p_value);
   return [t(kind === "not_marked" ? "sure.none" : "sure", { share }), share];
