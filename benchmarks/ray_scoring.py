@@ -2,11 +2,11 @@
 
     python benchmarks/ray_scoring.py --texts 100000 --from FILE.jsonl
 
-Texts are 20 to 30 adjacent words of a row of FILE (``prompt``, ``text``, ``response``), by default of the
-package's own texts. All runs use one saved detector of the default scheme, after a first pass over every word
-has filled the cache of word vectors. The script checks that every text is scored exactly once and prints how
-far the results of the runs differ. Rates are for the whole command, including loading and cluster start, and
-from the first finished block to the last.
+Texts are ``--words`` (20 to 30) adjacent words of a row of FILE (``prompt``, ``text``, ``response``), by
+default of the package's own texts. All runs use one saved detector of the default scheme, after a first pass
+over every word has filled the cache of word vectors. The script checks that every text is scored exactly once
+and prints how far the results of the runs differ. Rates are for the whole command, including loading and
+cluster start, and from the first finished block to the last.
 """
 
 from __future__ import annotations
@@ -41,10 +41,11 @@ def main() -> None:
     parser = script_parser(__doc__)
     parser.add_argument("--texts", type=int, default=100_000)
     parser.add_argument("--from", dest="source", type=Path)
+    parser.add_argument("--words", type=int, nargs=2, default=[20, 30], metavar=("LEAST", "MOST"))
     parser.add_argument("--block-size", type=int, default=1024)
     parser.add_argument("--runs", nargs="+", default=list(RUNS), choices=list(RUNS))
     args = parser.parse_args()
-    documents = _documents(args.source)
+    documents = _documents(args.source, least=args.words[1])
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         scheme = dewmark.load_scheme("dew", key=dewmark.Key.generate())
@@ -52,7 +53,7 @@ def main() -> None:
         started = time.perf_counter()
         scheme.detect_batch([" ".join(document) for document in documents])
         print(f"every word once: {time.perf_counter() - started:.1f} s", flush=True)
-        _write(folder / "in.parquet", documents, args.texts)
+        _write(folder / "in.parquet", documents, args.texts, words=args.words)
         del scheme
         first: list[dict[str, Any]] | None = None
         for run in args.runs:
@@ -72,25 +73,31 @@ def main() -> None:
             )
 
 
-def _documents(source: Path | None) -> list[list[str]]:
+def _documents(source: Path | None, *, least: int) -> list[list[str]]:
+    """Texts of at least so many words; of the package's own, the short ones are joined."""
     if source is None:
-        return [text.split() for text in register_texts()]
+        found: list[list[str]] = [[]]
+        for text in register_texts():
+            found[-1] += text.split()
+            if len(found[-1]) >= least:
+                found.append([])
+        return found[:-1]
     rows = [json.loads(line) for line in source.read_text(encoding="utf-8").splitlines()]
     fields = ("prompt", "text", "response")
     texts = (" ".join(str(row.get(field) or "") for field in fields).split() for row in rows)
-    return [words for words in texts if len(words) >= 30]
+    return [words for words in texts if len(words) >= least]
 
 
-def _write(path: Path, documents: list[list[str]], count: int) -> None:
+def _write(path: Path, documents: list[list[str]], count: int, *, words: list[int]) -> None:
     import pyarrow
     import pyarrow.parquet
 
     draw = random.Random(1)
     rows = []
     for i in range(count):
-        words, length = draw.choice(documents), draw.randint(20, 30)
-        start = draw.randint(0, len(words) - length)
-        rows.append({"id": i, "text": " ".join(words[start : start + length])})
+        document, length = draw.choice(documents), draw.randint(*words)
+        start = draw.randint(0, len(document) - length)
+        rows.append({"id": i, "text": " ".join(document[start : start + length])})
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path, row_group_size=20_000)
 
 
@@ -107,7 +114,7 @@ def _run(name: str, folder: Path, options: list[str], count: int, *, kill: bool)
     partial = out.with_name(f"{out.name}.partial")
     where = ["--detector", str(folder / "detector"), "--in", str(folder / "in.parquet"), "--out", str(out)]
     started, done, begun, ended, peak = time.perf_counter(), 0, 0.0, 0.0, 0
-    at_first = 0
+    at_first, cpu = 0, dict[int, float]()
     with subprocess.Popen([*COMMAND, *where, *options, "--json", "-q"], stdout=subprocess.PIPE) as command:
         while command.poll() is None:
             time.sleep(0.2)
@@ -118,6 +125,7 @@ def _run(name: str, folder: Path, options: list[str], count: int, *, kill: bool)
                 done, ended = found, now
             family = _family(command.pid)
             peak = max(peak, sum(map(_memory, family)))
+            cpu |= {one: _cpu_seconds(one) or cpu.get(one, 0.0) for one in family}
             if kill and done >= count // 2048:
                 worker = next(one for one in family if b"ray::" in _title(one) and b"Map" in _title(one))
                 os.kill(worker, signal.SIGKILL)
@@ -129,7 +137,8 @@ def _run(name: str, folder: Path, options: list[str], count: int, *, kill: bool)
     steady = (done - at_first) * block / max(ended - begun, 1e-9)
     print(
         f"{name:28}{seconds:6.1f} s, {count / seconds:6.0f} texts/s; scoring {steady:6.0f} texts/s; first "
-        f"block after {begun:4.1f} s; {peak / 2**30:.2f} GiB; {summary['blocks_retried']} blocks retried",
+        f"block after {begun:4.1f} s; CPU {sum(cpu.values()):.0f} s; {peak / 2**30:.2f} GiB; "
+        f"{summary['blocks_retried']} blocks retried",
         flush=True,
     )
     import pyarrow.parquet
@@ -158,6 +167,14 @@ def _title(process: int) -> bytes:
         return Path(f"/proc/{process}/cmdline").read_bytes()
     except OSError:
         return b""
+
+
+def _cpu_seconds(process: int) -> float:
+    try:
+        fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0.0
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def _memory(process: int) -> int:

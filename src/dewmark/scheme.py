@@ -23,7 +23,6 @@ and which of them carry the mark, and continues with the first that does
 from __future__ import annotations
 
 import copy
-import functools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -39,7 +38,7 @@ from dewmark.errors import ArtifactError, ConfigError, InputError
 from dewmark.registry import unknown_name
 from dewmark.text.cleaning import tokenize_cleaned
 from dewmark.text.languages import LanguagePolicy
-from dewmark.types import Detection, TokenScore, Verdict
+from dewmark.types import Detection, TokenScore, TokenScores, Verdict
 from dewmark.workspace import Expectations, HostInfo, Tokenized, Workspace
 
 if TYPE_CHECKING:
@@ -569,7 +568,7 @@ def make_detection(
     fpr: float,
     scheme: str,
     fingerprint: str,
-    tokens: tuple[TokenScore, ...] = (),
+    tokens: Sequence[TokenScore] = (),
     reader: str | None = None,
 ) -> Detection:
     """Put a test's result and its verdict together; every scheme's detections are made here."""
@@ -590,18 +589,10 @@ def make_detection(
     )
 
 
-def token_scores(text: Tokenized, evidence: Evidence) -> tuple[TokenScore, ...]:
+def token_scores(text: Tokenized, evidence: Evidence) -> TokenScores:
     """Every unit of the text with its alignment and its offsets."""
-    if not text.offsets:
-        return ()
     scores = np.append(evidence.alignments, 0.0)[evidence.positions].tolist()
-    starts, ends = zip(*text.offsets, strict=True)
-    pieces = map(text.text.__getitem__, map(slice, starts, ends))
-    columns = (pieces, starts, ends, scores, (evidence.positions >= 0).tolist())
-    return tuple(map(_token_score, zip(*columns, strict=True)))
-
-
-_token_score = functools.partial(tuple.__new__, TokenScore)  # there are hundreds in a text
+    return TokenScores(text.text, text.offsets, scores, (evidence.positions >= 0).tolist())
 
 
 def text_chunks(texts: Sequence[Tokenized], *, units: int) -> Iterator[slice]:

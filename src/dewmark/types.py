@@ -5,8 +5,9 @@ from __future__ import annotations
 import dataclasses
 import enum
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, overload
 
 __all__ = [
     "Attribution",
@@ -18,6 +19,7 @@ __all__ = [
     "Generation",
     "Passage",
     "TokenScore",
+    "TokenScores",
     "Verdict",
 ]
 
@@ -60,6 +62,35 @@ class TokenScore(NamedTuple):
             "score": round(self.score, 4),
             "scored": self.scored,
         }
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TokenScores(Sequence[TokenScore]):
+    """The units of a text with their scores, each made when it is looked at: few readers look at any."""
+
+    text: str
+    offsets: Sequence[tuple[int, int]]
+    scores: Sequence[float]
+    scored: Sequence[bool]
+
+    def __len__(self) -> int:
+        return len(self.offsets)
+
+    @overload
+    def __getitem__(self, index: int) -> TokenScore: ...
+    @overload
+    def __getitem__(self, index: slice) -> tuple[TokenScore, ...]: ...
+    def __getitem__(self, index: int | slice) -> TokenScore | tuple[TokenScore, ...]:
+        if isinstance(index, slice):
+            return tuple(self[i] for i in range(len(self))[index])
+        start, end = self.offsets[index]
+        return TokenScore(self.text[start:end], start, end, self.scores[index], self.scored[index])
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and tuple(self) == tuple(other)
+
+    def __hash__(self) -> int:
+        return hash(tuple(self))
 
 
 class Extent(enum.StrEnum):
@@ -180,7 +211,7 @@ class Detection:
     fpr: float
     scheme: str
     key_fingerprint: str
-    tokens: tuple[TokenScore, ...] = field(default=(), repr=False)
+    tokens: Sequence[TokenScore] = field(default=(), repr=False)
     language: str | None = None
     language_known: bool | None = None
     coverage: Coverage | None = field(default=None, repr=False)

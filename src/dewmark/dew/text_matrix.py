@@ -107,7 +107,7 @@ class _Product:
     def square(self) -> float:
         """‖M‖²."""
         if self._matrix is not None:
-            return float(np.einsum("ij,ij->", self._matrix, self._matrix, dtype=np.float64))
+            return float(np.sum(np.einsum("ij,ij->i", self._matrix, self._matrix), dtype=np.float64))
         products = (self._t @ self._t.T) * (self._c @ self._c.T)
         return max(float(np.sum(products, dtype=np.float64)), 0.0)
 
@@ -141,7 +141,9 @@ def _bound(values: F64, square: float, limit: float, *, rank: float) -> float:
     for _ in range(_ROUNDS):
         while cut < len(ordered) and ordered[cut] > bound:
             cut += 1
-        bound = limit * math.sqrt((rest[cut] + cut * bound * bound) / rank)
+        last, bound = bound, limit * math.sqrt((rest[cut] + cut * bound * bound) / rank)
+        if bound == last:
+            break
     return bound
 
 

@@ -103,7 +103,7 @@ class Evidence:
             return squares
         for factor in (self.T, self.C):
             rows = factor[: self.pairs]
-            squares = squares * np.einsum("ij,ij->i", rows, rows, dtype=np.float64)
+            squares *= np.einsum("ij,ij->i", rows, rows)
         return squares
 
     def __len__(self) -> int:

@@ -16,12 +16,14 @@ from __future__ import annotations
 import dataclasses
 import functools
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import resources
 
+import numpy as np
 import regex
 
+from dewmark.arrays import F64, I64
 from dewmark.text.cleaning import clean
 from dewmark.text.language_model import LanguageModel, load_language_model
 from dewmark.types import Detection, Verdict
@@ -53,7 +55,7 @@ _LOADING = threading.Lock()
 
 def guess_language(text: str) -> str:
     """The ISO 639 code of the text's language, or "und" if the text is short, mixed or not language."""
-    return _likeliest(language_probabilities(text))
+    return _likeliest(_shares(text))
 
 
 def language_probabilities(text: str) -> dict[str, float]:
@@ -61,6 +63,16 @@ def language_probabilities(text: str) -> dict[str, float]:
 
     The probabilities of a text with several languages reflect their shares in the sample, roughly.
     """
+    shares = _shares(text)
+    if shares is None:
+        return {}
+    found = dict(zip(_model().labels, shares.tolist(), strict=True))
+    found.pop(_NO_LANGUAGE, None)
+    return found
+
+
+def _shares(text: str) -> F64 | None:
+    """The probabilities (labels,) of the model's labels, 0 for no language; None if the text does not say."""
     sample = clean(_sample(text)).text
     letters = 0
     for run in _LETTERS.finditer(sample):
@@ -68,13 +80,13 @@ def language_probabilities(text: str) -> dict[str, float]:
         if letters >= _FEWEST_BYTES:
             break
     else:
-        return {}
+        return None
     model = _model()
-    found = dict(zip(model.labels, model.probabilities(sample).tolist(), strict=True))
-    spoken = 1.0 - found.pop(_NO_LANGUAGE, 0.0)
-    if spoken < _LEAST_LIKELY:
-        return {}
-    return {code: probability / spoken for code, probability in found.items()}
+    found = model.probabilities(sample).astype(np.float64)
+    if _NO_LANGUAGE in model.labels:
+        found[model.labels.index(_NO_LANGUAGE)] = 0.0
+    spoken = float(found.sum())
+    return None if spoken < _LEAST_LIKELY else found / spoken
 
 
 def language_name(code: str) -> str:
@@ -149,22 +161,30 @@ class LanguagePolicy:
         return [each.applied(found) for each, found in zip(self.read(texts), detections, strict=True)]
 
     def _read(self, text: str, known: frozenset[str]) -> TextLanguage:
-        probabilities = language_probabilities(text)
-        best = _likeliest(probabilities)
-        allowed = self.every or _knows(probabilities, known | self.audited) is not False
+        shares = _shares(text)
+        best = _likeliest(shares)
+        allowed = self.every or _knows(shares, known | self.audited) is not False
         return TextLanguage(
-            None if best == UNDETERMINED else best, _knows(probabilities, known), refused=not allowed
+            None if best == UNDETERMINED else best, _knows(shares, known), refused=not allowed
         )
 
 
-def _likeliest(probabilities: Mapping[str, float]) -> str:
-    best = max(probabilities, key=probabilities.__getitem__, default=UNDETERMINED)
-    return best if probabilities.get(best, 0.0) >= _LEAST_LIKELY else UNDETERMINED
+def _likeliest(shares: F64 | None) -> str:
+    if shares is None:
+        return UNDETERMINED
+    best = int(np.argmax(shares))
+    return _model().labels[best] if shares[best] >= _LEAST_LIKELY else UNDETERMINED
 
 
-def _knows(probabilities: Mapping[str, float], languages: frozenset[str]) -> bool | None:
+def _knows(shares: F64 | None, languages: frozenset[str]) -> bool | None:
     """Whether a text is in one of these languages; None if that is not clear."""
-    if not probabilities:
+    if shares is None:
         return None
-    share = sum(probabilities.get(code, 0.0) for code in languages)
+    share = float(shares[_places(languages)].sum())
     return True if share >= _KNOWN_ABOVE else False if share < _UNKNOWN_BELOW else None
+
+
+@functools.lru_cache(maxsize=64)
+def _places(languages: frozenset[str]) -> I64:
+    """Where the model has these languages."""
+    return np.array([i for i, label in enumerate(_model().labels) if label in languages], dtype=np.int64)
