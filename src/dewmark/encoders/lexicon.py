@@ -116,7 +116,7 @@ class Lexicon:
     def _coordinates(self, rows: I64) -> F32:
         """q of rows (N, dim); arbitrary for row 0."""
         packed = self._codes[np.maximum(rows, 1) - 1]
-        values = self._both.take(packed).view(np.float32)
+        values: F32 = self._both.take(packed).view(np.float32)
         values *= self._scales
         return values
 
