@@ -41,6 +41,7 @@ def test_a_report_says_what_detect_says_and_can_be_verified_by_anyone(signing):
         "owner": "acme", "key_fingerprint": bound("acme").fingerprint, "epoch": None,
     }  # fmt: skip
     assert claims["issuer"] == "Acme"
+    assert None not in claims["technique"]["settings"].values()
     assert made["document"] in made["page"]
     for about, same in ((text, True), (plain_text(), False)):
         checked = signing.post("/v1/reports/verify", json={"document": made["document"], "text": about})

@@ -65,9 +65,10 @@ class Technique:
 
     @classmethod
     def of(cls, bound: BoundScheme) -> Technique:
-        """The technique of a bound scheme."""
+        """The technique of a bound scheme, with the settings that have a value."""
         scheme = bound.scheme
-        return cls(scheme.name, scheme.summary, scheme.to_dict(), bound.config_hash, bound.fingerprint)
+        settings = {name: value for name, value in scheme.to_dict().items() if value is not None}
+        return cls(scheme.name, scheme.summary, settings, bound.config_hash, bound.fingerprint)
 
 
 def text_digest(text: str) -> str:
