@@ -180,7 +180,7 @@ def test_p_values_are_valid_over_keys(test: str) -> None:
     """P(p ≤ a) ≤ a within 4.5 standard deviations on a repetitive text; the host runs once."""
     model, text = ToyModel(), numbers(160, top=40)
     p, known = [], {}
-    for i in range(300):
+    for i in range(150):
         scheme = bound(i, model=model)
         scheme.readings.known = known
         p.append(scheme.detect(text, test=test).p_value)

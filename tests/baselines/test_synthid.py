@@ -146,9 +146,9 @@ def test_fit_recovers_the_model() -> None:
     beta = np.linspace(1.0, -2.0, 12)
     delta = np.tril(np.full((12, 12), -0.15), -1)
     true = BayesianDetector(beta, delta, leaves=2)
-    found = fit_detector(sampled(beta, delta, 20_000, 0), leaves=2)
-    fresh = sampled(beta, delta, 20_000, 1)
-    flat = fit_detector(sampled(beta, np.zeros((12, 12)), 20_000, 0), leaves=2)
+    found = fit_detector(sampled(beta, delta, 8_000, 0), leaves=2)
+    fresh = sampled(beta, delta, 8_000, 1)
+    flat = fit_detector(sampled(beta, np.zeros((12, 12)), 8_000, 0), leaves=2)
     gap = (true.log_ratios(fresh) - found.log_ratios(fresh)).sum()
     # each of 78 parameters costs half a nat on fresh bits; the penalty shifts 66 of them by less
     assert 0.0 < gap < 100.0
@@ -163,7 +163,7 @@ def test_tail_agrees_with_simulated_unmarked_texts(n) -> None:
     delta = np.tril(np.full((depth, depth), -0.2), -1)
     fitted = BayesianDetector(np.linspace(1.0, -1.0, depth), delta, leaves=2)
     rng = np.random.default_rng(5)
-    texts = 20_000
+    texts = 8_000
     bits = rng.integers(0, 2, size=(texts * n, depth), dtype=np.uint8)
     totals = fitted.log_ratios(bits).reshape(texts, n).sum(axis=1)
     for p in (0.9, 0.5, 0.1, 0.01, 0.002):
@@ -176,11 +176,11 @@ def test_tail_agrees_with_simulated_unmarked_texts(n) -> None:
 
 def test_fitted_detector_is_stronger_under_any_key(host, workspace, tmp_path) -> None:
     settings = {"decoding": Decoding(max_new_tokens=60, min_new_tokens=60), "batch_size": 70}
-    teacher = SynthID().bind(Key(bytes(32)), host.info, workspace)
+    teacher = SynthID(depth=12).bind(Key(bytes(32)), host.info, workspace)
     prompts = [" " + word for word in host.info.tokenizer.decode([[i] for i in range(4, 74)])]
     lessons = host.generate(prompts, scheme=teacher, seeds=range(70), **settings)
     fit_bayesian(teacher, [g.text for g in lessons], prompts=prompts).save(tmp_path / "fitted")
-    scheme = SynthID(bayesian=str(tmp_path / "fitted"))
+    scheme = SynthID(depth=12, bayesian=str(tmp_path / "fitted"))
     bound = scheme.bind(Key(bytes(range(32))), host.info, workspace)
     assert bound.tests == ("mean", "weighted", "bayesian")
     texts = [g.text for g in host.generate(prompts[:50], scheme=bound, seeds=range(50), **settings)]
