@@ -63,14 +63,13 @@ from dewmark.watermark import identify, load_scheme
 Row = dict[str, Any]
 BITS = (4, 8, 16)
 LEVELS = (1e-2, 1e-4)
-MEMBERS = {"openings": 65_536, "chat": 256}  # what docs/security.md recommends for such texts
+MEMBERS = {"openings": 65_536, "chat": 16_384}  # what docs/security.md recommends for such texts
 PAYLOADS = 2  # per key and condition
 
 
 def bound_of(args: argparse.Namespace, row: Row, host: Host | None = None) -> BoundScheme:
     """The scheme under the key of a row; to write, with a host."""
-    members = MEMBERS[row["condition"]] if row["kind"] == "ring" else 1
-    key = named_key(f"attribution-{row['key']}", members=members)
+    key = named_key(f"attribution-{row['key']}", members=row["members"])
     return load_scheme("dew", key=key, host=host, settings=parse_settings(args.set))
 
 
@@ -104,7 +103,8 @@ def write(args: argparse.Namespace, clock: Clock) -> None:
     for number in args.keys:
         for condition, (prompts, decoding) in conditions.items():
             for kind in args.kinds:
-                base = {"kind": kind, "key": number, "condition": condition}
+                ring = MEMBERS[condition] if kind == "ring" else 1
+                base = {"kind": kind, "key": number, "condition": condition, "members": ring}
                 bound = bound_of(args, base, host)
                 size = -(-args.texts // PAYLOADS) if kind == "payload" else args.texts
                 for start in range(0, args.texts, size):
@@ -122,7 +122,7 @@ def write(args: argparse.Namespace, clock: Clock) -> None:
                         decoding=decoding,
                         batch_size=len(some),
                     )
-                    members = [random_member(seed, MEMBERS[condition]) for seed in seeds]
+                    members = [random_member(seed, ring) for seed in seeds]
                     rows = [
                         {
                             "id": f"{name}+{i}",

@@ -18,7 +18,7 @@ from scipy.special import ndtr, ndtri
 import dewmark
 from dewmark.config import parse_settings
 from dewmark.core.keys import INDEPENDENT
-from dewmark.dew.attribution import LARGE, forgery_test, head_of
+from dewmark.dew.attribution import LARGE, forgery_test, head_of, share_among
 from dewmark.dew.scheme import BoundDEW
 from dewmark.dew.text_matrix import text_matrix
 from dewmark.hosts.base import Host
@@ -82,7 +82,7 @@ def quality(host: Host, prompts: Sequence[str], texts: Sequence[str]) -> dict[st
     return found
 
 
-RINGS = (1, 16, 256, 1024, 4096, 65_536, 1_048_576)
+RINGS = (1, 16, 256, 4096, 16_384, 65_536)
 LEVEL = 0.01
 
 
@@ -105,13 +105,25 @@ class Judged:
     def attributable(self, ring: int) -> bool:
         """Whether it would be attributable in a ring of this size."""
         test = self.test(ring)
-        tail = min(float(ndtr(-test.z_tail)) * ring, 1.0)
-        return self.p_value(ring) <= LEVEL and tail <= LEVEL
+        tail = float(ndtr(-test.z_tail)) <= LEVEL * share_in_ring(test.z_head, ring)
+        return self.p_value(ring) <= LEVEL and tail
 
     def margin(self, ring: int) -> float:
         """By how much z and the tail's z exceed what a ring of this size asks for, the smaller."""
-        needed = -float(ndtri(LEVEL / ring))
-        return min(self.z, self.test(ring).z_tail) - needed
+        test = self.test(ring)
+        in_tail = test.z_tail + float(ndtri(max(LEVEL * share_in_ring(test.z_head, ring), 1e-300)))
+        return min(self.z + float(ndtri(LEVEL / ring)), in_tail)
+
+
+def share_in_ring(z_head: float, ring: int) -> float:
+    """The share of the level that `dewmark.dew.attribution` gives the right member of a ring.
+
+    The heads of the other members are independent standard normals, drawn here.
+    """
+    if ring > LARGE:
+        return 1.0 / ring
+    others = np.random.default_rng([ring, int(1e6 * abs(z_head))]).standard_normal(ring - 1)
+    return share_among(z_head, np.append(others, z_head))
 
 
 def judge(bound: BoundDEW, texts: Sequence[str], prompts: Sequence[str] | None = None) -> list[Judged]:

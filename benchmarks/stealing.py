@@ -3,7 +3,7 @@
     python benchmarks/stealing.py write --out DIR --keys 0 --device cuda
     python benchmarks/stealing.py forge --out DIR --keys 0 --device cuda
     python benchmarks/stealing.py ring --out DIR --device cuda
-    python benchmarks/stealing.py score --out DIR
+    python benchmarks/stealing.py score --out DIR [--reader smollm2-135m --device cuda]
 
 Two settings: openings at T 1; chat at T 0.7, top-p 0.9. ``write`` lets the host write texts under one plain
 key per ``--keys``, and unmarked ones. ``forge`` is an attacker who knows everything but the key: he learns W
@@ -12,8 +12,9 @@ share a member, so one curve bounds the attackers of rings of every size. He lea
 host's expectations, and tries strengths and shares of the strength on the tail: first a few texts each,
 judged by the victim's detector, then --forged texts in the best way, all in his favour. ``ring`` collects
 texts of a ring, a random member each, and forges from them together, by linking texts that
-agree, and being told which share a member. ``score`` needs neither host nor device: it writes
-DIR/scores.json, with the shares that are marked and attributable, as one key and in rings of several sizes.
+agree, and being told which share a member. ``score`` needs no host, unless one reads: it writes
+DIR/scores.json (or scores-read.json), with the shares that are marked and attributable, as one key and in
+rings of several sizes.
 
 Keys may run in parallel processes with one DIR. Rows are appended as they come, a run that is started again
 does what is missing, and no new batch begins after --seconds.
@@ -56,12 +57,13 @@ from dewmark.dew.attribution import head_of
 from dewmark.dew.ring import random_member
 from dewmark.dew.scheme import BoundDEW
 from dewmark.hosts.base import Host
+from dewmark.hosts.expectations import open_reader
 from dewmark.lab.prompts import openings, requests
 from dewmark.storage import append_jsonl
 
 F32 = NDArray[np.float32]
 Row = dict[str, Any]
-MEMBERS = {"openings": 65_536, "chat": 256}  # what docs/security.md recommends for such texts
+MEMBERS = {"openings": 65_536, "chat": 16_384}  # what docs/security.md recommends for such texts
 SIZES = {"openings": (1, 2, 3, 4, 8, 16, 64), "chat": (1, 4, 8, 16, 32, 64, 256)}
 STRENGTHS, TAILS, EXPECTATIONS = (5.0, 12.0), (None, 0.5, 0.8), ("host", "base")
 READ_BY_HOST = 256  # the most texts whose expectations an attacker computes
@@ -223,7 +225,7 @@ class Run:
                     batch_size=len(some),
                 )
                 rows = [
-                    {"of": each.of, "text": text.strip() or "."}
+                    {"of": each.of, "prompt": each.prompt, "text": text.strip() or "."}
                     for each, text in zip(some, texts, strict=True)
                 ]
                 self.append(file, rows)
@@ -341,6 +343,13 @@ def best_ways(victim: BoundDEW, rows: Sequence[Row], *, ring: int) -> dict[int, 
 def score(args: argparse.Namespace) -> None:
     """Judge everything that was written."""
     results: dict[str, Any] = {}
+    reader = open_reader(args.reader, device=args.device, on_disk=False)
+    file = args.out / ("scores.json" if reader is None else "scores-read.json")
+
+    def judged(victim: BoundDEW, rows: Sequence[Row]) -> list[Judged]:
+        prompts = None if reader is None else [row["prompt"] for row in rows]
+        return judge(as_dew(victim.reading_with(reader)), [row["text"] for row in rows], prompts)
+
     for setting in args.settings:
         curve: dict[int, list[Judged]] = defaultdict(list)
         ways: dict[int, list[Row]] = defaultdict(list)
@@ -348,11 +357,11 @@ def score(args: argparse.Namespace) -> None:
         for number in args.keys:
             victim = victim_of(args, number)
             seen = read_rows(args.out / f"{setting}-{number}.jsonl")
-            genuine += judge(victim, [row["text"] for row in seen[:200]])
+            genuine += judged(victim, seen[:200])
             rows = [
                 r for r in read_rows(args.out / f"forged-{setting}-{number}.jsonl") if not r["of"]["pilot"]
             ]
-            for row, each in zip(rows, judge(victim, [row["text"] for row in rows]), strict=True):
+            for row, each in zip(rows, judged(victim, rows), strict=True):
                 curve[row["of"]["seen"]].append(each)
                 if row["of"]["i"] == 0:
                     ways[row["of"]["seen"]].append(row["of"])
@@ -375,10 +384,10 @@ def score(args: argparse.Namespace) -> None:
             },
         }
         print(json.dumps({setting: results[setting]}), flush=True)
-        args.out.joinpath("scores.json").write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+        file.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
         for number in args.keys:
             rows = read_rows(args.out / f"forged-ring-{setting}-{number}.jsonl")
-            if not rows:
+            if not rows or reader is not None:
                 continue
             members = rows[0]["of"]["members"]
             victim = victim_of(args, number, members=members)
@@ -405,9 +414,7 @@ def score(args: argparse.Namespace) -> None:
                 "texts learned from": {way: max(each) for way, each in sizes.items()},
             }
             print(json.dumps({setting: results[setting]["ring"]}), flush=True)
-            args.out.joinpath("scores.json").write_text(
-                json.dumps(results, indent=1) + "\n", encoding="utf-8"
-            )
+            file.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
 
 
 def main() -> None:
@@ -426,6 +433,7 @@ def main() -> None:
     parser.add_argument("--forged", type=int, default=96)
     parser.add_argument("--tokens", type=int, default=200)
     parser.add_argument("--batch", type=int, default=512)
+    parser.add_argument("--reader", help="score with what this model expected after the prompt")
     parser.add_argument("--seconds", type=float, default=1e9, help="begin no new batch after this")
     args = parser.parse_args()
     if args.part == "score":

@@ -9,9 +9,9 @@ library's own: one key, learned from 1 to 50,000 texts (with R members, and told
 R times as many); clustering of a ring; alignment under a public sign group. The attacker's strength and the
 share that it spends on the tail are searched with the victim's detector, in the attacker's favour.
 
-A text is *marked* if p, times the number of members, is below 0.01. It is *attributable* if so is the p of
-its tail, which has half of the energy and in rings of more than 4,096 members two fifths, as in
-`dewmark.dew.attribution`. Writes the JSON file after every part; a part that is there is not run again.
+A text is *marked* if p, times the number of members, is below 0.01. It is *attributable* if its tail is
+significant as well, by the rule of `dewmark.dew.attribution` for a ring of that size. Writes the JSON file
+after every part; a part that is there is not run again.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from scipy.special import log_ndtr, ndtri
-from script_inputs import named_key, passes, script_parser
+from script_inputs import RINGS, named_key, passes, script_parser, share_in_ring
 
 import dewmark
 from dewmark.attacks.stealing import law
@@ -60,7 +60,6 @@ SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 5000, 10_000, 20_000
 STRENGTHS = (4.0, 16.0)
 SHARES = (0.5, 0.75, 0.9)  # of the strength, on a tail
 TAILS = (0.5, 0.4)  # shares of the energy
-RINGS = (1, 16, 256, 1024, 4096, 65_536, 1_048_576)
 BLOCK = 64  # texts written at once
 
 
@@ -167,15 +166,20 @@ def judge(world: World, M: F32, W: F32, *, rings: Sequence[int] = RINGS) -> dict
     whole = world.z(M, W)
     tails = {tail: world.z(M, W, ~head) for tail, head in world.heads.items()}
     lines = {ring: -float(ndtri(LEVEL / ring)) for ring in rings}
-    own = {ring: tails[TAILS[ring > LARGE]] for ring in rings}
+    tested = {ring: tails[TAILS[ring > LARGE]] > _tail_lines(world, M, W, ring) for ring in rings}
     return {
         "z": float(whole.mean()),
         "tail": {tail: float(each.mean()) for tail, each in tails.items()},
         "marked": {ring: float(np.mean(whole > line)) for ring, line in lines.items()},
-        "attributable": {
-            ring: float(np.mean((whole > line) & (own[ring] > line))) for ring, line in lines.items()
-        },
+        "attributable": {ring: float(np.mean((whole > line) & tested[ring])) for ring, line in lines.items()},
     }
+
+
+def _tail_lines(world: World, M: F32, W: F32, ring: int) -> F64:
+    """What the tail's z of each text (texts,) must reach in a ring of this size."""
+    heads = world.z(M, W, world.heads[TAILS[ring > LARGE]])
+    shares = np.array([share_in_ring(float(z), ring) for z in heads])
+    return np.asarray(-ndtri(np.maximum(LEVEL * shares, 1e-300)))
 
 
 def attack(
@@ -322,7 +326,7 @@ def plot(results: dict[str, Any], file: Path) -> None:
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(9.0, 3.4), layout="constrained")
-    names = {1: "one key", 256: "ring of 256", 65_536: "ring of 65,536"}
+    names = {1: "one key", 256: "ring of 256", 16_384: "ring of 16,384", 65_536: "ring of 65,536"}
     for axes, kind in zip(figure.subplots(1, 2, sharey=True), ("strong", "chat"), strict=True):
         part = results[kind]
         rows = part["rows"]
@@ -332,7 +336,7 @@ def plot(results: dict[str, Any], file: Path) -> None:
         axes.axhline(0.05, color="gray", linewidth=0.8, linestyle=":")
         axes.set(xscale="log", xlabel="texts seen of one member", ylim=(-0.02, 1.02))
         axes.set_title(f"{kind}, mean z {part['genuine']['z']:.1f}", fontsize=10)
-        axes.set_xticks([row["texts"] for row in rows], [str(row["texts"]) for row in rows])
+        axes.set_xticks([10**k for k in range(5)], [f"{10**k:,}" for k in range(5)])
         axes.minorticks_off()
     figure.axes[0].set_ylabel("forgeries attributable")
     figure.axes[0].legend(frameon=False)
@@ -346,7 +350,7 @@ def main() -> None:
     parser.add_argument("--texts", type=int, default=200, help="forged texts per point")
     parser.add_argument("--length", type=int, default=100, help="pairs per text")
     parser.add_argument(
-        "--parts", default="one-key,strong,chat,ranks,alpha,form_share,rings,signs", help="by commas"
+        "--parts", default="strong,chat,default,ranks,alpha,form_share,rings,signs", help="by commas"
     )
     parser.add_argument("--plot", type=Path, help="only plot what --out has, into this file")
     options: argparse.Namespace = parser.parse_args()
@@ -369,9 +373,9 @@ def main() -> None:
     few = tuple(size for size in sizes if size <= 64)
     default = {"units": 128, "contexts": 128, "choice": 0.6, "alpha": 0.95}
     kinds: dict[str, tuple[dict[str, float], tuple[int, ...]]] = {
-        "one-key": ({}, sizes),
-        "strong": ({"length": 135}, (1, 2, 3, *few[2:])),
-        "chat": ({"length": 37, "choice": 1.6}, few),
+        "strong": ({"length": 135}, (1, 2, 3, *sizes[2:])),
+        "chat": ({"length": 37, "choice": 1.6}, sizes),
+        "default": ({}, few),
         "ranks:48x64": ({"units": 48, "contexts": 64}, few),
         "ranks:96x96": ({"units": 96, "contexts": 96}, few),
         "alpha:0.3": ({"alpha": 0.3}, few),

@@ -1,4 +1,4 @@
-"""The figures of docs/results/README.md and of the false alarms are those of the files that they link."""
+"""The figures of docs/results/README.md, false alarms and forgeries are those of the files that they link."""
 
 from __future__ import annotations
 
@@ -56,6 +56,38 @@ def test_false_alarms_are_those_of_their_file() -> None:
         found.setdefault(row["scheme"], {})[row["text"]] = shown
     rows = re.findall(r"^\| `([^`]+)` \| (.*?) \| (.*?) \|$", page, re.MULTILINE)
     assert {scheme: {"en": english, "de": german} for scheme, english, german in rows} == found
+
+
+def test_forgeries_and_genuine_texts_are_those_of_their_files() -> None:
+    page = (FOLDER.parent / "security.md").read_text(encoding="utf-8")
+    forged, genuine = (
+        json.loads((FOLDER / "stealing" / f"{name}.json").read_text(encoding="utf-8"))
+        for name in ("forged", "genuine")
+    )
+    table = page.split("## Forgeries of a real host")[1].split("| --- |\n")[1].split("\n\n")[0]
+    shown = [re.sub(r" \(.*?\)", "", line).strip("| ").split(" | ")[-8:] for line in table.splitlines()]
+    rings = ("1", "256", "4096", "16384", "65536")
+    assert shown == [
+        [seen, f"{row['z']:.1f}", f"{row['marked']['1']:.3f}"]
+        + [f"{row['attributable'][ring]:.3f}" for ring in rings]
+        for setting in ("openings", "chat")
+        for seen, row in forged[setting]["forged from texts of a member"].items()
+    ]
+    rows = {
+        (row["texts"].replace("-full", "") + (", read" if row["reader"] else ""), row["attack"]): row
+        for row in genuine
+        if row["kind"] != "ring"
+    }
+    table = page.split("## Genuine texts")[1].split("| --- |\n")[1].split("\n\n")[0]
+    attacks = {"none": "none", "round trip": "round-trip", "to Portuguese": "translate"}
+    for line in table.splitlines():
+        label, attack, *cells = (cell.strip() for cell in line.strip("|").split("|"))
+        row = rows.pop((label, attacks[attack]))
+        figures = [row["found"][ring] for ring in ("1", "16384")]
+        figures += [row["attributable"][ring] for ring in ("1", "256", "16384", "65536")]
+        figures += [row.get(f"read {bits} bits") for bits in (4, 8, 16)]
+        assert cells == [f"{row['z']:.1f}"] + ["" if each is None else f"{each:.3f}" for each in figures]
+    assert {attack for _, attack in rows} <= {"translate"}
 
 
 @pytest.mark.parametrize("paragraph", PAGE.split("\n\n"), ids=lambda text: text[:30])

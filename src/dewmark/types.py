@@ -161,8 +161,9 @@ class ForgeryTest:
     """Whether the key's holder marked a text, or perhaps somebody who learned the mark from marked texts.
 
     The mark is tested twice, independently: where a forger learns it first (``z_head``) and where last
-    (``z_tail``). ``p_tail`` is the p-value of the latter, corrected for all uses of the key that were tried,
-    and ``p_alike`` the share of the holder's own texts whose tail falls behind the head as far as here.
+    (``z_tail``). ``p_tail`` is the p-value of the latter, corrected for all uses of the key that were tried
+    (small rings weigh them by their heads), and ``p_alike`` the share of the holder's own texts whose tail
+    falls behind the head as far as here.
     """
 
     attributable: bool
@@ -292,7 +293,9 @@ class Detection:
         known = [] if self.epoch is None else [f"epoch {self.epoch}"]
         known += [] if self.member is None else [f"member {self.member}"]
         known += [] if self.payload is None else [f"payload {self.payload:#x}"]
-        known += [] if self.attribution is None else [str(self.attribution)]
+        if self.attribution is not None:
+            unread = self.reader is None and not self.attribution.attributable
+            known += [f"{self.attribution}{' without a reader' if unread else ''}"]
         return "".join(f", {each}" for each in known)
 
 

@@ -9,17 +9,21 @@ t_a c_b of many texts, the sooner the larger their mean square σ_a² τ_b². So
 are independent standard normals for unmarked text. The holder's mark follows W everywhere alike, so that a
 genuine text has E z_tail = r E z_head with r = ‖M_tail‖/‖M_head‖; a forged text lives in the head.
 
-A marked text is *attributable* if p_tail = 1 − Φ(z_tail), times the number of uses of the key that were tried
-(`dewmark.dew.ring`), is at most the level: the tail alone finds the member. A forger who knows nothing of the
-tail passes with that probability, however he chose the member; one who learned some of it from a few texts of
-a member rarely gets that far, and the more members, the fewer texts of each he has.
+A marked text is *attributable* if the tail of the use that fits it (`dewmark.dew.ring`) is significant at
+that use's share of the level: p_tail = (1 − Φ(z_tail))/share is at most the level. The shares of all uses sum
+to 1 and depend on the heads alone: use j has ∝ exp(z_best z_j), its posterior probability. Tails are
+independent of heads, so this is a weighted Bonferroni correction, and a forger who knows nothing of the tails
+passes with at most the level, whatever he knows of the heads and however he chose the member. One who learned
+some of a tail from a few texts of a member needs a head that names the member, too; and the more members, the
+fewer texts of each he has.
 
 p_alike = Φ((z_tail − r z_head)/√(1 + r²)) says how far the tail falls behind the head. It decides nothing:
 strong genuine texts vary more in it than chance alone explains.
 
-The tail has half of the energy, in rings of more than `LARGE` members two fifths. A large ring is for texts
-with a strong mark (long ones, or at a high temperature): two or three of them teach a forger so much of the
-outer half that only the deeper tail stops him, and such texts can spare the rest of their evidence.
+The tail has half of the energy. In rings of more than `LARGE` members it has two fifths, and all uses have
+the same share. A large ring is for texts with a strong mark (long ones, or at a high temperature): two or
+three of them teach a forger so much of the outer half that only the deeper tail, found by itself among all
+members, stops him, and such texts can spare the rest of their evidence.
 
 The head may be published (`dewmark detector export --public`): anybody then detects by it and can forge it,
 and the tail still decides who marked a text.
@@ -37,14 +41,15 @@ from scipy.special import ndtr
 from dewmark.arrays import F32, F64, Mask
 from dewmark.dew.detection import TextEvidence
 from dewmark.dew.reading import KeyIndependent, Reader
+from dewmark.dew.ring import KeyMatrices
 from dewmark.dew.settings import DewSettings
 from dewmark.encoders.word_vectors import register_texts
 from dewmark.types import ForgeryTest
 
-__all__ = ["LARGE", "forgery_test", "head_of", "split"]
+__all__ = ["LARGE", "forgery_test", "head_of", "level_share", "share_among", "split"]
 
-LARGE = 4096
-"""Members up to which the tail has half of the energy."""
+LARGE = 16_384
+"""Members up to which the tail has half of the energy, and heads weigh the members."""
 _TAIL, _DEEP_TAIL = 0.5, 0.4
 
 
@@ -90,8 +95,30 @@ def _find_energies(reader: Reader, scheme: DewSettings) -> tuple[F64, F64]:
     return units, around
 
 
-def forgery_test(M: F32, W: F32, head: Mask, *, level: float, tried: int = 1) -> ForgeryTest:
-    """Test a marked text's matrix M (d_T, d_C) against the matrix W of the use that fits it, of ``tried``."""
+def level_share(M: F32, W: F32, head: Mask, uses: KeyMatrices) -> float:
+    """The share of the level for the use with matrix W (d_T, d_C), by the heads of all uses in a text's M."""
+    if uses.count == 1:
+        return 1.0
+    in_head = M * head
+    norm = float(np.linalg.norm(in_head))
+    if uses.current.members > LARGE or norm == 0.0:
+        return 1.0 / uses.count
+    own = float(np.sum(in_head * W, dtype=np.float64)) / norm
+    return share_among(own, uses.sums(in_head).astype(np.float64) / norm)
+
+
+def share_among(own: float, z: F64) -> float:
+    """The posterior probability of a use with z_head ``own``, among all uses with z (uses,)."""
+    top = float(z.max())
+    strength = max(top, 0.0)
+    return min(math.exp(strength * (own - top)) / float(np.exp(strength * (z - top)).sum()), 1.0)
+
+
+def forgery_test(M: F32, W: F32, head: Mask, *, level: float, share: float = 1.0) -> ForgeryTest:
+    """Test a marked text's matrix M (d_T, d_C) against the matrix W of the use that fits it.
+
+    ``share`` is that use's share of the level.
+    """
     products, squares = (M * W)[head], np.square(M)
     energy, total = float(squares[head].sum(dtype=np.float64)), float(squares.sum(dtype=np.float64))
     in_head, in_tail = math.sqrt(energy), math.sqrt(max(total - energy, 0.0))
@@ -101,7 +128,7 @@ def forgery_test(M: F32, W: F32, head: Mask, *, level: float, tried: int = 1) ->
     z_head = along / in_head
     z_tail = (float(np.sum(M * W, dtype=np.float64)) - along) / in_tail
     ratio = in_tail / in_head
-    p_tail = min(float(ndtr(-z_tail)) * tried, 1.0)
+    p_tail = min(float(ndtr(-z_tail)) / share, 1.0) if share > 0.0 else 1.0
     p_alike = float(ndtr((z_tail - ratio * z_head) / math.sqrt(1.0 + ratio * ratio)))
     return ForgeryTest(p_tail <= level, z_head=z_head, z_tail=z_tail, p_tail=p_tail, p_alike=p_alike)
 

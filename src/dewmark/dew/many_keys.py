@@ -118,7 +118,7 @@ def _detect_by_matrix(
             ]
             forgery = None
             if shared.scheme.attributes and row[best].is_marked:
-                forgery = forgery_test(matrix, W, head_of(shared), level=fpr, tried=len(keys))
+                forgery = forgery_test(matrix, W, head_of(shared), level=fpr, share=1.0 / len(keys))
             tokens = token_scores(text, evidence)
             row[best] = dataclasses.replace(row[best], tokens=tokens, attribution=forgery)
             found.append(row)

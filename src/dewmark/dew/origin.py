@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from dewmark.arrays import F32, Mask
-from dewmark.dew.attribution import forgery_test
+from dewmark.dew.attribution import forgery_test, level_share
 from dewmark.dew.detection import TextEvidence
 from dewmark.dew.reading import Reading
 from dewmark.dew.ring import CONFIDENCE, Found, KeyMatrices
@@ -64,7 +64,8 @@ def find_uses(
             continue
         forgery = None
         if head is not None and found.p_value <= fpr:
-            forgery = forgery_test(M, W, head(), level=fpr, tried=found.tried)
+            share = level_share(M, W, head(), uses)
+            forgery = forgery_test(M, W, head(), level=fpr, share=share)
         length = effective_length(text.blank, variance)
         yield evidence, OriginStatistic(found.z, found.p_value, length, found, forgery)
 
