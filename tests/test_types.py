@@ -5,7 +5,7 @@ from dataclasses import FrozenInstanceError, replace
 
 import pytest
 
-from dewmark.types import Detection, Generation, TokenScore, Verdict
+from dewmark.types import Detection, ForgeryTest, Generation, TokenScore, Verdict
 
 
 @pytest.fixture
@@ -52,6 +52,19 @@ def test_the_string_shows_every_number(detection):
     assert str(detection) == (
         "marked (p = 1.25e-06, z = 4.71, effective length 161 of 197 tokens, key test, key a1b2c3d4)"
     )
+
+
+@pytest.mark.parametrize(
+    ("attributable", "reader", "shown"),
+    [
+        (True, None, ", attributable"),
+        (False, None, ", not attributable without a reader"),
+        (False, "smollm2-135m", ", not attributable"),
+    ],
+)
+def test_a_text_that_a_reader_might_attribute_says_so(detection, attributable, reader, shown):
+    test = ForgeryTest(attributable, z_head=4.0, z_tail=1.0, p_tail=0.16, p_alike=0.01)
+    assert replace(detection, attribution=test, reader=reader).origin == shown
 
 
 def test_the_repr_leaves_out_long_fields(detection):
