@@ -107,7 +107,8 @@ class _Product:
     def square(self) -> float:
         """‖M‖²."""
         if self._matrix is not None:
-            return float(np.sum(np.einsum("ij,ij->i", self._matrix, self._matrix), dtype=np.float64))
+            # in double precision: what is cut is subtracted from it, and may be nearly all
+            return float(np.einsum("ij,ij->", self._matrix, self._matrix, dtype=np.float64))
         products = (self._t @ self._t.T) * (self._c @ self._c.T)
         return max(float(np.sum(products, dtype=np.float64)), 0.0)
 
