@@ -14,7 +14,6 @@ import socket
 import sys
 import threading
 from collections.abc import Iterator
-from types import FrameType
 
 import uvicorn
 
@@ -61,9 +60,10 @@ class _Server(uvicorn.Server):
         sys.stdout.write(f"{READY}\n")
         sys.stdout.flush()
 
-    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Stop listening, and refuse work from now on; what was accepted since the signal is answered."""
         self._service.draining = True
-        super().handle_exit(sig, frame)
+        await super().shutdown(sockets)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
