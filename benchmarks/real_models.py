@@ -21,6 +21,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import functools
+import itertools
 import json
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -260,7 +261,7 @@ class RealRun(Run):
     def write_languages(self) -> None:
         """Answer requests in other languages and let the LLM paraphrase the answers."""
         for language in self.options.languages:
-            asked = requests(language)[: self.options.texts]
+            asked = itertools.islice(itertools.cycle(requests(language)), self.options.texts)
             prompts = [self.host.chat.render([{"role": "user", "content": row["text"]}]) for row in asked]
             for texts in self.language_sets(language):
                 scheme = None
