@@ -1,7 +1,7 @@
 """Table 1 of the paper on a packaged host, under both protocols of keys, within a time budget.
 
     python benchmarks/table1.py run OUT --device cuda --jobs 3 --minutes 8 --artifacts ARTIFACTS
-    python benchmarks/table1.py report OUT --to docs/results/main
+    python benchmarks/table1.py report OUT [FEWER…] --to docs/results/main
 
 It writes what `dewmark reproduce main` writes, in an order that makes a run useful whenever it stops: first
 all rows of the paper with one key for its three seeds, then the same rows under the keys of the other two
@@ -10,8 +10,9 @@ has. A worker appends one line per cell (row, key, seed, kind of text, attack) t
 marked texts to OUT/texts-N.jsonl.gz; what is there is not made again. With ``--artifacts`` the learned
 schemes use ARTIFACTS/SCHEME, which `benchmarks/train_rivals.py` may still be writing: their rows wait for it.
 
-``report`` turns the cells into the report of `dewmark reproduce`. The host itself judges perplexity unless
-``--judge`` names another model.
+``report`` turns the cells into the report of `dewmark reproduce`. Slow rows may come from further folders,
+whose runs had fewer ``--texts``: copy OUT/unmarked.json there first, and they share its negatives. The host
+itself judges perplexity unless ``--judge`` names another model.
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ from dewmark.lab.evaluation.score_files import detection_numbers
 from dewmark.lab.experiments.recipe import Recipe, SchemeEntry, load_recipe
 from dewmark.lab.experiments.workers import LoadedModels
 from dewmark.lab.prompts import prompt_texts, truncate
+from dewmark.models.devices import torch_device
 
 ROWS = (  # the rows of each group differ only in their test or score, so they share their texts
     ("dew-paper-2.0", "dew-paper-2.0-z", "dew-paper-2.0-key"),
@@ -117,13 +119,13 @@ class Worker:
         """Do a group of rows under some keys; returns whether it must wait for an artifact."""
         entry = self.entries[group[0]]
         name = f"{group[0]}-{'-'.join(map(str, keys))}"
-        if f"{name} done" in self._finished():
+        if self._finished(name):
             return False
         needed = self.options.artifacts and entry.build().needs.artifact
         if needed and not (self.options.artifacts / entry.scheme / CARD).exists():
             return True
         with claimed(self.out / "claims" / name) as mine:
-            if mine:
+            if mine and not self._finished(name):  # another worker may have finished it meanwhile
                 begun = time.perf_counter()
                 for key, seeds in keys.items():
                     self._texts_and_scores(group, key, seeds)
@@ -240,8 +242,8 @@ class Worker:
         folder = str(self.options.artifacts / entry.scheme)
         return dataclasses.replace(entry, settings={**entry.settings, "artifact": folder})
 
-    def _finished(self) -> set[str]:
-        return {row["unit"] for row in cells(self.out) if "unit" in row}
+    def _finished(self, name: str) -> bool:
+        return any(row.get("unit") == f"{name} done" for row in cells(self.out))
 
     def _append(self, row: dict[str, Any]) -> None:
         with (self.out / f"cells-{self.number}.jsonl").open("a", encoding="utf-8") as stream:
@@ -279,17 +281,19 @@ def cells(out: Path) -> Iterator[dict[str, Any]]:
                 yield json.loads(line)
 
 
-def report(out: Path, to: Path, command: str) -> None:
+def report(outs: Sequence[Path], to: Path, command: str) -> None:
     """Write scores, evaluations and the report of both protocols."""
     from dewmark.reports.experiment_report import write_report
 
     by_place = {
         (row["row"], row["key"], row["seed"], row["kind"], row["attack"]): row
+        for out in outs
         for row in cells(out)
         if "attack" in row
     }
     order = [label for group in (*ROWS, *MORE) for label in group]
     to.mkdir(parents=True, exist_ok=True)
+    shown: set[str] = set()
     for folder, one in ((to, True), (to / PER_SEED, False)):
         rows = [
             ScoreRow(label, attack, seed, kind, f"{i}", score, p, tokens, row.get("kept"))
@@ -302,6 +306,7 @@ def report(out: Path, to: Path, command: str) -> None:
         complete = {
             label for label in order if {row.seed for row in rows if row.scheme == label} >= {0, 1, 2}
         }
+        shown |= complete
         rows = [row for row in rows if row.scheme in complete]
         if rows:
             folder.mkdir(exist_ok=True)
@@ -309,6 +314,7 @@ def report(out: Path, to: Path, command: str) -> None:
             evaluate(rows).save(folder / "evaluation.json")
     judged = [
         {"scheme": row["row"], "seed": row["seed"], "id": f"{i}", "kind": kind, **values}
+        for out in outs
         for row in cells(out)
         if "quality" in row and row["key"] == 0
         for kind in [UNMARKED if row["row"] == "none" else MARKED]
@@ -316,10 +322,25 @@ def report(out: Path, to: Path, command: str) -> None:
         for values in [dict(zip(row["quality"], one, strict=True))]
     ]
     (to / "quality.jsonl").write_text("".join(json.dumps(row) + "\n" for row in judged), encoding="utf-8")
-    configuration = json.loads((out / "configuration.json").read_text(encoding="utf-8"))
+    configuration = joined_configuration(outs, shown)
+    text = json.dumps(configuration, indent=1, ensure_ascii=False)
+    (to / "configuration.json").write_text(text + "\n", encoding="utf-8")
     title = "Detectability, robustness and text quality"
     for file in write_report(to, title=title, table="main", configuration=configuration, commands=[command]):
         print(file)
+
+
+def joined_configuration(outs: Sequence[Path], shown: set[str]) -> dict[str, Any]:
+    """The first run's configuration, with the rows that are shown and which of them each run made."""
+    schemes: dict[str, dict[str, Any]] = {}
+    runs = []
+    read = [json.loads((out / "configuration.json").read_text(encoding="utf-8")) for out in outs]
+    for out, each in zip(outs, read, strict=True):
+        made = {row["row"] for row in cells(out) if "attack" in row} & shown
+        schemes |= {entry["label"]: entry for entry in each["schemes"] if entry["label"] in made}
+        about = {name: each[name] for name in ("texts", "batch", "device") if name in each}
+        runs.append({"rows": [label for label in schemes if label in made], **about})
+    return {**read[0], "schemes": list(schemes.values()), "runs": runs}
 
 
 def configuration_of(worker: Worker, options: argparse.Namespace) -> dict[str, Any]:
@@ -331,6 +352,7 @@ def configuration_of(worker: Worker, options: argparse.Namespace) -> dict[str, A
         "hosts": {options.host: worker.host.info.identity},
         "judge": options.judge or options.host,
         "batch": options.batch,
+        "device": str(torch_device(options.device)),
     }
 
 
@@ -356,11 +378,12 @@ def main() -> None:
     run.add_argument("--minutes", type=float, default=1e9, help="take no new row after this time")
     run.add_argument("--worker", type=int, help=argparse.SUPPRESS)
     written = verbs.add_parser("report")
-    written.add_argument("out", type=Path)
+    written.add_argument("outs", type=Path, nargs="+", metavar="OUT")
     written.add_argument("--to", type=Path, required=True)
     options = parser.parse_args()
     if options.verb == "report":
-        report(options.out, options.to, f"python benchmarks/table1.py report {options.out.name}")
+        command = " ".join(["python benchmarks/table1.py report", *(out.name for out in options.outs)])
+        report(options.outs, options.to, command)
         return
     options.out.mkdir(parents=True, exist_ok=True)
     if options.worker is None and options.jobs > 1:

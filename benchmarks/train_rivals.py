@@ -7,7 +7,7 @@ The host first writes the training texts, continuing sentences that no experimen
 schemes share them. SemStamp and k-SemStamp learn from real paraphrases: each text's round trip through
 Portuguese, and the rows of ``--paraphrases`` (JSONL with ``text`` and ``paraphrase``). X-SIR makes its
 clusters from all ``--lexicon`` files together: two words per line, separated by spaces or a tab, as in the
-MUSE dictionaries.
+MUSE dictionaries. With ``--texts-file`` all schemes train on the rows of that file; the host writes nothing.
 
 Each artifact goes to OUT/SCHEME, for ``--set artifact=OUT/SCHEME``; what is there is not trained again, and a
 stopped training continues. OUT/trained.jsonl gets a line per artifact, with its seconds and its report.
@@ -48,6 +48,7 @@ def main() -> None:
     parser.add_argument("--encoder", default="use-m3")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--paraphrases", type=Path)
+    parser.add_argument("--texts-file", type=Path, help="JSONL with text, and paraphrase where there is one")
     parser.add_argument("--lexicon", type=Path, action="append", default=[])
     parser.add_argument("--device", default="auto")
     parser.add_argument("--jobs", type=int, default=1)
@@ -60,11 +61,11 @@ def main() -> None:
         train(options, options.schemes[0])
         return
     wanted = [scheme for scheme in options.schemes if not (options.out / scheme / CARD).exists()]
-    if wanted:
+    if wanted and not options.texts_file:
         begun = time.perf_counter()
         source(options).take(options.texts, least=options.texts)
         print(f"{options.texts} texts after {time.perf_counter() - begun:.1f} s", flush=True)
-    if set(wanted) & set(PARAPHRASED):
+    if set(wanted) & set(PARAPHRASED) and not options.texts_file:
         write_paraphrases(options)
     if "xsir" in wanted and options.lexicon:
         joined(options.lexicon, options.out / "lexicon.tsv")
@@ -88,7 +89,9 @@ def train(options: argparse.Namespace, scheme: str) -> None:
     """Train one artifact and add its line."""
     begun = time.perf_counter()
     texts: Texts = source(options)
-    if scheme in PARAPHRASED and (options.out / "paraphrases.jsonl").exists():
+    if options.texts_file:
+        texts = FileTexts(options.texts_file)
+    elif scheme in PARAPHRASED and (options.out / "paraphrases.jsonl").exists():
         texts = FileTexts(options.out / "paraphrases.jsonl")
     elif options.texts < TEXTS:
         small = options.out / "texts.jsonl"

@@ -202,6 +202,20 @@ def test_the_paper_is_shown_beside_our_numbers(run: Path) -> None:
     assert [figure.value for figure in theirs if figure] == [0.999, 0.027, 0.080, 0.019, 0.071, 10.46, -0.113]
 
 
+def test_rows_with_fewer_texts_are_named(run: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(run, tmp_path / "run")
+    rows = read_run(folder).scores
+    few = [row for row in rows if row.scheme != "kgw" or row.kind != "marked" or int(row.id) < 40]
+    evaluate(few).save(folder / "evaluation.json")
+    found = read_run(folder)
+    note = "Marked texts per cell, all seeds: 200; 80 for kgw."
+    beside = beside_paper(found, main_table())
+    assert beside is not None
+    for table in (report_tables(found, main_table())[0], beside):
+        assert note in table.notes
+    assert not any("Marked texts per cell" in note for note in report_tables(read_run(run), None)[0].notes)
+
+
 def test_the_papers_table_is_complete() -> None:
     shown = paper_as_table(main_table())
     assert len(shown.rows) == 12

@@ -15,7 +15,14 @@ from functools import partial
 from dewmark.lab.evaluation.divergence import Divergence
 from dewmark.lab.evaluation.results import CLEAN, NEGATIVES, Cell, Evaluation
 from dewmark.reports.paper import PaperTable, measure_column
-from dewmark.reports.run_results import SHIFTED, RunResults, attack_label, is_truncation, rewriting_attacks
+from dewmark.reports.run_results import (
+    SHIFTED,
+    RunResults,
+    attack_label,
+    fewer_texts,
+    is_truncation,
+    rewriting_attacks,
+)
 from dewmark.reports.tables import Column, Estimate, Row, Table, from_interval, from_rate, from_spread
 from dewmark.stats.metrics import Rate
 
@@ -107,6 +114,7 @@ def _tpr_table(run: RunResults, evaluation: Evaluation, null: str, *, with_quali
         if len(seeds) > 1
         else f"One seed; thresholds from {_NEGATIVES[null]}."
     ]
+    notes += fewer_texts(evaluation)
     if any(value and _FEW in value.flag for row in rows for value in row.values):
         notes.append(f"{_FEW} Fewer negatives than 1/rate: the threshold is simply their largest score.")
     return Table(f"Marked texts found: {_NEGATIVES[null]}", columns, rows, tuple(notes))
@@ -119,7 +127,8 @@ def _per_seed_table(evaluation: Evaluation, null: str) -> Table:
         f"other seeds' keys: {_NEGATIVES[null]}. Mean ± half-range over keys."
     )
     columns, rows = _by_attack(evaluation, _tpr_measures(evaluation, null))
-    return Table("Marked texts found with a key of its own for each seed", columns, rows, (note,))
+    notes = (note, *fewer_texts(evaluation))
+    return Table("Marked texts found with a key of its own for each seed", columns, rows, notes)
 
 
 def _tpr_measures(evaluation: Evaluation, null: str) -> list[tuple[Column, Measure]]:

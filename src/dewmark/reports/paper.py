@@ -14,7 +14,7 @@ from importlib import resources
 from typing import Any
 
 from dewmark.lab.evaluation.results import CLEAN, Evaluation
-from dewmark.reports.run_results import RunResults, attack_label
+from dewmark.reports.run_results import RunResults, attack_label, fewer_texts
 from dewmark.reports.tables import Column, Estimate, Row, Table, from_spread
 from dewmark.stats.metrics import Spread
 
@@ -170,7 +170,8 @@ def beside_paper(run: RunResults, paper: PaperTable) -> Table | None:
         "Models, texts and attackers differ (see the configuration): compare the order of the schemes and "
         "the direction of effects rather than the numbers themselves."
     )
-    return Table(f"Beside the paper ({paper.source})", tuple(columns), rows, (note,))
+    notes = (note, *(fewer_texts(run.evaluation) if run.evaluation else ()))
+    return Table(f"Beside the paper ({paper.source})", tuple(columns), rows, notes)
 
 
 def paired_with_paper(

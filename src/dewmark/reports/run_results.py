@@ -35,6 +35,7 @@ __all__ = [
     "RunResults",
     "RunTime",
     "attack_label",
+    "fewer_texts",
     "is_truncation",
     "preferred_operating_point",
     "read_run",
@@ -135,6 +136,17 @@ def rewriting_attacks(evaluation: Evaluation) -> list[str]:
     """All attacks but truncations; unattacked texts come first."""
     found = [attack for attack in evaluation.attacks if not is_truncation(attack)]
     return sorted(found, key=lambda attack: attack != CLEAN)
+
+
+def fewer_texts(evaluation: Evaluation) -> list[str]:
+    """A sentence that names the rows with fewer marked texts than the others, or nothing."""
+    rows: dict[int, list[str]] = {}
+    for scheme in evaluation.schemes:
+        if (cell := evaluation.cell(scheme, CLEAN)) is not None:
+            rows.setdefault(cell.texts, []).append(scheme)
+    most, *fewer = sorted(rows, reverse=True) or [0]
+    named = [f"{number} for {', '.join(rows[number])}" for number in fewer]
+    return [f"Marked texts per cell, all seeds: {'; '.join([str(most), *named])}."] if fewer else []
 
 
 def preferred_operating_point(cell: Cell, rate: float) -> OperatingPoint | None:
