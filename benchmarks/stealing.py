@@ -14,7 +14,8 @@ judged by the victim's detector, then --forged texts in the best way, all in his
 texts of a ring, a random member each, and forges from them together, by linking texts that
 agree, and being told which share a member. ``score`` needs no host, unless one reads: it writes
 DIR/scores.json (or scores-read.json), with the shares that are marked and attributable, as one key and in
-rings of several sizes.
+rings of several sizes, of all keys and of each; and, without a reader, of the best of all ways in its first
+texts. docs/results/stealing/forged.json is this file.
 
 Keys may run in parallel processes with one DIR. Rows are appended as they come, a run that is started again
 does what is missing, and no new batch begins after --seconds.
@@ -340,6 +341,11 @@ def best_ways(victim: BoundDEW, rows: Sequence[Row], *, ring: int) -> dict[int, 
     return {size: way for size, (_, way) in best.items()}
 
 
+def attributed(texts: Sequence[Judged]) -> dict[int, float]:
+    """The share that is attributable in rings of each size."""
+    return {ring: float(np.mean([each.attributable(ring) for each in texts])) for ring in RINGS}
+
+
 def score(args: argparse.Namespace) -> None:
     """Judge everything that was written."""
     results: dict[str, Any] = {}
@@ -353,21 +359,47 @@ def score(args: argparse.Namespace) -> None:
     for setting in args.settings:
         curve: dict[int, list[Judged]] = defaultdict(list)
         ways: dict[int, list[Row]] = defaultdict(list)
+        first: dict[int, dict[str, list[Judged]]] = defaultdict(lambda: defaultdict(list))
         genuine: list[Judged] = []
+        by_key: dict[int, Row] = {}
         for number in args.keys:
             victim = victim_of(args, number)
-            seen = read_rows(args.out / f"{setting}-{number}.jsonl")
-            genuine += judged(victim, seen[:200])
-            rows = [
-                r for r in read_rows(args.out / f"forged-{setting}-{number}.jsonl") if not r["of"]["pilot"]
-            ]
+            own = judged(victim, read_rows(args.out / f"{setting}-{number}.jsonl")[:200])
+            genuine += own
+            rows = read_rows(args.out / f"forged-{setting}-{number}.jsonl")
+            if reader is not None:
+                rows = [row for row in rows if not row["of"]["pilot"]]
+            mine: dict[int, list[Judged]] = defaultdict(list)
             for row, each in zip(rows, judged(victim, rows), strict=True):
-                curve[row["of"]["seen"]].append(each)
-                if row["of"]["i"] == 0:
-                    ways[row["of"]["seen"]].append(row["of"])
+                of = row["of"]
+                if of["pilot"]:
+                    first[of["seen"]][f"{of['from']}, tail {of['tail']}, strength {of['strength']:g}"].append(
+                        each
+                    )
+                    continue
+                mine[of["seen"]].append(each)
+                if of["i"] == 0:
+                    ways[of["seen"]].append(of)
+            for size, each_size in mine.items():
+                curve[size] += each_size
+            if own:
+                by_key[number] = {
+                    "genuine attributable": attributed(own)[MEMBERS[setting]],
+                    "forged attributable": {
+                        size: attributed(mine[size])[MEMBERS[setting]] for size in sorted(mine)
+                    },
+                }
         if not genuine:
             continue
         points = {size: shares(curve[size]) for size in sorted(curve)}
+        for size, tried in first.items():
+            most = max(map(len, tried.values()))
+            found = {way: attributed(texts) for way, texts in tried.items() if len(texts) == most}
+            points[size]["best way in its first texts"] = {
+                ring: {"texts": most, "attributable": found[best][ring], "way": best}
+                for ring in RINGS
+                for best in [max(found, key=lambda way: found[way][ring])]
+            }
         half = {
             ring: passes({size: point["attributable"][ring] for size, point in points.items()})
             for ring in RINGS
@@ -377,6 +409,7 @@ def score(args: argparse.Namespace) -> None:
             "aimed at a ring of": MEMBERS[setting],
             "forged": points,
             "ways": ways,
+            "by key": by_key,
             "texts of a member for half": half,
             "seen texts for half": {
                 ring: None if texts is None else law.texts_for_group(max(texts, 1.0), ring=ring)
