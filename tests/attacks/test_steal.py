@@ -104,11 +104,11 @@ def test_more_texts_make_a_better_forger(host, bag_encoder):
 
 
 def test_a_ring_is_forged_by_who_is_told_its_members(host, bag_encoder):
-    """Of 40 texts of one key and 40 of another, those of the first teach its mark, and all together less."""
+    """Of 24 texts of one key and 24 of another, those of the first teach its mark, and all together less."""
     keys = [dewmark.Key(bytes(range(i, 32 + i))) for i in (0, 1)]
     victims = [dewmark.load_scheme("dew", key=key, host=host.info, alpha=1.0) for key in keys]
-    marked = [text for i, v in enumerate(victims) for text in corpus_of(host, v, 40, seed=100 * i)]
-    base, humans = corpus_of(host, None, 80, seed=1000), corpus_of(FakeHost(512, seed=5), None, 40, seed=0)
+    marked = [text for i, v in enumerate(victims) for text in corpus_of(host, v, 24, seed=100 * i)]
+    base, humans = corpus_of(host, None, 48, seed=1000), corpus_of(FakeHost(512, seed=5), None, 24, seed=0)
     found = {}
     for grouping in ("pooled", "told"):
         settings = StealSettings(method="embedding", grouping=grouping, strength=0.0, texts=2, tokens=20)
@@ -121,12 +121,12 @@ def test_a_ring_is_forged_by_who_is_told_its_members(host, bag_encoder):
                 humans,
                 settings=settings,
                 prompts=PROMPTS,
-                members=[0] * 40 + [1] * 40,
+                members=[0] * 24 + [1] * 24,
             )
             for victim in victims
         ]
-    assert [row.grouped for row in found["told"]] == [40, 40]
-    assert [row.grouped for row in found["pooled"]] == [80, 80]
+    assert [row.grouped for row in found["told"]] == [24, 24]
+    assert [row.grouped for row in found["pooled"]] == [48, 48]
     # one of the two victims is the one whose texts were learned from
     assert max(row.cosine for row in found["told"]) > max(row.cosine for row in found["pooled"])
     with pytest.raises(InputError, match="member"):
