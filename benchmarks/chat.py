@@ -64,12 +64,20 @@ def delete_words(texts: Sequence[str], share: float) -> list[str]:
     return [" ".join(w for w in words if rng.random() >= share) for words in split]
 
 
-def p_values(bound: BoundScheme, texts: Sequence[str], prompts: Sequence[str], W: np.ndarray) -> np.ndarray:
+def p_values(
+    bound: BoundScheme,
+    texts: Sequence[str],
+    prompts: Sequence[str],
+    W: np.ndarray,
+    *,
+    test: str | None = None,
+) -> np.ndarray:
     """p (texts, keys): under the scheme's own key, and for DEW under others (keys, d_T · d_C) too."""
     if bound.scheme.name != "dew":
         p = np.ones((len(texts), 1))  # an empty text is evidence of nothing
         kept = [number for number, text in enumerate(texts) if text.strip()]
-        p[kept, 0] = [each.p_value for each in bound.detect_batch([texts[number] for number in kept])]
+        found = bound.detect_batch([texts[number] for number in kept], test=test)
+        p[kept, 0] = [each.p_value for each in found]
         return p
     evidence = bound.evidence(bound.tokenize(texts), bound.tokenize(prompts))
     matrices = [(each.T * each.weights[:, None].astype(np.float32)).T @ each.C for each in evidence]

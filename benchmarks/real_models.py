@@ -11,9 +11,9 @@ both orders. Unmarked texts take every treatment too. Rewrites that failed are l
 `dewmark.lab.evaluation.rewrites`, which sees no score.
 
 Stages, for DEW and then for its rivals: write, rewrite (three treatments, the others afterwards), read (by
-the host, before scoring), judge; then languages (requests in other languages); score and table need only the
-texts. Texts go to DIR/texts.jsonl, z to DIR/scores.jsonl and summaries to DIR/rows.jsonl as they arrive, and
-what is there is not made again.
+the host, before scoring), judge; then languages (requests in other languages); score, meaning (similarity of
+a few rewrites by another encoder) and table need only the texts. Texts go to DIR/texts.jsonl, z to
+DIR/scores.jsonl and summaries to DIR/rows.jsonl as they arrive, and what is there is not made again.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ import dewmark
 from dewmark.attacks.rewriting.chat_model import LlmTranslate, Paraphrase, Summarise
 from dewmark.attacks.translation.machine_translation import NeuralEngine
 from dewmark.core.projections import draw_matrix
+from dewmark.encoders import load_encoder
 from dewmark.hosts import load_host
 from dewmark.hosts.base import Host
 from dewmark.hosts.chat.local import LocalChat
@@ -47,8 +48,11 @@ from dewmark.lab.prompts import requests
 from dewmark.scheme import BoundScheme
 from dewmark.workspace import silent
 
-STAGES = ("write", "rewrite", "read", "judge", "languages", "score", "table")
-RIVALS = ("exp", "kgw", "synthid", "unigram", "dipmark", "morphmark", "kgw-self")
+STAGES = ("write", "rewrite", "read", "judge", "languages", "score", "meaning", "table")
+RIVALS = ("exp", "kgw", "synthid", "unigram", "dipmark", "morphmark", "kgw-self", "unbiased")
+TESTS = {"unbiased": "order"}  # its default test runs the host over every text
+ALIKE = 20  # rewrites whose meaning is compared
+RIVAL_NULLS = 4  # keys besides its own under which a rival scores unmarked texts
 LANGUAGES = ("de", "fr", "es", "pt", "zh")
 FIRST = ("paraphrase", "fr-opus", "de-llm")  # for all schemes, before the other treatments
 READ = ("none", "paraphrase", "fr-opus-back", "de-llm-back")
@@ -78,6 +82,11 @@ TREATMENTS = {
     "fr-llm": Treatment("fr", LlmTranslate(target="fr"), room=2.0),
     "clsa-de": Treatment("de", Summarise(target="de"), share=0.5),
 }
+
+CHANGED = 0.2  # of the words; the paper's rewriter changes more in three of four paraphrases
+VARIANTS = {"paraphrase": ("paraphrase", f"paraphrase, {CHANGED:.0%} changed", "paraphrase, in English")}
+"""Selections of a treatment's rewrites that are summarised too: the thorough ones, and translations of texts
+in other languages, since the LLM often answers in the language of the instruction."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -141,12 +150,12 @@ class RealRun(Run):
             batch_size=batch,
         )
 
-    def bound(self, label: str, number: int, *, host: object = None) -> BoundScheme:
-        """A scheme under the number's key; ``host`` None is the host's vocabulary without its weights."""
+    def bound(self, label: str, number: int | str, *, host: object = None) -> BoundScheme:
+        """A scheme under a key (number or name); ``host`` None is its vocabulary, without its weights."""
         entry = self.entries[label]
         return dewmark.load_scheme(
             entry.scheme,
-            key=key(f"chat-{number}"),
+            key=key(f"chat-{number}" if isinstance(number, int) else number),
             host=host or self.options.host,
             settings=dict(entry.settings),
         )
@@ -310,16 +319,21 @@ class RealRun(Run):
     def compare(self, texts: TextSet) -> None:
         """Summarise a marked set after every treatment, beside the unmarked one."""
         plain = dataclasses.replace(texts, scheme="none", number=0)
-        for name in ("none", *TREATMENTS):
+        variants = ((name, each) for name in ("none", *TREATMENTS) for each in VARIANTS.get(name, (name,)))
+        for name, variant in variants:
+            if variant.endswith("in English") and not texts.setting.startswith("chat-in-"):
+                continue
             for reader in ("none", "host", "host with prompt"):
                 mine, other = (self.z(each, texts.scheme, name, reader) for each in (texts, plain))
-                if mine is None or other is None:
+                clean = self.z(plain, texts.scheme, "none", reader)
+                if mine is None or other is None or clean is None:
                     continue
                 column = 0 if texts.scheme != "dew-default" else texts.number
-                found = [mine[self.kept(texts, name), column]]
-                null = [other[self.kept(plain, name)]]
+                found = [mine[self.kept(texts, name, variant), column]]
+                null = [other[self.kept(plain, name, variant)]]
                 self.measured(
-                    treated(texts, name) | {"reader": reader}, lambda f=found, n=null: shares(f[0], n[0])
+                    treated(texts, variant) | {"reader": reader},
+                    lambda f=found, n=null, c=clean: shares(f[0], n[0], c),
                 )
                 before = TREATMENTS[name].after if name in TREATMENTS else "none"
                 first = [self.z(each, texts.scheme, before, reader) for each in (texts, plain)]
@@ -332,7 +346,7 @@ class RealRun(Run):
                 )
                 self.measured(
                     treated(texts, f"{before}, brought back") | {"reader": reader},
-                    lambda f=found, n=null: shares(f[0], n[0]),
+                    lambda f=found, n=null, c=clean: shares(f[0], n[0], c),
                 )
         mine, other = self.stored(texts), self.stored(plain)
         if mine is not None and other is not None:
@@ -363,7 +377,13 @@ class RealRun(Run):
             number = 0 if label == "dew-default" else texts.number
             host = self.host if reader[1] is not None else None
             bound = self.bound(label, number, host=host).reading_with(reader[1])
-            p = p_values(bound, after, prompts or [""] * len(after), self.matrices(bound))
+            p = p_values(
+                bound, after, prompts or [""] * len(after), self.matrices(bound), test=TESTS.get(label)
+            )
+            if texts.scheme == "none" and label != "dew-default":
+                more = [self.bound(label, f"null-{i}") for i in range(RIVAL_NULLS)]
+                nulls = [p_values(each, after, [], p, test=TESTS.get(label)) for each in more]
+                p = np.hstack([p, *nulls])
             z = -ndtri(np.clip(p, 1e-300, 1.0 - 1e-16))
             self.scores[json.dumps(of)] = z
             self._append("scores.jsonl", {"of": of, "z": np.round(z, 3).tolist()})
@@ -381,11 +401,32 @@ class RealRun(Run):
         """The stored z (texts, keys) of a set under a scheme."""
         return self.scores.get(json.dumps(treated(texts, name) | {"by": label, "reader": reader}))
 
-    def checks(self, texts: TextSet, name: str) -> list[Any]:
+    def compare_meanings(self) -> None:
+        """Similarity of the first rewrites of DEW's first key and of unmarked texts with their originals."""
+        encoder = load_encoder(self.options.encoder)
+        for of in [json.loads(name) for name in self.written]:
+            if (
+                of.get("attack") in TREATMENTS
+                and of["scheme"] in ("none", "dew-default")
+                and not of.get("key")
+            ):
+
+                def measure(of: dict[str, Any] = of) -> dict[str, Any]:
+                    checks = self.checks(text_set(of), of["attack"])
+                    good = [i for i, each in enumerate(checks) if each.fault is None][:ALIKE]
+                    texts, rewrites = self.stored(text_set(of)) or [], self.written[json.dumps(of)]
+                    pairs = [texts[i] for i in good], [rewrites[i] for i in good]
+                    language = TREATMENTS[of["attack"]].language
+                    alike = rewriter_quality(check_rewrites(*pairs, language=language, encoder=encoder))
+                    return {"similarity": alike.similarity, "texts": len(good)}
+
+                self.measured(of | {"meaning": self.options.encoder}, measure)
+
+    def checks(self, texts: TextSet, name: str, *, in_english: bool = False) -> list[Any]:
         """The checks of a set's rewrites, compared with the texts before all treatments."""
         treatment = TREATMENTS[name]
         language = treatment.language
-        if texts.setting.startswith("chat-in-"):
+        if texts.setting.startswith("chat-in-") and not in_english:
             language = texts.setting.removeprefix("chat-in-")
         return check_rewrites(
             self.stored(texts) or [],
@@ -394,11 +435,13 @@ class RealRun(Run):
             length=treatment.share,
         )
 
-    def kept(self, texts: TextSet, name: str) -> np.ndarray:
-        """The places of the rewrites without a fault, at any step."""
+    def kept(self, texts: TextSet, name: str, variant: str = "") -> np.ndarray:
+        """The places of the rewrites without a fault, at any step, that a variant selects."""
         good = np.ones(len(self.stored(texts) or []), dtype=bool)
+        least = CHANGED if variant.endswith("changed") else 0.0
         while name != "none":
-            good &= np.array([check.fault is None for check in self.checks(texts, name)], dtype=bool)
+            checks = self.checks(texts, name, in_english=variant.endswith("in English"))
+            good &= np.array([each.fault is None and each.words_changed >= least for each in checks])
             name = TREATMENTS[name].after
         return good
 
@@ -446,6 +489,8 @@ class RealRun(Run):
                 self.write_languages()
         if "score" in stages:
             self.score_texts()
+        if "meaning" in stages:
+            self.compare_meanings()
         if "table" in stages:
             print("\n".join(table(self.rows.values())))
 
@@ -474,8 +519,11 @@ def either(z: np.ndarray, other: np.ndarray) -> np.ndarray:
     return -np.asarray(ndtri(np.clip(p, 1e-300, 1.0 - 1e-16)))
 
 
-def shares(marked: np.ndarray, unmarked: np.ndarray) -> dict[str, Any]:
-    """Shares found, false alarms, and the share found where 1% of the unmarked texts are (texts, keys)."""
+def shares(marked: np.ndarray, unmarked: np.ndarray, clean: np.ndarray) -> dict[str, Any]:
+    """Shares found, false alarms, and the shares found where 1% or 5% of unmarked texts (texts, keys) are.
+
+    ``matched`` are unmarked texts after the same treatment; the paper's thresholds come from untreated ones.
+    """
     limits = {level: -float(ndtri(level)) for level in LEVELS}
     if not len(marked) or not len(unmarked):  # every rewrite failed
         return {"texts": len(marked), "unmarked texts": len(unmarked)}
@@ -485,17 +533,23 @@ def shares(marked: np.ndarray, unmarked: np.ndarray) -> dict[str, Any]:
         "z": float(marked.mean()),
         **{f"p<{level:g}": float(np.mean(marked > limit)) for level, limit in limits.items()},
         "false alarms": {f"p<{level:g}": float(np.mean(unmarked > limit)) for level, limit in limits.items()},
-        "matched 1%": float(np.mean(marked > np.quantile(unmarked, 0.99))),
+        **{f"matched {r}%": float(np.mean(marked > np.quantile(unmarked, 1 - r / 100))) for r in (1, 5)},
+        **{f"untreated {r}%": float(np.mean(marked > np.quantile(clean, 1 - r / 100))) for r in (1, 5)},
     }
 
 
 @functools.cache
 def opus_from(folder: Path, source: str, target: str, device: str) -> Callable[..., list[str]]:
-    """A Marian model in FOLDER/helsinki_SOURCE_TARGET."""
+    """A Marian model in FOLDER/helsinki_SOURCE_TARGET, of transformers or converted (`opus_int8`)."""
+    from opus_int8 import Int8Opus
+
     from dewmark.attacks.translation.opus import OpusTranslator
     from dewmark.models.devices import torch_device
 
-    return OpusTranslator(folder / f"helsinki_{source}_{target}", device=torch_device(device)).translate
+    model = folder / f"helsinki_{source}_{target}"
+    if (model / "model.bin").exists():
+        return Int8Opus(model).translate
+    return OpusTranslator(model, device=torch_device(device)).translate
 
 
 def quiet(done: int, total: int) -> None:
@@ -549,6 +603,7 @@ def main() -> None:
     parser.add_argument("--treatments", nargs="*", default=list(TREATMENTS), choices=list(TREATMENTS))
     parser.add_argument("--languages", nargs="*", default=list(LANGUAGES))
     parser.add_argument("--stages", nargs="+", default=list(STAGES[:5]), choices=STAGES)
+    parser.add_argument("--encoder", default="e5-small", help="for the stage meaning; no scheme uses it")
     parser.add_argument("--opus", type=Path, help="a folder with helsinki_en_fr and helsinki_fr_en")
     parser.add_argument("--batch", type=int, default=200, help="texts that the host writes at once")
     parser.add_argument("--llm-batch", type=int, default=800)

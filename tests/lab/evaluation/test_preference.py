@@ -64,8 +64,11 @@ class TestJudging:
         assert score(longer) == -1.0  # "unmarked" is the longer word
 
     @pytest.mark.parametrize("place", ["1", "2"])
-    def test_position_bias_cancels(self, place: str):
-        assert score(lambda first, second: place) == 0.0
+    def test_position_bias_cancels_and_is_counted(self, place: str):
+        found = net_preference(judge_pairs(Judge(lambda first, second: place), pairs(20), scheme="dew"))
+        assert (found.score, found.ties, found.by_place) == (0.0, 20, 20)
+        equal = net_preference(judge_pairs(Judge(lambda first, second: "TIE"), pairs(20), scheme="dew"))
+        assert (equal.score, equal.ties, equal.by_place) == (0.0, 20, 0)
 
     def test_position_bias_hides_no_real_preference(self):
         # prefers the first text unless the second is marked with a number below 6: those win in both orders,
@@ -89,7 +92,14 @@ class TestJudging:
 
     def test_rows(self):
         rows = judge_pairs(Judge(lambda first, second: "dunno"), pairs(2), scheme="kgw")
-        assert rows[1] == {"scheme": "kgw", "seed": 0, "id": "1", "outcome": 0, "unreadable": 2}
+        assert rows[1] == {
+            "scheme": "kgw",
+            "seed": 0,
+            "id": "1",
+            "outcome": 0,
+            "unreadable": 2,
+            "by_place": False,
+        }
         assert net_preference(rows).unreadable == 4
 
     def test_the_estimate_counts_both_orders(self):

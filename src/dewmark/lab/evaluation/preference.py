@@ -8,7 +8,8 @@ losses of the marked side in N pairs
     NPS = (W − L) / N,
 
 which is positive if the marked texts are preferred. An unreadable answer makes its pair a tie and is counted:
-otherwise a judge that cannot answer would look like one that sees no difference.
+otherwise a judge that cannot answer would look like one that sees no difference. So would a judge that names
+the same place in both orders: those ties are counted as ``by_place``.
 
 Boundary: texts and a `ChatModel` in, rows and numbers out. `ChatSettings.open` returns a judge that keeps its
 answers on disk, so that a killed run can resume.
@@ -77,7 +78,8 @@ class Pair:
 class Preference:
     """The score with its bootstrap interval, and the counts behind it.
 
-    ``unreadable`` counts answers (two per pair) other than 1, 2 and TIE.
+    ``unreadable`` counts answers (two per pair) other than 1, 2 and TIE; ``by_place`` counts the ties in
+    which the judge preferred the first sample, or the second, in both orders.
     """
 
     score: float
@@ -88,6 +90,7 @@ class Preference:
     losses: int
     ties: int
     unreadable: int
+    by_place: int
 
     @property
     def pairs(self) -> int:
@@ -143,10 +146,10 @@ def judge_pairs(
     scheme: str,
     progress: Progress | None = None,
 ) -> list[dict[str, Any]]:
-    """Ask both questions about every pair; returns a row ``scheme, seed, id, outcome, unreadable`` for each.
+    """Ask both questions about every pair; returns a row for each.
 
-    ``outcome`` is 1 if the marked text won, −1 if it lost, 0 for a tie; ``unreadable`` counts unreadable
-    answers.
+    Rows have ``scheme``, ``seed``, ``id``, ``outcome`` (1 if the marked text won, −1 if it lost, 0 for a
+    tie), ``unreadable`` (the number of unreadable answers) and ``by_place`` (the same place won twice).
     """
     questions = [question for pair in pairs for question in judge_conversations(pair)]
     done = 0
@@ -171,6 +174,7 @@ def judge_pairs(
             "id": pair.id,
             "outcome": _outcome(first, second),
             "unreadable": (first, second).count(None),
+            "by_place": first == second and first in (1, 2),
         }
         for pair, first, second in zip(pairs, verdicts[0::2], verdicts[1::2], strict=True)
     ]
@@ -222,6 +226,7 @@ def net_preference(
         losses=outcomes.count(-1),
         ties=outcomes.count(0),
         unreadable=sum(int(row.get("unreadable", 0)) for row in judgements),
+        by_place=sum(bool(row.get("by_place", False)) for row in judgements),
     )
 
 
