@@ -104,10 +104,12 @@ class Worker:
 
     def _phases(self) -> Iterator[tuple[Sequence[tuple[str, ...]], dict[int, tuple[int, ...]]]]:
         """Groups of rows, and by key the seeds whose texts are written with it."""
-        wanted = set(self.options.rows)
+        wanted = self.options.rows
         paper, more = (
-            [group for group in each if not wanted or wanted & set(group)] for each in (ROWS, MORE)
+            [tuple(label for label in group if not wanted or label in wanted) for group in each]
+            for each in (ROWS, MORE)
         )
+        paper, more = ([group for group in each if group] for each in (paper, more))
         one, others = {0: tuple(range(SEEDS))}, {seed: (seed,) for seed in range(1, SEEDS)}
         yield paper, one
         if "per-seed" in self.options.protocols:
@@ -281,7 +283,7 @@ def cells(out: Path) -> Iterator[dict[str, Any]]:
                 yield json.loads(line)
 
 
-def report(outs: Sequence[Path], to: Path, command: str) -> None:
+def report(outs: Sequence[Path], to: Path) -> None:
     """Write scores, evaluations and the report of both protocols."""
     from dewmark.reports.experiment_report import write_report
 
@@ -321,12 +323,21 @@ def report(outs: Sequence[Path], to: Path, command: str) -> None:
         for i, one in enumerate(zip(*row["quality"].values(), strict=True))
         for values in [dict(zip(row["quality"], one, strict=True))]
     ]
+    judged.sort(key=lambda row: ["none", *order].index(row["scheme"]))
     (to / "quality.jsonl").write_text("".join(json.dumps(row) + "\n" for row in judged), encoding="utf-8")
     configuration = joined_configuration(outs, shown)
+    configuration["attacks"] = sorted({attack for *_, attack in by_place} - {CLEAN})
     text = json.dumps(configuration, indent=1, ensure_ascii=False)
     (to / "configuration.json").write_text(text + "\n", encoding="utf-8")
     title = "Detectability, robustness and text quality"
-    for file in write_report(to, title=title, table="main", configuration=configuration, commands=[command]):
+    script = "python benchmarks/table1.py"
+    commands = [
+        f"{script} run {out.name} --texts {each['texts']} --device {each['device']} --more "
+        f"--rows {' '.join(each['rows'])}"
+        for out, each in zip(outs, configuration["runs"], strict=True)
+    ]
+    commands.append(f"{script} report {' '.join(out.name for out in outs)} --to main")
+    for file in write_report(to, title=title, table="main", configuration=configuration, commands=commands):
         print(file)
 
 
@@ -338,7 +349,7 @@ def joined_configuration(outs: Sequence[Path], shown: set[str]) -> dict[str, Any
     for out, each in zip(outs, read, strict=True):
         made = {row["row"] for row in cells(out) if "attack" in row} & shown
         schemes |= {entry["label"]: entry for entry in each["schemes"] if entry["label"] in made}
-        about = {name: each[name] for name in ("texts", "batch", "device") if name in each}
+        about = {name: each[name] for name in ("texts", "batch", "device")}
         runs.append({"rows": [label for label in schemes if label in made], **about})
     return {**read[0], "schemes": list(schemes.values()), "runs": runs}
 
@@ -382,8 +393,7 @@ def main() -> None:
     written.add_argument("--to", type=Path, required=True)
     options = parser.parse_args()
     if options.verb == "report":
-        command = " ".join(["python benchmarks/table1.py report", *(out.name for out in options.outs)])
-        report(options.outs, options.to, command)
+        report(options.outs, options.to)
         return
     options.out.mkdir(parents=True, exist_ok=True)
     if options.worker is None and options.jobs > 1:

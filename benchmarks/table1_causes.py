@@ -1,0 +1,195 @@
+"""Why rows of our Table 1 differ from the paper's: what the attacks keep, and the host's vocabulary.
+
+    python benchmarks/table1_causes.py words --rewrites pairs.jsonl --unmarked OUT/unmarked.json
+    python benchmarks/table1_causes.py vocabulary --lexicon en-pt.tsv --unmarked OUT/unmarked.json
+    python benchmarks/table1_causes.py keys OUT --rows dew-paper-2.0 dew-paper-2.0-key
+    python benchmarks/table1_causes.py copied OUT --rows synthid kgw exp --texts 100
+
+``words``: the share of words that an LLM's paraphrases (JSONL with ``text`` and ``paraphrase``) and our
+attacks keep. ``vocabulary``: how many tokens the words of translated texts have, and the cosine of the host's
+embeddings of words that translate each other (centred; beside pairs at random), where both are one token.
+``keys``: unmarked texts with p < 0.01 and their mean score by key. ``copied``: marked texts of a run are
+translated again and tested as they are, without the words that the English text has too, and without as many
+others. Each measurement is printed as a line of JSON, which ``--to`` appends to a file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from script_inputs import script_parser
+from table1 import AFTER, MORE, ROWS, cells
+
+from dewmark.attacks.translation.machine_translation import NeuralEngine
+from dewmark.hosts import host_info
+from dewmark.lab.evaluation.quality import words_kept
+from dewmark.lab.evaluation.results import CLEAN, UNMARKED
+from dewmark.lab.evaluation.score_files import detection_numbers
+from dewmark.lab.experiments.recipe import load_recipe
+from dewmark.lab.experiments.workers import LoadedModels
+from dewmark.storage import read_jsonl
+
+LEVEL = 0.01
+QUIET: dict[str, Any] = {"task": "", "progress": lambda *_: None}
+
+
+def words(options: argparse.Namespace) -> list[dict[str, Any]]:
+    """The mean share of a text's words that each attack keeps, in any position."""
+    unmarked = json.loads(options.unmarked.read_text(encoding="utf-8"))
+    rewrites = [(row["text"], row["paraphrase"]) for _, row in read_jsonl(options.rewrites)]
+    found = {"paraphrase by an LLM": rewrites}
+    for attack, texts in unmarked.items():
+        if attack != CLEAN:
+            found[attack] = list(zip(unmarked[CLEAN], texts, strict=True))
+    return [
+        {"attack": attack, "kept": float(np.mean([words_kept(*pair) for pair in pairs])), "texts": len(pairs)}
+        for attack, pairs in found.items()
+    ]
+
+
+def vocabulary(options: argparse.Namespace) -> list[dict[str, Any]]:
+    """Tokens per word of originals and translations, and cosines of translated words."""
+    info = host_info(options.host)
+    unmarked = json.loads(options.unmarked.read_text(encoding="utf-8"))
+    rows: list[dict[str, Any]] = []
+    for attack in (CLEAN, AFTER["translate"]):
+        spoken = sorted({word for text in unmarked[attack] for word in _words(text)})
+        sizes = {word: len(ids) for word, ids in zip(spoken, _encoded(info, spoken), strict=True)}
+        used = [sizes[word] for text in unmarked[attack] for word in _words(text)]
+        one, mean = float(np.mean([size == 1 for size in used])), float(np.mean(used))
+        rows.append({"host": options.host, "texts": attack, "words of one token": one, "tokens a word": mean})
+    lines = options.lexicon.read_text(encoding="utf-8").splitlines()
+    pairs = [(a, b) for a, b in (line.split("\t") for line in lines if line.count("\t") == 1) if a != b]
+    first, second = (_encoded(info, [pair[side] for pair in pairs]) for side in (0, 1))
+    both = [(a[0], b[0]) for a, b in zip(first, second, strict=True) if len(a) == len(b) == 1 and a != b]
+    table = np.asarray(info.embeddings())
+    sides = [table[[pair[side] for pair in both]].astype(np.float64) for side in (0, 1)]
+    centre = np.concatenate(sides).mean(axis=0)
+    english, foreign = (each - centre for each in sides)
+    english, foreign = (each / np.linalg.norm(each, axis=1, keepdims=True) for each in (english, foreign))
+    other = foreign[np.random.default_rng(0).permutation(len(foreign))]
+    return [
+        *rows,
+        {
+            "host": options.host,
+            "pairs": len(pairs),
+            "both of one token": len(both),
+            "cosine of translations": float((english * foreign).sum(axis=1).mean()),
+            "of pairs at random": float((english * other).sum(axis=1).mean()),
+        },
+    ]
+
+
+def keys(options: argparse.Namespace) -> list[dict[str, Any]]:
+    """Unattacked unmarked texts under each key of a row: the share with p < 0.01, and their scores."""
+    found: dict[tuple[str, int], list[dict[str, Any]]] = {}
+    for cell in cells(options.out):
+        if cell.get("kind") == UNMARKED and cell["attack"] == CLEAN and cell["row"] in options.rows:
+            found.setdefault((cell["row"], cell["key"]), []).append(cell)
+    rows = []
+    for (row, key), mine in found.items():
+        p, scores = (np.concatenate([cell[name] for cell in mine]) for name in ("p", "score"))
+        share, mean = float((p < LEVEL).mean()), float(scores.mean())
+        rows.append(
+            {"row": row, "key": key, "texts": len(p), "share": share, "mean": mean, "sd": float(scores.std())}
+        )
+    return rows
+
+
+def copied(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """Shares of translated marked texts with p < 0.01, with and without the words copied from English."""
+    models = LoadedModels(options.device)
+    labels = [label for group in (*ROWS, *MORE) for label in group]
+    recipe = load_recipe("main", profile="local").narrowed(schemes=labels)
+    entries = {entry.label: entry for entry in recipe.schemes}
+    engine = NeuralEngine("en", "pt", options.device)
+    for row in options.rows:
+        texts = _marked(options.out, row)[: options.texts]
+        foreign = engine.translate([text or " " for text in texts], **QUIET)
+        draw = np.random.default_rng(0)
+        cut = [_without_copied(a, b, draw) for a, b in zip(texts, foreign, strict=True)]
+        kinds = {"translated": foreign, "copied removed": [a for a, _ in cut], "others": [b for _, b in cut]}
+        entry = entries[row]
+        bound = models.scheme(entry, 0)
+        shares = {
+            kind: float(np.mean([each["p_value"] < LEVEL for each in _tested(bound, entry, changed)]))
+            for kind, changed in kinds.items()
+        }
+        left = [len(_words(a)) / max(len(_words(b)), 1) for (a, _), b in zip(cut, foreign, strict=True)]
+        yield {"row": row, "texts": len(texts), "copied words": 1.0 - float(np.mean(left)), **shares}
+
+
+def _tested(bound: Any, entry: Any, texts: list[str]) -> list[dict[str, Any]]:  # noqa: ANN401 - a bound scheme
+    return detection_numbers(bound, [text.replace("\0", " ") for text in texts], test=None, score=entry.score)
+
+
+def _marked(out: Path, row: str) -> list[str]:
+    """The texts of a row under its first key."""
+    for file in sorted(out.glob("texts-*.jsonl.gz")):
+        with gzip.open(file, "rt", encoding="utf-8") as stream:
+            for line in stream:
+                found = json.loads(line)
+                if found["row"] == row and found["key"] == 0:
+                    return list(found["texts"])
+    raise SystemExit(f"{out} has no texts of {row}")
+
+
+def _without_copied(text: str, foreign: str, draw: np.random.Generator) -> tuple[str, str]:
+    """The translation without the words of the original, and without as many others."""
+    known = {word.casefold() for word in _words(text)}
+    parts = re.split(r"(\W+)", foreign)
+    places = [i for i, part in enumerate(parts) if re.match(r"\w", part)]
+    same = {i for i in places if parts[i].casefold() in known}
+    rest = [i for i in places if i not in same]
+    others = set(draw.choice(rest, size=min(len(same), len(rest)), replace=False).tolist()) if rest else set()
+    first, second = ("".join("" if i in out else s for i, s in enumerate(parts)) for out in (same, others))
+    return first, second
+
+
+def _words(text: str) -> list[str]:
+    return re.findall(r"\w+", text)
+
+
+def _encoded(info: Any, spoken: list[str]) -> list[list[int]]:  # noqa: ANN401 - a host's description
+    """The ids of each word as it stands inside a text, after a space."""
+    return [list(each.ids) for each in info.tokenizer.encode([f" {word}" for word in spoken])]
+
+
+def main() -> None:
+    """Run one of the measurements."""
+    parser = script_parser(__doc__)
+    verbs = parser.add_subparsers(dest="verb", required=True)
+    kept = verbs.add_parser("words")
+    kept.add_argument("--rewrites", type=Path, required=True)
+    spelled = verbs.add_parser("vocabulary")
+    spelled.add_argument("--host", default="smollm2-135m")
+    spelled.add_argument("--lexicon", type=Path, required=True)
+    for each in (kept, spelled):
+        each.add_argument("--unmarked", type=Path, required=True)
+    by_key, untranslated = verbs.add_parser("keys"), verbs.add_parser("copied")
+    for each in (by_key, untranslated):
+        each.add_argument("out", type=Path)
+        each.add_argument("--rows", nargs="+", required=True)
+    untranslated.add_argument("--texts", type=int, default=100)
+    untranslated.add_argument("--device", default="auto")
+    for each in (kept, spelled, by_key, untranslated):
+        each.add_argument("--to", type=Path, help="append the lines to this file")
+    options = parser.parse_args()
+    measure = {"words": words, "vocabulary": vocabulary, "keys": keys, "copied": copied}[options.verb]
+    for row in measure(options):
+        line = json.dumps({"measured": options.verb, **row})
+        print(line, flush=True)
+        if options.to:
+            with options.to.open("a", encoding="utf-8") as stream:
+                stream.write(line + "\n")
+
+
+if __name__ == "__main__":
+    main()
