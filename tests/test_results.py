@@ -75,7 +75,7 @@ def test_forgeries_and_genuine_texts_are_those_of_their_files() -> None:
         [seen, f"{row['z']:.1f}", f"{row['marked']['1']:.3f}"]
         + [f"{row['attributable'][ring]:.3f}" for ring in rings]
         for setting in ("openings", "chat")
-        for seen, row in forged[setting]["forged from texts of a member"].items()
+        for seen, row in forged[setting]["forged"].items()
     ]
     rows = {
         (row["texts"].replace("-full", "") + (", read" if row["reader"] else ""), row["attack"]): row
