@@ -52,7 +52,6 @@ STAGES = ("write", "rewrite", "read", "judge", "languages", "score", "meaning", 
 RIVALS = ("exp", "kgw", "synthid", "unigram", "dipmark", "morphmark", "kgw-self", "unbiased")
 TESTS = {"unbiased": "order"}  # its default test runs the host over every text
 ALIKE = 20  # rewrites whose meaning is compared
-RIVAL_NULLS = 4  # keys besides its own under which a rival scores unmarked texts
 LANGUAGES = ("de", "fr", "es", "pt", "zh")
 FIRST = ("paraphrase", "fr-opus", "de-llm")  # for all schemes, before the other treatments
 READ = ("none", "paraphrase", "fr-opus-back", "de-llm-back")
@@ -366,7 +365,7 @@ class RealRun(Run):
         labels = [texts.scheme]
         if texts.scheme == "none":  # under every scheme that has marked texts to compare with
             labels = [
-                label for label in self.entries if self.stored(dataclasses.replace(texts, scheme=label))
+                label for label in self.entries if self.stored(dataclasses.replace(texts, scheme=label), name)
             ]
         for label in labels:
             if reader[1] is not None and label != "dew-default":
@@ -381,10 +380,10 @@ class RealRun(Run):
                 bound, after, prompts or [""] * len(after), self.matrices(bound), test=TESTS.get(label)
             )
             if texts.scheme == "none" and label != "dew-default":
-                more = [self.bound(label, f"null-{i}") for i in range(RIVAL_NULLS)]
+                more = [self.bound(label, f"null-{i}") for i in range(self.options.rival_nulls)]
                 nulls = [p_values(each, after, [], p, test=TESTS.get(label)) for each in more]
                 p = np.hstack([p, *nulls])
-            z = -ndtri(np.clip(p, 1e-300, 1.0 - 1e-16))
+            z = -ndtri(np.clip(p.astype(np.float64), 1e-300, 1.0 - 1e-16))
             self.scores[json.dumps(of)] = z
             self._append("scores.jsonl", {"of": of, "z": np.round(z, 3).tolist()})
 
@@ -422,6 +421,7 @@ class RealRun(Run):
 
                 self.measured(of | {"meaning": self.options.encoder}, measure)
 
+    @functools.cache  # noqa: B019 - one run per process
     def checks(self, texts: TextSet, name: str, *, in_english: bool = False) -> list[Any]:
         """The checks of a set's rewrites, compared with the texts before all treatments."""
         treatment = TREATMENTS[name]
@@ -595,6 +595,7 @@ def main() -> None:
     parser.add_argument("--texts", type=int, default=200)
     parser.add_argument("--keys", type=int, default=3, help="keys of DEW")
     parser.add_argument("--rival-keys", type=int, default=1)
+    parser.add_argument("--rival-nulls", type=int, default=4, help="more keys of rivals on unmarked texts")
     parser.add_argument("--tokens", type=int, nargs="+", default=[200, 400])
     parser.add_argument("--settings", nargs="+", default=["chat", "openings"], choices=list(SETTINGS))
     parser.add_argument(

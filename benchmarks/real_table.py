@@ -52,7 +52,7 @@ def summary(name: tuple[Any, ...], rows: list[Row]) -> Row:
     fields = ("kind", "setting", "tokens", "scheme", "treatment", "reader")
     out = dict(zip(fields, name, strict=True)) | {"keys": len(rows)}
     if out["kind"] == "found":
-        shown = ("z", "p<0.01", "p<0.0001", "matched 1%", "matched 5%", "untreated 1%", "untreated 5%")
+        shown = ("p<0.01", "p<0.0001", "matched 1%", "matched 5%", "untreated 1%", "untreated 5%")
         out |= {field: round(fmean(row[field] for row in rows), 4) for field in shown if field in rows[0]}
         out["texts"] = sum(row["texts"] for row in rows)
         if "false alarms" in rows[0]:
@@ -114,7 +114,7 @@ def found_tables(rows: Sequence[Row]) -> Iterator[str]:
 
 def cell(row: Row) -> str:
     """Shares found, the matched one in round and the false alarms in square brackets."""
-    if "z" not in row:
+    if "matched 1%" not in row:
         return f"no texts left ({row['texts']})"
     found = f"{row['p<0.01']:.3f} / {row['p<0.0001']:.3f} ({row['matched 1%']:.3f})"
     return f"{found} [{row['unmarked p<0.01']:.4f}]"
