@@ -120,15 +120,15 @@ def test_sampler_settings_of_llama_cpp_cannot_change_a_chosen_token(llm, infos) 
 def test_an_error_in_a_step_ends_the_call(llm, infos) -> None:
     scheme = dewmark.load_scheme("dew", key=KEY, host=infos["llama.cpp"], units="token")
     mark = LlamaCppProcessor(scheme, llm)
-    broken = mark._begin
+    whole = mark._start
 
-    def begin(prompt):
+    def start(prompt):
         raise NumericalError("broken on purpose")
 
-    mark._begin = begin
+    mark._start = start
     with pytest.raises(NumericalError, match="on purpose"):
         write(llm, mark, PROMPTS[0])
-    mark._begin = broken
+    mark._start = whole
     assert write(llm, mark, PROMPTS[0])
 
 
@@ -137,7 +137,7 @@ def test_a_logit_bias_drops_the_mark_as_the_docs_warn(llm, infos) -> None:
     calls = []
     scheme = dewmark.load_scheme("dew", key=KEY, host=infos["llama.cpp"], units="token")
     mark = LlamaCppProcessor(scheme, llm)
-    original = mark._begin
-    mark._begin = lambda prompt: calls.append(1) or original(prompt)
+    original = mark._start
+    mark._start = lambda prompt: calls.append(1) or original(prompt)
     write(llm, mark, PROMPTS[0], logit_bias={"5": 0.0})
     assert not calls
