@@ -147,6 +147,18 @@ class TestReferenceSentences:
         (made,) = load_attack("translate-fr", device="cpu").apply([text], seeds=[0])
         assert made == f"{there[2]}\n\n{there[2]} {there[0]}"  # whatever else is in the batch
 
+    def test_chinese_into_english(self):
+        pytest.importorskip("ctranslate2")
+        pytest.importorskip("sentencepiece")
+        expected = {
+            "我哥哥住在巴黎。": "My brother lives in Paris.",
+            "这本书在桌子上。": "The book is on the table.",
+            "我们明天去海滩。": "We're going to the beach tomorrow.",
+        }
+        engine = machine_translation.open_engine("neural", "zh", "en", device="cpu")
+        made = engine.translate(list(expected), task="", progress=lambda *_: None)
+        assert _likeness(made, expected.values()) > 0.8
+
 
 def _likeness(found: Iterable[str], expected: Iterable[str]) -> float:
     pairs = zip(found, expected, strict=True)
