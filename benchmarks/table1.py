@@ -110,7 +110,8 @@ class Worker:
             for each in (ROWS, MORE)
         )
         paper, more = ([group for group in each if group] for each in (paper, more))
-        one, others = {0: tuple(range(SEEDS))}, {seed: (seed,) for seed in range(1, SEEDS)}
+        one: dict[int, tuple[int, ...]] = {0: tuple(range(SEEDS))}
+        others: dict[int, tuple[int, ...]] = {seed: (seed,) for seed in range(1, SEEDS)}
         yield paper, one
         if "per-seed" in self.options.protocols:
             yield paper, others
@@ -252,7 +253,7 @@ class Worker:
             stream.write(json.dumps(row) + "\n")
 
     def _late(self) -> bool:
-        return time.perf_counter() - self.started > 60.0 * self.options.minutes
+        return time.perf_counter() - self.started > 60.0 * float(self.options.minutes)
 
     def _log(self, *words: str) -> None:
         print(f"[{time.perf_counter() - self.started:6.1f}] {self.number}", *words, flush=True)
