@@ -6,9 +6,9 @@
 
 The host answers requests (chat, T 0.7, top-p 0.9) and continues openings (T 1), unmarked and marked by DEW
 and its rivals. The same model, or ``--llm``, then paraphrases the texts and translates them with the paper's
-prompts, OPUS-MT translates them into French, both bring their translations back, and the LLM judges pairs in
-both orders. Unmarked texts take every treatment too. Rewrites that failed are left out by the rule of
-`dewmark.lab.evaluation.rewrites`, which sees no score.
+prompts, OPUS-MT translates them into French, both bring their translations back, and the LLM weighs pairs in
+both orders, spoiled texts among them. Unmarked texts take every treatment too. Rewrites that failed are left
+out by the rule of `dewmark.lab.evaluation.rewrites`, which sees no score.
 
 Stages, for DEW and then for its rivals: write, rewrite (three treatments, the others afterwards), read (by
 the host, before scoring), judge; then languages (requests in other languages); score, meaning (similarity of
@@ -33,6 +33,7 @@ from chat import LEVELS, NULL_KEYS, SETTINGS, Run, key, p_values, prompts_of, wo
 from scipy.special import ndtri
 
 import dewmark
+from dewmark.attacks.base import load_attack
 from dewmark.attacks.rewriting.chat_model import LlmTranslate, Paraphrase, Summarise
 from dewmark.attacks.translation.machine_translation import NeuralEngine
 from dewmark.core.projections import draw_matrix
@@ -41,7 +42,7 @@ from dewmark.hosts import load_host
 from dewmark.hosts.base import Host
 from dewmark.hosts.chat.local import LocalChat
 from dewmark.hosts.expectations import open_reader
-from dewmark.lab.evaluation.preference import Pair, judge_pairs, net_preference
+from dewmark.lab.evaluation.preference import Pair, net_preference, weigh_pairs
 from dewmark.lab.evaluation.rewrites import check_rewrites, rewriter_quality
 from dewmark.lab.experiments.recipe import SchemeEntry, load_recipe
 from dewmark.lab.prompts import requests
@@ -51,6 +52,7 @@ from dewmark.workspace import silent
 STAGES = ("write", "rewrite", "read", "judge", "languages", "score", "meaning", "table")
 RIVALS = ("exp", "kgw", "synthid", "unigram", "dipmark", "morphmark", "kgw-self", "unbiased")
 TESTS = {"unbiased": "order"}  # its default test runs the host over every text
+SPOILED = (0.05, 0.1, 0.3)  # shares of words deleted, to see whether the judge notices
 ALIKE = 20  # rewrites whose meaning is compared
 LANGUAGES = ("de", "fr", "es", "pt", "zh")
 FIRST = ("paraphrase", "fr-opus", "de-llm")  # for all schemes, before the other treatments
@@ -136,16 +138,13 @@ class RealRun(Run):
         same = self.options.llm in (None, self.options.host)
         return self.host if same else load_host(self.options.llm, device=self.device)
 
-    def chat(self, *, batch: int, greedy: bool = False) -> LocalChat:
-        """The LLM with its own sampling options, or greedy."""
-        decoding = self.llm.chat.decoding
-        if greedy:
-            decoding = dataclasses.replace(decoding, temperature=0.0, top_k=0, top_p=1.0)
+    def chat(self, *, batch: int) -> LocalChat:
+        """The LLM with its own sampling options."""
         return LocalChat(
             lambda: self.llm,
             identity=self.llm.info.identity,
             render=self.llm.chat.render,
-            decoding=decoding,
+            decoding=self.llm.chat.decoding,
             batch_size=batch,
         )
 
@@ -242,23 +241,33 @@ class RealRun(Run):
                     self.scored(texts, name, after, reader=(kind, reader), prompts=prompts if known else None)
 
     def judge_texts(self, sets: Sequence[TextSet]) -> None:
-        """Let the LLM compare marked texts with unmarked ones of the same prompt, in both orders."""
+        """Let the LLM weigh marked texts, and spoiled ones, against unmarked ones of the same prompt."""
         for texts in sets:
             plain = self.stored(dataclasses.replace(texts, scheme="none", number=0))
             mine = self.stored(texts)
             if texts.scheme == "none" or mine is None or plain is None:
                 continue
-            asked = self.asked(texts.setting)
-            pairs = [
-                Pair(str(i), texts.number, *each)
-                for i, each in enumerate(zip(asked, mine, plain, strict=True))
-            ]
+            shown = self.asked(texts.setting)
+            self.judged(texts.of, shown, mine, plain)
+        for setting, tokens in {(texts.setting, texts.tokens) for texts in sets}:
+            unmarked = TextSet(self.options.host, setting, tokens, "none")
+            plain = self.stored(unmarked)
+            for share in SPOILED if plain else ():
+                worse = load_attack("delete", r=share).apply(plain, seeds=range(len(plain)))
+                of = unmarked.of | {"spoiled": share}
+                self.judged(of, self.asked(setting), worse, plain)
 
-            def measure(pairs: list[Pair] = pairs, label: str = texts.scheme) -> dict[str, Any]:
-                judge = self.chat(batch=self.options.judge_batch, greedy=True)
-                return net_preference(judge_pairs(judge, pairs, scheme=label)).to_dict()
+    def judged(self, of: dict[str, Any], asked: list[str], mine: list[str], plain: list[str]) -> None:
+        """Keep the net preference of some texts over others."""
 
-            self.measured(texts.of | {"judge": self.options.llm or self.options.host}, measure)
+        def measure() -> dict[str, Any]:
+            pairs = [Pair(str(i), 0, *each) for i, each in enumerate(zip(asked, mine, plain, strict=True))]
+            pairs = [pair for pair in pairs if pair.marked.strip() and pair.unmarked.strip()]
+            rows = weigh_pairs(self.llm, pairs, scheme=of["scheme"])
+            odds = float(np.mean([row["odds"] for row in rows]))
+            return net_preference(rows).to_dict() | {"odds": round(odds, 3)}
+
+        self.measured(of | {"judge": self.options.llm or self.options.host}, measure)
 
     def asked(self, setting: str) -> list[str]:
         """The requests or openings, without a chat template."""
@@ -608,7 +617,6 @@ def main() -> None:
     parser.add_argument("--opus", type=Path, help="a folder with helsinki_en_fr and helsinki_fr_en")
     parser.add_argument("--batch", type=int, default=200, help="texts that the host writes at once")
     parser.add_argument("--llm-batch", type=int, default=800)
-    parser.add_argument("--judge-batch", type=int, default=300)
     parser.add_argument("--minutes", type=float, default=float("inf"), help="begin nothing after them")
     parser.add_argument("--out", type=Path, required=True)
     RealRun(parser.parse_args()).all()

@@ -11,6 +11,11 @@ which is positive if the marked texts are preferred. An unreadable answer makes 
 otherwise a judge that cannot answer would look like one that sees no difference. So would a judge that names
 the same place in both orders: those ties are counted as ``by_place``.
 
+A small judge may name the same place for every pair. `weigh_pairs` asks it the same questions and reads, in
+place of its answer, how much likelier it finds 1 than 2. Its leaning towards a place is the same in both
+orders and cancels in the sum of the two log-odds; the sign of what is left decides the pair. Such a judge
+never declares a tie, so show it pairs with a known answer too before its verdicts are believed.
+
 Boundary: texts and a `ChatModel` in, rows and numbers out. `ChatSettings.open` returns a judge that keeps its
 answers on disk, so that a killed run can resume.
 """
@@ -25,6 +30,7 @@ from typing import Any
 import numpy as np
 
 from dewmark.errors import ConfigError, InputError
+from dewmark.hosts.base import Host
 from dewmark.hosts.chat import ChatModel, Conversation
 from dewmark.hosts.chat.answer_cache import CachedChat
 from dewmark.hosts.chat.settings import ChatSettings, Estimate
@@ -41,6 +47,7 @@ __all__ = [
     "net_preference",
     "pair_rows",
     "verdict",
+    "weigh_pairs",
 ]
 
 JUDGE_PROMPT = (
@@ -78,7 +85,7 @@ class Pair:
 class Preference:
     """The score with its bootstrap interval, and the counts behind it.
 
-    ``unreadable`` counts answers (two per pair) other than 1, 2 and TIE; ``by_place`` counts the ties in
+    ``unreadable`` counts answers (two per pair) other than 1, 2 and TIE; ``by_place`` counts the pairs in
     which the judge preferred the first sample, or the second, in both orders.
     """
 
@@ -177,6 +184,32 @@ def judge_pairs(
             "by_place": first == second and first in (1, 2),
         }
         for pair, first, second in zip(pairs, verdicts[0::2], verdicts[1::2], strict=True)
+    ]
+
+
+def weigh_pairs(judge: Host, pairs: Sequence[Pair], *, scheme: str) -> list[dict[str, Any]]:
+    """Decide every pair by the judge's log-odds of 1 against 2 in both orders; returns a row for each.
+
+    Rows are those of `judge_pairs`, with ``odds``, the mean log-odds (nats) for the marked text, and
+    ``by_place`` where a judge that answers would have named the same place twice.
+    """
+    asked = [judge.chat.render(question) for pair in pairs for question in judge_conversations(pair)]
+    answers = [answer for _ in asked for answer in ("1", "2")]
+    found = judge.log_likelihood([each for each in asked for _ in range(2)], answers)
+    sums = np.array([total for total, _ in found]).reshape(len(pairs), 2, 2)  # pairs, orders, answers
+    leaning = sums[..., 0] - sums[..., 1]  # (pairs, 2): for the first place, with the marked text first
+    odds = (leaning[:, 0] - leaning[:, 1]) / 2.0
+    return [
+        {
+            "scheme": scheme,
+            "seed": pair.seed,
+            "id": pair.id,
+            "outcome": int(np.sign(each)),
+            "odds": float(each),
+            "unreadable": 0,
+            "by_place": bool(first * second > 0.0),
+        }
+        for pair, each, (first, second) in zip(pairs, odds, leaning, strict=True)
     ]
 
 
