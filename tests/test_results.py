@@ -1,8 +1,9 @@
-"""The figures of docs/results/README.md, false alarms and forgeries are those of the files that they link."""
+"""The figures of the pages of results are those of the files that they link."""
 
 from __future__ import annotations
 
 import csv
+import importlib
 import json
 import re
 from pathlib import Path
@@ -56,10 +57,34 @@ def test_false_alarms_are_those_of_their_file() -> None:
     found: dict[str, dict[str, str]] = {}
     for line in (FOLDER / "false-alarms.jsonl").read_text(encoding="utf-8").splitlines():
         row = json.loads(line)
-        shown = f"{100 * row['share']:.2f}% ({100 * row['worst']:.1f}%)"
-        found.setdefault(row["scheme"], {})[row["text"]] = shown
+        if "keys" not in row:  # 24
+            shown = f"{100 * row['share']:.2f}% ({100 * row['worst']:.1f}%)"
+            found.setdefault(row["scheme"], {})[row["text"]] = shown
+        if "expected" in row:
+            figures = f"{100 * row['expected']:.2f}% | {100 * row['share']:.2f} ± {100 * row['error']:.2f}%"
+            assert f" | {figures} | {row['pairs']} |" in page
     rows = re.findall(r"^\| `([^`]+)` \| (.*?) \| (.*?) \|$", page, re.MULTILINE)
     assert {scheme: {"en": english, "de": german} for scheme, english, german in rows} == found
+
+
+def test_the_table_of_schemes_is_made_from_its_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(FOLDER.parents[1] / "benchmarks")
+    lines = (FOLDER / "schemes.jsonl").read_text(encoding="utf-8").splitlines()
+    made = importlib.import_module("schemes").table([json.loads(line) for line in lines])
+    assert made in (FOLDER / "schemes.md").read_text(encoding="utf-8")
+
+
+def test_figures_of_which_scheme_are_those_of_its_files() -> None:
+    page = (FOLDER.parent / "which-scheme.md").read_text(encoding="utf-8")
+    rows = json.loads((FOLDER / "chat-settings.json").read_text(encoding="utf-8"))
+    known = [value for row in rows for value in row.values() if isinstance(value, float)]
+    with (FOLDER / "main" / "table.csv").open(encoding="utf-8", newline="") as stream:
+        table = [value for row in csv.DictReader(stream) for value in row.values()]
+    known += [float(value) for value in table if re.fullmatch(r"[\d.]+", value)]
+    shares = {f"{100 * value:.1f}%" for value in known} | {f"{abs(value):.3f}" for value in known}
+    shown = set(re.findall(r"\d+\.\d%|\d\.\d{3}", page))
+    assert len(shown) > 20
+    assert not shown - shares
 
 
 def test_forgeries_and_genuine_texts_are_those_of_their_files() -> None:
