@@ -46,7 +46,7 @@ class Tokenized:
 
     text: str
     ids: tuple[int, ...]
-    offsets: tuple[tuple[int, int], ...]
+    offsets: Sequence[tuple[int, int]]
     forms: tuple[str, ...] = ()
 
 

@@ -43,7 +43,7 @@ def test_flattening_brings_every_direction_down_to_the_limit(pairs, limit) -> No
     """From twice as many pairs as dimensions on, the limit falls."""
     T, C = rows(pairs, 40, seed=1, common=0.8), rows(pairs, 32, seed=2, common=0.8)
     weights = np.random.default_rng(3).integers(1, 4, size=pairs).astype(np.float64)
-    cuts = flatten(T, C, weights, limit=2.0)
+    cuts = flatten([(T, C, weights)], limit=2.0)[0]
     assert cuts is not None
     M = matrix(T, C, weights)
     flat = M - (cuts.left.T * cuts.sizes) @ cuts.right
@@ -52,7 +52,6 @@ def test_flattening_brings_every_direction_down_to_the_limit(pairs, limit) -> No
     before, after = (np.linalg.svd(x, compute_uv=False) for x in (M, flat))
     assert before[0] > 1.2 * bound
     np.testing.assert_allclose(after, np.minimum(before, bound), rtol=1e-3, atol=1e-4)
-    np.testing.assert_allclose(cuts.shares @ T, cuts.left, atol=1e-4)
     assert cuts.square == pytest.approx(np.sum(np.square(flat)), rel=1e-5)
 
 
@@ -86,8 +85,8 @@ def test_words_of_the_lexicon_count_where_they_are_new_and_follow_another() -> N
 
 
 def test_texts_without_a_common_direction_are_left_alone() -> None:
-    assert flatten(rows(60, 64, seed=1), rows(60, 64, seed=2), np.ones(60), limit=3.0) is None
-    assert flatten(np.zeros((4, 8), np.float32), rows(4, 8, seed=2), np.ones(4), limit=2.0) is None
+    assert flatten([(rows(60, 64, seed=1), rows(60, 64, seed=2), np.ones(60))], limit=3.0) == [None]
+    assert flatten([(np.zeros((4, 8), np.float32), rows(4, 8, seed=2), np.ones(4))], limit=2.0) == [None]
 
 
 def test_flattening_uncouples_texts_that_share_a_direction() -> None:
@@ -96,7 +95,7 @@ def test_flattening_uncouples_texts_that_share_a_direction() -> None:
     def flat(seed: int) -> tuple[np.ndarray, np.ndarray]:
         T, C = rows(150, 32, seed=seed, common=0.7), rows(150, 32, seed=seed + 50, common=0.7)
         M = matrix(T, C, np.ones(150))
-        cuts = flatten(T, C, np.ones(150), limit=2.0)
+        cuts = flatten([(T, C, np.ones(150))], limit=2.0)[0]
         assert cuts is not None
         return M, M - (cuts.left.T * cuts.sizes) @ cuts.right
 

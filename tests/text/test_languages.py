@@ -190,7 +190,7 @@ def test_the_model_agrees_with_its_own_library(text: str) -> None:
     for code, probability in _library().rank(text):
         merged = _SAME.get(code, code)
         theirs[merged] = theirs.get(merged, 0.0) + probability
-    found = dict(zip(model.labels, model.probabilities(text).tolist(), strict=True))
+    found = dict(zip(model.labels, model.probabilities([text])[0].tolist(), strict=True))
     assert found == pytest.approx(theirs, abs=1e-4)
 
 

@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -43,6 +44,7 @@ __all__ = ["SIMULATION", "TESTS", "TextEvidence", "mean_score", "run_test", "sat
 TESTS = ("key", "monte-carlo", "gaussian", "beta")
 SIMULATION = "dew/monte-carlo"
 """The purpose of the sub-key from which the Monte-Carlo test draws its keys."""
+_PAIRS_AT_ONCE = 4096
 
 
 @dataclass(frozen=True)
@@ -61,67 +63,111 @@ class TextEvidence:
     cuts: Cuts | None
 
     @classmethod
-    def of(
-        cls, pairs: Pairs, reading: Reading, context_rows: F32, scheme: DewSettings, *, test: str
-    ) -> TextEvidence:
-        """Prepare one text of a reading whose contexts have the rows ``context_rows`` (W, d_C)."""
+    def each(
+        cls, texts: Sequence[Pairs], reading: Reading, context_rows: F32, scheme: DewSettings, *, test: str
+    ) -> Iterator[TextEvidence]:
+        """Prepare texts of a reading whose contexts have the rows ``context_rows`` (W, d_C).
+
+        A few at a time: a text's evidence is much larger than what is kept of it.
+        """
         ours = test not in ("gaussian", "beta")
+        flattens = ours and scheme.flattens
+        for some in _groups(texts):
+            rows = [_rows(pairs, reading, context_rows, scheme, ours=ours) for pairs in some]
+            cuts: Sequence[Cuts | None] = [None] * len(rows)
+            if flattens and scheme.flatten is not None:
+                weighted = [(T, C, pairs.weights) for pairs, (T, C, _) in zip(some, rows, strict=True)]
+                cuts = flatten(weighted, limit=scheme.flatten)
+            for pairs, (T, C, norms), cut in zip(some, rows, cuts, strict=True):
+                yield cls._of(pairs, T, C, norms, cut, scheme, ours=ours)
+
+    @classmethod
+    def _of(
+        cls,
+        pairs: Pairs,
+        T: Factor,
+        C: Factor,
+        norms: F32 | None,
+        cuts: Cuts | None,
+        scheme: DewSettings,
+        *,
+        ours: bool,
+    ) -> TextEvidence:
         linear = ours and scheme.scores_linearly
-        keep_norms = linear and scheme.key_matrix == "full"
-        T: Factor = pairs.tokens
-        norms = None
-        if scheme.token_semantics:
-            T = reading.token_rows[pairs.tokens]
-            several = bool(np.any(pairs.tokens != pairs.tokens[:1]))  # a lone unit is not its own mean
-            if ours and scheme.subtract_text_mean and several:
-                T -= _centre(reading.token_rows, T, pairs)
-                norms = np.linalg.norm(T, axis=1)
-                if not keep_norms:
-                    T /= norms[:, None]
-        C: Factor = context_rows[pairs.windows] if scheme.context_semantics else pairs.windows
-        cuts = None
-        if ours and scheme.flattens and scheme.flatten is not None and len(pairs.tokens):
-            cuts = flatten(T, C, pairs.weights, limit=scheme.flatten)
         weights = pairs.weights
         if cuts is not None:
-            T = np.concatenate((np.asarray(T, dtype=np.float32), cuts.left))
-            C = np.concatenate((np.asarray(C, dtype=np.float32), cuts.right))
+            T, C = np.concatenate((T, cuts.left)), np.concatenate((C, cuts.right))
             weights = np.concatenate((weights, -cuts.sizes))
-        nothing = np.zeros(len(weights), dtype=np.float32)
         blank = Evidence(
-            scores=nothing.astype(np.float64),
-            alignments=nothing,
+            scores=np.zeros(len(weights)),
+            alignments=np.zeros(len(weights), dtype=np.float32),
             weights=weights,
             positions=pairs.positions,
             T=T,
             C=C,
             kernel=(1.0,) if linear else tanh_kernel(scheme.gamma),
             extra=0 if cuts is None else len(cuts.sizes),
-            unit_rows=not keep_norms,
+            unit_rows=not _keeps_norms(scheme, ours=ours),
         )
         score = _identity if linear else functools.partial(saturate, gamma=scheme.gamma)
-        return cls(pairs, blank, norms, score, keep_norms, cuts)
+        return cls(pairs, blank, norms, score, _keeps_norms(scheme, ours=ours), cuts)
 
     @property
     def variance(self) -> float | None:
         """The variance of the sum over keys, where flattening has found it."""
         return None if self.cuts is None else self.cuts.square
 
-    def under(self, tokens: F32, contexts: F32) -> Evidence:
-        """The evidence under a key that maps the batch's units and contexts to rows whose products are u."""
+    def under(self, tokens: F32, contexts: F32, W: F32) -> Evidence:
+        """The evidence under a key that maps the batch's units and contexts to rows whose products are u.
+
+        A full key matrix ``W`` (d_T, d_C) maps further units, those of ``cuts``.
+        """
         rows = tokens[self.pairs.tokens]
         if self.norms is not None:
             rows -= _centre(tokens, rows, self.pairs)
             if not self.linear:
                 rows /= self.norms[:, None]
-        u: F32 = np.einsum("ij,ij->i", rows, contexts[self.pairs.windows])
+        around = self.blank.C[: len(rows)] if self.linear else contexts[self.pairs.windows]
+        u: F32 = np.einsum("ij,ij->i", rows, around)
         shown = u
         if self.linear and self.norms is not None:
             shown = np.divide(u, self.norms, out=np.zeros_like(u), where=self.norms > 0.0)
         if self.cuts is not None:
-            along: F32 = np.einsum("ij,ij->i", self.cuts.shares @ rows, self.cuts.right)
+            along: F32 = np.einsum("ij,ij->i", self.cuts.left @ W, self.cuts.right)
             u, shown = np.concatenate((u, along)), np.concatenate((shown, along))
         return dataclasses.replace(self.blank, scores=self.score(u.astype(np.float64)), alignments=shown)
+
+
+def _groups(texts: Sequence[Pairs]) -> Iterator[Sequence[Pairs]]:
+    """Texts in order, at most about `_PAIRS_AT_ONCE` pairs at a time."""
+    start = size = 0
+    for i, pairs in enumerate(texts):
+        size += len(pairs.tokens)
+        if size >= _PAIRS_AT_ONCE or i == len(texts) - 1:
+            yield texts[start : i + 1]
+            start, size = i + 1, 0
+
+
+def _keeps_norms(scheme: DewSettings, *, ours: bool) -> bool:
+    return ours and scheme.scores_linearly and scheme.key_matrix == "full"
+
+
+def _rows(
+    pairs: Pairs, reading: Reading, context_rows: F32, scheme: DewSettings, *, ours: bool
+) -> tuple[Factor, Factor, F32 | None]:
+    """T and C of a text's evidence, and the norms of T's rows before they were normalised, if they were."""
+    C: Factor = context_rows[pairs.windows] if scheme.context_semantics else pairs.windows
+    if not scheme.token_semantics:
+        return pairs.tokens, C, None
+    T = reading.token_rows[pairs.tokens]
+    several = bool(np.any(pairs.tokens != pairs.tokens[:1]))  # a lone unit is not its own mean
+    if not (ours and scheme.subtract_text_mean and several):
+        return T, C, None
+    T -= _centre(reading.token_rows, T, pairs)
+    norms: F32 = np.sqrt(np.einsum("ij,ij->i", T, T))
+    if not _keeps_norms(scheme, ours=ours):
+        T /= norms[:, None]
+    return T, C, norms
 
 
 def _centre(table: F32, rows: F32, pairs: Pairs) -> F32:

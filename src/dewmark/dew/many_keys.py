@@ -86,10 +86,7 @@ def _detect_by_matrix(
     found: list[list[Detection]] = []
     for i in range(0, len(texts), at_once):
         part = slice(i, i + at_once)
-        scored = [
-            TextEvidence.of(pairs, reading, contexts, shared.scheme, test=test)
-            for pairs in reading.texts[part]
-        ]
+        scored = list(TextEvidence.each(reading.texts[part], reading, contexts, shared.scheme, test=test))
         M = np.stack([text_matrix(each.blank) for each in scored])
         sums = _sums(shared, keys, M.reshape(len(M), -1), progress)
         for text, prepared, matrix, sum_ in zip(texts[part], scored, M, sums, strict=True):
@@ -101,7 +98,7 @@ def _detect_by_matrix(
             used = prepared.pairs.used_rows
             rows = np.zeros((len(reading.token_rows), W.shape[1]), dtype=np.float32)
             rows[used] = reading.token_rows[used] @ W
-            evidence = prepared.under(rows, contexts)
+            evidence = prepared.under(rows, contexts, W)
             effective = effective_length(prepared.blank, square) if square > TINY else 0.0
             row = [
                 make_detection(
@@ -184,7 +181,7 @@ def _detect(
     scheme = shared.scheme
     contexts = reading.context_rows
     rows = np.zeros((len(reading.windows), 0), dtype=np.float32) if contexts is None else contexts
-    scored = [TextEvidence.of(pairs, reading, rows, scheme, test=test) for pairs in reading.texts]
+    scored = list(TextEvidence.each(reading.texts, reading, rows, scheme, test=test))
     variances = [score_variance(s.blank) if test == "key" and len(s.blank) else None for s in scored]
     found: list[list[Detection]] = [[] for _ in texts]
     best: list[tuple[int, Evidence]] = [(0, s.blank) for s in scored]
@@ -245,7 +242,7 @@ def _evidences(
                 rows = hashed.vectors(reading.windows) if hashed is not None else rows
                 assert rows is not None
                 P_T, P_C = _project(tokens, rows, drawn)
-                yield [text.under(P_T, P_C) for text in scored]
+                yield [text.under(P_T, P_C, drawn[0]) for text in scored]
 
 
 def _drawn(key: Key, *, shared: KeyIndependent) -> tuple[F32, F32 | None]:

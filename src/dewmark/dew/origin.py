@@ -49,15 +49,14 @@ def find_uses(
 
     ``head`` gives the coordinates that a forger learns first; without it, nothing is attributed.
     """
-    for pairs in reading.texts:
-        text = TextEvidence.of(pairs, reading, contexts, scheme, test="key")
+    for text in TextEvidence.each(reading.texts, reading, contexts, scheme, test="key"):
         M = text_matrix(text.blank)
         found = uses.find(M)
         W = uses.matrix(found.use)
-        used = pairs.used_rows
+        used = text.pairs.used_rows
         rows = np.zeros((len(reading.token_rows), W.shape[1]), dtype=np.float32)
         rows[used] = reading.token_rows[used] @ W
-        evidence = text.under(rows, contexts)
+        evidence = text.under(rows, contexts, W)
         variance = float(np.sum(np.square(uses.visible(M)), dtype=np.float64))
         if variance <= TINY:
             yield evidence, OriginStatistic(**dataclasses.asdict(NOTHING))

@@ -200,18 +200,20 @@ def _distinct(windows: I64, size: int) -> tuple[I64, I64]:
 
 def pairs_of(units: I64, windows: I64, lengths: Sequence[int]) -> tuple[Pairs, ...]:
     """Pairs per text from the unit and context indices of all units, -1 where a unit is not scored."""
-    width = int(units.max(initial=0)) + 1
-    codes = np.where(windows >= 0, windows * width + units, -1)  # one integer per pair
-    ends = np.cumsum(lengths)
-    return tuple(_pairs(codes[end - length : end], width) for end, length in zip(ends, lengths, strict=True))
-
-
-def _pairs(mine: I64, width: int) -> Pairs:
-    distinct, inverse, counts = np.unique(mine[mine >= 0], return_inverse=True, return_counts=True)
-    windows, units = np.divmod(distinct, width)
-    positions = np.full(len(mine), -1, dtype=np.int64)
-    positions[mine >= 0] = inverse
-    return Pairs(tokens=units, windows=windows, weights=counts.astype(np.float64), positions=positions)
+    width, breadth = int(units.max(initial=0)) + 1, int(windows.max(initial=0)) + 1
+    scored = np.flatnonzero(windows >= 0)
+    text = np.repeat(np.arange(len(lengths)), lengths)
+    codes = ((text * breadth + windows) * width + units)[scored]  # one integer per pair
+    distinct, inverse, counts = np.unique(codes, return_inverse=True, return_counts=True)
+    firsts = np.searchsorted(distinct, np.arange(len(lengths) + 1) * (breadth * width)).tolist()
+    positions = np.full(len(units), -1, dtype=np.int64)
+    positions[scored] = inverse - np.array(firsts)[text[scored]]
+    around, tokens = np.divmod(distinct % (breadth * width), width)
+    weights, ends = counts.astype(np.float64), np.cumsum([0, *lengths]).tolist()
+    return tuple(
+        Pairs(tokens[i:j], around[i:j], weights[i:j], positions[start:end])
+        for i, j, start, end in zip(firsts, firsts[1:], ends, ends[1:], strict=False)
+    )
 
 
 # Words as units
@@ -383,7 +385,7 @@ class LexiconReader(WordReader):
 
 def _word_tokens(text: str) -> Tokenized:
     places, forms = places_and_forms(text)
-    return Tokenized(text, tuple(map(_word_id, forms)), tuple(places), tuple(forms))
+    return Tokenized(text, tuple(map(_word_id, forms)), places, tuple(forms))
 
 
 @functools.lru_cache(maxsize=1 << 16)

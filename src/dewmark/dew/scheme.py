@@ -461,9 +461,8 @@ class BoundDEW(BoundScheme):
         context_rows = self._context_rows(reading)
         scaled = self.fold.contexts(context_rows, parts=reading.parts)
         Q = self._folded_rows(reading)
-        for pairs in reading.texts:
-            text = TextEvidence.of(pairs, reading, context_rows, self.scheme, test=test)
-            yield text, text.under(Q, scaled)
+        for text in TextEvidence.each(reading.texts, reading, context_rows, self.scheme, test=test):
+            yield text, text.under(Q, scaled, self.fold.product)
 
     def _folded_rows(self, reading: Reading) -> F32:
         """Rows of Q for the reading's units (V, d_C)."""

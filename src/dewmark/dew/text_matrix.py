@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -32,6 +33,7 @@ _DIRECTIONS, _OF_LONG = 24, 64  # at most so many are cut, of texts with up to 2
 _ITERATIONS = 3  # of the search for them
 _ROUNDS = 30  # until the bound settles
 _LEAST_LIMIT = 1.05  # where nearly all directions are cut alike
+_NOTHING = 1e-12  # ‖M‖² of a text that says nothing
 _ALIKE = 1e-5  # of two columns, relative to the first: too near for half the digits
 
 
@@ -40,14 +42,12 @@ class Cuts:
     """The q directions of a text's matrix that stand out, and by how much.
 
     ``left`` (q, d_T) and ``right`` (q, d_C) are unit rows, ``sizes`` (q,) what is cut from each singular
-    value. left_j = Σ_i shares_ji t_i with ``shares`` (q, N), so that it is known under a key as soon as the
-    units are. ``square`` is ‖f(M)‖², the variance over keys of the flattened sum.
+    value. ``square`` is ‖f(M)‖², the variance over keys of the flattened sum.
     """
 
     left: F32
     right: F32
     sizes: F64
-    shares: F32
     square: float
 
 
@@ -60,78 +60,142 @@ def text_matrix(evidence: Evidence) -> F32:
     return np.asarray(evidence.T, dtype=np.float32).T @ weighted
 
 
-def flatten(T: Factor, C: Factor, weights: F64, *, limit: float) -> Cuts | None:
-    """Find what to cut from Σ_i w_i t_i c_iᵀ, rows t_i (N, d_T) and c_i (N, d_C); None if nothing is."""
-    t, c = np.asarray(T, dtype=np.float32), np.asarray(C, dtype=np.float32)
-    weighted = c * weights.astype(np.float32)[:, None]
-    matrix = _Product(t, weighted)
-    square = matrix.square
-    if square <= 1e-12:
-        return None
-    length, d = float(weights.sum()), min(t.shape[1], c.shape[1])
-    directions = _DIRECTIONS if length <= 2 * d else _OF_LONG
-    right = _start(c.shape[1], min(directions, len(t), c.shape[1]))
-    for _ in range(_ITERATIONS):
-        right = _orthonormal(matrix.transposed(matrix.times(right)))
-    image = matrix.times(right).astype(np.float64)
-    squares, turn = np.linalg.eigh(image.T @ image)
-    squares, turn = squares[::-1], turn[:, ::-1]
-    values = np.sqrt(np.maximum(squares, 0.0))
+def flatten(texts: Sequence[tuple[Factor, Factor, F64]], *, limit: float) -> list[Cuts | None]:
+    """What to cut from Σ_i w_i t_i c_iᵀ of each text, None if nothing is.
+
+    A text is rows t_i (N, d_T) and c_i (N, d_C) and weights w_i (N,). Texts that search for equally many
+    directions do so together.
+    """
+    found: list[Cuts | None] = [None] * len(texts)
+    alike: dict[tuple[int, int], list[int]] = {}
+    for i, (t, c, weights) in enumerate(texts):
+        if not len(t):
+            continue
+        most = _DIRECTIONS if weights.sum() <= 2 * min(t.shape[1], c.shape[1]) else _OF_LONG
+        whole = 2 * len(t) >= c.shape[1]  # otherwise two factors are cheaper than their product
+        alike.setdefault((min(most, len(t), c.shape[1]), -1 if whole else i), []).append(i)
+    for (count, alone), members in alike.items():
+        some = [texts[i] for i in members]
+        matrices = _Stack.of(some) if alone < 0 else _Factors.of(*some[0])
+        squares = matrices.squares
+        values, left, right = _directions(matrices, count)
+        for j, i in enumerate(members):
+            found[i] = _cuts(values[j], left[j], right[j], squares[j], float(some[j][2].sum()), limit)
+    return found
+
+
+def _cuts(
+    values: F64, left: F64, right: F64, square: float, length: float, limit: float
+) -> Cuts | None:
+    """From singular values (q,) and their directions (d_T, q) and (d_C, q), the largest first."""
+    d = min(len(left), len(right))
     limit = max(limit * min(2.0 * d / length, 1.0) ** (1 / 3), min(limit, _LEAST_LIMIT))
     bound = _bound(values, square, limit, rank=min(length, d))
     count = int(np.count_nonzero(values > bound))
-    if not count:
+    if square <= _NOTHING or not count:
         return None
-    turn, values = turn[:, :count], values[:count]
-    along = (right @ turn).astype(np.float32)
+    values = values[:count]
     sizes = values - bound
     return Cuts(
-        left=np.ascontiguousarray((image @ turn / values).T, dtype=np.float32),
-        right=np.ascontiguousarray(along.T),
+        left=left[:, :count].T.astype(np.float32),
+        right=right[:, :count].T.astype(np.float32),
         sizes=sizes,
-        shares=np.ascontiguousarray((weighted @ along / values.astype(np.float32)).T),
         # ⟨M, l_j r_jᵀ⟩ = s_j, and both the l_j and the r_j are orthonormal
         square=square - float(np.sum(sizes * (values + bound))),
     )
 
 
-class _Product:
-    """M = tᵀ c with rows t (N, d_T) and c (N, d_C), as one matrix or as two factors: the cheaper of both."""
+@dataclass(frozen=True)
+class _Stack:
+    """The matrices M = tᵀ c of B texts, (B, d_T, d_C)."""
 
-    def __init__(self, t: F32, c: F32) -> None:
-        self._t, self._c = t, c
-        whole = 2 * len(t) >= c.shape[1]
-        self._matrix: F32 | None = t.T @ c if whole else None
+    matrices: F32
 
     @property
-    def square(self) -> float:
-        """‖M‖²."""
-        if self._matrix is not None:
-            # in double precision: what is cut is subtracted from it, and may be nearly all
-            return float(np.einsum("ij,ij->", self._matrix, self._matrix, dtype=np.float64))
-        products = (self._t @ self._t.T) * (self._c @ self._c.T)
-        return max(float(np.sum(products, dtype=np.float64)), 0.0)
+    def width(self) -> int:
+        """d_C."""
+        return int(self.matrices.shape[-1])
+
+    @classmethod
+    def of(cls, texts: Sequence[tuple[F32, F32, F64]]) -> _Stack:
+        stack = np.empty((len(texts), texts[0][0].shape[1], texts[0][1].shape[1]), dtype=np.float32)
+        for out, (t, c, weights) in zip(stack, texts, strict=True):
+            np.matmul(t.T, _weighted(c, weights), out=out)
+        return cls(stack)
+
+    @property
+    def squares(self) -> list[float]:
+        """‖M‖² of each matrix."""
+        # in double precision: what is cut is subtracted from it, and may be nearly all
+        return [float(np.einsum("ij,ij->", M, M, dtype=np.float64)) for M in self.matrices]
 
     def times(self, x: F32) -> F32:
-        """M x."""
-        return self._t.T @ (self._c @ x) if self._matrix is None else self._matrix @ x
+        """M x (B, d_T, q)."""
+        return self.matrices @ x
 
     def transposed(self, x: F32) -> F32:
-        """Mᵀ x."""
-        return self._c.T @ (self._t @ x) if self._matrix is None else self._matrix.T @ x
+        """Mᵀ x (B, d_C, q)."""
+        return self.matrices.mT @ x
+
+
+@dataclass(frozen=True)
+class _Factors:
+    """The matrix M = tᵀ c of one text, as its factors (N, d_T) and (N, d_C)."""
+
+    t: F32
+    c: F32
+
+    @property
+    def width(self) -> int:
+        """d_C."""
+        return int(self.c.shape[-1])
+
+    @classmethod
+    def of(cls, t: F32, c: F32, weights: F64) -> _Factors:
+        return cls(t, _weighted(c, weights))
+
+    @property
+    def squares(self) -> list[float]:
+        products = (self.t @ self.t.T) * (self.c @ self.c.T)
+        return [max(float(np.sum(products, dtype=np.float64)), 0.0)]
+
+    def times(self, x: F32) -> F32:
+        return self.t.T @ (self.c @ x.reshape(x.shape[-2:]))[None]
+
+    def transposed(self, x: F32) -> F32:
+        return self.c.T @ (self.t @ x)
+
+
+def _weighted(c: F32, weights: F64) -> F32:
+    return c if np.all(weights == 1.0) else c * weights.astype(np.float32)[:, None]
+
+
+def _directions(matrices: _Stack | _Factors, count: int) -> tuple[F64, F64, F64]:
+    """The leading singular values (B, q) of B matrices, and their directions (B, d_T, q) and (B, d_C, q)."""
+    right: F32 = _start(matrices.width, count)
+    for _ in range(_ITERATIONS):
+        right = _orthonormal(matrices.transposed(matrices.times(right)))
+    image = matrices.times(right).astype(np.float64)
+    squares, turn = np.linalg.eigh(image.mT @ image)
+    squares, turn = squares[:, ::-1], turn[:, :, ::-1]
+    values = np.sqrt(np.maximum(squares, 0.0))
+    return values, image @ turn / np.maximum(values, math.sqrt(_NOTHING))[:, None], right @ turn
 
 
 def _orthonormal(columns: F32) -> F32:
-    """An orthonormal basis (d, q) of the space of columns (d, q)."""
+    """An orthonormal basis (B, d, q) of each space of columns (B, d, q)."""
     wide = columns.astype(np.float64)
-    gram = wide.T @ wide
     try:  # in double precision this is a QR decomposition at a third of the time, unless some are alike
-        factor = np.linalg.cholesky(gram)
+        factor = np.linalg.cholesky(wide.mT @ wide)
     except np.linalg.LinAlgError:
-        factor = None
-    if factor is None or np.min(np.diag(factor)) < _ALIKE * factor[0, 0]:
-        return np.asarray(np.linalg.qr(wide)[0], dtype=np.float32)
-    return np.asarray(wide @ np.linalg.inv(factor).T, dtype=np.float32)
+        if len(wide) > 1:
+            return np.concatenate([_orthonormal(each[None]) for each in columns])
+        return np.linalg.qr(wide)[0].astype(np.float32)
+    basis = wide @ np.linalg.inv(factor).mT
+    alike = np.linalg.diagonal(factor).min(axis=1) < _ALIKE * factor[:, 0, 0]
+    for i in np.flatnonzero(alike):
+        basis[i] = np.linalg.qr(wide[i])[0]
+    return basis.astype(np.float32)
 
 
 def _bound(values: F64, square: float, limit: float, *, rank: float) -> float:

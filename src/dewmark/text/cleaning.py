@@ -362,7 +362,7 @@ _JOINED = regex.compile(rf"[{''.join(_JOINTS)}] (?<=[\p{{L}}\p{{N}}].) (?=[\p{{L
 
 def _real_spaces(text: str) -> str:
     """Underscores and unusual spaces as spaces, where a text has more of them than of ordinary ones."""
-    if _JOINTS.isdisjoint(text):
+    if "_" not in text and (text.isascii() or _JOINTS.isdisjoint(text)):
         return text
     if len(_JOINED.findall(text)) <= text.count(" "):
         return text

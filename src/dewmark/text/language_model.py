@@ -9,8 +9,8 @@ tables are unpacked once into the cache and memory-mapped from then on: unpackin
 from __future__ import annotations
 
 import functools
-import math
 import unicodedata
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +24,7 @@ from dewmark.storage import load_bundle, save_bundle
 __all__ = ["LanguageModel", "load_language_model"]
 
 _FOLDER = "languages"
+_BREAK = b"\xff"  # occurs in no text; after it the automaton is in its first state again
 # Written alike, and one language to an encoder: Arabic with Moroccan and Egyptian, Chinese with Wu and Yue.
 _SAME = {"ary": "ar", "arz": "ar", "wuu": "zh", "yue": "zh", "nn": "no", "nb": "no"}
 
@@ -46,18 +47,28 @@ class LanguageModel:
         self.labels = list(dict.fromkeys(merged))
         self._label_of = np.array([self.labels.index(each) for each in merged])
 
-    def probabilities(self, text: str) -> F32:
-        """The probability of each of ``labels``; all alike if nothing in the text tells."""
-        text = text.lower() if text.isupper() else text
-        data = np.frombuffer(unicodedata.normalize("NFC", text).encode("utf-8", "surrogatepass"), np.uint8)
-        visited = self._features.take(self._states(data))
-        features, counts = np.unique(visited[visited >= 0], return_counts=True)
-        scores = np.zeros(len(self._prior), dtype=np.float32)
-        if len(features):
-            scores = np.log1p(counts.astype(np.float32)) @ self._logs.take(features, axis=0) + self._prior
-        scores /= math.sqrt(max(len(data), 1))  # keeps the probabilities honest at every length
-        np.exp(scores - scores.max(), out=scores)
-        return np.bincount(self._label_of, weights=scores / scores.sum()).astype(np.float32)
+    def probabilities(self, texts: Sequence[str]) -> F32:
+        """The probability of each label in each text (texts, labels); all alike if nothing in a text tells."""
+        data = [_normalised(text) for text in texts]
+        lengths = np.array([len(each) for each in data], dtype=np.int64)
+        visited = self._features.take(self._states(np.frombuffer(_BREAK.join((*data, b"")), np.uint8)))
+        told = np.flatnonzero(visited >= 0)
+        of_text = np.repeat(np.arange(len(texts)) * len(self._logs), lengths + len(_BREAK))
+        codes, counts = np.unique(of_text[told] + visited[told], return_counts=True)
+        ends = np.searchsorted(codes, np.arange(len(texts) + 1) * len(self._logs)).tolist()
+        features, weights = codes % len(self._logs), np.log1p(counts.astype(np.float32))
+        scores = np.zeros((len(texts), len(self._prior)), dtype=np.float32)
+        for row, start, end in zip(scores, ends, ends[1:], strict=False):
+            if start < end:
+                row += weights[start:end] @ self._logs.take(features[start:end], axis=0) + self._prior
+        # keeps the probabilities honest at every length
+        scores /= np.sqrt(np.maximum(lengths, 1)).astype(np.float32)[:, None]
+        np.exp(scores - scores.max(axis=1, keepdims=True), out=scores)
+        scores /= scores.sum(axis=1, keepdims=True)
+        merged = np.arange(len(texts))[:, None] * len(self.labels) + self._label_of
+        size = len(texts) * len(self.labels)
+        sums = np.bincount(merged.ravel(), weights=scores.ravel(), minlength=size)
+        return sums.reshape(len(texts), -1).astype(np.float32)
 
     def _states(self, data: NDArray[np.uint8]) -> I64:
         """The automaton's state after each byte (N,)."""
@@ -67,6 +78,11 @@ class LanguageModel:
             at = states[back:]
             at[:] = self._moves.take(self._starts.take(at) + data[: len(data) - back])
         return states
+
+
+def _normalised(text: str) -> bytes:
+    text = text.lower() if text.isupper() else text
+    return unicodedata.normalize("NFC", text).encode("utf-8", "surrogatepass")
 
 
 @functools.cache

@@ -50,12 +50,13 @@ _LETTERS = regex.compile(r"\p{L}+")
 # in 45 languages that the default encoder does not know, 95% give all languages that it knows less than 0.01.
 _LEAST_LIKELY = 0.3
 _KNOWN_ABOVE, _UNKNOWN_BELOW = 0.5, 0.1
+_AT_ONCE = 64  # texts
 _LOADING = threading.Lock()
 
 
 def guess_language(text: str) -> str:
     """The ISO 639 code of the text's language, or "und" if the text is short, mixed or not language."""
-    return _likeliest(_shares(text))
+    return _likeliest(_shares([text])[0])
 
 
 def language_probabilities(text: str) -> dict[str, float]:
@@ -63,7 +64,7 @@ def language_probabilities(text: str) -> dict[str, float]:
 
     The probabilities of a text with several languages reflect their shares in the sample, roughly.
     """
-    shares = _shares(text)
+    (shares,) = _shares([text])
     if shares is None:
         return {}
     found = dict(zip(_model().labels, shares.tolist(), strict=True))
@@ -71,22 +72,29 @@ def language_probabilities(text: str) -> dict[str, float]:
     return found
 
 
-def _shares(text: str) -> F64 | None:
-    """The probabilities (labels,) of the model's labels, 0 for no language; None if the text does not say."""
-    sample = clean(_sample(text)).text
+def _shares(texts: Sequence[str]) -> list[F64 | None]:
+    """Of each text the probabilities (labels,) of the model's labels, 0 for no language; None if it says none."""
+    samples = [clean(_sample(text)).text for text in texts]
+    telling = [i for i, sample in enumerate(samples) if _has_letters(sample)]
+    shares: list[F64 | None] = [None] * len(texts)
+    model = _model()
+    for first in range(0, len(telling), _AT_ONCE):
+        some = telling[first : first + _AT_ONCE]
+        found = model.probabilities([samples[i] for i in some]).astype(np.float64)
+        if _NO_LANGUAGE in model.labels:
+            found[:, model.labels.index(_NO_LANGUAGE)] = 0.0
+        for i, row, spoken in zip(some, found, found.sum(axis=1).tolist(), strict=True):
+            shares[i] = None if spoken < _LEAST_LIKELY else row / spoken
+    return shares
+
+
+def _has_letters(sample: str) -> bool:
     letters = 0
     for run in _LETTERS.finditer(sample):
         letters += len(run.group().encode())
         if letters >= _FEWEST_BYTES:
-            break
-    else:
-        return None
-    model = _model()
-    found = model.probabilities(sample).astype(np.float64)
-    if _NO_LANGUAGE in model.labels:
-        found[model.labels.index(_NO_LANGUAGE)] = 0.0
-    spoken = float(found.sum())
-    return None if spoken < _LEAST_LIKELY else found / spoken
+            return True
+    return False
 
 
 def language_name(code: str) -> str:
@@ -154,14 +162,13 @@ class LanguagePolicy:
         """The language of each text; no text is read if the scheme does not depend on it."""
         if self.known is None:
             return [TextLanguage()] * len(texts)
-        return [self._read(text, self.known) for text in texts]
+        return [self._read(shares, self.known) for shares in _shares(texts)]
 
     def judge(self, texts: Sequence[str], detections: Sequence[Detection]) -> list[Detection]:
         """The detections of these texts with their languages, and without verdicts in refused ones."""
         return [each.applied(found) for each, found in zip(self.read(texts), detections, strict=True)]
 
-    def _read(self, text: str, known: frozenset[str]) -> TextLanguage:
-        shares = _shares(text)
+    def _read(self, shares: F64 | None, known: frozenset[str]) -> TextLanguage:
         best = _likeliest(shares)
         allowed = self.every or _knows(shares, known | self.audited) is not False
         return TextLanguage(

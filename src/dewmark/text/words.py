@@ -22,15 +22,19 @@ generated.
 from __future__ import annotations
 
 import functools
+import itertools
 import json
+import operator
 import re
 import unicodedata
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from importlib import resources
-from typing import NamedTuple
+from typing import NamedTuple, overload
 
 import regex
 
-from dewmark.text.cleaning import clean
+from dewmark.text.cleaning import Cleaned, clean
 
 __all__ = ["MAX_FORM", "VERSION", "Word", "cut", "form_of", "open_tail", "places_and_forms", "words"]
 
@@ -131,26 +135,74 @@ def words(text: str) -> list[Word]:
     return [Word(start, end, form) for (start, end), form in zip(*places_and_forms(text), strict=True)]
 
 
-def places_and_forms(text: str) -> tuple[list[tuple[int, int]], list[str]]:
+def places_and_forms(text: str) -> tuple[Places, list[str]]:
     """The (start, end) of each word of a text, and its form."""
     cleaned = clean(text)
-    places, forms = _cut(cleaned.text)
-    return (cleaned.original(places) if cleaned.steps else places), forms
+    forms = list(itertools.chain.from_iterable(map(_FORMS, _pieces(cleaned.text))))
+    return Places(cleaned, len(forms)), forms
+
+
+@dataclass(frozen=True, eq=False)
+class Places(Sequence[tuple[int, int]]):
+    """The (start, end) of each of ``count`` words of a text, found when one is looked at: few readers do."""
+
+    cleaned: Cleaned
+    count: int
+
+    @functools.cached_property
+    def _all(self) -> list[tuple[int, int]]:
+        return self.cleaned.original([(start, end) for start, end, _ in cut(self.cleaned.text)])
+
+    def __len__(self) -> int:
+        return self.count
+
+    @overload
+    def __getitem__(self, index: int) -> tuple[int, int]: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[tuple[int, int]]: ...
+    def __getitem__(self, index: int | slice) -> tuple[int, int] | list[tuple[int, int]]:
+        return self._all[index]
+
+    def __iter__(self) -> Iterator[tuple[int, int]]:
+        return iter(self._all)
 
 
 def cut(text: str) -> list[Word]:
     """The words of a text that is clean already."""
-    return [Word(start, end, form) for (start, end), form in zip(*_cut(text), strict=True)]
+    found = []
+    at = 0
+    for piece in _pieces(text):
+        for (start, end), form in zip(piece.places, piece.forms, strict=True):
+            found.append(Word(at + start, at + end, form))
+        at += piece.length + 1
+    return found
 
 
-def _cut(text: str) -> tuple[list[tuple[int, int]], list[str]]:
-    places = _spans(text)
+class _Piece(NamedTuple):
+    """A piece of a text between two spaces, and its words."""
+
+    length: int
+    places: tuple[tuple[int, int], ...]
+    forms: tuple[str, ...]
+
+
+_FORMS = operator.attrgetter("forms")
+_LONGEST_PIECE = 64  # characters of a piece that is remembered
+
+
+def _pieces(text: str) -> Iterator[_Piece]:
+    """No word contains a space, and none depends on what follows one: pieces between spaces are cut alone."""
+    pieces = text.split(" ")
+    remember = max(map(len, pieces)) <= _LONGEST_PIECE
+    return map(_cut_piece if remember else _cut_piece.__wrapped__, pieces)
+
+
+@functools.lru_cache(maxsize=1 << 16)
+def _cut_piece(text: str) -> _Piece:
     most = 4 * MAX_FORM
-    forms = [form_of(text[i:j] if j - i <= most else text[i : i + most]) for i, j in places]
-    if not all(forms):
-        places = [place for place, form in zip(places, forms, strict=True) if form]
-        forms = [form for form in forms if form]
-    return places, forms
+    found = [(place, form_of(text[place[0] : min(place[1], place[0] + most)])) for place in _spans(text)]
+    found = [(place, form) for place, form in found if form]
+    return _Piece(len(text), tuple(place for place, _ in found), tuple(form for _, form in found))
 
 
 @functools.lru_cache(maxsize=1 << 16)
