@@ -52,6 +52,7 @@ def test_flattening_brings_every_direction_down_to_the_limit(pairs, limit) -> No
     before, after = (np.linalg.svd(x, compute_uv=False) for x in (M, flat))
     assert before[0] > 1.2 * bound
     np.testing.assert_allclose(after, np.minimum(before, bound), rtol=1e-3, atol=1e-4)
+    np.testing.assert_allclose(cuts.shares @ T, cuts.left, atol=1e-4)
     assert cuts.square == pytest.approx(np.sum(np.square(flat)), rel=1e-5)
 
 

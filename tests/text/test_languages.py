@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 
+import numpy as np
 import pytest
 from py3langid.langid import MODEL_FILE, LanguageIdentifier
 
@@ -192,6 +193,14 @@ def test_the_model_agrees_with_its_own_library(text: str) -> None:
         theirs[merged] = theirs.get(merged, 0.0) + probability
     found = dict(zip(model.labels, model.probabilities([text])[0].tolist(), strict=True))
     assert found == pytest.approx(theirs, abs=1e-4)
+
+
+def test_texts_read_together_have_the_languages_of_each_alone() -> None:
+    """Also where a text is empty, or so short that the automaton would still remember the one before."""
+    model = load_language_model()
+    texts = ["", "a", *(" ".join(each) for each in HELD_OUT.values()), "É", "the", "日本語"]
+    together = model.probabilities(texts)
+    np.testing.assert_array_equal(together, np.concatenate([model.probabilities([text]) for text in texts]))
 
 
 @functools.cache

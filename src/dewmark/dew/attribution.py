@@ -85,8 +85,8 @@ def _find_energies(reader: Reader, scheme: DewSettings) -> tuple[F64, F64]:
     contexts = reading.context_rows
     assert contexts is not None
     scheme = dataclasses.replace(scheme, flatten=None)  # only the pairs are wanted
-    texts = TextEvidence.each(reading.texts, reading, contexts, scheme, test="key")
-    evidence = [text.blank for text in texts]
+    prepared = TextEvidence.each(reading.texts, reading, contexts, scheme, test="key")
+    evidence = [text.blank for text in prepared]
     units, around = (
         np.mean(np.concatenate([_squares(getattr(each, name)[: each.pairs]) for each in evidence]), axis=0)
         for name in ("T", "C")

@@ -76,8 +76,13 @@ class TextEvidence:
             rows = [_rows(pairs, reading, context_rows, scheme, ours=ours) for pairs in some]
             cuts: Sequence[Cuts | None] = [None] * len(rows)
             if flattens and scheme.flatten is not None:
-                weighted = [(T, C, pairs.weights) for pairs, (T, C, _) in zip(some, rows, strict=True)]
-                cuts = flatten(weighted, limit=scheme.flatten)
+                cuts = flatten(
+                    [
+                        (T.astype(np.float32, copy=False), C.astype(np.float32, copy=False), pairs.weights)
+                        for pairs, (T, C, _) in zip(some, rows, strict=True)
+                    ],
+                    limit=scheme.flatten,
+                )
             for pairs, (T, C, norms), cut in zip(some, rows, cuts, strict=True):
                 yield cls._of(pairs, T, C, norms, cut, scheme, ours=ours)
 
@@ -96,7 +101,8 @@ class TextEvidence:
         linear = ours and scheme.scores_linearly
         weights = pairs.weights
         if cuts is not None:
-            T, C = np.concatenate((T, cuts.left)), np.concatenate((C, cuts.right))
+            T = np.concatenate((np.asarray(T, dtype=np.float32), cuts.left))
+            C = np.concatenate((np.asarray(C, dtype=np.float32), cuts.right))
             weights = np.concatenate((weights, -cuts.sizes))
         blank = Evidence(
             scores=np.zeros(len(weights)),
@@ -117,11 +123,8 @@ class TextEvidence:
         """The variance of the sum over keys, where flattening has found it."""
         return None if self.cuts is None else self.cuts.square
 
-    def under(self, tokens: F32, contexts: F32, W: F32) -> Evidence:
-        """The evidence under a key that maps the batch's units and contexts to rows whose products are u.
-
-        A full key matrix ``W`` (d_T, d_C) maps further units, those of ``cuts``.
-        """
+    def under(self, tokens: F32, contexts: F32) -> Evidence:
+        """The evidence under a key that maps the batch's units and contexts to rows whose products are u."""
         rows = tokens[self.pairs.tokens]
         if self.norms is not None:
             rows -= _centre(tokens, rows, self.pairs)
@@ -133,7 +136,7 @@ class TextEvidence:
         if self.linear and self.norms is not None:
             shown = np.divide(u, self.norms, out=np.zeros_like(u), where=self.norms > 0.0)
         if self.cuts is not None:
-            along: F32 = np.einsum("ij,ij->i", self.cuts.left @ W, self.cuts.right)
+            along: F32 = np.einsum("ij,ij->i", self.cuts.shares @ rows, self.cuts.right)
             u, shown = np.concatenate((u, along)), np.concatenate((shown, along))
         return dataclasses.replace(self.blank, scores=self.score(u.astype(np.float64)), alignments=shown)
 
@@ -164,7 +167,7 @@ def _rows(
     if not (ours and scheme.subtract_text_mean and several):
         return T, C, None
     T -= _centre(reading.token_rows, T, pairs)
-    norms: F32 = np.sqrt(np.einsum("ij,ij->i", T, T))
+    norms: F32 = np.linalg.norm(T, axis=1)
     if not _keeps_norms(scheme, ours=ours):
         T /= norms[:, None]
     return T, C, norms

@@ -98,7 +98,7 @@ def _detect_by_matrix(
             used = prepared.pairs.used_rows
             rows = np.zeros((len(reading.token_rows), W.shape[1]), dtype=np.float32)
             rows[used] = reading.token_rows[used] @ W
-            evidence = prepared.under(rows, contexts, W)
+            evidence = prepared.under(rows, contexts)
             effective = effective_length(prepared.blank, square) if square > TINY else 0.0
             row = [
                 make_detection(
@@ -242,7 +242,7 @@ def _evidences(
                 rows = hashed.vectors(reading.windows) if hashed is not None else rows
                 assert rows is not None
                 P_T, P_C = _project(tokens, rows, drawn)
-                yield [text.under(P_T, P_C, drawn[0]) for text in scored]
+                yield [text.under(P_T, P_C) for text in scored]
 
 
 def _drawn(key: Key, *, shared: KeyIndependent) -> tuple[F32, F32 | None]:

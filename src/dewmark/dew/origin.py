@@ -56,7 +56,7 @@ def find_uses(
         used = text.pairs.used_rows
         rows = np.zeros((len(reading.token_rows), W.shape[1]), dtype=np.float32)
         rows[used] = reading.token_rows[used] @ W
-        evidence = text.under(rows, contexts, W)
+        evidence = text.under(rows, contexts)
         variance = float(np.sum(np.square(uses.visible(M)), dtype=np.float64))
         if variance <= TINY:
             yield evidence, OriginStatistic(**dataclasses.asdict(NOTHING))

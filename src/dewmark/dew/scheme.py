@@ -462,7 +462,7 @@ class BoundDEW(BoundScheme):
         scaled = self.fold.contexts(context_rows, parts=reading.parts)
         Q = self._folded_rows(reading)
         for text in TextEvidence.each(reading.texts, reading, context_rows, self.scheme, test=test):
-            yield text, text.under(Q, scaled, self.fold.product)
+            yield text, text.under(Q, scaled)
 
     def _folded_rows(self, reading: Reading) -> F32:
         """Rows of Q for the reading's units (V, d_C)."""

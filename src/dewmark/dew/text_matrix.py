@@ -25,7 +25,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from dewmark.arrays import F32, F64
-from dewmark.stats.evidence import Evidence, Factor
+from dewmark.stats.evidence import Evidence
 
 __all__ = ["Cuts", "flatten", "text_matrix"]
 
@@ -42,12 +42,14 @@ class Cuts:
     """The q directions of a text's matrix that stand out, and by how much.
 
     ``left`` (q, d_T) and ``right`` (q, d_C) are unit rows, ``sizes`` (q,) what is cut from each singular
-    value. ``square`` is ‖f(M)‖², the variance over keys of the flattened sum.
+    value. left_j = Σ_i shares_ji t_i with ``shares`` (q, N), so that it is known under a key as soon as the
+    units are. ``square`` is ‖f(M)‖², the variance over keys of the flattened sum.
     """
 
     left: F32
     right: F32
     sizes: F64
+    shares: F32
     square: float
 
 
@@ -60,7 +62,7 @@ def text_matrix(evidence: Evidence) -> F32:
     return np.asarray(evidence.T, dtype=np.float32).T @ weighted
 
 
-def flatten(texts: Sequence[tuple[Factor, Factor, F64]], *, limit: float) -> list[Cuts | None]:
+def flatten(texts: Sequence[tuple[F32, F32, F64]], *, limit: float) -> list[Cuts | None]:
     """What to cut from Σ_i w_i t_i c_iᵀ of each text, None if nothing is.
 
     A text is rows t_i (N, d_T) and c_i (N, d_C) and weights w_i (N,). Texts that search for equally many
@@ -80,14 +82,15 @@ def flatten(texts: Sequence[tuple[Factor, Factor, F64]], *, limit: float) -> lis
         squares = matrices.squares
         values, left, right = _directions(matrices, count)
         for j, i in enumerate(members):
-            found[i] = _cuts(values[j], left[j], right[j], squares[j], float(some[j][2].sum()), limit)
+            found[i] = _cuts(values[j], left[j], right[j], squares[j], *texts[i][1:], limit)
     return found
 
 
 def _cuts(
-    values: F64, left: F64, right: F64, square: float, length: float, limit: float
+    values: F64, left: F64, right: F64, square: float, c: F32, weights: F64, limit: float
 ) -> Cuts | None:
     """From singular values (q,) and their directions (d_T, q) and (d_C, q), the largest first."""
+    length = float(weights.sum())
     d = min(len(left), len(right))
     limit = max(limit * min(2.0 * d / length, 1.0) ** (1 / 3), min(limit, _LEAST_LIMIT))
     bound = _bound(values, square, limit, rank=min(length, d))
@@ -96,10 +99,12 @@ def _cuts(
         return None
     values = values[:count]
     sizes = values - bound
+    along = right[:, :count].astype(np.float32)
     return Cuts(
-        left=left[:, :count].T.astype(np.float32),
-        right=right[:, :count].T.astype(np.float32),
+        left=np.ascontiguousarray(left[:, :count].T, dtype=np.float32),
+        right=np.ascontiguousarray(along.T),
         sizes=sizes,
+        shares=np.ascontiguousarray((_weighted(c, weights) @ along / values.astype(np.float32)).T),
         # ⟨M, l_j r_jᵀ⟩ = s_j, and both the l_j and the r_j are orthonormal
         square=square - float(np.sum(sizes * (values + bound))),
     )

@@ -48,7 +48,7 @@ class LanguageModel:
         self._label_of = np.array([self.labels.index(each) for each in merged])
 
     def probabilities(self, texts: Sequence[str]) -> F32:
-        """The probability of each label in each text (texts, labels); all alike if nothing in a text tells."""
+        """The probability of each label in each text (texts, labels); all alike where nothing tells."""
         data = [_normalised(text) for text in texts]
         lengths = np.array([len(each) for each in data], dtype=np.int64)
         visited = self._features.take(self._states(np.frombuffer(_BREAK.join((*data, b"")), np.uint8)))

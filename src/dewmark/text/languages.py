@@ -73,7 +73,10 @@ def language_probabilities(text: str) -> dict[str, float]:
 
 
 def _shares(texts: Sequence[str]) -> list[F64 | None]:
-    """Of each text the probabilities (labels,) of the model's labels, 0 for no language; None if it says none."""
+    """Of each text the probabilities (labels,) of the model's labels; None if the text does not say.
+
+    That of no language is 0.
+    """
     samples = [clean(_sample(text)).text for text in texts]
     telling = [i for i, sample in enumerate(samples) if _has_letters(sample)]
     shares: list[F64 | None] = [None] * len(texts)

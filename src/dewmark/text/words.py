@@ -144,17 +144,17 @@ def places_and_forms(text: str) -> tuple[Places, list[str]]:
 
 @dataclass(frozen=True, eq=False)
 class Places(Sequence[tuple[int, int]]):
-    """The (start, end) of each of ``count`` words of a text, found when one is looked at: few readers do."""
+    """The (start, end) of each of ``size`` words of a text, found when one is looked at: few readers do."""
 
     cleaned: Cleaned
-    count: int
+    size: int
 
     @functools.cached_property
     def _all(self) -> list[tuple[int, int]]:
         return self.cleaned.original([(start, end) for start, end, _ in cut(self.cleaned.text)])
 
     def __len__(self) -> int:
-        return self.count
+        return self.size
 
     @overload
     def __getitem__(self, index: int) -> tuple[int, int]: ...
