@@ -3,26 +3,32 @@
 Up to float32 rounding the numbers are those that `dewmark.dew.detection` and `dewmark.stats.key_test` give
 one text at a time: u of every pair, and the variance Σ_ij w_i w_j f(ρ_ij) of their sum over keys. Padding
 weighs 0.
+
+`flat_batch` serves full key matrices, where a text is one matrix M that is flattened; `score_batch` serves
+pairs of projections.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from dewmark.arrays import F32, F64
 from dewmark.dew.detection import saturate
 from dewmark.dew.projection import scale_contexts
 from dewmark.dew.reading import Pairs, Reading
 from dewmark.dew.settings import DewSettings
+from dewmark.dew.text_matrix import Stack, cut_sizes, leading_directions, most_directions
 from dewmark.stats.evidence import Evidence
+from dewmark.stats.key_test import NOTHING, Statistic, key_test
 from dewmark.stats.score_law import tanh_kernel
 
-__all__ = ["MAX_PAIRS", "score_batch"]
+__all__ = ["MAX_PAIRS", "FlatText", "flat_batch", "score_batch"]
 
 MAX_PAIRS = 4096  # per text; the covariance of a longer one is better summed in blocks
 _ROWS = 1 << 15  # padded pairs of one batch
@@ -73,26 +79,15 @@ class _Tables:
     def __init__(self, reading: Reading, Q: F32, G: F32, n: int, device: torch.device) -> None:
         self._device = device
         self._T, self._Q = (torch.from_numpy(x).to(device) for x in (reading.token_rows, Q))
-        self._C = self._contexts(reading)
+        self._C = _contexts(reading, device)
         self._scaled = scale_contexts(self._C, torch.from_numpy(np.array(G)).to(device), n)
-
-    def _contexts(self, reading: Reading) -> torch.Tensor:
-        """ê_C (W, d_C); sums are taken on the device, from a few thousand rows."""
-        parts = reading.parts
-        if parts is None:
-            assert reading.context_rows is not None
-            return torch.from_numpy(reading.context_rows).to(self._device)
-        rows = torch.from_numpy(parts.rows).to(self._device)
-        rows = torch.cat((rows, rows.new_zeros(1, rows.shape[1])))  # index -1 is the last row
-        sums = rows[torch.from_numpy(parts.index).to(self._device)].sum(dim=1)
-        return torch.nn.functional.normalize(sums, dim=-1, eps=1e-12)
 
     def score(
         self, texts: Sequence[Pairs], *, kernel: tuple[float, ...], subtract_mean: bool
     ) -> tuple[F32, F64]:
         """u (B, N) of the texts' pairs, padded, and the variances (B,) of their sums."""
-        tokens, windows = (self._padded([getattr(t, name) for t in texts]) for name in ("tokens", "windows"))
-        w = self._padded([text.weights for text in texts]).float()
+        tokens, windows, weights = _padded(texts, self._device)
+        w = weights.float()
         t, q, c = self._T[tokens], self._Q[tokens], self._C[windows]
         if subtract_mean:
             several = [len(np.unique(text.tokens)) > 1 for text in texts]  # a lone token is not its own mean
@@ -110,12 +105,127 @@ class _Tables:
         )
         return u.cpu().numpy(), variance.cpu().numpy()
 
-    def _padded(self, rows: Sequence[NDArray[np.generic]]) -> torch.Tensor:
-        width = max(map(len, rows))
-        out = np.zeros((len(rows), width), dtype=rows[0].dtype)
-        for line, row in zip(out, rows, strict=True):
-            line[: len(row)] = row
-        return torch.from_numpy(out).to(self._device)
+
+@dataclass(frozen=True)
+class FlatText:
+    """The evidence of a text whose matrix is flattened, and the result of its key test.
+
+    T and C of the evidence hold the rows' norms alone, since the variance is already known. ``matrix`` brings
+    f(M) (d_T, d_C) from the device.
+    """
+
+    evidence: Evidence
+    statistic: Statistic
+    matrix: Callable[[], F32]
+
+
+@torch.inference_mode()
+def flat_batch(device: torch.device, reading: Reading, *, W: F32, scheme: DewSettings) -> Iterator[FlatText]:
+    """Test each text of a reading under the key matrix ``W`` (d_T, d_C)."""
+    tables = _FlatTables(reading, W, device)
+    alike: dict[int, list[int]] = {}
+    for i, text in enumerate(reading.texts):
+        most = most_directions(len(text.tokens), float(text.weights.sum()), d=min(W.shape))
+        alike.setdefault(most, []).append(i)
+    found: dict[int, FlatText] = {}
+    for most, members in alike.items():
+        for group in _groups([reading.texts[i] for i in members]):
+            chosen = [members[j] for j in group]
+            tested = tables.test([reading.texts[i] for i in chosen], directions=most, scheme=scheme)
+            found |= dict(zip(chosen, tested, strict=True))
+    nothing = Evidence.independent(np.zeros(0), np.zeros(0), np.zeros(0, dtype=np.int64))
+    for i, text in enumerate(reading.texts):
+        empty = dataclasses.replace(nothing, positions=text.positions)
+        yield found.get(i) or FlatText(empty, NOTHING, lambda: np.zeros(W.shape, dtype=np.float32))
+
+
+class _FlatTables:
+    """The vectors of a batch of texts under a full key matrix, on the device."""
+
+    def __init__(self, reading: Reading, W: F32, device: torch.device) -> None:
+        self._device = device
+        self._T = torch.from_numpy(reading.token_rows).to(device)
+        self._Q = self._T @ torch.from_numpy(W).to(device)
+        self._C = _contexts(reading, device)
+
+    def test(self, texts: Sequence[Pairs], *, directions: int, scheme: DewSettings) -> Iterator[FlatText]:
+        """Test texts that search for equally many directions to cut."""
+        assert scheme.flatten is not None
+        tokens, windows, weights = _padded(texts, self._device)
+        t, q, c = self._T[tokens], self._Q[tokens], self._C[windows]
+        if scheme.subtract_text_mean:
+            several = ((tokens != tokens[:, :1]) & (weights > 0)).any(dim=1, keepdim=True)
+            share = (
+                weights / weights.sum(dim=1, keepdim=True)
+            ).float() * several  # a lone unit is not its mean
+            t, q = (rows - share.unsqueeze(1) @ rows for rows in (t, q))
+        weighted = c * weights.float().unsqueeze(-1)
+        matrices = t.mT @ weighted
+        values, left, right = leading_directions(Stack(matrices), directions, xp=torch)
+        # left_j = Σ_i shares_ji t_i, so that it is known under the key as soon as the units are
+        shares = (weighted @ right.float() / values.clip(1e-6).float().unsqueeze(1)).mT
+        on_cpu = (
+            matrices.double().square().sum(dim=(1, 2)),
+            values,
+            (q * c).sum(dim=-1),
+            ((shares @ q) * right.float().mT).sum(dim=-1),
+            t.norm(dim=-1),
+            c.norm(dim=-1),
+        )
+        rows = zip(*(each.cpu().numpy() for each in on_cpu), strict=True)
+        for j, (text, (square, sizes, u, along, norms, around)) in enumerate(zip(texts, rows, strict=True)):
+            n, length = len(text.tokens), float(text.weights.sum())
+            d = min(matrices.shape[1:])
+            cut, variance = cut_sizes(sizes, float(square), length, d=d, limit=scheme.flatten)
+            u, norms, along = u[:n], norms[:n], along[: len(cut)]
+            shown = np.divide(u, norms, out=np.zeros_like(u), where=norms > 0.0)
+            evidence = Evidence(
+                scores=np.concatenate((u, along)).astype(np.float64),
+                alignments=np.concatenate((shown, along)),
+                weights=np.concatenate((text.weights, -cut)),
+                positions=text.positions,
+                T=norms[:, None],
+                C=around[:n, None],
+                kernel=(1.0,),
+                extra=len(cut),
+                unit_rows=False,
+            )
+            matrix = functools.partial(_flat, matrices[j], left[j], right[j], cut)
+            yield FlatText(evidence, key_test(evidence, variance=variance), matrix)
+
+
+def _flat(matrix: torch.Tensor, left: torch.Tensor, right: torch.Tensor, sizes: F64) -> F32:
+    """f(M) = M − Σ_j sizes_j l_j r_jᵀ of directions (d_T, q) and (d_C, q), (d_T, d_C)."""
+    count = len(sizes)
+    cut = left[:, :count] * torch.from_numpy(sizes).to(left.device) @ right[:, :count].mT
+    return np.asarray((matrix - cut.float()).cpu().numpy())
+
+
+def _contexts(reading: Reading, device: torch.device) -> torch.Tensor:
+    """ê_C (W, d_C); sums are taken on the device, from a few thousand rows."""
+    parts = reading.parts
+    if parts is None:
+        assert reading.context_rows is not None
+        return torch.from_numpy(reading.context_rows).to(device)
+    rows = torch.from_numpy(parts.rows).to(device)
+    rows = torch.cat((rows, rows.new_zeros(1, rows.shape[1])))  # index -1 is the last row
+    sums = rows[torch.from_numpy(parts.index).to(device)].sum(dim=1)
+    return torch.nn.functional.normalize(sums, dim=-1, eps=1e-12)
+
+
+def _padded(texts: Sequence[Pairs], device: torch.device) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Units, contexts and weights of the texts' pairs, (B, N) each, padded with weight 0."""
+    width = max(len(text.tokens) for text in texts)
+    tokens, windows = (np.zeros((len(texts), width), dtype=np.int64) for _ in range(2))
+    weights = np.zeros((len(texts), width))
+    for i, text in enumerate(texts):
+        n = len(text.tokens)
+        tokens[i, :n], windows[i, :n], weights[i, :n] = text.tokens, text.windows, text.weights
+    return (
+        torch.from_numpy(tokens).to(device),
+        torch.from_numpy(windows).to(device),
+        torch.from_numpy(weights).to(device),
+    )
 
 
 def _power_series(rho: torch.Tensor, coefficients: tuple[float, ...]) -> torch.Tensor:

@@ -70,12 +70,12 @@ def find_uses(
 
 
 def tested_for_forgery(
-    text: TextEvidence, W: F32, result: Statistic, *, fpr: float, head: OpenHead
+    matrix: Callable[[], F32], W: F32, result: Statistic, *, fpr: float, head: OpenHead
 ) -> Statistic:
-    """A plain key's result with the test for forgery, if the text is marked."""
+    """A plain key's result with the test for forgery of the text's ``matrix``, if the text is marked."""
     if result.p_value > fpr:
         return result
-    forgery = forgery_test(text_matrix(text.blank), W, head(), level=fpr)
+    forgery = forgery_test(matrix(), W, head(), level=fpr)
     return OriginStatistic(result.z, result.p_value, result.effective_length, None, forgery)
 
 

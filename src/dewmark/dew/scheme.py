@@ -35,6 +35,7 @@ from dewmark.dew.reading import (
 from dewmark.dew.ring import TURNS, Asked, KeyMatrices, KeyUse, random_member
 from dewmark.dew.sequential import SequentialDetector
 from dewmark.dew.settings import DewSettings
+from dewmark.dew.text_matrix import text_matrix
 from dewmark.encoders.contexts import ComposedContexts, WindowContexts
 from dewmark.encoders.token_tables import rows_of
 from dewmark.errors import ArtifactError, ConfigError
@@ -396,6 +397,16 @@ class BoundDEW(BoundScheme):
             )
             return
         G = self.fold.G
+        if self._device is not None and test == "key" and self.scheme.flattens and self.expectations is None:
+            from dewmark.dew.batch_detection import flat_batch
+
+            W = self.fold.product
+            for flat in flat_batch(self._device, reading, W=W, scheme=self.scheme):
+                result = flat.statistic
+                if head is not None:
+                    result = tested_for_forgery(flat.matrix, W, result, fpr=fpr, head=head)
+                yield flat.evidence, result
+            return
         if self._device is not None and G is not None and test == "key" and self.scheme.mode == "both":
             from dewmark.dew.batch_detection import MAX_PAIRS, score_batch
 
@@ -415,7 +426,9 @@ class BoundDEW(BoundScheme):
                 secret=self._simulation_secret,
             )
             if head is not None and test == "key":
-                result = tested_for_forgery(text, self.fold.product, result, fpr=fpr, head=head)
+                result = tested_for_forgery(
+                    functools.partial(text_matrix, text.blank), self.fold.product, result, fpr=fpr, head=head
+                )
             yield evidence, result
 
     def follow(self, *, prompt: str | None = None, fpr: float = DEFAULT_FPR) -> SequentialDetector:

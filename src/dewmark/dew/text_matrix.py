@@ -21,13 +21,17 @@ import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from dewmark.arrays import F32, F64
 from dewmark.stats.evidence import Evidence
 
-__all__ = ["Cuts", "flatten", "text_matrix"]
+__all__ = ["Cuts", "Stack", "cut_sizes", "flatten", "leading_directions", "most_directions", "text_matrix"]
+
+Array = Any  # of numpy or of torch
+Library = Any  # numpy or torch
 
 _DIRECTIONS, _OF_LONG = 24, 64  # at most so many are cut, of texts with up to 2d pairs and of longer ones
 _ITERATIONS = 3  # of the search for them
@@ -71,62 +75,73 @@ def flatten(texts: Sequence[tuple[F32, F32, F64]], *, limit: float) -> list[Cuts
     found: list[Cuts | None] = [None] * len(texts)
     alike: dict[tuple[int, int], list[int]] = {}
     for i, (t, c, weights) in enumerate(texts):
-        if not len(t):
-            continue
-        most = _DIRECTIONS if weights.sum() <= 2 * min(t.shape[1], c.shape[1]) else _OF_LONG
         whole = 2 * len(t) >= c.shape[1]  # otherwise two factors are cheaper than their product
-        alike.setdefault((min(most, len(t), c.shape[1]), -1 if whole else i), []).append(i)
-    for (count, alone), members in alike.items():
+        most = most_directions(len(t), float(weights.sum()), d=min(t.shape[1], c.shape[1]))
+        alike.setdefault((most, -1 if whole else i), []).append(i)
+    for (most, alone), members in alike.items():
+        if not most:
+            continue
         some = [texts[i] for i in members]
-        matrices = _Stack.of(some) if alone < 0 else _Factors.of(*some[0])
+        matrices = Stack.of(some) if alone < 0 else _Factors.of(*some[0])
         squares = matrices.squares
-        values, left, right = _directions(matrices, count)
+        values, left, right = leading_directions(matrices, most)
         for j, i in enumerate(members):
-            found[i] = _cuts(values[j], left[j], right[j], squares[j], *texts[i][1:], limit)
+            _, c, weights = texts[i]
+            sizes, square = cut_sizes(
+                values[j], squares[j], float(weights.sum()), d=min(left.shape[1], right.shape[1]), limit=limit
+            )
+            count = len(sizes)
+            if count:
+                along = right[j, :, :count].astype(np.float32)
+                shares = _weighted(c, weights) @ along / values[j, :count].astype(np.float32)
+                found[i] = Cuts(
+                    left=np.ascontiguousarray(left[j, :, :count].T, dtype=np.float32),
+                    right=np.ascontiguousarray(along.T),
+                    sizes=sizes,
+                    shares=np.ascontiguousarray(shares.T),
+                    square=square,
+                )
     return found
 
 
-def _cuts(
-    values: F64, left: F64, right: F64, square: float, c: F32, weights: F64, limit: float
-) -> Cuts | None:
-    """From singular values (q,) and their directions (d_T, q) and (d_C, q), the largest first."""
-    length = float(weights.sum())
-    d = min(len(left), len(right))
+def most_directions(pairs: int, length: float, *, d: int) -> int:
+    """How many directions to look for in a text of so many pairs, whose weights sum to ``length``."""
+    return min(_DIRECTIONS if length <= 2 * d else _OF_LONG, pairs, d)
+
+
+def cut_sizes(values: F64, square: float, length: float, *, d: int, limit: float) -> tuple[F64, float]:
+    """What is cut from those of a matrix's singular values (q,) that stand out, and ‖f(M)‖².
+
+    ``square`` is ‖M‖², ``length`` the sum of the text's weights, and the largest value comes first.
+    """
+    if square <= _NOTHING:
+        return values[:0], square
     limit = max(limit * min(2.0 * d / length, 1.0) ** (1 / 3), min(limit, _LEAST_LIMIT))
     bound = _bound(values, square, limit, rank=min(length, d))
-    count = int(np.count_nonzero(values > bound))
-    if square <= _NOTHING or not count:
-        return None
-    values = values[:count]
+    values = values[: int(np.count_nonzero(values > bound))]
     sizes = values - bound
-    along = right[:, :count].astype(np.float32)
-    return Cuts(
-        left=np.ascontiguousarray(left[:, :count].T, dtype=np.float32),
-        right=np.ascontiguousarray(along.T),
-        sizes=sizes,
-        shares=np.ascontiguousarray((_weighted(c, weights) @ along / values.astype(np.float32)).T),
-        # ⟨M, l_j r_jᵀ⟩ = s_j, and both the l_j and the r_j are orthonormal
-        square=square - float(np.sum(sizes * (values + bound))),
-    )
+    # ⟨M, l_j r_jᵀ⟩ = s_j, and both the l_j and the r_j are orthonormal
+    return sizes, square - float(np.sum(sizes * (values + bound)))
 
 
 @dataclass(frozen=True)
-class _Stack:
-    """The matrices M = tᵀ c of B texts, (B, d_T, d_C)."""
+class Stack:
+    """The matrices M = tᵀ c of B texts, (B, d_T, d_C), as an array of numpy or of torch."""
 
-    matrices: F32
-
-    @property
-    def width(self) -> int:
-        """d_C."""
-        return int(self.matrices.shape[-1])
+    matrices: Array
 
     @classmethod
-    def of(cls, texts: Sequence[tuple[F32, F32, F64]]) -> _Stack:
+    def of(cls, texts: Sequence[tuple[F32, F32, F64]]) -> Stack:
+        """From the rows and weights of each text."""
         stack = np.empty((len(texts), texts[0][0].shape[1], texts[0][1].shape[1]), dtype=np.float32)
         for out, (t, c, weights) in zip(stack, texts, strict=True):
             np.matmul(t.T, _weighted(c, weights), out=out)
         return cls(stack)
+
+    def start(self, columns: int) -> Array:
+        """Fixed random columns (d_C, columns), an array like the matrices."""
+        drawn = _start(self.matrices.shape[-1], columns)
+        return drawn if isinstance(self.matrices, np.ndarray) else self.matrices.new_tensor(drawn)
 
     @property
     def squares(self) -> list[float]:
@@ -134,11 +149,11 @@ class _Stack:
         # in double precision: what is cut is subtracted from it, and may be nearly all
         return [float(np.einsum("ij,ij->", M, M, dtype=np.float64)) for M in self.matrices]
 
-    def times(self, x: F32) -> F32:
+    def times(self, x: Array) -> Array:
         """M x (B, d_T, q)."""
         return self.matrices @ x
 
-    def transposed(self, x: F32) -> F32:
+    def transposed(self, x: Array) -> Array:
         """Mᵀ x (B, d_C, q)."""
         return self.matrices.mT @ x
 
@@ -150,14 +165,12 @@ class _Factors:
     t: F32
     c: F32
 
-    @property
-    def width(self) -> int:
-        """d_C."""
-        return int(self.c.shape[-1])
-
     @classmethod
     def of(cls, t: F32, c: F32, weights: F64) -> _Factors:
         return cls(t, _weighted(c, weights))
+
+    def start(self, columns: int) -> F32:
+        return _start(self.c.shape[-1], columns)
 
     @property
     def squares(self) -> list[float]:
@@ -175,32 +188,38 @@ def _weighted(c: F32, weights: F64) -> F32:
     return c if np.all(weights == 1.0) else c * weights.astype(np.float32)[:, None]
 
 
-def _directions(matrices: _Stack | _Factors, count: int) -> tuple[F64, F64, F64]:
-    """The leading singular values (B, q) of B matrices, and their directions (B, d_T, q) and (B, d_C, q)."""
-    right: F32 = _start(matrices.width, count)
+def leading_directions(
+    matrices: Stack | _Factors, count: int, *, xp: Library = np
+) -> tuple[Array, Array, Array]:
+    """The leading singular values (B, q) of B matrices, and their directions (B, d_T, q) and (B, d_C, q).
+
+    ``xp`` is the library of the arrays: numpy, or torch on any device.
+    """
+    right = matrices.start(count)
     for _ in range(_ITERATIONS):
-        right = _orthonormal(matrices.transposed(matrices.times(right)))
-    image = matrices.times(right).astype(np.float64)
-    squares, turn = np.linalg.eigh(image.mT @ image)
-    squares, turn = squares[:, ::-1], turn[:, :, ::-1]
-    values = np.sqrt(np.maximum(squares, 0.0))
-    return values, image @ turn / np.maximum(values, math.sqrt(_NOTHING))[:, None], right @ turn
+        right = _orthonormal(matrices.transposed(matrices.times(right)), xp)
+    image, right = (xp.asarray(each, dtype=xp.float64) for each in (matrices.times(right), right))
+    squares, turn = xp.linalg.eigh(image.mT @ image)
+    squares, turn = xp.flip(squares, (-1,)), xp.flip(turn, (-1,))
+    values = xp.sqrt(xp.clip(squares, 0.0, None))
+    return values, image @ turn / xp.clip(values, math.sqrt(_NOTHING), None)[:, None], right @ turn
 
 
-def _orthonormal(columns: F32) -> F32:
-    """An orthonormal basis (B, d, q) of each space of columns (B, d, q)."""
-    wide = columns.astype(np.float64)
+def _orthonormal(columns: Array, xp: Library) -> Array:
+    """An orthonormal basis (B, d, q) of each space of columns (B, d, q), float32."""
+    wide = xp.asarray(columns, dtype=xp.float64)
     try:  # in double precision this is a QR decomposition at a third of the time, unless some are alike
-        factor = np.linalg.cholesky(wide.mT @ wide)
-    except np.linalg.LinAlgError:
-        if len(wide) > 1:
-            return np.concatenate([_orthonormal(each[None]) for each in columns])
-        return np.linalg.qr(wide)[0].astype(np.float32)
-    basis = wide @ np.linalg.inv(factor).mT
-    alike = np.linalg.diagonal(factor).min(axis=1) < _ALIKE * factor[:, 0, 0]
-    for i in np.flatnonzero(alike):
-        basis[i] = np.linalg.qr(wide[i])[0]
-    return basis.astype(np.float32)
+        factor = xp.linalg.cholesky(wide.mT @ wide)
+    except xp.linalg.LinAlgError:
+        if half := len(wide) // 2:
+            return xp.concatenate([_orthonormal(part, xp) for part in (columns[:half], columns[half:])])
+        return xp.asarray(xp.linalg.qr(wide)[0], dtype=xp.float32)
+    basis = wide @ xp.linalg.inv(factor).mT
+    alike = xp.amin(xp.linalg.diagonal(factor), -1) < _ALIKE * factor[:, 0, 0]
+    for i, replaced in enumerate(alike.tolist()):
+        if replaced:
+            basis[i] = xp.linalg.qr(wide[i])[0]
+    return xp.asarray(basis, dtype=xp.float32)
 
 
 def _bound(values: F64, square: float, limit: float, *, rank: float) -> float:
