@@ -16,7 +16,7 @@ from dewmark.encoders.word_vectors import register_texts
 from dewmark.lab.prompts import openings
 from dewmark.workspace import Tokenizer
 
-__all__ = ["prompts", "random_texts"]
+__all__ = ["prompts", "random_texts", "random_walks"]
 
 
 def prompts(count: int, *, first: int = 0) -> list[str]:
@@ -26,10 +26,14 @@ def prompts(count: int, *, first: int = 0) -> list[str]:
 
 def random_texts(tokenizer: Tokenizer, count: int, *, tokens: int, seed: int) -> list[str]:
     """``count`` texts of ``tokens`` tokens, give or take two; every seed has its own."""
-    random = np.random.default_rng(seed)
-    # a word is at least one token
-    texts = tokenizer.encode([_random_walk(random, tokens) for _ in range(count)])
+    texts = tokenizer.encode(random_walks(count, words=tokens, seed=seed))  # a word is at least one token
     return tokenizer.decode([text.ids[:tokens] for text in texts])
+
+
+def random_walks(count: int, *, words: int, seed: int) -> list[str]:
+    """``count`` texts of so many words; every seed has its own."""
+    random = np.random.default_rng(seed)
+    return [_random_walk(random, words) for _ in range(count)]
 
 
 def _random_walk(random: np.random.Generator, length: int) -> str:
