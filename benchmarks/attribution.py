@@ -3,18 +3,21 @@
     python benchmarks/attribution.py write --out DIR --device cuda
     python benchmarks/attribution.py attack --out DIR --device cuda
     python benchmarks/attribution.py score --out DIR [--reader smollm2-135m --device cuda]
+    python benchmarks/attribution.py table [CHAT/texts.jsonl …] --out DIR
     python benchmarks/attribution.py piggyback --out DIR
     python benchmarks/attribution.py speed --out DIR
     python benchmarks/attribution.py streams [TEXTS.jsonl] --out DIR
 
 ``write`` lets a host continue the package's openings at temperature 1 and answer its requests at 0.7, top-p
 0.9: with payloads of a plain key, and as random members of a ring. The payloads are below 16, so that the
-same texts are read with 4, 8 and 16 bits; which message it is makes no difference, as all messages relate
-to the others alike. ``attack`` translates the texts to Portuguese and back. ``score`` gives per kind,
-condition and attack the shares found, attributable, read exactly and misread; for payloads also what the same
-z would be in rings of other sizes; with a reader, which knows the prompts, the same as it reads.
-``piggyback`` puts words of an attacker into genuine texts. ``speed`` times rings and many keys. ``streams``
-follows unmarked texts, by default those of the package, under 24 keys: at most 1% ever reach e = 100.
+same texts are read with 4, 8 and 16 bits; which message it is makes no difference, as all messages relate to
+the others alike. ``attack`` translates the texts to Portuguese and back. ``score`` gives per kind, condition
+and attack the shares found, attributable, read exactly and misread; for payloads also what the same z would
+be in rings of other sizes; with a reader, which knows the prompts, the same as it reads. ``table`` writes
+DIR/genuine.json, which docs/security.md shows, from what ``score`` left with and without a reader; files of
+`benchmarks/chat.py` add texts of plain keys. ``piggyback`` puts words of an attacker into genuine texts.
+``speed`` times rings and many keys. ``streams`` follows unmarked texts, by default those of the package,
+under 24 keys: at most 1% ever reach e = 100.
 
 Rows are appended as they come; a run that is started again does what is missing, and no new batch begins
 after --seconds.
@@ -34,9 +37,19 @@ from random import Random
 from typing import Any
 
 import numpy as np
+from chat import key as chat_key
 from numpy.typing import NDArray
-from scipy.special import logsumexp
-from script_inputs import RINGS, Judged, judge, named_key, read_rows, script_parser
+from scipy.special import logsumexp, ndtr
+from script_inputs import (
+    LEVEL,
+    RINGS,
+    Judged,
+    judge,
+    named_key,
+    read_rows,
+    script_parser,
+    share_in_ring,
+)
 
 import dewmark
 from dewmark.arrays import F32
@@ -58,10 +71,12 @@ from dewmark.lab.prompts import openings, requests
 from dewmark.passages import locate
 from dewmark.scheme import BoundScheme
 from dewmark.storage import append_jsonl
+from dewmark.types import ForgeryTest
 from dewmark.watermark import identify, load_scheme
 
 Row = dict[str, Any]
 BITS = (4, 8, 16)
+READ = ("read", "misread")
 LEVELS = (1e-2, 1e-4)
 MEMBERS = {"openings": 65_536, "chat": 16_384}  # what docs/security.md recommends for such texts
 PAYLOADS = 2  # per key and condition
@@ -251,6 +266,78 @@ def score_ring(
     ]
 
 
+def table(args: argparse.Namespace, clock: Clock) -> None:
+    """All shares of genuine texts in one file; attribution by today's rule, from the z of each text."""
+    members = {row["id"]: row["members"] for row in read_rows(args.out / "texts.jsonl")}
+    rows: list[Row] = []
+    for name, reader in (("scores", None), ("scores-read", f"{args.host}, with the prompt")):
+        if not (args.out / f"{name}.json").exists():
+            continue
+        scored: dict[tuple[str, str, str], list[Row]] = defaultdict(list)
+        for each in read_rows(args.out / f"{name}.jsonl"):
+            kind, _, condition, _ = each["id"].split("-")
+            scored[kind, condition, each["attack"]].append(each)
+        for summed in json.loads((args.out / f"{name}.json").read_text(encoding="utf-8")):
+            kind, condition, attack_name = summed["kind"], summed["condition"], summed["attack"]
+            mine = scored[kind, condition, attack_name]
+            keys = {each["id"].split("-")[1] for each in mine}
+            about = {"texts": f"{condition}, {args.tokens} tokens", "attack": attack_name, "reader": reader}
+            about |= {"number": len(mine), "keys": len(keys), "kind": kind}
+            if kind == "payload":
+                judged = [_judged(each) for each in mine]
+                row = about | _shares_of(judged)
+                for bits in BITS:
+                    row |= {f"{word} {bits} bits": summed[f"{word} with {bits} bits"] for word in READ}
+            else:
+                ring = members[mine[0]["id"]]
+                passed = [each["p"] <= LEVEL and attributable(each["test"], ring) for each in mine]
+                row = about | {"members": ring, "z": round(float(np.mean([each["z"] for each in mine])), 2)}
+                row |= {"found": {ring: summed["found, p < 0.01"]}, "attributable": {ring: _share(passed)}}
+                row |= {name: summed[name] for name in ("member read", "member misread")}
+            rows.append(row)
+    rows += [row for file in args.files for row in plain_rows(file)]
+    for row in rows:
+        clock.say(json.dumps(row))
+    args.out.joinpath("genuine.json").write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+
+
+def plain_rows(file: Path) -> list[Row]:
+    """The shares of DEW's texts that `benchmarks/chat.py` wrote, for each setting and attack."""
+    groups: dict[tuple[str, str], list[tuple[int, list[Judged]]]] = defaultdict(list)
+    for row in read_rows(file):
+        of = row["of"]
+        if of["scheme"] == "dew" and of.get("attack") != "translate":
+            bound = as_dew(load_scheme("dew", key=chat_key(f"chat-{of['key']}")))
+            name = f"{of['setting']}, {of['tokens']} tokens"
+            groups[name, of.get("attack", "none")].append((of["key"], judge(bound, row["texts"])))
+    rows = []
+    for (texts, attack_name), found in groups.items():
+        judged = [each for _, mine in found for each in mine]
+        about = {"texts": texts, "attack": attack_name, "reader": None, "number": len(judged)}
+        rows.append(about | {"keys": len(found), "kind": "plain"} | _shares_of(judged))
+    return rows
+
+
+def _shares_of(judged: Sequence[Judged]) -> Row:
+    found = {ring: _share([each.p_value(ring) <= LEVEL for each in judged]) for ring in RINGS}
+    passed = {ring: _share([each.attributable(ring) for each in judged]) for ring in RINGS}
+    mean = round(float(np.mean([each.z for each in judged])), 2)
+    return {"z": mean, "found": found, "attributable": passed}
+
+
+def _share(passed: Sequence[bool]) -> float:
+    return round(float(np.mean(passed)), 4)
+
+
+def _judged(row: Row) -> Judged:
+    return Judged(row["z"], {int(n): ForgeryTest(**test) for n, test in row["tests"].items()})
+
+
+def attributable(test: Row | None, ring: int) -> bool:
+    """Whether head and tail of a text of a ring's member pass."""
+    return test is not None and float(ndtr(-test["z_tail"])) <= LEVEL * share_in_ring(test["z_head"], ring)
+
+
 def speed(args: argparse.Namespace, clock: Clock) -> None:
     """Milliseconds per text for rings, and seconds for 1,000 keys."""
     settings = parse_settings(args.set)
@@ -370,6 +457,7 @@ PARTS = {
     "write": write,
     "attack": attack,
     "score": score,
+    "table": table,
     "piggyback": tampered,
     "speed": speed,
     "streams": streams,
@@ -380,7 +468,7 @@ def main() -> None:
     """Run one of the parts."""
     parser = script_parser(__doc__)
     parser.add_argument("part", choices=list(PARTS))
-    parser.add_argument("files", nargs="*", type=Path, help="for streams: texts")
+    parser.add_argument("files", nargs="*", type=Path, help="for streams and table: texts")
     parser.add_argument("--out", type=Path, required=True, help="a folder")
     parser.add_argument("--set", nargs="*", default=[], metavar="NAME=VALUE", help="settings of the scheme")
     parser.add_argument("--host", default="smollm2-135m")

@@ -18,6 +18,7 @@ from dewmark.lab.evaluation.preference import (
     net_preference,
     pair_rows,
     verdict,
+    weigh_pairs,
 )
 
 
@@ -54,6 +55,27 @@ def score(choose, *, number: int = 20) -> float:
     return net_preference(judge_pairs(Judge(choose), pairs(number), scheme="dew")).score
 
 
+class Weighing:
+    """A host whose log-odds of 1 against 2 lean to a place by ``lean`` and to marked texts by ``likes``."""
+
+    def __init__(self, *, lean: float, likes: float, noise: float = 0.0):
+        self.chat = self
+        self._lean, self._likes, self._noise = lean, likes, noise
+
+    def render(self, conversation):
+        return conversation[1]["content"]
+
+    def log_likelihood(self, prompts, texts):
+        rng = np.random.default_rng(3)
+        drawn = {prompt: rng.normal(scale=self._noise) for prompt in dict.fromkeys(prompts)}
+        found = []
+        for prompt, text in zip(prompts, texts, strict=True):
+            side = 1.0 if "Sample 1 ===\nmarked" in prompt else -1.0
+            odds = self._lean + side * self._likes + drawn[prompt]
+            found.append((odds / 2.0 if text == "1" else -odds / 2.0, 1))
+        return found
+
+
 def longer(first: str, second: str) -> str:
     return "1" if len(first) > len(second) else "2" if len(second) > len(first) else "TIE"
 
@@ -78,6 +100,18 @@ class TestJudging:
             return "2" if kind == "marked" and int(number) < 6 else "1"
 
         assert score(choose, number=20) == pytest.approx(6 / 20)
+
+    @pytest.mark.parametrize("lean", [-9.0, 0.0, 9.0])
+    def test_weighing_sees_a_preference_behind_any_lean_to_a_place(self, lean: float):
+        rows = weigh_pairs(Weighing(lean=lean, likes=0.01), pairs(20), scheme="dew")
+        assert [row["odds"] for row in rows] == pytest.approx([0.01] * 20)
+        found = net_preference(rows)
+        assert (found.score, found.by_place) == (1.0, 20 if lean else 0)
+
+    def test_weighing_without_a_preference_is_even(self):
+        # each pair is won with probability 1/2: the mean of 2,000 outcomes of ±1 has sd 0.022
+        rows = weigh_pairs(Weighing(lean=3.0, likes=0.0, noise=0.1), pairs(2000), scheme="dew")
+        assert net_preference(rows).score == pytest.approx(0.0, abs=4 * 0.0224)
 
     def test_a_noisy_judge_is_unbiased(self):
         # each answer is right with probability 0.7, independently: a pair is won with 0.49 and lost with
