@@ -81,19 +81,17 @@ def flatten(texts: Sequence[tuple[F32, F32, F64]], *, limit: float) -> list[Cuts
     for (most, alone), members in alike.items():
         if not most:
             continue
-        some = [texts[i] for i in members]
-        matrices = Stack.of(some) if alone < 0 else _Factors.of(*some[0])
+        rows = [(texts[i][0], _weighted(*texts[i][1:])) for i in members]
+        matrices = Stack.of(rows) if alone < 0 else _Factors(*rows[0])
         squares = matrices.squares
         values, left, right = leading_directions(matrices, most)
         for j, i in enumerate(members):
-            _, c, weights = texts[i]
-            sizes, square = cut_sizes(
-                values[j], squares[j], float(weights.sum()), d=min(left.shape[1], right.shape[1]), limit=limit
-            )
+            length, d = float(texts[i][2].sum()), min(left.shape[1], right.shape[1])
+            sizes, square = cut_sizes(values[j], squares[j], length, d=d, limit=limit)
             count = len(sizes)
             if count:
                 along = right[j, :, :count].astype(np.float32)
-                shares = _weighted(c, weights) @ along / values[j, :count].astype(np.float32)
+                shares = rows[j][1] @ along / values[j, :count].astype(np.float32)
                 found[i] = Cuts(
                     left=np.ascontiguousarray(left[j, :, :count].T, dtype=np.float32),
                     right=np.ascontiguousarray(along.T),
@@ -131,11 +129,11 @@ class Stack:
     matrices: Array
 
     @classmethod
-    def of(cls, texts: Sequence[tuple[F32, F32, F64]]) -> Stack:
-        """From the rows and weights of each text."""
-        stack = np.empty((len(texts), texts[0][0].shape[1], texts[0][1].shape[1]), dtype=np.float32)
-        for out, (t, c, weights) in zip(stack, texts, strict=True):
-            np.matmul(t.T, _weighted(c, weights), out=out)
+    def of(cls, texts: Sequence[tuple[F32, F32]]) -> Stack:
+        """From the rows t (N, d_T) and c (N, d_C) of each text."""
+        stack = np.empty((len(texts), *(rows.shape[1] for rows in texts[0])), dtype=np.float32)
+        for out, (t, c) in zip(stack, texts, strict=True):
+            np.matmul(t.T, c, out=out)
         return cls(stack)
 
     def start(self, columns: int) -> Array:
@@ -164,10 +162,6 @@ class _Factors:
 
     t: F32
     c: F32
-
-    @classmethod
-    def of(cls, t: F32, c: F32, weights: F64) -> _Factors:
-        return cls(t, _weighted(c, weights))
 
     def start(self, columns: int) -> F32:
         return _start(self.c.shape[-1], columns)
@@ -201,8 +195,8 @@ def leading_directions(
     image, right = (xp.asarray(each, dtype=xp.float64) for each in (matrices.times(right), right))
     squares, turn = xp.linalg.eigh(image.mT @ image)
     squares, turn = xp.flip(squares, (-1,)), xp.flip(turn, (-1,))
-    values = xp.sqrt(xp.clip(squares, 0.0, None))
-    return values, image @ turn / xp.clip(values, math.sqrt(_NOTHING), None)[:, None], right @ turn
+    values = xp.sqrt(squares * (squares > 0.0))
+    return values, image @ turn / (values + (values == 0.0))[:, None], right @ turn
 
 
 def _orthonormal(columns: Array, xp: Library) -> Array:

@@ -53,9 +53,10 @@ class LanguageModel:
         lengths = np.array([len(each) for each in data], dtype=np.int64)
         visited = self._features.take(self._states(np.frombuffer(_BREAK.join((*data, b"")), np.uint8)))
         told = np.flatnonzero(visited >= 0)
-        of_text = np.repeat(np.arange(len(texts)) * len(self._logs), lengths + len(_BREAK))
+        first_codes = np.arange(len(texts) + 1, dtype=np.int32) * len(self._logs)
+        of_text = np.repeat(first_codes[:-1], lengths + len(_BREAK))
         codes, counts = np.unique(of_text[told] + visited[told], return_counts=True)
-        ends = np.searchsorted(codes, np.arange(len(texts) + 1) * len(self._logs)).tolist()
+        ends = np.searchsorted(codes, first_codes).tolist()
         features, weights = codes % len(self._logs), np.log1p(counts.astype(np.float32))
         scores = np.zeros((len(texts), len(self._prior)), dtype=np.float32)
         for row, start, end in zip(scores, ends, ends[1:], strict=False):
