@@ -7,7 +7,8 @@ import regex
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dewmark.text.words import MAX_FORM, cut, form_of, open_tail, words
+from dewmark.text.cleaning import clean
+from dewmark.text.words import MAX_FORM, cut, form_of, open_tail, places_and_forms, words
 
 # Letters, digits, marks and joiners of many scripts, dense enough that every rule meets every other.
 SPACED = "aZéßñ’'.:,;_-\"  \n19٣۴אבגжЖمر각ʼ·‿\u0301\u200d\u00ad\u05b0\u2060💧🇩½"
@@ -51,6 +52,15 @@ def test_words_by_unicode_rules(text, expected) -> None:
 def test_scripts_without_spaces(text, expected) -> None:
     """Fixed forever: a change would invalidate every text marked before."""
     assert forms(text) == expected.split()
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.text(alphabet="aZéß’'.:,;·_-\"  \n19ªİ–…", max_size=40))
+def test_plain_latin_text_has_the_words_of_any_text(text: str) -> None:
+    """Its forms are found by a pattern of their own, which does not say where they are."""
+    places, found = places_and_forms(text)
+    assert found == [each.form for each in cut(clean(text).text)]
+    assert len(places) == len(list(places)) == len(found)
 
 
 def spans_by_the_rules(text: str) -> list[tuple[int, int]]:

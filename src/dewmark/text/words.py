@@ -22,9 +22,7 @@ generated.
 from __future__ import annotations
 
 import functools
-import itertools
 import json
-import operator
 import re
 import unicodedata
 from collections.abc import Iterator, Sequence
@@ -138,7 +136,7 @@ def words(text: str) -> list[Word]:
 def places_and_forms(text: str) -> tuple[Places, list[str]]:
     """The (start, end) of each word of a text, and its form."""
     cleaned = clean(text)
-    forms = list(itertools.chain.from_iterable(map(_FORMS, _pieces(cleaned.text))))
+    forms = _forms(cleaned.text)
     return Places(cleaned, len(forms)), forms
 
 
@@ -169,45 +167,44 @@ class Places(Sequence[tuple[int, int]]):
 
 def cut(text: str) -> list[Word]:
     """The words of a text that is clean already."""
-    found = []
-    at = 0
-    for piece in _pieces(text):
-        for (start, end), form in zip(piece.places, piece.forms, strict=True):
-            found.append(Word(at + start, at + end, form))
-        at += piece.length + 1
-    return found
-
-
-class _Piece(NamedTuple):
-    """A piece of a text between two spaces, and its words."""
-
-    length: int
-    places: tuple[tuple[int, int], ...]
-    forms: tuple[str, ...]
-
-
-_FORMS = operator.attrgetter("forms")
-_LONGEST_PIECE = 64  # characters of a piece that is remembered
-
-
-def _pieces(text: str) -> Iterator[_Piece]:
-    """No word contains a space, and none depends on what follows one: pieces between spaces are cut alone."""
-    pieces = text.split(" ")
-    remember = max(map(len, pieces)) <= _LONGEST_PIECE
-    return map(_cut_piece if remember else _cut_piece.__wrapped__, pieces)
-
-
-@functools.lru_cache(maxsize=1 << 16)
-def _cut_piece(text: str) -> _Piece:
     most = 4 * MAX_FORM
-    found = [(place, form_of(text[place[0] : min(place[1], place[0] + most)])) for place in _spans(text)]
-    found = [(place, form) for place, form in found if form]
-    return _Piece(len(text), tuple(place for place, _ in found), tuple(form for _, form in found))
+    found = [(i, j, form_of(text[i : min(j, i + most)])) for i, j in _spans(text)]
+    return [Word(*each) for each in found if each[2]]
+
+
+def _forms(text: str) -> list[str]:
+    """The forms of the words of a clean text: those of `cut`, in a third of the time for plain Latin text."""
+    unusual, word = _plain_text()
+    if not unusual.search(text):
+        written = word.findall(text)
+        if max(map(len, written), default=0) <= 4 * MAX_FORM:
+            return list(filter(None, map(form_of, written)))
+    return [each.form for each in cut(text)]
+
+
+@functools.cache
+def _plain_text() -> tuple[re.Pattern[str], re.Pattern[str]]:
+    """A character that plain Latin text does not have, and a word of such text (the rules of `_WORD`)."""
+    members: dict[str, str] = dict.fromkeys("LD:.', q", "")
+    for code in (*range(0x250), *map(ord, _PUNCTUATION)):
+        letter = _LETTERS[code]
+        if letter in members:
+            members[letter] += re.escape(chr(code))
+    L, D, quote, dot = (members[name] for name in "LD'.")
+    letters = f"(?<=[{L}])[{members[':']}{dot}{quote}](?=[{L}])"
+    digits = f"(?<=[{D}])[{members[',']}{dot}{quote}](?=[{D}])"
+    word = f"[{L}{D}]++(?:(?:{letters}|{digits})[{L}{D}]++)*+"
+    return re.compile(f"[^{''.join(members.values())}]"), re.compile(word)
+
+
+_PUNCTUATION = "‐‑‒–—‘’‚“”„†•…‹›€™−"
 
 
 @functools.lru_cache(maxsize=1 << 16)
 def form_of(word: str) -> str:
     """The form of a word; empty if it has neither letters nor digits."""
+    if word.isascii() and word.isalnum():
+        return word[:MAX_FORM].lower()
     plain = unicodedata.normalize("NFKC", word).lower().translate(_APOSTROPHES).replace("i\u0307", "i")
     plain = unicodedata.normalize("NFKC", _UNSEEN.sub("", plain))
     plain = plain[:MAX_FORM].rstrip()
