@@ -38,6 +38,22 @@ def test_top_p_equals_transformers(top_p):
     assert torch.equal(filter_logits(scores, Decoding(top_p=top_p)), TopPLogitsWarper(top_p)(None, scores))
 
 
+def test_top_p_of_a_large_vocabulary_equals_transformers():
+    peaked, flat = random_logits(vocab=5000, scale=6.0), random_logits(vocab=5000, seed=1, scale=0.5)
+    scores = torch.cat((peaked, flat, peaked - torch.inf))
+    scores[-1, :3] = torch.tensor([1.0, 3.0, 2.0])  # the others were filtered before
+    kept = torch.isfinite(filter_logits(scores[:-4], Decoding(top_p=0.9)))
+    assert torch.equal(kept, torch.isfinite(TopPLogitsWarper(0.9)(None, scores[:-4])))
+    assert kept[:4].sum(dim=1).max() < 1000 < kept[4:].sum(dim=1).min()  # more than are sorted first
+    kept = torch.isfinite(filter_logits(scores[-1:], Decoding(top_p=0.7)))
+    assert kept[0].nonzero().flatten().tolist() == [1, 2]
+
+
+def test_top_p_keeps_ties_together():
+    scores = torch.tensor([[3.0, 2.0, 2.0, 2.0, 1.0]])
+    assert torch.isfinite(filter_logits(scores, Decoding(top_p=0.5))).sum() == 4
+
+
 def test_the_likeliest_token_survives_any_top_p() -> None:
     scores = torch.tensor([[0.0, 3.0, 1.0]])
     assert torch.isfinite(filter_logits(scores, Decoding(top_p=1e-300))).tolist() == [[False, True, False]]

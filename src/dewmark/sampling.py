@@ -61,6 +61,7 @@ _STEPS_AT_ONCE = 256
 _GOLDEN, _MIX_1, _MIX_2 = (
     value - (1 << 64) for value in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
 )
+_SORTED = 1024  # the likeliest tokens among which top-p is looked for first
 _LINES = 16  # a row of logits folded into this many lines, to find its largest entries
 
 
@@ -143,13 +144,30 @@ def _keep_top_k(scores: torch.Tensor, top_k: int) -> torch.Tensor:
 
 
 def _keep_top_p(scores: torch.Tensor, top_p: float) -> torch.Tensor:
-    """Keep the smallest set of likeliest tokens whose probability reaches ``top_p``."""
-    ordered, order = scores.sort(dim=-1, descending=True)
-    mass = ordered.softmax(dim=-1)
-    beyond = mass.cumsum(dim=-1) - mass >= top_p  # the likelier tokens already reach it
-    beyond[:, 0] = False  # the likeliest stays, even where a tiny top_p is 0 in float32
-    drop = torch.zeros_like(scores, dtype=torch.bool).scatter(1, order, beyond)
-    return scores.masked_fill(drop, _MINUS_INF)
+    """Keep the smallest set of likeliest tokens whose probability reaches ``top_p``, and ties with the last.
+
+    They are nearly always among a few hundred, so only rows where they are not are sorted as a whole.
+    """
+    total = scores.logsumexp(dim=-1, keepdim=True)
+    ordered, _ = likeliest(scores, _SORTED)
+    least = _least_kept(ordered, total, top_p)
+    wide = (ordered[:, -1:] >= least).squeeze(1)  # more may belong to it
+    if ordered.shape[1] < scores.shape[1] and bool(wide.any()):
+        rows = wide.nonzero().squeeze(1)
+        whole = scores[rows].sort(dim=-1, descending=True).values
+        least[rows] = _least_kept(whole, total[rows], top_p)
+    return scores.masked_fill(scores < least, _MINUS_INF)
+
+
+def _least_kept(ordered: torch.Tensor, total: torch.Tensor, top_p: float) -> torch.Tensor:
+    """The smallest logit (batch, 1) that top-p keeps, of each row's largest ones in order (batch, m).
+
+    ``total`` (batch, 1) is the log-sum-exp of the whole row.
+    """
+    mass = (ordered - total).exp()
+    kept = mass.cumsum(dim=-1) - mass < top_p  # the likelier tokens do not reach it yet
+    number = kept.sum(dim=-1, keepdim=True).clamp(min=1)  # at least one, where a tiny top_p is 0 in float32
+    return ordered.gather(1, number - 1)
 
 
 def race(scores: torch.Tensor, exponentials: torch.Tensor) -> Choice:
