@@ -28,6 +28,7 @@ TREATMENTS = (
     "fr-opus, brought back",
     "de-llm",
 )
+COUNTS = ("pairs", "wins", "losses", "ties", "by_place")
 MEASURES = ("distinct_content", "unlisted", "repetition")
 ATTACKS = {"none": "none", "paraphrase": "paraphrase", "translate-de": "de-llm", "translate-fr": "fr-opus"}
 Row = dict[str, Any]
@@ -42,7 +43,8 @@ def read(paths: Sequence[Path]) -> list[Row]:
         of = row["of"]
         kind = next((kind for kind in ("rewriter", "wording", "judge", "meaning") if kind in of), "found")
         treatment = (of.get("attack", "none"), of.get("reader", "none"))
-        where = (of["setting"], of["tokens"], of["scheme"], *treatment)
+        spoiled = f", {100 * of['spoiled']:g}% of the words deleted" if "spoiled" in of else ""
+        where = (of["setting"], of["tokens"], of["scheme"] + spoiled, *treatment)
         groups[kind, *where].append(row)
     return [summary(name, rows) for name, rows in groups.items()]
 
@@ -68,9 +70,9 @@ def summary(name: tuple[Any, ...], rows: list[Row]) -> Row:
     elif out["kind"] == "meaning":
         out |= {"texts": rows[0]["texts"], "similarity": round(rows[0]["similarity"], 4)}
     elif out["kind"] == "judge":
-        counts = ("pairs", "wins", "losses", "ties", "unreadable")
-        out |= {field: sum(row[field] for row in rows) for field in counts}
-        out["nps"] = fmean(row["score"] for row in rows)
+        out |= {field: sum(row[field] for row in rows) for field in COUNTS}
+        means = {"nps": "score", "nps low": "low", "nps high": "high", "odds": "odds"}
+        out |= {name: round(fmean(row[field] for row in rows), 4) for name, field in means.items()}
     else:
         for measure in MEASURES:
             values = [row[measure] for row in rows if row.get(measure)]
@@ -155,12 +157,14 @@ def wording_table(rows: Sequence[Row]) -> Iterator[str]:
 
 
 def judge_table(rows: Sequence[Row]) -> Iterator[str]:
-    """Net preference scores."""
+    """Net preference scores over unmarked texts, with the interval of one key."""
     yield from ("### Judge", "")
-    yield from heads(["setting", "tokens", "scheme", "pairs", "wins", "losses", "ties", "unreadable", "NPS"])
+    yield from heads(["setting", "tokens", "texts", *COUNTS, "NPS", "95% interval"])
     for row in of_kind(rows, "judge"):
-        counts = [row[field] for field in ("pairs", "wins", "losses", "ties", "unreadable")]
-        yield line([row["setting"], row["tokens"], row["scheme"], *counts, f"{row['nps']:+.3f}"])
+        name = row["scheme"].replace("none", "unmarked")
+        interval = f"{row['nps low']:+.3f} to {row['nps high']:+.3f}"
+        cells = [*(row[field] for field in COUNTS), f"{row['nps']:+.3f}", interval]
+        yield line([row["setting"], row["tokens"], name, *cells])
     yield ""
 
 
