@@ -61,6 +61,7 @@ ROWS = (  # the rows of each group differ only in their test or score, so they s
 )
 MORE = (("dew-default",), ("exp",), ("semstamp",), ("pasa",), ("simkey",), ("waterpool",))
 SEEDS = 3
+HOST = "smollm2-135m"
 AFTER = {"translate": "translate-neural-pt", "round-trip": "round-trip-neural-pt"}
 SCORED_AT_ONCE = 100
 
@@ -332,12 +333,20 @@ def report(outs: Sequence[Path], to: Path) -> None:
     (to / "configuration.json").write_text(text + "\n", encoding="utf-8")
     title = "Detectability, robustness and text quality"
     script = "python benchmarks/table1.py"
+    (host,), top_k = configuration["hosts"], configuration["decoding"]["top_k"]
+    changed = (f" --host {host}" if host != HOST else "") + (f" --top-k {top_k}" if top_k else "")
+    trained = {
+        str(Path(each["settings"]["artifact"]).parent)
+        for each in configuration["schemes"]
+        if "artifact" in each["settings"]
+    }
+    changed += "".join(f" --artifacts {folder}" for folder in sorted(trained))
     commands = [
-        f"{script} run {out.name} --texts {each['texts']} --device {each['device']} --more "
+        f"{script} run {out.name}{changed} --texts {each['texts']} --device {each['device']} --more "
         f"--rows {' '.join(each['rows'])}"
         for out, each in zip(outs, configuration["runs"], strict=True)
     ]
-    commands.append(f"{script} report {' '.join(out.name for out in outs)} --to main")
+    commands.append(f"{script} report {' '.join(out.name for out in outs)} --to {to.name}")
     for file in write_report(to, title=title, table="main", configuration=configuration, commands=commands):
         print(file)
 
@@ -374,7 +383,7 @@ def main() -> None:
     verbs = parser.add_subparsers(dest="verb", required=True)
     run = verbs.add_parser("run")
     run.add_argument("out", type=Path)
-    run.add_argument("--host", default="smollm2-135m")
+    run.add_argument("--host", default=HOST)
     run.add_argument("--judge", help="by default the host")
     run.add_argument("--device", default="auto")
     run.add_argument("--texts", type=int, default=300)

@@ -4,13 +4,17 @@
     python benchmarks/table1_causes.py vocabulary --lexicon en-pt.tsv --unmarked OUT/unmarked.json
     python benchmarks/table1_causes.py keys OUT --rows dew-paper-2.0 dew-paper-2.0-key
     python benchmarks/table1_causes.py copied OUT --rows synthid kgw exp --texts 100
+    python benchmarks/table1_causes.py signs --rows sir atw --unmarked OUT/unmarked.json
 
 ``words``: the share of words that an LLM's paraphrases (JSONL with ``text`` and ``paraphrase``) and our
 attacks keep. ``vocabulary``: how many tokens the words of translated texts have, and the cosine of the host's
 embeddings of words that translate each other (centred; beside pairs at random), where both are one token.
 ``keys``: unmarked texts with p < 0.01 and their mean score by key. ``copied``: marked texts of a run are
 translated again and tested as they are, without the words that the English text has too, and without as many
-others. Each measurement is printed as a line of JSON, which ``--to`` appends to a file.
+others. ``signs``: the mean product of the signs that the network of SIR or ATW gives a text's context and the
+same context after an attack (1: all agree, 0: half of them), over prefixes of a quarter, a half, three
+quarters and all of its words; a token that is kept scores by that sign. Each measurement is printed as a line
+of JSON, which ``--to`` appends to a file.
 """
 
 from __future__ import annotations
@@ -24,10 +28,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from script_inputs import script_parser
 from table1 import AFTER, MORE, ROWS, cells
 
+from dewmark import Key, load_scheme
 from dewmark.attacks.translation.machine_translation import NeuralEngine
+from dewmark.baselines.learned.sir import BoundSIR
 from dewmark.hosts import host_info
 from dewmark.lab.evaluation.quality import words_kept
 from dewmark.lab.evaluation.results import CLEAN, UNMARKED
@@ -126,6 +133,35 @@ def copied(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
         yield {"row": row, "texts": len(texts), "copied words": 1.0 - float(np.mean(left)), **shares}
 
 
+def signs(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """How far the signs of contexts survive each attack, and how far those of different texts agree."""
+    unmarked = json.loads(options.unmarked.read_text(encoding="utf-8"))
+    for row in options.rows:
+        bound = load_scheme(row, key=Key(bytes(32)), host="smollm2-135m")
+        found = {
+            attack: _signs(bound, [part for text in texts[: options.texts] for part in _prefixes(text)])
+            for attack, texts in unmarked.items()
+        }
+        clean = found.pop(CLEAN)
+        found["another text"] = np.roll(clean, 4, axis=0)
+        for attack, changed in found.items():
+            agree = (clean * changed).mean(axis=1)
+            yield {"row": row, "attack": attack, "texts": options.texts, "agree": float(agree.mean())}
+
+
+def _signs(bound: Any, contexts: list[str]) -> NDArray[np.float64]:  # noqa: ANN401 - a bound scheme
+    if isinstance(bound, BoundSIR):
+        return bound.transform.signs(contexts).astype(np.float64)
+    semantics = bound.halves.semantics
+    ids = [list(each.ids) for each in bound.tokenize(contexts)]
+    return semantics.signs(semantics.rows(ids)).astype(np.float64)
+
+
+def _prefixes(text: str) -> list[str]:
+    parts = text.split() or ["."]
+    return [" ".join(parts[: max(len(parts) * quarter // 4, 1)]) for quarter in (1, 2, 3, 4)]
+
+
 def _tested(bound: Any, entry: Any, texts: list[str]) -> list[dict[str, Any]]:  # noqa: ANN401 - a bound scheme
     return detection_numbers(bound, [text.replace("\0", " ") for text in texts], test=None, score=entry.score)
 
@@ -177,12 +213,17 @@ def main() -> None:
     for each in (by_key, untranslated):
         each.add_argument("out", type=Path)
         each.add_argument("--rows", nargs="+", required=True)
-    untranslated.add_argument("--texts", type=int, default=100)
+    semantic = verbs.add_parser("signs")
+    semantic.add_argument("--rows", nargs="+", required=True)
+    semantic.add_argument("--unmarked", type=Path, required=True)
+    for each in (untranslated, semantic):
+        each.add_argument("--texts", type=int, default=100)
     untranslated.add_argument("--device", default="auto")
-    for each in (kept, spelled, by_key, untranslated):
+    for each in (kept, spelled, by_key, untranslated, semantic):
         each.add_argument("--to", type=Path, help="append the lines to this file")
     options = parser.parse_args()
-    measure = {"words": words, "vocabulary": vocabulary, "keys": keys, "copied": copied}[options.verb]
+    measures = {"words": words, "vocabulary": vocabulary, "keys": keys, "copied": copied, "signs": signs}
+    measure = measures[options.verb]
     for row in measure(options):
         line = json.dumps({"measured": options.verb, **row})
         print(line, flush=True)
