@@ -194,7 +194,7 @@ class Worker:
             scheme=bound,
             seeds=[1_000_000 * seed + i for seed in seeds for i in range(len(self.prompts))],
             # eight drafts of each row's sentence are written at once
-            batch_size=self.options.batch // 3 if bound and bound.scheme.needs.drafts else self.options.batch,
+            batch_size=self.options.batch // 8 if bound and bound.scheme.needs.drafts else self.options.batch,
             decoding=self.recipe.decoding,
         )
         return [each.text for each in made]

@@ -94,9 +94,10 @@ def test_figures_of_which_scheme_are_those_of_its_files() -> None:
     page = (FOLDER.parent / "which-scheme.md").read_text(encoding="utf-8")
     rows = json.loads((FOLDER / "chat-settings.json").read_text(encoding="utf-8"))
     known = [value for row in rows for value in row.values() if isinstance(value, float)]
-    with (FOLDER / "main" / "table.csv").open(encoding="utf-8", newline="") as stream:
-        table = [value for row in csv.DictReader(stream) for value in row.values()]
-    known += [float(value) for value in table if re.fullmatch(r"[\d.]+", value)]
+    for folder in ("main", "multilingual-host"):
+        with (FOLDER / folder / "table.csv").open(encoding="utf-8", newline="") as stream:
+            table = [value for row in csv.DictReader(stream) for value in row.values()]
+        known += [float(value) for value in table if re.fullmatch(r"[\d.]+", value)]
     shares = {f"{100 * value:.1f}%" for value in known} | {f"{abs(value):.3f}" for value in known}
     shown = set(re.findall(r"\d+\.\d%|\d\.\d{3}", page))
     assert len(shown) > 20
