@@ -18,12 +18,14 @@ BAD, BROKEN, DEADLY = -1, -2, -3
 class Opener:
     """Opens workers that square numbers and note in ``folder`` who began and who opened what.
 
-    The first worker that begins ``dies_at`` kills itself; whoever begins DEADLY does, always.
+    The first worker that begins ``dies_at`` kills itself; whoever begins DEADLY does, always. Later jobs than
+    ``dies_at`` wait until ``openings`` workers were opened, so that none is left for a late replacement.
     """
 
     folder: Path
     dies_at: int | None = None
     seconds: float = 0.0
+    openings: int = 0
 
     def __call__(self) -> Callable[[int], tuple[int, int]]:
         (self.folder / f"opened-{os.getpid()}").touch(exist_ok=False)
@@ -37,6 +39,10 @@ class Opener:
             raise InputError("row 7 is bad: mend it")
         if number == BROKEN:
             raise ZeroDivisionError("by nought")
+        if self.dies_at is not None and number > self.dies_at:
+            end = time.monotonic() + 60.0
+            while self.opened() < self.openings and time.monotonic() < end:
+                time.sleep(0.01)
         time.sleep(self.seconds)
         return number**2, os.getpid()
 

@@ -51,7 +51,7 @@ def test_no_jobs_open_nothing(local, opener):
 
 @pytest.mark.parametrize("ordered", [True, False])
 def test_a_killed_worker_is_replaced_and_its_job_restarted(local, tmp_path, ordered):
-    opener, runner = Opener(tmp_path, dies_at=9), local(2)
+    opener, runner = Opener(tmp_path, dies_at=9, openings=3), local(2)
     found = list(runner.map(range(30), opener, ordered=ordered))
     assert sorted((index, square) for index, (square, _) in found) == [(i, i**2) for i in range(30)]
     if ordered:
