@@ -41,6 +41,8 @@ def read(paths: Sequence[Path]) -> list[Row]:
     groups: dict[tuple[Any, ...], list[Row]] = defaultdict(list)
     for row in once.values():
         of = row["of"]
+        if "meaning" in of and row["similarity"] is None:  # no rewrite in the language that was expected
+            continue
         kind = next((kind for kind in ("rewriter", "wording", "judge", "meaning") if kind in of), "found")
         treatment = (of.get("attack", "none"), of.get("reader", "none"))
         spoiled = f", {100 * of['spoiled']:g}% of the words deleted" if "spoiled" in of else ""
