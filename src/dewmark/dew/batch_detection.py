@@ -155,9 +155,8 @@ class _FlatTables:
         t, q, c = self._T[tokens], self._Q[tokens], self._C[windows]
         if scheme.subtract_text_mean:
             several = ((tokens != tokens[:, :1]) & (weights > 0)).any(dim=1, keepdim=True)
-            share = (
-                weights / weights.sum(dim=1, keepdim=True)
-            ).float() * several  # a lone unit is not its mean
+            # a lone unit is not its own mean
+            share = (weights / weights.sum(dim=1, keepdim=True)).float() * several
             t, q = (rows - share.unsqueeze(1) @ rows for rows in (t, q))
         weighted = c * weights.float().unsqueeze(-1)
         matrices = t.mT @ weighted
