@@ -40,7 +40,7 @@ from script_inputs import named_key, script_parser
 
 import dewmark
 from dewmark.config import cache_dir
-from dewmark.cuda.bias_step import captured
+from dewmark.cuda.graphs import captured
 from dewmark.dew import marking
 from dewmark.lab.bench.configurations import CONFIGURATIONS
 from dewmark.lab.bench.random_models import SHAPES, random_host
@@ -208,11 +208,11 @@ class Bench:
         for used in (True, False):
             tables.kernels = used
             choose = drawn_by(dew, prompt, self.decoding)
-            steps = range(self.args.turn)
+            steps = range(self.args.warm + self.args.turn)
             drawn.append([choose(ids[:, : PROMPT + i], recorded.logits[i].float(), i) for i in steps])
         tables.kernels = True
         same = sum(int((a == b).sum()) for a, b in zip(*drawn, strict=True))
-        found: dict[str, object] = {"same": same, "of": len(prompt) * self.args.turn}
+        found: dict[str, object] = {"same": same, "of": len(prompt) * (self.args.warm + self.args.turn)}
         if self.device.type == "cuda":
             batch = dew.session(prompt, torch.ones_like(prompt), seeds=range(len(prompt)))._batch
             texts, scores, token = batch.texts(prompt), recorded.logits[0].float(), ids[:, PROMPT].clone()

@@ -182,25 +182,28 @@ class RealRun(Run):
             self.timed(texts.of, lambda t=texts, s=scheme: self.write(s, t.setting, t.tokens)[1])
 
     def rewrite_texts(self, sets: Sequence[TextSet], names: Sequence[str]) -> None:
-        """Put sets through treatments; the LLM gets the texts of all sets in one batch."""
+        """Put sets through treatments, as many sets at once as fill the LLM's batch."""
         for name in names:
-            treatment = TREATMENTS[name]
             missing = [
                 texts
                 for texts in sets
-                if self.stored(texts, treatment.after) is not None and self.stored(texts, name) is None
+                if self.stored(texts, TREATMENTS[name].after) is not None and self.stored(texts, name) is None
             ]
-            if not missing:
-                continue
-            self.check_time()
-            begun = time.perf_counter()
-            before = [self.stored(texts, treatment.after) or [] for texts in missing]
-            flat = [text for each in before for text in each]
-            made = self.rewritten(flat, treatment, max(texts.tokens for texts in missing))
-            for texts, each in zip(missing, before, strict=True):
-                own, made = made[: len(each)], made[len(each) :]
-                self.texts(treated(texts, name), lambda own=own: own)
-            self.say(f"{name} of {len(flat)} texts in {time.perf_counter() - begun:.1f} s")
+            at_once = max(self.options.llm_batch // self.options.texts, 1)
+            for first in range(0, len(missing), at_once):
+                self.rewrite_some(missing[first : first + at_once], name)
+
+    def rewrite_some(self, sets: Sequence[TextSet], name: str) -> None:
+        """Put sets through one treatment together."""
+        self.check_time()
+        begun = time.perf_counter()
+        before = [self.stored(texts, TREATMENTS[name].after) or [] for texts in sets]
+        flat = [text for each in before for text in each]
+        made = self.rewritten(flat, TREATMENTS[name], max(texts.tokens for texts in sets))
+        for texts, each in zip(sets, before, strict=True):
+            own, made = made[: len(each)], made[len(each) :]
+            self.texts(treated(texts, name), lambda own=own: own)
+        self.say(f"{name} of {len(flat)} texts in {time.perf_counter() - begun:.1f} s")
 
     def rewritten(self, texts: list[str], treatment: Treatment, tokens: int) -> list[str]:
         """One rewrite per text; blank texts stay blank."""

@@ -14,7 +14,8 @@ import torch
 from tests.fakes import PAPER
 
 import dewmark
-from dewmark.cuda.bias_step import BiasParameters, BiasStep, BiasSteps, captured
+from dewmark.cuda.bias_step import BiasParameters, BiasStep, BiasSteps
+from dewmark.cuda.graphs import captured
 from dewmark.testing.trial import tiny_host
 
 KEY = dewmark.Key(bytes(range(32)))

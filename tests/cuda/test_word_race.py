@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from dewmark.core.keys import Key
+from dewmark.cuda import graphs
 from dewmark.cuda.word_race import usable
 from dewmark.decoding import Decoding
 from dewmark.dew import marking
@@ -59,7 +60,7 @@ def test_kernels_draw_what_torch_draws(name, kind, bag_encoder, tmp_path) -> Non
                 logits[step].to(DEVICE), batch.texts(ids), bound.scheme, DECODINGS[name], noise.states(step)
             )
             assert sound.all()
-        for mine, other in zip(*(batch._states.state for batch in batches.values()), strict=True):
+        for mine, other in zip(*(batch.current.states.state for batch in batches.values()), strict=True):
             assert torch.equal(mine, other)
         differ += int((chosen["kernels"] != chosen["torch"]).sum())
         ids = torch.cat((ids, chosen["torch"].unsqueeze(1)), dim=1)
@@ -111,3 +112,34 @@ def test_kernels_that_draw_otherwise_are_left(bag_encoder, tmp_path, monkeypatch
         chosen, _ = marking.choose(logits, texts, bound.scheme, [Decoding()] * 2, random)
     assert torch.equal(chosen, expected)
     assert not texts.aligner.tables.kernels
+
+
+def test_captured_steps_draw_what_called_ones_draw(bag_encoder, tmp_path, monkeypatch) -> None:
+    """On a CUDA device by a graph; elsewhere by the work itself, run as often as a capture runs it."""
+    replays = []
+    if DEVICE.type == "cpu":
+
+        def captured(work, *, device):
+            for _ in range(3):
+                work()
+            return lambda: replays.append(work())
+
+        monkeypatch.setattr(graphs, "captured", captured)
+    host = FakeHost(400)
+    bound = DEW().bind(Key(bytes(32)), host.info, Workspace(cache=tmp_path))
+    start = torch.tensor([host.info.tokenizer.encode(["the old bridge over the river"])[0].ids] * 3)
+    logits = 2.5 * torch.randn(12, 3, 400, generator=torch.Generator().manual_seed(3)).to(DEVICE)
+    decodings = [Decoding()] * 8 + [Decoding(temperature=0.7, top_p=0.9)] * 4  # a new one begins again
+    drawn, states = [], []
+    for captures in (False, True):
+        monkeypatch.setattr(marking.CapturedRace, "_can", lambda self, scores, can=captures: can)
+        session, ids = bound.session(start.to(DEVICE), seeds=[1, 2, 3]), start.to(DEVICE)
+        tokens = []
+        for scores, decoding in zip(logits, decodings, strict=True):
+            tokens.append(session.choose(ids, scores, decoding)[0])
+            ids = torch.cat((ids, tokens[-1].unsqueeze(1)), dim=1)
+        drawn.append(torch.stack(tokens))
+        states.append(session._batch.texts(ids).states.state)
+    assert torch.equal(*drawn)
+    assert all(map(torch.equal, *states))
+    assert len(replays) == (4 if DEVICE.type == "cpu" else 0)

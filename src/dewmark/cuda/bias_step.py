@@ -9,12 +9,13 @@ from __future__ import annotations
 import functools
 import threading
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 
-__all__ = ["BiasParameters", "BiasStep", "BiasSteps", "captured", "max_candidates"]
+from dewmark.cuda.graphs import captured
+
+__all__ = ["BiasParameters", "BiasStep", "BiasSteps", "max_candidates"]
 
 _LARGEST_BATCH = 64  # that is captured; with more rows the device takes longer than the launches
 _EAGER_STEPS = 4  # before a batch size is captured, so that short texts do not pay for a capture
@@ -28,25 +29,6 @@ def max_candidates() -> int:
     except ImportError:
         return 0
     return MOST
-
-
-def captured(work: Callable[[], object], *, device: torch.device) -> Callable[[], None]:
-    """Capture ``work`` as a CUDA graph, after a few warm-up runs on its own stream; returns the replay."""
-    stream: torch.cuda.Stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-    stream.wait_stream(torch.cuda.current_stream(device))
-    with torch.cuda.stream(stream):
-        for _ in range(3):  # first calls compile, allocate and choose algorithms, which cannot be captured
-            work()
-    stream.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
-        work()
-    torch.cuda.current_stream(device).wait_stream(stream)
-
-    def replay(kept: Callable[[], object] = work) -> None:  # keeps the graph's buffers alive
-        graph.replay()
-
-    return replay
 
 
 @dataclass(frozen=True, repr=False)

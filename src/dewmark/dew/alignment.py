@@ -582,15 +582,13 @@ class LexiconBatch(Batch):
         *,
         W: torch.Tensor | None = None,
     ) -> None:
-        self._aligner = aligner
-        self._W = aligner.W if W is None else W
-        self._states = aligner.begin(len(prompt_ids))
+        self.current = LexiconTexts(aligner, aligner.begin(len(prompt_ids)), aligner.W if W is None else W)
         padding = left_padding(prompt_ids, attention_mask, pad_id=aligner.pad_id)
-        self._states.read_prompts(prompt_ids, padding)
-        self._length = prompt_ids.shape[1]
+        self.current.states.read_prompts(prompt_ids, padding)
+        self.length = prompt_ids.shape[1]  # ids that were read
 
     def texts(self, ids: torch.Tensor) -> LexiconTexts:
         """The texts at ids (batch, length)."""
-        self._states.push(ids[:, self._length :])
-        self._length = ids.shape[1]
-        return LexiconTexts(self._aligner, self._states, self._W)
+        self.current.states.push(ids[:, self.length :])
+        self.length = ids.shape[1]
+        return self.current

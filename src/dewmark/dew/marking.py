@@ -16,11 +16,13 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from dewmark.cuda.graphs import Replayed
 from dewmark.cuda.word_race import MOST, Mixture, draw_words, without_kernels
 from dewmark.decoding import Decoding
 from dewmark.dew.alignment import (
     Batch,
     LexiconAligner,
+    LexiconBatch,
     LexiconTexts,
     Texts,
     TokenAligner,
@@ -63,6 +65,7 @@ __all__ = [
 _CPU = torch.device("cpu")
 # ids at a prompt's end that hold the words of any context; the whole batch waits while they are read
 _PROMPT = 512
+_CALLED = 4  # steps before a session captures them, so that short texts do not pay for a capture
 _SLOTS = 8  # texts that an engine's rows have room for at first
 
 
@@ -255,6 +258,55 @@ class BiasSession(Session):
         self._batch.ahead(input_ids)
 
 
+class CapturedRace:
+    """A session's steps as one launch each, on a CUDA device, after a few that are called one by one.
+
+    From Python a step's kernels take ten times as long as on the device; a host that is called from Python
+    too has no time to hide that in.
+    """
+
+    def __init__(self, settings: DewSettings, batch: LexiconBatch) -> None:
+        self._settings = settings
+        self._batch = batch
+        self._decoding: Decoding | None = None  # of the last steps
+        self._steps = 0  # under that decoding
+        self._step: Replayed | None = None
+
+    def choose(
+        self, ids: torch.Tensor, scores: torch.Tensor, decoding: Decoding, states: torch.Tensor
+    ) -> Choice | None:
+        """As the function `choose`, after ids (batch, length); None if the step is not captured."""
+        if decoding != self._decoding:
+            self._decoding, self._steps, self._step = decoding, 0, None
+        self._steps += 1
+        if self._steps <= _CALLED or ids.shape[1] != self._batch.length + 1 or not self._can(scores):
+            return None
+        if self._step is None:
+            self._step = self._capture(ids[:, -1:], scores, decoding, states)
+        tokens, sound = self._step(ids[:, -1:], scores, states)
+        self._batch.length = ids.shape[1]
+        return tokens, sound
+
+    def _can(self, scores: torch.Tensor) -> bool:
+        """Whether there are kernels to capture, and nobody else is capturing them."""
+        kernels = self._batch.current.aligner.tables.kernels
+        return kernels and scores.is_cuda and not torch.cuda.is_current_stream_capturing()
+
+    def _capture(
+        self, tokens: torch.Tensor, scores: torch.Tensor, decoding: Decoding, states: torch.Tensor
+    ) -> Replayed:
+        texts, settings, decodings = self._batch.current, self._settings, [decoding] * len(scores)
+        options = decoding_options(decodings, scores.device)
+
+        def step(
+            tokens: torch.Tensor, scores: torch.Tensor, states: torch.Tensor, kept: torch.Tensor = options
+        ) -> Choice:  # the graph reads the options, which only a cache holds otherwise
+            texts.states.push(tokens)
+            return choose(scores, texts, settings, decodings, states)
+
+        return Replayed(step, (tokens, scores, states), changed=texts.states.state)
+
+
 class GumbelSession(ChoosingSession):
     """Draws each row's token by a race whose noise comes partly from the key."""
 
@@ -272,14 +324,18 @@ class GumbelSession(ChoosingSession):
         self._vocab_size = vocab_size
         self._noise = RandomStreams(fresh_seeds(len(prompt_ids), seeds), device=prompt_ids.device)
         self._start = prompt_ids.shape[1]
+        self._captured = CapturedRace(settings, batch) if isinstance(batch, LexiconBatch) else None
 
     def choose(self, input_ids: torch.Tensor, scores: torch.Tensor, decoding: Decoding) -> Choice:
         """Draw the next id of each row from logits (batch, vocab)."""
         check_logits(scores, self._vocab_size)
         states = self._noise.states(input_ids.shape[1] - self._start)
         scores = scores.to(states.device, torch.float32)
-        texts = self._batch.texts(input_ids.to(states.device))
-        return choose(scores, texts, self._settings, [decoding] * len(scores), states)
+        ids = input_ids.to(states.device)
+        drawn = self._captured and self._captured.choose(ids, scores, decoding, states)
+        if drawn:
+            return drawn
+        return choose(scores, self._batch.texts(ids), self._settings, [decoding] * len(scores), states)
 
     def ahead(self, input_ids: torch.Tensor) -> None:
         """Start reading the contexts at the end of input_ids (batch, length)."""
