@@ -73,7 +73,7 @@ def p_values(
     test: str | None = None,
 ) -> np.ndarray:
     """p (texts, keys): under the scheme's own key, and for DEW under others (keys, d_T · d_C) too."""
-    if bound.scheme.name != "dew":
+    if bound.scheme.name != "dew" or not len(W):
         p = np.ones((len(texts), 1))  # an empty text is evidence of nothing
         kept = [number for number, text in enumerate(texts) if text.strip()]
         found = bound.detect_batch([texts[number] for number in kept], test=test)

@@ -388,20 +388,19 @@ class RealRun(Run):
             number = 0 if label == "dew-default" else texts.number
             host = self.host if reader[1] is not None else None
             bound = self.bound(label, number, host=host).reading_with(reader[1])
-            p = p_values(
-                bound, after, prompts or [""] * len(after), self.matrices(bound), test=TESTS.get(label)
-            )
+            test, W = TESTS.get(label), self.matrices(label, bound)
+            p = p_values(bound, after, prompts or [""] * len(after), W, test=test)
             if texts.scheme == "none" and label != "dew-default":
                 more = [self.bound(label, f"null-{i}") for i in range(self.options.rival_nulls)]
-                nulls = [p_values(each, after, [], p, test=TESTS.get(label)) for each in more]
+                nulls = [p_values(each, after, [], W, test=test) for each in more]
                 p = np.hstack([p, *nulls])
             z = -ndtri(np.clip(p.astype(np.float64), 1e-300, 1.0 - 1e-16))
             self.scores[json.dumps(of)] = z
             self._append("scores.jsonl", {"of": of, "z": np.round(z, 3).tolist()})
 
-    def matrices(self, bound: BoundScheme) -> np.ndarray:
-        """DEW's keys and `NULL_KEYS` others (keys, d_T · d_C)."""
-        if bound.scheme.name != "dew":
+    def matrices(self, label: str, bound: BoundScheme) -> np.ndarray:
+        """The keys of DEW's default and `NULL_KEYS` others (keys, d_T · d_C); of other rows none."""
+        if label != "dew-default":
             return np.zeros((0, 0))
         shape = {"d_T": bound.shared.d_T, "d_C": bound.shared.d_C}
         names = [f"chat-{i}" for i in range(self.options.keys)] + [f"null-{i}" for i in range(NULL_KEYS)]

@@ -23,7 +23,7 @@ from dewmark.models.hub import quiet_libraries
 __all__ = ["OpusTranslator"]
 
 LONGEST = 200  # pieces of a sentence; the models were trained on shorter ones
-_BATCH = {"cpu": 16, "cuda": 256}  # sentences
+_BATCH = {"cpu": 16, "cuda": 1024}  # sentences
 _LENGTH_FACTOR = 2.5  # a translation has at most this many times the pieces of its source
 _FIRST = 8  # pieces that any translation may have besides
 
