@@ -7,6 +7,7 @@ transformers is imported before that, so a detector starts fast.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 from collections.abc import Iterable
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from dewmark.arrays import F32
 from dewmark.errors import ModelError, VocabularyError
 from dewmark.hosts.transformers.model_files import Source, load_error, resolve
-from dewmark.hosts.transformers.tokenizer import HFTokenizer
+from dewmark.hosts.transformers.tokenizer import TOKENIZER_FILE, HFTokenizer
 from dewmark.models.hub import quiet_libraries
 from dewmark.models.packaged import PACKAGED
 from dewmark.workspace import HostInfo, Progress
@@ -41,7 +42,7 @@ def describe(source: Source, progress: Progress | None = None) -> tuple[HostInfo
     """A host's description and its tokenizer, from its files."""
     own = source.tokenizer_folder
     if own is not None:
-        tokenizer = HFTokenizer.load(own)
+        tokenizer = _own_tokenizer(own, (own / TOKENIZER_FILE).stat().st_mtime_ns)
         config = json.loads((Path(source.location) / "config.json").read_text(encoding="utf-8"))
         vocab_size = int(config["vocab_size"])
     else:
@@ -87,6 +88,12 @@ def info_from_model(
         tokenizer=wrapped,
         embeddings=lambda: _to_float32(weight[:vocab_size]).copy(),  # never the model's own memory
     )
+
+
+@functools.lru_cache(maxsize=2)
+def _own_tokenizer(folder: Path, modified: int) -> HFTokenizer:
+    """A converted host's tokenizer, parsed once for the host's description and for the host itself."""
+    return HFTokenizer.load(folder)
 
 
 def _ask_transformers(source: Source) -> tuple[HFTokenizer, int]:

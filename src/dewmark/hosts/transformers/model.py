@@ -1,16 +1,19 @@
 """Hosts that run in transformers: load one by name, or wrap a model in memory.
 
-Boundary: this module joins files, tokenizer, decoding loop and likelihoods into a `Host`; it decides nothing
-about schemes.
+A converted host writes with `PlainLlama` where that computes its model, and loads transformers only for more
+than writing. Boundary: this module joins files, tokenizer, decoding loop and likelihoods into a `Host`; it
+decides nothing about schemes.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
-from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase
 
 from dewmark.decoding import Decoding
 from dewmark.errors import InputError, ModelError
@@ -26,7 +29,8 @@ from dewmark.hosts.transformers.likelihood import (
     score_branches,
     score_completions,
 )
-from dewmark.hosts.transformers.model_files import load_error, resolve
+from dewmark.hosts.transformers.model_files import Source, load_error, resolve
+from dewmark.hosts.transformers.plain_llama import PlainLlama
 from dewmark.hosts.transformers.tokenizer import HFTokenizer
 from dewmark.models.devices import torch_device, torch_dtype
 from dewmark.models.hub import quiet_libraries
@@ -34,13 +38,20 @@ from dewmark.scheme import BoundScheme, Drafts
 from dewmark.types import DraftCount
 from dewmark.workspace import HostInfo, Progress
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
 __all__ = ["TransformersHost", "load_host"]
 
 _LONGEST = 1 << 15  # tokens of a text in `follow`, where the model names no limit
 
 
 class TransformersHost(Host):
-    """A causal language model in memory and its tokenizer."""
+    """A causal language model in memory and its tokenizer.
+
+    ``model`` writes. If it is a `PlainLlama`, ``open_model`` loads the model of transformers, which does
+    everything else.
+    """
 
     def __init__(
         self,
@@ -49,8 +60,10 @@ class TransformersHost(Host):
         *,
         info: HostInfo | None = None,
         open_chat: Callable[[], ChatFormat] | None = None,
+        open_model: Callable[[], CausalLM] | None = None,
     ) -> None:
-        self.model = model.eval()
+        self._writer: CausalLM = model.eval()
+        self._open_model = open_model
         if open_chat is None and not isinstance(tokenizer, HFTokenizer):
             generation = getattr(model, "generation_config", None)
             open_chat = functools.partial(
@@ -66,6 +79,13 @@ class TransformersHost(Host):
         self._context: int | None = getattr(text_config, "max_position_embeddings", None)
         self._writable = torch.tensor(self._info.markable)
         self._needs_bos = str(model.config.model_type).startswith("gemma")  # without it Gemma repeats itself
+
+    @functools.cached_property
+    def model(self) -> CausalLM:
+        """The model of transformers, which writes from now on: one copy of the weights is enough."""
+        if self._open_model is not None:
+            self._writer = self._open_model().eval()
+        return self._writer
 
     @property
     def info(self) -> HostInfo:
@@ -85,12 +105,12 @@ class TransformersHost(Host):
     @property
     def device(self) -> torch.device:
         """Where the model runs."""
-        return device_of(self.model)
+        return device_of(self._writer)
 
     @property
     def eos_ids(self) -> frozenset[int]:
         """Ids that end a text, from the model's configuration and its tokenizer."""
-        configs = (getattr(self.model, "generation_config", None), self.model.config.get_text_config())
+        configs = (getattr(self._writer, "generation_config", None), self._writer.config.get_text_config())
         found: set[int] = set() if self.tokenizer.eos_id is None else {self.tokenizer.eos_id}
         for config in configs:
             ids = getattr(config, "eos_token_id", None)
@@ -114,9 +134,10 @@ class TransformersHost(Host):
         """Token ids of one batch of completions."""
         rows = self.tokenizer.encode_prompts(prompts, needs_bos=self._needs_bos)
         try:
-            with quiet_libraries():  # some models warn about rows that end in padding, as finished ones do
+            # some models warn about rows that end in padding, as finished ones do
+            with contextlib.nullcontext() if isinstance(self._writer, PlainLlama) else quiet_libraries():
                 return decode(
-                    self.model,
+                    self._writer,
                     rows,
                     decoding=decoding,
                     seeds=seeds,
@@ -274,18 +295,36 @@ def load_host(
     if progress is not None:
         progress(f"loading {name}", 0, 1)
     info, tokenizer = describe(source, progress)
-    try:
-        with quiet_libraries():
-            model: CausalLM = AutoModelForCausalLM.from_pretrained(
-                source.location, dtype=kind, **source.options
-            )
-            model = model.to(target)
-    except torch.OutOfMemoryError:
-        raise ModelError(f"{name} does not fit in the memory of {target}: use device='cpu'") from None
-    except Exception as error:
-        raise load_error(name, error) from error
+    plain = (
+        source.tokenizer_folder is not None  # dewmark saved the model
+        and target.type == "cpu"
+        and kind == torch.float32
+        and PlainLlama.can_load(Path(source.location))
+    )
+    model = _load_model(source, target, kind, plain=plain)
     if progress is not None:
         progress(f"loading {name}", 1, 1)
     return TransformersHost(
-        model, tokenizer, info=info, open_chat=functools.partial(chat_format, name, progress=progress)
+        model,
+        tokenizer,
+        info=info,
+        open_chat=functools.partial(chat_format, name, progress=progress),
+        open_model=functools.partial(_load_model, source, target, kind) if plain else None,
     )
+
+
+def _load_model(source: Source, device: torch.device, dtype: torch.dtype, *, plain: bool = False) -> CausalLM:
+    try:
+        if plain:
+            return PlainLlama(Path(source.location), dtype=dtype)
+        from transformers import AutoModelForCausalLM
+
+        with quiet_libraries():
+            model: CausalLM = AutoModelForCausalLM.from_pretrained(
+                source.location, dtype=dtype, **source.options
+            )
+            return model.to(device)
+    except torch.OutOfMemoryError:
+        raise ModelError(f"{source.name} does not fit in the memory of {device}: use device='cpu'") from None
+    except Exception as error:
+        raise load_error(source.name, error) from error

@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     import tokenizers
     from transformers import PreTrainedTokenizerBase
 
-__all__ = ["HFTokenizer", "Pieces"]
+__all__ = ["TOKENIZER_FILE", "HFTokenizer", "Pieces"]
 
-_BACKEND_FILE = "tokenizer.json"
+TOKENIZER_FILE = "tokenizer.json"
 _IDS_FILE = "tokenizer_ids.json"
 _REPLACEMENT = "\ufffd"  # decodes from bytes that are not a whole character
 
@@ -181,7 +181,7 @@ class HFTokenizer:
             "bos": self.bos_id,
             "eos": self.eos_id,
         }
-        with atomic_write(folder / _BACKEND_FILE) as stream:
+        with atomic_write(folder / TOKENIZER_FILE) as stream:
             stream.write(self._json.encode())
         with atomic_write(folder / _IDS_FILE) as stream:
             stream.write(json.dumps(ids, indent=1).encode() + b"\n")
@@ -194,7 +194,7 @@ class HFTokenizer:
         tokenizer = cls.__new__(cls)
         try:
             ids = json.loads((folder / _IDS_FILE).read_text(encoding="utf-8"))
-            backend = (folder / _BACKEND_FILE).read_text(encoding="utf-8")
+            backend = (folder / TOKENIZER_FILE).read_text(encoding="utf-8")
             special = [ids[name] for name in ("pad", "bos", "eos")]
             tokenizer._setup(
                 backend,
