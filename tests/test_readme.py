@@ -53,7 +53,7 @@ def test_the_speed_tables_agree_with_the_report() -> None:
     for name, block in speed_pages(report).items():
         page = (ROOT / name).read_text(encoding="utf-8")
         assert replace_block(page, "speed", block) == page, "run: python benchmarks/speed_table.py"
-        assert "| **DEW, the default** |" in block
+        assert "| **DEW, the default** |" in block, name
 
 
 def test_every_other_figure_is_in_a_file_that_its_paragraph_links() -> None:

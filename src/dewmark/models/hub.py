@@ -63,8 +63,8 @@ def latest_commit(name: str) -> str:
 @contextlib.contextmanager
 def quiet_libraries() -> Iterator[None]:
     """Silence the libraries' progress bars and all log lines below an error, then restore both."""
-    hub = require("huggingface_hub", extra="encoders").utils
-    bars = require("transformers", extra="encoders").utils.logging
+    hub = require("huggingface_hub.utils", extra="encoders")
+    bars = require("transformers.utils.logging", extra="encoders")
     loggers = [
         logging.getLogger(name) for name in ("sentence_transformers", "transformers", "huggingface_hub")
     ]

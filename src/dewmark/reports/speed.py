@@ -42,7 +42,10 @@ _HOW = {"graphed": "in a CUDA graph", "eager": "eager"}
 
 @dataclass(frozen=True, slots=True)
 class SpeedRow:
-    """A step under one mark: ``ms`` are its quartiles, ``ratio`` is to no mark, None where not measured."""
+    """A step under one mark: ``ms`` are its quartiles, ``ratio`` is to no mark, None where not measured.
+
+    ``interval`` is the ratio's 95% interval, None where there were too few rounds for one.
+    """
 
     host: str
     how: str
@@ -50,6 +53,7 @@ class SpeedRow:
     mark: str
     ms: tuple[float, ...]
     ratio: float | None
+    interval: tuple[float, float] | None = None
 
     @property
     def median(self) -> float:
@@ -89,25 +93,25 @@ def speed_rows(report: Mapping[str, Any]) -> list[SpeedRow]:
             continue
         for mark, taken in cell.items():
             ms = taken["ms"] if isinstance(taken["ms"], Sequence) else (taken["ms"],)
-            found.append(SpeedRow(match[1], match[2], int(match[3]), mark, tuple(ms), taken.get("ratio")))
+            interval = tuple(taken["interval"]) if taken.get("interval") else None
+            about = match[1], match[2], int(match[3]), mark
+            found.append(SpeedRow(*about, tuple(ms), taken.get("ratio"), interval))
     return found
 
 
-def overhead_table(rows: Sequence[SpeedRow], columns: Sequence[tuple[str, str]]) -> str:
+def overhead_table(rows: Sequence[SpeedRow], hosts: Sequence[tuple[str, str]]) -> str:
     """Markdown: for hosts and ways of running them, a step without a mark, and what each mark adds to it."""
-    wanted = [
-        (host, how, batch)
-        for host, how in columns
+    cells = {(row.host, row.how, row.batch, row.mark): row for row in rows}
+    marks = _marks(rows)
+    lines = [
+        (
+            f"{_HOSTS.get(host, host)} {how}, {batch}",
+            *(_short(cells.get((host, how, batch, m))) for m in marks),
+        )
+        for host, how in hosts
         for batch in sorted({row.batch for row in rows if (row.host, row.how) == (host, how)})
     ]
-    cells = {(row.host, row.how, row.batch, row.mark): row for row in rows}
-    heads = [f"{_HOSTS.get(host, host)} {how}, batch {batch}" for host, how, batch in wanted]
-    lines = []
-    for mark in _marks(rows):
-        found = [cells.get((*column, mark)) for column in wanted]
-        if any(found):
-            lines.append((_MARKS.get(mark, mark), *(_short(row) for row in found)))
-    return _markdown(("", *heads), lines)
+    return _markdown(("host, batch", *(_MARKS.get(mark, mark) for mark in marks)), lines)
 
 
 def step_table(rows: Sequence[SpeedRow], host: str, how: str) -> str:
@@ -147,7 +151,12 @@ def _marks(rows: Sequence[SpeedRow]) -> list[str]:
 def _short(row: SpeedRow | None) -> str:
     if row is None or row.ratio is None:
         return ""
-    return f"{row.median:.2f}" if row.mark == "none" else f"{100 * (row.ratio - 1):+.1f}%"
+    if row.mark == "none":
+        return f"{row.median:.2f}"
+    within = ""
+    if row.mark == "dew" and row.interval:
+        within = " ({:+.1f} to {:+.1f})".format(*(100 * (ratio - 1) for ratio in row.interval))
+    return f"{100 * (row.ratio - 1):+.1f}%{within}"
 
 
 def _long(row: SpeedRow | None) -> str:
