@@ -26,7 +26,11 @@ TREATMENTS = (
     "fr-opus",
     "fr-opus-back",
     "fr-opus, brought back",
+    "fr-llm",
     "de-llm",
+    "de-llm-back",
+    "de-llm, brought back",
+    "clsa-de",
 )
 COUNTS = ("pairs", "wins", "losses", "ties", "by_place")
 MEASURES = ("distinct_content", "unlisted", "repetition")
