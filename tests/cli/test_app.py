@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import gc
 import os
 import stat
 import subprocess
@@ -74,6 +75,12 @@ def test_help_is_light():
         "sys.exit(any(m in sys.modules for m in ('torch', 'transformers', 'numpy', 'scipy', 'fastapi')))"
     )
     assert python(code).returncode == 0
+
+
+def test_garbage_is_collected_as_usual_after_a_command(run):
+    usual = gc.get_threshold()
+    run("--version")
+    assert gc.get_threshold() == usual
 
 
 def test_the_package_can_be_run_as_a_module():

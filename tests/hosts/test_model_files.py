@@ -107,6 +107,25 @@ def test_corrupt_large_weights_are_noticed_when_they_are_read(cache, tmp_path, m
     assert len(calls) == 2
 
 
+def test_weights_that_were_checked_ahead_are_not_hashed_again(cache, tmp_path, monkeypatch):
+    monkeypatch.setattr(sources, "convert_gguf", converter(tmp_path, []))
+    monkeypatch.setattr(sources, "_SMALL_FILE", 0)
+    gguf = tmp_path / "model.gguf"
+    gguf.write_bytes(b"weights")
+    sources.check_weights(str(gguf))  # nothing is converted yet, and this does not do it
+    assert not (cache / "hosts").exists()
+    host_info(str(gguf))
+    sources._verified.clear()  # as a new process would start
+    hashed = []
+    whole = sources.sha256_file
+    monkeypatch.setattr(sources, "sha256_file", lambda file: hashed.append(file.name) or whole(file))
+    sources.check_weights(str(gguf))
+    assert "model.safetensors" in hashed
+    hashed.clear()
+    load_host(str(gguf))
+    assert hashed == []
+
+
 def test_a_failed_conversion_leaves_nothing_behind(cache, tmp_path):
     gguf = tmp_path / "broken.gguf"
     gguf.write_bytes(b"GGUF but not really")

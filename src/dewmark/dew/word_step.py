@@ -16,15 +16,17 @@ The key enters through v alone, so rows under different keys share all tables.
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 
-from dewmark.arrays import F32
+from dewmark.arrays import F32, I64
 from dewmark.cuda.word_race import State, push_words, usable, without_kernels
 from dewmark.dew.reading import LexiconReader
 from dewmark.encoders.lexicon import Lexicon
+from dewmark.encoders.lexicon_vectors import LexiconTokens
 from dewmark.text.trie import CLOSED, UNKNOWN, Trie, load_trie
 from dewmark.workspace import HostInfo, Workspace
 
@@ -32,6 +34,7 @@ __all__ = ["Aligned", "WordStates", "WordTables", "word_tables"]
 
 _WINDOWS = 1024  # contexts that a text remembers
 _MOST = 100  # a count that no limit reaches
+_ROWS_AT_ONCE = 4096
 _PROMPT = 64  # tokens at a prompt's end that hold the words of its context
 _ODD = 0x9E3779B97F4A7C15 - (1 << 64)  # times 1, 3, 5, … it hashes the words of a window
 
@@ -50,8 +53,7 @@ def word_tables(
         trie = load_trie(
             lexicon.forms, host.tokenizer, host.vocab_size, identity=lexicon.identity, workspace=workspace
         )
-        units = reader.units.of_rows(np.arange(len(lexicon.forms) + 1))
-        found = _TABLES[name] = WordTables(trie, lexicon, units, device=device)
+        found = _TABLES[name] = WordTables(trie, lexicon, reader.units, device=device)
     return found
 
 
@@ -61,12 +63,12 @@ class WordTables:
     ``units`` (R + 1, d_T) and ``contexts`` (R + 1, d_C) are the vectors of the R words; row 0 is no word.
     """
 
-    def __init__(self, trie: Trie, lexicon: Lexicon, units: F32, *, device: torch.device) -> None:
-        every = np.arange(len(lexicon.forms) + 1)
+    def __init__(self, trie: Trie, lexicon: Lexicon, units: LexiconTokens, *, device: torch.device) -> None:
         self.device = device
         self.vocab_size = trie.vocab_size
-        self.units = torch.from_numpy(units.astype(np.float16)).to(device)
-        self.contexts = torch.from_numpy(lexicon.contexts(every).astype(np.float16)).to(device)
+        size = len(lexicon.forms) + 1
+        self.units = _half_precision(units.of_rows, size).to(device)
+        self.contexts = _half_precision(lexicon.contexts, size).to(device)
         self.limits = torch.from_numpy(lexicon.limits.astype(np.int8)).to(device)
         self.keys = torch.from_numpy(np.append(trie.keys, np.iinfo(np.int64).max)).to(device)
         self.targets = torch.from_numpy(np.append(trie.targets, UNKNOWN).astype(np.int64)).to(device)
@@ -99,6 +101,13 @@ class WordTables:
         listed, breaks = self.keys[at] == keys, self.breaks[tokens]
         otherwise = torch.where(breaks, self.after_break[tokens], UNKNOWN)
         return torch.where(listed, self.targets[at], otherwise), breaks & ~listed
+
+
+def _half_precision(vectors: Callable[[I64], F32], size: int) -> torch.Tensor:
+    """The vectors (size, d) of all rows in float16; some rows at a time, because new memory is slow."""
+    starts = range(0, size, _ROWS_AT_ONCE)
+    rows = (np.arange(start, min(start + _ROWS_AT_ONCE, size)) for start in starts)
+    return torch.from_numpy(np.concatenate([vectors(each).astype(np.float16) for each in rows]))
 
 
 @dataclass(frozen=True)

