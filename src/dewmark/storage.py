@@ -48,6 +48,7 @@ Array = NDArray[Any]
 
 _BUSY_SECONDS = 10.0
 _PARAMETERS = 500  # per query; every SQLite allows at least 999
+_HASHED_AT_ONCE = 1 << 23  # bytes; in many small pieces a thread that hashes would hold up all others
 
 
 @contextlib.contextmanager
@@ -125,8 +126,12 @@ def atomic_folder(path: Path, *, private: bool = False) -> Iterator[Path]:
 
 def sha256_file(path: Path) -> str:
     """Hex SHA-256 of a file's bytes."""
-    with path.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
+    digest = hashlib.sha256()
+    buffer = memoryview(bytearray(min(path.stat().st_size, _HASHED_AT_ONCE) or 1))
+    with path.open("rb", buffering=0) as stream:
+        while size := stream.readinto(buffer):
+            digest.update(buffer[:size])
+    return digest.hexdigest()
 
 
 @dataclass(frozen=True)
