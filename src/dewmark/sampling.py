@@ -78,13 +78,18 @@ class RandomStreams:
 
     A row's seed starts a Philox stream, which yields one 64-bit state per step; SplitMix64 turns the state
     into one number per token. Integer arithmetic modulo 2^64 gives the same numbers on every device.
-    ``purpose`` separates the streams that different users derive from one seed.
+    ``purpose`` separates the streams that different users derive from one seed. ``skip`` says how many steps
+    of each row lie before the first.
     """
 
-    def __init__(self, seeds: Sequence[int], *, device: torch.device, purpose: int = 0) -> None:
+    def __init__(
+        self, seeds: Sequence[int], *, device: torch.device, purpose: int = 0, skip: Sequence[int] = ()
+    ) -> None:
         # Metal has no float64, so there the race runs on the CPU.
         self.device = torch.device("cpu") if device.type == "mps" else device
         self._sources = [np.random.Philox(seed, counter=[0, 0, 0, purpose]) for seed in seeds]
+        for source, steps in zip(self._sources, skip, strict=False):
+            source.random_raw(steps, output=False)
         self._states = torch.zeros((len(seeds), 0), dtype=torch.int64, device=self.device)
 
     def states(self, step: int) -> torch.Tensor:

@@ -15,7 +15,7 @@ from transformers.generation.logits_process import (
 from dewmark.decoding import Decoding
 from dewmark.errors import InputError, ModelError, NumericalError
 from dewmark.hosts.fake import FakeHost
-from dewmark.hosts.transformers.decoding_loop import NGramBlocker
+from dewmark.hosts.transformers.decoding_loop import NGrams, block_repeats
 
 PROMPTS = [
     "the old bridge over the river",
@@ -214,21 +214,23 @@ def test_ngram_blocking_equals_transformers(n):
     rng = np.random.default_rng(n)
     rows = rng.integers(0, 5, size=(3, 6))  # five ids only, so that n-grams repeat all the time
     reference = NoRepeatNGramLogitsProcessor(n)
-    blocker = NGramBlocker(rows.tolist(), n)
+    texts = [NGrams(n, row) for row in rows.tolist()]
     blocked = 0
     for _ in range(60):
         scores = torch.zeros(3, 5)
         expected = reference(torch.from_numpy(rows), scores.clone())
-        actual = blocker.block(scores.clone())
+        actual = scores.clone()
+        block_repeats(actual, texts)
         assert torch.equal(actual, expected)
         blocked += int(torch.isinf(actual).sum())
         new = rng.integers(0, 5, size=3)
         rows = np.concatenate([rows, new[:, None]], axis=1)
-        blocker.append(new.tolist())
+        for text, token in zip(texts, new.tolist(), strict=True):
+            text.append(token)
     assert blocked > 0
 
 
 def test_ngram_blocking_of_prompts_shorter_than_n_and_ids_beyond_the_logits():
-    blocker = NGramBlocker([[1], [8, 9, 8]], 2)
-    scores = blocker.block(torch.zeros(2, 5))
+    scores = torch.zeros(2, 5)
+    block_repeats(scores, [NGrams(2, [1]), NGrams(2, [8, 9, 8])])
     assert torch.isfinite(scores).all()  # row 0 has no bigram yet, row 1 forbids id 9, which has no logit

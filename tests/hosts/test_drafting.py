@@ -106,22 +106,20 @@ def test_ngrams_are_not_repeated(host) -> None:
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_cached_rows_equal_a_fresh_pass(name) -> None:
-    """Rows that grow unevenly, are copied and dropped have the logits of a fresh pass over their ids."""
+    """Rows that are copied, cut and dropped have the logits of a fresh pass over their ids."""
     torch.manual_seed(0)
     model = transformers.AutoModelForCausalLM.from_config(CONFIGS[name]()).eval()
-    rows = [[5, 6, 7], [8], [9, 10]]
+    texts = [[5, 6, 7, 11, 12, 20, 21, 22, 23], [8], [9, 10, 13]]
     with torch.inference_mode():
-        branches = CachedRows(model, rows, fill_id=0)
-        branches.extend([[11, 12, 20, 21, 22, 23], [], [13]])
-        copy = branches.select([2, 0, 2])
-        copy.extend([[14], [15], [16]])
-        copy.keep([2, 1])
-        for grown, logits in (
-            ([[5, 6, 7, 11, 12, 20, 21, 22, 23], [8], [9, 10, 13]], branches.logits),
-            ([[9, 10, 13, 16], [5, 6, 7, 11, 12, 20, 21, 22, 23, 15]], copy.logits),
-        ):
-            ids, mask = pad_left(grown, fill_id=0, device=torch.device("cpu"))
-            assert torch.allclose(logits, CachedForward(model, mask)(ids), atol=1e-4)
+        cached = CachedRows(model, texts, fill_id=0)
+        for rows, lengths in (([2, 0, 0, 1], [3, 8, 4, 0]), ([1, 3, 1], [9, 1, 1]), ([1, 1], [0, 0])):
+            cached.keep(rows, lengths)
+            texts = [texts[row][:length] for row, length in zip(rows, lengths, strict=True)]
+            for step in range(3):
+                tokens = [30 + 3 * row + step for row in range(len(rows))]
+                texts = [[*text, token] for text, token in zip(texts, tokens, strict=True)]
+                ids, mask = pad_left(texts, fill_id=0, device=torch.device("cpu"))
+                assert torch.allclose(cached.extend(tokens), CachedForward(model, mask)(ids), atol=1e-4)
 
 
 def test_seeds_of_drafts_differ() -> None:
@@ -136,3 +134,20 @@ def test_a_host_without_drafts_says_so(host) -> None:
 
     with pytest.raises(ConfigError, match="writes no drafts"):
         write(Plain(64), Even())
+
+
+def test_no_text_waits_for_another(host) -> None:
+    """A batch takes about as many steps as its slowest text, not those of each round's slowest sentence."""
+    steps: list[int] = []
+    hook = host.model.register_forward_pre_hook(lambda *_: steps.append(1))
+
+    def steps_of(prompts, seeds) -> int:
+        steps.clear()
+        write(host, Even(), prompts, seeds=seeds)
+        return len(steps)
+
+    prompts, seeds = PROMPTS * 3, list(range(9))
+    together = steps_of(prompts, seeds)
+    alone = [steps_of([prompt], [seed]) for prompt, seed in zip(prompts, seeds, strict=True)]
+    hook.remove()
+    assert together < 1.2 * max(alone)

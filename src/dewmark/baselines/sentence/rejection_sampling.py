@@ -289,6 +289,19 @@ class GrowingText:
     previous: int | None = None
     tail: str = ""
     judged: int = 0
+    _ends_before: dict[str, bool] = dataclasses.field(default_factory=dict)
+
+    def judge(self, tail: str) -> None:
+        """Take the first sentence of ``tail`` as the judged one."""
+        self.tail, self.judged = tail, first_end(tail, last=True) or 0
+        self._ends_before = {}
+
+    def certain(self, draft: str) -> bool:
+        """Whether the judged sentence ends where it did if the draft follows; the next character decides."""
+        after = (self.tail[self.judged :] or draft)[:1]
+        if after not in self._ends_before:
+            self._ends_before[after] = first_end(self.tail[: self.judged] + after) == self.judged
+        return self._ends_before[after]
 
 
 class SentenceDrafts(Drafts):
@@ -318,7 +331,7 @@ class SentenceDrafts(Drafts):
         """Where the draft's sentence ends; at once if the draft changes the sentence before it."""
         text = self._texts[row]
         joined = text.tail + draft
-        if text.judged:
+        if text.judged and not text.certain(draft):
             before = first_end(joined, last=last)
             if before != text.judged:
                 # closing quotes or brackets may still follow, which leaves that open
@@ -353,8 +366,7 @@ class SentenceDrafts(Drafts):
         if self._sentence(row, "") is None:
             # no draft was usable, and this one changed the sentence before: read that again
             text.judged, text.bin = 0, text.previous
-        text.tail = text.tail[text.judged :].lstrip()
-        text.judged = first_end(text.tail, last=True) or 0
+        text.judge(text.tail[text.judged :].lstrip())
         if text.judged:
             text.previous, text.bin = text.bin, self._after(text)
 

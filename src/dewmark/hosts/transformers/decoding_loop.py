@@ -25,7 +25,8 @@ from dewmark.scheme import BoundScheme
 __all__ = [
     "CachedForward",
     "CausalLM",
-    "NGramBlocker",
+    "NGrams",
+    "block_repeats",
     "check_sound",
     "decode",
     "device_of",
@@ -65,14 +66,15 @@ def decode(
     forward = CachedForward(model, mask if start * len(prompts) != sum(map(len, prompts)) else None)
     session = None if scheme is None else scheme.session(ids[:, :start], mask[:, :start], seeds=seeds)
     final = scheme is not None and scheme.needs.final
-    blocker = NGramBlocker(prompts, decoding.no_repeat_ngram) if decoding.no_repeat_ngram else None
+    n = decoding.no_repeat_ngram
+    ngrams = [NGrams(n, prompt) for prompt in prompts] if n else []
     noise = RandomStreams(seeds, device=device)
     eos = torch.tensor(sorted(eos_ids), dtype=torch.long, device=device)
     forbidden = (~writable).to(device)
     forbidden[eos] = False
     finished = torch.zeros(len(prompts), dtype=torch.bool, device=device)
     sound = torch.ones_like(finished)
-    waits = device.type == "cpu" or blocker is not None  # each step waits for the device anyway
+    waits = device.type == "cpu" or bool(ngrams)  # each step waits for the device anyway
     length = start
     for step in range(steps):
         if session is not None:
@@ -81,8 +83,7 @@ def decode(
         scores.masked_fill_(forbidden, _MINUS_INF)
         if step < decoding.min_new_tokens:
             scores[:, eos] = _MINUS_INF
-        if blocker is not None:
-            scores = blocker.block(scores)
+        block_repeats(scores, ngrams)
         chosen, fine = draw(
             scores, decoding, noise, step, session=session, input_ids=ids[:, :length], final=final
         )
@@ -99,8 +100,9 @@ def decode(
                     break
             if bool(finished.all()):
                 break
-        if blocker is not None and step + 1 < steps:
-            blocker.append(chosen.tolist())
+        if ngrams:
+            for row, token in zip(ngrams, chosen.tolist(), strict=True):
+                row.append(token)
     check_sound(sound, model)
     ends = set(eos_ids)
     return [_until(row, ends) for row in ids[:, start:length].tolist()]
@@ -145,52 +147,56 @@ class CachedForward:
         return logits
 
 
-class NGramBlocker:
-    """Forbids in each row every token that would complete an n-gram already in the row.
+class NGrams:
+    """The n-grams of one text: a table from every (n-1)-gram to the tokens that followed it.
 
-    Keeps a table from every (n-1)-gram to the tokens that followed it, so the cost of a step does not depend
-    on the length of the text. Padding is not part of a row.
+    The cost of a token thus does not depend on the length of the text. With n = 0 nothing repeats.
     """
 
-    def __init__(self, prompts: Sequence[Sequence[int]], n: int) -> None:
+    def __init__(self, n: int, ids: Sequence[int] = (), *, before: NGrams | None = None) -> None:
         self._n = n
-        self._tails: list[tuple[int, ...]] = [() for _ in prompts]
-        self._followers: list[dict[tuple[int, ...], list[int]]] = [{} for _ in prompts]
-        for row, prompt in enumerate(prompts):
-            for token in prompt:
-                self._append(row, token)
+        self._tail: tuple[int, ...] = before._tail if before else ()
+        self._followers: dict[tuple[int, ...], list[int]] = {}
+        self._followers_before = before._followers if before else {}
+        self.extend(ids)
 
-    def append(self, tokens: Sequence[int]) -> None:
-        """Add one token to each row."""
-        for row, token in enumerate(tokens):
-            self._append(row, token)
+    def branch(self) -> NGrams:
+        """The n-grams of a continuation of this text, which must not grow meanwhile."""
+        return NGrams(self._n, before=self)
 
-    def keep(self, rows: Sequence[int]) -> None:
-        """Keep only these rows."""
-        self._tails = [self._tails[row] for row in rows]
-        self._followers = [self._followers[row] for row in rows]
+    def extend(self, ids: Sequence[int]) -> None:
+        """Append tokens to the text."""
+        for token in ids:
+            self.append(token)
 
-    def block(self, scores: torch.Tensor) -> torch.Tensor:
-        """Set the forbidden tokens' logits (batch, vocab) to -inf, in place."""
-        pairs = [
-            (row, token)
-            for row, (tail, followers) in enumerate(zip(self._tails, self._followers, strict=True))
-            for token in followers.get(tail, ())
-            if token < scores.shape[-1]
-        ]
-        if pairs:
-            rows, tokens = torch.tensor(pairs, device=scores.device).unbind(dim=1)
-            scores[rows, tokens] = _MINUS_INF
-        return scores
-
-    def _append(self, row: int, token: int) -> None:
-        tail = self._tails[row]
+    def append(self, token: int) -> None:
+        """Append one token to the text."""
+        if not self._n:
+            return
+        tail = self._tail
         if len(tail) == self._n - 1:
-            self._followers[row].setdefault(tail, []).append(token)
-            tail = (*tail, token)[1:]
+            self._followers.setdefault(tail, []).append(token)
+            self._tail = (*tail, token)[1:]
         else:
-            tail = (*tail, token)
-        self._tails[row] = tail
+            self._tail = (*tail, token)
+
+    def repeating(self) -> Sequence[int]:
+        """The tokens that would complete an n-gram of the text."""
+        before, here = self._followers_before.get(self._tail), self._followers.get(self._tail)
+        return [*before, *here] if before and here else before or here or ()
+
+
+def block_repeats(scores: torch.Tensor, ngrams: Sequence[NGrams]) -> None:
+    """Set the logits (batch, vocab) of tokens that would repeat an n-gram of their row to -inf, in place."""
+    pairs = [
+        (row, token)
+        for row, text in enumerate(ngrams)
+        for token in text.repeating()
+        if token < scores.shape[-1]
+    ]
+    if pairs:
+        rows, tokens = torch.tensor(pairs, device=scores.device).unbind(dim=1)
+        scores[rows, tokens] = _MINUS_INF
 
 
 def device_of(model: Any) -> torch.device:  # noqa: ANN401 - any model of transformers

@@ -1,29 +1,28 @@
-"""Decoding for schemes that choose between drafts of sentences: rounds over a batch of prompts.
+"""Decoding for schemes that choose between drafts of sentences: a batch of drafts of many texts.
 
-In each round every unfinished row gets several drafts of its next sentence, all rows' drafts in one batch.
-Drafts share their row's key-value cache, and each stops at the end of its sentence. Whenever half of them
-have stopped, the scheme judges those in one call, and drafts numbered after one that passes are abandoned. A
-row continues with its first draft that passes; after the scheme's maximum number of tries, with the best one.
-Draft t of sentence s of a row has a random stream determined by the row's seed, s and t, so neither the batch
-nor the size of a round changes a text.
+Every unfinished text has several drafts of its next sentence, and all drafts are rows of one batch. Each
+stops at the end of its sentence. Whenever a quarter of the batch has stopped, the scheme judges those
+sentences in one call. A text continues with its first draft that passes; after the scheme's maximum number of
+tries, with the best one. Drafts of its next sentence then join the batch, so no text waits for another.
+Drafts numbered after one that passes are abandoned. Draft t of sentence s of a text has a random stream
+determined by the text's seed, s and t, so neither the batch nor the number of drafts at once changes a text.
 
 A text ends only where the first draft of a sentence ends it. If later drafts could end it too, every end of
 text would have as many chances as there are drafts, and texts would become short. An unfinished last sentence
 is not judged, as detectors do not count it.
 
-`CachedRows` is a batch of growing texts in a model's key-value cache that can be copied, row by row, to try
-continuations. Rows grow by different numbers of ids: each call appends one block of columns, padded on the
-left; the attention mask says which columns of a row are real, and positions count only those. Nothing in the
-cache is computed again, however often a row is copied. Only layers with a sliding window would mistake
-padding for text: a model with such layers reads its rows again when they grow unevenly.
+`CachedRows` is a batch of growing texts in a model's key-value cache, which can be copied and cut row by row.
+A new draft begins with the cache of the draft that its text continues with, or of another draft of the same
+sentence, cut to the ids they share, so nothing is read twice except for the last of these ids. Rows are
+padded on the left only: sliding windows, which count columns, see the text that they should.
 
 Boundary: token ids and text in and out; the scheme knows what a sentence is, and which ones are good.
 """
 
 from __future__ import annotations
 
-import copy
 import hashlib
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -34,7 +33,8 @@ from dewmark.decoding import Decoding
 from dewmark.errors import ModelError
 from dewmark.hosts.transformers.decoding_loop import (
     CausalLM,
-    NGramBlocker,
+    NGrams,
+    block_repeats,
     check_sound,
     device_of,
     forward_parameters,
@@ -48,44 +48,63 @@ from dewmark.workspace import Tokenizer
 __all__ = ["CachedRows", "write_drafts"]
 
 _MINUS_INF = -float("inf")
+_STOPPED = 0.25  # share of the unfinished drafts that stop before they are judged
 
 
 @dataclass
 class _Row:
-    """One text: its prompt's ids, the accepted ids, and the state of the current sentence."""
+    """One text: its accepted ids after the prompt's, and the drafts of its next sentence in question.
 
-    prompt: Sequence[int]
+    ``started`` counts that sentence's drafts, ``ngrams`` are those of prompt and text.
+    """
+
+    number: int
     seed: int
+    prompt: Sequence[int]
+    ngrams: NGrams
     ids: list[int] = field(default_factory=list)
     sentences: int = 0
     drafts: int = 0
     gave_up: int = 0
-    tried: int = 0
-    best: tuple[float, _Draft] | None = None
-    finished: bool = False
+    started: int = 0
+    current: list[_Draft] = field(default_factory=list)
 
 
-@dataclass
+@dataclass(eq=False)
 class _Draft:
     """One draft of a row's next sentence: ``number`` counts the sentence's drafts from 0.
 
-    ``whole`` is set when its sentence is complete, ``done`` when it stops growing for any reason; ``score``
-    is the scheme's judgement.
+    ``slot`` is the row of the cache that begins with the text and draft so far, less their last id. ``whole``
+    is set when the draft's sentence is complete, ``done`` when it stops growing for any reason; ``score`` is
+    the scheme's judgement. ``joined`` says that the ids' own texts make up the draft's.
     """
 
-    row: int
+    row: _Row
     number: int
-    room: int
+    slot: int
+    ngrams: NGrams
+    joined: bool
     ids: list[int] = field(default_factory=list)
     text: str = ""
     whole: bool = False
     done: bool = False
-    score: float | None = None
+    score: float = _MINUS_INF
+    judged: bool = False
 
     @property
-    def ends_text(self) -> bool:
-        """Whether the text ends with this draft, within a sentence or before one."""
-        return self.done and not self.whole and self.number == 0
+    def passes(self) -> bool:
+        """Whether the row continues with this draft unless an earlier one passes, too."""
+        return self.done and (self.score > 0.0 or (self.number == 0 and not self.whole))
+
+    @property
+    def length(self) -> int:
+        """The number of ids of prompt, text and draft."""
+        return len(self.row.prompt) + len(self.row.ids) + len(self.ids)
+
+    @property
+    def last_id(self) -> int:
+        """The newest of these ids."""
+        return next(ids[-1] for ids in (self.ids, self.row.ids, self.row.prompt) if ids)
 
 
 @torch.inference_mode()
@@ -105,68 +124,29 @@ def write_drafts(
 
     ``fill_id`` and ``writable`` are as in `dewmark.hosts.transformers.decoding_loop.decode`.
     """
-    rows = [_Row(prompt, seed) for prompt, seed in zip(prompts, seeds, strict=True)]
-    base = CachedRows(model, prompts, fill_id=fill_id)
-    eos = sorted(eos_ids)
-    forbidden = (~writable).to(base.logits.device)
-    forbidden[eos] = False
-    writer = _DraftWriter(model, drafts, decoding, tokenizer, eos, forbidden)
-    while not all(row.finished for row in rows):
-        plan = [
-            _Draft(i, number, decoding.max_new_tokens - len(row.ids))
-            for i, row in enumerate(rows)
-            if not row.finished
-            for number in range(row.tried, min(row.tried + drafts.at_once, drafts.tries))
-        ]
-        writer.write(plan, rows, base)
-        grown = _accept(plan, rows, drafts, most=decoding.max_new_tokens)
-        base.extend(grown)
+    cached = CachedRows(model, prompts, fill_id=fill_id)
+    forbidden = (~writable).to(device_of(model))
+    forbidden[list(eos_ids)] = False
+    writer = _DraftWriter(model, drafts, decoding, tokenizer, eos_ids, forbidden)
+    rows = [
+        _Row(i, seed, prompt, NGrams(decoding.no_repeat_ngram, prompt))
+        for i, (prompt, seed) in enumerate(zip(prompts, seeds, strict=True))
+    ]
+    for row in rows:
+        writer.begin(row, slot=row.number)
+    while batch := [draft for row in rows for draft in row.current]:
+        cached.keep([draft.slot for draft in batch], [draft.length - 1 for draft in batch])
+        for slot, draft in enumerate(batch):
+            draft.slot = slot
+        writer.write(batch, cached)
+        writer.judge(batch)
+        for row in rows:
+            writer.settle(row)
     return [(row.ids, DraftCount(row.sentences, row.drafts, row.gave_up)) for row in rows]
 
 
-def _judge(plan: Sequence[_Draft], drafts: Drafts) -> None:
-    """Judge the complete sentences of a round; abandon drafts after one that settles its row."""
-    new = [draft for draft in plan if draft.whole and draft.score is None]
-    scores = drafts.judge([draft.row for draft in new], [draft.text for draft in new]) if new else []
-    for draft, score in zip(new, scores, strict=True):
-        draft.score = score
-    settled: set[int] = set()
-    for draft in plan:
-        draft.done = draft.done or draft.row in settled
-        if draft.ends_text or (draft.score is not None and draft.score > 0.0):
-            settled.add(draft.row)
-
-
-def _accept(plan: Sequence[_Draft], rows: Sequence[_Row], drafts: Drafts, *, most: int) -> list[list[int]]:
-    """Continue each row with a draft if one is chosen; returns the ids that the rows grew by."""
-    grown: list[list[int]] = [[] for _ in rows]
-    settled: set[int] = set()
-    for draft in plan:
-        row = rows[draft.row]
-        if draft.row in settled:
-            continue
-        row.tried += 1
-        score = _MINUS_INF if draft.score is None else draft.score
-        if row.best is None or score > row.best[0]:
-            row.best = (score, draft)
-        if not draft.ends_text and score <= 0.0 and row.tried < drafts.tries:
-            continue
-        chosen = draft if draft.ends_text or score > 0.0 else row.best[1]
-        settled.add(draft.row)
-        row.ids += chosen.ids
-        row.finished = not chosen.whole or len(row.ids) >= most
-        if chosen.whole:
-            row.sentences += 1
-            row.drafts += row.tried
-            row.gave_up += row.best[0] <= 0.0
-            drafts.accept(draft.row, chosen.text)
-            grown[draft.row] = chosen.ids
-        row.tried, row.best = 0, None
-    return grown
-
-
 class _DraftWriter:
-    """Writes the drafts of a round until all are done."""
+    """Begins drafts, writes them, and chooses between them."""
 
     def __init__(
         self,
@@ -174,94 +154,136 @@ class _DraftWriter:
         drafts: Drafts,
         decoding: Decoding,
         tokenizer: Tokenizer,
-        eos: list[int],
+        eos_ids: Sequence[int],
         forbidden: torch.Tensor,
     ) -> None:
         self._model = model
         self._drafts = drafts
         self._decoding = decoding
         self._tokenizer = tokenizer
-        self._eos = eos
-        self._ends = frozenset(eos)
+        self._pieces = tokenizer.pieces or ()
+        self._ends = frozenset(eos_ids)
+        self._eos = torch.tensor(sorted(eos_ids), dtype=torch.long, device=forbidden.device)
         self._forbidden = forbidden
 
-    def write(self, plan: Sequence[_Draft], rows: Sequence[_Row], base: CachedRows) -> None:
-        """Fill in the drafts of ``plan``."""
-        batch = list(plan)
-        branches = base.select([draft.row for draft in batch])
-        noise = self._noise(batch, rows)
-        n = self._decoding.no_repeat_ngram
-        blocker = NGramBlocker([[*rows[d.row].prompt, *rows[d.row].ids] for d in batch], n) if n else None
-        step = 0
-        while True:
-            scores = branches.logits.to(torch.float32, copy=True)
+    def begin(self, row: _Row, *, slot: int) -> None:
+        """Begin the next drafts of a row's sentence, whose text is in the cache's row ``slot``."""
+        until = min(row.started + self._drafts.at_once, self._drafts.tries)
+        for number in range(row.started, until):
+            draft = _Draft(row, number, slot, row.ngrams.branch(), joined=True)
+            draft.joined = self._piece(draft.last_id) is not None
+            row.current.append(draft)
+        row.started = until
+
+    def write(self, batch: Sequence[_Draft], cached: CachedRows) -> None:
+        """Write on until some drafts are done; ``cached`` lacks the last id of each."""
+        device = self._forbidden.device
+        seeds = [_seed(draft.row.seed, draft.row.sentences, draft.number) for draft in batch]
+        noise = RandomStreams(seeds, device=device, skip=[len(draft.ids) for draft in batch])
+        most = self._decoding.max_new_tokens
+        too_short = torch.tensor(  # for so many steps; only the first draft of a sentence may end a text
+            [
+                most if draft.number else self._decoding.min_new_tokens - len(draft.row.ids) - len(draft.ids)
+                for draft in batch
+            ],
+            device=device,
+        )
+        tokens = [draft.last_id for draft in batch]
+        live = [draft for draft in batch if not draft.done]
+        enough = (1.0 - _STOPPED) * len(live)
+        for step in itertools.count():
+            scores = cached.extend(tokens).to(torch.float32, copy=True)
             scores.masked_fill_(self._forbidden, _MINUS_INF)
-            early = [
-                i for i, draft in enumerate(batch) if draft.number > 0 or self._too_short(draft, rows, step)
-            ]
-            if early:
-                scores[torch.tensor(early)[:, None], torch.tensor(self._eos)] = _MINUS_INF
-            if blocker is not None:
-                scores = blocker.block(scores)
+            early = (too_short > step).unsqueeze(1)
+            scores[:, self._eos] = scores[:, self._eos].masked_fill(early, _MINUS_INF)
+            block_repeats(scores, [draft.ngrams for draft in batch])
             chosen, sound = draw(scores, self._decoding, noise, step)
             check_sound(sound, self._model)
             tokens = chosen.tolist()
-            self._append(batch, tokens, rows)
-            step += 1
-            finished = sum(draft.done for draft in batch)
-            if 2 * finished >= len(batch):
-                _judge(plan, self._drafts)
-            live = [i for i, draft in enumerate(batch) if not draft.done]
-            if not live:
+            for draft in live:
+                self._append(draft, tokens[draft.slot])
+            live = [draft for draft in live if not draft.done]
+            if len(live) <= enough:
                 return
-            if blocker is not None:
-                blocker.append(tokens)
-            if 2 * len(live) <= len(batch):  # a finished draft costs as much as any other
-                batch, tokens = [batch[i] for i in live], [tokens[i] for i in live]
-                branches.keep(live)
-                noise = self._noise(batch, rows)
-                if blocker is not None:
-                    blocker.keep(live)
-            branches.extend([[token] for token in tokens])
 
-    def _append(self, batch: Sequence[_Draft], tokens: Sequence[int], rows: Sequence[_Row]) -> None:
-        """Append each draft's next token, and check whether it is done."""
-        live = [(draft, token) for draft, token in zip(batch, tokens, strict=True) if not draft.done]
-        for draft, token in live:
-            draft.done = token in self._ends
-            if not draft.done:
-                draft.ids.append(token)
-        for (draft, _), text in zip(live, self._texts([draft for draft, _ in live], rows), strict=True):
-            last = len(draft.ids) >= draft.room
-            end = self._drafts.end(draft.row, text, last=last or draft.done)
-            draft.text = text
-            if end is not None:
-                self._cut(draft, end, rows)
-            draft.whole = end is not None
-            draft.done = draft.done or draft.whole or last
+    def judge(self, batch: Sequence[_Draft]) -> None:
+        """Judge the complete sentences among the drafts."""
+        new = [draft for draft in batch if draft.whole and not draft.judged]
+        if new:
+            scores = self._drafts.judge([draft.row.number for draft in new], [draft.text for draft in new])
+            for draft, score in zip(new, scores, strict=True):
+                draft.score, draft.judged = score, True
 
-    def _cut(self, draft: _Draft, end: int, rows: Sequence[_Row]) -> None:
+    def settle(self, row: _Row) -> None:
+        """Drop the drafts that cannot be chosen any more; continue the row if one is chosen.
+
+        Of the drafts that failed, only the best remains, in case that all do.
+        """
+        if not row.current:
+            return
+        passed = next((i for i, draft in enumerate(row.current) if draft.passes), None)
+        unfinished = [draft for draft in row.current[:passed] if not draft.done]
+        if passed is None:
+            failed = [draft for draft in row.current if draft.done]
+            chosen = max(failed, key=lambda draft: draft.score, default=None)
+        else:
+            chosen = row.current[passed]
+        row.current = [*unfinished, chosen] if chosen else unfinished
+        row.current.sort(key=lambda draft: draft.number)
+        if unfinished or chosen is None:
+            return
+        if passed is None and row.started < self._drafts.tries:
+            self.begin(row, slot=chosen.slot)
+        else:
+            self._accept(row, chosen, gave_up=passed is None)
+
+    def _accept(self, row: _Row, chosen: _Draft, *, gave_up: bool) -> None:
+        """Continue a row with a draft, and begin its next sentence unless the text ends."""
+        row.ids += chosen.ids
+        row.ngrams.extend(chosen.ids)
+        row.current = []
+        if chosen.whole:
+            row.sentences += 1
+            row.drafts += row.started if gave_up else chosen.number + 1
+            row.gave_up += gave_up
+            row.started = 0
+            self._drafts.accept(row.number, chosen.text)
+            if len(row.ids) < self._decoding.max_new_tokens:
+                self.begin(row, slot=chosen.slot)
+
+    def _append(self, draft: _Draft, token: int) -> None:
+        """Append a draft's next token, and check whether it is done."""
+        if token in self._ends:
+            draft.done = True
+        else:
+            draft.ids.append(token)
+            draft.ngrams.append(token)
+            piece = self._piece(token) if draft.joined else None
+            draft.joined = piece is not None
+            draft.text = self._text(draft, draft.ids) if piece is None else draft.text + piece
+            draft.done = len(draft.row.ids) + len(draft.ids) >= self._decoding.max_new_tokens
+        end = self._drafts.end(draft.row.number, draft.text, last=draft.done)
+        if end is not None:
+            draft.whole = draft.done = True
+            self._cut(draft, end)
+
+    def _cut(self, draft: _Draft, end: int) -> None:
         """Remove the tokens after the end of the sentence, which were only needed to see that it ends."""
         while len(draft.ids) > 1:
-            shorter = _Draft(draft.row, draft.number, draft.room, ids=draft.ids[:-1])
-            text = self._texts([shorter], rows)[0]
+            text = self._text(draft, draft.ids[:-1])
             if len(text) < end:
                 return
-            draft.ids, draft.text = shorter.ids, text
+            draft.ids, draft.text = draft.ids[:-1], text
 
-    def _texts(self, drafts: Sequence[_Draft], rows: Sequence[_Row]) -> list[str]:
-        """The text that each draft adds to its row; some tokenizers drop a space at the start of a text."""
-        before = [([*rows[d.row].prompt[-1:], *rows[d.row].ids])[-1:] for d in drafts]
-        joined = self._tokenizer.decode([*before, *(a + d.ids for a, d in zip(before, drafts, strict=True))])
-        starts, texts = joined[: len(drafts)], joined[len(drafts) :]
-        return [text[len(start) :] for start, text in zip(starts, texts, strict=True)]
+    def _piece(self, token: int) -> str | None:
+        """A token's own text if it is whole characters and texts are joined from such."""
+        return self._pieces[token] if token < len(self._pieces) else None
 
-    def _too_short(self, draft: _Draft, rows: Sequence[_Row], step: int) -> bool:
-        return len(rows[draft.row].ids) + step < self._decoding.min_new_tokens
-
-    def _noise(self, batch: Sequence[_Draft], rows: Sequence[_Row]) -> RandomStreams:
-        seeds = [_seed(rows[d.row].seed, rows[d.row].sentences, d.number) for d in batch]
-        return RandomStreams(seeds, device=self._forbidden.device)
+    def _text(self, draft: _Draft, ids: Sequence[int]) -> str:
+        """The text that ids add to the draft's row; some tokenizers drop a space at the start of a text."""
+        before = [*draft.row.prompt[-1:], *draft.row.ids][-1:]
+        start, text = self._tokenizer.decode([before, [*before, *ids]])
+        return text[len(start) :]
 
 
 def _seed(row: int, sentence: int, draft: int) -> int:
@@ -271,78 +293,72 @@ def _seed(row: int, sentence: int, draft: int) -> int:
 
 
 class CachedRows:
-    """Texts in a model's key-value cache; ``logits`` (rows, vocab) predict each row's next token."""
-
-    logits: torch.Tensor
-    _cache: Any
-    _mask: torch.Tensor
+    """Texts in a model's key-value cache, padded on the left."""
 
     def __init__(self, model: CausalLM, prompts: Sequence[Sequence[int]], *, fill_id: int) -> None:
         self._model = model
-        self._fill_id = fill_id
         self._device = device_of(model)
         self._accepted = forward_parameters(model)
-        self._ids = [list(prompt) for prompt in prompts]
-        self.logits = self._read()
+        self._context = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+        self._cache = _full_cache(model, self._accepted)
+        ids, real = pad_left(prompts, fill_id=fill_id, device=self._device)
+        self._mask = real[:, :0]
+        self._forward(ids, real)
 
-    def extend(self, rows: Sequence[Sequence[int]]) -> None:
-        """Append ids to each row; a row may get none."""
-        self._ids = [[*before, *row] for before, row in zip(self._ids, rows, strict=True)]
-        uneven = len({len(row) for row in rows}) > 1
-        if uneven and any(getattr(self._cache, "is_sliding", ())):
-            self.logits = self._read()
-        elif any(rows):
-            grown = torch.tensor([bool(row) for row in rows], device=self._device).unsqueeze(1)
-            self.logits = torch.where(grown, self._forward(rows), self.logits)
+    def keep(self, rows: Sequence[int], lengths: Sequence[int]) -> None:
+        """Keep the first ids of these rows, so many of each; a row may be listed several times."""
+        source = torch.tensor(rows, dtype=torch.long, device=self._device)
+        kept = torch.tensor(lengths, dtype=torch.long, device=self._device).unsqueeze(1)
+        width = max(lengths)
+        dropped = self._mask.sum(dim=1)[source].unsqueeze(1) - kept
+        new = torch.arange(width, device=self._device)
+        columns = (new + self._mask.shape[1] - width - dropped).clamp(min=0)
+        self._mask = (new >= width - kept).long()
+        for layer in self._cache.layers:
+            if layer.is_initialized:  # layers that share another one's keys are not
+                for name in ("keys", "values"):  # (rows, heads, columns, dimension)
+                    before = getattr(layer, name).transpose(1, 2)
+                    setattr(layer, name, before[source.unsqueeze(1), columns].transpose(1, 2))
 
-    def select(self, rows: Sequence[int]) -> CachedRows:
-        """A copy with these rows, each as often as it is listed; the original does not change."""
-        other = copy.copy(self)
-        other._cache = copy.deepcopy(self._cache)
-        other.keep(rows)
-        return other
+    def extend(self, tokens: Sequence[int]) -> torch.Tensor:
+        """Append an id to each row; returns the logits (rows, vocab) of the next."""
+        ids = torch.tensor(tokens, dtype=torch.long, device=self._device).unsqueeze(1)
+        return self._forward(ids, torch.ones_like(ids))
 
-    def keep(self, rows: Sequence[int]) -> None:
-        """Keep only these rows."""
-        index = torch.tensor(rows, dtype=torch.long, device=self._device)
-        self._cache.batch_select_indices(index)
-        self._ids = [self._ids[row] for row in rows]
-        self._mask = self._mask[index]
-        self.logits = self.logits[index]
-
-    def _read(self) -> torch.Tensor:
-        """Logits (rows, vocab) after the whole rows, with a new cache."""
-        self._cache = None
-        self._mask = torch.zeros((len(self._ids), 0), dtype=torch.long, device=self._device)
-        return self._forward(self._ids)
-
-    def _forward(self, rows: Sequence[Sequence[int]]) -> torch.Tensor:
-        """Logits (rows, vocab) after appending ids; undefined for a row that did not grow."""
-        if len({len(row) for row in rows}) == 1:
-            ids = torch.tensor(rows, dtype=torch.long, device=self._device)
-            real = torch.ones_like(ids)
-        else:
-            ids, real = pad_left(rows, fill_id=self._fill_id, device=self._device)
+    def _forward(self, ids: torch.Tensor, real: torch.Tensor) -> torch.Tensor:
+        """Append ids (rows, n), of which some are padding; returns the logits (rows, vocab) of the next."""
         before = self._mask.sum(dim=1, keepdim=True)
         self._mask = torch.cat((self._mask, real), dim=1)
         inputs: dict[str, Any] = {
             "input_ids": ids,
             "attention_mask": self._mask,
+            "past_key_values": self._cache,
             "use_cache": True,
             "return_dict": True,
         }
-        if self._cache is not None:
-            inputs["past_key_values"] = self._cache
         if "position_ids" in self._accepted:  # models with relative positions use only the mask
-            inputs["position_ids"] = (before + real.cumsum(dim=1) - 1).clamp(min=0)
+            positions = before + real.cumsum(dim=1) - 1
+            # drafts that are done grow, too, until they are cut or dropped
+            most = None if self._context is None else self._context - 1
+            inputs["position_ids"] = positions.clamp(min=0, max=most)
         if "logits_to_keep" in self._accepted:
             inputs["logits_to_keep"] = 1
-        output = self._model(**inputs)
-        self._cache = getattr(output, "past_key_values", None)
-        if not hasattr(self._cache, "batch_select_indices"):
-            raise ModelError(
-                f"{type(self._model).__name__} has no key-value cache that can be copied row by row, which "
-                "drafts need: use another host, or a scheme that marks token by token"
-            )
-        logits: torch.Tensor = output.logits[:, -1]
+        logits: torch.Tensor = self._model(**inputs).logits[:, -1]
         return logits
+
+
+def _full_cache(model: CausalLM, accepted: frozenset[str]) -> Any:  # noqa: ANN401 - a cache of transformers
+    """An empty cache of all keys and values: one that keeps only a window could not cut its rows."""
+    from transformers import DynamicCache
+    from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
+
+    own = DynamicCache(config=model.config).layers
+    if "past_key_values" not in accepted or {type(x) for x in own} - {
+        DynamicLayer,
+        DynamicSlidingWindowLayer,
+    }:
+        raise ModelError(
+            f"{type(model).__name__} has no key-value cache that can be copied row by row, which "
+            "drafts need: use another host, or a scheme that marks token by token"
+        )
+    return DynamicCache()
