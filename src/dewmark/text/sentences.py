@@ -19,10 +19,10 @@ from typing import NamedTuple
 __all__ = ["Sentence", "first_end", "sentences"]
 
 _WIDE = "。！？｡"
-_END = re.compile(
-    r"(?P<line>[\n\r\x0b\x0c\x85\u2028\u2029])"
-    rf"|(?P<mark>[.!?…‽؟۔।॥։።{_WIDE}]+)(?P<close>[\"'”’»›)\]}}」』）】]*)"
-)
+_LINES = r"\n\r\x0b\x0c\x85\u2028\u2029"
+_MARKS = f".!?…‽؟۔।॥։።{_WIDE}"
+_END = re.compile(rf"(?P<line>[{_LINES}])|(?P<mark>[{_MARKS}]+)(?P<close>[\"'”’»›)\]}}」』）】]*)")
+_START_OF_END = re.compile(f"[{_LINES}{_MARKS}]")  # several times faster where there is no end
 _LAST_WORD = re.compile(r"[^\W\d_]+\Z")
 # English titles, references and months, then German, French, Italian, Spanish
 _ABBREVIATIONS = (
@@ -58,9 +58,12 @@ def first_end(text: str, *, start: int = 0, last: bool = False) -> int | None:
 
     ``last`` means that nothing follows the text. The line break that ends a sentence is part of it.
     """
+    first = _START_OF_END.search(text, start)
+    if first is None:
+        return None
     lettered = False
     seen = start
-    for match in _END.finditer(text, start):
+    for match in _END.finditer(text, first.start()):
         lettered = lettered or _has_letter(text[seen : match.start()])
         seen = match.end()
         if not lettered:

@@ -1,7 +1,7 @@
 """Decoding for schemes that choose between drafts of sentences: a batch of drafts of many texts.
 
 Every unfinished text has several drafts of its next sentence, and all drafts are rows of one batch. Each
-stops at the end of its sentence. Whenever a quarter of the batch has stopped, the scheme judges those
+stops at the end of its sentence. Whenever a third of the batch has stopped, the scheme judges those
 sentences in one call. A text continues with its first draft that passes; after the scheme's maximum number of
 tries, with the best one. Drafts of its next sentence then join the batch, so no text waits for another.
 Drafts numbered after one that passes are abandoned. Draft t of sentence s of a text has a random stream
@@ -48,7 +48,7 @@ from dewmark.workspace import Tokenizer
 __all__ = ["CachedRows", "write_drafts"]
 
 _MINUS_INF = -float("inf")
-_STOPPED = 0.25  # share of the unfinished drafts that stop before they are judged
+_STOPPED = 1 / 3  # share of the unfinished drafts that stop before they are judged
 
 
 @dataclass
