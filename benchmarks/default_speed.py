@@ -170,10 +170,10 @@ class Bench:
     def real(self, batch: int) -> object:
         """The real host, eager."""
         prompt = self.prompts(batch)
-        self.rehearse(eager(self.host.model, self.forbidden), prompt)
+        self.rehearse(eager(self.host.writer, self.forbidden), prompt)
         return self.turns(
             {
-                name: Writer(eager(self.host.model, self.forbidden), choose, prompt, room=self.steps)
+                name: Writer(eager(self.host.writer, self.forbidden), choose, prompt, room=self.steps)
                 for name, choose in self.choosers(self.host.info, prompt).items()
             }
         )
@@ -230,7 +230,7 @@ class Bench:
 
     def recorded(self, prompt: torch.Tensor) -> Recorded:
         """What the real host writes after the prompts (batch, length)."""
-        return record(eager(self.host.model, self.forbidden), prompt, steps=self.steps)
+        return record(eager(self.host.writer, self.forbidden), prompt, steps=self.steps)
 
     def graphed(self, batch: int) -> object:
         """The larger shape, its forward pass in a CUDA graph."""

@@ -88,6 +88,11 @@ class TransformersHost(Host):
         return self._writer
 
     @property
+    def writer(self) -> CausalLM:
+        """What writes: the model of transformers or, on a CPU, the same forward pass in plain PyTorch."""
+        return self._writer
+
+    @property
     def info(self) -> HostInfo:
         """The host's description for schemes."""
         return self._info

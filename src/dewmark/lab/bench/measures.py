@@ -86,7 +86,7 @@ def bench_marks(
 
     The first turn is not counted. Every mark continues its own text.
     """
-    device = host.model.device
+    device = host.device
     forbidden = torch.from_numpy(~host.info.markable).to(device)
     with _bound(names, host, progress) as schemes:
         for batch in batches:
@@ -102,7 +102,7 @@ def bench_marks(
             room = turn * (repeats + 1)
             tasks: dict[str, Task] = {
                 name: functools.partial(
-                    _take_turn, Writer(eager(host.model, forbidden), choose, ids, room=room), turn
+                    _take_turn, Writer(eager(host.writer, forbidden), choose, ids, room=room), turn
                 )
                 for name, choose in choosers.items()
             }
@@ -149,7 +149,7 @@ def bench_detection(
 ) -> Iterator[Measured]:
     """Detection per text, in one batch and one by one (an eighth as many texts), compared with tokenizing."""
     theirs = _load_peers(names, host, wanted=peers)
-    device = host.model.device
+    device = host.device
     with _bound(names, host, progress) as schemes:
         moved = _on_device(schemes, device)
         for batched, count in ((True, texts), (False, max(texts // 8, 1))):
@@ -170,7 +170,7 @@ def detection_by_length(
     progress: Progress = silent,
 ) -> Iterator[Measured]:
     """Detection of one text, by its length."""
-    device = host.model.device
+    device = host.device
 
     def run(tokens: int, detect: Callable[[str], object], number: int) -> float:
         (text,) = random_texts(host.tokenizer, 1, tokens=tokens, seed=number)
@@ -217,7 +217,7 @@ def step_tasks(
     host: TransformersHost, schemes: Schemes, peers: Peers, *, batch: int, steps: int
 ) -> dict[str, Task]:
     """Seconds of one marking step for ``batch`` rows."""
-    device, vocab = host.model.device, host.info.vocab_size
+    device, vocab = host.device, host.info.vocab_size
     logits = 3.0 * torch.randn(2, batch, vocab, generator=torch.Generator().manual_seed(0)).to(device)
 
     def run(start: Callable[[torch.Tensor], Mark], number: int) -> float:
@@ -258,7 +258,7 @@ def decoding_tasks(
 
     def run(write: Callable[[list[str], int], object], number: int) -> float:
         texts = prompts(batch, first=batch * number)
-        return seconds(functools.partial(write, texts, tokens), host.model.device) / tokens
+        return seconds(functools.partial(write, texts, tokens), host.device) / tokens
 
     writers = {NONE: functools.partial(ours, None)}
     writers |= {name: functools.partial(ours, bound) for name, bound in schemes.items()}
