@@ -244,7 +244,10 @@ class RealRun(Run):
                     self.scored(texts, name, after, reader=(kind, reader), prompts=prompts if known else None)
 
     def judge_texts(self, sets: Sequence[TextSet]) -> None:
-        """Let the LLM weigh marked texts, and spoiled ones, against unmarked ones of the same prompt."""
+        """Let the LLM weigh marked texts, and spoiled ones, against unmarked ones of the same prompt.
+
+        The host says how much less likely it finds the marked ones.
+        """
         for texts in sets:
             plain = self.stored(dataclasses.replace(texts, scheme="none", number=0))
             mine = self.stored(texts)
@@ -252,6 +255,11 @@ class RealRun(Run):
                 continue
             shown = self.asked(texts.setting)
             self.judged(texts.of, shown, mine, plain)
+            prompts = prompts_of(self.host, texts.setting, self.options.texts)
+            self.measured(
+                texts.of | {"likelihood": True},
+                lambda q=prompts, m=mine, p=plain: self.likely(q, m, p),
+            )
         for setting, tokens in {(texts.setting, texts.tokens) for texts in sets}:
             unmarked = TextSet(self.options.host, setting, tokens, "none")
             plain = self.stored(unmarked)

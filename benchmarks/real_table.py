@@ -2,6 +2,7 @@
 
     python benchmarks/real_table.py DIR/rows.jsonl … --json docs/results/real-models.json > TABLES.md
 
+``--earlier`` names such a JSON file of an earlier run: what this run did not measure again is taken from it.
 The last table puts openings beside the paper's Table 1, and DEW beside its Table 5, at the paper's threshold.
 """
 
@@ -34,6 +35,8 @@ TREATMENTS = (
 )
 COUNTS = ("pairs", "wins", "losses", "ties", "by_place")
 MEASURES = ("distinct_content", "unlisted", "repetition")
+KINDS = ("rewriter", "wording", "likelihood", "judge", "meaning")  # or "found"
+PLACE = ("kind", "setting", "tokens", "scheme", "treatment", "reader")
 ATTACKS = {"none": "none", "paraphrase": "paraphrase", "translate-de": "de-llm", "translate-fr": "fr-opus"}
 Row = dict[str, Any]
 
@@ -47,7 +50,7 @@ def read(paths: Sequence[Path]) -> list[Row]:
         of = row["of"]
         if "meaning" in of and row["similarity"] is None:  # no rewrite in the language that was expected
             continue
-        kind = next((kind for kind in ("rewriter", "wording", "judge", "meaning") if kind in of), "found")
+        kind = next((kind for kind in KINDS if kind in of), "found")
         treatment = (of.get("attack", "none"), of.get("reader", "none"))
         spoiled = f", {100 * of['spoiled']:g}% of the words deleted" if "spoiled" in of else ""
         where = (of["setting"], of["tokens"], of["scheme"] + spoiled, *treatment)
@@ -57,8 +60,7 @@ def read(paths: Sequence[Path]) -> list[Row]:
 
 def summary(name: tuple[Any, ...], rows: list[Row]) -> Row:
     """One group of rows, one for each key, as one row."""
-    fields = ("kind", "setting", "tokens", "scheme", "treatment", "reader")
-    out = dict(zip(fields, name, strict=True)) | {"keys": len(rows)}
+    out = dict(zip(PLACE, name, strict=True)) | {"keys": len(rows)}
     if out["kind"] == "found":
         shown = ("p<0.01", "p<0.0001", "matched 1%", "matched 5%", "untreated 1%", "untreated 5%")
         out |= {field: round(fmean(row[field] for row in rows), 4) for field in shown if field in rows[0]}
@@ -75,6 +77,10 @@ def summary(name: tuple[Any, ...], rows: list[Row]) -> Row:
             out[field] = round(fmean(values), 4) if values else None
     elif out["kind"] == "meaning":
         out |= {"texts": rows[0]["texts"], "similarity": round(rows[0]["similarity"], 4)}
+    elif out["kind"] == "likelihood":
+        out["nats"] = round(fmean(row["nats"]["value"] for row in rows), 4)
+        out["nats ±"] = round(fmean((row["nats"]["high"] - row["nats"]["low"]) / 2 for row in rows), 4)
+        out["unmarked"] = round(fmean(row["unmarked"] for row in rows), 4)
     elif out["kind"] == "judge":
         out |= {field: sum(row[field] for row in rows) for field in COUNTS}
         means = {"nps": "score", "nps low": "low", "nps high": "high", "odds": "odds"}
@@ -154,10 +160,14 @@ def number(value: float | None) -> str:
 
 
 def wording_table(rows: Sequence[Row]) -> Iterator[str]:
-    """Measures of wording, marked minus unmarked."""
-    yield from ("### Wording, marked minus unmarked", "", *heads(["setting", "tokens", "scheme", *MEASURES]))
+    """Measures of wording, and nats a token under the host, marked minus unmarked."""
+    columns = (*MEASURES, "nats")
+    yield from ("### Wording, marked minus unmarked", "", *heads(["setting", "tokens", "scheme", *columns]))
+    where = ("setting", "tokens", "scheme")
+    likely = {tuple(row[field] for field in where): row for row in of_kind(rows, "likelihood")}
     for row in of_kind(rows, "wording"):
-        cells = [f"{row[m]:+.4f} ± {row[f'{m} ±']:.4f}" if m in row else "" for m in MEASURES]
+        every = row | likely.get(tuple(row[field] for field in where), {})
+        cells = [f"{every[m]:+.4f} ± {every[f'{m} ±']:.4f}" if m in every else "" for m in columns]
         yield line([row["setting"], row["tokens"], row["scheme"], *cells])
     yield ""
 
@@ -227,8 +237,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("files", type=Path, nargs="+", metavar="ROWS.jsonl")
     parser.add_argument("--json", type=Path, metavar="FILE")
+    parser.add_argument("--earlier", type=Path, metavar="FILE")
     options = parser.parse_args()
     rows = read(options.files)
+    if options.earlier is not None:
+        there = {tuple(row[field] for field in PLACE) for row in rows}
+        earlier: list[Row] = json.loads(options.earlier.read_text(encoding="utf-8"))
+        rows += [row for row in earlier if tuple(row[field] for field in PLACE) not in there]
     if options.json is not None:
         text = ",\n".join(json.dumps(row, ensure_ascii=False) for row in rows)
         options.json.write_text(f"[\n{text}\n]\n", encoding="utf-8")

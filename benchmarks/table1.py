@@ -89,40 +89,42 @@ class Worker:
 
     def run(self) -> None:
         """Take units until none is left or the time is up."""
-        units = [(group, keys) for groups, keys in self._phases() for group in groups]
+        units = list(self._units())
         if self.number == 0:
             self.unmarked()
         pending = True
         while pending and not self._late():
             pending = False
-            for group, keys in units:
+            for unit in units:
                 if self._late():
                     return
-                waiting = self._unit(group, keys)
+                waiting = self._unit(*unit)
                 pending = pending or waiting
             if pending:
                 time.sleep(2.0)
 
-    def _phases(self) -> Iterator[tuple[Sequence[tuple[str, ...]], dict[int, tuple[int, ...]]]]:
-        """Groups of rows, and by key the seeds whose texts are written with it."""
+    def _units(self) -> Iterator[tuple[tuple[str, ...], int, tuple[int, ...]]]:
+        """Groups of rows, a key, and the seeds whose texts are written with it at once: of drafts, one."""
         wanted = self.options.rows
         paper, more = (
             [tuple(label for label in group if not wanted or label in wanted) for group in each]
             for each in (ROWS, MORE)
         )
         paper, more = ([group for group in each if group] for each in (paper, more))
-        one: dict[int, tuple[int, ...]] = {0: tuple(range(SEEDS))}
-        others: dict[int, tuple[int, ...]] = {seed: (seed,) for seed in range(1, SEEDS)}
-        yield paper, one
-        if "per-seed" in self.options.protocols:
-            yield paper, others
-        if self.options.more:
-            yield more, one
+        one = [(0, seed) for seed in range(SEEDS)]
+        others = [(seed, seed) for seed in range(1, SEEDS)] if "per-seed" in self.options.protocols else []
+        phases = [(paper, one), (paper, others), (more if self.options.more else [], one)]
+        for groups, pairs in phases:
+            for group in groups:
+                if pairs is others or self.entries[group[0]].build().needs.drafts:
+                    yield from ((group, key, (seed,)) for key, seed in pairs)
+                else:
+                    yield group, 0, tuple(range(SEEDS))
 
-    def _unit(self, group: tuple[str, ...], keys: dict[int, tuple[int, ...]]) -> bool:
-        """Do a group of rows under some keys; returns whether it must wait for an artifact."""
+    def _unit(self, group: tuple[str, ...], key: int, seeds: tuple[int, ...]) -> bool:
+        """Do a group of rows under a key; returns whether it must wait for an artifact."""
         entry = self.entries[group[0]]
-        name = f"{group[0]}-{'-'.join(map(str, keys))}"
+        name = f"{group[0]}-{key}-{''.join(map(str, seeds))}"
         if self._finished(name):
             return False
         needed = self.options.artifacts and entry.build().needs.artifact
@@ -131,8 +133,7 @@ class Worker:
         with claimed(self.out / "claims" / name) as mine:
             if mine and not self._finished(name):  # another worker may have finished it meanwhile
                 begun = time.perf_counter()
-                for key, seeds in keys.items():
-                    self._texts_and_scores(group, key, seeds)
+                self._texts_and_scores(group, key, seeds)
                 self._append({"unit": f"{name} done", "seconds": round(time.perf_counter() - begun, 1)})
         return False
 

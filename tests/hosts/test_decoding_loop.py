@@ -234,3 +234,29 @@ def test_ngram_blocking_of_prompts_shorter_than_n_and_ids_beyond_the_logits():
     scores = torch.zeros(2, 5)
     block_repeats(scores, [NGrams(2, [1]), NGrams(2, [8, 9, 8])])
     assert torch.isfinite(scores).all()  # row 0 has no bigram yet, row 1 forbids id 9, which has no logit
+
+
+def test_ended_texts_leave_the_batch_and_nothing_else_changes(monkeypatch):
+    host = FakeHost(seed=3)
+    prompts, seeds = [*PROMPTS * 4], list(range(16))
+    plain = {"max_new_tokens": 60, "no_repeat_ngram": 0, "temperature": 1.0, "top_p": 1.0, "top_k": 0}
+    common = np.bincount(
+        [i for row in write(host, prompts, seeds, batch_size=16, **plain) for i in row.token_ids]
+    )
+    host.model.generation_config.eos_token_id = [
+        2,
+        *common.argsort()[-3:].tolist(),
+    ]  # texts end here and there
+    sizes = []
+    forward = type(host.model).forward
+
+    def counted(*args, **inputs):
+        sizes.append(len(inputs["input_ids"]))
+        return forward(*args, **inputs)
+
+    monkeypatch.setattr(type(host.model), "forward", counted)
+    together = write(host, prompts, seeds, batch_size=16, **plain)
+    assert sizes[0] == 16 > sizes[-1]
+    assert sizes == sorted(sizes, reverse=True)
+    assert len({row.tokens for row in together}) > 4
+    assert together == [write(host, [p], [s], **plain)[0] for p, s in zip(prompts, seeds, strict=True)]

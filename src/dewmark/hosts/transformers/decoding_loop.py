@@ -3,7 +3,7 @@
 Each step forbids special and unknown ids, repeated n-grams and an early end, then draws the next id of each
 row with the row's own random numbers, marked by the scheme's session (`dewmark.sampling.draw`). The loop
 waits for the device only where n-gram blocking must see the tokens, and every 16 steps to check whether all
-rows have ended or a number went wrong.
+rows have ended or a number went wrong. Of unmarked texts, those that have ended leave the batch.
 
 Boundary: token ids in, token ids out; text belongs to the host.
 """
@@ -38,6 +38,7 @@ CausalLM = Any  # any causal language model of transformers, whose classes have 
 
 _MINUS_INF = -float("inf")
 _CHECK_EVERY = 16  # steps
+_LEAVING = 1 / 4  # share of a batch that has ended before it leaves together
 
 
 @torch.inference_mode()
@@ -75,6 +76,9 @@ def decode(
     finished = torch.zeros(len(prompts), dtype=torch.bool, device=device)
     sound = torch.ones_like(finished)
     waits = device.type == "cpu" or bool(ngrams)  # each step waits for the device anyway
+    shrinks = session is None and on_step is None and not ngrams
+    places = torch.arange(len(prompts), device=device)  # of the rows that are still in the batch
+    left: dict[int, list[int]] = {}  # what the others wrote
     length = start
     for step in range(steps):
         if session is not None:
@@ -87,7 +91,7 @@ def decode(
         chosen, fine = draw(
             scores, decoding, noise, step, session=session, input_ids=ids[:, :length], final=final
         )
-        sound &= fine.to(device) | finished
+        sound[places] &= fine.to(device) | finished
         chosen = chosen.to(device).masked_fill(finished, fill_id)
         ids[:, length] = chosen
         length += 1
@@ -98,14 +102,22 @@ def decode(
                 reported = zip(chosen.tolist(), finished.tolist(), strict=True)
                 if not on_step([None if ended else token for token, ended in reported]):
                     break
-            if bool(finished.all()):
+            ended = int(finished.sum())
+            if ended == len(finished):
                 break
+            if shrinks and ended >= _LEAVING * len(finished) and forward.selectable:
+                gone, stay = finished.nonzero().squeeze(1), (~finished).nonzero().squeeze(1)
+                left |= zip(places[gone].tolist(), ids[gone, start:length].tolist(), strict=True)
+                ids, places, finished = ids[stay], places[stay], finished[stay]
+                forward.select(stay)
+                noise = noise.of(stay.tolist())
         if ngrams:
             for row, token in zip(ngrams, chosen.tolist(), strict=True):
                 row.append(token)
     check_sound(sound, model)
     ends = set(eos_ids)
-    return [_until(row, ends) for row in ids[:, start:length].tolist()]
+    left |= zip(places.tolist(), ids[:, start:length].tolist(), strict=True)
+    return [_until(left[place], ends) for place in range(len(prompts))]
 
 
 class CachedForward:
@@ -145,6 +157,23 @@ class CachedForward:
         self._seen = length
         logits: torch.Tensor = output.logits[:, -1]
         return logits
+
+    @property
+    def selectable(self) -> bool:
+        """Whether rows can be taken out of the model's cache."""
+        if isinstance(self._cache, tuple):  # of keys and values
+            return True
+        layers = getattr(self._cache, "layers", ())
+        return bool(layers) and all(hasattr(layer, "batch_select_indices") for layer in layers)
+
+    def select(self, rows: torch.Tensor) -> None:
+        """Go on with these rows of the batch alone."""
+        if self._mask is not None and self._positions is not None:
+            self._mask, self._positions = self._mask[rows], self._positions[rows]
+        if isinstance(self._cache, tuple):
+            self._cache = tuple((keys[rows], values[rows]) for keys, values in self._cache)
+        else:
+            self._cache.batch_select_indices(rows)
 
 
 class NGrams:

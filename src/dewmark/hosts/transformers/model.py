@@ -18,6 +18,7 @@ import torch
 from dewmark.decoding import Decoding
 from dewmark.errors import InputError, ModelError
 from dewmark.hosts.base import ChatFormat, Host, OnStep
+from dewmark.hosts.transformers.attention import share_keys
 from dewmark.hosts.transformers.chat_format import chat_format, chat_format_of
 from dewmark.hosts.transformers.decoding_loop import CachedForward, CausalLM, decode, device_of
 from dewmark.hosts.transformers.description import describe, info_from_model
@@ -328,6 +329,8 @@ def _load_model(source: Source, device: torch.device, dtype: torch.dtype, *, pla
             model: CausalLM = AutoModelForCausalLM.from_pretrained(
                 source.location, dtype=dtype, **source.options
             )
+            if device.type == "cuda":
+                share_keys(model)
             return model.to(device)
     except torch.OutOfMemoryError:
         raise ModelError(f"{source.name} does not fit in the memory of {device}: use device='cpu'") from None
