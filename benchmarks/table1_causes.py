@@ -5,6 +5,7 @@
     python benchmarks/table1_causes.py keys OUT --rows dew-paper-2.0 dew-paper-2.0-key
     python benchmarks/table1_causes.py copied OUT --rows synthid kgw exp --texts 100
     python benchmarks/table1_causes.py signs --rows sir atw --unmarked OUT/unmarked.json
+    python benchmarks/table1_causes.py clusters --encoders use-m3 minilm --unmarked OUT/unmarked.json
 
 ``words``: the share of words that an LLM's paraphrases (JSONL with ``text`` and ``paraphrase``) and our
 attacks keep. ``vocabulary``: how many tokens the words of translated texts have, and the cosine of the host's
@@ -13,8 +14,10 @@ embeddings of words that translate each other (centred; beside pairs at random),
 translated again and tested as they are, without the words that the English text has too, and without as many
 others. ``signs``: the mean product of the signs that the network of SIR or ATW gives a text's context and the
 same context after an attack (1: all agree, 0: half of them), over prefixes of a quarter, a half, three
-quarters and all of its words; a token that is kept scores by that sign. Each measurement is printed as a line
-of JSON, which ``--to`` appends to a file.
+quarters and all of its words; a token that is kept scores by that sign. ``clusters``: how often a sentence is
+in the same one of k-SemStamp's eight clusters after an attack, for clusters of each encoder's own vectors and
+for the packaged ones, beside chance; only texts whose number of sentences the attack keeps. Each measurement
+is printed as a line of JSON, which ``--to`` appends to a file.
 """
 
 from __future__ import annotations
@@ -29,12 +32,17 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.cluster.vq import kmeans2
 from script_inputs import script_parser
 from table1 import AFTER, MORE, ROWS, cells
 
 from dewmark import Key, load_scheme
+from dewmark.artifacts import load_artifact
 from dewmark.attacks.translation.machine_translation import NeuralEngine
 from dewmark.baselines.learned.sir import BoundSIR
+from dewmark.baselines.sentence.sentence_space import SentenceSpace, adapt, encode
+from dewmark.core.whitening import normalize_rows
+from dewmark.encoders import load_encoder
 from dewmark.hosts import host_info
 from dewmark.lab.evaluation.quality import words_kept
 from dewmark.lab.evaluation.results import CLEAN, UNMARKED
@@ -42,6 +50,8 @@ from dewmark.lab.evaluation.score_files import detection_numbers
 from dewmark.lab.experiments.recipe import load_recipe
 from dewmark.lab.experiments.workers import LoadedModels
 from dewmark.storage import read_jsonl
+from dewmark.text.sentences import sentences
+from dewmark.workspace import Workspace
 
 LEVEL = 0.01
 QUIET: dict[str, Any] = {"task": "", "progress": lambda *_: None}
@@ -149,6 +159,44 @@ def signs(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
             yield {"row": row, "attack": attack, "texts": options.texts, "agree": float(agree.mean())}
 
 
+def clusters(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """The share of sentences whose cluster an attack keeps, by encoder."""
+    unmarked = json.loads(options.unmarked.read_text(encoding="utf-8"))
+    packaged = SentenceSpace.of(load_artifact(None, scheme="ksemstamp"), Workspace(Path()))
+    for attack in AFTER.values():
+        pairs = [
+            pair
+            for texts in zip(unmarked[CLEAN][: options.texts], unmarked[attack], strict=False)
+            for pair in _same_sentences(*texts)
+        ]
+        sides = [[pair[side] for pair in pairs] for side in (0, 1)]
+        for name in options.encoders:
+            encoder = load_encoder(name)
+            before, after = (encode(encoder, side) for side in sides)
+            mean, identity = before.mean(axis=0), np.eye(before.shape[1], dtype=np.float32)
+            vectors = [adapt(each, mean, identity) for each in (before, after)]
+            centroids, _ = kmeans2(vectors[0], len(packaged.centroids), minit="++", rng=0)
+            yield {"row": "ksemstamp", "attack": attack, "encoder": name, **_kept_cluster(vectors, centroids)}
+        vectors = [adapt(encode(packaged.encoder, side), packaged.mean, packaged.matrix) for side in sides]
+        found = _kept_cluster(vectors, packaged.centroids)
+        yield {"row": "ksemstamp", "attack": attack, "encoder": "packaged artifact", **found}
+
+
+def _same_sentences(text: str, changed: str) -> list[tuple[str, str]]:
+    mine, theirs = ([each[s.start : s.end] for s in sentences(each)] for each in (text, changed))
+    return list(zip(mine, theirs, strict=True)) if len(mine) == len(theirs) else []
+
+
+def _kept_cluster(vectors: list[Any], centroids: Any) -> dict[str, Any]:  # noqa: ANN401 - arrays
+    before, after = ((each @ normalize_rows(centroids).T).argmax(axis=1) for each in vectors)
+    chances = np.bincount(before) @ np.bincount(after, minlength=before.max() + 1)[: before.max() + 1]
+    return {
+        "sentences": len(before),
+        "kept": float(np.mean(before == after)),
+        "chance": float(chances / len(before) ** 2),
+    }
+
+
 def _signs(bound: Any, contexts: list[str]) -> NDArray[np.float64]:  # noqa: ANN401 - a bound scheme
     if isinstance(bound, BoundSIR):
         return bound.transform.signs(contexts).astype(np.float64)
@@ -216,14 +264,17 @@ def main() -> None:
     semantic = verbs.add_parser("signs")
     semantic.add_argument("--rows", nargs="+", required=True)
     semantic.add_argument("--unmarked", type=Path, required=True)
-    for each in (untranslated, semantic):
+    binned = verbs.add_parser("clusters")
+    binned.add_argument("--encoders", nargs="+", required=True)
+    binned.add_argument("--unmarked", type=Path, required=True)
+    for each in (untranslated, semantic, binned):
         each.add_argument("--texts", type=int, default=100)
     untranslated.add_argument("--device", default="auto")
-    for each in (kept, spelled, by_key, untranslated, semantic):
+    for each in (kept, spelled, by_key, untranslated, semantic, binned):
         each.add_argument("--to", type=Path, help="append the lines to this file")
     options = parser.parse_args()
-    measures = {"words": words, "vocabulary": vocabulary, "keys": keys, "copied": copied, "signs": signs}
-    measure = measures[options.verb]
+    measures = (words, vocabulary, keys, copied, signs, clusters)
+    measure: Any = {each.__name__: each for each in measures}[options.verb]
     for row in measure(options):
         line = json.dumps({"measured": options.verb, **row})
         print(line, flush=True)
