@@ -22,7 +22,9 @@ def states_of(seeds) -> torch.Tensor:
 def drawn(scores: torch.Tensor, decodings: list[Decoding], m: int, seeds) -> list[int]:
     candidates = CandidateRace(scores, decodings, m)
     states = states_of(seeds)
-    winners, sound = candidates.winners(-token_uniforms(states, candidates.candidates).log(), states)
+    uniforms = candidates.uniforms(states)
+    assert torch.equal(uniforms, token_uniforms(states, candidates.candidates))
+    winners, sound = candidates.winners(-uniforms.log())
     return torch.where(sound, winners, -1).tolist()
 
 

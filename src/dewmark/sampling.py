@@ -331,10 +331,20 @@ class CandidateRace:
         closed = self._closed.to(totals.device).unsqueeze(1)
         return torch.where(closed, self.values.logsumexp(dim=-1, keepdim=True), totals)
 
-    def winners(self, exponentials: torch.Tensor, states: torch.Tensor) -> Choice:
+    def uniforms(self, states: torch.Tensor) -> torch.Tensor:
+        """The candidates' own uniform numbers (batch, m) float64 under states (batch, 1).
+
+        Where other tokens race too, all numbers are drawn together, and kept for them.
+        """
+        if bool(self._closed.all()):
+            return token_uniforms(states, self.candidates)
+        self._uniforms = token_uniforms(states, torch.arange(self._vocab, device=states.device))
+        return self._uniforms.gather(1, self.candidates)
+
+    def winners(self, exponentials: torch.Tensor) -> Choice:
         """The winners, given the candidates' numbers (batch, m) float64, Exp(1) over keys and seeds.
 
-        ``states`` (batch, 1) give all other tokens their numbers (`token_uniforms`).
+        All other tokens have the numbers that `uniforms` drew.
         """
         top = self.values[:, :1].double()
         times = exponentials / (self.values.double() - top).exp()
@@ -342,9 +352,12 @@ class CandidateRace:
         chosen = self.candidates.gather(1, at)
         open_rows = (~self._closed).nonzero().flatten().to(first.device)
         if len(open_rows) == len(first):
-            first, chosen = self._race_others(self._scores, self.candidates, top, states, first, chosen)
+            first, chosen = self._race_others(
+                self._scores, self.candidates, top, self._uniforms, first, chosen
+            )
         elif len(open_rows):
-            mine = (t[open_rows] for t in (self._scores, self.candidates, top, states, first, chosen))
+            every = (self._scores, self.candidates, top, self._uniforms, first, chosen)
+            mine = (each[open_rows] for each in every)
             first[open_rows], chosen[open_rows] = self._race_others(*mine)
         return chosen.squeeze(1), torch.isfinite(first).squeeze(1)
 
@@ -353,7 +366,7 @@ class CandidateRace:
         scores: torch.Tensor,
         candidates: torch.Tensor,
         top: torch.Tensor,
-        states: torch.Tensor,
+        uniforms: torch.Tensor,
         first: torch.Tensor,
         chosen: torch.Tensor,
     ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -363,9 +376,8 @@ class CandidateRace:
         to beat: one token in a row or so, and only those need logarithms.
         """
         scores = scores[:, : self._vocab].scatter(1, candidates, _MINUS_INF)
-        uniforms = token_uniforms(states, torch.arange(self._vocab, device=scores.device))
         reach = (scores - top.float()).exp_().mul_(first * (1.0 + 1e-4))  # more than float32's rounding
-        rows, ids = torch.nonzero((1.0 - uniforms) <= reach, as_tuple=True)
+        rows, ids = torch.nonzero((1.0 - uniforms).float() <= reach, as_tuple=True)
         times = -uniforms[rows, ids].log() / (scores[rows, ids].double() - top[rows, 0]).exp()
         best = first.squeeze(1).scatter_reduce(0, rows, times, "amin")
         won = times == best[rows]

@@ -241,7 +241,7 @@ class WordStates:
         begun = torch.where(is_open, vectors[:, 1:].sum(dim=1) + tables.contexts[own[:, 0]].float(), extended)
         c = torch.nn.functional.normalize(torch.stack((begun, extended), dim=1), dim=-1, eps=1e-6)
         v = c @ W.mT
-        both = torch.nn.functional.embedding(rows, tables.units).float() @ v.transpose(1, 2)
+        both = torch.bmm(torch.nn.functional.embedding(rows, tables.units).float(), v.transpose(1, 2))
         u = torch.where(begins, both[..., 0], both[..., 1])
         counts = self._counts.gather(1, rows) + (begins & is_open & (rows == own))
         without = counts >= tables.limits[rows]
