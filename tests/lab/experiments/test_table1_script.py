@@ -27,7 +27,7 @@ def test_a_unit_that_another_worker_has_just_finished_is_left(
     worker.entries = {"kgw": SimpleNamespace(scheme="kgw")}
     made: list[int] = []
     monkeypatch.setattr(script.Worker, "_texts_and_scores", lambda self, group, key, seeds: made.append(key))
-    worker._unit(("kgw",), {0: (0, 1, 2)})
+    worker._unit(("kgw",), 0, (0, 1, 2))
     assert made == [0]
 
     @contextlib.contextmanager
@@ -36,5 +36,5 @@ def test_a_unit_that_another_worker_has_just_finished_is_left(
         yield True
 
     monkeypatch.setattr(script, "claimed", claimed_late)
-    worker._unit(("kgw",), {1: (1,), 2: (2,)})
+    worker._unit(("kgw",), 1, (1,))
     assert made == [0]

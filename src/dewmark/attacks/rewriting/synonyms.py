@@ -33,6 +33,7 @@ __all__ = ["MaskedLM", "Synonym", "find_masked_lm"]
 
 _CANDIDATES = 5  # synonyms per word that the host compares, most frequent senses first
 _LEAST_LETTERS = 4  # shorter words have odd synonyms: "he" is helium
+_ROUNDING = 1e-4  # nats; likelihoods of one candidate differ by less between batches
 _WORDS_AFTER = 4  # words whose likelihood is counted together with a synonym's
 _TOKEN_CHARACTERS = 16  # at most, per token: text further away cannot fall into the window
 _WORD_STARTS = ("Ġ", "▁")  # the space before a word in byte-level and SentencePiece vocabularies
@@ -204,7 +205,10 @@ class _GappedText:
         """Put the best candidate at each place; scores are in the order of `branches`."""
         score = iter(scores)
         for place in self.places:
-            self.put(place, max(candidates(self.pieces[place]), key=lambda _: next(score)))
+            scored = [(next(score), candidate) for candidate in candidates(self.pieces[place])]
+            best = max(found for found, _ in scored)
+            # the first of those that rounding could put in front: the batch must not decide
+            self.put(place, next(candidate for found, candidate in scored if found > best - _ROUNDING))
 
 
 def _cased(word: str, old: str) -> str:
