@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from tests.golden import api, record
-from tests.golden.compare import differences
+from tests.golden.compare import ELSEWHERE, differences
 
 SOME = {
     "dew": (
@@ -39,3 +39,13 @@ def test_a_difference_is_told_and_rounding_is_not() -> None:
     other = {"ids": [1, 3], "p": 1.001e-40, "z": 13.1001, "text": "b", "scores": [0.0]}
     assert len(list(differences(was, other))) == 5
     assert list(differences({"a": 1}, {"b": 1})) == ["a: gone", "b: not in the record"]
+
+
+def test_on_another_processor_last_bits_and_draws_may_differ_and_nothing_else() -> None:
+    was = {"text": "a", "ids": [1, 2], "z": 2.0, "host": "llama@0123456789ab", "other tests": [{"p": 0.5}]}
+    close = {**was, "z": 2.0001, "host": "llama@ba9876543210", "other tests": [{"p": 0.3}]}
+    assert list(differences(was, close, tolerance=ELSEWHERE)) == []
+    assert len(list(differences(was, close))) == 3
+    assert len(list(differences(was, close, tolerance=ELSEWHERE, exact=True))) == 3
+    other = {"text": "b", "ids": [1, 3], "z": 2.01, "host": "gemma", "other tests": [{"p": 0.01}]}
+    assert len(list(differences(was, other, tolerance=ELSEWHERE))) == 5

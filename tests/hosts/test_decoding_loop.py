@@ -240,13 +240,9 @@ def test_ended_texts_leave_the_batch_and_nothing_else_changes(monkeypatch):
     host = FakeHost(seed=3)
     prompts, seeds = [*PROMPTS * 4], list(range(16))
     plain = {"max_new_tokens": 60, "no_repeat_ngram": 0, "temperature": 1.0, "top_p": 1.0, "top_k": 0}
-    common = np.bincount(
-        [i for row in write(host, prompts, seeds, batch_size=16, **plain) for i in row.token_ids]
-    )
-    host.model.generation_config.eos_token_id = [
-        2,
-        *common.argsort()[-3:].tolist(),
-    ]  # texts end here and there
+    written = write(host, prompts, seeds, batch_size=16, **plain)
+    common = np.bincount([token for row in written for token in row.token_ids]).argsort()[-3:]
+    host.model.generation_config.eos_token_id = [2, *common.tolist()]  # texts end here and there
     sizes = []
     forward = type(host.model).forward
 
