@@ -6,6 +6,7 @@
     python benchmarks/table1_causes.py copied OUT --rows synthid kgw exp --texts 100
     python benchmarks/table1_causes.py signs --rows sir atw --unmarked OUT/unmarked.json
     python benchmarks/table1_causes.py clusters --encoders use-m3 minilm --unmarked OUT/unmarked.json
+    python benchmarks/table1_causes.py ranks docs/results/main/table.csv docs/results/ksemstamp/table.csv
 
 ``words``: the share of words that an LLM's paraphrases (JSONL with ``text`` and ``paraphrase``) and our
 attacks keep. ``vocabulary``: how many tokens the words of translated texts have, and the cosine of the host's
@@ -16,23 +17,28 @@ others. ``signs``: the mean product of the signs that the network of SIR or ATW 
 same context after an attack (1: all agree, 0: half of them), over prefixes of a quarter, a half, three
 quarters and all of its words; a token that is kept scores by that sign. ``clusters``: how often a sentence is
 in the same one of k-SemStamp's eight clusters after an attack, for clusters of each encoder's own vectors and
-for the packaged ones, beside chance; only texts whose number of sentences the attack keeps. Each measurement
-is printed as a line of JSON, which ``--to`` appends to a file.
+for the packaged ones, beside chance; only texts whose number of sentences the attack keeps. ``ranks``: rank
+correlations of the tables' columns with those of the paper's Table 1. Each measurement is printed as a line
+of JSON, which ``--to`` appends to a file.
 """
 
 from __future__ import annotations
 
 import argparse
+import csv
 import gzip
 import json
 import re
 from collections.abc import Iterator
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import yaml
 from numpy.typing import NDArray
 from scipy.cluster.vq import kmeans2
+from scipy.stats import spearmanr
 from script_inputs import script_parser
 from table1 import AFTER, MORE, ROWS, cells
 
@@ -54,6 +60,12 @@ from dewmark.text.sentences import sentences
 from dewmark.workspace import Workspace
 
 LEVEL = 0.01
+BESIDE = {  # our columns, and the attacks of the paper that they stand for
+    "unattacked": ("none",),
+    "delete-0.5": ("paraphrase",),
+    AFTER["round-trip"]: ("paraphrase",),
+    AFTER["translate"]: ("translate-de", "translate-fr"),
+}
 QUIET: dict[str, Any] = {"task": "", "progress": lambda *_: None}
 
 
@@ -182,6 +194,30 @@ def clusters(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
         yield {"row": "ksemstamp", "attack": attack, "encoder": "packaged artifact", **found}
 
 
+def ranks(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """Spearman's correlation of our columns with the paper's, over its rows."""
+    ours: dict[str, dict[str, str]] = {}
+    for table in options.tables:
+        with table.open(encoding="utf-8", newline="") as stream:
+            ours |= {row["Watermark"]: row for row in csv.DictReader(stream)}
+    tables = yaml.safe_load(files("dewmark").joinpath("data/paper_tables.yaml").read_text(encoding="utf-8"))
+    paper = tables["tables"]["main"]
+    rows = [row for row in paper["rows"] if row["scheme"] in ours]
+    places = {(each.get("attack"), each.get("rate")): i for i, each in enumerate(paper["columns"])}
+    perplexity = next(i for i, each in enumerate(paper["columns"]) if each["measure"] == "perplexity")
+    pairs = [("text quality PPL", "perplexity", perplexity)]
+    for column, attacks in BESIDE.items():
+        for attack in attacks:
+            for rate in (0.01, 0.05):
+                if (attack, rate) in places:
+                    name = f"{column} TPR@{100 * rate:.0f}%"
+                    pairs.append((name, f"{attack} {100 * rate:.0f}%", places[attack, rate]))
+    for column, name, place in pairs:
+        mine = [float(ours[row["scheme"]][column]) for row in rows]
+        found = float(spearmanr(mine, [row["values"][place][0] for row in rows]).statistic)
+        yield {"column": column, "paper": name, "rows": len(rows), "spearman": round(found, 4)}
+
+
 def _same_sentences(text: str, changed: str) -> list[tuple[str, str]]:
     mine, theirs = ([each[s.start : s.end] for s in sentences(each)] for each in (text, changed))
     return list(zip(mine, theirs, strict=True)) if len(mine) == len(theirs) else []
@@ -270,10 +306,12 @@ def main() -> None:
     for each in (untranslated, semantic, binned):
         each.add_argument("--texts", type=int, default=100)
     untranslated.add_argument("--device", default="auto")
-    for each in (kept, spelled, by_key, untranslated, semantic, binned):
+    ranked = verbs.add_parser("ranks")
+    ranked.add_argument("tables", type=Path, nargs="+", metavar="TABLE.csv")
+    for each in (kept, spelled, by_key, untranslated, semantic, binned, ranked):
         each.add_argument("--to", type=Path, help="append the lines to this file")
     options = parser.parse_args()
-    measures = (words, vocabulary, keys, copied, signs, clusters)
+    measures = (words, vocabulary, keys, copied, signs, clusters, ranks)
     measure: Any = {each.__name__: each for each in measures}[options.verb]
     for row in measure(options):
         line = json.dumps({"measured": options.verb, **row})

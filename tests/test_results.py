@@ -7,6 +7,7 @@ import importlib
 import json
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -68,6 +69,19 @@ def test_the_rows_of_a_section_are_those_of_its_table(heading: str, folder: str,
         label, *cells = (cell.strip() for cell in line.strip("|").split("|"))
         row = table[ROWS[label]]
         assert cells[: len(COLUMNS)] == [f"{float(row[f'{column} TPR@1%']):.3f}" for column in COLUMNS], label
+
+
+def test_rank_correlations_are_those_of_the_tables(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(FOLDER.parents[1] / "benchmarks")
+    tables = [FOLDER / folder / "table.csv" for folder in ("main", "ksemstamp")]
+    found = list(importlib.import_module("table1_causes").ranks(SimpleNamespace(tables=tables)))
+    lines = (FOLDER / "main" / "causes.jsonl").read_text(encoding="utf-8").splitlines()
+    kept = [row for row in map(json.loads, lines) if row["measured"] == "ranks"]
+    assert kept == [{"measured": "ranks", **row} for row in found]
+    told = PAGE.split("**Rank correlation**")[1].split("Row by row")[0]
+    for row in found:
+        if not row["column"].startswith("delete-0.5 TPR@5%"):
+            assert f"{row['spearman']:+.2f}" in told, row
 
 
 def test_false_alarms_are_those_of_their_file() -> None:
