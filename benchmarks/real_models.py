@@ -33,6 +33,7 @@ from chat import LEVELS, NULL_KEYS, SETTINGS, Run, key, p_values, prompts_of, wo
 from scipy.special import ndtri
 
 import dewmark
+from dewmark.artifacts import CARD
 from dewmark.attacks.base import load_attack
 from dewmark.attacks.rewriting.chat_model import LlmTranslate, Paraphrase, Summarise
 from dewmark.attacks.translation.machine_translation import NeuralEngine
@@ -124,7 +125,8 @@ class RealRun(Run):
         self.rows = {json.dumps(row["of"]): row for row in self._stored("rows.jsonl")}
         self.written = {json.dumps(row["of"]): row["texts"] for row in self._stored("texts.jsonl")}
         self.scores = {json.dumps(row["of"]): np.array(row["z"]) for row in self._stored("scores.jsonl")}
-        self.entries = scheme_entries(options.host, ["dew-default", *options.schemes])
+        labels = ["dew-default", *options.schemes]
+        self.entries = scheme_entries(options.host, labels, artifacts=options.artifacts)
         self.start = time.perf_counter()
 
     @functools.cached_property
@@ -162,10 +164,9 @@ class RealRun(Run):
         """The unmarked set and DEW's, or those of the rivals."""
         make = functools.partial(TextSet, self.options.host, setting, tokens)
         if not rivals:
-            return [make("none"), *(make("dew-default", number) for number in range(self.options.keys))]
-        return [
-            make(label, number) for label in self.options.schemes for number in range(self.options.rival_keys)
-        ]
+            plain = [make("none")] if self.options.unmarked else []
+            return [*plain, *(make("dew-default", number) for number in range(self.options.keys))]
+        return [make(label, number) for number in self.options.rival_keys for label in self.options.schemes]
 
     def stored(self, texts: TextSet, treatment: str = "none") -> list[str] | None:
         """The texts of a set after a treatment, if they are there."""
@@ -182,7 +183,7 @@ class RealRun(Run):
             self.timed(texts.of, lambda t=texts, s=scheme: self.write(s, t.setting, t.tokens)[1])
 
     def rewrite_texts(self, sets: Sequence[TextSet], names: Sequence[str]) -> None:
-        """Put sets through treatments, as many sets at once as fill the LLM's batch."""
+        """Put sets through treatments, as many sets at once as fill the LLM's batch; OPUS-MT takes all."""
         for name in names:
             missing = [
                 texts
@@ -190,6 +191,8 @@ class RealRun(Run):
                 if self.stored(texts, TREATMENTS[name].after) is not None and self.stored(texts, name) is None
             ]
             at_once = max(self.options.llm_batch // self.options.texts, 1)
+            if TREATMENTS[name].llm is None:
+                at_once = max(len(missing), 1)
             for first in range(0, len(missing), at_once):
                 self.rewrite_some(missing[first : first + at_once], name)
 
@@ -384,8 +387,11 @@ class RealRun(Run):
         """Keep the z of texts: under DEW's keys and others, or under a rival's; unmarked ones under all."""
         labels = [texts.scheme]
         if texts.scheme == "none":  # under every scheme that has marked texts to compare with
+            numbers = {0, *self.options.rival_keys}
             labels = [
-                label for label in self.entries if self.stored(dataclasses.replace(texts, scheme=label), name)
+                label
+                for label in self.entries
+                if any(self.stored(dataclasses.replace(texts, scheme=label, number=i), name) for i in numbers)
             ]
         for label in labels:
             if reader[1] is not None and label != "dew-default":
@@ -514,10 +520,21 @@ class RealRun(Run):
             print("\n".join(table(self.rows.values())))
 
 
-def scheme_entries(host: str, labels: Sequence[str]) -> dict[str, SchemeEntry]:
-    """Rows of the main table by label, on this host."""
+def scheme_entries(
+    host: str, labels: Sequence[str], *, artifacts: Path | None = None
+) -> dict[str, SchemeEntry]:
+    """Rows of the main table by label, on this host, with the artifacts of a folder that has any for them."""
     recipe = load_recipe("main", profile="local").on_host(host)
-    return {entry.label: entry for entry in recipe.narrowed(schemes=labels).schemes}
+    entries = recipe.narrowed(schemes=labels).schemes
+    trained = {each.scheme for each in entries if artifacts and (artifacts / each.scheme / CARD).exists()}
+    return {
+        entry.label: entry
+        if entry.scheme not in trained
+        else dataclasses.replace(
+            entry, settings={**entry.settings, "artifact": f"{artifacts}/{entry.scheme}"}
+        )
+        for entry in entries
+    }
 
 
 def treated(texts: TextSet, treatment: str) -> dict[str, Any]:
@@ -613,7 +630,7 @@ def main() -> None:
     parser.add_argument("--device", default="auto")
     parser.add_argument("--texts", type=int, default=200)
     parser.add_argument("--keys", type=int, default=3, help="keys of DEW")
-    parser.add_argument("--rival-keys", type=int, default=1)
+    parser.add_argument("--rival-keys", type=int, nargs="+", default=[0], help="the numbers of rivals' keys")
     parser.add_argument("--rival-nulls", type=int, default=4, help="more keys of rivals on unmarked texts")
     parser.add_argument("--tokens", type=int, nargs="+", default=[200, 400])
     parser.add_argument("--settings", nargs="+", default=["chat", "openings"], choices=list(SETTINGS))
@@ -621,6 +638,13 @@ def main() -> None:
         "--schemes", nargs="*", default=list(RIVALS), help="rivals, by their labels in recipes"
     )
     parser.add_argument("--treatments", nargs="*", default=list(TREATMENTS), choices=list(TREATMENTS))
+    parser.add_argument("--artifacts", type=Path, help="a folder of train_rivals.py for this host")
+    parser.add_argument(
+        "--unmarked",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="--no-unmarked: another process has these texts; join the files texts.jsonl to score",
+    )
     parser.add_argument("--languages", nargs="*", default=list(LANGUAGES))
     parser.add_argument("--stages", nargs="+", default=list(STAGES[:5]), choices=STAGES)
     parser.add_argument("--encoder", default="e5-small", help="for the stage meaning; no scheme uses it")

@@ -19,6 +19,7 @@ import torch
 from dewmark.decoding import Decoding
 from dewmark.errors import ModelError, NumericalError
 from dewmark.hosts.base import OnStep
+from dewmark.models.devices import growing_attention
 from dewmark.sampling import RandomStreams, draw
 from dewmark.scheme import BoundScheme
 
@@ -147,7 +148,8 @@ class CachedForward:
                 inputs["position_ids"] = self._positions[:, self._seen : length]
         if "logits_to_keep" in self._accepted:
             inputs["logits_to_keep"] = 1
-        output = self._model(**inputs)
+        with growing_attention(ids.device):
+            output = self._model(**inputs)
         self._cache = getattr(output, "past_key_values", None)
         if self._cache is None:
             raise ModelError(

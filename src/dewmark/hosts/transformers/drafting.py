@@ -40,6 +40,7 @@ from dewmark.hosts.transformers.decoding_loop import (
     forward_parameters,
     pad_left,
 )
+from dewmark.models.devices import growing_attention
 from dewmark.sampling import RandomStreams, draw
 from dewmark.scheme import Drafts
 from dewmark.types import DraftCount
@@ -343,7 +344,8 @@ class CachedRows:
             inputs["position_ids"] = positions.clamp(min=0, max=most)
         if "logits_to_keep" in self._accepted:
             inputs["logits_to_keep"] = 1
-        logits: torch.Tensor = self._model(**inputs).logits[:, -1]
+        with growing_attention(ids.device):
+            logits: torch.Tensor = self._model(**inputs).logits[:, -1]
         return logits
 
 

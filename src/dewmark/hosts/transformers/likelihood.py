@@ -27,6 +27,7 @@ import torch
 from dewmark.errors import InputError, NumericalError
 from dewmark.hosts.transformers.decoding_loop import CausalLM, device_of, forward_parameters, pad_left
 from dewmark.hosts.transformers.tokenizer import HFTokenizer
+from dewmark.models.devices import growing_attention
 
 __all__ = [
     "Branch",
@@ -223,7 +224,8 @@ def _batch_logits(
         inputs["position_ids"] = (mask.cumsum(dim=-1) - 1).clamp(min=0)
     if "logits_to_keep" in accepted:
         inputs["logits_to_keep"] = longest + 1
-    logits: torch.Tensor = model(**inputs).logits[:, -longest - 1 : -1]
+    with growing_attention(device):
+        logits: torch.Tensor = model(**inputs).logits[:, -longest - 1 : -1]
     return logits
 
 
@@ -315,7 +317,8 @@ def _packed_sums(model: CausalLM, rows: Sequence[_PackedRow], fill_id: int) -> l
     }
     if "logits_to_keep" in forward_parameters(model):
         inputs["logits_to_keep"] = heads
-    logits: torch.Tensor = model(**inputs).logits[:, -heads:]
+    with growing_attention(device):
+        logits: torch.Tensor = model(**inputs).logits[:, -heads:]
     places = [(i + 1) * heads - row.heads + place for i, row in enumerate(rows) for place in row.places]
     targets = list(itertools.chain.from_iterable(row.targets for row in rows))
     found = iter(_log_probabilities(logits.flatten(0, 1), places, targets))

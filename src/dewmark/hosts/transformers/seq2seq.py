@@ -16,7 +16,7 @@ from dewmark.decoding import Decoding
 from dewmark.errors import ModelError
 from dewmark.hosts.transformers.decoding_loop import check_sound, device_of
 from dewmark.hosts.transformers.model_files import load_error, resolve
-from dewmark.models.devices import torch_device, torch_dtype
+from dewmark.models.devices import growing_attention, torch_device, torch_dtype
 from dewmark.models.hub import quiet_libraries
 from dewmark.sampling import RandomStreams, draw
 
@@ -57,14 +57,15 @@ class Seq2Seq:
         cache = None
         rows: list[torch.Tensor] = []
         for step in range(decoding.max_new_tokens):
-            output = self.model(
-                encoder_outputs=encoder_outputs,
-                attention_mask=mask,
-                decoder_input_ids=last[:, None],
-                past_key_values=cache,
-                use_cache=True,
-                return_dict=True,
-            )
+            with growing_attention(device):
+                output = self.model(
+                    encoder_outputs=encoder_outputs,
+                    attention_mask=mask,
+                    decoder_input_ids=last[:, None],
+                    past_key_values=cache,
+                    use_cache=True,
+                    return_dict=True,
+                )
             cache = output.past_key_values
             scores = output.logits[:, -1].float()
             chosen, fine = draw(scores, decoding, noise, first_step + step)
