@@ -125,6 +125,14 @@ def test_the_real_profile_has_a_deployed_host_and_a_language_model_everywhere():
     assert not uses_language_model(load_recipe("main", profile="local"))
 
 
+@pytest.mark.parametrize("table", [table for table, profile in every_recipe() if profile == "real"])
+def test_the_real_profile_trains_what_the_package_has_for_another_vocabulary(table):
+    recipe = load_recipe(table, profile="real")
+    bound = {"xsir", "atw", "ts"} & {entry.scheme for entry in recipe.schemes}
+    assert bound <= recipe.training.keys()
+    assert not bound or recipe.stages[0] == "train"
+
+
 def test_a_profile_without_the_model_says_so():
     with pytest.raises(ConfigError, match="DIPPER is an 11B model"):
         load_recipe("dipper", profile="local")
