@@ -241,9 +241,9 @@ def main() -> None:
     options = parser.parse_args()
     rows = read(options.files)
     if options.earlier is not None:
-        there = {tuple(row[field] for field in PLACE) for row in rows}
         earlier: list[Row] = json.loads(options.earlier.read_text(encoding="utf-8"))
-        rows += [row for row in earlier if tuple(row[field] for field in PLACE) not in there]
+        places = {tuple(row[field] for field in PLACE): row for row in (*earlier, *rows)}
+        rows = list(places.values())  # in the earlier order, new rows last
     if options.json is not None:
         text = ",\n".join(json.dumps(row, ensure_ascii=False) for row in rows)
         options.json.write_text(f"[\n{text}\n]\n", encoding="utf-8")
