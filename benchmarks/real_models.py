@@ -520,21 +520,17 @@ class RealRun(Run):
             print("\n".join(table(self.rows.values())))
 
 
-def scheme_entries(
-    host: str, labels: Sequence[str], *, artifacts: Path | None = None
-) -> dict[str, SchemeEntry]:
-    """Rows of the main table by label, on this host, with the artifacts of a folder that has any for them."""
+def scheme_entries(host: str, labels: Sequence[str], *, artifacts: Path | None) -> dict[str, SchemeEntry]:
+    """Rows of the main table by label, on this host."""
     recipe = load_recipe("main", profile="local").on_host(host)
-    entries = recipe.narrowed(schemes=labels).schemes
-    trained = {each.scheme for each in entries if artifacts and (artifacts / each.scheme / CARD).exists()}
-    return {
-        entry.label: entry
-        if entry.scheme not in trained
-        else dataclasses.replace(
-            entry, settings={**entry.settings, "artifact": f"{artifacts}/{entry.scheme}"}
-        )
-        for entry in entries
-    }
+    return {entry.label: with_artifact(entry, artifacts) for entry in recipe.narrowed(schemes=labels).schemes}
+
+
+def with_artifact(entry: SchemeEntry, folder: Path | None) -> SchemeEntry:
+    """A row with its artifact of a folder of `train_rivals`, if there is one."""
+    if folder is None or not (folder / entry.scheme / CARD).exists():
+        return entry
+    return dataclasses.replace(entry, settings={**entry.settings, "artifact": str(folder / entry.scheme)})
 
 
 def treated(texts: TextSet, treatment: str) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from typing import TYPE_CHECKING
 
 from dewmark.errors import ConfigError
@@ -10,7 +9,7 @@ from dewmark.errors import ConfigError
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["growing_attention", "same_device", "torch_device", "torch_dtype"]
+__all__ = ["same_device", "torch_device", "torch_dtype"]
 
 _DTYPES = ("float32", "bfloat16", "float16")
 
@@ -45,16 +44,3 @@ def torch_dtype(name: str, device: torch.device) -> torch.dtype:
 def same_device(one: torch.device, other: torch.device) -> bool:
     """Whether two devices are the same; ``cuda`` without an index is the first one."""
     return one.type == other.type and (one.index or 0) == (other.index or 0)
-
-
-def growing_attention(device: torch.device) -> contextlib.AbstractContextManager[None]:
-    """A context for attention to texts of ever new lengths.
-
-    On CUDA, PyTorch may choose cuDNN's kernels, which plan each new shape: some 70 ms for every token of a
-    growing text. The other kernels need no plan.
-    """
-    if device.type != "cuda":
-        return contextlib.nullcontext()
-    from torch.nn.attention import SDPBackend, sdpa_kernel
-
-    return sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH])

@@ -1,4 +1,4 @@
-"""Attention of one new token per row to keys that several heads share, without a copy of the keys per head.
+"""Attention on a GPU: to keys that several heads share, without a copy per head, and to growing texts.
 
 On a GPU, transformers copies shared keys and values once per head in every step if rows are padded: no fast
 kernel takes both a mask and shared keys. The heads that share a key can be read as several positions of one
@@ -7,14 +7,26 @@ head, and then an ordinary masked kernel serves. In Qwen2.5-1.5B six heads share
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
-__all__ = ["share_keys"]
+__all__ = ["growing_attention", "share_keys"]
 
 _NAME = "dewmark_shared_keys"
+_WITHOUT_PLANS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+
+
+def growing_attention(device: torch.device) -> contextlib.AbstractContextManager[None]:
+    """A context for attention to texts of ever new lengths.
+
+    On CUDA, PyTorch may choose cuDNN's kernels, which plan each new shape: 50 to 100 ms for every token of a
+    growing text. The other kernels need no plan.
+    """
+    return sdpa_kernel(_WITHOUT_PLANS) if device.type == "cuda" else contextlib.nullcontext()
 
 
 def share_keys(model: Any) -> None:  # noqa: ANN401 - any model of transformers

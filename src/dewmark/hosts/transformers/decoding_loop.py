@@ -19,7 +19,7 @@ import torch
 from dewmark.decoding import Decoding
 from dewmark.errors import ModelError, NumericalError
 from dewmark.hosts.base import OnStep
-from dewmark.models.devices import growing_attention
+from dewmark.hosts.transformers.attention import growing_attention
 from dewmark.sampling import RandomStreams, draw
 from dewmark.scheme import BoundScheme
 

@@ -31,6 +31,7 @@ import torch
 
 from dewmark.decoding import Decoding
 from dewmark.errors import ModelError
+from dewmark.hosts.transformers.attention import growing_attention
 from dewmark.hosts.transformers.decoding_loop import (
     CausalLM,
     NGrams,
@@ -40,7 +41,6 @@ from dewmark.hosts.transformers.decoding_loop import (
     forward_parameters,
     pad_left,
 )
-from dewmark.models.devices import growing_attention
 from dewmark.sampling import RandomStreams, draw
 from dewmark.scheme import Drafts
 from dewmark.types import DraftCount

@@ -25,9 +25,9 @@ import numpy as np
 import torch
 
 from dewmark.errors import InputError, NumericalError
+from dewmark.hosts.transformers.attention import growing_attention
 from dewmark.hosts.transformers.decoding_loop import CausalLM, device_of, forward_parameters, pad_left
 from dewmark.hosts.transformers.tokenizer import HFTokenizer
-from dewmark.models.devices import growing_attention
 
 __all__ = [
     "Branch",

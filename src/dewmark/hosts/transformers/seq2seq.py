@@ -14,9 +14,10 @@ import torch
 
 from dewmark.decoding import Decoding
 from dewmark.errors import ModelError
+from dewmark.hosts.transformers.attention import growing_attention
 from dewmark.hosts.transformers.decoding_loop import check_sound, device_of
 from dewmark.hosts.transformers.model_files import load_error, resolve
-from dewmark.models.devices import growing_attention, torch_device, torch_dtype
+from dewmark.models.devices import torch_device, torch_dtype
 from dewmark.models.hub import quiet_libraries
 from dewmark.sampling import RandomStreams, draw
 
