@@ -47,6 +47,7 @@ from dewmark.lab.evaluation.preference import Pair, net_preference, weigh_pairs
 from dewmark.lab.evaluation.rewrites import check_rewrites, rewriter_quality
 from dewmark.lab.experiments.recipe import SchemeEntry, load_recipe
 from dewmark.lab.prompts import requests
+from dewmark.registry import SCHEMES
 from dewmark.scheme import BoundScheme
 from dewmark.workspace import silent
 
@@ -127,6 +128,7 @@ class RealRun(Run):
         self.scores = {json.dumps(row["of"]): np.array(row["z"]) for row in self._stored("scores.jsonl")}
         labels = ["dew-default", *options.schemes]
         self.entries = scheme_entries(options.host, labels, artifacts=options.artifacts)
+        self.readings: dict[str, dict[Any, Any]] = {}
         self.start = time.perf_counter()
 
     @functools.cached_property
@@ -151,14 +153,21 @@ class RealRun(Run):
         )
 
     def bound(self, label: str, number: int | str, *, host: object = None) -> BoundScheme:
-        """A scheme under a key (number or name); ``host`` None is its vocabulary, without its weights."""
+        """A scheme under a key (number or name); ``host`` None is its vocabulary, without its weights.
+
+        A scheme whose detection runs the host gets it, and keeps for all keys what it read.
+        """
         entry = self.entries[label]
-        return dewmark.load_scheme(
+        reads = SCHEMES[entry.scheme].needs.host_at_detection and label not in TESTS
+        bound = dewmark.load_scheme(
             entry.scheme,
             key=key(f"chat-{number}" if isinstance(number, int) else number),
-            host=host or self.options.host,
+            host=host or (self.host if reads else self.options.host),
             settings=dict(entry.settings),
         )
+        if reads:
+            bound.readings.known = self.readings.setdefault(label, {})  # type: ignore[attr-defined]
+        return bound
 
     def sets(self, setting: str, tokens: int, *, rivals: bool) -> list[TextSet]:
         """The unmarked set and DEW's, or those of the rivals."""

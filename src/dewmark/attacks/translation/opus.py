@@ -1,29 +1,30 @@
 """OPUS-MT between English and French: Marian models of 75M parameters, in transformers.
 
-Decoding is greedy and in float32; sentences of one length form a batch, so that none is padded, and a
-sentence's translation does not depend on its neighbours (up to rounding). Boundary: one direction's folder
-in, translated texts out; `split_text` splits the texts.
+Decoding is greedy and in float32. Sentences of similar lengths form a padded batch; a translation does not
+depend on the other sentences of its batch (up to rounding). Boundary: one direction's folder in, translated
+texts out; `split_text` splits the texts.
 """
 
 from __future__ import annotations
 
 import warnings
-from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch.nn.utils.rnn import pad_sequence
 
 from dewmark.attacks.translation.split_text import OnProgress, translate_texts
 from dewmark.errors import ModelError
 from dewmark.extras import require
 from dewmark.models.hub import quiet_libraries
 
-__all__ = ["OpusTranslator"]
+__all__ = ["OpusTranslator", "batches"]
 
 LONGEST = 200  # pieces of a sentence; the models were trained on shorter ones
 _BATCH = {"cpu": 16, "cuda": 1024}  # sentences
+_PIECES = 65_536  # of a batch, padding included
 _LENGTH_FACTOR = 2.5  # a translation has at most this many times the pieces of its source
 _FIRST = 8  # pieces that any translation may have besides
 
@@ -59,30 +60,42 @@ class OpusTranslator:
         return ids
 
     def _translate(self, sentences: list[str], on_progress: OnProgress) -> list[str]:
-        by_length: defaultdict[int, list[int]] = defaultdict(list)
         sources = [self._ids(sentence) for sentence in sentences]
-        for i, ids in enumerate(sources):
-            by_length[len(ids)].append(i)
-        size = _BATCH.get(self._device.type, _BATCH["cpu"])
+        most = _BATCH.get(self._device.type, _BATCH["cpu"])
         found: dict[int, str] = {}
-        for length, alike in sorted(by_length.items()):
-            for start in range(0, len(alike), size):
-                batch = alike[start : start + size]
-                written = self._decode([sources[i] for i in batch], length)
-                found.update(zip(batch, written, strict=True))
-                on_progress(len(found), len(sentences))
+        for batch in batches([len(ids) for ids in sources], most=most):
+            written = self._decode([sources[i] for i in batch])
+            found.update(zip(batch, written, strict=True))
+            on_progress(len(found), len(sentences))
         return [found[i] for i in range(len(sentences))]
 
     @torch.inference_mode()
-    def _decode(self, rows: list[list[int]], length: int) -> list[str]:
-        ids = torch.tensor(rows, device=self._device)
+    def _decode(self, rows: list[list[int]]) -> list[str]:
+        padding = self._tokenizer.pad_token_id
+        longest = [int(len(row) * _LENGTH_FACTOR) + _FIRST for row in rows]  # with its end
+        sources = [torch.tensor(row) for row in rows]
+        ids = pad_sequence(sources, batch_first=True, padding_value=padding)
+        mask = pad_sequence([torch.ones_like(row) for row in sources], batch_first=True)
         with quiet_libraries():
             made = self._model.generate(
-                input_ids=ids,
-                attention_mask=torch.ones_like(ids),
+                input_ids=ids.to(self._device),
+                attention_mask=mask.to(self._device),
                 num_beams=1,
                 do_sample=False,
-                max_length=int(length * _LENGTH_FACTOR) + _FIRST,
+                max_length=max(longest),
             )
-        texts: list[str] = self._tokenizer.batch_decode(made, skip_special_tokens=True)
+        own = [row[: most - 1] for row, most in zip(made.tolist(), longest, strict=True)]
+        texts: list[str] = self._tokenizer.batch_decode(own, skip_special_tokens=True)
         return texts
+
+
+def batches(lengths: Sequence[int], *, most: int) -> Iterator[list[int]]:
+    """The places of sentences that are translated together, short ones first; ``most`` at once."""
+    batch: list[int] = []
+    for place in sorted(range(len(lengths)), key=lengths.__getitem__):
+        if batch and (len(batch) == most or (len(batch) + 1) * lengths[place] > _PIECES):
+            yield batch
+            batch = []
+        batch.append(place)
+    if batch:
+        yield batch
