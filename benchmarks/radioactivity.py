@@ -45,6 +45,7 @@ NULL_KEYS = 400
 HELD_OUT = 100  # openings that only students continue
 STUDENTS = ("before", "unmarked", "key-0", "key-1", "paraphrased", "translated")
 FRENCH = "translated"
+BEFORE_IN_FRENCH = "before, in French"  # the control of the student of translations
 
 
 def main() -> None:
@@ -160,11 +161,13 @@ class Run:
 
         def write() -> list[str]:
             host = load_host(self.options.student, device=self.options.device, dtype="float32")
-            if name != "before":
+            if name not in ("before", BEFORE_IN_FRENCH):
                 losses = fine_tune(host, self.taught(name), self.options)
                 self.say(f"student {name}: loss {losses[0]:.3f} to {np.mean(losses[-20:]):.3f}")
             host.model.to(torch.bfloat16 if host.device.type == "cuda" else torch.float32)
-            return self.continued(host, self.options.written, held_out=True, french=name == FRENCH)
+            return self.continued(
+                host, self.options.written, held_out=True, french=name in (FRENCH, BEFORE_IN_FRENCH)
+            )
 
         return self.kept(self.options.out / "students.jsonl", name, write)
 
@@ -175,8 +178,8 @@ class Run:
         bound = dewmark.load_scheme("dew", key=keys[0])
         texts = self.student_texts(name)
         controls = {"none": []}
-        if name not in ("before", FRENCH):
-            controls["before"] = self.student_texts("before")
+        if name != "before":
+            controls["before"] = self.student_texts(BEFORE_IN_FRENCH if name == FRENCH else "before")
         for control, other in controls.items():
             M = corpus_matrix(bound, texts, control=other)
             null = other_keys(M, nulls)
