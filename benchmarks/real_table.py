@@ -65,6 +65,8 @@ def summary(name: tuple[Any, ...], rows: list[Row]) -> Row:
         shown = ("p<0.01", "p<0.0001", "matched 1%", "matched 5%", "untreated 1%", "untreated 5%")
         out |= {field: round(fmean(row[field] for row in rows), 4) for field in shown if field in rows[0]}
         out["texts"] = sum(row["texts"] for row in rows)
+        if len(rows) > 1 and "p<0.01" in out:
+            out["p<0.01 by key"] = [round(row["p<0.01"], 4) for row in rows]
         if "false alarms" in rows[0]:
             out["unmarked texts"] = rows[0]["unmarked texts"]
             out["unmarked p<0.01"] = round(fmean(row["false alarms"]["p<0.01"] for row in rows), 5)
@@ -115,14 +117,12 @@ def found_tables(rows: Sequence[Row]) -> Iterator[str]:
     for setting, tokens in dict.fromkeys((row["setting"], row["tokens"]) for row in every):
         mine = [row for row in every if (row["setting"], row["tokens"]) == (setting, tokens)]
         treatments = [name for name in TREATMENTS if any(row["treatment"] == name for row in mine)]
-        yield from (f"### {setting}, {tokens} tokens", "", *heads(["scheme", "read by", *treatments]))
+        yield from (f"### {setting}, {tokens} tokens", "", *heads(["scheme", "keys", "read by", *treatments]))
         for scheme, reader in dict.fromkeys((row["scheme"], row["reader"]) for row in mine):
-            cells = {
-                row["treatment"]: cell(row)
-                for row in mine
-                if (row["scheme"], row["reader"]) == (scheme, reader)
-            }
-            yield line([scheme, reader, *(cells.get(name, "") for name in treatments)])
+            own = [row for row in mine if (row["scheme"], row["reader"]) == (scheme, reader)]
+            keys = " to ".join(map(str, sorted({f(row["keys"] for row in own) for f in (min, max)})))
+            cells = {row["treatment"]: cell(row) for row in own}
+            yield line([scheme, keys, reader, *(cells.get(name, "") for name in treatments)])
         yield ""
 
 
@@ -243,7 +243,8 @@ def main() -> None:
     if options.earlier is not None:
         earlier: list[Row] = json.loads(options.earlier.read_text(encoding="utf-8"))
         places = {tuple(row[field] for field in PLACE): row for row in (*earlier, *rows)}
-        rows = list(places.values())  # in the earlier order, new rows last
+        order = list(dict.fromkeys((row["setting"], row["tokens"]) for row in places.values()))
+        rows = sorted(places.values(), key=lambda row: order.index((row["setting"], row["tokens"])))
     if options.json is not None:
         text = ",\n".join(json.dumps(row, ensure_ascii=False) for row in rows)
         options.json.write_text(f"[\n{text}\n]\n", encoding="utf-8")

@@ -108,16 +108,24 @@ def test_the_table_of_schemes_is_made_from_its_file(monkeypatch: pytest.MonkeyPa
 
 def test_figures_of_which_scheme_are_those_of_its_files() -> None:
     page = (FOLDER.parent / "which-scheme.md").read_text(encoding="utf-8")
-    rows = json.loads((FOLDER / "chat-settings.json").read_text(encoding="utf-8"))
-    known = [value for row in rows for value in row.values() if isinstance(value, float)]
+    known, real = (
+        [value for row in json.loads(text) for value in row.values() if isinstance(value, float)]
+        for text in (
+            (FOLDER / f"{name}.json").read_text("utf-8") for name in ("chat-settings", "real-models")
+        )
+    )
     for folder in ("main", "multilingual-host"):
         with (FOLDER / folder / "table.csv").open(encoding="utf-8", newline="") as stream:
             table = [value for row in csv.DictReader(stream) for value in row.values()]
         known += [float(value) for value in table if re.fullmatch(r"[\d.]+", value)]
-    shares = {f"{100 * value:.1f}%" for value in known} | {f"{abs(value):.3f}" for value in known}
-    shown = set(re.findall(r"\d+\.\d%|\d\.\d{3}", page))
-    assert len(shown) > 20
-    assert not shown - shares
+    number = 0
+    for line in page.splitlines():
+        values = real if "real-models.md" in line else known
+        shares = {f"{100 * value:.1f}%" for value in values} | {f"{abs(value):.3f}" for value in values}
+        shown = set(re.findall(r"\d+\.\d%|\d\.\d{3}", line))
+        number += len(shown)
+        assert not shown - shares
+    assert number > 20
 
 
 def test_forgeries_and_genuine_texts_are_those_of_their_files() -> None:
