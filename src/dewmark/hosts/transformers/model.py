@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import sys
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -79,6 +81,7 @@ class TransformersHost(Host):
         text_config = model.config.get_text_config()
         self._context: int | None = getattr(text_config, "max_position_embeddings", None)
         self._writable = torch.tensor(self._info.markable)
+        self._fitting = sys.maxsize  # how many texts at once the memory is known to allow
         self._needs_bos = str(model.config.model_type).startswith("gemma")  # without it Gemma repeats itself
 
     @functools.cached_property
@@ -137,7 +140,45 @@ class TransformersHost(Host):
         decoding: Decoding,
         on_step: OnStep | None = None,
     ) -> list[list[int]]:
-        """Token ids of one batch of completions."""
+        """Token ids of one batch of completions.
+
+        A batch that does not fit in the device's memory is written in halves, as later ones of its size are;
+        with ``on_step``, which has seen some of it by then, it raises `ModelError`.
+        """
+        whole = on_step is not None or len(prompts) <= self._fitting
+        made = self._complete_together(prompts, scheme, seeds, decoding, on_step) if whole else None
+        if made is not None:
+            return made
+        if len(prompts) == 1:
+            raise ModelError(
+                f"out of memory for one text with {self.name}: ask for fewer tokens, or use dtype='bfloat16'"
+            )
+        if on_step is not None:
+            raise self._out_of_memory(f"{len(prompts)} texts at once")
+        half = (len(prompts) + 1) // 2
+        if whole:
+            self._fitting = half
+            warnings.warn(
+                f"out of memory for {len(prompts)} texts at once with {self.name}: "
+                f"from now on it writes at most {half}",
+                stacklevel=2,
+            )
+        halves = ((prompts[:half], seeds[:half]), (prompts[half:], seeds[half:]))
+        return [
+            ids
+            for own, own_seeds in halves
+            for ids in self.complete(own, scheme=scheme, seeds=own_seeds, decoding=decoding)
+        ]
+
+    def _complete_together(
+        self,
+        prompts: Sequence[str],
+        scheme: BoundScheme | None,
+        seeds: Sequence[int],
+        decoding: Decoding,
+        on_step: OnStep | None,
+    ) -> list[list[int]] | None:
+        """Token ids of one batch of completions, or None if the device's memory does not suffice."""
         rows = self.tokenizer.encode_prompts(prompts, needs_bos=self._needs_bos)
         try:
             # some models warn about rows that end in padding, as finished ones do
@@ -154,7 +195,7 @@ class TransformersHost(Host):
                     on_step=on_step,
                 )
         except torch.OutOfMemoryError:
-            raise self._out_of_memory(f"{len(rows)} texts at once") from None
+            return None
 
     def complete_steps(
         self,
