@@ -13,7 +13,7 @@ from transformers.generation.logits_process import (
 )
 
 from dewmark.decoding import Decoding
-from dewmark.sampling import RandomStreams, draw, filter_logits
+from dewmark.sampling import RandomStreams, draw, filter_logits, race, warp
 
 
 def random_logits(batch=4, vocab=300, seed=0, scale=3.0):
@@ -75,6 +75,19 @@ def test_the_race_samples_from_the_warped_distribution():
     assert (expected > 0).sum() >= 5
     assert visits[expected == 0].sum() == 0
     assert stats.chisquare(visits[expected > 0], count * expected[expected > 0]).pvalue > 0.001
+
+
+@pytest.mark.parametrize("ties", [False, True])
+@pytest.mark.parametrize("top_k", [1, 20, 128])
+def test_a_race_of_few_has_the_winner_of_the_race_of_all(top_k: int, ties: bool) -> None:
+    scores = random_logits(batch=200, vocab=5_000, scale=2.0)
+    if ties:
+        scores = scores.round()  # hundreds tie with the k-th largest
+    decoding = Decoding(temperature=0.7, top_k=top_k, top_p=0.95, min_p=0.01)
+    noise = RandomStreams(range(len(scores)), device=torch.device("cpu"))
+    ids, fine = race(warp(scores, decoding), noise.exponentials(0, scores.shape[1]))
+    assert fine.all()
+    assert torch.equal(drawn(scores, decoding)[0], ids)
 
 
 def test_random_numbers_are_those_of_splitmix64():

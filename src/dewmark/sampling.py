@@ -62,6 +62,8 @@ _STEPS_AT_ONCE = 256
 _GOLDEN, _MIX_1, _MIX_2 = (
     value - (1 << 64) for value in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
 )
+_FEW = 128  # the largest top-k whose tokens are looked up and race alone
+_TIES = 24
 _SORTED = 1024  # the likeliest tokens among which top-p is looked for first
 _LINES = 16  # a row of logits folded into this many lines, to find its largest entries
 
@@ -218,6 +220,10 @@ def draw(
     if decoding.temperature == 0.0:
         best, ids = scores.max(dim=-1)
         return ids, torch.isfinite(best)
+    if 0 < decoding.top_k <= _FEW and not final:
+        choice = _race_of_few(scores.to(noise.device), decoding, noise.states(step))
+        if choice is not None:
+            return choice
     scores = warp(scores, decoding)
     if session is not None and final:
         assert input_ids is not None
@@ -225,6 +231,19 @@ def draw(
     if usable(noise.device.type):
         return draw_plain(scores, noise.states(step))
     return race(scores.to(noise.device), noise.exponentials(step, scores.shape[1]))
+
+
+def _race_of_few(scores: torch.Tensor, decoding: Decoding, states: torch.Tensor) -> Choice | None:
+    """The race among the tokens that top-k leaves of logits (batch, vocab), with the same numbers as ever.
+
+    None if so many tie with a row's k-th largest that more may be left than were looked at.
+    """
+    values, ids = likeliest(scores, 2 * decoding.top_k + _TIES)
+    left = warp(values, decoding)
+    if ids.shape[1] < scores.shape[1] and bool((left[:, -1] > _MINUS_INF).any()):
+        return None
+    at, sound = race(left, token_uniforms(states, ids).log_().neg_())
+    return ids.gather(1, at.unsqueeze(1)).squeeze(1), sound
 
 
 def likeliest(scores: torch.Tensor, m: int) -> tuple[torch.Tensor, torch.Tensor]:
