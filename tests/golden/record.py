@@ -4,7 +4,7 @@
     python -m tests.golden.record check             # recompute and compare; exit code 1 on a difference
     python -m tests.golden.record check --models    # and what real models write
 
-Ids and texts are compared exactly, numbers to 1e-6 (``--exact``: to all ten digits), on another kind of
+Ids and texts are compared exactly, numbers to 5e-6 (``--exact``: to all ten digits), on another kind of
 processor than the record's to 2e-4.
 """
 

@@ -36,7 +36,7 @@ def test_a_difference_is_told_and_rounding_is_not() -> None:
     close = {**was, "p": 1e-40 * (1 + 1e-5), "z": 13.1 * (1 + 1e-8), "scores": [1e-9, 1.0]}
     assert list(differences(was, close)) == []
     assert len(list(differences(was, close, exact=True))) == 3
-    other = {"ids": [1, 3], "p": 1.001e-40, "z": 13.1001, "text": "b", "scores": [0.0]}
+    other = {"ids": [1, 3], "p": 1.01e-40, "z": 13.101, "text": "b", "scores": [0.0]}
     assert len(list(differences(was, other))) == 5
     assert list(differences({"a": 1}, {"b": 1})) == ["a: gone", "b: not in the record"]
 
