@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -78,12 +80,17 @@ def test_the_race_samples_from_the_warped_distribution():
 
 
 @pytest.mark.parametrize("ties", [False, True])
-@pytest.mark.parametrize("top_k", [1, 20, 128])
-def test_a_race_of_few_has_the_winner_of_the_race_of_all(top_k: int, ties: bool) -> None:
+@pytest.mark.parametrize(
+    "filters",
+    [{"top_k": k, "top_p": 0.95, "min_p": 0.01} for k in (1, 20, 128)] + [{"top_p": 0.9}, {"min_p": 0.05}],
+)
+def test_a_race_of_few_has_the_winner_of_the_race_of_all(filters: dict[str, Any], ties: bool) -> None:
     scores = random_logits(batch=200, vocab=5_000, scale=2.0)
     if ties:
-        scores = scores.round()  # hundreds tie with the k-th largest
-    decoding = Decoding(temperature=0.7, top_k=top_k, top_p=0.95, min_p=0.01)
+        scores = (
+            scores.round()
+        )  # hundreds tie with the k-th largest, and more than 1,024 are left of some rows
+    decoding = Decoding(temperature=0.7, **filters)
     noise = RandomStreams(range(len(scores)), device=torch.device("cpu"))
     ids, fine = race(warp(scores, decoding), noise.exponentials(0, scores.shape[1]))
     assert fine.all()

@@ -220,29 +220,35 @@ def draw(
     if decoding.temperature == 0.0:
         best, ids = scores.max(dim=-1)
         return ids, torch.isfinite(best)
-    if 0 < decoding.top_k <= _FEW and not final:
-        choice = _race_of_few(scores.to(noise.device), decoding, noise.states(step))
+    plain = not usable(noise.device.type)
+    if plain and 0 < decoding.top_k <= _FEW and not final:
+        values, ids = likeliest(scores.to(noise.device), 2 * decoding.top_k + _TIES)
+        choice = _race_of_few(warp(values, decoding), ids, scores.shape[1], noise.states(step))
         if choice is not None:
             return choice
     scores = warp(scores, decoding)
     if session is not None and final:
         assert input_ids is not None
         scores = session(input_ids, scores)
-    if usable(noise.device.type):
+    if not plain:
         return draw_plain(scores, noise.states(step))
-    return race(scores.to(noise.device), noise.exponentials(step, scores.shape[1]))
+    scores = scores.to(noise.device)
+    if decoding.filters:
+        choice = _race_of_few(*likeliest(scores, _SORTED), scores.shape[1], noise.states(step))
+        if choice is not None:
+            return choice
+    return race(scores, noise.exponentials(step, scores.shape[1]))
 
 
-def _race_of_few(scores: torch.Tensor, decoding: Decoding, states: torch.Tensor) -> Choice | None:
-    """The race among the tokens that top-k leaves of logits (batch, vocab), with the same numbers as ever.
+def _race_of_few(values: torch.Tensor, ids: torch.Tensor, vocab: int, states: torch.Tensor) -> Choice | None:
+    """The race among the m likeliest tokens, ``values`` and ``ids`` (batch, m), if filters left no others.
 
-    None if so many tie with a row's k-th largest that more may be left than were looked at.
+    Each token has the number that it has in a race of all. None if others may be left: a race of all costs
+    less than looking for more.
     """
-    values, ids = likeliest(scores, 2 * decoding.top_k + _TIES)
-    left = warp(values, decoding)
-    if ids.shape[1] < scores.shape[1] and bool((left[:, -1] > _MINUS_INF).any()):
+    if ids.shape[1] < vocab and bool((values[:, -1] > _MINUS_INF).any()):
         return None
-    at, sound = race(left, token_uniforms(states, ids).log_().neg_())
+    at, sound = race(values, token_uniforms(states, ids).log_().neg_())
     return ids.gather(1, at.unsqueeze(1)).squeeze(1), sound
 
 
