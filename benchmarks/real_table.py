@@ -118,7 +118,9 @@ def found_tables(rows: Sequence[Row]) -> Iterator[str]:
         mine = [row for row in every if (row["setting"], row["tokens"]) == (setting, tokens)]
         treatments = [name for name in TREATMENTS if any(row["treatment"] == name for row in mine)]
         yield from (f"### {setting}, {tokens} tokens", "", *heads(["scheme", "keys", "read by", *treatments]))
-        for scheme, reader in dict.fromkeys((row["scheme"], row["reader"]) for row in mine):
+        schemes = list(dict.fromkeys(row["scheme"] for row in mine))
+        pairs = dict.fromkeys((row["scheme"], row["reader"]) for row in mine)
+        for scheme, reader in sorted(pairs, key=lambda pair: schemes.index(pair[0])):
             own = [row for row in mine if (row["scheme"], row["reader"]) == (scheme, reader)]
             keys = " to ".join(map(str, sorted({f(row["keys"] for row in own) for f in (min, max)})))
             cells = {row["treatment"]: cell(row) for row in own}
