@@ -37,6 +37,17 @@ COUNTS = ("pairs", "wins", "losses", "ties", "by_place")
 MEASURES = ("distinct_content", "unlisted", "repetition")
 KINDS = ("rewriter", "wording", "likelihood", "judge", "meaning")  # or "found"
 PLACE = ("kind", "setting", "tokens", "scheme", "treatment", "reader")
+SETTINGS = ("chat", "openings")
+GLANCE = {
+    "chat": ("chat", "none"),
+    "chat, paraphrased": ("chat", "paraphrase"),
+    "chat, French and back": ("chat", "fr-opus-back"),
+    "openings": ("openings", "none"),
+    "openings, paraphrased": ("openings", "paraphrase"),
+    "openings, in French": ("openings", "fr-opus"),
+    "openings, in German": ("openings", "de-llm"),
+    "openings, German and back": ("openings", "de-llm-back"),
+}
 ATTACKS = {"none": "none", "paraphrase": "paraphrase", "translate-de": "de-llm", "translate-fr": "fr-opus"}
 Row = dict[str, Any]
 
@@ -126,6 +137,29 @@ def found_tables(rows: Sequence[Row]) -> Iterator[str]:
             cells = {row["treatment"]: cell(row) for row in own}
             yield line([scheme, keys, reader, *(cells.get(name, "") for name in treatments)])
         yield ""
+
+
+def glance(rows: Sequence[Row]) -> Iterator[str]:
+    """The main columns at 200 tokens, schemes by the share of chat answers found, and their price in nats."""
+    mine = [row for row in rows if row["tokens"] == 200 and row["setting"] in SETTINGS]
+    found = {
+        (row["scheme"], row["reader"], row["setting"], row["treatment"]): row
+        for row in of_kind(mine, "found")
+        if "p<0.01" in row and row["reader"] != "host with prompt"
+    }
+    nats = {(row["scheme"], row["setting"]): row["nats"] for row in of_kind(mine, "likelihood")}
+
+    def place(pair: tuple[str, str]) -> tuple[bool, bool, float]:
+        share = found.get((*pair, "chat", "none"), {}).get("p<0.01", 0.0)
+        return pair[0] != "dew-default", pair[1] != "none", -share
+
+    yield from ("## At a glance", "", *heads(["", *GLANCE, *(f"nats, {where}" for where in SETTINGS)]))
+    for scheme, reader in sorted(dict.fromkeys(name[:2] for name in found), key=place):
+        cells = (found.get((scheme, reader, *column)) for column in GLANCE.values())
+        shown = [f"{row['p<0.01']:.3f} / {row['p<0.0001']:.3f}" if row else "" for row in cells]
+        price = [f"{nats[scheme, where]:+.2f}" if (scheme, where) in nats else "" for where in SETTINGS]
+        yield line([scheme + (", read by the host" if reader == "host" else ""), *shown, *price])
+    yield ""
 
 
 def cell(row: Row) -> str:
@@ -250,7 +284,7 @@ def main() -> None:
     if options.json is not None:
         text = ",\n".join(json.dumps(row, ensure_ascii=False) for row in rows)
         options.json.write_text(f"[\n{text}\n]\n", encoding="utf-8")
-    for table in (found_tables, rewriter_table, judge_table, wording_table, paper_tables):
+    for table in (glance, found_tables, rewriter_table, judge_table, wording_table, paper_tables):
         print("\n".join(table(rows)))
 
 
