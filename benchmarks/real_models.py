@@ -410,17 +410,14 @@ class RealRun(Run):
                 continue
             number = 0 if label == "dew-default" else texts.number
             host = self.host if reader[1] is not None else None
-            bound = self.bound(label, number, host=host).reading_with(reader[1])
-            written = self.stored(dataclasses.replace(texts, scheme=label)) or []
-            bound.finished(written, seeds=range(len(written)))  # WaterPool looks texts up among these
-            test, W = TESTS.get(label), self.matrices(label, bound)
-            p = p_values(bound, after, prompts or [""] * len(after), W, test=test)
+            bounds = [self.bound(label, number, host=host).reading_with(reader[1])]
             if texts.scheme == "none" and label != "dew-default":
-                more = [self.bound(label, f"null-{i}") for i in range(self.options.rival_nulls)]
-                for each in more:
-                    each.finished(written, seeds=range(len(written)))
-                nulls = [p_values(each, after, [], W, test=test) for each in more]
-                p = np.hstack([p, *nulls])
+                bounds += [self.bound(label, f"null-{i}") for i in range(self.options.rival_nulls)]
+            written = self.stored(dataclasses.replace(texts, scheme=label)) or []
+            for bound in bounds:
+                bound.finished(written, seeds=range(len(written)))  # WaterPool looks texts up among these
+            W, known = self.matrices(label, bounds[0]), prompts or [""] * len(after)
+            p = np.hstack([p_values(each, after, known, W, test=TESTS.get(label)) for each in bounds])
             z = -ndtri(np.clip(p.astype(np.float64), 1e-300, 1.0 - 1e-16))
             self.scores[json.dumps(of)] = z
             self._append("scores.jsonl", {"of": of, "z": np.round(z, 3).tolist()})

@@ -79,17 +79,20 @@ def test_the_race_samples_from_the_warped_distribution():
     assert stats.chisquare(visits[expected > 0], count * expected[expected > 0]).pvalue > 0.001
 
 
-@pytest.mark.parametrize("ties", [False, True])
+ROWS = {
+    "peaked": random_logits(batch=200, vocab=5_000, scale=2.0),
+    "tied": random_logits(batch=200, vocab=5_000, scale=2.0).round(),  # dozens with the 20th
+    "flat": random_logits(batch=200, vocab=5_000, scale=0.1),  # more than 1,024 are left
+}
+
+
+@pytest.mark.parametrize("kind", ROWS)
 @pytest.mark.parametrize(
     "filters",
     [{"top_k": k, "top_p": 0.95, "min_p": 0.01} for k in (1, 20, 128)] + [{"top_p": 0.9}, {"min_p": 0.05}],
 )
-def test_a_race_of_few_has_the_winner_of_the_race_of_all(filters: dict[str, Any], ties: bool) -> None:
-    scores = random_logits(batch=200, vocab=5_000, scale=2.0)
-    if ties:
-        scores = (
-            scores.round()
-        )  # hundreds tie with the k-th largest, and more than 1,024 are left of some rows
+def test_a_race_of_few_has_the_winner_of_the_race_of_all(filters: dict[str, Any], kind: str) -> None:
+    scores = ROWS[kind]
     decoding = Decoding(temperature=0.7, **filters)
     noise = RandomStreams(range(len(scores)), device=torch.device("cpu"))
     ids, fine = race(warp(scores, decoding), noise.exponentials(0, scores.shape[1]))

@@ -62,8 +62,8 @@ _STEPS_AT_ONCE = 256
 _GOLDEN, _MIX_1, _MIX_2 = (
     value - (1 << 64) for value in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
 )
-_FEW = 128  # the largest top-k whose tokens are looked up and race alone
-_TIES = 24
+_FEW = 128  # the largest top-k whose tokens are looked for directly: twice as many, and
+_TIES = 24  # these, since tokens that tie with the k-th stay
 _SORTED = 1024  # the likeliest tokens among which top-p is looked for first
 _LINES = 16  # a row of logits folded into this many lines, to find its largest entries
 
@@ -220,8 +220,8 @@ def draw(
     if decoding.temperature == 0.0:
         best, ids = scores.max(dim=-1)
         return ids, torch.isfinite(best)
-    plain = not usable(noise.device.type)
-    if plain and 0 < decoding.top_k <= _FEW and not final:
+    has_kernel = usable(noise.device.type)
+    if not has_kernel and not final and 0 < decoding.top_k <= _FEW:
         values, ids = likeliest(scores.to(noise.device), 2 * decoding.top_k + _TIES)
         choice = _race_of_few(warp(values, decoding), ids, scores.shape[1], noise.states(step))
         if choice is not None:
@@ -230,7 +230,7 @@ def draw(
     if session is not None and final:
         assert input_ids is not None
         scores = session(input_ids, scores)
-    if not plain:
+    if has_kernel:
         return draw_plain(scores, noise.states(step))
     scores = scores.to(noise.device)
     if decoding.filters:
@@ -243,8 +243,7 @@ def draw(
 def _race_of_few(values: torch.Tensor, ids: torch.Tensor, vocab: int, states: torch.Tensor) -> Choice | None:
     """The race among the m likeliest tokens, ``values`` and ``ids`` (batch, m), if filters left no others.
 
-    Each token has the number that it has in a race of all. None if others may be left: a race of all costs
-    less than looking for more.
+    Each token has the number that it has in a race of all. None if others may be left.
     """
     if ids.shape[1] < vocab and bool((values[:, -1] > _MINUS_INF).any()):
         return None
