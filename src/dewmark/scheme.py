@@ -45,7 +45,8 @@ if TYPE_CHECKING:
     import torch
 
     from dewmark.core.keys import Key
-    from dewmark.sampling import Rows, Session
+    from dewmark.sampling import Session
+    from dewmark.serving_rows import Rows
     from dewmark.stats.evidence import Evidence
     from dewmark.stats.key_test import Statistic
 
@@ -307,7 +308,7 @@ class BoundScheme(ABC):
         """Mark for engines whose batches change from step to step; by default with one session per row."""
         import torch
 
-        from dewmark.sampling import SessionRows
+        from dewmark.serving_rows import SessionRows
 
         def open_session(prompt: torch.Tensor, seed: int) -> Session:
             return self.session(prompt, torch.ones_like(prompt), seeds=[seed])

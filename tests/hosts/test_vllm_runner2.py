@@ -23,7 +23,7 @@ from dewmark.errors import ConfigError
 from dewmark.hosts.engines.vllm_plugin import register
 from dewmark.hosts.fake import FakeHost
 from dewmark.registry import SCHEMES
-from dewmark.sampling import Rows
+from dewmark.serving_rows import Rows
 from dewmark.workspace import Workspace
 
 VOCAB, SLOTS, ROOM = 300, 6, 64

@@ -41,8 +41,6 @@ from dewmark.sampling import (
     Choice,
     ChoosingSession,
     RandomStreams,
-    Row,
-    Rows,
     Session,
     check_logits,
     decoding_options,
@@ -50,6 +48,7 @@ from dewmark.sampling import (
     likeliest,
     one_hot_logits,
 )
+from dewmark.serving_rows import Row, Rows
 
 __all__ = [
     "BiasSession",

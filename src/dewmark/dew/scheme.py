@@ -51,7 +51,8 @@ if TYPE_CHECKING:
     from dewmark.dew.alignment import Batch, LexiconAligner, TokenAligner, WordAligner
     from dewmark.dew.marking import MatrixOf
     from dewmark.dew.stateless import StatelessMarker
-    from dewmark.sampling import Rows, Session
+    from dewmark.sampling import Session
+    from dewmark.serving_rows import Rows
 
 __all__ = ["DEW", "BoundDEW"]
 

@@ -19,8 +19,8 @@ from dewmark.decoding import Decoding
 from dewmark.errors import ConfigError, VocabularyError
 from dewmark.hosts import host_info, load_host
 from dewmark.hosts.engines.vllm_config import EngineConfig, MarkRequest, config_from_environment
-from dewmark.sampling import Row, Rows
 from dewmark.scheme import BoundScheme
+from dewmark.serving_rows import Row, Rows
 from dewmark.workspace import HostInfo, Workspace
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ It sees logits before vLLM's penalties, temperature, top-k and top-p. A scheme t
 distribution therefore gets the request's own settings: it applies them, chooses the token with the request's
 seed, and leaves only that one finite, so that nothing later can change it.
 
-Boundary: vLLM's batch in (`BatchUpdate`), marked logits out. `dewmark.sampling` marks a changing batch,
+Boundary: vLLM's batch in (`BatchUpdate`), marked logits out. `dewmark.serving_rows` marks a changing batch,
 `dewmark.hosts.engines.vllm_config` reads the options of operators and requests.
 """
 

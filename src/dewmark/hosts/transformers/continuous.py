@@ -24,8 +24,8 @@ from transformers.generation.logits_process import LogitsProcessor
 
 from dewmark.decoding import Decoding
 from dewmark.errors import ConfigError
-from dewmark.sampling import Row, Rows
 from dewmark.scheme import BoundScheme
+from dewmark.serving_rows import Row, Rows
 
 __all__ = ["ContinuousMark", "register"]
 
