@@ -6,7 +6,7 @@ import functools
 import random
 from typing import Any
 
-from tests.golden import api
+from tests.golden.api import detecting, worlds, writing
 
 PROMPTS = [
     " the old bridge over the river was not there when they came",
@@ -43,36 +43,36 @@ def unmarked(number: int, words: int = 70) -> str:
     return "".join(f" {word}{'.' if i % 7 == 6 else ''}" for i, word in enumerate(chosen))
 
 
-def mark_section(name: str, world: api.World) -> dict[str, Any]:
+def mark_section(name: str, world: worlds.World) -> dict[str, Any]:
     """Texts, detections with token scores, other tests, many keys, evidence and the engine's texts."""
     host, bound = world.host(name), world.bind(name)
-    written = api.write(host, bound, PROMPTS, seeds=SEEDS, tokens=TOKENS)
-    warped = api.write(host, bound, PROMPTS[:2], seeds=SEEDS[1:], tokens=SHORT, **WARPING)
+    written = writing.write(host, bound, PROMPTS, seeds=SEEDS, tokens=TOKENS)
+    warped = writing.write(host, bound, PROMPTS[:2], seeds=SEEDS[1:], tokens=SHORT, **WARPING)
     texts = [one["text"] for one in written]
     plain = unmarked(0)
-    found = api.detect(bound, [*texts, plain])
-    after = api.detect(bound, [texts[0], plain], prompts=[PROMPTS[0], PROMPTS[2]])
+    found = detecting.detect(bound, [*texts, plain])
+    after = detecting.detect(bound, [texts[0], plain], prompts=[PROMPTS[0], PROMPTS[2]])
     section: dict[str, Any] = {
         "written": written,
         "written with temperature and filters": warped,
-        "detected": [{**api.numbers_of(one), **api.tokens_of(one)} for one in found],
-        "detected after prompts": [{**api.numbers_of(one), **api.tokens_of(one)} for one in after],
+        "detected": [detecting.all_of(one) for one in found],
+        "detected after prompts": [detecting.all_of(one) for one in after],
         "other tests": [
-            [api.detect_by(bound, text, test) for text in _texts_for(test, plain, texts[0])]
-            for test in api.own_tests(bound)[1:]
+            [detecting.detect_by(bound, text, test) for text in _texts_for(test, plain, texts[0])]
+            for test in detecting.own_tests(bound)[1:]
         ],
-        "many keys": api.many_keys(world, name, [texts[0], plain], keys=[3, 0, 4]),
-        "evidence": api.evidence_of(bound, [texts[0], plain]),
+        "many keys": detecting.many_keys(world, name, [texts[0], plain], keys=[3, 0, 4]),
+        "evidence": detecting.evidence_of(bound, [texts[0], plain]),
     }
-    if not api.in_sentences(bound):
-        section["marked logits"] = api.marked_logits(host, bound, PROMPTS, seeds=SEEDS)
-        rows = api.write_as_an_engine(host, bound, PROMPTS, seeds=SEEDS, tokens=SHORT)
+    if not writing.in_sentences(bound):
+        section["marked logits"] = writing.marked_logits(host, bound, PROMPTS, seeds=SEEDS)
+        rows = writing.write_as_an_engine(host, bound, PROMPTS, seeds=SEEDS, tokens=SHORT)
         section["written by an engine's rows"] = _or_same(rows, written)
-        rows = api.write_as_an_engine(host, bound, PROMPTS[:2], seeds=SEEDS[1:], tokens=SHORT, **WARPING)
+        rows = writing.write_as_an_engine(host, bound, PROMPTS[:2], seeds=SEEDS[1:], tokens=SHORT, **WARPING)
         section["written by an engine's rows with temperature and filters"] = _or_same(rows, warped)
     if name in GENERATE:
         section["written by transformers"] = {
-            way: api.write_by_transformers(host, bound, PROMPTS, seeds=SEEDS, tokens=SHORT, way=way)
+            way: writing.write_by_transformers(host, bound, PROMPTS, seeds=SEEDS, tokens=SHORT, way=way)
             for way in ("processor", "config")
         }
     return section
@@ -80,7 +80,7 @@ def mark_section(name: str, world: api.World) -> dict[str, Any]:
 
 def _texts_for(test: str, *texts: str) -> tuple[str, ...]:
     """The texts that a test judges here: a simulation takes its time."""
-    return texts[:1] if api.is_simulation(test) else texts
+    return texts[:1] if detecting.is_simulation(test) else texts
 
 
 def _or_same(rows: list[list[int]], session: list[dict[str, Any]]) -> list[Any]:
@@ -89,5 +89,5 @@ def _or_same(rows: list[list[int]], session: list[dict[str, Any]]) -> list[Any]:
     return ["as the session" if ids == wrote["ids"][: len(ids)] else ids for ids, wrote in both]
 
 
-DEW_SECTIONS = {f"dew: {name}": functools.partial(mark_section, name) for name in api.DEW}
-BASELINE_SECTIONS = {f"baseline: {name}": functools.partial(mark_section, name) for name in api.BASELINES}
+DEW_SECTIONS = {f"dew: {name}": functools.partial(mark_section, name) for name in worlds.DEW}
+BASELINE_SECTIONS = {f"baseline: {name}": functools.partial(mark_section, name) for name in worlds.BASELINES}

@@ -20,13 +20,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from tests.golden import api, marks, models, statistics_of, stored
+from tests.golden import marks, models, statistics_of, stored
+from tests.golden.api import numbers, worlds
 from tests.golden.compare import differences, dumped, rounded, tolerance_here
 
 RECORD = Path(__file__).parent / "record"
 MOST_SHOWN = 12  # differences of one section
 
-Section = Callable[[api.World], Any]
+Section = Callable[[worlds.World], Any]
 
 FILES: dict[str, Mapping[str, Section]] = {
     "dew": marks.DEW_SECTIONS,
@@ -85,13 +86,13 @@ def write(files: Iterable[str], *, only: Callable[[str], bool] = lambda name: Tr
 
 
 @contextmanager
-def _world(file: str) -> Iterator[api.World]:
+def _world(file: str) -> Iterator[worlds.World]:
     """A fresh folder; real models for the file that is about them, fakes for all others."""
     with tempfile.TemporaryDirectory() as folder:
         if file == "models":
-            yield api.World(Path(folder))
+            yield worlds.World(Path(folder))
         else:
-            with api.world(Path(folder)) as world:
+            with worlds.world(Path(folder)) as world:
                 yield world
 
 
@@ -101,8 +102,8 @@ def read(file: str) -> dict[str, Any]:
     return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
 
 
-def _made(section: Section, world: api.World) -> Any:
-    return json.loads(json.dumps(rounded(api.plain(section(world)))))
+def _made(section: Section, world: worlds.World) -> Any:
+    return json.loads(json.dumps(rounded(numbers.plain(section(world)))))
 
 
 def _tell(name: str, found: list[str], seconds: float) -> None:
@@ -129,7 +130,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--exact", action="store_true", help="compare numbers to all their digits")
     chosen = parser.parse_args(arguments)
     files = [file for file in FILES if chosen.models or file != "models"]
-    for scheme in api.uncovered():
+    for scheme in worlds.uncovered():
         _say(f"note    no section covers the scheme {scheme}")
     if chosen.mode == "write":
         write(files, only=lambda name: chosen.only in name)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from tests.golden import api
+from tests.golden.api import detecting, numbers, worlds, writing
 from tests.golden.marks import PROMPTS, SEEDS, unmarked
 
 _LANGUAGES = (
@@ -35,104 +35,104 @@ _LOCATED = (
 _RETAINED = ("words gumbel", "tokens gumbel, composed white contexts", "tokens bias, no meaning", "kgw")
 
 
-def keys(world: api.World) -> dict[str, Any]:
+def keys(world: worlds.World) -> dict[str, Any]:
     """All that is drawn from one key."""
-    return api.key_numbers()
+    return numbers.key_numbers()
 
 
-def languages(world: api.World) -> dict[str, Any]:
+def languages(world: worlds.World) -> dict[str, Any]:
     """Words in several scripts, and the languages guessed."""
     return {
-        "words": [api.words_of(text) for text in _LANGUAGES],
-        "languages": [api.language_of(text) for text in _LANGUAGES],
+        "words": [numbers.words_of(text) for text in _LANGUAGES],
+        "languages": [numbers.language_of(text) for text in _LANGUAGES],
     }
 
 
-def audits(world: api.World) -> dict[str, Any]:
+def audits(world: worlds.World) -> dict[str, Any]:
     """Audits of sixty unmarked texts of many lengths, in two groups."""
     texts = [unmarked(i, 30 + 5 * (i % 17)) for i in range(60)]
     groups = ["one" if i % 2 else "two" for i in range(60)]
     found = {}
     for mark in _JUDGED:
-        detections = api.detect(world.bind(mark), texts)
+        detections = detecting.detect(world.bind(mark), texts)
         found[mark] = {
             "p": [one.p_value for one in detections],
-            "audit": api.audit_numbers(detections, groups),
+            "audit": numbers.audit_numbers(detections, groups),
         }
     return found
 
 
-def calibrations(world: api.World) -> dict[str, Any]:
+def calibrations(world: worlds.World) -> dict[str, Any]:
     """Ranks among thirty negatives in two groups, one of them too short."""
     found = {}
     for mark in _JUDGED:
         bound = world.bind(mark)
         texts = [unmarked(i, 70 if i else 4) for i in range(31)]
-        negatives = [(one, f"group {i % 2}") for i, one in enumerate(api.detect(bound, texts))]
-        (marked,) = api.write(world.host(mark), bound, PROMPTS[:1], seeds=SEEDS[:1], tokens=40)
-        detections = api.detect(bound, [marked["text"], unmarked(100)])
+        negatives = [(one, f"group {i % 2}") for i, one in enumerate(detecting.detect(bound, texts))]
+        (marked,) = writing.write(world.host(mark), bound, PROMPTS[:1], seeds=SEEDS[:1], tokens=40)
+        detections = detecting.detect(bound, [marked["text"], unmarked(100)])
         folder = world.folder / f"calibration {len(list(world.folder.glob('calibration*')))}"
         folder.mkdir()
-        found[mark] = api.calibration_numbers(negatives, detections, folder)
+        found[mark] = numbers.calibration_numbers(negatives, detections, folder)
     return found
 
 
-def retentions(world: api.World) -> dict[str, Any]:
+def retentions(world: worlds.World) -> dict[str, Any]:
     """What rewrites keep, where every fourth word is another."""
     pairs = []
     for i in range(8):
         words, chance = unmarked(200 + i).split(), random.Random(i)
         rewritten = [word if chance.random() < 0.75 else chance.choice(words) for word in words]
         pairs.append((" " + " ".join(words), " " + " ".join(rewritten)))
-    return {mark: api.retention_numbers(world.bind(mark), pairs) for mark in _RETAINED}
+    return {mark: numbers.retention_numbers(world.bind(mark), pairs) for mark in _RETAINED}
 
 
-def located(world: api.World) -> dict[str, Any]:
+def located(world: worlds.World) -> dict[str, Any]:
     """Passages of a text that is unmarked, marked, unmarked, marked; and of one that is unmarked."""
     found = {}
     for mark in _LOCATED:
         bound = world.bind(mark)
-        first, second = api.write(world.host(mark), bound, PROMPTS[:2], seeds=SEEDS[:2], tokens=70)
+        first, second = writing.write(world.host(mark), bound, PROMPTS[:2], seeds=SEEDS[:2], tokens=70)
         mixed = unmarked(300) + first["text"] + unmarked(301) + second["text"]
         found[mark] = {
-            "mixed": api.passages(bound, mixed),
-            "unmarked": api.passages(bound, unmarked(302, 120)),
+            "mixed": detecting.passages(bound, mixed),
+            "unmarked": detecting.passages(bound, unmarked(302, 120)),
         }
     return found
 
 
-def protocol(world: api.World) -> dict[str, Any]:
+def protocol(world: worlds.World) -> dict[str, Any]:
     """The protocol of evaluation, corrections for many tests, and power, on imaginary scores."""
     return {
-        "evaluation": api.evaluation_numbers(),
-        "many tests": api.multiple_numbers([0.001, 0.2, 0.03, 0.0004, 0.9, 0.03]),
-        "power": api.power_numbers(),
+        "evaluation": numbers.evaluation_numbers(),
+        "many tests": numbers.multiple_numbers([0.001, 0.2, 0.03, 0.0004, 0.9, 0.03]),
+        "power": numbers.power_numbers(),
     }
 
 
-def hosts(world: api.World) -> dict[str, Any]:
+def hosts(world: worlds.World) -> dict[str, Any]:
     """Unmarked texts, greedy and without repeated n-grams, and what the host thinks of them."""
     host = world.host("kgw")
-    plain = api.write(host, None, PROMPTS, seeds=SEEDS, tokens=30)
+    plain = writing.write(host, None, PROMPTS, seeds=SEEDS, tokens=30)
     return {
         "unmarked": plain,
-        "greedy, no 3-gram twice": api.write(
+        "greedy, no 3-gram twice": writing.write(
             host, None, PROMPTS, seeds=SEEDS, tokens=30, temperature=0.0, no_repeat_ngram=3
         ),
-        "marked, no 2-gram twice": api.write(
+        "marked, no 2-gram twice": writing.write(
             host, world.bind("words gumbel"), PROMPTS, seeds=SEEDS, tokens=30, no_repeat_ngram=2
         ),
-        "one by one": api.write(host, world.bind("kgw"), PROMPTS, seeds=SEEDS, tokens=12, batch_size=1),
-        "log-likelihoods": api.likelihoods(host, PROMPTS, [one["text"] for one in plain]),
+        "one by one": writing.write(host, world.bind("kgw"), PROMPTS, seeds=SEEDS, tokens=12, batch_size=1),
+        "log-likelihoods": writing.likelihoods(host, PROMPTS, [one["text"] for one in plain]),
     }
 
 
-def attacks(world: api.World) -> dict[str, Any]:
+def attacks(world: worlds.World) -> dict[str, Any]:
     """What attacks that need no model make of three texts."""
     texts, seeds = [unmarked(400 + i, 40) for i in range(3)], [1, 2, 3]
     return {
-        "a third of the words deleted": api.attacked("delete", texts, seeds, r=0.3),
-        "half of the words deleted": api.attacked("delete", texts, seeds, r=0.5),
+        "a third of the words deleted": writing.attacked("delete", texts, seeds, r=0.3),
+        "half of the words deleted": writing.attacked("delete", texts, seeds, r=0.5),
     }
 
 

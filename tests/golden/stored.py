@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tests.golden import api
+from tests.golden.api import commands, detecting, numbers, worlds, writing
 from tests.golden.marks import PROMPTS, SEEDS, unmarked
 
 DETECTORS = Path(__file__).parent / "detectors"
@@ -58,59 +58,59 @@ _ENGINES = (
 )
 
 
-def _texts(world: api.World, mark: str) -> list[str]:
+def _texts(world: worlds.World, mark: str) -> list[str]:
     """One text with the mark and one without."""
-    (marked,) = api.write(world.host(mark), world.bind(mark), PROMPTS[:1], seeds=SEEDS[:1], tokens=50)
+    (marked,) = writing.write(world.host(mark), world.bind(mark), PROMPTS[:1], seeds=SEEDS[:1], tokens=50)
     return [marked["text"], unmarked(0)]
 
 
 def _judged(bound: Any, texts: list[str]) -> list[dict[str, Any]]:
-    found = api.detect(bound, texts, prompts=[PROMPTS[0], None])
-    return [{**api.numbers_of(one), **api.tokens_of(one)} for one in found]
+    found = detecting.detect(bound, texts, prompts=[PROMPTS[0], None])
+    return [detecting.all_of(one) for one in found]
 
 
-def exported(world: api.World) -> dict[str, Any]:
+def exported(world: worlds.World) -> dict[str, Any]:
     """Detectors written to folders now: what lies in them, and what they say when read again."""
     found = {}
     for number, mark in enumerate(_EXPORTED):
         bound, folder = world.bind(mark), world.folder / f"detector {number}"
-        api.export(bound, folder)
-        found[mark] = api.stored_facts(folder)
-        if not api.needs_its_host(bound):
-            found[mark]["detected"] = _judged(api.load(folder), _texts(world, mark))
+        detecting.export(bound, folder)
+        found[mark] = detecting.stored_facts(folder)
+        if not detecting.needs_its_host(bound):
+            found[mark]["detected"] = _judged(detecting.load(folder), _texts(world, mark))
     return found
 
 
-def kept(world: api.World) -> dict[str, Any]:
+def kept(world: worlds.World) -> dict[str, Any]:
     """The detectors in the repository, read by the code of now."""
     texts = {name: _texts(world, mark) for name, mark in KEPT.items()}
-    return {name: _judged(api.load(DETECTORS / name), texts[name]) for name in KEPT}
+    return {name: _judged(detecting.load(DETECTORS / name), texts[name]) for name in KEPT}
 
 
-def keep_detectors(world: api.World) -> None:
+def keep_detectors(world: worlds.World) -> None:
     """Export the detectors that the repository keeps; those that are there stay."""
     DETECTORS.mkdir(exist_ok=True)
     for name, mark in KEPT.items():
         if not (DETECTORS / name).exists():
-            api.export(world.bind(mark), DETECTORS / name)
+            detecting.export(world.bind(mark), DETECTORS / name)
 
 
-def engines(world: api.World) -> dict[str, Any]:
+def engines(world: worlds.World) -> dict[str, Any]:
     """Texts from the processors for llama.cpp and vLLM, on stand-ins for the two."""
     found = {}
     for mark in _ENGINES:
         host, bound = world.host(mark), world.bind(mark)
         found[mark] = {
             "llama.cpp": [
-                api.write_in_llama_cpp(host, bound, prompt, seed=seed, tokens=16)
+                writing.write_in_llama_cpp(host, bound, prompt, seed=seed, tokens=16)
                 for prompt, seed in zip(PROMPTS[:2], SEEDS, strict=False)
             ],
-            "vLLM": api.write_in_vllm(world, mark, PROMPTS, seeds=SEEDS, tokens=16),
+            "vLLM": writing.write_in_vllm(world, mark, PROMPTS, seeds=SEEDS, tokens=16),
         }
     return found
 
 
-def evaluate_command(world: api.World) -> dict[str, Any]:
+def evaluate_command(world: worlds.World) -> dict[str, Any]:
     """A report on files of scores: marked, attacked, unmarked and human texts under three runs."""
     folder = world.folder / "evaluate"
     folder.mkdir()
@@ -122,28 +122,30 @@ def evaluate_command(world: api.World) -> dict[str, Any]:
         rows = ({**row, "p_value": float(np.exp(-max(row["z"], 0.0)))} for row in rows)
         files[name].write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     out = folder / "report"
-    said = api.command(
+    said = commands.command(
         *("evaluate", "--positives", files["marked"], "--positives", f"moved={files['moved']}"),
         *("--negatives", files["unmarked"], "--human", files["human"], "--seeds", "run"),
         *("--out", out, "--json", "-q"),
     )
     return {
-        "said": api.leaves(json.loads(said)),
-        "table": api.csv_numbers(out / "table.csv"),
-        "results": api.csv_numbers(out / "results.csv"),
-        "scores": api.score_columns(out / "scores.jsonl"),
+        "said": numbers.leaves(json.loads(said)),
+        "table": commands.csv_numbers(out / "table.csv"),
+        "results": commands.csv_numbers(out / "results.csv"),
+        "scores": commands.score_columns(out / "scores.jsonl"),
     }
 
 
-def reproduce_command(world: api.World) -> dict[str, Any]:
+def reproduce_command(world: worlds.World) -> dict[str, Any]:
     """The main table from prompts to report, on a tiny host: its texts' scores and its tables."""
     out = world.folder / "reproduced"
-    api.reproduce(world.folder, out, ["the paper's", "the default", "kgw", "waterpool"], texts=4, tokens=40)
+    commands.reproduce(
+        world.folder, out, ["the paper's", "the default", "kgw", "waterpool"], texts=4, tokens=40
+    )
     return {
-        "scores": api.score_columns(out / "scores.jsonl"),
-        "evaluation": api.leaves(json.loads((out / "evaluation.json").read_text(encoding="utf-8"))),
-        "table": api.csv_numbers(out / "table.csv"),
-        "results": api.csv_numbers(out / "results.csv"),
+        "scores": commands.score_columns(out / "scores.jsonl"),
+        "evaluation": numbers.leaves(json.loads((out / "evaluation.json").read_text(encoding="utf-8"))),
+        "table": commands.csv_numbers(out / "table.csv"),
+        "results": commands.csv_numbers(out / "results.csv"),
     }
 
 

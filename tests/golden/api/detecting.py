@@ -1,0 +1,172 @@
+"""What detectors say of texts, as plain values; exported detectors and what their folders hold."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from tests.golden.api.numbers import array_facts
+from tests.golden.api.worlds import MARKS, Json, World, secret
+
+from dewmark.core.keys import Key
+from dewmark.detector import Detector
+from dewmark.errors import ConfigError
+from dewmark.passages import locate
+from dewmark.registry import SCHEMES
+from dewmark.scheme import BoundScheme
+from dewmark.stats.key_test import score_variance
+from dewmark.storage import load_bundle
+from dewmark.types import Detection
+from dewmark.watermark import attribute
+
+TESTS = {"key": "key", "simulated keys": "monte-carlo", "the paper's normal": "gaussian", "beta": "beta"}
+"""DEW's tests by our names."""
+
+
+def detect(
+    bound: BoundScheme,
+    texts: Sequence[str],
+    *,
+    prompts: Sequence[str | None] | None = None,
+    test: str | None = None,
+) -> list[Detection]:
+    """Detections of one batch; ``test`` by our name."""
+    return bound.detect_batch(list(texts), prompts=prompts, test=None if test is None else TESTS[test])
+
+
+def numbers_of(found: Detection) -> dict[str, Json]:
+    """A detection without its tokens."""
+    return {
+        "verdict": str(found.verdict.value),
+        "p": found.p_value,
+        "z": found.z,
+        "score": found.score,
+        "effective length": found.effective_length,
+        "scored": found.tokens_scored,
+    }
+
+
+def tokens_of(found: Detection) -> dict[str, Json]:
+    """A detection's token scores, and the places of all tokens as one digest."""
+    places = [(token.start, token.end, token.scored) for token in found.tokens]
+    return {
+        "units": len(found.tokens),
+        "places": hashlib.sha256(repr(places).encode()).hexdigest()[:16],
+        "scores": [token.score for token in found.tokens if token.scored],
+    }
+
+
+def all_of(found: Detection) -> dict[str, Json]:
+    """A detection with its tokens."""
+    return {**numbers_of(found), **tokens_of(found)}
+
+
+def own_tests(bound: BoundScheme) -> list[str]:
+    """The names of a scheme's tests, as the library has them."""
+    return list(bound.tests)
+
+
+def is_simulation(test: str) -> bool:
+    """Whether a test of a scheme scores texts under simulated keys."""
+    return test == TESTS["simulated keys"]
+
+
+def detect_by(bound: BoundScheme, text: str, test: str) -> dict[str, Json]:
+    """One text under one of the scheme's own tests."""
+    return numbers_of(bound.detect(text, test=test))
+
+
+def many_keys(world: World, mark: str, texts: Sequence[str], keys: Sequence[int]) -> list[dict[str, Json]]:
+    """For each text its p-value and z under every key, and the verdict over all of them."""
+    scheme, settings = MARKS[mark]
+    host = world.host(mark)
+    rows = (
+        SCHEMES[scheme]()
+        .with_settings(dict(settings))
+        .detect_keys([Key(secret(key)) for key in keys], list(texts), host.info, world.workspace(host))
+    )
+    made = [attribute(row, fpr=0.01) for row in rows]
+    return [
+        {
+            "p": one.p_value,
+            "best": one.index,
+            "verdict": str(one.verdict.value),
+            "p of keys": [each.p_value for each in one.detections],
+            "z of keys": [each.z for each in one.detections],
+            "best tokens": len(one.best.tokens),
+        }
+        for one in made
+    ]
+
+
+def evidence_of(bound: BoundScheme, texts: Sequence[str]) -> list[dict[str, Json]] | None:
+    """Sums over the evidence of texts, or None where a scheme offers none."""
+    cut = bound.tokenize(list(texts))
+    try:
+        found = bound.evidence(cut, bound.tokenize([""] * len(cut)))
+    except ConfigError:
+        return None
+    return [
+        {
+            "pairs": len(one),
+            "length": one.length,
+            "total": one.total,
+            "variance of one": one.variance,
+            "variance of the sum": score_variance(one) if len(one) else 0.0,
+            "squares": float(np.sum(np.square(one.scores))),
+        }
+        for one in found
+    ]
+
+
+def passages(bound: BoundScheme, text: str) -> dict[str, Json]:
+    """The marked passages of a mixed text."""
+    found = locate(text, bound)
+    return {
+        "share": found.share,
+        "passages": [
+            {
+                "from": one.start,
+                "to": one.end,
+                "z": one.z,
+                "p": one.p_value,
+                "p alone": one.p_alone,
+                "effective length": one.effective_length,
+                "tokens": one.tokens,
+                "share": one.share,
+            }
+            for one in found.passages
+        ],
+    }
+
+
+def export(bound: BoundScheme, folder: Path) -> None:
+    """Write a detector into a new folder."""
+    Detector(bound).save(folder)
+
+
+def load(folder: Path) -> BoundScheme:
+    """Open an exported detector."""
+    return Detector.load(folder).scheme
+
+
+def needs_its_host(bound: BoundScheme) -> bool:
+    """Whether a stored detector must find its host again, which a tiny one in memory cannot be."""
+    return bound.needs.host_at_detection
+
+
+def stored_facts(folder: Path) -> dict[str, Json]:
+    """What a detector's folder holds, whatever its files are called: arrays, and values that are no paths."""
+    bundle = load_bundle(folder / "state")
+    index = json.loads((folder / "detector.json").read_text(encoding="utf-8"))
+    arrays = sorted((array_facts(np.asarray(one)) for one in bundle.arrays.values()), key=json.dumps)
+    return {
+        "fingerprint": index["key_fingerprint"],
+        "host": None if index["host"] is None else [index["host"]["identity"], index["host"]["vocab_size"]],
+        "tokenizer": index["tokenizer"],
+        "beside the arrays": sorted(value for value in map(str, bundle.meta.values()) if "/" not in value),
+        "arrays": arrays,
+    }

@@ -1,0 +1,197 @@
+"""The marks in plain words, and what they are bound to: tiny hosts and artifacts, or SmolLM2."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+from tests.fakes import BagEncoder, tiny_lexicon
+from tests.tiny_artifacts import make_all
+
+from dewmark.core.keys import Key
+from dewmark.hosts import load_host
+from dewmark.hosts.fake import FakeHost
+from dewmark.registry import SCHEMES
+from dewmark.scheme import BoundScheme
+from dewmark.watermark import load_scheme
+from dewmark.workspace import Workspace
+
+Json = Any  # what json.dumps takes
+Settings = Mapping[str, object]
+
+VOCABULARY = 400
+CPU = torch.device("cpu")
+
+_WORDS: Settings = {"vocabulary": "open"}
+_TOKENS: Settings = {"units": "token"}
+_TOKENS_BIAS: Settings = {"units": "token", "sampler": "bias"}
+
+# DEW: what is scored, how it is drawn, how contexts are made.
+DEW: dict[str, Settings] = {
+    "lexicon (the default)": {},
+    "lexicon, a bias": {"sampler": "bias"},
+    "lexicon, keyed sampling alone": {"lambda": 0.0, "decorrelate": 0},
+    "lexicon, spelling beside meaning": {"form_share": 0.25},
+    "words gumbel": _WORDS,
+    "words bias": {**_WORDS, "sampler": "bias"},
+    "words gumbel, centred at rare words": {**_WORDS, "word_centre": "rare"},
+    "words gumbel, mean of the text kept": {**_WORDS, "subtract_text_mean": False},
+    "words gumbel, every occurrence, not flattened": {**_WORDS, "count_once": False, "flatten": None},
+    "words gumbel, contexts of two": {**_WORDS, "k": 2},
+    "words gumbel, orthogonal projections": {**_WORDS, "projection": "orthogonal"},
+    "words gumbel, all randomness keyed": {**_WORDS, "alpha": 1.0},
+    "words bias, linear scores": {**_WORDS, "sampler": "bias", "score": "linear"},
+    "tokens gumbel, composed white contexts": _TOKENS,
+    "tokens gumbel, composed raw contexts": {**_TOKENS, "whiten_contexts": False},
+    "tokens gumbel, window white contexts": {**_TOKENS, "context_encoding": "window"},
+    "tokens gumbel, window raw contexts": {**_TOKENS, "context_encoding": "window", "whiten_contexts": False},
+    "tokens bias, composed white contexts": _TOKENS_BIAS,
+    "tokens bias, composed raw contexts": {**_TOKENS_BIAS, "whiten_contexts": False},
+    "tokens bias, window white contexts": {**_TOKENS_BIAS, "context_encoding": "window"},
+    "tokens bias, window raw contexts (the paper)": {
+        **_TOKENS_BIAS,
+        "context_encoding": "window",
+        "whiten_contexts": False,
+    },
+    "tokens bias, strength 4 on 16 candidates": {**_TOKENS_BIAS, "lambda": 4.0, "m": 16},
+    "tokens bias, nucleus": {**_TOKENS_BIAS, "nucleus": 0.9},
+    "tokens bias, raw token table": {**_TOKENS_BIAS, "whiten_tokens": False},
+    "tokens bias, mean of the text kept": {**_TOKENS_BIAS, "subtract_text_mean": False},
+    "tokens bias, token meaning only": {**_TOKENS_BIAS, "mode": "token_only"},
+    "tokens bias, context meaning only": {**_TOKENS_BIAS, "mode": "context_only"},
+    "tokens bias, no meaning": {**_TOKENS_BIAS, "mode": "neither"},
+    "tokens gumbel, orthogonal projections": {**_TOKENS, "projection": "orthogonal"},
+    "tokens gumbel, keyed where contexts recur": {**_TOKENS, "fresh_on_repeat": False},
+    "tokens gumbel, tanh scores": {**_TOKENS, "score": "tanh"},
+}
+
+# The other schemes, each as it comes, and the variants that go other ways through the code.
+BASELINES: dict[str, tuple[str, Settings]] = {
+    "atw": ("atw", {"delta": 0.7}),
+    "dipmark": ("dipmark", {}),
+    "dipmark, repeated contexts skipped": ("dipmark", {"repeats": "skip"}),
+    "ewd": ("ewd", {}),
+    "exp": ("exp", {}),
+    "exp, repeated contexts kept": ("exp", {"repeats": "keep"}),
+    "kgw": ("kgw", {}),
+    "kgw, smallest hash": ("kgw", {"hashing": "min"}),
+    "kgw, self-hash": ("kgw", {"hashing": "self"}),
+    "kgw, three tokens of context": ("kgw", {"prefix": 3}),
+    "ksemstamp": ("ksemstamp", {}),
+    "morphmark": ("morphmark", {}),
+    "morphmark, linear": ("morphmark", {"form": "linear"}),
+    "mpac": ("mpac", {"message": 45000}),
+    "pasa": ("pasa", {}),
+    "pmark": ("pmark", {}),
+    "semstamp": ("semstamp", {}),
+    "simkey": ("simkey", {}),
+    "sir": ("sir", {}),
+    "sweet": ("sweet", {}),
+    "synthid": ("synthid", {}),
+    "synthid, three leaves": ("synthid", {"leaves": 3}),
+    "transformers-kgw": ("transformers-kgw", {}),
+    "transformers-synthid": ("transformers-synthid", {}),
+    "ts": ("ts", {}),
+    "unbiased": ("unbiased", {}),
+    "unbiased, delta reweighting": ("unbiased", {"reweight": "delta"}),
+    "unigram": ("unigram", {}),
+    "vllm-dual-key-gumbel": ("vllm-dual-key-gumbel", {}),
+    "vllm-gumbel": ("vllm-gumbel", {}),
+    "vllm-sbw": ("vllm-sbw", {}),
+    "waterpool": ("waterpool", {}),
+    "xsir": ("xsir", {}),
+}
+
+MARKS: dict[str, tuple[str, Settings]] = {name: ("dew", settings) for name, settings in DEW.items()}
+MARKS |= BASELINES
+
+# Those that are also written by SmolLM2.
+REAL: dict[str, tuple[str, Settings]] = {
+    "lexicon (the default)": ("dew", {}),
+    "words bias": ("dew", {**_WORDS, "sampler": "bias"}),
+    "tokens gumbel, composed white contexts": ("dew", _TOKENS),
+    "tokens bias, composed white contexts": ("dew", _TOKENS_BIAS),
+    "tokens bias, window raw contexts (the paper)": MARKS["tokens bias, window raw contexts (the paper)"],
+    "kgw": ("kgw", {}),
+    "synthid": ("synthid", {}),
+    "exp": ("exp", {}),
+}
+
+
+def secret(number: int) -> bytes:
+    """The 32 bytes of one of the record's keys."""
+    return hashlib.sha256(f"the golden record, key {number}".encode()).digest()
+
+
+def uncovered() -> list[str]:
+    """Registered schemes that no mark of the record uses."""
+    return sorted(set(SCHEMES) - {scheme for scheme, _ in MARKS.values()})
+
+
+class World:
+    """The tiny hosts, an encoder without a model, tiny artifacts, and a folder for what is derived."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    @functools.cached_property
+    def artifacts(self) -> Path:
+        """The artifacts of learned schemes, made for the tiny host and encoder."""
+        make_all(self.folder / "artifacts")
+        return self.folder / "artifacts"
+
+    def host(self, mark: str) -> FakeHost:
+        """The host that writes for a mark: words, or whole sentences for schemes that choose between them."""
+        return _host("sentences" if SCHEMES[MARKS[mark][0]]().needs.drafts else "words")
+
+    def bind(self, mark: str, key: int = 0) -> BoundScheme:
+        """A mark with one of the record's keys."""
+        scheme, settings = MARKS[mark]
+        host = self.host(mark)
+        chosen = SCHEMES[scheme]().with_settings(dict(settings))
+        return chosen.bind(Key(secret(key)), host.info, self.workspace(host))
+
+    def workspace(self, host: FakeHost) -> Workspace:
+        """Where schemes keep what they derive, and how they find the host."""
+        return Workspace(
+            cache=self.folder / "cache", find_host=lambda name: host.info, open_host=lambda name: host
+        )
+
+
+@functools.cache
+def _host(kind: str) -> FakeHost:
+    return FakeHost(VOCABULARY, kind=kind)
+
+
+@contextmanager
+def world(folder: Path) -> Iterator[World]:
+    """The fake world, with every way to a real model closed."""
+    made = World(folder)
+    encoder = BagEncoder()
+    with (
+        mock.patch("dewmark.encoders._loaded", {}),
+        mock.patch("dewmark.encoders._create", return_value=encoder),
+        mock.patch("dewmark.scheme.encoder_languages", return_value=encoder.languages),
+        mock.patch("dewmark.encoders.lexicon.lexicon_folder", return_value=tiny_lexicon()),
+        mock.patch("dewmark.artifacts.shipped", return_value=made.artifacts),
+        mock.patch.dict("os.environ", {"DEWMARK_CACHE": str(folder / "cache")}),
+    ):
+        yield made
+
+
+@functools.cache
+def real_host() -> Any:
+    """SmolLM2-135M, fetched on first use."""
+    return load_host("smollm2-135m", device="cpu", dtype="float32")
+
+
+def bind_real(mark: str, key: int = 0) -> BoundScheme:
+    """A mark on the real host."""
+    scheme, settings = REAL[mark]
+    return load_scheme(scheme, key=Key(secret(key)), settings=dict(settings), host="smollm2-135m")
