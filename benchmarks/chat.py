@@ -98,7 +98,7 @@ def false_alarms(p: np.ndarray) -> dict[str, float]:
 def _ndtri(p: np.ndarray) -> np.ndarray:
     from scipy.special import ndtri
 
-    return np.asarray(ndtri(np.clip(p, 1e-300, 1.0 - 1e-16)))
+    return np.asarray(ndtri(np.clip(p.astype(np.float64), 1e-300, 1.0 - 1e-16)))
 
 
 class Run:
