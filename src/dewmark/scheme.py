@@ -274,10 +274,6 @@ class BoundScheme(ABC):
         """The schemes that mark texts with these seeds, each with the places of its texts."""
         return [(self, list(range(len(seeds))))]
 
-    def reading_payloads(self, bits: int) -> BoundScheme:
-        """The same detector, which looks for payloads of so many bits in every text."""
-        raise ConfigError(f"{self.scheme.name} carries no payloads: use dew")
-
     def public(self) -> BoundScheme:
         """The part of this detector that may be published: it detects, but attributes nothing."""
         raise ConfigError(f"{self.scheme.name} has no half that could be published: use dew")

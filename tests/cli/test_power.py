@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from dewmark.core.keys import Key
+from dewmark.lab.prompts import openings
 
 STRONG = ["--set", "lambda=4"]
 
@@ -79,8 +80,8 @@ def test_given_texts_and_a_length_beyond_them(power, marked, key_file):
 
 
 def test_a_truncated_text_scores_like_the_shorter_text(power, run, key_file, tmp_path):
-    rng = np.random.default_rng(0)
-    texts = [rng.choice(["the", "old", "bridge", "river", "city", "sea"], size=60).tolist() for _ in range(5)]
+    written = [row["text"].split() for row in openings()]
+    texts = [[word for words in written[i::5] for word in words][:60] for i in range(5)]
     whole, short = tmp_path / "whole.jsonl", tmp_path / "short.jsonl"
     for path, length in ((whole, 60), (short, 40)):
         path.write_text("".join(json.dumps({"text": " ".join(words[:length])}) + "\n" for words in texts))

@@ -33,16 +33,16 @@ def test_a_ring_marks_and_names_member_and_payload(run, text) -> None:
     key, path = text
     found = run("detect", "--key", key, *KEYED, path, "-q")
     assert "marked, member 3, payload 0x2" in found.out
-    row = json.loads(run("detect", "--key", key, *KEYED, path, "--payload-bits", 4, "--json", "-q").out)
-    assert (row["member"], row["payload"], row["tried"]) == (3, 2, 128)
+    row = json.loads(run("detect", "--key", key, *KEYED, path, "--json", "-q").out)
+    assert (row["member"], row["payload"], row["tried"]) == (3, 2, 32)
 
 
 def test_locate_names_member_and_payload(run, text) -> None:
     key, path = text
     found = run("locate", "--key", key, *KEYED, path, "-q")
     assert "marked, member 3, payload 0x2" in found.out
-    row = json.loads(run("locate", "--key", key, *KEYED, path, "--payload-bits", 3, "--json", "-q").out)
-    assert (row["detection"]["member"], row["detection"]["payload"], row["detection"]["tried"]) == (3, 2, 64)
+    row = json.loads(run("locate", "--key", key, *KEYED, path, "--json", "-q").out)
+    assert (row["detection"]["member"], row["detection"]["payload"], row["detection"]["tried"]) == (3, 2, 32)
 
 
 def test_a_stream_is_watched_until_it_is_marked(run, text, monkeypatch) -> None:

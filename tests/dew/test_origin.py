@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 from scipy import stats
-from tests.golden.stored import DETECTORS
 
 from dewmark.core.keys import Key
 from dewmark.decoding import Decoding
@@ -14,11 +13,11 @@ from dewmark.detector import Detector
 from dewmark.dew.attribution import forgery_test, level_share, share_among, split
 from dewmark.dew.ring import EpochMatrices, KeyMatrices, random_member
 from dewmark.dew.scheme import DEW
-from dewmark.errors import ConfigError
+from dewmark.errors import ConfigError, KeyFileError
 from dewmark.hosts.fake import FakeHost
 from dewmark.passages import locate
 from dewmark.types import Verdict
-from dewmark.workspace import Workspace
+from dewmark.workspace import Workspace, no_host
 
 SETTINGS = {"alpha": 1.0}
 LONG = Decoding(max_new_tokens=150, min_new_tokens=150)
@@ -104,14 +103,36 @@ def test_old_epochs_are_still_detected(host, bag_encoder, tmp_path) -> None:
     assert {each.epoch for each in found} == {"first"}
 
 
-def test_a_plain_keys_texts_carry_payloads_if_asked(host, bag_encoder, tmp_path) -> None:
-    bound = bind(Key(bytes(range(32))), host, tmp_path)
-    texts = write(host, bound.writing(payload=0x2F), [1, 2, 3])
-    read, plain = bound.reading_payloads(8).detect_batch(texts), bound.detect_batch(texts)
-    assert {each.payload for each in read} == {0x2F}
-    # messages are uncorrelated up to the energy of single coordinates, of which there are 24 here
-    assert np.mean([each.z for each in plain]) < 0.4 * np.mean([each.z for each in read])
-    assert bound.writing(payload=3).config_hash != bound.config_hash
+def test_nothing_that_a_request_asks_for_hides_the_mark(host, bag_encoder, tmp_path) -> None:
+    """A payload that the key's detector does not look for would switch the mark off."""
+    plain, ring = Key(bytes(range(32))), Key(bytes(range(32)), members=8, payload_bits=2)
+    for key in (plain, ring):
+        bound = bind(key, host, tmp_path)
+        for member in (None, 0, key.members - 1, key.members):
+            for payload in (None, 0, (1 << key.payload_bits) - 1, 1 << key.payload_bits, 5, 1 << 15):
+                fits = (member or 0) < key.members and (payload or 0) < 1 << key.payload_bits
+                if fits:
+                    (text,) = write(host, bound.writing(member=member, payload=payload), [1])
+                    assert bound.detect(text).is_marked
+                    continue
+                for door in (key.check_use, bound.writing):
+                    with pytest.raises(KeyFileError, match="the key (has members|carries payloads)"):
+                        door(member=member, payload=payload)
+
+
+def test_a_plain_key_attributes_nothing(host, bag_encoder, tmp_path) -> None:
+    """Two of its texts suffice to forge it, so nothing is said about who marked a text."""
+    key = Key(bytes(range(32)))
+    bound = bind(key, host, tmp_path)
+    (text,) = write(host, bound, [1])
+    rotated = bind(key.rotated("2027", members=4), host, tmp_path)
+    (many,) = bound.scheme.detect_keys([key, Key(bytes(32))], [text], no_host(), Workspace(cache=tmp_path))
+    for found in (bound.detect(text), rotated.detect(text), many[0]):
+        assert found.is_marked
+        assert found.attribution is None
+        assert "attributable" not in str(found)
+    assert not bound.attributes
+    assert rotated.attributes
 
 
 def test_exported_detectors_read_the_same(host, bag_encoder, tmp_path) -> None:
@@ -122,17 +143,6 @@ def test_exported_detectors_read_the_same(host, bag_encoder, tmp_path) -> None:
         Detector.load(tmp_path / "detector").detect_batch(texts), bound.detect_batch(texts), strict=True
     ):
         assert a.to_dict() == b.to_dict()
-
-
-def test_a_plain_keys_exported_detector_reads_payloads(host, bag_encoder, tmp_path) -> None:
-    bound = bind(Key(bytes(range(32))), host, tmp_path)
-    texts = write(host, bound.writing(payload=5), [1, 2])
-    Detector(bound).save(tmp_path / "detector")
-    stored = Detector.load(tmp_path / "detector").scheme
-    assert {each.payload for each in stored.reading_payloads(4).detect_batch(texts)} == {5}
-    older = Detector.load(DETECTORS / "lexicon").scheme
-    with pytest.raises(ConfigError, match="exported without payloads"):
-        older.reading_payloads(4)
 
 
 def test_passages_pay_for_all_members(host, bag_encoder, tmp_path) -> None:

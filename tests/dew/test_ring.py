@@ -122,11 +122,12 @@ def test_keys_make_the_same_matrices_every_time() -> None:
     np.testing.assert_array_equal(restored.matrix(KeyUse(63, 1)), keys.matrix(KeyUse(63, 1)))
 
 
-def test_a_plain_keys_payload_zero_is_its_own_mark() -> None:
-    W = RNG.standard_normal(SHAPE).astype(np.float32)
-    keys = KeyMatrices.of_matrix(W).with_payload_bits(8)
-    np.testing.assert_array_equal(keys.matrix(KeyUse()), W)
-    assert keys.count == 256
+def test_payload_zero_is_the_mark_without_a_payload() -> None:
+    plain, longer = (
+        KeyMatrices.of(Key(bytes(32), payload_bits=bits), d_T=SHAPE[0], d_C=SHAPE[1]) for bits in (0, 8)
+    )
+    np.testing.assert_array_equal(longer.matrix(KeyUse()), plain.matrix(KeyUse()))
+    assert (plain.count, longer.count) == (1, 256)
 
 
 def test_the_published_half_scores_the_head_alone() -> None:
@@ -146,12 +147,11 @@ def test_seeds_choose_members_evenly_and_for_ever() -> None:
 
 
 def test_impossible_uses_are_named() -> None:
-    with pytest.raises(ConfigError, match="members 0 to 3, got 9"):
+    with pytest.raises(KeyFileError, match="members 0 to 3, got 9"):
         matrices(4).matrix(KeyUse(9))
-    with pytest.raises(KeyFileError, match="0 to 12 bits in a ring of 256, got 13"):
-        matrices(256).with_payload_bits(13)
-    with pytest.raises(ConfigError, match="not negative, got -1"):
-        matrices().for_payload(-1)
+    for payload in (1, -1):
+        with pytest.raises(KeyFileError, match=f"payloads of 0 bits .none., got {payload}"):
+            matrices(4).matrix(KeyUse(payload=payload))
 
 
 MATRIX = [0.738153, -0.059438, -1.343398, 1.203311, 1.823824]

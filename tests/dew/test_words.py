@@ -22,7 +22,8 @@ from dewmark.watermark import load_scheme
 from dewmark.workspace import Workspace, no_host
 
 KEY = Key(bytes(range(32)))
-WORDS = {"units": "word", "vocabulary": "open", "sampler": "gumbel", "alpha": 0.5}
+# the fake host's few words leave nothing to test once their matrix is flattened
+WORDS = {"units": "word", "vocabulary": "open", "sampler": "gumbel", "alpha": 0.5, "flatten": None}
 PROMPT = "the old bridge over the river"
 
 

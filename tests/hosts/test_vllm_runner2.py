@@ -183,7 +183,8 @@ def test_every_row_is_marked_as_if_alone(host, configured, tmp_path, drafted) ->
     ("said", "message"),
     [
         ({"dewmark_key_id": "ring", "dewmark_member": 4}, "members 0 to 3, got 4"),
-        ({"dewmark_key_id": "ring", "dewmark_payload": -1}, "not negative"),
+        ({"dewmark_key_id": "ring", "dewmark_payload": -1}, "payloads of 3 bits .0 to 7., got -1"),
+        ({"dewmark_payload": 5}, "payloads of 0 bits .none., got 5"),
         ({"dewmark_member": "x"}, "dewmark_member must be a whole number, got 'x'"),
         ({"dewmark": False}, "marks every text"),
     ],

@@ -129,6 +129,8 @@ class TestChat:
 @pytest.mark.parametrize(
     ("change", "status"),
     [
+        ({"payload": 5}, 422),  # nobody would find it: the key carries no payloads
+        ({"member": 1}, 422),
         ({"temperature": 0}, 422),
         ({"temperature": 3}, 422),
         ({"temperature": 1e-300}, 422),

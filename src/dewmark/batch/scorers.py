@@ -66,7 +66,6 @@ class DetectorSpec:
     trusted get verdicts. ``tokens`` adds every token's score to the rows, ``passages`` says where in each
     marked text the mark is. ``attempts`` counts the versions of each text that are tried.
     ``translate_back`` also scores each foreign text after it was translated into English, and counts both.
-    ``payload_bits`` is the length of the payloads to look for, if it is not the keys' own.
     ``reader`` names the language model that reads the texts: a host's name or path, ``host``, ``none``, or
     None for that of the exported detector, if it has one.
     """
@@ -85,7 +84,6 @@ class DetectorSpec:
     attempts: int = 1
     audit: Path | None = None
     translate_back: bool = False
-    payload_bits: int | None = None
     reader: str | None = None
 
     def __post_init__(self) -> None:
@@ -124,7 +122,7 @@ class DetectorSpec:
 
     def open_keys(self, *, progress: Progress = silent) -> dict[str | None, BoundScheme]:
         """A detector for each key, by the name of its file; the only one is named None."""
-        keys = load_keys(self.keys, payload_bits=self.payload_bits) if self.many_keys else {}
+        keys = load_keys(self.keys) if self.many_keys else {}
         bound = self._open_first(keys, progress)
         if not keys:
             return {None: bound}
@@ -141,7 +139,6 @@ class DetectorSpec:
             host=self.host,
             scheme=self.scheme,
             settings=self.settings,
-            payload_bits=self.payload_bits,
             reader=self.reader,
             progress=progress,
         )
@@ -152,7 +149,7 @@ class DetectorSpec:
         return _BackTranslatingScorer(scorer, self, progress) if self.translate_back else scorer
 
     def _open(self, progress: Progress) -> Scorer:
-        keys = load_keys(self.keys, payload_bits=self.payload_bits) if self.many_keys else {}
+        keys = load_keys(self.keys) if self.many_keys else {}
         bound = self._open_first(keys, progress)
         check_test(self.test, (*bound.tests, EMPIRICAL))
         if keys:
@@ -377,14 +374,10 @@ def open_detector(
     host: str | None = None,
     scheme: str | None = None,
     settings: Mapping[str, Any] | None = None,
-    payload_bits: int | None = None,
     reader: str | None = None,
     progress: Progress = silent,
 ) -> BoundScheme:
-    """A detector from an exported folder, or from a key file with a host and a scheme (default: DEW).
-
-    ``payload_bits`` is the length of the payloads to look for, if it is not the key's own.
-    """
+    """A detector from an exported folder, or from a key file with a host and a scheme (default: DEW)."""
     if folder is not None:
         given = {"key": key, "host": host, "scheme": scheme, "settings": settings}
         clash = [name for name, value in given.items() if value]
@@ -392,26 +385,20 @@ def open_detector(
             raise ConfigError(
                 f"the detector in {folder} has its own key, host and settings: leave out {', '.join(clash)}"
             )
-        bound = Detector.load(folder, reader=reader, progress=progress).scheme
-        return bound if payload_bits is None else bound.reading_payloads(payload_bits)
+        return Detector.load(folder, reader=reader, progress=progress).scheme
     if scheme == "none":
         raise ConfigError("scheme none leaves no mark to detect: name the scheme that marked the text")
     if key is None:
         raise ConfigError("no key given: add --key FILE (make one with: dewmark key new --out FILE)")
     if not isinstance(key, Key):
         key = Key.load(key)
-    if payload_bits is not None:
-        key = key.with_payload_bits(payload_bits)
     return load_scheme(
         scheme or "dew", key=key, settings=settings, host=host, reader=reader, progress=progress
     )
 
 
-def load_keys(paths: Sequence[Path], *, payload_bits: int | None = None) -> dict[str, Key]:
-    """Keys by the names of their files: the files given, and all ``*.key`` files of the folders given.
-
-    ``payload_bits`` replaces the keys' own.
-    """
+def load_keys(paths: Sequence[Path]) -> dict[str, Key]:
+    """Keys by the names of their files: the files given, and all ``*.key`` files of the folders given."""
     files: list[Path] = []
     for path in paths:
         found = sorted(path.glob("*.key")) if path.is_dir() else [path]
@@ -428,5 +415,5 @@ def load_keys(paths: Sequence[Path], *, payload_bits: int | None = None) -> dict
                 f"{name} and {names[key.fingerprint]} are the same key {key.fingerprint}: give it once"
             )
         names[key.fingerprint] = name
-        keys[name] = key if payload_bits is None else key.with_payload_bits(payload_bits)
+        keys[name] = key
     return keys

@@ -76,7 +76,6 @@ def detect(
     scheme: options.SchemeName = None,
     settings: options.Settings = None,
     detector: options.Detector = None,
-    payload_bits: options.PayloadBits = None,
     follow: Annotated[
         bool,
         typer.Option(
@@ -190,7 +189,6 @@ def detect(
             host=host,
             scheme=scheme,
             settings=settings,
-            payload_bits=payload_bits,
             prompt=prompt,
             fpr=fpr,
             json_=json_,
@@ -214,7 +212,6 @@ def detect(
         attempts=attempts,
         audit=audit,
         translate_back=translate_back,
-        payload_bits=payload_bits,
         reader=reader,
     )
     source = _source(jsonl, in_, prompt=prompt, by=by)

@@ -25,7 +25,6 @@ def follow_stream(
     host: str | None,
     scheme: str | None,
     settings: Sequence[str] | None,
-    payload_bits: int | None,
     prompt: str | None,
     fpr: float,
     json_: bool,
@@ -41,7 +40,6 @@ def follow_stream(
             host=host,
             scheme=scheme,
             settings=parse_settings(settings or ()),
-            payload_bits=payload_bits,
             reader="none",  # a stream is followed word by word
             progress=progress,
         )

@@ -40,7 +40,6 @@ def locate(
     settings: options.Settings = None,
     detector: options.Detector = None,
     reader: options.Reader = None,
-    payload_bits: options.PayloadBits = None,
     fpr: Annotated[
         float,
         typer.Option(help="Share of unmarked texts that are called marked as a whole or in any passage."),
@@ -74,7 +73,6 @@ def locate(
             scheme,
             settings,
             reader=reader,
-            payload_bits=payload_bits,
             progress=progress,
         )
         names = {bound.fingerprint: name for name, bound in bounds.items() if name is not None}

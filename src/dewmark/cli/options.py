@@ -42,7 +42,7 @@ Payload = Annotated[
     typer.Option(
         "--payload",
         metavar="NUMBER",
-        help="Message that the text carries, such as 0x2f (see --payload-bits).",
+        help="Message that the text carries, such as 0x2f (see key new --payload-bits).",
     ),
 ]
 Member = Annotated[
@@ -52,14 +52,6 @@ Member = Annotated[
         min=0,
         show_default="one per text, by its seed",
         help="Member of the key's ring that marks.",
-    ),
-]
-PayloadBits = Annotated[
-    int | None,
-    typer.Option(
-        "--payload-bits",
-        show_default="the key's own",
-        help="Look for payloads of so many bits; fewer bits are found in weaker marks.",
     ),
 ]
 Attempts = Annotated[
@@ -292,7 +284,6 @@ def open_detectors(
     settings: Sequence[str] | None,
     *,
     reader: str | None = None,
-    payload_bits: int | None = None,
     progress: Progress,
 ) -> dict[str | None, BoundScheme]:
     """The detectors that the options name, by their key files; one without a file is named None."""
@@ -305,7 +296,6 @@ def open_detectors(
         scheme=scheme,
         settings=config.parse_settings(settings or ()),
         reader=reader,
-        payload_bits=payload_bits,
     )
     return spec.open_keys(progress=progress)
 

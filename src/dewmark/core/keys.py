@@ -43,7 +43,7 @@ from dewmark.arrays import F32, F64, I64
 from dewmark.errors import KeyFileError
 from dewmark.storage import atomic_write
 
-__all__ = ["Key", "KeyStream", "check_members", "check_payload_bits", "is_engine_key"]
+__all__ = ["Key", "KeyStream", "check_members", "check_payload_bits", "check_use", "is_engine_key"]
 
 KEY_BYTES = 32
 INDEPENDENT = 16
@@ -129,18 +129,6 @@ class Key:
             retired=(*self.retired, retired),
         )
 
-    def with_payload_bits(self, bits: int) -> Key:
-        """The same key with payloads of another length, in all epochs."""
-        if self.numbers is not None:
-            raise KeyFileError("this key is a number, as vLLM and transformers take it: it has no payloads")
-        return Key(
-            self._secret,
-            members=self.members,
-            payload_bits=bits,
-            epoch=self.epoch,
-            retired=[key.with_payload_bits(bits) for key in self.retired],
-        )
-
     @property
     def is_plain(self) -> bool:
         """Whether it is one key alone: no ring, no payloads, no earlier epochs."""
@@ -153,12 +141,7 @@ class Key:
 
     def check_use(self, *, member: int | None = None, payload: int | None = None) -> None:
         """Raise `KeyFileError` if the key has no such member, or no room for such a payload."""
-        if member is not None and not 0 <= member < self.members:
-            raise KeyFileError(f"the key has members 0 to {self.members - 1}, got {member}")
-        if payload is not None:
-            if payload < 0:
-                raise KeyFileError(f"a payload is not negative, got {payload}")
-            check_payload_bits(payload.bit_length(), members=self.members)
+        check_use(member, payload, members=self.members, payload_bits=self.payload_bits)
 
     def independent_member(self, number: int) -> Key:
         """The key of one of the independent members; of a plain key, the key itself."""
@@ -261,6 +244,18 @@ def check_members(members: int) -> None:
         raise KeyFileError(
             f"a ring has 2 to {INDEPENDENT} members, or {INDEPENDENT} times a power of two up to "
             f"{INDEPENDENT << MESSAGE_BITS}, got {members}"
+        )
+
+
+def check_use(member: int | None, payload: int | None, *, members: int, payload_bits: int) -> None:
+    """Raise `KeyFileError` unless a key with these members and payloads can mark so, and detect it again."""
+    if member is not None and not 0 <= member < members:
+        raise KeyFileError(f"the key has members 0 to {members - 1}, got {member}")
+    if payload is not None and not 0 <= payload < 1 << payload_bits:
+        can = f"0 to {(1 << payload_bits) - 1}" if payload_bits else "none"
+        raise KeyFileError(
+            f"the key carries payloads of {payload_bits} bits ({can}), got {payload}; "
+            "for longer ones make a key with: dewmark key new --payload-bits N --out FILE"
         )
 
 

@@ -118,14 +118,11 @@ def forgery_test(M: F32, W: F32, head: Mask, *, level: float, share: float = 1.0
 
     ``share`` is that use's share of the level.
     """
-    products, squares = (M * W)[head], np.square(M)
-    energy, total = float(squares[head].sum(dtype=np.float64)), float(squares.sum(dtype=np.float64))
-    in_head, in_tail = math.sqrt(energy), math.sqrt(max(total - energy, 0.0))
+    products, squares = np.multiply(M, W, dtype=np.float64), np.square(M, dtype=np.float64)
+    in_head, in_tail = (math.sqrt(squares[part].sum()) for part in (head, ~head))
     if in_head == 0.0 or in_tail == 0.0:
         return ForgeryTest(attributable=False, z_head=0.0, z_tail=0.0, p_tail=1.0, p_alike=1.0)
-    along = float(products.sum(dtype=np.float64))
-    z_head = along / in_head
-    z_tail = (float(np.sum(M * W, dtype=np.float64)) - along) / in_tail
+    z_head, z_tail = float(products[head].sum()) / in_head, float(products[~head].sum()) / in_tail
     ratio = in_tail / in_head
     p_tail = min(float(ndtr(-z_tail)) / share, 1.0) if share > 0.0 else 1.0
     p_alike = float(ndtr((z_tail - ratio * z_head) / math.sqrt(1.0 + ratio * ratio)))

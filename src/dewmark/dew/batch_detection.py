@@ -11,9 +11,7 @@ pairs of projections.
 from __future__ import annotations
 
 import dataclasses
-import functools
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
@@ -23,12 +21,12 @@ from dewmark.dew.detection import saturate
 from dewmark.dew.projection import scale_contexts
 from dewmark.dew.reading import Pairs, Reading
 from dewmark.dew.settings import DewSettings
-from dewmark.dew.text_matrix import Stack, cut_sizes, leading_directions, most_directions
+from dewmark.dew.text_matrix import cut_sizes, leading_directions, most_directions, testable
 from dewmark.stats.evidence import Evidence
 from dewmark.stats.key_test import NOTHING, Statistic, key_test
 from dewmark.stats.score_law import tanh_kernel
 
-__all__ = ["MAX_PAIRS", "FlatText", "flat_batch", "score_batch"]
+__all__ = ["MAX_PAIRS", "flat_batch", "score_batch"]
 
 MAX_PAIRS = 4096  # per text; the covariance of a longer one is better summed in blocks
 _ROWS = 1 << 15  # padded pairs of one batch
@@ -106,28 +104,20 @@ class _Tables:
         return u.cpu().numpy(), variance.cpu().numpy()
 
 
-@dataclass(frozen=True)
-class FlatText:
-    """The evidence of a text whose matrix is flattened, and the result of its key test.
-
-    T and C of the evidence hold the rows' norms alone, since the variance is already known. ``matrix`` brings
-    f(M) (d_T, d_C) from the device.
-    """
-
-    evidence: Evidence
-    statistic: Statistic
-    matrix: Callable[[], F32]
-
-
 @torch.inference_mode()
-def flat_batch(device: torch.device, reading: Reading, *, W: F32, scheme: DewSettings) -> Iterator[FlatText]:
-    """Test each text of a reading under the key matrix ``W`` (d_T, d_C)."""
+def flat_batch(
+    device: torch.device, reading: Reading, *, W: F32, scheme: DewSettings
+) -> Iterator[tuple[Evidence, Statistic]]:
+    """Test each text of a reading under the key matrix ``W`` (d_T, d_C).
+
+    T and C of the evidence hold the rows' norms alone, since the variance is already known.
+    """
     tables = _FlatTables(reading, W, device)
     alike: dict[int, list[int]] = {}
     for i, text in enumerate(reading.texts):
         most = most_directions(len(text.tokens), float(text.weights.sum()), d=min(W.shape))
         alike.setdefault(most, []).append(i)
-    found: dict[int, FlatText] = {}
+    found: dict[int, tuple[Evidence, Statistic]] = {}
     for most, members in alike.items():
         for group in _groups([reading.texts[i] for i in members]):
             chosen = [members[j] for j in group]
@@ -135,8 +125,7 @@ def flat_batch(device: torch.device, reading: Reading, *, W: F32, scheme: DewSet
             found |= dict(zip(chosen, tested, strict=True))
     nothing = Evidence.independent(np.zeros(0), np.zeros(0), np.zeros(0, dtype=np.int64))
     for i, text in enumerate(reading.texts):
-        empty = dataclasses.replace(nothing, positions=text.positions)
-        yield found.get(i) or FlatText(empty, NOTHING, lambda: np.zeros(W.shape, dtype=np.float32))
+        yield found.get(i) or (dataclasses.replace(nothing, positions=text.positions), NOTHING)
 
 
 class _FlatTables:
@@ -148,7 +137,9 @@ class _FlatTables:
         self._Q = self._T @ torch.from_numpy(W).to(device)
         self._C = _contexts(reading, device)
 
-    def test(self, texts: Sequence[Pairs], *, directions: int, scheme: DewSettings) -> Iterator[FlatText]:
+    def test(
+        self, texts: Sequence[Pairs], *, directions: int, scheme: DewSettings
+    ) -> Iterator[tuple[Evidence, Statistic]]:
         """Test texts that search for equally many directions to cut."""
         assert scheme.flatten is not None
         tokens, windows, weights = _padded(texts, self._device)
@@ -159,23 +150,31 @@ class _FlatTables:
             share = (weights / weights.sum(dim=1, keepdim=True)).float() * several
             t, q = (rows - share.unsqueeze(1) @ rows for rows in (t, q))
         weighted = c * weights.float().unsqueeze(-1)
-        matrices = t.mT @ weighted
-        values, left, right = leading_directions(Stack(matrices), directions, xp=torch)
+        matrices = t.double().mT @ weighted.double()
+        values, left, right = leading_directions(matrices.float(), directions, xp=torch)
+        squares = matrices.square().sum(dim=(1, 2)).tolist()
+        limit, d = scheme.flatten, min(matrices.shape[1:])
+        cuts = [
+            cut_sizes(sizes, square, float(text.weights.sum()), d=d, limit=limit)
+            for text, sizes, square in zip(texts, values.cpu().numpy(), squares, strict=True)
+        ]
+        padded = np.zeros(values.shape)
+        for row, sizes in zip(padded, cuts, strict=True):
+            row[: len(sizes)] = sizes
+        flat = matrices - (left * torch.from_numpy(padded).to(left.device).unsqueeze(1)) @ right.mT
         # left_j = Σ_i shares_ji t_i, so that it is known under the key as soon as the units are
         shares = (weighted @ right.float() / values.clip(1e-6).float().unsqueeze(1)).mT
+        lengths = t.norm(dim=-1), c.norm(dim=-1)
         on_cpu = (
-            matrices.double().square().sum(dim=(1, 2)),
-            values,
+            flat.square().sum(dim=(1, 2)),
+            (lengths[0] * lengths[1] * weights).square().sum(dim=1),
             (q * c).sum(dim=-1),
             ((shares @ q) * right.float().mT).sum(dim=-1),
-            t.norm(dim=-1),
-            c.norm(dim=-1),
+            *lengths,
         )
-        rows = zip(*(each.cpu().numpy() for each in on_cpu), strict=True)
-        for j, (text, (square, sizes, u, along, norms, around)) in enumerate(zip(texts, rows, strict=True)):
-            n, length = len(text.tokens), float(text.weights.sum())
-            d = min(matrices.shape[1:])
-            cut, variance = cut_sizes(sizes, float(square), length, d=d, limit=scheme.flatten)
+        rows = zip(texts, squares, cuts, *(each.cpu().numpy() for each in on_cpu), strict=True)
+        for text, square, cut, kept, energy, u, along, norms, around in rows:
+            n = len(text.tokens)
             u, norms, along = u[:n], norms[:n], along[: len(cut)]
             shown = np.divide(u, norms, out=np.zeros_like(u), where=norms > 0.0)
             evidence = Evidence(
@@ -189,15 +188,8 @@ class _FlatTables:
                 extra=len(cut),
                 unit_rows=False,
             )
-            matrix = functools.partial(_flat, matrices[j], left[j], right[j], cut)
-            yield FlatText(evidence, key_test(evidence, variance=variance), matrix)
-
-
-def _flat(matrix: torch.Tensor, left: torch.Tensor, right: torch.Tensor, sizes: F64) -> F32:
-    """f(M) = M − Σ_j sizes_j l_j r_jᵀ of directions (d_T, q) and (d_C, q), (d_T, d_C)."""
-    count = len(sizes)
-    cut = left[:, :count] * torch.from_numpy(sizes).to(left.device) @ right[:, :count].mT
-    return np.asarray((matrix - cut.float()).cpu().numpy())
+            variance = float(kept) if testable(float(kept), square, float(energy)) else 0.0
+            yield evidence, key_test(evidence, variance=variance)
 
 
 def _contexts(reading: Reading, device: torch.device) -> torch.Tensor:

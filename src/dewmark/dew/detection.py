@@ -210,13 +210,16 @@ def run_test(
 
     The simulation draws its keys from ``secret`` and the text, as many as the level ``fpr`` requires.
     """
+    variance = text.variance if variance is None else variance
     if test == "gaussian":
         return gaussian_test(evidence)
     if test == "beta":
         return beta_test(evidence, gamma=scheme.gamma, n=n)
     if test == "monte-carlo":
-        return monte_carlo_test(evidence, text.score, n=n, kind=scheme.key_matrix, secret=secret, level=fpr)
-    return key_test(evidence, variance=text.variance if variance is None else variance)
+        return monte_carlo_test(
+            evidence, text.score, n=n, kind=scheme.key_matrix, secret=secret, level=fpr, variance=variance
+        )
+    return key_test(evidence, variance=variance)
 
 
 def mean_score(evidence: Evidence, scheme: DewSettings) -> float:

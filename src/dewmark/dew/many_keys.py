@@ -24,7 +24,6 @@ from scipy.special import ndtr
 from dewmark.arrays import F32, F64
 from dewmark.core.keys import Key
 from dewmark.core.projections import draw_float32_matrix, draw_matrix, draw_projections
-from dewmark.dew.attribution import forgery_test, head_of
 from dewmark.dew.detection import SIMULATION, TESTS, TextEvidence, mean_score, run_test
 from dewmark.dew.expected import check_read_test, read
 from dewmark.dew.reading import KeyIndependent, Reading, TokenReader
@@ -91,6 +90,7 @@ def _detect_by_matrix(
         sums = _sums(shared, keys, M.reshape(len(M), -1), progress)
         for text, prepared, matrix, sum_ in zip(texts[part], scored, M, sums, strict=True):
             square = float(np.sum(np.square(matrix), dtype=np.float64))
+            square = 0.0 if prepared.variance == 0.0 else square
             z = sum_ / math.sqrt(square) if square > TINY else np.zeros(len(keys))
             p_values = ndtr(-z) if square > TINY else np.ones(len(keys))
             best = int(np.argmax(z))
@@ -113,11 +113,7 @@ def _detect_by_matrix(
                 )
                 for k, key in enumerate(keys)
             ]
-            forgery = None
-            if shared.scheme.attributes and row[best].is_marked:
-                forgery = forgery_test(matrix, W, head_of(shared), level=fpr, share=1.0 / len(keys))
-            tokens = token_scores(text, evidence)
-            row[best] = dataclasses.replace(row[best], tokens=tokens, attribution=forgery)
+            row[best] = dataclasses.replace(row[best], tokens=token_scores(text, evidence))
             found.append(row)
     return found
 

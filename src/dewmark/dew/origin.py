@@ -18,12 +18,12 @@ from dewmark.dew.detection import TextEvidence
 from dewmark.dew.reading import Reading
 from dewmark.dew.ring import CONFIDENCE, Found, KeyMatrices
 from dewmark.dew.settings import DewSettings
-from dewmark.dew.text_matrix import text_matrix
+from dewmark.dew.text_matrix import testable, text_matrix
 from dewmark.stats.evidence import Evidence
-from dewmark.stats.key_test import NOTHING, TINY, Statistic, effective_length
+from dewmark.stats.key_test import NOTHING, Statistic, effective_length
 from dewmark.types import Detection, ForgeryTest
 
-__all__ = ["OriginStatistic", "find_uses", "tested_for_forgery", "with_origin"]
+__all__ = ["OriginStatistic", "find_uses", "with_origin"]
 
 OpenHead = Callable[[], Mask]
 
@@ -47,7 +47,8 @@ def find_uses(
 ) -> Iterator[tuple[Evidence, OriginStatistic]]:
     """For each text of a reading with contexts (W, d_C) the evidence under the use that fits, and the result.
 
-    ``head`` gives the coordinates that a forger learns first; without it, nothing is attributed.
+    ``head`` gives the coordinates that a forger learns first; without it, nothing is attributed. Nor are
+    texts of an epoch whose key was no ring.
     """
     for text in TextEvidence.each(reading.texts, reading, contexts, scheme, test="key"):
         M = text_matrix(text.blank)
@@ -57,26 +58,16 @@ def find_uses(
         rows = np.zeros((len(reading.token_rows), W.shape[1]), dtype=np.float32)
         rows[used] = reading.token_rows[used] @ W
         evidence = text.under(rows, contexts)
-        variance = float(np.sum(np.square(uses.visible(M)), dtype=np.float64))
-        if variance <= TINY:
+        variance, whole = (float(np.sum(np.square(each), dtype=np.float64)) for each in (uses.visible(M), M))
+        if text.variance == 0.0 or not testable(variance, whole):
             yield evidence, OriginStatistic(**dataclasses.asdict(NOTHING))
             continue
         forgery = None
-        if head is not None and found.p_value <= fpr:
+        if head is not None and found.p_value <= fpr and uses.epoch(found.use.epoch).members > 1:
             share = level_share(M, W, head(), uses)
             forgery = forgery_test(M, W, head(), level=fpr, share=share)
         length = effective_length(text.blank, variance)
         yield evidence, OriginStatistic(found.z, found.p_value, length, found, forgery)
-
-
-def tested_for_forgery(
-    matrix: Callable[[], F32], W: F32, result: Statistic, *, fpr: float, head: OpenHead
-) -> Statistic:
-    """A plain key's result with the test for forgery of the text's ``matrix``, if the text is marked."""
-    if result.p_value > fpr:
-        return result
-    forgery = forgery_test(matrix(), W, head(), level=fpr)
-    return OriginStatistic(result.z, result.p_value, result.effective_length, None, forgery)
 
 
 def with_origin(detection: Detection, result: OriginStatistic, uses: KeyMatrices | None) -> Detection:

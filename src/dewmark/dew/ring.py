@@ -36,7 +36,7 @@ from numpy.typing import NDArray
 from scipy.special import ndtr
 
 from dewmark.arrays import F32, F64, Mask
-from dewmark.core.keys import INDEPENDENT, MESSAGE_BITS, Key, KeyStream, check_payload_bits
+from dewmark.core.keys import INDEPENDENT, MESSAGE_BITS, Key, KeyStream, check_use
 from dewmark.core.projections import draw_float32_matrix, haar_orthogonal
 from dewmark.dew.payload import Messages
 from dewmark.errors import ConfigError
@@ -165,8 +165,7 @@ class EpochMatrices:
 
     def matrix(self, use: KeyUse) -> F32:
         """The matrix (d_T, d_C) of a member and a payload."""
-        if not 0 <= use.member < self.members:
-            raise ConfigError(f"the key has members 0 to {self.members - 1}, got {use.member}")
+        check_use(use.member, use.payload, members=self.members, payload_bits=self.payload_bits)
         index, message = use.member % len(self.W), self.message(use)
         if message == 0:
             return np.asarray(self.W[index])
@@ -223,9 +222,9 @@ class KeyMatrices:
         return cls([EpochMatrices.of(each, d_T=d_T, d_C=d_C) for each in (*key.retired, key)])
 
     @classmethod
-    def of_matrix(cls, W: F32, *, secret: bytes = b"") -> KeyMatrices:
-        """A plain key's only matrix W (d_T, d_C); the turns of its payloads are drawn from ``secret``."""
-        return cls([EpochMatrices(None, 1, 0, W[None], secret)])
+    def of_matrix(cls, W: F32) -> KeyMatrices:
+        """A plain key's only matrix W (d_T, d_C)."""
+        return cls([EpochMatrices(None, 1, 0, W[None])])
 
     def __repr__(self) -> str:
         return f"KeyMatrices({len(self.epochs)} epochs, {self.count} uses)"
@@ -248,26 +247,9 @@ class KeyMatrices:
         """The matrix (d_T, d_C) with which a use marks."""
         return self.epoch(use.epoch).matrix(use)
 
-    def for_payload(self, payload: int) -> KeyMatrices:
-        """The same key, with payloads at least as long as this one."""
-        if payload < 0:
-            raise ConfigError(f"a payload is not negative, got {payload}")
-        return self.with_payload_bits(max(payload.bit_length(), self.current.payload_bits))
-
     def visible(self, M: F32) -> F32:
         """The part of a text's matrix that these matrices can score."""
         return M if self._head is None else M * self._head
-
-    def with_payload_bits(self, bits: int) -> KeyMatrices:
-        """The same key, with payloads of so many bits in all epochs."""
-        if bits and self.is_public:
-            raise ConfigError("a public detector reads no payloads: use the key or its own detector")
-        for each in self.epochs:
-            check_payload_bits(bits, members=each.members)
-        if all(each.payload_bits == bits for each in self.epochs):
-            return self  # with what it has computed
-        epochs = [dataclasses.replace(each, payload_bits=bits) for each in self.epochs]
-        return KeyMatrices(epochs, head=self._head)
 
     def published(self, head: Mask) -> KeyMatrices:
         """The part of the matrices that may be published."""
@@ -277,6 +259,11 @@ class KeyMatrices:
             )
         halves = [dataclasses.replace(each, W=each.W * head, secret=b"") for each in self.epochs]
         return KeyMatrices(halves, head=head)
+
+    @property
+    def attributes(self) -> bool:
+        """Whether the current epoch is a ring whose tails only its holder knows."""
+        return self.current.members > 1 and not self.is_public
 
     @property
     def is_public(self) -> bool:

@@ -21,7 +21,7 @@ from dewmark.dew.attribution import head_of
 from dewmark.dew.detection import SIMULATION, TESTS, TextEvidence, mean_score, run_test
 from dewmark.dew.expected import check_read_test, read
 from dewmark.dew.many_keys import detect_keys
-from dewmark.dew.origin import OriginStatistic, find_uses, tested_for_forgery, with_origin
+from dewmark.dew.origin import OriginStatistic, find_uses, with_origin
 from dewmark.dew.projection import Fold, FoldedRows
 from dewmark.dew.reading import (
     KeyIndependent,
@@ -32,10 +32,9 @@ from dewmark.dew.reading import (
     open_key_independent,
     restore_key_independent,
 )
-from dewmark.dew.ring import TURNS, Asked, KeyMatrices, KeyUse, random_member
+from dewmark.dew.ring import Asked, KeyMatrices, KeyUse, random_member
 from dewmark.dew.sequential import SequentialDetector
 from dewmark.dew.settings import DewSettings
-from dewmark.dew.text_matrix import text_matrix
 from dewmark.encoders.contexts import ComposedContexts, WindowContexts
 from dewmark.encoders.token_tables import rows_of
 from dewmark.errors import ArtifactError, ConfigError
@@ -80,7 +79,6 @@ class DEW(DewSettings):
             source=shared.sources_of(key),
             hashed=shared.contexts_of(key),
             simulation_secret=key.subkey(SIMULATION),
-            turn_secret=key.subkey(TURNS),
             workspace=workspace,
         )
 
@@ -121,7 +119,6 @@ class DEW(DewSettings):
             if not self.context_semantics:
                 hashed = HashedContexts(arrays["context_secret"].tobytes(), shared.d_C)
             secret = arrays["simulation_secret"].tobytes()
-            turn_secret = arrays["turn_secret"].tobytes() if "turn_secret" in arrays else b""
             uses = KeyMatrices.stored(state.meta["uses"], arrays) if "uses" in state.meta else None
         except KeyError as missing:
             raise ArtifactError(f"the stored detector lacks {missing}; export it again") from None
@@ -133,7 +130,6 @@ class DEW(DewSettings):
             source=source,
             hashed=hashed,
             simulation_secret=secret,
-            turn_secret=turn_secret,
             workspace=workspace,
         )
 
@@ -142,8 +138,7 @@ class BoundDEW(BoundScheme):
     """DEW under one key: ``shared`` is common to all keys, the rest comes from this one.
 
     ``source`` (vocab,) and ``hashed`` serve the ablation modes that ignore the meaning of tokens or of
-    contexts; otherwise they are None. The keys of the Monte-Carlo test follow from ``simulation_secret``,
-    the coordinates of payloads from ``turn_secret``.
+    contexts; otherwise they are None. The keys of the Monte-Carlo test follow from ``simulation_secret``.
     ``uses`` are the members, payloads and epochs of a key that has any; ``fold`` is the use that marks, as
     ``asked`` by `writing`.
     """
@@ -161,7 +156,6 @@ class BoundDEW(BoundScheme):
         source: I64 | None = None,
         hashed: HashedContexts | None = None,
         simulation_secret: bytes,
-        turn_secret: bytes = b"",
         workspace: Workspace,
     ) -> None:
         super().__init__(shared.scheme, shared.host, fingerprint)
@@ -173,7 +167,6 @@ class BoundDEW(BoundScheme):
         self.source = source
         self.hashed = hashed
         self._simulation_secret = simulation_secret
-        self._turn_secret = turn_secret
         # without its ways to open hosts, which may lead back here
         self.workspace = Workspace(cache=workspace.cache, progress=workspace.progress)
         # the vectors of units, and of contexts before and after scaling, fit in _CHUNK_BYTES
@@ -190,11 +183,9 @@ class BoundDEW(BoundScheme):
 
         Without a ``member``, each text's seed chooses one (`by_text`).
         """
-        if payload:
-            self._check_payloads()
         changed = copy.copy(self)
         changed.asked = Asked(member, payload)
-        changed.fold = Fold.of_matrix(self.matrices.for_payload(payload or 0).matrix(changed.asked.use))
+        changed.fold = Fold.of_matrix(self.matrices.matrix(changed.asked.use))
         changed._aligners, changed._lock = {}, threading.Lock()
         return changed
 
@@ -211,25 +202,12 @@ class BoundDEW(BoundScheme):
             for member, places in chosen.items()
         ]
 
-    def reading_payloads(self, bits: int) -> BoundDEW:
-        """The same detector, which looks for payloads of so many bits in every text."""
-        if bits:
-            self._check_payloads()
-        changed = copy.copy(self)
-        changed.uses = self.matrices.with_payload_bits(bits)
-        return changed
-
-    def _check_payloads(self) -> None:
-        """Raise `ConfigError` if the coordinates of payloads are not known."""
-        if self.uses is None and self.scheme.by_matrix and not self._turn_secret:
-            raise ConfigError("this detector was exported without payloads: export it again, or use the key")
-
     @property
     def matrices(self) -> KeyMatrices:
-        """The matrices of all uses of the key; a plain key has one, and its payloads."""
+        """The matrices of all uses of the key; a plain key has one."""
         if not self.scheme.by_matrix:
             raise ConfigError("members and payloads need units=word with its own projection and score")
-        return self.uses or KeyMatrices.of_matrix(self.fold.product, secret=self._turn_secret)
+        return self.uses or KeyMatrices.of_matrix(self.fold.product)
 
     @property
     def tried(self) -> int:
@@ -245,8 +223,8 @@ class BoundDEW(BoundScheme):
 
     @property
     def attributes(self) -> bool:
-        """Whether it can tell the holder's texts from forged ones."""
-        return self.scheme.attributes and (self.uses is None or not self.uses.is_public)
+        """Whether it can tell the holder's texts from forged ones: a ring can, a plain key cannot."""
+        return self.scheme.attributes and self.uses is not None and self.uses.attributes
 
     def public(self) -> BoundDEW:
         """The half of this detector that may be published: it detects, but attributes nothing."""
@@ -255,7 +233,7 @@ class BoundDEW(BoundScheme):
         changed = copy.copy(self)
         changed.uses = self.matrices.published(self.head())
         changed.fold = Fold.of_matrix(changed.uses.matrix(KeyUse()))
-        changed._simulation_secret = changed._turn_secret = b""
+        changed._simulation_secret = b""
         return changed
 
     def head(self) -> Mask:
@@ -321,7 +299,7 @@ class BoundDEW(BoundScheme):
 
         @functools.lru_cache(maxsize=_MATRICES_KEPT)
         def on_device(use: KeyUse) -> torch.Tensor:
-            return torch.from_numpy(self.matrices.for_payload(use.payload).matrix(use)).to(device)
+            return torch.from_numpy(self.matrices.matrix(use)).to(device)
 
         def matrix_of(seed: int, member: int | None, payload: int | None) -> torch.Tensor | None:
             if member is None and payload is None and not self._chooses_members:
@@ -401,12 +379,7 @@ class BoundDEW(BoundScheme):
         if self._device is not None and test == "key" and self.scheme.flattens and self.expectations is None:
             from dewmark.dew.batch_detection import flat_batch
 
-            W = self.fold.product
-            for flat in flat_batch(self._device, reading, W=W, scheme=self.scheme):
-                result = flat.statistic
-                if head is not None:
-                    result = tested_for_forgery(flat.matrix, W, result, fpr=fpr, head=head)
-                yield flat.evidence, result
+            yield from flat_batch(self._device, reading, W=self.fold.product, scheme=self.scheme)
             return
         if self._device is not None and G is not None and test == "key" and self.scheme.mode == "both":
             from dewmark.dew.batch_detection import MAX_PAIRS, score_batch
@@ -417,20 +390,11 @@ class BoundDEW(BoundScheme):
                 yield from ((evidence, key_test(evidence, variance=v)) for evidence, v in found)
                 return
         for text, evidence in self._score(reading, test=test):
-            result = run_test(
-                text,
+            secret, n = self._simulation_secret, self.fold.n
+            yield (
                 evidence,
-                self.scheme,
-                test=test,
-                n=self.fold.n,
-                fpr=fpr,
-                secret=self._simulation_secret,
+                run_test(text, evidence, self.scheme, test=test, n=n, fpr=fpr, secret=secret),
             )
-            if head is not None and test == "key":
-                result = tested_for_forgery(
-                    functools.partial(text_matrix, text.blank), self.fold.product, result, fpr=fpr, head=head
-                )
-            yield evidence, result
 
     def follow(self, *, prompt: str | None = None, fpr: float = DEFAULT_FPR) -> SequentialDetector:
         """Watch a text while it arrives; its p-value is valid whenever you stop."""
@@ -520,7 +484,4 @@ class BoundDEW(BoundScheme):
         return State(meta=meta, arrays=arrays)
 
     def _secret_arrays(self) -> dict[str, NDArray[Any]]:
-        kept = {"simulation_secret": self._simulation_secret}
-        if self.scheme.by_matrix:
-            kept["turn_secret"] = self._turn_secret
-        return {name: np.frombuffer(secret, dtype=np.uint8) for name, secret in kept.items()}
+        return {"simulation_secret": np.frombuffer(self._simulation_secret, dtype=np.uint8)}

@@ -11,8 +11,11 @@ square; what does is cut down to that:
 A text with many more pairs than the space has dimensions d can spare evidence, and has more in common with
 others: from L = 2d on the limit falls with ∛L, down to `_LEAST_LIMIT`.
 
-f(M) is a function of the text alone, so the key test stays exact. (Measured figures are in the statistics
-page of the documentation.)
+f(M) is a function of the text alone, so the key test stays exact. The variance over keys of the score is
+‖f(M)‖², computed in double precision from f(M) itself: as a difference of two norms it would lose its digits
+where little is left of M. That happens to texts of few directions (drills, lists, the same words over and
+over): b then shrinks towards 0. Below `LEAST_SHARE` of the evidence there is nothing to test. (Measured
+figures are in the statistics page of the documentation.)
 """
 
 from __future__ import annotations
@@ -27,8 +30,9 @@ import numpy as np
 
 from dewmark.arrays import F32, F64
 from dewmark.stats.evidence import Evidence
+from dewmark.stats.key_test import TINY
 
-__all__ = ["Cuts", "Stack", "cut_sizes", "flatten", "leading_directions", "most_directions", "text_matrix"]
+__all__ = ["Cuts", "cut_sizes", "flatten", "leading_directions", "most_directions", "testable", "text_matrix"]
 
 Array = Any  # of numpy or of torch
 Library = Any  # numpy or torch
@@ -37,7 +41,9 @@ _DIRECTIONS, _OF_LONG = 24, 64  # at most so many are cut, of texts with up to 2
 _ITERATIONS = 3  # of the search for them
 _ROUNDS = 30  # until the bound settles
 _LEAST_LIMIT = 1.05  # where nearly all directions are cut alike
-_NOTHING = 1e-12  # ‖M‖² of a text that says nothing
+LEAST_SHARE = 0.01
+"""A text is tested if at least this share of its evidence is left after flattening; ordinary ones keep 5% or
+more."""
 _ALIKE = 1e-5  # of two columns, relative to the first: too near for half the digits
 
 
@@ -47,7 +53,8 @@ class Cuts:
 
     ``left`` (q, d_T) and ``right`` (q, d_C) are unit rows, ``sizes`` (q,) what is cut from each singular
     value. left_j = Σ_i shares_ji t_i with ``shares`` (q, N), so that it is known under a key as soon as the
-    units are. ``square`` is ‖f(M)‖², the variance over keys of the flattened sum.
+    units are. ``square`` is ‖f(M)‖², the variance over keys of the flattened sum; 0 if the text is not to be
+    tested.
     """
 
     left: F32
@@ -66,40 +73,46 @@ def text_matrix(evidence: Evidence) -> F32:
     return np.asarray(evidence.T, dtype=np.float32).T @ weighted
 
 
-def flatten(texts: Sequence[tuple[F32, F32, F64]], *, limit: float) -> list[Cuts | None]:
-    """What to cut from Σ_i w_i t_i c_iᵀ of each text, None if nothing is.
+def flatten(texts: Sequence[tuple[F32, F32, F64]], *, limit: float) -> list[Cuts]:
+    """What to cut from Σ_i w_i t_i c_iᵀ of each text.
 
     A text is rows t_i (N, d_T) and c_i (N, d_C) and weights w_i (N,). Texts that search for equally many
     directions do so together.
     """
     found: list[Cuts | None] = [None] * len(texts)
-    alike: dict[tuple[int, int], list[int]] = {}
+    alike: dict[int, list[int]] = {}
     for i, (t, c, weights) in enumerate(texts):
-        whole = 2 * len(t) >= c.shape[1]  # otherwise two factors are cheaper than their product
         most = most_directions(len(t), float(weights.sum()), d=min(t.shape[1], c.shape[1]))
-        alike.setdefault((most, -1 if whole else i), []).append(i)
-    for (most, alone), members in alike.items():
-        if not most:
-            continue
-        rows = [(texts[i][0], _weighted(*texts[i][1:])) for i in members]
-        matrices = Stack.of(rows) if alone < 0 else _Factors(*rows[0])
-        squares = matrices.squares
-        values, left, right = leading_directions(matrices, most)
-        for j, i in enumerate(members):
-            length, d = float(texts[i][2].sum()), min(left.shape[1], right.shape[1])
-            sizes, square = cut_sizes(values[j], squares[j], length, d=d, limit=limit)
-            count = len(sizes)
-            if count:
-                along = right[j, :, :count].astype(np.float32)
-                shares = rows[j][1] @ along / values[j, :count].astype(np.float32)
-                found[i] = Cuts(
-                    left=np.ascontiguousarray(left[j, :, :count].T, dtype=np.float32),
-                    right=np.ascontiguousarray(along.T),
-                    sizes=sizes,
-                    shares=np.ascontiguousarray(shares.T),
-                    square=square,
-                )
-    return found
+        alike.setdefault(most, []).append(i)
+    for most, members in alike.items():
+        T = [texts[i][0].astype(np.float64) for i in members]
+        C = [texts[i][1] * texts[i][2][:, None] for i in members]
+        matrices = np.stack([t.T @ c for t, c in zip(T, C, strict=True)])
+        values, left, right = leading_directions(matrices.astype(np.float32), most)
+        for i, *rows in zip(members, T, C, matrices, values, left, right, strict=True):
+            found[i] = _cuts(*rows, length=float(texts[i][2].sum()), limit=limit)
+    return [each for each in found if each is not None]
+
+
+def _cuts(t: F64, c: F64, M: F64, values: F64, left: F64, right: F64, *, length: float, limit: float) -> Cuts:
+    """The cuts of M = tᵀ c, from its leading singular values (q,) and directions (d_T, q) and (d_C, q)."""
+    square = float(np.sum(np.square(M)))
+    sizes = cut_sizes(values, square, length, d=min(M.shape), limit=limit)
+    left, right = left[:, : len(sizes)], right[:, : len(sizes)]
+    kept = float(np.sum(np.square(M - (left * sizes) @ right.T)))
+    energy = float(np.sum(np.square(np.linalg.norm(t, axis=1) * np.linalg.norm(c, axis=1))))
+    return Cuts(
+        left=np.ascontiguousarray(left.T, dtype=np.float32),
+        right=np.ascontiguousarray(right.T, dtype=np.float32),
+        sizes=sizes,
+        shares=((c @ right) / values[: len(sizes)]).T.astype(np.float32),
+        square=kept if testable(kept, square, energy) else 0.0,
+    )
+
+
+def testable(kept: float, *energies: float) -> bool:
+    """Whether ‖f(M)‖² is large enough beside ‖M‖² and Σ_i ‖w_i t_i c_iᵀ‖²."""
+    return kept > max(TINY, *(LEAST_SHARE * energy for energy in energies))
 
 
 def most_directions(pairs: int, length: float, *, d: int) -> int:
@@ -107,92 +120,30 @@ def most_directions(pairs: int, length: float, *, d: int) -> int:
     return min(_DIRECTIONS if length <= 2 * d else _OF_LONG, pairs, d)
 
 
-def cut_sizes(values: F64, square: float, length: float, *, d: int, limit: float) -> tuple[F64, float]:
-    """What is cut from those of a matrix's singular values (q,) that stand out, and ‖f(M)‖².
+def cut_sizes(values: F64, square: float, length: float, *, d: int, limit: float) -> F64:
+    """What is cut from those of a matrix's singular values (q,) that stand out.
 
     ``square`` is ‖M‖², ``length`` the sum of the text's weights, and the largest value comes first.
     """
-    if square <= _NOTHING:
-        return values[:0], square
+    if square <= TINY:
+        return values[:0]
     limit = max(limit * min(2.0 * d / length, 1.0) ** (1 / 3), min(limit, _LEAST_LIMIT))
     bound = _bound(values, square, limit, rank=min(length, d))
-    values = values[: int(np.count_nonzero(values > bound))]
-    sizes = values - bound
-    # ⟨M, l_j r_jᵀ⟩ = s_j, and both the l_j and the r_j are orthonormal
-    return sizes, square - float(np.sum(sizes * (values + bound)))
+    return values[values > bound] - bound
 
 
-@dataclass(frozen=True)
-class Stack:
-    """The matrices M = tᵀ c of B texts, (B, d_T, d_C), as an array of numpy or of torch."""
+def leading_directions(matrices: Array, count: int, *, xp: Library = np) -> tuple[Array, Array, Array]:
+    """The leading singular values (B, q) of matrices (B, d_T, d_C), float32, and their directions.
 
-    matrices: Array
-
-    @classmethod
-    def of(cls, texts: Sequence[tuple[F32, F32]]) -> Stack:
-        """From the rows t (N, d_T) and c (N, d_C) of each text."""
-        stack = np.empty((len(texts), *(rows.shape[1] for rows in texts[0])), dtype=np.float32)
-        for out, (t, c) in zip(stack, texts, strict=True):
-            np.matmul(t.T, c, out=out)
-        return cls(stack)
-
-    def start(self, columns: int) -> Array:
-        """Fixed random columns (d_C, columns), an array like the matrices."""
-        drawn = _start(self.matrices.shape[-1], columns)
-        return drawn if isinstance(self.matrices, np.ndarray) else self.matrices.new_tensor(drawn)
-
-    @property
-    def squares(self) -> list[float]:
-        """‖M‖² of each matrix."""
-        # in double precision: what is cut is subtracted from it, and may be nearly all
-        return [float(np.einsum("ij,ij->", M, M, dtype=np.float64)) for M in self.matrices]
-
-    def times(self, x: Array) -> Array:
-        """M x (B, d_T, q)."""
-        return self.matrices @ x
-
-    def transposed(self, x: Array) -> Array:
-        """Mᵀ x (B, d_C, q)."""
-        return self.matrices.mT @ x
-
-
-@dataclass(frozen=True)
-class _Factors:
-    """The matrix M = tᵀ c of one text, as its factors (N, d_T) and (N, d_C)."""
-
-    t: F32
-    c: F32
-
-    def start(self, columns: int) -> F32:
-        return _start(self.c.shape[-1], columns)
-
-    @property
-    def squares(self) -> list[float]:
-        products = (self.t @ self.t.T) * (self.c @ self.c.T)
-        return [max(float(np.sum(products, dtype=np.float64)), 0.0)]
-
-    def times(self, x: F32) -> F32:
-        return self.t.T @ (self.c @ x.reshape(x.shape[-2:]))[None]
-
-    def transposed(self, x: F32) -> F32:
-        return self.c.T @ (self.t @ x)
-
-
-def _weighted(c: F32, weights: F64) -> F32:
-    return c if np.all(weights == 1.0) else c * weights.astype(np.float32)[:, None]
-
-
-def leading_directions(
-    matrices: Stack | _Factors, count: int, *, xp: Library = np
-) -> tuple[Array, Array, Array]:
-    """The leading singular values (B, q) of B matrices, and their directions (B, d_T, q) and (B, d_C, q).
-
-    ``xp`` is the library of the arrays: numpy, or torch on any device.
+    These are (B, d_T, q) and (B, d_C, q). ``xp`` is the library of the arrays: numpy, or torch.
     """
-    right = matrices.start(count)
+    start = _start(matrices.shape[-1], count)
+    right = start if xp is np else matrices.new_tensor(start)
+    if not count:
+        return matrices[:, 0, :0], matrices[..., :0], matrices.mT[..., :0]
     for _ in range(_ITERATIONS):
-        right = _orthonormal(matrices.transposed(matrices.times(right)), xp)
-    image, right = (xp.asarray(each, dtype=xp.float64) for each in (matrices.times(right), right))
+        right = _orthonormal(matrices.mT @ (matrices @ right), xp)
+    image, right = (xp.asarray(each, dtype=xp.float64) for each in (matrices @ right, right))
     squares, turn = xp.linalg.eigh(image.mT @ image)
     squares, turn = xp.flip(squares, (-1,)), xp.flip(turn, (-1,))
     values = xp.sqrt(squares * (squares > 0.0))

@@ -270,19 +270,19 @@ def render_report(signed: Signed, document: str) -> str:
     )
 
 
+_HOLDERS = {
+    True: "the key’s holder",
+    False: "the key’s holder or somebody who learned the mark",
+    None: "anyone who knows the mark: only a ring of keys can tell its holder’s texts from forgeries",
+}
+
+
 def _marked_by(origin: Mapping[str, Any] | None) -> str:
-    """Member, payload and whether the text is attributable; nothing if none of them is known."""
+    """Whether the text is attributable, its member and its payload; nothing if it is not marked."""
     if origin is None:
         return ""
     parts = [f"{name} {origin[name]}" for name in ("member", "payload") if origin[name] is not None]
-    if origin["attributable"] is not None:
-        holder = (
-            "the key’s holder"
-            if origin["attributable"]
-            else "the key’s holder or somebody who learned the mark"
-        )
-        parts.insert(0, holder)
-    return ", ".join(parts)
+    return ", ".join((_HOLDERS[origin["attributable"]], *parts))
 
 
 def signed_document(page: str) -> str | None:

@@ -36,7 +36,7 @@ import numpy as np
 
 from dewmark.arrays import F32, F64, I64
 from dewmark.stats.evidence import Evidence, Factor
-from dewmark.stats.key_test import NOTHING, Statistic, effective_length, score_variance
+from dewmark.stats.key_test import NOTHING, TINY, Statistic, effective_length, score_variance
 
 __all__ = ["ENOUGH", "FEWEST_KEYS", "monte_carlo_sums", "monte_carlo_test", "most_keys"]
 
@@ -61,14 +61,18 @@ def monte_carlo_test(
     secret: bytes,
     kind: Kind = "gaussian",
     level: float = 0.01,
+    variance: float | None = None,
 ) -> Statistic:
     """Rank a text's sum among those of simulated keys; ``score`` maps alignments to scores.
 
-    ``secret`` and the text determine the simulated keys. z and the effective length are the closed form's.
+    ``secret`` and the text determine the simulated keys. z and the effective length are the closed form's;
+    ``variance`` is that of the sum over keys, if already known.
     """
     if len(evidence) == 0:
         return NOTHING
-    variance = score_variance(evidence)
+    variance = score_variance(evidence) if variance is None else variance
+    if variance <= TINY:
+        return NOTHING
     return Statistic(
         z=evidence.total / math.sqrt(variance),
         p_value=_sequential_p(
