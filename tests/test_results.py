@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import csv
-import importlib
 import json
 import re
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -71,19 +69,6 @@ def test_the_rows_of_a_section_are_those_of_its_table(heading: str, folder: str,
         assert cells[: len(COLUMNS)] == [f"{float(row[f'{column} TPR@1%']):.3f}" for column in COLUMNS], label
 
 
-def test_rank_correlations_are_those_of_the_tables(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(FOLDER.parents[1] / "benchmarks")
-    tables = [FOLDER / folder / "table.csv" for folder in ("main", "ksemstamp")]
-    found = list(importlib.import_module("table1_causes").ranks(SimpleNamespace(tables=tables)))
-    lines = (FOLDER / "main" / "causes.jsonl").read_text(encoding="utf-8").splitlines()
-    kept = [row for row in map(json.loads, lines) if row["measured"] == "ranks"]
-    assert kept == [{"measured": "ranks", **row} for row in found]
-    told = PAGE.split("**Rank correlation**")[1].split("Row by row")[0]
-    for row in found:
-        if not row["column"].startswith("delete-0.5 TPR@5%"):
-            assert f"{row['spearman']:+.2f}" in told, row
-
-
 def test_false_alarms_are_those_of_their_file() -> None:
     page = (FOLDER / "false-alarms.md").read_text(encoding="utf-8")
     found: dict[str, dict[str, str]] = {}
@@ -97,13 +82,6 @@ def test_false_alarms_are_those_of_their_file() -> None:
             assert f" | {figures} | {row['pairs']} |" in page
     rows = re.findall(r"^\| `([^`]+)` \| (.*?) \| (.*?) \|$", page, re.MULTILINE)
     assert {scheme: {"en": english, "de": german} for scheme, english, german in rows} == found
-
-
-def test_the_table_of_schemes_is_made_from_its_file(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(FOLDER.parents[1] / "benchmarks")
-    lines = (FOLDER / "schemes.jsonl").read_text(encoding="utf-8").splitlines()
-    made = importlib.import_module("schemes").table([json.loads(line) for line in lines])
-    assert made in (FOLDER / "schemes.md").read_text(encoding="utf-8")
 
 
 def test_figures_of_which_scheme_are_those_of_its_files() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from tests.cli.test_locate import STRONG, document, tiny  # noqa: F401 - fixtures
-from tests.lab.experiments.conftest import NO_REPORT, command, tiny_folder  # noqa: F401 - fixture
+from tests.experiments.conftest import NO_REPORT, command, tiny_folder  # noqa: F401 - fixture
 
 import dewmark
 from dewmark.cli.app import main

@@ -18,14 +18,14 @@ from dewmark.decoding import CHAT_DECODING, Decoding
 from dewmark.errors import ConfigError, InputError, ModelError
 from dewmark.hosts import chat_format, load_host, wrap_model
 from dewmark.hosts.base import check_conversation
-from dewmark.hosts.chat.answer_cache import CachedChat
-from dewmark.hosts.chat.endpoint import EndpointChat
-from dewmark.hosts.chat.local import LocalChat
-from dewmark.hosts.chat.server import serve_chat
-from dewmark.hosts.chat.settings import ChatSettings
 from dewmark.hosts.fake import FakeHost
 from dewmark.hosts.transformers.chat_format import chat_format_of
-from dewmark.serve.generation import transcript
+from dewmark_desk.generation import transcript
+from dewmark_lab.chat.answer_cache import CachedChat
+from dewmark_lab.chat.endpoint import EndpointChat
+from dewmark_lab.chat.local import LocalChat
+from dewmark_lab.chat.server import serve_chat
+from dewmark_lab.chat.settings import ChatSettings
 
 TEMPLATE = "{% for m in messages %}{{ m['role'] }} {{ m['content'] }} {% endfor %}the"
 
@@ -244,7 +244,7 @@ class TestSettings:
         with serving(lambda body, n: Reply(echo(body, n).content, delay=0.1)) as server:
             texts = [f"text {i}" for i in range(6)]
             code = (
-                "from dewmark.hosts.chat.settings import ChatSettings\n"
+                "from dewmark_lab.chat.settings import ChatSettings\n"
                 f"chat = ChatSettings(base_url={server.url!r}, model='m', concurrency=1, "
                 f"answers={str(tmp_path)!r}).open()\n"
                 f"chat.complete({said(*texts)!r}, seeds=range(6), max_new_tokens=5)"

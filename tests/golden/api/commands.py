@@ -13,7 +13,7 @@ from tests.golden.api.worlds import Json
 
 from dewmark.cli.app import main as command_line
 from dewmark.hosts.fake import tiny_model
-from dewmark.lab.evaluation.results import read_scores
+from dewmark_lab.evaluation.results import read_scores
 
 
 def tiny_folder(folder: Path) -> Path:

@@ -179,7 +179,7 @@ def world(folder: Path) -> Iterator[World]:
         mock.patch("dewmark.encoders._create", return_value=encoder),
         mock.patch("dewmark.scheme.encoder_languages", return_value=encoder.languages),
         mock.patch("dewmark.encoders.lexicon.lexicon_folder", return_value=tiny_lexicon()),
-        mock.patch("dewmark.artifacts.shipped", return_value=made.artifacts),
+        mock.patch("dewmark_lab.artifacts.shipped", return_value=made.artifacts),
         mock.patch.dict("os.environ", {"DEWMARK_CACHE": str(folder / "cache")}),
     ):
         yield made

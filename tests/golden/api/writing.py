@@ -20,7 +20,7 @@ from tests.hosts.vllm_stub import (
     processor_module,
 )
 
-from dewmark.attacks import load_attack
+from dewmark.attack import load_attack
 from dewmark.core.keys import Key
 from dewmark.decoding import Decoding
 from dewmark.hosts.engines.llamacpp import LlamaCppProcessor

@@ -1,0 +1,111 @@
+"""``dewmark log``: who asked the service about which texts (``dewmark serve --log-queries``)."""
+
+from __future__ import annotations
+
+import dataclasses
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from dewmark.cli import options
+from dewmark.cli.terminal import emit, say, write
+from dewmark.errors import ConfigError
+from dewmark_desk.cli.store_option import StoreUrl, open_store
+
+if TYPE_CHECKING:
+    from dewmark_desk.query_log import Logged, QueryLog
+
+app = typer.Typer(help="Search, export and expire the query log.", no_args_is_help=True)
+
+Since = Annotated[
+    str | None,
+    typer.Option(metavar="TIME", help="From this time on, such as 2026-05-31 or 2026-05-31T12:00Z."),
+]
+Until = Annotated[str | None, typer.Option(metavar="TIME", help="Before this time.")]
+
+
+@app.command()
+def find(
+    text: Annotated[str, typer.Argument(metavar="TEXTFILE | -", help="The text; - is standard input.")],
+    similarity: Annotated[
+        float,
+        typer.Option(metavar="S", help="Least similarity: 1 is the same words, 0.5 half of the phrases."),
+    ] = 0.5,
+    store: StoreUrl = None,
+    json_: options.Json = False,
+) -> None:
+    """Find out who asked about texts like this one, and when."""
+    from dewmark.batch import read_files
+
+    (row,) = read_files([text])
+    found = _open(store).like(row.text, least=similarity)
+    for each in found:
+        if json_:
+            emit(_row(each))
+        else:
+            write(
+                f"{_row(each)['time']}  token {each.token or '(open)'}  {each.endpoint}  {each.verdict}  "
+                f"similarity {each.similarity:.2f}  request {each.request}\n"
+            )
+    if not found and not json_:
+        write("nobody asked about a text like this one\n")
+
+
+@app.command()
+def export(
+    out: Annotated[Path, typer.Option(metavar="OUT.jsonl", help="Write the rows here.")],
+    since: Since = None,
+    until: Until = None,
+    store: StoreUrl = None,
+    quiet: options.Quiet = False,
+) -> None:
+    """Write the log as JSON lines, with texts as keyed hashes."""
+    from dewmark import storage
+
+    first, last = _time(since) or 0.0, _time(until)
+    log = _open(store)
+    count = 0
+    with storage.atomic_write(out, private=True) as stream:
+        for row in log.export(since=first, until=last):
+            stream.write(storage.encode_jsonl([_row(row)]))
+            count += 1
+    say(f"wrote {out}: {count} rows", quiet=quiet)
+
+
+@app.command()
+def expire(
+    days: Annotated[float, typer.Option(metavar="N", min=0.0, help="Delete rows older than this.")],
+    store: StoreUrl = None,
+    json_: options.Json = False,
+) -> None:
+    """Delete old rows for good; a running service does so by itself (--log-days)."""
+    gone = _open(store).expire(days=days)
+    if json_:
+        emit({"deleted": gone})
+    else:
+        write(f"deleted {gone} {'row' if gone == 1 else 'rows'}\n")
+
+
+def _open(url: str | None) -> QueryLog:
+    store = open_store(url)
+    from dewmark_desk.query_log import QueryLog
+
+    return QueryLog(store)
+
+
+def _row(logged: Logged) -> dict[str, Any]:
+    from dewmark_desk.reports.detection_report import timestamp
+
+    return {**dataclasses.asdict(logged), "time": timestamp(logged.time)}
+
+
+def _time(text: str | None) -> float | None:
+    if text is None:
+        return None
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        raise ConfigError(f"not a time: {text!r}; write it as 2026-05-31 or 2026-05-31T12:00Z") from None
+    return (moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)).timestamp()

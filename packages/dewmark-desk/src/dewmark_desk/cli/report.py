@@ -1,0 +1,289 @@
+"""``dewmark report``: signed detection reports, and checking what others have signed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from dewmark.cli import options
+from dewmark.cli.terminal import Progress, emit, printable, save_text, say, write
+from dewmark.errors import ConfigError, InputError, SignatureError, StorageError
+
+if TYPE_CHECKING:
+    from dewmark_desk.signing import Signed
+
+app = typer.Typer(help="Sign detection reports, and verify signed documents.", no_args_is_help=True)
+
+TextFile = Annotated[str, typer.Argument(metavar="TEXTFILE | -", help="The text; - is standard input.")]
+Signer = Annotated[
+    Path,
+    typer.Option("--signer", metavar="FILE.pem", help="Signing key (make one with: dewmark report key)."),
+]
+KeyFiles = Annotated[
+    list[Path] | None,
+    typer.Option("--key", metavar="FILE", help="Key file. Repeat it to find out which key the text carries."),
+]
+
+
+@app.command()
+def key(
+    out: Annotated[Path, typer.Option(metavar="FILE.pem", help="Write the signing key to this new file.")],
+    json_: options.Json = False,
+) -> None:
+    """Make a key that signs reports, and its public half (.jwk) to hand out."""
+    from dewmark_desk.signing import SigningKey
+
+    public = out.with_suffix(".jwk")
+    for path in (out, public):
+        if path.exists():
+            raise StorageError(f"{path} exists already and is not overwritten; choose another name")
+    made = SigningKey.generate()
+    made.save(out)
+    made.public.save(public)
+    if json_:
+        emit({"out": str(out), "public": str(public), "signer": made.public.id})
+    else:
+        write(f"wrote {out} and {public}, signer {made.public.id}\n")
+        write(f"Keep {out} secret: anyone with it can sign in your name. Publish {public}.\n")
+
+
+@app.command()
+def sign(
+    text: TextFile,
+    signer: Signer,
+    out: Annotated[Path, typer.Option(metavar="OUT.jws", help="Write the signed report here.")],
+    key: KeyFiles = None,
+    keys: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Use all *.key files of a folder, like several --key.")
+    ] = None,
+    detector: options.Detector = None,
+    reader: options.Reader = None,
+    host: options.Host = None,
+    scheme: options.SchemeName = None,
+    settings: options.Settings = None,
+    prompt: options.Prompt = None,
+    fpr: options.FalsePositiveRate = 0.01,
+    test: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Statistical test, as in dewmark detect.")
+    ] = None,
+    issuer: Annotated[
+        str | None, typer.Option(metavar="TEXT", help="Who issues the report: a name or an address.")
+    ] = None,
+    epoch: Annotated[
+        str | None, typer.Option(metavar="TEXT", help="Epoch of the key, if you rotate keys.")
+    ] = None,
+    html: Annotated[
+        Path | None, typer.Option(metavar="OUT.html", help="Also write the report as a page to print.")
+    ] = None,
+    json_: options.Json = False,
+    quiet: options.Quiet = False,
+) -> None:
+    """Check a text for a mark and sign the result; the report has the text's hash, not the text."""
+    from dewmark.batch import DetectorSpec, read_files
+    from dewmark.config import parse_settings
+    from dewmark.reports.detection_display import sentence
+    from dewmark_desk.reports.detection_report import REPORT, Technique, render_report, report_claims
+    from dewmark_desk.signing import SigningKey, verify
+
+    secret = SigningKey.load(signer)
+    _check_writable(out, html)
+    (row,) = read_files([text], prompt=prompt)
+    if not row.text.strip():
+        raise InputError(f"{text} is blank: there is nothing to report on")
+    spec = DetectorSpec(
+        keys=(*(key or ()), *((keys,) if keys is not None else ())),
+        detector=detector,
+        host=host,
+        scheme=scheme,
+        settings=parse_settings(settings or ()),
+        fpr=fpr,
+        test=test,
+        reader=reader,
+    )
+    with Progress(quiet=quiet) as progress:
+        scorer = spec.open(progress=progress)
+        (scored,) = scorer([row])
+    claims = report_claims(
+        row.text,
+        scored.row,
+        Technique.of(scorer.bound),
+        said=sentence(scored.detection),
+        owner=Path(scored.key_file).stem if scored.key_file else (key[0].stem if key else None),
+        epoch=epoch,
+        issuer=issuer,
+        name=None if text == "-" else Path(text).name,
+    )
+    document = secret.sign(claims, kind=REPORT)
+    save_text(out, document + "\n")
+    if html is not None:
+        save_text(html, render_report(verify(document, [secret.public]), document))
+    if json_:
+        emit({"out": str(out), "signer": secret.public.id, "report": claims})
+    else:
+        write(f"{claims['verdict']}: {claims['sentence']}\n")
+    say(f"wrote {out}, signed by {secret.public.id}", quiet=quiet)
+
+
+@app.command("verify")
+def verify_(
+    document: Annotated[
+        Path,
+        typer.Argument(metavar="FILE.jws | PAGE.html", help="A signed report, its page, or a dossier."),
+    ],
+    signer: Annotated[
+        list[Path],
+        typer.Option(metavar="FILE.jwk", help="Public key that you trust (JWK or JWK set); repeatable."),
+    ],
+    text: Annotated[
+        str | None,
+        typer.Option(metavar="TEXTFILE", help="Also check that the report is about this text; - is stdin."),
+    ] = None,
+    html: Annotated[
+        Path | None, typer.Option(metavar="OUT.html", help="Write a valid report as a page to print.")
+    ] = None,
+    json_: options.Json = False,
+) -> None:
+    """Check a signed document: exit code 0 if it is authentic, 1 if not.
+
+    Files that the document names (a dossier's pages) are checked too, if they lie beside it.
+    """
+    from dewmark_desk.reports.detection_report import REPORT, render_report, signed_document
+    from dewmark_desk.signing import load_signers, verify
+
+    trusted = [each for path in signer for each in load_signers(path)]
+    try:
+        content = document.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"cannot read {document}: {getattr(error, 'strerror', None) or 'no text'}") from None
+    try:
+        page = document.suffix.lower() in (".html", ".htm")
+        signed = verify((signed_document(content) or "") if page else content, trusted)
+        if page:
+            _check_page(signed, content)
+        checked = _check_files(signed, document.parent)
+        if text is not None:
+            _check_text(signed, text)
+    except SignatureError as error:
+        if json_:
+            emit({"document": str(document), "valid": False, "reason": str(error)})
+        else:
+            write(f"NOT VALID: {printable(str(error))}\n")
+        raise typer.Exit(1) from None
+    if html is not None:
+        if signed.kind != REPORT:
+            raise ConfigError(f"--html shows a {REPORT}, and {document} is a {signed.kind}")
+        save_text(html, content if page else render_report(signed, content.strip()))
+    if json_:
+        row = {"document": str(document), "valid": True, "kind": signed.kind, "signer": signed.signer}
+        emit({**row, "files": checked, "text_checked": text is not None, "claims": signed.payload})
+    else:
+        _print(signed, checked, text)
+
+
+@app.command()
+def bind(
+    text: TextFile,
+    out: Annotated[Path, typer.Option(metavar="OUT.json", help="Write the assertion here.")],
+    key: options.OptionalKeyFile = None,
+    detector: options.Detector = None,
+    host: options.Host = None,
+    scheme: options.SchemeName = None,
+    settings: options.Settings = None,
+    reader: options.Reader = None,
+    prompt: options.Prompt = None,
+    fpr: options.FalsePositiveRate = 0.01,
+    signer: Annotated[
+        Path | None, typer.Option(metavar="FILE.pem", help="Also sign it, as OUT.jws next to OUT.json.")
+    ] = None,
+    url: Annotated[
+        str | None, typer.Option(metavar="URL", help="Where the detector can be asked about the mark.")
+    ] = None,
+    json_: options.Json = False,
+    quiet: options.Quiet = False,
+) -> None:
+    """Describe a marked text as C2PA does (a soft-binding assertion), in a file beside it."""
+    from dewmark.batch import read_files
+    from dewmark_desk.reports.detection_report import BINDING, Technique, soft_binding
+    from dewmark_desk.signing import SigningKey
+
+    secret = None if signer is None else SigningKey.load(signer)
+    _check_writable(out)
+    (row,) = read_files([text], prompt=prompt)
+    with Progress(quiet=quiet) as progress:
+        bound = options.open_detector(detector, key, host, scheme, settings, reader=reader, progress=progress)
+        found = bound.detect(row.text, prompt=prompt, fpr=fpr)
+    if not found.is_marked:
+        raise InputError(f"{text} is {found.verdict.value} at level {fpr:g}: there is no mark to bind to")
+    assertion = soft_binding(row.text, found, Technique.of(bound), url=url)
+    save_text(out, json.dumps(assertion, indent=1, ensure_ascii=False) + "\n")
+    say(f"wrote {out}", quiet=quiet)
+    if secret is not None:
+        signed = out.with_suffix(".jws")
+        save_text(signed, secret.sign(assertion, kind=BINDING) + "\n")
+        say(f"wrote {signed}, signed by {secret.public.id}", quiet=quiet)
+    if json_:
+        emit(assertion)
+
+
+def _check_writable(*paths: Path | None) -> None:
+    """Report an output that cannot be written before any work is done."""
+    for path in paths:
+        if path is not None and (path.is_dir() or not path.absolute().parent.is_dir()):
+            raise StorageError(f"cannot write {path}: no such folder, or a folder has that name")
+
+
+def _check_page(signed: Signed, page: str) -> None:
+    """Raise `SignatureError` if a report's page says anything else than the signed report in it."""
+    from dewmark.version import __version__
+    from dewmark_desk.reports.detection_report import REPORT, render_report, signed_document
+
+    if signed.kind != REPORT or signed.payload["software"] != f"dewmark {__version__}":
+        raise SignatureError(
+            "the signature is authentic, but this version cannot compare the page with it: save the signed "
+            "lines at the end of the page as FILE.jws and verify that file"
+        )
+    if render_report(signed, signed_document(page) or "") != page:
+        raise SignatureError("the page was changed: it does not show the report that was signed")
+
+
+def _check_files(signed: Signed, folder: Path) -> list[str]:
+    """The files named by a document that lie beside it; raises `SignatureError` if one was changed."""
+    from dewmark.storage import sha256_file
+
+    checked = []
+    for name, digest in signed.payload.get("files", {}).items():
+        path = folder / Path(name).name
+        if path.is_file():
+            if sha256_file(path) != digest:
+                raise SignatureError(f"{path} is not the file that was signed")
+            checked.append(str(path))
+    return checked
+
+
+def _check_text(signed: Signed, name: str) -> None:
+    from dewmark.batch import read_files
+    from dewmark_desk.reports.detection_report import text_digest
+
+    claimed = signed.payload.get("text")
+    if not isinstance(claimed, dict):
+        raise ConfigError(f"--text goes with a report on a text; this is a {signed.kind}")
+    (row,) = read_files([name])
+    if text_digest(row.text) != claimed.get("sha256"):
+        raise SignatureError(f"the report is authentic, but it is not about {name}")
+
+
+def _print(signed: Signed, checked: list[str], text: str | None) -> None:
+    claims: dict[str, Any] = signed.payload
+    write(f"valid: {signed.kind} signed by {signed.signer}, issued {claims.get('issued')}\n")
+    if "verdict" in claims:
+        found = claims["attribution"]
+        key = f", key {found['key_fingerprint']}" if found else ""
+        write(printable(f"{claims['verdict']} at level {claims['level']:g}{key}: {claims['sentence']}\n"))
+        write(printable(f"technique: {claims['technique']['scheme']}, {claims['technique']['test']} test\n"))
+        about = "is" if text is not None else "is not checked: add --text TEXTFILE to compare"
+        write(f"the text {about}{f' {text}' if text is not None else ''}\n")
+    for name in checked:
+        write(f"unchanged: {name}\n")

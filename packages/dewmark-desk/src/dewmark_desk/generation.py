@@ -1,0 +1,270 @@
+"""Marked text for many requests at once: requests that wait together and sample alike form one batch.
+
+A text depends only on its own prompt, seed and decoding options, not on its batch (`dewmark.hosts.base`), so
+batching changes no text. One thread runs the host; each request gets its text piece by piece through a queue
+in its own event loop. A conversation becomes a prompt by the model's chat template, or by a plain transcript
+if the model has none. Every tenant writes with its own key; texts of different keys are in different batches.
+
+A request joins the next batch, not the running one, and waits until that has ended: this is for trying the
+mark out, and an engine with continuous batching (`dewmark.hosts.engines.vllm`) is for serving it. A request
+whose client has gone is dropped at once.
+
+Boundary: prompts in, pieces of text out; `routes.openai` handles OpenAI's formats.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from dewmark.decoding import CHAT_DECODING, Decoding
+from dewmark.errors import DewmarkError
+from dewmark.hosts import chat_format
+from dewmark.hosts.base import ChatFormat, Conversation, Host, check_decoding
+from dewmark.hosts.transformers.tokenizer import HFTokenizer
+from dewmark.scheme import BoundScheme
+from dewmark_desk.thread_pool import Overloaded
+
+_SPEAKERS = {"system": "System", "developer": "System", "user": "User", "assistant": "Assistant"}
+_GATHER_SECONDS = 0.02  # how long the first request of a batch waits for others
+_RETRY_SECONDS = 10.0  # suggested to rejected callers, as the remaining time is unknown
+_UNFINISHED = "\N{REPLACEMENT CHARACTER}"  # the decoding of an incomplete character
+
+_log = logging.getLogger("dewmark_desk")
+
+
+def chat_format_or_transcript(name: str) -> ChatFormat:
+    """A host's chat format; plain transcripts for a host that has none."""
+    try:
+        return chat_format(name)
+    except DewmarkError as error:
+        _log.warning("%s: conversations become transcripts", error)
+        return ChatFormat(transcript, CHAT_DECODING)
+
+
+def transcript(messages: Conversation) -> str:
+    """A conversation as a transcript, for base models."""
+    lines = [f"{_SPEAKERS[message['role']]}: {message['content'].strip()}" for message in messages]
+    return "\n\n".join([*lines, "Assistant:"])
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationRequest:
+    """One completion to generate; it ends before the first of its ``stop`` sequences."""
+
+    prompt: str = dataclasses.field(repr=False)
+    tenant: str
+    seed: int
+    decoding: Decoding
+    stop: tuple[str, ...] = ()
+    member: int | None = None
+    payload: int | None = None
+
+    def samples_like(self, other: GenerationRequest) -> bool:
+        """Whether it has the same mark, and decoding options that differ in length at most."""
+        decoding = dataclasses.replace(self.decoding, max_new_tokens=other.decoding.max_new_tokens)
+        return self._mark == other._mark and decoding == other.decoding
+
+    @property
+    def _mark(self) -> tuple[str, int | None, int | None]:
+        return self.tenant, self.member, self.payload
+
+
+class TextStream:
+    """The text of one request in pieces; iterate over it in the event loop that created it."""
+
+    def __init__(self, request: GenerationRequest, decode: Callable[[list[int]], str]) -> None:
+        self.request = request
+        self.tokens = 0
+        self.reason = "stop"  # or "length"; final after the last piece
+        self._decode = decode
+        self._ids: list[int] = []
+        self._sent = 0  # characters
+        self._open = True
+        self._loop = asyncio.get_running_loop()
+        self._pieces: asyncio.Queue[str | BaseException | None] = asyncio.Queue()
+
+    @property
+    def open(self) -> bool:
+        """Whether more tokens are needed."""
+        return self._open
+
+    def cancel(self) -> None:
+        """Stop, because the reader has gone."""
+        self._open = False
+
+    def take(self, token: int | None) -> None:
+        """Add the next token, or None at the end of the text. Called by the generating thread."""
+        if token is None:
+            self.end()
+            return
+        self._ids.append(token)
+        self.tokens = len(self._ids)
+        text = self._decode(self._ids)
+        found = [place for place in (text.find(stop) for stop in self.request.stop) if place >= 0]
+        if found:
+            self._send(text, min(found))
+            self._close()
+        elif self.tokens >= self.request.decoding.max_new_tokens:
+            self.reason = "length"
+            self.end()
+        else:
+            self._send(text, _settled(text, self.request.stop))
+
+    def end(self) -> None:
+        """Send the rest of the text. Called by the generating thread."""
+        if self._open:
+            text = self._decode(self._ids)
+            self._send(text, len(text))
+            self._close()
+
+    def fail(self, error: BaseException) -> None:
+        """End with an error. Called by the generating thread."""
+        if self._open:
+            self._open = False
+            self._put(error)
+
+    async def __aiter__(self) -> AsyncIterator[str]:
+        while (piece := await self._pieces.get()) is not None:
+            if isinstance(piece, BaseException):
+                raise piece
+            yield piece
+
+    def _send(self, text: str, until: int) -> None:
+        if until > self._sent:
+            self._put(text[self._sent : until])
+            self._sent = until
+
+    def _close(self) -> None:
+        self._open = False
+        self._put(None)
+
+    def _put(self, piece: str | BaseException | None) -> None:
+        try:
+            self._loop.call_soon_threadsafe(self._pieces.put_nowait, piece)
+        except RuntimeError:  # the event loop has closed, so there is no reader
+            self._open = False
+
+
+class TextGenerator:
+    """A host that generates marked text, batch by batch, in its own thread."""
+
+    def __init__(
+        self,
+        host: Host,
+        writers: Mapping[str, BoundScheme],
+        *,
+        name: str,
+        chat: ChatFormat,
+        max_waiting: int,
+        batch_size: int,
+    ) -> None:
+        """``writers`` are the marks by tenant; ``chat`` is the host's chat format."""
+        self.host, self.writers, self.name, self.chat = host, dict(writers), name, chat
+        self._max_waiting, self._batch_size = max_waiting, batch_size
+        self._streams: deque[TextStream] = deque()
+        self._changed = threading.Condition()
+        self._closing = False
+        self._thread = threading.Thread(target=self._run, name="generator", daemon=True)
+        self._thread.start()
+
+    def check(self, request: GenerationRequest) -> None:
+        """Raise an error if the host or the scheme cannot serve the request."""
+        check_decoding(request.decoding, self._writer(request))
+        self.host.check_prompts([request.prompt], request.decoding.max_new_tokens)
+
+    def _writer(self, request: GenerationRequest) -> BoundScheme:
+        return self.writers[request.tenant].marking_as(member=request.member, payload=request.payload)
+
+    def count_tokens(self, prompt: str) -> int:
+        """The number of tokens in a prompt; special tokens of a chat template count once if recognized."""
+        tokenizer = self.host.info.tokenizer
+        if isinstance(tokenizer, HFTokenizer):
+            return len(tokenizer.encode_prompts([prompt])[0])
+        return len(tokenizer.encode([prompt])[0].ids)
+
+    def submit(self, requests: Sequence[GenerationRequest]) -> list[TextStream]:
+        """Queue checked requests; call it in the event loop that reads the streams."""
+        streams = [TextStream(request, self._decode) for request in requests]
+        with self._changed:
+            if self._closing or (self._streams and len(self._streams) + len(streams) > self._max_waiting):
+                raise Overloaded(_RETRY_SECONDS)
+            self._streams.extend(streams)
+            self._changed.notify()
+        return streams
+
+    def close(self) -> None:
+        """Finish accepted requests, then stop."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify()
+        self._thread.join()
+
+    def _decode(self, ids: list[int]) -> str:
+        return self.host.info.tokenizer.decode([ids])[0]
+
+    def _run(self) -> None:
+        while (streams := self._take()) != []:
+            if streams is None:
+                continue
+            try:
+                self._generate(streams)
+            except Exception as error:  # noqa: BLE001 - goes to the callers
+                if not isinstance(error, DewmarkError):
+                    _log.exception("generation failed", exc_info=error)
+                for stream in streams:
+                    stream.fail(error)
+
+    def _take(self) -> list[TextStream] | None:
+        """The next streams that sample alike; empty once the generator has closed, None to try again."""
+        with self._changed:
+            while not self._streams:
+                if self._closing:
+                    return []
+                self._changed.wait()
+        time.sleep(_GATHER_SECONDS)
+        with self._changed:
+            self._streams = deque(stream for stream in self._streams if stream.open)
+            if not self._streams:  # their clients have gone
+                return [] if self._closing else None
+            first = self._streams[0].request
+            alike = [stream for stream in self._streams if stream.request.samples_like(first)]
+            taken = alike[: self._batch_size]
+            self._streams = deque(stream for stream in self._streams if stream not in taken)
+        return taken
+
+    def _generate(self, streams: list[TextStream]) -> None:
+        decodings = [stream.request.decoding for stream in streams]
+
+        def hand_out(step: list[int | None]) -> bool:
+            for stream, token in zip(streams, step, strict=True):
+                if stream.open:
+                    stream.take(token)
+            return any(stream.open for stream in streams)
+
+        self.host.stream(
+            [stream.request.prompt for stream in streams],
+            scheme=self._writer(streams[0].request),
+            seeds=[stream.request.seed for stream in streams],
+            decoding=max(decodings, key=lambda decoding: decoding.max_new_tokens),
+            on_step=hand_out,
+        )
+        for stream in streams:
+            stream.end()
+
+
+def _settled(text: str, stops: Sequence[str]) -> int:
+    """How many characters of a growing text are final: complete, and not the start of a stop sequence."""
+    end = len(text.rstrip(_UNFINISHED))
+    for stop in stops:
+        for size in range(min(len(stop) - 1, end), 0, -1):
+            if text[:end].endswith(stop[:size]):
+                end -= size
+                break
+    return end

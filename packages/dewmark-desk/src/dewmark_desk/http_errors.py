@@ -1,0 +1,134 @@
+"""Error responses: one JSON shape and one plain sentence, which never quotes the request.
+
+The shape is that of OpenAI's errors plus the request's id, so that OpenAI's clients understand it, too.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from http import HTTPStatus
+
+import sqlalchemy as sa
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse, Response
+from starlette.exceptions import HTTPException
+
+from dewmark.errors import DewmarkError, StorageError
+from dewmark_desk.jobs import TooManyJobs
+from dewmark_desk.thread_pool import Overloaded
+
+INTERNAL = "the service failed; see its log"
+
+_log = logging.getLogger("dewmark_desk")
+
+_CODES = {
+    400: "bad_request",
+    404: "not_found",
+    405: "method_not_allowed",
+    408: "timeout",
+    415: "unsupported_media_type",
+}
+_SENTENCES = {404: "there is nothing at this URL", 405: "this URL does not support that method"}
+_MAX_WAIT = 3600.0
+
+
+class ApiError(HTTPException):
+    """An error response; ``wait`` becomes its Retry-After header."""
+
+    def __init__(
+        self,
+        status: int,
+        code: str,
+        message: str,
+        *,
+        wait: float | None = None,
+        headers: dict[str, str] | None = None,
+    ) -> None:
+        all_headers = dict(headers or {})
+        if wait is not None:
+            all_headers["Retry-After"] = str(max(1, math.ceil(min(wait, _MAX_WAIT))))
+        super().__init__(status, message, all_headers)
+        self.code = code
+
+
+def overloaded(wait: float, why: str = "too many requests are waiting") -> ApiError:
+    """A 503 response."""
+    return ApiError(503, "overloaded", f"{why}; try again later", wait=wait)
+
+
+def error_body(status: int, code: str, message: str, request_id: str) -> dict[str, object]:
+    """The JSON body of an error response."""
+    kind = "server_error" if status >= 500 else "invalid_request_error"
+    return {
+        "error": {"code": code, "type": kind, "message": message, "param": None, "request_id": request_id}
+    }
+
+
+def add_handlers(app: FastAPI) -> None:
+    """Turn every exception that a route may raise into an error response."""
+    app.add_exception_handler(HTTPException, _http_error)
+    app.add_exception_handler(RequestValidationError, _invalid_request)
+    app.add_exception_handler(DewmarkError, _library_error)
+    app.add_exception_handler(Overloaded, _overloaded)
+    app.add_exception_handler(TooManyJobs, _too_many_jobs)
+    app.add_exception_handler(sa.exc.SQLAlchemyError, _store_error)
+    app.add_exception_handler(StorageError, _store_error)
+
+
+def _response(request: Request, error: ApiError) -> Response:
+    body = error_body(error.status_code, error.code, error.detail, request.state.request_id)
+    return JSONResponse(body, error.status_code, error.headers)
+
+
+async def _http_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    if not isinstance(error, ApiError):
+        status = error.status_code
+        sentence = _SENTENCES.get(status, HTTPStatus(status).phrase.lower())
+        headers = dict(error.headers or {})
+        error = ApiError(status, _CODES.get(status, "bad_request"), sentence, headers=headers)
+    return _response(request, error)
+
+
+async def _invalid_request(request: Request, error: Exception) -> Response:
+    """Report the first error without quoting the request."""
+    assert isinstance(error, RequestValidationError)
+    first = error.errors()[0]
+    if first["type"] == "json_invalid":
+        return _response(request, ApiError(400, "bad_request", "the body is not valid JSON"))
+    where = ".".join(str(part) for part in first["loc"] if part != "body") or "the body"
+    message = str(first["msg"]).removeprefix("Value error, ")
+    printable = where.encode("ascii", "replace").decode()[:80]  # the sender chose the field's name
+    return _response(request, ApiError(422, "invalid_request", f"{printable}: {message}"))
+
+
+async def _library_error(request: Request, error: Exception) -> Response:
+    if isinstance(error, ValueError):  # the request is at fault: `InputError`, `ConfigError`
+        return _response(request, ApiError(422, "invalid_request", str(error)))
+    _log.error("a request failed", exc_info=error)
+    return _response(request, ApiError(500, "internal", INTERNAL))
+
+
+async def _overloaded(request: Request, error: Exception) -> Response:
+    assert isinstance(error, Overloaded)
+    return _response(request, overloaded(error.wait))
+
+
+async def _too_many_jobs(request: Request, error: Exception) -> Response:
+    assert isinstance(error, TooManyJobs)
+    if error.own:
+        message = "this token has too many open jobs: wait for one to finish, or delete one"
+        return _response(request, ApiError(429, "too_many_requests", message, wait=30.0))
+    return _response(request, overloaded(30.0, "too many jobs are waiting"))
+
+
+async def _store_error(request: Request, error: Exception) -> Response:
+    return _response(request, store_unavailable(error))
+
+
+def store_unavailable(error: Exception) -> ApiError:
+    """A 503 response; what happened is logged."""
+    _log.error("the store is unavailable", exc_info=error)
+    return overloaded(2.0, "the store is unavailable")

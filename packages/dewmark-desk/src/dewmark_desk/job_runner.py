@@ -1,0 +1,216 @@
+"""The thread of a worker process that runs jobs, in small chunks, in the pool that also serves requests."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from dewmark.errors import DewmarkError, InputError
+from dewmark.scheme import DEFAULT_FPR
+from dewmark.stats.audit import audit
+from dewmark.stats.multiple_testing import benjamini_hochberg
+from dewmark.text.languages import LanguagePolicy
+from dewmark.translation import translate_back
+from dewmark.types import Verdict
+from dewmark_desk import verdicts
+from dewmark_desk.jobs import BATCH, Item, Job, Jobs, Scored
+from dewmark_desk.query_log import QueryLog
+from dewmark_desk.tenants import Tenant
+from dewmark_desk.thread_pool import BatchingPool, Overloaded
+from dewmark_desk.verdicts import Examination, Query, truncate_bytes
+
+_CHUNK = 16  # texts scored and recorded at a time; a killed worker loses at most one chunk
+_CHUNK_READ = 2  # the same where a reader reads them: requests wait for the chunk to end
+_CHUNK_CHARACTERS = 32_768
+_POLL_SECONDS = 0.5
+
+Scoring = Callable[[Sequence[Item]], list[Scored]]
+
+_log = logging.getLogger("dewmark_desk")
+
+
+class JobRunner:
+    """Runs jobs from the store until it is closed, and then returns an unfinished one to the queue."""
+
+    def __init__(
+        self,
+        jobs: Jobs,
+        tenants: Mapping[str, Tenant],
+        pool: BatchingPool,
+        *,
+        limit: int,
+        searched: int,
+        translated: int,
+        query_log: QueryLog | None = None,
+    ) -> None:
+        self._jobs, self._tenants, self._pool = jobs, tenants, pool
+        self._limit, self._searched, self._translated = limit, searched, translated
+        self._query_log = query_log
+        self._stop, self._wake = threading.Event(), threading.Event()
+        self._thread = threading.Thread(target=self._run, name="jobs", daemon=True)
+
+    def start(self) -> None:
+        """Start polling for jobs."""
+        self._thread.start()
+
+    def wake(self) -> None:
+        """Poll now."""
+        self._wake.set()
+
+    def close(self) -> None:
+        """Stop after the current chunk."""
+        self._stop.set()
+        self._wake.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._stop.is_set():
+            try:
+                job = self._jobs.claim(list(self._tenants))
+                if job is not None:
+                    self._work(job)
+                    continue
+            except Exception as error:  # noqa: BLE001 - the thread must not die
+                # the store may be briefly unavailable: the job keeps its lease, or another worker takes over
+                _log.exception("running jobs failed", exc_info=error)
+            self._wake.wait(_POLL_SECONDS)
+            self._wake.clear()
+
+    def _work(self, job: Job) -> None:
+        prepare, report = (self._detect, self._batch) if job.kind == BATCH else (self._score, self._audit)
+        try:
+            tenants = self._find(job)
+            read = job.settings.get("read", True) and any(each.bound.reader_name for each in tenants)
+            count = _CHUNK_READ if read else _CHUNK
+            while chunk := self._jobs.open_items(job, count=count, characters=_CHUNK_CHARACTERS):
+                if self._stop.is_set():
+                    self._jobs.release(job)
+                    return
+                with self._jobs.keeping(job):
+                    scored = self._pool.run_background(prepare(chunk, job, tenants), chunk)
+                if not self._jobs.record(job, scored):
+                    return
+            self._jobs.finish(job, result=report(job, tenants))
+        except Overloaded:  # the pool has closed, because the service stops
+            self._jobs.release(job)
+        except DewmarkError as error:
+            self._jobs.finish(job, error=str(error))
+        except Exception as error:  # noqa: BLE001 - reported with the job
+            _log.exception("a job failed", exc_info=error)
+            self._jobs.finish(job, error="internal error, see the service's log")
+
+    def _find(self, job: Job) -> list[Tenant]:
+        ids = [job.tenant] if job.tenant else job.settings["tenants"]
+        missing = [id_ for id_ in ids if id_ not in self._tenants]
+        if missing:
+            raise InputError("a tenant of this job is no longer served: submit the job again")
+        return [self._tenants[id_] for id_ in ids]
+
+    def _score(self, chunk: Sequence[Item], job: Job, tenants: Sequence[Tenant]) -> Scoring:
+        texts = [truncate_bytes(item.text, self._limit) for item in chunk]
+        anywhere = tenants[0].bound.judging(LanguagePolicy(every=True))  # an audit is what a language needs
+
+        def score(some: Sequence[Item]) -> list[Scored]:
+            found = anywhere.detect_batch(
+                texts, prompts=[item.prompt for item in some], fpr=DEFAULT_FPR, test=job.test
+            )
+            return [
+                Scored(
+                    item.number,
+                    each.tokens_scored,
+                    each.p_value if each.verdict.conclusive else None,
+                )
+                for item, each in zip(some, found, strict=True)
+            ]
+
+        return score
+
+    def _detect(self, chunk: Sequence[Item], job: Job, tenants: Sequence[Tenant]) -> Scoring:
+        """What judges the texts; they are translated here, in the job's own thread, where nobody waits."""
+        fpr = job.settings["fpr"]
+        how = Examination(
+            tenants,
+            keys=job.settings["keys"],
+            scored_bytes=self._limit,
+            searched_bytes=self._searched,
+            test=job.test,
+            read=job.settings.get("read", True),  # a job of an older version has none
+        )
+        english: list[str | None] = [None] * len(chunk)
+        if job.settings.get("translate_back", False):
+            english = translate_back([truncate_bytes(item.text, self._translated) for item in chunk])
+
+        def score(some: Sequence[Item]) -> list[Scored]:
+            queries = [Query(item.text, item.prompt, fpr) for item in some]
+            found = verdicts.detect_versions(queries, english, how)
+            if self._query_log is not None:
+                self._query_log.write(
+                    request=job.id,
+                    token=job.owner,
+                    endpoint="batch",
+                    texts=[item.text for item in some],
+                    answers=found,
+                )
+            return [
+                Scored(
+                    item.number,
+                    answer["tokens_scored"],
+                    answer["p_value"] if Verdict(answer["verdict"]).conclusive else None,
+                    _without_text(answer),
+                )
+                for item, answer in zip(some, found, strict=True)
+            ]
+
+        return score
+
+    def _audit(self, job: Job, tenants: Sequence[Tenant]) -> dict[str, Any]:
+        tenant = tenants[0]
+        outcomes = self._jobs.outcomes(job)
+        judged = [
+            (language, one.length, one.p_value) for language, one in outcomes if one.p_value is not None
+        ]
+        found = audit(
+            [p_value for _, _, p_value in judged],
+            languages=[language for language, _, _ in judged],
+            lengths=[length for _, length, _ in judged],
+        )
+        cells = [
+            {**cell.to_dict(), "name": cell.name, "significant": cell.significant} for cell in found.cells
+        ]
+        return {
+            "key_fingerprint": tenant.bound.fingerprint,
+            "scheme": tenant.bound.scheme.name,
+            "host": tenant.bound.host.name,
+            "reader": tenant.bound.reader_name,
+            "test": job.test or tenant.bound.tests[0],
+            "too_short": len(outcomes) - len(judged),
+            "left_out": job.left_out,
+            **found.to_dict(),
+            "cells": cells,
+        }
+
+    def _batch(self, job: Job, tenants: Sequence[Tenant]) -> dict[str, Any]:
+        fpr = job.settings["fpr"]
+        p = [one.p_value for _, one in self._jobs.outcomes(job) if one.p_value is not None]
+        return {
+            "fpr": fpr,
+            "keys": job.settings["keys"],
+            "translate_back": job.settings.get("translate_back", False),
+            "texts": job.total,
+            "marked": sum(value < fpr for value in p),
+            "without_verdict": job.total - len(p),
+            # after Benjamini-Hochberg: of these, at most about a share of fpr is unmarked
+            "rejected": int((benjamini_hochberg(p) <= fpr).sum()) if p else 0,
+            "results": f"/v1/jobs/{job.id}/results",
+        }
+
+
+def _without_text(answer: dict[str, Any]) -> dict[str, Any]:
+    """An answer without the words of the text, which are not stored: passages are offsets."""
+    kept = {name: value for name, value in answer.items() if name != "tokens"}
+    if kept["coverage"] is not None:
+        passages = [{**passage, "text": None} for passage in kept["coverage"]["passages"]]
+        kept["coverage"] = {**kept["coverage"], "passages": passages}
+    return kept

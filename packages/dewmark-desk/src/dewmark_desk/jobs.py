@@ -1,0 +1,439 @@
+"""Jobs (audits, batches of detections): kept in the store, so that they survive the death of a worker.
+
+A worker leases a job and renews the lease while it works. If it dies, the lease
+expires and another worker continues after the last chunk; a worker that was merely slow finds that it has
+lost the lease, and stops. A text is deleted when it is scored, its result with its job, which expires.
+
+A caller may name a request (``idempotency``): the same request under the same name is one job, however often
+it is sent. A job with a ``webhook`` waits after its end until the URL was called.
+
+Boundary: rows; `job_runner` does the work.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import secrets
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import sqlalchemy as sa
+
+from dewmark.errors import ConfigError
+from dewmark_desk.reports.detection_report import timestamp
+from dewmark_desk.store import Store, items, jobs
+from dewmark_desk.store import texts as words
+
+AUDIT, BATCH = "audit", "detect"
+
+ATTEMPTS = 5  # a job whose workers keep dying fails after this many
+
+_OPEN = ("queued", "running")
+_LONGEST = 600.0  # seconds that one chunk of texts may take
+_PAUSES = (0.0, 10.0, 60.0, 300.0, 1800.0)  # seconds before each attempt to call a webhook
+
+
+class TooManyJobs(Exception):  # noqa: N818 - a state, not a fault
+    """The limit of open jobs is reached: the caller's own (``own``) or that of the service."""
+
+    def __init__(self, *, own: bool) -> None:
+        super().__init__("too many open jobs")
+        self.own = own
+
+
+@dataclass(frozen=True, slots=True)
+class JobText:
+    """A text for a new job; ``name`` is the caller's id of it."""
+
+    text: str = field(repr=False)
+    prompt: str | None = field(default=None, repr=False)
+    language: str = ""
+    name: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """One text of a job."""
+
+    number: int
+    text: str = field(repr=False)
+    prompt: str | None = field(repr=False)
+    language: str
+
+
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """The result for one text; without a p-value it was too short for a verdict."""
+
+    number: int
+    length: int
+    p_value: float | None
+    result: dict[str, Any] | None = None
+    name: str | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values, for a batch of detections."""
+        return {"number": self.number, "id": self.name, **(self.result or {})}
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A job's row in the store; ``tenant`` is empty if it concerns several."""
+
+    id: str
+    owner: str
+    kind: str
+    state: str
+    tenant: str
+    test: str | None
+    total: int
+    left_out: int
+    done: int
+    created: float
+    finished: float | None
+    error: str | None
+    result: str | None
+    options: str
+    webhook: str | None
+    webhook_state: str | None
+    request: str | None
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The job's own options."""
+        return dict(json.loads(self.options))
+
+    def to_dict(self, *, result: bool = True) -> dict[str, Any]:
+        """Plain JSON values."""
+        return {
+            "id": self.id,
+            "kind": self.kind,
+            "state": self.state,
+            "done": self.done,
+            "total": self.total,
+            "created": timestamp(self.created),
+            "finished": None if self.finished is None else timestamp(self.finished),
+            "tenant": self.tenant or None,
+            "error": self.error,
+            "webhook": self.webhook_state,
+            "result": json.loads(self.result) if result and self.result else None,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A webhook that is due: the URL, and the job that has ended."""
+
+    url: str
+    job: Job
+
+
+class Jobs:
+    """The jobs of a store; ``worker`` identifies this process in leases."""
+
+    def __init__(self, store: Store, *, lease: float, clock: Callable[[], float] = time.time) -> None:
+        self._store, self._lease, self._clock = store, lease, clock
+        self.worker = secrets.token_hex(8)
+
+    def submit(
+        self,
+        owner: str,
+        *,
+        kind: str = AUDIT,
+        tenant: str,
+        test: str | None,
+        texts: Sequence[JobText],
+        left_out: int = 0,
+        options: Mapping[str, Any] | None = None,
+        idempotency: str | None = None,
+        request: str | None = None,
+        webhook: str | None = None,
+        owner_limit: int,
+        limit: int,
+    ) -> Job:
+        """Store a job."""
+        id_ = f"j_{secrets.token_urlsafe(16)}"
+        with self._store.write() as connection:
+            waiting = sa.select(sa.func.count()).select_from(jobs).where(jobs.c.state.in_(_OPEN))
+            if connection.execute(waiting.where(jobs.c.owner == owner)).scalar_one() >= owner_limit:
+                raise TooManyJobs(own=True)
+            if connection.execute(waiting).scalar_one() >= limit:
+                raise TooManyJobs(own=False)
+            row = {
+                "id": id_,
+                "owner": owner,
+                "kind": kind,
+                "state": "queued",
+                "tenant": tenant,
+                "test": test,
+                "total": len(texts),
+                "left_out": left_out,
+                "done": 0,
+                "created": self._clock(),
+                "leased_until": 0.0,
+                "attempts": 0,
+                "options": json.dumps(dict(options or {})),
+                "idempotency": idempotency,
+                "request": request,
+                "webhook": webhook,
+            }
+            connection.execute(sa.insert(jobs).values(row))
+            connection.execute(
+                sa.insert(items),
+                [
+                    {
+                        "job": id_,
+                        "number": number,
+                        "language": each.language,
+                        "name": each.name,
+                    }
+                    for number, each in enumerate(texts)
+                ],
+            )
+            connection.execute(
+                sa.insert(words),
+                [
+                    {"job": id_, "number": number, "text": each.text, "prompt": each.prompt}
+                    for number, each in enumerate(texts)
+                ],
+            )
+        found = self.get(id_)
+        assert found is not None  # just written
+        return found
+
+    def get(self, id_: str) -> Job | None:
+        """The job with this id, if any."""
+        with self._store.read() as connection:
+            row = connection.execute(sa.select(jobs).where(jobs.c.id == id_)).first()
+        return None if row is None else _job(row)
+
+    def repeated(self, owner: str, idempotency: str, request: str) -> Job | None:
+        """The owner's job of this name; raises `ConfigError` if that was another request."""
+        chosen = sa.select(jobs).where(jobs.c.owner == owner, jobs.c.idempotency == idempotency)
+        with self._store.read() as connection:
+            row = connection.execute(chosen).first()
+        if row is None:
+            return None
+        if row.request != request:
+            raise ConfigError("Idempotency-Key: another request had this key; use a new one")
+        return _job(row)
+
+    def of(self, owner: str | None, *, after: Job | None = None, limit: int = 50) -> list[Job]:
+        """The jobs of an owner, or of all, newest first, from the one that follows ``after``."""
+        chosen = sa.select(jobs).order_by(jobs.c.created.desc(), jobs.c.id.desc()).limit(limit)
+        if owner is not None:
+            chosen = chosen.where(jobs.c.owner == owner)
+        if after is not None:
+            older = sa.and_(jobs.c.created == after.created, jobs.c.id < after.id)
+            chosen = chosen.where(sa.or_(jobs.c.created < after.created, older))
+        with self._store.read() as connection:
+            rows = connection.execute(chosen).all()
+        return [_job(row) for row in rows]
+
+    def delete(self, id_: str) -> None:
+        """Delete a job and its texts; a worker that runs it notices and stops."""
+        with self._store.write() as connection:
+            for table in (words, items):
+                connection.execute(sa.delete(table).where(table.c.job == id_))
+            connection.execute(sa.delete(jobs).where(jobs.c.id == id_))
+        self._forget()
+
+    def expire(self, *, days: float) -> int:
+        """Delete the jobs that ended this long ago; returns their number."""
+        old = jobs.c.finished < self._clock() - 86_400.0 * days
+        with self._store.write() as connection:
+            for table in (words, items):
+                connection.execute(sa.delete(table).where(table.c.job.in_(sa.select(jobs.c.id).where(old))))
+            gone = connection.execute(sa.delete(jobs).where(old)).rowcount
+        self._forget()
+        return int(gone)
+
+    def claim(self, tenants: Sequence[str]) -> Job | None:
+        """Lease the oldest free job of the given tenants."""
+        now = self._clock()
+        free = sa.or_(jobs.c.state == "queued", sa.and_(jobs.c.state == "running", jobs.c.leased_until < now))
+        with self._store.read() as connection:  # most polls find nothing and need no lock
+            if connection.execute(sa.select(jobs.c.id).where(free).limit(1)).first() is None:
+                return None
+        with self._store.write() as connection:
+            connection.execute(
+                sa.update(jobs)
+                .where(free, jobs.c.attempts >= ATTEMPTS)
+                .values(state="failed", finished=now, error=f"given up after {ATTEMPTS} workers died")
+            )
+            mine = jobs.c.tenant.in_(["", *tenants])
+            chosen = sa.select(jobs).where(free, mine).order_by(jobs.c.created).limit(1)
+            row = connection.execute(chosen).first()
+            if row is None:
+                return None
+            taken = connection.execute(
+                sa.update(jobs)
+                .where(jobs.c.id == row.id, free)
+                .values(
+                    state="running",
+                    worker=self.worker,
+                    leased_until=now + self._lease,
+                    attempts=jobs.c.attempts + 1,
+                )
+            ).rowcount
+        return _job(row) if taken else None
+
+    def open_items(self, job: Job, *, count: int, characters: int = 1 << 20) -> list[Item]:
+        """The next texts of a job without a result: one, and more up to so many texts and characters."""
+        same = sa.and_(words.c.job == items.c.job, words.c.number == items.c.number)
+        waiting = sa.and_(items.c.job == job.id, items.c.length.is_(None), same)
+        sizes = sa.select(items.c.number, sa.func.length(words.c.text)).where(waiting)
+        chosen = sa.select(items.c.number, words.c.text, words.c.prompt, items.c.language).where(waiting)
+        with self._store.read() as connection:
+            last = None
+            for number, size in connection.execute(sizes.order_by(items.c.number).limit(count)).all():
+                characters -= size
+                if last is not None and characters < 0:
+                    break
+                last = number
+            if last is None:
+                return []
+            rows = connection.execute(chosen.where(items.c.number <= last).order_by(items.c.number)).all()
+        return [Item(row.number, row.text, row.prompt, row.language) for row in rows]
+
+    def record(self, job: Job, scored: Sequence[Scored]) -> bool:
+        """Write results and renew the lease; False if this worker has lost the lease."""
+        with self._store.write() as connection:
+            mine = connection.execute(
+                self._own(job).values(
+                    done=jobs.c.done + len(scored),
+                    leased_until=self._clock() + self._lease,
+                    attempts=1,  # the job makes progress, so it did not kill its workers
+                )
+            ).rowcount
+            for one in scored if mine else ():
+                connection.execute(
+                    sa.update(items)
+                    .where(items.c.job == job.id, items.c.number == one.number)
+                    .values(
+                        length=one.length,
+                        p_value=one.p_value,
+                        result=None if one.result is None else json.dumps(one.result, ensure_ascii=False),
+                    )
+                )
+                connection.execute(
+                    sa.delete(words).where(words.c.job == job.id, words.c.number == one.number)
+                )
+        return bool(mine)
+
+    @contextlib.contextmanager
+    def keeping(self, job: Job) -> Iterator[None]:
+        """Renew the lease while the block runs, for `_LONGEST` seconds at most: a chunk may take its time.
+
+        The lease of a worker that dies expires all the same, because the renewals die with it.
+        """
+        ended = threading.Event()
+        last = time.monotonic() + _LONGEST
+
+        def renew() -> None:
+            while not ended.wait(self._lease / 3.0) and time.monotonic() < last:
+                with contextlib.suppress(sa.exc.SQLAlchemyError), self._store.write() as connection:
+                    connection.execute(self._own(job).values(leased_until=self._clock() + self._lease))
+
+        thread = threading.Thread(target=renew, name="lease", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            thread.join()
+
+    def outcomes(self, job: Job) -> list[tuple[str, Scored]]:
+        """The language and result of every text."""
+        with self._store.read() as connection:
+            rows = connection.execute(
+                sa.select(items).where(items.c.job == job.id).order_by(items.c.number)
+            ).all()
+        return [(row.language, Scored(row.number, row.length, row.p_value)) for row in rows]
+
+    def results(self, job: Job, *, after: int = -1, limit: int = 100) -> list[Scored]:
+        """The results of a batch of detections, in order, from the text that follows number ``after``."""
+        chosen = sa.select(items).where(
+            items.c.job == job.id, items.c.number > after, items.c.length.is_not(None)
+        )
+        with self._store.read() as connection:
+            rows = connection.execute(chosen.order_by(items.c.number).limit(limit)).all()
+        return [
+            Scored(row.number, row.length, row.p_value, json.loads(row.result or "{}"), row.name)
+            for row in rows
+        ]
+
+    def finish(self, job: Job, *, result: dict[str, Any] | None = None, error: str | None = None) -> None:
+        """End a job with a result or an error, and delete its texts; a finished batch keeps its results."""
+        now = self._clock()
+        values = {
+            "state": "done" if error is None else "failed",
+            "finished": now,
+            "error": error,
+            "result": None if result is None else json.dumps(result, ensure_ascii=False),
+        }
+        if job.webhook is not None:
+            values |= {"webhook_state": "waiting", "webhook_at": now}
+        with self._store.write() as connection:
+            if not connection.execute(self._own(job).values(values)).rowcount:
+                return
+            connection.execute(sa.delete(words).where(words.c.job == job.id))
+            if job.kind == AUDIT or error is not None:
+                connection.execute(sa.delete(items).where(items.c.job == job.id))
+        self._forget()
+
+    def next_call(self) -> Call | None:
+        """Take the next webhook that is due; other workers leave it alone until its next attempt."""
+        now = self._clock()
+        due = sa.and_(jobs.c.webhook_state == "waiting", jobs.c.webhook_at <= now)
+        with self._store.read() as connection:
+            row = connection.execute(sa.select(jobs).where(due).order_by(jobs.c.webhook_at).limit(1)).first()
+        if row is None or row.webhook is None:
+            return None
+        attempt = row.webhook_attempts + 1
+        more = attempt < len(_PAUSES)
+        values = {
+            "webhook_attempts": attempt,
+            "webhook_at": now + _PAUSES[attempt] if more else None,
+            "webhook_state": "waiting" if more else "failed",
+        }
+        with self._store.write() as connection:
+            taken = connection.execute(
+                sa.update(jobs)
+                .where(jobs.c.id == row.id, due, jobs.c.webhook_attempts == row.webhook_attempts)
+                .values(values)
+            ).rowcount
+        return Call(row.webhook, _job(row)) if taken else None
+
+    def called(self, job: Job) -> None:
+        """Note that a job's webhook was answered."""
+        with self._store.write() as connection:
+            change = sa.update(jobs).where(jobs.c.id == job.id)
+            connection.execute(change.values(webhook_state="sent", webhook_at=None))
+
+    def release(self, job: Job) -> None:
+        """Return an unfinished job to the queue, because this worker stops."""
+        with self._store.write() as connection:
+            connection.execute(self._own(job).values(state="queued", leased_until=0.0, attempts=0))
+
+    def _forget(self) -> None:
+        """Remove the words of deleted texts from the database's files."""
+        with self._store.write() as connection:
+            if connection.execute(sa.select(words.c.job).limit(1)).first() is None:
+                connection.execute(sa.delete(words))  # frees all its pages, which overwrites them
+        self._store.forget_deleted()
+
+    def _own(self, job: Job) -> sa.Update:
+        """An update that applies only while this worker holds the lease."""
+        return sa.update(jobs).where(
+            jobs.c.id == job.id, jobs.c.state == "running", jobs.c.worker == self.worker
+        )
+
+
+def _job(row: Any) -> Job:  # noqa: ANN401 - a row of SQLAlchemy
+    names = Job.__dataclass_fields__
+    return Job(**{name: getattr(row, name) for name in names})

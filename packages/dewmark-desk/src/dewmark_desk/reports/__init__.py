@@ -1,0 +1,1 @@
+"""Signed detection reports, the provider's dossier and the signpost."""

@@ -1,0 +1,325 @@
+"""Signed detection reports: what was found in a text, by which technique, at which level.
+
+`report_claims` says it in JSON values, which `dewmark_desk.signing` signs; `render_report` shows the same on
+a page to print, with the signed document at its end. A report has the text's SHA-256 and never the text.
+`soft_binding` describes a mark as C2PA's assertion of that name does, in a JSON file beside the text.
+
+Boundary: results in, claims and pages out; nothing here detects or signs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from dewmark.reports.detection_display import CAVEATS, one_in, p_value, share_in_words
+from dewmark.reports.html_page import escape, html_page
+from dewmark.scheme import BoundScheme
+from dewmark.stats.multiple_testing import Looks
+from dewmark.types import Detection, Verdict
+from dewmark.version import __version__
+from dewmark_desk.signing import Signed
+
+REPORT, BINDING = "detection-report", "soft-binding"
+_FORMAT = 1
+
+_STYLE = """
+dl { display: grid; grid-template-columns: max-content 1fr; gap: .3rem 1.2rem; } dt { color: var(--soft); }
+dd { margin: 0; overflow-wrap: anywhere; }
+header { display: flex; justify-content: space-between; align-items: baseline; flex-wrap: wrap; gap: 0 1rem; }
+.verdict { font-size: 1.6rem; line-height: 1.25; font-weight: 700; margin: .25rem 0 0; text-wrap: balance; }
+.sure { margin: .4rem 0 1.2rem; } ul { margin: 0; padding-left: 1.2rem; }
+.jws { font: .62rem/1.35 ui-monospace, monospace; overflow-wrap: anywhere; color: var(--soft); }
+@media print { :root { color-scheme: light; --soft: #444; --card: #fff; --line: #999; }
+  body { background: #fff; color: #000; font-size: 10pt; } main { padding: 0; }
+  article { break-inside: avoid; border-color: #999; } }
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Technique:
+    """What a result rests on: the scheme with its settings, and the key's fingerprint."""
+
+    scheme: str
+    summary: str
+    settings: Mapping[str, Any]
+    config_hash: str
+    key_fingerprint: str
+
+    @classmethod
+    def of(cls, bound: BoundScheme) -> Technique:
+        """The technique of a bound scheme, with the settings that have a value."""
+        scheme = bound.scheme
+        settings = {name: value for name, value in scheme.to_dict().items() if value is not None}
+        return cls(scheme.name, scheme.summary, settings, bound.config_hash, bound.fingerprint)
+
+
+def text_digest(text: str) -> str:
+    """Hex SHA-256 of the text as UTF-8: that of its file, if the file is UTF-8 without a byte-order mark."""
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def timestamp(seconds: float | None = None) -> str:
+    """A time in UTC, by default now."""
+    now = datetime.now(UTC) if seconds is None else datetime.fromtimestamp(seconds, UTC)
+    return now.isoformat(timespec="seconds").replace("+00:00", "Z")
+
+
+def report_claims(
+    text: str,
+    found: Mapping[str, Any],
+    technique: Technique,
+    *,
+    said: str,
+    owner: str | None = None,
+    epoch: str | None = None,
+    issuer: str | None = None,
+    name: str | None = None,
+) -> dict[str, Any]:
+    """The claims of a report on one text.
+
+    ``found`` is the result as JSON values (`Detection.to_dict`, or `Attribution.to_dict` for several keys),
+    ``said`` the same in one sentence. ``owner`` (a tenant, or a key file's name) and ``epoch`` belong to the
+    best key, and are claimed only if the text is marked or no other key was tried.
+    """
+    keys = found.get("keys", 1)
+    known = found["verdict"] == Verdict.MARKED.value or keys == 1
+    return {
+        "document": REPORT,
+        "format": _FORMAT,
+        "id": secrets.token_hex(8),
+        "issued": timestamp(),
+        "issuer": issuer,
+        "software": f"dewmark {__version__}",
+        "text": {
+            "sha256": text_digest(text),
+            "characters": len(text),
+            "scored_characters": found.get("scored_characters", len(text)),
+            "name": name,
+        },
+        "verdict": found["verdict"],
+        "p_value": found["p_value"],
+        "level": found["fpr"],
+        "sentence": said,
+        "attribution": {
+            "owner": owner,
+            "key_fingerprint": found["key_fingerprint"],
+            "epoch": found.get("epoch") if epoch is None else epoch,
+        }
+        if known
+        else None,
+        "origin": _origin(found),
+        "coverage": _places(found.get("coverage")),
+        "looks": {
+            **(found.get("looks") or Looks(keys=keys).to_dict()),
+            "p_value_of_best_key": found.get("p_value_of_key", found["p_value"]),
+        },
+        "technique": {
+            "scheme": technique.scheme,
+            "summary": technique.summary,
+            "settings": dict(technique.settings),
+            "config_hash": technique.config_hash if known else None,
+            "test": found["test"],
+        },
+        "evidence": {name: found[name] for name in ("z", "effective_length", "tokens_scored")},
+        "caveats": list(CAVEATS),
+    }
+
+
+def _origin(found: Mapping[str, Any]) -> dict[str, Any] | None:
+    """What a marked text says of its origin besides the key; None if it is not marked.
+
+    ``attributable`` is whether the key's holder marked it, as far as that can be tested.
+    """
+    if found["verdict"] != Verdict.MARKED.value:
+        return None
+    test = found.get("attribution")
+    return {
+        **{name: found.get(name) for name in ("member", "payload", "payload_confidence")},
+        "attributable": None if test is None else test["attributable"],
+        "p_value_of_tail": None if test is None else test["p_tail"],
+    }
+
+
+def _places(coverage: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """Where the mark is, in characters; the passages' words stay out of the report."""
+    if coverage is None:
+        return None
+    kept = ("start", "end", "p_value")
+    passages = [{name: each[name] for name in kept} for each in coverage["passages"]]
+    return {"extent": coverage["extent"], "share": coverage["share"], "passages": passages}
+
+
+def soft_binding(
+    text: str, detection: Detection, technique: Technique, *, url: str | None = None
+) -> dict[str, Any]:
+    """The mark of a text as C2PA's soft-binding assertion, beside a hard binding of the file's bytes.
+
+    The value of a block names key and configuration; it leads to the provider, and reveals no key.
+    """
+    scope = {
+        "region": [
+            {
+                "type": "textual",
+                "text": {"selectors": [{"selector": {"fragment": "", "start": 0, "end": len(text)}}]},
+            }
+        ]
+    }
+    binding: dict[str, Any] = {
+        "alg": f"dewmark.{technique.scheme}.{_FORMAT}",
+        "name": f"dewmark {__version__}: {technique.summary}",
+        "alg-params": dict(technique.settings),
+        "blocks": [{"scope": scope, "value": f"{technique.key_fingerprint}:{technique.config_hash}"}],
+    }
+    if url is not None:
+        binding["url"] = url
+    return {
+        "document": BINDING,
+        "format": _FORMAT,
+        "issued": timestamp(),
+        "assertions": [
+            {"label": "c2pa.soft-binding", "data": binding},
+            {"label": "c2pa.hash.data", "data": {"alg": "sha256", "hash": text_digest(text)}},
+            {
+                "label": "c2pa.actions.v2",
+                "data": {
+                    "actions": [
+                        {
+                            "action": "c2pa.watermarked",
+                            "digitalSourceType": "http://cv.iptc.org/newscodes/digitalsourcetype/"
+                            "trainedAlgorithmicMedia",
+                        }
+                    ]
+                },
+            },
+        ],
+        "detection": {
+            "verdict": detection.verdict.value,
+            "p_value": detection.to_dict()["p_value"],
+            "level": detection.fpr,
+            "test": detection.test,
+        },
+    }
+
+
+def render_report(signed: Signed, document: str) -> str:
+    """A page to print: the claims of a verified report in words, and the signed ``document`` itself."""
+    claims = signed.payload
+    text, looks, technique, found = (claims[name] for name in ("text", "looks", "technique", "evidence"))
+    verdict = Verdict(claims["verdict"])
+    p = claims["p_value"]
+    rows = {
+        "Text": f"{text['name'] or 'unnamed'}, {text['characters']:,} characters"
+        + (
+            ""
+            if text["scored_characters"] == text["characters"]
+            else f", {text['scored_characters']:,} scored"
+        ),
+        "SHA-256": text["sha256"],
+        "Verdict": f"{verdict.value}, at a false-positive rate of {claims['level']:g}",
+        "p-value": "none"
+        if p is None or not verdict.conclusive
+        else f"{p_value(p)}: {share_in_words(p, test=technique['test'])}",
+        "Corrected for": str(Looks(looks["keys"], looks["attempts"], looks["passages"])) or "one look",
+        "Where": _where(claims["coverage"]) if verdict is Verdict.MARKED else None,
+        "Key": _key(claims["attribution"]),
+        "Marked by": _marked_by(claims.get("origin")),
+        "Technique": f"{technique['scheme']}: {technique['summary']}; {technique['test']} test",
+        "Evidence": f"z = {_number(found['z'], 2)}, effective length {_number(found['effective_length'], 0)} "
+        f"of {found['tokens_scored']:,} tokens",
+        "Software": claims["software"],
+        "Report": claims["id"],
+        "Signer": f"{signed.signer} (Ed25519)",
+    }
+    body = "".join(
+        f"<dt>{escape(term)}</dt><dd>{escape(str(value))}</dd>" for term, value in rows.items() if value
+    )
+    caveats = "".join(f"<li>{escape(each)}</li>" for each in claims["caveats"])
+    issued = (
+        f"{claims['issuer'] or 'Issuer not named'}, {claims['issued'][:10]} {claims['issued'][11:16]} UTC"
+    )
+    return html_page(
+        f"Detection report {claims['id']}",
+        f"<header><h1>Detection report</h1><p class='soft'>{escape(issued)}</p></header>\n"
+        f"<article>\n<p class='verdict'>{escape(_headline(claims))}</p>\n"
+        f"<p class='sure'>{escape(_certainty(claims))}</p>\n<dl>{body}</dl>\n</article>\n"
+        f"<article>\n<h2>What a verdict means, and what it does not</h2>\n<ul>{caveats}</ul>\n</article>\n"
+        "<article>\n<h2>Check this report</h2>\n<p>Anyone can make a page that looks like this one; only the "
+        "signature counts. Get the signer’s public key from the signer, not from this page, and run "
+        "<code>dewmark report verify THIS_PAGE.html --signer signer.jwk --text TEXTFILE</code>. Any JOSE "
+        "library that knows EdDSA can verify the lines below.</p>\n"
+        f"<p class='jws'>{escape(document)}</p>\n</article>\n",
+        style=_STYLE,
+    )
+
+
+_HOLDERS = {
+    True: "the key’s holder",
+    False: "the key’s holder or somebody who learned the mark",
+    None: "anyone who knows the mark: only a ring of keys can tell its holder’s texts from forgeries",
+}
+
+
+def _marked_by(origin: Mapping[str, Any] | None) -> str:
+    """Whether the text is attributable, its member and its payload; nothing if it is not marked."""
+    if origin is None:
+        return ""
+    parts = [f"{name} {origin[name]}" for name in ("member", "payload") if origin[name] is not None]
+    return ", ".join((_HOLDERS[origin["attributable"]], *parts))
+
+
+def signed_document(page: str) -> str | None:
+    """The signed document that a page of `render_report` carries; None if there is not exactly one."""
+    found = re.findall(r"<p class='jws'>([A-Za-z0-9_.-]+)</p>", page)
+    return found[0] if len(found) == 1 else None
+
+
+def _headline(claims: Mapping[str, Any]) -> str:
+    verdict, owner = Verdict(claims["verdict"]), claims["attribution"]
+    whose = f"the mark of {owner['owner']}" if owner and owner["owner"] else "the mark of this key"
+    if verdict is Verdict.MARKED:
+        coverage = claims["coverage"] or {"extent": None}
+        if coverage["extent"] == "part":
+            return f"About {100 * coverage['share']:.0f}% of this text carries {whose}."
+        throughout = " throughout" if coverage["extent"] == "whole" else ""
+        return f"This text carries {whose}{throughout}."
+    if verdict is Verdict.NOT_MARKED:
+        none = f"No mark of {owner['owner']}" if owner and owner["owner"] else "No mark"
+        return f"{none} was found in this text."
+    return f"This text allows no verdict: {verdict.value}."
+
+
+def _certainty(claims: Mapping[str, Any]) -> str:
+    """The second sentence of the page."""
+    verdict, p = Verdict(claims["verdict"]), claims["p_value"]
+    if not verdict.conclusive or p is None:
+        return "Nothing follows from this, in either direction."
+    if claims["technique"]["test"] == "empirical":
+        return f"Of unmarked texts, {one_in(p)} score this high."
+    if verdict is Verdict.MARKED:
+        return f"If it carried no mark, {one_in(p)} keys would still find this much in it by chance."
+    return f"Chance explains what was found: {one_in(p)} keys would find as much or more."
+
+
+def _key(owner: Mapping[str, Any] | None) -> str:
+    if owner is None:
+        return "none of the keys tried"
+    epoch = f", epoch {owner['epoch']}" if owner["epoch"] is not None else ""
+    return f"{owner['owner'] or 'key'} ({owner['key_fingerprint']}){epoch}"
+
+
+def _where(coverage: Mapping[str, Any] | None) -> str:
+    if coverage is None:
+        return "in the text as a whole"
+    places = ", ".join(f"{each['start']} to {each['end']}" for each in coverage["passages"])
+    extent = {"whole": "throughout the text", "part": "in part of the text"}.get(coverage["extent"])
+    return f"{extent or 'the text does not tell how much of it'}; clearest in characters {places}"
+
+
+def _number(value: float | None, digits: int) -> str:
+    return "unknown" if value is None else f"{value:.{digits}f}"

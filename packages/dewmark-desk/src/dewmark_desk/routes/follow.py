@@ -1,0 +1,190 @@
+"""``/v1/follow``: watch a text while its body arrives, and answer as soon as it is found to be marked.
+
+The body is the text itself, in pieces of any size; the answer is one JSON line after every few words.
+P-values are valid whenever either side stops (`dewmark.dew.sequential`). With several keys the level is
+divided among all that the caller may use.
+
+Only callers with the scope ``detect`` may follow: whoever sees a p-value after every few words can choose the
+next ones by it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import codecs
+import contextlib
+import json
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, Query
+from starlette.background import BackgroundTask
+from starlette.responses import Response
+from starlette.types import Receive, Send
+from starlette.types import Scope as AsgiScope
+
+from dewmark.scheme import Follower
+from dewmark_desk.api_tokens import Scope
+from dewmark_desk.http_errors import ApiError, error_body
+from dewmark_desk.routes.dependencies import CallerOf, RequestId, ServiceOf, error_responses, require, token
+from dewmark_desk.routes.detect import choose_tenants, log_queries
+from dewmark_desk.routes.guarded_route import GuardedRoute, scopes
+from dewmark_desk.schemas import FollowedLine, Share, TenantId
+from dewmark_desk.service import Service
+
+router = APIRouter(prefix="/v1", tags=["detection"], dependencies=[Depends(token)], route_class=GuardedRoute)
+
+_LEAST, _MOST = 24, 240  # characters that are read at once
+_DRAIN_SECONDS = 1.0
+_LINES = "application/x-ndjson"
+
+
+@router.post(
+    "/follow",
+    response_class=Response,
+    responses={
+        200: {"content": {_LINES: {"schema": FollowedLine.model_json_schema()}}, "description": "Lines."},
+        **error_responses(404, 408, 413, 422, 429),
+    },
+    summary="Watch a text while it arrives",
+    openapi_extra={
+        **scopes(Scope.DETECT),
+        "requestBody": {"required": True, "content": {"text/plain": {"schema": {"type": "string"}}}},
+    },
+)
+async def follow(
+    service: ServiceOf,
+    caller: CallerOf,
+    request_id: RequestId,
+    tenant: Annotated[TenantId | None, Query()] = None,
+    fpr: Annotated[Share | None, Query()] = None,
+) -> Response:
+    """The words so far, the p-value and, as soon as it reaches ``fpr``, ``marked`` and whose mark it is.
+
+    The answer ends there, or with the text.
+    """
+    caller = require(caller, Scope.DETECT)
+    tenants = choose_tenants(service, caller, None if tenant is None else [tenant])
+    keys, level = len(service.may_use(caller)), fpr or service.settings.fpr
+    followers = {
+        each.id: each.bound.reading_with(None).follow(fpr=min(level / keys, 0.5)) for each in tenants
+    }
+    async with service.charged(caller, 1):
+        watched = Watched(followers, keys=keys, fpr=level)
+
+    async def finished() -> None:
+        answer = watched.line(end=True)
+        service.metrics.texts.labels("follow", answer["verdict"]).inc()
+        await log_queries(service, caller, request_id, "follow", [watched.text], [answer])
+
+    return _Following(service, watched, request_id, background=BackgroundTask(finished))
+
+
+class Watched:
+    """One text under several tenants' keys."""
+
+    def __init__(self, followers: Mapping[str, Follower], *, keys: int, fpr: float) -> None:
+        self._followers, self._keys, self._fpr = followers, keys, fpr
+        self.text = ""
+
+    def read(self, pieces: Sequence[str]) -> list[bool]:
+        """Read the next pieces; whether the text is marked after each."""
+        return [self._read(piece) for piece in pieces]
+
+    def finish(self, _: object) -> list[bool]:
+        """The text has ended."""
+        for follower in self._followers.values():
+            follower.finish()
+        return [self.is_marked]
+
+    def _read(self, piece: str) -> bool:
+        self.text += piece
+        for follower in self._followers.values():
+            follower.update(piece)
+        return self.is_marked
+
+    @property
+    def is_marked(self) -> bool:
+        """Whether the p-value, which pays for all keys, has reached the level."""
+        return self._p_value <= self._fpr
+
+    @property
+    def _p_value(self) -> float:
+        return min(self._keys * min(each.p_value for each in self._followers.values()), 1.0)
+
+    def line(self, *, end: bool) -> dict[str, Any]:
+        """What is known so far."""
+        tenant, best = min(self._followers.items(), key=lambda item: item[1].p_value)
+        marked = self.is_marked
+        return {
+            "words": best.words,
+            "characters": len(self.text),
+            "p_value": self._p_value,
+            "fpr": self._fpr,
+            "verdict": "marked" if marked else "not marked",
+            "tenant": tenant if marked else None,
+            **(best.origin if marked else {"member": None, "payload": None, "epoch": None}),
+            "end": end,
+        }
+
+
+class _Following(Response):
+    """Reads the body and answers at the same time."""
+
+    media_type = _LINES
+
+    def __init__(
+        self, service: Service, watched: Watched, request_id: str, *, background: BackgroundTask
+    ) -> None:
+        super().__init__(background=background)
+        del self.headers["content-length"]
+        self._service, self._watched, self._request_id = service, watched, request_id
+
+    async def __call__(self, scope: AsgiScope, receive: Receive, send: Send) -> None:
+        """Answer until the text has ended or is found to be marked, or its client has gone."""
+        headers = [(b"connection", b"close"), *self.raw_headers]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        last = b""
+        try:
+            async for line in self._lines(receive):
+                await send({"type": "http.response.body", "body": _encoded(line), "more_body": True})
+        except ApiError as error:
+            last = _encoded(error_body(error.status_code, error.code, error.detail, self._request_id))
+        except UnicodeDecodeError:
+            last = _encoded(error_body(422, "invalid_request", "the body is not UTF-8", self._request_id))
+        await send({"type": "http.response.body", "body": last, "more_body": True})
+        with contextlib.suppress(TimeoutError, ApiError):  # a client that still sends might not see the end
+            await asyncio.wait_for(_drain(receive), _DRAIN_SECONDS)
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+        if self.background is not None:
+            await self.background()
+
+    async def _lines(self, receive: Receive) -> AsyncIterator[dict[str, Any]]:
+        decoder, unread, more, marked = codecs.getincrementaldecoder("utf-8")(), "", True, False
+        pool, watched, limit = self._service.pool, self._watched, self._service.settings.scored_bytes
+        while more and not marked:
+            message = await receive()
+            if message["type"] != "http.request":
+                return
+            more = message.get("more_body", False)
+            unread += decoder.decode(message.get("body", b""), final=not more)
+            while not marked and unread and (len(unread) >= _LEAST or not more):
+                if len(watched.text) >= limit:
+                    raise ApiError(413, "text_too_large", f"a stream may have at most {limit:,} characters")
+                (marked,) = await pool.run(watched.read, [unread[:_MOST]])
+                unread = unread[_MOST:]
+                if not marked:
+                    yield watched.line(end=False)
+        if not marked:
+            await pool.run(watched.finish, [None])
+        yield watched.line(end=True)
+
+
+async def _drain(receive: Receive) -> None:
+    """Discard the rest of a body."""
+    while (message := await receive())["type"] == "http.request" and message.get("more_body", False):
+        pass
+
+
+def _encoded(line: Mapping[str, Any]) -> bytes:
+    return json.dumps(line).encode() + b"\n"

@@ -1,0 +1,386 @@
+"""``/v1/completions``, ``/v1/chat/completions`` and ``/v1/models``: marked text for OpenAI's clients.
+
+Supports the fields of OpenAI's API that concern a marked completion. Fields that would change the text in a
+way that this service does not offer (penalties, ``logit_bias``, ``response_format``, tools) are rejected
+unless they have their neutral value, and so are unknown fields: nothing is ignored, and nothing switches the
+mark off. A token writes with its own tenant's key.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import json
+import secrets
+import time
+from collections.abc import AsyncIterator
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Depends, Request
+from fastapi.responses import JSONResponse, Response, StreamingResponse
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+
+from dewmark.decoding import Decoding
+from dewmark.errors import DewmarkError
+from dewmark.scheme import check_text
+from dewmark.watermark import DEFAULT_DECODING
+from dewmark_desk.api_tokens import Caller, Scope
+from dewmark_desk.generation import GenerationRequest, TextGenerator, TextStream
+from dewmark_desk.http_errors import INTERNAL, ApiError, error_body
+from dewmark_desk.routes.dependencies import (
+    CLIENT_GONE,
+    CallerOf,
+    RequestId,
+    ServiceOf,
+    error_responses,
+    require,
+    token,
+    while_connected,
+)
+from dewmark_desk.routes.guarded_route import GuardedRoute, scopes
+from dewmark_desk.service import Service
+
+router = APIRouter(prefix="/v1", tags=["generation"], dependencies=[Depends(token)], route_class=GuardedRoute)
+
+_COMPLETION_TOKENS = 16  # OpenAI's default
+_CHAT_TOKENS = 256
+_STARTED = int(time.time())
+_ERRORS = error_responses(404, 408, 413, 422, 429)
+
+Kind = Literal["text", "chat"]
+Json = dict[str, Any]
+
+
+def _not_tiny(temperature: float) -> float:
+    """Dividing logits by a tiny temperature overflows."""
+    if 0.0 < temperature < 0.01:
+        raise ValueError("temperature must be 0 or at least 0.01")
+    return temperature
+
+
+Temperature = Annotated[float, Field(ge=0.0, le=2.0), AfterValidator(_not_tiny)]
+Zero = Annotated[float, Field(ge=0.0, le=0.0)]
+Stop = Annotated[str, Field(min_length=1, max_length=200)]
+
+
+class _TextFormat(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    type: Literal["text"]
+
+
+class _Request(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    model: str = Field(max_length=500)
+    tenant: str | None = Field(
+        None, max_length=64, description="Whose key marks; only for tokens of several tenants."
+    )
+    member: int | None = Field(None, ge=0, description="The member of the key's ring that marks.")
+    payload: int | None = Field(None, ge=0, lt=1 << 16, description="The message that the text carries.")
+    user: str | None = Field(None, max_length=500)
+    presence_penalty: Zero | None = None
+    frequency_penalty: Zero | None = None
+    logit_bias: Annotated[Json, Field(max_length=0)] | None = None
+    response_format: _TextFormat | None = None
+    max_tokens: int | None = Field(None, ge=1)
+    temperature: Temperature | None = None
+    top_p: float | None = Field(None, ge=1e-6, le=1.0)
+    n: int | None = Field(None, ge=1, le=8)
+    seed: int | None = Field(None, ge=0, lt=1 << 62)
+    stop: Stop | Annotated[list[Stop], Field(max_length=4)] | None = None
+    stream: bool | None = None
+    stream_options: Json | None = None
+
+    def decoding(self, max_new_tokens: int, default: Decoding) -> Decoding:
+        """``default`` with the options that the request states."""
+        return dataclasses.replace(
+            default,
+            max_new_tokens=max_new_tokens,
+            temperature=default.temperature if self.temperature is None else self.temperature,
+            top_p=default.top_p if self.top_p is None else self.top_p,
+        )
+
+    @property
+    def stops(self) -> tuple[str, ...]:
+        """The stop sequences."""
+        return () if self.stop is None else (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+
+    @property
+    def wants_usage(self) -> bool:
+        """Whether a stream ends with token counts."""
+        return bool((self.stream_options or {}).get("include_usage"))
+
+
+class CompletionRequest(_Request):
+    """Texts to continue."""
+
+    prompt: str | Annotated[list[str], Field(min_length=1, max_length=8)]
+    best_of: Literal[1] | None = None
+    echo: Literal[False] | None = None
+    logprobs: Literal[0] | None = None
+    suffix: None = None
+
+
+class Part(BaseModel):
+    """A part of a message; only text is supported."""
+
+    type: Literal["text"]
+    text: str
+
+
+class ChatMessage(BaseModel):
+    """One message of a conversation."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    role: Literal["system", "developer", "user", "assistant"]
+    content: str | list[Part]
+
+    def to_dict(self) -> dict[str, str]:
+        """Role and text."""
+        parts = self.content
+        return {
+            "role": self.role,
+            "content": parts if isinstance(parts, str) else "".join(part.text for part in parts),
+        }
+
+
+class ChatRequest(_Request):
+    """A conversation to continue."""
+
+    messages: list[ChatMessage] = Field(min_length=1, max_length=1000, fail_fast=True)
+    max_completion_tokens: int | None = Field(None, ge=1)
+    logprobs: Literal[False] | None = None
+    tools: Annotated[list[Any], Field(max_length=0)] | None = None
+
+
+_GENERATE = scopes(Scope.GENERATE)
+
+
+@router.get(
+    "/models", responses=error_responses(404), summary="The model that generates", openapi_extra=_GENERATE
+)
+async def list_models(service: ServiceOf, caller: CallerOf) -> JSONResponse:
+    """OpenAI's list of models."""
+    require(caller, Scope.GENERATE)
+    name = _generator(service).name
+    model = {"id": name, "object": "model", "created": _STARTED, "owned_by": "dewmark"}
+    return JSONResponse({"object": "list", "data": [model]})
+
+
+@router.post("/completions", responses=_ERRORS, summary="Continue texts, marked", openapi_extra=_GENERATE)
+async def completions(
+    body: CompletionRequest, request: Request, service: ServiceOf, caller: CallerOf, request_id: RequestId
+) -> Response:
+    """OpenAI's completions; every text carries the mark of the token's tenant.
+
+    This is for trying the mark out: a request waits until the batch before it has ended. Serve with vLLM.
+    """
+    prompts = [body.prompt] if isinstance(body.prompt, str) else body.prompt
+    tokens = body.max_tokens or _COMPLETION_TOKENS
+    return await _respond(body, request, prompts, tokens, "text", service, caller, request_id)
+
+
+@router.post(
+    "/chat/completions",
+    responses=_ERRORS,
+    summary="Answer in a conversation, marked",
+    openapi_extra=_GENERATE,
+)
+async def chat_completions(
+    body: ChatRequest, request: Request, service: ServiceOf, caller: CallerOf, request_id: RequestId
+) -> Response:
+    """OpenAI's chat completions; every answer carries the mark of the token's tenant.
+
+    This is for trying the mark out: a request waits until the batch before it has ended. Serve with vLLM.
+    """
+    require(caller, Scope.GENERATE)
+    generator = _generator(service)
+    messages = [message.to_dict() for message in body.messages]
+    for i, message in enumerate(messages):
+        if message["content"].strip():
+            check_text(message["content"], f"message {i}")
+    prompt = await service.in_thread(generator.chat.render, messages)
+    tokens = body.max_completion_tokens or body.max_tokens or _CHAT_TOKENS
+    return await _respond(body, request, [prompt], tokens, "chat", service, caller, request_id)
+
+
+async def _respond(
+    body: CompletionRequest | ChatRequest,
+    request: Request,
+    prompts: list[str],
+    tokens: int,
+    kind: Kind,
+    service: Service,
+    caller: Caller | None,
+    request_id: str,
+) -> Response:
+    caller = require(caller, Scope.GENERATE)
+    generator = _generator(service)
+    if body.model != generator.name:
+        raise ApiError(404, "model_not_found", "no such model: see /v1/models")
+    tenant = _writer(generator, caller, body.tenant)
+    limit = service.settings.max_new_tokens
+    if tokens > limit:
+        raise ApiError(422, "invalid_request", f"max_tokens must be at most {limit}")
+    seed = secrets.randbits(31) if body.seed is None else body.seed
+    decoding = body.decoding(tokens, generator.chat.decoding if kind == "chat" else DEFAULT_DECODING)
+    wanted = [
+        GenerationRequest(
+            prompt,
+            tenant,
+            seed=seed + i,
+            decoding=decoding,
+            stop=body.stops,
+            member=body.member,
+            payload=body.payload,
+        )
+        for prompt in prompts
+        for i in range(body.n or 1)
+    ]
+
+    def check() -> int:
+        for i, prompt in enumerate(prompts):
+            if prompt.strip():
+                check_text(prompt, f"prompt {i}")
+        for one in wanted:
+            generator.check(one)
+        return sum(map(generator.count_tokens, prompts))
+
+    prompt_tokens = await service.in_thread(check)
+    head = {
+        "id": f"{'chatcmpl' if kind == 'chat' else 'cmpl'}-{request_id}",
+        "object": "chat.completion" if kind == "chat" else "text_completion",
+        "created": int(time.time()),
+        "model": generator.name,
+        "system_fingerprint": generator.writers[tenant].config_hash,
+    }
+    async with service.charged(caller, len(wanted)):
+        streams = generator.submit(wanted)
+    if body.stream:
+        if kind == "chat":
+            head["object"] = "chat.completion.chunk"
+        prompt_count = prompt_tokens if body.wants_usage else None
+        events = _events(head, kind, streams, service, request_id, prompt_tokens=prompt_count)
+        return StreamingResponse(events, media_type="text/event-stream")
+    try:
+        texts = await while_connected(request, asyncio.gather(*map(_whole, streams)))
+    finally:
+        _finish(streams, service)
+    if texts is None:
+        return Response(status_code=CLIENT_GONE)
+    choices = [
+        _choice(kind, index, text, stream.reason)
+        for index, (text, stream) in enumerate(zip(texts, streams, strict=True))
+    ]
+    return JSONResponse({**head, "choices": choices, "usage": _usage(prompt_tokens, streams)})
+
+
+async def _events(
+    head: Json,
+    kind: Kind,
+    streams: list[TextStream],
+    service: Service,
+    request_id: str,
+    *,
+    prompt_tokens: int | None,
+) -> AsyncIterator[bytes]:
+    """The pieces of all texts as server-sent events, as they are generated.
+
+    With ``prompt_tokens``, token counts come last.
+    """
+    arrived: asyncio.Queue[Json | BaseException | None] = asyncio.Queue()
+
+    async def follow(index: int, stream: TextStream) -> None:
+        try:
+            await arrived.put(_chunk(kind, index, "", first=True))
+            async for piece in stream:
+                await arrived.put(_chunk(kind, index, piece))
+            await arrived.put(_chunk(kind, index, None, reason=stream.reason))
+            await arrived.put(None)
+        except Exception as error:  # noqa: BLE001 - reported to the reader below
+            await arrived.put(error)
+
+    followers = [asyncio.create_task(follow(i, stream)) for i, stream in enumerate(streams)]
+    try:
+        left = len(followers)
+        while left:
+            value = await arrived.get()
+            if isinstance(value, BaseException):
+                message = str(value) if isinstance(value, DewmarkError) else INTERNAL
+                yield _event(error_body(500, "internal", message, request_id))
+                return
+            left -= value is None
+            if value is not None:
+                yield _event({**head, "choices": [value]})
+        if prompt_tokens is not None:
+            yield _event({**head, "choices": [], "usage": _usage(prompt_tokens, streams)})
+        yield b"data: [DONE]\n\n"
+    finally:
+        for follower in followers:
+            follower.cancel()
+        _finish(streams, service)
+
+
+def _choice(kind: Kind, index: int, text: str, reason: str) -> Json:
+    """A finished text."""
+    row: Json = {"index": index, "finish_reason": reason, "logprobs": None}
+    if kind == "text":
+        return {**row, "text": text}
+    return {**row, "message": {"role": "assistant", "content": text, "refusal": None}}
+
+
+def _chunk(
+    kind: Kind, index: int, piece: str | None, *, first: bool = False, reason: str | None = None
+) -> Json:
+    """A piece of a streamed text; None for the end, with its reason."""
+    row: Json = {"index": index, "finish_reason": reason, "logprobs": None}
+    if kind == "text":
+        return {**row, "text": piece or ""}
+    role = {"role": "assistant"} if first else {}
+    content = {} if piece is None else {"content": piece}
+    return {**row, "delta": {**role, **content}}
+
+
+def _event(value: Json) -> bytes:
+    return f"data: {json.dumps(value, ensure_ascii=False)}\n\n".encode()
+
+
+async def _whole(stream: TextStream) -> str:
+    return "".join([piece async for piece in stream])
+
+
+def _finish(streams: list[TextStream], service: Service) -> None:
+    service.metrics.written.inc(sum(stream.tokens for stream in streams))
+    for stream in streams:
+        stream.cancel()
+
+
+def _usage(prompt_tokens: int, streams: list[TextStream]) -> dict[str, int]:
+    written = sum(stream.tokens for stream in streams)
+    return {
+        "prompt_tokens": prompt_tokens,
+        "completion_tokens": written,
+        "total_tokens": prompt_tokens + written,
+    }
+
+
+def _generator(service: Service) -> TextGenerator:
+    if service.generator is None:
+        raise ApiError(404, "not_found", "this service does not generate: start it with --host-model MODEL")
+    return service.generator
+
+
+def _writer(generator: TextGenerator, caller: Caller, named: str | None) -> str:
+    """The tenant whose key marks: the caller's own."""
+    own = [tenant for tenant in generator.writers if caller.may_use(tenant)]
+    if named is not None:
+        if named not in own:
+            raise ApiError(404, "not_found", "no such tenant, or this token may not write with its key")
+        return named
+    if not own:
+        raise ApiError(403, "forbidden", "the token's tenant has no key to write with")
+    if len(own) > 1:
+        raise ApiError(422, "invalid_request", "tenant: this token has several tenants, so name one")
+    return own[0]

@@ -1,0 +1,93 @@
+"""``/v1/reports``: signed detection reports, and a check of signed documents for anyone."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Depends
+from fastapi.responses import JSONResponse
+
+from dewmark.errors import SignatureError
+from dewmark.scheme import check_text
+from dewmark_desk.api_tokens import Scope
+from dewmark_desk.http_errors import ApiError
+from dewmark_desk.reports.detection_report import REPORT, Technique, render_report, report_claims, text_digest
+from dewmark_desk.routes.dependencies import (
+    CallerOf,
+    RequestId,
+    ServiceOf,
+    error_responses,
+    require,
+    token,
+)
+from dewmark_desk.routes.detect import check_queries, examination, judge, log_queries
+from dewmark_desk.routes.guarded_route import GuardedRoute, scopes
+from dewmark_desk.schemas import ReportRequest, ReportResponse, VerifyRequest, VerifyResponse
+from dewmark_desk.signing import verify
+from dewmark_desk.verdicts import Query
+
+router = APIRouter(prefix="/v1", tags=["reports"], route_class=GuardedRoute)
+
+
+@router.post(
+    "/reports",
+    response_model=ReportResponse,
+    dependencies=[Depends(token)],
+    responses=error_responses(404, 408, 413, 422, 429),
+    summary="Check a text and sign the result",
+    openapi_extra=scopes(Scope.DETECT),
+)
+async def report(
+    body: ReportRequest, service: ServiceOf, caller: CallerOf, request_id: RequestId
+) -> JSONResponse:
+    """A report that others can verify: the text's hash, verdict, level, key, technique and time.
+
+    The text itself is not part of the report and is not stored.
+    """
+    caller = require(caller, Scope.DETECT)
+    signer = service.signer
+    if signer is None:
+        raise ApiError(404, "not_found", "this service signs no reports: it has no signing key")
+    how = examination(service, caller, body.tenants)
+    query = Query(body.text, body.prompt, body.fpr or service.settings.fpr)
+    check_queries([query], service)
+    if body.name:
+        check_text(body.name, "the name")
+    async with service.charged(caller, 1):
+        (answer,) = await judge(service, [query], how)
+    service.metrics.texts.labels("report", answer["verdict"]).inc()
+    await log_queries(service, caller, request_id, "report", [body.text], [answer])
+    tenant = next(each for each in how.tenants if each.id == answer["tenant"])
+    claims = report_claims(
+        body.text,
+        answer,
+        Technique.of(tenant.bound),
+        said=answer["sentence"],
+        owner=tenant.owner,
+        epoch=tenant.epoch,
+        issuer=service.settings.provider,
+        name=body.name,
+    )
+    document = signer.sign(claims, kind=REPORT)
+    page = render_report(verify(document, service.trusted), document) if body.page else None
+    return JSONResponse({"request_id": request_id, "document": document, "claims": claims, "page": page})
+
+
+@router.post(
+    "/reports/verify",
+    response_model=VerifyResponse,
+    responses={status: error_responses(408, 413, 422)[status] for status in (400, 408, 413, 422, 503)},
+    summary="Check a document that this service signed",
+)
+async def check(body: VerifyRequest, service: ServiceOf, request_id: RequestId) -> JSONResponse:
+    """Whether a document carries this service's signature; anyone may ask, without a token."""
+    found = {"request_id": request_id, "valid": False, "reason": None, "text_matches": None}
+    try:
+        signed = verify(body.document, service.trusted)
+    except SignatureError as error:
+        return JSONResponse({**found, "reason": str(error), "kind": None, "signer": None, "claims": None})
+    claimed = signed.payload.get("text")
+    if body.text is not None and isinstance(claimed, dict):
+        check_text(body.text, "the text")
+        found["text_matches"] = text_digest(body.text) == claimed.get("sha256")
+    return JSONResponse(
+        {**found, "valid": True, "kind": signed.kind, "signer": signed.signer, "claims": signed.payload}
+    )

@@ -1,0 +1,430 @@
+"""The shapes of requests and responses, for validation and for the OpenAPI document.
+
+Responses are built as plain dictionaries, because validating thousands of token scores would be slow; they
+are described here only.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+MAX_TEXTS = 1_000  # a service may allow fewer: `Settings.texts` and `Settings.audit_texts`
+MAX_AUDIT_TEXTS = 100_000
+
+VerdictName = Literal["marked", "not marked", "too short", "unsupported language"]
+Share = Annotated[float, Field(gt=0.0, lt=1.0)]
+TenantId = Annotated[str, Field(max_length=64)]
+TestName = Annotated[str, Field(max_length=64)]
+
+
+class _Request(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class DetectRequest(_Request):
+    """Texts to check: either ``text`` or ``texts``. A prompt serves as context and is never scored."""
+
+    text: str | None = Field(None, examples=["The old bridge over the river was built by …"])
+    texts: list[str] | None = Field(None, min_length=1, max_length=MAX_TEXTS, fail_fast=True)
+    prompt: str | None = None
+    prompts: list[str | None] | None = Field(None, max_length=MAX_TEXTS, fail_fast=True)
+    tenants: list[TenantId] | None = Field(None, min_length=1, max_length=1000, fail_fast=True)
+    fpr: Share | None = Field(None, description="False-positive rate at which a text counts as marked.")
+    test: TestName | None = Field(None, description="Default: the scheme's first test.")
+    tokens: bool = Field(False, description="Include every token's score and offsets.")
+    read: bool = Field(True, description="Whether the service's reader, if it has one, reads the texts.")
+
+
+class LocateRequest(_Request):
+    """A text to search for marked passages."""
+
+    text: str
+    prompt: str | None = None
+    tenant: TenantId | None = None
+    fpr: Share | None = Field(None, description="False-positive rate of the verdict and of all passages.")
+    tokens: bool = False
+
+
+class AuditText(_Request):
+    """A text that is known to be unmarked."""
+
+    text: str
+    id: str | None = Field(None, max_length=1000)
+    language: str | None = Field(None, max_length=35)
+    prompt: str | None = None
+
+
+class AuditRequest(_Request):
+    """Unmarked texts on which to measure a key's false-positive rate."""
+
+    texts: list[AuditText] = Field(min_length=1, max_length=MAX_AUDIT_TEXTS, fail_fast=True)
+    tenant: TenantId | None = None
+    test: TestName | None = None
+
+
+class BatchText(_Request):
+    """A text to check; its ``id`` comes back with its result."""
+
+    text: str
+    id: str | None = Field(None, max_length=200)
+    prompt: str | None = None
+
+
+class BatchRequest(_Request):
+    """Texts to check in the background."""
+
+    texts: list[BatchText] = Field(min_length=1)
+    tenants: list[TenantId] | None = Field(None, min_length=1, max_length=1000)
+    fpr: Share | None = None
+    test: TestName | None = None
+    read: bool = Field(True, description="Whether the service's reader, if it has one, reads the texts.")
+    translate_back: bool = Field(
+        False, description="Also judge texts in other languages after translating them into English."
+    )
+    webhook: str | None = Field(
+        None, max_length=2000, description="An https URL to call when the job ends; its host must be allowed."
+    )
+
+
+class ReportRequest(_Request):
+    """A text to report on."""
+
+    text: str
+    prompt: str | None = None
+    tenants: list[TenantId] | None = Field(None, min_length=1, max_length=1000)
+    fpr: Share | None = Field(None, description="The level of the verdict; by default the service's own.")
+    name: str | None = Field(None, max_length=200, description="What to call the text in the report.")
+    page: bool = Field(False, description="Also return the report as a page to print.")
+
+
+class VerifyRequest(_Request):
+    """A signed document, and optionally the text that it should be about."""
+
+    document: str = Field(max_length=1_000_000)
+    text: str | None = Field(None, max_length=1_000_000)
+
+
+class SearchRequest(_Request):
+    """A text to look for in the query log."""
+
+    text: str = Field(max_length=1_000_000)
+    similarity: float = Field(0.5, gt=0.0, le=1.0, description="The least similarity, 1 for the same words.")
+
+
+class ErrorDetail(BaseModel):
+    """What went wrong."""
+
+    code: str
+    type: str
+    message: str
+    param: None = None
+    request_id: str
+
+
+class ErrorResponse(BaseModel):
+    """The shape of every error response."""
+
+    error: ErrorDetail
+
+
+class Language(BaseModel):
+    """The text's language, and whether the scheme's encoder knows it; null where that is not clear."""
+
+    code: str | None
+    name: str | None
+    supported: bool | None
+
+
+class Token(BaseModel):
+    """A token: offsets count Unicode characters; on unmarked text, scores are standard normal."""
+
+    text: str
+    start: int
+    end: int
+    score: float
+    scored: bool
+
+
+class TenantResult(BaseModel):
+    """The result for one tenant's key, corrected like the verdict on the text."""
+
+    tenant: str
+    p_value: float | None
+    z: float | None
+    verdict: VerdictName
+
+
+class PassageResult(BaseModel):
+    """A marked passage; ``p_value`` is corrected for all passages and keys tried. Jobs keep no ``text``."""
+
+    start: int
+    end: int
+    text: str | None
+    z: float
+    p_value: float
+    p_alone: float
+    effective_length: float
+    tokens: int
+    share: float
+    key_fingerprint: str
+    tenant: str
+
+
+class CoverageResult(BaseModel):
+    """Where in a marked text the mark is.
+
+    ``extent`` is "part" if the rest of the text carries no evidence, and would if it were marked like the
+    passages; "whole" if the rest is marked too; null if the text does not tell.
+    """
+
+    extent: Literal["whole", "part"] | None
+    share: float = Field(description="The expected share of marked tokens in the text.")
+    p_rest: float | None = Field(description="The p-value of the text outside the passages.")
+    passages: list[PassageResult]
+
+
+class LooksResult(BaseModel):
+    """Everything that the verdict pays for."""
+
+    keys: int
+    attempts: int
+    passages: bool
+
+
+class FoundShare(BaseModel):
+    """How many of 100 marked texts of this effective length are found, as measured on texts of ``host``.
+
+    ``own`` says whether the operator measured it for this detector (``dewmark power``).
+    """
+
+    found_in_100: int
+    host: str
+    texts: int
+    own: bool
+
+
+class AttributionResult(BaseModel):
+    """Whether the key's holder marked the text, or perhaps somebody who learned the mark from texts.
+
+    ``p_tail`` is the p-value of the part of the mark that a forger learns last, and ``p_alike`` the share of
+    genuine texts in which it falls behind the other part (``z_head``) as far as here.
+    """
+
+    attributable: bool
+    z_head: float
+    z_tail: float
+    p_tail: float
+    p_alike: float
+
+
+class Result(BaseModel):
+    """The verdict on one text; ``p_value`` is corrected for all ``looks``: keys and passages."""
+
+    verdict: VerdictName
+    p_value: float | None
+    p_value_of_key: float | None
+    keys: int | None
+    looks: LooksResult | None
+    coverage: CoverageResult | None = Field(description="If the text is marked and passages were found.")
+    tried: int | None = Field(description="Members, payloads and epochs of the key that p_value pays for.")
+    member: int | None = Field(description="The member of the key's ring that marked the text, if clear.")
+    payload: int | None = Field(description="The message that the text carries, if clear.")
+    payload_confidence: float | None
+    epoch: str | None = Field(description="The epoch of the key that marked the text, if clear.")
+    attribution: AttributionResult | None = Field(description="If the text is marked and this was tested.")
+    tenant: str | None
+    one_in: str
+    sentence: str
+    technique: str = Field(description="What the verdict rests on: the scheme and its statistical test.")
+    z: float | None
+    score: float | None
+    effective_length: float | None
+    tokens_scored: int | None
+    test: str
+    fpr: float
+    scheme: str
+    key_fingerprint: str | None
+    reader: str | None = Field(None, description="The language model that read the text, if one did.")
+    language: Language
+    leaves_no_room: bool = Field(
+        description="More of such a text would not help: code, a list, a language without words to mark."
+    )
+    level_of_whole: float | None = Field(description="The level for the whole text under each single key.")
+    power: FoundShare | None = Field(description="Only for texts that are not marked.")
+    characters: int
+    scored_characters: int
+    truncated: bool
+    rounded: bool = Field(description="Whether the numbers were left out: a public token sees verdicts only.")
+    shared: bool = Field(
+        False, description="Whether this is the answer to a nearly identical text that the token sent before."
+    )
+    tokens: list[Token] | None
+    per_tenant: list[TenantResult] | None
+
+
+class DetectResponse(BaseModel):
+    """One result per text, in order."""
+
+    request_id: str
+    results: list[Result]
+
+
+class LocateResponse(BaseModel):
+    """The marked passages of a text, and the verdict on the whole text."""
+
+    request_id: str
+    tenant: str
+    passages: list[PassageResult]
+    share: float
+    fpr: float
+    sentence: str
+    detection: Result
+
+
+class FollowedLine(BaseModel):
+    """What is known of a stream so far; the last line has ``end``."""
+
+    words: int
+    characters: int
+    p_value: float = Field(description="Valid whenever the stream stops; it pays for all keys.")
+    fpr: float
+    verdict: Literal["marked", "not marked"]
+    tenant: str | None
+    member: int | None
+    payload: int | None
+    epoch: str | None
+    end: bool
+
+
+class JobState(BaseModel):
+    """The state of a job."""
+
+    id: str
+    kind: Literal["audit", "detect"]
+    state: Literal["queued", "running", "done", "failed"]
+    done: int
+    total: int
+    created: str
+    finished: str | None
+    tenant: str | None
+    error: str | None
+    webhook: Literal["waiting", "sent", "failed"] | None
+    result: dict[str, Any] | None = Field(description="The report or the summary, once the job is done.")
+
+
+class JobResponse(BaseModel):
+    """An accepted job."""
+
+    request_id: str
+    job: JobState
+
+
+class JobList(BaseModel):
+    """The caller's jobs, newest first, without their results; ``next`` is the cursor of the next page."""
+
+    jobs: list[JobState]
+    next: str | None
+
+
+class BatchResult(Result):
+    """The result of one text of a batch."""
+
+    number: int
+    id: str | None
+    translated_back: bool = Field(description="Whether the verdict is that of the English translation.")
+
+
+class ResultList(BaseModel):
+    """The results of a batch so far, in order; ``next`` is the cursor of the next page."""
+
+    results: list[BatchResult]
+    next: int | None
+
+
+class ReportResponse(BaseModel):
+    """A signed report (JWS), its claims, and on request the same as a page."""
+
+    request_id: str
+    document: str
+    claims: dict[str, Any]
+    page: str | None
+
+
+class VerifyResponse(BaseModel):
+    """Whether a document is authentic; ``text_matches`` is null if no text was given."""
+
+    request_id: str
+    valid: bool
+    reason: str | None
+    kind: str | None
+    signer: str | None
+    claims: dict[str, Any] | None
+    text_matches: bool | None
+
+
+class LoggedQuery(BaseModel):
+    """A row of the query log."""
+
+    number: int
+    time: str
+    request: str
+    token: str
+    endpoint: str
+    characters: int
+    tenant: str
+    verdict: str
+    digest: str
+    similarity: float | None
+
+
+class QueryList(BaseModel):
+    """Rows of the query log; ``next`` is the cursor of the next page."""
+
+    queries: list[LoggedQuery]
+    next: int | None
+
+
+class ExtractResponse(BaseModel):
+    """The text of a document."""
+
+    request_id: str
+    name: str
+    text: str
+    characters: int
+
+
+class ExampleResponse(BaseModel):
+    """A text to try: two paragraphs of ``marked`` carry the tenant's mark, ``unmarked`` carries none."""
+
+    tenant: str
+    marked: str
+    unmarked: str
+
+
+class TenantInfo(BaseModel):
+    """A key that the caller may use."""
+
+    id: str
+    scheme: str
+    key_fingerprint: str | None
+    host: str
+    tests: list[str]
+
+
+class Whoami(BaseModel):
+    """The caller's permissions and the service's limits."""
+
+    authenticated: bool
+    open: bool
+    token: str | None
+    scopes: list[str]
+    budget_left: int | None
+    tenants: list[TenantInfo]
+    languages: list[str] | None
+    limits: dict[str, float]
+    defaults: dict[str, float]
+    signs: bool
+    generate: dict[str, list[str]] | None
+    version: str

@@ -1,0 +1,168 @@
+"""The parts of one worker process, opened together and closed in the right order."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextvars import ContextVar
+from typing import TypeVar, TypeVarTuple
+
+import anyio
+import sqlalchemy as sa
+
+from dewmark_desk.api_tokens import OPEN, Allowance, Caller, Limit, Rejection, Tokens
+from dewmark_desk.generation import TextGenerator
+from dewmark_desk.housekeeping import Housekeeper
+from dewmark_desk.http_errors import ApiError
+from dewmark_desk.job_runner import JobRunner
+from dewmark_desk.jobs import Jobs
+from dewmark_desk.monitoring import Metrics
+from dewmark_desk.public_answers import PublicAnswers
+from dewmark_desk.query_log import QueryLog
+from dewmark_desk.settings import Settings
+from dewmark_desk.signing import SigningKey
+from dewmark_desk.store import Store
+from dewmark_desk.tenants import Tenant
+from dewmark_desk.thread_pool import BatchingPool
+
+allowance: ContextVar[Allowance | None] = ContextVar("allowance", default=None)
+"""What the token of the current request has left, once the request has been counted."""
+
+T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
+
+
+class Service:
+    """Everything that the routes use."""
+
+    def __init__(
+        self, settings: Settings, tenants: Mapping[str, Tenant], *, generator: TextGenerator | None = None
+    ) -> None:
+        self.settings, self.tenants, self.generator = settings, dict(tenants), generator
+        self.store = Store(settings.store, identity=settings.store_id)
+        self.tokens = Tokens(self.store)
+        self.jobs = Jobs(self.store, lease=settings.lease_seconds)
+        self.query_log = QueryLog(self.store) if settings.log_queries else None
+        self.public_answers = PublicAnswers(self.store, remember=not settings.zero_retention)
+        self.metrics = Metrics()
+        self.pool = BatchingPool(
+            threads=settings.threads, max_waiting=settings.max_waiting, batch_size=settings.batch_size
+        )
+        signers = [SigningKey.load(file) for file in settings.signers]
+        self.signer = signers[0] if signers else None
+        self.trusted = [each.public for each in signers]
+        self._runner = JobRunner(
+            self.jobs,
+            self.tenants,
+            self.pool,
+            limit=settings.scored_bytes,
+            searched=settings.located_bytes,
+            translated=settings.translated_bytes,
+            query_log=self.query_log,
+        )
+        self._housekeeper = Housekeeper(settings, self.jobs, self.query_log, self.public_answers, self.signer)
+        self.examples: dict[str, str] = {}
+        """Texts to try, by tenant, once somebody has asked for them."""
+        self.extractions = anyio.CapacityLimiter(2)
+        self.draining = False
+        self.held = 0  # bytes of bodies that requests in progress hold
+
+    def start(self) -> None:
+        """Start the background work."""
+        self._runner.start()
+        self._housekeeper.start()
+
+    def close(self) -> None:
+        """Finish accepted requests, return unfinished jobs to the queue, and close the store."""
+        self.draining = True
+        self._runner.close()
+        self._housekeeper.close()
+        if self.generator is not None:
+            self.generator.close()
+        self.pool.close()
+        self.store.close()
+
+    def wake_jobs(self) -> None:
+        """Poll for a new job now."""
+        self._runner.wake()
+
+    def ready(self) -> bool:
+        """Whether requests can be served: the store answers, and the service is not stopping."""
+        if self.draining:
+            return False
+        try:
+            self.store.check()
+        except sa.exc.SQLAlchemyError:
+            return False
+        return True
+
+    def caller(self, token: str) -> Caller | None:
+        """The caller with a token: `OPEN` if no token is needed, None if the token is invalid."""
+        if self.settings.may_be_open and not self.tokens.exist():
+            return OPEN
+        return self.tokens.caller(token) if token else None
+
+    async def in_thread(self, function: Callable[[*Ts], T], *arguments: *Ts) -> T:
+        """Run a blocking function, such as one that uses the store, in a thread."""
+        return await anyio.to_thread.run_sync(function, *arguments)
+
+    async def check_limits(self, caller: Caller) -> None:
+        """Reject a caller whose rate or budget would not cover one more text."""
+        rejected = await self.in_thread(self.tokens.check, caller)
+        if rejected is not None:
+            allowance.set(await self.in_thread(self.tokens.allowance, caller))
+        self._accept(rejected, texts=1)
+
+    @contextlib.asynccontextmanager
+    async def charged(
+        self, caller: Caller, texts: int, *, requests: int | None = None, size: int = 0
+    ) -> AsyncIterator[None]:
+        """Count texts and bytes against the caller's budget, and texts (or ``requests``) against its rate.
+
+        If the block fails, because the service is busy or a text is unusable, the budget gets them back.
+        """
+        if not caller.id:
+            yield
+            return
+
+        def spend() -> tuple[Rejection | None, Allowance]:
+            rejected = self.tokens.spend(caller, texts, requests=requests, size=size)
+            return rejected, self.tokens.allowance(caller)
+
+        rejected, left = await self.in_thread(spend)
+        allowance.set(left)
+        self._accept(rejected, texts=texts)
+        try:
+            yield
+        except BaseException:
+            with anyio.CancelScope(shield=True):
+                await self.in_thread(lambda: self.tokens.refund(caller, texts, size=size))
+            raise
+
+    def _accept(self, rejected: Rejection | None, *, texts: int) -> None:
+        if rejected is None:
+            return
+        if rejected.limit is Limit.BUDGET:
+            more = "1 more text" if texts == 1 else f"{texts} more texts"
+            raise ApiError(403, "budget_spent", f"the token's budget does not cover {more}")
+        raise ApiError(
+            429, "too_many_requests", "the token's rate limit is reached; try again later", wait=rejected.wait
+        )
+
+    def may_use(self, caller: Caller) -> list[Tenant]:
+        """The keys that a caller may use: those of its tenants."""
+        return [tenant for tenant in self.tenants.values() if caller.may_use(tenant.owner)]
+
+    def tenant(self, id_: str, caller: Caller) -> Tenant:
+        """The key with an id: a tenant's current key, or with a label (``acme@2025``) a retired one."""
+        tenant = self.tenants.get(id_)
+        if tenant is None or not caller.may_use(tenant.owner):
+            raise ApiError(404, "not_found", "no such tenant, or this token may not use it")
+        return tenant
+
+    def keys_of(self, id_: str, caller: Caller) -> list[Tenant]:
+        """All keys of a tenant, current and retired; only one if the id has a label."""
+        if "@" in id_:
+            return [self.tenant(id_, caller)]
+        found = [tenant for tenant in self.may_use(caller) if tenant.owner == id_]
+        return found or [self.tenant(id_, caller)]

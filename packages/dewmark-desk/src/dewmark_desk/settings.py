@@ -1,0 +1,208 @@
+"""The configuration of a service: addresses, files and limits.
+
+All values are plain, so that worker processes can get them as JSON. Boundary: file names only; each process
+opens keys and detectors itself (`tenants`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import ipaddress
+import json
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dewmark.errors import ConfigError
+
+ALL_TENANTS = "*"
+_TENANT_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+
+_KIB, _MIB = 1 << 10, 1 << 20
+
+
+def default_store() -> str:
+    """The default store: ``$DEWMARK_STORE``, else an SQLite file in the user's state folder.
+
+    ``$DEWMARK_STORE_FILE`` names a file with the URL, as containers get secrets.
+    """
+    explicit = os.environ.get("DEWMARK_STORE")
+    if explicit:
+        return explicit
+    if secret := os.environ.get("DEWMARK_STORE_FILE"):
+        try:
+            return Path(secret).read_text(encoding="utf-8").strip()
+        except (OSError, UnicodeDecodeError):
+            raise ConfigError(f"cannot read DEWMARK_STORE_FILE {secret}") from None
+    base = os.environ.get("XDG_STATE_HOME")
+    folder = Path(base).expanduser() if base else Path.home() / ".local" / "state"
+    return f"sqlite:///{folder / 'dewmark' / 'service.db'}"
+
+
+def check_tenant_id(id_: str) -> None:
+    """Raise `ConfigError` unless a tenant may have this id."""
+    if not _TENANT_ID.fullmatch(id_):
+        raise ConfigError(f"a tenant id may contain letters, digits and ._- only, got {id_!r}")
+
+
+def is_loopback(host: str) -> bool:
+    """Whether an address is reachable from this machine only."""
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The settings of one service. ``detectors`` and ``keys`` are (tenant id, path) pairs."""
+
+    detectors: tuple[tuple[str, str], ...] = ()
+    keys: tuple[tuple[str, str], ...] = ()
+    scheme: str | None = None
+    scheme_settings: tuple[str, ...] = ()
+    vocabulary: str | None = None
+    """The host whose vocabulary the keys are bound to; its weights are not loaded."""
+    host_model: str | None = None
+    """The host that generates marked text; without it the service only detects."""
+    reader: str | None = None
+    """The language model that reads the texts; None for that of each detector, ``none`` for no reader."""
+    translate_back: bool = False
+    """Whether batches may ask for texts in other languages to be judged in English, too."""
+    device: str = "auto"
+    dtype: str = "auto"
+
+    host: str = "127.0.0.1"
+    port: int = 8080
+    workers: int = 1
+    store: str = dataclasses.field(default="", repr=False)  # the URL may contain a password
+    without_tokens: bool = False
+    """Serve without API tokens even beyond loopback."""
+    require_tokens: bool = False
+    """Never serve without API tokens, even on loopback and before the first one is created."""
+    store_id: str = ""
+    """The identity of the store at the start; a worker that finds another store does not serve."""
+    host_names: tuple[str, ...] = ()
+    """Host names that a service without tokens answers to, besides loopback names."""
+    log_queries: bool = False
+    log_days: float = 90.0
+    """How long the query log keeps a row."""
+    zero_retention: bool = False
+    """Store nothing about requests: no query log, no jobs, no token ids in the logs."""
+    job_days: float = 7.0
+    """How long an ended job and its results are kept."""
+
+    signers: tuple[str, ...] = ()
+    """Files of signing keys: the first signs reports, documents of the others are still recognised."""
+    webhook_hosts: tuple[str, ...] = ()
+    """Host names that jobs may call when they end."""
+    provider: str | None = None
+    """Who runs this service; it signs reports and the signpost."""
+    contact: str | None = None
+    public_url: str | None = None
+    """The service's own address, as others reach it."""
+    dossier_url: str | None = None
+
+    fpr: float = 0.01
+    public_fpr: float = 1e-4
+    """The level of verdicts for public tokens: times the texts in a token's budget, it bounds how many texts
+    somebody can find that are called marked by chance."""
+    text_bytes: int = 1_000_000
+    texts: int = 64
+    """The most texts per request."""
+    body_bytes: int = 8 * _MIB
+    extract_bytes: int = 8 * _MIB
+    audit_bytes: int = 16 * _MIB
+    audit_texts: int = 20_000
+    jobs_per_token: int = 4
+    """The most audits that one token may have waiting or running."""
+    max_jobs: int = 64
+    """The most audits that may be waiting or running in all."""
+    scored_bytes: int = 64 * _KIB
+    """How much of a text is scored, from its start; bounds the cost of a request."""
+    request_bytes: int = 512 * _KIB
+    """The most bytes of text that one request may have scored; larger collections are jobs."""
+    read_tokens: int = 4096
+    """How much of a text the reader reads, from its start."""
+    translated_bytes: int = 8 * _KIB
+    """How much of a text is translated back, from its start; a translator takes seconds for a page."""
+    located_bytes: int = 32 * _KIB
+    """How much of a text is searched for passages, which takes longer than scoring."""
+    held_bytes: int = 64 * _MIB
+    """The most bytes of bodies that one process holds at a time."""
+    connections: int = 512
+    """The most connections of one process."""
+    connections_per_address: int = 64
+    header_seconds: float = 10.0
+    """How long a client may take to send a request's headers."""
+    write_seconds: float = 30.0
+    """How long a client may take to read what it is sent."""
+    body_seconds: float = 15.0
+    """How long a body may take, besides a second per 16 KiB."""
+    follow_seconds: float = 600.0
+    """The same for a stream that is followed."""
+    max_waiting: int = 256
+    """The most texts that may wait in one process before it answers 503."""
+    batch_size: int = 32
+    threads: int = 1
+    """Detection threads per process."""
+    max_new_tokens: int = 1024
+    max_waiting_completions: int = 32
+    """The most completions that may wait in one process before it answers 503."""
+    generation_batch_size: int = 8
+    grace_seconds: int = 30
+    """How long running requests may take to finish when the service stops."""
+    lease_seconds: float = 10.0
+    """How long a worker may be silent before another worker takes over its job."""
+
+    def __post_init__(self) -> None:
+        if not self.detectors and not self.keys:
+            raise ConfigError("nothing to detect with: give --detector DIR, --key FILE or --keys DIR")
+        if self.require_tokens and self.without_tokens:
+            raise ConfigError("--require-tokens and --without-tokens contradict each other: give one")
+        for option, level in (("--fpr", self.fpr), ("--public-fpr", self.public_fpr)):
+            if not 0.0 < level < 1.0:
+                raise ConfigError(f"{option} must lie in (0, 1), got {level:g}")
+        if self.zero_retention and self.log_queries:
+            raise ConfigError("--zero-retention stores nothing about requests: leave out --log-queries")
+        for name in ("log_days", "job_days"):
+            if not getattr(self, name) > 0.0:
+                raise ConfigError(f"--{name.replace('_', '-')} must be above 0, got {getattr(self, name):g}")
+        if self.webhook_hosts and not self.signers:
+            raise ConfigError("webhooks are signed: give --signer FILE.pem with --webhook-host")
+        if self.public_url is not None and not self.public_url.startswith(("https://", "http://")):
+            raise ConfigError(f"--public-url must begin with https:// or http://, got {self.public_url!r}")
+        positive = ("workers", "threads", "batch_size", "max_waiting", "scored_bytes")
+        for name in (*positive, "max_waiting_completions", "generation_batch_size"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
+
+    @property
+    def audit_values(self) -> int:
+        """The most JSON values in an audit: a text has an object and up to four fields."""
+        return 6 * self.audit_texts + 100
+
+    @property
+    def may_be_open(self) -> bool:
+        """Whether the service may answer without tokens until the first one is created."""
+        return not self.require_tokens and (self.without_tokens or self.loopback)
+
+    @property
+    def loopback(self) -> bool:
+        """Whether the service is reachable from this machine only."""
+        return is_loopback(self.host)
+
+    def to_json(self) -> str:
+        """JSON for a worker process. It contains the store's URL: never print it."""
+        return json.dumps(dataclasses.asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> Settings:
+        """The inverse of `to_json`."""
+        return cls(**{name: _tuples(value) for name, value in json.loads(text).items()})
+
+
+def _tuples(value: Any) -> Any:  # noqa: ANN401 - any JSON value
+    return tuple(_tuples(item) for item in value) if isinstance(value, list) else value

@@ -1,0 +1,255 @@
+"""Signed documents: compact JWS (RFC 7515) with Ed25519 signatures (RFC 8037).
+
+A document is a JSON object in one fixed encoding: UTF-8, sorted names, no spaces. Its header has three
+fields: ``alg`` is always ``EdDSA``, ``kid`` is the RFC 7638 thumbprint of the signer's public key, and
+``typ`` says what the document is, so that one kind cannot pass for another. Any JOSE library can verify it;
+`verify` is stricter than most, and accepts only the bytes that `SigningKey.sign` would have written.
+
+A signing key is an unencrypted PKCS #8 PEM file with mode 0600. Public keys are JWK files or JWK sets.
+Boundary: bytes and signatures; `dewmark.reports` decides what documents say.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import json
+import stat
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    PublicFormat,
+    load_pem_private_key,
+)
+
+from dewmark.errors import InputError, KeyFileError, SignatureError
+from dewmark.storage import atomic_write
+
+_ALGORITHM = "EdDSA"
+_TYPE = "dewmark-{kind}+jws"
+_LONGEST = 64 << 20  # characters of a document
+
+
+@dataclass(frozen=True, slots=True)
+class Signed:
+    """A document whose signature is valid: what it is, what it says, and who signed it."""
+
+    kind: str
+    payload: dict[str, Any]
+    signer: str
+
+
+class VerifyingKey:
+    """A public key."""
+
+    __slots__ = ("_key", "_x", "id")
+
+    def __init__(self, raw: bytes) -> None:
+        try:
+            self._key = Ed25519PublicKey.from_public_bytes(raw)
+        except ValueError:
+            raise KeyFileError(f"an Ed25519 public key has 32 bytes, got {len(raw)}") from None
+        self._x = _encode(raw)
+        self.id: str = _encode(hashlib.sha256(canonical_json(self._members)).digest())
+
+    @classmethod
+    def from_jwk(cls, jwk: object) -> VerifyingKey:
+        """The key of a JWK; its ``kid``, if it has one, must be the key's thumbprint."""
+        if not isinstance(jwk, Mapping) or jwk.get("kty") != "OKP" or jwk.get("crv") != "Ed25519":
+            raise KeyFileError(
+                'not an Ed25519 public key: expected a JWK with "kty": "OKP", "crv": "Ed25519"'
+            )
+        try:
+            key = cls(_decode(jwk.get("x")))
+        except ValueError as error:
+            if isinstance(error, KeyFileError):
+                raise
+            raise KeyFileError('the JWK\'s "x" is not base64url') from None
+        if jwk.get("kid", key.id) != key.id:
+            raise KeyFileError(f'the JWK\'s "kid" is not the thumbprint of its key, {key.id}')
+        return key
+
+    @property
+    def _members(self) -> dict[str, str]:
+        return {"crv": "Ed25519", "kty": "OKP", "x": self._x}
+
+    def to_jwk(self) -> dict[str, str]:
+        """The key as a JWK."""
+        return {**self._members, "kid": self.id, "alg": _ALGORITHM, "use": "sig"}
+
+    def save(self, path: Path) -> None:
+        """Write the key as a JWK file."""
+        with atomic_write(path) as stream:
+            stream.write(json.dumps(self.to_jwk(), indent=1).encode() + b"\n")
+
+    def accepts(self, message: bytes, signature: bytes) -> bool:
+        """Whether a signature is this key's."""
+        try:
+            self._key.verify(signature, message)
+        except InvalidSignature:
+            return False
+        return True
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, VerifyingKey) and self.id == other.id
+
+    def __hash__(self) -> int:
+        return hash(self.id)
+
+    def __repr__(self) -> str:
+        return f"VerifyingKey({self.id!r})"
+
+
+class SigningKey:
+    """A secret key that signs documents."""
+
+    __slots__ = ("_key", "public")
+
+    def __init__(self, key: Ed25519PrivateKey) -> None:
+        self._key = key
+        self.public = VerifyingKey(key.public_key().public_bytes(Encoding.Raw, PublicFormat.Raw))
+
+    @classmethod
+    def generate(cls) -> SigningKey:
+        """A new key from the operating system's secure random source."""
+        return cls(Ed25519PrivateKey.generate())
+
+    @classmethod
+    def load(cls, path: str | Path) -> SigningKey:
+        """Read a PEM file."""
+        path = Path(path)
+        try:
+            data, mode = path.read_bytes(), path.stat().st_mode
+        except FileNotFoundError:
+            raise KeyFileError(
+                f"no signing key {path}; make one with: dewmark report key --out {path}"
+            ) from None
+        except OSError as error:
+            raise KeyFileError(f"cannot read signing key {path}: {error.strerror}") from None
+        try:
+            key = load_pem_private_key(data, password=None)
+        except (ValueError, TypeError, UnsupportedAlgorithm):
+            key = None
+        if not isinstance(key, Ed25519PrivateKey):
+            raise KeyFileError(
+                f"{path} is not an unencrypted Ed25519 key in PEM format: make one with dewmark report key"
+            )
+        if mode & (stat.S_IRWXG | stat.S_IRWXO):
+            warnings.warn(f"signing key {path} is readable by others; run: chmod 600 {path}", stacklevel=2)
+        return cls(key)
+
+    def save(self, path: str | Path) -> None:
+        """Write the key to a new file with mode 0600; an existing file is never overwritten."""
+        data = self._key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+        with atomic_write(Path(path), private=True, overwrite=False) as stream:
+            stream.write(data)
+
+    def sign(self, payload: Mapping[str, Any], *, kind: str) -> str:
+        """A document as compact JWS."""
+        header = {"alg": _ALGORITHM, "kid": self.public.id, "typ": _TYPE.format(kind=kind)}
+        message = f"{_encode(canonical_json(header))}.{_encode(canonical_json(payload))}"
+        return f"{message}.{_encode(self.sign_bytes(message.encode('ascii')))}"
+
+    def sign_bytes(self, message: bytes) -> bytes:
+        """The 64-byte signature of a message."""
+        return self._key.sign(message)
+
+    def __repr__(self) -> str:
+        return f"SigningKey(public={self.public.id!r})"
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a SigningKey cannot be pickled: save it to a file and pass the path")
+
+
+def canonical_json(value: object) -> bytes:
+    """JSON with sorted names and without spaces, as UTF-8."""
+    try:
+        return json.dumps(
+            value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False
+        ).encode()
+    except (UnicodeEncodeError, ValueError):
+        raise InputError("a signed document holds Unicode text and finite numbers only") from None
+
+
+def load_signers(path: str | Path) -> list[VerifyingKey]:
+    """The public keys of a JWK file or a JWK set."""
+    path = Path(path)
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise KeyFileError(f"cannot read public key {path}: {error.strerror}") from None
+    except ValueError:
+        raise KeyFileError(f"{path} is not a public key: expected a JWK or a JWK set") from None
+    # a set, as a service publishes it, or one key
+    keys = value.get("keys") if isinstance(value, dict) else None
+    found = [VerifyingKey.from_jwk(jwk) for jwk in (keys if isinstance(keys, list) else [value])]
+    if not found:
+        raise KeyFileError(f"{path} has no key")
+    return found
+
+
+def verify(document: str, signers: Sequence[VerifyingKey], *, kind: str | None = None) -> Signed:
+    """The contents of a document, if one of the signers signed it; else raises `SignatureError`.
+
+    With ``kind``, it must be a document of that kind.
+    """
+    document = document.strip()
+    parts = document.split(".")
+    if len(parts) != 3 or len(document) > _LONGEST:
+        raise SignatureError("not a signed document: expected three base64url parts separated by dots")
+    try:
+        header, payload, signature = (_decode(part) for part in parts)
+        fields = json.loads(header)
+    except (ValueError, RecursionError):
+        raise SignatureError("not a signed document: a part of it is damaged") from None
+    if not isinstance(fields, dict) or fields.keys() != {"alg", "kid", "typ"}:
+        raise SignatureError("the document's header must have alg, kid and typ, and nothing else")
+    if fields["alg"] != _ALGORITHM:
+        raise SignatureError(f"the document must be signed with {_ALGORITHM}")
+    before, after = _TYPE.split("{kind}")
+    typ = str(fields["typ"])
+    if not (typ.startswith(before) and typ.endswith(after)):
+        raise SignatureError("the document is not one of dewmark's: its typ is unknown")
+    found = typ[len(before) : -len(after)]
+    if kind is not None and found != kind:
+        raise SignatureError(f"the document is a {found}, not a {kind}")
+    signer = next((key for key in signers if key.id == fields["kid"]), None)
+    if signer is None:
+        raise SignatureError(f"the document names a signer that is not trusted here: {fields['kid']}")
+    if not signer.accepts(".".join(parts[:2]).encode("ascii"), signature):
+        raise SignatureError("the signature is wrong: the document was changed, or somebody else signed it")
+    try:
+        value = json.loads(payload)
+        same = canonical_json(value) == payload and canonical_json(fields) == header
+    except (ValueError, RecursionError):
+        same, value = False, None
+    if not same or not isinstance(value, dict):
+        raise SignatureError("the document is signed but not in canonical form")
+    return Signed(found, value, signer.id)
+
+
+def _encode(data: bytes) -> str:
+    return base64.urlsafe_b64encode(data).rstrip(b"=").decode("ascii")
+
+
+def _decode(text: object) -> bytes:
+    """Bytes of base64url without padding; raises ValueError for any other spelling of the same bytes."""
+    if not isinstance(text, str) or not text.isascii():
+        raise ValueError("not base64url")
+    try:
+        data = base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)
+    except binascii.Error:
+        raise ValueError("not base64url") from None
+    if _encode(data) != text:
+        raise ValueError("not canonical base64url")
+    return data

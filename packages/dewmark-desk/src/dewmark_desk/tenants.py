@@ -1,0 +1,202 @@
+"""The tenants of a service: one detector per key, selected by the tenant's id.
+
+A tenant is an exported detector folder, whose tables are memory-mapped and so shared by all processes, or a
+key file bound to a host's vocabulary. Requests name ids only; key material never crosses the wire.
+
+A tenant may have several keys, one for each epoch. The key with the plain id (``acme``) is the current one:
+it detects and, if the service generates text, writes. Keys with a label (``acme@2025``) are retired: they
+only detect. To rotate, rename the current key and put a new one in its place.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from dewmark import config
+from dewmark.core.keys import Key
+from dewmark.detector import Detector
+from dewmark.errors import ConfigError
+from dewmark.hosts.base import Host
+from dewmark.hosts.expectations import open_reader
+from dewmark.scheme import BoundScheme
+from dewmark.watermark import Watermark, load_scheme
+from dewmark.workspace import Expectations, Progress
+from dewmark_desk.measured_power import MeasuredPower, read_power
+from dewmark_desk.settings import Settings, check_tenant_id
+
+
+@dataclass(frozen=True)
+class Tenant:
+    """One key's detector; its id is the tenant's, with the epoch's label if the key is retired."""
+
+    id: str
+    bound: BoundScheme
+    power: MeasuredPower | None = None
+    """How often marked texts are found, if that was measured."""
+
+    @property
+    def owner(self) -> str:
+        """The tenant that the key belongs to."""
+        return self.id.partition("@")[0]
+
+    @property
+    def epoch(self) -> str | None:
+        """The label of a retired key's epoch; None for the current key."""
+        return self.id.partition("@")[2] or None
+
+    @functools.cached_property
+    def languages(self) -> tuple[str, ...] | None:
+        """The languages that the scheme's encoder knows; None if unknown."""
+        known = self.bound.languages.known
+        return None if known is None else tuple(sorted(known))
+
+
+def tenant_paths(given: Sequence[str]) -> list[tuple[str, str]]:
+    """(id, folder) pairs from ``--detector`` values: ``DIR``, ``ID=DIR``, or a folder of detectors."""
+    found: list[tuple[str, str]] = []
+    for value in given:
+        name, equals, path = value.partition("=")
+        if equals and _is_id(name):
+            found.append((name, path))
+            continue
+        folder = Path(value)
+        if not (folder / "detector.json").exists() and folder.is_dir():
+            inside = sorted(path.parent for path in folder.glob("*/detector.json"))
+            if inside:
+                found += [(path.name, str(path)) for path in inside]
+                continue
+        found.append((folder.resolve().name, value))
+    return found
+
+
+def key_paths(given: Sequence[str], folder: str | Path | None = None) -> list[tuple[str, str]]:
+    """(id, file) pairs from ``--key`` values, ``FILE`` or ``ID=FILE``, and a folder of ``*.key`` files."""
+    found: list[tuple[str, str]] = []
+    for value in given:
+        name, equals, path = value.partition("=")
+        found.append((name, path) if equals and _is_id(name) else (Path(value).stem, value))
+    if folder is not None:
+        inside = sorted(Path(folder).glob("*.key"))
+        if not inside:
+            raise ConfigError(f"{folder} has no key: expected files named *.key")
+        found += [(file.stem, str(file)) for file in inside]
+    return found
+
+
+def open_tenants(
+    settings: Settings, *, verify: bool = True, progress: Progress | None = None
+) -> dict[str, Tenant]:
+    """Open all detectors and keys; a key that already has a detector is skipped.
+
+    Tenants with the same reader share it, and nothing that it reads is kept on disk.
+    """
+    host = settings.host_model or settings.vocabulary
+
+    @functools.cache
+    def reader(name: str | None) -> Expectations | None:
+        return open_reader(
+            name,
+            host=host,
+            device=settings.device,
+            dtype=settings.dtype,
+            on_disk=False,
+            limit=settings.read_tokens,
+            progress=progress,
+        )
+
+    tenants: dict[str, Tenant] = {}
+    owners: dict[str, str] = {}  # by fingerprint
+    for id_, folder in settings.detectors:
+        bound = Detector.load(folder, verify=verify, progress=progress).scheme
+        bound = bound.reading_with(reader(settings.reader or bound.reader_name))
+        _add(tenants, owners, id_, bound, folder=Path(folder))
+    for id_, file in settings.keys:
+        key = Key.load(file)
+        if key.fingerprint not in owners:
+            bound = _bind(key, settings, progress).reading_with(reader(settings.reader))
+            _add(tenants, owners, id_, bound)
+    return tenants
+
+
+def open_writers(
+    settings: Settings, tenants: Mapping[str, Tenant], *, progress: Progress | None = None
+) -> tuple[Host, dict[str, BoundScheme]]:
+    """The host, and the mark of each tenant that has a current key, configured like that key's detector."""
+    if settings.host_model is None or not settings.keys:
+        raise ConfigError("marking needs --host-model MODEL and --key FILE: a detector cannot mark")
+    by_key = {tenant.bound.fingerprint: tenant for tenant in tenants.values()}
+    writers: dict[str, BoundScheme] = {}
+    host: Host | None = None
+    for _, file in settings.keys:
+        key = Key.load(file)
+        tenant = by_key[key.fingerprint]
+        if tenant.epoch is not None:
+            continue
+        bound = tenant.bound
+        watermark = Watermark(
+            host or settings.host_model,
+            key=key,
+            scheme=bound.scheme.name,
+            settings=bound.scheme.to_dict(),
+            device=settings.device,
+            dtype=settings.dtype,
+            progress=progress,
+        )
+        host = watermark.host
+        if not bound.scheme.host_free:
+            theirs, ours = bound.host.tokenizer.identity, watermark.scheme.host.tokenizer.identity
+            if theirs != ours:
+                raise ConfigError(
+                    f"the detector of key {key.fingerprint} is for {bound.host.name}, whose tokenizer "
+                    f"differs from that of {settings.host_model}: export a detector for that model"
+                )
+        writers[tenant.id] = watermark.scheme
+    if host is None:
+        raise ConfigError("all keys are retired (ID@LABEL): marking needs a current key, --key ID=FILE")
+    return host, writers
+
+
+def _bind(key: Key, settings: Settings, progress: Progress | None) -> BoundScheme:
+    return load_scheme(
+        settings.scheme or "dew",
+        key=key,
+        settings=config.parse_settings(settings.scheme_settings),
+        host=settings.vocabulary or settings.host_model,
+        progress=progress,
+    )
+
+
+def _add(
+    tenants: dict[str, Tenant],
+    owners: dict[str, str],
+    id_: str,
+    bound: BoundScheme,
+    *,
+    folder: Path | None = None,
+) -> None:
+    owner, at, label = id_.partition("@")
+    check_tenant_id(owner)
+    if at:
+        check_tenant_id(label)
+    if id_ in tenants:
+        raise ConfigError(f"two tenants have the id {id_!r}: rename one with ID=DIR")
+    if bound.fingerprint in owners:
+        raise ConfigError(
+            f"tenants {owners[bound.fingerprint]} and {id_} have the same key {bound.fingerprint}: "
+            "give it once"
+        )
+    owners[bound.fingerprint] = id_
+    tenants[id_] = Tenant(id_, bound, read_power(bound, folder))
+
+
+def _is_id(name: str) -> bool:
+    """Whether a name is a tenant's id, with or without an epoch's label."""
+    try:
+        for part in name.split("@", 1):
+            check_tenant_id(part)
+    except ConfigError:
+        return False
+    return True

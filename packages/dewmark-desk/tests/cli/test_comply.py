@@ -1,0 +1,152 @@
+"""``dewmark comply``: a dossier whose figures are those of its rows, signed, resumable, planned."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from tests.cli.fixtures import Run
+
+from dewmark.batch import Negatives
+from dewmark.decoding import Decoding
+from dewmark.hosts.base import ChatFormat
+from dewmark_desk.signing import SigningKey, load_signers, verify
+
+SMALL = (
+    "--set", "units=token", "--set", "sampler=gumbel", "--texts", "6", "--chats", "3", "--per-language", "1",
+    "--per-format", "1", "--languages", "de,fr", "--length", "20,40", "--batch-size", "4",
+    "--attack", "delete:r=0.3", "--attack", "truncate:n=20",
+)  # fmt: skip
+
+
+@pytest.fixture
+def signer(tmp_path: Path) -> Path:
+    made = SigningKey.generate()
+    made.save(tmp_path / "s.pem")
+    made.public.save(tmp_path / "s.jwk")
+    return tmp_path / "s.pem"
+
+
+@pytest.fixture
+def deployment(tiny, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tiny host with a chat template and generation settings of its own."""
+    form = ChatFormat(lambda messages: f"Q {messages[0]['content'][:20]} A", Decoding(temperature=0.8))
+    monkeypatch.setattr("dewmark.hosts.chat_format", lambda name: form)
+    few = Negatives(Negatives.packaged().documents[:30])
+    monkeypatch.setattr(Negatives, "packaged", lambda: few)
+
+
+@pytest.fixture
+def arguments(deployment, key_file: Path, signer: Path, tmp_path: Path) -> tuple[object, ...]:
+    return ("comply", "--key", key_file, "--signer", signer, "--out", tmp_path / "d", *SMALL)
+
+
+def test_the_dossier_says_what_the_rows_say_and_a_third_party_checks_it(
+    run: Run, arguments: tuple[object, ...], tmp_path: Path
+) -> None:
+    mine = tmp_path / "mine.jsonl"
+    mine.write_text('{"text": "An old bridge."}\n{"text": "A new one."}\n')
+    made = run(
+        *arguments, "--negatives", mine, "--provider", "Acme", "--contact", "desk@acme.example", "--json"
+    )
+    assert made.code == 0, made.err
+    out = tmp_path / "d"
+    signed = verify((out / "dossier.jws").read_text(), load_signers(tmp_path / "s.jwk"), kind="dossier")
+    dossier = signed.payload
+    assert {name: value for name, value in dossier.items() if name != "files"} == json.loads(
+        (out / "dossier.json").read_text(encoding="utf-8")
+    )
+    rows = [json.loads(line) for line in (out / "rows" / "openings.jsonl").open(encoding="utf-8")]
+    found = dossier["findings"]
+    for level in (0.01, 0.001):
+        hits = sum(row["scores"][-1]["conclusive"] and row["scores"][-1]["p_value"] < level for row in rows)
+        whole = next(row for row in found["power_by_length"] if row["tokens"] is None)
+        (share,) = [each for each in whole["at"] if each["level"] == level]
+        assert (share["found"], share["texts"]) == (hits, 6)
+        (clean,) = [each for each in found["robustness"][0]["at"] if each["level"] == level]
+        assert clean["found"] == hits
+    assert [row["attack"] for row in found["robustness"]] == ["none", "delete:r=0.3", "truncate:n=20"]
+    assert {"paraphrase", "dipper"} <= found["not_measured"].keys()
+    assert [row["language"] for row in found["power_by_language"]] == ["en", "de", "fr"]
+    assert [row["format"] for row in found["formats"]] == ["code", "JSON", "short labels"]
+    assert sum(row["at"][0]["texts"] for row in found["power_by_entropy"]) == 6
+    false = found["false_positives"]
+    domains = {row["domain"]: row["texts"] + row["without_verdict"] for row in false["domains"]}
+    assert domains["this host unmarked, chat"] == 3
+    assert domains["your texts, mine.jsonl"] == 2
+    assert domains["prose, en"] > 20
+    assert {row["measure"] for row in found["quality"]} >= {"log perplexity, nats per token"}
+    assert dossier["deployment"]["chat_decoding"]["temperature"] == 0.8
+    page = (out / "dossier.md").read_text(encoding="utf-8")
+    for each in ("Acme", "desk@acme.example", "delete:r=0.3", "Not covered", "Article 50"):
+        assert each in page
+    pdf = (out / "dossier.pdf").read_bytes()
+    assert pdf.startswith(b"%PDF-")
+    assert pdf.count(b"/Type /Page\n") + pdf.count(b"/Type /Page ") >= 2
+    signpost = json.loads((out / "signpost.json").read_text())
+    assert signpost["provider"] == "Acme"
+    assert signpost["reports"]["keys"][0]["kid"] == signed.signer
+    check = ("report", "verify", out / "dossier.jws", "--signer", tmp_path / "s.jwk")
+    fine = run(*check)
+    assert fine.code == 0
+    assert fine.out.count("unchanged: ") == 4
+    (out / "dossier.md").write_text(page.replace("of 6", "of 5"), encoding="utf-8")
+    assert "not the file that was signed" in run(*check).out
+
+
+def test_a_stopped_run_continues_and_another_plan_is_refused(
+    run: Run, arguments: tuple[object, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from dewmark.hosts.fake import FakeHost
+
+    written = FakeHost.complete
+    calls = []
+
+    def stop_after_three(self, prompts, **options):
+        calls.append(len(prompts))
+        if len(calls) > 3:
+            raise KeyboardInterrupt
+        return written(self, prompts, **options)
+
+    monkeypatch.setattr(FakeHost, "complete", stop_after_three)
+    assert run(*arguments).code == 130
+    before = (tmp_path / "d" / "rows" / "openings.jsonl").read_bytes()
+    monkeypatch.setattr(FakeHost, "complete", written)
+    assert run(*arguments).code == 0
+    assert (tmp_path / "d" / "rows" / "openings.jsonl").read_bytes() == before
+    assert "belongs to another run" in run(*arguments, "--temperature", "0.5").error
+
+
+def test_dry_run_shows_the_work_and_writes_nothing(
+    run: Run, arguments: tuple[object, ...], tmp_path: Path
+) -> None:
+    planned = run(*arguments, "--dry-run", "--json")
+    assert planned.code == 0, planned.err
+    plan = json.loads(planned.out)
+    # 6 openings and 3 chats twice, 2 languages and 3 formats once, 40 tokens each
+    assert plan["tokens"] == (12 + 6 + 2 + 3) * 40
+    assert plan["attacked_texts"] == 12
+    assert not (tmp_path / "d").exists()
+    assert "minutes" in run(*arguments, "--dry-run").out
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (("--attack", "delte"), "delte"),
+        (("--attack", "delete:r=2"), "must lie in [0, 1]"),
+        (("--fpr", "2"), "level"),
+        (("--length", "x"), "--length"),
+        (("--languages", "xx"), "'xx'"),
+        (("--texts", "2"), "at least 4"),
+    ],
+)
+def test_mistakes_are_reported_before_the_host_is_loaded(
+    run: Run, arguments: tuple[object, ...], more: tuple[str, ...], message: str
+) -> None:
+    assert message in run(*arguments[: -len(SMALL)], *more).error
+
+
+def test_a_dossier_needs_a_signing_key(run: Run, deployment, key_file: Path, tmp_path: Path) -> None:
+    assert "--signer" in run("comply", "--key", key_file, "--out", tmp_path / "d", *SMALL).error

@@ -1,0 +1,316 @@
+"""Batches of detections: results page by page, named requests, webhooks, expiry."""
+
+from __future__ import annotations
+
+import base64
+import http.server
+import json
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+import sqlalchemy as sa
+from tests.desk.conftest import bearer
+from tests.desk.live import bound, marked_texts, plain_texts
+from tests.desk.test_jobs import ended
+
+from dewmark.errors import ConfigError
+from dewmark_desk import job_runner
+from dewmark_desk import jobs as jobs_module
+from dewmark_desk.signing import SigningKey
+from dewmark_desk.store import Store, items
+from dewmark_desk.store import texts as stored_texts
+from dewmark_desk.webhooks import check_url
+
+MARKED, PLAIN = marked_texts(12, 60), plain_texts(24, 60)
+TEXTS = [*MARKED[:6], *PLAIN[:20]]
+BODY = {"texts": [{"text": text, "id": f"t{i}"} for i, text in enumerate(TEXTS)]}
+
+
+def pages(client, where: str, limit: int = 10) -> Iterator[list[dict]]:
+    after = -1
+    while after is not None:
+        page = client.get(f"{where}/results?limit={limit}&after={after}").json()
+        yield page["results"]
+        after = page["next"]
+
+
+class TestResults:
+    def test_every_text_gets_the_verdict_of_detect(self, client):
+        accepted = client.post("/v1/batches", json=BODY)
+        assert accepted.status_code == 202
+        where = accepted.headers["location"]
+        job = ended(client, where)
+        assert (job["kind"], job["state"], job["done"]) == ("detect", "done", len(TEXTS))
+        found = [row for page in pages(client, where) for row in page]
+        assert [row["id"] for row in found] == [f"t{i}" for i in range(len(TEXTS))]
+        assert not any(
+            passage["text"] for row in found if row["coverage"] for passage in row["coverage"]["passages"]
+        )
+        direct = client.post("/v1/detect", json={"texts": TEXTS}).json()["results"]
+        for row, alone in zip(found, direct, strict=True):
+            assert row["verdict"] == alone["verdict"]
+            assert row["p_value"] == pytest.approx(alone["p_value"])
+        summary = job["result"]
+        assert summary["marked"] == sum(row["verdict"] == "marked" for row in found)
+        assert summary["marked"] >= summary["rejected"] >= 1
+        assert summary["texts"] == len(TEXTS)
+
+    def test_texts_are_gone_once_they_are_scored(self, client, tmp_path):
+        where = client.post("/v1/batches", json=BODY).headers["location"]
+        ended(client, where)
+        with client.service.store.read() as connection:
+            assert connection.execute(sa.select(stored_texts)).all() == []
+        for _ in range(100):  # the log is cut just after the job has ended
+            data = b"".join(file.read_bytes() for file in tmp_path.glob("service.db*"))
+            if not any(text[:40].encode() in data for text in TEXTS):
+                return
+            time.sleep(0.05)
+        raise AssertionError("a text is still in the database's files")
+
+    def test_several_tenants_are_corrected_for(self, open_service):
+        client = open_service(tenants=("acme", "beta"))
+        where = client.post("/v1/batches", json=BODY).headers["location"]
+        job = ended(client, where)
+        assert (job["tenant"], job["result"]["keys"]) == (None, 2)
+        row = next(pages(client, where))[0]
+        assert (row["tenant"], row["keys"]) == ("acme", 2)
+        assert row["p_value"] == pytest.approx(bound("acme").detect(TEXTS[0]).p_value * 2, rel=0.01)
+
+    def test_a_token_sees_its_own_results_only(self, client):
+        mine, other = bearer(client, "detect"), bearer(client, "detect")
+        where = client.post("/v1/batches", json=BODY, headers=mine).headers["location"]
+        assert client.get(f"{where}/results", headers=mine).status_code == 200
+        assert client.get(f"{where}/results", headers=other).status_code == 404
+        public = bearer(client, "detect-public")
+        assert client.post("/v1/batches", json=BODY, headers=public).status_code == 403
+
+    def test_an_audit_has_no_results(self, client):
+        where = client.post("/v1/audit", json={"texts": [{"text": PLAIN[0]}]}).headers["location"]
+        assert client.get(f"{where}/results").status_code == 404
+
+    @pytest.mark.parametrize(
+        "body",
+        [
+            {"texts": []},
+            {"texts": [{"text": " "}]},
+            {"texts": [{"text": "a"}], "webhook": "https://example.org/"},
+            {"texts": [{"text": "a"}], "tenants": ["nobody"]},
+            {"texts": [{"text": "a"}], "test": "no such test"},
+        ],
+    )
+    def test_bad_batches_are_refused(self, client, body):
+        assert client.post("/v1/batches", json=body).status_code in (404, 422)
+
+
+class TestLists:
+    def test_jobs_are_listed_page_by_page(self, open_service):
+        client = open_service(jobs_per_token=20)
+        made = [client.post("/v1/batches", json={"texts": [{"text": TEXTS[i]}]}) for i in range(7)]
+        ids = [one.json()["job"]["id"] for one in made]
+        found, after = [], ""
+        for _ in range(4):
+            page = client.get(f"/v1/jobs?limit=3{after}").json()
+            found += [job["id"] for job in page["jobs"]]
+            if page["next"] is None:
+                break
+            after = f"&after={page['next']}"
+        assert found == ids[::-1]
+        assert client.get("/v1/jobs?after=j_nothing-here").status_code == 404
+        assert client.get("/v1/jobs?limit=0").status_code == 422
+
+
+class TestIdempotency:
+    def test_a_named_request_is_one_job_however_often_it_is_sent(self, client):
+        headers = {**bearer(client, "detect", budget=30), "Idempotency-Key": "monday"}
+        first, again = (client.post("/v1/batches", json=BODY, headers=headers) for _ in range(2))
+        assert (first.status_code, again.status_code) == (202, 202)
+        assert first.json()["job"]["id"] == again.json()["job"]["id"]
+        assert client.service.tokens.all()[0].used == len(TEXTS)
+        other = client.post("/v1/batches", json={"texts": [{"text": PLAIN[0]}]}, headers=headers)
+        assert other.status_code == 422
+        assert "another request had this key" in other.json()["error"]["message"]
+        assert client.post("/v1/audit", json={"texts": BODY["texts"]}, headers=headers).status_code == 422
+
+    def test_names_belong_to_a_token(self, client):
+        made = [
+            client.post(
+                "/v1/batches", json=BODY, headers={**bearer(client, "detect"), "Idempotency-Key": "monday"}
+            )
+            for _ in range(2)
+        ]
+        assert made[0].json()["job"]["id"] != made[1].json()["job"]["id"]
+
+    def test_simultaneous_requests_make_one_job(self, client):
+        headers = {"Idempotency-Key": "now"}
+        found = []
+
+        def post() -> None:
+            found.append(client.post("/v1/batches", json=BODY, headers=headers).json()["job"]["id"])
+
+        threads = [threading.Thread(target=post) for _ in range(6)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert len(set(found)) == 1
+
+    def test_a_bad_name_is_refused(self, client):
+        assert client.post("/v1/batches", json=BODY, headers={"Idempotency-Key": "a b"}).status_code == 422
+
+
+class Receiver:
+    """A server that takes webhooks; ``status`` is its answer."""
+
+    def __init__(self) -> None:
+        self.status, self.calls = 200, []
+        outer = self
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                body = self.rfile.read(int(self.headers["content-length"]))
+                outer.calls.append((dict(self.headers), body))
+                self.send_response(outer.status)
+                self.send_header("Location", "/elsewhere")
+                self.end_headers()
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        self.server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.server.server_port}/done?by=desk"
+        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+
+
+@pytest.fixture
+def receiver() -> Iterator[Receiver]:
+    made = Receiver()
+    yield made
+    made.server.shutdown()
+    made.server.server_close()
+
+
+@pytest.fixture
+def hooked(open_service, tmp_path):
+    """A service that may call loopback, without its own housekeeping."""
+    SigningKey.generate().save(tmp_path / "s.pem")
+    client = open_service(signers=(str(tmp_path / "s.pem"),), webhook_hosts=("127.0.0.1",))
+    client.service._housekeeper.close()
+    return client
+
+
+class TestWebhooks:
+    def run(self, client, receiver: Receiver) -> str:
+        made = client.post("/v1/batches", json={**BODY, "webhook": receiver.url})
+        assert made.status_code == 202, made.json()
+        where = made.headers["location"]
+        assert ended(client, where)["webhook"] == "waiting"
+        return where
+
+    def test_the_end_of_a_job_is_told_once_and_signed(self, hooked, receiver):
+        where = self.run(hooked, receiver)
+        housekeeper = hooked.service._housekeeper
+        assert housekeeper.deliver()
+        assert not housekeeper.deliver()
+        ((headers, body),) = receiver.calls
+        assert json.loads(body)["type"] == "job.done"
+        assert json.loads(body)["data"]["id"] == where.rpartition("/")[2]
+        assert json.loads(body)["data"]["result"] is None
+        kind, _, signature = headers["webhook-signature"].partition(",")
+        message = f"{headers['webhook-id']}.{headers['webhook-timestamp']}.".encode() + body
+        assert kind == "v1a"
+        assert hooked.service.trusted[0].accepts(message, base64.b64decode(signature))
+        assert hooked.get(where).json()["webhook"] == "sent"
+
+    @pytest.mark.parametrize("status", [500, 302, 404])
+    def test_a_failed_call_is_repeated_later_and_then_given_up(self, hooked, receiver, monkeypatch, status):
+        monkeypatch.setattr(jobs_module, "_PAUSES", (0.0, 0.0, 3600.0))
+        receiver.status = status
+        where = self.run(hooked, receiver)
+        housekeeper = hooked.service._housekeeper
+        assert [housekeeper.deliver() for _ in range(3)] == [True, True, False]
+        assert hooked.get(where).json()["webhook"] == "waiting"
+        monkeypatch.setattr(hooked.service.jobs, "_clock", lambda: 1e12)
+        assert housekeeper.deliver()
+        assert hooked.get(where).json()["webhook"] == "failed"
+        assert len(receiver.calls) == 3
+
+    @pytest.mark.parametrize(
+        "url",
+        [
+            "https://example.org/", "http://good.example/", "ftp://good.example/", "https://good.example#x",
+            "https://me:pw@good.example/", "https://good.example.evil.org/", "https://good.example /",
+            "https://good.example:x/", "//good.example/", "", "https://good.example/ü",
+        ],
+    )  # fmt: skip
+    def test_only_allowed_hosts_are_called(self, url):
+        with pytest.raises(ConfigError, match="webhook"):
+            check_url(url, hosts=("good.example",))
+
+    def test_an_allowed_host_is_called_over_https_or_loopback(self):
+        assert check_url("https://good.example/a?b=c", hosts=("good.example",)).path == "/a"
+        assert check_url("http://127.0.0.1:99/", hosts=("127.0.0.1",)).port == 99
+
+
+def test_ended_jobs_expire_with_their_results(client, monkeypatch):
+    where = client.post("/v1/batches", json=BODY).headers["location"]
+    ended(client, where)
+    housekeeper = client.service._housekeeper
+    housekeeper.sweep()
+    assert client.get(where).status_code == 200
+    now = client.service.jobs._clock()
+    monkeypatch.setattr(client.service.jobs, "_clock", lambda: now + 8 * 86_400)
+    housekeeper.sweep()
+    assert client.get(where).status_code == 404
+    with client.service.store.read() as connection:
+        assert connection.execute(sa.select(items)).all() == []
+
+
+class TestBackTranslation:
+    """A translator that knows some texts stands for the neural one."""
+
+    @pytest.fixture
+    def translating(self, open_service, monkeypatch):
+        known = {PLAIN[0]: MARKED[0], MARKED[1]: PLAIN[1], PLAIN[2]: PLAIN[3]}
+        monkeypatch.setattr(job_runner, "translate_back", lambda texts: [known.get(each) for each in texts])
+        return open_service(translate_back=True)
+
+    def results(self, client, texts, **more):
+        body = {"texts": [{"text": text} for text in texts], **more}
+        where = client.post("/v1/batches", json=body).headers["location"]
+        assert ended(client, where)["state"] == "done"
+        return [row for page in pages(client, where) for row in page]
+
+    def test_the_better_version_counts_and_pays_for_both(self, translating):
+        texts = [PLAIN[0], MARKED[1], PLAIN[2], PLAIN[4]]
+        rows = self.results(translating, texts, translate_back=True)
+        assert [row["translated_back"] for row in rows[:2]] == [True, False]
+        assert [row["verdict"] for row in rows] == ["marked", "marked", "not marked", "not marked"]
+        assert [row["looks"]["attempts"] for row in rows] == [2, 2, 2, 1]
+        alone = translating.post("/v1/detect", json={"texts": [MARKED[0], MARKED[1]]}).json()["results"]
+        for row, one in zip(rows, alone, strict=False):
+            assert row["p_value"] == pytest.approx(2 * one["p_value"])
+        assert rows[0]["coverage"] is None  # places in a translation are not places in the text
+        assert rows[0]["characters"] == len(PLAIN[0])
+
+    def test_it_is_an_option_of_the_job_and_of_the_service(self, translating, client):
+        (row,) = self.results(translating, [PLAIN[0]])
+        assert (row["verdict"], row["translated_back"], row["looks"]["attempts"]) == ("not marked", False, 1)
+        refused = client.post("/v1/batches", json={**BODY, "translate_back": True})
+        assert refused.status_code == 422
+        assert "--translate-back" in refused.json()["error"]["message"]
+
+
+def test_a_slow_chunk_keeps_its_job(tmp_path):
+    """A reader or a translator may take longer for a chunk than a lease lasts."""
+    store = Store(f"sqlite:///{tmp_path}/jobs.db")
+    slow, other = (jobs_module.Jobs(store, lease=0.3) for _ in range(2))
+    slow.submit("me", tenant="acme", test=None, texts=[jobs_module.JobText("a")], owner_limit=1, limit=1)
+    job = slow.claim(["acme"])
+    with slow.keeping(job):
+        time.sleep(0.7)
+        assert other.claim(["acme"]) is None
+    assert slow.record(job, [jobs_module.Scored(0, 1, 0.5)])
+    time.sleep(0.4)  # nobody renews it any more, as if the worker had died
+    assert other.claim(["acme"]).id == job.id

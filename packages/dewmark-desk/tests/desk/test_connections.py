@@ -1,0 +1,160 @@
+"""Slow and many clients: a real server on loopback, and sockets that send half a request."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import socket
+import time
+from urllib.parse import urlsplit
+
+import httpx
+import pytest
+from tests.desk.live import live_service, make_service
+
+from dewmark_desk.connections import raise_file_limit
+from dewmark_desk.monitoring import JsonLines, LimitedRepeats
+
+POST = b"POST /v1/detect HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
+
+
+@contextlib.contextmanager
+def connected(url: str, data: bytes = b""):
+    parts = urlsplit(url)
+    with socket.create_connection((parts.hostname, parts.port), timeout=10) as open_:
+        open_.sendall(data)
+        yield open_
+
+
+def closed(connection: socket.socket, seconds: float) -> bool:
+    """Whether the other side closes the connection in time."""
+    connection.settimeout(seconds)
+    try:
+        while connection.recv(65_536):
+            pass
+    except TimeoutError:
+        return False
+    except OSError:
+        return True
+    return True
+
+
+@pytest.mark.parametrize("sent", [b"", b"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\nX-Slow: "])
+def test_headers_must_arrive_in_time(tmp_path, sent):
+    with live_service(tmp_path, header_seconds=0.3) as url, connected(url, sent) as connection:
+        assert closed(connection, 5.0)
+
+
+def test_trickled_bytes_do_not_extend_the_time(tmp_path):
+    with (
+        live_service(tmp_path, header_seconds=0.5) as url,
+        connected(url, b"GET /healthz HTTP/1.1\r\n") as open_,
+    ):
+        deadline = time.monotonic() + 5.0
+        with contextlib.suppress(OSError):
+            while time.monotonic() < deadline:
+                open_.sendall(b"X")
+                time.sleep(0.05)
+        assert time.monotonic() < deadline
+
+
+def test_bodies_must_arrive_in_time(tmp_path):
+    with (
+        live_service(tmp_path, body_seconds=0.5) as url,
+        connected(url, POST + b"Content-Length: 99\r\n\r\n{") as open_,
+    ):
+        deadline = time.monotonic() + 5.0
+        received = b""
+        open_.settimeout(0.1)
+        while b"408" not in received:  # a byte now and then does not help
+            assert time.monotonic() < deadline
+            open_.sendall(b" ")
+            with contextlib.suppress(TimeoutError):
+                received += open_.recv(4096)
+
+
+def test_half_open_connections_make_room(tmp_path):
+    with live_service(tmp_path, connections=20) as url, contextlib.ExitStack() as stack:
+        for _ in range(60):
+            stack.enter_context(connected(url, b"GET / HTTP/1.1\r\nX: "))
+        for _ in range(3):
+            assert httpx.get(f"{url}/healthz", timeout=5).status_code == 200
+
+
+def test_connections_in_use_are_not_closed_for_new_ones(tmp_path):
+    with live_service(tmp_path, connections=2) as url, contextlib.ExitStack() as stack:
+        busy = [stack.enter_context(connected(url, POST + b"Content-Length: 13\r\n\r\n")) for _ in range(2)]
+        time.sleep(0.3)
+        with connected(url) as late:
+            assert closed(late, 5.0)
+        for each in busy:
+            each.sendall(b'{"text": "a"}')
+            assert each.recv(4096).startswith(b"HTTP/1.1 200")
+
+
+def test_client_that_does_not_read_is_dropped(tmp_path):
+    service = make_service(tmp_path, write_seconds=0.5, grace_seconds=5)
+    with live_service(tmp_path, service=service) as url, contextlib.ExitStack() as stack:
+        request = b"GET /openapi.json HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
+        parts = urlsplit(url)
+        lazy = stack.enter_context(socket.socket())
+        lazy.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        lazy.connect((parts.hostname, parts.port))
+        lazy.settimeout(0.2)
+        deadline = time.monotonic() + 15.0
+        with contextlib.suppress(ConnectionError):
+            while time.monotonic() < deadline:
+                with contextlib.suppress(TimeoutError):
+                    lazy.sendall(request * 50)
+                time.sleep(0.05)
+        assert time.monotonic() < deadline
+
+
+def test_stopping_does_not_wait_for_half_a_body(tmp_path):
+    service = make_service(tmp_path, grace_seconds=30)
+    with contextlib.ExitStack() as stack:
+        with live_service(tmp_path, service=service) as url:
+            stack.enter_context(connected(url, POST + b"Content-Length: 99\r\n\r\n{"))
+            stack.enter_context(connected(url, b"GET / HTTP/1.1\r\nX: "))
+            time.sleep(0.3)
+            service.draining = True
+            started = time.monotonic()
+        assert time.monotonic() - started < 6.0
+
+
+def test_connections_leave_descriptors_for_the_rest():
+    import resource
+
+    allowed = raise_file_limit(10_000_000)
+    assert allowed <= resource.getrlimit(resource.RLIMIT_NOFILE)[0] - 100
+
+
+def test_repeated_log_lines_are_limited(capsys):
+    handler = logging.StreamHandler()
+    handler.setFormatter(JsonLines())
+    handler.addFilter(LimitedRepeats(burst=5, per_second=0.0))
+    logger = logging.getLogger("dewmark.test-limits")
+    logger.addHandler(handler)
+    logger.propagate = False
+    for i in range(1000):
+        logger.error("socket.accept() out of system resource %d", i)
+    logger.warning("something else")
+    rows = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
+    assert len(rows) == 6
+    logger.removeHandler(handler)
+
+
+def test_limited_log_says_how_much_is_missing(capsys):
+    clock = iter([0.0] * 10 + [10.0] * 10).__next__
+    handler = logging.StreamHandler()
+    handler.setFormatter(JsonLines())
+    handler.addFilter(LimitedRepeats(burst=2, per_second=1.0, clock=clock))
+    logger = logging.getLogger("dewmark.test-counts")
+    logger.addHandler(handler)
+    logger.propagate = False
+    for _ in range(11):
+        logger.error("again")
+    rows = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
+    assert [row.get("suppressed") for row in rows] == [None, None, 8]
+    logger.removeHandler(handler)

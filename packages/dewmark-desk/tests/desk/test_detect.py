@@ -1,0 +1,374 @@
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from tests.desk.conftest import bearer
+from tests.desk.live import (
+    bound,
+    make_service,
+    marked_text,
+    marked_texts,
+    plain_text,
+    plain_texts,
+    retired_text,
+)
+
+from dewmark.errors import ConfigError
+from dewmark.stats.multiple_testing import sidak_min
+from dewmark.text.languages import LanguagePolicy
+from dewmark_desk.examples import unmarked_text
+from dewmark_desk.tenants import Tenant
+
+
+def results(response):
+    assert response.status_code == 200, response.text
+    return response.json()["results"]
+
+
+class TestDetect:
+    def test_answer_equals_the_library_s(self, client):
+        for text, verdict in ((marked_text(), "marked"), (plain_text(), "not marked")):
+            (found,) = results(client.post("/v1/detect", json={"text": text, "tokens": True}))
+            own = bound("acme").detect(text)
+            assert found["verdict"] == verdict == own.verdict
+            assert found["p_value_of_key"] == own.p_value
+            # the search for passages has a fifth of the level, or found something more striking
+            assert found["p_value"] <= min(1.25 * own.p_value, 1.0)
+            assert (found["coverage"] is None) == (verdict == "not marked")
+            assert (found["z"], found["effective_length"]) == (own.z, own.effective_length)
+            assert found["tokens"] == [token.to_dict() for token in own.tokens]
+            assert (found["tenant"], found["keys"], found["per_tenant"]) == ("acme", 1, None)
+            assert (found["characters"], found["truncated"]) == (len(text), False)
+
+    def test_batch_keeps_order_and_omits_tokens(self, client):
+        texts = [marked_text(seed) if seed % 2 else plain_text(seed) for seed in range(1, 5)]
+        found = results(client.post("/v1/detect", json={"texts": texts}))
+        assert [one["verdict"] for one in found] == ["marked", "not marked"] * 2
+        assert all(one["tokens"] is None for one in found)
+
+    def test_prompt_is_context(self, client):
+        text = marked_text()
+        alone, after = (
+            results(client.post("/v1/detect", json={"text": text, "prompt": prompt}))[0]
+            for prompt in (None, "the old bridge over the river")
+        )
+        assert after["tokens_scored"] == alone["tokens_scored"] + 3
+
+    def test_level_decides_the_verdict(self, client):
+        for fpr, verdict in ((0.99, "marked"), (1e-6, "not marked")):
+            (found,) = results(client.post("/v1/detect", json={"text": plain_text(), "fpr": fpr}))
+            assert (found["verdict"], found["fpr"]) == (verdict, fpr)
+            assert (found["p_value"] < fpr) == (verdict == "marked")
+
+    def test_short_text_gets_no_verdict(self, client):
+        (found,) = results(client.post("/v1/detect", json={"text": "the old bridge"}))
+        assert found["verdict"] == "too short"
+
+    def test_only_the_start_of_a_long_text_is_scored(self, open_service):
+        client = open_service(scored_bytes=1000)
+        text = "é" + plain_text()
+        (found,) = results(client.post("/v1/detect", json={"text": text, "tokens": True}))
+        assert found["truncated"]
+        assert found["scored_characters"] == 999
+        assert found["tokens"][-1]["end"] == 999
+        (blank,) = [client.post("/v1/detect", json={"text": " " * 1000 + "a"})]
+        assert blank.status_code == 422
+
+    def test_language_is_guessed(self, client):
+        german = "Der alte Mann ging langsam über die Brücke und sah auf das Wasser des Flusses hinab."
+        (found,) = results(client.post("/v1/detect", json={"text": german}))
+        assert found["language"] == {"code": "de", "name": "German", "supported": True}
+        (found,) = results(client.post("/v1/detect", json={"text": "12 34 56"}))
+        assert found["language"] == {"code": None, "name": None, "supported": None}
+        (found,) = results(client.post("/v1/detect", json={"text": "Το παλιό γεφύρι πάνω από το ποτάμι"}))
+        assert found["language"] == {"code": "el", "name": "Greek", "supported": False}
+
+    def test_a_language_that_the_encoder_does_not_know_is_refused(self, open_service, tmp_path):
+        service = make_service(tmp_path)
+        strict = bound("acme").judging(LanguagePolicy(known=frozenset({"en", "de"})))
+        service.tenants["acme"] = Tenant("acme", strict)
+        client = open_service(service)
+        greek = "Το παλιό γεφύρι πάνω από το ποτάμι είναι κλειστό και κανείς δεν το επισκευάζει πια."
+        (found,) = results(client.post("/v1/detect", json={"text": greek * 20}))
+        assert found["verdict"] == "unsupported language"
+        assert "in Greek, which this detector does not know" in found["sentence"]
+        assert found["leaves_no_room"]  # the tiny host reads no Greek: more of it would not help
+        located = client.post("/v1/locate", json={"text": greek * 20}).json()
+        assert located["passages"] == []
+        assert located["detection"]["verdict"] == "unsupported language"
+        service.tenants["acme"] = Tenant(
+            "acme", bound("acme").judging(LanguagePolicy(known=frozenset({"el"})))
+        )
+        (found,) = results(client.post("/v1/detect", json={"text": unmarked_text()}))
+        assert (found["verdict"], found["leaves_no_room"]) == (
+            "unsupported language",
+            False,
+        )  # an audit would help
+        head = bearer(client, "detect-public")
+        (found,) = results(
+            client.post("/v1/detect", json={"text": "in a house by the old river" * 2}, headers=head)
+        )
+        assert (found["verdict"], found["leaves_no_room"]) == ("unsupported language", True)
+
+
+class TestTenants:
+    def test_p_value_is_corrected_for_the_number_of_keys(self, open_service):
+        client = open_service(tenants=("acme", "beta"))
+        (found,) = results(client.post("/v1/detect", json={"text": plain_text(3)}))
+        alone = {name: bound(name).detect(plain_text(3)) for name in ("acme", "beta")}
+        best = min(alone, key=lambda name: alone[name].p_value)
+        assert (found["tenant"], found["keys"]) == (best, 2)
+        corrected = {name: sidak_min(min(1.25 * each.p_value, 1.0), tests=2) for name, each in alone.items()}
+        assert found["p_value"] == pytest.approx(corrected[best])
+        assert found["looks"] == {"keys": 2, "attempts": 1, "passages": True}
+        assert {row["tenant"]: row["p_value"] for row in found["per_tenant"]} == pytest.approx(corrected)
+
+    def test_asking_for_one_tenant_pays_for_all(self, open_service):
+        """A caller may name the tenant because another answer pointed to it."""
+        client = open_service(tenants=("acme", "beta"))
+        text = plain_text(3)
+        (found,) = results(client.post("/v1/detect", json={"text": text}))
+        only = {"text": text, "tenants": [found["tenant"]]}
+        (again,) = results(client.post("/v1/detect", json=only))
+        located = client.post("/v1/locate", json={"text": text, "tenant": found["tenant"]}).json()
+        assert found["p_value"] == again["p_value"] == located["detection"]["p_value"]
+        head = bearer(client, "detect", tenants=["beta"])
+        (own,) = results(client.post("/v1/detect", json={"text": text}, headers=head))
+        assert own["keys"] == 1
+
+    def test_right_tenant_is_named(self, open_service):
+        client = open_service(tenants=("beta", "acme"))
+        (found,) = results(client.post("/v1/detect", json={"text": marked_text()}))
+        assert (found["verdict"], found["tenant"]) == ("marked", "acme")
+        only = client.post("/v1/detect", json={"text": marked_text(), "tenants": ["beta"]})
+        assert results(only)[0]["verdict"] == "not marked"
+
+    def test_retired_keys_detect_and_are_named(self, open_service):
+        client = open_service(tenants=("acme@2025", "acme", "beta"))
+        head = bearer(client, "detect", tenants=["acme"])
+        for text, name in ((marked_text(), "acme"), (retired_text(), "acme@2025")):
+            (found,) = results(client.post("/v1/detect", json={"text": text}, headers=head))
+            assert (found["verdict"], found["tenant"], found["keys"]) == ("marked", name, 2)
+        for named in (["acme"], ["acme@2025"]):  # the verdict pays for every key that could be named
+            body = {"text": plain_text(), "tenants": named}
+            assert results(client.post("/v1/detect", json=body, headers=head))[0]["keys"] == 2
+
+    def test_unknown_and_forbidden_tenants_look_the_same(self, open_service):
+        client = open_service(tenants=("acme", "beta"))
+        head = bearer(client, "detect", tenants=["acme"])
+        other, unknown = (
+            client.post("/v1/detect", json={"text": "a b c", "tenants": [name]}, headers=head)
+            for name in ("beta", "nobody")
+        )
+        assert other.status_code == unknown.status_code == 404
+        assert other.json()["error"]["message"] == unknown.json()["error"]["message"]
+        (found,) = results(client.post("/v1/detect", json={"text": plain_text()}, headers=head))
+        assert found["keys"] == 1
+
+
+class TestPublic:
+    def test_public_answer_is_a_verdict(self, open_service):
+        client = open_service(tenants=("acme", "beta"))
+        head = bearer(client, "detect-public")
+        for text in (marked_text(), plain_text(), plain_text(2)):
+            (found,) = results(client.post("/v1/detect", json={"text": text}, headers=head))
+            own = bound("acme").detect(text)
+            assert found["verdict"] == own.verdict
+            assert found["rounded"]
+            assert found["tenant"] == ("acme" if own.is_marked else None)
+            for name in (
+                "p_value",
+                "p_value_of_key",
+                "z",
+                "score",
+                "effective_length",
+                "tokens",
+                "keys",
+                "key_fingerprint",
+                "per_tenant",
+            ):
+                assert found[name] is None, name
+
+    def test_public_verdicts_are_at_a_smaller_level(self, client):
+        head = bearer(client, "detect-public")
+        (public,) = results(client.post("/v1/detect", json={"text": marked_text()}, headers=head))
+        assert (public["verdict"], public["fpr"]) == ("marked", 1e-4)
+        settings = client.service.settings
+        client.service.settings = dataclasses.replace(settings, public_fpr=1e-300)
+        desk = bearer(client, "detect")
+        (trusted,) = results(client.post("/v1/detect", json={"text": marked_text()}, headers=desk))
+        assert (trusted["verdict"], trusted["fpr"]) == ("marked", 0.01)
+        head = bearer(client, "detect-public")
+        (public,) = results(client.post("/v1/detect", json={"text": marked_text()}, headers=head))
+        assert (public["verdict"], public["fpr"]) == ("not marked", 1e-300)
+        with pytest.raises(ConfigError, match="--public-fpr must lie"):
+            dataclasses.replace(settings, public_fpr=0.0)
+
+    def test_near_duplicates_share_one_answer_and_one_budget(self, client):
+        head = bearer(client, "detect-public", budget=3)
+        plain, marked = plain_texts(1, 150)[0], marked_texts(1, 150)[0]
+        text, gone = plain + marked, plain + plain_text(2)[: len(marked)]
+        half = plain + " ".join("stone" if i % 5 < 2 else word for i, word in enumerate(marked.split()))
+        assert [bound("acme").detect(one).verdict for one in (text, gone)] == ["marked", "not marked"]
+        asked = [
+            results(client.post("/v1/detect", json={"text": one}, headers=head))[0]
+            for one in (text, half, gone)
+        ]
+        assert [one["verdict"] for one in asked] == ["marked"] * 3
+        assert [one["shared"] for one in asked] == [False, True, True]
+        hidden = "\u200b".join(text) + " " * 99
+        both = {"texts": [hidden, plain_text(), plain_text() + " and more", plain_text(3)]}
+        found = results(client.post("/v1/detect", json=both, headers=head))
+        assert [one["shared"] for one in found] == [True, False, True, False]
+        assert found[2]["characters"] == len(plain_text()) + 9
+        assert client.get("/v1/whoami", headers=head).json()["budget_left"] == 0
+        assert client.post("/v1/detect", json={"text": half}, headers=head).status_code == 403
+        other = bearer(client, "detect-public")  # a token's answers are its own
+        (alone,) = results(client.post("/v1/detect", json={"text": gone}, headers=other))
+        assert (alone["verdict"], alone["shared"]) == ("not marked", False)
+
+    def test_other_workers_know_the_answers(self, tmp_path, open_service):
+        clients = [open_service(make_service(tmp_path)) for _ in range(2)]
+        head = bearer(clients[0], "detect-public")
+        shared = [
+            results(each.post("/v1/detect", json={"text": plain_text()}, headers=head))[0]["shared"]
+            for each in clients
+        ]
+        assert shared == [False, True]
+        service = clients[1].service
+        sketch = service.public_answers.sketches([plain_text(3)])[0]
+        token = head["Authorization"].split("_")[1]
+        clients[0].service.public_answers.keep(token, sketch, {"verdict": "first"})
+        assert service.public_answers.keep(token, sketch, {"verdict": "second"}) == {"verdict": "first"}
+
+    def test_new_texts_are_paid_for_by_bytes(self, client):
+        text = plain_text()
+        head = bearer(client, "detect-public", budget_bytes=len(text.encode()) + 10)
+        asked = [
+            client.post("/v1/detect", json={"text": one}, headers=head).status_code
+            for one in (text, text + " and more", plain_text(3))
+        ]
+        assert asked == [200, 200, 403]
+
+    def test_sketches_are_keyed_by_the_store(self, tmp_path, open_service):
+        for name in ("one", "two"):
+            (tmp_path / name).mkdir()
+        sketches = [
+            open_service(make_service(tmp_path / name)).service.public_answers.sketches([plain_text()])[0]
+            for name in ("one", "two")
+        ]
+        assert (sketches[0] == sketches[1]).mean() < 0.1  # nobody can make up near texts beforehand
+
+    def test_unrelated_texts_are_not_near(self, client):
+        answers = client.service.public_answers
+        sketches = answers.sketches([*plain_texts(8, 300), *marked_texts(8, 300)])
+        near = sum(answers.alike(a, b) for i, a in enumerate(sketches) for b in sketches[:i])
+        # similarities reach 0.09 here: under 1 key in 40, one of the 120 pairs is near by chance
+        assert near <= 1
+
+    def test_public_tokens_may_not_search_for_the_threshold(self, client):
+        head = bearer(client, "detect-public")
+        for choice in ({"fpr": 0.02}, {"test": "key"}, {"tokens": True}, {"tenants": ["acme"]}):
+            assert client.post("/v1/detect", json={"text": "a", **choice}, headers=head).status_code == 403
+        assert client.post("/v1/locate", json={"text": "a"}, headers=head).status_code == 403
+        assert client.post("/v1/audit", json={"texts": [{"text": "a"}]}, headers=head).status_code == 403
+        assert client.get("/v1/whoami", headers=head).json()["tenants"] == []
+
+
+class TestLocate:
+    def test_marked_half_is_found(self, client):
+        plain, marked = plain_texts(1, 150)[0], marked_texts(1, 150)[0]
+        response = client.post("/v1/locate", json={"text": plain + marked, "tokens": True})
+        assert response.status_code == 200
+        found = response.json()
+        (passage,) = found["passages"]
+        # boundaries are accurate to a few tokens, of 5 characters each here
+        assert abs(passage["start"] - len(plain)) < 200
+        assert passage["end"] > len(plain + marked) - 200
+        assert passage["text"] == (plain + marked)[passage["start"] : passage["end"]]
+        assert found["tenant"] == "acme"
+        assert len(found["detection"]["tokens"]) == 300
+        assert found["fpr"] == found["detection"]["fpr"] == 0.01
+        assert passage["tenant"] == "acme"
+        coverage = found["detection"]["coverage"]
+        assert (coverage["extent"], coverage["passages"]) == ("part", found["passages"])
+
+    def test_nothing_is_found_in_unmarked_text(self, client):
+        found = client.post("/v1/locate", json={"text": plain_text()}).json()
+        assert (found["passages"], found["share"]) == ([], 0.0)
+
+    def test_detect_and_locate_never_contradict_each_other(self, open_service):
+        client = open_service(tenants=("acme", "beta"))
+        parts = [marked_texts(1, 150)[0][:400], *plain_texts(6, 150)]
+        for text in (*parts, parts[1] + parts[0] + parts[2], marked_text(), "the old bridge"):
+            for fpr in (0.01, 0.2):
+                body = {"text": text, "fpr": fpr, "tokens": True}
+                (whole,) = results(client.post("/v1/detect", json=body))
+                found = client.post("/v1/locate", json=body).json()
+                assert found["detection"] == whole
+                assert found["tenant"] == whole["tenant"]
+                assert whole["verdict"] == "marked" or not found["passages"]
+
+
+class TestExtract:
+    def test_text_of_a_file(self, client):
+        data = "Die Brücke über den Fluss.".encode()
+        found = client.post("/v1/extract", files={"file": ("..\\a/b.txt", data)}).json()
+        assert (found["name"], found["text"], found["characters"]) == ("b.txt", data.decode(), 26)
+
+    def test_unreadable_files_are_rejected(self, open_service):
+        client = open_service(extract_bytes=1000)
+        for name, data, status in (
+            ("a.exe", b"MZ", 415),
+            ("a.pdf", b"no pdf", 422),
+            ("a.docx", b"PK", 422),
+            ("a.txt", b"", 422),
+            ("a.txt", b"x" * 1001, 413),
+        ):
+            assert client.post("/v1/extract", files={"file": (name, data)}).status_code == status, name
+        assert client.post("/v1/extract", data={"file": "text"}).status_code == 422
+
+
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [
+        ({}, 422),
+        ({"text": "a", "texts": ["b"]}, 422),
+        ({"texts": []}, 422),
+        ({"texts": ["a"] * 65}, 422),
+        ({"texts": ["a", "b"], "prompts": ["c"]}, 422),
+        ({"texts": ["a"], "prompt": "b"}, 422),
+        ({"text": "a", "prompts": ["b"]}, 422),
+        ({"text": 5}, 422),
+        ({"text": "a", "fpr": 0}, 422),
+        ({"text": "a", "fpr": "0.1"}, 422),
+        ({"text": "a", "test": "nonsense"}, 422),
+        ({"text": "a", "unknown": 1}, 422),
+        ({"text": "a", "tenants": []}, 422),
+        ({"text": "a", "tenants": ["nobody"]}, 404),
+        ({"text": " \n"}, 422),
+        ({"text": "x" * 1_000_001}, 413),
+        ({"text": "a", "prompt": "x" * 1_000_001}, 413),
+    ],
+)
+def test_invalid_requests_are_rejected(client, body, status):
+    response = client.post("/v1/detect", json=body)
+    assert response.status_code == status
+    error = response.json()["error"]
+    assert error["request_id"] == response.headers["x-request-id"]
+    assert len(error["message"]) < 300
+
+
+def test_a_reader_s_requests_and_others_are_not_one_batch(client, monkeypatch):
+    """A batch is handled by the first request's settings, so requests of one batch must agree on them."""
+    groups = []
+
+    async def run(handler, items, *, group=None):
+        groups.append(group)
+        return handler(list(items))
+
+    monkeypatch.setattr(client.service.pool, "run", run)
+    for read in (True, False, True):
+        results(client.post("/v1/detect", json={"text": plain_text(), "read": read}))
+    assert groups[0] == groups[2] != groups[1]

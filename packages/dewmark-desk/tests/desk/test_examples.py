@@ -1,0 +1,124 @@
+"""The example: two paragraphs are worded so that a detector finds its mark in them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import pytest
+from tests.desk.conftest import bearer
+from tests.desk.live import plain_text
+
+from dewmark.types import Detection, Verdict
+from dewmark_desk.examples import example_text, unmarked_text
+
+NOTHING = Detection(Verdict.NOT_MARKED, 1.0, 0.0, 0.0, 50.0, 50, "key", 0.01, "dew", "f0")
+LIKED = {
+    "stone",
+    "harbour",
+    "stands",
+    "beneath",
+    "rocky",
+    "cliff",
+    "boats",
+    "sailors",
+    "nets",
+    "bell",
+    "mayor",
+}
+
+
+def likes(texts: Sequence[str]) -> list[Detection]:
+    """A detector that counts the words that it likes."""
+    words = ([word.strip(".,:").lower() for word in text.split()] for text in texts)
+    return [dataclasses.replace(NOTHING, z=float(sum(word in LIKED for word in row))) for row in words]
+
+
+def test_wording_is_the_one_that_scores_highest():
+    paragraphs = example_text(likes).split("\n\n")
+    assert len(paragraphs) == 6
+    assert paragraphs[1].startswith("The stone harbour stands beneath a rocky cliff, and its ")
+    assert "sailors" in paragraphs[1]
+    assert "nets" in paragraphs[1]
+    assert "the mayor " in paragraphs[2]
+    assert not set("{|}") & set("".join(paragraphs))
+    assert all(each[0].isupper() and each.endswith(".") for each in paragraphs)
+    assert example_text(likes) == "\n\n".join(paragraphs)
+    assert unmarked_text().startswith("Call me Ishmael.")
+
+
+def test_example_is_composed_once_per_tenant(open_service):
+    client = open_service(tenants=("acme", "beta"))
+    first, again = (client.get("/v1/example").json() for _ in range(2))
+    assert first == again
+    assert first["tenant"] == "acme"
+    assert list(client.service.examples) == ["acme"]
+    other = client.get("/v1/example", params={"tenant": "beta"}).json()
+    assert other["tenant"] == "beta"
+    assert other["unmarked"] == first["unmarked"]
+    assert client.get("/v1/example", params={"tenant": "nobody"}).status_code == 404
+
+
+def test_example_needs_a_scope(client):
+    assert client.get("/v1/example", headers=bearer(client, "generate")).status_code == 403
+    assert client.get("/v1/example", headers=bearer(client, "detect-public")).status_code == 200
+
+
+def test_unmarked_text_gets_the_measured_power(open_service):
+    from dewmark.stats.strength import Strength
+    from dewmark_desk.measured_power import MeasuredPower
+
+    client = open_service(tenants=("acme", "beta"))
+    strength = Strength(0.15, 0.0, 40)
+    for id_, tenant in client.service.tenants.items():
+        measured = MeasuredPower(strength, "host", own=True)
+        client.service.tenants[id_] = dataclasses.replace(tenant, power=measured)
+    (one,) = client.post("/v1/detect", json={"text": plain_text(), "tenants": ["acme"]}).json()["results"]
+    assert one["level_of_whole"] == pytest.approx(0.8 * (1 - 0.99**0.5))  # either of two keys, or a passage
+    share = strength.found(one["effective_length"], fpr=one["level_of_whole"])
+    assert share < 40 / 41
+    assert one["power"] == {"found_in_100": round(100 * share), "host": "host", "texts": 40, "own": True}
+    sure = MeasuredPower(Strength(9.0, 0.0, 40), "host", own=True)
+    assert sure.found_in_100(100.0, level=0.01)["found_in_100"] == 98  # 40 texts do not show more
+    (short,) = client.post("/v1/detect", json={"text": "the old bridge"}).json()["results"]
+    assert (short["power"], short["leaves_no_room"]) == (None, False)
+    (full,) = client.post("/v1/detect", json={"text": "the old bridge " * 40}).json()["results"]
+    assert (full["verdict"], full["leaves_no_room"]) == ("too short", True)
+
+
+@pytest.mark.models
+def test_example_carries_the_mark_of_the_default_scheme():
+    from dewmark import Key
+    from dewmark.watermark import load_scheme
+    from dewmark_desk.measured_power import read_power
+
+    bound = load_scheme("dew", key=Key(bytes(range(32))), settings={}, host=None)
+    text = example_text(bound.detect_batch)
+    found = [bound.detect(each).z for each in text.split("\n\n")]
+    assert min(found[1:3]) > 4.0
+    assert bound.detect(text).is_marked
+    measured = read_power(bound)
+    assert measured is not None  # the package's measurement is of the default: dewmark power, if this fails
+    assert not measured.own
+
+
+def test_power_is_read_from_the_detectors_folder(tmp_path):
+    import json
+
+    from tests.desk.live import bound
+
+    from dewmark.errors import ArtifactError
+    from dewmark_desk.measured_power import read_power
+
+    detector = bound("acme")
+    assert read_power(detector) is None  # the package measured other settings
+    measured = {"scheme": "dew", "config": detector.scheme.to_dict(), "host": "ours"}
+    strength = {"mean": 0.2, "spread": 0.1, "texts": 64}
+    (tmp_path / "power.json").write_text(json.dumps({**measured, "strength": strength}))
+    found = read_power(detector, tmp_path)
+    assert found is not None
+    assert (found.host, found.own, found.strength.texts) == ("ours", True, 64)
+    for bad in ({**measured, "strength": {}}, {**measured, "strength": strength, "config": {}}):
+        (tmp_path / "power.json").write_text(json.dumps(bad))
+        with pytest.raises(ArtifactError, match=r"dewmark power --out"):
+            read_power(detector, tmp_path)

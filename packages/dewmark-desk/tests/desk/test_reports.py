@@ -1,0 +1,139 @@
+"""Signed reports over HTTP, the signpost, readiness and rate-limit headers."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from tests.desk.conftest import bearer
+from tests.desk.live import bound, marked_text, plain_text
+
+from dewmark.cli.app import main
+from dewmark.errors import ConfigError
+from dewmark_desk.settings import Settings
+from dewmark_desk.signing import SigningKey
+
+
+@pytest.fixture
+def signers(tmp_path: Path) -> tuple[str, ...]:
+    files = tuple(str(tmp_path / name) for name in ("new.pem", "old.pem"))
+    for file in files:
+        SigningKey.generate().save(file)
+    return files
+
+
+@pytest.fixture
+def signing(open_service, signers):
+    return open_service(signers=signers, provider="Acme", public_url="https://desk.example")
+
+
+def test_a_report_says_what_detect_says_and_can_be_verified_by_anyone(signing):
+    desk = bearer(signing, "detect")
+    text = marked_text()
+    made = signing.post(
+        "/v1/reports", json={"text": text, "name": "a.txt", "page": True}, headers=desk
+    ).json()
+    alone = signing.post("/v1/detect", json={"text": text}, headers=desk).json()["results"][0]
+    claims = made["claims"]
+    assert (claims["verdict"], claims["p_value"]) == (alone["verdict"], alone["p_value"])
+    assert claims["attribution"] == {
+        "owner": "acme", "key_fingerprint": bound("acme").fingerprint, "epoch": None,
+    }  # fmt: skip
+    assert claims["issuer"] == "Acme"
+    assert None not in claims["technique"]["settings"].values()
+    assert made["document"] in made["page"]
+    for about, same in ((text, True), (plain_text(), False)):
+        checked = signing.post("/v1/reports/verify", json={"document": made["document"], "text": about})
+        assert checked.status_code == 200
+        assert (checked.json()["valid"], checked.json()["text_matches"]) == (True, same)
+        assert checked.json()["claims"] == claims
+
+
+def test_an_older_signer_is_still_recognised_and_a_stranger_is_not(signing, signers):
+    for key, valid in ((SigningKey.load(signers[1]), True), (SigningKey.generate(), False)):
+        document = key.sign({"verdict": "marked"}, kind="detection-report")
+        answer = signing.post("/v1/reports/verify", json={"document": document}).json()
+        assert (answer["valid"], bool(answer["reason"])) == (valid, not valid)
+
+
+def test_a_third_party_verifies_with_the_published_keys(signing, tmp_path, capsys):
+    (tmp_path / "letter.txt").write_text(marked_text(), encoding="utf-8")
+    made = signing.post("/v1/reports", json={"text": marked_text()}).json()
+    (tmp_path / "r.jws").write_text(made["document"])
+    (tmp_path / "keys.json").write_text(signing.get("/.well-known/jwks.json").text)
+    arguments = ["--signer", str(tmp_path / "keys.json"), "--text", str(tmp_path / "letter.txt")]
+    assert main(["report", "verify", str(tmp_path / "r.jws"), *arguments]) == 0
+    assert capsys.readouterr().out.startswith("valid: detection-report")
+
+
+def test_reports_need_a_signing_key_and_the_scope(client, signing):
+    assert client.post("/v1/reports", json={"text": plain_text()}).status_code == 404
+    public = bearer(signing, "detect-public")
+    assert signing.post("/v1/reports", json={"text": plain_text()}, headers=public).status_code == 403
+    assert signing.post("/v1/reports", json={"text": plain_text()}).status_code == 401
+
+
+def test_the_signpost_names_detector_technique_and_keys_but_no_tenant(open_service, signers):
+    client = open_service(
+        tenants=("acme", "beta"), signers=signers, contact="desk@example.org", public_url="https://d.example/",
+        dossier_url="https://d.example/dossier.pdf",
+    )  # fmt: skip
+    bearer(client, "detect")  # from now on requests need a token, the signpost does not
+    found = client.get("/.well-known/dewmark.json")
+    assert found.status_code == 200
+    post = found.json()
+    assert post["detector"]["api"] == "https://d.example/v1/detect"
+    assert post["techniques"] == [{"scheme": "dew", "summary": bound("acme").scheme.summary}]
+    assert "desk@example.org" in post["how_to_ask"]["access"]
+    assert len(post["reports"]["keys"]) == 2
+    for secret in ("acme", "beta", bound("acme").fingerprint, bound("beta").fingerprint):
+        assert secret not in json.dumps(post)
+
+
+def test_readyz_follows_the_store_and_the_end(client, monkeypatch):
+    assert client.get("/readyz").json()["ready"] is True
+    bearer(client, "detect")
+    assert client.get("/readyz").status_code == 200
+
+    def gone() -> None:
+        import sqlalchemy as sa
+
+        raise sa.exc.OperationalError("select", {}, Exception("gone"))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(client.service.store, "check", gone)
+        assert client.get("/readyz").status_code == 503
+    client.service.draining = True
+    assert client.get("/readyz").status_code == 503
+    client.service.draining = False
+
+
+def test_responses_tell_what_the_token_has_left(client, monkeypatch, clock):
+    monkeypatch.setattr(client.service.tokens, "_clock", clock)
+    desk = bearer(client, "detect", per_minute=60.0, budget=100)
+    text = plain_text(3)
+    first = client.post("/v1/detect", json={"texts": [text] * 20}, headers=desk)
+    assert first.headers["ratelimit-limit"] == "60"
+    assert first.headers["ratelimit-remaining"] == "40"
+    assert first.headers["ratelimit-reset"] == "20"
+    assert first.headers["budget-remaining"] == "80"
+    client.post("/v1/detect", json={"texts": [text] * 40}, headers=desk)
+    refused = client.post("/v1/detect", json={"texts": [text] * 30}, headers=desk)
+    assert refused.status_code == 429
+    assert refused.headers["ratelimit-remaining"] == "0"
+    assert refused.headers["budget-remaining"] == "40"
+    assert "ratelimit-limit" not in client.get("/v1/whoami", headers=desk).headers
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"webhook_hosts": ("a.example",)}, "--signer"),
+        ({"log_days": 0.0}, "--log-days"),
+        ({"public_url": "desk.example"}, "--public-url"),
+    ],
+)
+def test_settings_that_cannot_work_are_refused(settings, message):
+    with pytest.raises(ConfigError, match=message):
+        Settings(keys=(("a", "b"),), **settings)

@@ -1,0 +1,150 @@
+"""A reader everywhere: by name, in exported detectors, for many keys, in files, jobs and the command line."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from dewmark import Detector, Watermark
+from dewmark.batch.scorers import DetectorSpec
+from dewmark.cli.app import command_line
+from dewmark.core.keys import Key
+from dewmark.decoding import Decoding
+from dewmark.errors import ConfigError
+from dewmark.hosts.fake import FakeHost
+from dewmark.passages import locate
+from dewmark.watermark import identify, load_scheme
+from dewmark_desk.settings import Settings
+from dewmark_desk.tenants import open_tenants
+from dewmark_desk.verdicts import Examination, Query
+from dewmark_desk.verdicts import detect as answer
+
+KEY = Key(bytes(range(32)))
+PROMPT = "the old bridge over the river"
+
+
+class Tiny(FakeHost):
+    """The fake host under a name; it counts how often it reads."""
+
+    runs = 0
+
+    @property
+    def info(self):
+        return dataclasses.replace(super().info, name="tiny")
+
+    def next_logits(self, prompts, completions):
+        Tiny.runs += 1
+        return super().next_logits(prompts, completions)
+
+
+@pytest.fixture(scope="module")
+def host() -> Tiny:
+    return Tiny(400)
+
+
+@pytest.fixture(autouse=True)
+def named(monkeypatch, host, bag_encoder):
+    """The name "tiny" stands for the fake host."""
+    monkeypatch.setattr("dewmark.hosts.expectations.host_info", lambda name, **_: host.info)
+    monkeypatch.setattr("dewmark.hosts.expectations.load_host", lambda name, **_: host)
+    Tiny.runs = 0
+
+
+@pytest.fixture
+def watermark(host) -> Watermark:
+    return Watermark(host, key=KEY)
+
+
+@pytest.fixture
+def text(host, watermark) -> str:
+    decoding = Decoding(max_new_tokens=150, min_new_tokens=150, temperature=0.7)
+    (made,) = host.generate([PROMPT], scheme=watermark.scheme, seeds=[1], decoding=decoding)
+    return made.text
+
+
+def test_the_same_reader_gives_the_same_result_by_every_way(host, watermark, text, tmp_path) -> None:
+    plain = watermark.detect(text, prompt=PROMPT)
+    found = watermark.detect(text, prompt=PROMPT, reader="host")
+    assert (plain.reader, found.reader) == (None, "tiny")
+    assert found.z != pytest.approx(plain.z, abs=1e-3)
+    assert Tiny.runs == 1  # explaining where the mark is does not read again
+    by_name = load_scheme("dew", key=KEY, reader="tiny").detect(text, prompt=PROMPT)
+    (many,) = identify([text], [KEY, Key(bytes(32))], prompts=[PROMPT], reader="tiny")
+    found_in = watermark.locate(text, prompt=PROMPT, reader=host).detection
+    watermark.detector(reader="host").save(tmp_path / "detector")
+    stored = Detector.load(tmp_path / "detector")
+    exported = stored.detect(text, prompt=PROMPT)
+    for each in (by_name, many.detections[0], found_in, exported):
+        assert each.z == pytest.approx(found.z, abs=1e-4)
+        assert each.reader == "tiny"
+    assert json.loads((tmp_path / "detector" / "detector.json").read_text())["reader"] == "tiny"
+    left_out = Detector.load(tmp_path / "detector", reader="none").detect(text, prompt=PROMPT)
+    assert left_out.z == pytest.approx(plain.z, abs=1e-4)
+    assert stored.detect(text, prompt=PROMPT, reader="none").z == pytest.approx(plain.z, abs=1e-4)
+    assert stored.scheme.config_hash != Detector.load(tmp_path / "detector", reader="none").scheme.config_hash
+
+
+def test_passages_are_searched_with_the_reader(watermark, text) -> None:
+    found = locate(text, watermark.detector(reader="host").scheme, prompt=PROMPT)
+    assert found.detection.reader == "tiny"
+    assert found.passages or not found.is_marked
+
+
+def test_a_detector_without_a_host_needs_the_readers_name(watermark, tmp_path, text) -> None:
+    watermark.detector().save(tmp_path / "detector")
+    with pytest.raises(ConfigError, match="name the model"):
+        Detector.load(tmp_path / "detector", reader="host")
+
+
+def test_files_and_the_command_line(watermark, text, tmp_path) -> None:
+    KEY.save(tmp_path / "a.key")
+    Key(bytes(32)).save(tmp_path / "b.key")
+    (tmp_path / "texts.jsonl").write_text(json.dumps({"id": 1, "text": text, "prompt": PROMPT}) + "\n")
+    expected = watermark.detect_batch([text], prompts=[PROMPT], reader="host")[0]
+    spec = DetectorSpec(keys=(tmp_path / "a.key",), reader="tiny")
+    assert spec.open().identity != dataclasses.replace(spec, reader=None).open().identity
+    for keys in (["a.key"], ["a.key", "b.key"]):
+        options = [part for name in keys for part in ("--key", str(tmp_path / name))]
+        run = CliRunner().invoke(
+            command_line(["detect"]),
+            [
+                "detect",
+                "--jsonl",
+                str(tmp_path / "texts.jsonl"),
+                *options,
+                "--reader",
+                "tiny",
+                "--json",
+                "-q",
+            ],
+        )
+        assert run.exit_code == 0, run.output
+        row = json.loads(run.stdout)
+        assert row["reader"] == "tiny"
+        assert row["z"] == pytest.approx(expected.z, abs=1e-4)
+
+
+def test_a_scheme_without_use_for_a_reader_says_so_before_it_reads(watermark, tmp_path) -> None:
+    with pytest.raises(ConfigError, match="makes no use of a reader"):
+        load_scheme("kgw", key=KEY, reader="tiny")
+    with pytest.raises(ConfigError, match="without a reader"):
+        watermark.detector(reader="host").scheme.follow()
+    assert Tiny.runs == 0
+
+
+def test_a_service_reads_in_memory_only(watermark, text, tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("DEWMARK_CACHE", str(tmp_path / "cache"))
+    watermark.detector(reader="host").save(tmp_path / "acme")
+    folders = (("acme", str(tmp_path / "acme")),)
+    tenants = list(open_tenants(Settings(detectors=folders)).values())
+    how = Examination(tenants, keys=1, scored_bytes=1 << 16, searched_bytes=1 << 15)
+    query = Query(text, PROMPT)
+    ((read,), (plain,)) = (answer([query], dataclasses.replace(how, read=read)) for read in (True, False))
+    assert (read["reader"], plain["reader"]) == ("tiny", None)
+    assert read["z"] != plain["z"]
+    assert not (tmp_path / "cache" / "expectations").exists()
+    (without,) = open_tenants(Settings(detectors=folders, reader="none")).values()
+    assert without.bound.expectations is None

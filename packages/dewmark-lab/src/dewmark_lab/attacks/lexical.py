@@ -1,0 +1,208 @@
+"""Attacks on words that need no model: none, deletion, truncation and copy-paste.
+
+A word is a maximal run of non-space characters. Copy-paste keeps a share s of a text's W words, in k segments
+in their original order, and fills up with (1 − s)·W words of a human text around them; the seed draws the
+segments and their positions. Only truncation by tokens uses a host, and only its tokenizer.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import random
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from dewmark import storage
+from dewmark.attack import Attack, check_least, check_share
+from dewmark.errors import ConfigError, InputError
+from dewmark.workspace import Progress
+
+if TYPE_CHECKING:
+    from dewmark.workspace import HostInfo
+
+_WORD = re.compile(r"\S+")
+
+
+def words(text: str) -> list[re.Match[str]]:
+    """The words of a text with their positions."""
+    return list(_WORD.finditer(text))
+
+
+@dataclass(frozen=True)
+class Identity(Attack):
+    """Returns every text unchanged: the clean row of a table."""
+
+    name: ClassVar[str] = "none"
+    summary: ClassVar[str] = "no attack: the clean texts"
+
+    def rewrite(self, texts: Sequence[str], *, seeds: Sequence[int], progress: Progress) -> list[str]:
+        """Return the texts unchanged."""
+        return list(texts)
+
+
+@dataclass(frozen=True)
+class Delete(Attack):
+    """Deletes each word, and the space after it, independently with probability ``r``.
+
+    If every word would go, the seed picks one that stays.
+    """
+
+    name: ClassVar[str] = "delete"
+    summary: ClassVar[str] = "deletes each word with probability r"
+    r: float = 0.3
+
+    def validate(self) -> None:
+        """Raise `ConfigError` if r is not a probability."""
+        check_share("r", self.r)
+
+    def rewrite(self, texts: Sequence[str], *, seeds: Sequence[int], progress: Progress) -> list[str]:
+        """Delete words from each text."""
+        return [self._delete_words(text, seed) for text, seed in zip(texts, seeds, strict=True)]
+
+    def _delete_words(self, text: str, seed: int) -> str:
+        rng, found = random.Random(seed), words(text)
+        kept = [i for i in range(len(found)) if rng.random() >= self.r] or [rng.randrange(len(found))]
+        after = [word.start() for word in found[1:]]  # a word owns the space after it
+        body = "".join(text[found[i].start() : after[i]] for i in kept[:-1]) + found[kept[-1]].group()
+        return text[: found[0].start()] + body + text[found[-1].end() :]
+
+
+@dataclass(frozen=True)
+class Truncate(Attack):
+    """Keeps the first ``n`` words, or the first ``n`` tokens of a host's tokenizer."""
+
+    name: ClassVar[str] = "truncate"
+    summary: ClassVar[str] = "keeps the first n words or tokens"
+    n: int = 100
+    unit: Literal["words", "tokens"] = "words"
+    host: str = "smollm2-135m"
+
+    def validate(self) -> None:
+        """Raise `ConfigError` if nothing would remain."""
+        check_least("n", self.n, 1)
+
+    def identity(self) -> dict[str, object]:
+        """The host counts only for truncation by tokens, and only through its tokenizer."""
+        host: dict[str, object] = {} if self.unit == "words" else {"host": self._info.tokenizer.identity}
+        return {"name": self.name, "n": self.n, "unit": self.unit, **host}
+
+    def rewrite(self, texts: Sequence[str], *, seeds: Sequence[int], progress: Progress) -> list[str]:
+        """Truncate each text."""
+        if self.unit == "words":
+            ends = [[word.end() for word in words(text)] for text in texts]
+        else:
+            ends = [[end for _, end in tokenized.offsets] for tokenized in self._info.tokenizer.encode(texts)]
+        return [text[: max(end[: self.n], default=0)] for text, end in zip(texts, ends, strict=True)]
+
+    @functools.cached_property
+    def _info(self) -> HostInfo:
+        from dewmark.hosts import host_info
+
+        return host_info(self.host)
+
+
+@dataclass(frozen=True)
+class CopyPaste(Attack):
+    """Keeps ``share`` of a text's words in ``segments`` segments, among words of ``human`` texts.
+
+    ``human`` is a JSONL file with a ``text`` field per line, or a plain text file.
+    """
+
+    name: ClassVar[str] = "copy-paste"
+    summary: ClassVar[str] = "pastes segments of the text into human text of the same total length"
+    human: str = ""
+    share: float = 0.25
+    segments: int = 1
+
+    def validate(self) -> None:
+        """Raise `ConfigError` if a setting is out of range or there is no human text."""
+        check_share("share", self.share)
+        check_least("segments", self.segments, 1)
+        if not self.human:
+            raise ConfigError("copy-paste needs human texts to paste into: set human=FILE.jsonl")
+
+    def identity(self) -> dict[str, object]:
+        """Human texts count by content, not by path."""
+        human = {"human": f"sha256:{_digest(Path(self.human))}"}
+        return {"name": self.name, "share": self.share, "segments": self.segments, **human}
+
+    def rewrite(self, texts: Sequence[str], *, seeds: Sequence[int], progress: Progress) -> list[str]:
+        """Paste each text's segments into human text."""
+        return [self._paste(text, seed) for text, seed in zip(texts, seeds, strict=True)]
+
+    def _paste(self, text: str, seed: int) -> str:
+        rng = random.Random(seed)
+        own = [word.group() for word in words(text)]
+        kept = max(1, round(self.share * len(own)))
+        if kept == len(own):
+            return text
+        segments = min(self.segments, kept)
+        foreign = self._passage(rng, len(own) - kept)
+        # words before, between and after the segments: skipped in the text, filled in in the result
+        lengths = _random_partition(rng, kept, segments, least=1)
+        skipped = _random_partition(rng, len(own) - kept, segments + 1, least=0)
+        filled = _random_partition(rng, len(foreign), segments + 1, least=0)
+        out: list[str] = []
+        at = used = 0
+        for i, length in enumerate(lengths):
+            out += foreign[used : used + filled[i]]
+            used += filled[i]
+            at += skipped[i]
+            out += own[at : at + length]
+            at += length
+        return " ".join(out + foreign[used:])
+
+    def _passage(self, rng: random.Random, length: int) -> list[str]:
+        """``length`` consecutive words of a human text; if it is too short, others follow."""
+        texts = self._texts
+        chosen = texts[rng.randrange(len(texts))]
+        start = rng.randrange(max(1, len(chosen) - length + 1))
+        passage = list(chosen[start : start + length])
+        while len(passage) < length:
+            passage += texts[rng.randrange(len(texts))][: length - len(passage)]
+        return passage
+
+    @functools.cached_property
+    def _texts(self) -> list[list[str]]:
+        path = Path(self.human)
+        if path.suffix == ".jsonl":
+            found = [(f"{path}, line {number}", row.get("text")) for number, row in storage.read_jsonl(path)]
+        else:
+            found = [(str(path), _read(path))]
+        texts = []
+        for where, text in found:
+            if not isinstance(text, str):
+                raise InputError(f'{where} has no "text" string: copy-paste needs human texts')
+            if split := text.split():
+                texts.append(split)
+        if not texts:
+            raise InputError(f"{path} contains no words: copy-paste needs human texts")
+        return texts
+
+
+def _random_partition(rng: random.Random, total: int, count: int, *, least: int) -> list[int]:
+    """``count`` integers of at least ``least`` that sum to ``total``, all such lists equally likely."""
+    free = total - least * count
+    cuts = sorted(rng.sample(range(free + count - 1), count - 1))  # stars and bars
+    edges = [-1, *cuts, free + count - 1]
+    return [b - a - 1 + least for a, b in itertools.pairwise(edges)]
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8-sig")
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise InputError(f"{path} is not UTF-8 text: convert it first") from None
+
+
+def _digest(path: Path) -> str:
+    try:
+        return storage.sha256_file(path)[:16]
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror}") from None

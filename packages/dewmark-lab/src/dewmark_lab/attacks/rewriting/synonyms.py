@@ -1,0 +1,321 @@
+"""Word substitution: words that WordNet knows are replaced by words that a model finds likely there.
+
+There are two methods. They are different attacks, so they have different labels:
+
+- ``masked``, as in the paper: of a text's W words, ⌊r·W⌉ words with a WordNet entry are drawn and masked one
+  after another, and each is replaced by the most likely word of a masked language model (possibly itself).
+- ``wordnet``, if no masked model is available: the words are drawn among those with WordNet synonyms, and
+  each is replaced by the synonym that, followed by the next few words, a causal host finds most likely.
+"""
+
+from __future__ import annotations
+
+import functools
+import random
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from dewmark.attack import Attack, check_least, check_share, run_option
+from dewmark.errors import ConfigError, DewmarkError, ModelError
+from dewmark.workspace import Progress
+from dewmark_lab.attacks.lexical import words
+from dewmark_lab.attacks.rewriting.wordnet import WordNet
+
+if TYPE_CHECKING:
+    import torch
+
+    from dewmark.hosts.transformers.model import TransformersHost
+    from dewmark.hosts.transformers.model_files import Source
+
+_CANDIDATES = 5  # synonyms per word that the host compares, most frequent senses first
+_LEAST_LETTERS = 4  # shorter words have odd synonyms: "he" is helium
+_ROUNDING = 1e-4  # nats; likelihoods of one candidate differ by less between batches
+_WORDS_AFTER = 4  # words whose likelihood is counted together with a synonym's
+_TOKEN_CHARACTERS = 16  # at most, per token: text further away cannot fall into the window
+_WORD_STARTS = ("Ġ", "▁")  # the space before a word in byte-level and SentencePiece vocabularies
+_REMEDY = "set model=NAME to a folder or a hub id, or use method=wordnet"
+
+
+@dataclass(frozen=True)
+class Synonym(Attack):
+    """Replaces a share ``r`` of a text's words, drawn by the seed among those that WordNet knows.
+
+    ``method=masked`` uses ``model`` and ``window`` (how many tokens it sees around a gap);
+    ``method=wordnet`` uses ``host``. ``wordnet`` is the database folder.
+    """
+
+    name: ClassVar[str] = "synonym"
+    summary: ClassVar[str] = "replaces a share r of the words, in context"
+    r: float = 0.3
+    method: Literal["masked", "wordnet"] = "masked"
+    model: str = "bert-large-uncased"
+    window: int = 256
+    host: str = "smollm2-135m"
+    wordnet: str | None = None
+    device: str = run_option("auto")
+    batch_size: int = run_option(32)
+
+    def validate(self) -> None:
+        """Raise `ConfigError` if a setting is out of range."""
+        check_share("r", self.r)
+        check_least("window", self.window, 2)
+        check_least("batch_size", self.batch_size, 1)
+
+    @property
+    def label(self) -> str:
+        """The name, with the method if it is not the paper's."""
+        return self.name if self.method == "masked" else f"{self.name}-{self.method}"
+
+    def identity(self) -> dict[str, object]:
+        """Models and WordNet count by content; settings of the other method do not count."""
+        common = {"name": self.name, "method": self.method, "r": self.r, "wordnet": self._lexicon.identity}
+        if self.method == "masked":
+            return {**common, "model": self._source.identity, "window": self.window}
+        return {**common, "host": self._host_identity, "ranking": "whole-left"}
+
+    def rewrite(self, texts: Sequence[str], *, seeds: Sequence[int], progress: Progress) -> list[str]:
+        """Replace words in each text."""
+        eligible = self._lexicon.has_entry if self.method == "masked" else self._has_synonyms
+        gapped = [_GappedText(text, seed, self.r, eligible) for text, seed in zip(texts, seeds, strict=True)]
+        if self.method == "masked":
+            self._fill_masked(gapped, progress)
+        else:
+            self._fill_synonyms(gapped, progress)
+        return ["".join(gaps.pieces) for gaps in gapped]
+
+    def _fill_masked(self, gapped: Sequence[_GappedText], progress: Progress) -> None:
+        """Fill the first gap of every text, then the second, and so on: each sees those filled before."""
+        steps = max(len(gaps.places) for gaps in gapped)
+        for step in range(steps):
+            progress("substituting words", step, steps)
+            left = [gaps for gaps in gapped if step < len(gaps.places)]
+            contexts = [gaps.around(gaps.places[step]) for gaps in left]
+            found = self._masked_lm.fill(contexts, window=self.window, batch_size=self.batch_size)
+            for gaps, word in zip(left, found, strict=True):
+                gaps.put(gaps.places[step], word)
+        progress("substituting words", steps, steps)
+
+    def _fill_synonyms(self, gapped: Sequence[_GappedText], progress: Progress) -> None:
+        """Compare each gap's candidates in the original text, many texts at once to keep the device busy."""
+        for done in range(0, len(gapped), self.batch_size):
+            progress("substituting words", done, len(gapped))
+            batch = gapped[done : done + self.batch_size]
+            scores = self._likelihoods(
+                [gaps.text for gaps in batch], [gaps.branches(self._candidates) for gaps in batch]
+            )
+            for gaps, scored in zip(batch, scores, strict=True):
+                gaps.choose(self._candidates, scored)
+        progress("substituting words", len(gapped), len(gapped))
+
+    def _likelihoods(
+        self, texts: Sequence[str], branches: Sequence[Sequence[tuple[int, str]]]
+    ) -> list[list[float]]:
+        """Log-likelihoods of each text's branches, in float32 with reduced-precision products."""
+        import torch
+
+        before = torch.get_float32_matmul_precision()
+        torch.set_float32_matmul_precision("high")  # for the tensor cores of a GPU
+        try:
+            return self._host_model.branch_log_likelihood(texts, branches)
+        finally:
+            torch.set_float32_matmul_precision(before)
+
+    def _candidates(self, word: str) -> list[str]:
+        word = word.lower()
+        if word not in self._looked_up:
+            self._looked_up[word] = self._lexicon.synonyms(word)[:_CANDIDATES]
+        return self._looked_up[word]
+
+    @functools.cached_property
+    def _looked_up(self) -> dict[str, list[str]]:
+        return {}
+
+    def _has_synonyms(self, word: str) -> bool:
+        return len(word) >= _LEAST_LETTERS and bool(self._candidates(word))
+
+    @functools.cached_property
+    def _lexicon(self) -> WordNet:
+        return WordNet.open(self.wordnet)
+
+    @functools.cached_property
+    def _source(self) -> Source:
+        return find_masked_lm(self.model)
+
+    @functools.cached_property
+    def _masked_lm(self) -> MaskedLM:
+        return MaskedLM(self._source, device=self.device)
+
+    @functools.cached_property
+    def _host_identity(self) -> str:  # cached: a run asks for it with every text, and it reads files
+        from dewmark.hosts import host_info
+
+        return host_info(self.host).identity
+
+    @functools.cached_property
+    def _host_model(self) -> TransformersHost:
+        from dewmark.hosts.transformers.model import load_host
+
+        return load_host(self.host, device=self.device, dtype="float32")
+
+
+class _GappedText:
+    """A text split into pieces; those at ``places``, listed in filling order, are words to replace."""
+
+    def __init__(self, text: str, seed: int, share: float, eligible: Callable[[str], bool]) -> None:
+        found = words(text)
+        cores = [(word.start(), i, *_core(word.group())) for i, word in enumerate(found)]
+        known = [(start + at, i, core) for start, i, at, core in cores if core.isalpha() and eligible(core)]
+        drawn = random.Random(seed).sample(known, min(round(share * len(found)), len(known)))
+        self.text = text
+        self.pieces: list[str] = []
+        self._passages: list[tuple[int, str]] = []  # where each place's word starts, and the words after it
+        at = 0
+        numbers = {}
+        for start, _, core in sorted(drawn):
+            self.pieces += [text[at:start], core]
+            numbers[start] = len(self.pieces) - 1
+            at = start + len(core)
+        self.pieces.append(text[at:])
+        self.places = [numbers[start] for start, _, _ in drawn]
+        for start, i, core in drawn:
+            end = found[min(i + _WORDS_AFTER, len(found) - 1)].end()
+            self._passages.append((start, text[start + len(core) : end]))
+
+    def around(self, place: int) -> tuple[str, str]:
+        """The current text before and after a place."""
+        return "".join(self.pieces[:place]), "".join(self.pieces[place + 1 :])
+
+    def put(self, place: int, word: str) -> None:
+        """Replace the word at a place, keeping its capitalization."""
+        self.pieces[place] = _cased(word, self.pieces[place])
+
+    def branches(self, candidates: Callable[[str], list[str]]) -> list[tuple[int, str]]:
+        """For each place and candidate: where it branches off the text, and how the text continues."""
+        return [
+            (start, _cased(word, self.pieces[place]) + after)
+            for place, (start, after) in zip(self.places, self._passages, strict=True)
+            for word in candidates(self.pieces[place])
+        ]
+
+    def choose(self, candidates: Callable[[str], list[str]], scores: Iterable[float]) -> None:
+        """Put the best candidate at each place; scores are in the order of `branches`."""
+        score = iter(scores)
+        for place in self.places:
+            scored = [(next(score), candidate) for candidate in candidates(self.pieces[place])]
+            best = max(found for found, _ in scored)
+            # the first of those that rounding could put in front: the batch must not decide
+            self.put(place, next(candidate for found, candidate in scored if found > best - _ROUNDING))
+
+
+def _cased(word: str, old: str) -> str:
+    """A word capitalized like the one that it replaces."""
+    if len(old) > 1 and old.isupper():
+        return word.upper()
+    return word[0].upper() + word[1:] if old[0].isupper() else word
+
+
+def _core(word: str) -> tuple[int, str]:
+    """Where a word's core starts, and the core: the word without surrounding punctuation."""
+    letters = [i for i, character in enumerate(word) if character.isalnum()]
+    return (letters[0], word[letters[0] : letters[-1] + 1]) if letters else (0, "")
+
+
+def find_masked_lm(name: str) -> Source:
+    """The files of a masked language model: a folder or a hub id (``bert-…`` means google-bert/bert-…)."""
+    from dewmark.hosts.transformers.model_files import resolve
+
+    short = "/" not in name and not Path(name).is_dir()
+    try:
+        return resolve(f"google-bert/{name}" if short else name, weights=False)
+    except DewmarkError as error:
+        # drop the remedy after the colon: it suggests packaged hosts, none of which is a masked model
+        reason = str(error).rpartition(": ")[0] or str(error)
+        raise ModelError(f"no masked language model {name!r} ({reason}): {_REMEDY}") from error
+
+
+class MaskedLM:
+    """A masked language model, in float32 so that rounding does not change the most likely word."""
+
+    def __init__(self, source: Source, *, device: str = "auto") -> None:
+        import torch
+        from transformers import AutoModelForMaskedLM, AutoTokenizer
+
+        from dewmark.hosts.transformers.tokenizer import HFTokenizer
+        from dewmark.models.hub import quiet_libraries
+
+        chosen = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
+        try:
+            with quiet_libraries():
+                tokenizer: Any = AutoTokenizer.from_pretrained(source.location, **source.options)
+                model: Any = AutoModelForMaskedLM.from_pretrained(
+                    source.location, dtype=torch.float32, **source.options
+                )
+                self.model = model.to(chosen).eval()
+        except (OSError, ValueError, KeyError, ImportError, RuntimeError, AssertionError) as error:
+            first = str(error).strip().partition("\n")[0]
+            raise ModelError(
+                f"cannot load the masked language model {source.name}: {first}; {_REMEDY}"
+            ) from error
+        if tokenizer.mask_token_id is None:
+            raise ConfigError(f"{source.name} has no mask token and cannot fill gaps: {_REMEDY}")
+        self.tokenizer = HFTokenizer(tokenizer)
+        self._mask_id: int = tokenizer.mask_token_id
+        framed: list[int] = tokenizer(tokenizer.mask_token)["input_ids"]
+        place = framed.index(self._mask_id)
+        self._before, self._after = framed[:place], framed[place + 1 :]
+        self._words = _whole_words(tokenizer)
+        barred = torch.ones(model.config.vocab_size, dtype=torch.bool)
+        barred[list(self._words)] = False
+        self._barred = barred.to(chosen)
+
+    def fill(self, contexts: Sequence[tuple[str, str]], *, window: int, batch_size: int) -> list[str]:
+        """For each (left, right) context of ``window`` tokens, the most likely whole word between them."""
+        found: list[str] = []
+        for start in range(0, len(contexts), batch_size):
+            found += self._best(self._rows(contexts[start : start + batch_size], window))
+        return found
+
+    def _rows(self, contexts: Sequence[tuple[str, str]], window: int) -> list[tuple[list[int], int]]:
+        """Each context's token ids with the mask, and the mask's position."""
+        room = window * _TOKEN_CHARACTERS
+        sides = [side for left, right in contexts for side in (left[-room:].rstrip(), right[:room])]
+        ids = [list(tokenized.ids) for tokenized in self.tokenizer.encode(sides)]
+        rows = []
+        for left, right in zip(ids[::2], ids[1::2], strict=True):
+            # half of the window per side; what one side does not need goes to the other
+            after = min(len(right), max(window // 2, window - len(left)))
+            kept = left[max(0, len(left) - (window - after)) :]
+            row = [*self._before, *kept, self._mask_id, *right[:after], *self._after]
+            rows.append((row, len(self._before) + len(kept)))
+        return rows
+
+    def _best(self, rows: list[tuple[list[int], int]]) -> list[str]:
+        import torch
+
+        width, pad = max(len(row) for row, _ in rows), self.tokenizer.pad_id or 0
+        ids = torch.tensor([row + [pad] * (width - len(row)) for row, _ in rows])
+        mask = torch.tensor([[1] * len(row) + [0] * (width - len(row)) for row, _ in rows])
+        at = torch.tensor([place for _, place in rows])
+        device = self._barred.device
+        with torch.inference_mode():
+            logits: torch.Tensor = self.model(input_ids=ids.to(device), attention_mask=mask.to(device)).logits
+            gaps = logits[torch.arange(len(rows), device=device), at.to(device)]  # (rows, vocab)
+            best: list[int] = gaps.masked_fill(self._barred, -torch.inf).argmax(dim=-1).tolist()
+        return [self._words[token] for token in best]
+
+
+def _whole_words(tokenizer: Any) -> dict[int, str]:  # noqa: ANN401 - transformers is not imported here
+    """Ids that stand for a whole word of letters, and their words."""
+    vocabulary: dict[str, int] = tokenizer.get_vocab()
+    special = set(tokenizer.all_special_tokens)
+    start = next((s for s in _WORD_STARTS if any(token.startswith(s) for token in vocabulary)), "")
+    found = {
+        index: token.removeprefix(start)
+        for token, index in vocabulary.items()
+        if token.startswith(start) and token.removeprefix(start).isalpha() and token not in special
+    }
+    if not found:
+        raise ModelError(f"the tokenizer has no whole words to fill gaps with: {_REMEDY}")
+    return found

@@ -1,0 +1,312 @@
+"""Stealing DEW by regression: estimate its secret matrix from marked text and public embeddings.
+
+Everything in DEW but the key is public. It scores unit t in context c with u ≈ tᵀWc, where W = R_T R_Cᵀ/√n
+has d_T·d_C entries that are approximately standard normal over keys. Marking tilts the choice between
+candidates by about exp(βu) (β ≈ λγ for a bias, close to 1 for keyed sampling), so to first order
+
+    E[t | c] − E_base[t | c] ≈ β Cov(t) W c,      A = E[t cᵀ] − E_base[t cᵀ] ≈ β Σ_T W Σ_C,
+
+where Σ_T is the covariance of units and Σ_C = E[c cᵀ]. Estimated from N marked and N' base units, A has noise
+of variance σ_a τ_b (1/N + 1/N') in the eigenbases of Σ_T (eigenvalues σ) and Σ_C (τ). Under the prior
+W_ab ~ N(0, 1) the posterior mean is a ridge regression in closed form:
+
+    Ŵ_ab ∝ A_ab / (σ_a τ_b + (1/N + 1/N')/β²).
+
+With few texts, Ŵ ∝ A, the average outer product; with many, Ŵ ∝ Σ_T⁻¹ A Σ_C⁻¹. How close it comes is a law
+(`dewmark_lab.attacks.stealing.law`). The attacker reads β off the texts: ‖A‖² exceeds its noise by
+β² Σ (σ_a τ_b)².
+
+An attacker who runs the victim's own host can do better (`residual_moments`) by regressing
+t − E_host[t | prefix]. At each position, the host's expectation removes the text's topic, and with it most of
+the noise; base text does so only on average.
+
+Boundary: from texts to Ŵ; `forging` writes with it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+import math
+import operator
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dewmark.arrays import F32, F64
+from dewmark.dew.expected import read
+from dewmark.dew.reading import Reader, TokenReader
+from dewmark.dew.scheme import BoundDEW
+from dewmark.errors import ConfigError, InputError
+from dewmark.hosts.base import Host
+from dewmark.hosts.expectations import HostExpectations
+from dewmark.scheme import BoundScheme
+from dewmark.workspace import Follower
+
+if TYPE_CHECKING:
+    import torch
+
+_BATCH_SIZE = 50
+_FRESH_PAIRS = 20_000
+_CANDIDATES = 256  # the host's expectation is over this many most likely tokens
+_LEAST_TILT = 0.05
+_NO_PAIRS = "no text contains a unit with a context: give longer texts"
+
+
+@dataclass(frozen=True)
+class Moments:
+    """Sums over ``count`` pairs of t cᵀ (d_T, d_C), t (d_T,) and c (d_C,)."""
+
+    count: int
+    cross: F64
+    unit: F64
+    context: F64
+
+    @classmethod
+    def of(cls, T: F32, C: F32) -> Moments:
+        """The moments of N units T (N, d_T) in their contexts C (N, d_C)."""
+        sums = (T.T @ C, T.sum(axis=0), C.sum(axis=0))
+        return cls(len(T), *(np.asarray(total, dtype=np.float64) for total in sums))
+
+    def __add__(self, other: Moments) -> Moments:
+        return Moments(
+            self.count + other.count,
+            self.cross + other.cross,
+            self.unit + other.unit,
+            self.context + other.context,
+        )
+
+    def centred(self, mean: F64) -> F64:
+        """E[(t − mean) cᵀ]."""
+        return np.asarray((self.cross - np.outer(mean, self.context)) / self.count)
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """Unmarked text: its moments, and Σ_T = V_T diag(σ) V_Tᵀ, Σ_C = V_C diag(τ) V_Cᵀ."""
+
+    moments: Moments
+    sigma: F64
+    V_T: F64
+    tau: F64
+    V_C: F64
+
+    @classmethod
+    def of(cls, blocks: Iterable[tuple[F32, F32]]) -> Baseline:
+        """The baseline of (units, contexts) blocks."""
+        total: Moments | None = None
+        units, contexts = np.zeros(()), np.zeros(())
+        for T, C in blocks:
+            mine = Moments.of(T, C)
+            total = mine if total is None else total + mine
+            units, contexts = units + T.T @ T, contexts + C.T @ C
+        if total is None:
+            raise InputError(_NO_PAIRS)
+        mean = total.unit / total.count
+        sigma, V_T = np.linalg.eigh(units / total.count - np.outer(mean, mean))
+        tau, V_C = np.linalg.eigh(contexts / total.count)
+        return cls(total, sigma.clip(min=0.0), V_T, tau.clip(min=0.0), V_C)
+
+    @property
+    def variances(self) -> F64:
+        """σ_a τ_b (a, b): how much each coordinate of t cᵀ varies, and so how soon it is learned."""
+        return np.outer(self.sigma, self.tau)
+
+    @property
+    def own_variances(self) -> F64:
+        """The same in the embeddings' own coordinates, (d_T, d_C)."""
+        return np.outer(np.square(self.V_T) @ self.sigma, np.square(self.V_C) @ self.tau)
+
+    def leading(self, units: int, contexts: int) -> Baseline:
+        """The same text in its leading coordinates only."""
+        return dataclasses.replace(
+            self,
+            sigma=self.sigma[-units:],
+            V_T=self.V_T[:, -units:],
+            tau=self.tau[-contexts:],
+            V_C=self.V_C[:, -contexts:],
+        )
+
+    def rotated(self, cross: F64) -> F64:
+        """A matrix (d_T, d_C) in the eigenbases, (a, b)."""
+        return np.asarray(self.V_T.T @ cross @ self.V_C)
+
+    def residual(self, marked: Moments) -> F64:
+        """Σ t cᵀ of marked text less what unmarked text would have, in the eigenbases, (a, b)."""
+        mean = self.moments.unit / self.moments.count
+        return self.rotated(marked.count * (marked.centred(mean) - self.moments.centred(mean)))
+
+    def restored(self, rotated: F64) -> F32:
+        """Ŵ (a, b) back in the embeddings' own coordinates (d_T, d_C), scaled to scores of variance 1."""
+        spread = float(np.sqrt((np.square(rotated) * self.variances).sum()))
+        if not spread > 0.0:
+            raise InputError("marked and base texts are identical: there is no mark to learn")
+        return np.asarray(self.V_T @ rotated @ self.V_C.T / spread, dtype=np.float32)
+
+
+def as_dew(victim: BoundScheme) -> BoundDEW:
+    """The victim, which must be DEW with embeddings of both units and contexts."""
+    if not isinstance(victim, BoundDEW):
+        raise ConfigError(
+            f"the embedding method attacks dew only, not {victim.scheme.name}: use method counts"
+        )
+    if victim.scheme.mode != "both":
+        raise ConfigError(
+            f"mode={victim.scheme.mode} replaces embeddings by keyed hashes, which leaves nothing to regress "
+            "on: use method counts"
+        )
+    return victim
+
+
+def pairs_per_text(reader: Reader, texts: Sequence[str]) -> Iterator[tuple[F32, F32]]:
+    """For each text with pairs, its units (N, d_T) and contexts (N, d_C), without a prompt."""
+    for start in range(0, len(texts), _BATCH_SIZE):
+        some = texts[start : start + _BATCH_SIZE]
+        reading = reader.read(reader.tokenize(some), reader.tokenize([""] * len(some)))
+        rows = reading.context_rows
+        assert rows is not None
+        for pairs in reading.texts:
+            if len(pairs.tokens):
+                yield reading.token_rows[pairs.tokens], rows[pairs.windows]
+
+
+def pairs_of(reader: Reader, texts: Sequence[str]) -> Iterator[tuple[F32, F32]]:
+    """The same in blocks of many texts."""
+    found = pairs_per_text(reader, texts)
+    while block := list(itertools.islice(found, _BATCH_SIZE)):
+        T, C = zip(*block, strict=True)
+        yield np.concatenate(T), np.concatenate(C)
+
+
+def moments_of(reader: Reader, texts: Sequence[str]) -> Moments:
+    """The moments of marked texts."""
+    return sum_moments(Moments.of(T, C) for T, C in pairs_of(reader, texts))
+
+
+def sum_moments(parts: Iterable[Moments]) -> Moments:
+    """The total of several moments."""
+    found = [part for part in parts if part.count]
+    if not found:
+        raise InputError(_NO_PAIRS)
+    return functools.reduce(operator.add, found)
+
+
+def estimate(marked: Moments, base: Baseline, *, tilt: float | None = None, residual: bool = False) -> F32:
+    """Ŵ (d_T, d_C), scaled so that tᵀŴc has variance 1 over unrelated units and contexts.
+
+    ``tilt`` is the β that the attacker assumes; it only sets the ridge penalty, and by default is read off
+    the texts. ``residual`` says that ``marked`` comes from `residual_moments`, so that the base text's mean
+    is not subtracted again.
+    """
+    total = base.rotated(marked.cross) if residual else base.residual(marked)
+    count = marked.count if residual else 1.0 / (1.0 / marked.count + 1.0 / base.moments.count)
+    total *= count / marked.count  # the base text's noise counts as fewer pairs
+    tilt = tilt or fitted_tilt(total, count, base.variances)
+    return base.restored(posterior_mean(total, count, base.variances, tilt=tilt))
+
+
+def fitted_tilt(total: F64, count: float, variances: F64) -> float:
+    """β from ‖A‖² = β² Σ (σ_a τ_b)² + Σ σ_a τ_b/N, A = total/N; at least `_LEAST_TILT`."""
+    excess = float(np.square(total / count).sum()) - float(variances.sum()) / count
+    return max(math.sqrt(max(excess, 0.0) / float(np.square(variances).sum())), _LEAST_TILT)
+
+
+def posterior_mean(total: F64, count: float, variances: F64, *, tilt: float) -> F64:
+    """E[W | texts] (a, b) from Σ (t cᵀ − its expectation) over ``count`` pairs, in the public eigenbases.
+
+    The sum has mean β N σ_a τ_b W_ab and variance N σ_a τ_b, and W_ab ~ N(0, 1).
+    """
+    return np.asarray(tilt * total / (1.0 + tilt * tilt * count * variances))
+
+
+def spend_on_tail(W: F32, variances: F64, head: NDArray[np.bool_], *, share: float) -> F32:
+    """Rescale head and tail of W (a, b) so that the tail has this share of the variance of its scores.
+
+    Within each block the posterior mean is the best direction, so this one number is all that a forger who
+    knows of the two tests can choose.
+    """
+    out = W.copy()
+    for block, part in ((head, 1.0 - share), (~head, share)):
+        energy = float((np.square(W) * variances)[block].sum())
+        out[block] *= math.sqrt(part / energy) if energy > 0.0 else 0.0
+    return out
+
+
+def head_mask(variances: F64, *, share: float = 0.5) -> NDArray[np.bool_]:
+    """The coordinates (a, b) with the largest variances that together hold ``share`` of it."""
+    order = np.argsort(-variances, axis=None, kind="stable")
+    number = int(np.searchsorted(np.cumsum(variances.ravel()[order]), share * variances.sum()))
+    mask = np.zeros(variances.size, dtype=bool)
+    mask[order[:number]] = True
+    return mask.reshape(variances.shape)
+
+
+def cosine(victim: BoundDEW, W: F32, texts: Sequence[str], *, seed: int = 0) -> float:
+    """The correlation of tᵀWc with the victim's u over random units and contexts of fresh texts."""
+    blocks = list(pairs_of(victim.reader, texts))
+    if not blocks:
+        raise InputError(_NO_PAIRS)
+    T, C = (np.concatenate(side) for side in zip(*blocks, strict=True))
+    rng = np.random.default_rng(seed)
+    picked = rng.integers(len(T), size=(2, _FRESH_PAIRS))
+    T, C = T[picked[0]], C[picked[1]]
+    true = np.einsum("ij,ij->i", victim.fold.rows(T), victim.fold.contexts(C))
+    ours = np.einsum("ij,ij->i", T @ W, C)
+    return float(np.corrcoef(true, ours)[0, 1])
+
+
+def residual_moments(host: Host, reader: Reader, texts: Sequence[str]) -> Moments:
+    """The moments of marked texts, with the host's expected unit at each position subtracted."""
+    if not isinstance(host, Follower):
+        raise ConfigError("expectation=host needs a transformers host: use expectation=base")
+    if isinstance(reader, TokenReader):
+        return sum_moments(_text_residuals(host, reader, texts))
+    return sum_moments(residuals_per_text(host, reader, texts))
+
+
+def residuals_per_text(
+    host: Host, reader: Reader, texts: Sequence[str], prompts: Sequence[str] | None = None
+) -> Iterator[Moments]:
+    """The moments of each text of words, less what the host expected at each position.
+
+    An attacker who asked for the texts knows their ``prompts``.
+    """
+    expectations = HostExpectations(host.info, lambda: host)
+    starts = prompts if prompts is not None else [""] * len(texts)
+    for start in range(0, len(texts), _BATCH_SIZE):
+        part = slice(start, start + _BATCH_SIZE)
+        reading = read(reader, expectations, reader.tokenize(texts[part]), reader.tokenize(starts[part]))
+        rows = reading.context_rows
+        assert rows is not None
+        for pairs in reading.texts:
+            assert pairs.expected is not None
+            assert pairs.unforeseen is not None
+            T = reading.token_rows[pairs.tokens]
+            if len(T):  # as the detector does where a model reads
+                T = T - reading.token_rows[pairs.expected] - pairs.unforeseen[:, None] * T.mean(axis=0)
+            yield Moments.of(T, rows[pairs.windows])
+
+
+def _text_residuals(host: Follower, reader: TokenReader, texts: Sequence[str]) -> Iterator[Moments]:
+    import torch
+
+    table: torch.Tensor | None = None
+    tokenized = [text for text in reader.tokenize(texts) if text.ids]
+    (nothing,) = reader.tokenize([""])
+    all_logits = host.next_logits([""] * len(tokenized), [text.ids for text in tokenized])
+    for text, logits in zip(tokenized, all_logits, strict=True):
+        if table is None:
+            table = torch.from_numpy(np.array(reader.token_rows, dtype=np.float32)).to(logits.device)
+        likely = logits.softmax(dim=-1).topk(min(_CANDIDATES, logits.shape[1]), dim=-1)
+        expected = torch.einsum("lm,lmd->ld", likely.values, table[likely.indices]).cpu().numpy()
+        reading = reader.read([text], [nothing])
+        assert reading.context_rows is not None
+        (pairs,) = reading.texts
+        scored = np.flatnonzero(pairs.positions >= 0)
+        _, first = np.unique(pairs.positions[scored], return_index=True)  # the first occurrence of each pair
+        T = reading.token_rows[pairs.tokens] - expected[scored[first]]
+        yield Moments.of(T, reading.context_rows[pairs.windows])

@@ -1,0 +1,554 @@
+"""Watermark stealing: learn a mark from texts that carry it, then forge or scrub it without the key.
+
+The attacker observes texts marked by the victim and can generate unmarked text with the same host. There are
+two ways to learn the mark: ``counts`` (`counting`) knows nothing about the scheme, ``embedding``
+(`regression`) knows that it is DEW and how DEW reads text, everything but the key. If the texts come from the
+members of a ring, ``grouping`` says how the attacker finds out which belong together (`clustering`).
+
+Three methods learn nothing. ``oracle`` and ``verdicts`` ask the victim's detector for p-values or verdicts
+and edit a text until it answers as they wish (`oracle`); ``piggyback`` puts words of its own into genuine
+texts (`piggyback`).
+
+The mark is then used in one of two modes: ``spoof`` generates new texts that the victim's detector should
+accept, ``scrub`` rewrites marked texts so that it should reject them. The victim's own detector judges the
+results against human texts; the control is the same generation at strength 0. Unless a strength is given, the
+best one is searched with a few texts each, judged by that detector: no real attacker can do so, which makes
+the result an upper bound.
+
+`forgery_curve` measures how many observed texts a forger of DEW needs.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from typing import Any, Literal
+
+import numpy as np
+
+from dewmark import config
+from dewmark.arrays import F32, F64
+from dewmark.dew.scheme import BoundDEW
+from dewmark.errors import ConfigError, InputError
+from dewmark.hosts.base import Host
+from dewmark.scheme import BoundScheme
+from dewmark.workspace import Progress, silent
+from dewmark_lab.attacks.stealing.clustering import CLUSTERINGS, told
+from dewmark_lab.attacks.stealing.counting import CountRules, count_contexts, learn_boosts
+from dewmark_lab.attacks.stealing.forging import (
+    CountsForger,
+    GeneratedText,
+    Rewriter,
+    attacker_seeds,
+    fixed_length,
+    forged,
+    generate_texts,
+)
+from dewmark_lab.attacks.stealing.judging import LEVEL, Judge, median_perplexity
+from dewmark_lab.attacks.stealing.observed import observe
+from dewmark_lab.attacks.stealing.oracle import forge_by_p_values, forge_by_verdicts, scrub_by_p_values
+from dewmark_lab.attacks.stealing.piggyback import replaced
+from dewmark_lab.attacks.stealing.regression import (
+    Baseline,
+    Moments,
+    as_dew,
+    cosine,
+    estimate,
+    head_mask,
+    moments_of,
+    pairs_of,
+    residual_moments,
+    spend_on_tail,
+)
+
+SIZES = (50, 100, 200, 500, 1000, 2000)
+"""Numbers of observed texts at which `forgery_curve` measures."""
+
+STRENGTHS = {"counts": (4.0, 6.5, 10.0), "embedding": (3.0, 6.0, 12.0)}
+"""The strengths that are tried, by method."""
+TAIL_SHARES = (None, 0.75)
+"""What is tried against a detector that attributes: forgetting about it, or spending most on the tail."""
+
+LEARNERS = ("counts", "embedding")
+"""The methods that learn the mark; the others edit texts."""
+
+_PILOT = 16  # texts per strength in the search
+_RANK = (96, 128)  # leading coordinates in which texts are grouped
+
+
+@dataclass(frozen=True)
+class StealSettings(CountRules):
+    """How the mark is learned and used; the inherited fields belong to the method ``counts``."""
+
+    method: Literal["counts", "embedding", "oracle", "verdicts", "piggyback"] = "counts"
+    mode: Literal["spoof", "scrub"] = "spoof"
+    strength: float | None = None
+    """The largest change to a logit; 0 is no attack. By default the best of `STRENGTHS`."""
+    observed: int | None = None
+    """How many of the marked texts the attacker observes (default: all)."""
+    texts: int = 100
+    """How many texts to forge or scrub, at most one per prompt."""
+    tokens: int = 200
+    """Length of a forged text."""
+    fidelity: float = 6.0
+    """Bonus in nats for the original token when a text is scrubbed."""
+    tilt: float | None = None
+    """The mark's strength β that the embedding method assumes, for its ridge; by default from the texts."""
+    tail_share: float | None = None
+    """Share of the strength spent on the coordinates that decide attribution; by default as learned."""
+    grouping: Literal["pooled", "linked", "spectral", "em", "told"] = "pooled"
+    """How the texts of a ring are sorted by member: not at all, by clustering, or by being told."""
+    members: int = 2
+    """The number of members that clustering assumes."""
+    expectation: Literal["base", "host"] = "base"
+    """Subtract from each embedding the mean over base texts, or the host's expectation at that position."""
+    queries: int = 2000
+    """The most that the detector is asked about one text."""
+    edits: int = 1
+    """Words per text that piggybacking replaces."""
+    seed: int = 0
+    batch_size: int = 50
+
+    def __post_init__(self) -> None:
+        for name, value in config.coerced(self).items():
+            object.__setattr__(self, name, value)
+        super().__post_init__()
+        least_values = (
+            ("texts", 1),
+            ("tokens", 1),
+            ("seed", 0),
+            ("batch_size", 1),
+            ("queries", 1),
+            ("edits", 0),
+        )
+        for name, least in least_values:
+            if getattr(self, name) < least:
+                raise ConfigError(f"{name} must be at least {least}, got {getattr(self, name)}")
+        if self.mode == "scrub" and self.method in ("verdicts", "piggyback"):
+            raise ConfigError(f"method {self.method} forges; to scrub, use counts, embedding or oracle")
+        if self.observed is not None and self.observed < 1:
+            raise ConfigError(f"observed must be at least 1, got {self.observed}")
+        if self.strength is not None and self.strength < 0.0:
+            raise ConfigError(f"strength must not be negative, got {self.strength}: use mode scrub")
+        if (self.tilt is not None and not self.tilt > 0.0) or not self.fidelity >= 0.0:
+            raise ConfigError(
+                f"tilt must be positive and fidelity not negative, got {self.tilt} and {self.fidelity}"
+            )
+        if self.tail_share is not None and not 0.0 <= self.tail_share <= 1.0:
+            raise ConfigError(f"tail_share must lie in [0, 1], got {self.tail_share}")
+        if self.grouping != "pooled" and (self.method != "embedding" or self.expectation == "host"):
+            raise ConfigError(f"grouping={self.grouping} needs method embedding and expectation base")
+
+    @property
+    def rules(self) -> CountRules:
+        """The rules of the method ``counts`` alone."""
+        names = [field.name for field in dataclasses.fields(CountRules)]
+        return CountRules(**{name: getattr(self, name) for name in names})
+
+    def to_dict(self) -> dict[str, Any]:
+        """The settings as plain values."""
+        return config.to_dict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class StealingResult:
+    """How the victim's detector judged the attacker's texts.
+
+    ``found`` is the share with p < 0.01; ``above`` is the share above the z-score that 1% of human texts
+    exceed. A spoof succeeds if they are high, a scrub if they are low. ``control_…`` is the same generation
+    at strength 0, ``genuine_…`` the victim's own texts. ``cosine`` (embedding only) is the correlation of
+    estimated and true scores on fresh pairs; ``kept`` (scrub only) is the share of unchanged tokens. The
+    ``…attributable`` shares are None if the victim's detector does not attribute texts. ``grouped`` is the
+    number of texts in the group that the mark was learned from, ``queries`` the median number of questions
+    per text to the detector. Without learning, the control is the text before the attacker's edits.
+    """
+
+    victim: str
+    method: str
+    mode: str
+    strength: float
+    tail_share: float | None
+    observed: int
+    grouped: float
+    queries: float | None
+    base: int
+    written: int
+    found: float
+    above: float
+    mean_z: float
+    perplexity: float
+    control_found: float
+    control_above: float
+    control_perplexity: float
+    genuine_found: float
+    genuine_above: float
+    human_found: float
+    humans: int
+    threshold: float
+    cosine: float | None
+    kept: float | None
+    control_kept: float | None
+    attributable: float | None
+    control_attributable: float | None
+    genuine_attributable: float | None
+    p_values: tuple[float, ...] = dataclasses.field(repr=False)
+    texts: tuple[str, ...] = dataclasses.field(repr=False)
+
+    def to_dict(self, *, texts: bool = False) -> dict[str, Any]:
+        """Plain JSON values; includes every text and its p-value if ``texts``."""
+        row = dataclasses.asdict(self)
+        if not texts:
+            del row["texts"], row["p_values"]
+        return row
+
+
+@dataclass(frozen=True, slots=True)
+class CurvePoint:
+    """How well a forger does that has observed ``texts`` texts, or ``units`` (unit, context) pairs.
+
+    The other fields mean the same as in `StealingResult`.
+    """
+
+    texts: int
+    units: int
+    cosine: float
+    found: float
+    above: float
+    mean_z: float
+    perplexity: float
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        return dataclasses.asdict(self)
+
+
+def steal(
+    victim: BoundScheme,
+    host: Host,
+    marked: Sequence[str],
+    base: Sequence[str],
+    humans: Sequence[str],
+    *,
+    settings: StealSettings,
+    prompts: Sequence[str],
+    targets: Sequence[str] = (),
+    members: Sequence[int] | None = None,
+    judge: Judge | None = None,
+    resume_dir: Path | None = None,
+    progress: Progress = silent,
+) -> StealingResult:
+    """Learn the victim's mark from ``marked`` texts and unmarked ``base`` texts, and use it.
+
+    A spoof continues ``prompts``; a scrub rewrites ``targets``, the marked texts that continue them.
+    ``humans`` set the detector's threshold. ``members`` are those of the marked texts, for an attacker who is
+    told. Finished batches are kept in ``resume_dir``, so that a stopped run can resume.
+    """
+    if not prompts:
+        raise InputError("no prompts: the attacker has nothing to continue")
+    if settings.mode == "scrub" and len(targets) != len(prompts):
+        raise InputError(
+            f"scrubbing needs the text that continues each prompt: got {len(prompts)} prompts and "
+            f"{len(targets)} texts"
+        )
+    if not marked or not base:
+        raise InputError(f"stealing needs marked and base texts, got {len(marked)} and {len(base)}")
+    judge = judge or Judge.of(victim, humans)
+    run = _GenerationRun(
+        host, settings, list(prompts)[: settings.texts], list(targets)[: settings.texts], resume_dir, progress
+    )
+    genuine = judge.judge(run.targets or list(marked)[: settings.texts])
+    strength, tail_share, fit, grouped, queries = 0.0, None, None, 0.0, None
+    if settings.method in LEARNERS:
+        progress("learning the mark", 0, 1)
+        learned = _learn(victim, host, marked, base, humans, settings=settings, members=members)
+        progress("learning the mark", 1, 1)
+        strength, tail_share = _search(learned, run, judge, attributes=genuine.attributable is not None)
+        control = run.generate(None)
+        made = run.generate(learned.forger(strength, tail_share)) if strength else control
+        fit, grouped = learned.cosine, learned.grouped
+    else:
+        control, made, queries = _edit(victim, run, marked, base)
+    attacked, unattacked = judge.judge(_texts(made)), judge.judge(_texts(control))
+    return StealingResult(
+        victim=victim.scheme.name,
+        method=settings.method,
+        mode=settings.mode,
+        strength=abs(strength),
+        tail_share=tail_share,
+        observed=len(list(marked)[: settings.observed]),
+        grouped=grouped,
+        queries=queries,
+        base=len(base),
+        written=len(made),
+        found=attacked.found,
+        above=attacked.above,
+        mean_z=attacked.mean_z,
+        perplexity=median_perplexity(host, run.prompts[: len(made)], _texts(made)),
+        control_found=unattacked.found,
+        control_above=unattacked.above,
+        control_perplexity=median_perplexity(host, run.prompts[: len(control)], _texts(control)),
+        genuine_found=genuine.found,
+        genuine_above=genuine.above,
+        human_found=judge.human_found,
+        humans=judge.humans,
+        threshold=judge.threshold,
+        cosine=fit,
+        kept=run.kept(made),
+        control_kept=run.kept(control),
+        attributable=attacked.attributable,
+        control_attributable=unattacked.attributable,
+        genuine_attributable=genuine.attributable,
+        p_values=attacked.p_values,
+        texts=tuple(_texts(made)),
+    )
+
+
+def forgery_curve(
+    victim: BoundScheme,
+    host: Host,
+    marked: Sequence[str],
+    base: Sequence[str],
+    humans: Sequence[str],
+    *,
+    prompts: Sequence[str],
+    settings: StealSettings | None = None,
+    sizes: Sequence[int] = SIZES,
+    judge: Judge | None = None,
+    resume_dir: Path | None = None,
+    progress: Progress = silent,
+) -> list[CurvePoint]:
+    """Forge DEW from the first n marked texts, for each n in ``sizes`` up to ``len(marked)``.
+
+    Each text is read once. ``settings`` give the strength (the middle one of `STRENGTHS` by default), the
+    number and length of forged texts, and the tilt.
+    """
+    chosen = dataclasses.replace(settings or StealSettings(), method="embedding", mode="spoof")
+    dew = as_dew(victim)
+    known = sorted({size for size in sizes if 0 < size <= len(marked)})
+    if not known:
+        raise InputError(f"{len(marked)} marked texts are fewer than the least of {sorted(sizes)}")
+    judge = judge or Judge.of(victim, humans)
+    baseline = Baseline.of(pairs_of(dew.reader, base))
+    strength = STRENGTHS["embedding"][1] if chosen.strength is None else chosen.strength
+    run = _GenerationRun(host, chosen, list(prompts)[: chosen.texts], [], resume_dir, silent)
+    points: list[CurvePoint] = []
+    moments: Moments | None = None
+    for i, (first, last) in enumerate(zip([0, *known], known, strict=False)):
+        progress("forging", i, len(known))
+        more = _moments(dew, host, marked[first:last], chosen)
+        moments = more if moments is None else moments + more
+        W = _estimate(moments, baseline, chosen)
+        texts = _texts(run.generate(forged(dew, W, strength=strength)))
+        judged = judge.judge(texts)
+        points.append(
+            CurvePoint(
+                texts=last,
+                units=moments.count,
+                cosine=cosine(dew, W, humans),
+                found=judged.found,
+                above=judged.above,
+                mean_z=judged.mean_z,
+                perplexity=median_perplexity(host, run.prompts, texts),
+            )
+        )
+    progress("forging", len(known), len(known))
+    return points
+
+
+@dataclass(frozen=True)
+class _Learned:
+    """A learned mark: how to write with it at a strength and a share for the tail.
+
+    ``cosine`` (embedding only) is with the true scores on fresh texts; ``grouped`` counts the texts learned
+    from.
+    """
+
+    forger: Callable[[float, float | None], BoundScheme]
+    cosine: float | None
+    grouped: float
+
+
+def _learn(
+    victim: BoundScheme,
+    host: Host,
+    marked: Sequence[str],
+    base: Sequence[str],
+    fresh: Sequence[str],
+    *,
+    settings: StealSettings,
+    members: Sequence[int] | None,
+) -> _Learned:
+    seen = list(marked)[: settings.observed]
+    if settings.method == "embedding":
+        dew = as_dew(victim)
+        baseline = Baseline.of(pairs_of(dew.reader, base))
+        odds = _group(dew, seen, baseline, settings, members)
+        chosen = [text for text, share in zip(seen, odds, strict=True) if share > 0.5]
+        W = _estimate(_moments(dew, host, chosen, settings), baseline, settings)
+        variances = baseline.own_variances
+        head = dew.head() if dew.attributes else head_mask(variances)
+
+        def forge_dew(strength: float, tail_share: float | None) -> BoundScheme:
+            aimed = W if tail_share is None else spend_on_tail(W, variances, head, share=tail_share)
+            return forged(dew, aimed, strength=strength)
+
+        return _Learned(forge_dew, cosine(dew, W, fresh) if fresh else None, len(chosen))
+    info, rules = host.info, settings.rules
+    counts = [
+        count_contexts([t.ids for t in info.tokenizer.encode(texts)], h=rules.h, vocab_size=info.vocab_size)
+        for texts in (seen, list(base))
+    ]
+    boosts = learn_boosts(*counts, rules=rules, vocab_size=info.vocab_size)
+    return _Learned(lambda strength, _: CountsForger(boosts, info, strength=strength), None, len(seen))
+
+
+def _edit(
+    victim: BoundScheme, run: _GenerationRun, marked: Sequence[str], base: Sequence[str]
+) -> tuple[list[GeneratedText], list[GeneratedText], float | None]:
+    """Texts before and after the edits of an attacker who learns nothing, and the median of its questions."""
+    settings, random = run.settings, Random(run.settings.seed)
+    sources = run.targets or list(marked if settings.method == "piggyback" else base)
+    others = [word for text in base for word in text.split()]
+    before = [text.split() for text in sources[: len(run.prompts)] if text.split()]
+    after: list[str] = []
+    asked: list[int] = []
+    for i, words in enumerate(before):
+        run.progress("editing texts", i, len(before))
+        if settings.method == "piggyback":
+            after.append(" ".join(replaced(words, others, settings.edits, random)[0]))
+            continue
+        if settings.method == "verdicts":
+            found = forge_by_verdicts(
+                lambda text: victim.detect(text).p_value < LEVEL,
+                words,
+                others,
+                most=settings.queries,
+                random=random,
+            )
+        else:
+            attack = forge_by_p_values if settings.mode == "spoof" else scrub_by_p_values
+            found = attack(
+                lambda text: victim.detect(text).p_value,
+                words,
+                others,
+                level=LEVEL,
+                most=settings.queries,
+                random=random,
+            )
+        after.append(found.text)
+        asked.append(found.queries)
+    run.progress("editing texts", len(before), len(before))
+    control = [GeneratedText(t.text, t.ids) for t in run.tokenize([" ".join(words) for words in before])]
+    made = [GeneratedText(t.text, t.ids) for t in run.tokenize(after)]
+    return control, made, float(np.median(asked)) if asked else None
+
+
+def _group(
+    dew: BoundDEW,
+    seen: Sequence[str],
+    baseline: Baseline,
+    settings: StealSettings,
+    members: Sequence[int] | None,
+) -> F64:
+    """The odds (texts,) that each text belongs to the group whose mark is learned."""
+    if settings.grouping == "pooled":
+        return np.ones(len(seen))
+    observed = observe(dew.reader, seen, baseline.leading(*_RANK))
+    if settings.grouping == "told":
+        if members is None:
+            raise InputError('grouping=told needs the "member" of every marked text')
+        found = told(observed, np.asarray(members, dtype=np.int64)[: len(seen)])
+    else:
+        found = CLUSTERINGS[settings.grouping](observed, members=settings.members, seed=settings.seed)
+    return np.asarray(found.odds[:, found.best])
+
+
+def _search(
+    learned: _Learned, run: _GenerationRun, judge: Judge, *, attributes: bool
+) -> tuple[float, float | None]:
+    """The strength (negative to scrub) and tail share that serve the attacker best, as the victim judges."""
+    settings = run.settings
+    sign = 1.0 if settings.mode == "spoof" else -1.0
+    aims = TAIL_SHARES if attributes and settings.tail_share is None and sign > 0 else (settings.tail_share,)
+    strengths = STRENGTHS[settings.method] if settings.strength is None else (settings.strength,)
+    tried = [(sign * strength, aim) for strength in strengths for aim in aims]
+    if len(tried) == 1:
+        return tried[0]
+    pilot = run.first(_PILOT)
+    judged = [judge.judge(_texts(pilot.generate(learned.forger(*each)))) for each in tried]
+    best = max(range(len(tried)), key=lambda i: (judged[i].attributable or 0.0, sign * judged[i].mean_z))
+    return tried[best]
+
+
+def _moments(dew: BoundDEW, host: Host, texts: Sequence[str], settings: StealSettings) -> Moments:
+    if settings.expectation == "host":
+        return residual_moments(host, dew.reader, texts)
+    return moments_of(dew.reader, texts)
+
+
+def _estimate(moments: Moments, baseline: Baseline, settings: StealSettings) -> F32:
+    return estimate(moments, baseline, tilt=settings.tilt, residual=settings.expectation == "host")
+
+
+@dataclass
+class _GenerationRun:
+    """The prompts that a spoof continues, or the targets that a scrub rewrites."""
+
+    host: Host
+    settings: StealSettings
+    prompts: list[str]
+    targets: list[str]
+    resume_dir: Path | None
+    progress: Progress
+
+    def __post_init__(self) -> None:
+        self.tokenize = self.host.info.tokenizer.encode
+        self.originals = [t.ids for t in self.tokenize(self.targets)]
+
+    def first(self, number: int) -> _GenerationRun:
+        """The same with the first few texts only, under other seeds."""
+        settings = dataclasses.replace(self.settings, seed=self.settings.seed + len(self.prompts))
+        prompts, targets = self.prompts[:number], self.targets[:number]
+        return _GenerationRun(self.host, settings, prompts, targets, self.resume_dir, self.progress)
+
+    def generate(self, forger: BoundScheme | None) -> list[GeneratedText]:
+        """Generate with a forger, or without one."""
+        settings = self.settings
+        seeds = attacker_seeds(settings.seed, len(self.prompts))
+        if settings.mode == "spoof":
+            tokens, scheme, lengths = settings.tokens, forger, None
+        else:
+            originals = dict(zip(seeds, self.originals, strict=True))
+            scheme = Rewriter(forger, originals, self.host.info, fidelity=settings.fidelity)
+            lengths = [len(ids) for ids in self.originals]
+            tokens = max(lengths)
+        return generate_texts(
+            self.host,
+            scheme,
+            self.prompts,
+            seeds=seeds,
+            decoding=fixed_length(tokens),
+            batch_size=settings.batch_size,
+            lengths=lengths,
+            about=self.targets,
+            resume_dir=self.resume_dir,
+            progress=self.progress,
+        )
+
+    def kept(self, made: Sequence[GeneratedText]) -> float | None:
+        """The share of the originals' tokens that are unchanged; None for a spoof."""
+        if self.settings.mode == "spoof":
+            return None
+        same = [
+            np.mean([a == b for a, b in zip(row.ids, ids, strict=False)])
+            for row, ids in zip(made, self.originals, strict=False)
+            if ids
+        ]
+        return float(np.mean(same))
+
+
+def _texts(rows: Sequence[GeneratedText]) -> list[str]:
+    return [row.text for row in rows]

@@ -1,0 +1,334 @@
+"""The measures of ``dewmark bench``, for schemes and for their counterparts in markllm.
+
+- marks: writers with each mark take turns on real text, the default first, compared with no mark and with the
+  marks that transformers and vLLM have themselves;
+- step: a session's call on random logits of the host's vocabulary, while rows of random tokens grow;
+- decoding: the host writes texts of a fixed length in one batch, compared with no mark. A scheme that chooses
+  between drafts of sentences has no step, and is timed by decoding alone;
+- detection: per text of a fixed length, compared with tokenizing it, which every detector has to do.
+
+A step can also be timed against the size of the vocabulary, and detection against the length of a text.
+"""
+
+from __future__ import annotations
+
+import functools
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+
+from dewmark.decoding import Decoding
+from dewmark.hosts.transformers.model import TransformersHost
+from dewmark.scheme import BoundScheme
+from dewmark.workspace import Progress, Tokenizer, silent
+from dewmark_lab.bench.configurations import bind, configuration
+from dewmark_lab.bench.markllm import PEERS, Peer, generate, installed
+from dewmark_lab.bench.random_models import RANDOM, SHAPES, random_host
+from dewmark_lab.bench.timing import Cost, Task, seconds, time_tasks
+from dewmark_lab.bench.workloads import prompts, random_texts
+from dewmark_lab.bench.writers import Writer, drawn_by, eager, peer_marks
+
+NONE, TOKENIZING = "none", "tokenizing"
+"""The baselines of decoding and detection."""
+
+_PEER = "markllm "
+_PROMPT = 20  # tokens before the first step
+
+Mark = Callable[[torch.Tensor, torch.Tensor], object]
+Schemes = Mapping[str, BoundScheme]
+Peers = Mapping[str, Peer]
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """The cost of one row (a scheme, a baseline, a peer's scheme) of one measure."""
+
+    measure: str
+    row: str
+    cost: Cost
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        return {"measure": self.measure, "row": self.row, **self.cost.to_dict()}
+
+
+def bench_marks(
+    host: TransformersHost,
+    names: Sequence[str],
+    *,
+    batches: Sequence[int],
+    turn: int,
+    repeats: int,
+    peers: bool = True,
+    decoding: Decoding = Decoding(),
+    progress: Progress = silent,
+) -> Iterator[Measured]:
+    """A step of writing with each mark, in turns of ``turn`` steps, at every batch size; compared with none.
+
+    The first turn is not counted. Every mark continues its own text.
+    """
+    device = host.device
+    forbidden = torch.from_numpy(~host.info.markable).to(device)
+    with _bound(names, host, progress) as schemes:
+        for batch in batches:
+            texts = host.tokenizer.encode(prompts(batch))
+            ids = torch.tensor([(list(text.ids) * _PROMPT)[:_PROMPT] for text in texts], device=device)
+            choosers = {NONE: drawn_by(None, ids, decoding)}
+            choosers |= {name: drawn_by(bound, ids, decoding) for name, bound in schemes.items()}
+            if peers:
+                theirs = peer_marks(host.info.vocab_size, device)
+                choosers |= {name: start(ids) for name, start in theirs.items()}
+                marks = _load_peers(names, host, wanted=True)
+                choosers |= {_PEER + name: peer.chooser(ids) for name, peer in marks.items() if peer.batches}
+            room = turn * (repeats + 1)
+            tasks: dict[str, Task] = {
+                name: functools.partial(
+                    _take_turn, Writer(eager(host.writer, forbidden), choose, ids, room=room), turn
+                )
+                for name, choose in choosers.items()
+            }
+            yield from _timed(f"batch {batch}", tasks, dict.fromkeys(tasks, NONE), repeats, progress)
+
+
+def _take_turn(writer: Writer, steps: int, _: int) -> float:
+    return writer(steps)
+
+
+def bench_generation(
+    host: TransformersHost,
+    names: Sequence[str],
+    *,
+    batches: Sequence[int],
+    tokens: int,
+    steps: int,
+    repeats: int,
+    peers: bool = True,
+    progress: Progress = silent,
+) -> Iterator[Measured]:
+    """Steps, and decoding compared with no mark, at every batch size; 0 steps or tokens skips the measure."""
+    theirs = _load_peers(names, host, wanted=peers)
+    with _bound(names, host, progress) as schemes:
+        for batch in batches:
+            if steps:
+                tasks = step_tasks(host, schemes, theirs, batch=batch, steps=steps)
+                yield from _timed(f"step, batch {batch}", tasks, {}, repeats, progress)
+            if tokens:
+                tasks = decoding_tasks(host, schemes, theirs, batch=batch, tokens=tokens)
+                baselines = {name: _PEER + NONE if name.startswith(_PEER) else NONE for name in tasks}
+                yield from _timed(f"decoding, batch {batch}", tasks, baselines, repeats, progress)
+
+
+def bench_detection(
+    host: TransformersHost,
+    names: Sequence[str],
+    *,
+    texts: int,
+    tokens: int,
+    repeats: int,
+    peers: bool = True,
+    progress: Progress = silent,
+) -> Iterator[Measured]:
+    """Detection per text, in one batch and one by one (an eighth as many texts), compared with tokenizing."""
+    theirs = _load_peers(names, host, wanted=peers)
+    device = host.device
+    with _bound(names, host, progress) as schemes:
+        moved = _on_device(schemes, device)
+        for batched, count in ((True, texts), (False, max(texts // 8, 1))):
+            tasks = detection_tasks(
+                host.tokenizer, moved, theirs, texts=count, tokens=tokens, batched=batched, device=device
+            )
+            how = f"a batch of {count}" if batched else "one by one"
+            baselines = dict.fromkeys(tasks, TOKENIZING)
+            yield from _timed(f"detection, {how}", tasks, baselines, repeats, progress)
+
+
+def detection_by_length(
+    host: TransformersHost,
+    names: Sequence[str],
+    *,
+    lengths: Sequence[int],
+    repeats: int,
+    progress: Progress = silent,
+) -> Iterator[Measured]:
+    """Detection of one text, by its length."""
+    device = host.device
+
+    def run(tokens: int, detect: Callable[[str], object], number: int) -> float:
+        (text,) = random_texts(host.tokenizer, 1, tokens=tokens, seed=number)
+        return seconds(functools.partial(detect, text), device)
+
+    with _bound(names, host, progress) as schemes:
+        moved = _on_device(schemes, device)
+        for tokens in lengths:
+            tasks: dict[str, Task] = {
+                name: functools.partial(run, tokens, bound.detect) for name, bound in moved.items()
+            }
+            yield from _timed(f"{tokens} tokens", tasks, {}, repeats, progress)
+
+
+def step_by_vocabulary(
+    names: Sequence[str],
+    *,
+    sizes: Sequence[int],
+    steps: int,
+    repeats: int,
+    device: torch.device,
+    progress: Progress = silent,
+) -> Iterator[Measured]:
+    """A step for one text by vocabulary size, on random hosts and encoders."""
+    changed = {_with_random_encoder(name): name for name in names}
+    for size in sizes:
+        shape = {**SHAPES["tiny"], "vocab_size": size}
+        host = random_host(shape, name=f"{RANDOM}{size}", device=device, dtype=torch.float32)
+        with _bound(list(changed), host, progress) as schemes:
+            renamed = {changed[name]: bound for name, bound in schemes.items()}
+            tasks = step_tasks(host, renamed, {}, batch=1, steps=steps)
+            yield from _timed(f"{size} ids", tasks, {}, repeats, progress)
+
+
+def _with_random_encoder(name: str) -> str:
+    """The same configuration with an encoder that costs nothing, unless it names one of its own."""
+    scheme, _ = configuration(name)
+    if scheme != "dew" or f"encoder={RANDOM}" in name:
+        return name
+    return f"{name}{',' if ':' in name else ':'}encoder={RANDOM}512"
+
+
+def step_tasks(
+    host: TransformersHost, schemes: Schemes, peers: Peers, *, batch: int, steps: int
+) -> dict[str, Task]:
+    """Seconds of one marking step for ``batch`` rows."""
+    device, vocab = host.device, host.info.vocab_size
+    logits = 3.0 * torch.randn(2, batch, vocab, generator=torch.Generator().manual_seed(0)).to(device)
+
+    def run(start: Callable[[torch.Tensor], Mark], number: int) -> float:
+        random = torch.Generator().manual_seed(number)
+        size = (batch, _PROMPT + steps)
+        ids = torch.randint(5, min(vocab, host.tokenizer.size), size, generator=random).to(device)
+        mark, total = start(ids[:, :_PROMPT]), 0.0
+        for step in range(steps):
+            scores = logits[step % 2].clone()  # some processors work in place
+            total += seconds(functools.partial(mark, ids[:, : _PROMPT + step], scores), device)
+        return total / steps
+
+    def session(bound: BoundScheme, ids: torch.Tensor) -> Mark:
+        return bound.session(ids, seeds=range(batch))
+
+    def peer_step(peer: Peer, _: torch.Tensor) -> Mark:
+        return peer.step()
+
+    tasks: dict[str, Task] = {
+        name: functools.partial(run, functools.partial(session, bound))
+        for name, bound in schemes.items()
+        if not bound.needs.drafts
+    }
+    for name, peer in peers.items():
+        if peer.batches or batch == 1:
+            tasks[_PEER + name] = functools.partial(run, functools.partial(peer_step, peer))
+    return tasks
+
+
+def decoding_tasks(
+    host: TransformersHost, schemes: Schemes, peers: Peers, *, batch: int, tokens: int
+) -> dict[str, Task]:
+    """Seconds per token of a batch of texts; peers have a baseline of their own."""
+    decoding = Decoding(max_new_tokens=tokens, min_new_tokens=tokens)
+
+    def ours(bound: BoundScheme | None, texts: list[str], _: int) -> object:
+        return host.generate(texts, scheme=bound, seeds=range(batch), decoding=decoding, batch_size=batch)
+
+    def run(write: Callable[[list[str], int], object], number: int) -> float:
+        texts = prompts(batch, first=batch * number)
+        return seconds(functools.partial(write, texts, tokens), host.device) / tokens
+
+    writers = {NONE: functools.partial(ours, None)}
+    writers |= {name: functools.partial(ours, bound) for name, bound in schemes.items()}
+    tasks: dict[str, Task] = {name: functools.partial(run, write) for name, write in writers.items()}
+    if peers:
+        tasks[_PEER + NONE] = functools.partial(run, functools.partial(generate, host))
+    for name, peer in peers.items():
+        if peer.batches or batch == 1:
+            tasks[_PEER + name] = functools.partial(run, peer.generate)
+    return tasks
+
+
+def detection_tasks(
+    tokenizer: Tokenizer,
+    schemes: Schemes,
+    peers: Peers,
+    *,
+    texts: int,
+    tokens: int,
+    batched: bool,
+    device: torch.device,
+) -> dict[str, Task]:
+    """Seconds per text, in one batch or one by one; peers cannot detect in batches."""
+    pool = functools.lru_cache(maxsize=1)(
+        lambda number: random_texts(tokenizer, texts, tokens=tokens, seed=2 * number + batched)
+    )
+
+    def run(detect: Callable[[Sequence[str]], object], number: int) -> float:
+        return seconds(functools.partial(detect, pool(number)), device) / texts
+
+    def one_by_one(detect: Callable[[str], object]) -> Task:
+        return functools.partial(run, lambda many: [detect(text) for text in many])
+
+    if batched:
+        return {
+            TOKENIZING: functools.partial(run, lambda many: tokenizer.encode(list(many))),
+            **{name: functools.partial(run, bound.detect_batch) for name, bound in schemes.items()},
+        }
+    return {
+        TOKENIZING: one_by_one(lambda text: tokenizer.encode([text])),
+        **{name: one_by_one(bound.detect) for name, bound in schemes.items()},
+        **{_PEER + name: one_by_one(peer.detect) for name, peer in peers.items()},
+    }
+
+
+@contextmanager
+def _bound(
+    names: Sequence[str], host: TransformersHost, progress: Progress
+) -> Iterator[dict[str, BoundScheme]]:
+    """The configurations bound to this host; tables of a random host are not kept in the cache."""
+    with tempfile.TemporaryDirectory() as folder:
+        cache = Path(folder) if host.name.startswith(RANDOM) else None
+        schemes: dict[str, BoundScheme] = {}
+        for name in names:
+            progress("binding schemes", len(schemes), len(names))
+            schemes[name] = bind(name, host, cache=cache)
+        progress("binding schemes", len(names), len(names))
+        yield schemes
+
+
+def _load_peers(names: Sequence[str], host: TransformersHost, *, wanted: bool) -> dict[str, Peer]:
+    return {name: Peer(name, host) for name in names if name in PEERS} if wanted and installed() else {}
+
+
+@runtime_checkable
+class _Movable(Protocol):
+    """A bound scheme that can detect on a device."""
+
+    def on(self, device: str) -> BoundScheme:
+        """The same scheme, detecting on ``device``."""
+
+
+def _on_device(schemes: Schemes, device: torch.device) -> Schemes:
+    return {
+        name: bound.on(str(device)) if isinstance(bound, _Movable) else bound
+        for name, bound in schemes.items()
+    }
+
+
+def _timed(
+    measure: str, tasks: Mapping[str, Task], baselines: Mapping[str, str], repeats: int, progress: Progress
+) -> Iterator[Measured]:
+    if not tasks:
+        return
+    costs = time_tasks(measure, tasks, repeats=repeats, baselines=baselines, progress=progress)
+    for row, cost in costs.items():
+        yield Measured(measure, row, cost)

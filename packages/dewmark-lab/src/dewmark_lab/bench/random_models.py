@@ -1,0 +1,229 @@
+"""Hosts and encoders with random weights: the cost of a step depends on shapes, not on weights.
+
+``random:llama-3.2-3b`` is a host in the shape of that model, with a byte-level tokenizer of the same
+vocabulary size. The encoder ``random:768`` gives every text a pseudo-random vector of that dimension, at no
+cost; ``random:mpnet-base`` runs a transformer in the shape of the paper's context encoder.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import zlib
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from dewmark.arrays import F32
+from dewmark.encoders.base import Encoder
+from dewmark.errors import ModelError
+from dewmark.hosts.fake import tiny_tokenizer
+from dewmark.hosts.transformers.description import info_from_model
+from dewmark.hosts.transformers.model import TransformersHost, load_host
+from dewmark.models.devices import same_device, torch_device, torch_dtype
+from dewmark.registry import unknown_name
+from dewmark.text.windows import ids_and_mask, pack_ids, pad_rows
+from dewmark.workspace import Progress, silent
+
+if TYPE_CHECKING:
+    from dewmark.cuda.encoder import GraphedEncoder
+    from dewmark.workspace import Tokenizer
+
+RANDOM = "random:"
+
+SHAPES: dict[str, dict[str, Any]] = {
+    "llama-3.2-3b": {
+        "vocab_size": 128_256,
+        "hidden_size": 3072,
+        "intermediate_size": 8192,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 24,
+        "num_key_value_heads": 8,
+    },
+    "llama-3.2-1b": {
+        "vocab_size": 128_256,
+        "hidden_size": 2048,
+        "intermediate_size": 8192,
+        "num_hidden_layers": 16,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+    },
+    "smollm2-135m": {
+        "vocab_size": 49_152,
+        "hidden_size": 576,
+        "intermediate_size": 1536,
+        "num_hidden_layers": 30,
+        "num_attention_heads": 9,
+        "num_key_value_heads": 3,
+    },
+    "tiny": {
+        "vocab_size": 1024,
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+    },
+}
+
+_MPNET: dict[str, Any] = {
+    "vocab_size": 250_002,
+    "hidden_size": 768,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 12,
+}
+_BATCH = 512
+
+
+def open_host(
+    name: str, *, device: str = "auto", dtype: str = "auto", progress: Progress | None = None
+) -> TransformersHost:
+    """A host by its name, or ``random:SHAPE`` (see `SHAPES`)."""
+    if not name.startswith(RANDOM):
+        return load_host(name, device=device, dtype=dtype, progress=progress)
+    shape = name.removeprefix(RANDOM)
+    if shape not in SHAPES:
+        raise unknown_name("shape", shape, SHAPES)
+    target = torch_device(device)
+    return random_host(SHAPES[shape], name=name, device=target, dtype=torch_dtype(dtype, target))
+
+
+def random_host(
+    shape: dict[str, Any], *, name: str, device: torch.device, dtype: torch.dtype
+) -> TransformersHost:
+    """A Llama of this shape with random weights."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(
+        **shape, max_position_embeddings=8192, tie_word_embeddings=True, bos_token_id=1, eos_token_id=2
+    )
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        with torch.random.fork_rng(devices=[]), device:
+            torch.manual_seed(0)
+            model: Any = LlamaForCausalLM(config)  # type: ignore[no-untyped-call]
+    except torch.OutOfMemoryError:
+        raise ModelError(f"{name} does not fit in the memory of {device}: use a smaller shape") from None
+    finally:
+        torch.set_default_dtype(before)
+    tokenizer = tiny_tokenizer(shape["vocab_size"], kind="bytes")
+    info = dataclasses.replace(info_from_model(model, tokenizer), name=name)
+    return TransformersHost(model, tokenizer, info=info)
+
+
+def random_encoder(kind: str, *, progress: Progress = silent, device: str = "auto") -> Encoder:
+    """The encoder ``random:<kind>``, where ``kind`` is a dimension or ``mpnet-base``."""
+    if kind == "mpnet-base":
+        return RandomTransformer(device=device)
+    if not (kind.isdigit() and int(kind) > 1):
+        raise unknown_name("encoder", f"random:{kind}", ["random:768", "random:mpnet-base"])
+    return RandomVectors(int(kind))
+
+
+class RandomVectors(Encoder):
+    """A vector per text, seeded by the hash of its bytes."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__(device="cpu")
+        self.name = self.identity = f"random:{dim}"
+        self._dim = dim
+
+    @property
+    def dim(self) -> int:
+        """The dimension of the vectors."""
+        return self._dim
+
+    def encode(self, texts: Sequence[str]) -> F32:
+        """N texts to (N, dim), standard normal; equal texts have equal vectors."""
+        rows = np.empty((len(texts), self._dim), dtype=np.float32)
+        for row, text in zip(rows, texts, strict=True):
+            seed = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
+            np.random.default_rng(seed).standard_normal(out=row, dtype=np.float32)
+        return rows
+
+
+class RandomTransformer(Encoder):
+    """XLM-RoBERTa-base with random weights and mean pooling; a word's id is its hash."""
+
+    name = identity = "random:mpnet-base"
+
+    def __init__(self, *, device: str = "auto") -> None:
+        super().__init__(device=device)
+        self._model: _TransformerParts | None = None
+        self._graphs: GraphedEncoder | None = None
+
+    @property
+    def dim(self) -> int:
+        """The dimension of the vectors."""
+        return int(_MPNET["hidden_size"])
+
+    def encode(self, texts: Sequence[str]) -> F32:
+        """N texts to (N, 768)."""
+        model = self._loaded()
+        rows = np.zeros((len(texts), self.dim), dtype=np.float32)
+        for i in range(0, len(texts), _BATCH):
+            ids = model.tokenize(texts[i : i + _BATCH], multiple=1).to(model.device)
+            with torch.inference_mode():
+                found = model(*ids_and_mask(ids, fill=model.fill))
+            rows[i : i + _BATCH] = found.float().cpu().numpy()
+        return rows
+
+    def graphed(self, device: torch.device) -> GraphedEncoder | None:
+        """The encoder as CUDA graphs, if it is on this device."""
+        from dewmark.cuda.encoder import GraphedEncoder
+
+        with self._lock:
+            model = self._loaded()
+            if device.type != "cuda" or not same_device(model.device, device):
+                return None
+            if self._graphs is None:
+                self._graphs = GraphedEncoder(model)
+            return self._graphs
+
+    def _loaded(self) -> _TransformerParts:
+        with self._lock:
+            if self._model is None:
+                self._model = _TransformerParts(torch_device(self.device))
+            return self._model
+
+
+class _TransformerParts:
+    """The transformer as a `dewmark.cuda.encoder.Graphable`."""
+
+    fill = 1
+
+    def __init__(self, device: torch.device) -> None:
+        from transformers import XLMRobertaConfig, XLMRobertaModel
+
+        from dewmark.cuda.short_bert import short_bert
+
+        config = XLMRobertaConfig(
+            **_MPNET, intermediate_size=3072, max_position_embeddings=514, type_vocab_size=1
+        )
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            model: Any = XLMRobertaModel(config, add_pooling_layer=False)  # type: ignore[no-untyped-call]
+        self._model = model.eval().to(device, torch.bfloat16 if device.type == "cuda" else torch.float32)
+        self._short = short_bert(self._model)
+        self.device = device
+
+    def tokenize(self, texts: Sequence[str], *, multiple: int) -> torch.Tensor:
+        """Ids (N, T): one per word, between a start and an end id."""
+        words = _MPNET["vocab_size"] - 5
+        rows = [[0, *(5 + zlib.crc32(word.encode()) % words for word in text.split()), 2] for text in texts]
+        return pad_rows([pack_ids(row) for row in rows], multiple=multiple)
+
+    def window_tokenizer(self, tokenizer: Tokenizer) -> None:
+        """None: there is no faster way than by text."""
+
+    def __call__(self, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        """Ids and mask (N, T) to rows (N, 768), in the model's precision."""
+        if self._short is not None and ids.shape[1] <= self._short.longest:
+            states = self._short(ids, mask)
+        else:
+            states = self._model(input_ids=ids, attention_mask=mask).last_hidden_state
+        present = mask.unsqueeze(-1).to(states.dtype)
+        return (states * present).sum(dim=1) / present.sum(dim=1)

@@ -1,0 +1,286 @@
+"""``dewmark bench``: the cost of marking and detecting on this machine, for schemes and peer libraries."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from dewmark.cli import options
+from dewmark.cli.terminal import Progress, emit, results, say, write
+from dewmark.errors import ConfigError
+
+if TYPE_CHECKING:
+    from dewmark_lab.bench.measures import Measured
+
+app = typer.Typer(
+    name="bench", help="Measure the cost of marking and detecting on this machine.", no_args_is_help=True
+)
+
+LENGTHS = (100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000)
+SIZES = (8192, 16_384, 32_768, 65_536, 131_072, 262_144)
+_BASES = ("none", "tokenizing")
+MARKS = ("dew", "kgw", "synthid", "exp")
+STANDARD = ("dew", "dew-bias", "dew-gumbel", "kgw", "unigram", "exp", "synthid")
+
+Schemes = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--schemes",
+        metavar="NAME[:FIELD=VALUE,…]",
+        help="Configuration to time, or all; repeatable.",
+        show_default=", ".join(STANDARD),
+    ),
+]
+BenchHost = Annotated[
+    str, typer.Option("--host", metavar="MODEL", help="Host model; random:llama-3.2-3b has random weights.")
+]
+Repeats = Annotated[int, typer.Option(min=1, help="Number of rounds, after one warm-up round.")]
+Peers = Annotated[bool, typer.Option(help="Also time markllm's schemes, if it is installed.")]
+Threads = Annotated[int, typer.Option(min=0, help="Number of torch threads; 0 keeps the default.")]
+Plot = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE.png", help="With --against: save the plot here (.png, .svg, .pdf)."),
+]
+
+
+class GenerateAgainst(StrEnum):
+    """Variables to plot the cost of marking against."""
+
+    VOCABULARY = "vocabulary"
+
+
+class DetectAgainst(StrEnum):
+    """Variables to plot the cost of detection against."""
+
+    LENGTHS = "lengths"
+
+
+@app.command()
+def marks(
+    schemes: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--schemes",
+            metavar="NAME[:FIELD=VALUE,…]",
+            help="Configuration to time; repeatable.",
+            show_default=", ".join(MARKS),
+        ),
+    ] = None,
+    host: BenchHost = "smollm2-135m",
+    batch_sizes: Annotated[str, typer.Option(metavar="N,N,…", help="Batch sizes.")] = "1,16,64,256",
+    turn: Annotated[int, typer.Option(min=1, help="Steps of one mark before the next has its turn.")] = 5,
+    repeats: Repeats = 8,
+    peers: Annotated[
+        bool, typer.Option(help="Also time the marks of transformers, vLLM and markllm, where installed.")
+    ] = True,
+    threads: Threads = 0,
+    device: options.Device = "auto",
+    dtype: options.Dtype = "auto",
+    json_: options.Json = False,
+    quiet: options.Quiet = False,
+) -> None:
+    """Time a step of real text with the default mark, with its peers and without a mark.
+
+    All write in turns in one process, each its own text: trust the ratios within one run.
+    """
+    from dewmark_lab.bench.measures import bench_marks
+    from dewmark_lab.bench.random_models import open_host
+
+    names, batches = _names(schemes or MARKS), _numbers(batch_sizes, "--batch-sizes")
+    _threads(threads)
+    with Progress(quiet=quiet) as progress:
+        found = list(
+            bench_marks(
+                open_host(host, device=device, dtype=dtype, progress=progress),
+                names,
+                batches=batches,
+                turn=turn,
+                repeats=repeats,
+                peers=peers,
+                progress=progress,
+            )
+        )
+    _report(found, json_=json_, quartiles=True)
+
+
+@app.command()
+def generate(
+    schemes: Schemes = None,
+    host: BenchHost = "smollm2-135m",
+    batch_sizes: Annotated[str, typer.Option(metavar="N,N,…", help="Batch sizes.")] = "1,16,64",
+    tokens: Annotated[int, typer.Option(min=0, help="Tokens to decode per round; 0 skips decoding.")] = 32,
+    steps: Annotated[int, typer.Option(min=0, help="Marking steps per round; 0 skips them.")] = 20,
+    against: Annotated[
+        GenerateAgainst | None, typer.Option(help="Instead, time a marking step for growing vocabularies.")
+    ] = None,
+    plot: Plot = None,
+    repeats: Repeats = 5,
+    peers: Peers = True,
+    threads: Threads = 0,
+    device: options.Device = "auto",
+    dtype: options.Dtype = "auto",
+    json_: options.Json = False,
+    quiet: options.Quiet = False,
+) -> None:
+    """Time marking steps, and decoding with each mark relative to unmarked decoding.
+
+    Schemes take turns in every round, so a busy machine affects all of them: trust ratios, not times.
+    """
+    from dewmark.models.devices import torch_device
+    from dewmark_lab.bench.measures import bench_generation, step_by_vocabulary
+    from dewmark_lab.bench.random_models import open_host
+
+    _check(plot, against)
+    names, batches = _names(schemes), _numbers(batch_sizes, "--batch-sizes")
+    _threads(threads)
+    with Progress(quiet=quiet) as progress:
+        if against is not None:
+            rows = step_by_vocabulary(
+                names,
+                sizes=SIZES,
+                steps=steps or 20,
+                repeats=repeats,
+                device=torch_device(device),
+                progress=progress,
+            )
+        else:
+            rows = bench_generation(
+                open_host(host, device=device, dtype=dtype, progress=progress),
+                names,
+                batches=batches,
+                tokens=tokens,
+                steps=steps,
+                repeats=repeats,
+                peers=peers,
+                progress=progress,
+            )
+        found = list(rows)
+    _report(found, json_=json_)
+    if plot is not None:
+        _draw(found, plot, xlabel="vocabulary size", title="one marking step", quiet=quiet)
+
+
+@app.command()
+def detect(
+    schemes: Schemes = None,
+    host: BenchHost = "smollm2-135m",
+    texts: Annotated[int, typer.Option(min=1, help="Texts per batch.")] = 500,
+    tokens: Annotated[int, typer.Option(min=20, help="Tokens per text.")] = 200,
+    against: Annotated[
+        DetectAgainst | None, typer.Option(help="Instead, time texts of 100 to 50,000 tokens.")
+    ] = None,
+    plot: Plot = None,
+    repeats: Repeats = 3,
+    peers: Peers = True,
+    threads: Threads = 0,
+    device: options.Device = "auto",
+    dtype: options.Dtype = "auto",
+    json_: options.Json = False,
+    quiet: options.Quiet = False,
+) -> None:
+    """Time detection per text, batched and one by one, relative to tokenizing the text.
+
+    Every round uses new texts. --device matters for DEW and for schemes that run the host to detect.
+    """
+    from dewmark_lab.bench.measures import bench_detection, detection_by_length
+    from dewmark_lab.bench.random_models import open_host
+
+    _check(plot, against)
+    names = _names(schemes)
+    _threads(threads)
+    with Progress(quiet=quiet) as progress:
+        opened = open_host(host, device=device, dtype=dtype, progress=progress)
+        if against is not None:
+            rows = detection_by_length(opened, names, lengths=LENGTHS, repeats=repeats, progress=progress)
+        else:
+            rows = bench_detection(
+                opened, names, texts=texts, tokens=tokens, repeats=repeats, peers=peers, progress=progress
+            )
+        found = list(rows)
+    _report(found, json_=json_)
+    if plot is not None:
+        _draw(found, plot, xlabel="text length (tokens)", title="detection of one text", quiet=quiet)
+
+
+def _names(schemes: Sequence[str] | None) -> list[str]:
+    from dewmark_lab.bench.configurations import CONFIGURATIONS, configuration
+
+    names = [name for part in schemes or STANDARD for name in _split(part)]
+    if names == ["all"]:
+        return list(CONFIGURATIONS)
+    for name in names:
+        configuration(name)  # checks it
+    return names
+
+
+def _split(names: str) -> list[str]:
+    """``a,b`` is two configurations, ``a:x=1,y=2`` is one with two settings."""
+    return [names] if ":" in names else names.split(",")
+
+
+def _numbers(text: str, option: str) -> list[int]:
+    parts = text.split(",")
+    if not all(part.strip().isdigit() and int(part) > 0 for part in parts):
+        raise ConfigError(f"{option} takes whole numbers separated by commas, got {text!r}")
+    return [int(part) for part in parts]
+
+
+def _check(plot: Path | None, against: object) -> None:
+    if plot is not None and against is None:
+        raise ConfigError("--plot needs a variable to plot against: add --against")
+
+
+def _threads(threads: int) -> None:
+    if threads:
+        import torch
+
+        torch.set_num_threads(threads)
+
+
+def _report(found: Sequence[Measured], *, json_: bool, quartiles: bool = False) -> None:
+    if json_:
+        for row in found:
+            emit(row.to_dict())
+        return
+    from rich.table import Table
+
+    measures = list(dict.fromkeys(row.measure for row in found))
+    table = Table("", *measures, box=None, pad_edge=False)
+    cells = {(row.measure, row.row): row.cost for row in found}
+    rows = dict.fromkeys(row.row for row in found)
+    for name in sorted(rows, key=lambda name: name not in _BASES):  # baselines first
+        line = []
+        for measure in measures:
+            cost = cells.get((measure, name))
+            if cost is None:
+                line.append("–")
+                continue
+            if quartiles:
+                low, high = (1000 * value for value in cost.quartiles)
+                more = "" if name == "none" else f" {100 * ((cost.ratio or 1.0) - 1):+.1f}%"
+                line.append(f"{1000 * cost.median:.3g} ({low:.3g} to {high:.3g}) ms{more}")
+                continue
+            ratio = "" if cost.ratio is None else f"  x{cost.ratio:.3g}"
+            ms = 1000 * cost.fastest
+            line.append((f"{ms:.3g} ms" if ms < 999.5 else f"{ms:,.0f} ms") + ratio)
+        table.add_row(name, *line)
+    results().print(table, soft_wrap=False)
+    if quartiles:
+        write("a step: median and quartiles over rounds; %: over no mark in the same round, the median\n")
+        return
+    write("fastest round; x: ratio to the first row (for markllm to its own), median over rounds\n")
+
+
+def _draw(found: Iterable[Measured], plot: Path, *, xlabel: str, title: str, quiet: bool) -> None:
+    from dewmark_lab.reports.plots import cost_curves, save_figure
+
+    curves: dict[str, list[tuple[float, float]]] = {}
+    for row in found:
+        at = float(row.measure.split()[0])
+        curves.setdefault(row.row, []).append((at, 1000 * row.cost.fastest))
+    save_figure(cost_curves(curves, xlabel=xlabel, title=title), plot)
+    say(f"wrote {plot}", quiet=quiet)

@@ -1,0 +1,217 @@
+"""``dewmark steal``: learn a mark from marked texts, forge or scrub it, and score the result."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from dewmark.cli import options
+from dewmark.cli.terminal import Progress, emit, save_json, save_text, say, write
+from dewmark.errors import ConfigError, InputError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from dewmark.batch.inputs import Document
+    from dewmark_lab.attacks.stealing.steal import CurvePoint, StealingResult, StealSettings
+
+
+def steal(
+    marked: Annotated[Path, typer.Option(metavar="M.jsonl", help="Texts with the victim's mark.")],
+    base: Annotated[Path, typer.Option(metavar="B.jsonl", help="Unmarked texts of the same host.")],
+    humans: Annotated[
+        list[Path], typer.Option(metavar="H.jsonl", help="Human texts that set the threshold; repeatable.")
+    ],
+    key: options.OptionalKeyFile = None,
+    host: options.Host = None,
+    scheme: options.SchemeName = None,
+    settings: options.Settings = None,
+    method: Annotated[
+        str,
+        typer.Option(
+            help="counts; embedding (assumes DEW); or, without learning: oracle (asks for p-values), "
+            "verdicts (asks for verdicts), piggyback (edits genuine texts)."
+        ),
+    ] = "counts",
+    mode: Annotated[str, typer.Option(help="spoof: write new texts; scrub: rewrite marked ones.")] = "spoof",
+    strength: Annotated[
+        float | None, typer.Option(show_default="searched", help="Maximum bias of a logit; 0 is no attack.")
+    ] = None,
+    observed: Annotated[
+        int | None,
+        typer.Option(show_default="all", help="Number of marked texts that the attacker has seen."),
+    ] = None,
+    texts: Annotated[int, typer.Option(help="Number of texts to forge or scrub.")] = 100,
+    tokens: Annotated[int, typer.Option(help="Tokens per forged text.")] = 200,
+    attack: Annotated[
+        list[str] | None,
+        typer.Option("--with", metavar="NAME=VALUE", help="Set another parameter of the attack; repeatable."),
+    ] = None,
+    curve: Annotated[
+        bool, typer.Option("--curve", help="Forge DEW from 50, 100, 200 … texts, to see how many are needed.")
+    ] = False,
+    prompts: Annotated[
+        Path | None,
+        typer.Option(metavar="IN.jsonl", help="Prompts for a spoof, instead of the package's own."),
+    ] = None,
+    seed: options.Seed = 0,
+    batch_size: options.BatchSize = 50,
+    device: options.Device = "auto",
+    dtype: options.Dtype = "auto",
+    out: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Write steal.json and texts.jsonl here; a stopped run is resumed."),
+    ] = None,
+    json_: options.Json = False,
+    quiet: options.Quiet = False,
+) -> None:
+    """Attack your own watermark: learn it from texts, write with it, and score the result with its detector.
+
+    Only the detector uses the key; the attacker never sees it.
+    """
+    from dewmark.batch.inputs import read_corpus, read_documents
+    from dewmark.config import parse_settings, replace
+    from dewmark_lab.attacks.stealing.steal import StealSettings, forgery_curve
+    from dewmark_lab.attacks.stealing.steal import steal as run
+
+    options.check_marks(scheme)
+    given = {"method": method, "mode": mode, "strength": strength, "observed": observed, "texts": texts}
+    given |= {"tokens": tokens, "seed": seed, "batch_size": batch_size}
+    chosen = replace(StealSettings(), given | parse_settings(attack or ()))
+    if curve and (chosen.method, chosen.mode) != ("embedding", "spoof"):
+        raise ConfigError(
+            "--curve works for forgeries by embeddings: add --method embedding, and no --mode scrub"
+        )
+    secret = options.load_key(key)
+    corpus = [each for each in read_documents(marked) if each.text.strip()]
+    unmarked = [each.text for each in read_documents(base) if each.text.strip()]
+    people = [each.text for each in read_corpus([str(path) for path in humans])]
+    openers, targets, seen = _split(corpus, chosen, prompts, marked)
+    members = _members(marked, len(corpus)) if chosen.grouping == "told" else None
+    with Progress(quiet=quiet) as progress:
+        watermark = options.load_watermark(
+            secret, host=host, scheme=scheme, settings=settings, progress=progress, device=device, dtype=dtype
+        )
+        keep = None if out is None else out / "written"
+        arguments = (watermark.scheme, watermark.host, seen, unmarked, people)
+        summary: dict[str, Any] = {"scheme": watermark.scheme.scheme.name, "host": watermark.host.name}
+        summary |= {"key_fingerprint": watermark.scheme.fingerprint, "settings": chosen.to_dict()}
+        if curve:
+            points = forgery_curve(
+                *arguments, prompts=openers, settings=chosen, resume_dir=keep, progress=progress
+            )
+            summary["curve"] = [point.to_dict() for point in points]
+            report = _curve_report(points)
+        else:
+            result = run(
+                *arguments,
+                settings=chosen,
+                prompts=openers,
+                targets=targets,
+                members=members,
+                resume_dir=keep,
+                progress=progress,
+            )
+            summary |= result.to_dict()
+            report = _report(result)
+            if out is not None:
+                _save_texts(out, openers, result)
+    if out is not None:
+        save_json(out / "steal.json", summary)
+        say(f"wrote {out / 'steal.json'}", quiet=quiet)
+    if json_:
+        emit(summary)
+    else:
+        write(report)
+
+
+def _split(
+    corpus: list[Document], settings: StealSettings, prompts: Path | None, marked: Path
+) -> tuple[list[str], list[str], list[str]]:
+    """The prompts, the texts to scrub, and the texts that the attacker observes."""
+    from dewmark.batch import read_prompts
+
+    if settings.mode == "spoof":
+        if prompts is None:
+            openers = options.package_prompts(settings.texts, option="--texts")
+        else:
+            openers = [prompt.text for prompt in read_prompts(prompts)]
+        return openers, [], [each.text for each in corpus]
+    if prompts is not None:
+        raise ConfigError("--prompts is for a spoof: a scrub uses the prompts of the marked texts")
+    if len(corpus) <= settings.texts:
+        raise InputError(
+            f"{marked} has {len(corpus)} texts: the last {settings.texts} would be scrubbed, which leaves "
+            "none to learn from; give more texts, or a smaller --texts"
+        )
+    seen, scrubbed = corpus[: -settings.texts], corpus[-settings.texts :]
+    if any(each.prompt is None for each in scrubbed):
+        raise InputError(f'{marked}: a scrub needs the "prompt" of each text it rewrites')
+    return [each.prompt or "" for each in scrubbed], [e.text for e in scrubbed], [e.text for e in seen]
+
+
+def _members(marked: Path, number: int) -> list[int]:
+    """The ring's member of each marked text."""
+    lines = marked.read_text(encoding="utf-8").splitlines() if marked.suffix == ".jsonl" else []
+    rows = [json.loads(line) for line in lines if line.strip()]
+    found = [row.get("member") for row in rows if str(row.get("text", "")).strip()]
+    if len(found) != number or not all(isinstance(member, int) for member in found):
+        raise InputError(f'{marked}: grouping=told needs JSONL rows with the "member" that wrote each text')
+    return found
+
+
+def _report(result: StealingResult) -> str:
+    from dewmark_lab.attacks.stealing.steal import LEARNERS
+
+    what = "forged" if result.mode == "spoof" else "scrubbed"
+    if result.method in LEARNERS:
+        before = "strength 0"
+        head = f"learned from {result.observed} marked and {result.base} base texts by {result.method}"
+        head += "" if result.cosine is None else f"; correlation with the true scores {result.cosine:.2f}"
+        head += f"; strength {result.strength:g}"
+        head += "" if result.tail_share is None else f", {result.tail_share:.0%} of it on the tail"
+    else:
+        before = "unedited"
+        head = f"{result.method}: {result.written} texts"
+        head += "" if result.queries is None else f", median of {result.queries:g} questions per text"
+    rows = [
+        (what, result.found, result.above, result.attributable, result.perplexity, result.kept),
+        (
+            before,
+            result.control_found,
+            result.control_above,
+            result.control_attributable,
+            result.control_perplexity,
+            result.control_kept,
+        ),
+        ("genuine", result.genuine_found, result.genuine_above, result.genuine_attributable, None, None),
+    ]
+    columns = f"{'texts':<11} p<0.01  above human 1%  attributable  perplexity  tokens kept"
+    lines = [head, columns]
+    for name, found, above, ours, perplexity, kept in rows:
+        cells = [f"{name:<11} {found:6.1%}", f"{above:14.1%}", " " * 12 if ours is None else f"{ours:12.1%}"]
+        cells += [] if perplexity is None else [f"{perplexity:10.1f}"]
+        cells += [] if kept is None else [f"{kept:11.2f}"]
+        lines.append("  ".join(cells).rstrip())
+    lines.append(f"human texts with p < 0.01: {result.human_found:.1%} of {result.humans}")
+    return "\n".join(lines) + "\n"
+
+
+def _curve_report(points: Sequence[CurvePoint]) -> str:
+    lines = ["texts  correlation  p<0.01  above human 1%  mean z  perplexity"]
+    for p in points:
+        forgeries = f"{p.found:6.1%}  {p.above:14.1%}  {p.mean_z:6.2f}  {p.perplexity:10.1f}"
+        lines.append(f"{p.texts:5d}  {p.cosine:11.2f}  {forgeries}")
+    return "\n".join(lines) + "\n"
+
+
+def _save_texts(out: Path, prompts: Sequence[str], result: StealingResult) -> None:
+    rows = zip(prompts, result.texts, result.p_values, strict=False)
+    lines = (
+        json.dumps({"id": str(i), "prompt": prompt, "text": text, "p_value": p}, ensure_ascii=False)
+        for i, (prompt, text, p) in enumerate(rows)
+    )
+    save_text(out / "texts.jsonl", "".join(line + "\n" for line in lines))

@@ -1,0 +1,302 @@
+"""Scored texts and the results that the protocol computes from them, as frozen, JSON-serializable values.
+
+A `ScoreRow` is one text under one key: the scheme whose detector scored it, the attack it went through, the
+seed of the run (each has its own texts, and either its own key or that of all), and whether it is marked,
+unmarked text of the host, or human-written. Larger scores mean more marked, whatever the scheme.
+
+    Evaluation
+    └── Cell                     one scheme under one attack
+        ├── Comparison           … against one kind of negatives: AUROC, and at each nominal rate
+        │   └── OperatingPoint   the true-positive rate, and the threshold's actual false-positive rate
+        └── PValueShare          … by p-values alone: true and false positives
+
+Kinds of negatives: ``clean`` are the host's unmarked texts as written (the paper's thresholds), ``matched``
+the same texts after the same attack; ``human`` and ``human-matched`` likewise. An attack that shifts the
+scores of all texts, marked or not, looks like robustness against ``clean`` but not against ``matched``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dewmark import storage
+from dewmark.errors import InputError
+from dewmark.stats.metrics import Interval, Rate, Spread
+
+MARKED, UNMARKED, HUMAN = "marked", "unmarked", "human"
+KINDS = (MARKED, UNMARKED, HUMAN)
+CLEAN = "none"  # the label of unattacked texts
+NEGATIVES = ("clean", "matched", "human", "human-matched")
+PER_SEED = "key-per-seed"  # the folder, inside a run's, with its results if each seed has its own key
+
+
+@dataclass(frozen=True, slots=True)
+class ScoreRow:
+    """One text's score under one key; ``p_value`` is None if the detector has none.
+
+    ``kept`` is the share of its words that the attack kept, if known.
+    """
+
+    scheme: str
+    attack: str
+    seed: int
+    kind: str
+    id: str
+    score: float
+    p_value: float | None
+    tokens: int
+    kept: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            raise InputError(f"the kind of a text must be one of {', '.join(KINDS)}, got {self.kind!r}")
+        if math.isnan(self.score):
+            raise InputError(f"the score of text {self.id} is NaN: leave out texts that were not scored")
+        if self.p_value is not None and not 0.0 <= self.p_value <= 1.0:
+            raise InputError(f"the p-value of text {self.id} must lie in [0, 1], got {self.p_value}")
+
+    @property
+    def place(self) -> tuple[str, str, int, str, str]:
+        """The fields that identify a row within a run."""
+        return self.scheme, self.attack, self.seed, self.kind, self.id
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        values = dataclasses.asdict(self)
+        if self.kept is None:
+            del values["kept"]
+        return values
+
+    @classmethod
+    def from_dict(cls, row: Mapping[str, Any]) -> ScoreRow:
+        """The inverse of `to_dict`; unknown fields are ignored."""
+        try:
+            p_value, kept = row.get("p_value"), row.get("kept")
+            return cls(
+                scheme=str(row["scheme"]),
+                attack=str(row["attack"]),
+                seed=int(row["seed"]),
+                kind=str(row["kind"]),
+                id=str(row["id"]),
+                score=float(row["score"]),
+                p_value=None if p_value is None else float(p_value),
+                tokens=int(row["tokens"]),
+                kept=None if kept is None else float(kept),
+            )
+        except KeyError as error:
+            raise InputError(f"a scored text needs the field {error}") from None
+        except (TypeError, ValueError) as error:
+            if isinstance(error, InputError):
+                raise
+            raise InputError(f"a scored text has a field of the wrong type: {error}") from None
+
+
+def read_scores(path: Path) -> list[ScoreRow]:
+    """Read a JSONL file of scores; errors name the line."""
+    rows = []
+    for number, row in storage.read_jsonl(path):
+        try:
+            rows.append(ScoreRow.from_dict(row))
+        except InputError as error:
+            raise InputError(f"{path}, line {number}: {error}") from None
+    if not rows:
+        raise InputError(f"{path} is empty: it must have one scored text per line")
+    return rows
+
+
+def write_scores(path: Path, rows: Iterable[ScoreRow]) -> None:
+    """Write a JSONL file of scores atomically."""
+    with storage.atomic_write(path) as stream:
+        stream.write(storage.encode_jsonl(row.to_dict() for row in rows))
+
+
+@dataclass(frozen=True, slots=True)
+class OperatingPoint:
+    """Detection at the threshold that a share ``rate`` of the calibrating negatives exceeds.
+
+    ``tpr`` and ``fpr`` are over seeds, each with the threshold from the other seeds; ``found`` and ``passed``
+    count the same marked and negative texts of all seeds together, with exact intervals. ``attacked`` counts
+    negatives of the same origin that went through the cell's attack: their rate is the threshold's actual
+    false-positive rate under attack. ``shift_p`` is Fisher's one-sided exact p-value of the hypothesis that
+    this rate is no higher than that of ``passed``. ``few`` means fewer than 1/rate calibrating negatives: the
+    threshold is their largest score.
+    """
+
+    rate: float
+    tpr: Spread
+    fpr: Spread
+    found: Rate
+    passed: Rate
+    attacked: Rate | None
+    shift_p: float | None
+    thresholds: tuple[float, ...]
+    few: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """A cell's marked texts against one kind of negatives.
+
+    ``auroc`` is over seeds and ``interval`` the 95% interval of its mean. ``held_out`` is False for a single
+    seed, whose threshold comes from its own negatives.
+    """
+
+    negatives: str
+    texts: int
+    auroc: Spread
+    interval: Interval
+    held_out: bool
+    at: tuple[OperatingPoint, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PValueShare:
+    """Texts with a p-value below ``rate``: marked ones, and unmarked and human ones after the same attack."""
+
+    rate: float
+    found: Rate
+    unmarked: Rate | None
+    human: Rate | None
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One scheme under one attack.
+
+    ``tokens`` is the median length of the marked texts, ``score`` their mean score. ``shift`` is how far the
+    attack moves the mean score of the host's unmarked texts, in standard deviations of the unattacked ones.
+    ``kept`` is the mean share of words that the attack kept in marked texts, if known.
+    """
+
+    scheme: str
+    attack: str
+    seeds: tuple[int, ...]
+    texts: int
+    tokens: float
+    against: tuple[Comparison, ...]
+    shares: tuple[PValueShare, ...]
+    shift: float | None
+    score: float
+    kept: float | None = None
+
+    def comparison(self, negatives: str) -> Comparison | None:
+        """The comparison with one kind of negatives, or None if the run has none."""
+        return next((each for each in self.against if each.negatives == negatives), None)
+
+    def at(self, negatives: str, rate: float) -> OperatingPoint | None:
+        """The operating point at a nominal rate of one kind of negatives, or None if the run has none."""
+        found = self.comparison(negatives)
+        return next((each for each in found.at if each.rate == rate), None) if found else None
+
+    def share(self, rate: float) -> PValueShare | None:
+        """The shares of texts with a p-value below ``rate``, or None if the detector has no p-values."""
+        return next((each for each in self.shares if each.rate == rate), None)
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """All cells of a run, in the order in which schemes and attacks first occur, and caveats."""
+
+    rates: tuple[float, ...]
+    cells: tuple[Cell, ...]
+    notes: tuple[str, ...] = ()
+
+    @property
+    def schemes(self) -> list[str]:
+        """The distinct schemes."""
+        return list(dict.fromkeys(cell.scheme for cell in self.cells))
+
+    @property
+    def attacks(self) -> list[str]:
+        """The distinct attacks."""
+        return list(dict.fromkeys(cell.attack for cell in self.cells))
+
+    def cell(self, scheme: str, attack: str) -> Cell | None:
+        """The cell of a scheme under an attack, or None if there is none."""
+        return next((each for each in self.cells if (each.scheme, each.attack) == (scheme, attack)), None)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Evaluation:
+        """The inverse of `to_dict`."""
+        try:
+            return cls(
+                rates=tuple(data["rates"]),
+                cells=tuple(_cell(each) for each in data["cells"]),
+                notes=tuple(data["notes"]),
+            )
+        except (KeyError, TypeError) as error:
+            raise InputError(f"not an evaluation of this version ({error}): evaluate again") from None
+
+    def save(self, path: Path) -> None:
+        """Write a JSON file atomically."""
+        with storage.atomic_write(path) as stream:
+            stream.write((json.dumps(self.to_dict(), ensure_ascii=False, indent=1) + "\n").encode("utf-8"))
+
+    @classmethod
+    def load(cls, path: Path) -> Evaluation:
+        """Read a file that `save` wrote."""
+        try:
+            data = json.loads(path.read_text(encoding="utf-8"))
+        except OSError as error:
+            raise InputError(f"cannot read {path}: {error.strerror}") from None
+        except ValueError:
+            raise InputError(f"{path} is not JSON: evaluate again") from None
+        return cls.from_dict(data)
+
+
+def _cell(data: Mapping[str, Any]) -> Cell:
+    return Cell(
+        **{
+            **data,
+            "seeds": tuple(data["seeds"]),
+            "against": tuple(_comparison(each) for each in data["against"]),
+            "shares": tuple(_share(each) for each in data["shares"]),
+        }
+    )
+
+
+def _comparison(data: Mapping[str, Any]) -> Comparison:
+    return Comparison(
+        **{
+            **data,
+            "auroc": _spread(data["auroc"]),
+            "interval": Interval(**data["interval"]),
+            "at": tuple(_operating_point(each) for each in data["at"]),
+        }
+    )
+
+
+def _operating_point(data: Mapping[str, Any]) -> OperatingPoint:
+    return OperatingPoint(
+        **{
+            **data,
+            "tpr": _spread(data["tpr"]),
+            "fpr": _spread(data["fpr"]),
+            "found": Rate(**data["found"]),
+            "passed": Rate(**data["passed"]),
+            "attacked": _rate(data["attacked"]),
+            "thresholds": tuple(data["thresholds"]),
+        }
+    )
+
+
+def _share(data: Mapping[str, Any]) -> PValueShare:
+    return PValueShare(data["rate"], Rate(**data["found"]), _rate(data["unmarked"]), _rate(data["human"]))
+
+
+def _rate(data: Mapping[str, Any] | None) -> Rate | None:
+    return None if data is None else Rate(**data)
+
+
+def _spread(data: Mapping[str, Any]) -> Spread:
+    return Spread(data["mean"], data["half_range"], tuple(data["values"]))

@@ -1,0 +1,80 @@
+"""The stages of a recipe in their order: train → generate → attack → score → quality … → evaluate → report.
+
+Each stage makes only the rows that are missing. The last ones read the rows of the earlier stages and write
+the run's results: ``scores.jsonl``, ``quality.jsonl``, ``evaluation.json`` and, through a callback, the
+report. With both protocols of keys, texts are also written and scored with a key per seed; those results are
+in a folder of their own inside the run's.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+from dewmark import storage
+from dewmark_lab.evaluation.protocol import evaluate
+from dewmark_lab.evaluation.results import read_scores
+from dewmark_lab.experiments.quality_stages import (
+    judge_preferences,
+    measure_divergence,
+    measure_quality,
+    time_schemes,
+)
+from dewmark_lab.experiments.run import Run
+from dewmark_lab.experiments.scoring_stage import score_texts
+from dewmark_lab.experiments.stealing_stage import steal_marks
+from dewmark_lab.experiments.text_stages import attack_texts, generate_texts
+from dewmark_lab.experiments.training_stage import train_artifacts
+
+
+class ReportWriter(Protocol):
+    """The callback of the report stage."""
+
+    def __call__(self, out: Path, /, *, configuration: Mapping[str, Any]) -> list[Path]:
+        """Write a report on the results in ``out``; returns the files."""
+
+
+def reproduce(run: Run, *, write_report: ReportWriter) -> list[Path]:
+    """Run the recipe's stages in order; returns the files that ``write_report`` wrote."""
+    files: list[Path] = []
+    for stage in run.recipe.stages:
+        if stage == "report":
+            files += write_report(run.out, configuration=_write_configuration(run))
+        else:
+            _STAGES[stage](run)
+            if run.recipe.both_protocols and stage in _PER_KEY:
+                _STAGES[stage](run.with_key_per_seed())
+    return files
+
+
+def _evaluate(run: Run) -> None:
+    evaluate(read_scores(run.out / "scores.jsonl")).save(run.out / "evaluation.json")
+
+
+def _write_configuration(run: Run) -> dict[str, Any]:
+    configuration = {
+        **run.recipe.to_dict(),
+        "hosts": {name: info.identity for name, info in run.outputs.infos.items()},
+        "human": {name: Path(file).name for name, file in run.human.items()},
+    }
+    with storage.atomic_write(run.out / "configuration.json") as stream:
+        stream.write((json.dumps(configuration, indent=1, ensure_ascii=False) + "\n").encode())
+    return configuration
+
+
+_PER_KEY = ("generate", "attack", "score", "evaluate")
+
+_STAGES: dict[str, Callable[[Run], None]] = {
+    "train": train_artifacts,
+    "generate": generate_texts,
+    "attack": attack_texts,
+    "score": score_texts,
+    "quality": measure_quality,
+    "divergence": measure_divergence,
+    "preference": judge_preferences,
+    "runtime": time_schemes,
+    "steal": steal_marks,
+    "evaluate": _evaluate,
+}

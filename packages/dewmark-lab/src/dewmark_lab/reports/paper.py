@@ -1,0 +1,227 @@
+"""The paper's result tables (``data/paper_tables.yaml``), and our results beside them.
+
+Our results are compared under the same attack, or else under other attacks of the same family (translation
+into another language, say; a round trip for a paraphrase), in which case the heading names both.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib import resources
+from typing import Any
+
+from dewmark.stats.metrics import Spread
+from dewmark_lab.evaluation.results import CLEAN, Evaluation
+from dewmark_lab.reports.run_results import RunResults, attack_label, fewer_texts
+from dewmark_lab.reports.tables import Column, Estimate, Row, Table, from_spread
+
+_STAND_INS = {"paraphrase": ("paraphrase", "round")}
+"""First words of attacks that stand in for one of the paper's: a round trip rewords a text, too."""
+
+
+@dataclass(frozen=True, slots=True)
+class PaperColumn:
+    """The measure of a column, and for TPR and AUROC the attack and the nominal false-positive rate."""
+
+    measure: str
+    attack: str | None = None
+    rate: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PaperRow:
+    """One row: ``scheme`` and ``also`` are its labels in our recipes, ``label`` its name in the paper."""
+
+    scheme: str
+    label: str
+    group: str | None
+    values: tuple[Estimate | None, ...]
+    also: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class PaperTable:
+    """One table; ``negatives`` says which texts set the thresholds (see `dewmark_lab.evaluation.results`).
+
+    ``texts`` (per cell and seed) and ``seeds`` are None if the paper does not give them.
+    """
+
+    name: str
+    source: str
+    about: str
+    negatives: str
+    texts: int | None
+    seeds: int | None
+    columns: tuple[PaperColumn, ...]
+    rows: tuple[PaperRow, ...]
+
+    def row(self, scheme: str) -> PaperRow | None:
+        """A row by our label of it."""
+        return next((row for row in self.rows if scheme in (row.scheme, *row.also)), None)
+
+    def value(self, scheme: str, column: PaperColumn) -> Estimate | None:
+        """One number, by our label of the row."""
+        row = self.row(scheme)
+        if row is None or column not in self.columns:
+            return None
+        return row.values[self.columns.index(column)]
+
+
+def paper_table(name: str) -> PaperTable | None:
+    """The table that a recipe reproduces, if the paper has one."""
+    return paper_tables().get(name)
+
+
+@functools.cache
+def paper_tables() -> dict[str, PaperTable]:
+    """All tables by the names of the recipes that reproduce them."""
+    import yaml
+
+    file = resources.files("dewmark_lab") / "data" / "paper_tables.yaml"
+    data = yaml.safe_load(file.read_text(encoding="utf-8"))
+    return {name: _parse_table(name, raw) for name, raw in data["tables"].items()}
+
+
+def _parse_table(name: str, raw: dict[str, Any]) -> PaperTable:
+    rows = tuple(
+        PaperRow(
+            scheme=row["scheme"],
+            label=row["label"],
+            group=row.get("group"),
+            values=tuple(map(_parse_value, row["values"])),
+            also=tuple(row.get("also", ())),
+        )
+        for row in raw["rows"]
+    )
+    columns = tuple(PaperColumn(**each) for each in raw["columns"])
+    return PaperTable(**{**raw, "name": name, "columns": columns, "rows": rows})
+
+
+def _parse_value(raw: float | list[float] | None) -> Estimate | None:
+    if raw is None:
+        return None
+    if isinstance(raw, list):
+        value, half_range = raw
+        return Estimate(value, half_range)
+    return Estimate(raw)
+
+
+def measure_column(measure: str, rate: float | None = None, *, group: str = "") -> Column:
+    """The column of a measure, with the same heading in the paper's tables and in ours."""
+    return {
+        "tpr": Column(f"TPR@{100 * (rate or 0.0):g}%", group, shade=True),
+        "auroc": Column("AUROC", group, shade=True),
+        "perplexity": Column("PPL", group, decimals=2, better="lower"),
+        "nps": Column("NPS", group, sign=True),
+        "generate": Column("generation (s)", group, better="lower"),
+        "detect": Column("detection (s)", group, decimals=4, better="lower"),
+    }[measure]
+
+
+def paper_as_table(paper: PaperTable) -> Table:
+    """The paper's own table."""
+    columns = tuple(
+        measure_column(each.measure, each.rate, group=attack_label(each.attack) if each.attack else "")
+        for each in paper.columns
+    )
+    rows = tuple(
+        Row(row.label, row.values, row.group or "", baseline=row.scheme == CLEAN) for row in paper.rows
+    )
+    size = f"; {paper.texts} texts per cell and seed, seeds: {paper.seeds}" if paper.texts else ""
+    return Table(f"The paper: {paper.source}", columns, rows, (f"{paper.about}{size}.",))
+
+
+def beside_paper(run: RunResults, paper: PaperTable) -> Table | None:
+    """Our numbers and the paper's in adjacent columns; None if they have no measure in common."""
+    labels = {scheme: row.label for scheme in run.schemes if (row := paper.row(scheme)) is not None}
+    columns: list[Column] = []
+    values: list[list[Estimate | None]] = []
+    for column, attack in _shared_columns(run, paper):
+        ours = [from_spread(_measured(run, scheme, column, attack, paper.negatives)) for scheme in labels]
+        theirs = [paper.value(scheme, column) for scheme in labels]
+        if any(ours) and any(theirs):
+            shown = measure_column(column.measure, column.rate, group=_heading(column, attack))
+            for source, side in (("ours", ours), ("paper", theirs)):
+                columns.append(dataclasses.replace(shown, head=f"{shown.head} {source}", better=""))
+                values.append(side)
+    if not columns:
+        return None
+    rows = tuple(
+        Row(f"{scheme}: {label}" if label != scheme else scheme, tuple(side[i] for side in values))
+        for i, (scheme, label) in enumerate(labels.items())
+    )
+    note = (
+        "Models, texts and attackers differ (see the configuration): compare the order of the schemes and "
+        "the direction of effects rather than the numbers themselves."
+    )
+    notes = (note, *(fewer_texts(run.evaluation) if run.evaluation else ()))
+    return Table(f"Beside the paper ({paper.source})", tuple(columns), rows, notes)
+
+
+def paired_with_paper(
+    run: RunResults, paper: PaperTable
+) -> Iterator[tuple[str, dict[str, tuple[float, float]]]]:
+    """For each column that both have: its heading, and (ours, the paper's) by scheme."""
+    labels = {scheme: row.label for scheme in run.schemes if (row := paper.row(scheme)) is not None}
+    distinct = {label: scheme for scheme, label in reversed(labels.items())}  # each row of the paper once
+    for column, attack in _shared_columns(run, paper):
+        pairs = {}
+        for scheme in distinct.values():
+            ours = _measured(run, scheme, column, attack, paper.negatives)
+            theirs = paper.value(scheme, column)
+            if ours is not None and theirs is not None:
+                pairs[scheme] = (ours.mean, theirs.value)
+        if pairs:
+            head = measure_column(column.measure, column.rate).head
+            yield f"{_heading(column, attack)} {head}".strip(), pairs
+
+
+def _shared_columns(run: RunResults, paper: PaperTable) -> Iterator[tuple[PaperColumn, str | None]]:
+    """The paper's columns, each with every attack of ours that corresponds to it."""
+    for column in paper.columns:
+        for attack in _corresponding_attacks(run.evaluation, column):
+            yield column, attack
+
+
+def _corresponding_attacks(evaluation: Evaluation | None, column: PaperColumn) -> list[str | None]:
+    """The column's own attack if we ran it, else our attacks of its family; [None] without an attack."""
+    if column.attack is None:
+        return [None]
+    attacks = evaluation.attacks if evaluation else []
+    if column.attack in attacks:
+        return [column.attack]
+    family = column.attack.split("-")[0]
+    return [each for each in attacks if each.split("-")[0] in _STAND_INS.get(family, (family,))]
+
+
+def _measured(
+    run: RunResults, scheme: str, column: PaperColumn, attack: str | None, negatives: str
+) -> Spread | None:
+    """Our result for the column's measure."""
+    if attack is None:
+        quality, time = run.quality.get(scheme), run.runtime.get(scheme)
+        return {
+            "perplexity": quality.perplexity if quality else None,
+            "nps": run.preference.get(scheme),
+            "generate": time.generate if time else None,
+            "detect": time.detect if time else None,
+        }[column.measure]
+    cell = run.evaluation.cell(scheme, attack) if run.evaluation else None
+    if cell is None:
+        return None
+    if column.measure == "auroc":
+        comparison = cell.comparison(negatives)
+        return comparison.auroc if comparison else None
+    at = cell.at(negatives, column.rate or 0.0)
+    return at.tpr if at else None
+
+
+def _heading(column: PaperColumn, attack: str | None) -> str:
+    if attack is None or column.attack is None:
+        return ""
+    if attack == column.attack:
+        return attack_label(attack)
+    return f"{attack_label(attack)} (paper: {attack_label(column.attack)})"

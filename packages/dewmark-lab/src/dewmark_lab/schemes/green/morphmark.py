@@ -1,0 +1,120 @@
+"""MorphMark (Wang et al. 2025): moves probability from red to green, more where green is already likely.
+
+With P_G the green mass of a row and P_R the red mass, a share r of P_R moves from red to green tokens, spread
+in proportion to their probabilities:
+
+    r = 0 if P_G < p0, else   k P_G (linear),   e^(k P_G) − 1 (exponential),   ln(k P_G + 1) (logarithmic),
+
+at most 1. The masses are those of the distribution that is sampled from, so the scheme sees it after
+temperature, top-k and top-p. Detection counts green tokens as KGW does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import numpy as np
+import torch
+
+from dewmark.config import check_rules
+from dewmark.sampling import Session
+from dewmark.scheme import Needs
+from dewmark.surface.token_schemes import PromptBatch, TokenScheme
+from dewmark.surface.vocabulary_hash import VocabularyHash
+from dewmark.workspace import HostInfo, Workspace
+from dewmark_lab.schemes.green.green_list import GreenBound, GreenSession, as_numbers
+
+_STRENGTHS = {"linear": 1.55, "exponential": 1.3, "logarithmic": 2.15}  # the authors' k for each form
+_MOST_MOVED = 1.0 - 1e-6  # of the red mass; all of it would make red logits infinite
+
+
+@dataclass(frozen=True)
+class MorphMark(TokenScheme):
+    """Green lists with a strength that adapts to the green mass."""
+
+    name: ClassVar[str] = "morphmark"
+    summary: ClassVar[str] = "green lists whose strength grows with the mass that is green already"
+    needs: ClassVar[Needs] = Needs(final=True)
+
+    gamma: float = 0.5
+    """Share γ of the vocabulary that is green."""
+    form: Literal["linear", "exponential", "logarithmic"] = "exponential"
+    """How r grows with the green mass."""
+    k: float | None = None
+    """How fast r grows; by default 1.55 (linear), 1.3 (exponential) or 2.15 (logarithmic)."""
+    p0: float = 0.15
+    """Green mass below which nothing is moved."""
+    prefix: int = 1
+    """Context width h: the number of preceding ids that decide the green list."""
+
+    def validate(self) -> None:
+        """Check that all values are in range."""
+        check_rules(
+            (0.0 < self.gamma < 1.0, "gamma", "lie in (0, 1)", self.gamma),
+            (self.strength > 0.0, "k", "be positive", self.k),
+            (0.0 <= self.p0 < 1.0, "p0", "lie in [0, 1)", self.p0),
+            (self.prefix >= 1, "prefix", "be at least 1", self.prefix),
+        )
+
+    @property
+    def strength(self) -> float:
+        """The k in use."""
+        return _STRENGTHS[self.form] if self.k is None else self.k
+
+    def moved_share(self, P_G: torch.Tensor) -> torch.Tensor:
+        """r, the share of the red mass that moves, for green masses (batch, 1)."""
+        grown = self.strength * P_G
+        if self.form == "exponential":
+            grown = grown.expm1()
+        elif self.form == "logarithmic":
+            grown = grown.log1p()
+        return grown.masked_fill(P_G < self.p0, 0.0)  # noqa: SIM300 - P_G is no constant
+
+    def bind_secret(
+        self, secret: bytes, host: HostInfo, fingerprint: str, workspace: Workspace
+    ) -> BoundMorphMark:
+        """Bind MorphMark to a secret and a vocabulary."""
+        return BoundMorphMark(self, host, fingerprint, secret=secret, gamma=self.gamma, width=self.prefix)
+
+
+class BoundMorphMark(GreenBound):
+    """MorphMark for one key and one vocabulary."""
+
+    scheme: MorphMark
+
+    def start_session(self, prompts: PromptBatch) -> Session:
+        """Start marking a batch of prompts."""
+        return MorphSession(prompts, self.vocabulary_hash, self.limit, moved_share=self.scheme.moved_share)
+
+
+class MorphSession(GreenSession):
+    """Multiplies green probabilities by 1 + r P_R / P_G and red ones by 1 − r."""
+
+    def __init__(
+        self,
+        prompts: PromptBatch,
+        vocabulary_hash: VocabularyHash,
+        limit: np.uint32,
+        *,
+        moved_share: Callable[[torch.Tensor], torch.Tensor],
+    ) -> None:
+        super().__init__(prompts, vocabulary_hash, limit)
+        self._moved_share = moved_share
+        self._unmarkable = torch.from_numpy(np.flatnonzero(~prompts.host.markable))
+
+    def mark(self, windows: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        """Logits (batch, vocab) of the final distribution to those of the morphed one, up to a constant."""
+        green = as_numbers(self.green(windows), scores)
+        p = scores.float().softmax(dim=-1)
+        self._unmarkable = self._unmarkable.to(scores.device)
+        P_G = (p * green).sum(dim=-1, keepdim=True)
+        P_R = (1.0 - P_G - p[:, self._unmarkable].sum(dim=-1, keepdim=True)).clamp_(min=0.0)
+        r = self._moved_share(P_G).clamp_(0.0, _MOST_MOVED)
+        up = torch.log1p(r * P_R / P_G.clamp(min=torch.finfo(P_G.dtype).tiny))
+        down = torch.log1p(-r)
+        # all logits less the constant ``down``: so the red ones, half of the vocabulary, stay as they are
+        marked = scores.addcmul(green, (up - down).to(scores.dtype))
+        marked[:, self._unmarkable] -= down.to(scores.dtype)
+        return marked

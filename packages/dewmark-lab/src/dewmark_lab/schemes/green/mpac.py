@@ -1,0 +1,219 @@
+"""MPAC (Yoo et al. 2024): a message of several bits, written by position allocation.
+
+The message is a row of D digits of radix r. After each context the key picks one position of the message, and
+divides the vocabulary into r colours; the tokens of the colour that the digit at that position names gain δ.
+Each token thus carries one digit, and every digit is written many times.
+
+**Reading.** Each distinct (context, token) pair votes for its colour at its position; a digit is the colour
+with the most votes (`BoundMPAC.read`). Two tests:
+
+- ``any``, the default, asks whether the text carries a message, whichever. Fix the text and let the key be
+  random: colours are uniform and independent, and the votes of the winners, Σ_p max_c n_pc, have a law that
+  is computed exactly, as the convolution of the laws of the largest count of n balls in r boxes.
+- ``message`` asks whether it carries the configured message: the number of pairs that agree with it is
+  Binomial(N, 1/r).
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import torch
+from scipy.special import gammaln, ndtri
+
+from dewmark.arrays import F64, I64
+from dewmark.config import check_rules
+from dewmark.core.prf import PairHash
+from dewmark.sampling import Session
+from dewmark.stats.evidence import Evidence
+from dewmark.stats.independent_sums import binomial_test, convolved
+from dewmark.stats.key_test import Statistic
+from dewmark.surface.token_schemes import PromptBatch, TokenBound, TokenScheme, TokenSession
+from dewmark.surface.vocabulary_hash import VocabularyHash
+from dewmark.workspace import HostInfo, Tokenized, Workspace
+from dewmark_lab.schemes.green.green_list import as_numbers
+
+_LONGEST = 4096  # pairs with an exact law
+
+
+@dataclass(frozen=True)
+class MPAC(TokenScheme):
+    """Multi-bit marks by position allocation."""
+
+    name: ClassVar[str] = "mpac"
+    summary: ClassVar[str] = "writes a message of several bits: each token carries one of its digits"
+
+    message: int = 0
+    """The message to write, below 2^bits."""
+    bits: int = 16
+    """Length of the message in bits."""
+    radix: int = 4
+    """Number r of colours, and of values of a digit: 2, 4 or 8."""
+    delta: float = 2.0
+    """Bias δ added to the logits of the digit's colour."""
+    prefix: int = 1
+    """Context width h: the number of preceding ids that decide position and colours."""
+
+    def validate(self) -> None:
+        """Check that all values are in range."""
+        check_rules(
+            (1 <= self.bits <= 62, "bits", "lie between 1 and 62", self.bits),
+            (0 <= self.message < 1 << self.bits, "message", f"lie in 0 … 2^{self.bits} − 1", self.message),
+            (self.radix in (2, 4, 8), "radix", "be 2, 4 or 8", self.radix),
+            (self.delta > 0.0, "delta", "be positive", self.delta),
+            (self.prefix >= 1, "prefix", "be at least 1", self.prefix),
+        )
+
+    @property
+    def digits(self) -> I64:
+        """The message's digits, the least significant first, (D,)."""
+        width = int(math.log2(self.radix))
+        return np.array([(self.message >> i) % self.radix for i in range(0, self.bits, width)])
+
+    def bind_secret(self, secret: bytes, host: HostInfo, fingerprint: str, workspace: Workspace) -> BoundMPAC:
+        """Bind MPAC to a secret and a vocabulary."""
+        return BoundMPAC(self, host, fingerprint, secret=secret)
+
+
+@dataclass(frozen=True)
+class Message:
+    """A message that was read.
+
+    ``p_values`` (D,) say for each digit how often the winner of unmarked text has as many votes as this one;
+    ``votes`` (D, r) are the counts.
+    """
+
+    value: int
+    p_values: F64
+    votes: I64
+
+
+class BoundMPAC(TokenBound):
+    """MPAC for one key and one vocabulary. A pair scores 1 − 1/r if it agrees with the message, else −1/r."""
+
+    tests = ("any", "message")
+    scheme: MPAC
+
+    def __init__(self, scheme: MPAC, host: HostInfo, fingerprint: str, *, secret: bytes) -> None:
+        super().__init__(scheme, host, fingerprint, secret=secret)
+        self.width = scheme.prefix
+        self.share = 1.0 / scheme.radix
+        self.variance = self.share * (1.0 - self.share)
+        self.digits = scheme.digits
+        # a keyed number per context: the word of its pair with the only token, 0
+        places = hashlib.blake2b(key=secret, person=b"positions", digest_size=32).digest()
+        self.place_hash = PairHash(places, 1)
+
+    def start_session(self, prompts: PromptBatch) -> Session:
+        """Start marking a batch of prompts."""
+        return _DigitSession(prompts, self)
+
+    def positions(self, contexts: I64) -> I64:
+        """The position in the message that each context (N, h) picks, (N,)."""
+        u = self.place_hash.uniforms(contexts, np.zeros(len(contexts), dtype=np.int64))
+        return (u * len(self.digits)).astype(np.int64)
+
+    def colours(self, contexts: I64, tokens: I64) -> I64:
+        """The colour of each token (N,) after its context (N, h), (N,)."""
+        return (self.pair_hash.uniforms(contexts, tokens) * self.scheme.radix).astype(np.int64)
+
+    def pair_scores(self, contexts: I64, tokens: I64) -> F64:
+        """Whether each pair agrees with the configured message, less 1/r, (N,)."""
+        agrees: F64 = (self.colours(contexts, tokens) == self.digits[self.positions(contexts)]).astype(
+            np.float64
+        )
+        return agrees - self.share
+
+    def test_texts(
+        self, texts: Sequence[Tokenized], prompts: Sequence[Tokenized], *, test: str, fpr: float
+    ) -> Iterator[tuple[Evidence, Statistic]]:
+        """The evidence for the configured message, and the test's result."""
+        if test == "message":
+            yield from super().test_texts(texts, prompts, test=test, fpr=fpr)
+            return
+        for text, prompt, evidence in zip(texts, prompts, self.evidence(texts, prompts), strict=True):
+            yield evidence, self._any(self._votes(text, prompt), len(evidence))
+
+    def statistic(self, evidence: Evidence, *, test: str) -> Statistic:
+        """``message``: the exact law of the number of pairs that agree with it."""
+        return binomial_test(evidence, share=self.share)
+
+    def read(self, text: str, *, prompt: str = "") -> Message:
+        """The message in a text, whether or not it is marked."""
+        tokenized, before = self.tokenize([text, prompt])
+        votes = self._votes(tokenized, before)
+        value = sum(
+            int(digit) << (i * int(math.log2(self.scheme.radix)))
+            for i, digit in enumerate(votes.argmax(axis=1))
+        )
+        tails = [
+            float(largest_count_law(int(row.sum()), self.scheme.radix)[int(row.max()) :].sum())
+            for row in votes
+        ]
+        return Message(value % (1 << self.scheme.bits), np.array(tails), votes)
+
+    def _votes(self, text: Tokenized, prompt: Tokenized) -> I64:
+        pairs = self.pairs_of(text, prompt)
+        votes = np.zeros((len(self.digits), self.scheme.radix), dtype=np.int64)
+        np.add.at(votes, (self.positions(pairs.contexts), self.colours(pairs.contexts, pairs.tokens)), 1)
+        return votes
+
+    def _any(self, votes: I64, pairs: int) -> Statistic:
+        """The winners' votes against their law over keys."""
+        counts, observed = votes.sum(axis=1), int(votes.max(axis=1).sum())
+        laws = [largest_count_law(int(n), self.scheme.radix) for n in counts]
+        if pairs > _LONGEST:
+            mean, variance = (sum(each) for each in zip(*map(_moments, laws), strict=True))
+            z = (observed - 0.5 - mean) / math.sqrt(variance)
+            return Statistic(z, 0.5 * math.erfc(z / math.sqrt(2.0)), float(pairs))
+        p_value = min(float(convolved(laws)[observed:].sum()), 1.0)
+        z = -float(ndtri(p_value)) if 0.0 < p_value < 1.0 else 0.0
+        if p_value < 1e-290 or p_value >= 1.0:
+            mean, variance = (sum(each) for each in zip(*map(_moments, laws), strict=True))
+            z = (observed - mean) / math.sqrt(variance) if variance else 0.0
+        return Statistic(z, p_value, float(pairs))
+
+
+class _DigitSession(TokenSession):
+    def __init__(self, prompts: PromptBatch, bound: BoundMPAC) -> None:
+        super().__init__(prompts)
+        self._bound = bound
+        self._hash: VocabularyHash = bound.vocabulary_hash
+
+    def mark(self, windows: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        """Logits (batch, vocab) with δ added to the colour of each row's digit."""
+        bound, radix = self._bound, self._bound.scheme.radix
+        places = bound.positions(windows.cpu().numpy())
+        digits = torch.from_numpy(bound.digits[places]).to(scores.device).unsqueeze(1)
+        colours = (self._hash.words(windows).long() & 0xFFFFFFFF) * radix >> 32
+        chosen = (colours == digits).logical_and_(self._markable)
+        return scores.add(as_numbers(chosen, scores), alpha=bound.scheme.delta)
+
+
+@functools.lru_cache(4096)
+def largest_count_law(n: int, boxes: int) -> F64:
+    """The probabilities (n + 1,) that the fullest of ``boxes`` boxes holds 0, 1, …, n of n balls."""
+    if n == 0:
+        return np.ones(1)
+    terms = np.exp(np.arange(n + 1) * math.log(n / boxes) - gammaln(np.arange(n + 1) + 1.0) - n / boxes)
+    # Poisson counts of mean n / boxes, given their sum n; P(all ≤ k, sum = n) by convolution
+    upto = np.zeros(n + 2)
+    for k in range(-(-n // boxes), n + 1):
+        row, each = np.ones(1), terms[: k + 1]
+        for _ in range(boxes):
+            row = np.convolve(row, each)[: n + 1]
+        upto[k + 1] = row[n] if len(row) > n else 0.0
+    law: F64 = np.diff(upto) / upto[-1]
+    return np.maximum(law, 0.0)
+
+
+def _moments(law: F64) -> tuple[float, float]:
+    counts = np.arange(len(law))
+    mean = float(law @ counts)
+    return mean, float(law @ counts**2) - mean**2

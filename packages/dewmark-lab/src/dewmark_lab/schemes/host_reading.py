@@ -1,0 +1,126 @@
+"""Schemes whose detection runs a language model, the host or a surrogate, over the text.
+
+The model runs once over each text, after its prompt if that is known. `HostReadings` keeps a small summary of
+its logits (a weight or a few masses per position), which many keys can share.
+
+Validity: under H0 the text, and with it the summary, does not depend on the key. Given the summary, the
+scores have the same law over keys as before. A wrong model or prompt costs power, never validity.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from dewmark.arrays import F64
+from dewmark.core.keys import Key
+from dewmark.errors import ConfigError
+from dewmark.surface.token_schemes import TokenBound, TokenScheme
+from dewmark.workspace import HostInfo, LanguageModel, Tokenized, Workspace
+
+_TextAfterPrompt = tuple[str, tuple[int, ...]]  # a prompt's text and the ids after it
+
+_ROWS_AT_ONCE = 8  # fits in cache: a few times as fast as all positions of a text at once
+
+
+class HostReadingScheme(TokenScheme):
+    """The configuration of such a scheme."""
+
+    @abstractmethod
+    def bind_secret(
+        self, secret: bytes, host: HostInfo, fingerprint: str, workspace: Workspace
+    ) -> HostReadingBound:
+        """Bind the scheme to a 32-byte secret and a host's vocabulary."""
+
+    def bind_keys(
+        self, keys: Sequence[Key], host: HostInfo, workspace: Workspace
+    ) -> Iterator[HostReadingBound]:
+        """Bind the scheme to several keys; the model runs once for all of them."""
+        known: dict[_TextAfterPrompt, NDArray[Any]] = {}
+        for key in keys:
+            bound = self.bind_secret(self.secret_of(key), host, key.fingerprint, workspace)
+            bound.readings.known = known
+            yield bound
+
+
+class HostReadingBound(TokenBound):
+    """Such a scheme, bound. Subclasses set ``readings``."""
+
+    readings: HostReadings
+
+
+class HostReadings:
+    """Runs a language model over texts and keeps a summary of its logits over each.
+
+    ``model`` opens the model when it is first needed. ``known`` keeps the summaries for later calls; by
+    default nothing is kept.
+    """
+
+    def __init__(self, model: Callable[[], LanguageModel]) -> None:
+        self.model = model
+        self.known: dict[_TextAfterPrompt, NDArray[Any]] | None = None
+
+    def __call__(
+        self,
+        texts: Sequence[Tokenized],
+        prompts: Sequence[Tokenized],
+        summarize: Callable[[torch.Tensor], NDArray[Any]],
+    ) -> list[NDArray[Any]]:
+        """The summary of each text after its prompt; ``summarize`` makes it from logits (L, vocab)."""
+        known = {} if self.known is None else self.known
+        asked = [(prompt.text, text.ids) for text, prompt in zip(texts, prompts, strict=True)]
+        new = [each for each in dict.fromkeys(asked) if each not in known]
+        if new:
+            logits = self.model().next_logits([prompt for prompt, _ in new], [ids for _, ids in new])
+            known.update(zip(new, map(summarize, logits), strict=True))
+        return [known[each] for each in asked]
+
+
+class WeightedBound(HostReadingBound):
+    """A scheme that weights each token by the model's distribution at its position."""
+
+    @abstractmethod
+    def weigh(self, logits: torch.Tensor) -> torch.Tensor:
+        """Logits (n, vocab) at n positions to their weights (n,), none negative."""
+
+    def position_weights(
+        self, texts: Sequence[Tokenized], prompts: Sequence[Tokenized]
+    ) -> Iterator[F64 | None]:
+        """The weights (L,) of each text's tokens."""
+        yield from self.readings(texts, prompts, self._weights)
+
+    def _weights(self, logits: torch.Tensor) -> F64:
+        weights = [
+            self.weigh(logits[i : i + _ROWS_AT_ONCE].float()).cpu().numpy()
+            for i in range(0, len(logits), _ROWS_AT_ONCE)
+        ]
+        return np.concatenate(weights).astype(np.float64) if weights else np.zeros(0)
+
+
+def open_model(
+    workspace: Workspace, name: str | None, *, scheme: str, instead: str = "choose another scheme"
+) -> Callable[[], LanguageModel]:
+    """A function that opens the named model, or the host itself if ``name`` is None, when it is needed."""
+
+    def open_now() -> LanguageModel:
+        if workspace.open_host is None:
+            raise ConfigError(
+                f"{scheme} runs a language model to detect, and none can be opened here: "
+                f"bind the scheme with dewmark.load_scheme, or {instead}"
+            )
+        return workspace.open_host(name)
+
+    return open_now
+
+
+def entropy(logits: torch.Tensor) -> torch.Tensor:
+    """The entropy in nats of the softmax of logits (n, vocab), some of which may be -inf: (n,)."""
+    below_top = (logits.float() - logits.amax(dim=-1, keepdim=True)).clamp_(min=-1e4)
+    shares = below_top.exp()
+    total = shares.sum(dim=-1)
+    return total.log() - below_top.mul_(shares).sum(dim=-1) / total

@@ -1,0 +1,147 @@
+"""EXP, or Gumbel sampling (Aaronson 2022): the key samples the token, from the host's own distribution.
+
+After a context c, token i has the number u_i = PRF(key, c, i), uniform in (0, 1) over keys. With p the host's
+final distribution, the next token is argmax_i u_i^(1/p_i), which is i with probability exactly p_i over keys.
+Chosen tokens have large u. On unmarked text −ln(1 − u) is exponential, so the sum over N distinct pairs
+follows the Gamma law of shape N, for any text.
+
+Given key and context nothing is left to chance: a context that recurs would force the same token again, and a
+text that loops once would loop forever. By default (``repeats="skip"``) later occurrences of a context are
+sampled by the host as usual; the text as a whole then follows the host's distribution.
+
+The keyed race: argmax u^(1/p) is the token with the largest p/E, where E = −ln u. On a CPU the logarithms and
+exponentials of a whole vocabulary would cost more than the hash. Nearly always far fewer tokens decide: the
+likely ones (p ≥ p_max·e⁻⁸) and the lucky ones (u ≥ 1 − 2⁻⁸). Any other token has p/E below p_max·e⁻⁸·2⁸. So
+the best of these few wins if it is above that bound; otherwise all tokens are compared.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import torch
+
+from dewmark.arrays import F32, F64, I64, U32
+from dewmark.config import check_rules
+from dewmark.core import prf
+from dewmark.decoding import Decoding
+from dewmark.sampling import Choice, ChoosingSession, RandomStreams, fresh_seeds, race, warp
+from dewmark.scheme import Needs
+from dewmark.stats.evidence import Evidence
+from dewmark.stats.independent_sums import gamma_test, z_test
+from dewmark.stats.key_test import Statistic
+from dewmark.surface.distortion_free import DistortionFreeBound, RepeatedContexts, Repeats, support
+from dewmark.surface.token_schemes import PromptBatch, TokenScheme, TokenWindows
+from dewmark.surface.vocabulary_hash import VocabularyHash, to_uniforms
+from dewmark.workspace import HostInfo, Workspace
+
+_LIKELY = 8.0
+_LUCKY = np.uint32((1 << 32) - (1 << 24))
+_BOUND = math.exp(-_LIKELY) * 2**8  # a little above e⁻⁸ / −ln(1 − 2⁻⁸)
+
+
+@dataclass(frozen=True)
+class EXP(TokenScheme):
+    """Exponential-minimum (Gumbel-max) sampling with keyed numbers."""
+
+    name: ClassVar[str] = "exp"
+    summary: ClassVar[str] = "Gumbel-max sampling with keyed noise: distortion-free, exact Gamma test"
+    needs: ClassVar[Needs] = Needs(final=True)
+
+    prefix: int = 3
+    """Context width: the number of preceding tokens that key the choice."""
+    repeats: Repeats = "skip"
+    """Whether a context seen before in the text is left to the host (skip) or keyed again (keep)."""
+
+    def validate(self) -> None:
+        """Check that all values are in range."""
+        check_rules((self.prefix >= 1, "prefix", "be at least 1", self.prefix))
+
+    def bind_secret(self, secret: bytes, host: HostInfo, fingerprint: str, workspace: Workspace) -> BoundEXP:
+        """Bind EXP to a secret and a vocabulary."""
+        return BoundEXP(self, host, fingerprint, secret=secret, width=self.prefix, repeats=self.repeats)
+
+
+class BoundEXP(DistortionFreeBound):
+    """EXP for one key and one vocabulary. A pair scores −ln(1 − u) − 1."""
+
+    tests = ("gamma", "z")
+
+    def start_session(self, prompts: PromptBatch) -> RaceSession:
+        """Start marking a batch of prompts."""
+        return RaceSession(prompts, self.vocabulary_hash, repeats=self.repeats)
+
+    def pair_scores(self, contexts: I64, tokens: I64) -> F64:
+        """−ln(1 − u) − 1 for each pair (N,)."""
+        return -np.log1p(-self.pair_hash.uniforms(contexts, tokens)) - 1.0
+
+    def statistic(self, evidence: Evidence, *, test: str) -> Statistic:
+        """``gamma``: the exact law of the sum; ``z``: its normal approximation."""
+        return gamma_test(evidence) if test == "gamma" else z_test(evidence)
+
+
+class RaceSession(ChoosingSession):
+    """Draws tokens by the keyed race, or after a repeated context with the row's own noise."""
+
+    def __init__(self, prompts: PromptBatch, vocabulary_hash: VocabularyHash, *, repeats: Repeats) -> None:
+        self._windows = TokenWindows(prompts)
+        self._hash = vocabulary_hash
+        self._repeated = RepeatedContexts(len(prompts)) if repeats == "skip" else None
+        self._seeds = fresh_seeds(len(prompts), prompts.seeds)
+        self._noise: RandomStreams | None = None
+        self._step = 0
+
+    def contexts(self, windows: torch.Tensor) -> torch.Tensor:
+        """The contexts that key the race, from windows (batch, h); called once per step."""
+        return windows
+
+    def choose(self, input_ids: torch.Tensor, scores: torch.Tensor, decoding: Decoding) -> Choice:
+        """Draw the next id of each row from the host's logits (batch, vocab)."""
+        contexts = self.contexts(self._windows(input_ids, scores))
+        logits = warp(scores.float(), decoding)
+        if logits.device.type == "mps":  # Metal has no float64
+            contexts, logits = contexts.cpu(), logits.cpu()
+        candidates = support(logits)
+        few = logits if candidates is None else logits.gather(1, candidates)
+        chosen, sound = keyed_race(few, self._hash.words(contexts, candidates))
+        if candidates is not None:
+            chosen = candidates.gather(1, chosen.unsqueeze(1)).squeeze(1)
+        repeated = self._repeated(contexts) if self._repeated is not None else []
+        if any(repeated):
+            if self._noise is None:
+                self._noise = RandomStreams(self._seeds, device=logits.device)
+            own, own_sound = race(logits, self._noise.exponentials(self._step, logits.shape[1]))
+            rows = torch.tensor(repeated, device=logits.device)
+            chosen, sound = torch.where(rows, own, chosen), torch.where(rows, own_sound, sound)
+        self._step += 1
+        return chosen, sound
+
+
+def keyed_race(scores: torch.Tensor, words: torch.Tensor) -> Choice:
+    """The winners (batch,) for logits and int32 words, both (batch, m), and whether each row had a winner."""
+    if scores.device.type != "cpu":
+        return race(scores, to_uniforms(words).log_().neg_())
+    rows = [_race_row(*row) for row in zip(scores.numpy(), words.numpy().view(np.uint32), strict=True)]
+    winners, sound = zip(*rows, strict=True)
+    return torch.tensor(winners), torch.tensor(sound)
+
+
+def _race_row(scores: F32, words: U32) -> tuple[int, bool]:
+    top = float(scores.max())
+    if not math.isfinite(top):
+        return 0, False
+    taken = np.flatnonzero((scores >= top - _LIKELY) | (words >= _LUCKY))
+    values = _values(scores[taken], words[taken], top)
+    at = int(values.argmax())
+    if values[at] > _BOUND:
+        return int(taken[at]), True
+    return int(_values(scores, words, top).argmax()), True
+
+
+def _values(scores: F32, words: U32, top: float) -> F64:
+    """p/E up to a factor common to the row."""
+    values: F64 = np.exp(scores.astype(np.float64) - top) / -np.log(prf.to_uniforms(words))
+    return values

@@ -1,0 +1,266 @@
+"""SimKey (Kodama et al. 2025): EXP's keyed race, seeded by a SimHash of the preceding text.
+
+The last tokens before each chunk of text are decoded and embedded once. b keyed hyperplanes turn the vector
+into a code of b bits, k independent times. Each token is chosen by EXP's race under one of the k codes,
+picked anew:
+
+    c_j = SimHash_j(e),    u_i = PRF(key, j, c_j, i),    next token = argmax_i u_i^(1/p_i).
+
+A rewrite that keeps the meaning keeps most codes, and with them the numbers that chose its tokens.
+
+The detector does not know which code a token used, so it takes the largest u over the k of them (the least
+cost −ln u). Over keys, the numbers of different (j, c_j, token) are independent and uniform, also given the
+hyperplanes. Only numbers that no earlier token of the text has shown count; of m such numbers the largest, to
+the power m, is uniform again. So N tokens with something new give N independent uniforms v, for every text: Σ
+−ln(1 − v) and Σ −ln v (the authors' cost) follow the Gamma law of shape N exactly.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import torch
+from scipy.special import gammainc
+
+from dewmark.arrays import F64, I64
+from dewmark.config import check_rules
+from dewmark.core.keys import KeyStream
+from dewmark.encoders import load_encoder
+from dewmark.encoders.base import Encoder
+from dewmark.encoders.contexts import WindowContexts
+from dewmark.sampling import RandomStreams
+from dewmark.scheme import Needs
+from dewmark.stats.evidence import Evidence
+from dewmark.stats.independent_sums import gamma_test, z_test
+from dewmark.stats.key_test import NOTHING, Statistic
+from dewmark.surface.distortion_free import DistortionFreeBound, Repeats
+from dewmark.surface.token_schemes import PromptBatch, TokenScheme
+from dewmark.surface.vocabulary_hash import VocabularyHash
+from dewmark.workspace import HostInfo, Tokenized, Tokenizer, Workspace
+from dewmark_lab.schemes.keyed_sampling.exp import RaceSession
+
+_MOST_BITS = 32  # 3^32 codes still fit in 64 bits
+_PURPOSE = 7  # separates the choice of codes from the rows' sampling noise
+
+_window_contexts: dict[tuple[str, str], WindowContexts] = {}
+
+
+@dataclass(frozen=True)
+class SimKey(TokenScheme):
+    """EXP with seeds that follow the meaning of the preceding text."""
+
+    name: ClassVar[str] = "simkey"
+    summary: ClassVar[str] = "Gumbel-max sampling whose seed is a SimHash of the preceding text"
+    needs: ClassVar[Needs] = Needs(final=True, encoder=True)
+
+    hashes: int = 4
+    """Number of codes k per context; each token uses one of them."""
+    bits: int = 4
+    """Hyperplanes b per code: fewer survive more rewriting, more repeat less often."""
+    window: int = 8
+    """Number of tokens before a chunk that are embedded."""
+    stride: int = 4
+    """Tokens per chunk, which share one embedding."""
+    dead_zone: float = 0.0
+    """Absolute cosine with a hyperplane's normal below which a digit has a third value (authors: 0.02)."""
+    repeats: Repeats = "keep"
+    """Whether a code seen before in the text is keyed again (keep) or left to the host (skip)."""
+    encoder: str = "use-m3"
+    """Sentence encoder: use-m3, minilm, a folder or a hub id."""
+
+    def validate(self) -> None:
+        """Check that all values are in range."""
+        check_rules(
+            (self.hashes >= 1, "hashes", "be at least 1", self.hashes),
+            (1 <= self.bits <= _MOST_BITS, "bits", f"lie in 1 … {_MOST_BITS}", self.bits),
+            (self.window >= 1, "window", "be at least 1", self.window),
+            (self.stride >= 1, "stride", "be at least 1", self.stride),
+            (0.0 <= self.dead_zone < 1.0, "dead_zone", "lie in [0, 1)", self.dead_zone),
+        )
+
+    def bind_secret(
+        self, secret: bytes, host: HostInfo, fingerprint: str, workspace: Workspace
+    ) -> BoundSimKey:
+        """Bind SimKey to a secret, a vocabulary and its encoder."""
+        encoder = load_encoder(self.encoder, progress=workspace.progress)
+        return BoundSimKey(self, host, fingerprint, secret=secret, encoder=encoder)
+
+
+class SimHash:
+    """k codes of b digits for the text in a window of tokens: signs, or with a dead zone three values."""
+
+    def __init__(
+        self,
+        contexts: WindowContexts,
+        *,
+        secret: bytes,
+        dim: int,
+        hashes: int,
+        bits: int,
+        dead_zone: float = 0.0,
+    ) -> None:
+        self._contexts = contexts
+        self._shape = (hashes, bits)
+        seed = hashlib.blake2b(key=secret, person=b"planes", digest_size=32).digest()
+        # (dim, k·b): the digits of one code are adjacent
+        self._planes = KeyStream(seed).normals(hashes * bits, dim).T
+        self._dead_zone = dead_zone
+        self._places = (3 if dead_zone else 2) ** np.arange(bits, dtype=np.int64)
+
+    def codes(self, windows: I64) -> I64:
+        """Windows of ids (N, h) to their codes (N, k)."""
+        vectors = self._contexts.vectors(windows)
+        projected = vectors @ self._planes
+        digits = (projected > 0.0).astype(np.int64)
+        if self._dead_zone:
+            lengths = np.linalg.norm(vectors, axis=1, keepdims=True) * np.linalg.norm(self._planes, axis=0)
+            digits[np.abs(projected) < self._dead_zone * lengths] = 2
+        codes: I64 = digits.reshape(len(windows), *self._shape) @ self._places
+        return codes
+
+
+class BoundSimKey(DistortionFreeBound):
+    """SimKey for one key and one vocabulary. A token that shows a new number scores −ln(1 − v) − 1."""
+
+    tests = ("gamma", "cost")
+    scheme: SimKey
+
+    def __init__(
+        self, scheme: SimKey, host: HostInfo, fingerprint: str, *, secret: bytes, encoder: Encoder
+    ) -> None:
+        super().__init__(
+            scheme, host, fingerprint, secret=secret, width=scheme.window, repeats=scheme.repeats
+        )
+        self.simhash = SimHash(
+            _shared_contexts(encoder, host.tokenizer),
+            secret=secret,
+            dim=encoder.dim,
+            hashes=scheme.hashes,
+            bits=scheme.bits,
+            dead_zone=scheme.dead_zone,
+        )
+
+    def start_session(self, prompts: PromptBatch) -> SimKeySession:
+        """Start marking a batch of prompts; its seeds decide which code each token uses."""
+        scheme = self.scheme
+        return SimKeySession(
+            prompts,
+            self.vocabulary_hash,
+            repeats=self.repeats,
+            simhash=self.simhash,
+            hashes=scheme.hashes,
+            stride=scheme.stride,
+        )
+
+    def pair_scores(self, contexts: I64, tokens: I64) -> F64:
+        """−ln(1 − u) − 1 for contexts (N, 2), a code's index and value, and tokens (N,)."""
+        return -np.log1p(-self.pair_hash.uniforms(contexts, tokens)) - 1.0
+
+    def evidence(self, texts: Sequence[Tokenized], prompts: Sequence[Tokenized]) -> list[Evidence]:
+        """−ln(1 − v) − 1 for each token of the texts that shows a number no earlier token did."""
+        return self.evidence_for("gamma", texts, prompts)
+
+    def evidence_for(
+        self, test: str, texts: Sequence[Tokenized], prompts: Sequence[Tokenized]
+    ) -> list[Evidence]:
+        """The scores 1 + ln v for ``cost``, −ln(1 − v) − 1 otherwise."""
+        codes, cuts = self._all_codes(texts, prompts)
+        found = []
+        for text, prompt, mine in zip(texts, prompts, np.split(codes, cuts), strict=True):
+            log_v, positions = self._uniforms(text, prompt, mine)
+            scores = 1.0 + log_v if test == "cost" else -np.log(-np.expm1(log_v)) - 1.0
+            found.append(Evidence.independent(scores, np.ones(len(scores)), positions))
+        return found
+
+    def statistic(self, evidence: Evidence, *, test: str) -> Statistic:
+        """The exact law of the sum: its upper tail, or for ``cost`` the lower tail of Σ −ln v."""
+        if test != "cost":
+            return gamma_test(evidence)
+        n = len(evidence)
+        if n == 0:
+            return NOTHING
+        p_value = float(gammainc(n, max(n - evidence.total, 0.0)))
+        return Statistic(z_test(evidence).z, p_value, float(n))
+
+    def _all_codes(self, texts: Sequence[Tokenized], prompts: Sequence[Tokenized]) -> tuple[I64, I64]:
+        """The codes of all texts' chunks, embedded in one call, and where each text but the first begins."""
+        windows = [
+            self.windows(text, prompt)[:: self.scheme.stride]
+            for text, prompt in zip(texts, prompts, strict=True)
+        ]
+        if not windows:
+            return np.zeros((0, self.scheme.hashes), dtype=np.int64), np.zeros(0, dtype=np.int64)
+        return self.simhash.codes(np.concatenate(windows)), np.cumsum([len(mine) for mine in windows])[:-1]
+
+    def _uniforms(self, text: Tokenized, prompt: Tokenized, codes: I64) -> tuple[F64, I64]:
+        """ln v of the N tokens that count, and for each token (L,) which of them it is, or -1.
+
+        ``codes`` (chunks, k) are those of the text's chunks.
+        """
+        k = self.scheme.hashes
+        tokens = np.array(text.ids, dtype=np.int64)
+        scored = self.scorable(tokens)
+        starts = np.arange(len(tokens)) // self.scheme.stride * self.scheme.stride
+        if not prompt.ids:
+            scored &= starts >= self.width  # earlier windows began in the prompt
+        at = np.flatnonzero(scored)
+        positions = np.full(len(tokens), -1, dtype=np.int64)
+        if not len(at):
+            return np.zeros(0), positions
+        # one row (j, c_j, token) per number that a token may have used, in the order of the text
+        mine = codes[at // self.scheme.stride]
+        rows = np.stack(
+            (np.broadcast_to(np.arange(k), mine.shape), mine, np.repeat(tokens[at, None], k, 1)), 2
+        )
+        rows = rows.reshape(-1, 3)
+        new = np.zeros(len(rows), dtype=bool)
+        new[np.unique(rows, axis=0, return_index=True)[1]] = True
+        u = np.zeros(len(rows))
+        u[new] = self.pair_hash.uniforms(rows[new, :2], rows[new, 2])
+        m = new.reshape(-1, k).sum(axis=1)
+        counts = m > 0
+        positions[at[counts]] = np.arange(int(counts.sum()))
+        return m[counts] * np.log(u.reshape(-1, k).max(axis=1)[counts]), positions
+
+
+class SimKeySession(RaceSession):
+    """Keeps the codes of the current chunk, and the order in which its tokens use them."""
+
+    def __init__(
+        self,
+        prompts: PromptBatch,
+        vocabulary_hash: VocabularyHash,
+        *,
+        repeats: Repeats,
+        simhash: SimHash,
+        hashes: int,
+        stride: int,
+    ) -> None:
+        super().__init__(prompts, vocabulary_hash, repeats=repeats)
+        self._simhash = simhash
+        self._hashes = hashes
+        self._stride = stride
+        self._choices = RandomStreams(self._seeds, device=torch.device("cpu"), purpose=_PURPOSE)
+        self._written = 0
+        self._codes = self._order = torch.zeros((len(prompts), hashes), dtype=torch.int64)
+
+    def contexts(self, windows: torch.Tensor) -> torch.Tensor:
+        """The index and value (batch, 2) of the code that keys each row's race."""
+        chunk, place = divmod(self._written, self._stride)
+        self._written += 1
+        if place == 0:
+            self._codes = torch.from_numpy(self._simhash.codes(windows.cpu().numpy()))
+            # a random order: codes are picked evenly, none twice before all are used
+            self._order = self._choices.uniforms(chunk, self._hashes).argsort(dim=1)
+        picked = self._order[:, place % self._hashes, None]
+        return torch.cat((picked, self._codes.gather(1, picked)), dim=1).to(windows.device)
+
+
+def _shared_contexts(encoder: Encoder, tokenizer: Tokenizer) -> WindowContexts:
+    """The vectors of windows depend on no key: all keys in a process share one cache."""
+    name = (encoder.identity, tokenizer.identity)
+    return _window_contexts.setdefault(name, WindowContexts(encoder, tokenizer, None))

@@ -1,0 +1,226 @@
+"""SynthID-Text (Dathathri et al. 2024): tournament sampling with 30 keyed bits per token and context.
+
+After a context every token has ``depth`` keyed bits g_1 … g_depth. The next token is the winner of a
+knock-out tournament: candidates are drawn from the host's final distribution, and in layer l those with g_l =
+1 beat those with g_l = 0, ties being broken at random.
+
+- ``leaves`` is the number of candidates in a match. With two, a token's probability averaged over keys is the
+  host's (the non-distortionary variant, the default). With three or more the mark is stronger, and likely
+  tokens become likelier (the distortionary variant).
+- A context that occurred within the last ``history`` steps of the same text is left to the host's own
+  sampling, so that not only each step but the whole text follows the host's distribution.
+- The first contexts reach back into the prompt. (The original starts from an empty context and may skip the
+  first tokens; here a detector without the prompt skips the tokens whose context it cannot know.)
+
+The tournament is played in closed form (`dewmark.surface.tournament`).
+
+On unmarked text the bits of distinct pairs are fair coins over keys, whatever the text. Tests: ``mean`` (the
+number of ones is binomial, exactly), ``weighted`` (earlier layers count more, with weights 10 to 1; normal
+with the exact variance, and conservative, since the sum has lighter tails than the normal law), and, once
+fitted with `fit_bayesian`, ``bayesian`` (`bayesian_detector`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from dewmark.arrays import F64, I64
+from dewmark.config import check_rules
+from dewmark.sampling import Session
+from dewmark.scheme import Needs, State
+from dewmark.stats.evidence import Evidence
+from dewmark.stats.independent_sums import binomial_test, z_test
+from dewmark.stats.key_test import Statistic
+from dewmark.surface.distortion_free import DistortionFreeBound, ReweightingSession
+from dewmark.surface.token_schemes import PromptBatch, TokenScheme, stored_secret
+from dewmark.surface.tournament import tournament
+from dewmark.surface.vocabulary_hash import VocabularyHash
+from dewmark.workspace import HostInfo, Tokenized, Workspace
+from dewmark_lab.schemes.keyed_sampling.bayesian_detector import BayesianDetector, fit_detector
+
+_MOST_LAYERS = 32  # the bits of a keyed word
+
+
+@dataclass(frozen=True)
+class SynthID(TokenScheme):
+    """Tournament sampling."""
+
+    name: ClassVar[str] = "synthid"
+    summary: ClassVar[str] = "tournament sampling over keyed bits (SynthID-Text)"
+    needs: ClassVar[Needs] = Needs(final=True)
+
+    depth: int = 30
+    """Number of layers in the tournament."""
+    leaves: int = 2
+    """Number of candidates in a match: 2 keeps the host's distribution, more distort it."""
+    prefix: int = 3
+    """Context width: the number of preceding tokens that key the choice."""
+    history: int = 1024
+    """Number of steps for which a context counts as seen; seen contexts are not marked again."""
+    bayesian: str | None = None
+    """Folder of a fitted Bayesian detector, which adds the test ``bayesian``."""
+
+    def validate(self) -> None:
+        """Check that all values are in range."""
+        check_rules(
+            (1 <= self.depth <= _MOST_LAYERS, "depth", f"lie in 1 … {_MOST_LAYERS}", self.depth),
+            (self.leaves >= 2, "leaves", "be at least 2", self.leaves),
+            (self.prefix >= 1, "prefix", "be at least 1", self.prefix),
+            (self.history >= 1, "history", "be at least 1", self.history),
+        )
+
+    def bind_secret(
+        self, secret: bytes, host: HostInfo, fingerprint: str, workspace: Workspace
+    ) -> BoundSynthID:
+        """Bind SynthID to a secret and a vocabulary, with the fitted detector if there is one."""
+        fitted = None
+        if self.bayesian is not None:
+            fitted = BayesianDetector.load(Path(self.bayesian), depth=self.depth, leaves=self.leaves)
+        return self._with(fitted, secret, host, fingerprint)
+
+    def restore(self, state: State, host: HostInfo, fingerprint: str, workspace: Workspace) -> BoundSynthID:
+        """Rebuild the bound scheme, with its fitted detector, from a stored one."""
+        fitted = None
+        if self.bayesian is not None:
+            fitted = BayesianDetector.from_arrays(state.arrays, depth=self.depth, leaves=self.leaves)
+        return self._with(fitted, stored_secret(state), host, fingerprint)
+
+    def _with(
+        self, fitted: BayesianDetector | None, secret: bytes, host: HostInfo, fingerprint: str
+    ) -> BoundSynthID:
+        if fitted is None:
+            return BoundSynthID(self, host, fingerprint, secret=secret)
+        return BayesianSynthID(self, host, fingerprint, secret=secret, fitted=fitted)
+
+
+class BoundSynthID(DistortionFreeBound):
+    """SynthID for one key and one vocabulary. A pair scores the (weighted) mean of g − 1/2 over layers."""
+
+    tests: ClassVar[tuple[str, ...]] = ("mean", "weighted")
+    scheme: SynthID
+
+    def __init__(self, scheme: SynthID, host: HostInfo, fingerprint: str, *, secret: bytes) -> None:
+        super().__init__(scheme, host, fingerprint, secret=secret, width=scheme.prefix, repeats="skip")
+        self.variance = 0.25 / scheme.depth
+
+    def start_session(self, prompts: PromptBatch) -> Session:
+        """Start marking a batch of prompts."""
+        scheme = self.scheme
+        return TournamentSession(
+            prompts, self.vocabulary_hash, depth=scheme.depth, leaves=scheme.leaves, memory=scheme.history
+        )
+
+    def bits(self, contexts: I64, tokens: I64) -> NDArray[np.uint8]:
+        """g of pairs, contexts (N, h) and tokens (N,): (N, depth)."""
+        layers = np.arange(self.scheme.depth, dtype=np.uint32)
+        return ((self.pair_hash.words(contexts, tokens)[:, None] >> layers) & np.uint32(1)).astype(np.uint8)
+
+    def pair_scores(self, contexts: I64, tokens: I64) -> F64:
+        """The mean over layers of g − 1/2, (N,)."""
+        mean: F64 = self.bits(contexts, tokens).mean(axis=1)
+        return mean - 0.5
+
+    def evidence_for(
+        self, test: str, texts: Sequence[Tokenized], prompts: Sequence[Tokenized]
+    ) -> list[Evidence]:
+        """The pairs, scored with the test's own weights of the layers."""
+        if test != "weighted":
+            return super().evidence_for(test, texts, prompts)
+        weights = np.linspace(10.0, 1.0, self.scheme.depth)
+        weights /= weights.sum()
+        variance = 0.25 * float(weights @ weights)
+        return [
+            Evidence.independent(
+                (self.bits(pairs.contexts, pairs.tokens) - 0.5) @ weights,
+                pairs.weights,
+                pairs.positions,
+                variance=variance,
+            )
+            for pairs in self.pairs(texts, prompts)
+        ]
+
+    def statistic(self, evidence: Evidence, *, test: str) -> Statistic:
+        """``mean``: the exact law of the number of ones; ``weighted``: normal."""
+        if test == "weighted":
+            return z_test(evidence)
+        return binomial_test(evidence, share=0.5, trials=self.scheme.depth)
+
+
+class BayesianSynthID(BoundSynthID):
+    """SynthID with a fitted detector. In its test, a pair scores its log-likelihood ratio."""
+
+    tests = ("mean", "weighted", "bayesian")
+
+    def __init__(
+        self, scheme: SynthID, host: HostInfo, fingerprint: str, *, secret: bytes, fitted: BayesianDetector
+    ) -> None:
+        super().__init__(scheme, host, fingerprint, secret=secret)
+        self._fitted = fitted
+
+    def evidence_for(
+        self, test: str, texts: Sequence[Tokenized], prompts: Sequence[Tokenized]
+    ) -> list[Evidence]:
+        """The pairs, scored as the test needs them."""
+        if test != "bayesian":
+            return super().evidence_for(test, texts, prompts)
+        return [
+            Evidence.independent(
+                self._fitted.log_ratios(self.bits(pairs.contexts, pairs.tokens)),
+                pairs.weights,
+                pairs.positions,
+                variance=self._fitted.null.variance,
+            )
+            for pairs in self.pairs(texts, prompts)
+        ]
+
+    def statistic(self, evidence: Evidence, *, test: str) -> Statistic:
+        """``bayesian``: the law of the sum of log-likelihood ratios on unmarked text."""
+        if test != "bayesian":
+            return super().statistic(evidence, test=test)
+        return self._fitted.null.test(evidence.total, len(evidence))
+
+    def state(self) -> State:
+        """The secret and the fitted detector. As secret as the key."""
+        secret = super().state()
+        return State(meta=secret.meta, arrays={**secret.arrays, **self._fitted.arrays})
+
+
+def fit_bayesian(
+    bound: BoundSynthID, texts: Sequence[str], *, prompts: Sequence[str | None] | None = None
+) -> BayesianDetector:
+    """Fit a Bayesian detector to marked texts; unmarked texts are not needed, their law is known.
+
+    The fit depends on the host, the decoding settings and ``prefix``, not on the key: fit with one key,
+    detect with any.
+    """
+    tokenizer = bound.host.tokenizer
+    starts = tokenizer.encode([prompt or "" for prompt in prompts or [""] * len(texts)])
+    found = bound.pairs(tokenizer.encode(list(texts)), starts)
+    # texts that share contexts share bits: each pair is one observation
+    rows = np.concatenate([np.column_stack((pairs.contexts, pairs.tokens)) for pairs in found])
+    distinct = np.unique(rows, axis=0)
+    return fit_detector(bound.bits(distinct[:, :-1], distinct[:, -1]), leaves=bound.scheme.leaves)
+
+
+class TournamentSession(ReweightingSession):
+    """Plays the tournament in every row whose context is new."""
+
+    def __init__(
+        self, prompts: PromptBatch, vocabulary_hash: VocabularyHash, *, depth: int, leaves: int, memory: int
+    ) -> None:
+        super().__init__(prompts, vocabulary_hash, repeats="skip", memory=memory)
+        self._depth, self._leaves = depth, leaves
+
+    def reweight(
+        self, contexts: torch.Tensor, logits: torch.Tensor, candidates: torch.Tensor | None
+    ) -> torch.Tensor:
+        """Log-probabilities (batch, m) after the tournament."""
+        words = self._hash.words(contexts, candidates)
+        return tournament(logits.softmax(dim=1), words, depth=self._depth, leaves=self._leaves).log_()

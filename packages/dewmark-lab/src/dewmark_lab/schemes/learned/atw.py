@@ -1,0 +1,493 @@
+"""ATW: raises the logits of half of the vocabulary, chosen by the meaning of the text so far.
+
+Liu and Bu 2024 (Adaptive Text Watermark). At a position whose entropy under a measurement model is at least
+α, the meaning of the text so far goes through a trained network T to K signs; each token has a keyed place
+among them, and is green if its sign is positive. The logits of green tokens are scaled up. The first M tokens
+have too little context: there every position is marked, with a fixed secret half.
+
+The gain is the authors' own: the logits of green tokens are multiplied by 1 + δ. It presumes a host whose
+likely tokens have positive logits, as usual hosts do: a negative logit is lowered. Their decoding is part of
+the scheme too: a repetition penalty before the mark, top-k and top-p after it.
+
+The key differs from the authors' code: their secret is the map of tokens to places; here each token also has
+a keyed sign of its own. Over keys, every token is then green with probability 1/2 after every context,
+different tokens are independent, and the number of green ones has a law that is computed exactly
+(`keyed_signs`), for every text, however repetitive.
+
+The meaning of a prefix is *composed*, the normalized mean of its tokens' vectors (the encoder applied once to
+each token, whitened with statistics in the artifact), so that no encoder runs while a text is written or
+read; or it is *encoded*, as the authors have it: the encoder runs on the text of the prefix, at every step
+with ``refresh=1``. Which of the two it is belongs to the artifact. The network
+
+    h ← relu(x W + b),    h ← h + relu(h W₁ + b₁),    h ← h + relu(h W₂ + b₂),    T = h V + c
+
+has d_C inputs, 512 hidden units and K = 384 outputs, of which only the signs are used. It runs in numpy, so
+that marking and detection get the same signs on every device. `dewmark_lab.training.atw` trains it.
+
+The test ``weighted`` gives the positions weights that depend on the text alone. A text that repeats a word
+ten times after nearly equal contexts has one observation there, not ten: with weights n / Var(Y_x) for a
+token with n positions, z is largest if all positions lean by the same amount.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from dewmark.arrays import F16, F32, F64, I8, I64
+from dewmark.config import check_rules
+from dewmark.core.whitening import Whitening, normalize_rows
+from dewmark.decoding import Decoding
+from dewmark.encoders import load_encoder
+from dewmark.encoders.base import Encoder
+from dewmark.encoders.contexts import token_vectors
+from dewmark.errors import ArtifactError, ConfigError, VocabularyError
+from dewmark.sampling import Session, check_logits, filter_logits, left_padding
+from dewmark.scheme import Needs, State
+from dewmark.stats.evidence import Evidence
+from dewmark.stats.key_test import Statistic, key_test
+from dewmark.surface.token_schemes import PromptBatch, stored_secret
+from dewmark.workspace import Follower, HostInfo, Tokenized, Tokenizer, Workspace
+from dewmark_lab.artifacts import Artifact, load_artifact
+from dewmark_lab.schemes.host_reading import (
+    HostReadings,
+    HostReadingScheme,
+    WeightedBound,
+    entropy,
+    open_model,
+)
+from dewmark_lab.schemes.learned.keyed_signs import context_rows, exact_tail, keyed_places, keyed_signs
+
+HIDDEN, OUTPUTS = 512, 384
+LAYERS = ("input", "first", "second", "output")
+LONGEST = 1 << 14  # sum of weights with an exact law, whose cost grows with its square
+
+_ROWS_AT_ONCE = 4096
+_ENCODED = 64  # prefixes that are encoded at once
+_LEVELS = 16
+
+_open_maps: weakref.WeakValueDictionary[tuple[object, ...], SemanticMap] = weakref.WeakValueDictionary()
+
+
+@dataclass(frozen=True)
+class ATW(HostReadingScheme):
+    """The adaptive watermark."""
+
+    name: ClassVar[str] = "atw"
+    summary: ClassVar[str] = "entropy-gated scaling of a half of the vocabulary that the text's meaning picks"
+    needs: ClassVar[Needs] = Needs(encoder=True, artifact=True, host_at_detection=True)
+
+    artifact: str | None = None
+    """Folder that ``dewmark train atw`` wrote; by default the packaged one for SmolLM2-135M."""
+    alpha: float = 3.0
+    """Entropy α, in nats, from which a position is marked and counted."""
+    delta: float = 0.35
+    """Gain δ: the logits of green tokens are multiplied by 1 + δ."""
+    opening: int = 10
+    """M: the first M + 1 tokens are marked with the fixed secret half, whatever their entropy."""
+    opening_delta: float = 0.2
+    """Gain δ₀ in the opening."""
+    refresh: int = 10
+    """Number of tokens after which the meaning of the text so far is computed anew."""
+    repetition_penalty: float = 1.1
+    """Divisor of the positive logits of tokens that the text already has, and factor of the negative ones."""
+    top_k: int = 50
+    """The likeliest tokens that are kept after marking; 0 keeps all."""
+    top_p: float = 0.9
+    """Probability of the likeliest tokens that are kept after marking; 1 keeps all."""
+    measure: str | None = None
+    """Measurement model, which must share the host's tokenizer; by default the host itself."""
+
+    def validate(self) -> None:
+        """Check that all values are in range."""
+        check_rules(
+            (self.alpha >= 0.0, "alpha", "not be negative", self.alpha),
+            (self.delta > 0.0, "delta", "be positive", self.delta),
+            (self.opening >= 0, "opening", "not be negative", self.opening),
+            (self.opening_delta >= 0.0, "opening_delta", "not be negative", self.opening_delta),
+            (self.refresh >= 1, "refresh", "be at least 1", self.refresh),
+            (
+                self.repetition_penalty >= 1.0,
+                "repetition_penalty",
+                "be at least 1",
+                self.repetition_penalty,
+            ),
+        )
+        self.filters  # noqa: B018 - checks them
+
+    @property
+    def filters(self) -> Decoding:
+        """What is kept after marking."""
+        return Decoding(top_k=self.top_k, top_p=self.top_p)
+
+    def context_length(self, written: int) -> int:
+        """How many of ``written`` tokens make up the context; −1 in the opening."""
+        return -1 if written <= self.opening else written - written % self.refresh
+
+    def bind_secret(self, secret: bytes, host: HostInfo, fingerprint: str, workspace: Workspace) -> BoundATW:
+        """Bind ATW to a secret, a vocabulary and its network."""
+        artifact = load_artifact(self.artifact, scheme=self.name)
+        artifact.require_tokenizer(host)
+        semantics = open_map(artifact, host, workspace)
+        return BoundATW(self, host, fingerprint, secret=secret, semantics=semantics, workspace=workspace)
+
+    def restore(self, state: State, host: HostInfo, fingerprint: str, workspace: Workspace) -> BoundATW:
+        """Rebuild the bound scheme from a stored detector; the host's weights are opened to detect."""
+        secret, artifact = stored_secret(state), str(state.meta["artifact"])
+        encoded = None
+        if "prefix_mean" in state.arrays:
+            encoder = load_encoder(state.meta["encoder"], progress=workspace.progress)
+            if encoder.identity != state.meta["encoder_identity"]:
+                raise VocabularyError(
+                    f"the detector was made with encoder {state.meta['encoder_identity']}, "
+                    f"but {encoder.identity} is installed; export the detector again"
+                )
+            encoded = EncodedPrefixes(encoder, state.arrays["prefix_mean"], host.tokenizer)
+        semantics = SemanticMap.of(state.arrays["context_rows"], state.arrays, artifact, host, encoded)
+        return BoundATW(self, host, fingerprint, secret=secret, semantics=semantics, workspace=workspace)
+
+
+class BoundATW(WeightedBound):
+    """ATW for one key and one vocabulary. A token scores 1 if it is green and −1 if not."""
+
+    tests = ("weighted", "count", "key")
+    scheme: ATW
+    width = 0
+
+    def __init__(
+        self,
+        scheme: ATW,
+        host: HostInfo,
+        fingerprint: str,
+        *,
+        secret: bytes,
+        semantics: SemanticMap,
+        workspace: Workspace,
+    ) -> None:
+        super().__init__(scheme, host, fingerprint, secret=secret)
+        self.readings = HostReadings(open_model(workspace, scheme.measure, scheme=scheme.name))
+        self.artifact_identity = semantics.artifact
+        self.halves = SemanticHalves(
+            semantics,
+            places=keyed_places(self.pair_hash, host.vocab_size, semantics.outputs),
+            flips=keyed_signs(self.pair_hash, "signs", host.vocab_size),
+            opening=keyed_signs(self.pair_hash, "opening", host.vocab_size),
+        )
+        if scheme.measure is not None and workspace.find_host is not None:
+            other = workspace.find_host(scheme.measure)
+            if other.tokenizer.identity != host.tokenizer.identity:
+                raise VocabularyError(
+                    f"the measurement model {other.name} has another tokenizer than {host.name}: "
+                    "choose one of the same family, or none"
+                )
+
+    def start_session(self, prompts: PromptBatch) -> Session:
+        """Start marking a batch of prompts."""
+        follow = None
+        if self.scheme.measure is not None:
+            model = self.readings.model()
+            if not isinstance(model, Follower):
+                raise ConfigError(
+                    f"{self.scheme.measure} cannot be run token by token here: leave measure out"
+                )
+            follow = model.follow
+        return AdaptiveSession(prompts, self.scheme, self.halves, follow)
+
+    def weigh(self, logits: torch.Tensor) -> torch.Tensor:
+        """Logits (n, vocab) to 1 where the entropy is at least α, else 0: (n,)."""
+        return (entropy(logits) >= self.scheme.alpha).float()
+
+    def pair_scores(self, contexts: I8 | I64, tokens: I64) -> F64:
+        """Contexts as signs (N, K), zeros for the opening, and tokens (N,) to scores ±1, (N,)."""
+        halves = self.halves
+        signs: I8 | I64 = contexts[np.arange(len(tokens)), halves.places[tokens]]
+        later = signs * halves.flips[tokens]
+        return np.where(signs == 0, halves.opening[tokens], later).astype(np.float64)
+
+    def evidence(self, texts: Sequence[Tokenized], prompts: Sequence[Tokenized]) -> list[Evidence]:
+        """The scores of the texts' distinct (context, token) pairs, weighted by how often each occurs."""
+        gates = self.position_weights(texts, prompts)
+        return [self._evidence(text, gate) for text, gate in zip(texts, gates, strict=True)]
+
+    def _evidence(self, text: Tokenized, gate: F64 | None) -> Evidence:
+        semantics = self.halves.semantics
+        tokens = np.array(text.ids, dtype=np.int64)
+        scored = self.scorable(tokens)
+        lengths = np.array([self.scheme.context_length(i) for i in range(len(tokens))], dtype=np.int64)
+        if gate is not None:
+            scored &= (gate > 0.0) | (lengths < 0)
+        rows = np.column_stack((lengths[scored], tokens[scored]))
+        distinct, inverse, counts = np.unique(rows, axis=0, return_inverse=True, return_counts=True)
+        positions = np.full(len(tokens), -1, dtype=np.int64)
+        positions[scored] = inverse
+        contexts, which = np.unique(distinct[:, 0], return_inverse=True)
+        signs = np.zeros((len(contexts), semantics.outputs), dtype=np.int8)
+        later = contexts[contexts >= 0].tolist()
+        vectors = semantics.prefixes(text.ids, later)
+        signs[len(contexts) - len(later) :] = semantics.signs(vectors)
+        scores = self.pair_scores(signs[which], distinct[:, 1])
+        return Evidence(
+            scores=scores,
+            alignments=scores,
+            weights=counts.astype(np.float64),
+            positions=positions,
+            T=distinct[:, 1],
+            C=context_rows(signs)[which],
+            kernel=(1.0,),
+        )
+
+    def evidence_for(
+        self, test: str, texts: Sequence[Tokenized], prompts: Sequence[Tokenized]
+    ) -> list[Evidence]:
+        """The same pairs for all tests; ``weighted`` gives them other weights."""
+        found = self.evidence(texts, prompts)
+        return [balanced(evidence) for evidence in found] if test == "weighted" else found
+
+    def statistic(self, evidence: Evidence, *, test: str) -> Statistic:
+        """``weighted``, ``count``: the law of the weighted sum over keys; ``key``: its normal approximation.
+
+        The first two differ in the weights of the evidence. Beyond `LONGEST` both use the normal
+        approximation.
+        """
+        normal = key_test(evidence)
+        if test == "key" or not 0 < evidence.length <= LONGEST:
+            return normal
+        return Statistic(normal.z, exact_tail(evidence), normal.effective_length)
+
+    def state(self) -> State:
+        """The secret, the tokens' vectors and the network. As secret as the key."""
+        semantics = self.halves.semantics
+        arrays = {**super().state().arrays, **semantics.arrays(), "context_rows": semantics.table}
+        meta = {"artifact": self.artifact_identity}
+        if semantics.encoded is not None:
+            encoder = semantics.encoded.encoder
+            meta |= {"encoder": encoder.name, "encoder_identity": encoder.identity}
+            arrays["prefix_mean"] = semantics.encoded.mean
+        return State(meta=meta, arrays=arrays)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class SemanticHalves:
+    """The half of the vocabulary that is green after each prefix.
+
+    ``places``, ``flips`` and ``opening`` (vocab,) are the tokens' keyed places among the network's outputs,
+    their signs, and their signs in the opening.
+    """
+
+    semantics: SemanticMap
+    places: I64
+    flips: I8
+    opening: I8
+
+    def green(self, prefixes: Sequence[Sequence[int]], length: int) -> NDArray[np.bool_]:
+        """Which tokens are green after the first ``length`` ids of each row; in the opening (1, vocab)."""
+        if length < 0:
+            return self.opening[None] > 0
+        vectors = self.semantics.rows([row[:length] for row in prefixes])
+        return self.semantics.signs(vectors)[:, self.places] * self.flips > 0
+
+
+class AdaptiveSession(Session):
+    """Keeps each row's green tokens until its context changes.
+
+    ``follow`` starts the measurement model, which gives logits after ids. Without it the host is the
+    measurement model, and the session reads the entropy from the logits it is given.
+    """
+
+    def __init__(
+        self,
+        prompts: PromptBatch,
+        scheme: ATW,
+        halves: SemanticHalves,
+        follow: Callable[[torch.Tensor], Callable[[torch.Tensor], torch.Tensor]] | None,
+    ) -> None:
+        self._scheme = scheme
+        self._halves = halves
+        self._vocab_size = prompts.host.vocab_size
+        self._markable = torch.from_numpy(prompts.host.markable)
+        self._start = prompts.ids.shape[1]
+        self._green: tuple[int, torch.Tensor] | None = None
+        self._measure = None
+        if follow is not None:
+            padding = left_padding(prompts.ids, prompts.attention_mask, pad_id=prompts.host.tokenizer.pad_id)
+            at = torch.arange(self._start, device=prompts.ids.device)
+            self._measure = follow((at >= padding).long())
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        """Logits (batch, vocab), those of green tokens multiplied by 1 + δ at uncertain positions."""
+        check_logits(scores, self._vocab_size)
+        scheme, written = self._scheme, input_ids.shape[1] - self._start
+        green = self._green_after(input_ids, written, scores.device)
+        if written <= scheme.opening:
+            gain = torch.full((len(scores), 1), scheme.opening_delta, device=scores.device)
+        else:
+            measured = scores if self._measure is None else self._measure(input_ids).to(scores.device)
+            gain = scheme.delta * (entropy(measured) >= scheme.alpha).float().unsqueeze(1)
+        logits = penalized(scores.float(), input_ids[:, self._start :], scheme.repetition_penalty)
+        logits = torch.where(torch.isfinite(logits), logits * (1.0 + gain * green), logits)
+        return filter_logits(logits, scheme.filters).to(scores.dtype)
+
+    def _green_after(self, input_ids: torch.Tensor, written: int, device: torch.device) -> torch.Tensor:
+        """Which tokens are green after ``written`` tokens, (batch or 1, vocab) of 0 and 1, float32."""
+        length = self._scheme.context_length(written)
+        if self._green is None or self._green[0] != length:
+            rows = input_ids[:, self._start : self._start + length].tolist() if length >= 0 else []
+            listed = torch.from_numpy(self._halves.green(rows, length)).logical_and_(self._markable)
+            self._green = (length, listed.view(torch.uint8).float().to(device))
+        return self._green[1]
+
+
+def penalized(scores: torch.Tensor, written: torch.Tensor, penalty: float) -> torch.Tensor:
+    """Logits (batch, vocab) with those of written ids (batch, n) divided, or multiplied if negative."""
+    if penalty == 1.0 or written.shape[1] == 0:
+        return scores
+    written = written.to(scores.device)
+    seen = scores.gather(1, written)
+    return scores.scatter(1, written, torch.where(seen < 0.0, seen * penalty, seen / penalty))
+
+
+def balanced(evidence: Evidence) -> Evidence:
+    """The same pairs, with weights multiplied by n / Var(Y_x), rounded to `_LEVELS` integers or fewer."""
+    if len(evidence) == 0:
+        return evidence
+    _, token = np.unique(evidence.T, return_inverse=True)
+    sums = np.zeros((int(token.max()) + 1, evidence.C.shape[1]))
+    np.add.at(sums, token, evidence.C * evidence.weights[:, None])
+    n = np.bincount(token, weights=evidence.weights)
+    best = n / np.maximum((sums**2).sum(axis=1), 0.5 * n)  # contexts that nearly cancel earn no more
+    levels = min(_LEVELS, max(LONGEST // evidence.length, 1))
+    steps = np.maximum(np.rint(best * (levels / best.max())), 1.0)
+    return dataclasses.replace(evidence, weights=evidence.weights * steps[token])
+
+
+@dataclass(frozen=True, eq=False)
+class EncodedPrefixes:
+    """Runs an encoder on prefixes; ``mean`` (d_C,) is that of its unit vectors in training."""
+
+    encoder: Encoder
+    mean: F32
+    tokenizer: Tokenizer
+
+    def __call__(self, prefixes: Sequence[Sequence[int]]) -> F32:
+        """Prefixes as ids to centred unit vectors (N, d_C)."""
+        if not prefixes:
+            return np.zeros((0, self.encoder.dim), dtype=np.float32)
+        texts = self.tokenizer.decode([list(ids) for ids in prefixes])
+        parts = [self.encoder.encode(texts[i : i + _ENCODED]) for i in range(0, len(texts), _ENCODED)]
+        return normalize_rows(normalize_rows(np.concatenate(parts)) - self.mean)
+
+
+@dataclass(frozen=True, eq=False)
+class SemanticMap:
+    """``layers`` are the network's weights and biases; ``table`` (vocab, d_C) the vectors of the tokens.
+
+    If prefixes are ``encoded``, the table is empty.
+    """
+
+    table: F16
+    layers: tuple[tuple[F32, F32], ...]
+    artifact: str
+    encoded: EncodedPrefixes | None = None
+
+    @classmethod
+    def of(
+        cls,
+        table: F16,
+        arrays: Mapping[str, NDArray[Any]],
+        artifact: str,
+        host: HostInfo,
+        encoded: EncodedPrefixes | None = None,
+    ) -> SemanticMap:
+        """From the named arrays of an artifact or a stored detector."""
+        try:
+            layers = tuple(
+                (np.asarray(arrays[f"{name}.W"], np.float32), np.asarray(arrays[f"{name}.b"], np.float32))
+                for name in LAYERS
+            )
+        except KeyError as missing:
+            raise ArtifactError(f"the semantic network lacks {missing}: train or export it again") from None
+        if encoded is None and len(table) != host.vocab_size:
+            raise VocabularyError(
+                f"the semantic table has {len(table)} tokens, the vocabulary {host.vocab_size}"
+            )
+        return cls(table, layers, artifact, encoded)
+
+    @property
+    def outputs(self) -> int:
+        """K."""
+        return len(self.layers[-1][1])
+
+    def arrays(self) -> dict[str, NDArray[Any]]:
+        """The network's arrays by name, as `of` takes them."""
+        named = zip(LAYERS, self.layers, strict=True)
+        return {
+            f"{name}.{part}": array for name, pair in named for part, array in zip("Wb", pair, strict=True)
+        }
+
+    def prefixes(self, ids: Sequence[int], lengths: Sequence[int]) -> F32:
+        """Unit vectors (n, d_C) of the first ids of a text, for each of n ascending lengths."""
+        if self.encoded is None:
+            return prefix_vectors(self.table, ids, lengths)
+        return self.encoded([ids[:length] for length in lengths])
+
+    def rows(self, prefixes: Sequence[Sequence[int]]) -> F32:
+        """Unit vectors (N, d_C) of prefixes of different texts."""
+        if self.encoded is None:
+            return np.concatenate([prefix_vectors(self.table, ids, [len(ids)]) for ids in prefixes])
+        return self.encoded(prefixes)
+
+    def signs(self, prefixes: F32) -> I8:
+        """Unit vectors of prefixes (N, d_C) to the signs of T, (N, K), each −1 or 1."""
+        found = np.empty((len(prefixes), self.outputs), dtype=np.int8)
+        for i in range(0, len(prefixes), _ROWS_AT_ONCE):
+            (W, b), *residual, (V, c) = self.layers
+            h = np.maximum(prefixes[i : i + _ROWS_AT_ONCE] * math.sqrt(prefixes.shape[1]) @ W + b, 0.0)
+            for W, b in residual:
+                h = h + np.maximum(h @ W + b, 0.0)
+            found[i : i + _ROWS_AT_ONCE] = np.where(h @ V + c > 0.0, 1, -1)
+        return found
+
+
+def prefix_vectors(table: F16, ids: Sequence[int], lengths: Sequence[int]) -> F32:
+    """Unit vectors (n, d_C) of the first ids of a text, for each of n ascending lengths."""
+    known = np.array([i if i < len(table) else -1 for i in ids], dtype=np.int64)
+    total = np.zeros(table.shape[1], dtype=np.float64)
+    found = np.empty((len(lengths), table.shape[1]), dtype=np.float64)
+    start = 0
+    for row, length in enumerate(lengths):
+        chunk = known[start:length]
+        total += table[chunk[chunk >= 0]].astype(np.float64).sum(axis=0)
+        found[row] = total
+        start = length
+    return normalize_rows(found)
+
+
+def open_map(artifact: Artifact, host: HostInfo, workspace: Workspace) -> SemanticMap:
+    """The map of an artifact for a host's vocabulary; keys that are bound at the same time share it."""
+    name = (artifact.identity, host.tokenizer.identity, host.vocab_size, str(workspace.cache))
+    found = _open_maps.get(name)
+    if found is None:
+        encoder = load_encoder(artifact.encoder, progress=workspace.progress)
+        artifact.require_encoder(encoder.identity, name=encoder.name)
+        encoded = None
+        try:
+            mean = np.asarray(artifact.arrays["mean"], np.float32)
+            if artifact.card["parameters"].get("contexts") == "encoded":
+                encoded = EncodedPrefixes(encoder, mean, host.tokenizer)
+                table = np.zeros((0, encoder.dim), dtype=np.float16)
+            else:
+                whitening = Whitening(mean, np.asarray(artifact.arrays["matrix"], np.float32))
+                table = token_vectors(encoder, host, whitening=whitening, workspace=workspace)
+        except KeyError as missing:
+            raise ArtifactError(f"the artifact {artifact.path} lacks {missing}: train it again") from None
+        found = SemanticMap.of(table, artifact.arrays, artifact.identity, host, encoded)
+        _open_maps[name] = found
+    return found

@@ -1,0 +1,78 @@
+"""Keyed signs, and the exact law over keys of their sum for a fixed text (ATW, SIR, X-SIR).
+
+A network turns a context into K signs t ∈ {−1, 1}^K. The key gives each token x a place π(x) among them, a
+sign σ(x), and for openings another sign τ(x); all are uniform and independent. A token after context t scores
+σ(x) t[π(x)], and in an opening τ(x). So scores have mean 0, different tokens are independent, and the same
+token after two contexts has covariance ⟨t, t'⟩/K. The sum over a text is Σ_x Y_x with independent
+
+    Y_x = σ(x) h_x[π(x)] + τ(x) n_x,    h_x = Σ of t over its positions,    n_x = its count in the opening.
+
+The law of Y_x is the histogram of the K entries of h_x, made symmetric, convolved with ±n_x: nothing is
+approximated. Convolving all tokens' laws gives the law of the sum.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from dewmark.arrays import F32, F64, I8, I64
+from dewmark.core.prf import PairHash
+from dewmark.stats.evidence import Evidence
+from dewmark.stats.independent_sums import convolved
+
+
+def keyed_places(pair_hash: PairHash, size: int, outputs: int) -> I64:
+    """A keyed place among ``outputs`` for each of ``size`` labels, (size,)."""
+    words = pair_hash.table("places", size).astype(np.uint64)
+    return ((words * np.uint64(outputs)) >> np.uint64(32)).astype(np.int64)
+
+
+def keyed_signs(pair_hash: PairHash, purpose: str, size: int) -> I8:
+    """A keyed sign for each of ``size`` labels, (size,), each −1 or 1."""
+    return np.where(pair_hash.table(purpose, size) >> np.uint32(31), 1, -1).astype(np.int8)
+
+
+def context_rows(signs: I8) -> F32:
+    """Signs (N, K), with a row of zeros for an opening, to unit rows (N, K + 1) whose products are ⟨t, t'⟩/K.
+
+    The opening is a context of its own: it has the last coordinate to itself.
+    """
+    rows = np.empty((len(signs), signs.shape[1] + 1), dtype=np.float32)
+    rows[:, :-1] = signs / np.sqrt(np.float32(signs.shape[1]))
+    rows[:, -1] = ~signs.any(axis=1)
+    return rows
+
+
+def exact_tail(evidence: Evidence) -> float:
+    """P(Σ ≥ observed) over keys, for evidence with tokens as T, `context_rows` as C and integer weights."""
+    weights = np.rint(evidence.weights).astype(np.int64)
+    _, token, occurrences = np.unique(evidence.T, return_inverse=True, return_counts=True)
+    alone = occurrences[token] == 1  # one context: the law is two points, ±weight
+    laws = [_two_points(int(weight)) for weight in weights[alone]]
+    K = evidence.C.shape[1] - 1
+    order = np.argsort(token, kind="stable")
+    ends = np.cumsum(occurrences)
+    for end, count in zip(ends[occurrences > 1], occurrences[occurrences > 1], strict=True):
+        members = order[end - count : end]
+        signs = np.rint(evidence.C[members, :K] * np.sqrt(K)).astype(np.int64)
+        opening = int(weights[members] @ np.rint(evidence.C[members, K]).astype(np.int64))
+        laws.append(np.convolve(_symmetric(weights[members] @ signs), _two_points(opening)))
+    law = convolved(laws)
+    middle = len(law) // 2
+    observed = int(np.rint(weights @ evidence.scores))
+    return min(float(law[middle + observed :].sum()), 1.0)
+
+
+def _two_points(size: int) -> F64:
+    """The law of ±size with equal chances, on −size … size; a single point if size is 0."""
+    law = np.zeros(2 * size + 1)
+    law[0] += 0.5
+    law[-1] += 0.5
+    return law
+
+
+def _symmetric(values: I64) -> F64:
+    """The law of a random entry of ``values`` with a random sign, on −most … most."""
+    most = int(np.abs(values).max())
+    counts = np.bincount(values + most, minlength=2 * most + 1)
+    return np.asarray((counts + counts[::-1]) / (2.0 * len(values)))

@@ -1,0 +1,282 @@
+"""WaterPool (Huang and Wan 2025): every output has its own key, stored with the output's embedding.
+
+Marking: each output gets a fresh inner key, derived from the master key and the row's seed, and is marked by
+any inner scheme under it. When the text is finished, its embedding and the encrypted key go into the pool
+(`key_pool`).
+
+Detection: the text's embedding finds the r most similar outputs, their keys are decrypted, and the inner
+scheme detects with each. Only the inner scheme's p-value counts; similarity is no evidence. Unmarked text
+depends on none of the keys, so the smallest of r independent p-values is corrected exactly: 1 − (1 − p)^r.
+
+``correction="retrieved"`` counts r keys, which is exact if the choice of the r outputs does not depend on
+their keys. It does a little: a text that shares n-grams with an output is found by them, and they carry that
+output's mark. ``correction="pool"`` counts all keys of the pool, and holds for any choice.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar, Literal
+
+import numpy as np
+import torch
+from scipy.special import ndtri
+
+from dewmark.arrays import F32
+from dewmark.config import check_rules, parse_settings
+from dewmark.core.keys import Key
+from dewmark.core.whitening import normalize_rows
+from dewmark.encoders import load_encoder
+from dewmark.encoders.base import Encoder
+from dewmark.errors import ConfigError
+from dewmark.registry import SCHEMES
+from dewmark.sampling import Session, fresh_seeds
+from dewmark.scheme import (
+    DEFAULT_FPR,
+    BoundScheme,
+    Needs,
+    Scheme,
+    State,
+    check_test,
+    check_texts,
+    decide,
+)
+from dewmark.stats.evidence import Evidence
+from dewmark.stats.key_test import NOTHING
+from dewmark.stats.multiple_testing import sidak_min
+from dewmark.surface.token_schemes import stored_secret
+from dewmark.types import Detection
+from dewmark.workspace import HostInfo, Workspace
+from dewmark_lab.schemes.retrieval.key_pool import DiskPool, Pool
+
+_DEFAULT, _MEMORY = "default", "memory"
+
+
+@dataclass(frozen=True)
+class WaterPool(Scheme):
+    """Another scheme with one key per output, found again by meaning."""
+
+    name: ClassVar[str] = "waterpool"
+    summary: ClassVar[str] = "another scheme with a key per output, which the text's meaning finds again"
+    needs: ClassVar[Needs] = Needs(final=True, encoder=True)
+
+    inner: str = "exp"
+    """The scheme that marks, with its parameters: exp, kgw, kgw:delta=3,hashing=min."""
+    retrieved: int = 3
+    """Number r of most similar outputs whose keys are tried."""
+    correction: Literal["retrieved", "pool"] = "retrieved"
+    """How many keys the p-value is corrected for: those tried (retrieved), or all of the pool (pool)."""
+    encoder: str = "use-m3"
+    """Sentence encoder: use-m3, minilm, a folder or a hub id."""
+    pool: str = _DEFAULT
+    """Folder of the pool; default is one per key in the cache, memory keeps it with the scheme."""
+
+    def validate(self) -> None:
+        """Check that all values are in range."""
+        check_rules((self.retrieved >= 1, "retrieved", "be at least 1", self.retrieved))
+        if self.marker.needs.drafts:
+            raise ConfigError(f"inner must be a scheme that marks tokens, {self.inner} marks whole sentences")
+
+    @property
+    def marker(self) -> Scheme:
+        """The inner scheme."""
+        name, _, settings = self.inner.partition(":")
+        if name == self.name:
+            raise ConfigError("a pool cannot contain a pool: name another inner scheme, such as exp or kgw")
+        chosen: Scheme = SCHEMES[name]()
+        return chosen.with_settings({**parse_settings(filter(None, settings.split(",")))})
+
+    def bind(self, key: Key, host: HostInfo, workspace: Workspace) -> BoundWaterPool:
+        """Open the key's pool."""
+        encoder = load_encoder(self.encoder, progress=workspace.progress)
+        secret = key.subkey("waterpool/pool")
+        folder = self._folder(key.fingerprint, encoder, workspace)
+        return BoundWaterPool(
+            self,
+            host,
+            key.fingerprint,
+            secret=secret,
+            outputs=key.subkey("waterpool/outputs"),
+            pool=self._open_pool(folder, secret, encoder, key.fingerprint),
+            encoder=encoder,
+            workspace=workspace,
+        )
+
+    def restore(self, state: State, host: HostInfo, fingerprint: str, workspace: Workspace) -> BoundWaterPool:
+        """Open the pool that a stored detector names or contains; the result detects but does not mark."""
+        encoder = load_encoder(self.encoder, progress=workspace.progress)
+        secret, folder = stored_secret(state), state.meta.get("pool")
+        pool = self._open_pool(Path(folder) if folder else None, secret, encoder, fingerprint)
+        if folder is None:
+            pool.take(np.asarray(state.arrays["entries"], dtype=np.uint8).tobytes())
+        return BoundWaterPool(
+            self,
+            host,
+            fingerprint,
+            secret=secret,
+            outputs=None,
+            pool=pool,
+            encoder=encoder,
+            workspace=workspace,
+        )
+
+    def _folder(self, fingerprint: str, encoder: Encoder, workspace: Workspace) -> Path | None:
+        if self.pool == _MEMORY:
+            return None
+        if self.pool != _DEFAULT:
+            return Path(self.pool).expanduser().resolve()
+        name = f"{fingerprint}|{encoder.identity}|{self.inner}"
+        return workspace.cache / "pools" / hashlib.sha256(name.encode()).hexdigest()[:20]
+
+    def _open_pool(self, folder: Path | None, secret: bytes, encoder: Encoder, fingerprint: str) -> Pool:
+        if folder is None:
+            return Pool(secret=secret, dim=encoder.dim)
+        return DiskPool(
+            folder,
+            secret=secret,
+            dim=encoder.dim,
+            encoder=encoder.identity,
+            fingerprint=fingerprint,
+            must_exist=self.pool != _DEFAULT,
+        )
+
+
+class BoundWaterPool(BoundScheme):
+    """WaterPool for one master key and one vocabulary. Its pool grows with every output.
+
+    ``outputs`` derives the outputs' keys; a stored detector has none.
+    """
+
+    scheme: WaterPool
+
+    def __init__(
+        self,
+        scheme: WaterPool,
+        host: HostInfo,
+        fingerprint: str,
+        *,
+        secret: bytes,
+        outputs: bytes | None,
+        pool: Pool,
+        encoder: Encoder,
+        workspace: Workspace,
+    ) -> None:
+        super().__init__(scheme, host, fingerprint)
+        self.pool = pool
+        self._secret = secret
+        self._outputs = outputs
+        self._encoder = encoder
+        self._workspace = workspace
+        self._marker = scheme.marker
+        any_key = hashlib.blake2b(key=secret, person=b"any", digest_size=32).digest()
+        example = self._marker.bind(Key(any_key), host, workspace)
+        self.tests = example.tests  # type: ignore[misc]  # the inner scheme's
+        self._needs = dataclasses.replace(example.needs, encoder=True)
+
+    @property
+    def needs(self) -> Needs:
+        """What the inner scheme needs, and an encoder."""
+        return self._needs
+
+    def session(
+        self,
+        prompt_ids: torch.Tensor,
+        attention_mask: torch.Tensor | None = None,
+        *,
+        seeds: Sequence[int] | None = None,
+    ) -> Session:
+        """Start marking prompts (batch, length), each row with its own key; call `finished` at the end."""
+        rows = []
+        for i, seed in enumerate(fresh_seeds(len(prompt_ids), seeds)):
+            bound = self._marker.bind(Key(self._output_key(seed)), self.host, self._workspace)
+            mask = None if attention_mask is None else attention_mask[i : i + 1]
+            rows.append(bound.session(prompt_ids[i : i + 1], mask, seeds=[seed]))
+        return PoolSession(rows)
+
+    def finished(self, texts: Sequence[str], *, seeds: Sequence[int]) -> None:
+        """Register finished texts with the keys that their seeds gave them."""
+        written = [
+            (text, self._output_key(seed)) for text, seed in zip(texts, seeds, strict=True) if text.strip()
+        ]
+        if written:
+            kept, keys = zip(*written, strict=True)
+            self.pool.add(keys, kept, self._vectors(kept))
+
+    def detect_batch(
+        self,
+        texts: Sequence[str],
+        *,
+        prompts: Sequence[str | None] | None = None,
+        fpr: float = DEFAULT_FPR,
+        test: str | None = None,
+    ) -> list[Detection]:
+        """Score completions with the keys of the most similar outputs."""
+        test = check_test(test, self.tests)
+        starts = check_texts(texts, prompts, fpr)
+        if not texts:
+            return []
+        keys = self.pool.nearest(self._vectors(texts), self.scheme.retrieved)
+        found = [self._detect(*each, fpr=fpr, test=test) for each in zip(texts, starts, keys, strict=True)]
+        return self.languages.judge(texts, found)
+
+    def state(self) -> State:
+        """The pool's secret, and the pool: its folder, or its entries. As secret as the key."""
+        arrays = {"secret": np.frombuffer(self._secret, dtype=np.uint8)}
+        if isinstance(self.pool, DiskPool):
+            return State(meta={"pool": str(self.pool.folder)}, arrays=arrays)
+        entries = np.frombuffer(self.pool.records.tobytes(), dtype=np.uint8)
+        return State(meta={}, arrays={**arrays, "entries": entries})
+
+    def _detect(self, text: str, prompt: str, keys: Sequence[bytes], *, fpr: float, test: str) -> Detection:
+        if not keys:
+            return self._nothing(text, fpr=fpr, test=test)
+        tried = [Key(key) for key in keys]
+        (found,) = self._marker.detect_keys(
+            tried, [text], self.host, self._workspace, prompts=[prompt], fpr=fpr, test=test
+        )
+        best = min(found, key=lambda detection: (detection.p_value, -detection.z))
+        counted = len(tried) if self.scheme.correction == "retrieved" else len(self.pool)
+        p_value = sidak_min(best.p_value, tests=counted)
+        return dataclasses.replace(
+            best,
+            verdict=decide(p_value, best.effective_length, fpr),
+            p_value=p_value,
+            z=-float(ndtri(np.clip(p_value, 5e-324, 1.0 - 2.0**-53))),  # finite
+            scheme=self.scheme.name,
+            key_fingerprint=self.fingerprint,
+        )
+
+    def _nothing(self, text: str, *, fpr: float, test: str) -> Detection:
+        """The result for any text while the pool is empty."""
+        (tokenized,) = self.tokenize([text])
+        unscored = np.full(len(tokenized.ids), -1, dtype=np.int64)
+        found = self.detection(
+            tokenized, Evidence.independent(np.zeros(0), np.zeros(0), unscored), NOTHING, test=test, fpr=fpr
+        )
+        return dataclasses.replace(found, verdict=decide(1.0, float(len(tokenized.ids)), fpr))
+
+    def _output_key(self, seed: int) -> bytes:
+        if self._outputs is None:
+            raise ConfigError("an exported detector has no master key: it detects but does not mark")
+        size = max((seed.bit_length() + 7) // 8, 8)
+        return hashlib.blake2b(seed.to_bytes(size, "little"), key=self._outputs, digest_size=32).digest()
+
+    def _vectors(self, texts: Sequence[str]) -> F32:
+        return normalize_rows(np.asarray(self._encoder.encode(list(texts)), dtype=np.float32))
+
+
+class PoolSession(Session):
+    """Marks each row with its own session, under its own key."""
+
+    def __init__(self, rows: Sequence[Session]) -> None:
+        self._rows = list(rows)
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        """Ids (batch, length) and logits (batch, vocab) to marked logits, same shape."""
+        return torch.cat(
+            [session(input_ids[i : i + 1], scores[i : i + 1]) for i, session in enumerate(self._rows)]
+        )

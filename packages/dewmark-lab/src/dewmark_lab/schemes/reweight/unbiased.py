@@ -1,0 +1,208 @@
+"""UnbiasedWM (Hu et al. 2024): γ- or δ-reweighting, detected by a likelihood ratio that the host supplies.
+
+Marking reweights a keyed order of the vocabulary (`keyed_order`): γ doubles its upper half, δ keeps a single
+slot. Either way Q = f P with E_key[f] = 1 for every token.
+
+The test ``llr`` runs the host once over the text. If a share d of the tokens was replaced, the text follows
+
+    Q_d = (1 − d) Q + d P,    and a token x has the log-likelihood ratio    S_d(x) = log(d + (1 − d) f(x)).
+
+For γ this is the paper's maximin score: of all distributions within total variation d/2 of Q, Q_d is the
+hardest to tell from P, up to the slot at the cut. A text's S_d is the sum over the first occurrences of its
+contexts, for each d on a grid. For a fixed text and a random key, E[e^S_d] = 1, because the factors of
+different contexts are independent with mean 1. So the mean M of e^S_d over the grid has mean 1, and p = 1/M
+is valid by Markov's inequality; it is at most (grid points)·e^(−max S_d). This assumes nothing about the host
+or the origin of the text: a wrong prompt or temperature costs power, never validity. The bound is loose (far
+fewer than 1% of unmarked texts have p < 0.01), and 1 for most unmarked texts; z ranks those too, by M itself.
+
+The test ``order`` needs no host. A token's keyed number u places it in the order. For γ, the number of u ≥
+1/2 is Binomial(N, 1/2) on unmarked text. For δ, the marked token lies near the context's own keyed number v:
+with t = |u − v|, −ln t(2 − t) is exponential on unmarked text, and the sum follows the Gamma law.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import numpy as np
+import torch
+from scipy.special import logsumexp, ndtri_exp
+
+from dewmark.arrays import F64, I64
+from dewmark.config import check_rules
+from dewmark.core.prf import PairHash
+from dewmark.decoding import Decoding
+from dewmark.sampling import Session, warp
+from dewmark.scheme import Needs
+from dewmark.stats.evidence import Evidence
+from dewmark.stats.independent_sums import binomial_test, gamma_test
+from dewmark.stats.key_test import NOTHING, Statistic
+from dewmark.surface.distortion_free import DistortionFreeBound, Repeats
+from dewmark.surface.token_schemes import Pairs, PromptBatch, TokenScheme
+from dewmark.surface.vocabulary_hash import VocabularyHash
+from dewmark.workspace import HostInfo, Tokenized, Workspace
+from dewmark_lab.schemes.host_reading import open_model
+from dewmark_lab.schemes.reweight.keyed_order import (
+    SlotFactors,
+    SlotSession,
+    delta_factors,
+    dip_factors,
+    slot_masses,
+    slots_of,
+)
+
+_ROWS_AT_ONCE = 32
+
+
+@dataclass(frozen=True)
+class Unbiased(TokenScheme):
+    """Unbiased reweighting."""
+
+    name: ClassVar[str] = "unbiased"
+    summary: ClassVar[str] = "unbiased reweighting (γ or δ), scored by the host's own likelihood ratio"
+    needs: ClassVar[Needs] = Needs(final=True, host_at_detection=True)
+
+    reweight: Literal["gamma", "delta"] = "gamma"
+    """γ doubles the upper half of a keyed order of the vocabulary; δ picks one slot of it."""
+    prefix: int = 3
+    """Context width: the number of preceding tokens that key the choice."""
+    repeats: Repeats = "skip"
+    """Whether a context seen before in the text is left to the host (skip) or marked again (keep)."""
+    grid: int = 10
+    """Number of shares of replaced tokens, 0 to 1 − 1/grid, that the likelihood ratio is averaged over."""
+    temperature: float = 1.0
+    """Temperature that the likelihood ratio assumes the text was generated with."""
+    top_k: int = 0
+    """Top-k that the likelihood ratio assumes; 0 means none."""
+    top_p: float = 1.0
+    """Top-p that the likelihood ratio assumes; 1 means none."""
+
+    def validate(self) -> None:
+        """Check that all values are in range."""
+        check_rules(
+            (self.prefix >= 1, "prefix", "be at least 1", self.prefix),
+            (self.grid >= 1, "grid", "be at least 1", self.grid),
+            (self.temperature > 0.0, "temperature", "be positive", self.temperature),
+            (self.top_k >= 0, "top_k", "be at least 0", self.top_k),
+            (0.0 < self.top_p <= 1.0, "top_p", "lie in (0, 1]", self.top_p),
+        )
+
+    def bind_secret(
+        self, secret: bytes, host: HostInfo, fingerprint: str, workspace: Workspace
+    ) -> BoundUnbiased:
+        """Bind UnbiasedWM to a secret and a vocabulary; the host is opened when a text is scored."""
+        return BoundUnbiased(self, host, fingerprint, secret=secret, workspace=workspace)
+
+
+@dataclass(frozen=True)
+class RatioEvidence(Evidence):
+    """Scores S_d at the best d of the grid, and ``log_mean``, the logarithm of the mean of e^S_d over it."""
+
+    log_mean: float = 0.0
+
+
+class BoundUnbiased(DistortionFreeBound):
+    """UnbiasedWM for one key and one vocabulary."""
+
+    tests = ("llr", "order")
+    scheme: Unbiased
+
+    def __init__(
+        self, scheme: Unbiased, host: HostInfo, fingerprint: str, *, secret: bytes, workspace: Workspace
+    ) -> None:
+        super().__init__(
+            scheme, host, fingerprint, secret=secret, width=scheme.prefix, repeats=scheme.repeats
+        )
+        self._open_model = open_model(workspace, None, scheme=scheme.name, instead="use test='order'")
+        self._is_gamma = scheme.reweight == "gamma"
+        self.variance = 0.25 if self._is_gamma else 1.0
+        # a keyed number per context: the word of its pair with the only token, 0
+        self.context_hash = PairHash(hashlib.blake2b(key=secret, person=b"cuts", digest_size=32).digest(), 1)
+        self._factors = _gamma_factors if self._is_gamma else _delta_factors(self.context_hash)
+
+    def start_session(self, prompts: PromptBatch) -> Session:
+        """Start marking a batch of prompts."""
+        return SlotSession(prompts, self.vocabulary_hash, repeats=self.repeats, factors=self._factors)
+
+    def pair_scores(self, contexts: I64, tokens: I64) -> F64:
+        """The scores that ``order`` sums, (N,): ±1/2 for γ, −ln t(2 − t) − 1 for δ."""
+        u = self.pair_hash.uniforms(contexts, tokens)
+        if self._is_gamma:
+            return (u >= 0.5).astype(np.float64) - 0.5
+        t = np.abs(u - self.context_hash.uniforms(contexts, np.zeros(len(tokens), dtype=np.int64)))
+        # both lie on a grid of 2⁻³² and may be equal
+        return -np.log(np.maximum(t, 2.0**-34) * (2.0 - t)) - 1.0
+
+    def evidence_for(
+        self, test: str, texts: Sequence[Tokenized], prompts: Sequence[Tokenized]
+    ) -> list[Evidence]:
+        """For ``llr`` the host's likelihood ratios, for ``order`` the tokens' places in the order."""
+        return self._ratios(texts, prompts) if test == "llr" else self.evidence(texts, prompts)
+
+    def statistic(self, evidence: Evidence, *, test: str) -> Statistic:
+        """``llr``: Markov's bound on the mean ratio; ``order``: the exact law of the sum."""
+        if test == "order":
+            return binomial_test(evidence, share=0.5) if self._is_gamma else gamma_test(evidence)
+        if len(evidence) == 0 or not isinstance(evidence, RatioEvidence):
+            return NOTHING
+        p_value = math.exp(min(-evidence.log_mean, 0.0))
+        return Statistic(ratio_z(evidence.log_mean), p_value, float(len(evidence)))
+
+    def _ratios(self, texts: Sequence[Tokenized], prompts: Sequence[Tokenized]) -> list[Evidence]:
+        host = self._open_model()
+        logits = host.next_logits([prompt.text for prompt in prompts], [text.ids for text in texts])
+        shares = np.arange(self.scheme.grid) / self.scheme.grid
+        found: list[Evidence] = []
+        for text, prompt, rows in zip(texts, prompts, logits, strict=True):
+            pairs = self.pairs_of(text, prompt, self.first_contexts(text, prompt))
+            factors = self.pair_factors(pairs, rows)
+            with np.errstate(divide="ignore"):  # at d = 0 a single factor of 0 rules Q out
+                scores = np.log(shares[:, None] + (1.0 - shares[:, None]) * factors)
+            sums = scores.sum(axis=1)
+            best = Evidence.independent(scores[sums.argmax()], pairs.weights, pairs.positions)
+            log_mean = float(logsumexp(sums)) - float(np.log(len(shares)))
+            found.append(RatioEvidence(**vars(best), log_mean=log_mean))
+        return found
+
+    def pair_factors(self, pairs: Pairs, logits: torch.Tensor) -> F64:
+        """f of each pair (N,), from the host's logits (L, vocab) at every position of the text."""
+        scheme, device = self.scheme, logits.device
+        decoding = Decoding(temperature=scheme.temperature, top_k=scheme.top_k, top_p=scheme.top_p)
+        forbidden = torch.from_numpy(~self.host.markable).to(device)
+        places = torch.from_numpy(pairs.places).to(device)
+        factors = np.zeros(len(pairs))
+        for start in range(0, len(pairs), _ROWS_AT_ONCE):
+            part = slice(start, start + _ROWS_AT_ONCE)
+            scores = logits[places[part]].masked_fill(forbidden, -float("inf"))
+            scores = warp(scores, decoding)
+            contexts = torch.from_numpy(pairs.contexts[part]).to(device)
+            slots = slots_of(self.vocabulary_hash.words(contexts))
+            masses = slot_masses(scores.softmax(dim=1), slots)
+            tokens = torch.from_numpy(pairs.tokens[part]).to(device).unsqueeze(1)
+            chosen = self._factors(masses, contexts).gather(1, slots.gather(1, tokens))
+            factors[part] = chosen.squeeze(1).cpu().numpy()
+        return factors
+
+
+def ratio_z(log_mean: float) -> float:
+    """A strictly increasing function of log M: the z of p = 1/M up to p = 1/2, from there a straight line.
+
+    Tables rank texts by z. Where M < 1 the p-value is 1, but a smaller M is still less evidence.
+    """
+    beyond = log_mean - math.log(2.0)
+    if beyond <= 0.0:
+        return beyond * math.sqrt(math.pi / 2.0)  # the slope of z at p = 1/2
+    return -float(ndtri_exp(-log_mean))
+
+
+def _gamma_factors(masses: torch.Tensor, contexts: torch.Tensor) -> torch.Tensor:
+    return dip_factors(masses, 0.5)
+
+
+def _delta_factors(context_hash: PairHash) -> SlotFactors:
+    keyed = VocabularyHash(context_hash)
+    return lambda masses, contexts: delta_factors(masses, keyed.uniforms(contexts))

@@ -1,0 +1,107 @@
+"""Forgers and rewriters on the tiny host, and resumed runs."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from tests.attacks.test_counting import VOCAB, boosts_of
+
+from dewmark.core.keys import Key
+from dewmark.decoding import Decoding
+from dewmark.dew.scheme import DEW
+from dewmark.errors import ConfigError, VocabularyError
+from dewmark.hosts.fake import FakeHost
+from dewmark.workspace import Workspace
+from dewmark_lab.attacks.stealing.forging import (
+    CountsForger,
+    Rewriter,
+    fixed_length,
+    forge,
+    forge_each,
+    generate_texts,
+)
+
+
+@pytest.fixture(scope="module")
+def host() -> FakeHost:
+    return FakeHost(VOCAB)
+
+
+def test_forger_prefers_boosted_tokens_but_not_at_strength_zero(host):
+    favourite = 77
+    base = [np.random.default_rng(i).integers(5, VOCAB, size=60).tolist() for i in range(80)]
+    marked = [[favourite if i % 2 else token for i, token in enumerate(text)] for text in base[40:]]
+    boosts = boosts_of(marked, base[:40], h=2, empty_weight=1000.0, min_share=0.05)
+
+    def share(strength):
+        forger = CountsForger(boosts, host.info, strength=strength)
+        made = host.generate(
+            ["the sea", "a hill"] * 4, scheme=forger, seeds=range(8), decoding=Decoding(max_new_tokens=30)
+        )
+        return [g.text for g in made], np.mean([token == favourite for g in made for token in g.token_ids])
+
+    plain = host.generate(
+        ["the sea", "a hill"] * 4, scheme=None, seeds=range(8), decoding=Decoding(max_new_tokens=30)
+    )
+    texts, idle = share(0.0)
+    assert texts == [g.text for g in plain]
+    assert share(12.0)[1] > 0.5 > idle
+    assert share(-12.0)[1] == 0.0
+
+
+def test_fidelity_sets_how_much_a_rewriter_keeps(host):
+    originals = {3: list(range(10, 40)), 4: list(range(60, 75))}
+
+    def kept(fidelity):
+        rewriter = Rewriter(None, originals, host.info, fidelity=fidelity)
+        made = host.generate(
+            ["the sea", "a hill"],
+            scheme=rewriter,
+            seeds=[3, 4],
+            decoding=Decoding(max_new_tokens=30, min_new_tokens=30),
+        )
+        rows = zip((g.token_ids for g in made), originals.values(), strict=True)
+        return np.mean([a == b for row, ids in rows for a, b in zip(row, ids, strict=False)])
+
+    assert kept(1000.0) == 1.0
+    assert kept(0.0) < 0.1 < kept(7.0) < 1.0
+
+
+def test_invalid_uses_are_rejected(host):
+    boosts = boosts_of([[1, 2] * 9], [[2, 1, 3] * 9])
+    forger = CountsForger(boosts, host.info, strength=1.0)
+    with pytest.raises(ConfigError, match="no detector"):
+        forger.detect("some text")
+    with pytest.raises(ConfigError, match="one seed per row"):
+        Rewriter(None, {}, host.info, fidelity=1.0).session(torch.zeros(1, 1, dtype=torch.long))
+    with pytest.raises(VocabularyError, match="512 tokens"):
+        CountsForger(boosts, FakeHost(300).info, strength=1.0)
+
+
+def test_stopped_run_resumes_with_the_same_texts(host, tmp_path):
+    arguments = {"seeds": range(8), "decoding": fixed_length(12), "batch_size": 3, "resume_dir": tmp_path}
+    whole = generate_texts(host, None, ["the sea", "the hill"] * 4, **arguments)
+    (file,) = tmp_path.iterdir()
+    data = file.read_bytes()
+    for cut in (0, 10, len(data) // 2, len(data) - 1):
+        file.write_bytes(data[:cut])
+        assert generate_texts(host, None, ["the sea", "the hill"] * 4, **arguments) == whole
+        assert file.read_bytes() == data
+
+
+def test_attackers_with_matrices_of_their_own_share_a_batch(bag_encoder, tmp_path) -> None:
+    """Each text is what its own attacker alone would write."""
+    host = FakeHost(400)
+    victim = DEW().bind(Key(bytes(32)), host.info, Workspace(cache=tmp_path))
+    rng = np.random.default_rng(0)
+    d_T, d_C = victim.fold.product.shape
+    W = [rng.standard_normal((d_T, d_C)).astype(np.float32) for _ in range(3)]
+    options = {"strength": 8.0, "decoding": Decoding(max_new_tokens=20, min_new_tokens=20)}
+    together = forge_each(victim, host, W, ["the old bridge"] * 3, **options)
+    alone = [forge(victim, host, w, ["the old bridge"], seed=i, **options)[0] for i, w in enumerate(W)]
+    assert together == alone
+    assert len(set(together)) == 3
+    open_words = DEW(vocabulary="open").bind(Key(bytes(32)), host.info, Workspace(cache=tmp_path))
+    with pytest.raises(ConfigError, match="words of a lexicon"):
+        forge_each(open_words, host, W, ["the old bridge"] * 3, **options)

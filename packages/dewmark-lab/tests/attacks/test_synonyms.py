@@ -1,0 +1,195 @@
+"""Word substitution on a tiny BERT with random weights, a tiny WordNet and a tiny host."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+import torch
+from tests.attacks.tiny import WORDS, tiny_bert, tiny_wordnet
+from transformers import AutoModelForMaskedLM, AutoTokenizer
+
+from dewmark.attack import load_attack
+from dewmark.errors import ConfigError, ModelError
+from dewmark.hosts.fake import FakeHost, tiny_tokenizer
+from dewmark_lab.attacks.rewriting.synonyms import MaskedLM, Synonym, _GappedText, find_masked_lm
+
+TEXT = (
+    '  "The old House," is over the RIVER;\n\nthe walk was new (old city) and the people of the home walked.'
+)
+KNOWN = ["old", "House", "RIVER", "walk", "old", "city", "home", "walked"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("synonym")
+    tiny_wordnet(path / "wordnet")
+    tiny_bert(path / "bert")
+    return path
+
+
+@pytest.fixture
+def masked(folder: Path) -> Synonym:
+    return Synonym(model=str(folder / "bert"), wordnet=str(folder / "wordnet"), device="cpu")
+
+
+@pytest.fixture
+def weighed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Synonym:
+    host = FakeHost()
+    monkeypatch.setattr("dewmark.hosts.transformers.model.load_host", lambda name, **_: host)
+    monkeypatch.setattr("dewmark.hosts.host_info", lambda name: host.info)
+    return Synonym(method="wordnet", wordnet=str(folder / "wordnet"), r=1.0, device="cpu")
+
+
+def bare(text: str) -> list[str]:
+    return [word.strip('".,;()') for word in text.split()]
+
+
+class TestMaskedLM:
+    def test_gap_gets_the_most_likely_whole_word(self, folder: Path):
+        location = str(folder / "bert")
+        filler = MaskedLM(find_masked_lm(location), device="cpu")
+        tokenizer, model = (
+            AutoTokenizer.from_pretrained(location),
+            AutoModelForMaskedLM.from_pretrained(location),
+        )
+        contexts = [("the old", "is new."), ("", "of the city"), ("people walk over the", "")]
+        made = filler.fill(contexts, window=64, batch_size=2)
+        words = [token for token in tokenizer.get_vocab() if token.isalpha()]  # no subwords
+        for (left, right), word in zip(contexts, made, strict=True):
+            ids = tokenizer(f"{left} [MASK] {right}", return_tensors="pt")
+            with torch.inference_mode():
+                logits = model.eval()(**ids).logits[0]
+            at = ids["input_ids"][0].tolist().index(tokenizer.mask_token_id)
+            assert word == max(words, key=lambda w: logits[at, tokenizer.get_vocab()[w]].item())
+
+    def test_text_outside_the_window_is_ignored(self, folder: Path):
+        filler = MaskedLM(find_masked_lm(str(folder / "bert")), device="cpu")
+        near = [("old house walk " * 20 + "the river is", "over the city " + "home " * 50)]
+        far = [("new people " * 30 + "the river is", "over the city " + "light " * 50)]
+        assert filler._rows(near, 6) == filler._rows(far, 6)
+        assert filler._rows(near, 12) != filler._rows(far, 12)
+
+    def test_long_texts_fit_into_the_model(self, folder: Path):
+        attack = Synonym(model=str(folder / "bert"), wordnet=str(folder / "wordnet"), r=0.01, device="cpu")
+        made = attack.apply(["old house " * 500], seeds=[0])[0]
+        assert len(made.split()) == 1000
+
+    def test_model_without_mask_token_is_rejected(self, folder: Path, tmp_path: Path):
+        tiny_tokenizer().save_pretrained(tmp_path)
+        AutoModelForMaskedLM.from_pretrained(folder / "bert").save_pretrained(tmp_path)
+        with pytest.raises(ConfigError, match="has no mask token"):
+            MaskedLM(find_masked_lm(str(tmp_path)), device="cpu")
+
+    def test_missing_model_names_the_remedy(self, monkeypatch: pytest.MonkeyPatch):
+        monkeypatch.setattr("dewmark.hosts.transformers.model_files._hub", _unreachable)
+        with pytest.raises(ModelError, match=r"'bert-large-uncased' \(no google-bert/.*\): .*method=wordnet"):
+            find_masked_lm("bert-large-uncased")
+
+
+def _unreachable(name: str) -> None:
+    raise ModelError(f"no {name}: use the packaged host")
+
+
+class TestMaskedMethod:
+    @pytest.mark.parametrize("r", [0.0, 0.1, 0.3, 1.0])
+    def test_share_of_words_is_drawn_among_wordnet_entries(self, masked: Synonym, r: float):
+        attack = load_attack("synonym", r=r, model=masked.model, wordnet=masked.wordnet, device="cpu")
+        old = bare(TEXT)
+        wanted = min(round(r * len(old)), len(KNOWN))
+        changed = set()
+        for text in attack.apply([TEXT] * 12, seeds=range(12)):
+            new = bare(text)
+            places = [i for i, (a, b) in enumerate(zip(old, new, strict=True)) if a != b]
+            assert len(places) <= wanted  # a word may be its own best replacement
+            assert all(old[i] in KNOWN for i in places)
+            changed |= set(places)
+        assert bool(changed) == (r > 0)
+
+    def test_punctuation_spaces_and_capitals_are_kept(self, masked: Synonym):
+        attack = load_attack("synonym", r=1.0, model=masked.model, wordnet=masked.wordnet, device="cpu")
+        text = attack.apply([TEXT], seeds=[3])[0]
+        words = iter(bare(TEXT))
+        new = bare(text)
+        assert text == "".join(_put(TEXT, words, new))
+        assert new[2][0].isupper()  # House
+        assert new[2][1:].islower() or len(new[2]) == 1
+        assert new[6].isupper()  # RIVER
+        assert {word.lower() for word in new} <= set(WORDS) | set("abcdefghijklmnopqrstuvwxyz")
+
+    def test_seed_draws_the_words(self, masked: Synonym):
+        made = masked.apply([TEXT] * 10, seeds=range(10))
+        assert len(set(made)) > 3
+
+
+def _put(text: str, old: object, new: list[str]) -> list[str]:
+    """The text with its bare words replaced in order."""
+    out, at = [], 0
+    for word, other in zip(old, new, strict=True):
+        start = text.index(word, at)
+        out += [text[at:start], other]
+        at = start + len(word)
+    return [*out, text[at:]]
+
+
+class TestWordNetMethod:
+    @pytest.mark.parametrize("seed", range(8))
+    @pytest.mark.parametrize(
+        ("after", "rest"), [("", ""), (" by the sea", ""), (" by the sea on", " the water and in the sun")]
+    )
+    def test_synonym_is_the_host_s_most_likely(
+        self, weighed: Synonym, after: str, rest: str, seed: int, monkeypatch: pytest.MonkeyPatch
+    ):
+        host = FakeHost(seed=seed)
+        synonyms = ["river", "bridge", "road", "tree", "ship", "story", "heart"]  # one token each
+        monkeypatch.setattr("dewmark.hosts.transformers.model.load_host", lambda name, **_: host)
+        monkeypatch.setattr(Synonym, "_candidates", lambda _, word: synonyms if word == "house" else [])
+        before = "the old city was new and there was light in the night of the town that is over the"
+        (made,) = weighed.apply([f"{before} house{after}{rest}"], seeds=[0])
+        scored = host.log_likelihood([f"<bos>{before}"] * 7, [f" {new}{after}" for new in synonyms])
+        _, best = max(zip(scored, synonyms, strict=True))
+        assert made == f"{before} {best}{after}{rest}"
+
+    def test_short_words_are_kept(self, weighed: Synonym):
+        assert weighed.apply(["the old city"], seeds=[0]) == ["the old metropolis"]
+
+    def test_text_is_independent_of_the_batch(self, weighed: Synonym):
+        texts = [TEXT, "the house was over the city", "the walk", TEXT.lower() * 3, "house " * 40]
+        seeds = range(len(texts))
+        alone = [weighed.apply([text], seeds=[seed])[0] for text, seed in zip(texts, seeds, strict=True)]
+        assert weighed.apply(texts, seeds=seeds) == alone
+        assert weighed.apply(texts[::-1], seeds=seeds[::-1])[::-1] == alone
+        assert dataclasses.replace(weighed, batch_size=2).apply(texts, seeds=seeds) == alone
+
+    def test_candidates_are_capitalized_before_comparison(self, weighed: Synonym):
+        gaps = _GappedText('The "House" was RIVER-like, a WALK', 0, 1.0, weighed._has_synonyms)
+        assert set(gaps.branches(weighed._candidates)) == {
+            *((5, f'{word}" was RIVER-like, a WALK') for word in ("Home", "Dwelling", "Shelter")),
+            (30, "STROLL"),
+        }
+
+    def test_methods_have_different_labels_and_identities(self, masked: Synonym, weighed: Synonym):
+        assert (masked.label, weighed.label) == ("synonym", "synonym-wordnet")
+        assert masked.identity()["model"].startswith("bert@")
+        assert "host" not in masked.identity()
+        assert "model" not in weighed.identity()
+        assert weighed.identity()["ranking"] == "whole-left"  # earlier versions saw 16 words
+        assert "ranking" not in masked.identity()
+        assert {"wordnet", "method", "r"} <= set(masked.identity()) & set(weighed.identity())
+
+    def test_host_identity_is_computed_once(self, weighed: Synonym, monkeypatch: pytest.MonkeyPatch):
+        first = weighed.identity()
+        monkeypatch.setattr(
+            "dewmark.hosts.host_info", None
+        )  # it reads files, and rows carry an identity each
+        assert weighed.identity() == first
+
+    def test_text_without_synonyms_is_kept(self, weighed: Synonym):
+        assert weighed.apply(["the of and", "x"], seeds=[0, 1]) == ["the of and", "x"]
+
+
+@pytest.mark.parametrize("wrong", [{"r": 1.5}, {"method": "guess"}, {"window": 1}, {"batch_size": 0}])
+def test_invalid_settings_are_rejected(wrong: dict[str, object]):
+    with pytest.raises(ConfigError, match=next(iter(wrong))):
+        load_attack("synonym", **wrong)

@@ -1,0 +1,93 @@
+"""Scoring a foreign text twice, as it is and translated into English, with both attempts counted."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tests.batch.many import export_kgw
+
+from dewmark import translation
+from dewmark.batch import DetectorSpec, TextRow, scorers
+from dewmark.errors import ConfigError
+from dewmark.types import Verdict
+from dewmark_lab.attacks.translation.machine_translation import NeuralEngine
+
+FRENCH = (
+    "Le conseil municipal a voté jeudi la transformation de l'ancien dépôt de tramways en marché couvert."
+)
+ENGLISH = (
+    "The town council voted on Thursday to turn the old tram depot into a market hall for forty traders."
+)
+GERMAN = "Der Stadtrat beschloss am Donnerstag, das alte Straßenbahndepot in eine Markthalle umzubauen."
+
+
+@pytest.fixture(scope="module")
+def detector(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return export_kgw(tmp_path_factory.mktemp("kgw") / "detector")
+
+
+def test_only_languages_with_a_translator_are_brought_back(monkeypatch):
+    asked = []
+
+    def translate(self, texts, *, task, progress):
+        asked.append((self.source, self.target, list(texts)))
+        return [f"en: {text}" for text in texts]
+
+    monkeypatch.setattr(NeuralEngine, "translate", translate)
+    made = translation.translate_back([ENGLISH, FRENCH, GERMAN, "12 34", FRENCH])
+    assert made == [None, f"en: {FRENCH}", None, None, f"en: {FRENCH}"]
+    assert asked == [("fr", "en", [FRENCH, FRENCH])]
+    assert {"fr", "pt"} <= set(translation.back_languages())
+
+
+def scored_with(monkeypatch, detector, values, *, fpr=0.01):
+    """Score (p of the text, p of its translation or None) pairs with a scorer that reads p from the text."""
+    scorer = DetectorSpec(detector=detector, translate_back=True, fpr=fpr).open()
+    (template,) = scorer._scorer([TextRow("x", "the old bridge over a river was built by people who came")])
+
+    def score(batch):
+        found = []
+        for row in batch:
+            p = float(row.text.removeprefix("en:"))
+            verdict = Verdict.TOO_SHORT if p > 1 else Verdict.MARKED if p < fpr else Verdict.NOT_MARKED
+            detection = dataclasses.replace(template.detection, p_value=p, verdict=verdict)
+            assert row.text.startswith("en:") == (row.prompt is None)
+            found.append(dataclasses.replace(template, id=row.id, text=row.text, detection=detection))
+        return found
+
+    seconds = [None if second is None else f"en:{second}" for _, second in values]
+    monkeypatch.setattr(scorers, "translate_back", lambda texts, **_: seconds)
+    scorer._scorer = score
+    return scorer([TextRow(i, str(first), "a prompt") for i, (first, _) in enumerate(values)])
+
+
+def test_both_attempts_count(monkeypatch, detector):
+    values = [(0.004, 0.3), (0.3, 0.004), (0.3, 0.006), (0.9, 0.8), (0.006, None), (2.0, 0.006), (0.02, 2.0)]
+    found = scored_with(monkeypatch, detector, values)
+    assert [each.detection.p_value for each in found] == [0.008, 0.008, 0.012, 1.0, 0.006, 0.006, 0.02]
+    marked = [each.detection.is_marked for each in found]
+    assert marked == [True, True, False, False, True, True, False]
+    assert [each.row["versions"] for each in found] == [2, 2, 2, 2, 1, 1, 1]
+    assert [each.row["translated_back"] for each in found] == [False, True, True, True, False, True, False]
+    assert found[1].text == "en:0.004"  # token scores belong to the translation
+    assert found[1].row["p_value"] == 0.008
+
+
+def test_the_level_holds_for_independent_and_for_equal_attempts(monkeypatch, detector):
+    draws = np.random.default_rng(0).random((20_000, 2)).tolist()
+    for pairs in (draws, [(a, a) for a, _ in draws]):
+        p = np.array([each.detection.p_value for each in scored_with(monkeypatch, detector, pairs, fpr=0.05)])
+        rate = np.mean(p < 0.05)
+        # 1 - (1 - 0.025)^2 = 0.0494 if independent, 0.025 if equal; four standard errors are 0.006
+        assert rate < 0.056
+        assert rate > 0.019
+
+
+def test_the_identity_names_the_translators(detector):
+    plain, twice = (DetectorSpec(detector=detector, translate_back=b).open() for b in (False, True))
+    assert twice.identity == {**plain.identity, "translate_back": translation.back_languages()}
+    with pytest.raises(ConfigError, match="leave out translating back"):
+        DetectorSpec(detector=detector, translate_back=True, calibration=Path("c.json"))

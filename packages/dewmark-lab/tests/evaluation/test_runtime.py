@@ -1,0 +1,66 @@
+"""Timing of schemes in rounds."""
+
+from __future__ import annotations
+
+import pytest
+
+from dewmark.core.keys import Key
+from dewmark.decoding import Decoding
+from dewmark.hosts.fake import FakeHost
+from dewmark.watermark import load_scheme
+from dewmark_lab.evaluation.runtime import DETECT, GENERATE, NO_MARK, time_round, warm_up
+
+DECODING = Decoding(max_new_tokens=8, min_new_tokens=8)
+
+
+@pytest.fixture(scope="module")
+def host():
+    return FakeHost()
+
+
+@pytest.fixture
+def schemes(host):
+    return {
+        name: load_scheme(name, key=Key(bytes(range(32))), settings={}, host=host.info)
+        for name in ("kgw", "unigram")
+    }
+
+
+def test_schemes_are_timed_in_both_phases_and_unmarked_text_in_one(host, schemes):
+    warm_up(host, schemes, "the river", decoding=DECODING)
+    rows = time_round(host, schemes, ["the river", "the sea"], decoding=DECODING, number=1)
+    assert [(row.scheme, row.phase) for row in rows] == [
+        (NO_MARK, GENERATE),
+        ("kgw", GENERATE),
+        ("unigram", GENERATE),
+        ("kgw", DETECT),
+        ("unigram", DETECT),
+    ]
+    assert all(row.seconds_per_text > 0.0 and row.round == 1 for row in rows)
+    assert all(row.device.startswith("cpu") for row in rows)
+    assert all(row.peak_mib is None or row.peak_mib > 1.0 for row in rows)
+
+
+def test_seconds_are_per_text_and_the_order_rotates(host, schemes, monkeypatch):
+    """The clock ticks once per generated and a quarter per detected text."""
+    now, order = [0.0], []
+    write, detect = host.generate, type(schemes["kgw"]).detect
+
+    def generate(prompts, *, scheme, **options):
+        now[0] += 1.0
+        order.append(NO_MARK if scheme is None else scheme.scheme.name)
+        return write(prompts, scheme=scheme, **options)
+
+    def detected(self, text, **options):
+        now[0] += 0.25
+        return detect(self, text, **options)
+
+    monkeypatch.setattr(host, "generate", generate)
+    for bound in schemes.values():
+        monkeypatch.setattr(type(bound), "detect", detected)
+    monkeypatch.setattr("dewmark_lab.evaluation.runtime._now", lambda host: now[0])
+    for number in range(3):
+        rows = time_round(host, schemes, ["the river", "the sea"], decoding=DECODING, number=number)
+        assert {row.seconds_per_text for row in rows if row.phase == GENERATE} == {1.0}
+        assert {row.seconds_per_text for row in rows if row.phase == DETECT} == {0.25}
+    assert order[::6] == [NO_MARK, "kgw", "unigram"]  # each round has two texts of three rows

@@ -1,0 +1,62 @@
+"""Distinct content words, unlisted words and repetition, alone and paired."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from dewmark.text.repetition import distinct, repetition
+from dewmark_lab.evaluation.wording import TextPair, content_words, paired_wording, wording
+
+
+def test_distinct_and_repetition_count_n_grams():
+    text = "a b c d a b c d"
+    assert distinct(text, 1) == 4 / 8
+    assert distinct(text, 2) == 4 / 7  # ab bc cd da
+    assert distinct(text, 3) == 4 / 6
+    assert repetition(text) == pytest.approx(1 / 5)  # abcd twice among five 4-grams
+    assert (distinct("", 1), distinct("one two", 3), repetition("one two")) == (1.0, 1.0, 0.0)
+
+
+def test_frequent_words_and_numbers_are_no_content():
+    text = "The river and the bridge: in 1954, the River rose, and Maria's bridge was gone."
+    assert content_words(text) == ["river", "bridge", "river", "rose", "maria's", "bridge", "gone"]
+    found = wording(text, listed={"river", "bridge", "gone", "maria"} | {"the", "and", "in", "was"})
+    assert found.content_words == 7
+    assert found.distinct_content == 5 / 7
+    assert found.unlisted == 1 / 14  # rose; Maria's is listed as Maria, and 1954 is no word of letters
+    assert wording("1954, 12").to_dict() == {
+        "content_words": 0,
+        "distinct_content": None,
+        "unlisted": None,
+        "repetition": 0.0,
+    }
+
+
+def test_a_shorter_text_is_not_more_varied():
+    """Both texts are cut to the content words of the shorter one, so ending early gains nothing."""
+    whole = "river bridge stone river bridge stone river bridge stone"
+    assert TextPair("0", "river bridge stone", whole).differences()["distinct_content"] == 0.0
+    assert TextPair("0", "river river stone", whole).differences()["distinct_content"] == pytest.approx(
+        -1 / 3
+    )
+
+
+def test_intervals_count_prompts_not_texts():
+    """The same pairs under ten keys are no more evidence than under one."""
+    rng = np.random.default_rng(0)
+    stock = ["stone", "bridge", "river", "meadow", "harbour", "lantern", "orchard", "window"]
+
+    def text() -> str:
+        return " ".join(rng.choice(stock, size=12))
+
+    pairs = [TextPair(str(i), text(), text()) for i in range(30)]
+    once, often = paired_wording(pairs, listed=stock[:4]), paired_wording(pairs * 10, listed=stock[:4])
+    assert once.prompts == 30
+    assert once.distinct_content is not None
+    assert once.unlisted is not None
+    assert often.distinct_content is not None
+    assert often.distinct_content.to_dict() == pytest.approx(once.distinct_content.to_dict())
+    assert once.distinct_content.low < 0.0 < once.distinct_content.high  # both texts are alike
+    assert once.unlisted.low < 0.0 < once.unlisted.high
+    assert paired_wording(pairs[:1]).repetition is None

@@ -1,0 +1,163 @@
+"""Recipes: the packaged ones, selections of rows and stages, and files of the user."""
+
+from __future__ import annotations
+
+import pytest
+
+from dewmark.attack import ATTACKS, load_attack
+from dewmark.errors import ConfigError, UnknownNameError
+from dewmark_lab.experiments.language_model import LOCAL_MODEL, uses_language_model, with_language_model
+from dewmark_lab.experiments.recipe import STAGES, SchemeEntry, load_recipe, tables
+
+PAPER = ["kgw", "synthid", "dipmark", "unbiased", "morphmark", "ksemstamp", "sir", "xsir", "atw", "ts"]
+
+
+def every_recipe():
+    return [
+        (table, profile)
+        for table in tables()
+        for profile in ("local", "real", "paper")
+        if table != "dipper" or profile == "paper"
+    ]
+
+
+@pytest.mark.parametrize(("table", "profile"), every_recipe())
+def test_packaged_recipes_are_complete(table, profile):
+    recipe = load_recipe(table, profile=profile)
+    assert recipe.seeds == (1 if table in ("lexical", "dipper", "stealing") else 3)
+    assert recipe.decoding.max_new_tokens == 200
+    assert recipe.decoding.no_repeat_ngram == (0 if recipe.chat else 4)
+    assert recipe.prompt_tokens == 30
+    assert set(recipe.stages) <= set(STAGES)
+    assert list(recipe.stages) == [stage for stage in STAGES if stage in recipe.stages]
+    assert len({entry.label for entry in recipe.schemes}) == len(recipe.schemes)
+    for attack in recipe.attacks:
+        assert attack.attack in ATTACKS
+
+
+def test_the_chat_recipe_has_both_settings_at_both_lengths():
+    recipes = load_recipe("chat", profile="local").under_conditions()
+    settings = {
+        (
+            each.chat,
+            each.prompts,
+            each.decoding.temperature,
+            each.decoding.top_p,
+            each.decoding.max_new_tokens,
+        )
+        for each in recipes.values()
+    }
+    assert settings == {
+        *((True, "requests", 0.7, 0.9, tokens) for tokens in (200, 400)),
+        *((True, "requests", 1.0, 0.95, tokens) for tokens in (200, 400)),
+        (False, "openings", 1.0, 1.0, 200),
+    }
+    assert [attack.label for attack in recipes["chat-200"].attacks if attack.translate_back] == [
+        "brought-back"
+    ]
+    assert all(not each.conditions for each in recipes.values())
+
+
+def test_readers_are_rows_of_schemes_that_use_one():
+    rows = {entry.label: entry for entry in load_recipe("chat", profile="local").schemes}
+    assert rows["dew-default-reader"].reader_model == rows["dew-default"].host == "smollm2-135m"
+    assert rows["dew-default-gemma"].reader_model == "gemma3-270m"
+    assert rows["dew-default"].reader_model is None
+    with pytest.raises(ConfigError, match="kgw makes no use of a reader"):
+        SchemeEntry("read", "kgw", "smollm2-135m", reader="host").build()
+
+
+def test_conditions_select_and_plain_recipes_have_none():
+    recipe = load_recipe("chat", profile="local")
+    assert list(recipe.under_conditions(["chat-400"])) == ["chat-400"]
+    with pytest.raises(UnknownNameError, match="chat-400"):
+        recipe.under_conditions(["chat-40"])
+    main = load_recipe("main", profile="local")
+    assert main.under_conditions() == {"": main}
+
+
+def test_the_main_table_has_the_rows_of_the_paper():
+    labels = {entry.label for entry in load_recipe("main", profile="paper").schemes}
+    assert labels == {"dew-paper-2.0", "dew-paper-2.5", *PAPER}
+
+
+def test_groups_and_labels_select_rows_in_order():
+    recipe = load_recipe("main", profile="local")
+    chosen = [entry.label for entry in recipe.narrowed(schemes=["synthid", "dew", "kgw"]).schemes]
+    assert (chosen[0], chosen[-1]) == ("synthid", "kgw")
+    assert {"dew-paper-2.0", "dew-paper-2.5", "dew-white-2.0", "dew-white-2.5", "dew-default"} <= set(chosen)
+    everything = recipe.narrowed(schemes=["all"]).schemes
+    assert everything == recipe.schemes
+
+
+def test_added_rows_get_the_profile_s_settings():
+    paper = load_recipe("main", profile="paper").narrowed(schemes=["dew-white-2.0", "dew-paper-2.0"])
+    assert all("mpnet" in str(entry.settings["encoder"]) for entry in paper.schemes)
+    assert paper.schemes[0].settings["whiten_contexts"] is True
+
+
+def test_unknown_names_are_rejected():
+    recipe = load_recipe("main", profile="local")
+    for wrong in ({"schemes": ["kgv"]}, {"attacks": ["delete"]}, {"stages": ["scores"]}):
+        with pytest.raises(UnknownNameError, match="did you mean"):
+            recipe.narrowed(**wrong)
+    with pytest.raises(UnknownNameError, match="main"):
+        load_recipe("mian", profile="local")
+    with pytest.raises(UnknownNameError, match="local"):
+        load_recipe("main", profile="lokal")
+
+
+def test_the_real_profile_has_a_deployed_host_and_a_language_model_everywhere():
+    for table, profile in every_recipe():
+        if profile == "real":
+            recipe = load_recipe(table, profile=profile)
+            assert {entry.host for entry in recipe.schemes} == {LOCAL_MODEL}
+            named = with_language_model(recipe, {"base_url": "http://127.0.0.1:1/v1", "model": "m"})
+            for entry in named.attacks:
+                attack = load_attack(entry.attack, **entry.settings)
+                assert not attack.can_fail or (attack.model, attack.host) == ("m", None)
+    main = load_recipe("main", profile="real")
+    assert {"paraphrase", "translate-fr", "translate-fr-llm", "translate-de"} <= {
+        a.label for a in main.attacks
+    }
+    assert main.llm == "local"
+    assert uses_language_model(main)
+    assert not uses_language_model(load_recipe("main", profile="local"))
+
+
+@pytest.mark.parametrize("table", [table for table, profile in every_recipe() if profile == "real"])
+def test_the_real_profile_trains_what_the_package_has_for_another_vocabulary(table):
+    recipe = load_recipe(table, profile="real")
+    bound = {"xsir", "atw", "ts"} & {entry.scheme for entry in recipe.schemes}
+    assert bound <= recipe.training.keys()
+    assert not bound or recipe.stages[0] == "train"
+
+
+def test_a_profile_without_the_model_says_so():
+    with pytest.raises(ConfigError, match="DIPPER is an 11B model"):
+        load_recipe("dipper", profile="local")
+
+
+def test_a_recipe_file_of_the_user(tmp_path):
+    file = tmp_path / "mine.yaml"
+    file.write_text(
+        "base: main\n"
+        "profiles:\n"
+        "  local:\n"
+        "    texts: 7\n"
+        "    schemes: {strong: {scheme: kgw, settings: {delta: 4.0}}}\n"
+        "    attacks: {half: {attack: delete, r: 0.5}}\n",
+        encoding="utf-8",
+    )
+    recipe = load_recipe(str(file), profile="local")
+    assert (recipe.name, recipe.texts, recipe.schemes[0].host) == ("mine", 7, "smollm2-135m")
+    assert [(entry.label, entry.settings) for entry in recipe.schemes] == [("strong", {"delta": 4.0})]
+    file.write_text("base: main\nprofiles: {local: {schemes: {a: {scheme: kgw, settings: {delt: 1}}}}}\n")
+    with pytest.raises(UnknownNameError, match="delta"):
+        load_recipe(str(file), profile="local")
+    file.write_text("base: main\nprofiles: {local: {text: 5}}\n")
+    with pytest.raises(ConfigError, match="is invalid"):
+        load_recipe(str(file), profile="local")
+    file.write_text("base: main\nprofiles: {local: {texts: many}}\n")
+    with pytest.raises(ConfigError, match="texts must be"):
+        load_recipe(str(file), profile="local")

@@ -1,0 +1,235 @@
+"""The client against a real server that is busy, broken, slow or wrong."""
+
+from __future__ import annotations
+
+import threading
+import time
+import traceback
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
+
+import pytest
+from tests.hosts.chat_server import KEY, Reply, echo, serving
+
+from dewmark.errors import ConfigError, ModelError
+from dewmark_lab.chat.endpoint import EndpointChat, Pace, backoff, retry_after
+
+QUICK = {"first_pause": 0.005, "timeout": 5.0}
+
+
+def said(*texts: str) -> list[list[dict[str, str]]]:
+    return [[{"role": "system", "content": "Shout."}, {"role": "user", "content": text}] for text in texts]
+
+
+def ask(chat: EndpointChat, *texts: str, **more: object) -> list[str]:
+    return chat.complete(said(*texts), seeds=range(len(texts)), max_new_tokens=9, **more)
+
+
+class TestRequests:
+    def test_answers_are_in_order_although_they_arrive_out_of_order(self):
+        def script(body, n):
+            reply = echo(body, n)
+            return Reply(reply.content, delay=0.1 if "SLOW" in reply.content else 0.0)
+
+        with serving(script) as server:
+            arrived = []
+            chat = EndpointChat(server.url, "m", concurrency=3, **QUICK)
+            answers = ask(chat, "slow a", "b", "c", on_answer=lambda i, answer: arrived.append((i, answer)))
+        assert answers == ["SLOW A", "B", "C"]
+        assert arrived[-1] == (0, "SLOW A")
+        assert sorted(arrived) == [(0, "SLOW A"), (1, "B"), (2, "C")]
+
+    def test_the_request_body_and_headers(self):
+        with serving() as server:
+            ask(EndpointChat(server.url, "m", key=KEY, temperature=0.5, **QUICK), "x", "y")
+        body = next(body for body in server.bodies if body["seed"] == 1)
+        assert body == {
+            "model": "m",
+            "messages": said("y")[0],
+            "max_tokens": 9,
+            "temperature": 0.5,
+            "seed": 1,
+        }
+        assert server.headers[0]["authorization"] == f"Bearer {KEY}"
+
+    def test_no_key_no_header_and_other_field_names(self):
+        with serving() as server:
+            chat = EndpointChat(
+                server.url, "m", send_seed=False, length_field="max_completion_tokens", **QUICK
+            )
+            ask(chat, "x")
+        assert "authorization" not in server.headers[0]
+        assert set(server.bodies[0]) == {"model", "messages", "max_completion_tokens"}
+
+    def test_seeds_fit_into_32_bits(self):
+        with serving() as server:
+            chat = EndpointChat(server.url, "m", **QUICK)
+            chat.complete(said("x"), seeds=[2**62 + 5], max_new_tokens=9)
+        assert server.bodies[0]["seed"] == 5
+
+    def test_concurrency_is_a_limit(self):
+        with serving(lambda body, n: Reply(delay=0.05)) as server:
+            ask(EndpointChat(server.url, "m", concurrency=2, **QUICK), *"abcdef")
+        assert server.most_at_once == 2
+
+    def test_the_rate_is_a_limit(self):
+        with serving() as server:
+            started = time.monotonic()
+            ask(EndpointChat(server.url, "m", concurrency=4, per_minute=60 / 0.08, **QUICK), *"abcd")
+        arrivals = sorted(when - started for when in server.times)
+        # the n-th may not even start before n gaps of 0.08 s
+        assert all(when >= 0.08 * n for n, when in enumerate(arrivals))
+
+
+class TestRetries:
+    @pytest.mark.parametrize(
+        "bad",
+        [
+            Reply(status=500),
+            Reply(status=503),
+            Reply(status=429),
+            Reply(raw=b'{"choices": [{"mess'),
+            Reply(raw=b"<html>gateway</html>"),
+            Reply(raw=b"[]"),
+            Reply(raw=b'{"choices": []}'),
+            Reply(content=None),
+        ],
+        ids=["500", "503", "429", "cut", "html", "list", "nothing", "null"],
+    )
+    def test_transient_failures_are_retried(self, bad):
+        with serving(lambda body, n: bad if n < 2 else echo(body, n)) as server:
+            assert ask(EndpointChat(server.url, "m", **QUICK), "x", "y") == ["X", "Y"]
+        assert len(server.bodies) == 6
+
+    def test_a_slow_answer_times_out_and_is_retried(self):
+        with serving(lambda body, n: Reply("late", delay=0.6) if n == 0 else echo(body, n)) as server:
+            assert ask(EndpointChat(server.url, "m", timeout=0.2, first_pause=0.005), "x") == ["X"]
+        assert len(server.bodies) == 2
+
+    def test_retry_after_makes_all_requests_wait(self):
+        def script(body, n):
+            asked = body["messages"][1]["content"]
+            if asked == "a" and n == 0:
+                return Reply(status=429, headers={"Retry-After": "0.5"})
+            return Reply(asked.upper(), delay=0.1 if asked == "b" else 0.0)
+
+        with serving(script) as server:
+            assert ask(EndpointChat(server.url, "m", concurrency=2, **QUICK), *"abc") == ["A", "B", "C"]
+        asked = [body["messages"][1]["content"] for body in server.bodies]
+        # c's turn comes after b's 0.1 s, but a was told to wait 0.5 s
+        assert server.times[asked.index("c")] - server.times[asked.index("a")] > 0.5
+
+    def test_it_gives_up_eventually_and_says_why(self):
+        failing = pytest.raises(ModelError, match="gave no answer in 3 tries .status 502.*are kept")
+        with serving(lambda body, n: Reply(status=502)) as server, failing:
+            ask(EndpointChat(server.url, "m", retries=2, **QUICK), "x")
+        assert len(server.bodies) == 3
+
+    def test_no_server_at_all(self):
+        with serving() as server:
+            url = server.url
+        with pytest.raises(ModelError, match="no connection"):
+            ask(EndpointChat(url, "m", retries=1, **QUICK), "x")
+
+    def test_answers_that_arrived_are_delivered_before_the_error(self):
+        def script(body, n):
+            bad = body["messages"][1]["content"] == "bad"
+            return Reply(status=400, delay=0.05) if bad else Reply("fine", delay=0.15)
+
+        arrived = []
+        with serving(script) as server, pytest.raises(ModelError, match="status 400"):
+            chat = EndpointChat(server.url, "m", concurrency=2, **QUICK)
+            ask(chat, "bad", "x", *"abcdefgh", on_answer=lambda i, _: arrived.append(i))
+        assert 1 in arrived  # it was on its way when the other failed
+        assert len(server.bodies) < 6  # the rest was never sent
+
+
+class TestRejections:
+    @pytest.mark.parametrize("status", [400, 404, 422])
+    def test_a_bad_request_is_not_retried(self, status):
+        failing = pytest.raises(ModelError, match=f"status {status}")
+        with serving(lambda body, n: Reply(status=status)) as server, failing:
+            ask(EndpointChat(server.url, "m", **QUICK), "x")
+        assert len(server.bodies) == 1
+
+    def test_missing_credit_is_not_retried(self):
+        empty = Reply(status=429, raw=b'{"error": {"message": "Quota", "code": "insufficient_quota"}}')
+        with serving(lambda body, n: empty) as server, pytest.raises(ModelError, match="no credit"):
+            ask(EndpointChat(server.url, "m", **QUICK), "x")
+        assert len(server.bodies) == 1
+
+    def test_a_pause_of_hours_ends_the_run(self):
+        later = Reply(status=429, headers={"Retry-After": "7200"})
+        with serving(lambda body, n: later) as server, pytest.raises(ModelError, match="wait 7200 s"):
+            ask(EndpointChat(server.url, "m", **QUICK), "x")
+
+    @pytest.mark.parametrize("status", [302, 307])
+    def test_redirects_are_not_followed(self, status):
+        with serving() as other:
+            away = Reply(status=status, headers={"Location": f"{other.url}/chat/completions"})
+            with serving(lambda body, n: away) as server, pytest.raises(ModelError, match=f"status {status}"):
+                ask(EndpointChat(server.url, "m", key=KEY, **QUICK), "x")
+        assert other.bodies == []
+
+    def test_a_content_filter_gives_an_empty_answer(self):
+        with serving(lambda body, n: Reply(content=None, finish_reason="content_filter")) as server:
+            assert ask(EndpointChat(server.url, "m", **QUICK), "x") == [""]
+
+    @pytest.mark.parametrize("status", [400, 401, 403, 500])
+    def test_no_error_quotes_the_key(self, status):
+        quoting = Reply(status=status, raw=f'{{"error": {{"message": "bad key {KEY}"}}}}'.encode())
+        with serving(lambda body, n: quoting) as server:
+            chat = EndpointChat(server.url, "m", key=KEY, retries=1, **QUICK)
+            with pytest.raises(ModelError) as caught:
+                ask(chat, "x")
+        assert KEY not in "".join(traceback.format_exception(caught.value))
+        assert KEY not in repr(chat) + str(chat.identity())
+
+    def test_a_key_with_a_line_break_is_rejected_without_quoting_it(self):
+        with pytest.raises(ConfigError) as caught:
+            EndpointChat("https://api.example.org/v1", "m", key=f"{KEY}\nX-Other: 1")
+        assert KEY not in str(caught.value)
+
+    @pytest.mark.parametrize(
+        ("url", "why"),
+        [
+            ("api.example.org/v1", "must look like"),
+            ("file:///etc/passwd", "must look like"),
+            ("http://host:port/v1", "must look like"),
+            ("https://user:secret@example.org/v1", "no user, password"),
+            ("https://example.org/v1?key=secret", "no user, password"),
+            ("http://example.org/v1", "unencrypted"),
+        ],
+    )
+    def test_addresses(self, url, why):
+        with pytest.raises(ConfigError, match=why) as caught:
+            EndpointChat(url, "m", key=KEY)
+        assert "secret" not in str(caught.value)
+
+    @pytest.mark.parametrize(
+        "url", ["http://localhost:8000/v1", "http://192.168.1.7/v1", "https://a.org/v1/"]
+    )
+    def test_addresses_that_may_have_a_key(self, url):
+        assert not EndpointChat(url, "m", key=KEY).base_url.endswith("/")
+
+
+class TestPacing:
+    def test_pauses_double_within_their_jitter_up_to_a_minute(self):
+        for attempt in range(12):
+            middle = min(60.0, 0.5 * 2**attempt)
+            pauses = [backoff(attempt, first=0.5) for _ in range(50)]
+            assert 0.5 * middle <= min(pauses) < max(pauses) <= 1.5 * middle
+
+    def test_retry_after_is_a_number_or_a_date(self):
+        assert retry_after("1.5") == 1.5
+        assert retry_after("-3") == 0.0
+        assert retry_after(None) is None
+        assert retry_after("soon") is None
+        soon = datetime.now(UTC) + timedelta(seconds=30)
+        assert retry_after(format_datetime(soon, usegmt=True)) == pytest.approx(30, abs=2)
+
+    def test_a_stopped_client_stops_waiting(self):
+        pace, stop = Pace(0), threading.Event()
+        pace.hold(60)
+        threading.Timer(0.05, stop.set).start()
+        assert not pace.wait(stop)

@@ -1,0 +1,55 @@
+"""EXP: the keyed race against its definition, and sessions that choose the token."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from tests.surface.toy_host import VOCAB, bind, random_logits, random_words
+
+from dewmark.decoding import Decoding
+from dewmark.sampling import RandomStreams, race
+from dewmark.surface.vocabulary_hash import to_uniforms
+from dewmark_lab.schemes.keyed_sampling.exp import _BOUND, keyed_race
+
+
+@pytest.mark.parametrize("scale", [0.0, 1.0, 3.0])
+def test_short_race_has_the_same_winner_as_the_full_one(scale) -> None:
+    """Even if the distribution is flat and the likely and lucky tokens do not decide."""
+    scores, keyed = random_logits(64, 5000, scale=scale), random_words(64, 5000)
+    expected, _ = race(scores.double(), to_uniforms(keyed).log_().neg_())
+    chosen, sound = keyed_race(scores, keyed)
+    assert torch.equal(chosen, expected)
+    assert bool(sound.all())
+
+
+def test_tokens_left_out_of_the_short_race_cannot_reach_its_bound() -> None:
+    assert math.exp(-8.0) / -math.log1p(-(2.0**-8)) < _BOUND
+
+
+def test_row_without_usable_logits_is_unsound() -> None:
+    scores = random_logits(3, 50)
+    scores[1] = -math.inf
+    assert keyed_race(scores, random_words(3, 50))[1].tolist() == [True, False, True]
+
+
+def test_session_leaves_only_the_winner_finite() -> None:
+    ids, logits = torch.tensor([[50, 60, 70], [51, 60, 70]]), random_logits(2, VOCAB)
+    bound = bind("exp")
+    chosen, sound = bound.session(ids).choose(ids, logits, Decoding())
+    assert sound.tolist() == [True, True]
+    marked = bound.session(ids)(ids, logits)
+    assert torch.isfinite(marked).nonzero().tolist() == [[0, int(chosen[0])], [1, int(chosen[1])]]
+
+
+def test_repeated_contexts_are_drawn_with_the_noise_of_the_row() -> None:
+    """The host would draw them with the same numbers. With repeats="keep" the key chooses again."""
+    ids, logits = torch.tensor([[5, 6, 7]]), random_logits(1, VOCAB)
+    skip, keep = (bind("exp", repeats=repeats).session(ids, seeds=[3]) for repeats in ("skip", "keep"))
+    noise = RandomStreams([3], device=torch.device("cpu"))
+    first = skip.choose(ids, logits, Decoding())[0]
+    for step in range(1, 4):
+        expected, _ = race(logits, noise.exponentials(step, VOCAB))
+        assert torch.equal(skip.choose(ids, logits, Decoding())[0], expected)
+        assert torch.equal(keep.choose(ids, logits, Decoding())[0], first)

@@ -1,0 +1,248 @@
+"""KGW: valid p-values for every hashing, what each hashing depends on, and parity with transformers."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import binom
+from tests.surface.toy_host import HOST, KNOWN, VOCAB, bind, key, numbers
+from transformers import WatermarkDetector, WatermarkingConfig
+from transformers.generation.logits_process import WatermarkLogitsProcessor
+
+from dewmark.decoding import Decoding
+from dewmark.errors import ConfigError
+from dewmark.hosts import info_from_model
+from dewmark.hosts.fake import FakeHost, tiny_model
+from dewmark.types import Verdict
+from dewmark.workspace import Tokenized, Workspace
+from dewmark_lab.schemes.green.kgw import KGW, BoundKGW
+
+HASHINGS = ("left", "self", "min", "skip", "additive")
+KEYS = 200
+THEIR_VOCAB, RATIO = 512, 0.25  # in the comparison with transformers
+# texts under H0: ordinary, repetitive, and a loop
+TEXTS = {"plain": numbers(160), "repetitive": numbers(200, top=12), "loop": " ".join(["5 6 7 8 9"] * 20)}
+
+
+def kgw(index: int = 0, **settings: object) -> BoundKGW:
+    bound = bind("kgw", index, **settings)
+    assert isinstance(bound, BoundKGW)
+    return bound
+
+
+@pytest.mark.parametrize(("hashing", "gamma"), [*((hashing, 0.5) for hashing in HASHINGS), ("left", 0.25)])
+def test_p_values_are_valid_over_keys(hashing: str, gamma: float) -> None:
+    """P(p ≤ a) ≤ a on fixed texts, within 4.5 standard deviations of a binomial over keys."""
+    texts, prompts = HOST.tokenizer.encode([*TEXTS.values()]), HOST.tokenizer.encode([""] * len(TEXTS))
+    found = []
+    for i in range(KEYS):
+        bound = kgw(i, hashing=hashing, gamma=gamma)
+        found.append([bound.statistic(e, test="binomial") for e in bound.evidence(texts, prompts)])
+    for text, row in zip(TEXTS, zip(*found, strict=True), strict=True):
+        p = np.array([statistic.p_value for statistic in row])
+        for a in (0.01, 0.05, 0.2, 0.5):
+            assert (p <= a).mean() <= a + 4.5 * math.sqrt(a * (1.0 - a) / KEYS), (text, a)
+    # z is standardized: over keys its mean has standard deviation 1/√K, its variance about √(2/K)
+    z = np.array([row[0].z for row in found])
+    assert abs(z.mean()) < 4.5 / math.sqrt(KEYS)
+    assert abs(z.var() - 1.0) < 4.5 * math.sqrt(2.0 / KEYS)
+
+
+def test_binomial_test_is_exact() -> None:
+    bound, text = kgw(gamma=0.25), numbers(90)
+    evidence = bound.evidence(HOST.tokenizer.encode([text]), HOST.tokenizer.encode([""]))[0]
+    green, n = int((evidence.scores > 0).sum()), len(evidence)
+    found = bound.detect(text)
+    assert found.p_value == pytest.approx(binom.sf(green - 1, n, 0.25), rel=1e-9)
+    assert found.z == pytest.approx((green - 0.25 * n) / math.sqrt(n * 0.25 * 0.75))
+    normal = bound.detect(text, test="z")
+    assert normal.z == found.z
+    assert normal.p_value == pytest.approx(0.5 * math.erfc(found.z / math.sqrt(2.0)))
+    assert bound.detect("5 6").p_value == 1.0  # nothing scored
+
+
+@pytest.mark.parametrize("gamma", [0.1, 0.25, 0.5, 0.9])
+@pytest.mark.parametrize("hashing", HASHINGS)
+def test_green_lists_have_the_right_share(hashing: str, gamma: float) -> None:
+    """200 lists of 297 tokens: 4.5 standard deviations of the share, lists of one key being independent.
+
+    Under ``self`` the tokens that outrank their context have the same colour on many lists; those have a
+    share of about 1/h, so the variance is bounded by that of 297 tokens at that share.
+    """
+    bound = kgw(hashing=hashing, gamma=gamma)
+    session = bound.session(torch.zeros(1, 0, dtype=torch.long))
+    windows = torch.randint(3, KNOWN, (200, bound.width), generator=torch.Generator().manual_seed(0))
+    share = session.green(windows)[:, 3:KNOWN].float().mean().item()
+    independent = 297 / 16 if hashing == "self" else 200 * 297 / (1 if hashing == "left" else 4)
+    assert abs(share - gamma) < 4.5 * math.sqrt(gamma * (1.0 - gamma) / independent)
+
+
+def lists(bound: BoundKGW, *windows: list[int]) -> list[list[bool]]:
+    """The green lists after windows of ids."""
+    session = bound.session(torch.zeros(1, 0, dtype=torch.long))
+    return session.green(torch.from_numpy(np.array(windows))).tolist()
+
+
+def test_each_hashing_depends_on_its_part_of_the_context() -> None:
+    left = lists(kgw(hashing="left", prefix=3), [11, 12, 13], [11, 12, 13], [12, 11, 13], [10, 12, 13])
+    assert left[0] == left[1]
+    assert left[0] != left[2]
+    assert left[0] != left[3]
+    additive = lists(kgw(hashing="additive"), [11, 12, 13], [13, 11, 12], [10, 12, 14], [11, 12, 14])
+    assert additive[0] == additive[1] == additive[2]
+    assert additive[0] != additive[3]
+    skip = lists(kgw(hashing="skip"), [11, 12, 13, 14, 15], [11, 5, 6, 7, 8], [12, 12, 13, 14, 15])
+    assert skip[0] == skip[1]
+    assert skip[0] != skip[2]
+
+
+@pytest.mark.parametrize(("hashing", "kept"), [("min", 3 / 4), ("left", 0.0)])
+def test_min_hashing_survives_the_loss_of_all_but_one_token(hashing: str, kept: float) -> None:
+    """One of four ids is the minimum, its replacement is a fifth: 3/4 · 4/5 of 400 lists stay the same."""
+    rng = np.random.default_rng(0)
+    windows = np.stack([rng.choice(np.arange(3, KNOWN), 5, replace=False) for _ in range(400)])
+    changed = windows[:, :4].copy()
+    changed[:, 1] = windows[:, 4]
+    bound = kgw(hashing=hashing, prefix=4)
+    same = [a == b for a, b in zip(lists(bound, *windows[:, :4]), lists(bound, *changed), strict=True)]
+    expected = kept * 4 / 5
+    assert abs(np.mean(same) - expected) <= 4.5 * math.sqrt(expected * (1.0 - expected) / 400)
+
+
+def test_self_hashing_includes_the_candidate() -> None:
+    """A candidate that ranks below its context has one colour after all contexts; h = 4 means three ids."""
+    bound = kgw(hashing="self")
+    assert bound.width == 3
+    ranks = bound._hashing.ranks[:-1]
+    windows = np.random.default_rng(0).integers(3, KNOWN, (50, 3))
+    found = np.array(lists(bound, *windows))[:, 3:KNOWN]
+    alone = ranks[None, 3:KNOWN] < ranks[windows].min(axis=1)[:, None]
+    assert 0.15 < alone.mean() < 0.35  # a quarter
+    for token in range(KNOWN - 3):
+        assert len(set(found[alone[:, token], token])) <= 1
+    fixed = found.mean(axis=0)
+    assert ((fixed > 0.0) & (fixed < 1.0)).mean() > 0.9  # otherwise the context decides
+
+
+@pytest.mark.parametrize("hashing", HASHINGS)
+def test_text_of_the_tiny_host_is_detected(hashing: str, tmp_path: object) -> None:
+    host = FakeHost()
+    bound = KGW(hashing=hashing).bind(key(1), host.info, Workspace(cache=tmp_path))
+    prompts = ["the old bridge", "people of the city by the sea and", "rain"]
+    marked = host.generate(
+        prompts, scheme=bound, seeds=[1, 2, 3], decoding=Decoding(max_new_tokens=80, min_new_tokens=80)
+    )
+    plain = host.generate(
+        prompts, scheme=None, seeds=[1, 2, 3], decoding=Decoding(max_new_tokens=80, min_new_tokens=80)
+    )
+    for text, prompt in zip(marked, prompts, strict=True):
+        assert bound.detect(text.text).p_value < 1e-4
+        assert bound.detect(text.text, prompt=prompt).tokens_scored >= bound.detect(text.text).tokens_scored
+    assert all(d.verdict is Verdict.NOT_MARKED for d in bound.detect_batch([t.text for t in plain], fpr=1e-3))
+
+
+def test_widths_follow_the_hashing_unless_given() -> None:
+    assert [KGW(hashing=hashing).h for hashing in HASHINGS] == [3, 4, 4, 5, 3]
+    assert KGW(prefix=1).h == 1
+    assert kgw(hashing="self", prefix=2).width == 1
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"gamma": 1.0}, "gamma must lie in"),
+        ({"gamma": 0.0}, "gamma must lie in"),
+        ({"delta": 0.0}, "delta must be positive"),
+        ({"prefix": 0}, "prefix must be at least 1"),
+        ({"prefix": 1, "hashing": "self"}, "prefix must be at least 2"),
+        ({"hashing": "right"}, "hashing must be one of"),
+    ],
+)
+def test_bad_parameters_are_rejected(settings: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        KGW(**settings)
+
+
+def test_logits_are_raised_by_delta_and_nothing_else() -> None:
+    bound, ids = kgw(delta=1.5), torch.tensor([[5, 6, 7]])
+    logits = torch.randn(1, VOCAB)
+    shift = bound.session(ids)(ids, logits) - logits
+    assert set(shift.round(decimals=4).unique().tolist()) == {0.0, 1.5}
+
+
+class TheirLists(BoundKGW):
+    """Our counting and tests with the green lists of transformers."""
+
+    theirs: WatermarkLogitsProcessor
+
+    def contexts_of(self, windows: np.ndarray, tokens: np.ndarray) -> np.ndarray:
+        return windows
+
+    def pair_scores(self, contexts: np.ndarray, tokens: np.ndarray) -> np.ndarray:
+        selfhash = self.theirs.seeding_scheme == "selfhash"
+        green = []
+        for context, token in zip(contexts, tokens, strict=True):
+            prefix = np.append(context, token) if selfhash else context
+            green.append(int(token) in self.theirs._get_greenlist_ids(torch.from_numpy(prefix)))
+        return np.array(green) - self.gamma
+
+
+@pytest.fixture(scope="module")
+def model() -> tuple:
+    return tiny_model(THEIR_VOCAB)
+
+
+@pytest.mark.parametrize(("scheme", "width"), [("lefthash", 1), ("selfhash", 4)])
+def test_counts_and_z_agree_with_transformers(model: tuple, scheme: str, width: int) -> None:
+    """On text that transformers marked, counting each n-gram once (its ``ignore_repeated_ngrams``)."""
+    network, tokenizer = model
+    config = WatermarkingConfig(
+        greenlist_ratio=RATIO, bias=4.0, seeding_scheme=scheme, context_width=width, hashing_key=15485863
+    )
+    torch.manual_seed(0)
+    prompts = torch.randint(4, THEIR_VOCAB, (3, 6))
+    ids = network.generate(
+        prompts,
+        do_sample=True,
+        max_new_tokens=60,
+        suppress_tokens=[0, 1, 2, 3],  # special tokens, which we never count but they do
+        watermarking_config=config,
+    )[:, 6:]
+    detector = WatermarkDetector(network.config, "cpu", config, ignore_repeated_ngrams=True)
+    expected = detector(ids, return_dict=True)
+
+    info = info_from_model(network, tokenizer)
+    hashing = "left" if scheme == "lefthash" else "self"
+    bound = TheirLists(
+        KGW(gamma=RATIO, hashing=hashing, prefix=width),
+        info,
+        "",
+        secret=bytes(32),
+        gamma=RATIO,
+        width=width - (hashing == "self"),
+    )
+    bound.theirs = detector.processor
+    texts = [Tokenized("", tuple(row), tuple((0, 0) for _ in row)) for row in ids.tolist()]
+    found = bound.evidence(texts, [Tokenized("", (), ())] * len(texts))
+    for i, evidence in enumerate(found):
+        assert len(evidence) == expected.num_tokens_scored[i]
+        assert int((evidence.scores > 0).sum()) == expected.num_green_tokens[i]
+        statistic = bound.statistic(evidence, test="z")
+        assert statistic.z == pytest.approx(expected.z_score[i], abs=1e-9)
+        assert statistic.z > 3.0  # both see their mark
+
+
+def test_both_raise_a_quarter_of_the_vocabulary_by_the_bias(model: tuple) -> None:
+    """The processors differ only in the list: theirs has a fixed size, ours a share on average."""
+    network, tokenizer = model
+    ids, logits = torch.randint(4, THEIR_VOCAB, (8, 5)), torch.zeros(8, THEIR_VOCAB)
+    theirs = WatermarkLogitsProcessor(THEIR_VOCAB, "cpu", greenlist_ratio=RATIO, bias=2.0)(ids, logits)
+    bound = KGW(gamma=RATIO, prefix=1).bind(key(0), info_from_model(network, tokenizer), None)
+    ours = bound.session(ids)(ids, logits)
+    assert set(theirs.unique().tolist()) == set(ours.unique().tolist()) == {0.0, 2.0}
+    assert (theirs > 0).sum(dim=1).tolist() == [128] * 8
+    # Binomial(508, 1/4) has standard deviation 9.8
+    assert ((ours > 0).sum(dim=1) - 127).abs().max() < 4.5 * 9.8

@@ -1,0 +1,175 @@
+"""SimKey: codes that follow the text, a distortion-free race, exact p-values for every text."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import chisquare, kstest
+from tests.surface.toy_host import VOCAB, bind, numbers
+
+from dewmark.errors import ConfigError, UnknownNameError
+from dewmark.testing.checks import expect_valid
+from dewmark_lab.schemes.keyed_sampling.simkey import SimHash, SimKey
+
+KEYS = 120
+TEXTS = {
+    "random": numbers(150),
+    "few words": numbers(150, seed=1, top=9),
+    "a loop": " ".join([numbers(11, seed=2)] * 14),
+    "one word": " ".join(["17"] * 150),
+}
+
+
+@pytest.fixture(autouse=True)
+def _encoder(bag_encoder: object) -> None:
+    pass
+
+
+def codes_of(bound, text: str) -> np.ndarray:
+    (tokenized,) = bound.host.tokenizer.encode([text])
+    return bound.simhash.codes(np.array([tokenized.ids], dtype=np.int64))[0]
+
+
+@pytest.mark.parametrize("test", ["gamma", "cost"])
+@pytest.mark.parametrize("kind", TEXTS)
+def test_p_values_are_uniform_over_keys(kind: str, test: str) -> None:
+    """Even if codes and words repeat; a uniform sample fails once in 10,000 such comparisons."""
+    found = [bind("simkey", i).detect(TEXTS[kind], test=test) for i in range(KEYS)]
+    p_values = [d.p_value for d in found]
+    expect_valid(p_values, kind)
+    assert kstest(p_values, "uniform").pvalue > 1e-4
+
+
+@pytest.mark.parametrize("bits", [1, 4])
+def test_repetition_is_no_evidence(bits: int) -> None:
+    """A word under k codes of b bits shows at most k·2^b numbers, however long the text."""
+    bound = bind("simkey", bits=bits, hashes=3)
+    found = bound.detect(TEXTS["one word"])
+    assert 1 <= found.effective_length <= 3 * 2**bits
+    # the second half of a loop has the same windows as the first
+    tokenizer = bound.host.tokenizer
+    once, twice = (" ".join([numbers(40, seed=4)] * n) for n in (2, 4))
+    none = tokenizer.encode([""])
+    first, second = (len(bound.evidence(tokenizer.encode([text]), none)[0]) for text in (once, twice))
+    assert first == second
+
+
+def test_scores_are_the_largest_of_the_new_numbers() -> None:
+    """Against a plain loop."""
+    bound = bind("simkey", window=5, stride=3, hashes=4, bits=2)
+    text, prompt = bound.host.tokenizer.encode([TEXTS["few words"], numbers(6, seed=9)])
+    (evidence,) = bound.evidence([text], [prompt])
+    ids, seen, expected = prompt.ids + text.ids, set(), []
+    for t, token in enumerate(text.ids):
+        start = len(prompt.ids) + t // 3 * 3
+        codes = bound.simhash.codes(np.array([ids[start - 5 : start]], dtype=np.int64))[0]
+        new = [(j, int(code), token) for j, code in enumerate(codes) if (j, int(code), token) not in seen]
+        seen.update(new)
+        if new:
+            pairs = np.array(new)
+            u = bound.pair_hash.uniforms(pairs[:, :2], pairs[:, 2]).max()
+            expected.append(-np.log(1.0 - u ** len(new)) - 1.0)
+    np.testing.assert_allclose(evidence.scores, expected, rtol=1e-6)
+
+
+def test_windows_that_reach_into_an_unknown_prompt_are_skipped() -> None:
+    bound = bind("simkey", window=8, stride=4)
+    tokenizer = bound.host.tokenizer
+    (text,) = tokenizer.encode([TEXTS["random"]])
+    alone, after = (
+        bound.evidence([text], tokenizer.encode([prompt]))[0].positions for prompt in ("", "5 6 7")
+    )
+    assert (alone[:8] == -1).all()
+    assert alone[8] >= 0
+    assert after[0] >= 0
+
+
+def test_codes_follow_the_text() -> None:
+    """Over keys a small change keeps most bits: with angle θ each stays with probability 1 − θ/π."""
+    text, changed, other = "31 47 102 99 5 60 71 83", "31 47 102 99 5 60 71 84", "200 11 7 140 266 19 58 90"
+    shares = []
+    for candidate in (changed, other):
+        pairs = [
+            (codes_of(bound, text), codes_of(bound, candidate))
+            for bound in (bind("simkey", i, bits=1, hashes=16) for i in range(30))
+        ]
+        shares.append(np.mean([np.mean(a == b) for a, b in pairs]))
+    vectors = bind("simkey").simhash._contexts.encoder.encode([text, changed, other])
+    unit = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+    expected = 1.0 - np.arccos(unit[1:] @ unit[0]) / np.pi
+    # 480 bits: a standard deviation of at most 0.023
+    np.testing.assert_allclose(shares, expected, atol=0.1)
+    assert shares[0] > shares[1]
+
+
+def test_over_keys_a_token_follows_the_host() -> None:
+    """χ² on 600 keys; a correct scheme fails once in 10,000."""
+    ids = torch.tensor([[5, 6, 7, 8, 9]])
+    logits = torch.full((1, VOCAB), -torch.inf)
+    shares = np.array([0.5, 0.25, 0.15, 0.1])
+    logits[0, 10:14] = torch.tensor(shares).log().float()
+    counts = np.zeros(4)
+    for i in range(600):
+        marked = bind("simkey", i).session(ids, seeds=[i])(ids, logits)
+        counts[int(marked.argmax()) - 10] += 1
+    assert chisquare(counts, 600 * shares).pvalue > 1e-4
+
+
+def test_tokens_of_a_chunk_use_every_code_once() -> None:
+    """Four tokens, four codes: all numbers differ, so equal logits give different tokens."""
+    bound = bind("simkey", hashes=4, stride=4, bits=2)
+    ids, logits = torch.tensor([[5, 6, 7, 8, 9, 10, 11, 12]]), torch.zeros(1, VOCAB)
+    session = bound.session(ids, seeds=[3])
+    chosen = [int(session(ids, logits).argmax()) for _ in range(4)]
+    codes = bound.simhash.codes(ids.numpy())[0]
+    best = [
+        int(bound.pair_hash.uniforms(np.repeat([[j, code]], VOCAB, axis=0), np.arange(VOCAB)).argmax())
+        for j, code in enumerate(codes)
+    ]
+    assert sorted(chosen) == sorted(best)
+
+
+def test_one_encoder_call_per_chunk(bag_encoder) -> None:
+    bound = bind("simkey", stride=5)
+    ids = torch.tensor([[20, 21, 22, 23, 24, 25, 26, 27]])
+    session = bound.session(ids, seeds=[1])
+    before = len(bound.simhash._contexts.encoder.calls)
+    for step in range(15):
+        session(ids, torch.zeros(1, VOCAB))
+        ids = torch.cat((ids, torch.tensor([[30 + step]])), dim=1)
+    assert len(bound.simhash._contexts.encoder.calls) - before == 3
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("hashes", 0), ("bits", 0), ("bits", 40), ("window", 0), ("stride", 0)]
+)
+def test_bad_parameters_are_rejected(name: str, value: int) -> None:
+    with pytest.raises(ConfigError, match=name):
+        SimKey(**{name: value})
+
+
+def test_an_unknown_encoder_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    with pytest.raises(UnknownNameError, match="use-m4"):
+        bind("simkey", encoder="use-m4")
+
+
+def test_the_dead_zone_is_a_third_value() -> None:
+    """A vector on a hyperplane has digit 2 there; elsewhere the digits are the signs, in base 3."""
+
+    class Given:
+        def vectors(self, windows: np.ndarray) -> np.ndarray:
+            return VECTORS[windows[:, 0]]
+
+    rng = np.random.default_rng(0)
+    VECTORS = rng.normal(size=(400, 64))
+    options = {"secret": bytes(32), "dim": 64, "hashes": 3, "bits": 5}
+    plain, ternary = SimHash(Given(), **options), SimHash(Given(), **options, dead_zone=0.02)
+    windows = np.arange(400)[:, None]
+    digits = ternary.codes(windows)[..., None] // 3 ** np.arange(5) % 3
+    signs = plain.codes(windows)[..., None] >> np.arange(5) & 1
+    clear = digits < 2
+    assert (digits[clear] == signs[clear]).all()
+    expected = 2.0 * 0.02 * np.sqrt(64 / (2.0 * np.pi))  # the density of a cosine at 0 is about √(d/2π)
+    assert abs((~clear).mean() - expected) < 4.5 * np.sqrt(expected / clear.size)

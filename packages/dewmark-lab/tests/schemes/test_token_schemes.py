@@ -1,0 +1,114 @@
+"""Schemes by (context, token) pairs: which pairs count, and what a detector stores."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tests.surface.toy_host import HOST, KNOWN, VOCAB, bind, key, numbers
+
+from dewmark.errors import ArtifactError
+from dewmark.scheme import State
+from dewmark.surface.token_schemes import TokenBound
+from dewmark.types import Verdict
+from dewmark.workspace import Workspace
+from dewmark_lab.schemes.green.kgw import KGW
+
+TWO = {"hashing": "left", "prefix": 2}
+
+
+def pairs(text: str, prompt: str = "", **settings: object) -> list[tuple[tuple[int, ...], int]]:
+    """The counted pairs of a text in the order of their first occurrence."""
+    bound = bind("kgw", **(settings or TWO))
+    assert isinstance(bound, TokenBound)
+    encode = HOST.tokenizer.encode
+    found = bound.pairs(encode([text]), encode([prompt]))[0]
+    order = dict.fromkeys(int(i) for i in found.positions if i >= 0)
+    return [(tuple(found.contexts[i].tolist()), int(found.tokens[i])) for i in order]
+
+
+def test_first_tokens_have_no_context_without_the_prompt() -> None:
+    assert pairs("11 12 13 14") == [((11, 12), 13), ((12, 13), 14)]
+
+
+def test_prompt_is_context_and_never_scored() -> None:
+    expected = [((8, 9), 11), ((9, 11), 12), ((11, 12), 13)]
+    assert pairs("11 12 13", "8 9") == expected
+    assert pairs("11 12 13", "5 6 7 8 9") == expected
+
+
+def test_short_prompt_leaves_earlier_context_absent() -> None:
+    assert pairs("11 12", "9") == [((-1, 9), 11), ((9, 11), 12)]
+
+
+def test_repeated_pairs_count_once() -> None:
+    bound = bind("kgw", **TWO)
+    text = " ".join(["11 12 13"] * 20)
+    found = bound.detect(text)
+    evidence = bound.evidence(HOST.tokenizer.encode([text]), HOST.tokenizer.encode([""]))[0]
+    assert len(evidence) == 3
+    assert evidence.weights.tolist() == [1.0, 1.0, 1.0]
+    assert [int(i) for i in evidence.positions[2:8]] == [*evidence.positions[2:5]] * 2
+    assert found.effective_length == 3
+    assert found.tokens_scored == 58
+    assert found.verdict is Verdict.TOO_SHORT
+
+
+def test_special_and_unknown_ids_are_neither_scored_nor_context() -> None:
+    assert pairs("11 12 2 13 14") == [((12, -1), 13), ((-1, 13), 14)]
+    beyond = str(VOCAB + 5)
+    assert pairs(f"11 12 {beyond} 13 14") == [((12, -1), 13), ((-1, 13), 14)]
+    padding = str(KNOWN + 5)
+    assert pairs(f"11 12 {padding} 13 14") == [((12, KNOWN + 5), 13), ((KNOWN + 5, 13), 14)]
+
+
+def test_unigram_scores_every_token_and_each_once() -> None:
+    bound = bind("unigram")
+    found = bound.detect("11 12 11 2 13 12")
+    assert found.effective_length == 3
+    assert found.tokens_scored == 5
+
+
+def test_token_scores_have_offsets_and_are_standardized() -> None:
+    text = numbers(60)
+    found = bind("kgw", gamma=0.25, **TWO).detect(text)
+    assert [token.text for token in found.tokens] == text.split(" ")
+    assert [token.scored for token in found.tokens] == [False] * 2 + [True] * 58
+    # (1 − γ)/√(γ(1 − γ)) = √3 for a green token, −1/√3 for a red one
+    assert {round(token.score, 6) for token in found.tokens if token.scored} == {1.732051, -0.57735}
+    assert found.score == pytest.approx(found.z * np.sqrt(0.25 * 0.75 / found.effective_length))
+
+
+def test_large_batches_are_processed_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    bound, texts = bind("kgw"), [numbers(20 + i, seed=i) for i in range(9)]
+    whole = bound.detect_batch(texts)
+    monkeypatch.setattr(bound, "units_per_chunk", 50)
+    assert bound.detect_batch(texts) == whole
+    assert bound.detect_batch([]) == []
+
+
+def test_stored_detector_holds_only_the_secret() -> None:
+    bound, text = bind("kgw"), numbers(100)
+    state = bound.state()
+    assert list(state.arrays) == ["secret"]
+    assert state.arrays["secret"].dtype == np.uint8
+    restored = KGW().restore(state, HOST, key(0).fingerprint, Workspace(cache=Path()))
+    assert restored.detect(text) == bound.detect(text)
+
+
+@pytest.mark.parametrize("arrays", [{}, {"secret": np.zeros(31, dtype=np.uint8)}])
+def test_damaged_detector_is_rejected(arrays: dict[str, np.ndarray]) -> None:
+    with pytest.raises(ArtifactError, match="export it again"):
+        KGW().restore(State(meta={}, arrays=arrays), HOST, "", Workspace(cache=Path()))
+
+
+def test_schemes_derive_different_secrets_from_one_key() -> None:
+    secrets = {bind(name).state().arrays["secret"].tobytes() for name in ("kgw", "unigram", "sweet", "ewd")}
+    assert len(secrets) == 4
+
+
+def test_ids_beyond_the_logits_are_not_markable() -> None:
+    host = dataclasses.replace(HOST, vocab_size=KNOWN - 50)
+    assert int(host.markable.sum()) == KNOWN - 50 - 3

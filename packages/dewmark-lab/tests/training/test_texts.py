@@ -1,0 +1,109 @@
+"""Training texts from a file or from the host."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import pytest
+
+from dewmark.errors import InputError
+from dewmark.prompts import openings
+from dewmark.testing.trial import tiny_host
+from dewmark.workspace import silent
+from dewmark_lab.training import texts
+from dewmark_lab.training.texts import FileTexts, HostTexts, sentence_starts
+
+
+@pytest.fixture(autouse=True)
+def small_batches(monkeypatch):
+    monkeypatch.setattr(texts, "_BATCH", 32)
+
+
+class CountingHost:
+    """The tiny host; counts the texts it writes, and can be interrupted."""
+
+    def __init__(self, stop_after: int = 10**9) -> None:
+        self.written = 0
+        self._stop_after = stop_after
+
+    def generate(self, prompts, *, decoding, **options):
+        if self.written >= self._stop_after:
+            raise KeyboardInterrupt
+        self.written += len(prompts)
+        return tiny_host().generate(
+            prompts, decoding=dataclasses.replace(decoding, max_new_tokens=6, min_new_tokens=6), **options
+        )
+
+
+def texts_of(host, cache, *, seed=0):
+    return HostTexts(tiny_host().info, lambda: host, cache=cache, seed=seed, progress=silent)
+
+
+def test_the_host_s_texts_are_cached(tmp_path):
+    host = CountingHost()
+    first = texts_of(host, tmp_path).take(20, least=20)
+    assert len(first) == 20
+    assert host.written == 32  # whole batches of 32
+    assert texts_of(host, tmp_path).take(20, least=20) == first
+    assert host.written == 32
+    more = texts_of(host, tmp_path).take(40, least=40)
+    assert more[:20] == first
+    assert host.written == 64
+
+
+def test_no_text_continues_an_evaluation_prompt():
+    """Experiments continue the package's openings: no artifact is trained on them."""
+    starts = sentence_starts()
+    assert len(starts) >= 200
+    prompts = " ".join(row["text"] for row in openings())
+    assert not [start for start in starts if start in prompts]
+
+
+def test_texts_continue_the_same_starts_and_differ_by_seed(tmp_path):
+    first, other = (texts_of(CountingHost(), tmp_path, seed=seed).take(16, least=16) for seed in (0, 100))
+    assert first != other
+    assert [text[:12] for text in first] == [text[:12] for text in other]  # the same starts
+
+
+@pytest.mark.parametrize(
+    "damage", [b"", b'{"text": "cut sh', b'{"text": "whole line of an unfinished batch"}\n']
+)
+def test_a_killed_run_resumes_to_the_same_texts(tmp_path, damage):
+    whole = texts_of(CountingHost(), tmp_path / "whole").take(96, least=96)
+    with pytest.raises(KeyboardInterrupt):
+        texts_of(CountingHost(stop_after=32), tmp_path / "killed").take(96, least=96)
+    file = next((tmp_path / "killed").rglob("texts-*.jsonl"))
+    file.write_bytes(file.read_bytes() + damage)
+    host = CountingHost()
+    assert texts_of(host, tmp_path / "killed").take(96, least=96) == whole
+    assert host.written == 64
+
+
+class TestFiles:
+    def test_jsonl_and_paragraphs(self, tmp_path):
+        jsonl, plain = tmp_path / "a.jsonl", tmp_path / "a.txt"
+        rows = [{"text": "one"}, {"response": "two"}, {"text": "one"}]
+        jsonl.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        plain.write_text("one\n\n\ntwo\n")
+        for path in (jsonl, plain):
+            texts = FileTexts(path)
+            assert texts.take(100, least=2) == ["one", "two"]
+            assert texts.option == path.name
+
+    def test_too_few_texts_are_rejected(self, tmp_path):
+        path = tmp_path / "a.txt"
+        path.write_text("one\n\ntwo")
+        with pytest.raises(InputError, match=r"2 distinct texts, at least 3"):
+            FileTexts(path).take(3, least=3)
+
+    def test_another_file_has_another_identity(self, tmp_path):
+        path = tmp_path / "a.txt"
+        path.write_text("one")
+        first = FileTexts(path).identity
+        path.write_text("two")
+        assert FileTexts(path).identity != first
+
+    def test_a_missing_file_is_rejected(self, tmp_path):
+        with pytest.raises(InputError, match="cannot read"):
+            FileTexts(tmp_path / "none.jsonl")

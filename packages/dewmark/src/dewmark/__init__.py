@@ -1,0 +1,131 @@
+"""dewmark: watermarks for language models that survive paraphrase and translation.
+
+The names below are the whole public surface: the facade (`Watermark`, `Detector`, `load_scheme`, `identify`,
+`locate`), its results, and the contracts of the four extension points with their registries: `Scheme`,
+`Attack`, `Encoder` and `Host`. They are imported on first use, so that ``import dewmark`` loads neither torch
+nor transformers.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from dewmark.version import __version__
+
+if TYPE_CHECKING:
+    from dewmark.attack import ATTACKS, Attack, load_attack
+    from dewmark.core.keys import Key
+    from dewmark.decoding import Decoding
+    from dewmark.detector import Detector
+    from dewmark.encoders import load_encoder
+    from dewmark.encoders.base import Encoder
+    from dewmark.errors import ConfigError, DewmarkError
+    from dewmark.hosts import load_host
+    from dewmark.hosts.base import Host
+    from dewmark.hosts.transformers.watermarking_config import WatermarkingConfig
+    from dewmark.passages import Located, locate
+    from dewmark.registry import ENCODERS, HOSTS, SCHEMES
+    from dewmark.sampling import ChoosingSession, Session
+    from dewmark.scheme import BoundScheme, Needs, Scheme, State
+    from dewmark.stats.evidence import Evidence
+    from dewmark.stats.key_test import Statistic, key_test
+    from dewmark.surface.token_schemes import PromptBatch, TokenBound, TokenScheme, TokenSession
+    from dewmark.surface.vocabulary_hash import VocabularyHash
+    from dewmark.types import (
+        Attribution,
+        Coverage,
+        Detection,
+        Extent,
+        Generation,
+        Passage,
+        TokenScore,
+        Verdict,
+    )
+    from dewmark.watermark import Watermark, identify, load_scheme
+    from dewmark.workspace import HostInfo, Tokenized, Workspace
+
+__all__ = [
+    "ATTACKS",
+    "ENCODERS",
+    "HOSTS",
+    "SCHEMES",
+    "Attack",
+    "Attribution",
+    "BoundScheme",
+    "ChoosingSession",
+    "ConfigError",
+    "Coverage",
+    "Decoding",
+    "Detection",
+    "Detector",
+    "DewmarkError",
+    "Encoder",
+    "Evidence",
+    "Extent",
+    "Generation",
+    "Host",
+    "HostInfo",
+    "Key",
+    "Located",
+    "Needs",
+    "Passage",
+    "PromptBatch",
+    "Scheme",
+    "Session",
+    "State",
+    "Statistic",
+    "TokenBound",
+    "TokenScheme",
+    "TokenScore",
+    "TokenSession",
+    "Tokenized",
+    "Verdict",
+    "VocabularyHash",
+    "Watermark",
+    "WatermarkingConfig",
+    "Workspace",
+    "__version__",
+    "identify",
+    "key_test",
+    "load_attack",
+    "load_encoder",
+    "load_host",
+    "load_scheme",
+    "locate",
+]
+
+_MODULES = {
+    "dewmark.attack": "ATTACKS Attack load_attack",
+    "dewmark.surface.token_schemes": "PromptBatch TokenBound TokenScheme TokenSession",
+    "dewmark.surface.vocabulary_hash": "VocabularyHash",
+    "dewmark.core.keys": "Key",
+    "dewmark.decoding": "Decoding",
+    "dewmark.detector": "Detector",
+    "dewmark.encoders": "load_encoder",
+    "dewmark.encoders.base": "Encoder",
+    "dewmark.errors": "ConfigError DewmarkError",
+    "dewmark.hosts": "load_host",
+    "dewmark.hosts.base": "Host",
+    "dewmark.hosts.transformers.watermarking_config": "WatermarkingConfig",
+    "dewmark.passages": "Located locate",
+    "dewmark.registry": "ENCODERS HOSTS SCHEMES",
+    "dewmark.sampling": "ChoosingSession Session",
+    "dewmark.scheme": "BoundScheme Needs Scheme State",
+    "dewmark.stats.evidence": "Evidence",
+    "dewmark.stats.key_test": "Statistic key_test",
+    "dewmark.types": "Attribution Coverage Detection Extent Generation Passage TokenScore Verdict",
+    "dewmark.watermark": "Watermark identify load_scheme",
+    "dewmark.workspace": "HostInfo Tokenized Workspace",
+}
+_PUBLIC = {name: module for module, names in _MODULES.items() for name in names.split()}
+
+
+def __getattr__(name: str) -> Any:  # noqa: ANN401 - any public name
+    if name in _PUBLIC:
+        return getattr(importlib.import_module(_PUBLIC[name]), name)
+    raise AttributeError(f"module 'dewmark' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return __all__

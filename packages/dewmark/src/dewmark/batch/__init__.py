@@ -1,0 +1,55 @@
+"""Work on files of texts: rows in, rows out, resumable, on one process, several, or a Ray cluster.
+
+    from pathlib import Path
+
+    from dewmark import Key, Watermark
+    from dewmark.batch import DetectorSpec, detect_file, generate_file
+
+    key = Key.load("my.key")
+    generate_file("prompts.jsonl", "marked.jsonl", Watermark(key=key))
+    detect_file("marked.jsonl", "results.parquet", DetectorSpec(keys=(Path("my.key"),)), workers=4)
+    detect_file("s3://bucket/texts.parquet", "all.parquet", "exported-detector/", engine="ray")
+
+Each can be stopped at any moment: the same call resumes it, to the same output file. A file that
+another configuration wrote is never overwritten or continued.
+
+`DetectorSpec` names the key or the exported detector that texts are scored with; `DetectorSpec.open` gives a
+`Scorer` for batches of texts in memory. `audit_texts` and `calibrate_file` measure a key on unmarked texts.
+`open_runner` runs any picklable function over workers.
+"""
+
+from __future__ import annotations
+
+from dewmark.batch.detecting import DetectResult, detect_file
+from dewmark.batch.generating import GenerateResult, TextWriter, generate_file
+from dewmark.batch.inputs import Prompt, TextRow, read_files, read_prompts, read_rows
+from dewmark.batch.negatives import Negatives, audit_texts, calibrate_file, draw_key
+from dewmark.batch.runners import Runner, open_runner
+from dewmark.batch.scorers import DetectorSpec, Scored, Scorer, load_keys, open_detector
+from dewmark.batch.sources import Source, open_source
+
+__all__ = [
+    "DetectResult",
+    "DetectorSpec",
+    "GenerateResult",
+    "Negatives",
+    "Prompt",
+    "Runner",
+    "Scored",
+    "Scorer",
+    "Source",
+    "TextRow",
+    "TextWriter",
+    "audit_texts",
+    "calibrate_file",
+    "detect_file",
+    "draw_key",
+    "generate_file",
+    "load_keys",
+    "open_detector",
+    "open_runner",
+    "open_source",
+    "read_files",
+    "read_prompts",
+    "read_rows",
+]

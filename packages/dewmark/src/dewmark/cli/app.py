@@ -1,0 +1,202 @@
+"""The ``dewmark`` command: its subcommands and its exit codes.
+
+Exit codes: 0 success (whatever the verdict), 1 a check failed, 2 bad input or usage, 130 interrupted.
+An error is one line on stderr.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import errno
+import gc
+import os
+import sys
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Annotated, Any, TextIO
+
+import typer
+import typer.core
+
+from dewmark.cli.terminal import check_writable, say
+from dewmark.errors import ConfigError, DewmarkError
+from dewmark.registry import Registry, installed
+from dewmark.version import __version__
+
+_OUTPUTS = ("out", "html", "svg", "plot", "work", "keep_key")  # parameters that name files to write
+_HELP = "Watermarks for language models: mark text, and detect the mark with an honest p-value."
+
+COMMANDS = Registry(
+    "command",
+    {
+        "audit": "dewmark.cli.audit:audit",
+        "calibrate": "dewmark.cli.calibrate:calibrate",
+        "demo": "dewmark.cli.demo:demo",
+        "detect": "dewmark.cli.detect:detect",
+        "detector": "dewmark.cli.detector:app",
+        "generate": "dewmark.cli.generate:generate",
+        "key": "dewmark.cli.key:app",
+        "locate": "dewmark.cli.locate:locate",
+        "models": "dewmark.cli.models:app",
+        "schemes": "dewmark.cli.schemes:schemes",
+    },
+    group="dewmark.commands",
+)
+COMPANIONS = {
+    "dewmark-desk": ("comply", "log", "report", "serve", "store", "token"),
+    "dewmark-lab": (
+        *("attack", "bench", "evaluate", "power", "radioactivity", "reproduce"),
+        *("retention", "steal", "train", "tune"),
+    ),
+}
+"""The commands that other packages of ours bring."""
+
+atexit.register(gc.freeze)  # spare the last search for unused objects: their memory is returned anyway
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"dewmark {__version__}")
+        raise typer.Exit
+
+
+class _CheckedCommand(typer.core.TyperCommand):
+    """A command that rejects a second --key where only the last would count.
+
+    It also checks that its outputs can be written, since some commands work for hours before they write.
+    """
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:  # noqa: ANN401 - a context of typer's own
+        _, _, given = self.make_parser(ctx).parse_args(args=list(args))
+        twice = [p for p in given if p.name == "key" and given.count(p) > 1 and not p.multiple]
+        if twice:
+            raise ConfigError(f"{twice[0].opts[0]} was given more than once, but takes one value here")
+        rest = list(super().parse_args(ctx, args))
+        for name in _OUTPUTS:
+            if isinstance(path := ctx.params.get(name), Path):
+                check_writable(path)
+        return rest
+
+
+def command_line(names: Iterable[str]) -> typer.Typer:
+    """The application with the commands of these names, whose modules it imports."""
+    app = typer.Typer(
+        name="dewmark",
+        help=_HELP,
+        epilog=_missing(),
+        no_args_is_help=True,
+        pretty_exceptions_enable=False,  # pretty tracebacks show local variables, perhaps a key
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    app.callback()(_root)
+    for name in names:
+        found = COMMANDS[name]
+        if isinstance(found, typer.Typer):
+            for each in found.registered_commands:
+                each.cls = _CheckedCommand
+            app.add_typer(found, name=name)
+        else:
+            settings = getattr(found, "context_settings", None)
+            app.command(name, cls=_CheckedCommand, context_settings=settings)(found)
+    return app
+
+
+def _missing() -> str:
+    """Which packages bring the commands that are not installed, in one line."""
+    return " ".join(
+        f"Also with pip install {package}: {', '.join(names)}."
+        for package, names in COMPANIONS.items()
+        if not installed(package)
+    )
+
+
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version and exit.", callback=_version, is_eager=True)
+    ] = False,
+) -> None:
+    """Watermarks for language models: mark text, and detect the mark with an honest p-value."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit code."""
+    with _collecting_rarely(), warnings.catch_warnings():
+        if not sys.warnoptions:
+            warnings.showwarning = _show_warning
+        try:
+            code = typer.main.get_command(_asked(arguments)).main(
+                args=arguments, prog_name="dewmark", standalone_mode=False, windows_expand_args=False
+            )
+        except DewmarkError as error:
+            return _fail(str(error))
+        except typer.TyperException as error:
+            return _fail(error.format_message() or "no command given: see dewmark --help")
+        except typer.Abort:
+            return _fail("aborted")
+        except BrokenPipeError:
+            return _closed_pipe()
+        except OSError as error:
+            if error.errno is None:
+                raise
+            return _fail(_describe(error))
+        except KeyboardInterrupt:
+            code = 130
+    if code == 130:
+        say(
+            "dewmark: interrupted; reproduce, generate --prompts, detect --out, attack --in and train resume "
+            "if you repeat the command"
+        )
+    return code if isinstance(code, int) else 0
+
+
+@contextlib.contextmanager
+def _collecting_rarely() -> Iterator[None]:
+    """Search for unused objects less often: there are none among the many that imports create and keep."""
+    usual = gc.get_threshold()
+    gc.set_threshold(100_000, 50, 100)
+    try:
+        yield
+    finally:
+        gc.set_threshold(*usual)
+
+
+def _asked(arguments: Sequence[str] | None) -> typer.Typer:
+    """The application with only the command that comes first, if one does: others need no import."""
+    first = next(iter(sys.argv[1:] if arguments is None else arguments), None)
+    for package, names in COMPANIONS.items():
+        if first in names and first not in COMMANDS:
+            raise ConfigError(f"{first} comes with another package: pip install {package}")
+    return command_line([first] if first is not None and first in COMMANDS else COMMANDS)
+
+
+def _fail(message: str) -> int:
+    say(f"dewmark: error: {' '.join(message.split())}")
+    return 2
+
+
+def _describe(error: OSError) -> str:
+    where = f" at {error.filename}" if error.filename else ""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return f"the disk is full{where}: free some space and run the command again"
+    return f"{error.strerror or error}{where}"
+
+
+def _closed_pipe() -> int:
+    # The reader has gone: discard what is buffered, so that flushing at exit does not fail again.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 1
+
+
+def _show_warning(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    file: TextIO | None = None,
+    line: str | None = None,
+) -> None:
+    """Print dewmark's own warnings as one line, and hide those of other libraries."""
+    if Path(filename).is_relative_to(Path(__file__).parents[1]):
+        say(f"dewmark: warning: {message}")

@@ -1,0 +1,316 @@
+"""Options that several commands share, and the library objects that they name."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, cast
+
+import typer
+
+from dewmark import config
+from dewmark.errors import ConfigError
+from dewmark.registry import unknown_name
+
+if TYPE_CHECKING:
+    from dewmark.core.keys import Key
+    from dewmark.decoding import DecodingOptions
+    from dewmark.scheme import BoundScheme
+    from dewmark.watermark import Watermark
+    from dewmark.workspace import Progress
+
+UNMARKED = "none"  # the --scheme that leaves no mark and needs no key
+
+_KEY_HELP = "Key file (make one with: dewmark key new)."
+
+KeyFile = Annotated[Path, typer.Option("--key", metavar="FILE", help=_KEY_HELP)]
+OptionalKeyFile = Annotated[Path | None, typer.Option("--key", metavar="FILE", help=_KEY_HELP)]
+KeyFiles = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--key", metavar="FILE", help=f"{_KEY_HELP} Repeat it to find out which key a text carries."
+    ),
+]
+KeyFolder = Annotated[
+    Path | None,
+    typer.Option("--keys", metavar="DIR", help="Use all *.key files of a folder, like several --key."),
+]
+Payload = Annotated[
+    str | None,
+    typer.Option(
+        "--payload",
+        metavar="NUMBER",
+        help="Message that the text carries, such as 0x2f (see key new --payload-bits).",
+    ),
+]
+Member = Annotated[
+    int | None,
+    typer.Option(
+        "--member",
+        min=0,
+        show_default="one per text, by its seed",
+        help="Member of the key's ring that marks.",
+    ),
+]
+Attempts = Annotated[
+    int,
+    typer.Option(
+        "--attempts",
+        min=1,
+        help="How many versions of each text you try (translations, edits): p-values pay for all of them.",
+    ),
+]
+Host = Annotated[
+    str | None,
+    typer.Option(
+        "--host",
+        metavar="MODEL",
+        help="Host model: a packaged name (see dewmark models list), a folder, or a hub id.",
+        show_default="smollm2-135m",
+    ),
+]
+SchemeName = Annotated[
+    str | None,
+    typer.Option(
+        "--scheme",
+        metavar="NAME",
+        show_default="dew",
+        help="Scheme (see dewmark schemes), or one of your own: FILE.py:CLASS.",
+    ),
+]
+Settings = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="NAME=VALUE", help="Set a scheme parameter, e.g. --set k=5; repeatable."),
+]
+Detector = Annotated[
+    Path | None,
+    typer.Option(
+        "--detector", metavar="DIR", help="Use an exported detector instead of --key, --host and --set."
+    ),
+]
+Reader = Annotated[
+    str | None,
+    typer.Option(
+        "--reader",
+        metavar="MODEL|host|none",
+        show_default="none, or that of the detector",
+        help="Language model that reads the texts and says what was to be expected: found more often.",
+    ),
+]
+Prompt = Annotated[
+    str | None,
+    typer.Option("--prompt", metavar="TEXT", help="Prompt that the texts continue: context, never scored."),
+]
+TextFiles = Annotated[
+    list[str] | None, typer.Argument(metavar="[TEXTFILE… | -]", help="Text files; - is standard input.")
+]
+FalsePositiveRate = Annotated[
+    float, typer.Option("--fpr", help="False-positive rate: share of unmarked texts called marked.")
+]
+Temperature = Annotated[float, typer.Option("--temperature", help="Sampling temperature, above 0 to mark.")]
+TopP = Annotated[
+    float, typer.Option("--top-p", help="Keep the most likely tokens with this total probability.")
+]
+OwnTemperature = Annotated[
+    float | None,
+    typer.Option(
+        "--temperature",
+        help="Sampling temperature, above 0 to mark.",
+        show_default="1; the host's own in chat",
+    ),
+]
+OwnTopP = Annotated[
+    float | None,
+    typer.Option(
+        "--top-p",
+        help="Keep the most likely tokens with this total probability.",
+        show_default="1; the host's own in chat",
+    ),
+]
+OwnTopK = Annotated[
+    int | None,
+    typer.Option(
+        "--top-k",
+        help="Keep the k most likely tokens; 0 keeps all.",
+        show_default="0; the host's own in chat",
+    ),
+]
+Chat = Annotated[
+    bool, typer.Option("--chat", help="Answer requests in the host's chat template, as the host decodes.")
+]
+Seed = Annotated[int, typer.Option("--seed", min=0, help="Seed of the first text; text i gets seed + i.")]
+Device = Annotated[str, typer.Option("--device", help="Device: auto, cpu, cuda, cuda:1, mps …")]
+Dtype = Annotated[str, typer.Option("--dtype", help="Precision of the host: auto, float32, bfloat16 …")]
+BatchSize = Annotated[int, typer.Option("--batch-size", min=1, help="Texts per batch.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON to stdout, one object per line.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print no progress or messages to stderr.")]
+
+
+def load_key(file: Path | None) -> Key:
+    """The key that --key names."""
+    from dewmark.core.keys import Key
+
+    if file is None:
+        raise ConfigError("no key given: add --key FILE (make one with: dewmark key new --out FILE)")
+    return Key.load(file)
+
+
+def load_watermark(
+    key: Key,
+    *,
+    host: str | None,
+    scheme: str | None,
+    settings: Sequence[str] | None,
+    progress: Progress,
+    device: str = "auto",
+    dtype: str = "auto",
+) -> Watermark:
+    """A scheme on a host that can write; options that were not given keep the library's defaults."""
+    from dewmark.watermark import DEFAULT_HOST, Watermark
+
+    return Watermark(
+        host or DEFAULT_HOST,
+        key=key,
+        scheme=scheme or "dew",
+        settings=config.parse_settings(settings or ()),
+        device=device,
+        dtype=dtype,
+        progress=progress,
+    )
+
+
+def open_detector(
+    detector: Path | None,
+    key: Path | None,
+    host: str | None,
+    scheme: str | None,
+    settings: Sequence[str] | None,
+    *,
+    reader: str | None = None,
+    progress: Progress,
+) -> BoundScheme:
+    """The detector that the options name: an exported folder, or a key with a host and a scheme."""
+    from dewmark import batch
+
+    return batch.open_detector(
+        folder=detector,
+        key=key,
+        host=host,
+        scheme=scheme,
+        settings=config.parse_settings(settings or ()),
+        reader=reader,
+        progress=progress,
+    )
+
+
+def numbers(given: str, kind: type[int] | type[float], *, option: str) -> list[Any]:
+    """The distinct positive numbers of a comma-separated list, in ascending order."""
+    try:
+        found = sorted({kind(part) for part in given.split(",") if part.strip()})
+    except ValueError:
+        found = []
+    if not found or not found[0] > 0:
+        raise ConfigError(f"{option} needs positive numbers separated by commas, got {given!r}")
+    return found
+
+
+def read_config(context: typer.Context, file: Path | None) -> Path | None:
+    """Make a TOML file's values the defaults of a command's options; the callback of --config.
+
+    A name is that of the long option, with dashes or underscores; a repeatable option takes a list.
+    """
+    if file is None:
+        return None
+    try:
+        values = tomllib.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"cannot read --config {file}: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--config {file} is not TOML: {error}") from None
+    known = {
+        flag.removeprefix("--"): parameter
+        for parameter in context.command.params
+        for flag in parameter.opts
+        if flag.startswith("--") and flag != "--config"
+    }
+    defaults: dict[str, object] = {}
+    for name, value in values.items():
+        option = name.replace("_", "-")
+        if option not in known:
+            raise unknown_name(f"option in {file}", option, known)
+        if isinstance(value, dict):
+            raise ConfigError(f"{file}: {name} must be a value, not a table")
+        parameter = known[option]
+        several, repeatable = isinstance(value, list), getattr(parameter, "multiple", False)
+        if several and not repeatable:
+            raise ConfigError(f"{file}: {name} takes one value, got a list")
+        defaults[str(parameter.name)] = [value] if repeatable and not several else value
+    context.default_map = defaults
+    return file
+
+
+def decoding_options(**values: float | None) -> DecodingOptions:
+    """The decoding options that were given."""
+    return cast("DecodingOptions", {name: value for name, value in values.items() if value is not None})
+
+
+def open_detectors(
+    detector: Path | None,
+    keys: Sequence[Path],
+    host: str | None,
+    scheme: str | None,
+    settings: Sequence[str] | None,
+    *,
+    reader: str | None = None,
+    progress: Progress,
+) -> dict[str | None, BoundScheme]:
+    """The detectors that the options name, by their key files; one without a file is named None."""
+    from dewmark.batch import DetectorSpec
+
+    spec = DetectorSpec(
+        keys=tuple(keys),
+        detector=detector,
+        host=host,
+        scheme=scheme,
+        settings=config.parse_settings(settings or ()),
+        reader=reader,
+    )
+    return spec.open_keys(progress=progress)
+
+
+def check_marks(scheme: str | None) -> None:
+    """Raise `ConfigError` for --scheme none where a mark is needed."""
+    if scheme == UNMARKED:
+        raise ConfigError("scheme none leaves no mark: name a scheme that marks")
+
+
+def package_prompts(number: int, *, option: str, chat: bool = False) -> list[str]:
+    """The first ``number`` of the package's own prompts, or requests; ``option`` set the number."""
+    from dewmark.prompts import openings, requests
+
+    rows = requests() if chat else openings()
+    if number > len(rows):
+        raise ConfigError(f"the package has {len(rows)} prompts: {option} must not exceed that, got {number}")
+    return [row["text"] for row in rows[:number]]
+
+
+def only_key(keys: Sequence[Path] | None, unused: Sequence[str], texts: Sequence[str] | None) -> Path | None:
+    """The one key with which --follow watches standard input."""
+    if [text for text in texts or () if text != "-"]:
+        raise ConfigError("--follow watches standard input: leave out the text files")
+    if unused:
+        raise ConfigError(f"--follow watches standard input under one key: leave out {', '.join(unused)}")
+    if len(keys or ()) > 1:
+        raise ConfigError("--follow takes one --key; a key with a ring has many members")
+    return next(iter(keys or ()), None)
+
+
+def whole_number(value: str | None, option: str) -> int | None:
+    """A number given as 47, 0x2f or 0b101111; None if it is not given."""
+    if value is None:
+        return None
+    try:
+        return int(value, 0)
+    except ValueError:
+        raise ConfigError(f"{option} takes a whole number such as 47 or 0x2f, got {value!r}") from None

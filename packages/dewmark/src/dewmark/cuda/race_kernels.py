@@ -1,0 +1,651 @@
+"""The keyed race over the words of a lexicon as Triton kernels; `dewmark.cuda.word_race` calls them.
+
+A step of a batch is six kernels, of which only the first and the fifth read the whole vocabulary:
+
+- `_keep_maxima` (`bias_kernels`) keeps the maxima of blocks of logits;
+- `select` finds each row's m likeliest tokens and applies temperature, min-p, top-k and top-p to them. Where
+  a filter keeps more tokens than these, it is a lowest logit, which bisection over the row finds;
+- `align` follows the trie, computes u = t_w · W c of every candidate, and its noise y;
+- `decorrelate` replaces y of the n likeliest by A^(−1/2) y and finds the candidate that is first;
+- `race_others` gives all other tokens their numbers. A token of share s (its probability over that of the
+  likeliest) can only be first if 1 − U < T s, where T is the time to beat, because −log U ≥ 1 − U. So a block
+  of tokens needs logarithms only where one passes that test;
+- `finish` compares the two.
+
+`push` appends tokens to each text's state. Nothing here allocates or waits for the device, so all of it
+can be captured in a CUDA graph. The module runs on the CPU too, slowly, with TRITON_INTERPRET=1.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from dewmark.cuda.bias_kernels import _ordered
+
+_NO_FLOOR = tl.constexpr(-2139095040)  # `_ordered` of the lowest finite number
+_BELOW = tl.constexpr(-2147483648)  # below every number
+_CLOSED = tl.constexpr(0x7FFFFFFF)  # above every number
+_GOLDEN = tl.constexpr(0x9E3779B97F4A7C15)
+_MIX_1 = tl.constexpr(0xBF58476D1CE4E5B9)
+_MIX_2 = tl.constexpr(0x94D049BB133111EB)
+_MOST = tl.constexpr(100)  # a count that no limit reaches
+
+
+# Numbers
+
+
+@triton.jit
+def _bits(state, tokens):  # type: ignore[no-untyped-def]
+    """52 random bits of each token (`dewmark.sampling.token_uniforms`)."""
+    z = state.to(tl.uint64) + (tokens + 1).to(tl.uint64) * _GOLDEN
+    z = (z ^ (z >> 30)) * _MIX_1
+    z = (z ^ (z >> 27)) * _MIX_2
+    return ((z ^ (z >> 31)) >> 12).to(tl.int64)
+
+
+@triton.jit
+def _normal(u, rest):  # type: ignore[no-untyped-def]
+    """Φ⁻¹(u), float64; ``rest`` is 1 − u. Two rational functions (P. Acklam), relative error 1.2e-9."""
+    least = tl.minimum(u, rest)
+    q = tl.sqrt(-2.0 * tl.log(least))
+    top = -7.784894002430293e-03 * q - 3.223964580411365e-01
+    top = (top * q - 2.400758277161838) * q - 2.549732539343734
+    top = (top * q + 4.374664141464968) * q + 2.938163982698783
+    low = 7.784695709041462e-03 * q + 3.224671290700398e-01
+    low = ((low * q + 2.445134137142996) * q + 3.754408661907416) * q + 1.0
+    tail = tl.where(u < rest, top / low, -top / low)
+    q = (u - rest) * 0.5
+    r = q * q
+    top = -3.969683028665376e01 * r + 2.209460984245205e02
+    top = (top * r - 2.759285104469687e02) * r + 1.383577518672690e02
+    top = (top * r - 3.066479806614716e01) * r + 2.506628277459239
+    low = -5.447609879822406e01 * r + 1.615858368580409e02
+    low = (low * r - 1.556989798598866e02) * r + 6.680131188771972e01
+    low = (low * r - 1.328068155288572e01) * r + 1.0
+    return tl.where(least < 0.02425, tail, q * top / low)
+
+
+@triton.jit
+def _exponential(x):  # type: ignore[no-untyped-def]
+    """−log Φ(x), float64; Φ of a negative number by Chebyshev's series of erfc, relative error 1.2e-7."""
+    z = tl.abs(x) * 0.7071067811865476
+    t = 1.0 / (1.0 + 0.5 * z)
+    series = ((0.17087277 * t - 0.82215223) * t + 1.48851587) * t - 1.13520398
+    series = ((series * t + 0.27886807) * t - 0.18628806) * t + 0.09678418
+    series = (series * t + 0.37409196) * t + 1.00002368
+    beyond = 0.5 * t * tl.exp(-z * z - 1.26551223 + t * series)  # the smaller of Φ(x) and 1 − Φ(x)
+    small = beyond * (1.0 + beyond * (0.5 + beyond * 0.3333333333333333))
+    below = tl.where(beyond < 1e-5, small, -tl.log(1.0 - beyond))
+    return tl.maximum(tl.where(x < 0.0, -tl.log(beyond), below), 1e-300)
+
+
+# The trie
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _follow(state, tokens, vocab, keys, size, targets, breaks, after_break, LEVELS: tl.constexpr):  # type: ignore[no-untyped-def]
+    """The state after each of some tokens, and whether it ends the open word (`WordTables.follow`).
+
+    The keys are far from the cache, so the search looks at 16 of them at a time.
+    """
+    wanted = state * vocab + tokens
+    low = wanted * 0
+    pivots = tl.arange(0, 16)[None, :]
+    number = low
+    for level in tl.static_range(LEVELS):  # the first key that is not below the wanted one
+        step = 1 << (4 * (LEVELS - 1 - level))
+        at = low[:, None] + pivots * step
+        below = tl.load(keys + at, mask=at < size, other=0x7FFFFFFFFFFFFFFF) < wanted[:, None]
+        number = tl.sum(below.to(tl.int64), axis=1)
+        if level < LEVELS - 1:
+            low += tl.maximum(number - 1, 0) * step
+    low = tl.minimum(low + number, size - 1)  # the last key is larger than any
+    listed = tl.load(keys + low) == wanted
+    ends = tl.load(breaks + tokens) != 0
+    otherwise = tl.where(ends, tl.load(after_break + tokens), 1)
+    return tl.where(listed, tl.load(targets + low), otherwise), ends & (listed == 0)
+
+
+@triton.jit(do_not_specialize=["count", "row_stride", "stride"], do_not_specialize_on_alignment=["ids"])  # type: ignore[untyped-decorator]
+def push(  # type: ignore[no-untyped-def]
+    ids,
+    count,
+    row_stride,
+    stride,
+    states,
+    recent,
+    counts,
+    seen,
+    finished,
+    repeated,
+    odd,
+    keys,
+    size,
+    targets,
+    breaks,
+    after_break,
+    inner,
+    words,
+    opens,
+    vocab,
+    width,
+    K: tl.constexpr,
+    K_ROOM: tl.constexpr,
+    WINDOWS: tl.constexpr,
+    LEVELS: tl.constexpr,
+):
+    """Append ``count`` tokens to each text (`WordStates.push`); one program per row."""
+    row = tl.program_id(0).to(tl.int64)
+    counts += row * width
+    state = tl.load(states + row)
+    place = tl.arange(0, K_ROOM)
+    window = tl.load(recent + row * K + place, mask=place < K, other=0)
+    factors = tl.load(odd + place, mask=place < K, other=0)
+    columns = tl.arange(0, WINDOWS)
+    earlier = tl.load(seen + row * WINDOWS + columns)
+    number = tl.load(finished + row)
+    again = (tl.load(repeated + row) != 0).to(tl.int32)
+    position = tl.full((), 0, tl.int32)
+    while position < count:
+        token = tl.load(ids + row * row_stride + position * stride)
+        real = token >= 0
+        twice = tl.maximum(token, 0) + tl.arange(0, 2) * 0
+        after, ends = _follow(state, twice, vocab, keys, size, targets, breaks, after_break, LEVELS)
+        ends = real & (tl.max(ends.to(tl.int32), axis=0) != 0)
+        inside = tl.load(inner + tl.maximum(token, 0))
+        first = tl.load(words + state)
+        second = tl.maximum(inside, 0)
+        ended = ends & (tl.load(opens + state) != 0)
+        held = ends & (inside >= 0)
+        for turn in tl.static_range(2):
+            if turn == 0:
+                which, word = ended, first
+            else:
+                which, word = held, second
+            moved = tl.sum(tl.where(place[None, :] == place[:, None] + 1, window[None, :], 0), axis=1)
+            moved = tl.where(place == K - 1, word, moved)
+            window = tl.where(which & (place < K), moved, window)
+            hashed = tl.sum(tl.where(place < K, (window + 1) * factors, 0), axis=0)
+            came = tl.max((earlier == hashed).to(tl.int32), axis=0)
+            again = tl.where(which, came, again)
+            earlier = tl.where(which & (columns == number % WINDOWS), hashed, earlier)
+            number += which.to(tl.int64)
+        before = tl.load(counts + first)
+        before_second = tl.load(counts + second)
+        more = before + (ended & (before < _MOST)).to(tl.int8)
+        before_second = tl.where(first == second, more, before_second)
+        more_second = before_second + (held & (before_second < _MOST)).to(tl.int8)
+        tl.debug_barrier()  # all threads have read the counts
+        tl.store(counts + first, tl.where(first == second, more_second, more))
+        tl.store(counts + second, more_second)
+        tl.debug_barrier()
+        state = tl.where(real, tl.max(after, axis=0), state)
+        position += 1
+    tl.store(recent + row * K + place, window, mask=place < K)
+    tl.store(seen + row * WINDOWS + columns, earlier)
+    tl.store(finished + row, number)
+    tl.store(repeated + row, again.to(tl.int8))
+    tl.store(states + row, state)
+
+
+# The candidates
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _mass(  # type: ignore[no-untyped-def]
+    at,
+    vocab,
+    floor,
+    above,
+    top,
+    heat,
+    min_p,
+    COUNTED: tl.constexpr,
+    CHUNKS: tl.constexpr,
+    CHUNK: tl.constexpr,
+):
+    """Sum of the shares (or number) of the tokens at or above ``floor`` that lie above ``above``."""
+    total = 0.0
+    for chunk in range(CHUNKS):
+        ids = chunk * CHUNK + tl.arange(0, CHUNK)
+        values = tl.load(at + ids, mask=ids < vocab, other=float("-inf")).to(tl.float32)
+        order = _ordered(values)
+        shares = tl.exp(values / heat - top)
+        kept = (order > above) & (order >= floor) & (shares >= min_p)
+        if COUNTED:
+            total += tl.sum(kept.to(tl.float32), axis=0)
+        else:
+            total += tl.sum(tl.where(kept, shares, 0.0), axis=0)
+    return total
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _lowest(  # type: ignore[no-untyped-def]
+    at,
+    vocab,
+    floor,
+    limit,
+    start,
+    top,
+    heat,
+    min_p,
+    COUNTED: tl.constexpr,
+    CHUNKS: tl.constexpr,
+    CHUNK: tl.constexpr,
+):
+    """The smallest number above which less than ``limit`` lies; above ``start`` there is less."""
+    low = tl.full((), _BELOW, tl.int64)
+    high = start.to(tl.int64)
+    while high - low > 1:
+        middle = (low + high) >> 1
+        if _mass(at, vocab, floor, middle.to(tl.int32), top, heat, min_p, COUNTED, CHUNKS, CHUNK) < limit:
+            high = middle
+        else:
+            low = middle
+    return high.to(tl.int32)
+
+
+@triton.jit
+def _picked(order, m):  # type: ignore[no-untyped-def]
+    """Which of the numbers are the m largest; of equal ones the first."""
+    low = tl.full((), _BELOW, tl.int64)
+    high = tl.max(order, axis=0).to(tl.int64) + 1
+    while high - low > 1:
+        middle = (low + high) >> 1
+        if tl.sum((order >= middle.to(tl.int32)).to(tl.int32), axis=0) >= m:
+            low = middle
+        else:
+            high = middle
+    above = order > low.to(tl.int32)
+    equal = order == low.to(tl.int32)
+    missing = m - tl.sum(above.to(tl.int32), axis=0)
+    return above | (equal & (tl.cumsum(equal.to(tl.int32), axis=0) <= missing))
+
+
+@triton.jit
+def _packed(order, ids):  # type: ignore[no-untyped-def]
+    """Numbers of which the larger one comes first; of equal logits the smaller id."""
+    return (order.to(tl.int64) << 32) | (0x7FFFFFFF - ids).to(tl.int64)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def select(  # type: ignore[no-untyped-def]
+    logits,
+    maxima,
+    warpers,
+    places,
+    ids_out,
+    values_out,
+    limits_out,
+    tops_out,
+    stride,
+    blocks,
+    room,
+    m,
+    vocab,
+    BLOCK: tl.constexpr,
+    ROOM: tl.constexpr,
+    KEPT: tl.constexpr,
+    FILTERED: tl.constexpr,
+    CHUNKS: tl.constexpr,
+    CHUNK: tl.constexpr,
+):
+    """Ids and warped logits of the m likeliest tokens (batch, m), and what else a row's race needs.
+
+    ``maxima`` (batch, room) holds the maxima of blocks; the m likeliest tokens lie in the m blocks whose
+    maxima are largest. ``places`` (batch, m) is a workspace. ``warpers`` (batch, 4) are temperature, top-k
+    (or infinity), top-p and min-p; ``limits_out`` (batch, 3) are the lowest logit that other tokens need to
+    race, and the last candidate's logit and id.
+    """
+    row = tl.program_id(0).to(tl.int64)
+    at = logits + row * stride
+    places += row * m
+    ids_out += row * m
+    ranks = tl.arange(0, KEPT)
+    block = tl.arange(0, ROOM)
+    order = tl.load(maxima + row * room + block, mask=block < blocks, other=_BELOW)
+    picked = _picked(order, m)
+    tl.store(places + tl.cumsum(picked.to(tl.int32), axis=0) - 1, block, mask=picked)
+    tl.debug_barrier()
+    block = tl.load(places + ranks, mask=ranks < m, other=0)
+    ids = block[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :]
+    there = (ranks < m)[:, None] & (ids < vocab)
+    found = tl.load(at + ids, mask=there, other=0.0)
+    order = tl.reshape(tl.where(there, _ordered(found), _BELOW), (KEPT * BLOCK,))
+    picked = _picked(order, m)
+    tl.debug_barrier()
+    tl.store(
+        places + tl.cumsum(picked.to(tl.int32), axis=0) - 1, tl.reshape(ids, (KEPT * BLOCK,)), mask=picked
+    )
+    tl.debug_barrier()
+    ids = tl.load(places + ranks, mask=ranks < m, other=0)
+    packed = _packed(_ordered(tl.load(at + ids)), ids)
+    rank = tl.zeros((KEPT,), tl.int32)
+    for start in range(0, KEPT, 32):
+        other = start + tl.arange(0, 32)
+        theirs = tl.load(places + other, mask=other < m, other=0)
+        before = _packed(_ordered(tl.load(at + theirs)), theirs)[None, :] > packed[:, None]
+        rank += tl.sum((before & (other < m)[None, :]).to(tl.int32), axis=1)
+    tl.store(ids_out + rank, ids.to(tl.int64), mask=ranks < m)
+    tl.debug_barrier()
+    inside = ranks < m
+    ids = tl.load(ids_out + ranks, mask=inside, other=0).to(tl.int32)
+    raw = tl.load(at + ids, mask=inside, other=float("-inf")).to(tl.float32)
+    heat = tl.load(warpers + row * 4)
+    values = raw / heat
+    top = tl.max(tl.where(ranks == 0, values, float("-inf")), axis=0)
+    order = _ordered(raw)
+    last = tl.min(tl.where(inside, order, _CLOSED), axis=0)
+    last_id = tl.max(tl.where(inside & (ranks == m - 1), ids, 0), axis=0)
+    floor = tl.full((), _NO_FLOOR, tl.int32)
+    if FILTERED:
+        top_k = tl.load(warpers + row * 4 + 1)
+        top_p = tl.load(warpers + row * 4 + 2)
+        min_p = tl.load(warpers + row * 4 + 3)
+        ranked = (top_k < float("inf")).to(tl.int32) + (min_p > 0.0).to(tl.int32)
+        if ranked + (top_p < 1.0).to(tl.int32) > 0:
+            shares = tl.exp(values - top)
+            kept = (ranks < top_k) & (shares >= min_p) & inside
+            all_kept = tl.sum((kept & (ranks == m - 1)).to(tl.int32), axis=0)
+            beyond = all_kept * ranked
+            total = tl.sum(tl.where(kept, shares, 0.0), axis=0)
+            if all_kept > beyond:
+                total = _mass(at, vocab, floor, _BELOW, top, heat, 0.0, False, CHUNKS, CHUNK)
+            before = tl.cumsum(shares, axis=0) - shares
+            reach = tl.where(top_p < 1.0, top_p * total, float("inf"))
+            kept = kept & ((before < reach) | (ranks == 0))
+            all_kept = tl.sum((kept & (ranks == m - 1)).to(tl.int32), axis=0)
+            floor = tl.full((), _CLOSED, tl.int32)
+            if beyond + all_kept > 0:  # the filters may keep more tokens than these
+                highest = tl.max(tl.where(inside, order, _BELOW), axis=0)
+                floor = tl.full((), _NO_FLOOR, tl.int32)
+                if top_k < float("inf"):
+                    floor = _lowest(at, vocab, floor, top_k, highest, top, heat, min_p, True, CHUNKS, CHUNK)
+                if top_p < 1.0:
+                    total = _mass(at, vocab, floor, _BELOW, top, heat, min_p, False, CHUNKS, CHUNK)
+                    low = _lowest(
+                        at, vocab, floor, top_p * total, highest, top, heat, min_p, False, CHUNKS, CHUNK
+                    )
+                    floor = tl.maximum(floor, low)
+                kept = (order >= floor) & (shares >= min_p) & inside
+            values = tl.where(kept, values, float("-inf"))
+    tl.store(values_out + row * m + ranks, values, mask=ranks < m)
+    tl.store(limits_out + row * 3, floor)
+    tl.store(limits_out + row * 3 + 1, last)
+    tl.store(limits_out + row * 3 + 2, last_id)
+    tl.store(tops_out + row, top)
+
+
+@triton.jit(do_not_specialize=["random_stride"], do_not_specialize_on_alignment=["random"])  # type: ignore[untyped-decorator]
+def align(  # type: ignore[no-untyped-def]
+    ids_in,
+    values,
+    random,
+    random_stride,
+    y_out,
+    numbers_out,
+    rows_out,
+    likeness_out,
+    states,
+    recent,
+    counts,
+    seen,
+    repeated,
+    odd,
+    keys,
+    size,
+    targets,
+    breaks,
+    after_break,
+    inner,
+    words,
+    opens,
+    limits,
+    units,
+    contexts,
+    W,
+    W_stride,
+    vocab,
+    width,
+    m,
+    root_keyed,
+    root_fresh,
+    strength,
+    gamma,
+    KEPT: tl.constexpr,
+    K: tl.constexpr,
+    K_ROOM: tl.constexpr,
+    WINDOWS: tl.constexpr,
+    LEVELS: tl.constexpr,
+    D_T: tl.constexpr,
+    D_C: tl.constexpr,
+    C_ROOM: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    FRESH: tl.constexpr,
+):
+    """Words, noise y and Exp(1) numbers of each row's candidates (batch, m); adds the bias to ``values``.
+
+    ``rows_out`` are the words' rows, negative (−1 − row) for words that are extended; 0 carries no mark.
+    """
+    row = tl.program_id(0).to(tl.int64)
+    rank = tl.arange(0, KEPT)
+    inside = rank < m
+    ids = tl.load(ids_in + row * m + rank, mask=inside, other=0)
+    state = tl.load(states + row)
+    own = tl.load(words + state)
+    is_open = tl.load(opens + state) != 0
+    after, ends = _follow(state, ids, vocab, keys, size, targets, breaks, after_break, LEVELS)
+    begins = ends | (is_open == 0)
+    word = tl.load(words + after)
+    held = ends & (tl.load(inner + ids) >= 0)
+    word = tl.where(((begins == 0) & (word == own)) | held, 0, word)
+    # the two contexts, with and without the open word
+    place = tl.arange(0, K_ROOM)
+    window = tl.load(recent + row * K + place, mask=place < K, other=0)
+    column = tl.arange(0, C_ROOM)
+    mask = (place < K)[:, None] & (column < D_C)[None, :]
+    vectors = tl.load(contexts + window[:, None] * D_C + column[None, :], mask=mask, other=0.0).to(tl.float32)
+    extended = tl.sum(vectors, axis=0)
+    later = tl.sum(tl.where((place > 0)[:, None], vectors, 0.0), axis=0)
+    latest = tl.load(contexts + own * D_C + column, mask=column < D_C, other=0.0).to(tl.float32)
+    begun = tl.where(is_open, later + latest, extended)
+    begun = begun / tl.maximum(tl.sqrt(tl.sum(begun * begun, axis=0)), 1e-6)
+    extended = extended / tl.maximum(tl.sqrt(tl.sum(extended * extended, axis=0)), 1e-6)
+    tl.store(likeness_out + row, tl.sum(begun * extended, axis=0))
+    u_begun = tl.zeros((KEPT,), tl.float32)
+    u_extended = tl.zeros((KEPT,), tl.float32)
+    for start in range(0, D_T, COLUMNS):
+        part = start + tl.arange(0, COLUMNS)
+        cells = W + row * W_stride + part[:, None] * D_C + column[None, :]
+        matrix = tl.load(cells, mask=(part < D_T)[:, None] & (column < D_C)[None, :], other=0.0)
+        v_begun = tl.sum(matrix * begun[None, :], axis=1)
+        v_extended = tl.sum(matrix * extended[None, :], axis=1)
+        cells = units + word[:, None] * D_T + part[None, :]
+        t = tl.load(cells, mask=inside[:, None] & (part < D_T)[None, :], other=0.0).to(tl.float32)
+        u_begun += tl.sum(t * v_begun[None, :], axis=1)
+        u_extended += tl.sum(t * v_extended[None, :], axis=1)
+    u = tl.where(begins, u_begun, u_extended)
+    count = tl.load(counts + row * width + word, mask=inside, other=0).to(tl.int32)
+    count += (begins & is_open & (word == own)).to(tl.int32)
+    without = count >= tl.load(limits + word, mask=inside, other=0).to(tl.int32)
+    if FRESH:
+        last = tl.load(odd + K - 1) * (own + 1)
+        factors = tl.load(odd + place - 1, mask=(place > 0) & (place < K), other=0)
+        hashed = tl.sum(factors * (window + 1), axis=0) + last
+        earlier = tl.load(seen + row * WINDOWS + tl.arange(0, WINDOWS))
+        again = tl.max((earlier == hashed).to(tl.int32), axis=0) != 0
+        without = without | tl.where(begins & is_open, again, tl.load(repeated + row) != 0)
+    u = tl.where(without, 0.0, u)
+    marked = u != 0.0
+    bits = _bits(tl.load(random + row * random_stride), ids)
+    uniform = (bits.to(tl.float64) + 0.5) * (1.0 / (1 << 52))
+    rest = ((((1 << 52) - 1) - bits).to(tl.float64) + 0.5) * (1.0 / (1 << 52))
+    y = root_keyed * u.to(tl.float64) + root_fresh * _normal(uniform, rest)
+    number = tl.where(marked, _exponential(y), -tl.log(uniform))
+    tl.store(y_out + row * m + rank, y.to(tl.float32), mask=inside)
+    tl.store(numbers_out + row * m + rank, number, mask=inside)
+    shown = tl.where(begins, word, -1 - word)
+    tl.store(rows_out + row * m + rank, tl.where(marked, shown, 0).to(tl.int32), mask=inside)
+    bias = strength * (2.0 * tl.sigmoid(2.0 * gamma * u) - 1.0)
+    value = tl.load(values + row * m + rank, mask=inside, other=0.0)
+    tl.store(values + row * m + rank, value + bias, mask=inside)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def decorrelate(  # type: ignore[no-untyped-def]
+    ids,
+    values,
+    y,
+    numbers,
+    rows,
+    likeness,
+    units,
+    tops,
+    first_out,
+    chosen_out,
+    m,
+    n,
+    alpha,
+    scale,
+    least,
+    N: tl.constexpr,
+    KEPT: tl.constexpr,
+    D_T: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    ROUNDS: tl.constexpr,
+):
+    """The first candidate of each row and its time, after the n likeliest got independent noise.
+
+    `dewmark.dew.inverse_root` says what ``scale``, ``least`` and ``ROUNDS`` are.
+    """
+    row = tl.program_id(0).to(tl.int64)
+    top = tl.load(tops + row).to(tl.float64)
+    rank = tl.arange(0, KEPT)
+    others = (rank >= n) & (rank < m)
+    number = tl.load(numbers + row * m + rank, mask=others, other=float("inf"))
+    value = tl.load(values + row * m + rank, mask=others, other=float("-inf")).to(tl.float64)
+    times = number / tl.exp(value - top)
+    first, at = tl.min(times, axis=0, return_indices=True)
+    if N > 0:
+        i = tl.arange(0, N)
+        inside = i < n
+        shown = tl.load(rows + row * m + i, mask=inside, other=0)
+        marked = shown != 0
+        begins = shown > 0
+        word = tl.where(begins, shown, tl.where(marked, -1 - shown, 0)).to(tl.int64)
+        gram = tl.zeros((N, N), tl.float32)
+        for start in range(0, D_T, COLUMNS):
+            part = start + tl.arange(0, COLUMNS)
+            cells = units + word[:, None] * D_T + part[None, :]
+            t = tl.load(cells, mask=marked[:, None] & (part < D_T)[None, :], other=0.0)
+            gram = tl.dot(t, tl.trans(t), gram)
+        alike = tl.load(likeness + row)
+        A = alpha * gram * tl.where(begins[:, None] == begins[None, :], 1.0, alike)
+        A = tl.where(marked[:, None] & marked[None, :], A, 0.0)
+        one = i[:, None] == i[None, :]
+        M = tl.where(one, 1.0, A) * scale
+        x = tl.load(y + row * m + i, mask=inside, other=0.0)
+        low = least
+        for _ in range(ROUNDS):
+            square = 3.0 / (1.0 + low + low * low)
+            root = tl.sqrt(square)
+            a = 1.5 * root
+            b = -0.5 * root * square
+            P = tl.where(one, a, 0.0) + b * M
+            x = tl.sum(P * x[None, :], axis=1)
+            M = tl.dot(tl.dot(M, P, input_precision="ieee"), P, input_precision="ieee")
+            low = low * (a + b * low * low)
+        number = tl.load(numbers + row * m + i, mask=inside, other=float("inf"))
+        number = tl.where(marked, _exponential((x * tl.sqrt(scale)).to(tl.float64)), number)
+        value = tl.load(values + row * m + i, mask=inside, other=float("-inf")).to(tl.float64)
+        times = number / tl.exp(value - top)
+        likelier, place = tl.min(times, axis=0, return_indices=True)
+        at = tl.where(likelier <= first, place, at)
+        first = tl.minimum(likelier, first)
+    tl.store(first_out + row, first)
+    tl.store(chosen_out + row, tl.load(ids + row * m + at))
+
+
+@triton.jit(do_not_specialize=["random_stride"], do_not_specialize_on_alignment=["random"])  # type: ignore[untyped-decorator]
+def race_others(  # type: ignore[no-untyped-def]
+    logits,
+    random,
+    random_stride,
+    warpers,
+    limits,
+    tops,
+    first,
+    times_out,
+    ids_out,
+    vocab,
+    stride,
+    tiles,
+    WARPED: tl.constexpr,
+    BOUNDED: tl.constexpr,
+    TILE: tl.constexpr,
+):
+    """The earliest time of each block of tokens that are no candidates, and its token (batch, tiles).
+
+    Without ``BOUNDED`` all tokens race, and none has to beat a candidate.
+    """
+    row = tl.program_id(0).to(tl.int64)
+    tile = tl.program_id(1)
+    ids = tile * TILE + tl.arange(0, TILE)
+    values = tl.load(logits + row * stride + ids, mask=ids < vocab, other=float("-inf")).to(tl.float32)
+    top = tl.load(tops + row)
+    bits = _bits(tl.load(random + row * random_stride), ids.to(tl.int64))
+    rest = ((((1 << 52) - 1) - bits).to(tl.float64) + 0.5) * (1.0 / (1 << 52))
+    able = values > float("-inf")
+    warped = values
+    if WARPED:
+        warpers += row * 4
+        warped = values / tl.load(warpers)
+    if BOUNDED:
+        order = _ordered(values)
+        last = tl.load(limits + row * 3 + 1)
+        later = (order < last) | ((order == last) & (ids > tl.load(limits + row * 3 + 2)))
+        able = able & later & (order >= tl.load(limits + row * 3))
+        share = tl.exp(warped - top)
+        if WARPED:
+            able = able & (share >= tl.load(warpers + 3))
+        reach = tl.load(first + row).to(tl.float32) * 1.0001
+        able = able & (rest.to(tl.float32) <= reach * share)
+    time = tl.full((), float("inf"), tl.float64)
+    chosen = tl.full((), 0, tl.int32)
+    if tl.max(able.to(tl.int32), axis=0) > 0:
+        uniform = (bits.to(tl.float64) + 0.5) * (1.0 / (1 << 52))
+        times = -tl.log(uniform) / tl.exp(warped.to(tl.float64) - top.to(tl.float64))
+        time, at = tl.min(tl.where(able, times, float("inf")), axis=0, return_indices=True)
+        chosen = tile * TILE + at
+    tl.store(times_out + row * tiles + tile, time)
+    tl.store(ids_out + row * tiles + tile, chosen)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def finish(  # type: ignore[no-untyped-def]
+    times,
+    ids,
+    tops,
+    first,
+    chosen,
+    chosen_out,
+    sound_out,
+    tiles,
+    TILES: tl.constexpr,
+    BOUNDED: tl.constexpr,
+):
+    """Each row's token (batch,), and whether its logits were usable (batch,)."""
+    row = tl.program_id(0).to(tl.int64)
+    place = tl.arange(0, TILES)
+    found = tl.load(times + row * tiles + place, mask=place < tiles, other=float("inf"))
+    best, at = tl.min(found, axis=0, return_indices=True)
+    token = tl.load(ids + row * tiles + at).to(tl.int64)
+    if BOUNDED:
+        mine = tl.load(first + row)
+        token = tl.where(best < mine, token, tl.load(chosen + row))
+        best = tl.minimum(best, mine)
+    top = tl.load(tops + row)
+    usable = (tl.abs(top) < float("inf")) & (best < float("inf"))  # False for NaN
+    tl.store(chosen_out + row, token)
+    tl.store(sound_out + row, usable.to(tl.int8))

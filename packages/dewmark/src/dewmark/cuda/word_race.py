@@ -1,0 +1,334 @@
+"""The keyed race over the words of a lexicon on a CUDA device: the kernels of `race_kernels`, called.
+
+`dewmark.dew.marking.choose` and `dewmark.dew.word_step` say in torch what is computed here; the results agree
+up to rounding. So that a step can be captured in a CUDA graph, every call allocates through torch and never
+waits.
+
+Boundary: tensors in, tensors out; no texts, no settings.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import math
+import os
+import warnings
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple, Protocol
+
+import torch
+
+MOST = 256
+"""The most candidates per row."""
+
+_TILE = 2048  # tokens that one program of the race reads
+_CHUNK = 4096  # tokens that a filter over a whole row reads at once
+_COLUMNS = 32  # coordinates of word vectors that one program holds at once
+
+
+class Tables(Protocol):
+    """The lexicon and the trie, as `dewmark.dew.word_step.WordTables` holds them."""
+
+    vocab_size: int
+    keys: torch.Tensor
+    targets: torch.Tensor
+    breaks: torch.Tensor
+    after_break: torch.Tensor
+    inner: torch.Tensor
+    rows: torch.Tensor
+    opens: torch.Tensor
+    limits: torch.Tensor
+    units: torch.Tensor
+    contexts: torch.Tensor
+
+
+class State(NamedTuple):
+    """What the texts' next tokens depend on, one row per text (`dewmark.dew.word_step.WordStates`)."""
+
+    open: torch.Tensor
+    recent: torch.Tensor
+    counts: torch.Tensor
+    seen: torch.Tensor
+    finished: torch.Tensor
+    repeated: torch.Tensor
+    odd: torch.Tensor
+
+
+class Mixture(NamedTuple):
+    """How keyed and fresh noise are mixed: α, λ, γ, the number of decorrelated candidates and their root."""
+
+    alpha: float
+    strength: float
+    gamma: float
+    n: int
+    fresh_on_repeat: bool
+    scale: float  # 1 / a bound of the largest eigenvalue
+    least: float  # of the root of the smallest eigenvalue after scaling
+    rounds: int
+
+
+@functools.cache
+def usable(device_type: str) -> bool:
+    """Whether the kernels run on such a device; on a CPU only in Triton's interpreter.
+
+    Triton compiles its launchers with the system's C compiler, which may be missing, so one kernel is tried.
+    """
+    wanted = device_type == "cuda" or os.environ.get("TRITON_INTERPRET") == "1"
+    if not wanted or importlib.util.find_spec("triton") is None:
+        return False
+    try:
+        draw_plain(
+            torch.zeros(1, 32, device=device_type), torch.zeros(1, 1, dtype=torch.long, device=device_type)
+        )
+    except Exception as error:  # noqa: BLE001 - whatever the compiler raises
+        return without_kernels(error)
+    return True
+
+
+def without_kernels(reason: object) -> Literal[False]:
+    """Warn that the kernels do not work on this device and that torch replaces them."""
+    line = (str(reason).strip() or type(reason).__name__).splitlines()[0]
+    warnings.warn(f"marking without kernels, which is slower: they do not work here ({line})", stacklevel=3)
+    return False
+
+
+def _launcher(kernel: Any, near: torch.Tensor, *programs: int) -> Callable[..., object]:  # noqa: ANN401
+    """Launches so many programs of a kernel on the device of a tensor, whichever is current."""
+    launch: Callable[..., object] = kernel[programs]
+    if near.device.type != "cuda" or near.device.index == torch.cuda.current_device():
+        return launch
+
+    def elsewhere(*args: object, **options: object) -> None:
+        with torch.cuda.device(near.device):
+            launch(*args, **options)
+
+    return elsewhere
+
+
+def _levels(tables: Tables) -> int:
+    """How often a search through the keys divides them by 16."""
+    return -(-len(tables.keys).bit_length() // 4)
+
+
+def _room(size: int, least: int = 1) -> int:
+    return max(least, 1 << (size - 1).bit_length())
+
+
+def push_words(tables: Tables, state: State, ids: torch.Tensor) -> None:
+    """Append ids (batch, count) to each text; negative ones are no tokens."""
+    from dewmark.cuda import race_kernels
+
+    k = state.recent.shape[1]
+    push = _launcher(race_kernels.push, ids, len(ids))
+    push(
+        ids,
+        ids.shape[1],
+        *ids.stride(),
+        *state,
+        tables.keys,
+        len(tables.keys),
+        tables.targets,
+        tables.breaks,
+        tables.after_break,
+        tables.inner,
+        tables.rows,
+        tables.opens,
+        tables.vocab_size,
+        state.counts.shape[1],
+        K=k,
+        K_ROOM=_room(k),
+        WINDOWS=state.seen.shape[1],
+        LEVELS=_levels(tables),
+        num_warps=4,
+    )
+
+
+def draw_words(
+    tables: Tables,
+    state: State,
+    W: torch.Tensor,
+    scores: torch.Tensor,
+    random: torch.Tensor,
+    options: torch.Tensor,
+    *,
+    filtered: bool,
+    m: int,
+    mixture: Mixture,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Draw each row's next token from logits (batch, vocab): ids (batch,), and which rows were usable.
+
+    ``W`` is (d_T, d_C), or (batch, d_T, d_C) for rows of different keys; ``random`` (batch, 1) int64;
+    ``options`` (batch, 4) float32 are temperature, top-k (or infinity), top-p and min-p, and ``filtered``
+    says whether any row has a filter.
+    """
+    from dewmark.cuda import bias_kernels, race_kernels
+
+    batch, vocab = scores.shape
+    m = min(m, vocab)
+    kept = _room(m, 16)
+    new = functools.partial(torch.empty, device=scores.device)
+    ids, values = new((batch, m), dtype=torch.long), new((batch, m))
+    limits, tops = new((batch, 3), dtype=torch.int32), new((batch,))
+    maxima = bias_kernels.keep_maxima(scores)
+    blocks = -(-vocab // bias_kernels.BLOCK)
+    select = _launcher(race_kernels.select, scores, batch)
+    select(
+        scores,
+        maxima,
+        options,
+        new((batch, m), dtype=torch.int32),
+        ids,
+        values,
+        limits,
+        tops,
+        scores.stride(0),
+        blocks,
+        maxima.shape[1],
+        m,
+        vocab,
+        BLOCK=bias_kernels.BLOCK,
+        ROOM=_room(blocks, kept),
+        KEPT=kept,
+        FILTERED=filtered,
+        CHUNKS=-(-vocab // _CHUNK),
+        CHUNK=_CHUNK,
+        num_warps=8,
+    )
+    y, numbers = new((batch, m)), new((batch, m), dtype=torch.float64)
+    rows, likeness = new((batch, m), dtype=torch.int32), new((batch,))
+    (d_T, d_C), k = W.shape[-2:], state.recent.shape[1]
+    align = _launcher(race_kernels.align, scores, batch)
+    align(
+        ids,
+        values,
+        random,
+        random.stride(0),
+        y,
+        numbers,
+        rows,
+        likeness,
+        state.open,
+        state.recent,
+        state.counts,
+        state.seen,
+        state.repeated,
+        state.odd,
+        tables.keys,
+        len(tables.keys),
+        tables.targets,
+        tables.breaks,
+        tables.after_break,
+        tables.inner,
+        tables.rows,
+        tables.opens,
+        tables.limits,
+        tables.units,
+        tables.contexts,
+        W,
+        W.stride(0) if W.dim() == 3 else 0,
+        tables.vocab_size,
+        state.counts.shape[1],
+        m,
+        math.sqrt(mixture.alpha),
+        math.sqrt(1.0 - mixture.alpha),
+        mixture.strength,
+        mixture.gamma,
+        KEPT=kept,
+        K=k,
+        K_ROOM=_room(k),
+        WINDOWS=state.seen.shape[1],
+        LEVELS=_levels(tables),
+        D_T=d_T,
+        D_C=d_C,
+        C_ROOM=_room(d_C),
+        COLUMNS=_COLUMNS,
+        FRESH=mixture.fresh_on_repeat,
+        num_warps=8,
+    )
+    first, chosen = new((batch,), dtype=torch.float64), new((batch,), dtype=torch.long)
+    n = min(mixture.n, m)
+    decorrelate = _launcher(race_kernels.decorrelate, scores, batch)
+    decorrelate(
+        ids,
+        values,
+        y,
+        numbers,
+        rows,
+        likeness,
+        tables.units,
+        tops,
+        first,
+        chosen,
+        m,
+        n,
+        mixture.alpha,
+        mixture.scale,
+        mixture.least,
+        N=_room(n, 16) if n else 0,
+        KEPT=kept,
+        D_T=d_T,
+        COLUMNS=_COLUMNS,
+        ROUNDS=mixture.rounds,
+        num_warps=4,
+    )
+    return _finished(scores, random, options, limits, tops, first, chosen)
+
+
+def draw_plain(scores: torch.Tensor, random: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Draw from the softmax of logits (batch, vocab) without a mark, as `dewmark.sampling.race` does."""
+    return _finished(scores, random, None, None, scores.amax(dim=1).float(), None, None)
+
+
+def _finished(
+    scores: torch.Tensor,
+    random: torch.Tensor,
+    options: torch.Tensor | None,
+    limits: torch.Tensor | None,
+    tops: torch.Tensor,
+    first: torch.Tensor | None,
+    chosen: torch.Tensor | None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Race all tokens but the candidates, if there are any, and compare."""
+    from dewmark.cuda import race_kernels
+
+    batch, vocab = scores.shape
+    tiles = -(-vocab // _TILE)
+    times = torch.empty((batch, tiles), dtype=torch.float64, device=scores.device)
+    ids = torch.empty((batch, tiles), dtype=torch.int32, device=scores.device)
+    race_others = _launcher(race_kernels.race_others, scores, batch, tiles)
+    race_others(
+        scores,
+        random,
+        random.stride(0),
+        tops if options is None else options,
+        ids if limits is None else limits,
+        tops,
+        times if first is None else first,
+        times,
+        ids,
+        vocab,
+        scores.stride(0),
+        tiles,
+        WARPED=options is not None,
+        BOUNDED=first is not None,
+        TILE=_TILE,
+        num_warps=4,
+    )
+    tokens = torch.empty(batch, dtype=torch.long, device=scores.device)
+    sound = torch.empty(batch, dtype=torch.bool, device=scores.device)
+    finish = _launcher(race_kernels.finish, scores, batch)
+    finish(
+        times,
+        ids,
+        tops,
+        times if first is None else first,
+        tokens if chosen is None else chosen,
+        tokens,
+        sound,
+        tiles,
+        TILES=_room(tiles),
+        BOUNDED=first is not None,
+        num_warps=1,
+    )
+    return tokens, sound

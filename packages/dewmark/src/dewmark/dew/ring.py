@@ -1,0 +1,350 @@
+"""Everything one key may have written: members of a ring, payloads, epochs, and how a text's use is found.
+
+A *use* of a key is an epoch, a member and a payload; each has its own matrix of independent standard normals.
+The first 16 members of a ring have matrices of their own, from sub-keys. Member j beyond them has the matrix
+of member j mod 16 under the signs of message j div 16 (`dewmark.dew.payload`, in the high bits), so that a
+ring of thousands costs a few products per text. Payloads use the low bits.
+
+**Turned signs.** Signs in public coordinates would be worth nothing against a forger, who tries them all and
+brings texts of different members or payloads to common ones. So the signs are in
+coordinates that the key turns, with secret orthogonal O_T and O_C:
+
+    W_m = A W B,    A = O_T D_a O_Tᵀ,    B = O_C D_b O_Cᵀ.
+
+A and B are orthogonal and independent of W, so each W_m still has independent standard normals; message 0 is
+W itself; and ⟨M, W_m⟩ = ⟨O_Tᵀ M O_C, D_a (O_Tᵀ W O_C) D_b⟩ is the same transform for all messages. The turn
+also spreads the energy of a text evenly over the coordinates, which makes messages nearly uncorrelated.
+
+**Finding the use.** All scores z of a text come from its matrix M (`dewmark.dew.text_matrix`). Under one
+matrix messages are correlated, so their number is paid for by Bonferroni; different matrices are independent
+over keys, and Šidák's correction is exact. What is *reported* must also stand out: if one of the uses wrote
+the text, they all were as likely, and the mark is as strong as the best z says, then use j has posterior
+probability ∝ exp(z_best z_j). An epoch, member or payload is named if it has 99% of that.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import ndtr
+
+from dewmark.arrays import F32, F64, Mask
+from dewmark.core.keys import INDEPENDENT, MESSAGE_BITS, Key, KeyStream, check_use
+from dewmark.core.projections import draw_float32_matrix, haar_orthogonal
+from dewmark.dew.payload import Messages
+from dewmark.errors import ConfigError
+from dewmark.stats.multiple_testing import sidak_min
+
+CONFIDENCE = 0.99
+"""The posterior probability from which an epoch, a member or a payload is named."""
+
+TURNS = "ring/turns"
+"""The purpose of the key's bytes from which O_T and O_C are drawn."""
+
+
+@dataclass(frozen=True, slots=True)
+class KeyUse:
+    """How a key marks one text. ``epoch`` None is the current one."""
+
+    member: int = 0
+    payload: int = 0
+    epoch: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """The member and the payload that somebody asked to mark with; None where nobody did."""
+
+    member: int | None = None
+    payload: int | None = None
+
+    @property
+    def use(self) -> KeyUse:
+        """The use that marks if nothing else chooses a member."""
+        return KeyUse(member=self.member or 0, payload=self.payload or 0)
+
+
+@dataclass(frozen=True)
+class Found:
+    """The use that fits a text best: ``p_value`` is corrected for all ``tried`` uses, ``z`` is its own.
+
+    ``payload_confidence``, ``member_confidence`` and ``epoch_confidence`` are posterior probabilities.
+    """
+
+    use: KeyUse
+    z: float
+    p_value: float
+    tried: int
+    payload_confidence: float
+    member_confidence: float
+    epoch_confidence: float
+
+
+@dataclass(frozen=True)
+class EpochMatrices:
+    """One epoch's key: its independent matrices W (K, d_T, d_C), and what else the key may vary.
+
+    The turns O_T and O_C are drawn from ``secret``.
+    """
+
+    name: str | None
+    members: int
+    payload_bits: int
+    W: F32 = field(repr=False)
+    secret: bytes = field(default=b"", repr=False)
+
+    @classmethod
+    def of(cls, key: Key, *, d_T: int, d_C: int) -> EpochMatrices:
+        """Draw a key's matrices."""
+        drawn = [
+            draw_float32_matrix(key.independent_member(i), d_T=d_T, d_C=d_C) for i in range(key.independent)
+        ]
+        return cls(key.epoch, key.members, key.payload_bits, np.stack(drawn), key.subkey(TURNS))
+
+    @property
+    def turns(self) -> tuple[F32, F32]:
+        """O_T (d_T, d_T) and O_C (d_C, d_C)."""
+        return _turn(self.secret, "units", self.W.shape[1]), _turn(self.secret, "contexts", self.W.shape[2])
+
+    @property
+    def per_matrix(self) -> int:
+        """How many members share one matrix."""
+        return self.members // len(self.W)
+
+    @functools.cached_property
+    def messages(self) -> Messages:
+        """The signs in use: a payload's low bits, and a member's high ones."""
+        high = [MESSAGE_BITS - 1 - bit for bit in range(self.per_matrix.bit_length() - 1)]
+        return Messages([*range(self.payload_bits), *high], d_T=self.W.shape[1], d_C=self.W.shape[2])
+
+    @functools.cached_property
+    def _arranged(self) -> F32:
+        return self.messages.arranged(self._turned_own)
+
+    @functools.cached_property
+    def _turned_own(self) -> F32:
+        return self._turned(self.W)
+
+    @functools.cached_property
+    def _payloads(self) -> NDArray[np.int64]:
+        """The payload of each place in `Messages.scores`."""
+        return self.messages.numbers & ((1 << self.payload_bits) - 1)
+
+    @functools.cached_property
+    def _shared(self) -> NDArray[np.int64]:
+        """The number, among the members of one matrix, of each place in `Messages.scores`."""
+        numbers = self.messages.numbers
+        bits = range(self.per_matrix.bit_length() - 1)
+        return sum(
+            (((numbers >> (MESSAGE_BITS - 1 - bit)) & 1) << bit for bit in bits), np.zeros_like(numbers)
+        )
+
+    def message(self, use: KeyUse) -> int:
+        """The message whose signs a member and a payload have together."""
+        shared = use.member // len(self.W)
+        bits = range(self.per_matrix.bit_length() - 1)
+        return use.payload + sum(((shared >> bit) & 1) << (MESSAGE_BITS - 1 - bit) for bit in bits)
+
+    def matrix(self, use: KeyUse) -> F32:
+        """The matrix (d_T, d_C) of a member and a payload."""
+        check_use(use.member, use.payload, members=self.members, payload_bits=self.payload_bits)
+        index, message = use.member % len(self.W), self.message(use)
+        if message == 0:
+            return np.asarray(self.W[index])
+        left, right = self.messages.signs(message)
+        (O_T, O_C), signed = self.turns, self._turned_own[index] * left[:, None] * right[None, :]
+        return np.asarray(O_T @ signed @ O_C.T)
+
+    def _turned(self, matrices: F32) -> F32:
+        """Matrices (…, d_T, d_C) in the coordinates that have signs; where nothing has any, as they are."""
+        if self.messages.count == 1:
+            return matrices
+        O_T, O_C = self.turns
+        return np.asarray(O_T.T @ matrices @ O_C)
+
+    def scores(self, M: F32) -> F64:
+        """z of all uses, (K, messages), for a text's matrix M (d_T, d_C)."""
+        norm = float(np.linalg.norm(M))
+        return self.sums(M).astype(np.float64) / (norm or 1.0)
+
+    def sums(self, M: F32) -> F32:
+        """⟨M, W⟩ of all uses, (K, messages)."""
+        return self.messages.scores(self.messages.arranged(self._turned(M)[None]), self._arranged)
+
+    def use(self, index: int, place: int) -> KeyUse:
+        """The use at a place of `scores`."""
+        return KeyUse(
+            member=index + len(self.W) * int(self._shared[place]),
+            payload=int(self._payloads[place]),
+            epoch=self.name,
+        )
+
+    def same(self, index: int, place: int) -> tuple[Mask, Mask]:
+        """Which uses have the same member as that at a place, (K, messages), and which the same payload."""
+        member = np.zeros((len(self.W), self.messages.count), dtype=bool)
+        member[index] = self._shared == self._shared[place]
+        payload = np.broadcast_to(self._payloads == self._payloads[place], member.shape)
+        return member, payload
+
+
+class KeyMatrices:
+    """The matrices of all uses of a key; ``epochs`` has the current one last. As secret as the key.
+
+    Those that may be published have numbers in the ``head`` (d_T, d_C) only (`dewmark.dew.attribution`), and
+    score only that part of a text's matrix.
+    """
+
+    def __init__(self, epochs: Sequence[EpochMatrices], *, head: Mask | None = None) -> None:
+        self.epochs = tuple(epochs)
+        self._head = head
+
+    @classmethod
+    def of(cls, key: Key, *, d_T: int, d_C: int) -> KeyMatrices:
+        """Draw the matrices of a key and of those that it retired."""
+        return cls([EpochMatrices.of(each, d_T=d_T, d_C=d_C) for each in (*key.retired, key)])
+
+    @classmethod
+    def of_matrix(cls, W: F32) -> KeyMatrices:
+        """A plain key's only matrix W (d_T, d_C)."""
+        return cls([EpochMatrices(None, 1, 0, W[None])])
+
+    def __repr__(self) -> str:
+        return f"KeyMatrices({len(self.epochs)} epochs, {self.count} uses)"
+
+    @property
+    def current(self) -> EpochMatrices:
+        """The epoch that marks."""
+        return self.epochs[-1]
+
+    @functools.cached_property
+    def count(self) -> int:
+        """The number of uses."""
+        return sum(len(each.W) * each.messages.count for each in self.epochs)
+
+    def epoch(self, name: str | None) -> EpochMatrices:
+        """An epoch by its name; the current one by None."""
+        return next((each for each in self.epochs if name is not None and each.name == name), self.current)
+
+    def matrix(self, use: KeyUse) -> F32:
+        """The matrix (d_T, d_C) with which a use marks."""
+        return self.epoch(use.epoch).matrix(use)
+
+    def visible(self, M: F32) -> F32:
+        """The part of a text's matrix that these matrices can score."""
+        return M if self._head is None else M * self._head
+
+    def published(self, head: Mask) -> KeyMatrices:
+        """The part of the matrices that may be published."""
+        if any(each.messages.count > 1 for each in self.epochs):
+            raise ConfigError(
+                "a key with payloads, or a ring of more than 16 members, has no half that could be published"
+            )
+        halves = [dataclasses.replace(each, W=each.W * head, secret=b"") for each in self.epochs]
+        return KeyMatrices(halves, head=head)
+
+    @property
+    def attributes(self) -> bool:
+        """Whether the current epoch is a ring whose tails only its holder knows."""
+        return self.current.members > 1 and not self.is_public
+
+    @property
+    def is_public(self) -> bool:
+        """Whether only the head is known."""
+        return self._head is not None
+
+    def sums(self, M: F32) -> F32:
+        """⟨M, W⟩ of all uses, (count,), for a matrix M (d_T, d_C)."""
+        return np.concatenate([each.sums(M).ravel() for each in self.epochs])
+
+    def use(self, number: int) -> KeyUse:
+        """The use at a place of `sums`."""
+        for each in self.epochs:
+            size = len(each.W) * each.messages.count
+            if number < size:
+                return each.use(*divmod(number, each.messages.count))
+            number -= size
+        raise IndexError(number)
+
+    def find(self, M: F32) -> Found:
+        """The use that fits a text's matrix M (d_T, d_C) best."""
+        M = self.visible(M)
+        scores = [each.scores(M) for each in self.epochs]
+        tops = [int(np.argmax(z)) for z in scores]
+        # Bonferroni within a matrix, Šidák over the independent ones
+        p_values = [
+            min(float(ndtr(-z.flat[top])) * z.shape[1], 1.0) for z, top in zip(scores, tops, strict=True)
+        ]
+        highest = [float(z.flat[top]) for z, top in zip(scores, tops, strict=True)]
+        best = min(range(len(scores)), key=lambda i: (p_values[i], -highest[i]))
+        epoch, z = self.epochs[best], highest[best]
+        index, place = divmod(tops[best], scores[best].shape[1])
+        # posterior weights, relative to that of the best score of all
+        strength, top = max(z, 0.0), max(highest)
+        weights = [np.exp(strength * (each - top)) for each in scores]
+        total = sum(float(each.sum()) for each in weights)
+        member, payload = epoch.same(index, place)
+        own = weights[best]
+        return Found(
+            use=epoch.use(index, place),
+            z=z,
+            p_value=sidak_min(p_values[best], tests=sum(len(each.W) for each in self.epochs)),
+            tried=self.count,
+            payload_confidence=min(float(own[payload].sum()) / total, 1.0),
+            member_confidence=min(float(own[member].sum()) / total, 1.0),
+            epoch_confidence=min(float(own.sum()) / total, 1.0),
+        )
+
+    def meta(self) -> list[dict[str, Any]]:
+        """What a stored detector keeps besides `arrays`."""
+        return [
+            {"name": each.name, "members": each.members, "payload_bits": each.payload_bits}
+            for each in self.epochs
+        ]
+
+    def arrays(self) -> dict[str, NDArray[Any]]:
+        """The matrices, for a stored detector."""
+        head = {} if self._head is None else {"head": self._head}
+        secrets = {
+            f"ring_{i}_secret": np.frombuffer(each.secret, dtype=np.uint8)
+            for i, each in enumerate(self.epochs)
+        }
+        return {f"ring_{i}": each.W for i, each in enumerate(self.epochs)} | secrets | head
+
+    @classmethod
+    def stored(cls, meta: Sequence[Mapping[str, Any]], arrays: Mapping[str, NDArray[Any]]) -> KeyMatrices:
+        """Restore what `meta` and `arrays` describe."""
+        epochs = [
+            EpochMatrices(
+                each["name"],
+                each["members"],
+                each["payload_bits"],
+                np.array(arrays[f"ring_{i}"]),
+                arrays[f"ring_{i}_secret"].tobytes(),
+            )
+            for i, each in enumerate(meta)
+        ]
+        return cls(
+            epochs,
+            head=np.array(arrays["head"]) if "head" in arrays else None,
+        )
+
+
+@functools.lru_cache(maxsize=16)
+def _turn(secret: bytes, side: str, d: int) -> F32:
+    """A uniformly random orthogonal matrix (d, d)."""
+    stream = KeyStream(hashlib.sha256(f"dewmark/turn of {side}/".encode() + secret).digest())
+    return haar_orthogonal(stream, d).astype(np.float32)
+
+
+def random_member(seed: int, members: int) -> int:
+    """The member that marks a text with this seed, if nobody chose one."""
+    if members == 1:
+        return 0
+    return int(np.random.SeedSequence([seed, INDEPENDENT]).generate_state(1, np.uint64)[0] % members)

@@ -1,0 +1,214 @@
+"""Detection in a stream: a p-value that is valid whenever you stop.
+
+The words of a text arrive one by one. Word i has the score s_i = (t_i − μ_i)ᵀ W c_i, where μ_i is the mean of
+the scored words before it. Fix the text and let the key be random: the scores are jointly normal with
+covariance K_ij = ⟨t_i − μ_i, t_j − μ_j⟩⟨c_i, c_j⟩, which depends on the text alone. With K = L Lᵀ the
+innovations e = L⁻¹ s are independent standard normals, and e_i depends on the first i words only. A mark
+favours words with large scores: it tilts the law of s_i by exp(δ s_i), which given the words before moves the
+mean of e_i to δ L_ii. So
+
+    E_δ = exp(δ A − δ² V/2),   A = Σ_i L_ii e_i,   V = Σ_i L_ii²
+
+is a likelihood ratio: a martingale of mean 1 on unmarked text. So is its average over a few δ and over all
+uses of the key (`dewmark.dew.ring`), an *e-process*: by Ville's inequality the probability over keys that it
+ever reaches 1/α is at most α, and 1/max E is a p-value at any time.
+
+A stream has neither the mean of the whole text nor its flattened matrix, so on a whole text the key test is
+the stronger one. A word whose score follows from earlier ones adds nothing. After `_MOST_WORDS` scored words,
+or `_MOST_NUMBERS` scores in memory, the process stands still, which keeps it valid.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import logsumexp
+
+from dewmark.arrays import F32, F64
+from dewmark.dew.reading import Reader
+from dewmark.dew.ring import CONFIDENCE, KeyMatrices, KeyUse
+from dewmark.errors import ConfigError
+
+STRENGTHS = np.array([0.1, 0.2, 0.35, 0.55, 0.8, 1.2])
+"""The strengths δ over which the process averages."""
+
+_MOST_WORDS = 3000
+_MOST_NUMBERS = 1 << 25
+_LEAST = 1e-4  # of a word's variance must be new
+_PRIOR = 8.0  # words: the weight of a mean of 0 in the mean of the words so far
+
+
+class SequentialDetector:
+    """Watches one text while it grows: `update` takes the next piece and returns the p-value so far.
+
+    The text is marked as soon as the p-value is at most ``fpr``; you may stop there, or at any other time.
+    A ``prompt``, if known, is only context.
+    """
+
+    def __init__(
+        self, reader: Reader, uses: KeyMatrices, *, prompt: str | None = None, fpr: float = 0.01
+    ) -> None:
+        if not 0.0 < fpr < 1.0:
+            raise ConfigError(f"fpr must lie in (0, 1), got {fpr}")
+        if uses.is_public:
+            raise ConfigError("a public detector has half of the key, which does not follow streams")
+        self.fpr = fpr
+        self._reader, self._uses = reader, uses
+        (self._prompt,) = reader.tokenize([prompt or ""])
+        self._text = ""
+        self._read = 0  # words, scored or not
+        self._scored = 0
+        self._sum: F64 | None = None  # of the scored words
+        self._rows: _Rows | None = None
+        self._A = np.zeros(uses.count)
+        self._V = 0.0
+        self._most = 0.0  # the largest log E so far
+
+    @property
+    def words(self) -> int:
+        """The number of words read."""
+        return self._read
+
+    @property
+    def log_e(self) -> float:
+        """log E, the logarithm of the e-process now."""
+        logs = STRENGTHS[:, None] * self._A - 0.5 * np.square(STRENGTHS[:, None]) * self._V
+        return float(logsumexp(logs)) - math.log(logs.size)
+
+    @property
+    def p_value(self) -> float:
+        """1/max E: valid whenever you stop."""
+        return min(math.exp(-self._most), 1.0)
+
+    @property
+    def is_marked(self) -> bool:
+        """Whether the p-value has reached the level."""
+        return self.p_value <= self.fpr
+
+    @property
+    def use(self) -> KeyUse | None:
+        """The member, payload and epoch that fit, if the text is marked and one of them stands out."""
+        if not self.is_marked:
+            return None
+        logs = STRENGTHS[:, None] * self._A - 0.5 * np.square(STRENGTHS[:, None]) * self._V
+        each = np.asarray(logsumexp(logs, axis=0))
+        best = int(np.argmax(each))
+        return self._uses.use(best) if math.exp(each[best] - logsumexp(each)) >= CONFIDENCE else None
+
+    @property
+    def origin(self) -> dict[str, int | str | None]:
+        """The ``member``, ``payload`` and ``epoch`` that fit, None where the text does not tell."""
+        use = self.use
+        if use is None:
+            return {"member": None, "payload": None, "epoch": None}
+        epoch = self._uses.epoch(use.epoch)
+        return {
+            "member": use.member if epoch.members > 1 else None,
+            "payload": use.payload if epoch.payload_bits else None,
+            "epoch": use.epoch if len(self._uses.epochs) > 1 else None,
+        }
+
+    def update(self, piece: str) -> float:
+        """Read the next piece of the text; its last word may go on in the next piece. Returns the p-value."""
+        self._text += piece
+        return self._advance(final=False)
+
+    def finish(self) -> float:
+        """The text has ended: read its last word, too. Returns the p-value."""
+        return self._advance(final=True)
+
+    def _advance(self, *, final: bool) -> float:
+        if not self._text.strip():
+            return self.p_value
+        (text,) = self._reader.tokenize([self._text])
+        known = len(text.ids) if final else len(text.ids) - 1
+        if known <= self._read:
+            return self.p_value
+        reading = self._reader.read([text], [self._prompt])
+        (pairs,), contexts = reading.texts, reading.context_rows
+        assert contexts is not None
+        for place in range(self._read, known):
+            pair = int(pairs.positions[place])
+            if pair >= 0:
+                self._score(reading.token_rows[pairs.tokens[pair]], contexts[pairs.windows[pair]])
+                self._most = max(self._most, self.log_e)
+        self._read = known
+        return self.p_value
+
+    def _score(self, unit: F32, context: F32) -> None:
+        """Add one scored word with its rows t (d_T,) and c (d_C,)."""
+        total = np.zeros(len(unit)) if self._sum is None else self._sum
+        t = (unit - total / (self._scored + _PRIOR)).astype(np.float32)
+        self._sum, self._scored = total + unit, self._scored + 1
+        if self._rows is None:
+            self._rows = _Rows(len(t), len(context), self._uses.count)
+        rows = self._rows
+        variance = float(t.astype(np.float64) @ t) * float(context.astype(np.float64) @ context)
+        if (
+            variance <= 0.0
+            or rows.count >= _MOST_WORDS
+            or (rows.count + 1) * self._uses.count > _MOST_NUMBERS
+        ):
+            return
+        row = rows.solve((rows.units @ t) * (rows.contexts @ context))
+        left = variance - float(row @ row)
+        if left <= _LEAST * variance:
+            return
+        scale = math.sqrt(left)
+        expected = row.astype(np.float32) @ rows.innovations
+        sums = self._uses.sums(np.outer(t, context))
+        innovation: F32 = ((sums - expected) / scale).astype(np.float32)
+        rows.add(t, context, row, scale, innovation)
+        self._A += scale * innovation
+        self._V += left
+
+
+class _Rows:
+    """The scored words so far: t (n, d_T), c (n, d_C), L (n, n) and e (n, uses)."""
+
+    def __init__(self, d_T: int, d_C: int, uses: int) -> None:
+        self.count = 0
+        self._t, self._c = np.zeros((32, d_T), np.float32), np.zeros((32, d_C), np.float32)
+        self._L, self._e = np.zeros((32, 32)), np.zeros((32, uses), np.float32)
+
+    @property
+    def units(self) -> F32:
+        return self._t[: self.count]
+
+    @property
+    def contexts(self) -> F32:
+        return self._c[: self.count]
+
+    @property
+    def innovations(self) -> F32:
+        return self._e[: self.count]
+
+    @property
+    def scales(self) -> F64:
+        """The diagonal of L, (n,)."""
+        return np.diag(self._L)[: self.count]
+
+    def solve(self, covariance: F32) -> F64:
+        """L⁻¹ times the covariances of a new score with those so far, (n,)."""
+        from scipy.linalg import solve_triangular
+
+        if not self.count:
+            return np.zeros(0)
+        L = self._L[: self.count, : self.count]
+        return np.asarray(solve_triangular(L, covariance.astype(np.float64), lower=True, check_finite=False))
+
+    def add(self, t: F32, c: F32, row: F64, scale: float, innovation: F32) -> None:
+        n = self.count
+        if n == len(self._t):
+            self._t, self._c, self._e = (_doubled(rows) for rows in (self._t, self._c, self._e))
+            self._L = _doubled(_doubled(self._L).T).T
+        self._t[n], self._c[n], self._e[n] = t, c, innovation
+        self._L[n, :n], self._L[n, n] = row, scale
+        self.count = n + 1
+
+
+def _doubled(rows: NDArray[Any]) -> NDArray[Any]:
+    return np.concatenate((rows, np.zeros_like(rows)))

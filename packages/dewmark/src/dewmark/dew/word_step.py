@@ -1,0 +1,252 @@
+"""Words of a lexicon while texts are written: one step for all rows of a batch, without strings.
+
+A host's pieces over the lexicon form a trie (`dewmark.text.trie`): (state, token) → state, and a state knows
+the word that is open. So all that a text's next token depends on is a few numbers per row, and a step is a
+few gathers on whatever device the logits are on; nothing waits for the device, and no encoder runs.
+
+A candidate that begins a word is scored as that word, after the k words before it. One that extends the open
+word is scored as the longer word, after the words before that one: "run" and then "ning" are two choices in
+one context. Candidates that make no word of the lexicon carry no mark.
+
+    u = t_w · v,    v = W c,    c = normalise(Σ_j c_j over the last k words)
+
+The key enters through v alone, so rows under different keys share all tables.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from dewmark.arrays import F32, I64
+from dewmark.cuda.word_race import State, push_words, usable, without_kernels
+from dewmark.dew.reading import LexiconReader
+from dewmark.encoders.lexicon import Lexicon
+from dewmark.encoders.lexicon_vectors import LexiconTokens
+from dewmark.text.trie import CLOSED, UNKNOWN, Trie, load_trie
+from dewmark.workspace import HostInfo, Workspace
+
+_WINDOWS = 1024  # contexts that a text remembers
+_MOST = 100  # a count that no limit reaches
+_ROWS_AT_ONCE = 4096
+_PROMPT = 64  # tokens at a prompt's end that hold the words of its context
+_ODD = 0x9E3779B97F4A7C15 - (1 << 64)  # times 1, 3, 5, … it hashes the words of a window
+
+
+_TABLES: weakref.WeakValueDictionary[tuple[object, ...], WordTables] = weakref.WeakValueDictionary()
+
+
+def word_tables(
+    host: HostInfo, reader: LexiconReader, *, device: torch.device, workspace: Workspace
+) -> WordTables:
+    """The tables of a host and a lexicon on a device, shared by all keys; the trie is cached on disk."""
+    lexicon = reader.lexicon
+    name = (reader.units.identity, host.tokenizer.identity, host.vocab_size, str(device))
+    found = _TABLES.get(name)
+    if found is None:
+        trie = load_trie(
+            lexicon.forms, host.tokenizer, host.vocab_size, identity=lexicon.identity, workspace=workspace
+        )
+        found = _TABLES[name] = WordTables(trie, lexicon, reader.units, device=device)
+    return found
+
+
+class WordTables:
+    """The lexicon and a host's trie over it on one device, common to all keys.
+
+    ``units`` (R + 1, d_T) and ``contexts`` (R + 1, d_C) are the vectors of the R words; row 0 is no word.
+    """
+
+    def __init__(self, trie: Trie, lexicon: Lexicon, units: LexiconTokens, *, device: torch.device) -> None:
+        self.device = device
+        self.vocab_size = trie.vocab_size
+        size = len(lexicon.forms) + 1
+        self.units = _half_precision(units.of_rows, size).to(device)
+        self.contexts = _half_precision(lexicon.contexts, size).to(device)
+        self.limits = torch.from_numpy(lexicon.limits.astype(np.int8)).to(device)
+        self.keys = torch.from_numpy(np.append(trie.keys, np.iinfo(np.int64).max)).to(device)
+        self.targets = torch.from_numpy(np.append(trie.targets, UNKNOWN).astype(np.int64)).to(device)
+        self.breaks = torch.from_numpy(np.array(trie.breaks)).to(device)
+        self.after_break = torch.from_numpy(trie.after_break.astype(np.int64)).to(device)
+        self.inner = torch.from_numpy(trie.inner.astype(np.int64)).to(device)
+        self.rows = torch.from_numpy(trie.rows.astype(np.int64)).to(device)
+        self.opens = torch.from_numpy(trie.opens).to(device)
+        self.kernels = usable(device.type) and self._kernels_agree()
+
+    def _kernels_agree(self) -> bool:
+        """Whether texts grow by the kernels as they do in torch, tried once on this device."""
+        tokens = torch.arange(4 * 48, device=self.device).reshape(4, 48) * 7919 % self.vocab_size
+        mine, other = WordStates(self, len(tokens), k=3), WordStates(self, len(tokens), k=3)
+        mine.push_in_torch(tokens)
+        try:
+            push_words(self, other.state, tokens)
+            same = all(torch.equal(*both) for both in zip(mine.state, other.state, strict=True))
+        except Exception as error:  # noqa: BLE001 - whatever the compiler raises
+            return without_kernels(error)
+        return same or without_kernels("texts grow differently")
+
+    def follow(self, states: torch.Tensor, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """The state after each token (batch, …), and whether the token ends the word that was open.
+
+        ``states`` broadcast to the tokens' shape.
+        """
+        keys = states * self.vocab_size + tokens
+        at = torch.searchsorted(self.keys, keys)  # the last key is larger than any
+        listed, breaks = self.keys[at] == keys, self.breaks[tokens]
+        otherwise = torch.where(breaks, self.after_break[tokens], UNKNOWN)
+        return torch.where(listed, self.targets[at], otherwise), breaks & ~listed
+
+
+def _half_precision(vectors: Callable[[I64], F32], size: int) -> torch.Tensor:
+    """The vectors (size, d) of all rows in float16; some rows at a time, because new memory is slow."""
+    starts = range(0, size, _ROWS_AT_ONCE)
+    rows = (np.arange(start, min(start + _ROWS_AT_ONCE, size)) for start in starts)
+    return torch.from_numpy(np.concatenate([vectors(each).astype(np.float16) for each in rows]))
+
+
+@dataclass(frozen=True)
+class Aligned:
+    """The candidates of one step (batch, m).
+
+    ``u`` is 0 exactly where a candidate carries no mark. ``rows`` are their words in the lexicon, ``begins``
+    says whether they begin one; ``likeness`` (batch, 1) is the cosine between the contexts of those that
+    begin a word and of those that extend one.
+    """
+
+    u: torch.Tensor
+    rows: torch.Tensor
+    begins: torch.Tensor
+    likeness: torch.Tensor
+
+
+class WordStates:
+    """What the next tokens of a batch of texts depend on; every tensor has one row per text."""
+
+    def __init__(self, tables: WordTables, size: int, *, k: int) -> None:
+        device = tables.device
+        self.tables = tables
+        self.k = k
+        self._open = torch.full((size,), CLOSED, dtype=torch.long, device=device)
+        self._recent = torch.zeros((size, k), dtype=torch.long, device=device)
+        self._counts = torch.zeros((size, len(tables.limits)), dtype=torch.int8, device=device)
+        self._seen = torch.zeros((size, _WINDOWS), dtype=torch.long, device=device)
+        self._finished = torch.zeros((size, 1), dtype=torch.long, device=device)
+        self._repeated = torch.zeros((size, 1), dtype=torch.bool, device=device)
+        self._odd = (torch.arange(k, device=device) * 2 + 1) * _ODD
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    @property
+    def _parts(self) -> tuple[torch.Tensor, ...]:
+        return self._open, self._recent, self._counts, self._seen, self._finished, self._repeated
+
+    @property
+    def state(self) -> State:
+        """The tensors, for kernels."""
+        return State(
+            open=self._open,
+            recent=self._recent,
+            counts=self._counts,
+            seen=self._seen,
+            finished=self._finished,
+            repeated=self._repeated,
+            odd=self._odd,
+        )
+
+    def at(self, rows: torch.Tensor) -> WordStates:
+        """A copy of these rows (n,)."""
+        found = WordStates(self.tables, len(rows), k=self.k)
+        for mine, theirs in zip(self._parts, found._parts, strict=True):
+            torch.index_select(mine, 0, rows, out=theirs)
+        return found
+
+    def put(self, rows: torch.Tensor, states: WordStates) -> None:
+        """Replace these rows (n,)."""
+        for mine, theirs in zip(self._parts, states._parts, strict=True):
+            mine.index_copy_(0, rows, theirs)
+
+    def read_prompts(self, ids: torch.Tensor, padding: torch.Tensor) -> None:
+        """Read the ends of prompts (batch, length), of which ``padding`` (batch, 1) first ids are padding.
+
+        Words of the prompt are contexts, but carry no mark and are not counted.
+        """
+        first = max(ids.shape[1] - _PROMPT, 0)
+        places = torch.arange(first, ids.shape[1], device=ids.device)
+        self.push(ids[:, first:].masked_fill(places < padding, -1))
+        self._counts.zero_()
+        self._seen.zero_()
+        self._finished.zero_()
+        self._repeated.zero_()
+
+    def push(self, ids: torch.Tensor) -> None:
+        """Append ids (batch, count) to the texts; negative ones are no tokens."""
+        if self.tables.kernels:
+            push_words(self.tables, self.state, ids)
+            return
+        self.push_in_torch(ids)
+
+    def push_in_torch(self, ids: torch.Tensor) -> None:
+        """`push` without kernels."""
+        for tokens in ids.unbind(1):
+            self._push(tokens)
+
+    def _push(self, tokens: torch.Tensor) -> None:
+        tables, state = self.tables, self._open
+        real, tokens = tokens >= 0, tokens.clamp_min(0)
+        after, ends = tables.follow(state, tokens)
+        ends &= real
+        inner = tables.inner[tokens]
+        self._finish(ends & tables.opens[state], tables.rows[state])
+        self._finish(ends & (inner >= 0), inner.clamp_min(0))
+        self._open.copy_(torch.where(real, after, state))
+
+    def _finish(self, which: torch.Tensor, rows: torch.Tensor) -> None:
+        """End a word, rows (batch,), in each text of ``which`` (batch,)."""
+        if which.device.type == "cpu" and not bool(which.any()):  # elsewhere looking would be waiting
+            return
+        column, which = rows.unsqueeze(1), which.unsqueeze(1)
+        counts = self._counts.gather(1, column)
+        self._counts.scatter_(1, column, torch.where(which & (counts < _MOST), counts + 1, counts))
+        moved = torch.cat((self._recent[:, 1:], column), dim=1)
+        self._recent.copy_(torch.where(which, moved, self._recent))
+        window = self._hashed(self._recent)
+        repeated = (self._seen == window).any(dim=1, keepdim=True)
+        self._repeated.copy_(torch.where(which, repeated, self._repeated))
+        place = self._finished % _WINDOWS
+        self._seen.scatter_(1, place, torch.where(which, window, self._seen.gather(1, place)))
+        self._finished += which
+
+    def _hashed(self, windows: torch.Tensor) -> torch.Tensor:
+        """One number per window (batch, k), (batch, 1)."""
+        return ((windows + 1) * self._odd).sum(dim=1, keepdim=True)
+
+    def align(self, candidates: torch.Tensor, W: torch.Tensor, *, fresh_on_repeat: bool) -> Aligned:
+        """u of candidates (batch, m) under a key's W (d_T, d_C), or each row's own (batch, d_T, d_C)."""
+        tables, state = self.tables, self._open.unsqueeze(1)
+        is_open, own = tables.opens[state], tables.rows[state]
+        after, ends = tables.follow(state, candidates)
+        begins = ends | ~is_open
+        rows = tables.rows[after]
+        unchanged = ~begins & (rows == own)
+        rows = rows.masked_fill(unchanged | (ends & (tables.inner[candidates] >= 0)), 0)
+        vectors = tables.contexts[self._recent].float()
+        extended = vectors.sum(dim=1)
+        begun = torch.where(is_open, vectors[:, 1:].sum(dim=1) + tables.contexts[own[:, 0]].float(), extended)
+        c = torch.nn.functional.normalize(torch.stack((begun, extended), dim=1), dim=-1, eps=1e-6)
+        v = c @ W.mT
+        both = torch.bmm(torch.nn.functional.embedding(rows, tables.units).float(), v.transpose(1, 2))
+        u = torch.where(begins, both[..., 0], both[..., 1])
+        counts = self._counts.gather(1, rows) + (begins & is_open & (rows == own))
+        without = counts >= tables.limits[rows]
+        if fresh_on_repeat:
+            window = self._hashed(torch.cat((self._recent[:, 1:], own), dim=1))
+            again = (self._seen == window).any(dim=1, keepdim=True)
+            without |= torch.where(begins & is_open, again, self._repeated)
+        return Aligned(
+            u.masked_fill(without, 0.0), rows, begins, (c[:, 0] * c[:, 1]).sum(dim=1, keepdim=True)
+        )

@@ -1,0 +1,202 @@
+"""Encoders from sentence-transformers: packaged models, local folders and hub ids.
+
+A hub id is pinned to a commit: the one in the hub's local cache if there is one, else the newest. E5 models
+get the prefix that they were trained with.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from dewmark.arrays import F32
+from dewmark.encoders.base import Encoder, cannot_load
+from dewmark.errors import DewmarkError, ModelError
+from dewmark.extras import require
+from dewmark.models.devices import same_device
+from dewmark.models.hub import cached_commit, folder_hash, latest_commit, quiet_libraries
+from dewmark.models.packaged import PACKAGED, fetch
+from dewmark.workspace import Progress, silent
+
+if TYPE_CHECKING:
+    import torch
+
+    from dewmark.cuda.encoder import GraphedEncoder
+
+_BATCH, _BATCH_CHARACTERS = 256, 1 << 14
+# E5 models are trained with a prefix; "query: " is the one for texts that are compared with each other.
+_E5 = re.compile(r"(?:^|[^a-z0-9])e5(?:[^a-z0-9]|$)", re.IGNORECASE)
+_E5_PREFIX = "query: "
+
+
+class SentenceTransformerEncoder(Encoder):
+    """Any sentence-transformers model.
+
+    ``source`` returns the folder or hub id for the library to load; it is called when the weights are first
+    needed. ``revision`` pins a hub id to a commit. ``prefix`` is prepended to every text.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        identity: str,
+        source: Callable[[], str],
+        revision: str | None = None,
+        prefix: str = "",
+        dim: int | None = None,
+        device: str = "auto",
+        dtype: Literal["float32", "bfloat16"] = "float32",
+    ) -> None:
+        super().__init__(device=device)
+        self.name = name
+        self.identity = identity if dtype == "float32" else f"{identity}:{dtype}"
+        self._source = source
+        self._revision = revision
+        self._prefix = prefix
+        self._dim = dim
+        self._dtype = dtype
+        self._model: Any = None
+        self._graphs: GraphedEncoder | None = None
+
+    @property
+    def dim(self) -> int:
+        """The dimension of the vectors; loads the weights unless it was given."""
+        if self._dim is None:
+            self._dim = self.encode([""]).shape[1]
+        return self._dim
+
+    def encode(self, texts: Sequence[str]) -> F32:
+        """N texts to (N, dim), each truncated at the model's maximum length."""
+        if not texts:
+            return np.zeros((0, self.dim), dtype=np.float32)
+        rows: list[Any] = [None] * len(texts)
+        with self._lock:  # fast tokenizers must not be used by two threads at once
+            model = self._loaded()
+            for batch in _batches(texts):
+                found = model.encode(
+                    [texts[i] for i in batch],
+                    prompt=self._prefix or None,
+                    batch_size=_BATCH,
+                    show_progress_bar=False,
+                )
+                for i, row in zip(batch, found, strict=True):
+                    rows[i] = row
+        return np.stack(rows).astype(np.float32, copy=False)
+
+    def graphed(self, device: torch.device) -> GraphedEncoder | None:
+        """The encoder as CUDA graphs, if it was loaded onto this device."""
+        from dewmark.cuda.encoder import GraphedEncoder, SentenceTransformerParts
+
+        with self._lock:
+            model = self._loaded()
+            if not same_device(model.device, device):
+                return None
+            if self._graphs is None:
+                self._graphs = GraphedEncoder(SentenceTransformerParts(model, prefix=self._prefix))
+            return self._graphs
+
+    def _loaded(self) -> Any:  # noqa: ANN401 - a SentenceTransformer
+        with self._lock:
+            if self._model is None:
+                self._model = self._load()
+        return self._model
+
+    def _load(self) -> Any:  # noqa: ANN401 - a SentenceTransformer
+        library = require("sentence_transformers", extra="encoders")
+        settings: dict[str, Any] = {
+            "device": None if self.device == "auto" else self.device,
+            "revision": self._revision,
+            "model_kwargs": {"dtype": self._dtype},
+        }
+        try:
+            source = self._source()
+            with quiet_libraries():
+                try:
+                    # Try the disk first: without a network the hub client retries for over a minute.
+                    model = library.SentenceTransformer(source, local_files_only=True, **settings)
+                except OSError:
+                    if self._revision is None:
+                        raise
+                    model = library.SentenceTransformer(source, **settings)
+            return model.eval()
+        except DewmarkError:
+            raise
+        except Exception as error:  # any of four libraries may have raised it
+            raise cannot_load(self.name, error) from error
+
+
+def minilm(*, progress: Progress = silent, device: str = "auto") -> Encoder:
+    """The packaged all-MiniLM-L6-v2, in English."""
+    return _packaged("minilm", progress=progress, device=device)
+
+
+def mpnet(*, progress: Progress = silent, device: str = "auto") -> Encoder:
+    """The packaged all-mpnet-base-v2, in English."""
+    return _packaged("all-mpnet", progress=progress, device=device)
+
+
+def _packaged(name: str, *, progress: Progress, device: str) -> Encoder:
+    package = PACKAGED[name]
+    return SentenceTransformerEncoder(
+        package.name,
+        identity=package.identity,
+        source=lambda: str(fetch(package.name, progress=progress) / package.entry),
+        dim=package.dim,
+        device=device,
+    )
+
+
+def from_folder(folder: Path, *, device: str = "auto") -> Encoder:
+    """A model in a local folder, identified by the hash of its files."""
+    if not any((folder / file).is_file() for file in ("modules.json", "config.json")):
+        raise ModelError(f"{folder} is not a model folder: it has neither modules.json nor config.json")
+    prefix = _prefix(folder.name)
+    identity = f"folder:{folder_hash(folder)}" + (f":{prefix.strip()}" if prefix else "")
+    return SentenceTransformerEncoder(
+        str(folder), identity=identity, source=lambda: str(folder), prefix=prefix, device=device
+    )
+
+
+def from_hub(name: str, *, progress: Progress = silent, device: str = "auto") -> Encoder:
+    """A model on the hub, downloaded now unless the hub's cache holds it."""
+    try:
+        cached = cached_commit(name)
+        commit = cached or latest_commit(name)
+    except DewmarkError:
+        raise
+    except Exception as error:  # malformed ids, missing or closed repositories, no network
+        raise cannot_load(name, error) from error
+    encoder = SentenceTransformerEncoder(
+        name,
+        identity=f"{name}@{commit[:12]}",
+        source=lambda: name,
+        revision=commit,
+        prefix=_prefix(name.rsplit("/", 1)[-1]),
+        device=device,
+    )
+    if cached is None:
+        progress(f"downloading {name}", 0, 1)
+        encoder.encode([""])
+        progress(f"downloading {name}", 1, 1)
+    return encoder
+
+
+def _prefix(model: str) -> str:
+    return _E5_PREFIX if _E5.search(model) else ""
+
+
+def _batches(texts: Sequence[str]) -> Iterator[list[int]]:
+    """Indices of texts of similar length, so that one long text does not pad hundreds of short ones."""
+    batch: list[int] = []
+    for i in sorted(range(len(texts)), key=lambda i: len(texts[i])):
+        if len(batch) == _BATCH or (batch and (len(batch) + 1) * len(texts[i]) > _BATCH_CHARACTERS):
+            yield batch
+            batch = []
+        batch.append(i)
+    if batch:
+        yield batch

@@ -1,0 +1,181 @@
+"""The marks of one serving engine: for each request the rows of its key, member and payload.
+
+Engines differ in how they describe their batch; what they share is here. `Markers` binds keys when a request
+first needs them and opens a text's `Row`; `mark_rows` marks logits whose rows belong to different keys.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import random
+import secrets
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from dewmark.config import cache_dir
+from dewmark.core.keys import Key
+from dewmark.decoding import Decoding
+from dewmark.errors import ConfigError, VocabularyError
+from dewmark.hosts import host_info, load_host
+from dewmark.hosts.engines.vllm_config import EngineConfig, MarkRequest, config_from_environment
+from dewmark.scheme import BoundScheme
+from dewmark.serving_rows import Row, Rows
+from dewmark.workspace import HostInfo, Workspace
+
+if TYPE_CHECKING:
+    import torch
+
+_vllm_log = logging.getLogger("vllm.dewmark")  # a child of vLLM's logger, with its handlers and level
+GREEDY = 1e-5  # below this temperature engines take the likeliest token
+
+
+class Marked(NamedTuple):
+    """A text in the engine, and what marks it."""
+
+    rows: Rows
+    row: Row
+
+
+class Markers:
+    """Binds keys to the served model and opens texts under them.
+
+    ``seeds`` gives seeds to requests without one; ``log`` is the engine's own logger.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        host: HostInfo,
+        device: torch.device,
+        *,
+        seeds: random.Random,
+        log: logging.Logger,
+    ) -> None:
+        if config.scheme.needs.drafts:
+            raise ConfigError(
+                f"{config.scheme.name} chooses between drafts of sentences, which serving engines do not "
+                "write: run it in transformers, or use a scheme that marks token by token"
+            )
+        self._config, self._host, self._device = config, host, device
+        self._seeds, self._log = seeds, log
+        self._bound: dict[str, BoundScheme] = {}
+        self._rows: dict[str, Rows] = {}
+        self._warm()
+
+    def open(
+        self,
+        asked: MarkRequest,
+        prompt: Sequence[int],
+        written: Sequence[int],
+        *,
+        seed: int | None,
+        decoding: Decoding,
+    ) -> Marked:
+        """Start following a text; ``written`` may grow."""
+        seed = self.seed() if seed is None else seed % (1 << 64)
+        rows = self._rows_of(asked.key_id)
+        row = rows.open_as(
+            prompt, written, seed=seed, decoding=decoding, member=asked.member, payload=asked.payload
+        )
+        return Marked(rows, row)
+
+    def seed(self) -> int:
+        """A seed for a request without one."""
+        return self._seeds.getrandbits(63)
+
+    def bound(self, key_id: str) -> BoundScheme:
+        """The scheme under a key; its tables are built for the first request that uses it."""
+        if key_id not in self._bound:
+            bound = self._bound[key_id] = self._bind(Key.load(self._config.keys[key_id]))
+            self._log.info(
+                "dewmark marks with %s, key id %s, key fingerprint %s",
+                bound.scheme.name,
+                key_id,
+                bound.fingerprint,
+            )
+        return self._bound[key_id]
+
+    def _rows_of(self, key_id: str) -> Rows:
+        if key_id not in self._rows:
+            self._rows[key_id] = self.bound(key_id).rows(self._device)
+        return self._rows[key_id]
+
+    def _bind(self, key: Key) -> BoundScheme:
+        workspace = Workspace(
+            cache=cache_dir(),
+            find_host=host_info,
+            open_host=functools.cache(lambda name: load_host(name or self._host.name)),
+        )
+        self._config.scheme.check_key(key)
+        bound = self._config.scheme.bind(key, self._host, workspace)
+        if type(bound).finished is not BoundScheme.finished:
+            raise ConfigError(
+                f"{bound.scheme.name} keeps a record of every finished text, which serving engines do not "
+                "pass on: run it in transformers, or use another scheme"
+            )
+        return bound
+
+    def _warm(self) -> None:
+        """Build the default key's tables, so that no request waits for them."""
+        import torch
+
+        text = self.open(MarkRequest(self._config.default_key), [], [], seed=0, decoding=Decoding())
+        text.rows.mark([text.row], torch.zeros((1, self._host.vocab_size), device=self._device))
+
+
+def mark_rows(texts: Mapping[int, Marked], logits: torch.Tensor) -> torch.Tensor:
+    """Mark the rows of logits (batch, vocab) that have a text; the others stay as they are."""
+    groups: dict[int, list[int]] = {}
+    for index in sorted(texts):
+        groups.setdefault(id(texts[index].rows), []).append(index)
+    for indices in groups.values():
+        rows = texts[indices[0]].rows
+        mine = [texts[index].row for index in indices]
+        whole_batch = len(indices) == len(logits)
+        marked = rows.mark(mine, logits if whole_batch else logits[indices])
+        if whole_batch:
+            return marked
+        logits[indices] = marked
+    return logits
+
+
+def decoding_of(params: Any) -> Decoding:  # noqa: ANN401 - an engine's sampling parameters
+    """The temperature and filters of a request, which the mark applies itself if it draws."""
+    top_k = int(params.top_k)
+    return Decoding(
+        temperature=max(params.temperature, GREEDY),
+        top_k=top_k if 0 < top_k < 1 << 30 else 0,
+        top_p=params.top_p,
+        min_p=params.min_p,
+    )
+
+
+def check_sampling(config: EngineConfig, temperature: float) -> None:
+    """Raise `ConfigError` for a marked request that always takes the likeliest token."""
+    if config.scheme.needs_as_set.sampling and temperature < GREEDY:
+        raise ConfigError(
+            f"temperature 0 always takes the likeliest token, and {config.scheme.name} puts its mark in the "
+            'choice between tokens: use a temperature above 0, or send {"dewmark": false}'
+        )
+
+
+def served_host(model: str, width: int, config: EngineConfig) -> HostInfo:
+    """The model that an engine serves with ``width`` logits, as schemes see it."""
+    info = host_info(config.host or model)
+    if width != info.vocab_size:
+        raise VocabularyError(
+            f"the engine serves a model of {width} ids and {info.name} has {info.vocab_size}: set host in "
+            "the configuration to the model that is served"
+        )
+    return info
+
+
+def vllm_markers(vllm_config: Any, device: torch.device) -> Markers:  # noqa: ANN401 - vLLM's VllmConfig
+    """The marks that the environment configures, on the model that vLLM serves."""
+    config, model = config_from_environment(), vllm_config.model_config
+    # ranks that share the work need the same seeds, and all see the same requests in the same order
+    together = int(vllm_config.parallel_config.world_size) > 1
+    seeds = random.Random(model.seed if together else secrets.randbits(64))
+    host = served_host(model.model, int(model.get_vocab_size()), config)
+    return Markers(config, host, device, seeds=seeds, log=_vllm_log)

@@ -1,0 +1,178 @@
+"""How marking in an engine is configured: operators set scheme and keys, requests choose among them.
+
+The operator sets ``DEWMARK_KEY_FILE`` to a key file, or ``DEWMARK_VLLM_CONFIG`` (for SGLang
+``DEWMARK_SGLANG_CONFIG``) to a file (TOML or JSON):
+
+    scheme = "dew"                # any scheme that marks token by token
+    mark = true                   # whether to mark requests that do not say
+    host = "smollm2-135m"         # dewmark's name for the model, if different from vLLM's
+    default_key = "acme"          # for requests that name no key; required with several keys
+    settings = { units = "token" }
+    [keys]                        # key id = key file, relative to this file
+    acme = "acme.key"
+
+A request may pass ``{"dewmark": false}``, ``{"dewmark_key_id": "acme"}``, ``{"dewmark_payload": 47}`` or
+``{"dewmark_member": 3}`` in its ``vllm_xargs`` (``extra_args`` in Python). Boundary: no engine, no weights;
+of a key only its members and payloads are checked here.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from dewmark.core.keys import Key
+from dewmark.errors import ConfigError
+from dewmark.registry import SCHEMES, unknown_name
+from dewmark.scheme import Scheme
+
+KEY_FILE = "DEWMARK_KEY_FILE"
+CONFIG = "DEWMARK_VLLM_CONFIG"
+
+_FIELDS = ("default_key", "host", "keys", "mark", "opt_out", "scheme", "settings")
+_SWITCH, _KEY_ID = "dewmark", "dewmark_key_id"
+_MEMBER, _PAYLOAD = "dewmark_member", "dewmark_payload"
+_PARAMETERS = (_SWITCH, _KEY_ID, _MEMBER, _PAYLOAD)
+_TRUTH = {"true": True, "1": True, "1.0": True, "false": False, "0": False, "0.0": False}
+
+
+class MarkRequest(NamedTuple):
+    """What a request is marked with; without a member, a ring's seed chooses one."""
+
+    key_id: str
+    member: int | None = None
+    payload: int | None = None
+
+
+@dataclass(frozen=True)
+class EngineConfig:
+    """``keys`` maps key ids to key files; ``default_key`` is for requests that name none."""
+
+    scheme: Scheme
+    keys: Mapping[str, Path]
+    default_key: str
+    mark: bool = True
+    host: str | None = None
+    opt_out: bool = True
+    """Whether a request may switch the mark off."""
+
+    def key_id(self, extra_args: Mapping[str, Any] | None) -> str | None:
+        """The id of the key to mark a request with; None for no mark."""
+        given = {name: value for name, value in (extra_args or {}).items() if str(name).startswith(_SWITCH)}
+        for name in given:
+            if name not in _PARAMETERS:
+                raise unknown_name("request parameter", name, _PARAMETERS)
+        marked = _switch(given[_SWITCH]) if _SWITCH in given else self.mark or _KEY_ID in given
+        if not marked:
+            if not self.opt_out:
+                raise ConfigError(f"this server marks every text: remove {_SWITCH}, or set it to true")
+            if _KEY_ID in given:
+                raise ConfigError(f"{_KEY_ID} names a key but {_SWITCH} is false: remove one of them")
+            return None
+        key_id = str(given.get(_KEY_ID, self.default_key))
+        if key_id not in self.keys:  # the ids of other tenants stay private
+            raise ConfigError(f"unknown {_KEY_ID} {key_id[:80]!r}: use one that this server has a key for")
+        return key_id
+
+    def asked(self, extra_args: Mapping[str, Any] | None) -> MarkRequest | None:
+        """What to mark a request with; None for no mark."""
+        key_id = self.key_id(extra_args)
+        if key_id is None:
+            return None
+        asked = asked_of(extra_args)
+        if any(value is not None for value in asked.values()):
+            if not self.scheme.reads_rings:
+                raise ConfigError(f"{self.scheme.name} carries neither members nor payloads: use dew")
+            _load_key(self.keys[key_id]).check_use(**asked)
+        return MarkRequest(key_id, **asked)
+
+
+@functools.cache
+def _load_key(path: Path) -> Key:
+    return Key.load(path)
+
+
+def asked_of(extra_args: Mapping[str, Any] | None) -> dict[str, int | None]:
+    """The ``member`` and the ``payload`` that a request asks for, None where it does not."""
+    found: dict[str, int | None] = {}
+    for name, parameter in (("member", _MEMBER), ("payload", _PAYLOAD)):
+        value = (extra_args or {}).get(parameter)
+        try:
+            found[name] = None if value is None else int(str(value), 0)
+        except ValueError:
+            raise ConfigError(f"{parameter} must be a whole number, got {str(value)[:80]!r}") from None
+    return found
+
+
+def config_from_environment(variable: str = CONFIG) -> EngineConfig:
+    """The configuration that the environment variables name; cached by their values."""
+    return _load(variable, os.environ.get(variable), os.environ.get(KEY_FILE))
+
+
+@functools.cache
+def _load(variable: str, config: str | None, key_file: str | None) -> EngineConfig:
+    if config and key_file:
+        raise ConfigError(f"both {variable} and {KEY_FILE} are set: name the key in the file, or unset one")
+    if config:
+        return _from_file(Path(config).expanduser(), variable)
+    if not key_file:
+        raise ConfigError(
+            f"no key to mark with: set {KEY_FILE} to a key file (create one: dewmark key new --out FILE), "
+            f"or {variable} to a configuration file"
+        )
+    return EngineConfig(SCHEMES["dew"](), {"default": Path(key_file).expanduser()}, "default")
+
+
+def _from_file(path: Path, variable: str) -> EngineConfig:
+    values = _read(path, variable)
+    for name in values:
+        if name not in _FIELDS:
+            raise unknown_name(f"field of {path}", name, _FIELDS)
+    keys, settings = values.get("keys"), values.get("settings", {})
+    if not isinstance(keys, dict) or not keys or not all(isinstance(file, str) for file in keys.values()):
+        raise ConfigError(f"keys in {path} must map key ids to key files, got {type(keys).__name__}")
+    if not isinstance(settings, dict):
+        raise ConfigError(f"settings in {path} must be a table of the scheme's parameters")
+    default = values.get("default_key", next(iter(keys)) if len(keys) == 1 else None)
+    if default not in keys:
+        raise ConfigError(f"default_key in {path} must be one of {', '.join(keys)}, got {default!r}")
+    mark, opt_out, host = values.get("mark", True), values.get("opt_out", True), values.get("host")
+    for name, value in (("mark", mark), ("opt_out", opt_out)):
+        if not isinstance(value, bool):
+            raise ConfigError(f"{name} in {path} must be true or false, got {value!r}")
+    if not mark and not opt_out:
+        raise ConfigError(f"mark and opt_out in {path} are both false: set one of them to true")
+    if host is not None and not isinstance(host, str):
+        raise ConfigError(f"host in {path} must be a model's name or folder, got {host!r}")
+    scheme = SCHEMES[str(values.get("scheme", "dew"))]().with_settings(settings)
+    files = {name: path.parent / Path(file).expanduser() for name, file in keys.items()}
+    return EngineConfig(scheme, files, str(default), mark=mark, host=host, opt_out=opt_out)
+
+
+def _read(path: Path, variable: str) -> dict[str, Any]:
+    try:
+        text = path.read_text(encoding="utf-8")
+        values = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}, which {variable} names: {error.strerror}") from None
+    except ValueError as error:  # both parsers' errors, and text that is not UTF-8
+        raise ConfigError(
+            f"{path} is not valid {'JSON' if path.suffix == '.json' else 'TOML'}: {error}"
+        ) from None
+    if not isinstance(values, dict):
+        raise ConfigError(f"{path} must be a table of fields, got {type(values).__name__}")
+    return values
+
+
+def _switch(value: object) -> bool:
+    """A request's true or false; over HTTP vLLM turns true into a number."""
+    try:
+        return _TRUTH[str(value).lower()]
+    except KeyError:
+        raise ConfigError(f"{_SWITCH} must be true or false, got {str(value)[:80]!r}") from None

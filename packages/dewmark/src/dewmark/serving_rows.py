@@ -1,0 +1,118 @@
+"""Rows of serving engines, whose batches change from step to step: rows come and go, and move about.
+
+Boundary: prompt ids, written ids and logits (rows, vocab) in, marked logits out. Which engine asks is not
+known here (`dewmark.hosts.engines`).
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+
+import torch
+
+from dewmark.decoding import Decoding
+from dewmark.errors import ConfigError
+from dewmark.sampling import RandomStreams, Session, draw, one_hot_logits
+
+
+class Row:
+    """One text in an engine: prompt ids, ids written since (the engine extends the list), seed, decoding."""
+
+    def __init__(
+        self, prompt: Sequence[int], written: Sequence[int], *, seed: int, decoding: Decoding
+    ) -> None:
+        decoding.check_samples()
+        self.prompt = prompt
+        self.written = written
+        self.seed = seed
+        self.decoding = decoding
+
+
+class Rows(ABC):
+    """Marks the rows of a batch that changes from step to step, as serving engines batch.
+
+    Rows come and go, are at different steps, and move about in the batch, so each `Row` carries its own
+    state. A row that the engine preempts is opened again with what it has written; it reads that first and
+    goes on as if it had stayed.
+    """
+
+    @abstractmethod
+    def open(self, prompt: Sequence[int], written: Sequence[int], *, seed: int, decoding: Decoding) -> Row:
+        """Start following a text; ``written`` may hold tokens already and grows as the engine appends."""
+
+    def open_as(
+        self,
+        prompt: Sequence[int],
+        written: Sequence[int],
+        *,
+        seed: int,
+        decoding: Decoding,
+        member: int | None = None,
+        payload: int | None = None,
+    ) -> Row:
+        """As `open`, for a text that a member of the key's ring marks, with a payload."""
+        if member is not None or payload is not None:
+            raise ConfigError("members and payloads of single texts need the default scheme and its lexicon")
+        return self.open(prompt, written, seed=seed, decoding=decoding)
+
+    @abstractmethod
+    def mark(self, rows: Sequence[Row], scores: torch.Tensor) -> torch.Tensor:
+        """Mark the host's logits (rows, vocab) float32 for each row's next token; same shape.
+
+        A scheme that needs the final distribution applies each row's own decoding, draws with its seed, and
+        leaves only the chosen token finite.
+        """
+
+
+class _SessionRow(Row):
+    """A row with a session of its own, called once for every step of the text."""
+
+    session: Session | None = None
+    steps = 0
+    noise: RandomStreams | None = None
+
+
+OpenSession = Callable[[torch.Tensor, int], Session]
+"""Opens a session for one prompt (1, length) and its seed."""
+
+
+class SessionRows(Rows):
+    """One session per row: correct for every scheme, and as slow as that many calls."""
+
+    def __init__(self, open_session: OpenSession, device: torch.device, *, final: bool) -> None:
+        self._open_session = open_session
+        self._device = device
+        self._final = final
+
+    def open(
+        self, prompt: Sequence[int], written: Sequence[int], *, seed: int, decoding: Decoding
+    ) -> _SessionRow:
+        """Start following a text."""
+        return _SessionRow(prompt, written, seed=seed, decoding=decoding)
+
+    def mark(self, rows: Sequence[Row], scores: torch.Tensor) -> torch.Tensor:
+        """Logits (rows, vocab) to marked ones, same shape."""
+        marked = []
+        for i, row in enumerate(rows):
+            assert isinstance(row, _SessionRow)
+            marked.append(self._mark(row, scores[i : i + 1]))
+        return torch.cat(marked)
+
+    def _mark(self, row: _SessionRow, scores: torch.Tensor) -> torch.Tensor:
+        step, start = len(row.written), len(row.prompt)
+        ids = torch.tensor([*row.prompt, *row.written], dtype=torch.long, device=self._device).unsqueeze(0)
+        session = row.session
+        if session is None or step < row.steps:  # the engine discarded steps: begin again
+            session = row.session = self._open_session(ids[:, :start], row.seed)
+            row.steps = 0
+        while row.steps < step:  # steps taken elsewhere: a session's memory depends on the ids alone
+            session(ids[:, : start + row.steps], torch.zeros_like(scores))
+            row.steps += 1
+        row.steps += 1
+        if not self._final:
+            return session(ids, scores)
+        if row.noise is None:
+            row.noise = RandomStreams([row.seed], device=self._device)
+        choice = draw(scores, row.decoding, row.noise, step, session=session, input_ids=ids, final=True)
+        return one_hot_logits(scores, choice)

@@ -1,0 +1,537 @@
+"""Which parts of a text are marked: a scan finds significant windows, a posterior their boundaries.
+
+**The scan.** A window w of consecutive scored units has z_w = S_w / √Var_w, where S_w is the weighted sum of
+its scores and Var_w the block sum of the key covariance over its units. Fix the text and let the key be
+random: the z_w are jointly normal, with correlations that depend on the text alone. Windows of all lengths
+compete, so each gets a share v_w of the error: all lengths (a geometric grid) get the same, and so do all
+windows of one length.
+
+    q_w = P(N(0,1) > z_w) / v_w,    Q = min_w q_w
+
+Bonferroni's bound P(Q ≤ q) ≤ q Σ v_w is far too conservative for overlapping windows. The exact value is
+
+    P(Q ≤ q) = q Σ_w v_w E[ 1/N(q) | q_w ≤ q ],    N(q) = the number of windows with q_w ≤ q,
+
+because the sum of the windows' own probabilities counts a key for which N windows pass N times. So: draw a
+window by its share, its z from the tail beyond its threshold, all other scores given that z, and count. There
+is no rare event to wait for: the estimate is as good at 1e-12 as at 0.05. Two standard errors are added, and
+the result never exceeds Bonferroni's bound.
+
+A text of up to 2 x `REACH` scored units is one chunk, with windows of every length. A longer one is divided
+into overlapping chunks: windows are up to `REACH` units long, each belongs to the chunk in which it begins,
+and N counts only windows of the same chunk, which can only make the result more conservative. Memory beyond
+the windows themselves does not grow with the text, and time is linear in its length.
+
+**The segments.** With probability at least 1 − fpr over keys, all windows with p ≤ fpr contain marked units,
+all at once; so any choice among them keeps that guarantee, and the choice can aim at good boundaries. It
+takes the disjoint significant windows that maximise
+
+    Σ_w ( Σ_{i in w} (π_i − ½) − COST ),    π_i = P(unit i is marked | scores),
+
+found exactly, as a longest path. Neighbours are merged if that increases the same sum (a window that contains
+marked units still does when extended). π is the posterior of a two-state chain: scores are independent, N(0,
+1) in unmarked and N(μ, 1) in marked stretches, stretches have geometric lengths, and the strength μ and the
+mean length are averaged over a grid. If this model is wrong, the boundaries suffer, but never the error rate.
+
+**The rest.** Do the segments explain the text's score, or is the rest marked too? Let S_1, n_1 be the sum and
+length of the segments, S_0, n_0 those of the rest, and V_1, V_0, C the variances and covariance of the sums
+over keys. A rest that was written without the key, by someone who shares the segments' vocabulary, has mean
+βS_1 with β = C/V_1, and
+
+    z_rest = (S_0 − βS_1) / √(V_0 − C²/V_1)
+
+is standard normal. A rest that is marked like the segments has the same mean score; how far it stays below,
+S_0/n_0 − S_1/n_1 over its standard deviation, is a second z. The segments were chosen for their high scores,
+so the p-value of that difference is corrected as that of a window is.
+
+**Several keys.** Windows, their deviations and the law of Q depend on the text alone, so they are computed
+once for all keys, and the draws only if some window is significant by itself.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import log_ndtr, ndtri
+
+from dewmark.arrays import F64, I64
+from dewmark.stats.evidence import Evidence
+from dewmark.stats.key_test import (
+    Statistic,
+    covariance,
+    effective_length,
+    key_test,
+    one_sided_p,
+    score_variance,
+)
+
+Test = Callable[[Evidence], Statistic]
+
+REACH = 1024
+SHORTEST = 30
+MIN_EFFECTIVE_LENGTH = 16.0
+DRAWS = 1000
+COST = 8.0
+_RATIO = 1.12  # of one window length to the next
+_STEPS = 14  # windows begin 1/14 of their length apart
+_BATCH = 64  # draws held at a time
+_JITTER = 1e-3  # relative to a score's variance; lets the covariance of near-equal pairs be factorised
+# log10 of the levels q at which P(Q ≤ q) is computed; it is interpolated in between
+_LEVELS = np.array([1.5, 1.0, 0.6, 0.3, 0.0, -0.3, -0.6, -1.0, -1.5, -2.0, -3.0, -4.5, -7.0, -11.0, -16.0])
+_STRENGTHS = (0.35, 0.5, 0.75, 1.1)  # μ in standard deviations of one score
+_LENGTHS = (60.0, 200.0, 600.0)  # mean length of marked stretches, in units
+_MARKED = 0.3  # the prior share of marked units
+
+
+@dataclass(frozen=True)
+class Units:
+    """The n scored units of a text: position ``place``, ``pair`` and ``weight`` in the sum, (n,) each.
+
+    If weights are the numbers of occurrences, a pair counts wherever it occurs. If a scheme counts each pair
+    once, its weights differ and a pair counts where it first occurs.
+    """
+
+    place: I64
+    pair: I64
+    weight: F64
+
+    @classmethod
+    def of(cls, evidence: Evidence) -> Units:
+        """The scored units of a text."""
+        place = np.flatnonzero(evidence.positions >= 0)
+        pair = evidence.positions[place]
+        counts = np.bincount(pair, minlength=evidence.pairs)
+        if not np.array_equal(evidence.weights[: evidence.pairs], counts):
+            first = np.sort(np.unique(pair, return_index=True)[1])
+            return cls(place[first], pair[first], evidence.weights[pair[first]])
+        return cls(place, pair, np.ones(len(pair)))
+
+    def __len__(self) -> int:
+        return len(self.place)
+
+    def __getitem__(self, part: slice) -> Units:
+        return Units(self.place[part], self.pair[part], self.weight[part])
+
+    def where(self, mask: NDArray[np.bool_]) -> Units:
+        """The units for which ``mask`` (n,) is true."""
+        return Units(self.place[mask], self.pair[mask], self.weight[mask])
+
+
+@dataclass(frozen=True)
+class Scan:
+    """Windows [start, end) of scored units, their z and their share of the error, (W,) each.
+
+    ``crowding`` (levels,) is Σ_w v_w E[1/N | q_w ≤ q] at the levels of this module.
+    """
+
+    start: I64
+    end: I64
+    z: F64
+    share: F64
+    crowding: F64
+
+    @property
+    def corrected(self) -> F64:
+        """Family-wise p-values, (W,)."""
+        return self._family_wise(log_ndtr(-self.z) / math.log(10.0) - np.log10(self.share))
+
+    def correct(self, window: int, p_value: float) -> float:
+        """The family-wise p-value of a window whose p-value comes from elsewhere, such as an exact law."""
+        return float(self._family_wise(np.log10([max(p_value, 1e-320) / self.share[window]]))[0])
+
+    def _family_wise(self, log_q: F64) -> F64:
+        """P(Q ≤ q) for each log10 q; Bonferroni's bound below the last level."""
+        log_p = np.minimum(_LEVELS + np.log10(np.maximum(self.crowding, 1e-300)), 0.0)
+        inside = np.interp(log_q, _LEVELS[::-1], log_p[::-1], right=0.0)
+        below = np.minimum(log_q, log_p[-1])
+        return np.asarray(10.0 ** np.where(log_q < _LEVELS[-1], below, inside))
+
+
+class Search:
+    """The windows of one text, which are the same under every key, and the law of their least q.
+
+    Windows consist of scored units only, and those with an effective length below `MIN_EFFECTIVE_LENGTH` are
+    left out. The draws have a fixed seed and do not depend on the scores, so results are deterministic.
+    """
+
+    def __init__(self, evidence: Evidence, *, draws: int = DRAWS) -> None:
+        self._evidence, self._draws = evidence, draws
+        self.units = Units.of(evidence)
+        self._step = REACH if len(self.units) > 2 * REACH else max(len(self.units), 1)
+        family = _family(len(self.units), longest=self._step)
+        kept, deviations = [], [np.zeros(0)]
+        for begin, chunk in self._chunks():
+            mine = family.where((family.start >= begin) & (family.start < begin + self._step)).shifted(-begin)
+            mine = mine.where(chunk.effective_length(mine) >= MIN_EFFECTIVE_LENGTH)
+            kept.append(mine.shifted(begin))
+            deviations.append(chunk.deviation(mine))
+        self.windows = _concatenate(kept)
+        self._deviation = np.concatenate(deviations)
+
+    def z(self, scores: F64) -> F64:
+        """z (W, keys) of every window, for the scores (N, keys) of the text's pairs."""
+        total = np.zeros((len(self.units) + 1, scores.shape[1]))
+        np.cumsum(scores[self.units.pair] * self.units.weight[:, None], axis=0, out=total[1:])
+        sums = total[self.windows.end] - total[self.windows.start]
+        return np.asarray(sums / self._deviation[:, None])
+
+    def scan(self, z: F64) -> Scan:
+        """Test every window under the key that gave the windows these z, (W,)."""
+        return Scan(self.windows.start, self.windows.end, z, self.windows.share, self._crowding)
+
+    @functools.cached_property
+    def _crowding(self) -> F64:
+        rng = np.random.default_rng(0)
+        crowding, variance = np.zeros(len(_LEVELS)), np.zeros(len(_LEVELS))
+        for begin, chunk in self._chunks():
+            inside = (self.windows.start >= begin) & (self.windows.start < begin + self._step)
+            mine = self.windows.where(inside).shifted(-begin)
+            if mass := mine.share.sum():
+                inverse = chunk.inverse_counts(mine, max(_BATCH, round(self._draws * mass)), rng)
+                crowding += mass * inverse.mean(axis=0)
+                variance += mass**2 * inverse.var(axis=0) / len(inverse)
+        return np.asarray(np.minimum(crowding + 2.0 * np.sqrt(variance), self.windows.share.sum()))
+
+    def _chunks(self) -> Iterator[tuple[int, _Chunk]]:
+        """Overlapping parts of the text and where they begin; only one is in memory at a time."""
+        for begin in range(0, len(self.units), self._step):
+            yield begin, self._chunk(begin)
+
+    def _chunk(self, begin: int) -> _Chunk:
+        if self._step < len(self.units):
+            return _Chunk(self._evidence, self.units[begin : begin + 2 * self._step])
+        return self._whole
+
+    @functools.cached_property
+    def _whole(self) -> _Chunk:
+        return _Chunk(self._evidence, self.units)
+
+
+def scan(evidence: Evidence, *, draws: int = DRAWS) -> Scan:
+    """Test every window of a text under one key."""
+    prepared = Search(evidence, draws=draws)
+    return prepared.scan(prepared.z(evidence.scores[:, None])[:, 0])
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """Units [start, end) of a text, with the evidence that they are marked.
+
+    ``z``, ``p_value`` and ``effective_length`` are those of the test on these units alone. ``corrected`` is
+    the family-wise p-value: the share of keys for which some window of this text would look as striking if it
+    were unmarked. ``share`` is the expected share of marked units.
+    """
+
+    start: int
+    end: int
+    z: float
+    p_value: float
+    corrected: float
+    effective_length: float
+    share: float
+
+
+@dataclass(frozen=True, slots=True)
+class Rest:
+    """The units outside all segments.
+
+    ``z`` and ``p_value`` are those of the rest given the segments: large p-values say that it carries no
+    evidence of its own. ``p_like_segments`` is the probability that a rest with the segments' strength would
+    score as low, corrected for the choice of the segments.
+    """
+
+    units: int
+    effective_length: float
+    z: float
+    p_value: float
+    p_like_segments: float
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The marked segments of a text, in order and disjoint, and the rest, if there are segments."""
+
+    segments: list[Segment]
+    rest: Rest | None
+
+    @property
+    def p_value(self) -> float:
+        """The family-wise p-value of the most striking segment, 1 if there is none."""
+        return min((segment.corrected for segment in self.segments), default=1.0)
+
+
+NOTHING_FOUND = Found([], None)
+
+
+def locate(evidence: Evidence, *, fpr: float = 0.05, test: Test = key_test) -> list[Segment]:
+    """The marked segments of a text, in order and disjoint."""
+    (found,) = search([evidence], levels=[fpr], tests=[test])
+    return found.segments
+
+
+def search(evidences: Sequence[Evidence], *, levels: Sequence[float], tests: Sequence[Test]) -> list[Found]:
+    """The marked segments of one text under each of several keys, each at its own level.
+
+    The evidences differ in their scores only. ``tests`` are the schemes' own tests of a whole text, one per
+    key. If one gives a window a larger p-value than the normal law does (an exact law of few or skewed
+    scores), that p-value counts.
+    """
+    if not evidences:
+        return []
+    prepared = Search(evidences[0])
+    z = prepared.z(np.stack([evidence.scores for evidence in evidences], axis=1))
+    # a corrected p-value is at least that of the disjoint windows of the same length: few texts need draws
+    disjoint = len(prepared.units) // (prepared.windows.end - prepared.windows.start)
+    least = np.min(log_ndtr(-z) + np.log(disjoint)[:, None], axis=0, initial=np.inf)
+    return [
+        _segments(prepared, evidence, prepared.scan(z[:, k]), fpr=level, test=test)
+        if level > 0.0 and least[k] <= math.log(level)  # a tiny level, shared by many keys, may be 0
+        else NOTHING_FOUND
+        for k, (evidence, level, test) in enumerate(zip(evidences, levels, tests, strict=True))
+    ]
+
+
+def _segments(prepared: Search, evidence: Evidence, windows: Scan, *, fpr: float, test: Test) -> Found:
+    units = prepared.units
+    corrected = windows.corrected
+    if not np.any(corrected <= fpr):
+        return NOTHING_FOUND
+    marked = posterior(evidence)
+    gain = np.concatenate([[0.0], np.cumsum(marked - 0.5)])
+    checked: set[int] = set()
+    while True:
+        chosen = _choose(windows, np.flatnonzero(corrected <= fpr), gain)
+        unchecked = [w for w in chosen if w not in checked]
+        if not unchecked:
+            break
+        for w in unchecked:
+            own = test(_restrict(evidence, units[windows.start[w] : windows.end[w]]))
+            corrected[w] = max(corrected[w], windows.correct(w, own.p_value))
+        checked.update(unchecked)
+    segments, outside = [], np.ones(len(units), dtype=bool)
+    for members in _merge_neighbours(windows, chosen, gain):
+        start, end = int(windows.start[members[0]]), int(windows.end[members[-1]])
+        outside[start:end] = False
+        own = test(_restrict(evidence, units[start:end]))
+        segments.append(
+            Segment(
+                start=int(units.place[start]),
+                end=int(units.place[end - 1]) + 1,
+                z=own.z,
+                p_value=own.p_value,
+                corrected=float(corrected[members].min()),
+                effective_length=own.effective_length,
+                share=float(marked[start:end].mean()),
+            )
+        )
+    if not segments:
+        return NOTHING_FOUND
+    return Found(segments, _rest(evidence, units, outside, windows, chosen))
+
+
+def _rest(
+    evidence: Evidence, units: Units, outside: NDArray[np.bool_], windows: Scan, chosen: Sequence[int]
+) -> Rest:
+    """Test the units outside the segments that the ``chosen`` windows make up."""
+    rest, inside = (_restrict(evidence, units.where(mask)) for mask in (outside, ~outside))
+    if len(rest) == 0:
+        return Rest(0, 0.0, 0.0, 1.0, 1.0)
+    V, V_0, V_1 = (score_variance(each) for each in (_restrict(evidence, units), rest, inside))
+    C = (V - V_0 - V_1) / 2.0
+    S_0, S_1 = rest.total, inside.total
+    n_0, n_1 = float(rest.weights.sum()), float(inside.weights.sum())
+    floor = _JITTER * V_0
+    z = (S_0 - C / V_1 * S_1) / math.sqrt(max(V_0 - C**2 / V_1, floor))
+    spread = max(V_0 / n_0**2 + V_1 / n_1**2 - 2.0 * C / (n_0 * n_1), floor / n_0**2)
+    below = one_sided_p((S_1 / n_1 - S_0 / n_0) / math.sqrt(spread))
+    return Rest(
+        units=int(outside.sum()),
+        effective_length=effective_length(rest, V_0),
+        z=z,
+        p_value=one_sided_p(z),
+        p_like_segments=max(windows.correct(w, below) for w in chosen),
+    )
+
+
+def posterior(evidence: Evidence) -> F64:
+    """π (n,): the probability that each scored unit is marked, in order."""
+    units = Units.of(evidence)
+    if len(units) == 0:
+        return np.zeros(0)
+    sizes = np.maximum(evidence.sizes, 1e-12)  # of units that weigh nothing the score is 0 too
+    x = (evidence.scores[: evidence.pairs] / np.sqrt(evidence.variance * sizes))[units.pair]
+    strength, length = np.array(list(itertools.product(_STRENGTHS, _LENGTHS))).T
+    leave = 1.0 / length
+    enter = leave * _MARKED / (1.0 - _MARKED)
+    ratio = np.exp(x[:, None] * strength - strength**2 / 2.0)  # of densities, N(μ, 1) over N(0, 1)
+    # forward: P(marked | scores up to i), and the likelihood of all scores; (n, grid)
+    forward, likelihood = np.empty_like(ratio), np.zeros(len(strength))
+    ahead = np.full(len(strength), _MARKED)
+    for i, r in enumerate(ratio):
+        total = ahead * r + 1.0 - ahead
+        forward[i] = ahead * r / total
+        ahead = forward[i] * (1.0 - leave) + (1.0 - forward[i]) * enter
+        likelihood += np.log(total)
+    # backward: the likelihood ratio of the remaining scores after a marked and after an unmarked unit
+    backward = np.ones_like(ratio)
+    for i in range(len(x) - 2, -1, -1):
+        r = ratio[i + 1] * backward[i + 1]
+        backward[i] = ((1.0 - leave) * r + leave) / (enter * r + 1.0 - enter)
+    odds = forward * backward
+    weight = np.exp(likelihood - likelihood.max())
+    return np.asarray((odds / (odds + 1.0 - forward)) @ (weight / weight.sum()))
+
+
+@dataclass(frozen=True)
+class _Windows:
+    """Windows [start, end) and their shares v of the error, (W,) each."""
+
+    start: I64
+    end: I64
+    share: F64
+
+    def where(self, mask: NDArray[np.bool_]) -> _Windows:
+        return _Windows(self.start[mask], self.end[mask], self.share[mask])
+
+    def shifted(self, by: int) -> _Windows:
+        return _Windows(self.start + by, self.end + by, self.share)
+
+
+def _concatenate(parts: Sequence[_Windows]) -> _Windows:
+    none = np.zeros(0, dtype=np.int64)
+    return _Windows(
+        np.concatenate([none, *(part.start for part in parts)]),
+        np.concatenate([none, *(part.end for part in parts)]),
+        np.concatenate([np.zeros(0), *(part.share for part in parts)]),
+    )
+
+
+def _family(length: int, *, longest: int) -> _Windows:
+    """The windows of a text of ``length`` scored units, up to ``longest`` units long."""
+    count = math.ceil(math.log(max(longest / SHORTEST, 1.0)) / math.log(_RATIO)) + 1
+    sizes = np.unique(np.geomspace(SHORTEST, max(longest, SHORTEST), count).round().astype(np.int64))
+    sizes = sizes[sizes <= length]
+    parts = []
+    for size in sizes.tolist():
+        start = np.arange(0, length - size + 1, max(size // _STEPS, 1))
+        start = np.union1d(start, [length - size])  # windows of every length cover the last units
+        parts.append(_Windows(start, start + size, np.full(len(start), 1.0 / (len(sizes) * len(start)))))
+    return _concatenate(parts)
+
+
+class _Chunk:
+    """Consecutive scored units and the covariance of their scores over keys."""
+
+    def __init__(self, evidence: Evidence, units: Units) -> None:
+        pairs, self._pair = np.unique(units.pair, return_inverse=True)
+        self._weight = units.weight
+        self._pair_variance = evidence.variance * evidence.sizes[pairs]
+        self._variance = self._pair_variance[self._pair]
+        self._covariance = covariance(evidence, pairs, pairs).astype(np.float64)
+        # _block[a, b]: the covariance of the weighted sum of the first a scores with that of the first b
+        self._block = np.zeros((len(units) + 1, len(units) + 1))
+        self._block[1:, 1:] = self._covariance[np.ix_(self._pair, self._pair)]
+        self._block[1:, 1:] *= np.outer(units.weight, units.weight)
+        np.cumsum(self._block, axis=0, out=self._block)
+        np.cumsum(self._block, axis=1, out=self._block)
+
+    def deviation(self, windows: _Windows) -> F64:
+        """√Var_w, (W,), with a floor where opposite scores cancel up to rounding."""
+        a, b, block = windows.start, windows.end, self._block
+        squares = np.concatenate([[0.0], np.cumsum(self._weight**2 * self._variance)])
+        floor = _JITTER * (squares[b] - squares[a])
+        return np.asarray(np.sqrt(np.maximum(block[a, a] - 2.0 * block[a, b] + block[b, b], floor)))
+
+    def effective_length(self, windows: _Windows) -> F64:
+        """The effective length of each window, (W,)."""
+        total = np.concatenate([[0.0], np.cumsum(self._weight * np.sqrt(self._variance))])
+        length = total[windows.end] - total[windows.start]
+        return np.asarray(np.square(length / np.maximum(self.deviation(windows), 1e-12)))
+
+    def inverse_counts(self, windows: _Windows, draws: int, rng: np.random.Generator) -> F64:
+        """1/N(q) at each level, (draws, levels); each draw makes one window pass, chosen by its share."""
+        from scipy.linalg import cholesky  # slow to import, and most texts do without
+
+        sd = self.deviation(windows)[:, None]
+        # units that weigh next to nothing (a reader foresaw them) have rounding errors of the others' size
+        jitter = _JITTER * np.diag(np.maximum(self._pair_variance, self._pair_variance.mean()))
+        factor = cholesky(self._covariance + jitter, lower=True, overwrite_a=True)
+        passing = rng.choice(len(sd), size=draws, p=windows.share / windows.share.sum())
+        depth = rng.random(draws)
+        out = np.empty((draws, len(_LEVELS)))
+        tails = np.minimum(10.0 ** _LEVELS[:, None] * windows.share, 0.5)  # (levels, W)
+        thresholds = -ndtri(tails)[:, :, None]
+        for i in range(0, draws, _BATCH):
+            chosen, u = passing[i : i + _BATCH], depth[i : i + _BATCH]
+            free = self._sums(factor @ rng.standard_normal((len(factor), len(chosen))), windows) / sd
+            rows = self._block[windows.end[chosen]] - self._block[windows.start[chosen]]
+            correlation = (rows[:, windows.end] - rows[:, windows.start]).T / sd / sd[chosen].T
+            own = free[chosen, np.arange(len(chosen))]
+            shifted = np.empty_like(free)
+            for level, threshold in enumerate(thresholds):
+                # the chosen window's z, from beyond its threshold
+                drawn = -ndtri(tails[level, chosen] * u)
+                np.multiply(correlation, drawn - own, out=shifted)
+                shifted += free
+                out[i : i + _BATCH, level] = 1.0 / np.maximum((shifted >= threshold).sum(axis=0), 1)
+        return out
+
+    def _sums(self, scores: F64, windows: _Windows) -> F64:
+        """Weighted sums (W, M) over windows, for M draws of the scores of distinct pairs (N, M)."""
+        total = np.zeros((len(self._pair) + 1, scores.shape[1]))
+        np.cumsum(scores[self._pair] * self._weight[:, None], axis=0, out=total[1:])
+        return total[windows.end] - total[windows.start]
+
+
+def _choose(windows: Scan, significant: I64, gain: F64) -> list[int]:
+    """The disjoint windows among the significant ones with the largest sum of gains, in order."""
+    order = significant[np.argsort(windows.end[significant], kind="stable")]
+    start, end = windows.start[order], windows.end[order]
+    value = gain[end] - gain[start] - COST
+    before = np.searchsorted(end, start, side="right")  # windows that end before this one begins
+    best = np.zeros(len(order) + 1)
+    for i in range(len(order)):
+        best[i + 1] = max(best[i], best[before[i]] + value[i])
+    chosen, i = [], len(order)
+    while i > 0:
+        if best[i] > best[i - 1]:
+            chosen.append(int(order[i - 1]))
+            i = int(before[i - 1])
+        else:
+            i -= 1
+    if not chosen and len(order):  # significant, but likely nowhere: take the least unlikely window
+        chosen = [int(order[np.argmax(value)])]
+    return chosen[::-1]
+
+
+def _merge_neighbours(windows: Scan, chosen: list[int], gain: F64) -> list[list[int]]:
+    """Group windows if the gap between them loses less than a segment costs."""
+    groups: list[list[int]] = []
+    for w in chosen:
+        if groups and gain[windows.start[w]] - gain[windows.end[groups[-1][-1]]] > -COST:
+            groups[-1].append(w)
+        else:
+            groups.append([w])
+    return groups
+
+
+def _restrict(evidence: Evidence, units: Units) -> Evidence:
+    """The evidence of some units alone, with positions among them."""
+    pairs, inverse = np.unique(units.pair, return_inverse=True)
+    return dataclasses.replace(
+        evidence,
+        scores=evidence.scores[pairs],
+        alignments=evidence.alignments[pairs],
+        weights=np.bincount(inverse, weights=units.weight, minlength=len(pairs)).astype(np.float64),
+        positions=inverse,
+        T=evidence.T[pairs],
+        C=evidence.C[pairs],
+        extra=0,
+    )

@@ -1,0 +1,140 @@
+"""The base for schemes that keep the host's distribution on average over keys.
+
+Such a scheme turns the host's final distribution P after a context into a keyed Q with E_key[Q] = P. That
+holds for one step. A context that recurs brings back the same key material, so the text as a whole follows
+the host's distribution only if each context is marked once per text. ``repeats="skip"`` leaves later
+occurrences to the host's own sampling, and detection counts first occurrences only. ``repeats="keep"`` marks
+every occurrence (a stronger mark, but texts tend to loop), and detection counts each distinct pair once.
+
+All these schemes see the final distribution. Top-k and top-p often leave few tokens, and only those are
+hashed.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterator, Sequence
+from typing import Literal
+
+import numpy as np
+import torch
+
+from dewmark.arrays import F64
+from dewmark.surface.token_schemes import PromptBatch, TokenBound, TokenScheme, TokenSession
+from dewmark.surface.vocabulary_hash import VocabularyHash
+from dewmark.workspace import HostInfo, Tokenized
+
+__all__ = ["DistortionFreeBound", "RepeatedContexts", "Repeats", "ReweightingSession", "support"]
+
+Repeats = Literal["skip", "keep"]
+
+_MINUS_INF = -float("inf")
+_STRIDE = 64
+_FEW = 8  # a support smaller than an eighth of the vocabulary is worth extracting
+
+
+class DistortionFreeBound(TokenBound):
+    """Such a scheme, bound to its secret and a vocabulary."""
+
+    def __init__(
+        self,
+        scheme: TokenScheme,
+        host: HostInfo,
+        fingerprint: str,
+        *,
+        secret: bytes,
+        width: int,
+        repeats: Repeats,
+        hashed: int | None = None,
+    ) -> None:
+        super().__init__(scheme, host, fingerprint, secret=secret, hashed=hashed)
+        self.width = width
+        self.repeats = repeats
+
+    def position_weights(
+        self, texts: Sequence[Tokenized], prompts: Sequence[Tokenized]
+    ) -> Iterator[F64 | None]:
+        """0 where a token was not marked because its context had occurred before in the text."""
+        for text, prompt in zip(texts, prompts, strict=True):
+            yield None if self.repeats == "keep" else self.first_contexts(text, prompt)
+
+    def first_contexts(self, text: Tokenized, prompt: Tokenized) -> F64:
+        """1 where a token's context occurs for the first time in the text, else 0: (L,)."""
+        contexts = self.contexts_of(self.windows(text, prompt), np.array(text.ids, dtype=np.int64))
+        first = np.zeros(len(text.ids))
+        first[np.unique(contexts, axis=0, return_index=True)[1]] = 1.0
+        return first
+
+
+class RepeatedContexts:
+    """Remembers the contexts of each row.
+
+    ``memory`` is the number of steps for which a context counts as seen; None means the whole text.
+    """
+
+    def __init__(self, rows: int, *, memory: int | None = None) -> None:
+        self._memory = memory
+        self._last_seen: list[dict[tuple[int, ...], int]] = [{} for _ in range(rows)]
+        self._step = 0
+
+    def __call__(self, contexts: torch.Tensor) -> list[bool]:
+        """Whether each row's context (batch, h) was seen before; remembers it."""
+        self._step += 1
+        repeated = []
+        for seen, row in zip(self._last_seen, contexts.tolist(), strict=True):
+            last = seen.get(context := tuple(row))
+            repeated.append(last is not None and (self._memory is None or self._step - last <= self._memory))
+            seen[context] = self._step
+        return repeated
+
+
+class ReweightingSession(TokenSession):
+    """Reweights rows whose context is new and leaves the logits of the others unchanged."""
+
+    def __init__(
+        self,
+        prompts: PromptBatch,
+        vocabulary_hash: VocabularyHash,
+        *,
+        repeats: Repeats,
+        memory: int | None = None,
+    ) -> None:
+        super().__init__(prompts)
+        self._hash = vocabulary_hash
+        self._repeated = RepeatedContexts(len(prompts), memory=memory) if repeats == "skip" else None
+
+    @abstractmethod
+    def reweight(
+        self, contexts: torch.Tensor, logits: torch.Tensor, candidates: torch.Tensor | None
+    ) -> torch.Tensor:
+        """Contexts (batch, h) and the candidates' float32 logits (batch, m) to new logits, same shape.
+
+        ``candidates`` (batch, m) are token ids; None means the whole vocabulary.
+        """
+
+    def mark(self, windows: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        """Windows (batch, h) and logits (batch, vocab) to marked logits, same shape."""
+        logits = scores.float()
+        if scores.device.type == "mps":  # Metal has no float64
+            windows, logits = windows.cpu(), logits.cpu()
+        candidates = support(logits)
+        if candidates is None:
+            marked = self.reweight(windows, logits, None)
+        else:
+            few = self.reweight(windows, logits.gather(1, candidates), candidates)
+            marked = torch.full_like(logits, _MINUS_INF).scatter_(1, candidates, few)
+        marked = marked.to(scores)
+        repeated = self._repeated(windows) if self._repeated is not None else []
+        if any(repeated):
+            marked = torch.where(torch.tensor(repeated, device=scores.device).unsqueeze(1), scores, marked)
+        return marked
+
+
+def support(scores: torch.Tensor) -> torch.Tensor | None:
+    """Ids (batch, m) that include all tokens of finite logit (batch, vocab), if these are few; else None."""
+    vocab = scores.shape[1]
+    # a sample of tokens tells a full distribution from a truncated one
+    if vocab < _STRIDE or float(torch.isfinite(scores[:, ::_STRIDE]).float().mean()) > 1.0 / _FEW:
+        return None
+    width = int(torch.isfinite(scores).sum(dim=1).max())
+    return scores.topk(width, dim=1).indices if 0 < width <= vocab // _FEW else None

@@ -1,0 +1,413 @@
+"""The trie of a tokenizer's pieces over a list of word forms: what each token does to the open word.
+
+While a host writes, the end of its text is an open word, which the next token continues or ends. With a fixed
+list of forms that is a finite automaton. Its states are `CLOSED` (no open word), `UNKNOWN` (an open word that
+can no longer become a listed one), `ENDED` and the prefixes of the listed forms. One step for a token is:
+
+    (state, token) in keys     the state in targets; no word ends
+    else, if breaks[token]     the open word ends (if opens[state], with row rows[state]); then inner[token],
+                               if it is not -1, is a whole word inside the token; then after_break[token]
+    else                       UNKNOWN
+
+`push` is that rule for one text; engines apply it to whole batches with gathers.
+
+Words are those of `dewmark.text.words` in scripts with spaces, forms and apostrophes included. `ENDED` is the
+state after a word and one sign that joins letters ("bridge." or "bridge'"): letters directly after it make a
+longer word, which is not listed. The trie has reported "bridge" by then, where `words` finds only
+"bridge.com". After a token that is part of a character, and in runs of Chinese, Japanese or Thai, the state
+is UNKNOWN until the next break. A token that both ends the open word with letters of its own and begins
+another ("e of") leads to UNKNOWN too; tokenizers that separate words first have none. So does a token of
+letters in another style (𝐛, ｂ): in large vocabularies they would be most of the transitions.
+
+Boundary: numpy arrays of states and rows; no vectors, no keys. Time to build is linear in the prefixes of the
+forms, which are matched against the pieces level by level.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import unicodedata
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import regex
+from numpy.typing import NDArray
+
+from dewmark.arrays import I32, I64
+from dewmark.errors import ArtifactError, StorageError
+from dewmark.storage import load_bundle, save_bundle
+from dewmark.text.growing_text import Spelling
+from dewmark.text.words import VERSION, form_of, open_tail, words
+from dewmark.workspace import Tokenizer, Workspace
+
+CLOSED, UNKNOWN, ENDED = 0, 1, 2
+
+_FIRST = 3  # the state of the first prefix
+_LAYOUT = 1  # of cached files
+
+
+@dataclass(frozen=True)
+class Trie:
+    """E transitions between S states over V tokens; see the module for the rule of one step.
+
+    ``keys`` (E,) are state * V + token, sorted, and ``targets`` (E,) the states that they lead to.
+    ``breaks``, ``after_break`` and ``inner`` (V,) describe tokens that end the open word: the state after
+    them, and the row of a whole word inside them (0 for one that is not listed, -1 for none).
+    ``rows`` (S,) is the row of the open word as it stands, 0 if it is not listed ("don'" has the row of
+    "don"). Row i + 1 belongs to form i.
+    """
+
+    keys: I64
+    targets: I32
+    breaks: NDArray[np.bool_]
+    after_break: I32
+    inner: I32
+    rows: I32
+    vocab_size: int
+
+    @property
+    def opens(self) -> NDArray[np.bool_]:
+        """Whether a word is open in each state (S,)."""
+        return ~np.isin(np.arange(len(self.rows)), (CLOSED, ENDED))
+
+    def push(self, state: int, token: int) -> tuple[int, list[int]]:
+        """The state after a token, and the rows of the words that it ends, in order."""
+        key = state * self.vocab_size + token
+        place = int(np.searchsorted(self.keys, key))
+        if place < len(self.keys) and self.keys[place] == key:
+            return int(self.targets[place]), []
+        if not self.breaks[token]:
+            return UNKNOWN, []
+        ended = [int(self.rows[state])] if state not in (CLOSED, ENDED) else []
+        if self.inner[token] >= 0:
+            ended.append(int(self.inner[token]))
+        return int(self.after_break[token]), ended
+
+
+def load_trie(
+    forms: Sequence[str], tokenizer: Tokenizer, vocab_size: int, *, identity: str, workspace: Workspace
+) -> Trie:
+    """The trie of a tokenizer over a lexicon with this identity, built once and cached."""
+    name = f"{_LAYOUT}|{VERSION}|{identity}|{tokenizer.identity}|{vocab_size}"
+    path = workspace.cache / "tries" / hashlib.sha256(name.encode()).hexdigest()[:20]
+    try:
+        return _read(path)
+    except ArtifactError:
+        pass
+    workspace.progress("building the trie", 0, 1)
+    pieces = Spelling(tokenizer, vocab_size).pieces
+    built = build_trie(forms, pieces, special=tokenizer.special_ids)
+    with contextlib.suppress(StorageError):  # a full or read-only disk: build it again next time
+        _save(built, path)
+    workspace.progress("building the trie", 1, 1)
+    return built
+
+
+def _save(trie: Trie, path: Path) -> None:
+    arrays = {field.name: getattr(trie, field.name) for field in fields(trie) if field.name != "vocab_size"}
+    save_bundle(path, meta={"vocab_size": trie.vocab_size}, arrays=arrays)
+
+
+def _read(path: Path) -> Trie:
+    bundle = load_bundle(path)
+    try:
+        return Trie(**bundle.arrays, vocab_size=int(bundle.meta["vocab_size"]))
+    except (KeyError, TypeError):
+        raise ArtifactError(f"{path} contains no trie: delete it and run again") from None
+
+
+def build_trie(forms: Sequence[str], pieces: Sequence[str], *, special: Collection[int]) -> Trie:
+    """The trie of a tokenizer's pieces (`Spelling.pieces`) over forms; ``special`` tokens end a word."""
+    listed = _PrefixTree.of(forms)
+    rows = _rows(listed, forms)
+    row_of = {form: row for row, form in enumerate(forms, start=1)}
+    effects = _Effects.of(pieces, frozenset(special), listed, row_of)
+    states, tokens, targets = _transitions(listed, effects)
+    vocab_size = len(pieces)
+    keys = states * vocab_size + tokens
+    keys, first = np.unique(keys, return_index=True)
+    return Trie(
+        keys=keys,
+        targets=targets[first].astype(np.int32),
+        breaks=effects.breaks,
+        after_break=effects.after_break,
+        inner=effects.inner,
+        rows=rows,
+        vocab_size=vocab_size,
+    )
+
+
+# Prefix trees
+
+
+class _PrefixTree(NamedTuple):
+    """All prefixes of some strings; node 0 is the empty one.
+
+    ``edges`` (N,) are parent << 21 | character, sorted, and ``children`` (N,) their nodes. ``ends``
+    (strings,) is the node of each string, ``parents`` and ``characters`` (N + 1,) describe each node.
+    """
+
+    edges: I64
+    children: I64
+    ends: I64
+    parents: I64
+    characters: I64
+
+    @classmethod
+    def of(cls, strings: Sequence[str]) -> _PrefixTree:
+        order = np.argsort(np.array(strings, dtype=np.str_))
+        letters = _letters([strings[i] for i in order.tolist()])
+        n, width = letters.shape
+        lengths = (letters != 0).sum(axis=1)
+        # characters shared with the string before
+        different = letters[1:] != letters[:-1]
+        shared = np.zeros(n, dtype=np.int64)
+        shared[1:] = np.where(different.any(axis=1), different.argmax(axis=1), width)
+        depth = np.arange(width)
+        new = (depth >= shared[:, None]) & (depth < lengths[:, None])  # (n, width)
+        numbers = np.zeros((n, width + 1), dtype=np.int64)
+        numbers[:, 1:][new] = np.arange(1, int(new.sum()) + 1)
+        for i in range(1, width + 1):  # a prefix that is not new has the node of the string before
+            column = numbers[:, i]
+            np.maximum.accumulate(column, out=column)
+        parents, characters = numbers[:, :-1][new], letters[new].astype(np.int64)
+        edges = parents << _SHIFT | characters
+        sort = np.argsort(edges)
+        ends = np.empty(n, dtype=np.int64)
+        ends[order] = numbers[np.arange(n), lengths]
+        root = np.zeros(1, dtype=np.int64)
+        return cls(
+            edges[sort],
+            np.arange(1, len(edges) + 1)[sort],
+            ends,
+            np.concatenate([root, parents]),
+            np.concatenate([root, characters]),
+        )
+
+    def child(self, nodes: I64, characters: I64) -> I64:
+        """The child of each node (N,) by its character (N,), or -1."""
+        wanted = nodes << _SHIFT | characters
+        if not len(self.edges):
+            return np.full(len(wanted), -1)
+        place = np.minimum(np.searchsorted(self.edges, wanted), len(self.edges) - 1)
+        return np.where((self.edges[place] == wanted) & (nodes >= 0), self.children[place], -1)
+
+    def find(self, strings: Sequence[str]) -> I64:
+        """The node of each string, or -1."""
+        letters = _letters(strings).astype(np.int64)
+        found = np.zeros(len(letters), dtype=np.int64)
+        for column in letters.T:
+            more = column != 0
+            found[more] = self.child(found[more], column[more])
+        return found
+
+
+_SHIFT = 21  # bits of a character
+
+
+def _letters(strings: Sequence[str]) -> NDArray[np.uint32]:
+    """Strings as code points (N, longest), padded with 0."""
+    if not strings:
+        return np.zeros((0, 1), dtype=np.uint32)
+    array = np.array(strings, dtype=np.str_)
+    return array.view(np.uint32).reshape(len(strings), -1)
+
+
+def _rows(listed: _PrefixTree, forms: Sequence[str]) -> I32:
+    """The row of each state."""
+    nodes = np.zeros(len(listed.parents), dtype=np.int32)
+    nodes[listed.ends] = np.arange(1, len(forms) + 1)
+    # a sign that joins letters does not belong to the word unless a letter follows
+    joins = np.isin(listed.characters, [ord(sign) for sign in _JOINING_SIGNS]) & (nodes == 0)
+    nodes[joins] = nodes[listed.parents[joins]]
+    return np.concatenate([np.zeros(_FIRST, dtype=np.int32), nodes[1:]])
+
+
+def _state(nodes: I64) -> I64:
+    """States of nodes; a node of -1 is UNKNOWN, the empty prefix is CLOSED."""
+    return np.where(nodes > 0, nodes - 1 + _FIRST, np.where(nodes == 0, CLOSED, UNKNOWN))
+
+
+# Pieces
+
+# The signs between letters that join them into one word (UAX 29), as they are in forms.
+_JOINING = r"[\p{WB=MidLetter}\p{WB=MidNumLet}\p{WB=Single_Quote}]"
+_JOINING_SIGNS = frozenset("'.:·՟״‘‧")
+_ONE_JOINING = regex.compile(_JOINING, regex.VERSION1)
+_SIGN = regex.compile(rf"[{_JOINING}\p{{WB=MidNum}}]", regex.VERSION1)  # those that join letters or digits
+_SIGN_AND_DIGIT = regex.compile(rf"{_SIGN.pattern}\p{{WB=Numeric}}", regex.VERSION1)
+_ANY_LETTER = r"[[\p{WB=ALetter}\p{WB=Hebrew_Letter}]--\p{Han}][\p{WB=Extend}\p{WB=Format}\p{WB=ZWJ}]*+"
+_LETTERS = regex.compile(rf"(?:{_ANY_LETTER})++", regex.VERSION1)
+_POINTS = r"[\u0640\u064B-\u0652\u0670]"  # Arabic; a form has none
+_CONTINUES = regex.compile(
+    rf"(?:{_JOINING}|{_POINTS}++)?+ (?:{_ANY_LETTER}{_JOINING}?+)++", regex.VERSION1 | regex.VERBOSE
+)
+_UNSPACED = regex.compile(r"[\p{Han}\p{Hiragana}\p{WB=Katakana}\p{LB=SA}]", regex.VERSION1)
+_UNDECODED = "\N{REPLACEMENT CHARACTER}"
+_LETTER = regex.compile(r"[\p{WB=ALetter}\p{WB=Hebrew_Letter}]", regex.VERSION1)
+_WORD_CHARACTER = regex.compile(r"[\p{WB=ALetter}\p{WB=Hebrew_Letter}\p{WB=Numeric}]", regex.VERSION1)
+
+
+class _Effects(NamedTuple):
+    """What tokens do: arrays of `Trie`, and the tokens that continue a word by what they add to its form."""
+
+    breaks: NDArray[np.bool_]
+    after_break: I32
+    inner: I32
+    added: list[str]
+    continuing: I64
+    joining: I64
+    numeric: I64
+
+    @classmethod
+    def of(
+        cls,
+        pieces: Sequence[str],
+        special: frozenset[int],
+        listed: _PrefixTree,
+        row_of: dict[str, int],
+    ) -> _Effects:
+        breaks = np.zeros(len(pieces), dtype=bool)
+        after = np.full(len(pieces), CLOSED, dtype=np.int32)
+        inner = np.full(len(pieces), -1, dtype=np.int32)
+        added: list[str] = []
+        continuing: list[int] = []
+        joining: list[int] = []
+        numeric: list[int] = []  # signs, and tokens that begin with a sign and a digit: a number goes on
+        opened: list[tuple[int, str]] = []  # (token, the form of the word that it opens after its break)
+        for token, piece in enumerate(pieces):
+            if token in special or not piece:
+                breaks[token] = True
+            elif piece[0] == " " and _LETTERS.fullmatch(piece, 1):
+                breaks[token] = True
+                opened.append((token, _form(piece[1:])))
+            elif _ONE_JOINING.fullmatch(piece):
+                breaks[token], after[token] = True, ENDED
+                joining.append(token)
+                numeric.append(token)
+                continuing.append(token)
+                added.append(_form(piece))
+            elif _CONTINUES.fullmatch(piece):
+                if piece.isascii() or unicodedata.is_normalized("NFKC", piece):
+                    continuing.append(token)
+                    added.append(_form(piece))
+            elif _begins_with_break(piece):
+                breaks[token] = True
+                if _SIGN.fullmatch(piece) or _SIGN_AND_DIGIT.match(piece):
+                    numeric.append(token)
+                found = _after(piece)
+                after[token] = found.state
+                if found.whole is not None:
+                    inner[token] = row_of.get(found.whole, 0)
+                if found.opened is not None:
+                    opened.append((token, found.opened))
+        tokens = np.array([token for token, _ in opened], dtype=np.int64)
+        nodes = listed.find([form for _, form in opened])
+        after[tokens] = _state(nodes)
+        # "word'" where no listed word continues so: the word is whole, and ended
+        for place in np.flatnonzero(nodes < 0).tolist():
+            token, form = opened[place]
+            if form[-1:] in _JOINING_SIGNS:
+                after[token], inner[token] = ENDED, row_of.get(form[:-1], 0)
+        ids = (np.array(each, dtype=np.int64) for each in (continuing, joining, numeric))
+        return cls(breaks, after, inner, added, *ids)
+
+
+class _After(NamedTuple):
+    """After a piece that begins with a break: the state, a whole word in it, and the word that it opens."""
+
+    state: int
+    whole: str | None = None
+    opened: str | None = None
+
+
+def _form(piece: str) -> str:
+    """What a piece adds to the form of a word, with a sign at its beginning or end."""
+    if piece.isascii():
+        return piece.lower()
+    return form_of(piece) if piece[0].isalpha() else form_of(f"a{piece}")[1:]
+
+
+def _begins_with_break(piece: str) -> bool:
+    """Whether a piece ends the open word before it adds a letter or digit to it."""
+    if _UNSPACED.match(piece):
+        return True
+    first = _WORD_CHARACTER.search(piece)
+    head = piece[: first.start()] if first else piece
+    if _UNDECODED in head:
+        head = head[: head.index(_UNDECODED)]
+    if open_tail(f"a{head}") != f"a{head}" or len(_SIGN.findall(head)) > 1:
+        return True
+    # one sign that does not join a letter with what follows
+    follows_letter = first is not None and _LETTER.match(first.group()) is not None
+    return _SIGN.match(head) is not None and not (_ONE_JOINING.fullmatch(head) and follows_letter)
+
+
+def _after(piece: str) -> _After:
+    if _UNDECODED in piece or _UNSPACED.search(piece):
+        return _After(UNKNOWN)
+    found = words(piece)
+    if not found:
+        return _After(CLOSED)
+    *before, last = [word.form for word in found]
+    rest = piece[found[-1].end :]
+    if not rest:
+        return _After(UNKNOWN, before[-1] if before else None, last)
+    if _ONE_JOINING.fullmatch(rest):
+        return _After(ENDED, before[-1] if before else None, last + _form(rest))
+    return _After(CLOSED, last)
+
+
+# Transitions
+
+
+def _transitions(listed: _PrefixTree, effects: _Effects) -> tuple[I64, I64, I64]:
+    """(state, token, state after) of all tokens that continue a word to a listed prefix."""
+    tree = _PrefixTree.of(effects.added)
+    tokens = effects.continuing[np.argsort(tree.ends, kind="stable")]
+    counts = np.bincount(tree.ends, minlength=len(tree.parents))
+    starts = np.concatenate([[0], np.cumsum(counts)])
+    parts = [_signs(listed, effects)]
+    # pairs (prefix u, prefix v of u's continuation): the string from u to v is the node `spelled` of `tree`
+    u = v = np.arange(len(listed.parents))
+    spelled = np.zeros(len(v), dtype=np.int64)
+    first = np.searchsorted(listed.edges, np.arange(len(listed.parents) + 1) << _SHIFT)
+    while len(v):
+        children = first[v + 1] - first[v]
+        source = np.repeat(np.arange(len(v)), children)
+        edge = np.arange(len(source)) - np.repeat(np.cumsum(children) - children, children) + first[v][source]
+        spelled = tree.child(spelled[source], listed.edges[edge] & ((1 << _SHIFT) - 1))
+        found = spelled >= 0
+        u, v, spelled = u[source][found], listed.children[edge][found], spelled[found]
+        many = counts[spelled]
+        repeat = np.repeat(np.arange(len(v)), many)
+        token = np.arange(len(repeat)) - np.repeat(np.cumsum(many) - many, many) + starts[spelled][repeat]
+        parts.append((_state(u)[repeat], tokens[token], _state(v)[repeat]))
+    states, moved, targets = (np.concatenate([part[i] for part in parts]) for i in range(3))
+    return states, moved, targets
+
+
+def _signs(listed: _PrefixTree, effects: _Effects) -> tuple[I64, I64, I64]:
+    """Transitions of signs where they join nothing, and of tokens that begin with one and open a word."""
+    joining, numeric = effects.joining, effects.numeric
+    states = [np.full(len(joining), state) for state in (CLOSED, ENDED)]
+    targets = [np.full(len(joining), CLOSED)] * 2
+    tokens = [joining, joining, numeric]
+    states.append(np.full(len(numeric), UNKNOWN))
+    targets.append(np.full(len(numeric), UNKNOWN))
+    begins = [
+        (token, form[1:])
+        for token, form in zip(effects.continuing.tolist(), effects.added, strict=True)
+        if len(form) > 1 and form[0] in _JOINING_SIGNS
+    ]
+    if begins:
+        nodes = _state(listed.find([form for _, form in begins]))
+        for state in (CLOSED, ENDED):
+            states.append(np.full(len(begins), state))
+            tokens.append(np.array([token for token, _ in begins]))
+            targets.append(nodes)
+    return np.concatenate(states), np.concatenate(tokens), np.concatenate(targets)

@@ -1,0 +1,207 @@
+"""``dewmark audit``, with a detector whose p-values the tests choose."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tests.cli.fixtures import SECRET, Result
+
+from dewmark.core.keys import Key
+
+FINGERPRINT = Key(SECRET).fingerprint
+WORDS = ["the", "old", "bridge", "over", "river", "house", "water", "light", "night", "city", "hill", "sea"]
+
+
+def write_negatives(path: Path, z: np.ndarray, *, language: str | None = None, more: str = "") -> Path:
+    rows = [
+        {"text": f"The text with the number {i} has the score z={value:.6f} {more}"}
+        for i, value in enumerate(z)
+    ]
+    if language is not None:
+        rows = [{**row, "language": language} for row in rows]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
+@pytest.fixture
+def good(tmp_path: Path) -> Path:
+    return write_negatives(tmp_path / "good.jsonl", np.random.default_rng(0).normal(size=450))
+
+
+@pytest.fixture
+def leaning(tmp_path: Path) -> Path:
+    z = np.random.default_rng(1).normal(1.2, 1.0, size=150)
+    return write_negatives(tmp_path / "leaning.jsonl", z, language="de")
+
+
+@pytest.fixture
+def audit(run, host, numbers, key_file):
+    def invoke(*arguments: object) -> Result:
+        return run("audit", "--key", key_file, *arguments, "-q")
+
+    return invoke
+
+
+def test_a_key_that_passes(audit, good):
+    result = audit("--negatives", good, "--strict")
+    assert result.code == 0
+    assert "all texts" in result.out
+    assert "The key passes: at 1% it calls " in result.out.replace("\n", " ")
+
+
+def test_a_key_that_fails(audit, good, leaning):
+    result = audit("--negatives", good, leaning)  # the second file as the shell's * would give it
+    assert result.code == 0
+    assert "The key fails for de: at " in result.out
+    assert audit("--negatives", good, "--negatives", leaning, "--strict").code == 1
+
+
+def test_json(audit, good, leaning):
+    row = json.loads(audit("--negatives", good, leaning, "--json").out)
+    assert row["key_fingerprint"] == FINGERPRINT
+    assert (row["outcome"], row["texts"], row["too_short"], row["test"]) == ("fails", 600, 0, "key")
+    groups = {(cell["kind"], cell["group"]): cell["texts"] for cell in row["cells"]}
+    assert groups == {("all", "all texts"): 600, ("language", "de"): 150, ("language", "en"): 450}
+    z = np.random.default_rng(0).normal(size=450)
+    english = next(cell for cell in row["cells"] if cell["group"] == "en" and cell["level"] == 0.05)
+    assert english["alarms"] == int((z > 1.6448536).sum())
+
+
+def test_too_few_texts_do_not_fail_the_key(audit, tmp_path):
+    few = write_negatives(tmp_path / "few.jsonl", np.zeros(30))
+    result = audit("--negatives", few, "--strict")
+    assert result.code == 0
+    assert "Cannot tell: 30 texts are too few" in result.out
+
+
+def test_output_files(audit, good, leaning, tmp_path):
+    out = tmp_path / "report"
+    assert audit("--negatives", good, leaning, "--out", out).code == 0
+    data = json.loads((out / "audit.json").read_text(encoding="utf-8"))
+    assert len(data["judged"]) == data["texts"] == 600
+    assert set(data["judged"][0]) == {"id", "kind", "language", "length", "p_value"}
+    assert (out / "qq.svg").read_text(encoding="utf-8").startswith("<svg")
+    page = (out / "audit.html").read_text(encoding="utf-8")
+    assert f"Audit of key {FINGERPRINT}" in page
+    assert "://" not in page
+    assert not any(SECRET.hex().encode() in file.read_bytes() for file in out.iterdir())
+
+
+def test_short_empty_and_repeated_texts_do_not_count(audit, good, tmp_path):
+    brief = write_negatives(tmp_path / "brief.jsonl", np.full(5, 9.0), more="brief")
+    again = tmp_path / "again.jsonl"
+    again.write_text(good.read_text(encoding="utf-8") + '{"text": " "}\n', encoding="utf-8")
+    row = json.loads(audit("--negatives", good, brief, again, "--json").out)
+    assert (row["texts"], row["too_short"], row["outcome"]) == (450, 5, "passes")
+
+
+def test_text_files_and_the_response_field(audit, tmp_path):
+    file, rows = tmp_path / "a.txt", tmp_path / "b.jsonl"
+    file.write_text("One text with z=0.5 in a file.", encoding="utf-8")
+    rows.write_text(
+        '{"response": "Another with z=0.1 in a row.", "prompt": "p", "id": 7}\n', encoding="utf-8"
+    )
+    audit("--negatives", file, rows, "--out", tmp_path / "out")
+    judged = json.loads((tmp_path / "out" / "audit.json").read_text(encoding="utf-8"))["judged"]
+    assert [row["id"] for row in judged] == [str(file), 7]
+
+
+def test_the_test_that_is_audited(audit, good):
+    assert json.loads(audit("--negatives", good, "--test", "gaussian", "--json").out)["test"] == "gaussian"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--negatives", "missing.txt"], "cannot read missing.txt"),
+        (["--negatives", "missing.jsonl"], "cannot read missing.jsonl"),
+        (["--negatives", "GOOD", "--detector", "somewhere"], "leave out key"),
+        (["--negatives", "GOOD", "--scheme", "none"], "no mark to detect"),
+        (["--negatives", "GOOD", "--host", "nowhere"], "no model 'nowhere'"),
+    ],
+)
+def test_bad_options(audit, good, arguments, said):
+    given = [good if argument == "GOOD" else argument for argument in arguments]
+    assert said in audit(*given).error
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("{}", "line 1 has no 'text' and no 'response'"),
+        ('{"text": 3}', "line 1: text must be a string"),
+        ('{"text": "a", "language": 3}', "line 1: language must be a string"),
+        ('{"text": "a", "id": [1]}', "line 1: id must be text or a whole number"),
+        ('{"text": " "}', "no texts"),
+        ("", "is empty"),
+    ],
+)
+def test_bad_rows(audit, tmp_path, line, said):
+    path = tmp_path / "bad.jsonl"
+    path.write_text(line, encoding="utf-8")
+    assert said in audit("--negatives", path).error
+
+
+def test_no_key(run, host, good):
+    assert "no key given" in run("audit", "--negatives", good, "-q").error
+
+
+# every occurrence of these few words counts, so that the texts are long enough
+EVERY = ["--set", "count_once=false", "--set", "flatten=null", "--set", "subtract_text_mean=false"]
+
+
+def test_a_key_on_a_real_scheme(run, tiny, key_file, tmp_path):
+    """DEW on the tiny model: the covariance of the evidence tells how far texts go together."""
+    rng = np.random.default_rng(2)
+    path = tmp_path / "n.jsonl"
+    rows = [{"text": " ".join(rng.choice(WORDS, size=90)), "language": "en"} for _ in range(60)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    row = json.loads(run("audit", "--key", key_file, "--negatives", path, *EVERY, "--json", "-q").out)
+    assert row["texts"] == 60
+    (group,) = row["groups"]
+    # texts of the same twelve words share most of their pairs: they are one block
+    assert 0.4 < group["together"]["r"] < 0.9
+    assert group["together"]["effective_number"] < 3.0
+    assert group["together"]["largest_block"] == 60
+    assert row["remarks"] == []  # one group only
+
+
+def test_the_packaged_texts(run, host, key_file, monkeypatch):
+    """Without --negatives the package's own texts are audited, by kind."""
+    from dewmark.batch import Negatives
+
+    texts = Negatives.packaged()
+    kinds = {document.kind for document in texts.documents}
+    assert {"prose", "code", "JSON", "logs", "form letters", "lists", "poems"} <= kinds
+    assert {"fi", "cy", "sw", "hi", "vi", "de", "zh"} <= set(texts.languages)
+    assert len({document.text for document in texts.documents}) == len(texts.documents)
+    assert min(len(document.text) for document in texts.documents) > 150
+    row = json.loads(run("audit", "--key", key_file, "--json", "-q").out)
+    assert row["texts"] == len(texts.documents)
+
+
+def test_a_report_says_what_this_key_does(run, tiny, key_file, tmp_path):
+    """audit --out, then detect --audit: the level under this key stands beside the p-value."""
+    rng = np.random.default_rng(3)
+    path, out = tmp_path / "n.jsonl", tmp_path / "report"
+    rows = [{"text": " ".join(rng.choice(WORDS, size=90)), "language": "en"} for _ in range(24)]
+    rows += [{"text": " ".join(rng.choice(WORDS, size=60)), "language": "cy"} for _ in range(24)]
+    rows += [{"text": " ".join(rng.choice(WORDS, size=130)), "language": "cy"} for _ in range(24)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    key = ["--key", key_file, *EVERY]
+    assert run("audit", *key, "--negatives", path, "--out", out, "-q").code == 0
+    text = tmp_path / "t.txt"
+    text.write_text(rows[0]["text"])
+    row = json.loads(run("detect", *key, text, "--audit", out, "--json", "-q").out)
+    assert 0.0 < row["this_key_share"] < row["this_key_share_high"] < 1.0
+    said = run("detect", *key, text, "--audit", out / "audit.json", "-q").out.replace("\n", " ")
+    assert "under this key, about" in said
+    Key(bytes(32)).save(tmp_path / "other.key")
+    other = run("detect", "--key", tmp_path / "other.key", *EVERY, text, "--audit", out, "-q")
+    assert f"is the audit of key {FINGERPRINT}, but this key is" in other.error
+    exported = tmp_path / "detector"
+    assert run("detector", "export", *key, "--out", exported, "--audit", out, "-q").code == 0
+    assert json.loads((exported / "detector.json").read_text())["languages"]["audited"]

@@ -1,0 +1,68 @@
+"""``dewmark demo``: four verdicts, and the exit code that reports a wrong one."""
+
+from __future__ import annotations
+
+import json
+
+from tests.cli.fixtures import StubBound
+
+from dewmark.cli.demo import human_paragraph
+from dewmark.core.keys import Key
+
+
+def test_four_verdicts(run, host):
+    result = run("demo", "--seed", 4, "--json")
+    assert result.code == 0
+    rows = [json.loads(line) for line in result.out.splitlines()]
+    assert [row["id"] for row in rows] == ["marked text", "unmarked text", "human paragraph", "wrong key"]
+    assert [row["verdict"] for row in rows] == ["marked", "not marked", "not marked", "not marked"]
+    assert all(row["right"] for row in rows)
+    assert rows[0]["key_fingerprint"] == rows[2]["key_fingerprint"] != rows[3]["key_fingerprint"]
+    assert rows[0]["text"] == rows[3]["text"] != rows[1]["text"]
+    assert "ready in" in result.err
+
+
+def test_every_run_draws_a_fresh_key(run, host):
+    drawn = {json.loads(run("demo", "--json").out.splitlines()[0])["key_fingerprint"] for _ in range(3)}
+    assert len(drawn) == 3
+
+
+def test_a_wrong_verdict_sets_the_exit_code(run, host, monkeypatch):
+    monkeypatch.setattr(StubBound, "_one", _always_marked(StubBound._one))
+    result = run("demo", "-q")
+    assert result.code == 1
+    (line,) = result.err.splitlines()
+    assert "unmarked text, human paragraph, wrong key" in line
+    assert "one unmarked text in a hundred" in line
+
+
+def _always_marked(original):
+    def patched(self, text, fpr, test):
+        return original(self, text + f" ✓{self.fingerprint[:4]}", fpr, test)
+
+    return patched
+
+
+def test_plain_output_picture_and_key(run, host, tmp_path):
+    key_file, svg = tmp_path / "demo.key", tmp_path / "demo.svg"
+    result = run("demo", "--keep-key", key_file, "--svg", svg)
+    assert result.code == 0
+    key = Key.load(key_file)
+    assert key.fingerprint in result.err
+    assert key._secret.hex() not in result.out + result.err
+    assert result.out.startswith("request: Write a short story")
+    assert "temperature 0.8, top-p 0.9:" in result.out
+    assert "\nmarked text: marked: p = 1e-06" in result.out
+    picture = svg.read_text(encoding="utf-8")
+    assert picture.startswith("<svg")
+    assert "@font-face" not in picture
+    assert "href=" not in picture
+    assert key._secret.hex() not in picture
+    assert "not overwritten" in run("demo", "--keep-key", key_file).error
+
+
+def test_the_human_paragraph_is_long_enough():
+    paragraph = human_paragraph()
+    assert paragraph.startswith("Call me Ishmael.")
+    assert paragraph.endswith("the ocean with me.")
+    assert len(paragraph.split()) > 190

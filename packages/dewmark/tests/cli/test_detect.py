@@ -1,0 +1,263 @@
+"""``dewmark detect``: input, output, errors."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from tests.cli.fixtures import MARK, SECRET, Result
+
+from dewmark.core.keys import Key
+
+FINGERPRINT = Key(SECRET).fingerprint
+MARKED = f"A text that carries its mark {MARK}{FINGERPRINT[:4]} in the middle of everything."
+PLAIN = "A text of ordinary words, long enough to be judged, “quoted” and ünmarked."
+
+
+@pytest.fixture
+def texts(tmp_path: Path) -> tuple[Path, Path]:
+    marked, plain = tmp_path / "marked.txt", tmp_path / "plain.txt"
+    marked.write_text(MARKED, encoding="utf-8")
+    plain.write_bytes(b"\xef\xbb\xbf" + PLAIN.encode())  # a byte order mark is no part of the text
+    return marked, plain
+
+
+@pytest.fixture
+def detect(run, host, key_file):
+    def invoke(*arguments: object) -> Result:
+        return run("detect", "--key", key_file, *arguments)
+
+    return invoke
+
+
+def json_lines(result: Result) -> list[dict]:
+    assert result.code == 0, result.err
+    return [json.loads(line) for line in result.out.split("\n")[:-1]]
+
+
+def test_json(detect, texts):
+    marked, plain = json_lines(detect(*texts, "--json"))
+    assert {"id", "p_value", "z", "effective_length", "tokens_scored", "verdict"} <= marked.keys()
+    assert (marked["id"], marked["verdict"]) == (str(texts[0]), "marked")
+    assert (plain["id"], plain["verdict"]) == (str(texts[1]), "not marked")
+    assert plain["tokens_scored"] == len(PLAIN) - 3
+    assert marked["key_fingerprint"] == FINGERPRINT
+    assert "tokens" not in marked
+
+
+def test_tokens_have_offsets_into_the_text(detect, texts):
+    (row,) = json_lines(detect(texts[1], "--json", "--tokens"))
+    assert "".join(PLAIN[token["start"] : token["end"]] for token in row["tokens"]) == PLAIN
+    assert [token["scored"] for token in row["tokens"][:4]] == [False, False, False, True]
+
+
+def test_plain_output(detect, texts):
+    result = detect(*texts)
+    first, second, summary = result.out.splitlines()
+    assert (
+        "marked.txt: marked: p = 1e-06 (1 in 1,000,000 keys would score this text so high), z = 4.75" in first
+    )
+    assert "plain.txt: not marked: p = 0.4 (40 in 100 keys would score this text so high)" in second
+    assert f"of {len(PLAIN) - 3} tokens scored" in second
+    assert first.endswith("tokens scored, q = 2e-06")
+    assert summary == "1 of 2 texts marked at level 0.01; 1 with q ≤ 0.01 (Benjamini-Hochberg over 2 texts)"
+
+
+def test_tokens_as_plain_lines_in_a_pipe(detect, texts):
+    lines = detect(texts[0], "--tokens").out.splitlines()
+    assert lines[1] == "0\t1\t-\t'A'"
+    assert lines[5].startswith("4\t5\t+1.500\t")
+
+
+def test_standard_input(detect, monkeypatch):
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(MARKED.encode())))
+    (row,) = json_lines(detect("-", "--json"))
+    assert (row["id"], row["verdict"]) == ("-", "marked")
+
+
+def test_jsonl(detect, tmp_path):
+    path = tmp_path / "in.jsonl"
+    rows = [
+        {"text": MARKED, "id": "a", "prompt": "p"},
+        {"text": PLAIN, "id": 7},
+        {"text": PLAIN},
+        {"text": " \n"},
+    ]
+    path.write_text("\n".join(json.dumps(row) for row in rows) + "\n\n", encoding="utf-8")
+    found = json_lines(detect("--jsonl", path, "--json", "--batch-size", 3))
+    assert [row["id"] for row in found] == ["a", 7, "2", "3"]
+    assert [row["verdict"] for row in found] == ["marked", "not marked", "not marked", "too short"]
+    assert found[3]["p_value"] == 1.0  # an empty completion is no evidence
+    assert found[3]["key_fingerprint"] == FINGERPRINT
+    assert len(json_lines(detect("--jsonl", path, "--json", "--batch-size", 1))) == 4
+
+
+def test_a_row_s_own_prompt_wins(detect, host, tmp_path, monkeypatch):
+    from tests.cli.fixtures import StubBound
+
+    seen: list[str | None] = []
+    original = StubBound.detect_batch
+
+    def spy(self, texts, *, prompts=None, **rest):
+        seen.extend(prompts)
+        return original(self, texts, prompts=prompts, **rest)
+
+    monkeypatch.setattr(StubBound, "detect_batch", spy)
+    path = tmp_path / "in.jsonl"
+    path.write_text(json.dumps({"text": PLAIN, "prompt": "own"}) + "\n" + json.dumps({"text": PLAIN}) + "\n")
+    detect("--jsonl", path, "--prompt", "given")
+    assert seen == ["own", "given"]
+
+
+def test_what_generate_wrote_is_detected(detect, run, key_file, tmp_path):
+    prompts, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    prompts.write_text("".join(json.dumps({"prompt": f"prompt {i}"}) + "\n" for i in range(5)))
+    assert run("generate", "--key", key_file, "--prompts", prompts, "--out", out).code == 0
+    assert {row["verdict"] for row in json_lines(detect("--jsonl", out, "--json"))} == {"marked"}
+    other = tmp_path / "other.key"
+    Key(bytes(32)).save(other)
+    wrong = json_lines(run("detect", "--key", other, "--jsonl", out, "--json"))
+    assert {row["verdict"] for row in wrong} == {"not marked"}
+
+
+def test_level_and_test_reach_the_detector(detect, texts):
+    (row,) = json_lines(detect(texts[0], "--json", "--fpr", "1e-7", "--test", "gaussian"))
+    assert (row["verdict"], row["test"], row["fpr"]) == ("not marked", "gaussian", 1e-7)
+
+
+def test_html(detect, texts, tmp_path):
+    page = tmp_path / "page.html"
+    assert detect(*texts, "--html", page).code == 0
+    source = page.read_text(encoding="utf-8")
+    assert source.count("<article>") == 2
+    assert "1 of 2 texts marked" in source
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        (b"", "is empty"),
+        (b" \n\t", "is empty"),
+        (b"\xef\xbb\xbf", "is empty"),
+        (b"plain\x00binary", "NUL at byte 5"),
+        (b"caf\xe9 au lait", "0xe9 at byte 3"),
+        ("text".encode("utf-16"), "UTF-16"),
+    ],
+)
+def test_files_that_are_not_text_are_rejected(detect, tmp_path, data, said):
+    path = tmp_path / "bad.txt"
+    path.write_bytes(data)
+    error = detect(path).error
+    assert said in error
+    assert str(path) in error
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("", "is empty"),
+        ("{}", 'line 1 has no "text"'),
+        ('{"text": null}', "line 1: text must be a string"),
+        ('{"text": "a\\u0000b"}', "NUL"),
+        ('{"text": "a\\udfff"}', "surrogate"),
+        ('{"text": "a", "prompt": 3}', "line 1: prompt must be a string, got int"),
+        ("\x00", "line 1: not a line of JSON"),
+    ],
+)
+def test_bad_rows(detect, tmp_path, line, said):
+    path = tmp_path / "bad.jsonl"
+    path.write_text(line, encoding="utf-8")
+    error = detect("--jsonl", path).error
+    assert said in error
+    assert str(path) in error
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ([], "nothing to score"),
+        (["missing.txt"], "cannot read missing.txt"),
+        (["."], "cannot read ."),
+        (["--jsonl", "missing.jsonl"], "cannot read missing.jsonl"),
+        (["TEXT", "--fpr", "0"], "fpr must lie in (0, 1), got 0"),
+        (["TEXT", "--fpr", "1e400"], "fpr must lie in (0, 1), got inf"),
+        (["TEXT", "--fpr", "one"], "--fpr"),
+        (["TEXT", "--test", "magic"], "unknown test 'magic'; known: empirical, gaussian, key"),
+        (["TEXT", "--test", "gausian"], "did you mean 'gaussian'?"),
+        (["TEXT", "--test", "empirical"], "the empirical test needs a calibration"),
+        (["TEXT", "--group", "de"], "needs a calibration"),
+        (["TEXT", "--by", "language"], "give --calibration"),
+        (["TEXT", "--scheme", "none"], "no mark to detect"),
+        (["TEXT", "--scheme", "dwe"], "unknown scheme 'dwe'"),
+        (["TEXT", "--set", "gama=1"], "unknown parameter 'gama'"),
+        (["TEXT", "--host", "nowhere"], "no model 'nowhere'"),
+        (["TEXT", "--detector", "somewhere"], "leave out key"),
+        (["TEXT", "--batch-size", "0"], "--batch-size"),
+        (["TEXT", "--nonsense"], "--nonsense"),
+    ],
+)
+def test_bad_options(detect, texts, arguments, said):
+    given = [texts[0] if argument == "TEXT" else argument for argument in arguments]
+    assert said in detect(*given).error
+
+
+def test_no_key(run, host, texts):
+    assert "no key given" in run("detect", texts[0]).error
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"", "is not a key file"),
+        (b"\xff\xfe", "is not a key file"),
+        (b"dewmark-key-v1 " + SECRET[:31].hex().encode(), "has 31 bytes, expected 32"),
+        (b"dewmark-key-v1 " + SECRET.hex().encode()[:-1] + b"g", "not hexadecimal"),
+    ],
+)
+def test_damaged_keys(run, host, texts, tmp_path, content, said):
+    path = tmp_path / "bad.key"
+    path.write_bytes(content)
+    path.chmod(0o600)
+    error = run("detect", "--key", path, texts[0]).error
+    assert said in error
+    assert SECRET[:31].hex() not in error
+
+
+@pytest.mark.filterwarnings("always::UserWarning")
+def test_a_key_that_others_can_read_gives_a_warning(run, host, texts, key_file):
+    key_file.chmod(0o644)
+    result = run("detect", "--key", key_file, texts[0], "-q")
+    assert result.code == 0
+    (line,) = result.err.splitlines()
+    assert line.startswith("dewmark: warning: ")
+    assert "chmod 600" in line
+
+
+def test_boilerplate_is_counted_once_or_dropped(run, host, numbers, key_file, tmp_path):
+    """Twenty copies of one form are one text among the false discoveries; without the form they are blank."""
+    form = "thank you for your order which we will send to you within five days of today z=3.0"
+    path = tmp_path / "in.jsonl"
+    texts = [*(f"{form} {i}" for i in range(20)), *(f"text {i} z=0.{i}" for i in range(10))]
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+
+    def rows(*more: object) -> list[dict]:
+        out = run("detect", "--key", key_file, "--jsonl", path, "--json", "-q", *more).out
+        return [json.loads(line) for line in out.splitlines()]
+
+    kept, once = rows(), rows("--boilerplate", "once")
+    assert kept[0]["p_adjusted"] == pytest.approx(0.00135 * 30 / 20, rel=0.01)
+    assert once[0]["p_adjusted"] == pytest.approx(0.00135 * 11, rel=0.01)
+    assert once[0]["template"] == once[19]["template"] is not None
+    assert once[20]["template"] is None
+    out = tmp_path / "out.jsonl"
+    assert (
+        run("detect", "--key", key_file, "--in", path, "--out", out, "--boilerplate", "once", "-q").code == 0
+    )
+    stored = [json.loads(line) for line in out.read_text().splitlines()]
+    assert [row["p_adjusted"] for row in stored] == pytest.approx([row["p_adjusted"] for row in once])
+    said = run("detect", "--key", key_file, path, "--boilerplate", "drop", "-q").error
+    assert said.startswith("--boilerplate compares the rows of a file")
+    assert "did you mean" in run("detect", "--key", key_file, "--jsonl", path, "--boilerplate", "drp").error

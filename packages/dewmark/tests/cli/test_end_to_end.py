@@ -1,0 +1,117 @@
+"""The real scheme on a tiny real model, from prompts to an exported detector."""
+
+from __future__ import annotations
+
+import base64
+import json
+import random
+from pathlib import Path
+
+import pytest
+from tests.cli.fixtures import SECRET
+
+from dewmark.core.keys import Key
+
+_VOCABULARY = """
+the of and to in is was for on that with as by it at from his her they this are be an which were
+not have had but or one all out who more when there old new river bridge over under house water
+light day night time people city town road tree hill sea ship wind rain sun story book word hand
+eye heart
+"""
+MANY = _VOCABULARY.split()
+WORDS = ["the", "old", "bridge", "over", "river", "house", "water", "light", "night", "city"]
+
+
+def write_prompts(path: Path) -> None:
+    rows = [{"prompt": f"the {a} {b}"} for a in WORDS[:4] for b in WORDS[4:7]]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+
+
+def json_lines(text: str) -> list[dict]:
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def test_from_prompts_to_an_exported_detector(run, tiny, key_file, tmp_path):
+    prompts, out, unmarked = tmp_path / "in.jsonl", tmp_path / "out.jsonl", tmp_path / "unmarked.jsonl"
+    write_prompts(prompts)
+    common = ["--prompts", prompts, "--max-new-tokens", 120, "--batch-size", 4, "--seed", 11]
+    strong = ["--set", "lambda=4"]
+    assert run("generate", "--key", key_file, *common, *strong, "--out", out).code == 0
+    assert run("generate", "--scheme", "none", *common, "--out", unmarked).code == 0
+
+    data = out.read_bytes()
+    out.write_bytes(data[: len(data) * 4 // 5])
+    assert run("generate", "--key", key_file, *common, *strong, "--out", out).code == 0
+    assert out.read_bytes() == data
+
+    detect = ["detect", "--key", key_file, *strong, "--json"]
+    found = json_lines(run(*detect, "--jsonl", out).out)
+    assert sum(row["p_value"] < 0.01 for row in found) >= 10
+    clean = json_lines(run(*detect, "--jsonl", unmarked).out)
+    assert sum(row["p_value"] < 0.01 for row in clean) <= 2
+    other = tmp_path / "other.key"
+    Key(bytes(32)).save(other)
+    wrong = json_lines(run("detect", "--key", other, *strong, "--json", "--jsonl", out).out)
+    assert sum(row["p_value"] < 0.01 for row in wrong) <= 2
+
+    folder = tmp_path / "detector"
+    assert run("detector", "export", "--key", key_file, *strong, "--host", "tiny", "--out", folder).code == 0
+    again = json_lines(run("detect", "--detector", folder, "--json", "--jsonl", out).out)
+    assert [row["p_value"] for row in again] == pytest.approx([row["p_value"] for row in found], rel=1e-6)
+    assert no_secret_in(tmp_path, but=key_file)
+
+
+def no_secret_in(folder: Path, *, but: Path) -> bool:
+    """No file but the key's own holds the key."""
+    shapes = (SECRET, SECRET.hex().encode(), base64.b64encode(SECRET).rstrip(b"="))
+    files = [path for path in folder.rglob("*") if path.is_file() and path != but]
+    assert len(files) > 5
+    return not any(shape in path.read_bytes() for path in files for shape in shapes)
+
+
+def test_tokens_and_page_of_a_real_text(run, tiny, key_file, tmp_path):
+    text, page = tmp_path / "a.txt", tmp_path / "a.html"
+    text.write_text(" ".join(WORDS * 5), encoding="utf-8")
+    (row,) = json_lines(run("detect", "--key", key_file, text, "--json", "--tokens", "--html", page).out)
+    assert row["tokens_scored"] == sum(token["scored"] for token in row["tokens"])
+    assert "bridge" in {token["text"] for token in row["tokens"]}
+    assert page.read_text(encoding="utf-8").count("title=") >= 50
+
+
+def test_a_calibration_serves_the_key_and_its_exported_detector(run, tiny, key_file, tmp_path):
+    negatives, folder, text = tmp_path / "neg.jsonl", tmp_path / "detector", tmp_path / "a.txt"
+    rows = [{"text": " ".join(random.Random(i).choices(MANY, k=160))} for i in range(30)]
+    negatives.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    text.write_text(" ".join(WORDS * 5), encoding="utf-8")
+    assert run("detector", "export", "--key", key_file, "--host", "tiny", "--out", folder).code == 0
+    common = ["calibrate", "--negatives", negatives, "-q", "--json"]
+    by_key = json_lines(run(*common, "--key", key_file, "--out", tmp_path / "a.json").out)
+    by_folder = json_lines(run(*common, "--detector", folder, "--out", tmp_path / "b.json").out)
+    assert by_key[0]["config_hash"] == by_folder[0]["config_hash"]
+    assert by_key[0]["pooled"]["negatives"] == 30
+    ranks = [
+        json_lines(run("detect", *given, text, "--json", "-q").out)[0]["p_value"]
+        for given in (
+            ("--key", key_file, "--calibration", tmp_path / "a.json"),
+            ("--detector", folder, "--calibration", tmp_path / "a.json"),
+            ("--detector", folder, "--calibration", tmp_path / "b.json"),
+        )
+    ]
+    assert ranks[0] == ranks[1] == ranks[2]
+    assert no_secret_in(tmp_path, but=key_file)
+
+
+def test_which_key_a_real_text_carries(run, tiny, key_file, tmp_path):
+    prompts, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    write_prompts(prompts)
+    common = ["--prompts", prompts, "--max-new-tokens", 120, "--seed", 11, "--set", "lambda=4", "--out", out]
+    assert run("generate", "--key", key_file, *common).code == 0
+    for i in range(4):
+        Key(bytes([i] * 32)).save(tmp_path / f"other{i}.key")
+    found = json_lines(run("detect", "--keys", tmp_path, "--set", "lambda=4", "--jsonl", out, "--json").out)
+    assert sum(row["verdict"] == "marked" and row["key_file"] == str(key_file) for row in found) >= 10
+    alone = json_lines(run("detect", "--key", key_file, "--set", "lambda=4", "--jsonl", out, "--json").out)
+    for one, many in zip(alone, found, strict=True):
+        if many["key_file"] == str(key_file):
+            assert many["p_value_of_key"] == pytest.approx(one["p_value"], rel=1e-3)
+            assert many["keys"] == 5

@@ -1,0 +1,188 @@
+"""``dewmark locate`` on a tiny real model: input and output."""
+
+from __future__ import annotations
+
+import io
+import json
+import random
+import re
+import sys
+from pathlib import Path
+
+import pytest
+from tests.cli.fixtures import SECRET
+from tests.fakes import BagEncoder
+
+import dewmark
+from dewmark.core.keys import Key
+from dewmark.decoding import Decoding
+
+STRONG = ("--set", "lambda=6")
+
+
+@pytest.fixture
+def tiny(monkeypatch: pytest.MonkeyPatch, bag_encoder: BagEncoder):
+    """Every host name stands for one tiny model."""
+    import dewmark.hosts
+    import dewmark.watermark
+    from dewmark.hosts.fake import FakeHost
+
+    host = FakeHost()
+    for module in (dewmark.hosts, dewmark.watermark):
+        monkeypatch.setattr(module, "host_info", lambda name, **_: host.info)
+        monkeypatch.setattr(module, "load_host", lambda name, **_: host)
+    return host
+
+
+@pytest.fixture
+def document(tiny, tmp_path) -> Path:
+    """A file of 100 unmarked words, 120 marked ones and 100 unmarked again."""
+    scheme = dewmark.load_scheme("dew", key=Key(SECRET), host=tiny.info, lambda_=6.0)
+    (marked,) = tiny.generate(
+        ["the old bridge"],
+        scheme=scheme,
+        seeds=[5],
+        decoding=Decoding(max_new_tokens=120, min_new_tokens=120),
+    )
+    draw = random.Random(1)
+    plain = [
+        tiny.info.tokenizer.decode([[draw.randrange(5, 500) for _ in range(100)]])[0].strip()
+        for _ in range(2)
+    ]
+    path = tmp_path / "document.txt"
+    path.write_text(f"{plain[0]} {marked.text.strip()} {plain[1]}", encoding="utf-8")
+    return path
+
+
+@pytest.fixture
+def locate(run, key_file):
+    return lambda *arguments: run("locate", "--key", key_file, *STRONG, *arguments)
+
+
+def json_lines(text: str) -> list[dict]:
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def test_json(locate, document):
+    (row,) = json_lines(locate(document, "--json", "-q").out)
+    text = document.read_text(encoding="utf-8")
+    assert row["id"] == str(document)
+    (passage,) = row["passages"]
+    assert passage["text"] == text[passage["start"] : passage["end"]]
+    assert passage["p_value"] < 0.01
+    assert row["detection"]["tokens_scored"] > 200  # new words, and frequent ones four times
+
+
+def test_plain_output(locate, document):
+    first, second = locate(document, "-q").out.splitlines()
+    assert re.search("document.txt: marked, (attributable, )?part of it: about", first)
+    assert "1 marked passage at level 0.01, p = " in first
+    assert "over all passages; the whole text alone: p = " in first
+    assert second.startswith("  1. characters ")
+    assert "over all passages tried" in second
+    assert "…" in second
+
+
+def test_a_terminal_shows_the_text_with_the_passage_in_brackets(locate, document, monkeypatch):
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    out = locate(document, "-q").out
+    assert out.count("⟦1 ") == out.count(" ⟧") == 1
+
+
+def test_page(locate, document, tmp_path):
+    page = tmp_path / "page.html"
+    result = locate(document, "--html", page)
+    assert f"wrote {page}" in result.err
+    source = page.read_text(encoding="utf-8")
+    assert source.count('class="passage"') == 1
+    assert "Marked passages:" in source
+
+
+def test_jsonl_detector_and_blank_texts(run, locate, document, key_file, tmp_path):
+    rows = tmp_path / "in.jsonl"
+    text = document.read_text(encoding="utf-8")
+    rows.write_text("".join(json.dumps({"text": each}) + "\n" for each in (text, " ", text[:80])))
+    folder = tmp_path / "detector"
+    assert run("detector", "export", "--key", key_file, *STRONG, "--host", "tiny", "--out", folder).code == 0
+    ours = json_lines(locate("--jsonl", rows, "--json", "-q").out)
+    theirs = json_lines(run("locate", "--detector", folder, "--jsonl", rows, "--json", "-q").out)
+    assert [len(row["passages"]) for row in ours] == [1, 0, 0]
+    assert [row["passages"] for row in ours] == [
+        [
+            {**passage, "z": pytest.approx(passage["z"], rel=1e-4)} | _near(passage)
+            for passage in row["passages"]
+        ]
+        for row in theirs
+    ]
+    assert ours[1]["detection"]["verdict"] == "too short"
+
+
+def test_several_keys(run, document, key_file, tmp_path):
+    """Passages name their key, and every p-value pays for all keys."""
+    others = tmp_path / "keys"
+    others.mkdir()
+    for number in range(4):
+        Key(bytes([number]) * 32).save(others / f"{number}.key")
+    (alone,) = json_lines(run("locate", "--key", key_file, *STRONG, document, "--json", "-q").out)
+    every = ("--key", key_file, "--keys", others, *STRONG, document)
+    (row,) = json_lines(run("locate", *every, "--json", "-q").out)
+    assert (row["verdict"], row["key_file"], row["looks"]["keys"]) == ("marked", str(key_file), 5)
+    (passage,) = row["passages"]
+    assert passage["key_fingerprint"] == Key(SECRET).fingerprint
+    assert passage["p_value"] == pytest.approx(5 * alone["passages"][0]["p_value"], rel=1e-3)
+    assert row["p_value"] == pytest.approx(5 * alone["p_value"], rel=1e-3)
+    (tried,) = json_lines(run("locate", *every, "--attempts", "3", "--json", "-q").out)
+    assert tried["p_value"] == pytest.approx(3 * row["p_value"])
+    first, second = run("locate", *every, "-q").out.splitlines()
+    assert "over 5 keys and all passages" in first
+    assert f"key {key_file} ({Key(SECRET).fingerprint})" in second
+
+
+def test_detect_says_that_only_a_part_is_marked(run, document, key_file):
+    command = ("detect", "--key", key_file, *STRONG, document, "-q")
+    (row,) = json_lines(run(*command, "--json").out)
+    assert row["verdict"] == "marked"
+    coverage = row["coverage"]
+    assert coverage["extent"] == "part"
+    assert 0.25 < coverage["share"] < 0.5  # 120 of 320 words
+    assert coverage["p_rest"] > 0.01
+    (passage,) = coverage["passages"]
+    assert re.search("marked, (attributable, )?part of it: about", run(*command).out)
+    assert f"characters {passage['start']} to {passage['end']}" in run(*command).out
+    (without,) = json_lines(run(*command, "--json", "--no-passages").out)
+    assert without == {**row, "coverage": None}
+
+
+def _near(passage: dict) -> dict:
+    """Tables in an exported detector are rounded as the key's own are, but for the last digits."""
+    names = ("p_value", "p_alone", "effective_length", "share")
+    return {name: pytest.approx(passage[name], rel=1e-2) for name in names}
+
+
+def test_standard_input(locate, document, monkeypatch):
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(document.read_bytes())))
+    (row,) = json_lines(locate("-", "--json", "-q").out)
+    assert (row["id"], len(row["passages"])) == ("-", 1)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ([], "nothing to search"),
+        (["missing.txt"], "cannot read missing.txt"),
+        (["TEXT", "--fpr", "0"], "--fpr must lie in (0, 1), got 0"),
+        (["TEXT", "--detector", "somewhere"], "leave out key"),
+        (["TEXT", "--scheme", "none"], "no mark to detect"),
+    ],
+)
+def test_bad_options(run, tiny, key_file, tmp_path, arguments, said):
+    text = tmp_path / "a.txt"
+    text.write_text("some words")
+    given = [text if argument == "TEXT" else argument for argument in arguments]
+    assert said in run("locate", "--key", key_file, *given).error
+
+
+def test_a_scheme_without_evidence_is_an_error(run, host, key_file, tmp_path):
+    text = tmp_path / "a.txt"
+    text.write_text("a text of ordinary words, long enough to be judged")
+    assert "no known covariance" in run("locate", "--key", key_file, text).error

@@ -1,0 +1,164 @@
+from __future__ import annotations
+
+import sys
+from importlib.metadata import EntryPoint
+from pathlib import Path
+
+import pytest
+
+from dewmark import registry
+from dewmark.errors import ConfigError, MissingExtraError, UnknownNameError
+from dewmark.extras import require
+from dewmark.registry import SCHEMES, Registry, unknown_name
+
+
+@pytest.fixture
+def fruit() -> Registry:
+    return Registry("fruit", {"plum": "fractions:Fraction", "apple": "colorsys:rgb_to_hsv"})
+
+
+def test_a_name_gives_its_target(fruit):
+    from fractions import Fraction
+
+    assert fruit["plum"] is Fraction
+
+
+def test_nothing_is_imported_before_the_first_lookup(fruit, monkeypatch):
+    monkeypatch.delitem(sys.modules, "colorsys", raising=False)
+    assert list(fruit) == ["apple", "plum"]
+    assert len(fruit) == 2
+    assert "apple" in fruit
+    assert "colorsys" not in sys.modules
+    assert callable(fruit["apple"])
+    assert "colorsys" in sys.modules
+
+
+def test_a_misspelt_name_gets_a_hint(fruit):
+    with pytest.raises(UnknownNameError, match="unknown fruit 'aple'; did you mean 'apple'?"):
+        fruit["aple"]
+
+
+def test_an_unlike_name_gets_the_list(fruit):
+    with pytest.raises(UnknownNameError, match="unknown fruit 'zzz'; known: apple, plum"):
+        fruit["zzz"]
+
+
+def test_the_error_is_a_config_error_on_one_line():
+    error = unknown_name("scheme", "kwg", {"kgw": 1, "dew": 2})
+    assert isinstance(error, ConfigError)
+    assert str(error) == "unknown scheme 'kwg'; did you mean 'kgw'?"
+
+
+def test_other_packages_publish_names_but_cannot_replace_ours(monkeypatch):
+    published = [
+        EntryPoint(name="pear", value="fractions:Fraction", group="fruits"),
+        EntryPoint(name="plum", value="decimal:Decimal", group="fruits"),
+    ]
+    asked = []
+
+    def entry_points(*, group: str) -> list[EntryPoint]:
+        asked.append(group)
+        return published
+
+    monkeypatch.setattr(registry, "entry_points", entry_points)
+    table = Registry("fruit", {"plum": "fractions:Fraction"}, group="fruits")
+    from fractions import Fraction
+
+    assert list(table) == ["pear", "plum"]
+    assert "pear" in table
+    assert table["pear"] is Fraction
+    assert table["plum"] is Fraction
+    assert set(asked) == {"fruits"}
+
+
+def test_a_program_registers_names_but_cannot_replace_ours(fruit):
+    fruit.register("pear", len)
+    fruit.register("fig", "fractions:Fraction")
+    assert list(fruit) == ["apple", "fig", "pear", "plum"]
+    assert fruit["pear"] is len
+    assert fruit["fig"] is fruit["plum"]
+    with pytest.raises(ConfigError, match="fruit 'plum' is built in"):
+        fruit.register("plum", len)
+
+
+def test_dew_is_registered():
+    assert "dew" in SCHEMES
+
+
+def test_require_gives_the_module():
+    assert require("json", extra="anything").loads("1") == 1
+
+
+def test_require_names_the_command_that_installs_it():
+    with pytest.raises(
+        MissingExtraError, match=r"no_such_library is not installed; .*pip install 'dewmark\[nice\]'"
+    ):
+        require("no_such_library.part", extra="nice")
+
+
+def test_require_does_not_hide_a_fault_inside_an_installed_library(tmp_path, monkeypatch):
+    (tmp_path / "half_installed.py").write_text("import another_missing_library\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ModuleNotFoundError, match="another_missing_library") as caught:
+        require("half_installed", extra="nice")
+    assert not isinstance(caught.value, MissingExtraError)
+
+
+OWN = """
+from dataclasses import dataclass
+from typing import ClassVar
+
+import dewmark
+
+
+@dataclass(frozen=True)
+class Shout(dewmark.Attack):
+    name: ClassVar[str] = "shout"
+    summary: ClassVar[str] = "writes in capitals"
+    marks: int = 1
+
+    def rewrite(self, texts, *, seeds, progress):
+        return [text.upper() + "!" * self.marks for text in texts]
+
+
+class Nameless:
+    pass
+"""
+
+
+def test_a_class_in_a_file_of_one_s_own(tmp_path):
+    from dewmark.attack import ATTACKS, load_attack
+
+    file = tmp_path / "own.py"
+    file.write_text(OWN)
+    assert load_attack(f"{file}:Shout", marks=2).apply(["no"], seeds=[1]) == ["NO!!"]
+    assert ATTACKS[f"{file}:Shout"] is ATTACKS["shout"]  # results carry its name
+    for wrong, said in (
+        (f"{file}:Missing", "defines no class 'Missing'"),
+        (f"{file}:Nameless", "has no name"),
+        (f"{tmp_path}/none.py:Shout", "cannot read"),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            ATTACKS[wrong]
+    (tmp_path / "broken.py").write_text("import nothing_of_this_name")
+    with pytest.raises(ConfigError, match="broken.py cannot be imported: ModuleNotFoundError"):
+        ATTACKS[f"{tmp_path}/broken.py:Shout"]
+
+
+def test_the_examples_are_schemes_and_attacks_from_files():
+    from dewmark.core.keys import Key
+    from dewmark.hosts.fake import FakeHost
+    from dewmark.watermark import load_scheme
+    from dewmark_lab.experiments.recipe import load_recipe
+
+    folder = Path(__file__).parents[3] / "examples"
+    own = f"{folder}/own_scheme.py:Halves"
+    assert load_scheme(own, key=Key.generate(), host=FakeHost().info).scheme.name == "halves"
+    recipe = load_recipe("main", profile="local").narrowed(
+        schemes=["kgw", own], attacks=["delete-0.3", f"{folder}/own_attack.py:Swap"]
+    )
+    assert [entry.label for entry in recipe.schemes] == ["kgw", "halves"]
+    assert [(entry.label, entry.attack) for entry in recipe.attacks][1] == (
+        "swap",
+        f"{folder}/own_attack.py:Swap",
+    )

@@ -1,1 +1,0 @@
-"""Research: experiments, evaluation, training, tuning, benchmarks."""

@@ -1,1 +1,0 @@
-"""Training of schemes' artifacts: one module per scheme, found through `dewmark.registry.TRAINERS`."""
