@@ -11,9 +11,7 @@ Boundary: bytes and signatures; `dewmark.reports` decides what documents say.
 
 from __future__ import annotations
 
-import base64
-import binascii
-import hashlib
+import copy
 import json
 import stat
 import warnings
@@ -22,22 +20,29 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
-from cryptography.hazmat.primitives.serialization import (
-    Encoding,
-    NoEncryption,
-    PrivateFormat,
-    PublicFormat,
-    load_pem_private_key,
-)
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.serialization import load_pem_private_key
+from joserfc import jws
+from joserfc.errors import JoseError
+from joserfc.jwk import OKPKey
+from joserfc.util import json_b64encode
 
 from dewmark.errors import InputError, KeyFileError, SignatureError
 from dewmark.storage import atomic_write
 
-_ALGORITHM = "EdDSA"
+__all__ = ["Signed", "SigningKey", "VerifyingKey", "canonical_json", "load_signers", "verify"]
+
 _TYPE = "dewmark-{kind}+jws"
-_LONGEST = 64 << 20  # characters of a document
+_PUBLIC = ("crv", "kty", "x")  # the members of a public key
+_DAMAGED = (JoseError, ValueError, TypeError, KeyError, RecursionError)  # what joserfc raises for bad input
+
+# EdDSA only, without the warning that RFC 9864 gives it another name; and documents may be long.
+_EDDSA = copy.copy(jws.JWSRegistry.algorithms["EdDSA"])
+_EDDSA.security_warning = None
+_REGISTRY = jws.JWSRegistry(algorithms=[_EDDSA.name])
+_REGISTRY.algorithms = {_EDDSA.name: _EDDSA}
+_REGISTRY.max_payload_length = 64 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,15 +57,11 @@ class Signed:
 class VerifyingKey:
     """A public key."""
 
-    __slots__ = ("_key", "_x", "id")
+    __slots__ = ("_key", "id")
 
-    def __init__(self, raw: bytes) -> None:
-        try:
-            self._key = Ed25519PublicKey.from_public_bytes(raw)
-        except ValueError:
-            raise KeyFileError(f"an Ed25519 public key has 32 bytes, got {len(raw)}") from None
-        self._x = _encode(raw)
-        self.id: str = _encode(hashlib.sha256(canonical_json(self._members)).digest())
+    def __init__(self, key: OKPKey) -> None:
+        self._key = key
+        self.id: str = key.thumbprint()
 
     @classmethod
     def from_jwk(cls, jwk: object) -> VerifyingKey:
@@ -70,22 +71,16 @@ class VerifyingKey:
                 'not an Ed25519 public key: expected a JWK with "kty": "OKP", "crv": "Ed25519"'
             )
         try:
-            key = cls(_decode(jwk.get("x")))
-        except ValueError as error:
-            if isinstance(error, KeyFileError):
-                raise
-            raise KeyFileError('the JWK\'s "x" is not base64url') from None
+            key = cls(OKPKey.import_key({name: jwk[name] for name in _PUBLIC}))
+        except _DAMAGED:
+            raise KeyFileError('the JWK\'s "x" is not 32 bytes of base64url') from None
         if jwk.get("kid", key.id) != key.id:
             raise KeyFileError(f'the JWK\'s "kid" is not the thumbprint of its key, {key.id}')
         return key
 
-    @property
-    def _members(self) -> dict[str, str]:
-        return {"crv": "Ed25519", "kty": "OKP", "x": self._x}
-
-    def to_jwk(self) -> dict[str, str]:
+    def to_jwk(self) -> dict[str, Any]:
         """The key as a JWK."""
-        return {**self._members, "kid": self.id, "alg": _ALGORITHM, "use": "sig"}
+        return {**self._key.as_dict(), "kid": self.id, "alg": _EDDSA.name, "use": "sig"}
 
     def save(self, path: Path) -> None:
         """Write the key as a JWK file."""
@@ -94,11 +89,7 @@ class VerifyingKey:
 
     def accepts(self, message: bytes, signature: bytes) -> bool:
         """Whether a signature is this key's."""
-        try:
-            self._key.verify(signature, message)
-        except InvalidSignature:
-            return False
-        return True
+        return _EDDSA.verify(message, signature, self._key)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, VerifyingKey) and self.id == other.id
@@ -116,8 +107,8 @@ class SigningKey:
     __slots__ = ("_key", "public")
 
     def __init__(self, key: Ed25519PrivateKey) -> None:
-        self._key = key
-        self.public = VerifyingKey(key.public_key().public_bytes(Encoding.Raw, PublicFormat.Raw))
+        self._key = OKPKey.import_key(key)
+        self.public = VerifyingKey(OKPKey.import_key(key.public_key()))
 
     @classmethod
     def generate(cls) -> SigningKey:
@@ -150,19 +141,17 @@ class SigningKey:
 
     def save(self, path: str | Path) -> None:
         """Write the key to a new file with mode 0600; an existing file is never overwritten."""
-        data = self._key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
         with atomic_write(Path(path), private=True, overwrite=False) as stream:
-            stream.write(data)
+            stream.write(self._key.as_pem(private=True))
 
     def sign(self, payload: Mapping[str, Any], *, kind: str) -> str:
         """A document as compact JWS."""
-        header = {"alg": _ALGORITHM, "kid": self.public.id, "typ": _TYPE.format(kind=kind)}
-        message = f"{_encode(canonical_json(header))}.{_encode(canonical_json(payload))}"
-        return f"{message}.{_encode(self.sign_bytes(message.encode('ascii')))}"
+        header = {"alg": _EDDSA.name, "kid": self.public.id, "typ": _TYPE.format(kind=kind)}
+        return jws.serialize_compact(header, canonical_json(payload), self._key, registry=_REGISTRY)
 
     def sign_bytes(self, message: bytes) -> bytes:
         """The 64-byte signature of a message."""
-        return self._key.sign(message)
+        return _EDDSA.sign(message, self._key)
 
     def __repr__(self) -> str:
         return f"SigningKey(public={self.public.id!r})"
@@ -203,53 +192,34 @@ def verify(document: str, signers: Sequence[VerifyingKey], *, kind: str | None =
 
     With ``kind``, it must be a document of that kind.
     """
-    document = document.strip()
-    parts = document.split(".")
-    if len(parts) != 3 or len(document) > _LONGEST:
-        raise SignatureError("not a signed document: expected three base64url parts separated by dots")
     try:
-        header, payload, signature = (_decode(part) for part in parts)
-        fields = json.loads(header)
-    except (ValueError, RecursionError):
-        raise SignatureError("not a signed document: a part of it is damaged") from None
+        found = jws.extract_compact(document.strip().encode(), registry=_REGISTRY)
+        fields: object = found.headers()
+    except _DAMAGED:
+        raise SignatureError(
+            "not a signed document: expected three base64url parts separated by dots, and none damaged"
+        ) from None
     if not isinstance(fields, dict) or fields.keys() != {"alg", "kid", "typ"}:
         raise SignatureError("the document's header must have alg, kid and typ, and nothing else")
-    if fields["alg"] != _ALGORITHM:
-        raise SignatureError(f"the document must be signed with {_ALGORITHM}")
+    if fields["alg"] != _EDDSA.name:
+        raise SignatureError(f"the document must be signed with {_EDDSA.name}")
     before, after = _TYPE.split("{kind}")
     typ = str(fields["typ"])
     if not (typ.startswith(before) and typ.endswith(after)):
         raise SignatureError("the document is not one of dewmark's: its typ is unknown")
-    found = typ[len(before) : -len(after)]
-    if kind is not None and found != kind:
-        raise SignatureError(f"the document is a {found}, not a {kind}")
+    is_kind = typ[len(before) : -len(after)]
+    if kind is not None and is_kind != kind:
+        raise SignatureError(f"the document is a {is_kind}, not a {kind}")
     signer = next((key for key in signers if key.id == fields["kid"]), None)
     if signer is None:
         raise SignatureError(f"the document names a signer that is not trusted here: {fields['kid']}")
-    if not signer.accepts(".".join(parts[:2]).encode("ascii"), signature):
+    if not jws.validate_compact(found, signer._key, registry=_REGISTRY):
         raise SignatureError("the signature is wrong: the document was changed, or somebody else signed it")
     try:
-        value = json.loads(payload)
-        same = canonical_json(value) == payload and canonical_json(fields) == header
+        value = json.loads(found.payload)
+        same = canonical_json(value) == found.payload and json_b64encode(fields) == found.segments["header"]
     except (ValueError, RecursionError):
         same, value = False, None
     if not same or not isinstance(value, dict):
         raise SignatureError("the document is signed but not in canonical form")
-    return Signed(found, value, signer.id)
-
-
-def _encode(data: bytes) -> str:
-    return base64.urlsafe_b64encode(data).rstrip(b"=").decode("ascii")
-
-
-def _decode(text: object) -> bytes:
-    """Bytes of base64url without padding; raises ValueError for any other spelling of the same bytes."""
-    if not isinstance(text, str) or not text.isascii():
-        raise ValueError("not base64url")
-    try:
-        data = base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)
-    except binascii.Error:
-        raise ValueError("not base64url") from None
-    if _encode(data) != text:
-        raise ValueError("not canonical base64url")
-    return data
+    return Signed(is_kind, value, signer.id)
