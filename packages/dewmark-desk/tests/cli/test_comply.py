@@ -11,7 +11,11 @@ from tests.cli.fixtures import Run
 from dewmark.batch import Negatives
 from dewmark.decoding import Decoding
 from dewmark.hosts.base import ChatFormat
+<<<<<<< HEAD:packages/dewmark-desk/tests/cli/test_comply.py
 from dewmark_desk.signing import SigningKey, load_signers, verify
+=======
+from dewmark.reports.dossier_pages import dossier_pdf
+>>>>>>> 5482492 (Set the dossier's pages with fpdf2):tests/cli/test_comply.py
 
 SMALL = (
     "--set", "units=token", "--set", "sampler=gumbel", "--texts", "6", "--chats", "3", "--per-language", "1",
@@ -54,9 +58,8 @@ def test_the_dossier_says_what_the_rows_say_and_a_third_party_checks_it(
     out = tmp_path / "d"
     signed = verify((out / "dossier.jws").read_text(), load_signers(tmp_path / "s.jwk"), kind="dossier")
     dossier = signed.payload
-    assert {name: value for name, value in dossier.items() if name != "files"} == json.loads(
-        (out / "dossier.json").read_text(encoding="utf-8")
-    )
+    plain = json.loads((out / "dossier.json").read_text(encoding="utf-8"))
+    assert {name: value for name, value in dossier.items() if name != "files"} == plain
     rows = [json.loads(line) for line in (out / "rows" / "openings.jsonl").open(encoding="utf-8")]
     found = dossier["findings"]
     for level in (0.01, 0.001):
@@ -83,6 +86,7 @@ def test_the_dossier_says_what_the_rows_say_and_a_third_party_checks_it(
         assert each in page
     pdf = (out / "dossier.pdf").read_bytes()
     assert pdf.startswith(b"%PDF-")
+    assert pdf == dossier_pdf(plain)
     assert pdf.count(b"/Type /Page\n") + pdf.count(b"/Type /Page ") >= 2
     signpost = json.loads((out / "signpost.json").read_text())
     assert signpost["provider"] == "Acme"

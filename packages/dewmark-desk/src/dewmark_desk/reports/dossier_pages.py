@@ -1,22 +1,21 @@
 """A dossier as Markdown and as PDF: the same blocks (headings, paragraphs, lists, tables) in two forms.
 
-The PDF is set with matplotlib, whose fonts cover the text and which the library needs anyway. Equal dossiers
-give equal bytes. Boundary: a dossier's JSON values in, pages out; `dewmark_desk.compliance` measures.
+The PDF is set in DejaVu Sans, which matplotlib brings and which covers the text. Equal dossiers give equal
+bytes. Boundary: a dossier's JSON values in, pages out; `dewmark.lab.compliance` measures.
 """
 
 from __future__ import annotations
 
-import functools
-import io
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from datetime import datetime
+from pathlib import Path
+from typing import Any
 
-from dewmark_lab.reports.plots import styled
+import matplotlib as mpl
+from fpdf import FPDF
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-    from matplotlib.ft2font import FT2Font
+__all__ = ["DOSSIER", "dossier_markdown", "dossier_pdf"]
 
 DOSSIER = "dossier"
 
@@ -53,14 +52,12 @@ def dossier_markdown(dossier: Mapping[str, Any]) -> str:
 
 def dossier_pdf(dossier: Mapping[str, Any]) -> bytes:
     """The dossier as PDF, A4."""
-    from matplotlib.backends.backend_pdf import PdfPages
-
-    stream = io.BytesIO()
-    title = f"Marking dossier of {dossier['deployment']['host']}"
-    with styled(), PdfPages(stream, metadata={"CreationDate": None, "Title": title}) as pdf:
-        for figure in _pages(list(_blocks(dossier))):
-            pdf.savefig(figure)
-    return stream.getvalue()
+    paper = _Paper()
+    paper.set_title(f"Marking dossier of {dossier['deployment']['host']}")
+    paper.set_creation_date(datetime.fromisoformat(dossier["issued"]))
+    for block in _blocks(dossier):
+        paper.add(block)
+    return bytes(paper.output())
 
 
 def _blocks(dossier: Mapping[str, Any]) -> Iterator[_Block]:
@@ -285,136 +282,67 @@ def _markdown_row(cells: Cells) -> str:
     return "| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in cells) + " |"
 
 
-# The PDF: text on A4, measured in points from the upper left corner.
-
-_WIDTH, _HEIGHT, _MARGIN = 595.0, 842.0, 52.0
+# In points.
+_MARGIN = 52.0
 _SIZES = {"h1": 20.0, "h2": 12.5, "p": 9.0, "item": 9.0, "table": 8.0}
 _BEFORE = {"h1": 0.0, "h2": 18.0, "p": 6.0, "item": 3.0, "table": 8.0}
 _LEADING = 1.42
 _GAP = 12.0  # between the columns of a table
-_SOFT, _RULE = "#5b616e", "#c9cdd4"
+_SOFT, _RULE = (91, 97, 110), (201, 205, 212)
 
 
-@dataclass(frozen=True, slots=True)
-class _Line:
-    """One line of the page: pieces of text at their places, and whether a rule follows it."""
+class _Paper(FPDF):
+    """Numbered A4 pages in DejaVu Sans."""
 
-    pieces: tuple[tuple[float, str], ...]
-    size: float
-    before: float = 0.0
-    bold: bool = False
-    ruled: bool = False
-    together: int = 1
-    """How many lines, with this one, stay on one page."""
+    def __init__(self) -> None:
+        super().__init__(unit="pt", format="A4")
+        fonts = Path(mpl.get_data_path()) / "fonts" / "ttf"
+        self.add_font("DejaVu", "", fonts / "DejaVuSans.ttf")
+        self.add_font("DejaVu", "B", fonts / "DejaVuSans-Bold.ttf")
+        self.set_margin(_MARGIN)
+        self.set_auto_page_break(True, _MARGIN)
+        self.c_margin = 0.0
+        self.set_draw_color(*_RULE)
+        self.set_line_width(0.4)
+        self.add_page()
 
+    def footer(self) -> None:
+        """The page's number."""
+        self.set_y(-34.0)
+        self.set_font("DejaVu", size=8.0)
+        self.set_text_color(*_SOFT)
+        self.cell(0.0, 10.0, str(self.page_no()), align="C")
 
-def _lines(block: _Block) -> list[_Line]:
-    if block.kind == "table":
-        return _table(block.rows)
-    size, before, bold = _SIZES[block.kind], _BEFORE[block.kind], block.kind in ("h1", "h2")
-    indent = 10.0 if block.kind == "item" else 0.0
-    wrapped = _wrap(block.text, size, _WIDTH - 2 * _MARGIN - indent, bold=bold)
-    lines = []
-    for i, text in enumerate(wrapped):
-        bullet = ((0.0, "•"),) if indent and i == 0 else ()
-        together = 5 if bold or text.endswith(":") else 1  # a heading stays with what follows it
-        lines.append(
-            _Line((*bullet, (indent, text)), size, before if i == 0 else 0.0, bold=bold, together=together)
-        )
-    return lines
+    def add(self, block: _Block) -> None:
+        """Set a block; a heading or a line that introduces something stays with what follows it."""
+        size, bold = _SIZES[block.kind], block.kind in ("h1", "h2")
+        self.set_font("DejaVu", "B" if bold else "", size)
+        self.set_text_color(0)
+        self.ln(_BEFORE[block.kind])
+        if (bold or block.text.endswith(":")) and self.will_page_break(160.0 if bold else 100.0):
+            self.add_page()
+        if block.kind == "table":
+            self._table(block.rows, size)
+            return
+        if block.kind == "item":
+            self.cell(10.0, size * _LEADING, "•")
+        self.multi_cell(0.0, size * _LEADING, block.text, align="L", new_x="LMARGIN", new_y="NEXT")
 
-
-def _table(rows: Sequence[Cells]) -> list[_Line]:
-    """A table whose first row is its head; the widest columns are wrapped until it fits the page."""
-    size, room = _SIZES["table"], _WIDTH - 2 * _MARGIN - _GAP * (len(rows[0]) - 1)
-    widths = [
-        max(_text_width(row[i], size, bold=number == 0) for number, row in enumerate(rows)) + 1.0
-        for i in range(len(rows[0]))
-    ]
-    while sum(widths) > room:
-        widths[widths.index(max(widths))] -= min(4.0, sum(widths) - room)
-    places = [sum(widths[:i]) + _GAP * i for i in range(len(widths))]
-    lines: list[_Line] = []
-    for number, row in enumerate(rows):
-        bold = number == 0
-        cells = [_wrap(cell, size, width, bold=bold) for cell, width in zip(row, widths, strict=True)]
-        height = max(map(len, cells))
-        for i in range(height):
-            pieces = tuple(
-                (place, cell[i]) for place, cell in zip(places, cells, strict=True) if i < len(cell)
-            )
-            before = _BEFORE["table"] if number == i == 0 else 2.5 if i == 0 else 0.0
-            together = height - i + (3 if bold else 0)
-            lines.append(_Line(pieces, size, before, bold, ruled=i == height - 1, together=together))
-    return lines
-
-
-def _wrap(text: str, size: float, width: float, *, bold: bool) -> list[str]:
-    """The text in lines of at most this width; a word that is wider is cut."""
-    lines: list[str] = []
-    line = ""
-    for word in text.split():
-        longer = f"{line} {word}" if line else word
-        if _text_width(longer, size, bold=bold) <= width:
-            line = longer
-            continue
-        if line:
-            lines.append(line)
-        line = word
-        while _text_width(line, size, bold=bold) > width and len(line) > 1:
-            fits = [n for n in range(1, len(line)) if _text_width(line[:n], size, bold=bold) <= width]
-            cut = max(fits, default=1)
-            lines.append(line[:cut])
-            line = line[cut:]
-    return [*lines, line]
-
-
-@functools.cache
-def _font(*, bold: bool) -> FT2Font:
-    from matplotlib.font_manager import FontProperties, findfont, get_font
-
-    font = get_font(findfont(FontProperties(family="DejaVu Sans", weight="bold" if bold else "normal")))
-    font.set_size(100.0, 72.0)
-    return font
-
-
-@functools.cache
-def _text_width(text: str, size: float, *, bold: bool) -> float:
-    """The width of a text in points."""
-    font = _font(bold=bold)
-    font.set_text(text, 0.0)
-    return float(font.get_width_height()[0]) / 64.0 * size / 100.0
-
-
-def _pages(blocks: Sequence[_Block]) -> Iterator[Figure]:
-    from matplotlib.figure import Figure
-    from matplotlib.lines import Line2D
-
-    lines = [line for block in blocks for line in _lines(block)]
-    figure, y, number = None, _HEIGHT, 0
-    for i, line in enumerate(lines):
-        ahead = sum(each.before + each.size * _LEADING for each in lines[i : i + line.together])
-        if figure is None or y + ahead > _HEIGHT - _MARGIN:
-            if figure is not None:
-                yield figure
-            number += 1
-            figure = Figure(figsize=(_WIDTH / 72.0, _HEIGHT / 72.0))
-            figure.set_layout_engine("none")
-            figure.text(0.5, 26.0 / _HEIGHT, str(number), ha="center", fontsize=8, color=_SOFT)
-            y = _MARGIN
-        y += line.before + line.size * _LEADING
-        for place, text in line.pieces:
-            figure.text(
-                (_MARGIN + place) / _WIDTH,
-                1.0 - y / _HEIGHT,
-                text.replace("$", r"\$"),
-                fontsize=line.size,
-                family="DejaVu Sans",
-                weight="bold" if line.bold else "normal",
-            )
-        if line.ruled:
-            at = 1.0 - (y + 3.0) / _HEIGHT
-            ends = [_MARGIN / _WIDTH, 1.0 - _MARGIN / _WIDTH]
-            figure.add_artist(Line2D(ends, [at, at], linewidth=0.4, color=_SOFT if line.bold else _RULE))
-    if figure is not None:
-        yield figure
+    def _table(self, rows: Sequence[Cells], size: float) -> None:
+        """A table whose first row is its head; the widest columns are wrapped until it fits the page."""
+        self.set_font(style="B")  # the wider one
+        widths = [max(map(self.get_string_width, column)) + _GAP for column in zip(*rows, strict=True)]
+        self.set_font(style="")
+        while sum(widths) > self.epw:
+            widths[widths.index(max(widths))] -= min(4.0, sum(widths) - self.epw)
+        widths[-1] += self.epw - sum(widths)
+        with self.table(
+            rows,
+            col_widths=widths,
+            line_height=size * _LEADING,
+            padding=(2.0, _GAP, 2.0, 0.0),
+            text_align="L",
+            v_align="TOP",
+            borders_layout="HORIZONTAL_LINES",
+        ):
+            pass
