@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 import time
 import traceback
@@ -184,6 +185,21 @@ class TestRejections:
                 ask(chat, "x")
         assert KEY not in "".join(traceback.format_exception(caught.value))
         assert KEY not in repr(chat) + str(chat.identity())
+
+    def test_no_error_quotes_a_reply_that_is_not_http(self):
+        with socket.create_server(("127.0.0.1", 0)) as listening:
+
+            def answer() -> None:
+                with listening.accept()[0] as client:
+                    client.recv(65_536)
+                    client.sendall(f"bad key {KEY}\r\n\r\n".encode())
+
+            threading.Thread(target=answer).start()
+            url = f"http://127.0.0.1:{listening.getsockname()[1]}"
+            chat = EndpointChat(url, "m", key=KEY, retries=0, **QUICK)
+            with pytest.raises(ModelError, match="the connection broke") as caught:
+                ask(chat, "x")
+        assert KEY not in "".join(traceback.format_exception(caught.value))
 
     def test_a_key_with_a_line_break_is_rejected_without_quoting_it(self):
         with pytest.raises(ConfigError) as caught:

@@ -13,24 +13,23 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
-import http.client
 import ipaddress
 import json
 import random
-import ssl
 import threading
 import time
-import urllib.error
 import urllib.parse
-import urllib.request
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
-from typing import IO, Any, Literal
+from typing import Any, Literal
+
+import httpx2
 
 from dewmark.errors import ConfigError, ModelError
-from dewmark.hosts.base import Conversation
-from dewmark_lab.chat import OnAnswer
+from dewmark.hosts.chat import Conversation, OnAnswer
+
+__all__ = ["EndpointChat", "LengthField", "Pace", "backoff", "check_base_url", "retry_after"]
 
 LengthField = Literal["max_tokens", "max_completion_tokens"]
 
@@ -45,7 +44,7 @@ class EndpointChat:
     """A model by its name at a base URL, such as ``https://api.example.org/v1``.
 
     ``temperature`` and ``top_p`` None leave the choice to the server. Seeds are sent if ``send_seed``; few
-    servers guarantee the same answer for the same seed, so cache answers (`dewmark_lab.chat.answer_cache`).
+    servers guarantee the same answer for the same seed, so cache answers (`dewmark.hosts.chat.answer_cache`).
     """
 
     def __init__(
@@ -78,7 +77,6 @@ class EndpointChat:
         self._timeout = timeout
         self._first_pause = first_pause
         self._pace = Pace(per_minute)
-        self._opener = urllib.request.build_opener(_NoRedirects)
 
     def identity(self) -> dict[str, object]:
         """The endpoint, the model and its sampling options."""
@@ -97,13 +95,13 @@ class EndpointChat:
         stop, delivering = threading.Event(), threading.Lock()
 
         def work(index: int, body: bytes) -> None:
-            answer = self._ask(body, stop)
+            answer = self._ask(client, body, stop)
             with delivering:  # before this thread sends another request, so that a kill loses little
                 answers[index] = answer
                 if on_answer is not None:
                     on_answer(index, answer)
 
-        with concurrent.futures.ThreadPoolExecutor(self._concurrency) as pool:
+        with self._open() as client, concurrent.futures.ThreadPoolExecutor(self._concurrency) as pool:
             asked = [
                 pool.submit(work, index, self._body(conversation, seed, max_new_tokens))
                 for index, (conversation, seed) in enumerate(zip(conversations, seeds, strict=True))
@@ -117,6 +115,13 @@ class EndpointChat:
                 raise
         return answers
 
+    def _open(self) -> httpx2.Client:
+        headers = {"Content-Type": "application/json", "Accept": "application/json"}
+        if self._key is not None:
+            headers["Authorization"] = f"Bearer {self._key}"
+        room = httpx2.Limits(max_connections=self._concurrency)
+        return httpx2.Client(headers=headers, timeout=self._timeout, limits=room, follow_redirects=False)
+
     def _body(self, conversation: Conversation, seed: int, max_new_tokens: int) -> bytes:
         chosen = {name: value for name, value in self._sampling.items() if value is not None}
         body: dict[str, Any] = {
@@ -129,14 +134,14 @@ class EndpointChat:
             body["seed"] = seed % _SEEDS
         return json.dumps(body).encode()
 
-    def _ask(self, body: bytes, stop: threading.Event) -> str:
+    def _ask(self, client: httpx2.Client, body: bytes, stop: threading.Event) -> str:
         """One answer, with retries."""
         reason = ""
         for attempt in range(self._retries + 1):
             if not self._pace.wait(stop):
                 break
             try:
-                return self._once(body)
+                return self._once(client, body)
             except _RetryError as error:
                 reason = error.reason
                 if attempt == self._retries:
@@ -152,31 +157,29 @@ class EndpointChat:
             raise ModelError("stopped")  # another request failed for good, and its error is the one reported
         raise self._failed(f"gave no answer in {self._retries + 1} tries ({reason})")
 
-    def _once(self, body: bytes) -> str:
-        headers = {"Content-Type": "application/json", "Accept": "application/json"}
-        if self._key is not None:
-            headers["Authorization"] = f"Bearer {self._key}"
-        request = urllib.request.Request(f"{self.base_url}/chat/completions", data=body, headers=headers)
+    def _once(self, client: httpx2.Client, body: bytes) -> str:
+        data = b""
         try:
-            with self._opener.open(request, timeout=self._timeout) as response:
-                data = response.read(_MAX_BYTES)
-        except urllib.error.HTTPError as error:
-            with error:
-                raise self._status_error(error) from None
-        except urllib.error.URLError as error:
-            if isinstance(error.reason, ssl.SSLCertVerificationError):
-                raise self._failed("presents a certificate that cannot be verified") from None
-            raise _RetryError(f"no connection: {error.reason}") from None
-        except TimeoutError:
+            with client.stream("POST", f"{self.base_url}/chat/completions", content=body) as response:
+                for block in response.iter_bytes():
+                    data += block
+                    if len(data) > _MAX_BYTES:
+                        raise _RetryError("the answer is too long")
+        except httpx2.TimeoutException:
             raise _RetryError(f"no answer within {self._timeout:g} s") from None
-        except (OSError, http.client.HTTPException) as error:
+        except httpx2.ConnectError as error:
+            if "CERTIFICATE_VERIFY_FAILED" in str(error):
+                raise self._failed("presents a certificate that cannot be verified") from None
+            raise _RetryError(f"no connection: {error}") from None
+        except httpx2.HTTPError as error:  # whose message may quote the server
             raise _RetryError(f"the connection broke: {type(error).__name__}") from None
+        if not response.is_success:
+            raise self._status_error(response, self._server_message(data))
         return _content(data)
 
-    def _status_error(self, error: urllib.error.HTTPError) -> Exception:
+    def _status_error(self, response: httpx2.Response, said: str) -> Exception:
         """The error for a status other than 200: one to retry, or one that ends the work."""
-        status = error.code
-        said = self._server_message(error)
+        status = response.status_code
         if status in {401, 403}:
             # not the server's message, which may quote part of the key
             asked = "without a key" if self._key is None else "with the key given"
@@ -184,19 +187,17 @@ class EndpointChat:
         if status == 429 and "insufficient_quota" in said:
             return self._failed("says that the account has no credit left (status 429)")
         if status < 500 and status not in _RETRIED:
-            return self._failed(f"rejects the request (status {status}): {said or error.reason}")
-        seconds = retry_after(error.headers.get("Retry-After"))
+            return self._failed(f"rejects the request (status {status}): {said or response.reason_phrase}")
+        seconds = retry_after(response.headers.get("Retry-After"))
         if seconds is not None and seconds > _MAX_HOLD:
             return self._failed(f"asks to wait {seconds:.0f} s (status {status}): run again after that")
         return _RetryError(
             f"status {status}", seconds=seconds, everybody=status == 429 or seconds is not None
         )
 
-    def _server_message(self, error: urllib.error.HTTPError) -> str:
+    def _server_message(self, data: bytes) -> str:
         """The server's message in one line, without the key."""
-        said = ""
-        with contextlib.suppress(OSError, http.client.HTTPException):
-            said = error.read(4096).decode("utf-8", "replace")
+        said = data[:4096].decode("utf-8", "replace")
         with contextlib.suppress(ValueError, KeyError, TypeError):
             details = json.loads(said)["error"]
             said = f"{details['message']} {details.get('code') or ''}"
@@ -267,21 +268,6 @@ class _RetryError(Exception):
         self.reason = reason
         self.seconds = seconds
         self.everybody = everybody
-
-
-class _NoRedirects(urllib.request.HTTPRedirectHandler):
-    """Follows no redirect: it would send the texts and the key to a server that the user did not name."""
-
-    def redirect_request(
-        self,
-        req: urllib.request.Request,
-        fp: IO[bytes],
-        code: int,
-        msg: str,
-        headers: http.client.HTTPMessage,
-        newurl: str,
-    ) -> None:
-        """Return nothing, so that the status is raised as an error."""
 
 
 def check_base_url(url: str, *, with_key: bool) -> None:
