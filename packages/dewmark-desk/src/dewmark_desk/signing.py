@@ -31,8 +31,6 @@ from joserfc.util import json_b64encode
 from dewmark.errors import InputError, KeyFileError, SignatureError
 from dewmark.storage import atomic_write
 
-__all__ = ["Signed", "SigningKey", "VerifyingKey", "canonical_json", "load_signers", "verify"]
-
 _TYPE = "dewmark-{kind}+jws"
 _PUBLIC = ("crv", "kty", "x")  # the members of a public key
 _DAMAGED = (JoseError, ValueError, TypeError, KeyError, RecursionError)  # what joserfc raises for bad input

@@ -11,11 +11,8 @@ from tests.cli.fixtures import Run
 from dewmark.batch import Negatives
 from dewmark.decoding import Decoding
 from dewmark.hosts.base import ChatFormat
-<<<<<<< HEAD:packages/dewmark-desk/tests/cli/test_comply.py
+from dewmark_desk.reports.dossier_pages import dossier_pdf
 from dewmark_desk.signing import SigningKey, load_signers, verify
-=======
-from dewmark.reports.dossier_pages import dossier_pdf
->>>>>>> 5482492 (Set the dossier's pages with fpdf2):tests/cli/test_comply.py
 
 SMALL = (
     "--set", "units=token", "--set", "sampler=gumbel", "--texts", "6", "--chats", "3", "--per-language", "1",

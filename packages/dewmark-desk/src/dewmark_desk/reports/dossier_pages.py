@@ -1,7 +1,7 @@
 """A dossier as Markdown and as PDF: the same blocks (headings, paragraphs, lists, tables) in two forms.
 
-The PDF is set in DejaVu Sans, which matplotlib brings and which covers the text. Equal dossiers give equal
-bytes. Boundary: a dossier's JSON values in, pages out; `dewmark.lab.compliance` measures.
+The PDF is set in Source Sans Pro, which covers Latin, Greek and Cyrillic. Equal dossiers give equal
+bytes. Boundary: a dossier's JSON values in, pages out; `dewmark_desk.compliance` measures.
 """
 
 from __future__ import annotations
@@ -9,13 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
-import matplotlib as mpl
 from fpdf import FPDF
-
-__all__ = ["DOSSIER", "dossier_markdown", "dossier_pdf"]
 
 DOSSIER = "dossier"
 
@@ -292,13 +290,13 @@ _SOFT, _RULE = (91, 97, 110), (201, 205, 212)
 
 
 class _Paper(FPDF):
-    """Numbered A4 pages in DejaVu Sans."""
+    """Numbered A4 pages in Source Sans Pro."""
 
     def __init__(self) -> None:
         super().__init__(unit="pt", format="A4")
-        fonts = Path(mpl.get_data_path()) / "fonts" / "ttf"
-        self.add_font("DejaVu", "", fonts / "DejaVuSans.ttf")
-        self.add_font("DejaVu", "B", fonts / "DejaVuSans-Bold.ttf")
+        fonts = Path(str(resources.files("font_source_sans_pro"))) / "files"
+        self.add_font("Source Sans Pro", "", fonts / "SourceSansPro-Regular.ttf")
+        self.add_font("Source Sans Pro", "B", fonts / "SourceSansPro-Bold.ttf")
         self.set_margin(_MARGIN)
         self.set_auto_page_break(True, _MARGIN)
         self.c_margin = 0.0
@@ -309,14 +307,14 @@ class _Paper(FPDF):
     def footer(self) -> None:
         """The page's number."""
         self.set_y(-34.0)
-        self.set_font("DejaVu", size=8.0)
+        self.set_font("Source Sans Pro", size=8.0)
         self.set_text_color(*_SOFT)
         self.cell(0.0, 10.0, str(self.page_no()), align="C")
 
     def add(self, block: _Block) -> None:
         """Set a block; a heading or a line that introduces something stays with what follows it."""
         size, bold = _SIZES[block.kind], block.kind in ("h1", "h2")
-        self.set_font("DejaVu", "B" if bold else "", size)
+        self.set_font("Source Sans Pro", "B" if bold else "", size)
         self.set_text_color(0)
         self.ln(_BEFORE[block.kind])
         if (bold or block.text.endswith(":")) and self.will_page_break(160.0 if bold else 100.0):

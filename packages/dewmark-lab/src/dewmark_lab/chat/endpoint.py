@@ -27,9 +27,8 @@ from typing import Any, Literal
 import httpx2
 
 from dewmark.errors import ConfigError, ModelError
-from dewmark.hosts.chat import Conversation, OnAnswer
-
-__all__ = ["EndpointChat", "LengthField", "Pace", "backoff", "check_base_url", "retry_after"]
+from dewmark.hosts.base import Conversation
+from dewmark_lab.chat import OnAnswer
 
 LengthField = Literal["max_tokens", "max_completion_tokens"]
 
@@ -44,7 +43,7 @@ class EndpointChat:
     """A model by its name at a base URL, such as ``https://api.example.org/v1``.
 
     ``temperature`` and ``top_p`` None leave the choice to the server. Seeds are sent if ``send_seed``; few
-    servers guarantee the same answer for the same seed, so cache answers (`dewmark.hosts.chat.answer_cache`).
+    servers guarantee the same answer for the same seed, so cache answers (`dewmark_lab.chat.answer_cache`).
     """
 
     def __init__(
