@@ -11,7 +11,7 @@ from tests.fakes import PAPER, BagEncoder
 
 from dewmark.core.keys import Key
 from dewmark.core.projections import draw_projections
-from dewmark.dew import reference
+from dewmark.dew import paper_reference
 from dewmark.dew.ablation import HashedContexts, permuted_rows
 from dewmark.dew.scheme import DEW
 from dewmark.hosts.fake import FakeHost
@@ -71,7 +71,7 @@ def test_scores_equal_algorithm_2(host, bag_encoder, tmp_path, mode, projection,
         if i < 3:
             assert not detection.tokens[i].scored
             continue
-        b = reference.score(
+        b = paper_reference.score(
             rows[token], vectors[i], R_T=projections.R_T, R_C=projections.R_C, lambda_=2.0, gamma=0.5
         )
         assert 2.0 * np.tanh(0.5 * detection.tokens[i].score) == pytest.approx(b, abs=1e-5)
@@ -88,7 +88,7 @@ def test_marked_logits_equal_algorithm_1(host, bag_encoder, tmp_path, mode) -> N
     marked = bound.session(ids)(ids, logits)
     rows, projections = literal_tables(bound, KEY)
     e_C = (bound.hashed or bound.reader.contexts).vectors(ids[:, -3:].numpy())[0].astype(np.float64)
-    expected = reference.insert(
+    expected = paper_reference.insert(
         logits[0].numpy().astype(np.float64),
         e_C,
         rows,

@@ -1,43 +1,203 @@
-"""Algorithms 1 and 2 of the paper, literally, for one generation step.
+"""The default scheme, written down once: marking and testing in float64, to be read.
 
-Slow and in float64: it is here to be read, and to test the fast path against (`projection` must give the same
-numbers). Names are the paper's. Rows of E_T are token embeddings, already whitened if whitening is used.
+The fast paths (`marking`, `detection`, `many_keys`, `batch_detection`, `origin`) compute what stands here,
+and `tests/dew/test_reference.py` holds them to it. The paper's own algorithms are in `paper_reference`.
+
+A public *lexicon* gives every word two vectors: a unit vector t (d,), and a context vector (d,), which is
+short for a frequent word. The secret key gives a matrix W (d, d) of independent standard normals. The context
+of a word is c (d,), the normalised sum of the context vectors of the k words before it. Its *alignment* is
+
+    u = tᵀ W c,    standard normal over keys.
+
+**Marking** prefers words with a large u. Without a mark the next word is argmax(logit + g), where the noise
+g = −log(−log Φ(r)) comes from fresh standard normals r. With the mark most of the noise comes from the key:
+
+    y = √α u + √(1−α) r,    x = A^(−1/2) y,    A = αK + (1−α)I,    K_ij = (t_i · t_j)(c_i · c_j)
+    next word = argmax(logit + λ tanh(γu) − log(−log Φ(x)))
+
+A is the covariance of y over keys and r, so x is independent standard normal noise again. With λ = 0 the next
+word would follow the host's distribution, averaged over keys. The term with λ makes the mark stronger.
+
+**Testing** fixes the text and asks how many keys fit it as well as this one. The text is a matrix M (d, d):
+
+    M = Σ_i w_i (t_i − t̄) c_iᵀ,    z = ⟨f(M), W⟩ / ‖f(M)‖,    p = 1 − Φ(z)
+
+f flattens M: it cuts the few directions that unrelated texts share. Neither M nor f depends on the key, so z
+is exactly N(0, 1) over keys for every text that was written without the key.
+
+A word carries the mark, and counts, where it is new in the text; a frequent word up to four times.
 """
 
 from __future__ import annotations
 
 import math
+from collections import Counter
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
+from scipy.special import log_ndtr, ndtr
 
 from dewmark.arrays import F64
+from dewmark.core.keys import Key
+from dewmark.core.projections import draw_matrix
+from dewmark.encoders.lexicon import Lexicon
+from dewmark.text.words import words
+
+__all__ = ["Pairs", "candidates", "detect", "flattened", "key_matrix", "pairs", "perturbed_logits", "z_score"]
+
+CONTEXT = 3  # k: the words of a context
+ALPHA = 0.95  # α: the share of the noise that comes from the key
+LAMBDA = 2.0  # λ: the most that a logit gains
+GAMMA = 0.5  # γ: how fast tanh(γu) saturates
+INDEPENDENT = 32  # candidates whose noise is made independent
+LIMIT, LEAST_LIMIT = 1.75, 1.05  # of a singular value, relative to the root mean square of all
+DIRECTIONS, OF_LONG = 24, 64  # how many are cut at most, in texts of up to 2d words and in longer ones
+LEAST_SHARE = 0.01  # of its evidence, which a text must keep after flattening
 
 
-def normalize(v: F64) -> F64:
-    """v / ‖v‖ along the last axis."""
-    return np.asarray(v / np.linalg.norm(v, axis=-1, keepdims=True))
+class Pairs(NamedTuple):
+    """The N distinct pairs of a text: words t (N, d), contexts c (N, d), how often each occurs, w (N,)."""
+
+    t: F64
+    c: F64
+    w: F64
 
 
-def insert(
-    logits: F64, e_C: F64, E_T: F64, *, R_T: F64, R_C: F64, m: int, lambda_: float, gamma: float
-) -> F64:
-    """Algorithm 1: logits ℓ (|V|,), context e_C (d_C,), tokens E_T (|V|, d_T) to marked logits ℓ′ (|V|,)."""
-    n = R_T.shape[1]
-    # Projected context embedding
-    p_C = normalize(normalize(e_C) @ R_C)
-    # Projected token embeddings of the top-m tokens
-    top = np.argsort(-logits, kind="stable")[:m]
-    P_T = normalize(normalize(E_T[top]) @ R_T)
-    # Biases, added to the logits
-    b = lambda_ * np.tanh(gamma * math.sqrt(n) * P_T @ p_C)
-    marked = logits.copy()
-    marked[top] += b
-    return marked
+def key_matrix(key: Key, lexicon: Lexicon) -> F64:
+    """W (d, d) of a key."""
+    return draw_matrix(key, d_T=lexicon.dim, d_C=lexicon.dim)
 
 
-def score(e_T: F64, e_C: F64, *, R_T: F64, R_C: F64, lambda_: float, gamma: float) -> float:
-    """Algorithm 2: the score of an observed token e_T (d_T,) after the context e_C (d_C,)."""
-    n = R_T.shape[1]
-    p_C = normalize(normalize(e_C) @ R_C)
-    p_T = normalize(normalize(e_T) @ R_T)
-    return float(lambda_ * np.tanh(gamma * math.sqrt(n) * p_T @ p_C))
+def forms(text: str) -> tuple[str, ...]:
+    """The words of a text, normalised."""
+    return tuple(word.form for word in words(text))
+
+
+def windows(written: Sequence[str], prompt: Sequence[str]) -> list[tuple[str, ...]]:
+    """The k words before each of n words and before the next one: n + 1 windows, padded with ""."""
+    known = (*[""] * CONTEXT, *prompt, *written)
+    return [known[i : i + CONTEXT] for i in range(len(prompt), len(prompt) + len(written) + 1)]
+
+
+def contexts(around: Sequence[Sequence[str]], lexicon: Lexicon) -> F64:
+    """c (N, d) of N windows. Words outside the lexicon add nothing; c is 0 if there are no others."""
+    sums = [lexicon.contexts(lexicon.rows(window)).astype(np.float64).sum(axis=0) for window in around]
+    return np.array([c / max(float(np.linalg.norm(c)), 1e-12) for c in sums]).reshape(-1, lexicon.dim)
+
+
+def units(chosen: Sequence[str], lexicon: Lexicon) -> F64:
+    """t (N, d) of N words; 0 for a word outside the lexicon."""
+    return lexicon.tokens(lexicon.rows(chosen)).astype(np.float64)
+
+
+def times(word: str, lexicon: Lexicon) -> int:
+    """How often a word carries the mark in one text: once, 4 times if it is frequent, never if unlisted."""
+    return int(lexicon.limits[lexicon.rows([word])[0]])
+
+
+# Marking
+
+
+def candidates(
+    chosen: Sequence[str], lexicon: Lexicon, *, written: Sequence[str], prompt: Sequence[str] = ()
+) -> tuple[F64, F64]:
+    """t (n, d) and c (n, d) of n words that may follow those written; t is 0 where a word carries no mark.
+
+    It carries none if it is not in the lexicon, if it has occurred as often as it may, or if the same context
+    has occurred in the text. Hosts write tokens: one that begins a word stands for that word, and one that
+    extends the last word for the longer word, after the words ``written`` before the last. A word that the
+    prompt leaves open belongs to the text.
+    """
+    around = windows(written, prompt)
+    rows = [tuple(lexicon.rows(window)) for window in around]
+    repeated = rows[-1] in rows[1:-1]  # the first window ends in the prompt
+    carries = [not repeated and written.count(word) < times(word, lexicon) for word in chosen]
+    c = contexts(around[-1:], lexicon)
+    return units(chosen, lexicon) * np.array(carries)[:, None], c.repeat(len(chosen), axis=0)
+
+
+def perturbed_logits(logits: F64, t: F64, c: F64, W: F64, r: F64) -> F64:
+    """The numbers (n,) of n candidates, the likeliest first; the one with the largest number is next.
+
+    ``logits`` (n,) are the host's after temperature and filters, ``r`` (n,) fresh standard normals. Where a
+    candidate carries no mark, t or c is 0, as they are for all but the 256 likeliest tokens.
+    """
+    u = np.einsum("id,de,ie->i", t, W, c)
+    marked = t.any(axis=1) & c.any(axis=1)
+    y = np.where(marked, math.sqrt(ALPHA) * u + math.sqrt(1.0 - ALPHA) * r, r)
+    t, c = t[:INDEPENDENT], c[:INDEPENDENT]
+    K = (t @ t.T) * (c @ c.T)
+    A = ALPHA * K + (1.0 - ALPHA) * np.eye(len(K))
+    np.fill_diagonal(A, 1.0)  # without a mark, y is r
+    values, vectors = np.linalg.eigh(A)
+    x = y.copy()
+    x[:INDEPENDENT] = vectors @ (vectors.T @ y[:INDEPENDENT] / np.sqrt(values))
+    return np.asarray(logits + LAMBDA * np.tanh(GAMMA * u) - np.log(-log_ndtr(x)))
+
+
+# Testing
+
+
+def pairs(text: str, lexicon: Lexicon, *, prompt: str = "") -> Pairs:
+    """The pairs of a text that count.
+
+    A word counts if it has occurred less often than it may and a word of the lexicon is in its context. The
+    prompt's words belong to contexts only. Without the prompt, the first k words have no known context.
+    """
+    written, before = forms(text), forms(prompt)[-CONTEXT:]
+    occurred, counted = Counter[str](), Counter[tuple[str, tuple[str, ...]]]()
+    for i, (word, window) in enumerate(zip(written, windows(written, before), strict=False)):
+        known = (before or i >= CONTEXT) and lexicon.rows(window).any()
+        if known and occurred[word] < times(word, lexicon):
+            counted[word, window] += 1
+        occurred[word] += 1
+    t, c = units([word for word, _ in counted], lexicon), contexts([window for _, window in counted], lexicon)
+    return Pairs(t, c, np.array([*counted.values()], dtype=np.float64))
+
+
+def z_score(text: Pairs, W: F64) -> float:
+    """z of a text under a key's W (d, d); 0 if too little of its evidence is left after flattening."""
+    t, c, w = text
+    if np.any(t != t[:1]):  # a lone word is not its own mean
+        t = t - w @ t / w.sum()
+    M = (w[:, None] * t).T @ c
+    flat = flattened(M, float(w.sum())) if len(w) else M
+    kept = np.sum(flat**2)
+    whole = max(np.sum(M**2), np.sum((w * np.linalg.norm(t, axis=1) * np.linalg.norm(c, axis=1)) ** 2))
+    return float(np.sum(flat * W) / np.sqrt(kept)) if kept > max(LEAST_SHARE * whole, 1e-9) else 0.0
+
+
+def flattened(M: F64, L: float) -> F64:
+    """f(M) (d, d) of a text whose weights w sum to L: large singular values s_j are cut down to b.
+
+        f(M) = M − Σ_j (s_j − b)₊ l_j r_jᵀ,    b = limit · ‖f(M)‖ / √min(L, d)
+
+    The limit is 1.75; from L = 2d on it falls with ∛L. b is on both sides, and 30 rounds find it.
+    """
+    d = len(M)
+    limit = max(LIMIT * min(2.0 * d / L, 1.0) ** (1 / 3), LEAST_LIMIT)
+    left, s, right = leading_directions(M, DIRECTIONS if 2 * d >= L else OF_LONG)
+    rest, b = max(float(np.sum(M**2) - np.sum(s**2)), 0.0), math.inf
+    for _ in range(1 + 30):
+        b = limit * math.sqrt((rest + np.sum(np.minimum(s, b) ** 2)) / min(L, d))
+    return np.asarray(M - (left * np.maximum(s - b, 0.0)) @ right.T)
+
+
+def leading_directions(M: F64, q: int) -> tuple[F64, F64, F64]:
+    """The q largest singular values s (q,) of M, nearly, and their directions l (d, q) and r (d, q).
+
+    Three rounds of orthogonal iteration from fixed columns. Where singular values lie close together this is
+    not yet `np.linalg.svd(M)`, with which z would differ by a few tenths, so all paths take the same rounds.
+    """
+    right = np.random.default_rng(0).standard_normal((len(M), q), dtype=np.float32).astype(np.float64)
+    for _ in range(3):
+        right = np.linalg.qr(M.T @ (M @ right))[0]
+    left, s, turn = np.linalg.svd(M @ right, full_matrices=False)
+    return left, s, right @ turn.T
+
+
+def detect(text: str, key: Key, lexicon: Lexicon, *, prompt: str = "") -> tuple[float, float]:
+    """z and p of a text under a key; 0 and 1 where there is nothing to test."""
+    z = z_score(pairs(text, lexicon, prompt=prompt), key_matrix(key, lexicon))
+    return z, float(ndtr(-z)) if z else 1.0

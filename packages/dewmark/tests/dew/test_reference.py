@@ -1,0 +1,296 @@
+"""Every fast path computes what `dewmark.dew.reference` says: the alignments, the race and the test.
+
+Detection computes in float32; z and p differ from the reference by less than 2e-5. Marking keeps the words'
+vectors in float16; u differs by less than 2e-3, perturbed logits by less than 4e-3, and the same token wins.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from scipy.special import ndtri
+
+from dewmark.core.keys import Key
+from dewmark.decoding import Decoding
+from dewmark.dew import reference
+from dewmark.dew.batch_detection import flat_batch
+from dewmark.dew.detection import TextEvidence
+from dewmark.dew.marking import decorrelated_exponentials
+from dewmark.dew.ring import KeyUse
+from dewmark.dew.scheme import DEW
+from dewmark.dew.text_matrix import text_matrix
+from dewmark.encoders.lexicon import Lexicon, load_lexicon
+from dewmark.encoders.word_vectors import register_texts
+from dewmark.hosts.fake import FakeHost
+from dewmark.sampling import CandidateRace, RandomStreams, warp
+from dewmark.text.words import form_of
+from dewmark.workspace import Workspace, no_host
+
+KEY = Key(bytes(range(32)))
+KEYS = [KEY, *(Key(i.to_bytes(32, "big")) for i in range(1, 6))]
+WORKSPACE = Workspace(cache=Path("unused"))
+DATA = files("dewmark") / "data"
+ROUNDING = 2e-5  # of z and p, in float32
+HALF_PRECISION = 2e-3  # of u
+
+PROSE = " ".join(" ".join(text.split()) for text in register_texts() if text.strip())
+ORDINARY = {code: (DATA / "ordinary" / f"{code}.txt").read_text("utf-8") for code in ("ar", "de", "ko", "zh")}
+
+
+def first(count: int, text: str = PROSE) -> str:
+    return " ".join(text.split()[:count])
+
+
+def negative(kind: str) -> str:
+    return str(json.loads((DATA / "negatives" / f"{kind}.jsonl").read_text("utf-8").splitlines()[0])["text"])
+
+
+TEXTS = {
+    "four words": "a bridge leads home",
+    "three words": "a bridge leads",
+    "short": first(25),
+    "a paragraph": first(120),
+    "long": first(305),
+    "more than 2d words": first(900),
+    "longest": first(4000),
+    "German": ORDINARY["de"],
+    "Arabic": ORDINARY["ar"],
+    "Korean": ORDINARY["ko"],
+    "Chinese, outside the lexicon": ORDINARY["zh"],
+    "English and unknown words": "the xyzzy bridge plugh over qwzx the old xyzzy plugh qwzx river and hill",
+    "code": negative("code"),
+    "a list": negative("lists"),
+    "one word": "the " * 40,
+    "few words": "the old bridge over the river. " * 80,
+    "two words of one meaning": "the bridges bridge the bridges bridge " * 30,
+    "a drill": "one two three four five six seven eight nine ten " * 30,
+    "frequent words": "it is in the house and it is in the water and it is in the light and the night",
+}
+PROMPTS = {"none": "", "one word": "Suddenly", "a sentence": "Tell me about the old bridge over the river."}
+
+
+@cache
+def lexicon() -> Lexicon:
+    return load_lexicon(workspace=WORKSPACE)
+
+
+@cache
+def expected(text: str, prompt: str = "") -> tuple[float, float]:
+    return reference.detect(text, KEY, lexicon(), prompt=prompt)
+
+
+@pytest.fixture(scope="module")
+def bound():
+    return DEW().bind(KEY, no_host(), WORKSPACE)
+
+
+# The default
+
+
+def test_the_constants_are_those_of_the_default() -> None:
+    default = DEW()
+    assert default.uses_lexicon
+    assert default.counts_once
+    assert default.fresh_on_repeat
+    assert default.flattens
+    assert (default.key_matrix, default.sampler, default.form_share) == ("full", "gumbel", 0.0)
+    assert default.candidates == 256
+    constants = (default.k, default.keyed_share, default.strength, default.gamma)
+    assert constants == (reference.CONTEXT, reference.ALPHA, reference.LAMBDA, reference.GAMMA)
+    assert (default.decorrelate, default.flatten) == (reference.INDEPENDENT, reference.LIMIT)
+
+
+def test_it_needs_no_torch() -> None:
+    probe = "import sys, dewmark.dew.reference; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", probe], check=False).returncode == 0
+
+
+# Testing
+
+
+@pytest.mark.parametrize("prompt", PROMPTS.values(), ids=PROMPTS)
+@pytest.mark.parametrize("text", TEXTS.values(), ids=TEXTS)
+def test_detection_gives_z_and_p_of_the_reference(bound, text, prompt) -> None:
+    found = bound.detect(text, prompt=prompt or None)
+    z, p = expected(text, prompt)
+    assert found.z == pytest.approx(z, abs=ROUNDING)
+    assert found.p_value == pytest.approx(p, abs=ROUNDING)
+    assert (found.p_value == 1.0) == (p == 1.0)
+
+
+def test_the_texts_reach_every_case() -> None:
+    """No pairs and one, either limit, pairs that recur, and texts of which too little is left to test."""
+    lengths = {name: reference.pairs(text, lexicon()).w.sum() for name, text in TEXTS.items()}
+    assert lengths["three words"] == lengths["Chinese, outside the lexicon"] == 0
+    assert lengths["four words"] == 1
+    assert 200 < lengths["long"] <= 2 * lexicon().dim < lengths["more than 2d words"]
+    assert reference.pairs(TEXTS["a drill"], lexicon()).w.max() > 1
+    nothing = {name for name, text in TEXTS.items() if expected(text)[1] == 1.0}
+    assert nothing == {"three words", "Chinese, outside the lexicon", "few words", "frequent words"}
+
+
+@pytest.mark.parametrize("prompt", PROMPTS.values(), ids=PROMPTS)
+def test_the_batch_of_an_accelerator_gives_z_and_p_of_the_reference(bound, prompt) -> None:
+    texts = list(TEXTS.values())
+    reading = bound.reader.read(bound.tokenize(texts), bound.tokenize([prompt] * len(texts)))
+    found = flat_batch(torch.device("cpu"), reading, W=bound.fold.product, scheme=bound.scheme)
+    statistics = [(statistic.z, statistic.p_value) for _, statistic in found]
+    np.testing.assert_allclose(statistics, [expected(text, prompt) for text in texts], atol=ROUNDING, rtol=0)
+
+
+def test_many_keys_give_z_and_p_of_the_reference() -> None:
+    texts = list(TEXTS.values())
+    found = DEW().detect_keys(KEYS, texts, no_host(), WORKSPACE)
+    matrices = [reference.key_matrix(key, lexicon()) for key in KEYS]
+    for text, row in zip(texts, found, strict=True):
+        pairs = reference.pairs(text, lexicon())
+        z = [reference.z_score(pairs, W) for W in matrices]
+        np.testing.assert_allclose([each.z for each in row], z, atol=ROUNDING, rtol=0)
+    p = [reference.detect(texts[3], key, lexicon())[1] for key in KEYS]
+    np.testing.assert_allclose([each.p_value for each in found[3]], p, atol=ROUNDING, rtol=0)
+
+
+@pytest.mark.parametrize("name", ["short", "a paragraph", "more than 2d words", "German"])
+def test_every_member_of_a_ring_has_z_of_the_reference_with_its_own_matrix(name) -> None:
+    """16 members have matrices of their own, 16 share them under signs."""
+    ring = DEW().bind(Key(bytes(range(32)), members=32), no_host(), WORKSPACE)
+    reading = ring.reader.read(ring.tokenize([TEXTS[name]]), ring.tokenize([""]))
+    (text,) = TextEvidence.each(reading.texts, reading, reading.context_rows, ring.scheme, test="key")
+    scores = ring.matrices.sums(text_matrix(text.blank)) / np.sqrt(text.variance)
+    pairs, z = reference.pairs(TEXTS[name], lexicon()), np.zeros(32)
+    for place, score in enumerate(scores):
+        member = ring.matrices.use(place).member
+        W = ring.matrices.matrix(KeyUse(member=member)).astype(np.float64)
+        z[member] = reference.z_score(pairs, W)
+        assert score == pytest.approx(z[member], abs=ROUNDING)
+    own = reference.key_matrix(Key(bytes(range(32)), members=32).independent_member(5), lexicon())
+    assert z[5] == pytest.approx(reference.z_score(pairs, own), abs=ROUNDING)
+    assert ring.detect(TEXTS[name]).z == pytest.approx(z.max(), abs=ROUNDING)
+
+
+def test_an_exact_decomposition_changes_z_by_a_few_tenths(monkeypatch) -> None:
+    """What the reference says about its three rounds; texts with few directions are decomposed exactly."""
+
+    def exact(M, q):
+        left, s, right = np.linalg.svd(M)
+        return left[:, :q], s[:q], right[:q].T
+
+    z = {name: expected(text)[0] for name, text in TEXTS.items()}
+    monkeypatch.setattr(reference, "leading_directions", exact)
+    W = reference.key_matrix(KEY, lexicon())
+    for name, text in TEXTS.items():
+        differs = abs(reference.z_score(reference.pairs(text, lexicon()), W) - z[name])
+        assert differs < 0.5
+        if name in ("four words", "short", "a list", "a drill"):
+            assert differs < 1e-4
+
+
+# Marking
+
+
+SIZE = 400  # tokens
+CPU = torch.device("cpu")
+PROMPT = "the old house on the hill"
+WRITTEN = ("", " was", " water in the night", " of the day and the sea of the day and the sea", " the bridge")
+DECODINGS = [Decoding(), Decoding(temperature=0.7, top_p=0.9), Decoding(top_k=20), Decoding(min_p=0.02)]
+
+
+@pytest.fixture(scope="module", params=["words", "bytes"])
+def host(request) -> FakeHost:
+    return FakeHost(SIZE, kind=request.param)
+
+
+@pytest.fixture(scope="module")
+def marking(host, tmp_path_factory):
+    marking = DEW().bind(KEY, host.info, Workspace(cache=tmp_path_factory.mktemp("cache")))
+    marking.session(torch.zeros(1, 0, dtype=torch.long))  # its tables are kept for all tests
+    return marking
+
+
+def begin(marking, written: str, *, seed: int = 0):
+    """A session that began at the prompt, and the ids of the prompt and the words after it."""
+    encode = marking.host.tokenizer.encode
+    prompt = encode([PROMPT])[0].ids
+    ids = torch.tensor([[*prompt, *(encode([written])[0].ids if written else ())]])
+    return marking.session(ids[:, : len(prompt)], seeds=[seed]), ids
+
+
+def candidate_vectors(host: FakeHost, written: str) -> tuple[np.ndarray, np.ndarray]:
+    """t and c of every token of a host's vocabulary after the prompt and some words, the last one open.
+
+    The prompt leaves its last word open, so that one belongs to the text.
+    """
+    *prompt, opened = reference.forms(PROMPT)
+    words = [opened, *reference.forms(written)]
+    begins, extends = [], []
+    for piece in host.info.tokenizer.decode([[i] for i in range(host.info.vocab_size)]):
+        part = piece.strip() if piece.isascii() and piece.strip().isalnum() else ""
+        begins.append(form_of(part) if part != piece else "")
+        extends.append(form_of(words[-1] + part) if part and part == piece else "")
+    begun = reference.candidates(begins, lexicon(), written=words, prompt=prompt)
+    longer = reference.candidates(extends, lexicon(), written=words[:-1], prompt=prompt)
+    which = np.array([bool(word) for word in extends])[:, None]
+    return np.where(which, longer[0], begun[0]), np.where(which, longer[1], begun[1])
+
+
+def random_logits(seed: int) -> torch.Tensor:
+    return torch.randn(1, SIZE, generator=torch.Generator().manual_seed(seed)) * 2.0
+
+
+def fresh_normals(seed: int, step: int) -> np.ndarray:
+    """r of each token of the vocabulary, from the random numbers of a row's seed."""
+    return ndtri(RandomStreams([seed], device=CPU).uniforms(step, SIZE)[0].numpy())
+
+
+@pytest.mark.parametrize("written", WRITTEN)
+def test_marking_gives_every_token_u_of_the_reference(host, marking, written) -> None:
+    """Tokens begin words, extend the open one or make none; some words are used up, one context recurs."""
+    session, ids = begin(marking, written)
+    found = session._batch.texts(ids).align(torch.arange(SIZE).unsqueeze(0)).u[0].numpy()
+    t, c = candidate_vectors(host, written)
+    u = np.einsum("id,de,ie->i", t, reference.key_matrix(KEY, lexicon()), c)
+    np.testing.assert_array_equal(found != 0.0, u != 0.0)
+    np.testing.assert_allclose(found, u, atol=HALF_PRECISION, rtol=0)
+
+
+@pytest.mark.parametrize("decoding", DECODINGS, ids=str)
+@pytest.mark.parametrize("written", WRITTEN)
+def test_the_race_perturbs_logits_as_the_reference(host, marking, written, decoding) -> None:
+    session, ids = begin(marking, written)
+    texts, settings = session._batch.texts(ids), marking.scheme
+    race = CandidateRace(random_logits(1), [decoding], settings.candidates)
+    aligned = texts.align(race.candidates)
+    uniforms = race.uniforms(RandomStreams([7], device=CPU).states(0))
+    noise = -decorrelated_exponentials(texts, aligned, uniforms, settings).log()
+    found = race.values + settings.strength * torch.tanh(settings.gamma * aligned.u) + noise
+
+    order, logits = race.candidates[0].numpy(), race.values[0].double().numpy()
+    t, c = (each[order] for each in candidate_vectors(host, written))
+    W, r = reference.key_matrix(KEY, lexicon()), fresh_normals(7, 0)[order]
+    expected = reference.perturbed_logits(logits, t, c, W, r)
+    np.testing.assert_allclose(found[0].numpy(), expected, atol=2 * HALF_PRECISION, rtol=0)
+
+
+@pytest.mark.parametrize("decoding", DECODINGS, ids=str)
+@pytest.mark.parametrize("written", WRITTEN)
+def test_a_session_draws_the_token_of_the_reference(host, marking, written, decoding) -> None:
+    """From the whole vocabulary, of which the 256 likeliest are candidates; each time from other logits."""
+    W, (t, c) = reference.key_matrix(KEY, lexicon()), candidate_vectors(host, written)
+    candidates = np.arange(SIZE)[:, None] < DEW().candidates
+    for seed in range(12):
+        session, ids = begin(marking, written, seed=seed)
+        scores = random_logits(seed)
+        chosen, _ = session.choose(ids, scores, decoding)
+        order = scores[0].argsort(descending=True, stable=True).numpy()
+        logits = warp(scores, decoding)[0].double().numpy()[order]
+        r = fresh_normals(seed, ids.shape[1] - len(marking.host.tokenizer.encode([PROMPT])[0].ids))[order]
+        numbers = reference.perturbed_logits(logits, t[order] * candidates, c[order], W, r)
+        assert int(chosen) == order[numbers.argmax()]
