@@ -5,7 +5,7 @@
 marks a text on a tiny host, attacks it more and more, and prints what detection still finds. To publish the
 attack, put the class into a package with an entry point:
 
-    [project.entry-points."dewmark_lab.attacks"]
+    [project.entry-points."dewmark.attacks"]
     swap = "my_package.own_attack:Swap"
 """
 

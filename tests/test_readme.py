@@ -26,7 +26,7 @@ ROWS = {
     "SynthID": ("synthid", "none"),
     "KGW": ("kgw", "none"),
 }
-CONSTANTS = {"1%", "30%", "95%"}
+CONSTANTS = {"1%", "30%", "95%", "3.11"}
 """Levels and attack strengths: they belong to the protocol."""
 
 

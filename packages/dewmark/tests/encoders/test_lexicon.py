@@ -243,7 +243,9 @@ def test_the_documentation_states_the_coverage(shipped) -> None:
             word.form
             for language in languages.split(", ")
             for word in words(
-                (root / f"src/dewmark/data/ordinary/{language}.txt").read_text(encoding="utf-8")
+                (root / f"packages/dewmark/src/dewmark/data/ordinary/{language}.txt").read_text(
+                    encoding="utf-8"
+                )
             )
             if not any(map(str.isdigit, word.form))
         ]

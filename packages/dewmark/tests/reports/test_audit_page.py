@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import re
 
 import numpy as np
@@ -10,7 +9,7 @@ import numpy as np
 from dewmark.reports.audit_page import render_audit
 from dewmark.stats.audit import Audit, Trust, audit
 
-PICTURE = b"\x89PNG not really"
+PICTURE = "<svg><title>points</title></svg>"
 
 
 def example(*, lean: bool, language: str = "de") -> Audit:
@@ -28,8 +27,7 @@ def test_the_page_is_self_contained() -> None:
     source = page(example(lean=False))
     assert not re.search(r"(?:https?:)?//|@import|<script|<link|url\(", source)
     assert "default-src 'none'" in source
-    (picture,) = re.findall(r'src="data:image/png;base64,([^"]+)"', source)
-    assert base64.b64decode(picture) == PICTURE
+    assert PICTURE in source
 
 
 def test_outcome_and_table() -> None:

@@ -12,8 +12,6 @@ import numpy as np
 
 from dewmark.arrays import F64
 
-__all__ = ["insert", "score"]
-
 
 def normalize(v: F64) -> F64:
     """v / ‖v‖ along the last axis."""

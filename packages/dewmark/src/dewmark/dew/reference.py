@@ -44,8 +44,6 @@ from dewmark.core.projections import draw_matrix
 from dewmark.encoders.lexicon import Lexicon
 from dewmark.text.words import words
 
-__all__ = ["Pairs", "candidates", "detect", "flattened", "key_matrix", "pairs", "perturbed_logits", "z_score"]
-
 CONTEXT = 3  # k: the words of a context
 ALPHA = 0.95  # α: the share of the noise that comes from the key
 LAMBDA = 2.0  # λ: the most that a logit gains
