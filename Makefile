@@ -132,8 +132,8 @@ $(VENV)/.serve: $(VENV)/.dev
 .venv-core/.ready: packages/dewmark/pyproject.toml constraints.txt
 	@echo "Installing the core without torch ..."
 	$(PYTHON) -m venv .venv-core
-	.venv-core/bin/python -m pip --disable-pip-version-check install -q -c constraints.txt -e packages/dewmark \
-		hypothesis pytest pytest-xdist
+	.venv-core/bin/python -m pip --disable-pip-version-check install -q -c constraints.txt \
+		-e 'packages/dewmark[parquet]' hypothesis pytest pytest-xdist
 	@touch $@
 
 # The site is built from sources: its environment has no torch and takes a minute to install.

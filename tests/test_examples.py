@@ -20,7 +20,7 @@ EXAMPLES = ROOT / "examples"
 ENTRY_POINTS = """\
 [dewmark.schemes]
 halves = own_scheme:Halves
-[dewmark_lab.attacks]
+[dewmark.attacks]
 swap = own_attack:Swap
 [dewmark.encoders]
 ngrams = own_encoder:CharacterNgrams

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import ast
+import importlib
+import importlib.util
 import json
 import re
 import subprocess
 import sys
 import tomllib
+from collections.abc import Iterator
 from importlib.resources import files
 from pathlib import Path
 
@@ -137,6 +141,34 @@ class TestPublicNames:
 
         drawn = re.findall(r"[A-Z]\w+Error\b", errors.__doc__ or "")
         assert sorted(drawn) == sorted(errors.__all__)
+
+
+def imported_names(file: Path) -> Iterator[tuple[str, str]]:
+    """(module, name) of everything that a file imports from the core; a module's own name may be empty."""
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "dewmark":
+            yield from ((node.module, alias.name) for alias in node.names)
+        elif isinstance(node, ast.Import):
+            yield from ((alias.name, "") for alias in node.names if alias.name.split(".")[0] == "dewmark")
+
+
+@pytest.mark.parametrize("companion", ["dewmark_lab", "dewmark_desk"])
+def test_companions_use_public_names_of_the_core_only(companion):
+    """A module with __all__ is public, and so are the names in it; nothing else of the core is."""
+    private = set()
+    for file in sorted((ROOT / "packages" / companion.replace("_", "-") / "src").rglob("*.py")):
+        for module, name in imported_names(file):
+            inside = f"{module}.{name}"
+            if importlib.util.find_spec(module) is not None and name:
+                try:
+                    submodule = importlib.util.find_spec(inside) is not None
+                except ModuleNotFoundError:
+                    submodule = False
+                module, name = (inside, "") if submodule else (module, name)
+            public = getattr(importlib.import_module(module), "__all__", None)
+            if public is None or (name and name not in public):
+                private.add(f"{file.name}: {module}.{name}")
+    assert private == set()
 
 
 def test_the_version_is_written_the_same_everywhere():

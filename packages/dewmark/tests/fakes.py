@@ -20,7 +20,6 @@ from dewmark.encoders import lexicon
 from dewmark.encoders.base import Encoder
 from dewmark.encoders.lexicon_build import FormList, build_lexicon
 from dewmark.encoders.word_vectors import WordStatistics, WordVectors
-from dewmark.hosts import fake
 
 PAPER = {"units": "token", "sampler": "bias"}
 """DEW as the paper has it: the host's tokens, a bias on their logits."""
@@ -51,6 +50,8 @@ def replace_encoders(monkeypatch: pytest.MonkeyPatch, encoder: Encoder) -> None:
 @functools.cache
 def tiny_lexicon() -> Path:
     """A lexicon of the words that fake hosts write, with the vectors of the small encoder."""
+    fake = pytest.importorskip("dewmark.hosts.fake", exc_type=ImportError)  # needs torch
+
     forms = tuple(itertools.islice(fake._words(), _FORMS))
     listed = FormList(forms, 0.1 / np.arange(2.0, 2.0 + len(forms)), ("en",) * len(forms))
     vectors = WordVectors(BagEncoder(), None)

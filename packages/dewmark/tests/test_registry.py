@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import sys
 from importlib.metadata import EntryPoint
-from pathlib import Path
 
 import pytest
 
@@ -143,22 +142,3 @@ def test_a_class_in_a_file_of_one_s_own(tmp_path):
     (tmp_path / "broken.py").write_text("import nothing_of_this_name")
     with pytest.raises(ConfigError, match="broken.py cannot be imported: ModuleNotFoundError"):
         ATTACKS[f"{tmp_path}/broken.py:Shout"]
-
-
-def test_the_examples_are_schemes_and_attacks_from_files():
-    from dewmark.core.keys import Key
-    from dewmark.hosts.fake import FakeHost
-    from dewmark.watermark import load_scheme
-    from dewmark_lab.experiments.recipe import load_recipe
-
-    folder = Path(__file__).parents[3] / "examples"
-    own = f"{folder}/own_scheme.py:Halves"
-    assert load_scheme(own, key=Key.generate(), host=FakeHost().info).scheme.name == "halves"
-    recipe = load_recipe("main", profile="local").narrowed(
-        schemes=["kgw", own], attacks=["delete-0.3", f"{folder}/own_attack.py:Swap"]
-    )
-    assert [entry.label for entry in recipe.schemes] == ["kgw", "halves"]
-    assert [(entry.label, entry.attack) for entry in recipe.attacks][1] == (
-        "swap",
-        f"{folder}/own_attack.py:Swap",
-    )

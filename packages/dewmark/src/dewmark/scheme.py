@@ -52,6 +52,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "DEFAULT_FPR",
+    "MIN_EFFECTIVE_LENGTH",
     "BoundScheme",
     "Drafts",
     "Follower",

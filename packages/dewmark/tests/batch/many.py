@@ -9,6 +9,8 @@ import signal
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from dewmark.batch.detecting import ScoringWorker
 
 WORDS = ["the", "old", "bridge", "over", "a", "river", "was", "built", "by", "people", "who", "came", "from"]
@@ -16,6 +18,7 @@ WORDS = ["the", "old", "bridge", "over", "a", "river", "was", "built", "by", "pe
 
 def export_kgw(folder: Path) -> Path:
     """A detector of the KGW scheme on a fake host's tokenizer."""
+    pytest.importorskip("dewmark_lab", reason="KGW is in dewmark-lab")
     import dewmark
     from dewmark.hosts.fake import FakeHost
 

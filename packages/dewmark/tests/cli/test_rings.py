@@ -12,6 +12,8 @@ from tests.cli.test_locate import tiny  # noqa: F401 - fixture
 
 from dewmark.core.keys import Key
 
+pytest.importorskip("torch", reason="a model writes the text")
+
 KEYED = ("--set", "alpha=1.0")
 
 

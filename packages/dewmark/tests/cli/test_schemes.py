@@ -12,6 +12,8 @@ from dewmark.cli.schemes import field_help
 from dewmark.registry import SCHEMES
 from dewmark.scheme import Scheme
 
+pytest.importorskip("torch", reason="the marks of engines need it")
+
 
 def rows(run, *arguments: str) -> list[dict]:
     done = run("schemes", *arguments, "--json")

@@ -245,10 +245,11 @@ def test_broken_weights_are_a_model_error(tiny: Path, tmp_path: Path) -> None:
 def test_unknown_names(tmp_path: Path) -> None:
     with pytest.raises(UnknownNameError, match="did you mean 'minilm'"):
         load_encoder("minlm")
-    with pytest.raises(UnknownNameError, match="known: all-mpnet, e5-small, minilm, random:, use-m3"):
+    with pytest.raises(UnknownNameError, match="known: all-mpnet, .*minilm, .*use-m3"):
         load_encoder("smollm2-135m")  # packaged, but a host
     with pytest.raises(ModelError, match="folder ./no/such/folder does not exist"):
         load_encoder("./no/such/folder")
+    pytest.importorskip("huggingface_hub")
     with pytest.raises(ModelError, match="cannot load the encoder a/b/c"):
         load_encoder("a/b/c")
     with pytest.raises(ModelError, match="neither modules.json nor config.json"):

@@ -20,6 +20,38 @@ if TYPE_CHECKING:
     from dewmark.watermark import Watermark
     from dewmark.workspace import Progress
 
+__all__ = [
+    "BatchSize",
+    "Chat",
+    "Detector",
+    "Device",
+    "Dtype",
+    "FalsePositiveRate",
+    "Host",
+    "Json",
+    "KeyFile",
+    "OptionalKeyFile",
+    "OwnTemperature",
+    "OwnTopP",
+    "Prompt",
+    "Quiet",
+    "Reader",
+    "SchemeName",
+    "Seed",
+    "Settings",
+    "Temperature",
+    "TextFiles",
+    "TopP",
+    "check_marks",
+    "decoding_options",
+    "load_key",
+    "load_watermark",
+    "numbers",
+    "open_detector",
+    "package_prompts",
+    "read_config",
+]
+
 UNMARKED = "none"  # the --scheme that leaves no mark and needs no key
 
 _KEY_HELP = "Key file (make one with: dewmark key new)."

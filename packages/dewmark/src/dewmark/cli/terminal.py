@@ -23,6 +23,18 @@ if TYPE_CHECKING:
     from rich.progress import Progress as Bars
     from rich.progress import TaskID
 
+__all__ = [
+    "Progress",
+    "check_writable",
+    "emit",
+    "printable",
+    "results",
+    "save_json",
+    "save_text",
+    "say",
+    "write",
+]
+
 # C0 and C1 controls except tab and newline: a text must not move the cursor or set the window's title.
 _CONTROLS = {
     code: "\N{REPLACEMENT CHARACTER}" for code in (*range(32), *range(127, 160)) if code not in (9, 10)

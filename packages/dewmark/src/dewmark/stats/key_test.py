@@ -23,6 +23,7 @@ from dewmark.arrays import F32, I64
 from dewmark.stats.evidence import Evidence, Factor
 
 __all__ = [
+    "NOTHING",
     "Statistic",
     "covariance",
     "cross_variance",
