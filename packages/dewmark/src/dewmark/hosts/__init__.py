@@ -6,9 +6,11 @@ loads neither torch nor transformers; loading a host does.
 
 from __future__ import annotations
 
+import importlib.util
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
+from dewmark.extras import require
 from dewmark.models.packaged import PACKAGED
 from dewmark.registry import HOSTS
 
@@ -26,6 +28,7 @@ def load_host(
     if _is_published(name):
         host: Host = HOSTS[name](name, device=device, dtype=dtype, progress=progress)
         return host
+    check_libraries()
     from dewmark.hosts.transformers.model_files import check_weights
 
     with ThreadPoolExecutor(max_workers=1) as beside:
@@ -39,6 +42,7 @@ def host_info(name: str, *, progress: Progress | None = None) -> HostInfo:
     """Describe a host for schemes, without loading the weights of a model for transformers."""
     if _is_published(name):
         return load_host(name, progress=progress).info
+    check_libraries()
     from dewmark.hosts.transformers import description
 
     return description.host_info(name, progress=progress)
@@ -51,6 +55,7 @@ def chat_format(name: str, *, progress: Progress | None = None) -> ChatFormat:
     """
     if _is_published(name):
         return load_host(name, progress=progress).chat
+    check_libraries()
     from dewmark.hosts.transformers import chat_format as formats
 
     return formats.chat_format(name, progress=progress)
@@ -68,6 +73,13 @@ def wrap_model(model: Any, tokenizer: Any, info: HostInfo | None = None) -> Host
     from dewmark.hosts.transformers.model import TransformersHost
 
     return TransformersHost(model, tokenizer, info=info)
+
+
+def check_libraries() -> None:
+    """Raise `MissingExtraError` before anything is fetched, if the libraries for models are not installed."""
+    for module in ("torch", "transformers"):
+        if importlib.util.find_spec(module) is None:
+            require(module, extra="host")
 
 
 def _is_published(name: str) -> bool:
