@@ -83,7 +83,7 @@ clean: ## delete the environment, caches and build outputs (fetched models stay)
 	find packages tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The stamps: .run is the library, .dev adds the tools and the optional parts, .serve what drives the service,
-# .ray adds Ray, .attacks Apertium and WordNet. All are made again when the dependencies change.
+# .ray adds Ray, .attacks WordNet. All are made again when the dependencies change.
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "dewmark needs Python 3.11 or newer; try: make setup PYTHON=/path/to/python3.11" >&2; exit 2; }
@@ -106,11 +106,9 @@ $(VENV)/.ray: $(VENV)/.dev
 	@touch $@
 
 $(VENV)/.attacks: $(VENV)/.run
-	@echo "Installing what attacks use: Apertium and WordNet ..."
-	@{ command -v apertium && test -f /usr/share/apertium/modes/eng-spa.mode && test -d /usr/share/wordnet; } \
-		>/dev/null || { apt-get update -qq && apt-get install -y -qq apertium apertium-eng-spa wordnet-base; } || \
-		{ echo "attacks need apertium, apertium-eng-spa and wordnet-base: install them and run make again" >&2; \
-		exit 2; }
+	@echo "Installing what attacks use: WordNet ..."
+	@test -d /usr/share/wordnet || { apt-get update -qq && apt-get install -y -qq wordnet-base; } || \
+		{ echo "attacks need wordnet-base: install it and run make again" >&2; exit 2; }
 	@touch $@
 
 $(VENV)/.postgresql: $(VENV)/.dev

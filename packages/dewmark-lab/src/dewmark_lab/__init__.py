@@ -1,4 +1,4 @@
-"""Research with dewmark: rival schemes, attacks, evaluation, experiments, training, tuning, benchmarks.
+"""Research with dewmark: rival schemes, attacks, evaluation, experiments, training, benchmarks.
 
 Boundary: imports the public names of `dewmark` only, and is found by it through entry points.
 """

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.attacks.tiny import fake_apertium, fake_neural, tiny_bert, tiny_t5, tiny_wordnet
+from tests.attacks.tiny import fake_neural, tiny_bert, tiny_t5, tiny_wordnet
 from tests.hosts.chat_server import Reply, serving
 
 from dewmark.attack import ATTACKS, Attack, load_attack, text_seed
@@ -41,9 +41,7 @@ CASES = {
     "translate": {},
     "translate-fr": {},
     "truncate": {"n": 4},
-    "round-trip apertium": {"engine": "apertium"},
     "synonym wordnet": {"method": "wordnet", "wordnet": "{wordnet}", "r": 0.8},
-    "translate apertium": {"engine": "apertium"},
     "translate llm": {"engine": "llm", "base_url": "{url}", "model": "m", "target": "fr"},
     "truncate tokens": {"n": 4, "unit": "tokens"},
 }
@@ -72,7 +70,6 @@ def settings(
 ) -> tuple[str, dict[str, object]]:
     """The name and settings of one case, with everything that it needs."""
     fake_neural(monkeypatch)
-    fake_apertium(tmp_path / "apertium", monkeypatch)
     host = FakeHost()
     monkeypatch.setattr("dewmark.hosts.transformers.model.load_host", lambda name, **_: host)
     monkeypatch.setattr("dewmark.hosts.host_info", lambda name, **_: host.info)
@@ -145,7 +142,6 @@ def test_unknown_settings_are_rejected(settings):
 
 def test_labels_distinguish_methods(places, tmp_path, monkeypatch):
     fake_neural(monkeypatch)
-    fake_apertium(tmp_path / "apertium", monkeypatch)
     cases = {case: {k: str(v).format(**places) for k, v in given.items()} for case, given in CASES.items()}
     wanted = [case for case in CASES if case.split()[0] in ("synonym", "translate", "round-trip")]
     assert len({load_attack(case.split()[0], **cases[case]).label for case in wanted}) == len(wanted)
@@ -154,7 +150,7 @@ def test_labels_distinguish_methods(places, tmp_path, monkeypatch):
 def test_unknown_names_are_rejected():
     with pytest.raises(UnknownNameError, match="unknown attack 'delte'; did you mean 'delete'"):
         load_attack("delte")
-    with pytest.raises(ConfigError, match="engine must be one of auto, neural, apertium"):
+    with pytest.raises(ConfigError, match="engine must be one of neural, got 'llmm'"):
         load_attack("translate", engine="llmm")
 
 

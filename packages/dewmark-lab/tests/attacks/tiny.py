@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -23,7 +22,7 @@ from dewmark.errors import ModelError
 from dewmark.hosts.base import Host
 from dewmark.hosts.fake import tiny_tokenizer
 from dewmark.scheme import BoundScheme
-from dewmark_lab.attacks.translation import apertium, machine_translation
+from dewmark_lab.attacks.translation import machine_translation
 
 SYNSETS = {
     "noun": [["house", "home", "dwelling"], ["house", "Firm"], ["city", "metropolis"], ["stroll", "walk"],
@@ -134,36 +133,3 @@ def no_neural(monkeypatch: pytest.MonkeyPatch) -> None:
         raise ModelError(f"cannot download {name}: set DEWMARK_WHEELS")
 
     monkeypatch.setattr(machine_translation, "fetch", refuse)
-
-
-_TAGGER = """import sys
-for number, text in enumerate(sys.stdin.buffer.read().split(b"\\0")[:-1]):
-    sys.stdout.buffer.write(b"%d:" % number + text + b"\\0")
-sys.stdout.buffer.write(b"\\0\\0")
-"""
-
-
-def fake_apertium(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Apertium's programs as scripts: upper case there, lower case back; the tagger counts its texts.
-
-    Like the real programs, one returns more NULs than it got.
-    """
-    programs = {
-        "apertium-destxt": "#!/bin/sh\nsed 's/\\[/\\\\[/g'\n",
-        "apertium-retxt": "#!/bin/sh\nsed 's/\\\\\\[/[/g'\n",
-        "apertium-tagger": f"#!{sys.executable} -SE\n{_TAGGER}",
-        "to-spanish": "#!/bin/sh\ntr a-z A-Z\n",
-        "to-english": "#!/bin/sh\ntr A-Z a-z\n",
-    }
-    modes = folder / "modes"
-    modes.mkdir(parents=True)
-    for name, script in programs.items():
-        (folder / name).write_text(script, encoding="utf-8")
-        (folder / name).chmod(0o755)
-    dictionary = folder / "a dictionary.bin"
-    dictionary.write_bytes(b"words")
-    for mode, program in {"eng-spa": "to-spanish", "spa-eng": "to-english"}.items():
-        line = f"apertium-tagger -g $2 '{dictionary}' | {program} $1 '{dictionary}'\n"
-        (modes / f"{mode}.mode").write_text(line, encoding="utf-8")
-    monkeypatch.setenv("PATH", str(folder), prepend=":")
-    monkeypatch.setattr(apertium, "MODES", modes)

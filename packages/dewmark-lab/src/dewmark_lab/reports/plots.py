@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from dewmark.stats.metrics import Interval, Rate
+    from dewmark.stats.metrics import Rate
 
 # Okabe and Ito's colours without yellow; those that read well on white come first.
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
@@ -110,64 +110,6 @@ def power_curve(
         _guide(axes, fpr, f"false positives {fpr:.3g}")
         axes.set(xlabel="length (tokens)", ylabel="share of marked texts found", ylim=(0.0, 1.03))
         axes.legend(loc="lower right", bbox_to_anchor=(1.0, 0.08), fontsize=9)
-    return figure
-
-
-def trade_off(
-    curves: Mapping[str, Sequence[tuple[float, float, str]]],
-    *,
-    unmarked: float,
-    budget: float,
-    chosen: tuple[float, float] | None = None,
-    title: str = "",
-) -> Figure:
-    """Mean z against median perplexity: curves of (perplexity, z, label) points, in the given order.
-
-    The grey band is the budget around the perplexity of ``unmarked`` texts; ``chosen`` gets a ring.
-    """
-    with styled():
-        figure, axes = _figure(title, width=6.4, height=4.4)
-        axes.axvspan(unmarked / budget, unmarked * budget, color=LINE, linewidth=0, label="within budget")
-        axes.axvline(unmarked, color=SOFT, linewidth=1.0, label="unmarked")
-        for i, (name, points) in enumerate(curves.items()):
-            x, y = [point[0] for point in points], [point[1] for point in points]
-            axes.plot(x, y, "o-", color=COLOURS[i % len(COLOURS)], markersize=5, label=name)
-            for perplexity, z, label in points:
-                axes.annotate(
-                    label, (perplexity, z), xytext=(5, 4), textcoords="offset points", fontsize=8, color=SOFT
-                )
-        if chosen is not None:
-            axes.plot(*chosen, "o", markersize=13, markerfacecolor="none", color=INK, label="chosen")
-        axes.margins(x=0.15, y=0.12)  # room for the labels
-        axes.set(xlabel="median perplexity under the host", ylabel="mean key-test z", ylim=(0.0, None))
-        axes.legend(loc="best", fontsize=9)
-    return figure
-
-
-def pareto(
-    points: Mapping[str, tuple[Interval, float]], *, front: Sequence[str], least: float, title: str = ""
-) -> Figure:
-    """Strength against variety: points (difference in distinct content words, z) by name.
-
-    Points of the ``front`` are filled and joined by a line. The dotted line is the ``least`` difference that
-    the budget allows.
-    """
-    with styled():
-        figure, axes = _figure(title, width=6.4, height=4.4)
-        axes.axvline(0.0, color=SOFT, linewidth=1.0)
-        axes.axvline(least, color=SOFT, linewidth=0.8, linestyle=DOTTED)
-        joined = sorted((points[name][0].value, points[name][1]) for name in front)
-        axes.plot([x for x, _ in joined], [y for _, y in joined], "-", color=COLOURS[0], label="front")
-        for name, (change, z) in points.items():
-            axes.plot([change.low, change.high], [z, z], "-", color=LINE, linewidth=1.0, zorder=1)
-            face = COLOURS[0] if name in front else "none"
-            axes.plot(change.value, z, "o", color=COLOURS[0], markerfacecolor=face, markersize=6)
-            axes.annotate(
-                name, (change.value, z), xytext=(5, 4), textcoords="offset points", fontsize=8, color=SOFT
-            )
-        axes.margins(x=0.15, y=0.12)  # room for the labels
-        axes.set(xlabel="distinct content words, minus unmarked (95% interval)", ylabel="mean z, 30% deleted")
-        axes.legend(loc="best", fontsize=9)
     return figure
 
 

@@ -48,7 +48,7 @@ COMPANIONS = {
     "dewmark-desk": ("comply", "log", "report", "serve", "store", "token"),
     "dewmark-lab": (
         *("attack", "bench", "evaluate", "power", "radioactivity", "reproduce"),
-        *("retention", "steal", "train", "tune"),
+        *("retention", "steal", "train"),
     ),
 }
 """The commands that other packages of ours bring."""

@@ -1,1 +1,1 @@
-"""Machine translation and round trips, by Bergamot's neural models or by Apertium."""
+"""Machine translation and round trips."""

@@ -1,46 +1,25 @@
 """The attacks ``translate`` and ``round-trip`` by machine translation.
 
-The engine ``neural`` is one of `NEURAL`'s models, downloaded on first use like other packaged models:
-Bergamot's small one (English↔Portuguese, `bergamot`), OPUS-MT (English↔French, `opus`) or, for translating
-back only, Argos (Chinese→English, `argos`). ``apertium`` is the rule-based translator of that name
-(English↔Spanish and others, `apertium`); ``auto`` is the first of the two that supports the language. For
-translation by a chat model see `dewmark_lab.attacks.rewriting.chat_model`.
+The translators are `NEURAL`'s models, downloaded on first use like other packaged models: Bergamot's small
+one (English↔Portuguese, `bergamot`), OPUS-MT (English↔French, `opus`) or, for translating back only, Argos
+(Chinese→English, `argos`). For translation by a chat model see `dewmark_lab.attacks.rewriting.chat_model`.
 """
 
 from __future__ import annotations
 
 import functools
-import os
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Literal, Protocol
 
-from dewmark.attack import Attack, check_least, run_option
+from dewmark.attack import Attack, run_option
 from dewmark.errors import ConfigError, ModelError
 from dewmark.models.packaged import PACKAGED, fetch
 from dewmark.workspace import Progress, silent
-from dewmark_lab.attacks.translation import apertium
 from dewmark_lab.attacks.translation.split_text import OnProgress
 
-AUTO = "auto"
-_APERTIUM_BATCH = 16  # at most, texts per run of Apertium's programs
 _NEURAL_VERSION = 1  # increase it when a change to a neural translator changes translations
-_DEFAULT_TARGET = {"neural": "pt", "apertium": "es"}
-
-EngineName = Literal["auto", "neural", "apertium"]
-
-
-class Engine(Protocol):
-    """One direction of a translator."""
-
-    @property
-    def identity(self) -> str:
-        """Changes whenever translations may change."""
-
-    def translate(self, texts: Sequence[str], *, task: str, progress: Progress) -> list[str]:
-        """Translate texts, none of which is blank; ``task`` is the progress bar's label."""
 
 
 class Translator(Protocol):
@@ -103,7 +82,7 @@ class NeuralEngine:
             known = ", ".join(f"{source}-{target}" for source, target in NEURAL)
             raise ModelError(
                 f"there is no neural translator {self.source}-{self.target}, only {known}: choose one of "
-                "these, or engine=apertium or engine=llm"
+                "these, or engine=llm"
             )
 
     @property
@@ -127,74 +106,36 @@ class NeuralEngine:
 
 
 @dataclass(frozen=True)
-class ApertiumEngine:
-    """Apertium in several threads, each of which runs its own processes."""
-
-    direction: apertium.Apertium
-    jobs: int = 0
-
-    @property
-    def identity(self) -> str:
-        """A hash of the programs and dictionaries."""
-        return self.direction.identity
-
-    def translate(self, texts: Sequence[str], *, task: str, progress: Progress) -> list[str]:
-        """Translate texts in small batches."""
-        threads = self.jobs or os.cpu_count() or 1
-        size = max(1, min(_APERTIUM_BATCH, len(texts) // threads))
-        batches = [texts[start : start + size] for start in range(0, len(texts), size)]
-        out: list[str] = []
-        with ThreadPoolExecutor(threads) as pool:
-            for made in pool.map(self.direction.translate, batches):
-                out += made
-                progress(task, len(out), len(texts))
-        return out
-
-
-@dataclass(frozen=True)
 class _MachineTranslation(Attack):
-    """Base of translation and round trip: an engine and a foreign language.
-
-    ``device`` is for the neural engine; ``jobs`` is the number of Apertium threads (0: one per core).
-    """
+    """Base of translation and round trip: a neural translator and a foreign language."""
 
     at_once: ClassVar[int] = 320
 
-    engine: EngineName = "auto"
-    target: str = AUTO
+    engine: Literal["neural"] = "neural"
+    target: str = "pt"
     device: str = run_option("auto")
-    jobs: int = run_option(0)
 
     def validate(self) -> None:
-        """Raise `ConfigError` if a setting is invalid."""
-        if self.target != AUTO and not (len(self.target) == 2 and self.target.isalpha()):
-            raise ConfigError(
-                f"target must be a two-letter language code such as es, or auto; got {self.target!r}"
-            )
-        check_least("jobs", self.jobs, 0)
-
-    @functools.cached_property
-    def chosen(self) -> tuple[str, str]:
-        """(engine, foreign language) with ``auto`` resolved; downloads nothing."""
-        neural = self.target == AUTO or ("en", self.target) in NEURAL
-        engine = ("neural" if neural else "apertium") if self.engine == AUTO else self.engine
-        return engine, _DEFAULT_TARGET[engine] if self.target == AUTO else self.target
+        """Raise `ConfigError` if there is no translator into the language."""
+        if ("en", self.target) not in NEURAL:
+            known = ", ".join(target for source, target in NEURAL if source == "en")
+            raise ConfigError(f"target must be one of {known}, got {self.target!r}; or set engine=llm")
 
     @property
     def label(self) -> str:
-        """Name, engine and language: a neural and a rule-based translation are different attacks."""
-        engine, language = self.chosen
-        return f"{self.name}-{engine}-{language}"
+        """Name, kind of translator and language: a chat model's translation is another attack."""
+        return f"{self.name}-neural-{self.target}"
 
-    def _identity(self, *directions: Engine) -> dict[str, object]:
-        engine, language = self.chosen
+    def _identity(self, *directions: NeuralEngine) -> dict[str, object]:
         engines = [direction.identity for direction in directions]
-        return {"name": self.name, "engine": engine, "target": language, "translators": engines}
+        return {"name": self.name, "engine": self.engine, "target": self.target, "translators": engines}
 
-    def _open(self, source: str, target: str) -> Engine:
-        return open_engine(self.chosen[0], source, target, device=self.device, jobs=self.jobs)
+    def _open(self, source: str, target: str) -> NeuralEngine:
+        return NeuralEngine(source, target, self.device)
 
-    def _translate(self, texts: Sequence[str], direction: Engine, progress: Progress, task: str) -> list[str]:
+    def _translate(
+        self, texts: Sequence[str], direction: NeuralEngine, progress: Progress, task: str
+    ) -> list[str]:
         """Translate texts; blank texts, which a first translation may produce, stay blank."""
         written = [i for i, text in enumerate(texts) if text.strip()]
         out = list(texts)
@@ -214,7 +155,7 @@ class Translate(_MachineTranslation):
     @property
     def language(self) -> str:
         """The target language."""
-        return self.chosen[1]
+        return self.target
 
     def identity(self) -> dict[str, object]:
         """Engine, language and the translator's version."""
@@ -225,8 +166,8 @@ class Translate(_MachineTranslation):
         return self._translate(texts, self._there, progress, f"translating into {self.language}")
 
     @functools.cached_property
-    def _there(self) -> Engine:
-        return self._open("en", self.chosen[1])
+    def _there(self) -> NeuralEngine:
+        return self._open("en", self.target)
 
 
 @dataclass(frozen=True)
@@ -243,13 +184,12 @@ class RoundTrip(_MachineTranslation):
     def rewrite(self, texts: Sequence[str], *, seeds: Sequence[int], progress: Progress) -> list[str]:
         """Translate each text there and back; seeds have no effect."""
         there, back = self._both
-        foreign = self._translate(texts, there, progress, f"translating into {self.chosen[1]}")
+        foreign = self._translate(texts, there, progress, f"translating into {self.target}")
         return self._translate(foreign, back, progress, "translating back")
 
     @functools.cached_property
-    def _both(self) -> tuple[Engine, Engine]:
-        language = self.chosen[1]
-        return self._open("en", language), self._open(language, "en")
+    def _both(self) -> tuple[NeuralEngine, NeuralEngine]:
+        return self._open("en", self.target), self._open(self.target, "en")
 
 
 @dataclass(frozen=True)
@@ -280,13 +220,6 @@ class RoundTripFrench(RoundTrip):
     def label(self) -> str:
         """The name, which says it all."""
         return self.name
-
-
-def open_engine(engine: str, source: str, target: str, *, device: str = "auto", jobs: int = 0) -> Engine:
-    """The engine ``neural`` or ``apertium`` for one direction."""
-    if engine == "neural":
-        return NeuralEngine(source, target, device)
-    return ApertiumEngine(apertium.Apertium(source, target), jobs)
 
 
 @functools.cache
