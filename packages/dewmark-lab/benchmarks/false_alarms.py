@@ -1,4 +1,4 @@
-"""False-positive rates of many keys on unmarked texts (docs/statistics.md, docs/results/beyond.md).
+"""False-positive rates of many keys on unmarked texts (docs/statistics.md, docs/results/one-key.md).
 
     python benchmarks/false_alarms.py --cell de=de.jsonl --config white: --config raw: whiten_contexts=false
 

@@ -18,7 +18,7 @@ fitted once per encoder on texts in many languages and of many kinds, each with 
 
 With the centre of running words ("the" counts as often as it occurs) the words that compete for a position
 have little in common, which makes the mark stronger. With the centre of rare words the mark is weaker, but a
-rewrite keeps a larger share of it. (docs/results/beyond.md compares the two.)
+rewrite keeps a larger share of it.
 
 p(w) follows Zipf's law from a short list of frequent words per language, ordered by frequency; a word in no
 list has weight 1. (The log of experiments explains why nothing is whitened here.)

@@ -35,7 +35,7 @@ of any other by trying all G: the right ones stand out if z_i z_j/âˆšD exceeds â
 begun to grow soon does. Then all texts teach one W: members made by public signs do not count. In a basis
 that the key rotates nobody else knows the signs, and they are members like any others.
 
-Boundary: closed forms; `benchmarks/stealing_law.py` checks them by simulation.
+Boundary: closed forms; a test checks them by simulation.
 """
 
 from __future__ import annotations
