@@ -25,7 +25,7 @@ import regex
 
 from dewmark.arrays import F64, I64
 from dewmark.text.cleaning import clean
-from dewmark.text.language_model import LanguageModel, load_language_model
+from dewmark.text.language_identifier import LanguageIdentifier, load_identifier
 from dewmark.types import Detection, Verdict
 
 __all__ = [
@@ -120,9 +120,9 @@ def _sample(text: str) -> str:
     return text
 
 
-def _model() -> LanguageModel:
+def _model() -> LanguageIdentifier:
     with _LOADING:
-        return load_language_model()
+        return load_identifier()
 
 
 @dataclass(frozen=True, slots=True)

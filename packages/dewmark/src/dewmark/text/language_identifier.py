@@ -27,7 +27,7 @@ _BREAK = b"\xff"  # occurs in no text; after it the automaton is in its first st
 _SAME = {"ary": "ar", "arz": "ar", "wuu": "zh", "yue": "zh", "nn": "no", "nb": "no"}
 
 
-class LanguageModel:
+class LanguageIdentifier:
     """``moves`` (rows, 256) give the next state by row and byte, ``rows`` (states,) each state's row.
 
     ``features`` (states,) are what a visit counts towards, or -1; ``logs`` (features, classes) and ``prior``
@@ -85,7 +85,7 @@ def _normalised(text: str) -> bytes:
 
 
 @functools.cache
-def load_language_model() -> LanguageModel:
+def load_identifier() -> LanguageIdentifier:
     """The packaged model: unpacked tables from the cache, where the first use writes them."""
     from py3langid.langid import MODEL_DIR, MODEL_FILE
 
@@ -94,12 +94,12 @@ def load_language_model() -> LanguageModel:
     folder = cache_dir() / _FOLDER / f"{about.st_size}-{about.st_mtime_ns}"
     try:
         bundle = load_bundle(folder, verify=False)
-        return LanguageModel(bundle.arrays, classes=bundle.meta["classes"], depth=bundle.meta["depth"])
+        return LanguageIdentifier(bundle.arrays, classes=bundle.meta["classes"], depth=bundle.meta["depth"])
     except (ArtifactError, KeyError):
         return _unpack(packed, folder)
 
 
-def _unpack(packed: Path, folder: Path) -> LanguageModel:
+def _unpack(packed: Path, folder: Path) -> LanguageIdentifier:
     from py3langid.modelio import load_model
 
     logs, prior, classes, moves, rows, features = load_model(packed)
@@ -114,8 +114,8 @@ def _unpack(packed: Path, folder: Path) -> LanguageModel:
     try:
         save_bundle(folder, meta={"classes": list(classes), "depth": depth}, arrays=arrays)
     except StorageError:  # a cache that cannot be written costs time, nothing else
-        return LanguageModel(arrays, classes=list(classes), depth=depth)
-    return load_language_model.__wrapped__()
+        return LanguageIdentifier(arrays, classes=list(classes), depth=depth)
+    return load_identifier.__wrapped__()
 
 
 def _depth(moves: NDArray[np.unsignedinteger], rows: NDArray[np.unsignedinteger]) -> int:
