@@ -6,9 +6,12 @@ import importlib.util
 import re
 from pathlib import Path
 
+import hypothesis
 import pytest
 from tests.fakes import BagEncoder, replace_encoders
 
+hypothesis.settings.register_profile("untimed", deadline=None)  # a busy machine is no fault
+hypothesis.settings.load_profile("untimed")
 LAB = importlib.util.find_spec("dewmark_lab") is not None
 
 

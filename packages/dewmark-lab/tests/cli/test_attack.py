@@ -72,8 +72,6 @@ class TestFiles:
     def test_jobs_are_passed_to_attacks_that_support_them(self):
         from dewmark_lab.cli.attack import _load
 
-        assert _load("translate", None, 3).jobs == 3
-        assert _load("translate", ["jobs=2"], None).jobs == 2
         assert _load("paraphrase", ["base_url=http://localhost/v1", "model=m"], 3).concurrency == 3
         assert _load("none", None, 3).identity() == {"name": "none"}
 

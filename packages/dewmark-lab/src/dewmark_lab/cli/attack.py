@@ -103,6 +103,6 @@ def _load(name: str, settings: list[str] | None, jobs: int | None) -> Attack:
 
     given: dict[str, Any] = dict(config.parse_settings(settings or ()))
     fields = {field.name for field in dataclasses.fields(attack_class(name, engine=given.get("engine")))}
-    if jobs is not None:
-        given |= {field: jobs for field in ("jobs", "concurrency") if field in fields}
+    if jobs is not None and "concurrency" in fields:
+        given["concurrency"] = jobs
     return load_attack(name, **given)
