@@ -1,7 +1,7 @@
 """The language of a text, and whether a detector may judge texts in it.
 
 `language_probabilities` and `guess_language` read a bounded sample of a text with a naive Bayes model over
-byte n-grams of 139 languages (`dewmark.text.language_identifier`): a quarter of a millisecond a text, no network.
+byte n-grams of 139 languages (`language_identifier`): a quarter of a millisecond a text, no network.
 
 A mark that depends on meaning is only as good as its encoder's knowledge of the language. In a language that
 the encoder does not know, most words get similar vectors, so all texts of that language get similar scores
