@@ -148,12 +148,12 @@ def test_a_class_in_a_file_of_one_s_own(tmp_path):
 def test_the_examples_are_schemes_and_attacks_from_files():
     from dewmark.core.keys import Key
     from dewmark.hosts.fake import FakeHost
-    from dewmark.watermark import load_scheme
+    from dewmark.opening import load_scheme
     from dewmark_lab.experiments.recipe import load_recipe
 
     folder = Path(__file__).parents[3] / "examples"
     own = f"{folder}/own_scheme.py:Halves"
-    assert load_scheme(own, key=Key.generate(), host=FakeHost().info).scheme.name == "halves"
+    assert load_scheme(Key.generate(), host=FakeHost().info, scheme=own).scheme.name == "halves"
     recipe = load_recipe("main", profile="local").narrowed(
         schemes=["kgw", own], attacks=["delete-0.3", f"{folder}/own_attack.py:Swap"]
     )

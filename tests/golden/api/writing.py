@@ -93,7 +93,7 @@ def write_as_an_engine(
             marked = rows.mark([opened[i] for i in order], scores[order])
             for place, i in enumerate(order):
                 row = marked[place : place + 1]
-                if bound.needs.final:
+                if bound.needs.final_distribution:
                     chosen = row.argmax(dim=-1)
                 else:
                     chosen, _ = race(warp(row, decoding), noise[i].exponentials(step, row.shape[1]))
@@ -175,7 +175,7 @@ def write_in_llama_cpp(host: Any, bound: BoundScheme, prompt: str, *, seed: int,
     """Ids from the processor for llama.cpp, on a stand-in that calls it as llama-cpp-python does."""
     llama = StandIn(host)
     mark = LlamaCppProcessor(bound, llama, seed=seed, decoding=Decoding(temperature=0.9, top_k=150))
-    return llama.write(prompt, tokens, mark, greedy=bound.needs.final, seed=seed)
+    return llama.write(prompt, tokens, mark, greedy=bound.needs.final_distribution, seed=seed)
 
 
 def write_in_vllm(

@@ -15,6 +15,7 @@ from tests.desk.live import (
 )
 
 from dewmark.errors import ConfigError
+from dewmark.scheme import for_languages
 from dewmark.stats.multiple_testing import sidak_min
 from dewmark.text.languages import LanguagePolicy
 from dewmark_desk.examples import unmarked_text
@@ -86,7 +87,7 @@ class TestDetect:
 
     def test_a_language_that_the_encoder_does_not_know_is_refused(self, open_service, tmp_path):
         service = make_service(tmp_path)
-        strict = bound("acme").judging(LanguagePolicy(known=frozenset({"en", "de"})))
+        strict = for_languages(bound("acme"), LanguagePolicy(known=frozenset({"en", "de"})))
         service.tenants["acme"] = Tenant("acme", strict)
         client = open_service(service)
         greek = "Το παλιό γεφύρι πάνω από το ποτάμι είναι κλειστό και κανείς δεν το επισκευάζει πια."
@@ -98,7 +99,7 @@ class TestDetect:
         assert located["passages"] == []
         assert located["detection"]["verdict"] == "unsupported language"
         service.tenants["acme"] = Tenant(
-            "acme", bound("acme").judging(LanguagePolicy(known=frozenset({"el"})))
+            "acme", for_languages(bound("acme"), LanguagePolicy(known=frozenset({"el"})))
         )
         (found,) = results(client.post("/v1/detect", json={"text": unmarked_text()}))
         assert (found["verdict"], found["leaves_no_room"]) == (

@@ -89,10 +89,10 @@ def test_unmarked_text_gets_the_measured_power(open_service):
 @pytest.mark.models
 def test_example_carries_the_mark_of_the_default_scheme():
     from dewmark import Key
-    from dewmark.watermark import load_scheme
+    from dewmark.opening import load_scheme
     from dewmark_desk.measured_power import read_power
 
-    bound = load_scheme("dew", key=Key(bytes(range(32))), settings={}, host=None)
+    bound = load_scheme(Key(bytes(range(32))), host=None, settings={})
     text = example_text(bound.detect_batch)
     found = [bound.detect(each).z for each in text.split("\n\n")]
     assert min(found[1:3]) > 4.0

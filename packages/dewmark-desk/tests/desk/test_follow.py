@@ -34,7 +34,7 @@ def written(tmp_path_factory):
     long = Decoding(max_new_tokens=LENGTH, min_new_tokens=LENGTH)
     marked, plain = (
         host.generate(["the old bridge"], scheme=mark, seeds=[3], decoding=long)[0].text
-        for mark in (tenants["acme"].writing(member=2), None)
+        for mark in (tenants["acme"].for_member(member=2), None)
     )
     return tenants, marked, plain
 

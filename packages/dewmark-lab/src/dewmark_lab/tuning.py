@@ -37,10 +37,10 @@ from dewmark.decoding import Decoding
 from dewmark.detector import detect_texts
 from dewmark.errors import ConfigError
 from dewmark.hosts.base import Host
+from dewmark.opening import load_scheme
 from dewmark.registry import SCHEMES
 from dewmark.stats.metrics import Interval
 from dewmark.version import __version__
-from dewmark.watermark import load_scheme
 from dewmark.workspace import Progress, silent
 from dewmark_lab.evaluation.wording import listed_words, wording
 
@@ -269,11 +269,7 @@ class _Measuring:
         sample, bound = self.sample, None
         if key is not None:
             bound = load_scheme(
-                self.scheme,
-                key=key,
-                settings=dict(settings),
-                host=self.host.info,
-                progress=self.progress,
+                key, host=self.host.info, scheme=self.scheme, settings=dict(settings), progress=self.progress
             )
         generations = self.host.generate(
             sample.prompts,

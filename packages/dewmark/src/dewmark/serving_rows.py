@@ -14,6 +14,7 @@ import torch
 from dewmark.decoding import Decoding
 from dewmark.errors import ConfigError
 from dewmark.sampling import RandomStreams, Session, draw, one_hot_logits
+from dewmark.scheme import BoundScheme, MarksRows
 
 
 class Row:
@@ -116,3 +117,14 @@ class SessionRows(Rows):
             row.noise = RandomStreams([row.seed], device=self._device)
         choice = draw(scores, row.decoding, row.noise, step, session=session, input_ids=ids, final=True)
         return one_hot_logits(scores, choice)
+
+
+def open_rows(bound: BoundScheme, device: torch.device) -> Rows:
+    """Mark for engines whose batches change: all rows together if the scheme can, else each by a session."""
+    if isinstance(bound, MarksRows):
+        return bound.rows(device)
+
+    def open_session(prompt: torch.Tensor, seed: int) -> Session:
+        return bound.session(prompt, torch.ones_like(prompt), seeds=[seed])
+
+    return SessionRows(open_session, device, final=bound.needs.final_distribution)

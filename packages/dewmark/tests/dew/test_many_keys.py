@@ -12,8 +12,8 @@ from dewmark.core.keys import Key
 from dewmark.decoding import Decoding
 from dewmark.dew.scheme import DEW
 from dewmark.hosts.fake import FakeHost
+from dewmark.opening import load_scheme
 from dewmark.types import Verdict
-from dewmark.watermark import load_scheme
 from dewmark.workspace import Workspace
 
 KEYS = [Key(bytes([i] * 32)) for i in range(6)]
@@ -61,7 +61,7 @@ def test_windows_are_encoded_once_for_all_keys(host, bag_encoder, tmp_path) -> N
 
 def test_identify_names_the_key(host, bag_encoder) -> None:
     settings = {**PAPER, "lambda": 4.0}
-    scheme = load_scheme("dew", key=KEYS[3], settings=settings, host=host.info)
+    scheme = load_scheme(KEYS[3], host=host.info, settings=settings)
     prompts = ["the old river", "a new day"]
     marked = host.generate(
         prompts, scheme=scheme, seeds=[1, 2], decoding=Decoding(max_new_tokens=150, no_repeat_ngram=4)

@@ -25,7 +25,7 @@ MASK = torch.ones_like(IDS)
 class Chooser(Force):
     """The forcing scheme, declared to need the final distribution."""
 
-    needs = Needs(final=True)
+    needs = Needs(final_distribution=True)
 
 
 @pytest.fixture

@@ -59,7 +59,7 @@ def tune(
     from dewmark.batch import Prompt, read_prompts
     from dewmark.batch.inputs import as_request
     from dewmark.hosts import load_host
-    from dewmark.watermark import DEFAULT_HOST
+    from dewmark.opening import DEFAULT_HOST
     from dewmark_lab.tuning import DECODING, Sample, check_budget, choose, expand, measure, parse_grid
 
     check_budget(budget_perplexity)

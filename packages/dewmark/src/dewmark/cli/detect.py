@@ -134,9 +134,17 @@ def detect(
     ] = None,
     attempts: options.Attempts = 1,
     passages: Annotated[
+        bool,
+        typer.Option(
+            "--passages",
+            help="Search for marked passages too, as dewmark locate does: p-values pay for it, and the whole "
+            "text has four fifths of the level.",
+        ),
+    ] = False,
+    coverage: Annotated[
         bool | None,
         typer.Option(
-            "--passages/--no-passages",
+            "--coverage/--no-coverage",
             show_default="for text files",
             help="Say where in each marked text the mark is: all of it, or which part.",
         ),
@@ -182,7 +190,7 @@ def detect(
             "--calibration": calibration,
         }
         given |= {"--audit": audit, "--test": test, "--keys": keys, "--tokens": tokens}
-        given |= {"--reader": reader, "--translate-back": translate_back}
+        given |= {"--reader": reader, "--translate-back": translate_back, "--passages": passages}
         follow_stream(
             options.only_key(key, [name for name, value in given.items() if value], texts),
             detector=detector,
@@ -208,7 +216,8 @@ def detect(
         tokens=tokens,
         calibration=calibration,
         group=group,
-        passages=bool(texts) if passages is None else passages,
+        passages=passages,
+        coverage=bool(texts) if coverage is None else coverage,
         attempts=attempts,
         audit=audit,
         translate_back=translate_back,
@@ -305,7 +314,7 @@ class Verdicts:
             self._held.append(scored)
         else:  # neither tokens nor text will be shown: save memory
             detection = dataclasses.replace(scored.detection, tokens=())
-            self._held.append(dataclasses.replace(scored, text="", detection=detection, attribution=None))
+            self._held.append(dataclasses.replace(scored, text="", detection=detection))
 
     def close(self) -> None:
         """Print the results that were held back and, for more than one text, a summary."""

@@ -104,26 +104,16 @@ def _search(
 ) -> Iterator[tuple[TextRow, Located]]:
     """The passages of each text; a blank text has none."""
     from dewmark.detector import blank_detection
-    from dewmark.passages import Located, locate
-    from dewmark.stats.multiple_testing import Looks
+    from dewmark.passages import Version, judge, locate
 
     for row in rows:
         if row.text.strip():
             yield row, locate(row.text, bounds, prompt=row.prompt, fpr=fpr, attempts=attempts)
         else:
-            blank = blank_detection(bounds[0], fpr=fpr, test=None)
+            blank = [blank_detection(each, fpr=fpr, test=None) for each in bounds]
             yield (
                 row,
-                Located(
-                    blank.verdict,
-                    1.0,
-                    None,
-                    blank,
-                    0,
-                    (1.0,) * len(bounds),
-                    Looks(len(bounds), attempts),
-                    fpr,
-                ),
+                judge([Version(row.text, row.prompt, blank)], bounds.__getitem__, fpr=fpr, attempts=attempts),
             )
 
 

@@ -167,11 +167,12 @@ def load_watermark(
     dtype: str = "auto",
 ) -> Watermark:
     """A scheme on a host that can write; options that were not given keep the library's defaults."""
-    from dewmark.watermark import DEFAULT_HOST, Watermark
+    from dewmark.opening import DEFAULT_HOST
+    from dewmark.watermark import Watermark
 
     return Watermark(
-        host or DEFAULT_HOST,
-        key=key,
+        key,
+        host=host or DEFAULT_HOST,
         scheme=scheme or "dew",
         settings=config.parse_settings(settings or ()),
         device=device,

@@ -104,7 +104,7 @@ def _level_styles() -> str:
 
 
 def _card(name: str, text: str, detection: Detection, passages: Sequence[Passage] | None) -> str:
-    verdict = detection.verdict.value
+    verdict = detection.verdict.words
     numbers = {
         "p-value": p_value(detection.p_value).removeprefix("p = ").removeprefix("p "),
         "keys that would score it so high": one_in(detection.p_value),
