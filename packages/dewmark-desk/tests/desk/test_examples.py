@@ -83,7 +83,7 @@ def test_unmarked_text_gets_the_measured_power(open_service):
     (short,) = client.post("/v1/detect", json={"text": "the old bridge"}).json()["results"]
     assert (short["power"], short["leaves_no_room"]) == (None, False)
     (full,) = client.post("/v1/detect", json={"text": "the old bridge " * 40}).json()["results"]
-    assert (full["verdict"], full["leaves_no_room"]) == ("too short", True)
+    assert (full["verdict"], full["leaves_no_room"]) == ("too_short", True)
 
 
 @pytest.mark.models

@@ -15,7 +15,7 @@ therefore never runs the host, unless the scheme's `Needs` say so.
 each text.
 
 **What only some schemes can do** are protocols: `GivesEvidence`, `HasRing`, `HasPublicHalf`,
-`FollowsStreams`, `ChoosesDrafts`, `KeepsRecords` and `MarksRows`. A bound scheme has their methods or it has
+`FollowsStreams`, `ChoosesDrafts` and `KeepsRecords`. A bound scheme has their methods or it has
 not, and `capability` gives it as one of them, or an error that names the scheme and the remedy.
 """
 
@@ -46,7 +46,6 @@ if TYPE_CHECKING:
 
     from dewmark.core.keys import Key
     from dewmark.sampling import Session
-    from dewmark.serving_rows import Rows
     from dewmark.stats.evidence import Evidence
     from dewmark.stats.key_test import Statistic
 
@@ -442,14 +441,6 @@ class KeepsRecords(Protocol):
 
         With a `processor` in your own loop, call it yourself.
         """
-
-
-@runtime_checkable
-class MarksRows(Protocol):
-    """Marks all texts of an engine's changing batch together."""
-
-    def rows(self, device: torch.device) -> Rows:
-        """Mark the rows of a changing batch."""
 
 
 _LACKS = {

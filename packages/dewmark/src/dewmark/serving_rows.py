@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from typing import Protocol, runtime_checkable
 
 import torch
 
 from dewmark.decoding import Decoding
 from dewmark.errors import ConfigError
 from dewmark.sampling import RandomStreams, Session, draw, one_hot_logits
-from dewmark.scheme import BoundScheme, MarksRows
+from dewmark.scheme import BoundScheme
 
 
 class Row:
@@ -119,10 +120,21 @@ class SessionRows(Rows):
         return one_hot_logits(scores, choice)
 
 
+@runtime_checkable
+class MarksRows(Protocol):
+    """A bound scheme that marks all texts of an engine's changing batch together."""
+
+    def rows(self, device: torch.device) -> Rows:
+        """Mark the rows of a changing batch."""
+
+
 def open_rows(bound: BoundScheme, device: torch.device) -> Rows:
     """Mark for engines whose batches change: all rows together if the scheme can, else each by a session."""
-    if isinstance(bound, MarksRows):
-        return bound.rows(device)
+    return bound.rows(device) if isinstance(bound, MarksRows) else session_rows(bound, device)
+
+
+def session_rows(bound: BoundScheme, device: torch.device) -> Rows:
+    """Mark each row by a session of its own."""
 
     def open_session(prompt: torch.Tensor, seed: int) -> Session:
         return bound.session(prompt, torch.ones_like(prompt), seeds=[seed])

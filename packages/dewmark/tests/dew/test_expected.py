@@ -88,7 +88,7 @@ def test_a_reader_that_knows_nothing_changes_nothing(bag_encoder, tmp_path) -> N
 
 def test_a_certain_reader_leaves_nothing_to_judge(bag_encoder, tmp_path) -> None:
     (found,) = bind(tmp_path).reading_with(Oracle(lambda i, word: {word: 1.0})).detect_batch([TEXT])
-    assert found.verdict == "too short"
+    assert found.verdict == "too_short"
     assert found.effective_length < 1e-3
 
 

@@ -43,7 +43,7 @@ def test_the_member_and_the_payload_of_a_text_are_read(host, bag_encoder, tmp_pa
     bound = bind(key, host, tmp_path)
     texts = write(host, bound.for_member(member=35, payload=9), [1, 2, 3, 4])
     found = bound.detect_batch(texts)
-    assert all(each.tried == 1024 for each in found)
+    assert all(each.n_hypotheses == 1024 for each in found)
     named = [(each.member, each.payload) for each in found if each.is_marked and each.payload is not None]
     assert len(named) >= 2
     assert set(named) == {(35, 9)}
@@ -115,7 +115,7 @@ def test_nothing_that_a_request_asks_for_hides_the_mark(host, bag_encoder, tmp_p
                     (text,) = write(host, bound.for_member(member=member, payload=payload), [1])
                     assert bound.detect(text).is_marked
                     continue
-                for door in (key.check_use, bound.writing):
+                for door in (key.check_use, bound.for_member):
                     with pytest.raises(KeyFileError, match="the key (has members|carries payloads)"):
                         door(member=member, payload=payload)
 

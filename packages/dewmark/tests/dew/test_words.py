@@ -158,7 +158,7 @@ def test_library_detects_without_looking_for_a_host(bag_encoder, monkeypatch) ->
     def fail(*_: object, **__: object) -> None:
         raise AssertionError("a host was looked up")
 
-    monkeypatch.setattr("dewmark.watermark.host_info", fail)
+    monkeypatch.setattr("dewmark.hosts.host_info", fail)
     bound = load_scheme(KEY, settings=WORDS)
     assert bound.detect("a text of some words that nobody marked, long enough to be read").tokens_scored > 5
     (found,) = dewmark.identify(["a text that nobody marked at all"], [KEY], settings=WORDS)

@@ -23,7 +23,7 @@ from dewmark.errors import ConfigError
 from dewmark.hosts.engines.vllm_plugin import register
 from dewmark.hosts.fake import FakeHost
 from dewmark.registry import SCHEMES
-from dewmark.serving_rows import Rows
+from dewmark.serving_rows import Rows, open_rows
 from dewmark.workspace import Workspace
 
 VOCAB, SLOTS, ROOM = 300, 6, 64
@@ -100,7 +100,7 @@ class Text:
 
     def alone(self, scheme, drafts: list[int]) -> int:
         """The token that a row marked alone writes."""
-        rows = self.rows = self.rows or scheme.rows(CPU)
+        rows = self.rows = self.rows or open_rows(scheme, CPU)
         row = rows.open(
             self.prompt,
             [*self.written, *drafts],
@@ -229,7 +229,7 @@ def test_a_stateless_mark_agrees_with_the_session_while_the_text_is_short(
     host, bag_encoder, tmp_path
 ) -> None:
     bound = SCHEMES["dew"]().bind(KEYS["acme"], host.info, Workspace(cache=tmp_path))
-    marker, rows = bound.stateless(CPU), bound.rows(CPU)
+    marker, rows = bound.stateless(CPU), open_rows(bound, CPU)
     written: list[int] = []
     row = rows.open([], written, seed=3, decoding=Decoding())
     for step in range(24):

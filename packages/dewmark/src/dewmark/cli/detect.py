@@ -171,9 +171,8 @@ def detect(
     quiet: options.Quiet = False,
 ) -> None:
     """Score texts against a key: verdict, p-value, z, effective length. With several keys: find the key."""
-    from dewmark.batch import DetectorSpec, detect_file, read_files, read_rows
-    from dewmark.batch.boilerplate import Boilerplate
-    from dewmark.batch.inputs import batched
+    from dewmark.batch.inputs import batched, read_files, read_rows
+    from dewmark.batch.scorers import DetectorSpec
 
     if not texts and jsonl is None and in_ is None and not follow:
         raise ConfigError(
@@ -229,6 +228,8 @@ def detect(
         if texts or html is not None or source is None:
             raise ConfigError("--out takes the rows of a file: give --in FILE, no text files and no --html")
         _check_groups(spec, source if by is not None else None)
+        from dewmark.batch.detecting import detect_file
+
         started = time.perf_counter()
         with Progress(quiet=quiet) as progress:
             found = detect_file(
@@ -240,7 +241,7 @@ def detect(
                 block_size=block_size,
                 batch_size=batch_size,
                 adjust=adjust is not False,
-                boilerplate=mode,
+                boilerplate=boilerplate,
                 progress=progress,
             )
         _print_result(found, engine=engine, seconds=time.perf_counter() - started, json_=json_, quiet=quiet)
@@ -261,7 +262,11 @@ def detect(
     kept: list[Scored] = []
     with Progress(quiet=quiet) as progress:
         scorer = spec.open(progress=progress)
-        shared = Boilerplate.of_source(source, mode) if source is not None else None
+        shared = None
+        if source is not None and mode is not None:
+            from dewmark.batch.boilerplate import Boilerplate
+
+            shared = Boilerplate.of_source(source, mode)
         for batch in batched(chain(files, rows), batch_size or scorer.batch_size):
             for scored in scorer(batch) if shared is None else shared.scored(scorer, batch):
                 if verdicts.prints_at_once:
@@ -336,10 +341,13 @@ class Verdicts:
     def _adjusted(self) -> Sequence[float]:
         if not self._p_values:
             return []
-        from dewmark.batch.boilerplate import template_weights
         from dewmark.stats.multiple_testing import benjamini_hochberg
 
-        weights = template_weights(self._templates) if self._templates else None
+        weights = None
+        if self._templates:
+            from dewmark.batch.boilerplate import template_weights
+
+            weights = template_weights(self._templates)
         adjusted: list[float] = benjamini_hochberg(self._p_values, weights=weights).tolist()
         return adjusted
 
@@ -426,12 +434,15 @@ def _check_by(calibration: Path | None, *, group: str | None, files: bool) -> No
         raise ConfigError("--by reads a field of rows, which text files do not have: use --group NAME")
 
 
-def _boilerplate_mode(name: str, source: Source | None) -> Mode:
+def _boilerplate_mode(name: str, source: Source | None) -> Mode | None:
+    """What to do with what rows share; None where it is kept."""
+    if name == "keep":
+        return None
     from dewmark.batch.boilerplate import Mode
 
     if name not in list(Mode):
         raise unknown_name("boilerplate", name, list(Mode))
-    if name != Mode.KEEP and source is None:
+    if source is None:
         raise ConfigError(
             "--boilerplate compares the rows of a file: give --jsonl FILE or --in FILE, no pipe"
         )
@@ -440,11 +451,12 @@ def _boilerplate_mode(name: str, source: Source | None) -> Mode:
 
 def _source(jsonl: Path | None, in_: str | None, *, prompt: str | None, by: str | None) -> Source | None:
     """The file of rows; None if there is none, or if it is a pipe, which can be read only once."""
-    from dewmark.batch import open_source
-    from dewmark.batch.sources import JsonlSource
-
     if jsonl is not None and in_ is not None:
         raise ConfigError("--jsonl and --in both name the rows: give only one")
+    if jsonl is None and in_ is None:
+        return None
+    from dewmark.batch.sources import JsonlSource, open_source
+
     if in_ is not None:
         return open_source(in_, prompt=prompt, by=by)
     if jsonl is not None and (jsonl.is_file() or not jsonl.exists()):
