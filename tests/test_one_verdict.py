@@ -1,12 +1,11 @@
 """One text, one key, one verdict: every door gives the same answer to the same question.
 
-The texts are sentences of the packaged unmarked texts, chosen so that their p-values lie near the level, where
-two ways to decide would differ. No model runs.
+The texts are sentences of the packaged unmarked texts, chosen so that their p-values lie near the level,
+where two ways to decide would differ. No model runs.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import random
 from importlib import resources
@@ -36,8 +35,8 @@ KEY = dewmark.Key(bytes(range(32)))
 RING = dewmark.Key(bytes(range(32, 64)), members=4)
 SHORT = "The old bridge over the river was built by hand."
 WELSH = (
-    "Mae'r hen bont dros yr afon wedi cael ei hadeiladu gan bobl y pentref amser maith yn ôl, ac mae hi'n dal i "
-    "sefyll yno heddiw er gwaethaf y stormydd a'r llifogydd sydd wedi dod bob gaeaf ers hynny."
+    "Mae'r hen bont dros yr afon wedi cael ei hadeiladu gan bobl y pentref amser maith yn ôl, ac mae hi'n "
+    "dal i sefyll yno heddiw er gwaethaf y stormydd a'r llifogydd sydd wedi dod bob gaeaf ers hynny."
 )
 Answer = tuple[str, float]
 
@@ -60,15 +59,17 @@ def sentences() -> list[str]:
     return sorted({each for each in found if 40 < len(each) < 160 and each.isascii()})
 
 
-def texts_near(key: dewmark.Key, count: int, *, z: tuple[float, float], tilt: float, seed: int) -> list[str]:
-    """Texts whose z under a key lies in an interval: sentences drawn with a preference for what the key likes."""
+def texts_near(
+    key: dewmark.Key, count: int, *, z: tuple[float, float], tilt: float, length: int = 9
+) -> list[str]:
+    """Texts whose z under a key lies in an interval, of sentences drawn with a preference for a large z."""
     detector = dewmark.load_scheme(key)
     pool = sentences()
     own = np.array([each.z for each in detector.detect_batch(pool)])
     weights = np.exp(tilt * own).tolist()
-    draw, made = random.Random(seed), []
+    draw, made = random.Random(1), []
     while len(made) < count:
-        some = [" ".join(draw.choices(pool, weights, k=9)) for _ in range(200)]
+        some = [" ".join(draw.choices(pool, weights, k=length)) for _ in range(200)]
         found = detector.detect_batch(some)
         made += [text for text, each in zip(some, found, strict=True) if z[0] < each.z < z[1]]
     return made[:count]
@@ -76,7 +77,7 @@ def texts_near(key: dewmark.Key, count: int, *, z: tuple[float, float], tilt: fl
 
 @pytest.fixture(scope="module")
 def texts() -> list[str]:
-    return [*texts_near(KEY, 200, z=(1.9, 2.75), tilt=0.25, seed=1), SHORT, WELSH]
+    return [*texts_near(KEY, 200, z=(1.9, 2.75), tilt=0.9), SHORT, WELSH]
 
 
 @pytest.fixture(scope="module")
@@ -204,7 +205,9 @@ def test_passages_cost_the_same_everywhere(texts, key_file, tmp_path, capsys):
     """Where passages are searched, the whole text has four fifths of the level, in every door."""
     some, bound = texts[:40], dewmark.load_scheme(KEY)
     wanted = [(found.verdict.value, found.p_value) for found in (locate(text, bound) for text in some)]
-    assert [p for _, p in wanted] == pytest.approx([min(bound.detect(t).p_value / 0.8, 1.0) for t in some], rel=0.5)
+    alone = [bound.detect(text).p_value for text in some]
+    assert all(p <= whole / 0.8 + 1e-9 for (_, p), whole in zip(wanted, alone, strict=True))
+    assert sum(p == pytest.approx(q / 0.8) for (_, p), q in zip(wanted, alone, strict=True)) > 25
     rows = tmp_path / "rows.jsonl"
     rows.write_text("".join(json.dumps({"text": text}) + "\n" for text in some), encoding="utf-8")
     agree(wanted, rows_of("locate", "--key", key_file, "--jsonl", rows, capsys=capsys))
@@ -236,18 +239,18 @@ def test_several_keys_are_paid_for_alike(texts, tmp_path, capsys):
 
 def test_attribution_has_the_level_and_the_looks_of_the_verdict(tmp_path, key_file, capsys):
     """Nothing is attributed, over HTTP or in a report, that the library does not attribute at that level."""
-    fpr = 1e-4
-    some = texts_near(RING.independent_member(2), 40, z=(5.0, 8.0), tilt=0.6, seed=2)
+    fpr = 1e-3
+    some = texts_near(RING.independent_member(2), 40, z=(3.6, 9.0), tilt=2.0, length=20)
     ring = dewmark.load_scheme(RING)
     detector, alone = dewmark.Detector(ring), [each.forgery for each in ring.detect_batch(some, fpr=fpr)]
-    assert 5 < sum(each is not None and each.attributable for each in alone)
+    assert sum(each is not None and each.attributable for each in alone) > 5
     loose = [each.forgery for each in ring.detect_batch(some, fpr=FPR)]
     assert sum(each.attributable for each in loose) > sum(each.attributable for each in alone if each)
     with open_client(tmp_path, {"ring": ring}) as client:
         for text, found in zip(some, detect_over_http(client, some, fpr=fpr), strict=True):
             one = detector.detect(text, fpr=fpr)
             assert (found["member"], found["payload"]) == (one.member, one.payload)
-            assert found["forgery"] == (one.forgery and pytest.approx(one.forgery.to_dict(), abs=1e-6))
+            assert found["forgery"] == (one.forgery and pytest.approx(one.forgery.to_dict(), abs=1e-4))
         for text in some[:8]:
             one = detector.detect(text, fpr=fpr)
             claims = client.post("/v1/reports", json={"text": text, "fpr": fpr}).json()["claims"]

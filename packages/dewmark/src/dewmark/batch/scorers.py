@@ -284,7 +284,10 @@ class Scorer:
             level = self._report.level_of(detection) if detection.verdict.conclusive else None
             result |= KeyLevel.columns(level)
         if spec.translate_back:
-            result |= {"versions": found.looks.attempts // spec.attempts, "translated_back": found.version > 0}
+            result |= {
+                "versions": found.looks.attempts // spec.attempts,
+                "translated_back": found.version > 0,
+            }
         return Scored(row.id, versions[found.version].text, detection, result, key_file, level)
 
 
