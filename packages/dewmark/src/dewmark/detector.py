@@ -14,9 +14,9 @@ import ctypes
 import dataclasses
 import functools
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, Unpack
 
 import numpy as np
 
@@ -42,7 +42,7 @@ from dewmark.workspace import Expectations, HostInfo, Progress, Workspace, no_ho
 if TYPE_CHECKING:
     from dewmark.core.keys import Key
     from dewmark.hosts.base import Host
-    from dewmark.opening import Reads
+    from dewmark.opening import Opening, Reads
     from dewmark.streams import Stream
 
 __all__ = ["Detector", "DetectsMarks", "blank_detection", "detect_texts", "skip_blank"]
@@ -128,29 +128,9 @@ class Detector(DetectsMarks):
         self.scheme = scheme
 
     @classmethod
-    def from_key(
-        cls,
-        key: Key,
-        *,
-        host: object = None,
-        tokenizer: object = None,
-        scheme: str = "dew",
-        settings: Mapping[str, Any] | None = None,
-        reader: Reads = None,
-        progress: Progress | None = None,
-    ) -> Detector:
-        """The detector of a key's marks; the parameters are those of `load_scheme`."""
-        return cls(
-            load_scheme(
-                key,
-                host=host,
-                tokenizer=tokenizer,
-                scheme=scheme,
-                settings=settings,
-                reader=reader,
-                progress=progress,
-            )
-        )
+    def from_key(cls, key: Key, **options: Unpack[Opening]) -> Detector:
+        """The detector of a key's marks; ``options`` are those of `load_scheme`."""
+        return cls(load_scheme(key, **options))
 
     @classmethod
     def load(

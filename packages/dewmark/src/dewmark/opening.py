@@ -13,7 +13,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from dewmark.config import cache_dir
 from dewmark.errors import ConfigError
@@ -29,6 +29,17 @@ if TYPE_CHECKING:
     from dewmark.hosts.base import Host
 
     Reads = str | Host | Expectations | None
+
+    class Opening(TypedDict, total=False):
+        """What `load_scheme` takes besides the key."""
+
+        host: object
+        tokenizer: object
+        scheme: str
+        settings: Mapping[str, Any] | None
+        reader: Reads
+        progress: Progress | None
+
 
 __all__ = ["DEFAULT_HOST", "identified", "identify", "load_scheme"]
 
@@ -73,45 +84,6 @@ def identify(
     keys there are. ``languages`` says which languages get verdicts; by default those that the scheme's
     encoder knows.
     """
-    rows = detect_keys(
-        texts,
-        keys,
-        host=host,
-        tokenizer=tokenizer,
-        scheme=scheme,
-        settings=settings,
-        prompts=prompts,
-        fpr=fpr,
-        test=test,
-        languages=languages,
-        reader=reader,
-        progress=progress,
-    )
-    return [identified(row, fpr=fpr) for row in rows]
-
-
-def identified(detections: Sequence[Detection], *, fpr: float) -> Identification:
-    """One text's results under several keys, corrected for their number."""
-    found = decide(detections, fpr=fpr, looks=Looks(keys=len(detections)))
-    return Identification(tuple(detections), found.index, found.applied(detections[found.index]))
-
-
-def detect_keys(
-    texts: Sequence[str],
-    keys: Sequence[Key],
-    *,
-    host: object = None,
-    tokenizer: object = None,
-    scheme: str = "dew",
-    settings: Mapping[str, Any] | None = None,
-    prompts: Sequence[str | None] | None = None,
-    fpr: float = DEFAULT_FPR,
-    test: str | None = None,
-    languages: LanguagePolicy | None = None,
-    reader: Reads = None,
-    progress: Progress | None = None,
-) -> list[list[Detection]]:
-    """For each text one detection per key, each for itself and not corrected for the others."""
     if not keys:
         raise ConfigError("no key to compare with: give at least one")
     chosen = chosen_scheme(scheme, settings, keys)
@@ -121,9 +93,15 @@ def detect_keys(
     rows = chosen.detect_keys(keys, texts, info, workspace, prompts=prompts, fpr=fpr, test=test)
     policy = languages or LanguagePolicy(known=chosen.languages, every=chosen.language_free)
     return [
-        [language.applied(detection) for detection in row]
+        identified([language.applied(detection) for detection in row], fpr=fpr)
         for language, row in zip(policy.read(texts), rows, strict=True)
     ]
+
+
+def identified(detections: Sequence[Detection], *, fpr: float) -> Identification:
+    """One text's results under several keys, corrected for their number."""
+    found = decide(detections, fpr=fpr, looks=Looks(keys=len(detections)))
+    return Identification(tuple(detections), found.index, found.applied(detections[found.index]))
 
 
 def open_reader(

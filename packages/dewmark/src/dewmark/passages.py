@@ -54,46 +54,23 @@ class Version:
 
 
 @dataclass(frozen=True, slots=True)
-class Located:
+class Located(Decision):
     """The verdict on a text, its marked passages in order, and the result for the text as a whole.
 
-    ``decision`` accounts for all looks: keys, versions and, if they were searched, passages. ``detection`` is
-    the result of the whole text alone under the best key, the one at ``index``, and not corrected; ``judged``
-    is the same after all corrections. ``p_values`` are those of each key, corrected. ``version`` is the
-    number of the version that decided.
+    ``verdict`` and ``p_value`` account for all ``looks``: keys, versions and, if they were searched,
+    passages; ``p_values`` are the same for each key. ``detection`` is the result of the whole text alone
+    under the best key, the one at ``index``, and not corrected; ``judged`` is the same after all corrections.
+    ``version`` is the number of the version that decided.
     """
 
-    decision: Decision
     detection: Detection
     coverage: Coverage | None
-    index: int
-    p_values: tuple[float, ...]
     version: int = 0
-
-    @property
-    def verdict(self) -> Verdict:
-        """The verdict, which accounts for all looks."""
-        return self.decision.verdict
-
-    @property
-    def p_value(self) -> float:
-        """The p-value, corrected for all looks."""
-        return self.decision.p_value
-
-    @property
-    def looks(self) -> Looks:
-        """Everything that the p-value pays for."""
-        return self.decision.looks
-
-    @property
-    def fpr(self) -> float:
-        """The level of the verdict and of all passages."""
-        return self.decision.fpr
 
     @property
     def judged(self) -> Detection:
         """The best key's result with the verdict, the p-value and the passages of the whole examination."""
-        return self.decision.applied(self.detection, self.coverage)
+        return self.applied(self.detection, self.coverage)
 
     @property
     def passages(self) -> tuple[Passage, ...]:
@@ -104,11 +81,6 @@ class Located:
     def share(self) -> float:
         """The expected share of marked tokens in the text, counting those outside passages as unmarked."""
         return self.coverage.share if self.coverage else 0.0
-
-    @property
-    def is_marked(self) -> bool:
-        """Whether the verdict is `Verdict.MARKED`."""
-        return self.verdict is Verdict.MARKED
 
     def to_dict(self, *, tokens: bool = False) -> dict[str, Any]:
         """Plain JSON values."""
@@ -150,10 +122,14 @@ def locate(
     found = judge(
         [Version(text, prompt, detections)], bounds.__getitem__, fpr=fpr, attempts=attempts, passages=True
     )
-    if not found.looks.passages and found.verdict is not Verdict.UNSUPPORTED_LANGUAGE:
-        able = capability(bounds[0], GivesEvidence)
-        able.evidence(bounds[0].tokenize([text]), bounds[0].tokenize([prompt or ""]))  # says why not
+    check_searched(found, bounds[0], text)
     return found
+
+
+def check_searched(found: Located, bound: BoundScheme, text: str) -> None:
+    """Raise `ConfigError`, which says why, if no passage could be searched."""
+    if not found.looks.passages and found.verdict is not Verdict.UNSUPPORTED_LANGUAGE and text.strip():
+        capability(bound, GivesEvidence).evidence(bound.tokenize([text]), bound.tokenize([""]))
 
 
 def judge(
@@ -212,7 +188,8 @@ def judge(
         ]
         if marked and index in founds:
             coverage = _coverage(_disjoint(marked), founds[index], readings[index], fpr=fpr)
-    return Located(decision, results[decision.index], coverage, index, p_values, version)
+    best = results[decision.index]
+    return Located(decision.verdict, decision.p_value, index, p_values, looks, fpr, best, coverage, version)
 
 
 @dataclass(slots=True)

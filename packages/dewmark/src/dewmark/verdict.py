@@ -89,6 +89,11 @@ class Decision:
     looks: Looks
     fpr: float
 
+    @property
+    def is_marked(self) -> bool:
+        """Whether the verdict is `Verdict.MARKED`."""
+        return self.verdict is Verdict.MARKED
+
     def applied(self, detection: Detection, coverage: Coverage | None = None) -> Detection:
         """The detection that decided, with this verdict and what remains of its origin."""
         share = _whole_share(self.looks)

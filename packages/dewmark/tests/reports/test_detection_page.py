@@ -21,7 +21,6 @@ from dewmark.reports.detection_display import (
 )
 from dewmark.reports.detection_page import render_html, write_html
 from dewmark.types import Coverage, Detection, Extent, Looks, TokenScore, Verdict
-from dewmark.verdict import Decision
 
 
 def detection(tokens=(), *, verdict=Verdict.MARKED, p=1e-5) -> Detection:
@@ -238,8 +237,7 @@ def test_random_passages_never_lose_or_repeat_a_character():
 
 def located(whole: Detection, *passages: Passage) -> Located:
     coverage = Coverage(Extent.PART, 0.22, 0.4, passages) if passages else None
-    decision = Decision(whole.verdict, whole.p_value, 0, (whole.p_value,), Looks(), 0.05)
-    return Located(decision, whole, coverage, 0, (whole.p_value,))
+    return Located(whole.verdict, whole.p_value, 0, (whole.p_value,), Looks(), 0.05, whole, coverage)
 
 
 def test_passages_in_words():

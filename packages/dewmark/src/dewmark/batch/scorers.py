@@ -18,8 +18,8 @@ from dewmark.batch.inputs import TextRow, warn_other_scheme
 from dewmark.core.keys import Key, is_engine_key
 from dewmark.detector import Detector, blank_detection, detect_texts, skip_blank
 from dewmark.errors import ConfigError, KeyFileError
-from dewmark.opening import detect_keys, load_scheme
-from dewmark.passages import Version, judge
+from dewmark.opening import identify, load_scheme
+from dewmark.passages import Located, Version, judge
 from dewmark.scheme import BoundScheme, check_test, for_languages
 from dewmark.types import Detection
 from dewmark.verdict import DEFAULT_FPR
@@ -39,14 +39,15 @@ class Scored:
     """The result of one text.
 
     ``row`` is the result as JSON values, and ``detection`` that of the best of several keys, after all
-    corrections. ``this_key`` is what an audit of the key says about the text, if one was given and knows such
-    texts.
+    corrections; ``located`` is everything that was found. ``this_key`` is what an audit of the key says about
+    the text, if one was given and knows such texts.
     """
 
     id: str | int
     text: str
     detection: Detection
     row: dict[str, Any]
+    located: Located
     key_file: str | None = None
     this_key: KeyLevel | None = None
 
@@ -120,20 +121,10 @@ class DetectorSpec:
         keys = (path if is_engine_key(path) else path.absolute() for path in self.keys)
         return dataclasses.replace(self, keys=tuple(keys), **paths)
 
-    def open_keys(self, *, progress: Progress = silent) -> dict[str | None, BoundScheme]:
-        """A detector for each key, by the name of its file; the only one is named None."""
+    def open(self, *, progress: Progress = silent) -> Scorer:
+        """Load keys, detector and calibration, and check that they belong together."""
         keys = load_keys(self.keys) if self.many_keys else {}
-        bound = self._open_first(keys, progress)
-        if not keys:
-            return {None: bound}
-        made: dict[str | None, BoundScheme] = {}
-        for number, (name, key) in enumerate(keys.items()):
-            progress("opening keys", number, len(keys))
-            made[name] = bound if number == 0 else _with_key(bound, key, progress)
-        return made
-
-    def _open_first(self, keys: Mapping[str, Key], progress: Progress) -> BoundScheme:
-        return open_detector(
+        bound = open_detector(
             folder=self.detector,
             key=next(iter(keys.values())) if keys else next(iter(self.keys), None),
             host=self.host,
@@ -142,11 +133,6 @@ class DetectorSpec:
             reader=self.reader,
             progress=progress,
         )
-
-    def open(self, *, progress: Progress = silent) -> Scorer:
-        """Load keys, detector and calibration, and check that they belong together."""
-        keys = load_keys(self.keys) if self.many_keys else {}
-        bound = self._open_first(keys, progress)
         check_test(self.test, (*bound.tests, _EMPIRICAL))
         calibration = report = None
         if self.calibration is not None:
@@ -170,7 +156,8 @@ class Scorer:
     """Scores batches of texts under one key or several.
 
     ``identity`` names everything in the detector that decides the results: scheme, configuration, keys.
-    ``bound`` is the scheme under the first key, and ``batch_size`` a good number of texts per call.
+    ``bound`` is the scheme under the first key, ``key_files`` has the names of several by their fingerprints,
+    and ``batch_size`` is a good number of texts per call.
     """
 
     def __init__(
@@ -187,7 +174,8 @@ class Scorer:
         self._spec, self.bound, self._keys, self._progress = spec, bound, dict(keys), progress
         self._calibration, self._report = calibration, report
         self._test = spec.test if calibration is None else calibration.test
-        fingerprints = [key.fingerprint for key in keys.values()] or [bound.fingerprint]
+        self.key_files = {key.fingerprint: name for name, key in keys.items()}
+        fingerprints = list(self.key_files) or [bound.fingerprint]
         self.identity: dict[str, object] = {
             "scheme": bound.scheme.name,
             "config_hash": bound.config_hash,
@@ -220,30 +208,32 @@ class Scorer:
     def _detect(self, batch: Sequence[TextRow]) -> list[Version]:
         """The results of each text as a whole, one per key."""
         texts, prompts = [row.text for row in batch], [row.prompt for row in batch]
-        fpr = self._spec.fpr
-        if self._keys:
-            found = skip_blank(
-                texts,
-                lambda written: detect_keys(
-                    [texts[i] for i in written],
-                    list(self._keys.values()),
-                    host=self.bound.host,
-                    scheme=self.bound.scheme.name,
-                    settings=self.bound.scheme.to_dict(),
-                    prompts=[prompts[i] for i in written],
-                    fpr=fpr,
-                    test=self._test,
-                    reader=self.bound.expectations,
-                    progress=self._progress,
-                ),
-                self._blank,
-            )
-        else:
-            alone = detect_texts(self.bound, texts, prompts=prompts, fpr=fpr, test=self._test)
-            found = [[self._ranked(row, each)] for row, each in zip(batch, alone, strict=True)]
-        return [Version(row.text, row.prompt, each) for row, each in zip(batch, found, strict=True)]
+        if not self._keys:
+            alone = detect_texts(self.bound, texts, prompts=prompts, fpr=self._spec.fpr, test=self._test)
+            return [
+                Version(row.text, row.prompt, [self._ranked(row, each)])
+                for row, each in zip(batch, alone, strict=True)
+            ]
 
-    def _blank(self) -> list[Detection]:
+        def score(written: Sequence[int]) -> list[Sequence[Detection]]:
+            found = identify(
+                [texts[i] for i in written],
+                list(self._keys.values()),
+                host=self.bound.host,
+                scheme=self.bound.scheme.name,
+                settings=self.bound.scheme.to_dict(),
+                prompts=[prompts[i] for i in written],
+                fpr=self._spec.fpr,
+                test=self._test,
+                reader=self.bound.expectations,
+                progress=self._progress,
+            )
+            return [each.detections for each in found]
+
+        rows = skip_blank(texts, score, self._blank)
+        return [Version(row.text, row.prompt, each) for row, each in zip(batch, rows, strict=True)]
+
+    def _blank(self) -> Sequence[Detection]:
         blank = blank_detection(self.bound, fpr=self._spec.fpr, test=self._test)
         return [dataclasses.replace(blank, key_fingerprint=key.fingerprint) for key in self._keys.values()]
 
@@ -288,7 +278,7 @@ class Scorer:
                 "versions": found.looks.attempts // spec.attempts,
                 "translated_back": found.version > 0,
             }
-        return Scored(row.id, versions[found.version].text, detection, result, key_file, level)
+        return Scored(row.id, versions[found.version].text, detection, result, found, key_file, level)
 
 
 def _config_hash(bound: BoundScheme, fingerprint: str) -> str:

@@ -256,30 +256,6 @@ def decoding_options(**values: float | None) -> DecodingOptions:
     return cast("DecodingOptions", {name: value for name, value in values.items() if value is not None})
 
 
-def open_detectors(
-    detector: Path | None,
-    keys: Sequence[Path],
-    host: str | None,
-    scheme: str | None,
-    settings: Sequence[str] | None,
-    *,
-    reader: str | None = None,
-    progress: Progress,
-) -> dict[str | None, BoundScheme]:
-    """The detectors that the options name, by their key files; one without a file is named None."""
-    from dewmark.batch import DetectorSpec
-
-    spec = DetectorSpec(
-        keys=tuple(keys),
-        detector=detector,
-        host=host,
-        scheme=scheme,
-        settings=config.parse_settings(settings or ()),
-        reader=reader,
-    )
-    return spec.open_keys(progress=progress)
-
-
 def check_marks(scheme: str | None) -> None:
     """Raise `ConfigError` for --scheme none where a mark is needed."""
     if scheme == UNMARKED:
