@@ -74,7 +74,7 @@ def test_unmarked_text_gets_the_measured_power(open_service):
         measured = MeasuredPower(strength, "host", own=True)
         client.service.tenants[id_] = dataclasses.replace(tenant, power=measured)
     (one,) = client.post("/v1/detect", json={"text": plain_text(), "tenants": ["acme"]}).json()["results"]
-    assert one["level_of_whole"] == pytest.approx(0.8 * (1 - 0.99**0.5))  # either of two keys, or a passage
+    assert one["level_of_whole"] == pytest.approx(1 - 0.99**0.5)  # either of two keys
     share = strength.found(one["effective_length"], fpr=one["level_of_whole"])
     assert share < 40 / 41
     assert one["power"] == {"found_in_100": round(100 * share), "host": "host", "texts": 40, "own": True}

@@ -175,18 +175,12 @@ def open_workspace(
     def open_host(name: str | None) -> Host:
         return open_own() if name is None else load(name)
 
-    return Workspace(
-        cache=cache_dir(), progress=progress or silent, find_host=_find_info(progress), open_host=open_host
-    )
-
-
-def _find_info(progress: Progress | None) -> Callable[[str], HostInfo]:
-    def find(name: str) -> HostInfo:
+    def find_info(name: str) -> HostInfo:
         from dewmark.hosts import host_info
 
         return host_info(name, progress=progress)
 
-    return find
+    return Workspace(cache=cache_dir(), progress=progress or silent, find_host=find_info, open_host=open_host)
 
 
 def _load_host(name: str, *, progress: Progress | None = None) -> Host:

@@ -13,8 +13,9 @@ from __future__ import annotations
 import asyncio
 import codecs
 import contextlib
+import functools
 import json
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Query
@@ -68,50 +69,29 @@ async def follow(
     keys, level = len(service.may_use(caller)), fpr or service.settings.fpr
     stream = Stream([each.bound.reading_with(None) for each in tenants], fpr=level, keys=keys)
     async with service.charged(caller, 1):
-        watched = Watched(stream, [each.id for each in tenants])
+        line = functools.partial(_line, stream, [each.id for each in tenants])
 
     async def finished() -> None:
-        answer = watched.line(end=True)
+        answer = line(end=True)
         service.metrics.texts.labels("follow", answer["verdict"] or "broken_off").inc()
-        await log_queries(service, caller, request_id, "follow", [watched.text], [answer])
+        await log_queries(service, caller, request_id, "follow", [stream.text], [answer])
 
-    return _Following(service, watched, request_id, background=BackgroundTask(finished))
+    return _Following(service, stream, line, request_id, background=BackgroundTask(finished))
 
 
-class Watched:
-    """One text under several tenants' keys."""
-
-    def __init__(self, stream: Stream, tenants: Sequence[str]) -> None:
-        self._stream, self._tenants = stream, tenants
-
-    @property
-    def text(self) -> str:
-        """What was read."""
-        return self._stream.text
-
-    def read(self, pieces: Sequence[str]) -> list[bool]:
-        """Read the next pieces; whether the text is marked after each."""
-        return [self._stream.update(piece) >= 0.0 and self._stream.is_marked for piece in pieces]
-
-    def finish(self, _: object) -> list[bool]:
-        """The text has ended."""
-        self._stream.finish()
-        return [self._stream.is_marked]
-
-    def line(self, *, end: bool) -> dict[str, Any]:
-        """What is known so far."""
-        stream = self._stream
-        verdict = stream.verdict
-        return {
-            "words": stream.best.words,
-            "characters": len(stream.text),
-            "p_value": stream.p_value,
-            "fpr": stream.fpr,
-            "verdict": verdict and verdict.value,
-            "tenant": self._tenants[stream.index] if stream.is_marked else None,
-            **stream.origin,
-            "end": end,
-        }
+def _line(stream: Stream, tenants: Sequence[str], *, end: bool) -> dict[str, Any]:
+    """What is known so far."""
+    verdict = stream.verdict
+    return {
+        "words": stream.best.words,
+        "characters": len(stream.text),
+        "p_value": stream.p_value,
+        "fpr": stream.fpr,
+        "verdict": verdict and verdict.value,
+        "tenant": tenants[stream.index] if stream.is_marked else None,
+        **stream.origin,
+        "end": end,
+    }
 
 
 class _Following(Response):
@@ -120,11 +100,17 @@ class _Following(Response):
     media_type = _LINES
 
     def __init__(
-        self, service: Service, watched: Watched, request_id: str, *, background: BackgroundTask
+        self,
+        service: Service,
+        stream: Stream,
+        line: Callable[..., dict[str, Any]],
+        request_id: str,
+        *,
+        background: BackgroundTask,
     ) -> None:
         super().__init__(background=background)
         del self.headers["content-length"]
-        self._service, self._watched, self._request_id = service, watched, request_id
+        self._service, self._stream, self._line, self._request_id = service, stream, line, request_id
 
     async def __call__(self, scope: AsgiScope, receive: Receive, send: Send) -> None:
         """Answer until the text has ended or is found to be marked, or its client has gone."""
@@ -147,7 +133,7 @@ class _Following(Response):
 
     async def _lines(self, receive: Receive) -> AsyncIterator[dict[str, Any]]:
         decoder, unread, more, marked = codecs.getincrementaldecoder("utf-8")(), "", True, False
-        pool, watched, limit = self._service.pool, self._watched, self._service.settings.text_bytes
+        pool, stream, limit = self._service.pool, self._stream, self._service.settings.text_bytes
         while more and not marked:
             message = await receive()
             if message["type"] != "http.request":
@@ -155,15 +141,15 @@ class _Following(Response):
             more = message.get("more_body", False)
             unread += decoder.decode(message.get("body", b""), final=not more)
             while not marked and unread and (len(unread) >= _LEAST or not more):
-                if len(watched.text) >= limit:
+                if len(stream.text) >= limit:
                     raise ApiError(413, "text_too_large", f"a stream may have at most {limit:,} characters")
-                (marked,) = await pool.run(watched.read, [unread[:_MOST]])
-                unread = unread[_MOST:]
+                await pool.run(lambda pieces: [stream.update(piece) for piece in pieces], [unread[:_MOST]])
+                unread, marked = unread[_MOST:], stream.is_marked
                 if not marked:
-                    yield watched.line(end=False)
+                    yield self._line(end=False)
         if not marked:
-            await pool.run(watched.finish, [None])
-        yield watched.line(end=True)
+            await pool.run(lambda _: [stream.finish()], [None])
+        yield self._line(end=True)
 
 
 async def _drain(receive: Receive) -> None:

@@ -141,14 +141,6 @@ def detect(
             "text has four fifths of the level.",
         ),
     ] = False,
-    coverage: Annotated[
-        bool | None,
-        typer.Option(
-            "--coverage/--no-coverage",
-            show_default="for text files",
-            help="Say where in each marked text the mark is: all of it, or which part.",
-        ),
-    ] = None,
     tokens: Annotated[
         bool, typer.Option("--tokens", help="Include the score and position of every token.")
     ] = False,
@@ -216,7 +208,7 @@ def detect(
         calibration=calibration,
         group=group,
         passages=passages,
-        coverage=bool(texts) if coverage is None else coverage,
+        coverage=bool(texts),
         attempts=attempts,
         audit=audit,
         translate_back=translate_back,
