@@ -168,7 +168,7 @@ def test_standard_input(locate, document, monkeypatch):
     [
         ([], "nothing to search"),
         (["missing.txt"], "cannot read missing.txt"),
-        (["TEXT", "--fpr", "0"], "--fpr must lie in (0, 1), got 0"),
+        (["TEXT", "--fpr", "0"], "fpr must lie in (0, 1), got 0"),
         (["TEXT", "--detector", "somewhere"], "leave out key"),
         (["TEXT", "--scheme", "none"], "no mark to detect"),
     ],

@@ -102,6 +102,7 @@ def sign(
         settings=parse_settings(settings or ()),
         fpr=fpr,
         test=test,
+        coverage=True,
         reader=reader,
     )
     with Progress(quiet=quiet) as progress:

@@ -188,7 +188,7 @@ class Scorer:
         # expanding many keys dominates the cost and is done once per batch: as many texts as memory allows
         many = min(1024, _RESULTS_PER_BATCH // len(fingerprints)) if keys else 0
         self.batch_size = max(_BATCH_SIZE, many)
-        self._bound_of = functools.lru_cache(maxsize=4)(self._open_key)
+        self._bound_of = functools.lru_cache(maxsize=None if spec.passages else 4)(self._open_key)
 
     def __call__(self, batch: Sequence[TextRow]) -> list[Scored]:
         """The results, in the order of the batch; a blank text is too short for a verdict."""
