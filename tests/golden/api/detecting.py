@@ -17,7 +17,7 @@ from dewmark.errors import ConfigError
 from dewmark.opening import identified
 from dewmark.passages import locate
 from dewmark.registry import SCHEMES
-from dewmark.scheme import BoundScheme
+from dewmark.scheme import BoundScheme, GivesEvidence, capability
 from dewmark.stats.key_test import score_variance
 from dewmark.storage import load_bundle
 from dewmark.types import Detection
@@ -106,7 +106,7 @@ def evidence_of(bound: BoundScheme, texts: Sequence[str]) -> list[dict[str, Json
     """Sums over the evidence of texts, or None where a scheme offers none."""
     cut = bound.tokenize(list(texts))
     try:
-        found = bound.evidence(cut, bound.tokenize([""] * len(cut)))
+        found = capability(bound, GivesEvidence).evidence(cut, bound.tokenize([""] * len(cut)))
     except ConfigError:
         return None
     return [
