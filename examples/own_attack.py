@@ -49,7 +49,7 @@ if __name__ == "__main__":
     from dewmark.hosts.fake import FakeHost  # a tiny model with random weights
 
     dewmark.ATTACKS.register("swap", Swap)
-    wm = dewmark.Watermark(FakeHost(), key=dewmark.Key.generate(), scheme="kgw")
+    wm = dewmark.Watermark(dewmark.Key.generate(), host=FakeHost(), scheme="kgw")
     text = wm.generate("the old bridge", max_new_tokens=200, min_new_tokens=200, seed=1).text
     for r in (0.0, 0.3, 1.0):
         (attacked,) = dewmark.load_attack("swap", r=r).apply([text], seeds=[1])

@@ -16,7 +16,7 @@ import dewmark
 model = AutoModelForCausalLM.from_pretrained(sys.argv[1])
 tokenizer = AutoTokenizer.from_pretrained(sys.argv[1])
 key = dewmark.Key.generate()
-scheme = dewmark.load_scheme("dew", key=key, host=model, tokenizer=tokenizer)
+scheme = dewmark.load_scheme(key, host=model, tokenizer=tokenizer)
 
 inputs = tokenizer("The old bridge over the river", return_tensors="pt")
 output = model.generate(

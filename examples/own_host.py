@@ -113,7 +113,7 @@ class Bigrams(dewmark.Host):
         start = ids.shape[1]
         session = None if scheme is None else scheme.session(ids, torch.ones_like(ids), seeds=[seed])
         noise = RandomStreams([seed], device=self.device)
-        final = scheme is not None and scheme.needs.final
+        final = scheme is not None and scheme.needs.final_distribution
         for step in range(decoding.max_new_tokens):
             logits = self._logits(int(ids[0, -1])).unsqueeze(0)
             # one draw per step: temperature, filters, the mark and the row's own random numbers
@@ -138,7 +138,7 @@ class Bigrams(dewmark.Host):
 if __name__ == "__main__":
     dewmark.HOSTS.register("bigrams", Bigrams)
     for scheme in ("kgw", "exp"):
-        wm = dewmark.Watermark("bigrams", key=dewmark.Key.generate(), scheme=scheme)
+        wm = dewmark.Watermark(dewmark.Key.generate(), host="bigrams", scheme=scheme)
         text = wm.generate("The old bridge", max_new_tokens=300, seed=1).text
         print(f"{scheme}: {text[:200]}…")
         print(wm.detect(text))

@@ -97,7 +97,9 @@ def installed(tmp_path: Path, monkeypatch) -> Iterator[None]:
 def test_entry_points_publish_all_four(installed) -> None:
     host = dewmark.load_host("bigrams")
     assert host.name == "bigrams"
-    scheme = dewmark.load_scheme("halves", key=dewmark.Key(bytes(32)), host="bigrams", strength=3)
+    scheme = dewmark.load_scheme(
+        dewmark.Key(bytes(32)), host="bigrams", scheme="halves", settings={"strength": 3}
+    )
     assert scheme.scheme.to_dict() == {"strength": 3.0}
     assert scheme.host.vocab_size == host.info.vocab_size
     assert dewmark.load_attack("swap", r=1).apply(["one two"], seeds=[1]) == ["two one"]

@@ -30,7 +30,7 @@ PAPER = {"units": "token", "sampler": "bias"}
     "settings", [{}, PAPER, {**PAPER, "context_encoding": "window"}], ids=["words", "tokens", "window"]
 )
 def test_marked_is_found_and_nothing_else(settings: dict[str, str], tmp_path: Path) -> None:
-    watermark = dewmark.Watermark(key=dewmark.Key(bytes(range(32))), settings=settings)
+    watermark = dewmark.Watermark(dewmark.Key(bytes(range(32))), settings=settings)
     marked = [g.text for g in watermark.generate_batch(PROMPTS, seeds=range(4), **LENGTH)]
     unmarked = watermark.host.generate(
         PROMPTS, scheme=None, seeds=range(4), decoding=Decoding(**LENGTH, no_repeat_ngram=4)
@@ -40,7 +40,7 @@ def test_marked_is_found_and_nothing_else(settings: dict[str, str], tmp_path: Pa
     assert np.mean([d.z for d in found]) > 3.5
     assert sum(d.is_marked for d in found) >= 3
     assert not any(d.is_marked for d in watermark.detect_batch([g.text for g in unmarked], fpr=1e-3))
-    wrong = dewmark.load_scheme(key=dewmark.Key(bytes(32)), host=watermark.scheme.host, **settings)
+    wrong = dewmark.load_scheme(dewmark.Key(bytes(32)), host=watermark.scheme.host, settings=settings)
     assert not any(d.is_marked for d in wrong.detect_batch(marked, fpr=1e-3))
 
     if not settings:  # every form of a text keeps 95% of z

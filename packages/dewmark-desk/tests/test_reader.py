@@ -15,8 +15,8 @@ from dewmark.core.keys import Key
 from dewmark.decoding import Decoding
 from dewmark.errors import ConfigError
 from dewmark.hosts.fake import FakeHost
+from dewmark.opening import identify, load_scheme
 from dewmark.passages import locate
-from dewmark.watermark import identify, load_scheme
 from dewmark_desk.settings import Settings
 from dewmark_desk.tenants import open_tenants
 from dewmark_desk.verdicts import Examination, Query
@@ -55,7 +55,7 @@ def named(monkeypatch, host, bag_encoder):
 
 @pytest.fixture
 def watermark(host) -> Watermark:
-    return Watermark(host, key=KEY)
+    return Watermark(KEY, host=host)
 
 
 @pytest.fixture
@@ -71,7 +71,7 @@ def test_the_same_reader_gives_the_same_result_by_every_way(host, watermark, tex
     assert (plain.reader, found.reader) == (None, "tiny")
     assert found.z != pytest.approx(plain.z, abs=1e-3)
     assert Tiny.runs == 1  # explaining where the mark is does not read again
-    by_name = load_scheme("dew", key=KEY, reader="tiny").detect(text, prompt=PROMPT)
+    by_name = load_scheme(KEY, reader="tiny").detect(text, prompt=PROMPT)
     (many,) = identify([text], [KEY, Key(bytes(32))], prompts=[PROMPT], reader="tiny")
     found_in = watermark.locate(text, prompt=PROMPT, reader=host).detection
     watermark.detector(reader="host").save(tmp_path / "detector")
@@ -129,7 +129,7 @@ def test_files_and_the_command_line(watermark, text, tmp_path) -> None:
 
 def test_a_scheme_without_use_for_a_reader_says_so_before_it_reads(watermark, tmp_path) -> None:
     with pytest.raises(ConfigError, match="makes no use of a reader"):
-        load_scheme("kgw", key=KEY, reader="tiny")
+        load_scheme(KEY, scheme="kgw", reader="tiny")
     with pytest.raises(ConfigError, match="without a reader"):
         watermark.detector(reader="host").scheme.follow()
     assert Tiny.runs == 0
@@ -140,7 +140,7 @@ def test_a_service_reads_in_memory_only(watermark, text, tmp_path, monkeypatch) 
     watermark.detector(reader="host").save(tmp_path / "acme")
     folders = (("acme", str(tmp_path / "acme")),)
     tenants = list(open_tenants(Settings(detectors=folders)).values())
-    how = Examination(tenants, keys=1, scored_bytes=1 << 16, searched_bytes=1 << 15)
+    how = Examination(tenants, keys=1)
     query = Query(text, PROMPT)
     ((read,), (plain,)) = (answer([query], dataclasses.replace(how, read=read)) for read in (True, False))
     assert (read["reader"], plain["reader"]) == ("tiny", None)

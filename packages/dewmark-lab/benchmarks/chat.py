@@ -233,7 +233,7 @@ class Run:
 
     def judge(self, kinds: dict[str, list[str]]) -> None:
         """False alarms of the default on human texts, under `NULL_KEYS` keys, with and without readers."""
-        bound = dewmark.load_scheme("dew", key=key("chat-0"), host=self.host)
+        bound = dewmark.load_scheme(key("chat-0"), host=self.host)
         shape = {"d_T": bound.shared.d_T, "d_C": bound.shared.d_C}
         drawn = [draw_matrix(key(f"null-{i}"), **shape) for i in range(NULL_KEYS)]
         W = np.stack([matrix.astype(np.float32).ravel() for matrix in drawn])
@@ -270,7 +270,7 @@ class Run:
                     for number in range(options.keys if name == "dew" else options.rival_keys):
                         of = base | {"scheme": scheme, "key": number}
                         bound = dewmark.load_scheme(
-                            name, key=key(f"chat-{number}"), host=self.host, settings=settings
+                            key(f"chat-{number}"), host=self.host, scheme=name, settings=settings
                         )
                         begun = time.perf_counter()
                         texts = self.texts(of, lambda b=bound, s=setting, t=tokens: self.write(b, s, t)[1])

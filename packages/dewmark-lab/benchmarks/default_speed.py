@@ -313,7 +313,7 @@ class Bench:
 
     def detect(self) -> object:
         """The default without a host, on this device and on one thread of the CPU."""
-        bound = dewmark.load_scheme("dew", key=named_key("speed"), host=None)
+        bound = dewmark.load_scheme(named_key("speed"), host=None)
         texts = random_texts(self.host.info.tokenizer, 600, tokens=200, seed=0)
         found = {}
         for name in dict.fromkeys((self.args.device, "cpu")):

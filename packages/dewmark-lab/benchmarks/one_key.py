@@ -47,7 +47,7 @@ def main() -> None:
         kinds: dict[str, list[str]] = json.load(file)
     settings = {name: json.loads(value) for name, _, value in (each.partition("=") for each in options.set)}
     keys = [dewmark.Key(hashlib.sha256(f"hostile-{i}".encode()).digest()) for i in range(options.keys)]
-    bound = dewmark.load_scheme("dew", key=keys[0], settings=settings)
+    bound = dewmark.load_scheme(keys[0], settings=settings)
     full = bound.scheme.key_matrix == "full"
     W = np.zeros((0, 0), dtype=np.float32)
     if full:

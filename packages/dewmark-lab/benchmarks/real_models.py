@@ -160,9 +160,9 @@ class RealRun(Run):
         entry = self.entries[label]
         reads = SCHEMES[entry.scheme].needs.host_at_detection and label not in TESTS
         bound = dewmark.load_scheme(
-            entry.scheme,
-            key=key(f"chat-{number}" if isinstance(number, int) else number),
+            key(f"chat-{number}" if isinstance(number, int) else number),
             host=host or (self.host if reads else self.options.host),
+            scheme=entry.scheme,
             settings=dict(entry.settings),
         )
         if reads:

@@ -321,7 +321,7 @@ def victim_of(
     """DEW under one of the keys."""
     key = named_key(f"stealing-{number}", members=members)
     info = None if host is None else host.info
-    return as_dew(dewmark.load_scheme("dew", key=key, host=info, settings=parse_settings(args.set)))
+    return as_dew(dewmark.load_scheme(key, host=info, settings=parse_settings(args.set)))
 
 
 def best_ways(victim: BoundDEW, rows: Sequence[Row], *, ring: int) -> dict[int, Row]:
@@ -429,7 +429,7 @@ def score(args: argparse.Namespace) -> None:
             for row, each in zip(
                 rows, detect_texts(victim, [r["text"] for r in rows], fpr=LEVEL), strict=True
             ):
-                of, test = row["of"], each.attribution
+                of, test = row["of"], each.forgery
                 way = f"{of['way']}, tail {of['tail']}, strength {of['strength']:g}"
                 by_way[way].append(test is not None and test.attributable)
                 sizes[of["way"]].append(of["group"])
@@ -440,7 +440,7 @@ def score(args: argparse.Namespace) -> None:
                 "seen": len(seen),
                 "genuine marked": float(np.mean([each.p_value < LEVEL for each in found])),
                 "genuine attributable": float(
-                    np.mean([e.attribution is not None and e.attribution.attributable for e in found])
+                    np.mean([e.forgery is not None and e.forgery.attributable for e in found])
                 ),
                 "attributable": {way: float(np.mean(shares)) for way, shares in by_way.items()},
                 "texts": {way: len(shares) for way, shares in by_way.items()},

@@ -158,7 +158,9 @@ def verdicts(
     """The number of marked and unmarked texts of one mixed batch with p < 0.001."""
     marked = [i % 2 == 0 for i in range(2 * given.verdicts)]
     openings, texts, seconds = write(llm, marked, given.tokens, given.first_seed)
-    bound = dewmark.load_scheme(given.scheme, key=dewmark.Key.load(key_file), host=given.host, **settings)
+    bound = dewmark.load_scheme(
+        dewmark.Key.load(key_file), host=given.host, scheme=given.scheme, settings=settings
+    )
     found = bound.detect_batch(texts, prompts=openings, fpr=0.001)
     p = {on: sorted(d.p_value for d, m in zip(found, marked, strict=True) if m is on) for on in (True, False)}
     z = [d.z for d, m in zip(found, marked, strict=True) if m]

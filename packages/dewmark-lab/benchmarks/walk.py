@@ -68,10 +68,10 @@ def main() -> None:
 
     def open_and_detect(walk: Walk) -> None:
         walk.on = True
-        dewmark.load_scheme("dew", key=key, host=host.info, encoder=options.encoder).detect(TEXT)
+        dewmark.load_scheme(key, host=host.info, settings={"encoder": options.encoder}).detect(TEXT)
 
     found = {"open and detect": traced(open_and_detect)}
-    bound = dewmark.load_scheme("dew", key=key, host=host.info, encoder=options.encoder)
+    bound = dewmark.load_scheme(key, host=host.info, settings={"encoder": options.encoder})
     bound.detect(TEXT)
 
     def detect(walk: Walk) -> None:

@@ -26,7 +26,7 @@ SECRET = bytes(range(7, 39))
 def make_watermark(**settings: object) -> dewmark.Watermark:
     """DEW as the paper has it, with a strong bias, on the tiny host."""
     settings = {**PAPER, "lambda": 3.0, **settings}
-    return dewmark.Watermark(FakeHost(400), key=dewmark.Key(SECRET), settings=settings)
+    return dewmark.Watermark(dewmark.Key(SECRET), host=FakeHost(400), settings=settings)
 
 
 @pytest.mark.parametrize(

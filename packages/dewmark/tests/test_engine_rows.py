@@ -12,7 +12,7 @@ from dewmark.decoding import Decoding
 from dewmark.errors import ConfigError, VocabularyError
 from dewmark.hosts.fake import FakeHost
 from dewmark.registry import SCHEMES
-from dewmark.scheme import BoundScheme
+from dewmark.serving_rows import open_rows, session_rows
 from dewmark.workspace import Workspace
 
 CPU = torch.device("cpu")
@@ -89,7 +89,7 @@ class Text:
 def test_rows_in_a_changing_batch_are_marked_as_if_each_were_alone(host, bag_encoder, tmp_path, name) -> None:
     """Random arrivals, departures and orders; some rows leave half-way and are opened again (preemption)."""
     bound = bound_for(name, host, tmp_path)
-    rows = bound.rows(CPU)
+    rows = open_rows(bound, CPU)
     texts = [Text(bound, number, 24) for number in range(6)]
     chance = random.Random(name)
     waiting, batch, done = list(texts), {}, 0
@@ -120,7 +120,7 @@ def test_rows_in_a_changing_batch_are_marked_as_if_each_were_alone(host, bag_enc
 
 def test_an_engine_that_takes_tokens_back_is_followed(host, bag_encoder, tmp_path) -> None:
     bound = bound_for("dew words", host, tmp_path)
-    for rows in (bound.rows(CPU), BoundScheme.rows(bound, CPU)):
+    for rows in (open_rows(bound, CPU), session_rows(bound, CPU)):
         text = Text(bound, 3, 12)
         row, written = text.open(rows, 10)
         for step in (10, 4):
@@ -131,7 +131,7 @@ def test_an_engine_that_takes_tokens_back_is_followed(host, bag_encoder, tmp_pat
 
 def test_the_seed_decides_what_is_drawn(host, bag_encoder, tmp_path) -> None:
     bound = bound_for("dew tokens", host, tmp_path)
-    for rows in (bound.rows(CPU), BoundScheme.rows(bound, CPU)):
+    for rows in (open_rows(bound, CPU), session_rows(bound, CPU)):
         scores = torch.zeros(3, VOCAB)
         opened = [rows.open([5, 6, 7], [], seed=seed, decoding=Decoding()) for seed in (1, 1, 2)]
         first, again, other = rows.mark(opened, scores).argmax(dim=1).tolist()
@@ -139,14 +139,14 @@ def test_the_seed_decides_what_is_drawn(host, bag_encoder, tmp_path) -> None:
 
 
 def test_logits_of_another_width_are_refused(host, bag_encoder, tmp_path) -> None:
-    rows = bound_for("dew tokens", host, tmp_path).rows(CPU)
+    rows = open_rows(bound_for("dew tokens", host, tmp_path), CPU)
     with pytest.raises(VocabularyError, match="401 logits"):
         rows.mark([rows.open([5], [], seed=0, decoding=Decoding())], torch.zeros(1, 401))
 
 
 def test_a_row_without_any_usable_logit_goes_back_as_it_came(host, bag_encoder, tmp_path) -> None:
     for name in ("dew tokens", "dew words", "exp"):
-        rows = bound_for(name, host, tmp_path).rows(CPU)
+        rows = open_rows(bound_for(name, host, tmp_path), CPU)
         opened = [rows.open([5, 6, 7], [], seed=seed, decoding=Decoding()) for seed in (1, 2)]
         scores = torch.zeros(2, VOCAB)
         scores[1] = -torch.inf
@@ -156,14 +156,14 @@ def test_a_row_without_any_usable_logit_goes_back_as_it_came(host, bag_encoder, 
 
 
 def test_no_request_waits_for_the_encoder_to_load(host, bag_encoder, tmp_path) -> None:
-    bound_for("dew words", host, tmp_path).rows(CPU)  # every word of the vocabulary is on the disk now
+    open_rows(bound_for("dew words", host, tmp_path), CPU)  # every word of the vocabulary is on the disk now
     bag_encoder.calls.clear()
-    bound_for("dew words", host, tmp_path).rows(CPU)
+    open_rows(bound_for("dew words", host, tmp_path), CPU)
     assert bag_encoder.calls == [1]
 
 
 def test_temperature_must_be_positive(host, tmp_path) -> None:
-    rows = bound_for("kgw", host, tmp_path).rows(CPU)
+    rows = open_rows(bound_for("kgw", host, tmp_path), CPU)
     with pytest.raises(ConfigError, match="temperature must be positive, got 0"):
         rows.open([5], [], seed=0, decoding=Decoding(temperature=0.0))
 
@@ -175,7 +175,7 @@ def test_a_gpu_marks_rows_as_a_cpu_does(host, bag_encoder, tmp_path, name) -> No
     scores = torch.randn(6, VOCAB, generator=torch.Generator().manual_seed(0)) * 2.0
     marked = []
     for device in ("cpu", "cuda"):
-        rows = bound.rows(torch.device(device))
+        rows = open_rows(bound, torch.device(device))
         opened = [
             rows.open([5 + i, 6, 7], [8, 9 + i], seed=i, decoding=Decoding(top_p=(0.9, 1.0)[i % 2]))
             for i in range(6)

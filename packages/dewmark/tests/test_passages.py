@@ -33,7 +33,7 @@ def host() -> FakeHost:
 
 @pytest.fixture
 def scheme(host, bag_encoder):
-    return dewmark.load_scheme("dew", key=KEY, host=host.info, **PAPER, lambda_=6.0)
+    return dewmark.load_scheme(KEY, host=host.info, settings={**PAPER, "lambda_": 6.0})
 
 
 def words(host: FakeHost, count: int, *, seed: int) -> str:
@@ -79,7 +79,7 @@ def test_the_marked_passage_is_found(host, scheme):
 
 def test_another_key_finds_nothing(host, scheme, bag_encoder):
     text, _, _ = mixed(host, scheme)
-    other = dewmark.load_scheme("dew", key=dewmark.Key(bytes(32)), host=host.info, **PAPER, lambda_=6.0)
+    other = dewmark.load_scheme(dewmark.Key(bytes(32)), host=host.info, settings={**PAPER, "lambda_": 6.0})
     located = dewmark.locate(text, other, fpr=1e-3)
     assert located.passages == ()
     assert located.share == 0.0
@@ -99,7 +99,7 @@ def test_a_saved_detector_finds_the_same_passages(host, scheme, tmp_path):
 @pytest.mark.parametrize("name", ["kgw", "exp"])
 def test_schemes_with_their_own_law(host, name):
     """Their own exact test decides a passage's p-value."""
-    scheme = dewmark.load_scheme(name, key=KEY, host=host.info)
+    scheme = dewmark.load_scheme(KEY, host=host.info, scheme=name)
     text, start, end = mixed(host, scheme)
     located = dewmark.locate(text, scheme)
     assert overlap(located, start, end) > 0.6
@@ -210,7 +210,7 @@ def test_a_passage_is_found_where_the_whole_text_shows_nothing(host, scheme):
 
 
 def test_keys_of_two_tenants_in_one_text(host, scheme):
-    other = dewmark.load_scheme("dew", key=dewmark.Key(bytes(32)), host=host.info, **PAPER, lambda_=6.0)
+    other = dewmark.load_scheme(dewmark.Key(bytes(32)), host=host.info, settings={**PAPER, "lambda_": 6.0})
     ours, _, _ = mixed(host, scheme)
     theirs, _, _ = mixed(host, other)
     located = dewmark.locate(ours + " " + theirs, [scheme, other])

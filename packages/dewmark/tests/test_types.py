@@ -29,8 +29,9 @@ def detection() -> Detection:
 
 
 def test_a_verdict_is_its_text():
-    assert str(Verdict.NOT_MARKED) == "not marked"
-    assert f"{Verdict.TOO_SHORT}" == "too short"
+    assert str(Verdict.NOT_MARKED) == "not_marked"
+    assert f"{Verdict.TOO_SHORT}" == "too_short"
+    assert Verdict.UNSUPPORTED_LANGUAGE.words == "unsupported language"
     assert Verdict("marked") is Verdict.MARKED
     assert json.dumps({"verdict": Verdict.MARKED}) == '{"verdict": "marked"}'
 
@@ -64,7 +65,7 @@ def test_the_string_shows_every_number(detection):
 )
 def test_a_text_that_a_reader_might_attribute_says_so(detection, attributable, reader, shown):
     test = ForgeryTest(attributable, z_head=4.0, z_tail=1.0, p_tail=0.16, p_alike=0.01)
-    assert replace(detection, attribution=test, reader=reader).origin == shown
+    assert replace(detection, forgery=test, reader=reader).origin == shown
 
 
 def test_the_repr_leaves_out_long_fields(detection):

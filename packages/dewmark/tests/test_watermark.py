@@ -40,7 +40,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def watermark(folder: Path, bag_encoder) -> dewmark.Watermark:
-    return dewmark.Watermark(str(folder), key=dewmark.Key(SECRET), settings={**PAPER, "lambda": 3.0})
+    return dewmark.Watermark(dewmark.Key(SECRET), host=str(folder), settings={**PAPER, "lambda": 3.0})
 
 
 def long_text(watermark: dewmark.Watermark) -> str:
@@ -50,17 +50,17 @@ def long_text(watermark: dewmark.Watermark) -> str:
 def test_generate_and_detect(watermark) -> None:
     text = long_text(watermark)
     assert watermark.detect(text).is_marked
-    wrong = dewmark.Watermark(watermark.host, key=dewmark.Key(bytes(32)))
+    wrong = dewmark.Watermark(dewmark.Key(bytes(32)), host=watermark.host)
     assert not wrong.detect(text).is_marked
 
 
 def test_detection_does_not_load_the_host(folder, bag_encoder, monkeypatch) -> None:
     key = dewmark.Key(SECRET)
-    dewmark.Watermark(str(folder), key=key)  # builds the token table
+    dewmark.Watermark(key, host=str(folder))  # builds the token table
     monkeypatch.setattr(
         "dewmark.hosts.transformers.model.load_host", lambda *a, **k: pytest.fail("the host was loaded")
     )
-    assert dewmark.Watermark(str(folder), key=key).detect(PROMPT * 9).tokens_scored > 0
+    assert dewmark.Watermark(key, host=str(folder)).detect(PROMPT * 9).tokens_scored > 0
 
 
 def test_the_texts_of_a_batch_are_those_of_single_calls(watermark) -> None:
@@ -74,7 +74,9 @@ def test_marking_in_transformers_generate(bag_encoder, monkeypatch) -> None:
     """The processor in transformers' own generate, with padding, and through watermarking_config."""
     monkeypatch.setattr("dewmark.sampling.secrets.randbits", random.Random(0).getrandbits)
     model, tokenizer = tiny_model(400)
-    scheme = dewmark.load_scheme("dew", key=dewmark.Key(SECRET), host=model, tokenizer=tokenizer, lambda_=4.0)
+    scheme = dewmark.load_scheme(
+        dewmark.Key(SECRET), host=model, tokenizer=tokenizer, settings={"lambda_": 4.0}
+    )
     tokenizer.padding_side = "left"
     inputs = tokenizer([PROMPT, " the"], return_tensors="pt", padding=True)
     inputs.pop("token_type_ids", None)
@@ -99,9 +101,13 @@ def test_marking_in_transformers_generate(bag_encoder, monkeypatch) -> None:
 
 
 def test_the_config_hash_names_key_host_and_parameters(watermark, folder, bag_encoder) -> None:
-    other_key = dewmark.load_scheme(key=dewmark.Key(bytes(32)), host=str(folder), **PAPER, lambda_=3.0)
-    other_k = dewmark.load_scheme(key=dewmark.Key(SECRET), host=str(folder), **PAPER, lambda_=3.0, k=4)
-    same = dewmark.load_scheme(key=dewmark.Key(SECRET), host=str(folder), **PAPER, lambda_=3)
+    other_key = dewmark.load_scheme(
+        dewmark.Key(bytes(32)), host=str(folder), settings={**PAPER, "lambda_": 3.0}
+    )
+    other_k = dewmark.load_scheme(
+        dewmark.Key(SECRET), host=str(folder), settings={**PAPER, "lambda_": 3.0, "k": 4}
+    )
+    same = dewmark.load_scheme(dewmark.Key(SECRET), host=str(folder), settings={**PAPER, "lambda_": 3})
     hashes = {s.config_hash for s in (watermark.scheme, other_key, other_k)}
     assert len(hashes) == 3
     assert same.config_hash == watermark.scheme.config_hash
@@ -110,11 +116,11 @@ def test_the_config_hash_names_key_host_and_parameters(watermark, folder, bag_en
 def test_bad_calls(folder) -> None:
     key = dewmark.Key(SECRET)
     with pytest.raises(UnknownNameError, match="did you mean 'dew'"):
-        dewmark.load_scheme("deww", key=key, host=str(folder))
+        dewmark.load_scheme(key, host=str(folder), scheme="deww")
     with pytest.raises(ConfigError, match="needs its tokenizer"):
-        dewmark.load_scheme("dew", key=key, host=tiny_model(300)[0])
+        dewmark.load_scheme(key, host=tiny_model(300)[0])
     with pytest.raises(ModelError):
-        dewmark.load_scheme("dew", key=key, host=str(folder / "nothing-here"))
+        dewmark.load_scheme(key, host=str(folder / "nothing-here"))
 
 
 @dataclass(frozen=True)
@@ -164,7 +170,7 @@ def test_a_named_host_is_loaded_once_and_on_demand(asking, folder, tmp_path, mon
     monkeypatch.setattr(
         "dewmark.watermark.load_host", lambda name, **kwargs: calls.append(name) or load(name, **kwargs)
     )
-    watermark = dewmark.Watermark(str(folder), key=dewmark.Key(bytes(32)), scheme="asking")
+    watermark = dewmark.Watermark(dewmark.Key(bytes(32)), host=str(folder), scheme="asking")
     assert calls == []
     own = watermark.scheme.open_host(None)
     assert own is watermark.scheme.open_host(None) is watermark.host
@@ -177,14 +183,14 @@ def test_a_named_host_is_loaded_once_and_on_demand(asking, folder, tmp_path, mon
 
 def test_a_model_in_memory_is_its_own_host(asking):
     model, tokenizer = tiny_model(128)
-    scheme = dewmark.load_scheme("asking", key=dewmark.Key(bytes(32)), host=model, tokenizer=tokenizer)
+    scheme = dewmark.load_scheme(dewmark.Key(bytes(32)), host=model, tokenizer=tokenizer, scheme="asking")
     assert scheme.open_host(None).model is model
     assert scheme.open_host(None) is scheme.open_host(None)
 
 
 def test_a_saved_detector_loads_its_host(asking, folder, tmp_path):
     folder = shutil.copytree(folder, tmp_path / "model")
-    scheme = dewmark.load_scheme("asking", key=dewmark.Key(bytes(32)), host=str(folder))
+    scheme = dewmark.load_scheme(dewmark.Key(bytes(32)), host=str(folder), scheme="asking")
     dewmark.Detector(scheme).save(tmp_path / "detector")
     detector = dewmark.Detector.load(tmp_path / "detector").scheme
     (ours,) = detector.open_host(None).next_logits(["the"], [[5, 6]])
@@ -200,7 +206,7 @@ def test_a_saved_detector_loads_its_host(asking, folder, tmp_path):
 def test_a_transformers_model_in_memory_marks_and_detects() -> None:
     model, tokenizer = tiny_model(400)
     watermark = dewmark.Watermark(
-        model, tokenizer, key=dewmark.Key(SECRET), scheme="kgw", settings={"delta": 4.0}
+        dewmark.Key(SECRET), host=model, tokenizer=tokenizer, scheme="kgw", settings={"delta": 4.0}
     )
     assert watermark.host.model is model
     assert watermark.scheme.scheme.delta == 4.0
@@ -223,7 +229,7 @@ def test_messages_use_the_template_and_the_host_s_own_decoding(tmp_path: Path) -
     messages = [{"role": "user", "content": "old bridge"}]
     own = dewmark.Decoding(max_new_tokens=12, temperature=0.6, top_k=20)
     for host, memory in ((str(tmp_path), None), (model, tokenizer)):
-        wm = dewmark.Watermark(host, memory, key=dewmark.Key(SECRET), scheme="kgw")
+        wm = dewmark.Watermark(dewmark.Key(SECRET), host=host, tokenizer=memory, scheme="kgw")
         expected = wm.generate(" old bridge the", seed=4, decoding=own)
         assert wm.generate(messages=messages, seed=4, max_new_tokens=12) == expected
         assert "".join(wm.stream(messages=messages, seed=4, max_new_tokens=12)) == expected.text
@@ -235,6 +241,6 @@ def test_messages_use_the_template_and_the_host_s_own_decoding(tmp_path: Path) -
             with pytest.raises(ConfigError, match="either a prompt to continue or messages"):
                 wm.generate(**wrong)
     assert (
-        dewmark.Watermark(str(tmp_path), key=dewmark.Key(SECRET), scheme="kgw").chat_format.decoding.top_k
+        dewmark.Watermark(dewmark.Key(SECRET), host=str(tmp_path), scheme="kgw").chat_format.decoding.top_k
         == 20
     )

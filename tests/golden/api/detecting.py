@@ -14,13 +14,13 @@ from tests.golden.api.worlds import MARKS, Json, World, secret
 from dewmark.core.keys import Key
 from dewmark.detector import Detector
 from dewmark.errors import ConfigError
+from dewmark.opening import identified
 from dewmark.passages import locate
 from dewmark.registry import SCHEMES
-from dewmark.scheme import BoundScheme
+from dewmark.scheme import BoundScheme, GivesEvidence, capability
 from dewmark.stats.key_test import score_variance
 from dewmark.storage import load_bundle
 from dewmark.types import Detection
-from dewmark.watermark import attribute
 
 TESTS = {"key": "key", "simulated keys": "monte-carlo", "the paper's normal": "gaussian", "beta": "beta"}
 """DEW's tests by our names."""
@@ -88,7 +88,7 @@ def many_keys(world: World, mark: str, texts: Sequence[str], keys: Sequence[int]
         .with_settings(dict(settings))
         .detect_keys([Key(secret(key)) for key in keys], list(texts), host.info, world.workspace(host))
     )
-    made = [attribute(row, fpr=0.01) for row in rows]
+    made = [identified(row, fpr=0.01) for row in rows]
     return [
         {
             "p": one.p_value,
@@ -106,7 +106,7 @@ def evidence_of(bound: BoundScheme, texts: Sequence[str]) -> list[dict[str, Json
     """Sums over the evidence of texts, or None where a scheme offers none."""
     cut = bound.tokenize(list(texts))
     try:
-        found = bound.evidence(cut, bound.tokenize([""] * len(cut)))
+        found = capability(bound, GivesEvidence).evidence(cut, bound.tokenize([""] * len(cut)))
     except ConfigError:
         return None
     return [

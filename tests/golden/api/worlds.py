@@ -17,9 +17,9 @@ from tests.tiny_artifacts import make_all
 from dewmark.core.keys import Key
 from dewmark.hosts import load_host
 from dewmark.hosts.fake import FakeHost
+from dewmark.opening import load_scheme
 from dewmark.registry import SCHEMES
 from dewmark.scheme import BoundScheme
-from dewmark.watermark import load_scheme
 from dewmark.workspace import Workspace
 
 Json = Any  # what json.dumps takes
@@ -194,4 +194,4 @@ def real_host() -> Any:
 def bind_real(mark: str, key: int = 0) -> BoundScheme:
     """A mark on the real host."""
     scheme, settings = REAL[mark]
-    return load_scheme(scheme, key=Key(secret(key)), settings=dict(settings), host="smollm2-135m")
+    return load_scheme(Key(secret(key)), host="smollm2-135m", scheme=scheme, settings=dict(settings))

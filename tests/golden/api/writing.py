@@ -28,6 +28,7 @@ from dewmark.hosts.transformers.decoding_loop import CachedForward, pad_left
 from dewmark.hosts.transformers.watermarking_config import WatermarkingConfig
 from dewmark.sampling import RandomStreams, race, warp
 from dewmark.scheme import BoundScheme
+from dewmark.serving_rows import open_rows
 
 
 def in_sentences(bound: BoundScheme) -> bool:
@@ -73,7 +74,7 @@ def write_as_an_engine(
 ) -> list[list[int]]:
     """Ids of the same texts from the rows that serving engines use, in a batch whose order changes."""
     decoding = Decoding(temperature=temperature, top_k=top_k, top_p=top_p)
-    rows, model = bound.rows(CPU), host.model
+    rows, model = open_rows(bound, CPU), host.model
     ids = [list(one.ids) for one in host.info.tokenizer.encode(list(prompts))]
     written: list[list[int]] = [[] for _ in ids]
     opened = [
@@ -93,7 +94,7 @@ def write_as_an_engine(
             marked = rows.mark([opened[i] for i in order], scores[order])
             for place, i in enumerate(order):
                 row = marked[place : place + 1]
-                if bound.needs.final:
+                if bound.needs.final_distribution:
                     chosen = row.argmax(dim=-1)
                 else:
                     chosen, _ = race(warp(row, decoding), noise[i].exponentials(step, row.shape[1]))
@@ -175,7 +176,7 @@ def write_in_llama_cpp(host: Any, bound: BoundScheme, prompt: str, *, seed: int,
     """Ids from the processor for llama.cpp, on a stand-in that calls it as llama-cpp-python does."""
     llama = StandIn(host)
     mark = LlamaCppProcessor(bound, llama, seed=seed, decoding=Decoding(temperature=0.9, top_k=150))
-    return llama.write(prompt, tokens, mark, greedy=bound.needs.final, seed=seed)
+    return llama.write(prompt, tokens, mark, greedy=bound.needs.final_distribution, seed=seed)
 
 
 def write_in_vllm(

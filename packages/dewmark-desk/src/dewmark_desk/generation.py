@@ -28,7 +28,7 @@ from dewmark.errors import DewmarkError
 from dewmark.hosts import chat_format
 from dewmark.hosts.base import ChatFormat, Conversation, Host, check_decoding
 from dewmark.hosts.transformers.tokenizer import HFTokenizer
-from dewmark.scheme import BoundScheme
+from dewmark.scheme import BoundScheme, marking_as
 from dewmark_desk.thread_pool import Overloaded
 
 _SPEAKERS = {"system": "System", "developer": "System", "user": "User", "assistant": "Assistant"}
@@ -180,7 +180,7 @@ class TextGenerator:
         self.host.check_prompts([request.prompt], request.decoding.max_new_tokens)
 
     def _writer(self, request: GenerationRequest) -> BoundScheme:
-        return self.writers[request.tenant].marking_as(member=request.member, payload=request.payload)
+        return marking_as(self.writers[request.tenant], member=request.member, payload=request.payload)
 
     def count_tokens(self, prompt: str) -> int:
         """The number of tokens in a prompt; special tokens of a chat template count once if recognized."""

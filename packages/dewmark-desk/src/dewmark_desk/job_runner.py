@@ -8,18 +8,19 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from dewmark.errors import DewmarkError, InputError
-from dewmark.scheme import DEFAULT_FPR
+from dewmark.scheme import for_languages, reader_name
 from dewmark.stats.audit import audit
 from dewmark.stats.multiple_testing import benjamini_hochberg
 from dewmark.text.languages import LanguagePolicy
 from dewmark.translation import translate_back
 from dewmark.types import Verdict
+from dewmark.verdict import DEFAULT_FPR
 from dewmark_desk import verdicts
 from dewmark_desk.jobs import BATCH, Item, Job, Jobs, Scored
 from dewmark_desk.query_log import QueryLog
 from dewmark_desk.tenants import Tenant
 from dewmark_desk.thread_pool import BatchingPool, Overloaded
-from dewmark_desk.verdicts import Examination, Query, truncate_bytes
+from dewmark_desk.verdicts import Examination, Query
 
 _CHUNK = 16  # texts scored and recorded at a time; a killed worker loses at most one chunk
 _CHUNK_READ = 2  # the same where a reader reads them: requests wait for the chunk to end
@@ -40,13 +41,9 @@ class JobRunner:
         tenants: Mapping[str, Tenant],
         pool: BatchingPool,
         *,
-        limit: int,
-        searched: int,
-        translated: int,
         query_log: QueryLog | None = None,
     ) -> None:
         self._jobs, self._tenants, self._pool = jobs, tenants, pool
-        self._limit, self._searched, self._translated = limit, searched, translated
         self._query_log = query_log
         self._stop, self._wake = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._run, name="jobs", daemon=True)
@@ -82,7 +79,7 @@ class JobRunner:
         prepare, report = (self._detect, self._batch) if job.kind == BATCH else (self._score, self._audit)
         try:
             tenants = self._find(job)
-            read = job.settings.get("read", True) and any(each.bound.reader_name for each in tenants)
+            read = job.settings.get("read", True) and any(reader_name(each.bound) for each in tenants)
             count = _CHUNK_READ if read else _CHUNK
             while chunk := self._jobs.open_items(job, count=count, characters=_CHUNK_CHARACTERS):
                 if self._stop.is_set():
@@ -109,8 +106,10 @@ class JobRunner:
         return [self._tenants[id_] for id_ in ids]
 
     def _score(self, chunk: Sequence[Item], job: Job, tenants: Sequence[Tenant]) -> Scoring:
-        texts = [truncate_bytes(item.text, self._limit) for item in chunk]
-        anywhere = tenants[0].bound.judging(LanguagePolicy(every=True))  # an audit is what a language needs
+        texts = [item.text for item in chunk]
+        anywhere = for_languages(
+            tenants[0].bound, LanguagePolicy(every=True)
+        )  # an audit is what a language needs
 
         def score(some: Sequence[Item]) -> list[Scored]:
             found = anywhere.detect_batch(
@@ -129,22 +128,23 @@ class JobRunner:
 
     def _detect(self, chunk: Sequence[Item], job: Job, tenants: Sequence[Tenant]) -> Scoring:
         """What judges the texts; they are translated here, in the job's own thread, where nobody waits."""
-        fpr = job.settings["fpr"]
         how = Examination(
             tenants,
             keys=job.settings["keys"],
-            scored_bytes=self._limit,
-            searched_bytes=self._searched,
+            fpr=job.settings["fpr"],
             test=job.test,
             read=job.settings.get("read", True),  # a job of an older version has none
+            passages=job.settings.get("passages", False),
         )
         english: list[str | None] = [None] * len(chunk)
         if job.settings.get("translate_back", False):
-            english = translate_back([truncate_bytes(item.text, self._translated) for item in chunk])
+            english = translate_back([item.text for item in chunk])
 
         def score(some: Sequence[Item]) -> list[Scored]:
-            queries = [Query(item.text, item.prompt, fpr) for item in some]
-            found = verdicts.detect_versions(queries, english, how)
+            queries = [
+                Query(item.text, item.prompt, english=back) for item, back in zip(some, english, strict=True)
+            ]
+            found = verdicts.detect(queries, how)
             if self._query_log is not None:
                 self._query_log.write(
                     request=job.id,
@@ -183,7 +183,7 @@ class JobRunner:
             "key_fingerprint": tenant.bound.fingerprint,
             "scheme": tenant.bound.scheme.name,
             "host": tenant.bound.host.name,
-            "reader": tenant.bound.reader_name,
+            "reader": reader_name(tenant.bound),
             "test": job.test or tenant.bound.tests[0],
             "too_short": len(outcomes) - len(judged),
             "left_out": job.left_out,
@@ -199,7 +199,7 @@ class JobRunner:
             "keys": job.settings["keys"],
             "translate_back": job.settings.get("translate_back", False),
             "texts": job.total,
-            "marked": sum(value < fpr for value in p),
+            "marked": sum(value <= fpr for value in p),
             "without_verdict": job.total - len(p),
             # after Benjamini-Hochberg: of these, at most about a share of fpr is unmarked
             "rejected": int((benjamini_hochberg(p) <= fpr).sum()) if p else 0,

@@ -13,7 +13,10 @@ from pydantic import BaseModel, ConfigDict, Field
 MAX_TEXTS = 1_000  # a service may allow fewer: `Settings.texts` and `Settings.audit_texts`
 MAX_AUDIT_TEXTS = 100_000
 
-VerdictName = Literal["marked", "not marked", "too short", "unsupported language"]
+VerdictName = Literal["marked", "not_marked", "too_short", "unsupported_language"]
+Passages = Field(
+    False, description="Also search for marked passages; the verdict pays for it with a fifth of the level."
+)
 Share = Annotated[float, Field(gt=0.0, lt=1.0)]
 TenantId = Annotated[str, Field(max_length=64)]
 TestName = Annotated[str, Field(max_length=64)]
@@ -34,6 +37,7 @@ class DetectRequest(_Request):
     fpr: Share | None = Field(None, description="False-positive rate at which a text counts as marked.")
     test: TestName | None = Field(None, description="Default: the scheme's first test.")
     tokens: bool = Field(False, description="Include every token's score and offsets.")
+    passages: bool = Passages
     read: bool = Field(True, description="Whether the service's reader, if it has one, reads the texts.")
 
 
@@ -79,6 +83,7 @@ class BatchRequest(_Request):
     tenants: list[TenantId] | None = Field(None, min_length=1, max_length=1000)
     fpr: Share | None = None
     test: TestName | None = None
+    passages: bool = Passages
     read: bool = Field(True, description="Whether the service's reader, if it has one, reads the texts.")
     translate_back: bool = Field(
         False, description="Also judge texts in other languages after translating them into English."
@@ -95,6 +100,7 @@ class ReportRequest(_Request):
     prompt: str | None = None
     tenants: list[TenantId] | None = Field(None, min_length=1, max_length=1000)
     fpr: Share | None = Field(None, description="The level of the verdict; by default the service's own.")
+    passages: bool = Passages
     name: str | None = Field(None, max_length=200, description="What to call the text in the report.")
     page: bool = Field(False, description="Also return the report as a page to print.")
 
@@ -205,7 +211,7 @@ class FoundShare(BaseModel):
     own: bool
 
 
-class AttributionResult(BaseModel):
+class ForgeryResult(BaseModel):
     """Whether the key's holder marked the text, or perhaps somebody who learned the mark from texts.
 
     ``p_tail`` is the p-value of the part of the mark that a forger learns last, and ``p_alike`` the share of
@@ -228,12 +234,14 @@ class Result(BaseModel):
     keys: int | None
     looks: LooksResult | None
     coverage: CoverageResult | None = Field(description="If the text is marked and passages were found.")
-    tried: int | None = Field(description="Members, payloads and epochs of the key that p_value pays for.")
+    n_hypotheses: int | None = Field(
+        description="Members, payloads and epochs of the key that p_value pays for."
+    )
     member: int | None = Field(description="The member of the key's ring that marked the text, if clear.")
     payload: int | None = Field(description="The message that the text carries, if clear.")
     payload_confidence: float | None
     epoch: str | None = Field(description="The epoch of the key that marked the text, if clear.")
-    attribution: AttributionResult | None = Field(description="If the text is marked and this was tested.")
+    forgery: ForgeryResult | None = Field(description="If the text is marked and this was tested.")
     tenant: str | None
     one_in: str
     sentence: str
@@ -254,8 +262,7 @@ class Result(BaseModel):
     level_of_whole: float | None = Field(description="The level for the whole text under each single key.")
     power: FoundShare | None = Field(description="Only for texts that are not marked.")
     characters: int
-    scored_characters: int
-    truncated: bool
+    translated_back: bool = Field(description="Whether the translation into English decided.")
     rounded: bool = Field(description="Whether the numbers were left out: a public token sees verdicts only.")
     shared: bool = Field(
         False, description="Whether this is the answer to a nearly identical text that the token sent before."
@@ -290,7 +297,7 @@ class FollowedLine(BaseModel):
     characters: int
     p_value: float = Field(description="Valid whenever the stream stops; it pays for all keys.")
     fpr: float
-    verdict: Literal["marked", "not marked"]
+    verdict: VerdictName | None = Field(description="None while the text goes on and is not marked.")
     tenant: str | None
     member: int | None
     payload: int | None

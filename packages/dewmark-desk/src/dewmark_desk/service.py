@@ -55,9 +55,6 @@ class Service:
             self.jobs,
             self.tenants,
             self.pool,
-            limit=settings.scored_bytes,
-            searched=settings.located_bytes,
-            translated=settings.translated_bytes,
             query_log=self.query_log,
         )
         self._housekeeper = Housekeeper(settings, self.jobs, self.query_log, self.public_answers, self.signer)

@@ -109,7 +109,8 @@ class Settings:
     public_fpr: float = 1e-4
     """The level of verdicts for public tokens: times the texts in a token's budget, it bounds how many texts
     somebody can find that are called marked by chance."""
-    text_bytes: int = 1_000_000
+    text_bytes: int = 512 * _KIB
+    """The longest text; a longer one is refused, since a part of it could have another verdict."""
     texts: int = 64
     """The most texts per request."""
     body_bytes: int = 8 * _MIB
@@ -120,16 +121,10 @@ class Settings:
     """The most audits that one token may have waiting or running."""
     max_jobs: int = 64
     """The most audits that may be waiting or running in all."""
-    scored_bytes: int = 64 * _KIB
-    """How much of a text is scored, from its start; bounds the cost of a request."""
     request_bytes: int = 512 * _KIB
     """The most bytes of text that one request may have scored; larger collections are jobs."""
     read_tokens: int = 4096
     """How much of a text the reader reads, from its start."""
-    translated_bytes: int = 8 * _KIB
-    """How much of a text is translated back, from its start; a translator takes seconds for a page."""
-    located_bytes: int = 32 * _KIB
-    """How much of a text is searched for passages, which takes longer than scoring."""
     held_bytes: int = 64 * _MIB
     """The most bytes of bodies that one process holds at a time."""
     connections: int = 512
@@ -174,7 +169,7 @@ class Settings:
             raise ConfigError("webhooks are signed: give --signer FILE.pem with --webhook-host")
         if self.public_url is not None and not self.public_url.startswith(("https://", "http://")):
             raise ConfigError(f"--public-url must begin with https:// or http://, got {self.public_url!r}")
-        positive = ("workers", "threads", "batch_size", "max_waiting", "scored_bytes")
+        positive = ("workers", "threads", "batch_size", "max_waiting", "text_bytes")
         for name in (*positive, "max_waiting_completions", "generation_batch_size"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")

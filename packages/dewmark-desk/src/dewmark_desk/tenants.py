@@ -21,8 +21,9 @@ from dewmark.detector import Detector
 from dewmark.errors import ConfigError
 from dewmark.hosts.base import Host
 from dewmark.hosts.expectations import open_reader
-from dewmark.scheme import BoundScheme
-from dewmark.watermark import Watermark, load_scheme
+from dewmark.opening import load_scheme
+from dewmark.scheme import BoundScheme, reader_name
+from dewmark.watermark import Watermark
 from dewmark.workspace import Expectations, Progress
 from dewmark_desk.measured_power import MeasuredPower, read_power
 from dewmark_desk.settings import Settings, check_tenant_id
@@ -111,7 +112,7 @@ def open_tenants(
     owners: dict[str, str] = {}  # by fingerprint
     for id_, folder in settings.detectors:
         bound = Detector.load(folder, verify=verify, progress=progress).scheme
-        bound = bound.reading_with(reader(settings.reader or bound.reader_name))
+        bound = bound.reading_with(reader(settings.reader or reader_name(bound)))
         _add(tenants, owners, id_, bound, folder=Path(folder))
     for id_, file in settings.keys:
         key = Key.load(file)
@@ -137,8 +138,8 @@ def open_writers(
             continue
         bound = tenant.bound
         watermark = Watermark(
-            host or settings.host_model,
-            key=key,
+            key,
+            host=host or settings.host_model,
             scheme=bound.scheme.name,
             settings=bound.scheme.to_dict(),
             device=settings.device,
@@ -161,10 +162,10 @@ def open_writers(
 
 def _bind(key: Key, settings: Settings, progress: Progress | None) -> BoundScheme:
     return load_scheme(
-        settings.scheme or "dew",
-        key=key,
-        settings=config.parse_settings(settings.scheme_settings),
+        key,
         host=settings.vocabulary or settings.host_model,
+        scheme=settings.scheme or "dew",
+        settings=config.parse_settings(settings.scheme_settings),
         progress=progress,
     )
 

@@ -77,7 +77,7 @@ def test_with_several_keys_the_report_says_how_many_and_blames_none_in_vain(
     plain = tmp_path / "plain.txt"
     plain.write_text("An old bridge over a river, and no mark on it.", encoding="utf-8")
     out = tmp_path / "r.jws"
-    for file, verdict in ((text, "marked"), (plain, "not marked")):
+    for file, verdict in ((text, "marked"), (plain, "not_marked")):
         made = run(
             "report", "sign", file, "--key", key_file, "--key", tmp_path / "b.key",
             "--signer", signer, "--out", out, "--json",
@@ -85,7 +85,7 @@ def test_with_several_keys_the_report_says_how_many_and_blames_none_in_vain(
         claims = json.loads(made.out)["report"]
         assert claims["verdict"] == verdict
         assert claims["looks"]["keys"] == 2
-        assert (claims["attribution"] is None) == (verdict == "not marked")
+        assert (claims["attribution"] is None) == (verdict == "not_marked")
     assert claims["p_value"] == pytest.approx(1 - 0.6**2)
     assert claims["looks"]["p_value_of_best_key"] == pytest.approx(0.4)
 

@@ -90,7 +90,7 @@ def test_headers_and_payloads_that_we_never_write_are_rejected(header, payload, 
 
 def test_a_signed_payload_with_duplicate_names_is_rejected() -> None:
     header = canonical_json({"alg": "EdDSA", "kid": THUMBPRINT, "typ": "dewmark-x+jws"})
-    payload = b'{"verdict":"marked","verdict":"not marked"}'
+    payload = b'{"verdict":"marked","verdict":"not_marked"}'
     message = f"{b64(header)}.{b64(payload)}"
     with pytest.raises(SignatureError, match="canonical"):
         verify(f"{message}.{b64(KEY.sign_bytes(message.encode()))}", [KEY.public])

@@ -30,7 +30,7 @@ from dewmark.core.keys import Key
 from dewmark.decoding import CHAT_DECODING, Decoding
 from dewmark.hosts.base import ChatFormat
 from dewmark.hosts.fake import FakeHost
-from dewmark.scheme import BoundScheme
+from dewmark.scheme import BoundScheme, for_languages
 from dewmark.watermark import Watermark
 from dewmark_desk.app import create_app
 from dewmark_desk.connections import server_config
@@ -59,9 +59,9 @@ def watermark(tenant: str) -> Watermark:
         mock.patch.dict("dewmark.encoders._loaded", clear=True),
         mock.patch("dewmark.encoders._create", return_value=BagEncoder()),
     ):
-        made = Watermark(host(), key=Key(SECRETS[tenant]), settings=settings)
+        made = Watermark(Key(SECRETS[tenant]), host=host(), settings=settings)
     languages = dataclasses.replace(made.scheme.languages, every=True)  # the tiny host's words are in none
-    made.scheme = made.scheme.judging(languages)
+    made.scheme = for_languages(made.scheme, languages)
     return made
 
 

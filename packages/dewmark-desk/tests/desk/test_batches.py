@@ -286,7 +286,7 @@ class TestBackTranslation:
         texts = [PLAIN[0], MARKED[1], PLAIN[2], PLAIN[4]]
         rows = self.results(translating, texts, translate_back=True)
         assert [row["translated_back"] for row in rows[:2]] == [True, False]
-        assert [row["verdict"] for row in rows] == ["marked", "marked", "not marked", "not marked"]
+        assert [row["verdict"] for row in rows] == ["marked", "marked", "not_marked", "not_marked"]
         assert [row["looks"]["attempts"] for row in rows] == [2, 2, 2, 1]
         alone = translating.post("/v1/detect", json={"texts": [MARKED[0], MARKED[1]]}).json()["results"]
         for row, one in zip(rows, alone, strict=False):
@@ -296,7 +296,7 @@ class TestBackTranslation:
 
     def test_it_is_an_option_of_the_job_and_of_the_service(self, translating, client):
         (row,) = self.results(translating, [PLAIN[0]])
-        assert (row["verdict"], row["translated_back"], row["looks"]["attempts"]) == ("not marked", False, 1)
+        assert (row["verdict"], row["translated_back"], row["looks"]["attempts"]) == ("not_marked", False, 1)
         refused = client.post("/v1/batches", json={**BODY, "translate_back": True})
         assert refused.status_code == 422
         assert "--translate-back" in refused.json()["error"]["message"]

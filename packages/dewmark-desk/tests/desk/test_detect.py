@@ -15,6 +15,7 @@ from tests.desk.live import (
 )
 
 from dewmark.errors import ConfigError
+from dewmark.scheme import for_languages
 from dewmark.stats.multiple_testing import sidak_min
 from dewmark.text.languages import LanguagePolicy
 from dewmark_desk.examples import unmarked_text
@@ -28,23 +29,22 @@ def results(response):
 
 class TestDetect:
     def test_answer_equals_the_library_s(self, client):
-        for text, verdict in ((marked_text(), "marked"), (plain_text(), "not marked")):
+        for text, verdict in ((marked_text(), "marked"), (plain_text(), "not_marked")):
             (found,) = results(client.post("/v1/detect", json={"text": text, "tokens": True}))
             own = bound("acme").detect(text)
             assert found["verdict"] == verdict == own.verdict
             assert found["p_value_of_key"] == own.p_value
-            # the search for passages has a fifth of the level, or found something more striking
-            assert found["p_value"] <= min(1.25 * own.p_value, 1.0)
-            assert (found["coverage"] is None) == (verdict == "not marked")
+            assert found["p_value"] == own.p_value
+            assert (found["coverage"] is None) == (verdict == "not_marked")
             assert (found["z"], found["effective_length"]) == (own.z, own.effective_length)
             assert found["tokens"] == [token.to_dict() for token in own.tokens]
             assert (found["tenant"], found["keys"], found["per_tenant"]) == ("acme", 1, None)
-            assert (found["characters"], found["truncated"]) == (len(text), False)
+            assert found["characters"] == len(text)
 
     def test_batch_keeps_order_and_omits_tokens(self, client):
         texts = [marked_text(seed) if seed % 2 else plain_text(seed) for seed in range(1, 5)]
         found = results(client.post("/v1/detect", json={"texts": texts}))
-        assert [one["verdict"] for one in found] == ["marked", "not marked"] * 2
+        assert [one["verdict"] for one in found] == ["marked", "not_marked"] * 2
         assert all(one["tokens"] is None for one in found)
 
     def test_prompt_is_context(self, client):
@@ -56,24 +56,20 @@ class TestDetect:
         assert after["tokens_scored"] == alone["tokens_scored"] + 3
 
     def test_level_decides_the_verdict(self, client):
-        for fpr, verdict in ((0.99, "marked"), (1e-6, "not marked")):
+        for fpr, verdict in ((0.99, "marked"), (1e-6, "not_marked")):
             (found,) = results(client.post("/v1/detect", json={"text": plain_text(), "fpr": fpr}))
             assert (found["verdict"], found["fpr"]) == (verdict, fpr)
             assert (found["p_value"] < fpr) == (verdict == "marked")
 
     def test_short_text_gets_no_verdict(self, client):
         (found,) = results(client.post("/v1/detect", json={"text": "the old bridge"}))
-        assert found["verdict"] == "too short"
+        assert found["verdict"] == "too_short"
 
-    def test_only_the_start_of_a_long_text_is_scored(self, open_service):
-        client = open_service(scored_bytes=1000)
-        text = "é" + plain_text()
-        (found,) = results(client.post("/v1/detect", json={"text": text, "tokens": True}))
-        assert found["truncated"]
-        assert found["scored_characters"] == 999
-        assert found["tokens"][-1]["end"] == 999
-        (blank,) = [client.post("/v1/detect", json={"text": " " * 1000 + "a"})]
-        assert blank.status_code == 422
+    def test_a_long_text_is_refused_rather_than_cut(self, open_service):
+        client = open_service(text_bytes=1000)
+        refused = client.post("/v1/detect", json={"text": "é" + plain_text()})
+        assert refused.status_code == 413
+        assert "more than 1,000 bytes" in refused.json()["error"]["message"]
 
     def test_language_is_guessed(self, client):
         german = "Der alte Mann ging langsam über die Brücke und sah auf das Wasser des Flusses hinab."
@@ -86,30 +82,30 @@ class TestDetect:
 
     def test_a_language_that_the_encoder_does_not_know_is_refused(self, open_service, tmp_path):
         service = make_service(tmp_path)
-        strict = bound("acme").judging(LanguagePolicy(known=frozenset({"en", "de"})))
+        strict = for_languages(bound("acme"), LanguagePolicy(known=frozenset({"en", "de"})))
         service.tenants["acme"] = Tenant("acme", strict)
         client = open_service(service)
         greek = "Το παλιό γεφύρι πάνω από το ποτάμι είναι κλειστό και κανείς δεν το επισκευάζει πια."
         (found,) = results(client.post("/v1/detect", json={"text": greek * 20}))
-        assert found["verdict"] == "unsupported language"
+        assert found["verdict"] == "unsupported_language"
         assert "in Greek, which this detector does not know" in found["sentence"]
         assert found["leaves_no_room"]  # the tiny host reads no Greek: more of it would not help
         located = client.post("/v1/locate", json={"text": greek * 20}).json()
         assert located["passages"] == []
-        assert located["detection"]["verdict"] == "unsupported language"
+        assert located["detection"]["verdict"] == "unsupported_language"
         service.tenants["acme"] = Tenant(
-            "acme", bound("acme").judging(LanguagePolicy(known=frozenset({"el"})))
+            "acme", for_languages(bound("acme"), LanguagePolicy(known=frozenset({"el"})))
         )
         (found,) = results(client.post("/v1/detect", json={"text": unmarked_text()}))
         assert (found["verdict"], found["leaves_no_room"]) == (
-            "unsupported language",
+            "unsupported_language",
             False,
         )  # an audit would help
         head = bearer(client, "detect-public")
         (found,) = results(
             client.post("/v1/detect", json={"text": "in a house by the old river" * 2}, headers=head)
         )
-        assert (found["verdict"], found["leaves_no_room"]) == ("unsupported language", True)
+        assert (found["verdict"], found["leaves_no_room"]) == ("unsupported_language", True)
 
 
 class TestTenants:
@@ -119,9 +115,9 @@ class TestTenants:
         alone = {name: bound(name).detect(plain_text(3)) for name in ("acme", "beta")}
         best = min(alone, key=lambda name: alone[name].p_value)
         assert (found["tenant"], found["keys"]) == (best, 2)
-        corrected = {name: sidak_min(min(1.25 * each.p_value, 1.0), tests=2) for name, each in alone.items()}
+        corrected = {name: sidak_min(each.p_value, tests=2) for name, each in alone.items()}
         assert found["p_value"] == pytest.approx(corrected[best])
-        assert found["looks"] == {"keys": 2, "attempts": 1, "passages": True}
+        assert found["looks"] == {"keys": 2, "attempts": 1, "passages": False}
         assert {row["tenant"]: row["p_value"] for row in found["per_tenant"]} == pytest.approx(corrected)
 
     def test_asking_for_one_tenant_pays_for_all(self, open_service):
@@ -132,7 +128,7 @@ class TestTenants:
         only = {"text": text, "tenants": [found["tenant"]]}
         (again,) = results(client.post("/v1/detect", json=only))
         located = client.post("/v1/locate", json={"text": text, "tenant": found["tenant"]}).json()
-        assert found["p_value"] == again["p_value"] == located["detection"]["p_value"]
+        assert found["p_value"] == again["p_value"] < located["detection"]["p_value"]
         head = bearer(client, "detect", tenants=["beta"])
         (own,) = results(client.post("/v1/detect", json={"text": text}, headers=head))
         assert own["keys"] == 1
@@ -142,7 +138,7 @@ class TestTenants:
         (found,) = results(client.post("/v1/detect", json={"text": marked_text()}))
         assert (found["verdict"], found["tenant"]) == ("marked", "acme")
         only = client.post("/v1/detect", json={"text": marked_text(), "tenants": ["beta"]})
-        assert results(only)[0]["verdict"] == "not marked"
+        assert results(only)[0]["verdict"] == "not_marked"
 
     def test_retired_keys_detect_and_are_named(self, open_service):
         client = open_service(tenants=("acme@2025", "acme", "beta"))
@@ -201,7 +197,7 @@ class TestPublic:
         assert (trusted["verdict"], trusted["fpr"]) == ("marked", 0.01)
         head = bearer(client, "detect-public")
         (public,) = results(client.post("/v1/detect", json={"text": marked_text()}, headers=head))
-        assert (public["verdict"], public["fpr"]) == ("not marked", 1e-300)
+        assert (public["verdict"], public["fpr"]) == ("not_marked", 1e-300)
         with pytest.raises(ConfigError, match="--public-fpr must lie"):
             dataclasses.replace(settings, public_fpr=0.0)
 
@@ -210,7 +206,7 @@ class TestPublic:
         plain, marked = plain_texts(1, 150)[0], marked_texts(1, 150)[0]
         text, gone = plain + marked, plain + plain_text(2)[: len(marked)]
         half = plain + " ".join("stone" if i % 5 < 2 else word for i, word in enumerate(marked.split()))
-        assert [bound("acme").detect(one).verdict for one in (text, gone)] == ["marked", "not marked"]
+        assert [bound("acme").detect(one).verdict for one in (text, gone)] == ["marked", "not_marked"]
         asked = [
             results(client.post("/v1/detect", json={"text": one}, headers=head))[0]
             for one in (text, half, gone)
@@ -226,7 +222,7 @@ class TestPublic:
         assert client.post("/v1/detect", json={"text": half}, headers=head).status_code == 403
         other = bearer(client, "detect-public")  # a token's answers are its own
         (alone,) = results(client.post("/v1/detect", json={"text": gone}, headers=other))
-        assert (alone["verdict"], alone["shared"]) == ("not marked", False)
+        assert (alone["verdict"], alone["shared"]) == ("not_marked", False)
 
     def test_other_workers_know_the_answers(self, tmp_path, open_service):
         clients = [open_service(make_service(tmp_path)) for _ in range(2)]
@@ -304,7 +300,7 @@ class TestLocate:
         for text in (*parts, parts[1] + parts[0] + parts[2], marked_text(), "the old bridge"):
             for fpr in (0.01, 0.2):
                 body = {"text": text, "fpr": fpr, "tokens": True}
-                (whole,) = results(client.post("/v1/detect", json=body))
+                (whole,) = results(client.post("/v1/detect", json={**body, "passages": True}))
                 found = client.post("/v1/locate", json=body).json()
                 assert found["detection"] == whole
                 assert found["tenant"] == whole["tenant"]

@@ -88,7 +88,7 @@ class TestTokens:
         def busy(*_: object, **__: object) -> None:
             raise Overloaded(1.0)
 
-        blank = " " * client.service.settings.scored_bytes + "a"
+        blank = " "
         assert client.post("/v1/detect", json={"text": blank}, headers=head).status_code == 422
         assert client.post("/v1/extract", files={"file": ("a.pdf", b"?")}, headers=head).status_code == 422
         assert left() == 9

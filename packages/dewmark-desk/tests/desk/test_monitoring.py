@@ -32,6 +32,6 @@ def test_metrics_count_requests_and_texts(client):
     client.post("/v1/detect", json={"text": plain_text()})
     client.get("/nowhere/at/all")
     text = client.get("/metrics").text
-    assert 'dewmark_texts_total{endpoint="detect",verdict="not marked"} 1.0' in text
+    assert 'dewmark_texts_total{endpoint="detect",verdict="not_marked"} 1.0' in text
     assert 'dewmark_requests_total{method="POST",route="/v1/detect",status="200"} 1.0' in text
     assert "/nowhere" not in text

@@ -51,7 +51,7 @@ def test_another_machine_finishes_a_batch_and_its_results_are_whole(url, open_se
         enumerate(TEXTS)], options={"tenants": ["acme"], "keys": 1, "fpr": 0.01}, owner_limit=9, limit=9,
     )  # fmt: skip
     taken = first.jobs.claim(["acme"])
-    answer = {"verdict": "not marked", "p_value": 0.5}
+    answer = {"verdict": "not_marked", "p_value": 0.5}
     assert first.jobs.record(taken, [Scored(i, 50, 0.5, answer) for i in range(5)])
     time.sleep(0.6)  # the first machine dies here: its lease runs out
     client = open_service(make_service(tmp_path, store=url, lease_seconds=0.5))

@@ -144,7 +144,7 @@ def test_workers_share_metrics_and_tables(detector, tmp_path):
         for _ in range(20):
             assert httpx.post(f"{url}/v1/detect", json={"text": "the old bridge"}).status_code == 200
         text = httpx.get(f"{url}/metrics").text
-    assert 'dewmark_texts_total{endpoint="detect",verdict="too short"} 20.0' in text
+    assert 'dewmark_texts_total{endpoint="detect",verdict="too_short"} 20.0' in text
 
 
 def mapped(pid: int, detector: Path) -> bool:

@@ -24,7 +24,7 @@ def log(store_url, clock):
 
 
 def ask(log: QueryLog, token: str, *texts: str) -> None:
-    answers = [{"tenant": None, "verdict": "not marked"} for _ in texts]
+    answers = [{"tenant": None, "verdict": "not_marked"} for _ in texts]
     log.write(request="r", token=token, endpoint="detect", texts=texts, answers=answers)
 
 
@@ -83,7 +83,7 @@ def test_log_never_holds_a_text(open_service, tmp_path):
     client.post("/v1/detect", json={"texts": [text, "short"]}, headers={"X-Request-Id": "q1"})
     (row, _) = client.service.query_log.export()
     assert (row.verdict, row.request, row.digest) == (
-        "not marked", "q1", client.service.query_log.digest(text),
+        "not_marked", "q1", client.service.query_log.digest(text),
     )  # fmt: skip
     for file in tmp_path.glob("service.db*"):
         assert text[:40].encode() not in file.read_bytes()

@@ -31,7 +31,7 @@ def claims_of(found: Detection) -> dict:
 def test_member_payload_epoch_and_attribution_are_signed_and_shown() -> None:
     held = ForgeryTest(attributable=True, z_head=5.0, z_tail=5.0, p_tail=1e-7, p_alike=0.5)
     found = dataclasses.replace(
-        MARKED, member=35, payload=9, payload_confidence=0.999, epoch="2027q1", attribution=held
+        MARKED, member=35, payload=9, payload_confidence=0.999, epoch="2027q1", forgery=held
     )
     claims = claims_of(found)
     assert claims["attribution"]["epoch"] == "2027q1"
@@ -46,7 +46,7 @@ def test_member_payload_epoch_and_attribution_are_signed_and_shown() -> None:
     document = key.sign(claims, kind=REPORT)
     page = render_report(verify(document, [key.public]), document)
     assert "the key’s holder, member 35, payload 9" in page
-    learned = dataclasses.replace(found, attribution=dataclasses.replace(held, attributable=False))
+    learned = dataclasses.replace(found, forgery=dataclasses.replace(held, attributable=False))
     document = key.sign(claims_of(learned), kind=REPORT)
     assert "somebody who learned the mark" in render_report(verify(document, [key.public]), document)
 

@@ -15,11 +15,12 @@ import numpy as np
 from dewmark.batch.inputs import Document, as_request
 from dewmark.decoding import Decoding, DecodingOptions
 from dewmark.errors import InputError
-from dewmark.scheme import BoundScheme
+from dewmark.scheme import BoundScheme, GivesEvidence, capability
 from dewmark.stats.key_test import key_test
 from dewmark.stats.power import Power, choose_cuts, measure_power
 from dewmark.stats.strength import Strength, measure_strength
 from dewmark.types import Generation
+from dewmark.verdict import least_length
 from dewmark.watermark import Watermark
 from dewmark.workspace import Progress, Tokenized, silent
 from dewmark_lab.evaluation.retention import Retention, pair_retentions, summarise
@@ -85,11 +86,14 @@ def power_by_length(
     for i, (text, prompt) in enumerate(zip(texts, prompts, strict=True)):
         heads = [_head(text, cut) for cut in cuts if cut <= len(text.ids)]
         if heads:
-            tested = [key_test(found) for found in bound.evidence(heads, [prompt] * len(heads))]
+            tested = [
+                key_test(found)
+                for found in capability(bound, GivesEvidence).evidence(heads, [prompt] * len(heads))
+            ]
             z[i, : len(heads)] = [each.z for each in tested]
             effective[i, : len(heads)] = [each.effective_length for each in tested]
         progress("scoring", i + 1, len(texts))
-    return measure_power(z, effective, cuts, fpr=fpr, least_effective=bound.least_effective)
+    return measure_power(z, effective, cuts, fpr=fpr, least_effective=least_length(bound.expectations))
 
 
 def mark_strength(bound: BoundScheme, sample: Sample) -> Strength:
@@ -134,7 +138,7 @@ def retention_of_pairs(
     done = 0
     for part in np.array_split(order, max(1, len(order) // _PAIRS_PER_BATCH)):
         texts = bound.tokenize([text for i in part for text in pairs[i]])
-        evidence = bound.evidence(texts, bound.tokenize([""] * len(texts)))
+        evidence = capability(bound, GivesEvidence).evidence(texts, bound.tokenize([""] * len(texts)))
         scored = [(a, b) for a, b in zip(evidence[::2], evidence[1::2], strict=True) if len(a) and len(b)]
         if len(scored) > 1:
             own, other = pair_retentions([a for a, _ in scored], [b for _, b in scored])

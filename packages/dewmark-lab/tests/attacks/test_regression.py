@@ -128,7 +128,7 @@ def host() -> FakeHost:
 )
 def test_dew_is_forged_from_its_texts(host, bag_encoder, settings):
     """The estimate improves with more texts, and the victim's detector accepts forgeries made with it."""
-    victim = as_dew(dewmark.load_scheme("dew", key=dewmark.Key(bytes(range(32))), host=host.info, **settings))
+    victim = as_dew(dewmark.load_scheme(dewmark.Key(bytes(range(32))), host=host.info, settings=settings))
     marked, base = (
         texts_of(host, victim, 80, seed=0),
         texts_of(host, None, 80, seed=1000),
@@ -150,7 +150,7 @@ def test_dew_is_forged_from_its_texts(host, bag_encoder, settings):
 
 def test_host_expectation_beats_base_texts(host, bag_encoder):
     """Residuals are less noisy: the correlation is higher, and it grows with the number of texts."""
-    victim = as_dew(dewmark.load_scheme("dew", key=dewmark.Key(bytes(32)), host=host.info, **PAPER))
+    victim = as_dew(dewmark.load_scheme(dewmark.Key(bytes(32)), host=host.info, settings=PAPER))
     marked, base = (
         texts_of(host, victim, 80, seed=0),
         texts_of(host, None, 80, seed=1000),
@@ -171,7 +171,9 @@ def test_host_expectation_beats_base_texts(host, bag_encoder):
 
 def test_host_expectation_of_words_teaches_the_mark(host, bag_encoder):
     victim = as_dew(
-        dewmark.load_scheme("dew", key=dewmark.Key(bytes(32)), host=host.info, vocabulary="open", alpha=1.0)
+        dewmark.load_scheme(
+            dewmark.Key(bytes(32)), host=host.info, settings={"vocabulary": "open", "alpha": 1.0}
+        )
     )
     marked, base = texts_of(host, victim, 60, seed=0), texts_of(host, None, 60, seed=1000)
     fresh = texts_of(host, None, 20, seed=2000)
@@ -185,10 +187,10 @@ def test_host_expectation_of_words_teaches_the_mark(host, bag_encoder):
 def test_invalid_victims_and_texts_are_rejected(host, bag_encoder):
     key = dewmark.Key(bytes(32))
     with pytest.raises(ConfigError, match="use method counts"):
-        as_dew(dewmark.load_scheme("kgw", key=key, host=host.info))
+        as_dew(dewmark.load_scheme(key, host=host.info, scheme="kgw"))
     with pytest.raises(ConfigError, match="mode=token_only"):
-        as_dew(dewmark.load_scheme("dew", key=key, host=host.info, mode="token_only", **PAPER))
-    victim = as_dew(dewmark.load_scheme("dew", key=key, host=host.info, **PAPER))
+        as_dew(dewmark.load_scheme(key, host=host.info, settings={"mode": "token_only", **PAPER}))
+    victim = as_dew(dewmark.load_scheme(key, host=host.info, settings=PAPER))
     with pytest.raises(InputError, match="no text contains a unit"):
         moments_of(victim.reader, ["the"])
     with pytest.raises(InputError, match="no text contains a unit"):

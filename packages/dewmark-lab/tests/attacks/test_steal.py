@@ -27,7 +27,7 @@ def corpus_of(host, scheme, number, *, seed):
 @pytest.fixture(scope="module")
 def unigram(host):
     """A unigram victim with a corpus: 200 marked, 200 base and 60 "human" texts (of another model)."""
-    victim = dewmark.load_scheme("unigram", key=dewmark.Key(bytes(range(32))), host=host.info)
+    victim = dewmark.load_scheme(dewmark.Key(bytes(range(32))), host=host.info, scheme="unigram")
     humans = corpus_of(FakeHost(512, seed=5), None, 60, seed=0)
     return (
         victim,
@@ -85,7 +85,9 @@ def test_unigram_mark_is_scrubbed(host, unigram):
 
 def test_more_texts_make_a_better_forger(host, bag_encoder):
     key = dewmark.Key(bytes(range(32)))
-    victim = dewmark.load_scheme("dew", key=key, host=host.info, units="token", sampler="bias", lambda_=4.0)
+    victim = dewmark.load_scheme(
+        key, host=host.info, settings={"units": "token", "sampler": "bias", "lambda_": 4.0}
+    )
     marked, base = (
         corpus_of(host, victim, 80, seed=0),
         corpus_of(host, None, 80, seed=1000),
@@ -106,7 +108,7 @@ def test_more_texts_make_a_better_forger(host, bag_encoder):
 def test_a_ring_is_forged_by_who_is_told_its_members(host, bag_encoder):
     """Of 24 texts of one key and 24 of another, those of the first teach its mark, and all together less."""
     keys = [dewmark.Key(bytes(range(i, 32 + i))) for i in (0, 1)]
-    victims = [dewmark.load_scheme("dew", key=key, host=host.info, alpha=1.0) for key in keys]
+    victims = [dewmark.load_scheme(key, host=host.info, settings={"alpha": 1.0}) for key in keys]
     marked = [text for i, v in enumerate(victims) for text in corpus_of(host, v, 24, seed=100 * i)]
     base, humans = corpus_of(host, None, 48, seed=1000), corpus_of(FakeHost(512, seed=5), None, 24, seed=0)
     found = {}

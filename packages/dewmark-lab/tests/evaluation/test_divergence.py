@@ -12,8 +12,8 @@ from dewmark.core.keys import Key
 from dewmark.decoding import Decoding
 from dewmark.errors import ConfigError, InputError
 from dewmark.hosts.fake import FakeHost
+from dewmark.opening import load_scheme
 from dewmark.scheme import BoundScheme
-from dewmark.watermark import load_scheme
 from dewmark_lab.evaluation.divergence import divergence
 
 PROMPTS = ["the old river", "people of the town", "the sea was", "light and wind"]
@@ -33,7 +33,7 @@ def texts(host: FakeHost) -> list[str]:
 
 def schemes(host: FakeHost, name: str, *, keys: int, **settings: object) -> list[BoundScheme]:
     secrets = [Key(hashlib.sha256(f"divergence {i}".encode()).digest()) for i in range(keys)]
-    return [load_scheme(name, key=key, settings=settings, host=host.info) for key in secrets]
+    return [load_scheme(key, host=host.info, scheme=name, settings=settings) for key in secrets]
 
 
 def entropy(host: FakeHost, texts: list[str], decoding: Decoding) -> float:

@@ -20,7 +20,7 @@ def key(name: str) -> dewmark.Key:
 
 
 def test_z_is_standard_normal_over_keys_even_of_repeated_texts() -> None:
-    bound = dewmark.load_scheme("dew", key=key("own"))
+    bound = dewmark.load_scheme(key("own"))
     for texts in (TEXTS, TEXTS[:3] * 20):
         z = other_keys(corpus_matrix(bound, texts), [key(f"null-{i}") for i in range(400)])
         assert abs(z.mean()) < 3.3 / np.sqrt(400)
@@ -29,7 +29,7 @@ def test_z_is_standard_normal_over_keys_even_of_repeated_texts() -> None:
 
 def test_a_small_preference_that_all_texts_share_is_found() -> None:
     """Texts chosen for z under the key by a little, as a student's are, are found together."""
-    bound = dewmark.load_scheme("dew", key=key("own"))
+    bound = dewmark.load_scheme(key("own"))
     z = np.array([each.z for each in bound.detect_batch(TEXTS)])
     better = [text for text, own in zip(TEXTS, z, strict=True) if own > np.median(z)]
     found = radioactivity(bound, better)
@@ -41,7 +41,7 @@ def test_a_small_preference_that_all_texts_share_is_found() -> None:
 
 
 def test_a_control_takes_away_what_both_share() -> None:
-    bound = dewmark.load_scheme("dew", key=key("own"))
+    bound = dewmark.load_scheme(key("own"))
     same = radioactivity(bound, [*TEXTS[:30], TEXTS[40]], control=TEXTS[:30])
     alone = radioactivity(bound, [TEXTS[40]])
     assert same.control_texts == 30
@@ -50,11 +50,11 @@ def test_a_control_takes_away_what_both_share() -> None:
 
 def test_what_cannot_be_tested_is_rejected() -> None:
     with pytest.raises(InputError, match="at least one text"):
-        radioactivity(dewmark.load_scheme("dew", key=key("own")), [])
+        radioactivity(dewmark.load_scheme(key("own")), [])
     with pytest.raises(InputError, match="carries a mark"):
-        radioactivity(dewmark.load_scheme("dew", key=key("own")), ["12 34"])
+        radioactivity(dewmark.load_scheme(key("own")), ["12 34"])
     with pytest.raises(ConfigError, match="needs texts as matrices"):
-        radioactivity(dewmark.load_scheme("kgw", key=key("own"), host=_host()), TEXTS)
+        radioactivity(dewmark.load_scheme(key("own"), host=_host(), scheme="kgw"), TEXTS)
 
 
 def _host() -> object:

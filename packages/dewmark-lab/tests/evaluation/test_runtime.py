@@ -7,7 +7,7 @@ import pytest
 from dewmark.core.keys import Key
 from dewmark.decoding import Decoding
 from dewmark.hosts.fake import FakeHost
-from dewmark.watermark import load_scheme
+from dewmark.opening import load_scheme
 from dewmark_lab.evaluation.runtime import DETECT, GENERATE, NO_MARK, time_round, warm_up
 
 DECODING = Decoding(max_new_tokens=8, min_new_tokens=8)
@@ -21,7 +21,7 @@ def host():
 @pytest.fixture
 def schemes(host):
     return {
-        name: load_scheme(name, key=Key(bytes(range(32))), settings={}, host=host.info)
+        name: load_scheme(Key(bytes(range(32))), host=host.info, scheme=name, settings={})
         for name in ("kgw", "unigram")
     }
 

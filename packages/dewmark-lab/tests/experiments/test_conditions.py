@@ -67,7 +67,7 @@ def test_each_condition_has_its_prompts_and_decoding(finished):
 
 def test_texts_that_were_translated_back_count_two_attempts(finished):
     """p = 2 min(p₁, p₂) where a translation exists, the plain p-value where not."""
-    from dewmark.watermark import load_scheme
+    from dewmark.opening import load_scheme
     from dewmark_lab.experiments.recipe import experiment_key
 
     scores = rows(finished / "chat" / "scores.jsonl")
@@ -75,7 +75,7 @@ def test_texts_that_were_translated_back_count_two_attempts(finished):
     texts = {}
     for file in (finished / "back").glob("*/rows.jsonl"):
         texts |= {row["text"]: row["translated"] for row in rows(file)}
-    bound = load_scheme("kgw", key=experiment_key(0), host=str(_host(finished)))
+    bound = load_scheme(experiment_key(0), host=str(_host(finished)), scheme="kgw")
     again = {text: bound.detect(text).p_value for text, translated in texts.items() if translated}
     pairs = [
         (row["p_value"], table["half", *place[1:]]["p_value"])

@@ -111,7 +111,7 @@ def test_a_reader_s_row_has_the_scores_of_a_detector_with_that_reader(
 
 def test_truncated_texts_are_scored_like_whole_ones(tiny_folder, tmp_path):
     """Their scores are the library's for the first tokens; they appear in a figure but not in the table."""
-    from dewmark.watermark import load_scheme
+    from dewmark.opening import load_scheme
 
     recipe = tmp_path / "short.yaml"
     recipe.write_text(
@@ -125,7 +125,7 @@ def test_truncated_texts_are_scored_like_whole_ones(tiny_folder, tmp_path):
     assert {row["attack"] for row in scores} == {"none", "delete-0.3", "truncate-6", "truncate-9"}
     short = [row for row in scores if row["attack"] == "truncate-6"]
     assert len(short) == 2 * 2 * 4  # seeds, marked and unmarked, texts
-    bound = load_scheme("kgw", key=experiment_key(0), settings={"prefix": 1}, host=str(tiny_folder))
+    bound = load_scheme(experiment_key(0), host=str(tiny_folder), scheme="kgw", settings={"prefix": 1})
     texts = {
         row["id"]: row["text"]
         for file in (out / "generate").glob("*/rows.jsonl")

@@ -63,11 +63,11 @@ def test_both_protocols_of_keys(tiny_folder, finished, tmp_path):
 
 
 def test_scores_agree_with_the_library(finished, tiny_folder):
-    from dewmark.watermark import load_scheme
+    from dewmark.opening import load_scheme
     from dewmark_lab.experiments.recipe import experiment_key
 
     settings = {"prefix": 3, "gamma": 0.5, "delta": 2.0, "hashing": "left"}
-    bound = load_scheme("kgw", key=experiment_key(1), settings=settings, host=str(tiny_folder))
+    bound = load_scheme(experiment_key(1), host=str(tiny_folder), scheme="kgw", settings=settings)
     texts = {
         row["id"]: row["text"]
         for file in (finished / "generate").glob("*/rows.jsonl")

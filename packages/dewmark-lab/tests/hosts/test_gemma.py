@@ -23,7 +23,7 @@ PROMPTS = [
 
 @pytest.fixture(scope="module")
 def watermark() -> dewmark.Watermark:
-    return dewmark.Watermark("gemma3-270m", key=dewmark.Key(bytes(range(32))))
+    return dewmark.Watermark(dewmark.Key(bytes(range(32))), host="gemma3-270m")
 
 
 def test_it_writes_fluent_text_and_no_control_tokens(watermark):
@@ -48,15 +48,15 @@ def test_its_mark_is_found(watermark):
     found = watermark.detect_batch([each.text for each in made])
     # z is between 3 and 8 in texts of this length; the mean of four unmarked ones has a deviation of 0.5
     assert np.mean([d.z for d in found]) > 2.0
-    other = dewmark.load_scheme(key=dewmark.Key(bytes(32)), host=watermark.scheme.host)
+    other = dewmark.load_scheme(dewmark.Key(bytes(32)), host=watermark.scheme.host)
     assert not any(d.is_marked for d in other.detect_batch([each.text for each in made], fpr=1e-3))
 
 
 def test_one_detector_without_a_host_finds_the_texts_of_two_hosts(watermark):
     """Words need no tokenizer: one key, one detector, two hosts."""
     key = dewmark.Key(bytes(range(32)))
-    other = dewmark.Watermark(key=key)  # SmolLM2-135M
-    detector = dewmark.load_scheme("dew", key=key)
+    other = dewmark.Watermark(key)  # SmolLM2-135M
+    detector = dewmark.load_scheme(key)
     assert detector.host.vocab_size == 0
     for writer in (watermark, other):
         made = writer.generate_batch(PROMPTS[:3], seeds=range(3), max_new_tokens=120, min_new_tokens=120)

@@ -81,7 +81,7 @@ def test_row_is_morphed_alike_alone_and_in_a_batch() -> None:
 
 
 def test_mark_in_the_final_distribution_is_detected(tmp_path: object) -> None:
-    assert MorphMark().needs.final
+    assert MorphMark().needs.final_distribution
     host = FakeHost()
     bound = MorphMark().bind(key(1), host.info, Workspace(cache=tmp_path))
     marked = host.generate(

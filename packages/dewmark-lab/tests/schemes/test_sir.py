@@ -255,7 +255,7 @@ class TestConfiguration:
 @pytest.mark.parametrize("scheme", ["sir", "xsir"])
 def test_packaged_artifacts_mark_and_detect(scheme: str) -> None:
     """On SmolLM2-135M and USE-m v3."""
-    watermark = dewmark.Watermark(key=dewmark.Key(bytes(range(32))), scheme=scheme)
+    watermark = dewmark.Watermark(dewmark.Key(bytes(range(32))), scheme=scheme)
     marked = [each.text for each in watermark.generate_batch(REAL_PROMPTS, seeds=range(4), **REAL_LENGTH)]
     unmarked = watermark.host.generate(
         REAL_PROMPTS, scheme=None, seeds=range(4), decoding=Decoding(**REAL_LENGTH, no_repeat_ngram=4)
@@ -264,7 +264,7 @@ def test_packaged_artifacts_mark_and_detect(scheme: str) -> None:
     # four independent texts: for unmarked ones the mean z has a standard deviation of 0.5
     assert np.mean([each.z for each in found]) > 2.0
     assert not any(each.is_marked for each in watermark.detect_batch([u.text for u in unmarked], fpr=1e-3))
-    wrong = dewmark.load_scheme(scheme, key=dewmark.Key(bytes(32)), host=watermark.scheme.host)
+    wrong = dewmark.load_scheme(dewmark.Key(bytes(32)), host=watermark.scheme.host, scheme=scheme)
     assert not any(each.is_marked for each in wrong.detect_batch(marked, prompts=REAL_PROMPTS, fpr=1e-3))
 
 

@@ -84,7 +84,7 @@ def test_token_scores_have_offsets_and_are_standardized() -> None:
 def test_large_batches_are_processed_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     bound, texts = bind("kgw"), [numbers(20 + i, seed=i) for i in range(9)]
     whole = bound.detect_batch(texts)
-    monkeypatch.setattr(bound, "units_per_chunk", 50)
+    monkeypatch.setattr(bound, "_units_per_chunk", 50)
     assert bound.detect_batch(texts) == whole
     assert bound.detect_batch([]) == []
 

@@ -173,7 +173,7 @@ def test_stored_detector_opens_its_host(tmp_path) -> None:
     model, tokenizer = tiny_model(VOCAB)
     model.save_pretrained(tmp_path / "host")
     tokenizer.save_pretrained(tmp_path / "host")
-    scheme = dewmark.load_scheme("unbiased", key=Key(bytes(32)), host=str(tmp_path / "host"))
+    scheme = dewmark.load_scheme(Key(bytes(32)), host=str(tmp_path / "host"), scheme="unbiased")
     text = scheme.host.tokenizer.decode([list(range(10, 40))])[0]
     dewmark.Detector(scheme).save(tmp_path / "detector")
     stored = dewmark.Detector.load(tmp_path / "detector").scheme

@@ -63,8 +63,8 @@ def test_its_outputs_are_detected(host, tmp_path, inner) -> None:
 
 
 def test_needs_follow_the_inner_scheme(host, tmp_path) -> None:
-    assert bind(host, tmp_path, pool="memory").needs.final
-    assert not bind(host, tmp_path, pool="memory", inner="kgw").needs.final
+    assert bind(host, tmp_path, pool="memory").needs.final_distribution
+    assert not bind(host, tmp_path, pool="memory", inner="kgw").needs.final_distribution
     assert bind(host, tmp_path, pool="memory", inner="kgw").tests == ("binomial", "z")
 
 

@@ -49,7 +49,7 @@ def test_encoded_contexts_mark_and_detect_alike(job, tmp_path: Path, monkeypatch
     assert artifact.card["parameters"] == {"contexts": "encoded"}
     assert "--contexts encoded" in artifact.card["training"]["command"]
     settings = {"artifact": str(artifact.path), "refresh": 1, "alpha": 0.0, "delta": 3.0}
-    wm = Watermark(tiny_host(), key=Key(bytes(32)), scheme="atw", settings=settings)
+    wm = Watermark(Key(bytes(32)), host=tiny_host(), scheme="atw", settings=settings)
     bound = wm.scheme
     ids = tiny_host().info.tokenizer.encode([" the old bridge over the river"])[0].ids
     first, last = bound.halves.semantics.prefixes(ids, [3, 6])

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from dewmark.hosts import load_host
     from dewmark.hosts.base import Host
     from dewmark.hosts.transformers.watermarking_config import WatermarkingConfig
+    from dewmark.opening import identify, load_scheme
     from dewmark.passages import Located, locate
     from dewmark.registry import ENCODERS, HOSTS, SCHEMES
     from dewmark.sampling import ChoosingSession, Session
@@ -33,16 +34,17 @@ if TYPE_CHECKING:
     from dewmark.surface.token_schemes import PromptBatch, TokenBound, TokenScheme, TokenSession
     from dewmark.surface.vocabulary_hash import VocabularyHash
     from dewmark.types import (
-        Attribution,
         Coverage,
         Detection,
         Extent,
         Generation,
+        Identification,
+        Looks,
         Passage,
         TokenScore,
         Verdict,
     )
-    from dewmark.watermark import Watermark, identify, load_scheme
+    from dewmark.watermark import Watermark
     from dewmark.workspace import HostInfo, Tokenized, Workspace
 
 __all__ = [
@@ -51,7 +53,6 @@ __all__ = [
     "HOSTS",
     "SCHEMES",
     "Attack",
-    "Attribution",
     "BoundScheme",
     "ChoosingSession",
     "ConfigError",
@@ -66,8 +67,10 @@ __all__ = [
     "Generation",
     "Host",
     "HostInfo",
+    "Identification",
     "Key",
     "Located",
+    "Looks",
     "Needs",
     "Passage",
     "PromptBatch",
@@ -108,14 +111,15 @@ _MODULES = {
     "dewmark.hosts": "load_host",
     "dewmark.hosts.base": "Host",
     "dewmark.hosts.transformers.watermarking_config": "WatermarkingConfig",
+    "dewmark.opening": "identify load_scheme",
     "dewmark.passages": "Located locate",
     "dewmark.registry": "ENCODERS HOSTS SCHEMES",
     "dewmark.sampling": "ChoosingSession Session",
     "dewmark.scheme": "BoundScheme Needs Scheme State",
     "dewmark.stats.evidence": "Evidence",
     "dewmark.stats.key_test": "Statistic key_test",
-    "dewmark.types": "Attribution Coverage Detection Extent Generation Passage TokenScore Verdict",
-    "dewmark.watermark": "Watermark identify load_scheme",
+    "dewmark.types": "Coverage Detection Extent Generation Identification Looks Passage TokenScore Verdict",
+    "dewmark.watermark": "Watermark",
     "dewmark.workspace": "HostInfo Tokenized Workspace",
 }
 _PUBLIC = {name: module for module, names in _MODULES.items() for name in names.split()}

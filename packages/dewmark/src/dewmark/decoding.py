@@ -8,16 +8,12 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import sys
-import warnings
 from dataclasses import dataclass
 from typing import TypedDict
 
 from dewmark.errors import ConfigError
 
-__all__ = ["CHAT_DECODING", "Decoding", "DecodingOptions", "check_generate", "check_int"]
-
-_CALLERS = 6  # frames between a logits processor and model.generate's loop
+__all__ = ["CHAT_DECODING", "Decoding", "DecodingOptions", "check_int"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,40 +84,6 @@ def check_int(name: str, value: object, *, least: int) -> None:
     """Raise `ConfigError` unless ``value`` is an integer of at least ``least``."""
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise ConfigError(f"{name} must be a whole number of at least {least}, got {value!r}")
-
-
-def check_generate(decoding: Decoding) -> None:
-    """Compare ``decoding`` with that of the ``model.generate`` call which runs a logits processor, if any.
-
-    Such a processor draws the token itself, before the model's own temperature and filters, and nobody passes
-    them to it. So look at the callers' local variables: greedy decoding is refused, and a value that has no
-    effect is a warning.
-    """
-    frame = sys._getframe(1)
-    for _ in range(_CALLERS):
-        if frame.f_back is None:
-            return
-        frame = frame.f_back
-        asked = frame.f_locals.get("generation_config")
-        if asked is not None and hasattr(asked, "do_sample"):
-            break
-    else:
-        return
-    remedy = "use watermarking_config=dewmark.WatermarkingConfig(scheme), which honours it"
-    if not asked.do_sample:
-        raise ConfigError(f"greedy decoding was asked for, but this processor samples: {remedy}")
-    ignored = {
-        name: value
-        for name in ("temperature", "top_p", "top_k", "min_p")
-        if (value := getattr(asked, name, None)) is not None and value != getattr(decoding, name)
-    }
-    if ignored:
-        values = ", ".join(f"{name}={value}" for name, value in ignored.items())
-        warnings.warn(
-            f"the model's {values} has no effect with this processor: {remedy}, or pass "
-            f"decoding=Decoding({values})",
-            stacklevel=3,
-        )
 
 
 def _is_number(value: object) -> bool:

@@ -16,24 +16,34 @@ import functools
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, Unpack
 
 import numpy as np
 
 from dewmark.config import cache_dir
 from dewmark.errors import ArtifactError, ModelError, StorageError, VocabularyError
-from dewmark.hosts import load_host
-from dewmark.hosts.base import Host
-from dewmark.hosts.expectations import open_reader
-from dewmark.hosts.transformers.tokenizer import HFTokenizer
-from dewmark.passages import Located, explain, locate
+from dewmark.opening import load_scheme, open_reader
+from dewmark.passages import Located, Version, judge, locate
 from dewmark.registry import SCHEMES
-from dewmark.scheme import DEFAULT_FPR, BoundScheme, Follower, State, make_detection
+from dewmark.scheme import (
+    BoundScheme,
+    State,
+    for_languages,
+    make_detection,
+    reader_name,
+)
 from dewmark.stats.evidence import Evidence
 from dewmark.stats.key_test import NOTHING
 from dewmark.storage import atomic_folder, load_bundle, write_bundle
 from dewmark.types import Detection
+from dewmark.verdict import DEFAULT_FPR
 from dewmark.workspace import Expectations, HostInfo, Progress, Workspace, no_host, silent
+
+if TYPE_CHECKING:
+    from dewmark.core.keys import Key
+    from dewmark.hosts.base import Host
+    from dewmark.opening import Opening, Reads
+    from dewmark.streams import Stream
 
 __all__ = ["Detector", "DetectsMarks", "blank_detection", "detect_texts", "skip_blank"]
 
@@ -42,14 +52,11 @@ T = TypeVar("T")
 _FORMAT = 1
 
 
-Reads = str | Host | Expectations | None
-"""A reader: the name of its model, a host, an object that reads, or None."""
-
-
 class DetectsMarks:
     """Detection with a bound ``scheme``, shared by `Detector` and `dewmark.Watermark`."""
 
     scheme: BoundScheme
+    _reader: Reads = None
 
     def detect(
         self,
@@ -65,9 +72,7 @@ class DetectsMarks:
         ``reader`` is a language model that says what was to be expected in each place (a name, ``host`` for
         the one that writes, or ``none``); without it the detector's own reads, if it has one.
         """
-        bound = self._read_by(reader)
-        found = bound.detect(text, prompt=prompt, fpr=fpr, test=test)
-        return explain(found, text, bound, prompt=prompt)
+        return self.detect_batch([text], prompts=[prompt], fpr=fpr, test=test, reader=reader)[0]
 
     def detect_batch(
         self,
@@ -78,15 +83,23 @@ class DetectsMarks:
         test: str | None = None,
         reader: Reads = None,
     ) -> list[Detection]:
-        """Score completions in one batch; unlike `detect`, it does not say where the mark is."""
-        return self._read_by(reader).detect_batch(texts, prompts=prompts, fpr=fpr, test=test)
+        """As `detect`, in one batch."""
+        bound = self._read_by(reader)
+        found = bound.detect_batch(texts, prompts=prompts, fpr=fpr, test=test)
+        starts = [None] * len(texts) if prompts is None else prompts
+        return [
+            judge([Version(text, prompt, [each])], lambda _: bound, fpr=fpr).judged
+            for text, prompt, each in zip(texts, starts, found, strict=True)
+        ]
 
-    def follow(self, *, prompt: str | None = None, fpr: float = DEFAULT_FPR) -> Follower:
+    def follow(self, *, prompt: str | None = None, fpr: float = DEFAULT_FPR) -> Stream:
         """Watch a text while it arrives: ``update`` takes the next piece and returns the p-value so far.
 
         Unlike that of `detect`, it is valid whenever you stop.
         """
-        return self.scheme.follow(prompt=prompt, fpr=fpr)
+        from dewmark.streams import Stream
+
+        return Stream([self.scheme], prompt=prompt, fpr=fpr)
 
     def locate(
         self, text: str, *, prompt: str | None = None, fpr: float = DEFAULT_FPR, reader: Reads = None
@@ -96,6 +109,7 @@ class DetectsMarks:
 
     def _read_by(self, reader: Reads) -> BoundScheme:
         """The bound scheme with this reader; one that is named is opened once."""
+        reader = self._reader if reader is None else reader
         if reader is None:
             return self.scheme
         known: dict[object, BoundScheme] = self.__dict__.setdefault("_readers", {})
@@ -112,6 +126,11 @@ class Detector(DetectsMarks):
 
     def __init__(self, scheme: BoundScheme) -> None:
         self.scheme = scheme
+
+    @classmethod
+    def from_key(cls, key: Key, **options: Unpack[Opening]) -> Detector:
+        """The detector of a key's marks; ``options`` are those of `load_scheme`."""
+        return cls(load_scheme(key, **options))
 
     @classmethod
     def load(
@@ -136,6 +155,8 @@ class Detector(DetectsMarks):
 
         @functools.cache
         def open_host(name: str | None) -> Host:
+            from dewmark.hosts import load_host
+
             loaded = load_host(name or host.name, progress=progress)
             if name is None and loaded.info.tokenizer.identity != host.tokenizer.identity:
                 raise VocabularyError(
@@ -152,7 +173,7 @@ class Detector(DetectsMarks):
         )
         _trim_memory()
         expectations = open_reader(index.get("reader") if reader is None else reader, progress=progress)
-        return cls(bound.judging(languages).reading_with(expectations))
+        return cls(for_languages(bound, languages).reading_with(expectations))
 
     def save(self, folder: str | Path) -> None:
         """Write the detector into a new folder."""
@@ -169,7 +190,7 @@ class Detector(DetectsMarks):
             "host": host and {"name": host.name, "identity": host.identity, "vocab_size": host.vocab_size},
             "tokenizer": host and host.tokenizer.identity,
             "languages": {"audited": sorted(bound.languages.audited), "every": bound.languages.every},
-            "reader": bound.reader_name,
+            "reader": reader_name(bound),
         }
         with atomic_folder(folder, private=True) as temporary:
             (temporary / "state").mkdir()
@@ -200,6 +221,8 @@ def _read_index(folder: Path) -> dict[str, Any]:
 
 
 def _read_host(folder: Path, index: dict[str, Any]) -> HostInfo:
+    from dewmark.hosts.transformers.tokenizer import HFTokenizer
+
     tokenizer = HFTokenizer.load(folder / "tokenizer")
     if tokenizer.identity != index["tokenizer"]:
         raise VocabularyError(
@@ -255,5 +278,5 @@ def blank_detection(bound: BoundScheme, *, fpr: float, test: str | None) -> Dete
         fpr=fpr,
         scheme=bound.scheme.name,
         fingerprint=bound.fingerprint,
-        reader=bound.reader_name,
+        reader=reader_name(bound),
     )

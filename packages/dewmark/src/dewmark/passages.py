@@ -1,56 +1,76 @@
-"""Finding the marked passages of a text that is partly human and partly marked, under one key or several.
+"""The examination of a text: `judge` makes one verdict of all that was found, and says where the mark is.
 
-Works for every scheme that gives `Evidence` (the covariance of its scores over keys), bound to a key or
-loaded from a saved detector. The statistics are in `dewmark.stats.scan`; this module maps units to
-characters and makes one verdict of everything a text was examined for.
+**Two questions.** `detect`, in every door, asks whether the text as a whole is marked, at the full level. The
+passages of a text that is called marked are then searched at the same level to explain the verdict, which
+adds no false alarm. `locate`, or ``passages``, asks whether the text or any part of it is marked: both are
+tested and share the level (`dewmark.verdict`). If the whole text is significant under a key, its share passes
+to the search, whose passages are then reported at the full level. So the probability over keys of any false
+statement about an unmarked text is at most ``fpr``.
 
-**One verdict.** `locate` tests the whole text and searches its passages, under every key. The level is
-divided once: keys by Šidák, then 4 : 1 between the whole text and the search (`Looks`). If the whole text is
-significant under a key, its share passes to the search, whose passages are then reported at the full level.
-So the probability over keys of any false statement about an unmarked text is at most ``fpr``.
+Passages are found for every scheme that gives `Evidence` (the covariance of its scores over keys), bound to a
+key or loaded from a saved detector. The statistics are in `dewmark.stats.scan`; this module maps units to
+characters.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import functools
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
 
 from dewmark.errors import ConfigError
-from dewmark.scheme import DEFAULT_FPR, BoundScheme, check_texts
-from dewmark.stats.evidence import Evidence
-from dewmark.stats.key_test import Statistic, key_test
-from dewmark.stats.multiple_testing import Looks
-from dewmark.stats.scan import MIN_EFFECTIVE_LENGTH, NOTHING_FOUND, Found, Segment, Test, search
-from dewmark.types import Coverage, Detection, Extent, Passage, Verdict
+from dewmark.scheme import BoundScheme, GivesEvidence, capability, check_texts, n_hypotheses
+from dewmark.types import Coverage, Detection, Extent, Looks, Passage, Verdict
+from dewmark.verdict import (
+    DEFAULT_FPR,
+    MIN_EFFECTIVE_LENGTH,
+    WHOLE_SHARE,
+    Decision,
+    corrected,
+    decide,
+    level_of_key,
+    level_of_whole,
+)
 from dewmark.workspace import Tokenized
 
-__all__ = ["Located", "Passage", "explain", "judge", "locate"]
+if TYPE_CHECKING:
+    from dewmark.stats.evidence import Evidence
+    from dewmark.stats.key_test import Statistic
+    from dewmark.stats.scan import Found, Segment, Test
+
+__all__ = ["Located", "Passage", "Version", "judge", "locate"]
 
 
 @dataclass(frozen=True, slots=True)
-class Located:
-    """One verdict on a text, its marked passages in order, and the result for the text as a whole.
+class Version:
+    """A version of a text, the first being the text itself, and its results as a whole, one per key."""
 
-    ``p_value`` and ``verdict`` account for everything in ``looks``: all keys, all passages and the whole
-    text; ``p_values`` are the same for each key. ``detection`` is the result for the whole text alone under
-    the best key, the one at ``index``; it is not corrected. If nothing in the text is marked, the probability
-    over keys of a verdict "marked" or of any passage is at most ``fpr``; in a mixed text, so is that of a
-    passage without a marked token.
+    text: str
+    prompt: str | None
+    detections: Sequence[Detection]
+
+
+@dataclass(frozen=True, slots=True)
+class Located(Decision):
+    """The verdict on a text, its marked passages in order, and the result for the text as a whole.
+
+    ``verdict`` and ``p_value`` account for all ``looks``: keys, versions and, if they were searched,
+    passages; ``p_values`` are the same for each key. ``detection`` is the result of the whole text alone
+    under the best key, the one at ``index``, and not corrected; ``judged`` is the same after all corrections.
+    ``version`` is the number of the version that decided.
     """
 
-    verdict: Verdict
-    p_value: float
-    coverage: Coverage | None
     detection: Detection
-    index: int
-    p_values: tuple[float, ...]
-    looks: Looks
-    fpr: float
+    coverage: Coverage | None
+    version: int = 0
+
+    @property
+    def judged(self) -> Detection:
+        """The best key's result with the verdict, the p-value and the passages of the whole examination."""
+        return self.applied(self.detection, self.coverage)
 
     @property
     def passages(self) -> tuple[Passage, ...]:
@@ -61,11 +81,6 @@ class Located:
     def share(self) -> float:
         """The expected share of marked tokens in the text, counting those outside passages as unmarked."""
         return self.coverage.share if self.coverage else 0.0
-
-    @property
-    def is_marked(self) -> bool:
-        """Whether the verdict is `Verdict.MARKED`."""
-        return self.verdict is Verdict.MARKED
 
     def to_dict(self, *, tokens: bool = False) -> dict[str, Any]:
         """Plain JSON values."""
@@ -104,114 +119,123 @@ def locate(
     if not bounds:
         raise ConfigError("no key to look for: give at least one")
     detections = [each.detect(text, prompt=prompt, fpr=fpr) for each in bounds]
-    found = judge(text, bounds, detections, prompt=prompt, fpr=fpr, attempts=attempts)
-    if not found.looks.passages and found.verdict is not Verdict.UNSUPPORTED_LANGUAGE:
-        bounds[0].evidence(bounds[0].tokenize([text]), bounds[0].tokenize([prompt or ""]))  # says why not
+    found = judge(
+        [Version(text, prompt, detections)], bounds.__getitem__, fpr=fpr, attempts=attempts, passages=True
+    )
+    check_searched(found, bounds[0], text)
     return found
+
+
+def check_searched(found: Located, bound: BoundScheme, text: str) -> None:
+    """Raise `ConfigError`, which says why, if no passage could be searched."""
+    if not found.looks.passages and found.verdict is not Verdict.UNSUPPORTED_LANGUAGE and text.strip():
+        capability(bound, GivesEvidence).evidence(bound.tokenize([text]), bound.tokenize([""]))
 
 
 def judge(
-    text: str,
-    bounds: Sequence[BoundScheme],
-    detections: Sequence[Detection],
+    versions: Sequence[Version],
+    bound_of: Callable[[int], BoundScheme],
     *,
-    prompt: str | None = None,
     fpr: float = DEFAULT_FPR,
-    attempts: int = 1,
     keys: int | None = None,
+    attempts: int = 1,
+    passages: bool = False,
+    explain: bool = True,
 ) -> Located:
-    """One verdict from the whole-text ``detections`` of a text under each key and a search of its passages.
+    """The verdict on a text from the results of its versions, and where the mark is.
 
-    The search covers ``text``, which may be a prefix of the text that was detected. Keys whose scheme gives
-    no evidence are judged by the whole text alone. ``keys`` counts the keys that could have been asked for,
-    if they are more than ``bounds``.
+    ``bound_of`` gives the scheme under the key with this number. With ``passages`` the text itself is
+    searched under every key that gives evidence, and the verdict pays for it. Otherwise a marked text is
+    searched under the best key, if it shall be ``explain``ed. ``keys`` counts the keys that could have been
+    asked for, if they are more than those of the results, and ``attempts`` the further versions that the
+    caller tries.
     """
-    (before,) = check_texts([text], [prompt], fpr)
-    judged = [each.verdict is not Verdict.UNSUPPORTED_LANGUAGE for each in detections]
-    readings = [
-        _read(bound, text, before) if wanted else None for bound, wanted in zip(bounds, judged, strict=True)
-    ]
-    tried = [each.tried for each in bounds]  # a detection's p-value pays for them, a search must, too
-    looks = Looks(max(len(bounds), keys or 1), attempts, passages=any(each is not None for each in readings))
-    level = looks.level(fpr)
-    whole = [looks.of_whole(each.p_value) if each.verdict.conclusive else 1.0 for each in detections]
-    levels = [level if p <= level else level * (1.0 - Looks.WHOLE_SHARE) for p in whole]
-    founds = _search_keys(bounds, readings, [each / n for each, n in zip(levels, tried, strict=True)])
-    combined = [
-        min(p, looks.of_passages(min(n * found.p_value, 1.0)))
-        for p, n, found in zip(whole, tried, founds, strict=True)
-    ]
-    index = min(range(len(bounds)), key=lambda k: (combined[k], -detections[k].z))
-    p_values = tuple(map(looks.correct, combined))
-    best = detections[index]
-    verdict = Verdict.MARKED if p_values[index] <= fpr else Verdict.NOT_MARKED
-    if not best.verdict.conclusive and not founds[index].segments:
-        verdict = best.verdict
+    own = versions[0]
+    check_texts([own.text] if own.text.strip() else [], None, fpr)
+    n = len(own.detections)
+    readings: dict[int, _Reading] = {}
+    if passages:
+        readings = {
+            k: reading
+            for k, each in enumerate(own.detections)
+            if each.verdict is not Verdict.UNSUPPORTED_LANGUAGE and (reading := _read(bound_of(k), own))
+        }
+    telling = sum(any(each.verdict.conclusive for each in version.detections) for version in versions)
+    looks = Looks(max(n, keys or 1), attempts * max(telling, 1), passages=bool(readings))
+    for k, reading in readings.items():
+        each = own.detections[k]
+        significant = each.verdict.conclusive and each.p_value <= level_of_whole(fpr, looks)
+        reading.share = (1.0 if significant else 1.0 - WHOLE_SHARE) / reading.hypotheses
+    founds = _search(readings, level_of_key(fpr, looks))
+    searched = [1.0] * (n * len(versions))
+    for k, found in founds.items():
+        searched[k] = min(found.p_value * readings[k].hypotheses, 1.0)
+    results = [each for version in versions for each in version.detections]
+    decision = decide(results, fpr=fpr, looks=looks, passages=searched)
+    version, index = divmod(decision.index, n)
+    p_values = tuple(min(decision.p_values[k::n]) for k in range(n))
     coverage = None
-    if verdict is Verdict.MARKED:
-        passages: list[Passage] = []
-        for k, found in enumerate(founds):
-            if p_values[k] <= fpr:
-                share = (1.0 if whole[k] <= level else 1.0 - Looks.WHOLE_SHARE) / tried[k]
-                passages += _passages(readings[k], bounds[k], found, looks, share=share, fpr=fpr)
-        coverage = _coverage(_disjoint(passages), founds[index], readings[index], fpr=fpr)
-    return Located(verdict, p_values[index], coverage, best, index, p_values, looks, fpr)
+    if decision.verdict is Verdict.MARKED and version == 0:
+        if not passages and explain and (reading := _read(bound_of(index), own)):
+            reading.share = 1.0 / reading.hypotheses
+            readings = {index: reading}
+            founds = _search(readings, level_of_key(fpr, looks))
+        marked = [
+            passage
+            for k, found in founds.items()
+            if p_values[k] <= fpr
+            for passage in _passages(readings[k], found, looks, fpr=fpr)
+        ]
+        if marked and index in founds:
+            coverage = _coverage(_disjoint(marked), founds[index], readings[index], fpr=fpr)
+    best = results[decision.index]
+    return Located(decision.verdict, decision.p_value, index, p_values, looks, fpr, best, coverage, version)
 
 
-def explain(
-    detection: Detection, text: str, bound: BoundScheme, *, prompt: str | None = None, keys: int = 1
-) -> Detection:
-    """Say where in a text that was found to be marked the mark is: the same detection with its coverage.
-
-    Only passages of a marked text are searched, at the level that the verdict had for one of ``keys`` keys,
-    so the search adds no false alarm: it never runs on a text that is not called marked.
-    """
-    reading = _read(bound, text, prompt or "") if detection.is_marked else None
-    if reading is None:
-        return detection
-    looks, fpr = Looks(keys), detection.fpr
-    (found,) = _search_keys([bound], [reading], [looks.level(fpr) / bound.tried])
-    passages = _passages(reading, bound, found, looks, share=1.0 / bound.tried, fpr=fpr)
-    return dataclasses.replace(detection, coverage=_coverage(passages, found, reading, fpr=fpr))
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Reading:
-    """A text split into units, and its evidence under one key."""
+    """A text split into units and its evidence under one key, whose search has this share of its level."""
 
     tokenized: Tokenized
     evidence: Evidence
+    bound: BoundScheme
+    hypotheses: int
+    share: float = 1.0
 
 
-def _read(bound: BoundScheme, text: str, prompt: str) -> _Reading | None:
+def _read(bound: BoundScheme, version: Version) -> _Reading | None:
     """The evidence of a text, or None if the scheme has no known covariance of scores."""
-    tokenized = bound.tokenize([text])
+    if not isinstance(bound, GivesEvidence) or not version.text.strip():
+        return None
+    tokenized = bound.tokenize([version.text])
     try:
-        (evidence,) = bound.evidence(tokenized, bound.tokenize([prompt]))
+        (evidence,) = bound.evidence(tokenized, bound.tokenize([version.prompt or ""]))
     except ConfigError:
         return None
-    return _Reading(tokenized[0], evidence)
+    return _Reading(tokenized[0], evidence, bound, n_hypotheses(bound))
 
 
-def _search_keys(
-    bounds: Sequence[BoundScheme], readings: Sequence[_Reading | None], levels: Sequence[float]
-) -> list[Found]:
+def _search(readings: Mapping[int, _Reading], level: float) -> dict[int, Found]:
     """Search the text under every key; keys with the same covariance share the work."""
-    found = [NOTHING_FOUND] * len(bounds)
-    groups: list[dict[int, Evidence]] = []  # evidence by the index of its key
-    for k, reading in enumerate(readings):
-        if reading is not None:
-            same = (each for each in groups if _same_text(next(iter(each.values())), reading.evidence))
-            group = next(same, None)
-            if group is None:
-                groups.append(group := {})
-            group[k] = reading.evidence
+    from dewmark.stats.scan import search  # most texts are not marked, and need no search
+
+    found: dict[int, Found] = {}
+    groups: list[dict[int, _Reading]] = []
+    for k, reading in readings.items():
+        same = (each for each in groups if _same_text(next(iter(each.values())).evidence, reading.evidence))
+        group = next(same, None)
+        if group is None:
+            groups.append(group := {})
+        group[k] = reading
     for group in groups:
-        tests = [_own_test(bounds[k], evidence) for k, evidence in group.items()]
-        results = search(list(group.values()), levels=[levels[k] for k in group], tests=tests)
-        for k, result in zip(group, results, strict=True):
-            found[k] = result
-    return found
+        some = list(group.values())
+        results = search(
+            [each.evidence for each in some],
+            levels=[level * each.share for each in some],
+            tests=[_own_test(each.bound, each.evidence) for each in some],
+        )
+        found.update(zip(group, results, strict=True))
+    return {k: found[k] for k in readings}
 
 
 def _same_text(a: Evidence, b: Evidence) -> bool:
@@ -220,14 +244,12 @@ def _same_text(a: Evidence, b: Evidence) -> bool:
     return a.kernel == b.kernel and all(np.array_equal(getattr(a, n), getattr(b, n)) for n in names)
 
 
-def _passages(
-    reading: _Reading | None, bound: BoundScheme, found: Found, looks: Looks, *, share: float, fpr: float
-) -> list[Passage]:
-    """The passages of one key, whose search had this share of the key's level for each of its members."""
+def _passages(reading: _Reading, found: Found, looks: Looks, *, fpr: float) -> list[Passage]:
+    """The passages of one key."""
     return [
-        _passage(reading.tokenized, segment, p_value, bound.fingerprint)
+        _passage(reading.tokenized, segment, p_value, reading.bound.fingerprint)
         for segment in found.segments
-        if reading and (p_value := looks.correct(min(segment.corrected / share, 1.0))) <= fpr
+        if (p_value := corrected(segment.corrected, looks, share=reading.share)) <= fpr
     ]
 
 
@@ -261,12 +283,8 @@ def _disjoint(passages: Iterable[Passage]) -> list[Passage]:
     return sorted(kept, key=lambda each: each.start)
 
 
-def _coverage(
-    passages: Sequence[Passage], found: Found, reading: _Reading | None, *, fpr: float
-) -> Coverage | None:
+def _coverage(passages: Sequence[Passage], found: Found, reading: _Reading, *, fpr: float) -> Coverage:
     """Where the mark is, by the passages and the rest under the best key."""
-    if not passages or reading is None:
-        return None
     rest, extent = found.rest, None
     if rest is not None:
         if rest.effective_length < MIN_EFFECTIVE_LENGTH or rest.p_value < fpr:
@@ -291,6 +309,8 @@ class _HasLaw(Protocol):
 
 def _own_test(bound: BoundScheme, evidence: Evidence) -> Test:
     """The first of the scheme's own tests that applies to this evidence, else the key test."""
+    from dewmark.stats.key_test import key_test
+
     if isinstance(bound, _HasLaw):
         for name in bound.tests:
             if bound.statistic(evidence, test=name).effective_length > 0.0:

@@ -28,7 +28,7 @@ import numpy as np
 import torch
 
 from dewmark.cuda.word_race import draw_plain, usable
-from dewmark.decoding import Decoding, check_generate
+from dewmark.decoding import Decoding
 from dewmark.errors import ConfigError, NumericalError, VocabularyError
 
 __all__ = [
@@ -501,7 +501,6 @@ class SessionProcessor:
                 "prompts yourself"
             )
         if self._noise is None:
-            check_generate(self._decoding)
             self._noise = RandomStreams(self._seeds, device=scores.device)
         choice = draw(
             scores.float(),

@@ -14,10 +14,9 @@ therefore never runs the host, unless the scheme's `Needs` say so.
 `Detection`; a scheme fills in `BoundScheme.test_texts`, which returns the evidence and the test's result for
 each text.
 
-**Marking by drafts.** A scheme whose `Needs` declare ``drafts`` marks whole sentences. It offers a `Drafts`
-object instead of a session: the host writes several drafts of each row's next sentence, asks where they end
-and which of them carry the mark, and continues with the first that does
-(`dewmark.hosts.transformers.drafting`).
+**What only some schemes can do** are protocols: `GivesEvidence`, `HasRing`, `HasPublicHalf`,
+`FollowsStreams`, `ChoosesDrafts` and `KeepsRecords`. A bound scheme has their methods or it has
+not, and `capability` gives it as one of them, or an error that names the scheme and the remedy.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Protocol, Self
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Protocol, Self, TypeVar, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,7 +37,8 @@ from dewmark.errors import ArtifactError, ConfigError, InputError
 from dewmark.registry import unknown_name
 from dewmark.text.cleaning import tokenize_cleaned
 from dewmark.text.languages import LanguagePolicy
-from dewmark.types import Detection, TokenScore, TokenScores, Verdict
+from dewmark.types import Detection, TokenScore, TokenScores
+from dewmark.verdict import DEFAULT_FPR, least_length, verdict_of
 from dewmark.workspace import Expectations, HostInfo, Tokenized, Workspace
 
 if TYPE_CHECKING:
@@ -46,32 +46,36 @@ if TYPE_CHECKING:
 
     from dewmark.core.keys import Key
     from dewmark.sampling import Session
-    from dewmark.serving_rows import Rows
     from dewmark.stats.evidence import Evidence
     from dewmark.stats.key_test import Statistic
 
 __all__ = [
-    "DEFAULT_FPR",
-    "MIN_EFFECTIVE_LENGTH",
     "BoundScheme",
+    "ChoosesDrafts",
     "Drafts",
-    "Follower",
+    "FollowsStreams",
+    "GivesEvidence",
+    "HasPublicHalf",
+    "HasRing",
+    "KeepsRecords",
     "Needs",
     "Scheme",
     "State",
+    "StreamDetector",
+    "capability",
     "check_test",
     "check_text",
     "check_texts",
-    "decide",
+    "for_languages",
     "make_detection",
+    "marking_as",
+    "n_hypotheses",
+    "reader_name",
+    "record",
     "text_chunks",
     "token_scores",
 ]
 
-DEFAULT_FPR = 0.01
-MIN_EFFECTIVE_LENGTH = 16.0
-MIN_READ_LENGTH = 6.0
-"""The same with a reader: a unit then counts for as much as its place left open."""
 UNITS_PER_CHUNK = 100_000
 
 
@@ -99,9 +103,9 @@ class _Stored(dict[str, Any]):
 class Needs:
     """What a scheme requires; a mismatch is rejected before anything runs.
 
-    ``final`` says that its sessions must see the final distribution, after temperature, top-k and top-p,
-    instead of the host's own logits. ``drafts`` says that it has no sessions and chooses between drafts of
-    sentences.
+    ``final_distribution`` says that its sessions must see the distribution after temperature, top-k and
+    top-p, instead of the host's own logits. ``drafts`` says that it has no sessions and chooses between
+    drafts of sentences.
     """
 
     embeddings: bool = False
@@ -109,7 +113,7 @@ class Needs:
     artifact: bool = False
     host_at_detection: bool = False
     sampling: bool = True
-    final: bool = False
+    final_distribution: bool = False
     drafts: bool = False
 
 
@@ -226,15 +230,14 @@ class Scheme(ABC):
 class BoundScheme(ABC):
     """A scheme joined to a key and a host's vocabulary: it marks and it detects.
 
-    ``tests`` names the statistical tests it offers, the default first. ``artifact_identity`` identifies the
-    artifact it uses, if any: two artifacts are two configurations. ``units_per_chunk`` bounds the units that
-    detection holds in memory at once. ``expectations`` read the texts that are detected, if any do.
+    ``tests`` names the statistical tests it offers, the default first. ``expectations`` read the texts that
+    are detected, if any do. A scheme with an artifact has an ``artifact_identity``: two artifacts are two
+    configurations. ``_units_per_chunk`` bounds the units that detection holds in memory at once.
     """
 
     tests: ClassVar[tuple[str, ...]]
-    artifact_identity: str | None = None
     expectations: Expectations | None = None
-    units_per_chunk: int = UNITS_PER_CHUNK
+    _units_per_chunk: int = UNITS_PER_CHUNK
 
     def __init__(self, scheme: Scheme, host: HostInfo, fingerprint: str) -> None:
         self.scheme = scheme
@@ -255,34 +258,11 @@ class BoundScheme(ABC):
         """
         host = "" if self.scheme.host_free else self.host.identity
         parts = [self.scheme.name, self.scheme.to_dict(), host, self.fingerprint]
-        if self.artifact_identity is not None:
-            parts.append(self.artifact_identity)
+        if (artifact := getattr(self, "artifact_identity", None)) is not None:
+            parts.append(artifact)
         if self.expectations is not None:
             parts.append({"reader": self.expectations.identity})
         return cfg.config_hash(*parts)
-
-    # Members, payloads and epochs
-
-    def writing(self, *, member: int | None = None, payload: int | None = None) -> BoundScheme:
-        """The same scheme, marking as one member of the key's ring and with a payload."""
-        raise ConfigError(f"{self.scheme.name} carries neither members nor payloads: use dew")
-
-    def marking_as(self, *, member: int | None = None, payload: int | None = None) -> BoundScheme:
-        """The scheme itself, or `writing` if a member or a payload is given."""
-        return self if member is None and payload is None else self.writing(member=member, payload=payload)
-
-    def by_text(self, seeds: Sequence[int]) -> list[tuple[BoundScheme, list[int]]]:
-        """The schemes that mark texts with these seeds, each with the places of its texts."""
-        return [(self, list(range(len(seeds))))]
-
-    def public(self) -> BoundScheme:
-        """The part of this detector that may be published: it detects, but attributes nothing."""
-        raise ConfigError(f"{self.scheme.name} has no half that could be published: use dew")
-
-    @property
-    def tried(self) -> int:
-        """The number of members, payloads and epochs among which detection chooses."""
-        return 1
 
     # Marking
 
@@ -301,17 +281,6 @@ class BoundScheme(ABC):
         needs; without them it is fresh.
         """
 
-    def rows(self, device: torch.device) -> Rows:
-        """Mark for engines whose batches change from step to step; by default with one session per row."""
-        import torch
-
-        from dewmark.serving_rows import SessionRows
-
-        def open_session(prompt: torch.Tensor, seed: int) -> Session:
-            return self.session(prompt, torch.ones_like(prompt), seeds=[seed])
-
-        return SessionRows(open_session, device, final=self.needs.final)
-
     def processor(
         self,
         prompt_ids: torch.Tensor,
@@ -327,29 +296,13 @@ class BoundScheme(ABC):
         leaves only that one finite, so that nothing later can change it. Other schemes ignore ``decoding``.
         """
         session = self.session(prompt_ids, attention_mask, seeds=seeds)
-        if not self.needs.final:
+        if not self.needs.final_distribution:
             return session
         from dewmark.sampling import SessionProcessor
 
         return SessionProcessor(session, rows=len(prompt_ids), seeds=seeds, decoding=decoding, final=True)
 
-    def drafts(self, prompts: Sequence[str]) -> Drafts:
-        """Start choosing the sentences that follow these prompts, if the scheme's needs say ``drafts``."""
-        raise ConfigError(f"{self.scheme.name} marks token by token: use its session")
-
-    def finished(self, texts: Sequence[str], *, seeds: Sequence[int]) -> None:  # noqa: B027 - optional
-        """Called by hosts after every batch with the finished texts and their seeds.
-
-        A scheme that keeps records does so here. With a `processor` in your own loop, call it yourself.
-        """
-
     # Detection
-
-    def judging(self, languages: LanguagePolicy) -> Self:
-        """The same detector, but it judges these languages."""
-        changed = copy.copy(self)
-        changed.languages = languages
-        return changed
 
     def reading_with(self, expectations: Expectations | None) -> Self:
         """The same detector, but a language model (or none) reads the texts."""
@@ -357,16 +310,6 @@ class BoundScheme(ABC):
         changed = copy.copy(self)
         changed.expectations = expectations
         return changed
-
-    @property
-    def least_effective(self) -> float:
-        """The effective length that a verdict needs."""
-        return MIN_EFFECTIVE_LENGTH if self.expectations is None else MIN_READ_LENGTH
-
-    @property
-    def reader_name(self) -> str | None:
-        """The name of the language model that reads the texts, if one does."""
-        return None if self.expectations is None else self.expectations.name
 
     def tokenize(self, texts: Sequence[str]) -> list[Tokenized]:
         """Split texts into the units that the scheme scores, by default the host's tokens.
@@ -394,17 +337,13 @@ class BoundScheme(ABC):
         starts = check_texts(texts, prompts, fpr)
         tokenized, before = self.tokenize(texts), self.tokenize(starts)
         detections: list[Detection] = []
-        for part in text_chunks(tokenized, units=self.units_per_chunk):
+        for part in text_chunks(tokenized, units=self._units_per_chunk):
             found = self.test_texts(tokenized[part], before[part], test=test, fpr=fpr)
             detections += [
-                self.detection(text, *result, test=test, fpr=fpr)
+                self._detection(text, *result, test=test, fpr=fpr)
                 for text, result in zip(tokenized[part], found, strict=True)
             ]
         return self.languages.judge(texts, detections)
-
-    def follow(self, *, prompt: str | None = None, fpr: float = DEFAULT_FPR) -> Follower:
-        """Watch a text while it arrives; its p-value is valid whenever you stop."""
-        raise ConfigError(f"{self.scheme.name} does not follow streams: use dew, or detect the whole text")
 
     def test_texts(
         self, texts: Sequence[Tokenized], prompts: Sequence[Tokenized], *, test: str, fpr: float
@@ -416,32 +355,25 @@ class BoundScheme(ABC):
         """
         raise ConfigError(f"{self.scheme.name} does not test texts one by one: call detect_batch")
 
-    def evidence(self, texts: Sequence[Tokenized], prompts: Sequence[Tokenized]) -> list[Evidence]:
-        """The evidence of tokenized texts, each after its prompt, for scans and tests over many keys."""
-        raise ConfigError(
-            f"{self.scheme.name} has no known covariance of token scores over keys, which this needs: "
-            "use another scheme, or detect with an empirical calibration"
-        )
-
-    def mean_score(self, evidence: Evidence) -> float:
+    def _mean_score(self, evidence: Evidence) -> float:
         """The score that a detection reports: the mean over the scored units."""
         weight = float(evidence.weights.sum())
         return evidence.total / weight if weight else 0.0
 
-    def detection(
+    def _detection(
         self, text: Tokenized, evidence: Evidence, statistic: Statistic, *, test: str, fpr: float
     ) -> Detection:
         """The result for one text."""
         return make_detection(
             evidence,
             statistic,
-            score=self.mean_score(evidence),
+            score=self._mean_score(evidence),
             test=test,
             fpr=fpr,
             scheme=self.scheme.name,
             fingerprint=self.fingerprint,
             tokens=token_scores(text, evidence),
-            reader=self.reader_name,
+            reader=reader_name(self),
         )
 
     @abstractmethod
@@ -449,7 +381,122 @@ class BoundScheme(ABC):
         """Everything detection needs besides the tokenizer. As secret as the key."""
 
 
-class Follower(Protocol):
+@runtime_checkable
+class GivesEvidence(Protocol):
+    """Knows the covariance of its scores over keys, for scans and tests over many keys."""
+
+    def evidence(self, texts: Sequence[Tokenized], prompts: Sequence[Tokenized]) -> list[Evidence]:
+        """The evidence of tokenized texts, each after its prompt."""
+
+
+@runtime_checkable
+class HasRing(Protocol):
+    """Its key may have members, payloads and epochs; detection chooses among ``n_hypotheses`` of them."""
+
+    @property
+    def n_hypotheses(self) -> int:
+        """The number of members, payloads and epochs among which detection chooses."""
+
+    def for_member(self, *, member: int | None = None, payload: int | None = None) -> BoundScheme:
+        """The same scheme, marking as one member of the key's ring and with a payload."""
+
+    def by_text(self, seeds: Sequence[int]) -> list[tuple[BoundScheme, list[int]]]:
+        """The schemes that mark texts with these seeds, each with the places of its texts."""
+
+
+@runtime_checkable
+class HasPublicHalf(Protocol):
+    """Has a part that may be published."""
+
+    def public(self) -> BoundScheme:
+        """The part of this detector that may be published: it detects, but attributes nothing."""
+
+
+@runtime_checkable
+class FollowsStreams(Protocol):
+    """Detects in a text that is still arriving."""
+
+    def follow(self, *, prompt: str | None = None, fpr: float = DEFAULT_FPR) -> StreamDetector:
+        """Watch a text while it arrives; its p-value is valid whenever you stop."""
+
+
+@runtime_checkable
+class ChoosesDrafts(Protocol):
+    """Marks whole sentences: its `Needs` say ``drafts``.
+
+    The host writes several drafts of a row's next sentence, and continues with the first that carries the
+    mark (`dewmark.hosts.transformers.drafting`).
+    """
+
+    def drafts(self, prompts: Sequence[str]) -> Drafts:
+        """Start choosing the sentences that follow these prompts."""
+
+
+@runtime_checkable
+class KeepsRecords(Protocol):
+    """Records what it marked."""
+
+    def finished(self, texts: Sequence[str], *, seeds: Sequence[int]) -> None:
+        """Called by hosts after every batch with the finished texts and their seeds.
+
+        With a `processor` in your own loop, call it yourself.
+        """
+
+
+_LACKS = {
+    GivesEvidence: "has no known covariance of scores over keys, which this needs: use another scheme",
+    HasRing: "carries neither members nor payloads: use dew",
+    HasPublicHalf: "has no half that could be published: use dew",
+    FollowsStreams: "does not follow streams: use dew, or detect the whole text",
+    ChoosesDrafts: "marks token by token: use its session",
+}
+
+_P = TypeVar("_P")
+
+
+def capability(bound: BoundScheme, protocol: type[_P]) -> _P:
+    """The bound scheme as one that can do what a protocol says; `ConfigError` if it cannot."""
+    if isinstance(bound, protocol):
+        return bound
+    raise ConfigError(f"{bound.scheme.name} {_LACKS[protocol]}")
+
+
+def n_hypotheses(bound: BoundScheme) -> int:
+    """The number of members, payloads and epochs among which detection chooses."""
+    return bound.n_hypotheses if isinstance(bound, HasRing) else 1
+
+
+def marking_as(bound: BoundScheme, *, member: int | None, payload: int | None) -> BoundScheme:
+    """The scheme as a member of its key's ring and with a payload, where one is given."""
+    if member is None and payload is None:
+        return bound
+    return capability(bound, HasRing).for_member(member=member, payload=payload)
+
+
+def by_text(bound: BoundScheme, seeds: Sequence[int]) -> list[tuple[BoundScheme, list[int]]]:
+    """The schemes that mark texts with these seeds, each with the places of its texts."""
+    return bound.by_text(seeds) if isinstance(bound, HasRing) else [(bound, list(range(len(seeds))))]
+
+
+def record(bound: object, texts: Sequence[str], *, seeds: Sequence[int]) -> None:
+    """Let a scheme that keeps records know the finished texts and their seeds."""
+    if isinstance(bound, KeepsRecords):
+        bound.finished(texts, seeds=seeds)
+
+
+def for_languages(bound: BoundScheme, languages: LanguagePolicy) -> BoundScheme:
+    """The same detector, but it judges these languages."""
+    changed = copy.copy(bound)
+    changed.languages = languages
+    return changed
+
+
+def reader_name(bound: BoundScheme) -> str | None:
+    """The name of the language model that reads the texts, if one does."""
+    return None if bound.expectations is None else bound.expectations.name
+
+
+class StreamDetector(Protocol):
     """Watches one text while it grows; the p-value so far is valid whenever you stop."""
 
     fpr: float
@@ -457,6 +504,10 @@ class Follower(Protocol):
     @property
     def words(self) -> int:
         """The number of words read."""
+
+    @property
+    def scored(self) -> int:
+        """The number of words that are evidence."""
 
     @property
     def log_e(self) -> float:
@@ -548,15 +599,6 @@ def check_text(text: str, what: str) -> None:
         ) from None
 
 
-def decide(
-    p_value: float, effective_length: float, fpr: float, *, least: float = MIN_EFFECTIVE_LENGTH
-) -> Verdict:
-    """The verdict at level ``fpr``; a text with too few independent tokens is too short for one."""
-    if effective_length < least:
-        return Verdict.TOO_SHORT
-    return Verdict.MARKED if p_value <= fpr else Verdict.NOT_MARKED
-
-
 def make_detection(
     evidence: Evidence,
     statistic: Statistic,
@@ -570,9 +612,8 @@ def make_detection(
     reader: str | None = None,
 ) -> Detection:
     """Put a test's result and its verdict together; every scheme's detections are made here."""
-    least = MIN_EFFECTIVE_LENGTH if reader is None else MIN_READ_LENGTH
     return Detection(
-        verdict=decide(statistic.p_value, statistic.effective_length, fpr, least=least),
+        verdict=verdict_of(statistic.p_value, statistic.effective_length, fpr, least=least_length(reader)),
         p_value=statistic.p_value,
         z=statistic.z,
         score=score,

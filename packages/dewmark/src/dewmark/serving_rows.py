@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from typing import Protocol, runtime_checkable
 
 import torch
 
 from dewmark.decoding import Decoding
 from dewmark.errors import ConfigError
 from dewmark.sampling import RandomStreams, Session, draw, one_hot_logits
+from dewmark.scheme import BoundScheme
 
 
 class Row:
@@ -116,3 +118,25 @@ class SessionRows(Rows):
             row.noise = RandomStreams([row.seed], device=self._device)
         choice = draw(scores, row.decoding, row.noise, step, session=session, input_ids=ids, final=True)
         return one_hot_logits(scores, choice)
+
+
+@runtime_checkable
+class MarksRows(Protocol):
+    """A bound scheme that marks all texts of an engine's changing batch together."""
+
+    def rows(self, device: torch.device) -> Rows:
+        """Mark the rows of a changing batch."""
+
+
+def open_rows(bound: BoundScheme, device: torch.device) -> Rows:
+    """Mark for engines whose batches change: all rows together if the scheme can, else each by a session."""
+    return bound.rows(device) if isinstance(bound, MarksRows) else session_rows(bound, device)
+
+
+def session_rows(bound: BoundScheme, device: torch.device) -> Rows:
+    """Mark each row by a session of its own."""
+
+    def open_session(prompt: torch.Tensor, seed: int) -> Session:
+        return bound.session(prompt, torch.ones_like(prompt), seeds=[seed])
+
+    return SessionRows(open_session, device, final=bound.needs.final_distribution)

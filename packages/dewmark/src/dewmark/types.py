@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import enum
 import math
 from collections.abc import Sequence
@@ -10,13 +9,14 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, overload
 
 __all__ = [
-    "Attribution",
     "Coverage",
     "Detection",
     "DraftCount",
     "Extent",
     "ForgeryTest",
     "Generation",
+    "Identification",
+    "Looks",
     "Passage",
     "TokenScore",
     "TokenScores",
@@ -30,14 +30,42 @@ class Verdict(enum.StrEnum):
     """A detector's answer."""
 
     MARKED = "marked"
-    NOT_MARKED = "not marked"
-    TOO_SHORT = "too short"
-    UNSUPPORTED_LANGUAGE = "unsupported language"
+    NOT_MARKED = "not_marked"
+    TOO_SHORT = "too_short"
+    UNSUPPORTED_LANGUAGE = "unsupported_language"
 
     @property
     def conclusive(self) -> bool:
         """Whether it answers the question: marked, or not marked."""
         return self in (Verdict.MARKED, Verdict.NOT_MARKED)
+
+    @property
+    def words(self) -> str:
+        """The answer in a sentence."""
+        return self.value.replace("_", " ")
+
+
+@dataclass(frozen=True, slots=True)
+class Looks:
+    """Everything that one text was examined for, all of which its p-value pays for (`dewmark.verdict`).
+
+    ``attempts`` are versions of the text, such as translations back; ``passages`` says that they were
+    searched.
+    """
+
+    keys: int = 1
+    attempts: int = 1
+    passages: bool = False
+
+    def to_dict(self) -> dict[str, int | bool]:
+        """Plain JSON values."""
+        return {"keys": self.keys, "attempts": self.attempts, "passages": self.passages}
+
+    def __str__(self) -> str:
+        """All looks beyond one, such as ``50 keys, 2 attempts and all passages``; empty if there are none."""
+        several = [f"{n} {name}" for n, name in ((self.keys, "keys"), (self.attempts, "attempts")) if n > 1]
+        several += ["all passages"] if self.passages else []
+        return " and ".join(part for part in (", ".join(several[:-1]), *several[-1:]) if part)
 
 
 class TokenScore(NamedTuple):
@@ -194,10 +222,11 @@ class Detection:
     verdict is `Verdict.UNSUPPORTED_LANGUAGE` where the text has too little evidence, and where one key may
     score all texts of that language alike and was not audited (`dewmark.text.languages.LanguagePolicy`).
 
-    If the key has members, payloads or epochs, ``p_value`` is corrected for all ``tried`` combinations, and
-    ``member``, ``payload`` and ``epoch`` say which marked the text; None if it is not marked, if the key has
-    no such thing, or if the text does not tell clearly. ``payload_confidence`` is the posterior probability
-    of the payload. ``attribution`` says whether the key's holder marked the text; None if not tested.
+    If the key has members, payloads or epochs, ``p_value`` is corrected for all ``n_hypotheses``
+    combinations, and ``member``, ``payload`` and ``epoch`` say which marked the text; None if it is not
+    marked, if the key has no such thing, or if the text does not tell clearly. ``payload_confidence`` is the
+    posterior probability of the payload. ``forgery`` says whether the key's holder marked the text; None if
+    not tested. ``looks`` is what ``p_value`` pays for besides: keys, versions of the text, and its passages.
 
     ``reader`` is the language model that read the text to say what was expected in each place, if one did.
     """
@@ -216,34 +245,19 @@ class Detection:
     language: str | None = None
     language_known: bool | None = None
     coverage: Coverage | None = field(default=None, repr=False)
-    tried: int = 1
+    looks: Looks = Looks()
+    n_hypotheses: int = 1
     member: int | None = None
     payload: int | None = None
     payload_confidence: float | None = None
     epoch: str | None = None
-    attribution: ForgeryTest | None = field(default=None, repr=False)
+    forgery: ForgeryTest | None = field(default=None, repr=False)
     reader: str | None = None
 
     @property
     def is_marked(self) -> bool:
         """Whether the verdict is `Verdict.MARKED`."""
         return self.verdict is Verdict.MARKED
-
-    def judged(self, verdict: Verdict, p_value: float) -> Detection:
-        """The same after a further correction; a text that is no longer marked has no origin either."""
-        if verdict is Verdict.MARKED:
-            return dataclasses.replace(self, verdict=verdict, p_value=p_value)
-        return dataclasses.replace(
-            self,
-            verdict=verdict,
-            p_value=p_value,
-            coverage=None,
-            member=None,
-            payload=None,
-            payload_confidence=None,
-            epoch=None,
-            attribution=None,
-        )
 
     @property
     def leaves_no_room(self) -> bool:
@@ -265,12 +279,13 @@ class Detection:
             "key_fingerprint": self.key_fingerprint,
             "language": self.language,
             "language_known": self.language_known,
-            "tried": self.tried,
+            "looks": self.looks.to_dict(),
+            "n_hypotheses": self.n_hypotheses,
             "member": self.member,
             "payload": self.payload,
             "payload_confidence": self.payload_confidence,
             "epoch": self.epoch,
-            "attribution": self.attribution and self.attribution.to_dict(),
+            "forgery": self.forgery and self.forgery.to_dict(),
             "reader": self.reader,
             "coverage": self.coverage and self.coverage.to_dict(),
         }
@@ -282,9 +297,9 @@ class Detection:
         where = f", {self.coverage}" if self.coverage else ""
         read = f" read by {self.reader}," if self.reader else ""
         return (
-            f"{self.verdict}{self.origin}{where} (p = {self.p_value:.3g}, z = {self.z:.2f}, effective length "
-            f"{self.effective_length:.0f} of {self.tokens_scored} tokens,{read} {self.test} test, "
-            f"key {self.key_fingerprint})"
+            f"{self.verdict.words}{self.origin}{where} (p = {self.p_value:.3g}, z = {self.z:.2f}, "
+            f"effective length {self.effective_length:.0f} of {self.tokens_scored} tokens,{read} "
+            f"{self.test} test, key {self.key_fingerprint})"
         )
 
     @property
@@ -293,48 +308,46 @@ class Detection:
         known = [] if self.epoch is None else [f"epoch {self.epoch}"]
         known += [] if self.member is None else [f"member {self.member}"]
         known += [] if self.payload is None else [f"payload {self.payload:#x}"]
-        if self.attribution is not None:
-            unread = self.reader is None and not self.attribution.attributable
-            known += [f"{self.attribution}{' without a reader' if unread else ''}"]
+        if self.forgery is not None:
+            unread = self.reader is None and not self.forgery.attributable
+            known += [f"{self.forgery}{' without a reader' if unread else ''}"]
         return "".join(f", {each}" for each in known)
 
 
 @dataclass(frozen=True, slots=True)
-class Attribution:
+class Identification:
     """Which of several keys, if any, marked a text.
 
-    ``detections`` holds one result per key, in the given order; ``best`` is the one with the smallest p-value
-    and ``index`` its position. ``p_value`` is corrected for the number of keys and decides ``verdict``.
+    ``detections`` holds one result per key, in the given order and for that key alone. ``best`` is the one
+    that counts, at ``index``, with the verdict and p-value corrected for the number of keys.
     """
 
     detections: tuple[Detection, ...] = field(repr=False)
     index: int
-    p_value: float
-    verdict: Verdict
+    best: Detection
 
     @property
-    def best(self) -> Detection:
-        """The result under the best key."""
-        return self.detections[self.index]
+    def verdict(self) -> Verdict:
+        """The verdict, corrected for the number of keys."""
+        return self.best.verdict
 
     @property
-    def keys(self) -> int:
-        """The number of keys tried."""
-        return len(self.detections)
+    def p_value(self) -> float:
+        """The p-value, corrected for the number of keys."""
+        return self.best.p_value
 
     @property
     def is_marked(self) -> bool:
         """Whether the verdict is `Verdict.MARKED`."""
-        return self.verdict is Verdict.MARKED
+        return self.best.is_marked
 
     def to_dict(self, *, tokens: bool = False) -> dict[str, Any]:
-        """Plain JSON values: the best key's result, with verdict and p-value corrected for all keys."""
-        best = self.best.to_dict(tokens=tokens)
-        corrected = {"verdict": self.verdict.value, "p_value": _finite(self.p_value)}
-        return {**best, **corrected, "p_value_of_key": best["p_value"], "keys": self.keys}
+        """Plain JSON values: the best key's result, corrected for all keys."""
+        alone = self.detections[self.index].p_value
+        return {**self.best.to_dict(tokens=tokens), "p_value_of_key": _finite(alone)}
 
     def __str__(self) -> str:
-        return f"{self.verdict} (p = {self.p_value:.3g} over {self.keys} keys; best {self.best})"
+        return f"{self.best}, over {len(self.detections)} keys"
 
 
 @dataclass(frozen=True, slots=True)

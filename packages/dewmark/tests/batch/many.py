@@ -22,7 +22,7 @@ def export_kgw(folder: Path) -> Path:
     import dewmark
     from dewmark.hosts.fake import FakeHost
 
-    bound = dewmark.load_scheme("kgw", key=dewmark.Key(bytes(range(32))), host=FakeHost().info)
+    bound = dewmark.load_scheme(dewmark.Key(bytes(range(32))), host=FakeHost().info, scheme="kgw")
     dewmark.Detector(bound).save(folder)
     return folder
 

@@ -37,7 +37,7 @@ def expected(detector: Path) -> list[dict]:
     """The rows, scored in one batch in memory."""
     scored = DetectorSpec(detector=detector).open()([TextRow(row["id"], row["text"]) for row in ROWS])
     rows = [each.row for each in scored]
-    tested = [row for row in rows if row["verdict"] != "too short"]
+    tested = [row for row in rows if row["verdict"] != "too_short"]
     adjusted = dict.fromkeys(row["id"] for row in rows)
     adjusted |= dict(
         zip(
@@ -63,7 +63,7 @@ def test_formats(detector, expected, tmp_path, source, out):
     found = detect_file(given, made, detector, block_size=10)
     assert read(made) == expected
     assert (found.rows, found.marked, found.rejected, found.resumed_from) == (57, 0, 0, 0)
-    assert found.tested == sum(row["verdict"] != "too short" for row in expected)
+    assert found.tested == sum(row["verdict"] != "too_short" for row in expected)
     assert not made.with_name(made.name + ".partial").exists()
 
 

@@ -19,8 +19,9 @@ from dewmark.decoding import Decoding
 from dewmark.errors import InputError, ModelError
 from dewmark.hosts.base import ChatFormat, Host
 from dewmark.registry import SCHEMES
-from dewmark.scheme import BoundScheme, Scheme, State, check_texts, decide
+from dewmark.scheme import BoundScheme, Scheme, State, check_texts
 from dewmark.types import Detection, TokenScore
+from dewmark.verdict import verdict_of
 from dewmark.workspace import HostInfo, Tokenized
 
 SECRET = bytes(range(100, 132))
@@ -87,7 +88,7 @@ class StubBound(BoundScheme):
         )
         p, length = (1e-6 if marked else 0.4), float(max(len(text) - 3, 0))
         return Detection(
-            decide(p, length, fpr), p, 4.75, 1.0, length, int(length), test or "key", fpr, "dew",
+            verdict_of(p, length, fpr), p, 4.75, 1.0, length, int(length), test or "key", fpr, "dew",
             self.fingerprint, tokens,
         )  # fmt: skip
 
@@ -216,7 +217,7 @@ def numbers(monkeypatch: pytest.MonkeyPatch) -> None:
     def one(self: StubBound, text: str, fpr: float, test: str | None) -> Detection:
         z, length = float(text.partition("z=")[2].split()[0]), 5.0 if "brief" in text else 100.0
         p = one_sided_p(z)
-        verdict = decide(p, length, fpr)
+        verdict = verdict_of(p, length, fpr)
         return Detection(verdict, p, z, 0.0, length, 100, test or "key", fpr, "dew", self.fingerprint)
 
     monkeypatch.setattr(StubBound, "_one", one)
@@ -231,8 +232,8 @@ def tiny(monkeypatch: pytest.MonkeyPatch, bag_encoder: BagEncoder) -> None:
     host = pytest.importorskip("dewmark.hosts.fake", exc_type=ImportError).FakeHost()
     host.chat = ChatFormat(lambda messages: f"the old {messages[-1]['content']}", Decoding(temperature=0.9))
     for module in (dewmark.hosts, dewmark.watermark):
-        monkeypatch.setattr(module, "chat_format", lambda name, **_: host.chat)
-        monkeypatch.setattr(module, "host_info", lambda name, **_: host.info)
+        monkeypatch.setattr(module, "chat_format", lambda name, **_: host.chat, raising=False)
+        monkeypatch.setattr(module, "host_info", lambda name, **_: host.info, raising=False)
         monkeypatch.setattr(module, "load_host", lambda name, **_: host)
 
 

@@ -153,7 +153,7 @@ class TestDetect:
         grouped = json_lines(detect("--jsonl", path, "--by", "language", "--json", "--test", "empirical"))
         higher = int(np.sum(GERMAN >= 2.5))
         assert [r["p_value"] for r in grouped] == [1 / 100, (1 + higher) / 100, 1 / 100]
-        assert [r["verdict"] for r in grouped] == ["marked", "not marked", "marked"]
+        assert [r["verdict"] for r in grouped] == ["marked", "not_marked", "marked"]
         assert {r["test"] for r in grouped} == {"empirical"}
         pooled = json_lines(detect("--jsonl", path, "--json"))
         assert [r["p_value"] for r in pooled] == pytest.approx([(1 + higher) / 199] * 2 + [1 / 199])
@@ -171,13 +171,13 @@ class TestDetect:
     def test_too_short_stays_too_short(self, detect, tmp_path):
         path = write_rows(tmp_path / "in.jsonl", [{"text": "brief z=9"}, {"text": ""}])
         assert {(r["verdict"], r["p_value"]) for r in json_lines(detect("--jsonl", path, "--json"))} == {
-            ("too short", 1.0)
+            ("too_short", 1.0)
         }
 
     def test_too_few_negatives_for_the_level_give_a_warning(self, detect, tmp_path):
         path = write_rows(tmp_path / "in.jsonl", [row(9, "en"), row(9, "de")])
         result = detect("--jsonl", path, "--by", "language", "--fpr", "0.001", "--json", "-q")
-        assert {r["verdict"] for r in json_lines(result)} == {"not marked"}
+        assert {r["verdict"] for r in json_lines(result)} == {"not_marked"}
         assert result.err.splitlines() == [
             f"dewmark: warning: 99 negatives of language {name} cannot reach the level 0.001: "
             "the smallest p-value is 1/100; calibrate on at least 999"

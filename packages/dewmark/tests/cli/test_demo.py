@@ -15,7 +15,7 @@ def test_four_verdicts(run, host):
     assert result.code == 0
     rows = [json.loads(line) for line in result.out.splitlines()]
     assert [row["id"] for row in rows] == ["marked text", "unmarked text", "human paragraph", "wrong key"]
-    assert [row["verdict"] for row in rows] == ["marked", "not marked", "not marked", "not marked"]
+    assert [row["verdict"] for row in rows] == ["marked", "not_marked", "not_marked", "not_marked"]
     assert all(row["right"] for row in rows)
     assert rows[0]["key_fingerprint"] == rows[2]["key_fingerprint"] != rows[3]["key_fingerprint"]
     assert rows[0]["text"] == rows[3]["text"] != rows[1]["text"]

@@ -42,7 +42,7 @@ def test_json(detect, texts):
     marked, plain = json_lines(detect(*texts, "--json"))
     assert {"id", "p_value", "z", "effective_length", "tokens_scored", "verdict"} <= marked.keys()
     assert (marked["id"], marked["verdict"]) == (str(texts[0]), "marked")
-    assert (plain["id"], plain["verdict"]) == (str(texts[1]), "not marked")
+    assert (plain["id"], plain["verdict"]) == (str(texts[1]), "not_marked")
     assert plain["tokens_scored"] == len(PLAIN) - 3
     assert marked["key_fingerprint"] == FINGERPRINT
     assert "tokens" not in marked
@@ -89,7 +89,7 @@ def test_jsonl(detect, tmp_path):
     path.write_text("\n".join(json.dumps(row) for row in rows) + "\n\n", encoding="utf-8")
     found = json_lines(detect("--jsonl", path, "--json", "--batch-size", 3))
     assert [row["id"] for row in found] == ["a", 7, "2", "3"]
-    assert [row["verdict"] for row in found] == ["marked", "not marked", "not marked", "too short"]
+    assert [row["verdict"] for row in found] == ["marked", "not_marked", "not_marked", "too_short"]
     assert found[3]["p_value"] == 1.0  # an empty completion is no evidence
     assert found[3]["key_fingerprint"] == FINGERPRINT
     assert len(json_lines(detect("--jsonl", path, "--json", "--batch-size", 1))) == 4
@@ -120,12 +120,12 @@ def test_what_generate_wrote_is_detected(detect, run, key_file, tmp_path):
     other = tmp_path / "other.key"
     Key(bytes(32)).save(other)
     wrong = json_lines(run("detect", "--key", other, "--jsonl", out, "--json"))
-    assert {row["verdict"] for row in wrong} == {"not marked"}
+    assert {row["verdict"] for row in wrong} == {"not_marked"}
 
 
 def test_level_and_test_reach_the_detector(detect, texts):
     (row,) = json_lines(detect(texts[0], "--json", "--fpr", "1e-7", "--test", "gaussian"))
-    assert (row["verdict"], row["test"], row["fpr"]) == ("not marked", "gaussian", 1e-7)
+    assert (row["verdict"], row["test"], row["fpr"]) == ("not_marked", "gaussian", 1e-7)
 
 
 def test_html(detect, texts, tmp_path):

@@ -50,7 +50,7 @@ class TestManyTexts:
         p = [row["p_value"] for row in found[:5]]
         assert [row["p_adjusted"] for row in found[:5]] == pytest.approx(benjamini_hochberg(p).tolist())
         # texts that are too short are not tested, so they do not count among the tests
-        assert [row["verdict"] for row in found[5:]] == ["too short", "too short"]
+        assert [row["verdict"] for row in found[5:]] == ["too_short", "too_short"]
         assert [row["p_adjusted"] for row in found[5:]] == [None, None]
 
     def test_lines_have_q_and_a_summary(self, detect, rows):
@@ -130,7 +130,7 @@ def texts(tmp_path: Path) -> Path:
 class TestManyKeys:
     def test_the_key_is_named_and_the_p_value_corrected(self, run, host, keys, texts):
         found = json_lines(run("detect", "--keys", keys, "--jsonl", texts, "--json"))
-        assert [row["verdict"] for row in found] == ["marked", "marked", "not marked", "too short"]
+        assert [row["verdict"] for row in found] == ["marked", "marked", "not_marked", "too_short"]
         assert [Path(row["key_file"]).name for row in found[:2]] == ["b.key", "c.key"]
         assert [row["key_fingerprint"] for row in found[:2]] == [Key(KEYS[k]).fingerprint for k in "bc"]
         assert found[0]["p_value"] == pytest.approx(1 - (1 - 1e-6) ** 3, rel=1e-6)
@@ -141,7 +141,7 @@ class TestManyKeys:
 
     def test_the_level_is_that_of_all_keys_together(self, run, host, keys, texts):
         found = json_lines(run("detect", "--keys", keys, "--jsonl", texts, "--json", "--fpr", "2e-6"))
-        assert found[0]["verdict"] == "not marked"  # 1e-6 of one key is 3e-6 of three
+        assert found[0]["verdict"] == "not_marked"  # 1e-6 of one key is 3e-6 of three
 
     def test_plain_output(self, run, host, keys, texts):
         first, _, third, fourth, _ = run("detect", "--keys", keys, "--jsonl", texts).out.splitlines()
@@ -153,7 +153,7 @@ class TestManyKeys:
     def test_several_key_options(self, run, host, keys, texts):
         arguments = [word for name in "ab" for word in ("--key", keys / f"{name}.key")]
         found = json_lines(run("detect", *arguments, "--jsonl", texts, "--json"))
-        assert [row["verdict"] for row in found[:2]] == ["marked", "not marked"]
+        assert [row["verdict"] for row in found[:2]] == ["marked", "not_marked"]
         assert found[0]["keys"] == 2
         both = json_lines(run("detect", "--key", keys / "a.key", "--jsonl", texts, "--json"))
         assert "keys" not in both[0]

@@ -10,9 +10,9 @@ import pytest
 from tests.cli.fixtures import StubBound
 
 from dewmark.core.keys import Key
-from dewmark.scheme import decide
 from dewmark.stats.key_test import one_sided_p
 from dewmark.types import Detection
+from dewmark.verdict import verdict_of
 
 WORDS = ["the", "old", "bridge", "over", "river", "house", "water", "light", "night", "city", "hill", "sea"]
 
@@ -46,7 +46,9 @@ def lean(monkeypatch: pytest.MonkeyPatch, drawn: list[Key], *leans: float) -> No
         number = [key.fingerprint for key in drawn].index(self.fingerprint)
         z = float(text.partition("z=")[2]) + leans[min(number, len(leans) - 1)]
         p = one_sided_p(z)
-        return Detection(decide(p, 100.0, fpr), p, z, 0.0, 100.0, 100, "key", fpr, "dew", self.fingerprint)
+        return Detection(
+            verdict_of(p, 100.0, fpr), p, z, 0.0, 100.0, 100, "key", fpr, "dew", self.fingerprint
+        )
 
     monkeypatch.setattr(StubBound, "_one", one)
 

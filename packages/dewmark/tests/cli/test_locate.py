@@ -29,7 +29,7 @@ def tiny(monkeypatch: pytest.MonkeyPatch, bag_encoder: BagEncoder):
 
     host = FakeHost()
     for module in (dewmark.hosts, dewmark.watermark):
-        monkeypatch.setattr(module, "host_info", lambda name, **_: host.info)
+        monkeypatch.setattr(module, "host_info", lambda name, **_: host.info, raising=False)
         monkeypatch.setattr(module, "load_host", lambda name, **_: host)
     return host
 
@@ -37,7 +37,7 @@ def tiny(monkeypatch: pytest.MonkeyPatch, bag_encoder: BagEncoder):
 @pytest.fixture
 def document(tiny, tmp_path) -> Path:
     """A file of 100 unmarked words, 120 marked ones and 100 unmarked again."""
-    scheme = dewmark.load_scheme("dew", key=Key(SECRET), host=tiny.info, lambda_=6.0)
+    scheme = dewmark.load_scheme(Key(SECRET), host=tiny.info, settings={"lambda_": 6.0})
     (marked,) = tiny.generate(
         ["the old bridge"],
         scheme=scheme,
@@ -114,7 +114,7 @@ def test_jsonl_detector_and_blank_texts(run, locate, document, key_file, tmp_pat
         ]
         for row in theirs
     ]
-    assert ours[1]["detection"]["verdict"] == "too short"
+    assert ours[1]["detection"]["verdict"] == "too_short"
 
 
 def test_several_keys(run, document, key_file, tmp_path):
@@ -149,8 +149,6 @@ def test_detect_says_that_only_a_part_is_marked(run, document, key_file):
     (passage,) = coverage["passages"]
     assert re.search("marked, (attributable, )?part of it: about", run(*command).out)
     assert f"characters {passage['start']} to {passage['end']}" in run(*command).out
-    (without,) = json_lines(run(*command, "--json", "--no-passages").out)
-    assert without == {**row, "coverage": None}
 
 
 def _near(passage: dict) -> dict:
@@ -170,7 +168,7 @@ def test_standard_input(locate, document, monkeypatch):
     [
         ([], "nothing to search"),
         (["missing.txt"], "cannot read missing.txt"),
-        (["TEXT", "--fpr", "0"], "--fpr must lie in (0, 1), got 0"),
+        (["TEXT", "--fpr", "0"], "fpr must lie in (0, 1), got 0"),
         (["TEXT", "--detector", "somewhere"], "leave out key"),
         (["TEXT", "--scheme", "none"], "no mark to detect"),
     ],

@@ -113,7 +113,7 @@ def test_export_and_use_a_detector(run, host, key_file, monkeypatch, tmp_path):
     assert json.loads(result.out)["out"] == str(out)
     assert stored[out].scheme.k == 5
     found = json.loads(run("detect", "--detector", out, text, "--json").out)
-    assert found["verdict"] == "not marked"
+    assert found["verdict"] == "not_marked"
     assert found["key_fingerprint"] == stored[out].fingerprint
 
 

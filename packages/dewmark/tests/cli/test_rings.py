@@ -36,7 +36,7 @@ def test_a_ring_marks_and_names_member_and_payload(run, text) -> None:
     found = run("detect", "--key", key, *KEYED, path, "-q")
     assert "marked, member 3, payload 0x2" in found.out
     row = json.loads(run("detect", "--key", key, *KEYED, path, "--json", "-q").out)
-    assert (row["member"], row["payload"], row["tried"]) == (3, 2, 32)
+    assert (row["member"], row["payload"], row["n_hypotheses"]) == (3, 2, 32)
 
 
 def test_locate_names_member_and_payload(run, text) -> None:
@@ -44,7 +44,11 @@ def test_locate_names_member_and_payload(run, text) -> None:
     found = run("locate", "--key", key, *KEYED, path, "-q")
     assert "marked, member 3, payload 0x2" in found.out
     row = json.loads(run("locate", "--key", key, *KEYED, path, "--json", "-q").out)
-    assert (row["detection"]["member"], row["detection"]["payload"], row["detection"]["tried"]) == (3, 2, 32)
+    assert (row["detection"]["member"], row["detection"]["payload"], row["detection"]["n_hypotheses"]) == (
+        3,
+        2,
+        32,
+    )
 
 
 def test_a_stream_is_watched_until_it_is_marked(run, text, monkeypatch) -> None:

@@ -64,7 +64,7 @@ def test_sixteen_colours_still_distinguish_signs():
 def test_a_line_for_every_verdict(verdict):
     found = Detection(verdict, 0.004, 2.6, 0.2, 50.0, 60, "key", 0.01, "dew", "ab12")
     line = verdict_line("a\x07.txt", found).plain
-    assert line.startswith(f"a\N{REPLACEMENT CHARACTER}.txt: {verdict}: ")
+    assert line.startswith(f"a\N{REPLACEMENT CHARACTER}.txt: {verdict.words}: ")
     assert ("effective length 50 of 60" in line) == (verdict is not Verdict.UNSUPPORTED_LANGUAGE)
 
 

@@ -30,7 +30,7 @@ WIDTH, N, VOCAB = 96, 128, 300
 
 @pytest.fixture
 def bound(bag_encoder):
-    return dewmark.load_scheme("dew", key=KEY, host=tiny_host().info, **PAPER)
+    return dewmark.load_scheme(KEY, host=tiny_host().info, settings=PAPER)
 
 
 def biased(logits, Q, contexts, products, *, m, strength, gamma, n):

@@ -54,12 +54,12 @@ def numbers(detections):
 def test_a_batch_a_text_alone_a_device_and_small_chunks_agree(
     settings, host: FakeHost, texts, bag_encoder: BagEncoder
 ) -> None:
-    bound = dewmark.load_scheme("dew", key=KEY, host=host.info, **settings)
+    bound = dewmark.load_scheme(KEY, host=host.info, settings=settings)
     alone = [bound.detect(text) for text in texts]
     # float32 sums in another order: a few units in its 24th bit
     close = {"rtol": 1e-5, "atol": 1e-6}
     np.testing.assert_allclose(numbers(bound.detect_batch(texts)), numbers(alone), **close)
-    bound.units_per_chunk = 40
+    bound._units_per_chunk = 40
     np.testing.assert_allclose(numbers(bound.detect_batch(texts)), numbers(alone), **close)
     moved = bound.on("cpu")
     moved._device = torch.device("cpu")  # as on an accelerator
@@ -75,17 +75,17 @@ def test_the_default_on_a_device_cuts_and_attributes_as_on_the_cpu() -> None:
     """Short texts, longer ones, and one with more pairs than twice the dimensions, of which more is cut."""
     ours = [text for text in register_texts() if text.strip()]
     texts = [*ours[:12], *(" ".join(ours[i : i + 4]) for i in range(0, 16, 4)), " ".join(ours[:40])]
-    bound = dewmark.load_scheme("dew", key=KEY, host=None)
+    bound = dewmark.load_scheme(KEY, host=None)
     moved = bound.on("cpu")
     moved._device = torch.device("cpu")
     here, there = bound.detect_batch(texts, fpr=0.5), moved.detect_batch(texts, fpr=0.5)
     np.testing.assert_allclose(numbers(there), numbers(here), rtol=1e-5, atol=1e-5)
     assert any(found.is_marked for found in here)
     for one, other in zip(there, here, strict=True):
-        assert (one.attribution is None) == (other.attribution is None)
-        if one.attribution is not None and other.attribution is not None:
-            assert one.attribution.z_tail == pytest.approx(other.attribution.z_tail, abs=1e-4)
-            assert one.attribution.p_alike == pytest.approx(other.attribution.p_alike, abs=1e-4)
+        assert (one.forgery is None) == (other.forgery is None)
+        if one.forgery is not None and other.forgery is not None:
+            assert one.forgery.z_tail == pytest.approx(other.forgery.z_tail, abs=1e-4)
+            assert one.forgery.p_alike == pytest.approx(other.forgery.p_alike, abs=1e-4)
 
 
 def test_padded_batches_take_every_text_once_and_stay_small() -> None:
@@ -158,7 +158,7 @@ def test_remembered_rows_are_the_folded_ones_also_when_there_is_no_room(monkeypa
 def test_a_stored_detector_maps_its_tables_in_half_precision(
     settings, host: FakeHost, texts, bag_encoder: BagEncoder, tmp_path
 ) -> None:
-    bound = dewmark.load_scheme("dew", key=KEY, host=host.info, **settings)
+    bound = dewmark.load_scheme(KEY, host=host.info, settings=settings)
     dewmark.Detector(bound).save(tmp_path / "detector")
     stored = dewmark.Detector.load(tmp_path / "detector").scheme
     rows, contexts = stored.reader.token_rows, stored.reader.contexts.table

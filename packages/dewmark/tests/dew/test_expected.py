@@ -14,7 +14,7 @@ from dewmark.dew.scheme import DEW
 from dewmark.errors import ConfigError
 from dewmark.hosts.expectations import open_reader
 from dewmark.hosts.fake import FakeHost
-from dewmark.watermark import load_scheme
+from dewmark.opening import load_scheme
 from dewmark.workspace import ExpectedWords, Workspace, no_host
 
 KEY = Key(bytes(range(32)))
@@ -88,7 +88,7 @@ def test_a_reader_that_knows_nothing_changes_nothing(bag_encoder, tmp_path) -> N
 
 def test_a_certain_reader_leaves_nothing_to_judge(bag_encoder, tmp_path) -> None:
     (found,) = bind(tmp_path).reading_with(Oracle(lambda i, word: {word: 1.0})).detect_batch([TEXT])
-    assert found.verdict == "too short"
+    assert found.verdict == "too_short"
     assert found.effective_length < 1e-3
 
 
@@ -156,7 +156,7 @@ def test_only_linear_words_take_a_reader(host, bag_encoder, tmp_path) -> None:
         with pytest.raises(ConfigError, match="reader"):
             bound.reading_with(reader)
     with pytest.raises(ConfigError, match="kgw"):
-        load_scheme("kgw", key=KEY, host=host).reading_with(reader)
+        load_scheme(KEY, host=host, scheme="kgw").reading_with(reader)
     with pytest.raises(ConfigError, match="gaussian"):
         bind(tmp_path).reading_with(reader).detect(TEXT, test="gaussian")
 

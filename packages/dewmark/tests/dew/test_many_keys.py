@@ -12,8 +12,8 @@ from dewmark.core.keys import Key
 from dewmark.decoding import Decoding
 from dewmark.dew.scheme import DEW
 from dewmark.hosts.fake import FakeHost
+from dewmark.opening import load_scheme
 from dewmark.types import Verdict
-from dewmark.watermark import load_scheme
 from dewmark.workspace import Workspace
 
 KEYS = [Key(bytes([i] * 32)) for i in range(6)]
@@ -61,7 +61,7 @@ def test_windows_are_encoded_once_for_all_keys(host, bag_encoder, tmp_path) -> N
 
 def test_identify_names_the_key(host, bag_encoder) -> None:
     settings = {**PAPER, "lambda": 4.0}
-    scheme = load_scheme("dew", key=KEYS[3], settings=settings, host=host.info)
+    scheme = load_scheme(KEYS[3], host=host.info, settings=settings)
     prompts = ["the old river", "a new day"]
     marked = host.generate(
         prompts, scheme=scheme, seeds=[1, 2], decoding=Decoding(max_new_tokens=150, no_repeat_ngram=4)
@@ -69,14 +69,14 @@ def test_identify_names_the_key(host, bag_encoder) -> None:
     found = dewmark.identify(
         [g.text for g in marked], KEYS, host=host.info, settings={**PAPER, "lambda": 4.0}, prompts=prompts
     )
-    for attribution in found:
-        assert attribution.index == 3
-        assert attribution.best.key_fingerprint == KEYS[3].fingerprint
-        assert attribution.keys == len(KEYS)
-        p = attribution.best.p_value
-        assert attribution.p_value == pytest.approx(1 - (1 - p) ** 6, rel=1e-6)
-        assert attribution.verdict is Verdict.MARKED
-        assert attribution.to_dict()["p_value_of_key"] == p
+    for each in found:
+        assert each.index == 3
+        assert each.best.key_fingerprint == KEYS[3].fingerprint
+        assert each.best.looks.keys == len(each.detections) == len(KEYS)
+        p = each.detections[3].p_value
+        assert each.p_value == pytest.approx(1 - (1 - p) ** 6, rel=1e-6)
+        assert each.verdict is Verdict.MARKED
+        assert each.to_dict()["p_value_of_key"] == p
 
 
 def test_the_correction_makes_the_smallest_p_uniform(host, bag_encoder) -> None:

@@ -71,7 +71,7 @@ def test_a_marked_stream_is_found_and_its_member_named(bag_encoder, tmp_path) ->
     other = DEW(alpha=1.0).bind(Key(bytes(32), members=4), host.info, Workspace(cache=tmp_path))
     made = host.generate(
         ["the old river"],
-        scheme=bound.writing(member=2),
+        scheme=bound.for_member(member=2),
         seeds=[3],
         decoding=Decoding(max_new_tokens=160, min_new_tokens=160),
     )

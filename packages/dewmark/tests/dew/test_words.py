@@ -18,7 +18,7 @@ from dewmark.dew.alignment import WordBatch
 from dewmark.dew.scheme import DEW
 from dewmark.errors import ConfigError, VocabularyError
 from dewmark.hosts.fake import FakeHost
-from dewmark.watermark import load_scheme
+from dewmark.opening import load_scheme
 from dewmark.workspace import Workspace, no_host
 
 KEY = Key(bytes(range(32)))
@@ -158,8 +158,8 @@ def test_library_detects_without_looking_for_a_host(bag_encoder, monkeypatch) ->
     def fail(*_: object, **__: object) -> None:
         raise AssertionError("a host was looked up")
 
-    monkeypatch.setattr("dewmark.watermark.host_info", fail)
-    bound = load_scheme("dew", key=KEY, settings=WORDS)
+    monkeypatch.setattr("dewmark.hosts.host_info", fail)
+    bound = load_scheme(KEY, settings=WORDS)
     assert bound.detect("a text of some words that nobody marked, long enough to be read").tokens_scored > 5
     (found,) = dewmark.identify(["a text that nobody marked at all"], [KEY], settings=WORDS)
     assert not found.best.is_marked

@@ -20,6 +20,7 @@ from dewmark.errors import ConfigError
 from dewmark.hosts.fake import FakeHost
 from dewmark.hosts.transformers.watermarking_config import WatermarkingConfig
 from dewmark.registry import SCHEMES
+from dewmark.serving_rows import open_rows
 from dewmark.workspace import Workspace
 
 VOCAB = 300
@@ -82,7 +83,7 @@ def processor(host, bag_encoder, tmp_path, monkeypatch):
 def test_sglang_marks_each_request_by_its_history(processor, bound, caplog) -> None:
     texts = [Request(1, [5, 6]), Request(2, [9]), Request(3, [8, 7, 6])]
     said = [{}, {"dewmark_key_id": "acme"}, {"dewmark": False}]  # which this server forbids
-    rows = bound.rows(CPU)
+    rows = open_rows(bound, CPU)
     for step in range(6):
         order = [0, 1, 2] if step % 2 else [2, 0]
         scores = torch.cat([logits([*texts[i].origin_input_ids, *texts[i].output_ids]) for i in order])
@@ -112,7 +113,7 @@ def processors(bound, *, per_request: bool) -> ContinuousBatchingLogitsProcessor
 
 
 def test_continuous_batching_marks_each_request_by_its_history(bound) -> None:
-    marks, rows = processors(bound, per_request=True), bound.rows(CPU)
+    marks, rows = processors(bound, per_request=True), open_rows(bound, CPU)
     storage = torch.zeros(marks.tensors_required, 16, dtype=torch.int32)
     marks.fill_defaults(storage)
     texts = {name: ([5 + i, 6, 7], [], i) for i, name in enumerate(("a", "b", "c"))}

@@ -55,7 +55,7 @@ def host() -> FakeHost:
 
 
 def bind(host: FakeHost, name: str = "exp", **settings: object):
-    return dewmark.load_scheme(name, key=KEY, host=host.info, **settings)
+    return dewmark.load_scheme(KEY, host=host.info, scheme=name, settings=settings)
 
 
 def test_only_the_chosen_token_is_finite(host: FakeHost) -> None:
@@ -77,7 +77,7 @@ def test_the_mark_is_found_in_the_text_and_not_under_another_key(host: FakeHost)
     text = host.tokenizer.decode([ids])[0]
     # each of 150 tokens of about 4 nats adds more than 1 to S, whose standard deviation is 12 unmarked
     assert scheme.detect(text).p_value < 1e-4
-    other = dewmark.load_scheme("exp", key=dewmark.Key(bytes(32)), host=host.info)
+    other = dewmark.load_scheme(dewmark.Key(bytes(32)), host=host.info, scheme="exp")
     assert other.detect(text).p_value > 1e-3
 
 

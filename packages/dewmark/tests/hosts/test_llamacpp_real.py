@@ -68,7 +68,7 @@ def write(llm, mark: LlamaCppProcessor | None, prompt: str, **settings: object) 
 
 @pytest.mark.parametrize("settings", CONFIGURATIONS.values(), ids=CONFIGURATIONS)
 def test_marks_are_found_and_scored_alike_in_both_engines(llm, infos, settings) -> None:
-    bound = {name: dewmark.load_scheme("dew", key=KEY, host=info, **settings) for name, info in infos.items()}
+    bound = {name: dewmark.load_scheme(KEY, host=info, settings=settings) for name, info in infos.items()}
     marking = bound["transformers" if settings else "llama.cpp"]  # either will do
     mark = LlamaCppProcessor(marking, llm, seed=7)
     marked = [write(llm, mark, prompt) for prompt in PROMPTS]
@@ -84,7 +84,7 @@ def test_marks_are_found_and_scored_alike_in_both_engines(llm, infos, settings) 
     assert np.mean([d.z for d in found["llama.cpp"][:2]]) > 2.5
     assert all(d.p_value < 0.05 for d in found["llama.cpp"][:2])
     assert all(d.p_value > 1e-3 for d in found["llama.cpp"][2:])
-    wrong = dewmark.load_scheme("dew", key=WRONG, host=infos["transformers"], **settings)
+    wrong = dewmark.load_scheme(WRONG, host=infos["transformers"], settings=settings)
     assert all(d.p_value > 1e-3 for d in wrong.detect_batch(marked))
 
 
@@ -108,7 +108,7 @@ def test_both_embedding_tables_are_the_same(infos) -> None:
 
 
 def test_sampler_settings_of_llama_cpp_cannot_change_a_chosen_token(llm, infos) -> None:
-    scheme = dewmark.load_scheme("dew", key=KEY, host=infos["llama.cpp"], units="token")
+    scheme = dewmark.load_scheme(KEY, host=infos["llama.cpp"], settings={"units": "token"})
     texts = {
         write(llm, LlamaCppProcessor(scheme, llm, seed=5), PROMPTS[0], **settings)
         for settings in ({}, {"temperature": 0.2}, {"temperature": 0.0}, {"repeat_penalty": 1.3})
@@ -118,7 +118,7 @@ def test_sampler_settings_of_llama_cpp_cannot_change_a_chosen_token(llm, infos) 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # what C swallows
 def test_an_error_in_a_step_ends_the_call(llm, infos) -> None:
-    scheme = dewmark.load_scheme("dew", key=KEY, host=infos["llama.cpp"], units="token")
+    scheme = dewmark.load_scheme(KEY, host=infos["llama.cpp"], settings={"units": "token"})
     mark = LlamaCppProcessor(scheme, llm)
     whole = mark._start
 
@@ -135,7 +135,7 @@ def test_an_error_in_a_step_ends_the_call(llm, infos) -> None:
 def test_a_logit_bias_drops_the_mark_as_the_docs_warn(llm, infos) -> None:
     """If this fails, llama-cpp-python was fixed: remove the warning from docs/llamacpp.md."""
     calls = []
-    scheme = dewmark.load_scheme("dew", key=KEY, host=infos["llama.cpp"], units="token")
+    scheme = dewmark.load_scheme(KEY, host=infos["llama.cpp"], settings={"units": "token"})
     mark = LlamaCppProcessor(scheme, llm)
     original = mark._start
     mark._start = lambda prompt: calls.append(1) or original(prompt)

@@ -82,7 +82,7 @@ class TestOutOfMemory:
     def test_batches_are_halved_and_texts_stay_the_same(self, sizes, marked):
         model, tokenizer = tiny_model(128)
         host = TransformersHost(model, tokenizer)
-        scheme = load_scheme("kgw", key=Key(bytes(32)), host=host) if marked else None
+        scheme = load_scheme(Key(bytes(32)), host=host, scheme="kgw") if marked else None
         alone = [self.write(host, number, scheme)[-1] for number in range(1, 4)]
         del sizes[:]
         with pytest.warns(UserWarning, match="out of memory for [74] texts at once") as told:

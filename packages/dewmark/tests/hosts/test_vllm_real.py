@@ -118,7 +118,7 @@ def ask(server: str, prompt: str, **more: object) -> tuple[int, str]:
 
 def p_values(key, texts: list[str], prompts: list[str]) -> list[float]:
     """By the ordinary detector, which knows nothing of the engine."""
-    bound = dewmark.load_scheme("dew", key=key, host=HOST, **SETTINGS)
+    bound = dewmark.load_scheme(key, host=HOST, settings=SETTINGS)
     return [d.p_value for d in bound.detect_batch(texts, prompts=prompts)]
 
 
@@ -202,8 +202,8 @@ def test_the_default_marks_words_offline_and_any_detector_finds_them(keys, tmp_p
     )
     assert run.returncode == 0, run.stderr[-3000:]
     texts = json.loads(next(line for line in run.stdout.splitlines() if line.startswith("TEXTS "))[6:])
-    anywhere = dewmark.load_scheme("dew", key=keys[1]["acme"])  # words: bound to no host at all
-    served = dewmark.load_scheme("dew", key=keys[1]["acme"], host=resolve(HOST).location)
+    anywhere = dewmark.load_scheme(keys[1]["acme"])  # words: bound to no host at all
+    served = dewmark.load_scheme(keys[1]["acme"], host=resolve(HOST).location)
     found = anywhere.detect_batch(texts, prompts=prompts)
     assert [d.p_value for d in found] == [d.p_value for d in served.detect_batch(texts, prompts=prompts)]
     z = np.array([d.z for d in found])

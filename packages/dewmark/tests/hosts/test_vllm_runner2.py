@@ -23,7 +23,8 @@ from dewmark.errors import ConfigError
 from dewmark.hosts.engines.vllm_plugin import register
 from dewmark.hosts.fake import FakeHost
 from dewmark.registry import SCHEMES
-from dewmark.serving_rows import Rows
+from dewmark.scheme import marking_as
+from dewmark.serving_rows import Rows, open_rows
 from dewmark.workspace import Workspace
 
 VOCAB, SLOTS, ROOM = 300, 6, 64
@@ -100,7 +101,7 @@ class Text:
 
     def alone(self, scheme, drafts: list[int]) -> int:
         """The token that a row marked alone writes."""
-        rows = self.rows = self.rows or scheme.rows(CPU)
+        rows = self.rows = self.rows or open_rows(scheme, CPU)
         row = rows.open(
             self.prompt,
             [*self.written, *drafts],
@@ -168,7 +169,7 @@ def test_every_row_is_marked_as_if_alone(host, configured, tmp_path, drafted) ->
                 continue
             key_id = text.said.get("dewmark_key_id", "acme")
             asked = {name: text.said.get(f"dewmark_{name}") for name in ("member", "payload")}
-            assert int(row.argmax()) == text.alone(bound[key_id].marking_as(**asked), drafts)
+            assert int(row.argmax()) == text.alone(marking_as(bound[key_id], **asked), drafts)
             assert torch.isfinite(row).sum() == 1
             seen += 1
             changed += local > 0
@@ -229,7 +230,7 @@ def test_a_stateless_mark_agrees_with_the_session_while_the_text_is_short(
     host, bag_encoder, tmp_path
 ) -> None:
     bound = SCHEMES["dew"]().bind(KEYS["acme"], host.info, Workspace(cache=tmp_path))
-    marker, rows = bound.stateless(CPU), bound.rows(CPU)
+    marker, rows = bound.stateless(CPU), open_rows(bound, CPU)
     written: list[int] = []
     row = rows.open([], written, seed=3, decoding=Decoding())
     for step in range(24):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import warnings
 from dataclasses import dataclass
 
 import pytest
@@ -25,7 +24,7 @@ MASK = torch.ones_like(IDS)
 class Chooser(Force):
     """The forcing scheme, declared to need the final distribution."""
 
-    needs = Needs(final=True)
+    needs = Needs(final_distribution=True)
 
 
 @pytest.fixture
@@ -37,20 +36,20 @@ def generate(host, **options):
     return host.model.generate(IDS, attention_mask=MASK, max_new_tokens=3, **options)
 
 
-@pytest.mark.parametrize(
-    ("options", "reason"),
-    [
-        ({"do_sample": False}, "greedy decoding always takes the likeliest token, and force"),
-        ({}, "greedy decoding"),  # transformers' own default
-        ({"num_beams": 3}, "num_beams=3 keeps the likeliest texts, and force"),
-        ({"num_beams": 3, "do_sample": True}, "use num_beams=1 and do_sample=True"),
-    ],
-)
-def test_generate_without_sampling_is_rejected_before_it_starts(host, chooser, options, reason):
-    with pytest.raises(ConfigError, match=reason) as error:
-        generate(host, watermarking_config=WatermarkingConfig(chooser), **options)
+def test_beam_search_is_rejected_when_it_exchanges_rows(host, chooser):
+    processor = WatermarkingConfig(chooser).construct_processor(host.info.vocab_size)
+    scores = torch.zeros(2, host.info.vocab_size)
+    processor(IDS, scores)
+    processor(torch.cat([IDS, torch.tensor([[9], [9]])], dim=1), scores)
+    exchanged = torch.cat([IDS.flip(0), torch.tensor([[9, 9], [9, 9]])], dim=1)
+    with pytest.raises(ConfigError, match="use num_beams=1 and do_sample=True") as error:
+        processor(exchanged, scores)
     assert "\n" not in str(error.value)
-    assert chooser.opened == []
+
+
+def test_greedy_decoding_takes_what_was_drawn(host, chooser):
+    config = WatermarkingConfig(chooser)
+    assert generate(host, watermarking_config=config, do_sample=False)[:, 2:].tolist() == [[9] * 3] * 2
 
 
 def test_sampling_is_accepted(host, chooser):
@@ -73,23 +72,9 @@ def test_a_choosing_processor_rejects_beam_search(host, chooser):
     assert "\n" not in str(error.value)
 
 
-def test_a_choosing_processor_rejects_greedy_decoding(host, chooser):
-    """It would sample where the caller asked for the likeliest text."""
+def test_a_choosing_processor_rejects_greedy_decoding(chooser):
     with pytest.raises(ConfigError, match="temperature must be positive, got 0"):
         chooser.processor(IDS, decoding=Decoding(temperature=0.0))
-    with pytest.raises(ConfigError, match=r"greedy decoding was asked for.*WatermarkingConfig\(scheme\)"):
-        generate(host, logits_processor=[chooser.processor(IDS)], do_sample=False)
-
-
-def test_a_choosing_processor_warns_of_values_that_it_does_not_see(host, chooser):
-    options = {"do_sample": True, "temperature": 0.7, "top_p": 0.9, "top_k": 0}
-    with pytest.warns(UserWarning, match=r"temperature=0.7, top_p=0.9 has no effect.*decoding=Decoding\("):
-        generate(host, logits_processor=[chooser.processor(IDS)], **options)
-    same = chooser.processor(IDS, decoding=Decoding(temperature=0.7, top_p=0.9))
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        written = generate(host, logits_processor=[same], **options)
-    assert written[:, 2:].tolist() == [[9] * 3] * 2
 
 
 def test_it_marks_in_transformers_generate(host, force):

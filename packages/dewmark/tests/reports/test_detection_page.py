@@ -9,7 +9,7 @@ from html.parser import HTMLParser
 
 import pytest
 
-from dewmark.passages import Located, Looks, Passage
+from dewmark.passages import Located, Passage
 from dewmark.reports.detection_display import (
     group_by_passage,
     level,
@@ -20,7 +20,7 @@ from dewmark.reports.detection_display import (
     spans,
 )
 from dewmark.reports.detection_page import render_html, write_html
-from dewmark.types import Coverage, Detection, Extent, TokenScore, Verdict
+from dewmark.types import Coverage, Detection, Extent, Looks, TokenScore, Verdict
 
 
 def detection(tokens=(), *, verdict=Verdict.MARKED, p=1e-5) -> Detection:
@@ -237,7 +237,7 @@ def test_random_passages_never_lose_or_repeat_a_character():
 
 def located(whole: Detection, *passages: Passage) -> Located:
     coverage = Coverage(Extent.PART, 0.22, 0.4, passages) if passages else None
-    return Located(whole.verdict, whole.p_value, coverage, whole, 0, (whole.p_value,), Looks(), 0.05)
+    return Located(whole.verdict, whole.p_value, 0, (whole.p_value,), Looks(), 0.05, whole, coverage)
 
 
 def test_passages_in_words():

@@ -8,7 +8,6 @@ from scipy import stats
 
 from dewmark.errors import ConfigError, NumericalError
 from dewmark.stats.multiple_testing import (
-    Looks,
     benjamini_hochberg,
     holm,
     sidak,
@@ -118,23 +117,6 @@ def test_holm_keeps_the_family_wise_level_under_full_dependence():
     p = np.random.default_rng(9).uniform(size=20_000)
     alarms = [bool((holm([value] * 5) <= 0.25).any()) for value in p]
     assert np.mean(alarms) == pytest.approx(0.05, abs=4 * np.sqrt(0.05 * 0.95 / len(p)))
-
-
-def test_looks_pay_for_keys_attempts_and_passages():
-    looks = Looks(keys=50, attempts=3, passages=True)
-    assert looks.correct(looks.level(0.01)) == pytest.approx(0.01)
-    # 4 : 1 between whole text and search: together they use up the level of one key
-    level = looks.level(0.01)
-    assert looks.of_whole(0.8 * level) == pytest.approx(level)
-    assert looks.of_passages(0.2 * level) == pytest.approx(level)
-    assert looks.correct(1e-6) == pytest.approx(150e-6, rel=1e-3)
-    assert Looks().correct(0.03) == Looks().of_whole(0.03) == 0.03
-    assert str(looks) == "50 keys, 3 attempts and all passages"
-    assert str(Looks(passages=True)) == "all passages"
-    assert str(Looks()) == ""
-    for wrong in ({"keys": 0}, {"attempts": 0}):
-        with pytest.raises(ConfigError, match="at least 1, got 0"):
-            Looks(**wrong)
 
 
 def test_copies_count_once_with_weights() -> None:

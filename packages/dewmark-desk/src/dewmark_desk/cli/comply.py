@@ -91,7 +91,7 @@ def comply(
     """
     from dewmark.batch import Negatives
     from dewmark.hosts import load_host
-    from dewmark.watermark import DEFAULT_HOST
+    from dewmark.opening import DEFAULT_HOST
     from dewmark_desk.compliance.measuring import check_attacks, measure
     from dewmark_desk.compliance.plan import DEFAULT_ATTACKS, Plan
     from dewmark_desk.signing import SigningKey

@@ -11,6 +11,7 @@ import typer
 from dewmark.cli import options
 from dewmark.cli.terminal import Progress, emit, printable, save_text, say, write
 from dewmark.errors import ConfigError, InputError, SignatureError, StorageError
+from dewmark.types import Verdict
 
 if TYPE_CHECKING:
     from dewmark_desk.signing import Signed
@@ -101,6 +102,7 @@ def sign(
         settings=parse_settings(settings or ()),
         fpr=fpr,
         test=test,
+        coverage=True,
         reader=reader,
     )
     with Progress(quiet=quiet) as progress:
@@ -123,7 +125,7 @@ def sign(
     if json_:
         emit({"out": str(out), "signer": secret.public.id, "report": claims})
     else:
-        write(f"{claims['verdict']}: {claims['sentence']}\n")
+        write(f"{Verdict(claims['verdict']).words}: {claims['sentence']}\n")
     say(f"wrote {out}, signed by {secret.public.id}", quiet=quiet)
 
 
@@ -216,7 +218,7 @@ def bind(
         bound = options.open_detector(detector, key, host, scheme, settings, reader=reader, progress=progress)
         found = bound.detect(row.text, prompt=prompt, fpr=fpr)
     if not found.is_marked:
-        raise InputError(f"{text} is {found.verdict.value} at level {fpr:g}: there is no mark to bind to")
+        raise InputError(f"{text} is {found.verdict.words} at level {fpr:g}: there is no mark to bind to")
     assertion = soft_binding(row.text, found, Technique.of(bound), url=url)
     save_text(out, json.dumps(assertion, indent=1, ensure_ascii=False) + "\n")
     say(f"wrote {out}", quiet=quiet)
@@ -281,7 +283,8 @@ def _print(signed: Signed, checked: list[str], text: str | None) -> None:
     if "verdict" in claims:
         found = claims["attribution"]
         key = f", key {found['key_fingerprint']}" if found else ""
-        write(printable(f"{claims['verdict']} at level {claims['level']:g}{key}: {claims['sentence']}\n"))
+        said = f"{Verdict(claims['verdict']).words} at level {claims['level']:g}{key}"
+        write(printable(f"{said}: {claims['sentence']}\n"))
         write(printable(f"technique: {claims['technique']['scheme']}, {claims['technique']['test']} test\n"))
         about = "is" if text is not None else "is not checked: add --text TEXTFILE to compare"
         write(f"the text {about}{f' {text}' if text is not None else ''}\n")

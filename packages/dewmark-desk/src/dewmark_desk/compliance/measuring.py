@@ -22,7 +22,7 @@ from dewmark.batch.negatives import Negatives, text_directions
 from dewmark.errors import MissingExtraError, ModelError
 from dewmark.hosts.base import ChatFormat, Host, generation_hash
 from dewmark.prompts import first_tokens, package_file
-from dewmark.scheme import BoundScheme
+from dewmark.scheme import BoundScheme, for_languages
 from dewmark.storage import ResumableRows
 from dewmark.text.languages import LanguagePolicy
 from dewmark.text.repetition import distinct, repetition
@@ -167,7 +167,7 @@ def _attack(
 
 def _score_negatives(bound: BoundScheme, negatives: Negatives, path: Path, progress: Progress) -> list[Row]:
     """Score unmarked texts in every language: how often a language raises a false alarm is the question."""
-    anywhere = bound.judging(LanguagePolicy(every=True))
+    anywhere = for_languages(bound, LanguagePolicy(every=True))
     texts, identity = negatives.documents, config.config_hash(bound.config_hash, "negatives")
 
     def expected(i: int) -> Row:

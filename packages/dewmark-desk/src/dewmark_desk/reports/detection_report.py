@@ -20,8 +20,7 @@ from typing import Any
 from dewmark.reports.detection_display import CAVEATS, one_in, p_value, share_in_words
 from dewmark.reports.html_page import escape, html_page
 from dewmark.scheme import BoundScheme
-from dewmark.stats.multiple_testing import Looks
-from dewmark.types import Detection, Verdict
+from dewmark.types import Detection, Looks, Verdict
 from dewmark.version import __version__
 from dewmark_desk.signing import Signed
 
@@ -83,11 +82,11 @@ def report_claims(
 ) -> dict[str, Any]:
     """The claims of a report on one text.
 
-    ``found`` is the result as JSON values (`Detection.to_dict`, or `Attribution.to_dict` for several keys),
+    ``found`` is the result as JSON values (`Detection.to_dict`),
     ``said`` the same in one sentence. ``owner`` (a tenant, or a key file's name) and ``epoch`` belong to the
     best key, and are claimed only if the text is marked or no other key was tried.
     """
-    keys = found.get("keys", 1)
+    keys = found["looks"]["keys"]
     known = found["verdict"] == Verdict.MARKED.value or keys == 1
     return {
         "document": REPORT,
@@ -99,7 +98,6 @@ def report_claims(
         "text": {
             "sha256": text_digest(text),
             "characters": len(text),
-            "scored_characters": found.get("scored_characters", len(text)),
             "name": name,
         },
         "verdict": found["verdict"],
@@ -116,7 +114,7 @@ def report_claims(
         "origin": _origin(found),
         "coverage": _places(found.get("coverage")),
         "looks": {
-            **(found.get("looks") or Looks(keys=keys).to_dict()),
+            **found["looks"],
             "p_value_of_best_key": found.get("p_value_of_key", found["p_value"]),
         },
         "technique": {
@@ -138,7 +136,7 @@ def _origin(found: Mapping[str, Any]) -> dict[str, Any] | None:
     """
     if found["verdict"] != Verdict.MARKED.value:
         return None
-    test = found.get("attribution")
+    test = found.get("forgery")
     return {
         **{name: found.get(name) for name in ("member", "payload", "payload_confidence")},
         "attributable": None if test is None else test["attributable"],
@@ -214,14 +212,9 @@ def render_report(signed: Signed, document: str) -> str:
     verdict = Verdict(claims["verdict"])
     p = claims["p_value"]
     rows = {
-        "Text": f"{text['name'] or 'unnamed'}, {text['characters']:,} characters"
-        + (
-            ""
-            if text["scored_characters"] == text["characters"]
-            else f", {text['scored_characters']:,} scored"
-        ),
+        "Text": f"{text['name'] or 'unnamed'}, {text['characters']:,} characters",
         "SHA-256": text["sha256"],
-        "Verdict": f"{verdict.value}, at a false-positive rate of {claims['level']:g}",
+        "Verdict": f"{verdict.words}, at a false-positive rate of {claims['level']:g}",
         "p-value": "none"
         if p is None or not verdict.conclusive
         else f"{p_value(p)}: {share_in_words(p, test=technique['test'])}",
@@ -291,7 +284,7 @@ def _headline(claims: Mapping[str, Any]) -> str:
     if verdict is Verdict.NOT_MARKED:
         none = f"No mark of {owner['owner']}" if owner and owner["owner"] else "No mark"
         return f"{none} was found in this text."
-    return f"This text allows no verdict: {verdict.value}."
+    return f"This text allows no verdict: {verdict.words}."
 
 
 def _certainty(claims: Mapping[str, Any]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator, Sequence
 from pathlib import PurePosixPath
 from typing import Annotated, Any
@@ -56,24 +57,26 @@ async def detect(
 ) -> JSONResponse:
     """Verdict, p-value, z-score, effective length and language of each text, and token scores on request.
 
-    The verdict and its p-value account for everything that is examined: the whole text, all its passages, and
-    the keys of all tenants that the caller may use.
+    The verdict and its p-value account for everything that is examined: the whole text, its passages if
+    ``passages`` asks for them, and the keys of all tenants that the caller may use.
     """
     caller = require(caller, Scope.DETECT, Scope.DETECT_PUBLIC)
     texts, prompts = _texts(body, limit=service.settings.texts)
-    choices = (body.fpr, body.test, body.tenants, body.tokens or None, None if body.read else False)
-    if not caller.sees_all and any(choice is not None for choice in choices):
+    choices = (body.fpr, body.test, body.tenants, body.tokens or None, body.passages or None)
+    if not caller.sees_all and (not body.read or any(choice is not None for choice in choices)):
         raise ApiError(
-            403, "forbidden", "this token may not set fpr, test, tenants or read, nor see token scores"
+            403,
+            "forbidden",
+            "this token may not set fpr, test, tenants, passages or read, nor see token scores",
         )
-    how = examination(service, caller, body.tenants, test=body.test, read=body.read)
+    how = examination(service, caller, body.tenants, fpr=body.fpr, passages=body.passages)
+    how = dataclasses.replace(how, test=body.test, read=body.read)
     for tenant in how.tenants:
         check_test(body.test, tenant.bound.tests)
-    level = body.fpr or service.settings.fpr
     if not caller.sees_all:
-        level = min(level, service.settings.public_fpr)
+        how = dataclasses.replace(how, fpr=min(how.fpr, service.settings.public_fpr))
     queries = [
-        Query(text, prompt, level, body.tokens, not caller.sees_all)
+        Query(text, prompt, body.tokens, not caller.sees_all)
         for text, prompt in zip(texts, prompts, strict=True)
     ]
     check_queries(queries, service)
@@ -98,13 +101,13 @@ async def detect(
 async def locate(
     body: LocateRequest, service: ServiceOf, caller: CallerOf, request_id: RequestId
 ) -> JSONResponse:
-    """The marked passages of a text, and the same verdict as ``/v1/detect``.
+    """The marked passages of a text, and the verdict of ``/v1/detect`` with ``passages``.
 
     P-values are corrected for all passages tried and for the keys of all tenants that the caller may use.
     """
     caller = require(caller, Scope.DETECT)
-    how = examination(service, caller, None if body.tenant is None else [body.tenant])
-    query = Query(body.text, body.prompt, body.fpr or service.settings.fpr, body.tokens)
+    how = examination(service, caller, None if body.tenant is None else [body.tenant], fpr=body.fpr)
+    query = Query(body.text, body.prompt, body.tokens)
     check_queries([query], service)
 
     def find(queries: list[Query]) -> list[dict[str, Any]]:
@@ -184,18 +187,15 @@ def examination(
     caller: Caller,
     ids: Sequence[str] | None,
     *,
-    test: str | None = None,
-    read: bool = True,
+    fpr: float | None,
+    passages: bool = False,
 ) -> Examination:
     """How the caller's texts are examined: under these tenants' keys, paying for all that it may use."""
-    settings = service.settings
     return Examination(
         choose_tenants(service, caller, ids),
         keys=len(service.may_use(caller)),
-        scored_bytes=settings.scored_bytes,
-        searched_bytes=settings.located_bytes,
-        test=test,
-        read=read,
+        fpr=fpr or service.settings.fpr,
+        passages=passages,
     )
 
 
@@ -207,8 +207,8 @@ def check_queries(queries: Sequence[Query], service: Service) -> None:
         query.check(what)
         if len(query.text.encode()) > limit or len((query.prompt or "").encode()) > limit:
             raise ApiError(413, "text_too_large", f"{what} or its prompt has more than {limit:,} bytes")
-    most, each = service.settings.request_bytes, service.settings.scored_bytes
-    if sum(min(each, len(query.text.encode())) for query in queries) > most:
+    most = service.settings.request_bytes
+    if sum(len(query.text.encode()) for query in queries) > most:
         raise ApiError(
             413,
             "texts_too_large",
@@ -220,9 +220,7 @@ async def _judge_for_public(
     service: Service, caller: Caller, queries: list[Query], how: Examination
 ) -> list[dict[str, Any]]:
     """Answers for a public token: nearly identical texts get one answer and are paid for once."""
-    shared, limit = service.public_answers, service.settings.scored_bytes
-    # only the part that is scored: what follows it could be used to hide that a text is the same
-    texts = [verdicts.truncate_bytes(query.text, limit) for query in queries]
+    shared, texts = service.public_answers, [query.text for query in queries]
     sketches = await service.in_thread(shared.sketches, texts)
     answers = await service.in_thread(shared.find, caller.id, sketches)
     fresh: list[int] = []  # texts that are unlike all earlier ones, also within this request
@@ -239,8 +237,6 @@ async def _judge_for_public(
         {
             **(answers[i] or again[i] or {}),
             "characters": len(query.text),
-            "scored_characters": len(texts[i]),
-            "truncated": len(texts[i]) < len(query.text),
             "shared": i not in fresh,
         }
         for i, query in enumerate(queries)
@@ -253,7 +249,15 @@ async def judge(service: Service, queries: list[Query], how: Examination) -> lis
     def handle(some: list[Query]) -> list[dict[str, Any]]:
         return verdicts.detect(some, how)
 
-    group = ("detect", tuple(tenant.id for tenant in how.tenants), how.keys, how.test, how.read)
+    group = (
+        "detect",
+        *(tenant.id for tenant in how.tenants),
+        how.keys,
+        how.fpr,
+        how.test,
+        how.read,
+        how.passages,
+    )
     if sum(len(query.text) for query in queries) <= _BATCHED_CHARACTERS:
         return await service.pool.run(handle, queries, group=group)
     answers: list[dict[str, Any]] = []

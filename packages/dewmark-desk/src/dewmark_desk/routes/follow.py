@@ -1,8 +1,8 @@
 """``/v1/follow``: watch a text while its body arrives, and answer as soon as it is found to be marked.
 
 The body is the text itself, in pieces of any size; the answer is one JSON line after every few words.
-P-values are valid whenever either side stops (`dewmark.dew.sequential`). With several keys the level is
-divided among all that the caller may use.
+P-values are valid whenever either side stops (`dewmark.dew.sequential`). With several keys they pay for
+all that the caller may use.
 
 Only callers with the scope ``detect`` may follow: whoever sees a p-value after every few words can choose the
 next ones by it.
@@ -13,8 +13,9 @@ from __future__ import annotations
 import asyncio
 import codecs
 import contextlib
+import functools
 import json
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Query
@@ -23,7 +24,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Send
 from starlette.types import Scope as AsgiScope
 
-from dewmark.scheme import Follower
+from dewmark.streams import Stream
 from dewmark_desk.api_tokens import Scope
 from dewmark_desk.http_errors import ApiError, error_body
 from dewmark_desk.routes.dependencies import CallerOf, RequestId, ServiceOf, error_responses, require, token
@@ -66,66 +67,31 @@ async def follow(
     caller = require(caller, Scope.DETECT)
     tenants = choose_tenants(service, caller, None if tenant is None else [tenant])
     keys, level = len(service.may_use(caller)), fpr or service.settings.fpr
-    followers = {
-        each.id: each.bound.reading_with(None).follow(fpr=min(level / keys, 0.5)) for each in tenants
-    }
+    stream = Stream([each.bound.reading_with(None) for each in tenants], fpr=level, keys=keys)
     async with service.charged(caller, 1):
-        watched = Watched(followers, keys=keys, fpr=level)
+        line = functools.partial(_line, stream, [each.id for each in tenants])
 
     async def finished() -> None:
-        answer = watched.line(end=True)
-        service.metrics.texts.labels("follow", answer["verdict"]).inc()
-        await log_queries(service, caller, request_id, "follow", [watched.text], [answer])
+        answer = line(end=True)
+        service.metrics.texts.labels("follow", answer["verdict"] or "broken_off").inc()
+        await log_queries(service, caller, request_id, "follow", [stream.text], [answer])
 
-    return _Following(service, watched, request_id, background=BackgroundTask(finished))
+    return _Following(service, stream, line, request_id, background=BackgroundTask(finished))
 
 
-class Watched:
-    """One text under several tenants' keys."""
-
-    def __init__(self, followers: Mapping[str, Follower], *, keys: int, fpr: float) -> None:
-        self._followers, self._keys, self._fpr = followers, keys, fpr
-        self.text = ""
-
-    def read(self, pieces: Sequence[str]) -> list[bool]:
-        """Read the next pieces; whether the text is marked after each."""
-        return [self._read(piece) for piece in pieces]
-
-    def finish(self, _: object) -> list[bool]:
-        """The text has ended."""
-        for follower in self._followers.values():
-            follower.finish()
-        return [self.is_marked]
-
-    def _read(self, piece: str) -> bool:
-        self.text += piece
-        for follower in self._followers.values():
-            follower.update(piece)
-        return self.is_marked
-
-    @property
-    def is_marked(self) -> bool:
-        """Whether the p-value, which pays for all keys, has reached the level."""
-        return self._p_value <= self._fpr
-
-    @property
-    def _p_value(self) -> float:
-        return min(self._keys * min(each.p_value for each in self._followers.values()), 1.0)
-
-    def line(self, *, end: bool) -> dict[str, Any]:
-        """What is known so far."""
-        tenant, best = min(self._followers.items(), key=lambda item: item[1].p_value)
-        marked = self.is_marked
-        return {
-            "words": best.words,
-            "characters": len(self.text),
-            "p_value": self._p_value,
-            "fpr": self._fpr,
-            "verdict": "marked" if marked else "not marked",
-            "tenant": tenant if marked else None,
-            **(best.origin if marked else {"member": None, "payload": None, "epoch": None}),
-            "end": end,
-        }
+def _line(stream: Stream, tenants: Sequence[str], *, end: bool) -> dict[str, Any]:
+    """What is known so far."""
+    verdict = stream.verdict
+    return {
+        "words": stream.best.words,
+        "characters": len(stream.text),
+        "p_value": stream.p_value,
+        "fpr": stream.fpr,
+        "verdict": verdict and verdict.value,
+        "tenant": tenants[stream.index] if stream.is_marked else None,
+        **stream.origin,
+        "end": end,
+    }
 
 
 class _Following(Response):
@@ -134,11 +100,17 @@ class _Following(Response):
     media_type = _LINES
 
     def __init__(
-        self, service: Service, watched: Watched, request_id: str, *, background: BackgroundTask
+        self,
+        service: Service,
+        stream: Stream,
+        line: Callable[..., dict[str, Any]],
+        request_id: str,
+        *,
+        background: BackgroundTask,
     ) -> None:
         super().__init__(background=background)
         del self.headers["content-length"]
-        self._service, self._watched, self._request_id = service, watched, request_id
+        self._service, self._stream, self._line, self._request_id = service, stream, line, request_id
 
     async def __call__(self, scope: AsgiScope, receive: Receive, send: Send) -> None:
         """Answer until the text has ended or is found to be marked, or its client has gone."""
@@ -161,7 +133,7 @@ class _Following(Response):
 
     async def _lines(self, receive: Receive) -> AsyncIterator[dict[str, Any]]:
         decoder, unread, more, marked = codecs.getincrementaldecoder("utf-8")(), "", True, False
-        pool, watched, limit = self._service.pool, self._watched, self._service.settings.scored_bytes
+        pool, stream, limit = self._service.pool, self._stream, self._service.settings.text_bytes
         while more and not marked:
             message = await receive()
             if message["type"] != "http.request":
@@ -169,15 +141,15 @@ class _Following(Response):
             more = message.get("more_body", False)
             unread += decoder.decode(message.get("body", b""), final=not more)
             while not marked and unread and (len(unread) >= _LEAST or not more):
-                if len(watched.text) >= limit:
+                if len(stream.text) >= limit:
                     raise ApiError(413, "text_too_large", f"a stream may have at most {limit:,} characters")
-                (marked,) = await pool.run(watched.read, [unread[:_MOST]])
-                unread = unread[_MOST:]
+                await pool.run(lambda pieces: [stream.update(piece) for piece in pieces], [unread[:_MOST]])
+                unread, marked = unread[_MOST:], stream.is_marked
                 if not marked:
-                    yield watched.line(end=False)
+                    yield self._line(end=False)
         if not marked:
-            await pool.run(watched.finish, [None])
-        yield watched.line(end=True)
+            await pool.run(lambda _: [stream.finish()], [None])
+        yield self._line(end=True)
 
 
 async def _drain(receive: Receive) -> None:

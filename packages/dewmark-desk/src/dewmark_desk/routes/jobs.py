@@ -87,6 +87,7 @@ async def batch(
             "translate_back": body.translate_back,
             "keys": len(service.may_use(caller)),  # it may submit the same texts for others
             "fpr": body.fpr or settings.fpr,
+            "passages": body.passages,
         },
         webhook=body.webhook,
     )

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends, Query
 from fastapi.responses import FileResponse, JSONResponse, PlainTextResponse, Response
 
-from dewmark.scheme import MIN_EFFECTIVE_LENGTH
+from dewmark.verdict import MIN_EFFECTIVE_LENGTH, least_length
 from dewmark.version import __version__
 from dewmark_desk.api_tokens import Caller, Scope
 from dewmark_desk.examples import example_text, unmarked_text
@@ -105,10 +105,9 @@ async def whoami(service: ServiceOf, caller: CallerOf) -> JSONResponse:
                 "texts": settings.texts,
                 "audit_texts": settings.audit_texts,
                 "audit_bytes": settings.audit_bytes,
-                "scored_bytes": settings.scored_bytes,
-                "located_bytes": settings.located_bytes,
                 "min_effective_length": min(
-                    (tenant.bound.least_effective for tenant in tenants), default=MIN_EFFECTIVE_LENGTH
+                    (least_length(tenant.bound.expectations) for tenant in tenants),
+                    default=MIN_EFFECTIVE_LENGTH,
                 ),
                 "extract_bytes": settings.extract_bytes,
             },

@@ -46,8 +46,8 @@ async def report(
     signer = service.signer
     if signer is None:
         raise ApiError(404, "not_found", "this service signs no reports: it has no signing key")
-    how = examination(service, caller, body.tenants)
-    query = Query(body.text, body.prompt, body.fpr or service.settings.fpr)
+    how = examination(service, caller, body.tenants, fpr=body.fpr, passages=body.passages)
+    query = Query(body.text, body.prompt)
     check_queries([query], service)
     if body.name:
         check_text(body.name, "the name")

@@ -19,13 +19,13 @@ const SHARES = [
 /** What kind of result it is: marked, part, not_marked, too_short, no_room or language. */
 export function kindOf(result) {
   if (result.verdict === "marked") return result.coverage?.extent === "part" ? "part" : "marked";
-  if (result.verdict === "unsupported language") return "language";
-  if (result.verdict === "too short") return result.leaves_no_room ? "no_room" : "too_short";
+  if (result.verdict === "unsupported_language") return "language";
+  if (result.verdict === "too_short") return result.leaves_no_room ? "no_room" : "too_short";
   return "not_marked";
 }
 
 /** Whether the verdict answers the question; other results have no numbers worth showing. */
-export const conclusive = ({ verdict }) => verdict === "marked" || verdict === "not marked";
+export const conclusive = ({ verdict }) => verdict === "marked" || verdict === "not_marked";
 
 /** The passages of a result, in order. */
 export const passagesOf = (result) => result.coverage?.passages ?? [];

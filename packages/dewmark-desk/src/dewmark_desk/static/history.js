@@ -83,7 +83,7 @@ function render() {
 function expectation({ entries: some, fpr }) {
   const done = some.filter(({ kind }) => kind).length;
   if (done < some.length) return t("history.progress", { done: number(done), n: number(some.length) });
-  const judged = some.filter(({ result }) => result && ["marked", "not marked"].includes(result.verdict)).length;
+  const judged = some.filter(({ result }) => result && ["marked", "not_marked"].includes(result.verdict)).length;
   const alarms = number(Number((judged * fpr).toPrecision(2)));
   return t("history.expect", { n: number(judged), level: level(fpr), alarms });
 }

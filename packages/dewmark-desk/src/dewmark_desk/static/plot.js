@@ -11,7 +11,7 @@ let cursor = null;
 
 /** Plot the score along the scored tokens of a result, with bands for passages. */
 export function showPlot(result, passages) {
-  const judged = result.verdict === "marked" || result.verdict === "not marked";
+  const judged = result.verdict === "marked" || result.verdict === "not_marked";
   const scored = judged ? (result.tokens ?? []).filter((token) => token.scored) : [];
   last = cursor = null;
   $("plot").hidden = scored.length < 2;

@@ -83,10 +83,6 @@ function warnings({ result, notes }) {
     const head = code ? t("warn.language", { language: language(code) }) : t("warn.language.unknown");
     found.push([head, t("warn.language.say")]);
   }
-  if (result.truncated) {
-    const [scored, all] = [result.scored_characters, result.characters].map(number);
-    found.push([t("warn.truncated"), t("warn.truncated.say", { scored, all })]);
-  }
   if (result.rounded) found.push([t("warn.public"), t("warn.public.say")]);
   if (result.shared) found.push([t("warn.shared"), t("warn.shared.say")]);
   if (notes?.includes("example")) found.push([t("example.note"), null]);

@@ -129,8 +129,6 @@ def test_verdict_without_numbers_is_shown_without_numbers(enter, marked):
         "keys",
         "tenant",
         "characters",
-        "scored_characters",
-        "truncated",
         "rounded",
         "language",
     )
@@ -144,8 +142,8 @@ def test_verdict_without_numbers_is_shown_without_numbers(enter, marked):
     assert one.check(marked) == "This text carries the mark of acme."
     for hidden in ("#sure", "#power", "#details", "#plot", "#meaning-keys"):
         expect(page.locator(hidden)).to_be_hidden()
-    page.route("**/v1/detect", lambda route: route.fulfill(json={"results": [{"verdict": "too short"}]}))
+    page.route("**/v1/detect", lambda route: route.fulfill(json={"results": [{"verdict": "too_short"}]}))
     assert one.check("a few words") == "This text is too short to say."
     expect(page.locator("#sure")).to_have_text("Add more of the text.")
-    page.route("**/v1/detect", lambda route: route.fulfill(json={"results": [{"verdict": "not marked"}]}))
+    page.route("**/v1/detect", lambda route: route.fulfill(json={"results": [{"verdict": "not_marked"}]}))
     assert one.check("some more words") == "No mark of this service was found in this text."

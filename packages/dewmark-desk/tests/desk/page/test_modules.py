@@ -127,12 +127,12 @@ def test_verdict_in_one_sentence(desk):
         marked(None, 0.6, (three, three + 14)),
         marked("whole", 0.97, (0, len(text))),
         {"verdict": "marked", **none},
-        {"verdict": "not marked", **none},
-        {"verdict": "not marked", **none, "keys": 50},
-        {"verdict": "too short", **none},
-        {"verdict": "too short", **none, "leaves_no_room": True},
-        {"verdict": "unsupported language", **none, "language": {"code": "cy"}},
-        {"verdict": "unsupported language", **none, "language": {"code": None}},
+        {"verdict": "not_marked", **none},
+        {"verdict": "not_marked", **none, "keys": 50},
+        {"verdict": "too_short", **none},
+        {"verdict": "too_short", **none, "leaves_no_room": True},
+        {"verdict": "unsupported_language", **none, "language": {"code": "cy"}},
+        {"verdict": "unsupported_language", **none, "language": {"code": None}},
     ]
     page = desk().page
     assert headlines(page, results, text) == [

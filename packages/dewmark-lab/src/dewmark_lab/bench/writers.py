@@ -84,7 +84,7 @@ def drawn_by(scheme: BoundScheme | None, prompt: torch.Tensor, decoding: Decodin
     """The token that a scheme draws, as this library's own decoding loop does; None: without a mark."""
     seeds = range(len(prompt))
     session = None if scheme is None else scheme.session(prompt, torch.ones_like(prompt), seeds=seeds)
-    final = scheme is not None and scheme.needs.final
+    final = scheme is not None and scheme.needs.final_distribution
     noise = RandomStreams(seeds, device=prompt.device)
 
     def choose(ids: torch.Tensor, scores: torch.Tensor, step: int) -> torch.Tensor:

@@ -111,11 +111,13 @@ def _lengths(given: str) -> list[int]:
 
 
 def _summary(bound: BoundScheme, found: Power, rows: Sequence[Row]) -> dict[str, Any]:
+    from dewmark.scheme import reader_name
+
     return {
         "scheme": bound.scheme.name,
         "config": bound.scheme.to_dict(),
         "host": bound.host.name,
-        "reader": bound.reader_name,
+        "reader": reader_name(bound),
         "fpr": found.fpr,
         "texts": found.texts,
         "lengths": [row.to_dict() for row in rows],

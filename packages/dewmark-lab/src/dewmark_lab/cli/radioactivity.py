@@ -59,13 +59,13 @@ def radioactivity(
     from dewmark.core.keys import Key
     from dewmark.decoding import Decoding
     from dewmark.hosts import load_host
+    from dewmark.opening import load_scheme
     from dewmark.prompts import prompt_texts
-    from dewmark.watermark import load_scheme
     from dewmark_lab.evaluation.radioactivity import radioactivity as test
 
     if (source is None) == (model is None):
         raise ConfigError("give the suspect's texts with --in, or the suspect with --model")
-    bound = load_scheme("dew", key=Key.load(key), settings=parse_settings(settings or ()))
+    bound = load_scheme(Key.load(key), settings=parse_settings(settings or ()))
     with Progress(quiet=quiet) as progress:
 
         def written(name: str) -> list[str]:

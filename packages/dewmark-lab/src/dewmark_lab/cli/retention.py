@@ -30,23 +30,24 @@ def retention(
     from dewmark.batch.inputs import read_documents
     from dewmark.config import parse_settings
     from dewmark.core.keys import Key
-    from dewmark.watermark import load_scheme
+    from dewmark.opening import load_scheme
+    from dewmark.scheme import reader_name
     from dewmark_lab.measurements import match_rewrites, retention_of_pairs
 
     options.check_marks(scheme)
     pairs = match_rewrites(read_documents(original), read_documents(rewritten), files=(original, rewritten))
     with Progress(quiet=quiet) as progress:
         bound = load_scheme(
-            scheme or "dew",
-            key=Key.generate(),  # any key will do
-            settings=parse_settings(settings or ()),
+            Key.generate(),
             host=host,
+            scheme=scheme or "dew",
+            settings=parse_settings(settings or ()),
             reader=reader,
             progress=progress,
         )
         found = retention_of_pairs(bound, pairs, progress=progress)
     if json_:
-        names = {"scheme": bound.scheme.name, "host": bound.host.name, "reader": bound.reader_name}
+        names = {"scheme": bound.scheme.name, "host": bound.host.name, "reader": reader_name(bound)}
         emit({**names, **found.to_dict()})
     else:
         write(

@@ -68,7 +68,7 @@ def train(
     from dewmark import hosts
     from dewmark.config import cache_dir
     from dewmark.encoders import load_encoder
-    from dewmark.watermark import DEFAULT_HOST
+    from dewmark.opening import DEFAULT_HOST
     from dewmark_lab.training.job import Job, train_artifact
     from dewmark_lab.training.texts import FileTexts, HostTexts
 

@@ -190,7 +190,7 @@ def _marked(
     from dewmark.sampling import ChoosingSession, warp
 
     line = torch.tensor([prompt + written], dtype=torch.long, device=grid.logits.device)
-    start, final = len(prompt), bound.needs.final
+    start, final = len(prompt), bound.needs.final_distribution
 
     def opened(rows: int) -> Session:
         begun = line[:, :start].expand(rows, -1)

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from dewmark.batch.runners import Runner, cores, open_runner
 from dewmark.config import cache_dir
 from dewmark.errors import DewmarkError
+from dewmark.scheme import KeepsRecords
 from dewmark.workspace import Expectations, LanguageModel, Progress, Workspace, silent
 from dewmark_lab.experiments.outputs import RowFile
 from dewmark_lab.experiments.recipe import AttackEntry, SchemeEntry, experiment_key
@@ -74,7 +75,7 @@ class LoadedModels:
             )
             info = hosts.host_info(entry.host, progress=self.progress)
             bound = entry.build().bind(experiment_key(key), info, workspace)
-            if own_texts is not None:
+            if own_texts is not None and isinstance(bound, KeepsRecords):
                 rows = own_texts[0].read(own_texts[1])
                 bound.finished([row["text"] for row in rows], seeds=[row["seed"] for row in rows])
             self._scheme = wanted, self._on_device(bound)

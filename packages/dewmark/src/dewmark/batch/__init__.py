@@ -20,13 +20,17 @@ another configuration wrote is never overwritten or continued.
 
 from __future__ import annotations
 
-from dewmark.batch.detecting import DetectResult, detect_file
-from dewmark.batch.generating import GenerateResult, TextWriter, generate_file
-from dewmark.batch.inputs import Prompt, TextRow, read_files, read_prompts, read_rows
-from dewmark.batch.negatives import Negatives, audit_texts, calibrate_file, draw_key
-from dewmark.batch.runners import Runner, open_runner
-from dewmark.batch.scorers import DetectorSpec, Scored, Scorer, load_keys, open_detector
-from dewmark.batch.sources import Source, open_source
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from dewmark.batch.detecting import DetectResult, detect_file
+    from dewmark.batch.generating import GenerateResult, TextWriter, generate_file
+    from dewmark.batch.inputs import Prompt, TextRow, read_files, read_prompts, read_rows
+    from dewmark.batch.negatives import Negatives, audit_texts, calibrate_file, draw_key
+    from dewmark.batch.runners import Runner, open_runner
+    from dewmark.batch.scorers import DetectorSpec, Scored, Scorer, load_keys, open_detector
+    from dewmark.batch.sources import Source, open_source
 
 __all__ = [
     "DetectResult",
@@ -53,3 +57,20 @@ __all__ = [
     "read_prompts",
     "read_rows",
 ]
+
+_MODULES = {
+    "detecting": "DetectResult detect_file",
+    "generating": "GenerateResult TextWriter generate_file",
+    "inputs": "Prompt TextRow read_files read_prompts read_rows",
+    "negatives": "Negatives audit_texts calibrate_file draw_key",
+    "runners": "Runner open_runner",
+    "scorers": "DetectorSpec Scored Scorer load_keys open_detector",
+    "sources": "Source open_source",
+}
+_PUBLIC = {name: module for module, names in _MODULES.items() for name in names.split()}
+
+
+def __getattr__(name: str) -> Any:  # noqa: ANN401 - any public name
+    if name in _PUBLIC:
+        return getattr(importlib.import_module(f"dewmark.batch.{_PUBLIC[name]}"), name)
+    raise AttributeError(f"module 'dewmark.batch' has no attribute {name!r}")

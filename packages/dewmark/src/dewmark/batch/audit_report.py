@@ -18,12 +18,13 @@ from typing import Any
 from scipy.special import ndtri
 
 from dewmark.errors import ArtifactError, ConfigError
-from dewmark.scheme import DEFAULT_FPR, BoundScheme
+from dewmark.scheme import BoundScheme, for_languages
 from dewmark.stats.audit import TOLERANCE, length_band
 from dewmark.stats.one_key import KeyOnKind
 from dewmark.storage import sha256_file
 from dewmark.text.languages import language_name
 from dewmark.types import Detection
+from dewmark.verdict import DEFAULT_FPR
 
 NOT_AUDITED = "this key was not audited on texts of this language and length"
 """What to say of a text about which an audit says nothing."""
@@ -139,7 +140,7 @@ class AuditReport:
         """The same detector, which also judges the languages in which its key is trusted at ``level``."""
         self.check(bound)
         audited = bound.languages.audited | self.languages(level=level)
-        return bound.judging(dataclasses.replace(bound.languages, audited=audited))
+        return for_languages(bound, dataclasses.replace(bound.languages, audited=audited))
 
     def languages(self, *, level: float) -> frozenset[str]:
         """The languages in which this key's alarms at ``level`` are trusted."""

@@ -32,7 +32,14 @@ from dewmark.workspace import Progress, silent
 
 Row = dict[str, Any]
 
-_INTEGERS = {"tokens_scored", "keys", "versions", "tried", "member", "payload"}  # columns of a Parquet file
+_INTEGERS = {
+    "tokens_scored",
+    "keys",
+    "versions",
+    "n_hypotheses",
+    "member",
+    "payload",
+}  # columns of a Parquet file
 _STRINGS = {
     "epoch",
     "verdict",
@@ -194,6 +201,7 @@ def _identity(source: Source, spec: DetectorSpec, block_size: int) -> dict[str, 
         "test": spec.test,
         "tokens": spec.tokens,
         "passages": spec.passages,
+        "coverage": spec.coverage,
         "attempts": spec.attempts,
         "group": spec.group,
         "calibration": spec.calibration and storage.sha256_file(spec.calibration),
@@ -273,7 +281,11 @@ def _column_type(name: str, summary: _Summary, arrow: Any) -> Any:  # noqa: ANN4
         offsets = [(field, arrow.int64()) for field in ("start", "end")]
         rest = [("score", arrow.float64()), ("scored", arrow.bool_())]
         return arrow.list_(arrow.struct([("text", arrow.string()), *offsets, *rest]))
-    if name == "attribution":
+    if name == "looks":
+        return arrow.struct(
+            [("keys", arrow.int64()), ("attempts", arrow.int64()), ("passages", arrow.bool_())]
+        )
+    if name == "forgery":
         told = [(field, arrow.float64()) for field in ("z_head", "z_tail", "p_tail", "p_alike")]
         return arrow.struct([("attributable", arrow.bool_()), *told])
     if name == "coverage":

@@ -21,10 +21,11 @@ from dewmark.decoding import Decoding, DecodingOptions
 from dewmark.errors import ConfigError
 from dewmark.hosts.base import ChatFormat, Host, check_decoding, generation_hash
 from dewmark.hosts.streaming import stream_text
-from dewmark.scheme import BoundScheme
+from dewmark.opening import DEFAULT_HOST
+from dewmark.scheme import BoundScheme, marking_as
 from dewmark.storage import ResumableRows, first_row
 from dewmark.types import DraftCount, Generation
-from dewmark.watermark import DEFAULT_DECODING, DEFAULT_HOST, Watermark
+from dewmark.watermark import DEFAULT_DECODING, Watermark
 from dewmark.workspace import HostInfo, Progress, silent
 
 _SEEDS = 2**31  # a drawn seed stays readable
@@ -54,7 +55,7 @@ class TextWriter:
         cls, watermark: Watermark, *, member: int | None = None, payload: int | None = None
     ) -> TextWriter:
         """A writer of marked text, by a member of the key's ring and with a payload."""
-        scheme = watermark.scheme.marking_as(member=member, payload=payload)
+        scheme = marking_as(watermark.scheme, member=member, payload=payload)
         return cls(scheme, scheme.host, lambda: watermark.host, lambda: watermark.chat_format)
 
     @classmethod

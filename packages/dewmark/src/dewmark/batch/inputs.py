@@ -12,12 +12,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 from dewmark import storage
 from dewmark.errors import InputError
-from dewmark.hosts.base import Conversation, check_conversation
 from dewmark.scheme import check_text
+
+if TYPE_CHECKING:
+    from dewmark.hosts.base import Conversation
 
 __all__ = [
     "Document",
@@ -192,6 +194,8 @@ def read_prompts(path: Path, *, chat: bool | None = None) -> list[Prompt]:
         if not _is_name(name):
             raise InputError(f"{where}: id must be text or a whole number, got {type(name).__name__}")
         if chat and "messages" in row:
+            from dewmark.hosts.base import check_conversation
+
             messages = check_conversation(row["messages"], f"{where}: messages")
             prompts.append(Prompt(name, messages[-1]["content"], messages))
             continue

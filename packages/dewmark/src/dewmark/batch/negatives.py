@@ -25,13 +25,13 @@ from dewmark.batch.inputs import Document, batched, count_lines, read_corpus, re
 from dewmark.core.keys import Key
 from dewmark.detector import detect_texts
 from dewmark.errors import ConfigError, InputError
-from dewmark.scheme import BoundScheme, check_test
+from dewmark.opening import identify, load_scheme
+from dewmark.scheme import BoundScheme, GivesEvidence, capability, check_test, for_languages
 from dewmark.stats.audit import Audit, Outcome, audit
 from dewmark.stats.calibration import Calibration
 from dewmark.stats.one_key import directions
 from dewmark.text.languages import LanguagePolicy, guess_language
 from dewmark.types import Detection, Verdict
-from dewmark.watermark import identify, load_scheme
 from dewmark.workspace import Progress, silent
 
 __all__ = [
@@ -160,7 +160,8 @@ def text_directions(
     for start in range(0, len(texts), batch_size):
         part = slice(start, start + batch_size)
         try:
-            evidence = bound.evidence(bound.tokenize(texts[part]), bound.tokenize(before[part]))
+            able = capability(bound, GivesEvidence)
+            evidence = able.evidence(bound.tokenize(texts[part]), bound.tokenize(before[part]))
         except ConfigError:  # no covariance over keys
             return None
         if not all(each.comparable for each in evidence):
@@ -180,7 +181,7 @@ def audit_texts(
 ) -> tuple[Audit, list[AuditedText]]:
     """Measure a key's false-positive rate; returns the audit and the texts it is based on."""
     texts, prompts = negatives.texts, negatives.prompts
-    anywhere = bound.judging(LanguagePolicy(every=True))  # an audit is what a refused language needs
+    anywhere = for_languages(bound, LanguagePolicy(every=True))  # an audit is what a refused language needs
     found: list[Detection] = []
     for start in range(0, len(texts), batch_size):
         part = slice(start, start + batch_size)
@@ -208,7 +209,7 @@ def draw_key(
     while len(audits) < tries:
         keys = [Key.generate() for _ in range(min(_KEYS_PER_ROUND, tries - len(audits)))]
         if not audits:
-            bound = load_scheme(name, key=keys[0], settings=settings, host=host, progress=progress)
+            bound = load_scheme(keys[0], host=host, scheme=name, settings=settings, progress=progress)
             shared = text_directions(bound, negatives.texts, negatives.prompts, progress=progress)
         rows = identify(
             negatives.texts,
@@ -248,7 +249,7 @@ def calibrate_file(
     path = Path(path)
     check_test(test, bound.tests)
     total = count_lines(path)
-    bound = bound.judging(LanguagePolicy(every=True))  # ranks among these texts need no known language
+    bound = for_languages(bound, LanguagePolicy(every=True))  # ranks among these texts need no known language
 
     def scored() -> Iterator[tuple[Detection, str | None]]:
         done = 0

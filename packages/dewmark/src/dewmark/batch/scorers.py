@@ -8,47 +8,47 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from abc import ABC, abstractmethod
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
-from dewmark.batch.audit_report import AuditReport, KeyLevel
 from dewmark.batch.inputs import TextRow, warn_other_scheme
 from dewmark.core.keys import Key, is_engine_key
 from dewmark.detector import Detector, blank_detection, detect_texts, skip_blank
 from dewmark.errors import ConfigError, KeyFileError
-from dewmark.passages import explain
-from dewmark.scheme import DEFAULT_FPR, BoundScheme, check_test
-from dewmark.stats.calibration import EMPIRICAL, Calibration
-from dewmark.stats.multiple_testing import Looks
-from dewmark.translation import back_languages, translate_back
-from dewmark.types import Attribution, Detection, Verdict
-from dewmark.watermark import identify, load_scheme
+from dewmark.opening import identify, load_scheme
+from dewmark.passages import Located, Version, judge
+from dewmark.scheme import BoundScheme, check_test, for_languages
+from dewmark.types import Detection
+from dewmark.verdict import DEFAULT_FPR
 from dewmark.workspace import Progress, silent
+
+if TYPE_CHECKING:
+    from dewmark.batch.audit_report import AuditReport, KeyLevel
+    from dewmark.stats.calibration import Calibration
 
 _BATCH_SIZE = 32
 _RESULTS_PER_BATCH = 1 << 18  # texts × keys
-
-T = TypeVar("T")
+_EMPIRICAL = "empirical"
 
 
 @dataclass(frozen=True, slots=True)
 class Scored:
     """The result of one text.
 
-    ``row`` is the result as JSON values. ``attribution`` is there if the text was compared with several keys;
-    ``detection`` then has the verdict and p-value corrected for their number. ``this_key`` is what an audit
-    of the key says about the text, if one was given and knows such texts.
+    ``row`` is the result as JSON values, and ``detection`` that of the best of several keys, after all
+    corrections; ``located`` is everything that was found. ``this_key`` is what an audit of the key says about
+    the text, if one was given and knows such texts.
     """
 
     id: str | int
     text: str
     detection: Detection
     row: dict[str, Any]
+    located: Located
     key_file: str | None = None
-    attribution: Attribution | None = None
     this_key: KeyLevel | None = None
 
 
@@ -61,8 +61,9 @@ class DetectorSpec:
     file that ``dewmark calibrate`` wrote, for one key) turns z into a rank among unmarked texts, those of
     ``group`` if it is given. ``audit`` is the report of an audit of the key (``dewmark audit --out``): rows
     then say how many unmarked texts of their kind this key scores so high, and languages in which it is
-    trusted get verdicts. ``tokens`` adds every token's score to the rows, ``passages`` says where in each
-    marked text the mark is. ``attempts`` counts the versions of each text that are tried.
+    trusted get verdicts. ``tokens`` adds every token's score to the rows, ``coverage`` says where in each
+    marked text the mark is. ``passages`` also searches texts that are not marked as a whole, and the verdict
+    pays for it. ``attempts`` counts the versions of each text that are tried.
     ``translate_back`` also scores each foreign text after it was translated into English, and counts both.
     ``reader`` names the language model that reads the texts: a host's name or path, ``host``, ``none``, or
     None for that of the exported detector, if it has one.
@@ -79,6 +80,7 @@ class DetectorSpec:
     calibration: Path | None = None
     group: str | None = None
     passages: bool = False
+    coverage: bool = False
     attempts: int = 1
     audit: Path | None = None
     translate_back: bool = False
@@ -87,13 +89,14 @@ class DetectorSpec:
     def __post_init__(self) -> None:
         if not 0.0 < self.fpr < 1.0:
             raise ConfigError(f"fpr must lie in (0, 1), got {self.fpr:g}")
-        Looks(attempts=self.attempts)
+        if self.attempts < 1:
+            raise ConfigError(f"attempts must be at least 1, got {self.attempts}")
         if self.calibration is None:
-            if self.test == EMPIRICAL:
+            if self.test == _EMPIRICAL:
                 raise ConfigError("the empirical test needs a calibration, made by: dewmark calibrate")
             if self.group is not None:
                 raise ConfigError(f"group {self.group!r} needs a calibration, made by: dewmark calibrate")
-        elif self.test not in (None, EMPIRICAL):
+        elif self.test not in (None, _EMPIRICAL):
             raise ConfigError(
                 f"a calibration is for the empirical test, not {self.test}: leave out one of them"
             )
@@ -118,20 +121,10 @@ class DetectorSpec:
         keys = (path if is_engine_key(path) else path.absolute() for path in self.keys)
         return dataclasses.replace(self, keys=tuple(keys), **paths)
 
-    def open_keys(self, *, progress: Progress = silent) -> dict[str | None, BoundScheme]:
-        """A detector for each key, by the name of its file; the only one is named None."""
+    def open(self, *, progress: Progress = silent) -> Scorer:
+        """Load keys, detector and calibration, and check that they belong together."""
         keys = load_keys(self.keys) if self.many_keys else {}
-        bound = self._open_first(keys, progress)
-        if not keys:
-            return {None: bound}
-        made: dict[str | None, BoundScheme] = {}
-        for number, (name, key) in enumerate(keys.items()):
-            progress("opening keys", number, len(keys))
-            made[name] = bound if number == 0 else _with_key(bound, key, progress)
-        return made
-
-    def _open_first(self, keys: Mapping[str, Key], progress: Progress) -> BoundScheme:
-        return open_detector(
+        bound = open_detector(
             folder=self.detector,
             key=next(iter(keys.values())) if keys else next(iter(self.keys), None),
             host=self.host,
@@ -140,150 +133,152 @@ class DetectorSpec:
             reader=self.reader,
             progress=progress,
         )
-
-    def open(self, *, progress: Progress = silent) -> Scorer:
-        """Load keys, detector and calibration, and check that they belong together."""
-        scorer = self._open(progress)
-        return _BackTranslatingScorer(scorer, self, progress) if self.translate_back else scorer
-
-    def _open(self, progress: Progress) -> Scorer:
-        keys = load_keys(self.keys) if self.many_keys else {}
-        bound = self._open_first(keys, progress)
-        check_test(self.test, (*bound.tests, EMPIRICAL))
-        if keys:
-            return _ManyKeysScorer(self, bound, keys, progress)
-        calibration = None
+        check_test(self.test, (*bound.tests, _EMPIRICAL))
+        calibration = report = None
         if self.calibration is not None:
+            from dewmark.stats.calibration import Calibration
+
             calibration = Calibration.load(self.calibration)
             calibration.check(
                 scheme=bound.scheme.name, config_hash=bound.config_hash, key_fingerprint=bound.fingerprint
             )
             # ranks among the user's own unmarked texts do not depend on the encoder's languages
-            bound = bound.judging(dataclasses.replace(bound.languages, every=True))
-        report = None
+            bound = for_languages(bound, dataclasses.replace(bound.languages, every=True))
         if self.audit is not None:
+            from dewmark.batch.audit_report import AuditReport
+
             report = AuditReport.load(self.audit)
             bound = report.applied(bound, level=self.fpr)
-        return _OneKeyScorer(self, bound, calibration, report)
+        return Scorer(self, bound, keys, calibration=calibration, report=report, progress=progress)
 
 
-class Scorer(ABC):
-    """Scores batches of texts.
+class Scorer:
+    """Scores batches of texts under one key or several.
 
     ``identity`` names everything in the detector that decides the results: scheme, configuration, keys.
-    ``bound`` is the scheme under the first key, and ``batch_size`` a good number of texts per call.
+    ``bound`` is the scheme under the first key, ``key_files`` has the names of several by their fingerprints,
+    and ``batch_size`` is a good number of texts per call.
     """
-
-    batch_size: int = _BATCH_SIZE
-
-    def __init__(self, bound: BoundScheme, fingerprints: Sequence[str]) -> None:
-        self.bound = bound
-        self.identity: dict[str, object] = {
-            "scheme": bound.scheme.name,
-            "config_hash": bound.config_hash,
-            "keys": list(fingerprints),
-        }
-
-    @abstractmethod
-    def __call__(self, batch: Sequence[TextRow]) -> list[Scored]:
-        """The results, in the order of the batch; a blank text is too short for a verdict."""
-
-
-class _OneKeyScorer(Scorer):
-    """Scores texts under one key; a calibration turns z into a rank among unmarked texts."""
 
     def __init__(
         self,
         spec: DetectorSpec,
         bound: BoundScheme,
-        calibration: Calibration | None,
-        report: AuditReport | None,
+        keys: Mapping[str, Key],
+        *,
+        calibration: Calibration | None = None,
+        report: AuditReport | None = None,
+        progress: Progress = silent,
     ) -> None:
-        super().__init__(bound, [bound.fingerprint])
-        self._report = report
-        self._spec, self._calibration = spec, calibration
+        """``keys`` are several by the names of their files, or none: then ``bound`` has the only one."""
+        self._spec, self.bound, self._keys, self._progress = spec, bound, dict(keys), progress
+        self._calibration, self._report = calibration, report
         self._test = spec.test if calibration is None else calibration.test
+        self.key_files = {key.fingerprint: name for name, key in keys.items()}
+        fingerprints = list(self.key_files) or [bound.fingerprint]
+        self.identity: dict[str, object] = {
+            "scheme": bound.scheme.name,
+            "config_hash": bound.config_hash,
+            "keys": fingerprints,
+        }
+        if spec.translate_back:
+            from dewmark.translation import back_languages
+
+            self.identity["translate_back"] = back_languages()
+        # expanding many keys dominates the cost and is done once per batch: as many texts as memory allows
+        many = min(1024, _RESULTS_PER_BATCH // len(fingerprints)) if keys else 0
+        self.batch_size = max(_BATCH_SIZE, many)
+        self._bound_of = functools.lru_cache(maxsize=None if spec.passages else 4)(self._open_key)
 
     def __call__(self, batch: Sequence[TextRow]) -> list[Scored]:
+        """The results, in the order of the batch; a blank text is too short for a verdict."""
         warn_other_scheme(batch, self.bound.scheme.name)
-        texts, prompts = [row.text for row in batch], [row.prompt for row in batch]
-        found = detect_texts(self.bound, texts, prompts=prompts, fpr=self._spec.fpr, test=self._test)
-        return [self._scored(row, detection) for row, detection in zip(batch, found, strict=True)]
+        versions = [[each] for each in self._detect(batch)]
+        if self._spec.translate_back:
+            from dewmark.translation import translate_back
 
-    def _scored(self, row: TextRow, detection: Detection) -> Scored:
-        if self._calibration is not None:
-            group = self._spec.group if row.group is None else row.group
-            detection = self._calibration.apply(detection, group=group)
-        detection = _after_attempts(detection, self._spec)
-        if self._spec.passages:
-            detection = explain(detection, row.text, self.bound, prompt=row.prompt)
-        found = detection.to_dict(tokens=self._spec.tokens)
-        result = {"id": row.id, "config_hash": self.bound.config_hash, **found}
+            english = translate_back([row.text for row in batch], progress=self._progress)
+            places = [i for i, text in enumerate(english) if text is not None]
+            # the prompt of a translation is in another language: its context would not fit
+            again = [dataclasses.replace(batch[i], text=english[i] or "", prompt=None) for i in places]
+            for i, found in zip(places, self._detect(again), strict=True):
+                versions[i].append(found)
+        return [self._scored(row, found) for row, found in zip(batch, versions, strict=True)]
+
+    def _detect(self, batch: Sequence[TextRow]) -> list[Version]:
+        """The results of each text as a whole, one per key."""
+        texts, prompts = [row.text for row in batch], [row.prompt for row in batch]
+        if not self._keys:
+            alone = detect_texts(self.bound, texts, prompts=prompts, fpr=self._spec.fpr, test=self._test)
+            return [
+                Version(row.text, row.prompt, [self._ranked(row, each)])
+                for row, each in zip(batch, alone, strict=True)
+            ]
+
+        def score(written: Sequence[int]) -> list[Sequence[Detection]]:
+            found = identify(
+                [texts[i] for i in written],
+                list(self._keys.values()),
+                host=self.bound.host,
+                scheme=self.bound.scheme.name,
+                settings=self.bound.scheme.to_dict(),
+                prompts=[prompts[i] for i in written],
+                fpr=self._spec.fpr,
+                test=self._test,
+                reader=self.bound.expectations,
+                progress=self._progress,
+            )
+            return [each.detections for each in found]
+
+        rows = skip_blank(texts, score, self._blank)
+        return [Version(row.text, row.prompt, each) for row, each in zip(batch, rows, strict=True)]
+
+    def _blank(self) -> Sequence[Detection]:
+        blank = blank_detection(self.bound, fpr=self._spec.fpr, test=self._test)
+        return [dataclasses.replace(blank, key_fingerprint=key.fingerprint) for key in self._keys.values()]
+
+    def _ranked(self, row: TextRow, detection: Detection) -> Detection:
+        """The detection as a rank among unmarked texts, with a calibration."""
+        if self._calibration is None:
+            return detection
+        group = self._spec.group if row.group is None else row.group
+        return self._calibration.apply(detection, group=group)
+
+    def _open_key(self, number: int) -> BoundScheme:
+        """The scheme under the key with this number."""
+        keys = list(self._keys.values())
+        return _with_key(self.bound, keys[number], self._progress) if keys else self.bound
+
+    def _scored(self, row: TextRow, versions: Sequence[Version]) -> Scored:
+        spec = self._spec
+        found = judge(
+            versions,
+            self._bound_of,
+            fpr=spec.fpr,
+            attempts=spec.attempts,
+            passages=spec.passages,
+            explain=spec.coverage,
+        )
+        detection, key_file = found.judged, list(self._keys)[found.index] if self._keys else None
+        result: dict[str, Any] = {"id": row.id}
+        if key_file is not None:
+            result["key_file"] = key_file
+        result["config_hash"] = _config_hash(self.bound, detection.key_fingerprint)
+        result |= detection.to_dict(tokens=spec.tokens)
+        if key_file is not None:
+            result |= {"p_value_of_key": found.detection.to_dict()["p_value"], "keys": found.looks.keys}
         level = None
         if self._report is not None:
+            from dewmark.batch.audit_report import KeyLevel
+
             level = self._report.level_of(detection) if detection.verdict.conclusive else None
             result |= KeyLevel.columns(level)
-        return Scored(row.id, row.text, detection, result, this_key=level)
-
-
-class _ManyKeysScorer(Scorer):
-    """Finds which of several keys a text carries; p-values are corrected for the number of keys."""
-
-    def __init__(
-        self, spec: DetectorSpec, bound: BoundScheme, keys: Mapping[str, Key], progress: Progress
-    ) -> None:
-        """``bound`` is the scheme under one of the keys: it provides host and settings."""
-        super().__init__(bound, [key.fingerprint for key in keys.values()])
-        self._spec, self._keys, self._progress = spec, dict(keys), progress
-        # expanding the keys dominates the cost and is done once per batch: use as many texts as memory allows
-        self.batch_size = max(_BATCH_SIZE, min(1024, _RESULTS_PER_BATCH // len(keys)))
-
-    def __call__(self, batch: Sequence[TextRow]) -> list[Scored]:
-        warn_other_scheme(batch, self.bound.scheme.name)
-
-        def score(written: Sequence[int]) -> list[Attribution]:
-            return self._identify([batch[i] for i in written])
-
-        found = skip_blank([row.text for row in batch], score, self._blank)
-        return [self._scored(row, each) for row, each in zip(batch, found, strict=True)]
-
-    def _identify(self, batch: Sequence[TextRow]) -> list[Attribution]:
-        return identify(
-            [row.text for row in batch],
-            list(self._keys.values()),
-            host=self.bound.host,
-            scheme=self.bound.scheme.name,
-            settings=self.bound.scheme.to_dict(),
-            prompts=[row.prompt for row in batch],
-            fpr=self._spec.fpr,
-            test=self._spec.test,
-            reader=self.bound.expectations,
-            progress=self._progress,
-        )
-
-    def _blank(self) -> Attribution:
-        blank = blank_detection(self.bound, fpr=self._spec.fpr, test=self._spec.test)
-        each = (dataclasses.replace(blank, key_fingerprint=key.fingerprint) for key in self._keys.values())
-        return Attribution(tuple(each), index=0, p_value=1.0, verdict=Verdict.TOO_SHORT)
-
-    def _scored(self, row: TextRow, found: Attribution) -> Scored:
-        key_file = list(self._keys)[found.index]
-        test = f"{found.best.test}, corrected for {found.keys} keys"
-        detection = dataclasses.replace(found.best.judged(found.verdict, found.p_value), test=test)
-        detection = _after_attempts(detection, self._spec)
-        if self._spec.passages and detection.is_marked:
-            bound = _with_key(self.bound, self._keys[key_file], self._progress)
-            detection = explain(detection, row.text, bound, prompt=row.prompt, keys=found.keys)
-        result = {
-            "id": row.id,
-            "key_file": key_file,
-            "config_hash": _config_hash(self.bound, detection.key_fingerprint),
-            **detection.to_dict(tokens=self._spec.tokens),
-            "test": found.best.test,
-            "p_value_of_key": found.to_dict()["p_value_of_key"],
-            "keys": found.keys,
-        }
-        return Scored(row.id, row.text, detection, result, key_file, found)
+        if spec.translate_back:
+            result |= {
+                "versions": found.looks.attempts // spec.attempts,
+                "translated_back": found.version > 0,
+            }
+        return Scored(row.id, versions[found.version].text, detection, result, found, key_file, level)
 
 
 def _config_hash(bound: BoundScheme, fingerprint: str) -> str:
@@ -293,76 +288,16 @@ def _config_hash(bound: BoundScheme, fingerprint: str) -> str:
     return other.config_hash
 
 
-def _after_attempts(detection: Detection, spec: DetectorSpec) -> Detection:
-    """The detection as one of several attempts at the same text."""
-    if spec.attempts == 1:
-        return detection
-    p_value = Looks(attempts=spec.attempts).correct(detection.p_value)
-    verdict = detection.verdict
-    if verdict is Verdict.MARKED and p_value > detection.fpr:
-        verdict = Verdict.NOT_MARKED
-    return detection.judged(verdict, p_value)
-
-
 def _with_key(bound: BoundScheme, key: Key, progress: Progress) -> BoundScheme:
     """The same scheme and host under another key."""
     return load_scheme(
-        bound.scheme.name,
-        key=key,
+        key,
         host=bound.host,
+        scheme=bound.scheme.name,
         settings=bound.scheme.to_dict(),
         reader=bound.expectations,
         progress=progress,
     )
-
-
-class _BackTranslatingScorer(Scorer):
-    """Scores a foreign text as it is and translated into English; p = 2 min(p₁, p₂), at most 1.
-
-    A text that is scored once keeps its p-value. How often it is scored depends on its language only, never
-    on a key, so p-values stay valid.
-    """
-
-    def __init__(self, scorer: Scorer, spec: DetectorSpec, progress: Progress) -> None:
-        super().__init__(scorer.bound, [])
-        self.identity = {**scorer.identity, "translate_back": back_languages()}
-        self.batch_size = scorer.batch_size
-        self._scorer, self._spec, self._progress = scorer, spec, progress
-
-    def __call__(self, batch: Sequence[TextRow]) -> list[Scored]:
-        english = translate_back([row.text for row in batch], progress=self._progress)
-        # the prompt of a translation is in another language: its context would not fit
-        again = [
-            dataclasses.replace(row, text=text, prompt=None)
-            for row, text in zip(batch, english, strict=True)
-            if text is not None
-        ]
-        backs = iter(self._scorer(again)) if again else iter(())
-        found = []
-        for scored, text in zip(self._scorer(batch), english, strict=True):
-            found.append(self._better(scored, None if text is None else next(backs)))
-        return found
-
-    def _better(self, original: Scored, back: Scored | None) -> Scored:
-        """The attempt with the smaller p-value, corrected for the number of attempts with a verdict."""
-        attempts = [
-            each for each in (original, back) if each is not None and each.detection.verdict.conclusive
-        ]
-        if len(attempts) < 2 and back not in attempts:
-            row = {**original.row, "versions": 1, "translated_back": False}
-            return dataclasses.replace(original, row=row)
-        best = min(attempts, key=lambda each: each.detection.p_value)
-        p_value = min(1.0, len(attempts) * best.detection.p_value)
-        verdict = Verdict.MARKED if p_value < self._spec.fpr else Verdict.NOT_MARKED
-        test = f"{best.detection.test}, {len(attempts)} versions"
-        detection = dataclasses.replace(best.detection.judged(verdict, p_value), test=test)
-        row = {
-            **best.row,
-            **detection.to_dict(tokens=self._spec.tokens),
-            "versions": len(attempts),
-            "translated_back": best is back,
-        }
-        return dataclasses.replace(best, detection=detection, row=row)
 
 
 def open_detector(
@@ -391,7 +326,7 @@ def open_detector(
     if not isinstance(key, Key):
         key = Key.load(key)
     return load_scheme(
-        scheme or "dew", key=key, settings=settings, host=host, reader=reader, progress=progress
+        key, host=host, scheme=scheme or "dew", settings=settings, reader=reader, progress=progress
     )
 
 

@@ -69,10 +69,9 @@ class _CheckedCommand(typer.core.TyperCommand):
     """
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:  # noqa: ANN401 - a context of typer's own
-        _, _, given = self.make_parser(ctx).parse_args(args=list(args))
-        twice = [p for p in given if p.name == "key" and given.count(p) > 1 and not p.multiple]
-        if twice:
-            raise ConfigError(f"{twice[0].opts[0]} was given more than once, but takes one value here")
+        single = any(p.name == "key" and not getattr(p, "multiple", True) for p in self.params)
+        if single and sum(each == "--key" or each.startswith("--key=") for each in args) > 1:
+            raise ConfigError("--key was given more than once, but takes one value here")
         rest = list(super().parse_args(ctx, args))
         for name in _OUTPUTS:
             if isinstance(path := ctx.params.get(name), Path):

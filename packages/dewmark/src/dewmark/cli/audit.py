@@ -57,6 +57,7 @@ def audit(
     """Measure a key's real false-positive rate on unmarked texts, by kind, language and length."""
     from dewmark.batch import Negatives, audit_texts
     from dewmark.batch.negatives import PACKAGED
+    from dewmark.scheme import reader_name
     from dewmark.stats.audit import Outcome
 
     files = [*(negatives or ()), *(more or ())]
@@ -69,7 +70,7 @@ def audit(
         "config_hash": bound.config_hash,
         "scheme": bound.scheme.name,
         "host": bound.host.name,
-        "reader": bound.reader_name,
+        "reader": reader_name(bound),
         "test": test or bound.tests[0],
         "too_short": len(texts.documents) - len(audited),
         **found.to_dict(),

@@ -55,7 +55,7 @@ def demo(
 ) -> None:
     """Mark a text with a fresh key and detect it, then test three texts that do not carry the mark."""
     from dewmark.core.keys import Key
-    from dewmark.watermark import DEFAULT_HOST
+    from dewmark.opening import DEFAULT_HOST
 
     key, wrong_key = Key.generate(), Key.generate()
     if keep_key is not None:
@@ -156,7 +156,7 @@ def _print(console: Console, cases: list[Case], setting: str) -> None:
         found = case.detection
         table.add_row(
             case.name,
-            found.verdict.value,
+            found.verdict.words,
             p_value(found.p_value).removeprefix("p = "),
             f"{found.z:.2f}",
             f"{found.effective_length:.0f} of {found.tokens_scored}",

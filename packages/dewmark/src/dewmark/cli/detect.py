@@ -134,13 +134,13 @@ def detect(
     ] = None,
     attempts: options.Attempts = 1,
     passages: Annotated[
-        bool | None,
+        bool,
         typer.Option(
-            "--passages/--no-passages",
-            show_default="for text files",
-            help="Say where in each marked text the mark is: all of it, or which part.",
+            "--passages",
+            help="Search for marked passages too, as dewmark locate does: p-values pay for it, and the whole "
+            "text has four fifths of the level.",
         ),
-    ] = None,
+    ] = False,
     tokens: Annotated[
         bool, typer.Option("--tokens", help="Include the score and position of every token.")
     ] = False,
@@ -163,9 +163,8 @@ def detect(
     quiet: options.Quiet = False,
 ) -> None:
     """Score texts against a key: verdict, p-value, z, effective length. With several keys: find the key."""
-    from dewmark.batch import DetectorSpec, detect_file, read_files, read_rows
-    from dewmark.batch.boilerplate import Boilerplate
-    from dewmark.batch.inputs import batched
+    from dewmark.batch.inputs import batched, read_files, read_rows
+    from dewmark.batch.scorers import DetectorSpec
 
     if not texts and jsonl is None and in_ is None and not follow:
         raise ConfigError(
@@ -182,7 +181,7 @@ def detect(
             "--calibration": calibration,
         }
         given |= {"--audit": audit, "--test": test, "--keys": keys, "--tokens": tokens}
-        given |= {"--reader": reader, "--translate-back": translate_back}
+        given |= {"--reader": reader, "--translate-back": translate_back, "--passages": passages}
         follow_stream(
             options.only_key(key, [name for name, value in given.items() if value], texts),
             detector=detector,
@@ -208,7 +207,8 @@ def detect(
         tokens=tokens,
         calibration=calibration,
         group=group,
-        passages=bool(texts) if passages is None else passages,
+        passages=passages,
+        coverage=bool(texts),
         attempts=attempts,
         audit=audit,
         translate_back=translate_back,
@@ -220,6 +220,8 @@ def detect(
         if texts or html is not None or source is None:
             raise ConfigError("--out takes the rows of a file: give --in FILE, no text files and no --html")
         _check_groups(spec, source if by is not None else None)
+        from dewmark.batch.detecting import detect_file
+
         started = time.perf_counter()
         with Progress(quiet=quiet) as progress:
             found = detect_file(
@@ -231,7 +233,7 @@ def detect(
                 block_size=block_size,
                 batch_size=batch_size,
                 adjust=adjust is not False,
-                boilerplate=mode,
+                boilerplate=boilerplate,
                 progress=progress,
             )
         _print_result(found, engine=engine, seconds=time.perf_counter() - started, json_=json_, quiet=quiet)
@@ -252,7 +254,11 @@ def detect(
     kept: list[Scored] = []
     with Progress(quiet=quiet) as progress:
         scorer = spec.open(progress=progress)
-        shared = Boilerplate.of_source(source, mode) if source is not None else None
+        shared = None
+        if source is not None and mode is not None:
+            from dewmark.batch.boilerplate import Boilerplate
+
+            shared = Boilerplate.of_source(source, mode)
         for batch in batched(chain(files, rows), batch_size or scorer.batch_size):
             for scored in scorer(batch) if shared is None else shared.scored(scorer, batch):
                 if verdicts.prints_at_once:
@@ -305,7 +311,7 @@ class Verdicts:
             self._held.append(scored)
         else:  # neither tokens nor text will be shown: save memory
             detection = dataclasses.replace(scored.detection, tokens=())
-            self._held.append(dataclasses.replace(scored, text="", detection=detection, attribution=None))
+            self._held.append(dataclasses.replace(scored, text="", detection=detection))
 
     def close(self) -> None:
         """Print the results that were held back and, for more than one text, a summary."""
@@ -327,10 +333,13 @@ class Verdicts:
     def _adjusted(self) -> Sequence[float]:
         if not self._p_values:
             return []
-        from dewmark.batch.boilerplate import template_weights
         from dewmark.stats.multiple_testing import benjamini_hochberg
 
-        weights = template_weights(self._templates) if self._templates else None
+        weights = None
+        if self._templates:
+            from dewmark.batch.boilerplate import template_weights
+
+            weights = template_weights(self._templates)
         adjusted: list[float] = benjamini_hochberg(self._p_values, weights=weights).tolist()
         return adjusted
 
@@ -417,12 +426,15 @@ def _check_by(calibration: Path | None, *, group: str | None, files: bool) -> No
         raise ConfigError("--by reads a field of rows, which text files do not have: use --group NAME")
 
 
-def _boilerplate_mode(name: str, source: Source | None) -> Mode:
+def _boilerplate_mode(name: str, source: Source | None) -> Mode | None:
+    """What to do with what rows share; None where it is kept."""
+    if name == "keep":
+        return None
     from dewmark.batch.boilerplate import Mode
 
     if name not in list(Mode):
         raise unknown_name("boilerplate", name, list(Mode))
-    if name != Mode.KEEP and source is None:
+    if source is None:
         raise ConfigError(
             "--boilerplate compares the rows of a file: give --jsonl FILE or --in FILE, no pipe"
         )
@@ -431,11 +443,12 @@ def _boilerplate_mode(name: str, source: Source | None) -> Mode:
 
 def _source(jsonl: Path | None, in_: str | None, *, prompt: str | None, by: str | None) -> Source | None:
     """The file of rows; None if there is none, or if it is a pipe, which can be read only once."""
-    from dewmark.batch import open_source
-    from dewmark.batch.sources import JsonlSource
-
     if jsonl is not None and in_ is not None:
         raise ConfigError("--jsonl and --in both name the rows: give only one")
+    if jsonl is None and in_ is None:
+        return None
+    from dewmark.batch.sources import JsonlSource, open_source
+
     if in_ is not None:
         return open_source(in_, prompt=prompt, by=by)
     if jsonl is not None and (jsonl.is_file() or not jsonl.exists()):

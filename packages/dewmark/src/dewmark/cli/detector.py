@@ -55,10 +55,11 @@ def export(
         bound = options.open_detector(None, key, host, scheme, settings, reader=reader, progress=progress)
         from dewmark.batch.audit_report import AuditReport
         from dewmark.detector import Detector
+        from dewmark.scheme import HasPublicHalf, capability, reader_name
 
         if audit is not None:
             bound = AuditReport.load(audit).applied(bound)
-        Detector(bound.public() if public else bound).save(out)
+        Detector(capability(bound, HasPublicHalf).public() if public else bound).save(out)
     if json_:
         emit(
             {
@@ -66,7 +67,7 @@ def export(
                 "key_fingerprint": bound.fingerprint,
                 "scheme": bound.scheme.name,
                 "config_hash": bound.config_hash,
-                "reader": bound.reader_name,
+                "reader": reader_name(bound),
             }
         )
     else:

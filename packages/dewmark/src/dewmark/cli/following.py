@@ -13,7 +13,7 @@ from dewmark.cli.terminal import Progress, emit, say, write
 from dewmark.config import parse_settings
 
 if TYPE_CHECKING:
-    from dewmark.scheme import Follower
+    from dewmark.streams import Stream
 
 _EVERY = 10  # words between two lines
 
@@ -32,6 +32,7 @@ def follow_stream(
 ) -> None:
     """Print the p-value as words arrive, until it reaches ``fpr`` or the text ends."""
     from dewmark.batch.scorers import open_detector
+    from dewmark.streams import Stream
 
     with Progress(quiet=quiet) as progress:
         bound = open_detector(
@@ -43,20 +44,20 @@ def follow_stream(
             reader="none",  # a stream is followed word by word
             progress=progress,
         )
-    watched = bound.follow(prompt=prompt, fpr=fpr)
+    watched = Stream([bound], prompt=prompt, fpr=fpr)
     shown = 0
     for piece in _pieces():
         watched.update(piece)
         if watched.is_marked:
             break
-        if watched.words >= shown + _EVERY:
-            shown = watched.words
+        if watched.best.words >= shown + _EVERY:
+            shown = watched.best.words
             _report(watched, json_=json_)
     else:
         watched.finish()
-    _report(watched, json_=json_, last=True)
+    _report(watched, json_=json_)
     if watched.is_marked:
-        say(f"stopped after {watched.words} words", quiet=quiet)
+        say(f"stopped after {watched.best.words} words", quiet=quiet)
 
 
 def _pieces() -> Iterator[str]:
@@ -68,11 +69,11 @@ def _pieces() -> Iterator[str]:
     yield decoder.decode(b"", final=True)
 
 
-def _report(watched: Follower, *, json_: bool, last: bool = False) -> None:
-    verdict = "marked" if watched.is_marked else "not marked" if last else None
+def _report(watched: Stream, *, json_: bool) -> None:
+    words, verdict = watched.best.words, watched.verdict
     if json_:
-        row = {"words": watched.words, "p_value": watched.p_value, "log_e": watched.log_e}
-        emit({**row, "fpr": watched.fpr, "verdict": verdict, **watched.origin})
+        row = {"words": words, "p_value": watched.p_value, "log_e": watched.best.log_e}
+        emit({**row, "fpr": watched.fpr, "verdict": verdict and verdict.value, **watched.origin})
         return
     named = "".join(f", {name} {value}" for name, value in watched.origin.items() if value is not None)
-    write(f"{watched.words} words: {f'{verdict}{named}, ' if verdict else ''}p = {watched.p_value:.3g}\n")
+    write(f"{words} words: {f'{verdict.words}{named}, ' if verdict else ''}p = {watched.p_value:.3g}\n")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -12,15 +12,15 @@ import typer
 
 from dewmark.cli import options
 from dewmark.cli.terminal import Progress, emit, printable, results, say
+from dewmark.config import parse_settings
 from dewmark.errors import ConfigError
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.text import Text
 
-    from dewmark.batch import TextRow
+    from dewmark.batch import Scored
     from dewmark.passages import Located
-    from dewmark.scheme import BoundScheme
     from dewmark.types import Passage
 
 _QUOTED = 40  # characters shown of each end of a passage
@@ -52,92 +52,67 @@ def locate(
     quiet: options.Quiet = False,
 ) -> None:
     """Find the marked passages of partly marked texts; p-values account for the search and for all keys."""
-    from dewmark.batch import read_files, read_rows
-    from dewmark.batch.inputs import count_lines, warn_other_scheme
+    from dewmark.batch.inputs import batched, count_lines, read_files, read_rows
+    from dewmark.batch.scorers import DetectorSpec
+    from dewmark.passages import check_searched
 
     if not texts and jsonl is None:
         raise ConfigError("nothing to search: give text files, - for standard input, or --jsonl IN.jsonl")
-    if not 0.0 < fpr < 1.0:
-        raise ConfigError(f"--fpr must lie in (0, 1), got {fpr:g}")
+    spec = DetectorSpec(
+        keys=(*(key or ()), *((keys,) if keys is not None else ())),
+        detector=detector,
+        host=host,
+        scheme=scheme,
+        settings=parse_settings(settings or ()),
+        fpr=fpr,
+        attempts=attempts,
+        passages=True,
+        reader=reader,
+    )
     files = read_files(texts or [], prompt=prompt)
     rows = read_rows(jsonl, prompt=prompt) if jsonl is not None else iter(())
     total = len(files) + (count_lines(jsonl) if jsonl is not None else 0)
     console, on_terminal = results(), sys.stdout.isatty()
-    kept: list[tuple[TextRow, Located]] = []
+    kept: list[Scored] = []
     with Progress(quiet=quiet) as progress:
-        paths = [*(key or ()), *((keys,) if keys is not None else ())]
-        bounds = options.open_detectors(
-            detector,
-            paths,
-            host,
-            scheme,
-            settings,
-            reader=reader,
-            progress=progress,
-        )
-        names = {bound.fingerprint: name for name, bound in bounds.items() if name is not None}
-        found_in = _search(list(bounds.values()), chain(files, rows), fpr=fpr, attempts=attempts)
-        name = next(iter(bounds.values())).scheme.name
-        for done, (row, found) in enumerate(found_in, start=1):
-            warn_other_scheme([row], name)
+        scorer = spec.open(progress=progress)
+        found_in = (each for batch in batched(chain(files, rows), 1) for each in scorer(batch))
+        for done, scored in enumerate(found_in, start=1):
+            check_searched(scored.located, scorer.bound, scored.text)
             if on_terminal:
                 progress.clear()
             if json_:
-                key_file = names.get(found.detection.key_fingerprint)
-                config_hash = list(bounds.values())[found.index].config_hash
-                emit({"id": row.id, "key_file": key_file, "config_hash": config_hash, **found.to_dict()})
+                named = {
+                    "id": scored.id,
+                    "key_file": scored.key_file,
+                    "config_hash": scored.row["config_hash"],
+                }
+                emit({**named, **scored.located.to_dict()})
             else:
-                _show(console, row, found, names, text=on_terminal)
+                _show(console, scored, scorer.key_files, text=on_terminal)
             if html is not None:
-                kept.append((row, found))
+                kept.append(scored)
             progress("locating", done, total)
     if html is not None:
         from dewmark.reports.detection_page import write_html
 
-        pages = [(str(row.id), row.text, found.detection) for row, found in kept]
-        write_html(html, pages, passages=[found.passages for _, found in kept])
+        pages = [(str(each.id), each.text, each.located.detection) for each in kept]
+        write_html(html, pages, passages=[each.located.passages for each in kept])
         say(f"wrote {html}", quiet=quiet)
 
 
-def _search(
-    bounds: Sequence[BoundScheme], rows: Iterator[TextRow], *, fpr: float, attempts: int
-) -> Iterator[tuple[TextRow, Located]]:
-    """The passages of each text; a blank text has none."""
-    from dewmark.detector import blank_detection
-    from dewmark.passages import Located, locate
-    from dewmark.stats.multiple_testing import Looks
-
-    for row in rows:
-        if row.text.strip():
-            yield row, locate(row.text, bounds, prompt=row.prompt, fpr=fpr, attempts=attempts)
-        else:
-            blank = blank_detection(bounds[0], fpr=fpr, test=None)
-            yield (
-                row,
-                Located(
-                    blank.verdict,
-                    1.0,
-                    None,
-                    blank,
-                    0,
-                    (1.0,) * len(bounds),
-                    Looks(len(bounds), attempts),
-                    fpr,
-                ),
-            )
-
-
-def _show(console: Console, row: TextRow, found: Located, names: Mapping[str, str], *, text: bool) -> None:
+def _show(console: Console, scored: Scored, names: Mapping[str, str], *, text: bool) -> None:
     """A line about the text, a line for each passage and, if ``text``, the text itself."""
     from dewmark.reports.detection_display import located_sentence, passage_sentence
 
-    console.print(f"{printable(str(row.id))}: {located_sentence(found)}")
+    found = scored.located
+    console.print(f"{printable(str(scored.id))}: {located_sentence(found)}")
     for number, passage in enumerate(found.passages, start=1):
         name = names.get(passage.key_fingerprint)
         key = "" if name is None else f"key {printable(name)} ({passage.key_fingerprint}), "
         console.print(f"  {number}. {key}{passage_sentence(passage)}: {_ends(passage)}")
     if text:
-        console.print(_coloured(console, row.text, found), end="\n\n")
+        console.print(_coloured(console, scored.text, found), end="\n\n")
 
 
 def _ends(passage: Passage) -> str:

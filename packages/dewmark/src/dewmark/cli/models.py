@@ -134,7 +134,7 @@ def fit(
     from dewmark.encoders.contexts import fit_context_whitening, save_context_whitening
     from dewmark.errors import StorageError
     from dewmark.hosts import host_info
-    from dewmark.watermark import DEFAULT_HOST
+    from dewmark.opening import DEFAULT_HOST
     from dewmark.workspace import Workspace
 
     if out.exists():

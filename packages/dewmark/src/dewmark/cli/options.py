@@ -199,11 +199,12 @@ def load_watermark(
     dtype: str = "auto",
 ) -> Watermark:
     """A scheme on a host that can write; options that were not given keep the library's defaults."""
-    from dewmark.watermark import DEFAULT_HOST, Watermark
+    from dewmark.opening import DEFAULT_HOST
+    from dewmark.watermark import Watermark
 
     return Watermark(
-        host or DEFAULT_HOST,
-        key=key,
+        key,
+        host=host or DEFAULT_HOST,
         scheme=scheme or "dew",
         settings=config.parse_settings(settings or ()),
         device=device,
@@ -285,30 +286,6 @@ def read_config(context: typer.Context, file: Path | None) -> Path | None:
 def decoding_options(**values: float | None) -> DecodingOptions:
     """The decoding options that were given."""
     return cast("DecodingOptions", {name: value for name, value in values.items() if value is not None})
-
-
-def open_detectors(
-    detector: Path | None,
-    keys: Sequence[Path],
-    host: str | None,
-    scheme: str | None,
-    settings: Sequence[str] | None,
-    *,
-    reader: str | None = None,
-    progress: Progress,
-) -> dict[str | None, BoundScheme]:
-    """The detectors that the options name, by their key files; one without a file is named None."""
-    from dewmark.batch import DetectorSpec
-
-    spec = DetectorSpec(
-        keys=tuple(keys),
-        detector=detector,
-        host=host,
-        scheme=scheme,
-        settings=config.parse_settings(settings or ()),
-        reader=reader,
-    )
-    return spec.open_keys(progress=progress)
 
 
 def check_marks(scheme: str | None) -> None:

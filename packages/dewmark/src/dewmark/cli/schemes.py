@@ -32,7 +32,7 @@ _NEEDS = {
     "artifact": "a trained artifact",
     "host_at_detection": "the host at detection",
     "sampling": "sampling",
-    "final": "the final distribution",
+    "final_distribution": "the final distribution",
 }
 _KINDS = {bool: "true or false", int: "whole number", float: "number", str: "text"}
 

@@ -72,10 +72,10 @@ def with_origin(detection: Detection, result: OriginStatistic, uses: KeyMatrices
     """The detection with what is known of the text's origin, if it is marked."""
     found = result.found
     if found is not None:
-        detection = dataclasses.replace(detection, tried=found.tried)
+        detection = dataclasses.replace(detection, n_hypotheses=found.n_hypotheses)
     if not detection.is_marked:
         return detection
-    detection = dataclasses.replace(detection, attribution=result.forgery)
+    detection = dataclasses.replace(detection, forgery=result.forgery)
     if found is None or uses is None:
         return detection
     epoch = uses.epoch(found.use.epoch)

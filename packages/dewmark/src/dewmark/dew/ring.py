@@ -73,7 +73,7 @@ class Asked:
 
 @dataclass(frozen=True)
 class Found:
-    """The use that fits a text best: ``p_value`` is corrected for all ``tried`` uses, ``z`` is its own.
+    """The use that fits a text best: ``p_value`` is corrected for all ``n_hypotheses``, ``z`` is its own.
 
     ``payload_confidence``, ``member_confidence`` and ``epoch_confidence`` are posterior probabilities.
     """
@@ -81,7 +81,7 @@ class Found:
     use: KeyUse
     z: float
     p_value: float
-    tried: int
+    n_hypotheses: int
     payload_confidence: float
     member_confidence: float
     epoch_confidence: float
@@ -295,7 +295,7 @@ class KeyMatrices:
             use=epoch.use(index, place),
             z=z,
             p_value=sidak_min(p_values[best], tests=sum(len(each.W) for each in self.epochs)),
-            tried=self.count,
+            n_hypotheses=self.count,
             payload_confidence=min(float(own[payload].sum()) / total, 1.0),
             member_confidence=min(float(own[member].sum()) / total, 1.0),
             epoch_confidence=min(float(own.sum()) / total, 1.0),

@@ -38,10 +38,11 @@ from dewmark.dew.settings import DewSettings
 from dewmark.encoders.contexts import ComposedContexts, WindowContexts
 from dewmark.encoders.token_tables import rows_of
 from dewmark.errors import ArtifactError, ConfigError
-from dewmark.scheme import DEFAULT_FPR, UNITS_PER_CHUNK, BoundScheme, State
+from dewmark.scheme import UNITS_PER_CHUNK, BoundScheme, State
 from dewmark.stats.evidence import Evidence
 from dewmark.stats.key_test import Statistic, key_test
 from dewmark.types import Detection
+from dewmark.verdict import DEFAULT_FPR
 from dewmark.workspace import HostInfo, Tokenized, Workspace
 
 if TYPE_CHECKING:
@@ -140,7 +141,7 @@ class BoundDEW(BoundScheme):
     ``source`` (vocab,) and ``hashed`` serve the ablation modes that ignore the meaning of tokens or of
     contexts; otherwise they are None. The keys of the Monte-Carlo test follow from ``simulation_secret``.
     ``uses`` are the members, payloads and epochs of a key that has any; ``fold`` is the use that marks, as
-    ``asked`` by `writing`.
+    ``asked`` by `for_member`.
     """
 
     tests = TESTS
@@ -170,7 +171,7 @@ class BoundDEW(BoundScheme):
         # without its ways to open hosts, which may lead back here
         self.workspace = Workspace(cache=workspace.cache, progress=workspace.progress)
         # the vectors of units, and of contexts before and after scaling, fit in _CHUNK_BYTES
-        self.units_per_chunk = max(_CHUNK_BYTES // (4 * (shared.d_T + 2 * shared.d_C)), 1)
+        self._units_per_chunk = max(_CHUNK_BYTES // (4 * (shared.d_T + 2 * shared.d_C)), 1)
         self._folded = FoldedRows(fold, shared.host.vocab_size)
         self._device: torch.device | None = None
         self._aligners: dict[torch.device, TokenAligner | WordAligner | LexiconAligner] = {}
@@ -178,7 +179,7 @@ class BoundDEW(BoundScheme):
 
     # Members, payloads and epochs
 
-    def writing(self, *, member: int | None = None, payload: int | None = None) -> BoundDEW:
+    def for_member(self, *, member: int | None = None, payload: int | None = None) -> BoundDEW:
         """The same scheme, marking as one member of the key's ring and with a payload.
 
         Without a ``member``, each text's seed chooses one (`by_text`).
@@ -190,15 +191,15 @@ class BoundDEW(BoundScheme):
         return changed
 
     def by_text(self, seeds: Sequence[int]) -> list[tuple[BoundScheme, list[int]]]:
-        """Texts by the member that marks them, chosen by each text's seed unless `writing` named it."""
+        """Texts by the member that marks them, chosen by each text's seed unless `for_member` named it."""
         if not self._chooses_members or isinstance(self.reader, LexiconReader):
-            return super().by_text(seeds)  # a lexicon's rows have their own matrices
+            return [(self, list(range(len(seeds))))]  # a lexicon's rows have their own matrices
         assert self.uses is not None
         chosen: dict[int, list[int]] = {}
         for place, seed in enumerate(seeds):
             chosen.setdefault(random_member(seed, self.uses.current.members), []).append(place)
         return [
-            (self.writing(member=member, payload=self.asked.payload), places)
+            (self.for_member(member=member, payload=self.asked.payload), places)
             for member, places in chosen.items()
         ]
 
@@ -210,7 +211,7 @@ class BoundDEW(BoundScheme):
         return self.uses or KeyMatrices.of_matrix(self.fold.product)
 
     @property
-    def tried(self) -> int:
+    def n_hypotheses(self) -> int:
         """The number of uses among which detection chooses."""
         return 1 if self.uses is None else self.uses.count
 
@@ -413,14 +414,14 @@ class BoundDEW(BoundScheme):
             return [evidence for evidence, _ in found]
         return [evidence for _, evidence in self._score(reading, test="key")]
 
-    def detection(
+    def _detection(
         self, text: Tokenized, evidence: Evidence, statistic: Statistic, *, test: str, fpr: float
     ) -> Detection:
         """The result for one text, with what is known of its origin."""
-        made = super().detection(text, evidence, statistic, test=test, fpr=fpr)
+        made = super()._detection(text, evidence, statistic, test=test, fpr=fpr)
         return with_origin(made, statistic, self.uses) if isinstance(statistic, OriginStatistic) else made
 
-    def mean_score(self, evidence: Evidence) -> float:
+    def _mean_score(self, evidence: Evidence) -> float:
         """The mean score per unit; with a bias it is the paper's."""
         return mean_score(evidence, self.scheme)
 
@@ -431,7 +432,7 @@ class BoundDEW(BoundScheme):
         moved = copy.copy(self)
         moved._device = None if device == "cpu" else torch_device(device)
         if moved._device is not None:
-            moved.units_per_chunk = UNITS_PER_CHUNK
+            moved._units_per_chunk = UNITS_PER_CHUNK
         return moved
 
     def _score(self, reading: Reading, *, test: str) -> Iterator[tuple[TextEvidence, Evidence]]:

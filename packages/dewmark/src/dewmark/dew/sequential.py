@@ -73,6 +73,11 @@ class SequentialDetector:
         return self._read
 
     @property
+    def scored(self) -> int:
+        """The number of words that are evidence."""
+        return self._scored
+
+    @property
     def log_e(self) -> float:
         """log E, the logarithm of the e-process now."""
         logs = STRENGTHS[:, None] * self._A - 0.5 * np.square(STRENGTHS[:, None]) * self._V

@@ -125,7 +125,7 @@ class DewSettings(Scheme):
     @property
     def needs_as_set(self) -> Needs:
         """The Gumbel sampler draws the token, so it must see the final distribution."""
-        return dataclasses.replace(self.needs, final=self.sampler == "gumbel")
+        return dataclasses.replace(self.needs, final_distribution=self.sampler == "gumbel")
 
     @property
     def host_free(self) -> bool:

@@ -23,7 +23,6 @@ from typing import TYPE_CHECKING
 
 from dewmark.arrays import F32
 from dewmark.errors import ModelError
-from dewmark.models.packaged import PACKAGED
 from dewmark.workspace import Progress, silent
 
 if TYPE_CHECKING:
@@ -71,6 +70,8 @@ class Encoder(ABC):
 
 def cannot_load(name: str, error: Exception) -> ModelError:
     """Another library's error while loading an encoder, as one line with the remedies."""
+    from dewmark.models.packaged import PACKAGED
+
     reason = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
     encoders = " or ".join(model.name for model in PACKAGED.values() if model.role == "encoder")
     return ModelError(

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from dewmark import config as cfg
 from dewmark.decoding import Decoding, check_int
 from dewmark.errors import ConfigError, InputError, VocabularyError
-from dewmark.scheme import BoundScheme, Drafts, check_text
+from dewmark.scheme import BoundScheme, ChoosesDrafts, Drafts, by_text, capability, check_text, record
 from dewmark.types import DraftCount, Generation
 from dewmark.workspace import HostInfo
 
@@ -168,15 +168,17 @@ class Host(ABC):
             counts: list[DraftCount | None] = [None] * len(batch)
             if scheme is not None and scheme.needs.drafts:
                 drafted = self.complete_drafts(
-                    batch, drafts=scheme.drafts(batch), seeds=batch_seeds, decoding=decoding
+                    batch,
+                    drafts=capability(scheme, ChoosesDrafts).drafts(batch),
+                    seeds=batch_seeds,
+                    decoding=decoding,
                 )
                 rows, counts = [row for row, _ in drafted], [count for _, count in drafted]
             else:
                 rows = self._complete(batch, scheme=scheme, seeds=batch_seeds, decoding=decoding)
             rows = [[token for token in row if token not in special] for row in rows]
             texts = self.info.tokenizer.decode(rows)
-            if scheme is not None:
-                scheme.finished(texts, seeds=batch_seeds)
+            record(scheme, texts, seeds=batch_seeds)
             finished = [
                 Generation(
                     prompt=prompt,
@@ -208,7 +210,7 @@ class Host(ABC):
         if scheme is None:
             return self.complete(prompts, scheme=None, seeds=seeds, decoding=decoding)
         found: dict[int, list[int]] = {}
-        for bound, places in scheme.by_text(seeds):
+        for bound, places in by_text(scheme, seeds):
             rows = self.complete(
                 [prompts[i] for i in places],
                 scheme=bound,
@@ -234,10 +236,13 @@ class Host(ABC):
         """
         self._check_request(prompts, scheme, seeds, decoding)
         if scheme is not None and len(seeds):
-            scheme = scheme.by_text(seeds[:1])[0][0]
+            scheme = by_text(scheme, seeds[:1])[0][0]
         if scheme is not None and scheme.needs.drafts:
             drafted = self.complete_drafts(
-                prompts, drafts=scheme.drafts(prompts), seeds=seeds, decoding=decoding
+                prompts,
+                drafts=capability(scheme, ChoosesDrafts).drafts(prompts),
+                seeds=seeds,
+                decoding=decoding,
             )
             rows = [row for row, _ in drafted]
             _replay(rows, on_step)
@@ -245,8 +250,7 @@ class Host(ABC):
             rows = self.complete_steps(
                 prompts, scheme=scheme, seeds=seeds, decoding=decoding, on_step=on_step
             )
-        if scheme is not None:
-            scheme.finished(self.info.tokenizer.decode(rows), seeds=seeds)
+        record(scheme, self.info.tokenizer.decode(rows), seeds=seeds)
 
     def _check_request(
         self, prompts: Sequence[str], scheme: BoundScheme | None, seeds: Sequence[int], decoding: Decoding

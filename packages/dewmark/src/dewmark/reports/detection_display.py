@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dewmark.registry import SCHEMES
-from dewmark.scheme import MIN_EFFECTIVE_LENGTH
 from dewmark.text.languages import language_name
 from dewmark.types import Coverage, Detection, Extent, TokenScore, Verdict
+from dewmark.verdict import MIN_EFFECTIVE_LENGTH
 
 if TYPE_CHECKING:
     from dewmark.passages import Located, Passage
@@ -134,12 +134,12 @@ def located_sentence(found: Located) -> str:
     """The verdict on a text and its passages, in one line."""
     looks = f"{p_value(found.p_value)} over {found.looks}" if str(found.looks) else p_value(found.p_value)
     if not found.verdict.conclusive:
-        return f"{found.verdict.value}: {sentence(found.detection)}"
+        return f"{found.verdict.words}: {sentence(found.detection)}"
     where = f", {coverage_sentence(found.coverage)}" if found.coverage else ""
     count = f"{passage_count(found.passages)} at level {found.fpr:g}"
     whole = f"the whole text alone: {p_value(found.detection.p_value)}"
-    origin = found.detection.origin if found.is_marked else ""
-    return f"{found.verdict.value}{origin}{where}; {count}, {looks}; {whole}"
+    origin = found.judged.origin
+    return f"{found.verdict.words}{origin}{where}; {count}, {looks}; {whole}"
 
 
 def coverage_sentence(coverage: Coverage) -> str:

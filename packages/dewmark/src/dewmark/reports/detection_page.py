@@ -104,13 +104,13 @@ def _level_styles() -> str:
 
 
 def _card(name: str, text: str, detection: Detection, passages: Sequence[Passage] | None) -> str:
-    verdict = detection.verdict.value
+    verdict, looks = detection.verdict.words, str(detection.looks)
     numbers = {
         "p-value": p_value(detection.p_value).removeprefix("p = ").removeprefix("p "),
         "keys that would score it so high": one_in(detection.p_value),
         "z": f"{detection.z:.2f}",
         "effective length": f"{detection.effective_length:.0f} of {detection.tokens_scored} tokens",
-        "test": f"{detection.test}, level {detection.fpr:g}",
+        "test": f"{detection.test}{looks and f', corrected for {looks}'}, level {detection.fpr:g}",
         "scheme and key": f"{detection.scheme}, {detection.key_fingerprint}",
     }
     if detection.language is not None:

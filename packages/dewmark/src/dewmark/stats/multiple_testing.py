@@ -3,16 +3,12 @@
 Benjamini-Hochberg bounds the share of false positives among the texts called marked (for independent or
 positively dependent tests); Holm and Šidák bound the probability of a single false positive, Holm under any
 dependence, Šidák for independent tests. An adjusted p-value of at most α is a rejection at level α.
-
-`Looks` counts what one text was examined for, so that one verdict pays for all of it.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +16,7 @@ from numpy.typing import NDArray
 from dewmark.arrays import F64
 from dewmark.errors import ConfigError, NumericalError
 
-__all__ = ["Looks", "benjamini_hochberg", "holm", "sidak", "sidak_min"]
+__all__ = ["benjamini_hochberg", "holm", "sidak", "sidak_min"]
 
 PValues = Sequence[float] | NDArray[np.floating]
 
@@ -60,56 +56,6 @@ def sidak_min(p_value: float, *, tests: int) -> float:
     (p,) = _checked([p_value]).tolist()
     # by logarithms: 1 - 1e-20 rounds to 1
     return 1.0 if p == 1.0 else -math.expm1(tests * math.log1p(-p))
-
-
-@dataclass(frozen=True, slots=True)
-class Looks:
-    """Everything that one text was examined for.
-
-    Unmarked text does not depend on any key, so its results under several ``keys`` are independent, and
-    Šidák's correction is exact. ``attempts`` (translations back from several languages, versions of one text)
-    depend on each other: Bonferroni's bound holds. If ``passages`` are searched as well, the test of the
-    whole text and the search share the error.
-    """
-
-    keys: int = 1
-    attempts: int = 1
-    passages: bool = False
-
-    WHOLE_SHARE: ClassVar[float] = (
-        0.8  # of the error, for the whole text; the search for passages has the rest
-    )
-
-    def __post_init__(self) -> None:
-        for name in ("keys", "attempts"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
-
-    def of_whole(self, p_value: float) -> float:
-        """The p-value of the whole text under one key, as part of what one key is examined for."""
-        return min(p_value / self.WHOLE_SHARE, 1.0) if self.passages else p_value
-
-    def of_passages(self, p_value: float) -> float:
-        """The same for the most striking passage, if the whole text alone says nothing."""
-        return min(p_value / (1.0 - self.WHOLE_SHARE), 1.0)
-
-    def correct(self, p_value: float) -> float:
-        """The smallest p-value of all keys, corrected for their number and for all attempts."""
-        return min(sidak_min(p_value, tests=self.keys) * self.attempts, 1.0)
-
-    def level(self, fpr: float) -> float:
-        """The level for one key that `correct` turns into ``fpr``."""
-        return -math.expm1(math.log1p(-fpr / self.attempts) / self.keys)
-
-    def to_dict(self) -> dict[str, int | bool]:
-        """Plain JSON values."""
-        return {"keys": self.keys, "attempts": self.attempts, "passages": self.passages}
-
-    def __str__(self) -> str:
-        """All looks beyond one, such as ``50 keys, 2 attempts and all passages``; empty if there are none."""
-        several = [f"{n} {name}" for n, name in ((self.keys, "keys"), (self.attempts, "attempts")) if n > 1]
-        several += ["all passages"] if self.passages else []
-        return " and ".join(part for part in (", ".join(several[:-1]), *several[-1:]) if part)
 
 
 def _checked(p_values: PValues) -> F64:

@@ -38,7 +38,7 @@ from dewmark.errors import (
     VocabularyError,
 )
 from dewmark.registry import SCHEMES
-from dewmark.scheme import Needs, Scheme, State
+from dewmark.scheme import ChoosesDrafts, GivesEvidence, Needs, Scheme, State, capability
 from dewmark.stats.evidence import Evidence
 from dewmark.stats.key_test import score_variance
 from dewmark.storage import load_bundle
@@ -109,7 +109,11 @@ def keeps_its_secret(trial: Trial) -> None:
     bound, secret = trial.bound, trial.secret
     state = bound.state()
     detection = bound.detect(trial.marked[0])
-    session = bound.drafts(["a text"]) if bound.needs.drafts else bound.session(torch.tensor([[5, 6, 7]]))
+    session = (
+        capability(bound, ChoosesDrafts).drafts(["a text"])
+        if bound.needs.drafts
+        else bound.session(torch.tensor([[5, 6, 7]]))
+    )
     shown = {
         "repr of the bound scheme": repr(bound),
         "str of the bound scheme": str(bound),
@@ -329,7 +333,7 @@ def short_texts_get_no_verdict(trial: Trial) -> None:
     for text in (" the", " the old"):
         found = trial.bound.detect(text)
         expect(
-            found.verdict is Verdict.TOO_SHORT, f"{text!r}: expected 'too short', got {found.verdict.value!r}"
+            found.verdict is Verdict.TOO_SHORT, f"{text!r}: expected 'too short', got {found.verdict.words!r}"
         )
 
 
@@ -399,7 +403,7 @@ def evidence_has_the_moments_it_claims(trial: Trial) -> None:
     for kind, texts in trial.nulls.items():
         text, prompt = trial.bound.tokenize([texts[0], trial.prompts[0]])
         try:
-            found = [bound.evidence([text], [prompt])[0] for bound in trial.others]
+            found = [capability(bound, GivesEvidence).evidence([text], [prompt])[0] for bound in trial.others]
         except ConfigError as reason:
             raise unittest.SkipTest(str(reason)) from None
         for evidence in found:
@@ -532,7 +536,7 @@ def _row_order_changes_nothing(trial: Trial) -> None:
 
 def _incomplete_drafts_do_not_pass(trial: Trial) -> None:
     """A draft that is no complete sentence does not pass, and the end of a complete one is found."""
-    drafts = trial.bound.drafts(["the old bridge."])
+    drafts = capability(trial.bound, ChoosesDrafts).drafts(["the old bridge."])
     odd = ["", " ", "...", "\ufffd", " an unfinished sentence"]
     scores = drafts.judge([0] * len(odd), odd)
     expect(all(score <= 0.0 for score in scores), f"expected no draft of {odd} to pass, got {scores}")

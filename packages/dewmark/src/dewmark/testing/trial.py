@@ -19,7 +19,7 @@ import numpy as np
 from dewmark.core.keys import Key
 from dewmark.decoding import Decoding
 from dewmark.hosts.fake import FakeHost, Kind
-from dewmark.scheme import BoundScheme, Scheme
+from dewmark.scheme import BoundScheme, Scheme, for_languages
 from dewmark.workspace import Workspace
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ class Trial:
         """The scheme bound to a key of these 32 bytes."""
         bound = self.scheme.bind(Key(secret), self.host.info, self.workspace)
         # the tiny host's words belong to no language
-        return bound.judging(dataclasses.replace(bound.languages, every=True))
+        return for_languages(bound, dataclasses.replace(bound.languages, every=True))
 
     @functools.cached_property
     def bound(self) -> BoundScheme:

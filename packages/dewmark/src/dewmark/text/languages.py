@@ -142,9 +142,13 @@ class TextLanguage:
         In a language that the detector does not know, more text would not add evidence, so that a text
         without enough of it is not called too short.
         """
-        unread = self.known is False and detection.verdict is Verdict.TOO_SHORT
-        verdict = Verdict.UNSUPPORTED_LANGUAGE if self.refused or unread else detection.verdict
+        verdict = self.judge(detection.verdict)
         return dataclasses.replace(detection, verdict=verdict, language=self.code, language_known=self.known)
+
+    def judge(self, verdict: Verdict) -> Verdict:
+        """The verdict, unless it is refused in this language."""
+        unread = self.known is False and verdict is Verdict.TOO_SHORT
+        return Verdict.UNSUPPORTED_LANGUAGE if self.refused or unread else verdict
 
 
 @dataclass(frozen=True, slots=True)

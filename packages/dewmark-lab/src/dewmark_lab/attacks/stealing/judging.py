@@ -89,6 +89,6 @@ def _scores(victim: BoundScheme, texts: Sequence[str]) -> tuple[list[float], lis
     ]
     share = None
     if isinstance(victim, BoundDEW) and victim.attributes:
-        tests = [detection.attribution for detection in found]  # only marked texts are tested
+        tests = [detection.forgery for detection in found]  # only marked texts are tested
         share = sum(test is not None and test.attributable for test in tests) / max(len(tests), 1)
     return [detection.p_value for detection in found], [detection.z for detection in found], share

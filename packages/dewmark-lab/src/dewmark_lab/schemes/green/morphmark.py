@@ -36,7 +36,7 @@ class MorphMark(TokenScheme):
 
     name: ClassVar[str] = "morphmark"
     summary: ClassVar[str] = "green lists whose strength grows with the mass that is green already"
-    needs: ClassVar[Needs] = Needs(final=True)
+    needs: ClassVar[Needs] = Needs(final_distribution=True)
 
     gamma: float = 0.5
     """Share γ of the vocabulary that is green."""

@@ -49,7 +49,7 @@ class EXP(TokenScheme):
 
     name: ClassVar[str] = "exp"
     summary: ClassVar[str] = "Gumbel-max sampling with keyed noise: distortion-free, exact Gamma test"
-    needs: ClassVar[Needs] = Needs(final=True)
+    needs: ClassVar[Needs] = Needs(final_distribution=True)
 
     prefix: int = 3
     """Context width: the number of preceding tokens that key the choice."""

@@ -68,7 +68,7 @@ class PASA(HostReadingScheme):
 
     name: ClassVar[str] = "pasa"
     summary: ClassVar[str] = "the key picks the next token's semantic cluster, the model the token within"
-    needs: ClassVar[Needs] = Needs(embeddings=True, final=True, host_at_detection=True)
+    needs: ClassVar[Needs] = Needs(embeddings=True, final_distribution=True, host_at_detection=True)
 
     clusters: int = 64
     """Number of clusters K that the vocabulary is divided into."""

@@ -55,7 +55,7 @@ class SimKey(TokenScheme):
 
     name: ClassVar[str] = "simkey"
     summary: ClassVar[str] = "Gumbel-max sampling whose seed is a SimHash of the preceding text"
-    needs: ClassVar[Needs] = Needs(final=True, encoder=True)
+    needs: ClassVar[Needs] = Needs(final_distribution=True, encoder=True)
 
     hashes: int = 4
     """Number of codes k per context; each token uses one of them."""

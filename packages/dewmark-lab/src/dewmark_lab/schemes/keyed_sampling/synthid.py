@@ -54,7 +54,7 @@ class SynthID(TokenScheme):
 
     name: ClassVar[str] = "synthid"
     summary: ClassVar[str] = "tournament sampling over keyed bits (SynthID-Text)"
-    needs: ClassVar[Needs] = Needs(final=True)
+    needs: ClassVar[Needs] = Needs(final_distribution=True)
 
     depth: int = 30
     """Number of layers in the tournament."""

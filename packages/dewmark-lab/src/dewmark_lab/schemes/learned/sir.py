@@ -284,7 +284,7 @@ class BoundSIR(TokenBound):
         if test == "mean" and len(evidence):
             short = evidence.length <= _EXACT_LIMIT
             p_value = exact_tail(evidence) if short else normal.p_value
-            return Statistic(self.mean_score(evidence), p_value, normal.effective_length)
+            return Statistic(self._mean_score(evidence), p_value, normal.effective_length)
         if test == "key" or not 0.0 < evidence.weights.sum() <= _EXACT_LIMIT:
             return normal
         on_grid = dataclasses.replace(evidence, weights=np.maximum(np.rint(_GRID * evidence.weights), 1.0))

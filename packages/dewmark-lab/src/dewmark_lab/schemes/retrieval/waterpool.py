@@ -35,21 +35,13 @@ from dewmark.encoders.base import Encoder
 from dewmark.errors import ConfigError
 from dewmark.registry import SCHEMES
 from dewmark.sampling import Session, fresh_seeds
-from dewmark.scheme import (
-    DEFAULT_FPR,
-    BoundScheme,
-    Needs,
-    Scheme,
-    State,
-    check_test,
-    check_texts,
-    decide,
-)
+from dewmark.scheme import BoundScheme, Needs, Scheme, State, check_test, check_texts
 from dewmark.stats.evidence import Evidence
 from dewmark.stats.key_test import NOTHING
 from dewmark.stats.multiple_testing import sidak_min
 from dewmark.surface.token_schemes import stored_secret
 from dewmark.types import Detection
+from dewmark.verdict import DEFAULT_FPR, verdict_of
 from dewmark.workspace import HostInfo, Workspace
 from dewmark_lab.schemes.retrieval.key_pool import DiskPool, Pool
 
@@ -62,7 +54,7 @@ class WaterPool(Scheme):
 
     name: ClassVar[str] = "waterpool"
     summary: ClassVar[str] = "another scheme with a key per output, which the text's meaning finds again"
-    needs: ClassVar[Needs] = Needs(final=True, encoder=True)
+    needs: ClassVar[Needs] = Needs(final_distribution=True, encoder=True)
 
     inner: str = "exp"
     """The scheme that marks, with its parameters: exp, kgw, kgw:delta=3,hashing=min."""
@@ -243,7 +235,7 @@ class BoundWaterPool(BoundScheme):
         p_value = sidak_min(best.p_value, tests=counted)
         return dataclasses.replace(
             best,
-            verdict=decide(p_value, best.effective_length, fpr),
+            verdict=verdict_of(p_value, best.effective_length, fpr),
             p_value=p_value,
             z=-float(ndtri(np.clip(p_value, 5e-324, 1.0 - 2.0**-53))),  # finite
             scheme=self.scheme.name,
@@ -254,10 +246,10 @@ class BoundWaterPool(BoundScheme):
         """The result for any text while the pool is empty."""
         (tokenized,) = self.tokenize([text])
         unscored = np.full(len(tokenized.ids), -1, dtype=np.int64)
-        found = self.detection(
+        found = self._detection(
             tokenized, Evidence.independent(np.zeros(0), np.zeros(0), unscored), NOTHING, test=test, fpr=fpr
         )
-        return dataclasses.replace(found, verdict=decide(1.0, float(len(tokenized.ids)), fpr))
+        return dataclasses.replace(found, verdict=verdict_of(1.0, float(len(tokenized.ids)), fpr))
 
     def _output_key(self, seed: int) -> bytes:
         if self._outputs is None:

@@ -36,7 +36,7 @@ class DiPmark(TokenScheme):
 
     name: ClassVar[str] = "dipmark"
     summary: ClassVar[str] = "distribution-preserving reweighting of a keyed order of the vocabulary"
-    needs: ClassVar[Needs] = Needs(final=True)
+    needs: ClassVar[Needs] = Needs(final_distribution=True)
 
     alpha: float = 0.45
     """Where the order is cut: at α and at 1 − α. 0 marks nothing, 0.5 marks most strongly."""

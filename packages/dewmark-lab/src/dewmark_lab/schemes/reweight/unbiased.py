@@ -64,7 +64,7 @@ class Unbiased(TokenScheme):
 
     name: ClassVar[str] = "unbiased"
     summary: ClassVar[str] = "unbiased reweighting (γ or δ), scored by the host's own likelihood ratio"
-    needs: ClassVar[Needs] = Needs(final=True, host_at_detection=True)
+    needs: ClassVar[Needs] = Needs(final_distribution=True, host_at_detection=True)
 
     reweight: Literal["gamma", "delta"] = "gamma"
     """γ doubles the upper half of a keyed order of the vocabulary; δ picks one slot of it."""

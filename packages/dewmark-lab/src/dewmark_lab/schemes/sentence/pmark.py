@@ -184,15 +184,15 @@ class PMarkBound(SentenceUnits):
         """Agreements less disagreements of each complete sentence."""
         return list(self._channels(texts))
 
-    def mean_score(self, evidence: Evidence) -> float:
+    def _mean_score(self, evidence: Evidence) -> float:
         """The mean standardized score of the text's sentences."""
         return float(evidence.alignments.mean()) if len(evidence) else 0.0
 
-    def detection(
+    def _detection(
         self, text: Tokenized, evidence: Evidence, statistic: Statistic, *, test: str, fpr: float
     ) -> Detection:
         """The result for one text; it is too short if no key could be detected in it."""
-        found = super().detection(text, evidence, statistic, test=test, fpr=fpr)
+        found = super()._detection(text, evidence, statistic, test=test, fpr=fpr)
         verdict = Verdict.MARKED if statistic.p_value <= fpr else Verdict.NOT_MARKED
         if 0.5 ** (len(evidence) * self.scheme.channels) >= fpr:
             verdict = Verdict.TOO_SHORT

@@ -202,17 +202,17 @@ class SentenceBound(SentenceUnits):
         """
         return list(self._transitions(texts, prompts))
 
-    def mean_score(self, evidence: Evidence) -> float:
+    def _mean_score(self, evidence: Evidence) -> float:
         """The mean standardized score of the text's transitions."""
         scored = evidence.positions[evidence.positions >= 0]
         return float(evidence.alignments[scored].mean()) if len(scored) else 0.0
 
-    def detection(
+    def _detection(
         self, text: Tokenized, evidence: Evidence, statistic: Statistic, *, test: str, fpr: float
     ) -> Detection:
         """The result for one text; it is too short if no key could be detected in it."""
         assert isinstance(evidence, TransitionEvidence)
-        found = super().detection(text, evidence, statistic, test=test, fpr=fpr)
+        found = super()._detection(text, evidence, statistic, test=test, fpr=fpr)
         verdict = Verdict.MARKED if statistic.p_value <= fpr else Verdict.NOT_MARKED
         if least_p_value(evidence.counts, self._accepted) >= fpr:
             verdict = Verdict.TOO_SHORT

@@ -19,8 +19,8 @@ from dewmark.decoding import Decoding
 from dewmark.errors import ConfigError, VocabularyError
 from dewmark.hosts import host_info, load_host
 from dewmark.hosts.engines.vllm_config import EngineConfig, MarkRequest, config_from_environment
-from dewmark.scheme import BoundScheme
-from dewmark.serving_rows import Row, Rows
+from dewmark.scheme import BoundScheme, KeepsRecords
+from dewmark.serving_rows import Row, Rows, open_rows
 from dewmark.workspace import HostInfo, Workspace
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ class Markers:
 
     def _rows_of(self, key_id: str) -> Rows:
         if key_id not in self._rows:
-            self._rows[key_id] = self.bound(key_id).rows(self._device)
+            self._rows[key_id] = open_rows(self.bound(key_id), self._device)
         return self._rows[key_id]
 
     def _bind(self, key: Key) -> BoundScheme:
@@ -109,7 +109,7 @@ class Markers:
         )
         self._config.scheme.check_key(key)
         bound = self._config.scheme.bind(key, self._host, workspace)
-        if type(bound).finished is not BoundScheme.finished:
+        if isinstance(bound, KeepsRecords):
             raise ConfigError(
                 f"{bound.scheme.name} keeps a record of every finished text, which serving engines do not "
                 "pass on: run it in transformers, or use another scheme"

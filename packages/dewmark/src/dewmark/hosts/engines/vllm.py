@@ -61,7 +61,7 @@ class DewLogitsProcessor(_vllm.LogitsProcessor):  # type: ignore[misc, name-defi
         name, needs = config.scheme.name, config.scheme.needs_as_set
         for field, neutral in _NEUTRAL.items():
             value = getattr(sampling_params, field)
-            if needs.final and value != neutral:
+            if needs.final_distribution and value != neutral:
                 raise ConfigError(
                     f"{field}={value:g} would apply after {name} has chosen the token: "
                     f'leave it at {neutral:g}, or send {{"dewmark": false}}'

@@ -25,7 +25,7 @@ from transformers.generation.logits_process import LogitsProcessor
 from dewmark.decoding import Decoding
 from dewmark.errors import ConfigError
 from dewmark.scheme import BoundScheme
-from dewmark.serving_rows import Row, Rows
+from dewmark.serving_rows import Row, Rows, open_rows
 
 SEED = "dewmark_seed"
 
@@ -64,7 +64,7 @@ class ContinuousMark(cb_logits_processors.ContinuousBatchingLogitsProcessor):
             return scores
         rows = self._rows.get(scores.device)
         if rows is None:
-            rows = self._rows[scores.device] = self._scheme.rows(scores.device)
+            rows = self._rows[scores.device] = open_rows(self._scheme, scores.device)
         texts = [self._text(rows, state) for state in self._batch]
         marked = rows.mark(texts, scores[: len(texts)].float())
         return torch.cat((marked.to(scores.dtype), scores[len(texts) :]))

@@ -67,7 +67,7 @@ def decode(
     ids, mask = pad_left(prompts, fill_id=fill_id, extra=steps, device=device)
     forward = CachedForward(model, mask if start * len(prompts) != sum(map(len, prompts)) else None)
     session = None if scheme is None else scheme.session(ids[:, :start], mask[:, :start], seeds=seeds)
-    final = scheme is not None and scheme.needs.final
+    final = scheme is not None and scheme.needs.final_distribution
     n = decoding.no_repeat_ngram
     ngrams = [NGrams(n, prompt) for prompt in prompts] if n else []
     noise = RandomStreams(seeds, device=device)

@@ -3,20 +3,20 @@
     model.generate(**inputs, do_sample=True, watermarking_config=WatermarkingConfig(scheme))
 
 There the scheme sees the logits after temperature, top-k and top-p; a logits processor sees them before. A
-scheme that needs this final distribution puts its mark in the sampling, so greedy decoding and beam search,
-which do not sample, are rejected. `dewmark.hosts.transformers.continuous` does the same for continuous
-batching. Boundary: transformers' generate drives everything.
+scheme that needs this final distribution draws the token itself and leaves no other, so that greedy decoding
+takes what was drawn, too. Beam search exchanges its rows and is rejected.
+`dewmark.hosts.transformers.continuous` does the same for continuous batching. Boundary: transformers'
+generate drives everything.
 """
 
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Iterator
 from typing import Any
 
 import torch
-from transformers.generation.configuration_utils import BaseWatermarkingConfig, GenerationConfig
+from transformers.generation.configuration_utils import BaseWatermarkingConfig
 from transformers.generation.logits_process import LogitsProcessor
 
 from dewmark.errors import ConfigError, VocabularyError
@@ -44,8 +44,6 @@ class WatermarkingConfig(BaseWatermarkingConfig):
     def construct_processor(self, vocab_size: int, device: object = None) -> LogitsProcessor:
         """The logits processor for one call of generate."""
         self.validate()
-        # transformers passes no decoding options, so look at the caller's local variable
-        self._check_decoding(sys._getframe(1).f_locals.get("generation_config"))
         expected = self.scheme.host.vocab_size
         if vocab_size != expected:
             raise VocabularyError(
@@ -53,21 +51,6 @@ class WatermarkingConfig(BaseWatermarkingConfig):
                 f"{vocab_size}: load the scheme for this model"
             )
         return _SessionProcessor(self.scheme)
-
-    def _check_decoding(self, decoding: object) -> None:
-        if not self.scheme.needs.final or not isinstance(decoding, GenerationConfig):
-            return
-        name = self.scheme.scheme.name
-        if (decoding.num_beams or 1) > 1:
-            raise ConfigError(
-                f"num_beams={decoding.num_beams} keeps the likeliest texts, and {name} puts its mark in the "
-                "sampling of each token: use num_beams=1 and do_sample=True"
-            )
-        if not decoding.do_sample:
-            raise ConfigError(
-                f"greedy decoding always takes the likeliest token, and {name} puts its mark in the choice "
-                "between tokens: use do_sample=True"
-            )
 
     def to_dict(self) -> dict[str, Any]:
         """The scheme's public configuration, so that transformers never writes the key to disk."""
@@ -93,6 +76,7 @@ class _SessionProcessor(LogitsProcessor):
     def __init__(self, scheme: BoundScheme) -> None:
         self.scheme = scheme
         self._session: Session | None = None
+        self._last: torch.Tensor | None = None
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         """Logits (batch, vocab) to marked logits of the same shape."""
@@ -103,6 +87,13 @@ class _SessionProcessor(LogitsProcessor):
             )
         if self._session is None:
             self._session = self.scheme.session(input_ids)
+        if self.scheme.needs.final_distribution:
+            if self._last is not None and not torch.equal(input_ids[:, :-1], self._last):
+                raise ConfigError(
+                    f"the rows were exchanged, as by beam search, and {self.scheme.scheme.name} puts its "
+                    "mark in the sampling of each token: use num_beams=1 and do_sample=True"
+                )
+            self._last = input_ids
         return self._session(input_ids, scores)
 
 

@@ -51,7 +51,7 @@ class TransformersKGW(EngineScheme):
 
     name: ClassVar[str] = "transformers-kgw"
     summary: ClassVar[str] = "transformers' own green-list mark (WatermarkingConfig)"
-    needs: ClassVar[Needs] = Needs(final=True)
+    needs: ClassVar[Needs] = Needs(final_distribution=True)
     key_bits: ClassVar[int] = 31  # products with ids must not leave 64 bits
 
     greenlist_ratio: float = 0.25

@@ -51,7 +51,7 @@ class TransformersSynthID(EngineScheme):
 
     name: ClassVar[str] = "transformers-synthid"
     summary: ClassVar[str] = "transformers' own SynthID mark (SynthIDTextWatermarkingConfig)"
-    needs: ClassVar[Needs] = Needs(final=True)
+    needs: ClassVar[Needs] = Needs(final_distribution=True)
     key_bits: ClassVar[int] = 63
 
     ngram_len: int = 5

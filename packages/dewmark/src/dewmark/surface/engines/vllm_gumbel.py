@@ -102,7 +102,7 @@ class VLLMGumbel(EngineScheme):
 
     name: ClassVar[str] = "vllm-gumbel"
     summary: ClassVar[str] = "vLLM's own Gumbel-max mark (gumbel), found with the server's key"
-    needs: ClassVar[Needs] = Needs(final=True)
+    needs: ClassVar[Needs] = Needs(final_distribution=True)
 
     context_width: int = 4
     """The server's ``context_width``: the number of preceding ids that key the choice."""

@@ -1,0 +1,148 @@
+"""The one verdict on a text: what was found, corrected for everything that was looked at.
+
+Every door decides here: the library, the commands, files of texts, the service and its reports. `decide`
+takes what was found in the whole text (and in its passages, where they were searched) under each key and in
+each version of the text, and corrects the best of it for all `Looks`:
+
+- Unmarked text does not depend on any key, so its results under several keys are independent, and Šidák's
+  correction 1 − (1 − p)^keys is exact.
+- Versions of a text (translations back, edits) depend on each other, so that Bonferroni's bound holds. Only
+  versions that allow a verdict count; whether they do never depends on a key.
+- Where passages are searched as well, the whole text has `WHOLE_SHARE` of the level and the search the rest.
+
+So the probability over keys that an unmarked text is called marked is at most the level. What a marked text
+says of its origin (member, payload, epoch, forgery) rests on the whole text, and is kept only if that alone
+is significant after all corrections.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from dewmark.stats.multiple_testing import sidak_min
+from dewmark.types import Coverage, Detection, Looks, Verdict
+
+__all__ = [
+    "DEFAULT_FPR",
+    "MIN_EFFECTIVE_LENGTH",
+    "WHOLE_SHARE",
+    "Decision",
+    "corrected",
+    "decide",
+    "least_length",
+    "level_of_key",
+    "level_of_whole",
+    "verdict_of",
+]
+
+DEFAULT_FPR = 0.01
+MIN_EFFECTIVE_LENGTH = 16.0
+WHOLE_SHARE = 0.8
+"""The whole text's share of the level if passages are searched, too."""
+
+_MIN_READ_LENGTH = 6.0  # with a reader a unit counts for as much as its place left open
+
+
+def least_length(reader: object) -> float:
+    """The effective length that a verdict needs, with a reader or (None) without."""
+    return MIN_EFFECTIVE_LENGTH if reader is None else _MIN_READ_LENGTH
+
+
+def verdict_of(
+    p_value: float, effective_length: float, fpr: float, *, least: float = MIN_EFFECTIVE_LENGTH
+) -> Verdict:
+    """The verdict at level ``fpr``; a text with too few independent tokens is too short for one."""
+    if effective_length < least:
+        return Verdict.TOO_SHORT
+    return Verdict.MARKED if p_value <= fpr else Verdict.NOT_MARKED
+
+
+def corrected(p_value: float, looks: Looks, *, share: float = 1.0) -> float:
+    """The p-value of one look, which had this share of its key's level, after all looks."""
+    return min(sidak_min(min(p_value / share, 1.0), tests=looks.keys) * looks.attempts, 1.0)
+
+
+def level_of_key(fpr: float, looks: Looks) -> float:
+    """The level for one key and one version that `corrected` turns into ``fpr``."""
+    return -math.expm1(math.log1p(-fpr / looks.attempts) / looks.keys)
+
+
+def level_of_whole(fpr: float, looks: Looks) -> float:
+    """The level for the whole text under one key."""
+    return level_of_key(fpr, looks) * _whole_share(looks)
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """The verdict on a text and its p-value, corrected for all ``looks``.
+
+    The result at ``index`` decided. ``p_values`` are those of all results, each corrected like the verdict.
+    """
+
+    verdict: Verdict
+    p_value: float
+    index: int
+    p_values: tuple[float, ...]
+    looks: Looks
+    fpr: float
+
+    @property
+    def is_marked(self) -> bool:
+        """Whether the verdict is `Verdict.MARKED`."""
+        return self.verdict is Verdict.MARKED
+
+    def applied(self, detection: Detection, coverage: Coverage | None = None) -> Detection:
+        """The detection that decided, with this verdict and what remains of its origin."""
+        share = _whole_share(self.looks)
+        kept = (
+            self.verdict is Verdict.MARKED
+            and corrected(detection.p_value, self.looks, share=share) <= self.fpr
+        )
+        forgery = detection.forgery
+        if forgery is not None:
+            p_tail = corrected(forgery.p_tail, self.looks, share=share)
+            forgery = dataclasses.replace(forgery, p_tail=p_tail, attributable=p_tail <= self.fpr)
+        return dataclasses.replace(
+            detection,
+            verdict=self.verdict,
+            p_value=self.p_value,
+            fpr=self.fpr,
+            looks=self.looks,
+            coverage=coverage,
+            member=detection.member if kept else None,
+            payload=detection.payload if kept else None,
+            payload_confidence=detection.payload_confidence if kept else None,
+            epoch=detection.epoch if kept else None,
+            forgery=forgery if kept else None,
+        )
+
+
+def decide(
+    detections: Sequence[Detection], *, fpr: float, looks: Looks, passages: Sequence[float] | None = None
+) -> Decision:
+    """The verdict on a text from all results for it, of each key and each version.
+
+    ``detections`` are the results of the whole text, each for itself, and ``passages`` the p-values of the
+    searches, if there were any. A result without a verdict counts only if no other has one.
+    """
+    searched = [1.0] * len(detections) if passages is None else passages
+    tells = [each.verdict.conclusive or p < 1.0 for each, p in zip(detections, searched, strict=True)]
+    p_values = []
+    for each, p in zip(detections, searched, strict=True):
+        counts = each.verdict.conclusive or not any(tells)
+        whole = corrected(each.p_value, looks, share=_whole_share(looks)) if counts else 1.0
+        p_values.append(min(whole, corrected(p, looks, share=1.0 - WHOLE_SHARE)) if p < 1.0 else whole)
+    index = min(
+        range(len(detections)), key=lambda i: (tells[i] is not any(tells), p_values[i], -detections[i].z)
+    )
+    verdict = detections[index].verdict
+    if tells[index]:
+        verdict = Verdict.MARKED if p_values[index] <= fpr else Verdict.NOT_MARKED
+    return Decision(verdict, p_values[index], index, tuple(p_values), looks, fpr)
+
+
+def _whole_share(looks: Looks) -> float:
+    return WHOLE_SHARE if looks.passages else 1.0

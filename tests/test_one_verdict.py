@@ -1,0 +1,295 @@
+"""One text, one key, one verdict: every door gives the same answer to the same question.
+
+The texts are sentences of the packaged unmarked texts, chosen so that their p-values lie near the level,
+where two ways to decide would differ. No model runs.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from importlib import resources
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("fastapi")
+
+from fastapi.testclient import TestClient
+
+import dewmark
+from dewmark.batch import DetectorSpec, detect_file
+from dewmark.cli.app import main
+from dewmark.passages import locate
+from dewmark.types import Looks
+from dewmark.verdict import corrected
+from dewmark_desk.app import create_app
+from dewmark_desk.service import Service
+from dewmark_desk.settings import Settings
+from dewmark_desk.signing import SigningKey
+from dewmark_desk.tenants import Tenant
+
+FPR = 0.01
+KEY = dewmark.Key(bytes(range(32)))
+RING = dewmark.Key(bytes(range(32, 64)), members=4)
+SHORT = "The old bridge over the river was built by hand."
+WELSH = (
+    "Mae'r hen bont dros yr afon wedi cael ei hadeiladu gan bobl y pentref amser maith yn ôl, ac mae hi'n "
+    "dal i sefyll yno heddiw er gwaethaf y stormydd a'r llifogydd sydd wedi dod bob gaeaf ers hynny."
+)
+Answer = tuple[str, float]
+
+
+def sentences() -> list[str]:
+    """Sentences of the packaged English texts that nobody marked."""
+    folder = resources.files("dewmark") / "data" / "negatives"
+    rows = [
+        json.loads(line)
+        for file in sorted(folder.iterdir(), key=lambda each: each.name)
+        if file.name.endswith(".jsonl") and file.name != "code.jsonl"
+        for line in file.read_text(encoding="utf-8").splitlines()
+    ]
+    found = [
+        sentence.strip(" .") + "."
+        for row in rows
+        if row["language"] == "en"
+        for sentence in " ".join(row["text"].split()).split(". ")
+    ]
+    return sorted({each for each in found if 40 < len(each) < 160 and each.isascii()})
+
+
+def texts_near(
+    key: dewmark.Key, count: int, *, z: tuple[float, float], tilt: float, length: int = 9
+) -> list[str]:
+    """Texts whose z under a key lies in an interval, of sentences drawn with a preference for a large z."""
+    detector = dewmark.load_scheme(key)
+    pool = sentences()
+    own = np.array([each.z for each in detector.detect_batch(pool)])
+    weights = np.exp(tilt * own).tolist()
+    draw, made = random.Random(1), []
+    while len(made) < count:
+        some = [" ".join(draw.choices(pool, weights, k=length)) for _ in range(200)]
+        found = detector.detect_batch(some)
+        made += [text for text, each in zip(some, found, strict=True) if z[0] < each.z < z[1]]
+    return made[:count]
+
+
+@pytest.fixture(scope="module")
+def texts() -> list[str]:
+    return [*texts_near(KEY, 200, z=(1.9, 2.75), tilt=0.9), SHORT, WELSH]
+
+
+@pytest.fixture(scope="module")
+def expected(texts) -> list[Answer]:
+    """The verdicts of the library, and their p-values."""
+    return [answer(found) for found in map(dewmark.Detector.from_key(KEY).detect, texts)]
+
+
+@pytest.fixture
+def key_file(tmp_path: Path) -> Path:
+    KEY.save(tmp_path / "the.key")
+    return tmp_path / "the.key"
+
+
+def answer(found: dewmark.Detection) -> Answer:
+    return found.verdict.value, found.p_value
+
+
+def rows_of(*arguments: object, capsys: pytest.CaptureFixture[str]) -> list[dict]:
+    """What a command prints as JSON."""
+    capsys.readouterr()
+    assert main([*map(str, arguments), "--json", "-q"]) == 0, capsys.readouterr().err
+    return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+
+
+def agree(expected: list[Answer], found: list, *, p: float = 1e-6) -> None:
+    """Verdicts are equal, and p-values within ``p``; rows and detections both do."""
+    pairs = [(each["verdict"], each["p_value"]) if isinstance(each, dict) else answer(each) for each in found]
+    assert [verdict for verdict, _ in pairs] == [verdict for verdict, _ in expected]
+    assert [value for _, value in pairs] == pytest.approx([value for _, value in expected], abs=p)
+
+
+def open_client(folder: Path, tenants: dict[str, dewmark.BoundScheme]) -> TestClient:
+    SigningKey.generate().save(folder / "sign.pem")
+    settings = Settings(
+        store=f"sqlite:///{folder / 'service.db'}",
+        detectors=tuple((name, "in memory") for name in tenants),
+        signers=(str(folder / "sign.pem"),),
+    )
+    service = Service(settings, {name: Tenant(name, bound) for name, bound in tenants.items()})
+    return TestClient(create_app(service), base_url="http://127.0.0.1:8080")
+
+
+def detect_over_http(client: TestClient, texts: list[str], **options: object) -> list[dict]:
+    found = []
+    for i in range(0, len(texts), 64):
+        answered = client.post("/v1/detect", json={"texts": texts[i : i + 64], **options})
+        assert answered.status_code == 200, answered.text
+        found += answered.json()["results"]
+    return found
+
+
+def test_the_texts_lie_on_both_sides_of_the_level(expected):
+    verdicts = [verdict for verdict, _ in expected]
+    assert min(verdicts.count("marked"), verdicts.count("not_marked")) > 40
+    assert verdicts[-2] == "too_short"
+    assert verdicts[-1] in ("unsupported_language", "not_marked", "too_short")
+
+
+def test_the_library(texts, expected, tmp_path):
+    detector = dewmark.Detector.from_key(KEY)
+    agree(expected, detector.detect_batch(texts))
+    agree(expected, detector.scheme.detect_batch(texts))
+    agree(expected, [each.best for each in dewmark.identify(texts, [KEY])])
+    detector.save(tmp_path / "detector")
+    agree(expected, dewmark.Detector.load(tmp_path / "detector").detect_batch(texts))
+
+
+def test_detect_and_detect_batch_fill_the_same_fields(texts):
+    detector = dewmark.Detector.from_key(KEY)
+    for one, other in zip(map(detector.detect, texts[:30]), detector.detect_batch(texts[:30]), strict=True):
+        assert {**one.to_dict(), "p_value": 0, "z": 0, "score": 0}.keys() == other.to_dict().keys()
+        assert (one.coverage is None) == (other.coverage is None)
+        assert one.looks == other.looks == Looks()
+
+
+def test_torch(texts, expected):
+    pytest.importorskip("torch")
+    moved = dewmark.load_scheme(KEY).on("cpu:0")  # the batched path of accelerators
+    far = [i for i, (_, p) in enumerate(expected) if abs(p - FPR) > 1e-5]
+    agree([expected[i] for i in far], moved.detect_batch([texts[i] for i in far]), p=1e-5)
+
+
+def test_commands(texts, expected, key_file, tmp_path, capsys):
+    files = [tmp_path / f"{i:03}.txt" for i in range(len(texts))]
+    for file, text in zip(files, texts, strict=True):
+        file.write_text(text, encoding="utf-8")
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts), encoding="utf-8")
+    agree(expected, rows_of("detect", "--key", key_file, *files, capsys=capsys))
+    agree(expected, rows_of("detect", "--key", key_file, "--jsonl", rows, capsys=capsys))
+    rows_of("detect", "--key", key_file, "--jsonl", rows, "--out", tmp_path / "out.jsonl", capsys=capsys)
+    agree(expected, [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()])
+    rows_of("detector", "export", "--key", key_file, "--out", tmp_path / "detector", capsys=capsys)
+    agree(expected, rows_of("detect", "--detector", tmp_path / "detector", "--jsonl", rows, capsys=capsys))
+
+
+def test_several_processes(texts, expected, key_file, tmp_path):
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts[-20:]), encoding="utf-8")
+    spec = DetectorSpec(keys=(key_file,))
+    detect_file(rows, tmp_path / "out.jsonl", spec, workers=2, block_size=5)
+    agree(expected[-20:], [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()])
+
+
+def test_the_service_its_jobs_and_its_reports(texts, expected, key_file, tmp_path, capsys):
+    with open_client(tmp_path, {"acme": dewmark.load_scheme(KEY)}) as client:
+        agree(expected, detect_over_http(client, texts))
+        job = client.post("/v1/batches", json={"texts": [{"text": text} for text in texts]}).json()["job"]
+        while client.get(f"/v1/jobs/{job['id']}").json()["state"] in ("queued", "running"):
+            pass
+        done = client.get(f"/v1/jobs/{job['id']}/results", params={"limit": 500}).json()["results"]
+        agree(expected, done)
+        for i in (*range(0, 200, 20), -2, -1):
+            claims = client.post("/v1/reports", json={"text": texts[i]}).json()["claims"]
+            agree([expected[i]], [claims])
+    text = tmp_path / "one.txt"
+    text.write_text(texts[0], encoding="utf-8")
+    signed = ("--signer", tmp_path / "sign.pem", "--out", tmp_path / "one.jws")
+    (made,) = rows_of("report", "sign", text, "--key", key_file, *signed, capsys=capsys)
+    agree(expected[:1], [made["report"]])
+
+
+def test_passages_cost_the_same_everywhere(texts, key_file, tmp_path, capsys):
+    """Where passages are searched, the whole text has four fifths of the level, in every door."""
+    some, bound = texts[:40], dewmark.load_scheme(KEY)
+    wanted = [(found.verdict.value, found.p_value) for found in (locate(text, bound) for text in some)]
+    alone = [bound.detect(text).p_value for text in some]
+    assert all(p <= whole / 0.8 + 1e-9 for (_, p), whole in zip(wanted, alone, strict=True))
+    assert sum(p == pytest.approx(q / 0.8) for (_, p), q in zip(wanted, alone, strict=True)) > 25
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text("".join(json.dumps({"text": text}) + "\n" for text in some), encoding="utf-8")
+    agree(wanted, rows_of("locate", "--key", key_file, "--jsonl", rows, capsys=capsys))
+    found = rows_of("detect", "--passages", "--key", key_file, "--jsonl", rows, capsys=capsys)
+    agree(wanted, found)
+    assert all(each["looks"] == {"keys": 1, "attempts": 1, "passages": True} for each in found)
+    with open_client(tmp_path, {"acme": bound}) as client:
+        agree(wanted, detect_over_http(client, some, passages=True))
+        located = [client.post("/v1/locate", json={"text": text}).json()["detection"] for text in some[:10]]
+        agree(wanted[:10], located)
+        claims = client.post("/v1/reports", json={"text": some[0], "passages": True}).json()["claims"]
+        agree(wanted[:1], [claims])
+
+
+def test_several_keys_are_paid_for_alike(texts, tmp_path, capsys):
+    keys = [dewmark.Key(bytes([i] * 32)) for i in (1, 2)] + [KEY]
+    folder = tmp_path / "keys"
+    folder.mkdir()
+    for i, key in enumerate(keys):
+        key.save(folder / f"{i}.key")
+    some = texts[::5]
+    wanted = [answer(each.best) for each in dewmark.identify(some, keys)]
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text("".join(json.dumps({"text": text}) + "\n" for text in some), encoding="utf-8")
+    agree(wanted, rows_of("detect", "--keys", folder, "--jsonl", rows, capsys=capsys))
+    with open_client(tmp_path, {f"t{i}": dewmark.load_scheme(key) for i, key in enumerate(keys)}) as client:
+        agree(wanted, detect_over_http(client, some))
+
+
+def test_attribution_has_the_level_and_the_looks_of_the_verdict(tmp_path, key_file, capsys):
+    """Nothing is attributed, over HTTP or in a report, that the library does not attribute at that level."""
+    fpr = 1e-3
+    some = texts_near(RING.independent_member(2), 40, z=(3.6, 9.0), tilt=2.0, length=20)
+    ring = dewmark.load_scheme(RING)
+    detector, alone = dewmark.Detector(ring), [each.forgery for each in ring.detect_batch(some, fpr=fpr)]
+    assert sum(each is not None and each.attributable for each in alone) > 5
+    loose = [each.forgery for each in ring.detect_batch(some, fpr=FPR)]
+    assert sum(each.attributable for each in loose) > sum(each.attributable for each in alone if each)
+    with open_client(tmp_path, {"ring": ring}) as client:
+        for text, found in zip(some, detect_over_http(client, some, fpr=fpr), strict=True):
+            one = detector.detect(text, fpr=fpr)
+            assert (found["member"], found["payload"]) == (one.member, one.payload)
+            assert found["forgery"] == (one.forgery and pytest.approx(one.forgery.to_dict(), abs=1e-4))
+        for text in some[:8]:
+            one = detector.detect(text, fpr=fpr)
+            claims = client.post("/v1/reports", json={"text": text, "fpr": fpr}).json()["claims"]
+            attributed = claims["origin"] and claims["origin"]["attributable"]
+            assert attributed == (one.forgery and one.forgery.attributable)
+    others = {f"t{i}": dewmark.load_scheme(dewmark.Key(bytes([i] * 32))) for i in range(1, 20)}
+    (tmp_path / "many").mkdir()
+    with open_client(tmp_path / "many", {"ring": ring, **others}) as client:
+        for found, one in zip(detect_over_http(client, some, fpr=fpr), alone, strict=True):
+            if found["forgery"] is not None:
+                p_tail = corrected(one.p_tail, Looks(keys=20))
+                assert found["forgery"]["p_tail"] == pytest.approx(p_tail, rel=1e-3)
+                assert found["forgery"]["attributable"] == (p_tail <= fpr)
+            assert found["verdict"] == "marked" or (found["member"], found["forgery"]) == (None, None)
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in some))
+    RING.save(tmp_path / "ring.key")
+    tried = rows_of(
+        "detect", "--key", tmp_path / "ring.key", "--attempts", 50, "--fpr", fpr,
+        "--jsonl", tmp_path / "rows.jsonl", capsys=capsys,
+    )  # fmt: skip
+    for found, one in zip(tried, alone, strict=True):
+        if found["forgery"] is not None:
+            assert found["forgery"]["attributable"] == (50 * one.p_tail <= fpr)
+
+
+def test_a_stream_that_ends_early_is_too_short(key_file, tmp_path, capsys, monkeypatch):
+    stream = dewmark.Detector.from_key(KEY).follow()
+    stream.update(SHORT)
+    assert stream.verdict is None
+    stream.finish()
+    assert stream.verdict is dewmark.Verdict.TOO_SHORT
+    with open_client(tmp_path, {"acme": dewmark.load_scheme(KEY)}) as client:
+        lines = client.post("/v1/follow", content=SHORT).text.splitlines()
+        assert json.loads(lines[-1])["verdict"] == "too_short"
+
+
+def test_a_longer_text_than_the_limit_is_refused_by_name(tmp_path):
+    with open_client(tmp_path, {"acme": dewmark.load_scheme(KEY)}) as client:
+        limit = client.app.state.service.settings.text_bytes if hasattr(client.app, "state") else 512 << 10
+        refused = client.post("/v1/detect", json={"text": "word " * (limit // 5 + 1)})
+        assert refused.status_code == 413
+        assert f"{limit:,} bytes" in refused.text
