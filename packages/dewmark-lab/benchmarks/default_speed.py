@@ -343,7 +343,7 @@ _MEMORY = """
 import json, time
 started = time.perf_counter()
 import dewmark
-bound = dewmark.load_scheme("dew", key=dewmark.Key(bytes.fromhex("{key}")), host=None)
+bound = dewmark.load_scheme(dewmark.Key(bytes.fromhex("{key}")))
 text = "The old bridge over the river was built in the nineteenth century by a company of engineers. " * 12
 status = lambda: dict(line.split(":", 1) for line in open("/proc/self/status"))
 peak = lambda: round(int(status()["VmHWM"].split()[0]) / 1024, 1)

@@ -27,6 +27,6 @@ def test_a_host_names_the_extra_before_anything_is_fetched(call, monkeypatch) ->
 
 
 def test_the_default_detects(tmp_path) -> None:
-    scheme = dewmark.load_scheme("dew", key=dewmark.Key(bytes(32)))
+    scheme = dewmark.load_scheme(dewmark.Key(bytes(32)))
     found = scheme.detect("The old bridge over the river was built by people who came from the north. " * 3)
     assert found.verdict in dewmark.Verdict

@@ -13,12 +13,12 @@ def test_the_examples_are_schemes_and_attacks_from_files(monkeypatch):
     for registry in (ATTACKS, SCHEMES):  # which keep the names for the rest of the process
         monkeypatch.setattr(registry, "_registered", {})
     from dewmark.hosts.fake import FakeHost
-    from dewmark.watermark import load_scheme
+    from dewmark.opening import load_scheme
     from dewmark_lab.experiments.recipe import load_recipe
 
     folder = Path(__file__).parents[4] / "examples"
     own = f"{folder}/own_scheme.py:Halves"
-    assert load_scheme(own, key=Key.generate(), host=FakeHost().info).scheme.name == "halves"
+    assert load_scheme(Key.generate(), host=FakeHost().info, scheme=own).scheme.name == "halves"
     recipe = load_recipe("main", profile="local").narrowed(
         schemes=["kgw", own], attacks=["delete-0.3", f"{folder}/own_attack.py:Swap"]
     )

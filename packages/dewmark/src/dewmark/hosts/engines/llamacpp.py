@@ -1,7 +1,7 @@
 """A scheme inside llama-cpp-python: one callable that marks the output of a ``Llama``.
 
     llm = Llama("model.gguf", n_ctx=2048)
-    scheme = dewmark.load_scheme("dew", key=key, host=llamacpp_info(llm))
+    scheme = dewmark.load_scheme(key, host=llamacpp_info(llm))
     mark = LlamaCppProcessor(scheme, llm, seed=1, decoding=Decoding(temperature=0.8, top_p=0.95))
     llm(prompt, max_tokens=200, logits_processor=LogitsProcessorList([mark]),
         stopping_criteria=StoppingCriteriaList([mark.check]))
