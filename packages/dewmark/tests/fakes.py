@@ -8,7 +8,6 @@ import hashlib
 import itertools
 import shutil
 import tempfile
-from array import array
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -27,11 +26,6 @@ PAPER = {"units": "token", "sampler": "bias"}
 
 
 _FORMS = 1200
-
-
-def unpacked(row: bytes) -> list[int]:
-    """The ids of a row of `dewmark.text.windows`."""
-    return array("i", row).tolist()
 
 
 def replace_encoders(monkeypatch: pytest.MonkeyPatch, encoder: Encoder) -> None:

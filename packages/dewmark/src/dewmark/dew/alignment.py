@@ -24,19 +24,15 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from itertools import chain
 
 import numpy as np
 import torch
 
 from dewmark.arrays import F32
-from dewmark.cuda.bias_step import BiasParameters, BiasSteps, max_candidates
-from dewmark.cuda.window_contexts import Window, WindowCache
 from dewmark.dew.projection import Fold, scale_contexts
 from dewmark.dew.reading import TokenReader, WordReader
-from dewmark.dew.settings import DewSettings
 from dewmark.dew.word_step import Aligned, WordStates, WordTables
-from dewmark.encoders.contexts import ComposedContexts, Contexts, WindowContexts
+from dewmark.encoders.contexts import ComposedContexts, Contexts
 from dewmark.encoders.word_vectors import times_counted
 from dewmark.sampling import left_padding
 from dewmark.text.growing_text import Spelling, TokenStream, extend
@@ -74,22 +70,15 @@ class Batch(ABC):
     def texts(self, ids: torch.Tensor) -> Texts:
         """The texts at ids (batch, length); called once per step."""
 
-    def ahead(self, ids: torch.Tensor) -> None:  # noqa: B027 - optional
-        """Start the part of the next step that needs ids (batch, length) but no logits."""
-
 
 # Tokens
 
 
 class TokenAligner:
-    """Scores the host's tokens under one key, on one device.
-
-    ``fused`` adds the bias by CUDA kernels, where they support the settings; it is None elsewhere.
-    """
+    """Scores the host's tokens under one key, on one device."""
 
     def __init__(
         self,
-        settings: DewSettings,
         reader: TokenReader,
         fold: Fold,
         contexts: Contexts,
@@ -102,7 +91,7 @@ class TokenAligner:
         self.device = device
         self.pad_id = reader.host.tokenizer.pad_id
         self.absent = reader.host.vocab_size  # the id of the extra, empty context row
-        self._no_text = special | {self.absent}
+        self._no_text = [*special, self.absent]
         self._contexts = contexts
         self._n = fold.n
         self._Q = torch.from_numpy(fold.table(reader.token_rows, source=source)).to(device)
@@ -113,24 +102,6 @@ class TokenAligner:
             rows = torch.from_numpy(np.array(contexts.table))  # a copy: the table may be a read-only map
             rows[[i for i in special if i < len(rows)]] = 0.0
             self._context_rows = torch.cat((rows, rows.new_zeros(1, rows.shape[1]))).to(device)
-        self.windows = _window_cache(contexts, device)
-        self.fused = self._fused(settings)
-
-    def _fused(self, settings: DewSettings) -> BiasSteps | None:
-        if self.device.type != "cuda" or settings.sampler != "bias" or settings.nucleus is not None:
-            return None
-        if settings.candidates > max_candidates():
-            return None
-        parameters = BiasParameters(
-            strength=settings.strength,
-            gamma=settings.gamma,
-            m=settings.candidates,
-            n=self._n,
-            Q=self._Q,
-            G=self._G,
-            context_rows=self._context_rows,
-        )
-        return BiasSteps(parameters, k=self.k)
 
     def alignments(self, contexts: torch.Tensor, candidates: torch.Tensor) -> torch.Tensor:
         """u of candidates (batch, m) after contexts (batch, d_C) of any norm."""
@@ -141,75 +112,24 @@ class TokenAligner:
         """e_C (batch, d_C) of windows (batch, k) of ids or `absent`, float32, of any norm."""
         if self._context_rows is not None:
             return self._context_rows[windows].float().sum(dim=1)
-        listed = self.listed(windows)
-        if self.windows is not None:
-            return self.windows.ready(self.windows.begin(listed))
-        vectors = self._contexts.vectors(np.array(listed, dtype=np.int64).reshape(windows.shape))
-        return torch.from_numpy(vectors).to(windows.device)
-
-    @property
-    def composed(self) -> bool:
-        """Whether contexts are sums of token vectors, which windows of ids determine on the device."""
-        return self._context_rows is not None
-
-    def listed(self, windows: torch.Tensor) -> list[Window]:
-        """Windows (batch, k) on the CPU; special tokens, which stand for no text, become `ABSENT`."""
-        columns, none = windows.t().tolist(), self._no_text
-        if not none.isdisjoint(chain.from_iterable(columns)):
-            columns = [[ABSENT if i in none else i for i in column] for column in columns]
-        return list(zip(*columns, strict=True))
-
-
-def _window_cache(contexts: Contexts, device: torch.device) -> WindowCache | None:
-    """A cache of encoded windows on the device, if contexts are windows and their encoder runs there."""
-    if device.type != "cuda" or not isinstance(contexts, WindowContexts):
-        return None
-    encoder = contexts.encoder.graphed(device)
-    if encoder is None:
-        return None
-    whitening = contexts.whitening
-    return WindowCache(
-        encoder,
-        encoder.for_windows(contexts.tokenizer),
-        dim=contexts.dim,
-        absent=ABSENT,
-        whitening=None
-        if whitening is None
-        else (
-            torch.from_numpy(np.array(whitening.mean, dtype=np.float32)),
-            torch.from_numpy(np.array(whitening.matrix, dtype=np.float32)),
-        ),
-        device=device,
-    )
+        listed = windows.cpu().numpy()
+        listed = np.where(np.isin(listed, self._no_text), ABSENT, listed)
+        return torch.from_numpy(self._contexts.vectors(listed)).to(windows.device)
 
 
 @dataclass(frozen=True)
 class TokenTexts(Texts):
-    """Texts by their windows (batch, k); ``begun`` are their contexts, if they were begun ahead."""
+    """Texts by their windows (batch, k)."""
 
     aligner: TokenAligner
     windows: torch.Tensor
     find_repeated: Callable[[], torch.Tensor]
-    begun: torch.Tensor | None = None
-
-    @property
-    def contexts(self) -> torch.Tensor:
-        """e_C (batch, d_C), of any norm."""
-        if self.begun is not None and self.aligner.windows is not None:
-            return self.aligner.windows.ready(self.begun)
-        return self.aligner.contexts(self.windows)
 
     def alignments(
         self, candidates: torch.Tensor, values: torch.Tensor, log_totals: torch.Tensor
     ) -> torch.Tensor:
         """u of the candidates (batch, m)."""
-        return self.aligner.alignments(self.contexts, candidates)
-
-    def biased(self, scores: torch.Tensor) -> torch.Tensor | None:
-        """Logits (batch, vocab) with the bias added by CUDA kernels; None where they do not apply."""
-        if self.aligner.fused is None:
-            return None
-        return self.aligner.fused(self.windows if self.aligner.composed else self.contexts, scores)
+        return self.aligner.alignments(self.aligner.contexts(self.windows), candidates)
 
     def repeated(self) -> torch.Tensor:
         """Whether each window has occurred before in its text, (batch, 1)."""
@@ -225,18 +145,10 @@ class TokenBatch(Batch):
         self._aligner = aligner
         self._padding = left_padding(prompt_ids, attention_mask, pad_id=aligner.pad_id)
         self._most_padding = int(self._padding.max()) if len(prompt_ids) else 0  # waits for the device, once
-        self._begun: tuple[int, torch.Tensor] | None = None  # a length, and the contexts at its end
-
-    def ahead(self, ids: torch.Tensor) -> None:
-        """Start encoding the windows at the end of ids (batch, length)."""
-        cache = self._aligner.windows
-        if cache is not None:
-            self._begun = (ids.shape[1], cache.begin(self._aligner.listed(self._windows(ids))))
 
     def texts(self, ids: torch.Tensor) -> TokenTexts:
         """The texts at ids (batch, length)."""
-        begun = self._begun[1] if self._begun is not None and self._begun[0] == ids.shape[1] else None
-        return TokenTexts(self._aligner, self._windows(ids), lambda: self._repeated(ids), begun)
+        return TokenTexts(self._aligner, self._windows(ids), lambda: self._repeated(ids))
 
     def _repeated(self, ids: torch.Tensor) -> torch.Tensor:
         k = self._aligner.k

@@ -62,10 +62,6 @@ _SLOTS = 8  # texts that an engine's rows have room for at first
 
 def add_bias(scores: torch.Tensor, texts: Texts, settings: DewSettings) -> torch.Tensor:
     """Algorithm 1: logits (batch, vocab) plus b = λ tanh(γu) on each row's candidates."""
-    if isinstance(texts, TokenTexts):
-        fused = texts.biased(scores)
-        if fused is not None:
-            return fused
     values, candidates, kept = _candidates(scores, settings)
     u = texts.alignments(candidates, values, scores.logsumexp(dim=-1, keepdim=True))
     bias = settings.strength * torch.tanh(settings.gamma * u)
@@ -241,10 +237,6 @@ class BiasSession(Session):
         check_logits(scores, self._vocab_size)
         return add_bias(scores, self._batch.texts(input_ids.to(scores.device)), self._settings)
 
-    def ahead(self, input_ids: torch.Tensor) -> None:
-        """Start reading the contexts at the end of input_ids (batch, length)."""
-        self._batch.ahead(input_ids)
-
 
 class CapturedRace:
     """A session's steps as one launch each, on a CUDA device, after a few that are called one by one.
@@ -324,10 +316,6 @@ class GumbelSession(ChoosingSession):
         if drawn:
             return drawn
         return choose(scores, self._batch.texts(ids), self._settings, [decoding] * len(scores), states)
-
-    def ahead(self, input_ids: torch.Tensor) -> None:
-        """Start reading the contexts at the end of input_ids (batch, length)."""
-        self._batch.ahead(input_ids)
 
 
 # Rows of serving engines: a batch that changes from step to step

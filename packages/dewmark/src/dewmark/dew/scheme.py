@@ -355,7 +355,7 @@ class BoundDEW(BoundScheme):
         assert isinstance(self.reader, TokenReader)
         contexts = self.hashed or self.reader.contexts
         assert contexts is not None
-        return TokenAligner(self.scheme, self.reader, self.fold, contexts, device, source=self.source)
+        return TokenAligner(self.reader, self.fold, contexts, device, source=self.source)
 
     # Detection
 
