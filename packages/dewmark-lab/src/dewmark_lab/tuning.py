@@ -55,11 +55,12 @@ DECODING = Decoding(max_new_tokens=120, min_new_tokens=120, no_repeat_ngram=4)
 
 # Takes a few minutes on two cores.
 DEFAULT_GRIDS: Mapping[str, tuple[Grid, ...]] = {
-    "dew": (
-        {"units": ("token",), "sampler": ("bias",), "lambda": (2.0,)},
-        {"units": ("token",), "sampler": ("gumbel",), "alpha": (0.25, 0.5)},
-        {"units": ("word",), "sampler": ("gumbel",), "alpha": (0.5, 0.95), "lambda": (0.0, 2.0)},
-    )
+    "dew": ({"alpha": (0.5, 0.95), "lambda": (0.0, 2.0)},),
+    "dew-open": ({"alpha": (0.5, 0.8)},),
+    "dew-paper": (
+        {"sampler": ("bias",), "lambda": (2.0,)},
+        {"sampler": ("gumbel",), "alpha": (0.25, 0.5)},
+    ),
 }
 
 _STRENGTHS = {"bias": "lambda", "gumbel": "alpha"}  # what the points of a sampler's curve differ in
@@ -71,7 +72,7 @@ _RESAMPLES = 2000
 
 
 def parse_grid(options: Iterable[str]) -> dict[str, tuple[str, ...]]:
-    """Parse options such as ``["k=3,5", "units=word"]``; values stay strings."""
+    """Parse options such as ``["k=3,5", "alpha=0.5"]``; values stay strings."""
     values = {}
     for name, text in config.parse_settings(options).items():
         found = tuple(part.strip() for part in text.split(",") if part.strip())
@@ -133,14 +134,14 @@ def varying(configurations: Sequence[Settings]) -> list[dict[str, object]]:
 
 
 def describe(settings: Settings) -> str:
-    """One line for tables: ``gumbel alpha=0.25 units=word``."""
+    """One line for tables: ``gumbel alpha=0.25 k=3``."""
     named = [_assignment(name, value) for name, value in settings.items() if name != "sampler"]
     return " ".join([str(settings["sampler"]), *named] if "sampler" in settings else named)
 
 
 def curve_of(settings: Settings) -> tuple[str, str]:
     """A configuration's curve in the figure and its label; points of a curve differ in strength only."""
-    strength = _STRENGTHS.get(str(settings.get("sampler")), "")
+    strength = _STRENGTHS.get(str(settings.get("sampler")), "alpha")
     if strength not in settings:
         return "", describe(settings)
     others = {name: value for name, value in settings.items() if name != strength}

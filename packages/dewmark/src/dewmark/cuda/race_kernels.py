@@ -446,7 +446,6 @@ def align(  # type: ignore[no-untyped-def]
     D_C: tl.constexpr,
     C_ROOM: tl.constexpr,
     COLUMNS: tl.constexpr,
-    FRESH: tl.constexpr,
 ):
     """Words, noise y and Exp(1) numbers of each row's candidates (batch, m); adds the bias to ``values``.
 
@@ -493,13 +492,12 @@ def align(  # type: ignore[no-untyped-def]
     count = tl.load(counts + row * width + word, mask=inside, other=0).to(tl.int32)
     count += (begins & is_open & (word == own)).to(tl.int32)
     without = count >= tl.load(limits + word, mask=inside, other=0).to(tl.int32)
-    if FRESH:
-        last = tl.load(odd + K - 1) * (own + 1)
-        factors = tl.load(odd + place - 1, mask=(place > 0) & (place < K), other=0)
-        hashed = tl.sum(factors * (window + 1), axis=0) + last
-        earlier = tl.load(seen + row * WINDOWS + tl.arange(0, WINDOWS))
-        again = tl.max((earlier == hashed).to(tl.int32), axis=0) != 0
-        without = without | tl.where(begins & is_open, again, tl.load(repeated + row) != 0)
+    last = tl.load(odd + K - 1) * (own + 1)
+    factors = tl.load(odd + place - 1, mask=(place > 0) & (place < K), other=0)
+    hashed = tl.sum(factors * (window + 1), axis=0) + last
+    earlier = tl.load(seen + row * WINDOWS + tl.arange(0, WINDOWS))
+    again = tl.max((earlier == hashed).to(tl.int32), axis=0) != 0
+    without = without | tl.where(begins & is_open, again, tl.load(repeated + row) != 0)
     u = tl.where(without, 0.0, u)
     marked = u != 0.0
     bits = _bits(tl.load(random + row * random_stride), ids)

@@ -1,6 +1,6 @@
 """The keyed race over the words of a lexicon on a CUDA device: the kernels of `race_kernels`, called.
 
-`dewmark.dew.marking.choose` and `dewmark.dew.word_step` say in torch what is computed here; the results agree
+`dewmark.dew.race` and `dewmark.dew.word_step` say in torch what is computed here; the results agree
 up to rounding. So that a step can be captured in a CUDA graph, every call allocates through torch and never
 waits.
 
@@ -64,7 +64,6 @@ class Mixture(NamedTuple):
     strength: float
     gamma: float
     n: int
-    fresh_on_repeat: bool
     scale: float  # 1 / a bound of the largest eigenvalue
     least: float  # of the root of the smallest eigenvalue after scaling
     rounds: int
@@ -247,7 +246,6 @@ def draw_words(
         D_C=d_C,
         C_ROOM=_room(d_C),
         COLUMNS=_COLUMNS,
-        FRESH=mixture.fresh_on_repeat,
         num_warps=8,
     )
     first, chosen = new((batch,), dtype=torch.float64), new((batch,), dtype=torch.long)

@@ -1,7 +1,7 @@
 """The default scheme, written down once: marking and testing in float64, to be read.
 
-The fast paths (`marking`, `detection`, `many_keys`, `batch_detection`, `origin`) compute what stands here,
-and `tests/dew/test_reference.py` holds them to it. The paper's own algorithms are in `paper_reference`.
+The fast paths (`race`, `matrix`, `key_test`, `torch_matrix`, `ring`) compute what stands here, and
+`tests/dew/test_reference.py` holds them to it. The paper's own algorithms are in `paper.reference`.
 
 A public *lexicon* gives every word two vectors: a unit vector t (d,), and a context vector (d,), which is
 short for a frequent word. The secret key gives a matrix W (d, d) of independent standard normals. The context

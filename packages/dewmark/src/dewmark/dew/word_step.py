@@ -225,7 +225,7 @@ class WordStates:
         """One number per window (batch, k), (batch, 1)."""
         return ((windows + 1) * self._odd).sum(dim=1, keepdim=True)
 
-    def align(self, candidates: torch.Tensor, W: torch.Tensor, *, fresh_on_repeat: bool) -> Aligned:
+    def align(self, candidates: torch.Tensor, W: torch.Tensor) -> Aligned:
         """u of candidates (batch, m) under a key's W (d_T, d_C), or each row's own (batch, d_T, d_C)."""
         tables, state = self.tables, self._open.unsqueeze(1)
         is_open, own = tables.opens[state], tables.rows[state]
@@ -242,11 +242,9 @@ class WordStates:
         both = torch.bmm(torch.nn.functional.embedding(rows, tables.units).float(), v.transpose(1, 2))
         u = torch.where(begins, both[..., 0], both[..., 1])
         counts = self._counts.gather(1, rows) + (begins & is_open & (rows == own))
-        without = counts >= tables.limits[rows]
-        if fresh_on_repeat:
-            window = self._hashed(torch.cat((self._recent[:, 1:], own), dim=1))
-            again = (self._seen == window).any(dim=1, keepdim=True)
-            without |= torch.where(begins & is_open, again, self._repeated)
+        window = self._hashed(torch.cat((self._recent[:, 1:], own), dim=1))
+        again = (self._seen == window).any(dim=1, keepdim=True)
+        without = (counts >= tables.limits[rows]) | torch.where(begins & is_open, again, self._repeated)
         return Aligned(
             u.masked_fill(without, 0.0), rows, begins, (c[:, 0] * c[:, 1]).sum(dim=1, keepdim=True)
         )
