@@ -12,9 +12,8 @@ from dewmark.testing import CHECKS, Check, Trial
 FAST = ("dew", "kgw")  # the others run under the marker ``contract``
 SETTINGS = {"atw": "atw delta=0.7"}  # few positions of the tiny host have the entropy that its default needs
 VARIANTS = (
-    "dew sampler=bias",
-    "dew units=token",
-    "dew units=token sampler=bias",
+    "dew-paper context_encoding=composed whiten_contexts=true",
+    "dew-paper sampler=gumbel",
     "dipmark repeats=skip",
     "exp repeats=keep",
     "kgw hashing=min",

@@ -30,33 +30,29 @@ from dewmark_lab.tuning import (
 
 class TestGrid:
     def test_a_bias_has_no_alpha_and_keyed_sampling_may_have_a_bias_too(self):
-        found = expand({"sampler": ["bias", "gumbel"], "lambda": [1, 2], "alpha": [0.1], "units": ["token"]})
+        found = expand({"sampler": ["bias", "gumbel"], "lambda": [1, 2], "alpha": [0.1]}, scheme="dew-paper")
         assert sorted(found, key=str) == sorted(
             [
-                {"units": "token", "sampler": "bias", "lambda": 1.0},
-                {"units": "token", "sampler": "bias", "lambda": 2.0},
-                {"units": "token", "sampler": "gumbel", "lambda": 1.0, "alpha": 0.1},
-                {"units": "token", "sampler": "gumbel", "lambda": 2.0, "alpha": 0.1},
+                {"sampler": "bias", "lambda": 1.0},
+                {"sampler": "bias", "lambda": 2.0},
+                {"sampler": "gumbel", "lambda": 1.0, "alpha": 0.1},
+                {"sampler": "gumbel", "lambda": 2.0, "alpha": 0.1},
             ],
             key=str,
         )
 
     def test_given_values_replace_the_defaults(self):
-        default = expand({})
-        assert {settings["sampler"] for settings in default} == {"bias", "gumbel"}
-        assert {settings["units"] for settings in default} == {"token", "word"}
-        words = [settings for settings in default if settings["units"] == "word"]
-        assert {(settings["alpha"], settings["lambda"]) for settings in words} == {
+        default, paper = expand({}), expand({}, scheme="dew-paper")
+        assert {settings["sampler"] for settings in paper} == {"bias", "gumbel"}
+        assert {(settings["alpha"], settings["lambda"]) for settings in default} == {
             (alpha, strength) for alpha in (0.5, 0.95) for strength in (0.0, 2.0)
         }
         found = expand(parse_grid(["k=3,5"]))
         assert [{**settings, "k": k} for settings in default for k in (3, 5)] == found
-        assert len(expand(parse_grid(["units=word", "sampler=gumbel", "alpha=0.5", "lambda=0"]))) == 1
+        assert len(expand(parse_grid(["alpha=0.5", "lambda=0"]))) == 1
 
     def test_equal_values_are_one_configuration(self):
-        assert len(expand({"sampler": ["bias"], "lambda": ["2", "2.0", 2]})) == len(
-            expand({"sampler": ["bias"], "lambda": [2.0]})
-        )
+        assert len(expand({"alpha": ["1", "1.0", 1], "lambda": [2.0]})) == 1
 
     def test_other_schemes_have_no_default_grid(self):
         assert expand({"delta": ["1", "2"]}, scheme="kgw") == [{"delta": 1.0}, {"delta": 2.0}]
@@ -77,18 +73,19 @@ class TestGrid:
     )
     def test_invalid_grids(self, options, error, message):
         with pytest.raises(error, match=message) as caught:
-            expand(parse_grid(options))
+            expand(parse_grid(options), scheme="dew-paper")
         assert "\n" not in str(caught.value)
 
     def test_an_empty_list_of_values(self):
         with pytest.raises(ConfigError, match="the grid is empty"):
-            expand({"sampler": []})
+            expand({"sampler": []}, scheme="dew-paper")
 
     def test_labels_of_a_configuration(self):
-        settings = {"units": "word", "sampler": "gumbel", "alpha": 0.25, "k": 5}
-        assert describe(settings) == "gumbel units=word alpha=0.25 k=5"
-        assert flags(settings) == "--set units=word --set sampler=gumbel --set alpha=0.25 --set k=5"
-        assert curve_of(settings) == ("gumbel units=word k=5", "alpha=0.25")
+        settings = {"sampler": "gumbel", "alpha": 0.25, "k": 5}
+        assert describe(settings) == "gumbel alpha=0.25 k=5"
+        assert flags(settings) == "--set sampler=gumbel --set alpha=0.25 --set k=5"
+        assert curve_of(settings) == ("gumbel k=5", "alpha=0.25")
+        assert curve_of({"alpha": 0.5, "lambda": 2.0}) == ("lambda=2", "alpha=0.5")
         assert curve_of({"delta": 2.0}) == ("", "delta=2")
 
     def test_shared_settings_are_left_out(self):

@@ -11,16 +11,7 @@ import pytest
 WORDS = ["the", "old", "bridge", "over", "river", "house", "water", "light", "night", "city", "hill", "sea"]
 
 
-RAW = [
-    "--set",
-    "units=token",
-    "--set",
-    "whiten_contexts=false",
-    "--set",
-    "whiten_tokens=false",
-    "--set",
-    "subtract_text_mean=false",
-]
+RAW = ["--scheme", "dew-paper", "--set", "whiten_tokens=false"]
 
 
 def texts(count: int = 12, *, seed: int = 0) -> list[list[str]]:
@@ -77,7 +68,7 @@ def test_a_rewrite_keeps_part_and_the_text_itself_keeps_all(retention, files):
 def test_settings_matter_and_the_key_does_not(retention, files):
     first, again = (measured(retention(*files, "--json")) for _ in range(2))
     assert first["kept"]["value"] == pytest.approx(again["kept"]["value"], rel=1e-4)
-    labels = measured(retention(*files, "--json", "--set", "units=token", "--set", "mode=neither"))
+    labels = measured(retention(*files, "--json", "--scheme", "dew-paper", "--set", "mode=neither"))
     assert labels["kept"]["value"] < first["kept"]["value"]  # only pairs that are wholly the same count
 
 

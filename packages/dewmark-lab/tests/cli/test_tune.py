@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-GRID = ["--grid", "units=token", "--grid", "sampler=bias", "--grid", "lambda=0.1,6"]
+GRID = ["--scheme", "dew-paper", "--grid", "sampler=bias", "--grid", "lambda=0.1,6"]
 SMALL = ["--texts", 6, "--tokens", 30, *GRID]
 
 
@@ -30,7 +30,7 @@ def test_a_small_budget_takes_the_weak_mark_and_a_large_one_the_strong(tune, tmp
     assert (weak["within"], strong["within"]) == (True, False)
     assert strong["ratio"]["value"] < 1 / 1.5  # a bias of 6 takes likely tokens only
     assert weak["z_deleted"] < strong["z_deleted"]
-    assert row["flags"] == "--set units=token --set sampler=bias --set lambda=0.1"
+    assert row["flags"] == "--set sampler=bias --set lambda=0.1"
     assert (row["host"], row["texts"], row["tokens"], row["keys"]) == ("llama", 6, 30, 1)
 
     large = json.loads(tune(*SMALL, "--budget-perplexity", 1e6, "--out", out, "--json").out)
@@ -47,7 +47,7 @@ def test_the_table_names_the_chosen_and_the_flags(tune):
     assert lines[2].startswith("bias lambda=0.1 ")  # what all have in common is left out
     assert lines[2].split()[-1] == "chosen"
     assert lines[3].split()[-1] == "no"
-    assert "--set units=token --set sampler=bias --set lambda=0.1" in lines
+    assert "--set sampler=bias --set lambda=0.1" in lines
 
 
 def test_chat_measures_at_the_host_s_own_decoding(tune):

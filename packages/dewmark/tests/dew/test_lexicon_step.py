@@ -109,3 +109,12 @@ def test_an_engine_reuses_the_places_of_texts_that_ended(bag_encoder, tmp_path) 
         rows.mark(batch, torch.zeros(12, 400))
         del batch
     assert len(rows._states) <= 32
+
+
+def test_different_windows_have_different_hashes(bag_encoder, tmp_path) -> None:
+    """All windows of 30 neighbouring rows, and random ones of the whole lexicon."""
+    states = bind(FakeHost(400), tmp_path)._aligner(CPU).begin(1)
+    near = torch.cartesian_prod(*[torch.arange(30)] * 3)
+    far = torch.randint(200_000, (200_000, 3), generator=torch.Generator().manual_seed(0))
+    for windows in (near, far):
+        assert len(states._hashed(windows).unique()) == len(windows.unique(dim=0))

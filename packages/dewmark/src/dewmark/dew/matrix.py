@@ -33,6 +33,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import hashlib
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -42,6 +43,7 @@ import numpy as np
 from scipy.special import ndtr
 
 from dewmark.arrays import F32, F64
+from dewmark.core.keys import KeyStream
 from dewmark.dew.reading import Pairs, Reading
 from dewmark.stats.evidence import Evidence
 from dewmark.stats.key_test import NOTHING, TINY, Statistic, effective_length
@@ -286,5 +288,6 @@ def _bound(values: F64, square: float, limit: float, *, rank: float) -> float:
 
 @functools.cache
 def _start(rows: int, columns: int) -> F32:
-    """Fixed random columns from which the search for directions starts, (rows, columns)."""
-    return np.random.default_rng(0).standard_normal((rows, columns), dtype=np.float32)
+    """Fixed public columns from which the search for directions starts, (rows, columns)."""
+    stream = KeyStream(hashlib.sha256(b"dewmark/leading directions").digest())
+    return stream.normals(rows, columns).astype(np.float32)
