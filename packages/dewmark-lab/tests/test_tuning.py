@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 
 from dewmark.errors import ConfigError, UnknownNameError
 from dewmark.hosts.fake import FakeHost
+from dewmark_lab import tuning
 from dewmark_lab.tuning import (
     DECODING,
     Measured,
@@ -21,11 +23,12 @@ from dewmark_lab.tuning import (
     describe,
     expand,
     flags,
-    measure,
     pareto_front,
     parse_grid,
     varying,
 )
+
+measure = functools.partial(tuning.measure, scheme="dew-paper")
 
 
 class TestGrid:

@@ -80,8 +80,12 @@ def test_own_prompts_another_scheme_and_two_keys(tune, tmp_path):
     [
         (["--grid", "lambda="], "--grid lambda needs at least one value"),
         (["--grid", "strength=1"], "unknown parameter 'strength'"),
-        (["--sampler", "beam"], "sampler must be one of bias, gumbel, got 'beam'"),
-        (["--sampler", "bias", "--grid", "alpha=1"], "no sampler of the grid uses alpha"),
+        (["--scheme", "dew-paper", "--sampler", "beam"], "sampler must be one of bias, gumbel, got 'beam'"),
+        (
+            ["--scheme", "dew-paper", "--sampler", "bias", "--grid", "alpha=1"],
+            "no sampler of the grid uses alpha",
+        ),
+        (["--sampler", "bias"], "use the scheme dew-paper"),
         (["--budget-perplexity", "1"], "a ratio of perplexities above 1, such as 1.05, got 1"),
         (["--texts", "5000"], "--texts must not exceed that, got 5000"),
         (["--texts", "1"], "--texts"),
