@@ -135,7 +135,7 @@ def test_the_texts_reach_every_case() -> None:
 def test_the_batch_of_an_accelerator_gives_z_and_p_of_the_reference(bound, prompt) -> None:
     texts = list(TEXTS.values())
     reading = bound.reader.read(bound.tokenize(texts), bound.tokenize([prompt] * len(texts)))
-    found = batch_test(torch.device("cpu"), reading, W=bound.W, limit=bound.scheme.limit)
+    found = batch_test(torch.device("cpu"), reading, W=bound.W, limit=bound.scheme.flatten)
     statistics = [(statistic.z, statistic.p_value) for _, statistic in found]
     np.testing.assert_allclose(statistics, [expected(text, prompt) for text in texts], atol=ROUNDING, rtol=0)
 
@@ -157,7 +157,7 @@ def test_every_member_of_a_ring_has_z_of_the_reference_with_its_own_matrix(name)
     """16 members have matrices of their own, 16 share them under signs."""
     ring = DEW().bind(Key(bytes(range(32)), members=32), no_host(), WORKSPACE)
     reading = ring.reader.read(ring.tokenize([TEXTS[name]]), ring.tokenize([""]))
-    (text,) = text_matrices(reading, limit=ring.scheme.limit)
+    (text,) = text_matrices(reading, limit=ring.scheme.flatten)
     scores = ring.matrices.sums(text.F.astype(np.float32)) / np.sqrt(text.square)
     pairs, z = reference.pairs(TEXTS[name], lexicon()), np.zeros(32)
     for place, score in enumerate(scores):

@@ -10,12 +10,14 @@ import copy
 import threading
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, TypeVar
 
 import numpy as np
 
 from dewmark import config
 from dewmark.arrays import F32
+from dewmark.config import check_rules
 from dewmark.core.keys import Key
 from dewmark.core.projections import draw_matrix
 from dewmark.dew.expected import read
@@ -46,15 +48,30 @@ _CHUNK_BYTES = 32 << 20  # of the vectors read at once on a CPU
 R = TypeVar("R", bound=WordReader)
 
 
+@dataclass(frozen=True)
 class WordScheme(Scheme, Generic[R]):
     """A scheme over words; the session draws the token, so it must see the final distribution."""
 
     needs: ClassVar[Needs] = Needs(final=True)
 
-    @property
-    @abstractmethod
-    def limit(self) -> float | None:
-        """The limit to which a text's matrix is flattened, if it is."""
+    k: int = 3
+    """Context width: how many words before the scored one."""
+    alpha: float = 0.95
+    """Share of the sampler's randomness that comes from the key."""
+    m: int = 256
+    """How many of the likeliest tokens are scored."""
+    flatten: float | None = 1.75
+    """How many times the root mean square of all directions one direction of the text's evidence may have
+    before the key test cuts it; None for no limit."""
+
+    def validate(self) -> None:
+        """Reject values out of range."""
+        check_rules(
+            (self.k >= 1, "k", "be at least 1", self.k),
+            (0.0 < self.alpha <= 1.0, "alpha", "lie in (0, 1]", self.alpha),
+            (self.m >= 1, "m", "be at least 1", self.m),
+            (self.flatten is None or self.flatten >= 1.0, "flatten", "be at least 1", self.flatten),
+        )
 
     @abstractmethod
     def open_reader(self, workspace: Workspace) -> R:
@@ -117,7 +134,7 @@ class WordScheme(Scheme, Generic[R]):
             self.open_reader(workspace),
             keys,
             texts,
-            limit=self.limit,
+            limit=self.flatten,
             prompts=prompts,
             fpr=fpr,
             expectations=workspace.expectations,
@@ -145,7 +162,7 @@ class WordScheme(Scheme, Generic[R]):
 
         Measured: docs/results/one-key.md.
         """
-        return self.limit is not None
+        return self.flatten is not None
 
 
 class BoundWords(BoundScheme, Generic[R]):
@@ -258,13 +275,13 @@ class BoundWords(BoundScheme, Generic[R]):
     def read(self, texts: Sequence[Tokenized], prompts: Sequence[Tokenized]) -> Iterator[TextMatrix]:
         """The matrices of texts, each after its prompt."""
         reading = read(self.reader, self.expectations, texts, prompts)
-        return text_matrices(reading, limit=self.scheme.limit)
+        return text_matrices(reading, limit=self.scheme.flatten)
 
     def test_texts(
         self, texts: Sequence[Tokenized], prompts: Sequence[Tokenized], *, test: str, fpr: float
     ) -> Iterator[tuple[Evidence, Statistic]]:
         """Evidence and result of each text."""
-        limit = self.scheme.limit
+        limit = self.scheme.flatten
         if self.uses is not None:
             yield from find_uses(self.read(texts, prompts), self.uses, fpr=fpr, head=self.open_head())
         elif self._device is not None and limit is not None and self.expectations is None:

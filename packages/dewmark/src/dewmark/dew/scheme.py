@@ -50,39 +50,22 @@ class DEW(WordScheme[LexiconReader]):
 
     lexicon: str = "default"
     """The lexicon: ``default``, or a folder written by ``dewmark models lexicon build``."""
-    k: int = 3
-    """Context width: how many words before the scored one."""
-    alpha: float = 0.95
-    """Share of the sampler's randomness that comes from the key."""
     lambda_: float = 2.0
     """Strength λ of the bias: the most that a logit can gain beside the keyed noise; 0 for none."""
     gamma: float = 0.5
     """Saturation γ: how fast tanh(γu) reaches its limits."""
-    m: int = 256
-    """How many of the likeliest tokens are scored."""
     decorrelate: int = 32
     """How many of the likeliest tokens get independent noise, so that averaged over keys and without λ the
     next word follows the host's distribution exactly; 0 for none."""
-    flatten: float | None = 1.75
-    """How many times the root mean square of all directions one direction of the text's evidence may have
-    before the key test cuts it; None for no limit."""
 
     def validate(self) -> None:
         """Reject values out of range."""
+        super().validate()
         check_rules(
-            (self.k >= 1, "k", "be at least 1", self.k),
-            (0.0 < self.alpha <= 1.0, "alpha", "lie in (0, 1]", self.alpha),
             (self.lambda_ >= 0.0, "lambda", "be at least 0", self.lambda_),
             (self.gamma > 0.0, "gamma", "be positive", self.gamma),
-            (self.m >= 1, "m", "be at least 1", self.m),
             (0 <= self.decorrelate <= 64, "decorrelate", "lie between 0 and 64", self.decorrelate),
-            (self.flatten is None or self.flatten >= 1.0, "flatten", "be at least 1", self.flatten),
         )
-
-    @property
-    def limit(self) -> float | None:
-        """The limit to which a text's matrix is flattened, if it is."""
-        return self.flatten
 
     @property
     def languages(self) -> frozenset[str] | None:

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 import numpy as np
 
 from dewmark.arrays import F32
-from dewmark.config import check_rules
 from dewmark.dew.bound import BoundWords, WordScheme
 from dewmark.dew.open.reading import OpenReader
 from dewmark.dew.reading import check_stored
@@ -53,29 +52,8 @@ class DewOpen(WordScheme[OpenReader]):
     word_centre: Literal["running", "rare"] = "running"
     """The mean subtracted from word vectors: that of running text, for the stronger mark, or of rare words.
     """
-    k: int = 3
-    """Context width: how many words before the scored one."""
     alpha: float = 0.8
     """Share of the sampler's randomness that comes from the key."""
-    m: int = 256
-    """How many of the likeliest tokens are scored."""
-    flatten: float | None = 1.75
-    """How many times the root mean square of all directions one direction of the text's evidence may have
-    before the key test cuts it; None for no limit."""
-
-    def validate(self) -> None:
-        """Reject values out of range."""
-        check_rules(
-            (self.k >= 1, "k", "be at least 1", self.k),
-            (0.0 < self.alpha <= 1.0, "alpha", "lie in (0, 1]", self.alpha),
-            (self.m >= 1, "m", "be at least 1", self.m),
-            (self.flatten is None or self.flatten >= 1.0, "flatten", "be at least 1", self.flatten),
-        )
-
-    @property
-    def limit(self) -> float | None:
-        """The limit to which a text's matrix is flattened, if it is."""
-        return self.flatten
 
     def open_reader(self, workspace: Workspace) -> OpenReader:
         """The reader of words with the encoder's vectors."""
