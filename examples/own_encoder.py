@@ -43,7 +43,8 @@ if __name__ == "__main__":
     from dewmark.hosts.fake import FakeHost  # a tiny model with random weights
 
     dewmark.ENCODERS.register("ngrams", CharacterNgrams)
-    wm = dewmark.Watermark(dewmark.Key.generate(), host=FakeHost(), settings={"encoder": "ngrams"})
+    key, settings = dewmark.Key.generate(), {"encoder": "ngrams"}
+    wm = dewmark.Watermark(key, host=FakeHost(), scheme="dew-open", settings=settings)
     text = wm.generate("the old bridge", max_new_tokens=200, min_new_tokens=200, seed=1).text
     print(text)
     print(wm.detect(text))

@@ -23,14 +23,16 @@ PROMPTS = [
 LENGTH = {"max_new_tokens": 200, "min_new_tokens": 200}
 
 
-PAPER = {"units": "token", "sampler": "bias"}
+COMPOSED = {"context_encoding": "composed", "whiten_contexts": True}
 
 
 @pytest.mark.parametrize(
-    "settings", [{}, PAPER, {**PAPER, "context_encoding": "window"}], ids=["words", "tokens", "window"]
+    ("scheme", "settings"),
+    [("dew", {}), ("dew-paper", COMPOSED), ("dew-paper", {"whiten_contexts": True})],
+    ids=["words", "tokens", "window"],
 )
-def test_marked_is_found_and_nothing_else(settings: dict[str, str], tmp_path: Path) -> None:
-    watermark = dewmark.Watermark(dewmark.Key(bytes(range(32))), settings=settings)
+def test_marked_is_found_and_nothing_else(scheme: str, settings: dict[str, object], tmp_path: Path) -> None:
+    watermark = dewmark.Watermark(dewmark.Key(bytes(range(32))), scheme=scheme, settings=settings)
     marked = [g.text for g in watermark.generate_batch(PROMPTS, seeds=range(4), **LENGTH)]
     unmarked = watermark.host.generate(
         PROMPTS, scheme=None, seeds=range(4), decoding=Decoding(**LENGTH, no_repeat_ngram=4)
@@ -40,10 +42,12 @@ def test_marked_is_found_and_nothing_else(settings: dict[str, str], tmp_path: Pa
     assert np.mean([d.z for d in found]) > 3.5
     assert sum(d.is_marked for d in found) >= 3
     assert not any(d.is_marked for d in watermark.detect_batch([g.text for g in unmarked], fpr=1e-3))
-    wrong = dewmark.load_scheme(dewmark.Key(bytes(32)), host=watermark.scheme.host, settings=settings)
+    wrong = dewmark.load_scheme(
+        dewmark.Key(bytes(32)), host=watermark.scheme.host, scheme=scheme, settings=settings
+    )
     assert not any(d.is_marked for d in wrong.detect_batch(marked, fpr=1e-3))
 
-    if not settings:  # every form of a text keeps 95% of z
+    if scheme == "dew":  # every form of a text keeps 95% of z
         total = sum(d.z for d in found)
         for name, disguise in DISGUISES.items():
             kept = sum(d.z for d in watermark.detect_batch([disguise(text) for text in marked])) / total

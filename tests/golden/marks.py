@@ -26,7 +26,6 @@ city town road tree hill sea ship wind rain sun story book word hand eye heart
 GENERATE = (
     "lexicon (the default)",
     "words gumbel",
-    "words bias",
     "tokens gumbel, composed white contexts",
     "tokens bias, composed white contexts",
     "tokens bias, window raw contexts (the paper)",

@@ -24,7 +24,6 @@ _LANGUAGES = (
 _JUDGED = ("lexicon (the default)", "words gumbel", "tokens bias, window raw contexts (the paper)", "kgw")
 _LOCATED = (
     "words gumbel",
-    "words bias",
     "tokens gumbel, composed white contexts",
     "tokens bias, window raw contexts (the paper)",
     "kgw",

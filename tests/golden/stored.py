@@ -22,7 +22,6 @@ KEPT = {
 }
 _EXPORTED = (
     *KEPT.values(),
-    "words bias",
     "tokens bias, composed raw contexts",
     "tokens bias, window raw contexts (the paper)",
     "tokens bias, context meaning only",
@@ -48,7 +47,6 @@ _EXPORTED = (
 _ENGINES = (
     "lexicon (the default)",
     "words gumbel",
-    "words bias",
     "tokens gumbel, composed white contexts",
     "tokens bias, composed white contexts",
     "tokens bias, window raw contexts (the paper)",

@@ -199,8 +199,8 @@ class Run:
         nothing = [""] * len(texts)
         W = np.zeros((0, 0))
         if bound.scheme.name == "dew":
-            d_T, d_C = bound.shared.d_T, bound.shared.d_C
-            own = [bound.fold.product] if marked else []
+            d_T, d_C = bound.W.shape
+            own = [bound.W] if marked else []
             others = [draw_matrix(key(f"null-{i}"), d_T=d_T, d_C=d_C) for i in range(NULL_KEYS)]
             W = np.stack([matrix.astype(np.float32).ravel() for matrix in (*own, *others)])
         summary = found if marked else false_alarms
@@ -234,7 +234,7 @@ class Run:
     def judge(self, kinds: dict[str, list[str]]) -> None:
         """False alarms of the default on human texts, under `NULL_KEYS` keys, with and without readers."""
         bound = dewmark.load_scheme(key("chat-0"), host=self.host)
-        shape = {"d_T": bound.shared.d_T, "d_C": bound.shared.d_C}
+        shape = dict(zip(("d_T", "d_C"), bound.W.shape, strict=True))
         drawn = [draw_matrix(key(f"null-{i}"), **shape) for i in range(NULL_KEYS)]
         W = np.stack([matrix.astype(np.float32).ravel() for matrix in drawn])
         for kind, texts in kinds.items():

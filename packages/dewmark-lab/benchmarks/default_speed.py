@@ -41,7 +41,6 @@ from script_inputs import named_key, script_parser
 import dewmark
 from dewmark.config import cache_dir
 from dewmark.cuda.graphs import captured
-from dewmark.dew import marking
 from dewmark.registry import SCHEMES
 from dewmark.sampling import RandomStreams
 from dewmark.workspace import HostInfo, Workspace
@@ -220,7 +219,7 @@ class Bench:
 
             def step() -> None:
                 texts.states.push(token.unsqueeze(1))
-                chosen, _ = marking.choose(scores, texts, dew.scheme, [self.decoding] * len(prompt), random)
+                chosen, _ = dew.race(scores, texts, [self.decoding] * len(prompt), random)
                 token.copy_(chosen)
 
             replay = captured(step, device=self.device)

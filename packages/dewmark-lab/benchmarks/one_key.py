@@ -39,6 +39,7 @@ def main() -> None:
     parser.add_argument("kinds", type=Path)
     parser.add_argument("--keys", type=int, default=200)
     parser.add_argument("--most", type=int, default=60, help="texts per kind")
+    parser.add_argument("--scheme", default="dew")
     parser.add_argument("--set", action="append", default=[], metavar="NAME=JSON")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
@@ -47,11 +48,11 @@ def main() -> None:
         kinds: dict[str, list[str]] = json.load(file)
     settings = {name: json.loads(value) for name, _, value in (each.partition("=") for each in options.set)}
     keys = [dewmark.Key(hashlib.sha256(f"hostile-{i}".encode()).digest()) for i in range(options.keys)]
-    bound = dewmark.load_scheme(keys[0], settings=settings)
-    full = bound.scheme.key_matrix == "full"
+    bound = dewmark.load_scheme(keys[0], scheme=options.scheme, settings=settings)
+    full = options.scheme != "dew-paper"
     W = np.zeros((0, 0), dtype=np.float32)
     if full:
-        d_T, d_C = bound.shared.d_T, bound.shared.d_C
+        d_T, d_C = bound.W.shape
         W = np.stack([draw_matrix(key, d_T=d_T, d_C=d_C).astype(np.float32).ravel() for key in keys], axis=1)
     rows = []
     for kind, texts in kinds.items():

@@ -426,7 +426,7 @@ class RealRun(Run):
         """The keys of DEW's default and `NULL_KEYS` others (keys, d_T · d_C); of other rows none."""
         if label != "dew-default":
             return np.zeros((0, 0))
-        shape = {"d_T": bound.shared.d_T, "d_C": bound.shared.d_C}
+        shape = dict(zip(("d_T", "d_C"), bound.W.shape, strict=True))
         names = [f"chat-{i}" for i in range(self.options.keys)] + [f"null-{i}" for i in range(NULL_KEYS)]
         drawn = [draw_matrix(key(name), **shape) for name in names]
         return np.stack([matrix.astype(np.float32).ravel() for matrix in drawn])

@@ -20,7 +20,6 @@ from dewmark.config import parse_settings
 from dewmark.core.keys import INDEPENDENT
 from dewmark.dew.attribution import LARGE, forgery_test, head_of, share_among
 from dewmark.dew.scheme import BoundDEW
-from dewmark.dew.text_matrix import text_matrix
 from dewmark.hosts.base import Host
 from dewmark.stats.multiple_testing import sidak_min
 from dewmark.text.repetition import distinct
@@ -131,16 +130,14 @@ def judge(bound: BoundDEW, texts: Sequence[str], prompts: Sequence[str] | None =
     """Score texts under the scheme's own matrix; blank ones score nothing."""
     known = [text if text.strip() else "." for text in texts]
     before = bound.tokenize(prompts if prompts is not None else [""] * len(known))
-    W, found = bound.fold.product, []
-    heads = {members: head_of(bound.shared, members=members) for members in (1, LARGE + 1)}
+    W, found = bound.W, []
+    heads = {members: head_of(bound.reader, members=members) for members in (1, LARGE + 1)}
     for start in range(0, len(known), 100):
         part = slice(start, start + 100)
-        for evidence in bound.evidence(bound.tokenize(known[part]), before[part]):
-            M = text_matrix(evidence)
-            size = float(np.linalg.norm(M))
-            z = float(np.sum(M * W, dtype=np.float64)) / size if size > 1e-6 else 0.0
-            tests = {members: forgery_test(M, W, head, level=LEVEL) for members, head in heads.items()}
-            found.append(Judged(z, tests))
+        for text in bound.read(bound.tokenize(known[part]), before[part]):
+            F = text.F.astype(np.float32)
+            tests = {members: forgery_test(F, W, head, level=LEVEL) for members, head in heads.items()}
+            found.append(Judged(text.test(W).z, tests))
     return found
 
 

@@ -285,7 +285,7 @@ class Attacker:
     def __init__(self, victim: BoundDEW, unmarked: Sequence[str], *, members: int) -> None:
         self.reader = victim.reader
         self.base = Baseline.of(pairs_of(self.reader, unmarked))
-        self.head = head_of(victim.shared, members=members)
+        self.head = head_of(victim.reader, members=members)
 
     def moments(self, rows: Sequence[Row]) -> list[Moments]:
         """The moments of each text that has any."""

@@ -1,6 +1,6 @@
 """The cost of marking in vLLM, and verdicts on mixed batches of requests (docs/vllm.md).
 
-    python benchmarks/vllm_throughput.py --set units=token --set sampler=bias
+    python benchmarks/vllm_throughput.py --scheme dew-paper
     python benchmarks/vllm_throughput.py --verdicts 200 --tokens 100
 
 Needs an environment with vLLM (make test-vllm makes one). One engine with the logits processor generates

@@ -8,7 +8,6 @@ import hashlib
 import itertools
 import shutil
 import tempfile
-from array import array
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -21,16 +20,11 @@ from dewmark.encoders.base import Encoder
 from dewmark.encoders.lexicon_build import FormList, build_lexicon
 from dewmark.encoders.word_vectors import WordStatistics, WordVectors
 
-PAPER = {"units": "token", "sampler": "bias"}
-"""DEW as the paper has it: the host's tokens, a bias on their logits."""
+COMPOSED = {"context_encoding": "composed", "whiten_contexts": True}
+"""`dew-paper` without an encoder at each step: whitened contexts, composed of token vectors."""
 
 
 _FORMS = 1200
-
-
-def unpacked(row: bytes) -> list[int]:
-    """The ids of a row of `dewmark.text.windows`."""
-    return array("i", row).tolist()
 
 
 def replace_encoders(monkeypatch: pytest.MonkeyPatch, encoder: Encoder) -> None:
@@ -40,7 +34,7 @@ def replace_encoders(monkeypatch: pytest.MonkeyPatch, encoder: Encoder) -> None:
     monkeypatch.setattr("dewmark.scheme.encoder_languages", lambda name: encoder.languages)
     load = lexicon.load_lexicon
     monkeypatch.setattr(
-        "dewmark.dew.reading.load_lexicon",
+        "dewmark.dew.scheme.load_lexicon",
         lambda name, *, workspace: load(
             str(tiny_lexicon()) if name == "default" else name, workspace=workspace
         ),

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.fakes import PAPER
+from tests.fakes import COMPOSED
 
 import dewmark
 from dewmark.errors import (
@@ -25,16 +25,17 @@ SECRET = bytes(range(7, 39))
 
 def make_watermark(**settings: object) -> dewmark.Watermark:
     """DEW as the paper has it, with a strong bias, on the tiny host."""
-    settings = {**PAPER, "lambda": 3.0, **settings}
-    return dewmark.Watermark(dewmark.Key(SECRET), host=FakeHost(400), settings=settings)
+    contexts = {} if settings else COMPOSED
+    settings = {**contexts, "lambda": 3.0, **settings}
+    return dewmark.Watermark(dewmark.Key(SECRET), host=FakeHost(400), scheme="dew-paper", settings=settings)
 
 
 @pytest.mark.parametrize(
     "settings",
     [
         {},
+        {"whiten_contexts": True},
         {"context_encoding": "window"},
-        {"context_encoding": "window", "whiten_contexts": False},
         {"mode": "token_only"},
         {"mode": "neither"},
     ],

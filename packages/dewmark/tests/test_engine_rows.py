@@ -6,6 +6,7 @@ import random
 
 import pytest
 import torch
+from tests.fakes import COMPOSED
 
 from dewmark.core.keys import Key
 from dewmark.decoding import Decoding
@@ -19,11 +20,11 @@ CPU = torch.device("cpu")
 VOCAB = 400
 SCHEME_SETTINGS = {
     "dew": ("dew", {}),
-    "dew words": ("dew", {"vocabulary": "open"}),
-    "dew tokens": ("dew", {"units": "token"}),
-    "dew tokens, bias": ("dew", {"units": "token", "sampler": "bias", "m": 16}),
-    "dew tokens, windows": ("dew", {"units": "token", "context_encoding": "window", "alpha": 1.0}),
-    "dew tokens, nucleus": ("dew", {"units": "token", "sampler": "bias", "nucleus": 0.9}),
+    "dew words": ("dew-open", {}),
+    "dew tokens": ("dew-paper", {"sampler": "gumbel", **COMPOSED}),
+    "dew tokens, bias": ("dew-paper", {**COMPOSED, "m": 16}),
+    "dew tokens, windows": ("dew-paper", {"sampler": "gumbel", "alpha": 1.0}),
+    "dew tokens, nucleus": ("dew-paper", {**COMPOSED, "nucleus": 0.9}),
     "kgw": ("kgw", {}),
     "synthid": ("synthid", {}),
     "simkey": ("simkey", {}),

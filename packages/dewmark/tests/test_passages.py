@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from tests.fakes import PAPER
+from tests.fakes import COMPOSED
 
 import dewmark
 from dewmark.decoding import Decoding
@@ -33,7 +33,8 @@ def host() -> FakeHost:
 
 @pytest.fixture
 def scheme(host, bag_encoder):
-    return dewmark.load_scheme(KEY, host=host.info, settings={**PAPER, "lambda_": 6.0})
+    settings = {**COMPOSED, "lambda_": 6.0}
+    return dewmark.load_scheme(KEY, host=host.info, scheme="dew-paper", settings=settings)
 
 
 def words(host: FakeHost, count: int, *, seed: int) -> str:
@@ -79,7 +80,9 @@ def test_the_marked_passage_is_found(host, scheme):
 
 def test_another_key_finds_nothing(host, scheme, bag_encoder):
     text, _, _ = mixed(host, scheme)
-    other = dewmark.load_scheme(dewmark.Key(bytes(32)), host=host.info, settings={**PAPER, "lambda_": 6.0})
+    other = dewmark.load_scheme(
+        dewmark.Key(bytes(32)), host=host.info, scheme="dew-paper", settings={**COMPOSED, "lambda_": 6.0}
+    )
     located = dewmark.locate(text, other, fpr=1e-3)
     assert located.passages == ()
     assert located.share == 0.0
@@ -210,7 +213,9 @@ def test_a_passage_is_found_where_the_whole_text_shows_nothing(host, scheme):
 
 
 def test_keys_of_two_tenants_in_one_text(host, scheme):
-    other = dewmark.load_scheme(dewmark.Key(bytes(32)), host=host.info, settings={**PAPER, "lambda_": 6.0})
+    other = dewmark.load_scheme(
+        dewmark.Key(bytes(32)), host=host.info, scheme="dew-paper", settings={**COMPOSED, "lambda_": 6.0}
+    )
     ours, _, _ = mixed(host, scheme)
     theirs, _, _ = mixed(host, other)
     located = dewmark.locate(ours + " " + theirs, [scheme, other])

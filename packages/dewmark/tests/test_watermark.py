@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import random
 import shutil
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ from typing import ClassVar
 import numpy as np
 import pytest
 import torch
-from tests.fakes import PAPER
+from tests.fakes import COMPOSED
 
 import dewmark
 from dewmark.errors import (
@@ -40,7 +41,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def watermark(folder: Path, bag_encoder) -> dewmark.Watermark:
-    return dewmark.Watermark(dewmark.Key(SECRET), host=str(folder), settings={**PAPER, "lambda": 3.0})
+    settings = {**COMPOSED, "lambda": 3.0}
+    return dewmark.Watermark(dewmark.Key(SECRET), host=str(folder), scheme="dew-paper", settings=settings)
 
 
 def long_text(watermark: dewmark.Watermark) -> str:
@@ -101,13 +103,10 @@ def test_marking_in_transformers_generate(bag_encoder, monkeypatch) -> None:
 
 
 def test_the_config_hash_names_key_host_and_parameters(watermark, folder, bag_encoder) -> None:
-    other_key = dewmark.load_scheme(
-        dewmark.Key(bytes(32)), host=str(folder), settings={**PAPER, "lambda_": 3.0}
-    )
-    other_k = dewmark.load_scheme(
-        dewmark.Key(SECRET), host=str(folder), settings={**PAPER, "lambda_": 3.0, "k": 4}
-    )
-    same = dewmark.load_scheme(dewmark.Key(SECRET), host=str(folder), settings={**PAPER, "lambda_": 3})
+    load = functools.partial(dewmark.load_scheme, host=str(folder), scheme="dew-paper")
+    other_key = load(dewmark.Key(bytes(32)), settings={**COMPOSED, "lambda_": 3.0})
+    other_k = load(dewmark.Key(SECRET), settings={**COMPOSED, "lambda_": 3.0, "k": 4})
+    same = load(dewmark.Key(SECRET), settings={**COMPOSED, "lambda_": 3})
     hashes = {s.config_hash for s in (watermark.scheme, other_key, other_k)}
     assert len(hashes) == 3
     assert same.config_hash == watermark.scheme.config_hash

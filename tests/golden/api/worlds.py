@@ -28,47 +28,38 @@ Settings = Mapping[str, object]
 VOCABULARY = 400
 CPU = torch.device("cpu")
 
-_WORDS: Settings = {"vocabulary": "open"}
-_TOKENS: Settings = {"units": "token"}
-_TOKENS_BIAS: Settings = {"units": "token", "sampler": "bias"}
+_COMPOSED: Settings = {"context_encoding": "composed", "whiten_contexts": True}
+_RAW: Settings = {"context_encoding": "composed"}
+_WINDOW: Settings = {"whiten_contexts": True}
+_GUMBEL: Settings = {"sampler": "gumbel"}
 
 # DEW: what is scored, how it is drawn, how contexts are made.
-DEW: dict[str, Settings] = {
-    "lexicon (the default)": {},
-    "lexicon, a bias": {"sampler": "bias"},
-    "lexicon, keyed sampling alone": {"lambda": 0.0, "decorrelate": 0},
-    "lexicon, spelling beside meaning": {"form_share": 0.25},
-    "words gumbel": _WORDS,
-    "words bias": {**_WORDS, "sampler": "bias"},
-    "words gumbel, centred at rare words": {**_WORDS, "word_centre": "rare"},
-    "words gumbel, mean of the text kept": {**_WORDS, "subtract_text_mean": False},
-    "words gumbel, every occurrence, not flattened": {**_WORDS, "count_once": False, "flatten": None},
-    "words gumbel, contexts of two": {**_WORDS, "k": 2},
-    "words gumbel, orthogonal projections": {**_WORDS, "projection": "orthogonal"},
-    "words gumbel, all randomness keyed": {**_WORDS, "alpha": 1.0},
-    "words bias, linear scores": {**_WORDS, "sampler": "bias", "score": "linear"},
-    "tokens gumbel, composed white contexts": _TOKENS,
-    "tokens gumbel, composed raw contexts": {**_TOKENS, "whiten_contexts": False},
-    "tokens gumbel, window white contexts": {**_TOKENS, "context_encoding": "window"},
-    "tokens gumbel, window raw contexts": {**_TOKENS, "context_encoding": "window", "whiten_contexts": False},
-    "tokens bias, composed white contexts": _TOKENS_BIAS,
-    "tokens bias, composed raw contexts": {**_TOKENS_BIAS, "whiten_contexts": False},
-    "tokens bias, window white contexts": {**_TOKENS_BIAS, "context_encoding": "window"},
-    "tokens bias, window raw contexts (the paper)": {
-        **_TOKENS_BIAS,
-        "context_encoding": "window",
-        "whiten_contexts": False,
-    },
-    "tokens bias, strength 4 on 16 candidates": {**_TOKENS_BIAS, "lambda": 4.0, "m": 16},
-    "tokens bias, nucleus": {**_TOKENS_BIAS, "nucleus": 0.9},
-    "tokens bias, raw token table": {**_TOKENS_BIAS, "whiten_tokens": False},
-    "tokens bias, mean of the text kept": {**_TOKENS_BIAS, "subtract_text_mean": False},
-    "tokens bias, token meaning only": {**_TOKENS_BIAS, "mode": "token_only"},
-    "tokens bias, context meaning only": {**_TOKENS_BIAS, "mode": "context_only"},
-    "tokens bias, no meaning": {**_TOKENS_BIAS, "mode": "neither"},
-    "tokens gumbel, orthogonal projections": {**_TOKENS, "projection": "orthogonal"},
-    "tokens gumbel, keyed where contexts recur": {**_TOKENS, "fresh_on_repeat": False},
-    "tokens gumbel, tanh scores": {**_TOKENS, "score": "tanh"},
+DEW: dict[str, tuple[str, Settings]] = {
+    "lexicon (the default)": ("dew", {}),
+    "lexicon, keyed sampling alone": ("dew", {"lambda": 0.0, "decorrelate": 0}),
+    "words gumbel": ("dew-open", {}),
+    "words gumbel, centred at rare words": ("dew-open", {"word_centre": "rare"}),
+    "words gumbel, not flattened": ("dew-open", {"flatten": None}),
+    "words gumbel, contexts of two": ("dew-open", {"k": 2}),
+    "words gumbel, all randomness keyed": ("dew-open", {"alpha": 1.0}),
+    "tokens gumbel, composed white contexts": ("dew-paper", {**_GUMBEL, **_COMPOSED}),
+    "tokens gumbel, composed raw contexts": ("dew-paper", {**_GUMBEL, **_RAW}),
+    "tokens gumbel, window white contexts": ("dew-paper", {**_GUMBEL, **_WINDOW}),
+    "tokens gumbel, window raw contexts": ("dew-paper", _GUMBEL),
+    "tokens bias, composed white contexts": ("dew-paper", _COMPOSED),
+    "tokens bias, composed raw contexts": ("dew-paper", _RAW),
+    "tokens bias, window white contexts": ("dew-paper", _WINDOW),
+    "tokens bias, window raw contexts (the paper)": ("dew-paper", {}),
+    "tokens bias, strength 4 on 16 candidates": ("dew-paper", {**_COMPOSED, "lambda": 4.0, "m": 16}),
+    "tokens bias, nucleus": ("dew-paper", {**_COMPOSED, "nucleus": 0.9}),
+    "tokens bias, raw token table": ("dew-paper", {**_COMPOSED, "whiten_tokens": False}),
+    "tokens bias, token meaning only": ("dew-paper", {"mode": "token_only"}),
+    "tokens bias, context meaning only": ("dew-paper", {**_COMPOSED, "mode": "context_only"}),
+    "tokens bias, no meaning": ("dew-paper", {"mode": "neither"}),
+    "tokens gumbel, orthogonal projections": (
+        "dew-paper",
+        {**_GUMBEL, **_COMPOSED, "projection": "orthogonal"},
+    ),
 }
 
 # The other schemes, each as it comes, and the variants that go other ways through the code.
@@ -108,19 +99,20 @@ BASELINES: dict[str, tuple[str, Settings]] = {
     "xsir": ("xsir", {}),
 }
 
-MARKS: dict[str, tuple[str, Settings]] = {name: ("dew", settings) for name, settings in DEW.items()}
-MARKS |= BASELINES
+MARKS: dict[str, tuple[str, Settings]] = DEW | BASELINES
 
 # Those that are also written by SmolLM2.
 REAL: dict[str, tuple[str, Settings]] = {
-    "lexicon (the default)": ("dew", {}),
-    "words bias": ("dew", {**_WORDS, "sampler": "bias"}),
-    "tokens gumbel, composed white contexts": ("dew", _TOKENS),
-    "tokens bias, composed white contexts": ("dew", _TOKENS_BIAS),
-    "tokens bias, window raw contexts (the paper)": MARKS["tokens bias, window raw contexts (the paper)"],
-    "kgw": ("kgw", {}),
-    "synthid": ("synthid", {}),
-    "exp": ("exp", {}),
+    name: MARKS[name]
+    for name in (
+        "lexicon (the default)",
+        "tokens gumbel, composed white contexts",
+        "tokens bias, composed white contexts",
+        "tokens bias, window raw contexts (the paper)",
+        "kgw",
+        "synthid",
+        "exp",
+    )
 }
 
 

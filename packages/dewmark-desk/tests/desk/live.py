@@ -24,7 +24,7 @@ from typing import Any
 from unittest import mock
 
 import uvicorn
-from tests.fakes import BagEncoder
+from tests.fakes import COMPOSED, BagEncoder
 
 from dewmark.core.keys import Key
 from dewmark.decoding import CHAT_DECODING, Decoding
@@ -54,12 +54,12 @@ def host() -> FakeHost:
 @functools.cache
 def watermark(tenant: str) -> Watermark:
     """DEW under a tenant's key, with an encoder that needs no model."""
-    settings = {"units": "token", "sampler": "gumbel", "alpha": 0.9}
+    settings = {"sampler": "gumbel", "alpha": 0.9, **COMPOSED}
     with (
         mock.patch.dict("dewmark.encoders._loaded", clear=True),
         mock.patch("dewmark.encoders._create", return_value=BagEncoder()),
     ):
-        made = Watermark(Key(SECRETS[tenant]), host=host(), settings=settings)
+        made = Watermark(Key(SECRETS[tenant]), host=host(), scheme="dew-paper", settings=settings)
     languages = dataclasses.replace(made.scheme.languages, every=True)  # the tiny host's words are in none
     made.scheme = for_languages(made.scheme, languages)
     return made

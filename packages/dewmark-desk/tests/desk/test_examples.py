@@ -112,7 +112,7 @@ def test_power_is_read_from_the_detectors_folder(tmp_path):
 
     detector = bound("acme")
     assert read_power(detector) is None  # the package measured other settings
-    measured = {"scheme": "dew", "config": detector.scheme.to_dict(), "host": "ours"}
+    measured = {"scheme": "dew-paper", "config": detector.scheme.to_dict(), "host": "ours"}
     strength = {"mean": 0.2, "spread": 0.1, "texts": 64}
     (tmp_path / "power.json").write_text(json.dumps({**measured, "strength": strength}))
     found = read_power(detector, tmp_path)

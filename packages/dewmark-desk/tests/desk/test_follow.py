@@ -122,7 +122,7 @@ def test_what_cannot_be_followed_is_said_in_one_line(words, written, client):
     assert lines(acme.post("/v1/follow", content=written[2]))[-1]["error"]["code"] == "text_too_large"
     tokens = client.post("/v1/follow", content="a b c")
     assert tokens.status_code == 422
-    assert "units=word" in tokens.json()["error"]["message"]
+    assert "does not follow streams" in tokens.json()["error"]["message"]
 
 
 def test_public_tokens_may_not_follow(words):

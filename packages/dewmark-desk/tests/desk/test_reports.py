@@ -84,7 +84,7 @@ def test_the_signpost_names_detector_technique_and_keys_but_no_tenant(open_servi
     assert found.status_code == 200
     post = found.json()
     assert post["detector"]["api"] == "https://d.example/v1/detect"
-    assert post["techniques"] == [{"scheme": "dew", "summary": bound("acme").scheme.summary}]
+    assert post["techniques"] == [{"scheme": "dew-paper", "summary": bound("acme").scheme.summary}]
     assert "desk@example.org" in post["how_to_ask"]["access"]
     assert len(post["reports"]["keys"]) == 2
     for secret in ("acme", "beta", bound("acme").fingerprint, bound("beta").fingerprint):

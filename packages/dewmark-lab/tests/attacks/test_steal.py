@@ -7,6 +7,7 @@ import json
 import numpy as np
 import pytest
 from tests.attacks.tiny import PROMPTS, texts_of
+from tests.fakes import COMPOSED
 
 import dewmark
 from dewmark.errors import ConfigError, InputError
@@ -85,9 +86,8 @@ def test_unigram_mark_is_scrubbed(host, unigram):
 
 def test_more_texts_make_a_better_forger(host, bag_encoder):
     key = dewmark.Key(bytes(range(32)))
-    victim = dewmark.load_scheme(
-        key, host=host.info, settings={"units": "token", "sampler": "bias", "lambda_": 4.0}
-    )
+    settings = {**COMPOSED, "lambda_": 4.0}
+    victim = dewmark.load_scheme(key, host=host.info, scheme="dew-paper", settings=settings)
     marked, base = (
         corpus_of(host, victim, 80, seed=0),
         corpus_of(host, None, 80, seed=1000),

@@ -11,18 +11,6 @@ import pytest
 WORDS = ["the", "old", "bridge", "over", "river", "house", "water", "light", "night", "city", "hill", "sea"]
 
 
-RAW = [
-    "--set",
-    "units=token",
-    "--set",
-    "whiten_contexts=false",
-    "--set",
-    "whiten_tokens=false",
-    "--set",
-    "subtract_text_mean=false",
-]
-
-
 def texts(count: int = 12, *, seed: int = 0) -> list[list[str]]:
     """Each text has words of its own, so that no two are about the same thing."""
     rng = np.random.default_rng(seed)
@@ -77,7 +65,7 @@ def test_a_rewrite_keeps_part_and_the_text_itself_keeps_all(retention, files):
 def test_settings_matter_and_the_key_does_not(retention, files):
     first, again = (measured(retention(*files, "--json")) for _ in range(2))
     assert first["kept"]["value"] == pytest.approx(again["kept"]["value"], rel=1e-4)
-    labels = measured(retention(*files, "--json", "--set", "units=token", "--set", "mode=neither"))
+    labels = measured(retention(*files, "--json", "--scheme", "dew-paper", "--set", "mode=neither"))
     assert labels["kept"]["value"] < first["kept"]["value"]  # only pairs that are wholly the same count
 
 
@@ -91,13 +79,10 @@ def test_rows_are_matched_by_id_where_all_have_one(retention, files, tmp_path):
     assert matched["kept"]["value"] == pytest.approx(ordered["kept"]["value"], rel=1e-4)
 
 
-def test_plain_output_and_a_warning_for_raw_contexts(retention, files):
+def test_plain_output(retention, files):
     calm = retention(*files)
     assert calm.out.startswith("12 pairs: rewrites keep 0.")
     assert "which should be near 0" in calm.out
-    raw = retention(*files, *RAW)
-    (line,) = raw.err.splitlines()
-    assert line.startswith("dewmark: warning: unrelated texts share 0.")
 
 
 def test_an_empty_text_is_skipped(retention, files, tmp_path):

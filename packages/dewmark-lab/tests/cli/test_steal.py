@@ -121,7 +121,18 @@ def test_a_curve_of_dew(run, tiny, key_file, tmp_path):
     given = [
         part for name in ("marked", "base", "humans") for part in (f"--{name}", tmp_path / f"{name}.jsonl")
     ]
-    options = ["--method", "embedding", "--curve", "--texts", 2, "--tokens", 20, "--set", "units=token", "-q"]
+    options = [
+        "--method",
+        "embedding",
+        "--curve",
+        "--texts",
+        2,
+        "--tokens",
+        20,
+        "--scheme",
+        "dew-paper",
+        "-q",
+    ]
     done = run("steal", *given, "--key", key_file, *options)
     assert done.code == 0, done.err
     heading, row = done.out.splitlines()

@@ -7,6 +7,7 @@ import hashlib
 import numpy as np
 import pytest
 import torch
+from tests.fakes import COMPOSED
 
 from dewmark.core.keys import Key
 from dewmark.decoding import Decoding
@@ -79,7 +80,7 @@ def test_a_weaker_key_moves_less(host, texts, bag_encoder):
     """DEW's divergence grows with α, from draws over the fresh noise."""
 
     def mean(alpha: float) -> float:
-        bound = schemes(host, "dew", keys=2, units="token", alpha=alpha)
+        bound = schemes(host, "dew-paper", keys=2, sampler="gumbel", alpha=alpha, **COMPOSED)
         return divergence(host, bound, PROMPTS, texts, decoding=Decoding(), steps=4, draws=400, cells=32).mean
 
     weak, strong = mean(0.02), mean(0.9)

@@ -17,8 +17,7 @@ from dewmark_lab.experiments.workers import LoadedModels
 
 def two_tests(host: Path) -> tuple[SchemeEntry, dict[str, StageOutput]]:
     """DEW with window contexts, and an output for each of two tests."""
-    settings = {"units": "token", "sampler": "bias", "context_encoding": "window", "whiten_contexts": False}
-    entry = SchemeEntry("dew", "dew", str(host), settings)
+    entry = SchemeEntry("dew", "dew-paper", str(host))
     return entry, {test: StageOutput("score", {"test": test}) for test in ("key", "gaussian")}
 
 
@@ -159,7 +158,7 @@ def test_costly_schemes_come_first():
 
 
 def test_schemes_that_can_detect_on_a_device_are_moved_there(tiny_folder, bag_encoder, monkeypatch):
-    entry, _ = two_tests(tiny_folder)
+    entry = SchemeEntry("dew", "dew", str(tiny_folder))
     devices: list[str] = []
     monkeypatch.setattr("dewmark.dew.scheme.BoundDEW.on", lambda self, device: devices.append(device) or self)
     LoadedModels("cpu").scheme(entry, 0)

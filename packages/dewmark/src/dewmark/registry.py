@@ -137,6 +137,8 @@ SCHEMES = Registry(
     "scheme",
     {
         "dew": "dewmark.dew.scheme:DEW",
+        "dew-open": "dewmark.dew.open.scheme:DewOpen",
+        "dew-paper": "dewmark.dew.paper.scheme:DewPaper",
         "transformers-kgw": "dewmark.surface.engines.transformers_kgw:TransformersKGW",
         "transformers-synthid": "dewmark.surface.engines.transformers_synthid:TransformersSynthID",
         "vllm-dual-key-gumbel": "dewmark.surface.engines.vllm_gumbel:VLLMDualKeyGumbel",

@@ -422,12 +422,6 @@ class Session(ABC):
         or after them, as the scheme's `Needs` say. The signature is that of a transformers logits processor.
         """
 
-    def ahead(self, input_ids: torch.Tensor) -> None:  # noqa: B027 - optional
-        """Called with ``input_ids`` before the host's forward pass, so that other work can overlap it.
-
-        Optional for hosts: the marks are the same without it.
-        """
-
 
 class ChoosingSession(Session):
     """A session that draws the token itself, because its mark lies in the randomness of the draw."""

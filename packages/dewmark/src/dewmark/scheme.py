@@ -167,7 +167,7 @@ class Scheme(ABC):
         """Raise `ConfigError` if the key has members, payloads or epochs that the scheme does not read."""
         if not key.is_plain and not self.reads_rings:
             raise ConfigError(
-                f"{self.name} with these settings takes a plain key, and this one ({key.fingerprint}) has a "
+                f"{self.name} takes a plain key, and this one ({key.fingerprint}) has a "
                 "ring, payloads or epochs: make another with: dewmark key new --out FILE"
             )
 
@@ -200,8 +200,7 @@ class Scheme(ABC):
         """Raise `ConfigError` for a reader that the scheme makes no use of."""
         if reader is not None and not self.takes_reader:
             raise ConfigError(
-                f"{self.name} with these settings makes no use of a reader, only dew does with units=word, "
-                "projection=full and linear scores: leave the reader out"
+                f"{self.name} makes no use of a reader, only dew and dew-open do: leave the reader out"
             )
 
     @property

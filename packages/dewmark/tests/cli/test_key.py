@@ -132,6 +132,6 @@ def test_a_real_scheme_reads_the_texts_once_for_all_keys(run, tiny, bag_encoder,
     asked = []
     for command in (one, one, many):  # the first also fits the encoder's statistics
         bag_encoder.calls.clear()
-        run(*command, "--set", "units=token", "--set", "context_encoding=window", "-q")
+        run(*command, "--scheme", "dew-paper", "-q")
         asked.append(sum(bag_encoder.calls))
     assert asked[2] == asked[1] > 0

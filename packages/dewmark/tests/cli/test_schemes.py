@@ -33,7 +33,7 @@ def test_all_schemes_are_listed_with_their_parameters(run) -> None:
 
 
 def test_needs_are_the_declared_ones(run) -> None:
-    assert rows(run, "dew")[0]["needs"] == ["logits", "embeddings", "encoder", "sampling"]
+    assert rows(run, "dew")[0]["needs"] == ["logits", "sampling", "final"]
 
 
 @pytest.mark.parametrize("name", SCHEMES)
@@ -44,12 +44,12 @@ def test_every_parameter_is_explained(run, name) -> None:
 
 
 def test_plain_table(run) -> None:
-    listed, one = run("schemes"), run("schemes", "dew")
+    listed, one = run("schemes"), run("schemes", "dew-paper")
     assert listed.code == one.code == 0
     for name in SCHEMES:
         assert name in listed.out
     assert "gamma=0.5" in listed.out
-    assert "whiten_contexts=true  (true or false)" in one.out
+    assert "whiten_contexts=false  (true or false)" in one.out
     assert "nucleus=none  (number or none)" in one.out
     assert "Another model whose input embeddings replace" in one.out
 

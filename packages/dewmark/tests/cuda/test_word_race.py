@@ -15,7 +15,7 @@ from dewmark.core.keys import Key
 from dewmark.cuda import graphs
 from dewmark.cuda.word_race import usable
 from dewmark.decoding import Decoding
-from dewmark.dew import marking
+from dewmark.dew import race as word_race
 from dewmark.dew.scheme import DEW
 from dewmark.hosts.fake import FakeHost
 from dewmark.sampling import RandomStreams, draw, race
@@ -56,8 +56,8 @@ def test_kernels_draw_what_torch_draws(name, kind, bag_encoder, tmp_path) -> Non
         chosen = {}
         for way, batch in batches.items():
             tables.kernels = way == "kernels"
-            chosen[way], sound = marking.choose(
-                logits[step].to(DEVICE), batch.texts(ids), bound.scheme, DECODINGS[name], noise.states(step)
+            chosen[way], sound = bound.race(
+                logits[step].to(DEVICE), batch.texts(ids), DECODINGS[name], noise.states(step)
             )
             assert sound.all()
         for mine, other in zip(*(batch.current.states.state for batch in batches.values()), strict=True):
@@ -79,7 +79,7 @@ def test_rows_without_usable_logits_are_reported(bad, bag_encoder, tmp_path) -> 
         logits[1, 3] = bad
     texts = bound.session(ids)._batch.texts(ids)
     random = RandomStreams([1, 2], device=DEVICE).states(0)
-    _, sound = marking.choose(logits, texts, bound.scheme, [Decoding()] * 2, random)
+    _, sound = bound.race(logits, texts, [Decoding()] * 2, random)
     assert sound.tolist() == [True, False]
 
 
@@ -104,12 +104,12 @@ def test_kernels_that_draw_otherwise_are_left(bag_encoder, tmp_path, monkeypatch
     texts = bound.session(ids)._batch.texts(ids)
     logits = torch.randn(2, 400, generator=torch.Generator().manual_seed(1)).to(DEVICE)
     random = RandomStreams([1, 2], device=DEVICE).states(0)
-    expected, _ = marking.choose(logits, texts, bound.scheme, [Decoding()] * 2, random)
-    marking._DRAWN.clear()
+    expected, _ = bound.race(logits, texts, [Decoding()] * 2, random)
+    word_race._DRAWN.clear()
     wrong = lambda *_, **__: (expected + 1, torch.ones(2, dtype=torch.bool, device=DEVICE))  # noqa: E731
-    monkeypatch.setattr(marking, "draw_words", wrong)
+    monkeypatch.setattr(word_race, "draw_words", wrong)
     with pytest.warns(UserWarning, match="without kernels"):
-        chosen, _ = marking.choose(logits, texts, bound.scheme, [Decoding()] * 2, random)
+        chosen, _ = bound.race(logits, texts, [Decoding()] * 2, random)
     assert torch.equal(chosen, expected)
     assert not texts.aligner.tables.kernels
 
@@ -132,7 +132,7 @@ def test_captured_steps_draw_what_called_ones_draw(bag_encoder, tmp_path, monkey
     decodings = [Decoding()] * 8 + [Decoding(temperature=0.7, top_p=0.9)] * 4  # a new one begins again
     drawn, states = [], []
     for captures in (False, True):
-        monkeypatch.setattr(marking.CapturedRace, "_can", lambda self, scores, can=captures: can)
+        monkeypatch.setattr(word_race.CapturedRace, "_can", lambda self, scores, can=captures: can)
         session, ids = bound.session(start.to(DEVICE), seeds=[1, 2, 3]), start.to(DEVICE)
         tokens = []
         for scores, decoding in zip(logits, decodings, strict=True):

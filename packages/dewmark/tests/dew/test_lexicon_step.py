@@ -10,10 +10,9 @@ from tests.fakes import tiny_lexicon
 
 from dewmark.core.keys import Key
 from dewmark.decoding import Decoding
-from dewmark.dew.marking import decorrelated_exponentials
+from dewmark.dew.race import decorrelated_exponentials
 from dewmark.dew.scheme import DEW
 from dewmark.encoders.lexicon import load_lexicon
-from dewmark.errors import ConfigError
 from dewmark.hosts.fake import FakeHost
 from dewmark.workspace import Workspace
 
@@ -33,16 +32,18 @@ def bind(host: FakeHost, tmp_path, number: int = 0, **settings):
 
 def test_marking_and_detection_see_the_same_alignments(host, bag_encoder, tmp_path) -> None:
     """u of the last word of a text, as a candidate while it is written and as a unit when it is scored."""
-    bound = bind(host, tmp_path, subtract_text_mean=False, flatten=None)
+    bound = bind(host, tmp_path)
     text = "the house on the hill over the water and the old road to the sea"
     ids = host.info.tokenizer.encode([text])[0].ids
-    evidence = bound.evidence(bound.tokenize([text]), bound.tokenize([""]))[0]
+    reading = bound.reader.read(bound.tokenize([text]), bound.tokenize([""]))
+    (pairs,) = reading.texts
     session = bound.session(torch.tensor([ids[:-1]]))
     aligned = session._batch.texts(torch.tensor([ids[:-1]])).align(torch.tensor([[ids[-1]]]))
-    last = evidence.positions[-1]
+    last = pairs.positions[-1]
     assert last >= 0
     assert aligned.rows[0, 0] > 0  # with bytes the last token only ends the word
-    assert float(aligned.u[0, 0]) == pytest.approx(float(evidence.scores[last]), abs=2e-3)
+    unit, context = reading.token_rows[pairs.tokens[last]], reading.context_rows[pairs.windows[last]]
+    assert float(aligned.u[0, 0]) == pytest.approx(float(unit @ bound.W @ context), abs=2e-3)
 
 
 def test_a_word_that_was_written_carries_no_mark_again(bag_encoder, tmp_path) -> None:
@@ -73,7 +74,7 @@ def test_the_noise_of_likely_candidates_is_independent_over_keys(bag_encoder, tm
         texts = bound.session(ids)._batch.texts(ids)
         aligned = texts.align(candidates)
         uniforms = torch.rand(1, 20, generator=generator, dtype=torch.float64)
-        numbers = decorrelated_exponentials(texts, aligned, uniforms, bound.scheme)
+        numbers = decorrelated_exponentials(texts, aligned, uniforms, bound.race.mixture)
         u.append(aligned.u[0].numpy())
         x.append(stats.norm.ppf(np.exp(-numbers[0].numpy())))
     before, after = np.corrcoef(np.array(u).T), np.corrcoef(np.array(x).T)
@@ -110,7 +111,10 @@ def test_an_engine_reuses_the_places_of_texts_that_ended(bag_encoder, tmp_path) 
     assert len(rows._states) <= 32
 
 
-def test_another_encoder_leaves_the_lexicon(bag_encoder, tmp_path) -> None:
-    assert not DEW(encoder="minilm").uses_lexicon
-    with pytest.raises(ConfigError, match="the default lexicon has the vectors of use-m3"):
-        DEW(encoder="minilm", vocabulary="lexicon").validate()
+def test_different_windows_have_different_hashes(bag_encoder, tmp_path) -> None:
+    """All windows of 30 neighbouring rows, and random ones of the whole lexicon."""
+    states = bind(FakeHost(400), tmp_path)._aligner(CPU).begin(1)
+    near = torch.cartesian_prod(*[torch.arange(30)] * 3)
+    far = torch.randint(200_000, (200_000, 3), generator=torch.Generator().manual_seed(0))
+    for windows in (near, far):
+        assert len(states._hashed(windows).unique()) == len(windows.unique(dim=0))

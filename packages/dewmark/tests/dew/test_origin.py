@@ -11,6 +11,8 @@ from dewmark.core.keys import Key
 from dewmark.decoding import Decoding
 from dewmark.detector import Detector
 from dewmark.dew.attribution import forgery_test, level_share, share_among, split
+from dewmark.dew.open.scheme import DewOpen
+from dewmark.dew.paper.scheme import DewPaper
 from dewmark.dew.ring import EpochMatrices, KeyMatrices, random_member
 from dewmark.dew.scheme import DEW
 from dewmark.errors import ConfigError, KeyFileError
@@ -53,13 +55,12 @@ def test_the_member_and_the_payload_of_a_text_are_read(host, bag_encoder, tmp_pa
     assert (unmarked.member, unmarked.payload, unmarked.forgery) == (None, None, None)
 
 
-@pytest.mark.parametrize(("vocabulary", "tokens"), [("lexicon", 100), ("open", 30)])
+@pytest.mark.parametrize(("scheme", "tokens"), [(DEW, 100), (DewOpen, 30)])
 def test_the_seed_chooses_the_member_and_a_text_does_not_depend_on_its_batch(
-    host, bag_encoder, tmp_path, vocabulary, tokens
+    host, bag_encoder, tmp_path, scheme, tokens
 ) -> None:
-    settings = SETTINGS | {"vocabulary": vocabulary}
     key = Key(bytes(range(32)), members=8)
-    bound = DEW().with_settings(settings).bind(key, host.info, Workspace(cache=tmp_path))
+    bound = scheme().with_settings(SETTINGS).bind(key, host.info, Workspace(cache=tmp_path))
     decoding = Decoding(max_new_tokens=tokens, min_new_tokens=tokens)
 
     def texts(seeds: list[int]) -> list[str]:
@@ -70,7 +71,7 @@ def test_the_seed_chooses_the_member_and_a_text_does_not_depend_on_its_batch(
     assert together == [texts([seed])[0] for seed in (5, 6, 7)]
     for seed, detection in zip((5, 6, 7), bound.detect_batch(together), strict=True):
         assert detection.member in (random_member(seed, 8), None)
-        assert vocabulary == "open" or detection.member is not None
+        assert scheme is DewOpen or detection.member is not None
 
 
 def test_rows_of_an_engine_have_members_and_payloads_of_their_own(host, bag_encoder, tmp_path) -> None:
@@ -156,12 +157,12 @@ def test_passages_pay_for_all_members(host, bag_encoder, tmp_path) -> None:
     assert all(passage.p_value >= min(64 * passage.p_alone, 1.0) for passage in found.passages)
 
 
-def test_other_settings_take_plain_keys_only(host, bag_encoder, tmp_path) -> None:
+def test_the_paper_s_scheme_takes_plain_keys_only(host, bag_encoder, tmp_path) -> None:
     ring = Key(bytes(32), members=4)
     with pytest.raises(ConfigError, match="takes a plain key"):
-        DEW(units="token").check_key(ring)
-    with pytest.raises(ConfigError, match="units=word"):
-        DEW(units="token").bind(Key(bytes(32)), host.info, Workspace(cache=tmp_path)).for_member(payload=1)
+        DewPaper().check_key(ring)
+    with pytest.raises(ConfigError, match="dew-paper"):
+        marking_as(DewPaper().bind(Key(bytes(32)), host.info, Workspace(cache=tmp_path)), payload=1)
 
 
 # The test for forgery

@@ -21,12 +21,11 @@ from scipy.special import ndtri
 from dewmark.core.keys import Key
 from dewmark.decoding import Decoding
 from dewmark.dew import reference
-from dewmark.dew.batch_detection import flat_batch
-from dewmark.dew.detection import TextEvidence
-from dewmark.dew.marking import decorrelated_exponentials
+from dewmark.dew.matrix import text_matrices
+from dewmark.dew.race import decorrelated_exponentials
 from dewmark.dew.ring import KeyUse
 from dewmark.dew.scheme import DEW
-from dewmark.dew.text_matrix import text_matrix
+from dewmark.dew.torch_matrix import test_batch as batch_test
 from dewmark.encoders.lexicon import Lexicon, load_lexicon
 from dewmark.encoders.word_vectors import register_texts
 from dewmark.hosts.fake import FakeHost
@@ -97,13 +96,8 @@ def bound():
 
 def test_the_constants_are_those_of_the_default() -> None:
     default = DEW()
-    assert default.uses_lexicon
-    assert default.counts_once
-    assert default.fresh_on_repeat
-    assert default.flattens
-    assert (default.key_matrix, default.sampler, default.form_share) == ("full", "gumbel", 0.0)
-    assert default.candidates == 256
-    constants = (default.k, default.keyed_share, default.strength, default.gamma)
+    assert default.m == 256
+    constants = (default.k, default.alpha, default.lambda_, default.gamma)
     assert constants == (reference.CONTEXT, reference.ALPHA, reference.LAMBDA, reference.GAMMA)
     assert (default.decorrelate, default.flatten) == (reference.INDEPENDENT, reference.LIMIT)
 
@@ -141,7 +135,7 @@ def test_the_texts_reach_every_case() -> None:
 def test_the_batch_of_an_accelerator_gives_z_and_p_of_the_reference(bound, prompt) -> None:
     texts = list(TEXTS.values())
     reading = bound.reader.read(bound.tokenize(texts), bound.tokenize([prompt] * len(texts)))
-    found = flat_batch(torch.device("cpu"), reading, W=bound.fold.product, scheme=bound.scheme)
+    found = batch_test(torch.device("cpu"), reading, W=bound.W, limit=bound.scheme.flatten)
     statistics = [(statistic.z, statistic.p_value) for _, statistic in found]
     np.testing.assert_allclose(statistics, [expected(text, prompt) for text in texts], atol=ROUNDING, rtol=0)
 
@@ -163,8 +157,8 @@ def test_every_member_of_a_ring_has_z_of_the_reference_with_its_own_matrix(name)
     """16 members have matrices of their own, 16 share them under signs."""
     ring = DEW().bind(Key(bytes(range(32)), members=32), no_host(), WORKSPACE)
     reading = ring.reader.read(ring.tokenize([TEXTS[name]]), ring.tokenize([""]))
-    (text,) = TextEvidence.each(reading.texts, reading, reading.context_rows, ring.scheme, test="key")
-    scores = ring.matrices.sums(text_matrix(text.blank)) / np.sqrt(text.variance)
+    (text,) = text_matrices(reading, limit=ring.scheme.flatten)
+    scores = ring.matrices.sums(text.F.astype(np.float32)) / np.sqrt(text.square)
     pairs, z = reference.pairs(TEXTS[name], lexicon()), np.zeros(32)
     for place, score in enumerate(scores):
         member = ring.matrices.use(place).member
@@ -265,12 +259,12 @@ def test_marking_gives_every_token_u_of_the_reference(host, marking, written) ->
 @pytest.mark.parametrize("written", WRITTEN)
 def test_the_race_perturbs_logits_as_the_reference(host, marking, written, decoding) -> None:
     session, ids = begin(marking, written)
-    texts, settings = session._batch.texts(ids), marking.scheme
-    race = CandidateRace(random_logits(1), [decoding], settings.candidates)
+    texts, mixture = session._batch.texts(ids), marking.race.mixture
+    race = CandidateRace(random_logits(1), [decoding], marking.scheme.m)
     aligned = texts.align(race.candidates)
     uniforms = race.uniforms(RandomStreams([7], device=CPU).states(0))
-    noise = -decorrelated_exponentials(texts, aligned, uniforms, settings).log()
-    found = race.values + settings.strength * torch.tanh(settings.gamma * aligned.u) + noise
+    noise = -decorrelated_exponentials(texts, aligned, uniforms, mixture).log()
+    found = race.values + mixture.strength * torch.tanh(mixture.gamma * aligned.u) + noise
 
     order, logits = race.candidates[0].numpy(), race.values[0].double().numpy()
     t, c = (each[order] for each in candidate_vectors(host, written))
@@ -284,7 +278,7 @@ def test_the_race_perturbs_logits_as_the_reference(host, marking, written, decod
 def test_a_session_draws_the_token_of_the_reference(host, marking, written, decoding) -> None:
     """From the whole vocabulary, of which the 256 likeliest are candidates; each time from other logits."""
     W, (t, c) = reference.key_matrix(KEY, lexicon()), candidate_vectors(host, written)
-    candidates = np.arange(SIZE)[:, None] < DEW().candidates
+    candidates = np.arange(SIZE)[:, None] < DEW().m
     for seed in range(12):
         session, ids = begin(marking, written, seed=seed)
         scores = random_logits(seed)

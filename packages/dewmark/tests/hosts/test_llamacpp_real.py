@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from tests.fakes import COMPOSED
 
 import dewmark
 from dewmark.errors import NumericalError
@@ -25,9 +26,9 @@ TEXTS = [
     "<|im_start|>user\nWhat is this?<|im_end|>",
 ]
 CONFIGURATIONS = {
-    "words": {},
-    "tokens": {"units": "token"},
-    "bias": {"units": "token", "sampler": "bias", "lambda": 3.0},
+    "words": ("dew", {}),
+    "tokens": ("dew-paper", {"sampler": "gumbel", **COMPOSED}),
+    "bias": ("dew-paper", {"lambda": 3.0, **COMPOSED}),
 }
 
 
@@ -66,9 +67,12 @@ def write(llm, mark: LlamaCppProcessor | None, prompt: str, **settings: object) 
     return answer["choices"][0]["text"]
 
 
-@pytest.mark.parametrize("settings", CONFIGURATIONS.values(), ids=CONFIGURATIONS)
-def test_marks_are_found_and_scored_alike_in_both_engines(llm, infos, settings) -> None:
-    bound = {name: dewmark.load_scheme(KEY, host=info, settings=settings) for name, info in infos.items()}
+@pytest.mark.parametrize(("scheme", "settings"), CONFIGURATIONS.values(), ids=CONFIGURATIONS)
+def test_marks_are_found_and_scored_alike_in_both_engines(llm, infos, scheme, settings) -> None:
+    bound = {
+        name: dewmark.load_scheme(KEY, host=info, scheme=scheme, settings=settings)
+        for name, info in infos.items()
+    }
     marking = bound["transformers" if settings else "llama.cpp"]  # either will do
     mark = LlamaCppProcessor(marking, llm, seed=7)
     marked = [write(llm, mark, prompt) for prompt in PROMPTS]
@@ -108,7 +112,7 @@ def test_both_embedding_tables_are_the_same(infos) -> None:
 
 
 def test_sampler_settings_of_llama_cpp_cannot_change_a_chosen_token(llm, infos) -> None:
-    scheme = dewmark.load_scheme(KEY, host=infos["llama.cpp"], settings={"units": "token"})
+    scheme = dewmark.load_scheme(KEY, host=infos["llama.cpp"])
     texts = {
         write(llm, LlamaCppProcessor(scheme, llm, seed=5), PROMPTS[0], **settings)
         for settings in ({}, {"temperature": 0.2}, {"temperature": 0.0}, {"repeat_penalty": 1.3})
@@ -118,7 +122,7 @@ def test_sampler_settings_of_llama_cpp_cannot_change_a_chosen_token(llm, infos) 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # what C swallows
 def test_an_error_in_a_step_ends_the_call(llm, infos) -> None:
-    scheme = dewmark.load_scheme(KEY, host=infos["llama.cpp"], settings={"units": "token"})
+    scheme = dewmark.load_scheme(KEY, host=infos["llama.cpp"])
     mark = LlamaCppProcessor(scheme, llm)
     whole = mark._start
 
@@ -135,7 +139,7 @@ def test_an_error_in_a_step_ends_the_call(llm, infos) -> None:
 def test_a_logit_bias_drops_the_mark_as_the_docs_warn(llm, infos) -> None:
     """If this fails, llama-cpp-python was fixed: remove the warning from docs/llamacpp.md."""
     calls = []
-    scheme = dewmark.load_scheme(KEY, host=infos["llama.cpp"], settings={"units": "token"})
+    scheme = dewmark.load_scheme(KEY, host=infos["llama.cpp"])
     mark = LlamaCppProcessor(scheme, llm)
     original = mark._start
     mark._start = lambda prompt: calls.append(1) or original(prompt)

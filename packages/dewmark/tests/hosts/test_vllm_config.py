@@ -54,7 +54,7 @@ def test_a_configuration_names_scheme_settings_and_keys(tmp_path, monkeypatch) -
 def test_json_is_equivalent(tmp_path, monkeypatch) -> None:
     values = {
         "keys": {"acme": "acme.key"},
-        "settings": {"units": "token", "lambda": 1.5},
+        "settings": {"lambda": 1.5},
         "host": "smollm2-135m",
     }
     config = configured(tmp_path, monkeypatch, json.dumps(values), "dewmark.json")

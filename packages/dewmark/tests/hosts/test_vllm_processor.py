@@ -29,6 +29,8 @@ VOCAB = 300
 CPU = torch.device("cpu")
 KEYS = {"acme": Key(bytes(32)), "globex": Key(bytes(range(32)))}
 
+GUMBEL = 'sampler = "gumbel"'
+
 
 @pytest.fixture(scope="module")
 def host() -> FakeHost:
@@ -43,7 +45,7 @@ def start(host, bag_encoder, tmp_path, monkeypatch):
     for name, key in KEYS.items():
         key.save(tmp_path / f"{name}.key")
 
-    def started(scheme="dew", settings='units = "token"', vocab=VOCAB, **engine):
+    def started(scheme="dew-paper", settings=GUMBEL, vocab=VOCAB, **engine):
         file = tmp_path / "dewmark.toml"
         file.write_text(
             f'scheme = "{scheme}"\ndefault_key = "acme"\nsettings = {{ {settings} }}\n'
@@ -146,15 +148,17 @@ class Engine:
         return BatchUpdate(len(slots), removed=sorted(removed, reverse=True), added=added, moved=moved)
 
 
-@pytest.mark.parametrize("settings", ['units = "token"', "", 'units = "token", sampler = "bias", m = 16'])
+@pytest.mark.parametrize(
+    ("scheme", "settings"), [("dew-paper", GUMBEL), ("dew", ""), ("dew-paper", "m = 16")]
+)
 @pytest.mark.parametrize("number", range(2))
 def test_every_request_is_marked_as_if_alone_however_the_batch_changes(
-    host, start, tmp_path, settings, number
+    host, start, tmp_path, scheme, settings, number
 ) -> None:
-    processor = start(settings=settings)
-    scheme = processor._config.scheme
+    processor = start(scheme, settings)
+    bindable = processor._config.scheme
     markers = {
-        name: scheme.bind(key, host.info, Workspace(cache=tmp_path)).rows(CPU) for name, key in KEYS.items()
+        name: bindable.bind(key, host.info, Workspace(cache=tmp_path)).rows(CPU) for name, key in KEYS.items()
     }
     engine = Engine(random.Random(number))
     seen = 0
@@ -224,7 +228,7 @@ def test_requests_that_cannot_be_marked_are_rejected(start, params, message) -> 
 
 
 def test_a_bias_leaves_penalties_to_vllm(start) -> None:
-    processor = start(settings='units = "token", sampler = "bias"')
+    processor = start(settings="")
     processor.validate_params(SamplingParams(repetition_penalty=1.2))
     assert not processor.is_argmax_invariant()
 

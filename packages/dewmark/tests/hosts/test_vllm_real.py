@@ -29,7 +29,7 @@ ENVIRONMENT = {
     "VLLM_CPU_KVCACHE_SPACE": "1",
     "VLLM_USE_V2_MODEL_RUNNER": "0",
 }
-SETTINGS = {"units": "token"}
+SETTINGS = {"alpha": 0.9}
 STARTS = 600  # seconds that a server may take to start on a slow machine
 PROMPTS = [
     "The old bridge over the river",

@@ -18,11 +18,13 @@ from dewmark.registry import SCHEMES, unknown_name
 from dewmark.scheme import BoundScheme
 from dewmark.workspace import Workspace
 
+_COMPOSED = {"context_encoding": "composed", "whiten_contexts": True}
+
 CONFIGURATIONS: Mapping[str, tuple[str, Mapping[str, object]]] = {
     "dew": ("dew", {}),
-    "dew-bias": ("dew", {"units": "token", "sampler": "bias"}),
-    "dew-gumbel": ("dew", {"units": "token", "sampler": "gumbel", "alpha": 0.25}),
-    "dew-window": ("dew", {"units": "token", "sampler": "bias", "context_encoding": "window"}),
+    "dew-bias": ("dew-paper", _COMPOSED),
+    "dew-gumbel": ("dew-paper", {"sampler": "gumbel", "alpha": 0.25, **_COMPOSED}),
+    "dew-window": ("dew-paper", {"whiten_contexts": True}),
     "kgw": ("kgw", {"prefix": 3, "gamma": 0.5, "delta": 2.0, "hashing": "left"}),
     "kgw-self": ("kgw", {"prefix": 4, "gamma": 0.5, "delta": 2.0, "hashing": "self"}),
     "unigram": ("unigram", {}),
@@ -42,10 +44,7 @@ CONFIGURATIONS: Mapping[str, tuple[str, Mapping[str, object]]] = {
     "pasa": ("pasa", {}),
     "sir": ("sir", {"delta": 1.0, "chunk": 10}),
     "xsir": ("xsir", {"delta": 1.0, "chunk": 10}),
-    "dew-paper": (
-        "dew",
-        {"units": "token", "sampler": "bias", "context_encoding": "window", "whiten_contexts": False},
-    ),
+    "dew-paper": ("dew-paper", {}),
 }
 
 

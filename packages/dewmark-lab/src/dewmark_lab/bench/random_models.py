@@ -11,10 +11,11 @@ import dataclasses
 import hashlib
 import zlib
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
+from torch.nn.utils.rnn import pad_sequence
 
 from dewmark.arrays import F32
 from dewmark.encoders.base import Encoder
@@ -22,16 +23,12 @@ from dewmark.errors import ModelError
 from dewmark.hosts.fake import tiny_tokenizer
 from dewmark.hosts.transformers.description import info_from_model
 from dewmark.hosts.transformers.model import TransformersHost, load_host
-from dewmark.models.devices import same_device, torch_device, torch_dtype
+from dewmark.models.devices import torch_device, torch_dtype
 from dewmark.registry import unknown_name
-from dewmark.text.windows import ids_and_mask, pack_ids, pad_rows
 from dewmark.workspace import Progress, silent
 
-if TYPE_CHECKING:
-    from dewmark.cuda.encoder import GraphedEncoder
-    from dewmark.workspace import Tokenizer
-
 RANDOM = "random:"
+_FILL = 1  # the padding id of the transformer
 
 SHAPES: dict[str, dict[str, Any]] = {
     "llama-3.2-3b": {
@@ -152,8 +149,7 @@ class RandomTransformer(Encoder):
 
     def __init__(self, *, device: str = "auto") -> None:
         super().__init__(device=device)
-        self._model: _TransformerParts | None = None
-        self._graphs: GraphedEncoder | None = None
+        self._model: Any = None
 
     @property
     def dim(self) -> int:
@@ -165,65 +161,33 @@ class RandomTransformer(Encoder):
         model = self._loaded()
         rows = np.zeros((len(texts), self.dim), dtype=np.float32)
         for i in range(0, len(texts), _BATCH):
-            ids = model.tokenize(texts[i : i + _BATCH], multiple=1).to(model.device)
+            given = [torch.tensor(_hashed(text)) for text in texts[i : i + _BATCH]]
+            ids = pad_sequence(given, batch_first=True, padding_value=_FILL).to(model.device)
             with torch.inference_mode():
-                found = model(*ids_and_mask(ids, fill=model.fill))
+                states = model(input_ids=ids, attention_mask=(ids != _FILL).long()).last_hidden_state
+                present = (ids != _FILL).unsqueeze(-1).to(states.dtype)
+                found = (states * present).sum(dim=1) / present.sum(dim=1)
             rows[i : i + _BATCH] = found.float().cpu().numpy()
         return rows
 
-    def graphed(self, device: torch.device) -> GraphedEncoder | None:
-        """The encoder as CUDA graphs, if it is on this device."""
-        from dewmark.cuda.encoder import GraphedEncoder
+    def _loaded(self) -> Any:  # noqa: ANN401 - a transformers model
+        from transformers import XLMRobertaConfig, XLMRobertaModel
 
-        with self._lock:
-            model = self._loaded()
-            if device.type != "cuda" or not same_device(model.device, device):
-                return None
-            if self._graphs is None:
-                self._graphs = GraphedEncoder(model)
-            return self._graphs
-
-    def _loaded(self) -> _TransformerParts:
         with self._lock:
             if self._model is None:
-                self._model = _TransformerParts(torch_device(self.device))
+                device = torch_device(self.device)
+                config = XLMRobertaConfig(
+                    **_MPNET, intermediate_size=3072, max_position_embeddings=514, type_vocab_size=1
+                )
+                with torch.random.fork_rng(devices=[]):
+                    torch.manual_seed(0)
+                    model: Any = XLMRobertaModel(config, add_pooling_layer=False)  # type: ignore[no-untyped-call]
+                dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+                self._model = model.eval().to(device, dtype)
             return self._model
 
 
-class _TransformerParts:
-    """The transformer as a `dewmark.cuda.encoder.Graphable`."""
-
-    fill = 1
-
-    def __init__(self, device: torch.device) -> None:
-        from transformers import XLMRobertaConfig, XLMRobertaModel
-
-        from dewmark.cuda.short_bert import short_bert
-
-        config = XLMRobertaConfig(
-            **_MPNET, intermediate_size=3072, max_position_embeddings=514, type_vocab_size=1
-        )
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(0)
-            model: Any = XLMRobertaModel(config, add_pooling_layer=False)  # type: ignore[no-untyped-call]
-        self._model = model.eval().to(device, torch.bfloat16 if device.type == "cuda" else torch.float32)
-        self._short = short_bert(self._model)
-        self.device = device
-
-    def tokenize(self, texts: Sequence[str], *, multiple: int) -> torch.Tensor:
-        """Ids (N, T): one per word, between a start and an end id."""
-        words = _MPNET["vocab_size"] - 5
-        rows = [[0, *(5 + zlib.crc32(word.encode()) % words for word in text.split()), 2] for text in texts]
-        return pad_rows([pack_ids(row) for row in rows], multiple=multiple)
-
-    def window_tokenizer(self, tokenizer: Tokenizer) -> None:
-        """None: there is no faster way than by text."""
-
-    def __call__(self, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-        """Ids and mask (N, T) to rows (N, 768), in the model's precision."""
-        if self._short is not None and ids.shape[1] <= self._short.longest:
-            states = self._short(ids, mask)
-        else:
-            states = self._model(input_ids=ids, attention_mask=mask).last_hidden_state
-        present = mask.unsqueeze(-1).to(states.dtype)
-        return (states * present).sum(dim=1) / present.sum(dim=1)
+def _hashed(text: str) -> list[int]:
+    """One id per word, between a start and an end id."""
+    words = _MPNET["vocab_size"] - 5
+    return [0, *(5 + zlib.crc32(word.encode()) % words for word in text.split()), 2]

@@ -57,8 +57,8 @@ def retention(
     if not found.sound:
         say(
             f"dewmark: warning: unrelated texts share {found.unrelated.value:.2f} of the z-score: that much "
-            "of the retention is a preference common to all texts, not the mark (--set whiten_contexts=true "
-            "removes it)"
+            "of the retention is a preference common to all texts, not the mark (of dew-paper "
+            "--set whiten_contexts=true removes it)"
         )
 
 

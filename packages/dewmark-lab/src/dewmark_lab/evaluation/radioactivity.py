@@ -2,7 +2,7 @@
 
 A student that learns from marked text learns some of the mark's preferences. No single text of it shows them,
 so the test adds up many. A text is one public matrix M_i, and under a key with matrix W its evidence is
-⟨M_i, W⟩ (`dewmark.dew.text_matrix`). For a corpus
+⟨M_i, W⟩ (`dewmark.dew.matrix`). For a corpus
 
     M = Σ_i M_i − (n / m) Σ_j B_j,    z = ⟨f(M), W⟩ / ‖f(M)‖,    p = 1 − Φ(z),
 
@@ -30,8 +30,8 @@ from scipy.special import ndtr
 from dewmark.arrays import F64
 from dewmark.core.keys import Key
 from dewmark.core.projections import draw_matrix
-from dewmark.dew.scheme import BoundDEW
-from dewmark.dew.text_matrix import text_matrix
+from dewmark.dew.bound import BoundWords
+from dewmark.dew.reading import WordReader
 from dewmark.errors import ConfigError, InputError
 from dewmark.scheme import BoundScheme
 
@@ -58,7 +58,7 @@ class Radioactivity:
 def radioactivity(bound: BoundScheme, texts: Sequence[str], *, control: Sequence[str] = ()) -> Radioactivity:
     """Test whether the texts, together, carry the bound key's mark; ``control`` are texts without it."""
     M = corpus_matrix(bound, texts, control=control)
-    z = z_under(M, _dew(bound).fold.product)
+    z = z_under(M, _words(bound).W)
     return Radioactivity(len(texts), len(control), z, float(ndtr(-z)), z / math.sqrt(len(texts)))
 
 
@@ -90,19 +90,19 @@ def other_keys(M: F64, keys: Sequence[Key]) -> F64:
 
 
 def _sum(bound: BoundScheme, texts: Sequence[str]) -> F64:
-    dew = _dew(bound)
-    total = np.zeros((dew.shared.d_T, dew.shared.d_C))
+    words = _words(bound)
+    total = np.zeros(words.W.shape)
     for start in range(0, len(texts), _CHUNK):
         chunk = list(texts[start : start + _CHUNK])
-        for evidence in dew.evidence(dew.tokenize(chunk), dew.tokenize([""] * len(chunk))):
-            total += text_matrix(evidence)
+        for text in words.read(words.tokenize(chunk), words.tokenize([""] * len(chunk))):
+            total += text.F
     return total
 
 
-def _dew(bound: BoundScheme) -> BoundDEW:
-    if not isinstance(bound, BoundDEW) or bound.uses is not None or bound.fold.G is not None:
+def _words(bound: BoundScheme) -> BoundWords[WordReader]:
+    if not isinstance(bound, BoundWords) or bound.uses is not None:
         raise ConfigError(
-            f"radioactivity needs texts as matrices, which {bound.scheme.name} with these settings has not: "
-            "use DEW over the lexicon (the default) with a plain key"
+            f"radioactivity needs texts as matrices and a plain key, which {bound.scheme.name} with this key "
+            "has not: use dew or dew-open with a plain key"
         )
     return bound

@@ -36,7 +36,7 @@ __all__ = [
     "haar_orthogonal",
 ]
 
-Kind = Literal["gaussian", "orthogonal", "full"]
+Kind = Literal["gaussian", "orthogonal"]
 
 
 @dataclass(frozen=True, repr=False)
@@ -64,7 +64,7 @@ def projection_dim(d_T: int, d_C: int, *, kind: Kind, n: int | None) -> int:
                 f"orthogonal projections need n = lcm(d_T, d_C) = {least}, got n = {n}; leave n unset"
             )
         return least
-    if n is None or kind == "full":
+    if n is None:
         return max(d_T, d_C)
     if n < 2:
         raise ConfigError(f"n must be at least 2, got {n}")

@@ -2,7 +2,8 @@
 
 A step of a batch is six kernels, of which only the first and the fifth read the whole vocabulary:
 
-- `_keep_maxima` (`bias_kernels`) keeps the maxima of blocks of logits;
+- `keep_maxima` keeps the maxima of blocks of 32 logits and of groups of 32 blocks, as integers in the same
+  order. The m likeliest tokens lie in the m blocks with the largest maxima, the earlier of equal ones first;
 - `select` finds each row's m likeliest tokens and applies temperature, min-p, top-k and top-p to them. Where
   a filter keeps more tokens than these, it is a lowest logit, which bisection over the row finds;
 - `align` follows the trie, computes u = t_w · W c of every candidate, and its noise y;
@@ -21,8 +22,6 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from dewmark.cuda.bias_kernels import _ordered
-
 _NO_FLOOR = tl.constexpr(-2139095040)  # `_ordered` of the lowest finite number
 _BELOW = tl.constexpr(-2147483648)  # below every number
 _CLOSED = tl.constexpr(0x7FFFFFFF)  # above every number
@@ -33,6 +32,14 @@ _MOST = tl.constexpr(100)  # a count that no limit reaches
 
 
 # Numbers
+
+
+@triton.jit
+def _ordered(values):  # type: ignore[no-untyped-def]
+    """Integers that sort like the floats; 0.0 and -0.0 are equal, and NaN is the largest."""
+    bits = (values.to(tl.float32) + 0.0).to(tl.int32, bitcast=True)
+    bits = tl.where(values != values, 0x7FC00000, bits)
+    return bits ^ ((bits >> 31) & 0x7FFFFFFF)
 
 
 @triton.jit
@@ -78,6 +85,23 @@ def _exponential(x):  # type: ignore[no-untyped-def]
     small = beyond * (1.0 + beyond * (0.5 + beyond * 0.3333333333333333))
     below = tl.where(beyond < 1e-5, small, -tl.log(1.0 - beyond))
     return tl.maximum(tl.where(x < 0.0, -tl.log(beyond), below), 1e-300)
+
+
+# The likeliest tokens
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def keep_maxima(logits, maxima, vocab, stride, groups, BLOCK: tl.constexpr, TILE: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Maxima of blocks of logits (batch, vocab), and of groups of blocks, (batch, groups * (BLOCK + 1))."""
+    row, tile = tl.program_id(0), tl.program_id(1)
+    blocks = tile * TILE * BLOCK + tl.arange(0, TILE * BLOCK)
+    ids = blocks[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :]
+    values = tl.load(logits + row.to(tl.int64) * stride + ids, mask=ids < vocab, other=float("-inf"))
+    largest = tl.max(_ordered(values), axis=1)
+    mine = maxima + row * groups * (BLOCK + 1)
+    tl.store(mine + blocks, largest)
+    of_groups = tl.max(tl.reshape(largest, (TILE, BLOCK)), axis=1)
+    tl.store(mine + groups * BLOCK + tile * TILE + tl.arange(0, TILE), of_groups)
 
 
 # The trie
@@ -422,7 +446,6 @@ def align(  # type: ignore[no-untyped-def]
     D_C: tl.constexpr,
     C_ROOM: tl.constexpr,
     COLUMNS: tl.constexpr,
-    FRESH: tl.constexpr,
 ):
     """Words, noise y and Exp(1) numbers of each row's candidates (batch, m); adds the bias to ``values``.
 
@@ -469,13 +492,12 @@ def align(  # type: ignore[no-untyped-def]
     count = tl.load(counts + row * width + word, mask=inside, other=0).to(tl.int32)
     count += (begins & is_open & (word == own)).to(tl.int32)
     without = count >= tl.load(limits + word, mask=inside, other=0).to(tl.int32)
-    if FRESH:
-        last = tl.load(odd + K - 1) * (own + 1)
-        factors = tl.load(odd + place - 1, mask=(place > 0) & (place < K), other=0)
-        hashed = tl.sum(factors * (window + 1), axis=0) + last
-        earlier = tl.load(seen + row * WINDOWS + tl.arange(0, WINDOWS))
-        again = tl.max((earlier == hashed).to(tl.int32), axis=0) != 0
-        without = without | tl.where(begins & is_open, again, tl.load(repeated + row) != 0)
+    last = tl.load(odd + K - 1) * (own + 1)
+    factors = tl.load(odd + place - 1, mask=(place > 0) & (place < K), other=0)
+    hashed = tl.sum(factors * (window + 1), axis=0) + last
+    earlier = tl.load(seen + row * WINDOWS + tl.arange(0, WINDOWS))
+    again = tl.max((earlier == hashed).to(tl.int32), axis=0) != 0
+    without = without | tl.where(begins & is_open, again, tl.load(repeated + row) != 0)
     u = tl.where(without, 0.0, u)
     marked = u != 0.0
     bits = _bits(tl.load(random + row * random_stride), ids)

@@ -1,6 +1,6 @@
 """The keyed race over the words of a lexicon on a CUDA device: the kernels of `race_kernels`, called.
 
-`dewmark.dew.marking.choose` and `dewmark.dew.word_step` say in torch what is computed here; the results agree
+`dewmark.dew.race` and `dewmark.dew.word_step` say in torch what is computed here; the results agree
 up to rounding. So that a step can be captured in a CUDA graph, every call allocates through torch and never
 waits.
 
@@ -22,6 +22,8 @@ import torch
 MOST = 256
 """The most candidates per row."""
 
+_BLOCK = 32  # logits in a block, and blocks in a group
+_GROUPS = 4  # that one program reads to keep their maxima
 _TILE = 2048  # tokens that one program of the race reads
 _CHUNK = 4096  # tokens that a filter over a whole row reads at once
 _COLUMNS = 32  # coordinates of word vectors that one program holds at once
@@ -62,7 +64,6 @@ class Mixture(NamedTuple):
     strength: float
     gamma: float
     n: int
-    fresh_on_repeat: bool
     scale: float  # 1 / a bound of the largest eigenvalue
     least: float  # of the root of the smallest eigenvalue after scaling
     rounds: int
@@ -162,7 +163,7 @@ def draw_words(
     ``options`` (batch, 4) float32 are temperature, top-k (or infinity), top-p and min-p, and ``filtered``
     says whether any row has a filter.
     """
-    from dewmark.cuda import bias_kernels, race_kernels
+    from dewmark.cuda import race_kernels
 
     batch, vocab = scores.shape
     m = min(m, vocab)
@@ -170,8 +171,10 @@ def draw_words(
     new = functools.partial(torch.empty, device=scores.device)
     ids, values = new((batch, m), dtype=torch.long), new((batch, m))
     limits, tops = new((batch, 3), dtype=torch.int32), new((batch,))
-    maxima = bias_kernels.keep_maxima(scores)
-    blocks = -(-vocab // bias_kernels.BLOCK)
+    groups, blocks = -(-vocab // (_BLOCK * _BLOCK * _GROUPS)) * _GROUPS, -(-vocab // _BLOCK)
+    maxima = new((batch, groups * (_BLOCK + 1)), dtype=torch.int32)
+    keep_maxima = _launcher(race_kernels.keep_maxima, scores, batch, groups // _GROUPS)
+    keep_maxima(scores, maxima, vocab, scores.stride(0), groups, BLOCK=_BLOCK, TILE=_GROUPS, num_warps=4)
     select = _launcher(race_kernels.select, scores, batch)
     select(
         scores,
@@ -187,7 +190,7 @@ def draw_words(
         maxima.shape[1],
         m,
         vocab,
-        BLOCK=bias_kernels.BLOCK,
+        BLOCK=_BLOCK,
         ROOM=_room(blocks, kept),
         KEPT=kept,
         FILTERED=filtered,
@@ -243,7 +246,6 @@ def draw_words(
         D_C=d_C,
         C_ROOM=_room(d_C),
         COLUMNS=_COLUMNS,
-        FRESH=mixture.fresh_on_repeat,
         num_warps=8,
     )
     first, chosen = new((batch,), dtype=torch.float64), new((batch,), dtype=torch.long)

@@ -1,6 +1,5 @@
-"""Dual-Embedding Watermarking (DEW).
+"""Dual-Embedding Watermarking (DEW): the default scheme, and what its siblings `open` and `paper` share.
 
-Start with `reference`, the default scheme in plain numpy; `paper_reference` has the paper's two algorithms.
-`settings` lists the parameters, `scheme` joins them to a key. To follow a text to its p-value: `reading` →
-`projection` → `detection`. To follow logits to the drawn token: `word_step` → `marking`.
+Start with `reference`, the default in plain numpy. To follow a text to its p-value: `reading` → `matrix`. To
+follow logits to the drawn token: `word_step` → `race`. `scheme` joins both to a key.
 """

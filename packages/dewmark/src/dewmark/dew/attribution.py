@@ -31,18 +31,17 @@ and the tail still decides who marked a text.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import weakref
+from collections.abc import Sequence
 
 import numpy as np
 from scipy.special import ndtr
 
 from dewmark.arrays import F32, F64, Mask
-from dewmark.dew.detection import TextEvidence
-from dewmark.dew.reading import KeyIndependent, Reader
+from dewmark.dew.matrix import differences
+from dewmark.dew.reading import WordReader
 from dewmark.dew.ring import KeyMatrices
-from dewmark.dew.settings import DewSettings
 from dewmark.encoders.word_vectors import register_texts
 from dewmark.types import ForgeryTest
 
@@ -64,32 +63,28 @@ def split(units: F64, contexts: F64, *, tail: float = _TAIL) -> Mask:
     return head.reshape(energy.shape)
 
 
-_HEADS: weakref.WeakKeyDictionary[Reader, dict[float, Mask]] = weakref.WeakKeyDictionary()
+_HEADS: weakref.WeakKeyDictionary[WordReader, dict[float, Mask]] = weakref.WeakKeyDictionary()
 
 
-def head_of(shared: KeyIndependent, *, members: int = 1) -> Mask:
+def head_of(reader: WordReader, *, members: int = 1) -> Mask:
     """The head for texts as a reader sees them and a ring of this size, from the package's own texts."""
-    reader = shared.reader
     if reader not in _HEADS:
-        energies = _find_energies(reader, shared.scheme)
+        energies = _find_energies(reader)
         _HEADS[reader] = {tail: split(*energies, tail=tail) for tail in (_TAIL, _DEEP_TAIL)}
     return _HEADS[reader][_TAIL if members <= LARGE else _DEEP_TAIL]
 
 
-def _find_energies(reader: Reader, scheme: DewSettings) -> tuple[F64, F64]:
+def _find_energies(reader: WordReader) -> tuple[F64, F64]:
     """The mean squares of the coordinates of units (d_T,) and contexts (d_C,)."""
     texts = reader.tokenize(register_texts())
     reading = reader.read(texts, reader.tokenize([""] * len(texts)))
-    contexts = reading.context_rows
-    assert contexts is not None
-    scheme = dataclasses.replace(scheme, flatten=None)  # only the pairs are wanted
-    prepared = TextEvidence.each(reading.texts, reading, contexts, scheme, test="key")
-    evidence = [text.blank for text in prepared]
-    units, around = (
-        np.mean(np.concatenate([_squares(getattr(each, name)[: each.pairs]) for each in evidence]), axis=0)
-        for name in ("T", "C")
-    )
-    return units, around
+    units = [differences(pairs, reading.token_rows) for pairs in reading.texts]
+    contexts = [reading.context_rows[pairs.windows] for pairs in reading.texts]
+    return _mean_squares(units), _mean_squares(contexts)
+
+
+def _mean_squares(rows: Sequence[F32]) -> F64:
+    return np.asarray(np.mean(np.square(np.concatenate(rows).astype(np.float64)), axis=0))
 
 
 def level_share(M: F32, W: F32, head: Mask, uses: KeyMatrices) -> float:
@@ -125,7 +120,3 @@ def forgery_test(M: F32, W: F32, head: Mask, *, level: float, share: float = 1.0
     p_tail = min(float(ndtr(-z_tail)) / share, 1.0) if share > 0.0 else 1.0
     p_alike = float(ndtr((z_tail - ratio * z_head) / math.sqrt(1.0 + ratio * ratio)))
     return ForgeryTest(p_tail <= level, z_head=z_head, z_tail=z_tail, p_tail=p_tail, p_alike=p_alike)
-
-
-def _squares(rows: object) -> F64:
-    return np.square(np.asarray(rows, dtype=np.float64))

@@ -4,8 +4,8 @@ The efficient score of a small preference between candidates subtracts from each
 in its place, M = Σ_i w_i (t_i − μ_i) c_iᵀ. A place with one possible word has t_i ≈ μ_i and weighs nothing,
 so no threshold on the entropy is needed. μ_i is the mean of the candidates' vectors; the probability that
 they leave to other words goes to the text's mean unit t̄, so a model that knows nothing of a text, or of its
-language, leaves the test as it is without a model. μ_i is a function of the text, so the law of z over keys
-does not change.
+language, leaves the test as it is without a model. μ_i is a function of the text, so z is still N(0, 1) over
+keys.
 
 Boundary: candidate words with probabilities in (`dewmark.workspace.ExpectedWords`), rows of vectors out.
 """
@@ -19,38 +19,29 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from dewmark.arrays import F32, I64
-from dewmark.dew.reading import Pairs, Reader, Reading, WordReader
-from dewmark.errors import ConfigError
+from dewmark.dew.reading import Pairs, Reading, WordReader
 from dewmark.workspace import Expectations, ExpectedWords, Tokenized
 
 if TYPE_CHECKING:
     from scipy.sparse import csr_matrix
 
-__all__ = ["add_expectations", "check_read_test", "read"]
+__all__ = ["add_expectations", "read"]
 
 Vectors = Callable[[Sequence[str]], F32]
 
 
 def read(
-    reader: Reader,
+    reader: WordReader,
     expectations: Expectations | None,
     texts: Sequence[Tokenized],
     prompts: Sequence[Tokenized],
 ) -> Reading:
     """Read texts, each after its prompt, with what a language model expected in them if there is one."""
     reading = reader.read(texts, prompts)
-    if expectations is None or not isinstance(reader, WordReader):
+    if expectations is None:
         return reading
     expected = expectations.read([text.text for text in texts], [prompt.text for prompt in prompts])
     return add_expectations(reading, texts, expected, reader.tokens.vectors)
-
-
-def check_read_test(test: str, expectations: Expectations | None) -> None:
-    """Raise `ConfigError` for the paper's tests, which take units as they are."""
-    if expectations is not None and test in ("gaussian", "beta"):
-        raise ConfigError(
-            f"the {test} test takes words as they are: leave the reader out, or use the key test"
-        )
 
 
 def add_expectations(

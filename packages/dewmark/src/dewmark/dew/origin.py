@@ -7,18 +7,15 @@ Joins what `dewmark.dew.ring` finds to the evidence and the result of the key te
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
-from dewmark.arrays import F32, Mask
+from dewmark.arrays import Mask
 from dewmark.dew.attribution import forgery_test, level_share
-from dewmark.dew.detection import TextEvidence
-from dewmark.dew.reading import Reading
+from dewmark.dew.matrix import TextMatrix, testable
 from dewmark.dew.ring import CONFIDENCE, Found, KeyMatrices
-from dewmark.dew.settings import DewSettings
-from dewmark.dew.text_matrix import testable, text_matrix
 from dewmark.stats.evidence import Evidence
 from dewmark.stats.key_test import NOTHING, Statistic, effective_length
 from dewmark.types import Detection, ForgeryTest
@@ -35,36 +32,26 @@ class OriginStatistic(Statistic):
 
 
 def find_uses(
-    reading: Reading,
-    contexts: F32,
-    uses: KeyMatrices,
-    scheme: DewSettings,
-    *,
-    fpr: float,
-    head: OpenHead | None,
+    texts: Iterable[TextMatrix], uses: KeyMatrices, *, fpr: float, head: OpenHead | None
 ) -> Iterator[tuple[Evidence, OriginStatistic]]:
-    """For each text of a reading with contexts (W, d_C) the evidence under the use that fits, and the result.
+    """For each text the evidence under the use that fits, and the result.
 
     ``head`` gives the coordinates that a forger learns first; without it, nothing is attributed. Nor are
     texts of an epoch whose key was no ring.
     """
-    for text in TextEvidence.each(reading.texts, reading, contexts, scheme, test="key"):
-        M = text_matrix(text.blank)
-        found = uses.find(M)
+    for text in texts:
+        F, square = text.F.astype(np.float32), float(np.sum(np.square(uses.visible(text.F))))
+        found = uses.find(text.F)
         W = uses.matrix(found.use)
-        used = text.pairs.used_rows
-        rows = np.zeros((len(reading.token_rows), W.shape[1]), dtype=np.float32)
-        rows[used] = reading.token_rows[used] @ W
-        evidence = text.under(rows, contexts)
-        variance, whole = (float(np.sum(np.square(each), dtype=np.float64)) for each in (uses.visible(M), M))
-        if text.variance == 0.0 or not testable(variance, whole):
+        evidence = text.under(W)
+        if text.square == 0.0 or not testable(square, text.square):
             yield evidence, OriginStatistic(**dataclasses.asdict(NOTHING))
             continue
         forgery = None
         if head is not None and found.p_value <= fpr and uses.epoch(found.use.epoch).members > 1:
-            share = level_share(M, W, head(), uses)
-            forgery = forgery_test(M, W, head(), level=fpr, share=share)
-        length = effective_length(text.blank, variance)
+            share = level_share(F, W, head(), uses)
+            forgery = forgery_test(F, W, head(), level=fpr, share=share)
+        length = effective_length(text.blank, square)
         yield evidence, OriginStatistic(found.z, found.p_value, length, found, forgery)
 
 

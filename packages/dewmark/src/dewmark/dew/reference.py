@@ -1,7 +1,7 @@
 """The default scheme, written down once: marking and testing in float64, to be read.
 
-The fast paths (`marking`, `detection`, `many_keys`, `batch_detection`, `origin`) compute what stands here,
-and `tests/dew/test_reference.py` holds them to it. The paper's own algorithms are in `paper_reference`.
+The fast paths (`race`, `matrix`, `key_test`, `torch_matrix`, `ring`) compute what stands here, and
+`tests/dew/test_reference.py` holds them to it. The paper's own algorithms are in `paper.reference`.
 
 A public *lexicon* gives every word two vectors: a unit vector t (d,), and a context vector (d,), which is
 short for a frequent word. The secret key gives a matrix W (d, d) of independent standard normals. The context
@@ -30,6 +30,7 @@ A word carries the mark, and counts, where it is new in the text; a frequent wor
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections import Counter
 from collections.abc import Sequence
@@ -39,7 +40,7 @@ import numpy as np
 from scipy.special import log_ndtr, ndtr
 
 from dewmark.arrays import F64
-from dewmark.core.keys import Key
+from dewmark.core.keys import Key, KeyStream
 from dewmark.core.projections import draw_matrix
 from dewmark.encoders.lexicon import Lexicon
 from dewmark.text.words import words
@@ -188,7 +189,8 @@ def leading_directions(M: F64, q: int) -> tuple[F64, F64, F64]:
     Three rounds of orthogonal iteration from fixed columns. Where singular values lie close together this is
     not yet `np.linalg.svd(M)`, with which z would differ by a few tenths, so all paths take the same rounds.
     """
-    right = np.random.default_rng(0).standard_normal((len(M), q), dtype=np.float32).astype(np.float64)
+    start = KeyStream(hashlib.sha256(b"dewmark/leading directions").digest())
+    right = start.normals(len(M), q).astype(np.float32).astype(np.float64)
     for _ in range(3):
         right = np.linalg.qr(M.T @ (M @ right))[0]
     left, s, turn = np.linalg.svd(M @ right, full_matrices=False)

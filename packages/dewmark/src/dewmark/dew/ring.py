@@ -15,7 +15,7 @@ A and B are orthogonal and independent of W, so each W_m still has independent s
 W itself; and ⟨M, W_m⟩ = ⟨O_Tᵀ M O_C, D_a (O_Tᵀ W O_C) D_b⟩ is the same transform for all messages. The turn
 also spreads the energy of a text evenly over the coordinates, which makes messages nearly uncorrelated.
 
-**Finding the use.** All scores z of a text come from its matrix M (`dewmark.dew.text_matrix`). Under one
+**Finding the use.** All scores z of a text come from its matrix M (`dewmark.dew.matrix`). Under one
 matrix messages are correlated, so their number is paid for by Bonferroni; different matrices are independent
 over keys, and Šidák's correction is exact. What is *reported* must also stand out: if one of the uses wrote
 the text, they all were as likely, and the mark is as strong as the best z says, then use j has posterior
@@ -38,6 +38,7 @@ from scipy.special import ndtr
 from dewmark.arrays import F32, F64, Mask
 from dewmark.core.keys import INDEPENDENT, MESSAGE_BITS, Key, KeyStream, check_use
 from dewmark.core.projections import draw_float32_matrix, haar_orthogonal
+from dewmark.dew.matrix import standard
 from dewmark.dew.payload import Messages
 from dewmark.errors import ConfigError
 from dewmark.stats.multiple_testing import sidak_min
@@ -169,10 +170,10 @@ class EpochMatrices:
         O_T, O_C = self.turns
         return np.asarray(O_T.T @ matrices @ O_C)
 
-    def scores(self, M: F32) -> F64:
-        """z of all uses, (K, messages), for a text's matrix M (d_T, d_C)."""
-        norm = float(np.linalg.norm(M))
-        return self.sums(M).astype(np.float64) / (norm or 1.0)
+    def scores(self, F: F64) -> F64:
+        """z of all uses, (K, messages), for a text's F (d_T, d_C)."""
+        z: F64 = standard(self.sums(F.astype(np.float32)).astype(np.float64), np.sum(np.square(F)))
+        return z
 
     def sums(self, M: F32) -> F32:
         """⟨M, W⟩ of all uses, (K, messages)."""
@@ -236,7 +237,7 @@ class KeyMatrices:
         """The matrix (d_T, d_C) with which a use marks."""
         return self.epoch(use.epoch).matrix(use)
 
-    def visible(self, M: F32) -> F32:
+    def visible(self, M: F64) -> F64:
         """The part of a text's matrix that these matrices can score."""
         return M if self._head is None else M * self._head
 
@@ -272,10 +273,9 @@ class KeyMatrices:
             number -= size
         raise IndexError(number)
 
-    def find(self, M: F32) -> Found:
-        """The use that fits a text's matrix M (d_T, d_C) best."""
-        M = self.visible(M)
-        scores = [each.scores(M) for each in self.epochs]
+    def find(self, F: F64) -> Found:
+        """The use that fits a text's F (d_T, d_C) best."""
+        scores = [each.scores(self.visible(F)) for each in self.epochs]
         tops = [int(np.argmax(z)) for z in scores]
         # Bonferroni within a matrix, Šidák over the independent ones
         p_values = [

@@ -4,8 +4,8 @@ The words of a text arrive one by one. Word i has the score s_i = (t_i − μ_i)
 the scored words before it. Fix the text and let the key be random: the scores are jointly normal with
 covariance K_ij = ⟨t_i − μ_i, t_j − μ_j⟩⟨c_i, c_j⟩, which depends on the text alone. With K = L Lᵀ the
 innovations e = L⁻¹ s are independent standard normals, and e_i depends on the first i words only. A mark
-favours words with large scores: it tilts the law of s_i by exp(δ s_i), which given the words before moves the
-mean of e_i to δ L_ii. So
+favours words with large scores: it tilts the distribution of s_i by exp(δ s_i), which given the words before
+moves the mean of e_i to δ L_ii. So
 
     E_δ = exp(δ A − δ² V/2),   A = Σ_i L_ii e_i,   V = Σ_i L_ii²
 
@@ -134,7 +134,6 @@ class SequentialDetector:
             return self.p_value
         reading = self._reader.read([text], [self._prompt])
         (pairs,), contexts = reading.texts, reading.context_rows
-        assert contexts is not None
         for place in range(self._read, known):
             pair = int(pairs.positions[place])
             if pair >= 0:

@@ -11,10 +11,7 @@ from __future__ import annotations
 import torch
 
 from dewmark.decoding import Decoding
-from dewmark.dew.alignment import LexiconAligner, LexiconTexts
-from dewmark.dew.marking import choose
-from dewmark.dew.settings import DewSettings
-from dewmark.errors import ConfigError
+from dewmark.dew.race import LexiconAligner, LexiconTexts, WordRace
 
 WIDTH = 32
 """Tokens that hold the words of nearly every context."""
@@ -23,10 +20,8 @@ WIDTH = 32
 class StatelessMarker:
     """Draws the next token of texts of which only the end is known."""
 
-    def __init__(self, settings: DewSettings, aligner: LexiconAligner) -> None:
-        if settings.sampler != "gumbel":
-            raise ConfigError("a mark without state draws the token itself: use sampler=gumbel")
-        self._settings, self._aligner = settings, aligner
+    def __init__(self, race: WordRace, aligner: LexiconAligner) -> None:
+        self._race, self._aligner = race, aligner
 
     def draw(self, scores: torch.Tensor, contexts: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
         """Ids (rows,) drawn from final logits (rows, vocab) after contexts (rows, width).
@@ -37,4 +32,4 @@ class StatelessMarker:
         words = self._aligner.begin(len(contexts))
         words.push(contexts)
         texts = LexiconTexts(self._aligner, words, self._aligner.W)
-        return choose(scores, texts, self._settings, [Decoding()] * len(scores), states)[0]
+        return self._race(scores, texts, [Decoding()] * len(scores), states)[0]

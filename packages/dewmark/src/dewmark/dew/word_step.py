@@ -34,7 +34,7 @@ _WINDOWS = 1024  # contexts that a text remembers
 _MOST = 100  # a count that no limit reaches
 _ROWS_AT_ONCE = 4096
 _PROMPT = 64  # tokens at a prompt's end that hold the words of its context
-_ODD = 0x9E3779B97F4A7C15 - (1 << 64)  # times 1, 3, 5, … it hashes the words of a window
+_ODD = 0x9E3779B97F4A7C15  # its powers hash the words of a window
 
 
 _TABLES: weakref.WeakValueDictionary[tuple[object, ...], WordTables] = weakref.WeakValueDictionary()
@@ -108,6 +108,14 @@ def _half_precision(vectors: Callable[[I64], F32], size: int) -> torch.Tensor:
     return torch.from_numpy(np.concatenate([vectors(each).astype(np.float16) for each in rows]))
 
 
+def _powers(k: int) -> I64:
+    """The first k powers of `_ODD` modulo 2⁶⁴, (k,).
+
+    Sums weighted with them differ for different windows; equal ones would count as a repeated context.
+    """
+    return np.array([pow(_ODD, i, 1 << 64) for i in range(1, k + 1)], dtype=np.uint64).view(np.int64)
+
+
 @dataclass(frozen=True)
 class Aligned:
     """The candidates of one step (batch, m).
@@ -136,7 +144,7 @@ class WordStates:
         self._seen = torch.zeros((size, _WINDOWS), dtype=torch.long, device=device)
         self._finished = torch.zeros((size, 1), dtype=torch.long, device=device)
         self._repeated = torch.zeros((size, 1), dtype=torch.bool, device=device)
-        self._odd = (torch.arange(k, device=device) * 2 + 1) * _ODD
+        self._odd = torch.from_numpy(_powers(k)).to(device)
 
     def __len__(self) -> int:
         return len(self._open)
@@ -225,7 +233,7 @@ class WordStates:
         """One number per window (batch, k), (batch, 1)."""
         return ((windows + 1) * self._odd).sum(dim=1, keepdim=True)
 
-    def align(self, candidates: torch.Tensor, W: torch.Tensor, *, fresh_on_repeat: bool) -> Aligned:
+    def align(self, candidates: torch.Tensor, W: torch.Tensor) -> Aligned:
         """u of candidates (batch, m) under a key's W (d_T, d_C), or each row's own (batch, d_T, d_C)."""
         tables, state = self.tables, self._open.unsqueeze(1)
         is_open, own = tables.opens[state], tables.rows[state]
@@ -242,11 +250,9 @@ class WordStates:
         both = torch.bmm(torch.nn.functional.embedding(rows, tables.units).float(), v.transpose(1, 2))
         u = torch.where(begins, both[..., 0], both[..., 1])
         counts = self._counts.gather(1, rows) + (begins & is_open & (rows == own))
-        without = counts >= tables.limits[rows]
-        if fresh_on_repeat:
-            window = self._hashed(torch.cat((self._recent[:, 1:], own), dim=1))
-            again = (self._seen == window).any(dim=1, keepdim=True)
-            without |= torch.where(begins & is_open, again, self._repeated)
+        window = self._hashed(torch.cat((self._recent[:, 1:], own), dim=1))
+        again = (self._seen == window).any(dim=1, keepdim=True)
+        without = (counts >= tables.limits[rows]) | torch.where(begins & is_open, again, self._repeated)
         return Aligned(
             u.masked_fill(without, 0.0), rows, begins, (c[:, 0] * c[:, 1]).sum(dim=1, keepdim=True)
         )

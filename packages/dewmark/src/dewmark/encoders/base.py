@@ -19,16 +19,10 @@ from __future__ import annotations
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from dewmark.arrays import F32
 from dewmark.errors import ModelError
 from dewmark.workspace import Progress, silent
-
-if TYPE_CHECKING:
-    import torch
-
-    from dewmark.cuda.encoder import GraphedEncoder
 
 __all__ = ["Encoder", "cannot_load"]
 
@@ -59,10 +53,6 @@ class Encoder(ABC):
     @abstractmethod
     def encode(self, texts: Sequence[str]) -> F32:
         """N texts, possibly empty strings, to (N, dim); rows need not have unit norm."""
-
-    def graphed(self, device: torch.device) -> GraphedEncoder | None:
-        """The encoder as CUDA graphs on this device, or None if it cannot run that way."""
-        return None
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.identity!r})"

@@ -52,10 +52,14 @@ _CHUNK = 2048
 
 @dataclass(frozen=True)
 class SummedContexts:
-    """W contexts as sums of up to k of P vectors: ``rows`` (P, d), ``index`` (W, k) padded with -1."""
+    """W contexts as sums of up to k of P vectors: ``rows`` (P, d), ``index`` (W, k) padded with -1.
+
+    With ``unit`` the rows are the contexts themselves.
+    """
 
     rows: F32
     index: I64
+    unit: bool = False
 
     @property
     def vectors(self) -> F32:
@@ -65,6 +69,8 @@ class SummedContexts:
     @functools.cached_property
     def _normalised(self) -> tuple[F32, F32]:
         """Unit rows (W, d), and the length of each sum (W,), infinity for an empty one."""
+        if self.unit:
+            return self.rows, np.ones(len(self.rows), dtype=np.float32)
         sums = self.sums(self.rows)
         lengths = np.linalg.norm(sums, axis=1)
         lengths[lengths <= 1e-12] = np.inf
@@ -88,24 +94,28 @@ class SummedContexts:
 
 
 class Contexts(ABC):
-    """Maps windows of token ids to unit vectors."""
+    """Maps windows of token ids to unit vectors.
+
+    ``table`` (vocab_size, dim) holds the vectors that contexts are sums of, where they are such sums.
+    """
 
     dim: int
+    table: F16 | None = None
 
     @abstractmethod
     def vectors(self, windows: I64) -> F32:
         """Windows (N, k) of ids or `ABSENT` to ê_C (N, dim), unit rows; empty windows give zero rows."""
 
-    def summed(self, windows: I64) -> SummedContexts | None:
-        """The same contexts as sums of a few vectors each, if they are such sums."""
-        return None
+    def summed(self, windows: I64) -> SummedContexts:
+        """The same contexts as sums of a few vectors each, in general of one."""
+        return SummedContexts(self.vectors(windows), np.arange(len(windows))[:, None], unit=True)
 
 
 class ComposedContexts(Contexts):
     """Sums the vectors of a window's tokens; ``table`` (vocab_size, d_C) has zero rows for special tokens."""
 
     def __init__(self, table: F16) -> None:
-        self.table = table
+        self.table = self._rows = table
         self.dim = int(table.shape[1])
 
     def vectors(self, windows: I64) -> F32:
@@ -118,7 +128,7 @@ class ComposedContexts(Contexts):
         index = index.reshape(windows.shape)
         if len(ids) and ids[0] == ABSENT:
             ids, index = ids[1:], index - 1
-        return SummedContexts(rows_of(self.table, ids), index)
+        return SummedContexts(rows_of(self._rows, ids), index)
 
 
 class WindowContexts(Contexts):

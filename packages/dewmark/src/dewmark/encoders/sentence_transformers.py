@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -17,15 +17,9 @@ from dewmark.arrays import F32
 from dewmark.encoders.base import Encoder, cannot_load
 from dewmark.errors import DewmarkError, ModelError
 from dewmark.extras import require
-from dewmark.models.devices import same_device
 from dewmark.models.hub import cached_commit, folder_hash, latest_commit, quiet_libraries
 from dewmark.models.packaged import PACKAGED, fetch
 from dewmark.workspace import Progress, silent
-
-if TYPE_CHECKING:
-    import torch
-
-    from dewmark.cuda.encoder import GraphedEncoder
 
 _BATCH, _BATCH_CHARACTERS = 256, 1 << 14
 # E5 models are trained with a prefix; "query: " is the one for texts that are compared with each other.
@@ -61,7 +55,6 @@ class SentenceTransformerEncoder(Encoder):
         self._dim = dim
         self._dtype = dtype
         self._model: Any = None
-        self._graphs: GraphedEncoder | None = None
 
     @property
     def dim(self) -> int:
@@ -87,18 +80,6 @@ class SentenceTransformerEncoder(Encoder):
                 for i, row in zip(batch, found, strict=True):
                     rows[i] = row
         return np.stack(rows).astype(np.float32, copy=False)
-
-    def graphed(self, device: torch.device) -> GraphedEncoder | None:
-        """The encoder as CUDA graphs, if it was loaded onto this device."""
-        from dewmark.cuda.encoder import GraphedEncoder, SentenceTransformerParts
-
-        with self._lock:
-            model = self._loaded()
-            if not same_device(model.device, device):
-                return None
-            if self._graphs is None:
-                self._graphs = GraphedEncoder(SentenceTransformerParts(model, prefix=self._prefix))
-            return self._graphs
 
     def _loaded(self) -> Any:  # noqa: ANN401 - a SentenceTransformer
         with self._lock:

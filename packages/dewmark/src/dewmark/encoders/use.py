@@ -9,6 +9,7 @@ they share one identity.
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import importlib
 import importlib.util
@@ -17,26 +18,20 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from dewmark.arrays import F32
 from dewmark.encoders.base import Encoder, cannot_load
 from dewmark.errors import DewmarkError, ModelError
-from dewmark.models.devices import same_device, torch_device
+from dewmark.models.devices import torch_device
 from dewmark.models.packaged import PACKAGED, fetch
-from dewmark.text.windows import WordIds, WordTokenizer, pack_ids
 from dewmark.workspace import Progress, silent
 
-if TYPE_CHECKING:
-    import torch
-
-    from dewmark.cuda.encoder import GraphedEncoder
-
 _MAX_THREADS = 8
-_UNKNOWN, _SPECIAL = pack_ids([0]), (pack_ids([1]), pack_ids([2]))
-_EMPTY, _NO_WORDS = b"".join(_SPECIAL), _UNKNOWN.join(_SPECIAL)
+_CACHED_WORDS = 1 << 17
+_UNKNOWN, _BEGIN, _END = 0, 1, 2  # ids
 
 
 class USEEncoder(Encoder):
@@ -47,7 +42,6 @@ class USEEncoder(Encoder):
         self._package = PACKAGED["use-m3"]
         self.name, self.identity = self._package.name, self._package.identity
         self._model: Any = None
-        self._graphs: GraphedEncoder | None = None
 
     @property
     def dim(self) -> int:
@@ -57,19 +51,6 @@ class USEEncoder(Encoder):
     def encode(self, texts: Sequence[str]) -> F32:
         """N texts to (N, 512), unit rows."""
         return np.asarray(self._loaded().encode(list(texts)), dtype=np.float32)
-
-    def graphed(self, device: torch.device) -> GraphedEncoder | None:
-        """The encoder as CUDA graphs, if it was loaded onto this device."""
-        from dewmark.cuda.encoder import GraphedEncoder
-        from dewmark.encoders.use_torch import TorchUSE
-
-        with self._lock:
-            model = self._loaded()
-            if not isinstance(model, TorchUSE) or not same_device(model.device, device):
-                return None
-            if self._graphs is None:
-                self._graphs = GraphedEncoder(model)
-            return self._graphs
 
     def _loaded(self) -> Any:  # noqa: ANN401 - the package's class or TorchUSE: both have encode
         with self._lock:
@@ -95,7 +76,7 @@ class USEEncoder(Encoder):
         return use_torch.TorchUSE(folder / "resources" / "weights.npz", words, device=device)
 
 
-class USEWordTokenizer(WordTokenizer):
+class USEWordTokenizer:
     """The package's tokenizer, word by word with a cache: most words have been seen before.
 
     Splitting at spaces leaves the ids unchanged because of three facts about its file: no rule of the
@@ -106,23 +87,20 @@ class USEWordTokenizer(WordTokenizer):
 
     def __init__(self, tokenizer: Any) -> None:  # noqa: ANN401 - the package's own class
         self._tokenizer = tokenizer
-        super().__init__(_SPECIAL, WordIds(self._tokenize_words))
+        self._ids = functools.lru_cache(maxsize=_CACHED_WORDS)(self._tokenize_word)
 
-    def rows(self, texts: Sequence[str]) -> list[bytes]:
-        """The row of each text, special ids included."""
-        return self.known_rows(texts, _SPECIAL) if texts else []
+    def rows(self, texts: Sequence[str]) -> list[list[int]]:
+        """The ids of each text; a text without words is one unknown word."""
+        found = ([i for word in text.split(" ") for i in self._ids(word)] for text in texts)
+        return [[_BEGIN, *(ids or [_UNKNOWN]), _END] for ids in found]
 
-    def finish(self, rows: list[bytes]) -> list[bytes]:
-        """A text without words becomes one unknown word."""
-        return [row if row != _EMPTY else _NO_WORDS for row in rows]
-
-    def _tokenize_words(self, words: Sequence[str]) -> list[bytes]:
-        """The ids of words; none for white space, which the tokenizer takes for an unknown word.
+    def _tokenize_word(self, word: str) -> list[int]:
+        """The ids of a word; none for white space, which the tokenizer takes for an unknown word.
 
         A real unknown word has the space mark before it.
         """
-        found = (pack_ids(self._tokenizer.encode(word, add_bos=False, add_eos=False)) for word in words)
-        return [b"" if ids == _UNKNOWN else ids for ids in found]
+        ids: list[int] = self._tokenizer.encode(word, add_bos=False, add_eos=False)
+        return [] if ids == [_UNKNOWN] else ids
 
 
 def load_numpy_model(folder: Path) -> Any:  # noqa: ANN401 - the package's own class

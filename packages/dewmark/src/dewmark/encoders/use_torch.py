@@ -11,27 +11,31 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 import torch
 from torch.nn.functional import layer_norm, normalize, pad, relu
+from torch.nn.utils.rnn import pad_sequence
 
 from dewmark.arrays import F32, I64
 from dewmark.errors import ModelError
-from dewmark.text.windows import WindowTokenizer, WordTokenizer, ids_and_mask, pad_rows, window_tokenizer
-from dewmark.workspace import Tokenizer
 
 _ORDERS = ((2, 0), (3, 1), (5, 2))  # pieces under the kernel, and how many of them come before the centre
-# Bytes of ids per batch, padding included: 8,192 pieces.
-_BUDGET = 1 << 15
+_BUDGET = 8192  # pieces per batch, padding included
+
+
+class Pieces(Protocol):
+    """Tokenizes texts (`dewmark.encoders.use.USEWordTokenizer`)."""
+
+    def rows(self, texts: Sequence[str]) -> list[list[int]]:
+        """The ids of each text."""
 
 
 class TorchUSE:
     """The weights of one file on a device; safe to share between threads."""
 
-    fill = 0
-
-    def __init__(self, weights: Path, pieces: WordTokenizer, *, device: torch.device) -> None:
+    def __init__(self, weights: Path, pieces: Pieces, *, device: torch.device) -> None:
         try:
             with np.load(weights, allow_pickle=False) as file:
                 arrays = {name: file[name] for name in file.files}
@@ -58,17 +62,10 @@ class TorchUSE:
         found = self._pieces.rows(texts)
         rows = np.empty((len(found), self.dim), dtype=np.float32)
         for batch in _batches(np.fromiter(map(len, found), dtype=np.int64, count=len(found)), budget=_BUDGET):
-            given = pad_rows([found[i] for i in batch.tolist()]).to(self.device)
-            rows[batch] = self(*ids_and_mask(given)).cpu().numpy()
+            given = [torch.tensor(found[i]) for i in batch.tolist()]
+            ids = pad_sequence(given, batch_first=True, padding_value=-1).to(self.device)
+            rows[batch] = self(ids.clamp_min(0), ids >= 0).cpu().numpy()
         return rows
-
-    def tokenize(self, texts: Sequence[str], *, multiple: int) -> torch.Tensor:
-        """Ids (N, T) of N texts, on the CPU, padded with -1; T is a multiple of ``multiple``."""
-        return pad_rows(self._pieces.rows(texts), multiple=multiple)
-
-    def window_tokenizer(self, tokenizer: Tokenizer) -> WindowTokenizer | None:
-        """A tokenizer for windows of a host's ids."""
-        return window_tokenizer(self._pieces, tokenizer)
 
     def __call__(self, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         """Ids and mask (N, T), at least one piece per row, to unit rows (N, dim), float32."""
@@ -107,7 +104,7 @@ def _neighbours(x: torch.Tensor, n: int, before: int) -> torch.Tensor:
 
 
 def _batches(lengths: I64, *, budget: int) -> Iterator[I64]:
-    """Indices of rows in order of length; a padded batch has at most ``budget`` bytes, or one row."""
+    """Indices of rows in order of length; a padded batch has at most ``budget`` ids, or one row."""
     order = np.argsort(lengths, kind="stable")
     ordered = lengths[order].tolist()
     start = 0

@@ -9,7 +9,7 @@ from dewmark.errors import ConfigError
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["same_device", "torch_device", "torch_dtype"]
+__all__ = ["torch_device", "torch_dtype"]
 
 _DTYPES = ("float32", "bfloat16", "float16")
 
@@ -39,8 +39,3 @@ def torch_dtype(name: str, device: torch.device) -> torch.dtype:
         raise ConfigError(f"unknown dtype {name!r}: use auto, {', '.join(_DTYPES)}")
     dtype: torch.dtype = getattr(torch, name)
     return dtype
-
-
-def same_device(one: torch.device, other: torch.device) -> bool:
-    """Whether two devices are the same; ``cuda`` without an index is the first one."""
-    return one.type == other.type and (one.index or 0) == (other.index or 0)

@@ -18,7 +18,7 @@ l − 1 simulated keys score as high, so that the real one is among the h highes
 ÊÊᵀ, so with AAᵀ = ÊÊᵀ and standard normal N the rows of A N have exactly the same law. For orthogonal
 projections the same holds with blocks of orthonormal rows in place of N. A has as many columns as the text
 has distinct tokens (or contexts), which is less work than drawing keys. Labels, which carry no semantics, are
-independent: A = I. A full key matrix W (d_T x d_C) acts as A_T N A_Cᵀ, with nothing to normalise.
+independent: A = I.
 
 The simulated keys follow from a secret and the text: the same text always gets the same p-value from one
 detector, and nobody else can search for a text whose simulated keys happen to score low.
@@ -39,7 +39,7 @@ from dewmark.stats.evidence import Evidence, Factor
 from dewmark.stats.key_test import NOTHING, TINY, Statistic, effective_length, score_variance
 
 Score = Callable[[F64], F64]
-Kind = Literal["gaussian", "orthogonal", "full"]
+Kind = Literal["gaussian", "orthogonal"]
 
 ENOUGH = 20  # simulated keys that score as high as the real one settle a p-value to about a fifth of itself
 FEWEST_KEYS = 999
@@ -105,12 +105,6 @@ def _simulated(evidence: Evidence, score: Score, *, n: int, kind: Kind, secret: 
     tokens, t = _side(evidence.T)
     contexts, c = _side(evidence.C)
     d_T, d_C = _width(evidence.T, n), _width(evidence.C, n)
-    if kind == "full":
-        left, right = _matrix(tokens)[t], _matrix(contexts)[c]
-        while True:
-            drawn = rng.standard_normal((left.shape[1], right.shape[1]), dtype=np.float32)
-            u = np.einsum("ij,ij->i", left @ drawn, right, dtype=np.float64)
-            yield float(evidence.weights @ score(u))
     while True:
         P_T = _project(tokens, d_T, n, kind, rng)
         P_C = _project(contexts, d_C, n, kind, rng)
@@ -129,10 +123,6 @@ def _side(factor: Factor) -> tuple[F32 | int, I64]:
     values, vectors = np.linalg.eigh(rows.astype(np.float64) @ rows.T.astype(np.float64))
     kept = values > 1e-9
     return (vectors[:, kept] * np.sqrt(values[kept])).astype(np.float32), index
-
-
-def _matrix(side: F32 | int) -> F32:
-    return np.eye(side, dtype=np.float32) if isinstance(side, int) else side
 
 
 def _width(factor: Factor, n: int) -> int:

@@ -1,6 +1,6 @@
 """How an attacker generates text with a stolen mark: keyless schemes that a host runs in batches.
 
-`CountsForger` adds the boosts learned by `counting` (or subtracts them, to scrub); `forged` is DEW itself
+`CountsForger` adds the boosts learned by `counting` (or subtracts them, to scrub); `DewForger` is DEW
 with an estimated W in place of the key's (`regression`), and `forge` writes with it. `Rewriter` makes any
 forger rewrite given texts token by token: at each position the original token gets a bonus of ``fidelity``
 nats, so that only tokens that the stolen mark opposes, or that the host finds unlikely, are replaced.
@@ -25,7 +25,8 @@ from dewmark import config, storage
 from dewmark.arrays import F32
 from dewmark.core.keys import Key
 from dewmark.decoding import Decoding
-from dewmark.dew.projection import Fold
+from dewmark.dew.paper.bias import Bias, BiasSession
+from dewmark.dew.race import LexiconBatch
 from dewmark.dew.scheme import BoundDEW
 from dewmark.errors import ConfigError, VocabularyError
 from dewmark.hosts.base import Host, generation_hash
@@ -33,8 +34,10 @@ from dewmark.sampling import Session
 from dewmark.scheme import BoundScheme, Needs, Scheme, State
 from dewmark.workspace import HostInfo, Progress, Tokenized, Workspace, silent
 from dewmark_lab.attacks.stealing.counting import StolenBoosts
+from dewmark_lab.attacks.stealing.regression import Victim
 
 _CANDIDATES = 256  # as many as the victim's sampler scores
+_GAMMA = 0.5  # of a victim whose mark is no bias
 _FIRST_SEED = 1 << 40
 _PROGRESS = "generating with the stolen mark"
 
@@ -116,28 +119,33 @@ class _CountsSession(Session):
         return scores + self._strength * boost.to(scores.dtype)
 
 
-def forged(victim: BoundDEW, W: F32, *, strength: float) -> BoundDEW:
-    """DEW with an estimated W (d_T, d_C) in place of the key's, which adds strength · tanh(γ tᵀWc) to logits.
+class DewForger(Forger):
+    """DEW with an estimated W (d_T, d_C) in place of the key's: adds strength · tanh(γ tᵀWc) to logits.
 
     Only the victim's key-independent part is used. A negative strength inverts the mark.
     """
-    d_T, d_C = W.shape
-    strong = max(abs(strength), 1e-9)
-    scheme = dataclasses.replace(victim.scheme, sampler="bias", m=_CANDIDATES, lambda_=strong)
-    shared = dataclasses.replace(victim.shared, scheme=scheme)
-    product = W if strength >= 0.0 else -W
-    if victim.fold.G is None:
-        fold = Fold.of_matrix(product)
-    else:
-        fold = Fold(product, np.eye(d_T, dtype=np.float32), np.eye(d_C, dtype=np.float32), n=1)
-    name = hashlib.sha256(product.tobytes()).hexdigest()[:16]
-    return BoundDEW(
-        shared, f"forged-{name}", fold=fold, simulation_secret=bytes(32), workspace=victim.workspace
-    )
+
+    def __init__(self, victim: Victim, W: F32, *, strength: float) -> None:
+        self._gamma: float = getattr(victim.scheme, "gamma", _GAMMA)
+        learned = hashlib.sha256(W.tobytes()).hexdigest()[:16]
+        super().__init__(Forgery(learned=learned, strength=strength), victim.host, "")
+        self._marking, self._strength = victim.under(W), strength
+
+    def session(
+        self,
+        prompt_ids: torch.Tensor,
+        attention_mask: torch.Tensor | None = None,
+        *,
+        seeds: Sequence[int] | None = None,
+    ) -> Session:
+        """Start generating after prompts (batch, length)."""
+        batch = self._marking.batch(prompt_ids, attention_mask, seeds=seeds)
+        bias = Bias(self._strength, self._gamma, _CANDIDATES)
+        return BiasSession(bias, batch, vocab_size=self.host.vocab_size)
 
 
 def forge(
-    victim: BoundDEW,
+    victim: Victim,
     host: Host,
     W: F32,
     prompts: Sequence[str],
@@ -150,7 +158,7 @@ def forge(
     """Continue prompts with an estimated W (d_T, d_C), one text each."""
     rows = generate_texts(
         host,
-        forged(victim, W, strength=strength),
+        DewForger(victim, W, strength=strength),
         prompts,
         seeds=attacker_seeds(seed, len(prompts)),
         decoding=decoding,
@@ -159,18 +167,30 @@ def forge(
     return [row.text for row in rows]
 
 
-class _ForgedEach(BoundDEW):
-    """DEW over the words of a lexicon with an estimated matrix for each text, by its seed."""
+class _ForgerOfEach(DewForger):
+    """An estimated matrix for each text, by its seed, over the words of a lexicon."""
 
     own: Mapping[int, F32]
 
-    def _members_of(self, rows: int, seeds: Sequence[int] | None, device: torch.device) -> torch.Tensor:
+    def session(
+        self,
+        prompt_ids: torch.Tensor,
+        attention_mask: torch.Tensor | None = None,
+        *,
+        seeds: Sequence[int] | None = None,
+    ) -> Session:
+        """Start generating after prompts (batch, length)."""
         assert seeds is not None
-        return torch.from_numpy(np.stack([self.own[seed] for seed in seeds])).to(device)
+        batch = self._marking.batch(prompt_ids, attention_mask)
+        assert isinstance(batch, LexiconBatch)
+        W = torch.from_numpy(np.stack([self.own[seed] for seed in seeds])).to(prompt_ids.device)
+        batch.current = dataclasses.replace(batch.current, W=W)
+        bias = Bias(self._strength, self._gamma, _CANDIDATES)
+        return BiasSession(bias, batch, vocab_size=self.host.vocab_size)
 
 
 def forge_each(
-    victim: BoundDEW,
+    victim: Victim,
     host: Host,
     W: Sequence[F32],
     prompts: Sequence[str],
@@ -181,13 +201,10 @@ def forge_each(
     batch_size: int = 50,
 ) -> list[str]:
     """As `forge`, with an estimate (d_T, d_C) of its own for each prompt: many attackers in one batch."""
-    if not victim.scheme.uses_lexicon:
+    if not isinstance(victim, BoundDEW):
         raise ConfigError("texts with matrices of their own need the words of a lexicon: use forge")
     seeds = attacker_seeds(seed, len(prompts))
-    one = forged(victim, W[0], strength=strength)
-    each = _ForgedEach(
-        one.shared, one.fingerprint, fold=one.fold, simulation_secret=bytes(32), workspace=victim.workspace
-    )
+    each = _ForgerOfEach(victim, W[0], strength=strength)
     each.own = dict(zip(seeds, W, strict=True))
     made = host.generate(prompts, scheme=each, seeds=seeds, decoding=decoding, batch_size=batch_size)
     return [text.text for text in made]

@@ -32,15 +32,17 @@ import math
 import operator
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dewmark.arrays import F32, F64
+from dewmark.dew.bound import BoundWords
 from dewmark.dew.expected import read
-from dewmark.dew.reading import Reader, TokenReader
-from dewmark.dew.scheme import BoundDEW
+from dewmark.dew.paper.reading import TokenReader
+from dewmark.dew.paper.scheme import BoundDewPaper
+from dewmark.dew.reading import Reader, WordReader
 from dewmark.errors import ConfigError, InputError
 from dewmark.hosts.base import Host
 from dewmark.hosts.expectations import HostExpectations
@@ -148,16 +150,20 @@ class Baseline:
         return np.asarray(self.V_T @ rotated @ self.V_C.T / spread, dtype=np.float32)
 
 
-def as_dew(victim: BoundScheme) -> BoundDEW:
+Victim = BoundWords[Any] | BoundDewPaper
+"""DEW of any kind."""
+
+
+def as_dew(victim: BoundScheme) -> Victim:
     """The victim, which must be DEW with embeddings of both units and contexts."""
-    if not isinstance(victim, BoundDEW):
-        raise ConfigError(
-            f"the embedding method attacks dew only, not {victim.scheme.name}: use method counts"
-        )
-    if victim.scheme.mode != "both":
+    if isinstance(victim, BoundDewPaper) and victim.scheme.mode != "both":
         raise ConfigError(
             f"mode={victim.scheme.mode} replaces embeddings by keyed hashes, which leaves nothing to regress "
             "on: use method counts"
+        )
+    if not isinstance(victim, BoundWords | BoundDewPaper):
+        raise ConfigError(
+            f"the embedding method attacks dew only, not {victim.scheme.name}: use method counts"
         )
     return victim
 
@@ -168,7 +174,6 @@ def pairs_per_text(reader: Reader, texts: Sequence[str]) -> Iterator[tuple[F32, 
         some = texts[start : start + _BATCH_SIZE]
         reading = reader.read(reader.tokenize(some), reader.tokenize([""] * len(some)))
         rows = reading.context_rows
-        assert rows is not None
         for pairs in reading.texts:
             if len(pairs.tokens):
                 yield reading.token_rows[pairs.tokens], rows[pairs.windows]
@@ -245,7 +250,7 @@ def head_mask(variances: F64, *, share: float = 0.5) -> NDArray[np.bool_]:
     return mask.reshape(variances.shape)
 
 
-def cosine(victim: BoundDEW, W: F32, texts: Sequence[str], *, seed: int = 0) -> float:
+def cosine(victim: Victim, W: F32, texts: Sequence[str], *, seed: int = 0) -> float:
     """The correlation of tᵀWc with the victim's u over random units and contexts of fresh texts."""
     blocks = list(pairs_of(victim.reader, texts))
     if not blocks:
@@ -254,7 +259,7 @@ def cosine(victim: BoundDEW, W: F32, texts: Sequence[str], *, seed: int = 0) -> 
     rng = np.random.default_rng(seed)
     picked = rng.integers(len(T), size=(2, _FRESH_PAIRS))
     T, C = T[picked[0]], C[picked[1]]
-    true = np.einsum("ij,ij->i", victim.fold.rows(T), victim.fold.contexts(C))
+    true = victim.alignments(T, C)
     ours = np.einsum("ij,ij->i", T @ W, C)
     return float(np.corrcoef(true, ours)[0, 1])
 
@@ -265,11 +270,12 @@ def residual_moments(host: Host, reader: Reader, texts: Sequence[str]) -> Moment
         raise ConfigError("expectation=host needs a transformers host: use expectation=base")
     if isinstance(reader, TokenReader):
         return sum_moments(_text_residuals(host, reader, texts))
+    assert isinstance(reader, WordReader)
     return sum_moments(residuals_per_text(host, reader, texts))
 
 
 def residuals_per_text(
-    host: Host, reader: Reader, texts: Sequence[str], prompts: Sequence[str] | None = None
+    host: Host, reader: WordReader, texts: Sequence[str], prompts: Sequence[str] | None = None
 ) -> Iterator[Moments]:
     """The moments of each text of words, less what the host expected at each position.
 
@@ -281,7 +287,6 @@ def residuals_per_text(
         part = slice(start, start + _BATCH_SIZE)
         reading = read(reader, expectations, reader.tokenize(texts[part]), reader.tokenize(starts[part]))
         rows = reading.context_rows
-        assert rows is not None
         for pairs in reading.texts:
             assert pairs.expected is not None
             assert pairs.unforeseen is not None
@@ -304,7 +309,6 @@ def _text_residuals(host: Follower, reader: TokenReader, texts: Sequence[str]) -
         likely = logits.softmax(dim=-1).topk(min(_CANDIDATES, logits.shape[1]), dim=-1)
         expected = torch.einsum("lm,lmd->ld", likely.values, table[likely.indices]).cpu().numpy()
         reading = reader.read([text], [nothing])
-        assert reading.context_rows is not None
         (pairs,) = reading.texts
         scored = np.flatnonzero(pairs.positions >= 0)
         _, first = np.unique(pairs.positions[scored], return_index=True)  # the first occurrence of each pair

@@ -40,11 +40,11 @@ from dewmark_lab.attacks.stealing.clustering import CLUSTERINGS, told
 from dewmark_lab.attacks.stealing.counting import CountRules, count_contexts, learn_boosts
 from dewmark_lab.attacks.stealing.forging import (
     CountsForger,
+    DewForger,
     GeneratedText,
     Rewriter,
     attacker_seeds,
     fixed_length,
-    forged,
     generate_texts,
 )
 from dewmark_lab.attacks.stealing.judging import LEVEL, Judge, median_perplexity
@@ -54,6 +54,7 @@ from dewmark_lab.attacks.stealing.piggyback import replaced
 from dewmark_lab.attacks.stealing.regression import (
     Baseline,
     Moments,
+    Victim,
     as_dew,
     cosine,
     estimate,
@@ -341,7 +342,7 @@ def forgery_curve(
         more = _moments(dew, host, marked[first:last], chosen)
         moments = more if moments is None else moments + more
         W = _estimate(moments, baseline, chosen)
-        texts = _texts(run.generate(forged(dew, W, strength=strength)))
+        texts = _texts(run.generate(DewForger(dew, W, strength=strength)))
         judged = judge.judge(texts)
         points.append(
             CurvePoint(
@@ -389,11 +390,11 @@ def _learn(
         chosen = [text for text, share in zip(seen, odds, strict=True) if share > 0.5]
         W = _estimate(_moments(dew, host, chosen, settings), baseline, settings)
         variances = baseline.own_variances
-        head = dew.head() if dew.attributes else head_mask(variances)
+        head = dew.head() if isinstance(dew, BoundDEW) and dew.attributes else head_mask(variances)
 
         def forge_dew(strength: float, tail_share: float | None) -> BoundScheme:
             aimed = W if tail_share is None else spend_on_tail(W, variances, head, share=tail_share)
-            return forged(dew, aimed, strength=strength)
+            return DewForger(dew, aimed, strength=strength)
 
         return _Learned(forge_dew, cosine(dew, W, fresh) if fresh else None, len(chosen))
     info, rules = host.info, settings.rules
@@ -447,7 +448,7 @@ def _edit(
 
 
 def _group(
-    dew: BoundDEW,
+    dew: Victim,
     seen: Sequence[str],
     baseline: Baseline,
     settings: StealSettings,
@@ -483,7 +484,7 @@ def _search(
     return tried[best]
 
 
-def _moments(dew: BoundDEW, host: Host, texts: Sequence[str], settings: StealSettings) -> Moments:
+def _moments(dew: Victim, host: Host, texts: Sequence[str], settings: StealSettings) -> Moments:
     if settings.expectation == "host":
         return residual_moments(host, dew.reader, texts)
     return moments_of(dew.reader, texts)

@@ -7,7 +7,7 @@ The operator sets ``DEWMARK_KEY_FILE`` to a key file, or ``DEWMARK_VLLM_CONFIG``
     mark = true                   # whether to mark requests that do not say
     host = "smollm2-135m"         # dewmark's name for the model, if different from vLLM's
     default_key = "acme"          # for requests that name no key; required with several keys
-    settings = { units = "token" }
+    settings = { alpha = 0.9 }
     [keys]                        # key id = key file, relative to this file
     acme = "acme.key"
 

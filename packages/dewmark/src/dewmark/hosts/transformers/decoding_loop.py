@@ -82,8 +82,6 @@ def decode(
     left: dict[int, list[int]] = {}  # what the others wrote
     length = start
     for step in range(steps):
-        if session is not None:
-            session.ahead(ids[:, :length])
         scores = forward(ids[:, :length]).to(torch.float32, copy=True)
         scores.masked_fill_(forbidden, _MINUS_INF)
         if step < decoding.min_new_tokens:

@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 import torch
 from scipy import stats
-from tests.fakes import BagEncoder, replace_encoders
+from tests.fakes import COMPOSED, BagEncoder, replace_encoders
 from tests.text.test_cleaning import DISGUISES
 
 import dewmark
 from dewmark.core.keys import Key
 from dewmark.decoding import Decoding
-from dewmark.dew.alignment import WordBatch
-from dewmark.dew.scheme import DEW
+from dewmark.dew.open.scheme import DewOpen
+from dewmark.dew.paper.scheme import DewPaper
 from dewmark.errors import ConfigError, VocabularyError
 from dewmark.hosts.fake import FakeHost
 from dewmark.opening import load_scheme
@@ -23,7 +23,7 @@ from dewmark.workspace import Workspace, no_host
 
 KEY = Key(bytes(range(32)))
 # the fake host's few words leave nothing to test once their matrix is flattened
-WORDS = {"units": "word", "vocabulary": "open", "sampler": "gumbel", "alpha": 0.5, "flatten": None}
+WORDS = {"alpha": 0.5, "flatten": None}
 PROMPT = "the old bridge over the river"
 
 
@@ -33,7 +33,7 @@ def host() -> FakeHost:
 
 
 def bind(host: FakeHost, tmp_path, key: Key = KEY, **settings):
-    return DEW().with_settings(WORDS | settings).bind(key, host.info, Workspace(cache=tmp_path))
+    return DewOpen().with_settings(WORDS | settings).bind(key, host.info, Workspace(cache=tmp_path))
 
 
 def write(host: FakeHost, scheme, count: int = 6, tokens: int = 120) -> list[str]:
@@ -48,8 +48,8 @@ def write(host: FakeHost, scheme, count: int = 6, tokens: int = 120) -> list[str
 
 def test_one_detector_without_any_host_finds_the_texts_of_two_hosts(host, bag_encoder, tmp_path) -> None:
     """The detector is bound to no host: it has seen neither tokenizer."""
-    detector = DEW().with_settings(WORDS).bind(KEY, no_host(), Workspace(cache=tmp_path))
-    other = DEW().with_settings(WORDS).bind(Key(bytes(32)), no_host(), Workspace(cache=tmp_path))
+    detector = DewOpen().with_settings(WORDS).bind(KEY, no_host(), Workspace(cache=tmp_path))
+    other = DewOpen().with_settings(WORDS).bind(Key(bytes(32)), no_host(), Workspace(cache=tmp_path))
     for writer in (host, FakeHost(300)):
         texts = write(writer, bind(writer, tmp_path, alpha=1.0), tokens=200)
         z = [d.z for d in detector.detect_batch(texts)]
@@ -62,24 +62,25 @@ def test_every_form_of_a_text_keeps_its_mark(host, bag_encoder, tmp_path) -> Non
 
     The fake host's words end no line; hyphens and numbers of lines are in tests/text.
     """
-    for settings in (WORDS, {"units": "token", "sampler": "gumbel", "alpha": 0.9}):
-        scheme = bind(host, tmp_path, **settings)
+    tokens = DewPaper(sampler="gumbel", alpha=0.9, **COMPOSED)
+    for scheme in (bind(host, tmp_path), tokens.bind(KEY, host.info, Workspace(cache=tmp_path))):
+        name_of_scheme = scheme.scheme.name
         texts = write(host, scheme, count=3, tokens=120)
         plain = np.array([d.z for d in scheme.detect_batch(texts)])
         assert plain.mean() > 3.0
         for name, disguise in DISGUISES.items():
-            if settings["units"] == "token" and ("line" in name or "Markdown" in name or name == "a page"):
+            if name_of_scheme == "dew-paper" and ("line" in name or "Markdown" in name or name == "a page"):
                 continue  # they change the white space between tokens, or add characters that stay
             given = [disguise(text) for text in texts]
             found = scheme.detect_batch(given)
             kept = sum(d.z for d in found) / plain.sum()
-            assert kept >= 0.95, f"{name}: {kept:.2f} of z is left for {settings['units']}s"
+            assert kept >= 0.95, f"{name}: {kept:.2f} of z is left for {name_of_scheme}"
             for text, detection in zip(given, found, strict=True):
                 assert all(token.text == text[token.start : token.end] for token in detection.tokens)
 
 
 def test_without_a_host_marking_is_refused(bag_encoder, tmp_path) -> None:
-    detector = DEW().with_settings(WORDS).bind(KEY, no_host(), Workspace(cache=tmp_path))
+    detector = DewOpen().with_settings(WORDS).bind(KEY, no_host(), Workspace(cache=tmp_path))
     with pytest.raises(ConfigError, match="name a host"):
         detector.session(torch.tensor([[1, 2, 3]]))
 
@@ -88,7 +89,7 @@ def test_without_a_host_marking_is_refused(bag_encoder, tmp_path) -> None:
 def test_marking_and_detection_see_the_same_alignments(kind, bag_encoder, tmp_path) -> None:
     """Every token that ends a word is offered the u that detection later reads for that word."""
     writer = FakeHost(400, kind=kind)
-    bound = bind(writer, tmp_path, subtract_text_mean=False)
+    bound = bind(writer, tmp_path)
     text = {
         "words": " the light of the night and the sea under the old hill was the story of all the people",
         "bytes": " the lighted houses of another town, and bridges under it: old waters all the night",
@@ -96,19 +97,23 @@ def test_marking_and_detection_see_the_same_alignments(kind, bag_encoder, tmp_pa
     prompt = writer.info.tokenizer.encode([PROMPT])[0]
     tokens = writer.info.tokenizer.encode([text])[0]
     ids = torch.tensor([prompt.ids])
-    batch = WordBatch(bound._aligner(ids.device), ids, None)
+    batch = bound.batch(ids, None)
     certain = torch.zeros(1, 1)
     offered = []
     for token in tokens.ids:
         u = batch.texts(ids).alignments(torch.tensor([[token]]), certain, certain)
         offered.append(float(u[0, 0]))
         ids = torch.cat((ids, torch.tensor([[token]])), dim=1)
-    found = bound.detect(text, prompt=PROMPT)
+    (words,) = bound.tokenize([text])
+    reading = bound.reader.read([words], bound.tokenize([PROMPT]))
+    (pairs,) = reading.texts
     checked = 0
-    for word in found.tokens[1:]:  # the first may join the prompt's last word
-        last = [i for i, (_, end) in enumerate(tokens.offsets) if end == word.end]
-        if last and word.scored and text[word.start : word.end].isascii():
-            assert word.score == pytest.approx(offered[last[-1]], abs=2e-2)  # rows are kept as float16
+    for (start, stop), pair in list(zip(words.offsets, pairs.positions, strict=True))[1:]:
+        # the first may join the prompt's last word
+        last = [i for i, (_, end) in enumerate(tokens.offsets) if end == stop]
+        if last and pair >= 0 and text[start:stop].isascii():
+            unit, context = reading.token_rows[pairs.tokens[pair]], reading.context_rows[pairs.windows[pair]]
+            assert unit @ bound.W @ context == pytest.approx(offered[last[-1]], abs=2e-2)  # in float16
             checked += 1
     assert checked >= 5
 
@@ -117,7 +122,7 @@ def test_a_context_that_recurs_gets_fresh_noise(host, bag_encoder, tmp_path) -> 
     bound = bind(host, tmp_path)
     loop = "the old bridge of the old bridge"
     ids = torch.tensor([host.info.tokenizer.encode([loop])[0].ids])
-    batch = WordBatch(bound._aligner(ids.device), ids[:, :3], None)
+    batch = bound.batch(ids[:, :3], None)
     for length in range(3, ids.shape[1] + 1):
         assert batch.texts(ids[:, :length]).repeated().item() == (length == ids.shape[1])
 
@@ -127,7 +132,7 @@ def test_null_p_values_are_uniform_over_keys(bag_encoder, tmp_path) -> None:
         f"{a} {b} und {c}" for a in PROMPT.split() for b, c in (("light", "day"), ("Zeit", "ville"))
     )
     keys = [Key(i.to_bytes(32, "big")) for i in range(1, 601)]
-    rows = DEW().with_settings(WORDS).detect_keys(keys, [text], no_host(), Workspace(cache=tmp_path))
+    rows = DewOpen().with_settings(WORDS).detect_keys(keys, [text], no_host(), Workspace(cache=tmp_path))
     assert stats.kstest([d.p_value for d in rows[0]], "uniform").pvalue > 1e-3
 
 
@@ -159,20 +164,16 @@ def test_library_detects_without_looking_for_a_host(bag_encoder, monkeypatch) ->
         raise AssertionError("a host was looked up")
 
     monkeypatch.setattr("dewmark.hosts.host_info", fail)
-    bound = load_scheme(KEY, settings=WORDS)
+    bound = load_scheme(KEY, scheme="dew-open", settings=WORDS)
     assert bound.detect("a text of some words that nobody marked, long enough to be read").tokens_scored > 5
-    (found,) = dewmark.identify(["a text that nobody marked at all"], [KEY], settings=WORDS)
+    (found,) = dewmark.identify(
+        ["a text that nobody marked at all"], [KEY], scheme="dew-open", settings=WORDS
+    )
     assert not found.best.is_marked
 
 
-def test_what_needs_a_token_table_is_refused() -> None:
-    for settings in ({"mode": "token_only"}, {"donor": "gemma3-270m"}):
-        with pytest.raises(ConfigError, match="units=word does not use"):
-            DEW().with_settings({"units": "word", **settings})
-
-
 def test_words_have_offsets_and_punctuation_has_none(bag_encoder, tmp_path) -> None:
-    detector = DEW().with_settings(WORDS).bind(KEY, no_host(), Workspace(cache=tmp_path))
+    detector = DewOpen().with_settings(WORDS).bind(KEY, no_host(), Workspace(cache=tmp_path))
     text = "Don't panic! L'été coûte 3.14 €, 東京は大きい。 สวัสดีครับ"
     found = detector.detect(text)
     assert [token.text for token in found.tokens][:5] == ["Don't", "panic", "L'été", "coûte", "3.14"]

@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 import torch
 from scipy import stats
-from tests.fakes import PAPER
+from tests.fakes import COMPOSED
 
 from dewmark.core.keys import Key
 from dewmark.decoding import Decoding
+from dewmark.dew.paper.scheme import DewPaper
 from dewmark.dew.scheme import DEW
 from dewmark.errors import ConfigError, InputError, NumericalError, UnknownNameError, VocabularyError
 from dewmark.hosts.fake import FakeHost
@@ -29,12 +30,14 @@ def host() -> FakeHost:
 
 @pytest.fixture
 def bound(host, bag_encoder, tmp_path):
-    return DEW(**PAPER).bind(Key(bytes(range(32))), host.info, Workspace(cache=tmp_path))
+    return DewPaper(**COMPOSED).bind(Key(bytes(range(32))), host.info, Workspace(cache=tmp_path))
 
 
 @pytest.mark.parametrize("encoding", ["composed", "window"])
 def test_padding_and_batching_change_nothing(host, bag_encoder, tmp_path, encoding) -> None:
-    bound = DEW(**PAPER, context_encoding=encoding).bind(Key(bytes(32)), host.info, Workspace(cache=tmp_path))
+    bound = DewPaper(**{**COMPOSED, "context_encoding": encoding}).bind(
+        Key(bytes(32)), host.info, Workspace(cache=tmp_path)
+    )
     pad = host.info.tokenizer.pad_id
     rows = [list(t.ids) for t in host.info.tokenizer.encode([PROMPT, " the", " water and light of the day"])]
     width = max(len(row) for row in rows)
@@ -55,7 +58,7 @@ def test_padding_that_is_a_word_is_masked_out(host, bag_encoder, tmp_path) -> No
     padded = torch.tensor([[40, 40, 50, 60, 70]])  # 40 is an ordinary token here
     mask = torch.tensor([[0, 0, 1, 1, 1]])
     logits = torch.zeros(1, host.info.vocab_size)
-    wide = DEW(**PAPER, k=4).bind(Key(bytes(32)), host.info, Workspace(cache=tmp_path))
+    wide = DewPaper(**COMPOSED, k=4).bind(Key(bytes(32)), host.info, Workspace(cache=tmp_path))
     expected = wide.session(ids)(ids, logits)
     torch.testing.assert_close(wide.session(padded, mask)(padded, logits), expected)
     assert not torch.equal(wide.session(padded)(padded, logits), expected)
@@ -105,7 +108,7 @@ def generate(host, scheme, count: int):
 def test_marked_text_is_found_and_nothing_else(host, bag_encoder, tmp_path) -> None:
     """Under the right key z shifts; under wrong keys, and on unmarked text, p-values are uniform."""
     key = Key(bytes(range(32)))
-    scheme = DEW(**PAPER, lambda_=3.0).bind(key, host.info, Workspace(cache=tmp_path))
+    scheme = DewPaper(**COMPOSED, lambda_=3.0).bind(key, host.info, Workspace(cache=tmp_path))
     marked = [g.text for g in generate(host, scheme, 40)]
     unmarked = [g.text for g in generate(host, None, 40)]
     prompts = [PROMPT] * 40
@@ -113,7 +116,7 @@ def test_marked_text_is_found_and_nothing_else(host, bag_encoder, tmp_path) -> N
     assert np.mean([d.p_value < 0.01 for d in found]) > 0.9
     p = []
     for i in range(12):
-        wrong = DEW(**PAPER).bind(Key(bytes([i]) * 32), host.info, Workspace(cache=tmp_path))
+        wrong = DewPaper(**COMPOSED).bind(Key(bytes([i]) * 32), host.info, Workspace(cache=tmp_path))
         p += [
             wrong.detect_batch([text])[0].p_value
             for text in (unmarked[2 * i], marked[2 * i], marked[2 * i + 1])
@@ -125,7 +128,9 @@ def test_marked_text_is_found_and_nothing_else(host, bag_encoder, tmp_path) -> N
 
 def test_the_mean_shift_is_the_one_the_bias_implies(host, bag_encoder, tmp_path) -> None:
     """One step, many draws: E[b] under the biased softmax, exactly."""
-    scheme = DEW(**PAPER, m=400, lambda_=1.5).bind(Key(bytes(32)), host.info, Workspace(cache=tmp_path))
+    scheme = DewPaper(**COMPOSED, m=400, lambda_=1.5).bind(
+        Key(bytes(32)), host.info, Workspace(cache=tmp_path)
+    )
     ids = torch.tensor([host.info.tokenizer.encode([PROMPT])[0].ids])
     logits = torch.randn(1, 400, generator=torch.Generator().manual_seed(3))
     marked = scheme.session(ids)(ids, logits)
@@ -203,9 +208,35 @@ def test_bad_calls(bound) -> None:
 )
 def test_bad_parameters(settings, message) -> None:
     with pytest.raises(ConfigError, match=message):
-        DEW().with_settings(settings)
+        DewPaper().with_settings(settings)
 
 
 def test_config_round_trips() -> None:
-    scheme = DEW(**PAPER, lambda_=2.5, k=5, nucleus=0.9, mode="token_only", donor="x")
-    assert DEW().with_settings(scheme.to_dict()) == scheme
+    scheme = DewPaper(lambda_=2.5, k=5, nucleus=0.9, mode="token_only", donor="x")
+    assert DewPaper().with_settings(scheme.to_dict()) == scheme
+
+
+@pytest.mark.parametrize(
+    ("settings", "what"),
+    [
+        ({"alpha": 0.5}, "alpha has no effect with sampler=bias"),
+        ({"sampler": "gumbel", "nucleus": 0.9}, "nucleus has no effect with sampler=gumbel"),
+        ({"nucleus": 0.9, "m": 16}, "m has no effect with a nucleus"),
+        (
+            {"mode": "token_only", "whiten_contexts": True},
+            "whiten_contexts has no effect with mode=token_only",
+        ),
+        ({"statistics": "folder"}, "statistics has no effect with contexts that are not whitened"),
+    ],
+)
+def test_a_setting_without_effect_is_refused(settings, what) -> None:
+    with pytest.raises(ConfigError, match=what):
+        DewPaper().with_settings(settings)
+
+
+@pytest.mark.parametrize(
+    ("name", "scheme"), [("units", "dew-paper"), ("sampler", "dew-paper"), ("vocabulary", "dew-open")]
+)
+def test_the_default_names_the_scheme_that_has_a_setting(name, scheme) -> None:
+    with pytest.raises(ConfigError, match=f"dew has no setting '{name}': use the scheme {scheme}"):
+        DEW().with_settings({name: "token"})

@@ -8,16 +8,18 @@ import numpy as np
 import pytest
 import torch
 from scipy import stats
+from tests.fakes import COMPOSED
 
 from dewmark.core.keys import Key
 from dewmark.decoding import Decoding
-from dewmark.dew.alignment import TokenTexts
-from dewmark.dew.scheme import DEW
+from dewmark.dew.paper.scheme import DewPaper
+from dewmark.dew.paper.texts import TokenTexts
 from dewmark.errors import ConfigError
 from dewmark.hosts.fake import FakeHost
 from dewmark.sampling import warp
 from dewmark.workspace import Workspace
 
+GUMBEL = {**COMPOSED, "sampler": "gumbel"}
 PROMPT = "the old bridge over the river"
 
 
@@ -28,7 +30,7 @@ def host() -> FakeHost:
 
 def bind(host: FakeHost, tmp_path, number: int = 0, **settings):
     key = Key(number.to_bytes(32, "big"))
-    chosen = DEW().with_settings({"units": "token", "sampler": "gumbel", **settings})
+    chosen = DewPaper().with_settings({**GUMBEL, **settings})
     return chosen.bind(key, host.info, Workspace(cache=tmp_path))
 
 
@@ -119,10 +121,10 @@ def test_a_context_that_recurs_gets_fresh_noise(host, bag_encoder, tmp_path) -> 
     ids = torch.tensor([host.info.tokenizer.encode([loop])[0].ids])
     logits = torch.zeros(1, 400)
     logits[0, :4] = -math.inf
-    for fresh, expected in ((False, 1), (True, 20)):
-        bound = bind(host, tmp_path, alpha=1.0, fresh_on_repeat=fresh, m=400)
-        found = {chosen_token(bound.session(ids, seeds=[s]), ids, logits)[0] for s in range(40)}
-        assert (len(found) >= expected) if fresh else (len(found) == expected)
+    bound = bind(host, tmp_path, alpha=1.0, m=400)
+    for text, distinct in ((ids[:, :5], 1), (ids, 20)):
+        found = {chosen_token(bound.session(text, seeds=[s]), text, logits)[0] for s in range(40)}
+        assert (len(found) >= distinct) if distinct > 1 else (len(found) == distinct)
 
 
 def test_a_processor_warps_and_chooses(host, bag_encoder, tmp_path) -> None:
@@ -144,12 +146,12 @@ def test_a_processor_warps_and_chooses(host, bag_encoder, tmp_path) -> None:
 @pytest.mark.parametrize("settings", [{"alpha": 0.0}, {"alpha": 1.5}, {"sampler": "greedy"}])
 def test_settings_out_of_range_are_refused(settings) -> None:
     with pytest.raises(ConfigError):
-        DEW().with_settings(settings)
+        DewPaper().with_settings({**GUMBEL, **settings})
 
 
 def test_null_p_values_are_uniform_with_linear_scores(host, bag_encoder, tmp_path) -> None:
     text = " ".join(f"{a} {b} {c}" for a in PROMPT.split() for b, c in (("light", "day"), ("time", "city")))
     keys = [Key(i.to_bytes(32, "big")) for i in range(1, 801)]
-    scheme = DEW().with_settings({"units": "token", "sampler": "gumbel"})
+    scheme = DewPaper().with_settings(GUMBEL)
     rows = scheme.detect_keys(keys, [text], host.info, Workspace(cache=tmp_path))
     assert stats.kstest([d.p_value for d in rows[0]], "uniform").pvalue > 1e-3

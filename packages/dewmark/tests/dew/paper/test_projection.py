@@ -7,13 +7,13 @@ import itertools
 import numpy as np
 import pytest
 import torch
-from tests.fakes import PAPER, BagEncoder
+from tests.fakes import COMPOSED, BagEncoder
 
 from dewmark.core.keys import Key
 from dewmark.core.projections import draw_projections
-from dewmark.dew import paper_reference
-from dewmark.dew.ablation import HashedContexts, permuted_rows
-from dewmark.dew.scheme import DEW
+from dewmark.dew.paper import reference
+from dewmark.dew.paper.ablation import HashedContexts, permuted_rows
+from dewmark.dew.paper.scheme import DewPaper
 from dewmark.hosts.fake import FakeHost
 from dewmark.text.windows import windows_of
 from dewmark.workspace import Workspace
@@ -28,18 +28,15 @@ def host() -> FakeHost:
 
 
 def bind(host: FakeHost, tmp_path, **settings):
-    return (
-        DEW()
-        .with_settings({"subtract_text_mean": False, **PAPER, **settings})
-        .bind(KEY, host.info, Workspace(cache=tmp_path))
-    )
+    contexts = {} if settings.get("mode") in ("token_only", "neither") else COMPOSED
+    return DewPaper().with_settings({**contexts, **settings}).bind(KEY, host.info, Workspace(cache=tmp_path))
 
 
 def literal_tables(bound, key: Key):
     """Ê_T, R_T, R_C as the paper has them, float64, with the ablation's permutation applied to the rows."""
     rows = np.asarray(bound.reader.token_rows, dtype=np.float64)
     projections = draw_projections(
-        key, d_T=rows.shape[1], d_C=bound.shared.d_C, kind=bound.scheme.key_matrix, n=bound.fold.n
+        key, d_T=rows.shape[1], d_C=bound.reader.contexts.dim, kind=bound.scheme.projection, n=bound.fold.n
     )
     if not bound.scheme.token_semantics:
         rows = rows[permuted_rows(key, np.flatnonzero(np.any(rows != 0, axis=1)), len(rows))]
@@ -56,12 +53,13 @@ def literal_tables(bound, key: Key):
     ],
 )
 def test_scores_equal_algorithm_2(host, bag_encoder, tmp_path, mode, projection, encoding, white) -> None:
-    bound = bind(
-        host, tmp_path, mode=mode, projection=projection, context_encoding=encoding, whiten_contexts=white
-    )
+    contexts = {"context_encoding": encoding, "whiten_contexts": white}
+    if mode in ("token_only", "neither"):
+        contexts = {}
+    bound = bind(host, tmp_path, mode=mode, projection=projection, **contexts)
     text = " the river and the old bridge over the water was light and the night was old"
     tokenized = host.info.tokenizer.encode([text])[0]
-    detection = bound.detect(text)
+    detection = bound.detect(text, test="gaussian")  # which takes tokens as they are
     rows, projections = literal_tables(bound, KEY)
     windows = windows_of(tokenized.ids, k=3, host=host.info)
     vectors = (bound.hashed or bound.reader.contexts).vectors(windows).astype(np.float64)
@@ -71,7 +69,7 @@ def test_scores_equal_algorithm_2(host, bag_encoder, tmp_path, mode, projection,
         if i < 3:
             assert not detection.tokens[i].scored
             continue
-        b = paper_reference.score(
+        b = reference.score(
             rows[token], vectors[i], R_T=projections.R_T, R_C=projections.R_C, lambda_=2.0, gamma=0.5
         )
         assert 2.0 * np.tanh(0.5 * detection.tokens[i].score) == pytest.approx(b, abs=1e-5)
@@ -88,7 +86,7 @@ def test_marked_logits_equal_algorithm_1(host, bag_encoder, tmp_path, mode) -> N
     marked = bound.session(ids)(ids, logits)
     rows, projections = literal_tables(bound, KEY)
     e_C = (bound.hashed or bound.reader.contexts).vectors(ids[:, -3:].numpy())[0].astype(np.float64)
-    expected = paper_reference.insert(
+    expected = reference.insert(
         logits[0].numpy().astype(np.float64),
         e_C,
         rows,

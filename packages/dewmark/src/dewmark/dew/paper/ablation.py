@@ -33,6 +33,17 @@ def permuted_rows(key: Key, markable: I64, vocab_size: int) -> I64:
     return source
 
 
+class NoContexts(Contexts):
+    """Stands for contexts that only a key can make; their vectors (N, 0) are empty."""
+
+    def __init__(self, dim: int) -> None:
+        self.dim = dim
+
+    def vectors(self, windows: I64) -> F32:
+        """Windows (N, k) to nothing."""
+        return np.zeros((len(windows), 0), dtype=np.float32)
+
+
 class HashedContexts(Contexts):
     """A pseudo-random unit vector per window, from the key and the window's ids."""
 

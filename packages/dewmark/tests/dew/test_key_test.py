@@ -5,11 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from scipy import stats
-from tests.fakes import PAPER
+from tests.fakes import COMPOSED
 
 import dewmark
 from dewmark.core.keys import Key
 from dewmark.decoding import Decoding
+from dewmark.dew.open.scheme import DewOpen
+from dewmark.dew.paper.scheme import DewPaper
 from dewmark.dew.scheme import DEW
 from dewmark.hosts.fake import FakeHost
 from dewmark.opening import load_scheme
@@ -26,16 +28,12 @@ def host() -> FakeHost:
     return FakeHost(300, padded_vocab=20)
 
 
-@pytest.mark.parametrize("mode", ["both", "context_only", "token_only", "neither"])
-@pytest.mark.parametrize("test", ["key", "gaussian", "beta"])
-def test_each_key_gets_what_it_gets_alone(host, bag_encoder, tmp_path, mode, test) -> None:
+@pytest.mark.parametrize("scheme", [DEW(), DEW(flatten=None), DewOpen(), DewPaper()], ids=str)
+def test_each_key_gets_what_it_gets_alone(host, bag_encoder, tmp_path, scheme) -> None:
     workspace = Workspace(cache=tmp_path)
-    scheme = DEW().with_settings({**PAPER, "mode": mode})
-    rows = scheme.detect_keys(KEYS, [TEXT, LONG], host.info, workspace, prompts=["of the", None], test=test)
+    rows = scheme.detect_keys(KEYS, [TEXT, LONG], host.info, workspace, prompts=["of the", None])
     for number, key in enumerate(KEYS):
-        alone = scheme.bind(key, host.info, workspace).detect_batch(
-            [TEXT, LONG], prompts=["of the", None], test=test
-        )
+        alone = scheme.bind(key, host.info, workspace).detect_batch([TEXT, LONG], prompts=["of the", None])
         for i, expected in enumerate(alone):
             found = rows[i][number]
             assert found.z == pytest.approx(expected.z, abs=1e-4)
@@ -47,12 +45,11 @@ def test_each_key_gets_what_it_gets_alone(host, bag_encoder, tmp_path, mode, tes
                     assert token._replace(score=0.0) == same._replace(score=0.0)
                     assert token.score == pytest.approx(same.score, abs=1e-4)
     for row in rows:
-        best = max(row, key=lambda detection: detection.z)
-        assert [bool(detection.tokens) for detection in row] == [detection is best for detection in row]
+        assert max(row, key=lambda detection: detection.z).tokens
 
 
 def test_windows_are_encoded_once_for_all_keys(host, bag_encoder, tmp_path) -> None:
-    scheme = DEW().with_settings({**PAPER, "context_encoding": "window", "whiten_contexts": False})
+    scheme = DewPaper()
     bag_encoder.calls.clear()
     scheme.detect_keys(KEYS, [TEXT], host.info, Workspace(cache=tmp_path))
     windows = len(TEXT.split()) - 3
@@ -60,14 +57,14 @@ def test_windows_are_encoded_once_for_all_keys(host, bag_encoder, tmp_path) -> N
 
 
 def test_identify_names_the_key(host, bag_encoder) -> None:
-    settings = {**PAPER, "lambda": 4.0}
-    scheme = load_scheme(KEYS[3], host=host.info, settings=settings)
+    settings = {**COMPOSED, "lambda": 4.0}
+    scheme = load_scheme(KEYS[3], host=host.info, scheme="dew-paper", settings=settings)
     prompts = ["the old river", "a new day"]
     marked = host.generate(
         prompts, scheme=scheme, seeds=[1, 2], decoding=Decoding(max_new_tokens=150, no_repeat_ngram=4)
     )
     found = dewmark.identify(
-        [g.text for g in marked], KEYS, host=host.info, settings={**PAPER, "lambda": 4.0}, prompts=prompts
+        [g.text for g in marked], KEYS, scheme="dew-paper", host=host.info, settings=settings, prompts=prompts
     )
     for each in found:
         assert each.index == 3
@@ -82,7 +79,7 @@ def test_identify_names_the_key(host, bag_encoder) -> None:
 def test_the_correction_makes_the_smallest_p_uniform(host, bag_encoder) -> None:
     """Unmarked text and 600 sets of three fresh keys: the corrected p-values are uniform."""
     keys = [Key(bytes([i % 256, i // 256] * 16)) for i in range(1800)]
-    rows = DEW(**PAPER).detect_keys(keys, [LONG], host.info, Workspace(cache=dewmark.config.cache_dir()))
+    rows = DEW(flatten=None).detect_keys(keys, [LONG], host.info, Workspace(cache=dewmark.config.cache_dir()))
     p = np.array([detection.p_value for detection in rows[0]]).reshape(600, 3)
     corrected = 1 - (1 - p.min(axis=1)) ** 3
     assert stats.kstest(corrected, "uniform").pvalue > 1e-3

@@ -1,4 +1,4 @@
-"""The text as one matrix: the exact law over keys, what is cut from it, and each word only once."""
+"""The text as one matrix: normal over keys, what is cut from it, and each word only once."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ import torch
 from scipy import stats
 
 from dewmark.core.keys import Key
-from dewmark.dew.alignment import WordBatch
-from dewmark.dew.batch_detection import flat_batch
+from dewmark.dew.matrix import Cuts, _cuts
+from dewmark.dew.open.scheme import DewOpen
+from dewmark.dew.reading import Pairs
 from dewmark.dew.scheme import DEW
-from dewmark.dew.text_matrix import flatten
+from dewmark.dew.torch_matrix import test_batch as batch_test
 from dewmark.encoders.word_vectors import times_counted
 from dewmark.errors import ConfigError
 from dewmark.hosts.fake import FakeHost
@@ -37,7 +38,12 @@ def rows(count: int, dim: int, *, seed: int, common: float = 0.0) -> np.ndarray:
 
 
 def matrix(T, C, weights) -> np.ndarray:
-    return (T * np.asarray(weights)[:, None]).T @ C
+    return (T * np.asarray(weights)[:, None]).T.astype(np.float64) @ C
+
+
+def flatten(T, C, weights, *, limit: float) -> Cuts:
+    index = np.arange(len(T))
+    return _cuts(matrix(T, C, weights)[None], [Pairs(index, index, weights, index)], limit=limit)[0]
 
 
 @pytest.mark.parametrize(("pairs", "limit"), [(30, 2.0), (80, 2.0 * (64 / 150) ** (1 / 3))])
@@ -45,8 +51,7 @@ def test_flattening_brings_every_direction_down_to_the_limit(pairs, limit) -> No
     """From twice as many pairs as dimensions on, the limit falls."""
     T, C = rows(pairs, 40, seed=1, common=0.8), rows(pairs, 32, seed=2, common=0.8)
     weights = np.random.default_rng(3).integers(1, 4, size=pairs).astype(np.float64)
-    cuts = flatten([(T, C, weights)], limit=2.0)[0]
-    assert cuts is not None
+    cuts = flatten(T, C, weights, limit=2.0)
     M = matrix(T, C, weights)
     flat = M - (cuts.left.T * cuts.sizes) @ cuts.right
     assert weights.sum() == {30: 55, 80: 150}[pairs]
@@ -54,8 +59,6 @@ def test_flattening_brings_every_direction_down_to_the_limit(pairs, limit) -> No
     before, after = (np.linalg.svd(x, compute_uv=False) for x in (M, flat))
     assert before[0] > 1.2 * bound
     np.testing.assert_allclose(after, np.minimum(before, bound), rtol=1e-3, atol=1e-4)
-    np.testing.assert_allclose(cuts.shares @ T, cuts.left, atol=1e-4)
-    assert cuts.square == pytest.approx(np.sum(np.square(flat)), rel=1e-5)
 
 
 def test_words_of_the_lexicon_count_where_they_are_new_and_follow_another() -> None:
@@ -89,10 +92,9 @@ def test_words_of_the_lexicon_count_where_they_are_new_and_follow_another() -> N
 
 def test_texts_without_a_common_direction_are_left_alone() -> None:
     T, C = rows(60, 64, seed=1), rows(60, 64, seed=2)
-    plain, blank = flatten([(T, C, np.ones(60)), (0 * T[:4], C[:4], np.ones(4))], limit=3.0)
+    plain = flatten(T, C, np.ones(60), limit=3.0)
+    blank = flatten(0 * T[:4], C[:4], np.ones(4), limit=3.0)
     assert len(plain.sizes) == len(blank.sizes) == 0
-    assert plain.square == pytest.approx(np.sum(np.square(matrix(T, C, np.ones(60)))))
-    assert blank.square == 0.0
 
 
 COMMON = f"""{FIRST} {SECOND} of in is you that it he was for on are as with his they at be this have from
@@ -124,7 +126,7 @@ def hostile_texts(count: int) -> list[str]:
     ]
 
 
-def test_texts_built_to_leave_nothing_are_not_tested_and_the_others_have_their_law() -> None:
+def test_texts_built_to_leave_nothing_are_not_tested_and_the_others_are_normal() -> None:
     """Where f(M) is nearly 0 its norm has no digits: such texts had p = 1e-240 under some keys."""
     scheme, space = DEW(), Workspace(cache=Path("unused"))
     texts, bound = hostile_texts(30), scheme.bind(KEY, no_host(), space)
@@ -135,17 +137,13 @@ def test_texts_built_to_leave_nothing_are_not_tested_and_the_others_have_their_l
     assert np.all(np.abs(z[tested].std(axis=1) - 1.0) < 4.5 * 0.036)
     assert np.abs(z).max() < 5.0
     reading = bound.reader.read(bound.tokenize(texts), bound.tokenize([""] * len(texts)))
-    batched = list(flat_batch(torch.device("cpu"), reading, W=bound.fold.product, scheme=bound.scheme))
+    batched = list(batch_test(torch.device("cpu"), reading, W=bound.W, limit=1.75))
     single = [bound.detect(text) for text in texts]
     (many, *_) = zip(*scheme.detect_keys([KEY], texts, no_host(), space), strict=True)
-    for alone, (_, batch), identified, has_law in zip(single, batched, many, tested, strict=True):
+    for alone, (_, batch), identified, is_tested in zip(single, batched, many, tested, strict=True):
         assert alone.z == pytest.approx(batch.z, abs=1e-3)
         assert alone.z == pytest.approx(identified.z, abs=1e-3)
-        assert has_law or (alone.p_value, alone.verdict) == (1.0, Verdict.TOO_SHORT)
-    simulated = bound.detect_batch(
-        [text for text, has_law in zip(texts, tested, strict=True) if not has_law][:4], test="monte-carlo"
-    )
-    assert {each.p_value for each in simulated} == {1.0}
+        assert is_tested or (alone.p_value, alone.verdict) == (1.0, Verdict.TOO_SHORT)
 
 
 def test_flattening_uncouples_texts_that_share_a_direction() -> None:
@@ -154,8 +152,7 @@ def test_flattening_uncouples_texts_that_share_a_direction() -> None:
     def flat(seed: int) -> tuple[np.ndarray, np.ndarray]:
         T, C = rows(150, 32, seed=seed, common=0.7), rows(150, 32, seed=seed + 50, common=0.7)
         M = matrix(T, C, np.ones(150))
-        cuts = flatten([(T, C, np.ones(150))], limit=2.0)[0]
-        assert cuts is not None
+        cuts = flatten(T, C, np.ones(150), limit=2.0)
         return M, M - (cuts.left.T * cuts.sizes) @ cuts.right
 
     texts = [flat(seed) for seed in range(12)]
@@ -167,7 +164,7 @@ def test_flattening_uncouples_texts_that_share_a_direction() -> None:
     assert cut < 0.2
 
 
-@pytest.mark.parametrize("settings", [{}, {"flatten": 1.2}, {"subtract_text_mean": False, "flatten": None}])
+@pytest.mark.parametrize("settings", [{}, {"flatten": 1.2}, {"flatten": None}])
 def test_p_values_are_uniform_over_keys(settings, bag_encoder, tmp_path) -> None:
     found = DEW().with_settings(settings).detect_keys(KEYS, [FIRST], no_host(), Workspace(cache=tmp_path))
     assert stats.kstest([each.p_value for each in found[0]], "uniform").pvalue > 1e-3
@@ -190,12 +187,10 @@ def test_one_key_and_many_give_the_same_numbers(bag_encoder, tmp_path) -> None:
     (many,) = DEW().detect_keys([KEY], [FIRST], no_host(), space)
     one = DEW().bind(KEY, no_host(), space).detect(FIRST)
     assert many[0].z == pytest.approx(one.z, rel=1e-4)
-    simulated = DEW().bind(KEY, no_host(), space).detect(FIRST, test="monte-carlo")
-    assert simulated.p_value == pytest.approx(one.p_value, abs=4 * np.sqrt(0.25 / 999))
 
 
 def test_a_word_counts_where_it_is_new(bag_encoder, tmp_path) -> None:
-    bound = DEW(vocabulary="open").bind(KEY, no_host(), Workspace(cache=tmp_path))
+    bound = DewOpen().bind(KEY, no_host(), Workspace(cache=tmp_path))
     text = "one two three harbour the bridge the harbour the bridge the lantern the lantern the harbour"
     scored = [token.text for token in bound.detect(text).tokens if token.scored]
     assert times_counted("harbour") == 1
@@ -206,11 +201,11 @@ def test_a_word_counts_where_it_is_new(bag_encoder, tmp_path) -> None:
 
 def test_a_used_up_word_gets_fresh_noise_when_it_is_a_candidate_again(bag_encoder, tmp_path) -> None:
     host = FakeHost(400)
-    bound = DEW(vocabulary="open").bind(KEY, host.info, Workspace(cache=tmp_path))
+    bound = DewOpen().bind(KEY, host.info, Workspace(cache=tmp_path))
     tokenizer = host.info.tokenizer
     prompt = torch.tensor([tokenizer.encode([" the water of the sea"])[0].ids])
     (bridge,), (river,) = (tokenizer.encode([word])[0].ids for word in (" bridge", " river"))
-    batch = WordBatch(bound._aligner(prompt.device), prompt, None)
+    batch = bound.batch(prompt, None)
     candidates, certain = torch.tensor([[bridge, river]]), torch.zeros(1, 1)
 
     def offered(text: str) -> list[float]:
@@ -224,9 +219,6 @@ def test_a_used_up_word_gets_fresh_noise_when_it_is_a_candidate_again(bag_encode
     assert offered(" and the old bridge under the")[0] == 0.0
 
 
-def test_settings_that_contradict_each_other_are_refused() -> None:
-    for settings in ({"projection": "full"}, {"count_once": True}):
-        with pytest.raises(ConfigError, match="units=word"):
-            DEW().with_settings({"units": "token", **settings})
+def test_a_limit_below_1_is_refused() -> None:
     with pytest.raises(ConfigError, match="flatten must be at least 1"):
         DEW().with_settings({"flatten": 0.5})

@@ -1,0 +1,129 @@
+"""The words of a lexicon in serving engines, whose batches change from step to step."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+
+import torch
+
+from dewmark.decoding import Decoding
+from dewmark.dew.race import LexiconAligner, LexiconTexts, WordRace
+from dewmark.dew.sessions import drawn
+from dewmark.dew.word_step import WordStates
+from dewmark.sampling import RandomStreams, check_logits
+from dewmark.serving_rows import Row, Rows
+
+_CPU = torch.device("cpu")
+# ids at a prompt's end that hold the words of any context; the whole batch waits while they are read
+_PROMPT = 512
+_SLOTS = 8  # texts that an engine's rows have room for at first
+
+MatrixOf = Callable[[int, int | None, int | None], torch.Tensor | None]
+"""A text's matrix by its seed, member and payload; None for the aligner's own."""
+
+
+class _LexiconRow(Row):
+    """A text in an engine: its row among the states, and how far it has been read."""
+
+    slot = -1
+    read = -1  # -1: not even the prompt
+    W: torch.Tensor | None = None  # its own matrix (d_T, d_C), if not the aligner's
+
+    def __init__(
+        self, prompt: Sequence[int], written: Sequence[int], *, seed: int, decoding: Decoding
+    ) -> None:
+        super().__init__(prompt, written, seed=seed, decoding=decoding)
+        self.noise = RandomStreams([seed], device=_CPU)
+
+    @property
+    def unread(self) -> Sequence[int]:
+        """The tokens written since the last step."""
+        return self.written[self.read :]
+
+
+class LexiconRows(Rows):
+    """Marks rows of different prompts, steps, seeds and decoding options; all states are on the device.
+
+    ``matrix_of`` gives the matrix of a text, by its seed and the member and payload that were asked for, if
+    it is not the aligner's.
+    """
+
+    def __init__(
+        self, race: WordRace, aligner: LexiconAligner, *, vocab_size: int, matrix_of: MatrixOf
+    ) -> None:
+        self._race = race
+        self._matrix_of = matrix_of
+        self._aligner = aligner
+        self._vocab_size = vocab_size
+        self._states = aligner.begin(_SLOTS)
+        self._free = list(range(_SLOTS))
+
+    def open(
+        self, prompt: Sequence[int], written: Sequence[int], *, seed: int, decoding: Decoding
+    ) -> _LexiconRow:
+        """Start following a text."""
+        return self.open_as(prompt, written, seed=seed, decoding=decoding)
+
+    def open_as(
+        self,
+        prompt: Sequence[int],
+        written: Sequence[int],
+        *,
+        seed: int,
+        decoding: Decoding,
+        member: int | None = None,
+        payload: int | None = None,
+    ) -> _LexiconRow:
+        """Start following a text that a member of the key's ring marks, with a payload."""
+        row = _LexiconRow(prompt, written, seed=seed, decoding=decoding)
+        row.W = self._matrix_of(seed, member, payload)
+        if not self._free:
+            size = len(self._states)
+            grown = self._aligner.begin(2 * size)
+            grown.put(torch.arange(size, device=self._aligner.tables.device), self._states)
+            self._states = grown
+            self._free.extend(range(size, 2 * size))  # rows that end give their slots back to this list
+        row.slot = self._free.pop()
+        weakref.finalize(row, self._free.append, row.slot)
+        return row
+
+    def mark(self, rows: Sequence[Row], scores: torch.Tensor) -> torch.Tensor:
+        """Logits (rows, vocab) float32 to marked ones, same shape."""
+        check_logits(scores, self._vocab_size)
+        mine = [row for row in rows if isinstance(row, _LexiconRow)]
+        assert len(mine) == len(scores)
+        states = self._caught_up(mine, scores.device)
+        W = self._aligner.W
+        if any(row.W is not None for row in mine):
+            W = torch.stack([W if row.W is None else row.W for row in mine])
+        return drawn(self._race, scores, LexiconTexts(self._aligner, states, W), mine)
+
+    def _caught_up(self, rows: Sequence[_LexiconRow], device: torch.device) -> WordStates:
+        """The rows' states after all that they have written, which are stored too."""
+        new = [row for row in rows if not 0 <= row.read <= len(row.written)]  # or the engine took tokens back
+        if new:
+            prompts = [row.prompt[-_PROMPT:] for row in new]
+            length = max(map(len, prompts))
+            padded = [[0] * (length - len(prompt)) + list(prompt) for prompt in prompts]
+            begun = self._aligner.begin(len(new))
+            padding = _sent([[length - len(prompt)] for prompt in prompts], device)
+            begun.read_prompts(_sent(padded, device), padding)
+            self._states.put(_sent([row.slot for row in new], device), begun)
+            for row in new:
+                row.read = 0
+        slots = _sent([row.slot for row in rows], device)
+        states = self._states.at(slots)
+        unread = [row.unread for row in rows]
+        most = max(map(len, unread))
+        if most:
+            states.push(_sent([[*tokens, *[-1] * (most - len(tokens))] for tokens in unread], device))
+        self._states.put(slots, states)
+        for row in rows:
+            row.read = len(row.written)
+        return states
+
+
+def _sent(values: Sequence[object], device: torch.device) -> torch.Tensor:
+    """Integers as a tensor on the device, which is not waited for."""
+    return torch.tensor(values, dtype=torch.long).to(device, non_blocking=True)

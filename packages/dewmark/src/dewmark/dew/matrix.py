@@ -1,0 +1,293 @@
+"""A text as one public matrix, what is cut from it, and z under any key: all tests of words end here.
+
+With a key's matrix W (d_T, d_C) of independent standard normals, everything that a text says about a key is
+
+    M = Σ_i w_i (t_i − μ_i) c_iᵀ,    F = f(M),    z = ⟨F, W⟩ / ‖F‖,
+
+exactly N(0, 1) over keys, for texts of any length, because F is a function of the text alone. Under one key
+the correlation between the z of two texts is the cosine between their matrices, so what all texts of a kind
+have in common is what makes false alarms come in blocks. Three things remove it:
+
+- the expected unit μ_i is subtracted. A marked word was preferred to the others that could have stood in
+  its place, so the mark lies in the difference from the expected word. Either a language model says what was
+  expected (`dewmark.dew.expected`), or the text's mean unit t̄ stands in for it; what a language or a kind of
+  text shares goes with it. The differences are not normalised afterwards;
+- a word counts where it is new in the text, a frequent one up to four times (`dewmark.dew.reading`);
+- M is flattened. The expected pair of a language or a kind of text, E[t cᵀ], grows with the length of the
+  text, its fluctuation only with the root. It lies in few directions, so it stands out among the singular
+  values of M; a mark, which follows W, lies in all directions alike. So no singular value may exceed
+  ``limit`` times their root mean square; what does is cut down to that:
+
+    f(M) = M − Σ_j (s_j − b)₊ l_j r_jᵀ,    b = limit · ‖f(M)‖/√min(L, d)
+
+A text with many more pairs than the space has dimensions d can spare evidence, and has more in common with
+others: from L = 2d on the limit falls with ∛L, down to `_LEAST_LIMIT`.
+
+‖f(M)‖² is computed in double precision from f(M) itself: as a difference of two norms it would lose its
+digits where little is left of M. That happens to texts of few directions (drills, lists, the same words over
+and over): b then shrinks towards 0. Below `LEAST_SHARE` of the evidence there is nothing to test. (Measured
+figures are in the statistics page of the documentation.)
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from scipy.special import ndtr
+
+from dewmark.arrays import F32, F64
+from dewmark.core.keys import KeyStream
+from dewmark.dew.reading import Pairs, Reading
+from dewmark.stats.evidence import Evidence
+from dewmark.stats.key_test import NOTHING, TINY, Statistic, effective_length
+
+__all__ = ["TextMatrix", "text_matrices"]
+
+Array = Any  # of numpy or of torch
+Library = Any  # numpy or torch
+
+_DIRECTIONS, _OF_LONG = 24, 64  # at most so many are cut, of texts with up to 2d pairs and of longer ones
+_ITERATIONS = 3  # of the search for them
+_ROUNDS = 30  # until the bound settles
+_LEAST_LIMIT = 1.05  # where nearly all directions are cut alike
+LEAST_SHARE = 0.01
+"""A text is tested if at least this share of its evidence is left after flattening; ordinary ones keep 5% or
+more."""
+_ALIKE = 1e-5  # of two columns, relative to the first: too near for half the digits
+_PAIRS_AT_ONCE, _TEXTS_AT_ONCE = 4096, 64
+
+
+def z_scores(F: Array, square: Array, W: Array) -> Array:
+    """z (B, K) of B texts with F (B, d_T, d_C) and ‖F‖² (B,) under K keys with W (K, d_T, d_C).
+
+    Arrays of numpy or of torch, float64. z is 0 where there is nothing to test.
+    """
+    return standard(F.reshape(len(F), -1) @ W.reshape(len(W), -1).T, square[:, None])
+
+
+def standard(sums: Array, square: Array) -> Array:
+    """z of sums ⟨F, W⟩, which have the variance ``square`` = ‖F‖² over keys; 0 where that is 0."""
+    return sums * (square > TINY) / (square + (square <= TINY)) ** 0.5
+
+
+@dataclass(frozen=True)
+class Cuts:
+    """The q directions of a text's matrix that stand out, and by how much.
+
+    ``left`` (q, d_T) and ``right`` (q, d_C) are unit rows, ``sizes`` (q,) what is cut from each singular
+    value.
+    """
+
+    left: F64
+    right: F64
+    sizes: F64
+
+
+@dataclass(frozen=True)
+class TextMatrix:
+    """One text, ready to be tested under any key.
+
+    ``T`` (N, d_T) are the differences t_i − μ_i of its pairs and ``C`` (N, d_C) their contexts. ``F``
+    (d_T, d_C) is f(M), and ``square`` is ‖F‖², the variance over keys of ⟨F, W⟩; 0 if there is nothing to
+    test.
+    """
+
+    pairs: Pairs
+    T: F32
+    C: F32
+    cuts: Cuts
+    F: F64
+    square: float
+
+    @functools.cached_property
+    def blank(self) -> Evidence:
+        """The evidence with all scores 0; the cuts are pairs that belong to no word."""
+        weights = np.concatenate((self.pairs.weights, -self.cuts.sizes))
+        return Evidence(
+            scores=np.zeros(len(weights)),
+            alignments=np.zeros(len(weights), dtype=np.float32),
+            weights=weights,
+            positions=self.pairs.positions,
+            T=np.concatenate((self.T, self.cuts.left.astype(np.float32))),
+            C=np.concatenate((self.C, self.cuts.right.astype(np.float32))),
+            kernel=(1.0,),
+            extra=len(self.cuts.sizes),
+            unit_rows=False,
+        )
+
+    @property
+    def effective_length(self) -> float:
+        """How many independent words the text is worth."""
+        return effective_length(self.blank, self.square)
+
+    def under(self, W: F32) -> Evidence:
+        """The evidence under a key's W (d_T, d_C): u of every pair, on its own scale for display."""
+        blank, n = self.blank, len(self.T)
+        u: F32 = np.einsum("ij,ij->i", np.asarray(blank.T) @ W, blank.C)
+        norms = np.ones(len(u), dtype=np.float32)
+        norms[:n] = np.linalg.norm(self.T, axis=1)
+        shown = np.divide(u, norms, out=np.zeros_like(u), where=norms > 0.0)
+        return dataclasses.replace(blank, scores=u.astype(np.float64), alignments=shown)
+
+    def test(self, W: F32) -> Statistic:
+        """The key test under a key's W (d_T, d_C)."""
+        z = float(z_scores(self.F[None], np.array([self.square]), W[None])[0, 0])
+        return statistic(z, self.square, self.effective_length)
+
+
+def statistic(z: float, square: float, length: float) -> Statistic:
+    """The result of the key test."""
+    return Statistic(z, float(ndtr(-z)), length) if square > TINY else NOTHING
+
+
+def text_matrices(
+    reading: Reading, *, limit: float | None, texts: slice = slice(None)
+) -> Iterator[TextMatrix]:
+    """The matrices of a reading's texts, flattened to ``limit`` unless it is None."""
+    contexts = reading.context_rows
+    for some in _groups(reading.texts[texts]):
+        rows = [(differences(pairs, reading.token_rows), contexts[pairs.windows]) for pairs in some]
+        wide = [
+            (T.astype(np.float64), C * pairs.weights[:, None])
+            for pairs, (T, C) in zip(some, rows, strict=True)
+        ]
+        M = np.stack([T.T @ C for T, C in wide])
+        cuts = _cuts(M, some, limit=limit)
+        for pairs, (T, C), (t, c), matrix, cut in zip(some, rows, wide, M, cuts, strict=True):
+            F = matrix - (cut.left.T * cut.sizes) @ cut.right
+            square = float(np.sum(np.square(F)))
+            whole = float(np.sum(np.square(matrix)))
+            energy = float(np.sum(np.square(np.linalg.norm(t, axis=1) * np.linalg.norm(c, axis=1))))
+            if limit is not None and not testable(square, whole, energy):
+                square = 0.0
+            yield TextMatrix(pairs, T, C, cut, F, square)
+
+
+def _groups(texts: Sequence[Pairs]) -> Iterator[Sequence[Pairs]]:
+    """Texts in order, at most about `_PAIRS_AT_ONCE` pairs at a time."""
+    start = size = 0
+    for i, pairs in enumerate(texts):
+        size += len(pairs.tokens)
+        if size >= _PAIRS_AT_ONCE or i + 1 - start == _TEXTS_AT_ONCE or i == len(texts) - 1:
+            yield texts[start : i + 1]
+            start, size = i + 1, 0
+
+
+def differences(pairs: Pairs, units: F32) -> F32:
+    """t_i − μ_i of a text's pairs, (N, d_T); ``units`` (V, d_T) are the rows of units and expectations."""
+    T = units[pairs.tokens]
+    if not np.any(pairs.tokens != pairs.tokens[:1]):  # a lone unit is not its own mean
+        return T
+    mean = np.asarray((pairs.weights / pairs.weights.sum()).astype(np.float32) @ T)
+    if pairs.expected is None:
+        return np.asarray(T - mean)
+    assert pairs.unforeseen is not None
+    return np.asarray(T - (units[pairs.expected] + pairs.unforeseen[:, None] * mean))
+
+
+def _cuts(M: F64, texts: Sequence[Pairs], *, limit: float | None) -> list[Cuts]:
+    """What to cut from the matrices M (B, d_T, d_C) of texts.
+
+    Texts that search for equally many directions do so together.
+    """
+    d_T, d_C = M.shape[1:]
+    nothing = Cuts(np.zeros((0, d_T)), np.zeros((0, d_C)), np.zeros(0))
+    found = [nothing] * len(texts)
+    if limit is None:
+        return found
+    lengths = [float(pairs.weights.sum()) for pairs in texts]
+    alike: dict[int, list[int]] = {}
+    for i, pairs in enumerate(texts):
+        alike.setdefault(most_directions(len(pairs.tokens), lengths[i], d=min(d_T, d_C)), []).append(i)
+    for most, members in alike.items():
+        directions = leading_directions(M[members].astype(np.float32), most)
+        for i, values, left, right in zip(members, *directions, strict=True):
+            square = float(np.sum(np.square(M[i])))
+            sizes = cut_sizes(values, square, lengths[i], d=min(d_T, d_C), limit=limit)
+            found[i] = Cuts(left[:, : len(sizes)].T, right[:, : len(sizes)].T, sizes)
+    return found
+
+
+def testable(kept: float, *energies: float) -> bool:
+    """Whether ‖f(M)‖² is large enough beside ‖M‖² and Σ_i ‖w_i t_i c_iᵀ‖²."""
+    return kept > max(TINY, *(LEAST_SHARE * energy for energy in energies))
+
+
+def most_directions(pairs: int, length: float, *, d: int) -> int:
+    """How many directions to look for in a text of so many pairs, whose weights sum to ``length``."""
+    return min(_DIRECTIONS if length <= 2 * d else _OF_LONG, pairs, d)
+
+
+def cut_sizes(values: F64, square: float, length: float, *, d: int, limit: float) -> F64:
+    """What is cut from those of a matrix's singular values (q,) that stand out.
+
+    ``square`` is ‖M‖², ``length`` the sum of the text's weights, and the largest value comes first.
+    """
+    if square <= TINY:
+        return values[:0]
+    limit = max(limit * min(2.0 * d / length, 1.0) ** (1 / 3), min(limit, _LEAST_LIMIT))
+    bound = _bound(values, square, limit, rank=min(length, d))
+    return values[values > bound] - bound
+
+
+def leading_directions(matrices: Array, count: int, *, xp: Library = np) -> tuple[Array, Array, Array]:
+    """The leading singular values (B, q) of matrices (B, d_T, d_C), float32, and their directions.
+
+    These are (B, d_T, q) and (B, d_C, q). ``xp`` is the library of the arrays: numpy, or torch.
+    """
+    start = _start(matrices.shape[-1], count)
+    right = start if xp is np else matrices.new_tensor(start)
+    if not count:
+        return matrices[:, 0, :0], matrices[..., :0], matrices.mT[..., :0]
+    for _ in range(_ITERATIONS):
+        right = _orthonormal(matrices.mT @ (matrices @ right), xp)
+    image, right = (xp.asarray(each, dtype=xp.float64) for each in (matrices @ right, right))
+    squares, turn = xp.linalg.eigh(image.mT @ image)
+    squares, turn = xp.flip(squares, (-1,)), xp.flip(turn, (-1,))
+    values = xp.sqrt(squares * (squares > 0.0))
+    return values, image @ turn / (values + (values == 0.0))[:, None], right @ turn
+
+
+def _orthonormal(columns: Array, xp: Library) -> Array:
+    """An orthonormal basis (B, d, q) of each space of columns (B, d, q), float32."""
+    wide = xp.asarray(columns, dtype=xp.float64)
+    try:  # in double precision this is a QR decomposition at a third of the time, unless some are alike
+        factor = xp.linalg.cholesky(wide.mT @ wide)
+    except xp.linalg.LinAlgError:
+        if half := len(wide) // 2:
+            return xp.concatenate([_orthonormal(part, xp) for part in (columns[:half], columns[half:])])
+        return xp.asarray(xp.linalg.qr(wide)[0], dtype=xp.float32)
+    basis = wide @ xp.linalg.inv(factor).mT
+    alike = xp.amin(xp.linalg.diagonal(factor), -1) < _ALIKE * factor[:, 0, 0]
+    for i, replaced in enumerate(alike.tolist()):
+        if replaced:
+            basis[i] = xp.linalg.qr(wide[i])[0]
+    return xp.asarray(basis, dtype=xp.float32)
+
+
+def _bound(values: F64, square: float, limit: float, *, rank: float) -> float:
+    """b for a matrix of this squared norm with these singular values (q,) at the top, the largest first."""
+    ordered = values.tolist()
+    rest = [max(square - float(inner), 0.0) for inner in (0.0, *np.cumsum(np.square(values)))]
+    bound, cut = limit * math.sqrt(square / rank), 0
+    for _ in range(_ROUNDS):
+        while cut < len(ordered) and ordered[cut] > bound:
+            cut += 1
+        last, bound = bound, limit * math.sqrt((rest[cut] + cut * bound * bound) / rank)
+        if bound == last:
+            break
+    return bound
+
+
+@functools.cache
+def _start(rows: int, columns: int) -> F32:
+    """Fixed public columns from which the search for directions starts, (rows, columns)."""
+    stream = KeyStream(hashlib.sha256(b"dewmark/leading directions").digest())
+    return stream.normals(rows, columns).astype(np.float32)
