@@ -18,6 +18,7 @@ from dewmark.dew.scheme import DEW
 from dewmark.errors import ConfigError, KeyFileError
 from dewmark.hosts.fake import FakeHost
 from dewmark.passages import locate
+from dewmark.scheme import marking_as
 from dewmark.types import Verdict
 from dewmark.workspace import Workspace, no_host
 
