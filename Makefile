@@ -8,6 +8,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 MINUTES ?= 10
 TORCH := $(shell grep '^torch==' constraints.txt)
 PROJECTS := $(wildcard packages/*/pyproject.toml)
+TESTS := .:packages/dewmark:packages/dewmark-lab:packages/dewmark-desk  # one namespace of tests
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo reproduce-smoke test test-core test-contract test-models test-serve fuzz-serve test-postgresql test-ray \
@@ -42,7 +43,7 @@ test-serve: $(VENV)/.serve ## the tests that drive the service with clients, pro
 	$(BIN)/python -m pytest -q -m serve
 
 test-postgresql: $(VENV)/.postgresql ## the service's store on a real PostgreSQL server, which is started for it
-	OMP_NUM_THREADS=1 $(BIN)/python -m tests.desk.with_postgresql $(BIN)/python -m pytest -q \
+	OMP_NUM_THREADS=1 PYTHONPATH=$(TESTS) $(BIN)/python -m tests.desk.with_postgresql $(BIN)/python -m pytest -q \
 		packages/dewmark-desk/tests/desk/test_postgresql.py packages/dewmark-desk/tests/desk/test_migrations.py packages/dewmark-desk/tests/desk/test_query_log.py \
 		packages/dewmark-desk/tests/desk/test_jobs.py packages/dewmark-desk/tests/desk/test_api_tokens.py
 
@@ -60,10 +61,10 @@ test-vllm: .venv-vllm/.ready ## marks inside vLLM: a server under concurrent req
 	.venv-vllm/bin/python -m pytest -q -m vllm packages/dewmark/tests/hosts/test_vllm_real.py
 
 golden: $(VENV)/.dev ## compare texts, p-values and detectors with the golden record
-	OMP_NUM_THREADS=1 $(BIN)/python -m tests.golden.record check
+	OMP_NUM_THREADS=1 PYTHONPATH=$(TESTS) $(BIN)/python -m tests.golden.record check
 
 golden-models: $(VENV)/.dev ## the same, and what SmolLM2 writes and its detectors say
-	OMP_NUM_THREADS=1 $(BIN)/python -m tests.golden.record check --models
+	OMP_NUM_THREADS=1 PYTHONPATH=$(TESTS) $(BIN)/python -m tests.golden.record check --models
 
 lint: $(VENV)/.dev ## style, types and import rules
 	$(BIN)/ruff check .

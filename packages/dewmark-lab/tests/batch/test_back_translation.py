@@ -45,22 +45,19 @@ def test_only_languages_with_a_translator_are_brought_back(monkeypatch):
 
 def scored_with(monkeypatch, detector, values, *, fpr=0.01):
     """Score (p of the text, p of its translation or None) pairs with a scorer that reads p from the text."""
-    scorer = DetectorSpec(detector=detector, translate_back=True, fpr=fpr).open()
-    (template,) = scorer._scorer([TextRow("x", "the old bridge over a river was built by people who came")])
+    scorer = DetectorSpec(detector=detector, translate_back=True, fpr=fpr, coverage=False).open()
+    (template,) = scorer.bound.detect_batch(["the old bridge over a river was built by people who came"])
 
-    def score(batch):
-        found = []
-        for row in batch:
-            p = float(row.text.removeprefix("en:"))
+    def detect(bound, texts, *, prompts, **_):
+        for text, prompt in zip(texts, prompts, strict=True):
+            assert text.startswith("en:") == (prompt is None)
+            p = float(text.removeprefix("en:"))
             verdict = Verdict.TOO_SHORT if p > 1 else Verdict.MARKED if p < fpr else Verdict.NOT_MARKED
-            detection = dataclasses.replace(template.detection, p_value=p, verdict=verdict)
-            assert row.text.startswith("en:") == (row.prompt is None)
-            found.append(dataclasses.replace(template, id=row.id, text=row.text, detection=detection))
-        return found
+            yield dataclasses.replace(template, p_value=p, verdict=verdict)
 
     seconds = [None if second is None else f"en:{second}" for _, second in values]
-    monkeypatch.setattr(scorers, "translate_back", lambda texts, **_: seconds)
-    scorer._scorer = score
+    monkeypatch.setattr(translation, "translate_back", lambda texts, **_: seconds)
+    monkeypatch.setattr(scorers, "detect_texts", detect)
     return scorer([TextRow(i, str(first), "a prompt") for i, (first, _) in enumerate(values)])
 
 
@@ -71,7 +68,7 @@ def test_both_attempts_count(monkeypatch, detector):
     marked = [each.detection.is_marked for each in found]
     assert marked == [True, True, False, False, True, True, False]
     assert [each.row["versions"] for each in found] == [2, 2, 2, 2, 1, 1, 1]
-    assert [each.row["translated_back"] for each in found] == [False, True, True, True, False, True, False]
+    assert [each.row["translated_back"] for each in found] == [False, True, True, False, False, True, False]
     assert found[1].text == "en:0.004"  # token scores belong to the translation
     assert found[1].row["p_value"] == 0.008
 

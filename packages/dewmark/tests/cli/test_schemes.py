@@ -33,7 +33,7 @@ def test_all_schemes_are_listed_with_their_parameters(run) -> None:
 
 
 def test_needs_are_the_declared_ones(run) -> None:
-    assert rows(run, "dew")[0]["needs"] == ["logits", "sampling", "final"]
+    assert rows(run, "dew")[0]["needs"] == ["logits", "sampling", "final_distribution"]
 
 
 @pytest.mark.parametrize("name", SCHEMES)

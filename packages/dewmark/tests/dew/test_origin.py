@@ -163,7 +163,9 @@ def test_the_paper_s_scheme_takes_plain_keys_only(host, bag_encoder, tmp_path) -
     with pytest.raises(ConfigError, match="takes a plain key"):
         DewPaper().check_key(ring)
     with pytest.raises(ConfigError, match="dew-paper"):
-        marking_as(DewPaper().bind(Key(bytes(32)), host.info, Workspace(cache=tmp_path)), payload=1)
+        marking_as(
+            DewPaper().bind(Key(bytes(32)), host.info, Workspace(cache=tmp_path)), member=None, payload=1
+        )
 
 
 # The test for forgery

@@ -234,6 +234,10 @@ class BoundWords(BoundScheme, Generic[R]):
         changed.uses, changed.asked = self.uses, asked
         return changed
 
+    def by_text(self, seeds: Sequence[int]) -> list[tuple[BoundScheme, list[int]]]:
+        """The schemes that mark texts with these seeds: this one, where each row has its own matrix."""
+        return [(self, list(range(len(seeds))))]
+
     @property
     def matrices(self) -> KeyMatrices:
         """The matrices of all uses of the key; a plain key has one."""

@@ -35,6 +35,8 @@ from dewmark.sampling import (
     left_padding,
 )
 
+__all__ = ["LexiconBatch"]
+
 _CALLED = 4  # steps before a session captures them, so that short texts do not pay for a capture
 
 

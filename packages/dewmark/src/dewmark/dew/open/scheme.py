@@ -103,7 +103,7 @@ class BoundDewOpen(BoundWords[OpenReader]):
         """Texts by the member that marks them, chosen by each text's seed unless `for_member` named it."""
         members = self.members_chosen
         if members is None:
-            return [(self, list(range(len(seeds))))]
+            return super().by_text(seeds)
         chosen: dict[int, list[int]] = {}
         for place, seed in enumerate(seeds):
             chosen.setdefault(random_member(seed, members), []).append(place)
