@@ -61,17 +61,16 @@ def traced(run: Callable[[Walk], None]) -> dict[str, Any]:
 def main() -> None:
     parser = script_parser(__doc__)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
-    parser.add_argument("--encoder", default="use-m3", help="encoder of the default scheme")
     options = parser.parse_args()
     host = FakeHost(400)
     key = named_key("walk")
 
     def open_and_detect(walk: Walk) -> None:
         walk.on = True
-        dewmark.load_scheme(key, host=host.info, settings={"encoder": options.encoder}).detect(TEXT)
+        dewmark.load_scheme(key, host=host.info).detect(TEXT)
 
     found = {"open and detect": traced(open_and_detect)}
-    bound = dewmark.load_scheme(key, host=host.info, settings={"encoder": options.encoder})
+    bound = dewmark.load_scheme(key, host=host.info)
     bound.detect(TEXT)
 
     def detect(walk: Walk) -> None:
