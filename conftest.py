@@ -10,6 +10,9 @@ import hypothesis
 import pytest
 from tests.fakes import BagEncoder, replace_encoders
 
+from dewmark.attack import ATTACKS
+from dewmark.registry import ENCODERS, HOSTS, SCHEMES
+
 hypothesis.settings.register_profile("untimed", deadline=None)  # a busy machine is no fault
 hypothesis.settings.load_profile("untimed")
 LAB = importlib.util.find_spec("dewmark_lab") is not None
@@ -20,6 +23,13 @@ def private_cache(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: p
     """No test writes to the user's cache, but for those that need the real models kept there."""
     if "models" not in request.keywords:
         monkeypatch.setenv("DEWMARK_CACHE", str(tmp_path / "cache"))
+
+
+@pytest.fixture(autouse=True)
+def own_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Names that a test registers end with it."""
+    for registry in (ATTACKS, ENCODERS, HOSTS, SCHEMES):
+        monkeypatch.setattr(registry, "_registered", dict(registry._registered))
 
 
 @pytest.fixture(scope="session")

@@ -4,14 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from dewmark.attack import ATTACKS
 from dewmark.core.keys import Key
-from dewmark.registry import SCHEMES
 
 
-def test_the_examples_are_schemes_and_attacks_from_files(monkeypatch):
-    for registry in (ATTACKS, SCHEMES):  # which keep the names for the rest of the process
-        monkeypatch.setattr(registry, "_registered", {})
+def test_the_examples_are_schemes_and_attacks_from_files() -> None:
     from dewmark.hosts.fake import FakeHost
     from dewmark.opening import load_scheme
     from dewmark_lab.experiments.recipe import load_recipe

@@ -91,9 +91,9 @@ def detect(
         typer.Option(
             metavar="NAME",
             show_default="the scheme's first, for dew: key",
-            help="Statistical test. key: valid for every text; monte-carlo: the same by simulation; gaussian "
-            "and beta: the paper's, which treat tokens as independent; empirical: rank among unmarked texts "
-            "(needs --calibration). Schemes other than dew may have other tests.",
+            help="Statistical test. key: valid for every text; empirical: rank among unmarked texts (needs "
+            "--calibration). dew-paper also has monte-carlo (key by simulation), gaussian and beta (the "
+            "paper's, which treat tokens as independent); other schemes have tests of their own.",
         ),
     ] = None,
     calibration: Annotated[

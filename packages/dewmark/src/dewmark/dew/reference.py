@@ -15,8 +15,10 @@ g = −log(−log Φ(r)) comes from fresh standard normals r. With the mark most
     y = √α u + √(1−α) r,    x = A^(−1/2) y,    A = αK + (1−α)I,    K_ij = (t_i · t_j)(c_i · c_j)
     next word = argmax(logit + λ tanh(γu) − log(−log Φ(x)))
 
-A is the covariance of y over keys and r, so x is independent standard normal noise again. With λ = 0 the next
-word would follow the host's distribution, averaged over keys. The term with λ makes the mark stronger.
+A is the covariance of y over keys and r, so x is independent standard normal noise again (among the 32
+likeliest candidates; the others keep y). With λ = 0 the next word would follow the host's distribution,
+averaged over keys and for this step alone: earlier words depend on W too. The term with λ makes the mark
+stronger.
 
 **Testing** fixes the text and asks how many keys fit it as well as this one. The text is a matrix M (d, d):
 
@@ -25,7 +27,9 @@ word would follow the host's distribution, averaged over keys. The term with λ 
 f flattens M: it cuts the few directions that unrelated texts share. Neither M nor f depends on the key, so z
 is exactly N(0, 1) over keys for every text that was written without the key.
 
-A word carries the mark, and counts, where it is new in the text; a frequent word up to four times.
+A word carries the mark, and counts, where it is new in the text; a frequent word up to four times. Marking
+also leaves out a context that has occurred before. That hardly happens before a new word, so testing does not
+look for it.
 """
 
 from __future__ import annotations
