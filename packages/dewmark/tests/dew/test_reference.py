@@ -16,13 +16,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from scipy.special import ndtri
+from scipy.special import log_ndtr, ndtri
 
 from dewmark.core.keys import Key
+from dewmark.cuda import word_race
 from dewmark.decoding import Decoding
 from dewmark.dew import reference
 from dewmark.dew.matrix import text_matrices
-from dewmark.dew.race import decorrelated_exponentials
+from dewmark.dew.noise import innovations, keyed_noise
 from dewmark.dew.ring import KeyUse
 from dewmark.dew.scheme import DEW
 from dewmark.dew.torch_matrix import test_batch as batch_test
@@ -82,8 +83,8 @@ def lexicon() -> Lexicon:
 
 
 @cache
-def expected(text: str, prompt: str = "") -> tuple[float, float]:
-    return reference.detect(text, KEY, lexicon(), prompt=prompt)
+def expected(text: str) -> tuple[float, float]:
+    return reference.detect(text, KEY, lexicon())
 
 
 @pytest.fixture(scope="module")
@@ -97,9 +98,10 @@ def bound():
 def test_the_constants_are_those_of_the_default() -> None:
     default = DEW()
     assert default.m == 256
-    constants = (default.k, default.alpha, default.lambda_, default.gamma)
-    assert constants == (reference.CONTEXT, reference.ALPHA, reference.LAMBDA, reference.GAMMA)
-    assert (default.decorrelate, default.flatten) == (reference.INDEPENDENT, reference.LIMIT)
+    assert (default.k, default.alpha, default.strength) == (reference.CONTEXT, reference.ALPHA, reference.LAMBDA)
+    assert (default.flatten, word_race.GAMMA) == (reference.LIMIT, reference.GAMMA)
+    assert word_race.INDEPENDENT == reference.INDEPENDENT
+    assert (word_race.STEPS, word_race.KEPT) == (reference.STEPS, reference.KEPT)
 
 
 def test_it_needs_no_torch() -> None:
@@ -114,7 +116,7 @@ def test_it_needs_no_torch() -> None:
 @pytest.mark.parametrize("text", TEXTS.values(), ids=TEXTS)
 def test_detection_gives_z_and_p_of_the_reference(bound, text, prompt) -> None:
     found = bound.detect(text, prompt=prompt or None)
-    z, p = expected(text, prompt)
+    z, p = expected(text)
     assert found.z == pytest.approx(z, abs=ROUNDING)
     assert found.p_value == pytest.approx(p, abs=ROUNDING)
     assert (found.p_value == 1.0) == (p == 1.0)
@@ -137,7 +139,7 @@ def test_the_batch_of_an_accelerator_gives_z_and_p_of_the_reference(bound, promp
     reading = bound.reader.read(bound.tokenize(texts), bound.tokenize([prompt] * len(texts)))
     found = batch_test(torch.device("cpu"), reading, W=bound.W, limit=bound.scheme.flatten)
     statistics = [(statistic.z, statistic.p_value) for _, statistic in found]
-    np.testing.assert_allclose(statistics, [expected(text, prompt) for text in texts], atol=ROUNDING, rtol=0)
+    np.testing.assert_allclose(statistics, [expected(text) for text in texts], atol=ROUNDING, rtol=0)
 
 
 def test_many_keys_give_z_and_p_of_the_reference() -> None:
@@ -193,8 +195,15 @@ def test_an_exact_decomposition_changes_z_by_a_few_tenths(monkeypatch) -> None:
 SIZE = 400  # tokens
 CPU = torch.device("cpu")
 PROMPT = "the old house on the hill"
-WRITTEN = ("", " was", " water in the night", " of the day and the sea of the day and the sea", " the bridge")
+WRITTEN = (
+    "the",
+    "the water in",
+    "the water in the night",
+    "one of the day and the sea of the day and the sea",
+    "the hill of the bridge",
+)
 DECODINGS = [Decoding(), Decoding(temperature=0.7, top_p=0.9), Decoding(top_k=20), Decoding(min_p=0.02)]
+STEPS = 12
 
 
 @pytest.fixture(scope="module", params=["words", "bytes"])
@@ -213,24 +222,25 @@ def begin(marking, written: str, *, seed: int = 0):
     """A session that began at the prompt, and the ids of the prompt and the words after it."""
     encode = marking.host.tokenizer.encode
     prompt = encode([PROMPT])[0].ids
-    ids = torch.tensor([[*prompt, *(encode([written])[0].ids if written else ())]])
+    ids = torch.tensor([[*prompt, *encode([written])[0].ids]])
     return marking.session(ids[:, : len(prompt)], seeds=[seed]), ids
 
 
-def candidate_vectors(host: FakeHost, written: str) -> tuple[np.ndarray, np.ndarray]:
-    """t and c of every token of a host's vocabulary after the prompt and some words, the last one open.
+@cache
+def pieces(host: FakeHost) -> tuple[str, ...]:
+    return tuple(host.info.tokenizer.decode([[i] for i in range(host.info.vocab_size)]))
 
-    The prompt leaves its last word open, so that one belongs to the text.
-    """
-    *prompt, opened = reference.forms(PROMPT)
-    words = [opened, *reference.forms(written)]
+
+def candidate_vectors(host: FakeHost, written: str) -> tuple[np.ndarray, np.ndarray]:
+    """t and c of every token of a host's vocabulary after a text whose last word is open."""
+    words = reference.forms(written)
     begins, extends = [], []
-    for piece in host.info.tokenizer.decode([[i] for i in range(host.info.vocab_size)]):
+    for piece in pieces(host):
         part = piece.strip() if piece.isascii() and piece.strip().isalnum() else ""
         begins.append(form_of(part) if part != piece else "")
         extends.append(form_of(words[-1] + part) if part and part == piece else "")
-    begun = reference.candidates(begins, lexicon(), written=words, prompt=prompt)
-    longer = reference.candidates(extends, lexicon(), written=words[:-1], prompt=prompt)
+    begun = reference.candidates(begins, lexicon(), written=words)
+    longer = reference.candidates(extends, lexicon(), written=words[:-1])
     which = np.array([bool(word) for word in extends])[:, None]
     return np.where(which, longer[0], begun[0]), np.where(which, longer[1], begun[1])
 
@@ -252,39 +262,51 @@ def test_marking_gives_every_token_u_of_the_reference(host, marking, written) ->
     t, c = candidate_vectors(host, written)
     u = np.einsum("id,de,ie->i", t, reference.key_matrix(KEY, lexicon()), c)
     np.testing.assert_array_equal(found != 0.0, u != 0.0)
+    assert u.any() == (written not in (WRITTEN[0], WRITTEN[3]))
     np.testing.assert_allclose(found, u, atol=HALF_PRECISION, rtol=0)
 
 
-@pytest.mark.parametrize("decoding", DECODINGS, ids=str)
-@pytest.mark.parametrize("written", WRITTEN)
-def test_the_race_perturbs_logits_as_the_reference(host, marking, written, decoding) -> None:
-    session, ids = begin(marking, written)
-    texts, mixture = session._batch.texts(ids), marking.race.mixture
-    race = CandidateRace(random_logits(1), [decoding], marking.scheme.m)
-    aligned = texts.align(race.candidates)
-    uniforms = race.uniforms(RandomStreams([7], device=CPU).states(0))
-    noise = -decorrelated_exponentials(texts, aligned, uniforms, mixture).log()
-    found = race.values + mixture.strength * torch.tanh(mixture.gamma * aligned.u) + noise
-
-    order, logits = race.candidates[0].numpy(), race.values[0].double().numpy()
-    t, c = (each[order] for each in candidate_vectors(host, written))
-    W, r = reference.key_matrix(KEY, lexicon()), fresh_normals(7, 0)[order]
-    expected = reference.perturbed_logits(logits, t, c, W, r)
-    np.testing.assert_allclose(found[0].numpy(), expected, atol=2 * HALF_PRECISION, rtol=0)
+def joined(past: list[reference.Revealed]) -> reference.Revealed:
+    d = lexicon().dim
+    nothing = reference.Revealed(np.zeros((0, d)), np.zeros((0, d)), np.zeros(0))
+    return reference.Revealed(*map(np.concatenate, zip(*past, nothing, strict=True)))
 
 
 @pytest.mark.parametrize("decoding", DECODINGS, ids=str)
 @pytest.mark.parametrize("written", WRITTEN)
-def test_a_session_draws_the_token_of_the_reference(host, marking, written, decoding) -> None:
-    """From the whole vocabulary, of which the 256 likeliest are candidates; each time from other logits."""
-    W, (t, c) = reference.key_matrix(KEY, lexicon()), candidate_vectors(host, written)
-    candidates = np.arange(SIZE)[:, None] < DEW().m
-    for seed in range(12):
-        session, ids = begin(marking, written, seed=seed)
-        scores = random_logits(seed)
+def test_a_session_draws_the_tokens_of_the_reference(host, marking, written, decoding) -> None:
+    """A whole text, token by token, from the whole vocabulary: each noise is drawn given the last ones.
+
+    Tokens that make no plain word end it: the reference follows words, not bytes.
+    """
+    W, seed = reference.key_matrix(KEY, lexicon()), len(written)
+    session, ids = begin(marking, written, seed=seed)
+    start, past, conditioned = ids.shape[1], [], 0
+    skipped = start - len(marking.host.tokenizer.encode([PROMPT])[0].ids)
+    plain = torch.tensor([piece.isascii() and piece.strip().isalnum() for piece in pieces(host)])
+    for step in range(STEPS):
+        scores = random_logits(100 * seed + step).masked_fill(~plain, -20.0)
+        race = CandidateRace(scores, [decoding], marking.scheme.m)
+        order, logits = race.candidates[0].numpy(), race.values[0].double().numpy()
+        t, c = (each[order] for each in candidate_vectors(host, written))
+        r = fresh_normals(seed, skipped + step)[order]
+        y = reference.keyed_noise(t, c, W, r)
+        expected = reference.perturbed_logits(logits, t, c, W, y, joined(past))
+
+        texts, alpha = session._batch.texts(ids), marking.scheme.alpha
+        aligned = texts.align(race.candidates)
+        state = texts.states.state
+        mine = keyed_noise(aligned, race.uniforms(RandomStreams([seed], device=CPU).states(skipped + step)), alpha=alpha)
+        x = innovations(aligned, mine, state, texts.aligner.tables.units, alpha=alpha)
+        found = logits - np.log(-log_ndtr(x[0].numpy()))
+        np.testing.assert_allclose(found, expected, atol=5 * HALF_PRECISION, rtol=0)
+
         chosen, _ = session.choose(ids, scores, decoding)
-        order = scores[0].argsort(descending=True, stable=True).numpy()
-        logits = warp(scores, decoding)[0].double().numpy()[order]
-        r = fresh_normals(seed, ids.shape[1] - len(marking.host.tokenizer.encode([PROMPT])[0].ids))[order]
-        numbers = reference.perturbed_logits(logits, t[order] * candidates, c[order], W, r)
-        assert int(chosen) == order[numbers.argmax()]
+        conditioned += bool(past)
+        past = reference.remembered(logits, t, c, y, int(expected.argmax()), past)
+        rest = warp(scores, decoding)[0].double().numpy() - np.log(-log_ndtr(fresh_normals(seed, skipped + step)))
+        rest[order] = expected
+        assert int(chosen) == rest.argmax()
+        ids = torch.cat((ids, chosen.unsqueeze(1)), dim=1)
+        written += pieces(host)[int(chosen)]
+    assert conditioned > STEPS / 2

@@ -7,7 +7,8 @@ A step of a batch is six kernels, of which only the first and the fifth read the
 - `select` finds each row's m likeliest tokens and applies temperature, min-p, top-k and top-p to them. Where
   a filter keeps more tokens than these, it is a lowest logit, which bisection over the row finds;
 - `align` follows the trie, computes u = t_w · W c of every candidate, and its noise y;
-- `decorrelate` replaces y of the n likeliest by A^(−1/2) y and finds the candidate that is first;
+- `innovate` turns y into what earlier steps leave open (`dewmark.dew.noise`), finds the candidate that is
+  first, and keeps the noise that this step used;
 - `race_others` gives all other tokens their numbers. A token of share s (its probability over that of the
   likeliest) can only be first if 1 − U < T s, where T is the time to beat, because −log U ≥ 1 − U. So a block
   of tokens needs logarithms only where one passes that test;
@@ -410,11 +411,12 @@ def align(  # type: ignore[no-untyped-def]
     y_out,
     numbers_out,
     rows_out,
-    likeness_out,
+    contexts_out,
     states,
     recent,
     counts,
     seen,
+    finished,
     repeated,
     odd,
     keys,
@@ -447,9 +449,10 @@ def align(  # type: ignore[no-untyped-def]
     C_ROOM: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    """Words, noise y and Exp(1) numbers of each row's candidates (batch, m); adds the bias to ``values``.
+    """Words, noise y and fresh Exp(1) numbers of each row's candidates (batch, m); adds the bias to ``values``.
 
     ``rows_out`` are the words' rows, negative (−1 − row) for words that are extended; 0 carries no mark.
+    ``contexts_out`` (batch, 2, d_C) are the contexts of words that begin and of those that are extended.
     """
     row = tl.program_id(0).to(tl.int64)
     rank = tl.arange(0, KEPT)
@@ -475,7 +478,8 @@ def align(  # type: ignore[no-untyped-def]
     begun = tl.where(is_open, later + latest, extended)
     begun = begun / tl.maximum(tl.sqrt(tl.sum(begun * begun, axis=0)), 1e-6)
     extended = extended / tl.maximum(tl.sqrt(tl.sum(extended * extended, axis=0)), 1e-6)
-    tl.store(likeness_out + row, tl.sum(begun * extended, axis=0))
+    tl.store(contexts_out + row * 2 * D_C + column, begun, mask=column < D_C)
+    tl.store(contexts_out + row * 2 * D_C + D_C + column, extended, mask=column < D_C)
     u_begun = tl.zeros((KEPT,), tl.float32)
     u_extended = tl.zeros((KEPT,), tl.float32)
     for start in range(0, D_T, COLUMNS):
@@ -498,15 +502,15 @@ def align(  # type: ignore[no-untyped-def]
     earlier = tl.load(seen + row * WINDOWS + tl.arange(0, WINDOWS))
     again = tl.max((earlier == hashed).to(tl.int32), axis=0) != 0
     without = without | tl.where(begins & is_open, again, tl.load(repeated + row) != 0)
-    u = tl.where(without, 0.0, u)
+    before = tl.load(finished + row) + (begins & is_open).to(tl.int64)
+    u = tl.where(without | (before < K), 0.0, u)
     marked = u != 0.0
     bits = _bits(tl.load(random + row * random_stride), ids)
     uniform = (bits.to(tl.float64) + 0.5) * (1.0 / (1 << 52))
     rest = ((((1 << 52) - 1) - bits).to(tl.float64) + 0.5) * (1.0 / (1 << 52))
     y = root_keyed * u.to(tl.float64) + root_fresh * _normal(uniform, rest)
-    number = tl.where(marked, _exponential(y), -tl.log(uniform))
     tl.store(y_out + row * m + rank, y.to(tl.float32), mask=inside)
-    tl.store(numbers_out + row * m + rank, number, mask=inside)
+    tl.store(numbers_out + row * m + rank, -tl.log(uniform), mask=inside)
     shown = tl.where(begins, word, -1 - word)
     tl.store(rows_out + row * m + rank, tl.where(marked, shown, 0).to(tl.int32), mask=inside)
     bias = strength * (2.0 * tl.sigmoid(2.0 * gamma * u) - 1.0)
@@ -514,15 +518,42 @@ def align(  # type: ignore[no-untyped-def]
     tl.store(values + row * m + rank, value + bias, mask=inside)
 
 
+@triton.jit
+def _covariance(alpha, units, left, right, contexts, D_T: tl.constexpr, COLUMNS: tl.constexpr):  # type: ignore[no-untyped-def]
+    """α (t_i · t_j)(c_i · c_j) of words ``left`` (a,) and ``right`` (b,); ``contexts`` (a, b) are c_i · c_j."""
+    gram = tl.zeros(contexts.shape, tl.float32)
+    for start in range(0, D_T, COLUMNS):
+        part = start + tl.arange(0, COLUMNS)
+        there = (part < D_T)[None, :]
+        mine = tl.load(units + left[:, None] * D_T + part[None, :], mask=there, other=0.0)
+        other = tl.load(units + right[:, None] * D_T + part[None, :], mask=there, other=0.0)
+        gram = tl.dot(mine, tl.trans(other), gram)
+    return alpha * gram * contexts
+
+
+@triton.jit
+def _factors(low):  # type: ignore[no-untyped-def]
+    """a and b of P = aI + bM, and the next lower bound (`dewmark.dew.inverse_root`)."""
+    square = 3.0 / (1.0 + low + low * low)
+    root = tl.sqrt(square)
+    a = 1.5 * root
+    b = -0.5 * root * square
+    return a, b, low * (a + b * low * low)
+
+
 @triton.jit  # type: ignore[untyped-decorator]
-def decorrelate(  # type: ignore[no-untyped-def]
+def innovate(  # type: ignore[no-untyped-def]
     ids,
     values,
     y,
     numbers,
     rows,
-    likeness,
+    contexts,
     units,
+    past_rows,
+    past_y,
+    past_contexts,
+    steps,
     tops,
     first_out,
     chosen_out,
@@ -534,59 +565,111 @@ def decorrelate(  # type: ignore[no-untyped-def]
     N: tl.constexpr,
     KEPT: tl.constexpr,
     D_T: tl.constexpr,
+    D_C: tl.constexpr,
+    C_ROOM: tl.constexpr,
     COLUMNS: tl.constexpr,
     ROUNDS: tl.constexpr,
+    STEPS: tl.constexpr,
+    USED: tl.constexpr,
 ):
-    """The first candidate of each row and its time, after the n likeliest got independent noise.
+    """The first candidate of each row and its time; keeps the noise of ``USED`` candidates for later steps.
 
     `dewmark.dew.inverse_root` says what ``scale``, ``least`` and ``ROUNDS`` are.
     """
+    PAST: tl.constexpr = STEPS * USED
     row = tl.program_id(0).to(tl.int64)
     top = tl.load(tops + row).to(tl.float64)
+    column = tl.arange(0, C_ROOM)
+    begun = tl.load(contexts + row * 2 * D_C + column, mask=column < D_C, other=0.0)
+    extended = tl.load(contexts + row * 2 * D_C + D_C + column, mask=column < D_C, other=0.0)
+    # A_pp^(−1/2), and what it makes of the noise of earlier steps
+    p = tl.arange(0, PAST)
+    past = tl.load(past_rows + row * PAST + p)
+    near = tl.zeros((PAST, PAST), tl.float32)
+    near_begun = tl.zeros((PAST,), tl.float32)
+    near_extended = tl.zeros((PAST,), tl.float32)
+    for start in range(0, D_C, COLUMNS):
+        part = start + tl.arange(0, COLUMNS)
+        there = part < D_C
+        cells = past_contexts + (row * PAST + p[:, None]) * D_C + part[None, :]
+        c = tl.load(cells, mask=there[None, :], other=0.0)
+        near = tl.dot(c, tl.trans(c), near, input_precision="ieee")
+        here = tl.load(contexts + row * 2 * D_C + part, mask=there, other=0.0)
+        near_begun += tl.sum(c * here[None, :], axis=1)
+        here = tl.load(contexts + row * 2 * D_C + D_C + part, mask=there, other=0.0)
+        near_extended += tl.sum(c * here[None, :], axis=1)
+    one = p[:, None] == p[None, :]
+    A = _covariance(alpha, units, past, past, near, D_T, COLUMNS)
+    M = tl.where(one, 1.0, A) * scale
+    root = tl.where(one, tl.sqrt(scale), 0.0)
+    low = least
+    for _ in range(ROUNDS):
+        a, b, low = _factors(low)
+        P = tl.where(one, a, 0.0) + b * M
+        root = tl.dot(P, root, input_precision="ieee")
+        M = tl.dot(tl.dot(M, P, input_precision="ieee"), P, input_precision="ieee")
+    known = tl.sum(root * tl.load(past_y + row * PAST + p)[None, :], axis=1)
+    # the candidates' noise beyond what is known, each on its own
     rank = tl.arange(0, KEPT)
-    others = (rank >= n) & (rank < m)
-    number = tl.load(numbers + row * m + rank, mask=others, other=float("inf"))
-    value = tl.load(values + row * m + rank, mask=others, other=float("-inf")).to(tl.float64)
-    times = number / tl.exp(value - top)
+    inside = rank < m
+    shown = tl.load(rows + row * m + rank, mask=inside, other=0)
+    word = tl.where(shown > 0, shown, tl.where(shown < 0, -1 - shown, 0)).to(tl.int64)
+    alike = tl.where((shown > 0)[:, None], near_begun[None, :], near_extended[None, :])
+    B = tl.dot(_covariance(alpha, units, word, past, alike, D_T, COLUMNS), root, input_precision="ieee")
+    noise = tl.load(y + row * m + rank, mask=inside, other=0.0) - tl.sum(B * known[None, :], axis=1)
+    spread = tl.sqrt(tl.maximum(1.0 - tl.sum(B * B, axis=1), tl.maximum(1.0 - alpha, 1e-3)))
+    number = tl.load(numbers + row * m + rank, mask=inside, other=float("inf"))
+    number = tl.where(shown != 0, _exponential((noise / spread).to(tl.float64)), number)
+    value = tl.load(values + row * m + rank, mask=inside, other=float("-inf")).to(tl.float64)
+    times = tl.where(inside & (rank >= n), number / tl.exp(value - top), float("inf"))
     first, at = tl.min(times, axis=0, return_indices=True)
-    if N > 0:
-        i = tl.arange(0, N)
-        inside = i < n
-        shown = tl.load(rows + row * m + i, mask=inside, other=0)
-        marked = shown != 0
-        begins = shown > 0
-        word = tl.where(begins, shown, tl.where(marked, -1 - shown, 0)).to(tl.int64)
-        gram = tl.zeros((N, N), tl.float32)
-        for start in range(0, D_T, COLUMNS):
-            part = start + tl.arange(0, COLUMNS)
-            cells = units + word[:, None] * D_T + part[None, :]
-            t = tl.load(cells, mask=marked[:, None] & (part < D_T)[None, :], other=0.0)
-            gram = tl.dot(t, tl.trans(t), gram)
-        alike = tl.load(likeness + row)
-        A = alpha * gram * tl.where(begins[:, None] == begins[None, :], 1.0, alike)
-        A = tl.where(marked[:, None] & marked[None, :], A, 0.0)
-        one = i[:, None] == i[None, :]
-        M = tl.where(one, 1.0, A) * scale
-        x = tl.load(y + row * m + i, mask=inside, other=0.0)
-        low = least
-        for _ in range(ROUNDS):
-            square = 3.0 / (1.0 + low + low * low)
-            root = tl.sqrt(square)
-            a = 1.5 * root
-            b = -0.5 * root * square
-            P = tl.where(one, a, 0.0) + b * M
-            x = tl.sum(P * x[None, :], axis=1)
-            M = tl.dot(tl.dot(M, P, input_precision="ieee"), P, input_precision="ieee")
-            low = low * (a + b * low * low)
-        number = tl.load(numbers + row * m + i, mask=inside, other=float("inf"))
-        number = tl.where(marked, _exponential((x * tl.sqrt(scale)).to(tl.float64)), number)
-        value = tl.load(values + row * m + i, mask=inside, other=float("-inf")).to(tl.float64)
-        times = number / tl.exp(value - top)
-        likelier, place = tl.min(times, axis=0, return_indices=True)
-        at = tl.where(likelier <= first, place, at)
-        first = tl.minimum(likelier, first)
-    tl.store(first_out + row, first)
+    # the likeliest ones, independent of one another too
+    i = tl.arange(0, N)
+    inside = i < n
+    shown = tl.load(rows + row * m + i, mask=inside, other=0)
+    begins = shown > 0
+    word = tl.where(begins, shown, tl.where(shown < 0, -1 - shown, 0)).to(tl.int64)
+    alike = tl.where(begins[:, None], near_begun[None, :], near_extended[None, :])
+    B = tl.dot(_covariance(alpha, units, word, past, alike, D_T, COLUMNS), root, input_precision="ieee")
+    both = tl.sum(begun * extended, axis=0)
+    alike = tl.where(begins[:, None] == begins[None, :], 1.0, both)
+    one = i[:, None] == i[None, :]
+    A = tl.where(one, 1.0, _covariance(alpha, units, word, word, alike, D_T, COLUMNS))
+    M = (A - tl.dot(B, tl.trans(B), input_precision="ieee")) * scale
+    x = tl.load(y + row * m + i, mask=inside, other=0.0) - tl.sum(B * known[None, :], axis=1)
+    low = least
+    for _ in range(ROUNDS):
+        a, b, low = _factors(low)
+        P = tl.where(one, a, 0.0) + b * M
+        x = tl.sum(P * x[None, :], axis=1)
+        M = tl.dot(tl.dot(M, P, input_precision="ieee"), P, input_precision="ieee")
+    number = tl.load(numbers + row * m + i, mask=inside, other=float("inf"))
+    number = tl.where(shown != 0, _exponential((x * tl.sqrt(scale)).to(tl.float64)), number)
+    value = tl.load(values + row * m + i, mask=inside, other=float("-inf")).to(tl.float64)
+    times = tl.where(inside, number / tl.exp(value - top), float("inf"))
+    likelier, place = tl.min(times, axis=0, return_indices=True)
+    at = tl.where(likelier <= first, place, at)
+    tl.store(first_out + row, tl.minimum(likelier, first))
     tl.store(chosen_out + row, tl.load(ids + row * m + at))
+    # what this step has used
+    tl.debug_barrier()
+    j = tl.arange(0, USED)
+    last = tl.minimum(USED, m) - 1
+    used = tl.where((j == last) & (at > last), at, j)
+    value = tl.load(values + row * m + used, mask=j <= last, other=float("-inf"))
+    shown = tl.load(rows + row * m + used, mask=j <= last, other=0)
+    shown = tl.where(value > float("-inf"), shown, 0)
+    any_marked = tl.max((shown != 0).to(tl.int32), axis=0) > 0
+    step = tl.load(steps + row)
+    to = row * PAST + (step % STEPS) * USED + j
+    store = (j <= last) & any_marked
+    word = tl.where(shown > 0, shown, tl.where(shown < 0, -1 - shown, 0)).to(tl.int64)
+    tl.store(past_rows + to, word, mask=store)
+    tl.store(past_y + to, tl.load(y + row * m + used, mask=shown != 0, other=0.0), mask=store)
+    c = tl.where((shown < 0)[:, None], extended[None, :], tl.where((shown > 0)[:, None], begun[None, :], 0.0))
+    cells = past_contexts + to[:, None] * D_C + column[None, :]
+    tl.store(cells, c, mask=store[:, None] & (column < D_C)[None, :])
+    tl.store(steps + row, step + any_marked.to(tl.int64))
 
 
 @triton.jit(do_not_specialize=["random_stride"], do_not_specialize_on_alignment=["random"])  # type: ignore[untyped-decorator]

@@ -22,6 +22,14 @@ import torch
 MOST = 256
 """The most candidates per row."""
 
+INDEPENDENT = 32
+"""The likeliest candidates of a step, whose noise is independent of one another."""
+STEPS, KEPT = 4, 8
+"""The last steps whose noise is remembered, and how many candidates of each."""
+PAST = STEPS * KEPT
+GAMMA = 0.5
+"""γ: how fast the bias tanh(γu) saturates."""
+
 _BLOCK = 32  # logits in a block, and blocks in a group
 _GROUPS = 4  # that one program reads to keep their maxima
 _TILE = 2048  # tokens that one program of the race reads
@@ -55,15 +63,17 @@ class State(NamedTuple):
     finished: torch.Tensor
     repeated: torch.Tensor
     odd: torch.Tensor
+    past_rows: torch.Tensor
+    past_y: torch.Tensor
+    past_contexts: torch.Tensor
+    steps: torch.Tensor
 
 
 class Mixture(NamedTuple):
-    """How keyed and fresh noise are mixed: α, λ, γ, the number of decorrelated candidates and their root."""
+    """How keyed and fresh noise are mixed: α, the strength λ, and the root of a covariance."""
 
     alpha: float
     strength: float
-    gamma: float
-    n: int
     scale: float  # 1 / a bound of the largest eigenvalue
     least: float  # of the root of the smallest eigenvalue after scaling
     rounds: int
@@ -126,7 +136,7 @@ def push_words(tables: Tables, state: State, ids: torch.Tensor) -> None:
         ids,
         ids.shape[1],
         *ids.stride(),
-        *state,
+        *state[:7],
         tables.keys,
         len(tables.keys),
         tables.targets,
@@ -199,8 +209,8 @@ def draw_words(
         num_warps=8,
     )
     y, numbers = new((batch, m)), new((batch, m), dtype=torch.float64)
-    rows, likeness = new((batch, m), dtype=torch.int32), new((batch,))
     (d_T, d_C), k = W.shape[-2:], state.recent.shape[1]
+    rows, contexts = new((batch, m), dtype=torch.int32), new((batch, 2, d_C))
     align = _launcher(race_kernels.align, scores, batch)
     align(
         ids,
@@ -210,11 +220,12 @@ def draw_words(
         y,
         numbers,
         rows,
-        likeness,
+        contexts,
         state.open,
         state.recent,
         state.counts,
         state.seen,
+        state.finished,
         state.repeated,
         state.odd,
         tables.keys,
@@ -236,7 +247,7 @@ def draw_words(
         math.sqrt(mixture.alpha),
         math.sqrt(1.0 - mixture.alpha),
         mixture.strength,
-        mixture.gamma,
+        GAMMA,
         KEPT=kept,
         K=k,
         K_ROOM=_room(k),
@@ -249,16 +260,20 @@ def draw_words(
         num_warps=8,
     )
     first, chosen = new((batch,), dtype=torch.float64), new((batch,), dtype=torch.long)
-    n = min(mixture.n, m)
-    decorrelate = _launcher(race_kernels.decorrelate, scores, batch)
-    decorrelate(
+    n = min(INDEPENDENT, m)
+    innovate = _launcher(race_kernels.innovate, scores, batch)
+    innovate(
         ids,
         values,
         y,
         numbers,
         rows,
-        likeness,
+        contexts,
         tables.units,
+        state.past_rows,
+        state.past_y,
+        state.past_contexts,
+        state.steps,
         tops,
         first,
         chosen,
@@ -267,11 +282,15 @@ def draw_words(
         mixture.alpha,
         mixture.scale,
         mixture.least,
-        N=_room(n, 16) if n else 0,
+        N=_room(n, 16),
         KEPT=kept,
         D_T=d_T,
+        D_C=d_C,
+        C_ROOM=_room(d_C),
         COLUMNS=_COLUMNS,
         ROUNDS=mixture.rounds,
+        STEPS=STEPS,
+        USED=KEPT,
         num_warps=4,
     )
     return _finished(scores, random, options, limits, tops, first, chosen)

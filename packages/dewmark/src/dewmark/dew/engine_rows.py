@@ -15,8 +15,6 @@ from dewmark.sampling import RandomStreams, check_logits
 from dewmark.serving_rows import Row, Rows
 
 _CPU = torch.device("cpu")
-# ids at a prompt's end that hold the words of any context; the whole batch waits while they are read
-_PROMPT = 512
 _SLOTS = 8  # texts that an engine's rows have room for at first
 
 MatrixOf = Callable[[int, int | None, int | None], torch.Tensor | None]
@@ -27,7 +25,7 @@ class _LexiconRow(Row):
     """A text in an engine: its row among the states, and how far it has been read."""
 
     slot = -1
-    read = -1  # -1: not even the prompt
+    read = -1  # -1: its slot still holds another text
     W: torch.Tensor | None = None  # its own matrix (d_T, d_C), if not the aligner's
 
     def __init__(
@@ -93,32 +91,28 @@ class LexiconRows(Rows):
         check_logits(scores, self._vocab_size)
         mine = [row for row in rows if isinstance(row, _LexiconRow)]
         assert len(mine) == len(scores)
-        states = self._caught_up(mine, scores.device)
+        slots = _sent([row.slot for row in mine], scores.device)
+        states = self._caught_up(mine, slots)
         W = self._aligner.W
         if any(row.W is not None for row in mine):
             W = torch.stack([W if row.W is None else row.W for row in mine])
-        return drawn(self._race, scores, LexiconTexts(self._aligner, states, W), mine)
+        marked = drawn(self._race, scores, LexiconTexts(self._aligner, states, W), mine)
+        self._states.put(slots, states)
+        return marked
 
-    def _caught_up(self, rows: Sequence[_LexiconRow], device: torch.device) -> WordStates:
-        """The rows' states after all that they have written, which are stored too."""
+    def _caught_up(self, rows: Sequence[_LexiconRow], slots: torch.Tensor) -> WordStates:
+        """A copy of the rows' states after all that they have written."""
+        device = slots.device
         new = [row for row in rows if not 0 <= row.read <= len(row.written)]  # or the engine took tokens back
         if new:
-            prompts = [row.prompt[-_PROMPT:] for row in new]
-            length = max(map(len, prompts))
-            padded = [[0] * (length - len(prompt)) + list(prompt) for prompt in prompts]
-            begun = self._aligner.begin(len(new))
-            padding = _sent([[length - len(prompt)] for prompt in prompts], device)
-            begun.read_prompts(_sent(padded, device), padding)
-            self._states.put(_sent([row.slot for row in new], device), begun)
+            self._states.put(_sent([row.slot for row in new], device), self._aligner.begin(len(new)))
             for row in new:
                 row.read = 0
-        slots = _sent([row.slot for row in rows], device)
         states = self._states.at(slots)
         unread = [row.unread for row in rows]
         most = max(map(len, unread))
         if most:
             states.push(_sent([[*tokens, *[-1] * (most - len(tokens))] for tokens in unread], device))
-        self._states.put(slots, states)
         for row in rows:
             row.read = len(row.written)
         return states

@@ -1,16 +1,15 @@
 """The keyed race over the words of a lexicon: from logits to the drawn token.
 
-    y = √α u + √(1−α) r,    x = A^(−1/2) y,    A = αK + (1−α)I,    K_ij = (t_i · t_j)(c_i · c_j)
     next token = argmax(logit + λ tanh(γu) − log(−log Φ(x)))
 
-The code compares E/p with E = −log Φ(x), which is the same race without the outer logarithm. On a CUDA device
-the step runs as kernels (`dewmark.cuda.word_race`), after a check that they draw what torch draws.
+`dewmark.dew.noise` says what x is. The code compares E/p with E = −log Φ(x), which is the same race without
+the outer logarithm. On a CUDA device the step runs as kernels (`dewmark.cuda.word_race`), after a check that
+they draw what torch draws.
 """
 
 from __future__ import annotations
 
-import functools
-import math
+import dataclasses
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,9 +18,9 @@ import torch
 
 from dewmark.arrays import F32
 from dewmark.cuda.graphs import Replayed
-from dewmark.cuda.word_race import MOST, Mixture, draw_words, without_kernels
+from dewmark.cuda.word_race import GAMMA, MOST, Mixture, draw_words, without_kernels
 from dewmark.decoding import Decoding
-from dewmark.dew.inverse_root import InverseRoot
+from dewmark.dew.noise import innovations, keyed_noise, used_candidates
 from dewmark.dew.sessions import Batch, Texts
 from dewmark.dew.word_step import Aligned, WordStates, WordTables
 from dewmark.sampling import (
@@ -32,7 +31,6 @@ from dewmark.sampling import (
     check_logits,
     decoding_options,
     fresh_seeds,
-    left_padding,
 )
 
 __all__ = ["LexiconBatch"]
@@ -46,10 +44,9 @@ _CALLED = 4  # steps before a session captures them, so that short texts do not 
 class LexiconAligner:
     """Scores the words of a lexicon under one key, on one device."""
 
-    def __init__(self, tables: WordTables, W: F32, *, k: int, pad_id: int | None) -> None:
+    def __init__(self, tables: WordTables, W: F32, *, k: int) -> None:
         self.tables = tables
         self.k = k
-        self.pad_id = pad_id
         self.W = torch.from_numpy(W).to(tables.device)
 
     def begin(self, size: int) -> WordStates:
@@ -64,11 +61,6 @@ class LexiconTexts(Texts):
     aligner: LexiconAligner
     states: WordStates
     W: torch.Tensor  # (d_T, d_C), or (batch, d_T, d_C)
-
-    @property
-    def units(self) -> torch.Tensor:
-        """ê_T of the lexicon's words, (R + 1, d_T)."""
-        return self.aligner.tables.units
 
     def align(self, candidates: torch.Tensor) -> Aligned:
         """u of the candidates (batch, m), and their words."""
@@ -86,22 +78,15 @@ class LexiconTexts(Texts):
 
 
 class LexiconBatch(Batch):
-    """Follows the words of a session's texts on the device.
+    """Follows the words of a session's texts on the device; prompts (batch, length) do not matter.
 
     ``W`` (batch, d_T, d_C) are the rows' own matrices, if they are not all the aligner's.
     """
 
     def __init__(
-        self,
-        aligner: LexiconAligner,
-        prompt_ids: torch.Tensor,
-        attention_mask: torch.Tensor | None,
-        *,
-        W: torch.Tensor | None = None,
+        self, aligner: LexiconAligner, prompt_ids: torch.Tensor, *, W: torch.Tensor | None = None
     ) -> None:
         self.current = LexiconTexts(aligner, aligner.begin(len(prompt_ids)), aligner.W if W is None else W)
-        padding = left_padding(prompt_ids, attention_mask, pad_id=aligner.pad_id)
-        self.current.states.read_prompts(prompt_ids, padding)
         self.length = prompt_ids.shape[1]  # ids that were read
 
     def texts(self, ids: torch.Tensor) -> LexiconTexts:
@@ -112,15 +97,6 @@ class LexiconBatch(Batch):
 
 
 # The step
-
-
-_inverse_root = functools.cache(InverseRoot.of)
-
-
-def mixture_of(*, alpha: float, strength: float, gamma: float, independent: int) -> Mixture:
-    """How keyed and fresh noise are mixed, where ``independent`` candidates get independent noise."""
-    root = _inverse_root(alpha, max(independent, 1))
-    return Mixture(alpha, strength, gamma, independent, root.scale, root.least, root.rounds)
 
 
 @dataclass(frozen=True)
@@ -147,12 +123,16 @@ class WordRace:
         self, scores: torch.Tensor, texts: LexiconTexts, decodings: Sequence[Decoding], states: torch.Tensor
     ) -> Choice:
         """The same without kernels."""
-        race = CandidateRace(scores, decodings, self.m)
+        race, state = CandidateRace(scores, decodings, self.m), texts.states.state
         aligned = texts.align(race.candidates)
-        numbers = decorrelated_exponentials(texts, aligned, race.uniforms(states), self.mixture)
+        y = keyed_noise(aligned, race.uniforms(states), alpha=self.mixture.alpha)
+        x = innovations(aligned, y, state, texts.aligner.tables.units, alpha=self.mixture.alpha)
+        numbers = (-torch.special.log_ndtr(x)).clamp_min_(1e-300)
         if self.mixture.strength:
-            gain = self.mixture.strength * torch.tanh(self.mixture.gamma * aligned.u)
+            gain = self.mixture.strength * torch.tanh(GAMMA * aligned.u)
             race.values = race.values + gain.to(race.values.dtype)
+        best = (race.values - numbers.log()).argmax(dim=1, keepdim=True)
+        texts.states.remember(aligned, y, used_candidates(race.values, best))
         return race.winners(numbers)
 
     def _checked(
@@ -161,6 +141,7 @@ class WordRace:
         """Draw by the kernels; None if they fail at their first step here, or draw otherwise than torch."""
         tables = texts.aligner.tables
         new = tables not in _DRAWN and not (scores.is_cuda and torch.cuda.is_current_stream_capturing())
+        before = texts.states.at(torch.arange(len(scores), device=scores.device)) if new else texts.states
         try:
             drawn = draw_words(
                 tables,
@@ -174,47 +155,24 @@ class WordRace:
                 mixture=self.mixture,
             )
             if new:
-                expected, sound = self.in_torch(scores, texts, decodings, states)
+                again = dataclasses.replace(texts, states=before)
+                expected, sound = self.in_torch(scores, again, decodings, states)
                 differ = int(((drawn[0] != expected) & sound).sum())
         except Exception as error:
             if not new:
                 raise
             tables.kernels = without_kernels(error)
+            texts.states.put(torch.arange(len(scores), device=scores.device), before)
             return None
         if new and differ > len(scores) // 32:  # rounding may decide a race now and then
             tables.kernels = without_kernels(f"{differ} of {len(scores)} tokens were drawn differently")
+            texts.states.put(torch.arange(len(scores), device=scores.device), before)
             return None
         _DRAWN.add(tables)
         return drawn
 
 
 _DRAWN: weakref.WeakSet[WordTables] = weakref.WeakSet()  # whose kernels have drawn what torch draws
-
-
-def decorrelated_exponentials(
-    texts: LexiconTexts, aligned: Aligned, uniforms: torch.Tensor, mixture: Mixture
-) -> torch.Tensor:
-    """Exp(1) numbers (batch, m), independent over keys and seeds for the likeliest candidates.
-
-    y = √α u + √(1−α) r has the covariance A = αK + (1−α)I over keys and seeds, where K_ij is the product of
-    the cosines between words and between contexts. So x = A^(−1/2) y is standard normal.
-    """
-    alpha = mixture.alpha
-    marked = aligned.u != 0.0
-    fresh = torch.special.ndtri(uniforms)
-    y = torch.where(marked, math.sqrt(alpha) * aligned.u + math.sqrt(1.0 - alpha) * fresh, fresh)
-    n = min(mixture.n, y.shape[1])
-    if n:
-        units = torch.nn.functional.embedding(aligned.rows[:, :n], texts.units).float()
-        same = aligned.begins[:, :n].unsqueeze(1) == aligned.begins[:, :n].unsqueeze(2)
-        K = torch.bmm(units, units.transpose(1, 2).contiguous())  # much faster than without, on an ARM core
-        A = alpha * K * torch.where(same, 1.0, aligned.likeness.unsqueeze(2))
-        A = A * (marked[:, :n].unsqueeze(1) & marked[:, :n].unsqueeze(2))
-        A.diagonal(dim1=1, dim2=2).fill_(1.0)
-        x = _inverse_root(alpha, n)(A, y[:, :n].float())
-        y = torch.cat((x.double(), y[:, n:]), dim=1)
-    numbers: torch.Tensor = -torch.special.log_ndtr(y)
-    return numbers.clamp_min_(1e-300)
 
 
 # Sessions

@@ -179,24 +179,17 @@ class LexiconReader(WordReader):
         self.k = k
 
     def read(self, texts: Sequence[Tokenized], prompts: Sequence[Tokenized]) -> Reading:
-        """Read texts, each after its prompt: all of them in one pass over rows of the lexicon."""
-        k, blank = self.k, [""] * self.k
-        forms: list[str] = []  # of all texts, each after k blanks and the last words of its prompt
-        lengths = np.array([len(text.forms) for text in texts], dtype=np.int64)
-        starts, prompted = np.zeros(len(texts), dtype=np.int64), np.zeros(len(texts), dtype=bool)
-        for i, (text, prompt) in enumerate(zip(texts, prompts, strict=True)):
-            before = prompt.forms[-k:]
-            forms += (*blank, *before)
-            starts[i], prompted[i] = len(forms), bool(before)
+        """Read texts, all in one pass over rows of the lexicon; their first k words carry no mark."""
+        forms: list[str] = [""] * self.k  # before all texts, so that every word has k words before it
+        for text in texts:
             forms += text.forms
         rows = self.lexicon.rows(forms)
-        ends = np.cumsum(lengths)
+        lengths = np.array([len(text.forms) for text in texts], dtype=np.int64)
         of_text = np.repeat(np.arange(len(texts)), lengths)
-        within = np.arange(len(of_text)) - (ends - lengths)[of_text]
-        places = starts[of_text] + within
+        places = self.k + np.arange(len(of_text))
+        within = places - self.k - (np.cumsum(lengths) - lengths)[of_text]
         distinct, units = np.unique(rows[places], return_inverse=True)
-        # without the prompt, the first k contexts are not those at marking time
-        counted = self._carrying(rows, places, of_text) & (prompted[of_text] | (within >= k))
+        counted = self._carrying(rows, places, of_text) & (within >= self.k)
         around, found = self._windows(forms, rows, places[counted])
         windows = np.full(len(places), -1, dtype=np.int64)
         windows[counted] = found

@@ -12,13 +12,14 @@ of a word is c (d,), the normalised sum of the context vectors of the k words be
 **Marking** prefers words with a large u. Without a mark the next word is argmax(logit + g), where the noise
 g = −log(−log Φ(r)) comes from fresh standard normals r. With the mark most of the noise comes from the key:
 
-    y = √α u + √(1−α) r,    x = A^(−1/2) y,    A = αK + (1−α)I,    K_ij = (t_i · t_j)(c_i · c_j)
-    next word = argmax(logit + λ tanh(γu) − log(−log Φ(x)))
+    y = √α u + √(1−α) r,    next word = argmax(logit + λ tanh(γu) − log(−log Φ(x)))
 
-A is the covariance of y over keys and r, so x is independent standard normal noise again (among the 32
-likeliest candidates; the others keep y). With λ = 0 the next word would follow the host's distribution,
-averaged over keys and for this step alone: earlier words depend on W too. The term with λ makes the mark
-stronger.
+Over keys and r, the y of all candidates of all steps are jointly normal with Cov(y_i, y_j) = α K_ij,
+K_ij = (t_i · t_j)(c_i · c_j), and variance 1. x is what the y of earlier steps leave open of this step's y, as
+independent standard normals. So with λ = 0, the default, the text as a whole follows the host's distribution
+over keys and r. The y of the last 4 steps are remembered, of 8 candidates each, and the 32 likeliest are made
+independent of one another: where a host has more to choose from, this is an approximation. λ makes the mark
+stronger, and costs quality.
 
 **Testing** fixes the text and asks how many keys fit it as well as this one. The text is a matrix M (d, d):
 
@@ -27,9 +28,10 @@ stronger.
 f flattens M: it cuts the few directions that unrelated texts share. Neither M nor f depends on the key, so z
 is exactly N(0, 1) over keys for every text that was written without the key.
 
-A word carries the mark, and counts, where it is new in the text; a frequent word up to four times. Marking
-also leaves out a context that has occurred before. That hardly happens before a new word, so testing does not
-look for it.
+A word carries the mark, and counts, where it is new in the text; a frequent word up to four times. The first k
+words carry none: their contexts would lie in the prompt, which a detector seldom has, and all answers to one
+prompt would begin alike. Marking also leaves out a context that has occurred before. That hardly happens
+before a new word, so testing does not look for it.
 """
 
 from __future__ import annotations
@@ -51,9 +53,10 @@ from dewmark.text.words import words
 
 CONTEXT = 3  # k: the words of a context
 ALPHA = 0.95  # α: the share of the noise that comes from the key
-LAMBDA = 2.0  # λ: the most that a logit gains
+LAMBDA = 0.0  # λ: the most that a logit gains
 GAMMA = 0.5  # γ: how fast tanh(γu) saturates
 INDEPENDENT = 32  # candidates whose noise is made independent
+STEPS, KEPT = 4, 8  # earlier steps whose noise is remembered, and candidates of each
 LIMIT, LEAST_LIMIT = 1.75, 1.05  # of a singular value, relative to the root mean square of all
 DIRECTIONS, OF_LONG = 24, 64  # how many are cut at most, in texts of up to 2d words and in longer ones
 LEAST_SHARE = 0.01  # of its evidence, which a text must keep after flattening
@@ -67,6 +70,14 @@ class Pairs(NamedTuple):
     w: F64
 
 
+class Revealed(NamedTuple):
+    """Noise that earlier steps have used: y (P,) of words t (P, d) in contexts c (P, d)."""
+
+    t: F64
+    c: F64
+    y: F64
+
+
 def key_matrix(key: Key, lexicon: Lexicon) -> F64:
     """W (d, d) of a key."""
     return draw_matrix(key, d_T=lexicon.dim, d_C=lexicon.dim)
@@ -77,10 +88,10 @@ def forms(text: str) -> tuple[str, ...]:
     return tuple(word.form for word in words(text))
 
 
-def windows(written: Sequence[str], prompt: Sequence[str]) -> list[tuple[str, ...]]:
+def windows(written: Sequence[str]) -> list[tuple[str, ...]]:
     """The k words before each of n words and before the next one: n + 1 windows, padded with ""."""
-    known = (*[""] * CONTEXT, *prompt, *written)
-    return [known[i : i + CONTEXT] for i in range(len(prompt), len(prompt) + len(written) + 1)]
+    known = (*[""] * CONTEXT, *written)
+    return [known[i : i + CONTEXT] for i in range(len(written) + 1)]
 
 
 def contexts(around: Sequence[Sequence[str]], lexicon: Lexicon) -> F64:
@@ -102,57 +113,87 @@ def times(word: str, lexicon: Lexicon) -> int:
 # Marking
 
 
-def candidates(
-    chosen: Sequence[str], lexicon: Lexicon, *, written: Sequence[str], prompt: Sequence[str] = ()
-) -> tuple[F64, F64]:
+def candidates(chosen: Sequence[str], lexicon: Lexicon, *, written: Sequence[str]) -> tuple[F64, F64]:
     """t (n, d) and c (n, d) of n words that may follow those written; t is 0 where a word carries no mark.
 
-    It carries none if it is not in the lexicon, if it has occurred as often as it may, or if the same context
-    has occurred in the text. Hosts write tokens: one that begins a word stands for that word, and one that
-    extends the last word for the longer word, after the words ``written`` before the last. A word that the
-    prompt leaves open belongs to the text.
+    It carries none if it is among the first k words, if it is not in the lexicon, if it has occurred as often
+    as it may, or if the same context has occurred in the text. Hosts write tokens: one that begins a word
+    stands for that word, and one that extends the last word for the longer word, after the words ``written``
+    before the last.
     """
-    around = windows(written, prompt)
+    around = windows(written)
     rows = [tuple(lexicon.rows(window)) for window in around]
-    repeated = rows[-1] in rows[1:-1]  # the first window ends in the prompt
-    carries = [not repeated and written.count(word) < times(word, lexicon) for word in chosen]
+    context = len(written) >= CONTEXT and rows[-1] not in rows[1:-1]
+    carries = [context and written.count(word) < times(word, lexicon) for word in chosen]
     c = contexts(around[-1:], lexicon)
     return units(chosen, lexicon) * np.array(carries)[:, None], c.repeat(len(chosen), axis=0)
 
 
-def perturbed_logits(logits: F64, t: F64, c: F64, W: F64, r: F64) -> F64:
+def covariance(t: F64, c: F64, other_t: F64, other_c: F64) -> F64:
+    """αK (n, q) between the noise of n candidates and of q others."""
+    return np.asarray(ALPHA * (t @ other_t.T) * (c @ other_c.T))
+
+
+def inverse_root(A: F64, variances: F64 | float) -> F64:
+    """A^(−1/2) of a covariance matrix (n, n) whose diagonal is replaced by variances (n,)."""
+    np.fill_diagonal(A, variances)
+    values, vectors = np.linalg.eigh(A)
+    return np.asarray((vectors / np.sqrt(values)) @ vectors.T)
+
+
+def keyed_noise(t: F64, c: F64, W: F64, r: F64) -> F64:
+    """y (n,) of n candidates; ``r`` (n,) are fresh standard normals."""
+    marked = t.any(axis=1) & c.any(axis=1)
+    u = np.einsum("id,de,ie->i", t, W, c)
+    return np.where(marked, math.sqrt(ALPHA) * u + math.sqrt(1.0 - ALPHA) * r, r)
+
+
+def innovations(y: F64, t: F64, c: F64, past: Revealed) -> F64:
+    """x (n,): what the noise of earlier steps leaves open of y (n,), the likeliest candidate first."""
+    root = inverse_root(covariance(past.t, past.c, past.t, past.c), 1.0)
+    B = root @ covariance(past.t, past.c, t, c)
+    rest = y - B.T @ (root @ past.y)
+    left = 1.0 - np.sum(B**2, axis=0)
+    x = rest / np.sqrt(left)
+    n = slice(INDEPENDENT)
+    x[n] = inverse_root(covariance(t[n], c[n], t[n], c[n]) - B[:, n].T @ B[:, n], left[n]) @ rest[n]
+    return x
+
+
+def perturbed_logits(logits: F64, t: F64, c: F64, W: F64, y: F64, past: Revealed) -> F64:
     """The numbers (n,) of n candidates, the likeliest first; the one with the largest number is next.
 
-    ``logits`` (n,) are the host's after temperature and filters, ``r`` (n,) fresh standard normals. Where a
+    ``logits`` (n,) are the host's after temperature and filters, ``y`` (n,) the candidates' noise. Where a
     candidate carries no mark, t or c is 0, as they are for all but the 256 likeliest tokens.
     """
     u = np.einsum("id,de,ie->i", t, W, c)
-    marked = t.any(axis=1) & c.any(axis=1)
-    y = np.where(marked, math.sqrt(ALPHA) * u + math.sqrt(1.0 - ALPHA) * r, r)
-    t, c = t[:INDEPENDENT], c[:INDEPENDENT]
-    K = (t @ t.T) * (c @ c.T)
-    A = ALPHA * K + (1.0 - ALPHA) * np.eye(len(K))
-    np.fill_diagonal(A, 1.0)  # without a mark, y is r
-    values, vectors = np.linalg.eigh(A)
-    x = y.copy()
-    x[:INDEPENDENT] = vectors @ (vectors.T @ y[:INDEPENDENT] / np.sqrt(values))
-    return np.asarray(logits + LAMBDA * np.tanh(GAMMA * u) - np.log(-log_ndtr(x)))
+    return np.asarray(logits + LAMBDA * np.tanh(GAMMA * u) - np.log(-log_ndtr(innovations(y, t, c, past))))
+
+
+def remembered(logits: F64, t: F64, c: F64, y: F64, best: int, past: Sequence[Revealed]) -> list[Revealed]:
+    """What the last steps revealed, after one in which the candidate ``best`` came first: the latest last.
+
+    The likeliest candidates and the best one are remembered, where they can be drawn; a step without a mark
+    reveals nothing.
+    """
+    used = [*range(KEPT - 1), max(best, KEPT - 1)]
+    used = [i for i in used if t[i].any() and c[i].any() and np.isfinite(logits[i])]
+    return [*past, Revealed(t[used], c[used], y[used])][-STEPS:] if used else list(past)
 
 
 # Testing
 
 
-def pairs(text: str, lexicon: Lexicon, *, prompt: str = "") -> Pairs:
+def pairs(text: str, lexicon: Lexicon) -> Pairs:
     """The pairs of a text that count.
 
-    A word counts if it has occurred less often than it may and a word of the lexicon is in its context. The
-    prompt's words belong to contexts only. Without the prompt, the first k words have no known context.
+    A word counts if it is not among the first k, has occurred less often than it may, and a word of the
+    lexicon is in its context.
     """
-    written, before = forms(text), forms(prompt)[-CONTEXT:]
+    written = forms(text)
     occurred, counted = Counter[str](), Counter[tuple[str, tuple[str, ...]]]()
-    for i, (word, window) in enumerate(zip(written, windows(written, before), strict=False)):
-        known = (before or i >= CONTEXT) and lexicon.rows(window).any()
-        if known and occurred[word] < times(word, lexicon):
+    for i, (word, window) in enumerate(zip(written, windows(written), strict=False)):
+        if i >= CONTEXT and lexicon.rows(window).any() and occurred[word] < times(word, lexicon):
             counted[word, window] += 1
         occurred[word] += 1
     t, c = units([word for word, _ in counted], lexicon), contexts([window for _, window in counted], lexicon)
@@ -201,7 +242,7 @@ def leading_directions(M: F64, q: int) -> tuple[F64, F64, F64]:
     return left, s, right @ turn.T
 
 
-def detect(text: str, key: Key, lexicon: Lexicon, *, prompt: str = "") -> tuple[float, float]:
+def detect(text: str, key: Key, lexicon: Lexicon) -> tuple[float, float]:
     """z and p of a text under a key; 0 and 1 where there is nothing to test."""
-    z = z_score(pairs(text, lexicon, prompt=prompt), key_matrix(key, lexicon))
+    z = z_score(pairs(text, lexicon), key_matrix(key, lexicon))
     return z, float(ndtr(-z)) if z else 1.0

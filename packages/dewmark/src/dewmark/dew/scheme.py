@@ -27,10 +27,10 @@ if TYPE_CHECKING:
 
     from dewmark.dew.engine_rows import LexiconRows, MatrixOf
     from dewmark.dew.race import LexiconAligner, LexiconBatch, LexiconSession, WordRace
-    from dewmark.dew.stateless import StatelessMarker
 
 __all__ = ["DEW", "BoundDEW"]
 
+STRENGTHS = {"free": 0.0, "strong": 2.0}
 _MATRICES_KEPT = 256  # of members and payloads, on a device
 _ELSEWHERE = {
     **dict.fromkeys(("encoder", "statistics", "vocabulary", "word_centre"), "dew-open"),
@@ -50,21 +50,14 @@ class DEW(WordScheme[LexiconReader]):
 
     lexicon: str = "default"
     """The lexicon: ``default``, or a folder written by ``dewmark models lexicon build``."""
-    lambda_: float = 2.0
-    """Strength λ of the bias: the most that a logit can gain beside the keyed noise; 0 for none."""
-    gamma: float = 0.5
-    """Saturation γ: how fast tanh(γu) reaches its limits."""
-    decorrelate: int = 32
-    """How many of the likeliest tokens get independent noise, so that averaged over keys and without λ the
-    next word follows the host's distribution exactly; 0 for none."""
+    strength: float = 0.0
+    """λ, the most that a logit can gain beside the keyed noise: ``free`` is 0, ``strong`` is 2."""
 
     def validate(self) -> None:
         """Reject values out of range."""
         super().validate()
         check_rules(
-            (self.lambda_ >= 0.0, "lambda", "be at least 0", self.lambda_),
-            (self.gamma > 0.0, "gamma", "be positive", self.gamma),
-            (0 <= self.decorrelate <= 64, "decorrelate", "lie between 0 and 64", self.decorrelate),
+            (self.strength >= 0.0, "strength", "be free, strong or a number from 0 on", self.strength),
         )
 
     @property
@@ -78,6 +71,9 @@ class DEW(WordScheme[LexiconReader]):
             other = _ELSEWHERE.get(name.rstrip("_"))
             if other is not None:
                 raise ConfigError(f"dew has no setting {name!r}: use the scheme {other}")
+        strength = settings.get("strength")
+        if isinstance(strength, str):
+            settings = settings | {"strength": STRENGTHS.get(strength, strength)}
         return super().with_settings(settings)
 
     def open_reader(self, workspace: Workspace) -> LexiconReader:
@@ -162,13 +158,12 @@ class BoundDEW(BoundWords[LexiconReader]):
     @property
     def race(self) -> WordRace:
         """How tokens are drawn."""
-        from dewmark.dew.race import WordRace, mixture_of
+        from dewmark.dew.noise import mixture_of
+        from dewmark.dew.race import WordRace
 
-        chosen = self.scheme
-        mixture = mixture_of(
-            alpha=chosen.alpha, strength=chosen.lambda_, gamma=chosen.gamma, independent=chosen.decorrelate
+        return WordRace(
+            mixture_of(alpha=self.scheme.alpha, strength=self.scheme.strength), self.scheme.m
         )
-        return WordRace(mixture, chosen.m)
 
     def batch(
         self,
@@ -181,7 +176,7 @@ class BoundDEW(BoundWords[LexiconReader]):
         from dewmark.dew.race import LexiconBatch
 
         W = self._members_of(len(prompt_ids), seeds, prompt_ids.device)
-        return LexiconBatch(self._aligner(prompt_ids.device), prompt_ids, attention_mask, W=W)
+        return LexiconBatch(self._aligner(prompt_ids.device), prompt_ids, W=W)
 
     def rows(self, device: torch.device) -> LexiconRows:
         """Mark the rows of a changing batch together."""
@@ -193,12 +188,6 @@ class BoundDEW(BoundWords[LexiconReader]):
             vocab_size=self.host.vocab_size,
             matrix_of=self._matrix_of(device),
         )
-
-    def stateless(self, device: torch.device) -> StatelessMarker:
-        """Mark from the last tokens of a text alone."""
-        from dewmark.dew.stateless import StatelessMarker
-
-        return StatelessMarker(self.race, self._aligner(device))
 
     def _members_of(
         self, rows: int, seeds: Sequence[int] | None, device: torch.device
@@ -239,7 +228,5 @@ class BoundDEW(BoundWords[LexiconReader]):
         with self._lock:
             if device not in self._aligners:
                 tables = word_tables(self.host, self.reader, device=device, workspace=self.workspace)
-                self._aligners[device] = LexiconAligner(
-                    tables, self.W, k=self.scheme.k, pad_id=self.host.tokenizer.pad_id
-                )
+                self._aligners[device] = LexiconAligner(tables, self.W, k=self.scheme.k)
             return self._aligners[device]

@@ -6,11 +6,12 @@ few gathers on whatever device the logits are on; nothing waits for the device, 
 
 A candidate that begins a word is scored as that word, after the k words before it. One that extends the open
 word is scored as the longer word, after the words before that one: "run" and then "ning" are two choices in
-one context. Candidates that make no word of the lexicon carry no mark.
+one context. Candidates that make no word of the lexicon carry no mark, nor do the first k words of a text.
 
     u = t_w · v,    v = W c,    c = normalise(Σ_j c_j over the last k words)
 
-The key enters through v alone, so rows under different keys share all tables.
+The key enters through v alone, so rows under different keys share all tables. The states also hold the keyed
+noise that the last steps used, given which the next noise is drawn (`dewmark.dew.noise`).
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ import numpy as np
 import torch
 
 from dewmark.arrays import F32, I64
-from dewmark.cuda.word_race import State, push_words, usable, without_kernels
+from dewmark.cuda.word_race import KEPT, PAST, STEPS, State, push_words, usable, without_kernels
 from dewmark.dew.reading import LexiconReader
 from dewmark.encoders.lexicon import Lexicon
 from dewmark.encoders.lexicon_vectors import LexiconTokens
@@ -33,7 +34,6 @@ from dewmark.workspace import HostInfo, Workspace
 _WINDOWS = 1024  # contexts that a text remembers
 _MOST = 100  # a count that no limit reaches
 _ROWS_AT_ONCE = 4096
-_PROMPT = 64  # tokens at a prompt's end that hold the words of its context
 _ODD = 0x9E3779B97F4A7C15  # its powers hash the words of a window
 
 
@@ -118,17 +118,18 @@ def _powers(k: int) -> I64:
 
 @dataclass(frozen=True)
 class Aligned:
-    """The candidates of one step (batch, m).
+    """The m candidates of one step for each of B texts.
 
-    ``u`` is 0 exactly where a candidate carries no mark. ``rows`` are their words in the lexicon, ``begins``
-    says whether they begin one; ``likeness`` (batch, 1) is the cosine between the contexts of those that
-    begin a word and of those that extend one.
+    ``rows`` (B, m) are their words in the lexicon, 0 where a candidate carries no mark, ``units`` (B, m, d_T)
+    the words' vectors, and ``u`` (B, m) the alignments. ``begins`` (B, m) says which of the two ``contexts``
+    (B, 2, d_C) a candidate has: the first if it begins a word, the second if it extends one.
     """
 
-    u: torch.Tensor
     rows: torch.Tensor
+    units: torch.Tensor
+    u: torch.Tensor
     begins: torch.Tensor
-    likeness: torch.Tensor
+    contexts: torch.Tensor
 
 
 class WordStates:
@@ -145,13 +146,17 @@ class WordStates:
         self._finished = torch.zeros((size, 1), dtype=torch.long, device=device)
         self._repeated = torch.zeros((size, 1), dtype=torch.bool, device=device)
         self._odd = torch.from_numpy(_powers(k)).to(device)
+        self._past_rows = torch.zeros((size, PAST), dtype=torch.long, device=device)
+        self._past_y = torch.zeros((size, PAST), device=device)
+        self._past_contexts = torch.zeros((size, PAST, tables.contexts.shape[1]), device=device)
+        self._steps = torch.zeros((size, 1), dtype=torch.long, device=device)
 
     def __len__(self) -> int:
         return len(self._open)
 
     @property
     def _parts(self) -> tuple[torch.Tensor, ...]:
-        return self._open, self._recent, self._counts, self._seen, self._finished, self._repeated
+        return tuple(each for each in self.state if each is not self._odd)
 
     @property
     def state(self) -> State:
@@ -164,6 +169,10 @@ class WordStates:
             finished=self._finished,
             repeated=self._repeated,
             odd=self._odd,
+            past_rows=self._past_rows,
+            past_y=self._past_y,
+            past_contexts=self._past_contexts,
+            steps=self._steps,
         )
 
     def at(self, rows: torch.Tensor) -> WordStates:
@@ -177,19 +186,6 @@ class WordStates:
         """Replace these rows (n,)."""
         for mine, theirs in zip(self._parts, states._parts, strict=True):
             mine.index_copy_(0, rows, theirs)
-
-    def read_prompts(self, ids: torch.Tensor, padding: torch.Tensor) -> None:
-        """Read the ends of prompts (batch, length), of which ``padding`` (batch, 1) first ids are padding.
-
-        Words of the prompt are contexts, but carry no mark and are not counted.
-        """
-        first = max(ids.shape[1] - _PROMPT, 0)
-        places = torch.arange(first, ids.shape[1], device=ids.device)
-        self.push(ids[:, first:].masked_fill(places < padding, -1))
-        self._counts.zero_()
-        self._seen.zero_()
-        self._finished.zero_()
-        self._repeated.zero_()
 
     def push(self, ids: torch.Tensor) -> None:
         """Append ids (batch, count) to the texts; negative ones are no tokens."""
@@ -246,13 +242,33 @@ class WordStates:
         extended = vectors.sum(dim=1)
         begun = torch.where(is_open, vectors[:, 1:].sum(dim=1) + tables.contexts[own[:, 0]].float(), extended)
         c = torch.nn.functional.normalize(torch.stack((begun, extended), dim=1), dim=-1, eps=1e-6)
-        v = c @ W.mT
-        both = torch.bmm(torch.nn.functional.embedding(rows, tables.units).float(), v.transpose(1, 2))
-        u = torch.where(begins, both[..., 0], both[..., 1])
         counts = self._counts.gather(1, rows) + (begins & is_open & (rows == own))
         window = self._hashed(torch.cat((self._recent[:, 1:], own), dim=1))
         again = (self._seen == window).any(dim=1, keepdim=True)
         without = (counts >= tables.limits[rows]) | torch.where(begins & is_open, again, self._repeated)
-        return Aligned(
-            u.masked_fill(without, 0.0), rows, begins, (c[:, 0] * c[:, 1]).sum(dim=1, keepdim=True)
-        )
+        without |= self._finished + (begins & is_open) < self.k
+        rows = rows.masked_fill(without, 0)
+        units = torch.nn.functional.embedding(rows, tables.units).float()
+        both = torch.bmm(units, (c @ W.mT).transpose(1, 2))
+        u = torch.where(begins, both[..., 0], both[..., 1])
+        return Aligned(rows.masked_fill(u == 0.0, 0), units, u, begins, c)  # 0: an empty context
+
+    def remember(self, aligned: Aligned, y: torch.Tensor, used: torch.Tensor) -> None:
+        """Keep the noise y (B, m) of the candidates ``used`` (B, at most KEPT), places among the aligned ones.
+
+        A negative place is none. Noise older than the last steps is forgotten.
+        """
+        places = used.clamp_min(0)
+        rows = aligned.rows.gather(1, places).masked_fill(used < 0, 0)
+        index = torch.where(aligned.begins.gather(1, places), 0, 1)
+        contexts = aligned.contexts.gather(1, index.unsqueeze(2).expand(-1, -1, aligned.contexts.shape[2]))
+        contexts = contexts * (rows > 0).unsqueeze(2)
+        at = self._steps % STEPS * KEPT + torch.arange(used.shape[1], device=rows.device)
+        any_marked = (rows > 0).any(dim=1, keepdim=True)
+        noise = y.gather(1, places).float().masked_fill(rows == 0, 0.0)
+        for past, new in ((self._past_rows, rows), (self._past_y, noise)):
+            past.scatter_(1, at, torch.where(any_marked, new, past.gather(1, at)))
+        deep = at.unsqueeze(2).expand_as(contexts)
+        old = self._past_contexts.gather(1, deep)
+        self._past_contexts.scatter_(1, deep, torch.where(any_marked.unsqueeze(2), contexts, old))
+        self._steps += any_marked

@@ -1,0 +1,88 @@
+"""Keyed noise given all that a text has already revealed of the key.
+
+At each step the candidates' keyed noise is y = √α u + √(1−α) r, with fresh standard normals r. Over keys and
+r, the y of all steps of a text are jointly normal with variance 1 and, for two different ones,
+
+    Cov(y_i, y_j) = α (t_i · t_j)(c_i · c_j),
+
+which neighbouring steps make large: their contexts share words, and a word may be a candidate again. The text
+so far depends on the y of earlier steps, so they are known by now, and the next noise is what they leave open:
+
+    x = (A_nn − BᵀB)^(−1/2) (y_n − Bᵀ A_pp^(−1/2) y_p),    B = A_pp^(−1/2) A_pn,
+
+where p are the noise of earlier steps and n the candidates of this one. x is independent of y_p and standard
+normal, so the text follows the host's distribution over keys and r as a whole, not only step by step.
+
+Of each of the last `STEPS` steps with a mark, p holds the likeliest candidates and the one that came first,
+`KEPT` in all; what the others have revealed is little. Beyond the `INDEPENDENT` likeliest candidates of this
+step each x has mean 0 and variance 1 given y_p, but they are not made independent of one another.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+
+import torch
+
+from dewmark.cuda.word_race import INDEPENDENT, KEPT, PAST, Mixture, State
+from dewmark.dew.inverse_root import InverseRoot
+from dewmark.dew.word_step import Aligned
+
+_inverse_root = functools.cache(InverseRoot.of)
+
+
+def mixture_of(*, alpha: float, strength: float) -> Mixture:
+    """How keyed and fresh noise are mixed, and what the root of a covariance takes."""
+    root = _inverse_root(alpha, max(INDEPENDENT, PAST))
+    return Mixture(alpha, strength, root.scale, root.least, root.rounds)
+
+
+def keyed_noise(aligned: Aligned, uniforms: torch.Tensor, *, alpha: float) -> torch.Tensor:
+    """y (B, m) of the candidates, float64; fresh noise where they carry no mark."""
+    fresh = torch.special.ndtri(uniforms)
+    mixed = math.sqrt(alpha) * aligned.u + math.sqrt(1.0 - alpha) * fresh
+    return torch.where(aligned.rows > 0, mixed, fresh)
+
+
+def innovations(
+    aligned: Aligned, y: torch.Tensor, state: State, units: torch.Tensor, *, alpha: float
+) -> torch.Tensor:
+    """x (B, m) of the candidates' noise y (B, m); ``units`` (R + 1, d_T) are the lexicon's vectors."""
+    root, n = _inverse_root(alpha, max(INDEPENDENT, PAST)), min(INDEPENDENT, y.shape[1])
+    marked, T = aligned.rows > 0, aligned.units
+    begins = aligned.begins.unsqueeze(2)
+    alike = (aligned.contexts[:, 0] * aligned.contexts[:, 1]).sum(dim=1)[:, None, None]
+    same = torch.where(begins[:, :n] == begins[:, :n].mT, 1.0, alike)
+    A = alpha * _gram(T[:, :n], T[:, :n]) * same
+    A.diagonal(dim1=1, dim2=2).fill_(1.0)
+    x, spread = y.float(), torch.ones_like(y, dtype=torch.float32)
+    if T.device.type != "cpu" or bool(state.past_rows.any()):  # elsewhere looking would be waiting
+        T_p = torch.nn.functional.embedding(state.past_rows, units).float()
+        A_pp = alpha * _gram(T_p, T_p) * _gram(state.past_contexts, state.past_contexts)
+        A_pp.diagonal(dim1=1, dim2=2).fill_(1.0)
+        near = _gram(aligned.contexts, state.past_contexts)
+        A_np = alpha * _gram(T, T_p) * torch.where(begins, near[:, :1], near[:, 1:])
+        B = root(A_pp, torch.cat((A_np.mT, state.past_y.unsqueeze(2)), dim=2))
+        B, b = B[..., :-1], B[..., -1:]
+        x = x - torch.bmm(B.mT, b).squeeze(2)
+        spread = (1.0 - B.square().sum(dim=1)).clamp_min(max(1.0 - alpha, 1e-3)).sqrt()
+        A = A - torch.bmm(B[..., :n].mT, B[..., :n])
+    first = root(A, x[:, :n].unsqueeze(2)).squeeze(2)
+    return torch.where(marked, torch.cat((first, x[:, n:] / spread[:, n:]), dim=1).double(), y)
+
+
+def _gram(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+    """Products (B, a, b) of vectors (B, a, d) and (B, b, d)."""
+    return torch.bmm(left, right.mT.contiguous())  # much faster than without, on an ARM core
+
+
+def used_candidates(values: torch.Tensor, best: torch.Tensor) -> torch.Tensor:
+    """Places (B, KEPT) of the likeliest candidates and of the best one (B, 1); −1 where one cannot be drawn.
+
+    ``values`` (B, m) are their logits, the likeliest first.
+    """
+    count = min(KEPT, values.shape[1])
+    places = torch.arange(count, device=values.device).expand(len(values), count).clone()
+    places[:, -1:] = torch.where(best < count, count - 1, best)
+    return places.masked_fill(~torch.isfinite(values.gather(1, places)), -1)

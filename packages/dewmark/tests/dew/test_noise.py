@@ -1,0 +1,134 @@
+"""The default costs nothing: over keys, whole texts follow the host's distribution."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+
+from dewmark.core.keys import Key
+from dewmark.decoding import Decoding
+from dewmark.dew.noise import innovations, keyed_noise
+from dewmark.dew.race import LexiconBatch, WordRace
+from dewmark.dew.scheme import DEW
+from dewmark.hosts.fake import FakeHost
+from dewmark.sampling import RandomStreams
+from dewmark.workspace import Workspace
+
+CPU = torch.device("cpu")
+KEYS = 6000
+LENGTH = 4  # words after the first three
+START = "the old bridge"
+WORDS = [" the", " of", " water", " night"]
+PARTS = [" a", " water", "n", "s"]  # the last two extend words
+
+
+def bind(kind: str, tmp_path, m: int = 8):
+    scheme = DEW().with_settings({"m": m})
+    return scheme.bind(Key(bytes(32)), FakeHost(400, kind=kind).info, Workspace(cache=tmp_path))
+
+
+def ids_of(bound, pieces) -> list[int]:
+    names = bound.host.tokenizer.decode([[i] for i in range(bound.host.vocab_size)])
+    return [names.index(piece) for piece in pieces]
+
+
+def transitions(size: int) -> torch.Tensor:
+    """Logits (size, size) of the next token given the last one."""
+    return torch.randn(size, size, generator=torch.Generator().manual_seed(4))
+
+
+def texts_written(bound, tokens: list[int], decoding: Decoding, race: WordRace, *, seed: int) -> Counter:
+    """How often each text of ``LENGTH`` tokens is written, over keys and seeds."""
+    d = bound.W.shape
+    W = torch.randn(KEYS, *d, generator=torch.Generator().manual_seed(seed))
+    start = torch.tensor(bound.host.tokenizer.encode([START])[0].ids).expand(KEYS, -1)
+    batch = LexiconBatch(bound._aligner(CPU), start[:, :0], W=W)
+    noise = RandomStreams(range(seed * KEYS, (seed + 1) * KEYS), device=CPU)
+    among, logits = torch.tensor(tokens), transitions(len(tokens))
+    ids, last = start, torch.zeros(KEYS, dtype=torch.long)
+    for step in range(LENGTH):
+        scores = torch.full((KEYS, bound.host.vocab_size), -torch.inf)
+        scores[:, among] = logits[last]
+        chosen, sound = race(scores, batch.texts(ids), [decoding] * KEYS, noise.states(step))
+        assert sound.all()
+        last = torch.searchsorted(among, chosen)
+        ids = torch.cat((ids, chosen.unsqueeze(1)), dim=1)
+    return Counter(map(tuple, ids[:, -LENGTH:].tolist()))
+
+
+def misfit(found: Counter, tokens: list[int], decoding: Decoding) -> float:
+    """p of the chi-square test that the texts follow the host's distribution."""
+    from dewmark.sampling import warp
+
+    shares = torch.softmax(warp(transitions(len(tokens)), decoding).double(), dim=1).numpy()
+    observed, expected = [], []
+    for text in itertools.product(range(len(tokens)), repeat=LENGTH):
+        path = (0, *text)
+        expected.append(np.prod([shares[a, b] for a, b in itertools.pairwise(path)]))
+        observed.append(found[tuple(tokens[i] for i in text)])
+    total = sum(observed)
+    counts, means = np.array(observed, dtype=float), total * np.array(expected)
+    assert counts[means == 0.0].sum() == 0
+    rare = means < 5.0
+    counts = np.append(counts[~rare], counts[rare].sum())
+    means = np.append(means[~rare], means[rare].sum())
+    kept = means > 0.0
+    return float(stats.chisquare(counts[kept], means[kept]).pvalue)
+
+
+@pytest.mark.parametrize(
+    ("kind", "pieces", "decoding"),
+    [
+        ("words", WORDS, Decoding()),
+        ("words", WORDS, Decoding(temperature=0.8, top_p=0.9)),
+        ("bytes", PARTS, Decoding()),
+    ],
+    ids=["words", "filtered", "parts"],
+)
+def test_texts_follow_the_hosts_distribution_over_keys(kind, pieces, decoding, bag_encoder, tmp_path) -> None:
+    """All texts of four tokens, words that repeat and words that split among them."""
+    bound = bind(kind, tmp_path)
+    tokens = sorted(ids_of(bound, pieces))
+    found = sum((texts_written(bound, tokens, decoding, bound.race, seed=i) for i in range(3)), Counter())
+    assert misfit(found, tokens, decoding) > 1e-3
+
+
+def test_the_test_would_notice_steps_that_ignore_one_another(bag_encoder, tmp_path, monkeypatch) -> None:
+    bound = bind("words", tmp_path)
+    tokens = sorted(ids_of(bound, WORDS))
+    monkeypatch.setattr("dewmark.dew.word_step.WordStates.remember", lambda *_: None)
+    found = texts_written(bound, tokens, Decoding(), bound.race, seed=0)
+    assert misfit(found, tokens, Decoding()) < 1e-9
+
+
+def test_noise_is_independent_over_keys_and_of_what_was_revealed(bag_encoder, tmp_path) -> None:
+    """x of 20 candidates, given the noise of the step before: normal over 4,000 keys and uncorrelated with it."""
+    bound, keys = bind("words", tmp_path, m=20), 4000
+    generator = torch.Generator().manual_seed(0)
+    W = torch.randn(keys, *bound.W.shape, generator=generator)
+    ids = torch.tensor(bound.host.tokenizer.encode([START])[0].ids).expand(keys, -1)
+    texts = LexiconBatch(bound._aligner(CPU), ids[:, :0], W=W).texts(ids)
+    candidates = torch.arange(4, 24).expand(keys, -1)
+    units, drawn = bound._aligner(CPU).tables.units, []
+    for _ in range(2):
+        aligned = texts.align(candidates)
+        uniforms = torch.rand(keys, 20, generator=generator, dtype=torch.float64)
+        y = keyed_noise(aligned, uniforms, alpha=0.95)
+        x = innovations(aligned, y, texts.states.state, units, alpha=0.95)
+        drawn.append((y[:, :8], x))
+        texts.states.remember(aligned, y, torch.arange(8).expand(keys, -1))
+        texts.states.push(torch.full((keys, 1), 30))
+    (before, _), (_, after) = drawn
+    assert stats.kstest(after.numpy().ravel(), "norm").pvalue > 1e-3
+    limit = 4.5 / np.sqrt(keys)
+    together = np.corrcoef(np.concatenate((before, after), axis=1).T)
+    off = ~np.eye(20, dtype=bool)
+    assert np.abs(together[8:, 8:][off]).max() < limit
+    assert np.abs(together[:8, 8:]).max() < limit
+    raw = np.corrcoef(np.concatenate((before, aligned.u), axis=1).T)
+    assert np.abs(raw[:8, 8:]).max() > 0.3
