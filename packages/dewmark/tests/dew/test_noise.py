@@ -12,7 +12,7 @@ from scipy import stats
 
 from dewmark.core.keys import Key
 from dewmark.decoding import Decoding
-from dewmark.dew.noise import innovations, keyed_noise
+from dewmark.dew.noise import innovations, keyed_noise, roots
 from dewmark.dew.race import LexiconBatch, WordRace
 from dewmark.dew.scheme import DEW
 from dewmark.hosts.fake import FakeHost
@@ -121,7 +121,8 @@ def test_noise_is_independent_over_keys_and_of_what_was_revealed(bag_encoder, tm
         y = keyed_noise(aligned, uniforms, alpha=0.95)
         x = innovations(aligned, y, texts.states.state, units, alpha=0.95)
         drawn.append((y[:, :8], x))
-        texts.states.remember(aligned, y, torch.arange(8).expand(keys, -1))
+        scale = roots(20, alpha=0.95, device=CPU)
+        texts.states.remember(aligned, y, torch.arange(8).expand(keys, -1), scale)
         texts.states.push(torch.full((keys, 1), 30))
     (before, _), (_, after) = drawn
     assert stats.kstest(after.numpy().ravel(), "norm").pvalue > 1e-3

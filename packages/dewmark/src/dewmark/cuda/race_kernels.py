@@ -435,8 +435,9 @@ def align(  # type: ignore[no-untyped-def]
     vocab,
     width,
     m,
-    root_keyed,
-    root_fresh,
+    n,
+    alpha,
+    tail,
     strength,
     gamma,
     KEPT: tl.constexpr,
@@ -508,7 +509,8 @@ def align(  # type: ignore[no-untyped-def]
     bits = _bits(tl.load(random + row * random_stride), ids)
     uniform = (bits.to(tl.float64) + 0.5) * (1.0 / (1 << 52))
     rest = ((((1 << 52) - 1) - bits).to(tl.float64) + 0.5) * (1.0 / (1 << 52))
-    y = root_keyed * u.to(tl.float64) + root_fresh * _normal(uniform, rest)
+    share = tl.where(rank < n, alpha, tail).to(tl.float64)
+    y = tl.sqrt(share) * u.to(tl.float64) + tl.sqrt(1.0 - share) * _normal(uniform, rest)
     tl.store(y_out + row * m + rank, y.to(tl.float32), mask=inside)
     tl.store(numbers_out + row * m + rank, -tl.log(uniform), mask=inside)
     shown = tl.where(begins, word, -1 - word)
@@ -519,8 +521,8 @@ def align(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _covariance(alpha, units, left, right, contexts, D_T: tl.constexpr, COLUMNS: tl.constexpr):  # type: ignore[no-untyped-def]
-    """α (t_i · t_j)(c_i · c_j) of words ``left`` (a,) and ``right`` (b,); ``contexts`` (a, b) are c_i · c_j."""
+def _covariance(units, left, right, contexts, D_T: tl.constexpr, COLUMNS: tl.constexpr):  # type: ignore[no-untyped-def]
+    """(t_i · t_j)(c_i · c_j) of words ``left`` (a,) and ``right`` (b,); ``contexts`` (a, b) are c_i · c_j."""
     gram = tl.zeros(contexts.shape, tl.float32)
     for start in range(0, D_T, COLUMNS):
         part = start + tl.arange(0, COLUMNS)
@@ -528,7 +530,7 @@ def _covariance(alpha, units, left, right, contexts, D_T: tl.constexpr, COLUMNS:
         mine = tl.load(units + left[:, None] * D_T + part[None, :], mask=there, other=0.0)
         other = tl.load(units + right[:, None] * D_T + part[None, :], mask=there, other=0.0)
         gram = tl.dot(mine, tl.trans(other), gram)
-    return alpha * gram * contexts
+    return gram * contexts
 
 
 @triton.jit
@@ -560,6 +562,7 @@ def innovate(  # type: ignore[no-untyped-def]
     m,
     n,
     alpha,
+    tail,
     scale,
     least,
     N: tl.constexpr,
@@ -599,7 +602,7 @@ def innovate(  # type: ignore[no-untyped-def]
         here = tl.load(contexts + row * 2 * D_C + D_C + part, mask=there, other=0.0)
         near_extended += tl.sum(c * here[None, :], axis=1)
     one = p[:, None] == p[None, :]
-    A = _covariance(alpha, units, past, past, near, D_T, COLUMNS)
+    A = _covariance(units, past, past, near, D_T, COLUMNS)
     M = tl.where(one, 1.0, A) * scale
     root = tl.where(one, tl.sqrt(scale), 0.0)
     low = least
@@ -615,7 +618,8 @@ def innovate(  # type: ignore[no-untyped-def]
     shown = tl.load(rows + row * m + rank, mask=inside, other=0)
     word = tl.where(shown > 0, shown, tl.where(shown < 0, -1 - shown, 0)).to(tl.int64)
     alike = tl.where((shown > 0)[:, None], near_begun[None, :], near_extended[None, :])
-    B = tl.dot(_covariance(alpha, units, word, past, alike, D_T, COLUMNS), root, input_precision="ieee")
+    alike *= tl.sqrt(tl.where(rank < n, alpha, tail))[:, None]
+    B = tl.dot(_covariance(units, word, past, alike, D_T, COLUMNS), root, input_precision="ieee")
     noise = tl.load(y + row * m + rank, mask=inside, other=0.0) - tl.sum(B * known[None, :], axis=1)
     spread = tl.sqrt(tl.maximum(1.0 - tl.sum(B * B, axis=1), tl.maximum(1.0 - alpha, 1e-3)))
     number = tl.load(numbers + row * m + rank, mask=inside, other=float("inf"))
@@ -629,12 +633,12 @@ def innovate(  # type: ignore[no-untyped-def]
     shown = tl.load(rows + row * m + i, mask=inside, other=0)
     begins = shown > 0
     word = tl.where(begins, shown, tl.where(shown < 0, -1 - shown, 0)).to(tl.int64)
-    alike = tl.where(begins[:, None], near_begun[None, :], near_extended[None, :])
-    B = tl.dot(_covariance(alpha, units, word, past, alike, D_T, COLUMNS), root, input_precision="ieee")
+    alike = tl.where(begins[:, None], near_begun[None, :], near_extended[None, :]) * tl.sqrt(alpha)
+    B = tl.dot(_covariance(units, word, past, alike, D_T, COLUMNS), root, input_precision="ieee")
     both = tl.sum(begun * extended, axis=0)
-    alike = tl.where(begins[:, None] == begins[None, :], 1.0, both)
+    alike = tl.where(begins[:, None] == begins[None, :], 1.0, both) * alpha
     one = i[:, None] == i[None, :]
-    A = tl.where(one, 1.0, _covariance(alpha, units, word, word, alike, D_T, COLUMNS))
+    A = tl.where(one, 1.0, _covariance(units, word, word, alike, D_T, COLUMNS))
     M = (A - tl.dot(B, tl.trans(B), input_precision="ieee")) * scale
     x = tl.load(y + row * m + i, mask=inside, other=0.0) - tl.sum(B * known[None, :], axis=1)
     low = least
@@ -667,6 +671,7 @@ def innovate(  # type: ignore[no-untyped-def]
     tl.store(past_rows + to, word, mask=store)
     tl.store(past_y + to, tl.load(y + row * m + used, mask=shown != 0, other=0.0), mask=store)
     c = tl.where((shown < 0)[:, None], extended[None, :], tl.where((shown > 0)[:, None], begun[None, :], 0.0))
+    c *= tl.sqrt(tl.where(used < n, alpha, tail))[:, None]
     cells = past_contexts + to[:, None] * D_C + column[None, :]
     tl.store(cells, c, mask=store[:, None] & (column < D_C)[None, :])
     tl.store(steps + row, step + any_marked.to(tl.int64))

@@ -24,6 +24,8 @@ MOST = 256
 
 INDEPENDENT = 32
 """The likeliest candidates of a step, whose noise is independent of one another."""
+TAIL = 0.3
+"""α of the other candidates."""
 STEPS, KEPT = 4, 8
 """The last steps whose noise is remembered, and how many candidates of each."""
 PAST = STEPS * KEPT
@@ -244,8 +246,9 @@ def draw_words(
         tables.vocab_size,
         state.counts.shape[1],
         m,
-        math.sqrt(mixture.alpha),
-        math.sqrt(1.0 - mixture.alpha),
+        min(INDEPENDENT, m),
+        mixture.alpha,
+        min(mixture.alpha, TAIL),
         mixture.strength,
         GAMMA,
         KEPT=kept,
@@ -280,6 +283,7 @@ def draw_words(
         m,
         n,
         mixture.alpha,
+        min(mixture.alpha, TAIL),
         mixture.scale,
         mixture.least,
         N=_room(n, 16),

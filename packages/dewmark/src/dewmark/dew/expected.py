@@ -7,6 +7,9 @@ they leave to other words goes to the text's mean unit t̄, so a model that know
 language, leaves the test as it is without a model. μ_i is a function of the text, so z is still N(0, 1) over
 keys.
 
+The packaged reader gives μ_i itself, up to the text's own mean: M = Σ_i w_i (t_i − μ_i − δ) c_iᵀ, where δ is the
+mean of t_i − μ_i over the text.
+
 Boundary: candidate words with probabilities in (`dewmark.workspace.ExpectedWords`), rows of vectors out.
 """
 
@@ -19,7 +22,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from dewmark.arrays import F32, I64
-from dewmark.dew.reading import Pairs, Reading, WordReader
+from dewmark.dew.packaged_reader import PackagedReader
+from dewmark.dew.reading import LexiconReader, Pairs, Reading, WordReader
 from dewmark.workspace import Expectations, ExpectedWords, Tokenized
 
 if TYPE_CHECKING:
@@ -28,6 +32,9 @@ if TYPE_CHECKING:
 __all__ = ["add_expectations", "read"]
 
 Vectors = Callable[[Sequence[str]], F32]
+
+PROMPT = 64
+"""The last words of a prompt, which the packaged reader reads before a text."""
 
 
 def read(
@@ -40,8 +47,39 @@ def read(
     reading = reader.read(texts, prompts)
     if expectations is None:
         return reading
+    if isinstance(expectations, PackagedReader):
+        assert isinstance(reader, LexiconReader)
+        return add_means(reading, reader, expectations, texts, prompts)
     expected = expectations.read([text.text for text in texts], [prompt.text for prompt in prompts])
     return add_expectations(reading, texts, expected, reader.tokens.vectors)
+
+
+def add_means(
+    reading: Reading,
+    reader: LexiconReader,
+    packaged: PackagedReader,
+    texts: Sequence[Tokenized],
+    prompts: Sequence[Tokenized],
+) -> Reading:
+    """The reading of ``texts``, and behind its units' rows μ + δ of each pair; the packaged reader has read."""
+    blocks, made, size = [reading.token_rows], [], len(reading.token_rows)
+    for pairs, text, prompt in zip(reading.texts, texts, prompts, strict=True):
+        n = len(pairs.tokens)
+        scored = np.flatnonzero(pairs.positions >= 0)
+        before = prompt.forms[-PROMPT:]
+        means = packaged.means(reader.lexicon.rows((*before, *text.forms)))[len(before) :][scored]
+        own = pairs.positions[scored]
+        sums = np.zeros((n, reading.token_rows.shape[1]), dtype=np.float32)
+        np.add.at(sums, own, means)
+        sums /= np.maximum(np.bincount(own, minlength=n), 1)[:, None].astype(np.float32)
+        if n:
+            share = (pairs.weights / pairs.weights.sum()).astype(np.float32)
+            sums += share @ (reading.token_rows[pairs.tokens] - sums)
+        blocks.append(sums)
+        none = np.zeros(n, dtype=np.float32)
+        made.append(dataclasses.replace(pairs, expected=size + np.arange(n), unforeseen=none))
+        size += n
+    return dataclasses.replace(reading, token_rows=np.concatenate(blocks), texts=tuple(made))
 
 
 def add_expectations(

@@ -15,7 +15,8 @@ normal, so the text follows the host's distribution over keys and r as a whole, 
 
 Of each of the last `STEPS` steps with a mark, p holds the likeliest candidates and the one that came first,
 `KEPT` in all; what the others have revealed is little. Beyond the `INDEPENDENT` likeliest candidates of this
-step each x has mean 0 and variance 1 given y_p, but they are not made independent of one another.
+step each x has mean 0 and variance 1 given y_p, but they are not made independent of one another: unlikely
+words of one meaning would win together or not at all. So their noise is mostly fresh, α = `TAIL`.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ import math
 
 import torch
 
-from dewmark.cuda.word_race import INDEPENDENT, KEPT, PAST, Mixture, State
+from dewmark.cuda.word_race import INDEPENDENT, KEPT, PAST, TAIL, Mixture, State
 from dewmark.dew.inverse_root import InverseRoot
 from dewmark.dew.word_step import Aligned
 
@@ -38,11 +39,17 @@ def mixture_of(*, alpha: float, strength: float) -> Mixture:
     return Mixture(alpha, strength, root.scale, root.least, root.rounds)
 
 
+def roots(m: int, *, alpha: float, device: torch.device) -> torch.Tensor:
+    """√α of m candidates, the likeliest first, (m,)."""
+    tail = math.sqrt(min(alpha, TAIL))
+    return torch.where(torch.arange(m, device=device) < INDEPENDENT, math.sqrt(alpha), tail)
+
+
 def keyed_noise(aligned: Aligned, uniforms: torch.Tensor, *, alpha: float) -> torch.Tensor:
     """y (B, m) of the candidates, float64; fresh noise where they carry no mark."""
     fresh = torch.special.ndtri(uniforms)
-    mixed = math.sqrt(alpha) * aligned.u + math.sqrt(1.0 - alpha) * fresh
-    return torch.where(aligned.rows > 0, mixed, fresh)
+    root = roots(fresh.shape[1], alpha=alpha, device=fresh.device).double()
+    return torch.where(aligned.rows > 0, root * aligned.u + (1.0 - root.square()).sqrt() * fresh, fresh)
 
 
 def innovations(
@@ -59,10 +66,11 @@ def innovations(
     x, spread = y.float(), torch.ones_like(y, dtype=torch.float32)
     if T.device.type != "cpu" or bool(state.past_rows.any()):  # elsewhere looking would be waiting
         T_p = torch.nn.functional.embedding(state.past_rows, units).float()
-        A_pp = alpha * _gram(T_p, T_p) * _gram(state.past_contexts, state.past_contexts)
+        A_pp = _gram(T_p, T_p) * _gram(state.past_contexts, state.past_contexts)
         A_pp.diagonal(dim1=1, dim2=2).fill_(1.0)
         near = _gram(aligned.contexts, state.past_contexts)
-        A_np = alpha * _gram(T, T_p) * torch.where(begins, near[:, :1], near[:, 1:])
+        A_np = _gram(T, T_p) * torch.where(begins, near[:, :1], near[:, 1:])
+        A_np *= roots(y.shape[1], alpha=alpha, device=T.device).unsqueeze(1)
         B = root(A_pp, torch.cat((A_np.mT, state.past_y.unsqueeze(2)), dim=2))
         B, b = B[..., :-1], B[..., -1:]
         x = x - torch.bmm(B.mT, b).squeeze(2)

@@ -20,7 +20,7 @@ from dewmark.arrays import F32
 from dewmark.cuda.graphs import Replayed
 from dewmark.cuda.word_race import GAMMA, MOST, Mixture, draw_words, without_kernels
 from dewmark.decoding import Decoding
-from dewmark.dew.noise import innovations, keyed_noise, used_candidates
+from dewmark.dew.noise import innovations, keyed_noise, roots, used_candidates
 from dewmark.dew.sessions import Batch, Texts
 from dewmark.dew.word_step import Aligned, WordStates, WordTables
 from dewmark.sampling import (
@@ -132,7 +132,8 @@ class WordRace:
             gain = self.mixture.strength * torch.tanh(GAMMA * aligned.u)
             race.values = race.values + gain.to(race.values.dtype)
         best = (race.values - numbers.log()).argmax(dim=1, keepdim=True)
-        texts.states.remember(aligned, y, used_candidates(race.values, best))
+        scale = roots(y.shape[1], alpha=self.mixture.alpha, device=y.device)
+        texts.states.remember(aligned, y, used_candidates(race.values, best), scale)
         return race.winners(numbers)
 
     def _checked(

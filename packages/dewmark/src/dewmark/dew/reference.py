@@ -18,8 +18,8 @@ Over keys and r, the y of all candidates of all steps are jointly normal with Co
 K_ij = (t_i · t_j)(c_i · c_j), and variance 1. x is what the y of earlier steps leave open of this step's y, as
 independent standard normals. So with λ = 0, the default, the text as a whole follows the host's distribution
 over keys and r. The y of the last 4 steps are remembered, of 8 candidates each, and the 32 likeliest are made
-independent of one another: where a host has more to choose from, this is an approximation. λ makes the mark
-stronger, and costs quality.
+independent of one another: where a host has more to choose from, this is an approximation, and the noise of
+the others is mostly fresh. λ makes the mark stronger, and costs quality.
 
 **Testing** fixes the text and asks how many keys fit it as well as this one. The text is a matrix M (d, d):
 
@@ -52,7 +52,7 @@ from dewmark.encoders.lexicon import Lexicon
 from dewmark.text.words import words
 
 CONTEXT = 3  # k: the words of a context
-ALPHA = 0.95  # α: the share of the noise that comes from the key
+ALPHA, TAIL = 0.95, 0.3  # α: the share of the noise that comes from the key, and for unlikely candidates
 LAMBDA = 0.0  # λ: the most that a logit gains
 GAMMA = 0.5  # γ: how fast tanh(γu) saturates
 INDEPENDENT = 32  # candidates whose noise is made independent
@@ -71,7 +71,7 @@ class Pairs(NamedTuple):
 
 
 class Revealed(NamedTuple):
-    """Noise that earlier steps have used: y (P,) of words t (P, d) in contexts c (P, d)."""
+    """Noise that earlier steps have used: y (P,) of words t (P, d) in contexts, as √α c (P, d)."""
 
     t: F64
     c: F64
@@ -129,9 +129,14 @@ def candidates(chosen: Sequence[str], lexicon: Lexicon, *, written: Sequence[str
     return units(chosen, lexicon) * np.array(carries)[:, None], c.repeat(len(chosen), axis=0)
 
 
-def covariance(t: F64, c: F64, other_t: F64, other_c: F64) -> F64:
-    """αK (n, q) between the noise of n candidates and of q others."""
-    return np.asarray(ALPHA * (t @ other_t.T) * (c @ other_c.T))
+def shares(n: int) -> F64:
+    """α of n candidates, the likeliest first, (n, 1)."""
+    return np.where(np.arange(n) < INDEPENDENT, ALPHA, TAIL)[:, None]
+
+
+def covariance(t: F64, scaled: F64, other_t: F64, other_scaled: F64) -> F64:
+    """Of the noise of n candidates and of q others, (n, q); their contexts are scaled by √α."""
+    return np.asarray((t @ other_t.T) * (scaled @ other_scaled.T))
 
 
 def inverse_root(A: F64, variances: F64 | float) -> F64:
@@ -142,21 +147,23 @@ def inverse_root(A: F64, variances: F64 | float) -> F64:
 
 
 def keyed_noise(t: F64, c: F64, W: F64, r: F64) -> F64:
-    """y (n,) of n candidates; ``r`` (n,) are fresh standard normals."""
-    marked = t.any(axis=1) & c.any(axis=1)
+    """y (n,) of n candidates, the likeliest first; ``r`` (n,) are fresh standard normals."""
+    marked, alpha = t.any(axis=1) & c.any(axis=1), shares(len(t))[:, 0]
     u = np.einsum("id,de,ie->i", t, W, c)
-    return np.where(marked, math.sqrt(ALPHA) * u + math.sqrt(1.0 - ALPHA) * r, r)
+    return np.where(marked, np.sqrt(alpha) * u + np.sqrt(1.0 - alpha) * r, r)
 
 
 def innovations(y: F64, t: F64, c: F64, past: Revealed) -> F64:
     """x (n,): what the noise of earlier steps leaves open of y (n,), the likeliest candidate first."""
+    scaled = np.sqrt(shares(len(t))) * c
     root = inverse_root(covariance(past.t, past.c, past.t, past.c), 1.0)
-    B = root @ covariance(past.t, past.c, t, c)
+    B = root @ covariance(past.t, past.c, t, scaled)
     rest = y - B.T @ (root @ past.y)
     left = 1.0 - np.sum(B**2, axis=0)
     x = rest / np.sqrt(left)
     n = slice(INDEPENDENT)
-    x[n] = inverse_root(covariance(t[n], c[n], t[n], c[n]) - B[:, n].T @ B[:, n], left[n]) @ rest[n]
+    A = covariance(t[n], scaled[n], t[n], scaled[n]) - B[:, n].T @ B[:, n]
+    x[n] = inverse_root(A, left[n]) @ rest[n]
     return x
 
 
@@ -178,7 +185,8 @@ def remembered(logits: F64, t: F64, c: F64, y: F64, best: int, past: Sequence[Re
     """
     used = [*range(KEPT - 1), max(best, KEPT - 1)]
     used = [i for i in used if t[i].any() and c[i].any() and np.isfinite(logits[i])]
-    return [*past, Revealed(t[used], c[used], y[used])][-STEPS:] if used else list(past)
+    scaled = np.sqrt(shares(len(t))) * c
+    return [*past, Revealed(t[used], scaled[used], y[used])][-STEPS:] if used else list(past)
 
 
 # Testing

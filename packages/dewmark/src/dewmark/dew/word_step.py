@@ -253,16 +253,17 @@ class WordStates:
         u = torch.where(begins, both[..., 0], both[..., 1])
         return Aligned(rows.masked_fill(u == 0.0, 0), units, u, begins, c)  # 0: an empty context
 
-    def remember(self, aligned: Aligned, y: torch.Tensor, used: torch.Tensor) -> None:
+    def remember(self, aligned: Aligned, y: torch.Tensor, used: torch.Tensor, roots: torch.Tensor) -> None:
         """Keep the noise y (B, m) of the candidates ``used`` (B, at most KEPT), places among the aligned ones.
 
-        A negative place is none. Noise older than the last steps is forgotten.
+        A negative place is none. ``roots`` (m,) are √α of the candidates, by which their contexts are scaled.
+        Noise older than the last steps is forgotten.
         """
         places = used.clamp_min(0)
         rows = aligned.rows.gather(1, places).masked_fill(used < 0, 0)
         index = torch.where(aligned.begins.gather(1, places), 0, 1)
         contexts = aligned.contexts.gather(1, index.unsqueeze(2).expand(-1, -1, aligned.contexts.shape[2]))
-        contexts = contexts * (rows > 0).unsqueeze(2)
+        contexts = contexts * ((rows > 0) * roots[places]).unsqueeze(2)
         at = self._steps % STEPS * KEPT + torch.arange(used.shape[1], device=rows.device)
         any_marked = (rows > 0).any(dim=1, keepdim=True)
         noise = y.gather(1, places).float().masked_fill(rows == 0, 0.0)
