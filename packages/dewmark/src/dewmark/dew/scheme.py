@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
     from dewmark.dew.engine_rows import LexiconRows, MatrixOf
     from dewmark.dew.race import LexiconAligner, LexiconBatch, LexiconSession, WordRace
-    from dewmark.dew.stateless import StatelessMarker
 
 __all__ = ["DEW", "BoundDEW"]
 
@@ -193,12 +192,6 @@ class BoundDEW(BoundWords[LexiconReader]):
             vocab_size=self.host.vocab_size,
             matrix_of=self._matrix_of(device),
         )
-
-    def stateless(self, device: torch.device) -> StatelessMarker:
-        """Mark from the last tokens of a text alone."""
-        from dewmark.dew.stateless import StatelessMarker
-
-        return StatelessMarker(self.race, self._aligner(device))
 
     def _members_of(
         self, rows: int, seeds: Sequence[int] | None, device: torch.device

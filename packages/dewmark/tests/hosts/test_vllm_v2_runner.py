@@ -1,4 +1,4 @@
-"""vLLM's second model runner: rows by slot, drafts of speculative decoding, and the stateless watermark.
+"""vLLM's second model runner: rows by slot, and drafts of speculative decoding.
 
 With vLLM installed these tests use its own classes (make test-vllm), elsewhere stand-ins of the same shape.
 """
@@ -20,7 +20,6 @@ from tests.hosts.vllm_stub import SamplingParams, engine_config, stub_modules
 from dewmark.core.keys import Key
 from dewmark.decoding import Decoding
 from dewmark.errors import ConfigError
-from dewmark.hosts.engines.vllm_plugin import register
 from dewmark.hosts.fake import FakeHost
 from dewmark.registry import SCHEMES
 from dewmark.scheme import marking_as
@@ -118,7 +117,7 @@ SAID += [{"dewmark_key_id": "ring", "dewmark_member": 2, "dewmark_payload": 5}]
 @pytest.mark.parametrize("drafted", [0, 2])
 def test_every_row_is_marked_as_if_alone(host, configured, tmp_path, drafted) -> None:
     device = Device()
-    processor = configured("vllm_runner2").DewLogitsProcessor(engine_config("tiny", VOCAB), device)
+    processor = configured("vllm_v2_runner").DewLogitsProcessor(engine_config("tiny", VOCAB), device)
     bound = {
         name: SCHEMES["dew"]().bind(key, host.info, Workspace(cache=tmp_path)) for name, key in KEYS.items()
     }
@@ -191,95 +190,13 @@ def test_every_row_is_marked_as_if_alone(host, configured, tmp_path, drafted) ->
     ],
 )
 def test_requests_that_cannot_be_marked_are_rejected(configured, said, message) -> None:
-    module = configured("vllm_runner2", extra="opt_out = false")
+    module = configured("vllm_v2_runner", extra="opt_out = false")
     with pytest.raises(ValueError, match=message):
         module.DewLogitsProcessor.validate_params(SamplingParams(extra_args=said))
 
 
 def test_penalties_come_before_the_mark_and_are_allowed(configured) -> None:
-    module = configured("vllm_runner2")
+    module = configured("vllm_v2_runner")
     module.DewLogitsProcessor.validate_params(SamplingParams(repetition_penalty=1.2))
     with pytest.raises(ConfigError, match="temperature 0"):
         module.DewLogitsProcessor.validate_params(SamplingParams(temperature=0.0))
-
-
-def a_sampler(rows: int, step: int, seen: list):
-    """Stands for vLLM's RandomSampler, whose own draw needs a GPU."""
-
-    def draw(logits: torch.Tensor) -> torch.Tensor:
-        seen.append(step)
-        return torch.full((len(logits),), 7)
-
-    class Sampler(SimpleNamespace):
-        __call__ = staticmethod(draw)
-
-    return Sampler(
-        seeds=torch.arange(rows) + 5,
-        expanded_idx_mapping=torch.arange(rows, dtype=torch.int32),
-        positions=torch.full((rows,), step),
-        is_drafting=False,
-    )
-
-
-def contexts_of(written: torch.Tensor, width: int) -> torch.Tensor:
-    padded = torch.cat((torch.full((len(written), width), -1), written), dim=1)
-    return padded[:, -width:]
-
-
-def test_a_stateless_mark_agrees_with_the_session_while_the_text_is_short(
-    host, bag_encoder, tmp_path
-) -> None:
-    bound = SCHEMES["dew"]().bind(KEYS["acme"], host.info, Workspace(cache=tmp_path))
-    marker, rows = bound.stateless(CPU), open_rows(bound, CPU)
-    written: list[int] = []
-    row = rows.open([], written, seed=3, decoding=Decoding())
-    for step in range(24):
-        logits = 2 * torch.randn(1, VOCAB, generator=torch.Generator().manual_seed(step))
-        expected = int(rows.mark([row], logits).argmax())
-        context = contexts_of(torch.tensor([written], dtype=torch.long).reshape(1, -1), 32)
-        assert int(marker.draw(logits, context, row.noise.states(step))[0]) == expected
-        written.append(expected)
-
-
-def test_the_watermarker_marks_texts_and_leaves_skipped_rows_to_vllm(
-    host, configured, monkeypatch, tmp_path
-) -> None:
-    module = configured("vllm_watermarker")
-    monkeypatch.setattr(module, "host_info", lambda name: host.info)
-    monkeypatch.setattr(module, "cache_dir", lambda: tmp_path)
-    made = module.create_dew_watermarker(None)
-    rows, width = 8, made.context_width
-    written, seen = torch.zeros(rows, 0, dtype=torch.long), []
-    skip = torch.arange(rows) == rows - 1
-    markable = torch.from_numpy(host.info.markable)
-    for step in range(60):
-        logits = 2 * torch.randn(rows, VOCAB, generator=torch.Generator().manual_seed(step))
-        logits = logits.masked_fill(~markable, -torch.inf)
-        sample = made.sample(logits, contexts_of(written, width), a_sampler(rows, step, seen), skip)
-        assert sample.logits is logits
-        written = torch.cat((written, sample.token_ids.unsqueeze(1)), dim=1)
-    assert (written[-1] == 7).all()
-    assert len(seen) == 60
-    assert len({tuple(row) for row in written.tolist()}) == rows  # each row has its own numbers
-    bound = SCHEMES["dew"]().bind(KEYS["acme"], host.info, Workspace(cache=tmp_path))
-    other = SCHEMES["dew"]().bind(Key(bytes([9] * 32)), host.info, Workspace(cache=tmp_path))
-    texts = host.info.tokenizer.decode(written[:-1].tolist())
-    z = np.array([[each.z for each in b.detect_batch(texts)] for b in (bound, other)]).sum(1) / np.sqrt(
-        rows - 1
-    )
-    assert z[0] > 5.0
-    assert abs(z[1]) < 4.0
-    assert made.draft_watermarker.context_width == width
-    assert made.target_watermarker.context_width == 4  # vLLM's own, whose kernel draws replaced drafts
-
-
-def test_the_patch_is_made_only_if_asked_for(configured, monkeypatch) -> None:
-    module = configured("vllm_watermarker")
-    monkeypatch.setattr(module, "_USERS", ("vllm.v1.watermarking.factory",))
-    factory = importlib.import_module("vllm.v1.watermarking.factory")
-    monkeypatch.setattr(factory, "create_watermarker", "vLLM's")
-    register()
-    assert factory.create_watermarker == "vLLM's"
-    monkeypatch.setenv("DEWMARK_VLLM_WATERMARKER", "1")
-    register()
-    assert factory.create_watermarker is module.create_dew_watermarker

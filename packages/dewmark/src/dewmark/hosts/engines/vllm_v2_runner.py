@@ -1,7 +1,7 @@
 r"""A scheme inside vLLM's second model runner, with or without speculative decoding.
 
     DEWMARK_KEY_FILE=acme.key vllm serve MODEL \
-        --logits-processors dewmark.hosts.engines.vllm_runner2:DewLogitsProcessor
+        --logits-processors dewmark.hosts.engines.vllm_v2_runner:DewLogitsProcessor
 
 That runner keeps texts on the device and gives its processors slots instead of lists. The processor copies
 one number per row to the host in each step (the token that the model has just read), and a whole text when
