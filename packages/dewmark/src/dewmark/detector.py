@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from dewmark.opening import Opening, Reads
     from dewmark.streams import Stream
 
-__all__ = ["Detector", "DetectsMarks", "blank_detection", "detect_texts", "skip_blank"]
+__all__ = ["Detector", "detect_texts"]
 
 T = TypeVar("T")
 

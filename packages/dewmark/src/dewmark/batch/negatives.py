@@ -34,15 +34,7 @@ from dewmark.text.languages import LanguagePolicy, guess_language
 from dewmark.types import Detection, Verdict
 from dewmark.workspace import Progress, silent
 
-__all__ = [
-    "PACKAGED",
-    "AuditedText",
-    "Negatives",
-    "audit_texts",
-    "calibrate_file",
-    "draw_key",
-    "text_directions",
-]
+__all__ = ["Negatives", "text_directions"]
 
 PACKAGED = "packaged"
 """The name of the package's own texts, where files are named."""

@@ -43,7 +43,7 @@ from dewmark.arrays import F32, F64, I64
 from dewmark.errors import KeyFileError
 from dewmark.storage import atomic_write
 
-__all__ = ["Key", "KeyStream", "check_members", "check_payload_bits", "check_use", "is_engine_key"]
+__all__ = ["Key", "KeyStream"]
 
 KEY_BYTES = 32
 INDEPENDENT = 16

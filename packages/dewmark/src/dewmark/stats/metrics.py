@@ -27,7 +27,6 @@ from dewmark.errors import ConfigError, InputError, NumericalError
 __all__ = [
     "HeldOut",
     "Interval",
-    "LeaveOneSeedOut",
     "Rate",
     "Spread",
     "auroc",
@@ -38,7 +37,6 @@ __all__ = [
     "rate",
     "spread",
     "threshold_at",
-    "tpr_at_fpr",
 ]
 
 Scores = Sequence[float] | NDArray[np.floating]

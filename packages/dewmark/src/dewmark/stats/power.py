@@ -34,7 +34,7 @@ from dewmark.arrays import F64, I64
 from dewmark.errors import InputError
 from dewmark.stats.metrics import Interval, Rate, rate
 
-__all__ = ["FEWEST_TEXTS", "TARGETS", "Model", "Power", "Row", "choose_cuts", "fit_model", "measure_power"]
+__all__ = ["FEWEST_TEXTS", "TARGETS", "Power", "Row", "choose_cuts", "fit_model", "measure_power"]
 
 
 TARGETS = (0.5, 0.9, 0.99)

@@ -18,7 +18,7 @@ import torch
 
 from dewmark.arrays import F64
 
-__all__ = ["pattern_factors", "tournament"]
+__all__ = ["tournament"]
 
 _LAYERS_AT_ONCE = 10
 

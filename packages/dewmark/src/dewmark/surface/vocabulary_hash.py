@@ -14,7 +14,7 @@ from dewmark.arrays import U32
 from dewmark.core.prf import MULTIPLIER, PairHash
 from dewmark.core.prf import combine as combine_rows
 
-__all__ = ["VocabularyHash", "below", "below_on_device", "combine", "to_uniforms"]
+__all__ = ["VocabularyHash", "below", "to_uniforms"]
 
 _SIGN = -(1 << 31)
 

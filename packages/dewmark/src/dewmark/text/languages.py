@@ -28,15 +28,7 @@ from dewmark.text.cleaning import clean
 from dewmark.text.language_identifier import LanguageIdentifier, load_identifier
 from dewmark.types import Detection, Verdict
 
-__all__ = [
-    "UNDETERMINED",
-    "LanguagePolicy",
-    "TextLanguage",
-    "guess_language",
-    "language_name",
-    "language_probabilities",
-    "recognised_languages",
-]
+__all__ = ["UNDETERMINED", "LanguagePolicy", "guess_language", "language_name"]
 
 UNDETERMINED = "und"
 """ISO 639's code for a language that is not determined."""

@@ -34,7 +34,7 @@ import regex
 
 from dewmark.text.cleaning import Cleaned, clean
 
-__all__ = ["MAX_FORM", "VERSION", "Word", "cut", "form_of", "open_tail", "places_and_forms", "words"]
+__all__ = ["form_of", "words"]
 
 VERSION = 2
 

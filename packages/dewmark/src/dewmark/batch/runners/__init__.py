@@ -5,7 +5,7 @@ from __future__ import annotations
 from dewmark.batch.runners.base import Runner, cores
 from dewmark.registry import unknown_name
 
-__all__ = ["ENGINES", "Runner", "cores", "open_runner"]
+__all__ = ["Runner", "cores", "open_runner"]
 
 ENGINES = ("local", "ray")
 

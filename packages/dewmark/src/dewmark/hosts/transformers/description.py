@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedTokenizerBase
 
-__all__ = ["describe", "host_info", "info_from_model"]
+__all__ = ["info_from_model"]
 
 _EMBEDDING_NAMES = ("embed_tokens.weight", "wte.weight", "word_embeddings.weight", "embed_in.weight")
 _ROWS_AT_ONCE = 4096

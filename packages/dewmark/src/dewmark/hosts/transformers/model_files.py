@@ -25,7 +25,7 @@ from dewmark.registry import HOSTS, unknown_name
 from dewmark.storage import atomic_folder, sha256_file
 from dewmark.workspace import Progress, silent
 
-__all__ = ["Source", "check_weights", "load_error", "resolve"]
+__all__ = ["Source", "load_error", "resolve"]
 
 _MANIFEST = "manifest.json"
 _TOKENIZER = "dewmark_tokenizer"
