@@ -17,8 +17,7 @@ from dewmark.decoding import Decoding, DecodingOptions
 from dewmark.errors import InputError
 from dewmark.scheme import BoundScheme, GivesEvidence, capability
 from dewmark.stats.key_test import key_test
-from dewmark.stats.power import Power, choose_cuts, measure_power
-from dewmark.stats.strength import Strength, measure_strength
+from dewmark.stats.power import Power, Strength, choose_cuts, measure_power, measure_strength
 from dewmark.types import Generation
 from dewmark.verdict import least_length
 from dewmark.watermark import Watermark

@@ -14,8 +14,8 @@ import numpy as np
 
 from dewmark.errors import InputError
 from dewmark.stats.audit import audit
-from dewmark.stats.metrics import rate
 from dewmark.stats.power import FEWEST_TEXTS, TARGETS, fit_model
+from dewmark.stats.rates import rate
 from dewmark_desk.compliance.measuring import Measured, Row
 from dewmark_desk.compliance.plan import Plan
 

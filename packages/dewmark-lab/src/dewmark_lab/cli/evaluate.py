@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from rich.table import Table
 
-    from dewmark.stats.metrics import Rate
+    from dewmark.stats.rates import Rate
     from dewmark_lab.evaluation.results import Cell, Evaluation
     from dewmark_lab.evaluation.wording import PairedWording
 

@@ -28,7 +28,8 @@ import numpy as np
 from dewmark.arrays import F64
 from dewmark.decoding import Decoding
 from dewmark.errors import ConfigError, InputError
-from dewmark.stats.metrics import Interval, mean_interval
+from dewmark.stats.rates import Interval
+from dewmark_lab.metrics import mean_interval
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -1,7 +1,7 @@
 """The evaluation protocol of the paper's section 4, extended by matched negatives.
 
 For each scheme and attack, and for each seed s: the threshold at a nominal false-positive rate comes from the
-negatives of all other seeds (`stats.metrics.leave_one_seed_out`) and is applied to the marked texts of seed
+negatives of all other seeds (`metrics.leave_one_seed_out`) and is applied to the marked texts of seed
 s. The results are mean and half-range over seeds. The paper's negatives are unattacked, but an attack may
 also move the scores of unmarked texts. Every attacked cell is therefore also evaluated against negatives that
 went through the same attack, and the actual false-positive rate of the unattacked threshold on them is
@@ -23,16 +23,7 @@ import numpy as np
 
 from dewmark.arrays import F64
 from dewmark.errors import ConfigError, InputError
-from dewmark.stats.metrics import (
-    HeldOut,
-    Rate,
-    auroc,
-    auroc_interval,
-    leave_one_seed_out,
-    rate,
-    spread,
-    threshold_at,
-)
+from dewmark.stats.rates import Rate, rate
 from dewmark_lab.evaluation.results import (
     CLEAN,
     HUMAN,
@@ -45,6 +36,7 @@ from dewmark_lab.evaluation.results import (
     PValueShare,
     ScoreRow,
 )
+from dewmark_lab.metrics import HeldOut, auroc, auroc_interval, leave_one_seed_out, spread, threshold_at
 
 RATES = (0.01, 0.05)
 LEVELS = (1e-4,)

@@ -27,7 +27,8 @@ from typing import Any
 
 from dewmark import storage
 from dewmark.errors import InputError
-from dewmark.stats.metrics import Interval, Rate, Spread
+from dewmark.stats.rates import Interval, Rate
+from dewmark_lab.metrics import Spread
 
 MARKED, UNMARKED, HUMAN = "marked", "unmarked", "human"
 KINDS = (MARKED, UNMARKED, HUMAN)

@@ -17,7 +17,7 @@ from pathlib import Path
 from dewmark import storage
 from dewmark.errors import InputError
 from dewmark.registry import unknown_name
-from dewmark.stats.metrics import Interval
+from dewmark.stats.rates import Interval
 from dewmark_lab.evaluation.divergence import Divergence
 from dewmark_lab.evaluation.results import CLEAN, Cell
 from dewmark_lab.evaluation.wording import MEASURES

@@ -355,7 +355,7 @@ def _roc(positives: BySeed, negatives: BySeed, fpr: F64) -> F64 | None:
     curves = []
     for seed in positives.keys() & negatives.keys():
         high, low = np.sort(positives[seed]), np.sort(negatives[seed])[::-1]
-        # the conservative threshold of `stats.metrics.threshold_at`, for all rates at once
+        # the conservative threshold of `metrics.threshold_at`, for all rates at once
         bars = low[np.minimum(np.floor(fpr * len(low) * (1.0 + 1e-12)).astype(np.int64), len(low) - 1)]
         found = 1.0 - np.searchsorted(high, bars, side="right") / len(high)
         curves.append(np.where(fpr < 1.0, found, 1.0))

@@ -12,7 +12,7 @@ import io
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
-from dewmark.stats.metrics import Rate
+from dewmark.stats.rates import Rate
 from dewmark_lab.evaluation.divergence import Divergence
 from dewmark_lab.evaluation.results import CLEAN, NEGATIVES, Cell, Evaluation
 from dewmark_lab.reports.paper import PaperTable, measure_column

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
-from dewmark.stats.metrics import Rate
+from dewmark.stats.rates import Rate
 from dewmark_lab.evaluation.results import CLEAN, Evaluation
 from dewmark_lab.reports.paper import PaperTable, paired_with_paper
 from dewmark_lab.reports.run_results import (

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from importlib import resources
 from typing import Any
 
-from dewmark.stats.metrics import Spread
 from dewmark_lab.evaluation.results import CLEAN, Evaluation
+from dewmark_lab.metrics import Spread
 from dewmark_lab.reports.run_results import RunResults, attack_label, fewer_texts
 from dewmark_lab.reports.tables import Column, Estimate, Row, Table, from_spread
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from dewmark.stats.metrics import Rate
+    from dewmark.stats.rates import Rate
 
 # Okabe and Ito's colours without yellow; those that read well on white come first.
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")

@@ -15,7 +15,7 @@ from typing import Any
 
 from dewmark import storage
 from dewmark.errors import InputError
-from dewmark.stats.metrics import Interval, Spread, spread
+from dewmark.stats.rates import Interval
 from dewmark_lab.evaluation.divergence import Divergence
 from dewmark_lab.evaluation.protocol import evaluate
 from dewmark_lab.evaluation.results import (
@@ -28,6 +28,7 @@ from dewmark_lab.evaluation.results import (
     read_scores,
 )
 from dewmark_lab.evaluation.wording import MEASURES, prompt_interval
+from dewmark_lab.metrics import Spread, spread
 
 SHIFTED = 0.01
 """A false-positive rate above the nominal one is flagged if its p-value is below this."""

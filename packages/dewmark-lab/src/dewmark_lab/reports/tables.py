@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from dewmark.reports.html_page import escape
-from dewmark.stats.metrics import Interval, Rate, Spread
+from dewmark.stats.rates import Interval, Rate
+from dewmark_lab.metrics import Spread
 
 _LATEX = {
     "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{",

@@ -14,6 +14,10 @@ shows where it passes that number; G counts the texts that have passed it.
 μ is fitted by least squares, σ² and τ² by non-negative least squares on the variance at each length, relative
 to that variance. Even for very long texts the rate is at most Φ(μ/τ). Intervals come from resampling texts.
 
+**Strength per effective token.** Where only what detection computes is known, the same model in effective
+tokens L with σ = 1 serves: P(z > z_α) = Φ((μ√L − z_α) / √(1 + τ²L)). μ is the mean of m_i = z_i/√L_i, and τ²
+the variance of m_i minus the part that e explains, the mean of 1/L_i; the error of μ, s²/n, is added to τ².
+
 Boundary: z-scores in, numbers out. The sample should come from the host, settings and kind of prompt of
 interest; it says nothing about rewritten texts.
 """
@@ -21,20 +25,30 @@ interest; it says nothing about rewritten texts.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.optimize import nnls
 from scipy.special import ndtr, ndtri
 
 from dewmark.arrays import F64, I64
 from dewmark.errors import InputError
-from dewmark.stats.metrics import Interval, Rate, rate
+from dewmark.stats.rates import Interval, Rate, rate
 
-__all__ = ["FEWEST_TEXTS", "TARGETS", "Power", "Row", "choose_cuts", "fit_model", "measure_power"]
+__all__ = [
+    "FEWEST_TEXTS",
+    "TARGETS",
+    "Power",
+    "Row",
+    "Strength",
+    "choose_cuts",
+    "fit_model",
+    "measure_power",
+    "measure_strength",
+]
 
 
 TARGETS = (0.5, 0.9, 0.99)
@@ -195,6 +209,8 @@ def _judged_from(effective: F64, cuts: Sequence[int], least: float) -> F64:
 
 def fit_model(z: F64, cuts: Sequence[int]) -> Model:
     """Fit the model to z-scores (texts, cuts), NaN where a text is too short."""
+    from scipy.optimize import nnls  # slow to import
+
     L = np.asarray(cuts, dtype=np.float64)
     known = ~np.isnan(z)
     slope = float(np.nansum(z * np.sqrt(L)) / (known * L).sum())
@@ -209,3 +225,33 @@ def fit_model(z: F64, cuts: Sequence[int]) -> Model:
         (noise, between), _ = nnls(columns / fitted[:, None], variance / fitted)
         fitted = np.maximum(columns @ (noise, between), 1e-9)
     return Model(slope=slope, noise=float(noise), between=float(between))
+
+
+@dataclass(frozen=True, slots=True)
+class Strength:
+    """m ~ N(``mean``, ``spread``²) per effective token, measured on ``texts`` marked texts."""
+
+    mean: float
+    spread: float
+    texts: int
+
+    def found(self, effective_length: float, *, fpr: float) -> float:
+        """The share of marked texts of this effective length with p < ``fpr``."""
+        L = max(effective_length, 0.0)
+        return float(ndtr((self.mean * math.sqrt(L) + ndtri(fpr)) / math.sqrt(1.0 + self.spread**2 * L)))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        return dataclasses.asdict(self)
+
+
+def measure_strength(z: F64, effective_lengths: F64) -> Strength:
+    """The strength from z-scores (texts,) of marked texts and their effective lengths (texts,)."""
+    known = effective_lengths > 0.0
+    z, L = z[known], effective_lengths[known]
+    if len(z) < FEWEST_TEXTS:
+        raise InputError(f"the strength of a mark needs {FEWEST_TEXTS} marked texts, got {len(z)}")
+    m = z / np.sqrt(L)
+    variance = float(m.var(ddof=1))
+    between = max(0.0, variance - float((1.0 / L).mean()))
+    return Strength(float(m.mean()), math.sqrt(between + variance / len(m)), len(m))

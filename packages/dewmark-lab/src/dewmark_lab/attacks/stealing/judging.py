@@ -13,7 +13,7 @@ from dewmark.dew.bound import BoundWords
 from dewmark.errors import InputError
 from dewmark.hosts.base import Host
 from dewmark.scheme import BoundScheme
-from dewmark.stats.metrics import threshold_at
+from dewmark_lab.metrics import threshold_at
 
 LEVEL = 0.01
 _BATCH_SIZE = 100

@@ -12,7 +12,6 @@ Boundary: numbers in, small frozen results out, each with ``to_dict()``.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,60 +22,14 @@ from numpy.typing import NDArray
 
 from dewmark.arrays import F64
 from dewmark.errors import ConfigError, InputError, NumericalError
-
-__all__ = [
-    "HeldOut",
-    "Interval",
-    "Rate",
-    "Spread",
-    "auroc",
-    "auroc_interval",
-    "bootstrap",
-    "leave_one_seed_out",
-    "mean_interval",
-    "rate",
-    "spread",
-    "threshold_at",
-]
+from dewmark.stats.rates import Estimate, Interval, check_confidence
 
 Scores = Sequence[float] | NDArray[np.floating]
 Statistic = Callable[[F64, F64], float]
 
 
-class _Result:
-    """A frozen dataclass of plain values."""
-
-    __slots__ = ()
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values."""
-        return dataclasses.asdict(self)  # type: ignore[call-overload, no-any-return]
-
-
 @dataclass(frozen=True, slots=True)
-class Rate(_Result):
-    """``hits`` of ``trials``, with the exact (Clopper-Pearson) confidence interval."""
-
-    hits: float
-    trials: int
-    rate: float
-    low: float
-    high: float
-    confidence: float
-
-
-@dataclass(frozen=True, slots=True)
-class Interval(_Result):
-    """An estimate with its confidence interval."""
-
-    value: float
-    low: float
-    high: float
-    confidence: float
-
-
-@dataclass(frozen=True, slots=True)
-class Spread(_Result):
+class Spread(Estimate):
     """A figure over seeds: its mean, and half its range."""
 
     mean: float
@@ -85,7 +38,7 @@ class Spread(_Result):
 
 
 @dataclass(frozen=True, slots=True)
-class HeldOut(_Result):
+class HeldOut(Estimate):
     """One seed, evaluated at the threshold from the other seeds' negatives."""
 
     seed: int | str
@@ -95,7 +48,7 @@ class HeldOut(_Result):
 
 
 @dataclass(frozen=True, slots=True)
-class LeaveOneSeedOut(_Result):
+class LeaveOneSeedOut(Estimate):
     """Every seed at the other seeds' threshold, for the nominal false-positive rate ``level``."""
 
     level: float
@@ -123,7 +76,7 @@ def auroc_interval(value: float, *, positives: int, negatives: int, confidence: 
     from scipy.optimize import brentq
     from scipy.special import ndtri
 
-    _check_confidence(confidence)
+    check_confidence(confidence)
     if not 0.0 <= value <= 1.0 or positives < 1 or negatives < 1:
         raise InputError(
             f"an AUROC must lie in [0, 1] and have positives and negatives, got {value} "
@@ -148,11 +101,6 @@ def threshold_at(negatives: Scores, *, fpr: float) -> float:
         raise ConfigError(f"fpr must lie in [0, 1), got {fpr}")
     allowed = math.floor(fpr * len(scores) * (1.0 + 1e-12))  # 0.29 · 100 is 28.999… in floating point
     return float(scores[min(allowed, len(scores) - 1)])
-
-
-def tpr_at_fpr(positives: Scores, negatives: Scores, *, fpr: float) -> float:
-    """The share of positives above the negatives' threshold at ``fpr``."""
-    return float(np.mean(_checked(positives, "positives") > threshold_at(negatives, fpr=fpr)))
 
 
 def leave_one_seed_out(
@@ -210,7 +158,7 @@ def bootstrap(
     A statistic at the end of its range (an AUROC of 1) gets an interval of zero width, which says nothing
     about unseen texts: for shares use `rate`, whose interval is exact.
     """
-    _check_confidence(confidence)
+    check_confidence(confidence)
     if resamples < 1:
         raise ConfigError(f"resamples must be at least 1, got {resamples}")
     high, low = _checked(positives, "positives"), _checked(negatives, "negatives")
@@ -226,7 +174,7 @@ def mean_interval(values: Scores, *, confidence: float = 0.95) -> Interval:
     """The mean of two or more independent values, with Student's interval."""
     from scipy.special import stdtrit
 
-    _check_confidence(confidence)
+    check_confidence(confidence)
     found = _checked(values, "values")
     if len(found) < 2:
         raise InputError("an interval for a mean needs at least two values, got 1")
@@ -236,19 +184,6 @@ def mean_interval(values: Scores, *, confidence: float = 0.95) -> Interval:
     return Interval(mean, mean - half, mean + half, confidence)
 
 
-def rate(hits: float, trials: int, *, confidence: float = 0.95) -> Rate:
-    """A share with its exact two-sided (Clopper-Pearson) confidence interval; hits may be fractions."""
-    from scipy.special import betaincinv
-
-    _check_confidence(confidence)
-    if not 0 <= hits <= trials or trials < 1:
-        raise InputError(f"a rate needs 0 <= hits <= trials and at least one trial, got {hits} of {trials}")
-    tail, misses = (1.0 - confidence) / 2.0, trials - hits
-    low = float(betaincinv(hits, misses + 1, tail)) if hits else 0.0
-    high = float(betaincinv(hits + 1, misses, 1.0 - tail)) if misses else 1.0
-    return Rate(hits, trials, hits / trials, low, high, confidence)
-
-
 def _checked(scores: Scores, what: str) -> F64:
     values = np.asarray(scores, dtype=np.float64)
     if values.ndim != 1 or not len(values):
@@ -256,8 +191,3 @@ def _checked(scores: Scores, what: str) -> F64:
     if np.isnan(values).any():
         raise NumericalError(f"{what} {int(np.isnan(values).argmax())} is NaN: leave out unscored texts")
     return values
-
-
-def _check_confidence(confidence: float) -> None:
-    if not 0.0 < confidence < 1.0:
-        raise ConfigError(f"confidence must lie in (0, 1), got {confidence}")

@@ -10,21 +10,23 @@ import pytest
 from scipy import stats
 
 from dewmark.errors import ConfigError, InputError, NumericalError
-from dewmark.stats.metrics import (
+from dewmark_lab.metrics import (
     auroc,
     auroc_interval,
     bootstrap,
     leave_one_seed_out,
     mean_interval,
-    rate,
     spread,
     threshold_at,
-    tpr_at_fpr,
 )
 
 
 def scores(shift: float, size: int, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).normal(shift, 1.0, size)
+
+
+def tpr(positives, negatives, *, fpr: float) -> float:
+    return float(np.mean(np.asarray(positives) > threshold_at(negatives, fpr=fpr)))
 
 
 class TestAuroc:
@@ -90,7 +92,7 @@ class TestThreshold:
 
     def test_equal_scores_pass_all_or_none(self):
         assert threshold_at([0, 1, 1, 1], fpr=0.5) == 1.0
-        assert tpr_at_fpr([1, 2], [0, 1, 1, 1], fpr=0.5) == 0.5
+        assert tpr([1, 2], [0, 1, 1, 1], fpr=0.5) == 0.5
 
     def test_rates_are_exact_decimals(self):
         assert threshold_at(np.arange(100), fpr=0.29) == 70  # 71 … 99 are 29 of 100
@@ -102,7 +104,7 @@ class TestThreshold:
     def test_tpr_of_normal_scores(self):
         n = 20_000
         expected = stats.norm.sf(stats.norm.isf(0.05) - 1.5)
-        found = tpr_at_fpr(scores(1.5, n), scores(0, n, 1), fpr=0.05)
+        found = tpr(scores(1.5, n), scores(0, n, 1), fpr=0.05)
         # the threshold's own error: √(fpr(1−fpr)/n)/φ(τ), seen through the positives' density
         quantile = stats.norm.isf(0.05)
         slope = stats.norm.pdf(quantile - 1.5) / stats.norm.pdf(quantile)
@@ -165,24 +167,6 @@ class TestIntervals:
         wide = 2 * 1.96 * math.sqrt(high.var() / 400 + low.var() / 300)
         assert found.high - found.low == pytest.approx(wide, rel=0.1)  # quantiles of 4,000: 3% standard error
 
-    def test_clopper_pearson_against_the_beta_law(self):
-        found = rate(3, 50, confidence=0.9)
-        assert found.rate == 0.06
-        assert found.low == pytest.approx(stats.beta.ppf(0.05, 3, 48))
-        assert found.high == pytest.approx(stats.beta.ppf(0.95, 4, 47))
-        assert json.loads(json.dumps(found.to_dict()))["hits"] == 3
-
-    def test_clopper_pearson_ends(self):
-        assert (rate(0, 10).low, rate(10, 10).high) == (0.0, 1.0)
-        assert rate(0, 10).high == pytest.approx(1 - 0.025 ** (1 / 10))
-
-    @pytest.mark.parametrize("p", [0.01, 0.3])
-    def test_clopper_pearson_coverage_is_at_least_nominal(self, p):
-        n = 40
-        intervals = [rate(k, n) for k in range(n + 1)]
-        covered = sum(stats.binom.pmf(k, n, p) for k, i in enumerate(intervals) if i.low <= p <= i.high)
-        assert 0.95 <= covered < 1.0
-
 
 def test_spread():
     found = spread([0.9, 0.8, 0.94])
@@ -197,9 +181,6 @@ def test_spread():
         (lambda: auroc([1.0], [[1.0]]), InputError, "negatives must be"),
         (lambda: auroc([1.0], [0.0, math.nan]), NumericalError, "negatives 1 is NaN"),
         (lambda: threshold_at([1.0], fpr=1.0), ConfigError, "got 1.0"),
-        (lambda: rate(3, 2), InputError, "3 of 2"),
-        (lambda: rate(0, 0), InputError, "0 of 0"),
-        (lambda: rate(1, 2, confidence=95), ConfigError, "got 95"),
         (lambda: bootstrap(auroc, [1.0], [0.0], resamples=0), ConfigError, "got 0"),
     ],
 )
