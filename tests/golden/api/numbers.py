@@ -13,7 +13,6 @@ from tests.evaluation.synthetic import scored as synthetic_scores
 from tests.golden.api.worlds import Json, secret
 
 from dewmark.core.keys import Key
-from dewmark.core.prf import PairHash
 from dewmark.core.projections import draw_projections, projection_dim
 from dewmark.scheme import BoundScheme
 from dewmark.stats.audit import audit
@@ -25,6 +24,7 @@ from dewmark.text.words import words
 from dewmark.types import Detection
 from dewmark_lab.evaluation.protocol import evaluate
 from dewmark_lab.evaluation.retention import pair_retentions, summarise
+from dewmark_lab.schemes.pair_hash import PairHash
 
 
 def plain(value: object) -> Json:

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from tests.surface.toy_host import HOST, VOCAB, Numbers, ToyModel, key, numbers
+from tests.engine_marks.toy_host import HOST, VOCAB, Numbers, ToyModel, key, numbers
 
 from dewmark.errors import ConfigError, VocabularyError
 from dewmark.hosts.fake import FakeHost

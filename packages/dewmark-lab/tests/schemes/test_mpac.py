@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from tests.surface.toy_host import VOCAB, bind, key, numbers, random_logits
+from tests.engine_marks.toy_host import VOCAB, bind, key, numbers, random_logits
 
 from dewmark.decoding import Decoding
 from dewmark.errors import ConfigError

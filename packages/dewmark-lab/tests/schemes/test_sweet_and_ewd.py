@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from tests.surface.toy_host import HOST, VOCAB, ToyModel, bind, key, numbers
+from tests.engine_marks.toy_host import HOST, VOCAB, ToyModel, bind, key, numbers
 
 from dewmark.decoding import Decoding
 from dewmark.errors import ConfigError

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from scipy.stats import kstest
-from tests.surface.toy_host import HOST, VOCAB, key, numbers
+from tests.engine_marks.toy_host import HOST, VOCAB, key, numbers
 
 from dewmark.errors import ArtifactError, ConfigError
 from dewmark.hosts.fake import FakeHost

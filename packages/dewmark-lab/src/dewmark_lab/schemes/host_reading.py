@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 from dewmark.arrays import F64
 from dewmark.core.keys import Key
 from dewmark.errors import ConfigError
-from dewmark.surface.token_schemes import TokenBound, TokenScheme
 from dewmark.workspace import HostInfo, LanguageModel, Tokenized, Workspace
+from dewmark_lab.schemes.token_schemes import TokenBound, TokenScheme
 
 _TextAfterPrompt = tuple[str, tuple[int, ...]]  # a prompt's text and the ids after it
 

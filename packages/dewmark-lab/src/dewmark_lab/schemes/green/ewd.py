@@ -23,9 +23,9 @@ from dewmark.sampling import Session
 from dewmark.stats.evidence import Evidence
 from dewmark.stats.independent_sums import weighted_bernoulli_law, z_test
 from dewmark.stats.key_test import Statistic
-from dewmark.surface.token_schemes import PromptBatch
 from dewmark.workspace import HostInfo, Workspace
 from dewmark_lab.schemes.green.green_list import BiasSession, EntropyBound, EntropyScheme
+from dewmark_lab.schemes.token_schemes import PromptBatch
 
 LEVELS = 64
 EXACT_LIMIT = 1024

@@ -22,10 +22,10 @@ from dewmark.scheme import Needs
 from dewmark.stats.evidence import Evidence
 from dewmark.stats.independent_sums import binomial_test, z_test
 from dewmark.stats.key_test import Statistic
-from dewmark.surface.token_schemes import PromptBatch, TokenBound, TokenScheme, TokenSession
-from dewmark.surface.vocabulary_hash import VocabularyHash
 from dewmark.workspace import HostInfo, Workspace
 from dewmark_lab.schemes.host_reading import HostReadings, HostReadingScheme, WeightedBound, open_model
+from dewmark_lab.schemes.token_schemes import PromptBatch, TokenBound, TokenScheme, TokenSession
+from dewmark_lab.schemes.vocabulary_hash import VocabularyHash
 
 
 class GreenBound(TokenBound):

@@ -29,10 +29,10 @@ from numpy.typing import NDArray
 from dewmark.arrays import I64, U32
 from dewmark.config import check_rules
 from dewmark.sampling import Session
-from dewmark.surface.token_schemes import PromptBatch, TokenScheme
-from dewmark.surface.vocabulary_hash import VocabularyHash, below
 from dewmark.workspace import HostInfo, Workspace
 from dewmark_lab.schemes.green.green_list import BiasSession, GreenBound
+from dewmark_lab.schemes.token_schemes import PromptBatch, TokenScheme
+from dewmark_lab.schemes.vocabulary_hash import VocabularyHash, below
 
 # default h: the papers' own, except for "left", where the first paper uses 1
 _WIDTHS = {"left": 3, "additive": 3, "skip": 5, "min": 4, "self": 4}

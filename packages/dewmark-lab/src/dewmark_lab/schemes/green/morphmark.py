@@ -21,10 +21,10 @@ import torch
 from dewmark.config import check_rules
 from dewmark.sampling import Session
 from dewmark.scheme import Needs
-from dewmark.surface.token_schemes import PromptBatch, TokenScheme
-from dewmark.surface.vocabulary_hash import VocabularyHash
 from dewmark.workspace import HostInfo, Workspace
 from dewmark_lab.schemes.green.green_list import GreenBound, GreenSession, as_numbers
+from dewmark_lab.schemes.token_schemes import PromptBatch, TokenScheme
+from dewmark_lab.schemes.vocabulary_hash import VocabularyHash
 
 _STRENGTHS = {"linear": 1.55, "exponential": 1.3, "logarithmic": 2.15}  # the authors' k for each form
 _MOST_MOVED = 1.0 - 1e-6  # of the red mass; all of it would make red logits infinite

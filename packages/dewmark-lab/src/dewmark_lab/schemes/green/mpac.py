@@ -29,15 +29,15 @@ from scipy.special import gammaln, ndtri
 
 from dewmark.arrays import F64, I64
 from dewmark.config import check_rules
-from dewmark.core.prf import PairHash
 from dewmark.sampling import Session
 from dewmark.stats.evidence import Evidence
 from dewmark.stats.independent_sums import binomial_test, convolved
 from dewmark.stats.key_test import Statistic
-from dewmark.surface.token_schemes import PromptBatch, TokenBound, TokenScheme, TokenSession
-from dewmark.surface.vocabulary_hash import VocabularyHash
 from dewmark.workspace import HostInfo, Tokenized, Workspace
 from dewmark_lab.schemes.green.green_list import as_numbers
+from dewmark_lab.schemes.pair_hash import PairHash
+from dewmark_lab.schemes.token_schemes import PromptBatch, TokenBound, TokenScheme, TokenSession
+from dewmark_lab.schemes.vocabulary_hash import VocabularyHash
 
 _LONGEST = 4096  # pairs with an exact law
 

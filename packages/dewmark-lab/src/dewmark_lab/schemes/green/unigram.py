@@ -13,9 +13,9 @@ import torch
 
 from dewmark.config import check_rules
 from dewmark.sampling import Session
-from dewmark.surface.token_schemes import PromptBatch, TokenScheme
 from dewmark.workspace import HostInfo, Workspace
 from dewmark_lab.schemes.green.green_list import BiasSession, GreenBound, as_numbers
+from dewmark_lab.schemes.token_schemes import PromptBatch, TokenScheme
 
 
 @dataclass(frozen=True)

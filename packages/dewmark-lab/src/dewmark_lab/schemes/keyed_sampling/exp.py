@@ -26,17 +26,18 @@ import torch
 
 from dewmark.arrays import F32, F64, I64, U32
 from dewmark.config import check_rules
-from dewmark.core import prf
 from dewmark.decoding import Decoding
+from dewmark.engine_marks.engine_scheme import RepeatedContexts, support
 from dewmark.sampling import Choice, ChoosingSession, RandomStreams, fresh_seeds, race, warp
 from dewmark.scheme import Needs
 from dewmark.stats.evidence import Evidence
 from dewmark.stats.independent_sums import gamma_test, z_test
 from dewmark.stats.key_test import Statistic
-from dewmark.surface.distortion_free import DistortionFreeBound, RepeatedContexts, Repeats, support
-from dewmark.surface.token_schemes import PromptBatch, TokenScheme, TokenWindows
-from dewmark.surface.vocabulary_hash import VocabularyHash, to_uniforms
 from dewmark.workspace import HostInfo, Workspace
+from dewmark_lab.schemes import pair_hash
+from dewmark_lab.schemes.distortion_free import DistortionFreeBound, Repeats
+from dewmark_lab.schemes.token_schemes import PromptBatch, TokenScheme, TokenWindows
+from dewmark_lab.schemes.vocabulary_hash import VocabularyHash, to_uniforms
 
 _LIKELY = 8.0
 _LUCKY = np.uint32((1 << 32) - (1 << 24))
@@ -143,5 +144,5 @@ def _race_row(scores: F32, words: U32) -> tuple[int, bool]:
 
 def _values(scores: F32, words: U32, top: float) -> F64:
     """p/E up to a factor common to the row."""
-    values: F64 = np.exp(scores.astype(np.float64) - top) / -np.log(prf.to_uniforms(words))
+    values: F64 = np.exp(scores.astype(np.float64) - top) / -np.log(pair_hash.to_uniforms(words))
     return values

@@ -34,7 +34,6 @@ from scipy.special import logit, ndtri
 
 from dewmark.arrays import F32, F64, I64
 from dewmark.config import check_rules
-from dewmark.core.prf import combine, to_uniforms
 from dewmark.decoding import Decoding
 from dewmark.encoders.token_tables import token_table
 from dewmark.errors import ArtifactError, ConfigError, VocabularyError
@@ -44,12 +43,13 @@ from dewmark.stats.evidence import Evidence
 from dewmark.stats.independent_sums import gamma_test, weighted_bernoulli_law, z_test
 from dewmark.stats.key_test import NOTHING, Statistic
 from dewmark.storage import load_bundle, save_bundle
-from dewmark.surface.distortion_free import DistortionFreeBound, ReweightingSession
-from dewmark.surface.token_schemes import Pairs, PromptBatch, stored_secret
-from dewmark.surface.vocabulary_hash import VocabularyHash
 from dewmark.text.windows import ABSENT
 from dewmark.workspace import HostInfo, Tokenized, Workspace
+from dewmark_lab.schemes.distortion_free import DistortionFreeBound, ReweightingSession
 from dewmark_lab.schemes.host_reading import HostReadingBound, HostReadings, HostReadingScheme, open_model
+from dewmark_lab.schemes.pair_hash import combine, to_uniforms
+from dewmark_lab.schemes.token_schemes import Pairs, PromptBatch, stored_secret
+from dewmark_lab.schemes.vocabulary_hash import VocabularyHash
 
 _LOGIT_ROWS = 32  # of logits that are summarized at once
 _LEVELS = 128

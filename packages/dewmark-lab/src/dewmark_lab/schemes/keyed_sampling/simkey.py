@@ -37,11 +37,11 @@ from dewmark.scheme import Needs
 from dewmark.stats.evidence import Evidence
 from dewmark.stats.independent_sums import gamma_test, z_test
 from dewmark.stats.key_test import NOTHING, Statistic
-from dewmark.surface.distortion_free import DistortionFreeBound, Repeats
-from dewmark.surface.token_schemes import PromptBatch, TokenScheme
-from dewmark.surface.vocabulary_hash import VocabularyHash
 from dewmark.workspace import HostInfo, Tokenized, Tokenizer, Workspace
+from dewmark_lab.schemes.distortion_free import DistortionFreeBound, Repeats
 from dewmark_lab.schemes.keyed_sampling.exp import RaceSession
+from dewmark_lab.schemes.token_schemes import PromptBatch, TokenScheme
+from dewmark_lab.schemes.vocabulary_hash import VocabularyHash
 
 _MOST_BITS = 32  # 3^32 codes still fit in 64 bits
 _PURPOSE = 7  # separates the choice of codes from the rows' sampling noise

@@ -54,7 +54,6 @@ from dewmark.sampling import Session, check_logits, filter_logits, left_padding
 from dewmark.scheme import Needs, State
 from dewmark.stats.evidence import Evidence
 from dewmark.stats.key_test import Statistic, key_test
-from dewmark.surface.token_schemes import PromptBatch, stored_secret
 from dewmark.workspace import Follower, HostInfo, Tokenized, Tokenizer, Workspace
 from dewmark_lab.artifacts import Artifact, load_artifact
 from dewmark_lab.schemes.host_reading import (
@@ -65,6 +64,7 @@ from dewmark_lab.schemes.host_reading import (
     open_model,
 )
 from dewmark_lab.schemes.learned.keyed_signs import context_rows, exact_tail, keyed_places, keyed_signs
+from dewmark_lab.schemes.token_schemes import PromptBatch, stored_secret
 
 HIDDEN, OUTPUTS = 512, 384
 LAYERS = ("input", "first", "second", "output")

@@ -16,9 +16,9 @@ from __future__ import annotations
 import numpy as np
 
 from dewmark.arrays import F32, F64, I8, I64
-from dewmark.core.prf import PairHash
 from dewmark.stats.evidence import Evidence
 from dewmark.stats.independent_sums import convolved
+from dewmark_lab.schemes.pair_hash import PairHash
 
 
 def keyed_places(pair_hash: PairHash, size: int, outputs: int) -> I64:

@@ -40,10 +40,16 @@ from dewmark.stats.evidence import Evidence
 from dewmark.stats.independent_sums import convolved, z_test
 from dewmark.stats.key_test import Statistic
 from dewmark.storage import load_bundle, save_bundle
-from dewmark.surface.token_schemes import PromptBatch, TokenBound, TokenScheme, TokenSession, stored_secret
-from dewmark.surface.vocabulary_hash import VocabularyHash, below
 from dewmark.workspace import HostInfo, Tokenized, Workspace
 from dewmark_lab.artifacts import Artifact, load_artifact
+from dewmark_lab.schemes.token_schemes import (
+    PromptBatch,
+    TokenBound,
+    TokenScheme,
+    TokenSession,
+    stored_secret,
+)
+from dewmark_lab.schemes.vocabulary_hash import VocabularyHash, below
 
 HIDDEN = 64
 ARRAYS = tuple(f"{net}.{part}" for net in ("gamma", "delta") for part in ("A", "a", "B", "b"))

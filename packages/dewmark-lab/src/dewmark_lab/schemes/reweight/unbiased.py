@@ -34,18 +34,16 @@ from scipy.special import logsumexp, ndtri_exp
 
 from dewmark.arrays import F64, I64
 from dewmark.config import check_rules
-from dewmark.core.prf import PairHash
 from dewmark.decoding import Decoding
 from dewmark.sampling import Session, warp
 from dewmark.scheme import Needs
 from dewmark.stats.evidence import Evidence
 from dewmark.stats.independent_sums import binomial_test, gamma_test
 from dewmark.stats.key_test import NOTHING, Statistic
-from dewmark.surface.distortion_free import DistortionFreeBound, Repeats
-from dewmark.surface.token_schemes import Pairs, PromptBatch, TokenScheme
-from dewmark.surface.vocabulary_hash import VocabularyHash
 from dewmark.workspace import HostInfo, Tokenized, Workspace
+from dewmark_lab.schemes.distortion_free import DistortionFreeBound, Repeats
 from dewmark_lab.schemes.host_reading import open_model
+from dewmark_lab.schemes.pair_hash import PairHash
 from dewmark_lab.schemes.reweight.keyed_order import (
     SlotFactors,
     SlotSession,
@@ -54,6 +52,8 @@ from dewmark_lab.schemes.reweight.keyed_order import (
     slot_masses,
     slots_of,
 )
+from dewmark_lab.schemes.token_schemes import Pairs, PromptBatch, TokenScheme
+from dewmark_lab.schemes.vocabulary_hash import VocabularyHash
 
 _ROWS_AT_ONCE = 32
 

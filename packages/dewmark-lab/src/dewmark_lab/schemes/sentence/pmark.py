@@ -40,7 +40,6 @@ from dewmark.errors import VocabularyError
 from dewmark.scheme import Needs, Scheme, State
 from dewmark.stats.evidence import Evidence
 from dewmark.stats.key_test import NOTHING, Statistic, one_sided_p
-from dewmark.surface.token_schemes import stored_secret
 from dewmark.types import Detection, Verdict
 from dewmark.workspace import HostInfo, Tokenized, Workspace
 from dewmark_lab.schemes.sentence.rejection_sampling import (
@@ -51,6 +50,7 @@ from dewmark_lab.schemes.sentence.rejection_sampling import (
     key_stream,
 )
 from dewmark_lab.schemes.sentence.sentence_space import encode
+from dewmark_lab.schemes.token_schemes import stored_secret
 from dewmark_lab.sentences import sentences
 
 _MOST_CHANNELS = 64

@@ -29,12 +29,12 @@ from dewmark.errors import ConfigError
 from dewmark.scheme import BoundScheme, Drafts, Needs, Scheme, State
 from dewmark.stats.evidence import Evidence
 from dewmark.stats.key_test import Statistic
-from dewmark.surface.token_schemes import stored_secret
 from dewmark.types import Detection, Verdict
 from dewmark.workspace import HostInfo, Tokenized, Workspace
 from dewmark_lab.artifacts import load_artifact
 from dewmark_lab.schemes.sentence.acceptance_law import Partition, exact_test, least_p_value, paper_test
 from dewmark_lab.schemes.sentence.sentence_space import SentenceSpace
+from dewmark_lab.schemes.token_schemes import stored_secret
 from dewmark_lab.sentences import first_end, sentences
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""The pair hash of `dewmark.core.prf` over a whole vocabulary, on the device that holds the logits.
+"""The pair hash of `pair_hash` over a whole vocabulary, on the device that holds the logits.
 
 Each step hashes one context per row and then passes once over the candidates: with numpy on a CPU (row by
 row, so that the data stays in cache), with torch elsewhere. A word is 32 keyed pseudo-random bits; torch has
@@ -11,10 +11,8 @@ import numpy as np
 import torch
 
 from dewmark.arrays import U32
-from dewmark.core.prf import MULTIPLIER, PairHash
-from dewmark.core.prf import combine as combine_rows
-
-__all__ = ["VocabularyHash", "below", "to_uniforms"]
+from dewmark_lab.schemes.pair_hash import MULTIPLIER, PairHash
+from dewmark_lab.schemes.pair_hash import combine as combine_rows
 
 _SIGN = -(1 << 31)
 

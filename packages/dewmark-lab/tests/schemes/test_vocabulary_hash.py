@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from tests.surface.toy_host import VOCAB
+from tests.engine_marks.toy_host import VOCAB
 
-from dewmark.core import prf
-from dewmark.core.prf import PairHash
-from dewmark.surface.vocabulary_hash import VocabularyHash, below, below_on_device, combine, to_uniforms
+from dewmark_lab.schemes import pair_hash
+from dewmark_lab.schemes.pair_hash import PairHash
+from dewmark_lab.schemes.vocabulary_hash import VocabularyHash, below, below_on_device, combine, to_uniforms
 
 
 def test_words_on_a_device_equal_those_of_numpy() -> None:
@@ -29,7 +29,7 @@ def test_words_on_a_device_equal_those_of_numpy() -> None:
         for found in (vocabulary.words(contexts, chosen), vocabulary.words_on_device(contexts, chosen)):
             assert found.dtype is torch.int32
             assert np.array_equal(found.numpy().view(np.uint32), expected)
-            assert np.array_equal(to_uniforms(found).numpy(), prf.to_uniforms(expected))
+            assert np.array_equal(to_uniforms(found).numpy(), pair_hash.to_uniforms(expected))
     seeds = torch.from_numpy(pairs.seeds(contexts.numpy()).view(np.int32))
     table = torch.from_numpy(pairs.token_words.view(np.int32)).unsqueeze(0)
     assert torch.equal(combine(seeds[:, :1], seeds[:, 1:], table), vocabulary.words(contexts))

@@ -24,25 +24,15 @@ from numpy.typing import NDArray
 
 from dewmark.arrays import F64, I64
 from dewmark.core.keys import Key
-from dewmark.core.prf import SECRET_BYTES, PairHash
 from dewmark.errors import ArtifactError
 from dewmark.sampling import Session, check_logits, left_padding
 from dewmark.scheme import BoundScheme, Scheme, State
 from dewmark.stats.evidence import Evidence
 from dewmark.stats.key_test import Statistic
-from dewmark.surface.vocabulary_hash import VocabularyHash
 from dewmark.text.windows import ABSENT, windows_of
 from dewmark.workspace import HostInfo, Tokenized, Workspace
-
-__all__ = [
-    "Pairs",
-    "PromptBatch",
-    "TokenBound",
-    "TokenScheme",
-    "TokenSession",
-    "TokenWindows",
-    "stored_secret",
-]
+from dewmark_lab.schemes.pair_hash import SECRET_BYTES, PairHash
+from dewmark_lab.schemes.vocabulary_hash import VocabularyHash
 
 
 class TokenScheme(Scheme):

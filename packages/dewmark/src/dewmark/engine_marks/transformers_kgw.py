@@ -26,18 +26,12 @@ from numpy.typing import NDArray
 
 from dewmark.arrays import F64, I64
 from dewmark.config import check_rules
+from dewmark.engine_marks.engine_scheme import EngineBound, EngineScheme, IdWindows, first_rows, id_windows
 from dewmark.sampling import Session
 from dewmark.scheme import Needs
 from dewmark.stats.evidence import Evidence
 from dewmark.stats.independent_sums import binomial_test, z_test
 from dewmark.stats.key_test import Statistic
-from dewmark.surface.engines.engine_scheme import (
-    EngineBound,
-    EngineScheme,
-    IdWindows,
-    first_rows,
-    id_windows,
-)
 from dewmark.workspace import HostInfo, Tokenized
 
 _TABLE = 1_000_003

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 from scipy import stats
-from tests.surface.toy_host import HOST, KNOWN, VOCAB, bind, key, numbers, random_logits
+from tests.engine_marks.toy_host import HOST, KNOWN, VOCAB, bind, key, numbers, random_logits
 from transformers import WatermarkDetector, WatermarkingConfig
 from transformers.generation.logits_process import (
     SynthIDTextWatermarkLogitsProcessor,
@@ -23,11 +23,11 @@ from transformers.generation.logits_process import (
 
 from dewmark.core.keys import Key
 from dewmark.decoding import Decoding
+from dewmark.engine_marks.engine_scheme import philox
+from dewmark.engine_marks.vllm_gumbel import PhiloxHash, fused_tail
 from dewmark.errors import KeyFileError
 from dewmark.registry import SCHEMES
 from dewmark.scheme import BoundScheme
-from dewmark.surface.engines.philox import philox
-from dewmark.surface.engines.vllm_gumbel import PhiloxHash, fused_tail
 from dewmark.workspace import Tokenized, Workspace
 
 VECTORS = json.loads((Path(__file__).parent / "vectors" / "vllm.json").read_text())

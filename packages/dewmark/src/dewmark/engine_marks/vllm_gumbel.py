@@ -34,20 +34,23 @@ from scipy.stats import nbinom
 from dewmark.arrays import F32, F64, I64
 from dewmark.config import check_rules
 from dewmark.decoding import Decoding
+from dewmark.engine_marks.engine_scheme import (
+    EngineBound,
+    EngineScheme,
+    IdWindows,
+    RepeatedContexts,
+    Words,
+    first_rows,
+    id_windows,
+    philox,
+    select,
+    support,
+)
 from dewmark.sampling import Choice, ChoosingSession, RandomStreams, fresh_seeds, race, warp
 from dewmark.scheme import Needs
 from dewmark.stats.evidence import Evidence
 from dewmark.stats.independent_sums import gamma_test, z_test
 from dewmark.stats.key_test import NOTHING, Statistic
-from dewmark.surface.distortion_free import RepeatedContexts, support
-from dewmark.surface.engines.engine_scheme import (
-    EngineBound,
-    EngineScheme,
-    IdWindows,
-    first_rows,
-    id_windows,
-)
-from dewmark.surface.engines.philox import Words, philox, select
 from dewmark.workspace import HostInfo, Tokenized
 
 NO_ID = -1  # before the first token of an answer

@@ -28,18 +28,19 @@ from numpy.typing import NDArray
 
 from dewmark.arrays import F64, I64
 from dewmark.config import check_rules
-from dewmark.sampling import Session
-from dewmark.stats.evidence import Evidence
-from dewmark.stats.independent_sums import binomial_test, z_test
-from dewmark.stats.key_test import Statistic
-from dewmark.surface.engines.engine_scheme import (
+from dewmark.engine_marks.engine_scheme import (
     EngineBound,
     EngineScheme,
     IdWindows,
     first_rows,
     id_windows,
+    philox,
+    select,
 )
-from dewmark.surface.engines.philox import philox, select
+from dewmark.sampling import Session
+from dewmark.stats.evidence import Evidence
+from dewmark.stats.independent_sums import binomial_test, z_test
+from dewmark.stats.key_test import Statistic
 from dewmark.workspace import HostInfo, Tokenized
 
 NO_ID = -1

@@ -8,6 +8,7 @@ key, and reports what every other scheme reports: p-values, passages, several ke
   then derived from it, which is how a provider should choose them.
 - `EngineBound` splits a text into (context, token) pairs of raw token ids and tests each distinct pair once.
   Special ids stay what they are, as in the engines.
+- `philox` is Philox4x32-10 (Salmon et al. 2011), a keyed bijection of four 32-bit words, as engines use it.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from typing import ClassVar
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from dewmark.arrays import F64, I64
 from dewmark.core.keys import Key, KeyStream
@@ -27,6 +29,20 @@ from dewmark.scheme import BoundScheme, Scheme, State
 from dewmark.stats.evidence import Evidence
 from dewmark.stats.key_test import Statistic
 from dewmark.workspace import HostInfo, Tokenized, Workspace
+
+__all__ = ["RepeatedContexts", "support"]
+
+_STRIDE = 64
+_FEW = 8  # a support smaller than an eighth of the vocabulary is worth extracting
+
+Words = tuple[NDArray[np.uint64], NDArray[np.uint64], NDArray[np.uint64], NDArray[np.uint64]]
+"""Four words of 32 bits each, kept in uint64 so that a product of two fits."""
+
+ROUNDS = 10
+_MULTIPLIERS = np.uint64(0xD2511F53), np.uint64(0xCD9E8D57)
+_KEY_STEPS = 0x9E3779B9, 0xBB67AE85
+_MASK = np.uint64(0xFFFFFFFF)
+_HALF = np.uint64(32)
 
 
 class EngineScheme(Scheme):
@@ -160,3 +176,50 @@ class IdWindows:
         window = input_ids[:, max(length - self._width, self._start) :]
         missing = self._width - window.shape[1]
         return torch.nn.functional.pad(window, (missing, 0), value=self._filler) if missing else window
+
+
+class RepeatedContexts:
+    """Remembers the contexts of each row.
+
+    ``memory`` is the number of steps for which a context counts as seen; None means the whole text.
+    """
+
+    def __init__(self, rows: int, *, memory: int | None = None) -> None:
+        self._memory = memory
+        self._last_seen: list[dict[tuple[int, ...], int]] = [{} for _ in range(rows)]
+        self._step = 0
+
+    def __call__(self, contexts: torch.Tensor) -> list[bool]:
+        """Whether each row's context (batch, h) was seen before; remembers it."""
+        self._step += 1
+        repeated = []
+        for seen, row in zip(self._last_seen, contexts.tolist(), strict=True):
+            last = seen.get(context := tuple(row))
+            repeated.append(last is not None and (self._memory is None or self._step - last <= self._memory))
+            seen[context] = self._step
+        return repeated
+
+
+def support(scores: torch.Tensor) -> torch.Tensor | None:
+    """Ids (batch, m) that include all tokens of finite logit (batch, vocab), if these are few; else None."""
+    vocab = scores.shape[1]
+    # a sample of tokens tells a full distribution from a truncated one
+    if vocab < _STRIDE or float(torch.isfinite(scores[:, ::_STRIDE]).float().mean()) > 1.0 / _FEW:
+        return None
+    width = int(torch.isfinite(scores).sum(dim=1).max())
+    return scores.topk(width, dim=1).indices if 0 < width <= vocab // _FEW else None
+
+
+def philox(counter: Words, key: tuple[NDArray[np.uint64], NDArray[np.uint64]]) -> Words:
+    """The output words of counters under keys; all shapes broadcast."""
+    a, b, c, d = counter
+    for i in range(ROUNDS):
+        k0, k1 = ((k + np.uint64(i * step)) & _MASK for k, step in zip(key, _KEY_STEPS, strict=True))
+        left, right = a * _MULTIPLIERS[0], c * _MULTIPLIERS[1]
+        a, b, c, d = (right >> _HALF) ^ b ^ k0, right & _MASK, (left >> _HALF) ^ d ^ k1, left & _MASK
+    return a, b, c, d
+
+
+def select(words: Words, which: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """Word 0, 1, 2 or 3 of each output, as ``which`` says."""
+    return np.choose(which.astype(np.intp), np.broadcast_arrays(*words))

@@ -11,7 +11,7 @@ two tokens would still be linearly related; the context's multiplier and the ste
 Marking hashes one context per row and applies the formula to every candidate token; scoring a token needs one
 pair.
 
-Boundary: numpy only. `dewmark.surface.vocabulary_hash` computes the same words on other devices.
+Boundary: numpy only. `vocabulary_hash` computes the same words on other devices.
 """
 
 from __future__ import annotations
@@ -22,9 +22,6 @@ import numpy as np
 
 from dewmark.arrays import F64, I64, U32
 from dewmark.core.keys import KeyStream
-
-__all__ = ["PairHash", "combine", "to_uniforms"]
-
 
 SECRET_BYTES = 32
 MULTIPLIER = 0x7FEB352D  # odd, with good avalanche

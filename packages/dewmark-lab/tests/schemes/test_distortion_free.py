@@ -8,16 +8,16 @@ import numpy as np
 import pytest
 import torch
 from scipy import stats
-from tests.surface.toy_host import random_logits
+from tests.engine_marks.toy_host import random_logits
 
 from dewmark.core.keys import Key
 from dewmark.decoding import Decoding
+from dewmark.engine_marks.engine_scheme import support
 from dewmark.errors import ArtifactError, ConfigError, NumericalError, VocabularyError
 from dewmark.hosts.fake import FakeHost
 from dewmark.registry import SCHEMES
 from dewmark.scheme import State
 from dewmark.stats.key_test import key_test
-from dewmark.surface.distortion_free import support
 from dewmark.workspace import Workspace
 
 VOCAB = 72

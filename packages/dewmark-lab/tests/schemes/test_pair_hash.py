@@ -8,7 +8,7 @@ import math
 import numpy as np
 import pytest
 
-from dewmark.core.prf import PairHash, combine, to_uniforms
+from dewmark_lab.schemes.pair_hash import PairHash, combine, to_uniforms
 
 SECRET = bytes(range(32))
 CONTEXTS = np.array([[5, 6, 7], [5, 7, 6], [-1, -1, 7]])

@@ -20,17 +20,14 @@ import numpy as np
 import torch
 
 from dewmark.arrays import F64
-from dewmark.surface.token_schemes import PromptBatch, TokenBound, TokenScheme, TokenSession
-from dewmark.surface.vocabulary_hash import VocabularyHash
+from dewmark.engine_marks.engine_scheme import RepeatedContexts, support
 from dewmark.workspace import HostInfo, Tokenized
-
-__all__ = ["DistortionFreeBound", "RepeatedContexts", "Repeats", "ReweightingSession", "support"]
+from dewmark_lab.schemes.token_schemes import PromptBatch, TokenBound, TokenScheme, TokenSession
+from dewmark_lab.schemes.vocabulary_hash import VocabularyHash
 
 Repeats = Literal["skip", "keep"]
 
 _MINUS_INF = -float("inf")
-_STRIDE = 64
-_FEW = 8  # a support smaller than an eighth of the vocabulary is worth extracting
 
 
 class DistortionFreeBound(TokenBound):
@@ -64,28 +61,6 @@ class DistortionFreeBound(TokenBound):
         first = np.zeros(len(text.ids))
         first[np.unique(contexts, axis=0, return_index=True)[1]] = 1.0
         return first
-
-
-class RepeatedContexts:
-    """Remembers the contexts of each row.
-
-    ``memory`` is the number of steps for which a context counts as seen; None means the whole text.
-    """
-
-    def __init__(self, rows: int, *, memory: int | None = None) -> None:
-        self._memory = memory
-        self._last_seen: list[dict[tuple[int, ...], int]] = [{} for _ in range(rows)]
-        self._step = 0
-
-    def __call__(self, contexts: torch.Tensor) -> list[bool]:
-        """Whether each row's context (batch, h) was seen before; remembers it."""
-        self._step += 1
-        repeated = []
-        for seen, row in zip(self._last_seen, contexts.tolist(), strict=True):
-            last = seen.get(context := tuple(row))
-            repeated.append(last is not None and (self._memory is None or self._step - last <= self._memory))
-            seen[context] = self._step
-        return repeated
 
 
 class ReweightingSession(TokenSession):
@@ -128,13 +103,3 @@ class ReweightingSession(TokenSession):
         if any(repeated):
             marked = torch.where(torch.tensor(repeated, device=scores.device).unsqueeze(1), scores, marked)
         return marked
-
-
-def support(scores: torch.Tensor) -> torch.Tensor | None:
-    """Ids (batch, m) that include all tokens of finite logit (batch, vocab), if these are few; else None."""
-    vocab = scores.shape[1]
-    # a sample of tokens tells a full distribution from a truncated one
-    if vocab < _STRIDE or float(torch.isfinite(scores[:, ::_STRIDE]).float().mean()) > 1.0 / _FEW:
-        return None
-    width = int(torch.isfinite(scores).sum(dim=1).max())
-    return scores.topk(width, dim=1).indices if 0 < width <= vocab // _FEW else None
