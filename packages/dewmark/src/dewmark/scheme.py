@@ -37,9 +37,9 @@ from dewmark.errors import ArtifactError, ConfigError, InputError
 from dewmark.registry import unknown_name
 from dewmark.text.cleaning import tokenize_cleaned
 from dewmark.text.languages import LanguagePolicy
-from dewmark.types import Detection, TokenScore, TokenScores
+from dewmark.types import Detection, DraftCount, TokenScore, TokenScores
 from dewmark.verdict import DEFAULT_FPR, least_length, verdict_of
-from dewmark.workspace import Expectations, HostInfo, Tokenized, Workspace
+from dewmark.workspace import Expectations, HostInfo, Tokenized, Tokenizer, Workspace
 
 if TYPE_CHECKING:
     import torch
@@ -423,8 +423,7 @@ class FollowsStreams(Protocol):
 class ChoosesDrafts(Protocol):
     """Marks whole sentences: its `Needs` say ``drafts``.
 
-    The host writes several drafts of a row's next sentence, and continues with the first that carries the
-    mark (`dewmark.hosts.transformers.drafting`).
+    Of several drafts of a row's next sentence, the text continues with the first that carries the mark.
     """
 
     def drafts(self, prompts: Sequence[str]) -> Drafts:
@@ -531,34 +530,30 @@ class StreamDetector(Protocol):
         """The text has ended: read its last word, too."""
 
 
-class Drafts(ABC):
-    """Judges drafts of the sentences of one batch of texts, and ends with the batch.
+class Drafts(Protocol):
+    """Writes one batch of texts with a host's model, choosing between drafts of their sentences.
 
-    ``tries`` bounds the drafts of one sentence. ``at_once`` is how many of them a host may write together,
-    which affects the time it takes and nothing else. A draft is text that would follow what the row already
-    holds.
+    ``at_once`` is how many drafts of a sentence it writes together: their number bounds the memory.
     """
 
-    tries: int
     at_once: int
 
-    @abstractmethod
-    def end(self, row: int, draft: str, *, last: bool = False) -> int | None:
-        """How many characters of the draft complete its sentence; None if it is not (yet certainly) complete.
+    def write(
+        self,
+        model: Any,  # noqa: ANN401 - a causal language model of transformers
+        prompts: Sequence[Sequence[int]],
+        *,
+        decoding: Decoding,
+        seeds: Sequence[int],
+        tokenizer: Tokenizer,
+        eos_ids: Sequence[int],
+        fill_id: int,
+        writable: torch.Tensor,
+    ) -> list[tuple[list[int], DraftCount]]:
+        """Complete prompts (token ids); returns each row's new ids and what choosing cost.
 
-        ``last`` says that nothing can follow the draft.
+        ``fill_id`` pads rows, and ``writable`` (vocab,) says which ids a text may contain.
         """
-
-    @abstractmethod
-    def judge(self, rows: Sequence[int], drafts: Sequence[str]) -> list[float]:
-        """A score for each draft of a whole sentence, all in one call: it passes above 0, larger is better.
-
-        -inf means that the draft changes a sentence that was accepted before.
-        """
-
-    @abstractmethod
-    def accept(self, row: int, draft: str) -> None:
-        """The row continues with this draft, which was judged before."""
 
 
 def check_test(test: str | None, known: Sequence[str]) -> str:

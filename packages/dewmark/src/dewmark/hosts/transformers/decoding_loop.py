@@ -23,7 +23,16 @@ from dewmark.hosts.transformers.attention import growing_attention
 from dewmark.sampling import RandomStreams, draw
 from dewmark.scheme import BoundScheme
 
-__all__ = ["CachedForward", "check_sound", "device_of"]
+__all__ = [
+    "CachedForward",
+    "CausalLM",
+    "NGrams",
+    "block_repeats",
+    "check_sound",
+    "device_of",
+    "forward_parameters",
+    "pad_left",
+]
 
 CausalLM = Any  # any causal language model of transformers, whose classes have few types
 

@@ -24,7 +24,6 @@ from dewmark.hosts.transformers.attention import share_keys
 from dewmark.hosts.transformers.chat_format import chat_format, chat_format_of
 from dewmark.hosts.transformers.decoding_loop import CachedForward, CausalLM, decode, device_of
 from dewmark.hosts.transformers.description import describe, info_from_model
-from dewmark.hosts.transformers.drafting import write_drafts
 from dewmark.hosts.transformers.likelihood import (
     completion_logits,
     cut_branches,
@@ -216,10 +215,9 @@ class TransformersHost(Host):
         rows = self.tokenizer.encode_prompts(prompts, needs_bos=self._needs_bos)
         try:
             with quiet_libraries():
-                return write_drafts(
+                return drafts.write(
                     self.model,
                     rows,
-                    drafts=drafts,
                     decoding=decoding,
                     seeds=seeds,
                     tokenizer=self.tokenizer,

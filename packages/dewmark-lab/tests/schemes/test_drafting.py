@@ -14,13 +14,12 @@ from dewmark.errors import ConfigError
 from dewmark.hosts.base import Host
 from dewmark.hosts.fake import FakeHost
 from dewmark.hosts.transformers.decoding_loop import CachedForward, pad_left
-from dewmark.hosts.transformers.drafting import CachedRows, _seed
-from dewmark.scheme import Drafts
+from dewmark_lab.schemes.sentence.drafting import CachedRows, DraftJudge, draft_seed
 
 PROMPTS = [" the old bridge", " water", " people of the city were there when"]
 
 
-class Even(Drafts):
+class Even(DraftJudge):
     """Sentences end at punctuation before a word; one passes if its number of characters is even."""
 
     tries, at_once = 12, 4
@@ -123,7 +122,9 @@ def test_cached_rows_equal_a_fresh_pass(name) -> None:
 
 
 def test_seeds_of_drafts_differ() -> None:
-    seeds = {_seed(row, sentence, draft) for row in range(5) for sentence in range(5) for draft in range(20)}
+    seeds = {
+        draft_seed(row, sentence, draft) for row in range(5) for sentence in range(5) for draft in range(20)
+    }
     assert len(seeds) == 500
     assert all(0 <= seed < 2**63 for seed in seeds)
 

@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -42,7 +43,6 @@ from dewmark.hosts.transformers.decoding_loop import (
     pad_left,
 )
 from dewmark.sampling import RandomStreams, draw
-from dewmark.scheme import Drafts
 from dewmark.types import DraftCount
 from dewmark.workspace import Tokenizer
 
@@ -106,42 +106,68 @@ class _Draft:
         return next(ids[-1] for ids in (self.ids, self.row.ids, self.row.prompt) if ids)
 
 
-@torch.inference_mode()
-def write_drafts(
-    model: CausalLM,
-    prompts: Sequence[Sequence[int]],
-    *,
-    drafts: Drafts,
-    decoding: Decoding,
-    seeds: Sequence[int],
-    tokenizer: Tokenizer,
-    eos_ids: Sequence[int],
-    fill_id: int,
-    writable: torch.Tensor,
-) -> list[tuple[list[int], DraftCount]]:
-    """Complete one batch of prompts; returns each row's new ids and draft counts.
+class DraftJudge(ABC):
+    """Judges drafts of the sentences of one batch of texts, and ends with the batch.
 
-    ``fill_id`` and ``writable`` are as in `dewmark.hosts.transformers.decoding_loop.decode`.
+    ``tries`` bounds the drafts of one sentence. ``at_once`` is how many of them a host may write together,
+    which affects the time it takes and nothing else. A draft is text that would follow what the row already
+    holds.
     """
-    cached = CachedRows(model, prompts, fill_id=fill_id)
-    forbidden = (~writable).to(device_of(model))
-    forbidden[list(eos_ids)] = False
-    writer = _DraftWriter(model, drafts, decoding, tokenizer, eos_ids, forbidden)
-    rows = [
-        _Row(i, seed, prompt, NGrams(decoding.no_repeat_ngram, prompt))
-        for i, (prompt, seed) in enumerate(zip(prompts, seeds, strict=True))
-    ]
-    for row in rows:
-        writer.begin(row, slot=row.number)
-    while batch := [draft for row in rows for draft in row.current]:
-        cached.keep([draft.slot for draft in batch], [draft.length - 1 for draft in batch])
-        for slot, draft in enumerate(batch):
-            draft.slot = slot
-        writer.write(batch, cached)
-        writer.judge(batch)
-        for row in rows:
-            writer.settle(row)
-    return [(row.ids, DraftCount(row.sentences, row.drafts, row.gave_up)) for row in rows]
+
+    tries: int
+    at_once: int
+
+    @abstractmethod
+    def end(self, row: int, draft: str, *, last: bool = False) -> int | None:
+        """How many characters of the draft complete its sentence; None if it is not (yet certainly) complete.
+
+        ``last`` says that nothing can follow the draft.
+        """
+
+    @abstractmethod
+    def judge(self, rows: Sequence[int], drafts: Sequence[str]) -> list[float]:
+        """A score for each draft of a whole sentence, all in one call: it passes above 0, larger is better.
+
+        -inf means that the draft changes a sentence that was accepted before.
+        """
+
+    @abstractmethod
+    def accept(self, row: int, draft: str) -> None:
+        """The row continues with this draft, which was judged before."""
+
+    def write(
+        self,
+        model: CausalLM,
+        prompts: Sequence[Sequence[int]],
+        *,
+        decoding: Decoding,
+        seeds: Sequence[int],
+        tokenizer: Tokenizer,
+        eos_ids: Sequence[int],
+        fill_id: int,
+        writable: torch.Tensor,
+    ) -> list[tuple[list[int], DraftCount]]:
+        """Complete one batch of prompts; returns each row's new ids and draft counts."""
+        with torch.inference_mode():
+            cached = CachedRows(model, prompts, fill_id=fill_id)
+            forbidden = (~writable).to(device_of(model))
+            forbidden[list(eos_ids)] = False
+            writer = _DraftWriter(model, self, decoding, tokenizer, eos_ids, forbidden)
+            rows = [
+                _Row(i, seed, prompt, NGrams(decoding.no_repeat_ngram, prompt))
+                for i, (prompt, seed) in enumerate(zip(prompts, seeds, strict=True))
+            ]
+            for row in rows:
+                writer.begin(row, slot=row.number)
+            while batch := [draft for row in rows for draft in row.current]:
+                cached.keep([draft.slot for draft in batch], [draft.length - 1 for draft in batch])
+                for slot, draft in enumerate(batch):
+                    draft.slot = slot
+                writer.write(batch, cached)
+                writer.judge(batch)
+                for row in rows:
+                    writer.settle(row)
+        return [(row.ids, DraftCount(row.sentences, row.drafts, row.gave_up)) for row in rows]
 
 
 class _DraftWriter:
@@ -150,7 +176,7 @@ class _DraftWriter:
     def __init__(
         self,
         model: CausalLM,
-        drafts: Drafts,
+        drafts: DraftJudge,
         decoding: Decoding,
         tokenizer: Tokenizer,
         eos_ids: Sequence[int],
@@ -177,7 +203,7 @@ class _DraftWriter:
     def write(self, batch: Sequence[_Draft], cached: CachedRows) -> None:
         """Write on until some drafts are done; ``cached`` lacks the last id of each."""
         device = self._forbidden.device
-        seeds = [_seed(draft.row.seed, draft.row.sentences, draft.number) for draft in batch]
+        seeds = [draft_seed(draft.row.seed, draft.row.sentences, draft.number) for draft in batch]
         noise = RandomStreams(seeds, device=device, skip=[len(draft.ids) for draft in batch])
         most = self._decoding.max_new_tokens
         too_short = torch.tensor(  # for so many steps; only the first draft of a sentence may end a text
@@ -285,7 +311,7 @@ class _DraftWriter:
         return text[len(start) :]
 
 
-def _seed(row: int, sentence: int, draft: int) -> int:
+def draft_seed(row: int, sentence: int, draft: int) -> int:
     """The seed of one draft."""
     digest = hashlib.blake2b(f"{row} {sentence} {draft}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1
