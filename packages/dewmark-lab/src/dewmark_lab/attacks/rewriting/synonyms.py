@@ -26,8 +26,8 @@ from dewmark_lab.attacks.rewriting.wordnet import WordNet
 if TYPE_CHECKING:
     import torch
 
-    from dewmark.hosts.transformers.model import TransformersHost
     from dewmark.hosts.transformers.model_files import Source
+    from dewmark_lab.attacks.rewriting.branches import BranchScorer
 
 _CANDIDATES = 5  # synonyms per word that the host compares, most frequent senses first
 _LEAST_LETTERS = 4  # shorter words have odd synonyms: "he" is helium
@@ -118,7 +118,7 @@ class Synonym(Attack):
         before = torch.get_float32_matmul_precision()
         torch.set_float32_matmul_precision("high")  # for the tensor cores of a GPU
         try:
-            return self._host_model.branch_log_likelihood(texts, branches)
+            return self._scorer.scores(texts, branches)
         finally:
             torch.set_float32_matmul_precision(before)
 
@@ -154,10 +154,11 @@ class Synonym(Attack):
         return host_info(self.host).identity
 
     @functools.cached_property
-    def _host_model(self) -> TransformersHost:
+    def _scorer(self) -> BranchScorer:
         from dewmark.hosts.transformers.model import load_host
+        from dewmark_lab.attacks.rewriting.branches import BranchScorer
 
-        return load_host(self.host, device=self.device, dtype="float32")
+        return BranchScorer(load_host(self.host, device=self.device, dtype="float32"))
 
 
 class _GappedText:
