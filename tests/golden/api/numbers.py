@@ -18,10 +18,10 @@ from dewmark.scheme import BoundScheme
 from dewmark.stats.audit import audit
 from dewmark.stats.calibration import Calibration
 from dewmark.stats.multiple_testing import benjamini_hochberg, holm, sidak
-from dewmark.stats.power import choose_cuts, measure_power
 from dewmark.text.languages import guess_language
 from dewmark.text.words import words
 from dewmark.types import Detection
+from dewmark_lab.evaluation.power import choose_cuts, measure_power
 from dewmark_lab.evaluation.protocol import evaluate
 from dewmark_lab.evaluation.retention import pair_retentions, summarise
 from dewmark_lab.schemes.pair_hash import PairHash

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from dewmark.scheme import BoundScheme
-    from dewmark.stats.power import Power, Row
+    from dewmark_lab.evaluation.power import Power, Row
 
 _CURVE_POINTS = 120
 
