@@ -48,7 +48,7 @@ class DEW(WordScheme[LexiconReader]):
     summary: ClassVar[str] = "dual-embedding watermark: keyed alignment of words with the words before them"
 
     lexicon: str = "default"
-    """The lexicon: ``default``, or a folder written by ``dewmark models lexicon build``."""
+    """The lexicon: ``default``, or a folder written by ``dewmark build-lexicon``."""
     lambda_: float = 2.0
     """Strength λ of the bias: the most that a logit can gain beside the keyed noise; 0 for none."""
     gamma: float = 0.5
