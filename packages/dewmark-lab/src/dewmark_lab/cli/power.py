@@ -10,6 +10,7 @@ import typer
 from dewmark.cli import options
 from dewmark.cli.terminal import Progress, emit, results, save_json, say, write
 from dewmark.errors import ConfigError
+from dewmark_lab.prompt_sources import package_prompts
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -61,7 +62,7 @@ def power(
         raise ConfigError(f"--fpr must lie in (0, 1), got {fpr:g}")
     options.check_marks(scheme)
     given = read_documents(texts) if texts is not None else []
-    prompts = options.package_prompts(number, option="--number", chat=chat) if texts is None else []
+    prompts = package_prompts(number, option="--number", chat=chat) if texts is None else []
     secret = options.load_key(key) if key is not None or texts is not None else Key.generate()
     with Progress(quiet=quiet) as progress:
         watermark = options.load_watermark(
