@@ -32,7 +32,7 @@ from numpy.typing import NDArray
 
 from dewmark import config as cfg
 from dewmark.decoding import Decoding
-from dewmark.encoders.languages import encoder_languages
+from dewmark.encoders.base import encoder_languages
 from dewmark.errors import ArtifactError, ConfigError, InputError
 from dewmark.registry import unknown_name
 from dewmark.text.cleaning import tokenize_cleaned

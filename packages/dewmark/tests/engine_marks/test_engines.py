@@ -85,8 +85,8 @@ def test_p_values_are_those_of_vllm(name: str, test: str | None) -> None:
 
 
 @pytest.mark.parametrize("alpha", [0.1, 0.3, 0.5, 0.0, 1.0])
-def test_exact_law_of_the_two_keys_agrees_with_simulation(alpha: float) -> None:
-    """200,000 draws: a share of 0.01 has a standard error of 2.2e-4. vLLM's Gamma law gives less."""
+def test_exact_distribution_of_the_two_keys_agrees_with_simulation(alpha: float) -> None:
+    """200,000 draws: a share of 0.01 has a standard error of 2.2e-4. vLLM's Gamma distribution gives less."""
     n = 20
     x, y = np.random.default_rng(0).gamma(n, size=(2, 200_000))
     sums = (1.0 - alpha) * x + alpha * y

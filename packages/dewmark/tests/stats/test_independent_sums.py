@@ -1,4 +1,4 @@
-"""Exact laws of sums against brute force, and tests against the laws of scipy."""
+"""Exact distributions of sums against brute force, and tests against the distributions of scipy."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from dewmark.stats.independent_sums import (
     binomial_test,
     convolved,
     gamma_test,
-    weighted_bernoulli_law,
+    weighted_bernoulli_pmf,
     z_test,
 )
 
@@ -34,12 +34,12 @@ def test_z_test_divides_by_the_standard_deviation_of_the_weighted_sum() -> None:
     assert found.effective_length == pytest.approx(25.0 / 9.0)
 
 
-def test_exponential_scores_follow_the_gamma_law() -> None:
+def test_exponential_scores_follow_the_gamma_distribution() -> None:
     assert gamma_test(evidence([2.0, 0.5, -0.5])).p_value == pytest.approx(gamma.sf(2.0 + 3.0, 3))
 
 
 @pytest.mark.parametrize("trials", [1, 4])
-def test_counts_follow_the_binomial_law(trials: int) -> None:
+def test_counts_follow_the_binomial_distribution(trials: int) -> None:
     """Five pairs with 0, 1, 1, ``trials`` and ``trials`` successes of ``trials``, expected share 0.3."""
     successes = np.array([0, 1, 1, trials, trials])
     found = binomial_test(
@@ -57,7 +57,7 @@ def bernoulli_law(shares: np.ndarray) -> np.ndarray:
     return convolved([np.array([1.0 - share, share]) for share in shares])
 
 
-def test_convolved_law_of_unequal_coins_is_exact() -> None:
+def test_convolved_distribution_of_unequal_coins_is_exact() -> None:
     shares = np.array([0.1, 0.5, 0.7, 0.25, 0.9])
     expected = np.zeros(6)
     for outcome in itertools.product([0, 1], repeat=5):
@@ -69,13 +69,13 @@ def test_convolved_law_of_unequal_coins_is_exact() -> None:
     assert bernoulli_law(np.zeros(0)).tolist() == [1.0]
 
 
-def test_weighted_law_is_exact() -> None:
-    """Against all 2¹² outcomes, and against the binomial law for equal weights."""
+def test_weighted_distribution_is_exact() -> None:
+    """Against all 2¹² outcomes, and against the binomial distribution for equal weights."""
     levels = np.array([0, 1, 1, 2, 3, 5, 8, 13, 21, 34, 55, 64])
     expected = np.zeros(levels.sum() + 1)
     for outcome in itertools.product((0, 1), repeat=len(levels)):
         expected[levels @ outcome] += 0.3 ** sum(outcome) * 0.7 ** (len(levels) - sum(outcome))
-    assert weighted_bernoulli_law(levels, np.full(12, 0.3)) == pytest.approx(expected, abs=1e-15)
-    equal = weighted_bernoulli_law(np.full(50, 4), np.full(50, 0.5))
+    assert weighted_bernoulli_pmf(levels, np.full(12, 0.3)) == pytest.approx(expected, abs=1e-15)
+    equal = weighted_bernoulli_pmf(np.full(50, 4), np.full(50, 0.5))
     assert equal[::4] == pytest.approx([math.comb(50, k) / 2.0**50 for k in range(51)], rel=1e-12)
     assert equal.sum() == pytest.approx(1.0)

@@ -25,7 +25,7 @@ from dewmark.prompts import first_tokens, package_file
 from dewmark.scheme import BoundScheme, for_languages
 from dewmark.storage import ResumableRows
 from dewmark.text.languages import LanguagePolicy
-from dewmark.text.repetition import distinct, repetition
+from dewmark.text.words import distinct, repetition
 from dewmark.types import Detection
 from dewmark.watermark import Watermark
 from dewmark.workspace import Progress, silent

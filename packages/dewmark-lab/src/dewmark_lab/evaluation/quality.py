@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from dewmark.text.repetition import distinct
+from dewmark.text.words import distinct
 from dewmark_lab.evaluation.wording import Words, wording
 
 

@@ -10,7 +10,7 @@ After a context with a seed, the first ⌊γV⌋ ids of ``torch.randperm(V)`` un
 torch draws other permutations on a GPU than on a CPU: ``device`` is the device that the text was written on.
 Contexts include the prompt; without it, the first tokens are not scored. Transformers' detector counts every
 n-gram, by default also repeated ones, and approximates the normal tail; here each pair of seed and token
-counts once, and the law of their number is exact.
+counts once, and the distribution of their number is exact.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ class BoundTransformersKGW(EngineBound):
         return np.array(green, dtype=np.float64) - self.share
 
     def statistic(self, evidence: Evidence, *, test: str) -> Statistic:
-        """``binomial``: the exact law of the number of green tokens; ``z``: normal."""
+        """``binomial``: the exact distribution of the number of green tokens; ``z``: normal."""
         return z_test(evidence) if test == "z" else binomial_test(evidence, share=self.share)
 
 

@@ -192,7 +192,7 @@ class BoundTransformersSynthID(EngineBound):
         return scores
 
     def statistic(self, evidence: Evidence, *, test: str) -> Statistic:
-        """``mean``: the exact law of the number of ones; ``weighted``: normal."""
+        """``mean``: the exact distribution of the number of ones; ``weighted``: normal."""
         if test == "weighted":
             return z_test(evidence)
         return binomial_test(evidence, share=self.share, trials=self.depth)

@@ -14,7 +14,7 @@ context that occurred before in the answer is sampled without the mark, and not 
 target. Without speculation a token follows key B with probability α, else key A. Its detector sums (1 − α)
 e_A + α e_B with e = −ln(1 − u). vLLM takes this sum for a Gamma variable with the same mean and variance
 (test ``gamma``). Its tail is in truth heavier: the larger of the two scales is a negative binomial number of
-the smaller ones, which gives the law as a sum of Gamma tails (test ``exact``).
+the smaller ones, which gives the distribution as a sum of Gamma tails (test ``exact``).
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ from dewmark.workspace import HostInfo, Tokenized
 NO_ID = -1  # before the first token of an answer
 _CONTEXT, _TOKEN = 0x574D4358, 0x574D544B  # keep the hash's two uses apart
 _MASK = np.uint64(0xFFFFFFFF)
-_TAIL = 1e-18  # of the negative binomial law that is left out
+_TAIL = 1e-18  # of the negative binomial distribution that is left out
 
 
 class PhiloxHash:
@@ -197,7 +197,7 @@ class BoundVLLMGumbel(EngineBound):
         return total - 1.0
 
     def statistic(self, evidence: Evidence, *, test: str) -> Statistic:
-        """``gamma``: the exact law of the sum; ``z``: its normal approximation."""
+        """``gamma``: the exact distribution of the sum; ``z``: its normal approximation."""
         return gamma_test(evidence) if test == "gamma" else z_test(evidence)
 
 
@@ -215,7 +215,7 @@ class BoundDualKeyGumbel(BoundVLLMGumbel):
         return [PhiloxHash(_subkey(self.numbers[0], domain)) for domain in domains], [1.0 - alpha, alpha]
 
     def statistic(self, evidence: Evidence, *, test: str) -> Statistic:
-        """``gamma``: vLLM's approximation; ``exact``: the law of the sum; ``z``: normal."""
+        """``gamma``: vLLM's approximation; ``exact``: the distribution of the sum; ``z``: normal."""
         n = len(evidence)
         normal = z_test(evidence)
         if test == "z" or n == 0:
@@ -232,11 +232,12 @@ def fused_tail(total: float, n: int, alpha: float) -> float:
     if small == 0.0:
         return float(gammaincc(n, total))
     # large·X is a sum of small exponentials, NB(n, small/large) more than n of them
-    law, t = nbinom(n, small / large), total / small
-    most = max(int(law.isf(_TAIL)), math.ceil(t - 2 * n + 10.0 * math.sqrt(t)))  # beyond it, the tail is 1
-    extra = np.arange(int(law.ppf(_TAIL)), most + 1)
-    terms = law.pmf(extra) * gammaincc(2 * n + extra, t)
-    return math.fsum((*terms.tolist(), float(law.sf(most))))
+    distribution, t = nbinom(n, small / large), total / small
+    # beyond `most` the tail is 1
+    most = max(int(distribution.isf(_TAIL)), math.ceil(t - 2 * n + 10.0 * math.sqrt(t)))
+    extra = np.arange(int(distribution.ppf(_TAIL)), most + 1)
+    terms = distribution.pmf(extra) * gammaincc(2 * n + extra, t)
+    return math.fsum((*terms.tolist(), float(distribution.sf(most))))
 
 
 def _subkey(key: int, domain: bytes) -> int:

@@ -153,7 +153,7 @@ class BoundVLLMSBW(EngineBound):
         return self.green(contexts, tokens[:, None])[:, 0].astype(np.float64) - self.share
 
     def statistic(self, evidence: Evidence, *, test: str) -> Statistic:
-        """``binomial``: the exact law of the number of green tokens; ``vllm``: normal."""
+        """``binomial``: the exact distribution of the number of green tokens; ``vllm``: normal."""
         return z_test(evidence) if test == "vllm" else binomial_test(evidence, share=self.share)
 
 

@@ -34,7 +34,7 @@ import regex
 
 from dewmark.text.cleaning import Cleaned, clean
 
-__all__ = ["form_of", "words"]
+__all__ = ["distinct", "form_of", "repetition", "words"]
 
 VERSION = 2
 
@@ -272,3 +272,15 @@ def _boundaries(run: str, language: str) -> list[int]:
         for i in range(_REACH + 1, _REACH + len(run))
         if 2 * sum(table.get(padded[i + first : i + last], 0) for table, first, last in tables) > threshold
     ]
+
+
+def distinct(text: str, n: int) -> float:
+    """The share of distinct n-grams of words; 1 if the text has none."""
+    tokens = text.split()
+    grams = [tuple(tokens[i : i + n]) for i in range(len(tokens) - n + 1)]
+    return len(set(grams)) / len(grams) if grams else 1.0
+
+
+def repetition(text: str) -> float:
+    """The share of 4-grams of words that repeat an earlier one."""
+    return 1.0 - distinct(text, 4)

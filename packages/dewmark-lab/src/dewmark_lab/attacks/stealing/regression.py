@@ -12,9 +12,9 @@ W_ab ~ N(0, 1) the posterior mean is a ridge regression in closed form:
 
     Ŵ_ab ∝ A_ab / (σ_a τ_b + (1/N + 1/N')/β²).
 
-With few texts, Ŵ ∝ A, the average outer product; with many, Ŵ ∝ Σ_T⁻¹ A Σ_C⁻¹. How close it comes is a law
-(`dewmark_lab.attacks.stealing.law`). The attacker reads β off the texts: ‖A‖² exceeds its noise by
-β² Σ (σ_a τ_b)².
+With few texts, Ŵ ∝ A, the average outer product; with many, Ŵ ∝ Σ_T⁻¹ A Σ_C⁻¹. How close it comes is known in
+advance (`sample_size`). The attacker reads β off the texts: ‖A‖² exceeds
+its noise by β² Σ (σ_a τ_b)².
 
 An attacker who runs the victim's own host can do better (`residual_moments`) by regressing
 t − E_host[t | prefix]. At each position, the host's expectation removes the text's topic, and with it most of

@@ -55,7 +55,7 @@ class GreenBound(TokenBound):
         return green.astype(np.float64) - self.gamma
 
     def statistic(self, evidence: Evidence, *, test: str) -> Statistic:
-        """``binomial``: the exact law of the number of green pairs; ``z``: its normal approximation."""
+        """``binomial``: the exact distribution of the green pairs' number; ``z``: its normal limit."""
         return binomial_test(evidence, share=self.gamma) if test == "binomial" else z_test(evidence)
 
 

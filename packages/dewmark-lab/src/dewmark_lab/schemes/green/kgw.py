@@ -12,8 +12,8 @@ Kirchenbauer et al. 2023 (A Watermark for Large Language Models; On the Reliabil
   of the window and the candidate decide; here all candidates of a step are judged in one pass.)
 
 Contexts that agree in this respect share a green list, so it is this reduced context that, with the token,
-makes a pair. Ranks and green lists are independent over keys: given the ranks, the law of green tokens is
-exact.
+makes a pair. Ranks and green lists are independent over keys: given the ranks, the distribution of green
+tokens is exact.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 After a context c, token i has the number u_i = PRF(key, c, i), uniform in (0, 1) over keys. With p the host's
 final distribution, the next token is argmax_i u_i^(1/p_i), which is i with probability exactly p_i over keys.
 Chosen tokens have large u. On unmarked text −ln(1 − u) is exponential, so the sum over N distinct pairs
-follows the Gamma law of shape N, for any text.
+follows the Gamma distribution of shape N, for any text.
 
 Given key and context nothing is left to chance: a context that recurs would force the same token again, and a
 text that loops once would loop forever. By default (``repeats="skip"``) later occurrences of a context are
@@ -80,7 +80,7 @@ class BoundEXP(DistortionFreeBound):
         return -np.log1p(-self.pair_hash.uniforms(contexts, tokens)) - 1.0
 
     def statistic(self, evidence: Evidence, *, test: str) -> Statistic:
-        """``gamma``: the exact law of the sum; ``z``: its normal approximation."""
+        """``gamma``: the exact distribution of the sum; ``z``: its normal approximation."""
         return gamma_test(evidence) if test == "gamma" else z_test(evidence)
 
 

@@ -12,7 +12,7 @@ The detector does not know which code a token used, so it takes the largest u ov
 cost −ln u). Over keys, the numbers of different (j, c_j, token) are independent and uniform, also given the
 hyperplanes. Only numbers that no earlier token of the text has shown count; of m such numbers the largest, to
 the power m, is uniform again. So N tokens with something new give N independent uniforms v, for every text: Σ
-−ln(1 − v) and Σ −ln v (the authors' cost) follow the Gamma law of shape N exactly.
+−ln(1 − v) and Σ −ln v (the authors' cost) follow the Gamma distribution of shape N exactly.
 """
 
 from __future__ import annotations
@@ -177,7 +177,7 @@ class BoundSimKey(DistortionFreeBound):
         return found
 
     def statistic(self, evidence: Evidence, *, test: str) -> Statistic:
-        """The exact law of the sum: its upper tail, or for ``cost`` the lower tail of Σ −ln v."""
+        """The exact distribution of the sum: its upper tail, or for ``cost`` the lower tail of Σ −ln v."""
         if test != "cost":
             return gamma_test(evidence)
         n = len(evidence)

@@ -16,8 +16,8 @@ The tournament is played in closed form (`engine_marks.transformers_synthid.tour
 
 On unmarked text the bits of distinct pairs are fair coins over keys, whatever the text. Tests: ``mean`` (the
 number of ones is binomial, exactly), ``weighted`` (earlier layers count more, with weights 10 to 1; normal
-with the exact variance, and conservative, since the sum has lighter tails than the normal law), and, once
-fitted with `fit_bayesian`, ``bayesian`` (`bayesian_detector`).
+with the exact variance, and conservative, since the sum has lighter tails than the normal distribution), and,
+once fitted with `fit_bayesian`, ``bayesian`` (`bayesian_detector`).
 """
 
 from __future__ import annotations
@@ -147,7 +147,7 @@ class BoundSynthID(DistortionFreeBound):
         ]
 
     def statistic(self, evidence: Evidence, *, test: str) -> Statistic:
-        """``mean``: the exact law of the number of ones; ``weighted``: normal."""
+        """``mean``: the exact distribution of the number of ones; ``weighted``: normal."""
         if test == "weighted":
             return z_test(evidence)
         return binomial_test(evidence, share=0.5, trials=self.scheme.depth)
@@ -181,7 +181,7 @@ class BayesianSynthID(BoundSynthID):
         ]
 
     def statistic(self, evidence: Evidence, *, test: str) -> Statistic:
-        """``bayesian``: the law of the sum of log-likelihood ratios on unmarked text."""
+        """``bayesian``: the distribution of the sum of log-likelihood ratios on unmarked text."""
         if test != "bayesian":
             return super().statistic(evidence, test=test)
         return self._fitted.null.test(evidence.total, len(evidence))
@@ -195,7 +195,7 @@ class BayesianSynthID(BoundSynthID):
 def fit_bayesian(
     bound: BoundSynthID, texts: Sequence[str], *, prompts: Sequence[str | None] | None = None
 ) -> BayesianDetector:
-    """Fit a Bayesian detector to marked texts; unmarked texts are not needed, their law is known.
+    """Fit a Bayesian detector to marked texts; unmarked texts are not needed, their distribution is known.
 
     The fit depends on the host, the decoding settings and ``prefix``, not on the key: fit with one key,
     detect with any.

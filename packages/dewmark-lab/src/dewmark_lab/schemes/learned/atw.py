@@ -11,7 +11,7 @@ the scheme too: a repetition penalty before the mark, top-k and top-p after it.
 
 The key differs from the authors' code: their secret is the map of tokens to places; here each token also has
 a keyed sign of its own. Over keys, every token is then green with probability 1/2 after every context,
-different tokens are independent, and the number of green ones has a law that is computed exactly
+different tokens are independent, and the number of green ones has a distribution that is computed exactly
 (`keyed_signs`), for every text, however repetitive.
 
 The meaning of a prefix is *composed*, the normalized mean of its tokens' vectors (the encoder applied once to
@@ -68,7 +68,7 @@ from dewmark_lab.schemes.token_schemes import PromptBatch, stored_secret
 
 HIDDEN, OUTPUTS = 512, 384
 LAYERS = ("input", "first", "second", "output")
-LONGEST = 1 << 14  # sum of weights with an exact law, whose cost grows with its square
+LONGEST = 1 << 14  # sum of weights with an exact distribution, whose cost grows with its square
 
 _ROWS_AT_ONCE = 4096
 _ENCODED = 64  # prefixes that are encoded at once
@@ -252,7 +252,7 @@ class BoundATW(WeightedBound):
         return [balanced(evidence) for evidence in found] if test == "weighted" else found
 
     def statistic(self, evidence: Evidence, *, test: str) -> Statistic:
-        """``weighted``, ``count``: the law of the weighted sum over keys; ``key``: its normal approximation.
+        """``weighted``, ``count``: the weighted sum's distribution over keys; ``key``: its normal limit.
 
         The first two differ in the weights of the evidence. Beyond `LONGEST` both use the normal
         approximation.

@@ -90,7 +90,7 @@ class BoundDiPmark(DistortionFreeBound):
         return green.astype(np.float64) - (1.0 - self.scheme.gamma)
 
     def statistic(self, evidence: Evidence, *, test: str) -> Statistic:
-        """``binomial``: the exact law of the number of green pairs; ``z``: its normal approximation."""
+        """``binomial``: the exact distribution of the green pairs' number; ``z``: its normal limit."""
         if test == "z":
             return z_test(evidence)
         return binomial_test(evidence, share=1.0 - self.scheme.gamma)

@@ -17,7 +17,7 @@ fewer than 1% of unmarked texts have p < 0.01), and 1 for most unmarked texts; z
 
 The test ``order`` needs no host. A token's keyed number u places it in the order. For γ, the number of u ≥
 1/2 is Binomial(N, 1/2) on unmarked text. For δ, the marked token lies near the context's own keyed number v:
-with t = |u − v|, −ln t(2 − t) is exponential on unmarked text, and the sum follows the Gamma law.
+with t = |u − v|, −ln t(2 − t) is exponential on unmarked text, and the sum follows the Gamma distribution.
 """
 
 from __future__ import annotations
@@ -144,7 +144,7 @@ class BoundUnbiased(DistortionFreeBound):
         return self._ratios(texts, prompts) if test == "llr" else self.evidence(texts, prompts)
 
     def statistic(self, evidence: Evidence, *, test: str) -> Statistic:
-        """``llr``: Markov's bound on the mean ratio; ``order``: the exact law of the sum."""
+        """``llr``: Markov's bound on the mean ratio; ``order``: the exact distribution of the sum."""
         if test == "order":
             return binomial_test(evidence, share=0.5) if self._is_gamma else gamma_test(evidence)
         if len(evidence) == 0 or not isinstance(evidence, RatioEvidence):

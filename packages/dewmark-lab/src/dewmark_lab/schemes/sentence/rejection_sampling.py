@@ -3,7 +3,7 @@
 Marking draws drafts of the next sentence until one falls into an accepted bin and clears the bin's border by
 a margin, so that a paraphrase stays in it. Detection reads a text's complete sentences, each with the one
 before it (for the first one the prompt's last sentence, if the prompt is known), and tests how many
-transitions the key accepts, exactly over random partitions (`acceptance_law`). A scheme of this kind only
+transitions the key accepts, exactly over random partitions (`acceptance`). A scheme of this kind only
 defines its bins.
 
 Boundary: text and vectors; hosts write the drafts.
@@ -32,7 +32,7 @@ from dewmark.stats.key_test import Statistic
 from dewmark.types import Detection, Verdict
 from dewmark.workspace import HostInfo, Tokenized, Workspace
 from dewmark_lab.artifacts import load_artifact
-from dewmark_lab.schemes.sentence.acceptance_law import Partition, exact_test, least_p_value, paper_test
+from dewmark_lab.schemes.sentence.acceptance import Partition, exact_test, least_p_value, paper_test
 from dewmark_lab.schemes.sentence.drafting import DraftJudge
 from dewmark_lab.schemes.sentence.sentence_space import SentenceSpace
 from dewmark_lab.schemes.token_schemes import stored_secret

@@ -1,4 +1,4 @@
-"""The law of stealing against simulated texts, and the attackers of rings on texts that follow it."""
+"""How many texts stealing takes, against simulated texts, and the attackers of rings."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from scipy.special import ndtr
 
 from dewmark.errors import ConfigError
-from dewmark_lab.attacks.stealing import law
+from dewmark_lab.attacks.stealing import sample_size
 from dewmark_lab.attacks.stealing.clustering import expectation_maximisation, linked, spectral, told
 from dewmark_lab.attacks.stealing.observed import Observed
 from dewmark_lab.attacks.stealing.oracle import (
@@ -40,7 +40,7 @@ def texts_of(rng, W, variances):
 
 
 @pytest.mark.parametrize("number", [2, 16, 128])
-def test_the_law_predicts_head_and_tail(number):
+def test_the_distribution_predicts_head_and_tail(number):
     """Cosines of the posterior mean per block, and the z that a forger reaches with them.
 
     A cosine over D effective directions varies by 1/√D a key: 0.06 in the head of 260. The mean of 8 keys
@@ -68,9 +68,9 @@ def test_the_law_predicts_head_and_tail(number):
         scores.append(np.mean((M @ w) / np.linalg.norm(M, axis=1)))
     for name, block in (("head", head), ("tail", ~head)):
         assert np.mean(found[name]) == pytest.approx(
-            law.cosine_after(v[block], number * LENGTH, tilt=BETA), abs=0.08
+            sample_size.cosine_after(v[block], number * LENGTH, tilt=BETA), abs=0.08
         )
-    expected = law.forged_z(v[~head], number, z=z, length=LENGTH, share=0.75)
+    expected = sample_size.forged_z(v[~head], number, z=z, length=LENGTH, share=0.75)
     # the forged text's own signal adds to ‖M_tail‖ (by up to 8% here)
     assert np.mean(scores) == pytest.approx(expected, rel=0.2, abs=0.3)
 
@@ -78,13 +78,13 @@ def test_the_law_predicts_head_and_tail(number):
 def test_texts_needed_inverts_forged_z():
     v = spectrum(40, 60)[20:]
     common = {"z": 10.0, "length": 100.0, "power": 1.5, "share": 0.75}
-    needed = law.texts_needed(v, threshold=3.0, **common)
-    assert law.forged_z(v, needed, **common) == pytest.approx(3.0, rel=1e-3)
-    assert law.texts_needed(v, threshold=3.0, ring=64, **common) == pytest.approx(64 * needed)
-    assert law.texts_needed(v, threshold=16.0, **common) == math.inf
+    needed = sample_size.texts_needed(v, threshold=3.0, **common)
+    assert sample_size.forged_z(v, needed, **common) == pytest.approx(3.0, rel=1e-3)
+    assert sample_size.texts_needed(v, threshold=3.0, ring=64, **common) == pytest.approx(64 * needed)
+    assert sample_size.texts_needed(v, threshold=16.0, **common) == math.inf
     # while little is known: D z*² / (q f z⁴ (B/β)²)
-    short = law.effective_directions(v) * 0.01 / (v.sum() * 0.75 * 1e4 * 2.25)
-    assert law.texts_needed(v, threshold=0.1, **common) == pytest.approx(short, rel=0.02)
+    short = sample_size.effective_directions(v) * 0.01 / (v.sum() * 0.75 * 1e4 * 2.25)
+    assert sample_size.texts_needed(v, threshold=0.1, **common) == pytest.approx(short, rel=0.02)
 
 
 def mixture(members: int, number: int, *, seed: int):
@@ -100,7 +100,7 @@ def test_clusters_appear_at_the_spectral_threshold():
     v = spectrum(24, 32)
     z = BETA * math.sqrt(LENGTH)
     seen, owners = mixture(4, 160, seed=1)
-    assert law.cluster_texts(v, ring=4, z=z) < 5 < 160
+    assert sample_size.cluster_texts(v, ring=4, z=z) < 5 < 160
     assert spectral(seen, members=4).purity(owners) > 0.9
     link = linked(seen, members=4, tilt=BETA)
     group = link.odds[:, link.best] > 0.5
@@ -110,7 +110,7 @@ def test_clusters_appear_at_the_spectral_threshold():
     group = best.odds[:, best.best] > 0.5
     assert np.bincount(owners[group]).max() / group.sum() > 0.95
     seen, owners = mixture(60, 120, seed=2)
-    assert law.cluster_texts(v, ring=60, z=z) > 120
+    assert sample_size.cluster_texts(v, ring=60, z=z) > 120
     # clusters of two texts have a purity of 1/2 by chance
     assert spectral(seen, members=60).purity(owners) < 0.8
     assert told(seen, owners).purity(owners) == 1.0
@@ -132,8 +132,8 @@ def signed_texts(number: int, size: int, *, signal: float, members: int, seed: i
 def test_a_public_sign_group_is_aligned_when_texts_are_long_enough():
     """z²/√D against √(2 ln G), G = D = 1,024: aligned at z = 16 (2.1 times), not at z = 5 (0.2 times)."""
     variances = np.full((32, 32), 1.0 / 1024)
-    assert law.aligned_pairs(variances, z=16.0, messages=1024) > 2.0
-    assert law.aligned_pairs(variances, z=5.0, messages=1024) < 0.25
+    assert sample_size.aligned_pairs(variances, z=16.0, messages=1024) > 2.0
+    assert sample_size.aligned_pairs(variances, z=5.0, messages=1024) < 0.25
     rows = sign_rows(32, np.arange(32))
     np.testing.assert_array_equal(rows @ rows.T, 32 * np.eye(32))
     texts, owners, signs, W = signed_texts(60, 32, signal=16.0, members=2, seed=3)
@@ -190,7 +190,7 @@ def test_p_values_forge_in_dozens_of_questions_and_verdicts_in_one_over_the_leve
             detector.p_value, run.text.split(), others, level=0.1, most=2000, random=Random(seed)
         )
         assert scrubbed.reached
-    # the law leaves out the start (z is 0 ± 1) and that good words are harder to improve: 20% or so
+    # the formula leaves out the start (z is 0 ± 1) and that good words are harder to improve: 20% or so
     assert 0.6 < np.mean(queries) / expected_queries(1e-3, 64) < 2.0
     counts = []
     for seed in range(12):
@@ -200,7 +200,7 @@ def test_p_values_forge_in_dozens_of_questions_and_verdicts_in_one_over_the_leve
             most=1000, random=Random(seed),
         )  # fmt: skip
         counts.append(run.queries)
-    # a geometric law of mean 20 has deviation 20, and variants of one text are correlated
+    # a geometric distribution of mean 20 has deviation 20, and variants of one text are correlated
     assert 4 < np.mean(counts) < 100
     never = forge_by_verdicts(lambda _: False, words, others, most=5, random=Random(0))
     assert (never.queries, never.reached, never.changed) == (5, False, 0.0)

@@ -20,7 +20,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from dewmark.batch.runners.base import ATTEMPTS, J, R, Runner, cores, died_again, portable
+from dewmark.batch.runners import ATTEMPTS, J, R, Runner, cores, died_again, portable
 from dewmark.errors import ConfigError, DewmarkError, WorkerError
 from dewmark.extras import require
 

@@ -1,4 +1,4 @@
-"""The law of DEW's scores on unmarked text, over random keys.
+"""The null distribution of the paper's scores: unmarked text, over random keys.
 
 **One token** (the paper's appendix A.2). For unit vectors p_T, p_C in R^n, one of them uniform on the sphere,
 (1 + p_T·p_C)/2 follows Beta((n−1)/2, (n−1)/2). So the alignment u = √n p_T·p_C has density
@@ -14,8 +14,9 @@ because tanh is odd. The coefficients come from Gauss-Hermite quadrature. The se
 `TERMS` odd powers and the remainder of κ(1) is added to the last one, so κ(1) is exact and κ(ρ) is never too
 small for 0 ≤ ρ ≤ 1: truncation can only make the test more conservative.
 
-**A sum of L independent scores** has no closed form. Its law is computed to full relative precision by an FFT
-of the exponentially tilted law of one score: with q_θ(x) ∝ q(x) e^{θx} and M(θ) = E e^{θX},
+**A sum of L independent scores** has no closed form. Its distribution is computed to full relative precision
+by an FFT of the exponentially tilted distribution of one score: with q_θ(x) ∝ q(x) e^{θx} and
+M(θ) = E e^{θX},
 
     P(S ≥ s) = M(θ)^L Σ_{x ≥ s} q_θ^{*L}(x) e^{−θx},
 
@@ -38,7 +39,7 @@ from dewmark.stats.key_test import NOTHING, Statistic, gaussian_test
 TERMS = 5
 _NODES = 200
 _CELLS = 4096
-_LONGEST = 2000  # beyond this, the sum is normal to far more digits than the law of its terms deserves
+_LONGEST = 2000  # beyond this, the sum is normal to far more digits than its terms deserve
 
 
 @functools.cache
@@ -63,8 +64,8 @@ def alignment_sf(u: float, n: int) -> float:
 
 
 def saturated_variance(gamma: float, n: int) -> float:
-    """E[tanh²(γU)] under the exact law in n dimensions (remark in appendix A.3), by quadrature."""
-    x, mass = _score_law(gamma, n)
+    """E[tanh²(γU)] under the exact distribution in n dimensions (remark in appendix A.3), by quadrature."""
+    x, mass = _null_distribution(gamma, n)
     return float(mass @ x**2)
 
 
@@ -74,12 +75,12 @@ def sum_sf(total: float, length: int, *, gamma: float, n: int) -> float:
 
     if length == 1:
         return alignment_sf(math.atanh(max(min(total, 1.0 - 1e-15), -1.0 + 1e-15)) / gamma, n)
-    x, mass = _score_law(gamma, n)
+    x, mass = _null_distribution(gamma, n)
     inside = length * float(x[-1]) * (1.0 - 1e-9)
     if total >= inside:
         return 0.0
     if total < 0.0:
-        return 1.0 - sum_sf(-total, length, gamma=gamma, n=n)  # the law is symmetric
+        return 1.0 - sum_sf(-total, length, gamma=gamma, n=n)  # the distribution is symmetric
     theta = _tilt(x, mass, total / length)
     tilted = mass * np.exp(theta * (x - x[-1]))
     log_M = math.log(float(tilted.sum())) + theta * float(x[-1])
@@ -96,7 +97,7 @@ def sum_sf(total: float, length: int, *, gamma: float, n: int) -> float:
 
 
 def beta_test(evidence: Evidence, *, gamma: float, n: int) -> Statistic:
-    """The paper's test with the exact law of the sum instead of its Gaussian limit; L_eff = L."""
+    """The paper's test with the exact distribution of the sum instead of its Gaussian limit; L_eff = L."""
     if len(evidence) == 0:
         return NOTHING
     normal = gaussian_test(evidence)
@@ -108,8 +109,8 @@ def beta_test(evidence: Evidence, *, gamma: float, n: int) -> Statistic:
 
 
 @functools.lru_cache(maxsize=16)
-def _score_law(gamma: float, n: int) -> tuple[F64, F64]:
-    """The law of tanh(γU) on `_CELLS` equal cells: midpoints (cells,) and probabilities (cells,)."""
+def _null_distribution(gamma: float, n: int) -> tuple[F64, F64]:
+    """The distribution of tanh(γU) on `_CELLS` equal cells: midpoints (cells,) and probabilities (cells,)."""
     top = math.tanh(gamma * math.sqrt(n))
     edges = np.linspace(-top, top, _CELLS + 1)
     u = np.arctanh(edges[1:-1]) / (gamma * math.sqrt(n))
@@ -121,7 +122,7 @@ def _score_law(gamma: float, n: int) -> tuple[F64, F64]:
 
 
 def _tilt(x: F64, mass: F64, mean: float) -> float:
-    """θ ≥ 0 for which the tilted law of one score has the given mean, which is at least 0."""
+    """θ ≥ 0 for which the tilted distribution of one score has the given mean, which is at least 0."""
     from scipy.optimize import brentq  # slow to import, and the key test does without
 
     def excess(theta: float) -> float:

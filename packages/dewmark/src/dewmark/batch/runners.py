@@ -1,8 +1,8 @@
-"""The contract of runners: jobs in, results out, over workers that each hold one loaded object.
+"""Runners: jobs in, results out, over workers on this machine or on a Ray cluster.
 
-A *worker* is a process. It calls ``open_worker`` once, before its first job, and gets the function that does
-jobs, so a detector is loaded once per worker, not once per job. Jobs, results and ``open_worker`` are pickled
-between processes: they must not contain a key, only the path of its file.
+A *worker* is a process that holds one loaded object. It calls ``open_worker`` once, before its first job, and
+gets the function that does jobs, so a detector is loaded once per worker, not once per job. Jobs, results and
+``open_worker`` are pickled between processes: they must not contain a key, only the path of its file.
 
 Failures are handled alike by every runner:
 
@@ -25,6 +25,14 @@ from types import TracebackType
 from typing import Self, TypeVar
 
 from dewmark.errors import DewmarkError, WorkerError
+from dewmark.registry import Registry
+
+__all__ = ["Runner", "cores", "open_runner"]
+
+_RUNNERS = Registry(
+    "engine",
+    {"local": "dewmark.batch.local_runner:LocalRunner", "ray": "dewmark.batch.ray_runner:RayRunner"},
+)
 
 ATTEMPTS = 3
 """How many workers may die over one job before the run ends."""
@@ -56,6 +64,12 @@ class Runner(ABC):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def open_runner(engine: str = "local", *, workers: int | None = None) -> Runner:
+    """A runner by name; ``workers`` defaults to 1 locally and to all CPUs of a Ray cluster."""
+    runner: Runner = _RUNNERS[engine](workers=workers)
+    return runner
 
 
 def cores() -> int:

@@ -10,10 +10,10 @@ import pytest
 from scipy import stats
 
 from dewmark.core.whitening import normalize_rows
+from dewmark.dew.paper.monte_carlo import FEWEST_KEYS, monte_carlo_sums, monte_carlo_test, most_keys
+from dewmark.dew.paper.null_distribution import tanh_kernel
 from dewmark.stats.evidence import Evidence
 from dewmark.stats.key_test import score_variance
-from dewmark.stats.monte_carlo import FEWEST_KEYS, monte_carlo_sums, monte_carlo_test, most_keys
-from dewmark.stats.score_law import tanh_kernel
 
 GAMMA = 0.5
 SECRET = bytes(32)
@@ -53,7 +53,7 @@ def test_the_closed_form_has_the_simulated_spread(kind: str, labels: str, n: int
     assert abs(sums.mean()) < 4.5 * sums.std() / math.sqrt(2000)
 
 
-def test_simulated_keys_have_the_law_of_real_ones() -> None:
+def test_simulated_keys_have_the_distribution_of_real_ones() -> None:
     evidence = text(40)
     n, rng = 32, np.random.default_rng(5)
     literal = np.empty(1500)
@@ -82,7 +82,7 @@ def test_ranks_are_uniform_even_in_few_dimensions(n: int) -> None:
         P_C = normalize_rows(evidence.C @ rng.normal(size=(16, n)))
         scores = saturate(math.sqrt(n) * np.einsum("ij,ij->i", P_T, P_C))
         p.append((1 + np.count_nonzero(sums >= evidence.weights @ scores)) / 100)
-    # 100 possible values: compare with the discrete uniform law by its mean and its lower tail
+    # 100 possible values: compare with the discrete uniform distribution by its mean and its lower tail
     assert np.mean(p) == pytest.approx(0.505, abs=4.5 * math.sqrt(1 / 12 / 300))
     assert np.mean(np.array(p) <= 0.1) < 0.1 + 4.5 * math.sqrt(0.09 / 300) + 0.06  # 99 keys know 10% to 3%
 
@@ -117,7 +117,7 @@ def test_a_plain_text_is_settled_by_few_keys() -> None:
         return saturate(u)
 
     statistic = monte_carlo_test(text(20), counted, n=16, secret=SECRET, level=1e-6)
-    assert 0.2 < statistic.p_value < 0.8  # all its scores are 0, the middle of a symmetric law
+    assert 0.2 < statistic.p_value < 0.8  # all its scores are 0, the middle of a symmetric distribution
     assert len(drawn) < 100 < FEWEST_KEYS
 
 

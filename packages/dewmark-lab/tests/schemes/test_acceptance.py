@@ -1,4 +1,4 @@
-"""The exact law of accepted transitions against brute force, and p-values that are valid over keys."""
+"""The exact distribution of accepted transitions against brute force, and valid p-values."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import math
 import numpy as np
 import pytest
 
-from dewmark_lab.schemes.sentence.acceptance_law import acceptance_law, exact_test, least_p_value, paper_test
+from dewmark_lab.schemes.sentence.acceptance import acceptance_pmf, exact_test, least_p_value, paper_test
 
 
 def _partition(rng: np.random.Generator, bins: int, accepted: int) -> np.ndarray:
@@ -22,12 +22,12 @@ def test_one_bin_is_drawn_without_replacement() -> None:
     counts = np.zeros((4, 4), dtype=np.int64)
     counts[2] = [3, 0, 1, 1]
     sums = [sum(counts[2][list(chosen)]) for chosen in itertools.combinations(range(4), 2)]
-    law = acceptance_law(counts, 2)
-    assert law == pytest.approx([sums.count(value) / 6 for value in range(5)])
+    pmf = acceptance_pmf(counts, 2)
+    assert pmf == pytest.approx([sums.count(value) / 6 for value in range(5)])
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_law_agrees_with_all_partitions(seed) -> None:
+def test_distribution_agrees_with_all_partitions(seed) -> None:
     """Three bins, one accepted after each: 27 partitions, all equally likely."""
     counts = np.random.default_rng(seed).integers(0, 4, size=(3, 3))
     sums = []
@@ -40,8 +40,8 @@ def test_law_agrees_with_all_partitions(seed) -> None:
             [_total(counts, other) >= sums[-1] for other in itertools.product(range(3), repeat=3)]
         )
         assert tail == pytest.approx(sums_p)
-    law = acceptance_law(counts, 1)
-    assert law == pytest.approx([sums.count(value) / 27 for value in range(len(law))])
+    pmf = acceptance_pmf(counts, 1)
+    assert pmf == pytest.approx([sums.count(value) / 27 for value in range(len(pmf))])
 
 
 def _total(counts: np.ndarray, chosen: tuple[int, ...]) -> int:

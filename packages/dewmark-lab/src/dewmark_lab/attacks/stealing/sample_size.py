@@ -1,4 +1,4 @@
-"""The law of stealing: how many texts a forger needs, from the public spectrum alone.
+"""How many texts a forger needs, from the public spectrum alone.
 
 Notation: σ_a and τ_b are the eigenvalues of units and contexts in unmarked text, v_ab = σ_a τ_b with Σ v = 1,
 W_ab the key's standard normals. A marked text of L pairs has M = Σ t cᵀ with mean β L v_ab W_ab and variance

@@ -1,4 +1,4 @@
-"""DEW's scores on unmarked text: covariance, law of one score and of sums, against scipy and simulation."""
+"""The paper's scores on unmarked text: covariance, one score, and sums, against scipy and simulation."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ import numpy as np
 import pytest
 from scipy import integrate, stats
 
-from dewmark.stats.evidence import Evidence
-from dewmark.stats.key_test import power_series
-from dewmark.stats.score_law import (
+from dewmark.dew.paper.null_distribution import (
     alignment_sf,
     beta_test,
     saturated_variance,
     sum_sf,
     tanh_kernel,
 )
+from dewmark.stats.evidence import Evidence
+from dewmark.stats.key_test import power_series
 
 
 def drawn(n: int, count: int, *, seed: int = 0) -> np.ndarray:
@@ -28,7 +28,7 @@ def drawn(n: int, count: int, *, seed: int = 0) -> np.ndarray:
 
 
 @pytest.mark.parametrize("n", [3, 16, 576])
-def test_one_alignment_follows_the_beta_law(n: int) -> None:
+def test_one_alignment_follows_the_beta_distribution(n: int) -> None:
     u = drawn(n, 20_000)
     p = np.array([alignment_sf(float(x), n) for x in u[:2000]])
     assert stats.kstest(p, "uniform").pvalue > 1e-3
@@ -57,7 +57,7 @@ def test_saturated_variance_tends_to_the_gaussian_one() -> None:
     assert saturated_variance(0.5, 10**6) == pytest.approx(sum(tanh_kernel(0.5)), rel=1e-4)
 
 
-def test_one_token_is_the_law_of_one_alignment() -> None:
+def test_one_token_is_the_distribution_of_one_alignment() -> None:
     for u in (-1.0, 0.3, 2.5):
         assert sum_sf(math.tanh(0.5 * u), 1, gamma=0.5, n=12) == pytest.approx(alignment_sf(u, 12), rel=1e-9)
 

@@ -15,10 +15,10 @@ l − 1 simulated keys score as high, so that the real one is among the h highes
 ``most_keys`` follows from the level that is asked for, so that every level can be reached.
 
 **Which keys.** For Gaussian projections the projected rows X = ÊR are normal over keys with row covariance
-ÊÊᵀ, so with AAᵀ = ÊÊᵀ and standard normal N the rows of A N have exactly the same law. For orthogonal
-projections the same holds with blocks of orthonormal rows in place of N. A has as many columns as the text
-has distinct tokens (or contexts), which is less work than drawing keys. Labels, which carry no semantics, are
-independent: A = I.
+ÊÊᵀ, so with AAᵀ = ÊÊᵀ and standard normal N the rows of A N have exactly the same distribution. For
+orthogonal projections the same holds with blocks of orthonormal rows in place of N. A has as many columns as
+the text has distinct tokens (or contexts), which is less work than drawing keys. Labels, which carry no
+semantics, are independent: A = I.
 
 The simulated keys follow from a secret and the text: the same text always gets the same p-value from one
 detector, and nobody else can search for a text whose simulated keys happen to score low.

@@ -14,7 +14,7 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 from typing import Any
 
-from dewmark.batch.runners.base import ATTEMPTS, J, R, Runner, cores, died_again, portable
+from dewmark.batch.runners import ATTEMPTS, J, R, Runner, cores, died_again, portable
 from dewmark.errors import ConfigError
 
 _AHEAD = 4  # jobs per worker that may finish before their turn, if results are ordered
@@ -41,7 +41,8 @@ class LocalRunner(Runner):
     Idle workers are kept for the next `map` with the same ``open_worker``, until `close`.
     """
 
-    def __init__(self, *, workers: int = 1) -> None:
+    def __init__(self, *, workers: int | None = None) -> None:
+        workers = 1 if workers is None else workers
         if workers < 1:
             raise ConfigError(f"workers must be at least 1, got {workers}")
         self.workers = workers
