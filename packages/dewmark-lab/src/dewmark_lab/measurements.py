@@ -13,9 +13,10 @@ from pathlib import Path
 import numpy as np
 
 from dewmark.batch.inputs import Document, as_request
+from dewmark.capabilities import GivesEvidence, capability
 from dewmark.decoding import Decoding, DecodingOptions
 from dewmark.errors import InputError
-from dewmark.scheme import BoundScheme, GivesEvidence, capability
+from dewmark.scheme import BoundScheme
 from dewmark.stats.key_test import key_test
 from dewmark.stats.power import Strength, measure_strength
 from dewmark.types import Generation

@@ -25,13 +25,7 @@ from dewmark.errors import ArtifactError, ModelError, StorageError, VocabularyEr
 from dewmark.opening import load_scheme, open_reader
 from dewmark.passages import Located, Version, judge, locate
 from dewmark.registry import SCHEMES
-from dewmark.scheme import (
-    BoundScheme,
-    State,
-    for_languages,
-    make_detection,
-    reader_name,
-)
+from dewmark.scheme import BoundScheme, State, for_languages, make_detection, reader_name
 from dewmark.stats.evidence import Evidence
 from dewmark.stats.key_test import NOTHING
 from dewmark.storage import atomic_folder, load_bundle, write_bundle

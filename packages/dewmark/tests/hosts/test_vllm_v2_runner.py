@@ -17,12 +17,12 @@ import pytest
 import torch
 from tests.hosts.vllm_stub import SamplingParams, engine_config, stub_modules
 
+from dewmark.capabilities import for_member
 from dewmark.core.keys import Key
 from dewmark.decoding import Decoding
 from dewmark.errors import ConfigError
 from dewmark.hosts.fake import FakeHost
 from dewmark.registry import SCHEMES
-from dewmark.scheme import marking_as
 from dewmark.serving_rows import Rows, open_rows
 from dewmark.workspace import Workspace
 
@@ -168,7 +168,7 @@ def test_every_row_is_marked_as_if_alone(host, configured, tmp_path, drafted) ->
                 continue
             key_id = text.said.get("dewmark_key_id", "acme")
             asked = {name: text.said.get(f"dewmark_{name}") for name in ("member", "payload")}
-            assert int(row.argmax()) == text.alone(marking_as(bound[key_id], **asked), drafts)
+            assert int(row.argmax()) == text.alone(for_member(bound[key_id], **asked), drafts)
             assert torch.isfinite(row).sum() == 1
             seen += 1
             changed += local > 0

@@ -26,6 +26,7 @@ import torch
 from numpy.typing import ArrayLike
 from scipy.stats import binom, kurtosis, mannwhitneyu, spearmanr
 
+from dewmark.capabilities import ChoosesDrafts, GivesEvidence, capability
 from dewmark.core.keys import Key
 from dewmark.detector import Detector
 from dewmark.errors import (
@@ -38,7 +39,7 @@ from dewmark.errors import (
     VocabularyError,
 )
 from dewmark.registry import SCHEMES
-from dewmark.scheme import ChoosesDrafts, GivesEvidence, Needs, Scheme, State, capability
+from dewmark.scheme import Needs, Scheme, State
 from dewmark.stats.evidence import Evidence
 from dewmark.stats.key_test import score_variance
 from dewmark.storage import load_bundle

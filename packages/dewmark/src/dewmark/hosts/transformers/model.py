@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from dewmark.capabilities import Drafts
 from dewmark.decoding import Decoding
 from dewmark.errors import InputError, ModelError
 from dewmark.hosts.base import ChatFormat, Host, OnStep
@@ -30,7 +31,7 @@ from dewmark.hosts.transformers.plain_llama import PlainLlama
 from dewmark.hosts.transformers.tokenizer import HFTokenizer
 from dewmark.models.devices import torch_device, torch_dtype
 from dewmark.models.hub import quiet_libraries
-from dewmark.scheme import BoundScheme, Drafts
+from dewmark.scheme import BoundScheme
 from dewmark.types import DraftCount
 from dewmark.workspace import HostInfo, Progress
 
