@@ -22,14 +22,14 @@ from numpy.typing import NDArray
 
 from dewmark.arrays import F64
 from dewmark.errors import ConfigError, InputError, NumericalError
-from dewmark.stats.rates import Estimate, Interval, check_confidence
+from dewmark.stats.rates import Interval, PlainResult, check_confidence
 
 Scores = Sequence[float] | NDArray[np.floating]
 Statistic = Callable[[F64, F64], float]
 
 
 @dataclass(frozen=True, slots=True)
-class Spread(Estimate):
+class Spread(PlainResult):
     """A figure over seeds: its mean, and half its range."""
 
     mean: float
@@ -38,7 +38,7 @@ class Spread(Estimate):
 
 
 @dataclass(frozen=True, slots=True)
-class HeldOut(Estimate):
+class HeldOut(PlainResult):
     """One seed, evaluated at the threshold from the other seeds' negatives."""
 
     seed: int | str
@@ -48,7 +48,7 @@ class HeldOut(Estimate):
 
 
 @dataclass(frozen=True, slots=True)
-class LeaveOneSeedOut(Estimate):
+class LeaveOneSeedOut(PlainResult):
     """Every seed at the other seeds' threshold, for the nominal false-positive rate ``level``."""
 
     level: float

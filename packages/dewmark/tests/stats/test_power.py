@@ -7,7 +7,7 @@ import pytest
 from scipy.stats import norm
 
 from dewmark.errors import InputError
-from dewmark.stats.power import Model, Strength, fit_model, measure_strength
+from dewmark.stats.power import PowerModel, Strength, fit_model, measure_strength
 
 LENGTHS = (25, 50, 100, 200, 400)
 
@@ -33,7 +33,7 @@ def test_the_fit_recovers_the_parameters() -> None:
 
 
 def test_the_smallest_length_reaches_the_rate() -> None:
-    model = Model(slope=0.3, noise=1.0, between=0.002)
+    model = PowerModel(slope=0.3, noise=1.0, between=0.002)
     for target in (0.5, 0.9, 0.99):
         least = model.length_for(target, fpr=0.01)
         assert least is not None
@@ -44,10 +44,10 @@ def test_the_smallest_length_reaches_the_rate() -> None:
 
 def test_texts_that_cannot_be_marked_limit_the_rate() -> None:
     """TPR tends to Φ(μ/τ): with μ = τ no length finds nine texts in ten."""
-    model = Model(slope=0.1, noise=1.0, between=0.01)
+    model = PowerModel(slope=0.1, noise=1.0, between=0.01)
     assert model.length_for(0.9, fpr=0.01) is None
     assert model.tpr(1e9, fpr=0.01) == pytest.approx(norm.cdf(1.0), abs=1e-3)
-    assert Model(slope=-0.1, noise=1.0, between=0.0).length_for(0.5, fpr=0.01) is None
+    assert PowerModel(slope=-0.1, noise=1.0, between=0.0).length_for(0.5, fpr=0.01) is None
 
 
 def marked_texts(texts: int, *, mean: float, spread: float, seed: int) -> tuple[np.ndarray, np.ndarray]:

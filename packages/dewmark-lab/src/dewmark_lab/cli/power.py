@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from dewmark.scheme import BoundScheme
-    from dewmark_lab.evaluation.power import Power, Row
+    from dewmark_lab.evaluation.power import Power, PowerRow
 
 _CURVE_POINTS = 120
 
@@ -111,7 +111,7 @@ def _lengths(given: str) -> list[int]:
     return lengths
 
 
-def _summary(bound: BoundScheme, found: Power, rows: Sequence[Row]) -> dict[str, Any]:
+def _summary(bound: BoundScheme, found: Power, rows: Sequence[PowerRow]) -> dict[str, Any]:
     from dewmark.scheme import reader_name
 
     return {
@@ -127,7 +127,7 @@ def _summary(bound: BoundScheme, found: Power, rows: Sequence[Row]) -> dict[str,
     }
 
 
-def _print(found: Power, rows: Sequence[Row]) -> None:
+def _print(found: Power, rows: Sequence[PowerRow]) -> None:
     from rich.table import Table
 
     table = Table("tokens", "share found (model)", "95% interval", "measured", "mean z", "sd of z", box=None)
@@ -149,7 +149,7 @@ def _print(found: Power, rows: Sequence[Row]) -> None:
     write(f"\nAt a false-positive rate of {found.fpr:g}, from {found.texts} marked texts: {reach}.\n")
 
 
-def _save(out: Path, found: Power, rows: Sequence[Row], summary: dict[str, Any]) -> None:
+def _save(out: Path, found: Power, rows: Sequence[PowerRow], summary: dict[str, Any]) -> None:
     import numpy as np
 
     from dewmark_lab.reports import plots

@@ -44,7 +44,7 @@ DRAWS = 128
 CELLS = 64
 
 
-class Model(Protocol):
+class LogitsModel(Protocol):
     """A language model that computes logits of given texts (`dewmark.hosts.base.Host`)."""
 
     @property
@@ -84,7 +84,7 @@ class Divergence:
 
 
 def divergence(
-    host: Model,
+    host: LogitsModel,
     schemes: Sequence[BoundScheme],
     prompts: Sequence[str],
     texts: Sequence[str],

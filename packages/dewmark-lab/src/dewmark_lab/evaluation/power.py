@@ -17,7 +17,7 @@ from scipy.special import ndtr
 
 from dewmark.arrays import F64, I64
 from dewmark.errors import InputError
-from dewmark.stats.power import FEWEST_TEXTS, TARGETS, Model, fit_model
+from dewmark.stats.power import FEWEST_TEXTS, TARGETS, PowerModel, fit_model
 from dewmark.stats.rates import Interval, Rate, rate
 
 _SHORTEST = 25  # tokens; most of a shorter text has no full context
@@ -26,7 +26,7 @@ _RESAMPLES = 1000
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class PowerRow:
     """One length: the model's rate with its interval, and the measured rate of texts that are long enough."""
 
     length: int
@@ -48,15 +48,15 @@ class Power:
     z: F64 = dataclasses.field(repr=False)
     judged: NDArray[np.bool_] = dataclasses.field(repr=False)
     cuts: tuple[int, ...]
-    model: Model
-    resampled: tuple[Model, ...] = dataclasses.field(repr=False)
+    model: PowerModel
+    resampled: tuple[PowerModel, ...] = dataclasses.field(repr=False)
 
     @property
     def texts(self) -> int:
         """The number of texts in the sample."""
         return len(self.z)
 
-    def row(self, length: int) -> Row:
+    def row(self, length: int) -> PowerRow:
         """The expected and the measured rate at one length."""
         measured = mean = sd = None
         if length in self.cuts:
@@ -67,7 +67,7 @@ class Power:
             if len(z) >= 2:
                 found = int(np.count_nonzero((ndtr(-z) <= self.fpr) & judged))
                 measured, mean, sd = rate(found, len(z)), float(z.mean()), float(z.std(ddof=1))
-        return Row(length, self.interval([length])[0], measured, mean, sd)
+        return PowerRow(length, self.interval([length])[0], measured, mean, sd)
 
     def interval(self, lengths: Sequence[int]) -> list[Interval]:
         """The model's rate at each length, with a 95% bootstrap interval."""
@@ -108,7 +108,7 @@ def measure_power(
         )
     first = _judged_from(effective, cuts, least_effective)
 
-    def fitted(chosen: I64) -> Model:
+    def fitted(chosen: I64) -> PowerModel:
         judged = tuple(np.sort(first[chosen]).tolist())
         return dataclasses.replace(fit_model(z[chosen], cuts), judged_from=judged)
 

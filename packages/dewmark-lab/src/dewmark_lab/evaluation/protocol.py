@@ -29,11 +29,11 @@ from dewmark_lab.evaluation.results import (
     HUMAN,
     MARKED,
     UNMARKED,
-    Cell,
     Comparison,
     Evaluation,
     OperatingPoint,
     PValueShare,
+    ResultCell,
     ScoreRow,
 )
 from dewmark_lab.metrics import HeldOut, auroc, auroc_interval, leave_one_seed_out, spread, threshold_at
@@ -67,7 +67,7 @@ def _grouped(rows: Iterable[ScoreRow]) -> Groups:
     return groups
 
 
-def _cell(groups: Groups, scheme: str, attack: str, rates: Sequence[float]) -> Cell:
+def _cell(groups: Groups, scheme: str, attack: str, rates: Sequence[float]) -> ResultCell:
     def scores(kind: str, under: str) -> dict[int, F64]:
         return _by_seed(groups.get((scheme, under, kind), ()))
 
@@ -80,7 +80,7 @@ def _cell(groups: Groups, scheme: str, attack: str, rates: Sequence[float]) -> C
         _compare("human", positives, human, human_matched, rates),
         _compare("human-matched", positives, human_matched, human_matched, rates),
     )
-    return Cell(
+    return ResultCell(
         scheme=scheme,
         attack=attack,
         seeds=tuple(positives),
@@ -192,7 +192,7 @@ def _shift(clean: BySeed, attacked: BySeed) -> float | None:
     return float(np.mean(moved)) if moved else None
 
 
-def _notes(cells: Sequence[Cell]) -> Iterable[str]:
+def _notes(cells: Sequence[ResultCell]) -> Iterable[str]:
     """Caveats for readers who compare the figures."""
     few: dict[float, dict[str, int]] = {}
     for cell in cells:

@@ -20,8 +20,8 @@ from dewmark_lab.evaluation.results import (
     KINDS,
     MARKED,
     UNMARKED,
-    Cell,
     Evaluation,
+    ResultCell,
     ScoreRow,
 )
 from dewmark_lab.reports.plots import (
@@ -276,14 +276,14 @@ def robustness_against_quality(
     return figure
 
 
-def _length(cell: Cell, whole: float | None) -> float:
+def _length(cell: ResultCell, whole: float | None) -> float:
     number = cell.attack.rpartition("-")[2]
     if is_truncation(cell.attack) and number.isdigit():
         return float(number)
     return cell.tokens if whole is None or cell.attack != CLEAN else whole
 
 
-def _dumbbell(axes: Axes, y: int, cell: Cell, rate: float) -> None:
+def _dumbbell(axes: Axes, y: int, cell: ResultCell, rate: float) -> None:
     """A scheme's TPR by both nulls, joined by a line as long as the shift."""
     clean = cell.at("clean", rate) or cell.at("human", rate)
     matched = cell.at("matched", rate) or cell.at("human-matched", rate)

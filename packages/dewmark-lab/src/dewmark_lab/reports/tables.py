@@ -71,7 +71,7 @@ class Column:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class TableRow:
     """A row: its label, one estimate or None per column, and its group; a ``baseline`` is never the best."""
 
     label: str
@@ -86,7 +86,7 @@ class Table:
 
     title: str
     columns: tuple[Column, ...]
-    rows: tuple[Row, ...]
+    rows: tuple[TableRow, ...]
     notes: tuple[str, ...] = ()
     corner: str = "Watermark"
 

@@ -58,7 +58,7 @@ class TokenScheme(Scheme):
 
 
 @dataclass(frozen=True)
-class Pairs:
+class TokenPairs:
     """The N distinct (context, token) pairs of a text of L tokens.
 
     ``contexts`` (N, w), ``tokens`` (N,), ``weights`` (N,) the mean weight of a pair's occurrences;
@@ -200,12 +200,12 @@ class TokenBound(BoundScheme):
         """The evidence that a test works on: by default the same for all tests."""
         return self.evidence(texts, prompts)
 
-    def pairs(self, texts: Sequence[Tokenized], prompts: Sequence[Tokenized]) -> list[Pairs]:
+    def pairs(self, texts: Sequence[Tokenized], prompts: Sequence[Tokenized]) -> list[TokenPairs]:
         """The distinct pairs of each text after its prompt."""
         weights = self.position_weights(texts, prompts)
         return [self.pairs_of(*each) for each in zip(texts, prompts, weights, strict=True)]
 
-    def pairs_of(self, text: Tokenized, prompt: Tokenized, weights: F64 | None = None) -> Pairs:
+    def pairs_of(self, text: Tokenized, prompt: Tokenized, weights: F64 | None = None) -> TokenPairs:
         """The distinct pairs of one text after its prompt; tokens of weight (L,) 0 are not scored."""
         windows, tokens = self.windows(text, prompt), np.array(text.ids, dtype=np.int64)
         scored = self.scorable(tokens)
@@ -219,7 +219,7 @@ class TokenBound(BoundScheme):
         positions = np.full(len(tokens), -1, dtype=np.int64)
         positions[scored] = inverse
         mean = np.bincount(inverse, weights=weights[scored], minlength=len(distinct)) / counts
-        return Pairs(distinct[:, :-1], distinct[:, -1], mean, positions)
+        return TokenPairs(distinct[:, :-1], distinct[:, -1], mean, positions)
 
     def windows(self, text: Tokenized, prompt: Tokenized) -> I64:
         """The h ids before each token of a text, (L, h), `ABSENT` where there is none."""

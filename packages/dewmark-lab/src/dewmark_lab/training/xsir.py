@@ -24,7 +24,7 @@ from dewmark.errors import InputError
 from dewmark.models.devices import torch_device
 from dewmark.text.growing_text import Spelling
 from dewmark_lab.schemes.learned.sir import HIDDEN, OUTPUTS
-from dewmark_lab.training.job import Job, Trained
+from dewmark_lab.training.job import Trained, TrainingJob
 from dewmark_lab.training.sir import fit
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ _NEIGHBOURS, _LEAST_COSINE = 3, 0.8
 _ROWS = 1024  # per block of the matrix of cosines
 
 
-def train(job: Job) -> Trained:
+def train(job: TrainingJob) -> Trained:
     """Cluster the host's vocabulary and train the network."""
     pieces = Spelling(job.info.tokenizer, job.info.vocab_size).pieces
     forms = forms_of(pieces)
@@ -155,7 +155,7 @@ def _lexicon_edges(lexicon: Path, forms: dict[str, list[int]]) -> dict[Edge, flo
     return edges
 
 
-def _neighbour_edges(job: Job, forms: dict[str, list[int]]) -> dict[Edge, float]:
+def _neighbour_edges(job: TrainingJob, forms: dict[str, list[int]]) -> dict[Edge, float]:
     """Nearest neighbours among the forms, by the mean vector of each form's tokens."""
     table = token_vectors(job.encoder, job.info, whitening=None, workspace=job.workspace)
     vectors = np.stack([table[ids].astype(np.float32).mean(axis=0) for ids in forms.values()])

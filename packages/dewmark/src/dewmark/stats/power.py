@@ -37,7 +37,7 @@ from scipy.special import ndtr, ndtri
 from dewmark.arrays import F64
 from dewmark.errors import InputError
 
-__all__ = ["FEWEST_TEXTS", "TARGETS", "Model", "Strength", "fit_model", "measure_strength"]
+__all__ = ["FEWEST_TEXTS", "TARGETS", "PowerModel", "Strength", "fit_model", "measure_strength"]
 
 
 TARGETS = (0.5, 0.9, 0.99)
@@ -46,7 +46,7 @@ _ROUNDS = 4  # of reweighting the variance fit; more change nothing
 
 
 @dataclass(frozen=True, slots=True)
-class Model:
+class PowerModel:
     """z(L) ~ N(``slope`` √L, ``noise`` + ``between`` L); text i is judged from the length ``judged_from[i]``.
 
     ``judged_from`` is ascending, and infinite for texts that are never long enough.
@@ -76,7 +76,7 @@ class Model:
         return high
 
 
-def fit_model(z: F64, cuts: Sequence[int]) -> Model:
+def fit_model(z: F64, cuts: Sequence[int]) -> PowerModel:
     """Fit the model to z-scores (texts, cuts), NaN where a text is too short."""
     from scipy.optimize import nnls  # slow to import
 
@@ -93,7 +93,7 @@ def fit_model(z: F64, cuts: Sequence[int]) -> Model:
     for _ in range(_ROUNDS):
         (noise, between), _ = nnls(columns / fitted[:, None], variance / fitted)
         fitted = np.maximum(columns @ (noise, between), 1e-9)
-    return Model(slope=slope, noise=float(noise), between=float(between))
+    return PowerModel(slope=slope, noise=float(noise), between=float(between))
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,10 +8,10 @@ from typing import Any
 
 from dewmark.errors import ConfigError, InputError
 
-__all__ = ["Estimate", "Interval", "Rate", "check_confidence", "rate"]
+__all__ = ["Interval", "PlainResult", "Rate", "check_confidence", "rate"]
 
 
-class Estimate:
+class PlainResult:
     """A result as a frozen dataclass of plain values."""
 
     __slots__ = ()
@@ -22,7 +22,7 @@ class Estimate:
 
 
 @dataclass(frozen=True, slots=True)
-class Rate(Estimate):
+class Rate(PlainResult):
     """``hits`` of ``trials``, with the exact (Clopper-Pearson) confidence interval."""
 
     hits: float
@@ -34,7 +34,7 @@ class Rate(Estimate):
 
 
 @dataclass(frozen=True, slots=True)
-class Interval(Estimate):
+class Interval(PlainResult):
     """An estimate with its confidence interval."""
 
     value: float

@@ -26,7 +26,7 @@ from dewmark_lab.attacks.rewriting.wordnet import WordNet
 if TYPE_CHECKING:
     import torch
 
-    from dewmark.hosts.transformers.model_files import Source
+    from dewmark.hosts.transformers.model_files import ModelSource
     from dewmark_lab.attacks.rewriting.branches import BranchScorer
 
 _CANDIDATES = 5  # synonyms per word that the host compares, most frequent senses first
@@ -140,7 +140,7 @@ class Synonym(Attack):
         return WordNet.open(self.wordnet)
 
     @functools.cached_property
-    def _source(self) -> Source:
+    def _source(self) -> ModelSource:
         return find_masked_lm(self.model)
 
     @functools.cached_property
@@ -223,7 +223,7 @@ def _core(word: str) -> tuple[int, str]:
     return (letters[0], word[letters[0] : letters[-1] + 1]) if letters else (0, "")
 
 
-def find_masked_lm(name: str) -> Source:
+def find_masked_lm(name: str) -> ModelSource:
     """The files of a masked language model: a folder or a hub id (``bert-…`` means google-bert/bert-…)."""
     from dewmark.hosts.transformers.model_files import resolve
 
@@ -239,7 +239,7 @@ def find_masked_lm(name: str) -> Source:
 class MaskedLM:
     """A masked language model, in float32 so that rounding does not change the most likely word."""
 
-    def __init__(self, source: Source, *, device: str = "auto") -> None:
+    def __init__(self, source: ModelSource, *, device: str = "auto") -> None:
         import torch
         from transformers import AutoModelForMaskedLM, AutoTokenizer
 

@@ -47,7 +47,7 @@ from dewmark.errors import ConfigError, InputError
 from dewmark.hosts.base import Host
 from dewmark.hosts.expectations import HostExpectations
 from dewmark.scheme import BoundScheme
-from dewmark.workspace import Follower
+from dewmark.workspace import IncrementalModel
 
 if TYPE_CHECKING:
     import torch
@@ -266,7 +266,7 @@ def cosine(victim: Victim, W: F32, texts: Sequence[str], *, seed: int = 0) -> fl
 
 def residual_moments(host: Host, reader: Reader, texts: Sequence[str]) -> Moments:
     """The moments of marked texts, with the host's expected unit at each position subtracted."""
-    if not isinstance(host, Follower):
+    if not isinstance(host, IncrementalModel):
         raise ConfigError("expectation=host needs a transformers host: use expectation=base")
     if isinstance(reader, TokenReader):
         return sum_moments(_text_residuals(host, reader, texts))
@@ -296,7 +296,7 @@ def residuals_per_text(
             yield Moments.of(T, rows[pairs.windows])
 
 
-def _text_residuals(host: Follower, reader: TokenReader, texts: Sequence[str]) -> Iterator[Moments]:
+def _text_residuals(host: IncrementalModel, reader: TokenReader, texts: Sequence[str]) -> Iterator[Moments]:
     import torch
 
     table: torch.Tensor | None = None

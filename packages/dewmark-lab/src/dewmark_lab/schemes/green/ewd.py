@@ -24,7 +24,7 @@ from dewmark.stats.evidence import Evidence
 from dewmark.stats.independent_sums import weighted_bernoulli_pmf, z_test
 from dewmark.stats.key_test import Statistic
 from dewmark.workspace import HostInfo, Workspace
-from dewmark_lab.schemes.green.green_list import BiasSession, EntropyBound, EntropyScheme
+from dewmark_lab.schemes.green.green_list import EntropyBound, EntropyScheme, GreenListSession
 from dewmark_lab.schemes.token_schemes import PromptBatch
 
 LEVELS = 64
@@ -57,7 +57,7 @@ class BoundEWD(EntropyBound):
 
     def start_session(self, prompts: PromptBatch) -> Session:
         """Start marking a batch of prompts."""
-        return BiasSession(prompts, self.vocabulary_hash, self.limit, delta=self.scheme.delta)
+        return GreenListSession(prompts, self.vocabulary_hash, self.limit, delta=self.scheme.delta)
 
     def weigh(self, logits: torch.Tensor) -> torch.Tensor:
         """Logits (n, vocab) to W as a share of its upper bound 1 − 1 / (1 + z), (n,)."""

@@ -76,7 +76,7 @@ class GreenSession(TokenSession):
         return self._hash.below(windows, self._limit)
 
 
-class BiasSession(GreenSession):
+class GreenListSession(GreenSession):
     """Adds δ to the logits of green tokens."""
 
     def __init__(

@@ -30,7 +30,7 @@ from dewmark.arrays import I64, U32
 from dewmark.config import check_rules
 from dewmark.sampling import Session
 from dewmark.workspace import HostInfo, Workspace
-from dewmark_lab.schemes.green.green_list import BiasSession, GreenBound
+from dewmark_lab.schemes.green.green_list import GreenBound, GreenListSession
 from dewmark_lab.schemes.token_schemes import PromptBatch, TokenScheme
 from dewmark_lab.schemes.vocabulary_hash import VocabularyHash, below
 
@@ -131,7 +131,7 @@ class WindowHashing:
         return windows[:, :1] if self.method == "skip" else windows
 
 
-class HashedSession(BiasSession):
+class HashedSession(GreenListSession):
     """Reduces windows before it looks up green lists.
 
     ``green_alone`` (vocab,), for self-hashing only, says which ids are green if they rank below their

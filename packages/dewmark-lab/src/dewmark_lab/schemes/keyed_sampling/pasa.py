@@ -49,7 +49,7 @@ from dewmark.workspace import HostInfo, Tokenized, Workspace
 from dewmark_lab.schemes.distortion_free import DistortionFreeBound, ReweightingSession
 from dewmark_lab.schemes.host_reading import HostReadingBound, HostReadings, HostReadingScheme, open_model
 from dewmark_lab.schemes.pair_hash import combine, to_uniforms
-from dewmark_lab.schemes.token_schemes import Pairs, PromptBatch, stored_secret
+from dewmark_lab.schemes.token_schemes import PromptBatch, TokenPairs, stored_secret
 from dewmark_lab.schemes.vocabulary_hash import VocabularyHash
 
 _LOGIT_ROWS = 32  # of logits that are summarized at once
@@ -201,7 +201,7 @@ class BoundPASA(DistortionFreeBound, HostReadingBound):
         secret = super().state()
         return State(meta=secret.meta, arrays={**secret.arrays, "clusters": self.clusters.astype(np.uint32)})
 
-    def _matches(self, pairs: Pairs, masses: F32, test: str) -> Evidence:
+    def _matches(self, pairs: TokenPairs, masses: F32, test: str) -> Evidence:
         """Whether each pair's cluster is ζ, given the masses Q̃ (L, K + 1) at every position of the text."""
         alpha, slack = self.scheme.alpha, self.scheme.slack
         Q = masses[pairs.places]

@@ -54,7 +54,7 @@ from dewmark.sampling import Session, check_logits, filter_logits, left_padding
 from dewmark.scheme import Needs, State
 from dewmark.stats.evidence import Evidence
 from dewmark.stats.key_test import Statistic, key_test
-from dewmark.workspace import Follower, HostInfo, Tokenized, Tokenizer, Workspace
+from dewmark.workspace import HostInfo, IncrementalModel, Tokenized, Tokenizer, Workspace
 from dewmark_lab.artifacts import Artifact, load_artifact
 from dewmark_lab.schemes.host_reading import (
     HostReadings,
@@ -194,7 +194,7 @@ class BoundATW(WeightedBound):
         follow = None
         if self.scheme.measure is not None:
             model = self.readings.model()
-            if not isinstance(model, Follower):
+            if not isinstance(model, IncrementalModel):
                 raise ConfigError(
                     f"{self.scheme.measure} cannot be run token by token here: leave measure out"
                 )

@@ -52,7 +52,7 @@ from dewmark_lab.schemes.reweight.keyed_order import (
     slot_masses,
     slots_of,
 )
-from dewmark_lab.schemes.token_schemes import Pairs, PromptBatch, TokenScheme
+from dewmark_lab.schemes.token_schemes import PromptBatch, TokenPairs, TokenScheme
 from dewmark_lab.schemes.vocabulary_hash import VocabularyHash
 
 _ROWS_AT_ONCE = 32
@@ -168,7 +168,7 @@ class BoundUnbiased(DistortionFreeBound):
             found.append(RatioEvidence(**vars(best), log_mean=log_mean))
         return found
 
-    def pair_factors(self, pairs: Pairs, logits: torch.Tensor) -> F64:
+    def pair_factors(self, pairs: TokenPairs, logits: torch.Tensor) -> F64:
         """f of each pair (N,), from the host's logits (L, vocab) at every position of the text."""
         scheme, device = self.scheme, logits.device
         decoding = Decoding(temperature=scheme.temperature, top_k=scheme.top_k, top_p=scheme.top_p)

@@ -66,7 +66,7 @@ class Markers:
 
     def open(
         self,
-        asked: MarkRequest,
+        request: MarkRequest,
         prompt: Sequence[int],
         written: Sequence[int],
         *,
@@ -75,9 +75,9 @@ class Markers:
     ) -> Marked:
         """Start following a text; ``written`` may grow."""
         seed = self.seed() if seed is None else seed % (1 << 64)
-        rows = self._rows_of(asked.key_id)
+        rows = self._rows_of(request.key_id)
         row = rows.open_as(
-            prompt, written, seed=seed, decoding=decoding, member=asked.member, payload=asked.payload
+            prompt, written, seed=seed, decoding=decoding, member=request.member, payload=request.payload
         )
         return Marked(rows, row)
 

@@ -34,7 +34,7 @@ _vllm = require("vllm.v1.worker.gpu.sample.logits_processor", extra="vllm")
 class _Request:
     """A request in a slot: its settings, its committed ids, and one text per row that it had at once."""
 
-    asked: MarkRequest
+    mark: MarkRequest
     params: Any
     seed: int
     prompt: int = 0
@@ -57,17 +57,17 @@ class DewLogitsProcessor(_vllm.LogitsProcessor):  # type: ignore[misc, name-defi
     def validate_params(cls, sampling_params: Any) -> None:  # noqa: ANN401 - vLLM's SamplingParams
         """Reject a request that cannot be marked with its settings; vLLM answers it with HTTP 400."""
         config = config_from_environment()
-        if config.asked(sampling_params.extra_args) is not None:
+        if config.mark_request(sampling_params.extra_args) is not None:
             check_sampling(config, sampling_params.temperature)
 
     def add_request(self, req_idx: int, sampling_params: Any) -> bool:  # noqa: ANN401
         """Take the slot's new request; whether it is marked."""
         self._requests.pop(req_idx, None)
-        asked = self._config.asked(sampling_params.extra_args)
-        if asked is None:
+        mark = self._config.mark_request(sampling_params.extra_args)
+        if mark is None:
             return False
         seed = self._markers.seed() if sampling_params.seed is None else sampling_params.seed
-        self._requests[req_idx] = _Request(asked, sampling_params, seed)
+        self._requests[req_idx] = _Request(mark, sampling_params, seed)
         return True
 
     def apply(self, logits: torch.Tensor, ctx: Any) -> torch.Tensor:  # noqa: ANN401 - vLLM's LogitsContext
@@ -113,7 +113,7 @@ class DewLogitsProcessor(_vllm.LogitsProcessor):  # type: ignore[misc, name-defi
                 known.extend(written[len(known) :])
                 return text
         text = request.texts[local] = self._markers.open(  # or a draft was rejected: read again
-            request.asked,
+            request.mark,
             request.ids[: request.prompt],
             written,
             seed=request.seed,

@@ -26,7 +26,7 @@ from dewmark.hosts.transformers.chat_format import chat_format, chat_format_of
 from dewmark.hosts.transformers.decoding_loop import CachedForward, CausalLM, decode, device_of
 from dewmark.hosts.transformers.description import describe, info_from_model
 from dewmark.hosts.transformers.likelihood import completion_logits, score_completions
-from dewmark.hosts.transformers.model_files import Source, load_error, resolve
+from dewmark.hosts.transformers.model_files import ModelSource, load_error, resolve
 from dewmark.hosts.transformers.plain_llama import PlainLlama
 from dewmark.hosts.transformers.tokenizer import HFTokenizer
 from dewmark.models.devices import torch_device, torch_dtype
@@ -335,7 +335,9 @@ def load_host(
     )
 
 
-def _load_model(source: Source, device: torch.device, dtype: torch.dtype, *, plain: bool = False) -> CausalLM:
+def _load_model(
+    source: ModelSource, device: torch.device, dtype: torch.dtype, *, plain: bool = False
+) -> CausalLM:
     try:
         if plain:
             return PlainLlama(Path(source.location), dtype=dtype)
