@@ -129,7 +129,7 @@ def write_rows(path: Path, rows: Sequence[Row]) -> None:
 class TextsToScore:
     """The first ``number`` texts of an output that a scheme's detector scores, with their kind and attack.
 
-    ``tokens`` truncates each text to so many tokens; None keeps it whole. ``back`` are the same texts
+    ``tokens`` is the length to which each text is truncated; None keeps it whole. ``back`` are the same texts
     translated back into English, if detectors score those too.
     """
 

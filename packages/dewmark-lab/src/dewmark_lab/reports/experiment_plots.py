@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _ROC_COLOURS = (INK, *COLOURS)  # unattacked, then the attacks; the rest are not drawn
-_MOST_CURVES = 9  # in one panel
+_MAX_CURVES = 9  # in one panel
 _FEW_PANELS = 10  # with more, panels are smaller
 _STRENGTHS = {"lambda": "λ", "delta": "δ", "alpha": "α"}  # settings that are a scheme's strength
 _NUMBER = re.compile(r"[-_ ]([0-9]+(?:\.[0-9]+)?)(?=$|[-_ ])")
@@ -207,7 +207,7 @@ def by_length(evaluation: Evaluation, *, whole: float | None = None, rate: float
     if not truncations:
         return None
     schemes = evaluation.schemes
-    count = math.ceil(len(schemes) / _MOST_CURVES)
+    count = math.ceil(len(schemes) / _MAX_CURVES)
     per_panel = math.ceil(len(schemes) / count)
     with styled():
         figure, drawn = panels(count, width=4.2 if count > 1 else 6.2, height=3.6, share_y=True)

@@ -72,7 +72,7 @@ _CURVES: tuple[tuple[Any, str], ...] = (  # dashes and markers
 
 _LEVELS = (0.05, 0.01, 0.001)
 _SMALLEST_P = 1e-300  # smaller p-values may be 0 in float64, which has no logarithm
-_MOST_POINTS = 2_000
+_MAX_POINTS = 2_000
 _PANELS_PER_ROW = 5
 _PALETTE = 48  # colours of a PNG, including blends at edges
 _MARGIN = 1.4  # inches beside a grid for names and axis labels

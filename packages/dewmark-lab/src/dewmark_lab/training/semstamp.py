@@ -41,10 +41,10 @@ WIDTH = 128
 MARGIN = 0.8
 _BATCH, _RATE = 256, 1e-3
 _ENCODER_BATCH = 512
-_LEAST_PAIRS = 60
+_MIN_PAIRS = 60
 _ENOUGH_PAIRS = 500  # real ones, to need no others
-_LEAST_WORDS = 5  # of a sentence that is paraphrased
-_LEAST_OVERLAP = 0.15
+_MIN_WORDS = 5  # of a sentence that is paraphrased
+_MIN_OVERLAP = 0.15
 _CLAUSES = re.compile(r"[,;:–—]\s+")
 
 
@@ -181,7 +181,7 @@ def synthetic_pairs(texts: Sequence[str], *, seed: int, first_owner: int = 0) ->
     pairs = SentencePairs()
     for owner, text in enumerate(texts, start=first_owner):
         for sentence in dict.fromkeys(_complete_sentences(text)):
-            if len(sentence.split()) >= _LEAST_WORDS:
+            if len(sentence.split()) >= _MIN_WORDS:
                 for variant in _variants(sentence, rng):
                     pairs.add(sentence, variant, owner)
     return pairs
@@ -208,9 +208,9 @@ def _encoded_pairs(job: TrainingJob, texts: Sequence[str]) -> Arrays:
     pairs = file_pairs(job.texts.path) if isinstance(job.texts, FileTexts) else SentencePairs()
     if len(pairs) < _ENOUGH_PAIRS:
         pairs += synthetic_pairs(texts, seed=job.seed, first_owner=len(texts))
-    if len(pairs) < _LEAST_PAIRS:
+    if len(pairs) < _MIN_PAIRS:
         raise InputError(
-            f"the texts give {len(pairs)} pairs of sentences, {_LEAST_PAIRS} are needed: add more text"
+            f"the texts give {len(pairs)} pairs of sentences, {_MIN_PAIRS} are needed: add more text"
         )
     distinct = list(dict.fromkeys([*pairs.sentences, *pairs.paraphrases]))
     table = job.encode(
@@ -251,7 +251,7 @@ def _matched(ours: Sequence[str], theirs: Sequence[str]) -> Iterator[tuple[str, 
     trigrams = [[_trigrams(sentence) for sentence in side] for side in (ours, theirs)]
     overlap = np.array([[len(a & b) / len(a | b) for b in trigrams[1]] for a in trigrams[0]])
     for i, j in enumerate(overlap.argmax(axis=1).tolist()):
-        if overlap[i, j] >= _LEAST_OVERLAP and overlap[:, j].argmax() == i:
+        if overlap[i, j] >= _MIN_OVERLAP and overlap[:, j].argmax() == i:
             yield ours[i], theirs[j]
 
 

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 Edge = tuple[int, int]
 
 _LARGEST_CLUSTER = 20  # forms: larger clusters are split
-_NEIGHBOURS, _LEAST_COSINE = 3, 0.8
+_NEIGHBOURS, _MIN_COSINE = 3, 0.8
 _ROWS = 1024  # per block of the matrix of cosines
 
 
@@ -106,7 +106,7 @@ def near_pairs(vectors: F32, *, device: torch.device | str = "cpu") -> dict[Edge
         best = cosines.topk(number, dim=1)
         rows = zip(best.indices.tolist(), best.values.tolist(), strict=True)
         for row, (near, values) in enumerate(rows, start=i):
-            directed |= {(row, j): v for j, v in zip(near, values, strict=True) if v >= _LEAST_COSINE}
+            directed |= {(row, j): v for j, v in zip(near, values, strict=True) if v >= _MIN_COSINE}
     return {(i, j): cosine for (i, j), cosine in directed.items() if i < j and (j, i) in directed}
 
 

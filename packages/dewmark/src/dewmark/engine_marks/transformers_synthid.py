@@ -52,7 +52,7 @@ from dewmark.workspace import HostInfo, Tokenized
 __all__ = ["tournament"]
 
 _MULTIPLIER = np.uint64(6364136223846793005)
-_MOST_LAYERS = 32
+_MAX_LAYERS = 32
 _DEPTH = 30  # of keys that are derived
 _LAYERS_AT_ONCE = 10
 
@@ -101,9 +101,9 @@ class TransformersSynthID(EngineScheme):
 
     def check_numbers(self, numbers: tuple[int, ...]) -> None:
         """A key has one number per layer."""
-        if len(numbers) > _MOST_LAYERS:
+        if len(numbers) > _MAX_LAYERS:
             raise KeyFileError(
-                f"the key of {self.name} has one number per layer, at most {_MOST_LAYERS}, got {len(numbers)}"
+                f"the key of {self.name} has one number per layer, at most {_MAX_LAYERS}, got {len(numbers)}"
             )
 
     def bind_numbers(

@@ -93,7 +93,7 @@ class _ClassLetters(dict[int, str]):
         letter = found[0] if found else " "
         if letter in "ctu" and "x" in found:
             letter = letter.upper()
-        if len(self) > _MOST_LETTERS:
+        if len(self) > _MAX_LETTERS:
             self.clear()
         self[code] = letter
         return letter
@@ -104,7 +104,7 @@ def _class_patterns() -> dict[str, regex.Pattern[str]]:
     return {name: regex.compile(members, regex.VERSION1) for name, members in _CLASSES.items()}
 
 
-_MOST_LETTERS = 1 << 16
+_MAX_LETTERS = 1 << 16
 _LETTERS = _ClassLetters()
 _HAS_KANA = regex.compile(_KANA, regex.VERSION1)
 # Nothing after such a character can belong to a word before it.

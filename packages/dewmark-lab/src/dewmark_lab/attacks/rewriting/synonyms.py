@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from dewmark_lab.attacks.rewriting.branches import BranchScorer
 
 _CANDIDATES = 5  # synonyms per word that the host compares, most frequent senses first
-_LEAST_LETTERS = 4  # shorter words have odd synonyms: "he" is helium
+_MIN_LETTERS = 4  # shorter words have odd synonyms: "he" is helium
 _ROUNDING = 1e-4  # nats; likelihoods of one candidate differ by less between batches
 _WORDS_AFTER = 4  # words whose likelihood is counted together with a synonym's
 _TOKEN_CHARACTERS = 16  # at most, per token: text further away cannot fall into the window
@@ -133,7 +133,7 @@ class Synonym(Attack):
         return {}
 
     def _has_synonyms(self, word: str) -> bool:
-        return len(word) >= _LEAST_LETTERS and bool(self._candidates(word))
+        return len(word) >= _MIN_LETTERS and bool(self._candidates(word))
 
     @functools.cached_property
     def _lexicon(self) -> WordNet:

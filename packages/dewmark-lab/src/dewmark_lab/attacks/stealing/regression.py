@@ -55,7 +55,7 @@ if TYPE_CHECKING:
 _BATCH_SIZE = 50
 _FRESH_PAIRS = 20_000
 _CANDIDATES = 256  # the host's expectation is over this many most likely tokens
-_LEAST_TILT = 0.05
+_MIN_TILT = 0.05
 _NO_PAIRS = "no text contains a unit with a context: give longer texts"
 
 
@@ -215,9 +215,9 @@ def estimate(marked: Moments, base: Baseline, *, tilt: float | None = None, resi
 
 
 def fitted_tilt(total: F64, count: float, variances: F64) -> float:
-    """β from ‖A‖² = β² Σ (σ_a τ_b)² + Σ σ_a τ_b/N, A = total/N; at least `_LEAST_TILT`."""
+    """β from ‖A‖² = β² Σ (σ_a τ_b)² + Σ σ_a τ_b/N, A = total/N; at least `_MIN_TILT`."""
     excess = float(np.square(total / count).sum()) - float(variances.sum()) / count
-    return max(math.sqrt(max(excess, 0.0) / float(np.square(variances).sum())), _LEAST_TILT)
+    return max(math.sqrt(max(excess, 0.0) / float(np.square(variances).sum())), _MIN_TILT)
 
 
 def posterior_mean(total: F64, count: float, variances: F64, *, tilt: float) -> F64:

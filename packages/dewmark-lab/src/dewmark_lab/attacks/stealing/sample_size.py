@@ -54,7 +54,7 @@ def effective_directions(variances: NDArray[np.floating]) -> float:
 
 
 def cosine_after(variances: F64, pairs: float, *, tilt: float) -> float:
-    """The correlation of estimated and true scores on a block (any shape), after so many marked pairs.
+    """The correlation of estimated and true scores on a block (any shape), after a number of marked pairs.
 
     ``variances`` are relative to all coordinates, whose sum is 1.
     """
@@ -65,7 +65,7 @@ def cosine_after(variances: F64, pairs: float, *, tilt: float) -> float:
 def forged_z(
     variances: F64, texts: float, *, z: float, length: float, power: float = 1.0, share: float = 1.0
 ) -> float:
-    """The expected z of forged texts on a block, from so many texts of ``length`` pairs with mean ``z``.
+    """The expected z of forged texts on a block, from a number of texts of ``length`` pairs with mean ``z``.
 
     ``power`` is the forger's strength relative to the victim's, ``share`` what it spends on the block.
     """

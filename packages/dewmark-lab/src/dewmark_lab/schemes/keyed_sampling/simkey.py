@@ -43,7 +43,7 @@ from dewmark_lab.schemes.keyed_sampling.exp import RaceSession
 from dewmark_lab.schemes.token_schemes import PromptBatch, TokenScheme
 from dewmark_lab.schemes.vocabulary_hash import VocabularyHash
 
-_MOST_BITS = 32  # 3^32 codes still fit in 64 bits
+_MAX_BITS = 32  # 3^32 codes still fit in 64 bits
 _PURPOSE = 7  # separates the choice of codes from the rows' sampling noise
 
 _window_contexts: dict[tuple[str, str], WindowContexts] = {}
@@ -76,7 +76,7 @@ class SimKey(TokenScheme):
         """Check that all values are in range."""
         check_rules(
             (self.hashes >= 1, "hashes", "be at least 1", self.hashes),
-            (1 <= self.bits <= _MOST_BITS, "bits", f"lie in 1 … {_MOST_BITS}", self.bits),
+            (1 <= self.bits <= _MAX_BITS, "bits", f"lie in 1 … {_MAX_BITS}", self.bits),
             (self.window >= 1, "window", "be at least 1", self.window),
             (self.stride >= 1, "stride", "be at least 1", self.stride),
             (0.0 <= self.dead_zone < 1.0, "dead_zone", "lie in [0, 1)", self.dead_zone),

@@ -45,7 +45,7 @@ from dewmark_lab.schemes.keyed_sampling.bayesian_detector import BayesianDetecto
 from dewmark_lab.schemes.token_schemes import PromptBatch, TokenScheme, stored_secret
 from dewmark_lab.schemes.vocabulary_hash import VocabularyHash
 
-_MOST_LAYERS = 32  # the bits of a keyed word
+_MAX_LAYERS = 32  # the bits of a keyed word
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class SynthID(TokenScheme):
     def validate(self) -> None:
         """Check that all values are in range."""
         check_rules(
-            (1 <= self.depth <= _MOST_LAYERS, "depth", f"lie in 1 … {_MOST_LAYERS}", self.depth),
+            (1 <= self.depth <= _MAX_LAYERS, "depth", f"lie in 1 … {_MAX_LAYERS}", self.depth),
             (self.leaves >= 2, "leaves", "be at least 2", self.leaves),
             (self.prefix >= 1, "prefix", "be at least 1", self.prefix),
             (self.history >= 1, "history", "be at least 1", self.history),

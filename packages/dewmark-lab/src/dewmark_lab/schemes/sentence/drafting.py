@@ -206,7 +206,7 @@ class _DraftWriter:
         seeds = [draft_seed(draft.row.seed, draft.row.sentences, draft.number) for draft in batch]
         noise = RandomStreams(seeds, device=device, skip=[len(draft.ids) for draft in batch])
         most = self._decoding.max_new_tokens
-        too_short = torch.tensor(  # for so many steps; only the first draft of a sentence may end a text
+        too_short = torch.tensor(  # how many steps; only the first draft of a sentence may end a text
             [
                 most if draft.number else self._decoding.min_new_tokens - len(draft.row.ids) - len(draft.ids)
                 for draft in batch
@@ -331,7 +331,7 @@ class CachedRows:
         self._forward(ids, real)
 
     def keep(self, rows: Sequence[int], lengths: Sequence[int]) -> None:
-        """Keep the first ids of these rows, so many of each; a row may be listed several times."""
+        """Keep the first ``lengths[i]`` ids of ``rows[i]``; a row may be listed several times."""
         source = torch.tensor(rows, dtype=torch.long, device=self._device)
         kept = torch.tensor(lengths, dtype=torch.long, device=self._device).unsqueeze(1)
         width = max(lengths)
