@@ -31,10 +31,10 @@ from dewmark.hosts.base import Host
 from dewmark.hosts.expectations import open_reader
 from dewmark.prompts import requests
 from dewmark.scheme import BoundScheme
-from dewmark.stats.metrics import mean_interval
 from dewmark_lab.attacks.rewriting.synonyms import Synonym
 from dewmark_lab.attacks.translation.machine_translation import NeuralEngine
 from dewmark_lab.evaluation.wording import TextPair, listed_words, paired_wording
+from dewmark_lab.metrics import mean_interval
 
 NULL_KEYS = 24
 SETTINGS = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from dewmark.text.repetition import distinct, repetition
+from dewmark.text.words import distinct, repetition
 from dewmark_lab.evaluation.wording import TextPair, content_words, paired_wording, wording
 
 

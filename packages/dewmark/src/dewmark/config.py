@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 from dewmark.errors import ConfigError
 from dewmark.registry import unknown_name
 
-__all__ = ["cache_dir", "check_rules", "coerced", "config_hash", "parse_settings", "replace", "to_dict"]
+__all__ = ["cache_dir", "check_rules", "config_hash", "parse_settings", "replace"]
 
 T = TypeVar("T")
 

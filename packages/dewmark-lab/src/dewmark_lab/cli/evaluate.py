@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
     from rich.table import Table
 
-    from dewmark.stats.metrics import Rate
-    from dewmark_lab.evaluation.results import Cell, Evaluation
+    from dewmark.stats.rates import Rate
+    from dewmark_lab.evaluation.results import Evaluation, ResultCell
     from dewmark_lab.evaluation.wording import PairedWording
 
 
@@ -182,7 +182,7 @@ def _wording(found: PairedWording) -> str:
     return f"\n{head}:\n" + ";\n".join(shown) + ".\n"
 
 
-def _by_scores(cell: Cell) -> Iterator[Sequence[str]]:
+def _by_scores(cell: ResultCell) -> Iterator[Sequence[str]]:
     """A line per kind of negatives; the real rate is that of unmarked texts after the same attack."""
     from dewmark_lab.evaluation.results import CLEAN
 
@@ -193,7 +193,7 @@ def _by_scores(cell: Cell) -> Iterator[Sequence[str]]:
         yield each.negatives, f"{each.auroc.mean:.3f}", *found, _real([at.attacked for at in each.at])
 
 
-def _by_p_values(cell: Cell, rates: Sequence[float]) -> Iterator[Sequence[str]]:
+def _by_p_values(cell: ResultCell, rates: Sequence[float]) -> Iterator[Sequence[str]]:
     if cell.shares:
         shares = [share for rate in rates if (share := cell.share(rate)) is not None]
         real = [share.unmarked or share.human for share in shares]

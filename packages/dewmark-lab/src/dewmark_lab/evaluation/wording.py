@@ -26,10 +26,10 @@ from typing import Any
 from dewmark.config import cache_dir
 from dewmark.encoders.lexicon import load_lexicon
 from dewmark.encoders.word_vectors import word_weight
-from dewmark.stats.metrics import Interval, mean_interval
-from dewmark.text.repetition import repetition
-from dewmark.text.words import words
+from dewmark.stats.rates import Interval
+from dewmark.text.words import repetition, words
 from dewmark.workspace import Workspace, silent
+from dewmark_lab.metrics import mean_interval
 
 MEASURES = ("distinct_content", "unlisted", "repetition")
 

@@ -47,7 +47,7 @@ COMMANDS = Registry(
 COMPANIONS = {
     "dewmark-desk": ("comply", "log", "report", "serve", "store", "token"),
     "dewmark-lab": (
-        *("attack", "bench", "evaluate", "power", "radioactivity", "reproduce"),
+        *("attack", "bench", "build-lexicon", "evaluate", "power", "radioactivity", "reproduce"),
         *("retention", "steal", "train"),
     ),
 }
