@@ -95,7 +95,6 @@ def test_the_worst_key_is_named_with_an_interval_for_all():
     assert found.worst_difference.value == pytest.approx(table[1].mean()) == found.by_key[1]
     assert found.worst_difference.low < -2.0 < found.worst_difference.high
     assert found.worst_difference.confidence == pytest.approx(1 - 0.05 / 3)
-    assert found.to_dict()["outcome"] == found.outcome.value
 
 
 def test_prompts_without_a_value_are_left_out():

@@ -98,14 +98,17 @@ def quality(
     from dewmark import hosts
     from dewmark.config import parse_settings
     from dewmark.decoding import Decoding
-    from dewmark.opening import DEFAULT_HOST, chosen_scheme, load_scheme
+    from dewmark.opening import DEFAULT_HOST, load_scheme
+    from dewmark.registry import SCHEMES
     from dewmark_lab.quality.measuring import QualityRun, margins_of
     from dewmark_lab.quality.page import quality_page
 
     options.check_marks(scheme)
     secrets = _keys(key, keys)
     parameters = parse_settings(settings or ())
-    chosen = chosen_scheme(scheme or "dew", parameters, secrets)
+    chosen = SCHEMES[scheme or "dew"]().with_settings(parameters)
+    for each in secrets:
+        chosen.check_key(each)
     source = prompts or ("requests" if chat else "openings")
     suites = _suites(source, texts, answers, answered, tasks or (_TASKS if chat else "none"), items)
     measures = margins_of(_margins(margin or ()), suites)

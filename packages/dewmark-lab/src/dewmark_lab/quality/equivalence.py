@@ -23,11 +23,9 @@ Boundary: arrays in, frozen results out.
 
 from __future__ import annotations
 
-import dataclasses
 import enum
 import math
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -61,10 +59,6 @@ class Equivalence:
     worst: int
     worst_difference: Interval
     needed: int | None
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values."""
-        return dataclasses.asdict(self)
 
 
 def equivalence(

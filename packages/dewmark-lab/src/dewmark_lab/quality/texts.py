@@ -26,9 +26,17 @@ from collections import Counter
 from collections.abc import Sequence
 from itertools import pairwise
 
+from dewmark.stats.metrics import Interval
 from dewmark.text.repetition import repetition
 from dewmark.text.words import words
-from dewmark_lab.evaluation.wording import Words, content_words, listed_words, wording
+from dewmark_lab.evaluation.wording import (
+    TextPair,
+    Words,
+    content_words,
+    listed_words,
+    prompt_interval,
+    wording,
+)
 
 TOP = 50
 _WINDOW = 50  # words
@@ -48,6 +56,19 @@ def text_measures(text: str, *, tokens: int, listed: Words | None = None) -> dic
         "repeated": repetition(text) if forms else None,
         "loops": float(loops(text)),
     }
+
+
+def paired_measures(pairs: Sequence[TextPair], *, listed: Words | None = None) -> dict[str, Interval | None]:
+    """Marked minus unmarked texts by measure, with 95% intervals over prompts; None of fewer than two."""
+    found: dict[str, list[tuple[str, float | None]]] = {}
+    for pair in pairs:
+        left, right = (text_measures(text, tokens=0, listed=listed) for text in (pair.marked, pair.unmarked))
+        for name, mine in left.items():
+            other = right[name]
+            difference = None if mine is None or other is None else mine - other
+            found.setdefault(name, []).append((pair.prompt, difference))
+    del found["words_per_token"]  # whose tokens are not known
+    return {name: prompt_interval(values) for name, values in found.items()}
 
 
 def words_per_token(text: str, *, tokens: int) -> float | None:
