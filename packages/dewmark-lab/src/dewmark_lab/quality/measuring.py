@@ -178,7 +178,7 @@ class QualityRun:
             if suite.name == PROSE and judge is not None:
                 odds = self._weigh(suite, judge())
                 values["odds"] = [odds, np.zeros_like(odds)]
-        words = max(float(values["words"][1].mean()), 1.0)
+        words = max(float(values["words"][1].mean()), 1.0) if "words" in values else 1.0
         found = {
             name: _compare(measure, *values[name], words=words)
             for name, measure in measures.items()
@@ -193,7 +193,7 @@ class QualityRun:
             found = {
                 name: _table([[each[name] for each in row] for row in measured]) for name in measured[0][0]
             }
-            return {**found, "top_share": _top_shares(rounds)}
+            return {**found, "top_share": top_shares(rounds)}
         groups = [_groups(suite, rows) for rows in rounds]
         if suite.name == VARIETY:
             return {
@@ -317,7 +317,7 @@ def _groups(suite: Suite, rows: Sequence[Row]) -> list[list[str]]:
     return [texts[i : i + suite.answers] for i in range(0, len(texts), suite.answers)]
 
 
-def _top_shares(rounds: Sequence[Sequence[Row]]) -> F64:
+def top_shares(rounds: Sequence[Sequence[Row]]) -> F64:
     """Pseudo-values (keys, prompts) whose mean over prompts is a key's share of the commonest words.
 
     Text p's is the share plus P − 1 times what it loses without the text (the jackknife), centred.
