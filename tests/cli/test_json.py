@@ -69,21 +69,8 @@ def test_detect_and_locate(run, document, key_file, tmp_path):  # noqa: F811
 
 
 def test_quality(run, tiny, tmp_path):  # noqa: F811
-    small = (
-        "--texts",
-        2,
-        "--answers",
-        0,
-        "--tasks",
-        "none",
-        "--tokens",
-        4,
-        "--keys",
-        1,
-        "--out",
-        tmp_path / "q",
-    )
-    result = run("quality", *small, "--json", "-q")
+    small = ("--texts", 2, "--answers", 0, "--tokens", 4, "--keys", 1)
+    result = run("quality", "--continue", *small, "--out", tmp_path / "q", "--json", "-q")
     assert result.code in (1, 3), result.err  # two texts prove nothing
     assert json.loads(result.out).keys() == said("`quality`")
 

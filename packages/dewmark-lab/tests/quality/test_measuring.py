@@ -43,7 +43,7 @@ def test_intervals_of_the_share_hold_a_difference_of_nothing():
 
 def test_margins_are_set_by_name_also_those_of_tasks():
     suites = [Suite(PROSE, []), Suite("own", [])]
-    found = margins_of({"nats": 0.5, "own": 0.1}, suites)
+    found = margins_of({"nats": "0.5", "own": "0.1"}, suites)
     assert (found["nats"].margin, found["own"].margin, found["distinct"].margin) == (0.5, 0.1, 0.02)
     with pytest.raises(UnknownNameError, match="did you mean 'own'"):
-        margins_of({"owm": 1.0}, suites)
+        margins_of({"owm": "1"}, suites)

@@ -111,7 +111,7 @@ def quality(
         chosen.check_key(each)
     source = prompts or ("requests" if chat else "openings")
     suites = _suites(source, texts, answers, answered, tasks or (_TASKS if chat else "none"), items)
-    measures = margins_of(_margins(margin or ()), suites)
+    measures = margins_of(parse_settings(margin or ()), suites)
     check_writable(out / "quality.json")
     name = host or DEFAULT_HOST
     with Progress(quiet=quiet) as progress:
@@ -193,19 +193,6 @@ def _suites(
             raise ConfigError(f"the task {name!r} needs two items at least, and another name than {PROSE}")
         suites.append(Suite(name, found[:items]))
     return suites
-
-
-def _margins(given: Sequence[str]) -> dict[str, float]:
-    found = {}
-    for each in given:
-        name, _, value = each.partition("=")
-        try:
-            found[name] = float(value)
-        except ValueError:
-            found[name] = 0.0
-        if not 0.0 < found[name] < float("inf"):
-            raise ConfigError(f"--margin must be MEASURE=VALUE with a positive value, got {each!r}")
-    return found
 
 
 def _print(found: Quality) -> None:

@@ -10,6 +10,7 @@ out.
 from __future__ import annotations
 
 import dataclasses
+import math
 import statistics
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,6 +24,7 @@ from dewmark.arrays import F64
 from dewmark.batch.inputs import as_request
 from dewmark.config import config_hash
 from dewmark.decoding import Decoding
+from dewmark.errors import ConfigError
 from dewmark.hosts.base import Host, generation_hash
 from dewmark.prompts import Row
 from dewmark.registry import unknown_name
@@ -85,7 +87,7 @@ class Suite:
         return len(self.items) * self.answers
 
 
-def margins_of(given: Mapping[str, float], suites: Sequence[Suite]) -> dict[str, Measure]:
+def margins_of(given: Mapping[str, str], suites: Sequence[Suite]) -> dict[str, Measure]:
     """The measures, with those of the tasks, and the margins that were given."""
     tasks = {
         each.name: Measure(f"{each.name}: right answers", _TASK_MARGIN, 1.0)
@@ -96,7 +98,13 @@ def margins_of(given: Mapping[str, float], suites: Sequence[Suite]) -> dict[str,
     for name, margin in given.items():
         if name not in known:
             raise unknown_name("measure", name, known)
-        known[name] = dataclasses.replace(known[name], margin=margin)
+        try:
+            value = float(margin)
+        except ValueError:
+            value = 0.0
+        if not 0.0 < value < math.inf:
+            raise ConfigError(f"--margin {name} must be a positive number, got {margin!r}")
+        known[name] = dataclasses.replace(known[name], margin=value)
     return known
 
 
@@ -182,7 +190,7 @@ class QualityRun:
         found = {
             name: _compare(measure, *values[name], words=words)
             for name, measure in measures.items()
-            if name in values and _complete(*values[name]) > 1
+            if name in values and (~np.isnan(np.add(*values[name])).any(axis=0)).sum() > 1
         }
         return Quality(tuple(each.fingerprint for each in self.schemes), total, found)
 
@@ -300,11 +308,6 @@ def _compare(measure: Measure, marked: F64, unmarked: F64, *, words: float) -> M
             grain=measure.event / (words if measure.per_word else 1.0),
         ),
     )
-
-
-def _complete(marked: F64, unmarked: F64) -> int:
-    """How many prompts have a value under every key."""
-    return int((~np.isnan(marked - unmarked)).all(axis=0).sum())
 
 
 def _table(values: Sequence[Sequence[float | None]]) -> F64:
