@@ -81,10 +81,7 @@ def test_enough_texts_decide_either_way():
     assert equivalence(near, margin=0.3).outcome is Outcome.WITHIN
     assert equivalence(near + 1.0, margin=0.3).outcome is Outcome.EXCEEDED
     assert equivalence(near - 1.0, margin=0.3).outcome is Outcome.EXCEEDED
-    few = equivalence(near[:, :10], margin=0.3)
-    assert few.outcome is Outcome.INCONCLUSIVE
-    assert few.needed is not None
-    assert few.needed > 10
+    assert equivalence(near[:, :10], margin=0.3).outcome is Outcome.INCONCLUSIVE
 
 
 def test_the_worst_key_is_named_with_an_interval_for_all():

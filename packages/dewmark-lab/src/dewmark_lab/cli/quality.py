@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from dewmark.cli import options
-from dewmark.cli.terminal import Progress, check_writable, emit, results, save_json, save_text, say, write
+from dewmark.cli.terminal import Progress, check_writable, emit, save_json, save_text, say, write
 from dewmark.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from dewmark.core.keys import Key
     from dewmark.hosts.base import Host
-    from dewmark_lab.quality.measuring import Quality, Suite
+    from dewmark_lab.quality.measuring import Suite
 
 _TASKS = "json,code,arithmetic,reading"
 _CODES = {"within": 0, "exceeded": 1, "inconclusive": 3}
@@ -101,7 +101,7 @@ def quality(
     from dewmark.opening import DEFAULT_HOST, load_scheme
     from dewmark.registry import SCHEMES
     from dewmark_lab.quality.measuring import QualityRun, margins_of
-    from dewmark_lab.quality.page import quality_page
+    from dewmark_lab.quality.page import plain_table, quality_page, sentences
 
     options.check_marks(scheme)
     secrets = _keys(key, keys)
@@ -159,7 +159,7 @@ def quality(
     if json_:
         emit({**summary, "out": str(out)})
     else:
-        _print(found)
+        write(plain_table(found) + "\n" + "\n".join(sentences(found)) + "\n")
     raise typer.Exit(_CODES[found.outcome.value])
 
 
@@ -193,17 +193,3 @@ def _suites(
             raise ConfigError(f"the task {name!r} needs two items at least, and another name than {PROSE}")
         suites.append(Suite(name, found[:items]))
     return suites
-
-
-def _print(found: Quality) -> None:
-    from rich.table import Table
-
-    from dewmark_lab.quality.page import HEADS, sentences, table_row
-
-    table = Table(box=None)
-    for head in HEADS:
-        table.add_column(head, justify="left" if head in ("measure", "outcome") else "right", no_wrap=True)
-    for each in found.measures.values():
-        table.add_row(*table_row(each))
-    results().print(table, soft_wrap=False)
-    write("\n" + "\n".join(sentences(found)) + "\n")

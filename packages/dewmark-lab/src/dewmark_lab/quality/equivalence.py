@@ -47,8 +47,7 @@ class Equivalence:
     """A mean difference against its margin.
 
     ``worst`` is the index of the key whose mean is farthest from 0 and ``worst_difference`` that mean, with
-    an interval over prompts that holds for all keys together (Bonferroni). ``needed`` is about how many
-    prompts would make an inconclusive difference conclusive at this estimate; None if no number would.
+    an interval over prompts that holds for all keys together (Bonferroni).
     """
 
     outcome: Outcome
@@ -58,7 +57,6 @@ class Equivalence:
     by_key: tuple[float, ...]
     worst: int
     worst_difference: Interval
-    needed: int | None
 
 
 def equivalence(
@@ -79,18 +77,7 @@ def equivalence(
     worst = int(np.abs(by_key).argmax())
     alone = mean_interval(found[[worst]], grain=grain, confidence=1.0 - (1.0 - confidence) / keys)
     outcome = _outcome(difference, margin)
-    half, room = (difference.high - difference.low) / 2.0, abs(margin - abs(difference.value))
-    many = prompts * (half / room) ** 2 if outcome is Outcome.INCONCLUSIVE and room else math.inf
-    return Equivalence(
-        outcome,
-        difference,
-        margin,
-        prompts,
-        tuple(by_key.tolist()),
-        worst,
-        alone,
-        math.ceil(many) if many < _MANY else None,
-    )
+    return Equivalence(outcome, difference, margin, prompts, tuple(by_key.tolist()), worst, alone)
 
 
 def mean_interval(differences: F64, *, grain: float = 0.0, confidence: float = 0.95) -> Interval:
@@ -120,9 +107,6 @@ def mean_interval(differences: F64, *, grain: float = 0.0, confidence: float = 0
     error = math.sqrt(total / (keys * columns))
     width = float(stdtrit(degrees, (1.0 + confidence) / 2.0)) * error
     return Interval(mean, mean - width, mean + width, confidence)
-
-
-_MANY = 1e6  # prompts that nobody will write
 
 
 def _outcome(difference: Interval, margin: float) -> Outcome:

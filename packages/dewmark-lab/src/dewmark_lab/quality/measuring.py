@@ -90,7 +90,7 @@ class Suite:
 def margins_of(given: Mapping[str, str], suites: Sequence[Suite]) -> dict[str, Measure]:
     """The measures, with those of the tasks, and the margins that were given."""
     tasks = {
-        each.name: Measure(f"{each.name}: right answers", _TASK_MARGIN, 1.0)
+        each.name: Measure("right answers", _TASK_MARGIN, 1.0)
         for each in suites
         if each.name not in (PROSE, VARIETY)
     }
@@ -135,8 +135,8 @@ class Quality:
         return next((each for each in worst_first if each in found), Outcome.WITHIN)
 
     def named(self, outcome: Outcome) -> list[str]:
-        """The labels of the measures with an outcome."""
-        return [each.label for each in self.measures.values() if each.compared.outcome is outcome]
+        """The names of the measures with an outcome."""
+        return [name for name, each in self.measures.items() if each.compared.outcome is outcome]
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values."""
