@@ -161,9 +161,7 @@ class BoundDEW(BoundWords[LexiconReader]):
         from dewmark.dew.noise import mixture_of
         from dewmark.dew.race import WordRace
 
-        return WordRace(
-            mixture_of(alpha=self.scheme.alpha, strength=self.scheme.strength), self.scheme.m
-        )
+        return WordRace(mixture_of(alpha=self.scheme.alpha, strength=self.scheme.strength), self.scheme.m)
 
     def batch(
         self,
