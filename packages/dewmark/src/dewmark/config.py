@@ -71,7 +71,7 @@ def coerced(config: object) -> dict[str, Any]:
 
 
 def parse_settings(settings: Iterable[str]) -> dict[str, str]:
-    """``["k=5", "lambda=2"]`` to a mapping; `replace` converts the values from text."""
+    """``["k=5", "alpha=0.9"]`` to a mapping; `replace` converts the values from text."""
     parsed = {}
     for setting in settings:
         name, equals, value = setting.partition("=")

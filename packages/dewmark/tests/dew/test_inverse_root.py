@@ -33,7 +33,7 @@ def test_newton_schulz_finds_the_root_of_eigenvalues(kind, alpha, n) -> None:
     values, vectors = torch.linalg.eigh(A)
     root = (vectors * values.rsqrt().unsqueeze(1)) @ vectors.mT
     expected = (root @ y.unsqueeze(2)).squeeze(2)
-    found = InverseRoot.of(alpha, n)(A.float(), y.float()).double()
+    found = InverseRoot.of(alpha, n)(A.float(), y.float().unsqueeze(2)).squeeze(2).double()
     condition = (1.0 + (n - 1) * alpha) / (1.0 - alpha)
     allowed = 30.0 * torch.finfo(torch.float32).eps * math.sqrt(condition)
     assert float((found - expected).norm(dim=1).div(expected.norm(dim=1)).max()) < allowed
@@ -42,5 +42,5 @@ def test_newton_schulz_finds_the_root_of_eigenvalues(kind, alpha, n) -> None:
 def test_roots_of_a_singular_matrix_stay_bounded() -> None:
     """With α = 1 a direction without variance, in which y has only rounding, is stretched 122-fold."""
     y = torch.randn(20, 32, generator=torch.Generator().manual_seed(1))
-    found = InverseRoot.of(1.0, 32)(grams("equal", 32).float(), y)
+    found = InverseRoot.of(1.0, 32)(grams("equal", 32).float(), y.unsqueeze(2)).squeeze(2)
     assert float(found.norm(dim=1).div(y.norm(dim=1)).max()) < 130.0

@@ -95,7 +95,7 @@ def _in_force(scheme: Scheme) -> dict[str, Any]:
     """A scheme's settings, with the strength that it chooses itself: a default may change, a dossier not."""
     values = dict(scheme.to_dict())
     for name, chosen in (("lambda", "strength"), ("alpha", "keyed_share")):
-        if values.get(name) is None and hasattr(scheme, chosen):
+        if name in values and values[name] is None:
             values[name] = getattr(scheme, chosen)
     return values
 

@@ -114,6 +114,10 @@ Settings = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="NAME=VALUE", help="Set a scheme parameter, e.g. --set k=5; repeatable."),
 ]
+Strength = Annotated[
+    str | None,
+    typer.Option(metavar="free|strong|NUMBER", help="How strong the default's mark is.", show_default="free"),
+]
 Detector = Annotated[
     Path | None,
     typer.Option(
