@@ -135,7 +135,7 @@ Reader = Annotated[
 ]
 Prompt = Annotated[
     str | None,
-    typer.Option("--prompt", metavar="TEXT", help="Prompt that the texts continue: context, never scored."),
+    typer.Option("--prompt", metavar="TEXT", help="Prompt that the texts continue; never scored."),
 ]
 TextFiles = Annotated[
     list[str] | None, typer.Argument(metavar="[TEXTFILE… | -]", help="Text files; - is standard input.")
