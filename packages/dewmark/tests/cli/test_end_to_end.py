@@ -104,7 +104,7 @@ def test_a_calibration_serves_the_key_and_its_exported_detector(run, tiny, key_f
 def test_which_key_a_real_text_carries(run, tiny, key_file, tmp_path):
     prompts, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     write_prompts(prompts)
-    common = ["--prompts", prompts, "--max-new-tokens", 120, "--seed", 11, "--set", "strength=4", "--out", out]
+    common = ["--prompts", prompts, "--max-new-tokens", 120, "--seed", 11, "--strength", 4, "--out", out]
     assert run("generate", "--key", key_file, *common).code == 0
     for i in range(4):
         Key(bytes([i] * 32)).save(tmp_path / f"other{i}.key")

@@ -23,7 +23,7 @@ from dewmark.decoding import Decoding
 from dewmark.errors import ConfigError
 from dewmark.hosts.fake import FakeHost
 from dewmark.registry import SCHEMES
-from dewmark.serving_rows import Rows, open_rows
+from dewmark.serving_rows import Row, Rows, open_rows
 from dewmark.workspace import Workspace
 
 VOCAB, SLOTS, ROOM = 300, 6, 64
@@ -88,6 +88,7 @@ class Text:
     prompt: list[int]
     written: list[int] = field(default_factory=list)
     rows: Rows | None = None
+    opened: dict[int, Row] = field(default_factory=dict)  # by the number of drafts before a row
 
     @property
     def params(self) -> SamplingParams:
@@ -99,14 +100,14 @@ class Text:
         return 2 * torch.randn(1, VOCAB, generator=generator)
 
     def alone(self, scheme, drafts: list[int]) -> int:
-        """The token that a row marked alone writes."""
+        """The token that a row marked alone writes; it is read again where drafts were rejected."""
         rows = self.rows = self.rows or open_rows(scheme, CPU)
-        row = rows.open(
-            self.prompt,
-            [*self.written, *drafts],
-            seed=self.number,
-            decoding=Decoding(temperature=0.8, top_p=0.95),
-        )
+        written, row = [*self.written, *drafts], self.opened.get(len(drafts))
+        if row is None or written[: len(row.written)] != row.written:
+            decoding = Decoding(temperature=0.8, top_p=0.95)
+            row = rows.open(self.prompt, written, seed=self.number, decoding=decoding)
+            self.opened[len(drafts)] = row
+        row.written = written
         return int(rows.mark([row], self.logits(drafts)).argmax())
 
 

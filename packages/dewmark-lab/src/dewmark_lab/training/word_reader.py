@@ -147,7 +147,7 @@ def train(
     meta: dict[str, Any] | None = None,
     progress: Progress = silent,
 ) -> dict[str, float]:
-    """Train the network, write it to a folder, and say what share of the variance of t and of μ it explains."""
+    """Train the network, write it to a folder, and say what share of the variance of t it explains."""
     options = options or Training()
     torch.manual_seed(options.seed)
     units = torch.from_numpy(lexicon.tokens(np.arange(len(lexicon) + 1)).astype(np.float16))
