@@ -57,7 +57,7 @@ test-llamacpp: .venv-llamacpp/.ready ## marks inside llama.cpp, which is compile
 	.venv-llamacpp/bin/python -m pytest -q -m llamacpp packages/dewmark/tests/hosts/test_llamacpp_real.py
 
 test-vllm: .venv-vllm/.ready ## marks inside vLLM: a server under concurrent requests (minutes on a CPU)
-	.venv-vllm/bin/python -m pytest -q packages/dewmark/tests/hosts/test_vllm_runner2.py
+	.venv-vllm/bin/python -m pytest -q packages/dewmark/tests/hosts/test_vllm_v2_runner.py
 	.venv-vllm/bin/python -m pytest -q -m vllm packages/dewmark/tests/hosts/test_vllm_real.py
 
 golden: $(VENV)/.dev ## compare texts, p-values and detectors with the golden record

@@ -13,10 +13,12 @@ import torch
 
 import dewmark
 from dewmark.testing import check_scheme
+from dewmark_lab.schemes.token_schemes import PromptBatch, TokenBound, TokenScheme, TokenSession
+from dewmark_lab.schemes.vocabulary_hash import VocabularyHash
 
 
 @dataclass(frozen=True)
-class Halves(dewmark.TokenScheme):
+class Halves(TokenScheme):
     """The configuration: a frozen dataclass whose fields are the parameters, each with a default."""
 
     name: ClassVar[str] = "halves"
@@ -32,18 +34,18 @@ class Halves(dewmark.TokenScheme):
 
     def bind_secret(
         self, secret: bytes, host: dewmark.HostInfo, fingerprint: str, workspace: dewmark.Workspace
-    ) -> dewmark.TokenBound:
+    ) -> TokenBound:
         """Bind the scheme to its secret, derived from a key, and to a host's vocabulary."""
         return BoundHalves(self, host, fingerprint, secret=secret)
 
 
-class BoundHalves(dewmark.TokenBound):
+class BoundHalves(TokenBound):
     """The bound scheme: a pair (previous token, token) scores +1 if the token is picked, else -1."""
 
     tests = ("key",)
     width = 1
 
-    def start_session(self, prompts: dewmark.PromptBatch) -> dewmark.TokenSession:
+    def start_session(self, prompts: PromptBatch) -> TokenSession:
         """Start marking a batch of prompts."""
         return HalvesSession(prompts, self.vocabulary_hash, self.scheme.strength)
 
@@ -56,12 +58,10 @@ class BoundHalves(dewmark.TokenBound):
         return dewmark.key_test(evidence)
 
 
-class HalvesSession(dewmark.TokenSession):
+class HalvesSession(TokenSession):
     """Marks one batch of texts; anything that a scheme must remember about them belongs here."""
 
-    def __init__(
-        self, prompts: dewmark.PromptBatch, vocabulary_hash: dewmark.VocabularyHash, strength: float
-    ) -> None:
+    def __init__(self, prompts: PromptBatch, vocabulary_hash: VocabularyHash, strength: float) -> None:
         super().__init__(prompts)
         self._hash = vocabulary_hash
         self._strength = strength

@@ -20,8 +20,8 @@ COLUMNS = (
     ("openings", PRICE),
 )
 ROWS = {
-    "**DEW, read by its host**": ("dew", "host with prompt"),
-    "**DEW, no reader**": ("dew", "none"),
+    "**DEW, strength 2, read by its host**": ("dew", "host with prompt"),
+    "**DEW, strength 2, no reader**": ("dew", "none"),
     "EXP": ("exp", "none"),
     "SynthID": ("synthid", "none"),
     "KGW": ("kgw", "none"),

@@ -68,6 +68,13 @@ def test_detect_and_locate(run, document, key_file, tmp_path):  # noqa: F811
     assert printed(run, *attacked).keys() == said("`attack --out`")
 
 
+def test_quality(run, tiny, tmp_path):  # noqa: F811
+    small = ("--texts", 2, "--answers", 0, "--tokens", 4, "--keys", 1)
+    result = run("quality", "--continue", *small, "--out", tmp_path / "q", "--json", "-q")
+    assert result.code in (1, 3), result.err  # two texts prove nothing
+    assert json.loads(result.out).keys() == said("`quality`")
+
+
 def test_reproduce(tiny_folder, tmp_path, capsys):  # noqa: F811
     """Also what --dry-run counts, before and after the run."""
 

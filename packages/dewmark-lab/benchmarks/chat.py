@@ -31,10 +31,10 @@ from dewmark.hosts.base import Host
 from dewmark.hosts.expectations import open_reader
 from dewmark.prompts import requests
 from dewmark.scheme import BoundScheme
-from dewmark.stats.metrics import mean_interval
 from dewmark_lab.attacks.rewriting.synonyms import Synonym
 from dewmark_lab.attacks.translation.machine_translation import NeuralEngine
-from dewmark_lab.evaluation.wording import TextPair, listed_words, paired_wording
+from dewmark_lab.evaluation.wording import MEASURES, TextPair, listed_words, prompt_interval
+from dewmark_lab.metrics import mean_interval
 
 NULL_KEYS = 24
 SETTINGS = {
@@ -289,7 +289,9 @@ class Run:
 
 def worded(prompts: Sequence[str], marked: Sequence[str], plain: Sequence[str]) -> dict[str, Any]:
     pairs = [TextPair(p, m, u) for p, m, u in zip(prompts, marked, plain, strict=True)]
-    return paired_wording(pairs, listed=listed_words()).to_dict()
+    found = [(pair.prompt, pair.differences(listed=listed_words())) for pair in pairs]
+    intervals = {name: prompt_interval([(prompt, each[name]) for prompt, each in found]) for name in MEASURES}
+    return {"prompts": len(pairs), **{name: each and each.to_dict() for name, each in intervals.items()}}
 
 
 def main() -> None:

@@ -4,7 +4,7 @@
 
 FORMS.tsv has one form per line, followed by its frequency and its language, separated by tabs. Writes
 DIR/reduced-I.npz in a few parts: the leading principal coordinates of P M(w) as float16, each row's energy,
-and in the first part the mean, the basis and the spread. `dewmark models lexicon build` does the same
+and in the first part the mean, the basis and the spread. `dewmark build-lexicon` does the same
 and quantises the result in one go; this is the part that is slow without a GPU.
 """
 

@@ -22,8 +22,7 @@ from dewmark.dew.attribution import LARGE, forgery_test, head_of, share_among
 from dewmark.dew.scheme import BoundDEW
 from dewmark.hosts.base import Host
 from dewmark.stats.multiple_testing import sidak_min
-from dewmark.text.repetition import distinct
-from dewmark.text.words import form_of
+from dewmark.text.words import distinct, form_of
 from dewmark.types import ForgeryTest
 from dewmark_lab.evaluation.wording import listed_words
 

@@ -48,7 +48,7 @@ from dewmark.hosts.base import Host
 from dewmark.hosts.expectations import open_reader
 from dewmark.prompts import openings, requests
 from dewmark.storage import append_jsonl
-from dewmark_lab.attacks.stealing import law
+from dewmark_lab.attacks.stealing import sample_size
 from dewmark_lab.attacks.stealing.forging import forge_each
 from dewmark_lab.attacks.stealing.regression import (
     Baseline,
@@ -412,7 +412,7 @@ def score(args: argparse.Namespace) -> None:
             "by key": by_key,
             "texts of a member for half": half,
             "seen texts for half": {
-                ring: None if texts is None else law.texts_for_group(max(texts, 1.0), ring=ring)
+                ring: None if texts is None else sample_size.texts_for_group(max(texts, 1.0), ring=ring)
                 for ring, texts in half.items()
             },
         }

@@ -77,7 +77,7 @@ def test_marking_in_transformers_generate(bag_encoder, monkeypatch) -> None:
     monkeypatch.setattr("dewmark.sampling.secrets.randbits", random.Random(0).getrandbits)
     model, tokenizer = tiny_model(400)
     scheme = dewmark.load_scheme(
-        dewmark.Key(SECRET), host=model, tokenizer=tokenizer, settings={"lambda_": 4.0}
+        dewmark.Key(SECRET), host=model, tokenizer=tokenizer, settings={"strength": 4.0}
     )
     tokenizer.padding_side = "left"
     inputs = tokenizer([PROMPT, " the"], return_tensors="pt", padding=True)

@@ -11,13 +11,14 @@ import numpy as np
 from tests.golden.api.numbers import array_facts
 from tests.golden.api.worlds import MARKS, Json, World, secret
 
+from dewmark.capabilities import GivesEvidence, capability
 from dewmark.core.keys import Key
 from dewmark.detector import Detector
 from dewmark.errors import ConfigError
 from dewmark.opening import identified
 from dewmark.passages import locate
 from dewmark.registry import SCHEMES
-from dewmark.scheme import BoundScheme, GivesEvidence, capability
+from dewmark.scheme import BoundScheme
 from dewmark.stats.key_test import score_variance
 from dewmark.storage import load_bundle
 from dewmark.types import Detection

@@ -13,18 +13,18 @@ from tests.evaluation.synthetic import scored as synthetic_scores
 from tests.golden.api.worlds import Json, secret
 
 from dewmark.core.keys import Key
-from dewmark.core.prf import PairHash
 from dewmark.core.projections import draw_projections, projection_dim
 from dewmark.scheme import BoundScheme
 from dewmark.stats.audit import audit
 from dewmark.stats.calibration import Calibration
 from dewmark.stats.multiple_testing import benjamini_hochberg, holm, sidak
-from dewmark.stats.power import choose_cuts, measure_power
 from dewmark.text.languages import guess_language
 from dewmark.text.words import words
 from dewmark.types import Detection
+from dewmark_lab.evaluation.power import choose_cuts, measure_power
 from dewmark_lab.evaluation.protocol import evaluate
 from dewmark_lab.evaluation.retention import pair_retentions, summarise
+from dewmark_lab.schemes.pair_hash import PairHash
 
 
 def plain(value: object) -> Json:

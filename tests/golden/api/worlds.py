@@ -36,7 +36,7 @@ _GUMBEL: Settings = {"sampler": "gumbel"}
 # DEW: what is scored, how it is drawn, how contexts are made.
 DEW: dict[str, tuple[str, Settings]] = {
     "lexicon (the default)": ("dew", {}),
-    "lexicon, keyed sampling alone": ("dew", {"lambda": 0.0, "decorrelate": 0}),
+    "lexicon, strong": ("dew", {"strength": "strong"}),
     "words gumbel": ("dew-open", {}),
     "words gumbel, centred at rare words": ("dew-open", {"word_centre": "rare"}),
     "words gumbel, not flattened": ("dew-open", {"flatten": None}),

@@ -23,12 +23,13 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from dewmark.capabilities import for_member
 from dewmark.decoding import CHAT_DECODING, Decoding
 from dewmark.errors import DewmarkError
 from dewmark.hosts import chat_format
 from dewmark.hosts.base import ChatFormat, Conversation, Host, check_decoding
 from dewmark.hosts.transformers.tokenizer import HFTokenizer
-from dewmark.scheme import BoundScheme, marking_as
+from dewmark.scheme import BoundScheme
 from dewmark_desk.thread_pool import Overloaded
 
 _SPEAKERS = {"system": "System", "developer": "System", "user": "User", "assistant": "Assistant"}
@@ -180,7 +181,7 @@ class TextGenerator:
         self.host.check_prompts([request.prompt], request.decoding.max_new_tokens)
 
     def _writer(self, request: GenerationRequest) -> BoundScheme:
-        return marking_as(self.writers[request.tenant], member=request.member, payload=request.payload)
+        return for_member(self.writers[request.tenant], member=request.member, payload=request.payload)
 
     def count_tokens(self, prompt: str) -> int:
         """The number of tokens in a prompt; special tokens of a chat template count once if recognized."""

@@ -15,7 +15,7 @@ from typing import Any
 
 from dewmark.errors import ArtifactError
 from dewmark.scheme import BoundScheme
-from dewmark.stats.strength import Strength
+from dewmark.stats.power import Strength
 
 
 @dataclass(frozen=True, slots=True)

@@ -65,7 +65,7 @@ def test_example_needs_a_scope(client):
 
 
 def test_unmarked_text_gets_the_measured_power(open_service):
-    from dewmark.stats.strength import Strength
+    from dewmark.stats.power import Strength
     from dewmark_desk.measured_power import MeasuredPower
 
     client = open_service(tenants=("acme", "beta"))

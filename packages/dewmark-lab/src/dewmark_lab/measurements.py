@@ -1,6 +1,6 @@
 """Two measurements on texts: the power of detection by length, and how much of a mark a rewrite keeps.
 
-The statistics are in `dewmark.stats.power` and `evaluation.retention`; here texts are written,
+The statistics are in `evaluation.power` and `evaluation.retention`; here texts are written,
 scored and paired.
 """
 
@@ -13,16 +13,17 @@ from pathlib import Path
 import numpy as np
 
 from dewmark.batch.inputs import Document, as_request
+from dewmark.capabilities import GivesEvidence, capability
 from dewmark.decoding import Decoding, DecodingOptions
 from dewmark.errors import InputError
-from dewmark.scheme import BoundScheme, GivesEvidence, capability
+from dewmark.scheme import BoundScheme
 from dewmark.stats.key_test import key_test
-from dewmark.stats.power import Power, choose_cuts, measure_power
-from dewmark.stats.strength import Strength, measure_strength
+from dewmark.stats.power import Strength, measure_strength
 from dewmark.types import Generation
 from dewmark.verdict import least_length
 from dewmark.watermark import Watermark
 from dewmark.workspace import Progress, Tokenized, silent
+from dewmark_lab.evaluation.power import Power, choose_cuts, measure_power
 from dewmark_lab.evaluation.retention import Retention, pair_retentions, summarise
 
 _PAIRS_PER_BATCH = 32

@@ -12,7 +12,7 @@ from tests.fakes import COMPOSED
 import dewmark
 from dewmark.errors import ConfigError, InputError
 from dewmark.hosts.fake import FakeHost
-from dewmark_lab.attacks.stealing.judging import Judge
+from dewmark_lab.attacks.stealing.judging import ForgeryJudge
 from dewmark_lab.attacks.stealing.steal import STRENGTHS, StealSettings, forgery_curve, steal
 
 
@@ -144,13 +144,13 @@ def test_the_best_strength_is_searched(host, unigram):
 
 def test_judge_counts_blank_texts_as_unmarked_and_needs_humans(host, unigram):
     victim, marked, _, humans = unigram
-    judge = Judge.of(victim, humans)
+    judge = ForgeryJudge.of(victim, humans)
     found = judge.judge(["", "a\0b the sea", *marked[:8]])
     assert (found.p_values[0], found.z[0]) == (1.0, 0.0)
     assert found.found >= 0.7
     assert np.mean([d.p_value < 0.01 for d in victim.detect_batch(humans)]) == judge.human_found
     with pytest.raises(InputError, match="human"):
-        Judge.of(victim, [])
+        ForgeryJudge.of(victim, [])
 
 
 def test_invalid_inputs_and_settings_are_rejected(host, unigram):

@@ -159,13 +159,13 @@ def test_wording_is_compared_by_prompt_and_seed(run, tmp_path):
     plain = ["stone river bridge harbour", "lantern window meadow orchard", "garden ladder hammer kitchen"]
     dull = [" ".join([text.split()[0]] * 2 + text.split()[2:]) for text in plain]  # one word twice
     result = run("evaluate", "--positives", rows("a.jsonl", dull), "--negatives", rows("b.jsonl", plain))
-    assert "same prompt and seed, 3 prompts:" in result.out
-    assert "distinct content words -0.250 (-0.250 to -0.250)" in result.out
+    assert "distinct words of 50 -0.250 (-0.250 to -0.250)" in result.out
+    assert "doubled neighbours per 100 words +25.000 (+25.000 to +25.000)" in result.out
     found = run(
         "evaluate", "--positives", tmp_path / "a.jsonl", "--negatives", tmp_path / "b.jsonl", "--json"
     )
     worded = json.loads(found.out)["wording"]
-    assert (worded["prompts"], worded["distinct_content"]["value"]) == (3, -0.25)
+    assert (worded["doubled"]["value"], worded["distinct"]["value"]) == (25.0, -0.25)
     assert worded["unlisted"]["value"] == 0.0
 
 

@@ -11,7 +11,7 @@ import pytest
 from dewmark.core.keys import Key
 from dewmark.prompts import openings
 
-STRONG = ["--set", "lambda=4"]
+STRONG = ["--set", "strength=4"]
 
 
 @pytest.fixture
@@ -30,7 +30,7 @@ def test_a_sample_is_written_measured_and_drawn(power, tmp_path):
     assert row.pop("version")
     assert row == json.loads((out / "power.json").read_text(encoding="utf-8"))
     assert (out / "power.png").read_bytes().startswith(b"\x89PNG")
-    assert (row["texts"], row["fpr"], row["config"]["lambda"]) == (8, 0.01, 4.0)
+    assert (row["texts"], row["fpr"], row["config"]["strength"]) == (8, 0.01, 4.0)
     short, long = row["lengths"]
     assert (short["length"], long["length"]) == (30, 60)
     assert short["measured"]["trials"] == long["measured"]["trials"] == 8

@@ -91,7 +91,7 @@ def test_the_default_is_measured_while_its_words_grow(host, texts, bag_encoder):
     """Words are marked piece by piece; without a mark there is nothing but the noise of the draws."""
 
     def mean(alpha: float) -> float:
-        bound = schemes(host, "dew", keys=2, alpha=alpha, **{"lambda": 0.0})
+        bound = schemes(host, "dew", keys=2, alpha=alpha)
         return divergence(
             host, bound, PROMPTS[:2], texts[:2], decoding=Decoding(), steps=4, draws=400, cells=32
         ).mean

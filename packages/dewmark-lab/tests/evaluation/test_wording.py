@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 
-from dewmark.text.repetition import distinct, repetition
-from dewmark_lab.evaluation.wording import TextPair, content_words, paired_wording, wording
+from dewmark.text.words import distinct, repetition
+from dewmark_lab.evaluation.wording import TextPair, content_words, wording
 
 
 def test_distinct_and_repetition_count_n_grams():
@@ -40,23 +39,3 @@ def test_a_shorter_text_is_not_more_varied():
     assert TextPair("0", "river river stone", whole).differences()["distinct_content"] == pytest.approx(
         -1 / 3
     )
-
-
-def test_intervals_count_prompts_not_texts():
-    """The same pairs under ten keys are no more evidence than under one."""
-    rng = np.random.default_rng(0)
-    stock = ["stone", "bridge", "river", "meadow", "harbour", "lantern", "orchard", "window"]
-
-    def text() -> str:
-        return " ".join(rng.choice(stock, size=12))
-
-    pairs = [TextPair(str(i), text(), text()) for i in range(30)]
-    once, often = paired_wording(pairs, listed=stock[:4]), paired_wording(pairs * 10, listed=stock[:4])
-    assert once.prompts == 30
-    assert once.distinct_content is not None
-    assert once.unlisted is not None
-    assert often.distinct_content is not None
-    assert often.distinct_content.to_dict() == pytest.approx(once.distinct_content.to_dict())
-    assert once.distinct_content.low < 0.0 < once.distinct_content.high  # both texts are alike
-    assert once.unlisted.low < 0.0 < once.unlisted.high
-    assert paired_wording(pairs[:1]).repetition is None

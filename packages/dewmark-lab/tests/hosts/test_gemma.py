@@ -9,7 +9,7 @@ import pytest
 
 import dewmark
 from dewmark.decoding import Decoding
-from dewmark.text.repetition import distinct
+from dewmark.text.words import distinct
 
 pytestmark = pytest.mark.models
 

@@ -7,9 +7,9 @@ import pytest
 from matplotlib.figure import Figure
 from tests.evaluation.synthetic import scored
 
-from dewmark.stats.metrics import tpr_at_fpr
 from dewmark_lab.evaluation.protocol import evaluate
 from dewmark_lab.evaluation.results import CLEAN, MARKED, UNMARKED, ScoreRow
+from dewmark_lab.metrics import threshold_at
 from dewmark_lab.reports.experiment_plots import (
     at_a_glance,
     by_length,
@@ -55,11 +55,8 @@ def test_roc_curves_are_tpr_at_fpr_against_both_nulls() -> None:
         for index in (0, 30, 60):
             expected = np.mean(
                 [
-                    tpr_at_fpr(
-                        of("dew-2.0", "translate", MARKED, seed),
-                        of("dew-2.0", null, UNMARKED, seed),
-                        fpr=fpr[index],
-                    )
+                    np.asarray(of("dew-2.0", "translate", MARKED, seed))
+                    > threshold_at(of("dew-2.0", null, UNMARKED, seed), fpr=fpr[index])
                     for seed in (0, 1)
                 ]
             )

@@ -8,7 +8,16 @@ import re
 
 import pytest
 
-from dewmark_lab.reports.tables import Column, Estimate, Row, Table, to_csv, to_html, to_latex, to_markdown
+from dewmark_lab.reports.tables import (
+    Column,
+    Estimate,
+    Table,
+    TableRow,
+    to_csv,
+    to_html,
+    to_latex,
+    to_markdown,
+)
 
 TABLE = Table(
     title="Found",
@@ -19,13 +28,15 @@ TABLE = Table(
         Column("NPS", "quality", sign=True),
     ),
     rows=(
-        Row(
+        TableRow(
             "DEW (λ = 2.0)",
             (Estimate(0.9861, 0.008), Estimate(0.02, low=0.01, high=0.04, flag="!"), None, Estimate(0.1)),
             "semantic",
         ),
-        Row("K|G_W & <co>", (Estimate(0.9862, 0.001), None, Estimate(8.5, 0.1), Estimate(-0.05)), "surface"),
-        Row("SIR", (Estimate(0.5), None, Estimate(9.0), None), "surface"),
+        TableRow(
+            "K|G_W & <co>", (Estimate(0.9862, 0.001), None, Estimate(8.5, 0.1), Estimate(-0.05)), "surface"
+        ),
+        TableRow("SIR", (Estimate(0.5), None, Estimate(9.0), None), "surface"),
     ),
     notes=("100% of it & more.",),
 )

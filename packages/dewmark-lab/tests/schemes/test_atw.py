@@ -1,4 +1,4 @@
-"""ATW: the gate, the gain, the context's half of the vocabulary, and the exact law over keys."""
+"""ATW: the gate, the gain, the context's half of the vocabulary, and the exact distribution over keys."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from tests.surface.toy_host import HOST, VOCAB, Numbers, ToyModel, key, numbers
+from tests.engine_marks.toy_host import HOST, VOCAB, Numbers, ToyModel, key, numbers
 
 from dewmark.errors import ConfigError, VocabularyError
 from dewmark.hosts.fake import FakeHost
@@ -139,7 +139,7 @@ def _evidence(signs: np.ndarray, tokens: list[int], weights: list[int], scores: 
     )
 
 
-def test_law_over_keys_is_exact() -> None:
+def test_distribution_over_keys_is_exact() -> None:
     """Against an enumeration of all keys with three places: each token's place, sign and opening sign."""
     signs = np.array([[1, -1, 1], [1, 1, -1], [0, 0, 0], [-1, 1, 1]])
     tokens, weights = [4, 4, 4, 9], [2, 1, 1, 3]
@@ -147,12 +147,12 @@ def test_law_over_keys_is_exact() -> None:
     for pi, sigma, tau in itertools.product(range(3), (-1, 1), (-1, 1)):
         four = sigma * (2 * signs[0, pi] + signs[1, pi]) + tau
         sums += [four + 3 * s * signs[3, place] for place, s in itertools.product(range(3), (-1, 1))]
-    law = np.array(sums)
+    pmf = np.array(sums)
     for total in range(-7, 8):
         evidence = _evidence(signs, tokens, weights, [0, 0, total, 0])  # only the weighted sum matters
-        assert exact_tail(evidence) == pytest.approx(float((law >= total).mean()), abs=1e-12)
+        assert exact_tail(evidence) == pytest.approx(float((pmf >= total).mean()), abs=1e-12)
     evidence = _evidence(signs, tokens, weights, [1, 1, 1, 1])
-    assert evidence.total**2 / key_test(evidence).z ** 2 == pytest.approx(law.var(), rel=1e-6)
+    assert evidence.total**2 / key_test(evidence).z ** 2 == pytest.approx(pmf.var(), rel=1e-6)
 
 
 def test_balanced_weights_give_the_largest_z() -> None:

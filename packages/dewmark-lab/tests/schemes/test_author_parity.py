@@ -12,8 +12,8 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from tests.engine_marks.toy_host import HOST, VOCAB, bind
 from tests.schemes.test_atw import PLAIN, SEMANTICS, ToyModel, key
-from tests.surface.toy_host import HOST, VOCAB, bind
 
 from dewmark.workspace import Workspace
 from dewmark_lab.schemes.green.ewd import EWD

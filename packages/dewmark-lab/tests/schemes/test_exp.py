@@ -6,12 +6,12 @@ import math
 
 import pytest
 import torch
-from tests.surface.toy_host import VOCAB, bind, random_logits, random_words
+from tests.engine_marks.toy_host import VOCAB, bind, random_logits, random_words
 
 from dewmark.decoding import Decoding
 from dewmark.sampling import RandomStreams, race
-from dewmark.surface.vocabulary_hash import to_uniforms
 from dewmark_lab.schemes.keyed_sampling.exp import _BOUND, keyed_race
+from dewmark_lab.schemes.vocabulary_hash import to_uniforms
 
 
 @pytest.mark.parametrize("scale", [0.0, 1.0, 3.0])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from tests.surface.toy_host import KNOWN, SPECIAL, VOCAB, ToyModel, bind
+from tests.engine_marks.toy_host import KNOWN, SPECIAL, VOCAB, ToyModel, bind
 
 from dewmark.errors import NumericalError, VocabularyError
 from dewmark_lab.schemes.green.green_list import GreenBound

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from tests.surface.toy_host import random_logits, random_words
+from tests.engine_marks.toy_host import random_logits, random_words
 
-from dewmark.surface.vocabulary_hash import to_uniforms
 from dewmark_lab.schemes.reweight.keyed_order import SLOTS, delta_factors, dip_factors, slot_masses, slots_of
+from dewmark_lab.schemes.vocabulary_hash import to_uniforms
 
 
 def sorted_reweighting(p: np.ndarray, order: np.ndarray, alpha: float) -> np.ndarray:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from scipy.stats import binom
-from tests.surface.toy_host import HOST, KNOWN, VOCAB, bind, key, numbers
+from tests.engine_marks.toy_host import HOST, KNOWN, VOCAB, bind, key, numbers
 from transformers import WatermarkDetector, WatermarkingConfig
 from transformers.generation.logits_process import WatermarkLogitsProcessor
 

@@ -1,4 +1,4 @@
-"""MPAC: the law of the winners' votes, and messages that come back."""
+"""MPAC: the distribution of the winners' votes, and messages that come back."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ import math
 import numpy as np
 import pytest
 import torch
-from tests.surface.toy_host import VOCAB, bind, key, numbers, random_logits
+from tests.engine_marks.toy_host import VOCAB, bind, key, numbers, random_logits
 
 from dewmark.decoding import Decoding
 from dewmark.errors import ConfigError
 from dewmark.hosts.fake import FakeHost
 from dewmark.workspace import Workspace
-from dewmark_lab.schemes.green.mpac import MPAC, largest_count_law
+from dewmark_lab.schemes.green.mpac import MPAC, largest_count_pmf
 
 
 @pytest.mark.parametrize(("n", "boxes"), [(1, 4), (7, 2), (12, 4), (25, 8)])
-def test_law_of_the_fullest_box_agrees_with_simulation(n: int, boxes: int) -> None:
+def test_distribution_of_the_fullest_box_agrees_with_simulation(n: int, boxes: int) -> None:
     """50,000 throws; every probability within 4.5 standard errors."""
     throws = np.random.default_rng(0).multinomial(n, [1.0 / boxes] * boxes, size=50_000).max(axis=1)
-    law = largest_count_law(n, boxes)
-    assert law.sum() == pytest.approx(1.0)
-    for k, p in enumerate(law):
+    pmf = largest_count_pmf(n, boxes)
+    assert pmf.sum() == pytest.approx(1.0)
+    for k, p in enumerate(pmf):
         assert abs((throws == k).mean() - p) <= 4.5 * math.sqrt(max(p, 1e-5) / 50_000)
 
 

@@ -1,4 +1,4 @@
-"""PASA: clusters, a distortion-free coupling, and laws of matches that hold whatever the model says."""
+"""PASA: clusters, a distortion-free coupling, and tests that hold whatever the model says."""
 
 from __future__ import annotations
 
@@ -9,13 +9,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from tests.surface.toy_host import HOST, VOCAB, ToyModel, key, numbers
+from tests.engine_marks.toy_host import HOST, VOCAB, ToyModel, key, numbers
 
 from dewmark.errors import ConfigError, VocabularyError
-from dewmark.stats.independent_sums import weighted_bernoulli_law
+from dewmark.stats.independent_sums import weighted_bernoulli_pmf
 from dewmark.testing.checks import expect_valid
 from dewmark.workspace import HostInfo, Workspace
-from dewmark_lab.schemes.keyed_sampling.pasa import PASA, auxiliary_law, cluster_masses, token_clusters
+from dewmark_lab.schemes.keyed_sampling.pasa import (
+    PASA,
+    auxiliary_distribution,
+    cluster_masses,
+    token_clusters,
+)
 
 KEYS = 120
 RNG = np.random.default_rng(5)
@@ -71,16 +76,16 @@ def test_clusters_are_computed_once(cache: Path) -> None:
         token_clusters(PASA_HOST, 298, Workspace(cache=cache))
 
 
-def test_auxiliary_law_sums_to_one() -> None:
+def test_auxiliary_distribution_sums_to_one() -> None:
     logits = torch.randn(6, 50, generator=torch.Generator().manual_seed(1)) * 3
     clusters = (torch.arange(50) % 4).expand(6, -1)
     masses = cluster_masses(logits, clusters, 4)
     torch.testing.assert_close(masses.sum(dim=1), torch.ones(6))
     assert (masses[:, 4] == 0).all()
     for alpha in (0.1, 0.5, 1.0):
-        law = auxiliary_law(masses, alpha)
-        torch.testing.assert_close(law.sum(dim=1), torch.ones(6))
-        assert float(law[:, :-1].max()) <= alpha + 1e-6
+        pmf = auxiliary_distribution(masses, alpha)
+        torch.testing.assert_close(pmf.sum(dim=1), torch.ones(6))
+        assert float(pmf[:, :-1].max()) <= alpha + 1e-6
 
 
 @pytest.mark.parametrize("alpha", [0.2, 0.5, 1.0])
@@ -117,12 +122,12 @@ def test_repeated_history_is_left_to_the_host(cache: Path) -> None:
     assert torch.equal(again, logits)
 
 
-def test_law_of_weighted_matches_agrees_with_all_outcomes() -> None:
+def test_distribution_of_weighted_matches_agrees_with_all_outcomes() -> None:
     levels, chances = np.array([3, 0, 1, 2, 3]), np.array([0.1, 0.5, 0.9, 0.3, 0.02])
     expected = np.zeros(levels.sum() + 1)
     for outcome in itertools.product([0, 1], repeat=5):
         expected[levels @ outcome] += np.prod(np.where(outcome, chances, 1 - chances))
-    np.testing.assert_allclose(weighted_bernoulli_law(levels, chances), expected, atol=1e-15)
+    np.testing.assert_allclose(weighted_bernoulli_pmf(levels, chances), expected, atol=1e-15)
 
 
 @pytest.mark.parametrize(("kind", "scale"), [("random", 4.0), ("few words", 1.0), ("a loop", 4.0)])

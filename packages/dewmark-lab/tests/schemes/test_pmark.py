@@ -1,4 +1,4 @@
-"""PMark: directions and bits from the key, drafts, and the law of both tests over keys."""
+"""PMark: directions and bits from the key, drafts, and the distribution of both tests over keys."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_directions_are_orthonormal_and_bits_follow_the_number(bind) -> None:
     assert np.array_equal(bound.bits(7), bind().bits(7))
 
 
-def test_law_of_agreements_over_keys(bind) -> None:
+def test_distribution_of_agreements_over_keys(bind) -> None:
     """Five sentences, two of them equal, in four channels: Binomial(20, ½) over 600 keys."""
     text = TEXT + " A boat came down it."
     hits = []

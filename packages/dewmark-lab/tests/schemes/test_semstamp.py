@@ -86,6 +86,13 @@ class TestBoth:
         wide = bind(kind(margin=0.9)).drafts(["The river was high."])
         assert max(wide.judge([0] * 40, texts)) <= 0.0
 
+    def test_a_draft_that_is_no_complete_sentence_does_not_pass(self, kind, bind) -> None:
+        drafts = bind(kind()).drafts(["the old bridge."])
+        odd = ["", " ", "...", "\ufffd", " an unfinished sentence"]
+        assert max(drafts.judge([0] * len(odd), odd)) <= 0.0
+        assert drafts.end(0, " the water was high. and") == len(" the water was high.")
+        assert drafts.end(0, " the water") is None
+
     def test_a_draft_that_changes_the_sentence_before_is_unusable(self, kind, bind) -> None:
         drafts = bind(kind()).drafts([""])
         assert drafts.judge([0], [" It cost 3."]) == [1.0]  # without a sentence before it, any will do

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from scipy.stats import chisquare, kstest
-from tests.surface.toy_host import VOCAB, bind, numbers
+from tests.engine_marks.toy_host import VOCAB, bind, numbers
 
 from dewmark.errors import ConfigError, UnknownNameError
 from dewmark.testing.checks import expect_valid

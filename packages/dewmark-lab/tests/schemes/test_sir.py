@@ -1,4 +1,4 @@
-"""SIR and X-SIR: chunks, the network, the law over keys, marking. The contract suite checks the rest."""
+"""SIR and X-SIR: chunks, the network, the distribution over keys, marking."""
 
 from __future__ import annotations
 
@@ -152,11 +152,11 @@ class TestLaw:
     def test_exact_p_values_are_uniform_over_keys(self, bind, text):
         words = unmarked(2) if text == "plain" else " the old bridge over a river" * 25
         p = [bind("sir", number).detect(words).p_value for number in range(200)]
-        # discrete p-values may lie above the uniform law, but not below
+        # discrete p-values may lie above the uniform distribution, but not below
         assert kstest(p, "uniform", alternative="greater").pvalue > 1e-3
         assert np.mean(p) < 0.5 + 4.5 / np.sqrt(12 * len(p)) + 0.1
 
-    def test_normal_approximation_is_close_to_the_exact_law(self, bind):
+    def test_normal_approximation_is_close_to_the_exact_distribution(self, bind):
         bound, text = bind(), unmarked(3, 200)
         exact, normal = (bound.detect(text, test=test) for test in ("exact", "key"))
         assert exact.z == normal.z

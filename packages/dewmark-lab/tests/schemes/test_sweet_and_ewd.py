@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from tests.surface.toy_host import HOST, VOCAB, ToyModel, bind, key, numbers
+from tests.engine_marks.toy_host import HOST, VOCAB, ToyModel, bind, key, numbers
 
 from dewmark.decoding import Decoding
 from dewmark.errors import ConfigError
@@ -91,7 +91,7 @@ def test_ewd_statistic_is_the_weighted_sum() -> None:
 
 
 def test_exact_and_normal_p_values_agree_on_long_texts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For 900 pairs of symmetric scores they are within 5%; beyond the limit the normal law is used."""
+    """For 900 pairs of symmetric scores they are within 5%; beyond the limit the normal is used."""
     bound, text = bind("ewd", model=ToyModel()), numbers(950)
     exact, normal = bound.detect(text), bound.detect(text, test="z")
     assert exact.effective_length > 400

@@ -5,16 +5,16 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from tests.surface.toy_host import random_logits, random_words
+from tests.engine_marks.toy_host import random_logits, random_words
 from transformers import SynthIDTextWatermarkingConfig
 from transformers.generation import BayesianDetectorConfig, BayesianDetectorModel
 from transformers.generation.logits_process import SynthIDTextWatermarkLogitsProcessor
 
 from dewmark.core.keys import Key
 from dewmark.decoding import Decoding
+from dewmark.engine_marks.transformers_synthid import tournament
 from dewmark.errors import ArtifactError, InputError
 from dewmark.hosts.fake import FakeHost
-from dewmark.surface.tournament import tournament
 from dewmark.workspace import Workspace
 from dewmark_lab.schemes.keyed_sampling.bayesian_detector import BayesianDetector, fit_detector
 from dewmark_lab.schemes.keyed_sampling.synthid import BoundSynthID, SynthID, fit_bayesian

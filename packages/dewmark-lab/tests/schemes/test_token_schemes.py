@@ -7,14 +7,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.surface.toy_host import HOST, KNOWN, VOCAB, bind, key, numbers
+from tests.engine_marks.toy_host import HOST, KNOWN, VOCAB, bind, key, numbers
 
 from dewmark.errors import ArtifactError
 from dewmark.scheme import State
-from dewmark.surface.token_schemes import TokenBound
 from dewmark.types import Verdict
 from dewmark.workspace import Workspace
 from dewmark_lab.schemes.green.kgw import KGW
+from dewmark_lab.schemes.token_schemes import TokenBound
 
 TWO = {"hashing": "left", "prefix": 2}
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from scipy.stats import kstest
-from tests.surface.toy_host import HOST, VOCAB, key, numbers
+from tests.engine_marks.toy_host import HOST, VOCAB, key, numbers
 
 from dewmark.errors import ArtifactError, ConfigError
 from dewmark.hosts.fake import FakeHost
@@ -83,7 +83,7 @@ def test_pair_counts_once() -> None:
 
 
 def test_p_values_are_uniform_over_keys() -> None:
-    """On a repetitive text: P(p ≤ a) ≤ a, and mid-ranks of the exact law are uniform (KS at 1e-4)."""
+    """On a repetitive text: P(p ≤ a) ≤ a, and exact mid-ranks are uniform (KS at 1e-4)."""
     text = numbers(120, top=40)
     found = [bound(i).detect(text) for i in range(400)]
     p = np.array([d.p_value for d in found])

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from tests.surface.toy_host import KNOWN, SPECIAL, VOCAB, bind, key
+from tests.engine_marks.toy_host import KNOWN, SPECIAL, VOCAB, bind, key
 
 from dewmark.decoding import Decoding
 from dewmark.errors import ConfigError

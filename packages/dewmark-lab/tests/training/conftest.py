@@ -11,13 +11,13 @@ from tests.fakes import BagEncoder
 
 from dewmark.testing.trial import tiny_host
 from dewmark.workspace import silent
-from dewmark_lab.training.job import Job
+from dewmark_lab.training.job import TrainingJob
 from dewmark_lab.training.texts import FileTexts
 
 
-def tiny_job(scheme: str, texts: Path, out: Path, *, steps: int | None = None) -> Job:
+def tiny_job(scheme: str, texts: Path, out: Path, *, steps: int | None = None) -> TrainingJob:
     """The training of a scheme with a bag-of-words encoder, on the texts of a file."""
-    return Job(
+    return TrainingJob(
         scheme=scheme,
         info=tiny_host().info,
         open_host=tiny_host,
@@ -31,7 +31,7 @@ def tiny_job(scheme: str, texts: Path, out: Path, *, steps: int | None = None) -
 
 
 @pytest.fixture
-def topic_job(tmp_path: Path, bag_encoder: BagEncoder) -> Callable[..., Job]:
+def topic_job(tmp_path: Path, bag_encoder: BagEncoder) -> Callable[..., TrainingJob]:
     """Makes the job of a scheme with 24 texts of 60 words, each on its own topic."""
     source, tokenizer = random.Random(0), tiny_host().info.tokenizer
     topics = [source.sample(range(4, 400), 25) for _ in range(24)]
@@ -39,7 +39,7 @@ def topic_job(tmp_path: Path, bag_encoder: BagEncoder) -> Callable[..., Job]:
     file = tmp_path / "texts.txt"
     file.write_text("\n\n".join(texts), encoding="utf-8")
 
-    def make(scheme: str, steps: int, out: str = "out") -> Job:
+    def make(scheme: str, steps: int, out: str = "out") -> TrainingJob:
         return tiny_job(scheme, file, tmp_path / out, steps=steps)
 
     return make

@@ -19,12 +19,12 @@ from dewmark.watermark import Watermark
 from dewmark.workspace import Workspace
 from dewmark_lab.schemes.learned.atw import SemanticMap
 from dewmark_lab.training import atw
-from dewmark_lab.training.job import Job, train_artifact
+from dewmark_lab.training.job import TrainingJob, train_artifact
 from dewmark_lab.training.texts import FileTexts
 
 
 @pytest.fixture
-def job(topic_job: Callable[..., Job], monkeypatch: pytest.MonkeyPatch) -> Callable[..., Job]:
+def job(topic_job: Callable[..., TrainingJob], monkeypatch: pytest.MonkeyPatch) -> Callable[..., TrainingJob]:
     monkeypatch.setattr(atw, "TEXTS", 24)
     return topic_job
 

@@ -18,7 +18,7 @@ from dewmark.testing.trial import tiny_host
 from dewmark.workspace import Workspace
 from dewmark_lab.schemes.sentence.sentence_space import adapt, encode
 from dewmark_lab.training import TRAINERS, semstamp
-from dewmark_lab.training.job import Job, train_artifact
+from dewmark_lab.training.job import TrainingJob, train_artifact
 from dewmark_lab.training.ksemstamp import cosine_k_means
 from dewmark_lab.training.semstamp import file_pairs, synthetic_pairs
 
@@ -56,7 +56,7 @@ def texts(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def job(texts: Path, tmp_path: Path, bag_encoder: BagEncoder):
-    def make(scheme: str, *, steps: int = 30, out: str = "out", file: Path = texts) -> Job:
+    def make(scheme: str, *, steps: int = 30, out: str = "out", file: Path = texts) -> TrainingJob:
         return tiny_job(scheme, file, tmp_path / out, steps=steps)
 
     return make

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from dewmark_lab.schemes.learned.sir import Transform
-from dewmark_lab.training.sir import CHUNK, PREFIXES, Learner, TransformNetwork, contexts_of, losses
+from dewmark_lab.training.sir import CHUNK, PREFIXES, SIRLearner, TransformNetwork, contexts_of, losses
 
 
 def unit(rows):
@@ -45,7 +45,7 @@ def test_training_aligns_similar_contexts_only():
     groups = np.repeat(np.arange(60), 3)
     contexts = unit(topics[groups] + 0.4 * rng.normal(size=(180, 20))).astype(np.float32)
     network = TransformNetwork(20, 0, hidden=32, outputs=60)
-    learner = Learner(network, contexts, groups, seed=0)
+    learner = SIRLearner(network, contexts, groups, seed=0)
     for index in range(400):
         learner.step(index)
     found = learner.judge()

@@ -15,12 +15,12 @@ from dewmark.registry import SCHEMES
 from dewmark.testing.trial import tiny_host
 from dewmark.workspace import Workspace
 from dewmark_lab.training import ts
-from dewmark_lab.training.job import Job, train_artifact
+from dewmark_lab.training.job import TrainingJob, train_artifact
 from dewmark_lab.training.texts import FileTexts
 
 
 @pytest.fixture
-def job(topic_job: Callable[..., Job], monkeypatch: pytest.MonkeyPatch) -> Callable[..., Job]:
+def job(topic_job: Callable[..., TrainingJob], monkeypatch: pytest.MonkeyPatch) -> Callable[..., TrainingJob]:
     monkeypatch.setattr(ts, "TEXTS", 24)
     monkeypatch.setattr(ts, "LENGTH", 40)
     return topic_job
@@ -68,8 +68,10 @@ def test_the_losses_conflict(job) -> None:
     material = ts._Material.of(one, kept, torch.device("cpu"))
 
     def judged(gamma: float, delta: float) -> dict[str, float]:
-        networks = torch.nn.ModuleDict({"gamma": ts.Network(32, gamma, 0), "delta": ts.Network(32, delta, 1)})
-        return ts.Learner(networks, material, seed=0).judge()
+        networks = torch.nn.ModuleDict(
+            {"gamma": ts.TSNetwork(32, gamma, 0), "delta": ts.TSNetwork(32, delta, 1)}
+        )
+        return ts.TSLearner(networks, material, seed=0).judge()
 
     weak, strong = judged(-1.5, 0.0), judged(-1.5, 3.0)
     assert strong["z"] > weak["z"] + 1.0

@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from dewmark.scheme import BoundScheme, Needs, Scheme, State
     from dewmark.stats.evidence import Evidence
     from dewmark.stats.key_test import Statistic, key_test
-    from dewmark.surface.token_schemes import PromptBatch, TokenBound, TokenScheme, TokenSession
-    from dewmark.surface.vocabulary_hash import VocabularyHash
     from dewmark.types import (
         Coverage,
         Detection,
@@ -73,18 +71,13 @@ __all__ = [
     "Looks",
     "Needs",
     "Passage",
-    "PromptBatch",
     "Scheme",
     "Session",
     "State",
     "Statistic",
-    "TokenBound",
-    "TokenScheme",
     "TokenScore",
-    "TokenSession",
     "Tokenized",
     "Verdict",
-    "VocabularyHash",
     "Watermark",
     "WatermarkingConfig",
     "Workspace",
@@ -100,8 +93,6 @@ __all__ = [
 
 _MODULES = {
     "dewmark.attack": "ATTACKS Attack load_attack",
-    "dewmark.surface.token_schemes": "PromptBatch TokenBound TokenScheme TokenSession",
-    "dewmark.surface.vocabulary_hash": "VocabularyHash",
     "dewmark.core.keys": "Key",
     "dewmark.decoding": "Decoding",
     "dewmark.detector": "Detector",

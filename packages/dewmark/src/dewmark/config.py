@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 from dewmark.errors import ConfigError
 from dewmark.registry import unknown_name
 
-__all__ = ["cache_dir", "check_rules", "coerced", "config_hash", "parse_settings", "replace", "to_dict"]
+__all__ = ["cache_dir", "check_rules", "config_hash", "parse_settings", "replace"]
 
 T = TypeVar("T")
 
@@ -71,7 +71,7 @@ def coerced(config: object) -> dict[str, Any]:
 
 
 def parse_settings(settings: Iterable[str]) -> dict[str, str]:
-    """``["k=5", "lambda=2"]`` to a mapping; `replace` converts the values from text."""
+    """``["k=5", "alpha=0.9"]`` to a mapping; `replace` converts the values from text."""
     parsed = {}
     for setting in settings:
         name, equals, value = setting.partition("=")

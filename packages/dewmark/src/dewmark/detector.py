@@ -25,13 +25,7 @@ from dewmark.errors import ArtifactError, ModelError, StorageError, VocabularyEr
 from dewmark.opening import load_scheme, open_reader
 from dewmark.passages import Located, Version, judge, locate
 from dewmark.registry import SCHEMES
-from dewmark.scheme import (
-    BoundScheme,
-    State,
-    for_languages,
-    make_detection,
-    reader_name,
-)
+from dewmark.scheme import BoundScheme, State, for_languages, make_detection, reader_name
 from dewmark.stats.evidence import Evidence
 from dewmark.stats.key_test import NOTHING
 from dewmark.storage import atomic_folder, load_bundle, write_bundle
@@ -45,7 +39,7 @@ if TYPE_CHECKING:
     from dewmark.opening import Opening, Reads
     from dewmark.streams import Stream
 
-__all__ = ["Detector", "DetectsMarks", "blank_detection", "detect_texts", "skip_blank"]
+__all__ = ["Detector", "detect_texts"]
 
 T = TypeVar("T")
 

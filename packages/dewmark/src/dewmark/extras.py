@@ -7,7 +7,7 @@ from types import ModuleType
 
 from dewmark.errors import MissingExtraError
 
-__all__ = ["import_part", "require"]
+__all__ = ["require"]
 
 
 _HOST = frozenset({"accelerate", "gguf", "safetensors", "torch", "transformers"})

@@ -21,8 +21,9 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
 
+from dewmark.capabilities import GivesEvidence, capability, n_hypotheses
 from dewmark.errors import ConfigError
-from dewmark.scheme import BoundScheme, GivesEvidence, capability, check_texts, n_hypotheses
+from dewmark.scheme import BoundScheme, check_texts
 from dewmark.types import Coverage, Detection, Extent, Looks, Passage, Verdict
 from dewmark.verdict import (
     DEFAULT_FPR,

@@ -32,22 +32,16 @@ from dewmark.decoding import Decoding
 from dewmark.errors import ConfigError, NumericalError, VocabularyError
 
 __all__ = [
-    "CandidateRace",
     "Choice",
     "ChoosingSession",
     "RandomStreams",
     "Session",
-    "SessionProcessor",
     "check_logits",
-    "decoding_options",
     "draw",
     "filter_logits",
     "fresh_seeds",
     "left_padding",
-    "likeliest",
-    "one_hot_logits",
     "race",
-    "token_uniforms",
     "warp",
 ]
 

@@ -14,9 +14,7 @@ therefore never runs the host, unless the scheme's `Needs` say so.
 `Detection`; a scheme fills in `BoundScheme.test_texts`, which returns the evidence and the test's result for
 each text.
 
-**What only some schemes can do** are protocols: `GivesEvidence`, `HasRing`, `HasPublicHalf`,
-`FollowsStreams`, `ChoosesDrafts` and `KeepsRecords`. A bound scheme has their methods or it has
-not, and `capability` gives it as one of them, or an error that names the scheme and the remedy.
+What only some schemes can do is in `dewmark.capabilities`.
 """
 
 from __future__ import annotations
@@ -25,14 +23,14 @@ import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Protocol, Self, TypeVar, runtime_checkable
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dewmark import config as cfg
 from dewmark.decoding import Decoding
-from dewmark.encoders.languages import encoder_languages
+from dewmark.encoders.base import encoder_languages
 from dewmark.errors import ArtifactError, ConfigError, InputError
 from dewmark.registry import unknown_name
 from dewmark.text.cleaning import tokenize_cleaned
@@ -51,27 +49,15 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BoundScheme",
-    "ChoosesDrafts",
-    "Drafts",
-    "FollowsStreams",
-    "GivesEvidence",
-    "HasPublicHalf",
-    "HasRing",
-    "KeepsRecords",
     "Needs",
     "Scheme",
     "State",
-    "StreamDetector",
-    "capability",
     "check_test",
     "check_text",
     "check_texts",
     "for_languages",
     "make_detection",
-    "marking_as",
-    "n_hypotheses",
     "reader_name",
-    "record",
     "text_chunks",
     "token_scores",
 ]
@@ -380,109 +366,6 @@ class BoundScheme(ABC):
         """Everything detection needs besides the tokenizer. As secret as the key."""
 
 
-@runtime_checkable
-class GivesEvidence(Protocol):
-    """Knows the covariance of its scores over keys, for scans and tests over many keys."""
-
-    def evidence(self, texts: Sequence[Tokenized], prompts: Sequence[Tokenized]) -> list[Evidence]:
-        """The evidence of tokenized texts, each after its prompt."""
-
-
-@runtime_checkable
-class HasRing(Protocol):
-    """Its key may have members, payloads and epochs; detection chooses among ``n_hypotheses`` of them."""
-
-    @property
-    def n_hypotheses(self) -> int:
-        """The number of members, payloads and epochs among which detection chooses."""
-
-    def for_member(self, *, member: int | None = None, payload: int | None = None) -> BoundScheme:
-        """The same scheme, marking as one member of the key's ring and with a payload."""
-
-    def by_text(self, seeds: Sequence[int]) -> list[tuple[BoundScheme, list[int]]]:
-        """The schemes that mark texts with these seeds, each with the places of its texts."""
-
-
-@runtime_checkable
-class HasPublicHalf(Protocol):
-    """Has a part that may be published."""
-
-    def public(self) -> BoundScheme:
-        """The part of this detector that may be published: it detects, but attributes nothing."""
-
-
-@runtime_checkable
-class FollowsStreams(Protocol):
-    """Detects in a text that is still arriving."""
-
-    def follow(self, *, prompt: str | None = None, fpr: float = DEFAULT_FPR) -> StreamDetector:
-        """Watch a text while it arrives; its p-value is valid whenever you stop."""
-
-
-@runtime_checkable
-class ChoosesDrafts(Protocol):
-    """Marks whole sentences: its `Needs` say ``drafts``.
-
-    The host writes several drafts of a row's next sentence, and continues with the first that carries the
-    mark (`dewmark.hosts.transformers.drafting`).
-    """
-
-    def drafts(self, prompts: Sequence[str]) -> Drafts:
-        """Start choosing the sentences that follow these prompts."""
-
-
-@runtime_checkable
-class KeepsRecords(Protocol):
-    """Records what it marked."""
-
-    def finished(self, texts: Sequence[str], *, seeds: Sequence[int]) -> None:
-        """Called by hosts after every batch with the finished texts and their seeds.
-
-        With a `processor` in your own loop, call it yourself.
-        """
-
-
-_LACKS = {
-    GivesEvidence: "has no known covariance of scores over keys, which this needs: use another scheme",
-    HasRing: "carries neither members nor payloads: use dew",
-    HasPublicHalf: "has no half that could be published: use dew",
-    FollowsStreams: "does not follow streams: use dew, or detect the whole text",
-    ChoosesDrafts: "marks token by token: use its session",
-}
-
-_P = TypeVar("_P")
-
-
-def capability(bound: BoundScheme, protocol: type[_P]) -> _P:
-    """The bound scheme as one that can do what a protocol says; `ConfigError` if it cannot."""
-    if isinstance(bound, protocol):
-        return bound
-    raise ConfigError(f"{bound.scheme.name} {_LACKS[protocol]}")
-
-
-def n_hypotheses(bound: BoundScheme) -> int:
-    """The number of members, payloads and epochs among which detection chooses."""
-    return bound.n_hypotheses if isinstance(bound, HasRing) else 1
-
-
-def marking_as(bound: BoundScheme, *, member: int | None, payload: int | None) -> BoundScheme:
-    """The scheme as a member of its key's ring and with a payload, where one is given."""
-    if member is None and payload is None:
-        return bound
-    return capability(bound, HasRing).for_member(member=member, payload=payload)
-
-
-def by_text(bound: BoundScheme, seeds: Sequence[int]) -> list[tuple[BoundScheme, list[int]]]:
-    """The schemes that mark texts with these seeds, each with the places of its texts."""
-    return bound.by_text(seeds) if isinstance(bound, HasRing) else [(bound, list(range(len(seeds))))]
-
-
-def record(bound: object, texts: Sequence[str], *, seeds: Sequence[int]) -> None:
-    """Let a scheme that keeps records know the finished texts and their seeds."""
-    if isinstance(bound, KeepsRecords):
-        bound.finished(texts, seeds=seeds)
-
-
 def for_languages(bound: BoundScheme, languages: LanguagePolicy) -> BoundScheme:
     """The same detector, but it judges these languages."""
     changed = copy.copy(bound)
@@ -493,72 +376,6 @@ def for_languages(bound: BoundScheme, languages: LanguagePolicy) -> BoundScheme:
 def reader_name(bound: BoundScheme) -> str | None:
     """The name of the language model that reads the texts, if one does."""
     return None if bound.expectations is None else bound.expectations.name
-
-
-class StreamDetector(Protocol):
-    """Watches one text while it grows; the p-value so far is valid whenever you stop."""
-
-    fpr: float
-
-    @property
-    def words(self) -> int:
-        """The number of words read."""
-
-    @property
-    def scored(self) -> int:
-        """The number of words that are evidence."""
-
-    @property
-    def log_e(self) -> float:
-        """The logarithm of the e-process, whose mean over keys is at most 1 on unmarked text."""
-
-    @property
-    def p_value(self) -> float:
-        """The p-value so far."""
-
-    @property
-    def is_marked(self) -> bool:
-        """Whether the p-value has reached the level."""
-
-    @property
-    def origin(self) -> dict[str, int | str | None]:
-        """The ``member``, ``payload`` and ``epoch`` that fit, None where the text does not tell."""
-
-    def update(self, piece: str) -> float:
-        """Read the next piece of the text; its last word may go on in the next piece."""
-
-    def finish(self) -> float:
-        """The text has ended: read its last word, too."""
-
-
-class Drafts(ABC):
-    """Judges drafts of the sentences of one batch of texts, and ends with the batch.
-
-    ``tries`` bounds the drafts of one sentence. ``at_once`` is how many of them a host may write together,
-    which affects the time it takes and nothing else. A draft is text that would follow what the row already
-    holds.
-    """
-
-    tries: int
-    at_once: int
-
-    @abstractmethod
-    def end(self, row: int, draft: str, *, last: bool = False) -> int | None:
-        """How many characters of the draft complete its sentence; None if it is not (yet certainly) complete.
-
-        ``last`` says that nothing can follow the draft.
-        """
-
-    @abstractmethod
-    def judge(self, rows: Sequence[int], drafts: Sequence[str]) -> list[float]:
-        """A score for each draft of a whole sentence, all in one call: it passes above 0, larger is better.
-
-        -inf means that the draft changes a sentence that was accepted before.
-        """
-
-    @abstractmethod
-    def accept(self, row: int, draft: str) -> None:
-        """The row continues with this draft, which was judged before."""
 
 
 def check_test(test: str | None, known: Sequence[str]) -> str:

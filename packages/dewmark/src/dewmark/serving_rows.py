@@ -36,7 +36,7 @@ class Rows(ABC):
 
     Rows come and go, are at different steps, and move about in the batch, so each `Row` carries its own
     state. A row that the engine preempts is opened again with what it has written; it reads that first and
-    goes on as if it had stayed.
+    goes on as if it had stayed, but `dew` has forgotten the noise of its last steps (`dewmark.dew.noise`).
     """
 
     @abstractmethod

@@ -27,21 +27,14 @@ from numpy.typing import NDArray
 from dewmark.errors import ArtifactError, ConfigError, InputError, StorageError
 
 __all__ = [
-    "BlobCache",
-    "Bundle",
     "ResumableRows",
     "append_at",
     "append_jsonl",
-    "atomic_folder",
     "atomic_write",
-    "encode_jsonl",
-    "first_row",
     "load_bundle",
-    "parse_jsonl",
     "read_jsonl",
     "save_bundle",
     "sha256_file",
-    "write_bundle",
 ]
 
 Array = NDArray[Any]

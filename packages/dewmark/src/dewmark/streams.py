@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from dewmark.scheme import BoundScheme, FollowsStreams, StreamDetector, capability
+from dewmark.capabilities import FollowsStreams, StreamDetector, capability
+from dewmark.scheme import BoundScheme
 from dewmark.types import Looks, Verdict
 from dewmark.verdict import DEFAULT_FPR, corrected, level_of_key, verdict_of
 

@@ -8,6 +8,7 @@ import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
+from dewmark.capabilities import for_member
 from dewmark.core.keys import Key
 from dewmark.decoding import Decoding, DecodingOptions
 from dewmark.detector import Detector, DetectsMarks
@@ -16,7 +17,7 @@ from dewmark.hosts import chat_format, load_host
 from dewmark.hosts.base import ChatFormat, Conversation, Host, OnBatch, check_conversation
 from dewmark.hosts.streaming import stream_text
 from dewmark.opening import DEFAULT_HOST, chosen_scheme, find_host, open_reader, open_workspace
-from dewmark.scheme import BoundScheme, marking_as
+from dewmark.scheme import BoundScheme
 from dewmark.types import Generation
 from dewmark.workspace import Expectations, HostInfo, Progress
 
@@ -93,7 +94,7 @@ class Watermark(DetectsMarks):
         (text,) = self._prompts(_one(prompt), _one(messages))
         return self.host.generate(
             [text],
-            scheme=marking_as(self.scheme, member=member, payload=payload),
+            scheme=for_member(self.scheme, member=member, payload=payload),
             seeds=[_drawn_seed() if seed is None else seed],
             decoding=self._decoding(decoding, chat=messages is not None, options=options),
         )[0]
@@ -114,7 +115,7 @@ class Watermark(DetectsMarks):
         return stream_text(
             self.host,
             text,
-            scheme=marking_as(self.scheme, member=member, payload=payload),
+            scheme=for_member(self.scheme, member=member, payload=payload),
             seed=_drawn_seed() if seed is None else seed,
             decoding=self._decoding(decoding, chat=messages is not None, options=options),
         )
@@ -139,7 +140,7 @@ class Watermark(DetectsMarks):
         texts = self._prompts(prompts, messages)
         return self.host.generate(
             texts,
-            scheme=marking_as(self.scheme, member=member, payload=payload),
+            scheme=for_member(self.scheme, member=member, payload=payload),
             seeds=seeds if seeds is not None else [_drawn_seed() for _ in texts],
             decoding=self._decoding(decoding, chat=messages is not None, options=options),
             batch_size=batch_size,

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 __all__ = [
     "Expectations",
     "ExpectedWords",
-    "Follower",
     "HostInfo",
+    "IncrementalModel",
     "LanguageModel",
     "Progress",
     "Tokenized",
@@ -139,7 +139,7 @@ class LanguageModel(Protocol):
 
 
 @runtime_checkable
-class Follower(LanguageModel, Protocol):
+class IncrementalModel(LanguageModel, Protocol):
     """A language model that can also run alongside another one that generates."""
 
     def follow(self, attention_mask: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]:

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 from tests.batch.jobs import BAD, BROKEN, DEADLY, Opener
 
-from dewmark.batch.runners import open_runner
-from dewmark.batch.runners.base import ATTEMPTS
+from dewmark.batch.runners import ATTEMPTS, open_runner
 from dewmark.errors import ConfigError, InputError, UnknownNameError, WorkerError
 
 

@@ -52,7 +52,7 @@ class StubScheme(Scheme):
 
     name: ClassVar[str] = "dew"
     summary: ClassVar[str] = "stub"
-    lambda_: float = 2.0
+    strength: float = 0.0
     k: int = 3
 
     def validate(self) -> None:

@@ -51,7 +51,7 @@ def test_plain_output_picture_and_key(run, host, tmp_path):
     assert key.fingerprint in result.err
     assert key._secret.hex() not in result.out + result.err
     assert result.out.startswith("request: Write a short story")
-    assert "temperature 0.8, top-p 0.9:" in result.out
+    assert "temperature 0.8, top-p 0.9" in result.out
     assert "\nmarked text: marked: p = 1e-06" in result.out
     picture = svg.read_text(encoding="utf-8")
     assert picture.startswith("<svg")

@@ -35,7 +35,7 @@ def test_from_prompts_to_an_exported_detector(run, tiny, key_file, tmp_path):
     prompts, out, unmarked = tmp_path / "in.jsonl", tmp_path / "out.jsonl", tmp_path / "unmarked.jsonl"
     write_prompts(prompts)
     common = ["--prompts", prompts, "--max-new-tokens", 120, "--batch-size", 4, "--seed", 11]
-    strong = ["--set", "lambda=4"]
+    strong = ["--set", "strength=4"]
     assert run("generate", "--key", key_file, *common, *strong, "--out", out).code == 0
     assert run("generate", "--scheme", "none", *common, "--out", unmarked).code == 0
 
@@ -104,13 +104,13 @@ def test_a_calibration_serves_the_key_and_its_exported_detector(run, tiny, key_f
 def test_which_key_a_real_text_carries(run, tiny, key_file, tmp_path):
     prompts, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     write_prompts(prompts)
-    common = ["--prompts", prompts, "--max-new-tokens", 120, "--seed", 11, "--set", "lambda=4", "--out", out]
+    common = ["--prompts", prompts, "--max-new-tokens", 120, "--seed", 11, "--strength", 4, "--out", out]
     assert run("generate", "--key", key_file, *common).code == 0
     for i in range(4):
         Key(bytes([i] * 32)).save(tmp_path / f"other{i}.key")
-    found = json_lines(run("detect", "--keys", tmp_path, "--set", "lambda=4", "--jsonl", out, "--json").out)
+    found = json_lines(run("detect", "--keys", tmp_path, "--set", "strength=4", "--jsonl", out, "--json").out)
     assert sum(row["verdict"] == "marked" and row["key_file"] == str(key_file) for row in found) >= 10
-    alone = json_lines(run("detect", "--key", key_file, "--set", "lambda=4", "--jsonl", out, "--json").out)
+    alone = json_lines(run("detect", "--key", key_file, "--set", "strength=4", "--jsonl", out, "--json").out)
     for one, many in zip(alone, found, strict=True):
         if many["key_file"] == str(key_file):
             assert many["p_value_of_key"] == pytest.approx(one["p_value"], rel=1e-3)

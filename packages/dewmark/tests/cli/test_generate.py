@@ -168,9 +168,10 @@ def test_settings_reach_the_scheme(run, host, key_file):
         json.loads(run("generate", "--key", key_file, "--prompt", "x", "--json", *extra).out)["config_hash"]
         for extra in (
             [],
-            ["--set", "lambda=2.0"],
-            ["--set", "lambda=3"],
-            ["--set", "lambda=3", "--set", "k=4"],
+            ["--set", "strength=0.0"],
+            ["--set", "strength=3"],
+            ["--strength", "3"],
+            ["--strength", "3", "--set", "k=4"],
         )
     }
     assert len(hashes) == 3
@@ -203,10 +204,11 @@ def test_bad_options(run, host, arguments, said):
         (["--prompt", " "], "--prompt is empty"),
         (["--prompt", "a", "--temperature", "0"], "temperature above 0"),
         (["--prompt", "a", "--scheme", "dewy"], "unknown scheme 'dewy'; did you mean 'dew'?"),
-        (["--prompt", "a", "--set", "lamda=2"], "unknown parameter 'lamda'; did you mean 'lambda'?"),
+        (["--prompt", "a", "--set", "strengh=2"], "unknown parameter 'strengh'; did you mean 'strength'?"),
         (["--prompt", "a", "--set", "k=three"], "k must be a whole number, got 'three'"),
         (["--prompt", "a", "--set", "k"], "name=value"),
         (["--prompt", "a", "--host", "nowhere"], "no model 'nowhere'"),
+        (["--prompt", "a", "--strength", "weak"], "strength must be a number, got 'weak'"),
         (["--prompts", "missing.jsonl", "--out", "x"], "cannot read missing.jsonl"),
     ],
 )

@@ -17,7 +17,7 @@ import dewmark
 from dewmark.core.keys import Key
 from dewmark.decoding import Decoding
 
-STRONG = ("--set", "lambda=6")
+STRONG = ("--set", "strength=6")
 
 
 @pytest.fixture
@@ -37,7 +37,7 @@ def tiny(monkeypatch: pytest.MonkeyPatch, bag_encoder: BagEncoder):
 @pytest.fixture
 def document(tiny, tmp_path) -> Path:
     """A file of 100 unmarked words, 120 marked ones and 100 unmarked again."""
-    scheme = dewmark.load_scheme(Key(SECRET), host=tiny.info, settings={"lambda_": 6.0})
+    scheme = dewmark.load_scheme(Key(SECRET), host=tiny.info, settings={"strength": 6.0})
     (marked,) = tiny.generate(
         ["the old bridge"],
         scheme=scheme,

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import json
-import sys
-import types
 from pathlib import Path
 
 import pytest
-from tests.fakes import BagEncoder
 
 import dewmark.detector
 import dewmark.encoders.contexts
@@ -131,37 +128,13 @@ def test_export_errors(run, host, key_file, tmp_path):
 
 
 def test_lexicon_show(run):
-    assert run("models", "lexicon", "show").out.startswith("use-m3-")
-    said = run("models", "lexicon", "show", "The bridge", "xyzzy").out
+    assert run("models", "lexicon").out.startswith("use-m3-")
+    said = run("models", "lexicon", "The bridge", "xyzzy").out
     assert said == (
         "the: at most 4 times a text\nbridge: at most once a text\nxyzzy: not in the lexicon: no mark\n"
     )
-    row = json.loads(run("models", "lexicon", "show", "bridge", "--json").out)
+    row = json.loads(run("models", "lexicon", "bridge", "--json").out)
     assert row["marks_per_text"] == 1
-    failed = run("models", "lexicon", "show", "--lexicon", "nothing")
+    failed = run("models", "lexicon", "--lexicon", "nothing")
     assert failed.code == 2
     assert "no lexicon 'nothing'" in failed.err
-
-
-def test_lexicon_build(run, monkeypatch, tmp_path):
-    monkeypatch.setitem(
-        sys.modules,
-        "wordfreq",
-        types.SimpleNamespace(
-            available_languages=lambda _: ["en"],
-            get_frequency_dict=lambda *_: {
-                f"w{'abcdefghij'[i // 10]}{'klmnopqrst'[i % 10]}": 1e-4 for i in range(99)
-            },
-        ),
-    )
-    monkeypatch.setattr(dewmark.encoders, "load_encoder", lambda *_, **__: BagEncoder())
-    out = str(tmp_path / "lexicon")
-    build = ("models", "lexicon", "build", "--encoder", "bag", "--languages", "en:90")
-    assert "90 forms; use it with: --set lexicon=" in run(*build, "--out", out).out
-    assert run("models", "lexicon", "show", "wak", "--lexicon", out).out == "wak: at most once a text\n"
-    assert run(*build, "--out", out).code == 2
-    assert json.loads(run(*build, "--json").out)["forms"] == 90
-    assert run("models", "lexicon", "show", "wak", "--lexicon", "bag").code == 0
-    shipped = run("models", "lexicon", "build", "--encoder", "use-m3")
-    assert shipped.code == 2
-    assert "ships with dewmark" in shipped.err

@@ -107,7 +107,7 @@ def test_the_test_would_notice_steps_that_ignore_one_another(bag_encoder, tmp_pa
 
 
 def test_noise_is_independent_over_keys_and_of_what_was_revealed(bag_encoder, tmp_path) -> None:
-    """x of 20 candidates, given the noise of the step before: normal over 4,000 keys and uncorrelated with it."""
+    """x of 20 candidates, given the step before: normal over 4,000 keys and uncorrelated with its noise."""
     bound, keys = bind("words", tmp_path, m=20), 4000
     generator = torch.Generator().manual_seed(0)
     W = torch.randn(keys, *bound.W.shape, generator=generator)

@@ -7,6 +7,7 @@ import pytest
 import torch
 from scipy import stats
 
+from dewmark.capabilities import for_member
 from dewmark.core.keys import Key
 from dewmark.decoding import Decoding
 from dewmark.detector import Detector
@@ -18,7 +19,6 @@ from dewmark.dew.scheme import DEW
 from dewmark.errors import ConfigError, KeyFileError
 from dewmark.hosts.fake import FakeHost
 from dewmark.passages import locate
-from dewmark.scheme import marking_as
 from dewmark.types import Verdict
 from dewmark.workspace import Workspace, no_host
 
@@ -163,7 +163,7 @@ def test_the_paper_s_scheme_takes_plain_keys_only(host, bag_encoder, tmp_path) -
     with pytest.raises(ConfigError, match="takes a plain key"):
         DewPaper().check_key(ring)
     with pytest.raises(ConfigError, match="dew-paper"):
-        marking_as(
+        for_member(
             DewPaper().bind(Key(bytes(32)), host.info, Workspace(cache=tmp_path)), member=None, payload=1
         )
 

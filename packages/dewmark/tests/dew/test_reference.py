@@ -98,7 +98,11 @@ def bound():
 def test_the_constants_are_those_of_the_default() -> None:
     default = DEW()
     assert default.m == 256
-    assert (default.k, default.alpha, default.strength) == (reference.CONTEXT, reference.ALPHA, reference.LAMBDA)
+    assert (default.k, default.alpha, default.strength) == (
+        reference.CONTEXT,
+        reference.ALPHA,
+        reference.LAMBDA,
+    )
     assert (default.flatten, word_race.GAMMA) == (reference.LIMIT, reference.GAMMA)
     assert (word_race.INDEPENDENT, word_race.TAIL) == (reference.INDEPENDENT, reference.TAIL)
     assert (word_race.STEPS, word_race.KEPT) == (reference.STEPS, reference.KEPT)
@@ -296,7 +300,9 @@ def test_a_session_draws_the_tokens_of_the_reference(host, marking, written, dec
         texts, alpha = session._batch.texts(ids), marking.scheme.alpha
         aligned = texts.align(race.candidates)
         state = texts.states.state
-        mine = keyed_noise(aligned, race.uniforms(RandomStreams([seed], device=CPU).states(skipped + step)), alpha=alpha)
+        mine = keyed_noise(
+            aligned, race.uniforms(RandomStreams([seed], device=CPU).states(skipped + step)), alpha=alpha
+        )
         x = innovations(aligned, mine, state, texts.aligner.tables.units, alpha=alpha)
         found = logits - np.log(-log_ndtr(x[0].numpy()))
         np.testing.assert_allclose(found, expected, atol=5 * HALF_PRECISION, rtol=0)
@@ -304,7 +310,9 @@ def test_a_session_draws_the_tokens_of_the_reference(host, marking, written, dec
         chosen, _ = session.choose(ids, scores, decoding)
         conditioned += bool(past)
         past = reference.remembered(logits, t, c, y, int(expected.argmax()), past)
-        rest = warp(scores, decoding)[0].double().numpy() - np.log(-log_ndtr(fresh_normals(seed, skipped + step)))
+        rest = warp(scores, decoding)[0].double().numpy() - np.log(
+            -log_ndtr(fresh_normals(seed, skipped + step))
+        )
         rest[order] = expected
         assert int(chosen) == rest.argmax()
         ids = torch.cat((ids, chosen.unsqueeze(1)), dim=1)

@@ -4,7 +4,6 @@ import json
 import re
 import subprocess
 import sys
-import types
 from pathlib import Path
 
 import numpy as np
@@ -15,8 +14,6 @@ from dewmark.encoders.lexicon import Lexicon, load_lexicon
 from dewmark.encoders.lexicon_build import (
     FormList,
     build_lexicon,
-    frequent_forms,
-    parse_sizes,
     reduce_vectors,
 )
 from dewmark.encoders.word_vectors import SIF, WordStatistics, WordVectors
@@ -134,7 +131,7 @@ def test_identity_is_that_of_the_content(folder, lexicon, tmp_path) -> None:
 
 @pytest.mark.parametrize("name", ["nolexicon", "./no/such/folder"])
 def test_an_unknown_name_is_one_clear_error(name, tmp_path) -> None:
-    with pytest.raises(ConfigError, match=f"no lexicon '{name}'.*dewmark models lexicon build"):
+    with pytest.raises(ConfigError, match=f"no lexicon '{name}'.*dewmark build-lexicon"):
         load_lexicon(name, workspace=Workspace(cache=tmp_path))
 
 
@@ -151,69 +148,6 @@ def test_languages_weigh_the_same_in_the_basis() -> None:
     np.testing.assert_allclose(reduced.basis @ reduced.basis.T, np.eye(2), atol=1e-6)
     centred = vectors.astype(np.float64) - reduced.mean
     np.testing.assert_allclose(reduced.energy, (centred**2).sum(axis=1), rtol=1e-3)
-
-
-# Listing forms, with a stand-in for the package of word lists
-
-
-@pytest.fixture
-def wordfreq(monkeypatch) -> None:
-    lists = {
-        "en": {"the": 5e-2, "don't": 1e-3, "bridge": 1e-5, "mother-in-law": 1e-5, "00": 1e-3, "die": 1e-4},
-        "de": {"die": 3e-2, "Brücke": 2e-5, "00": 1e-2},
-        "fr": {
-            "le": 2e-2,
-            "l": 2e-2,
-            "est": 1e-2,
-            "c": 7e-3,
-            "eau": 2e-4,
-            "été": 2e-4,
-            "d": 1e-2,
-            "qu": 1e-2,
-        },
-        "ko": {"은": 2e-2, "는": 2e-2, "사람": 1e-3, "다리": 1e-4},
-        "zh": {"的": 5e-2},
-    }
-    module = types.SimpleNamespace(
-        available_languages=lambda wordlist: lists, get_frequency_dict=lambda code, wordlist: lists[code]
-    )
-    monkeypatch.setitem(sys.modules, "wordfreq", module)
-
-
-def test_forms_are_single_words_without_digits(wordfreq) -> None:
-    listed = frequent_forms({"en": 10, "de": 10})
-    assert listed.forms == ("the", "die", "don't", "brücke", "bridge")
-    assert listed.languages == ("en", "de", "en", "de", "en")  # "die" is mostly German
-    assert listed.frequency[1] == 3e-2
-    assert frequent_forms({"en": 2}).forms == ("the", "don't")
-
-
-def test_joined_forms_are_added(wordfreq) -> None:
-    french = frequent_forms({"fr": 1000}).forms
-    assert {"l'eau", "d'eau", "qu'été", "c'est", "le", "eau"} <= set(french)
-    assert "l'est" in french
-    assert "j'eau" not in french
-    korean = frequent_forms({"ko": 1000}).forms
-    assert {"사람은", "다리는"} <= set(korean)
-    assert not {"사람는", "다리은"} & set(korean)
-    assert all(len(words(form)) == 1 for form in (*french, *korean))
-
-
-@pytest.mark.parametrize(
-    ("sizes", "said"),
-    [({"zh": 5}, "'zh' is written without spaces"), ({"tlh": 5}, "no word list for language 'tlh'")],
-)
-def test_languages_that_a_lexicon_cannot_serve(wordfreq, sizes, said) -> None:
-    with pytest.raises(ConfigError, match=said):
-        frequent_forms(sizes)
-
-
-def test_sizes_on_the_command_line() -> None:
-    assert parse_sizes("en:500, de,sv") == {"en": 500, "de": 14_000, "sv": 10_000}
-    assert parse_sizes(None)["en"] == 45_000
-    for wrong in ("", "en:", "en:x", "en:0", "en,,de"):
-        with pytest.raises(ConfigError, match="--languages"):
-            parse_sizes(wrong)
 
 
 # The lexicon that ships

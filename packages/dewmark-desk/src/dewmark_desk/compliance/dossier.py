@@ -11,7 +11,7 @@ from dewmark.scheme import BoundScheme, Scheme
 from dewmark.version import __version__
 from dewmark_desk.compliance.findings import findings
 from dewmark_desk.compliance.measuring import Measured
-from dewmark_desk.compliance.plan import Plan
+from dewmark_desk.compliance.plan import DossierPlan
 
 _FORMAT = 1
 
@@ -26,7 +26,7 @@ NOT_COVERED = (
 
 def build_dossier(
     measured: Measured,
-    plan: Plan,
+    plan: DossierPlan,
     bound: BoundScheme,
     *,
     issued: str,
@@ -64,7 +64,7 @@ def build_dossier(
     }
 
 
-def _method(plan: Plan, bound: BoundScheme, *, chat: bool, judge: str) -> list[str]:
+def _method(plan: DossierPlan, bound: BoundScheme, *, chat: bool, judge: str) -> list[str]:
     chats, per_format = (plan.chats, plan.per_format) if chat else (0, 0)
     sizes = (
         f"{plan.openings} openings and {chats} chat requests, each with and without the mark, up to "
@@ -95,7 +95,7 @@ def _in_force(scheme: Scheme) -> dict[str, Any]:
     """A scheme's settings, with the strength that it chooses itself: a default may change, a dossier not."""
     values = dict(scheme.to_dict())
     for name, chosen in (("lambda", "strength"), ("alpha", "keyed_share")):
-        if values.get(name) is None and hasattr(scheme, chosen):
+        if name in values and values[name] is None:
             values[name] = getattr(scheme, chosen)
     return values
 

@@ -14,16 +14,16 @@ import numpy as np
 
 from dewmark.errors import InputError
 from dewmark.stats.audit import audit
-from dewmark.stats.metrics import rate
 from dewmark.stats.power import FEWEST_TEXTS, TARGETS, fit_model
+from dewmark.stats.rates import rate
 from dewmark_desk.compliance.measuring import Measured, Row
-from dewmark_desk.compliance.plan import Plan
+from dewmark_desk.compliance.plan import DossierPlan
 
 _KINDS = {"openings": "continued openings", "chat": "answers to chat requests"}
 _TERCILES = ("low", "middle", "high")
 
 
-def findings(measured: Measured, plan: Plan) -> dict[str, Any]:
+def findings(measured: Measured, plan: DossierPlan) -> dict[str, Any]:
     """The measured part of a dossier."""
     return {
         "power_by_length": _by_length(measured, plan),
@@ -61,12 +61,14 @@ def _at(length: int) -> Callable[[Row], Row | None]:
     return lambda row: next((score for score in row["scores"] if score["length"] == length), None)
 
 
-def _levels(rows: Sequence[Row], plan: Plan, score: Callable[[Row], Row | None]) -> list[dict[str, Any]]:
+def _levels(
+    rows: Sequence[Row], plan: DossierPlan, score: Callable[[Row], Row | None]
+) -> list[dict[str, Any]]:
     shares = (_share(rows, level, score) for level in plan.levels)
     return [share for share in shares if share is not None]
 
 
-def _by_length(measured: Measured, plan: Plan) -> list[dict[str, Any]]:
+def _by_length(measured: Measured, plan: DossierPlan) -> list[dict[str, Any]]:
     found = []
     for stage, kind in _KINDS.items():
         rows = measured.texts.get(stage, ())
@@ -88,7 +90,7 @@ def _by_length(measured: Measured, plan: Plan) -> list[dict[str, Any]]:
     return found
 
 
-def _length_needed(measured: Measured, plan: Plan) -> list[dict[str, Any]]:
+def _length_needed(measured: Measured, plan: DossierPlan) -> list[dict[str, Any]]:
     """The length at which a model of the openings' z-scores finds half, 90% and 99% of the texts."""
     cuts = sorted(plan.lengths)
     z = np.array(
@@ -110,7 +112,7 @@ def _length_needed(measured: Measured, plan: Plan) -> list[dict[str, Any]]:
     ]
 
 
-def _by_language(measured: Measured, plan: Plan) -> list[dict[str, Any]]:
+def _by_language(measured: Measured, plan: DossierPlan) -> list[dict[str, Any]]:
     rows = measured.texts.get("languages", ())
     names = dict.fromkeys(row["group"] for row in rows)
     english = measured.texts["openings"]
@@ -121,7 +123,7 @@ def _by_language(measured: Measured, plan: Plan) -> list[dict[str, Any]]:
     return found
 
 
-def _by_entropy(measured: Measured, plan: Plan) -> list[dict[str, Any]]:
+def _by_entropy(measured: Measured, plan: DossierPlan) -> list[dict[str, Any]]:
     """Marked openings in three equal groups by the host's mean entropy along the text."""
     texts = measured.texts["openings"]
     entropy = {(row["id"], row["text_hash"]): row["entropy"] for row in measured.quality}
@@ -144,7 +146,7 @@ def _by_entropy(measured: Measured, plan: Plan) -> list[dict[str, Any]]:
     return found
 
 
-def _false_positives(measured: Measured, plan: Plan) -> dict[str, Any]:
+def _false_positives(measured: Measured, plan: DossierPlan) -> dict[str, Any]:
     """Alarms by domain, and the audit's verdict over all of them; texts too short for one are left out."""
     domains: dict[str, list[Row]] = {}
     for row in measured.negatives:
@@ -182,7 +184,7 @@ def _domain(row: Row) -> str:
     return f"prose, {row['language']}" if kind == "prose" else str(kind)
 
 
-def _robustness(measured: Measured, plan: Plan) -> list[dict[str, Any]]:
+def _robustness(measured: Measured, plan: DossierPlan) -> list[dict[str, Any]]:
     clean = [{"attack": "none", "at": _levels(measured.texts["openings"], plan, _whole)}]
     return clean + [
         {"attack": name, "at": _levels(rows, plan, _whole)} for name, rows in measured.attacked.items()
@@ -223,7 +225,7 @@ def _quality(measured: Measured) -> list[dict[str, Any]]:
     return found
 
 
-def _formats(measured: Measured, plan: Plan) -> list[dict[str, Any]]:
+def _formats(measured: Measured, plan: DossierPlan) -> list[dict[str, Any]]:
     rows = measured.texts.get("formats", ())
     found = []
     for name in dict.fromkeys(row["group"] for row in rows):

@@ -25,11 +25,11 @@ from dewmark.prompts import first_tokens, package_file
 from dewmark.scheme import BoundScheme, for_languages
 from dewmark.storage import ResumableRows
 from dewmark.text.languages import LanguagePolicy
-from dewmark.text.repetition import distinct, repetition
+from dewmark.text.words import distinct, repetition
 from dewmark.types import Detection
 from dewmark.watermark import Watermark
 from dewmark.workspace import Progress, silent
-from dewmark_desk.compliance.plan import DEFAULT_ATTACKS, LARGE_ATTACKS, Plan, Stage
+from dewmark_desk.compliance.plan import DEFAULT_ATTACKS, LARGE_ATTACKS, DossierPlan, Stage
 
 Row = dict[str, Any]
 
@@ -54,7 +54,7 @@ class Measured:
 
 def measure(
     watermark: Watermark,
-    plan: Plan,
+    plan: DossierPlan,
     folder: Path,
     *,
     chat: ChatFormat | None,
@@ -81,12 +81,12 @@ def measure(
             attacked[label] = _attack(bound, plan, _open(label), texts["openings"], file, progress)
         except (ModelError, MissingExtraError) as error:
             unavailable[label] = str(error)
-    asked = {label.partition(":")[0] for label in plan.attacks}
+    planned = {label.partition(":")[0] for label in plan.attacks}
     for label in DEFAULT_ATTACKS:
-        if label.partition(":")[0] not in asked:
+        if label.partition(":")[0] not in planned:
             unavailable[label] = "it was not asked for"
     for name in LARGE_ATTACKS:
-        if name not in asked:
+        if name not in planned:
             unavailable[name] = "it needs a large model, and was not asked for"
     own = [
         Document(row["text"], row["id"], kind=f"this host unmarked, {name.removesuffix('-unmarked')}")
@@ -108,14 +108,16 @@ def measure(
     return Measured(texts, attacked, unavailable, scored, quality, shared)
 
 
-def check_attacks(plan: Plan) -> None:
+def check_attacks(plan: DossierPlan) -> None:
     """Raise an error for an attack with an unknown name or a wrong setting, before any text is written."""
     for label in plan.attacks:
         with contextlib.suppress(ModelError, MissingExtraError):  # reported in the dossier
             _open(label)
 
 
-def _write(watermark: Watermark, plan: Plan, stage: Stage, path: Path, progress: Progress) -> list[Row]:
+def _write(
+    watermark: Watermark, plan: DossierPlan, stage: Stage, path: Path, progress: Progress
+) -> list[Row]:
     bound = watermark.scheme
     scheme = bound if stage.marked else None
     identity = config.config_hash(
@@ -123,13 +125,13 @@ def _write(watermark: Watermark, plan: Plan, stage: Stage, path: Path, progress:
     )
 
     def expected(i: int) -> Row:
-        asked = stage.asked[i]
-        known = {"id": asked.id, "group": asked.group, "seed": plan.seed + i, "config_hash": identity}
-        return {**known, "prompt": asked.prompt, "text": ..., "tokens": ..., "scores": ...}
+        prompt = stage.prompts[i]
+        known = {"id": prompt.id, "group": prompt.group, "seed": plan.seed + i, "config_hash": identity}
+        return {**known, "prompt": prompt.prompt, "text": ..., "tokens": ..., "scores": ...}
 
     def make(batch: range) -> list[Row]:
         made = watermark.host.generate(
-            [stage.asked[i].prompt for i in batch],
+            [stage.prompts[i].prompt for i in batch],
             scheme=scheme,
             seeds=[plan.seed + i for i in batch],
             decoding=stage.decoding,
@@ -141,11 +143,16 @@ def _write(watermark: Watermark, plan: Plan, stage: Stage, path: Path, progress:
             for i, each, scores in zip(batch, made, scored, strict=True)
         ]
 
-    return _rows(path, len(stage.asked), plan.batch_size, expected, make, f"writing {stage.name}", progress)
+    return _rows(path, len(stage.prompts), plan.batch_size, expected, make, f"writing {stage.name}", progress)
 
 
 def _attack(
-    bound: BoundScheme, plan: Plan, attack: Attack, texts: Sequence[Row], path: Path, progress: Progress
+    bound: BoundScheme,
+    plan: DossierPlan,
+    attack: Attack,
+    texts: Sequence[Row],
+    path: Path,
+    progress: Progress,
 ) -> list[Row]:
     identity = config.config_hash(attack.identity(), [row["config_hash"] for row in texts])
 
@@ -185,7 +192,7 @@ def _score_negatives(bound: BoundScheme, negatives: Negatives, path: Path, progr
 
 
 def _qualities(
-    judge: Host, host: Host, plan: Plan, texts: Sequence[Row], path: Path, progress: Progress
+    judge: Host, host: Host, plan: DossierPlan, texts: Sequence[Row], path: Path, progress: Progress
 ) -> list[Row]:
     """Perplexity under the judge, the host's mean entropy in bits per token, diversity and repetition."""
     identity = config.config_hash(judge.info.identity, host.info.identity)
@@ -228,7 +235,9 @@ def _entropies(
         yield float(bits.mean()) if each else None
 
 
-def _scores(bound: BoundScheme, plan: Plan, texts: Sequence[str], *, whole: bool = False) -> list[list[Row]]:
+def _scores(
+    bound: BoundScheme, plan: DossierPlan, texts: Sequence[str], *, whole: bool = False
+) -> list[list[Row]]:
     """Each text's results at the plan's lengths that it reaches, and as a whole (length None)."""
     tokenizer = bound.host.tokenizer
     sizes = [len(each.ids) for each in tokenizer.encode(texts)]

@@ -2,7 +2,7 @@
 
 Openings are continued at the decoding options given; chat requests go through the host's own chat template at
 its own generation settings, because that is how a product uses it. Three kinds of output that leave a mark
-little room (code, JSON, labels of a few words) are asked for on purpose.
+little room (code, JSON, labels of a few words) are requested on purpose.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ DEFAULT_ATTACKS = (
 """The attacks that need no large model; those that this machine cannot run are reported as not measured."""
 
 LARGE_ATTACKS = ("paraphrase", "dipper")
-"""The library's other attacks, which are measured only if they are asked for."""
+"""The library's other attacks, which are measured only on request."""
 
 _FORMATS: Mapping[str, Sequence[str]] = {
     "code": (
@@ -55,7 +55,7 @@ _PROMPT_SENTENCES = 2  # in a language other than English, the prompt is this ma
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class StagePrompt:
     """A prompt as the host gets it; ``group`` is its genre, language or format."""
 
     id: str
@@ -68,18 +68,18 @@ class Stage:
     """Texts to write: prompts, decoding options, marked or not."""
 
     name: str
-    asked: tuple[Asked, ...] = field(repr=False)
+    prompts: tuple[StagePrompt, ...] = field(repr=False)
     decoding: Decoding
     marked: bool
 
     @property
     def tokens(self) -> int:
         """The most tokens that it writes."""
-        return len(self.asked) * self.decoding.max_new_tokens
+        return len(self.prompts) * self.decoding.max_new_tokens
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class DossierPlan:
     """The sizes and settings of a dossier's measurements; texts are counted per marked or unmarked set."""
 
     openings: int = 24
@@ -119,10 +119,10 @@ class Plan:
     def stages(self, chat: ChatFormat | None) -> list[Stage]:
         """The texts to write; a host without a chat format gets no requests."""
         long = dataclasses.replace(self.decoding, max_new_tokens=max(self.lengths))
-        opened = tuple(Asked(row["id"], "opening", row["text"]) for row in openings()[: self.openings])
+        opened = tuple(StagePrompt(row["id"], "opening", row["text"]) for row in openings()[: self.openings])
         stages = [Stage("openings", opened, long, True), Stage("openings-unmarked", opened, long, False)]
         foreign = tuple(
-            Asked(f"{language}-{i}", language, prompt)
+            StagePrompt(f"{language}-{i}", language, prompt)
             for language in self.languages
             for i, prompt in enumerate(_ordinary_prompts(language)[: self.per_language])
         )
@@ -130,17 +130,17 @@ class Plan:
             stages.append(Stage("languages", foreign, long, True))
         if chat is not None:
             own = dataclasses.replace(chat.decoding, max_new_tokens=max(self.lengths))
-            asked = tuple(
-                Asked(row["id"], row["kind"], chat.render([{"role": "user", "content": row["text"]}]))
+            chats = tuple(
+                StagePrompt(row["id"], row["kind"], chat.render([{"role": "user", "content": row["text"]}]))
                 for row in requests(split="eval")[: self.chats]
             )
             formats = tuple(
-                Asked(f"{name}-{i}", name, chat.render([{"role": "user", "content": text}]))
+                StagePrompt(f"{name}-{i}", name, chat.render([{"role": "user", "content": text}]))
                 for name, texts in _FORMATS.items()
                 for i, text in enumerate(texts[: self.per_format])
             )
-            if asked:
-                stages += [Stage("chat", asked, own, True), Stage("chat-unmarked", asked, own, False)]
+            if chats:
+                stages += [Stage("chat", chats, own, True), Stage("chat-unmarked", chats, own, False)]
             if formats:
                 stages.append(Stage("formats", formats, own, True))
         return stages

@@ -45,7 +45,7 @@ Peers = Mapping[str, Peer]
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class BenchResult:
     """The cost of one row (a scheme, a baseline, a peer's scheme) of one measure."""
 
     measure: str
@@ -67,7 +67,7 @@ def bench_marks(
     peers: bool = True,
     decoding: Decoding = Decoding(),
     progress: Progress = silent,
-) -> Iterator[Measured]:
+) -> Iterator[BenchResult]:
     """A step of writing with each mark, in turns of ``turn`` steps, at every batch size; compared with none.
 
     The first turn is not counted. Every mark continues its own text.
@@ -109,7 +109,7 @@ def bench_generation(
     repeats: int,
     peers: bool = True,
     progress: Progress = silent,
-) -> Iterator[Measured]:
+) -> Iterator[BenchResult]:
     """Steps, and decoding compared with no mark, at every batch size; 0 steps or tokens skips the measure."""
     theirs = _load_peers(names, host, wanted=peers)
     with _bound(names, host, progress) as schemes:
@@ -132,7 +132,7 @@ def bench_detection(
     repeats: int,
     peers: bool = True,
     progress: Progress = silent,
-) -> Iterator[Measured]:
+) -> Iterator[BenchResult]:
     """Detection per text, in one batch and one by one (an eighth as many texts), compared with tokenizing."""
     theirs = _load_peers(names, host, wanted=peers)
     device = host.device
@@ -154,7 +154,7 @@ def detection_by_length(
     lengths: Sequence[int],
     repeats: int,
     progress: Progress = silent,
-) -> Iterator[Measured]:
+) -> Iterator[BenchResult]:
     """Detection of one text, by its length."""
     device = host.device
 
@@ -179,7 +179,7 @@ def step_by_vocabulary(
     repeats: int,
     device: torch.device,
     progress: Progress = silent,
-) -> Iterator[Measured]:
+) -> Iterator[BenchResult]:
     """A step for one text by vocabulary size, on random hosts and encoders."""
     changed = {_with_random_encoder(name): name for name in names}
     for size in sizes:
@@ -326,9 +326,9 @@ def _on_device(schemes: Schemes, device: torch.device) -> Schemes:
 
 def _timed(
     measure: str, tasks: Mapping[str, Task], baselines: Mapping[str, str], repeats: int, progress: Progress
-) -> Iterator[Measured]:
+) -> Iterator[BenchResult]:
     if not tasks:
         return
     costs = time_tasks(measure, tasks, repeats=repeats, baselines=baselines, progress=progress)
     for row, cost in costs.items():
-        yield Measured(measure, row, cost)
+        yield BenchResult(measure, row, cost)

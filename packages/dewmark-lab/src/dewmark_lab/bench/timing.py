@@ -20,7 +20,7 @@ from dewmark.workspace import Progress, silent
 Task = Callable[[int], float]
 """Does round i of a task and returns its seconds, per unit of what the measure counts."""
 
-_FEWEST_ROUNDS = 6  # for a 95% interval of a median
+_MIN_ROUNDS = 6  # for a 95% interval of a median
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +111,7 @@ def _quartiles(times: Sequence[float]) -> tuple[float, float]:
 def median_interval(ordered: Sequence[float]) -> tuple[float, float] | None:
     """The 95% interval of the median: the number of values below it is Binomial(n, 1/2), so 0.98 √n ranks."""
     n = len(ordered)
-    if n < _FEWEST_ROUNDS:
+    if n < _MIN_ROUNDS:
         return None
     reach = 0.98 * math.sqrt(n)
     return ordered[max(math.floor(n / 2 - reach), 0)], ordered[min(math.ceil(n / 2 + reach), n - 1)]

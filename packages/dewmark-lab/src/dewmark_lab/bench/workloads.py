@@ -29,7 +29,7 @@ def random_texts(tokenizer: Tokenizer, count: int, *, tokens: int, seed: int) ->
 
 
 def random_walks(count: int, *, words: int, seed: int) -> list[str]:
-    """``count`` texts of so many words; every seed has its own."""
+    """``count`` texts of ``words`` words each; every seed has its own."""
     random = np.random.default_rng(seed)
     return [_random_walk(random, words) for _ in range(count)]
 

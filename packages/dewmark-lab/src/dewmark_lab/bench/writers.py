@@ -57,7 +57,7 @@ class Writer:
         self.ids[:, : self._start] = prompt
 
     def __call__(self, steps: int) -> float:
-        """Take so many steps; seconds of one."""
+        """Take a number of steps; returns the seconds of one."""
         return seconds(lambda: self._write(steps), self.ids.device) / steps
 
     @torch.inference_mode()

@@ -229,7 +229,7 @@ class Pace:
         return False
 
     def hold(self, seconds: float) -> None:
-        """Start no request for so many seconds."""
+        """Start no request for this many seconds."""
         with self._lock:
             self._next = max(self._next, time.monotonic() + seconds)
 

@@ -114,7 +114,7 @@ class ChatSettings:
             timeout=self.timeout,
         )
 
-    def estimate(self, conversations: Sequence[Conversation], *, answers: Sequence[str]) -> Estimate:
+    def estimate(self, conversations: Sequence[Conversation], *, answers: Sequence[str]) -> CostEstimate:
         """Estimate the cost of these conversations; ``answers`` are texts as long as the expected ones.
 
         A token is counted as 4 bytes of UTF-8: close for English, too many for scripts with several bytes per
@@ -129,11 +129,11 @@ class ChatSettings:
         cost = None
         if self.price_in is not None and self.price_out is not None:
             cost = (sent * self.price_in + received * self.price_out) / 1e6
-        return Estimate(self.host or self.model or "?", len(conversations), sent, received, cost)
+        return CostEstimate(self.host or self.model or "?", len(conversations), sent, received, cost)
 
 
 @dataclass(frozen=True, slots=True)
-class Estimate:
+class CostEstimate:
     """The expected use of a model; ``cost`` is None if no prices are known."""
 
     model: str

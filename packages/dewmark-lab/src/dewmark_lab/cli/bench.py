@@ -14,7 +14,7 @@ from dewmark.cli.terminal import Progress, emit, results, say, write
 from dewmark.errors import ConfigError
 
 if TYPE_CHECKING:
-    from dewmark_lab.bench.measures import Measured
+    from dewmark_lab.bench.measures import BenchResult
 
 app = typer.Typer(
     name="bench", help="Measure the cost of marking and detecting on this machine.", no_args_is_help=True
@@ -241,7 +241,7 @@ def _threads(threads: int) -> None:
         torch.set_num_threads(threads)
 
 
-def _report(found: Sequence[Measured], *, json_: bool, quartiles: bool = False) -> None:
+def _report(found: Sequence[BenchResult], *, json_: bool, quartiles: bool = False) -> None:
     if json_:
         for row in found:
             emit(row.to_dict())
@@ -275,7 +275,7 @@ def _report(found: Sequence[Measured], *, json_: bool, quartiles: bool = False) 
     write("fastest round; x: ratio to the first row (for markllm to its own), median over rounds\n")
 
 
-def _draw(found: Iterable[Measured], plot: Path, *, xlabel: str, title: str, quiet: bool) -> None:
+def _draw(found: Iterable[BenchResult], plot: Path, *, xlabel: str, title: str, quiet: bool) -> None:
     from dewmark_lab.reports.plots import cost_curves, save_figure
 
     curves: dict[str, list[tuple[float, float]]] = {}

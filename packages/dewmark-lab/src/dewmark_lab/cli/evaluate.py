@@ -12,13 +12,12 @@ from dewmark.cli.terminal import Progress, emit, results, say, write
 from dewmark.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from rich.table import Table
 
-    from dewmark.stats.metrics import Rate
-    from dewmark_lab.evaluation.results import Cell, Evaluation
-    from dewmark_lab.evaluation.wording import PairedWording
+    from dewmark.stats.rates import Interval, Rate
+    from dewmark_lab.evaluation.results import Evaluation, ResultCell
 
 
 def evaluate(
@@ -91,7 +90,7 @@ def evaluate(
     from dewmark_lab.evaluation.protocol import evaluate as judge
     from dewmark_lab.evaluation.results import read_scores
     from dewmark_lab.evaluation.score_files import ScoreFiles, paired_texts, read_score_files, score_files
-    from dewmark_lab.evaluation.wording import listed_words, paired_wording
+    from dewmark_lab.quality.texts import paired_measures
 
     levels = _rates(rates)
     files = ScoreFiles.parse(positives or (), negatives or (), human or ())
@@ -121,7 +120,7 @@ def evaluate(
         rows = read_score_files(files, field=field, seeds=seeds)
     found = judge(rows, rates=levels)
     pairs = paired_texts(files)
-    worded = paired_wording(pairs, listed=listed_words()) if len(pairs) > 1 else None
+    worded = paired_measures(pairs) if len(pairs) > 1 else {}
     if out is not None:
         from dewmark_lab.evaluation.results import write_scores
         from dewmark_lab.reports.experiment_report import write_report
@@ -132,10 +131,11 @@ def evaluate(
         write_report(out, title="Evaluation", table="", configuration=configuration, commands=[])
         say(f"wrote {out / 'report.html'}, with tables and figures next to it", quiet=quiet)
     if json_:
-        emit({**found.to_dict(), "wording": worded and worded.to_dict()})
+        wording = {name: each and each.to_dict() for name, each in worded.items()}
+        emit({**found.to_dict(), "wording": wording or None})
     else:
         results().print(_table(found), soft_wrap=False)
-        write(_wording(worded) if worded else "")
+        write(_wording(worded))
         write("".join(f"\n{note[0].upper()}{note[1:]}." for note in found.notes) + "\n" * bool(found.notes))
 
 
@@ -167,22 +167,20 @@ def _table(found: Evaluation) -> Table:
     return table
 
 
-def _wording(found: PairedWording) -> str:
-    """What the marked texts' wording lost or gained, in one sentence."""
-    shown = []
-    for name, head in (
-        ("distinct_content", "distinct content words"),
-        ("unlisted", "words outside the word list"),
-        ("repetition", "repeated 4-grams"),
-    ):
-        interval = getattr(found, name)
-        if interval is not None:
-            shown.append(f"{head} {interval.value:+.3f} ({interval.low:+.3f} to {interval.high:+.3f})")
-    head = f"Wording against the unmarked text of the same prompt and seed, {found.prompts:,} prompts"
-    return f"\n{head}:\n" + ";\n".join(shown) + ".\n"
+def _wording(found: Mapping[str, Interval | None]) -> str:
+    """What the marked texts' wording lost or gained, a line per measure."""
+    from dewmark_lab.quality.measuring import MEASURES
+
+    shown = [
+        f"{MEASURES[name].label} {interval.value:+.3f} ({interval.low:+.3f} to {interval.high:+.3f})"
+        for name, interval in found.items()
+        if interval is not None
+    ]
+    head = "\nWording against the unmarked text of the same prompt and seed:\n"
+    return head + ";\n".join(shown) + ".\n" if shown else ""
 
 
-def _by_scores(cell: Cell) -> Iterator[Sequence[str]]:
+def _by_scores(cell: ResultCell) -> Iterator[Sequence[str]]:
     """A line per kind of negatives; the real rate is that of unmarked texts after the same attack."""
     from dewmark_lab.evaluation.results import CLEAN
 
@@ -193,7 +191,7 @@ def _by_scores(cell: Cell) -> Iterator[Sequence[str]]:
         yield each.negatives, f"{each.auroc.mean:.3f}", *found, _real([at.attacked for at in each.at])
 
 
-def _by_p_values(cell: Cell, rates: Sequence[float]) -> Iterator[Sequence[str]]:
+def _by_p_values(cell: ResultCell, rates: Sequence[float]) -> Iterator[Sequence[str]]:
     if cell.shares:
         shares = [share for rate in rates if (share := cell.share(rate)) is not None]
         real = [share.unmarked or share.human for share in shares]

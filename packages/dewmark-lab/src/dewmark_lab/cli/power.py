@@ -10,12 +10,13 @@ import typer
 from dewmark.cli import options
 from dewmark.cli.terminal import Progress, emit, results, save_json, say, write
 from dewmark.errors import ConfigError
+from dewmark_lab.prompt_sources import package_prompts
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from dewmark.scheme import BoundScheme
-    from dewmark.stats.power import Power, Row
+    from dewmark_lab.evaluation.power import Power, PowerRow
 
 _CURVE_POINTS = 120
 
@@ -61,7 +62,7 @@ def power(
         raise ConfigError(f"--fpr must lie in (0, 1), got {fpr:g}")
     options.check_marks(scheme)
     given = read_documents(texts) if texts is not None else []
-    prompts = options.package_prompts(number, option="--number", chat=chat) if texts is None else []
+    prompts = package_prompts(number, option="--number", chat=chat) if texts is None else []
     secret = options.load_key(key) if key is not None or texts is not None else Key.generate()
     with Progress(quiet=quiet) as progress:
         watermark = options.load_watermark(
@@ -110,7 +111,7 @@ def _lengths(given: str) -> list[int]:
     return lengths
 
 
-def _summary(bound: BoundScheme, found: Power, rows: Sequence[Row]) -> dict[str, Any]:
+def _summary(bound: BoundScheme, found: Power, rows: Sequence[PowerRow]) -> dict[str, Any]:
     from dewmark.scheme import reader_name
 
     return {
@@ -126,7 +127,7 @@ def _summary(bound: BoundScheme, found: Power, rows: Sequence[Row]) -> dict[str,
     }
 
 
-def _print(found: Power, rows: Sequence[Row]) -> None:
+def _print(found: Power, rows: Sequence[PowerRow]) -> None:
     from rich.table import Table
 
     table = Table("tokens", "share found (model)", "95% interval", "measured", "mean z", "sd of z", box=None)
@@ -148,7 +149,7 @@ def _print(found: Power, rows: Sequence[Row]) -> None:
     write(f"\nAt a false-positive rate of {found.fpr:g}, from {found.texts} marked texts: {reach}.\n")
 
 
-def _save(out: Path, found: Power, rows: Sequence[Row], summary: dict[str, Any]) -> None:
+def _save(out: Path, found: Power, rows: Sequence[PowerRow], summary: dict[str, Any]) -> None:
     import numpy as np
 
     from dewmark_lab.reports import plots

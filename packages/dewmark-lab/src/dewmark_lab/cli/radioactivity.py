@@ -60,8 +60,8 @@ def radioactivity(
     from dewmark.decoding import Decoding
     from dewmark.hosts import load_host
     from dewmark.opening import load_scheme
-    from dewmark.prompts import prompt_texts
     from dewmark_lab.evaluation.radioactivity import radioactivity as test
+    from dewmark_lab.prompt_sources import prompt_texts
 
     if (source is None) == (model is None):
         raise ConfigError("give the suspect's texts with --in, or the suspect with --model")

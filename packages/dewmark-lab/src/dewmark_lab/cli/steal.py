@@ -11,6 +11,7 @@ import typer
 from dewmark.cli import options
 from dewmark.cli.terminal import Progress, emit, save_json, save_text, say, write
 from dewmark.errors import ConfigError, InputError
+from dewmark_lab.prompt_sources import package_prompts
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -136,7 +137,7 @@ def _split(
 
     if settings.mode == "spoof":
         if prompts is None:
-            openers = options.package_prompts(settings.texts, option="--texts")
+            openers = package_prompts(settings.texts, option="--texts")
         else:
             openers = [prompt.text for prompt in read_prompts(prompts)]
         return openers, [], [each.text for each in corpus]

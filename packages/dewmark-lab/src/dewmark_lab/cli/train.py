@@ -69,7 +69,7 @@ def train(
     from dewmark.config import cache_dir
     from dewmark.encoders import load_encoder
     from dewmark.opening import DEFAULT_HOST
-    from dewmark_lab.training.job import Job, train_artifact
+    from dewmark_lab.training.job import TrainingJob, train_artifact
     from dewmark_lab.training.texts import FileTexts, HostTexts
 
     name = host or DEFAULT_HOST
@@ -78,7 +78,7 @@ def train(
         info = hosts.host_info(name, progress=progress)
         load = functools.partial(hosts.load_host, name, device=device, dtype=dtype, progress=progress)
         open_host = functools.cache(load)
-        job = Job(
+        job = TrainingJob(
             scheme=scheme,
             info=info,
             open_host=open_host,

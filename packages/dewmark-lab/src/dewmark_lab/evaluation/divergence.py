@@ -10,10 +10,10 @@ from which the scheme draws under key K:
   estimate of ½ χ²(E q‖p) ≈ KL(E q‖p) from any number of keys: 0 for a scheme whose choice, averaged over
   keys, is a draw from the host's own distribution.
 
-A bias has a q_K in closed form. For keyed sampling q_K is the law of the winner over the fresh randomness,
-estimated from ``draws`` races; the entropy's bias is corrected (Miller and Madow). Tokens beyond the
-``cells`` likeliest count as one, so both figures are lower bounds. Boundary: a host, bound schemes and texts
-in, a `Divergence` out; schemes that choose between drafts of sentences have no steps to measure.
+A bias has a q_K in closed form. For keyed sampling q_K is the distribution of the winner over the fresh
+randomness, estimated from ``draws`` races; the entropy's bias is corrected (Miller and Madow). Tokens beyond
+the ``cells`` likeliest count as one, so both figures are lower bounds. Boundary: a host, bound schemes and
+texts in, a `Divergence` out; schemes that choose between drafts of sentences have no steps to measure.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ import numpy as np
 from dewmark.arrays import F64
 from dewmark.decoding import Decoding
 from dewmark.errors import ConfigError, InputError
-from dewmark.stats.metrics import Interval, mean_interval
+from dewmark.stats.rates import Interval
+from dewmark_lab.metrics import mean_interval
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -43,7 +44,7 @@ DRAWS = 128
 CELLS = 64
 
 
-class Model(Protocol):
+class LogitsModel(Protocol):
     """A language model that computes logits of given texts (`dewmark.hosts.base.Host`)."""
 
     @property
@@ -83,7 +84,7 @@ class Divergence:
 
 
 def divergence(
-    host: Model,
+    host: LogitsModel,
     schemes: Sequence[BoundScheme],
     prompts: Sequence[str],
     texts: Sequence[str],

@@ -34,7 +34,7 @@ from dewmark.hosts.base import Conversation, Host
 from dewmark.workspace import Progress
 from dewmark_lab.chat import ChatModel
 from dewmark_lab.chat.answer_cache import CachedChat
-from dewmark_lab.chat.settings import ChatSettings, Estimate
+from dewmark_lab.chat.settings import ChatSettings, CostEstimate
 
 JUDGE_PROMPT = (
     "You are an expert evaluator focused on assessing text quality. You analyze aspects like coherence, "
@@ -122,7 +122,7 @@ def judge_conversations(pair: Pair) -> tuple[Conversation, Conversation]:
 
 def judge_estimate(
     settings: ChatSettings, pairs: Sequence[Pair], *, kept: CachedChat | None = None
-) -> Estimate:
+) -> CostEstimate:
     """The cost of judging these pairs, without the answers that ``kept`` already has."""
     questions = [question for pair in pairs for question in judge_conversations(pair)]
     if kept is not None:

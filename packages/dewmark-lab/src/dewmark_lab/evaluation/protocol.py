@@ -1,7 +1,7 @@
 """The evaluation protocol of the paper's section 4, extended by matched negatives.
 
 For each scheme and attack, and for each seed s: the threshold at a nominal false-positive rate comes from the
-negatives of all other seeds (`stats.metrics.leave_one_seed_out`) and is applied to the marked texts of seed
+negatives of all other seeds (`metrics.leave_one_seed_out`) and is applied to the marked texts of seed
 s. The results are mean and half-range over seeds. The paper's negatives are unattacked, but an attack may
 also move the scores of unmarked texts. Every attacked cell is therefore also evaluated against negatives that
 went through the same attack, and the actual false-positive rate of the unattacked threshold on them is
@@ -23,28 +23,20 @@ import numpy as np
 
 from dewmark.arrays import F64
 from dewmark.errors import ConfigError, InputError
-from dewmark.stats.metrics import (
-    HeldOut,
-    Rate,
-    auroc,
-    auroc_interval,
-    leave_one_seed_out,
-    rate,
-    spread,
-    threshold_at,
-)
+from dewmark.stats.rates import Rate, rate
 from dewmark_lab.evaluation.results import (
     CLEAN,
     HUMAN,
     MARKED,
     UNMARKED,
-    Cell,
     Comparison,
     Evaluation,
     OperatingPoint,
     PValueShare,
+    ResultCell,
     ScoreRow,
 )
+from dewmark_lab.metrics import HeldOut, auroc, auroc_interval, leave_one_seed_out, spread, threshold_at
 
 RATES = (0.01, 0.05)
 LEVELS = (1e-4,)
@@ -75,7 +67,7 @@ def _grouped(rows: Iterable[ScoreRow]) -> Groups:
     return groups
 
 
-def _cell(groups: Groups, scheme: str, attack: str, rates: Sequence[float]) -> Cell:
+def _cell(groups: Groups, scheme: str, attack: str, rates: Sequence[float]) -> ResultCell:
     def scores(kind: str, under: str) -> dict[int, F64]:
         return _by_seed(groups.get((scheme, under, kind), ()))
 
@@ -88,7 +80,7 @@ def _cell(groups: Groups, scheme: str, attack: str, rates: Sequence[float]) -> C
         _compare("human", positives, human, human_matched, rates),
         _compare("human-matched", positives, human_matched, human_matched, rates),
     )
-    return Cell(
+    return ResultCell(
         scheme=scheme,
         attack=attack,
         seeds=tuple(positives),
@@ -200,7 +192,7 @@ def _shift(clean: BySeed, attacked: BySeed) -> float | None:
     return float(np.mean(moved)) if moved else None
 
 
-def _notes(cells: Sequence[Cell]) -> Iterable[str]:
+def _notes(cells: Sequence[ResultCell]) -> Iterable[str]:
     """Caveats for readers who compare the figures."""
     few: dict[float, dict[str, int]] = {}
     for cell in cells:

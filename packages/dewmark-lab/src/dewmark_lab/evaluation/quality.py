@@ -14,11 +14,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from dewmark.text.repetition import distinct
+from dewmark.text.words import distinct
 from dewmark_lab.evaluation.wording import Words, wording
 
 
-class Judge(Protocol):
+class LikelihoodJudge(Protocol):
     """A language model that computes log-likelihoods of completions (`dewmark.hosts.base.Host`)."""
 
     def log_likelihood(self, prompts: Sequence[str], texts: Sequence[str]) -> list[tuple[float, int]]:
@@ -44,7 +44,7 @@ class Quality:
 
 
 def quality(
-    judge: Judge, prompts: Sequence[str], texts: Sequence[str], *, listed: Words | None = None
+    judge: LikelihoodJudge, prompts: Sequence[str], texts: Sequence[str], *, listed: Words | None = None
 ) -> list[Quality]:
     """The measures of completions, in order; the judge chooses its own batches.
 

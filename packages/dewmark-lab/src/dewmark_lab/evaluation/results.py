@@ -27,7 +27,8 @@ from typing import Any
 
 from dewmark import storage
 from dewmark.errors import InputError
-from dewmark.stats.metrics import Interval, Rate, Spread
+from dewmark.stats.rates import Interval, Rate
+from dewmark_lab.metrics import Spread
 
 MARKED, UNMARKED, HUMAN = "marked", "unmarked", "human"
 KINDS = (MARKED, UNMARKED, HUMAN)
@@ -166,7 +167,7 @@ class PValueShare:
 
 
 @dataclass(frozen=True, slots=True)
-class Cell:
+class ResultCell:
     """One scheme under one attack.
 
     ``tokens`` is the median length of the marked texts, ``score`` their mean score. ``shift`` is how far the
@@ -204,7 +205,7 @@ class Evaluation:
     """All cells of a run, in the order in which schemes and attacks first occur, and caveats."""
 
     rates: tuple[float, ...]
-    cells: tuple[Cell, ...]
+    cells: tuple[ResultCell, ...]
     notes: tuple[str, ...] = ()
 
     @property
@@ -217,7 +218,7 @@ class Evaluation:
         """The distinct attacks."""
         return list(dict.fromkeys(cell.attack for cell in self.cells))
 
-    def cell(self, scheme: str, attack: str) -> Cell | None:
+    def cell(self, scheme: str, attack: str) -> ResultCell | None:
         """The cell of a scheme under an attack, or None if there is none."""
         return next((each for each in self.cells if (each.scheme, each.attack) == (scheme, attack)), None)
 
@@ -254,8 +255,8 @@ class Evaluation:
         return cls.from_dict(data)
 
 
-def _cell(data: Mapping[str, Any]) -> Cell:
-    return Cell(
+def _cell(data: Mapping[str, Any]) -> ResultCell:
+    return ResultCell(
         **{
             **data,
             "seeds": tuple(data["seeds"]),

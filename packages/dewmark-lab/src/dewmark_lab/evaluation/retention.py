@@ -20,7 +20,8 @@ from typing import Any
 from dewmark.errors import InputError
 from dewmark.stats.evidence import Evidence
 from dewmark.stats.key_test import cross_variance, score_variance
-from dewmark.stats.metrics import Interval, bootstrap
+from dewmark.stats.rates import Interval
+from dewmark_lab.metrics import bootstrap
 
 NEAR_ZERO = 0.05
 

@@ -33,8 +33,7 @@ import numpy as np
 from dewmark.arrays import F32
 from dewmark.errors import InputError
 from dewmark.text.languages import UNDETERMINED, guess_language
-from dewmark.text.repetition import repetition
-from dewmark.text.words import words
+from dewmark.text.words import repetition, words
 
 _COPY, _SHORT, _LONG, _LOOP = 0.05, 1 / 3, 3.0, 0.3
 # The characters of a text in relation to its English version, where they differ by a factor.

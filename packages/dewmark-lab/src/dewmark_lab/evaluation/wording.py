@@ -19,17 +19,17 @@ from __future__ import annotations
 import dataclasses
 import functools
 import statistics
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from dewmark.config import cache_dir
 from dewmark.encoders.lexicon import load_lexicon
 from dewmark.encoders.word_vectors import word_weight
-from dewmark.stats.metrics import Interval, mean_interval
-from dewmark.text.repetition import repetition
-from dewmark.text.words import words
+from dewmark.stats.rates import Interval
+from dewmark.text.words import repetition, words
 from dewmark.workspace import Workspace, silent
+from dewmark_lab.metrics import mean_interval
 
 MEASURES = ("distinct_content", "unlisted", "repetition")
 
@@ -89,30 +89,6 @@ class TextPair:
             "unlisted": _minus(left.unlisted, right.unlisted),
             "repetition": _minus(left.repetition, right.repetition),
         }
-
-
-@dataclass(frozen=True, slots=True)
-class PairedWording:
-    """Mean differences between marked and unmarked texts, with 95% intervals; None where nothing compares."""
-
-    prompts: int
-    distinct_content: Interval | None
-    unlisted: Interval | None
-    repetition: Interval | None
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values."""
-        return dataclasses.asdict(self)
-
-
-def paired_wording(pairs: Iterable[TextPair], *, listed: Words | None = None) -> PairedWording:
-    """Compare marked texts with their unmarked counterparts."""
-    found = [(pair.prompt, pair.differences(listed=listed)) for pair in pairs]
-    intervals = {
-        name: prompt_interval([(prompt, differences[name]) for prompt, differences in found])
-        for name in MEASURES
-    }
-    return PairedWording(len({prompt for prompt, _ in found}), **intervals)
 
 
 def prompt_interval(values: Sequence[tuple[str, float | None]]) -> Interval | None:

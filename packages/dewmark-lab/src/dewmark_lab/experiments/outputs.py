@@ -28,13 +28,14 @@ from typing import Any
 from dewmark import config, storage
 from dewmark.attack import Attack, load_attack
 from dewmark.errors import ConfigError, StorageError
-from dewmark.prompts import Row, source_identity
+from dewmark.prompts import Row
 from dewmark.translation import back_languages
 from dewmark.version import __version__
 from dewmark.workspace import HostInfo
 from dewmark_lab.artifacts import load_artifact
 from dewmark_lab.evaluation.results import CLEAN, HUMAN, MARKED, UNMARKED
 from dewmark_lab.experiments.recipe import AttackEntry, Recipe, SchemeEntry, experiment_key
+from dewmark_lab.prompt_sources import source_identity
 
 _FORMAT = 1
 
@@ -128,7 +129,7 @@ def write_rows(path: Path, rows: Sequence[Row]) -> None:
 class TextsToScore:
     """The first ``number`` texts of an output that a scheme's detector scores, with their kind and attack.
 
-    ``tokens`` truncates each text to so many tokens; None keeps it whole. ``back`` are the same texts
+    ``tokens`` is the length to which each text is truncated; None keeps it whole. ``back`` are the same texts
     translated back into English, if detectors score those too.
     """
 

@@ -33,7 +33,7 @@ class StagePlan:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class RunPlan:
     """The counted stages of a run, and the batches that each host still has to write."""
 
     stages: tuple[StagePlan, ...]
@@ -41,7 +41,7 @@ class Plan:
     tokens: int
 
 
-def total(plans: Sequence[Plan]) -> tuple[StagePlan, ...]:
+def total(plans: Sequence[RunPlan]) -> tuple[StagePlan, ...]:
     """The stages of several runs together."""
     stages: dict[str, list[StagePlan]] = {}
     for each in plans:
@@ -53,7 +53,7 @@ def total(plans: Sequence[Plan]) -> tuple[StagePlan, ...]:
     )
 
 
-def plan(run: Run) -> Plan:
+def plan(run: Run) -> RunPlan:
     """Count the texts of the stages ``generate``, ``attack`` and ``score``."""
     recipe = run.recipe
     written: dict[Path, tuple[str, RowFile]] = {}
@@ -89,10 +89,12 @@ def plan(run: Run) -> Plan:
         missing = recipe.texts - min(file.count(), recipe.texts)
         batches[host] = batches.get(host, 0) + -(-missing // run.batch_size)
     stages = (_count(stage, counts[stage], recipe.texts) for stage in recipe.stages if stage in counts)
-    return Plan(tuple(stages), batches, recipe.decoding.max_new_tokens)
+    return RunPlan(tuple(stages), batches, recipe.decoding.max_new_tokens)
 
 
-def estimate_seconds(plans: Sequence[tuple[Plan, Run]], load: Callable[[str], Host], *, jobs: int) -> float:
+def estimate_seconds(
+    plans: Sequence[tuple[RunPlan, Run]], load: Callable[[str], Host], *, jobs: int
+) -> float:
     """The time to write the missing texts without a mark, from timing one short batch of each host."""
     seconds: dict[str, float] = {}  # per step of a batch, by host
     total = 0.0

@@ -10,12 +10,13 @@ from pathlib import Path
 
 from dewmark.batch.inputs import as_request
 from dewmark.errors import ConfigError
-from dewmark.prompts import Row, human_texts, prompt_texts, truncate
+from dewmark.prompts import Row
 from dewmark.workspace import Progress
 from dewmark_lab.evaluation.results import PER_SEED
 from dewmark_lab.experiments.outputs import RunOutputs
 from dewmark_lab.experiments.recipe import Recipe, SchemeEntry
 from dewmark_lab.experiments.workers import LoadedModels, Task, Workers
+from dewmark_lab.prompt_sources import human_texts, prompt_texts, truncate
 
 
 @dataclass

@@ -57,8 +57,8 @@ def score_texts(run: Run) -> None:
 class PendingScores:
     """The first ``number`` rows of ``source``, to be scored in each way into its target.
 
-    ``tokens`` truncates texts to so many of the host's tokens; None keeps them whole. ``back`` has the same
-    texts translated back into English, which are then scored too.
+    ``tokens`` is the length in the host's tokens to which texts are cut; None keeps them. ``back`` has the
+    same texts translated back into English, which are then scored too.
     """
 
     source: RowFile

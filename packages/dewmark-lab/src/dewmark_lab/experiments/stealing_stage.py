@@ -14,13 +14,14 @@ from pathlib import Path
 from typing import Any
 
 from dewmark import storage
-from dewmark.prompts import Row, held_out, truncate
+from dewmark.prompts import Row
 from dewmark_lab.evaluation.results import CLEAN, HUMAN, MARKED
 from dewmark_lab.experiments.outputs import RowFile, StageOutput, write_rows
 from dewmark_lab.experiments.recipe import SchemeEntry
 from dewmark_lab.experiments.run import Run
 from dewmark_lab.experiments.scoring_stage import PendingScores, ScoreTexts
 from dewmark_lab.experiments.workers import LoadedModels, Task
+from dewmark_lab.prompt_sources import held_out, truncate
 
 _RESULT = "result.json"
 

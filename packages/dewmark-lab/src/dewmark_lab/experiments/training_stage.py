@@ -18,7 +18,7 @@ from dewmark_lab.experiments.recipe import SchemeEntry
 from dewmark_lab.experiments.run import Run
 from dewmark_lab.experiments.workers import LoadedModels, Task
 from dewmark_lab.training import TRAINERS
-from dewmark_lab.training.job import COMPOSED, Job, train_artifact
+from dewmark_lab.training.job import COMPOSED, TrainingJob, train_artifact
 from dewmark_lab.training.texts import HostTexts
 
 
@@ -48,7 +48,7 @@ class _TrainArtifact(Task):
 
         info = hosts.host_info(self.entry.host, progress=models.progress)
         lexicon = self.settings.get("lexicon")
-        job = Job(
+        job = TrainingJob(
             scheme=self.entry.scheme,
             info=info,
             open_host=lambda: models.host(self.entry.host),

@@ -16,9 +16,9 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from dewmark.batch.runners import Runner, cores, open_runner
+from dewmark.capabilities import KeepsRecords
 from dewmark.config import cache_dir
 from dewmark.errors import DewmarkError
-from dewmark.scheme import KeepsRecords
 from dewmark.workspace import Expectations, LanguageModel, Progress, Workspace, silent
 from dewmark_lab.experiments.outputs import RowFile
 from dewmark_lab.experiments.recipe import AttackEntry, SchemeEntry, experiment_key

@@ -17,11 +17,11 @@ from pathlib import Path
 from dewmark import storage
 from dewmark.errors import InputError
 from dewmark.registry import unknown_name
-from dewmark.stats.metrics import Interval
+from dewmark.stats.rates import Interval
 from dewmark_lab.evaluation.divergence import Divergence
-from dewmark_lab.evaluation.results import CLEAN, Cell
+from dewmark_lab.evaluation.results import CLEAN, ResultCell
 from dewmark_lab.evaluation.wording import MEASURES
-from dewmark_lab.reports.run_results import Quality, RunResults, attack_label, is_truncation, read_run
+from dewmark_lab.reports.run_results import QualityFigures, RunResults, attack_label, is_truncation, read_run
 
 FILE = "conditions.csv"
 _LEVELS = (0.01, 1e-4)
@@ -155,7 +155,7 @@ def _lines(run: RunResults) -> Iterable[dict[str, object]]:
             yield line
 
 
-def _shares(cell: Cell) -> dict[str, object]:
+def _shares(cell: ResultCell) -> dict[str, object]:
     found: dict[str, object] = {"tokens": f"{cell.tokens:g}", "mean_z": f"{cell.score:.3f}"}
     for level in _LEVELS:
         share = cell.share(level)
@@ -168,7 +168,7 @@ def _shares(cell: Cell) -> dict[str, object]:
     return found
 
 
-def _quality(quality: Quality | None, divergence: Divergence | None) -> dict[str, object]:
+def _quality(quality: QualityFigures | None, divergence: Divergence | None) -> dict[str, object]:
     found: dict[str, object] = {}
     if divergence is not None:
         found["divergence"] = f"{divergence.mean:.4f}"

@@ -20,8 +20,8 @@ from dewmark_lab.evaluation.results import (
     KINDS,
     MARKED,
     UNMARKED,
-    Cell,
     Evaluation,
+    ResultCell,
     ScoreRow,
 )
 from dewmark_lab.reports.plots import (
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _ROC_COLOURS = (INK, *COLOURS)  # unattacked, then the attacks; the rest are not drawn
-_MOST_CURVES = 9  # in one panel
+_MAX_CURVES = 9  # in one panel
 _FEW_PANELS = 10  # with more, panels are smaller
 _STRENGTHS = {"lambda": "λ", "delta": "δ", "alpha": "α"}  # settings that are a scheme's strength
 _NUMBER = re.compile(r"[-_ ]([0-9]+(?:\.[0-9]+)?)(?=$|[-_ ])")
@@ -207,7 +207,7 @@ def by_length(evaluation: Evaluation, *, whole: float | None = None, rate: float
     if not truncations:
         return None
     schemes = evaluation.schemes
-    count = math.ceil(len(schemes) / _MOST_CURVES)
+    count = math.ceil(len(schemes) / _MAX_CURVES)
     per_panel = math.ceil(len(schemes) / count)
     with styled():
         figure, drawn = panels(count, width=4.2 if count > 1 else 6.2, height=3.6, share_y=True)
@@ -276,14 +276,14 @@ def robustness_against_quality(
     return figure
 
 
-def _length(cell: Cell, whole: float | None) -> float:
+def _length(cell: ResultCell, whole: float | None) -> float:
     number = cell.attack.rpartition("-")[2]
     if is_truncation(cell.attack) and number.isdigit():
         return float(number)
     return cell.tokens if whole is None or cell.attack != CLEAN else whole
 
 
-def _dumbbell(axes: Axes, y: int, cell: Cell, rate: float) -> None:
+def _dumbbell(axes: Axes, y: int, cell: ResultCell, rate: float) -> None:
     """A scheme's TPR by both nulls, joined by a line as long as the shift."""
     clean = cell.at("clean", rate) or cell.at("human", rate)
     matched = cell.at("matched", rate) or cell.at("human-matched", rate)
@@ -355,7 +355,7 @@ def _roc(positives: BySeed, negatives: BySeed, fpr: F64) -> F64 | None:
     curves = []
     for seed in positives.keys() & negatives.keys():
         high, low = np.sort(positives[seed]), np.sort(negatives[seed])[::-1]
-        # the conservative threshold of `stats.metrics.threshold_at`, for all rates at once
+        # the conservative threshold of `metrics.threshold_at`, for all rates at once
         bars = low[np.minimum(np.floor(fpr * len(low) * (1.0 + 1e-12)).astype(np.int64), len(low) - 1)]
         found = 1.0 - np.searchsorted(high, bars, side="right") / len(high)
         curves.append(np.where(fpr < 1.0, found, 1.0))

@@ -12,9 +12,9 @@ import io
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
-from dewmark.stats.metrics import Rate
+from dewmark.stats.rates import Rate
 from dewmark_lab.evaluation.divergence import Divergence
-from dewmark_lab.evaluation.results import CLEAN, NEGATIVES, Cell, Evaluation
+from dewmark_lab.evaluation.results import CLEAN, NEGATIVES, Evaluation, ResultCell
 from dewmark_lab.reports.paper import PaperTable, measure_column
 from dewmark_lab.reports.run_results import (
     SHIFTED,
@@ -24,7 +24,15 @@ from dewmark_lab.reports.run_results import (
     is_truncation,
     rewriting_attacks,
 )
-from dewmark_lab.reports.tables import Column, Estimate, Row, Table, from_interval, from_rate, from_spread
+from dewmark_lab.reports.tables import (
+    Column,
+    Estimate,
+    Table,
+    TableRow,
+    from_interval,
+    from_rate,
+    from_spread,
+)
 
 _FEW, _SHIFT = "†", "!"  # flags in cells, explained in notes
 
@@ -64,7 +72,7 @@ _CSV_COLUMNS = (
     *("auroc", "auroc_low", "auroc_high", "shift_sd", "words_kept", "tokens"),
 )
 
-Measure = Callable[[Cell], Estimate | None]
+Measure = Callable[[ResultCell], Estimate | None]
 CsvRow = dict[str, object]
 
 
@@ -133,7 +141,7 @@ def _tpr_measures(evaluation: Evaluation, null: str) -> list[tuple[Column, Measu
     return [(measure_column("tpr", rate), partial(_tpr, null=null, rate=rate)) for rate in evaluation.rates]
 
 
-def _tpr(cell: Cell, *, null: str, rate: float) -> Estimate | None:
+def _tpr(cell: ResultCell, *, null: str, rate: float) -> Estimate | None:
     at = cell.at(null, rate)
     return None if at is None else from_spread(at.tpr, _FEW if at.few else "")
 
@@ -157,7 +165,7 @@ def _auroc_table(evaluation: Evaluation) -> Table:
     return Table("AUROC", *_by_attack(evaluation, measures), notes=(note,))
 
 
-def _auroc(cell: Cell, *, null: str) -> Estimate | None:
+def _auroc(cell: ResultCell, *, null: str) -> Estimate | None:
     comparison = cell.comparison(null)
     return None if comparison is None else from_spread(comparison.auroc)
 
@@ -181,18 +189,18 @@ def _real_fpr_table(evaluation: Evaluation) -> Table:
     )
 
 
-def _real_fpr(cell: Cell, *, rate: float) -> Estimate | None:
+def _real_fpr(cell: ResultCell, *, rate: float) -> Estimate | None:
     at = cell.at("clean", rate)
     if at is None:
         return None
     return from_rate(at.attacked, _SHIFT if at.shift_p is not None and at.shift_p < SHIFTED else "")
 
 
-def _shift(cell: Cell) -> Estimate | None:
+def _shift(cell: ResultCell) -> Estimate | None:
     return None if cell.shift is None or cell.attack == CLEAN else Estimate(cell.shift)
 
 
-def _kept(cell: Cell) -> Estimate | None:
+def _kept(cell: ResultCell) -> Estimate | None:
     return None if cell.kept is None else Estimate(cell.kept)
 
 
@@ -213,14 +221,14 @@ def _p_value_table(evaluation: Evaluation) -> Table:
     return Table("By p-value alone", *_by_attack(evaluation, measures), notes=(note,))
 
 
-def _below(cell: Cell, *, rate: float, kind: str) -> Estimate | None:
+def _below(cell: ResultCell, *, rate: float, kind: str) -> Estimate | None:
     share = cell.share(rate)
     return None if share is None else from_rate(getattr(share, kind))
 
 
 def _by_attack(
     evaluation: Evaluation, measures: Sequence[tuple[Column, Measure]], attacks: Sequence[str] | None = None
-) -> tuple[tuple[Column, ...], tuple[Row, ...]]:
+) -> tuple[tuple[Column, ...], tuple[TableRow, ...]]:
     """One group of columns per attack (by default all but truncations), without columns that stay empty."""
     columns, filled = [], []
     for attack in rewriting_attacks(evaluation) if attacks is None else attacks:
@@ -230,13 +238,15 @@ def _by_attack(
             if any(values):
                 columns.append(dataclasses.replace(column, group=attack_label(attack)))
                 filled.append(values)
-    rows = (Row(scheme, tuple(values[i] for values in filled)) for i, scheme in enumerate(evaluation.schemes))
+    rows = (
+        TableRow(scheme, tuple(values[i] for values in filled)) for i, scheme in enumerate(evaluation.schemes)
+    )
     return tuple(columns), tuple(rows)
 
 
 def _with_quality(
-    run: RunResults, columns: tuple[Column, ...], rows: tuple[Row, ...]
-) -> tuple[tuple[Column, ...], tuple[Row, ...]]:
+    run: RunResults, columns: tuple[Column, ...], rows: tuple[TableRow, ...]
+) -> tuple[tuple[Column, ...], tuple[TableRow, ...]]:
     """Append perplexity and net preference, if measured."""
     perplexities = [each.perplexity if (each := run.quality.get(row.label)) else None for row in rows]
     preferences = [run.preference.get(row.label) for row in rows]
@@ -272,7 +282,7 @@ def _quality_table(run: RunResults) -> Table:
             *_divergence(run.divergence.get(scheme)),
             *map(from_spread, measures),
         )
-        rows.append(Row(name, values, baseline=plain))
+        rows.append(TableRow(name, values, baseline=plain))
     note = (
         "Median perplexity under the judge, means of the other measures; mean ± half-range over seeds. Over "
         "unmarked: log-perplexity minus that of the unmarked text with the same prompt and seed, mean over "
@@ -308,7 +318,7 @@ def _runtime_table(run: RunResults) -> Table:
         peak = None if time.peak_mib is None else Estimate(time.peak_mib)
         values = (from_spread(time.generate), ratio, from_spread(time.detect), peak)
         name = scheme if scheme != CLEAN else "(no watermark)"
-        rows.append(Row(name, values, baseline=scheme == CLEAN))
+        rows.append(TableRow(name, values, baseline=scheme == CLEAN))
     devices = sorted({device for time in run.runtime.values() for device in time.devices})
     note = f"Seconds per text, mean ± half-range; {', '.join(devices) or 'device unknown'}."
     return _without_empty(Table("Seconds per text", columns, tuple(rows), (note,)))
@@ -329,7 +339,7 @@ def _stealing_table(run: RunResults) -> Table:
         Column(head, decimals=decimals, better="", shade=shade) for _, head, decimals, shade in _STEALING
     )
     rows = tuple(
-        Row(label, tuple(from_spread(fields.get(name)) for name, *_ in _STEALING))
+        TableRow(label, tuple(from_spread(fields.get(name)) for name, *_ in _STEALING))
         for label, fields in run.stealing.items()
     )
     note = (
@@ -361,7 +371,7 @@ def _csv_value(value: object) -> object:
     return f"{value:.6g}" if isinstance(value, float) else value
 
 
-def _csv_rows(cell: Cell) -> Iterator[CsvRow]:
+def _csv_rows(cell: ResultCell) -> Iterator[CsvRow]:
     about: CsvRow = {
         "scheme": cell.scheme,
         "attack": cell.attack,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
-from dewmark.stats.metrics import Rate
+from dewmark.stats.rates import Rate
 from dewmark_lab.evaluation.results import CLEAN, Evaluation
 from dewmark_lab.reports.paper import PaperTable, paired_with_paper
 from dewmark_lab.reports.run_results import (
@@ -21,8 +21,8 @@ from dewmark_lab.reports.run_results import (
     rewriting_attacks,
 )
 
-_MOST_NAMED = 4  # schemes listed by name in a sentence; beyond, it gives their number
-_FEWEST_RANKED = 4  # schemes needed for a rank correlation
+_MAX_NAMED = 4  # schemes listed by name in a sentence; beyond, it gives their number
+_MIN_RANKED = 4  # schemes needed for a rank correlation
 
 
 def findings(run: RunResults, paper: PaperTable | None) -> list[str]:
@@ -64,7 +64,7 @@ def _share(rate: Rate) -> str:
 def _also(near: Sequence[str]) -> str:
     if not near:
         return " (its interval lies above all others)"
-    names = ", ".join(near) if len(near) <= _MOST_NAMED else f"{len(near)} others"
+    names = ", ".join(near) if len(near) <= _MAX_NAMED else f"{len(near)} others"
     return f" (its interval overlaps those of {names})"
 
 
@@ -116,7 +116,7 @@ def _rank_correlations(run: RunResults, paper: PaperTable) -> Iterator[str]:
     correlations, schemes = [], set[str]()
     for heading, pairs in paired_with_paper(run, paper):
         ours, theirs = [pair[0] for pair in pairs.values()], [pair[1] for pair in pairs.values()]
-        if len(pairs) >= _FEWEST_RANKED and len(set(ours)) > 1 and len(set(theirs)) > 1:
+        if len(pairs) >= _MIN_RANKED and len(set(ours)) > 1 and len(set(theirs)) > 1:
             correlations.append(f"{heading} {spearmanr(ours, theirs).statistic:+.2f}")
             schemes |= set(pairs)
     if correlations:

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from importlib import resources
 from typing import Any
 
-from dewmark.stats.metrics import Spread
 from dewmark_lab.evaluation.results import CLEAN, Evaluation
+from dewmark_lab.metrics import Spread
 from dewmark_lab.reports.run_results import RunResults, attack_label, fewer_texts
-from dewmark_lab.reports.tables import Column, Estimate, Row, Table, from_spread
+from dewmark_lab.reports.tables import Column, Estimate, Table, TableRow, from_spread
 
 _STAND_INS = {"paraphrase": ("paraphrase", "round")}
 """First words of attacks that stand in for one of the paper's: a round trip rewords a text, too."""
@@ -128,7 +128,7 @@ def paper_as_table(paper: PaperTable) -> Table:
         for each in paper.columns
     )
     rows = tuple(
-        Row(row.label, row.values, row.group or "", baseline=row.scheme == CLEAN) for row in paper.rows
+        TableRow(row.label, row.values, row.group or "", baseline=row.scheme == CLEAN) for row in paper.rows
     )
     size = f"; {paper.texts} texts per cell and seed, seeds: {paper.seeds}" if paper.texts else ""
     return Table(f"The paper: {paper.source}", columns, rows, (f"{paper.about}{size}.",))
@@ -150,7 +150,7 @@ def beside_paper(run: RunResults, paper: PaperTable) -> Table | None:
     if not columns:
         return None
     rows = tuple(
-        Row(f"{scheme}: {label}" if label != scheme else scheme, tuple(side[i] for side in values))
+        TableRow(f"{scheme}: {label}" if label != scheme else scheme, tuple(side[i] for side in values))
         for i, (scheme, label) in enumerate(labels.items())
     )
     note = (

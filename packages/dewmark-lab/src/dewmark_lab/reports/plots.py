@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from dewmark.stats.metrics import Rate
+    from dewmark.stats.rates import Rate
 
 # Okabe and Ito's colours without yellow; those that read well on white come first.
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
@@ -72,7 +72,7 @@ _CURVES: tuple[tuple[Any, str], ...] = (  # dashes and markers
 
 _LEVELS = (0.05, 0.01, 0.001)
 _SMALLEST_P = 1e-300  # smaller p-values may be 0 in float64, which has no logarithm
-_MOST_POINTS = 2_000
+_MAX_POINTS = 2_000
 _PANELS_PER_ROW = 5
 _PALETTE = 48  # colours of a PNG, including blends at edges
 _MARGIN = 1.4  # inches beside a grid for names and axis labels

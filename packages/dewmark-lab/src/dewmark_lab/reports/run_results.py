@@ -15,19 +15,20 @@ from typing import Any
 
 from dewmark import storage
 from dewmark.errors import InputError
-from dewmark.stats.metrics import Interval, Spread, spread
+from dewmark.stats.rates import Interval
 from dewmark_lab.evaluation.divergence import Divergence
 from dewmark_lab.evaluation.protocol import evaluate
 from dewmark_lab.evaluation.results import (
     CLEAN,
     PER_SEED,
-    Cell,
     Evaluation,
     OperatingPoint,
+    ResultCell,
     ScoreRow,
     read_scores,
 )
 from dewmark_lab.evaluation.wording import MEASURES, prompt_interval
+from dewmark_lab.metrics import Spread, spread
 
 SHIFTED = 0.01
 """A false-positive rate above the nominal one is flagged if its p-value is below this."""
@@ -36,7 +37,7 @@ _PREFERRED = ("matched", "human-matched", "clean", "human")
 
 
 @dataclass(frozen=True, slots=True)
-class Quality:
+class QualityFigures:
     """Quality of a scheme's texts over seeds: medians of perplexity, means of the other measures.
 
     ``over_unmarked`` is the log-perplexity minus that of the unmarked text with the same prompt and seed, in
@@ -73,7 +74,7 @@ class RunResults:
     scores: Sequence[ScoreRow]
     per_seed: Evaluation | None = None
     """The same schemes with a key of its own for each seed."""
-    quality: Mapping[str, Quality] = field(default_factory=dict)
+    quality: Mapping[str, QualityFigures] = field(default_factory=dict)
     divergence: Mapping[str, Divergence] = field(default_factory=dict)
     preference: Mapping[str, Spread] = field(default_factory=dict)
     runtime: Mapping[str, RunTime] = field(default_factory=dict)
@@ -136,7 +137,7 @@ def fewer_texts(evaluation: Evaluation) -> list[str]:
     return [f"Marked texts per cell, all seeds: {'; '.join([str(most), *named])}."] if fewer else []
 
 
-def preferred_operating_point(cell: Cell, rate: float) -> OperatingPoint | None:
+def preferred_operating_point(cell: ResultCell, rate: float) -> OperatingPoint | None:
     """The operating point by the matched negatives if there are any, else by the unattacked ones."""
     found = (cell.at(negatives, rate) for negatives in _PREFERRED)
     return next((each for each in found if each is not None), None)
@@ -165,10 +166,10 @@ def _over_seeds(
     return spread(averages) if averages else None
 
 
-def _quality(rows: Sequence[dict[str, Any]]) -> dict[str, Quality]:
+def _quality(rows: Sequence[dict[str, Any]]) -> dict[str, QualityFigures]:
     plain = {(row["seed"], row["id"]): row.get("perplexity") for row in rows if row["kind"] != "marked"}
     return {
-        scheme: Quality(
+        scheme: QualityFigures(
             kind=mine[0]["kind"],
             perplexity=_over_seeds(mine, "perplexity", statistics.median),
             over_unmarked=_over_unmarked(mine, plain) if mine[0]["kind"] == "marked" else None,

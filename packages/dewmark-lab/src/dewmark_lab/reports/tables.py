@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from dewmark.reports.html_page import escape
-from dewmark.stats.metrics import Interval, Rate, Spread
+from dewmark.stats.rates import Interval, Rate
+from dewmark_lab.metrics import Spread
 
 _LATEX = {
     "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{",
@@ -70,7 +71,7 @@ class Column:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class TableRow:
     """A row: its label, one estimate or None per column, and its group; a ``baseline`` is never the best."""
 
     label: str
@@ -85,7 +86,7 @@ class Table:
 
     title: str
     columns: tuple[Column, ...]
-    rows: tuple[Row, ...]
+    rows: tuple[TableRow, ...]
     notes: tuple[str, ...] = ()
     corner: str = "Watermark"
 

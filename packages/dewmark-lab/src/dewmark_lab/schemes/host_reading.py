@@ -4,7 +4,7 @@ The model runs once over each text, after its prompt if that is known. `HostRead
 its logits (a weight or a few masses per position), which many keys can share.
 
 Validity: under H0 the text, and with it the summary, does not depend on the key. Given the summary, the
-scores have the same law over keys as before. A wrong model or prompt costs power, never validity.
+scores have the same distribution over keys as before. A wrong model or prompt costs power, never validity.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 from dewmark.arrays import F64
 from dewmark.core.keys import Key
 from dewmark.errors import ConfigError
-from dewmark.surface.token_schemes import TokenBound, TokenScheme
 from dewmark.workspace import HostInfo, LanguageModel, Tokenized, Workspace
+from dewmark_lab.schemes.token_schemes import TokenBound, TokenScheme
 
 _TextAfterPrompt = tuple[str, tuple[int, ...]]  # a prompt's text and the ids after it
 

@@ -27,7 +27,7 @@ from dewmark.encoders.contexts import load_context_whitening, token_vectors
 from dewmark.errors import InputError
 from dewmark.models.devices import torch_device
 from dewmark_lab.schemes.learned.atw import HIDDEN, OUTPUTS
-from dewmark_lab.training.job import ENCODED, Job, Trained
+from dewmark_lab.training.job import ENCODED, Trained, TrainingJob
 from dewmark_lab.training.loop import BEYOND_STEPS, TorchLearner, rng, run_steps
 from dewmark_lab.training.sir import ResidualNetwork
 
@@ -42,7 +42,7 @@ Views = Callable[[np.random.Generator], tuple[F32, F32]]
 """Two views of a batch of prefixes of different texts, both (batch, d_C), unit rows."""
 
 
-def train(job: Job) -> Trained:
+def train(job: TrainingJob) -> Trained:
     """Train the network for an encoder, on a host's tokens or on encoded texts."""
     if job.contexts == ENCODED:
         views, mean = _encoded_views(job)
@@ -64,15 +64,17 @@ def train(job: Job) -> Trained:
     return _trained(job, _ComposedViews(table, texts), {"mean": whitening.mean, "matrix": matrix}, {})
 
 
-def _trained(job: Job, views: Views, arrays: dict[str, NDArray[Any]], parameters: dict[str, str]) -> Trained:
+def _trained(
+    job: TrainingJob, views: Views, arrays: dict[str, NDArray[Any]], parameters: dict[str, str]
+) -> Trained:
     network = SignNetwork(job.encoder.dim, job.seed).to(torch_device(job.device))
-    learner = Learner(network, views, seed=job.seed)
+    learner = ATWLearner(network, views, seed=job.seed)
     loss = run_steps(learner, job, steps=job.steps or STEPS)
     report = {"loss": loss, **learner.judge()}
     return Trained(parameters=parameters, arrays={**arrays, **network.arrays()}, report=report)
 
 
-def _encoded_views(job: Job) -> tuple[Views, F32]:
+def _encoded_views(job: TrainingJob) -> tuple[Views, F32]:
     """Views of the training texts, encoded once, and the mean of their unit vectors (d_C,)."""
     texts = [words for text in job.texts_for(TEXTS) if len(words := text.split()) >= 2 * SHORTEST]
     if len(texts) < 4:
@@ -128,7 +130,7 @@ class SignNetwork(ResidualNetwork):
         return self.after_input(torch.relu(self.layer("input", e * math.sqrt(e.shape[1]))))
 
 
-class Learner(TorchLearner):
+class ATWLearner(TorchLearner):
     """The network and its optimizer; a step sees two views of a batch of prefixes."""
 
     def __init__(self, network: SignNetwork, views: Views, *, seed: int) -> None:

@@ -25,7 +25,7 @@ from dewmark.hosts.base import Host
 from dewmark.storage import load_bundle, save_bundle, sha256_file
 from dewmark.workspace import HostInfo, Progress, Workspace
 from dewmark_lab.artifacts import CARD, Artifact, load_artifact, save_artifact
-from dewmark_lab.training.texts import Texts
+from dewmark_lab.training.texts import TrainingTexts
 
 Arrays = Mapping[str, NDArray[Any]]
 
@@ -42,7 +42,7 @@ class Trained:
 
 
 @dataclass(frozen=True)
-class Job:
+class TrainingJob:
     """The inputs of a trainer.
 
     ``open_host`` loads the host's weights, once. ``steps`` None means the scheme's default. ``contexts`` says
@@ -54,7 +54,7 @@ class Job:
     info: HostInfo
     open_host: Callable[[], Host]
     encoder: Encoder
-    texts: Texts
+    texts: TrainingTexts
     out: Path
     progress: Progress
     lexicon: Path | None = None
@@ -144,11 +144,11 @@ class Job:
 class Trainer(Protocol):
     """The function that a trainable scheme's module provides."""
 
-    def __call__(self, job: Job) -> Trained:
-        """Train; `Job.cached` and `dewmark_lab.training.loop.run_steps` make it resumable."""
+    def __call__(self, job: TrainingJob) -> Trained:
+        """Train; `TrainingJob.cached` and `dewmark_lab.training.loop.run_steps` make it resumable."""
 
 
-def train_artifact(trainer: Trainer, job: Job) -> tuple[Artifact, dict[str, float]]:
+def train_artifact(trainer: Trainer, job: TrainingJob) -> tuple[Artifact, dict[str, float]]:
     """Train and write the artifact; if the same job has finished before, load its artifact instead."""
     if (job.out / CARD).exists():
         artifact = load_artifact(str(job.out), scheme=job.scheme)

@@ -10,7 +10,7 @@ import numpy as np
 
 from dewmark.arrays import F32
 from dewmark.errors import InputError
-from dewmark_lab.training.job import Job, Trained
+from dewmark_lab.training.job import Trained, TrainingJob
 from dewmark_lab.training.loop import rng
 from dewmark_lab.training.semstamp import MARGIN, train_space
 
@@ -19,7 +19,7 @@ _STARTS = 8
 _ITERATIONS = 100
 
 
-def train(job: Job) -> Trained:
+def train(job: TrainingJob) -> Trained:
     """Train the map and cluster the sentences that it was trained on."""
     space = train_space(job)
     vectors = space.vectors()

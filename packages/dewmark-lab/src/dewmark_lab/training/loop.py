@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from dewmark.errors import ArtifactError, NumericalError
 from dewmark.storage import load_bundle, save_bundle
-from dewmark_lab.training.job import Job
+from dewmark_lab.training.job import TrainingJob
 
 if TYPE_CHECKING:
     import torch
@@ -100,7 +100,7 @@ class TorchLearner:
 
 def run_steps(
     learner: Learner,
-    job: Job,
+    job: TrainingJob,
     *,
     steps: int,
     name: str = "steps",
@@ -138,7 +138,7 @@ def generator(seed: int, step: int) -> torch.Generator:
     return torch.Generator().manual_seed(seed * _STRIDE + step)
 
 
-def _resume(learner: Learner, job: Job, name: str) -> tuple[int, float]:
+def _resume(learner: Learner, job: TrainingJob, name: str) -> tuple[int, float]:
     """Load this job's checkpoint, if there is one; returns the number of steps done and the loss."""
     try:
         bundle = load_bundle(job.work / name)

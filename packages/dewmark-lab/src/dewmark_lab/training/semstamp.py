@@ -32,7 +32,7 @@ from dewmark.errors import InputError
 from dewmark.models.devices import torch_device
 from dewmark_lab.schemes.sentence.sentence_space import adapt, encode
 from dewmark_lab.sentences import sentences
-from dewmark_lab.training.job import Arrays, Job, Trained
+from dewmark_lab.training.job import Arrays, Trained, TrainingJob
 from dewmark_lab.training.loop import TorchLearner, rng, run_steps
 from dewmark_lab.training.texts import FileTexts
 
@@ -41,10 +41,10 @@ WIDTH = 128
 MARGIN = 0.8
 _BATCH, _RATE = 256, 1e-3
 _ENCODER_BATCH = 512
-_LEAST_PAIRS = 60
+_MIN_PAIRS = 60
 _ENOUGH_PAIRS = 500  # real ones, to need no others
-_LEAST_WORDS = 5  # of a sentence that is paraphrased
-_LEAST_OVERLAP = 0.15
+_MIN_WORDS = 5  # of a sentence that is paraphrased
+_MIN_OVERLAP = 0.15
 _CLAUSES = re.compile(r"[,;:–—]\s+")
 
 
@@ -65,7 +65,7 @@ class Space:
         return adapt(self.sentences, self.mean.astype(np.float32), self.matrix.astype(np.float32))
 
 
-def train(job: Job) -> Trained:
+def train(job: TrainingJob) -> Trained:
     """Train the map."""
     space = train_space(job)
     return Trained(
@@ -75,7 +75,7 @@ def train(job: Job) -> Trained:
     )
 
 
-def train_space(job: Job) -> Space:
+def train_space(job: TrainingJob) -> Space:
     """Train the map; returns it together with its training sentences."""
     texts = job.texts_for(1 if isinstance(job.texts, FileTexts) else TEXTS)
     cached = job.cached("pairs", lambda: _encoded_pairs(job, texts))
@@ -103,7 +103,7 @@ class Ranking(TorchLearner):
     """
 
     def __init__(
-        self, job: Job, anchors: F32, paraphrases: F32, *, labels: I64, owners: I64, start: F32
+        self, job: TrainingJob, anchors: F32, paraphrases: F32, *, labels: I64, owners: I64, start: F32
     ) -> None:
         device = torch_device(job.device)
         self._map = torch.nn.Linear(start.shape[0], start.shape[1], bias=False)
@@ -151,7 +151,7 @@ def _whitening(centred: F32) -> F32:
 
 
 @dataclass
-class Pairs:
+class SentencePairs:
     """Sentences and their paraphrases; ``owners`` are the numbers of the sentences' texts."""
 
     sentences: list[str] = field(default_factory=list)
@@ -164,8 +164,8 @@ class Pairs:
         self.paraphrases.append(paraphrase)
         self.owners.append(owner)
 
-    def __add__(self, other: Pairs) -> Pairs:
-        return Pairs(
+    def __add__(self, other: SentencePairs) -> SentencePairs:
+        return SentencePairs(
             self.sentences + other.sentences,
             self.paraphrases + other.paraphrases,
             self.owners + other.owners,
@@ -175,21 +175,21 @@ class Pairs:
         return len(self.sentences)
 
 
-def synthetic_pairs(texts: Sequence[str], *, seed: int, first_owner: int = 0) -> Pairs:
+def synthetic_pairs(texts: Sequence[str], *, seed: int, first_owner: int = 0) -> SentencePairs:
     """Three variants of every complete sentence of at least five words."""
     rng = np.random.default_rng([seed, 1])
-    pairs = Pairs()
+    pairs = SentencePairs()
     for owner, text in enumerate(texts, start=first_owner):
         for sentence in dict.fromkeys(_complete_sentences(text)):
-            if len(sentence.split()) >= _LEAST_WORDS:
+            if len(sentence.split()) >= _MIN_WORDS:
                 for variant in _variants(sentence, rng):
                     pairs.add(sentence, variant, owner)
     return pairs
 
 
-def file_pairs(path: Path) -> Pairs:
+def file_pairs(path: Path) -> SentencePairs:
     """The matched sentences of a JSONL file's rows that have both ``text`` and ``paraphrase``."""
-    pairs = Pairs()
+    pairs = SentencePairs()
     if path.suffix != ".jsonl":
         return pairs
     for number, row in storage.read_jsonl(path):
@@ -203,14 +203,14 @@ def file_pairs(path: Path) -> Pairs:
     return pairs
 
 
-def _encoded_pairs(job: Job, texts: Sequence[str]) -> Arrays:
+def _encoded_pairs(job: TrainingJob, texts: Sequence[str]) -> Arrays:
     """The encoder's vectors of all pairs, and the numbers of their sentences and texts."""
-    pairs = file_pairs(job.texts.path) if isinstance(job.texts, FileTexts) else Pairs()
+    pairs = file_pairs(job.texts.path) if isinstance(job.texts, FileTexts) else SentencePairs()
     if len(pairs) < _ENOUGH_PAIRS:
         pairs += synthetic_pairs(texts, seed=job.seed, first_owner=len(texts))
-    if len(pairs) < _LEAST_PAIRS:
+    if len(pairs) < _MIN_PAIRS:
         raise InputError(
-            f"the texts give {len(pairs)} pairs of sentences, {_LEAST_PAIRS} are needed: add more text"
+            f"the texts give {len(pairs)} pairs of sentences, {_MIN_PAIRS} are needed: add more text"
         )
     distinct = list(dict.fromkeys([*pairs.sentences, *pairs.paraphrases]))
     table = job.encode(
@@ -251,7 +251,7 @@ def _matched(ours: Sequence[str], theirs: Sequence[str]) -> Iterator[tuple[str, 
     trigrams = [[_trigrams(sentence) for sentence in side] for side in (ours, theirs)]
     overlap = np.array([[len(a & b) / len(a | b) for b in trigrams[1]] for a in trigrams[0]])
     for i, j in enumerate(overlap.argmax(axis=1).tolist()):
-        if overlap[i, j] >= _LEAST_OVERLAP and overlap[:, j].argmax() == i:
+        if overlap[i, j] >= _MIN_OVERLAP and overlap[:, j].argmax() == i:
             yield ours[i], theirs[j]
 
 

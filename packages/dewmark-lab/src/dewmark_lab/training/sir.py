@@ -28,7 +28,7 @@ from dewmark.encoders.contexts import ordinary_texts
 from dewmark.errors import InputError
 from dewmark.models.devices import torch_device
 from dewmark_lab.schemes.learned.sir import HIDDEN, OUTPUTS, context_of, words_of
-from dewmark_lab.training.job import Job, Trained
+from dewmark_lab.training.job import Trained, TrainingJob
 from dewmark_lab.training.loop import BEYOND_STEPS, TorchLearner, generator, rng, run_steps
 
 EPOCHS, BATCH = 2000, 32
@@ -39,13 +39,13 @@ GAIN, OFF_ZERO, BALANCE = 20.0, 0.05, 0.1
 _ENCODER_BATCH = 64
 
 
-def train(job: Job) -> Trained:
+def train(job: TrainingJob) -> Trained:
     """Train the network for an encoder on prefixes of texts."""
     arrays, report = fit(job)
     return Trained(parameters={"outputs": OUTPUTS, "hidden": HIDDEN}, arrays=arrays, report=report)
 
 
-def fit(job: Job) -> tuple[dict[str, NDArray[Any]], dict[str, float]]:
+def fit(job: TrainingJob) -> tuple[dict[str, NDArray[Any]], dict[str, float]]:
     """Train the network; returns its arrays and the report."""
     contexts, groups = contexts_of(job.texts_for(TEXTS, least=BATCH), seed=job.seed)
     encoded = job.cached(
@@ -59,7 +59,7 @@ def fit(job: Job) -> tuple[dict[str, NDArray[Any]], dict[str, float]]:
     vectors = normalize_rows(encoded["vectors"])
     mean = vectors.mean(axis=0)
     network = TransformNetwork(job.encoder.dim, job.seed).to(torch_device(job.device))
-    learner = Learner(network, normalize_rows(vectors - mean), groups, seed=job.seed)
+    learner = SIRLearner(network, normalize_rows(vectors - mean), groups, seed=job.seed)
     steps = job.steps or EPOCHS * learner.steps_per_epoch
     loss = run_steps(learner, job, steps=steps, description="training the network")
     return {"mean": mean, **network.arrays()}, {"loss": loss, "steps": steps, **learner.judge()}
@@ -135,7 +135,7 @@ class TransformNetwork(ResidualNetwork):
         return {**found, "input.W": (W.detach() * math.sqrt(W.shape[0])).half().cpu().numpy()}
 
 
-class Learner(TorchLearner):
+class SIRLearner(TorchLearner):
     """The network and its optimizer; ``groups`` (N,) are the numbers of the contexts' (N, d_C) texts."""
 
     def __init__(self, network: TransformNetwork, contexts: F32, groups: I64, *, seed: int) -> None:

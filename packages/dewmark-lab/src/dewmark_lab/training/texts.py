@@ -29,7 +29,7 @@ _WORDS = 8  # of a sentence that the host continues
 _BATCH = 128
 
 
-class Texts(ABC):
+class TrainingTexts(ABC):
     """A source of training texts.
 
     ``source`` describes it in the artifact's card, ``option`` is the name of the file given as ``--texts``,
@@ -51,7 +51,7 @@ class Texts(ABC):
         return {"source": self.source, "number": len(texts), "sha256": digest}
 
 
-class FileTexts(Texts):
+class FileTexts(TrainingTexts):
     """The rows of a JSONL file with a ``text`` (or ``response``) each, or the paragraphs of a text file."""
 
     def __init__(self, path: Path) -> None:
@@ -86,7 +86,7 @@ class FileTexts(Texts):
         return texts
 
 
-class HostTexts(Texts):
+class HostTexts(TrainingTexts):
     """Unmarked completions of `sentence_starts` by the host, 200 tokens each."""
 
     def __init__(

@@ -36,7 +36,7 @@ from dewmark.errors import InputError
 from dewmark.models.devices import torch_device
 from dewmark.workspace import LanguageModel
 from dewmark_lab.schemes.learned.ts import HIDDEN, LEAST, network_inputs
-from dewmark_lab.training.job import Job, Trained
+from dewmark_lab.training.job import Trained, TrainingJob
 from dewmark_lab.training.loop import BEYOND_STEPS, TorchLearner, generator, run_steps
 
 STEPS = 500
@@ -48,7 +48,7 @@ _DRAW_TAU = 0.5  # temperature of the softmax behind drawn tokens, backward only
 _JUDGED = 4  # batches for the report
 
 
-def train(job: Job) -> Trained:
+def train(job: TrainingJob) -> Trained:
     """Train both networks for a host."""
     texts = job.texts_for(TEXTS)
     cached = job.cached("candidates", lambda: _candidates(job, texts))
@@ -59,9 +59,9 @@ def train(job: Job) -> Trained:
         "delta": math.log(math.expm1(DELTA)),
     }
     networks = torch.nn.ModuleDict(
-        {name: Network(width, start, job.seed + i) for i, (name, start) in enumerate(starts.items())}
+        {name: TSNetwork(width, start, job.seed + i) for i, (name, start) in enumerate(starts.items())}
     ).to(device)
-    learner = Learner(networks, _Material.of(job, cached, device), seed=job.seed)
+    learner = TSLearner(networks, _Material.of(job, cached, device), seed=job.seed)
     before = learner.judge()
     run_steps(learner, job, steps=job.steps or STEPS)
     after = learner.judge()
@@ -74,7 +74,7 @@ def train(job: Job) -> Trained:
     return Trained(parameters={"tokens": LENGTH}, arrays=arrays, report=report)
 
 
-class Network(torch.nn.Module):
+class TSNetwork(torch.nn.Module):
     """x ↦ relu(x A + a) B + b; close to the constant ``start`` before training."""
 
     def __init__(self, width: int, start: float, seed: int) -> None:
@@ -106,7 +106,7 @@ class _Material:
     meanings: torch.Tensor
 
     @classmethod
-    def of(cls, job: Job, cached: Mapping[str, NDArray[Any]], device: torch.device) -> _Material:
+    def of(cls, job: TrainingJob, cached: Mapping[str, NDArray[Any]], device: torch.device) -> _Material:
         workspace = job.workspace
         whitening = load_context_whitening(
             "default", encoder=job.encoder, host=job.info, encoding="composed", k=1, workspace=workspace
@@ -117,7 +117,7 @@ class _Material:
         return cls(*(torch.from_numpy(np.array(array)).to(device) for array in arrays))
 
 
-class Learner(TorchLearner):
+class TSLearner(TorchLearner):
     """Both networks and their optimizer; a step is one MGDA step on a batch of texts under a fresh key."""
 
     def __init__(self, networks: torch.nn.ModuleDict, material: _Material, *, seed: int) -> None:
@@ -200,7 +200,7 @@ def _uniforms(shape: torch.Size, source: torch.Generator) -> torch.Tensor:
     return torch.rand(shape, generator=source).clamp_(1e-6, 1.0 - 1e-6)
 
 
-def _candidates(job: Job, texts: Sequence[str]) -> dict[str, NDArray[Any]]:
+def _candidates(job: TrainingJob, texts: Sequence[str]) -> dict[str, NDArray[Any]]:
     """The host's `CANDIDATES` most likely tokens at every position of the training texts."""
     tokenized = job.info.tokenizer.encode(texts)
     rows = [text.ids[:LENGTH] for text in tokenized if len(text.ids) >= LENGTH][:TEXTS]

@@ -73,7 +73,11 @@ class Network(nn.Module):
         self.topic = nn.Parameter(torch.zeros(width, width))
         self.result, self.offset = nn.Parameter(torch.zeros(width, d)), nn.Parameter(torch.zeros(d))
         for i in range(len(STEPS)):
-            for name, shape in (("own", (width, inner)), ("earlier", (width, inner)), ("out", (inner, width))):
+            for name, shape in (
+                ("own", (width, inner)),
+                ("earlier", (width, inner)),
+                ("out", (inner, width)),
+            ):
                 scale = 0.5 / math.sqrt(shape[0])
                 setattr(self, f"{name}{i}", nn.Parameter(torch.randn(shape) * scale))
             setattr(self, f"bias{i}", nn.Parameter(torch.zeros(inner)))
@@ -116,7 +120,9 @@ class Training:
     longest: int = 256
 
 
-def _batches(data: Sequence[Example], order: np.ndarray, options: Training) -> Iterator[tuple[torch.Tensor, ...]]:
+def _batches(
+    data: Sequence[Example], order: np.ndarray, options: Training
+) -> Iterator[tuple[torch.Tensor, ...]]:
     """Rows (B, L), means (B, L, d) and what is known (B, L), padded."""
     for start in range(0, len(order), options.batch):
         some = [data[i] for i in order[start : start + options.batch]]
@@ -141,7 +147,7 @@ def train(
     meta: dict[str, Any] | None = None,
     progress: Progress = silent,
 ) -> dict[str, float]:
-    """Train the network, write it to a folder, and say what share of the variance of t and of μ it explains."""
+    """Train the network, write it to a folder, and say what share of the variance of t it explains."""
     options = options or Training()
     torch.manual_seed(options.seed)
     units = torch.from_numpy(lexicon.tokens(np.arange(len(lexicon) + 1)).astype(np.float16))

@@ -24,7 +24,7 @@ from dewmark.errors import InputError
 from dewmark.models.devices import torch_device
 from dewmark.text.growing_text import Spelling
 from dewmark_lab.schemes.learned.sir import HIDDEN, OUTPUTS
-from dewmark_lab.training.job import Job, Trained
+from dewmark_lab.training.job import Trained, TrainingJob
 from dewmark_lab.training.sir import fit
 
 if TYPE_CHECKING:
@@ -33,11 +33,11 @@ if TYPE_CHECKING:
 Edge = tuple[int, int]
 
 _LARGEST_CLUSTER = 20  # forms: larger clusters are split
-_NEIGHBOURS, _LEAST_COSINE = 3, 0.8
+_NEIGHBOURS, _MIN_COSINE = 3, 0.8
 _ROWS = 1024  # per block of the matrix of cosines
 
 
-def train(job: Job) -> Trained:
+def train(job: TrainingJob) -> Trained:
     """Cluster the host's vocabulary and train the network."""
     pieces = Spelling(job.info.tokenizer, job.info.vocab_size).pieces
     forms = forms_of(pieces)
@@ -106,7 +106,7 @@ def near_pairs(vectors: F32, *, device: torch.device | str = "cpu") -> dict[Edge
         best = cosines.topk(number, dim=1)
         rows = zip(best.indices.tolist(), best.values.tolist(), strict=True)
         for row, (near, values) in enumerate(rows, start=i):
-            directed |= {(row, j): v for j, v in zip(near, values, strict=True) if v >= _LEAST_COSINE}
+            directed |= {(row, j): v for j, v in zip(near, values, strict=True) if v >= _MIN_COSINE}
     return {(i, j): cosine for (i, j), cosine in directed.items() if i < j and (j, i) in directed}
 
 
@@ -155,7 +155,7 @@ def _lexicon_edges(lexicon: Path, forms: dict[str, list[int]]) -> dict[Edge, flo
     return edges
 
 
-def _neighbour_edges(job: Job, forms: dict[str, list[int]]) -> dict[Edge, float]:
+def _neighbour_edges(job: TrainingJob, forms: dict[str, list[int]]) -> dict[Edge, float]:
     """Nearest neighbours among the forms, by the mean vector of each form's tokens."""
     table = token_vectors(job.encoder, job.info, whitening=None, workspace=job.workspace)
     vectors = np.stack([table[ids].astype(np.float32).mean(axis=0) for ids in forms.values()])

@@ -17,12 +17,13 @@ from typing import Any
 
 from dewmark import hosts
 from dewmark.batch.inputs import Prompt, read_prompts
+from dewmark.capabilities import for_member
 from dewmark.decoding import Decoding, DecodingOptions
 from dewmark.errors import ConfigError
 from dewmark.hosts.base import ChatFormat, Host, check_decoding, generation_hash
 from dewmark.hosts.streaming import stream_text
 from dewmark.opening import DEFAULT_HOST
-from dewmark.scheme import BoundScheme, marking_as
+from dewmark.scheme import BoundScheme
 from dewmark.storage import ResumableRows, first_row
 from dewmark.types import DraftCount, Generation
 from dewmark.watermark import DEFAULT_DECODING, Watermark
@@ -55,7 +56,7 @@ class TextWriter:
         cls, watermark: Watermark, *, member: int | None = None, payload: int | None = None
     ) -> TextWriter:
         """A writer of marked text, by a member of the key's ring and with a payload."""
-        scheme = marking_as(watermark.scheme, member=member, payload=payload)
+        scheme = for_member(watermark.scheme, member=member, payload=payload)
         return cls(scheme, scheme.host, lambda: watermark.host, lambda: watermark.chat_format)
 
     @classmethod

@@ -23,17 +23,10 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Document",
-    "Prompt",
-    "TextRow",
     "as_request",
-    "batched",
-    "check_prompt",
-    "count_lines",
     "parse_text_row",
     "read_corpus",
     "read_documents",
-    "read_files",
-    "read_prompts",
     "read_rows",
     "warn_other_scheme",
 ]

@@ -22,11 +22,12 @@ import numpy as np
 
 from dewmark.arrays import F32
 from dewmark.batch.inputs import Document, batched, count_lines, read_corpus, read_rows
+from dewmark.capabilities import GivesEvidence, capability
 from dewmark.core.keys import Key
 from dewmark.detector import detect_texts
 from dewmark.errors import ConfigError, InputError
 from dewmark.opening import identify, load_scheme
-from dewmark.scheme import BoundScheme, GivesEvidence, capability, check_test, for_languages
+from dewmark.scheme import BoundScheme, check_test, for_languages
 from dewmark.stats.audit import Audit, Outcome, audit
 from dewmark.stats.calibration import Calibration
 from dewmark.stats.one_key import directions
@@ -34,15 +35,7 @@ from dewmark.text.languages import LanguagePolicy, guess_language
 from dewmark.types import Detection, Verdict
 from dewmark.workspace import Progress, silent
 
-__all__ = [
-    "PACKAGED",
-    "AuditedText",
-    "Negatives",
-    "audit_texts",
-    "calibrate_file",
-    "draw_key",
-    "text_directions",
-]
+__all__ = ["Negatives", "text_directions"]
 
 PACKAGED = "packaged"
 """The name of the package's own texts, where files are named."""

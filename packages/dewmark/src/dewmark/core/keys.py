@@ -43,11 +43,11 @@ from dewmark.arrays import F32, F64, I64
 from dewmark.errors import KeyFileError
 from dewmark.storage import atomic_write
 
-__all__ = ["Key", "KeyStream", "check_members", "check_payload_bits", "check_use", "is_engine_key"]
+__all__ = ["Key", "KeyStream"]
 
 KEY_BYTES = 32
 INDEPENDENT = 16
-"""Up to so many members of a ring have a matrix of their own; more share these, with different signs."""
+"""How many members of a ring have a matrix of their own; more share these, with different signs."""
 MESSAGE_BITS = 16
 """The bits that signs can carry: those of a payload, and those of members beyond the independent ones."""
 
@@ -237,7 +237,7 @@ class Key:
 
 
 def check_members(members: int) -> None:
-    """Raise `KeyFileError` unless a ring may have so many members."""
+    """Raise `KeyFileError` unless a ring may have this many members."""
     times, left = divmod(members, INDEPENDENT)
     small = 1 <= members <= INDEPENDENT
     if not small and (left or times & (times - 1) or not 0 < times <= 1 << MESSAGE_BITS):
@@ -260,7 +260,7 @@ def check_use(member: int | None, payload: int | None, *, members: int, payload_
 
 
 def check_payload_bits(bits: int, *, members: int = 1) -> None:
-    """Raise `KeyFileError` unless texts of such a ring can carry messages of so many bits."""
+    """Raise `KeyFileError` unless texts of such a ring can carry messages of this many bits."""
     left = MESSAGE_BITS - (max(members // INDEPENDENT, 1).bit_length() - 1)
     if not 0 <= bits <= left:
         ring = "" if members == 1 else f" in a ring of {members}"

@@ -27,14 +27,7 @@ from dewmark.arrays import F32, F64
 from dewmark.core.keys import Key, KeyStream
 from dewmark.errors import ConfigError
 
-__all__ = [
-    "Kind",
-    "Projections",
-    "draw_float32_matrix",
-    "draw_matrix",
-    "draw_projections",
-    "haar_orthogonal",
-]
+__all__ = ["draw_matrix"]
 
 Kind = Literal["gaussian", "orthogonal"]
 

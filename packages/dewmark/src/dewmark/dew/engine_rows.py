@@ -15,17 +15,17 @@ from dewmark.sampling import RandomStreams, check_logits
 from dewmark.serving_rows import Row, Rows
 
 _CPU = torch.device("cpu")
-_SLOTS = 8  # texts that an engine's rows have room for at first
+_SLOTS = 16  # states that there is room for at first, two for each text
 
 MatrixOf = Callable[[int, int | None, int | None], torch.Tensor | None]
 """A text's matrix by its seed, member and payload; None for the aligner's own."""
 
 
 class _LexiconRow(Row):
-    """A text in an engine: its row among the states, and how far it has been read."""
+    """A text in an engine: its rows among the states, and how far it has been read."""
 
-    slot = -1
-    read = -1  # -1: its slot still holds another text
+    slots = (-1, -1)  # its state before the last draw and after it; an engine may discard the draw
+    read = -1  # -1: its slots still hold another text
     W: torch.Tensor | None = None  # its own matrix (d_T, d_C), if not the aligner's
 
     def __init__(
@@ -82,8 +82,8 @@ class LexiconRows(Rows):
             grown.put(torch.arange(size, device=self._aligner.tables.device), self._states)
             self._states = grown
             self._free.extend(range(size, 2 * size))  # rows that end give their slots back to this list
-        row.slot = self._free.pop()
-        weakref.finalize(row, self._free.append, row.slot)
+        row.slots = (self._free.pop(), self._free.pop())
+        weakref.finalize(row, self._free.extend, row.slots)
         return row
 
     def mark(self, rows: Sequence[Row], scores: torch.Tensor) -> torch.Tensor:
@@ -91,28 +91,28 @@ class LexiconRows(Rows):
         check_logits(scores, self._vocab_size)
         mine = [row for row in rows if isinstance(row, _LexiconRow)]
         assert len(mine) == len(scores)
-        slots = _sent([row.slot for row in mine], scores.device)
-        states = self._caught_up(mine, slots)
+        states = self._caught_up(mine, scores.device)
         W = self._aligner.W
         if any(row.W is not None for row in mine):
             W = torch.stack([W if row.W is None else row.W for row in mine])
         marked = drawn(self._race, scores, LexiconTexts(self._aligner, states, W), mine)
-        self._states.put(slots, states)
+        self._states.put(_sent([row.slots[1] for row in mine], scores.device), states)
         return marked
 
-    def _caught_up(self, rows: Sequence[_LexiconRow], slots: torch.Tensor) -> WordStates:
-        """A copy of the rows' states after all that they have written."""
-        device = slots.device
+    def _caught_up(self, rows: Sequence[_LexiconRow], device: torch.device) -> WordStates:
+        """A copy of the rows' states after all that they have written, which are stored too."""
         new = [row for row in rows if not 0 <= row.read <= len(row.written)]  # or the engine took tokens back
         if new:
-            self._states.put(_sent([row.slot for row in new], device), self._aligner.begin(len(new)))
+            begun = self._aligner.begin(2 * len(new))
+            self._states.put(_sent([slot for row in new for slot in row.slots], device), begun)
             for row in new:
                 row.read = 0
-        states = self._states.at(slots)
+        states = self._states.at(_sent([row.slots[bool(row.unread)] for row in rows], device))
         unread = [row.unread for row in rows]
         most = max(map(len, unread))
         if most:
             states.push(_sent([[*tokens, *[-1] * (most - len(tokens))] for tokens in unread], device))
+        self._states.put(_sent([row.slots[0] for row in rows], device), states)
         for row in rows:
             row.read = len(row.written)
         return states

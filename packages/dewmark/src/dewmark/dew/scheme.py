@@ -49,7 +49,7 @@ class DEW(WordScheme[LexiconReader]):
     summary: ClassVar[str] = "dual-embedding watermark: keyed alignment of words with the words before them"
 
     lexicon: str = "default"
-    """The lexicon: ``default``, or a folder written by ``dewmark models lexicon build``."""
+    """The lexicon: ``default``, or a folder written by ``dewmark build-lexicon``."""
     strength: float = 0.0
     """λ, the most that a logit can gain beside the keyed noise: ``free`` is 0, ``strong`` is 2."""
 
@@ -161,9 +161,7 @@ class BoundDEW(BoundWords[LexiconReader]):
         from dewmark.dew.noise import mixture_of
         from dewmark.dew.race import WordRace
 
-        return WordRace(
-            mixture_of(alpha=self.scheme.alpha, strength=self.scheme.strength), self.scheme.m
-        )
+        return WordRace(mixture_of(alpha=self.scheme.alpha, strength=self.scheme.strength), self.scheme.m)
 
     def batch(
         self,

@@ -37,7 +37,7 @@ from dewmark.storage import Bundle, load_bundle
 from dewmark.text.words import VERSION
 from dewmark.workspace import Workspace
 
-__all__ = ["ARRAYS", "LAYOUT", "Lexicon", "lexicon_folder", "lexicon_languages", "load_lexicon"]
+__all__ = ["lexicon_folder", "load_lexicon"]
 
 ARRAYS = (
     "forms",
@@ -151,7 +151,7 @@ def load_lexicon(name: str = "default", *, workspace: Workspace) -> Lexicon:
     if not (folder / "bundle.json").exists():
         raise ConfigError(
             f"no lexicon {name!r}: give default, the folder of a lexicon, or build one with: "
-            f"dewmark models lexicon build --encoder {name if '/' not in name else 'NAME'} --out FOLDER"
+            f"dewmark build-lexicon --encoder {name if '/' not in name else 'NAME'} --out FOLDER"
         )
     return _load(folder, (folder / "bundle.json").stat().st_mtime_ns)
 
@@ -165,7 +165,7 @@ def _load(folder: Path, written: int) -> Lexicon:
     if bundle.meta["words"] != VERSION or bundle.meta["layout"] != LAYOUT:
         raise ArtifactError(
             f"the lexicon in {folder} was made by another version of dewmark: build it again with: "
-            "dewmark models lexicon build"
+            "dewmark build-lexicon"
         )
     return Lexicon(bundle, _identity(folder))
 

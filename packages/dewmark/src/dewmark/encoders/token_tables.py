@@ -28,7 +28,7 @@ from dewmark.errors import ArtifactError, NumericalError, VocabularyError
 from dewmark.storage import load_bundle, save_bundle
 from dewmark.workspace import HostInfo, Workspace
 
-__all__ = ["build_token_table", "markable_ids", "rows_of", "token_table"]
+__all__ = ["token_table"]
 
 _FORMAT = 1
 _BLOCK = 8192

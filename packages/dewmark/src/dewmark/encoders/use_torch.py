@@ -25,7 +25,7 @@ _ORDERS = ((2, 0), (3, 1), (5, 2))  # pieces under the kernel, and how many of t
 _BUDGET = 8192  # pieces per batch, padding included
 
 
-class Pieces(Protocol):
+class PieceTokenizer(Protocol):
     """Tokenizes texts (`dewmark.encoders.use.USEWordTokenizer`)."""
 
     def rows(self, texts: Sequence[str]) -> list[list[int]]:
@@ -35,7 +35,7 @@ class Pieces(Protocol):
 class TorchUSE:
     """The weights of one file on a device; safe to share between threads."""
 
-    def __init__(self, weights: Path, pieces: Pieces, *, device: torch.device) -> None:
+    def __init__(self, weights: Path, pieces: PieceTokenizer, *, device: torch.device) -> None:
         try:
             with np.load(weights, allow_pickle=False) as file:
                 arrays = {name: file[name] for name in file.files}

@@ -53,26 +53,7 @@ from dewmark.storage import BlobCache, load_bundle, save_bundle
 from dewmark.text.words import VERSION, words
 from dewmark.workspace import Progress, Workspace, silent
 
-__all__ = [
-    "FREQUENT",
-    "FREQUENT_TIMES",
-    "REMOVED",
-    "SIF",
-    "STATISTICS",
-    "Centre",
-    "RowMemo",
-    "WordContexts",
-    "WordStatistics",
-    "WordTokens",
-    "WordVectors",
-    "fit_word_statistics",
-    "load_word_statistics",
-    "register_texts",
-    "save_word_statistics",
-    "times_counted",
-    "windows_before",
-    "word_weight",
-]
+__all__ = ["WordVectors", "load_word_statistics", "register_texts", "word_weight"]
 
 Window = tuple[str, ...]
 Centre = Literal["running", "rare"]

@@ -14,9 +14,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dewmark import config as cfg
+from dewmark.capabilities import ChoosesDrafts, Drafts, by_text, capability, record
 from dewmark.decoding import Decoding, check_int
 from dewmark.errors import ConfigError, InputError, VocabularyError
-from dewmark.scheme import BoundScheme, ChoosesDrafts, Drafts, by_text, capability, check_text, record
+from dewmark.scheme import BoundScheme, check_text
 from dewmark.types import DraftCount, Generation
 from dewmark.workspace import HostInfo
 

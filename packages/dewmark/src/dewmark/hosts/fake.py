@@ -21,7 +21,7 @@ from dewmark.errors import ConfigError
 from dewmark.hosts.transformers.decoding_loop import CausalLM
 from dewmark.hosts.transformers.model import TransformersHost
 
-__all__ = ["FakeHost", "tiny_model", "tiny_tokenizer"]
+__all__ = ["FakeHost", "tiny_tokenizer"]
 
 Kind = Literal["words", "sentences", "bytes"]
 
@@ -51,7 +51,7 @@ def tiny_model(
 ) -> tuple[CausalLM, PreTrainedTokenizerBase]:
     """A Llama with two layers and width 32, and its tokenizer.
 
-    ``padded_vocab`` adds so many ids to the model that the tokenizer does not know. The weights are large
+    ``padded_vocab`` is how many ids the model has that the tokenizer does not know. The weights are large
     enough for the next token to depend on the context (logits have a standard deviation of about 1.7).
     """
     config = LlamaConfig(

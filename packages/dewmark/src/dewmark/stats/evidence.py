@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from dewmark.arrays import F64, I64
 
-__all__ = ["Evidence", "Factor"]
+__all__ = ["Evidence"]
 
 Factor = NDArray[np.floating] | NDArray[np.integer]
 

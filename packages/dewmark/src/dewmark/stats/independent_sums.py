@@ -1,8 +1,8 @@
-"""The null distribution of a sum of independent scores: a test for each law that a score can follow.
+"""The null distribution of a sum of independent scores: a test for each distribution that a score can follow.
 
 Fix the text and let the key be random: the scores of distinct (context, token) pairs are independent, so the
-law of their sum is known exactly. The functions take `Evidence` and return a `Statistic`, or build a law as
-an array of probabilities.
+distribution of their sum is known exactly. The functions take `Evidence` and return a `Statistic`, or build a
+distribution as an array of probabilities.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dewmark.arrays import F64, I64
 from dewmark.stats.evidence import Evidence
 from dewmark.stats.key_test import NOTHING, Statistic, one_sided_p
 
-__all__ = ["binomial_test", "convolved", "gamma_test", "weighted_bernoulli_law", "z_test"]
+__all__ = ["binomial_test", "convolved", "gamma_test", "weighted_bernoulli_pmf", "z_test"]
 
 
 def z_test(evidence: Evidence) -> Statistic:
@@ -30,7 +30,7 @@ def z_test(evidence: Evidence) -> Statistic:
 
 
 def gamma_test(evidence: Evidence) -> Statistic:
-    """Scores E − 1 with E ~ Exp(1): the sum of N such E follows the Gamma law of shape N."""
+    """Scores E − 1 with E ~ Exp(1): the sum of N such E follows the Gamma distribution of shape N."""
     n = len(evidence)
     if n == 0:
         return NOTHING
@@ -38,7 +38,7 @@ def gamma_test(evidence: Evidence) -> Statistic:
 
 
 def binomial_test(evidence: Evidence, *, share: float, trials: int = 1) -> Statistic:
-    """Scores (X − trials·share) / trials with X ~ Binomial(trials, share): the exact law of their sum."""
+    """Scores (X − trials·share) / trials with X ~ Binomial(trials, share): the exact test of their sum."""
     n = len(evidence) * trials
     if n == 0:
         return NOTHING
@@ -47,25 +47,25 @@ def binomial_test(evidence: Evidence, *, share: float, trials: int = 1) -> Stati
     return Statistic(z_test(evidence).z, p_value, float(len(evidence)))
 
 
-def weighted_bernoulli_law(levels: I64, chances: F64) -> F64:
+def weighted_bernoulli_pmf(levels: I64, chances: F64) -> F64:
     """The probabilities of Σ n_i B_i = 0, 1, …, Σ n_i, with integers n_i and B_i ~ Bernoulli(q_i), (N,)."""
-    law = np.zeros(int(levels.sum()) + 1)
-    law[0], top = 1.0, 0
+    pmf = np.zeros(int(levels.sum()) + 1)
+    pmf[0], top = 1.0, 0
     for n, q in zip(levels.tolist(), chances.tolist(), strict=True):
-        raised = q * law[: top + 1]
-        law[: top + 1] *= 1.0 - q
-        law[n : n + top + 1] += raised
+        raised = q * pmf[: top + 1]
+        pmf[: top + 1] *= 1.0 - q
+        pmf[n : n + top + 1] += raised
         top += n
-    return law
+    return pmf
 
 
-def convolved(laws: Sequence[F64]) -> F64:
-    """The law of a sum of independent integers, from the law of each.
+def convolved(pmfs: Sequence[F64]) -> F64:
+    """The distribution of a sum of independent integers, from the distribution of each.
 
     Halves are convolved directly: all terms are positive, so even the smallest tail keeps its relative
     precision.
     """
-    if len(laws) <= 1:
-        return laws[0] if len(laws) else np.ones(1)
-    middle = len(laws) // 2
-    return np.convolve(convolved(laws[:middle]), convolved(laws[middle:]))
+    if len(pmfs) <= 1:
+        return pmfs[0] if len(pmfs) else np.ones(1)
+    middle = len(pmfs) // 2
+    return np.convolve(convolved(pmfs[:middle]), convolved(pmfs[middle:]))

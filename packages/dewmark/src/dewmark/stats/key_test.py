@@ -22,18 +22,7 @@ from scipy.special import ndtr
 from dewmark.arrays import F32, I64
 from dewmark.stats.evidence import Evidence, Factor
 
-__all__ = [
-    "NOTHING",
-    "Statistic",
-    "covariance",
-    "cross_variance",
-    "effective_length",
-    "gaussian_test",
-    "key_test",
-    "one_sided_p",
-    "power_series",
-    "score_variance",
-]
+__all__ = ["NOTHING", "Statistic", "cross_variance", "key_test", "one_sided_p", "score_variance"]
 
 Index = slice | I64
 

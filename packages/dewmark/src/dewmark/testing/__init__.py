@@ -23,11 +23,11 @@ from dewmark.scheme import Scheme
 from dewmark.testing.checks import CHECKS, Check
 from dewmark.testing.trial import Trial
 
-__all__ = ["CHECKS", "Check", "Outcome", "Report", "SchemeContract", "Trial", "check_scheme"]
+__all__ = ["CHECKS", "Check", "CheckOutcome", "Report", "SchemeContract", "Trial", "check_scheme"]
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class CheckOutcome:
     """The outcome of one check, ``passed``, ``failed`` or ``skipped``, and the reason."""
 
     check: str
@@ -45,7 +45,7 @@ class Report:
     """The outcomes of all checks of one scheme."""
 
     scheme: str
-    outcomes: tuple[Outcome, ...]
+    outcomes: tuple[CheckOutcome, ...]
 
     @property
     def passed(self) -> bool:
@@ -65,17 +65,17 @@ def check_scheme(scheme: Scheme, *, tokens: int = 200, keys: int = 200) -> Repor
         trial.close()
 
 
-def _run(check: Check, trial: Trial) -> Outcome:
+def _run(check: Check, trial: Trial) -> CheckOutcome:
     name = check.__name__
     try:
         check(trial)
     except unittest.SkipTest as reason:
-        return Outcome(name, "skipped", str(reason))
+        return CheckOutcome(name, "skipped", str(reason))
     except AssertionError as error:
-        return Outcome(name, "failed", str(error))
+        return CheckOutcome(name, "failed", str(error))
     except Exception as error:  # noqa: BLE001 - any error of a scheme is a failure
-        return Outcome(name, "failed", f"{type(error).__name__}: {error}")
-    return Outcome(name, "passed")
+        return CheckOutcome(name, "failed", f"{type(error).__name__}: {error}")
+    return CheckOutcome(name, "passed")
 
 
 class SchemeContract:

@@ -159,9 +159,9 @@ def _meaning(match: regex.Match[str]) -> str | None:
 # Lines
 
 _NUMBERED = regex.compile(r"[^\S\r\n]*+([0-9]{1,6})([.:|)\]│→]?+)(?:[^\S\r\n]++|\r?+$)")
-_FEWEST_LINES = 3
-_LEAST_NUMBERED = 0.5  # of all lines: a numbered line may have been broken again
-_LEAST_MID_SENTENCE = 0.3  # a wrapped text's lines begin with small letters, a list's with capitals
+_MIN_LINES = 3
+_MIN_NUMBERED = 0.5  # of all lines: a numbered line may have been broken again
+_MIN_MID_SENTENCE = 0.3  # a wrapped text's lines begin with small letters, a list's with capitals
 _YEARS = range(1000, 2200)
 
 
@@ -185,8 +185,8 @@ def _line_numbers(text: str) -> list[Edit]:
             skipped += 1  # the line may have been counted all the same
         written += bool(line.strip())
         at += len(line) + 1
-    few = len(edits) < _FEWEST_LINES or len(edits) < _LEAST_NUMBERED * written
-    if few or (as_list and small < _LEAST_MID_SENTENCE * len(edits)):
+    few = len(edits) < _MIN_LINES or len(edits) < _MIN_NUMBERED * written
+    if few or (as_list and small < _MIN_MID_SENTENCE * len(edits)):
         return []
     return edits
 

@@ -17,7 +17,7 @@ from typing import NamedTuple
 from dewmark.text.words import MAX_FORM, open_tail, words
 from dewmark.workspace import Tokenizer
 
-__all__ = ["Extension", "Spelling", "TokenStream", "WordStream", "extend"]
+__all__ = ["Spelling"]
 
 _KEPT = 64  # words that a stream remembers: the widest context
 _OPEN = 6  # last words that a piece may still change, in scripts without spaces

@@ -28,15 +28,7 @@ from dewmark.text.cleaning import clean
 from dewmark.text.language_identifier import LanguageIdentifier, load_identifier
 from dewmark.types import Detection, Verdict
 
-__all__ = [
-    "UNDETERMINED",
-    "LanguagePolicy",
-    "TextLanguage",
-    "guess_language",
-    "language_name",
-    "language_probabilities",
-    "recognised_languages",
-]
+__all__ = ["UNDETERMINED", "LanguagePolicy", "guess_language", "language_name"]
 
 UNDETERMINED = "und"
 """ISO 639's code for a language that is not determined."""
@@ -44,11 +36,11 @@ UNDETERMINED = "und"
 _NO_LANGUAGE = "zxx"  # numbers, markup, identifiers
 
 _PIECES, _PIECE = 6, 250  # characters of a long text that are read, evenly spread
-_FEWEST_BYTES = 24  # of letters: a Chinese character says more than a Latin one
+_MIN_BYTES = 24  # of letters: a Chinese character says more than a Latin one
 _LETTERS = regex.compile(r"\p{L}+")
 # Of 500 web pages in each of English, German and French, 99% give their language more than 0.2; of sentences
 # in 45 languages that the default encoder does not know, 95% give all languages that it knows less than 0.01.
-_LEAST_LIKELY = 0.3
+_MIN_LIKELY = 0.3
 _KNOWN_ABOVE, _UNKNOWN_BELOW = 0.5, 0.1
 _AT_ONCE = 64  # texts
 _LOADING = threading.Lock()
@@ -87,7 +79,7 @@ def _shares(texts: Sequence[str]) -> list[F64 | None]:
         if _NO_LANGUAGE in model.labels:
             found[:, model.labels.index(_NO_LANGUAGE)] = 0.0
         for i, row, spoken in zip(some, found, found.sum(axis=1).tolist(), strict=True):
-            shares[i] = None if spoken < _LEAST_LIKELY else row / spoken
+            shares[i] = None if spoken < _MIN_LIKELY else row / spoken
     return shares
 
 
@@ -95,7 +87,7 @@ def _has_letters(sample: str) -> bool:
     letters = 0
     for run in _LETTERS.finditer(sample):
         letters += len(run.group().encode())
-        if letters >= _FEWEST_BYTES:
+        if letters >= _MIN_BYTES:
             return True
     return False
 
@@ -187,7 +179,7 @@ def _likeliest(shares: F64 | None) -> str:
     if shares is None:
         return UNDETERMINED
     best = int(np.argmax(shares))
-    return _model().labels[best] if shares[best] >= _LEAST_LIKELY else UNDETERMINED
+    return _model().labels[best] if shares[best] >= _MIN_LIKELY else UNDETERMINED
 
 
 def _knows(shares: F64 | None, languages: frozenset[str]) -> bool | None:

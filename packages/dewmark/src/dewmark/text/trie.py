@@ -44,6 +44,8 @@ from dewmark.text.growing_text import Spelling
 from dewmark.text.words import VERSION, form_of, open_tail, words
 from dewmark.workspace import Tokenizer, Workspace
 
+__all__ = ["load_trie"]
+
 CLOSED, UNKNOWN, ENDED = 0, 1, 2
 
 _FIRST = 3  # the state of the first prefix

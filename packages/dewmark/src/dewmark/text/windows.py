@@ -12,7 +12,7 @@ import numpy as np
 from dewmark.arrays import I64
 from dewmark.workspace import HostInfo, Tokenizer
 
-__all__ = ["ABSENT", "window_texts", "windows_of"]
+__all__ = ["ABSENT", "windows_of"]
 
 ABSENT = -1
 

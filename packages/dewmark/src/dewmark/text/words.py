@@ -34,7 +34,7 @@ import regex
 
 from dewmark.text.cleaning import Cleaned, clean
 
-__all__ = ["MAX_FORM", "VERSION", "Word", "cut", "form_of", "open_tail", "places_and_forms", "words"]
+__all__ = ["distinct", "form_of", "repetition", "words"]
 
 VERSION = 2
 
@@ -93,7 +93,7 @@ class _ClassLetters(dict[int, str]):
         letter = found[0] if found else " "
         if letter in "ctu" and "x" in found:
             letter = letter.upper()
-        if len(self) > _MOST_LETTERS:
+        if len(self) > _MAX_LETTERS:
             self.clear()
         self[code] = letter
         return letter
@@ -104,7 +104,7 @@ def _class_patterns() -> dict[str, regex.Pattern[str]]:
     return {name: regex.compile(members, regex.VERSION1) for name, members in _CLASSES.items()}
 
 
-_MOST_LETTERS = 1 << 16
+_MAX_LETTERS = 1 << 16
 _LETTERS = _ClassLetters()
 _HAS_KANA = regex.compile(_KANA, regex.VERSION1)
 # Nothing after such a character can belong to a word before it.
@@ -272,3 +272,15 @@ def _boundaries(run: str, language: str) -> list[int]:
         for i in range(_REACH + 1, _REACH + len(run))
         if 2 * sum(table.get(padded[i + first : i + last], 0) for table, first, last in tables) > threshold
     ]
+
+
+def distinct(text: str, n: int) -> float:
+    """The share of distinct n-grams of words; 1 if the text has none."""
+    tokens = text.split()
+    grams = [tuple(tokens[i : i + n]) for i in range(len(tokens) - n + 1)]
+    return len(set(grams)) / len(grams) if grams else 1.0
+
+
+def repetition(text: str) -> float:
+    """The share of 4-grams of words that repeat an earlier one."""
+    return 1.0 - distinct(text, 4)

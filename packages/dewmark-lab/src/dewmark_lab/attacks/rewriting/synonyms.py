@@ -26,11 +26,11 @@ from dewmark_lab.attacks.rewriting.wordnet import WordNet
 if TYPE_CHECKING:
     import torch
 
-    from dewmark.hosts.transformers.model import TransformersHost
-    from dewmark.hosts.transformers.model_files import Source
+    from dewmark.hosts.transformers.model_files import ModelSource
+    from dewmark_lab.attacks.rewriting.branches import BranchScorer
 
 _CANDIDATES = 5  # synonyms per word that the host compares, most frequent senses first
-_LEAST_LETTERS = 4  # shorter words have odd synonyms: "he" is helium
+_MIN_LETTERS = 4  # shorter words have odd synonyms: "he" is helium
 _ROUNDING = 1e-4  # nats; likelihoods of one candidate differ by less between batches
 _WORDS_AFTER = 4  # words whose likelihood is counted together with a synonym's
 _TOKEN_CHARACTERS = 16  # at most, per token: text further away cannot fall into the window
@@ -118,7 +118,7 @@ class Synonym(Attack):
         before = torch.get_float32_matmul_precision()
         torch.set_float32_matmul_precision("high")  # for the tensor cores of a GPU
         try:
-            return self._host_model.branch_log_likelihood(texts, branches)
+            return self._scorer.scores(texts, branches)
         finally:
             torch.set_float32_matmul_precision(before)
 
@@ -133,14 +133,14 @@ class Synonym(Attack):
         return {}
 
     def _has_synonyms(self, word: str) -> bool:
-        return len(word) >= _LEAST_LETTERS and bool(self._candidates(word))
+        return len(word) >= _MIN_LETTERS and bool(self._candidates(word))
 
     @functools.cached_property
     def _lexicon(self) -> WordNet:
         return WordNet.open(self.wordnet)
 
     @functools.cached_property
-    def _source(self) -> Source:
+    def _source(self) -> ModelSource:
         return find_masked_lm(self.model)
 
     @functools.cached_property
@@ -154,10 +154,11 @@ class Synonym(Attack):
         return host_info(self.host).identity
 
     @functools.cached_property
-    def _host_model(self) -> TransformersHost:
+    def _scorer(self) -> BranchScorer:
         from dewmark.hosts.transformers.model import load_host
+        from dewmark_lab.attacks.rewriting.branches import BranchScorer
 
-        return load_host(self.host, device=self.device, dtype="float32")
+        return BranchScorer(load_host(self.host, device=self.device, dtype="float32"))
 
 
 class _GappedText:
@@ -222,7 +223,7 @@ def _core(word: str) -> tuple[int, str]:
     return (letters[0], word[letters[0] : letters[-1] + 1]) if letters else (0, "")
 
 
-def find_masked_lm(name: str) -> Source:
+def find_masked_lm(name: str) -> ModelSource:
     """The files of a masked language model: a folder or a hub id (``bert-…`` means google-bert/bert-…)."""
     from dewmark.hosts.transformers.model_files import resolve
 
@@ -238,7 +239,7 @@ def find_masked_lm(name: str) -> Source:
 class MaskedLM:
     """A masked language model, in float32 so that rounding does not change the most likely word."""
 
-    def __init__(self, source: Source, *, device: str = "auto") -> None:
+    def __init__(self, source: ModelSource, *, device: str = "auto") -> None:
         import torch
         from transformers import AutoModelForMaskedLM, AutoTokenizer
 

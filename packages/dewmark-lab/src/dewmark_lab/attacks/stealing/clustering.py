@@ -1,7 +1,7 @@
 """Which texts share a member of a ring: linking, spectral clustering, and EM for a mixture of keys.
 
-A text of member j has M ~ N(β n v∘W_j, n v) per coordinate (`law`), so with R members the texts are a mixture
-of Gaussians whose centres are random. EM alternates between each member's posterior mean
+A text of member j has M ~ N(β n v∘W_j, n v) per coordinate (`sample_size`), so with R members the texts are a
+mixture of Gaussians whose centres are random. EM alternates between each member's posterior mean
 
     Ŵ_j = β A_j/(1 + β² N_j v),   A_j = Σ_i r_ij M_i,   N_j = Σ_i r_ij n_i
 
@@ -24,7 +24,7 @@ import numpy as np
 
 from dewmark.arrays import F32, F64, I64
 from dewmark.errors import ConfigError
-from dewmark_lab.attacks.stealing import law
+from dewmark_lab.attacks.stealing import sample_size
 from dewmark_lab.attacks.stealing.observed import Observed
 from dewmark_lab.attacks.stealing.signs import align
 
@@ -136,7 +136,7 @@ def _coherence(seen: Observed, odds: F64) -> F64:
     own = np.square(odds).sum(axis=0)
     pairs = np.square(odds.sum(axis=0)) - own
     agreement = np.einsum("rd,rd->r", totals, totals) - own
-    error = np.sqrt(2.0 / law.effective_directions(seen.variances) / np.maximum(pairs, 1e-9))
+    error = np.sqrt(2.0 / sample_size.effective_directions(seen.variances) / np.maximum(pairs, 1e-9))
     safe = agreement / np.maximum(pairs, 1e-9) - 2.0 * error
     return np.where(pairs > 0.5, safe * np.sqrt(odds.sum(axis=0)), -1.0)
 

@@ -13,7 +13,7 @@ from dewmark.dew.bound import BoundWords
 from dewmark.errors import InputError
 from dewmark.hosts.base import Host
 from dewmark.scheme import BoundScheme
-from dewmark.stats.metrics import threshold_at
+from dewmark_lab.metrics import threshold_at
 
 LEVEL = 0.01
 _BATCH_SIZE = 100
@@ -39,7 +39,7 @@ class Judgement:
 
 
 @dataclass(frozen=True)
-class Judge:
+class ForgeryJudge:
     """The victim's detector and its ``threshold``, the z-score that 1% of human texts exceed.
 
     ``humans`` is the number of human texts and ``human_found`` the share of them with p < 0.01, that is, the
@@ -52,7 +52,7 @@ class Judge:
     human_found: float
 
     @classmethod
-    def of(cls, victim: BoundScheme, humans: Sequence[str]) -> Judge:
+    def of(cls, victim: BoundScheme, humans: Sequence[str]) -> ForgeryJudge:
         """A judge whose threshold comes from human texts, scored without prompts."""
         if not humans:
             raise InputError("no human texts: the victim's threshold needs some")

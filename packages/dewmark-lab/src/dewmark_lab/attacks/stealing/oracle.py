@@ -39,7 +39,7 @@ class OracleRun:
 
 
 def expected_queries(level: float, words: float) -> float:
-    """About how many p-values it takes to forge a text of so many effective words at this level."""
+    """About how many p-values it takes to forge a text of this many effective words at this level."""
     return float(-ndtri(level)) * math.sqrt(words) / GAIN
 
 

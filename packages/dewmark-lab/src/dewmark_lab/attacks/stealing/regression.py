@@ -12,9 +12,9 @@ W_ab ~ N(0, 1) the posterior mean is a ridge regression in closed form:
 
     Ŵ_ab ∝ A_ab / (σ_a τ_b + (1/N + 1/N')/β²).
 
-With few texts, Ŵ ∝ A, the average outer product; with many, Ŵ ∝ Σ_T⁻¹ A Σ_C⁻¹. How close it comes is a law
-(`dewmark_lab.attacks.stealing.law`). The attacker reads β off the texts: ‖A‖² exceeds its noise by
-β² Σ (σ_a τ_b)².
+With few texts, Ŵ ∝ A, the average outer product; with many, Ŵ ∝ Σ_T⁻¹ A Σ_C⁻¹. How close it comes is known in
+advance (`sample_size`). The attacker reads β off the texts: ‖A‖² exceeds
+its noise by β² Σ (σ_a τ_b)².
 
 An attacker who runs the victim's own host can do better (`residual_moments`) by regressing
 t − E_host[t | prefix]. At each position, the host's expectation removes the text's topic, and with it most of
@@ -47,7 +47,7 @@ from dewmark.errors import ConfigError, InputError
 from dewmark.hosts.base import Host
 from dewmark.hosts.expectations import HostExpectations
 from dewmark.scheme import BoundScheme
-from dewmark.workspace import Follower
+from dewmark.workspace import IncrementalModel
 
 if TYPE_CHECKING:
     import torch
@@ -55,7 +55,7 @@ if TYPE_CHECKING:
 _BATCH_SIZE = 50
 _FRESH_PAIRS = 20_000
 _CANDIDATES = 256  # the host's expectation is over this many most likely tokens
-_LEAST_TILT = 0.05
+_MIN_TILT = 0.05
 _NO_PAIRS = "no text contains a unit with a context: give longer texts"
 
 
@@ -215,9 +215,9 @@ def estimate(marked: Moments, base: Baseline, *, tilt: float | None = None, resi
 
 
 def fitted_tilt(total: F64, count: float, variances: F64) -> float:
-    """β from ‖A‖² = β² Σ (σ_a τ_b)² + Σ σ_a τ_b/N, A = total/N; at least `_LEAST_TILT`."""
+    """β from ‖A‖² = β² Σ (σ_a τ_b)² + Σ σ_a τ_b/N, A = total/N; at least `_MIN_TILT`."""
     excess = float(np.square(total / count).sum()) - float(variances.sum()) / count
-    return max(math.sqrt(max(excess, 0.0) / float(np.square(variances).sum())), _LEAST_TILT)
+    return max(math.sqrt(max(excess, 0.0) / float(np.square(variances).sum())), _MIN_TILT)
 
 
 def posterior_mean(total: F64, count: float, variances: F64, *, tilt: float) -> F64:
@@ -266,7 +266,7 @@ def cosine(victim: Victim, W: F32, texts: Sequence[str], *, seed: int = 0) -> fl
 
 def residual_moments(host: Host, reader: Reader, texts: Sequence[str]) -> Moments:
     """The moments of marked texts, with the host's expected unit at each position subtracted."""
-    if not isinstance(host, Follower):
+    if not isinstance(host, IncrementalModel):
         raise ConfigError("expectation=host needs a transformers host: use expectation=base")
     if isinstance(reader, TokenReader):
         return sum_moments(_text_residuals(host, reader, texts))
@@ -296,7 +296,7 @@ def residuals_per_text(
             yield Moments.of(T, rows[pairs.windows])
 
 
-def _text_residuals(host: Follower, reader: TokenReader, texts: Sequence[str]) -> Iterator[Moments]:
+def _text_residuals(host: IncrementalModel, reader: TokenReader, texts: Sequence[str]) -> Iterator[Moments]:
     import torch
 
     table: torch.Tensor | None = None

@@ -29,7 +29,7 @@ _GROWTH = 1.3
 
 
 @dataclass(frozen=True)
-class Aligned:
+class AlignedTexts:
     """Texts brought to common signs.
 
     ``W`` (a, b) is the posterior mean from those that took part, ``used`` (n,) their places, ``signs`` (N, 2)
@@ -57,7 +57,7 @@ def align(
     tilt: float = 1.0,
     starts: int = 8,
     seed: int = 0,
-) -> Aligned:
+) -> AlignedTexts:
     """Align texts under the public signs ``left`` (G, a) and ``right`` (H, b).
 
     ``members`` is the number of independent W: the start grows to that share of the texts. ``tilt`` is the
@@ -73,7 +73,7 @@ def align(
     return max(grown, key=lambda found: found.score)
 
 
-def _grow(seen: Observed, left: F32, right: F32, start: int, most: int, tilt: float) -> Aligned:
+def _grow(seen: Observed, left: F32, right: F32, start: int, most: int, tilt: float) -> AlignedTexts:
     M, v = seen.matrices, seen.variances.astype(np.float32)
     total, used, signs = M[start].copy(), np.array([start]), np.zeros((len(M), 2), dtype=np.int64)
     size, last, now = 2.0, 0.0, 1.0
@@ -98,7 +98,7 @@ def _grow(seen: Observed, left: F32, right: F32, start: int, most: int, tilt: fl
         size *= _GROWTH
         if size > 1e3 * most:  # two alternatives take turns
             break
-    return Aligned(total * shrink, used, signs, now)
+    return AlignedTexts(total * shrink, used, signs, now)
 
 
 def _all_signs(products: F32, left: F32, right: F32) -> F32:

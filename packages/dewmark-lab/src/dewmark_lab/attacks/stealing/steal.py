@@ -47,7 +47,7 @@ from dewmark_lab.attacks.stealing.forging import (
     fixed_length,
     generate_texts,
 )
-from dewmark_lab.attacks.stealing.judging import LEVEL, Judge, median_perplexity
+from dewmark_lab.attacks.stealing.judging import LEVEL, ForgeryJudge, median_perplexity
 from dewmark_lab.attacks.stealing.observed import observe
 from dewmark_lab.attacks.stealing.oracle import forge_by_p_values, forge_by_verdicts, scrub_by_p_values
 from dewmark_lab.attacks.stealing.piggyback import replaced
@@ -237,7 +237,7 @@ def steal(
     prompts: Sequence[str],
     targets: Sequence[str] = (),
     members: Sequence[int] | None = None,
-    judge: Judge | None = None,
+    judge: ForgeryJudge | None = None,
     resume_dir: Path | None = None,
     progress: Progress = silent,
 ) -> StealingResult:
@@ -256,7 +256,7 @@ def steal(
         )
     if not marked or not base:
         raise InputError(f"stealing needs marked and base texts, got {len(marked)} and {len(base)}")
-    judge = judge or Judge.of(victim, humans)
+    judge = judge or ForgeryJudge.of(victim, humans)
     run = _GenerationRun(
         host, settings, list(prompts)[: settings.texts], list(targets)[: settings.texts], resume_dir, progress
     )
@@ -317,7 +317,7 @@ def forgery_curve(
     prompts: Sequence[str],
     settings: StealSettings | None = None,
     sizes: Sequence[int] = SIZES,
-    judge: Judge | None = None,
+    judge: ForgeryJudge | None = None,
     resume_dir: Path | None = None,
     progress: Progress = silent,
 ) -> list[CurvePoint]:
@@ -331,7 +331,7 @@ def forgery_curve(
     known = sorted({size for size in sizes if 0 < size <= len(marked)})
     if not known:
         raise InputError(f"{len(marked)} marked texts are fewer than the least of {sorted(sizes)}")
-    judge = judge or Judge.of(victim, humans)
+    judge = judge or ForgeryJudge.of(victim, humans)
     baseline = Baseline.of(pairs_of(dew.reader, base))
     strength = STRENGTHS["embedding"][1] if chosen.strength is None else chosen.strength
     run = _GenerationRun(host, chosen, list(prompts)[: chosen.texts], [], resume_dir, silent)
@@ -468,7 +468,7 @@ def _group(
 
 
 def _search(
-    learned: _Learned, run: _GenerationRun, judge: Judge, *, attributes: bool
+    learned: _Learned, run: _GenerationRun, judge: ForgeryJudge, *, attributes: bool
 ) -> tuple[float, float | None]:
     """The strength (negative to scrub) and tail share that serve the attacker best, as the victim judges."""
     settings = run.settings

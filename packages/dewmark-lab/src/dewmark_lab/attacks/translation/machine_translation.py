@@ -22,14 +22,14 @@ from dewmark_lab.attacks.translation.split_text import OnProgress
 _NEURAL_VERSION = 1  # increase it when a change to a neural translator changes translations
 
 
-class Translator(Protocol):
+class NeuralTranslator(Protocol):
     """A neural translator of one direction in memory."""
 
     def translate(self, texts: Sequence[str], *, on_progress: OnProgress) -> list[str]:
         """Translate texts; ``on_progress`` gets the number of finished sentences and of all sentences."""
 
 
-def _open_bergamot(models: Path, device: str, *, direction: str) -> Translator:
+def _open_bergamot(models: Path, device: str, *, direction: str) -> NeuralTranslator:
     from dewmark.models.devices import torch_device
     from dewmark_lab.attacks.translation.bergamot import TextTranslator
 
@@ -39,21 +39,21 @@ def _open_bergamot(models: Path, device: str, *, direction: str) -> Translator:
     return TextTranslator(found[0], device=torch_device(device))
 
 
-def _open_opus(models: Path, device: str, *, direction: str) -> Translator:
+def _open_opus(models: Path, device: str, *, direction: str) -> NeuralTranslator:
     from dewmark.models.devices import torch_device
     from dewmark_lab.attacks.translation.opus import OpusTranslator
 
     return OpusTranslator(models / f"helsinki_{direction}", device=torch_device(device))
 
 
-def _open_argos(models: Path, device: str) -> Translator:
+def _open_argos(models: Path, device: str) -> NeuralTranslator:
     from dewmark.models.devices import torch_device
     from dewmark_lab.attacks.translation.argos import ArgosTranslator
 
     return ArgosTranslator(models, device=torch_device(device).type)
 
 
-NEURAL: dict[tuple[str, str], tuple[str, Callable[[Path, str], Translator]]] = {
+NEURAL: dict[tuple[str, str], tuple[str, Callable[[Path, str], NeuralTranslator]]] = {
     ("en", "pt"): ("bergamot-pt", functools.partial(_open_bergamot, direction="enpt")),
     ("pt", "en"): ("bergamot-pt", functools.partial(_open_bergamot, direction="pten")),
     ("en", "fr"): ("opus-mt-fr", functools.partial(_open_opus, direction="en_fr")),
@@ -223,7 +223,7 @@ class RoundTripFrench(RoundTrip):
 
 
 @functools.cache
-def _translator(source: str, target: str, device: str) -> Translator:
+def _translator(source: str, target: str, device: str) -> NeuralTranslator:
     """The translator of one direction, shared by all attacks in the process."""
     package, open_from = NEURAL[source, target]
     return open_from(fetch(package) / PACKAGED[package].entry, device)

@@ -4,10 +4,10 @@ The weight is the spike entropy of the host's distribution p, less its minimum 1
 
     W = Σ_i p_i / (1 + z p_i) − 1 / (1 + z),    z = (1 − γ)(e^δ − 1) / (1 + γ(e^δ − 1)),
 
-and the statistic is the sum of W over green tokens. Given the weights, its law over keys is computed exactly
-for up to `EXACT_LIMIT` pairs: weights are rounded to `LEVELS` integers (the test may choose any weights, so
-rounding costs no validity), and the law of Σ n_j B_j with B_j ~ Bernoulli(γ) is built by convolution. Beyond
-that, the normal approximation is used, as the paper does for every length (``z``).
+and the statistic is the sum of W over green tokens. Given the weights, its distribution over keys is computed
+exactly for up to `EXACT_LIMIT` pairs: weights are rounded to `LEVELS` integers (the test may choose any
+weights, so rounding costs no validity), and the distribution of Σ n_j B_j with B_j ~ Bernoulli(γ) is built by
+convolution. Beyond that, the normal approximation is used, as the paper does for every length (``z``).
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ import torch
 
 from dewmark.sampling import Session
 from dewmark.stats.evidence import Evidence
-from dewmark.stats.independent_sums import weighted_bernoulli_law, z_test
+from dewmark.stats.independent_sums import weighted_bernoulli_pmf, z_test
 from dewmark.stats.key_test import Statistic
-from dewmark.surface.token_schemes import PromptBatch
 from dewmark.workspace import HostInfo, Workspace
-from dewmark_lab.schemes.green.green_list import BiasSession, EntropyBound, EntropyScheme
+from dewmark_lab.schemes.green.green_list import EntropyBound, EntropyScheme, GreenListSession
+from dewmark_lab.schemes.token_schemes import PromptBatch
 
 LEVELS = 64
 EXACT_LIMIT = 1024
@@ -57,7 +57,7 @@ class BoundEWD(EntropyBound):
 
     def start_session(self, prompts: PromptBatch) -> Session:
         """Start marking a batch of prompts."""
-        return BiasSession(prompts, self.vocabulary_hash, self.limit, delta=self.scheme.delta)
+        return GreenListSession(prompts, self.vocabulary_hash, self.limit, delta=self.scheme.delta)
 
     def weigh(self, logits: torch.Tensor) -> torch.Tensor:
         """Logits (n, vocab) to W as a share of its upper bound 1 − 1 / (1 + z), (n,)."""
@@ -66,11 +66,11 @@ class BoundEWD(EntropyBound):
         return (((p / (1.0 + z * p)).sum(dim=-1) - least) / (1.0 - least)).clamp_(min=0.0)
 
     def statistic(self, evidence: Evidence, *, test: str) -> Statistic:
-        """``exact``: the law of the weighted sum; ``z``: its normal approximation."""
+        """``exact``: the distribution of the weighted sum; ``z``: its normal approximation."""
         normal = z_test(evidence)
         if test == "z" or not 0 < len(evidence) <= EXACT_LIMIT:
             return normal
         levels = np.rint(evidence.weights * (LEVELS / evidence.weights.max())).astype(np.int64)
-        law = weighted_bernoulli_law(levels, np.full(len(levels), self.gamma))
+        pmf = weighted_bernoulli_pmf(levels, np.full(len(levels), self.gamma))
         observed = int(levels[evidence.scores > 0.0].sum())
-        return Statistic(normal.z, min(float(law[observed:].sum()), 1.0), normal.effective_length)
+        return Statistic(normal.z, min(float(pmf[observed:].sum()), 1.0), normal.effective_length)

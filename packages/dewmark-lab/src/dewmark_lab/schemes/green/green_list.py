@@ -22,10 +22,10 @@ from dewmark.scheme import Needs
 from dewmark.stats.evidence import Evidence
 from dewmark.stats.independent_sums import binomial_test, z_test
 from dewmark.stats.key_test import Statistic
-from dewmark.surface.token_schemes import PromptBatch, TokenBound, TokenScheme, TokenSession
-from dewmark.surface.vocabulary_hash import VocabularyHash
 from dewmark.workspace import HostInfo, Workspace
 from dewmark_lab.schemes.host_reading import HostReadings, HostReadingScheme, WeightedBound, open_model
+from dewmark_lab.schemes.token_schemes import PromptBatch, TokenBound, TokenScheme, TokenSession
+from dewmark_lab.schemes.vocabulary_hash import VocabularyHash
 
 
 class GreenBound(TokenBound):
@@ -55,7 +55,7 @@ class GreenBound(TokenBound):
         return green.astype(np.float64) - self.gamma
 
     def statistic(self, evidence: Evidence, *, test: str) -> Statistic:
-        """``binomial``: the exact law of the number of green pairs; ``z``: its normal approximation."""
+        """``binomial``: the exact distribution of the green pairs' number; ``z``: its normal limit."""
         return binomial_test(evidence, share=self.gamma) if test == "binomial" else z_test(evidence)
 
 
@@ -76,7 +76,7 @@ class GreenSession(TokenSession):
         return self._hash.below(windows, self._limit)
 
 
-class BiasSession(GreenSession):
+class GreenListSession(GreenSession):
     """Adds δ to the logits of green tokens."""
 
     def __init__(

@@ -12,8 +12,8 @@ Kirchenbauer et al. 2023 (A Watermark for Large Language Models; On the Reliabil
   of the window and the candidate decide; here all candidates of a step are judged in one pass.)
 
 Contexts that agree in this respect share a green list, so it is this reduced context that, with the token,
-makes a pair. Ranks and green lists are independent over keys: given the ranks, the law of green tokens is
-exact.
+makes a pair. Ranks and green lists are independent over keys: given the ranks, the distribution of green
+tokens is exact.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from numpy.typing import NDArray
 from dewmark.arrays import I64, U32
 from dewmark.config import check_rules
 from dewmark.sampling import Session
-from dewmark.surface.token_schemes import PromptBatch, TokenScheme
-from dewmark.surface.vocabulary_hash import VocabularyHash, below
 from dewmark.workspace import HostInfo, Workspace
-from dewmark_lab.schemes.green.green_list import BiasSession, GreenBound
+from dewmark_lab.schemes.green.green_list import GreenBound, GreenListSession
+from dewmark_lab.schemes.token_schemes import PromptBatch, TokenScheme
+from dewmark_lab.schemes.vocabulary_hash import VocabularyHash, below
 
 # default h: the papers' own, except for "left", where the first paper uses 1
 _WIDTHS = {"left": 3, "additive": 3, "skip": 5, "min": 4, "self": 4}
@@ -131,7 +131,7 @@ class WindowHashing:
         return windows[:, :1] if self.method == "skip" else windows
 
 
-class HashedSession(BiasSession):
+class HashedSession(GreenListSession):
     """Reduces windows before it looks up green lists.
 
     ``green_alone`` (vocab,), for self-hashing only, says which ids are green if they rank below their

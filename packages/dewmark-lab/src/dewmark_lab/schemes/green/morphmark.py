@@ -21,13 +21,13 @@ import torch
 from dewmark.config import check_rules
 from dewmark.sampling import Session
 from dewmark.scheme import Needs
-from dewmark.surface.token_schemes import PromptBatch, TokenScheme
-from dewmark.surface.vocabulary_hash import VocabularyHash
 from dewmark.workspace import HostInfo, Workspace
 from dewmark_lab.schemes.green.green_list import GreenBound, GreenSession, as_numbers
+from dewmark_lab.schemes.token_schemes import PromptBatch, TokenScheme
+from dewmark_lab.schemes.vocabulary_hash import VocabularyHash
 
 _STRENGTHS = {"linear": 1.55, "exponential": 1.3, "logarithmic": 2.15}  # the authors' k for each form
-_MOST_MOVED = 1.0 - 1e-6  # of the red mass; all of it would make red logits infinite
+_MAX_MOVED = 1.0 - 1e-6  # of the red mass; all of it would make red logits infinite
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,7 @@ class MorphSession(GreenSession):
         self._unmarkable = self._unmarkable.to(scores.device)
         P_G = (p * green).sum(dim=-1, keepdim=True)
         P_R = (1.0 - P_G - p[:, self._unmarkable].sum(dim=-1, keepdim=True)).clamp_(min=0.0)
-        r = self._moved_share(P_G).clamp_(0.0, _MOST_MOVED)
+        r = self._moved_share(P_G).clamp_(0.0, _MAX_MOVED)
         up = torch.log1p(r * P_R / P_G.clamp(min=torch.finfo(P_G.dtype).tiny))
         down = torch.log1p(-r)
         # all logits less the constant ``down``: so the red ones, half of the vocabulary, stay as they are

@@ -8,8 +8,9 @@ Each token thus carries one digit, and every digit is written many times.
 with the most votes (`BoundMPAC.read`). Two tests:
 
 - ``any``, the default, asks whether the text carries a message, whichever. Fix the text and let the key be
-  random: colours are uniform and independent, and the votes of the winners, Σ_p max_c n_pc, have a law that
-  is computed exactly, as the convolution of the laws of the largest count of n balls in r boxes.
+  random: colours are uniform and independent, and the votes of the winners, Σ_p max_c n_pc, have a
+  distribution that is computed exactly, as the convolution of the distributions of the largest count of n
+  balls in r boxes.
 - ``message`` asks whether it carries the configured message: the number of pairs that agree with it is
   Binomial(N, 1/r).
 """
@@ -29,17 +30,17 @@ from scipy.special import gammaln, ndtri
 
 from dewmark.arrays import F64, I64
 from dewmark.config import check_rules
-from dewmark.core.prf import PairHash
 from dewmark.sampling import Session
 from dewmark.stats.evidence import Evidence
 from dewmark.stats.independent_sums import binomial_test, convolved
 from dewmark.stats.key_test import Statistic
-from dewmark.surface.token_schemes import PromptBatch, TokenBound, TokenScheme, TokenSession
-from dewmark.surface.vocabulary_hash import VocabularyHash
 from dewmark.workspace import HostInfo, Tokenized, Workspace
 from dewmark_lab.schemes.green.green_list import as_numbers
+from dewmark_lab.schemes.pair_hash import PairHash
+from dewmark_lab.schemes.token_schemes import PromptBatch, TokenBound, TokenScheme, TokenSession
+from dewmark_lab.schemes.vocabulary_hash import VocabularyHash
 
-_LONGEST = 4096  # pairs with an exact law
+_LONGEST = 4096  # pairs with an exact distribution
 
 
 @dataclass(frozen=True)
@@ -141,7 +142,7 @@ class BoundMPAC(TokenBound):
             yield evidence, self._any(self._votes(text, prompt), len(evidence))
 
     def statistic(self, evidence: Evidence, *, test: str) -> Statistic:
-        """``message``: the exact law of the number of pairs that agree with it."""
+        """``message``: the exact distribution of the number of pairs that agree with it."""
         return binomial_test(evidence, share=self.share)
 
     def read(self, text: str, *, prompt: str = "") -> Message:
@@ -153,7 +154,7 @@ class BoundMPAC(TokenBound):
             for i, digit in enumerate(votes.argmax(axis=1))
         )
         tails = [
-            float(largest_count_law(int(row.sum()), self.scheme.radix)[int(row.max()) :].sum())
+            float(largest_count_pmf(int(row.sum()), self.scheme.radix)[int(row.max()) :].sum())
             for row in votes
         ]
         return Message(value % (1 << self.scheme.bits), np.array(tails), votes)
@@ -165,17 +166,17 @@ class BoundMPAC(TokenBound):
         return votes
 
     def _any(self, votes: I64, pairs: int) -> Statistic:
-        """The winners' votes against their law over keys."""
+        """The winners' votes against their distribution over keys."""
         counts, observed = votes.sum(axis=1), int(votes.max(axis=1).sum())
-        laws = [largest_count_law(int(n), self.scheme.radix) for n in counts]
+        pmfs = [largest_count_pmf(int(n), self.scheme.radix) for n in counts]
         if pairs > _LONGEST:
-            mean, variance = (sum(each) for each in zip(*map(_moments, laws), strict=True))
+            mean, variance = (sum(each) for each in zip(*map(_moments, pmfs), strict=True))
             z = (observed - 0.5 - mean) / math.sqrt(variance)
             return Statistic(z, 0.5 * math.erfc(z / math.sqrt(2.0)), float(pairs))
-        p_value = min(float(convolved(laws)[observed:].sum()), 1.0)
+        p_value = min(float(convolved(pmfs)[observed:].sum()), 1.0)
         z = -float(ndtri(p_value)) if 0.0 < p_value < 1.0 else 0.0
         if p_value < 1e-290 or p_value >= 1.0:
-            mean, variance = (sum(each) for each in zip(*map(_moments, laws), strict=True))
+            mean, variance = (sum(each) for each in zip(*map(_moments, pmfs), strict=True))
             z = (observed - mean) / math.sqrt(variance) if variance else 0.0
         return Statistic(z, p_value, float(pairs))
 
@@ -197,7 +198,7 @@ class _DigitSession(TokenSession):
 
 
 @functools.lru_cache(4096)
-def largest_count_law(n: int, boxes: int) -> F64:
+def largest_count_pmf(n: int, boxes: int) -> F64:
     """The probabilities (n + 1,) that the fullest of ``boxes`` boxes holds 0, 1, …, n of n balls."""
     if n == 0:
         return np.ones(1)
@@ -209,11 +210,11 @@ def largest_count_law(n: int, boxes: int) -> F64:
         for _ in range(boxes):
             row = np.convolve(row, each)[: n + 1]
         upto[k + 1] = row[n] if len(row) > n else 0.0
-    law: F64 = np.diff(upto) / upto[-1]
-    return np.maximum(law, 0.0)
+    pmf: F64 = np.diff(upto) / upto[-1]
+    return np.maximum(pmf, 0.0)
 
 
-def _moments(law: F64) -> tuple[float, float]:
-    counts = np.arange(len(law))
-    mean = float(law @ counts)
-    return mean, float(law @ counts**2) - mean**2
+def _moments(pmf: F64) -> tuple[float, float]:
+    counts = np.arange(len(pmf))
+    mean = float(pmf @ counts)
+    return mean, float(pmf @ counts**2) - mean**2

@@ -15,11 +15,11 @@ import torch
 
 from dewmark.config import check_rules
 from dewmark.sampling import Session
-from dewmark.surface.token_schemes import PromptBatch
-from dewmark.surface.vocabulary_hash import VocabularyHash
 from dewmark.workspace import HostInfo, Workspace
-from dewmark_lab.schemes.green.green_list import BiasSession, EntropyBound, EntropyScheme, as_numbers
+from dewmark_lab.schemes.green.green_list import EntropyBound, EntropyScheme, GreenListSession, as_numbers
 from dewmark_lab.schemes.host_reading import entropy
+from dewmark_lab.schemes.token_schemes import PromptBatch
+from dewmark_lab.schemes.vocabulary_hash import VocabularyHash
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class BoundSWEET(EntropyBound):
         return (entropy(logits) > self.scheme.threshold).float()
 
 
-class GatedSession(BiasSession):
+class GatedSession(GreenListSession):
     """Leaves rows alone whose entropy does not exceed the threshold."""
 
     def __init__(

@@ -13,9 +13,9 @@ import torch
 
 from dewmark.config import check_rules
 from dewmark.sampling import Session
-from dewmark.surface.token_schemes import PromptBatch, TokenScheme
 from dewmark.workspace import HostInfo, Workspace
-from dewmark_lab.schemes.green.green_list import BiasSession, GreenBound, as_numbers
+from dewmark_lab.schemes.green.green_list import GreenBound, GreenListSession, as_numbers
+from dewmark_lab.schemes.token_schemes import PromptBatch, TokenScheme
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class BoundUnigram(GreenBound):
         return FixedSession(prompts, self.vocabulary_hash, self.limit, delta=self.scheme.delta)
 
 
-class FixedSession(BiasSession):
+class FixedSession(GreenListSession):
     """Looks the green list up once."""
 
     _bias: torch.Tensor | None = None

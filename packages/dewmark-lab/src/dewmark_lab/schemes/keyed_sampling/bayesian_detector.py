@@ -7,12 +7,12 @@ informative about it:
     q_l = sigmoid(β_l + Σ_{j<l} δ_lj g_j)
 
 A token's log-likelihood ratio is Σ_l log(1 + (2 g_l − 1) a q_l) with a = 1 − 2^(1−N), and a text's is the sum
-over its distinct pairs. β and δ are fitted by maximum likelihood to marked texts alone: the law of unmarked
-bits is known, so negatives would add nothing.
+over its distinct pairs. β and δ are fitted by maximum likelihood to marked texts alone: the distribution of
+unmarked bits is known, so negatives would add nothing.
 
 The p-value: on unmarked text the ratios of distinct pairs are independent, each distributed as that of
-``depth`` fair coins, of which a large fixed sample is drawn once. The law of a sum of N of them follows from
-the saddlepoint formula of Lugannani and Rice, which is accurate far into the tail.
+``depth`` fair coins, of which a large fixed sample is drawn once. The distribution of a sum of N of them
+follows from the saddlepoint formula of Lugannani and Rice, which is accurate far into the tail.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class BayesianDetector:
 
     @functools.cached_property
     def null(self) -> SumLaw:
-        """The law of these ratios on unmarked text."""
+        """The distribution of these ratios on unmarked text."""
         bits = np.random.default_rng(0).integers(0, 2, size=(_SAMPLE, len(self.beta)), dtype=np.uint8)
         ratio, _ = _ratios(self.beta, self.delta, bits, self.leaves)
         sample: F64 = np.log(ratio).sum(axis=1)
@@ -100,7 +100,7 @@ class BayesianDetector:
 
 
 class SumLaw:
-    """The law of a sum of n independent numbers, each distributed as a large sample (M,)."""
+    """The distribution of a sum of n independent numbers, each distributed as a large sample (M,)."""
 
     def __init__(self, sample: F64) -> None:
         self._sample = sample
@@ -122,7 +122,7 @@ class SumLaw:
         mean = min(max(total / n, low + margin), high - margin)
         theta = self._tilt(mean)
         w2 = 2.0 * n * (theta * mean - self._cumulants(theta)[0])
-        if w2 < 1e-4:  # near the mean the formula is 0/0, and the normal law is as good
+        if w2 < 1e-4:  # near the mean the formula is 0/0, and the normal distribution is as good
             return one_sided_p((mean - float(self._sample.mean())) * math.sqrt(n / self.variance))
         w = math.copysign(math.sqrt(w2), theta)
         v = theta * math.sqrt(n * self._cumulants(theta)[2])

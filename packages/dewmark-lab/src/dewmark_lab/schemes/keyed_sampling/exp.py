@@ -3,7 +3,7 @@
 After a context c, token i has the number u_i = PRF(key, c, i), uniform in (0, 1) over keys. With p the host's
 final distribution, the next token is argmax_i u_i^(1/p_i), which is i with probability exactly p_i over keys.
 Chosen tokens have large u. On unmarked text −ln(1 − u) is exponential, so the sum over N distinct pairs
-follows the Gamma law of shape N, for any text.
+follows the Gamma distribution of shape N, for any text.
 
 Given key and context nothing is left to chance: a context that recurs would force the same token again, and a
 text that loops once would loop forever. By default (``repeats="skip"``) later occurrences of a context are
@@ -26,17 +26,18 @@ import torch
 
 from dewmark.arrays import F32, F64, I64, U32
 from dewmark.config import check_rules
-from dewmark.core import prf
 from dewmark.decoding import Decoding
+from dewmark.engine_marks.engine_scheme import RepeatedContexts, support
 from dewmark.sampling import Choice, ChoosingSession, RandomStreams, fresh_seeds, race, warp
 from dewmark.scheme import Needs
 from dewmark.stats.evidence import Evidence
 from dewmark.stats.independent_sums import gamma_test, z_test
 from dewmark.stats.key_test import Statistic
-from dewmark.surface.distortion_free import DistortionFreeBound, RepeatedContexts, Repeats, support
-from dewmark.surface.token_schemes import PromptBatch, TokenScheme, TokenWindows
-from dewmark.surface.vocabulary_hash import VocabularyHash, to_uniforms
 from dewmark.workspace import HostInfo, Workspace
+from dewmark_lab.schemes import pair_hash
+from dewmark_lab.schemes.distortion_free import DistortionFreeBound, Repeats
+from dewmark_lab.schemes.token_schemes import PromptBatch, TokenScheme, TokenWindows
+from dewmark_lab.schemes.vocabulary_hash import VocabularyHash, to_uniforms
 
 _LIKELY = 8.0
 _LUCKY = np.uint32((1 << 32) - (1 << 24))
@@ -79,7 +80,7 @@ class BoundEXP(DistortionFreeBound):
         return -np.log1p(-self.pair_hash.uniforms(contexts, tokens)) - 1.0
 
     def statistic(self, evidence: Evidence, *, test: str) -> Statistic:
-        """``gamma``: the exact law of the sum; ``z``: its normal approximation."""
+        """``gamma``: the exact distribution of the sum; ``z``: its normal approximation."""
         return gamma_test(evidence) if test == "gamma" else z_test(evidence)
 
 
@@ -143,5 +144,5 @@ def _race_row(scores: F32, words: U32) -> tuple[int, bool]:
 
 def _values(scores: F32, words: U32, top: float) -> F64:
     """p/E up to a factor common to the row."""
-    values: F64 = np.exp(scores.astype(np.float64) - top) / -np.log(prf.to_uniforms(words))
+    values: F64 = np.exp(scores.astype(np.float64) - top) / -np.log(pair_hash.to_uniforms(words))
     return values

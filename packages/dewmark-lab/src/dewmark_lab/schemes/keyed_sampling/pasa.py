@@ -15,9 +15,10 @@ exactly, whatever the model is. A wrong model or prompt costs power, never valid
 
 - ``weighted``: Σ w_t B_t with w_t = logit r_t − logit q_t, the likelihood ratio if a share 1 − ``slack`` of
   the positions still follows the mark: r_t = (1 − slack) min(1, α / Q̃) + slack q_t. Weights are rounded to
-  integer levels (any weights are valid), and the law of the sum is computed by convolution.
-- ``count``: the paper's score Σ B_t, with its exact law.
-- ``race``: no model. The sum of −ln(1 − u) over distinct (history, cluster) pairs follows the Gamma law.
+  integer levels (any weights are valid), and the distribution of the sum is computed by convolution.
+- ``count``: the paper's score Σ B_t, with its exact distribution.
+- ``race``: no model. The sum of −ln(1 − u) over distinct (history, cluster) pairs follows the Gamma
+  distribution.
 """
 
 from __future__ import annotations
@@ -34,22 +35,22 @@ from scipy.special import logit, ndtri
 
 from dewmark.arrays import F32, F64, I64
 from dewmark.config import check_rules
-from dewmark.core.prf import combine, to_uniforms
 from dewmark.decoding import Decoding
 from dewmark.encoders.token_tables import token_table
 from dewmark.errors import ArtifactError, ConfigError, VocabularyError
 from dewmark.sampling import Session, warp
 from dewmark.scheme import Needs, State
 from dewmark.stats.evidence import Evidence
-from dewmark.stats.independent_sums import gamma_test, weighted_bernoulli_law, z_test
+from dewmark.stats.independent_sums import gamma_test, weighted_bernoulli_pmf, z_test
 from dewmark.stats.key_test import NOTHING, Statistic
 from dewmark.storage import load_bundle, save_bundle
-from dewmark.surface.distortion_free import DistortionFreeBound, ReweightingSession
-from dewmark.surface.token_schemes import Pairs, PromptBatch, stored_secret
-from dewmark.surface.vocabulary_hash import VocabularyHash
 from dewmark.text.windows import ABSENT
 from dewmark.workspace import HostInfo, Tokenized, Workspace
+from dewmark_lab.schemes.distortion_free import DistortionFreeBound, ReweightingSession
 from dewmark_lab.schemes.host_reading import HostReadingBound, HostReadings, HostReadingScheme, open_model
+from dewmark_lab.schemes.pair_hash import combine, to_uniforms
+from dewmark_lab.schemes.token_schemes import PromptBatch, TokenPairs, stored_secret
+from dewmark_lab.schemes.vocabulary_hash import VocabularyHash
 
 _LOGIT_ROWS = 32  # of logits that are summarized at once
 _LEVELS = 128
@@ -182,7 +183,7 @@ class BoundPASA(DistortionFreeBound, HostReadingBound):
         ]
 
     def statistic(self, evidence: Evidence, *, test: str) -> Statistic:
-        """The exact law of the sum."""
+        """The exact distribution of the sum."""
         if test == "race" or not isinstance(evidence, MatchEvidence):
             return gamma_test(evidence)
         if not len(evidence):
@@ -192,7 +193,7 @@ class BoundPASA(DistortionFreeBound, HostReadingBound):
         steps = min(_LEVELS, max(_TOTAL_LEVELS // len(evidence), 1))
         levels = np.maximum(np.rint(weights * (steps / weights.max())).astype(np.int64), 0)
         observed = int(levels @ evidence.matches.astype(np.int64))
-        p_value = float(weighted_bernoulli_law(levels, evidence.chances)[observed:].sum())
+        p_value = float(weighted_bernoulli_pmf(levels, evidence.chances)[observed:].sum())
         return Statistic(normal.z, min(p_value, 1.0), normal.effective_length)
 
     def state(self) -> State:
@@ -200,16 +201,16 @@ class BoundPASA(DistortionFreeBound, HostReadingBound):
         secret = super().state()
         return State(meta=secret.meta, arrays={**secret.arrays, "clusters": self.clusters.astype(np.uint32)})
 
-    def _matches(self, pairs: Pairs, masses: F32, test: str) -> Evidence:
+    def _matches(self, pairs: TokenPairs, masses: F32, test: str) -> Evidence:
         """Whether each pair's cluster is ζ, given the masses Q̃ (L, K + 1) at every position of the text."""
         alpha, slack = self.scheme.alpha, self.scheme.slack
         Q = masses[pairs.places]
-        law = auxiliary_law(torch.from_numpy(Q), alpha).numpy().astype(np.float64)
+        pmf = auxiliary_distribution(torch.from_numpy(Q), alpha).numpy().astype(np.float64)
         seeds = self.pair_hash.seeds(pairs.contexts)
         words = combine(seeds[:, :1], seeds[:, 1:], self.pair_hash.token_words[None])
-        zeta = (law / -np.log(to_uniforms(words))).argmax(axis=1)
+        zeta = (pmf / -np.log(to_uniforms(words))).argmax(axis=1)
         clusters, rows = self.clusters[pairs.tokens], np.arange(len(pairs))
-        q = law[rows, clusters] / law.sum(axis=1)
+        q = pmf[rows, clusters] / pmf.sum(axis=1)
         r = (1.0 - slack) * np.minimum(1.0, alpha / np.maximum(Q[rows, clusters], 1e-30)) + slack * q
         kept = (q > 0.0) & (q < r)  # elsewhere a match says nothing
         matches, q, r = (zeta == clusters)[kept].astype(np.float64), q[kept], np.minimum(r[kept], 1.0)
@@ -275,9 +276,9 @@ class ClusterSession(ReweightingSession):
         table = self._clusters.to(logits.device)
         clusters = table.expand(len(logits), -1) if candidates is None else table[candidates]
         masses = cluster_masses(logits, clusters, self._count)
-        law = auxiliary_law(masses, self._alpha)
-        # an exponential race on probabilities: P(ζ) = law(ζ) over keys
-        zeta = (law / self._hash.uniforms(contexts).log_().neg_()).argmax(dim=1, keepdim=True)
+        pmf = auxiliary_distribution(masses, self._alpha)
+        # an exponential race on probabilities: P(ζ) = pmf(ζ) over keys
+        zeta = (pmf / self._hash.uniforms(contexts).log_().neg_()).argmax(dim=1, keepdim=True)
         chosen = torch.zeros_like(masses).scatter_(1, zeta.clamp(max=self._count), 1.0)
         left_over = (masses - self._alpha).clamp(min=0.0) / masses
         factors = torch.where(zeta > self._count, left_over.nan_to_num(0.0), chosen)
@@ -290,8 +291,8 @@ def cluster_masses(logits: torch.Tensor, clusters: torch.Tensor, count: int) -> 
     return masses.scatter_add_(1, clusters, logits.softmax(dim=1))
 
 
-def auxiliary_law(masses: torch.Tensor, alpha: float) -> torch.Tensor:
-    """The law of ζ, (batch, n + 1), from masses Q (batch, n): min(Q, α), and last the overflow Σ (Q − α)⁺."""
+def auxiliary_distribution(masses: torch.Tensor, alpha: float) -> torch.Tensor:
+    """P(ζ), (batch, n + 1), from masses Q (batch, n): min(Q, α), and last the overflow Σ (Q − α)⁺."""
     overflow = (masses - alpha).clamp(min=0.0).sum(dim=1, keepdim=True)
     return torch.cat((masses.clamp(max=alpha), overflow), dim=1)
 

@@ -12,7 +12,7 @@ The detector does not know which code a token used, so it takes the largest u ov
 cost −ln u). Over keys, the numbers of different (j, c_j, token) are independent and uniform, also given the
 hyperplanes. Only numbers that no earlier token of the text has shown count; of m such numbers the largest, to
 the power m, is uniform again. So N tokens with something new give N independent uniforms v, for every text: Σ
-−ln(1 − v) and Σ −ln v (the authors' cost) follow the Gamma law of shape N exactly.
+−ln(1 − v) and Σ −ln v (the authors' cost) follow the Gamma distribution of shape N exactly.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ from dewmark.scheme import Needs
 from dewmark.stats.evidence import Evidence
 from dewmark.stats.independent_sums import gamma_test, z_test
 from dewmark.stats.key_test import NOTHING, Statistic
-from dewmark.surface.distortion_free import DistortionFreeBound, Repeats
-from dewmark.surface.token_schemes import PromptBatch, TokenScheme
-from dewmark.surface.vocabulary_hash import VocabularyHash
 from dewmark.workspace import HostInfo, Tokenized, Tokenizer, Workspace
+from dewmark_lab.schemes.distortion_free import DistortionFreeBound, Repeats
 from dewmark_lab.schemes.keyed_sampling.exp import RaceSession
+from dewmark_lab.schemes.token_schemes import PromptBatch, TokenScheme
+from dewmark_lab.schemes.vocabulary_hash import VocabularyHash
 
-_MOST_BITS = 32  # 3^32 codes still fit in 64 bits
+_MAX_BITS = 32  # 3^32 codes still fit in 64 bits
 _PURPOSE = 7  # separates the choice of codes from the rows' sampling noise
 
 _window_contexts: dict[tuple[str, str], WindowContexts] = {}
@@ -76,7 +76,7 @@ class SimKey(TokenScheme):
         """Check that all values are in range."""
         check_rules(
             (self.hashes >= 1, "hashes", "be at least 1", self.hashes),
-            (1 <= self.bits <= _MOST_BITS, "bits", f"lie in 1 … {_MOST_BITS}", self.bits),
+            (1 <= self.bits <= _MAX_BITS, "bits", f"lie in 1 … {_MAX_BITS}", self.bits),
             (self.window >= 1, "window", "be at least 1", self.window),
             (self.stride >= 1, "stride", "be at least 1", self.stride),
             (0.0 <= self.dead_zone < 1.0, "dead_zone", "lie in [0, 1)", self.dead_zone),
@@ -177,7 +177,7 @@ class BoundSimKey(DistortionFreeBound):
         return found
 
     def statistic(self, evidence: Evidence, *, test: str) -> Statistic:
-        """The exact law of the sum: its upper tail, or for ``cost`` the lower tail of Σ −ln v."""
+        """The exact distribution of the sum: its upper tail, or for ``cost`` the lower tail of Σ −ln v."""
         if test != "cost":
             return gamma_test(evidence)
         n = len(evidence)

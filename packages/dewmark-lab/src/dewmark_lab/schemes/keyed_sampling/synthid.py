@@ -12,12 +12,12 @@ knock-out tournament: candidates are drawn from the host's final distribution, a
 - The first contexts reach back into the prompt. (The original starts from an empty context and may skip the
   first tokens; here a detector without the prompt skips the tokens whose context it cannot know.)
 
-The tournament is played in closed form (`dewmark.surface.tournament`).
+The tournament is played in closed form (`engine_marks.transformers_synthid.tournament`).
 
 On unmarked text the bits of distinct pairs are fair coins over keys, whatever the text. Tests: ``mean`` (the
 number of ones is binomial, exactly), ``weighted`` (earlier layers count more, with weights 10 to 1; normal
-with the exact variance, and conservative, since the sum has lighter tails than the normal law), and, once
-fitted with `fit_bayesian`, ``bayesian`` (`bayesian_detector`).
+with the exact variance, and conservative, since the sum has lighter tails than the normal distribution), and,
+once fitted with `fit_bayesian`, ``bayesian`` (`bayesian_detector`).
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ from numpy.typing import NDArray
 
 from dewmark.arrays import F64, I64
 from dewmark.config import check_rules
+from dewmark.engine_marks.transformers_synthid import tournament
 from dewmark.sampling import Session
 from dewmark.scheme import Needs, State
 from dewmark.stats.evidence import Evidence
 from dewmark.stats.independent_sums import binomial_test, z_test
 from dewmark.stats.key_test import Statistic
-from dewmark.surface.distortion_free import DistortionFreeBound, ReweightingSession
-from dewmark.surface.token_schemes import PromptBatch, TokenScheme, stored_secret
-from dewmark.surface.tournament import tournament
-from dewmark.surface.vocabulary_hash import VocabularyHash
 from dewmark.workspace import HostInfo, Tokenized, Workspace
+from dewmark_lab.schemes.distortion_free import DistortionFreeBound, ReweightingSession
 from dewmark_lab.schemes.keyed_sampling.bayesian_detector import BayesianDetector, fit_detector
+from dewmark_lab.schemes.token_schemes import PromptBatch, TokenScheme, stored_secret
+from dewmark_lab.schemes.vocabulary_hash import VocabularyHash
 
-_MOST_LAYERS = 32  # the bits of a keyed word
+_MAX_LAYERS = 32  # the bits of a keyed word
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class SynthID(TokenScheme):
     def validate(self) -> None:
         """Check that all values are in range."""
         check_rules(
-            (1 <= self.depth <= _MOST_LAYERS, "depth", f"lie in 1 … {_MOST_LAYERS}", self.depth),
+            (1 <= self.depth <= _MAX_LAYERS, "depth", f"lie in 1 … {_MAX_LAYERS}", self.depth),
             (self.leaves >= 2, "leaves", "be at least 2", self.leaves),
             (self.prefix >= 1, "prefix", "be at least 1", self.prefix),
             (self.history >= 1, "history", "be at least 1", self.history),
@@ -147,7 +147,7 @@ class BoundSynthID(DistortionFreeBound):
         ]
 
     def statistic(self, evidence: Evidence, *, test: str) -> Statistic:
-        """``mean``: the exact law of the number of ones; ``weighted``: normal."""
+        """``mean``: the exact distribution of the number of ones; ``weighted``: normal."""
         if test == "weighted":
             return z_test(evidence)
         return binomial_test(evidence, share=0.5, trials=self.scheme.depth)
@@ -181,7 +181,7 @@ class BayesianSynthID(BoundSynthID):
         ]
 
     def statistic(self, evidence: Evidence, *, test: str) -> Statistic:
-        """``bayesian``: the law of the sum of log-likelihood ratios on unmarked text."""
+        """``bayesian``: the distribution of the sum of log-likelihood ratios on unmarked text."""
         if test != "bayesian":
             return super().statistic(evidence, test=test)
         return self._fitted.null.test(evidence.total, len(evidence))
@@ -195,7 +195,7 @@ class BayesianSynthID(BoundSynthID):
 def fit_bayesian(
     bound: BoundSynthID, texts: Sequence[str], *, prompts: Sequence[str | None] | None = None
 ) -> BayesianDetector:
-    """Fit a Bayesian detector to marked texts; unmarked texts are not needed, their law is known.
+    """Fit a Bayesian detector to marked texts; unmarked texts are not needed, their distribution is known.
 
     The fit depends on the host, the decoding settings and ``prefix``, not on the key: fit with one key,
     detect with any.

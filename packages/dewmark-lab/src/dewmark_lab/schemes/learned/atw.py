@@ -11,7 +11,7 @@ the scheme too: a repetition penalty before the mark, top-k and top-p after it.
 
 The key differs from the authors' code: their secret is the map of tokens to places; here each token also has
 a keyed sign of its own. Over keys, every token is then green with probability 1/2 after every context,
-different tokens are independent, and the number of green ones has a law that is computed exactly
+different tokens are independent, and the number of green ones has a distribution that is computed exactly
 (`keyed_signs`), for every text, however repetitive.
 
 The meaning of a prefix is *composed*, the normalized mean of its tokens' vectors (the encoder applied once to
@@ -54,8 +54,7 @@ from dewmark.sampling import Session, check_logits, filter_logits, left_padding
 from dewmark.scheme import Needs, State
 from dewmark.stats.evidence import Evidence
 from dewmark.stats.key_test import Statistic, key_test
-from dewmark.surface.token_schemes import PromptBatch, stored_secret
-from dewmark.workspace import Follower, HostInfo, Tokenized, Tokenizer, Workspace
+from dewmark.workspace import HostInfo, IncrementalModel, Tokenized, Tokenizer, Workspace
 from dewmark_lab.artifacts import Artifact, load_artifact
 from dewmark_lab.schemes.host_reading import (
     HostReadings,
@@ -65,10 +64,11 @@ from dewmark_lab.schemes.host_reading import (
     open_model,
 )
 from dewmark_lab.schemes.learned.keyed_signs import context_rows, exact_tail, keyed_places, keyed_signs
+from dewmark_lab.schemes.token_schemes import PromptBatch, stored_secret
 
 HIDDEN, OUTPUTS = 512, 384
 LAYERS = ("input", "first", "second", "output")
-LONGEST = 1 << 14  # sum of weights with an exact law, whose cost grows with its square
+LONGEST = 1 << 14  # sum of weights with an exact distribution, whose cost grows with its square
 
 _ROWS_AT_ONCE = 4096
 _ENCODED = 64  # prefixes that are encoded at once
@@ -194,7 +194,7 @@ class BoundATW(WeightedBound):
         follow = None
         if self.scheme.measure is not None:
             model = self.readings.model()
-            if not isinstance(model, Follower):
+            if not isinstance(model, IncrementalModel):
                 raise ConfigError(
                     f"{self.scheme.measure} cannot be run token by token here: leave measure out"
                 )
@@ -252,7 +252,7 @@ class BoundATW(WeightedBound):
         return [balanced(evidence) for evidence in found] if test == "weighted" else found
 
     def statistic(self, evidence: Evidence, *, test: str) -> Statistic:
-        """``weighted``, ``count``: the law of the weighted sum over keys; ``key``: its normal approximation.
+        """``weighted``, ``count``: the weighted sum's distribution over keys; ``key``: its normal limit.
 
         The first two differ in the weights of the evidence. Beyond `LONGEST` both use the normal
         approximation.

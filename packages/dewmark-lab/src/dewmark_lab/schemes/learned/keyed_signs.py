@@ -1,4 +1,4 @@
-"""Keyed signs, and the exact law over keys of their sum for a fixed text (ATW, SIR, X-SIR).
+"""Keyed signs, and the exact distribution over keys of their sum for a fixed text (ATW, SIR, X-SIR).
 
 A network turns a context into K signs t ∈ {−1, 1}^K. The key gives each token x a place π(x) among them, a
 sign σ(x), and for openings another sign τ(x); all are uniform and independent. A token after context t scores
@@ -7,8 +7,8 @@ token after two contexts has covariance ⟨t, t'⟩/K. The sum over a text is Σ
 
     Y_x = σ(x) h_x[π(x)] + τ(x) n_x,    h_x = Σ of t over its positions,    n_x = its count in the opening.
 
-The law of Y_x is the histogram of the K entries of h_x, made symmetric, convolved with ±n_x: nothing is
-approximated. Convolving all tokens' laws gives the law of the sum.
+The distribution of Y_x is the histogram of the K entries of h_x, made symmetric, convolved with ±n_x: nothing
+is approximated. Convolving all tokens' distributions gives the distribution of the sum.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from __future__ import annotations
 import numpy as np
 
 from dewmark.arrays import F32, F64, I8, I64
-from dewmark.core.prf import PairHash
 from dewmark.stats.evidence import Evidence
 from dewmark.stats.independent_sums import convolved
+from dewmark_lab.schemes.pair_hash import PairHash
 
 
 def keyed_places(pair_hash: PairHash, size: int, outputs: int) -> I64:
@@ -47,8 +47,8 @@ def exact_tail(evidence: Evidence) -> float:
     """P(Σ ≥ observed) over keys, for evidence with tokens as T, `context_rows` as C and integer weights."""
     weights = np.rint(evidence.weights).astype(np.int64)
     _, token, occurrences = np.unique(evidence.T, return_inverse=True, return_counts=True)
-    alone = occurrences[token] == 1  # one context: the law is two points, ±weight
-    laws = [_two_points(int(weight)) for weight in weights[alone]]
+    alone = occurrences[token] == 1  # one context: the distribution is two points, ±weight
+    pmfs = [_two_points(int(weight)) for weight in weights[alone]]
     K = evidence.C.shape[1] - 1
     order = np.argsort(token, kind="stable")
     ends = np.cumsum(occurrences)
@@ -56,23 +56,23 @@ def exact_tail(evidence: Evidence) -> float:
         members = order[end - count : end]
         signs = np.rint(evidence.C[members, :K] * np.sqrt(K)).astype(np.int64)
         opening = int(weights[members] @ np.rint(evidence.C[members, K]).astype(np.int64))
-        laws.append(np.convolve(_symmetric(weights[members] @ signs), _two_points(opening)))
-    law = convolved(laws)
-    middle = len(law) // 2
+        pmfs.append(np.convolve(_symmetric(weights[members] @ signs), _two_points(opening)))
+    pmf = convolved(pmfs)
+    middle = len(pmf) // 2
     observed = int(np.rint(weights @ evidence.scores))
-    return min(float(law[middle + observed :].sum()), 1.0)
+    return min(float(pmf[middle + observed :].sum()), 1.0)
 
 
 def _two_points(size: int) -> F64:
-    """The law of ±size with equal chances, on −size … size; a single point if size is 0."""
-    law = np.zeros(2 * size + 1)
-    law[0] += 0.5
-    law[-1] += 0.5
-    return law
+    """The distribution of ±size with equal chances, on −size … size; a single point if size is 0."""
+    pmf = np.zeros(2 * size + 1)
+    pmf[0] += 0.5
+    pmf[-1] += 0.5
+    return pmf
 
 
 def _symmetric(values: I64) -> F64:
-    """The law of a random entry of ``values`` with a random sign, on −most … most."""
+    """The distribution of a random entry of ``values`` with a random sign, on −most … most."""
     most = int(np.abs(values).max())
     counts = np.bincount(values + most, minlength=2 * most + 1)
     return np.asarray((counts + counts[::-1]) / (2.0 * len(values)))

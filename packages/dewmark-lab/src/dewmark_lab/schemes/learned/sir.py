@@ -59,16 +59,16 @@ from dewmark.sampling import Session, check_logits, left_padding
 from dewmark.scheme import Needs, State
 from dewmark.stats.evidence import Evidence
 from dewmark.stats.key_test import Statistic, key_test
-from dewmark.surface.token_schemes import PromptBatch, TokenBound, TokenScheme, stored_secret
 from dewmark.text.growing_text import Spelling
 from dewmark.workspace import HostInfo, Tokenized, Workspace
 from dewmark_lab.artifacts import Artifact, load_artifact
 from dewmark_lab.schemes.learned.keyed_signs import context_rows, exact_tail, keyed_places, keyed_signs
+from dewmark_lab.schemes.token_schemes import PromptBatch, TokenBound, TokenScheme, stored_secret
 
 HIDDEN, OUTPUTS = 500, 300
 LAYERS = ("input", "first", "second", "output")
 
-_GRID = 8  # weights are rounded to eighths for the exact law
+_GRID = 8  # weights are rounded to eighths for the exact distribution
 _EXACT_LIMIT = 1000.0  # of the sum of weights; beyond, the normal approximation is as good
 _CACHED_CONTEXTS = 50_000  # 15 MB
 _OPEN_TRANSFORMS = 4
@@ -275,10 +275,10 @@ class BoundSIR(TokenBound):
         ]
 
     def statistic(self, evidence: Evidence, *, test: str) -> Statistic:
-        """``exact``: the law of the weighted sum over keys; ``key``: its normal approximation.
+        """``exact``: the distribution of the weighted sum over keys; ``key``: its normal approximation.
 
         ``mean`` ranks texts by the authors' statistic, the mean bias of all tokens, and reports it as z; its
-        p-value is the exact law of that mean over keys.
+        p-value is the exact distribution of that mean over keys.
         """
         normal = key_test(evidence)
         if test == "mean" and len(evidence):

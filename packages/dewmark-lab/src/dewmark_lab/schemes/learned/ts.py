@@ -16,8 +16,8 @@ text and let the key be random: its distinct pairs are green independently, each
 
     z = (G − Σγ_i) / √Σγ_i(1 − γ_i).
 
-The test ``exact`` uses the law of G itself, a sum of independent Bernoulli(γ_i), built by convolution for up
-to `EXACT_LIMIT` pairs; beyond that, and for ``z``, the normal approximation is used.
+The test ``exact`` uses the distribution of G itself, a sum of independent Bernoulli(γ_i), built by
+convolution for up to `EXACT_LIMIT` pairs; beyond that, and for ``z``, the normal approximation is used.
 """
 
 from __future__ import annotations
@@ -40,10 +40,16 @@ from dewmark.stats.evidence import Evidence
 from dewmark.stats.independent_sums import convolved, z_test
 from dewmark.stats.key_test import Statistic
 from dewmark.storage import load_bundle, save_bundle
-from dewmark.surface.token_schemes import PromptBatch, TokenBound, TokenScheme, TokenSession, stored_secret
-from dewmark.surface.vocabulary_hash import VocabularyHash, below
 from dewmark.workspace import HostInfo, Tokenized, Workspace
 from dewmark_lab.artifacts import Artifact, load_artifact
+from dewmark_lab.schemes.token_schemes import (
+    PromptBatch,
+    TokenBound,
+    TokenScheme,
+    TokenSession,
+    stored_secret,
+)
+from dewmark_lab.schemes.vocabulary_hash import VocabularyHash, below
 
 HIDDEN = 64
 ARRAYS = tuple(f"{net}.{part}" for net in ("gamma", "delta") for part in ("A", "a", "B", "b"))
@@ -140,14 +146,14 @@ class BoundTS(TokenBound):
             yield self._deviation[self.windows(text, prompt)[:, 0]]
 
     def statistic(self, evidence: Evidence, *, test: str) -> Statistic:
-        """``exact``: the law of the number of green pairs; ``z``: its normal approximation."""
+        """``exact``: the distribution of the number of green pairs; ``z``: its normal approximation."""
         normal = z_test(evidence)
         if test == "z" or not 0 < len(evidence) <= EXACT_LIMIT:
             return normal
         green = evidence.scores > 0.0
         shares = green - evidence.scores * evidence.weights
-        law = convolved([np.array([1.0 - share, share]) for share in shares])
-        return Statistic(normal.z, min(float(law[int(green.sum()) :].sum()), 1.0), normal.effective_length)
+        pmf = convolved([np.array([1.0 - share, share]) for share in shares])
+        return Statistic(normal.z, min(float(pmf[int(green.sum()) :].sum()), 1.0), normal.effective_length)
 
     def state(self) -> State:
         """The secret and the tables of γ and δ. As secret as the key."""

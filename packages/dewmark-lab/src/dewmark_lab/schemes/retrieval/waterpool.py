@@ -39,11 +39,11 @@ from dewmark.scheme import BoundScheme, Needs, Scheme, State, check_test, check_
 from dewmark.stats.evidence import Evidence
 from dewmark.stats.key_test import NOTHING
 from dewmark.stats.multiple_testing import sidak_min
-from dewmark.surface.token_schemes import stored_secret
 from dewmark.types import Detection
 from dewmark.verdict import DEFAULT_FPR, verdict_of
 from dewmark.workspace import HostInfo, Workspace
 from dewmark_lab.schemes.retrieval.key_pool import DiskPool, Pool
+from dewmark_lab.schemes.token_schemes import stored_secret
 
 _DEFAULT, _MEMORY = "default", "memory"
 

@@ -24,10 +24,10 @@ from dewmark.scheme import Needs
 from dewmark.stats.evidence import Evidence
 from dewmark.stats.independent_sums import binomial_test, z_test
 from dewmark.stats.key_test import Statistic
-from dewmark.surface.distortion_free import DistortionFreeBound, Repeats
-from dewmark.surface.token_schemes import PromptBatch, TokenScheme
 from dewmark.workspace import HostInfo, Workspace
+from dewmark_lab.schemes.distortion_free import DistortionFreeBound, Repeats
 from dewmark_lab.schemes.reweight.keyed_order import SlotSession, dip_factors
+from dewmark_lab.schemes.token_schemes import PromptBatch, TokenScheme
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ class BoundDiPmark(DistortionFreeBound):
         return green.astype(np.float64) - (1.0 - self.scheme.gamma)
 
     def statistic(self, evidence: Evidence, *, test: str) -> Statistic:
-        """``binomial``: the exact law of the number of green pairs; ``z``: its normal approximation."""
+        """``binomial``: the exact distribution of the green pairs' number; ``z``: its normal limit."""
         if test == "z":
             return z_test(evidence)
         return binomial_test(evidence, share=1.0 - self.scheme.gamma)

@@ -24,9 +24,9 @@ from collections.abc import Callable
 
 import torch
 
-from dewmark.surface.distortion_free import Repeats, ReweightingSession
-from dewmark.surface.token_schemes import PromptBatch
-from dewmark.surface.vocabulary_hash import VocabularyHash
+from dewmark_lab.schemes.distortion_free import Repeats, ReweightingSession
+from dewmark_lab.schemes.token_schemes import PromptBatch
+from dewmark_lab.schemes.vocabulary_hash import VocabularyHash
 
 _BITS = 12
 SLOTS = 1 << _BITS

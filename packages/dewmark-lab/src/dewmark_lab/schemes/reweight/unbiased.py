@@ -17,7 +17,7 @@ fewer than 1% of unmarked texts have p < 0.01), and 1 for most unmarked texts; z
 
 The test ``order`` needs no host. A token's keyed number u places it in the order. For γ, the number of u ≥
 1/2 is Binomial(N, 1/2) on unmarked text. For δ, the marked token lies near the context's own keyed number v:
-with t = |u − v|, −ln t(2 − t) is exponential on unmarked text, and the sum follows the Gamma law.
+with t = |u − v|, −ln t(2 − t) is exponential on unmarked text, and the sum follows the Gamma distribution.
 """
 
 from __future__ import annotations
@@ -34,18 +34,16 @@ from scipy.special import logsumexp, ndtri_exp
 
 from dewmark.arrays import F64, I64
 from dewmark.config import check_rules
-from dewmark.core.prf import PairHash
 from dewmark.decoding import Decoding
 from dewmark.sampling import Session, warp
 from dewmark.scheme import Needs
 from dewmark.stats.evidence import Evidence
 from dewmark.stats.independent_sums import binomial_test, gamma_test
 from dewmark.stats.key_test import NOTHING, Statistic
-from dewmark.surface.distortion_free import DistortionFreeBound, Repeats
-from dewmark.surface.token_schemes import Pairs, PromptBatch, TokenScheme
-from dewmark.surface.vocabulary_hash import VocabularyHash
 from dewmark.workspace import HostInfo, Tokenized, Workspace
+from dewmark_lab.schemes.distortion_free import DistortionFreeBound, Repeats
 from dewmark_lab.schemes.host_reading import open_model
+from dewmark_lab.schemes.pair_hash import PairHash
 from dewmark_lab.schemes.reweight.keyed_order import (
     SlotFactors,
     SlotSession,
@@ -54,6 +52,8 @@ from dewmark_lab.schemes.reweight.keyed_order import (
     slot_masses,
     slots_of,
 )
+from dewmark_lab.schemes.token_schemes import PromptBatch, TokenPairs, TokenScheme
+from dewmark_lab.schemes.vocabulary_hash import VocabularyHash
 
 _ROWS_AT_ONCE = 32
 
@@ -144,7 +144,7 @@ class BoundUnbiased(DistortionFreeBound):
         return self._ratios(texts, prompts) if test == "llr" else self.evidence(texts, prompts)
 
     def statistic(self, evidence: Evidence, *, test: str) -> Statistic:
-        """``llr``: Markov's bound on the mean ratio; ``order``: the exact law of the sum."""
+        """``llr``: Markov's bound on the mean ratio; ``order``: the exact distribution of the sum."""
         if test == "order":
             return binomial_test(evidence, share=0.5) if self._is_gamma else gamma_test(evidence)
         if len(evidence) == 0 or not isinstance(evidence, RatioEvidence):
@@ -168,7 +168,7 @@ class BoundUnbiased(DistortionFreeBound):
             found.append(RatioEvidence(**vars(best), log_mean=log_mean))
         return found
 
-    def pair_factors(self, pairs: Pairs, logits: torch.Tensor) -> F64:
+    def pair_factors(self, pairs: TokenPairs, logits: torch.Tensor) -> F64:
         """f of each pair (N,), from the host's logits (L, vocab) at every position of the text."""
         scheme, device = self.scheme, logits.device
         decoding = Decoding(temperature=scheme.temperature, top_k=scheme.top_k, top_p=scheme.top_p)

@@ -40,7 +40,6 @@ from dewmark.errors import VocabularyError
 from dewmark.scheme import Needs, Scheme, State
 from dewmark.stats.evidence import Evidence
 from dewmark.stats.key_test import NOTHING, Statistic, one_sided_p
-from dewmark.surface.token_schemes import stored_secret
 from dewmark.types import Detection, Verdict
 from dewmark.workspace import HostInfo, Tokenized, Workspace
 from dewmark_lab.schemes.sentence.rejection_sampling import (
@@ -51,9 +50,10 @@ from dewmark_lab.schemes.sentence.rejection_sampling import (
     key_stream,
 )
 from dewmark_lab.schemes.sentence.sentence_space import encode
+from dewmark_lab.schemes.token_schemes import stored_secret
 from dewmark_lab.sentences import sentences
 
-_MOST_CHANNELS = 64
+_MAX_CHANNELS = 64
 _CENTRE_LINES = 8  # sentences of each language that make up the centre
 _SHARPNESS, _BORDER = 250.0, 0.001  # K of the soft count, and the cosine below which either side agrees
 
@@ -81,9 +81,9 @@ class PMark(Scheme):
         """Check that all values are in range."""
         check_rules(
             (
-                1 <= self.channels <= _MOST_CHANNELS,
+                1 <= self.channels <= _MAX_CHANNELS,
                 "channels",
-                f"lie between 1 and {_MOST_CHANNELS}",
+                f"lie between 1 and {_MAX_CHANNELS}",
                 self.channels,
             ),
             (self.tries >= 1, "tries", "be at least 1", self.tries),
@@ -249,7 +249,7 @@ class PMarkDrafts(SentenceDrafts):
 
 
 def _exact(evidence: ChannelEvidence) -> Statistic:
-    """P(at least so many agreements) over keys."""
+    """P(at least this many agreements) over keys."""
     trials = evidence.agrees.size
     if trials == 0:
         return NOTHING

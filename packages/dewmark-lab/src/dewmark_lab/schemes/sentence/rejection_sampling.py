@@ -3,7 +3,7 @@
 Marking draws drafts of the next sentence until one falls into an accepted bin and clears the bin's border by
 a margin, so that a paraphrase stays in it. Detection reads a text's complete sentences, each with the one
 before it (for the first one the prompt's last sentence, if the prompt is known), and tests how many
-transitions the key accepts, exactly over random partitions (`acceptance_law`). A scheme of this kind only
+transitions the key accepts, exactly over random partitions (`acceptance`). A scheme of this kind only
 defines its bins.
 
 Boundary: text and vectors; hosts write the drafts.
@@ -26,15 +26,16 @@ from dewmark.arrays import F32, F64, I64
 from dewmark.config import check_rules
 from dewmark.core.keys import Key, KeyStream
 from dewmark.errors import ConfigError
-from dewmark.scheme import BoundScheme, Drafts, Needs, Scheme, State
+from dewmark.scheme import BoundScheme, Needs, Scheme, State
 from dewmark.stats.evidence import Evidence
 from dewmark.stats.key_test import Statistic
-from dewmark.surface.token_schemes import stored_secret
 from dewmark.types import Detection, Verdict
 from dewmark.workspace import HostInfo, Tokenized, Workspace
 from dewmark_lab.artifacts import load_artifact
-from dewmark_lab.schemes.sentence.acceptance_law import Partition, exact_test, least_p_value, paper_test
+from dewmark_lab.schemes.sentence.acceptance import Partition, exact_test, least_p_value, paper_test
+from dewmark_lab.schemes.sentence.drafting import DraftJudge
 from dewmark_lab.schemes.sentence.sentence_space import SentenceSpace
+from dewmark_lab.schemes.token_schemes import stored_secret
 from dewmark_lab.sentences import first_end, sentences
 
 if TYPE_CHECKING:
@@ -175,7 +176,7 @@ class SentenceBound(SentenceUnits):
             order = key_stream(secret, f"after {before}").permutation(count)
             self.partition[before, order[: self._accepted]] = True
 
-    def drafts(self, prompts: Sequence[str]) -> Drafts:
+    def drafts(self, prompts: Sequence[str]) -> SentenceDrafts:
         """Start choosing the sentences that follow these prompts."""
         return SentenceDrafts(
             prompts,
@@ -293,7 +294,7 @@ class GrowingText:
         return self._ends_before[after]
 
 
-class SentenceDrafts(Drafts):
+class SentenceDrafts(DraftJudge):
     """Accepts a sentence whose bin the key accepts after the one before it, clear of the bin's border."""
 
     def __init__(

@@ -4,8 +4,8 @@ SemStamp (Hou et al. 2024, SemStamp: A Semantic Watermark with Paraphrastic Robu
 hyperplanes divide the space of sentence vectors into 2^d bins (locality-sensitive hashing by signs). After
 each bin the key accepts a share γ of them; a sentence is rejected while its bin is not accepted or one of its
 cosines with the hyperplanes' normals is within the margin of 0. Here both the normals and the accepted bins
-come from the key. Given the hyperplanes, the accepted bins are uniform over keys, so the exact law holds for
-each set of hyperplanes, and therefore over all keys.
+come from the key. Given the hyperplanes, the accepted bins are uniform over keys, so the exact distribution
+holds for each set of hyperplanes, and therefore over all keys.
 
 k-SemStamp (Hou et al. 2024, k-SemStamp: A Clustering-Based Semantic Watermark): the bins are k clusters of
 ordinary sentences. A sentence belongs to the centroid with the largest cosine, and is rejected unless it is

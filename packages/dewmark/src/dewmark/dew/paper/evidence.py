@@ -15,11 +15,11 @@ import numpy as np
 
 from dewmark.arrays import F32, F64
 from dewmark.core.projections import Kind
+from dewmark.dew.paper.monte_carlo import Score, monte_carlo_test
+from dewmark.dew.paper.null_distribution import beta_test, tanh_kernel
 from dewmark.dew.reading import Pairs, Reading
 from dewmark.stats.evidence import Evidence, Factor
 from dewmark.stats.key_test import Statistic, gaussian_test, key_test
-from dewmark.stats.monte_carlo import Score, monte_carlo_test
-from dewmark.stats.score_law import beta_test, tanh_kernel
 
 TESTS = ("key", "monte-carlo", "gaussian", "beta")
 PLAIN = ("gaussian", "beta")

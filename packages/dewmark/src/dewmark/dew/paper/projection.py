@@ -30,7 +30,6 @@ from dewmark.encoders.token_tables import rows_of
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Fold"]
 
 _BLOCK = 8192
 

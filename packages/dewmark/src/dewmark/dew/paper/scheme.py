@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from dewmark.sampling import Session
     from dewmark.serving_rows import Rows
 
-__all__ = ["BoundDewPaper", "DewPaper"]
+__all__ = ["BoundDewPaper"]
 
 _SIMULATION = "dew/monte-carlo"  # the purpose of the sub-key from which the Monte-Carlo test draws its keys
 _CHUNK_BYTES = 32 << 20  # of the vectors read at once

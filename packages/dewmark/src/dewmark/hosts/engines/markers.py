@@ -13,13 +13,14 @@ import secrets
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from dewmark.capabilities import KeepsRecords
 from dewmark.config import cache_dir
 from dewmark.core.keys import Key
 from dewmark.decoding import Decoding
 from dewmark.errors import ConfigError, VocabularyError
 from dewmark.hosts import host_info, load_host
 from dewmark.hosts.engines.vllm_config import EngineConfig, MarkRequest, config_from_environment
-from dewmark.scheme import BoundScheme, KeepsRecords
+from dewmark.scheme import BoundScheme
 from dewmark.serving_rows import Row, Rows, open_rows
 from dewmark.workspace import HostInfo, Workspace
 
@@ -65,7 +66,7 @@ class Markers:
 
     def open(
         self,
-        asked: MarkRequest,
+        request: MarkRequest,
         prompt: Sequence[int],
         written: Sequence[int],
         *,
@@ -74,9 +75,9 @@ class Markers:
     ) -> Marked:
         """Start following a text; ``written`` may grow."""
         seed = self.seed() if seed is None else seed % (1 << 64)
-        rows = self._rows_of(asked.key_id)
+        rows = self._rows_of(request.key_id)
         row = rows.open_as(
-            prompt, written, seed=seed, decoding=decoding, member=asked.member, payload=asked.payload
+            prompt, written, seed=seed, decoding=decoding, member=request.member, payload=request.payload
         )
         return Marked(rows, row)
 

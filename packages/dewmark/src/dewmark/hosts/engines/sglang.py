@@ -72,13 +72,13 @@ def _text(config: EngineConfig, given: Mapping[str, Any], logits: torch.Tensor) 
     if request is None:
         raise ConfigError("this version of SGLang does not pass the request (__req__) to its processors")
     if request not in _texts:
-        asked, params = _asked(config, given), request.sampling_params
+        mark, params = _mark_request(config, given), request.sampling_params
         greedy = int(params.top_k) == 1 and config.scheme.needs_as_set.sampling
         _texts[request] = (
             None
-            if asked is None or greedy
+            if mark is None or greedy
             else _markers_of(config, logits).open(
-                asked,
+                mark,
                 list(request.origin_input_ids),
                 request.output_ids,
                 seed=getattr(params, "sampling_seed", None),
@@ -91,9 +91,9 @@ def _text(config: EngineConfig, given: Mapping[str, Any], logits: torch.Tensor) 
     return text
 
 
-def _asked(config: EngineConfig, given: Mapping[str, Any]) -> MarkRequest | None:
+def _mark_request(config: EngineConfig, given: Mapping[str, Any]) -> MarkRequest | None:
     try:
-        return config.asked({name: value for name, value in given.items() if name != "__req__"})
+        return config.mark_request({name: value for name, value in given.items() if name != "__req__"})
     except ConfigError as error:
         _log.warning("dewmark marks a request with the default key: %s", error)
         return MarkRequest(config.default_key)

@@ -55,7 +55,7 @@ class DewLogitsProcessor(_vllm.LogitsProcessor):  # type: ignore[misc, name-defi
     def validate_params(cls, sampling_params: Any) -> None:  # noqa: ANN401 - vLLM's SamplingParams
         """Reject a request that cannot be marked with its settings; vLLM answers it with HTTP 400."""
         config = config_from_environment()
-        if config.asked(sampling_params.extra_args) is None:
+        if config.mark_request(sampling_params.extra_args) is None:
             return
         check_sampling(config, sampling_params.temperature)
         name, needs = config.scheme.name, config.scheme.needs_as_set
@@ -80,10 +80,10 @@ class DewLogitsProcessor(_vllm.LogitsProcessor):  # type: ignore[misc, name-defi
             batch.pop(index, None)
         for index, params, prompt, written in batch_update.added:
             batch.pop(index, None)
-            asked = self._config.asked(params.extra_args)
-            if asked is not None:
+            request = self._config.mark_request(params.extra_args)
+            if request is not None:
                 batch[index] = self._markers.open(
-                    asked, prompt or [], written, seed=params.seed, decoding=decoding_of(params)
+                    request, prompt or [], written, seed=params.seed, decoding=decoding_of(params)
                 )
         for source, target, direction in batch_update.moved:
             moved, replaced = batch.pop(source, None), batch.pop(target, None)

@@ -80,17 +80,17 @@ class EngineConfig:
             raise ConfigError(f"unknown {_KEY_ID} {key_id[:80]!r}: use one that this server has a key for")
         return key_id
 
-    def asked(self, extra_args: Mapping[str, Any] | None) -> MarkRequest | None:
+    def mark_request(self, extra_args: Mapping[str, Any] | None) -> MarkRequest | None:
         """What to mark a request with; None for no mark."""
         key_id = self.key_id(extra_args)
         if key_id is None:
             return None
-        asked = asked_of(extra_args)
-        if any(value is not None for value in asked.values()):
+        chosen = member_and_payload(extra_args)
+        if any(value is not None for value in chosen.values()):
             if not self.scheme.reads_rings:
                 raise ConfigError(f"{self.scheme.name} carries neither members nor payloads: use dew")
-            _load_key(self.keys[key_id]).check_use(**asked)
-        return MarkRequest(key_id, **asked)
+            _load_key(self.keys[key_id]).check_use(**chosen)
+        return MarkRequest(key_id, **chosen)
 
 
 @functools.cache
@@ -98,7 +98,7 @@ def _load_key(path: Path) -> Key:
     return Key.load(path)
 
 
-def asked_of(extra_args: Mapping[str, Any] | None) -> dict[str, int | None]:
+def member_and_payload(extra_args: Mapping[str, Any] | None) -> dict[str, int | None]:
     """The ``member`` and the ``payload`` that a request asks for, None where it does not."""
     found: dict[str, int | None] = {}
     for name, parameter in (("member", _MEMBER), ("payload", _PAYLOAD)):

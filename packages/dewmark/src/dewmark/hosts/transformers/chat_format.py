@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from dewmark.decoding import CHAT_DECODING, Decoding
 from dewmark.errors import ConfigError, InputError
 from dewmark.hosts.base import ChatFormat, Conversation, no_template
-from dewmark.hosts.transformers.model_files import Source, load_error, resolve
+from dewmark.hosts.transformers.model_files import ModelSource, load_error, resolve
 from dewmark.models.hub import quiet_libraries
 from dewmark.workspace import Progress
 
@@ -73,7 +73,7 @@ def own_decoding(generation: Mapping[str, Any], *, name: str) -> Decoding:
         raise ConfigError(f"{name} has an unusable generation_config ({error}): state the options") from None
 
 
-def _generation_config(source: Source) -> dict[str, Any]:
+def _generation_config(source: ModelSource) -> dict[str, Any]:
     folder = Path(source.location)
     if folder.is_dir():
         file = folder / _GENERATION

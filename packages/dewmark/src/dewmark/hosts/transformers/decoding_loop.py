@@ -29,7 +29,6 @@ __all__ = [
     "NGrams",
     "block_repeats",
     "check_sound",
-    "decode",
     "device_of",
     "forward_parameters",
     "pad_left",

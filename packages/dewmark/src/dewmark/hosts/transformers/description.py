@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from dewmark.arrays import F32
 from dewmark.errors import ModelError, VocabularyError
-from dewmark.hosts.transformers.model_files import Source, load_error, resolve
+from dewmark.hosts.transformers.model_files import ModelSource, load_error, resolve
 from dewmark.hosts.transformers.tokenizer import TOKENIZER_FILE, HFTokenizer
 from dewmark.models.hub import quiet_libraries
 from dewmark.models.packaged import PACKAGED
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedTokenizerBase
 
-__all__ = ["describe", "host_info", "info_from_model"]
+__all__ = ["info_from_model"]
 
 _EMBEDDING_NAMES = ("embed_tokens.weight", "wte.weight", "word_embeddings.weight", "embed_in.weight")
 _ROWS_AT_ONCE = 4096
@@ -38,7 +38,7 @@ def host_info(name: str, *, progress: Progress | None = None) -> HostInfo:
     return info
 
 
-def describe(source: Source, progress: Progress | None = None) -> tuple[HostInfo, HFTokenizer]:
+def describe(source: ModelSource, progress: Progress | None = None) -> tuple[HostInfo, HFTokenizer]:
     """A host's description and its tokenizer, from its files."""
     own = source.tokenizer_folder
     if own is not None:
@@ -96,7 +96,7 @@ def _own_tokenizer(folder: Path, modified: int) -> HFTokenizer:
     return HFTokenizer.load(folder)
 
 
-def _ask_transformers(source: Source) -> tuple[HFTokenizer, int]:
+def _ask_transformers(source: ModelSource) -> tuple[HFTokenizer, int]:
     from transformers import AutoConfig, AutoTokenizer
 
     try:
@@ -108,7 +108,7 @@ def _ask_transformers(source: Source) -> tuple[HFTokenizer, int]:
     return HFTokenizer(tokenizer), int(config.get_text_config().vocab_size)
 
 
-def _check_tokenizer(source: Source, tokenizer: HFTokenizer) -> None:
+def _check_tokenizer(source: ModelSource, tokenizer: HFTokenizer) -> None:
     """Reject a packaged host whose tokenizer the installed library misreads: it would write nonsense.
 
     The libraries read tokenizers from GGUF files, and some versions get some of them wrong (transformers
@@ -122,7 +122,7 @@ def _check_tokenizer(source: Source, tokenizer: HFTokenizer) -> None:
         )
 
 
-def _read_embeddings(source: Source, vocab_size: int) -> F32:
+def _read_embeddings(source: ModelSource, vocab_size: int) -> F32:
     """The input-embedding table (vocab_size, d), from the weight files or else from the loaded model."""
     table = _read_tensor(source)
     if table is None or not table.is_floating_point() or table.dim() != 2 or table.shape[0] < vocab_size:
@@ -139,7 +139,7 @@ def _read_embeddings(source: Source, vocab_size: int) -> F32:
     return _to_float32(table[:vocab_size])
 
 
-def _read_tensor(source: Source) -> torch.Tensor | None:
+def _read_tensor(source: ModelSource) -> torch.Tensor | None:
     """The embedding tensor, read by name from the one safetensors file that contains it."""
     from safetensors import SafetensorError, safe_open
 
@@ -167,7 +167,7 @@ def _embedding_name(names: Iterable[str]) -> str | None:
     return min(found, key=len, default=None)  # the shortest: inner modules repeat the name further down
 
 
-def _find_file(source: Source, name: str) -> Path | None:
+def _find_file(source: ModelSource, name: str) -> Path | None:
     from transformers.utils.hub import cached_file
 
     try:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from dewmark.capabilities import Drafts
 from dewmark.decoding import Decoding
 from dewmark.errors import InputError, ModelError
 from dewmark.hosts.base import ChatFormat, Host, OnStep
@@ -24,20 +25,13 @@ from dewmark.hosts.transformers.attention import share_keys
 from dewmark.hosts.transformers.chat_format import chat_format, chat_format_of
 from dewmark.hosts.transformers.decoding_loop import CachedForward, CausalLM, decode, device_of
 from dewmark.hosts.transformers.description import describe, info_from_model
-from dewmark.hosts.transformers.drafting import write_drafts
-from dewmark.hosts.transformers.likelihood import (
-    completion_logits,
-    cut_branches,
-    packable_length,
-    score_branches,
-    score_completions,
-)
-from dewmark.hosts.transformers.model_files import Source, load_error, resolve
+from dewmark.hosts.transformers.likelihood import completion_logits, score_completions
+from dewmark.hosts.transformers.model_files import ModelSource, load_error, resolve
 from dewmark.hosts.transformers.plain_llama import PlainLlama
 from dewmark.hosts.transformers.tokenizer import HFTokenizer
 from dewmark.models.devices import torch_device, torch_dtype
 from dewmark.models.hub import quiet_libraries
-from dewmark.scheme import BoundScheme, Drafts
+from dewmark.scheme import BoundScheme
 from dewmark.types import DraftCount
 from dewmark.workspace import HostInfo, Progress
 
@@ -126,10 +120,14 @@ class TransformersHost(Host):
             found.update(ids if isinstance(ids, (list, tuple)) else [] if ids is None else [ids])
         return frozenset(i for i in found if i < self.info.vocab_size)
 
+    def prompt_ids(self, prompts: Sequence[str]) -> list[list[int]]:
+        """The ids of each prompt, with what the model needs before them."""
+        return self.tokenizer.encode_prompts(prompts, needs_bos=self._needs_bos)
+
     def check_prompts(self, prompts: Sequence[str], max_new_tokens: int) -> None:
         """Raise `InputError` for prompts that exceed the context or contain ids without an embedding."""
-        for i, row in enumerate(self.tokenizer.encode_prompts(prompts, needs_bos=self._needs_bos)):
-            self._check_row(f"prompt {i}", row, max_new_tokens)
+        for i, row in enumerate(self.prompt_ids(prompts)):
+            self.check_row(f"prompt {i}", row, max_new_tokens)
 
     def complete(
         self,
@@ -179,7 +177,7 @@ class TransformersHost(Host):
         on_step: OnStep | None,
     ) -> list[list[int]] | None:
         """Token ids of one batch of completions, or None if the device's memory does not suffice."""
-        rows = self.tokenizer.encode_prompts(prompts, needs_bos=self._needs_bos)
+        rows = self.prompt_ids(prompts)
         try:
             # some models warn about rows that end in padding, as finished ones do
             with contextlib.nullcontext() if isinstance(self._writer, PlainLlama) else quiet_libraries():
@@ -190,7 +188,7 @@ class TransformersHost(Host):
                     seeds=seeds,
                     scheme=scheme,
                     eos_ids=sorted(self.eos_ids),
-                    fill_id=self._fill_id,
+                    fill_id=self.fill_id,
                     writable=self._writable,
                     on_step=on_step,
                 )
@@ -213,18 +211,17 @@ class TransformersHost(Host):
         self, prompts: Sequence[str], *, drafts: Drafts, seeds: Sequence[int], decoding: Decoding
     ) -> list[tuple[list[int], DraftCount]]:
         """Token ids of one batch of completions whose sentences ``drafts`` chose, and what that cost."""
-        rows = self.tokenizer.encode_prompts(prompts, needs_bos=self._needs_bos)
+        rows = self.prompt_ids(prompts)
         try:
             with quiet_libraries():
-                return write_drafts(
+                return drafts.write(
                     self.model,
                     rows,
-                    drafts=drafts,
                     decoding=decoding,
                     seeds=seeds,
                     tokenizer=self.tokenizer,
                     eos_ids=sorted(self.eos_ids),
-                    fill_id=self._fill_id,
+                    fill_id=self.fill_id,
                     writable=self._writable,
                 )
         except torch.OutOfMemoryError:
@@ -236,35 +233,11 @@ class TransformersHost(Host):
         rows = self._completion_rows(prompts, completions)
         try:
             sums = score_completions(
-                self.model, rows, completions, fill_id=self._fill_id, vocab_size=self.info.vocab_size
+                self.model, rows, completions, fill_id=self.fill_id, vocab_size=self.info.vocab_size
             )
         except torch.OutOfMemoryError:
             raise self._out_of_memory("texts of this length") from None
         return [(score, len(completion)) for score, completion in zip(sums, completions, strict=True)]
-
-    def branch_log_likelihood(
-        self, texts: Sequence[str], branches: Sequence[Sequence[tuple[int, str]]]
-    ) -> list[list[float]]:
-        """For each text the log-probabilities (nats) of its branches, each summed over the branch's tokens.
-
-        A branch (at, passage) would follow ``text[:at]``; the text itself follows an empty prompt. Each text
-        is read once, with its branches packed behind it; if the model cannot do that (see
-        `likelihood.packable_length`), each branch is a row with all the text before it.
-        """
-        (root,) = self.tokenizer.encode_prompts([""], needs_bos=self._needs_bos)
-        trunks, cut = cut_branches(self.tokenizer, texts, branches, root=root, context=self._context)
-        for row in (*trunks, *([*root, *branch.ids] for branch in cut)):
-            self._check_row("a text or branch", row, 0)
-        ids = {"fill_id": self._fill_id, "vocab_size": self.info.vocab_size}
-        try:
-            sums = iter(score_branches(self.model, trunks, cut, packable=self._packable, **ids))
-        except torch.OutOfMemoryError:
-            raise self._out_of_memory("texts of this length") from None
-        return [[next(sums) for _ in leaves] for leaves in branches]
-
-    @functools.cached_property
-    def _packable(self) -> int:
-        return packable_length(self.model, fill_id=self._fill_id, vocab_size=self.info.vocab_size)
 
     def next_logits(
         self, prompts: Sequence[str], completions: Sequence[Sequence[int]]
@@ -288,7 +261,7 @@ class TransformersHost(Host):
     ) -> Iterator[torch.Tensor]:
         try:
             for logits in completion_logits(
-                self.model, rows, completions, fill_id=self._fill_id, vocab_size=self.info.vocab_size
+                self.model, rows, completions, fill_id=self.fill_id, vocab_size=self.info.vocab_size
             ):
                 yield logits.float()
         except torch.OutOfMemoryError:
@@ -301,18 +274,20 @@ class TransformersHost(Host):
         if len(prompts) != len(completions):
             raise InputError(f"{len(prompts)} prompts but {len(completions)} texts: give one prompt per text")
         distinct = list(dict.fromkeys(prompts))  # many texts may follow one prompt
-        found = self.tokenizer.encode_prompts(distinct, needs_bos=self._needs_bos)
+        found = self.prompt_ids(distinct)
         known = dict(zip(distinct, found, strict=True))
         rows = [known[prompt] for prompt in prompts]
         for i, (row, completion) in enumerate(zip(rows, completions, strict=True)):
-            self._check_row(f"prompt {i} with its text", [*row, *completion], 0)
+            self.check_row(f"prompt {i} with its text", [*row, *completion], 0)
         return rows
 
     @property
-    def _fill_id(self) -> int:
+    def fill_id(self) -> int:
+        """The id that pads rows."""
         return 0 if self.tokenizer.pad_id is None else self.tokenizer.pad_id
 
-    def _check_row(self, what: str, ids: Sequence[int], new: int) -> None:
+    def check_row(self, what: str, ids: Sequence[int], new: int) -> None:
+        """Raise `InputError` for ids that exceed the context with ``new`` more, or have no embedding."""
         if self._context is not None and len(ids) + new > self._context:
             raise InputError(
                 f"{what} has {len(ids)} tokens and leaves no room for {new} more in the context of "
@@ -360,7 +335,9 @@ def load_host(
     )
 
 
-def _load_model(source: Source, device: torch.device, dtype: torch.dtype, *, plain: bool = False) -> CausalLM:
+def _load_model(
+    source: ModelSource, device: torch.device, dtype: torch.dtype, *, plain: bool = False
+) -> CausalLM:
     try:
         if plain:
             return PlainLlama(Path(source.location), dtype=dtype)

@@ -1,6 +1,6 @@
 """Where a host's files come from: a packaged model, a local folder, a local GGUF file, or a hub id.
 
-`resolve` turns a name into a `Source` that transformers can open. A GGUF file is converted once into a
+`resolve` turns a name into a `ModelSource` that transformers can open. A GGUF file is converted once into a
 transformers folder under ``<cache>/hosts/``, with the SHA-256 of every file in ``manifest.json``; a damaged
 folder is converted again. Boundary: files only; no model is kept, and neither torch nor transformers is
 imported unless a file has to be converted.
@@ -25,7 +25,7 @@ from dewmark.registry import HOSTS, unknown_name
 from dewmark.storage import atomic_folder, sha256_file
 from dewmark.workspace import Progress, silent
 
-__all__ = ["Source", "check_weights", "load_error", "resolve"]
+__all__ = ["ModelSource", "load_error", "resolve"]
 
 _MANIFEST = "manifest.json"
 _TOKENIZER = "dewmark_tokenizer"
@@ -38,7 +38,7 @@ _verified: set[tuple[Path, int]] = set()
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class ModelSource:
     """A host's files: ``location`` is a folder or a hub id, ``identity`` changes when the files do."""
 
     name: str
@@ -59,7 +59,7 @@ class Source:
         return {"revision": self.revision, "local_files_only": self.offline} if self.revision else {}
 
 
-def resolve(name: str, *, weights: bool = True, progress: Progress | None = None) -> Source:
+def resolve(name: str, *, weights: bool = True, progress: Progress | None = None) -> ModelSource:
     """Find a host's files, downloading and converting them where needed.
 
     ``weights=False`` is for callers that read only the configuration and the tokenizer: it skips the checksum
@@ -99,7 +99,7 @@ def load_error(name: str, error: Exception) -> ModelError:
     )
 
 
-def _packaged(model: PackagedModel, *, weights: bool, progress: Progress) -> Source:
+def _packaged(model: PackagedModel, *, weights: bool, progress: Progress) -> ModelSource:
     if model.role != "host":
         raise ConfigError(f"{model.name} is a packaged {model.role}: choose a host, such as smollm2-135m")
     target = _package_folder(model)
@@ -110,15 +110,15 @@ def _packaged(model: PackagedModel, *, weights: bool, progress: Progress) -> Sou
         weights=weights,
         progress=progress,
     )
-    return Source(name=model.name, location=str(target), identity=f"{model.name}@{model.sha256[:12]}")
+    return ModelSource(name=model.name, location=str(target), identity=f"{model.name}@{model.sha256[:12]}")
 
 
-def _gguf_file(name: str, path: Path, *, weights: bool, progress: Progress) -> Source:
+def _gguf_file(name: str, path: Path, *, weights: bool, progress: Progress) -> ModelSource:
     if path.suffix != ".gguf":
         raise ModelError(f"{name} is neither a model folder nor a .gguf file: give one of these")
     target = _gguf_folder(path)
     gguf_sha256 = _convert_once(target, gguf=lambda: path, weights=weights, progress=progress)
-    return Source(name=name, location=str(target), identity=f"{path.name}@{gguf_sha256[:12]}")
+    return ModelSource(name=name, location=str(target), identity=f"{path.name}@{gguf_sha256[:12]}")
 
 
 def _package_folder(model: PackagedModel) -> Path:
@@ -132,7 +132,7 @@ def _gguf_folder(path: Path) -> Path:
     return cache_dir() / "hosts" / f"{path.stem}-{stamp}"
 
 
-def _folder(name: str, path: Path) -> Source:
+def _folder(name: str, path: Path) -> ModelSource:
     if not (path / "config.json").is_file():
         raise ModelError(f"{name} has no config.json: give a folder that a transformers model was saved in")
     parts: list[object] = [
@@ -145,10 +145,10 @@ def _folder(name: str, path: Path) -> Source:
             stat = file.stat()
             parts += [file.name, stat.st_size, stat.st_mtime_ns]
     identity = f"{path.resolve().name}@{_digest(*parts)}"
-    return Source(name=name, location=str(path), identity=identity)
+    return ModelSource(name=name, location=str(path), identity=identity)
 
 
-def _hub(name: str) -> Source:
+def _hub(name: str) -> ModelSource:
     """Pin a hub id to its current commit, or to the cached one if the hub cannot be reached.
 
     This sends one short request first: transformers on its own retries an unreachable hub for 20 seconds.
@@ -159,7 +159,7 @@ def _hub(name: str) -> Source:
     try:
         commit = HfApi().model_info(name, timeout=_HUB_TIMEOUT).sha
         if commit:
-            return Source(
+            return ModelSource(
                 name=name, location=name, identity=f"{name}@{commit[:12]}", revision=commit, offline=False
             )
         reason = "it has no commit"
@@ -179,7 +179,7 @@ def _hub(name: str) -> Source:
             "file, or use the packaged host smollm2-135m"
         )
     commit = Path(cached).parent.name
-    return Source(name=name, location=name, identity=f"{name}@{commit[:12]}", revision=commit)
+    return ModelSource(name=name, location=name, identity=f"{name}@{commit[:12]}", revision=commit)
 
 
 def _convert_once(

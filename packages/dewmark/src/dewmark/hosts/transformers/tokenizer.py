@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import tokenizers
     from transformers import PreTrainedTokenizerBase
 
-__all__ = ["TOKENIZER_FILE", "HFTokenizer", "Pieces"]
+__all__ = ["HFTokenizer"]
 
 TOKENIZER_FILE = "tokenizer.json"
 _IDS_FILE = "tokenizer_ids.json"

@@ -1,0 +1,142 @@
+"""The power of detection measured on a sample of marked texts, truncated at several lengths.
+
+The model is that of `dewmark.stats.power`; intervals come from resampling texts.
+Boundary: z-scores in, numbers out.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import ndtr
+
+from dewmark.arrays import F64, I64
+from dewmark.errors import InputError
+from dewmark.stats.power import FEWEST_TEXTS, TARGETS, PowerModel, fit_model
+from dewmark.stats.rates import Interval, Rate, rate
+
+_SHORTEST = 25  # tokens; most of a shorter text has no full context
+_CUTS = 8
+_RESAMPLES = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class PowerRow:
+    """One length: the model's rate with its interval, and the measured rate of texts that are long enough."""
+
+    length: int
+    tpr: Interval
+    measured: Rate | None
+    mean_z: float | None
+    sd_z: float | None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        return dataclasses.asdict(self)
+
+
+@dataclass(frozen=True)
+class Power:
+    """The power estimated from a sample of marked texts at one false-positive rate."""
+
+    fpr: float
+    z: F64 = dataclasses.field(repr=False)
+    judged: NDArray[np.bool_] = dataclasses.field(repr=False)
+    cuts: tuple[int, ...]
+    model: PowerModel
+    resampled: tuple[PowerModel, ...] = dataclasses.field(repr=False)
+
+    @property
+    def texts(self) -> int:
+        """The number of texts in the sample."""
+        return len(self.z)
+
+    def row(self, length: int) -> PowerRow:
+        """The expected and the measured rate at one length."""
+        measured = mean = sd = None
+        if length in self.cuts:
+            cut = self.cuts.index(length)
+            z, judged = self.z[:, cut], self.judged[:, cut]
+            known = ~np.isnan(z)
+            z, judged = z[known], judged[known]
+            if len(z) >= 2:
+                found = int(np.count_nonzero((ndtr(-z) <= self.fpr) & judged))
+                measured, mean, sd = rate(found, len(z)), float(z.mean()), float(z.std(ddof=1))
+        return PowerRow(length, self.interval([length])[0], measured, mean, sd)
+
+    def interval(self, lengths: Sequence[int]) -> list[Interval]:
+        """The model's rate at each length, with a 95% bootstrap interval."""
+        values = self.model.tpr(lengths, fpr=self.fpr)
+        drawn = np.array([model.tpr(lengths, fpr=self.fpr) for model in self.resampled])
+        ends = np.quantile(drawn, [0.025, 0.975], axis=0)
+        return [Interval(float(v), float(a), float(b), 0.95) for v, a, b in zip(values, *ends, strict=True)]
+
+    @property
+    def shortest(self) -> dict[float, int | None]:
+        """The smallest length that reaches each of the `TARGETS`, or None if no length does."""
+        return {target: self.model.length_for(target, fpr=self.fpr) for target in TARGETS}
+
+
+def choose_cuts(lengths: Sequence[int], longest: int) -> list[int]:
+    """The lengths at which to truncate texts of up to ``longest`` tokens: ``lengths`` and some in between."""
+    if longest < _SHORTEST:
+        raise InputError(
+            f"a power estimate needs texts of at least {_SHORTEST} tokens, the longest has {longest}"
+        )
+    between = np.geomspace(_SHORTEST, longest, _CUTS).round().astype(int).tolist()
+    return sorted({*between, *(length for length in lengths if length <= longest)})
+
+
+def measure_power(
+    z: F64, effective: F64, cuts: Sequence[int], *, fpr: float, least_effective: float, seed: int = 0
+) -> Power:
+    """Estimate power from z-scores and effective lengths (texts, cuts) of truncated marked texts.
+
+    Both are NaN where a text is shorter than the cut. The detector refuses to judge texts of fewer than
+    ``least_effective`` effective tokens.
+    """
+    known = ~np.isnan(z).all(axis=1)
+    z, effective = z[known], effective[known]
+    if len(z) < FEWEST_TEXTS:
+        raise InputError(
+            f"a power estimate needs {FEWEST_TEXTS} marked texts of at least {min(cuts)} tokens, got {len(z)}"
+        )
+    first = _judged_from(effective, cuts, least_effective)
+
+    def fitted(chosen: I64) -> PowerModel:
+        judged = tuple(np.sort(first[chosen]).tolist())
+        return dataclasses.replace(fit_model(z[chosen], cuts), judged_from=judged)
+
+    rng = np.random.default_rng(seed)
+    return Power(
+        fpr=fpr,
+        z=z,
+        judged=effective >= least_effective,  # NaN is not
+        cuts=tuple(cuts),
+        model=fitted(np.arange(len(z))),
+        resampled=tuple(fitted(rng.integers(len(z), size=len(z))) for _ in range(_RESAMPLES)),
+    )
+
+
+def _judged_from(effective: F64, cuts: Sequence[int], least: float) -> F64:
+    """The length (texts,) at which each text reaches ``least`` effective tokens, infinite if it never does.
+
+    Interpolated between cuts. A text that has not got there at its last cut goes on growing as it did up to
+    it, if it grew at all.
+    """
+    lengths = np.concatenate(([0.0], np.asarray(cuts, dtype=np.float64)))
+    found = np.full(len(effective), np.inf)
+    for i, row in enumerate(effective):
+        known = np.concatenate(([0.0], row[~np.isnan(row)]))
+        above = np.flatnonzero(known >= least)
+        j = int(above[0]) if len(above) else len(known) - 1
+        step = known[j] - known[j - 1]
+        if step > 0.0:
+            slope = step / (lengths[j] - lengths[j - 1])
+            found[i] = lengths[j - 1] + (least - known[j - 1]) / slope
+    return found

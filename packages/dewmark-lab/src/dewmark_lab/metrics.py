@@ -1,0 +1,193 @@
+"""Metrics for experiments: how well the scores of marked texts separate from those of unmarked ones.
+
+A score is a number per text, larger if marked; *positives* are the scores of marked texts, *negatives* those
+of unmarked ones. A text is called marked if its score is above the threshold τ.
+
+**The threshold at a false-positive rate** is the smallest negative τ with #{negatives > τ} ≤ fpr · N. It is
+conservative: there is no interpolation, and negatives with equal scores pass together or not at all. With
+fewer than 1/fpr negatives it is the largest of them.
+
+Boundary: numbers in, small frozen results out, each with ``to_dict()``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dewmark.arrays import F64
+from dewmark.errors import ConfigError, InputError, NumericalError
+from dewmark.stats.rates import Interval, PlainResult, check_confidence
+
+Scores = Sequence[float] | NDArray[np.floating]
+Statistic = Callable[[F64, F64], float]
+
+
+@dataclass(frozen=True, slots=True)
+class Spread(PlainResult):
+    """A figure over seeds: its mean, and half its range."""
+
+    mean: float
+    half_range: float
+    values: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class HeldOut(PlainResult):
+    """One seed, evaluated at the threshold from the other seeds' negatives."""
+
+    seed: int | str
+    threshold: float
+    tpr: float
+    fpr: float
+
+
+@dataclass(frozen=True, slots=True)
+class LeaveOneSeedOut(PlainResult):
+    """Every seed at the other seeds' threshold, for the nominal false-positive rate ``level``."""
+
+    level: float
+    seeds: tuple[HeldOut, ...]
+    tpr: Spread
+    fpr: Spread
+
+
+def auroc(positives: Scores, negatives: Scores) -> float:
+    """P(a positive scores above a negative), equal scores counting half (the Mann-Whitney statistic)."""
+    from scipy.stats import rankdata
+
+    high, low = _checked(positives, "positives"), _checked(negatives, "negatives")
+    ranks = rankdata(np.concatenate([high, low]))[: len(high)].sum()
+    return float((ranks - len(high) * (len(high) + 1) / 2) / (len(high) * len(low)))
+
+
+def auroc_interval(value: float, *, positives: int, negatives: int, confidence: float = 0.95) -> Interval:
+    """The AUROCs θ compatible with an observed ``value``: |value − θ| ≤ z·√Var(θ).
+
+    Var(θ) = θ(1−θ)·(1 + (N−1)·((1−θ)/(2−θ) + θ/(1+θ))) / (positives·negatives), where N is their mean number:
+    the variance for exponential scores (Hanley and McNeil) in Newcombe's symmetric form. As in Wilson's
+    interval it is taken at θ, not at ``value``, so the interval has positive width at 0 and 1 too.
+    """
+    from scipy.optimize import brentq
+    from scipy.special import ndtri
+
+    check_confidence(confidence)
+    if not 0.0 <= value <= 1.0 or positives < 1 or negatives < 1:
+        raise InputError(
+            f"an AUROC must lie in [0, 1] and have positives and negatives, got {value} "
+            f"from {positives} and {negatives}"
+        )
+    z, mean = float(ndtri((1.0 + confidence) / 2.0)), (positives + negatives) / 2.0
+
+    def excess(theta: float) -> float:
+        spread = 1.0 + (mean - 1.0) * ((1.0 - theta) / (2.0 - theta) + theta / (1.0 + theta))
+        return abs(value - theta) - z * math.sqrt(theta * (1.0 - theta) * spread / (positives * negatives))
+
+    tiny = 1e-12  # distance from the ends of the range, where variance and distance are both 0
+    low = float(brentq(excess, 0.0, min(value, 1.0 - tiny))) if value > tiny else 0.0
+    high = float(brentq(excess, max(value, tiny), 1.0)) if value < 1.0 - tiny else 1.0
+    return Interval(value, low, high, confidence)
+
+
+def threshold_at(negatives: Scores, *, fpr: float) -> float:
+    """The smallest negative τ with #{negatives > τ} ≤ fpr · N."""
+    scores = np.sort(_checked(negatives, "negatives"))[::-1]
+    if not 0.0 <= fpr < 1.0:
+        raise ConfigError(f"fpr must lie in [0, 1), got {fpr}")
+    allowed = math.floor(fpr * len(scores) * (1.0 + 1e-12))  # 0.29 · 100 is 28.999… in floating point
+    return float(scores[min(allowed, len(scores) - 1)])
+
+
+def leave_one_seed_out(
+    positives: Mapping[Any, Scores], negatives: Mapping[Any, Scores], *, fpr: float
+) -> LeaveOneSeedOut:
+    """Evaluate each seed at the threshold from the other seeds' negatives, so none is fitted on itself."""
+    if positives.keys() != negatives.keys() or len(negatives) < 2:
+        raise InputError(
+            "leave-one-seed-out needs at least two seeds, the same for positives and negatives, "
+            f"got {sorted(map(str, positives))} and {sorted(map(str, negatives))}"
+        )
+    held_out = []
+    for seed in positives:
+        others = np.concatenate(
+            [_checked(negatives[other], "negatives") for other in negatives if other != seed]
+        )
+        threshold = threshold_at(others, fpr=fpr)
+        held_out.append(
+            HeldOut(
+                seed=seed,
+                threshold=threshold,
+                tpr=float(np.mean(_checked(positives[seed], "positives") > threshold)),
+                fpr=float(np.mean(_checked(negatives[seed], "negatives") > threshold)),
+            )
+        )
+    return LeaveOneSeedOut(
+        level=fpr,
+        seeds=tuple(held_out),
+        tpr=spread([seed.tpr for seed in held_out]),
+        fpr=spread([seed.fpr for seed in held_out]),
+    )
+
+
+def spread(values: Scores) -> Spread:
+    """Mean and half-range of one figure over seeds."""
+    figures = _checked(values, "figures")
+    return Spread(
+        mean=float(figures.mean()),
+        half_range=float(figures.max() - figures.min()) / 2.0,
+        values=tuple(figures.tolist()),
+    )
+
+
+def bootstrap(
+    statistic: Statistic,
+    positives: Scores,
+    negatives: Scores,
+    *,
+    resamples: int = 2000,
+    confidence: float = 0.95,
+    seed: int = 0,
+) -> Interval:
+    """A percentile interval of ``statistic(positives, negatives)``; the two are resampled separately.
+
+    A statistic at the end of its range (an AUROC of 1) gets an interval of zero width, which says nothing
+    about unseen texts: for shares use `rate`, whose interval is exact.
+    """
+    check_confidence(confidence)
+    if resamples < 1:
+        raise ConfigError(f"resamples must be at least 1, got {resamples}")
+    high, low = _checked(positives, "positives"), _checked(negatives, "negatives")
+    rng = np.random.default_rng(seed)
+    drawn = [
+        statistic(rng.choice(high, size=len(high)), rng.choice(low, size=len(low))) for _ in range(resamples)
+    ]
+    ends = np.quantile(drawn, [(1.0 - confidence) / 2.0, (1.0 + confidence) / 2.0])
+    return Interval(float(statistic(high, low)), float(ends[0]), float(ends[1]), confidence)
+
+
+def mean_interval(values: Scores, *, confidence: float = 0.95) -> Interval:
+    """The mean of two or more independent values, with Student's interval."""
+    from scipy.special import stdtrit
+
+    check_confidence(confidence)
+    found = _checked(values, "values")
+    if len(found) < 2:
+        raise InputError("an interval for a mean needs at least two values, got 1")
+    mean = float(found.mean())
+    error = float(found.std(ddof=1)) / math.sqrt(len(found))
+    half = float(stdtrit(len(found) - 1, (1.0 + confidence) / 2.0)) * error
+    return Interval(mean, mean - half, mean + half, confidence)
+
+
+def _checked(scores: Scores, what: str) -> F64:
+    values = np.asarray(scores, dtype=np.float64)
+    if values.ndim != 1 or not len(values):
+        raise InputError(f"{what} must be a list of at least one number, got shape {values.shape}")
+    if np.isnan(values).any():
+        raise NumericalError(f"{what} {int(np.isnan(values).argmax())} is NaN: leave out unscored texts")
+    return values

@@ -1,0 +1,151 @@
+"""Lists of the frequent forms of many languages, from which `dewmark.encoders.lexicon_build` makes a lexicon.
+
+Forms come from the word lists of the PyPI package `wordfreq` (extra ``lexicon``). A form enters if
+`dewmark.text.words` finds exactly one word in it, without digits and in a script with spaces between words.
+`wordfreq` cuts French and Italian elisions and Korean particles off, `words` does not: the most frequent
+joined forms (l'eau, c'est, 사람은) are added, their frequency that of independent parts. A form of several
+languages has its highest frequency.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+import regex
+
+from dewmark.encoders.lexicon_build import FormList
+from dewmark.errors import ConfigError
+from dewmark.extras import require
+from dewmark.text.words import words
+from dewmark.workspace import Progress, silent
+
+SIZES: Mapping[str, int] = {
+    "en": 45_000,
+    **dict.fromkeys(("de", "fr", "es", "pt", "it", "nl"), 14_000),
+    **dict.fromkeys(("pl", "ru", "tr", "ar"), 12_000),
+    "ko": 4_000,
+}
+"""The languages of the default lexicon, and how many forms each contributes."""
+
+_SPACED = regex.compile(r"(?!.*[\p{N}\p{Han}\p{Hiragana}\p{Katakana}\p{Thai}\p{LB=SA}]).+", regex.V1)
+
+
+_OTHER_SIZE = 10_000
+
+
+def parse_sizes(languages: str | None) -> Mapping[str, int]:
+    """``en:45000,de`` to the number of forms of each language; None to `SIZES`."""
+    if languages is None:
+        return SIZES
+    sizes = {}
+    for part in languages.split(","):
+        code, colon, number = part.strip().partition(":")
+        if not code or (colon and not (number.isdecimal() and int(number) > 0)):
+            raise ConfigError(
+                f"cannot read {part!r} in --languages: write codes and numbers like en:45000,de"
+            )
+        sizes[code] = int(number) if colon else SIZES.get(code, _OTHER_SIZE)
+    return sizes
+
+
+def frequent_forms(sizes: Mapping[str, int], *, progress: Progress = silent) -> FormList:
+    """The most frequent forms of several languages; ``sizes`` says how many of each."""
+    wordfreq = require("wordfreq", extra="lexicon", package="dewmark-lab")
+    known = wordfreq.available_languages("best")
+    best: dict[str, tuple[float, str]] = {}
+    for done, (language, size) in enumerate(sizes.items()):
+        progress("listing words", done, len(sizes))
+        if language not in known:
+            raise ConfigError(
+                f"no word list for language {language!r}; there is one for {', '.join(sorted(known))}"
+            )
+        listed = wordfreq.get_frequency_dict(language, "best")
+        ordered = sorted(_joined(language, listed).items(), key=lambda item: (-item[1], item[0]))
+        taken: dict[str, float] = {}
+        for spelled, frequency in ordered:
+            if len(taken) == size:
+                break
+            form = _one_word(spelled)
+            if form is not None:
+                taken.setdefault(form, frequency)
+        if not taken:
+            raise ConfigError(f"language {language!r} is written without spaces: a lexicon cannot serve it")
+        for form, frequency in taken.items():
+            if frequency > best.get(form, (0.0, ""))[0]:
+                best[form] = frequency, language
+    ranked = sorted(best.items(), key=lambda item: (-item[1][0], item[0]))
+    progress("listing words", len(sizes), len(sizes))
+    return FormList(
+        forms=tuple(form for form, _ in ranked),
+        frequency=np.array([frequency for _, (frequency, _) in ranked], dtype=np.float64),
+        languages=tuple(language for _, (_, language) in ranked),
+    )
+
+
+def _one_word(spelled: str) -> str | None:
+    """The form of a spelling that is one word, without digits and in a script with spaces."""
+    found = words(spelled)
+    whole = len(found) == 1 and (found[0].start, found[0].end) == (0, len(spelled))
+    return found[0].form if whole and _SPACED.fullmatch(found[0].form) else None
+
+
+# Joined words: what the lists cut and `words` does not
+
+_VOWEL = regex.compile(r"[aeiouhàâéèêëîïôöùûœæ]")
+_ELIDED = {"fr": ("l", "d", "qu"), "it": ("l", "d")}
+_FUNCTION_WORD = 1e-3  # as frequent a word stands after few others: those pairs are listed
+_PAIRS = {
+    "fr": "c'est c'était c'étaient d'abord d'autres d'avoir d'elle d'en d'eux d'être d'ici d'il d'où d'un "
+    "d'une d'y j'ai j'aime j'aurais j'avais j'en j'espère j'étais j'y jusqu'au jusqu'en l'a l'ai "
+    "l'autre l'avait l'en l'est l'on l'un l'une l'y m'a m'en m'est n'a n'ai n'avait n'en n'est n'était "
+    "n'étaient n'ont n'y qu'à qu'elle qu'elles qu'en qu'est qu'il qu'ils qu'on qu'un qu'une s'en s'est "
+    "s'était s'il s'ils s'y t'a t'ai t'en t'es",
+    "it": "c'è c'era c'erano d'accordo d'altra l'ha l'hanno l'ho l'altra l'altro l'una l'uno m'ha s'è t'ho "
+    "un'altra un'amica un'area un'arma un'auto un'azienda un'esperienza un'estate un'idea un'immagine "
+    "un'intera un'isola un'occasione un'offerta un'opera un'ora un'unica",
+}
+# Particles after a consonant and after a vowel.
+_PARTICLES = (("은", "는"), ("이", "가"), ("을", "를"), ("과", "와"), ("으로", "로"))
+_INVARIANT = ("에", "의", "도", "에서", "에게", "만", "까지", "부터", "들", "들은", "들이", "들을", "들의")
+_HANGUL, _FINALS = 0xAC00, 28
+_STEMS = 1_500
+
+
+def _joined(language: str, listed: Mapping[str, float]) -> dict[str, float]:
+    """A language's list with the joined forms that `words` leaves whole."""
+    found = dict(listed)
+    if language in _ELIDED:
+        for joined, frequency in _elisions(language, listed):
+            found[joined] = max(found.get(joined, 0.0), frequency)
+    if language == "ko":
+        for joined, frequency in _with_particles(listed):
+            found[joined] = max(found.get(joined, 0.0), frequency)
+    return found
+
+
+def _elisions(language: str, listed: Mapping[str, float]) -> Iterator[tuple[str, float]]:
+    after = {word: p for word, p in listed.items() if _VOWEL.match(word) and len(word) > 2}
+    after = {word: p for word, p in after.items() if p < _FUNCTION_WORD}
+    total = sum(p for word, p in listed.items() if _VOWEL.match(word))
+    for head in _ELIDED[language]:
+        share = listed[head] / total
+        yield from ((f"{head}'{word}", share * p) for word, p in after.items())
+    for pair in _PAIRS[language].split():
+        head, word = pair.split("'")
+        yield pair, listed.get(head, 0.0) * listed.get(word, 0.0) / total
+
+
+def _with_particles(listed: Mapping[str, float]) -> Iterator[tuple[str, float]]:
+    particles = {*_INVARIANT, *(part for pair in _PARTICLES for part in pair)}
+    stems = [word for word in listed if len(word) > 1 and all(_is_hangul(c) for c in word)][:_STEMS]
+    total = sum(listed[stem] for stem in stems)
+    for stem in (stem for stem in stems if stem not in particles):
+        closed = (ord(stem[-1]) - _HANGUL) % _FINALS > 0
+        for particle in (*(pair[0 if closed else 1] for pair in _PARTICLES), *_INVARIANT):
+            p = listed.get(particle, listed.get(particle[:1], 0.0) * listed.get(particle[1:], 0.0))
+            yield stem + particle, listed[stem] * p / total
+
+
+def _is_hangul(character: str) -> bool:
+    return _HANGUL <= ord(character) <= 0xD7A3

@@ -1,0 +1,313 @@
+"""Distortion-free schemes keep the host's distribution; their p-values are valid, their marks are found."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+from tests.engine_marks.toy_host import random_logits
+
+from dewmark.core.keys import Key
+from dewmark.decoding import Decoding
+from dewmark.engine_marks.engine_scheme import support
+from dewmark.errors import ArtifactError, ConfigError, NumericalError, VocabularyError
+from dewmark.hosts.fake import FakeHost
+from dewmark.registry import SCHEMES
+from dewmark.scheme import State
+from dewmark.stats.key_test import key_test
+from dewmark.workspace import Workspace
+
+VOCAB = 72
+KEYS, CONTEXTS = 8, 300
+PROMPT = " the old bridge over the river"
+SCHEMES_AND_TESTS = [
+    ("exp", {}, "gamma"),
+    ("exp", {"repeats": "keep"}, "gamma"),
+    ("synthid", {}, "mean"),
+    ("synthid", {}, "weighted"),
+    ("unbiased", {}, "order"),
+    ("unbiased", {"reweight": "delta"}, "order"),
+    ("dipmark", {}, "binomial"),
+    ("dipmark", {"repeats": "skip", "gamma": 0.3}, "binomial"),
+]
+CONTINUOUS = {"gamma", "mean", "weighted"}
+
+FREE = [
+    ("exp", {}),
+    ("exp", {"repeats": "keep"}),
+    ("synthid", {}),
+    ("synthid", {"depth": 5}),
+    ("unbiased", {}),
+    ("unbiased", {"reweight": "delta"}),
+    ("dipmark", {}),
+    ("dipmark", {"alpha": 0.2}),
+]
+
+
+@pytest.fixture(scope="module")
+def small_host() -> FakeHost:
+    return FakeHost(VOCAB)
+
+
+def fixed_logits() -> torch.Tensor:
+    """One distribution with likely and rare tokens; each is expected at least 5 times in all draws."""
+    raw = 1.5 * torch.randn(VOCAB, generator=torch.Generator().manual_seed(0))
+    return raw.clamp(min=float(raw.max()) - 4.0)
+
+
+def draw(bound, contexts: torch.Tensor, logits: torch.Tensor, seed: int) -> np.ndarray:
+    """One token per context (rows, h), sampled from a session's marked logits, given logits (vocab,)."""
+    marked = bound.session(contexts)(contexts, logits.repeat(len(contexts), 1))
+    generator = torch.Generator().manual_seed(seed)
+    return torch.multinomial(marked.softmax(1), 1, generator=generator)[:, 0].numpy()
+
+
+def fit(small_host, tmp_path, name: str, settings: dict, logits: torch.Tensor) -> float:
+    """The chi-square p-value of tokens drawn under many keys and contexts against the host's distribution.
+
+    Over keys the draws of different contexts are independent, so the counts are multinomial.
+    """
+    contexts = torch.randint(
+        4, VOCAB, (CONTEXTS * KEYS, 3), generator=torch.Generator().manual_seed(1)
+    ).unique(dim=0)
+    counts = np.zeros(VOCAB)
+    for i, part in enumerate(contexts.chunk(KEYS)):
+        key, workspace = Key(bytes([i]) * 32), Workspace(cache=tmp_path)
+        bound = SCHEMES[name](**settings).bind(key, small_host.info, workspace)
+        counts += np.bincount(draw(bound, part, logits, i), minlength=VOCAB)
+    expected = logits.double().softmax(0).numpy() * counts.sum()
+    possible = expected > 0.0
+    assert expected[possible].min() >= 5.0
+    assert counts[~possible].sum() == 0
+    return float(stats.chisquare(counts[possible], expected[possible]).pvalue)
+
+
+@pytest.mark.parametrize(("name", "settings"), FREE)
+def test_next_token_follows_the_host_averaged_over_keys(small_host, tmp_path, name, settings) -> None:
+    # a correct scheme fails for one in a thousand choices of the seeds, which are fixed
+    assert fit(small_host, tmp_path, name, settings, fixed_logits()) > 1e-3
+
+
+@pytest.mark.parametrize(("name", "settings"), FREE)
+def test_next_token_follows_the_host_after_top_k(small_host, tmp_path, name, settings) -> None:
+    logits = fixed_logits()
+    logits[logits < logits.topk(6).values[-1]] = -math.inf
+    assert fit(small_host, tmp_path, name, settings, logits) > 1e-3
+
+
+def test_distortionary_tournament_is_detected_as_such(small_host, tmp_path) -> None:
+    """This shows that the test has power."""
+    assert fit(small_host, tmp_path, "synthid", {"leaves": 4}, fixed_logits()) < 1e-6
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "free"),
+    [
+        ("exp", {"repeats": "skip"}, True),
+        ("exp", {"repeats": "keep"}, False),
+        ("synthid", {}, True),
+        ("unbiased", {"repeats": "skip"}, True),
+        ("unbiased", {"repeats": "keep"}, False),
+        ("unbiased", {"reweight": "delta"}, True),
+        ("dipmark", {"repeats": "skip"}, True),
+        ("dipmark", {"repeats": "keep"}, False),
+    ],
+)
+def test_text_with_a_repeated_context_follows_the_host_if_repeats_are_skipped(
+    small_host, tmp_path, name, settings, free
+) -> None:
+    """Two steps after the context (c): a first token c, of probability 1/2, repeats the context.
+
+    The second token is then c with probability 1/2 again, so both are with probability 1/4. If the repeated
+    context is keyed again, that is more frequent. Each row has its own c, so rows are independent over keys.
+    """
+    own = torch.arange(5, VOCAB - 2)
+    logits = torch.full((len(own), VOCAB), -math.inf)
+    for shift, share in enumerate((0.5, 0.25, 0.25)):
+        logits[torch.arange(len(own)), own + shift] = math.log(share)
+    twice = 0
+    for i in range(10):
+        key = Key(bytes([i, 7]) * 16)
+        bound = SCHEMES[name](prefix=1, **settings).bind(key, small_host.info, Workspace(cache=tmp_path))
+        ids, generator = own.unsqueeze(1), torch.Generator().manual_seed(i)
+        session = bound.session(ids, seeds=range(1000 * i, 1000 * i + len(ids)))
+        for _ in range(2):
+            marked = session(ids, logits)
+            ids = torch.cat((ids, torch.multinomial(marked.softmax(1), 1, generator=generator)), dim=1)
+        twice += int(((ids[:, 1] == own) & (ids[:, 2] == own)).sum())
+    found = stats.binomtest(twice, 10 * len(own), 0.25, alternative="two-sided" if free else "greater")
+    assert bool(found.pvalue > 1e-3) is free
+
+
+@pytest.fixture(scope="module")
+def host() -> FakeHost:
+    return FakeHost(400)
+
+
+@pytest.fixture
+def bind(host, tmp_path):
+    """Bind a scheme by name, settings and secret."""
+
+    def bound(name: str, settings: dict | None = None, secret: bytes = bytes(range(32))):
+        workspace = Workspace(cache=tmp_path, open_host=lambda other: host)
+        return SCHEMES[name](**(settings or {})).bind(Key(secret), host.info, workspace)
+
+    return bound
+
+
+@pytest.fixture(scope="module")
+def repetitive_texts(host) -> list[str]:
+    """Texts of the tiny host, each followed by repeated phrases and a copy of its own beginning."""
+    written = host.generate(
+        [PROMPT] * 4, scheme=None, seeds=range(4), decoding=Decoding(max_new_tokens=40, min_new_tokens=40)
+    )
+    return [g.text + " the city and the sea" * 6 + g.text[: len(g.text) // 2] for g in written]
+
+
+@pytest.mark.parametrize(("name", "settings", "test"), SCHEMES_AND_TESTS)
+def test_p_values_are_uniform_over_keys_on_repetitive_text(
+    repetitive_texts, bind, name, settings, test
+) -> None:
+    p = np.array(
+        [
+            bind(name, settings, i.to_bytes(2, "big") * 16).detect(repetitive_texts[i % 4], test=test).p_value
+            for i in range(300)
+        ]
+    )
+    if test in CONTINUOUS or settings.get("reweight") == "delta":
+        # a correct test fails once in a thousand, and the keys are fixed
+        assert stats.kstest(p, "uniform").pvalue > 1e-3
+    for level in (0.01, 0.05, 0.1, 0.2, 0.5):
+        # a discrete test may be conservative, never anti-conservative: within four standard errors
+        assert np.mean(p <= level) <= level + 4.0 * math.sqrt(level * (1.0 - level) / len(p))
+    assert p.mean() < 0.65  # nor so conservative as to be useless
+
+
+@pytest.mark.parametrize(("name", "settings", "test"), SCHEMES_AND_TESTS)
+def test_marks_are_found_with_the_right_key_only(host, bind, name, settings, test) -> None:
+    bound, wrong = bind(name, settings), bind(name, settings, bytes(32))
+    prompts = [PROMPT, " the", " water and light of the day"] * 2
+    written = host.generate(
+        prompts,
+        scheme=bound,
+        seeds=range(6),
+        decoding=Decoding(max_new_tokens=80, min_new_tokens=80),
+        batch_size=6,
+    )
+    texts = [g.text for g in written]
+    found = bound.detect_batch(texts, prompts=prompts, test=test)
+    assert all(d.p_value < 1e-4 for d in found)
+    assert all(d.test == test and 0 < d.tokens_scored <= 80 for d in found)
+    # six texts under a wrong key: the smallest of six p-values hardly reaches this level
+    assert min(d.p_value for d in wrong.detect_batch(texts, prompts=prompts, test=test)) > 1e-4
+
+
+@pytest.mark.parametrize(("name", "settings", "test"), SCHEMES_AND_TESTS)
+def test_evidence_is_what_the_key_test_needs(host, repetitive_texts, bind, name, settings, test) -> None:
+    """Its key-test z is that of the scheme's default test, and its mean over keys is 0."""
+    bound = bind(name, settings)
+    tokenizer = host.info.tokenizer
+    texts, start = tokenizer.encode(repetitive_texts[:1]), tokenizer.encode([PROMPT])
+    (evidence,) = bound.evidence(texts, start)
+    default = bound.statistic(evidence, test="order" if name == "unbiased" else bound.tests[0])
+    assert key_test(evidence).z == pytest.approx(default.z, abs=1e-5)
+    totals = [
+        bind(name, settings, bytes([i]) * 32).evidence(texts, start)[0].scores.mean() for i in range(60)
+    ]
+    assert abs(np.mean(totals)) < 4.0 * math.sqrt(evidence.variance / (60 * len(evidence)))
+
+
+def test_only_first_occurrences_are_scored_if_repeats_are_skipped(host, bind) -> None:
+    text = " the old bridge over the river and the old bridge over the sea"  # repeats "the old bridge"
+    skip, keep = (bind("exp", {"repeats": r}).detect(text) for r in ("skip", "keep"))
+    tokens = [t.text for t in skip.tokens]
+    second = [i for i, token in enumerate(tokens) if token == " over"][1]
+    assert [t.scored for t in skip.tokens][second : second + 3] == [False, False, False]
+    assert keep.tokens[second].scored
+    # skip: contexts count once; keep: all tokens are scored, but repeated pairs count once
+    assert (skip.effective_length, keep.effective_length) == (7.0, 8.0)
+
+
+@pytest.mark.parametrize("name", ["exp", "synthid", "unbiased", "dipmark"])
+def test_batching_padding_and_truncation_change_nothing(host, bind, name) -> None:
+    bound = bind(name)
+    pad = host.info.tokenizer.pad_id
+    rows = [list(t.ids) for t in host.info.tokenizer.encode([PROMPT, " the", " water and light of the day"])]
+    width = max(len(row) for row in rows)
+    padded = torch.tensor([[pad] * (width - len(row)) + row for row in rows])
+    logits = torch.randn(3, 400, generator=torch.Generator().manual_seed(1))
+    logits[2, logits[2] < logits[2].topk(20).values[-1]] = -math.inf
+    together = bound.session(padded)(padded, logits).softmax(1)
+    for i, row in enumerate(rows):  # alone, the third row takes the path for few candidates
+        ids = torch.tensor([row])
+        alone = bound.session(ids)(ids, logits[i : i + 1]).softmax(1)
+        torch.testing.assert_close(alone[0], together[i], atol=1e-6, rtol=1e-4)
+    assert not bool(together[2][torch.isinf(logits[2])].any())
+
+
+@pytest.mark.parametrize("name", ["exp", "synthid", "unbiased", "dipmark"])
+def test_bad_logits_are_rejected(bind, name) -> None:
+    bound, ids = bind(name), torch.tensor([[50, 60, 70]])
+    with pytest.raises(VocabularyError, match="300 logits"):
+        bound.session(ids)(ids, torch.zeros(1, 300))
+    bad = torch.zeros(1, 400)
+    bad[0, 3] = math.nan
+    with pytest.raises(NumericalError, match="NaN"):
+        bound.session(ids)(ids, bad)
+    nothing = bound.session(ids)(ids, torch.full((1, 400), -math.inf))
+    assert not bool(torch.isfinite(nothing).any())  # unchanged, for the host to report
+
+
+def test_context_is_forgotten_after_the_history(bind) -> None:
+    """SynthID with a memory of two steps: the third step marks the first context again."""
+    logits = torch.randn(1, 400, generator=torch.Generator().manual_seed(2))
+    session = bind("synthid", {"prefix": 1, "history": 2}).session(torch.tensor([[9]]))
+    marked = [
+        not torch.equal(session(torch.tensor([[context]]), logits), logits) for context in (9, 9, 8, 7, 9)
+    ]
+    assert marked == [True, False, True, True, True]
+
+
+@pytest.mark.parametrize(("name", "settings", "test"), SCHEMES_AND_TESTS)
+def test_stored_detectors_agree(host, repetitive_texts, bind, tmp_path, name, settings, test) -> None:
+    bound, text = bind(name, settings), repetitive_texts[0]
+    stored = bound.scheme.restore(bound.state(), host.info, bound.fingerprint, Workspace(cache=tmp_path))
+    assert stored.detect(text, test=test) == bound.detect(text, test=test)
+    with pytest.raises(ArtifactError, match="lacks 'secret'"):
+        bound.scheme.restore(State(meta={}, arrays={}), host.info, "", Workspace(cache=tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "message"),
+    [
+        ("exp", {"prefix": 0}, "prefix must be at least 1"),
+        ("synthid", {"depth": 33}, "depth must lie in 1 … 32"),
+        ("synthid", {"leaves": 1}, "leaves must be at least 2"),
+        ("synthid", {"history": 0}, "history must be"),
+        ("unbiased", {"grid": 0}, "grid must be"),
+        ("unbiased", {"temperature": 0.0}, "temperature must be positive"),
+        ("unbiased", {"top_p": 0.0}, "top_p must lie"),
+        ("dipmark", {"alpha": 1.5}, "alpha must lie"),
+        ("dipmark", {"gamma": 1.0}, "gamma must lie"),
+    ],
+)
+def test_bad_parameters_are_rejected(name, settings, message) -> None:
+    with pytest.raises(ConfigError, match=message):
+        SCHEMES[name]().with_settings(settings)
+
+
+def test_support_includes_every_token_of_finite_logit() -> None:
+    scores = random_logits(4, 1000)
+    assert support(scores) is None
+    cut = torch.full_like(scores, -math.inf)
+    for row, width in enumerate((3, 40, 1, 17)):
+        top = scores[row].topk(width).indices
+        cut[row, top] = scores[row, top]
+    few = support(cut)
+    assert few.shape == (4, 40)
+    for row in range(4):
+        assert set(torch.isfinite(cut[row]).nonzero()[:, 0].tolist()) <= set(few[row].tolist())
+    assert support(torch.full((2, 1000), -math.inf)) is None

@@ -1,0 +1,165 @@
+"""The green-list mark of transformers (``WatermarkingConfig``), with its seeds and its random permutations.
+
+After a context with a seed, the first ⌊γV⌋ ids of ``torch.randperm(V)`` under that seed are green:
+
+- ``lefthash``: seed = key · last id (whatever the context width);
+- ``selfhash``: with a table π of a keyed permutation of 1,000,003 numbers, and the window of h ids that ends
+  with the candidate, seed = min over the window of key · (π + 1) · (π of the candidate + 1). Only the 40
+  likeliest candidates can be green.
+
+torch draws other permutations on a GPU than on a CPU: ``device`` is the device that the text was written on.
+Contexts include the prompt; without it, the first tokens are not scored. Transformers' detector counts every
+n-gram, by default also repeated ones, and approximates the normal tail; here each pair of seed and token
+counts once, and the distribution of their number is exact.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from dewmark.arrays import F64, I64
+from dewmark.config import check_rules
+from dewmark.engine_marks.engine_scheme import EngineBound, EngineScheme, IdWindows, first_rows, id_windows
+from dewmark.sampling import Session
+from dewmark.scheme import Needs
+from dewmark.stats.evidence import Evidence
+from dewmark.stats.independent_sums import binomial_test, z_test
+from dewmark.stats.key_test import Statistic
+from dewmark.workspace import HostInfo, Tokenized
+
+_TABLE = 1_000_003
+_CANDIDATES = 40  # that selfhash looks at
+_CACHED = 4096
+
+
+@dataclass(frozen=True)
+class TransformersKGW(EngineScheme):
+    """The mark of ``WatermarkingConfig``."""
+
+    name: ClassVar[str] = "transformers-kgw"
+    summary: ClassVar[str] = "transformers' own green-list mark (WatermarkingConfig)"
+    needs: ClassVar[Needs] = Needs(final_distribution=True)
+    key_bits: ClassVar[int] = 31  # products with ids must not leave 64 bits
+
+    greenlist_ratio: float = 0.25
+    """Share γ of the vocabulary that is green."""
+    bias: float = 2.0
+    """Bias added to green logits."""
+    seeding_scheme: Literal["lefthash", "selfhash"] = "lefthash"
+    """What the green list depends on besides the key."""
+    context_width: int = 1
+    """Number of ids in the window."""
+    device: Literal["cpu", "cuda"] = "cpu"
+    """Device on which the text was written: torch's permutations differ between devices."""
+
+    def validate(self) -> None:
+        """Check that all values are in range."""
+        check_rules(
+            (0.0 < self.greenlist_ratio < 1.0, "greenlist_ratio", "lie in (0, 1)", self.greenlist_ratio),
+            (self.context_width >= 1, "context_width", "be at least 1", self.context_width),
+        )
+
+    def bind_numbers(
+        self, numbers: tuple[int, ...], host: HostInfo, fingerprint: str
+    ) -> BoundTransformersKGW:
+        """Bind the scheme to ``hashing_key``."""
+        return BoundTransformersKGW(self, host, fingerprint, numbers)
+
+
+class BoundTransformersKGW(EngineBound):
+    """The mark under one key. A token scores 1 − γ if it is green and −γ if not."""
+
+    tests = ("binomial", "z")
+    scheme: TransformersKGW
+
+    def __init__(
+        self, scheme: TransformersKGW, host: HostInfo, fingerprint: str, numbers: tuple[int, ...]
+    ) -> None:
+        super().__init__(scheme, host, fingerprint, numbers)
+        self.width = scheme.context_width
+        self.green_ids = int(host.vocab_size * scheme.greenlist_ratio)
+        self.share = self.green_ids / host.vocab_size
+        self.variance = self.share * (1.0 - self.share)
+        self.green = functools.lru_cache(_CACHED)(self._green)
+
+    @functools.cached_property
+    def table(self) -> I64:
+        """The keyed permutation of selfhash."""
+        source = torch.Generator(self.scheme.device).manual_seed(self.numbers[0])
+        return torch.randperm(_TABLE, generator=source, device=self.scheme.device).cpu().numpy()
+
+    def _green(self, seed: int) -> NDArray[np.bool_]:
+        """Which ids are green under a seed, (vocab,)."""
+        source = torch.Generator(self.scheme.device).manual_seed(seed % (2**64 - 1))
+        order = torch.randperm(self.host.vocab_size, generator=source, device=self.scheme.device).cpu()
+        green = np.zeros(self.host.vocab_size, dtype=bool)
+        green[order[: self.green_ids].numpy()] = True
+        return green
+
+    def seeds(self, contexts: I64, tokens: I64) -> I64:
+        """The seeds (N,) of windows (N, h) before tokens (N,)."""
+        key = np.int64(self.numbers[0])
+        if self.scheme.seeding_scheme == "lefthash":
+            return key * contexts[:, -1]
+        windows = np.column_stack((contexts, tokens))[:, -self.width :]
+        ranks = self.table[windows % _TABLE] + 1
+        least: I64 = (key * ranks * ranks[:, -1:]).min(axis=1)
+        return least
+
+    def session(
+        self,
+        prompt_ids: torch.Tensor,
+        attention_mask: torch.Tensor | None = None,
+        *,
+        seeds: Sequence[int] | None = None,
+    ) -> Session:
+        """Start marking prompts (batch, length)."""
+        windows = IdWindows(vocab_size=self.host.vocab_size, width=self.width, filler=0)
+        return _ListSession(windows, self)
+
+    def cut(self, text: Tokenized, prompt: Tokenized) -> tuple[I64, I64]:
+        """The ids before each token, and where a pair of seed and token occurs for the first time."""
+        contexts = id_windows(prompt.ids, text.ids, width=self.width, filler=0)
+        self_hashed = self.scheme.seeding_scheme == "selfhash"
+        unknown = max(self.width - self_hashed - len(prompt.ids), 0)
+        tokens = np.array(text.ids, dtype=np.int64)
+        pairs = np.column_stack((self.seeds(contexts, tokens), tokens))[unknown:]
+        first = first_rows(pairs) + unknown
+        return contexts, first[tokens[first] < self.host.vocab_size]
+
+    def pair_scores(self, contexts: I64, tokens: I64) -> F64:
+        """1 − γ if green, −γ if not, (N,)."""
+        seeds = self.seeds(contexts, tokens).tolist()
+        green = [self.green(seed)[token] for seed, token in zip(seeds, tokens.tolist(), strict=True)]
+        return np.array(green, dtype=np.float64) - self.share
+
+    def statistic(self, evidence: Evidence, *, test: str) -> Statistic:
+        """``binomial``: the exact distribution of the number of green tokens; ``z``: normal."""
+        return z_test(evidence) if test == "z" else binomial_test(evidence, share=self.share)
+
+
+class _ListSession(Session):
+    def __init__(self, windows: IdWindows, bound: BoundTransformersKGW) -> None:
+        self._windows, self._bound = windows, bound
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        """Logits (batch, vocab) with the bias added to green tokens."""
+        bound = self._bound
+        contexts = self._windows(input_ids, scores).cpu().numpy()
+        if bound.scheme.seeding_scheme == "lefthash":
+            seeds = bound.seeds(contexts, np.zeros(len(contexts), dtype=np.int64)).tolist()
+            green = np.stack([bound.green(seed) for seed in seeds])
+        else:
+            likely = scores.topk(min(_CANDIDATES, scores.shape[1]), dim=1).indices.cpu().numpy()
+            green = np.zeros(scores.shape, dtype=bool)
+            for row, (context, ids) in enumerate(zip(contexts, likely, strict=True)):
+                seeds = bound.seeds(np.broadcast_to(context, (len(ids), len(context))), ids).tolist()
+                green[row, [i for i, seed in zip(ids, seeds, strict=True) if bound.green(seed)[i]]] = True
+        return scores + bound.scheme.bias * torch.from_numpy(green).to(scores)

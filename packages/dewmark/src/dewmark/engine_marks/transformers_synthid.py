@@ -1,0 +1,263 @@
+"""The SynthID-Text mark of transformers (``SynthIDTextWatermarkingConfig``), with its hash and its bit table.
+
+The bit of token v in layer l after its context is a table's entry at (((1·ids…)·v)·key_l) modulo the table's
+size, where x·y stands for one step of a linear congruential generator, (x + y)·6364136223846793005 + 1 modulo
+2⁶⁴. The key is the list of key_l, one per layer. Contexts hold the answer alone, with id 0 before
+its first token; a context that occurred within the last 1,024 steps is not marked.
+
+Like transformers' detector, ours leaves out the first ngram_len − 1 tokens. Over keys an entry is uniform in
+the table, so a bit is 1 with the table's own share of ones, not exactly 1/2; the tests here use that share.
+
+**The tournament** is played in closed form. In one layer with N leaves, of N tokens drawn independently from
+p, one with bit 1 wins if there is any. With G = Σ g p this multiplies a token's probability by
+
+    1 + (1 − G) + … + (1 − G)^(N−1)   if its bit is 1 (for N = 2: 2 − G),
+    (1 − G)^(N−1)                     if its bit is 0 (for N = 2: 1 − G),
+
+and the layers are applied in turn. A token's factor over ten consecutive layers depends on its ten bits
+alone, so ten layers are played at once between the 1,024 patterns of ten bits, each with the total
+probability of its tokens: the same numbers exactly, with three passes over the vocabulary instead of thirty.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from dewmark.arrays import F64, I64
+from dewmark.config import check_rules
+from dewmark.engine_marks.engine_scheme import (
+    EngineBound,
+    EngineScheme,
+    IdWindows,
+    RepeatedContexts,
+    first_rows,
+    id_windows,
+    support,
+)
+from dewmark.errors import KeyFileError
+from dewmark.sampling import Session
+from dewmark.scheme import Needs
+from dewmark.stats.evidence import Evidence
+from dewmark.stats.independent_sums import binomial_test, z_test
+from dewmark.stats.key_test import Statistic
+from dewmark.workspace import HostInfo, Tokenized
+
+__all__ = ["tournament"]
+
+_MULTIPLIER = np.uint64(6364136223846793005)
+_MAX_LAYERS = 32
+_DEPTH = 30  # of keys that are derived
+_LAYERS_AT_ONCE = 10
+
+
+@dataclass(frozen=True)
+class TransformersSynthID(EngineScheme):
+    """The mark of ``SynthIDTextWatermarkingConfig``."""
+
+    name: ClassVar[str] = "transformers-synthid"
+    summary: ClassVar[str] = "transformers' own SynthID mark (SynthIDTextWatermarkingConfig)"
+    needs: ClassVar[Needs] = Needs(final_distribution=True)
+    key_bits: ClassVar[int] = 63
+
+    ngram_len: int = 5
+    """Number of ids in an n-gram: the token and the ids before it."""
+    sampling_table_size: int = 65536
+    """Number of bits in the table."""
+    sampling_table_seed: int = 0
+    """Seed of the table."""
+    context_history_size: int = 1024
+    """Number of steps for which a context counts as seen."""
+
+    @property
+    def key_length(self) -> int:
+        """The number of layers of a derived key."""
+        return _DEPTH
+
+    def validate(self) -> None:
+        """Check that all values are in range."""
+        check_rules(
+            (self.ngram_len >= 2, "ngram_len", "be at least 2", self.ngram_len),
+            (self.sampling_table_size >= 2, "sampling_table_size", "be at least 2", self.sampling_table_size),
+            (
+                self.sampling_table_seed >= 0,
+                "sampling_table_seed",
+                "not be negative",
+                self.sampling_table_seed,
+            ),
+            (
+                self.context_history_size >= 1,
+                "context_history_size",
+                "be at least 1",
+                self.context_history_size,
+            ),
+        )
+
+    def check_numbers(self, numbers: tuple[int, ...]) -> None:
+        """A key has one number per layer."""
+        if len(numbers) > _MAX_LAYERS:
+            raise KeyFileError(
+                f"the key of {self.name} has one number per layer, at most {_MAX_LAYERS}, got {len(numbers)}"
+            )
+
+    def bind_numbers(
+        self, numbers: tuple[int, ...], host: HostInfo, fingerprint: str
+    ) -> BoundTransformersSynthID:
+        """Bind the scheme to ``keys``."""
+        return BoundTransformersSynthID(self, host, fingerprint, numbers)
+
+
+@functools.cache
+def _bit_table(size: int, seed: int) -> NDArray[np.uint8]:
+    source = torch.Generator().manual_seed(seed)
+    return torch.randint(low=0, high=2, size=(size,), generator=source).numpy().astype(np.uint8)
+
+
+class BoundTransformersSynthID(EngineBound):
+    """The mark under one key. A token scores the mean of its bits over layers, less their share."""
+
+    tests = ("mean", "weighted")
+    scheme: TransformersSynthID
+
+    def __init__(
+        self, scheme: TransformersSynthID, host: HostInfo, fingerprint: str, numbers: tuple[int, ...]
+    ) -> None:
+        super().__init__(scheme, host, fingerprint, numbers)
+        self.width = scheme.ngram_len - 1
+        self.depth = len(numbers)
+        self._keys = np.array(numbers, dtype=np.uint64)
+        self._table = _bit_table(scheme.sampling_table_size, scheme.sampling_table_seed)
+        self.share = float(self._table.mean())
+        self.variance = self.share * (1.0 - self.share) / self.depth
+
+    def bits(self, contexts: I64, tokens: I64) -> NDArray[np.uint8]:
+        """The bits of contexts (N, h) and tokens (N, m): (N, m, depth)."""
+        hashed = np.ones(len(contexts), dtype=np.uint64)
+        for column in contexts.astype(np.uint64).T:
+            hashed = _step(hashed, column)
+        pairs = _step(hashed[:, None], tokens.astype(np.uint64))
+        found = _step(pairs[..., None], self._keys).view(np.int64)
+        return self._table[found % len(self._table)]
+
+    def session(
+        self,
+        prompt_ids: torch.Tensor,
+        attention_mask: torch.Tensor | None = None,
+        *,
+        seeds: Sequence[int] | None = None,
+    ) -> Session:
+        """Start marking prompts (batch, length)."""
+        windows = IdWindows(
+            vocab_size=self.host.vocab_size, width=self.width, filler=0, start=prompt_ids.shape[1]
+        )
+        return _TournamentSession(windows, self, rows=len(prompt_ids))
+
+    def cut(self, text: Tokenized, prompt: Tokenized) -> tuple[I64, I64]:
+        """The ids before each token (L, h), and where a whole context occurs for the first time."""
+        contexts = id_windows((), text.ids, width=self.width, filler=0)
+        return contexts, first_rows(contexts[self.width :]) + self.width
+
+    def pair_scores(self, contexts: I64, tokens: I64) -> F64:
+        """The mean over layers of the bits less their share, (N,)."""
+        mean: F64 = self.bits(contexts, tokens[:, None])[:, 0].mean(axis=1)
+        return mean - self.share
+
+    def evidence_for(
+        self, test: str, texts: Sequence[Tokenized], prompts: Sequence[Tokenized]
+    ) -> list[Evidence]:
+        """The tokens, scored with the test's own weights of the layers."""
+        found = self.evidence(texts, prompts)
+        if test != "weighted":
+            return found
+        weights = np.linspace(10.0, 1.0, self.depth)
+        weights /= weights.sum()
+        variance = self.share * (1.0 - self.share) * float(weights @ weights)
+        return [
+            Evidence.independent(
+                self._weighted(text, prompt, weights), each.weights, each.positions, variance=variance
+            )
+            for text, prompt, each in zip(texts, prompts, found, strict=True)
+        ]
+
+    def _weighted(self, text: Tokenized, prompt: Tokenized, weights: F64) -> F64:
+        contexts, scored = self.cut(text, prompt)
+        tokens = np.array(text.ids, dtype=np.int64)[scored]
+        scores: F64 = (self.bits(contexts[scored], tokens[:, None])[:, 0] - self.share) @ weights
+        return scores
+
+    def statistic(self, evidence: Evidence, *, test: str) -> Statistic:
+        """``mean``: the exact distribution of the number of ones; ``weighted``: normal."""
+        if test == "weighted":
+            return z_test(evidence)
+        return binomial_test(evidence, share=self.share, trials=self.depth)
+
+
+class _TournamentSession(Session):
+    def __init__(self, windows: IdWindows, bound: BoundTransformersSynthID, *, rows: int) -> None:
+        self._windows, self._bound = windows, bound
+        self._repeated = RepeatedContexts(rows, memory=bound.scheme.context_history_size)
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        """Logits (batch, vocab) after the tournament, unchanged where a context recurs."""
+        contexts = self._windows(input_ids, scores).cpu()
+        logits = scores.float()
+        candidates = support(logits)
+        if candidates is None:
+            ids = np.broadcast_to(np.arange(logits.shape[1]), logits.shape)
+        else:
+            ids, logits = candidates.cpu().numpy(), logits.gather(1, candidates)
+        layers = np.arange(self._bound.depth, dtype=np.uint32)
+        words = np.bitwise_or.reduce(
+            self._bound.bits(contexts.numpy(), ids).astype(np.uint32) << layers, axis=-1
+        )
+        packed = torch.from_numpy(words.view(np.int32)).to(scores.device)
+        marked = tournament(logits.softmax(dim=1), packed, depth=self._bound.depth).log_()
+        if candidates is not None:
+            marked = torch.full_like(scores.float(), -float("inf")).scatter_(1, candidates, marked)
+        repeated = torch.tensor(self._repeated(contexts), device=scores.device).unsqueeze(1)
+        return torch.where(repeated, scores, marked.to(scores))
+
+
+def _step(state: NDArray[np.uint64], data: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """One step of the generator, modulo 2⁶⁴."""
+    return (state + data) * _MULTIPLIER + np.uint64(1)
+
+
+def tournament(
+    probabilities: torch.Tensor, words: torch.Tensor, *, depth: int, leaves: int = 2
+) -> torch.Tensor:
+    """Probabilities (batch, m) after ``depth`` layers; bit l of words (batch, m) int32 is layer l's g."""
+    for start in range(0, depth, _LAYERS_AT_ONCE):
+        layers = min(_LAYERS_AT_ONCE, depth - start)
+        patterns = (words >> start).bitwise_and_((1 << layers) - 1).to(torch.int64)
+        zeros = probabilities.new_zeros((len(probabilities), 1 << layers))
+        masses = zeros.scatter_add_(1, patterns, probabilities)
+        # small and sequential: numpy on the CPU avoids torch's overhead at each step
+        factors = torch.from_numpy(pattern_factors(masses.cpu().double().numpy(), leaves))
+        probabilities = probabilities * factors.to(probabilities).gather(1, patterns)
+    return probabilities
+
+
+def pattern_factors(masses: F64, leaves: int) -> F64:
+    """The factors (batch, 2^layers) of all patterns, from their probabilities (batch, 2^layers).
+
+    Layer by layer from the lowest bit: play it, then sum it out, which leaves the patterns of the higher
+    bits.
+    """
+    left = masses / masses.sum(axis=1, keepdims=True)
+    factors = np.ones((len(masses), 1))
+    while left.shape[1] > 1:
+        zeros, ones = left[:, 0::2], left[:, 1::2]
+        rest = np.maximum(1.0 - ones.sum(axis=1, keepdims=True), 0.0)  # 1 − G
+        lose, win = rest, 1.0 + rest
+        for _ in range(leaves - 2):
+            lose, win = lose * rest, 1.0 + win * rest
+        left = zeros * lose + ones * win
+        factors = np.concatenate((factors * lose, factors * win), axis=1)  # the new bit is the highest so far
+    return factors

@@ -1,0 +1,226 @@
+"""The schemes that read engines' own marks, held to what those engines compute.
+
+`vectors/vllm.json` was computed by vLLM's own primitives on the CPU (`benchmarks/engine_vectors.py`), its
+part about SBW by a retyped copy of the functions proposed for vLLM; transformers runs here.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+from tests.engine_marks.toy_host import HOST, KNOWN, VOCAB, bind, key, numbers, random_logits
+from transformers import WatermarkDetector, WatermarkingConfig
+from transformers.generation.logits_process import (
+    SynthIDTextWatermarkLogitsProcessor,
+    WatermarkLogitsProcessor,
+)
+
+from dewmark.core.keys import Key
+from dewmark.decoding import Decoding
+from dewmark.engine_marks.engine_scheme import philox
+from dewmark.engine_marks.vllm_gumbel import PhiloxHash, fused_tail
+from dewmark.errors import KeyFileError
+from dewmark.registry import SCHEMES
+from dewmark.scheme import BoundScheme
+from dewmark.workspace import Tokenized, Workspace
+
+VECTORS = json.loads((Path(__file__).parent / "vectors" / "vllm.json").read_text())
+NOTHING = Tokenized("", (), ())
+KGW_KEY = 15485863
+SYNTHID_KEYS = (654, 400, 836, 123, 340, 443, 597, 160, 57)
+
+
+def engine(name: str, *numbers: int, **settings: object) -> BoundScheme:
+    """A scheme bound to an engine's key."""
+    return SCHEMES[name](**settings).bind(Key.of_numbers(numbers), HOST, Workspace(cache=Path()))
+
+
+def tokenized(ids: list[int]) -> Tokenized:
+    return Tokenized("", tuple(ids), ())
+
+
+def test_philox_has_the_published_values() -> None:
+    """Random123's known answers: zeros, ones, digits of π."""
+    expected = {
+        (0,) * 6: (0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8),
+        (0xFFFFFFFF,) * 6: (0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD),
+        (0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344, 0xA4093822, 0x299F31D0): (
+            0xD16CFE09,
+            0x94FDCCEB,
+            0x5001E420,
+            0x24126EA1,
+        ),
+    }
+    for words, output in expected.items():
+        a, b, c, d, *halves = (np.array([word], dtype=np.uint64) for word in words)
+        assert tuple(int(word[0]) for word in philox((a, b, c, d), tuple(halves))) == output
+
+
+def test_uniforms_are_those_of_vllm_bit_for_bit() -> None:
+    contexts, tokens = np.array(VECTORS["contexts"]), np.array([VECTORS["candidates"]])
+    for case in VECTORS["uniforms"]:
+        wide = np.concatenate((contexts, contexts), axis=1)[:, : case["width"]]
+        found = PhiloxHash(case["key"]).uniforms(wide, tokens)
+        np.testing.assert_array_equal(found, np.array(case["values"], dtype=np.float32))
+
+
+@pytest.mark.parametrize(
+    ("name", "test"), [("vllm-gumbel", None), ("vllm-dual-key-gumbel", None), ("vllm-sbw", "vllm")]
+)
+def test_p_values_are_those_of_vllm(name: str, test: str | None) -> None:
+    """On marked, unmarked, repetitive and very short ids."""
+    for case in VECTORS[name]:
+        bound = engine(name, case["key"], **case["settings"])
+        ((evidence, found),) = bound.test_texts(
+            [tokenized(case["ids"])], [NOTHING], test=test or bound.tests[0], fpr=0.01
+        )
+        assert len(evidence) == case["tokens"]
+        assert found.p_value == pytest.approx(case["p_value"], rel=1e-6, abs=1e-9)
+
+
+@pytest.mark.parametrize("alpha", [0.1, 0.3, 0.5, 0.0, 1.0])
+def test_exact_distribution_of_the_two_keys_agrees_with_simulation(alpha: float) -> None:
+    """200,000 draws: a share of 0.01 has a standard error of 2.2e-4. vLLM's Gamma distribution gives less."""
+    n = 20
+    x, y = np.random.default_rng(0).gamma(n, size=(2, 200_000))
+    sums = (1.0 - alpha) * x + alpha * y
+    for level in (0.5, 0.01):
+        total = float(np.quantile(sums, 1.0 - level))
+        margin = 4.5 * math.sqrt(level * (1.0 - level) / 200_000)
+        assert abs(fused_tail(total, n, alpha) - level) < margin
+    assert 0.0 < fused_tail(10.0 * n, n, alpha) < 1e-20
+    if alpha in (0.0, 1.0):
+        assert fused_tail(30.0, n, alpha) == pytest.approx(stats.gamma.sf(30.0, n))
+
+
+def test_vllm_session_chooses_as_vllm_does() -> None:
+    """From random logits, like `marked_ids` in the script of the vectors."""
+    bound = engine("vllm-gumbel", 42)
+    bound.host = HOST.__class__("wide", "wide", 1000, HOST.tokenizer, HOST.embeddings)
+    expected = next(case["ids"] for case in VECTORS["vllm-gumbel"] if case["key"] == 42)
+    source = torch.Generator().manual_seed(7)
+    prompt = torch.tensor([[5, 6, 7]])
+    session, ids = bound.session(prompt, seeds=[0]), prompt
+    for _ in expected:
+        chosen, sound = session.choose(ids, 2.0 * torch.randn(1, 1000, generator=source), Decoding())
+        assert bool(sound.all())
+        ids = torch.cat((ids, chosen[:, None]), dim=1)
+    assert ids[0, 3:].tolist() == expected
+
+
+@pytest.mark.parametrize(("seeding", "width"), [("lefthash", 1), ("selfhash", 4), ("selfhash", 1)])
+def test_green_lists_and_counts_are_those_of_transformers(seeding: str, width: int) -> None:
+    settings = {"seeding_scheme": seeding, "context_width": width}
+    theirs = WatermarkLogitsProcessor(vocab_size=VOCAB, device="cpu", hashing_key=KGW_KEY, **settings)
+    bound = engine("transformers-kgw", KGW_KEY, **settings)
+    ids, logits = torch.tensor([[9, 50, 60, 70], [12, 51, 60, 71]]), random_logits(2, VOCAB)
+    assert torch.equal(bound.session(ids)(ids, logits), theirs(ids, logits))
+    text = numbers(200, top=40)  # repetitive
+    config = type("Config", (), {"bos_token_id": 1, "vocab_size": VOCAB, "is_encoder_decoder": False})
+    detector = WatermarkDetector(
+        config, "cpu", WatermarkingConfig(hashing_key=KGW_KEY, **settings), ignore_repeated_ngrams=True
+    )
+    row = torch.tensor([[int(word) for word in text.split()]])
+    expected = detector(row, return_dict=True)
+    found = bound.detect(text)
+    if seeding == "lefthash":  # with selfhash, n-grams can share a pair of seed and token
+        assert found.effective_length == expected.num_tokens_scored[0]
+        assert found.z == pytest.approx(expected.z_score[0])
+    scores = bound.pair_scores(row[0, :-1].unfold(0, width, 1).numpy(), row[0, width:].numpy())
+    green = [
+        detector._get_ngram_score(row[0, i - width + (seeding == "selfhash") : i + 1][: width or None], t)
+        if seeding == "selfhash"
+        else detector._get_ngram_score(row[0, i - width : i], t)
+        for i, t in enumerate(row[0].tolist())
+        if i >= width
+    ]
+    assert (scores > 0.0).tolist() == green
+
+
+def synthid(**settings: int) -> SynthIDTextWatermarkLogitsProcessor:
+    """Transformers' processor with its defaults."""
+    given = {"ngram_len": 5, "sampling_table_size": 65536, "sampling_table_seed": 0, **settings}
+    return SynthIDTextWatermarkLogitsProcessor(
+        keys=list(SYNTHID_KEYS), context_history_size=1024, device=torch.device("cpu"), **given
+    )
+
+
+def test_bits_and_mean_are_those_of_transformers() -> None:
+    bound, theirs = engine("transformers-synthid", *SYNTHID_KEYS), synthid()
+    text = numbers(150, top=8)
+    row = torch.tensor([[int(word) for word in text.split()]])
+    bits, fresh = theirs.compute_g_values(row)[0], theirs.compute_context_repetition_mask(row)[0]
+    contexts = row[0, :-1].unfold(0, 4, 1).numpy()
+    np.testing.assert_array_equal(bound.bits(contexts, row[0, 4:, None].numpy())[:, 0], bits.numpy())
+    found = bound.detect(text)
+    assert found.effective_length == int(fresh.sum())
+    assert found.score + bound.share == pytest.approx(float(bits[fresh].float().mean()))
+    assert abs(bound.share - 0.5) < 4.5 * 0.5 / 256
+
+
+def test_synthid_session_reweights_as_transformers_does() -> None:
+    bound, theirs = engine("transformers-synthid", *SYNTHID_KEYS), synthid()
+    ids = torch.tensor([[9, 50, 60, 70], [12, 51, 60, 71]])
+    session = bound.session(ids)
+    for step in range(12):  # the same tokens again: contexts recur
+        logits = random_logits(2, VOCAB, seed=step)
+        expected = theirs(ids, logits).softmax(dim=1)
+        torch.testing.assert_close(session(ids, logits).softmax(dim=1), expected, atol=1e-6, rtol=1e-4)
+        ids = torch.cat((ids, torch.tensor([[20 + step % 2], [30 + step % 2]])), dim=1)
+
+
+@pytest.mark.parametrize(
+    "name", ["vllm-gumbel", "vllm-dual-key-gumbel", "vllm-sbw", "transformers-kgw", "transformers-synthid"]
+)
+def test_p_values_are_uniform_over_keys(name: str) -> None:
+    """On a repetitive text; 200 keys, engine keys derived from ours."""
+    text = numbers(150, top=60)
+    found = [bind(name, index).detect(text).p_value for index in range(200)]
+    margin = 4.5 * math.sqrt(0.1 * 0.9 / 200)
+    assert np.mean(np.array(found) <= 0.1) <= 0.1 + margin
+    assert 0.3 < np.mean(found) < 0.7
+
+
+def test_sbw_counts_a_seed_and_token_once() -> None:
+    """With selfhash the seed often depends on the token alone: vLLM's count treats these as evidence."""
+    bound = bind("vllm-sbw")
+    text = numbers(400, top=12)
+    honest, theirs = bound.detect(text), bound.detect(text, test="vllm")
+    assert honest.effective_length < 0.8 * theirs.effective_length
+    over = [bind("vllm-sbw", i).detect(text, test="vllm").p_value < 0.01 for i in range(200)]
+    ours = [bind("vllm-sbw", i).detect(text).p_value < 0.01 for i in range(200)]
+    assert np.mean(over) > 0.03
+    assert np.mean(ours) <= 0.01 + 4.5 * math.sqrt(0.01 * 0.99 / 200)
+
+
+def test_an_engine_key_fits_engine_schemes_only() -> None:
+    number = Key.of_numbers([42])
+    with pytest.raises(KeyFileError, match="this key is a number") as error:
+        SCHEMES["kgw"]().bind(number, HOST, Workspace(cache=Path()))
+    assert "42" not in str(error.value)
+    assert "42" not in repr(number)
+    with pytest.raises(KeyFileError, match="is one number, got 2"):
+        engine("vllm-gumbel", 1, 2)
+    with pytest.raises(KeyFileError, match="must fit in 64 bits"):
+        engine("vllm-gumbel", 2**64)
+    with pytest.raises(KeyFileError, match="at most 32, got 33"):
+        engine("transformers-synthid", *range(33))
+    assert engine("vllm-gumbel", 42).detect(numbers(50)) == engine("vllm-gumbel", 42).detect(numbers(50))
+    derived = SCHEMES["vllm-gumbel"]().numbers_of(key(0))
+    assert derived != SCHEMES["vllm-gumbel"]().numbers_of(key(1))
+    assert KNOWN > 0
+
+
+def test_key_numbers_are_read_from_the_command_line_or_a_file(tmp_path: Path) -> None:
+    assert Key.load("42").numbers == (42,)
+    assert Key.load("654,400,836").numbers == (654, 400, 836)
+    Key.of_numbers([42]).save(tmp_path / "engine.key")
+    assert Key.load(tmp_path / "engine.key") == Key.load("42")
+    with pytest.raises(KeyFileError, match="whole numbers"):
+        Key.of_numbers([-1])
