@@ -44,6 +44,7 @@ from dewmark.dew.reading import WordReader
 from dewmark.dew.ring import KeyMatrices
 from dewmark.encoders.word_vectors import register_texts
 from dewmark.types import ForgeryTest
+from dewmark.verdict import LEAST_P
 
 LARGE = 16_384
 """Members up to which the tail has half of the energy, and heads weigh the members."""
@@ -117,6 +118,6 @@ def forgery_test(M: F32, W: F32, head: Mask, *, level: float, share: float = 1.0
         return ForgeryTest(attributable=False, z_head=0.0, z_tail=0.0, p_tail=1.0, p_alike=1.0)
     z_head, z_tail = float(products[head].sum()) / in_head, float(products[~head].sum()) / in_tail
     ratio = in_tail / in_head
-    p_tail = min(float(ndtr(-z_tail)) / share, 1.0) if share > 0.0 else 1.0
+    p_tail = max(min(float(ndtr(-z_tail)) / share, 1.0), LEAST_P) if share > 0.0 else 1.0
     p_alike = float(ndtr((z_tail - ratio * z_head) / math.sqrt(1.0 + ratio * ratio)))
     return ForgeryTest(p_tail <= level, z_head=z_head, z_tail=z_tail, p_tail=p_tail, p_alike=p_alike)
