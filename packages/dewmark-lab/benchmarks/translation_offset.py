@@ -1,13 +1,18 @@
-"""What a key does to unmarked translations under a threshold from English (docs/results/translation-offset.md).
+r"""What a key does to translations under a threshold from English (docs/results/paper-translation.md).
 
-    python benchmarks/translation_offset.py --original en.jsonl --translated de=de.jsonl --translated fr=fr.jsonl \
-        --keys 500 --host smollm2-135m --out raw.json [--set whiten_contexts=true] [--set encoder=e5-small]
+    python benchmarks/translation_offset.py --original en.jsonl --translated de=de.jsonl \
+        --translated fr=fr.jsonl --keys 500 --host smollm2-135m --out raw.json [--set whiten_contexts=true]
 
-Files are JSONL with ``text`` or ``response``; row i of a translation translates row i of the original. All are
-scored by the paper's Algorithm 2 (mean of λ tanh(γu) over the tokens of a text) under many keys. Thresholds
-for 1 and 5% come from half of the English texts, or from half of the translations, and are applied to the
-translations of the other half, then the other way round. ``--scores FILE.npz`` keeps the scores
-(keys, languages, texts).
+Files are JSONL with ``text`` or ``response``; row i of a translation translates row i of the original. All
+are scored by the paper's Algorithm 2 (mean of λ tanh(γu) over the tokens of a text) under many keys.
+Thresholds for 1 and 5% come from half of the English texts, or from half of the translations, and are applied
+to the translations of the other half, then the other way round. ``--scores FILE.npz`` keeps the scores (keys,
+languages, texts); ``--from FILE.npz`` makes the table of kept ones.
+
+**Marked texts** are replayed: a mark that lifts English scores by `MARK` of their standard deviations (which
+is what finds 98.6% of texts at 1%, as the paper's does) lifts the translation by that times the slope of the
+translations' scores on the originals' under one key, the mean over keys. The offset that all texts share is
+no part of that slope.
 """
 
 from __future__ import annotations
@@ -26,6 +31,8 @@ from dewmark.config import parse_settings
 from dewmark.dew.paper.scheme import BoundDewPaper
 
 LEVELS = (0.01, 0.05)
+MARK = 2.326 + 2.197
+BOUNDS = (0.1, 0.2, 0.243, 0.3, 0.438, 0.5, 0.691, 0.857)
 
 
 class Scorer:
@@ -76,7 +83,7 @@ def summary(shares: np.ndarray) -> dict[str, float]:
     """A distribution over keys."""
     found = {"mean": float(shares.mean()), "worst": float(shares.max())}
     found |= {f"q{int(100 * q)}": float(np.quantile(shares, q)) for q in (0.5, 0.9, 0.95, 0.99)}
-    return found | {f"keys_over_{bound}": float(np.mean(shares > bound)) for bound in (0.1, 0.2, 0.3, 0.5)}
+    return found | {f"keys_over_{bound}": float(np.mean(shares > bound)) for bound in BOUNDS}
 
 
 def report(scores: np.ndarray, languages: Sequence[str]) -> dict[str, Any]:
@@ -95,21 +102,43 @@ def report(scores: np.ndarray, languages: Sequence[str]) -> dict[str, Any]:
         row["correlation_within_key"] = float(
             np.mean([np.corrcoef(a, b)[0, 1] for a, b in zip(*centred, strict=True)])
         )
+        lifted = own + MARK * row["slope_within_key"] * inside[:, None]
+        row["separation"] = float((MARK * row["slope_within_key"] * inside / own.std(axis=1)).mean())
         for level in LEVELS:
-            row[f"english_threshold_{level}"] = summary(passing(english, own, level))
-            row[f"own_threshold_{level}"] = summary(passing(own, own, level))
+            for kind, tested in (("unmarked", own), ("marked", lifted)):
+                row[f"{kind}, English threshold, {level}"] = summary(passing(english, tested, level))
+                row[f"{kind}, own threshold, {level}"] = summary(passing(own, tested, level))
         found[language] = row
     return found
 
 
 def main() -> None:
     args = _arguments()
+    settings = parse_settings(args.set)
+    if args.kept:
+        kept = np.load(args.kept)
+        scores, languages = kept["scores"].astype(np.float64), [str(name) for name in kept["languages"]]
+    else:
+        scores, languages = _score(args, settings)
+    table = {
+        "host": args.host,
+        "settings": settings,
+        "keys": len(scores),
+        "limit": args.limit,
+        "texts": scores.shape[2],
+        "languages": report(scores, languages),
+    }
+    Path(args.out).write_text(json.dumps(table, indent=1) + "\n", encoding="utf-8")
+    print(json.dumps(table["languages"], indent=1))
+
+
+def _score(args: argparse.Namespace, settings: dict[str, Any]) -> tuple[np.ndarray, list[str]]:
+    """Scores (keys, languages, texts) and the languages."""
     files = {"en": args.original, **dict(args.translated)}
     texts = {name: [_text(row) for row in _rows(Path(file))][: args.texts] for name, file in files.items()}
     counts = {len(each) for each in texts.values()}
     if len(counts) > 1:
         raise SystemExit(f"the files have {sorted(counts)} rows: give as many translations as originals")
-    settings = parse_settings(args.set)
     scorer = Scorer([t for each in texts.values() for t in each], host=args.host, settings=settings)
     print(f"{len(scorer.tokens)} tokens, {len(scorer.contexts)} windows", flush=True)
     found = []
@@ -120,16 +149,7 @@ def main() -> None:
     scores = np.array(found).reshape(args.keys, len(texts), -1)
     if args.scores:
         np.savez_compressed(args.scores, scores=scores.astype(np.float32), languages=list(texts))
-    table = {
-        "host": args.host,
-        "settings": settings,
-        "keys": args.keys,
-        "limit": args.limit,
-        "texts": counts.pop(),
-        "languages": report(scores, list(texts)),
-    }
-    Path(args.out).write_text(json.dumps(table, indent=1) + "\n", encoding="utf-8")
-    print(json.dumps(table["languages"], indent=1))
+    return scores, list(texts)
 
 
 def _rows(file: Path) -> list[dict[str, Any]]:
@@ -142,7 +162,8 @@ def _text(row: dict[str, Any]) -> str:
 
 def _arguments() -> argparse.Namespace:
     parser = script_parser(__doc__)
-    parser.add_argument("--original", required=True)
+    parser.add_argument("--original")
+    parser.add_argument("--from", dest="kept", metavar="FILE.npz")
     parser.add_argument("--translated", action="append", default=[], type=lambda text: text.split("=", 1))
     parser.add_argument("--host", default="smollm2-135m")
     parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE")

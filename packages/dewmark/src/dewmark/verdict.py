@@ -40,9 +40,9 @@ __all__ = [
     "corrected",
     "decide",
     "least_length",
-    "names_origin",
     "level_of_key",
     "level_of_whole",
+    "names_origin",
     "verdict_of",
 ]
 

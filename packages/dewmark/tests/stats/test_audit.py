@@ -201,7 +201,7 @@ def test_a_kind_whose_texts_go_together_is_told_apart() -> None:
 
 
 def test_the_published_r_describes_uneven_correlations() -> None:
-    """A quarter of the texts are logs: over keys the rate varies far more than their mean correlation says."""
+    """A quarter of the texts are logs: over keys the rate varies more than their mean correlation says."""
     whole = world(0.0).groups[0]
     predicted = whole.cells[1].prediction
     assert whole.together is not None

@@ -131,7 +131,8 @@ def _row(group: Group) -> list[str | Text]:
     row += map(_share, group.cells)
     if predicted is not None:
         bound = (f" (≤ {percent(predicted.high)})", "dim")
-        row += [Text.assemble(percent(predicted.rate), bound), f"{percent(predicted.floor)[:-1]}–{percent(predicted.ceiling)}"]
+        keys = f"{percent(predicted.floor)[:-1]}–{percent(predicted.ceiling)}"
+        row += [Text.assemble(percent(predicted.rate), bound), keys]
     return [*row, Text(group.verdict, style=_STYLE[group.trust])]
 
 

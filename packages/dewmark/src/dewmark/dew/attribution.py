@@ -20,10 +20,11 @@ fewer texts of each he has.
 p_alike = Φ((z_tail − r z_head)/√(1 + r²)) says how far the tail falls behind the head. It decides nothing:
 strong genuine texts vary more in it than chance alone explains.
 
-The tail has half of the energy. In rings of more than `LARGE` members it has two fifths, and all uses have
-the same share. A large ring is for texts with a strong mark (long ones, or at a high temperature): two or
-three of them teach a forger so much of the outer half that only the deeper tail, found by itself among all
-members, stops him, and such texts can spare the rest of their evidence.
+The tail has half of the energy of ordinary texts before they are flattened; of what flattening leaves it has
+59% in texts of 250 words and 80% in those of 2,000. In rings of more than `LARGE` members it has two fifths
+before flattening, and all uses have the same share. A large ring is for texts with a strong mark (long ones,
+or at a high temperature): two or three of them teach a forger so much of the outer half that only the deeper
+tail, found by itself among all members, stops him, and such texts can spare the rest of their evidence.
 
 The head may be published (`dewmark detector export --public`): anybody then detects by it and can forge it,
 and the tail still decides who marked a text.
@@ -47,7 +48,7 @@ from dewmark.types import ForgeryTest
 from dewmark.verdict import LEAST_P
 
 LARGE = 16_384
-"""Members up to which the tail has half of the energy, and heads weigh the members."""
+"""Members up to which the tail has half of the energy before flattening, and heads weigh the members."""
 _TAIL, _DEEP_TAIL = 0.5, 0.4
 
 

@@ -62,6 +62,7 @@ LEVELS = 4
 
 _SCORE_PER_LEVEL = 0.6
 
+
 def p_value(value: float) -> str:
     """A p-value with two significant digits."""
     if not math.isfinite(value):

@@ -12,8 +12,8 @@ the cells overlap.
 
 **Predicting.** Where the texts' directions are known, the law of z under this key predicts its rate on each
 group at every level, from a few texts and with a bound; and the correlations of all pairs give the rates
-between which 98% of keys lie. A cell is *trusted* if the bound is at most `TOLERANCE` times the level, and not trusted if the prediction
-itself is above that or the count is significantly above the level.
+between which 98% of keys lie. A cell is *trusted* if the bound is at most `TOLERANCE` times the level, and
+not trusted if the prediction itself is above that or the count is significantly above the level.
 
 **Without directions** only counts remain, and a test that finds nothing proves little without power. A cell
 *resolves* its level if it would detect twice that rate with probability `POWER`; it is trusted if it does.
