@@ -21,12 +21,13 @@ from scipy.special import ndtri
 from script_inputs import named_key
 
 import dewmark
-from dewmark.config import parse_settings
+from dewmark.config import config_hash, parse_settings
 from dewmark.core.projections import draw_float32_matrix
 from dewmark.dew.bound import BoundWords
 from dewmark.stats.one_key import matching_correlation, mean_correlation, rate_ceiling
 from dewmark.verdict import MIN_EFFECTIVE_LENGTH
 
+DETECTION = ("flatten", "k", "lexicon")  # the settings on which unmarked texts' scores depend
 LEVEL, LEVELS = 0.01, (0.05, 0.01, 0.001, 0.0001)
 
 
@@ -79,8 +80,7 @@ def main() -> None:
         rows.append(row)
         print(json.dumps(row), flush=True)
     table = {
-        "config_hash": bound.config_hash,
-        "settings": settings,
+        "configuration": config_hash({name: bound.scheme.to_dict()[name] for name in DETECTION}),
         "keys": options.keys,
         "texts": sum(row["texts"] for row in rows),
         "levels": {str(level): count / tested for level, count in zip(LEVELS, alarms.tolist(), strict=True)},
@@ -88,7 +88,8 @@ def main() -> None:
     }
     print(json.dumps({name: value for name, value in table.items() if name != "rows"}))
     if options.out:
-        options.out.write_text(json.dumps(table, indent=1) + "\n", encoding="utf-8")
+        lines = ",\n".join(map(json.dumps, rows))
+        options.out.write_text(json.dumps({**table, "rows": 0})[:-2] + f"[\n{lines}\n]}}\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

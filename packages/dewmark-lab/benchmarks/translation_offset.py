@@ -9,17 +9,17 @@ Thresholds for 1 and 5% come from half of the English texts, or from half of the
 to the translations of the other half, then the other way round. ``--scores FILE.npz`` keeps the scores (keys,
 languages, texts); ``--from FILE.npz`` makes the table of kept ones.
 
-**Marked texts** are replayed: a mark that lifts English scores by `MARK` of their standard deviations (which
-is what finds 98.6% of texts at 1%, as the paper's does) lifts the translation by that times the slope of the
-translations' scores on the originals' under one key, the mean over keys. The offset that all texts share is
-no part of that slope.
+**Marked texts** are replayed: scores of translations are lifted by ``--separation`` of their own standard
+deviations, what a mark keeps after translation; by default what the paper's AUROC for λ 2.0 says. The slope
+of the translations' scores on the originals' under one key says how much of a mark a translation could keep
+at most.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,8 @@ from dewmark.config import parse_settings
 from dewmark.dew.paper.scheme import BoundDewPaper
 
 LEVELS = (0.01, 0.05)
-MARK = 2.326 + 2.197
+SEPARATION = {"de": 0.774, "fr": 0.838}  # √2 Φ⁻¹(AUROC) of the paper's 0.7079 and 0.7232
+OFFSETS = (1.0, 1.45, 1.81, 2.0)
 BOUNDS = (0.1, 0.2, 0.243, 0.3, 0.438, 0.5, 0.691, 0.857)
 
 
@@ -86,14 +87,16 @@ def summary(shares: np.ndarray) -> dict[str, float]:
     return found | {f"keys_over_{bound}": float(np.mean(shares > bound)) for bound in BOUNDS}
 
 
-def report(scores: np.ndarray, languages: Sequence[str]) -> dict[str, Any]:
+def report(scores: np.ndarray, languages: Sequence[str], separations: Mapping[str, float]) -> dict[str, Any]:
     """The table from scores (keys, languages, texts); the first language is the original."""
     english, found = scores[:, 0], {}
     inside = english.std(axis=1)
     for number, language in enumerate(languages):
         own = scores[:, number]
+        offset = (own - english).mean(axis=1) / inside
         row: dict[str, Any] = {
-            "offset_sd": float(((own - english).mean(axis=1) / inside).std()),
+            "offset_sd": float(offset.std()),
+            "offset": {f"keys_over_{bound}": float(np.mean(offset > bound)) for bound in OFFSETS},
             "spread": float((own.std(axis=1) / inside).mean()),
         }
         centred = [each - each.mean(axis=1, keepdims=True) for each in (english, own)]
@@ -102,8 +105,7 @@ def report(scores: np.ndarray, languages: Sequence[str]) -> dict[str, Any]:
         row["correlation_within_key"] = float(
             np.mean([np.corrcoef(a, b)[0, 1] for a, b in zip(*centred, strict=True)])
         )
-        lifted = own + MARK * row["slope_within_key"] * inside[:, None]
-        row["separation"] = float((MARK * row["slope_within_key"] * inside / own.std(axis=1)).mean())
+        lifted = own + separations.get(language, 0.0) * own.std(axis=1, keepdims=True)
         for level in LEVELS:
             for kind, tested in (("unmarked", own), ("marked", lifted)):
                 row[f"{kind}, English threshold, {level}"] = summary(passing(english, tested, level))
@@ -126,7 +128,7 @@ def main() -> None:
         "keys": len(scores),
         "limit": args.limit,
         "texts": scores.shape[2],
-        "languages": report(scores, languages),
+        "languages": report(scores, languages, dict(args.separation) or SEPARATION),
     }
     Path(args.out).write_text(json.dumps(table, indent=1) + "\n", encoding="utf-8")
     print(json.dumps(table["languages"], indent=1))
@@ -160,6 +162,11 @@ def _text(row: dict[str, Any]) -> str:
     return str(row.get("text", row.get("response", "")))
 
 
+def _number(text: str) -> tuple[str, float]:
+    name, _, value = text.partition("=")
+    return name, float(value)
+
+
 def _arguments() -> argparse.Namespace:
     parser = script_parser(__doc__)
     parser.add_argument("--original")
@@ -172,6 +179,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument(
         "--limit", action="store_true", help="take ‖ê_C R_C‖ as √n, within 3%% of it: three times as fast"
     )
+    parser.add_argument("--separation", action="append", default=[], type=_number, metavar="LANGUAGE=D")
     parser.add_argument("--scores")
     parser.add_argument("--out", required=True)
     return parser.parse_args()
