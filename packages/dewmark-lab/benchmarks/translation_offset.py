@@ -181,7 +181,9 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--keys", type=int, default=500)
     parser.add_argument("--texts", type=int, default=100)
     parser.add_argument(
-        "--limit", action="store_true", help="take ‖ê_C R_C‖ as √n, within 3%% of it: three times as fast"
+        "--limit",
+        action="store_true",
+        help="take ‖ê_C R_C‖ as √n, from which it differs by 3%%: three times as fast",
     )
     parser.add_argument("--separation", action="append", default=[], type=_number, metavar="LANGUAGE=D")
     parser.add_argument("--scores")
