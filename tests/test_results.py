@@ -7,7 +7,12 @@ import json
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
+from scipy.special import ndtr, ndtri
+
+from dewmark.config import config_hash
+from dewmark.dew.scheme import DEW
 
 FOLDER = Path(__file__).parent.parent / "docs" / "results"
 PAGE = (FOLDER / "README.md").read_text(encoding="utf-8")
@@ -30,7 +35,6 @@ ROWS = {
     "the same texts, key test": "dew-paper-2.0-key",
     "DEW as published, λ 2.5, the paper's score": "dew-paper-2.5",
     "the same texts, λ 2.5, key test": "dew-paper-2.5-key",
-    "DEW, this library's default (words)": "dew-default",
     "k-SemStamp": "ksemstamp",
     "SemStamp": "semstamp",
     "WaterPool": "waterpool",
@@ -53,7 +57,7 @@ ROWS = {
 
 @pytest.mark.parametrize(
     ("heading", "folder", "rows"),
-    [("Table 1", "main", 19), ("Top-k 50", "top-k-50", 4), ("A multilingual host", "multilingual-host", 10)],
+    [("Table 1", "main", 18), ("Top-k 50", "top-k-50", 4), ("A multilingual host", "multilingual-host", 9)],
 )
 def test_the_rows_of_a_section_are_those_of_its_table(heading: str, folder: str, rows: int) -> None:
     table = {}
@@ -148,3 +152,97 @@ def test_every_figure_of_three_decimals_is_in_a_report_or_the_paper(paragraph: s
         if figure not in REPORTS and figure not in CAUSES | (REAL if "real-models.md" in paragraph else set())
     }
     assert not missing
+
+
+def table_rows(page: str, first: str) -> list[list[str]]:
+    """The cells of the table whose heading begins with ``first``."""
+    body = page.split(f"\n| {first}")[1].split("\n\n")[0].splitlines()[2:]
+    return [[cell.strip().strip("*") for cell in line.strip("|").split("|")] for line in body]
+
+
+@pytest.mark.parametrize("file", sorted(FOLDER.glob("*.json")), ids=lambda file: file.name)
+def test_a_file_was_made_with_the_configuration_that_its_page_claims(file: Path) -> None:
+    """A page that does not say "a former default" speaks of detection as it is now."""
+    data = json.loads(file.read_text(encoding="utf-8"))
+    page = file.with_suffix(".md")
+    if not isinstance(data, dict) or "configuration" not in data:
+        assert not page.exists() or "configuration `" not in page.read_text(encoding="utf-8")
+        return
+    text, settings = page.read_text(encoding="utf-8"), DEW().to_dict()
+    now = config_hash({name: settings[name] for name in ("flatten", "k", "lexicon")})
+    assert f"configuration `{data['configuration']}`" in text
+    assert data["configuration"] == now or "a former default" in text
+
+
+def test_the_rates_of_one_key_are_those_of_their_file() -> None:
+    page = (FOLDER / "one-key.md").read_text(encoding="utf-8")
+    data = json.loads((FOLDER / "one-key.json").read_text(encoding="utf-8"))
+    figures = {
+        (
+            str(row["texts"]),
+            f"{row['words']:,}",
+            *(f"{row[name]:.3f}" for name in ("r", "matched")),
+            f"{100 * row['rate']:.2f}%",
+            *(f"{100 * row[name]:.1f}%" for name in ("rate_99", "predicted_99", "worst")),
+        )
+        for row in data["rows"]
+    }
+    shown = table_rows(page, "kind of text | texts")
+    assert len(shown) > 30
+    assert {tuple(cells[1:]) for cells in shown} <= figures
+    assert f"{data['texts']:,} texts of\n{len(data['rows'])} kinds" in page
+    for level, share in data["levels"].items():
+        assert f"| {100 * float(level):g}% | {100 * share:.4f}% |" in page
+
+
+def test_what_follows_from_the_papers_tables_is_computed_from_them() -> None:
+    page = (FOLDER / "paper-translation.md").read_text(encoding="utf-8")
+    thresholds = -ndtri([0.01, 0.05])
+    unmarked = {}
+    for lambda_, language, auroc, d, *cells in table_rows(page, "λ"):
+        separation = np.sqrt(2.0) * ndtri(float(auroc))
+        found = np.array([float(cells[1]), float(cells[3])])
+        assert d == f"{separation:.2f}"
+        assert [cells[0], cells[2]] == [f"{share:.3f}" for share in ndtr(separation - thresholds)]
+        spread = (thresholds[0] - thresholds[1]) / (ndtri(found[1]) - ndtri(found[0]))
+        offset = thresholds[0] + spread * (ndtri(found[0]) - separation)
+        unmarked[language, lambda_] = f"{offset:+.2f}", f"{spread:.2f}"
+        if language != "paraphrase" and lambda_ == "2.0":
+            assert f"{ndtr(ndtri(found[0]) - separation):.3f}" in page
+            assert f"{ndtr(ndtri(found[1]) - separation):.3f}" in page
+            assert f"{1.0 + found[1] - 2.0 * float(auroc):.3f}" in page
+        if language == "German":
+            assert f"{1.0 - float(auroc) / found[1]:.3f}" in page
+    for language, *cells in table_rows(page, "unmarked translations"):
+        weak, strong = unmarked[language, "2.0"], unmarked[language, "2.5"]
+        assert cells == [weak[0], strong[0], weak[1], strong[1]]
+
+
+def test_the_shares_of_keys_are_those_of_their_file() -> None:
+    page = (FOLDER / "paper-translation.md").read_text(encoding="utf-8")
+    data = json.loads((FOLDER / "paper-translation.json").read_text(encoding="utf-8"))
+    names = {"German": ("de", 1.81, 0.438, 0.857), "French": ("fr", 1.45, 0.243, 0.691)}
+    rows = {
+        (table["label"], name): table["languages"][code[0]] for table in data for name, code in names.items()
+    }
+    tables = (
+        table_rows(page, "tokens, contexts | translation | sd"),
+        table_rows(page, "tokens, contexts | translation | English"),
+    )
+    for unmarked, marked in zip(*tables, strict=True):
+        label, language = unmarked[:2]
+        row, (_, offset, one, five) = rows.pop((label, language)), names[language]
+        cells = [f"{row['offset_sd']:.2f}", f"{100 * row['offset'][f'keys_over_{offset}']:.1f}%"]
+        for level in (0.01, 0.05):
+            share = row[f"unmarked, English threshold, {level}"]
+            cells.append(f"{share['mean']:.3f}, {share['worst']:.2f}")
+            cells.append(f"{100 * share['keys_over_0.3']:.1f}% / {100 * share['keys_over_0.5']:.1f}%")
+        assert unmarked[2:] == cells
+        cells = []
+        for level, reached in ((0.01, one), (0.05, five)):
+            share = row[f"marked, English threshold, {level}"]
+            cells.append(f"{share['q50']:.3f}, {share['mean']:.3f}")
+            cells.append(f"{100 * share[f'keys_over_{reached}']:.1f}%")
+        cells += [f"{row[f'marked, own threshold, {level}']['mean']:.3f}" for level in (0.01, 0.05)]
+        assert marked == [label, language, *cells]
+    assert not rows

@@ -8,7 +8,17 @@ import numpy as np
 import pytest
 
 from dewmark.types import Detection, ForgeryTest, Looks, Verdict
-from dewmark.verdict import WHOLE_SHARE, corrected, decide, level_of_key, level_of_whole, verdict_of
+from dewmark.verdict import (
+    LEAST_P,
+    ORIGIN_SHARE,
+    WHOLE_SHARE,
+    corrected,
+    decide,
+    level_of_key,
+    level_of_whole,
+    names_origin,
+    verdict_of,
+)
 
 FPR = 1e-4
 
@@ -16,7 +26,7 @@ FPR = 1e-4
 def found(p: float, *, length: float = 100.0, fpr: float = FPR, p_tail: float | None = None) -> Detection:
     verdict = verdict_of(p, length, fpr)
     made = Detection(verdict, p, 3.0, 0.0, length, 100, "key", fpr, "dew", "a1b2")
-    if p_tail is None or verdict is not Verdict.MARKED:
+    if p_tail is None or not names_origin(p, fpr):
         return made
     forgery = ForgeryTest(p_tail <= fpr, 4.0, 4.0, p_tail, 0.5)
     return dataclasses.replace(made, member=3, payload=7, payload_confidence=1.0, forgery=forgery)
@@ -73,11 +83,16 @@ def test_attribution_is_corrected_for_all_looks(looks):
 
 
 def test_origin_needs_a_whole_text_that_is_significant_after_all_looks():
-    made = found(0.9 * FPR, p_tail=1e-12)  # significant alone, and with passages only these are
+    made = found(0.9 * ORIGIN_SHARE * FPR, p_tail=1e-12)  # beyond doubt alone; with passages only these are
     assert made.member == 3
     for looks, passages in ((Looks(keys=2), None), (Looks(passages=True), [1e-9])):
         decision = decide([made], fpr=FPR, looks=looks, passages=passages)
         shown = decision.applied(made)
-        assert shown.is_marked is (passages is not None)
+        assert shown.is_marked
         assert (shown.member, shown.payload, shown.payload_confidence, shown.forgery) == (None,) * 4
         assert shown.looks == looks
+
+
+def test_no_p_value_is_below_one_in_all_keys():
+    assert corrected(0.0, Looks()) == LEAST_P
+    assert decide([found(0.0)], fpr=FPR, looks=Looks(attempts=3)).p_value == LEAST_P > 0.0

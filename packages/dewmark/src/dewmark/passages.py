@@ -27,6 +27,7 @@ from dewmark.scheme import BoundScheme, check_texts
 from dewmark.types import Coverage, Detection, Extent, Looks, Passage, Verdict
 from dewmark.verdict import (
     DEFAULT_FPR,
+    LEAST_P,
     MIN_EFFECTIVE_LENGTH,
     WHOLE_SHARE,
     Decision,
@@ -267,7 +268,7 @@ def _passage(tokenized: Tokenized, segment: Segment, p_value: float, fingerprint
         text=tokenized.text[start:end],
         z=segment.z,
         p_value=p_value,
-        p_alone=segment.p_value,
+        p_alone=max(segment.p_value, LEAST_P),
         effective_length=segment.effective_length,
         tokens=len(places),
         share=segment.share,

@@ -36,7 +36,7 @@ from dewmark.registry import unknown_name
 from dewmark.text.cleaning import tokenize_cleaned
 from dewmark.text.languages import LanguagePolicy
 from dewmark.types import Detection, TokenScore, TokenScores
-from dewmark.verdict import DEFAULT_FPR, least_length, verdict_of
+from dewmark.verdict import DEFAULT_FPR, LEAST_P, least_length, verdict_of
 from dewmark.workspace import Expectations, HostInfo, Tokenized, Workspace
 
 if TYPE_CHECKING:
@@ -430,7 +430,7 @@ def make_detection(
     """Put a test's result and its verdict together; every scheme's detections are made here."""
     return Detection(
         verdict=verdict_of(statistic.p_value, statistic.effective_length, fpr, least=least_length(reader)),
-        p_value=statistic.p_value,
+        p_value=max(statistic.p_value, LEAST_P),
         z=statistic.z,
         score=score,
         effective_length=statistic.effective_length,

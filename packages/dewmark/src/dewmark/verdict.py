@@ -11,8 +11,13 @@ each version of the text, and corrects the best of it for all `Looks`:
 - Where passages are searched as well, the whole text has `WHOLE_SHARE` of the level and the search the rest.
 
 So the probability over keys that an unmarked text is called marked is at most the level. What a marked text
-says of its origin (member, payload, epoch, forgery) rests on the whole text, and is kept only if that alone
-is significant after all corrections.
+says of its origin (member, payload, epoch, forgery) rests on the whole text. A false alarm is a text that
+scored high by chance, so the use of the key that fits it best and its tail did, too: asked at the level of
+the verdict, most false alarms would come with a name. Origin is therefore kept only if the whole text alone,
+after all corrections, is significant at `ORIGIN_SHARE` of the level: at most that share of false alarms says
+anything about an origin.
+
+A key is one of 2²⁵⁶, so no p-value is smaller than `LEAST_P`.
 """
 
 from __future__ import annotations
@@ -27,7 +32,9 @@ from dewmark.types import Coverage, Detection, Looks, Verdict
 
 __all__ = [
     "DEFAULT_FPR",
+    "LEAST_P",
     "MIN_EFFECTIVE_LENGTH",
+    "ORIGIN_SHARE",
     "WHOLE_SHARE",
     "Decision",
     "corrected",
@@ -35,6 +42,7 @@ __all__ = [
     "least_length",
     "level_of_key",
     "level_of_whole",
+    "names_origin",
     "verdict_of",
 ]
 
@@ -42,6 +50,10 @@ DEFAULT_FPR = 0.01
 MIN_EFFECTIVE_LENGTH = 16.0
 WHOLE_SHARE = 0.8
 """The whole text's share of the level if passages are searched, too."""
+ORIGIN_SHARE = 0.01
+"""The share of the level at which a text must be marked for its origin to be named."""
+LEAST_P = 2.0**-256
+"""One in as many keys as there are."""
 
 _MIN_READ_LENGTH = 6.0  # with a reader a unit counts for as much as its place left open
 
@@ -62,7 +74,13 @@ def verdict_of(
 
 def corrected(p_value: float, looks: Looks, *, share: float = 1.0) -> float:
     """The p-value of one look, which had this share of its key's level, after all looks."""
-    return min(sidak_min(min(p_value / share, 1.0), tests=looks.keys) * looks.attempts, 1.0)
+    found = sidak_min(min(p_value / share, 1.0), tests=looks.keys) * looks.attempts
+    return max(min(found, 1.0), LEAST_P)
+
+
+def names_origin(p_value: float, fpr: float) -> bool:
+    """Whether a whole text with this p-value, after all corrections, may say who marked it."""
+    return p_value <= ORIGIN_SHARE * fpr
 
 
 def level_of_key(fpr: float, looks: Looks) -> float:
@@ -97,10 +115,8 @@ class Decision:
     def applied(self, detection: Detection, coverage: Coverage | None = None) -> Detection:
         """The detection that decided, with this verdict and what remains of its origin."""
         share = _whole_share(self.looks)
-        kept = (
-            self.verdict is Verdict.MARKED
-            and corrected(detection.p_value, self.looks, share=share) <= self.fpr
-        )
+        whole = corrected(detection.p_value, self.looks, share=share)
+        kept = self.verdict is Verdict.MARKED and names_origin(whole, self.fpr)
         forgery = detection.forgery
         if forgery is not None:
             p_tail = corrected(forgery.p_tail, self.looks, share=share)

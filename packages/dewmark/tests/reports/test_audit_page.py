@@ -64,4 +64,5 @@ def test_what_goes_together_is_shown() -> None:
     welsh = next(group for group in found.groups if group.group == "cy")
     assert f"<td>{welsh.together.r:.3f}</td>" in source
     assert "20 of 20 texts of cy are one block" in source
-    assert source.count("<th>") == 10
+    assert f"<td>{welsh.together.matched:.3f}</td>" in source
+    assert source.count("<th>") == 11

@@ -162,7 +162,8 @@ def test_colour_levels():
         (3.2e-4, "1 in 3,100"),
         (2e-9, "1 in 500,000,000"),
         (2e-13, "1 in 10^12"),
-        (0.0, "fewer than 1 in 10^300"),
+        (1e-194, "1 in 10^77"),
+        (0.0, "1 in 10^77"),
         (float("nan"), "an unknown share"),
     ],
 )

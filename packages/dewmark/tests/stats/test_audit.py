@@ -9,6 +9,7 @@ import pytest
 from scipy import stats
 
 from dewmark.errors import InputError
+from dewmark.stats import one_key
 from dewmark.stats.audit import (
     ALPHA,
     LEVELS,
@@ -197,6 +198,22 @@ def test_a_kind_whose_texts_go_together_is_told_apart() -> None:
     assert groups["logs"].trust is groups["prose"].trust is Trust.TRUSTED
     assert found.outcome is Outcome.PASSES
     assert found.sentence.endswith("in each of the 3 groups, with 95% confidence in each.")
+
+
+def test_the_published_r_describes_uneven_correlations() -> None:
+    """A quarter of the texts are logs: over keys the rate varies more than their mean correlation says."""
+    whole = world(0.0).groups[0]
+    predicted = whole.cells[1].prediction
+    assert whole.together is not None
+    assert predicted is not None
+    both = stats.multivariate_normal(cov=[[1.0, 0.8], [0.8, 1.0]]).cdf([-2.326, -2.326])
+    variance = (0.25**2) * (both - 1e-4)  # of the rate at 1%, from pairs of logs; the others add next to none
+    g = np.random.default_rng(0).normal(size=200_000)
+    r = whole.together.matched
+    rates = stats.norm.cdf((np.sqrt(r) * g - 2.326) / np.sqrt(1.0 - r))
+    assert rates.var() == pytest.approx(variance, rel=0.15)
+    assert r > 2.0 * whole.together.r
+    assert predicted.floor < 0.01 < one_key.rate_ceiling(whole.together.r, 0.01) < predicted.ceiling
 
 
 def test_a_key_that_leans_towards_one_kind_fails_there() -> None:

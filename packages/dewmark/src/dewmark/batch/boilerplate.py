@@ -8,11 +8,11 @@ the key, so p-values stay valid.
 A passage is shared if each run of `RUN` words of it occurs in at least `ROWS` rows. Up to `SAMPLE` rows,
 evenly spread over the corpus, are read to find out.
 
-**Counting once.** Benjamini-Hochberg is valid for one-sided normal tests with non-negative correlations,
-which texts under one key have; but it bounds the share of false positives *among texts*, and if a template is
+**Counting once.** Benjamini-Hochberg bounds the share of false positives *among texts*, and if a template is
 falsely called marked, then all its copies are. With weights that give all copies of one template together
-the weight of one text, it bounds the share among independent pieces of text, under the same dependence
-(`dewmark.stats.multiple_testing`).
+the weight of one text, it bounds the share among different pieces of text. Both are proved for one-sided
+normal tests without negative correlations (`dewmark.stats.multiple_testing`); texts under one key have
+slightly negative ones among others.
 """
 
 from __future__ import annotations

@@ -103,10 +103,10 @@ def _table(found: Audit) -> Table:
     table.add_column("called marked", no_wrap=True)
     heads = [
         "texts",
-        *(("as", "r") if known else ()),
+        *(("as", "r", "r matched") if known else ()),
         *(f"at {percent(cell.level)}" for cell in found.overall),
     ]
-    for head in (*heads, *((f"predicted at {level}", "99% of keys") if known else ())):
+    for head in (*heads, *((f"predicted at {level}", "98% of keys") if known else ())):
         table.add_column(head, justify="right", no_wrap=True)
     table.add_column("verdict", no_wrap=True)
     kind = "all"
@@ -127,11 +127,12 @@ def _row(group: Group) -> list[str | Text]:
     together, predicted = group.together, middle.prediction
     row: list[str | Text] = [f"{middle.texts:,}"]
     if together is not None:
-        row += [_number(together.effective_number), f"{together.r:.3f}"]
+        row += [_number(together.effective_number), f"{together.r:.3f}", f"{together.matched:.3f}"]
     row += map(_share, group.cells)
     if predicted is not None:
         bound = (f" (≤ {percent(predicted.high)})", "dim")
-        row += [Text.assemble(percent(predicted.rate), bound), f"≤ {percent(predicted.ceiling)}"]
+        keys = f"{percent(predicted.floor)[:-1]}–{percent(predicted.ceiling)}"
+        row += [Text.assemble(percent(predicted.rate), bound), keys]
     return [*row, Text(group.verdict, style=_STYLE[group.trust])]
 
 

@@ -20,10 +20,11 @@ fewer texts of each he has.
 p_alike = Φ((z_tail − r z_head)/√(1 + r²)) says how far the tail falls behind the head. It decides nothing:
 strong genuine texts vary more in it than chance alone explains.
 
-The tail has half of the energy. In rings of more than `LARGE` members it has two fifths, and all uses have
-the same share. A large ring is for texts with a strong mark (long ones, or at a high temperature): two or
-three of them teach a forger so much of the outer half that only the deeper tail, found by itself among all
-members, stops him, and such texts can spare the rest of their evidence.
+The tail has half of the energy of ordinary texts before they are flattened; of what flattening leaves it has
+59% in texts of 250 words and 80% in those of 2,000. In rings of more than `LARGE` members it has two fifths
+before flattening, and all uses have the same share. A large ring is for texts with a strong mark (long ones,
+or at a high temperature): two or three of them teach a forger so much of the outer half that only the deeper
+tail, found by itself among all members, stops him, and such texts can spare the rest of their evidence.
 
 The head may be published (`dewmark detector export --public`): anybody then detects by it and can forge it,
 and the tail still decides who marked a text.
@@ -44,9 +45,10 @@ from dewmark.dew.reading import WordReader
 from dewmark.dew.ring import KeyMatrices
 from dewmark.encoders.word_vectors import register_texts
 from dewmark.types import ForgeryTest
+from dewmark.verdict import LEAST_P
 
 LARGE = 16_384
-"""Members up to which the tail has half of the energy, and heads weigh the members."""
+"""Members up to which the tail has half of the energy before flattening, and heads weigh the members."""
 _TAIL, _DEEP_TAIL = 0.5, 0.4
 
 
@@ -117,6 +119,6 @@ def forgery_test(M: F32, W: F32, head: Mask, *, level: float, share: float = 1.0
         return ForgeryTest(attributable=False, z_head=0.0, z_tail=0.0, p_tail=1.0, p_alike=1.0)
     z_head, z_tail = float(products[head].sum()) / in_head, float(products[~head].sum()) / in_tail
     ratio = in_tail / in_head
-    p_tail = min(float(ndtr(-z_tail)) / share, 1.0) if share > 0.0 else 1.0
+    p_tail = max(min(float(ndtr(-z_tail)) / share, 1.0), LEAST_P) if share > 0.0 else 1.0
     p_alike = float(ndtr((z_tail - ratio * z_head) / math.sqrt(1.0 + ratio * ratio)))
     return ForgeryTest(p_tail <= level, z_head=z_head, z_tail=z_tail, p_tail=p_tail, p_alike=p_alike)

@@ -24,6 +24,7 @@ from dewmark.dew.expected import read
 from dewmark.dew.key_test import detect_keys
 from dewmark.dew.matrix import TextMatrix, text_matrices
 from dewmark.dew.origin import OpenHead, OriginStatistic, find_uses, with_origin
+from dewmark.dew.passage_test import KeyedEvidence, passage_test
 from dewmark.dew.reading import WordReader
 from dewmark.dew.ring import Asked, KeyMatrices, KeyUse
 from dewmark.dew.sequential import SequentialDetector
@@ -301,16 +302,23 @@ class BoundWords(BoundScheme, Generic[R]):
         """Watch a text while it arrives; its p-value is valid whenever you stop."""
         if self.expectations is not None:
             raise ConfigError("a stream is followed word by word, without a reader: leave the reader out")
-        return SequentialDetector(self.reader, self.matrices, prompt=prompt, fpr=fpr)
+        return SequentialDetector(
+            self.reader, self.matrices, prompt=prompt, fpr=fpr, limit=self.scheme.flatten
+        )
 
     def evidence(self, texts: Sequence[Tokenized], prompts: Sequence[Tokenized]) -> list[Evidence]:
         """The evidence of texts, as the key test sees it; under the use of the key that fits each best."""
-        if self.uses is None:
-            return [text.under(self.W) for text in self.read(texts, prompts)]
-        if self.uses.is_public:
+        if self.uses is not None and self.uses.is_public:
             raise ConfigError("a public detector has half of the key, which does not find passages")
-        found = find_uses(self.read(texts, prompts), self.uses, fpr=0.0, head=None)
-        return [evidence for evidence, _ in found]
+        found: list[Evidence] = []
+        for text in self.read(texts, prompts):
+            W = self.W if self.uses is None else self.uses.matrix(self.uses.find(text.F).use)
+            found.append(KeyedEvidence.of(text.under(W), W))
+        return found
+
+    def statistic(self, evidence: Evidence, *, test: str) -> Statistic:
+        """The key test of one text's evidence, or of a passage of it."""
+        return passage_test(evidence, limit=self.scheme.flatten)
 
     def _detection(
         self, text: Tokenized, evidence: Evidence, statistic: Statistic, *, test: str, fpr: float

@@ -19,6 +19,7 @@ from dewmark.dew.ring import CONFIDENCE, Found, KeyMatrices
 from dewmark.stats.evidence import Evidence
 from dewmark.stats.key_test import NOTHING, Statistic, effective_length
 from dewmark.types import Detection, ForgeryTest
+from dewmark.verdict import names_origin
 
 OpenHead = Callable[[], Mask]
 
@@ -48,7 +49,7 @@ def find_uses(
             yield evidence, OriginStatistic(**dataclasses.asdict(NOTHING))
             continue
         forgery = None
-        if head is not None and found.p_value <= fpr and uses.epoch(found.use.epoch).members > 1:
+        if head is not None and names_origin(found.p_value, fpr) and uses.epoch(found.use.epoch).members > 1:
             share = level_share(F, W, head(), uses)
             forgery = forgery_test(F, W, head(), level=fpr, share=share)
         length = effective_length(text.blank, square)
@@ -56,11 +57,11 @@ def find_uses(
 
 
 def with_origin(detection: Detection, result: OriginStatistic, uses: KeyMatrices | None) -> Detection:
-    """The detection with what is known of the text's origin, if it is marked."""
+    """The detection with what is known of the text's origin, if it is marked beyond doubt."""
     found = result.found
     if found is not None:
         detection = dataclasses.replace(detection, n_hypotheses=found.n_hypotheses)
-    if not detection.is_marked:
+    if not (detection.is_marked and names_origin(detection.p_value, detection.fpr)):
         return detection
     detection = dataclasses.replace(detection, forgery=result.forgery)
     if found is None or uses is None:

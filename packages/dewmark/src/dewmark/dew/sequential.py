@@ -13,9 +13,14 @@ is a likelihood ratio: a martingale of mean 1 on unmarked text. So is its averag
 uses of the key (`dewmark.dew.ring`), an *e-process*: by Ville's inequality the probability over keys that it
 ever reaches 1/α is at most α, and 1/max E is a p-value at any time.
 
-A stream has neither the mean of the whole text nor its flattened matrix, so on a whole text the key test is
-the stronger one. A word whose score follows from earlier ones adds nothing. After `_MOST_WORDS` scored words,
-or `_MOST_NUMBERS` scores in memory, the process stands still, which keeps it valid.
+**Two conditions.** The process has neither the mean of the whole text nor its flattened matrix: what
+unrelated texts have in common stays in it. So whenever it reaches the level, the text so far must stand the
+key test (`dewmark.dew.matrix`), too, and the larger p-value counts. That can only make alarms rarer, and they
+come in no larger blocks than those of the key test. The smallest p-value so far is valid whenever you stop.
+
+On a whole text the key test is the stronger one. A word whose score follows from earlier ones adds nothing.
+After `_MOST_WORDS` scored words, or `_MOST_NUMBERS` scores in memory, the process stands still, which keeps
+it valid.
 """
 
 from __future__ import annotations
@@ -28,9 +33,11 @@ from numpy.typing import NDArray
 from scipy.special import logsumexp
 
 from dewmark.arrays import F32, F64
+from dewmark.dew.matrix import text_matrices
 from dewmark.dew.reading import Reader
 from dewmark.dew.ring import CONFIDENCE, KeyMatrices, KeyUse
 from dewmark.errors import ConfigError
+from dewmark.verdict import LEAST_P, names_origin
 
 STRENGTHS = np.array([0.1, 0.2, 0.35, 0.55, 0.8, 1.2])
 """The strengths δ over which the process averages."""
@@ -45,11 +52,17 @@ class SequentialDetector:
     """Watches one text while it grows: `update` takes the next piece and returns the p-value so far.
 
     The text is marked as soon as the p-value is at most ``fpr``; you may stop there, or at any other time.
-    A ``prompt``, if known, is only context.
+    A ``prompt``, if known, is only context. ``limit`` is that of the key test's flattening.
     """
 
     def __init__(
-        self, reader: Reader, uses: KeyMatrices, *, prompt: str | None = None, fpr: float = 0.01
+        self,
+        reader: Reader,
+        uses: KeyMatrices,
+        *,
+        prompt: str | None = None,
+        fpr: float = 0.01,
+        limit: float | None = None,
     ) -> None:
         if not 0.0 < fpr < 1.0:
             raise ConfigError(f"fpr must lie in (0, 1), got {fpr}")
@@ -66,6 +79,8 @@ class SequentialDetector:
         self._A = np.zeros(uses.count)
         self._V = 0.0
         self._most = 0.0  # the largest log E so far
+        self._limit = limit  # of the key test's flattening; None: the process alone decides
+        self._p = 1.0
 
     @property
     def words(self) -> int:
@@ -85,8 +100,8 @@ class SequentialDetector:
 
     @property
     def p_value(self) -> float:
-        """1/max E: valid whenever you stop."""
-        return min(math.exp(-self._most), 1.0)
+        """The smallest so far of 1/max E and the key test's p-value, the larger: valid whenever you stop."""
+        return self._p
 
     @property
     def is_marked(self) -> bool:
@@ -95,8 +110,8 @@ class SequentialDetector:
 
     @property
     def use(self) -> KeyUse | None:
-        """The member, payload and epoch that fit, if the text is marked and one of them stands out."""
-        if not self.is_marked:
+        """The member, payload and epoch that fit, if the text is marked beyond doubt and one stands out."""
+        if not names_origin(self.p_value, self.fpr):
             return None
         logs = STRENGTHS[:, None] * self._A - 0.5 * np.square(STRENGTHS[:, None]) * self._V
         each = np.asarray(logsumexp(logs, axis=0))
@@ -140,6 +155,11 @@ class SequentialDetector:
                 self._score(reading.token_rows[pairs.tokens[pair]], contexts[pairs.windows[pair]])
                 self._most = max(self._most, self.log_e)
         self._read = known
+        p = max(min(math.exp(-self._most), 1.0), LEAST_P)
+        if p <= self.fpr and self._limit is not None:
+            (whole,) = text_matrices(reading, limit=self._limit)
+            p = max(p, self._uses.find(whole.F).p_value) if whole.square > 0.0 else 1.0
+        self._p = min(self._p, p)
         return self.p_value
 
     def _score(self, unit: F32, context: F32) -> None:

@@ -26,8 +26,9 @@ def render_audit(audit: Audit, *, title: str, notes: Sequence[str], plot: str) -
         + f"<article>\n<h2>Unmarked texts with a p-value below each level</h2>\n{_table(audit)}\n"
         f'<p class="soft">Small print: exact 95% interval of the true rate. Red: significantly above the '
         f"level, corrected for all {len(audit.cells)} cells together. “As”: the number of independent texts "
-        f"that vary over keys as these do; r: the mean correlation of two texts’ z over keys; “predicted”: "
-        f"this key’s rate on such texts, from all their scores; “99% of keys” stay below the last figure."
+        f"that vary over keys as these do; r: the mean correlation of two texts’ z over keys; “r matched”: "
+        f"the r that describes how much keys differ, larger where some texts are near-copies; “predicted”: "
+        f"this key’s rate on such texts, from all their scores; 98% of keys lie between the last two figures."
         f"</p>\n</article>\n"
         f"<article>\n<h2>Observed against expected p-values</h2>\n"
         f"{plot.replace(_NAMESPACE, '')}\n"
@@ -40,8 +41,8 @@ def render_audit(audit: Audit, *, title: str, notes: Sequence[str], plot: str) -
 
 def _table(audit: Audit) -> str:
     known = audit.groups[0].together is not None
-    names = ["group", "texts", *(("as", "r") if known else ()), *map(percent, LEVELS)]
-    names += [*((f"predicted at {percent(VERDICT_LEVEL)}", "99% of keys") if known else ()), "verdict"]
+    names = ["group", "texts", *(("as", "r", "r matched") if known else ()), *map(percent, LEVELS)]
+    names += [*((f"predicted at {percent(VERDICT_LEVEL)}", "98% of keys") if known else ()), "verdict"]
     heads = "".join(f"<th>{name}</th>" for name in names)
     rows = "".join(f"<tr>{''.join(_row(group))}</tr>" for group in audit.groups)
     return f"<table>\n<thead><tr>{heads}</tr></thead>\n<tbody>{rows}</tbody>\n</table>"
@@ -52,11 +53,12 @@ def _row(group: Group) -> Iterator[str]:
     yield f"<td>{escape(group.name)}</td><td>{middle.texts:,}</td>"
     if together is not None:
         yield f"<td>{together.effective_number:,.1f}</td><td>{together.r:.3f}</td>"
+        yield f"<td>{together.matched:.3f}</td>"
     yield from map(_cell, group.cells)
     if middle.prediction is not None:
         shown = middle.prediction
         yield f"<td>{percent(shown.rate)} <small>≤ {percent(shown.high)}</small></td>"
-        yield f"<td>≤ {percent(shown.ceiling)}</td>"
+        yield f"<td>{percent(shown.floor)[:-1]}–{percent(shown.ceiling)}</td>"
     mark = ' class="bad"' if group.trust is Trust.NOT_TRUSTED else ""
     yield f"<td><span{mark}>{group.verdict}</span></td>"
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from dewmark.registry import SCHEMES
 from dewmark.text.languages import language_name
 from dewmark.types import Coverage, Detection, Extent, TokenScore, Verdict
-from dewmark.verdict import MIN_EFFECTIVE_LENGTH
+from dewmark.verdict import LEAST_P, MIN_EFFECTIVE_LENGTH
 
 if TYPE_CHECKING:
     from dewmark.passages import Located, Passage
@@ -43,25 +43,22 @@ LEVELS = 4
 """Colour levels on each side of 0."""
 
 _SCORE_PER_LEVEL = 0.6
-_SMALLEST_P = 1e-300
 
 
 def p_value(value: float) -> str:
     """A p-value with two significant digits."""
     if not math.isfinite(value):
         return "p unknown"
-    return "p < 1e-300" if value < _SMALLEST_P else f"p = {value:.2g}"
+    return f"p = {max(value, LEAST_P):.2g}"
 
 
 def one_in(value: float) -> str:
     """A p-value as a share: ``40 in 100``, or ``1 in N`` below a tenth, N to two significant digits."""
     if not math.isfinite(value):
         return "an unknown share"
-    if value < _SMALLEST_P:
-        return "fewer than 1 in 10^300"
     if value >= 0.1:
         return f"{100 * value:.0f} in 100"
-    n = 1.0 / value
+    n = 1.0 / max(value, LEAST_P)
     if n >= 1e9:
         return f"1 in 10^{math.floor(math.log10(n))}"
     scale = 10.0 ** max(math.floor(math.log10(n)) - 1, 0)

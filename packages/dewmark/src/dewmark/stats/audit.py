@@ -11,9 +11,9 @@ together by Holm's method: a key that is valid in every cell fails with probabil
 the cells overlap.
 
 **Predicting.** Where the texts' directions are known, the law of z under this key predicts its rate on each
-group at every level, from a few texts and with a bound; and r gives the rate that 99% of keys stay below. A
-cell is *trusted* if the bound is at most `TOLERANCE` times the level, and not trusted if the prediction
-itself is above that or the count is significantly above the level.
+group at every level, from a few texts and with a bound; and the correlations of all pairs give the rates
+between which 98% of keys lie. A cell is *trusted* if the bound is at most `TOLERANCE` times the level, and
+not trusted if the prediction itself is above that or the count is significantly above the level.
 
 **Without directions** only counts remain, and a test that finds nothing proves little without power. A cell
 *resolves* its level if it would detect twice that rate with probability `POWER`; it is trusted if it does.
@@ -86,11 +86,15 @@ class Trust(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """This key's rate on a group as its z predict it, with bounds; 99% of keys stay below ``ceiling``."""
+    """This key's rate on a group as its z predict it, with bounds.
+
+    Over keys the rate's 1st percentile is ``floor`` and its 99th ``ceiling``.
+    """
 
     rate: float
     low: float
     high: float
+    floor: float
     ceiling: float
 
 
@@ -98,13 +102,16 @@ class Prediction:
 class Together:
     """How far the texts of a group are called marked together.
 
-    ``r`` is the mean correlation over keys of two texts' z, ``error`` its standard error. Over keys the texts
+    ``r`` is the mean correlation over keys of two texts' z, ``error`` its standard error. ``matched`` is the
+    correlation that, were it the same for all pairs, would give a key's rate at `VERDICT_LEVEL` the variance
+    over keys that it has: larger than r where some texts are much more alike than others. Over keys the texts
     vary like ``effective_number`` independent ones; ``largest_block`` of them are one block, which a key
     calls marked as a whole or not at all. Under this key z ~ N(m, ``spread``²) with m ~ N(``mean``, ``sd``²).
     """
 
     r: float
     error: float
+    matched: float
     effective_number: float
     largest_block: int
     mean: float
@@ -432,6 +439,7 @@ class _Count:
             together = Together(
                 r=correlation.r,
                 error=correlation.error,
+                matched=one_key.matching_correlation(directions, VERDICT_LEVEL),
                 effective_number=one_key.effective_number(len(p), correlation.r),
                 largest_block=int(np.bincount(one_key.blocks(directions)).max()),
                 mean=law.mean,
@@ -445,12 +453,13 @@ class _Count:
     def prediction(self, level: float) -> Prediction | None:
         if self.together is None or self.directions is None:
             return None
-        law = self.together.law
+        law, matched = self.together.law, one_key.matching_correlation(self.directions, level)
         return Prediction(
             rate=law.rate(level),
             low=law.rate(level, confidence=1.0 - _BOUND),
             high=law.rate(level, confidence=_BOUND),
-            ceiling=one_key.rate_ceiling(one_key.matching_correlation(self.directions, level), level),
+            floor=one_key.rate_ceiling(matched, level, share=0.01),
+            ceiling=one_key.rate_ceiling(matched, level),
         )
 
 

@@ -1,0 +1,133 @@
+"""Texts built to break the test: in every door z is standard normal over keys, or there is no verdict.
+
+What is cut from a text needs no key, so somebody can search for texts of which next to nothing is left. Such
+texts had p = 1e-240 under keys that nobody marked with.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from dewmark.core.keys import Key
+from dewmark.dew.matrix import TextMatrix, z_scores
+from dewmark.dew.ring import EpochMatrices, KeyMatrices
+from dewmark.dew.scheme import DEW, BoundDEW
+from dewmark.dew.sequential import SequentialDetector
+from dewmark.dew.torch_matrix import test_batch as batch_test
+from dewmark.opening import identified
+from dewmark.types import Verdict
+from dewmark.workspace import Workspace, no_host
+
+KEY = Key(bytes(range(32)))
+KEYS, AT_ONCE = 5000, 500
+WORDS = """an old bridge over the river leads to harbour where ships wait for wind and a bell rings at dusk of
+in is you that it he was on are as with his they be this have from or one had by but not what all were we when
+your can said there each which she do how their if up across goes port boats stay until comes sounds"""
+COMMON = np.array(WORDS.split())
+DRILL = [np.array(part.split()) for part in ("He She It They We", "is was will can had", "here there up now")]
+
+
+def chosen(rng: np.random.Generator, words: np.ndarray, count: int) -> list[str]:
+    return words[rng.integers(len(words), size=count)].tolist()
+
+
+def hostile_text(kind: int, rng: np.random.Generator, words: int) -> str:
+    """Drills, salads of few and of many words, one sentence with a word exchanged, a word over and over."""
+    if kind == 0:
+        columns = [chosen(rng, part, words // 3 + 1) for part in DRILL]
+        return ". ".join(" ".join(row) for row in zip(*columns, strict=True))
+    if kind == 1:
+        return " ".join(chosen(rng, rng.choice(COMMON, int(rng.integers(2, 7))), words))
+    if kind == 2:
+        return " ".join(chosen(rng, rng.choice(COMMON, int(rng.integers(30, 90))), words))
+    if kind == 3:
+        sentence, lines = chosen(rng, COMMON, 7), []
+        for word in chosen(rng, COMMON, words // 7 + 1):
+            sentence[3] = word
+            lines.append(" ".join(sentence))
+        return ". ".join(lines)
+    rest, often = chosen(rng, COMMON, words // 3), str(rng.choice(COMMON))
+    return " ".join(f"{often} {often} {word}" for word in rest)
+
+
+@pytest.fixture(scope="module")
+def bound() -> BoundDEW:
+    made = DEW().bind(KEY, no_host(), Workspace(cache=Path("unused")))
+    assert isinstance(made, BoundDEW)
+    return made
+
+
+@pytest.fixture(scope="module")
+def texts() -> list[str]:
+    rng = np.random.default_rng(11)
+    return [hostile_text(i % 5, rng, int(rng.integers(20, 260))) for i in range(2500)]
+
+
+@pytest.fixture(scope="module")
+def matrices(bound, texts) -> list[TextMatrix]:
+    return list(bound.read(bound.tokenize(texts), bound.tokenize([""] * len(texts))))
+
+
+def deviations(matrices: list[TextMatrix]) -> np.ndarray:
+    """sd of z over keys of the texts that are tested."""
+    tested = [each for each in matrices if each.square > 0.0]
+    F = np.stack([each.F for each in tested]).astype(np.float32)
+    square = np.array([each.square for each in tested], dtype=np.float32)
+    rng, total = np.random.default_rng(5), np.zeros(len(tested))
+    for _ in range(KEYS // AT_ONCE):
+        W = rng.standard_normal((AT_ONCE, *F.shape[1:]), dtype=np.float32)
+        total += np.square(z_scores(F, square, W), dtype=np.float64).sum(axis=1)
+    return np.sqrt(total / KEYS)
+
+
+def test_the_deviation_of_z_over_keys_is_1(matrices) -> None:
+    """Of a sample of 5,000 it has a standard error of 0.01."""
+    found = deviations(matrices)
+    assert 500 < len(found) < 2000  # the others leave too little to test
+    assert np.abs(found - 1.0).max() < 0.05
+
+
+@pytest.mark.parametrize("kind", range(5))
+def test_texts_of_a_million_words(bound, kind) -> None:
+    text = hostile_text(kind, np.random.default_rng(kind), 1_000_000)
+    (matrix,) = bound.read(bound.tokenize([text]), bound.tokenize([""]))
+    if matrix.square > 0.0:
+        assert np.abs(deviations([matrix]) - 1.0).max() < 0.05
+
+
+def test_every_door_gives_the_same_z(bound, texts, matrices) -> None:
+    some = texts[:250]
+    expected = [matrix.test(bound.W) for matrix in matrices[:250]]
+    reading = bound.reader.read(bound.tokenize(some), bound.tokenize([""] * len(some)))
+    many = bound.scheme.detect_keys([KEY, Key(bytes(32))], some, no_host(), bound.workspace)
+    ring = DEW().bind(Key(bytes(range(32)), members=4), no_host(), bound.workspace)
+    doors = {
+        "detect": [bound.detect(text) for text in some[:60]],
+        "batch": bound.detect_batch(some),
+        "many keys": [row[0] for row in many],
+        "torch": [each for _, each in batch_test(torch.device("cpu"), reading, W=bound.W, limit=1.75)],
+    }
+    for name, found in doors.items():
+        for one, each in zip(expected, found, strict=False):
+            assert each.z == pytest.approx(one.z, abs=1e-3), name
+    for one, each, row, member in zip(expected, doors["batch"], many, ring.detect_batch(some), strict=True):
+        if one.effective_length == 0.0:
+            for shown in (each, identified(row, fpr=0.01).best, member):
+                assert (shown.p_value, shown.verdict) == (1.0, Verdict.TOO_SHORT)
+
+
+def test_the_innovations_of_a_stream_have_deviation_1(bound, texts) -> None:
+    """A stream under 4,000 keys at once: each word's innovation has a standard error of 0.011."""
+    rng = np.random.default_rng(3)
+    d_T, d_C = bound.W.shape
+    W = rng.standard_normal((4000, d_T, d_C), dtype=np.float32)
+    uses = KeyMatrices([EpochMatrices(None, len(W), 0, W)])
+    for text in [text[:200] for text in texts[:5]]:
+        stream = SequentialDetector(bound.reader, uses)
+        stream.update(text)
+        if stream._rows is not None:
+            assert np.abs(stream._rows.innovations.std(axis=1) - 1.0).max() < 0.05
