@@ -25,10 +25,12 @@ import sqlalchemy as sa
 
 from dewmark.errors import ConfigError
 from dewmark_desk.reports.detection_report import timestamp
+from dewmark_desk.schemas import BatchResult
 from dewmark_desk.store import Store, items, jobs
 from dewmark_desk.store import texts as words
 
 AUDIT, BATCH = "audit", "detect"
+RESULT_FIELDS = tuple(BatchResult.model_fields)
 
 ATTEMPTS = 5  # a job whose workers keep dying fails after this many
 
@@ -76,8 +78,8 @@ class Scored:
     name: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values, for a batch of detections."""
-        return {"number": self.number, "id": self.name, **(self.result or {})}
+        """Plain JSON values, for a batch of detections; fields that the store left out are null."""
+        return {**dict.fromkeys(RESULT_FIELDS), "number": self.number, "id": self.name, **(self.result or {})}
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,7 +255,7 @@ class Jobs:
         return int(gone)
 
     def claim(self, tenants: Sequence[str]) -> Job | None:
-        """Lease the oldest free job of the given tenants."""
+        """Lease the next free job of the given tenants; tokens take turns."""
         now = self._clock()
         free = sa.or_(jobs.c.state == "queued", sa.and_(jobs.c.state == "running", jobs.c.leased_until < now))
         with self._store.read() as connection:  # most polls find nothing and need no lock
@@ -266,7 +268,11 @@ class Jobs:
                 .values(state="failed", finished=now, error=f"given up after {ATTEMPTS} workers died")
             )
             mine = jobs.c.tenant.in_(["", *tenants])
-            chosen = sa.select(jobs).where(free, mine).order_by(jobs.c.created).limit(1)
+            # of the token whose turn is longest ago its oldest job
+            turns = sa.select(jobs.c.owner, sa.func.max(jobs.c.leased_until).label("turn"))
+            last = turns.where(jobs.c.state.in_(_OPEN)).group_by(jobs.c.owner).subquery()
+            chosen = sa.select(jobs).join(last, last.c.owner == jobs.c.owner).where(free, mine)
+            chosen = chosen.order_by(last.c.turn, jobs.c.created).limit(1)
             row = connection.execute(chosen).first()
             if row is None:
                 return None
@@ -415,10 +421,16 @@ class Jobs:
             change = sa.update(jobs).where(jobs.c.id == job.id)
             connection.execute(change.values(webhook_state="sent", webhook_at=None))
 
+    def others_wait(self, job: Job) -> bool:
+        """Whether a job of another token waits for its turn."""
+        waiting = sa.select(jobs.c.id).where(jobs.c.state == "queued", jobs.c.owner != job.owner)
+        with self._store.read() as connection:
+            return connection.execute(waiting.limit(1)).first() is not None
+
     def release(self, job: Job) -> None:
-        """Return an unfinished job to the queue, because this worker stops."""
+        """Return an unfinished job to the queue; ``leased_until`` says when its turn ended."""
         with self._store.write() as connection:
-            connection.execute(self._own(job).values(state="queued", leased_until=0.0, attempts=0))
+            connection.execute(self._own(job).values(state="queued", leased_until=self._clock(), attempts=0))
 
     def _forget(self) -> None:
         """Remove the words of deleted texts from the database's files."""

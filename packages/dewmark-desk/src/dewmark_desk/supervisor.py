@@ -156,7 +156,7 @@ class Supervisor:
                 dead = any(worker.process.poll() is not None for worker in fresh)
                 if dead or time.monotonic() > deadline or self._stop.wait(_POLL_SECONDS):
                     raise ConfigError("a new worker did not start: see the lines above")
-        except DewmarkError as error:
+        except (DewmarkError, OSError) as error:  # a file that cannot be read, no memory for a process
             for worker in fresh:
                 worker.process.kill()
                 worker.process.wait()
