@@ -1,4 +1,4 @@
-"""A public detector as an oracle: what an attacker who knows its code learns from verdicts (docs/security.md).
+"""A public detector as an oracle: what an attacker who knows its code learns (docs/security.md).
 
     python benchmarks/oracle_attack.py --detector DIR --texts marked.jsonl
     python benchmarks/oracle_attack.py --detector DIR --texts marked.jsonl --tokens 10
@@ -8,14 +8,14 @@ own rule for prices (`dewmark_desk.resemblance`): of several variants it sends t
 charges least. ``--prices none`` is a service that answers everything at one text each. Two attacks:
 
 - **removal**: which words of a marked text carry the mark? Every query keeps a random part of the text.
-  ``random`` replaces the other words by ordinary ones, ``near`` also the kept ones by words of similar meaning,
-  which keeps part of the mark and changes the words that are compared, ``runs`` keeps runs of four words. A
+  ``random`` replaces the other words by ordinary ones, ``near`` also the kept ones by words of similar
+  meaning, which leaves part of the mark and changes what is compared, ``runs`` keeps runs of four words. A
   regression of the verdicts on the kept words estimates what each counts; ``words`` is how many must be
   replaced, the weightiest first, until the detector itself finds no mark, ``blind`` in random order.
 - **forgery**: words of an unmarked text are chosen among words of similar meaning. Each query shows it with
   random choices beside as much of a marked text as makes both verdicts likely, and a regression on the
   choices says which to make. ``p`` is the p-value of the text that results, and ``chance`` that of random
-  choices; ``attributable`` is what the detector of a ring says.
+  choices (``forged_z``, z); ``attributable`` is what the detector of a ring says.
 
 Prints one JSON object per attack and text.
 """
@@ -23,6 +23,7 @@ Prints one JSON object per attack and text.
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import random
 import tempfile
@@ -135,7 +136,7 @@ def learned(
     """Ask with shares that keep both verdicts likely; returns the regression and the share marked."""
     share, rows, answers = 0.5, [], []
     for _ in range(queries):
-        found = oracle.ask(lambda: draw(share))
+        found = oracle.ask(functools.partial(draw, share))
         if found is None:
             break
         rows.append(found[0])
@@ -220,7 +221,7 @@ def forgery(oracle: Oracle, carrier: str, target: str, words: Words, queries: in
         "answers": oracle.answered,
         "marked": round(share, 2),
         "p": None if found is None else found.p_value,
-        "z": None if found is None else round(found.z, 2),
+        "forged_z": None if found is None else round(found.z, 2),
         "chance": round(chance.z, 2),
         "attributable": None if found is None or found.forgery is None else found.forgery.attributable,
     }

@@ -8,7 +8,7 @@ much as the one before. A budget of 1,000 texts pays for 12 answers about one te
 Texts are compared by what the detector sees, the words of the public lexicon, so that spelling, markup,
 invisible characters and words that carry no mark make no difference. Of the words that are not frequent,
 the first letters are hashed under a secret key. A text is a row of windows of `WINDOW` such words, and
-resembles an earlier one if a window of either shares a quarter of its words with one of the other
+resembles an earlier one if a window of either shares a sixth of its words with one of the other
 (containment), so that neither order, nor additions, nor cutting a text to pieces helps. The same words after
 the same prompt have the same verdict and cost one text. `docs/security.md` says what this is worth.
 
@@ -38,7 +38,7 @@ from dewmark_desk.store import Store, asked, tokens
 from dewmark_desk.verdicts import Query
 
 FREE = 4
-WINDOW, SHARE = 48, 0.25
+WINDOW, SHARE = 48, 0.17
 _STRIDE = 16  # between the windows of a text that is compared
 _FREQUENT = 1e-3  # words above this share of running text are in every text
 _LETTERS = 5  # of a word that are compared: most inflections change the rest

@@ -246,7 +246,7 @@ class TestOverload:
 
         threads = [threading.Thread(target=ask) for _ in range(3)]
         threads[0].start()
-        until(lambda: started.is_set())
+        until(started.is_set)
         for thread in threads[1:]:
             thread.start()
         until(lambda: client.service.fast.waiting == 2)

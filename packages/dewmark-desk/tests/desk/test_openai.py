@@ -21,7 +21,9 @@ COMMON = {"model": "tiny", "max_tokens": 40, "seed": 7}
 @pytest.fixture
 def client(open_service, monkeypatch):
     """A service that writes with the seeds that it is given, so that its texts are the library's."""
-    monkeypatch.setattr("dewmark_desk.routes.openai.seed_of", lambda _, said, i: said["seed"] + i)
+    monkeypatch.setattr(
+        "dewmark_desk.routes.openai.seed_of", lambda _, said, i: int(str(said["seed"]), 16) + i
+    )
     return open_service(generates=True)
 
 
