@@ -70,9 +70,12 @@ class Target:
         if "files" in options:
             del headers["content-type"]
         try:
-            async with httpx.AsyncClient(base_url=self.url, timeout=self.seconds) as client:
+            async with (
+                asyncio.timeout(self.seconds),
+                httpx.AsyncClient(base_url=self.url, timeout=self.seconds) as client,
+            ):
                 found = await client.request(method, path, headers=headers, **options)  # type: ignore[arg-type]
-        except httpx.TransportError as error:
+        except (httpx.TransportError, TimeoutError) as error:
             self.statuses[type(error).__name__] += 1
             return None
         self.statuses[str(found.status_code)] += 1

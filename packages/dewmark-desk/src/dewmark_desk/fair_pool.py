@@ -53,7 +53,8 @@ class FairPool:
         self._had: dict[str, float] = {}  # the work that owners with waiting tasks have had or wait for
         self._now = 0.0  # the turn of the latest task
         self._changed = threading.Condition()
-        self._pace = 1.0  # seconds per estimated second, moving average
+        self.pace = 1.0
+        """Seconds per estimated second, moving average."""
         self._closing = False
         self._threads = [
             threading.Thread(target=self._work, name=f"pool-{i}", daemon=True) for i in range(threads)
@@ -121,7 +122,7 @@ class FairPool:
         own = sum(task.cost for task in self._tasks if task.owner == owner)
         owners = len({owner, *(task.owner for task in self._tasks)})
         if own and waiting + cost > self._limit and own + cost > self._limit / owners:
-            raise Overloaded(waiting * self._pace / len(self._threads))
+            raise Overloaded(waiting * self.pace / len(self._threads))
 
     def _work(self) -> None:
         while tasks := self._take():
@@ -139,7 +140,7 @@ class FairPool:
                     task.future.set_result(results[: len(task.items)])
                     del results[: len(task.items)]
             cost = max(sum(task.cost for task in tasks), 1e-3)
-            self._pace = _DECAY * self._pace + (1.0 - _DECAY) * (time.monotonic() - started) / cost
+            self.pace = _DECAY * self.pace + (1.0 - _DECAY) * (time.monotonic() - started) / cost
 
     def _take(self) -> list[_Task]:
         """The next task and those to batch with it; empty once the pool has closed."""
