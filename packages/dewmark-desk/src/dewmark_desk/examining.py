@@ -1,8 +1,8 @@
 """One way for every request that has texts examined: admit, charge, queue in slices, count and log.
 
-A part of at most `SLICE` seconds is one turn of the fast pool, where it may share a batch with others. A
-query that takes longer is examined under a few keys at a time, and others have their turn in between. What
-cannot be cut (a reader, a search for passages under many keys) runs in the slow pool.
+A request of at most `SLICE` seconds is one turn of the fast pool, where it may share a batch with others. All
+else runs in the slow pool, in turns of a slice: some of its texts, or one text under some of the keys. What
+cannot be cut (a reader, a search for passages under many keys) takes a longer turn there.
 """
 
 from __future__ import annotations
@@ -51,8 +51,9 @@ async def examine(
         _priced(service, caller, queries) as price,
         service.charged(caller, price, requests=rate, size=size),
     ):
+        pool = service.slow if how.has_reader or seconds > SLICE else service.fast
         for part, cost in slices(queries, how):
-            answers += await _judge(service, caller.id, part, how, cost)
+            answers += await _judge(pool, caller.id, part, how, cost)
     for answer in answers:
         service.metrics.texts.labels(endpoint, answer.said["verdict"]).inc()
     texts = [query.text for query in queries]
@@ -76,28 +77,21 @@ async def _priced(service: Service, caller: Caller, queries: Sequence[Query]) ->
 
 
 async def _judge(
-    service: Service, owner: str, part: Sequence[Query], how: Examination, cost: float
+    pool: FairPool, owner: str, part: Sequence[Query], how: Examination, cost: float
 ) -> list[Answer]:
     """The answers to one part of a request."""
     if cost <= SLICE:
         group = (tuple(each.id for each in how.tenants), how.keys, how.fpr, how.test, how.read, how.passages)
         detect = functools.partial(verdicts.detect, how=how)
-        return await service.fast.run(detect, part, owner=owner, cost=cost, group=group)
+        return await pool.run(detect, part, owner=owner, cost=cost, group=group)
     one = cost / len(how.tenants)
     step = max(1, int(SLICE / one))
     columns: list[verdicts.Column] = []
     for start in range(0, len(how.tenants), step):
         keys = range(start, min(start + step, len(how.tenants)))
-        pool = _lane(service, how, one * len(keys))
-        columns += await pool.run(
-            lambda some: verdicts.score(part, how, some), keys, owner=owner, cost=one * len(keys)
-        )
-    pool = _lane(service, how, cost if how.passages else SLICE)
+        score = functools.partial(verdicts.score, part, how)
+        columns += await pool.run(score, keys, owner=owner, cost=one * len(keys))
     return await pool.run(lambda some: verdicts.conclude(some, how, columns), part, owner=owner, cost=one)
-
-
-def _lane(service: Service, how: Examination, cost: float) -> FairPool:
-    return service.slow if how.has_reader or cost > SLICE else service.fast
 
 
 async def log_queries(

@@ -3,9 +3,9 @@
 Every task says what it will cost, in estimated seconds (`admission`). Owners (tokens) take turns by cost: the
 next task is that of the owner who has had the least work so far, counted from when it last had something
 waiting (start-time fair queueing). A job counts four times. So no number of tasks of one owner delays another
-owner by more than the tasks that are running. Tasks of one ``group``, whoever owns them, are handled as one
-batch; nothing waits for a batch to fill up. A task is rejected at once (`Overloaded`) if the queue is full
-and its owner has its share of it.
+owner by more than the tasks that are running, and of several threads no owner has all. Tasks of one
+``group``, whoever owns them, are handled as one batch; nothing waits for a batch to fill up. A task is
+rejected at once (`Overloaded`) if the queue is full and its owner has its share of it.
 
 Boundary: it runs functions of lists in threads, and knows nothing about what they do.
 """
@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -52,6 +53,8 @@ class FairPool:
         self._tasks: list[_Task] = []
         self._had: dict[str, float] = {}  # the work that owners with waiting tasks have had or wait for
         self._now = 0.0  # the turn of the latest task
+        self._running: Counter[str] = Counter()  # threads by owner
+        self._most = max(1, threads - 1)  # of one owner
         self._changed = threading.Condition()
         self.pace = 1.0
         """Seconds per estimated second, moving average."""
@@ -141,6 +144,9 @@ class FairPool:
                     del results[: len(task.items)]
             cost = max(sum(task.cost for task in tasks), 1e-3)
             self.pace = _DECAY * self.pace + (1.0 - _DECAY) * (time.monotonic() - started) / cost
+            with self._changed:
+                self._running[tasks[0].owner] -= 1
+                self._changed.notify_all()
 
     def _take(self) -> list[_Task]:
         """The next task and those to batch with it; empty once the pool has closed."""
@@ -152,7 +158,11 @@ class FairPool:
                     if self._closing:
                         return []
                     self._changed.wait()
-                order = sorted(self._tasks, key=lambda task: task.turn)
+                free = [task for task in self._tasks if self._running[task.owner] < self._most]
+                if not free:  # one thread is for other owners
+                    self._changed.wait()
+                    continue
+                order = sorted(free, key=lambda task: task.turn)
                 first = order[0]
                 self._now = first.turn
                 taken: list[_Task] = []
@@ -165,6 +175,7 @@ class FairPool:
                             taken.append(task)
                             cost += task.cost
                 if taken:
+                    self._running[taken[0].owner] += 1
                     return taken
 
 

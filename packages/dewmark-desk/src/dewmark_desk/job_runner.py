@@ -218,9 +218,9 @@ def _examination(job: Job, tenants: Sequence[Tenant]) -> Examination:
 
 
 def _without_text(answer: dict[str, Any]) -> dict[str, Any]:
-    """What the store keeps of an answer: no words of the text (passages are offsets), and nothing empty."""
-    kept = {name: value for name, value in answer.items() if name != "tokens" and value is not None}
-    if coverage := kept.get("coverage"):
-        passages = [{**passage, "text": None} for passage in coverage["passages"]]
-        kept["coverage"] = {**coverage, "passages": passages}
+    """An answer without the words of the text, which are not stored: passages are offsets."""
+    kept = {name: value for name, value in answer.items() if name != "tokens"}
+    if kept["coverage"] is not None:
+        passages = [{**passage, "text": None} for passage in kept["coverage"]["passages"]]
+        kept["coverage"] = {**kept["coverage"], "passages": passages}
     return kept

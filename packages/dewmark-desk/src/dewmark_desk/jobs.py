@@ -22,15 +22,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import sqlalchemy as sa
+from sqlalchemy.engine import Connection
 
 from dewmark.errors import ConfigError
 from dewmark_desk.reports.detection_report import timestamp
-from dewmark_desk.schemas import BatchResult
 from dewmark_desk.store import Store, items, jobs
 from dewmark_desk.store import texts as words
 
 AUDIT, BATCH = "audit", "detect"
-RESULT_FIELDS = tuple(BatchResult.model_fields)
 
 ATTEMPTS = 5  # a job whose workers keep dying fails after this many
 
@@ -78,8 +77,8 @@ class Scored:
     name: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values, for a batch of detections; fields that the store left out are null."""
-        return {**dict.fromkeys(RESULT_FIELDS), "number": self.number, "id": self.name, **(self.result or {})}
+        """Plain JSON values, for a batch of detections."""
+        return {"number": self.number, "id": self.name, **(self.result or {})}
 
 
 @dataclass(frozen=True, slots=True)
@@ -316,14 +315,16 @@ class Jobs:
                     attempts=1,  # the job makes progress, so it did not kill its workers
                 )
             ).rowcount
+            first = self._first(connection, job, scored) if mine else {}
             for one in scored if mine else ():
+                kept = {name: value for name, value in (one.result or {}).items() if value != first.get(name)}
                 connection.execute(
                     sa.update(items)
                     .where(items.c.job == job.id, items.c.number == one.number)
                     .values(
                         length=one.length,
                         p_value=one.p_value,
-                        result=None if one.result is None else json.dumps(one.result, ensure_ascii=False),
+                        result=None if one.result is None else json.dumps(kept, ensure_ascii=False),
                     )
                 )
                 connection.execute(
@@ -368,10 +369,22 @@ class Jobs:
         )
         with self._store.read() as connection:
             rows = connection.execute(chosen.order_by(items.c.number).limit(limit)).all()
+            first = self._first(connection, job, ())
         return [
-            Scored(row.number, row.length, row.p_value, json.loads(row.result or "{}"), row.name)
+            Scored(row.number, row.length, row.p_value, {**first, **json.loads(row.result or "{}")}, row.name)
             for row in rows
         ]
+
+    def _first(self, connection: Connection, job: Job, scored: Sequence[Scored]) -> dict[str, Any]:
+        """The first result of a job, which is kept whole; of the others what differs from it."""
+        options = json.loads(
+            connection.execute(sa.select(jobs.c.options).where(jobs.c.id == job.id)).scalar() or "{}"
+        )
+        if "first" not in options and scored:
+            options["first"] = scored[0].result or {}
+            changed = sa.update(jobs).where(jobs.c.id == job.id)
+            connection.execute(changed.values(options=json.dumps(options, ensure_ascii=False)))
+        return dict(options.get("first", {}))
 
     def finish(self, job: Job, *, result: dict[str, Any] | None = None, error: str | None = None) -> None:
         """End a job with a result or an error, and delete its texts; a finished batch keeps its results."""

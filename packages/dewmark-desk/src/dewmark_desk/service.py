@@ -55,9 +55,9 @@ class Service:
         self.metrics = Metrics()
         waiting = settings.waiting_seconds
         self.fast = FairPool(threads=settings.threads, waiting_seconds=waiting, batch_seconds=SLICE)
-        """For work that is done in slices."""
+        """For requests that take a moment."""
         self.slow = FairPool(threads=1, waiting_seconds=3.0 * waiting)
-        """For work that cannot be cut: readers, long searches, jobs."""
+        """For all else, jobs included."""
         self.uploads = FairPool(threads=2, waiting_seconds=waiting)
         self.seed_secret = bytes.fromhex(self.store.secret("seeds"))
         signers = [SigningKey.load(file) for file in settings.signers]

@@ -198,3 +198,19 @@ def test_full_queue_has_room_for_an_owner_with_less_than_its_share(make):
         await asyncio.gather(*asked)
 
     asyncio.run(main())
+
+
+def test_no_owner_has_all_threads(make):
+    pool, work = make(threads=2, waiting_seconds=500.0), Recorder()
+
+    async def main():
+        greedy = [asyncio.ensure_future(ask(pool, work, [i], owner="greedy")) for i in range(3)]
+        await asyncio.sleep(0.05)
+        other = Recorder()
+        other.gate.set()
+        assert await ask(pool, other, [9], owner="modest") == [18]
+        assert work.batches == []
+        work.gate.set()
+        await asyncio.gather(*greedy)
+
+    asyncio.run(main())

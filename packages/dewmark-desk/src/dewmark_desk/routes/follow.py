@@ -153,7 +153,8 @@ class _Following(Response):
 
     async def _lines(self, receive: Receive) -> AsyncIterator[dict[str, Any]]:
         decoder, unread, more, marked = codecs.getincrementaldecoder("utf-8")(), "", True, False
-        pool, stream = self._service.fast, self._stream
+        stream = self._stream
+        pool = self._service.fast if self._seconds * _MOST < SLICE else self._service.slow
         limit = min(self._service.settings.text_bytes, int(_WORK / self._seconds))
         most = max(_LEAST, min(_MOST, int(SLICE / self._seconds)))
         while more and not marked:
