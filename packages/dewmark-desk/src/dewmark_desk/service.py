@@ -72,6 +72,7 @@ class Service:
         self._housekeeper = Housekeeper(settings, self.jobs, self.query_log, self.resemblance, self.signer)
         self._checking, self._checked = threading.Lock(), (-math.inf, False)
         self.following: Counter[str] = Counter()  # streams by token
+        self.followed = 0.0  # seconds of work that open streams have taken, and so their memory
         self.draining = False
         self.held = 0  # bytes of bodies that requests in progress hold
 

@@ -29,7 +29,8 @@ from dewmark_desk import decisions
 from dewmark_desk.admission import SLICE
 from dewmark_desk.api_tokens import Scope
 from dewmark_desk.examining import log_queries
-from dewmark_desk.http_errors import ApiError, error_body
+from dewmark_desk.fair_pool import Overloaded
+from dewmark_desk.http_errors import ApiError, error_body, overloaded
 from dewmark_desk.routes.dependencies import CallerOf, RequestId, ServiceOf, error_responses, require, token
 from dewmark_desk.routes.guarded_route import GuardedRoute, scopes
 from dewmark_desk.schemas import FollowedLine, Share, TenantId
@@ -39,7 +40,8 @@ router = APIRouter(prefix="/v1", tags=["detection"], dependencies=[Depends(token
 
 _LEAST, _MOST = 24, 240  # characters that are read at once
 _SECONDS = 8e-5  # of work for a character under one key
-_WORK = 60.0  # seconds of work for one stream
+_WORK = 20.0  # seconds of work for one stream, which then holds about 100 MB
+_ALL_WORK = 80.0  # the same for all streams of a process
 _STREAMS = 4  # that one token may have followed at a time
 _DRAIN_SECONDS = 1.0
 _LINES = "application/x-ndjson"
@@ -123,7 +125,7 @@ class _Following(Response):
         super().__init__(background=background)
         del self.headers["content-length"]
         self._service, self._stream, self._line, self._request_id = service, stream, line, request_id
-        self._owner, self._seconds = owner, seconds
+        self._owner, self._seconds, self._done = owner, seconds, 0.0
 
     async def __call__(self, scope: AsgiScope, receive: Receive, send: Send) -> None:
         """Answer until the text has ended or is found to be marked, or its client has gone."""
@@ -133,6 +135,7 @@ class _Following(Response):
             await self._follow(headers, receive, send)
         finally:
             self._service.following[self._owner] -= 1
+            self._service.followed -= self._done
 
     async def _follow(self, headers: list[tuple[bytes, bytes]], receive: Receive, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": headers})
@@ -141,6 +144,9 @@ class _Following(Response):
             async for line in self._lines(receive):
                 await send({"type": "http.response.body", "body": _encoded(line), "more_body": True})
         except ApiError as error:
+            last = _encoded(error_body(error.status_code, error.code, error.detail, self._request_id))
+        except Overloaded:
+            error = overloaded(10.0)
             last = _encoded(error_body(error.status_code, error.code, error.detail, self._request_id))
         except UnicodeDecodeError:
             last = _encoded(error_body(422, "invalid_request", "the body is not UTF-8", self._request_id))
@@ -169,11 +175,16 @@ class _Following(Response):
                     raise ApiError(
                         413, "text_too_large", f"this stream may have at most {limit:,} characters{few}"
                     )
+                cost = self._seconds * len(unread[:most])
+                share = _ALL_WORK / max(1, self._service.following.total())
+                if self._service.followed + cost > _ALL_WORK and self._done + cost > share:
+                    raise overloaded(10.0, "too many streams are followed")
+                self._done, self._service.followed = self._done + cost, self._service.followed + cost
                 await pool.run(
                     lambda pieces: [stream.update(piece) for piece in pieces],
                     [unread[:most]],
                     owner=self._owner,
-                    cost=self._seconds * most,
+                    cost=cost,
                 )
                 unread, marked = unread[most:], stream.is_marked
                 if not marked:
