@@ -125,6 +125,13 @@ async def keys(target: Target) -> dict[str, object]:
     return {}
 
 
+async def below(target: Target) -> dict[str, object]:
+    """Requests just below the limit of work, eight at a time."""
+    body = {"text": text(4_500), "passages": True}
+    await asyncio.gather(*(target.send("POST", "/v1/detect", json=body) for _ in range(8)))
+    return {}
+
+
 async def texts(target: Target) -> dict[str, object]:
     """64 texts of 8 KiB under all keys."""
     await target.send("POST", "/v1/detect", json={"texts": [text(8_000, i) for i in range(64)]})
@@ -253,6 +260,7 @@ ATTACKS: dict[str, Attack] = {
         utf16,
         lists,
         keys,
+        below,
         texts,
         example,
         idle,

@@ -146,8 +146,8 @@ class _Following(Response):
         except ApiError as error:
             last = _encoded(error_body(error.status_code, error.code, error.detail, self._request_id))
         except Overloaded:
-            error = overloaded(10.0)
-            last = _encoded(error_body(error.status_code, error.code, error.detail, self._request_id))
+            busy = overloaded(10.0)
+            last = _encoded(error_body(busy.status_code, busy.code, busy.detail, self._request_id))
         except UnicodeDecodeError:
             last = _encoded(error_body(422, "invalid_request", "the body is not UTF-8", self._request_id))
         await send({"type": "http.response.body", "body": last, "more_body": True})
