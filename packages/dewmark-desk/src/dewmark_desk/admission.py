@@ -20,7 +20,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dewmark.scheme import n_hypotheses
 from dewmark_desk.http_errors import ApiError
 from dewmark_desk.settings import Settings
 from dewmark_desk.verdicts import Examination, Query
@@ -134,9 +133,7 @@ def size_of(query: Query) -> int:
 def seconds_of(query: Query, how: Examination) -> float:
     """The estimated work of one query: each key costs, and so do passages, rings and a reader."""
     size = len(query.text) + len(query.prompt or "") + 4 * len(query.english or "")
-    seconds = sum(
-        0.002 + 3e-6 * size + (0.004 if n_hypotheses(each.bound) > 1 else 0.0) for each in how.tenants
-    )
+    seconds = sum(0.002 + 3e-6 * size + (0.004 if each.has_ring else 0.0) for each in how.tenants)
     if how.passages:
         seconds += len(how.tenants) * (0.005 + 15e-6 * size)
     return seconds + (1e-3 * size if how.has_reader else 0.0)

@@ -21,7 +21,6 @@ from dewmark_desk.admission import (
     SLICE,
     admitted,
     check_seconds,
-    seconds_of,
     size_of,
     slices,
 )
@@ -41,7 +40,8 @@ async def examine(
 ) -> list[Answer]:
     """The answers to a caller's queries."""
     queries = admitted(queries, how, service.settings)
-    seconds = sum(seconds_of(query, how) for query in queries)
+    parts = list(slices(queries, how))
+    seconds = sum(cost for _, cost in parts)
     # a reader may run on an accelerator: what its work has taken so far says more
     check_seconds(seconds * (service.slow.pace if how.has_reader else 1.0), service.settings)
     rate = max(len(queries), math.ceil(seconds / RATE_SECONDS))
@@ -52,7 +52,7 @@ async def examine(
         service.charged(caller, price, requests=rate, size=size),
     ):
         pool = service.slow if how.has_reader or seconds > SLICE else service.fast
-        for part, cost in slices(queries, how):
+        for part, cost in parts:
             answers += await _judge(pool, caller.id, part, how, cost)
     for answer in answers:
         service.metrics.texts.labels(endpoint, answer.said["verdict"]).inc()

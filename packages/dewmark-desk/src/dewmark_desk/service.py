@@ -54,7 +54,7 @@ class Service:
         self.resemblance = Resemblance(self.store, remember=not settings.zero_retention)
         self.metrics = Metrics()
         waiting = settings.waiting_seconds
-        self.fast = FairPool(threads=settings.threads, waiting_seconds=waiting, batch_seconds=SLICE)
+        self.fast = FairPool(threads=settings.threads, waiting_seconds=waiting, batch_seconds=0.4 * SLICE)
         """For requests that take a moment."""
         self.slow = FairPool(threads=1, waiting_seconds=3.0 * waiting)
         """For all else, jobs included."""

@@ -23,7 +23,7 @@ from dewmark.errors import ConfigError
 from dewmark.hosts.base import Host
 from dewmark.hosts.expectations import open_reader
 from dewmark.opening import load_scheme
-from dewmark.scheme import BoundScheme, reader_name
+from dewmark.scheme import BoundScheme, n_hypotheses, reader_name
 from dewmark.watermark import Watermark
 from dewmark.workspace import Expectations, Progress
 from dewmark_desk.measured_power import MeasuredPower, read_power
@@ -48,6 +48,11 @@ class Tenant:
     def epoch(self) -> str | None:
         """The label of a retired key's epoch; None for the current key."""
         return self.id.partition("@")[2] or None
+
+    @functools.cached_property
+    def has_ring(self) -> bool:
+        """Whether detection chooses among members, payloads or epochs of the key."""
+        return n_hypotheses(self.bound) > 1
 
     @functools.cached_property
     def languages(self) -> tuple[str, ...] | None:
