@@ -142,7 +142,7 @@ def test_a_service_reads_in_memory_only(watermark, text, tmp_path, monkeypatch) 
     tenants = list(open_tenants(Settings(detectors=folders)).values())
     how = Examination(tenants, keys=1)
     query = Query(text, PROMPT)
-    ((read,), (plain,)) = (answer([query], dataclasses.replace(how, read=read)) for read in (True, False))
+    read, plain = (answer([query], dataclasses.replace(how, read=read))[0].said for read in (True, False))
     assert (read["reader"], plain["reader"]) == ("tiny", None)
     assert read["z"] != plain["z"]
     assert not (tmp_path / "cache" / "expectations").exists()

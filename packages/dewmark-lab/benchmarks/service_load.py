@@ -198,13 +198,13 @@ def quantile(values: list[float], share: float) -> float | None:
 
 
 @contextlib.contextmanager
-def serving(*arguments: str) -> Iterator[tuple[str, int]]:
-    """Run ``dewmark serve`` on loopback with a store of its own: its address and process id."""
+def serving(*arguments: str, store: str | None = None) -> Iterator[tuple[str, int]]:
+    """Run ``dewmark serve`` on loopback, by default with a store of its own: its address and process id."""
     with tempfile.TemporaryDirectory() as folder:
-        store = ["--port", "0", "--store", f"sqlite:///{folder}/service.db", "--json", "--quiet"]
+        where = ["--port", "0", "--store", store or f"sqlite:///{folder}/service.db", "--json", "--quiet"]
         with Path(folder, "log").open("wb") as log:
             service = subprocess.Popen(
-                [sys.executable, "-c", MAIN, "serve", *arguments, *store],
+                [sys.executable, "-c", MAIN, "serve", *arguments, *where],
                 stdout=subprocess.PIPE,
                 stderr=log,
                 text=True,

@@ -30,7 +30,7 @@ from dewmark.hosts import chat_format
 from dewmark.hosts.base import ChatFormat, Conversation, Host, check_decoding
 from dewmark.hosts.transformers.tokenizer import HFTokenizer
 from dewmark.scheme import BoundScheme
-from dewmark_desk.thread_pool import Overloaded
+from dewmark_desk.fair_pool import Overloaded
 
 _SPEAKERS = {"system": "System", "developer": "System", "user": "User", "assistant": "Assistant"}
 _GATHER_SECONDS = 0.02  # how long the first request of a batch waits for others
@@ -64,8 +64,9 @@ class GenerationRequest:
     seed: int
     decoding: Decoding
     stop: tuple[str, ...] = ()
-    member: int | None = None
     payload: int | None = None
+    owner: str = ""
+    marked: bool = True
 
     def samples_like(self, other: GenerationRequest) -> bool:
         """Whether it has the same mark, and decoding options that differ in length at most."""
@@ -73,8 +74,8 @@ class GenerationRequest:
         return self._mark == other._mark and decoding == other.decoding
 
     @property
-    def _mark(self) -> tuple[str, int | None, int | None]:
-        return self.tenant, self.member, self.payload
+    def _mark(self) -> tuple[str, int | None, bool]:
+        return self.tenant, self.payload, self.marked
 
 
 class TextStream:
@@ -170,6 +171,7 @@ class TextGenerator:
         self.host, self.writers, self.name, self.chat = host, dict(writers), name, chat
         self._max_waiting, self._batch_size = max_waiting, batch_size
         self._streams: deque[TextStream] = deque()
+        self._turns: dict[str, int] = {}
         self._changed = threading.Condition()
         self._closing = False
         self._thread = threading.Thread(target=self._run, name="generator", daemon=True)
@@ -180,8 +182,14 @@ class TextGenerator:
         check_decoding(request.decoding, self._writer(request))
         self.host.check_prompts([request.prompt], request.decoding.max_new_tokens)
 
-    def _writer(self, request: GenerationRequest) -> BoundScheme:
-        return for_member(self.writers[request.tenant], member=request.member, payload=request.payload)
+    def can_mark(self, tenant: str, decoding: Decoding) -> bool:
+        """Whether these decoding options leave a choice to put the tenant's mark into."""
+        return decoding.temperature > 0.0 or not self.writers[tenant].needs.sampling
+
+    def _writer(self, request: GenerationRequest) -> BoundScheme | None:
+        if not request.marked:
+            return None
+        return for_member(self.writers[request.tenant], member=None, payload=request.payload)
 
     def count_tokens(self, prompt: str) -> int:
         """The number of tokens in a prompt; special tokens of a chat template count once if recognized."""
@@ -194,7 +202,11 @@ class TextGenerator:
         """Queue checked requests; call it in the event loop that reads the streams."""
         streams = [TextStream(request, self._decode) for request in requests]
         with self._changed:
-            if self._closing or (self._streams and len(self._streams) + len(streams) > self._max_waiting):
+            self._streams = deque(stream for stream in self._streams if stream.open)  # others have gone
+            owners = [stream.request.owner for stream in self._streams]
+            own, all_ = owners.count(requests[0].owner), len({requests[0].owner, *owners})
+            full = len(owners) + len(streams) > self._max_waiting
+            if self._closing or (full and own and own + len(streams) > self._max_waiting // all_):
                 raise Overloaded(_RETRY_SECONDS)
             self._streams.extend(streams)
             self._changed.notify()
@@ -234,8 +246,11 @@ class TextGenerator:
             self._streams = deque(stream for stream in self._streams if stream.open)
             if not self._streams:  # their clients have gone
                 return [] if self._closing else None
-            first = self._streams[0].request
+            # the owner whose turn is longest ago, and what waits longest of it
+            first = min(self._streams, key=lambda stream: self._turns.get(stream.request.owner, 0)).request
+            self._turns[first.owner] = max(self._turns.values(), default=0) + 1
             alike = [stream for stream in self._streams if stream.request.samples_like(first)]
+            alike.sort(key=lambda stream: stream.request.owner != first.owner)
             taken = alike[: self._batch_size]
             self._streams = deque(stream for stream in self._streams if stream not in taken)
         return taken

@@ -8,8 +8,8 @@ import time
 
 from dewmark.errors import ConfigError
 from dewmark_desk.jobs import Jobs
-from dewmark_desk.public_answers import PublicAnswers
 from dewmark_desk.query_log import QueryLog
+from dewmark_desk.resemblance import Resemblance
 from dewmark_desk.settings import Settings
 from dewmark_desk.signing import SigningKey
 from dewmark_desk.webhooks import call
@@ -28,11 +28,11 @@ class Housekeeper:
         settings: Settings,
         jobs: Jobs,
         query_log: QueryLog | None,
-        answers: PublicAnswers,
+        resemblance: Resemblance,
         signer: SigningKey | None,
     ) -> None:
         self._settings, self._jobs, self._query_log, self._signer = settings, jobs, query_log, signer
-        self._answers = answers
+        self._resemblance = resemblance
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="housekeeping", daemon=True)
 
@@ -47,7 +47,7 @@ class Housekeeper:
 
     def sweep(self) -> None:
         """Delete expired jobs and log rows."""
-        gone = self._jobs.expire(days=self._settings.job_days) + self._answers.expire()
+        gone = self._jobs.expire(days=self._settings.job_days) + self._resemblance.expire()
         if self._query_log is not None:
             gone += self._query_log.expire(days=self._settings.log_days)
         if gone:

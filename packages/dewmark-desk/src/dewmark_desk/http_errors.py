@@ -16,8 +16,8 @@ from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException
 
 from dewmark.errors import DewmarkError, StorageError
+from dewmark_desk.fair_pool import Overloaded
 from dewmark_desk.jobs import TooManyJobs
-from dewmark_desk.thread_pool import Overloaded
 
 INTERNAL = "the service failed; see its log"
 

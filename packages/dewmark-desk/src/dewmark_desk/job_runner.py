@@ -1,9 +1,13 @@
-"""The thread of a worker process that runs jobs, in small chunks, in the pool that also serves requests."""
+"""The thread of a worker process that runs jobs, in small chunks, in the slow pool.
+
+Tokens take turns: after `_TURN_SECONDS` a job goes back to the queue if another token's job is waiting.
+"""
 
 from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -16,15 +20,16 @@ from dewmark.translation import translate_back
 from dewmark.types import Verdict
 from dewmark.verdict import DEFAULT_FPR
 from dewmark_desk import verdicts
+from dewmark_desk.admission import SLICE, seconds_of
+from dewmark_desk.fair_pool import FairPool, Overloaded
 from dewmark_desk.jobs import BATCH, Item, Job, Jobs, Scored
 from dewmark_desk.query_log import QueryLog
 from dewmark_desk.tenants import Tenant
-from dewmark_desk.thread_pool import BatchingPool, Overloaded
 from dewmark_desk.verdicts import Examination, Query
 
 _CHUNK = 16  # texts scored and recorded at a time; a killed worker loses at most one chunk
-_CHUNK_READ = 2  # the same where a reader reads them: requests wait for the chunk to end
-_CHUNK_CHARACTERS = 32_768
+_CHUNK_SECONDS = 2.0 * SLICE  # of work in a chunk of several texts
+_TURN_SECONDS = 2.0
 _POLL_SECONDS = 0.5
 
 Scoring = Callable[[Sequence[Item]], list[Scored]]
@@ -39,7 +44,7 @@ class JobRunner:
         self,
         jobs: Jobs,
         tenants: Mapping[str, Tenant],
-        pool: BatchingPool,
+        pool: FairPool,
         *,
         query_log: QueryLog | None = None,
     ) -> None:
@@ -79,14 +84,20 @@ class JobRunner:
         prepare, report = (self._detect, self._batch) if job.kind == BATCH else (self._score, self._audit)
         try:
             tenants = self._find(job)
-            read = job.settings.get("read", True) and any(reader_name(each.bound) for each in tenants)
-            count = _CHUNK_READ if read else _CHUNK
-            while chunk := self._jobs.open_items(job, count=count, characters=_CHUNK_CHARACTERS):
-                if self._stop.is_set():
+            how = _examination(job, tenants)
+            empty, page = (seconds_of(Query("x" * size), how) for size in (1, 1001))
+            count = max(1, min(_CHUNK, int(_CHUNK_SECONDS / empty)))
+            characters = max(1, int(1000.0 * _CHUNK_SECONDS / (page - empty)))
+            until = time.monotonic() + _TURN_SECONDS
+            while chunk := self._jobs.open_items(job, count=count, characters=characters):
+                if self._stop.is_set() or (time.monotonic() > until and self._jobs.others_wait(job)):
                     self._jobs.release(job)
                     return
+                cost = sum(seconds_of(Query(item.text, item.prompt), how) for item in chunk)
                 with self._jobs.keeping(job):
-                    scored = self._pool.run_background(prepare(chunk, job, tenants), chunk)
+                    scored = self._pool.run_job(
+                        prepare(chunk, job, tenants), chunk, owner=job.owner, cost=cost
+                    )
                 if not self._jobs.record(job, scored):
                     return
             self._jobs.finish(job, result=report(job, tenants))
@@ -128,14 +139,7 @@ class JobRunner:
 
     def _detect(self, chunk: Sequence[Item], job: Job, tenants: Sequence[Tenant]) -> Scoring:
         """What judges the texts; they are translated here, in the job's own thread, where nobody waits."""
-        how = Examination(
-            tenants,
-            keys=job.settings["keys"],
-            fpr=job.settings["fpr"],
-            test=job.test,
-            read=job.settings.get("read", True),  # a job of an older version has none
-            passages=job.settings.get("passages", False),
-        )
+        how = _examination(job, tenants)
         english: list[str | None] = [None] * len(chunk)
         if job.settings.get("translate_back", False):
             english = translate_back([item.text for item in chunk])
@@ -144,7 +148,7 @@ class JobRunner:
             queries = [
                 Query(item.text, item.prompt, english=back) for item, back in zip(some, english, strict=True)
             ]
-            found = verdicts.detect(queries, how)
+            found = [answer.said for answer in verdicts.detect(queries, how)]
             if self._query_log is not None:
                 self._query_log.write(
                     request=job.id,
@@ -205,6 +209,12 @@ class JobRunner:
             "rejected": int((benjamini_hochberg(p) <= fpr).sum()) if p else 0,
             "results": f"/v1/jobs/{job.id}/results",
         }
+
+
+def _examination(job: Job, tenants: Sequence[Tenant]) -> Examination:
+    options = {"keys": 1, **job.settings}  # an audit has none
+    kept = {name: options[name] for name in ("keys", "fpr", "read", "passages") if name in options}
+    return Examination(tenants, test=job.test, **kept)
 
 
 def _without_text(answer: dict[str, Any]) -> dict[str, Any]:

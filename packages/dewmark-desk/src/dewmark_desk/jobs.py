@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import sqlalchemy as sa
+from sqlalchemy.engine import Connection
 
 from dewmark.errors import ConfigError
 from dewmark_desk.reports.detection_report import timestamp
@@ -253,7 +254,7 @@ class Jobs:
         return int(gone)
 
     def claim(self, tenants: Sequence[str]) -> Job | None:
-        """Lease the oldest free job of the given tenants."""
+        """Lease the next free job of the given tenants; tokens take turns."""
         now = self._clock()
         free = sa.or_(jobs.c.state == "queued", sa.and_(jobs.c.state == "running", jobs.c.leased_until < now))
         with self._store.read() as connection:  # most polls find nothing and need no lock
@@ -266,7 +267,11 @@ class Jobs:
                 .values(state="failed", finished=now, error=f"given up after {ATTEMPTS} workers died")
             )
             mine = jobs.c.tenant.in_(["", *tenants])
-            chosen = sa.select(jobs).where(free, mine).order_by(jobs.c.created).limit(1)
+            # of the token whose turn is longest ago its oldest job
+            turns = sa.select(jobs.c.owner, sa.func.max(jobs.c.leased_until).label("turn"))
+            last = turns.where(jobs.c.state.in_(_OPEN)).group_by(jobs.c.owner).subquery()
+            chosen = sa.select(jobs).join(last, last.c.owner == jobs.c.owner).where(free, mine)
+            chosen = chosen.order_by(last.c.turn, jobs.c.created).limit(1)
             row = connection.execute(chosen).first()
             if row is None:
                 return None
@@ -310,14 +315,16 @@ class Jobs:
                     attempts=1,  # the job makes progress, so it did not kill its workers
                 )
             ).rowcount
+            first = self._first(connection, job, scored) if mine else {}
             for one in scored if mine else ():
+                kept = {name: value for name, value in (one.result or {}).items() if value != first.get(name)}
                 connection.execute(
                     sa.update(items)
                     .where(items.c.job == job.id, items.c.number == one.number)
                     .values(
                         length=one.length,
                         p_value=one.p_value,
-                        result=None if one.result is None else json.dumps(one.result, ensure_ascii=False),
+                        result=None if one.result is None else json.dumps(kept, ensure_ascii=False),
                     )
                 )
                 connection.execute(
@@ -362,10 +369,22 @@ class Jobs:
         )
         with self._store.read() as connection:
             rows = connection.execute(chosen.order_by(items.c.number).limit(limit)).all()
+            first = self._first(connection, job, ())
         return [
-            Scored(row.number, row.length, row.p_value, json.loads(row.result or "{}"), row.name)
+            Scored(row.number, row.length, row.p_value, {**first, **json.loads(row.result or "{}")}, row.name)
             for row in rows
         ]
+
+    def _first(self, connection: Connection, job: Job, scored: Sequence[Scored]) -> dict[str, Any]:
+        """The first result of a job, which is kept whole; of the others what differs from it."""
+        options = json.loads(
+            connection.execute(sa.select(jobs.c.options).where(jobs.c.id == job.id)).scalar() or "{}"
+        )
+        if "first" not in options and scored:
+            options["first"] = scored[0].result or {}
+            changed = sa.update(jobs).where(jobs.c.id == job.id)
+            connection.execute(changed.values(options=json.dumps(options, ensure_ascii=False)))
+        return dict(options.get("first", {}))
 
     def finish(self, job: Job, *, result: dict[str, Any] | None = None, error: str | None = None) -> None:
         """End a job with a result or an error, and delete its texts; a finished batch keeps its results."""
@@ -415,10 +434,16 @@ class Jobs:
             change = sa.update(jobs).where(jobs.c.id == job.id)
             connection.execute(change.values(webhook_state="sent", webhook_at=None))
 
+    def others_wait(self, job: Job) -> bool:
+        """Whether a job of another token waits for its turn."""
+        waiting = sa.select(jobs.c.id).where(jobs.c.state == "queued", jobs.c.owner != job.owner)
+        with self._store.read() as connection:
+            return connection.execute(waiting.limit(1)).first() is not None
+
     def release(self, job: Job) -> None:
-        """Return an unfinished job to the queue, because this worker stops."""
+        """Return an unfinished job to the queue; ``leased_until`` says when its turn ended."""
         with self._store.write() as connection:
-            connection.execute(self._own(job).values(state="queued", leased_until=0.0, attempts=0))
+            connection.execute(self._own(job).values(state="queued", leased_until=self._clock(), attempts=0))
 
     def _forget(self) -> None:
         """Remove the words of deleted texts from the database's files."""

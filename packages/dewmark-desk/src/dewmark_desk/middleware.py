@@ -23,6 +23,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from dewmark.errors import StorageError
+from dewmark_desk.admission import bounds_of
 from dewmark_desk.api_tokens import OPEN, Caller
 from dewmark_desk.http_errors import INTERNAL, ApiError, error_body, overloaded, store_unavailable
 from dewmark_desk.monitoring import log_request
@@ -38,9 +39,9 @@ _FOLLOW = "/v1/follow"  # whose body is a text that is still being written
 _WHOAMI = "/v1/whoami"  # also answers callers without a token
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
+_METHODS = _SAFE | {"POST", "PUT", "PATCH", "DELETE"}
 _OWN_SITE = frozenset({"same-origin", "none"})  # Sec-Fetch-Site; "none": the user typed the address
 _BODY_RATE = 16_384.0  # bytes per second that a body must reach, after a first allowance
-_DOCUMENT_BYTES = 1 << 16  # of a signed report, which anyone may have verified
 _POLL_SECONDS = 1.0
 _DRAIN_SECONDS = 2.0  # for the rest of a body while the service stops
 
@@ -77,7 +78,7 @@ class AccessMiddleware:
         state["request_id"] = request_id
         settings = self._service.settings
         seconds = settings.follow_seconds if scope["path"] == _FOLLOW else settings.body_seconds
-        body = _Body(receive, self._limit(scope["path"]), self._service, seconds=seconds)
+        body = _Body(receive, bounds_of(scope["path"], settings).body, self._service, seconds=seconds)
         status = 0
         allowance.set(None)
 
@@ -99,7 +100,7 @@ class AccessMiddleware:
                     raise store_unavailable(error) from None
                 if scope["method"] not in _SAFE:
                     self._check_site(headers, state["caller"])
-                self._check_body(scope["method"], headers, body.limit)
+                _check_length(headers, body.limit)
                 await self._app(scope, body, answer)
             except ApiError as error:
                 content = error_body(error.status_code, error.code, error.detail, request_id)
@@ -142,44 +143,31 @@ class AccessMiddleware:
         if not own:
             raise ApiError(403, "cross_site", "requests on behalf of other sites are not accepted")
 
-    def _check_body(self, method: str, headers: Headers, limit: int) -> None:
-        if self._service.draining and method != "GET":
-            raise overloaded(1.0, "the service is stopping")
-        length = headers.get("content-length", "0")
-        if not length.isdecimal() or int(length) > limit:
-            raise _too_large(limit)
-
-    def _limit(self, path: str) -> int:
-        settings = self._service.settings
-        special = {
-            "/v1/audit": settings.audit_bytes,
-            "/v1/batches": settings.audit_bytes,
-            "/v1/reports/verify": _DOCUMENT_BYTES,
-            "/v1/extract": settings.extract_bytes + 4096,
-        }
-        return special.get(path, settings.body_bytes)
-
     def _add_headers(self, headers: MutableHeaders, path: str, request_id: str) -> None:
         for name, value in HEADERS.items():
             headers.setdefault(name, value)
         headers["X-Request-Id"] = request_id
+        if self._service.draining:
+            headers["Connection"] = "close"
         headers.setdefault("Cache-Control", "no-store" if path.startswith("/v1/") else "no-cache")
 
     def _report(self, scope: Scope, request_id: str, status: int, seconds: float, received: int) -> None:
         route = getattr(scope.get("route"), "path", "other")
+        method = scope["method"] if scope["method"] in _METHODS else "other"  # anyone may invent one
         caller = scope["state"].get("caller")
         metrics = self._service.metrics
-        metrics.requests.labels(scope["method"] if route != "other" else "any", route, str(status)).inc()
+        metrics.requests.labels(method, route, str(status)).inc()
         metrics.seconds.labels(route).observe(seconds)
-        metrics.waiting.set(self._service.pool.waiting)
+        metrics.waiting.set(self._service.fast.waiting + self._service.slow.waiting)
         log_request(
             request_id=request_id,
-            method=scope["method"],
+            method=method,
             route=route,
             status=status,
             seconds=seconds,
             received=received,
             token=caller.id if caller and not self._service.settings.zero_retention else "",
+            marked=scope["state"].get("marked"),
         )
 
 
@@ -226,6 +214,12 @@ class _Body:
                 continue
             self._waited += time.monotonic() - started
             return message
+
+
+def _check_length(headers: Headers, limit: int) -> None:
+    length = headers.get("content-length", "0")
+    if not length.isdecimal() or int(length) > limit:
+        raise _too_large(limit)
 
 
 def _too_large(limit: int) -> ApiError:

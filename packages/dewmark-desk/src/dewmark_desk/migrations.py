@@ -93,7 +93,13 @@ def _fourth(connection: Connection, metadata: sa.MetaData) -> None:
             connection.exec_driver_sql(f"ALTER TABLE dewmark_items DROP COLUMN {column}")
 
 
+def _fifth(connection: Connection, metadata: sa.MetaData) -> None:
+    """What public tokens asked about, in place of what they were answered."""
+    _add_missing(connection, metadata)
+    connection.exec_driver_sql("DROP TABLE IF EXISTS dewmark_answers")
+
+
 _schema = sa.Table("dewmark_schema", sa.MetaData(), sa.Column("version", sa.Integer, nullable=False))
 
-_STEPS: dict[int, Step] = {2: _second, 3: _third, 4: _fourth}
+_STEPS: dict[int, Step] = {2: _second, 3: _third, 4: _fourth, 5: _fifth}
 NEWEST = max(_STEPS)

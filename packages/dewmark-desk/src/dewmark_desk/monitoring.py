@@ -104,9 +104,17 @@ def set_up_logging() -> None:
 
 
 def log_request(
-    *, request_id: str, method: str, route: str, status: int, seconds: float, received: int, token: str
+    *,
+    request_id: str,
+    method: str,
+    route: str,
+    status: int,
+    seconds: float,
+    received: int,
+    token: str,
+    marked: bool | None = None,
 ) -> None:
-    """Log one answered request."""
+    """Log one answered request; ``marked`` says whether a generated text carries a mark."""
     fields = {
         "request_id": request_id,
         "method": method,
@@ -115,6 +123,7 @@ def log_request(
         "ms": round(1000.0 * seconds, 1),
         "bytes_in": received,
         "token": token,
+        **({} if marked is None else {"marked": marked}),
     }
     _log.info("request", extra={"fields": fields})
 

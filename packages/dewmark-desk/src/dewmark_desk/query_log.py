@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-import secrets
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -19,7 +18,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from dewmark.errors import ConfigError
-from dewmark_desk.store import Store, bands, queries, secrets_
+from dewmark_desk.store import Store, bands, queries
 from dewmark_desk.text_sketch import Sketcher
 
 _KEY = "query-log"
@@ -47,7 +46,7 @@ class QueryLog:
 
     def __init__(self, store: Store, *, clock: Callable[[], float] = time.time) -> None:
         self._store, self._clock = store, clock
-        self._key = _secret(store)
+        self._key = bytes.fromhex(store.secret(_KEY))
         self._sketch = Sketcher(self._key)
 
     def digest(self, text: str) -> str:
@@ -145,13 +144,3 @@ class QueryLog:
 def _logged(row: Any, similarity: float | None = None) -> Logged:  # noqa: ANN401 - a row of SQLAlchemy
     names = [name for name in Logged.__dataclass_fields__ if name != "similarity"]
     return Logged(**{name: getattr(row, name) for name in names}, similarity=similarity)
-
-
-def _secret(store: Store) -> bytes:
-    """The store's HMAC key, created on first use."""
-    with store.write() as connection:
-        found = connection.execute(sa.select(secrets_.c.value).where(secrets_.c.name == _KEY)).scalar()
-        if found is None:
-            found = secrets.token_hex(32)
-            connection.execute(sa.insert(secrets_).values(name=_KEY, value=found))
-    return bytes.fromhex(found)

@@ -19,6 +19,7 @@ Passages = Field(
 )
 Share = Annotated[float, Field(gt=0.0, lt=1.0)]
 TenantId = Annotated[str, Field(max_length=64)]
+Tenants = Annotated[list[TenantId], Field(min_length=1, max_length=1000, fail_fast=True)]
 TestName = Annotated[str, Field(max_length=64)]
 
 
@@ -33,7 +34,7 @@ class DetectRequest(_Request):
     texts: list[str] | None = Field(None, min_length=1, max_length=MAX_TEXTS, fail_fast=True)
     prompt: str | None = None
     prompts: list[str | None] | None = Field(None, max_length=MAX_TEXTS, fail_fast=True)
-    tenants: list[TenantId] | None = Field(None, min_length=1, max_length=1000, fail_fast=True)
+    tenants: Tenants | None = None
     fpr: Share | None = Field(None, description="False-positive rate at which a text counts as marked.")
     test: TestName | None = Field(None, description="Default: the scheme's first test.")
     tokens: bool = Field(False, description="Include every token's score and offsets.")
@@ -79,8 +80,8 @@ class BatchText(_Request):
 class BatchRequest(_Request):
     """Texts to check in the background."""
 
-    texts: list[BatchText] = Field(min_length=1)
-    tenants: list[TenantId] | None = Field(None, min_length=1, max_length=1000)
+    texts: list[BatchText] = Field(min_length=1, max_length=MAX_AUDIT_TEXTS, fail_fast=True)
+    tenants: Tenants | None = None
     fpr: Share | None = None
     test: TestName | None = None
     passages: bool = Passages
@@ -98,7 +99,7 @@ class ReportRequest(_Request):
 
     text: str
     prompt: str | None = None
-    tenants: list[TenantId] | None = Field(None, min_length=1, max_length=1000)
+    tenants: Tenants | None = None
     fpr: Share | None = Field(None, description="The level of the verdict; by default the service's own.")
     passages: bool = Passages
     name: str | None = Field(None, max_length=200, description="What to call the text in the report.")
@@ -264,9 +265,6 @@ class Result(BaseModel):
     characters: int
     translated_back: bool = Field(description="Whether the translation into English decided.")
     rounded: bool = Field(description="Whether the numbers were left out: a public token sees verdicts only.")
-    shared: bool = Field(
-        False, description="Whether this is the answer to a nearly identical text that the token sent before."
-    )
     tokens: list[Token] | None
     per_tenant: list[TenantResult] | None
 
@@ -403,7 +401,7 @@ class ExtractResponse(BaseModel):
 
 
 class ExampleResponse(BaseModel):
-    """A text to try: two paragraphs of ``marked`` carry the tenant's mark, ``unmarked`` carries none."""
+    """A text to try: two paragraphs of ``marked`` carry the mark of ``tenant``, ``unmarked`` carries none."""
 
     tenant: str
     marked: str

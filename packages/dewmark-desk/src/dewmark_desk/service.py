@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import math
+import threading
+import time
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextvars import ContextVar
 from typing import TypeVar, TypeVarTuple
@@ -10,23 +15,26 @@ from typing import TypeVar, TypeVarTuple
 import anyio
 import sqlalchemy as sa
 
+from dewmark_desk.admission import SLICE
 from dewmark_desk.api_tokens import OPEN, Allowance, Caller, Limit, Rejection, Tokens
+from dewmark_desk.fair_pool import FairPool
 from dewmark_desk.generation import TextGenerator
 from dewmark_desk.housekeeping import Housekeeper
 from dewmark_desk.http_errors import ApiError
 from dewmark_desk.job_runner import JobRunner
 from dewmark_desk.jobs import Jobs
 from dewmark_desk.monitoring import Metrics
-from dewmark_desk.public_answers import PublicAnswers
 from dewmark_desk.query_log import QueryLog
+from dewmark_desk.resemblance import Resemblance
 from dewmark_desk.settings import Settings
 from dewmark_desk.signing import SigningKey
 from dewmark_desk.store import Store
-from dewmark_desk.tenants import Tenant
-from dewmark_desk.thread_pool import BatchingPool
+from dewmark_desk.tenants import Tenant, open_demonstration
 
 allowance: ContextVar[Allowance | None] = ContextVar("allowance", default=None)
 """What the token of the current request has left, once the request has been counted."""
+
+_CHECK_SECONDS = 1.0  # for which an answer about the store holds
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
@@ -43,24 +51,28 @@ class Service:
         self.tokens = Tokens(self.store)
         self.jobs = Jobs(self.store, lease=settings.lease_seconds)
         self.query_log = QueryLog(self.store) if settings.log_queries else None
-        self.public_answers = PublicAnswers(self.store, remember=not settings.zero_retention)
+        self.resemblance = Resemblance(self.store, remember=not settings.zero_retention)
         self.metrics = Metrics()
-        self.pool = BatchingPool(
-            threads=settings.threads, max_waiting=settings.max_waiting, batch_size=settings.batch_size
-        )
+        waiting = settings.waiting_seconds
+        self.fast = FairPool(threads=settings.threads, waiting_seconds=waiting, batch_seconds=0.4 * SLICE)
+        """For requests that take a moment."""
+        self.slow = FairPool(threads=1, waiting_seconds=3.0 * waiting)
+        """For all else, jobs included."""
+        self.uploads = FairPool(threads=2, waiting_seconds=waiting)
+        self.seed_secret = bytes.fromhex(self.store.secret("seeds"))
         signers = [SigningKey.load(file) for file in settings.signers]
         self.signer = signers[0] if signers else None
         self.trusted = [each.public for each in signers]
         self._runner = JobRunner(
             self.jobs,
             self.tenants,
-            self.pool,
+            self.slow,
             query_log=self.query_log,
         )
-        self._housekeeper = Housekeeper(settings, self.jobs, self.query_log, self.public_answers, self.signer)
-        self.examples: dict[str, str] = {}
-        """Texts to try, by tenant, once somebody has asked for them."""
-        self.extractions = anyio.CapacityLimiter(2)
+        self._housekeeper = Housekeeper(settings, self.jobs, self.query_log, self.resemblance, self.signer)
+        self._checking, self._checked = threading.Lock(), (-math.inf, False)
+        self.following: Counter[str] = Counter()  # streams by token
+        self.followed = 0.0  # seconds of work that open streams have taken, and so their memory
         self.draining = False
         self.held = 0  # bytes of bodies that requests in progress hold
 
@@ -76,7 +88,8 @@ class Service:
         self._housekeeper.close()
         if self.generator is not None:
             self.generator.close()
-        self.pool.close()
+        for pool in (self.fast, self.slow, self.uploads):
+            pool.close()
         self.store.close()
 
     def wake_jobs(self) -> None:
@@ -87,11 +100,21 @@ class Service:
         """Whether requests can be served: the store answers, and the service is not stopping."""
         if self.draining:
             return False
-        try:
-            self.store.check()
-        except sa.exc.SQLAlchemyError:
-            return False
-        return True
+        with self._checking:  # anyone may ask, and each answer writes
+            when, ready = self._checked
+            if time.monotonic() - when > _CHECK_SECONDS:
+                try:
+                    self.store.check()
+                    ready = True
+                except sa.exc.SQLAlchemyError:
+                    ready = False
+                self._checked = (time.monotonic(), ready)
+        return ready
+
+    @functools.cached_property
+    def demonstration(self) -> Tenant:
+        """The key of the example, which is bound when it is first named."""
+        return open_demonstration()
 
     def caller(self, token: str) -> Caller | None:
         """The caller with a token: `OPEN` if no token is needed, None if the token is invalid."""

@@ -18,6 +18,8 @@ from typing import Any
 from dewmark.errors import ConfigError
 
 ALL_TENANTS = "*"
+DEMONSTRATION = "demonstration"
+"""The id of the key of the example, which belongs to nobody."""
 _TENANT_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 _KIB, _MIB = 1 << 10, 1 << 20
@@ -45,6 +47,8 @@ def check_tenant_id(id_: str) -> None:
     """Raise `ConfigError` unless a tenant may have this id."""
     if not _TENANT_ID.fullmatch(id_):
         raise ConfigError(f"a tenant id may contain letters, digits and ._- only, got {id_!r}")
+    if id_ == DEMONSTRATION:
+        raise ConfigError(f"{id_!r} is the id of the example's own key: name the tenant otherwise")
 
 
 def is_loopback(host: str) -> bool:
@@ -106,6 +110,8 @@ class Settings:
     dossier_url: str | None = None
 
     fpr: float = 0.01
+    max_fpr: float = 0.05
+    """The loosest level that a request may ask for, unless ``fpr`` is looser."""
     public_fpr: float = 1e-4
     """The level of verdicts for public tokens: times the texts in a token's budget, it bounds how many texts
     somebody can find that are called marked by chance."""
@@ -122,14 +128,15 @@ class Settings:
     max_jobs: int = 64
     """The most audits that may be waiting or running in all."""
     request_bytes: int = 512 * _KIB
-    """The most bytes of text that one request may have scored; larger collections are jobs."""
+    """The most bytes of texts and prompts that one request may have scored; larger collections are jobs."""
+    request_seconds: float = 5.0
+    """The most work that one request may ask for, as estimated (`admission`)."""
     read_tokens: int = 4096
     """How much of a text the reader reads, from its start."""
     held_bytes: int = 64 * _MIB
     """The most bytes of bodies that one process holds at a time."""
     connections: int = 512
     """The most connections of one process."""
-    connections_per_address: int = 64
     header_seconds: float = 10.0
     """How long a client may take to send a request's headers."""
     write_seconds: float = 30.0
@@ -138,12 +145,15 @@ class Settings:
     """How long a body may take, besides a second per 16 KiB."""
     follow_seconds: float = 600.0
     """The same for a stream that is followed."""
-    max_waiting: int = 256
-    """The most texts that may wait in one process before it answers 503."""
-    batch_size: int = 32
+    waiting_seconds: float = 20.0
+    """The most work, as estimated, that may wait in one process before it answers 503."""
     threads: int = 1
     """Detection threads per process."""
     max_new_tokens: int = 1024
+    generation_bytes: int = 64 * _KIB
+    """The longest prompt or conversation to be continued."""
+    greedy: str = "unmarked"
+    """What becomes of texts at temperature 0, which leave no choice to mark: ``unmarked`` or ``refuse``."""
     max_waiting_completions: int = 32
     """The most completions that may wait in one process before it answers 503."""
     generation_batch_size: int = 8
@@ -157,7 +167,10 @@ class Settings:
             raise ConfigError("nothing to detect with: give --detector DIR, --key FILE or --keys DIR")
         if self.require_tokens and self.without_tokens:
             raise ConfigError("--require-tokens and --without-tokens contradict each other: give one")
-        for option, level in (("--fpr", self.fpr), ("--public-fpr", self.public_fpr)):
+        if self.greedy not in ("unmarked", "refuse"):
+            raise ConfigError(f"--greedy must be unmarked or refuse, got {self.greedy!r}")
+        levels = (("--fpr", self.fpr), ("--max-fpr", self.max_fpr), ("--public-fpr", self.public_fpr))
+        for option, level in levels:
             if not 0.0 < level < 1.0:
                 raise ConfigError(f"{option} must lie in (0, 1), got {level:g}")
         if self.zero_retention and self.log_queries:
@@ -169,15 +182,10 @@ class Settings:
             raise ConfigError("webhooks are signed: give --signer FILE.pem with --webhook-host")
         if self.public_url is not None and not self.public_url.startswith(("https://", "http://")):
             raise ConfigError(f"--public-url must begin with https:// or http://, got {self.public_url!r}")
-        positive = ("workers", "threads", "batch_size", "max_waiting", "text_bytes")
+        positive = ("workers", "threads", "text_bytes")
         for name in (*positive, "max_waiting_completions", "generation_batch_size"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
-
-    @property
-    def audit_values(self) -> int:
-        """The most JSON values in an audit: a text has an object and up to four fields."""
-        return 6 * self.audit_texts + 100
 
     @property
     def may_be_open(self) -> bool:

@@ -23,9 +23,9 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection, Engine
 
 from dewmark.errors import ConfigError, StorageError
-from dewmark_desk.migrations import stored_version, upgrade
+from dewmark_desk.migrations import upgrade
 
-_IDENTITY = "identity"
+_IDENTITY, _CHECKED = "identity", "checked"
 _CHECKPOINT_PAUSES = (0.0, 0.02, 0.1, 0.5)  # seconds before each attempt
 
 metadata = sa.MetaData()
@@ -126,14 +126,14 @@ bands = sa.Table(
     sa.Column("band", sa.String(16), primary_key=True, index=True),
 )
 
-answers = sa.Table(
-    "dewmark_answers",  # to public tokens, which get one answer for texts that are nearly the same
+asked = sa.Table(
+    "dewmark_asked",  # hashes of the texts that public tokens asked about (`resemblance`)
     metadata,
     sa.Column("token", sa.String(16), primary_key=True),
     sa.Column("number", sa.Integer, primary_key=True),
     sa.Column("time", sa.Float, nullable=False),
+    sa.Column("digest", sa.String(32), nullable=False),
     sa.Column("sketch", sa.LargeBinary, nullable=False),
-    sa.Column("answer", sa.Text, nullable=False),
 )
 
 secrets_ = sa.Table(
@@ -200,9 +200,11 @@ class Store:
             yield connection
 
     def check(self) -> None:
-        """Raise an error unless the database answers."""
-        with self.read() as connection:
-            stored_version(connection)
+        """Raise an error unless the database can be read and written: a disk may be full."""
+        self.secret(_CHECKED)
+        with self.write() as connection:
+            checked = sa.update(secrets_).where(secrets_.c.name == _CHECKED)
+            connection.execute(checked.values(value=secrets.token_hex(32)))
 
     def forget_deleted(self) -> None:
         """Remove deleted rows from SQLite's write-ahead log, too, once no reader needs it."""

@@ -99,7 +99,8 @@ class Supervisor:
         with tempfile.TemporaryDirectory(prefix="dewmark-metrics-") as folder:
             self._metrics_folder = folder
             environment = {**os.environ, "PROMETHEUS_MULTIPROC_DIR": folder}
-            cores = max(1, (os.cpu_count() or 1) // self._settings.workers)
+            # a worker has two threads that score, and threads that wait for each other are slow
+            cores = max(1, (os.cpu_count() or 1) // (2 * self._settings.workers))
             environment.setdefault("OMP_NUM_THREADS", str(cores))
             # glibc: few heaps, and large bodies apart from them, so that their memory goes back at once
             environment.setdefault("MALLOC_ARENA_MAX", "2")
@@ -156,7 +157,7 @@ class Supervisor:
                 dead = any(worker.process.poll() is not None for worker in fresh)
                 if dead or time.monotonic() > deadline or self._stop.wait(_POLL_SECONDS):
                     raise ConfigError("a new worker did not start: see the lines above")
-        except DewmarkError as error:
+        except (DewmarkError, OSError) as error:  # a file that cannot be read, no memory for a process
             for worker in fresh:
                 worker.process.kill()
                 worker.process.wait()

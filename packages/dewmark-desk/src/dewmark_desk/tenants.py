@@ -11,6 +11,7 @@ only detect. To rotate, rename the current key and put a new one in its place.
 from __future__ import annotations
 
 import functools
+import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,11 +23,11 @@ from dewmark.errors import ConfigError
 from dewmark.hosts.base import Host
 from dewmark.hosts.expectations import open_reader
 from dewmark.opening import load_scheme
-from dewmark.scheme import BoundScheme, reader_name
+from dewmark.scheme import BoundScheme, n_hypotheses, reader_name
 from dewmark.watermark import Watermark
 from dewmark.workspace import Expectations, Progress
 from dewmark_desk.measured_power import MeasuredPower, read_power
-from dewmark_desk.settings import Settings, check_tenant_id
+from dewmark_desk.settings import DEMONSTRATION, Settings, check_tenant_id
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,11 @@ class Tenant:
     def epoch(self) -> str | None:
         """The label of a retired key's epoch; None for the current key."""
         return self.id.partition("@")[2] or None
+
+    @functools.cached_property
+    def has_ring(self) -> bool:
+        """Whether detection chooses among members, payloads or epochs of the key."""
+        return n_hypotheses(self.bound) > 1
 
     @functools.cached_property
     def languages(self) -> tuple[str, ...] | None:
@@ -120,6 +126,12 @@ def open_tenants(
             bound = _bind(key, settings, progress).reading_with(reader(settings.reader))
             _add(tenants, owners, id_, bound)
     return tenants
+
+
+def open_demonstration() -> Tenant:
+    """The key of the packaged example under the default scheme. It is public, so its mark shows nothing."""
+    key = Key(hashlib.sha256(b"dewmark demonstration").digest())
+    return Tenant(DEMONSTRATION, load_scheme(key, host=None, settings={}))
 
 
 def open_writers(

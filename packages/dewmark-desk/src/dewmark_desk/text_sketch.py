@@ -50,19 +50,19 @@ class Sketch:
 
 
 class Sketcher:
-    """Makes sketches under a 32-byte key, by default of runs of three words."""
+    """Makes sketches under a 32-byte key."""
 
-    def __init__(self, key: bytes, *, shingle: int = _SHINGLE, places: int = PLACES) -> None:
-        self._key, self._shingle = key, shingle
+    def __init__(self, key: bytes) -> None:
+        self._key = key
         seed = int.from_bytes(hashlib.blake2b(b"orders", key=key, digest_size=16).digest(), "big")
         rng = np.random.default_rng(seed)
         # multiply-add on 64 bits, of which the upper 32 are used, orders hashes at random
-        self._factors = rng.integers(0, 1 << 63, size=places, dtype=np.uint64) * np.uint64(2) + np.uint64(1)
-        self._terms = rng.integers(0, 1 << 63, size=places, dtype=np.uint64)
+        self._factors = rng.integers(0, 1 << 63, size=PLACES, dtype=np.uint64) * np.uint64(2) + np.uint64(1)
+        self._terms = rng.integers(0, 1 << 63, size=PLACES, dtype=np.uint64)
 
     def __call__(self, text: str) -> Sketch:
         """The sketch of a text."""
-        hashes = self._hashes(shingles(text, self._shingle))
+        hashes = self._hashes(shingles(text))
         places = (self._factors[:, None] * hashes[None, :] + self._terms[:, None]) >> np.uint64(32)
         smallest = tuple(int(place) for place in places.min(axis=1))
         bands = tuple(

@@ -18,10 +18,11 @@ from typing import Any
 
 from dewmark.passages import Located, Version, judge
 from dewmark.reports.detection_display import located_sentence, one_in, sentence, technique
-from dewmark.scheme import check_text, reader_name
+from dewmark.scheme import BoundScheme, check_text, reader_name
 from dewmark.text.languages import UNDETERMINED, guess_language, language_name
 from dewmark.types import Detection, Verdict
 from dewmark.verdict import MIN_EFFECTIVE_LENGTH, level_of_whole
+from dewmark_desk.reports.detection_report import names_the_key
 from dewmark_desk.tenants import Tenant
 
 _WITHHELD = (
@@ -81,48 +82,73 @@ class Examination:
         """Whether a language model reads the texts, which takes a hundred times as long."""
         return self.read and any(reader_name(tenant.bound) is not None for tenant in self.tenants)
 
+    @property
+    def runs_a_model(self) -> bool:
+        """Whether a language model sees the prompt: a reader, or the host of a scheme that needs it."""
+        return self.has_reader or not all(tenant.bound.scheme.host_free for tenant in self.tenants)
 
-def detect(queries: Sequence[Query], how: Examination) -> list[dict[str, Any]]:
+    def bound(self, number: int) -> BoundScheme:
+        """The detector of a tenant."""
+        found = self.tenants[number].bound
+        return found if self.read else found.reading_with(None)
+
+
+Column = list[Detection]
+"""The results of one key for all versions of all queries."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What is said of a text, the tenant whose key fits best, and a sentence on the passages."""
+
+    said: dict[str, Any]
+    best: Tenant
+    located: str
+
+
+def detect(queries: Sequence[Query], how: Examination) -> list[Answer]:
     """One answer per text; one batch per tenant."""
-    return [answer for answer, _ in _examine(queries, how)]
+    return conclude(queries, how, score(queries, how, range(len(how.tenants))))
 
 
-def find_passages(query: Query, how: Examination) -> dict[str, Any]:
-    """The answer of `detect` and the marked passages of a text."""
-    ((answer, found),) = _examine([query], dataclasses.replace(how, passages=True))
-    coverage = answer["coverage"] or {"passages": [], "share": 0.0}
-    return {
-        "tenant": how.tenants[found.index].id,
-        "passages": coverage["passages"],
-        "share": coverage["share"],
-        "fpr": how.fpr,
-        "sentence": located_sentence(found),
-        "detection": answer,
-    }
+def score(queries: Sequence[Query], how: Examination, keys: Sequence[int]) -> list[Column]:
+    """What the detectors of these tenants find, by their numbers."""
+    texts = _versions(queries)
+    prompts = [prompt for _, _, prompt in texts]
+    return [
+        how.bound(key).detect_batch(
+            [text for _, text, _ in texts], prompts=prompts, fpr=how.fpr, test=how.test
+        )
+        for key in keys
+    ]
 
 
-def _examine(queries: Sequence[Query], how: Examination) -> list[tuple[dict[str, Any], Located]]:
-    bounds = [tenant.bound if how.read else tenant.bound.reading_with(None) for tenant in how.tenants]
-    # the prompt of a translation is in another language: its context would not fit
-    texts = [
+def conclude(queries: Sequence[Query], how: Examination, columns: Sequence[Column]) -> list[Answer]:
+    """One answer per text from what the detectors of all tenants found; passages are searched now."""
+    versions: list[list[Version]] = [[] for _ in queries]
+    for (i, text, prompt), row in zip(_versions(queries), zip(*columns, strict=True), strict=True):
+        versions[i].append(Version(text, prompt, row))
+    answers = []
+    for query, some in zip(queries, versions, strict=True):
+        found = judge(
+            some, how.bound, fpr=how.fpr, keys=how.keys, passages=how.passages, explain=not query.public
+        )
+        answer = _answer(query, how.tenants, some[0].detections, found)
+        answers.append(Answer(answer, how.tenants[found.index], located_sentence(found)))
+    return answers
+
+
+def _versions(queries: Sequence[Query]) -> list[tuple[int, str, str | None]]:
+    """(query, text, prompt) of all texts and translations.
+
+    The prompt of a translation is in another language: its context would not fit.
+    """
+    return [
         (i, text, prompt)
         for i, query in enumerate(queries)
         for text, prompt in ((query.text, query.prompt), (query.english, None))
         if text is not None and text.strip()
     ]
-    prompts = [prompt for _, _, prompt in texts]
-    columns = [
-        bound.detect_batch([text for _, text, _ in texts], prompts=prompts, fpr=how.fpr, test=how.test)
-        for bound in bounds
-    ]
-    versions: list[list[Version]] = [[] for _ in queries]
-    for (i, text, prompt), row in zip(texts, zip(*columns, strict=True), strict=True):
-        versions[i].append(Version(text, prompt, row))
-    examined = []
-    for query, some in zip(queries, versions, strict=True):
-        found = judge(some, bounds.__getitem__, fpr=how.fpr, keys=how.keys, passages=how.passages)
-        examined.append((_answer(query, how.tenants, some[0].detections, found), found))
-    return examined
 
 
 def _answer(
@@ -131,13 +157,13 @@ def _answer(
     tenant = tenants[found.index]
     answer = _public(found) if query.public else _full(found, tenants, tokens=query.tokens)
     del answer["language_known"]  # part of "language"
-    known = not query.public or found.is_marked  # do not reveal whose key came close
+    known = not query.public or names_the_key(found.verdict, found.looks.keys)
     return {
         **answer,
         "tenant": tenant.id if known else None,
         "language": _language(query.text, detections[found.index]),
         "leaves_no_room": _leaves_no_room(found.judged),
-        "power": _power(found, tenant) if known or len(tenants) == 1 else None,
+        "power": _power(found, tenant) if known else None,
         "level_of_whole": None if query.public else level_of_whole(found.fpr, found.looks),
         "characters": len(query.text),
         "translated_back": found.version > 0 and not query.public,

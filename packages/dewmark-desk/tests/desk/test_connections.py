@@ -6,6 +6,7 @@ import contextlib
 import json
 import logging
 import socket
+import threading
 import time
 from urllib.parse import urlsplit
 
@@ -13,7 +14,8 @@ import httpx
 import pytest
 from tests.desk.live import live_service, make_service
 
-from dewmark_desk.connections import raise_file_limit
+from dewmark_desk import verdicts
+from dewmark_desk.connections import Connections, raise_file_limit
 from dewmark_desk.monitoring import JsonLines, LimitedRepeats
 
 POST = b"POST /v1/detect HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
@@ -82,15 +84,45 @@ def test_half_open_connections_make_room(tmp_path):
             assert httpx.get(f"{url}/healthz", timeout=5).status_code == 200
 
 
-def test_connections_in_use_are_not_closed_for_new_ones(tmp_path):
+def test_slow_bodies_make_room(tmp_path):
+    with live_service(tmp_path, connections=20) as url, contextlib.ExitStack() as stack:
+        for _ in range(60):
+            stack.enter_context(connected(url, POST + b"Content-Length: 99\r\n\r\n{"))
+        for _ in range(3):
+            assert httpx.get(f"{url}/healthz", timeout=5).status_code == 200
+
+
+def test_connections_that_are_answered_are_not_closed_for_new_ones(tmp_path, monkeypatch):
+    gate, real = threading.Event(), verdicts.detect
+    monkeypatch.setattr(verdicts, "detect", lambda *a, **k: gate.wait(10) and real(*a, **k))
     with live_service(tmp_path, connections=2) as url, contextlib.ExitStack() as stack:
-        busy = [stack.enter_context(connected(url, POST + b"Content-Length: 13\r\n\r\n")) for _ in range(2)]
+        sent = POST + b'Content-Length: 13\r\n\r\n{"text": "a"}'
+        busy = [stack.enter_context(connected(url, sent)) for _ in range(2)]
         time.sleep(0.3)
         with connected(url) as late:
             assert closed(late, 5.0)
+        gate.set()
         for each in busy:
-            each.sendall(b'{"text": "a"}')
             assert each.recv(4096).startswith(b"HTTP/1.1 200")
+
+
+def test_cap_on_connections_is_kept():
+    class Transport:
+        closed = False
+
+        def abort(self):
+            self.closed = True
+
+    class Connection:
+        def __init__(self):
+            self.transport = Transport()
+
+    kept, made = Connections(total=10), [Connection() for _ in range(4000)]
+    assert all(kept.admit(each) for each in made)
+    assert len(kept.open) == 10
+    assert [each.transport.closed for each in made] == [True] * 3990 + [False] * 10
+    kept.waiting.clear()  # all are being answered
+    assert not kept.admit(Connection())
 
 
 def test_client_that_does_not_read_is_dropped(tmp_path):

@@ -56,8 +56,8 @@ class TestDetect:
         assert after["tokens_scored"] == alone["tokens_scored"] + 3
 
     def test_level_decides_the_verdict(self, client):
-        for fpr, verdict in ((0.99, "marked"), (1e-6, "not_marked")):
-            (found,) = results(client.post("/v1/detect", json={"text": plain_text(), "fpr": fpr}))
+        for fpr, verdict in ((0.05, "marked"), (1e-300, "not_marked")):
+            (found,) = results(client.post("/v1/detect", json={"text": marked_text(), "fpr": fpr}))
             assert (found["verdict"], found["fpr"]) == (verdict, fpr)
             assert (found["p_value"] < fpr) == (verdict == "marked")
 
@@ -201,67 +201,14 @@ class TestPublic:
         with pytest.raises(ConfigError, match="--public-fpr must lie"):
             dataclasses.replace(settings, public_fpr=0.0)
 
-    def test_near_duplicates_share_one_answer_and_one_budget(self, client):
-        head = bearer(client, "detect-public", budget=3)
-        plain, marked = plain_texts(1, 150)[0], marked_texts(1, 150)[0]
-        text, gone = plain + marked, plain + plain_text(2)[: len(marked)]
-        half = plain + " ".join("stone" if i % 5 < 2 else word for i, word in enumerate(marked.split()))
-        assert [bound("acme").detect(one).verdict for one in (text, gone)] == ["marked", "not_marked"]
-        asked = [
-            results(client.post("/v1/detect", json={"text": one}, headers=head))[0]
-            for one in (text, half, gone)
-        ]
-        assert [one["verdict"] for one in asked] == ["marked"] * 3
-        assert [one["shared"] for one in asked] == [False, True, True]
-        hidden = "\u200b".join(text) + " " * 99
-        both = {"texts": [hidden, plain_text(), plain_text() + " and more", plain_text(3)]}
-        found = results(client.post("/v1/detect", json=both, headers=head))
-        assert [one["shared"] for one in found] == [True, False, True, False]
-        assert found[2]["characters"] == len(plain_text()) + 9
-        assert client.get("/v1/whoami", headers=head).json()["budget_left"] == 0
-        assert client.post("/v1/detect", json={"text": half}, headers=head).status_code == 403
-        other = bearer(client, "detect-public")  # a token's answers are its own
-        (alone,) = results(client.post("/v1/detect", json={"text": gone}, headers=other))
-        assert (alone["verdict"], alone["shared"]) == ("not_marked", False)
-
-    def test_other_workers_know_the_answers(self, tmp_path, open_service):
-        clients = [open_service(make_service(tmp_path)) for _ in range(2)]
-        head = bearer(clients[0], "detect-public")
-        shared = [
-            results(each.post("/v1/detect", json={"text": plain_text()}, headers=head))[0]["shared"]
-            for each in clients
-        ]
-        assert shared == [False, True]
-        service = clients[1].service
-        sketch = service.public_answers.sketches([plain_text(3)])[0]
-        token = head["Authorization"].split("_")[1]
-        clients[0].service.public_answers.keep(token, sketch, {"verdict": "first"})
-        assert service.public_answers.keep(token, sketch, {"verdict": "second"}) == {"verdict": "first"}
-
     def test_new_texts_are_paid_for_by_bytes(self, client):
         text = plain_text()
         head = bearer(client, "detect-public", budget_bytes=len(text.encode()) + 10)
         asked = [
             client.post("/v1/detect", json={"text": one}, headers=head).status_code
-            for one in (text, text + " and more", plain_text(3))
+            for one in (text, plain_text(3))
         ]
-        assert asked == [200, 200, 403]
-
-    def test_sketches_are_keyed_by_the_store(self, tmp_path, open_service):
-        for name in ("one", "two"):
-            (tmp_path / name).mkdir()
-        sketches = [
-            open_service(make_service(tmp_path / name)).service.public_answers.sketches([plain_text()])[0]
-            for name in ("one", "two")
-        ]
-        assert (sketches[0] == sketches[1]).mean() < 0.1  # nobody can make up near texts beforehand
-
-    def test_unrelated_texts_are_not_near(self, client):
-        answers = client.service.public_answers
-        sketches = answers.sketches([*plain_texts(8, 300), *marked_texts(8, 300)])
-        near = sum(answers.alike(a, b) for i, a in enumerate(sketches) for b in sketches[:i])
-        # similarities reach 0.09 here: under 1 key in 40, one of the 120 pairs is near by chance
-        assert near <= 1
+        assert asked == [200, 403]
 
     def test_public_tokens_may_not_search_for_the_threshold(self, client):
         head = bearer(client, "detect-public")
@@ -298,7 +245,7 @@ class TestLocate:
         client = open_service(tenants=("acme", "beta"))
         parts = [marked_texts(1, 150)[0][:400], *plain_texts(6, 150)]
         for text in (*parts, parts[1] + parts[0] + parts[2], marked_text(), "the old bridge"):
-            for fpr in (0.01, 0.2):
+            for fpr in (0.01, 0.05):
                 body = {"text": text, "fpr": fpr, "tokens": True}
                 (whole,) = results(client.post("/v1/detect", json={**body, "passages": True}))
                 found = client.post("/v1/locate", json=body).json()
@@ -345,7 +292,6 @@ class TestExtract:
         ({"text": "a", "tenants": ["nobody"]}, 404),
         ({"text": " \n"}, 422),
         ({"text": "x" * 1_000_001}, 413),
-        ({"text": "a", "prompt": "x" * 1_000_001}, 413),
     ],
 )
 def test_invalid_requests_are_rejected(client, body, status):
@@ -360,11 +306,11 @@ def test_a_reader_s_requests_and_others_are_not_one_batch(client, monkeypatch):
     """A batch is handled by the first request's settings, so requests of one batch must agree on them."""
     groups = []
 
-    async def run(handler, items, *, group=None):
+    async def run(handler, items, *, owner, cost, group=None):
         groups.append(group)
         return handler(list(items))
 
-    monkeypatch.setattr(client.service.pool, "run", run)
+    monkeypatch.setattr(client.service.fast, "run", run)
     for read in (True, False, True):
         results(client.post("/v1/detect", json={"text": plain_text(), "read": read}))
     assert groups[0] == groups[2] != groups[1]

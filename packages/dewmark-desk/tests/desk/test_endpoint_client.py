@@ -16,7 +16,7 @@ CHATS = [
 
 
 def test_answers_depend_on_conversation_and_seed(tmp_path: Path):
-    with live_service(tmp_path, generates=True) as url:
+    with live_service(tmp_path, generates=True, greedy="refuse") as url:
         chat = EndpointChat(f"{url}/v1", "tiny", temperature=1.0, concurrency=3)
         answers = chat.complete(CHATS, seeds=[1, 2, 3], max_new_tokens=12)
         assert chat.complete(CHATS[1:2], seeds=[2], max_new_tokens=12) == answers[1:2]

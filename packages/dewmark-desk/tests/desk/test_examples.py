@@ -6,11 +6,13 @@ import dataclasses
 from collections.abc import Sequence
 
 import pytest
+from tests.desk.compose_example import composed
 from tests.desk.conftest import bearer
 from tests.desk.live import plain_text
 
 from dewmark.types import Detection, Verdict
 from dewmark_desk.examples import example_text, unmarked_text
+from dewmark_desk.tenants import open_demonstration
 
 NOTHING = Detection(Verdict.NOT_MARKED, 1.0, 0.0, 0.0, 50.0, 50, "key", 0.01, "dew", "f0")
 LIKED = {
@@ -35,7 +37,7 @@ def likes(texts: Sequence[str]) -> list[Detection]:
 
 
 def test_wording_is_the_one_that_scores_highest():
-    paragraphs = example_text(likes).split("\n\n")
+    paragraphs = composed(likes).split("\n\n")
     assert len(paragraphs) == 6
     assert paragraphs[1].startswith("The stone harbour stands beneath a rocky cliff, and its ")
     assert "sailors" in paragraphs[1]
@@ -43,25 +45,29 @@ def test_wording_is_the_one_that_scores_highest():
     assert "the mayor " in paragraphs[2]
     assert not set("{|}") & set("".join(paragraphs))
     assert all(each[0].isupper() and each.endswith(".") for each in paragraphs)
-    assert example_text(likes) == "\n\n".join(paragraphs)
+    assert composed(likes) == "\n\n".join(paragraphs)
     assert unmarked_text().startswith("Call me Ishmael.")
 
 
-def test_example_is_composed_once_per_tenant(open_service):
+def test_example_carries_the_mark_of_the_demonstration_key_only(open_service):
     client = open_service(tenants=("acme", "beta"))
-    first, again = (client.get("/v1/example").json() for _ in range(2))
-    assert first == again
-    assert first["tenant"] == "acme"
-    assert list(client.service.examples) == ["acme"]
-    other = client.get("/v1/example", params={"tenant": "beta"}).json()
-    assert other["tenant"] == "beta"
-    assert other["unmarked"] == first["unmarked"]
-    assert client.get("/v1/example", params={"tenant": "nobody"}).status_code == 404
+    given = client.get("/v1/example").json()
+    assert given == {"tenant": "demonstration", "marked": example_text(), "unmarked": unmarked_text()}
+    asked = {"text": given["marked"], "tenants": [given["tenant"]]}
+    (found,) = client.post("/v1/detect", json=asked).json()["results"]
+    assert (found["verdict"], found["tenant"], found["keys"]) == ("marked", "demonstration", 1)
+    (nothing,) = client.post("/v1/detect", json={"text": given["marked"]}).json()["results"]
+    assert nothing["tenant"] in ("acme", "beta")
+    for path, body in (("/v1/reports", asked), ("/v1/batches", {**asked, "texts": [{"text": "a"}]})):
+        body.pop("text", None) if path == "/v1/batches" else None
+        assert client.post(path, json=body).status_code == 404
 
 
-def test_example_needs_a_scope(client):
-    assert client.get("/v1/example", headers=bearer(client, "generate")).status_code == 403
-    assert client.get("/v1/example", headers=bearer(client, "detect-public")).status_code == 200
+def test_example_needs_the_scope_detect(client):
+    for scope, status in (("generate", 403), ("detect-public", 403), ("detect", 200)):
+        assert client.get("/v1/example", headers=bearer(client, scope)).status_code == status
+    public = {"text": example_text(), "tenants": ["demonstration"]}
+    assert client.post("/v1/detect", json=public, headers=bearer(client, "detect-public")).status_code == 403
 
 
 def test_unmarked_text_gets_the_measured_power(open_service):
@@ -86,17 +92,13 @@ def test_unmarked_text_gets_the_measured_power(open_service):
     assert (full["verdict"], full["leaves_no_room"]) == ("too_short", True)
 
 
-@pytest.mark.models
-def test_example_carries_the_mark_of_the_default_scheme():
-    from dewmark import Key
-    from dewmark.opening import load_scheme
+def test_packaged_example_fits_the_default_scheme():
     from dewmark_desk.measured_power import read_power
 
-    bound = load_scheme(Key(bytes(range(32))), host=None, settings={})
-    text = example_text(bound.detect_batch)
-    found = [bound.detect(each).z for each in text.split("\n\n")]
-    assert min(found[1:3]) > 4.0
-    assert bound.detect(text).is_marked
+    bound = open_demonstration().bound
+    found = [bound.detect(each).z for each in example_text().split("\n\n")]
+    assert min(found[1:3]) > 4.0  # if this fails: python -m tests.desk.compose_example
+    assert bound.detect(example_text()).is_marked
     measured = read_power(bound)
     assert measured is not None  # the package's measurement is of the default: dewmark power, if this fails
     assert not measured.own

@@ -158,7 +158,10 @@ class TestAudit:
     def test_audits_have_limits(self, open_service):
         client = open_service(jobs_per_token=1, audit_texts=30)
         client.service._runner.close()  # no job is run
-        assert client.post("/v1/audit", json={"texts": [{"text": "a"}] * 31}).status_code == 422
+        assert (
+            client.post("/v1/audit", json={"texts": [{"text": f"a {i}"} for i in range(31)]}).status_code
+            == 422
+        )
         assert client.post("/v1/audit", json={"texts": [{"text": "x" * 1_000_001}]}).status_code == 413
         assert client.post("/v1/audit", json={"texts": [{"text": "a"}]}).status_code == 202
         refused = client.post("/v1/audit", json={"texts": [{"text": "a"}]})

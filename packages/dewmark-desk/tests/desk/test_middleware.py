@@ -13,10 +13,10 @@ from tests.desk.conftest import bearer
 
 from dewmark_desk import routes as serve_routes
 from dewmark_desk import verdicts
+from dewmark_desk.fair_pool import Overloaded
 from dewmark_desk.monitoring import JsonLines
-from dewmark_desk.routes.guarded_route import GuardedRoute, count_values
+from dewmark_desk.routes.guarded_route import GuardedRoute
 from dewmark_desk.schemas import DetectRequest
-from dewmark_desk.thread_pool import Overloaded
 from dewmark_desk.verdicts import Query
 
 SECRET = "a sentence that nobody but its writer may ever see again"
@@ -92,7 +92,7 @@ class TestTokens:
         assert client.post("/v1/detect", json={"text": blank}, headers=head).status_code == 422
         assert client.post("/v1/extract", files={"file": ("a.pdf", b"?")}, headers=head).status_code == 422
         assert left() == 9
-        monkeypatch.setattr(client.service.pool, "run", busy)
+        monkeypatch.setattr(client.service.fast, "run", busy)
         assert client.post("/v1/detect", json={"texts": ["a", "b"]}, headers=head).status_code == 503
         assert client.post("/v1/locate", json={"text": "a"}, headers=head).status_code == 503
         assert left() == 9
@@ -227,25 +227,18 @@ class TestExpensiveBodies:
         assert client.post("/v1/detect", json={"text": "a" * 500_000}).status_code == 200
         assert client.service.held == 0
 
-    @pytest.mark.parametrize(
-        ("body", "count"),
-        [
-            (b'{"a": "b", "c": [1, 2, "[,{"]}', 6),
-            (rb'["\\", "\"[[[,", "\\\",,"]', 4),
-            (b'["' + b'","' * 99 + b'"]', 25),  # more than the limit: a bound from the quotes
-        ],
-    )
-    def test_values_are_counted_without_parsing(self, body, count):
-        assert count_values(body, 10) >= min(count, 11)
-        assert count_values(body, 1000) in (count, 101)
-
 
 class TestOverload:
     def test_overload_is_rejected_at_once_and_the_rest_is_answered(self, open_service, monkeypatch):
-        client = open_service(max_waiting=2)
-        gate = threading.Event()
+        client = open_service(waiting_seconds=0.005)  # two short texts
+        gate, started = threading.Event(), threading.Event()
         real = verdicts.detect
-        monkeypatch.setattr(verdicts, "detect", lambda *a, **k: gate.wait(10) and real(*a, **k))
+
+        def wait(*a, **k):
+            started.set()
+            return gate.wait(10) and real(*a, **k)
+
+        monkeypatch.setattr(verdicts, "detect", wait)
         answers: list[int] = []
 
         def ask() -> None:
@@ -253,13 +246,13 @@ class TestOverload:
 
         threads = [threading.Thread(target=ask) for _ in range(3)]
         threads[0].start()
-        until(lambda: client.service.pool.waiting == 0 and client.service.pool.busy == 1)
+        until(started.is_set)
         for thread in threads[1:]:
             thread.start()
-        until(lambda: client.service.pool.waiting == 2)
-        started = time.monotonic()
+        until(lambda: client.service.fast.waiting == 2)
+        asked = time.monotonic()
         refused = client.post("/v1/detect", json={"text": "the old bridge"})
-        assert time.monotonic() - started < 1.0
+        assert time.monotonic() - asked < 1.0
         assert refused.status_code == 503
         assert int(refused.headers["retry-after"]) >= 1
         gate.set()
@@ -286,18 +279,17 @@ class TestOverload:
         assert 200 not in order  # it overtook the large request, which took the worker for itself before
         thread.join()
         assert order[-1] == 200
-        assert max(order[:-1]) == 1
+        assert max(order[:-1]) <= 3
 
     def test_work_of_one_request_is_limited(self, client):
         refused = client.post("/v1/detect", json={"texts": ["a long text " * 5_000] * 12})
         assert (refused.status_code, refused.json()["error"]["code"]) == (413, "texts_too_large")
 
-    def test_stopping_service_rejects_new_requests(self, client):
+    def test_stopping_service_answers_requests_on_open_connections_and_closes_them(self, client):
         client.service.draining = True
-        refused = client.post("/v1/detect", json={"text": "the old bridge"})
-        assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
+        answer = client.post("/v1/detect", json={"text": "the old bridge"})
+        assert (answer.status_code, answer.headers["connection"]) == (200, "close")
         assert client.get("/healthz").json()["status"] == "draining"
-        assert client.get("/v1/jobs").status_code == 200
 
     def test_unavailable_store_is_a_503(self, client, monkeypatch):
         def away(*_: object, **__: object) -> None:

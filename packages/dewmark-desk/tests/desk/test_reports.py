@@ -103,6 +103,7 @@ def test_readyz_follows_the_store_and_the_end(client, monkeypatch):
 
     with monkeypatch.context() as patch:
         patch.setattr(client.service.store, "check", gone)
+        patch.setattr("dewmark_desk.service._CHECK_SECONDS", 0.0)
         assert client.get("/readyz").status_code == 503
     client.service.draining = True
     assert client.get("/readyz").status_code == 503

@@ -70,6 +70,13 @@ def serve(
             metavar="MODEL", help="Also write: load this host and serve marked text over OpenAI's API."
         ),
     ] = None,
+    greedy: Annotated[
+        str,
+        typer.Option(
+            metavar="unmarked | refuse",
+            help="Requests at temperature 0 leave no choice to mark: answer them without a mark, or refuse.",
+        ),
+    ] = "unmarked",
     reader: options.Reader = None,
     translate_back: Annotated[
         bool,
@@ -152,6 +159,9 @@ def serve(
         str | None, typer.Option(metavar="URL", help="Where the dossier of dewmark comply is published.")
     ] = None,
     fpr: options.FalsePositiveRate = 0.01,
+    max_fpr: Annotated[
+        float, typer.Option(metavar="P", help="The loosest level that a request may ask for.")
+    ] = 0.05,
     public_fpr: Annotated[
         float, typer.Option(metavar="P", help="The same for public tokens, if it is smaller.")
     ] = 1e-4,
@@ -204,7 +214,9 @@ def serve(
             public_url=public_url,
             dossier_url=dossier,
             fpr=fpr,
+            max_fpr=max_fpr,
             public_fpr=public_fpr,
+            greedy=greedy,
         )
         with Progress(quiet=quiet) as progress:
             return _check(chosen, identity, progress)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import re
 import secrets
+import unicodedata
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -87,7 +88,7 @@ def report_claims(
     best key, and are claimed only if the text is marked or no other key was tried.
     """
     keys = found["looks"]["keys"]
-    known = found["verdict"] == Verdict.MARKED.value or keys == 1
+    known = names_the_key(Verdict(found["verdict"]), keys)
     return {
         "document": REPORT,
         "format": _FORMAT,
@@ -127,6 +128,11 @@ def report_claims(
         "evidence": {name: found[name] for name in ("z", "effective_length", "tokens_scored")},
         "caveats": list(CAVEATS),
     }
+
+
+def names_the_key(verdict: Verdict, keys: int) -> bool:
+    """Whether a result may name the key that came closest, of so many."""
+    return verdict is Verdict.MARKED or keys == 1
 
 
 def _origin(found: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -230,7 +236,7 @@ def render_report(signed: Signed, document: str) -> str:
         "Signer": f"{signed.signer} (Ed25519)",
     }
     body = "".join(
-        f"<dt>{escape(term)}</dt><dd>{escape(str(value))}</dd>" for term, value in rows.items() if value
+        f"<dt>{escape(term)}</dt><dd>{_shown(str(value))}</dd>" for term, value in rows.items() if value
     )
     caveats = "".join(f"<li>{escape(each)}</li>" for each in claims["caveats"])
     issued = (
@@ -238,8 +244,8 @@ def render_report(signed: Signed, document: str) -> str:
     )
     return html_page(
         f"Detection report {claims['id']}",
-        f"<header><h1>Detection report</h1><p class='soft'>{escape(issued)}</p></header>\n"
-        f"<article>\n<p class='verdict'>{escape(_headline(claims))}</p>\n"
+        f"<header><h1>Detection report</h1><p class='soft'>{_shown(issued)}</p></header>\n"
+        f"<article>\n<p class='verdict'>{_shown(_headline(claims))}</p>\n"
         f"<p class='sure'>{escape(_certainty(claims))}</p>\n<dl>{body}</dl>\n</article>\n"
         f"<article>\n<h2>What a verdict means, and what it does not</h2>\n<ul>{caveats}</ul>\n</article>\n"
         "<article>\n<h2>Check this report</h2>\n<p>Anyone can make a page that looks like this one; only the "
@@ -249,6 +255,11 @@ def render_report(signed: Signed, document: str) -> str:
         f"<p class='jws'>{escape(document)}</p>\n</article>\n",
         style=_STYLE,
     )
+
+
+def _shown(text: str) -> str:
+    """Text for the page without control characters: some turn the direction of what follows."""
+    return escape("".join(each for each in text if unicodedata.category(each) not in ("Cc", "Cf")))
 
 
 _HOLDERS = {
@@ -275,15 +286,16 @@ def signed_document(page: str) -> str | None:
 def _headline(claims: Mapping[str, Any]) -> str:
     verdict, owner = Verdict(claims["verdict"]), claims["attribution"]
     whose = f"the mark of {owner['owner']}" if owner and owner["owner"] else "the mark of this key"
+    level = f"at a false-positive rate of {claims['level']:g}"
     if verdict is Verdict.MARKED:
         coverage = claims["coverage"] or {"extent": None}
         if coverage["extent"] == "part":
-            return f"About {100 * coverage['share']:.0f}% of this text carries {whose}."
+            return f"About {100 * coverage['share']:.0f}% of this text carries {whose}, {level}."
         throughout = " throughout" if coverage["extent"] == "whole" else ""
-        return f"This text carries {whose}{throughout}."
+        return f"This text carries {whose}{throughout}, {level}."
     if verdict is Verdict.NOT_MARKED:
         none = f"No mark of {owner['owner']}" if owner and owner["owner"] else "No mark"
-        return f"{none} was found in this text."
+        return f"{none} was found in this text, {level}."
     return f"This text allows no verdict: {verdict.words}."
 
 

@@ -8,6 +8,7 @@ from fastapi.responses import JSONResponse
 from dewmark.errors import InputError
 from dewmark.scheme import check_test, check_text
 from dewmark.text.languages import guess_language
+from dewmark_desk.admission import admitted
 from dewmark_desk.api_tokens import Scope
 from dewmark_desk.http_errors import ApiError
 from dewmark_desk.jobs import JobText
@@ -23,6 +24,7 @@ from dewmark_desk.routes.guarded_route import GuardedRoute, scopes
 from dewmark_desk.routes.submission import IdempotencyKey, submit_job
 from dewmark_desk.schemas import AuditRequest, JobResponse
 from dewmark_desk.settings import Settings
+from dewmark_desk.verdicts import Examination, Query
 
 router = APIRouter(prefix="/v1", tags=["audit"], dependencies=[Depends(token)], route_class=GuardedRoute)
 
@@ -48,15 +50,14 @@ async def audit(
     """
     caller = require(caller, Scope.DETECT)
     settings = service.settings
-    if len(body.texts) > settings.audit_texts:
-        raise ApiError(422, "invalid_request", f"texts: at most {settings.audit_texts:,} per audit")
     tenants = service.may_use(caller)
     if body.tenant is not None:
         tenants = [service.tenant(body.tenant, caller)]
     if len(tenants) != 1:
         raise ApiError(422, "invalid_request", "tenant: an audit covers one key, so name its tenant")
     check_test(body.test, tenants[0].bound.tests)
-    texts = await service.in_thread(_distinct, body, settings)
+    how = Examination(tenants, keys=1)
+    texts = await service.in_thread(_distinct, body, how, settings)
     return await submit_job(
         service,
         caller,
@@ -70,20 +71,17 @@ async def audit(
     )
 
 
-def _distinct(body: AuditRequest, settings: Settings) -> list[JobText]:
+def _distinct(body: AuditRequest, how: Examination, settings: Settings) -> list[JobText]:
     """The distinct texts; duplicates would invalidate the intervals."""
-    found: dict[str, JobText] = {}
-    for i, entry in enumerate(body.texts):
-        if not entry.text.strip() or entry.text in found:
-            continue
-        check_text(entry.text, f"text {i}")
-        for what, value in (("prompt", entry.prompt), ("language", entry.language)):
-            if value and value.strip():
-                check_text(value, f"the {what} of text {i}")
-        if len(entry.text.encode()) > settings.text_bytes:
-            raise ApiError(413, "text_too_large", f"text {i} has more than {settings.text_bytes:,} bytes")
-        language = (entry.language or "").strip() or guess_language(entry.text)
-        found[entry.text] = JobText(entry.text, entry.prompt, language)
+    found = {entry.text: entry for entry in reversed(body.texts) if entry.text.strip()}
     if not found:
         raise InputError("all texts are blank: there is nothing to audit")
-    return list(found.values())
+    for entry in found.values():
+        if entry.language and entry.language.strip():
+            check_text(entry.language, "the language of a text")
+    queries = [Query(entry.text, entry.prompt) for entry in reversed(found.values())]
+    languages = [(found[query.text].language or "").strip() for query in queries]
+    return [
+        JobText(query.text, query.prompt, language or guess_language(query.text))
+        for query, language in zip(admitted(queries, how, settings, job=True), languages, strict=True)
+    ]

@@ -25,10 +25,13 @@ from starlette.types import Receive, Send
 from starlette.types import Scope as AsgiScope
 
 from dewmark.streams import Stream
+from dewmark_desk import decisions
+from dewmark_desk.admission import SLICE
 from dewmark_desk.api_tokens import Scope
-from dewmark_desk.http_errors import ApiError, error_body
+from dewmark_desk.examining import log_queries
+from dewmark_desk.fair_pool import Overloaded
+from dewmark_desk.http_errors import ApiError, error_body, overloaded
 from dewmark_desk.routes.dependencies import CallerOf, RequestId, ServiceOf, error_responses, require, token
-from dewmark_desk.routes.detect import choose_tenants, log_queries
 from dewmark_desk.routes.guarded_route import GuardedRoute, scopes
 from dewmark_desk.schemas import FollowedLine, Share, TenantId
 from dewmark_desk.service import Service
@@ -36,6 +39,10 @@ from dewmark_desk.service import Service
 router = APIRouter(prefix="/v1", tags=["detection"], dependencies=[Depends(token)], route_class=GuardedRoute)
 
 _LEAST, _MOST = 24, 240  # characters that are read at once
+_SECONDS = 8e-5  # of work for a character under one key
+_WORK = 20.0  # seconds of work for one stream, which then holds about 100 MB
+_ALL_WORK = 80.0  # the same for all streams of a process
+_STREAMS = 4  # that one token may have followed at a time
 _DRAIN_SECONDS = 1.0
 _LINES = "application/x-ndjson"
 
@@ -65,18 +72,23 @@ async def follow(
     The answer ends there, or with the text.
     """
     caller = require(caller, Scope.DETECT)
-    tenants = choose_tenants(service, caller, None if tenant is None else [tenant])
-    keys, level = len(service.may_use(caller)), fpr or service.settings.fpr
-    stream = Stream([each.bound.reading_with(None) for each in tenants], fpr=level, keys=keys)
+    ids = None if tenant is None else [tenant]
+    how = decisions.examination(service, caller, ids, fpr=fpr, read=False)
+    if service.following[caller.id] >= _STREAMS:
+        raise ApiError(429, "too_many_requests", f"this token follows {_STREAMS} streams", wait=10.0)
+    stream = Stream([how.bound(i) for i in range(len(how.tenants))], fpr=how.fpr, keys=how.keys)
     async with service.charged(caller, 1):
-        line = functools.partial(_line, stream, [each.id for each in tenants])
+        line = functools.partial(_line, stream, [each.id for each in how.tenants])
 
     async def finished() -> None:
         answer = line(end=True)
         service.metrics.texts.labels("follow", answer["verdict"] or "broken_off").inc()
         await log_queries(service, caller, request_id, "follow", [stream.text], [answer])
 
-    return _Following(service, stream, line, request_id, background=BackgroundTask(finished))
+    seconds = _SECONDS * len(how.tenants)  # per character
+    return _Following(
+        service, caller.id, stream, line, request_id, seconds, background=BackgroundTask(finished)
+    )
 
 
 def _line(stream: Stream, tenants: Sequence[str], *, end: bool) -> dict[str, Any]:
@@ -102,19 +114,30 @@ class _Following(Response):
     def __init__(
         self,
         service: Service,
+        owner: str,
         stream: Stream,
         line: Callable[..., dict[str, Any]],
         request_id: str,
+        seconds: float,
         *,
         background: BackgroundTask,
     ) -> None:
         super().__init__(background=background)
         del self.headers["content-length"]
         self._service, self._stream, self._line, self._request_id = service, stream, line, request_id
+        self._owner, self._seconds, self._done = owner, seconds, 0.0
 
     async def __call__(self, scope: AsgiScope, receive: Receive, send: Send) -> None:
         """Answer until the text has ended or is found to be marked, or its client has gone."""
         headers = [(b"connection", b"close"), *self.raw_headers]
+        self._service.following[self._owner] += 1
+        try:
+            await self._follow(headers, receive, send)
+        finally:
+            self._service.following[self._owner] -= 1
+            self._service.followed -= self._done
+
+    async def _follow(self, headers: list[tuple[bytes, bytes]], receive: Receive, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         last = b""
         try:
@@ -122,6 +145,9 @@ class _Following(Response):
                 await send({"type": "http.response.body", "body": _encoded(line), "more_body": True})
         except ApiError as error:
             last = _encoded(error_body(error.status_code, error.code, error.detail, self._request_id))
+        except Overloaded:
+            busy = overloaded(10.0)
+            last = _encoded(error_body(busy.status_code, busy.code, busy.detail, self._request_id))
         except UnicodeDecodeError:
             last = _encoded(error_body(422, "invalid_request", "the body is not UTF-8", self._request_id))
         await send({"type": "http.response.body", "body": last, "more_body": True})
@@ -133,7 +159,10 @@ class _Following(Response):
 
     async def _lines(self, receive: Receive) -> AsyncIterator[dict[str, Any]]:
         decoder, unread, more, marked = codecs.getincrementaldecoder("utf-8")(), "", True, False
-        pool, stream, limit = self._service.pool, self._stream, self._service.settings.text_bytes
+        stream = self._stream
+        pool = self._service.fast if self._seconds * _MOST < SLICE else self._service.slow
+        limit = min(self._service.settings.text_bytes, int(_WORK / self._seconds))
+        most = max(_LEAST, min(_MOST, int(SLICE / self._seconds)))
         while more and not marked:
             message = await receive()
             if message["type"] != "http.request":
@@ -142,13 +171,28 @@ class _Following(Response):
             unread += decoder.decode(message.get("body", b""), final=not more)
             while not marked and unread and (len(unread) >= _LEAST or not more):
                 if len(stream.text) >= limit:
-                    raise ApiError(413, "text_too_large", f"a stream may have at most {limit:,} characters")
-                await pool.run(lambda pieces: [stream.update(piece) for piece in pieces], [unread[:_MOST]])
-                unread, marked = unread[_MOST:], stream.is_marked
+                    few = ": name fewer tenants" if self._seconds > _SECONDS else ""
+                    raise ApiError(
+                        413, "text_too_large", f"this stream may have at most {limit:,} characters{few}"
+                    )
+                cost = self._seconds * len(unread[:most])
+                share = _ALL_WORK / max(1, self._service.following.total())
+                if self._service.followed + cost > _ALL_WORK and self._done + cost > share:
+                    raise overloaded(10.0, "too many streams are followed")
+                self._done, self._service.followed = self._done + cost, self._service.followed + cost
+                await pool.run(
+                    lambda pieces: [stream.update(piece) for piece in pieces],
+                    [unread[:most]],
+                    owner=self._owner,
+                    cost=cost,
+                )
+                unread, marked = unread[most:], stream.is_marked
                 if not marked:
                     yield self._line(end=False)
         if not marked:
-            await pool.run(lambda _: [stream.finish()], [None])
+            await pool.run(
+                lambda _: [stream.finish()], [None], owner=self._owner, cost=self._seconds * _LEAST
+            )
         yield self._line(end=True)
 
 

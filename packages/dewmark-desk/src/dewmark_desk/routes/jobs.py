@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Depends, Path, Query
+from fastapi import APIRouter, Depends, Path
+from fastapi import Query as Parameter
 from fastapi.responses import JSONResponse, Response
 
-from dewmark.scheme import check_test, check_text
+from dewmark.scheme import check_text
+from dewmark_desk import decisions
+from dewmark_desk.admission import admitted
 from dewmark_desk.api_tokens import Caller, Scope
 from dewmark_desk.http_errors import ApiError
 from dewmark_desk.jobs import BATCH, Job, JobText
@@ -24,13 +27,14 @@ from dewmark_desk.routes.submission import IdempotencyKey, submit_job
 from dewmark_desk.schemas import BatchRequest, JobList, JobResponse, JobState, ResultList
 from dewmark_desk.service import Service
 from dewmark_desk.settings import Settings
+from dewmark_desk.verdicts import Examination, Query
 from dewmark_desk.webhooks import check_url
 
 router = APIRouter(prefix="/v1", tags=["jobs"], dependencies=[Depends(token)], route_class=GuardedRoute)
 
 _ID = r"^j_[A-Za-z0-9_-]{10,40}$"
 JobId = Annotated[str, Path(pattern=_ID)]
-Limit = Annotated[int, Query(ge=1, le=500, description="The most rows on a page.")]
+Limit = Annotated[int, Parameter(ge=1, le=500, description="The most rows on a page.")]
 
 
 @router.post(
@@ -56,21 +60,16 @@ async def batch(
     """
     caller = require(caller, Scope.DETECT)
     settings = service.settings
-    if len(body.texts) > settings.audit_texts:
-        raise ApiError(422, "invalid_request", f"texts: at most {settings.audit_texts:,} per batch")
-    ids = body.tenants if body.tenants is not None else [tenant.id for tenant in service.may_use(caller)]
-    tenants = [service.tenant(id_, caller) for id_ in dict.fromkeys(ids)]
-    if not tenants:
-        raise ApiError(404, "not_found", "this token may not use any tenant")
-    for tenant in tenants:
-        check_test(body.test, tenant.bound.tests)
+    how = decisions.examination(
+        service, caller, body.tenants, fpr=body.fpr, test=body.test, passages=body.passages, read=body.read
+    )
     if body.webhook is not None:
         check_url(body.webhook, hosts=settings.webhook_hosts)
     if body.translate_back and not settings.translate_back:
         raise ApiError(
             422, "invalid_request", "translate_back: this service does not translate (--translate-back)"
         )
-    texts = await service.in_thread(_texts, body, settings)
+    texts = await service.in_thread(_texts, body, how, settings)
     return await submit_job(
         service,
         caller,
@@ -78,16 +77,16 @@ async def batch(
         body,
         idempotency=idempotency_key,
         kind=BATCH,
-        tenant=tenants[0].id if len(tenants) == 1 else "",
+        tenant=how.tenants[0].id if len(how.tenants) == 1 else "",
         test=body.test,
         texts=texts,
         options={
-            "tenants": [tenant.id for tenant in tenants],
-            "read": body.read,
+            "tenants": [tenant.id for tenant in how.tenants],
+            "read": how.read,
             "translate_back": body.translate_back,
-            "keys": len(service.may_use(caller)),  # it may submit the same texts for others
-            "fpr": body.fpr or settings.fpr,
-            "passages": body.passages,
+            "keys": how.keys,  # the caller may submit the same texts for others
+            "fpr": how.fpr,
+            "passages": how.passages,
         },
         webhook=body.webhook,
     )
@@ -98,7 +97,7 @@ async def jobs(
     service: ServiceOf,
     caller: CallerOf,
     limit: Limit = 50,
-    after: Annotated[str | None, Query(pattern=_ID, description="The cursor of a page.")] = None,
+    after: Annotated[str | None, Parameter(pattern=_ID, description="The cursor of a page.")] = None,
 ) -> JSONResponse:
     """Jobs without their results, newest first; ``admin`` sees those of all callers."""
     caller = require(caller, Scope.DETECT)
@@ -135,7 +134,7 @@ async def results(
     service: ServiceOf,
     caller: CallerOf,
     limit: Limit = 100,
-    after: Annotated[int, Query(ge=-1, le=10**9, description="The cursor of a page.")] = -1,
+    after: Annotated[int, Parameter(ge=-1, le=10**9, description="The cursor of a page.")] = -1,
 ) -> JSONResponse:
     """The results so far, in the order of the texts; a running batch has more later."""
     found = await _find(job, service, require(caller, Scope.DETECT))
@@ -164,12 +163,10 @@ async def _find(id_: str, service: Service, caller: Caller) -> Job:
     return found
 
 
-def _texts(body: BatchRequest, settings: Settings) -> list[JobText]:
+def _texts(body: BatchRequest, how: Examination, settings: Settings) -> list[JobText]:
     for i, entry in enumerate(body.texts):
-        check_text(entry.text, f"text {i}")
-        for what, value in (("prompt", entry.prompt), ("id", entry.id)):
-            if value and value.strip():
-                check_text(value, f"the {what} of text {i}")
-        if len(entry.text.encode()) > settings.text_bytes:
-            raise ApiError(413, "text_too_large", f"text {i} has more than {settings.text_bytes:,} bytes")
-    return [JobText(entry.text, entry.prompt, name=entry.id) for entry in body.texts]
+        if entry.id and entry.id.strip():
+            check_text(entry.id, f"the id of text {i}")
+    queries = [Query(entry.text, entry.prompt) for entry in body.texts]
+    made = zip(body.texts, admitted(queries, how, settings, job=True), strict=True)
+    return [JobText(query.text, query.prompt, name=entry.id) for entry, query in made]

@@ -2,8 +2,9 @@
 
 Supports the fields of OpenAI's API that concern a marked completion. Fields that would change the text in a
 way that this service does not offer (penalties, ``logit_bias``, ``response_format``, tools) are rejected
-unless they have their neutral value, and so are unknown fields: nothing is ignored, and nothing switches the
-mark off. A token writes with its own tenant's key.
+unless they have their neutral value, and so are unknown fields: nothing is ignored. A token writes with its
+own tenant's key; members and seeds follow from the whole request (`decisions`). At temperature 0 there is no
+choice to put a mark into: such texts are refused, or carry no mark and say so (``"marked": false``).
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import dataclasses
 import json
 import secrets
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Depends, Request
@@ -25,6 +26,7 @@ from dewmark.errors import DewmarkError
 from dewmark.scheme import check_text
 from dewmark.watermark import DEFAULT_DECODING
 from dewmark_desk.api_tokens import Caller, Scope
+from dewmark_desk.decisions import seed_of
 from dewmark_desk.generation import GenerationRequest, TextGenerator, TextStream
 from dewmark_desk.http_errors import INTERNAL, ApiError, error_body
 from dewmark_desk.routes.dependencies import (
@@ -76,7 +78,6 @@ class _Request(BaseModel):
     tenant: str | None = Field(
         None, max_length=64, description="Whose key marks; only for tokens of several tenants."
     )
-    member: int | None = Field(None, ge=0, description="The member of the key's ring that marks.")
     payload: int | None = Field(None, ge=0, lt=1 << 16, description="The message that the text carries.")
     user: str | None = Field(None, max_length=500)
     presence_penalty: Zero | None = None
@@ -88,7 +89,7 @@ class _Request(BaseModel):
     top_p: float | None = Field(None, ge=1e-6, le=1.0)
     n: int | None = Field(None, ge=1, le=8)
     seed: int | None = Field(None, ge=0, lt=1 << 62)
-    stop: Stop | Annotated[list[Stop], Field(max_length=4)] | None = None
+    stop: Stop | Annotated[list[Stop], Field(max_length=4, fail_fast=True)] | None = None
     stream: bool | None = None
     stream_options: Json | None = None
 
@@ -115,7 +116,7 @@ class _Request(BaseModel):
 class CompletionRequest(_Request):
     """Texts to continue."""
 
-    prompt: str | Annotated[list[str], Field(min_length=1, max_length=8)]
+    prompt: str | Annotated[list[str], Field(min_length=1, max_length=8, fail_fast=True)]
     best_of: Literal[1] | None = None
     echo: Literal[False] | None = None
     logprobs: Literal[0] | None = None
@@ -135,15 +136,13 @@ class ChatMessage(BaseModel):
     model_config = ConfigDict(extra="ignore")
 
     role: Literal["system", "developer", "user", "assistant"]
-    content: str | list[Part]
+    content: str | Annotated[list[Part], Field(max_length=1000, fail_fast=True)]
 
-    def to_dict(self) -> dict[str, str]:
-        """Role and text."""
+    @property
+    def text(self) -> str:
+        """The text of all parts."""
         parts = self.content
-        return {
-            "role": self.role,
-            "content": parts if isinstance(parts, str) else "".join(part.text for part in parts),
-        }
+        return parts if isinstance(parts, str) else "".join(part.text for part in parts)
 
 
 class ChatRequest(_Request):
@@ -152,7 +151,7 @@ class ChatRequest(_Request):
     messages: list[ChatMessage] = Field(min_length=1, max_length=1000, fail_fast=True)
     max_completion_tokens: int | None = Field(None, ge=1)
     logprobs: Literal[False] | None = None
-    tools: Annotated[list[Any], Field(max_length=0)] | None = None
+    tools: Annotated[list[Any], Field(max_length=0, fail_fast=True)] | None = None
 
 
 _GENERATE = scopes(Scope.GENERATE)
@@ -197,7 +196,8 @@ async def chat_completions(
     """
     require(caller, Scope.GENERATE)
     generator = _generator(service)
-    messages = [message.to_dict() for message in body.messages]
+    _check_size([message.text for message in body.messages], service)
+    messages = [{"role": message.role, "content": message.text} for message in body.messages]
     for i, message in enumerate(messages):
         if message["content"].strip():
             check_text(message["content"], f"message {i}")
@@ -221,24 +221,29 @@ async def _respond(
     if body.model != generator.name:
         raise ApiError(404, "model_not_found", "no such model: see /v1/models")
     tenant = _writer(generator, caller, body.tenant)
+    _check_size(prompts, service)
     limit = service.settings.max_new_tokens
     if tokens > limit:
         raise ApiError(422, "invalid_request", f"max_tokens must be at most {limit}")
-    seed = secrets.randbits(31) if body.seed is None else body.seed
     decoding = body.decoding(tokens, generator.chat.decoding if kind == "chat" else DEFAULT_DECODING)
+    said = {**body.model_dump(exclude={"stream", "stream_options", "user"}), "tenant": tenant}
+    said["seed"] = secrets.token_hex(16) if body.seed is None else body.seed
+    marked = service.settings.greedy == "refuse" or generator.can_mark(tenant, decoding)
+    each = [prompt for prompt in prompts for _ in range(body.n or 1)]
     wanted = [
         GenerationRequest(
             prompt,
             tenant,
-            seed=seed + i,
+            seed=seed_of(service.seed_secret, said, i),
             decoding=decoding,
             stop=body.stops,
-            member=body.member,
             payload=body.payload,
+            owner=caller.id,
+            marked=marked,
         )
-        for prompt in prompts
-        for i in range(body.n or 1)
+        for i, prompt in enumerate(each)
     ]
+    request.state.marked = marked
 
     def check() -> int:
         for i, prompt in enumerate(prompts):
@@ -254,9 +259,10 @@ async def _respond(
         "object": "chat.completion" if kind == "chat" else "text_completion",
         "created": int(time.time()),
         "model": generator.name,
-        "system_fingerprint": generator.writers[tenant].config_hash,
+        "system_fingerprint": generator.writers[tenant].config_hash if marked else None,
+        "marked": marked,
     }
-    async with service.charged(caller, len(wanted)):
+    async with service.charged(caller, len(wanted), size=sum(len(prompt.encode()) for prompt in prompts)):
         streams = generator.submit(wanted)
     if body.stream:
         if kind == "chat":
@@ -364,6 +370,13 @@ def _usage(prompt_tokens: int, streams: list[TextStream]) -> dict[str, int]:
         "completion_tokens": written,
         "total_tokens": prompt_tokens + written,
     }
+
+
+def _check_size(texts: Sequence[str], service: Service) -> None:
+    """Refuse a prompt that no model would read to its end, before it is tokenized."""
+    most = service.settings.generation_bytes
+    if sum(len(text.encode("utf-8", "replace")) for text in texts) > most:
+        raise ApiError(413, "text_too_large", f"prompts and messages may have {most:,} bytes together")
 
 
 def _generator(service: Service) -> TextGenerator:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import functools
 from importlib import resources
 from pathlib import Path, PurePosixPath
-from typing import Annotated, Any
+from typing import Any
 
-from fastapi import APIRouter, Depends, Query
+from fastapi import APIRouter, Depends
 from fastapi.responses import FileResponse, JSONResponse, PlainTextResponse, Response
 
 from dewmark.verdict import MIN_EFFECTIVE_LENGTH, least_length
@@ -24,6 +23,7 @@ from dewmark_desk.routes.dependencies import (
     token,
 )
 from dewmark_desk.schemas import ExampleResponse, Whoami
+from dewmark_desk.settings import DEMONSTRATION
 from dewmark_desk.tenants import Tenant
 
 router = APIRouter()
@@ -111,7 +111,7 @@ async def whoami(service: ServiceOf, caller: CallerOf) -> JSONResponse:
                 ),
                 "extract_bytes": settings.extract_bytes,
             },
-            "defaults": {"fpr": settings.fpr},
+            "defaults": {"fpr": settings.fpr, "max_fpr": max(settings.fpr, settings.max_fpr)},
             "signs": service.signer is not None,
             "generate": None if service.generator is None else {"models": [service.generator.name]},
             "version": __version__,
@@ -124,30 +124,16 @@ async def whoami(service: ServiceOf, caller: CallerOf) -> JSONResponse:
     tags=["detection"],
     response_model=ExampleResponse,
     dependencies=[Depends(token)],
-    responses=error_responses(404, 429),
+    responses=error_responses(),
     summary="A text to try the service with",
 )
-async def example(
-    service: ServiceOf,
-    caller: CallerOf,
-    tenant: Annotated[str | None, Query(max_length=64)] = None,
-) -> JSONResponse:
-    """A text in which two of six paragraphs carry the mark of a tenant's key, and one without a mark.
+async def example(caller: CallerOf) -> JSONResponse:
+    """A text in which two of six paragraphs carry the mark of the demonstration key, and one without a mark.
 
-    The first request for a tenant composes the text, which takes seconds; later ones get the same text.
+    ``/v1/detect`` and ``/v1/locate`` look for that key if ``tenant`` names it. It is nobody's key.
     """
-    caller = require(caller, Scope.DETECT, Scope.DETECT_PUBLIC)
-    allowed = service.may_use(caller)
-    if not allowed:
-        raise ApiError(404, "not_found", "this token may not use any tenant")
-    chosen = allowed[0] if tenant is None else service.tenant(tenant, caller)
-    if chosen.id not in service.examples:
-        # one task per step, so that other requests get their turn
-        detect = functools.partial(service.pool.run_background, chosen.bound.detect_batch)
-        async with service.charged(caller, 0, requests=1):
-            service.examples[chosen.id] = await service.in_thread(example_text, detect)
-    marked = service.examples[chosen.id]
-    return JSONResponse({"tenant": chosen.id, "marked": marked, "unmarked": unmarked_text()})
+    require(caller, Scope.DETECT)
+    return JSONResponse({"tenant": DEMONSTRATION, "marked": example_text(), "unmarked": unmarked_text()})
 
 
 def _file(name: str) -> Response:

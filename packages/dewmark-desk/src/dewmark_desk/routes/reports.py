@@ -7,7 +7,9 @@ from fastapi.responses import JSONResponse
 
 from dewmark.errors import SignatureError
 from dewmark.scheme import check_text
+from dewmark_desk import decisions
 from dewmark_desk.api_tokens import Scope
+from dewmark_desk.examining import examine
 from dewmark_desk.http_errors import ApiError
 from dewmark_desk.reports.detection_report import REPORT, Technique, render_report, report_claims, text_digest
 from dewmark_desk.routes.dependencies import (
@@ -18,7 +20,6 @@ from dewmark_desk.routes.dependencies import (
     require,
     token,
 )
-from dewmark_desk.routes.detect import check_queries, examination, judge, log_queries
 from dewmark_desk.routes.guarded_route import GuardedRoute, scopes
 from dewmark_desk.schemas import ReportRequest, ReportResponse, VerifyRequest, VerifyResponse
 from dewmark_desk.signing import verify
@@ -46,23 +47,18 @@ async def report(
     signer = service.signer
     if signer is None:
         raise ApiError(404, "not_found", "this service signs no reports: it has no signing key")
-    how = examination(service, caller, body.tenants, fpr=body.fpr, passages=body.passages)
-    query = Query(body.text, body.prompt)
-    check_queries([query], service)
+    how = decisions.examination(service, caller, body.tenants, fpr=body.fpr, passages=body.passages)
     if body.name:
         check_text(body.name, "the name")
-    async with service.charged(caller, 1):
-        (answer,) = await judge(service, [query], how)
-    service.metrics.texts.labels("report", answer["verdict"]).inc()
-    await log_queries(service, caller, request_id, "report", [body.text], [answer])
-    tenant = next(each for each in how.tenants if each.id == answer["tenant"])
+    query = Query(body.text, body.prompt)
+    (found,) = await examine(service, caller, request_id, "report", [query], how)
     claims = report_claims(
         body.text,
-        answer,
-        Technique.of(tenant.bound),
-        said=answer["sentence"],
-        owner=tenant.owner,
-        epoch=tenant.epoch,
+        found.said,
+        Technique.of(found.best.bound),
+        said=found.said["sentence"],
+        owner=found.best.owner,
+        epoch=found.best.epoch,
         issuer=service.settings.provider,
         name=body.name,
     )

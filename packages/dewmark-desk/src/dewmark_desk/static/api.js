@@ -46,8 +46,7 @@ export const signedReport = (text, { prompt, tenant, fpr, name }) => {
 };
 
 /** Texts to try: {marked, unmarked}. */
-export const example = (tenant, signal) =>
-  call("GET", `/v1/example${tenant ? `?tenant=${encodeURIComponent(tenant)}` : ""}`, { signal });
+export const example = (signal) => call("GET", "/v1/example", { signal });
 
 export const startAudit = async (texts, tenant) =>
   (await call("POST", "/v1/audit", { body: { texts, tenant: tenant || null } })).job;

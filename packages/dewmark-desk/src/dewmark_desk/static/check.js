@@ -131,7 +131,7 @@ async function tryExample(which) {
   busy(t("example.loading"));
   let text;
   try {
-    text = (await example($("tenant").value, signal))[which];
+    text = (await example(signal))[which];
   } catch (error) {
     return fail(error, () => tryExample(which));
   }
@@ -144,7 +144,8 @@ async function tryExample(which) {
 /** Ask the service about an entry's text. */
 async function judge(entry, signal) {
   const fine = service?.fine ?? true;
-  const options = { prompt: $("prompt").value, tenant: $("tenant").value, fpr: Number($("level").value), fine, signal };
+  const tenant = entry.notes?.includes("example") ? "demonstration" : $("tenant").value; // the example's own key
+  const options = { prompt: $("prompt").value, tenant, fpr: Number($("level").value), fine, signal };
   entry.result = await detect(entry.text, options);
   entry.options = options;
   entry.time = new Date();

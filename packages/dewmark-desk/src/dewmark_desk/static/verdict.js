@@ -16,7 +16,7 @@ export function showResult(entry, service) {
   const passages = trimmed(passagesOf(result), characters);
   $("result").hidden = false;
   $("stale").hidden = true;
-  $("report-save").hidden = !(service?.signs && service.fine);
+  $("report-save").hidden = !(service?.signs && service.fine) || Boolean(entry.notes?.includes("example"));
   $("verdict-card").dataset.kind = kindOf(result);
   $("meta").textContent = about(entry);
   $("verdict").textContent = headline(result, characters);
@@ -84,7 +84,6 @@ function warnings({ result, notes }) {
     found.push([head, t("warn.language.say")]);
   }
   if (result.rounded) found.push([t("warn.public"), t("warn.public.say")]);
-  if (result.shared) found.push([t("warn.shared"), t("warn.shared.say")]);
   if (notes?.includes("example")) found.push([t("example.note"), null]);
   return found;
 }

@@ -1,0 +1,174 @@
+"""What the next answer about a text costs a public token: each one about texts that resemble it costs more.
+
+Someone who may ask often about variants of one text learns which of its words count, and so how to remove or
+forge a mark. Every answer here is the verdict on the very text that was sent, but the first `FREE` answers
+about texts that resemble each other cost one text of the token's budget each, and every further one twice as
+much as the one before. A budget of 1,000 texts pays for 12 answers about one text and its variants.
+
+Texts are compared by what the detector sees, the words of the public lexicon, so that spelling, markup,
+invisible characters and words that carry no mark make no difference. Of the words that are not frequent,
+the first letters are hashed under a secret key. A text is a row of windows of `WINDOW` such words, and
+resembles an earlier one if a window of either shares a sixth of its words with one of the other
+(containment), so that neither order, nor additions, nor cutting a text to pieces helps. The same words after
+the same prompt have the same verdict and cost one text. `docs/security.md` says what this is worth.
+
+The store keeps hashes of a token's texts as long as the token is valid, and no answers.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import threading
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
+
+from dewmark.config import cache_dir
+from dewmark.encoders.lexicon import Lexicon, load_lexicon
+from dewmark.text.words import words
+from dewmark.workspace import Workspace
+from dewmark_desk.api_tokens import Caller
+from dewmark_desk.store import Store, asked, tokens
+from dewmark_desk.verdicts import Query
+
+FREE = 4
+WINDOW, SHARE = 48, 0.17
+_STRIDE = 16  # between the windows of a text that is compared
+_FREQUENT = 1e-3  # words above this share of running text are in every text
+_LETTERS = 5  # of a word that are compared: most inflections change the rest
+_LEAST = 8  # words; a text with fewer is compared by all of its words
+_MOST = 5_000  # texts kept per token; the oldest are forgotten
+_MOST_TOKENS = 200  # whose texts one process remembers; the others are read again
+_DEAREST = 40  # powers of two; no budget is as large
+
+
+@dataclass(slots=True)
+class _Known:
+    """The texts of one token that this process has read."""
+
+    last: int = 0
+    digests: set[str] = field(default_factory=set)
+    windows: list[tuple[int, int]] = field(default_factory=list)  # (number of the text, words)
+    index: dict[int, list[int]] = field(default_factory=lambda: defaultdict(list))  # hash: its windows
+
+    def add(self, number: int, digest: str, hashes: Sequence[int]) -> None:
+        self.last = number
+        self.digests.add(digest)
+        for start in range(0, len(hashes), WINDOW):
+            window = hashes[start : start + WINDOW]
+            for each in window:
+                self.index[each].append(len(self.windows))
+            self.windows.append((number, len(window)))
+
+    def resembling(self, hashes: Sequence[int]) -> int:
+        """The number of earlier texts that resemble one with these hashes."""
+        found: set[int] = set()
+        for start in range(0, max(len(hashes) - WINDOW + _STRIDE, 1), _STRIDE):
+            window = hashes[start : start + WINDOW]
+            shared = Counter(place for each in window for place in self.index.get(each, ()))
+            for place, count in shared.items():
+                number, size = self.windows[place]
+                if count >= SHARE * min(size, len(window)):
+                    found.add(number)
+        return len(found)
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """Texts that a token has asked about, and the price of the answers in texts."""
+
+    token: str
+    numbers: tuple[int, ...]
+    price: int
+
+
+class Resemblance:
+    """The texts of public tokens; with ``remember=False`` in this process's memory only."""
+
+    def __init__(
+        self, store: Store, *, remember: bool = True, clock: Callable[[], float] = time.time
+    ) -> None:
+        self._store, self._remember, self._clock = store, remember, clock
+        self._key = bytes.fromhex(store.secret("resemblance"))
+        self._known: dict[str, _Known] = {}
+        self._lock = threading.Lock()
+
+    def ask(self, caller: Caller, queries: Sequence[Query]) -> Asked:
+        """Note that a token asks about texts."""
+        sketches = [self.sketch(query) for query in queries]
+        numbers, price = [], 0
+        with self._lock, self._store.write() as connection:
+            known = self._read(connection, caller.id)
+            for digest, hashes in sketches:
+                if digest in known.digests:
+                    price += 1
+                    continue
+                price += 2 ** min(max(known.resembling(hashes) - FREE + 1, 0), _DEAREST)
+                number = known.last + 1
+                numbers.append(number)
+                if self._remember:
+                    self._insert(connection, caller.id, number, digest, hashes)
+                known.add(number, digest, hashes)
+        return Asked(caller.id, tuple(numbers), price)
+
+    def withdraw(self, asking: Asked) -> None:
+        """Forget texts about which nothing was answered; their numbers stay, so that none is used twice."""
+        mine = sa.and_(asked.c.token == asking.token, asked.c.number.in_(asking.numbers))
+        if asking.numbers and self._remember:
+            with self._lock, self._store.write() as connection:
+                connection.execute(sa.update(asked).where(mine).values(digest="", sketch=b""))
+                self._known.pop(asking.token, None)
+
+    def sketch(self, query: Query) -> tuple[str, list[int]]:
+        """A digest of all words of a text and the end of its prompt, and the hashes that are compared."""
+        forms = [word.form for word in words(query.text)]
+        before = [word.form for word in words(query.prompt or "")][-8:]
+        digest = self._hash("\n".join(("", *before, "", *forms)), 16).hex()
+        rows = _lexicon().rows(forms)
+        rare = (rows > 0) & (_lexicon().frequency[rows] < _FREQUENT)
+        seen = dict.fromkeys(form[:_LETTERS] for form, kept in zip(forms, rare.tolist(), strict=True) if kept)
+        if len(seen) < _LEAST:
+            seen = dict.fromkeys(form[:_LETTERS] for form in forms)
+        return digest, [int.from_bytes(self._hash(each, 4), "little") for each in seen]
+
+    def expire(self) -> int:
+        """Delete the texts of tokens that have ended; returns their number."""
+        ended = sa.or_(tokens.c.revoked.is_not(None), tokens.c.expires < self._clock())
+        gone = sa.delete(asked).where(asked.c.token.in_(sa.select(tokens.c.id).where(ended)))
+        with self._store.write() as connection:
+            return int(connection.execute(gone).rowcount)
+
+    def _hash(self, value: str, size: int) -> bytes:
+        data = value.encode("utf-8", "surrogatepass")
+        return hashlib.blake2b(data, key=self._key, digest_size=size).digest()
+
+    def _insert(
+        self, connection: Connection, token: str, number: int, digest: str, hashes: Sequence[int]
+    ) -> None:
+        sketch = np.array(hashes, dtype="<u4").tobytes()
+        row = {"token": token, "number": number, "time": self._clock(), "digest": digest, "sketch": sketch}
+        connection.execute(sa.insert(asked).values(row))
+        old = sa.and_(asked.c.token == token, asked.c.number <= number - _MOST)
+        connection.execute(sa.delete(asked).where(old))
+
+    def _read(self, connection: Connection, token: str) -> _Known:
+        """The texts of a token, with those that other processes have stored since."""
+        if token not in self._known and len(self._known) >= _MOST_TOKENS and self._remember:
+            self._known.clear()
+        known = self._known.setdefault(token, _Known())
+        if self._remember:
+            newer = sa.select(asked).where(asked.c.token == token, asked.c.number > known.last)
+            for row in connection.execute(newer.order_by(asked.c.number)):
+                known.add(row.number, row.digest, np.frombuffer(row.sketch, dtype="<u4").tolist())
+        return known
+
+
+@functools.cache
+def _lexicon() -> Lexicon:
+    return load_lexicon(workspace=Workspace(cache_dir()))

@@ -1,0 +1,158 @@
+"""No field of any door switches the mark off, chooses a member, or loosens a level."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from tests.desk.conftest import bearer
+from tests.desk.live import bound, make_service, marked_text, plain_text
+from tests.desk.test_processes import until
+
+from dewmark_desk.decisions import seed_of
+from dewmark_desk.routes.openai import ChatRequest, CompletionRequest
+from dewmark_desk.settings import Settings
+
+WORDS = 160
+TRIES = {  # values for every field that could change a text
+    "tenant": ["acme", "beta", None],
+    "payload": [0, 1, 5, 65_535],
+    "user": ["u"],
+    "presence_penalty": [0.0, 2.0],
+    "frequency_penalty": [0.0, -2.0],
+    "logit_bias": [{}, {"1": 100}],
+    "response_format": [{"type": "text"}, {"type": "json_object"}],
+    "max_tokens": [WORDS],
+    "max_completion_tokens": [WORDS],
+    "temperature": [0.0, 0.01, 0.7, 1.0],
+    "top_p": [0.5, 1.0],
+    "n": [1, 2],
+    "seed": [0, 1, 1 << 61],
+    "stop": ["\x01", ["\x01"]],
+    "stream": [False],
+    "stream_options": [{"include_usage": True}],
+    "best_of": [1, 2],
+    "echo": [False, True],
+    "logprobs": [0, False, 5],
+    "suffix": [None, "x"],
+    "tools": [[], [{"type": "function"}]],
+    "member": [0, 1],  # not a field: it must be refused
+    "opt_out": [True],
+    "watermark": [False],
+}
+GIVEN = {"model", "prompt", "messages"}
+
+
+@pytest.fixture
+def writing(open_service):
+    return open_service(tenants=("acme", "beta"), generates=True)
+
+
+def test_every_field_is_tried():
+    fields = set(CompletionRequest.model_fields) | set(ChatRequest.model_fields)
+    assert fields - GIVEN <= set(TRIES)
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+@pytest.mark.parametrize("field", TRIES)
+def test_whatever_a_request_asks_for_its_text_is_marked_or_says_that_it_is_not(writing, path, field):
+    head = bearer(writing, "generate", tenants=["acme"])
+    start = (
+        {"prompt": "the old bridge"}
+        if path == "/v1/completions"
+        else {"messages": [{"role": "user", "content": "the old bridge"}]}
+    )
+    for value in TRIES[field]:
+        body = {"model": "tiny", "max_tokens": WORDS, "temperature": 1.0, "seed": 3, **start, field: value}
+        answer = writing.post(path, json=body, headers=head)
+        if answer.status_code != 200:
+            assert answer.status_code in (404, 422), answer.text
+            continue
+        found = answer.json()
+        texts = [each.get("text") or each["message"]["content"] for each in found["choices"]]
+        certain = [text for text in texts if len(text.split()) >= 60 and body["temperature"] >= 0.7]
+        if found["marked"] is False:
+            assert body["temperature"] == 0.0
+            continue
+        assert body["temperature"] > 0.0
+        if body.get("top_p", 1.0) == 1.0:
+            assert all(bound("acme").detect(text).is_marked for text in certain)
+
+
+def test_greedy_texts_say_that_they_are_unmarked_or_are_refused(writing, open_service, tmp_path, caplog):
+    caplog.set_level("INFO", logger="dewmark_desk")
+    body = {"model": "tiny", "tenant": "acme", "prompt": "the old bridge", "temperature": 0, "max_tokens": 20}
+    found = writing.post("/v1/completions", json=body).json()
+    assert (found["marked"], found["system_fingerprint"]) == (False, None)
+    logged = [record.fields for record in caplog.records if hasattr(record, "fields")]
+    assert [row["marked"] for row in logged if "marked" in row] == [False]
+    streamed = writing.post("/v1/completions", json={**body, "stream": True})
+    first = json.loads(streamed.text.split("\n")[0].removeprefix("data: "))
+    assert first["marked"] is False
+    (tmp_path / "strict").mkdir()
+    strict = open_service(make_service(tmp_path / "strict", generates=True, greedy="refuse"))
+    refused = strict.post("/v1/completions", json=body)
+    assert refused.status_code == 422
+    assert "temperature above 0" in refused.json()["error"]["message"]
+
+
+def test_seeds_repeat_a_request_and_nothing_else(writing):
+    body = {"model": "tiny", "tenant": "acme", "prompt": "the old bridge", "max_tokens": 30, "seed": 7}
+
+    def written(**changes: object) -> str:
+        return writing.post("/v1/completions", json={**body, **changes}).json()["choices"][0]["text"]
+
+    assert written() == written()
+    assert written(seed=8) != written()
+    seeds = {
+        seed_of(b"secret", {"prompt": prompt, "seed": 7, "temperature": heat}, index)
+        for prompt in ("a", "b")
+        for heat in (0.7, 1.0)
+        for index in range(2)
+    }
+    assert len(seeds) == 8  # the same seed of another request is another seed, and so another member
+    assert seed_of(b"other", {"prompt": "a", "seed": 7}, 0) != seed_of(
+        b"secret", {"prompt": "a", "seed": 7}, 0
+    )
+
+
+def test_levels_are_capped_at_every_door(open_service):
+    client = open_service()
+    for path, body in (
+        ("/v1/detect", {"text": plain_text()}),
+        ("/v1/locate", {"text": plain_text()}),
+        ("/v1/batches", {"texts": [{"text": plain_text()}]}),
+    ):
+        refused = client.post(path, json={**body, "fpr": 0.99})
+        assert (refused.status_code, "up to 0.05" in refused.text) == (422, True), path
+        assert client.post(path, json={**body, "fpr": 0.05}).status_code in (200, 202)
+    assert "up to 0.05" in client.post("/v1/follow?fpr=0.99", content=b"a").text
+    assert "up to 0.05" not in client.post("/v1/follow?fpr=0.05", content=b"a").text
+    assert client.get("/v1/whoami").json()["defaults"] == {"fpr": 0.01, "max_fpr": 0.05}
+    assert Settings(detectors=(("a", "b"),), fpr=0.2).max_fpr == 0.05  # the service's own may be looser
+
+
+def test_report_is_refused_above_the_cap_and_its_headline_has_the_level(open_service, tmp_path):
+    from dewmark_desk.signing import SigningKey
+
+    file = tmp_path / "signer.pem"
+    SigningKey.generate().save(file)
+    client = open_service(signers=(str(file),))
+    body = {"text": marked_text(), "page": True, "name": "a\u202etxt.exe"}
+    assert client.post("/v1/reports", json={**body, "fpr": 0.99}).status_code == 422
+    found = client.post("/v1/reports", json={**body, "fpr": 0.001}).json()
+    assert found["claims"]["level"] == 0.001
+    headline = found["page"].split("<p class='verdict'>")[1].split("</p>")[0]
+    assert "at a false-positive rate of 0.001" in headline
+    assert "\u202e" not in found["page"]
+
+
+def test_batches_look_for_retired_keys(open_service):
+    from tests.desk.live import retired_text
+
+    client = open_service(tenants=("acme", "acme@2025"))
+    body = {"texts": [{"text": retired_text()}], "tenants": ["acme"]}
+    job = client.post("/v1/batches", json=body).json()["job"]["id"]
+    until(lambda: client.get(f"/v1/jobs/{job}").json()["state"] == "done")
+    (row,) = client.get(f"/v1/jobs/{job}/results").json()["results"]
+    assert (row["verdict"], row["tenant"]) == ("marked", "acme@2025")
