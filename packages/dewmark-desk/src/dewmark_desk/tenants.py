@@ -17,13 +17,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dewmark import config
+from dewmark.capabilities import n_hypotheses
 from dewmark.core.keys import Key
 from dewmark.detector import Detector
 from dewmark.errors import ConfigError
 from dewmark.hosts.base import Host
 from dewmark.hosts.expectations import open_reader
 from dewmark.opening import load_scheme
-from dewmark.scheme import BoundScheme, n_hypotheses, reader_name
+from dewmark.scheme import BoundScheme, reader_name
 from dewmark.watermark import Watermark
 from dewmark.workspace import Expectations, Progress
 from dewmark_desk.measured_power import MeasuredPower, read_power

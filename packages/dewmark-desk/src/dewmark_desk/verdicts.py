@@ -80,7 +80,7 @@ class Examination:
     @property
     def has_reader(self) -> bool:
         """Whether a language model reads the texts, which takes a hundred times as long."""
-        return self.read and any(reader_name(tenant.bound) is not None for tenant in self.tenants)
+        return self.read and any(reader_name(tenant.bound) not in (None, "none") for tenant in self.tenants)
 
     @property
     def runs_a_model(self) -> bool:

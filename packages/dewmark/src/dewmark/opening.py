@@ -22,7 +22,7 @@ from dewmark.scheme import BoundScheme, Scheme
 from dewmark.text.languages import LanguagePolicy
 from dewmark.types import Detection, Identification, Looks
 from dewmark.verdict import DEFAULT_FPR, decide
-from dewmark.workspace import Expectations, HostInfo, Progress, Workspace, no_host, silent
+from dewmark.workspace import NO_READER, Expectations, HostInfo, Progress, Workspace, no_host, silent
 
 if TYPE_CHECKING:
     from dewmark.core.keys import Key
@@ -108,8 +108,10 @@ def open_reader(
     reader: Reads, *, host: str | None = None, progress: Progress | None = None
 ) -> Expectations | None:
     """The reader that is meant, or None; ``host`` is what the name ``host`` stands for."""
-    if reader is None or reader == "none":
+    if reader is None:
         return None
+    if reader == "none":
+        return NO_READER
     from dewmark.hosts import expectations
 
     return expectations.open_reader(reader, host=host, progress=progress)

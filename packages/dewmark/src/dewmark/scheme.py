@@ -37,7 +37,7 @@ from dewmark.text.cleaning import tokenize_cleaned
 from dewmark.text.languages import LanguagePolicy
 from dewmark.types import Detection, TokenScore, TokenScores
 from dewmark.verdict import DEFAULT_FPR, LEAST_P, least_length, verdict_of
-from dewmark.workspace import Expectations, HostInfo, Tokenized, Workspace
+from dewmark.workspace import Expectations, HostInfo, NoReader, Tokenized, Workspace
 
 if TYPE_CHECKING:
     import torch
@@ -184,7 +184,7 @@ class Scheme(ABC):
 
     def check_reader(self, reader: Expectations | None) -> None:
         """Raise `ConfigError` for a reader that the scheme makes no use of."""
-        if reader is not None and not self.takes_reader:
+        if not isinstance(reader, NoReader | None) and not self.takes_reader:
             raise ConfigError(
                 f"{self.name} makes no use of a reader, only dew and dew-open do: leave the reader out"
             )
@@ -293,7 +293,7 @@ class BoundScheme(ABC):
         """The same detector, but a language model (or none) reads the texts."""
         self.scheme.check_reader(expectations)
         changed = copy.copy(self)
-        changed.expectations = expectations
+        changed.expectations = expectations if self.scheme.takes_reader else None
         return changed
 
     def tokenize(self, texts: Sequence[str]) -> list[Tokenized]:

@@ -59,8 +59,8 @@ _MIN_READ_LENGTH = 6.0  # with a reader a unit counts for as much as its place l
 
 
 def least_length(reader: object) -> float:
-    """The effective length that a verdict needs, with a reader or (None) without."""
-    return MIN_EFFECTIVE_LENGTH if reader is None else _MIN_READ_LENGTH
+    """The effective length that a verdict needs, with a language model as reader (or its name) or without."""
+    return MIN_EFFECTIVE_LENGTH if getattr(reader, "name", reader) in (None, "none") else _MIN_READ_LENGTH
 
 
 def verdict_of(

@@ -185,6 +185,21 @@ class Expectations(Protocol):
         """The words expected in each text, each after its prompt ("" if there is none)."""
 
 
+class NoReader:
+    """No reader at all, not even the one that comes with the package (`dewmark.dew.packaged_reader`)."""
+
+    name = identity = "none"
+
+    def read(self, texts: Sequence[str], prompts: Sequence[str]) -> list[ExpectedWords]:
+        """Nothing is expected anywhere."""
+        none = np.zeros(0, dtype=np.int64)
+        nothing = ExpectedWords(none, np.zeros(1, dtype=np.int64), none, none.astype(np.float32), ())
+        return [nothing for _ in texts]
+
+
+NO_READER = NoReader()
+
+
 def silent(description: str, done: int, total: int) -> None:
     """Report no progress."""
 

@@ -64,9 +64,9 @@ class Network(nn.Module):
     def __init__(self, units: torch.Tensor, places: torch.Tensor, *, width: int, inner: int) -> None:
         super().__init__()
         d = units.shape[1]
-        self.register_buffer("units", units)
-        self.register_buffer("places", places)
-        self.table = nn.Embedding(int(places.max()) + 1, width, padding_idx=0)
+        self.units = nn.Buffer(units)
+        self.places = nn.Buffer(places)
+        self.table = nn.Embedding(int(places.max()) + 1, width)  # row 0: all other words
         nn.init.normal_(self.table.weight, std=0.02)
         self.lexicon = nn.Parameter(torch.randn(d, width) / math.sqrt(d) * 2.0)
         self.start = nn.Parameter(torch.zeros(width))
@@ -200,7 +200,8 @@ def save(network: Network, rows: np.ndarray, lexicon: Lexicon, out: Path, *, met
         for name, tensor in network.named_parameters()
         if not name.startswith("table")
     }
-    table = network.table.weight.detach().cpu().numpy()[1:]
+    arrays["unlisted"], *rows_of_table = network.table.weight.detach().cpu().numpy()
+    table = np.stack(rows_of_table)
     scales = np.maximum(np.abs(table).max(axis=0), 1e-6) / 127.0
     arrays |= {"table": np.round(table / scales).astype(np.int8), "scales": scales.astype(np.float32)}
     arrays["rows"] = rows.astype(np.int32)

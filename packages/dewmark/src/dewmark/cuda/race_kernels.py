@@ -450,7 +450,7 @@ def align(  # type: ignore[no-untyped-def]
     C_ROOM: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    """Words, noise y and fresh Exp(1) numbers of each row's candidates (batch, m); adds the bias to ``values``.
+    """Words, noise y and fresh Exp(1) numbers of each row's candidates (batch, m); biases ``values``.
 
     ``rows_out`` are the words' rows, negative (−1 − row) for words that are extended; 0 carries no mark.
     ``contexts_out`` (batch, 2, d_C) are the contexts of words that begin and of those that are extended.
@@ -520,7 +520,7 @@ def align(  # type: ignore[no-untyped-def]
     tl.store(values + row * m + rank, value + bias, mask=inside)
 
 
-@triton.jit
+@triton.jit  # type: ignore[untyped-decorator]
 def _covariance(units, left, right, contexts, D_T: tl.constexpr, COLUMNS: tl.constexpr):  # type: ignore[no-untyped-def]
     """(t_i · t_j)(c_i · c_j) of words ``left`` (a,) and ``right`` (b,); ``contexts`` (a, b) are c_i · c_j."""
     gram = tl.zeros(contexts.shape, tl.float32)

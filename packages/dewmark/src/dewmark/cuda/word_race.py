@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import functools
 import importlib.util
-import math
 import os
 import warnings
 from collections.abc import Callable

@@ -34,7 +34,7 @@ from dewmark.stats.evidence import Evidence
 from dewmark.stats.key_test import Statistic
 from dewmark.types import Detection
 from dewmark.verdict import DEFAULT_FPR
-from dewmark.workspace import HostInfo, Tokenized, Workspace
+from dewmark.workspace import HostInfo, NoReader, Tokenized, Workspace
 
 if TYPE_CHECKING:
     import torch
@@ -290,17 +290,18 @@ class BoundWords(BoundScheme, Generic[R]):
         limit = self.scheme.flatten
         if self.uses is not None:
             yield from find_uses(self.read(texts, prompts), self.uses, fpr=fpr, head=self.open_head())
-        elif self._device is not None and limit is not None and self.expectations is None:
+        elif self._device is not None and limit is not None:
             from dewmark.dew.torch_matrix import test_batch
 
-            yield from test_batch(self._device, self.reader.read(texts, prompts), W=self.W, limit=limit)
+            reading = read(self.reader, self.expectations, texts, prompts)
+            yield from test_batch(self._device, reading, W=self.W, limit=limit)
         else:
             for text in self.read(texts, prompts):
                 yield text.under(self.W), text.test(self.W)
 
     def follow(self, *, prompt: str | None = None, fpr: float = DEFAULT_FPR) -> SequentialDetector:
         """Watch a text while it arrives; its p-value is valid whenever you stop."""
-        if self.expectations is not None:
+        if not isinstance(self.expectations, NoReader | None):
             raise ConfigError("a stream is followed word by word, without a reader: leave the reader out")
         return SequentialDetector(
             self.reader, self.matrices, prompt=prompt, fpr=fpr, limit=self.scheme.flatten

@@ -7,8 +7,8 @@ they leave to other words goes to the text's mean unit t̄, so a model that know
 language, leaves the test as it is without a model. μ_i is a function of the text, so z is still N(0, 1) over
 keys.
 
-The packaged reader gives μ_i itself, up to the text's own mean: M = Σ_i w_i (t_i − μ_i − δ) c_iᵀ, where δ is the
-mean of t_i − μ_i over the text.
+The packaged reader gives μ_i itself, up to the text's own mean: M = Σ_i w_i (t_i − μ_i − δ) c_iᵀ, where δ is
+the mean of t_i − μ_i over the text.
 
 Boundary: candidate words with probabilities in (`dewmark.workspace.ExpectedWords`), rows of vectors out.
 """
@@ -24,7 +24,7 @@ import numpy as np
 from dewmark.arrays import F32, I64
 from dewmark.dew.packaged_reader import PackagedReader
 from dewmark.dew.reading import LexiconReader, Pairs, Reading, WordReader
-from dewmark.workspace import Expectations, ExpectedWords, Tokenized
+from dewmark.workspace import Expectations, ExpectedWords, NoReader, Tokenized
 
 if TYPE_CHECKING:
     from scipy.sparse import csr_matrix
@@ -43,13 +43,15 @@ def read(
     texts: Sequence[Tokenized],
     prompts: Sequence[Tokenized],
 ) -> Reading:
-    """Read texts, each after its prompt, with what a language model expected in them if there is one."""
+    """Read texts, each after its prompt, with what the reader expected in them.
+
+    That is a language model, or without one (None) the reader that comes with the package.
+    """
     reading = reader.read(texts, prompts)
-    if expectations is None:
+    if expectations is None and isinstance(reader, LexiconReader) and reader.packaged is not None:
+        return add_means(reading, reader, reader.packaged, texts, prompts)
+    if expectations is None or isinstance(expectations, NoReader):
         return reading
-    if isinstance(expectations, PackagedReader):
-        assert isinstance(reader, LexiconReader)
-        return add_means(reading, reader, expectations, texts, prompts)
     expected = expectations.read([text.text for text in texts], [prompt.text for prompt in prompts])
     return add_expectations(reading, texts, expected, reader.tokens.vectors)
 
@@ -61,7 +63,7 @@ def add_means(
     texts: Sequence[Tokenized],
     prompts: Sequence[Tokenized],
 ) -> Reading:
-    """The reading of ``texts``, and behind its units' rows μ + δ of each pair; the packaged reader has read."""
+    """The reading of ``texts``, and behind its units' rows μ + δ of each pair, by the packaged reader."""
     blocks, made, size = [reading.token_rows], [], len(reading.token_rows)
     for pairs, text, prompt in zip(reading.texts, texts, prompts, strict=True):
         n = len(pairs.tokens)

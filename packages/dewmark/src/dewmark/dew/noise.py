@@ -6,7 +6,7 @@ r, the y of all steps of a text are jointly normal with variance 1 and, for two 
     Cov(y_i, y_j) = α (t_i · t_j)(c_i · c_j),
 
 which neighbouring steps make large: their contexts share words, and a word may be a candidate again. The text
-so far depends on the y of earlier steps, so they are known by now, and the next noise is what they leave open:
+so far depends on the y of earlier steps, so they are known, and the next noise is what they leave open:
 
     x = (A_nn − BᵀB)^(−1/2) (y_n − Bᵀ A_pp^(−1/2) y_p),    B = A_pp^(−1/2) A_pn,
 

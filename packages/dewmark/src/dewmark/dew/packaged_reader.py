@@ -9,7 +9,7 @@ reads texts of any model, in all languages of the lexicon, whose vectors are sha
     h  ← h + gelu(n(h_i) U + n(h_(i−δ)) V + b) O    for δ = 1, 2, 4, 8;    n scales a row to length √width
     μ_i = n(h_i) R + r
 
-It is trained on what a language model expected in texts that models wrote (`dewmark_lab.training.word_reader`).
+It is trained on what language models expected in texts that they wrote (`dewmark_lab.training.word_reader`).
 """
 
 from __future__ import annotations
@@ -17,8 +17,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
 
@@ -38,8 +37,9 @@ STEPS = (1, 2, 4, 8)
 class PackagedReader:
     """The network over one lexicon; safe to share between threads.
 
-    ``arrays`` are: ``rows`` (N,) of the words in the ``table`` (N, D) int8 with ``scales`` (D,), the network's
-    weights by name, and ``start`` (D,), which stands for the word before the first.
+    ``arrays`` are ``rows`` (N,) of the words in the ``table`` (N, D) int8 with ``scales`` (D,), the weights of
+    the network by name, ``unlisted`` (D,) for words that are not in the table, and ``start`` (D,), which
+    stands for the word before the first.
     """
 
     name = "packaged"
@@ -63,9 +63,10 @@ class PackagedReader:
         place = self._place[rows]
         listed = place > 0
         x[listed] += self._table[place[listed] - 1] * w["scales"]
+        x[~listed] += w["unlisted"]
         before = np.concatenate((w["start"][None], x[:-1]))
         counts = np.arange(1, len(rows) + 1, dtype=np.float32)[:, None]
-        h = before + (np.cumsum(before, axis=0) / counts) @ w["topic"]
+        h: F32 = before + np.asarray(np.cumsum(before, axis=0) / counts, dtype=np.float32) @ w["topic"]
         for i, step in enumerate(STEPS):
             n = _scaled(h)
             inner = n @ w[f"own{i}"] + w[f"bias{i}"]

@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dewmark.arrays import F32, F64, I64, Mask
+from dewmark.dew.packaged_reader import PackagedReader, load_packaged_reader
 from dewmark.encoders.contexts import SummedContexts
 from dewmark.encoders.lexicon import Lexicon
 from dewmark.encoders.lexicon_vectors import LexiconContexts, LexiconTokens
@@ -174,6 +175,7 @@ class LexiconReader(WordReader):
 
     def __init__(self, lexicon: Lexicon, *, k: int) -> None:
         self.lexicon = lexicon
+        self.packaged: PackagedReader | None = load_packaged_reader(lexicon)
         self.tokens = self.units = LexiconTokens(lexicon)
         self.contexts = self._around = LexiconContexts(lexicon)
         self.k = k

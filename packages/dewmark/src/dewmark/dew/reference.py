@@ -15,22 +15,24 @@ g = −log(−log Φ(r)) comes from fresh standard normals r. With the mark most
     y = √α u + √(1−α) r,    next word = argmax(logit + λ tanh(γu) − log(−log Φ(x)))
 
 Over keys and r, the y of all candidates of all steps are jointly normal with Cov(y_i, y_j) = α K_ij,
-K_ij = (t_i · t_j)(c_i · c_j), and variance 1. x is what the y of earlier steps leave open of this step's y, as
-independent standard normals. So with λ = 0, the default, the text as a whole follows the host's distribution
-over keys and r. The y of the last 4 steps are remembered, of 8 candidates each, and the 32 likeliest are made
-independent of one another: where a host has more to choose from, this is an approximation, and the noise of
-the others is mostly fresh. λ makes the mark stronger, and costs quality.
+K_ij = (t_i · t_j)(c_i · c_j), and variance 1. x is what the y of earlier steps leave open of this step's y,
+as independent standard normals. So with λ = 0, the default, the text as a whole follows the host's
+distribution over keys and r. The y of the last 4 steps are remembered, of 8 candidates each, and the 32
+likeliest are made independent of one another: where a host has more to choose from, this is an approximation,
+and the noise of the others is mostly fresh. λ makes the mark stronger, and costs quality.
 
 **Testing** fixes the text and asks how many keys fit it as well as this one. The text is a matrix M (d, d):
 
     M = Σ_i w_i (t_i − t̄) c_iᵀ,    z = ⟨f(M), W⟩ / ‖f(M)‖,    p = 1 − Φ(z)
 
 f flattens M: it cuts the few directions that unrelated texts share. Neither M nor f depends on the key, so z
-is exactly N(0, 1) over keys for every text that was written without the key.
+is exactly N(0, 1) over keys for every text that was written without the key. Detectors replace the mean word
+t̄ by the word that was to be expected in each place, if they have a reader (`dewmark.dew.expected`); what
+stands here is the test with ``--reader none``.
 
-A word carries the mark, and counts, where it is new in the text; a frequent word up to four times. The first k
-words carry none: their contexts would lie in the prompt, which a detector seldom has, and all answers to one
-prompt would begin alike. Marking also leaves out a context that has occurred before. That hardly happens
+A word carries the mark, and counts, where it is new in the text; a frequent word up to four times. The first
+k words carry none: their contexts would lie in the prompt, which a detector seldom has, and all answers to
+one prompt would begin alike. Marking also leaves out a context that has occurred before. That hardly happens
 before a new word, so testing does not look for it.
 """
 
@@ -57,7 +59,7 @@ LAMBDA = 0.0  # λ: the most that a logit gains
 GAMMA = 0.5  # γ: how fast tanh(γu) saturates
 INDEPENDENT = 32  # candidates whose noise is made independent
 STEPS, KEPT = 4, 8  # earlier steps whose noise is remembered, and candidates of each
-LIMIT, LEAST_LIMIT = 1.75, 1.05  # of a singular value, relative to the root mean square of all
+LIMIT, LEAST_LIMIT = 2.5, 1.05  # of a singular value, relative to the root mean square of all
 DIRECTIONS, OF_LONG = 24, 64  # how many are cut at most, in texts of up to 2d words and in longer ones
 LEAST_SHARE = 0.01  # of its evidence, which a text must keep after flattening
 
@@ -150,7 +152,7 @@ def keyed_noise(t: F64, c: F64, W: F64, r: F64) -> F64:
     """y (n,) of n candidates, the likeliest first; ``r`` (n,) are fresh standard normals."""
     marked, alpha = t.any(axis=1) & c.any(axis=1), shares(len(t))[:, 0]
     u = np.einsum("id,de,ie->i", t, W, c)
-    return np.where(marked, np.sqrt(alpha) * u + np.sqrt(1.0 - alpha) * r, r)
+    return np.asarray(np.where(marked, np.sqrt(alpha) * u + np.sqrt(1.0 - alpha) * r, r))
 
 
 def innovations(y: F64, t: F64, c: F64, past: Revealed) -> F64:
@@ -164,7 +166,7 @@ def innovations(y: F64, t: F64, c: F64, past: Revealed) -> F64:
     n = slice(INDEPENDENT)
     A = covariance(t[n], scaled[n], t[n], scaled[n]) - B[:, n].T @ B[:, n]
     x[n] = inverse_root(A, left[n]) @ rest[n]
-    return x
+    return np.asarray(x)
 
 
 def perturbed_logits(logits: F64, t: F64, c: F64, W: F64, y: F64, past: Revealed) -> F64:
@@ -225,7 +227,7 @@ def flattened(M: F64, L: float) -> F64:
 
         f(M) = M − Σ_j (s_j − b)₊ l_j r_jᵀ,    b = limit · ‖f(M)‖ / √min(L, d)
 
-    The limit is 1.75; from L = 2d on it falls with ∛L. b is on both sides, and 30 rounds find it.
+    The limit is 2.5; from L = 2d on it falls with ∛L. b is on both sides, and 30 rounds find it.
     """
     d = len(M)
     limit = max(LIMIT * min(2.0 * d / L, 1.0) ** (1 / 3), LEAST_LIMIT)

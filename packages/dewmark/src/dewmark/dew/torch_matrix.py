@@ -58,12 +58,16 @@ class _Tables:
         self, texts: Sequence[Pairs], *, directions: int, limit: float
     ) -> Iterator[tuple[Evidence, Statistic]]:
         """Test texts that search for equally many directions to cut."""
-        tokens, windows, weights = _padded(texts, self._device)
+        tokens, windows, weights, expected, unforeseen = _padded(texts, self._device)
         t, c = self._T[tokens], self._C[windows]
         several = ((tokens != tokens[:, :1]) & (weights > 0)).any(dim=1, keepdim=True)
         # a lone unit is not its own mean
         share = (weights / weights.sum(dim=1, keepdim=True)).float() * several
-        t = t - share.unsqueeze(1) @ t
+        mean = share.unsqueeze(1) @ t
+        if expected is None:
+            t = t - mean
+        else:
+            t = t - (self._T[expected] + unforeseen.unsqueeze(2) * mean) * several.unsqueeze(2)
         M = t.double().mT @ (c * weights.unsqueeze(-1))
         values, left, right = leading_directions(M.float(), directions, xp=torch)
         squares, d = M.square().sum(dim=(1, 2)).tolist(), min(M.shape[1:])
@@ -112,19 +116,23 @@ def _contexts(parts: SummedContexts, device: torch.device) -> torch.Tensor:
     return torch.nn.functional.normalize(sums, dim=-1, eps=1e-12)
 
 
-def _padded(texts: Sequence[Pairs], device: torch.device) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Units, contexts and weights of the texts' pairs, (B, N) each, padded with weight 0."""
+def _padded(
+    texts: Sequence[Pairs], device: torch.device
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor]:
+    """Units, contexts, weights, expectations and their shares of the texts' pairs, (B, N), padded with 0."""
     width = max(len(text.tokens) for text in texts)
-    tokens, windows = (np.zeros((len(texts), width), dtype=np.int64) for _ in range(2))
-    weights = np.zeros((len(texts), width))
+    tokens, windows, expected = (np.zeros((len(texts), width), dtype=np.int64) for _ in range(3))
+    weights, unforeseen = np.zeros((len(texts), width)), np.zeros((len(texts), width), dtype=np.float32)
     for i, text in enumerate(texts):
         n = len(text.tokens)
         tokens[i, :n], windows[i, :n], weights[i, :n] = text.tokens, text.windows, text.weights
-    return (
-        torch.from_numpy(tokens).to(device),
-        torch.from_numpy(windows).to(device),
-        torch.from_numpy(weights).to(device),
-    )
+        if text.expected is not None:
+            expected[i, :n], unforeseen[i, :n] = text.expected, text.unforeseen
+    on_device = [
+        torch.from_numpy(each).to(device) for each in (tokens, windows, weights, expected, unforeseen)
+    ]
+    read = texts[0].expected is not None
+    return on_device[0], on_device[1], on_device[2], on_device[3] if read else None, on_device[4]
 
 
 def _groups(texts: Sequence[Pairs]) -> Iterator[list[int]]:

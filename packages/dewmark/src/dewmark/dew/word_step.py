@@ -254,7 +254,7 @@ class WordStates:
         return Aligned(rows.masked_fill(u == 0.0, 0), units, u, begins, c)  # 0: an empty context
 
     def remember(self, aligned: Aligned, y: torch.Tensor, used: torch.Tensor, roots: torch.Tensor) -> None:
-        """Keep the noise y (B, m) of the candidates ``used`` (B, at most KEPT), places among the aligned ones.
+        """Keep the noise y (B, m) of the candidates ``used`` (B, at most KEPT), as places among the m.
 
         A negative place is none. ``roots`` (m,) are √α of the candidates, by which their contexts are scaled.
         Noise older than the last steps is forgotten.

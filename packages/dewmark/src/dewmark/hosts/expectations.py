@@ -42,14 +42,13 @@ from dewmark.storage import BlobCache
 from dewmark.text.cleaning import clean
 from dewmark.text.growing_text import Spelling
 from dewmark.text.words import VERSION, cut, open_tail
-from dewmark.workspace import Expectations, ExpectedWords, HostInfo, Progress, silent
+from dewmark.workspace import NO_READER, Expectations, ExpectedWords, HostInfo, Progress, silent
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["CANDIDATES", "NO_READER", "HostExpectations", "open_reader"]
+__all__ = ["CANDIDATES", "HostExpectations", "open_reader"]
 
-NO_READER = "none"
 CANDIDATES = 256
 """How many of the likeliest tokens are kept at each place."""
 
@@ -429,8 +428,10 @@ def open_reader(
         if host is None:
             raise ConfigError("this detector does not know its host: name the model that is to read")
         reader = host
-    if reader is None or reader == NO_READER:
+    if reader is None:
         return None
+    if reader == NO_READER.name:
+        return NO_READER
     if not isinstance(reader, str | Host):
         return reader
     folder = cache_dir() / "expectations" if on_disk else None
