@@ -37,7 +37,7 @@ from dewmark.storage import Bundle, load_bundle
 from dewmark.text.words import VERSION
 from dewmark.workspace import Workspace
 
-__all__ = ["lexicon_folder", "load_lexicon"]
+__all__ = ["Lexicon", "lexicon_folder", "load_lexicon"]
 
 ARRAYS = (
     "forms",
