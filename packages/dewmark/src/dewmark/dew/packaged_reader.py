@@ -28,7 +28,7 @@ from dewmark.arrays import F32, I64
 from dewmark.encoders.lexicon import Lexicon
 from dewmark.storage import load_bundle
 
-__all__ = ["PackagedReader", "load_packaged_reader"]
+__all__ = ["STEPS", "PackagedReader", "load_packaged_reader"]
 
 STEPS = (1, 2, 4, 8)
 """δ of the layers."""
@@ -37,9 +37,9 @@ STEPS = (1, 2, 4, 8)
 class PackagedReader:
     """The network over one lexicon; safe to share between threads.
 
-    ``arrays`` are ``rows`` (N,) of the words in the ``table`` (N, D) int8 with ``scales`` (D,), the weights of
-    the network by name, ``unlisted`` (D,) for words that are not in the table, and ``start`` (D,), which
-    stands for the word before the first.
+    ``arrays`` are ``rows`` (N,) of the words in the ``table`` (N, D) int8 with ``scales`` (D,), the network's
+    weights by name, ``unlisted`` (D,) for words that are not in the table, and ``start`` (D,), which stands
+    for the word before the first.
     """
 
     name = "packaged"
