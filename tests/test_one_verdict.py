@@ -116,6 +116,7 @@ def open_client(folder: Path, tenants: dict[str, dewmark.BoundScheme]) -> TestCl
         store=f"sqlite:///{folder / 'service.db'}",
         detectors=tuple((name, "in memory") for name in tenants),
         signers=(str(folder / "sign.pem"),),
+        request_seconds=60.0,
     )
     service = Service(settings, {name: Tenant(name, bound) for name, bound in tenants.items()})
     return TestClient(create_app(service), base_url="http://127.0.0.1:8080")

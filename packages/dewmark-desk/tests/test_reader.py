@@ -147,4 +147,4 @@ def test_a_service_reads_in_memory_only(watermark, text, tmp_path, monkeypatch) 
     assert read["z"] != plain["z"]
     assert not (tmp_path / "cache" / "expectations").exists()
     (without,) = open_tenants(Settings(detectors=folders, reader="none")).values()
-    assert without.bound.expectations is None
+    assert without.bound.expectations.name == "none"

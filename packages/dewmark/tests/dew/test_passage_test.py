@@ -15,7 +15,7 @@ from dewmark.encoders.word_vectors import register_texts
 from dewmark.passages import locate
 from dewmark.stats.key_test import key_test
 from dewmark.stats.scan import Search, Units, _restrict
-from dewmark.workspace import Workspace, no_host
+from dewmark.workspace import NO_READER, Workspace, no_host
 
 KEY = Key(bytes(range(32)))
 WINDOW = 250  # scored words
@@ -23,7 +23,7 @@ WINDOW = 250  # scored words
 
 @pytest.fixture(scope="module")
 def bound():
-    return DEW().bind(KEY, no_host(), Workspace(cache=Path("unused")))
+    return DEW().bind(KEY, no_host(), Workspace(cache=Path("unused"))).reading_with(NO_READER)
 
 
 @pytest.fixture(scope="module")

@@ -35,6 +35,8 @@ Vectors = Callable[[Sequence[str]], F32]
 
 PROMPT = 64
 """The last words of a prompt, which the packaged reader reads before a text."""
+READ = 4096
+"""The words of a text that the packaged reader reads; what follows is compared with δ alone."""
 
 
 def read(
@@ -69,7 +71,9 @@ def add_means(
         n = len(pairs.tokens)
         scored = np.flatnonzero(pairs.positions >= 0)
         before = prompt.forms[-PROMPT:]
-        means = packaged.means(reader.lexicon.rows((*before, *text.forms)))[len(before) :][scored]
+        rows = reader.lexicon.rows((*before, *text.forms[:READ]))
+        scored = scored[scored < READ]
+        means = packaged.means(rows)[len(before) :][scored]
         own = pairs.positions[scored]
         sums = np.zeros((n, reading.token_rows.shape[1]), dtype=np.float32)
         np.add.at(sums, own, means)
