@@ -134,6 +134,7 @@ def seconds_of(query: Query, how: Examination) -> float:
     """The estimated work of one query: each key costs, and so do passages, rings and a reader."""
     size = len(query.text) + len(query.prompt or "") + 4 * len(query.english or "")
     seconds = sum(0.002 + 3e-6 * size + (0.004 if each.has_ring else 0.0) for each in how.tenants)
+    seconds += 8e-6 * min(size, 24_000)  # the packaged reader, once for all keys
     if how.passages:
         seconds += len(how.tenants) * (0.005 + 15e-6 * size)
     return seconds + (1e-3 * size if how.has_reader else 0.0)

@@ -216,7 +216,7 @@ class BoundWords(BoundScheme, Generic[R]):
         attention_mask: torch.Tensor | None,
         *,
         seeds: Sequence[int] | None = None,
-    ) -> Batch:
+    ) -> Batch[Any]:
         """The texts of a session that begins with prompts (batch, length)."""
 
     def alignments(self, T: F32, C: F32) -> F32:

@@ -32,6 +32,7 @@ __all__ = ["STEPS", "PackagedReader", "load_packaged_reader"]
 
 STEPS = (1, 2, 4, 8)
 """δ of the layers."""
+_TEXTS_KEPT = 64  # what was expected in the last texts, for detectors of several keys; 2 MB of a long one
 
 
 class PackagedReader:
@@ -49,6 +50,7 @@ class PackagedReader:
         self._lexicon = lexicon
         self._place = np.zeros(len(lexicon) + 1, dtype=np.int64)
         self._place[np.asarray(arrays["rows"])] = np.arange(1, len(arrays["rows"]) + 1)
+        self._kept = functools.lru_cache(maxsize=_TEXTS_KEPT)(self._means)
         self._table = np.asarray(arrays["table"])
         self._weights = {
             name: np.asarray(array, dtype=np.float32)
@@ -57,8 +59,11 @@ class PackagedReader:
         }
 
     def means(self, rows: I64) -> F32:
-        """μ (L, d_T) at each word of a text, given as rows of the lexicon (L,)."""
-        w = self._weights
+        """μ (L, d_T) at each word of a text, given as rows of the lexicon (L,); it is kept for other keys."""
+        return self._kept(np.asarray(rows, dtype=np.int64).tobytes())
+
+    def _means(self, text: bytes) -> F32:
+        rows, w = np.frombuffer(text, dtype=np.int64), self._weights
         x = self._lexicon.tokens(rows) @ w["lexicon"]
         place = self._place[rows]
         listed = place > 0

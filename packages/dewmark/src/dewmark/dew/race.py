@@ -21,16 +21,12 @@ from dewmark.cuda.graphs import Replayed
 from dewmark.cuda.word_race import GAMMA, MOST, Mixture, draw_words, without_kernels
 from dewmark.decoding import Decoding
 from dewmark.dew.noise import innovations, keyed_noise, roots, used_candidates
-from dewmark.dew.sessions import Batch, Texts
+from dewmark.dew.sessions import Batch, KeyedSession, Texts
 from dewmark.dew.word_step import Aligned, WordStates, WordTables
 from dewmark.sampling import (
     CandidateRace,
     Choice,
-    ChoosingSession,
-    RandomStreams,
-    check_logits,
     decoding_options,
-    fresh_seeds,
 )
 
 __all__ = ["LexiconBatch"]
@@ -77,7 +73,7 @@ class LexiconTexts(Texts):
         return torch.zeros((1, 1), dtype=torch.bool, device=self.aligner.tables.device)
 
 
-class LexiconBatch(Batch):
+class LexiconBatch(Batch[LexiconTexts]):
     """Follows the words of a session's texts on the device; prompts (batch, length) do not matter.
 
     ``W`` (batch, d_T, d_C) are the rows' own matrices, if they are not all the aligner's.
@@ -228,8 +224,8 @@ class CapturedRace:
         return Replayed(step, (tokens, scores, states), changed=texts.states.state)
 
 
-class LexiconSession(ChoosingSession):
-    """Draws each row's token by the race."""
+class LexiconSession(KeyedSession[LexiconTexts]):
+    """Draws each row's token by the race, from a captured step where there is one."""
 
     def __init__(
         self,
@@ -240,20 +236,12 @@ class LexiconSession(ChoosingSession):
         prompt_ids: torch.Tensor,
         seeds: Sequence[int] | None,
     ) -> None:
-        self._race = race
-        self._batch = batch
-        self._vocab_size = vocab_size
-        self._noise = RandomStreams(fresh_seeds(len(prompt_ids), seeds), device=prompt_ids.device)
-        self._start = prompt_ids.shape[1]
+        super().__init__(race, batch, vocab_size=vocab_size, prompt_ids=prompt_ids, seeds=seeds)
         self._captured = CapturedRace(race, batch)
 
-    def choose(self, input_ids: torch.Tensor, scores: torch.Tensor, decoding: Decoding) -> Choice:
-        """Draw the next id of each row from logits (batch, vocab)."""
-        check_logits(scores, self._vocab_size)
-        states = self._noise.states(input_ids.shape[1] - self._start)
-        scores = scores.to(states.device, torch.float32)
-        ids = input_ids.to(states.device)
-        drawn = self._captured.choose(ids, scores, decoding, states)
-        if drawn:
-            return drawn
-        return self._race(scores, self._batch.texts(ids), [decoding] * len(scores), states)
+    def draw(
+        self, ids: torch.Tensor, scores: torch.Tensor, decoding: Decoding, states: torch.Tensor
+    ) -> Choice:
+        """Draw the ids that follow ids (batch, length)."""
+        captured = self._captured.choose(ids, scores, decoding, states)
+        return captured or super().draw(ids, scores, decoding, states)

@@ -51,8 +51,7 @@ class DEW(WordScheme[LexiconReader]):
     lexicon: str = "default"
     """The lexicon: ``default``, or a folder written by ``dewmark build-lexicon``."""
     flatten: float | None = 2.5
-    """How many times the root mean square of all directions one direction of the text's evidence may have
-    before the key test cuts it; None for no limit."""
+    """As in `WordScheme`, but higher: the packaged reader subtracts most of what texts have in common."""
     strength: float = 0.0
     """λ, the most that a logit can gain beside the keyed noise: ``free`` is 0, ``strong`` is 2."""
 

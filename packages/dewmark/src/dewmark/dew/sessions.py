@@ -35,6 +35,11 @@ __all__ = ["Batch", "Texts"]
 
 _CPU = torch.device("cpu")
 
+TextsT = TypeVar("TextsT")
+TextsT_co = TypeVar("TextsT_co", covariant=True)
+Race = Callable[[torch.Tensor, TextsT, Sequence[Decoding], torch.Tensor], Choice]
+"""Logits (batch, vocab), texts, the rows' decodings and random states (batch, 1) to the drawn tokens."""
+
 
 class Texts(ABC):
     """What the next tokens of a batch of texts depend on, at one step."""
@@ -53,11 +58,11 @@ class Texts(ABC):
         """Whether each text's context has occurred before in that text, (batch, 1)."""
 
 
-class Batch(ABC):
+class Batch(ABC, Generic[TextsT_co]):
     """Follows the texts of one session while they grow."""
 
     @abstractmethod
-    def texts(self, ids: torch.Tensor) -> Texts:
+    def texts(self, ids: torch.Tensor) -> TextsT_co:
         """The texts at ids (batch, length); called once per step."""
 
 
@@ -69,7 +74,6 @@ class Text(Protocol):
 
 
 T = TypeVar("T", bound=Text)
-TextsT = TypeVar("TextsT")
 
 
 class Aligner(ABC, Generic[T]):
@@ -84,7 +88,7 @@ class Aligner(ABC, Generic[T]):
         """Single texts as those of one step."""
 
     @abstractmethod
-    def batch(self, prompt_ids: torch.Tensor, attention_mask: torch.Tensor | None) -> Batch:
+    def batch(self, prompt_ids: torch.Tensor, attention_mask: torch.Tensor | None) -> Batch[Texts]:
         """The texts of a session that begins with prompts (batch, length)."""
 
 
@@ -124,13 +128,13 @@ def keyed_exponentials(u: torch.Tensor, uniforms: torch.Tensor, *, alpha: float)
     return numbers.clamp_min_(1e-300)
 
 
-class KeyedSession(ChoosingSession):
+class KeyedSession(ChoosingSession, Generic[TextsT]):
     """Draws each row's token by a race whose noise comes partly from the key."""
 
     def __init__(
         self,
-        race: KeyedRace,
-        batch: Batch,
+        race: Race[TextsT],
+        batch: Batch[TextsT],
         *,
         vocab_size: int,
         prompt_ids: torch.Tensor,
@@ -146,11 +150,14 @@ class KeyedSession(ChoosingSession):
         """Draw the next id of each row from logits (batch, vocab)."""
         check_logits(scores, self._vocab_size)
         states = self._noise.states(input_ids.shape[1] - self._start)
-        scores, texts = (
-            scores.to(states.device, torch.float32),
-            self._batch.texts(input_ids.to(states.device)),
-        )
-        return self._race(scores, texts, [decoding] * len(scores), states)
+        scores = scores.to(states.device, torch.float32)
+        return self.draw(input_ids.to(states.device), scores, decoding, states)
+
+    def draw(
+        self, ids: torch.Tensor, scores: torch.Tensor, decoding: Decoding, states: torch.Tensor
+    ) -> Choice:
+        """Draw the ids that follow ids (batch, length)."""
+        return self._race(scores, self._batch.texts(ids), [decoding] * len(scores), states)
 
 
 # Rows of serving engines: a batch that changes from step to step
@@ -217,9 +224,6 @@ class FollowedRows(Rows, Generic[T]):
         for row in mine:
             row.catch_up()
         return self._mark(scores, self._aligner.together([row.text for row in mine]), mine)
-
-
-Race = Callable[[torch.Tensor, TextsT, Sequence[Decoding], torch.Tensor], Choice]
 
 
 def drawn(race: Race[TextsT], scores: torch.Tensor, texts: TextsT, rows: Sequence[DrawnRow]) -> torch.Tensor:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     import torch
 
     from dewmark.dew.open.texts import WordAligner, WordBatch
-    from dewmark.dew.sessions import KeyedRace, KeyedSession
+    from dewmark.dew.sessions import KeyedRace, KeyedSession, Texts
     from dewmark.serving_rows import Rows
 
 __all__ = ["BoundDewOpen", "DewOpen"]
@@ -118,7 +118,7 @@ class BoundDewOpen(BoundWords[OpenReader]):
         attention_mask: torch.Tensor | None = None,
         *,
         seeds: Sequence[int] | None = None,
-    ) -> KeyedSession:
+    ) -> KeyedSession[Texts]:
         """Start marking a batch of prompts (batch, length)."""
         from dewmark.dew.sessions import KeyedSession
 

@@ -233,7 +233,7 @@ class WordTexts(Texts):
         return torch.tensor([text.repeated for text in self.rows], device=self.aligner.device).unsqueeze(1)
 
 
-class WordBatch(Batch):
+class WordBatch(Batch[Texts]):
     """Follows the words that the tokens of a session's texts make."""
 
     def __init__(

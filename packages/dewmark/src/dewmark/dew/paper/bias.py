@@ -44,7 +44,7 @@ class Bias:
 class BiasSession(Session):
     """Adds a bias to the logits of a batch."""
 
-    def __init__(self, bias: Bias, batch: Batch, *, vocab_size: int) -> None:
+    def __init__(self, bias: Bias, batch: Batch[Texts], *, vocab_size: int) -> None:
         self._bias = bias
         self._batch = batch
         self._vocab_size = vocab_size

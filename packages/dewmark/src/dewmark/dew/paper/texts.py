@@ -99,7 +99,7 @@ class TokenTexts(Texts):
         return self.find_repeated()
 
 
-class TokenBatch(Batch):
+class TokenBatch(Batch[Texts]):
     """Follows the tokens of a session's texts, without waiting for the device."""
 
     def __init__(
