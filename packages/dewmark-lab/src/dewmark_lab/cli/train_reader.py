@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
@@ -86,7 +87,7 @@ def train_reader(
                 share = number // (2 * len(answers) if each else 2 if answers else 1)
                 source = HostTexts(
                     info,
-                    lambda host=host: host,
+                    _always(host),
                     cache=cache_dir(),
                     seed=seed,
                     progress=progress,
@@ -113,6 +114,10 @@ def train_reader(
             f"than it learned from, the hosts themselves {explained['model']:.1%}\n"
         )
     say(f"use it with --reader {out}; took {time.perf_counter() - started:.1f} s", quiet=quiet)
+
+
+def _always(host: Host) -> Callable[[], Host]:
+    return lambda: host
 
 
 def _chats(host: Host) -> bool:
