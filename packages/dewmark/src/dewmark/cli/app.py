@@ -64,12 +64,15 @@ def _version(wanted: bool) -> None:
 
 
 class _Labels:
-    """Shows in --help that a flag takes no value and a number is one, instead of the names of Python's types."""
+    """Shows in --help what an option takes instead of the names of Python's types; a flag takes nothing."""
 
     def get_params(self, ctx: Any) -> list[Any]:  # noqa: ANN401 - a context of typer's own
         params: list[Any] = super().get_params(ctx)  # type: ignore[misc]
         for each in params:
-            if isinstance(each, typer.core.TyperOption) and each.metavar is None:
+            if not isinstance(each, typer.core.TyperOption):
+                continue
+            each.show_envvar = each.envvar is not None  # serve says once how its variables are called
+            if each.metavar is None:
                 each.metavar = "" if each.is_flag else _LABELS.get(each.type_descriptor.annotation, "TEXT")
         return params
 

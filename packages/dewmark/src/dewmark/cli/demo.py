@@ -81,7 +81,7 @@ def demo(
     wrong = [case.name for case in cases if not case.right]
     if wrong:
         say(
-            f"dewmark: unexpected verdict: {', '.join(wrong)}. Some short answers carry too little of the mark, "
+            f"dewmark: unexpected verdict: {', '.join(wrong)}. Some short answers carry too little of a mark, "
             "and one unmarked text in a hundred gets p < 0.01: run the demo again"
         )
         raise typer.Exit(1)
@@ -183,7 +183,7 @@ def show(console: Console, cases: Sequence[Case], setting: str) -> None:
     if cases[0].nats is not None and cases[1].nats is not None:
         console.print()
         console.print(
-            f"Price of the mark: {cases[0].nats - cases[1].nats:+.2f} nats a token in this pair, which is mostly "
-            "chance. docs/marking.md has the mean of 200 pairs.",
+            f"Price of the mark: {cases[0].nats - cases[1].nats:+.2f} nats a token in this pair, which is "
+            "mostly chance. docs/marking.md has the mean of 200 pairs.",
             soft_wrap=False,
         )

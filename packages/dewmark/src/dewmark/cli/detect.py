@@ -168,7 +168,7 @@ def detect(
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="Write results to a .parquet or .jsonl file instead of printing them; a stopped run is resumed.",
+            help="Write results to a .parquet or .jsonl file; a stopped run is resumed.",
             rich_help_panel=_MANY,
         ),
     ] = None,
