@@ -81,7 +81,7 @@ def demo(
     wrong = [case.name for case in cases if not case.right]
     if wrong:
         say(
-            f"dewmark: unexpected verdict: {', '.join(wrong)}. Some short answers carry too little of a mark, "
+            f"dewmark: unexpected verdict: {', '.join(wrong)}. Short answers may carry too little of a mark, "
             "and one unmarked text in a hundred gets p < 0.01: run the demo again"
         )
         raise typer.Exit(1)
