@@ -114,7 +114,7 @@ class _SessionProcessor(LogitsProcessor):
 
 
 def _seeds(rows: int) -> list[int]:
-    """Seeds from torch's generator, so that ``torch.manual_seed`` repeats a text as it does without a mark."""
+    """Seeds from torch's generator, so that ``torch.manual_seed`` repeats a text."""
     drawn: list[int] = torch.randint(2**63 - 1, (rows,)).tolist()
     return drawn
 
