@@ -328,7 +328,7 @@ def test_audited_unknown_language_gives_a_warning(told, unmarked):
 
 
 def test_power_is_told_with_its_basis(told, unmarked):
-    power = {"found_in_100": 93, "host": "smollm2-135m", "texts": 32, "own": False}
+    power = {"found_in_100": 93, "host": "smollm2-135m", "texts": 32, "own": False, "language": "en"}
     one = told(power=power)
     one.check(unmarked)
     page = one.page
@@ -338,9 +338,21 @@ def test_power_is_told_with_its_basis(told, unmarked):
     expect(page.locator("#power-basis")).to_contain_text(
         "Measured on 32 texts that smollm2-135m wrote, not on the"
     )
-    one = told(power={**power, "own": True})
+    one = told(power={**power, "own": True}, language={"code": "en", "name": "English", "supported": True})
     one.check(unmarked)
     expect(one.page.locator("#power-basis")).to_contain_text("Measured by the operator on 32 texts")
+    expect(one.page.locator("#power-basis")).not_to_contain_text("not known")
+    one = told(power=power, language={"code": "fr", "name": "French", "supported": True})
+    one.check(unmarked)
+    expect(one.page.locator("#power-basis")).to_contain_text(
+        "The measured texts are in English; how many are found in French is not known."
+    )
+
+
+def test_one_independent_word_is_singular(told, unmarked):
+    one = told(verdict="too_short", effective_length=1.4, p_value=None, leaves_no_room=False)
+    one.check(unmarked)
+    expect(one.page.locator("#sure")).to_contain_text("It is worth one independent word, and")
 
 
 def test_numbers_that_are_not_finite_are_not_shown(told, marked):
