@@ -13,14 +13,14 @@ TESTS := .:packages/dewmark:packages/dewmark-lab:packages/dewmark-desk  # one na
 .DEFAULT_GOAL := help
 .PHONY: help setup demo reproduce-smoke test test-core test-contract test-models test-serve fuzz-serve test-postgresql test-ray \
 	test-llamacpp test-vllm \
-	golden golden-models lint docs format clean
+	outputs golden golden-models lint docs format clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: $(VENV)/.dev ## everything for development, in .venv
 
-demo: $(VENV)/.run ## mark a text and detect it, with real models (the first run fetches them); HOST=qwen: Qwen2.5 1.5B
+demo: $(VENV)/.run ## a marked and an unmarked answer side by side (the first run fetches the model); HOST=qwen: 1.5B
 	@$(BIN)/dewmark demo --host $(if $(filter qwen,$(HOST)),qwen2.5-coder-1.5b,$(or $(HOST),smollm2-135m))
 
 reproduce-smoke: $(VENV)/.attacks ## a small main table from prompts to report, in minutes, on two cores
@@ -59,6 +59,9 @@ test-llamacpp: .venv-llamacpp/.ready ## marks inside llama.cpp, which is compile
 test-vllm: .venv-vllm/.ready ## marks inside vLLM: a server under concurrent requests (minutes on a CPU)
 	.venv-vllm/bin/python -m pytest -q packages/dewmark/tests/hosts/test_vllm_v2_runner.py
 	.venv-vllm/bin/python -m pytest -q -m vllm packages/dewmark/tests/hosts/test_vllm_real.py
+
+outputs: $(VENV)/.dev ## the outputs and pictures in the documentation, from committed texts
+	OMP_NUM_THREADS=1 PYTHONPATH=$(TESTS) $(BIN)/python -m tests.docs.outputs
 
 golden: $(VENV)/.dev ## compare texts, p-values and detectors with the golden record
 	OMP_NUM_THREADS=1 PYTHONPATH=$(TESTS) $(BIN)/python -m tests.golden.record check

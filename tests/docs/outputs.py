@@ -32,10 +32,10 @@ TEXTS = DOCS / "examples" / "texts.jsonl"
 PAGES = ("detection.md", "audit.md", "lexicon.md")
 REQUESTS = {
     "chat": "Write a short story about a baker who opens a shop in a new town.",
-    "mail": "Write a long e-mail to a neighbour who looked after your garden this summer.",
+    "mail": "Describe a garden in late summer, and the people who work in it.",
     "news": "Write a newspaper report about a lighthouse that opens its doors to visitors.",
 }
-SEED = 1
+SEEDS = {"chat": 4, "mail": 1, "news": 1}
 WIDTH = 100
 
 
@@ -59,7 +59,7 @@ def write_texts() -> None:
     for name, request in REQUESTS.items():
         with Progress(quiet=True) as progress:
             cases, setting = demo.run(
-                key(name), key("wrong"), request, SEED, host=None, progress=progress, quiet=True
+                key(name), key("wrong"), request, SEEDS[name], host=None, progress=progress, quiet=True
             )
         for label, case in zip((name, "unmarked"), cases[: 2 if name == "chat" else 1], strict=False):
             made.append({"id": f"{label}-0", "prompt": request, "text": case.text, "nats": case.nats})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import re
 
 import pytest
@@ -414,6 +415,43 @@ def test_several_files_are_listed(desk, marked, unmarked):
     page.get_by_role("button", name="two.exe").click()
     expect(page.get_by_role("alert")).to_contain_text("two.exe: unsupported file type")
     expect(page.locator("#result")).to_be_hidden()
+
+
+def test_table_of_verdicts_is_saved_as_csv(desk, marked, unmarked, tmp_path):
+    one = desk()
+    page = one.page
+    one.drop({"=one, or.txt": unmarked.encode(), "two.exe": b"MZ", "three.txt": marked.encode()})
+    expect(page.locator("#history-rows tr").nth(2)).to_contain_text("Marked")
+    expect(page.locator("#history-running")).to_be_hidden()
+    shown = page.locator("#history-rows tr").nth(2).locator("td").nth(2).inner_text()
+    with page.expect_download() as saved:
+        page.click("#history-csv")
+    assert saved.value.suggested_filename == "verdicts.csv"
+    saved.value.save_as(tmp_path / "verdicts.csv")
+    with (tmp_path / "verdicts.csv").open(newline="", encoding="utf-8") as stream:
+        rows = list(csv.DictReader(stream))
+    assert [row["text"] for row in rows] == ["'=one, or.txt", "two.exe", "three.txt"]  # no formula
+    assert [row["verdict"] for row in rows] == ["not_marked", "failed", "marked"]
+    assert float(rows[2]["p_value"]) == pytest.approx(float(shown.replace("< ", "")), rel=0.06)
+    assert "unsupported file type" in rows[1]["error"]
+    assert rows[2]["fpr"] == "0.01"
+
+
+def test_check_of_many_files_can_be_stopped(desk, unmarked):
+    one = desk()
+    page = one.page
+    held = []
+    page.route(
+        "**/v1/detect", lambda route: held.append(route) if held else (held.append(0), route.continue_())
+    )
+    one.drop({f"{i}.txt": unmarked.encode() for i in range(4)})
+    expect(page.locator("#history-expect")).to_have_text("1 of 4 checked")
+    expect(page.locator("#history-bar")).to_have_attribute("value", "0.25")
+    page.click("#history-stop")
+    expect(page.locator("#history-rows tr")).to_have_count(1)
+    expect(page.locator("#history-running")).to_be_hidden()
+    expect(page.locator("#check")).to_have_attribute("aria-disabled", "false")
+    expect(page.locator("#verdict")).to_have_text(NONE)
 
 
 def test_history_stays_in_the_browser_without_texts(desk, marked, unmarked):
