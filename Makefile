@@ -13,7 +13,7 @@ TESTS := .:packages/dewmark:packages/dewmark-lab:packages/dewmark-desk  # one na
 .DEFAULT_GOAL := help
 .PHONY: help setup demo reproduce-smoke test test-core test-contract test-models test-serve fuzz-serve test-postgresql test-ray \
 	test-llamacpp test-vllm \
-	outputs golden golden-models lint docs format clean
+	outputs wheels golden golden-models lint docs format clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -63,6 +63,14 @@ test-vllm: .venv-vllm/.ready ## marks inside vLLM: a server under concurrent req
 outputs: $(VENV)/.dev ## the outputs and pictures in the documentation, from committed texts
 	OMP_NUM_THREADS=1 PYTHONPATH=$(TESTS) $(BIN)/python -m tests.docs.outputs
 
+wheels: ## build the three wheels, check them, and try the first in a fresh environment
+	$(PYTHON) -m venv --clear .venv-wheels
+	.venv-wheels/bin/python -m pip --disable-pip-version-check install -q build hatchling twine
+	for each in $(dir $(PROJECTS)); do .venv-wheels/bin/python -m build -q -n -w -o dist $$each || exit 1; done
+	.venv-wheels/bin/twine check --strict dist/*.whl
+	.venv-wheels/bin/python -m pip --disable-pip-version-check install -q -c constraints.txt dist/dewmark-*.whl
+	.venv-wheels/bin/dewmark --version && .venv-wheels/bin/dewmark demo --help > /dev/null && ls -l dist
+
 golden: $(VENV)/.dev ## compare texts, p-values and detectors with the golden record
 	OMP_NUM_THREADS=1 PYTHONPATH=$(TESTS) $(BIN)/python -m tests.golden.record check
 
@@ -83,7 +91,7 @@ format: $(VENV)/.dev ## put the code into the project's format
 	$(BIN)/ruff format .
 
 clean: ## delete the environment, caches and build outputs (fetched models stay)
-	rm -rf $(VENV) .venv-core .venv-llamacpp .venv-vllm .venv-docs build dist site .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) .venv-core .venv-wheels .venv-llamacpp .venv-vllm .venv-docs build dist site .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
 	find packages tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The stamps: .run is the library, .dev adds the tools and the optional parts, .serve what drives the service,

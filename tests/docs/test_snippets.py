@@ -27,7 +27,7 @@ def blocks(page: str, *languages: str) -> list[tuple[str, str]]:
     return [(language, code) for language, code in found if language in languages]
 
 
-@pytest.mark.parametrize("page", RUN)
+@pytest.mark.parametrize("page", [*RUN, "docs/rings.md"])
 def test_snippets_use_no_undefined_name(page: str) -> None:
     code = "\n".join(code for _, code in blocks(page, "python"))
     command = [sys.executable, "-m", "ruff", "check", "--isolated", "--select", "F821", "--quiet", "-"]
