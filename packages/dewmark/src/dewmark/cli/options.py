@@ -147,9 +147,9 @@ Reader = Annotated[
     str | None,
     typer.Option(
         "--reader",
-        metavar="MODEL|host|none",
+        metavar="MODEL|DIR|host|none",
         show_default="the packaged one",
-        help="Model that predicts each word, so that surprising ones weigh more.",
+        help="Predicts each word, so that surprising ones weigh more: a model, or a trained reader.",
         rich_help_panel=KEY,
     ),
 ]
