@@ -13,14 +13,14 @@ TESTS := .:packages/dewmark:packages/dewmark-lab:packages/dewmark-desk  # one na
 .DEFAULT_GOAL := help
 .PHONY: help setup demo reproduce-smoke test test-core test-contract test-models test-serve fuzz-serve test-postgresql test-ray \
 	test-llamacpp test-vllm \
-	golden golden-models lint docs format clean
+	outputs wheels golden golden-models lint docs format clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: $(VENV)/.dev ## everything for development, in .venv
 
-demo: $(VENV)/.run ## mark a text and detect it, with real models (the first run fetches them); HOST=qwen: Qwen2.5 1.5B
+demo: $(VENV)/.run ## a marked and an unmarked answer side by side (the first run fetches the model); HOST=qwen: 1.5B
 	@$(BIN)/dewmark demo --host $(if $(filter qwen,$(HOST)),qwen2.5-coder-1.5b,$(or $(HOST),smollm2-135m))
 
 reproduce-smoke: $(VENV)/.attacks ## a small main table from prompts to report, in minutes, on two cores
@@ -60,6 +60,17 @@ test-vllm: .venv-vllm/.ready ## marks inside vLLM: a server under concurrent req
 	.venv-vllm/bin/python -m pytest -q packages/dewmark/tests/hosts/test_vllm_v2_runner.py
 	.venv-vllm/bin/python -m pytest -q -m vllm packages/dewmark/tests/hosts/test_vllm_real.py
 
+outputs: $(VENV)/.dev ## the outputs and pictures in the documentation, from committed texts
+	OMP_NUM_THREADS=1 PYTHONPATH=$(TESTS) $(BIN)/python -m tests.docs.outputs
+
+wheels: ## build the three wheels, check them, and try the first in a fresh environment
+	$(PYTHON) -m venv --clear .venv-wheels
+	.venv-wheels/bin/python -m pip --disable-pip-version-check install -q build hatchling twine
+	for each in $(dir $(PROJECTS)); do .venv-wheels/bin/python -m build -q -n -w -o dist $$each || exit 1; done
+	.venv-wheels/bin/twine check --strict dist/*.whl
+	.venv-wheels/bin/python -m pip --disable-pip-version-check install -q -c constraints.txt dist/dewmark-*.whl
+	.venv-wheels/bin/dewmark --version && .venv-wheels/bin/dewmark demo --help > /dev/null && ls -l dist
+
 golden: $(VENV)/.dev ## compare texts, p-values and detectors with the golden record
 	OMP_NUM_THREADS=1 PYTHONPATH=$(TESTS) $(BIN)/python -m tests.golden.record check
 
@@ -80,7 +91,7 @@ format: $(VENV)/.dev ## put the code into the project's format
 	$(BIN)/ruff format .
 
 clean: ## delete the environment, caches and build outputs (fetched models stay)
-	rm -rf $(VENV) .venv-core .venv-llamacpp .venv-vllm .venv-docs build dist site .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) .venv-core .venv-wheels .venv-llamacpp .venv-vllm .venv-docs build dist site .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
 	find packages tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The stamps: .run is the library, .dev adds the tools and the optional parts, .serve what drives the service,

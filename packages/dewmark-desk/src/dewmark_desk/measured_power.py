@@ -8,6 +8,7 @@ its origin goes with every number, because another host may mark more weakly.
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -20,11 +21,15 @@ from dewmark.stats.power import Strength
 
 @dataclass(frozen=True, slots=True)
 class MeasuredPower:
-    """The strength of the mark in texts of ``host``; ``own`` if measured for this very detector."""
+    """The strength of the mark in texts of ``host``; ``own`` if measured for this very detector.
+
+    ``language`` is that of the measured texts, None if the measurement does not say.
+    """
 
     strength: Strength
     host: str
     own: bool
+    language: str | None = None
 
     def found_in_100(self, effective_length: float, *, level: float) -> dict[str, Any]:
         """The share found by a test of the whole text under one key at this level, as plain JSON values."""
@@ -32,10 +37,11 @@ class MeasuredPower:
         # a sample of n texts cannot show more than n in n + 1
         share = min(self.strength.found(effective_length, fpr=level), texts / (texts + 1))
         return {
-            "found_in_100": round(100.0 * share),
+            "found_in_100": min(math.floor(100.0 * share), 99),  # no sample shows that every text is found
             "host": self.host,
             "texts": texts,
             "own": self.own,
+            "language": self.language,
         }
 
 
@@ -51,7 +57,8 @@ def _parsed(text: str, bound: BoundScheme, *, own: bool) -> MeasuredPower | None
     try:
         given = json.loads(text)
         same = given["scheme"] == bound.scheme.name and given["config"] == bound.scheme.to_dict()
-        measured = MeasuredPower(Strength(**given["strength"]), str(given["host"]), own)
+        strength, language = Strength(**given["strength"]), given.get("language")
+        measured = MeasuredPower(strength, str(given["host"]), own, language and str(language))
     except (ValueError, KeyError, TypeError):
         raise ArtifactError(
             "a detector's power.json is corrupt: write it again with dewmark power --out"

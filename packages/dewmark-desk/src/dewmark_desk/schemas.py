@@ -203,13 +203,15 @@ class LooksResult(BaseModel):
 class FoundShare(BaseModel):
     """How many of 100 marked texts of this effective length are found, as measured on texts of ``host``.
 
-    ``own`` says whether the operator measured it for this detector (``dewmark power``).
+    ``own`` says whether the operator measured it for this detector (``dewmark power``), ``language`` in which
+    language, if that is known. The share is never 100.
     """
 
     found_in_100: int
     host: str
     texts: int
     own: bool
+    language: str | None
 
 
 class ForgeryResult(BaseModel):

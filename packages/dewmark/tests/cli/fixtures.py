@@ -128,7 +128,7 @@ class StubHost(Host):
         return [list(map(ord, text))[: decoding.max_new_tokens] for text in texts]
 
     def log_likelihood(self, prompts, texts):
-        raise NotImplementedError
+        return [(-1.5 * len(text), len(text)) for text in texts]
 
 
 @dataclass

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import gc
 import os
+import re
 import stat
 import subprocess
 import sys
@@ -64,6 +65,26 @@ def test_every_command_has_help(run, command):
     result = run(*command, "--help")
     assert result.code == 0
     assert "Usage: dewmark" in result.out
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_help_fits_and_shows_flags_as_flags(run, command, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    shown = run(*command, "--help").out
+    assert max(map(len, shown.splitlines())) <= 80
+    assert not re.search(r"^│ .*--.*<(bool|int|float|str|path)\b", shown, re.MULTILINE)
+
+
+def test_help_of_detect_is_short_and_in_groups(run, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    shown = run("detect", "--help").out.splitlines()
+    assert len(shown) <= 110
+    assert len([line for line in shown if line.startswith("╭─ ")]) >= 6
+
+
+def test_it_runs_as_a_module(tmp_path):
+    code = "import runpy, sys; sys.argv[1:] = ['--version']; runpy.run_module('dewmark', run_name='__main__')"
+    assert python(code).stdout == f"dewmark {dewmark.__version__}\n"
 
 
 @pytest.mark.parametrize("command", LEAVES, ids=" ".join)

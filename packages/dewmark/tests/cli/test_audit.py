@@ -52,6 +52,17 @@ def test_a_key_that_passes(audit, good):
     assert "The key passes: at 1% it calls " in result.out.replace("\n", " ")
 
 
+def test_the_table_fits_the_terminal(audit, good, monkeypatch):
+    tables = {}
+    for width in (80, 150):
+        monkeypatch.setenv("COLUMNS", str(width))
+        tables[width] = audit("--negatives", good).out.split("\n\n")[0]
+        assert "…" not in tables[width]
+        assert max(map(len, tables[width].splitlines())) <= width
+    assert "at 5%" in tables[150]
+    assert "at 5%" not in tables[80]
+
+
 def test_a_key_that_fails(audit, good, leaning):
     result = audit("--negatives", good, leaning)  # the second file as the shell's * would give it
     assert result.code == 0

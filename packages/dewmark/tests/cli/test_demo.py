@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 from tests.cli.fixtures import StubBound
 
@@ -51,14 +52,27 @@ def test_plain_output_picture_and_key(run, host, tmp_path):
     assert key.fingerprint in result.err
     assert key._secret.hex() not in result.out + result.err
     assert result.out.startswith("request: Write a short story")
-    assert "temperature 0.8, top-p 0.9" in result.out
-    assert "\nmarked text: marked: p = 1e-06" in result.out
+    assert "stub, temperature 0.6, top-p 1" in result.out
+    (line,) = re.findall(r"^ marked text .*", result.out, re.MULTILINE)
+    assert line.split()[2:] == ["marked", "1e-06", "1", "in", "1,000,000", "1.50"]
+    assert "Price of the mark: +0.00 nats a token" in result.out
     picture = svg.read_text(encoding="utf-8")
     assert picture.startswith("<svg")
     assert "@font-face" not in picture
     assert "href=" not in picture
     assert key._secret.hex() not in picture
     assert "not overwritten" in run("demo", "--keep-key", key_file).error
+
+
+def test_texts_stand_beside_each_other_where_there_is_room(run, host, monkeypatch):
+    heads = []
+    for width in ("80", "120"):
+        monkeypatch.setenv("COLUMNS", width)
+        result = run("demo", "--prompt", "Tell me about bridges.", "--seed", 4, "-q")
+        assert result.out.startswith("request: Tell me about bridges.")
+        assert max(map(len, result.out.splitlines())) <= int(width)
+        heads.append(next(line for line in result.out.splitlines() if line.startswith("marked text")).split())
+    assert heads == [["marked", "text"], ["marked", "text", "unmarked", "text"]]
 
 
 def test_the_human_paragraph_is_long_enough():

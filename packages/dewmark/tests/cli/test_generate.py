@@ -156,11 +156,31 @@ def test_scheme_none_needs_no_key_and_leaves_no_mark(run, host, prompts, tmp_pat
 def test_one_prompt_goes_to_stdout(run, host, key_file):
     result = run("generate", "--key", key_file, "--prompt", "Once", "--seed", 3, "--json")
     row = json.loads(result.out)
-    assert (row["id"], row["prompt"], row["seed"]) == ("0", "Once", 3)
+    assert (row["id"], row["prompt"], row["seed"]) == ("0", "<user>Once<assistant>", 3)
     plain = run("generate", "--key", key_file, "--prompt", "Once", "--seed", 3)
     assert plain.out == row["text"] + "\n"  # a pipe gets the completion only
     assert "seed 3" in plain.err
     assert run("generate", "--key", key_file, "--prompt", "Once", "--quiet").err == ""
+    on = json.loads(run("generate", "--key", key_file, "--prompt", "Once", "--continue", "--json").out)
+    assert on["prompt"] == "Once"
+
+
+def test_a_host_without_a_template_continues(run, host, key_file, monkeypatch):
+    from dewmark.hosts.base import no_template
+
+    def missing(name, **_):
+        raise no_template(name)
+
+    monkeypatch.setattr("dewmark.watermark.chat_format", missing)
+    row = json.loads(run("generate", "--key", key_file, "--prompt", "Once", "--json").out)
+    assert row["prompt"] == "Once"
+    assert "chat" in run("generate", "--key", key_file, "--prompt", "Once", "--chat", "-q").error
+
+
+def test_greedy_decoding_is_refused_before_the_model_is_loaded(run, host, key_file, monkeypatch):
+    monkeypatch.setattr("dewmark.watermark.load_host", lambda *_, **__: pytest.fail("the model was loaded"))
+    said = run("generate", "--key", key_file, "--prompt", "Once", "--temperature", "0", "-q").error
+    assert "use a temperature above 0" in said
 
 
 def test_settings_reach_the_scheme(run, host, key_file):
@@ -208,7 +228,10 @@ def test_bad_options(run, host, arguments, said):
         (["--prompt", "a", "--set", "k=three"], "k must be a whole number, got 'three'"),
         (["--prompt", "a", "--set", "k"], "name=value"),
         (["--prompt", "a", "--host", "nowhere"], "no model 'nowhere'"),
-        (["--prompt", "a", "--strength", "weak"], "strength must be a number, got 'weak'"),
+        (
+            ["--prompt", "a", "--strength", "weak"],
+            "--strength takes free, strong or a number from 0 on, got 'weak'",
+        ),
         (["--prompts", "missing.jsonl", "--out", "x"], "cannot read missing.jsonl"),
     ],
 )
@@ -340,11 +363,11 @@ def test_the_terminal_shows_a_text_as_it_is_written(run, host, key_file, monkeyp
         "text"
     ]
     monkeypatch.setattr("dewmark.cli.generate.results", Terminal)
-    result = run("generate", "--key", key_file, "--prompt", "Once", "--seed", 3, "--chat")
+    result = run("generate", "--key", key_file, "--prompt", "Once", "--seed", 3, "--continue")
     assert result.code == 0
     assert written[0] == "Once"
     assert len(written) > 20
-    assert "".join(written[1:]) != expected  # chat decodes otherwise
+    assert "".join(written[1:]) != expected  # an answer is decoded as the host says
     written.clear()
     assert run("generate", "--key", key_file, "--prompt", "Once", "--seed", 3).code == 0
     from dewmark.cli.terminal import printable

@@ -40,24 +40,24 @@ def test_colours_follow_scores():
         span.start: str(span.style)
         for span in colour_tokens(Console(color_system="truecolor"), TEXT, FOUND).spans
     }
-    assert "on #ff8a75" in styles[0]
+    assert "on #ecad6d" in styles[0]
     assert "on #f2f2ee" in styles[3]  # near 0
-    assert "on #5fc97d" in styles[9]
+    assert "on #859edd" in styles[9]
     assert styles[15] == "dim"
     assert styles[25].startswith("#000000 on")
 
 
 def test_no_color_is_honoured(monkeypatch):
     coloured = shown(color_system="truecolor")
-    assert "48;2;255;138;117m" in coloured
+    assert "48;2;236;173;109m" in coloured
     monkeypatch.setenv("NO_COLOR", "1")
     assert "48;2" not in shown(color_system="truecolor")
 
 
 def test_sixteen_colours_still_distinguish_signs():
     basic = shown(color_system="standard")
-    assert "\x1b[30;101mred" in basic
-    assert "\x1b[30;102m green" in basic
+    assert "\x1b[30;103mred" in basic
+    assert "\x1b[30;104m green" in basic
 
 
 @pytest.mark.parametrize("verdict", list(Verdict))
@@ -80,7 +80,7 @@ def test_svg_is_self_contained(tmp_path):
         path, lambda console: console.print(colour_tokens(console, TEXT, FOUND), legend(console)), title="t"
     )
     picture = path.read_text(encoding="utf-8")
-    assert "#5fc97d" in picture
+    assert "#859edd" in picture
     assert "http" not in picture.replace("http://www.w3.org/2000/svg", "").replace(
         "https://www.textualize.io", ""
     )

@@ -10,6 +10,7 @@ import torch
 from tests.hosts.conftest import BoundForce, Force
 from transformers import GenerationConfig
 
+import dewmark
 from dewmark.decoding import Decoding
 from dewmark.errors import ConfigError, VocabularyError
 from dewmark.hosts.fake import FakeHost, tiny_model
@@ -89,6 +90,22 @@ def test_it_marks_in_transformers_generate(host, force):
     assert len(scheme.opened) == 2  # each call of generate opens a session of its own
     unmarked = host.model.generate(**inputs, **options)
     assert unmarked[:, 2:].tolist() != marked[:, 2:].tolist()
+
+
+def test_the_seed_of_torch_repeats_a_text(host):
+    """As it does in transformers without a mark; another seed writes another text, in every row."""
+    scheme = dewmark.load_scheme(dewmark.Key(bytes(32)), host=host.info)
+    config = WatermarkingConfig(scheme)
+
+    def written(seed: int) -> list[list[int]]:
+        torch.manual_seed(seed)
+        options = {"max_new_tokens": 12, "do_sample": True, "watermarking_config": config}
+        made = host.model.generate(IDS.repeat(2, 1), attention_mask=MASK.repeat(2, 1), **options)
+        return made[:, 2:].tolist()
+
+    first = written(1)
+    assert written(1) == first != written(2)
+    assert first[0] != first[2]  # the same prompt
 
 
 def test_a_scheme_is_a_logits_processor_too(host, force):

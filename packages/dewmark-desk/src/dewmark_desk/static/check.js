@@ -55,7 +55,10 @@ export function listen(unauthorized) {
   });
   addEventListener("afterprint", () => ($("details").open = unfolded));
   acceptDrops($("panel-check"), take);
-  history.listen(open);
+  history.listen(open, () => {
+    stop();
+    busy(null);
+  });
   onLanguage(() => {
     tally();
     if (latest?.result) showResult(latest, service);

@@ -1,22 +1,25 @@
 // The texts checked in this browser. The list itself (names, times, results in a word) is remembered in
 // localStorage; texts and full results are kept in memory only, so they are gone when the page is closed.
 
-import { $, make } from "/static/dom.js";
+import { $, download, make } from "/static/dom.js";
 import { kindOf } from "/static/findings.js";
 import { onLanguage, t } from "/static/i18n.js";
-import { level, moment, number } from "/static/words.js";
+import { level, moment, number, pValue } from "/static/words.js";
 
 const STORED = "dewmark-history";
 const MOST = 200;
+const COLUMNS = ["text", "verdict", "p_value", "z", "effective_length", "fpr", "tenant", "key_fingerprint", "language", "time", "error"];
 
 let entries = restore(); // newest first: {name, time, kind} or {name, time, text, notes, result, error}
 let selected = null;
 let batch = null; // files that were dropped together: {entries, fpr}
 let open = () => {};
 
-/** `show` is called with an entry that the user picks. */
-export function listen(show) {
+/** `show` is called with an entry that the user picks, `stop` to end a check of many files. */
+export function listen(show, stop) {
   open = show;
+  $("history-stop").addEventListener("click", stop);
+  $("history-csv").addEventListener("click", () => download(`${t("history.csv.name")}.csv`, csv(entries), "text/csv"));
   $("history-forget").addEventListener("click", () => {
     entries = entries.filter((entry) => entry === selected);
     batch = null;
@@ -39,6 +42,7 @@ export function update(entry) {
 
 export function remove(entry) {
   entries = entries.filter((each) => each !== entry);
+  if (batch) batch.entries = batch.entries.filter((each) => each !== entry);
   render();
 }
 
@@ -70,8 +74,29 @@ function store() {
   localStorage.setItem(STORED, JSON.stringify(kept));
 }
 
+/** The checked texts as a table for spreadsheets; a name that one would take for a formula is quoted. */
+export function csv(some) {
+  const cell = (value) => {
+    const plain = typeof value === "number" ? String(value) : String(value ?? "").replace(/^[=+\-@\t\r]/, "'$&");
+    return /[",\n\r]/.test(plain) ? `"${plain.replaceAll('"', '""')}"` : plain;
+  };
+  const rows = some
+    .filter(({ kind }) => kind)
+    .map(({ name, time, kind, error, result }) => {
+      const known = { ...result, text: name ?? t("pasted"), verdict: result?.verdict ?? kind, error };
+      return { ...known, language: result?.language?.code, time: time.toISOString() };
+    });
+  return [COLUMNS, ...rows.map((row) => COLUMNS.map((name) => row[name]))]
+    .map((cells) => cells.map(cell).join(",") + "\r\n")
+    .join("");
+}
+
 function render() {
   store();
+  const done = batch?.entries.filter(({ kind }) => kind).length ?? 0;
+  $("history-running").hidden = !batch || done === batch.entries.length;
+  $("history-bar").value = done / (batch?.entries.length || 1);
+  $("history-csv").hidden = !entries.some(({ kind }) => kind);
   $("history").hidden = !entries.some((entry) => entry !== selected);
   $("history-count").textContent = `(${number(entries.length)})`;
   $("history-rows").replaceChildren(...entries.map(row));
@@ -101,6 +126,7 @@ function row(entry) {
     { className: entry === selected ? "selected" : "" },
     make("td", {}, shown),
     make("td", { data: { kind: entry.kind ?? "" } }, kind),
+    make("td", {}, typeof entry.result?.p_value === "number" ? pValue(entry.result.p_value) : ""),
     make("td", {}, moment(entry.time)),
   );
   if (entry === selected) made.setAttribute("aria-current", "true");

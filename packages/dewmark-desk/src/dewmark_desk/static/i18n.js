@@ -15,11 +15,11 @@ export const locale = () => current;
 /** The same with the browser's region, which decides how dates are written. */
 export const region = () => navigator.languages.find((each) => each.slice(0, 2) === current) ?? current;
 
-/** A string with its {placeholders} filled in. */
+/** A string with its {placeholders} filled in; French signs stay on the line of the word before them. */
 export function t(key, values = {}) {
   const text = strings[key]?.[languages.indexOf(current)];
   if (text === undefined) throw new Error(`no string “${key}”`);
-  return text.replace(/\{(\w+)\}/g, (all, name) => values[name] ?? all);
+  return text.replace(/ (?=[?!;:»])/g, "\u00a0").replace(/\{(\w+)\}/g, (all, name) => values[name] ?? all);
 }
 
 /** A string for a number: `key_one` or `key_other`, with {n} filled in. */

@@ -25,7 +25,7 @@ export function showResult(entry, service) {
   if (share) emphasise($("sure"), share);
   const power = result.power ?? null;
   say($("power"), power && t("power", { n: power.found_in_100 }));
-  say($("power-basis"), power && basis(power));
+  say($("power-basis"), power && basis(power, result.language?.code));
   const warned = warnings(entry).map(([head, body]) =>
     make("p", { className: "warning" }, body ? make("strong", {}, head) : head, body ? ` ${body}` : ""),
   );
@@ -56,7 +56,7 @@ function certainty(result, service) {
   if (kind === "too_short") {
     const least = service?.limits.min_effective_length ?? 16;
     const worth = result.effective_length;
-    return [typeof worth === "number" ? t("short.say", { n: Math.floor(worth), least }) : t("short.say.public")];
+    return [typeof worth === "number" ? tn("short.say", Math.floor(worth), { least }) : t("short.say.public")];
   }
   if (kind === "no_room") return [t("no_room.say")];
   if (kind === "language") return [t(result.leaves_no_room ? "language.none.say" : "language.say")];
@@ -71,8 +71,10 @@ function emphasise(element, part) {
   element.replaceChildren(before, make("strong", {}, part), after);
 }
 
-function basis({ texts, host, own }) {
-  return t(own ? "power.own" : "power.packaged", { texts: count(texts, "texts"), host });
+function basis({ texts, host, own, language: measured }, code) {
+  const said = t(own ? "power.own" : "power.packaged", { texts: count(texts, "texts"), host });
+  if (!measured || !code || measured === code) return said;
+  return `${said} ${t("power.language", { measured: language(measured), language: language(code) })}`;
 }
 
 function warnings({ result, notes }) {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import re
 
 import pytest
@@ -328,7 +329,7 @@ def test_audited_unknown_language_gives_a_warning(told, unmarked):
 
 
 def test_power_is_told_with_its_basis(told, unmarked):
-    power = {"found_in_100": 93, "host": "smollm2-135m", "texts": 32, "own": False}
+    power = {"found_in_100": 93, "host": "smollm2-135m", "texts": 32, "own": False, "language": "en"}
     one = told(power=power)
     one.check(unmarked)
     page = one.page
@@ -338,9 +339,21 @@ def test_power_is_told_with_its_basis(told, unmarked):
     expect(page.locator("#power-basis")).to_contain_text(
         "Measured on 32 texts that smollm2-135m wrote, not on the"
     )
-    one = told(power={**power, "own": True})
+    one = told(power={**power, "own": True}, language={"code": "en", "name": "English", "supported": True})
     one.check(unmarked)
     expect(one.page.locator("#power-basis")).to_contain_text("Measured by the operator on 32 texts")
+    expect(one.page.locator("#power-basis")).not_to_contain_text("not known")
+    one = told(power=power, language={"code": "fr", "name": "French", "supported": True})
+    one.check(unmarked)
+    expect(one.page.locator("#power-basis")).to_contain_text(
+        "The measured texts are in English; how many are found in French is not known."
+    )
+
+
+def test_one_independent_word_is_singular(told, unmarked):
+    one = told(verdict="too_short", effective_length=1.4, p_value=None, leaves_no_room=False)
+    one.check(unmarked)
+    expect(one.page.locator("#sure")).to_contain_text("It is worth one independent word, and")
 
 
 def test_numbers_that_are_not_finite_are_not_shown(told, marked):
@@ -402,6 +415,43 @@ def test_several_files_are_listed(desk, marked, unmarked):
     page.get_by_role("button", name="two.exe").click()
     expect(page.get_by_role("alert")).to_contain_text("two.exe: unsupported file type")
     expect(page.locator("#result")).to_be_hidden()
+
+
+def test_table_of_verdicts_is_saved_as_csv(desk, marked, unmarked, tmp_path):
+    one = desk()
+    page = one.page
+    one.drop({"=one, or.txt": unmarked.encode(), "two.exe": b"MZ", "three.txt": marked.encode()})
+    expect(page.locator("#history-rows tr").nth(2)).to_contain_text("Marked")
+    expect(page.locator("#history-running")).to_be_hidden()
+    shown = page.locator("#history-rows tr").nth(2).locator("td").nth(2).inner_text()
+    with page.expect_download() as saved:
+        page.click("#history-csv")
+    assert saved.value.suggested_filename == "verdicts.csv"
+    saved.value.save_as(tmp_path / "verdicts.csv")
+    with (tmp_path / "verdicts.csv").open(newline="", encoding="utf-8") as stream:
+        rows = list(csv.DictReader(stream))
+    assert [row["text"] for row in rows] == ["'=one, or.txt", "two.exe", "three.txt"]  # no formula
+    assert [row["verdict"] for row in rows] == ["not_marked", "failed", "marked"]
+    assert float(rows[2]["p_value"]) == pytest.approx(float(shown.replace("< ", "")), rel=0.06)
+    assert "unsupported file type" in rows[1]["error"]
+    assert rows[2]["fpr"] == "0.01"
+
+
+def test_check_of_many_files_can_be_stopped(desk, unmarked):
+    one = desk()
+    page = one.page
+    held = []
+    page.route(
+        "**/v1/detect", lambda route: held.append(route) if held else (held.append(0), route.continue_())
+    )
+    one.drop({f"{i}.txt": unmarked.encode() for i in range(4)})
+    expect(page.locator("#history-expect")).to_have_text("1 of 4 checked")
+    expect(page.locator("#history-bar")).to_have_attribute("value", "0.25")
+    page.click("#history-stop")
+    expect(page.locator("#history-rows tr")).to_have_count(1)
+    expect(page.locator("#history-running")).to_be_hidden()
+    expect(page.locator("#check")).to_have_attribute("aria-disabled", "false")
+    expect(page.locator("#verdict")).to_have_text(NONE)
 
 
 def test_history_stays_in_the_browser_without_texts(desk, marked, unmarked):

@@ -26,6 +26,7 @@ from dewmark.registry import Registry, installed
 from dewmark.version import __version__
 
 _OUTPUTS = ("out", "html", "svg", "plot", "work", "keep_key")  # parameters that name files to write
+_LABELS = {int: "N", float: "NUMBER", Path: "FILE"}
 _HELP = "Watermarks for language models: mark text, and detect the mark with an honest p-value."
 
 COMMANDS = Registry(
@@ -62,7 +63,25 @@ def _version(wanted: bool) -> None:
         raise typer.Exit
 
 
-class _CheckedCommand(typer.core.TyperCommand):
+class _Labels:
+    """Shows in --help what an option takes instead of the names of Python's types; a flag takes nothing."""
+
+    def get_params(self, ctx: Any) -> list[Any]:  # noqa: ANN401 - a context of typer's own
+        params: list[Any] = super().get_params(ctx)  # type: ignore[misc]
+        for each in params:
+            if not isinstance(each, typer.core.TyperOption):
+                continue
+            each.show_envvar = each.envvar is not None  # serve says once how its variables are called
+            if each.metavar is None:
+                each.metavar = "" if each.is_flag else _LABELS.get(each.type_descriptor.annotation, "TEXT")
+        return params
+
+
+class _Group(_Labels, typer.core.TyperGroup):
+    """A command with subcommands."""
+
+
+class _CheckedCommand(_Labels, typer.core.TyperCommand):
     """A command that rejects a second --key where only the last would count.
 
     It also checks that its outputs can be written, since some commands work for hours before they write.
@@ -83,6 +102,7 @@ def command_line(names: Iterable[str]) -> typer.Typer:
     """The application with the commands of these names, whose modules it imports."""
     app = typer.Typer(
         name="dewmark",
+        cls=_Group,
         help=_HELP,
         epilog=_missing(),
         no_args_is_help=True,
@@ -95,7 +115,7 @@ def command_line(names: Iterable[str]) -> typer.Typer:
         if isinstance(found, typer.Typer):
             for each in found.registered_commands:
                 each.cls = _CheckedCommand
-            app.add_typer(found, name=name)
+            app.add_typer(found, name=name, cls=_Group)
         else:
             settings = getattr(found, "context_settings", None)
             app.command(name, cls=_CheckedCommand, context_settings=settings)(found)

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from dewmark.stats.audit import Audit, Cell, Group
 
 _STYLE = {"trusted": "", "not trusted": "bold red", "cannot tell": "yellow"}
+_WIDE = 140  # columns for the whole table; a narrower terminal gets what the verdict rests on
 _CURVES = 5  # languages with a curve of their own in the plot
 
 
@@ -81,7 +82,8 @@ def audit(
     if json_:
         emit(summary)
     else:
-        results().print(_table(found), soft_wrap=False)
+        console = results()
+        console.print(_table(found, wide=console.width >= _WIDE), soft_wrap=False)
         if summary["too_short"]:
             write(f"\nLeft out as too short for a verdict: {summary['too_short']}\n")
         write("\n" + "\n".join([found.sentence, *found.remarks]) + "\n")
@@ -91,22 +93,20 @@ def audit(
         raise typer.Exit(1)
 
 
-def _table(found: Audit) -> Table:
+def _table(found: Audit, *, wide: bool) -> Table:
     """Rates with their intervals by group and level, and what is known of each group under one key."""
     from rich.table import Table
 
     from dewmark.stats.audit import VERDICT_LEVEL, percent
 
     known = found.groups[0].together is not None
-    level = percent(VERDICT_LEVEL)
     table = Table(box=None)
-    table.add_column("called marked", no_wrap=True)
-    heads = [
-        "texts",
-        *(("as", "r", "r matched") if known else ()),
-        *(f"at {percent(cell.level)}" for cell in found.overall),
-    ]
-    for head in (*heads, *((f"predicted at {level}", "98% of keys") if known else ())):
+    table.add_column("called marked", overflow="fold")
+    heads = ["texts", *(("as", "r", "r matched") if known and wide else ())]
+    heads += [f"at {percent(cell.level)}" for cell in found.overall if wide or cell.level == VERDICT_LEVEL]
+    if known:
+        heads += [f"predicted at {percent(VERDICT_LEVEL)}", *(("98% of keys",) if wide else ())]
+    for head in heads:
         table.add_column(head, justify="right", no_wrap=True)
     table.add_column("verdict", no_wrap=True)
     kind = "all"
@@ -114,11 +114,11 @@ def _table(found: Audit) -> Table:
         if group.kind != kind:
             table.add_row()
             kind = group.kind
-        table.add_row(group.name, *_row(group))
+        table.add_row(group.name, *_row(group, wide=wide))
     return table
 
 
-def _row(group: Group) -> list[str | Text]:
+def _row(group: Group, *, wide: bool) -> list[str | Text]:
     from rich.text import Text
 
     from dewmark.stats.audit import LEVELS, VERDICT_LEVEL, percent
@@ -126,13 +126,13 @@ def _row(group: Group) -> list[str | Text]:
     middle = group.cells[LEVELS.index(VERDICT_LEVEL)]
     together, predicted = group.together, middle.prediction
     row: list[str | Text] = [f"{middle.texts:,}"]
-    if together is not None:
+    if together is not None and wide:
         row += [_number(together.effective_number), f"{together.r:.3f}", f"{together.matched:.3f}"]
-    row += map(_share, group.cells)
+    row += map(_share, group.cells if wide else [middle])
     if predicted is not None:
-        bound = (f" (≤ {percent(predicted.high)})", "dim")
-        keys = f"{percent(predicted.floor)[:-1]}–{percent(predicted.ceiling)}"
-        row += [Text.assemble(percent(predicted.rate), bound), keys]
+        row.append(Text.assemble(percent(predicted.rate), (f" (≤ {percent(predicted.high)})", "dim")))
+        if wide:
+            row.append(f"{percent(predicted.floor)[:-1]}–{percent(predicted.ceiling)}")
     return [*row, Text(group.verdict, style=_STYLE[group.trust])]
 
 

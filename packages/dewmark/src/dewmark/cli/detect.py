@@ -28,139 +28,177 @@ if TYPE_CHECKING:
     from dewmark.batch import DetectorSpec, DetectResult, Scored, Source
     from dewmark.batch.boilerplate import Mode
 
+_TEXTS, _MANY = "Texts", "Many texts"  # panels of --help
 _HELD = 10_000  # up to this many texts wait for their Benjamini-Hochberg value
 
 
 def detect(
     texts: options.TextFiles = None,
-    key: options.KeyFiles = None,
-    keys: options.KeyFolder = None,
     jsonl: Annotated[
         Path | None,
-        typer.Option(metavar="IN.jsonl", help="Score the text of each line (after its prompt, if any)."),
+        typer.Option(
+            metavar="FILE.jsonl",
+            help="Score the text of each line (after its prompt, if any).",
+            rich_help_panel=_TEXTS,
+        ),
     ] = None,
     in_: Annotated[
         str | None,
         typer.Option(
             "--in",
             metavar="FILE|URL",
-            help="Score the rows of a JSONL or Parquet file (by its suffix) or a folder of Parquet "
-            "files: a path, s3://, gs://, http(s)://.",
+            help="Score the rows of a JSONL or Parquet file or a folder of Parquet files: a path, s3://, "
+            "gs://, http(s)://.",
+            rich_help_panel=_TEXTS,
         ),
     ] = None,
-    out: Annotated[
-        Path | None,
+    prompt: Annotated[
+        str | None,
         typer.Option(
-            metavar="OUT.parquet|.jsonl",
-            help="Write results here instead of printing them; a stopped run is resumed.",
+            metavar="TEXT", help="Prompt that the texts continue; never scored.", rich_help_panel=_TEXTS
         ),
     ] = None,
-    engine: Annotated[
-        str,
-        typer.Option(
-            metavar="NAME",
-            help="With --out: local, or ray (the cluster that RAY_ADDRESS names, else this machine).",
-        ),
-    ] = "local",
-    workers: Annotated[
-        int | None,
-        typer.Option(
-            min=1, show_default="1, with ray all CPUs", help="With --out: number of worker processes."
-        ),
-    ] = None,
-    block_size: Annotated[
-        int, typer.Option(min=1, help="With --out: texts that a worker scores and stores together.")
-    ] = 1024,
-    prompt: options.Prompt = None,
-    host: options.Host = None,
-    scheme: options.SchemeName = None,
-    settings: options.Settings = None,
-    detector: options.Detector = None,
     follow: Annotated[
         bool,
         typer.Option(
             "--follow",
-            help="Watch standard input and stop as soon as it is found to be marked; the p-value is valid at "
-            "any time.",
+            help="Watch standard input until it is found to be marked.",
+            rich_help_panel=_TEXTS,
         ),
     ] = False,
-    reader: options.Reader = None,
-    fpr: options.FalsePositiveRate = 0.01,
-    test: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME",
-            show_default="the scheme's first, for dew: key",
-            help="Statistical test. key: valid for every text; empirical: rank among unmarked texts (needs "
-            "--calibration). dew-paper also has monte-carlo (key by simulation), gaussian and beta (the "
-            "paper's, which treat tokens as independent); other schemes have tests of their own.",
-        ),
-    ] = None,
-    calibration: Annotated[
-        Path | None, typer.Option(metavar="CAL.json", help="Calibration of this key (see dewmark calibrate).")
-    ] = None,
-    audit: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="DIR|audit.json",
-            help="Report of an audit of this key (see dewmark audit): say how many unmarked texts this key "
-            "scores as high as each text, and judge languages in which it is trusted.",
-        ),
-    ] = None,
     boilerplate: Annotated[
         str,
         typer.Option(
             metavar="keep|once|drop",
-            help="What many rows share, such as a form's wording: keep it, let all copies of one template "
-            "count as one text in q (once), or score rows without it (drop).",
+            help="What many rows share, such as a form: score it, count all copies of a template once in q, "
+            "or leave it out.",
+            rich_help_panel=_TEXTS,
         ),
     ] = "keep",
-    group: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help="Rank among the unmarked texts of this group, not among all."),
-    ] = None,
-    by: Annotated[
-        str | None, typer.Option(metavar="FIELD", help="Take each row's group from this field.")
-    ] = None,
-    adjust: Annotated[
-        bool | None,
-        typer.Option(
-            "--adjust/--no-adjust",
-            show_default="with --out, or up to 10,000 texts without --tokens",
-            help="Give each of several texts q (in JSON: p_adjusted), its p-value after Benjamini-Hochberg: "
-            "of all texts with q ≤ 0.01, at most about 1% are unmarked. Results are then printed after the "
-            "last text.",
-        ),
-    ] = None,
-    attempts: options.Attempts = 1,
+    key: options.KeyFiles = None,
+    keys: options.KeyFolder = None,
+    detector: options.Detector = None,
+    reader: options.Reader = None,
+    host: options.Host = None,
+    scheme: options.SchemeName = None,
+    settings: options.Settings = None,
+    fpr: options.FalsePositiveRate = 0.01,
     passages: Annotated[
         bool,
         typer.Option(
             "--passages",
-            help="Search for marked passages too, as dewmark locate does: p-values pay for it, and the whole "
-            "text has four fifths of the level.",
+            help="Search for marked passages too, as dewmark locate does; p-values pay for it.",
+            rich_help_panel=options.TEST,
         ),
-    ] = False,
-    tokens: Annotated[
-        bool, typer.Option("--tokens", help="Include the score and position of every token.")
     ] = False,
     translate_back: Annotated[
         bool,
         typer.Option(
             "--translate-back",
-            help="Also score Chinese, French and Portuguese texts translated into English; both attempts "
-            "count in the p-value.",
+            help="Also score Chinese, French and Portuguese texts in English; p-values pay for both.",
+            rich_help_panel=options.TEST,
+        ),
+    ] = False,
+    attempts: options.Attempts = 1,
+    adjust: Annotated[
+        bool | None,
+        typer.Option(
+            "--adjust/--no-adjust",
+            show_default="for 2 to 10,000 texts",
+            help="Give each of several texts q, its p-value after Benjamini-Hochberg.",
+            rich_help_panel=options.TEST,
+        ),
+    ] = None,
+    audit: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="AUDIT.json",
+            help="Audit of this key: add how many unmarked texts it scores as high.",
+            rich_help_panel=options.TEST,
+        ),
+    ] = None,
+    calibration: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="CAL.json",
+            help="Calibration of this key: rank texts among unmarked ones.",
+            rich_help_panel=options.TEST,
+        ),
+    ] = None,
+    group: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="Rank among the unmarked texts of this group.",
+            rich_help_panel=options.TEST,
+        ),
+    ] = None,
+    by: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FIELD", help="Take each row's group from this field.", rich_help_panel=options.TEST
+        ),
+    ] = None,
+    test: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            show_default="the scheme's first",
+            help="Another test of the scheme (see docs/detection.md).",
+            rich_help_panel=options.TEST,
+        ),
+    ] = None,
+    json_: options.Json = False,
+    tokens: Annotated[
+        bool,
+        typer.Option(
+            "--tokens",
+            help="Include the score and position of every token.",
+            rich_help_panel=options.OUTPUT,
         ),
     ] = False,
     html: Annotated[
-        Path | None, typer.Option(metavar="OUT.html", help="Write a page with the coloured texts.")
+        Path | None,
+        typer.Option(
+            metavar="OUT.html", help="Write a page with the coloured texts.", rich_help_panel=options.OUTPUT
+        ),
     ] = None,
+    quiet: options.Quiet = False,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Write results to a .parquet or .jsonl file; a stopped run is resumed.",
+            rich_help_panel=_MANY,
+        ),
+    ] = None,
+    engine: Annotated[
+        str,
+        typer.Option(
+            metavar="local|ray",
+            help="With --out: ray uses the cluster that RAY_ADDRESS names.",
+            rich_help_panel=_MANY,
+        ),
+    ] = "local",
+    workers: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            show_default="1, with ray all CPUs",
+            help="With --out: number of worker processes.",
+            rich_help_panel=_MANY,
+        ),
+    ] = None,
+    block_size: Annotated[
+        int,
+        typer.Option(min=1, help="With --out: texts that a worker stores together.", rich_help_panel=_MANY),
+    ] = 1024,
     batch_size: Annotated[
         int | None,
-        typer.Option(min=1, show_default="32, more for several keys", help="Texts per batch."),
+        typer.Option(
+            min=1, show_default="32, more for several keys", help="Texts per batch.", rich_help_panel=_MANY
+        ),
     ] = None,
-    json_: options.Json = False,
-    quiet: options.Quiet = False,
 ) -> None:
     """Score texts against a key: verdict, p-value, z, effective length. With several keys: find the key."""
     from dewmark.batch.inputs import batched, read_files, read_rows

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 def generate(
     key: options.OptionalKeyFile = None,
     prompt: Annotated[
-        str | None, typer.Option(metavar="TEXT", help="Continue this text, or answer it (--chat).")
+        str | None, typer.Option(metavar="TEXT", help="Answer this request, or continue it (--continue).")
     ] = None,
     prompts: Annotated[
         Path | None,
@@ -56,7 +56,15 @@ def generate(
         int | None,
         typer.Option(min=0, show_default="random", help="Seed of the first text; text i gets seed + i."),
     ] = None,
-    chat: options.Chat = False,
+    chat: Annotated[
+        bool | None,
+        typer.Option(
+            "--chat/--continue",
+            help="Answer in the host's chat template, as the host decodes, or continue the text.",
+            show_default="--prompt is answered if the host has a template",
+            rich_help_panel=options.DECODING,
+        ),
+    ] = None,
     temperature: options.OwnTemperature = None,
     top_p: options.OwnTopP = None,
     top_k: options.OwnTopK = None,
@@ -81,13 +89,14 @@ def generate(
     from dewmark.batch import Prompt, TextWriter, generate_file, read_prompts
     from dewmark.batch.inputs import as_request, check_prompt
     from dewmark.decoding import Decoding
+    from dewmark.hosts.base import check_decoding
 
     if (prompt is None) == (prompts is None):
         raise ConfigError("give either --prompt TEXT or --prompts IN.jsonl with --out OUT.jsonl")
     if (prompts is None) != (out is None):
         raise ConfigError("--prompts and --out go together: give both or neither")
     if strength is not None:
-        settings = [*(settings or ()), f"strength={strength}"]
+        settings = [*(settings or ()), f"strength={options.strength_of(strength)}"]
     if scheme == options.UNMARKED and settings:
         raise ConfigError("scheme none has no parameters: leave out --set and --strength")
     stated = options.decoding_options(
@@ -104,12 +113,11 @@ def generate(
     if scheme == options.UNMARKED and (member is not None or message is not None):
         raise ConfigError("scheme none leaves no mark: leave out --member and --payload")
     secret = options.load_key(key) if key is not None or scheme != options.UNMARKED else None
-    if prompt is not None:
-        asked = [Prompt("0", check_prompt(prompt, "--prompt"), as_request(prompt) if chat else None)]
     if prompts is not None:
-        asked = read_prompts(prompts, chat=chat or None)
+        asked = read_prompts(prompts, chat=chat)
         _check_out(prompts, out)
-    chat = asked[0].messages is not None
+    elif prompt is not None:
+        check_prompt(prompt, "--prompt")
     started = time.perf_counter()
     with Progress(quiet=quiet) as progress:
         if secret is None or scheme == options.UNMARKED:
@@ -128,7 +136,11 @@ def generate(
                 member=member,
                 payload=message,
             )
-        decoding = writer.decoding(stated, chat=chat)
+        if prompt is not None:
+            answered = _answers(writer) if chat is None else chat
+            asked = [Prompt("0", prompt, as_request(prompt) if answered else None)]
+        decoding = writer.decoding(stated, chat=asked[0].messages is not None)
+        check_decoding(decoding, writer.scheme)  # before the model is loaded
         if out is None:
             said = _complete(writer, asked[0], decoding, seed=seed, progress=progress, json_=json_)
         else:
@@ -144,6 +156,14 @@ def generate(
         else:
             write(f"{made.rows} rows in {out}\n")
     say(f"{said}, {time.perf_counter() - started:.1f} s", quiet=quiet)
+
+
+def _answers(writer: TextWriter) -> bool:
+    """Whether the host has a chat template."""
+    try:
+        return bool(writer.chat)
+    except ConfigError:
+        return False
 
 
 def _check_out(prompts: Path, out: Path | None) -> None:

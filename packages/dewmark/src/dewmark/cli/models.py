@@ -55,11 +55,14 @@ def list_models(json_: Json = False) -> None:
         return
     from rich.table import Table
 
-    table = Table("name", "role", "size", "licence", "fetched", "summary", box=None)
+    table = Table(box=None)
+    for head in ("name", "role", "size", "here"):
+        table.add_column(head, no_wrap=True)
+    table.add_column("what it is; licence", overflow="fold")
     for row in rows:
-        size, fetched = f"{row['megabytes']} MB", "yes" if row["fetched"] else "no"
+        size, here = f"{row['megabytes']} MB", "yes" if row["fetched"] else "no"
         table.add_row(
-            *(str(cell) for cell in (row["name"], row["role"], size, row["license"], fetched, row["summary"]))
+            *map(str, (row["name"], row["role"], size, here, f"{row['summary']}; {row['license']}"))
         )
     results().print(table, soft_wrap=False)
     write("\nWherever a name is accepted, so is a folder or a hub id, e.g. --host meta-llama/Llama-3.2-3B.\n")

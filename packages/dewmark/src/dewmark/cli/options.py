@@ -51,21 +51,22 @@ __all__ = [
     "read_config",
 ]
 
+KEY, TEST, DECODING, OUTPUT = "Key and scheme", "Test", "Decoding", "Output"  # panels of --help
 UNMARKED = "none"  # the --scheme that leaves no mark and needs no key
 
 _KEY_HELP = "Key file (make one with: dewmark key new)."
 
-KeyFile = Annotated[Path, typer.Option("--key", metavar="FILE", help=_KEY_HELP)]
-OptionalKeyFile = Annotated[Path | None, typer.Option("--key", metavar="FILE", help=_KEY_HELP)]
+KeyFile = Annotated[Path, typer.Option("--key", metavar="FILE", help=_KEY_HELP, rich_help_panel=KEY)]
+OptionalKeyFile = Annotated[
+    Path | None, typer.Option("--key", metavar="FILE", help=_KEY_HELP, rich_help_panel=KEY)
+]
 KeyFiles = Annotated[
     list[Path] | None,
-    typer.Option(
-        "--key", metavar="FILE", help=f"{_KEY_HELP} Repeat it to find out which key a text carries."
-    ),
+    typer.Option("--key", metavar="FILE", help=f"{_KEY_HELP} Repeatable: which key?", rich_help_panel=KEY),
 ]
 KeyFolder = Annotated[
     Path | None,
-    typer.Option("--keys", metavar="DIR", help="Use all *.key files of a folder, like several --key."),
+    typer.Option("--keys", metavar="DIR", help="Like --key for all *.key of a folder.", rich_help_panel=KEY),
 ]
 Payload = Annotated[
     str | None,
@@ -73,6 +74,7 @@ Payload = Annotated[
         "--payload",
         metavar="NUMBER",
         help="Message that the text carries, such as 0x2f (see key new --payload-bits).",
+        rich_help_panel=KEY,
     ),
 ]
 Member = Annotated[
@@ -82,6 +84,7 @@ Member = Annotated[
         min=0,
         show_default="one per text, by its seed",
         help="Member of the key's ring that marks.",
+        rich_help_panel=KEY,
     ),
 ]
 Attempts = Annotated[
@@ -89,7 +92,8 @@ Attempts = Annotated[
     typer.Option(
         "--attempts",
         min=1,
-        help="How many versions of each text you try (translations, edits): p-values pay for all of them.",
+        help="Versions of each text that you try: p-values pay for all.",
+        rich_help_panel=TEST,
     ),
 ]
 Host = Annotated[
@@ -97,8 +101,9 @@ Host = Annotated[
     typer.Option(
         "--host",
         metavar="MODEL",
-        help="Host model: a packaged name (see dewmark models list), a folder, or a hub id.",
+        help="A packaged name (see dewmark models list), a folder or a hub id.",
         show_default="smollm2-135m",
+        rich_help_panel=KEY,
     ),
 ]
 SchemeName = Annotated[
@@ -108,20 +113,34 @@ SchemeName = Annotated[
         metavar="NAME",
         show_default="dew",
         help="Scheme (see dewmark schemes), or one of your own: FILE.py:CLASS.",
+        rich_help_panel=KEY,
     ),
 ]
 Settings = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="NAME=VALUE", help="Set a scheme parameter, e.g. --set k=5; repeatable."),
+    typer.Option(
+        "--set",
+        metavar="NAME=VALUE",
+        help="Set a parameter of the scheme, e.g. k=5; repeatable.",
+        rich_help_panel=KEY,
+    ),
 ]
 Strength = Annotated[
     str | None,
-    typer.Option(metavar="free|strong|NUMBER", help="How strong the default's mark is.", show_default="free"),
+    typer.Option(
+        metavar="free|strong|NUMBER",
+        help="How strong the default's mark is.",
+        show_default="free",
+        rich_help_panel=KEY,
+    ),
 ]
 Detector = Annotated[
     Path | None,
     typer.Option(
-        "--detector", metavar="DIR", help="Use an exported detector instead of --key, --host and --set."
+        "--detector",
+        metavar="DIR",
+        help="Exported detector, instead of --key, --host and --set.",
+        rich_help_panel=KEY,
     ),
 ]
 Reader = Annotated[
@@ -129,8 +148,9 @@ Reader = Annotated[
     typer.Option(
         "--reader",
         metavar="MODEL|DIR|host|none",
-        show_default="the package's own, or that of the detector",
-        help="Says what was to be expected: a language model (slower, finds more) or a trained reader.",
+        show_default="the packaged one",
+        help="Predicts each word, so that surprising ones weigh more: a model, or a trained reader.",
+        rich_help_panel=KEY,
     ),
 ]
 Prompt = Annotated[
@@ -141,7 +161,12 @@ TextFiles = Annotated[
     list[str] | None, typer.Argument(metavar="[TEXTFILE… | -]", help="Text files; - is standard input.")
 ]
 FalsePositiveRate = Annotated[
-    float, typer.Option("--fpr", help="False-positive rate: share of unmarked texts called marked.")
+    float,
+    typer.Option(
+        "--fpr",
+        help="False-positive rate: share of keys that call an unmarked text marked.",
+        rich_help_panel=TEST,
+    ),
 ]
 Temperature = Annotated[float, typer.Option("--temperature", help="Sampling temperature, above 0 to mark.")]
 TopP = Annotated[
@@ -153,6 +178,7 @@ OwnTemperature = Annotated[
         "--temperature",
         help="Sampling temperature, above 0 to mark.",
         show_default="1; the host's own in chat",
+        rich_help_panel=DECODING,
     ),
 ]
 OwnTopP = Annotated[
@@ -161,6 +187,7 @@ OwnTopP = Annotated[
         "--top-p",
         help="Keep the most likely tokens with this total probability.",
         show_default="1; the host's own in chat",
+        rich_help_panel=DECODING,
     ),
 ]
 OwnTopK = Annotated[
@@ -169,17 +196,27 @@ OwnTopK = Annotated[
         "--top-k",
         help="Keep the k most likely tokens; 0 keeps all.",
         show_default="0; the host's own in chat",
+        rich_help_panel=DECODING,
     ),
 ]
 Chat = Annotated[
-    bool, typer.Option("--chat", help="Answer requests in the host's chat template, as the host decodes.")
+    bool,
+    typer.Option(
+        "--chat",
+        help="Answer requests in the host's chat template, as the host decodes.",
+        rich_help_panel=DECODING,
+    ),
 ]
 Seed = Annotated[int, typer.Option("--seed", min=0, help="Seed of the first text; text i gets seed + i.")]
 Device = Annotated[str, typer.Option("--device", help="Device: auto, cpu, cuda, cuda:1, mps …")]
 Dtype = Annotated[str, typer.Option("--dtype", help="Precision of the host: auto, float32, bfloat16 …")]
 BatchSize = Annotated[int, typer.Option("--batch-size", min=1, help="Texts per batch.")]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON to stdout, one object per line.")]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print no progress or messages to stderr.")]
+Json = Annotated[
+    bool, typer.Option("--json", help="Print JSON, one object per line.", rich_help_panel=OUTPUT)
+]
+Quiet = Annotated[
+    bool, typer.Option("--quiet", "-q", help="Print no progress or messages.", rich_help_panel=OUTPUT)
+]
 
 
 def load_key(file: Path | None) -> Key:
@@ -316,3 +353,14 @@ def whole_number(value: str | None, option: str) -> int | None:
         return int(value, 0)
     except ValueError:
         raise ConfigError(f"{option} takes a whole number such as 47 or 0x2f, got {value!r}") from None
+
+
+def strength_of(value: str) -> str:
+    """The value of --strength, checked before anything is loaded."""
+    try:
+        right = value in ("free", "strong") or float(value) >= 0
+    except ValueError:
+        right = False
+    if not right:
+        raise ConfigError(f"--strength takes free, strong or a number from 0 on, got {value!r}")
+    return value

@@ -18,30 +18,30 @@ from dewmark.cli.terminal import printable, save_text
 from dewmark.reports.detection_display import coverage_sentence, level, sentence, spans
 from dewmark.types import Detection, Verdict
 
-_BACKGROUND = {
-    -4: "#ff8a75",
-    -3: "#ffab9b",
-    -2: "#ffc9be",
-    -1: "#ffe4de",
+_BACKGROUND = {  # the desk's blue and orange, which colour-blind readers tell apart
+    -4: "#ecad6d",
+    -3: "#f1c293",
+    -2: "#f6d7b8",
+    -1: "#fbecde",
     0: "#f2f2ee",
-    1: "#dcf3e0",
-    2: "#b8e6c2",
-    3: "#8fd8a2",
-    4: "#5fc97d",
+    1: "#e4e9f7",
+    2: "#c4d0ee",
+    3: "#a5b7e6",
+    4: "#859edd",
 }
 _VERDICT = {
-    Verdict.MARKED: "bold green",
+    Verdict.MARKED: "bold blue",
     Verdict.NOT_MARKED: "bold",
     Verdict.TOO_SHORT: "bold yellow",
     Verdict.UNSUPPORTED_LANGUAGE: "bold yellow",
 }
 _PASTEL = {step: f"#000000 on {colour}" for step, colour in _BACKGROUND.items()}
 _PLAIN = {
-    **dict.fromkeys((-4, -3), "black on bright_red"),
-    **dict.fromkeys((-2, -1), "red"),
+    **dict.fromkeys((-4, -3), "black on bright_yellow"),
+    **dict.fromkeys((-2, -1), "yellow"),
     0: "",
-    **dict.fromkeys((1, 2), "green"),
-    **dict.fromkeys((3, 4), "black on bright_green"),
+    **dict.fromkeys((1, 2), "blue"),
+    **dict.fromkeys((3, 4), "black on bright_blue"),
 }
 
 

@@ -32,8 +32,8 @@ from dewmark.types import Detection
 if TYPE_CHECKING:
     from dewmark.passages import Passage
 
-# (red, green, blue) of each colour, and the opacity at each level.
-_GREEN, _RED = "22, 163, 74", "220, 64, 38"
+# (red, green, blue) of each colour, as in the desk, and the opacity at each level.
+_FOR, _AGAINST = "59, 99, 200", "224, 122, 20"
 _OPACITY = {1: 0.14, 2: 0.30, 3: 0.46, 4: 0.62}
 
 _STYLE = """
@@ -45,9 +45,10 @@ dt, footer, .caveat, .legend { color: var(--soft); font-size: .85rem; } dd { mar
   border-top: 1px solid var(--line); padding-top: .75rem; }
 .text span, .legend span { border-radius: 3px; } .u { color: var(--soft); opacity: .75; }
 .legend span { padding: 0 .4rem; color: var(--ink); }
-.passage { border: 2px solid #15803d; border-radius: 4px; padding: .1rem .15rem;
+.p2, .p3, .p4 { border-bottom: 2px solid #3457b2; } .m2, .m3, .m4 { border-bottom: 2px dotted #9a4a06; }
+.passage { border: 2px solid #3457b2; border-radius: 4px; padding: .1rem .15rem;
   box-decoration-break: clone; -webkit-box-decoration-break: clone; }
-.passage::before { content: attr(data-number); background: #15803d; color: #fff; font-size: .7rem;
+.passage::before { content: attr(data-number); background: #3457b2; color: #fff; font-size: .7rem;
   font-weight: 700; padding: 0 .35rem; margin-right: .2rem; border-radius: 99px; vertical-align: .15rem; }
 """
 
@@ -56,7 +57,7 @@ _LEGEND = (
     '<span class="m2">&nbsp;</span> <span>near 0</span> '
     '<span class="p2">&nbsp;</span> <span class="p4">for a mark</span> '
     '<span class="u">not scored</span>. Hover over a token for its score. In unmarked text, scores are '
-    "standard normal, so half of them are green there too.</p>\n"
+    "standard normal, so half of them are blue there too.</p>\n"
 )
 
 
@@ -97,7 +98,7 @@ def render_html(
 def _level_styles() -> str:
     rules = (
         f".{sign}{step} {{ background: rgba({colour}, {_OPACITY[step]}); }}"
-        for sign, colour in (("p", _GREEN), ("m", _RED))
+        for sign, colour in (("p", _FOR), ("m", _AGAINST))
         for step in range(1, LEVELS + 1)
     )
     return "\n".join(rules) + "\n"

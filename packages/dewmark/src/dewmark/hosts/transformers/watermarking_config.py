@@ -4,7 +4,8 @@
 
 There the scheme sees the logits after temperature, top-k and top-p; a logits processor sees them before. A
 scheme that needs this final distribution draws the token itself and leaves no other, so that greedy decoding
-takes what was drawn, too. Beam search exchanges its rows and is rejected.
+takes what was drawn, too. Beam search exchanges its rows and is rejected. Texts without a seed of their own
+draw it from torch, so `torch.manual_seed` repeats them.
 
 Continuous batching takes the same configuration:
 
@@ -23,7 +24,6 @@ host: no CUDA graph around the processors, no asynchronous batching.
 from __future__ import annotations
 
 import json
-import secrets
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -102,7 +102,7 @@ class _SessionProcessor(LogitsProcessor):
                 "ContinuousBatchingConfig(per_request_processors=True)"
             )
         if self._session is None:
-            self._session = self.scheme.session(input_ids)
+            self._session = self.scheme.session(input_ids, seeds=_seeds(len(input_ids)))
         if self.scheme.needs.final_distribution:
             if self._last is not None and not torch.equal(input_ids[:, :-1], self._last):
                 raise ConfigError(
@@ -111,6 +111,12 @@ class _SessionProcessor(LogitsProcessor):
                 )
             self._last = input_ids
         return self._session(input_ids, scores)
+
+
+def _seeds(rows: int) -> list[int]:
+    """Seeds from torch's generator, so that ``torch.manual_seed`` repeats a text."""
+    drawn: list[int] = torch.randint(2**63 - 1, (rows,)).tolist()
+    return drawn
 
 
 class ContinuousMark(cb_logits_processors.ContinuousBatchingLogitsProcessor):
@@ -161,7 +167,7 @@ class ContinuousMark(cb_logits_processors.ContinuousBatchingLogitsProcessor):
             row = rows.open(
                 list(state.initial_tokens),
                 written,
-                seed=secrets.randbits(63) if seed is None else seed,
+                seed=_seeds(1)[0] if seed is None else seed,
                 decoding=Decoding(),  # temperature and filters have been applied
             )
             known = self._texts[state.request_id] = row, written

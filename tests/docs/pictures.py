@@ -1,0 +1,127 @@
+"""The pictures of the README and the pages, drawn from committed data; see `outputs`."""
+
+from __future__ import annotations
+
+import json
+import re
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from dewmark.core.keys import Key
+
+DOCS = Path(__file__).parents[2] / "docs"
+NAMES = {"exp": "EXP", "synthid": "SynthID", "kgw": "KGW", "dew": "DEW, strength 2", "sir": "SIR"}
+NAMES |= {"unigram": "Unigram", "dipmark": "DiPmark", "xsir": "X-SIR", "ts": "TS", "morphmark": "MorphMark"}
+NAMES |= {"simkey": "SimKey", "unbiased": "Unbiased", "sweet": "SWEET", "ewd": "EWD"}
+STYLE = """<style>
+text { font: 13px system-ui, -apple-system, "Segoe UI", Roboto, "Noto Sans", sans-serif; fill: #24292f; }
+.axis { stroke: #6e7781; stroke-width: 1; } .grid { stroke: #d0d7de; stroke-width: 1; }
+.other { fill: #6e7781; } .dew { fill: #3457b2; } .ours { font-weight: 600; }
+.bar { stroke: #6e7781; } .dewbar { stroke: #3457b2; } .title { font-size: 15px; font-weight: 600; }
+@media (prefers-color-scheme: dark) {
+  text { fill: #e6edf3; } .axis { stroke: #8b949e; } .grid { stroke: #30363d; }
+  .other { fill: #8b949e; } .dew { fill: #9db8ff; } .bar { stroke: #8b949e; } .dewbar { stroke: #9db8ff; }
+}
+</style>"""
+
+
+def all_pictures(texts: Mapping[str, Mapping[str, Any]], key: Callable[[str], Key]) -> dict[str, str]:
+    """The pictures by their file names in ``docs/images``."""
+    return {"demo.svg": demo(texts, key), "price.svg": price()}
+
+
+def demo(texts: Mapping[str, Mapping[str, Any]], key: Callable[[str], Key]) -> str:
+    """What ``dewmark demo`` shows, for the committed texts."""
+    from dewmark import load_scheme
+    from dewmark.cli.demo import Case, human_paragraph, show
+    from dewmark.cli.token_colours import save_svg
+    from dewmark.types import Verdict
+
+    scheme, marked, unmarked = load_scheme(key("chat")), texts["chat-0"], texts["unmarked-0"]
+    found = scheme.detect_batch([marked["text"], unmarked["text"], human_paragraph()])
+    wrong = load_scheme(key("wrong")).detect_batch([marked["text"]])[0]
+    request = marked["prompt"]
+    cases = [
+        Case("marked text", request, marked["text"], found[0], Verdict.MARKED, marked["nats"]),
+        Case("unmarked text", request, unmarked["text"], found[1], Verdict.NOT_MARKED, unmarked["nats"]),
+        Case("human paragraph", "", human_paragraph(), found[2], Verdict.NOT_MARKED),
+        Case("wrong key", request, marked["text"], wrong, Verdict.NOT_MARKED),
+    ]
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "demo.svg"
+        save_svg(
+            path, lambda console: show(console, cases, marked["setting"]), title="dewmark demo", width=112
+        )
+        return path.read_text(encoding="utf-8")
+
+
+def found_and_price() -> list[tuple[str, float, float, float]]:
+    """(name, nats a token, half of their 95% interval or 0, share found at p < 10⁻⁴), SmolLM2 in chat."""
+    report = json.loads((DOCS / "results" / "chat-settings.json").read_text(encoding="utf-8"))
+    here = [
+        r
+        for r in report
+        if (r.get("host"), r.get("setting"), r.get("tokens")) == ("smollm2-135m", "chat", 200)
+    ]
+    share = {
+        r["scheme"]: r["p<0.0001"]
+        for r in here
+        if r["kind"] == "found" and r["marked"] and r["attack"] == "none" and r["reader"] == "none"
+    }
+    points = [
+        (NAMES[r["scheme"]], r["nats"], r["nats ±"], share[r["scheme"]])
+        for r in here
+        if r["kind"] == "likelihood" and r["scheme"] in share
+    ]
+    page = (DOCS / "marking.md").read_text(encoding="utf-8")
+    (row,) = re.findall(
+        r"^\| SmolLM2-135M \| (\S+) \| \S+ \| \S+ ± \S+ \| \S+ / (\S+) \|", page, re.MULTILINE
+    )
+    nats, found = (float(each.replace("−", "-")) for each in row)
+    return [("DEW, the default", nats, 0.0, found), *points]
+
+
+def price() -> str:
+    """The share of chat answers found against the price of the mark."""
+    left, top, width, height, most = 64, 56, 560, 330, 0.42
+
+    def x(nats: float) -> float:
+        return left + width * (nats + 0.06) / (most + 0.06)
+
+    def y(share: float) -> float:
+        return top + height * (1 - share)
+
+    parts = [
+        '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 660 450" role="img">',
+        "<title>Share of marked chat answers found against the price of the mark</title>",
+        STYLE,
+        f'<text class="title" x="{left}" y="20">Chat answers found at p &lt; 10⁻⁴, and the price</text>',
+        f'<text x="{left}" y="40">SmolLM2-135M, 200 requests, 200 tokens, temperature 0.7, top-p 0.9</text>',
+    ]
+    for share in (0, 0.25, 0.5, 0.75, 1):
+        parts.append(f'<path class="grid" d="M{left} {y(share):.1f}h{width}"/>')
+        parts.append(f'<text x="{left - 8}" y="{y(share) + 4:.1f}" text-anchor="end">{share:.0%}</text>')
+    for nats in (0, 0.1, 0.2, 0.3, 0.4):
+        parts.append(f'<path class="axis" d="M{x(nats):.1f} {top + height}v5"/>')
+        parts.append(f'<text x="{x(nats):.1f}" y="{top + height + 20}" text-anchor="middle">{nats:g}</text>')
+    parts.append(f'<path class="axis" d="M{left} {top + height}h{width}"/>')
+    parts.append(
+        f'<text x="{left + width / 2}" y="{top + height + 42}" text-anchor="middle">'
+        "price in nats a token, with its 95% interval (0: as likely as unmarked text)</text>"
+    )
+    placed: list[tuple[float, float]] = []
+    for name, nats, half, share in sorted(found_and_price(), key=lambda point: -point[3]):
+        ours = name.startswith("DEW")
+        kind, bar, label = ("dew", "dewbar", "ours") if ours else ("other", "bar", "")
+        parts.append(f'<path class="{bar}" d="M{x(nats - half):.1f} {y(share):.1f}H{x(nats + half):.1f}"/>')
+        parts.append(
+            f'<circle class="{kind}" cx="{x(nats):.1f}" cy="{y(share):.1f}" r="{6 if ours else 4}"/>'
+        )
+        at, down = x(nats), y(share) + 18
+        while any(abs(at - other) < 80 and abs(down - line) < 14 for other, line in placed):
+            down += 14
+        placed.append((at, down))
+        parts.append(f'<text class="{label}" x="{at:.1f}" y="{down:.1f}" text-anchor="middle">{name}</text>')
+    return "\n".join([*parts, "</svg>"]) + "\n"
