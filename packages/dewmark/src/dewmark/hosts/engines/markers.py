@@ -87,11 +87,12 @@ class Markers:
         ``before``, it goes on from there, with the noise of its last steps.
         """
         own = self.seed() if seed is None else seed % (1 << 64)
-        for text in before if written else ():
-            row = text.row
-            same = (row.prompt, row.decoding) == (prompt, decoding) and (seed is None or row.seed == own)
-            if same and text.request == request and row.written and _begins(written, row.written):
-                return Marked(request, text.rows, text.rows.fork(row, written, seed=own))
+        known = [text for text in before if text.request == request and _begins(text.row.written, written)]
+        known = [text for text in known if (text.row.prompt, text.row.decoding) == (prompt, decoding)]
+        known = [text for text in known if seed is None or text.row.seed == own]
+        if known:
+            last = max(known, key=lambda text: len(text.row.written))
+            return Marked(request, last.rows, last.rows.fork(last.row, written, seed=own))
         rows = self._rows_of(request.key_id)
         row = rows.open_as(
             prompt, written, seed=own, decoding=decoding, member=request.member, payload=request.payload
@@ -142,8 +143,8 @@ class Markers:
         text.rows.mark([text.row], torch.zeros((1, self._host.vocab_size), device=self._device))
 
 
-def _begins(ids: Sequence[int], start: Sequence[int]) -> bool:
-    return ids[: len(start)] == start
+def _begins(start: Sequence[int], ids: Sequence[int]) -> bool:
+    return 0 < len(start) <= len(ids) and ids[: len(start)] == start
 
 
 def mark_rows(texts: Mapping[int, Marked], logits: torch.Tensor) -> torch.Tensor:

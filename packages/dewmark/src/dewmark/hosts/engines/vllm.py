@@ -20,16 +20,15 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
+
+import torch
 
 from dewmark.errors import ConfigError
 from dewmark.extras import require
 from dewmark.hosts.engines.markers import Marked, decoding_of, mark_rows, vllm_markers
 from dewmark.hosts.engines.vllm_config import config_from_environment
 from dewmark.hosts.engines.vllm_v2_runner import SecondRunnerProcessor
-
-if TYPE_CHECKING:
-    import torch
 
 __all__ = ["DewLogitsProcessor"]
 
@@ -99,7 +98,7 @@ class FirstRunnerProcessor(_first.LogitsProcessor):  # type: ignore[misc, name-d
                     written,
                     seed=params.seed,
                     decoding=decoding_of(params),
-                    before=reversed(self._parked),
+                    before=self._parked,
                 )
                 batch[index] = _Request(text, self._penalties(params))
         for source, target, direction in batch_update.moved:

@@ -115,12 +115,12 @@ class SecondRunnerProcessor(_vllm.LogitsProcessor):  # type: ignore[misc, name-d
             if written[: len(text.row.written)] == text.row.written:
                 text.row.written = written
                 return text
-        others = [*reversed(self._parked), *self._requests.values()]  # a preempted request has another slot
+        others = [*self._parked, *self._requests.values()]  # a preempted request has another slot
         return self._markers.open(
             request.mark,
             request.ids[: request.prompt],
             written,
             seed=request.params.seed,
             decoding=decoding_of(request.params),
-            before=[text for other in others if other is not request for text in reversed(other.texts)],
+            before=[text for other in others if other is not request for text in other.texts],
         )
