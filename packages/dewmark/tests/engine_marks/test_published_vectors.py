@@ -1,7 +1,7 @@
 """The engines' and authors' own values: vLLM's goldens, SGLang's detector, synthid-text, lm-watermarking.
 
-`vectors/engines.json` has its sources, versions and licences beside the values. vLLM's are the 23 cases of its
-`watermarking_goldens.json`, computed again by the classes of the release.
+`vectors/engines.json` has its sources, versions and licences beside the values. vLLM's are the 23 cases of
+its `watermarking_goldens.json`, computed again by the classes of the release.
 """
 
 from __future__ import annotations

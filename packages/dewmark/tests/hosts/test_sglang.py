@@ -139,7 +139,11 @@ def scores(each) -> torch.Tensor:
 
 
 SAID = [{}, {"dewmark_key_id": "acme"}, {"dewmark": False}]  # which this server forbids
-SAID += [{"dewmark_key_id": "ring", "dewmark_member": 2, "dewmark_payload": 5}, {"dewmark_kid": "ring"}, {"dewmark_payload": 9}]
+SAID += [
+    {"dewmark_key_id": "ring", "dewmark_member": 2, "dewmark_payload": 5},
+    {"dewmark_kid": "ring"},
+    {"dewmark_payload": 9},
+]
 
 
 def test_each_request_is_marked_by_its_history(host, configured, tmp_path, caplog) -> None:
@@ -225,7 +229,9 @@ def gateway(configured):
 def test_the_gateway_completes_requests(gateway) -> None:
     native = gateway.admitted("/generate", {"text": "a", "sampling_params": {"top_p": 0.9}})
     assert native["sampling_params"] == {"top_p": 0.9, "custom_params": {}}
-    chat = gateway.admitted("/v1/chat/completions", {"model": "m", "custom_params": {"dewmark_key_id": "ring"}})
+    chat = gateway.admitted(
+        "/v1/chat/completions", {"model": "m", "custom_params": {"dewmark_key_id": "ring"}}
+    )
     assert chat["custom_params"] == {"dewmark_key_id": "ring"}
     for body in (native, chat):
         assert body["custom_logit_processor"] == gateway.PROCESSOR

@@ -58,7 +58,12 @@ class SGLangGumbel(EngineScheme):
         """Check that all values are in range."""
         check_rules(
             (1 <= self.context_window <= 64, "context_window", "lie in 1 to 64", self.context_window),
-            (0.0 < self.mixing_probability < 1.0, "mixing_probability", "lie in (0, 1)", self.mixing_probability),
+            (
+                0.0 < self.mixing_probability < 1.0,
+                "mixing_probability",
+                "lie in (0, 1)",
+                self.mixing_probability,
+            ),
         )
 
     def check_numbers(self, numbers: tuple[int, ...]) -> None:

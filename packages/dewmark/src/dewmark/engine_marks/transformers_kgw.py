@@ -158,7 +158,7 @@ class _ListSession(Session):
         self._windows, self._bound = windows, bound
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        """Logits (batch, vocab) with the bias added to green tokens; transformers waits for a whole window."""
+        """Logits (batch, vocab) with the bias added to green tokens, once there is a whole window of ids."""
         bound = self._bound
         if input_ids.shape[1] < bound.width:
             return scores

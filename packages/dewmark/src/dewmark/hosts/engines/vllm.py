@@ -45,8 +45,8 @@ _NEUTRAL = {"presence_penalty": 0.0, "frequency_penalty": 0.0, "repetition_penal
 class DewLogitsProcessor(_first.LogitsProcessor, _second.LogitsProcessor):  # type: ignore[misc, name-defined]
     """Marks the requests of vLLM's batch, each with its own key, member and payload."""
 
-    def __new__(cls, vllm_config: Any, *given: Any) -> Any:  # noqa: ANN401, PYI034 - vLLM's, of either runner
-        """The processor of the runner that calls: the first gives a device and a switch, the second states."""
+    def __new__(cls, vllm_config: Any, *given: Any) -> Any:  # noqa: ANN401 - vLLM's, of either runner
+        """The processor of the runner that calls: the first gives two arguments more, the second one."""
         made = FirstRunnerProcessor if len(given) == 2 else SecondRunnerProcessor
         return made(vllm_config, *given)
 

@@ -104,8 +104,8 @@ class EngineConfig:
         if self.leaves_no_choice(temperature):
             if self.greedy == "refuse":
                 raise ConfigError(
-                    f"temperature 0 always takes the likeliest token, and {self.scheme.name} puts its mark in "
-                    'the choice between tokens: use a temperature above 0, or send {"dewmark": false}'
+                    f"temperature 0 always takes the likeliest token, and {self.scheme.name} puts its mark "
+                    'in the choice between tokens: use a temperature above 0, or send {"dewmark": false}'
                 )
             return None
         return MarkRequest(key_id, **chosen)
