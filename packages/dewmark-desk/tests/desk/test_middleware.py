@@ -269,7 +269,7 @@ class TestOverload:
             return real([Query("a short text") for _ in queries], how)
 
         monkeypatch.setattr(verdicts, "detect", slow)
-        large = {"texts": ["a long text " * 2_500] * 12}
+        large = {"texts": ["a long text " * 1_500] * 12}
         thread = threading.Thread(
             target=lambda: order.append(client.post("/v1/detect", json=large).status_code)
         )
@@ -305,7 +305,7 @@ class TestOverload:
 
 
 def until(condition) -> None:
-    deadline = time.monotonic() + 10.0
+    deadline = time.monotonic() + 120.0
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.01)

@@ -19,11 +19,15 @@ COMMON = {"model": "tiny", "max_tokens": 40, "seed": 7}
 
 
 @pytest.fixture
-def client(open_service, monkeypatch):
-    """A service that writes with the seeds that it is given, so that its texts are the library's."""
+def given_seeds(monkeypatch):
+    """The service writes with the seeds that it is given, so that its texts are the library's."""
     monkeypatch.setattr(
         "dewmark_desk.routes.openai.seed_of", lambda _, said, i: int(str(said["seed"]), 16) + i
     )
+
+
+@pytest.fixture
+def client(open_service, given_seeds):
     return open_service(generates=True)
 
 
@@ -178,7 +182,7 @@ def test_generation_has_its_own_scope(client):
 
 class TestTenants:
     @pytest.fixture
-    def client(self, open_service):
+    def client(self, open_service, given_seeds):
         return open_service(generates=True, tenants=("acme@2025", "acme", "beta"))
 
     def test_token_writes_with_its_own_tenant_s_key(self, client):

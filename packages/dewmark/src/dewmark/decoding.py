@@ -22,7 +22,8 @@ class Decoding:
 
     ``temperature`` comes first (0 is greedy), then ``min_p``, ``top_k`` and ``top_p``, which at 0, 0 and 1
     filter nothing. ``no_repeat_ngram`` n > 0 forbids every n-gram that the prompt or the completion already
-    contains. No text ends before ``min_new_tokens``.
+    contains. No text ends before ``min_new_tokens``. Every stretch of a marked text is written ``drafts``
+    times, and the draft that carries the mark best is kept.
     """
 
     max_new_tokens: int = 200
@@ -32,6 +33,7 @@ class Decoding:
     min_p: float = 0.0
     no_repeat_ngram: int = 0
     min_new_tokens: int = 0
+    drafts: int = 1
 
     def __post_init__(self) -> None:
         check_int("max_new_tokens", self.max_new_tokens, least=1)
@@ -42,6 +44,7 @@ class Decoding:
                 f"got {self.min_new_tokens}"
             )
         check_int("top_k", self.top_k, least=0)
+        check_int("drafts", self.drafts, least=1)
         check_int("no_repeat_ngram", self.no_repeat_ngram, least=0)
         if not (_is_number(self.temperature) and 0.0 <= self.temperature < math.inf):
             raise ConfigError(f"temperature must be a number of at least 0, got {self.temperature}")
@@ -61,10 +64,12 @@ class Decoding:
             raise ConfigError("the mark is in the choice between tokens: temperature must be positive, got 0")
 
     def to_dict(self) -> dict[str, int | float]:
-        """Plain JSON values; ``min_p`` is left out where it filters nothing, so that older hashes hold."""
+        """Plain JSON values; ``min_p`` and ``drafts`` are left out where they change nothing."""
         values = dataclasses.asdict(self)
         if not self.min_p:
             del values["min_p"]
+        if self.drafts == 1:
+            del values["drafts"]
         return values
 
 
@@ -78,6 +83,7 @@ class DecodingOptions(TypedDict, total=False):
     min_p: float
     no_repeat_ngram: int
     min_new_tokens: int
+    drafts: int
 
 
 def check_int(name: str, value: object, *, least: int) -> None:

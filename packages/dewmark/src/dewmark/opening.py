@@ -22,7 +22,16 @@ from dewmark.scheme import BoundScheme, Scheme
 from dewmark.text.languages import LanguagePolicy
 from dewmark.types import Detection, Identification, Looks
 from dewmark.verdict import DEFAULT_FPR, decide
-from dewmark.workspace import NO_READER, Expectations, HostInfo, Progress, Workspace, no_host, silent
+from dewmark.workspace import (
+    NO_READER,
+    Expectations,
+    HostInfo,
+    Progress,
+    Workspace,
+    no_host,
+    reader_folder,
+    silent,
+)
 
 if TYPE_CHECKING:
     from dewmark.core.keys import Key
@@ -112,6 +121,8 @@ def open_reader(
         return None
     if reader == "none":
         return NO_READER
+    if (folder := reader_folder(reader)) is not None:
+        return folder
     from dewmark.hosts import expectations
 
     return expectations.open_reader(reader, host=host, progress=progress)

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import hashlib
 import math
 import secrets
 from abc import ABC, abstractmethod
@@ -34,9 +35,11 @@ from dewmark.errors import ConfigError, NumericalError, VocabularyError
 __all__ = [
     "Choice",
     "ChoosingSession",
+    "DraftingSession",
     "RandomStreams",
     "Session",
     "check_logits",
+    "draft_seed",
     "draw",
     "filter_logits",
     "fresh_seeds",
@@ -66,6 +69,12 @@ _LINES = 16  # a row of logits folded into this many lines, to find its largest 
 def fresh_seeds(rows: int, seeds: Sequence[int] | None) -> list[int]:
     """The given seeds, one per row, or new ones from the operating system."""
     return list(seeds) if seeds is not None else [secrets.randbits(63) for _ in range(rows)]
+
+
+def draft_seed(seed: int, draft: int) -> int:
+    """The seed of a text's draft; the first draft has the text's own."""
+    digest = hashlib.blake2b(f"{seed} {draft}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") >> 1 if draft else seed
 
 
 class RandomStreams:
@@ -427,6 +436,25 @@ class ChoosingSession(Session):
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         """Draw from final logits (batch, vocab); return logits in which only the chosen token is finite."""
         return one_hot_logits(scores, self.choose(input_ids, scores, Decoding()))
+
+
+class DraftingSession(ChoosingSession):
+    """A session that can choose between drafts of its texts: rows that are drafts of one text lie together.
+
+    A choice is made every ``stretch`` tokens.
+    """
+
+    stretch: int
+
+    @abstractmethod
+    def draw_drafts(
+        self, ids: torch.Tensor, scores: torch.Tensor, decoding: Decoding, live: torch.Tensor
+    ) -> Choice:
+        """As `choose`, counting what is drawn in the rows (batch,) that are ``live``."""
+
+    @abstractmethod
+    def keep_best(self, drafts: int) -> torch.Tensor:
+        """Continue all drafts of each text with the best one; the rows (batch,) that they continue."""
 
 
 def one_hot_logits(scores: torch.Tensor, choice: Choice) -> torch.Tensor:

@@ -6,6 +6,7 @@ Boundary: descriptions and protocols only. Hosts implement them, schemes use the
 from __future__ import annotations
 
 import functools
+import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -198,6 +199,25 @@ class NoReader:
 
 
 NO_READER = NoReader()
+
+
+class ReaderFolder:
+    """A reader of the words of one lexicon (``dewmark train-reader``), named by its folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.name = folder.name
+        self.folder = folder
+        self.identity = hashlib.sha256((folder / "bundle.json").read_bytes()).hexdigest()[:16]
+
+    def read(self, texts: Sequence[str], prompts: Sequence[str]) -> list[ExpectedWords]:
+        """It expects vectors of its lexicon, not words."""
+        raise ConfigError(f"the reader {self.name} reads the words of a lexicon: use it with the scheme dew")
+
+
+def reader_folder(name: object) -> ReaderFolder | None:
+    """The reader in a folder, if ``name`` is one."""
+    is_folder = isinstance(name, str) and (Path(name) / "bundle.json").is_file()
+    return ReaderFolder(Path(str(name))) if is_folder else None
 
 
 def silent(description: str, done: int, total: int) -> None:

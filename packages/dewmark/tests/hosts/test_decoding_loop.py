@@ -12,10 +12,13 @@ from transformers.generation.logits_process import (
     NoRepeatNGramLogitsProcessor,
 )
 
+from dewmark.core.keys import Key
 from dewmark.decoding import Decoding
-from dewmark.errors import InputError, ModelError, NumericalError
+from dewmark.dew.scheme import DEW
+from dewmark.errors import ConfigError, InputError, ModelError, NumericalError
 from dewmark.hosts.fake import FakeHost
 from dewmark.hosts.transformers.decoding_loop import NGrams, block_repeats
+from dewmark.workspace import Workspace
 
 PROMPTS = [
     "the old bridge over the river",
@@ -256,3 +259,27 @@ def test_ended_texts_leave_the_batch_and_nothing_else_changes(monkeypatch):
     assert sizes == sorted(sizes, reverse=True)
     assert len({row.tokens for row in together}) > 4
     assert together == [write(host, [p], [s], **plain)[0] for p, s in zip(prompts, seeds, strict=True)]
+
+
+class TestDrafts:
+    def marked(self, host, tmp_path, prompts=PROMPTS, seeds=SEEDS, **changes):
+        bound = DEW(m=8).bind(Key(bytes(32)), host.info, Workspace(cache=tmp_path))
+        options = {"max_new_tokens": 60, "top_k": 40, **changes}
+        return bound, host.generate(prompts, scheme=bound, seeds=seeds, decoding=Decoding(**options))
+
+    def test_text_does_not_depend_on_the_batch(self, host, bag_encoder, tmp_path):
+        _, batched = self.marked(host, tmp_path, drafts=3, no_repeat_ngram=3)
+        for prompt, seed, text in zip(PROMPTS, SEEDS, batched, strict=True):
+            assert self.marked(host, tmp_path, [prompt], [seed], drafts=3, no_repeat_ngram=3)[1] == [text]
+
+    def test_drafts_continue_what_was_kept(self, host, bag_encoder, tmp_path):
+        """Each token is one of the likeliest after the text that was returned; one of them may end it."""
+        _, texts = self.marked(host, tmp_path, drafts=3, top_k=2)
+        logits = host.next_logits(PROMPTS, [list(text.token_ids) for text in texts])
+        for text, rows in zip(texts, logits, strict=True):
+            allowed = rows.masked_fill(~torch.tensor(host.info.markable), -torch.inf).topk(3, dim=1).indices
+            assert (allowed == torch.tensor(text.token_ids)[:, None]).any(dim=1).all()
+
+    def test_scheme_that_cannot_choose_says_so(self, host, force):
+        with pytest.raises(ConfigError, match="cannot choose between drafts"):
+            host.generate(["the"], scheme=force(host.info, 2), seeds=[1], decoding=Decoding(drafts=2))

@@ -5,7 +5,7 @@ import { locale, region, t, tn } from "/static/i18n.js";
 /** A p-value with two significant digits; never "0". */
 export function pValue(p) {
   if (p === null || p === undefined) return t("number.unknown");
-  if (p < 1e-300) return "< 1e-300";
+  if (p < 1e-77) return "< 1e-77"; // there are 2^256 keys
   return p >= 0.001 ? number(Number(p.toPrecision(2))) : p.toExponential(1).replace(".0e", "e");
 }
 

@@ -87,7 +87,7 @@ class FileTexts(TrainingTexts):
 
 
 class HostTexts(TrainingTexts):
-    """Unmarked completions of `sentence_starts` by the host, 200 tokens each."""
+    """Unmarked texts of the host, of up to 200 tokens: continuations of `sentence_starts`, or answers."""
 
     def __init__(
         self,
@@ -97,15 +97,20 @@ class HostTexts(TrainingTexts):
         cache: Path,
         seed: int,
         progress: Progress,
+        requests: Sequence[str] | None = None,
     ) -> None:
         decoding: DecodingOptions = {
             "max_new_tokens": _TOKENS,
             "no_repeat_ngram": 4,
             "min_new_tokens": _TOKENS // 2,
         }
-        self._starts = sentence_starts()
+        if requests is not None:
+            decoding = {"max_new_tokens": _TOKENS, "temperature": 0.7, "top_p": 0.9}
+        self._answers = requests is not None
+        self._starts = sentence_starts() if requests is None else list(requests)
         identity = config.config_hash(info.identity, info.tokenizer.identity, seed, decoding, self._starts)
-        super().__init__("the host's own continuations of the first words of sentences", identity=identity)
+        source = "answers to requests" if self._answers else "continuations of the first words of sentences"
+        super().__init__(f"the host's own {source}", identity=identity)
         self._open_host = open_host
         self._seed = seed
         self._progress = progress
@@ -121,14 +126,22 @@ class HostTexts(TrainingTexts):
         description = f"{self._host_name} is writing training texts"
         for batch in file.pending():
             self._progress(description, batch.start, wanted)
-            generations = self._open_host().generate(
-                [prompts[i % len(prompts)] for i in batch],
+            host, asked = self._open_host(), [prompts[i % len(prompts)] for i in batch]
+            generations = host.generate(
+                [host.chat.render([{"role": "user", "content": each}]) for each in asked]
+                if self._answers
+                else asked,
                 scheme=None,
                 seeds=[self._seed + i for i in batch],
                 batch_size=_BATCH,
                 decoding=self._decoding,
             )
-            file.append([{"text": f"{each.prompt}{each.text}"} for each in generations])
+            file.append(
+                [
+                    {"text": each.text if self._answers else f"{each.prompt}{each.text}"}
+                    for each in generations
+                ]
+            )
         self._progress(description, wanted, wanted)
         return [row["text"] for row in file.read()][:number]
 

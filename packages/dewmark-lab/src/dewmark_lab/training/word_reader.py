@@ -38,12 +38,24 @@ class Example:
     known: Mask
 
 
+_READ_AT_ONCE = 64
+
+
 def examples(
-    texts: Sequence[str], prompts: Sequence[str], reader: Expectations, lexicon: Lexicon
+    texts: Sequence[str], reader: Expectations, lexicon: Lexicon, *, progress: Progress = silent
 ) -> list[Example]:
     """What a language model expected in each place of texts, as mean vectors."""
+    found: list[Example] = []
+    for start in range(0, len(texts), _READ_AT_ONCE):
+        progress(f"{reader.name} is reading", start, len(texts))
+        found += _examples(texts[start : start + _READ_AT_ONCE], reader, lexicon)
+    progress(f"{reader.name} is reading", len(texts), len(texts))
+    return found
+
+
+def _examples(texts: Sequence[str], reader: Expectations, lexicon: Lexicon) -> list[Example]:
     found = []
-    for text, expected in zip(texts, reader.read(texts, prompts), strict=True):
+    for text, expected in zip(texts, reader.read(texts, [""] * len(texts)), strict=True):
         cut = words(text)
         starts = np.array([word.start for word in cut], dtype=np.int64)
         shape = (len(expected.starts), len(expected.forms))

@@ -48,7 +48,7 @@ COMPANIONS = {
     "dewmark-desk": ("comply", "log", "report", "serve", "store", "token"),
     "dewmark-lab": (
         *("attack", "bench", "build-lexicon", "evaluate", "power", "quality", "radioactivity", "reproduce"),
-        *("retention", "steal", "train"),
+        *("retention", "steal", "train", "train-reader"),
     ),
 }
 """The commands that other packages of ours bring."""

@@ -64,6 +64,13 @@ def generate(
         int | None,
         typer.Option(help="Never repeat n tokens in a row; 0 allows repetition.", show_default="0"),
     ] = None,
+    drafts: Annotated[
+        int,
+        typer.Option(
+            min=1,
+            help="Write every 24 tokens this many times and keep the draft that carries the mark best.",
+        ),
+    ] = 1,
     batch_size: options.BatchSize = 8,
     device: options.Device = "auto",
     dtype: options.Dtype = "auto",
@@ -90,6 +97,7 @@ def generate(
         top_k=top_k,
         no_repeat_ngram=no_repeat_ngram,
         min_new_tokens=min_new_tokens,
+        drafts=drafts,
     )
     Decoding(**stated)  # report mistakes before a model is loaded
     message = options.whole_number(payload, "--payload")

@@ -128,9 +128,9 @@ Reader = Annotated[
     str | None,
     typer.Option(
         "--reader",
-        metavar="MODEL|host|none",
-        show_default="none, or that of the detector",
-        help="Language model that reads the texts and says what was to be expected: found more often.",
+        metavar="MODEL|DIR|host|none",
+        show_default="the package's own, or that of the detector",
+        help="Says what was to be expected: a language model (slower, finds more) or a trained reader.",
     ),
 ]
 Prompt = Annotated[

@@ -22,9 +22,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from dewmark.arrays import F32, I64
-from dewmark.dew.packaged_reader import PackagedReader
+from dewmark.dew.packaged_reader import PackagedReader, load_packaged_reader
 from dewmark.dew.reading import LexiconReader, Pairs, Reading, WordReader
-from dewmark.workspace import Expectations, ExpectedWords, NoReader, Tokenized
+from dewmark.errors import ConfigError
+from dewmark.workspace import Expectations, ExpectedWords, NoReader, ReaderFolder, Tokenized
 
 if TYPE_CHECKING:
     from scipy.sparse import csr_matrix
@@ -50,8 +51,18 @@ def read(
     That is a language model, or without one (None) the reader that comes with the package.
     """
     reading = reader.read(texts, prompts)
-    if expectations is None and isinstance(reader, LexiconReader) and reader.packaged is not None:
-        return add_means(reading, reader, reader.packaged, texts, prompts)
+    if isinstance(reader, LexiconReader) and isinstance(expectations, ReaderFolder | None):
+        own = (
+            reader.packaged
+            if expectations is None
+            else load_packaged_reader(reader.lexicon, expectations.folder)
+        )
+        if own is not None:
+            return add_means(reading, reader, own, texts, prompts)
+        if expectations is not None:
+            raise ConfigError(
+                f"the reader {expectations.name} was trained for another lexicon: train it anew"
+            )
     if expectations is None or isinstance(expectations, NoReader):
         return reading
     expected = expectations.read([text.text for text in texts], [prompt.text for prompt in prompts])

@@ -10,6 +10,7 @@ they draw what torch draws.
 from __future__ import annotations
 
 import dataclasses
+import math
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,12 +21,15 @@ from dewmark.arrays import F32
 from dewmark.cuda.graphs import Replayed
 from dewmark.cuda.word_race import GAMMA, MOST, Mixture, draw_words, without_kernels
 from dewmark.decoding import Decoding
+from dewmark.dew.drafts import STRETCH, DraftScores, Drawn
 from dewmark.dew.noise import innovations, keyed_noise, roots, used_candidates
 from dewmark.dew.sessions import Batch, KeyedSession, Texts
 from dewmark.dew.word_step import Aligned, WordStates, WordTables
 from dewmark.sampling import (
     CandidateRace,
     Choice,
+    DraftingSession,
+    check_logits,
     decoding_options,
 )
 
@@ -119,6 +123,12 @@ class WordRace:
         self, scores: torch.Tensor, texts: LexiconTexts, decodings: Sequence[Decoding], states: torch.Tensor
     ) -> Choice:
         """The same without kernels."""
+        return self.drawn(scores, texts, decodings, states)[:2]
+
+    def drawn(
+        self, scores: torch.Tensor, texts: LexiconTexts, decodings: Sequence[Decoding], states: torch.Tensor
+    ) -> Drawn:
+        """What is drawn without kernels, and by what noise."""
         race, state = CandidateRace(scores, decodings, self.m), texts.states.state
         aligned = texts.align(race.candidates)
         y = keyed_noise(aligned, race.uniforms(states), alpha=self.mixture.alpha)
@@ -130,7 +140,17 @@ class WordRace:
         best = (race.values - numbers.log()).argmax(dim=1, keepdim=True)
         scale = roots(y.shape[1], alpha=self.mixture.alpha, device=y.device)
         texts.states.remember(aligned, y, used_candidates(race.values, best), scale)
-        return race.winners(numbers)
+        tokens, sound = race.winners(numbers)
+        held = race.candidates == tokens.unsqueeze(1)
+        log_p = race.values.masked_fill(~held, -math.inf).amax(dim=1) - race.log_totals.squeeze(1)
+        return Drawn(
+            tokens,
+            sound,
+            noise=torch.where(held, x, 0.0).sum(dim=1),
+            log_p=log_p,
+            marked=(held & (aligned.rows > 0)).any(dim=1),
+            begins=~(held & ~aligned.begins).any(dim=1),
+        )
 
     def _checked(
         self, scores: torch.Tensor, texts: LexiconTexts, decodings: Sequence[Decoding], states: torch.Tensor
@@ -224,8 +244,10 @@ class CapturedRace:
         return Replayed(step, (tokens, scores, states), changed=texts.states.state)
 
 
-class LexiconSession(KeyedSession[LexiconTexts]):
+class LexiconSession(KeyedSession[LexiconTexts], DraftingSession):
     """Draws each row's token by the race, from a captured step where there is one."""
+
+    stretch = STRETCH
 
     def __init__(
         self,
@@ -237,6 +259,8 @@ class LexiconSession(KeyedSession[LexiconTexts]):
         seeds: Sequence[int] | None,
     ) -> None:
         super().__init__(race, batch, vocab_size=vocab_size, prompt_ids=prompt_ids, seeds=seeds)
+        self._words, self._texts = race, batch.current
+        self._drafts: DraftScores | None = None
         self._captured = CapturedRace(race, batch)
 
     def draw(
@@ -245,3 +269,27 @@ class LexiconSession(KeyedSession[LexiconTexts]):
         """Draw the ids that follow ids (batch, length)."""
         captured = self._captured.choose(ids, scores, decoding, states)
         return captured or super().draw(ids, scores, decoding, states)
+
+    # Drafts
+
+    def draw_drafts(
+        self, ids: torch.Tensor, scores: torch.Tensor, decoding: Decoding, live: torch.Tensor
+    ) -> Choice:
+        """As `choose`, counting what is drawn in the rows that are ``live``."""
+        check_logits(scores, self._vocab_size)
+        states = self._noise.states(ids.shape[1] - self._start)
+        scores = scores.to(states.device, torch.float32)
+        texts = self._batch.texts(ids.to(states.device))
+        drawn = self._words.drawn(scores, texts, [decoding] * len(scores), states)
+        if self._drafts is None:
+            self._drafts = DraftScores(len(scores), device=states.device)
+        self._drafts.add(drawn, live)
+        return drawn.tokens, drawn.sound
+
+    def keep_best(self, drafts: int) -> torch.Tensor:
+        """Continue all drafts of each text with the best one; the rows (batch,) that they continue."""
+        assert self._drafts is not None
+        rows = self._drafts.best(drafts).repeat_interleave(drafts)
+        states = self._texts.states
+        states.put(torch.arange(len(rows), device=rows.device), states.at(rows))
+        return rows

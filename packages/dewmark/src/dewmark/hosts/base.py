@@ -78,6 +78,11 @@ class Host(ABC):
         return None
 
     @property
+    def writes_drafts(self) -> bool:
+        """Whether it can write a stretch of text several times (`Decoding.drafts`)."""
+        return False
+
+    @property
     def device(self) -> torch.device:
         """Where the model runs; the CPU unless a host says otherwise."""
         import torch
@@ -247,6 +252,9 @@ class Host(ABC):
             )
             rows = [row for row, _ in drafted]
             _replay(rows, on_step)
+        elif scheme is not None and decoding.drafts > 1:  # what is reported is not taken back
+            rows = self.complete(prompts, scheme=scheme, seeds=seeds, decoding=decoding)
+            _replay(rows, on_step)
         else:
             rows = self.complete_steps(
                 prompts, scheme=scheme, seeds=seeds, decoding=decoding, on_step=on_step
@@ -258,6 +266,11 @@ class Host(ABC):
     ) -> None:
         check_decoding(decoding, scheme)
         _check_rows(prompts, seeds)
+        if decoding.drafts > 1 and scheme is not None and not self.writes_drafts:
+            raise ConfigError(
+                f"{self.name} runs in an engine that cannot write {decoding.drafts} drafts of a text: run "
+                "it in transformers, or leave drafts at 1"
+            )
         if scheme is not None:
             theirs, ours = scheme.host, self.info
             if theirs.vocab_size != ours.vocab_size or theirs.tokenizer.identity != ours.tokenizer.identity:

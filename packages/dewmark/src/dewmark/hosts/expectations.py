@@ -42,7 +42,15 @@ from dewmark.storage import BlobCache
 from dewmark.text.cleaning import clean
 from dewmark.text.growing_text import Spelling
 from dewmark.text.words import VERSION, cut, open_tail
-from dewmark.workspace import NO_READER, Expectations, ExpectedWords, HostInfo, Progress, silent
+from dewmark.workspace import (
+    NO_READER,
+    Expectations,
+    ExpectedWords,
+    HostInfo,
+    Progress,
+    reader_folder,
+    silent,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -432,6 +440,8 @@ def open_reader(
         return None
     if reader == NO_READER.name:
         return NO_READER
+    if (own_folder := reader_folder(reader)) is not None:
+        return own_folder
     if not isinstance(reader, str | Host):
         return reader
     folder = cache_dir() / "expectations" if on_disk else None

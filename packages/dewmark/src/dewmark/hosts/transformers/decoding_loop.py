@@ -3,13 +3,16 @@
 Each step forbids special and unknown ids, repeated n-grams and an early end, then draws the next id of each
 row with the row's own random numbers, marked by the scheme's session (`dewmark.sampling.draw`). The loop
 waits for the device only where n-gram blocking must see the tokens, and every 16 steps to check whether all
-rows have ended or a number went wrong. Of unmarked texts, those that have ended leave the batch.
+rows have ended or a number went wrong. Of unmarked texts, those that have ended leave the batch. Where a
+scheme chooses between drafts (`Decoding.drafts`), the rows that are drafts of one text lie together; after
+each stretch all of them continue the best one.
 
 Boundary: token ids in, token ids out; text belongs to the host.
 """
 
 from __future__ import annotations
 
+import copy
 import inspect
 from collections.abc import Sequence
 from typing import Any
@@ -17,10 +20,10 @@ from typing import Any
 import torch
 
 from dewmark.decoding import Decoding
-from dewmark.errors import ModelError, NumericalError
+from dewmark.errors import ConfigError, ModelError, NumericalError
 from dewmark.hosts.base import OnStep
 from dewmark.hosts.transformers.attention import growing_attention
-from dewmark.sampling import RandomStreams, draw
+from dewmark.sampling import DraftingSession, RandomStreams, draw
 from dewmark.scheme import BoundScheme
 
 __all__ = [
@@ -66,6 +69,9 @@ def decode(
     ids, mask = pad_left(prompts, fill_id=fill_id, extra=steps, device=device)
     forward = CachedForward(model, mask if start * len(prompts) != sum(map(len, prompts)) else None)
     session = None if scheme is None else scheme.session(ids[:, :start], mask[:, :start], seeds=seeds)
+    drafting = session if decoding.drafts > 1 and isinstance(session, DraftingSession) else None
+    if scheme is not None and decoding.drafts > 1 and drafting is None:
+        raise ConfigError(f"{scheme.scheme.name} cannot choose between drafts: leave drafts at 1, or use dew")
     final = scheme is not None and scheme.needs.final_distribution
     n = decoding.no_repeat_ngram
     ngrams = [NGrams(n, prompt) for prompt in prompts] if n else []
@@ -86,14 +92,22 @@ def decode(
         if step < decoding.min_new_tokens:
             scores[:, eos] = _MINUS_INF
         block_repeats(scores, ngrams)
-        chosen, fine = draw(
-            scores, decoding, noise, step, session=session, input_ids=ids[:, :length], final=final
-        )
+        if drafting:
+            chosen, fine = drafting.draw_drafts(ids[:, :length], scores, decoding, ~finished)
+        else:
+            chosen, fine = draw(
+                scores, decoding, noise, step, session=session, input_ids=ids[:, :length], final=final
+            )
         sound[places] &= fine.to(device) | finished
         chosen = chosen.to(device).masked_fill(finished, fill_id)
         ids[:, length] = chosen
         length += 1
         finished |= torch.isin(chosen, eos)
+        if drafting and ((step + 1) % drafting.stretch == 0 or step + 1 == steps or bool(finished.all())):
+            rows = drafting.keep_best(decoding.drafts)
+            ids, finished, sound = ids[rows], finished[rows], sound[rows]
+            ngrams = [copy.deepcopy(ngrams[row]) for row in rows.tolist()] if ngrams else []
+            forward.select(rows)
         if waits or on_step is not None or (step + 1) % _CHECK_EVERY == 0:
             check_sound(sound, model)
             if on_step is not None:

@@ -31,6 +31,7 @@ from dewmark.hosts.transformers.plain_llama import PlainLlama
 from dewmark.hosts.transformers.tokenizer import HFTokenizer
 from dewmark.models.devices import torch_device, torch_dtype
 from dewmark.models.hub import quiet_libraries
+from dewmark.sampling import draft_seed
 from dewmark.scheme import BoundScheme
 from dewmark.types import DraftCount
 from dewmark.workspace import HostInfo, Progress
@@ -99,6 +100,11 @@ class TransformersHost(Host):
     def context(self) -> int | None:
         """How many tokens the model can read at once, by its configuration."""
         return self._context
+
+    @property
+    def writes_drafts(self) -> bool:
+        """It does."""
+        return True
 
     @functools.cached_property
     def chat(self) -> ChatFormat:
@@ -177,21 +183,22 @@ class TransformersHost(Host):
         on_step: OnStep | None,
     ) -> list[list[int]] | None:
         """Token ids of one batch of completions, or None if the device's memory does not suffice."""
-        rows = self.prompt_ids(prompts)
+        rows, drafts = self.prompt_ids(prompts), decoding.drafts if scheme is not None else 1
         try:
             # some models warn about rows that end in padding, as finished ones do
             with contextlib.nullcontext() if isinstance(self._writer, PlainLlama) else quiet_libraries():
-                return decode(
+                made = decode(
                     self._writer,
-                    rows,
+                    [row for row in rows for _ in range(drafts)],
                     decoding=decoding,
-                    seeds=seeds,
+                    seeds=[draft_seed(seed, i) for seed in seeds for i in range(drafts)],
                     scheme=scheme,
                     eos_ids=sorted(self.eos_ids),
                     fill_id=self.fill_id,
                     writable=self._writable,
                     on_step=on_step,
                 )
+                return made[::drafts]
         except torch.OutOfMemoryError:
             return None
 

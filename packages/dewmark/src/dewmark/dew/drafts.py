@@ -1,0 +1,91 @@
+"""Which draft of a stretch of text to keep: the one whose words fit the key best, for what they cost.
+
+A host that would rather spend compute than words writes the next tokens of a text several times, and keeps
+one draft. Large noise alone must not decide: drafts with much to choose from have it by the race. A token of
+probability p wins the race at a time τ ~ Exp(1), whatever p is, with the noise x = Φ⁻¹(e^(−pτ)). So a word
+counts by how much its x exceeds the mean g(p) over τ:
+
+    R = Σ_i (x_i − g(p_i))
+
+Given a draft's text, R has mean 0 over keys (`dewmark.dew.noise` makes the x of a text independent). Of two
+drafts the one with the larger R is kept, so each is kept in half of all cases: what is kept is a text as the
+host writes it. More drafts are a knock-out: the winner of a pair has the larger R, by σ/√(2π) in the mean,
+where σ² is the variance of the pair's difference, and this is subtracted before the next round.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from scipy.special import ndtri_exp
+
+from dewmark.arrays import F64
+
+STRETCH = 24
+"""Tokens between two choices."""
+_LEAST = -30.0  # the logarithm of the smallest probability that is told from 0
+_POINTS = 601
+
+
+class Drawn(NamedTuple):
+    """One step of a batch: tokens (B,), whether a row had usable logits, and how the tokens won.
+
+    ``noise`` (B,) is x of the winners and ``log_p`` (B,) their log-probabilities. ``marked`` (B,) says which
+    carry the mark, and ``begins`` (B,) which do not extend the open word.
+    """
+
+    tokens: torch.Tensor
+    sound: torch.Tensor
+    noise: torch.Tensor
+    log_p: torch.Tensor
+    marked: torch.Tensor
+    begins: torch.Tensor
+
+
+@functools.cache
+def race_moments() -> tuple[F64, F64]:
+    """The mean g and the variance of x at `_POINTS` values of log p from `_LEAST` to 0."""
+    nodes, weights = np.polynomial.laguerre.laggauss(96)
+    x = ndtri_exp(-np.exp(np.linspace(_LEAST, 0.0, _POINTS))[:, None] * nodes)
+    mean = x @ weights
+    return mean, np.maximum((x * x) @ weights - mean * mean, 0.0)
+
+
+class DraftScores:
+    """R of the drafts of a batch and its variance, (2, rows); the drafts of one text lie together."""
+
+    def __init__(self, size: int, *, device: torch.device) -> None:
+        self._moments = torch.from_numpy(np.stack(race_moments())).to(device)
+        self._total = torch.zeros((2, size), dtype=torch.float64, device=device)
+        self._open = torch.zeros_like(self._total)  # of the word that is open
+
+    def add(self, drawn: Drawn, live: torch.Tensor) -> None:
+        """Count the next tokens of the drafts (rows,) that are ``live``."""
+        at = (drawn.log_p.double() / _LEAST).clamp(0.0, 1.0) * (_POINTS - 1)
+        mean, variance = self._moments[:, _POINTS - 1 - at.round().long()]
+        new = torch.where(drawn.marked, torch.stack((drawn.noise - mean, variance)), 0.0)
+        # an extension replaces what the shorter word scored
+        self._total += torch.where(live & drawn.begins, self._open, 0.0)
+        self._open = torch.where(live, new, self._open)
+
+    def best(self, drafts: int) -> torch.Tensor:
+        """The row of the draft to keep of each text, (rows / drafts,); counting begins anew."""
+        excess, variance = (self._total + self._open).view(2, -1, drafts)
+        places = torch.arange(drafts, device=excess.device).expand_as(excess)
+        while excess.shape[1] > 1:
+            odd = [part[:, excess.shape[1] // 2 * 2 :] for part in (excess, variance, places)]
+            pairs = [
+                part[:, : part.shape[1] // 2 * 2].unflatten(1, (-1, 2)) for part in (excess, variance, places)
+            ]
+            spread = pairs[1].sum(dim=2).sqrt()
+            won = pairs[0].argmax(dim=2, keepdim=True)
+            kept = [part.gather(2, won).squeeze(2) for part in pairs]
+            kept[0] = kept[0] - spread / math.sqrt(2.0 * math.pi)
+            excess, variance, places = (torch.cat(both, dim=1) for both in zip(kept, odd, strict=True))
+        self._total.zero_()
+        self._open.zero_()
+        return places.squeeze(1) + torch.arange(len(places), device=places.device) * drafts

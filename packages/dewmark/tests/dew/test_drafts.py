@@ -1,0 +1,128 @@
+"""Drafts make the mark stronger, and over keys the text stays the host's."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+from scipy.special import ndtri
+
+from dewmark.core.keys import Key
+from dewmark.decoding import Decoding
+from dewmark.dew.drafts import DraftScores, Drawn, race_moments
+from dewmark.dew.race import LexiconBatch
+from dewmark.dew.scheme import DEW
+from dewmark.errors import ConfigError
+from dewmark.hosts.fake import FakeHost
+from dewmark.sampling import RandomStreams, draft_seed
+from dewmark.workspace import Workspace
+
+CPU = torch.device("cpu")
+KEYS, DRAFTS, LENGTH = 800, 2, 3
+START = "the old bridge"
+WORDS = [" the", " of", " water", " night"]
+
+
+def bind(tmp_path):
+    return DEW(m=8).bind(Key(bytes(32)), FakeHost(400, kind="words").info, Workspace(cache=tmp_path))
+
+
+def test_moments_are_those_of_the_winner_s_noise() -> None:
+    """Against 200,000 races; p = e^(−3) lies on the grid."""
+    times = np.random.default_rng(1).exponential(size=200_000)
+    mean, variance = race_moments()
+    for log_p in (0.0, -0.5, -3.0, -9.0):
+        x = ndtri(np.exp(-np.exp(log_p) * times))
+        at = round((log_p + 30.0) * 20)
+        assert mean[at] == pytest.approx(x.mean(), abs=0.01)
+        assert variance[at] == pytest.approx(x.var(), abs=0.02)
+
+
+def drafted(bound, tokens: list[int], logits: torch.Tensor) -> tuple[Counter, np.ndarray, np.ndarray]:
+    """The texts that are kept over keys, and Σu of all drafts (KEYS, DRAFTS) and of those kept (KEYS,)."""
+    rows = KEYS * DRAFTS
+    W = torch.randn(KEYS, *bound.W.shape, generator=torch.Generator().manual_seed(5))
+    W = W.repeat_interleave(DRAFTS, dim=0)
+    ids = torch.tensor(bound.host.tokenizer.encode([START])[0].ids).expand(rows, -1)
+    batch, noise = LexiconBatch(bound._aligner(CPU), ids[:, :0], W=W), RandomStreams(range(rows), device=CPU)
+    scores = DraftScores(rows, device=CPU)
+    among, last, u = torch.tensor(tokens), torch.zeros(rows, dtype=torch.long), torch.zeros(rows)
+    for step in range(LENGTH):
+        full = torch.full((rows, bound.host.vocab_size), -torch.inf)
+        full[:, among] = logits[last]
+        texts = batch.texts(ids)
+        drawn = bound.race.drawn(full, texts, [Decoding()] * rows, noise.states(step))
+        chosen, last = drawn.tokens, torch.searchsorted(among, drawn.tokens)
+        log_p = full.log_softmax(dim=1).gather(1, chosen.unsqueeze(1)).squeeze(1)
+        torch.testing.assert_close(drawn.log_p, log_p, rtol=1e-4, atol=1e-4)
+        scores.add(drawn, torch.ones(rows, dtype=torch.bool))
+        u += texts.states.align(chosen.unsqueeze(1), W).u[:, 0]
+        ids = torch.cat((ids, chosen.unsqueeze(1)), dim=1)
+    best = scores.best(DRAFTS)
+    assert (best // DRAFTS == torch.arange(KEYS)).all()
+    return (
+        Counter(map(tuple, ids[best, -LENGTH:].tolist())),
+        u.view(KEYS, DRAFTS).numpy(),
+        u[best].numpy(),
+    )
+
+
+def test_kept_drafts_fit_the_key_better_and_follow_the_host(bag_encoder, tmp_path) -> None:
+    """All texts of three words; that drafts of one text share their noise shows with many more keys only."""
+    bound = bind(tmp_path)
+    names = bound.host.tokenizer.decode([[i] for i in range(bound.host.vocab_size)])
+    tokens = sorted(names.index(piece) for piece in WORDS)
+    logits = torch.randn(4, 4, generator=torch.Generator().manual_seed(4))
+    kept, every, best = drafted(bound, tokens, logits)
+    assert stats.ttest_1samp(best - every.mean(axis=1), 0.0, alternative="greater").pvalue < 1e-6
+    shares = torch.softmax(logits.double(), dim=1).numpy()
+    expected = [
+        np.prod([shares[a, b] for a, b in itertools.pairwise((0, *text))])
+        for text in itertools.product(range(4), repeat=LENGTH)
+    ]
+    counts = [kept[tuple(tokens[i] for i in t)] for t in itertools.product(range(4), repeat=LENGTH)]
+    common = KEYS * np.array(expected) >= 5.0
+    found, means = np.array(counts, dtype=float), KEYS * np.array(expected)
+    found = np.append(found[common], found[~common].sum())
+    means = np.append(means[common], means[~common].sum())
+    assert stats.chisquare(found, means).pvalue > 1e-3
+
+
+def test_odd_numbers_of_drafts_and_ended_ones(tmp_path) -> None:
+    """The third of three meets the winner of the others; what an ended draft draws does not count."""
+    scores = DraftScores(6, device=CPU)
+    noise = torch.tensor([0.0, 5.0, 1.0, 0.0, 1.0, 9.0], dtype=torch.float64)
+    true = torch.ones(6, dtype=torch.bool)
+    drawn = Drawn(true, true, noise, log_p=torch.zeros(6), marked=true, begins=true)
+    scores.add(drawn, torch.tensor([1, 1, 1, 1, 1, 0], dtype=torch.bool))
+    assert scores.best(3).tolist() == [1, 4]
+    assert scores.best(3).tolist() == [0, 3]  # counting began anew
+
+
+def test_first_draft_has_the_seed_of_the_text() -> None:
+    assert draft_seed(7, 0) == 7
+    assert len({draft_seed(seed, i) for seed in range(9) for i in range(9)}) == 81
+
+
+def test_wrong_number_of_drafts() -> None:
+    with pytest.raises(ConfigError, match="drafts must be a whole number of at least 1, got 0"):
+        Decoding(drafts=0)
+    assert "drafts" not in Decoding().to_dict()
+    assert Decoding(drafts=4).to_dict()["drafts"] == 4
+
+
+class OneByOne(FakeHost):
+    """A host in an engine that writes no drafts."""
+
+    writes_drafts = False
+
+
+def test_engine_without_drafts_says_so(tmp_path) -> None:
+    host = OneByOne(400, kind="words")
+    bound = DEW(m=8).bind(Key(bytes(32)), host.info, Workspace(cache=tmp_path))
+    with pytest.raises(ConfigError, match="cannot write 4 drafts"):
+        host.generate(["the old bridge"], scheme=bound, seeds=[1], decoding=Decoding(drafts=4))
