@@ -28,7 +28,7 @@ from dewmark.config import check_rules
 from dewmark.engine_marks.engine_scheme import EngineBound, EngineScheme, IdWindows, first_rows, id_windows
 from dewmark.engine_marks.vllm_gumbel import NO_ID, GumbelSession
 from dewmark.errors import KeyFileError
-from dewmark.sampling import fresh_seeds
+from dewmark.sampling import fresh_seeds, left_padding
 from dewmark.scheme import Needs
 from dewmark.stats.evidence import Evidence
 from dewmark.stats.independent_sums import gamma_test, z_test
@@ -97,7 +97,8 @@ class BoundSGLangGumbel(EngineBound):
         seeds: Sequence[int] | None = None,
     ) -> GumbelSession:
         """Start marking prompts (batch, length)."""
-        windows = IdWindows(vocab_size=self.host.vocab_size, width=self.width, filler=NO_ID)
+        padding = left_padding(prompt_ids, attention_mask, pad_id=self.host.tokenizer.pad_id)
+        windows = IdWindows(vocab_size=self.host.vocab_size, width=self.width, filler=NO_ID, start=padding)
         seeds = fresh_seeds(len(prompt_ids), seeds)
         return GumbelSession(windows, [self.hash], [1.0], memory=None, seeds=seeds)
 
