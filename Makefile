@@ -12,7 +12,7 @@ TESTS := .:packages/dewmark:packages/dewmark-lab:packages/dewmark-desk  # one na
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo reproduce-smoke test test-core test-contract test-models test-serve fuzz-serve test-postgresql test-ray \
-	test-llamacpp test-vllm \
+	test-engines test-llamacpp test-sglang test-vllm \
 	outputs wheels golden golden-models lint docs format clean
 
 help: ## show this list
@@ -71,6 +71,14 @@ wheels: ## build the three wheels, check them, and try the first in a fresh envi
 	.venv-wheels/bin/python -m pip --disable-pip-version-check install -q -c constraints.txt dist/dewmark-*.whl
 	.venv-wheels/bin/dewmark --version && .venv-wheels/bin/dewmark demo --help > /dev/null && ls -l dist
 
+test-sglang: .venv-sglang/.ready ## marks inside SGLang: its own requests and the function that calls processors (no server)
+	.venv-sglang/bin/python -m pytest -q packages/dewmark/tests/hosts/test_sglang.py
+
+test-engines: ## every engine that this machine runs, and the versions that ran
+	$(MAKE) test-vllm test-sglang test-llamacpp
+	@for each in vllm sglang llamacpp; do .venv-$$each/bin/python -m pip --disable-pip-version-check list 2>/dev/null \
+		| grep -iE '^(vllm|sglang|llama.cpp.python|torch|transformers)[ -]' | sed "s/^/$$each: /"; done
+
 golden: $(VENV)/.dev ## compare texts, p-values and detectors with the golden record
 	OMP_NUM_THREADS=1 PYTHONPATH=$(TESTS) $(BIN)/python -m tests.golden.record check
 
@@ -91,7 +99,7 @@ format: $(VENV)/.dev ## put the code into the project's format
 	$(BIN)/ruff format .
 
 clean: ## delete the environment, caches and build outputs (fetched models stay)
-	rm -rf $(VENV) .venv-core .venv-wheels .venv-llamacpp .venv-vllm .venv-docs build dist site .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) .venv-core .venv-wheels .venv-llamacpp .venv-sglang .venv-vllm .venv-docs build dist site .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
 	find packages tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The stamps: .run is the library, .dev adds the tools and the optional parts, .serve what drives the service,
@@ -183,4 +191,21 @@ VLLM_TORCH := $(TORCH)$(if $(filter Linux,$(shell uname -s)),+cpu)
 		--index-url https://download.pytorch.org/whl/cpu
 	.venv-vllm/bin/python -m pip --disable-pip-version-check install -q $(VLLM) -e packages/dewmark hypothesis pytest
 	.venv-vllm/bin/python -m pip --disable-pip-version-check uninstall -q -y torchvision torchaudio torchcodec
+	@touch $@
+
+# SGLang without its kernels for GPUs: what its scheduler's classes import, and nothing that needs CUDA.
+SGLANG ?= sglang==0.5.23
+SGLANG_IMPORTS := aiohttp apache-tvm-ffi compressed-tensors dill einops fastapi ipython msgspec openai orjson \
+	partial-json-parser pillow prometheus-client psutil pybase64 pydantic python-multipart pyzmq requests sentencepiece \
+	setproctitle triton uvicorn uvloop xxhash
+
+.venv-sglang/.ready: $(PROJECTS) constraints.txt
+	@echo "Installing the library and SGLang's classes (some minutes, once) ..."
+	$(PYTHON) -m venv .venv-sglang
+	.venv-sglang/bin/python -m pip --disable-pip-version-check install -q $(VLLM_TORCH) || \
+		.venv-sglang/bin/python -m pip --disable-pip-version-check install -q -c constraints.txt $(TORCH)
+	.venv-sglang/bin/python -m pip --disable-pip-version-check install -q -c constraints.txt \
+		-e 'packages/dewmark[host]' hypothesis pytest
+	.venv-sglang/bin/python -m pip --disable-pip-version-check install -q $(SGLANG_IMPORTS)
+	.venv-sglang/bin/python -m pip --disable-pip-version-check install -q --no-deps $(SGLANG)
 	@touch $@

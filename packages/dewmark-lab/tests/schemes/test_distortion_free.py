@@ -71,7 +71,7 @@ def fit(small_host, tmp_path, name: str, settings: dict, logits: torch.Tensor) -
     Over keys the draws of different contexts are independent, so the counts are multinomial.
     """
     contexts = torch.randint(
-        4, VOCAB, (CONTEXTS * KEYS, 3), generator=torch.Generator().manual_seed(1)
+        4, VOCAB, (CONTEXTS * KEYS, 4), generator=torch.Generator().manual_seed(1)
     ).unique(dim=0)
     counts = np.zeros(VOCAB)
     for i, part in enumerate(contexts.chunk(KEYS)):
@@ -222,7 +222,7 @@ def test_evidence_is_what_the_key_test_needs(host, repetitive_texts, bind, name,
 
 def test_only_first_occurrences_are_scored_if_repeats_are_skipped(host, bind) -> None:
     text = " the old bridge over the river and the old bridge over the sea"  # repeats "the old bridge"
-    skip, keep = (bind("exp", {"repeats": r}).detect(text) for r in ("skip", "keep"))
+    skip, keep = (bind("exp", {"repeats": r, "prefix": 3}).detect(text) for r in ("skip", "keep"))
     tokens = [t.text for t in skip.tokens]
     second = [i for i, token in enumerate(tokens) if token == " over"][1]
     assert [t.scored for t in skip.tokens][second : second + 3] == [False, False, False]

@@ -111,7 +111,7 @@ def test_mean_agrees_with_transformers_on_its_text(host) -> None:
     processor = oracle()
     bits, mask = processor.compute_g_values(out).double(), processor.compute_context_repetition_mask(out)
     mean = float(bits[mask].mean())
-    ours = TheirBits(SynthID(), host.info, "", secret=bytes(32))
+    ours = TheirBits(SynthID(prefix=3), host.info, "", secret=bytes(32))
     found = ours.detect(host.info.tokenizer.decode(out.tolist())[0])
     assert found.effective_length == int(mask.sum())
     assert found.score + 0.5 == pytest.approx(mean, abs=1e-9)

@@ -139,6 +139,7 @@ SCHEMES = Registry(
         "dew": "dewmark.dew.scheme:DEW",
         "dew-open": "dewmark.dew.open.scheme:DewOpen",
         "dew-paper": "dewmark.dew.paper.scheme:DewPaper",
+        "sglang-gumbel": "dewmark.engine_marks.sglang_gumbel:SGLangGumbel",
         "transformers-kgw": "dewmark.engine_marks.transformers_kgw:TransformersKGW",
         "transformers-synthid": "dewmark.engine_marks.transformers_synthid:TransformersSynthID",
         "vllm-dual-key-gumbel": "dewmark.engine_marks.vllm_gumbel:VLLMDualKeyGumbel",

@@ -35,8 +35,9 @@ class Rows(ABC):
     """Marks the rows of a batch that changes from step to step, as serving engines batch.
 
     Rows come and go, are at different steps, and move about in the batch, so each `Row` carries its own
-    state. A row that the engine preempts is opened again with what it has written; it reads that first and
-    goes on as if it had stayed, but `dew` has forgotten the noise of its last steps (`dewmark.dew.noise`).
+    state. A row that the engine preempts is opened again with what it has written and reads that first, or
+    goes on as a fork of the row that it was. For `dew` only a fork remembers the noise of the last steps
+    (`dewmark.dew.noise`), which the ids alone do not tell: it depends on the host's logits.
     """
 
     @abstractmethod
@@ -57,6 +58,10 @@ class Rows(ABC):
         if member is not None or payload is not None:
             raise ConfigError("members and payloads of single texts need the default scheme and its lexicon")
         return self.open(prompt, written, seed=seed, decoding=decoding)
+
+    def fork(self, row: Row, written: Sequence[int], *, seed: int) -> Row:
+        """A row that goes on from another one with ``written``, which begins with what that has written."""
+        return self.open(row.prompt, written, seed=seed, decoding=row.decoding)
 
     @abstractmethod
     def mark(self, rows: Sequence[Row], scores: torch.Tensor) -> torch.Tensor:

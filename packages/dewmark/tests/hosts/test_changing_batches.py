@@ -1,11 +1,8 @@
-"""SGLang and transformers' continuous batching: every request is marked as if it were alone."""
+"""transformers' continuous batching: every request is marked as if it were alone."""
 
 from __future__ import annotations
 
-import importlib
-import sys
-from dataclasses import dataclass, field
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -26,7 +23,6 @@ from dewmark.workspace import Workspace
 VOCAB = 300
 CPU = torch.device("cpu")
 KEY = Key(bytes(32))
-SGLANG = "sglang.srt.sampling.custom_logit_processor"
 
 
 @pytest.fixture(scope="module")
@@ -47,56 +43,6 @@ def alone(rows, opened, prompt, written, decoding, seed) -> int:
     """The token of a text's own row, which is ``opened`` by its seed."""
     row = opened.setdefault(seed, rows.open(prompt, written, seed=seed, decoding=decoding))
     return int(rows.mark([row], logits([*prompt, *written])).argmax())
-
-
-@dataclass(eq=False)
-class Request:
-    """The part of SGLang's Req that the processor reads."""
-
-    number: int
-    origin_input_ids: list[int]
-    output_ids: list[int] = field(default_factory=list)
-
-    @property
-    def sampling_params(self):
-        return SimpleNamespace(
-            temperature=0.9, top_k=1 << 30, top_p=0.95, min_p=0.0, sampling_seed=self.number
-        )
-
-
-@pytest.fixture
-def processor(host, bag_encoder, tmp_path, monkeypatch):
-    """The class, imported with a stand-in for SGLang."""
-    module = ModuleType(SGLANG)
-    module.CustomLogitProcessor = type("CustomLogitProcessor", (), {})
-    for i in range(1, 5):
-        name = ".".join(SGLANG.split(".")[:i])
-        monkeypatch.setitem(sys.modules, name, module if i == 4 else ModuleType(name))
-    KEY.save(tmp_path / "acme.key")
-    file = tmp_path / "dewmark.toml"
-    file.write_text('host = "tiny"\nopt_out = false\n[keys]\nacme = "acme.key"\n', encoding="utf-8")
-    monkeypatch.setenv("DEWMARK_SGLANG_CONFIG", str(file))
-    monkeypatch.setattr("dewmark.hosts.engines.markers.host_info", lambda name: host.info)
-    monkeypatch.delitem(sys.modules, "dewmark.hosts.engines.sglang", raising=False)
-    return importlib.import_module("dewmark.hosts.engines.sglang").DewLogitProcessor
-
-
-def test_sglang_marks_each_request_by_its_history(processor, bound, caplog) -> None:
-    texts = [Request(1, [5, 6]), Request(2, [9]), Request(3, [8, 7, 6])]
-    said = [{}, {"dewmark_key_id": "acme"}, {"dewmark": False}]  # which this server forbids
-    rows, opened = open_rows(bound, CPU), {}
-    for step in range(12):
-        order = [0, 1, 2] if step % 2 else [2, 0]
-        scores = torch.cat([logits([*texts[i].origin_input_ids, *texts[i].output_ids]) for i in order])
-        marked = processor()(scores, [{**said[i], "__req__": texts[i]} for i in order])  # made anew each step
-        for i, row in zip(order, marked, strict=True):
-            text, decoding = texts[i], Decoding(temperature=0.9, top_p=0.95)
-            token = alone(rows, opened, text.origin_input_ids, text.output_ids, decoding, text.number)
-            assert int(row.argmax()) == token
-            text.output_ids.append(token)
-    assert "marks every text" in caplog.text
-    with pytest.raises(ConfigError, match="__req__"):
-        processor()(scores, [{}])
 
 
 def state(name: str, prompt: list[int], written: list[int], seed: int):

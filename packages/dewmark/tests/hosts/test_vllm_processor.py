@@ -46,16 +46,18 @@ def start(host, bag_encoder, tmp_path, monkeypatch):
     for name, key in KEYS.items():
         key.save(tmp_path / f"{name}.key")
 
-    def started(scheme="dew-paper", settings=GUMBEL, vocab=VOCAB, **engine):
+    def started(scheme="dew-paper", settings=GUMBEL, vocab=VOCAB, extra="", **engine):
         file = tmp_path / "dewmark.toml"
         file.write_text(
-            f'scheme = "{scheme}"\ndefault_key = "acme"\nsettings = {{ {settings} }}\n'
+            f'scheme = "{scheme}"\ndefault_key = "acme"\nsettings = {{ {settings} }}\n{extra}\n'
             '[keys]\nacme = "acme.key"\nglobex = "globex.key"\n',
             encoding="utf-8",
         )
         monkeypatch.setenv("DEWMARK_VLLM_CONFIG", str(file))
         module.config_from_environment.__globals__["_load"].cache_clear()
-        return module.DewLogitsProcessor(engine_config("tiny", vocab, **engine), CPU, False)
+        made = module.DewLogitsProcessor(engine_config("tiny", vocab, **engine), CPU, False)
+        made.validated = module.DewLogitsProcessor.validate_params
+        return made
 
     return started
 
@@ -132,7 +134,8 @@ class Engine:
             request = self.preempted.pop() if resume else a_request(self.made, chance)
             self.made += not resume
             request.written = list(request.written)  # a resumed request comes with a list of its own
-            request.row = None
+            if request.row is not None:
+                request.row.written = request.written  # its row goes on as if it had stayed
             gap = next((i for i, slot in enumerate(slots) if slot is None), len(slots))
             slots[gap : gap + 1] = [request]
             added.append((gap, request.params, request.prompt, request.written))
@@ -216,25 +219,50 @@ def test_requests_without_a_seed_differ_on_one_rank_and_agree_on_several(start) 
     ("params", "message"),
     [
         (SamplingParams(temperature=0.0), "temperature 0 always takes the likeliest token"),
-        (SamplingParams(repetition_penalty=1.2), "repetition_penalty=1.2 would apply after dew"),
-        (SamplingParams(presence_penalty=0.5), "presence_penalty=0.5"),
-        (SamplingParams(frequency_penalty=-0.5), "frequency_penalty=-0.5"),
         (SamplingParams(extra_args={"dewmark_kid": "acme"}), "unknown request parameter 'dewmark_kid'"),
     ],
 )
 def test_requests_that_cannot_be_marked_are_rejected(start, params, message) -> None:
-    processor = start()
+    validate = start(extra='greedy = "refuse"').validated
     with pytest.raises(ValueError, match="dewmark|dew ") as caught:
-        processor.validate_params(params)
+        validate(params)
     assert message in str(caught.value)
     if params.extra_args is None:
         params.extra_args = {"dewmark": False}
-        processor.validate_params(params)  # the remedy that the message names
+        validate(params)  # the remedy that the message names
+
+
+def test_greedy_requests_are_answered_without_a_mark_and_logged(start, caplog) -> None:
+    processor = start()
+    params, before = SamplingParams(temperature=0.0, seed=1), torch.randn(1, VOCAB)
+    processor.validated(params)
+    with caplog.at_level(logging.INFO, logger="vllm.dewmark"):
+        processor.update_state(BatchUpdate(1, [], [(0, params, [5, 6], [])], []))
+    assert torch.equal(processor.apply(before.clone()), before)
+    assert "temperature 0 without a mark" in caplog.text
+
+
+def test_penalties_apply_before_the_choice(start) -> None:
+    """vLLM's formulas on one row, and a token that a penalty rules out is never drawn."""
+    logits, prompt, written = torch.tensor([2.0, -2.0, 1.0, 3.0]), [0], [1, 3, 3]
+    found = sys.modules["dewmark.hosts.engines.vllm"].penalised(logits, prompt, written, 0.5, 0.25, 2.0)
+    assert found.tolist() == [1.0, -4.0 - 0.25 - 0.5, 1.0, 1.5 - 0.5 - 0.5]
+    processor = start()
+    params = [SamplingParams(seed=i, presence_penalty=p) for i in range(64) for p in (0.0, 50.0)]
+    added = [(i, each, [5, 6], [7, 9, 11 + i // 2]) for i, each in enumerate(params)]
+    processor.update_state(BatchUpdate(len(added), [], added, []))
+    scores = torch.full((len(added), VOCAB), -30.0)
+    scores[:, 7:11] = 0.0
+    drawn = processor.apply(scores).argmax(dim=1)
+    assert set(drawn[0::2].tolist()) == {7, 8, 9, 10}
+    assert set(drawn[1::2].tolist()) == {8, 10}
 
 
 def test_a_bias_leaves_penalties_to_vllm(start) -> None:
-    processor = start(settings="")
-    processor.validate_params(SamplingParams(repetition_penalty=1.2))
+    processor, before = start(settings=""), torch.zeros(1, VOCAB)
+    given = SamplingParams(seed=1, presence_penalty=50.0)
+    processor.update_state(BatchUpdate(1, [], [(0, given, [5, 6], [7])], []))
+    assert float(processor.apply(before)[0, 7]) > -40.0
     assert not processor.is_argmax_invariant()
 
 
@@ -260,7 +288,8 @@ def test_no_key_is_logged(start, tmp_path, caplog) -> None:
 
 def test_without_vllm_the_import_says_how_to_install_it(monkeypatch) -> None:
     monkeypatch.setitem(sys.modules, "vllm", None)
-    monkeypatch.delitem(sys.modules, "dewmark.hosts.engines.vllm", raising=False)
+    for name in ("vllm", "vllm_v2_runner"):
+        monkeypatch.delitem(sys.modules, f"dewmark.hosts.engines.{name}", raising=False)
     with pytest.raises(MissingExtraError, match=r"dewmark\[vllm\]"):
         importlib.import_module("dewmark.hosts.engines.vllm")
 

@@ -41,27 +41,13 @@ class SamplingParams:
     extra_args: dict | None = field(default=None)
 
 
-def processor_module(monkeypatch) -> ModuleType:
-    """`dewmark.hosts.engines.vllm`, imported with these classes and removed after the test."""
-    module = ModuleType(_NAME)
-    module.LogitsProcessor, module.MoveDirectionality = LogitsProcessor, MoveDirectionality
-    parts = _NAME.split(".")
-    for i in range(1, len(parts)):
-        monkeypatch.setitem(sys.modules, ".".join(parts[:i]), ModuleType(".".join(parts[:i])))
-    monkeypatch.setitem(sys.modules, _NAME, module)
-    monkeypatch.delitem(sys.modules, "dewmark.hosts.engines.vllm", raising=False)
-    found = importlib.import_module("dewmark.hosts.engines.vllm")
-    monkeypatch.setitem(sys.modules, "dewmark.hosts.engines.vllm", found)
-    return found
-
-
 class RunnerLogitsProcessor:
     def __init__(self, vllm_config, req_states) -> None:
         pass
 
 
 def stub_modules(monkeypatch) -> None:
-    """The modules of the second model runner, removed after the test."""
+    """vLLM's modules of both model runners, removed after the test."""
     classes = {
         _NAME: {"LogitsProcessor": LogitsProcessor, "MoveDirectionality": MoveDirectionality},
         "vllm.v1.worker.gpu.sample.logits_processor": {"LogitsProcessor": RunnerLogitsProcessor},
@@ -73,6 +59,18 @@ def stub_modules(monkeypatch) -> None:
             if whole not in sys.modules:
                 monkeypatch.setitem(sys.modules, whole, ModuleType(whole))
         vars(sys.modules[name]).update(members)
+
+
+def processor_module(monkeypatch) -> ModuleType:
+    """`dewmark.hosts.engines.vllm`, imported with these classes and removed after the test."""
+    stub_modules(monkeypatch)
+    for name in ("vllm_v2_runner", "vllm"):
+        monkeypatch.delitem(sys.modules, f"dewmark.hosts.engines.{name}", raising=False)
+    found = importlib.import_module("dewmark.hosts.engines.vllm")
+    for name in ("vllm_v2_runner", "vllm"):
+        full = f"dewmark.hosts.engines.{name}"
+        monkeypatch.setitem(sys.modules, full, sys.modules[full])
+    return found
 
 
 def engine_config(model: str, vocab: int, *, asynchronous: bool = False, given: bool = True, ranks: int = 1):

@@ -205,3 +205,16 @@ def test_time_grows_with_the_length(unit: str) -> None:
 
     clean("warm up é а")
     assert seconds(300_000) < 40.0 * max(seconds(30_000), 0.003)
+
+
+@pytest.mark.parametrize("space", "\u00a0\u2003\u2009\u202f\u3000")
+def test_a_few_unusual_spaces_change_no_token(space: str) -> None:
+    """Half of them, which is too few for `clean`; those that French writes itself stay."""
+    tokenizer = FakeHost(300).info.tokenizer
+    pieces = PROSE.split(" ")
+    text = "".join(piece + (space if i % 2 else " ") for i, piece in enumerate(pieces)).strip()
+    ((made,), (expected,)) = tokenize_cleaned(tokenizer, [text]), tokenizer.encode([PROSE])
+    assert made.ids == expected.ids
+    assert made.offsets == expected.offsets
+    french = f"Il dit{space}: «{space}12{space}000 ponts{space}»{space}!"
+    assert tokenize_cleaned(tokenizer, [french])[0].ids == tokenizer.encode([french])[0].ids

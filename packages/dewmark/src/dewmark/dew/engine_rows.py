@@ -76,6 +76,20 @@ class LexiconRows(Rows):
         """Start following a text that a member of the key's ring marks, with a payload."""
         row = _LexiconRow(prompt, written, seed=seed, decoding=decoding)
         row.W = self._matrix_of(seed, member, payload)
+        return self._placed(row)
+
+    def fork(self, row: Row, written: Sequence[int], *, seed: int) -> _LexiconRow:
+        """A row that goes on from another one, with its matrix and the noise that it remembers."""
+        assert isinstance(row, _LexiconRow)
+        new = _LexiconRow(row.prompt, written, seed=seed, decoding=row.decoding)
+        new.W, new.read = row.W, row.read
+        self._placed(new)
+        device = self._aligner.tables.device
+        self._states.put(_sent(new.slots, device), self._states.at(_sent(row.slots, device)))
+        return new
+
+    def _placed(self, row: _LexiconRow) -> _LexiconRow:
+        """The row with two free slots."""
         if not self._free:
             size = len(self._states)
             grown = self._aligner.begin(2 * size)

@@ -163,17 +163,21 @@ def first_rows(rows: I64) -> I64:
 class IdWindows:
     """Cuts the last ``width`` raw ids of each row while a text is written.
 
-    ``start`` is the number of ids that do not count, the prompt in engines that hash the answer alone.
+    ``start`` is the number of ids that do not count, the prompt in engines that hash the answer alone, or the
+    padding of each row (batch, 1) in those that hash the prompt too.
     """
 
-    def __init__(self, *, vocab_size: int, width: int, filler: int, start: int = 0) -> None:
+    def __init__(self, *, vocab_size: int, width: int, filler: int, start: int | torch.Tensor = 0) -> None:
         self._vocab_size, self._width, self._filler, self._start = vocab_size, width, filler, start
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         """Check logits (batch, vocab) and return windows (batch, width) of ids (batch, length)."""
         check_logits(scores, self._vocab_size)
-        length = input_ids.shape[1]
-        window = input_ids[:, max(length - self._width, self._start) :]
+        first = max(input_ids.shape[1] - self._width, 0)
+        window = input_ids[:, first:]
+        places = torch.arange(first, input_ids.shape[1], device=window.device)
+        start = self._start.to(window.device) if isinstance(self._start, torch.Tensor) else self._start
+        window = torch.where(places >= start, window, self._filler)
         missing = self._width - window.shape[1]
         return torch.nn.functional.pad(window, (missing, 0), value=self._filler) if missing else window
 

@@ -7,6 +7,9 @@ After a context with a seed, the first ⌊γV⌋ ids of ``torch.randperm(V)`` un
   with the candidate, seed = min over the window of key · (π + 1) · (π of the candidate + 1). Only the 40
   likeliest candidates can be green.
 
+The authors' own code (lm-watermarking) writes the same marks, ``lefthash`` as it is and ``selfhash`` with a
+table that is not keyed: set ``table_seed`` to 2971215073, and ``context_width`` to 4.
+
 torch draws other permutations on a GPU than on a CPU: ``device`` is the device that the text was written on.
 Contexts include the prompt; without it, the first tokens are not scored. Transformers' detector counts every
 n-gram, by default also repeated ones, and approximates the normal tail; here each pair of seed and token
@@ -56,6 +59,8 @@ class TransformersKGW(EngineScheme):
     """What the green list depends on besides the key."""
     context_width: int = 1
     """Number of ids in the window."""
+    table_seed: int | None = None
+    """Seed of the table of selfhash; by default the key, as in transformers."""
     device: Literal["cpu", "cuda"] = "cpu"
     """Device on which the text was written: torch's permutations differ between devices."""
 
@@ -92,7 +97,8 @@ class BoundTransformersKGW(EngineBound):
     @functools.cached_property
     def table(self) -> I64:
         """The keyed permutation of selfhash."""
-        source = torch.Generator(self.scheme.device).manual_seed(self.numbers[0])
+        given = self.scheme.table_seed
+        source = torch.Generator(self.scheme.device).manual_seed(self.numbers[0] if given is None else given)
         return torch.randperm(_TABLE, generator=source, device=self.scheme.device).cpu().numpy()
 
     def _green(self, seed: int) -> NDArray[np.bool_]:
@@ -129,6 +135,8 @@ class BoundTransformersKGW(EngineBound):
         contexts = id_windows(prompt.ids, text.ids, width=self.width, filler=0)
         self_hashed = self.scheme.seeding_scheme == "selfhash"
         unknown = max(self.width - self_hashed - len(prompt.ids), 0)
+        if not prompt.ids and text.ids[:1] and text.ids[0] in self.host.tokenizer.special_ids:
+            unknown += 1  # transformers' detector drops a leading BOS
         tokens = np.array(text.ids, dtype=np.int64)
         pairs = np.column_stack((self.seeds(contexts, tokens), tokens))[unknown:]
         first = first_rows(pairs) + unknown
@@ -150,8 +158,10 @@ class _ListSession(Session):
         self._windows, self._bound = windows, bound
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        """Logits (batch, vocab) with the bias added to green tokens."""
+        """Logits (batch, vocab) with the bias added to green tokens, once there is a whole window of ids."""
         bound = self._bound
+        if input_ids.shape[1] < bound.width:
+            return scores
         contexts = self._windows(input_ids, scores).cpu().numpy()
         if bound.scheme.seeding_scheme == "lefthash":
             seeds = bound.seeds(contexts, np.zeros(len(contexts), dtype=np.int64)).tolist()

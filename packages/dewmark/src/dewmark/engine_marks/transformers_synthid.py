@@ -5,6 +5,11 @@ size, where x·y stands for one step of a linear congruential generator, (x + y)
 2⁶⁴. The key is the list of key_l, one per layer. Contexts hold the answer alone, with id 0 before
 its first token; a context that occurred within the last 1,024 steps is not marked.
 
+The authors' package (synthid-text) has the same function in its release 0.2.1. Its repository has since had
+another one without a table (``bits="hash"``): the chain starts from a hash of the keys instead of 1, and
+twelve more steps, each shifted right by five bits, give the bit. The two agree in half of the cases, as any
+two functions do, so which one wrote a text must be known.
+
 Like transformers' detector, ours leaves out the first ngram_len − 1 tokens. Over keys an entry is uniform in
 the table, so a bit is 1 with the table's own share of ones, not exactly 1/2; the tests here use that share.
 
@@ -22,9 +27,10 @@ probability of its tokens: the same numbers exactly, with three passes over the 
 from __future__ import annotations
 
 import functools
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
@@ -74,6 +80,10 @@ class TransformersSynthID(EngineScheme):
     """Seed of the table."""
     context_history_size: int = 1024
     """Number of steps for which a context counts as seen."""
+    bits: Literal["table", "hash"] = "table"
+    """Where bits come from: transformers' table, or the hash of synthid-text's repository since 2025."""
+    device: Literal["cpu", "cuda"] = "cpu"
+    """Device on which the text was written: torch draws another table on a GPU."""
 
     @property
     def key_length(self) -> int:
@@ -114,9 +124,10 @@ class TransformersSynthID(EngineScheme):
 
 
 @functools.cache
-def _bit_table(size: int, seed: int) -> NDArray[np.uint8]:
-    source = torch.Generator().manual_seed(seed)
-    return torch.randint(low=0, high=2, size=(size,), generator=source).numpy().astype(np.uint8)
+def _bit_table(size: int, seed: int, device: str) -> NDArray[np.uint8]:
+    source = torch.Generator(device).manual_seed(seed)
+    drawn = torch.randint(low=0, high=2, size=(size,), generator=source, device=device)
+    return drawn.cpu().numpy().astype(np.uint8)
 
 
 class BoundTransformersSynthID(EngineBound):
@@ -132,18 +143,29 @@ class BoundTransformersSynthID(EngineBound):
         self.width = scheme.ngram_len - 1
         self.depth = len(numbers)
         self._keys = np.array(numbers, dtype=np.uint64)
-        self._table = _bit_table(scheme.sampling_table_size, scheme.sampling_table_seed)
-        self.share = float(self._table.mean())
+        self._start = np.uint64(1)
+        self._table: NDArray[np.uint8] | None = None
+        if scheme.bits == "table":
+            size, seed = scheme.sampling_table_size, scheme.sampling_table_seed
+            self._table = _bit_table(size, seed, scheme.device)
+        else:
+            digest = hashlib.sha256(self._keys.astype("<i8").tobytes()).digest()
+            self._start = np.uint64(int.from_bytes(digest, "big") % (2**63 - 1))
+        self.share = 0.5 if self._table is None else float(self._table.mean())
         self.variance = self.share * (1.0 - self.share) / self.depth
 
     def bits(self, contexts: I64, tokens: I64) -> NDArray[np.uint8]:
         """The bits of contexts (N, h) and tokens (N, m): (N, m, depth)."""
-        hashed = np.ones(len(contexts), dtype=np.uint64)
+        hashed = np.full(len(contexts), self._start, dtype=np.uint64)
         for column in contexts.astype(np.uint64).T:
             hashed = _step(hashed, column)
         pairs = _step(hashed[:, None], tokens.astype(np.uint64))
         found = _step(pairs[..., None], self._keys).view(np.int64)
-        return self._table[found % len(self._table)]
+        if self._table is not None:
+            return self._table[found % len(self._table)]
+        for _ in range(12):
+            found = _step(found.view(np.uint64), np.uint64(1)).view(np.int64) >> 5
+        return ((found >> 30) & 1).astype(np.uint8)
 
     def session(
         self,
@@ -224,7 +246,7 @@ class _TournamentSession(Session):
         return torch.where(repeated, scores, marked.to(scores))
 
 
-def _step(state: NDArray[np.uint64], data: NDArray[np.uint64]) -> NDArray[np.uint64]:
+def _step(state: NDArray[np.uint64], data: NDArray[np.uint64] | np.uint64) -> NDArray[np.uint64]:
     """One step of the generator, modulo 2⁶⁴."""
     return (state + data) * _MULTIPLIER + np.uint64(1)
 

@@ -23,7 +23,7 @@ import hashlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Protocol
 
 import numpy as np
 import torch
@@ -112,6 +112,9 @@ class VLLMGumbel(EngineScheme):
     max_history: int = 8192
     """The server's ``deduplicate_contexts_max_history``: how long a context counts as seen; for marking."""
 
+    deduplicate_contexts: bool = True
+    """False for a server with ``deduplicate_contexts`` none: repeated contexts are marked, and count."""
+
     def validate(self) -> None:
         """Check that all values are in range."""
         check_rules(
@@ -167,22 +170,24 @@ class BoundVLLMGumbel(EngineBound):
         attention_mask: torch.Tensor | None = None,
         *,
         seeds: Sequence[int] | None = None,
-    ) -> PhiloxRaceSession:
+    ) -> GumbelSession:
         """Start marking prompts (batch, length)."""
         windows = IdWindows(
             vocab_size=self.host.vocab_size, width=self.width, filler=NO_ID, start=prompt_ids.shape[1]
         )
-        return PhiloxRaceSession(
+        return GumbelSession(
             windows,
             self.hashes,
             self.shares,
-            memory=self.scheme.max_history,
+            memory=self.scheme.max_history if self.scheme.deduplicate_contexts else 0,
             seeds=fresh_seeds(len(prompt_ids), seeds),
         )
 
     def cut(self, text: Tokenized, prompt: Tokenized) -> tuple[I64, I64]:
         """The ids of the answer before each token (L, h), and where a context occurs for the first time."""
         contexts = id_windows((), text.ids, width=self.width, filler=NO_ID)
+        if not self.scheme.deduplicate_contexts:
+            return contexts, np.arange(len(contexts))
         return contexts, first_rows(contexts)
 
     def pair_scores(self, contexts: I64, tokens: I64) -> F64:
@@ -245,16 +250,23 @@ def _subkey(key: int, domain: bytes) -> int:
     return int.from_bytes(hashlib.sha256(domain + key.to_bytes(8, "big")).digest()[:8], "big")
 
 
-class PhiloxRaceSession(ChoosingSession):
+class KeyedUniforms(Protocol):
+    """A hash of (context, token) pairs."""
+
+    def uniforms(self, contexts: I64, tokens: I64) -> F32:
+        """Numbers in (0, 1) of contexts (N, h) and the tokens (N or 1, m) after each, (N, m)."""
+
+
+class GumbelSession(ChoosingSession):
     """Draws tokens by logit + keyed Gumbel noise, or after a repeated context with the row's own noise."""
 
     def __init__(
         self,
         windows: IdWindows,
-        hashes: Sequence[PhiloxHash],
+        hashes: Sequence[KeyedUniforms],
         shares: Sequence[float],
         *,
-        memory: int,
+        memory: int | None,
         seeds: Sequence[int],
     ) -> None:
         self._windows, self._hashes = windows, hashes

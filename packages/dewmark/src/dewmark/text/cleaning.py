@@ -87,7 +87,7 @@ def tokenize_cleaned(tokenizer: Tokenizer, texts: Iterable[str]) -> list[Tokeniz
     """Tokens of the cleaned texts, with their offsets in the texts as they are given."""
     given = list(texts)
     cleaned = [clean(text) for text in given]
-    made = tokenizer.encode([each.text for each in cleaned])
+    made = tokenizer.encode([_ODD_SPACE.sub(" ", each.text) for each in cleaned])
     return [
         Tokenized(text, tokens.ids, tuple(each.original(tokens.offsets)))
         for text, each, tokens in zip(given, cleaned, made, strict=True)
@@ -355,6 +355,11 @@ def _folded(run: str, main: str) -> str | None:
 # Spaces
 
 _JOINTS = frozenset("_\u00a0\u202f\u205f").union(map(chr, range(0x2000, 0x200B)))
+# Between words, whatever their number: a tokenizer makes other tokens of them. French puts unusual spaces
+# before marks and between digits, and hosts write them there; these stay.
+_ODD_SPACE = regex.compile(
+    r"[\u00a0\u1680\u2000-\u200a\u202f\u205f\u3000] (?<=[\p{L},.;:!?)\]”’'\"].) (?=[\p{L}\p{N}])", _FLAGS
+)
 _JOINED = regex.compile(rf"[{''.join(_JOINTS)}] (?<=[\p{{L}}\p{{N}}].) (?=[\p{{L}}\p{{N}}])", _FLAGS)
 
 

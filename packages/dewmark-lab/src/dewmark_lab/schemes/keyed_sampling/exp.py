@@ -52,7 +52,7 @@ class EXP(TokenScheme):
     summary: ClassVar[str] = "Gumbel-max sampling with keyed noise: distortion-free, exact Gamma test"
     needs: ClassVar[Needs] = Needs(final_distribution=True)
 
-    prefix: int = 3
+    prefix: int = 4
     """Context width: the number of preceding tokens that key the choice."""
     repeats: Repeats = "skip"
     """Whether a context seen before in the text is left to the host (skip) or keyed again (keep)."""

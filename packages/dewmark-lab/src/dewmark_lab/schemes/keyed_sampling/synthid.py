@@ -60,7 +60,7 @@ class SynthID(TokenScheme):
     """Number of layers in the tournament."""
     leaves: int = 2
     """Number of candidates in a match: 2 keeps the host's distribution, more distort it."""
-    prefix: int = 3
+    prefix: int = 4
     """Context width: the number of preceding tokens that key the choice."""
     history: int = 1024
     """Number of steps for which a context counts as seen; seen contexts are not marked again."""

@@ -10,7 +10,7 @@ import functools
 import logging
 import random
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dewmark.capabilities import KeepsRecords
@@ -19,7 +19,7 @@ from dewmark.core.keys import Key
 from dewmark.decoding import Decoding
 from dewmark.errors import ConfigError, VocabularyError
 from dewmark.hosts import host_info, load_host
-from dewmark.hosts.engines.vllm_config import EngineConfig, MarkRequest, config_from_environment
+from dewmark.hosts.engines.vllm_config import GREEDY, EngineConfig, MarkRequest, config_from_environment
 from dewmark.scheme import BoundScheme
 from dewmark.serving_rows import Row, Rows, open_rows
 from dewmark.workspace import HostInfo, Workspace
@@ -28,12 +28,12 @@ if TYPE_CHECKING:
     import torch
 
 _vllm_log = logging.getLogger("vllm.dewmark")  # a child of vLLM's logger, with its handlers and level
-GREEDY = 1e-5  # below this temperature engines take the likeliest token
 
 
 class Marked(NamedTuple):
     """A text in the engine, and what marks it."""
 
+    request: MarkRequest
     rows: Rows
     row: Row
 
@@ -64,6 +64,13 @@ class Markers:
         self._rows: dict[str, Rows] = {}
         self._warm()
 
+    def wanted(self, extra_args: Mapping[str, Any] | None, *, temperature: float) -> MarkRequest | None:
+        """What to mark a request with; None for no mark, which is logged where nobody asked for none."""
+        found = self._config.mark_request(extra_args, temperature=temperature)
+        if found is None and self._config.key_id(extra_args) is not None:
+            self._log.info("dewmark leaves a request at temperature 0 without a mark: there is no choice")
+        return found
+
     def open(
         self,
         request: MarkRequest,
@@ -72,14 +79,25 @@ class Markers:
         *,
         seed: int | None,
         decoding: Decoding,
+        before: Iterable[Marked] = (),
     ) -> Marked:
-        """Start following a text; ``written`` may grow."""
-        seed = self.seed() if seed is None else seed % (1 << 64)
+        """Start following a text; ``written`` may grow.
+
+        A request that an engine preempted comes back with what it has written. If its text is among
+        ``before``, it goes on from there, with the noise of its last steps.
+        """
+        own = self.seed() if seed is None else seed % (1 << 64)
+        known = [text for text in before if text.request == request and _begins(text.row.written, written)]
+        known = [text for text in known if (text.row.prompt, text.row.decoding) == (prompt, decoding)]
+        known = [text for text in known if seed is None or text.row.seed == own]
+        if known:
+            last = max(known, key=lambda text: len(text.row.written))
+            return Marked(request, last.rows, last.rows.fork(last.row, written, seed=own))
         rows = self._rows_of(request.key_id)
         row = rows.open_as(
-            prompt, written, seed=seed, decoding=decoding, member=request.member, payload=request.payload
+            prompt, written, seed=own, decoding=decoding, member=request.member, payload=request.payload
         )
-        return Marked(rows, row)
+        return Marked(request, rows, row)
 
     def seed(self) -> int:
         """A seed for a request without one."""
@@ -125,6 +143,10 @@ class Markers:
         text.rows.mark([text.row], torch.zeros((1, self._host.vocab_size), device=self._device))
 
 
+def _begins(start: Sequence[int], ids: Sequence[int]) -> bool:
+    return 0 < len(start) <= len(ids) and ids[: len(start)] == start
+
+
 def mark_rows(texts: Mapping[int, Marked], logits: torch.Tensor) -> torch.Tensor:
     """Mark the rows of logits (batch, vocab) that have a text; the others stay as they are."""
     groups: dict[int, list[int]] = {}
@@ -150,15 +172,6 @@ def decoding_of(params: Any) -> Decoding:  # noqa: ANN401 - an engine's sampling
         top_p=params.top_p,
         min_p=params.min_p,
     )
-
-
-def check_sampling(config: EngineConfig, temperature: float) -> None:
-    """Raise `ConfigError` for a marked request that always takes the likeliest token."""
-    if config.scheme.needs_as_set.sampling and temperature < GREEDY:
-        raise ConfigError(
-            f"temperature 0 always takes the likeliest token, and {config.scheme.name} puts its mark in the "
-            'choice between tokens: use a temperature above 0, or send {"dewmark": false}'
-        )
 
 
 def served_host(model: str, width: int, config: EngineConfig) -> HostInfo:

@@ -9,12 +9,13 @@ r"""A scheme inside SGLang: a custom logit processor.
         "sampling_params": {"temperature": 1.0, "custom_params": {"dewmark_key_id": "acme"}}})
 
 SGLang makes a processor anew for every batch from the string that requests carry (the name of this class, so
-dewmark must be installed where the server runs); what lasts is kept in this module, by request. The
-configuration file is that of vLLM, and must name the ``host``.
+dewmark must be installed where the server runs); what lasts is kept on SGLang's own object of the request,
+and ends with it. The configuration file is that of vLLM, and must name the ``host``.
 
-SGLang has no way to reject a request here. One whose parameters are wrong, or which opts out where that is
-forbidden, is marked with the default key, and the reason is logged. A request that carries no processor is
-not marked at all: put it into requests at your gateway.
+SGLang has no way to reject a request here, and an exception ends the server. A request whose parameters are
+wrong, or which opts out where that is forbidden, is therefore marked with the default key, and the reason is
+logged. One without ``custom_params`` or without the processor is not marked: SGLang then does not say whose
+logits it passes. `examples/sglang_gateway.py` rejects the former and completes the latter.
 
 The token of the last step must be known, so the overlap scheduler has to be off. Logits come before
 temperature and filters; a scheme that draws applies the request's own and leaves one finite logit.
@@ -22,18 +23,18 @@ temperature and filters; a scheme that draws applies the request's own and leave
 
 from __future__ import annotations
 
+import functools
+import hashlib
 import logging
 import random
-import secrets
 import threading
-import weakref
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from dewmark.errors import ConfigError
+from dewmark.errors import ConfigError, DewmarkError
 from dewmark.extras import require
 from dewmark.hosts.engines.markers import Marked, Markers, decoding_of, mark_rows, served_host
-from dewmark.hosts.engines.vllm_config import EngineConfig, MarkRequest, config_from_environment
+from dewmark.hosts.engines.vllm_config import EngineConfig, MarkRequest, config_from_environment, load_key
 
 if TYPE_CHECKING:
     import torch
@@ -43,60 +44,95 @@ __all__ = ["CONFIG", "DewLogitProcessor"]
 CONFIG = "DEWMARK_SGLANG_CONFIG"
 
 _sglang = require("sglang.srt.sampling.custom_logit_processor", extra="sglang")
+_context = require("sglang.srt.runtime_context", extra="sglang")
 
+_TEXT = "_dewmark_text"  # our attribute of SGLang's request
 _log = logging.getLogger("sglang.dewmark")
 _lock = threading.Lock()
 _markers: dict[str, Markers] = {}  # by device
-_texts: weakref.WeakKeyDictionary[Any, Marked | None] = weakref.WeakKeyDictionary()  # by request
 
 
 class DewLogitProcessor(_sglang.CustomLogitProcessor):  # type: ignore[misc, name-defined]
     """Marks the rows whose requests carry it, each with its own key, member and payload."""
 
     def __call__(
-        self, logits: torch.Tensor, custom_param_list: Sequence[Mapping[str, Any]] | None = None
+        self, logits: torch.Tensor, custom_param_list: Sequence[Mapping[str, Any] | None] | None = None
     ) -> torch.Tensor:
         """Mark logits (batch, vocab); the parameters of each row name its request as ``__req__``."""
         config = config_from_environment(CONFIG)
+        _check_scheduler()
         with _lock:
             found = {}
             for index, given in enumerate(custom_param_list or ()):
                 text = _text(config, given, logits)
                 if text is not None:
                     found[index] = text
+            if len({id(text) for text in found.values()}) < len(found):
+                raise ConfigError("dewmark marks one token of a request at a time: no speculative decoding")
             return mark_rows(found, logits)
 
 
-def _text(config: EngineConfig, given: Mapping[str, Any], logits: torch.Tensor) -> Marked | None:
-    request = given.get("__req__")
-    if request is None:
-        raise ConfigError("this version of SGLang does not pass the request (__req__) to its processors")
-    if request not in _texts:
-        mark, params = _mark_request(config, given), request.sampling_params
-        greedy = int(params.top_k) == 1 and config.scheme.needs_as_set.sampling
-        _texts[request] = (
-            None
-            if mark is None or greedy
-            else _markers_of(config, logits).open(
-                mark,
-                list(request.origin_input_ids),
-                request.output_ids,
-                seed=getattr(params, "sampling_seed", None),
-                decoding=decoding_of(params),
-            )
+@functools.cache
+def _warn_once(message: str) -> None:
+    _log.warning(message)
+
+
+@functools.cache
+def _check_scheduler() -> None:
+    if not _context.get_schedule().disable_overlap_schedule:
+        raise ConfigError(
+            "under SGLang's overlap scheduler the last token of a text is not known when the text is marked: "
+            "start the server with --disable-overlap-schedule"
         )
-    text = _texts[request]
-    if text is not None and text.row.written is not request.output_ids:
+
+
+def _text(config: EngineConfig, given: Mapping[str, Any] | None, logits: torch.Tensor) -> Marked | None:
+    request = (given or {}).get("__req__")  # a weak proxy, which passes attributes on
+    if request is None:
+        _warn_once("dewmark leaves requests unmarked that come without custom_params: SGLang hides them")
+        return None
+    if not hasattr(request, _TEXT):
+        setattr(request, _TEXT, _opened(config, given or {}, request, logits))
+    text: Marked | None = getattr(request, _TEXT)
+    if text is not None:
         text.row.written = request.output_ids  # a retracted request comes back with another list
     return text
 
 
-def _mark_request(config: EngineConfig, given: Mapping[str, Any]) -> MarkRequest | None:
+def _opened(
+    config: EngineConfig,
+    given: Mapping[str, Any],
+    request: Any,  # noqa: ANN401 - SGLang's Req
+    logits: torch.Tensor,
+) -> Marked | None:
+    markers, params = _markers_of(config, logits), request.sampling_params
+    temperature = 0.0 if int(params.top_k) == 1 else params.temperature  # SGLang's way to say greedy
+    said = {name: value for name, value in given.items() if name != "__req__"}
     try:
-        return config.mark_request({name: value for name, value in given.items() if name != "__req__"})
-    except ConfigError as error:
+        mark = markers.wanted(said, temperature=temperature)
+    except DewmarkError as error:
+        if config.leaves_no_choice(temperature):
+            _log.warning("dewmark leaves a request unmarked: %s", error)
+            return None
         _log.warning("dewmark marks a request with the default key: %s", error)
-        return MarkRequest(config.default_key)
+        mark = MarkRequest(config.default_key)
+    if mark is None:
+        return None
+    seed = getattr(params, "sampling_seed", None)
+    return markers.open(
+        mark,
+        list(request.origin_input_ids),
+        request.output_ids,
+        seed=_seed(config, mark.key_id, request.rid) if seed is None else seed,
+        decoding=decoding_of(params),
+    )
+
+
+def _seed(config: EngineConfig, key_id: str, name: str) -> int:
+    """The seed of a request without one, which all ranks of a server must agree on."""
+    key = load_key(config.keys[key_id])
+    secret = key.subkey("sglang/seeds") if key.numbers is None else key.fingerprint.encode()
+    return int.from_bytes(hashlib.blake2b(name.encode(), key=secret, digest_size=8).digest(), "big")
 
 
 def _markers_of(config: EngineConfig, logits: torch.Tensor) -> Markers:
@@ -105,6 +141,5 @@ def _markers_of(config: EngineConfig, logits: torch.Tensor) -> Markers:
         if config.host is None:
             raise ConfigError(f"set host in the file that {CONFIG} names to the model that SGLang serves")
         host = served_host(config.host, logits.shape[1], config)
-        seeds = random.Random(secrets.randbits(64))
-        _markers[device] = Markers(config, host, logits.device, seeds=seeds, log=_log)
+        _markers[device] = Markers(config, host, logits.device, seeds=random.Random(), log=_log)
     return _markers[device]

@@ -5,6 +5,7 @@ The operator sets ``DEWMARK_KEY_FILE`` to a key file, or ``DEWMARK_VLLM_CONFIG``
 
     scheme = "dew"                # any scheme that marks token by token
     mark = true                   # whether to mark requests that do not say
+    greedy = "unmarked"           # or "refuse": what to do with requests at temperature 0
     host = "smollm2-135m"         # dewmark's name for the model, if different from vLLM's
     default_key = "acme"          # for requests that name no key; required with several keys
     settings = { alpha = 0.9 }
@@ -35,7 +36,9 @@ from dewmark.scheme import Scheme
 KEY_FILE = "DEWMARK_KEY_FILE"
 CONFIG = "DEWMARK_VLLM_CONFIG"
 
-_FIELDS = ("default_key", "host", "keys", "mark", "opt_out", "scheme", "settings")
+GREEDY = 1e-5  # below this temperature engines take the likeliest token
+
+_FIELDS = ("default_key", "greedy", "host", "keys", "mark", "opt_out", "scheme", "settings")
 _SWITCH, _KEY_ID = "dewmark", "dewmark_key_id"
 _MEMBER, _PAYLOAD = "dewmark_member", "dewmark_payload"
 _PARAMETERS = (_SWITCH, _KEY_ID, _MEMBER, _PAYLOAD)
@@ -61,6 +64,12 @@ class EngineConfig:
     host: str | None = None
     opt_out: bool = True
     """Whether a request may switch the mark off."""
+    greedy: str = "unmarked"
+    """Whether requests that leave no choice to mark are answered ``unmarked``, or refused (``refuse``)."""
+
+    def leaves_no_choice(self, temperature: float) -> bool:
+        """Whether a request always takes the likeliest token, and the scheme marks the choice."""
+        return temperature < GREEDY and self.scheme.needs_as_set.sampling
 
     def key_id(self, extra_args: Mapping[str, Any] | None) -> str | None:
         """The id of the key to mark a request with; None for no mark."""
@@ -80,7 +89,9 @@ class EngineConfig:
             raise ConfigError(f"unknown {_KEY_ID} {key_id[:80]!r}: use one that this server has a key for")
         return key_id
 
-    def mark_request(self, extra_args: Mapping[str, Any] | None) -> MarkRequest | None:
+    def mark_request(
+        self, extra_args: Mapping[str, Any] | None, *, temperature: float = 1.0
+    ) -> MarkRequest | None:
         """What to mark a request with; None for no mark."""
         key_id = self.key_id(extra_args)
         if key_id is None:
@@ -89,12 +100,20 @@ class EngineConfig:
         if any(value is not None for value in chosen.values()):
             if not self.scheme.reads_rings:
                 raise ConfigError(f"{self.scheme.name} carries neither members nor payloads: use dew")
-            _load_key(self.keys[key_id]).check_use(**chosen)
+            load_key(self.keys[key_id]).check_use(**chosen)
+        if self.leaves_no_choice(temperature):
+            if self.greedy == "refuse":
+                raise ConfigError(
+                    f"temperature 0 always takes the likeliest token, and {self.scheme.name} puts its mark "
+                    'in the choice between tokens: use a temperature above 0, or send {"dewmark": false}'
+                )
+            return None
         return MarkRequest(key_id, **chosen)
 
 
 @functools.cache
-def _load_key(path: Path) -> Key:
+def load_key(path: Path) -> Key:
+    """The key of a file, read once."""
     return Key.load(path)
 
 
@@ -143,6 +162,9 @@ def _from_file(path: Path, variable: str) -> EngineConfig:
     if default not in keys:
         raise ConfigError(f"default_key in {path} must be one of {', '.join(keys)}, got {default!r}")
     mark, opt_out, host = values.get("mark", True), values.get("opt_out", True), values.get("host")
+    greedy = values.get("greedy", "unmarked")
+    if greedy not in ("unmarked", "refuse"):
+        raise ConfigError(f"greedy in {path} must be unmarked or refuse, got {greedy!r}")
     for name, value in (("mark", mark), ("opt_out", opt_out)):
         if not isinstance(value, bool):
             raise ConfigError(f"{name} in {path} must be true or false, got {value!r}")
@@ -152,7 +174,7 @@ def _from_file(path: Path, variable: str) -> EngineConfig:
         raise ConfigError(f"host in {path} must be a model's name or folder, got {host!r}")
     scheme = SCHEMES[str(values.get("scheme", "dew"))]().with_settings(settings)
     files = {name: path.parent / Path(file).expanduser() for name, file in keys.items()}
-    return EngineConfig(scheme, files, str(default), mark=mark, host=host, opt_out=opt_out)
+    return EngineConfig(scheme, files, str(default), mark=mark, host=host, opt_out=opt_out, greedy=greedy)
 
 
 def _read(path: Path, variable: str) -> dict[str, Any]:
