@@ -53,7 +53,7 @@ def examples(
         known = np.append(expected.starts, -1)[at] == starts
         means = np.zeros((len(cut), lexicon.dim), dtype=np.float16)
         means[known] = sums[at[known]]
-        rows = lexicon.rows([word.form for word in cut]).astype(np.int32)
+        rows = lexicon.listed_rows([word.form for word in cut]).astype(np.int32)
         found.append(Example(rows, means, known))
     return found
 
