@@ -1,8 +1,8 @@
 """Lists of the frequent forms of many languages, from which `dewmark.encoders.lexicon_build` makes a lexicon.
 
 Forms come from the word lists of the PyPI package `wordfreq` (extra ``lexicon``). A form enters if
-`dewmark.text.words` finds exactly one word in it, without digits and in a script with spaces between words.
-`wordfreq` cuts French and Italian elisions and Korean particles off, `words` does not: the most frequent
+`dewmark.text.words` finds exactly one word in it, without digits: a unit or a character in Chinese and
+Japanese. `wordfreq` cuts French and Italian elisions and Korean particles off, `words` does not: the most frequent
 joined forms (l'eau, c'est, 사람은) are added, their frequency that of independent parts. A form of several
 languages has its highest frequency.
 """
@@ -28,7 +28,7 @@ SIZES: Mapping[str, int] = {
 }
 """The languages of the default lexicon, and how many forms each contributes."""
 
-_SPACED = regex.compile(r"(?!.*[\p{N}\p{Han}\p{Hiragana}\p{Katakana}\p{Thai}\p{LB=SA}]).+", regex.V1)
+_NO_DIGITS = regex.compile(r"(?!.*\p{N}).+", regex.V1)
 
 
 _OTHER_SIZE = 10_000
@@ -70,7 +70,7 @@ def frequent_forms(sizes: Mapping[str, int], *, progress: Progress = silent) -> 
             if form is not None:
                 taken.setdefault(form, frequency)
         if not taken:
-            raise ConfigError(f"language {language!r} is written without spaces: a lexicon cannot serve it")
+            raise ConfigError(f"the word list of language {language!r} has no whole words")
         for form, frequency in taken.items():
             if frequency > best.get(form, (0.0, ""))[0]:
                 best[form] = frequency, language
@@ -84,10 +84,10 @@ def frequent_forms(sizes: Mapping[str, int], *, progress: Progress = silent) -> 
 
 
 def _one_word(spelled: str) -> str | None:
-    """The form of a spelling that is one word, without digits and in a script with spaces."""
+    """The form of a spelling that is one word without digits."""
     found = words(spelled)
     whole = len(found) == 1 and (found[0].start, found[0].end) == (0, len(spelled))
-    return found[0].form if whole and _SPACED.fullmatch(found[0].form) else None
+    return found[0].form if whole and _NO_DIGITS.fullmatch(found[0].form) else None
 
 
 # Joined words: what the lists cut and `words` does not

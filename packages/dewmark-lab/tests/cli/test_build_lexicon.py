@@ -6,12 +6,15 @@ import json
 import sys
 import types
 
+import numpy as np
 import pytest
 from tests.fakes import BagEncoder
 
 from dewmark import encoders
+from dewmark.encoders.lexicon import load_lexicon
 from dewmark.errors import ConfigError
 from dewmark.text.words import words
+from dewmark.workspace import Workspace
 from dewmark_lab.word_lists import frequent_forms, parse_sizes
 
 
@@ -31,7 +34,8 @@ def wordfreq(monkeypatch) -> None:
             "qu": 1e-2,
         },
         "ko": {"은": 2e-2, "는": 2e-2, "사람": 1e-3, "다리": 1e-4},
-        "zh": {"的": 5e-2},
+        "zh": {"的": 5e-2, "電腦": 1e-4, "的電腦": 1e-5},
+        "eu": {"00": 1e-2},
     }
     module = types.SimpleNamespace(
         available_languages=lambda wordlist: lists, get_frequency_dict=lambda code, wordlist: lists[code]
@@ -47,6 +51,10 @@ def test_forms_are_single_words_without_digits(wordfreq) -> None:
     assert frequent_forms({"en": 2}).forms == ("the", "don't")
 
 
+def test_chinese_forms_are_units_and_characters(wordfreq) -> None:
+    assert frequent_forms({"zh": 10}).forms == ("的", "电脑")
+
+
 def test_joined_forms_are_added(wordfreq) -> None:
     french = frequent_forms({"fr": 1000}).forms
     assert {"l'eau", "d'eau", "qu'été", "c'est", "le", "eau"} <= set(french)
@@ -60,7 +68,7 @@ def test_joined_forms_are_added(wordfreq) -> None:
 
 @pytest.mark.parametrize(
     ("sizes", "said"),
-    [({"zh": 5}, "'zh' is written without spaces"), ({"tlh": 5}, "no word list for language 'tlh'")],
+    [({"eu": 5}, "'eu' has no whole words"), ({"tlh": 5}, "no word list for language 'tlh'")],
 )
 def test_languages_that_a_lexicon_cannot_serve(wordfreq, sizes, said) -> None:
     with pytest.raises(ConfigError, match=said):
@@ -94,6 +102,13 @@ def test_lexicon_build(run, monkeypatch, tmp_path):
     assert run(*build, "--out", out).code == 2
     assert json.loads(run(*build, "--json").out)["forms"] == 90
     assert run("models", "lexicon", "wak", "--lexicon", "bag").code == 0
+    more = str(tmp_path / "more")
+    assert "99 forms" in run(*build[:-1], "en:99", "--extend", out, "--out", more).out
+    first, both = (load_lexicon(each, workspace=Workspace(cache=tmp_path)) for each in (out, more))
+    assert [*both.forms[:90]] == [*first.forms]
+    rows = np.arange(1, 91)
+    np.testing.assert_array_equal(both.tokens(rows), first.tokens(rows))
+    assert run(*build, "--extend", "nowhere/", "--out", str(tmp_path / "x")).code == 2
     shipped = run("build-lexicon", "--encoder", "use-m3")
     assert shipped.code == 2
     assert "ships with dewmark" in shipped.err

@@ -426,6 +426,7 @@ def make_detection(
     fingerprint: str,
     tokens: Sequence[TokenScore] = (),
     reader: str | None = None,
+    carrying: float | None = None,
 ) -> Detection:
     """Put a test's result and its verdict together; every scheme's detections are made here."""
     return Detection(
@@ -441,6 +442,7 @@ def make_detection(
         key_fingerprint=fingerprint,
         tokens=tokens,
         reader=reader,
+        carrying=carrying,
     )
 
 

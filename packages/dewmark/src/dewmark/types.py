@@ -221,6 +221,7 @@ class Detection:
     scheme. ``language_known`` says whether the scheme's lexicon or encoder knows it. If it does not, the
     verdict is `Verdict.UNSUPPORTED_LANGUAGE` where the text has too little evidence, and where one key may
     score all texts of that language alike and was not audited (`dewmark.text.languages.LanguagePolicy`).
+    ``carrying`` is the share of its words that can carry the mark, None if the scheme does not say.
 
     If the key has members, payloads or epochs, ``p_value`` is corrected for all ``n_hypotheses``
     combinations, and ``member``, ``payload`` and ``epoch`` say which marked the text; None if it is not
@@ -244,6 +245,7 @@ class Detection:
     tokens: Sequence[TokenScore] = field(default=(), repr=False)
     language: str | None = None
     language_known: bool | None = None
+    carrying: float | None = None
     coverage: Coverage | None = field(default=None, repr=False)
     looks: Looks = Looks()
     n_hypotheses: int = 1
@@ -279,6 +281,7 @@ class Detection:
             "key_fingerprint": self.key_fingerprint,
             "language": self.language,
             "language_known": self.language_known,
+            "carrying": self.carrying,
             "looks": self.looks.to_dict(),
             "n_hypotheses": self.n_hypotheses,
             "member": self.member,

@@ -129,9 +129,10 @@ def test_export_errors(run, host, key_file, tmp_path):
 
 def test_lexicon_show(run):
     assert run("models", "lexicon").out.startswith("use-m3-")
-    said = run("models", "lexicon", "The bridge", "xyzzy").out
+    said = run("models", "lexicon", "The bridge", "xyzzy 1984").out
     assert said == (
-        "the: at most 4 times a text\nbridge: at most once a text\nxyzzy: not in the lexicon: no mark\n"
+        "the: at most 4 times a text\nbridge: at most once a text\n"
+        "xyzzy: at most once a text, by its spelling: it is not in the lexicon\n1984: no mark\n"
     )
     row = json.loads(run("models", "lexicon", "bridge", "--json").out)
     assert row["marks_per_text"] == 1

@@ -42,8 +42,9 @@ def spelling() -> Spelling:
         ("mother", "-in", Extension("in", 0)),
         ("th", "e of", Extension("of", 1, ("the",))),
         ("", "\ufffd", Extension(None, 0)),
-        ("我坐火", "车", Extension("坐火车", 1)),
-        ("除夕", "那", Extension("那", 2, ("除夕",))),
+        ("我坐火", "车", Extension("火车", 1)),
+        ("我坐火", "车站", Extension("火车站", 1)),
+        ("除夕", "那时", Extension("那时", 0)),
     ],
 )
 def test_the_effect_of_a_piece(tail, piece, expected) -> None:

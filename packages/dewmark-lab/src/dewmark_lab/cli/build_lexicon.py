@@ -26,6 +26,12 @@ def build_lexicon(
         Path | None,
         typer.Option("--out", metavar="DIR", help="Write to this new folder.", show_default="the cache"),
     ] = None,
+    extend: Annotated[
+        str | None,
+        typer.Option(
+            metavar="LEXICON", help="Append to this lexicon; the rows that it has stay as they are."
+        ),
+    ] = None,
     host: Annotated[
         str | None, typer.Option(metavar="MODEL", help="Also prepare the trie of this host's tokenizer.")
     ] = None,
@@ -41,11 +47,13 @@ def build_lexicon(
     Examples:
       dewmark build-lexicon --encoder minilm --languages en,de --out lexicon/
       dewmark build-lexicon --encoder use-m3 --languages sv:20000 --host ./my-model --out swedish/
+      dewmark build-lexicon --encoder e5-small --extend default --languages sv:4000 --out more/
     """
     from dewmark.config import cache_dir
     from dewmark.encoders import load_encoder
     from dewmark.encoders.lexicon import lexicon_folder, load_lexicon
     from dewmark.encoders.lexicon_build import build_lexicon as build
+    from dewmark.encoders.lexicon_build import extend_lexicon
     from dewmark.encoders.word_vectors import WordVectors, load_word_statistics
     from dewmark.errors import ConfigError, StorageError
     from dewmark.hosts import host_info
@@ -62,12 +70,18 @@ def build_lexicon(
             raise ConfigError(f"the lexicon of {encoder} ships with dewmark: give --out DIR to build another")
         if folder.exists():
             raise StorageError(f"{folder} exists already and is not overwritten; choose another --out")
+        if extend is not None:
+            load_lexicon(extend, workspace=workspace)
         listed = frequent_forms(sizes, progress=progress)
         info = host_info(host, progress=progress) if host is not None else None
         loaded = load_encoder(encoder, progress=progress, device=device)
         vectors = WordVectors(loaded, workspace.cache / "words")
         statistics = load_word_statistics("default", vectors=vectors, workspace=workspace)
-        build(listed, vectors, statistics, out=folder, progress=progress)
+        if extend is not None:
+            source = lexicon_folder(extend, workspace)
+            extend_lexicon(source, listed, vectors, statistics, out=folder, progress=progress)
+        else:
+            build(listed, vectors, statistics, out=folder, progress=progress)
         built = load_lexicon(str(folder), workspace=workspace)
         if info is not None:
             tokenizer, size = info.tokenizer, info.vocab_size

@@ -65,7 +65,7 @@ def _examples(texts: Sequence[str], reader: Expectations, lexicon: Lexicon) -> l
         known = np.append(expected.starts, -1)[at] == starts
         means = np.zeros((len(cut), lexicon.dim), dtype=np.float16)
         means[known] = sums[at[known]]
-        rows = lexicon.rows([word.form for word in cut]).astype(np.int32)
+        rows = lexicon.listed_rows([word.form for word in cut]).astype(np.int32)
         found.append(Example(rows, means, known))
     return found
 

@@ -187,11 +187,12 @@ def show_lexicon(
         {
             "form": form,
             "row": int(row),
+            "listed": bool(own),
             "frequency": float(f"{found.frequency[row]:.3g}"),
             "context_weight": round(float(found.weights[row]), 4),
             "marks_per_text": int(found.limits[row]),
         }
-        for form, row in zip(forms, rows, strict=True)
+        for form, row, own in zip(forms, rows, found.listed_rows(forms), strict=True)
     ]
     if json_:
         about = {"identity": found.identity, "forms": len(found), "dim": found.dim, **found.meta}
@@ -202,7 +203,6 @@ def show_lexicon(
         languages = ", ".join(f"{name} {count}" for name, count in found.meta["languages"].items())
         write(f"{found.identity}: {len(found)} forms, {found.dim} coordinates ({languages})\n")
     for each in listed:
-        said = (
-            f"at most {each['marks_per_text']} times a text" if each["row"] else "not in the lexicon: no mark"
-        )
-        write(f"{each['form']}: {said.replace('at most 1 times', 'at most once')}\n")
+        said = f"at most {each['marks_per_text']} times a text" if each["row"] else "no mark"
+        spelled = ", by its spelling: it is not in the lexicon" if each["row"] and not each["listed"] else ""
+        write(f"{each['form']}: {said.replace('at most 1 times', 'at most once')}{spelled}\n")

@@ -109,7 +109,22 @@ def keep_maxima(logits, maxima, vocab, stride, groups, BLOCK: tl.constexpr, TILE
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _follow(state, tokens, vocab, keys, size, targets, breaks, after_break, LEVELS: tl.constexpr):  # type: ignore[no-untyped-def]
+def _follow(  # type: ignore[no-untyped-def]
+    state,
+    tokens,
+    vocab,
+    keys,
+    size,
+    targets,
+    breaks,
+    after_break,
+    spelled,
+    growth,
+    terms,
+    first,
+    SPELLINGS: tl.constexpr,
+    LEVELS: tl.constexpr,
+):
     """The state after each of some tokens, and whether it ends the open word (`WordTables.follow`).
 
     The keys are far from the cache, so the search looks at 16 of them at a time.
@@ -127,8 +142,12 @@ def _follow(state, tokens, vocab, keys, size, targets, breaks, after_break, LEVE
             low += tl.maximum(number - 1, 0) * step
     low = tl.minimum(low + number, size - 1)  # the last key is larger than any
     listed = tl.load(keys + low) == wanted
-    ends = tl.load(breaks + tokens) != 0
-    otherwise = tl.where(ends, tl.load(after_break + tokens), 1)
+    before = tl.load(spelled + state)
+    factor = tl.load(growth + tokens)
+    grown = (before * factor + tl.load(terms + tokens)) % SPELLINGS + first
+    ends = (tl.load(breaks + tokens) != 0) | (before == -2)
+    grown = tl.where((before >= 0) & (factor >= 0), grown, 1)
+    otherwise = tl.where(ends, tl.load(after_break + tokens), grown)
     return tl.where(listed, tl.load(targets + low), otherwise), ends & (listed == 0)
 
 
@@ -153,12 +172,17 @@ def push(  # type: ignore[no-untyped-def]
     inner,
     words,
     opens,
+    spelled,
+    growth,
+    terms,
+    first_spelling,
     vocab,
     width,
     K: tl.constexpr,
     K_ROOM: tl.constexpr,
     WINDOWS: tl.constexpr,
     LEVELS: tl.constexpr,
+    SPELLINGS: tl.constexpr,
 ):
     """Append ``count`` tokens to each text (`WordStates.push`); one program per row."""
     row = tl.program_id(0).to(tl.int64)
@@ -176,7 +200,22 @@ def push(  # type: ignore[no-untyped-def]
         token = tl.load(ids + row * row_stride + position * stride)
         real = token >= 0
         twice = tl.maximum(token, 0) + tl.arange(0, 2) * 0
-        after, ends = _follow(state, twice, vocab, keys, size, targets, breaks, after_break, LEVELS)
+        after, ends = _follow(
+            state,
+            twice,
+            vocab,
+            keys,
+            size,
+            targets,
+            breaks,
+            after_break,
+            spelled,
+            growth,
+            terms,
+            first_spelling,
+            SPELLINGS,
+            LEVELS,
+        )
         ends = real & (tl.max(ends.to(tl.int32), axis=0) != 0)
         inside = tl.load(inner + tl.maximum(token, 0))
         first = tl.load(words + state)
@@ -427,6 +466,10 @@ def align(  # type: ignore[no-untyped-def]
     inner,
     words,
     opens,
+    spelled,
+    growth,
+    terms,
+    first_spelling,
     limits,
     units,
     contexts,
@@ -445,6 +488,7 @@ def align(  # type: ignore[no-untyped-def]
     K_ROOM: tl.constexpr,
     WINDOWS: tl.constexpr,
     LEVELS: tl.constexpr,
+    SPELLINGS: tl.constexpr,
     D_T: tl.constexpr,
     D_C: tl.constexpr,
     C_ROOM: tl.constexpr,
@@ -462,7 +506,22 @@ def align(  # type: ignore[no-untyped-def]
     state = tl.load(states + row)
     own = tl.load(words + state)
     is_open = tl.load(opens + state) != 0
-    after, ends = _follow(state, ids, vocab, keys, size, targets, breaks, after_break, LEVELS)
+    after, ends = _follow(
+        state,
+        ids,
+        vocab,
+        keys,
+        size,
+        targets,
+        breaks,
+        after_break,
+        spelled,
+        growth,
+        terms,
+        first_spelling,
+        SPELLINGS,
+        LEVELS,
+    )
     begins = ends | (is_open == 0)
     word = tl.load(words + after)
     held = ends & (tl.load(inner + ids) >= 0)

@@ -18,6 +18,8 @@ from typing import Any, Literal, NamedTuple, Protocol
 
 import torch
 
+from dewmark.text.words import SPELLINGS
+
 MOST = 256
 """The most candidates per row."""
 
@@ -49,6 +51,9 @@ class Tables(Protocol):
     inner: torch.Tensor
     rows: torch.Tensor
     opens: torch.Tensor
+    spelled: torch.Tensor
+    factors: torch.Tensor
+    terms: torch.Tensor
     limits: torch.Tensor
     units: torch.Tensor
     contexts: torch.Tensor
@@ -123,6 +128,11 @@ def _levels(tables: Tables) -> int:
     return -(-len(tables.keys).bit_length() // 4)
 
 
+def _spellings(tables: Tables) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, int]:
+    """What follows the spelling of a word, and the state of the first spelling."""
+    return tables.spelled, tables.factors, tables.terms, len(tables.rows) - 2 * SPELLINGS
+
+
 def _room(size: int, least: int = 1) -> int:
     return max(least, 1 << (size - 1).bit_length())
 
@@ -146,12 +156,14 @@ def push_words(tables: Tables, state: State, ids: torch.Tensor) -> None:
         tables.inner,
         tables.rows,
         tables.opens,
+        *_spellings(tables),
         tables.vocab_size,
         state.counts.shape[1],
         K=k,
         K_ROOM=_room(k),
         WINDOWS=state.seen.shape[1],
         LEVELS=_levels(tables),
+        SPELLINGS=SPELLINGS,
         num_warps=4,
     )
 
@@ -237,6 +249,7 @@ def draw_words(
         tables.inner,
         tables.rows,
         tables.opens,
+        *_spellings(tables),
         tables.limits,
         tables.units,
         tables.contexts,
@@ -255,6 +268,7 @@ def draw_words(
         K_ROOM=_room(k),
         WINDOWS=state.seen.shape[1],
         LEVELS=_levels(tables),
+        SPELLINGS=SPELLINGS,
         D_T=d_T,
         D_C=d_C,
         C_ROOM=_room(d_C),

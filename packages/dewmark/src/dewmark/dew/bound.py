@@ -7,6 +7,7 @@ They detect by the text's matrix (`dewmark.dew.matrix`), and so have members, pa
 from __future__ import annotations
 
 import copy
+import dataclasses
 import threading
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
@@ -326,6 +327,7 @@ class BoundWords(BoundScheme, Generic[R]):
     ) -> Detection:
         """The result for one text, with what is known of its origin."""
         made = super()._detection(text, evidence, statistic, test=test, fpr=fpr)
+        made = dataclasses.replace(made, carrying=self.reader.carrying(text))
         return with_origin(made, statistic, self.uses) if isinstance(statistic, OriginStatistic) else made
 
     def _mean_score(self, evidence: Evidence) -> float:

@@ -82,7 +82,7 @@ def add_means(
         n = len(pairs.tokens)
         scored = np.flatnonzero(pairs.positions >= 0)
         before = prompt.forms[-PROMPT:]
-        rows = reader.lexicon.rows((*before, *text.forms[:READ]))
+        rows = reader.lexicon.listed_rows((*before, *text.forms[:READ]))
         scored = scored[scored < READ]
         means = packaged.means(rows)[len(before) :][scored]
         own = pairs.positions[scored]

@@ -56,7 +56,10 @@ def detect_keys(
             matrices = list(text_matrices(reading, limit=limit, texts=some))
             z = _under(keys, matrices, reader.shape, progress)
             for text, matrix, row in zip(read_texts[some], matrices, z, strict=True):
-                found.append(_detections(scheme, keys, text, matrix, row, fpr=fpr, reader=named))
+                share = reader.carrying(text)
+                found.append(
+                    _detections(scheme, keys, text, matrix, row, fpr=fpr, reader=named, carrying=share)
+                )
     return found
 
 
@@ -69,6 +72,7 @@ def _detections(
     *,
     fpr: float,
     reader: str | None,
+    carrying: float | None,
 ) -> list[Detection]:
     """One detection per key of a text with z (keys,)."""
     best = int(np.argmax(z))
@@ -84,6 +88,7 @@ def _detections(
             scheme=scheme,
             fingerprint=key.fingerprint,
             reader=reader,
+            carrying=carrying,
         )
         for each, key in zip(z, keys, strict=True)
     ]

@@ -151,6 +151,10 @@ class WordReader(Reader):
         """Split texts into words; equal ids mean equal word forms."""
         return [_word_tokens(text) for text in texts]
 
+    def carrying(self, text: Tokenized) -> float | None:
+        """The share of a text's words that can carry the mark; None if all can."""
+        return None
+
     @abstractmethod
     def meta(self) -> dict[str, Any]:
         """What must match when a stored detector is loaded."""
@@ -171,7 +175,7 @@ def _word_id(form: str) -> int:
 
 
 class LexiconReader(WordReader):
-    """Reads the words of a lexicon; other words carry no mark, and add nothing to a context."""
+    """Reads the words of a lexicon; words without a row carry no mark, and add nothing to a context."""
 
     def __init__(self, lexicon: Lexicon, *, k: int) -> None:
         self.lexicon = lexicon
@@ -229,6 +233,11 @@ class LexiconReader(WordReader):
         around = codes[places[:, None] + np.arange(-self.k, 0)]
         distinct, found = distinct_windows(around, len(others) + len(self.lexicon) + 1)
         return np.maximum(distinct - len(others), 0), found
+
+    def carrying(self, text: Tokenized) -> float | None:
+        """The share of a text's words that have a row in the lexicon, their own or a borrowed one."""
+        rows = self.lexicon.rows(text.forms)
+        return round(float(np.mean(rows > 0)), 4) if len(rows) else 0.0
 
     def meta(self) -> dict[str, Any]:
         """What must match when a stored detector is loaded."""

@@ -4,8 +4,10 @@ The fast paths (`race`, `matrix`, `key_test`, `torch_matrix`, `ring`) compute wh
 `tests/dew/test_reference.py` holds them to it. The paper's own algorithms are in `paper.reference`.
 
 A public *lexicon* gives every word two vectors: a unit vector t (d,), and a context vector (d,), which is
-short for a frequent word. The secret key gives a matrix W (d, d) of independent standard normals. The context
-of a word is c (d,), the normalised sum of the context vectors of the k words before it. Its *alignment* is
+short for a frequent word. A word that is not listed borrows the row of a listed one by its spelling; a few
+have no row, and no vectors: words with digits, and plain beginnings of listed words (`Lexicon.rows`). The
+secret key gives a matrix W (d, d) of independent standard normals. The context of a word is c (d,), the
+normalised sum of the context vectors of the k words before it. Its *alignment* is
 
     u = tᵀ W c,    standard normal over keys.
 
@@ -30,10 +32,10 @@ is exactly N(0, 1) over keys for every text that was written without the key. De
 t̄ by the word that was to be expected in each place, if they have a reader (`dewmark.dew.expected`); what
 stands here is the test with ``--reader none``.
 
-A word carries the mark, and counts, where it is new in the text; a frequent word up to four times. The first
-k words carry none: their contexts would lie in the prompt, which a detector seldom has, and all answers to
-one prompt would begin alike. Marking also leaves out a context that has occurred before. That hardly happens
-before a new word, so testing does not look for it.
+A word carries the mark, and counts, where its row is new in the text; a frequent one up to four times
+(`Lexicon.limits`). The first k words carry none: their contexts would lie in the prompt, which a detector
+seldom has, and all answers to one prompt would begin alike. Marking also leaves out a context that has
+occurred before. That hardly happens before a new word, so testing does not look for it.
 """
 
 from __future__ import annotations
@@ -97,19 +99,14 @@ def windows(written: Sequence[str]) -> list[tuple[str, ...]]:
 
 
 def contexts(around: Sequence[Sequence[str]], lexicon: Lexicon) -> F64:
-    """c (N, d) of N windows. Words outside the lexicon add nothing; c is 0 if there are no others."""
+    """c (N, d) of N windows. Words without a row add nothing; c is 0 if there are no others."""
     sums = [lexicon.contexts(lexicon.rows(window)).astype(np.float64).sum(axis=0) for window in around]
     return np.array([c / max(float(np.linalg.norm(c)), 1e-12) for c in sums]).reshape(-1, lexicon.dim)
 
 
 def units(chosen: Sequence[str], lexicon: Lexicon) -> F64:
-    """t (N, d) of N words; 0 for a word outside the lexicon."""
+    """t (N, d) of N words; 0 for a word without a row."""
     return lexicon.tokens(lexicon.rows(chosen)).astype(np.float64)
-
-
-def times(word: str, lexicon: Lexicon) -> int:
-    """How often a word carries the mark in one text: once, 4 times if it is frequent, never if unlisted."""
-    return int(lexicon.limits[lexicon.rows([word])[0]])
 
 
 # Marking
@@ -118,7 +115,7 @@ def times(word: str, lexicon: Lexicon) -> int:
 def candidates(chosen: Sequence[str], lexicon: Lexicon, *, written: Sequence[str]) -> tuple[F64, F64]:
     """t (n, d) and c (n, d) of n words that may follow those written; t is 0 where a word carries no mark.
 
-    It carries none if it is among the first k words, if it is not in the lexicon, if it has occurred as often
+    It carries none if it is among the first k words, if it has no row, if that has occurred as often
     as it may, or if the same context has occurred in the text. Hosts write tokens: one that begins a word
     stands for that word, and one that extends the last word for the longer word, after the words ``written``
     before the last.
@@ -126,7 +123,8 @@ def candidates(chosen: Sequence[str], lexicon: Lexicon, *, written: Sequence[str
     around = windows(written)
     rows = [tuple(lexicon.rows(window)) for window in around]
     context = len(written) >= CONTEXT and rows[-1] not in rows[1:-1]
-    carries = [context and written.count(word) < times(word, lexicon) for word in chosen]
+    occurred = Counter(lexicon.rows(written).tolist())
+    carries = [context and occurred[row] < lexicon.limits[row] for row in lexicon.rows(chosen).tolist()]
     c = contexts(around[-1:], lexicon)
     return units(chosen, lexicon) * np.array(carries)[:, None], c.repeat(len(chosen), axis=0)
 
@@ -201,11 +199,12 @@ def pairs(text: str, lexicon: Lexicon) -> Pairs:
     lexicon is in its context.
     """
     written = forms(text)
-    occurred, counted = Counter[str](), Counter[tuple[str, tuple[str, ...]]]()
+    occurred, counted = Counter[int](), Counter[tuple[str, tuple[str, ...]]]()
     for i, (word, window) in enumerate(zip(written, windows(written), strict=False)):
-        if i >= CONTEXT and lexicon.rows(window).any() and occurred[word] < times(word, lexicon):
+        row = int(lexicon.rows([word])[0])
+        if i >= CONTEXT and lexicon.rows(window).any() and occurred[row] < lexicon.limits[row]:
             counted[word, window] += 1
-        occurred[word] += 1
+        occurred[row] += 1
     t, c = units([word for word, _ in counted], lexicon), contexts([window for _, window in counted], lexicon)
     return Pairs(t, c, np.array([*counted.values()], dtype=np.float64))
 

@@ -6,7 +6,8 @@ few gathers on whatever device the logits are on; nothing waits for the device, 
 
 A candidate that begins a word is scored as that word, after the k words before it. One that extends the open
 word is scored as the longer word, after the words before that one: "run" and then "ning" are two choices in
-one context. Candidates that make no word of the lexicon carry no mark, nor do the first k words of a text.
+one context. A word that the lexicon does not list borrows a row by its spelling. Candidates without a row
+carry no mark, nor do the first k words of a text.
 
     u = t_w · v,    v = W c,    c = normalise(Σ_j c_j over the last k words)
 
@@ -28,7 +29,8 @@ from dewmark.cuda.word_race import KEPT, PAST, STEPS, State, push_words, usable,
 from dewmark.dew.reading import LexiconReader
 from dewmark.encoders.lexicon import Lexicon
 from dewmark.encoders.lexicon_vectors import LexiconTokens
-from dewmark.text.trie import CLOSED, UNKNOWN, Trie, load_trie
+from dewmark.text.trie import CLOSED, CUT, UNKNOWN, Trie, load_trie
+from dewmark.text.words import SPELLINGS
 from dewmark.workspace import HostInfo, Workspace
 
 _WINDOWS = 1024  # contexts that a text remembers
@@ -75,6 +77,9 @@ class WordTables:
         self.inner = torch.from_numpy(trie.inner.astype(np.int64)).to(device)
         self.rows = torch.from_numpy(trie.rows.astype(np.int64)).to(device)
         self.opens = torch.from_numpy(trie.opens).to(device)
+        self.spelled = torch.from_numpy(trie.spelled.astype(np.int64)).to(device)
+        self.factors = torch.from_numpy(trie.factors.astype(np.int64)).to(device)
+        self.terms = torch.from_numpy(trie.terms.astype(np.int64)).to(device)
         self.kernels = usable(device.type) and self._kernels_agree()
 
     def _kernels_agree(self) -> bool:
@@ -96,8 +101,11 @@ class WordTables:
         """
         keys = states * self.vocab_size + tokens
         at = torch.searchsorted(self.keys, keys)  # the last key is larger than any
-        listed, breaks = self.keys[at] == keys, self.breaks[tokens]
-        otherwise = torch.where(breaks, self.after_break[tokens], UNKNOWN)
+        spelled, factors = self.spelled[states], self.factors[tokens]
+        grown = (spelled * factors + self.terms[tokens]) % SPELLINGS + (len(self.rows) - 2 * SPELLINGS)
+        grown = torch.where((spelled >= 0) & (factors >= 0), grown, UNKNOWN)
+        listed, breaks = self.keys[at] == keys, self.breaks[tokens] | (spelled == CUT)
+        otherwise = torch.where(breaks, self.after_break[tokens], grown)
         return torch.where(listed, self.targets[at], otherwise), breaks & ~listed
 
 

@@ -1,7 +1,9 @@
 """The lexicon: a fixed, public list of word forms with the vectors and frequencies that DEW needs of them.
 
 Where words come from a lexicon, no encoder runs while a text is written or scored. Row i + 1 belongs to form
-i; row 0 stands for every word outside the lexicon, which has no vector and carries no mark.
+i. A word that is not listed borrows the row of a listed one, by its spelling (`dewmark.text.words`), so that
+it can carry the mark in any language, though not its meaning. Row 0 stands for words without a row: those
+with digits, and ASCII beginnings of listed words, which may yet become one while a text is written.
 
     q(w)              P M(w) in its r leading principal coordinates, 4 bits each (`lexicon_build`)
     ê_T(w)          = normalise(q(w) − centre of running or of rare words)
@@ -16,6 +18,7 @@ their hash, which a mark and its detector must share, like a tokenizer.
 
 from __future__ import annotations
 
+import bisect
 import functools
 import hashlib
 import itertools
@@ -34,7 +37,7 @@ from dewmark.core.whitening import normalize_rows
 from dewmark.encoders.word_vectors import FREQUENT, FREQUENT_TIMES, SIF, Centre
 from dewmark.errors import ArtifactError, ConfigError
 from dewmark.storage import Bundle, load_bundle
-from dewmark.text.words import VERSION
+from dewmark.text.words import VERSION, borrowed_rows, spelling
 from dewmark.workspace import Workspace
 
 __all__ = ["Lexicon", "lexicon_folder", "load_lexicon"]
@@ -87,6 +90,7 @@ class Lexicon:
         """α of every row (N + 1,)."""
         self.limits: I8 = np.where(frequency > FREQUENT, FREQUENT_TIMES, 1).astype(np.int8)
         """How often the word of each row carries the mark within one text (N + 1,); 0 for row 0."""
+        self._borrowed = functools.lru_cache(maxsize=1 << 16)(self._borrow)
         self.limits[0] = 0
         self.weights[0] = 0.0
 
@@ -100,20 +104,39 @@ class Lexicon:
     def _row_of(self) -> dict[str, int]:
         return dict(zip(self.forms, range(1, len(self.forms) + 1), strict=True))
 
-    def rows(self, forms: Sequence[str]) -> I64:
+    def listed_rows(self, forms: Sequence[str]) -> I64:
         """The rows (N,) of forms, 0 for a form outside the lexicon."""
         found = map(self._row_of.get, forms, itertools.repeat(0))
         return np.fromiter(found, dtype=np.int64, count=len(forms))
 
+    def rows(self, forms: Sequence[str]) -> I64:
+        """The rows (N,) of forms, their own or borrowed ones; 0 for a form without a row."""
+        found = self.listed_rows(forms)
+        for i in np.flatnonzero(found == 0).tolist():
+            found[i] = self._borrowed(forms[i])
+        return found
+
+    def _borrow(self, form: str) -> int:
+        spelled, _ = spelling(form)
+        if spelled < 0:
+            return 0
+        place = bisect.bisect_left(self._ordered, form) if form.isascii() else len(self.forms)
+        begins = place < len(self.forms) and self._ordered[place].startswith(form)
+        return 0 if begins else int(borrowed_rows(np.int64(spelled), len(self.forms)))
+
+    @functools.cached_property
+    def _ordered(self) -> list[str]:
+        return sorted(self.forms)
+
     def tokens(self, rows: I64, *, centre: Centre = "running") -> F32:
         """ê_T of rows, (N, dim): unit rows, zero for row 0."""
-        return self._masked(normalize_rows(self._coordinates(rows) - self._centres[centre]), rows)
+        return self._masked(normalize_rows(self.coordinates(rows) - self._centres[centre]), rows)
 
     def contexts(self, rows: I64) -> F32:
         """The weighted terms (N, dim) of a context's sum, zero for row 0."""
-        return (self._coordinates(rows) - self._centres["context"]) * self.weights[rows, None]
+        return (self.coordinates(rows) - self._centres["context"]) * self.weights[rows, None]
 
-    def _coordinates(self, rows: I64) -> F32:
+    def coordinates(self, rows: I64) -> F32:
         """q of rows (N, dim); arbitrary for row 0."""
         packed = self._codes[np.maximum(rows, 1) - 1]
         values: F32 = self._both.take(packed).view(np.float32)

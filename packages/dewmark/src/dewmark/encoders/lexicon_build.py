@@ -4,12 +4,16 @@ P M(w), see `dewmark.encoders.word_vectors`, is written in the basis of its prin
 directions, fitted with equal weight per language and per form of a language, and only the leading
 coordinates are kept, each as one of 16 levels times the coordinate's spread. The levels are those that lose
 least (Lloyd's algorithm over all coordinates).
+
+`extend_lexicon` appends forms to a lexicon in the coordinates that it has, so its rows stay as they are. The
+vectors may come from another encoder, through the linear map that fits listed words best.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,13 +22,13 @@ from numpy.typing import NDArray
 
 from dewmark.arrays import F16, F32, F64
 from dewmark.encoders.base import Encoder
-from dewmark.encoders.lexicon import ARRAYS, LAYOUT
+from dewmark.encoders.lexicon import ARRAYS, LAYOUT, Lexicon
 from dewmark.encoders.word_vectors import WordStatistics, WordVectors
-from dewmark.storage import save_bundle
+from dewmark.storage import load_bundle, save_bundle
 from dewmark.text.words import VERSION
 from dewmark.workspace import Progress, silent
 
-__all__ = ["FormList", "build_lexicon", "reduce_vectors"]
+__all__ = ["FormList", "build_lexicon", "extend_lexicon", "reduce_vectors"]
 
 DIM = 128
 """Coordinates per word: with twice as many, translations of a word are no nearer to it."""
@@ -32,6 +36,8 @@ DIM = 128
 _LEVELS = 16
 _SAMPLE = 1_000_000
 _ROUNDS = 100
+_SKIPPED, _FITTED = 500, 6000  # words of a lexicon, most frequent first, on which a map to it is fitted
+_RIDGE = 30.0
 
 
 @dataclass(frozen=True)
@@ -159,6 +165,51 @@ def save_lexicon(
         "words": VERSION,
     }
     save_bundle(out, meta=meta, arrays={name: arrays[name] for name in ARRAYS})
+
+
+def extend_lexicon(
+    source: Path,
+    listed: FormList,
+    vectors: WordVectors,
+    statistics: WordStatistics,
+    *,
+    out: Path,
+    progress: Progress = silent,
+) -> None:
+    """Write the lexicon in ``source`` with those of the forms that it does not list behind its own."""
+    bundle = load_bundle(source)
+    lexicon, arrays = Lexicon(bundle, ""), bundle.arrays
+    fresh = np.flatnonzero(lexicon.listed_rows(listed.forms) == 0)
+    forms, languages = [listed.forms[i] for i in fresh], [listed.languages[i] for i in fresh]
+    vectors.prepare(forms, progress=progress)
+    rows = vectors.vectors(forms).astype(np.float16)
+    if vectors.encoder.identity == bundle.meta["encoder_identity"]:
+        basis = np.array(arrays["basis"], dtype=np.float64)
+        reduced = (_projected(rows, statistics) - arrays["mean"]) @ basis.T
+    else:
+        reduced = _map_to(lexicon, vectors)(rows.astype(np.float64))
+    levels, scales = np.array(arrays["levels"]), np.array(arrays["scales"])
+    codes = np.searchsorted((levels[1:] + levels[:-1]) / 2, reduced / scales).astype(np.uint8)
+    joined: dict[str, NDArray[np.generic]] = dict(arrays)
+    joined["forms"] = np.frombuffer("\n".join([*lexicon.forms, *forms]).encode(), dtype=np.uint8)
+    centibels = np.round(100 * np.log10(listed.frequency[fresh])).astype(np.int16)
+    joined["centibels"] = np.concatenate([arrays["centibels"], centibels])
+    joined["codes"] = np.concatenate([arrays["codes"], codes[:, 0::2] | codes[:, 1::2] << 4])
+    counts = Counter(bundle.meta["languages"]) + Counter(languages)
+    meta = {**bundle.meta, "languages": dict(sorted(counts.items())), "words": VERSION}
+    save_bundle(out, meta=meta, arrays={name: joined[name] for name in ARRAYS})
+
+
+def _map_to(lexicon: Lexicon, vectors: WordVectors) -> Callable[[F64], F64]:
+    """From an encoder's vectors to a lexicon's coordinates, by ridge regression over listed words."""
+    some = np.arange(_SKIPPED, min(_SKIPPED + _FITTED, len(lexicon)))
+    x = vectors.vectors([lexicon.forms[i] for i in some]).astype(np.float64)
+    y = lexicon.coordinates(some + 1).astype(np.float64)
+    x_mean, y_mean = x.mean(axis=0), y.mean(axis=0)
+    x = x - x_mean
+    ridge = _RIDGE * np.mean(x**2) * np.eye(x.shape[1])
+    A = np.linalg.solve(x.T @ x + ridge, x.T @ (y - y_mean))
+    return lambda new: np.asarray((new - x_mean) @ A + y_mean)
 
 
 def best_levels(values: F32, n: int) -> F32:

@@ -2,8 +2,8 @@
 
 A mark lies in the words that a reader sees, so what no reader sees must not change them: HTML tags and
 entities, the targets of Markdown links, emphasis inside words, zero-width and direction characters, strokes
-drawn over letters, line numbers, hyphens at line ends, letters of another alphabet that look the same, and
-letters in mathematical or circled styles. `clean` removes all that and remembers the place of every
+drawn over letters, narrow kana, line numbers, hyphens at line ends, letters of another alphabet that look
+the same, and letters in mathematical or circled styles. `clean` removes all that and remembers the place of every
 character in the text as it was given.
 
 Only HTML's own tags count as tags, so ``List<String>`` stays. Look-alike letters are replaced in words that
@@ -73,7 +73,7 @@ def _before(step: I64, places: I64, *, last: bool) -> I64:
 def clean(text: str) -> Cleaned:
     """The text without markup, invisible characters and disguises."""
     steps: list[I64] = []
-    for find in (_markup, _line_numbers, _hyphens, _invisible):
+    for find in (_markup, _line_numbers, _hyphens, _invisible, _narrow_kana):
         edits = list(find(text))
         if edits:
             text, step = _apply(text, edits)
@@ -230,6 +230,15 @@ def _invisible(text: str) -> Iterator[Edit]:
 
 
 # Letters in another style or alphabet
+
+_NARROW_PAIR = regex.compile(r"[\uFF66-\uFF9D][\uFF9E\uFF9F]")
+
+
+def _narrow_kana(text: str) -> Iterator[Edit]:
+    """Narrow kana with a sign of its own for the voice, which a wide one contains."""
+    if not text.isascii():
+        for match in _NARROW_PAIR.finditer(text):
+            yield (*match.span(), unicodedata.normalize("NFKC", match.group()))
 
 
 @functools.cache

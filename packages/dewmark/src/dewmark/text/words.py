@@ -5,14 +5,21 @@ change no word; positions are those in the text as it was given.
 
 Segmentation follows the default rules of UAX 29, except that underscores separate words: "don't", "l'eau",
 "3.14" and "12th" are one word each, "mother-in-law" is three; spaces, punctuation, symbols and emoji belong
-to no word. Scripts without spaces between words are segmented by the small linear models of the `budoux`
-package: Han with kana as Japanese, Han alone as Chinese, and Thai. They look three characters to either side,
-so the segmentation in the middle of a text does not depend on what follows later. Lao, Khmer and Burmese
-stay whole between spaces.
+to no word. Runs of Chinese, Japanese and Thai are cut from left to right into the longest beginnings of
+*units*, a packaged list of frequent words (`units`); a character that begins none is a word. So only the last
+word can change when text is appended, a tokenizer's pieces can follow the cuts (`dewmark.text.trie`), and
+after an edit the cuts soon fall together again. Lao, Khmer and Burmese stay whole between spaces.
 
 The form of a word is its lower-case NFKC, with one kind of apostrophe and without invisible characters,
-Arabic and Hebrew vowel points and elongation strokes. Accents and ß are kept: the default encoder places
-"élève" nearer to "pupil" than "eleve". A number is a word and its text its form.
+Arabic and Hebrew vowel points and elongation strokes, and traditional Chinese characters are simplified.
+Accents and ß are kept: the default encoder places "élève" nearer to "pupil" than "eleve". A number is a word
+and its text its form.
+
+A word that a lexicon does not list is known by its spelling alone, a number that grows letter by letter:
+
+    spelling(form) = Σ_i code(letter_i) B^(n−i)  mod P,    n letters
+
+so that of a word in several tokens follows from those of the tokens (`spelling`).
 
 Marking and detection must agree on words and forms, so any change to either changes `VERSION`. Time is linear
 in the text. Boundary: complete texts only; `dewmark.text.growing_text` handles texts that are being
@@ -22,7 +29,6 @@ generated.
 from __future__ import annotations
 
 import functools
-import json
 import re
 import unicodedata
 from collections.abc import Iterator, Sequence
@@ -30,13 +36,15 @@ from dataclasses import dataclass
 from importlib import resources
 from typing import NamedTuple, overload
 
+import numpy as np
 import regex
 
+from dewmark.arrays import I64, Mask
 from dewmark.text.cleaning import Cleaned, clean
 
 __all__ = ["distinct", "form_of", "repetition", "words"]
 
-VERSION = 2
+VERSION = 3
 
 MAX_FORM = 64
 """Forms are truncated at this many characters, so that no encoder reads a megabyte of one letter."""
@@ -106,7 +114,6 @@ def _class_patterns() -> dict[str, regex.Pattern[str]]:
 
 _MAX_LETTERS = 1 << 16
 _LETTERS = _ClassLetters()
-_HAS_KANA = regex.compile(_KANA, regex.VERSION1)
 # Nothing after such a character can belong to a word before it.
 _SOFT = rf"{_LETTER}{_DIGIT}{_CJK}{_THAI}{_UNSPACED}{_MID_LETTER}{_MID_DIGIT}"
 _HARD = regex.compile(
@@ -206,7 +213,7 @@ def form_of(word: str) -> str:
     if word.isascii() and word.isalnum():
         return word[:MAX_FORM].lower()
     plain = unicodedata.normalize("NFKC", word).lower().translate(_APOSTROPHES).replace("i\u0307", "i")
-    plain = unicodedata.normalize("NFKC", _UNSEEN.sub("", plain))
+    plain = unicodedata.normalize("NFKC", _UNSEEN.sub("", plain)).translate(_simplified())
     plain = plain[:MAX_FORM].rstrip()
     first = next((i for i, character in enumerate(plain) if character.isalnum()), len(plain))
     return plain[first:]
@@ -228,50 +235,91 @@ def _spans(text: str) -> list[tuple[int, int]]:
         if letters[start] not in "cCtT":
             cut_up.append((start, end))
             continue
-        run = text[start:end]
-        language = "th" if letters[start] in "tT" else "ja_word" if _HAS_KANA.search(run) else "zh-hans"
-        inner = [start + boundary for boundary in _boundaries(run, language)]
-        cut_up += zip([start, *inner], [*inner, end], strict=True)
+        cut_up += _units_of(text, start, end)
     return cut_up
 
 
-# The characters [first, last) that each table of a model reads, relative to the possible boundary.
-_FEATURES = {
-    "UW1": (-3, -2),
-    "UW2": (-2, -1),
-    "UW3": (-1, 0),
-    "UW4": (0, 1),
-    "UW5": (1, 2),
-    "UW6": (2, 3),
-    "BW1": (-2, 0),
-    "BW2": (-1, 1),
-    "BW3": (0, 2),
-    "TW1": (-3, 0),
-    "TW2": (-2, 1),
-    "TW3": (-1, 2),
-    "TW4": (0, 3),
-}
-_REACH = 3
+def _units_of(text: str, start: int, end: int) -> Iterator[tuple[int, int]]:
+    """The words of a run of a script without spaces: each goes on while it is the beginning of a unit."""
+    known, plain = _beginnings(), text[start:end].translate(_simplified())
+    first = 0
+    for i in range(1, len(plain) + 1):
+        if i == len(plain) or plain[first : i + 1] not in known:
+            yield start + first, start + i
+            first = i
 
 
 @functools.cache
-def _model(language: str) -> tuple[list[tuple[dict[str, int], int, int]], int]:
-    """The tables of a model with the characters they read, and the threshold for twice their sum."""
-    file = resources.files("budoux") / "models" / f"{language}.json"
-    tables: dict[str, dict[str, int]] = json.loads(file.read_text(encoding="utf-8"))
-    threshold = sum(sum(table.values()) for table in tables.values())
-    return [(table, *_FEATURES[name]) for name, table in tables.items()], threshold
+def _unit_file() -> list[str]:
+    file = resources.files("dewmark") / "data" / "units.txt"
+    return file.read_text(encoding="utf-8").splitlines()
 
 
-def _boundaries(run: str, language: str) -> list[int]:
-    """The word boundaries inside a run of one script."""
-    tables, threshold = _model(language)
-    padded = "\0" * _REACH + run + "\0" * _REACH  # no table contains the padding
-    return [
-        i - _REACH
-        for i in range(_REACH + 1, _REACH + len(run))
-        if 2 * sum(table.get(padded[i + first : i + last], 0) for table, first, last in tables) > threshold
-    ]
+@functools.cache
+def _simplified() -> dict[int, str]:
+    """Traditional Chinese characters to simplified ones, and narrow kana to wide."""
+    traditional, simple, *_ = _unit_file()
+    narrow = {code: unicodedata.normalize("NFKC", chr(code)) for code in range(0xFF66, 0xFF9E)}
+    return narrow | dict(zip(map(ord, traditional), simple, strict=True))
+
+
+@functools.cache
+def units() -> tuple[str, ...]:
+    """The frequent words of several characters in Chinese, Japanese and Thai, as forms."""
+    return tuple(unit for line in _unit_file()[2:] for unit in line.split(" "))
+
+
+@functools.cache
+def _beginnings() -> frozenset[str]:
+    return frozenset(unit[:i] for unit in units() for i in range(2, len(unit) + 1))
+
+
+# Spellings
+
+SPELLINGS = 131_071
+"""P: there are so many spellings, a prime number."""
+_FACTOR = 48_271  # B
+_LENDS = 4096  # forms
+_SPELLED = regex.compile(r"[\p{L}\p{M}']++", regex.VERSION1)
+
+
+@functools.lru_cache(maxsize=1 << 16)
+def spelling(form: str) -> tuple[int, int]:
+    """A form's spelling, and the factor B^n of a spelling before it; (−1, −1) with signs or digits in it."""
+    if not _SPELLED.fullmatch(form):
+        return -1, -1
+    found = 0
+    for code in map(ord, form):
+        found = (found * _FACTOR + _code(code)) % SPELLINGS
+    return found, pow(_FACTOR, len(form), SPELLINGS)
+
+
+def spellings(parents: I64, letters: I64) -> tuple[I64, Mask, Mask]:
+    """Spellings of N prefixes, each a letter (a code point) after its parent, an earlier one; or −1.
+
+    Also whether all of a prefix is ASCII, and whether its script has no spaces. The first prefix is empty.
+    """
+    known = {c: (_code(c) if _SPELLED.match(chr(c)) else -1) for c in np.unique(letters).tolist()}
+    found, plain = [0], [True]
+    for parent, letter in zip(parents[1:].tolist(), letters[1:].tolist(), strict=True):
+        before, code = found[parent], known[letter]
+        found.append((before * _FACTOR + code) % SPELLINGS if min(before, code) >= 0 else -1)
+        plain.append(letter < 128 and plain[parent])
+    cut = [_LETTERS[letter] in "cCtT" for letter in letters.tolist()]
+    return np.array(found), np.array(plain), np.array(cut)
+
+
+def _code(letter: int) -> int:
+    return (letter * 40_503 + 12_345) % SPELLINGS * (letter + 7) % SPELLINGS
+
+
+def borrowed_rows(spelled: I64, size: int) -> I64:
+    """The rows that words of these spellings borrow from a list of so many forms, most frequent first.
+
+    A short list, of which many words would borrow the same row, lends none.
+    """
+    first = size // 8  # frequent words weigh little in contexts
+    return 1 + first + spelled % (size - first) if size >= _LENDS else spelled * 0
 
 
 def distinct(text: str, n: int) -> float:
