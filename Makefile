@@ -13,7 +13,7 @@ TESTS := .:packages/dewmark:packages/dewmark-lab:packages/dewmark-desk  # one na
 .DEFAULT_GOAL := help
 .PHONY: help setup demo reproduce-smoke test test-core test-contract test-models test-serve fuzz-serve test-postgresql test-ray \
 	test-engines test-llamacpp test-sglang test-vllm \
-	outputs wheels golden golden-models lint docs format clean
+	desk-pictures outputs wheels golden golden-models lint docs format clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -59,6 +59,9 @@ test-llamacpp: .venv-llamacpp/.ready ## marks inside llama.cpp, which is compile
 test-vllm: .venv-vllm/.ready ## marks inside vLLM: a server under concurrent requests (minutes on a CPU)
 	.venv-vllm/bin/python -m pytest -q packages/dewmark/tests/hosts/test_vllm_v2_runner.py
 	.venv-vllm/bin/python -m pytest -q -m vllm packages/dewmark/tests/hosts/test_vllm_real.py
+
+desk-pictures: $(VENV)/.serve ## the pictures of the desk's page, taken in a browser
+	OMP_NUM_THREADS=1 PYTHONPATH=$(TESTS) $(BIN)/python -m tests.desk.page.pictures
 
 outputs: $(VENV)/.dev ## the outputs and pictures in the documentation, from committed texts
 	OMP_NUM_THREADS=1 PYTHONPATH=$(TESTS) $(BIN)/python -m tests.docs.outputs
