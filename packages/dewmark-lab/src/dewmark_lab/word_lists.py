@@ -2,9 +2,9 @@
 
 Forms come from the word lists of the PyPI package `wordfreq` (extra ``lexicon``). A form enters if
 `dewmark.text.words` finds exactly one word in it, without digits: a unit or a character in Chinese and
-Japanese. `wordfreq` cuts French and Italian elisions and Korean particles off, `words` does not: the most frequent
-joined forms (l'eau, c'est, 사람은) are added, their frequency that of independent parts. A form of several
-languages has its highest frequency.
+Japanese. `wordfreq` cuts French and Italian elisions and Korean particles off, `words` does not: the most
+frequent joined forms (l'eau, c'est, 사람은) are added, their frequency that of independent parts. A form of
+several languages has its highest frequency.
 """
 
 from __future__ import annotations

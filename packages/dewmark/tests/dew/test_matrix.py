@@ -170,3 +170,11 @@ def test_a_used_up_word_gets_fresh_noise_when_it_is_a_candidate_again(bag_encode
 def test_a_limit_below_1_is_refused() -> None:
     with pytest.raises(ConfigError, match="flatten must be at least 1"):
         DEW().with_settings({"flatten": 0.5})
+
+
+def test_detections_say_how_many_words_can_carry_the_mark() -> None:
+    bound = DEW().bind(KEY, no_host(), Workspace(cache=Path("unused")))
+    texts = ["The old bridge of 1984 leads over talossanikin", "他们在使用计算机编写程序", "12 34 56 78"]
+    assert [each.carrying for each in bound.detect_batch(texts)] == [0.875, 1.0, 0.0]
+    found = DEW().detect_keys([KEY], texts, no_host(), Workspace(cache=Path("unused")))
+    assert [row[0].to_dict()["carrying"] for row in found] == [0.875, 1.0, 0.0]

@@ -122,7 +122,7 @@ class Lexicon:
             return 0
         place = bisect.bisect_left(self._ordered, form) if form.isascii() else len(self.forms)
         begins = place < len(self.forms) and self._ordered[place].startswith(form)
-        return 0 if begins else int(borrowed_rows(np.int64(spelled), len(self.forms)))
+        return 0 if begins else int(borrowed_rows(np.array(spelled), len(self.forms)))
 
     @functools.cached_property
     def _ordered(self) -> list[str]:

@@ -179,7 +179,7 @@ def extend_lexicon(
     """Write the lexicon in ``source`` with those of the forms that it does not list behind its own."""
     bundle = load_bundle(source)
     lexicon, arrays = Lexicon(bundle, ""), bundle.arrays
-    fresh = np.flatnonzero(lexicon.listed_rows(listed.forms) == 0)
+    fresh = np.flatnonzero(lexicon.listed_rows(listed.forms) == 0).tolist()
     forms, languages = [listed.forms[i] for i in fresh], [listed.languages[i] for i in fresh]
     vectors.prepare(forms, progress=progress)
     rows = vectors.vectors(forms).astype(np.float16)
@@ -203,7 +203,7 @@ def extend_lexicon(
 def _map_to(lexicon: Lexicon, vectors: WordVectors) -> Callable[[F64], F64]:
     """From an encoder's vectors to a lexicon's coordinates, by ridge regression over listed words."""
     some = np.arange(_SKIPPED, min(_SKIPPED + _FITTED, len(lexicon)))
-    x = vectors.vectors([lexicon.forms[i] for i in some]).astype(np.float64)
+    x = vectors.vectors([lexicon.forms[i] for i in some.tolist()]).astype(np.float64)
     y = lexicon.coordinates(some + 1).astype(np.float64)
     x_mean, y_mean = x.mean(axis=0), y.mean(axis=0)
     x = x - x_mean

@@ -382,8 +382,8 @@ class _Effects(NamedTuple):
             token, form = opened[place]
             if form[-1:] in _JOINING_SIGNS:
                 after[token], inner[token] = ENDED, states.row(form[:-1])
-        ids = (np.array(each, dtype=np.int64) for each in (continuing, joining, numeric))
-        return cls(breaks, after, inner, added, *ids, factors, terms)
+        continued, joins, counts = (np.array(each, dtype=np.int64) for each in (continuing, joining, numeric))
+        return cls(breaks, after, inner, added, continued, joins, counts, factors, terms)
 
 
 class _After(NamedTuple):
