@@ -50,6 +50,7 @@ COMPANIONS = {
         *("attack", "bench", "build-lexicon", "evaluate", "power", "quality", "radioactivity", "reproduce"),
         *("retention", "steal", "train"),
     ),
+    "dewmark-rewrite": ("rewrite",),
 }
 """The commands that other packages of ours bring."""
 
