@@ -14,9 +14,10 @@ from dewmark.cli.terminal import Progress, emit, printable, results, say, write
 from dewmark.errors import ConfigError, InputError
 
 if TYPE_CHECKING:
+    from dewmark import Watermark
     from dewmark_rewrite.endpoint import ChatEndpoint
     from dewmark_rewrite.rewriting import Review, Rewritten
-    from dewmark_rewrite.search import Candidate
+    from dewmark_rewrite.thesaurus import Candidate
 
 _STDIN = "-"
 
@@ -53,7 +54,7 @@ def rewrite(
         Path | None, typer.Option(metavar="FILE", help="Use these synonyms instead of the packaged list.")
     ] = None,
     similarity: Annotated[
-        float, typer.Option(help="Least cosine between a sentence before and after, by the encoder.")
+        float, typer.Option(help="Least cosine between a sentence before and after; -1 needs no encoder.")
     ] = 0.85,
     judge: Annotated[
         str, typer.Option(metavar="MODEL|none", help="Language model that reads substitutions.")
@@ -82,6 +83,7 @@ def rewrite(
     quiet: options.Quiet = False,
 ) -> None:
     """Mark a text that already exists: the same meaning, with some other words."""
+    from dewmark import Detector
     from dewmark_rewrite.documents import read_document
     from dewmark_rewrite.rewriting import Options, Rewriter
 
@@ -110,9 +112,12 @@ def rewrite(
     document = read_document(_read(file), file)
     started = time.perf_counter()
     with Progress(quiet=quiet) as progress:
-        mark = options.load_watermark(
-            secret, host=host, scheme=scheme, settings=settings, progress=progress, device=device
-        )
+        if chosen.engine == "paraphrase" and endpoint is None:
+            mark: Watermark | Detector = options.load_watermark(
+                secret, host=host, scheme=scheme, settings=settings, progress=progress, device=device
+            )
+        else:
+            mark = Detector(options.open_detector(None, key, host, scheme, settings, progress=progress))
         progress("rewriting", 0, 0)
         asks = _reviewer(document.text, progress) if review else None
         made = Rewriter(mark, chosen, progress=progress).rewrite(document, review=asks)

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from dewmark_rewrite.endpoint import ChatEndpoint
 
 ENGINES = ("substitution", "edit", "paraphrase")
-_MOST_ON_WORD, _MOST_AFTER, _MOST_IN_ALL = 5.0, 1.0, 5.0  # nats of loss from which a change reads badly
+_MOST_ON_WORD, _MOST_AFTER, _MOST_IN_ALL = 7.0, 1.5, 7.5  # nats of loss from which a change reads badly
 _PRICE = {"substitution": 0.04, "edit": 0.0, "paraphrase": 0.0}  # of a nat, in z
 _SHORTEST = 20  # words that a text must have
 
@@ -245,6 +245,7 @@ class Rewriter:
             if isinstance(each, str)
             else each
             for each in self.options.encoders
+            if self.options.similarity > -1.0
         ]
         return MeaningCheck(loaded, self.options.similarity)
 

@@ -48,6 +48,9 @@ _JOINED = frozenset({"NN1", "NN2", "AJ0", "AV0"})  # what may change places arou
 _SAYING = frozenset(
     {"argue", "believe", "claim", "explain", "feel", "hope", "know", "note", "realize", "say", "think"}
 )
+_FINITE = frozenset(
+    {"VVZ", "VVB", "VVD", "VBZ", "VBB", "VBD", "VHZ", "VHB", "VHD", "VM0"}
+)  # verbs of a clause
 _SUBJECTS = frozenset({"he", "she", "they", "we", "I"})
 _PLURALS = {"person": "people"}
 
@@ -141,7 +144,7 @@ class Thesaurus:
             token = tagged[end]
             if not token.text[0].isalpha() or (end > i and token.text != token.text.lower()):
                 return
-            spelled.append(token.text.lower())
+            spelled.append(token.text.lower().replace("’", "'"))
             for new in self._groups["x"].get(" ".join(spelled), ()):
                 if _article_fits(tagged, i, new):
                     yield end, new
@@ -240,7 +243,7 @@ def _same_part(old: str, new: str, inflection: str) -> bool:
 
 
 def _turned(tagged: Sequence[Token], i: int) -> Iterator[tuple[int, str]]:
-    """The words around an "and" or "or" in the other order, and "that" after a verb of saying, or without."""
+    """Changes of order and of small words: "and" turned round, "that" left out, put in or become "which"."""
     here, *after = tagged[i : i + 4]
     before = tagged[i - 1].text if i else ""
     if (
@@ -259,6 +262,13 @@ def _turned(tagged: Sequence[Token], i: int) -> Iterator[tuple[int, str]]:
             yield i, f"{here.text} that"
         elif after[0].text == "that" and len(after) > 1 and after[1].text in _SUBJECTS:
             yield i + 1, here.text
+    clause = i > 0 and tagged[i - 1].tag in ("NN1", "NN2") and after and after[0].tag in _FINITE
+    if clause and here.text in ("that", "which"):
+        yield i, "which" if here.text == "that" else "that"
+    if here.lemma == "help" and after and after[0].tag == "VVI" and here.text.islower():
+        yield i, f"{here.text} to"
+    elif here.lemma == "help" and len(after) > 1 and after[0].text == "to" and after[1].tag == "VVI":
+        yield i + 1, here.text
 
 
 def _agrees(tagged: Sequence[Token], i: int, new: str, lemma: str, inflection: str) -> bool:
