@@ -36,8 +36,8 @@ if TYPE_CHECKING:
     from dewmark_rewrite.endpoint import ChatEndpoint
 
 ENGINES = ("substitution", "edit", "paraphrase")
-_MOST_ON_WORD, _MOST_AFTER, _MOST_IN_ALL = 7.0, 1.5, 7.5  # nats of loss from which a change reads badly
-_PRICE = {"substitution": 0.04, "edit": 0.0, "paraphrase": 0.0}  # of a nat, in z
+_MOST_ON_WORD, _MOST_AFTER, _MOST_IN_ALL = 6.0, 1.5, 6.0  # nats of loss from which a change reads badly
+_PRICE = {"substitution": 0.005, "edit": 0.0, "paraphrase": 0.0}  # of a nat, in z
 _SHORTEST = 20  # words that a text must have
 
 

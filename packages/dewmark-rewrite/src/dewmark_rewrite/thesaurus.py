@@ -11,6 +11,7 @@ Boundary: a text in, candidates out. No key, no model of the text.
 from __future__ import annotations
 
 import functools
+import itertools
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -44,7 +45,9 @@ _VOWEL = re.compile(
     r"(?!uni[^nm]|use|usu|eu|one\b|once|ut[aei])[aeiou]|hour|honest|honor|heir", re.IGNORECASE
 )
 _LONGEST = 5  # words of a phrase
-_JOINED = frozenset({"NN1", "NN2", "AJ0", "AV0"})  # what may change places around "and"
+_NOUNS = frozenset({"NN1", "NN2"})
+_JOINED = _NOUNS | {"AJ0"}  # the words of an item of a list
+_WIDEST, _MOST_ITEMS = 3, 5  # words of an item, and items of a list
 _SAYING = frozenset(
     {"argue", "believe", "claim", "explain", "feel", "hope", "know", "note", "realize", "say", "think"}
 )
@@ -242,21 +245,57 @@ def _same_part(old: str, new: str, inflection: str) -> bool:
     return new.endswith("ed")
 
 
+def _items(tagged: Sequence[Token], i: int) -> list[tuple[int, int]]:
+    """The items of a list that begins with token i, by their first and last token: "wind, snow and rain".
+
+    An item is one to three nouns and adjectives. Items are alike: equally long, so that a word before them
+    belongs to all or to none, and they end in a noun, or none does.
+    """
+    found: list[tuple[int, int]] = []
+    at, closed = i, False
+    while True:
+        end = at
+        while end < len(tagged) and tagged[end].tag in _JOINED and "-" not in tagged[end].text:
+            end += 1
+        nouns = end > at and tagged[end - 1].tag in _NOUNS
+        named = any(is_name(token.text, first=False) for token in tagged[at:end])
+        mixed = any(a.tag in _NOUNS and b.tag not in _NOUNS for a, b in itertools.pairwise(tagged[at:end]))
+        if not 0 < end - at <= _WIDEST or named or mixed:
+            return []
+        if found and (end - at, nouns) != (found[0][1] + 1 - i, tagged[found[0][1]].tag in _NOUNS):
+            return []
+        found.append((at, end - 1))
+        if closed:
+            return found
+        joint = [token.text for token in tagged[end : end + 2]]
+        if joint[:1] == [","]:
+            closed = joint[1:] in (["and"], ["or"])
+            at = end + 1 + closed
+        elif joint[:1] in (["and"], ["or"]):
+            at, closed = end + 1, True
+        else:
+            return []
+
+
 def _turned(tagged: Sequence[Token], i: int) -> Iterator[tuple[int, str]]:
-    """Changes of order and of small words: "and" turned round, "that" left out, put in or become "which"."""
+    """Changes of order and of small words: a list turned round, "that" left out, put in or become "which"."""
     here, *after = tagged[i : i + 4]
-    before = tagged[i - 1].text if i else ""
-    if (
-        len(after) >= 2
-        and after[0].text in ("and", "or")
-        and here.tag == after[1].tag
-        and here.tag in _JOINED
-        and before not in (",", "and", "or", "-", "/")
-        and (len(after) < 3 or (after[2].tag not in ("NN1", "NN2") and after[2].text not in ("and", "or")))
-        and not any(is_name(token.text, first=False) or "-" in token.text for token in (here, after[1]))
-        and _article_fits(tagged, i, after[1].text)
-    ):
-        yield i + 2, f"{after[1].text} {after[0].text} {here.text}"
+    before = tagged[i - 1] if i else None
+    if before is None or (before.tag not in _JOINED and before.text not in (",", "and", "or", "/")):
+        items = _items(tagged, i)
+        texts = [" ".join(token.text for token in tagged[a : b + 1]) for a, b in items]
+        for a, b in itertools.combinations(range(len(items)), 2):
+            order = list(texts)
+            order[a], order[b] = texts[b], texts[a]
+            if _article_fits(tagged, i, order[0]) and len(items) <= _MOST_ITEMS:
+                between = [tagged[items[n][1] + 1 : items[n + 1][0]] for n in range(len(items) - 1)]
+                joints = [
+                    "".join(t.text if t.text == "," else f" {t.text}" for t in part) for part in between
+                ]
+                yield (
+                    items[-1][1],
+                    " ".join(f"{text}{joint}" for text, joint in zip(order, [*joints, ""], strict=True)),
+                )
     if here.lemma in _SAYING and here.tag.startswith("VV") and here.text.islower() and after:
         if after[0].text in _SUBJECTS:
             yield i, f"{here.text} that"

@@ -188,7 +188,7 @@ class TestMeaning:
 def test_a_judge_s_limits():
     class Stern:
         def losses(self, text, candidates):
-            return [Loss(6.0, 0.0), Loss(1.0, 3.0), Loss(1.0, 0.5)]
+            return [Loss(7.0, 0.0), Loss(1.0, 3.0), Loss(1.0, 0.5)]
 
     candidates = [Candidate(0, 1, "a", new) for new in "bcd"]
     assert [(each.new, each.cost) for each in readable("a", candidates, Stern())] == [("d", 1.5)]

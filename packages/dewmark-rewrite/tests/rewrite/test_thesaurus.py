@@ -55,6 +55,13 @@ class TestOrder:
     def test_the_article_must_fit_the_word_that_comes_first(self):
         assert not [new for _, new in offered("It was a short and easy walk.") if new == "easy and short"]
 
+    def test_a_list_may_change_its_order_if_its_items_are_alike(self):
+        found = offered("They need love, acceptance, and encouragement in their lives.")
+        assert ("love, acceptance, and encouragement", "acceptance, love, and encouragement") in found
+        assert not [
+            old for old, _ in offered("They study cell adhesion and migration here.") if " and " in old
+        ]
+
     def test_that_after_a_verb_of_saying(self):
         assert ("believe", "believe that") in offered("People believe they can win.")
         assert ("believe that", "believe") in offered("People believe that they can win.")
