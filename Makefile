@@ -8,7 +8,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 MINUTES ?= 10
 TORCH := $(shell grep '^torch==' constraints.txt)
 PROJECTS := $(wildcard packages/*/pyproject.toml)
-TESTS := .:packages/dewmark:packages/dewmark-lab:packages/dewmark-desk  # one namespace of tests
+TESTS := .:packages/dewmark:packages/dewmark-lab:packages/dewmark-desk:packages/dewmark-rewrite  # one namespace of tests
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo reproduce-smoke test test-core test-contract test-models test-serve fuzz-serve test-postgresql test-ray \
@@ -115,7 +115,8 @@ $(BIN)/python:
 $(VENV)/.run: $(PROJECTS) constraints.txt | $(BIN)/python
 	@echo "Installing the library (torch first; this takes a few minutes once) ..."
 	$(PIP) install -q -c constraints.txt $(TORCH)
-	$(PIP) install -q -c constraints.txt -e 'packages/dewmark[host]' -e packages/dewmark-lab -e packages/dewmark-desk
+	$(PIP) install -q -c constraints.txt -e 'packages/dewmark[host]' -e packages/dewmark-lab -e packages/dewmark-desk \
+		-e packages/dewmark-rewrite
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.run requirements-dev.txt
@@ -163,7 +164,7 @@ $(VENV)/.serve: $(VENV)/.dev
 	$(PYTHON) -m venv .venv-docs
 	.venv-docs/bin/python -m pip --disable-pip-version-check install -q -c constraints.txt -r requirements-docs.txt
 	.venv-docs/bin/python -m pip --disable-pip-version-check install -q --no-deps -e packages/dewmark \
-		-e packages/dewmark-lab -e packages/dewmark-desk
+		-e packages/dewmark-lab -e packages/dewmark-desk -e packages/dewmark-rewrite
 	@touch $@
 
 # llama.cpp in an environment of its own, compiled for any processor of this kind: with all that the compiler

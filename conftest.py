@@ -1,4 +1,4 @@
-"""Fixtures for the tests of all three distributions."""
+"""Fixtures for the tests of all four distributions."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ APP = typer.main.get_command(command_line(COMMANDS))
 ROOT = Path(__file__).parent.parent
 SOURCES = {
     name: ROOT / "packages" / name.replace("_", "-") / "src" / name
-    for name in ("dewmark", "dewmark_lab", "dewmark_desk")
+    for name in ("dewmark", "dewmark_lab", "dewmark_desk", "dewmark_rewrite")
 }
 PAGES = sorted(
     path
@@ -40,7 +40,7 @@ ENTRY_POINTS = {
 def test_names_and_paths_exist(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     dotted = (
-        set(re.findall(r"(?<![\w./-])dewmark(?:_lab|_desk)?(?:\.[A-Za-z_]\w*)+(?:[:.]\w+)*", text))
+        set(re.findall(r"(?<![\w./-])dewmark(?:_lab|_desk|_rewrite)?(?:\.[A-Za-z_]\w*)+(?:[:.]\w+)*", text))
         - ENTRY_POINTS
     )
     missing = sorted(name for name in dotted if not _exists(name))

@@ -148,7 +148,7 @@ def imported_names(file: Path) -> Iterator[tuple[str, str]]:
             yield from ((alias.name, "") for alias in node.names if alias.name.split(".")[0] == "dewmark")
 
 
-@pytest.mark.parametrize("companion", ["dewmark_lab", "dewmark_desk"])
+@pytest.mark.parametrize("companion", ["dewmark_lab", "dewmark_desk", "dewmark_rewrite"])
 def test_companions_use_public_names_of_the_core_only(companion):
     """A module with __all__ is public, and so are the names in it; nothing else of the core is."""
     private = set()
@@ -170,7 +170,7 @@ def test_companions_use_public_names_of_the_core_only(companion):
 def test_the_version_is_written_the_same_everywhere():
     files = sorted((ROOT / "packages").glob("*/pyproject.toml"))
     projects = [tomllib.loads(file.read_text(encoding="utf-8"))["project"] for file in files]
-    assert [project["version"] for project in projects] == 3 * [dewmark.__version__]
+    assert [project["version"] for project in projects] == 4 * [dewmark.__version__]
     assert f"## [{dewmark.__version__}]" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
 
 

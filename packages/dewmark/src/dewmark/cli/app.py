@@ -51,6 +51,7 @@ COMPANIONS = {
         *("attack", "bench", "build-lexicon", "evaluate", "power", "quality", "radioactivity", "reproduce"),
         *("retention", "steal", "train", "train-reader"),
     ),
+    "dewmark-rewrite": ("rewrite",),
 }
 """The commands that other packages of ours bring."""
 

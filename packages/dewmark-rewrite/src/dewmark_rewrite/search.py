@@ -1,0 +1,107 @@
+"""Which changes to make: the fewest and best-reading ones that give a text its mark.
+
+The score of a text is the detector's own z, so a change is worth exactly what it adds to z: the word itself,
+and the contexts of the words after it. Changes are taken one by one, the most valuable first. What a change
+adds depends on its neighbours, so after each one the best of the others are scored again.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from dewmark.text.words import words
+from dewmark_rewrite.thesaurus import Candidate, apply
+
+Score = Callable[[Sequence[str]], list[float]]
+"""z of texts under the key that marks."""
+
+_LEAST_GAIN = 0.02  # of z; less is not worth a changed word
+_SCORED_AGAIN = 8  # the best candidates of the last round
+_NEAR = 60  # characters around the last change within which all are scored again
+
+
+@dataclass(frozen=True)
+class Step:
+    """One change, and z of the text after it and those before."""
+
+    change: Candidate
+    z: float
+
+
+@dataclass(frozen=True)
+class Limits:
+    """When a search ends: ``words`` changed, or ``enough`` (text, z) says so.
+
+    ``price`` is what a nat of a language model's loss costs in z. ``allowed`` decides on each change, given
+    those before it.
+    """
+
+    words: float
+    enough: Callable[[str, float], bool]
+    price: float = 0.0
+    allowed: Callable[[Candidate, Sequence[Candidate]], bool] = lambda change, before: True
+
+
+def size(change: Candidate) -> int:
+    """How many words a change changes."""
+    old, new = ([word.form for word in words(part)] for part in (change.old, change.new))
+    if sorted(old) == sorted(new):  # another order
+        return max(sum(a != b for a, b in zip(old, new, strict=True)), 1)
+    gone, come = Counter(old) - Counter(new), Counter(new) - Counter(old)
+    return max(gone.total(), come.total(), 1)
+
+
+def search(text: str, candidates: Sequence[Candidate], score: Score, limits: Limits) -> list[Step]:
+    """The changes to make, in the order in which they were chosen."""
+    (z,) = score([text])
+    left = dict(zip(candidates, _gains(text, [], candidates, score, z), strict=True))
+    steps: list[Step] = []
+    spent, last = 0, -(1 << 30)
+    while left and not limits.enough(apply(text, _changes(steps)), z):
+        before = _changes(steps)
+        open_ = [each for each in left if spent + size(each) <= limits.words]
+        ranked = sorted(open_, key=lambda each: limits.price * max(each.cost, 0.0) - left[each])
+        near = [each for each in open_ if abs(each.start - last) <= _NEAR]
+        again = list(dict.fromkeys((*ranked[:_SCORED_AGAIN], *near)))
+        left.update(zip(again, _gains(text, before, again, score, z), strict=True))
+        best = max(again, key=lambda each: left[each] - limits.price * max(each.cost, 0.0), default=None)
+        if best is None or left[best] - limits.price * max(best.cost, 0.0) < _LEAST_GAIN:
+            break
+        if not limits.allowed(best, before):
+            del left[best]
+            continue
+        z += left[best]
+        steps.append(Step(best, z))
+        spent, last = spent + size(best), best.start
+        left = {each: gain for each, gain in left.items() if not each.span.overlaps(best.span)}
+    return steps
+
+
+def pruned(text: str, steps: Sequence[Step], score: Score, limits: Limits) -> list[Step]:
+    """The steps without those that turned out not to be needed for enough."""
+    kept = list(steps)
+    if not kept or not limits.enough(apply(text, _changes(kept)), kept[-1].z):
+        return kept
+    for step in steps:
+        fewer = [each for each in kept if each is not step]
+        shorter = apply(text, _changes(fewer))
+        (z,) = score([shorter])
+        if limits.enough(shorter, z):
+            kept = fewer
+    changes = _changes(kept)
+    scores = score([apply(text, changes[: i + 1]) for i in range(len(changes))]) if changes else []
+    return [Step(change, z) for change, z in zip(changes, scores, strict=True)]
+
+
+def _changes(steps: Sequence[Step]) -> list[Candidate]:
+    return [step.change for step in steps]
+
+
+def _gains(
+    text: str, before: Sequence[Candidate], candidates: Sequence[Candidate], score: Score, z: float
+) -> list[float]:
+    if not candidates:
+        return []
+    return [found - z for found in score([apply(text, [*before, each]) for each in candidates])]

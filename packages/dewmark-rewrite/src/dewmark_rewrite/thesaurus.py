@@ -1,0 +1,326 @@
+"""English words that may stand for one another, tagged in their sentence and inflected alike.
+
+The list (``data/english.txt``) was written for this purpose: its groups are words that replace each other in
+most of their uses, without regard to the rarer ones. A tagger says which part of speech and inflection a word
+has in its sentence; its synonym gets the same inflection. What the list cannot know, a language model judges
+afterwards (`dewmark_rewrite.fluency`).
+
+Boundary: a text in, candidates out. No key, no model of the text.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from dewmark.errors import InputError
+from dewmark_rewrite.protection import is_name, protected_spans
+from dewmark_rewrite.sentences import Span, sentences, tokens
+
+# CLAWS tags of the tagger to our class and the inflection's Penn tag.
+_TAGS = {
+    "NN1": ("n", "NN"), "NN2": ("n", "NNS"), "AJ0": ("a", "JJ"), "AJC": ("a", "JJR"), "AJS": ("a", "JJS"),
+    "AV0": ("r", "RB"), "VVB": ("v", "VB"), "VVI": ("v", "VB"), "VVZ": ("v", "VBZ"), "VVD": ("v", "VBD"),
+    "VVN": ("v", "VBN"), "VVG": ("v", "VBG"),
+}  # fmt: skip
+_CLASSES = "vnarx"
+_PARTICLE = "AVP"
+_BETWEEN = frozenset({"AJ0", "AJC", "AJS", "AV0", "ORD", "CRD", "NN1", "VVN", "VVG"})  # article and noun
+_SINGLE = frozenset(["a", "an", "another", "each", "every", "one"])
+_MASS = frozenset(
+    {
+        *("advice", "aid", "amusement", "anger", "assistance", "backing", "bravery", "clothing", "comfort"),
+        *("conduct", "courage", "earnings", "ease", "equipment", "evidence", "expertise", "gear", "growth"),
+        *("guidance", "income", "information", "liberty", "merchandise", "pay", "personnel", "pressure"),
+        *("progress", "research", "revenue", "staff", "surroundings", "thanks", "usage", "work"),
+    }
+)
+_VOWEL = re.compile(
+    r"(?!uni[^nm]|use|usu|eu|one\b|once|ut[aei])[aeiou]|hour|honest|honor|heir", re.IGNORECASE
+)
+_LONGEST = 5  # words of a phrase
+_NOUNS = frozenset({"NN1", "NN2"})
+_JOINED = _NOUNS | {"AJ0"}  # the words of an item of a list
+_WIDEST, _MOST_ITEMS = 3, 5  # words of an item, and items of a list
+_SAYING = frozenset(
+    {"argue", "believe", "claim", "explain", "feel", "hope", "know", "note", "realize", "say", "think"}
+)
+_FINITE = frozenset(
+    {"VVZ", "VVB", "VVD", "VBZ", "VBB", "VBD", "VHZ", "VHB", "VHD", "VM0"}
+)  # verbs of a clause
+_SUBJECTS = frozenset({"he", "she", "they", "we", "I"})
+_PLURALS = {"person": "people"}
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A change of a text: characters [start, end), which read ``old``, become ``new``.
+
+    ``cost`` is what a language model loses by it, in nats; 0 until one has judged it.
+    """
+
+    start: int
+    end: int
+    old: str
+    new: str
+    cost: float = 0.0
+
+    @property
+    def span(self) -> Span:
+        """The characters that it replaces."""
+        return Span(self.start, self.end)
+
+
+@dataclass(frozen=True)
+class Token:
+    """A token of a sentence with its tag."""
+
+    span: Span
+    text: str
+    lemma: str
+    tag: str
+
+
+class Thesaurus:
+    """Groups of words by class (v, n, a, r, x) and lemma or spelling."""
+
+    def __init__(self, groups: dict[str, dict[str, list[str]]]) -> None:
+        self._groups = groups
+
+    @classmethod
+    def load(cls, file: Path | None = None) -> Thesaurus:
+        """The list that comes with the package, or a file in its format."""
+        if file is None:
+            return _packaged()
+        try:
+            return cls(_parse(file.read_text(encoding="utf-8"), str(file)))
+        except (OSError, UnicodeDecodeError) as error:
+            raise InputError(f"cannot read the synonyms in {file}: {error}") from None
+
+    def __len__(self) -> int:
+        return sum(map(len, self._groups.values()))
+
+    def candidates(self, text: str, *, protected: Sequence[Span]) -> list[Candidate]:
+        """What could stand in each place of a text that is not protected."""
+        found: list[Candidate] = []
+        for sentence in sentences(text):
+            tagged = _tagged(text, sentence)
+            for i in range(len(tagged)):
+                for end, new in (*self._of_word(tagged, i), *self._of_phrase(tagged, i), *_turned(tagged, i)):
+                    span = Span(tagged[i].span.start, tagged[end].span.end)
+                    old = text[span.start : span.end]
+                    if new.casefold() == old.casefold() or any(span.overlaps(other) for other in protected):
+                        continue
+                    new = new[0].upper() + new[1:] if old[0].isupper() else new
+                    found.append(Candidate(span.start, span.end, old, new))
+        return list(dict.fromkeys(found))
+
+    def _of_word(self, tagged: Sequence[Token], i: int) -> Iterator[tuple[int, str]]:
+        """Other words for token i, inflected like it, with the place of the last token that they replace."""
+        token = tagged[i]
+        kind, inflection = _TAGS.get(token.tag, ("", ""))
+        if not kind or is_name(token.text, first=i == 0) or "-" in token.text:
+            return
+        after = tagged[i + 1] if i + 1 < len(tagged) else None
+        if kind == "v" and after is not None and after.tag == _PARTICLE:
+            return
+        lemma = token.lemma.lower()
+        if not _inflects(lemma, inflection, token.text.lower()):
+            return
+        for other in self._groups[kind].get(lemma, ()):
+            new = _inflected(other, inflection)
+            if new and _same_part(token.text, new, inflection) and _agrees(tagged, i, new, other, inflection):
+                yield i, new
+
+    def _of_phrase(self, tagged: Sequence[Token], i: int) -> Iterator[tuple[int, str]]:
+        """The same for words and phrases that are listed as they are spelled."""
+        if is_name(tagged[i].text, first=i == 0):
+            return
+        spelled: list[str] = []
+        for end in range(i, min(i + _LONGEST, len(tagged))):
+            token = tagged[end]
+            if not token.text[0].isalpha() or (end > i and token.text != token.text.lower()):
+                return
+            spelled.append(token.text.lower().replace("’", "'"))
+            for new in self._groups["x"].get(" ".join(spelled), ()):
+                if _article_fits(tagged, i, new):
+                    yield end, new
+
+
+def apply(text: str, changes: Sequence[Candidate]) -> str:
+    """The text with some changes made, none of which overlap."""
+    pieces: list[str] = []
+    at = 0
+    for change in sorted(changes, key=lambda change: change.start):
+        pieces += (text[at : change.start], change.new)
+        at = change.end
+    return "".join((*pieces, text[at:]))
+
+
+def english_candidates(
+    text: str, thesaurus: Thesaurus, *, terms: Sequence[str] = (), also: Sequence[Span] = ()
+) -> list[Candidate]:
+    """The candidates of a text outside what is protected; ``also`` are further places to protect."""
+    return thesaurus.candidates(text, protected=[*protected_spans(text, terms=terms), *also])
+
+
+@functools.cache
+def _packaged() -> Thesaurus:
+    file = resources.files("dewmark_rewrite") / "data" / "english.txt"
+    return Thesaurus(_parse(file.read_text(encoding="utf-8"), "the packaged list"))
+
+
+def _parse(text: str, name: str) -> dict[str, dict[str, list[str]]]:
+    groups: dict[str, dict[str, dict[str, None]]] = {kind: {} for kind in _CLASSES}
+    for number, line in enumerate(text.splitlines(), start=1):
+        kind, _, rest = line.partition("#")[0].strip().partition(" ")
+        if not kind:
+            continue
+        heads, arrow, others = rest.partition(">")
+        listed = [word.replace("_", " ") for word in heads.split()]
+        allowed = [word.replace("_", " ") for word in others.split()] if arrow else listed
+        if kind not in groups or not listed or len({*listed, *allowed}) < 2:
+            raise InputError(f"{name}, line {number}: write a class (v n a r x) and at least two words")
+        for word in listed:
+            known = groups[kind].setdefault(word, {})
+            known.update(dict.fromkeys(other for other in allowed if other != word))
+    return {kind: {word: list(others) for word, others in table.items()} for kind, table in groups.items()}
+
+
+# Tagging and inflection
+
+
+@functools.cache
+def _tagger() -> Any:  # noqa: ANN401 - the library has no types
+    from HanTa.HanoverTagger import HanoverTagger
+
+    return HanoverTagger("morphmodel_en.pgz")
+
+
+def _tagged(text: str, sentence: Span) -> list[Token]:
+    spans = tokens(text, sentence)
+    words = [text[span.start : span.end].replace("’", "'") for span in spans]
+    return [
+        Token(span, text[span.start : span.end], lemma, tag)
+        for span, (_, lemma, tag) in zip(spans, _tagger().tag_sent(words), strict=True)
+    ]
+
+
+@functools.lru_cache(maxsize=1 << 16)
+def _inflected(lemma: str, inflection: str) -> str | None:
+    """A lemma's form, if it has exactly one that is sure; phrases and adverbs stay as they are."""
+    if inflection in ("NN", "VB", "JJ", "RB"):
+        return lemma
+    if " " in lemma or "-" in lemma or (inflection == "NNS" and lemma in _MASS):
+        return None
+    if inflection == "NNS" and lemma in _PLURALS:
+        return _PLURALS[lemma]
+    import lemminflect
+
+    forms = lemminflect.getInflection(lemma, inflection, inflect_oov=False)
+    if forms and inflection in ("JJR", "JJS") and forms[0].startswith(("more", "most")):
+        return None
+    return str(forms[0]) if forms else None
+
+
+def _inflects(lemma: str, inflection: str, form: str) -> bool:
+    """Whether a form is the lemma in this inflection, so that the tagger's lemma can be trusted."""
+    if inflection in ("NN", "VB", "JJ", "RB"):
+        return lemma == form
+    import lemminflect
+
+    return form in lemminflect.getInflection(lemma, inflection, inflect_oov=False)
+
+
+def _same_part(old: str, new: str, inflection: str) -> bool:
+    """Whether a new past form leaves open what the old one did: a tagger mistakes "started" for "begun"."""
+    if inflection not in ("VBD", "VBN") or not old.endswith("ed"):
+        return True
+    return new.endswith("ed")
+
+
+def _items(tagged: Sequence[Token], i: int) -> list[tuple[int, int]]:
+    """The items of a list that begins with token i, by their first and last token: "wind, snow and rain".
+
+    An item is one to three nouns and adjectives. Items are alike: equally long, so that a word before them
+    belongs to all or to none, and they end in a noun, or none does.
+    """
+    found: list[tuple[int, int]] = []
+    at, closed = i, False
+    while True:
+        end = at
+        while end < len(tagged) and tagged[end].tag in _JOINED and "-" not in tagged[end].text:
+            end += 1
+        nouns = end > at and tagged[end - 1].tag in _NOUNS
+        named = any(is_name(token.text, first=False) for token in tagged[at:end])
+        mixed = any(a.tag in _NOUNS and b.tag not in _NOUNS for a, b in itertools.pairwise(tagged[at:end]))
+        if not 0 < end - at <= _WIDEST or named or mixed:
+            return []
+        if found and (end - at, nouns) != (found[0][1] + 1 - i, tagged[found[0][1]].tag in _NOUNS):
+            return []
+        found.append((at, end - 1))
+        if closed:
+            return found
+        joint = [token.text for token in tagged[end : end + 2]]
+        if joint[:1] == [","]:
+            closed = joint[1:] in (["and"], ["or"])
+            at = end + 1 + closed
+        elif joint[:1] in (["and"], ["or"]):
+            at, closed = end + 1, True
+        else:
+            return []
+
+
+def _turned(tagged: Sequence[Token], i: int) -> Iterator[tuple[int, str]]:
+    """Changes of order and of small words: a list turned round, "that" left out, put in or become "which"."""
+    here, *after = tagged[i : i + 4]
+    before = tagged[i - 1] if i else None
+    if before is None or (before.tag not in _JOINED and before.text not in (",", "and", "or", "/")):
+        items = _items(tagged, i)
+        texts = [" ".join(token.text for token in tagged[a : b + 1]) for a, b in items]
+        for a, b in itertools.combinations(range(len(items)), 2):
+            order = list(texts)
+            order[a], order[b] = texts[b], texts[a]
+            if _article_fits(tagged, i, order[0]) and len(items) <= _MOST_ITEMS:
+                between = [tagged[items[n][1] + 1 : items[n + 1][0]] for n in range(len(items) - 1)]
+                joints = [
+                    "".join(t.text if t.text == "," else f" {t.text}" for t in part) for part in between
+                ]
+                yield (
+                    items[-1][1],
+                    " ".join(f"{text}{joint}" for text, joint in zip(order, [*joints, ""], strict=True)),
+                )
+    if here.lemma in _SAYING and here.tag.startswith("VV") and here.text.islower() and after:
+        if after[0].text in _SUBJECTS:
+            yield i, f"{here.text} that"
+        elif after[0].text == "that" and len(after) > 1 and after[1].text in _SUBJECTS:
+            yield i + 1, here.text
+    clause = i > 0 and tagged[i - 1].tag in ("NN1", "NN2") and after and after[0].tag in _FINITE
+    if clause and here.text in ("that", "which"):
+        yield i, "which" if here.text == "that" else "that"
+    if here.lemma == "help" and after and after[0].tag == "VVI" and here.text.islower():
+        yield i, f"{here.text} to"
+    elif here.lemma == "help" and len(after) > 1 and after[0].text == "to" and after[1].tag == "VVI":
+        yield i + 1, here.text
+
+
+def _agrees(tagged: Sequence[Token], i: int, new: str, lemma: str, inflection: str) -> bool:
+    """Whether the words before a place fit another word there."""
+    if inflection == "NN" and lemma in _MASS:
+        j = i - 1
+        while j >= 0 and tagged[j].tag in _BETWEEN:
+            j -= 1
+        if j >= 0 and tagged[j].text.lower() in _SINGLE:
+            return False
+    return _article_fits(tagged, i, new)
+
+
+def _article_fits(tagged: Sequence[Token], i: int, new: str) -> bool:
+    before = tagged[i - 1].text.lower() if i else ""
+    return before not in ("a", "an") or (before == "an") == (_VOWEL.match(new) is not None)

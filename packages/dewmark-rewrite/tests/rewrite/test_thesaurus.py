@@ -1,0 +1,124 @@
+"""Candidates of single words: inflected alike, and never inside what is protected."""
+
+from __future__ import annotations
+
+import pytest
+
+from dewmark.errors import InputError
+from dewmark_rewrite.protection import protected_spans
+from dewmark_rewrite.sentences import Span, sentences
+from dewmark_rewrite.thesaurus import Candidate, Thesaurus, apply
+
+
+def offered(text: str, *, terms: tuple[str, ...] = ()) -> set[tuple[str, str]]:
+    found = Thesaurus.load().candidates(text, protected=protected_spans(text, terms=terms))
+    return {(each.old, each.new) for each in found}
+
+
+class TestInflection:
+    @pytest.mark.parametrize(
+        ("text", "pair"),
+        [
+            ("They chose the second plan without delay.", ("chose", "selected")),
+            ("The engineers constructed a wooden bridge.", ("constructed", "erected")),
+            ("Both firms are buying land near the coast.", ("buying", "purchasing")),
+            ("The mistakes were found by the editor.", ("mistakes", "errors")),
+        ],
+    )
+    def test_a_synonym_has_the_inflection_of_its_word(self, text, pair):
+        assert pair in offered(text)
+
+    def test_the_article_must_fit(self):
+        assert ("huge", "enormous") not in offered("It was a huge surprise for the town.")
+        assert ("huge", "massive") in offered("It was a huge surprise for the town.")
+
+    def test_a_regular_past_form_never_becomes_an_irregular_participle(self):
+        assert not {new for old, new in offered("The meeting started at noon.") if old == "started"} & {
+            "begun"
+        }
+
+    def test_a_mass_noun_takes_no_article_and_no_plural(self):
+        assert ("device", "gear") not in offered("He bought a small device for the kitchen.")
+        assert not [new for old, new in offered("The staffs were sent home.") if new == "personnels"]
+
+    def test_a_verb_with_a_particle_stays(self):
+        assert not {old for old, _ in offered("She started out from the village at dawn.")} & {"started"}
+
+    def test_a_capital_stays_a_capital(self):
+        assert ("However", "Nevertheless") in offered("However, the river rose again.")
+
+
+class TestOrder:
+    def test_joined_words_may_change_places(self):
+        assert ("wind and rain", "rain and wind") in offered("They walked through wind and rain to the town.")
+
+    def test_the_article_must_fit_the_word_that_comes_first(self):
+        assert not [new for _, new in offered("It was a short and easy walk.") if new == "easy and short"]
+
+    def test_a_list_may_change_its_order_if_its_items_are_alike(self):
+        found = offered("They need love, acceptance, and encouragement in their lives.")
+        assert ("love, acceptance, and encouragement", "acceptance, love, and encouragement") in found
+        assert not [
+            old for old, _ in offered("They study cell adhesion and migration here.") if " and " in old
+        ]
+
+    def test_that_after_a_verb_of_saying(self):
+        assert ("believe", "believe that") in offered("People believe they can win.")
+        assert ("believe that", "believe") in offered("People believe that they can win.")
+
+
+class TestProtection:
+    @pytest.mark.parametrize(
+        "text",
+        [
+            'He called it "a huge mistake" and left.',
+            "He called it “a huge mistake” and left.",
+            "Run `buy huge mistakes` and wait.",
+            "```\nbuy huge mistakes\n```\n",
+            "> They buy huge mistakes.\n",
+            "<pre>They buy huge mistakes.</pre>",
+            "See https://example.org/buy/huge/mistakes now.",
+            "The Huge Mistakes were a band.",
+            "HUGE MISTAKES OF THE PAST",
+            "[a](http://huge.example/buy)",
+        ],
+    )
+    def test_code_quotations_links_and_names_stay(self, text):
+        assert not {old.lower() for old, _ in offered(text)} & {"buy", "huge", "mistake", "mistakes"}
+
+    def test_listed_terms_stay(self):
+        assert ("mistakes", "errors") in offered("The mistakes were found by the editor.")
+        assert ("mistakes", "errors") not in offered("The mistakes were found by it.", terms=("Mistakes",))
+
+    def test_numbers_stay(self):
+        spans = protected_spans("It rose by 3.5% in 2019, the 12th year.")
+        assert [span for span in spans if span.overlaps(Span(11, 14))]
+
+
+def test_applied_changes_do_not_move_each_other():
+    text = "a big dog and a big cat"
+    changes = [Candidate(16, 19, "big", "very large"), Candidate(2, 5, "big", "large")]
+    assert apply(text, changes) == "a large dog and a very large cat"
+
+
+def test_sentences_end_at_marks_and_lines_but_not_after_abbreviations():
+    text = "Dr. King spoke. He left at 3.14 sharp!\nA line"
+    assert [text[a:b] for a, b in sentences(text)] == ["Dr. King spoke.", "He left at 3.14 sharp!", "A line"]
+
+
+class TestList:
+    def test_a_file_of_one_s_own(self, tmp_path):
+        file = tmp_path / "mine.txt"
+        file.write_text("# mine\nn mistake > slip\n", encoding="utf-8")
+        found = Thesaurus.load(file).candidates("The mistakes were few.", protected=[])
+        assert [(each.old, each.new) for each in found] == [("mistakes", "slips")]
+
+    def test_an_unreadable_line_is_named(self, tmp_path):
+        file = tmp_path / "mine.txt"
+        file.write_text("n mistake\n", encoding="utf-8")
+        with pytest.raises(InputError, match="line 1: write a class"):
+            Thesaurus.load(file)
+
+    def test_a_missing_file_is_named(self, tmp_path):
+        with pytest.raises(InputError, match="cannot read the synonyms"):
+            Thesaurus.load(tmp_path / "none.txt")
