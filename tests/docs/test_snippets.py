@@ -61,7 +61,7 @@ def test_snippets_run_in_order_as_copied(page: str, tmp_path: Path) -> None:
     folder.mkdir()
     (commands / "dewmark").write_text(f'#!/bin/sh\nexec "{sys.executable}" -m dewmark "$@"\n')
     (commands / "dewmark").chmod(0o755)
-    environment = {**os.environ, "PATH": f"{commands}:{os.environ['PATH']}"}
+    environment = {**os.environ, "PATH": f"{commands}:{os.environ['PATH']}", "OMP_NUM_THREADS": "1"}
     if "bash" not in RUN[page]:  # the page continues the quickstart, and its blocks are one program
         _run(["dewmark", "key", "new", "--out", "my.key"], folder, environment)
         _run([sys.executable, "-c", "".join(code for _, code in blocks(page, "python"))], folder, environment)
