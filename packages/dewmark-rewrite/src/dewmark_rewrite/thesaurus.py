@@ -125,7 +125,7 @@ class Thesaurus:
         """Other words for token i, inflected like it, with the place of the last token that they replace."""
         token = tagged[i]
         kind, inflection = _TAGS.get(token.tag, ("", ""))
-        if not kind or is_name(token.text, first=i == 0) or "-" in token.text:
+        if not kind or _named(tagged, i) or "-" in token.text:
             return
         after = tagged[i + 1] if i + 1 < len(tagged) else None
         if kind == "v" and after is not None and after.tag == _PARTICLE:
@@ -140,7 +140,7 @@ class Thesaurus:
 
     def _of_phrase(self, tagged: Sequence[Token], i: int) -> Iterator[tuple[int, str]]:
         """The same for words and phrases that are listed as they are spelled."""
-        if is_name(tagged[i].text, first=i == 0):
+        if _named(tagged, i):
             return
         spelled: list[str] = []
         for end in range(i, min(i + _LONGEST, len(tagged))):
@@ -236,6 +236,14 @@ def _inflects(lemma: str, inflection: str, form: str) -> bool:
     import lemminflect
 
     return form in lemminflect.getInflection(lemma, inflection, inflect_oov=False)
+
+
+def _named(tagged: Sequence[Token], i: int) -> bool:
+    """Whether a token is a name, or begins a sentence with the first word of one ("Country Boom")."""
+    token = tagged[i].text
+    after = tagged[i + 1].text if i + 1 < len(tagged) else ""
+    joined = token[0].isupper() and is_name(after, first=False) and not after.startswith("I")
+    return is_name(token, first=i == 0) or joined
 
 
 def _same_part(old: str, new: str, inflection: str) -> bool:

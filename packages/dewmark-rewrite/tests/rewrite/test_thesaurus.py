@@ -79,6 +79,7 @@ class TestProtection:
             "<pre>They buy huge mistakes.</pre>",
             "See https://example.org/buy/huge/mistakes now.",
             "The Huge Mistakes were a band.",
+            "Huge Mistakes were a band.",
             "HUGE MISTAKES OF THE PAST",
             "[a](http://huge.example/buy)",
         ],

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from scipy import stats
-from scipy.special import ndtri
+from scipy.special import ndtri, ndtri_exp
 
 from dewmark.core.keys import Key
 from dewmark.decoding import Decoding
@@ -92,8 +92,19 @@ def test_kept_drafts_fit_the_key_better_and_follow_the_host(bag_encoder, tmp_pat
     assert stats.chisquare(found, means).pvalue > 1e-3
 
 
-def test_odd_numbers_of_drafts_and_ended_ones(tmp_path) -> None:
-    """The third of three meets the winner of the others; what an ended draft draws does not count."""
+def test_drafts_with_more_choice_are_not_preferred() -> None:
+    """Of four drafts, two with ten times the variance: they are kept in half of 4,000 cases."""
+    size, rng = 4 * 4000, np.random.default_rng(3)
+    scores, true = DraftScores(size, device=CPU), torch.ones(size, dtype=torch.bool)
+    for _ in range(12):
+        p = np.where(np.arange(size) % 2, 1e-6, 0.7)
+        x = torch.from_numpy(ndtri_exp(-p * rng.exponential(size=size)))
+        scores.add(Drawn(true, true, x, log_p=torch.from_numpy(np.log(p)), marked=true, begins=true), true)
+    share = (scores.best(4) % 2).double().mean()
+    assert float(share) == pytest.approx(0.5, abs=4.5 * 0.5 / np.sqrt(4000))
+
+
+def test_what_an_ended_draft_draws_does_not_count() -> None:
     scores = DraftScores(6, device=CPU)
     noise = torch.tensor([0.0, 5.0, 1.0, 0.0, 1.0, 9.0], dtype=torch.float64)
     true = torch.ones(6, dtype=torch.bool)

@@ -5,18 +5,16 @@ one draft. Large noise alone must not decide: drafts with much to choose from ha
 probability p wins the race at a time τ ~ Exp(1), whatever p is, with the noise x = Φ⁻¹(e^(−pτ)). So a word
 counts by how much its x exceeds the mean g(p) over τ:
 
-    R = Σ_i (x_i − g(p_i))
+    R = Σ_i (x_i − g(p_i)),    kept is the draft with the largest R / √(Σ_i h(p_i))
 
-Given a draft's text, R has mean 0 over keys (`dewmark.dew.noise` makes the x of a text independent). Of two
-drafts the one with the larger R is kept, so each is kept in half of all cases: what is kept is a text as the
-host writes it. More drafts are a knock-out: the winner of a pair has the larger R, by σ/√(2π) in the mean,
-where σ² is the variance of the pair's difference, and this is subtracted before the next round.
+where h(p) is the variance of x over τ. Given a draft's text, R has mean 0 and this variance over keys
+(`dewmark.dew.noise` makes the x of a text independent), so each of the drafts is kept equally often: what is
+kept is a text as the host writes it. This is exact up to what the drafts of one text share of the key.
 """
 
 from __future__ import annotations
 
 import functools
-import math
 from typing import NamedTuple
 
 import numpy as np
@@ -48,7 +46,7 @@ class Drawn(NamedTuple):
 
 @functools.cache
 def race_moments() -> tuple[F64, F64]:
-    """The mean g and the variance of x at `_POINTS` values of log p from `_LEAST` to 0."""
+    """The mean g and the variance h of x at `_POINTS` values of log p from `_LEAST` to 0."""
     nodes, weights = np.polynomial.laguerre.laggauss(96)
     x = ndtri_exp(-np.exp(np.linspace(_LEAST, 0.0, _POINTS))[:, None] * nodes)
     mean = x @ weights
@@ -74,18 +72,9 @@ class DraftScores:
 
     def best(self, drafts: int) -> torch.Tensor:
         """The row of the draft to keep of each text, (rows / drafts,); counting begins anew."""
-        excess, variance = (self._total + self._open).view(2, -1, drafts)
-        places = torch.arange(drafts, device=excess.device).expand_as(excess)
-        while excess.shape[1] > 1:
-            odd = [part[:, excess.shape[1] // 2 * 2 :] for part in (excess, variance, places)]
-            pairs = [
-                part[:, : part.shape[1] // 2 * 2].unflatten(1, (-1, 2)) for part in (excess, variance, places)
-            ]
-            spread = pairs[1].sum(dim=2).sqrt()
-            won = pairs[0].argmax(dim=2, keepdim=True)
-            kept = [part.gather(2, won).squeeze(2) for part in pairs]
-            kept[0] = kept[0] - spread / math.sqrt(2.0 * math.pi)
-            excess, variance, places = (torch.cat(both, dim=1) for both in zip(kept, odd, strict=True))
+        excess, variance = self._total + self._open
+        scores = torch.where(variance > 0.0, excess / variance.clamp_min(1e-9).sqrt(), 0.0)
+        places = scores.view(-1, drafts).argmax(dim=1)
         self._total.zero_()
         self._open.zero_()
-        return places.squeeze(1) + torch.arange(len(places), device=places.device) * drafts
+        return places + torch.arange(len(places), device=places.device) * drafts
