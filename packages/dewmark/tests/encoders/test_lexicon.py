@@ -15,6 +15,7 @@ from dewmark.encoders.lexicon import Lexicon, load_lexicon
 from dewmark.encoders.lexicon_build import (
     FormList,
     build_lexicon,
+    extend_lexicon,
     reduce_vectors,
 )
 from dewmark.encoders.word_vectors import SIF, WordStatistics, WordVectors
@@ -101,6 +102,40 @@ def test_frequent_words_weigh_little_and_count_four_times(lexicon) -> None:
     assert lexicon.weights[bridge] == pytest.approx(SIF / (SIF + 1e-5), rel=0.02)
     assert lexicon.limits[[the, bridge]].tolist() == [4, 1]
     assert len(lexicon.limits) == len(lexicon.weights) == len(FORMS) + 1
+
+
+class TurnedEncoder(BagEncoder):
+    """The same vectors in other coordinates."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.identity = "turned"
+
+    def encode(self, texts):
+        turn = np.linalg.qr(np.random.default_rng(2).normal(size=(24, 24)))[0]
+        return (super().encode(texts) @ turn).astype(np.float32)
+
+
+def test_an_extended_lexicon_keeps_its_rows_and_maps_the_vectors_of_another_encoder(folder, tmp_path) -> None:
+    new = tuple(
+        f"{a}{b}{c}" for a in ("ka", "lo", "mi", "su") for b in ("ra", "te", "no") for c in ("mi", "st")
+    )
+    more = FormList((*new, "bridge"), np.full(len(new) + 1, 1e-6), ("fi",) * (len(new) + 1))
+    made = {}
+    for encoder in (BagEncoder(), TurnedEncoder()):
+        out = tmp_path / encoder.identity
+        extend_lexicon(folder, more, WordVectors(encoder, None), statistics(), out=out)
+        made[encoder.identity] = load_lexicon(str(out), workspace=Workspace(cache=tmp_path))
+    first, rows = load_lexicon(str(folder), workspace=Workspace(cache=tmp_path)), np.arange(1, len(FORMS) + 1)
+    for each in made.values():
+        assert tuple(each.forms) == (*FORMS, *new)
+        np.testing.assert_array_equal(each.tokens(rows), first.tokens(rows))
+        assert each.meta["languages"]["fi"] == len(new)
+    exact, mapped = (each.tokens(each.rows(new)) for each in made.values())
+    cosines = exact @ mapped.T
+    # the map is fitted on 53 words in 24 dimensions, with a ridge: near, not the same
+    assert np.diag(cosines).mean() > 0.6
+    assert np.diag(cosines).mean() > cosines.mean() + 0.3
 
 
 def test_a_damaged_lexicon_is_refused(folder, tmp_path) -> None:

@@ -202,7 +202,8 @@ def extend_lexicon(
 
 def _map_to(lexicon: Lexicon, vectors: WordVectors) -> Callable[[F64], F64]:
     """From an encoder's vectors to a lexicon's coordinates, by ridge regression over listed words."""
-    some = np.arange(_SKIPPED, min(_SKIPPED + _FITTED, len(lexicon)))
+    first = min(_SKIPPED, len(lexicon) // 10)
+    some = np.arange(first, min(first + _FITTED, len(lexicon)))
     x = vectors.vectors([lexicon.forms[i] for i in some.tolist()]).astype(np.float64)
     y = lexicon.coordinates(some + 1).astype(np.float64)
     x_mean, y_mean = x.mean(axis=0), y.mean(axis=0)
