@@ -25,7 +25,7 @@ from dewmark.errors import ConfigError, DewmarkError
 from dewmark.registry import Registry, installed
 from dewmark.version import __version__
 
-_OUTPUTS = ("out", "html", "svg", "plot", "work", "keep_key")  # parameters that name files to write
+_OUTPUTS = ("out", "page", "html", "svg", "plot", "work", "keep_key")  # parameters that name files to write
 _HELP = "Watermarks for language models: mark text, and detect the mark with an honest p-value."
 
 COMMANDS = Registry(

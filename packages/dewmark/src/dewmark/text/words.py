@@ -34,7 +34,7 @@ import regex
 
 from dewmark.text.cleaning import Cleaned, clean
 
-__all__ = ["distinct", "form_of", "repetition", "words"]
+__all__ = ["VERSION", "class_letter", "distinct", "form_of", "repetition", "words"]
 
 VERSION = 2
 
@@ -97,6 +97,11 @@ class _ClassLetters(dict[int, str]):
             self.clear()
         self[code] = letter
         return letter
+
+
+def class_letter(character: str) -> str:
+    """The letter that stands for a character in the rules of words: its class, or a space for none."""
+    return _LETTERS[ord(character)]
 
 
 @functools.cache
