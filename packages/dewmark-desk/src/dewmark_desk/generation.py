@@ -29,6 +29,7 @@ from dewmark.errors import DewmarkError
 from dewmark.hosts import chat_format
 from dewmark.hosts.base import ChatFormat, Conversation, Host, check_decoding
 from dewmark.hosts.transformers.tokenizer import HFTokenizer
+from dewmark.policy import Policy, policed
 from dewmark.scheme import BoundScheme
 from dewmark_desk.fair_pool import Overloaded
 
@@ -67,6 +68,8 @@ class GenerationRequest:
     payload: int | None = None
     owner: str = ""
     marked: bool = True
+    exempt: str | None = None
+    """Why it carries no mark, if it does not."""
 
     def samples_like(self, other: GenerationRequest) -> bool:
         """Whether it has the same mark, and decoding options that differ in length at most."""
@@ -91,6 +94,11 @@ class TextStream:
         self._open = True
         self._loop = asyncio.get_running_loop()
         self._pieces: asyncio.Queue[str | BaseException | None] = asyncio.Queue()
+
+    @property
+    def text(self) -> str:
+        """What was written so far and sent."""
+        return self._decode(self._ids)[: self._sent]
 
     @property
     def open(self) -> bool:
@@ -166,8 +174,10 @@ class TextGenerator:
         chat: ChatFormat,
         max_waiting: int,
         batch_size: int,
+        policy: Policy | None = None,
     ) -> None:
         """``writers`` are the marks by tenant; ``chat`` is the host's chat format."""
+        self.policy = policy
         self.host, self.writers, self.name, self.chat = host, dict(writers), name, chat
         self._max_waiting, self._batch_size = max_waiting, batch_size
         self._streams: deque[TextStream] = deque()
@@ -189,7 +199,8 @@ class TextGenerator:
     def _writer(self, request: GenerationRequest) -> BoundScheme | None:
         if not request.marked:
             return None
-        return for_member(self.writers[request.tenant], member=None, payload=request.payload)
+        bound = for_member(self.writers[request.tenant], member=None, payload=request.payload)
+        return policed(bound, self.policy)
 
     def count_tokens(self, prompt: str) -> int:
         """The number of tokens in a prompt; special tokens of a chat template count once if recognized."""

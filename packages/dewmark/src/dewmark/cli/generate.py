@@ -50,6 +50,14 @@ def generate(
     strength: options.Strength = None,
     member: options.Member = None,
     payload: options.Payload = None,
+    policy: Annotated[
+        str | None,
+        typer.Option(
+            metavar="default|FILE.json",
+            show_default="mark everything",
+            help="Leave code, JSON, quotations of the prompt and numbers unmarked.",
+        ),
+    ] = None,
     max_new_tokens: Annotated[int, typer.Option(help="Maximum number of tokens per text.")] = 200,
     min_new_tokens: Annotated[int, typer.Option(help="Minimum number of tokens per text.")] = 0,
     seed: Annotated[
@@ -74,6 +82,7 @@ def generate(
     from dewmark.batch import Prompt, TextWriter, generate_file, read_prompts
     from dewmark.batch.inputs import as_request, check_prompt
     from dewmark.decoding import Decoding
+    from dewmark.policy import load_policy
 
     if (prompt is None) == (prompts is None):
         raise ConfigError("give either --prompt TEXT or --prompts IN.jsonl with --out OUT.jsonl")
@@ -92,6 +101,7 @@ def generate(
         min_new_tokens=min_new_tokens,
     )
     Decoding(**stated)  # report mistakes before a model is loaded
+    left_out = None if policy is None else load_policy(policy)
     message = options.whole_number(payload, "--payload")
     if scheme == options.UNMARKED and (member is not None or message is not None):
         raise ConfigError("scheme none leaves no mark: leave out --member and --payload")
@@ -107,19 +117,17 @@ def generate(
         if secret is None or scheme == options.UNMARKED:
             writer = TextWriter.unmarked(host, progress=progress, device=device, dtype=dtype)
         else:
-            writer = TextWriter.marked(
-                options.load_watermark(
-                    secret,
-                    host=host,
-                    scheme=scheme,
-                    settings=settings,
-                    progress=progress,
-                    device=device,
-                    dtype=dtype,
-                ),
-                member=member,
-                payload=message,
+            watermark = options.load_watermark(
+                secret,
+                host=host,
+                scheme=scheme,
+                settings=settings,
+                progress=progress,
+                device=device,
+                dtype=dtype,
             )
+            watermark.policy = left_out
+            writer = TextWriter.marked(watermark, member=member, payload=message)
         decoding = writer.decoding(stated, chat=chat)
         if out is None:
             said = _complete(writer, asked[0], decoding, seed=seed, progress=progress, json_=json_)
