@@ -45,7 +45,7 @@ COMMANDS = Registry(
     group="dewmark.commands",
 )
 COMPANIONS = {
-    "dewmark-desk": ("comply", "log", "policy", "report", "serve", "store", "token"),
+    "dewmark-desk": ("comply", "log", "policy", "provenance", "report", "serve", "store", "token"),
     "dewmark-lab": (
         *("attack", "bench", "build-lexicon", "evaluate", "power", "quality", "radioactivity", "reproduce"),
         *("retention", "steal", "train"),
