@@ -32,6 +32,7 @@ from dewmark.hosts.transformers.tokenizer import HFTokenizer
 from dewmark.policy import Policy, policed
 from dewmark.scheme import BoundScheme
 from dewmark_desk.fair_pool import Overloaded
+from dewmark_desk.structured_output import constrained
 
 _SPEAKERS = {"system": "System", "developer": "System", "user": "User", "assistant": "Assistant"}
 _GATHER_SECONDS = 0.02  # how long the first request of a batch waits for others
@@ -70,6 +71,8 @@ class GenerationRequest:
     marked: bool = True
     exempt: str | None = None
     """Why it carries no mark, if it does not."""
+    grammar: str | None = dataclasses.field(default=None, repr=False)
+    """What the text must look like (`structured_output`)."""
 
     def samples_like(self, other: GenerationRequest) -> bool:
         """Whether it has the same mark, and decoding options that differ in length at most."""
@@ -77,8 +80,8 @@ class GenerationRequest:
         return self._mark == other._mark and decoding == other.decoding
 
     @property
-    def _mark(self) -> tuple[str, int | None, bool]:
-        return self.tenant, self.payload, self.marked
+    def _mark(self) -> tuple[str, int | None, bool, str | None]:
+        return self.tenant, self.payload, self.marked, self.grammar
 
 
 class TextStream:
@@ -197,10 +200,15 @@ class TextGenerator:
         return decoding.temperature > 0.0 or not self.writers[tenant].needs.sampling
 
     def _writer(self, request: GenerationRequest) -> BoundScheme | None:
+        if request.grammar is not None:
+            bound = policed(self._marking(request), self.policy if request.marked else None)
+            return constrained(bound, request.grammar, marked=request.marked)
         if not request.marked:
             return None
-        bound = for_member(self.writers[request.tenant], member=None, payload=request.payload)
-        return policed(bound, self.policy)
+        return policed(self._marking(request), self.policy)
+
+    def _marking(self, request: GenerationRequest) -> BoundScheme:
+        return for_member(self.writers[request.tenant], member=None, payload=request.payload)
 
     def count_tokens(self, prompt: str) -> int:
         """The number of tokens in a prompt; special tokens of a chat template count once if recognized."""

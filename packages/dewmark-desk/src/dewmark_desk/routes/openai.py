@@ -1,11 +1,12 @@
 """``/v1/completions``, ``/v1/chat/completions`` and ``/v1/models``: marked text for OpenAI's clients.
 
-Supports the fields of OpenAI's API that concern a marked completion. Fields that would change the text in a
-way that this service does not offer (penalties, ``logit_bias``, ``response_format``, tools) are rejected
-unless they have their neutral value, and so are unknown fields: nothing is ignored. A token writes with its
-own tenant's key; members and seeds follow from the whole request (`decisions`). At temperature 0 there is no
-choice to put a mark into: such texts are refused, or carry no mark and say so (``"marked": false``). A policy
-(`dewmark.policy`) leaves parts of texts unmarked; its log says which, and holds no text.
+Supports the fields of OpenAI's API that concern a marked completion, and ``response_format``: such answers
+follow their grammar, and are marked where it leaves a choice. Fields that would change the text in a way that
+this service does not offer (penalties, ``logit_bias``, tools) are rejected unless they have their neutral
+value, and so are unknown fields: nothing is ignored. A token writes with its own tenant's key; members and
+seeds follow from the whole request (`decisions`). At temperature 0 there is no choice to put a mark into:
+such texts are refused, or carry no mark and say so (``"marked": false``). A policy (`dewmark.policy`) leaves
+parts of texts unmarked; its log says which, and holds no text.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from fastapi.responses import JSONResponse, Response, StreamingResponse
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from dewmark.decoding import Decoding
-from dewmark.errors import DewmarkError
+from dewmark.errors import DewmarkError, MissingExtraError
 from dewmark.policy import Policy
 from dewmark.scheme import check_text
 from dewmark.storage import append_jsonl
@@ -46,6 +47,7 @@ from dewmark_desk.routes.dependencies import (
 )
 from dewmark_desk.routes.guarded_route import GuardedRoute, scopes
 from dewmark_desk.service import Service
+from dewmark_desk.structured_output import grammar_of
 
 router = APIRouter(prefix="/v1", tags=["generation"], dependencies=[Depends(token)], route_class=GuardedRoute)
 
@@ -70,10 +72,31 @@ Zero = Annotated[float, Field(ge=0.0, le=0.0)]
 Stop = Annotated[str, Field(min_length=1, max_length=200)]
 
 
-class _TextFormat(BaseModel):
+class _Schema(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
-    type: Literal["text"]
+    name: str | None = Field(None, max_length=64)
+    description: str | None = None
+    strict: bool | None = None
+    schema_: Json = Field(alias="schema")
+
+
+class _Format(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: _Schema | None = None
+
+    def grammar(self) -> str | None:
+        """What an answer must look like, or None."""
+        if self.type == "text":
+            return None
+        if self.type == "json_schema" and self.json_schema is None:
+            raise ApiError(422, "invalid_request", "response_format.json_schema: give the schema")
+        try:
+            return grammar_of({"type": "object"} if self.json_schema is None else self.json_schema.schema_)
+        except MissingExtraError as error:
+            raise ApiError(422, "invalid_request", f"response_format: {error}") from None
 
 
 class _Request(BaseModel):
@@ -89,7 +112,7 @@ class _Request(BaseModel):
     presence_penalty: Zero | None = None
     frequency_penalty: Zero | None = None
     logit_bias: Annotated[Json, Field(max_length=0)] | None = None
-    response_format: _TextFormat | None = None
+    response_format: _Format | None = None
     max_tokens: int | None = Field(None, ge=1)
     temperature: Temperature | None = None
     top_p: float | None = Field(None, ge=1e-6, le=1.0)
@@ -234,7 +257,10 @@ async def _respond(
     decoding = body.decoding(tokens, generator.chat.decoding if kind == "chat" else DEFAULT_DECODING)
     said = {**body.model_dump(exclude={"stream", "stream_options", "user", "mark"}), "tenant": tenant}
     said["seed"] = secrets.token_hex(16) if body.seed is None else body.seed
+    grammar = None if body.response_format is None else await service.in_thread(body.response_format.grammar)
     exempt = _exempt(body, decoding, tenant, service)
+    if grammar is not None and decoding.temperature == 0.0:
+        decoding = dataclasses.replace(decoding, temperature=1.0, top_k=1, top_p=1.0)  # drawn like a mark
     each = [prompt for prompt in prompts for _ in range(body.n or 1)]
     wanted = [
         GenerationRequest(
@@ -247,6 +273,7 @@ async def _respond(
             owner=caller.id,
             marked=exempt is None,
             exempt=exempt,
+            grammar=grammar,
         )
         for i, prompt in enumerate(each)
     ]
